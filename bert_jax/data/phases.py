@@ -1,0 +1,42 @@
+"""Two-phase runs and batch warmup: which length and batch size a step has."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bert_jax.errors import UserError
+
+
+class Phase(NamedTuple):
+  """Some steps at one length and batch size."""
+
+  steps: int
+  max_len: int  # L
+  batch_size: int  # rows over all devices
+
+
+class Phases(tuple[Phase, ...]):
+  """The phases of a run, in order."""
+
+  @classmethod
+  def create(cls, phases: Sequence[Sequence[int]], train_steps: int, max_len: int,
+             batch_size: int) -> 'Phases':
+    """From the config: its `phases`, or one phase of the whole run.
+
+    Raises:
+      UserError: phases that are no triples, not positive, or do not sum to `train_steps`.
+    """
+    phases = phases or ((train_steps, max_len, batch_size),)
+    for phase in phases:
+      if len(phase) != 3 or not all(isinstance(n, int) and n > 0 for n in phase):
+        raise UserError(f'phases={tuple(phases)}: each is (steps, max_len, batch_size), all positive')
+    if sum(phase[0] for phase in phases) != train_steps:
+      raise UserError(f'the steps of phases={tuple(phases)} sum to {sum(p[0] for p in phases)}, not '
+                      f'to train_steps={train_steps}')
+    return cls(Phase(*phase) for phase in phases)
+
+  def locate(self, step: int) -> tuple[int, Phase, int]:
+    """(index of the phase, the phase, steps into it) of a step; the last phase has no end."""
+    for index, phase in enumerate(self):
+      if step < phase.steps or index == len(self) - 1:
+        return index, phase, step
+      step -= phase.steps

@@ -1,0 +1,89 @@
+"""How the commands end: one line on standard error and an exit status that a script can act on.
+
+  0   done
+  2   a mistake in what was given: never worth retrying, nothing was lost or written over
+  75  stopped by SIGTERM with everything saved: run the same command to go on
+  1   anything else (a full disk, a dead host, a bug): worth a retry
+"""
+
+from collections.abc import Callable
+import errno
+import os
+import sys
+
+from absl import app
+from absl import flags
+from absl import logging
+
+EXIT_FAILED = 1
+EXIT_MISTAKE = 2
+EXIT_PREEMPTED = 75
+EXIT_INTERRUPTED = 130  # by Ctrl-C, as shells have it
+
+
+class UserError(Exception):
+  """A mistake in what was given. The message says in one line what, where and what to do."""
+
+
+class Preempted(Exception):
+  """The run was asked to stop by SIGTERM and has saved everything."""
+
+
+def _end(message: str, status: int):
+  print(f'bert_jax: {" ".join(str(message).split())}', file=sys.stderr, flush=True)
+  # Not sys.exit: a writer thread that hangs on a full disk must not keep the process alive.
+  sys.stdout.flush()
+  os._exit(status)
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+  """True if a full disk or quota caused `error`, also where a library has wrapped it in its own."""
+  while error is not None:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+      return True
+    text = str(error).lower()
+    if 'no space left on device' in text or 'disk quota exceeded' in text:
+      return True
+    error = error.__cause__ or error.__context__
+  return False
+
+
+def run_command(main: Callable[[list[str]], None],
+                explain: Callable[[list[str], Exception], None] = lambda argv, error: None):
+  """Runs a command's `main(argv)` with absl flags and the exit statuses above.
+
+  Args:
+    main: gets what absl leaves of the command line.
+    explain: may raise a better UserError for a flag that could not be parsed.
+  """
+
+  def parse(argv):
+    try:
+      try:
+        return flags.FLAGS(argv)
+      except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
+        explain(argv, e)
+        raise UserError(e) from e
+    except UserError as e:
+      _end(e, EXIT_MISTAKE)
+
+  def guarded(argv):
+    if not flags.FLAGS['verbosity'].present:
+      logging.set_verbosity(logging.WARNING)  # orbax tells of every file at INFO
+    try:
+      if len(argv) > 1:
+        raise UserError(f'unexpected argument {argv[1]!r}: flags are written --name=value')
+      main(argv)
+    except UserError as e:
+      _end(e, EXIT_MISTAKE)
+    except Preempted as e:
+      _end(e, EXIT_PREEMPTED)
+    except KeyboardInterrupt:
+      _end('interrupted', EXIT_INTERRUPTED)
+    except Exception as e:
+      if not is_disk_full(e):
+        raise
+      _end(f'the disk is full: {e}. The last complete checkpoint is sound: free some space and run '
+           'the same command again', EXIT_FAILED)
+
+  app.run(guarded, flags_parser=parse)

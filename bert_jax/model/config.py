@@ -1,0 +1,104 @@
+"""BertConfig: the sizes and choices that define a BERT, and nothing about how it is trained."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from bert_jax.errors import UserError
+
+ACTIVATIONS = ('gelu', 'gelu_tanh', 'relu')
+REMAT = ('none', 'dots', 'full')
+DTYPES = ('float32', 'bfloat16')
+
+# The vocabulary is stored padded to a multiple of this, whatever the mesh, so that the shapes in a
+# checkpoint never depend on the number of chips and every model axis up to 128 divides them.
+VOCAB_MULTIPLE = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+  """Sizes of a BERT as published (Devlin et al. 2019, https://arxiv.org/abs/1810.04805).
+
+  The legend of every shape in this package:
+
+    B rows          L positions in a row      D width             H heads
+    K head width    F feed-forward width      V vocabulary        M masked positions in a row
+    P pairs in a row                          N layers
+  """
+
+  vocab_size: int = 30522  # V, entries of the vocabulary, without the padding of the table
+  hidden_size: int = 768  # D
+  num_layers: int = 12  # N
+  num_heads: int = 12  # H; K = D / H
+  intermediate_size: int = 3072  # F
+  max_positions: int = 512  # rows of the position table: the longest L
+  type_vocab_size: int = 2  # segments A and B
+  activation: str = 'gelu'  # of the feed-forward and the MLM head: gelu (erf), gelu_tanh, relu
+  dropout: float = 0.1  # after the embeddings, the attention output and the feed-forward
+  attention_dropout: float = 0.1  # of the attention probabilities
+  initializer_range: float = 0.02  # standard deviation of the truncated normal
+  layer_norm_eps: float = 1e-12
+  dtype: str = 'float32'  # of the computation; parameters, softmax and norms stay float32
+  remat: str = 'none'  # what the backward pass computes again: none, dots (keep the matmuls), full
+  scan_unroll: int = 1  # layers unrolled in each turn of the scan; num_layers = no loop at all
+
+  def __post_init__(self):
+    for name in ('vocab_size', 'hidden_size', 'num_layers', 'num_heads', 'intermediate_size',
+                 'max_positions', 'type_vocab_size', 'scan_unroll'):
+      if getattr(self, name) < 1:
+        raise UserError(f'model.{name} is {getattr(self, name)}: it must be at least 1')
+    if self.hidden_size % self.num_heads:
+      raise UserError(f'model.hidden_size={self.hidden_size} is not divisible by '
+                      f'model.num_heads={self.num_heads}')
+    for name, known in (('activation', ACTIVATIONS), ('remat', REMAT), ('dtype', DTYPES)):
+      if getattr(self, name) not in known:
+        raise UserError(f'model.{name}={getattr(self, name)!r} is unknown: use {", ".join(known)}')
+    for name in ('dropout', 'attention_dropout'):
+      if not 0 <= getattr(self, name) < 1:
+        raise UserError(f'model.{name}={getattr(self, name)} must lie in [0, 1)')
+
+  @property
+  def head_size(self) -> int:
+    """K, the width of one head."""
+    return self.hidden_size // self.num_heads
+
+  @property
+  def padded_vocab_size(self) -> int:
+    """Rows of the stored token table: V rounded up to a multiple of 128."""
+    return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+  @property
+  def compute_dtype(self) -> jnp.dtype:
+    """The dtype that matrix products run in."""
+    return jnp.dtype(self.dtype)
+
+
+def count_parameters(config: BertConfig, *, pooler: bool = True, heads: bool = False) -> int:
+  """Number of parameters without the padding of the vocabulary.
+
+  Args:
+    config: the model.
+    pooler: count the tanh pooler on [CLS].
+    heads: count the MLM head (its decoder is the token table) and the NSP head.
+  """
+  d, f, v = config.hidden_size, config.intermediate_size, config.vocab_size
+  embeddings = (v + config.max_positions + config.type_vocab_size) * d + 2 * d
+  layer = 4 * (d * d + d) + (d * f + f) + (f * d + d) + 2 * (2 * d)
+  total = embeddings + config.num_layers * layer + pooler * (d * d + d)
+  return total + heads * (d * d + d + 2 * d + v + 2 * d + 2)
+
+
+def flops_per_token(config: BertConfig, length: int, predictions: float) -> float:
+  """Model FLOPs of one training step for each token of a row (multiply-add = 2, backward = 2x).
+
+  Encoder products, attention over the whole row, and the MLM head at the predicted positions;
+  recomputation, embeddings, norms and the optimiser are not counted (PaLM, appendix B).
+
+  Args:
+    config: the model.
+    length: L, tokens in a row.
+    predictions: predicted positions for each token (0.15, say).
+  """
+  d, f, n = config.hidden_size, config.intermediate_size, config.num_layers
+  encoder = 6 * n * (4 * d * d + 2 * d * f) + 12 * n * d * length
+  return encoder + 6 * predictions * (d * d + d * config.vocab_size)

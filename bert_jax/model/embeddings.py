@@ -1,0 +1,79 @@
+"""Token + position + segment embeddings, summed, normalised and dropped out."""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.config import BertConfig
+
+
+def truncated_normal(stddev: float, *axes: str) -> nn.initializers.Initializer:
+  """BERT's initializer (normal, cut at two deviations) for a parameter with these logical axes.
+
+  `stddev` is that of the normal before the cut, as in TensorFlow's `truncated_normal_initializer`
+  that BERT used: what comes out deviates by 0.88 of it.
+  """
+  return nn.with_logical_partitioning(nn.initializers.truncated_normal(stddev), axes)
+
+
+def zeros(*axes: str) -> nn.initializers.Initializer:
+  """Initializer of a bias with these logical axes."""
+  return nn.with_logical_partitioning(nn.initializers.zeros_init(), axes)
+
+
+class LayerNorm(nn.Module):
+  """LayerNorm over D in float32: [..., D] -> [..., D] in the dtype of its input."""
+
+  config: BertConfig
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    ones = nn.with_logical_partitioning(nn.initializers.ones_init(), ('norm',))
+    norm = nn.LayerNorm(epsilon=self.config.layer_norm_eps, dtype=jnp.float32,
+                        scale_init=ones, bias_init=zeros('norm'), use_fast_variance=False,
+                        name='norm')
+    nn.share_scope(self, norm)
+    return norm(x).astype(x.dtype)
+
+
+class Embeddings(nn.Module):
+  """The sum of three learned embeddings (google-research/bert `modeling.py`, embedding_postprocessor)."""
+
+  config: BertConfig
+
+  def setup(self):
+    c = self.config
+    init = truncated_normal(c.initializer_range, 'vocab', 'embed')
+    self.token = self.param('token', init, (c.padded_vocab_size, c.hidden_size))
+    init = truncated_normal(c.initializer_range, 'position', 'embed')
+    self.position = self.param('position', init, (c.max_positions, c.hidden_size))
+    init = truncated_normal(c.initializer_range, 'segment', 'embed')
+    self.segment = self.param('segment', init, (c.type_vocab_size, c.hidden_size))
+    self.norm = LayerNorm(c)
+    self.dropout = nn.Dropout(c.dropout)
+
+  def __call__(self, ids: jax.Array, type_ids: jax.Array, positions: jax.Array, *,
+               deterministic: bool) -> jax.Array:
+    """Embeds a batch.
+
+    Args:
+      ids: [B, L] int32 token ids.
+      type_ids: [B, L] int32, 0 in segment A and 1 in segment B.
+      positions: [B, L] int32 position of each token in its own pair.
+      deterministic: no dropout.
+
+    Returns:
+      [B, L, D] in the compute dtype.
+    """
+    # Summed in float32: three small numbers of the same size lose a digit in bfloat16.
+    x = (jnp.take(self.token, ids, axis=0)
+         + jnp.take(self.position, positions, axis=0)
+         + jnp.take(self.segment, type_ids, axis=0))  # [B, L, D]
+    x = nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act'))
+    x = self.norm(x).astype(self.config.compute_dtype)
+    return self.dropout(x, deterministic=deterministic)
+
+  def decode(self, x: jax.Array) -> jax.Array:
+    """Logits of `x` under the token table, tied: [..., D] -> [..., padded V], float32."""
+    table = self.token.astype(self.config.compute_dtype)
+    return jnp.einsum('...d,vd->...v', x, table, preferred_element_type=jnp.float32)

@@ -1,0 +1,120 @@
+"""The post-LayerNorm transformer encoder and the whole BERT under its heads."""
+
+import functools
+from typing import NamedTuple
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.attention import SelfAttention
+from bert_jax.model.attention import attention_bias
+from bert_jax.model.config import BertConfig
+from bert_jax.model.embeddings import Embeddings
+from bert_jax.model.embeddings import LayerNorm
+from bert_jax.model.embeddings import truncated_normal
+from bert_jax.model.embeddings import zeros
+
+
+class Batch(NamedTuple):
+  """What an encoder reads. All [B, L] int32."""
+
+  ids: jax.Array  # token ids
+  type_ids: jax.Array  # 0 in segment A, 1 in segment B
+  positions: jax.Array  # position of each token in its own pair
+  pair_index: jax.Array  # 0 on padding, 1..P on the tokens of each pair
+
+
+def gelu(x: jax.Array) -> jax.Array:
+  """x * Phi(x), by erf as published (Hendrycks and Gimpel 2016); `jax.nn.gelu` uses the slower erfc."""
+  return 0.5 * x * (1 + jax.lax.erf(x * 0.7071067811865476))
+
+
+def activation(name: str):
+  """The feed-forward's nonlinearity: 'gelu' (erf, as published), 'gelu_tanh' or 'relu'."""
+  return {'gelu': gelu,
+          'gelu_tanh': functools.partial(nn.gelu, approximate=True),
+          'relu': nn.relu}[name]
+
+
+class FeedForward(nn.Module):
+  """Dense to F, activation, dense back: [B, L, D] -> [B, L, D]."""
+
+  config: BertConfig
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    c = self.config
+    y = x.reshape(-1, c.hidden_size)  # [B * L, D]
+    y = nn.Dense(c.intermediate_size, dtype=x.dtype, bias_init=zeros('mlp'), name='up',
+                 kernel_init=truncated_normal(c.initializer_range, 'embed', 'mlp'))(y)  # [B * L, F]
+    y = nn.with_logical_constraint(y, ('batch', 'mlp'))
+    y = activation(c.activation)(y)
+    y = nn.Dense(c.hidden_size, dtype=x.dtype, bias_init=zeros('embed'), name='down',
+                 kernel_init=truncated_normal(c.initializer_range, 'mlp', 'embed'))(y)
+    return y.reshape(x.shape)
+
+
+class EncoderLayer(nn.Module):
+  """LayerNorm(x + Attention(x)), then LayerNorm(x + FeedForward(x)); one turn of the layer scan."""
+
+  config: BertConfig
+  deterministic: bool
+
+  @nn.compact
+  def __call__(self, x: jax.Array, bias: jax.Array) -> tuple[jax.Array, None]:
+    """[B, L, D] and a [B, 1, L, L] bias -> ([B, L, D], None)."""
+    c = self.config
+    dropout = nn.Dropout(c.dropout, deterministic=self.deterministic)
+    y = SelfAttention(c, name='attention')(x, bias, deterministic=self.deterministic)
+    x = LayerNorm(c, name='attention_norm')(x + dropout(y))
+    y = FeedForward(c, name='feed_forward')(x)
+    x = LayerNorm(c, name='feed_forward_norm')(x + dropout(y))
+    return nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act')), None
+
+
+def _rematerialised(layer: type[nn.Module], remat: str) -> type[nn.Module]:
+  if remat == 'none':
+    return layer
+  policy = {'dots': jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims, 'full': None}[remat]
+  # Inside a scan the compiler cannot merge the two computations anyway: no barrier is needed.
+  return nn.remat(layer, policy=policy, prevent_cse=False)
+
+
+class Bert(nn.Module):
+  """Embeddings, N encoder layers, and the tanh pooler over each pair's [CLS]."""
+
+  config: BertConfig
+
+  def setup(self):
+    c = self.config
+    self.embeddings = Embeddings(c)
+    self.pooler = nn.Dense(c.hidden_size, dtype=c.compute_dtype, bias_init=zeros('embed'),
+                           kernel_init=truncated_normal(c.initializer_range, 'embed', 'pooled'))
+
+  @nn.compact
+  def encode(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
+    """Hidden states of the last layer, [B, L, D] in the compute dtype."""
+    c = self.config
+    x = self.embeddings(batch.ids, batch.type_ids, batch.positions, deterministic=deterministic)
+    layers = nn.scan(_rematerialised(EncoderLayer, c.remat), variable_axes={'params': 0},
+                     split_rngs={'params': True, 'dropout': True}, in_axes=nn.broadcast,
+                     length=c.num_layers, unroll=c.scan_unroll,
+                     metadata_params={nn.PARTITION_NAME: 'layers'})
+    x, _ = layers(c, deterministic, name='layers')(x, attention_bias(batch.pair_index))
+    return x
+
+  def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
+    """tanh(dense(h)) of each pair's [CLS]: [B, L, D] and [B, P] int32 -> [B, P, D]."""
+    return jnp.tanh(self.pooler(take_positions(hidden, cls_positions)))
+
+  def __call__(self, batch: Batch, cls_positions: jax.Array, *,
+               deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
+    """(hidden [B, L, D], pooled [B, P, D])."""
+    hidden = self.encode(batch, deterministic=deterministic)
+    return hidden, self.pool(hidden, cls_positions)
+
+
+def take_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
+  """The vectors at some positions of each row: [B, L, D] and [B, M] int32 -> [B, M, D]."""
+  return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)

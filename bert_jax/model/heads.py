@@ -1,0 +1,59 @@
+"""The two pretraining heads, and BERT with both."""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.attention import MASKED
+from bert_jax.model.config import BertConfig
+from bert_jax.model.embeddings import LayerNorm
+from bert_jax.model.embeddings import truncated_normal
+from bert_jax.model.embeddings import zeros
+from bert_jax.model.encoder import Batch
+from bert_jax.model.encoder import Bert
+from bert_jax.model.encoder import activation
+from bert_jax.model.encoder import take_positions
+
+
+class BertForPreTraining(nn.Module):
+  """BERT with the masked-LM head and the next-sentence head of the paper."""
+
+  config: BertConfig
+
+  def setup(self):
+    c = self.config
+    init = truncated_normal(c.initializer_range, 'embed', 'pooled')
+    self.bert = Bert(c)
+    self.mlm_dense = nn.Dense(c.hidden_size, dtype=c.compute_dtype, kernel_init=init,
+                              bias_init=zeros('pooled'))
+    self.mlm_norm = LayerNorm(c)
+    self.mlm_bias = self.param('mlm_bias', zeros('vocab'), (c.padded_vocab_size,))
+    self.nsp = nn.Dense(2, dtype=jnp.float32, bias_init=zeros('labels'),
+                        kernel_init=truncated_normal(c.initializer_range, 'embed', 'labels'))
+
+  def mlm_logits(self, hidden: jax.Array, positions: jax.Array) -> jax.Array:
+    """Logits over the vocabulary at the masked positions only.
+
+    Args:
+      hidden: [B, L, D] from the encoder.
+      positions: [B, M] int32.
+
+    Returns:
+      [B, M, padded V] float32; -1e9 on the entries that only pad the table.
+    """
+    x = take_positions(hidden, positions).reshape(-1, hidden.shape[-1])  # [B * M, D]
+    x = activation(self.config.activation)(self.mlm_dense(x))
+    logits = self.bert.embeddings.decode(self.mlm_norm(x)) + self.mlm_bias  # [B * M, padded V]
+    logits = nn.with_logical_constraint(logits, ('batch', 'vocab'))
+    logits = jnp.where(jnp.arange(logits.shape[-1]) < self.config.vocab_size, logits, MASKED)
+    return logits.reshape(*positions.shape, -1)
+
+  def nsp_logits(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
+    """[B, L, D] and [B, P] int32 -> [B, P, 2] float32; class 0 is "B follows A", as published."""
+    return self.nsp(self.bert.pool(hidden, cls_positions))
+
+  def __call__(self, batch: Batch, masked_positions: jax.Array, cls_positions: jax.Array, *,
+               deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
+    """(MLM logits [B, M, padded V], NSP logits [B, P, 2]), both float32."""
+    hidden = self.bert.encode(batch, deterministic=deterministic)
+    return self.mlm_logits(hidden, masked_positions), self.nsp_logits(hidden, cls_positions)

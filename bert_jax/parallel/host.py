@@ -1,0 +1,28 @@
+"""What the host process needs to be fast when it computes itself (on a CPU)."""
+
+import ctypes
+import glob
+
+# Parameters of glibc's mallopt (malloc.h).
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+
+
+def has_accelerator() -> bool:
+  """Whether the kernel shows a TPU or a GPU; asks without starting JAX."""
+  return any(map(glob.glob, ('/dev/accel*', '/dev/vfio/[0-9]*', '/dev/nvidia[0-9]*', '/dev/kfd')))
+
+
+def keep_freed_memory():
+  """Tells glibc to keep the memory that is freed, in one arena; elsewhere it does nothing.
+
+  XLA allocates the temporaries of every step anew. glibc would give each large block back to the
+  kernel and fault it in again page by page: a quarter of a tiny training step's time on 2 cores.
+  To be called before JAX starts its threads: those that run keep arenas of their own.
+  """
+  try:
+    mallopt = ctypes.CDLL(None).mallopt
+  except (AttributeError, OSError):
+    return
+  mallopt(_M_MMAP_MAX, 0)
+  mallopt(_M_ARENA_MAX, 1)
+  mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)

@@ -1,0 +1,70 @@
+"""Logical axis names to mesh axes: the one place that knows how a preset splits the model.
+
+The modules name what an axis means ('embed', 'heads', ...); a preset says where it lives.
+"""
+
+from typing import Any
+
+from flax import linen as nn
+import jax
+from jax.sharding import Mesh
+
+from bert_jax.errors import UserError
+from bert_jax.parallel.mesh import BATCH_AXES
+
+Rules = tuple[tuple[str, Any], ...]
+
+# Parameters that a preset splits over the data axis / the model axis. Activations carry names of
+# their own ('batch', 'seq', 'embed_act'), because 'embed' of a parameter may be split over 'data'
+# while the width of an activation is whole.
+_OVER_DATA = {'embed': 'data'}
+_OVER_MODEL = {'vocab': 'model', 'heads': 'model', 'mlp': 'model'}
+_PRESETS = {'dp': {}, 'fsdp': _OVER_DATA, 'tp': _OVER_MODEL, 'fsdp_tp': {**_OVER_DATA, **_OVER_MODEL}}
+_LOGICAL_AXES = ('layers', 'vocab', 'embed', 'position', 'segment', 'norm', 'qkv', 'heads', 'kv',
+                 'mlp', 'pooled', 'labels', 'seq', 'embed_act')
+
+
+def rules(preset: str) -> Rules:
+  """The Linen logical axis rules of a preset: dp, fsdp, tp or fsdp_tp.
+
+  dp       every parameter whole on every device
+  fsdp     parameters and moments split over mesh.data along the width
+  tp       heads, feed-forward and vocabulary split over mesh.model
+  fsdp_tp  both
+
+  With mesh.model=1, tp is dp and fsdp_tp is fsdp. mesh.replica only ever splits rows.
+  """
+  if preset not in _PRESETS:
+    raise UserError(f'sharding={preset!r} is unknown: use {", ".join(_PRESETS)}')
+  axes = {name: None for name in _LOGICAL_AXES} | _PRESETS[preset]
+  return (('batch', BATCH_AXES), *axes.items())
+
+
+def shardings(abstract_boxed: Any, mesh: Mesh, preset: str) -> Any:
+  """NamedShardings of a tree whose leaves may be boxed with logical axes (from `jax.eval_shape`)."""
+  specs = nn.get_partition_spec(abstract_boxed)
+  return nn.logical_to_mesh_sharding(specs, mesh, rules(preset))
+
+
+def with_mesh(function, mesh: Mesh, preset: str, **jit_options):
+  """`jax.jit(function)`, traced and run with the mesh and the preset's rules in context.
+
+  Without them Linen's `with_logical_constraint` does nothing and says nothing.
+  """
+
+  def traced(*args):
+    with nn.logical_axis_rules(rules(preset)):
+      return function(*args)
+
+  jitted = jax.jit(traced, **jit_options)
+
+  def call(*args):
+    with jax.set_mesh(mesh):
+      return jitted(*args)
+
+  def lower(*args):
+    with jax.set_mesh(mesh):
+      return jitted.lower(*args)
+
+  call.lower = lower
+  return call

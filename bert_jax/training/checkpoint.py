@@ -1,0 +1,106 @@
+"""Checkpoints through orbax: sharded, asynchronous, atomic, the newest few kept."""
+
+import errno
+import shutil
+from typing import Any
+
+from etils import epath
+import jax
+import orbax.checkpoint as ocp
+
+from bert_jax.errors import UserError
+from bert_jax.training.state import TrainState
+
+_SPARE_BYTES = 100_000  # for the metadata of a checkpoint and the run's other files
+
+
+class Checkpoints:
+  """The `checkpoints/` folder of a workdir: one folder a step, `params` apart from the rest."""
+
+  def __init__(self, workdir: epath.Path, keep: int):
+    options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
+    self._manager = ocp.CheckpointManager(
+        workdir / 'checkpoints', options=options,
+        item_names=('params', 'optimizer'))
+
+  def latest(self) -> int | None:
+    """The newest complete step, None if there is none."""
+    return self._manager.latest_step()
+
+  def save(self, state: TrainState, step: int):
+    """Starts to save; returns once the state is copied to host memory.
+
+    Raises:
+      OSError: ENOSPC, before anything is written, if the local disk has no room for it.
+    """
+    if step == self.latest():
+      return
+    self._check_space(state)
+    self._manager.save(step, args=ocp.args.Composite(
+        params=ocp.args.StandardSave(state.params),
+        optimizer=ocp.args.StandardSave({'step': state.step, 'moments': state.opt_state})))
+
+  def _check_space(self, state: TrainState):
+    # Asked first, because a writer that runs out of space leaves pages of tracebacks from threads.
+    directory = str(self._manager.directory)
+    if '://' in directory:
+      return
+    needed = sum(shard.data.nbytes for x in jax.tree.leaves(state) for shard in x.addressable_shards
+                 if shard.replica_id == 0)
+    free = shutil.disk_usage(directory).free
+    if free < 1.2 * needed + _SPARE_BYTES:
+      raise OSError(errno.ENOSPC, f'a checkpoint takes {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB '
+                    'are free', directory)
+
+  def restore(self, step: int, abstract: TrainState) -> TrainState:
+    """The state of `step`, on the shardings of `abstract` (ShapeDtypeStructs).
+
+    Raises:
+      UserError: the checkpoint is of another model.
+    """
+    try:
+      found = self._manager.restore(step, args=ocp.args.Composite(
+          params=ocp.args.StandardRestore(abstract.params),
+          optimizer=ocp.args.StandardRestore(
+              {'step': abstract.step, 'moments': abstract.opt_state})))
+    except (ValueError, KeyError) as e:
+      raise UserError(f'{self._manager.directory}/{step} does not fit this config: {e}') from e
+    return TrainState(found['optimizer']['step'], found['params'], found['optimizer']['moments'])
+
+  def wait(self):
+    """Waits until the last save is complete; raises what went wrong with it."""
+    self._manager.wait_until_finished()
+
+  def close(self):
+    """Waits, then lets go of the folder."""
+    self.wait()
+    self._manager.close()
+
+
+def restore_params(workdir: epath.Path, abstract: Any) -> tuple[Any, int]:
+  """The parameters of a workdir's newest checkpoint, and its step.
+
+  Args:
+    workdir: of the run that made it.
+    abstract: ShapeDtypeStructs of the parameters, with the shardings to restore to; one device
+      where they have none.
+
+  Raises:
+    UserError: there is none, or it is of another model.
+  """
+  directory = workdir / 'checkpoints'
+  if not directory.exists():
+    raise UserError(f'{workdir} holds no checkpoints: train with --workdir={workdir} first')
+  with ocp.CheckpointManager(directory, item_names=('params', 'optimizer')) as manager:
+    step = manager.latest_step()
+    if step is None:
+      raise UserError(f'{directory} holds no complete checkpoint yet')
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or device), abstract)
+    try:
+      found = manager.restore(
+          step, args=ocp.args.Composite(params=ocp.args.StandardRestore(abstract)))
+    except (ValueError, KeyError) as e:
+      raise UserError(f'{directory}/{step} does not fit {workdir}/run.json: {e}') from e
+  return found['params'], step

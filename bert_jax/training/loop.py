@@ -1,0 +1,124 @@
+"""The training loop: one for every task, read from top to bottom."""
+
+import signal
+import time
+
+from etils import epath
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from bert_jax.data import loader
+from bert_jax.errors import Preempted
+from bert_jax.errors import UserError
+from bert_jax.objectives.losses import Metrics
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel import topology
+from bert_jax.tasks.task import Task
+from bert_jax.training import checkpoint
+from bert_jax.training import optimizer as optimizer_lib
+from bert_jax.training import report as report_lib
+from bert_jax.training import state as state_lib
+
+
+def _means(metrics: list[Metrics]) -> dict[str, float]:
+  """Means over several steps; waits for the last of them to end."""
+  fetched = jax.device_get(metrics)
+  sums = {name: [sum(float(m[name][i]) for m in fetched) for i in (0, 1)] for name in fetched[0]}
+  return {name: total / max(count, 1) for name, (total, count) in sums.items()}
+
+
+def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir: epath.Path):
+  """Trains `task` until `train_steps`, from the newest checkpoint of `workdir` if there is one.
+
+  Raises:
+    Preempted: SIGTERM came; everything is saved.
+    UserError: the workdir's checkpoint is of another model or a longer run.
+  """
+  # ---- the pieces -------------------------------------------------------------------------------
+  optimizer_config = optimizer_lib.OptimizerConfig(**config.optimizer)
+  optimizer = optimizer_lib.make_optimizer(optimizer_config, train_steps)
+  rate = optimizer_lib.learning_rate(optimizer_config, train_steps)
+  init, abstract = state_lib.make_init(task, optimizer, mesh, config.sharding)
+  train_step = state_lib.make_train_step(
+      task, optimizer, mesh, config.sharding, abstract, seed=config.seed,
+      accumulation=optimizer_config.accumulation)
+  eval_step = state_lib.make_eval_step(task, mesh, config.sharding)
+  peak = topology.peak_flops(mesh.devices.flat[0])
+
+  # ---- where to start: an own checkpoint wins over init_from, which wins over a fresh start -----
+  checkpoints = checkpoint.Checkpoints(workdir, config.keep_checkpoints)
+  first_step = checkpoints.latest() or 0
+  if first_step >= train_steps:
+    checkpoints.close()
+    if first_step > train_steps:
+      raise UserError(f'{workdir} holds a run of {first_step} steps, more than train_steps='
+                      f'{train_steps}: use another --workdir')
+    report_lib.print_summary([('finished', f'{workdir} holds the whole run of {train_steps} steps')])
+    return
+  if first_step:
+    state = checkpoints.restore(first_step, abstract)
+    report_lib.print_summary([('resumed', f'from step {first_step}')])
+  else:
+    state = init(state_lib.root_key(config.seed))
+    if config.init_from:
+      params, step = checkpoint.restore_params(epath.Path(config.init_from), abstract.params)
+      state = state._replace(params=params)
+      report_lib.print_summary([('initialised', f'from step {step} of {config.init_from}')])
+
+  # ---- the loop ---------------------------------------------------------------------------------
+  stop = []  # SIGTERM fills it; the step that runs is finished and saved
+  previous_handler = signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
+  report = report_lib.Report(workdir, first_step=first_step, last_step=train_steps,
+                             active=jax.process_index() == 0)
+  window, due = [], None  # metrics on the device since the last line; a line that is due
+  began, timed_from = None, first_step  # the clock starts when the first step has compiled and run
+
+  def log(step, metrics):
+    nonlocal began, timed_from
+    means = _means(metrics)
+    tokens = means.pop('tokens') * (step - timed_from)
+    seconds = time.monotonic() - began if began and step > timed_from else None
+    report.train(step, {
+        'loss': sum(weight * means[name] for name, weight in task.objectives.items()), **means,
+        'learning_rate': float(rate(step - 1)),
+        'tokens_per_second': tokens / seconds if seconds else None,
+        'mfu': task.flops(step - 1, tokens) / seconds / (peak * mesh.size)
+               if seconds and peak else None})
+    began, timed_from = time.monotonic(), step
+
+  try:
+    for step, batch in enumerate(loader.batches(task.rows, first_step, train_steps), first_step):
+      with jax.transfer_guard('disallow'):
+        state, metrics = train_step(state, mesh_lib.put_batch(batch, mesh))
+      window.append(metrics)
+      done = step + 1
+      if due:  # a line is written a step late, so that the device never waits for the host
+        log(*due)
+        due = None
+      if step == first_step:
+        jax.block_until_ready(metrics)
+        began, timed_from = time.monotonic(), done
+      at_end = done == train_steps
+      saves = done % config.checkpoint_every == 0 or at_end or bool(stop)
+      evaluates = done % config.eval_every == 0 or at_end
+      if done % config.log_every == 0 or saves:
+        due, window = (done, window), []
+      if due and (saves or evaluates):  # a checkpoint never stands before its metrics
+        log(*due)
+        due = None
+      if saves:
+        checkpoints.save(state, done)
+      if evaluates:
+        report.evaluation(done, task.evaluate(
+            lambda batch: eval_step(state.params, mesh_lib.put_batch(batch, mesh)), done))
+      if saves or evaluates:
+        began = time.monotonic()
+      if stop and not at_end:
+        checkpoints.wait()
+        raise Preempted(f'stopped by SIGTERM after step {done} of {train_steps}, everything is saved: '
+                        'run the same command to go on')
+    checkpoints.close()
+  finally:
+    report.close()
+    signal.signal(signal.SIGTERM, previous_handler)

@@ -1,0 +1,116 @@
+"""AdamW as BERT used it, through optax: warmup, linear decay, clipping, and what is not decayed."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bert_jax.errors import UserError
+
+NAMES = ('adamw', 'bert_adamw')
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """The optimiser and its schedule."""
+
+  name: str = 'adamw'  # adamw, or bert_adamw: google-research/bert's, without bias correction
+  learning_rate: float = 1e-4  # the peak
+  warmup_steps: int = 10_000
+  b1: float = 0.9
+  b2: float = 0.999
+  eps: float = 1e-8  # google-research/bert: 1e-6
+  weight_decay: float = 0.01  # on matrices; never on biases and LayerNorm
+  clip_norm: float = 1.0  # of the whole gradient; 0 = no clipping
+  accumulation: int = 1  # microbatches per step
+
+  def __post_init__(self):
+    if self.name not in NAMES:
+      raise UserError(f'optimizer.name={self.name!r} is unknown: use {", ".join(NAMES)}')
+    for name in ('learning_rate', 'eps'):
+      if not getattr(self, name) > 0:
+        raise UserError(f'optimizer.{name}={getattr(self, name)} must be positive')
+    for name in ('warmup_steps', 'weight_decay', 'clip_norm'):
+      if getattr(self, name) < 0:
+        raise UserError(f'optimizer.{name}={getattr(self, name)} must not be negative')
+    for name in ('b1', 'b2'):
+      if not 0 <= getattr(self, name) < 1:
+        raise UserError(f'optimizer.{name}={getattr(self, name)} must lie in [0, 1)')
+    if self.accumulation < 1:
+      raise UserError(f'optimizer.accumulation={self.accumulation} must be at least 1')
+
+
+def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
+  """peak * min(t / warmup, (T - t) / (T - warmup)): up to the peak, then down to 0 at the end.
+
+  Args:
+    config: the peak and the warmup.
+    train_steps: T.
+
+  Returns:
+    A function from the number of updates made before, t, to the rate of the next one; float32.
+
+  Raises:
+    UserError: the warmup takes the whole run.
+  """
+  warmup = config.warmup_steps
+  if warmup >= train_steps:
+    raise UserError(f'optimizer.warmup_steps={warmup} leaves nothing of the {train_steps} training '
+                    'steps: make the run longer or the warmup shorter')
+
+  def schedule(t):
+    t = jnp.asarray(t, jnp.float32)
+    decay = (train_steps - t) / (train_steps - warmup)
+    rise = t / warmup if warmup else decay
+    return config.learning_rate * jnp.maximum(jnp.minimum(rise, decay), 0.0)
+
+  return schedule
+
+
+class UncorrectedAdamState(NamedTuple):
+  """Moments of Adam without a step count."""
+
+  mu: optax.Updates
+  nu: optax.Updates
+
+
+def scale_by_uncorrected_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+  """Adam without bias correction, as google-research/bert `optimization.py` has it."""
+
+  def init(params):
+    return UncorrectedAdamState(jax.tree.map(jnp.zeros_like, params),
+                                jax.tree.map(jnp.zeros_like, params))
+
+  def update(grads, state, params=None):
+    del params
+    mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, grads)
+    nu = jax.tree.map(lambda n, g: b2 * n + (1 - b2) * g * g, state.nu, grads)
+    updates = jax.tree.map(lambda m, n: m / (jnp.sqrt(n) + eps), mu, nu)
+    return updates, UncorrectedAdamState(mu, nu)
+
+  return optax.GradientTransformation(init, update)
+
+
+def decays(params) -> dict:
+  """True for every parameter that weight decay pulls on: all but biases and LayerNorm."""
+
+  def decayed(path, _):
+    name = path[-1].key
+    return name != 'scale' and name != 'bias' and not name.endswith('_bias')
+
+  # Boxes (their logical axes) are leaves here: what counts is the parameter's own name.
+  return jax.tree_util.tree_map_with_path(
+      decayed, params, is_leaf=lambda x: not isinstance(x, dict))
+
+
+def make_optimizer(config: OptimizerConfig, train_steps: int) -> optax.GradientTransformation:
+  """Clip, Adam, decay the matrices, scale by the schedule (Loshchilov and Hutter 2019, AdamW)."""
+  adam = {'adamw': optax.scale_by_adam, 'bert_adamw': scale_by_uncorrected_adam}[config.name]
+  clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+  return optax.chain(
+      clip,
+      adam(b1=config.b1, b2=config.b2, eps=config.eps),
+      optax.add_decayed_weights(config.weight_decay, mask=decays),
+      optax.scale_by_learning_rate(learning_rate(config, train_steps)))

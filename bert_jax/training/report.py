@@ -1,0 +1,151 @@
+"""What a person sees of a run: the summary, the progress bar, metrics.jsonl, TensorBoard, curves.png."""
+
+from collections.abc import Iterable
+import json
+import math
+import time
+from typing import Any
+
+from etils import epath
+import tensorboardX
+from tqdm import auto as tqdm
+
+from bert_jax.errors import UserError
+
+
+def print_summary(lines: Iterable[tuple[str, str]]):
+  """Prints (what, value) lines in two columns."""
+  for name, value in lines:
+    print(f'  {name:<16}{value}', flush=True)
+
+
+def truncate_metrics(path: epath.Path, step: int):
+  """Cuts metrics.jsonl back to the lines up to `step`: what came after the checkpoint is made again.
+
+  A last line that was cut short by a kill goes too.
+  """
+  if not path.exists():
+    return
+  kept = []
+  for line in path.read_text().splitlines():
+    try:
+      if json.loads(line)['step'] <= step:
+        kept.append(line + '\n')
+    except (json.JSONDecodeError, KeyError, TypeError):
+      continue
+  partial = path.parent / (path.name + '.partial')
+  partial.write_text(''.join(kept))
+  partial.replace(path)
+
+
+def read_metrics(path: epath.Path) -> list[dict[str, Any]]:
+  """The lines of metrics.jsonl; none if there is no such file."""
+  return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class Report:
+  """Writes the metrics of one process; every method does nothing in the others."""
+
+  def __init__(self, workdir: epath.Path, *, first_step: int, last_step: int, active: bool):
+    self._active = active
+    if not active:
+      return
+    self._path = workdir / 'metrics.jsonl'
+    truncate_metrics(self._path, first_step)
+    self._file = self._path.open('a')
+    self._board = tensorboardX.SummaryWriter(str(workdir / 'tensorboard'),
+                                             purge_step=first_step or None)
+    self._curves = workdir / 'curves.png'
+    self._bar = tqdm.tqdm(total=last_step, initial=first_step, unit=' steps', disable=None,
+                          dynamic_ncols=True, smoothing=0.05)
+    self._last_step, self._began, self._first_step = last_step, time.monotonic(), first_step
+
+  def train(self, step: int, metrics: dict[str, Any]):
+    """Logs training metrics after `step` updates."""
+    if not self._active:
+      return
+    self._write(step, metrics)
+    speed = metrics['tokens_per_second']
+    shown = {name: f'{metrics[name]:.3f}' for name in metrics
+             if name.endswith(('loss', 'accuracy'))}
+    shown['tokens/s'] = f'{speed:,.0f}' if speed else '-'
+    self._bar.set_postfix(shown, refresh=False)
+    self._bar.update(step - self._bar.n)
+    if self._bar.disable:  # no terminal: one line instead of a bar
+      rate = (time.monotonic() - self._began) / max(step - self._first_step, 1)
+      left = rate * (self._last_step - step)
+      print(f'step {step}/{self._last_step}  ' + '  '.join(f'{k} {v}' for k, v in shown.items())
+            + f'  {left:,.0f} s left', flush=True)
+      self._bar.n = step
+
+  def evaluation(self, step: int, metrics: dict[str, float]):
+    """Logs held-out metrics after `step` updates and draws the curves anew."""
+    if not self._active or not metrics:
+      return
+    self._write(step, {f'eval_{name}': value for name, value in metrics.items()})
+    shown = '  '.join(f'{name} {value:.3f}' for name, value in metrics.items())
+    self._bar.write(f'step {step}  held out:  {shown}')
+    self.draw()
+
+  def _write(self, step: int, metrics: dict[str, Any]):
+    # JSON has no NaN: a loss that is not finite is written as null.
+    plain = {name: value if value is None or math.isfinite(value) else None
+             for name, value in metrics.items()}
+    self._file.write(json.dumps({'step': step, **plain}) + '\n')
+    self._file.flush()
+    for name, value in plain.items():
+      if value is not None:
+        group = 'eval/' + name[5:] if name.startswith('eval_') else 'train/' + name
+        self._board.add_scalar(group, value, step)
+
+  def draw(self):
+    """Draws curves.png from metrics.jsonl."""
+    if self._active:
+      draw_curves(read_metrics(self._path), self._curves)
+
+  def close(self):
+    """Finishes the bar and the files."""
+    if self._active:
+      self._bar.close()
+      self._file.close()
+      self._board.close()
+
+
+def draw_curves(lines: list[dict[str, Any]], path: epath.Path):
+  """Draws each loss and accuracy over the steps, training as a line and held-out as points."""
+  import matplotlib  # pylint: disable=g-import-not-at-top
+  matplotlib.use('Agg')
+  from matplotlib import pyplot as plt  # pylint: disable=g-import-not-at-top
+  names = [name for name in dict.fromkeys(key for line in lines for key in line)
+           if name.endswith(('_loss', '_accuracy')) and not name.startswith('eval_')]
+  if not names:
+    return
+  figure, axes = plt.subplots(1, len(names), figsize=(4 * len(names), 3.2), squeeze=False,
+                              layout='constrained')
+  for axis, name in zip(axes[0], names):
+    for key, style, label in ((name, dict(lw=1.2), 'training'),
+                              (f'eval_{name}', dict(lw=1.2, marker='o', ms=4), 'held out')):
+      points = [(line['step'], line[key]) for line in lines if line.get(key) is not None]
+      if points:
+        axis.plot(*zip(*points), label=label, **style)
+    floor = [line['eval_unigram_entropy'] for line in lines if line.get('eval_unigram_entropy')]
+    if name == 'mlm_loss' and floor:
+      axis.axhline(floor[-1], color='gray', ls=':', lw=1.2, label='token frequencies')
+    axis.set(title=name.replace('_', ' ').replace('mlm', 'MLM').replace('nsp', 'NSP'),
+             xlabel='step')
+    axis.spines[['top', 'right']].set_visible(False)
+    axis.legend(frameon=False)
+  with path.open('wb') as file:
+    figure.savefig(file, dpi=120, format='png')
+  plt.close(figure)
+
+
+def check_writable(workdir: epath.Path):
+  """Makes the workdir, and raises UserError if nothing can be written there."""
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    probe = workdir / '.writable'
+    probe.write_text('')
+    probe.unlink()
+  except OSError as e:
+    raise UserError(f'--workdir={workdir} cannot be written: {e.strerror or e}') from e

@@ -1,0 +1,103 @@
+"""The training state, made sharded, and the jitted steps over it."""
+
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+import optax
+
+from bert_jax.objectives import losses
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel import sharding
+from bert_jax.tasks.task import Task
+
+
+class TrainState(NamedTuple):
+  """Everything that training changes. `step` counts the updates made."""
+
+  step: jax.Array  # [] int32
+  params: Any
+  opt_state: Any
+
+
+def root_key(seed: int) -> jax.Array:
+  """The key of a run. Threefry: its bits are the same on every mesh, each chip draws its share."""
+  return jax.random.key(seed, impl='threefry2x32')
+
+
+def make_init(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
+              preset: str) -> tuple[Callable[[jax.Array], TrainState], TrainState]:
+  """A function from a key to the state of step 0, made in place on its devices; and its shapes.
+
+  The shapes are ShapeDtypeStructs with shardings: what a checkpoint is restored to. The moments
+  inherit the specs of the parameters, because the optimiser sees them in their boxes.
+  """
+
+  def init(key):
+    params = task.init(key)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+  boxed = jax.eval_shape(init, root_key(0))  # outside the mesh, where unboxing constrains nothing
+  shardings = sharding.shardings(boxed, mesh, preset)
+  abstract = jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), nn.unbox(boxed), shardings)
+  init_sharded = sharding.with_mesh(lambda key: nn.unbox(init(key)), mesh, preset,
+                                    out_shardings=shardings)
+  return init_sharded, abstract
+
+
+def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh, preset: str,
+                    abstract: TrainState, *, seed: int, accumulation: int) -> Callable:
+  """The jitted step: (state, batch) -> (state, metrics), the state donated.
+
+  The batch and the state keep the shardings of `put_batch` and of `abstract`.
+
+  With microbatches every objective is still divided by its count over the whole batch, so that the
+  gradient is that of the whole batch (to rounding; dropout draws other bits).
+  """
+
+  def step(state: TrainState, batch):
+    key = jax.random.fold_in(root_key(seed), state.step)
+
+    def gradients(batch, counts):
+      def objective(params):
+        metrics = task.loss(params, {}, batch, key)
+        fixed = {name: (total, counts.get(name, count))
+                 for name, (total, count) in metrics.items()}
+        return losses.total_loss(fixed, task.objectives), metrics
+      return jax.grad(objective, has_aux=True)(state.params)
+
+    if accumulation == 1:
+      grads, metrics = gradients(batch, {})
+    else:
+      # Only the counts are used: the compiler drops the forward pass.
+      counts = {name: count for name, (_, count) in task.loss(state.params, {}, batch, key).items()
+                if name in task.objectives}
+      # Strided, so that each microbatch takes its rows from every device.
+      micro = jax.tree.map(
+          lambda x: jnp.moveaxis(x.reshape(-1, accumulation, *x.shape[1:]), 1, 0), batch)
+      zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(
+          gradients, jax.tree.map(lambda x: x[0], micro), counts))
+      grads, metrics = jax.lax.scan(
+          lambda total, part: (jax.tree.map(jnp.add, total, gradients(part, counts)), None),
+          zero, micro)[0]
+
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    metrics['grad_norm'] = (optax.tree.norm(grads), jnp.float32(1))
+    return TrainState(state.step + 1, params, opt_state), metrics
+
+  shardings = jax.tree.map(lambda x: x.sharding, abstract)
+  return sharding.with_mesh(step, mesh, preset, donate_argnums=0,
+                            in_shardings=(shardings, mesh_lib.batch_sharding(mesh)),
+                            out_shardings=(shardings, mesh_lib.replicated(mesh)))
+
+
+def make_eval_step(task: Task, mesh: Mesh, preset: str) -> Callable:
+  """The jitted evaluation step: (params, batch) -> metrics, without dropout."""
+  return sharding.with_mesh(lambda params, batch: task.loss(params, {}, batch, None), mesh, preset,
+                            out_shardings=mesh_lib.replicated(mesh))

@@ -1,0 +1,20 @@
+"""Small BERT (4 x 512) on your own text: one accelerator, a few hours.
+
+  python -m bert_jax.main --config=configs/small.py --workdir=runs/small --config.data.source='corpus/*.txt.gz'
+
+Not run yet.
+"""
+
+from bert_jax import config
+
+
+def get_config():
+  """100,000 steps of 128 rows: 128 tokens for 90% of them, then 512."""
+  c = config.pretraining('small')
+  c.train_steps = 100_000
+  c.batch_size = 128
+  c.phases = ((90_000, 128, 128), (10_000, 512, 128))
+  c.optimizer.learning_rate = 5e-4
+  c.optimizer.warmup_steps = 5_000
+  c.eval_every, c.checkpoint_every = 5_000, 5_000
+  return c

@@ -1,0 +1,24 @@
+"""Tiny BERT (2 x 128) on the text that every installation carries: a laptop's first run.
+
+  python -m bert_jax.main --config=configs/tiny.py --workdir=runs/tiny
+
+RESULTS
+"""
+
+from bert_jax import config
+
+
+def get_config():
+  """No download: the built-in corpus, a vocabulary of 8,192 trained from it, about 3.5 epochs."""
+  c = config.pretraining('tiny')
+  c.model.vocab_size = 8192
+  # A model this small never overfits in a few epochs, and learns faster from wider first weights.
+  c.model.dropout = c.model.attention_dropout = 0.0
+  c.model.initializer_range = 0.08
+  c.model.scan_unroll = 2
+  c.train_steps = 2000
+  c.max_len, c.batch_size, c.phases = 128, 32, ()
+  c.optimizer.learning_rate = 2e-3
+  c.optimizer.warmup_steps = 100
+  c.log_every, c.eval_every, c.checkpoint_every = 25, 500, 500
+  return c

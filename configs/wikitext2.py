@@ -1,0 +1,25 @@
+"""Tiny BERT on WikiText-2 in its raw format (` = Title = ` headings, tokens between spaces).
+
+  python -m bert_jax.main --config=configs/wikitext2.py --workdir=runs/wikitext2 \\
+      --config.data.source='wikitext-2-raw/wiki.train.raw'
+
+RESULTS
+"""
+
+from bert_jax import config
+
+
+def get_config():
+  """About ten epochs; the vocabulary is trained from the corpus."""
+  c = config.pretraining('tiny')
+  c.model.vocab_size = 8192
+  c.model.dropout = c.model.attention_dropout = 0.0
+  c.model.initializer_range = 0.08
+  c.model.scan_unroll = 2
+  c.data.format = 'wikitext'
+  c.train_steps = 6000
+  c.max_len, c.batch_size, c.phases = 128, 32, ()
+  c.optimizer.learning_rate = 2e-3
+  c.optimizer.warmup_steps = 300
+  c.log_every, c.eval_every, c.checkpoint_every = 50, 1000, 1000
+  return c

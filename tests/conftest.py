@@ -1,0 +1,56 @@
+"""Eight fake CPU devices for every test, and the small corpora that the tests share."""
+
+import os
+
+os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+os.environ['JAX_PLATFORMS'] = 'cpu'
+
+import pathlib
+
+import jax
+from jax.sharding import AxisType
+import numpy as np
+import pytest
+
+from bert_jax.parallel import mesh as mesh_lib
+from tests import tiny
+
+WORDS = ['the', 'a', 'his', 'her', 'old', 'new', 'small', 'large', 'red', 'green', 'house', 'river', 'tree', 'stone', 'bird', 'horse', 'king', 'child', 'runs', 'sees', 'finds', 'takes', 'gives', 'holds', 'under', 'over', 'near', 'behind', 'and', 'but', 'then', 'slowly', 'often']
+
+
+def make_documents(count: int, seed: int = 0, sentences: tuple[int, int] = (4, 14)) -> list[list[str]]:
+  """Documents of random sentences over 35 words, each with a subject of its own that recurs."""
+  rng = np.random.default_rng(seed)
+  documents = []
+  for i in range(count):
+    topic = f'topic{i % 23}'
+    documents.append([
+        ' '.join([topic, *rng.choice(WORDS, rng.integers(3, 12))]).capitalize() + '.'
+        for _ in range(rng.integers(*sentences))])
+  return documents
+
+
+def write_corpus(path: pathlib.Path, documents: list[list[str]]) -> str:
+  path.write_text('\n\n'.join('\n'.join(d) for d in documents) + '\n')
+  return str(path)
+
+
+@pytest.fixture(scope='session')
+def corpus_file(tmp_path_factory) -> str:
+  """A text file of 60 documents."""
+  return write_corpus(tmp_path_factory.mktemp('corpus') / 'corpus.txt', make_documents(60))
+
+
+def tiny_config(source: str, **overrides):
+  """tests/tiny.py on a corpus, with fields given as {'group.field': value}."""
+  c = tiny.get_config()
+  c.data.source = source
+  c.update_from_flattened_dict(overrides)
+  return c
+
+
+def sub_mesh(data: int, model: int, replica: int = 1) -> jax.sharding.Mesh:
+  """A mesh over the first devices only."""
+  shape = (replica, data, model)
+  return jax.make_mesh(shape, mesh_lib.AXES, axis_types=(AxisType.Auto,) * 3,
+                       devices=jax.devices()[:int(np.prod(shape))])

@@ -1,0 +1,103 @@
+import pathlib
+
+from etils import epath
+import pytest
+import sentencepiece
+
+from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.errors import UserError
+from tests import conftest
+
+TEXTS = [s for d in conftest.make_documents(30) for s in d]
+
+# The ids that the published uncased vocabulary gives these entries.
+PUBLISHED = {'[PAD]': 0, '[UNK]': 100, '[CLS]': 101, '[SEP]': 102, '[MASK]': 103, 'the': 1996,
+             'quick': 4248, 'brown': 2829, 'jumps': 14523, 'over': 2058, 'lazy': 13971,
+             'dog': 3899, '[': 1031, ']': 1033, 'mask': 7308}
+
+
+def _published() -> tokenizer_lib.WordPiece:
+  vocab = [f'[unused{i}]' for i in range(15_000)]
+  for token, i in PUBLISHED.items():
+    vocab[i] = token
+  return tokenizer_lib.WordPiece(vocab)
+
+
+def test_the_published_example():
+  t = _published()
+  ids = t.encode_with_masks('The quick brown [MASK] jumps over the lazy dog')
+  assert [t.cls_id, *ids, t.sep_id] == [101, 1996, 4248, 2829, 103, 14523, 2058, 1996, 13971, 3899,
+                                        102]
+
+
+def test_special_tokens_in_a_corpus_are_text():
+  assert _published().encode_batch(['the [MASK] dog']) == [[1996, 1031, 7308, 1033, 3899]]
+
+
+def test_wordpiece_splits():
+  vocab = [*tokenizer_lib.SPECIAL_TOKENS, 'un', '##aff', '##able', 'cafe', '猫', '坐', '!', 'A', 'b']
+  t = tokenizer_lib.WordPiece(vocab)
+  assert t.tokens(t.encode_batch(['unaffable Café猫坐!  x\x00\t'])[0]) == [
+      'un', '##aff', '##able', 'cafe', '猫', '坐', '!', '[UNK]']
+  cased = tokenizer_lib.WordPiece(vocab, lowercase=False)
+  assert cased.tokens(cased.encode_batch(['A a b'])[0]) == ['A', '[UNK]', 'b']
+
+
+@pytest.mark.parametrize('kind', tokenizer_lib.KINDS)
+def test_train_save_load(kind, tmp_path):
+  t = tokenizer_lib.train(kind, lambda: TEXTS, 120, True)
+  assert 60 <= t.vocab_size <= 120
+  assert tokenizer_lib.special_ids(t) == (0, 1, 2, 3, 4)
+  t.save(epath.Path(tmp_path))
+  again = tokenizer_lib.load(tmp_path)
+  assert again.encode_batch(TEXTS) == t.encode_batch(TEXTS)
+  assert tokenizer_lib.digest(again) == tokenizer_lib.digest(t)
+  ids = t.encode_with_masks('The [MASK] runs.')
+  assert ids.count(t.mask_id) == 1 and t.tokens([t.mask_id]) == ['[MASK]']
+  assert t.mask_id not in t.encode_batch(['The [MASK] runs.'])[0]
+
+
+def test_training_a_vocabulary_twice_gives_the_same():
+  for size in (90, 120, 150, 200):
+    one, two, three = (tokenizer_lib.train('wordpiece', lambda: TEXTS, size, True).vocab
+                       for _ in range(3))
+    assert one == two == three and one[:5] == list(tokenizer_lib.SPECIAL_TOKENS)
+
+
+def test_sentencepiece_ids_are_the_librarys(tmp_path):
+  model = tmp_path / 'm.model'
+  with model.open('wb') as f:  # as T5 has it: no [CLS], [SEP] or [MASK]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS), model_writer=f, vocab_size=90, hard_vocab_limit=False,
+        minloglevel=2, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+  library = sentencepiece.SentencePieceProcessor(model_file=str(model))
+  t = tokenizer_lib.load(model)
+  assert t.encode_batch(TEXTS) == library.encode(TEXTS)
+  size = library.get_piece_size()
+  assert (t.pad_id, t.unk_id) == (0, 2)
+  assert (t.cls_id, t.sep_id, t.mask_id, t.vocab_size) == (size, size + 1, size + 2, size + 3)
+  assert t.tokens([size + 2]) == ['[MASK]']
+
+
+def _vocab(path: pathlib.Path, entries) -> pathlib.Path:
+  path.write_text('\n'.join(entries) + '\n')
+  return path
+
+
+def test_bad_vocabularies(tmp_path):
+  special = tokenizer_lib.SPECIAL_TOKENS
+  with pytest.raises(UserError, match=r'no \[MASK\]'):
+    tokenizer_lib.load(_vocab(tmp_path / 'a.txt', special[:-1]))
+  with pytest.raises(UserError, match="'dog' stands in the vocabulary twice"):
+    tokenizer_lib.load(_vocab(tmp_path / 'b.txt', [*special, 'dog', 'dog']))
+  with pytest.raises(UserError, match='data.lowercase=False'):
+    tokenizer_lib.load(_vocab(tmp_path / 'c.txt', [*special, 'Dog', 'cat', 'Tree']))
+  assert tokenizer_lib.load(tmp_path / 'c.txt', lowercase=False).vocab_size == 8
+  with pytest.raises(UserError, match='cannot be read'):
+    tokenizer_lib.load(tmp_path / 'none.txt')
+  (tmp_path / 'd.txt').write_bytes(b'\xff\xfe')
+  with pytest.raises(UserError, match='invalid UTF-8'):
+    tokenizer_lib.load(tmp_path / 'd.txt')
+  (tmp_path / 'e.model').write_bytes(b'no model')
+  with pytest.raises(UserError, match='no SentencePiece model'):
+    tokenizer_lib.load(tmp_path / 'e.model')

@@ -1,0 +1,151 @@
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+import pytest
+from scipy import stats
+
+from bert_jax.errors import UserError
+from bert_jax.objectives import masking
+from bert_jax.parallel import mesh as mesh_lib
+from tests import conftest
+
+V, SPECIAL, MASK = 1000, (0, 100, 101, 102, 103), 103
+ORDINARY = np.setdiff1d(np.arange(V), SPECIAL)
+
+
+def _rows(count=64, length=128, seed=0):
+  """Rows [CLS] A [SEP] B [SEP] [PAD].. of random lengths: ids and pair index."""
+  rng = np.random.default_rng(seed)
+  ids, pair_index = np.zeros((2, count, length), np.int32)
+  for row in range(count):
+    n = rng.integers(8, length + 1)
+    ids[row, :n] = rng.choice(ORDINARY, n)
+    ids[row, [0, n // 2, n - 1]] = [101, 102, 102]
+    pair_index[row, :n] = 1
+  return ids, pair_index
+
+
+def _mask(key, ids, pair_index, config=masking.MaskingConfig(), pairs=1, row=None):
+  row = np.arange(len(ids)) if row is None else row
+  return masking.mask(key, ids, pair_index, row, config, vocab_size=V, special_ids=SPECIAL,
+                      mask_id=MASK, pairs=pairs)
+
+
+def test_every_row_has_its_exact_number_and_targets_are_the_originals():
+  ids, pair_index = _rows()
+  masked = jax.tree.map(np.asarray, _mask(jax.random.key(0), ids, pair_index))
+  for row in range(len(ids)):
+    ordinary = ((pair_index[row] > 0) & ~np.isin(ids[row], SPECIAL)).sum()
+    count = int(masked.weights[row].sum())
+    assert count == max(1, round(0.15 * ordinary))
+    used = masked.positions[row, :count]
+    assert (np.diff(used) > 0).all()  # drawn without replacement, in order
+    assert (masked.weights[row, :count] == 1).all() and (masked.weights[row, count:] == 0).all()
+    np.testing.assert_array_equal(masked.targets[row, :count], ids[row, used])
+    elsewhere = np.setdiff1d(np.arange(ids.shape[1]), used)
+    np.testing.assert_array_equal(masked.ids[row, elsewhere], ids[row, elsewhere])
+    assert not np.isin(ids[row, used], SPECIAL).any()
+
+
+def test_80_10_10_and_uniform_positions():
+  ids, pair_index = _rows(count=2000, seed=1)
+  masked = jax.tree.map(np.asarray, _mask(jax.random.key(1), ids, pair_index))
+  used = masked.weights > 0
+  new = np.take_along_axis(masked.ids, masked.positions, 1)[used]
+  old = masked.targets[used]
+  n = len(new)
+  assert n > 15_000
+  kept_by_chance = 0.1 / len(ORDINARY)  # a random replacement may be the token itself
+  for count, p in (((new == MASK).sum(), 0.8), ((new == old).sum(), 0.1 + kept_by_chance)):
+    assert stats.binomtest(int(count), n, p).pvalue > 1e-4
+  random = new[(new != MASK) & (new != old)]
+  assert not np.isin(random, SPECIAL).any()
+  assert stats.chisquare(np.bincount(random, minlength=V)[ORDINARY]).pvalue > 1e-4
+  # Every ordinary position of full rows is drawn equally often.
+  full = np.flatnonzero(pair_index.sum(1) == 128)
+  counts = np.bincount(masked.positions[full][used[full]], minlength=128)
+  inside = counts[1:127][np.arange(1, 127) != 64]
+  assert stats.chisquare(inside).pvalue > 1e-4
+
+
+def test_rate_split_and_most_predictions_are_config():
+  ids, pair_index = _rows(count=400, seed=2)
+  config = masking.MaskingConfig(rate=0.4, replace_mask=0.5, replace_random=0.5, max_predictions=10)
+  masked = jax.tree.map(np.asarray, _mask(jax.random.key(2), ids, pair_index, config))
+  assert masked.positions.shape == (400, 10)
+  wanted = [min(10, max(1, round(0.4 * ((pair_index[r] > 0) & ~np.isin(ids[r], SPECIAL)).sum())))
+            for r in range(400)]
+  np.testing.assert_array_equal(masked.weights.sum(1), wanted)
+  new = np.take_along_axis(masked.ids, masked.positions, 1)[masked.weights > 0]
+  assert stats.binomtest(int((new == MASK).sum()), len(new), 0.5).pvalue > 1e-4
+
+
+def test_each_packed_pair_has_its_own_number():
+  ids, pair_index = _rows(count=1, length=128, seed=3)
+  pair_index[0] = np.repeat([1, 2, 3, 0], [60, 10, 40, 18])
+  masked = _mask(jax.random.key(3), ids, pair_index, pairs=3)
+  used = np.asarray(masked.positions[0])[np.asarray(masked.weights[0]) > 0]
+  for pair in (1, 2, 3):
+    ordinary = ((pair_index[0] == pair) & ~np.isin(ids[0], SPECIAL)).sum()
+    assert (pair_index[0, used] == pair).sum() == max(1, round(0.15 * ordinary))
+
+
+def test_a_pure_function_of_key_and_row_whatever_the_batch():
+  ids, pair_index = _rows(count=16)
+  key = jax.random.key(4)
+  whole = _mask(key, ids, pair_index)
+  part = _mask(key, ids[5:9], pair_index[5:9], row=np.arange(5, 9))
+  jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[5:9], b), whole, part)
+  other = _mask(jax.random.key(5), ids, pair_index)
+  both = np.asarray(whole.weights * other.weights) > 0
+  assert (np.asarray(whole.positions) != np.asarray(other.positions))[both].mean() > 0.7
+
+
+@pytest.mark.parametrize('shape', [(8, 1), (4, 2), (2, 4)])
+def test_the_same_bits_on_every_mesh_and_no_collectives(shape):
+  ids, pair_index = _rows(count=16)
+  row = np.arange(16, dtype=np.int32)
+  jitted = jax.jit(lambda ids, pair_index, row: _mask(jax.random.key(6), ids, pair_index, row=row))
+  alone = jitted(ids, pair_index, row)
+  mesh = conftest.sub_mesh(*shape)
+  with jax.set_mesh(mesh):
+    sharding = NamedSharding(mesh, PartitionSpec(mesh_lib.BATCH_AXES))
+    args = jax.device_put((ids, pair_index, row), sharding)
+    lowered = jax.jit(lambda *a: _mask(jax.random.key(6), a[0], a[1], row=a[2]),
+                      out_shardings=sharding).lower(*args)
+    compiled = lowered.compile()
+    sharded = compiled(*args)
+  jax.tree.map(np.testing.assert_array_equal, alone, sharded)
+  text = compiled.as_text()
+  assert not any(name in text for name in ('all-gather', 'all-reduce', 'all-to-all', 'permute'))
+
+
+def test_rows_of_padding_have_nothing_to_predict():
+  ids, pair_index = np.zeros((2, 2, 16), np.int32)
+  masked = _mask(jax.random.key(0), ids, pair_index)
+  assert float(masked.weights.sum()) == 0 and (masked.ids == ids).all()
+
+
+def test_predictions_bound_every_row():
+  for length in (16, 128, 512):
+    for rate in (0.01, 0.15, 0.3):
+      m = masking.MaskingConfig(rate=rate).predictions(length)
+      assert m >= max(1, round(rate * (length - 3)))
+  assert masking.MaskingConfig().predictions(128) == 20  # as published
+  assert masking.MaskingConfig(max_predictions=76).predictions(512) == 76
+
+
+@pytest.mark.parametrize('wrong', [dict(rate=0.0), dict(rate=1.0), dict(replace_mask=1.1),
+                                   dict(replace_mask=0.95), dict(max_predictions=-1)])
+def test_wrong_rules_are_refused(wrong):
+  with pytest.raises(UserError, match='masking'):
+    masking.MaskingConfig(**wrong)
+
+
+def test_random_tokens_skip_the_special_ids():
+  ids = np.asarray(masking.random_ordinary(jax.random.key(0), (20_000,), 12, (0, 3, 4, 11)))
+  assert sorted(set(ids)) == [1, 2, 5, 6, 7, 8, 9, 10]
+  assert stats.chisquare(np.bincount(ids)[[1, 2, 5, 6, 7, 8, 9, 10]]).pvalue > 1e-4
+  assert jnp.issubdtype(ids.dtype, jnp.integer)

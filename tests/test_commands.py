@@ -1,0 +1,196 @@
+"""The commands as users type them: exit statuses, one-line errors, kill and resume."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+from etils import epath
+import jax
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax.training import checkpoint
+
+ROOT = pathlib.Path(__file__).parent.parent
+CONFIG = 'tests/tiny.py'
+
+
+def command(module, *flags, devices=1):
+  env = {**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONUNBUFFERED': '1',
+         'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}'}
+  return dict(args=[sys.executable, '-m', f'bert_jax.{module}', *flags], cwd=ROOT, env=env,
+              text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def run(module, *flags, **kwargs):
+  return subprocess.run(**command(module, *flags), **kwargs)
+
+
+def train(source, workdir, *flags):
+  return ('main', f'--config={CONFIG}', f'--workdir={workdir}', f'--config.data.source={source}',
+          *flags)
+
+
+def assert_mistake(done, message):
+  """Exit 2 and one line on standard error."""
+  assert done.returncode == 2, done.stderr
+  assert len(done.stderr.splitlines()) == 1, done.stderr
+  assert done.stderr.startswith('bert_jax: ') and message in done.stderr, done.stderr
+
+
+LONG = ('--config.train_steps=400', '--config.checkpoint_every=50', '--config.log_every=10',
+        '--config.eval_every=200')
+
+
+def final_bits(workdir):
+  """The parameters and moments of the newest checkpoint, as bytes."""
+  with checkpoint.ocp.CheckpointManager(workdir / 'checkpoints',
+                                        item_names=('params', 'optimizer')) as manager:
+    step = manager.latest_step()
+    found = manager.restore(step, args=checkpoint.ocp.args.Composite(
+        params=checkpoint.ocp.args.StandardRestore(),
+        optimizer=checkpoint.ocp.args.StandardRestore()))
+  return step, [np.asarray(x).tobytes() for x in jax.tree.leaves((found['params'],
+                                                                  found['optimizer']))]
+
+
+def wait_for_step(workdir, step):
+  path = workdir / 'metrics.jsonl'
+  for _ in range(600):
+    if path.exists():
+      last = [json.loads(x)['step'] for x in path.read_text().splitlines() if x.endswith('}')]
+      if last and last[-1] >= step:
+        return
+    time.sleep(0.05)
+  raise AssertionError('the run did not come so far')
+
+
+def test_killed_and_resumed_ends_with_the_same_bits(tmp_path, corpus_file):
+  alone = run(*train(corpus_file, tmp_path / 'alone', *LONG))
+  assert alone.returncode == 0, alone.stderr
+  killed = subprocess.Popen(**command(*train(corpus_file, tmp_path / 'killed', *LONG)))
+  wait_for_step(tmp_path / 'killed', 130)
+  killed.send_signal(signal.SIGKILL)
+  killed.communicate()
+  saved = checkpoint.Checkpoints(epath.Path(tmp_path / 'killed'), 3)
+  assert saved.latest() is not None and saved.latest() < 400
+  saved.close()
+  resumed = run(*train(corpus_file, tmp_path / 'killed', *LONG))
+  assert resumed.returncode == 0, resumed.stderr
+  assert 'from step' in resumed.stdout
+  (step, bits), (step_alone, bits_alone) = (final_bits(tmp_path / d) for d in ('killed', 'alone'))
+  assert step == step_alone == 400
+  assert bits == bits_alone
+  # metrics.jsonl was cut back to the checkpoint: every step stands there once, with its loss.
+  losses = [[(x['step'], x['loss']) for x in map(json.loads, (tmp_path / d / 'metrics.jsonl')
+             .read_text().splitlines()) if 'loss' in x] for d in ('killed', 'alone')]
+  assert losses[0] == losses[1] and len(losses[0]) == 40
+
+
+def test_sigterm_saves_and_says_so(tmp_path, corpus_file):
+  process = subprocess.Popen(**command(*train(corpus_file, tmp_path / 'run', *LONG)))
+  wait_for_step(tmp_path / 'run', 60)
+  process.send_signal(signal.SIGTERM)
+  _, err = process.communicate(timeout=60)
+  assert process.returncode == 75 and 'stopped by SIGTERM after step' in err, err
+  step = int(err.split('after step ')[1].split()[0])
+  saved = checkpoint.Checkpoints(epath.Path(tmp_path / 'run'), 3)
+  assert saved.latest() == step
+  saved.close()
+
+
+@pytest.mark.parametrize('flag, message', [
+    ('--config.batch_siz=8', 'did you mean --config.batch_size?'),
+    ('--config.learning_rate=1', 'did you mean --config.optimizer.learning_rate?'),
+    ('--config.optimiser.b1=0.5', 'did you mean --config.optimizer.b1?'),
+    ('--config.batch_size=many', 'many'),
+    ('--config.train_steps=1.5', '1.5'),
+    ('--config.max_len=128', 'above model.max_positions=64'),
+    ('--config.data.vocab=/nowhere/vocab.txt', '/nowhere/vocab.txt'),
+    ('--cnofig=x', 'cnofig'),
+    ('stray', "unexpected argument 'stray'"),
+])
+def test_a_wrong_flag_is_one_line_and_exit_2(tmp_path, corpus_file, flag, message):
+  done = run(*train(corpus_file, tmp_path / 'run', flag))
+  assert_mistake(done, message)
+  assert not (tmp_path / 'run/checkpoints').exists()
+
+
+def test_main_needs_a_config_and_a_workdir(tmp_path):
+  assert_mistake(run('main'), 'give both --config')
+  assert_mistake(run('main', '--config=configs/nowhere.py', '--workdir=x'), 'configs/nowhere.py')
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory, corpus_file):
+  folder = tmp_path_factory.mktemp('predict') / 'run'
+  done = run(*train(corpus_file, folder))
+  assert done.returncode == 0, done.stderr
+  return folder
+
+
+def test_predict(workdir, tmp_path):
+  def predict(task, text):
+    done = run('predict', f'--task={task}', f'--model={workdir}', input=text)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+  bert = bert_jax.from_pretrained(str(workdir))
+  found = predict('fill_mask', '{"text": "The [MASK] runs."}\n\n{"text": "A [MASK]."}\n')
+  assert len(found) == 2
+  assert found[0]['masks'][0]['candidates'][0]['token'] == (
+      bert.fill_mask('The [MASK] runs.')[0]['candidates'][0]['token'])
+  found = predict('next_sentence', '{"text": "A tree.", "text_pair": "The king."}')
+  assert found[0]['is_next'] == pytest.approx(bert.next_sentence([('A tree.', 'The king.')])[0])
+  found = predict('score', '{"text": "The king runs."}')
+  assert found[0]['pseudo_perplexity'] == pytest.approx(
+      bert.score('The king runs.')['pseudo_perplexity'], rel=1e-5)
+
+
+@pytest.mark.parametrize('text, message', [
+    ('', 'holds no example'),
+    ('{"text": "[MASK]"}\nnot json\n', 'line 2: not JSON'),
+    ('{"txt": "[MASK]"}\n', "line 1: needs a JSON object with the text 'text'"),
+    ('{"text": 3}\n', 'line 1: needs'),
+    ('[1]\n', 'line 1: needs'),
+    ('{"text": "no mask"}\n', 'example 1: no [MASK]'),
+])
+def test_predict_on_wrong_input_leaves_the_output_alone(workdir, tmp_path, text, message):
+  (tmp_path / 'in.jsonl').write_text(text)
+  (tmp_path / 'out.jsonl').write_text('before')
+  done = run('predict', '--task=fill_mask', f'--model={workdir}', f'--input={tmp_path}/in.jsonl',
+             f'--output={tmp_path}/out.jsonl')
+  assert_mistake(done, message)
+  assert (tmp_path / 'out.jsonl').read_text() == 'before'
+  assert sorted(p.name for p in tmp_path.iterdir()) == ['in.jsonl', 'out.jsonl']
+
+
+def test_predict_needs_a_task_and_a_model(workdir, tmp_path):
+  assert_mistake(run('predict', '--task=translate', '--model=x'), 'fill_mask, next_sentence, score')
+  assert_mistake(run('predict', '--task=score'), 'give --model')
+  assert_mistake(run('predict', '--task=score', f'--model={tmp_path}'), 'no run.json')
+
+
+def test_full_disk_while_saving(tmp_path, corpus_file):
+  disk = tmp_path / 'disk'
+  disk.mkdir()
+  mounted = subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=1500k', 'tmpfs', str(disk)],
+                           capture_output=True)
+  if mounted.returncode:
+    pytest.skip('needs the right to mount a tmpfs')
+  try:
+    flags = ('--config.checkpoint_every=1', '--config.keep_checkpoints=12')
+    done = run(*train(corpus_file, disk / 'run', *flags))
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    assert len(done.stderr.splitlines()) == 1 and 'the disk is full' in done.stderr, done.stderr
+    step, _ = final_bits(disk / 'run')  # the last complete checkpoint can be read
+    assert 1 <= step < 12
+    subprocess.run(['mount', '-o', 'remount,size=20m', str(disk)], check=True)
+    assert run(*train(corpus_file, disk / 'run', *flags)).returncode == 0  # and the run goes on
+  finally:
+    subprocess.run(['umount', str(disk)])

@@ -1,0 +1,164 @@
+"""Whole runs in this process: what a workdir holds, resuming, refusing."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import tensorboardX  # noqa: F401  (the writer that Report uses)
+
+import bert_jax
+from bert_jax.errors import UserError
+from bert_jax.training import run
+from tests import conftest
+
+
+def lines(workdir):
+  return [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory, corpus_file):
+  """A finished run of 12 steps on 8 devices."""
+  workdir = tmp_path_factory.mktemp('finished') / 'run'
+  run.run(conftest.tiny_config(corpus_file), str(workdir))
+  return workdir
+
+
+def test_what_a_workdir_holds(finished):
+  assert {'run.json', 'metrics.jsonl', 'tensorboard', 'curves.png', 'checkpoints', 'tokenizer',
+          'corpus'} <= {p.name for p in finished.iterdir()}
+  saved = json.loads((finished / 'run.json').read_text())
+  assert saved['config']['train_steps'] == 12 and saved['versions']['jax'] == jax.__version__
+  assert saved['config']['model']['vocab_size'] <= 200
+  assert (finished / 'curves.png').read_bytes().startswith(b'\x89PNG')
+  assert any(p.name.startswith('events.') for p in (finished / 'tensorboard').iterdir())
+
+
+def test_metrics(finished):
+  training = [line for line in lines(finished) if 'loss' in line]
+  held_out = [line for line in lines(finished) if 'eval_loss' in line]
+  assert [line['step'] for line in training] == [2, 4, 6, 8, 10, 12]
+  assert [line['step'] for line in held_out] == [6, 12]
+  for line in training:
+    assert set(line) == {'step', 'loss', 'mlm_loss', 'mlm_accuracy', 'nsp_loss', 'nsp_accuracy',
+                         'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu'}
+    assert line['loss'] == pytest.approx(line['mlm_loss'] + line['nsp_loss'])
+    assert line['mfu'] is None  # the peak of a CPU is not known
+  # The rate of the last update before each line: warmup to step 4, then down to 0 at step 12.
+  assert [line['learning_rate'] for line in training] == pytest.approx(
+      [1e-3 * r for r in (1 / 4, 3 / 4, 7 / 8, 5 / 8, 3 / 8, 1 / 8)])
+  assert held_out[0]['eval_unigram_entropy'] > 2
+
+
+def test_checkpoints_kept(finished):
+  assert sorted(p.name for p in (finished / 'checkpoints').iterdir()) == ['12', '4', '8']
+
+
+def test_the_same_command_again_says_that_it_is_finished(finished, corpus_file, capsys):
+  before = (finished / 'metrics.jsonl').read_bytes()
+  run.run(conftest.tiny_config(corpus_file), str(finished))
+  assert 'holds the whole run of 12 steps' in capsys.readouterr().out
+  assert (finished / 'metrics.jsonl').read_bytes() == before
+
+
+def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus_file):
+  before = sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('*') if p.is_file())
+  for overrides, message in (({'model.hidden_size': 64}, 'model.hidden_size=32.*has 64'),
+                             ({'data.lowercase': False}, 'data.lowercase=True, now it is False')):
+    with pytest.raises(UserError, match=message):
+      run.run(conftest.tiny_config(corpus_file, **overrides), str(finished))
+  assert sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('*') if p.is_file()) == before
+  with pytest.raises(UserError, match='a run of 12 steps, more than train_steps=10'):
+    run.run(conftest.tiny_config(corpus_file, train_steps=10), str(finished))
+
+
+def test_two_phases_and_microbatches(tmp_path, corpus_file):
+  config = conftest.tiny_config(corpus_file, phases=((8, 16, 16), (4, 32, 8)), max_len=32,
+                                **{'optimizer.accumulation': 1, 'checkpoint_every': 12})
+  run.run(config, str(tmp_path / 'run'))
+  assert lines(tmp_path / 'run')[-1]['step'] == 12
+
+
+def test_epochs(tmp_path, corpus_file, capsys):
+  config = conftest.tiny_config(corpus_file, train_steps=0, train_epochs=0.5)
+  run.run(config, str(tmp_path / 'run'))
+  out = capsys.readouterr().out
+  rows = int(out.split('rows of 32')[1].split(' an epoch')[0].replace(',', ''))
+  assert lines(tmp_path / 'run')[-1]['step'] == -(-rows // 2 // 8) or (
+      lines(tmp_path / 'run')[-1]['step'] == -(-rows // 16))
+
+
+def test_init_from_another_workdir(finished, tmp_path, corpus_file):
+  config = conftest.tiny_config(corpus_file, init_from=str(finished), train_steps=2,
+                                **{'optimizer.learning_rate': 1e-30, 'optimizer.warmup_steps': 0})
+  run.run(config, str(tmp_path / 'run'))
+  ours, theirs = (bert_jax.from_pretrained(str(d)).params for d in (tmp_path / 'run', finished))
+  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize('overrides, message', [
+    ({'max_len': 128}, 'max_len=128 is above model.max_positions=64'),
+    ({'batch_size': 12}, 'batch_size=12 is not divisible by 8'),
+    ({'optimizer.accumulation': 2}, 'batch_size=8 is not divisible by 16'),
+    ({'mesh.model': 8, 'mesh.data': 1}, 'model.num_heads=4 is not divisible by mesh.model=8'),
+    ({'mesh.data': 3}, 'mesh 1x3x1 .* does not fit the 8 devices'),
+    ({'mesh.data': 0}, 'mesh 1x0x1'),
+    ({'task': 'translate'}, "task='translate'"),
+    ({'sharding': 'zero'}, "sharding='zero'"),
+    ({'platform': 'tpu'}, "platform='tpu'"),
+    ({'platform': 'npu'}, "platform='npu' is unknown"),
+    ({'train_epochs': 1.0}, 'give one of them'),
+    ({'train_steps': 0}, 'give one of them'),
+    ({'phases': ((3, 32, 8),)}, 'sum to 3, not to train_steps=12'),
+    ({'batch_size': 0}, 'batch_size=0'),
+    ({'masking.rate': 2.0}, 'masking.rate=2.0'),
+    ({'data.format': 'html'}, "data.format='html'"),
+    ({'data.source': '/nowhere/*'}, 'matches no file'),
+    ({'optimizer.warmup_steps': 12}, 'warmup_steps=12'),
+    ({'init_from': '/nowhere'}, '/nowhere holds no checkpoints'),
+])
+def test_mistakes_are_named_before_anything_is_written(tmp_path, corpus_file, overrides, message):
+  with pytest.raises(UserError, match=message):
+    run.run(conftest.tiny_config(corpus_file, **overrides), str(tmp_path / 'run'))
+  assert not list((tmp_path / 'run').glob('checkpoints/*'))
+
+
+def test_a_workdir_that_cannot_be_written(tmp_path, corpus_file):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(UserError, match='--workdir=.*/file/run cannot be written'):
+    run.run(conftest.tiny_config(corpus_file), str(tmp_path / 'file' / 'run'))
+
+
+def test_predictions(finished):
+  bert = bert_jax.from_pretrained(str(finished))
+  masks = bert.fill_mask('The [MASK] runs under the [MASK].', top_k=3)
+  assert len(masks) == 2
+  for mask in masks:
+    candidates = mask['candidates']
+    assert len(candidates) == 3
+    probabilities = [c['probability'] for c in candidates]
+    assert probabilities == sorted(probabilities, reverse=True) and sum(probabilities) <= 1
+    for c in candidates:
+      assert c['surprisal'] == pytest.approx(-np.log(c['probability']), rel=1e-5)
+  ids = bert.tokenizer.encode_with_masks('The [MASK] runs under the [MASK].')
+  assert [m['position'] - 1 for m in masks] == [
+      i for i, token in enumerate(ids) if token == bert.tokenizer.mask_id]
+
+  scored = bert.score('The king runs.')
+  surprisals = [t['surprisal'] for t in scored['tokens']]
+  assert scored['pseudo_perplexity'] == pytest.approx(np.exp(np.mean(surprisals)))
+  # The surprisal of a token is that of fill_mask at its place.
+  first = bert.fill_mask('[MASK] king runs.', top_k=bert.config.vocab_size)[0]['candidates']
+  the = next(c for c in first if c['token'] == scored['tokens'][0]['token'])
+  if len(bert.tokenizer.encode_batch(['The'])[0]) == 1:
+    assert the['surprisal'] == pytest.approx(surprisals[0], rel=1e-5)
+
+  pairs = [('The king runs.', 'The king sees.'), ('A tree.', 'A horse takes her river.')]
+  together = bert.next_sentence(pairs)
+  assert together == pytest.approx([bert.next_sentence([p])[0] for p in pairs], rel=1e-5)
+  assert all(0 < p < 1 for p in together)
+  with pytest.raises(UserError, match='no .MASK.'):
+    bert.fill_mask('nothing')
+  with pytest.raises(UserError, match='longer than the 64 positions'):
+    bert.score('the ' * 70)

@@ -1,0 +1,156 @@
+"""One training step: golden numbers, the same on every mesh, microbatches, shardings."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.data.rows import Rows
+from bert_jax.model.config import BertConfig
+from bert_jax.model.heads import BertForPreTraining
+from bert_jax.objectives.losses import total_loss
+from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel import sharding
+from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.training import optimizer as optimizer_lib
+from bert_jax.training import state as state_lib
+from tests import conftest
+
+VOCAB = 30_522
+GOLDEN_LOSSES = [11.0199585, 11.0456419, 11.0173111]  # ln(30,522) + ln(2) = 11.02 at the start
+GOLDEN_GRAD_NORM = 2.00696898
+CONFIG = BertConfig(vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=4,
+                    intermediate_size=64, max_positions=32)
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedRows(Pretraining):
+  """The pretraining task without a corpus behind it."""
+
+  @classmethod
+  def make(cls, config=CONFIG):
+    class Vocabulary:
+      vocab_size, pad_id, unk_id, cls_id, sep_id, mask_id = VOCAB, 0, 100, 101, 102, 103
+
+    class Corpus:
+      tokenizer = Vocabulary
+
+    return cls(BertForPreTraining(config), MaskingConfig(), Corpus, None, 0, (), ())
+
+
+def make_batch(rows=8, length=32, seed=0) -> Rows:
+  rng = np.random.default_rng(seed)
+  ids = rng.integers(1000, VOCAB, (rows, length)).astype(np.int32)
+  n = rng.integers(16, length + 1, rows)[:, None]
+  column = np.arange(length)[None]
+  ids[:, 0] = 101
+  ids[(column == n // 2) | (column == n - 1)] = 102
+  real = column < n
+  return Rows(ids=np.where(real, ids, 0).astype(np.int32),
+              type_ids=(real & (column > n // 2)).astype(np.int32),
+              positions=(column * real).astype(np.int32), pair_index=real.astype(np.int32),
+              cls_positions=np.zeros((rows, 1), np.int32),
+              next_sentence=rng.integers(0, 2, (rows, 1)).astype(np.int32),
+              row=np.arange(rows, dtype=np.int32), pair_weights=np.ones((rows, 1), np.float32))
+
+
+def one_step(mesh, preset='tp', accumulation=1, config=CONFIG, steps=1):
+  task = FixedRows.make(config)
+  optimizer = optimizer_lib.make_optimizer(
+      optimizer_lib.OptimizerConfig(learning_rate=1e-3, warmup_steps=0), 10)
+  init, abstract = state_lib.make_init(task, optimizer, mesh, preset)
+  step = state_lib.make_train_step(task, optimizer, mesh, preset, abstract, seed=7,
+                                   accumulation=accumulation)
+  state = init(state_lib.root_key(7))
+  losses = []
+  for i in range(steps):
+    state, metrics = step(state, mesh_lib.put_batch(make_batch(seed=i), mesh))
+    losses.append(float(total_loss(metrics, task.objectives)))
+  return losses, state, metrics
+
+
+@pytest.fixture(scope='module')
+def alone():
+  """Three steps on one device, dropout on."""
+  return one_step(conftest.sub_mesh(1, 1), steps=3)
+
+
+def test_golden_step(alone):
+  """Frozen numbers: they change only if what a step computes is changed on purpose."""
+  losses, state, metrics = alone
+  np.testing.assert_allclose(losses, GOLDEN_LOSSES, rtol=1e-5)
+  np.testing.assert_allclose(float(metrics['grad_norm'][0]), GOLDEN_GRAD_NORM, rtol=1e-4)
+  assert int(state.step) == 3
+  assert int(metrics['tokens'][0]) == int(make_batch(seed=2).pair_index.sum())
+
+
+@pytest.mark.parametrize('shape, preset', [((8, 1), 'tp'), ((4, 2), 'tp'), ((2, 4), 'tp'),
+                                           ((8, 1), 'fsdp'), ((4, 2), 'fsdp_tp'), ((8, 1), 'dp')])
+def test_the_same_losses_on_every_mesh(alone, shape, preset):
+  losses, _, _ = one_step(conftest.sub_mesh(*shape), preset, steps=3)
+  np.testing.assert_allclose(losses, alone[0], rtol=1e-5)
+
+
+def test_microbatches_give_the_gradient_of_the_whole_batch():
+  config = dataclasses.replace(CONFIG, dropout=0.0, attention_dropout=0.0)
+  mesh = conftest.sub_mesh(2, 1)
+  whole_losses, whole, whole_metrics = one_step(mesh, config=config)
+  losses, micro, metrics = one_step(mesh, config=config, accumulation=4)
+  np.testing.assert_allclose(losses, whole_losses, rtol=1e-6)
+  np.testing.assert_allclose(metrics['grad_norm'][0], whole_metrics['grad_norm'][0], rtol=1e-5)
+  for name in ('mlm_loss', 'mlm_accuracy', 'nsp_loss', 'tokens'):
+    np.testing.assert_allclose(metrics[name][0], whole_metrics[name][0], rtol=1e-6)
+  moment = lambda state: state.opt_state[1].mu['params']['bert']['embeddings']['token']
+  np.testing.assert_allclose(moment(micro), moment(whole), atol=1e-8)
+
+
+def test_parameters_and_moments_are_split_as_the_rules_say():
+  mesh = conftest.sub_mesh(4, 2)
+  _, state, _ = one_step(mesh, 'fsdp_tp')
+  for tree in (state.params, state.opt_state[1].mu, state.opt_state[1].nu):
+    bert = tree['params']['bert']
+    shards = lambda x: x.sharding.shard_shape(x.shape)
+    assert shards(bert['embeddings']['token']) == (30_592 // 2, 32 // 4)
+    assert shards(bert['layers']['attention']['qkv_kernel']) == (2, 32 // 4, 3, 4 // 2, 8)
+    assert shards(bert['layers']['feed_forward']['down']['kernel']) == (2, 64 // 2, 32 // 4)
+    assert shards(bert['layers']['feed_forward_norm']['scale']) == (2, 32)
+
+
+def test_logits_stay_split_over_the_vocabulary():
+  """with_logical_constraint does nothing without rules in context: look at what was compiled."""
+  mesh = conftest.sub_mesh(2, 4)
+  task = FixedRows.make()
+  optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(warmup_steps=0), 10)
+  _, abstract = state_lib.make_init(task, optimizer, mesh, 'tp')
+  step = state_lib.make_train_step(task, optimizer, mesh, 'tp', abstract, seed=0, accumulation=1)
+  rows = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=mesh_lib.batch_sharding(mesh)),
+      make_batch())
+  text = step.lower(abstract, rows).compile().as_text()
+  # 4 rows of 5 predictions on each of 2 shards, 30,592 / 4 entries; never all of them.
+  assert 'f32[20,7648]' in text
+  assert 'f32[20,30592]' not in text and 'f32[40,30592]' not in text
+
+
+def test_unknown_preset():
+  with pytest.raises(Exception, match="sharding='zero'.*dp, fsdp, tp, fsdp_tp"):
+    sharding.rules('zero')
+
+
+def test_evaluation_has_no_dropout_and_fixed_masks():
+  mesh = conftest.sub_mesh(1, 1)
+  task = FixedRows.make()
+  optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(warmup_steps=0), 10)
+  init, _ = state_lib.make_init(task, optimizer, mesh, 'tp')
+  params = init(state_lib.root_key(0)).params
+  step = state_lib.make_eval_step(task, mesh, 'tp')
+  batch = mesh_lib.put_batch(make_batch(), mesh)
+  one, two = step(params, batch), step(params, batch)
+  jax.tree.map(np.testing.assert_array_equal, one, two)
+  mask = lambda step: np.asarray(task.mask(jax.random.fold_in(state_lib.root_key(0), step),
+                                           batch).positions)
+  assert (mask(0) != mask(1)).any() and (mask(1) == mask(1)).all()
+  assert jnp.isfinite(one['mlm_loss'][0])
