@@ -32,7 +32,7 @@ def model(size: str) -> ConfigDict:
 
 
 def pretraining(size: str) -> ConfigDict:
-  """The paper's recipe for pretraining: 256 rows, 1M steps, 128 tokens for 90% of them, then 512."""
+  """The paper's recipe: 256 rows, 1M steps, rows of 128 tokens for 90% of them, then 512."""
   c = ConfigDict()
   c.task = 'pretrain'
   c.seed = 0  # of the parameters, the rows, the masks and the dropout
@@ -70,7 +70,8 @@ def pretraining(size: str) -> ConfigDict:
 def _fields(config: ConfigDict, prefix: str = '') -> list[str]:
   found = []
   for name, value in config.items():
-    found += _fields(value, f'{prefix}{name}.') if isinstance(value, ConfigDict) else [prefix + name]
+    group = isinstance(value, ConfigDict)
+    found += _fields(value, f'{prefix}{name}.') if group else [prefix + name]
   return found
 
 
@@ -105,8 +106,8 @@ def check(config: ConfigDict):
     if config[name] < 0:
       raise UserError(f'{name}={config[name]} must not be negative')
   if bool(config.train_steps) == bool(config.train_epochs):
-    raise UserError(f'train_steps={config.train_steps} and train_epochs={config.train_epochs}: give '
-                    'one of them and set the other to 0')
+    raise UserError(f'train_steps={config.train_steps} and train_epochs={config.train_epochs}: '
+                    'give one of them and set the other to 0')
   if config.train_epochs and config.phases:
     raise UserError('phases are counted in steps: give train_steps, not train_epochs, with them')
   longest = max([config.max_len, *(phase[1] for phase in config.phases if len(phase) == 3)])

@@ -1,4 +1,4 @@
-"""Trains whatever the config says: python -m bert_jax.main --config=configs/tiny.py --workdir=DIR"""
+"""Trains what the config says: python -m bert_jax.main --config=configs/tiny.py --workdir=DIR"""
 
 import pathlib
 import runpy
@@ -11,7 +11,7 @@ from bert_jax import errors
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', help_string='A config file; its fields are overridden as --config.FIELD=VALUE.')
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, local or gs://.')
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 
 
 def _explain(argv: list[str], error: Exception):
@@ -29,7 +29,7 @@ def main(argv: list[str]):
     raise errors.UserError('give both --config=configs/tiny.py (or another) and --workdir=DIR')
   try:
     config = _CONFIG.value
-    config.task  # a file that cannot be loaded says so only when it is used
+    config.copy_and_resolve_references()  # a file that cannot be loaded says so when it is used
   except OSError as e:
     raise errors.UserError(f'the config cannot be loaded: {e}') from e
   from bert_jax.training import run  # after the flags: JAX takes a while to import

@@ -1,6 +1,6 @@
-"""BERT-base as published: 12 x 768, lr 1e-4, 256 rows, 1M steps, 128 tokens for 90% of them, then 512.
+"""BERT-base (12 x 768) as published: lr 1e-4, 256 rows, 1M steps, 128 tokens for 90% of them.
 
-  python -m bert_jax.main --config=configs/base.py --workdir=gs://BUCKET/base \\
+  python -m bert_jax.main --config=configs/base.py --workdir=runs/base \\
       --config.data.source='corpus/*.txt.gz' --config.data.vocab=vocab.txt
 
 Hardware: a TPU slice or GPUs that hold 256 rows of 512 between them. Not run yet. The paper reports

@@ -1,6 +1,6 @@
-"""BERT-large as published: 24 x 1024, lr 1e-4, 256 rows, 1M steps, 128 tokens for 90% of them, then 512.
+"""BERT-large (24 x 1024) as published: lr 1e-4, 256 rows, 1M steps, 128 tokens for 90% of them.
 
-  python -m bert_jax.main --config=configs/large.py --workdir=gs://BUCKET/large \\
+  python -m bert_jax.main --config=configs/large.py --workdir=runs/large \\
       --config.data.source='corpus/*.txt.gz' --config.data.vocab=vocab.txt
 
 Hardware: a TPU slice or GPUs that hold 256 rows of 512 between them. Not run yet. The paper reports

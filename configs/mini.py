@@ -1,6 +1,7 @@
 """Mini BERT (4 x 256) on your own text: an afternoon on a laptop, minutes on one accelerator.
 
-  python -m bert_jax.main --config=configs/mini.py --workdir=runs/mini --config.data.source='corpus/*.txt.gz'
+  python -m bert_jax.main --config=configs/mini.py --workdir=runs/mini \\
+      --config.data.source='corpus/*.txt.gz'
 
 Not run yet.
 """

@@ -1,6 +1,7 @@
 """Small BERT (4 x 512) on your own text: one accelerator, a few hours.
 
-  python -m bert_jax.main --config=configs/small.py --workdir=runs/small --config.data.source='corpus/*.txt.gz'
+  python -m bert_jax.main --config=configs/small.py --workdir=runs/small \\
+      --config.data.source='corpus/*.txt.gz'
 
 Not run yet.
 """

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# From a fresh machine to a BERT that fills masks: bash launch/local.sh [WORKDIR]
+# From a fresh machine to a BERT that fills masks: bash launch/local.sh [WORKDIR [FLAGS OF main]]
 # Makes .venv, installs, pretrains configs/tiny.py on the built-in corpus, fills some masks.
 # Run again, it goes on where it was; delete the workdir to start over.
 . "$(dirname "${BASH_SOURCE[0]}")/venv.sh" requirements.txt
 workdir="${1:-runs/tiny}"
 
-"$VENV/bin/python" -m bert_jax.main --config=configs/tiny.py --workdir="$workdir"
+"$VENV/bin/python" -m bert_jax.main --config=configs/tiny.py --workdir="$workdir" "${@:2}"
 
 "$VENV/bin/python" - "$workdir" <<'PYTHON'
 import sys

@@ -2,7 +2,7 @@
 
 import os
 
-os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'
 os.environ['JAX_PLATFORMS'] = 'cpu'
 
 import pathlib
@@ -15,18 +15,20 @@ import pytest
 from bert_jax.parallel import mesh as mesh_lib
 from tests import tiny
 
-WORDS = ['the', 'a', 'his', 'her', 'old', 'new', 'small', 'large', 'red', 'green', 'house', 'river', 'tree', 'stone', 'bird', 'horse', 'king', 'child', 'runs', 'sees', 'finds', 'takes', 'gives', 'holds', 'under', 'over', 'near', 'behind', 'and', 'but', 'then', 'slowly', 'often']
+WORDS = ['the', 'a', 'his', 'her', 'old', 'new', 'small', 'large', 'red', 'green', 'house', 'river',
+         'tree', 'stone', 'bird', 'horse', 'king', 'child', 'runs', 'sees', 'finds', 'takes',
+         'gives', 'holds', 'under', 'over', 'near', 'behind', 'and', 'but', 'then', 'slowly']
 
 
-def make_documents(count: int, seed: int = 0, sentences: tuple[int, int] = (4, 14)) -> list[list[str]]:
-  """Documents of random sentences over 35 words, each with a subject of its own that recurs."""
+def make_documents(count: int, seed: int = 0) -> list[list[str]]:
+  """Documents of 4 to 13 random sentences, each document with a subject that recurs."""
   rng = np.random.default_rng(seed)
   documents = []
   for i in range(count):
     topic = f'topic{i % 23}'
     documents.append([
         ' '.join([topic, *rng.choice(WORDS, rng.integers(3, 12))]).capitalize() + '.'
-        for _ in range(rng.integers(*sentences))])
+        for _ in range(rng.integers(4, 14))])
   return documents
 
 

@@ -32,7 +32,7 @@ def run(module, *flags, **kwargs):
 
 
 def train(source, workdir, *flags):
-  return ('main', f'--config={CONFIG}', f'--workdir={workdir}', f'--config.data.source={source}',
+  return ('main', f'--config={CONFIG}', f'--workdir={os.path.relpath(workdir, ROOT)}', f'--config.data.source={source}',
           *flags)
 
 

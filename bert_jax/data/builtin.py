@@ -26,7 +26,7 @@ _MIN_WORDS = 40  # of a document: shorter ones say too little to tell a next sen
 
 
 def is_prose(paragraph: str) -> bool:
-  """Whether a paragraph of a docstring is English sentences, not code, a table or a list of names."""
+  """Whether a paragraph of a docstring is English sentences: no code, table or list of names."""
   words = paragraph.split()
   letters = sum(c.isalpha() or c.isspace() for c in paragraph)
   plain = sum(w.strip('.,;:()"\'`').isalpha() for w in words)
@@ -76,7 +76,7 @@ def source_files() -> Iterator[pathlib.Path]:
 
 def documents() -> Iterator[list[str]]:
   """One document a module, each paragraph used once in the whole corpus."""
-  from pydoc_data import topics  # pylint: disable=g-import-not-at-top
+  from pydoc_data import topics
   seen = set()
   sources = ([topics.topics[name]] for name in sorted(topics.topics))
   for docstrings in (*sources, *map(module_docstrings, source_files())):

@@ -105,8 +105,9 @@ def tfds_documents(name: str, text_column: str, data_dir: str | None = None) -> 
     data_dir: where data sets are kept; None = TFDS_DATA_DIR, or tfds' own default.
   """
   try:
-    import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
-    source = tfds.data_source(name, split='train', data_dir=data_dir or os.environ.get('TFDS_DATA_DIR'))
+    import tensorflow_datasets as tfds  # slow to import, and few runs need it
+    data_dir = data_dir or os.environ.get('TFDS_DATA_DIR')
+    source = tfds.data_source(name, split='train', data_dir=data_dir)
   except ImportError as e:
     raise UserError(f'tfds:{name} needs a package that is not installed ({e}): pip install '
                     'tensorflow, or store the data set as array_record') from e
@@ -126,8 +127,9 @@ def tfds_documents(name: str, text_column: str, data_dir: str | None = None) -> 
       yield document
 
 
-def open_source(source: str, data_format: str, text_column: str) -> Callable[[], Iterator[Document]]:
-  """A function that reads `data.source` (a glob or tfds:NAME) from the start each time it is called.
+def open_source(source: str, data_format: str,
+                text_column: str) -> Callable[[], Iterator[Document]]:
+  """A function that reads `data.source` (a glob or tfds:NAME) from the start at each call.
 
   Raises:
     UserError: an unknown format, or nothing to read.

@@ -28,10 +28,10 @@ class Phases(tuple[Phase, ...]):
     phases = phases or ((train_steps, max_len, batch_size),)
     for phase in phases:
       if len(phase) != 3 or not all(isinstance(n, int) and n > 0 for n in phase):
-        raise UserError(f'phases={tuple(phases)}: each is (steps, max_len, batch_size), all positive')
+        raise UserError(f'phases={tuple(phases)}: each is (steps, max_len, batch_size), positive')
     if sum(phase[0] for phase in phases) != train_steps:
-      raise UserError(f'the steps of phases={tuple(phases)} sum to {sum(p[0] for p in phases)}, not '
-                      f'to train_steps={train_steps}')
+      raise UserError(f'the steps of phases={tuple(phases)} sum to {sum(p[0] for p in phases)}, '
+                      f'not to train_steps={train_steps}')
     return cls(Phase(*phase) for phase in phases)
 
   def locate(self, step: int) -> tuple[int, Phase, int]:

@@ -35,12 +35,16 @@ class Corpus(NamedTuple):
   tokenizer: tokenizer_lib.Tokenizer
   train: records.Records
   heldout: records.Records
-  unigram_entropy: float | None  # nat: cross-entropy of the held-out tokens under `train`'s frequencies
+  unigram_entropy: float | None  # nat; of the held-out tokens under `train`'s frequencies
   notes: tuple[str, ...]  # what was dropped on the way
 
 
 def _hash(text: str) -> int:
   return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'little')
+
+
+def _progress(documents: Iterable, desc: str, total: int | None = None) -> Iterable:
+  return tqdm.tqdm(documents, desc, total, unit=' documents', leave=False, disable=None)
 
 
 def _document_hash(document: corpus.Document) -> int:
@@ -93,8 +97,8 @@ def _write_records(directory: pathlib.Path, documents: Iterable[list[str]],
 def _prepare(read: Callable[[], Iterator[corpus.Document]], data, vocab_size: int,
              directory: pathlib.Path, tokenizer_directory: pathlib.Path) -> dict:
   """Tokenises a corpus into `directory` and says what was found."""
-  limit, documents, different = _heldout_limit(tqdm.tqdm(
-      read(), desc='reading the corpus', unit=' documents', leave=False, disable=None), data.heldout)
+  limit, documents, different = _heldout_limit(
+      _progress(read(), 'reading the corpus'), data.heldout)
   if not documents:
     raise UserError(f'data.source={data.source!r} holds no document: it is empty or blank lines')
   if different == 1:
@@ -106,7 +110,7 @@ def _prepare(read: Callable[[], Iterator[corpus.Document]], data, vocab_size: in
     return [s for p in document for s in corpus.split_sentences(p, data.format, data.language)]
 
   def training(desc):
-    for d in tqdm.tqdm(read(), desc=desc, unit=' documents', total=documents, leave=False, disable=None):
+    for d in _progress(read(), desc, documents):
       if _document_hash(d) > limit:
         yield sentences(d)
 
@@ -161,6 +165,9 @@ def open_corpus(data, vocab_size: int, workdir: epath.Path) -> Corpus:
   Raises:
     UserError: the corpus or vocabulary cannot be used, or the workdir holds another one.
   """
+  if '://' in str(workdir):
+    raise UserError(f'--workdir={workdir}: the tokenised text is memory-mapped from the workdir, '
+                    'which has to be a local folder')
   directory = pathlib.Path(workdir) / 'corpus'
   tokenizer_directory = pathlib.Path(workdir) / 'tokenizer'
   asked = {**data.to_dict(), 'vocab_size': None if data.vocab else vocab_size}

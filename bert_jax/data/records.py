@@ -42,7 +42,7 @@ class Records(NamedTuple):
 
 
 class Writer:
-  """Streams documents into a records folder; nothing counts before `close` has written the manifest."""
+  """Streams documents into a records folder; nothing counts before `close` wrote the manifest."""
 
   def __init__(self, directory: pathlib.Path, vocab_size: int):
     directory.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ class Writer:
     self._files[name].write(values.tobytes())
 
   def add(self, sentences: list[list[int]]):
-    """Appends one document: the token ids of each of its sentences. Empty sentences are left out."""
+    """Appends one document: the token ids of its sentences, empty ones left out."""
     sentences = [s for s in sentences if s]
     if not sentences:
       return

@@ -52,7 +52,7 @@ class Plan(NamedTuple):
 
 
 def _units(records: Records, longest: int) -> tuple[np.ndarray, np.ndarray, int]:
-  """Sentences, those above `longest` tokens in pieces: bounds [U+1], document bounds [E+1], splits."""
+  """Sentences, long ones in pieces of `longest`: bounds [U+1], document bounds [E+1], splits."""
   starts = np.asarray(records.sentences)
   lengths = np.diff(starts)
   pieces = -(-lengths // longest)
@@ -232,7 +232,7 @@ class RowSource:
     return Rows(*map(np.concatenate, zip(*parts)))
 
   def epoch_batches(self, batch_size: int, share: slice = slice(None)):
-    """The batches of epoch 0, the last filled up with empty rows; they never change (evaluation)."""
+    """The batches of epoch 0, the last filled up with empty rows: always the same."""
     plan = self.plan(0)
     for start in range(0, len(plan.random), batch_size):
       row = start + np.arange(batch_size)[share]

@@ -67,7 +67,7 @@ def digest(tokenizer: Tokenizer) -> str:
 
 
 class WordPiece:
-  """BERT's own tokeniser: clean, split at spaces, punctuation and CJK characters, longest match first.
+  """BERT's own: clean, split at spaces, punctuation and CJK characters, longest match first.
 
   Equal to google-research/bert `tokenization.py` (lower-casing also strips accents).
   """
@@ -114,7 +114,7 @@ class WordPiece:
     return json.dumps([self.vocab, self.lowercase]).encode()
 
   def save(self, directory: epath.Path):
-    """Writes vocab.txt, tokenizer_config.json and tokenizer.json, as the Hugging Face hub has them."""
+    """Writes vocab.txt, tokenizer_config.json and tokenizer.json, as Hugging Face has them."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / 'vocab.txt').write_text('\n'.join(self.vocab) + '\n')
     (directory / 'tokenizer_config.json').write_text(json.dumps(
@@ -245,9 +245,9 @@ def _train_wordpiece(texts: Callable[[], Iterable[str]], vocab_size: int,
     untrained.train_from_iterator(texts(), trainer)
     return sorted(set(untrained.get_vocab()) - set(SPECIAL_TOKENS))
 
-  # The trainer numbers the pieces inside words in the order of a hash table, and breaks ties between
-  # equally frequent pairs by these numbers: another vocabulary every time. Its alphabet alone does
-  # not depend on them; given first and sorted, it makes the rest the same every time too.
+  # The trainer numbers the pieces inside words in the order of a hash table, and breaks ties
+  # between equally frequent pairs by these numbers: another vocabulary every time. Its alphabet
+  # alone does not depend on them; given first and sorted, it makes the rest the same every time.
   inside = [e for e in entries(len(SPECIAL_TOKENS), ()) if e.startswith('##')]
   return WordPiece([*SPECIAL_TOKENS, *entries(vocab_size, inside)], lowercase)
 
@@ -276,7 +276,8 @@ def train(kind: str, texts: Callable[[], Iterable[str]], vocab_size: int,
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts()), model_writer=model, vocab_size=vocab_size,
         model_type='unigram', hard_vocab_limit=False, minloglevel=2, pad_id=0, unk_id=1, bos_id=-1,
-        eos_id=-1, pad_piece='<pad>', unk_piece='<unk>', control_symbols=['[CLS]', '[SEP]', '[MASK]'],
+        eos_id=-1, pad_piece='<pad>', unk_piece='<unk>',
+        control_symbols=['[CLS]', '[SEP]', '[MASK]'],
         normalization_rule_name='nmt_nfkc_cf' if lowercase else 'nmt_nfkc',
         input_sentence_size=5_000_000, shuffle_input_sentence=False)
   except RuntimeError as e:

@@ -37,7 +37,7 @@ class LayerNorm(nn.Module):
 
 
 class Embeddings(nn.Module):
-  """The sum of three learned embeddings (google-research/bert `modeling.py`, embedding_postprocessor)."""
+  """The sum of three learned embeddings (google-research/bert, `embedding_postprocessor`)."""
 
   config: BertConfig
 

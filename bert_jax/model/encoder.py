@@ -26,7 +26,7 @@ class Batch(NamedTuple):
 
 
 def gelu(x: jax.Array) -> jax.Array:
-  """x * Phi(x), by erf as published (Hendrycks and Gimpel 2016); `jax.nn.gelu` uses the slower erfc."""
+  """x * Phi(x) by erf (Hendrycks and Gimpel 2016); `jax.nn.gelu` uses erfc, which is slower."""
   return 0.5 * x * (1 + jax.lax.erf(x * 0.7071067811865476))
 
 

@@ -36,7 +36,7 @@ class MaskingConfig:
       raise UserError(f'masking.max_predictions={self.max_predictions} must not be negative')
 
   def predictions(self, max_len: int, pairs: int = 1) -> int:
-    """M: the static number of predicted positions in a row of `max_len` that holds `pairs` pairs."""
+    """M: the static number of predicted positions in a row of `max_len` with `pairs` pairs."""
     if self.max_predictions:
       return min(self.max_predictions, max_len)
     # A pair of n tokens asks for at most rate * n + 1/2, or for 1.

@@ -49,7 +49,8 @@ def make_mesh(replica: int = 1, data: int = -1, model: int = 1) -> Mesh:
   if -1 in sizes:
     sizes[sizes.index(-1)] = devices // known
   if math.prod(sizes) != devices:
-    raise UserError(f'mesh {named} (replica x data x model) does not fit the {devices} devices here')
+    raise UserError(f'mesh {named} (replica x data x model) does not fit the {devices} devices '
+                    'here')
   # Auto: Linen's constraints need it; Explicit axes are the default of make_mesh.
   return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
@@ -58,8 +59,8 @@ def check_fits(mesh: Mesh, batch_size: int, accumulation: int, num_heads: int):
   """Raises UserError if the mesh does not divide a microbatch or the heads."""
   rows = mesh.shape['replica'] * mesh.shape['data'] * accumulation
   if batch_size % rows:
-    raise UserError(f'batch_size={batch_size} is not divisible by {rows} (mesh.replica x mesh.data x '
-                    'optimizer.accumulation): choose a multiple')
+    raise UserError(f'batch_size={batch_size} is not divisible by {rows} (mesh.replica x '
+                    'mesh.data x optimizer.accumulation): choose a multiple')
   if num_heads % mesh.shape['model']:
     raise UserError(f'model.num_heads={num_heads} is not divisible by mesh.model='
                     f'{mesh.shape["model"]}')
@@ -76,7 +77,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def put_batch(batch: Any, mesh: Mesh) -> Any:
-  """Places this process's share of a batch, a tree of host arrays [B / processes, ...], on the mesh."""
+  """Places this process's share of a batch, host arrays [B / processes, ...], on the mesh."""
   sharding = batch_sharding(mesh)
   return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 

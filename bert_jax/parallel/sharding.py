@@ -19,7 +19,8 @@ Rules = tuple[tuple[str, Any], ...]
 # while the width of an activation is whole.
 _OVER_DATA = {'embed': 'data'}
 _OVER_MODEL = {'vocab': 'model', 'heads': 'model', 'mlp': 'model'}
-_PRESETS = {'dp': {}, 'fsdp': _OVER_DATA, 'tp': _OVER_MODEL, 'fsdp_tp': {**_OVER_DATA, **_OVER_MODEL}}
+_PRESETS = {'dp': {}, 'fsdp': _OVER_DATA, 'tp': _OVER_MODEL,
+            'fsdp_tp': _OVER_DATA | _OVER_MODEL}
 _LOGICAL_AXES = ('layers', 'vocab', 'embed', 'position', 'segment', 'norm', 'qkv', 'heads', 'kv',
                  'mlp', 'pooled', 'labels', 'seq', 'embed_act')
 
@@ -41,7 +42,7 @@ def rules(preset: str) -> Rules:
 
 
 def shardings(abstract_boxed: Any, mesh: Mesh, preset: str) -> Any:
-  """NamedShardings of a tree whose leaves may be boxed with logical axes (from `jax.eval_shape`)."""
+  """NamedShardings of a tree from `jax.eval_shape`, by the logical axes that its leaves carry."""
   specs = nn.get_partition_spec(abstract_boxed)
   return nn.logical_to_mesh_sharding(specs, mesh, rules(preset))
 

@@ -115,9 +115,10 @@ class Pretraining:
     yield 'vocabulary', f'{c.tokenizer.vocab_size:,} entries, {c.tokenizer.kind}'
     for phase, source in zip(self.phases, self.train_rows):
       plan = source.plan(0)
+      rows = len(plan.random)
       yield f'rows of {phase.max_len}', (
-          f'{len(plan.random):,} an epoch, {plan.real_tokens() / len(plan.random) / phase.max_len:.1%}'
-          f' real tokens, {1 - plan.random.mean():.1%} true next sentences')
+          f'{rows:,} an epoch, {plan.real_tokens() / rows / phase.max_len:.1%} real tokens, '
+          f'{1 - plan.random.mean():.1%} true next sentences')
       yield '', (f'{plan.tokens_cut:,} tokens cut, {plan.tokens_dropped:,} dropped; '
                  f'{plan.sentences_split:,} sentences longer than a row are used in pieces')
     for note in c.notes:

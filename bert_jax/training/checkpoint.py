@@ -1,6 +1,7 @@
 """Checkpoints through orbax: sharded, asynchronous, atomic, the newest few kept."""
 
 import errno
+import os
 import shutil
 from typing import Any
 
@@ -14,14 +15,18 @@ from bert_jax.training.state import TrainState
 _SPARE_BYTES = 100_000  # for the metadata of a checkpoint and the run's other files
 
 
+def absolute(path: epath.Path) -> epath.Path:
+  """The absolute path: orbax writes to no other, and says so only in its background thread."""
+  return path if '://' in str(path) else epath.Path(os.path.abspath(path))
+
+
 class Checkpoints:
   """The `checkpoints/` folder of a workdir: one folder a step, `params` apart from the rest."""
 
   def __init__(self, workdir: epath.Path, keep: int):
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
     self._manager = ocp.CheckpointManager(
-        workdir / 'checkpoints', options=options,
-        item_names=('params', 'optimizer'))
+        absolute(workdir) / 'checkpoints', options=options, item_names=('params', 'optimizer'))
 
   def latest(self) -> int | None:
     """The newest complete step, None if there is none."""
@@ -49,8 +54,8 @@ class Checkpoints:
                  if shard.replica_id == 0)
     free = shutil.disk_usage(directory).free
     if free < 1.2 * needed + _SPARE_BYTES:
-      raise OSError(errno.ENOSPC, f'a checkpoint takes {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB '
-                    'are free', directory)
+      raise OSError(errno.ENOSPC, f'a checkpoint takes {needed / 1e6:,.1f} MB, '
+                    f'{free / 1e6:,.1f} MB are free', directory)
 
   def restore(self, step: int, abstract: TrainState) -> TrainState:
     """The state of `step`, on the shardings of `abstract` (ShapeDtypeStructs).
@@ -66,6 +71,10 @@ class Checkpoints:
     except (ValueError, KeyError) as e:
       raise UserError(f'{self._manager.directory}/{step} does not fit this config: {e}') from e
     return TrainState(found['optimizer']['step'], found['params'], found['optimizer']['moments'])
+
+  def check(self):
+    """Raises what went wrong with a save in the background, if anything has."""
+    self._manager.check_for_errors()
 
   def wait(self):
     """Waits until the last save is complete; raises what went wrong with it."""
@@ -88,7 +97,7 @@ def restore_params(workdir: epath.Path, abstract: Any) -> tuple[Any, int]:
   Raises:
     UserError: there is none, or it is of another model.
   """
-  directory = workdir / 'checkpoints'
+  directory = absolute(workdir) / 'checkpoints'
   if not directory.exists():
     raise UserError(f'{workdir} holds no checkpoints: train with --workdir={workdir} first')
   with ocp.CheckpointManager(directory, item_names=('params', 'optimizer')) as manager:

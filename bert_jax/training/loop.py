@@ -1,5 +1,6 @@
 """The training loop: one for every task, read from top to bottom."""
 
+import functools
 import signal
 import time
 
@@ -21,11 +22,13 @@ from bert_jax.training import report as report_lib
 from bert_jax.training import state as state_lib
 
 
-def _means(metrics: list[Metrics]) -> dict[str, float]:
-  """Means over several steps; waits for the last of them to end."""
+def _fetch(metrics: list[Metrics]) -> tuple[dict[str, float], float]:
+  """(means over several steps, real tokens of one of them); waits for the last step to end."""
   fetched = jax.device_get(metrics)
   sums = {name: [sum(float(m[name][i]) for m in fetched) for i in (0, 1)] for name in fetched[0]}
-  return {name: total / max(count, 1) for name, (total, count) in sums.items()}
+  tokens, _ = sums.pop('tokens')
+  means = {name: total / max(count, 1) for name, (total, count) in sums.items()}
+  return means, tokens / len(fetched)
 
 
 def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir: epath.Path):
@@ -54,7 +57,8 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
     if first_step > train_steps:
       raise UserError(f'{workdir} holds a run of {first_step} steps, more than train_steps='
                       f'{train_steps}: use another --workdir')
-    report_lib.print_summary([('finished', f'{workdir} holds the whole run of {train_steps} steps')])
+    report_lib.print_summary([
+        ('finished', f'{workdir} holds the whole run of {train_steps} steps')])
     return
   if first_step:
     state = checkpoints.restore(first_step, abstract)
@@ -76,8 +80,9 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
 
   def log(step, metrics):
     nonlocal began, timed_from
-    means = _means(metrics)
-    tokens = means.pop('tokens') * (step - timed_from)
+    checkpoints.check()
+    means, tokens_per_step = _fetch(metrics)
+    tokens = tokens_per_step * (step - timed_from)
     seconds = time.monotonic() - began if began and step > timed_from else None
     report.train(step, {
         'loss': sum(weight * means[name] for name, weight in task.objectives.items()), **means,
@@ -86,6 +91,9 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
         'mfu': task.flops(step - 1, tokens) / seconds / (peak * mesh.size)
                if seconds and peak else None})
     began, timed_from = time.monotonic(), step
+
+  def evaluate(params, batch):
+    return eval_step(params, mesh_lib.put_batch(batch, mesh))
 
   try:
     for step, batch in enumerate(loader.batches(task.rows, first_step, train_steps), first_step):
@@ -102,22 +110,21 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
       at_end = done == train_steps
       saves = done % config.checkpoint_every == 0 or at_end or bool(stop)
       evaluates = done % config.eval_every == 0 or at_end
-      if done % config.log_every == 0 or saves:
+      if done % config.log_every == 0 or saves or evaluates:
         due, window = (done, window), []
-      if due and (saves or evaluates):  # a checkpoint never stands before its metrics
+      if saves or evaluates:  # a checkpoint never stands before its metrics
         log(*due)
         due = None
       if saves:
         checkpoints.save(state, done)
       if evaluates:
-        report.evaluation(done, task.evaluate(
-            lambda batch: eval_step(state.params, mesh_lib.put_batch(batch, mesh)), done))
+        report.evaluation(done, task.evaluate(functools.partial(evaluate, state.params), done))
       if saves or evaluates:
         began = time.monotonic()
       if stop and not at_end:
         checkpoints.wait()
-        raise Preempted(f'stopped by SIGTERM after step {done} of {train_steps}, everything is saved: '
-                        'run the same command to go on')
+        raise Preempted(f'stopped by SIGTERM after step {done} of {train_steps}, everything is '
+                        'saved: run the same command to go on')
     checkpoints.close()
   finally:
     report.close()

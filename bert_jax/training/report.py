@@ -1,4 +1,4 @@
-"""What a person sees of a run: the summary, the progress bar, metrics.jsonl, TensorBoard, curves.png."""
+"""What a person sees of a run: summary, progress bar, metrics.jsonl, TensorBoard, curves.png."""
 
 from collections.abc import Iterable
 import json
@@ -20,7 +20,7 @@ def print_summary(lines: Iterable[tuple[str, str]]):
 
 
 def truncate_metrics(path: epath.Path, step: int):
-  """Cuts metrics.jsonl back to the lines up to `step`: what came after the checkpoint is made again.
+  """Cuts metrics.jsonl back to the lines up to `step`: what came after is made again.
 
   A last line that was cut short by a kill goes too.
   """
@@ -113,9 +113,9 @@ class Report:
 
 def draw_curves(lines: list[dict[str, Any]], path: epath.Path):
   """Draws each loss and accuracy over the steps, training as a line and held-out as points."""
-  import matplotlib  # pylint: disable=g-import-not-at-top
+  import matplotlib  # slow to import, and drawn only after an evaluation
   matplotlib.use('Agg')
-  from matplotlib import pyplot as plt  # pylint: disable=g-import-not-at-top
+  from matplotlib import pyplot as plt
   names = [name for name in dict.fromkeys(key for line in lines for key in line)
            if name.endswith(('_loss', '_accuracy')) and not name.startswith('eval_')]
   if not names:

@@ -54,7 +54,8 @@ def _check_same_run(workdir: epath.Path, config: ConfigDict):
 def _write_run(workdir: epath.Path, config: ConfigDict):
   versions = {name: importlib.metadata.version(name) for name in _VERSIONS}
   partial = workdir / 'run.json.partial'
-  partial.write_text(json.dumps({'config': config.to_dict(), 'versions': versions}, indent=2) + '\n')
+  content = {'config': config.to_dict(), 'versions': versions}
+  partial.write_text(json.dumps(content, indent=2) + '\n')
   partial.replace(workdir / 'run.json')
 
 

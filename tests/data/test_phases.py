@@ -16,7 +16,8 @@ def test_none_is_one_phase():
   assert Phases.create((), 10, 128, 32) == ((10, 128, 32),)
 
 
-@pytest.mark.parametrize('phases', [((5, 128, 8),), ((5, 128), (5, 128)), ((10, 0, 8),), ((10.0, 8, 8),)])
+@pytest.mark.parametrize('phases', [((5, 128, 8),), ((5, 128), (5, 128)), ((10, 0, 8),),
+                                    ((10.0, 8, 8),)])
 def test_wrong_phases(phases):
   with pytest.raises(UserError, match='phases='):
     Phases.create(phases, 10, 128, 8)

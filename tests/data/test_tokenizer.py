@@ -35,7 +35,8 @@ def test_special_tokens_in_a_corpus_are_text():
 
 
 def test_wordpiece_splits():
-  vocab = [*tokenizer_lib.SPECIAL_TOKENS, 'un', '##aff', '##able', 'cafe', '猫', '坐', '!', 'A', 'b']
+  vocab = [*tokenizer_lib.SPECIAL_TOKENS, 'un', '##aff', '##able', 'cafe', '猫', '坐', '!', 'A',
+           'b']
   t = tokenizer_lib.WordPiece(vocab)
   assert t.tokens(t.encode_batch(['unaffable Café猫坐!  x\x00\t'])[0]) == [
       'un', '##aff', '##able', 'cafe', '猫', '坐', '!', '[UNK]']

@@ -92,7 +92,8 @@ def test_logits_at_some_positions_are_those_of_all():
   everywhere = np.arange(8)[None] * np.ones((2, 1), int)
   every, _ = model.apply(params, batch, everywhere, at[:, :1] * 0)
   some, _ = model.apply(params, batch, at, at[:, :1] * 0)
-  np.testing.assert_allclose(some, np.take_along_axis(np.asarray(every), at[..., None], 1), atol=1e-6)
+  expected = np.take_along_axis(np.asarray(every), at[..., None], 1)
+  np.testing.assert_allclose(some, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize('change', [dict(scan_unroll=3), dict(remat='dots'), dict(remat='full')])

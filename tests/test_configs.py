@@ -1,0 +1,37 @@
+"""Every file in configs/, shrunk to a few seconds, is run."""
+
+import json
+import math
+import pathlib
+import runpy
+
+import pytest
+
+from bert_jax.training import run
+from tests import conftest
+
+CONFIGS = sorted((pathlib.Path(__file__).parent.parent / 'configs').glob('*.py'))
+SMALL = {'model.hidden_size': 32, 'model.num_heads': 4, 'model.intermediate_size': 64,
+         'model.num_layers': 2, 'model.max_positions': 64, 'model.vocab_size': 200,
+         'model.scan_unroll': 1, 'batch_size': 8, 'train_steps': 2, 'max_len': 32, 'log_every': 1,
+         'eval_every': 2, 'eval_batches': 1, 'optimizer.warmup_steps': 1, 'data.heldout': 0.1}
+
+
+@pytest.mark.parametrize('path', CONFIGS, ids=lambda p: p.stem)
+def test_config(path, tmp_path, corpus_file):
+  config = runpy.run_path(str(path))['get_config']()
+  assert config.is_locked
+  phases = config.phases and ((1, 16, 8), (1, 32, 8))
+  source = corpus_file
+  if config.data.format == 'wikitext':
+    source = str(tmp_path / 'wiki.train.raw')
+    pathlib.Path(source).write_text(''.join(
+        f' = Title {i} = \n\n ' + ' '.join(s[:-1] + ' .' for s in d) + ' \n'
+        for i, d in enumerate(conftest.make_documents(30))))
+  config.update_from_flattened_dict({**SMALL, 'phases': phases, 'data.source': source})
+  run.run(config, str(tmp_path / 'run'))
+  lines = [json.loads(x) for x in (tmp_path / 'run/metrics.jsonl').read_text().splitlines()]
+  assert [x['step'] for x in lines if 'loss' in x] == [1, 2]
+  # Untrained, it guesses among the vocabulary and the two labels.
+  vocabulary = json.loads((tmp_path / 'run/run.json').read_text())['config']['model']['vocab_size']
+  assert abs(lines[0]['loss'] - math.log(vocabulary) - math.log(2)) < 1.0

@@ -1,0 +1,82 @@
+"""Every command of the README is run, with its sizes and paths made small."""
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from tests.test_configs import SMALL
+
+ROOT = pathlib.Path(__file__).parent.parent
+README = (ROOT / 'README.md').read_text()
+
+
+def blocks(language):
+  return re.findall(rf'```{language}\n(.*?)```', README, re.DOTALL)
+
+
+def commands():
+  """The command lines of the README's bash blocks, continued lines joined, comments dropped."""
+  for block in blocks('bash'):
+    for line in block.replace('\\\n', ' ').splitlines():
+      if line.strip() and not line.startswith('#'):
+        yield line
+
+
+def shell(line, folder, **env):
+  done = subprocess.run(
+      ['bash', '-c', line], cwd=ROOT, capture_output=True, text=True,
+      env={**os.environ, 'VENV': sys.prefix, 'PYTHON': sys.executable, 'XLA_FLAGS': '',
+           'PATH': f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}', **env})
+  assert done.returncode == 0, f'{line}\n{done.stdout}\n{done.stderr}'
+  return done.stdout
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory, corpus_file):
+  """What `bash launch/local.sh` leaves, in small; the other commands use it as runs/tiny."""
+  folder = tmp_path_factory.mktemp('readme')
+  flags = ' '.join(f'--config.{name}={value}' for name, value in SMALL.items())
+  out = shell(f'bash launch/local.sh {folder}/runs/tiny --config.data.source={corpus_file} {flags}',
+              folder)
+  assert 'Filled masks:' in out and re.search(r'\d%', out), out
+  return folder
+
+
+def test_the_first_two_commands_are_the_launch_scripts():
+  lines = list(commands())
+  assert lines[1:3] == ['cd bert_jax', 'bash launch/local.sh'] or 'bash launch/local.sh' in lines
+  assert 'bash launch/test.sh' in lines  # the one that runs this test
+
+
+NOT_RUN_HERE = ('git clone', 'cd ', 'bash launch/local.sh', 'bash launch/test.sh', 'pip install',
+                'tensorboard')
+
+
+@pytest.mark.parametrize('line', [c for c in commands() if not c.startswith(NOT_RUN_HERE)])
+def test_command(line, workdir, tmp_path, corpus_file):
+  line = line.replace('runs/tiny', f'{workdir}/runs/tiny')
+  if 'bert_jax.main' in line:
+    replaced = re.compile(r'--(workdir|config\.(data|mesh|phases))')
+    words = [w for w in shlex.split(line) if not replaced.match(w)]
+    flags = [f'--config.{name}={value}' for name, value in SMALL.items()]
+    phases = '((1,16,8),(1,32,8))' if re.search(r'base|large|small|medium', line) else '()'
+    line = shlex.join([*words, *flags, f'--config.phases={phases}', f'--workdir={tmp_path}/run',
+                       '--config.data.format=text', f'--config.data.source={corpus_file}'])
+  shell(line, workdir)
+
+
+@pytest.mark.parametrize('code', blocks('python'))
+def test_python(code, workdir):
+  done = subprocess.run([sys.executable, '-c', code], cwd=workdir, capture_output=True, text=True,
+                        env={**os.environ, 'PYTHONPATH': str(ROOT)})
+  assert done.returncode == 0, done.stderr
+
+
+def test_every_path_that_the_readme_names_is_there():
+  for path in re.findall(r'(?:\]\(|`)((?:configs|launch|bert_jax|docs|tests)/[\w./]*\w)', README):
+    assert (ROOT / path).exists(), path
