@@ -32,8 +32,8 @@ def run(module, *flags, **kwargs):
 
 
 def train(source, workdir, *flags):
-  return ('main', f'--config={CONFIG}', f'--workdir={os.path.relpath(workdir, ROOT)}', f'--config.data.source={source}',
-          *flags)
+  return ('main', f'--config={CONFIG}', f'--workdir={os.path.relpath(workdir, ROOT)}',
+          f'--config.data.source={source}', *flags)
 
 
 def assert_mistake(done, message):

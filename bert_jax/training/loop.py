@@ -107,21 +107,21 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
       if step == first_step:
         jax.block_until_ready(metrics)
         began, timed_from = time.monotonic(), done
-      at_end = done == train_steps
-      saves = done % config.checkpoint_every == 0 or at_end or bool(stop)
-      evaluates = done % config.eval_every == 0 or at_end
+      at_end, stopping = done == train_steps, bool(stop)
+      saves = done % config.checkpoint_every == 0 or at_end or stopping
+      evaluates = at_end or (done % config.eval_every == 0 and not stopping)
       if done % config.log_every == 0 or saves or evaluates:
         due, window = (done, window), []
-      if saves or evaluates:  # a checkpoint never stands before its metrics
+      if saves or evaluates:  # a checkpoint comes after its metrics: a kill loses neither
         log(*due)
         due = None
-      if saves:
-        checkpoints.save(state, done)
       if evaluates:
         report.evaluation(done, task.evaluate(functools.partial(evaluate, state.params), done))
+      if saves:
+        checkpoints.save(state, done)
       if saves or evaluates:
         began = time.monotonic()
-      if stop and not at_end:
+      if stopping and not at_end:
         checkpoints.wait()
         raise Preempted(f'stopped by SIGTERM after step {done} of {train_steps}, everything is '
                         'saved: run the same command to go on')

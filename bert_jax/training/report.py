@@ -120,6 +120,7 @@ def draw_curves(lines: list[dict[str, Any]], path: epath.Path):
            if name.endswith(('_loss', '_accuracy')) and not name.startswith('eval_')]
   if not names:
     return
+  names.sort(key=lambda name: (name.rpartition('_')[0], name.endswith('accuracy')))
   figure, axes = plt.subplots(1, len(names), figsize=(4 * len(names), 3.2), squeeze=False,
                               layout='constrained')
   for axis, name in zip(axes[0], names):

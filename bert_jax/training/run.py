@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
 from bert_jax.data import prepare
+from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource
 from bert_jax.errors import UserError
@@ -24,6 +25,9 @@ from bert_jax.training import loop
 from bert_jax.training import report
 from bert_jax.training.optimizer import OptimizerConfig
 
+# Fields of `model` that may change: how the same numbers are computed; what the shapes do not know.
+_SAME_NUMBERS = ('dtype', 'remat', 'scan_unroll')
+_SAME_SHAPES = ('dropout', 'attention_dropout', 'initializer_range')
 _VERSIONS = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
 
@@ -34,21 +38,24 @@ def _train_steps(config: ConfigDict, corpus: prepare.Corpus) -> int:
   return math.ceil(config.train_epochs * len(rows.random) / config.batch_size)
 
 
-def _check_same_run(workdir: epath.Path, config: ConfigDict):
-  """Raises UserError if the workdir holds a run of another task or model."""
-  path = workdir / 'run.json'
-  if not path.exists():
-    return
-  earlier = json.loads(path.read_text())['config']
-  if earlier['task'] != config.task:
-    raise UserError(f'{workdir} holds a run with task={earlier["task"]!r}, this config has '
-                    f'{config.task!r}: use another --workdir')
-  # How the same numbers are computed may change; what they are may not.
-  free = ('dtype', 'remat', 'scan_unroll')
+def _check_same_model(folder: epath.Path, config: ConfigDict, free: tuple[str, ...], remedy: str):
+  """Raises UserError if the run in `folder` has another model, but for the fields `free`."""
+  earlier = json.loads((folder / 'run.json').read_text())['config']
   for name, value in config.model.items():
     if name not in free and earlier['model'].get(name) != value:
-      raise UserError(f'{workdir} holds a run with model.{name}={earlier["model"].get(name)}, this '
-                      f'config has {value}: use another --workdir')
+      raise UserError(f'{folder} holds a run with model.{name}={earlier["model"].get(name)}, this '
+                      f'config has {value}: {remedy}')
+
+
+def _check_init_from(folder: epath.Path, config: ConfigDict, corpus: prepare.Corpus):
+  """Raises UserError if a model cannot start from the one in `folder`."""
+  if not (folder / 'run.json').exists():
+    raise UserError(f'init_from={folder} is no workdir: it has no run.json')
+  theirs = tokenizer_lib.load(folder / 'tokenizer')
+  if tokenizer_lib.digest(theirs) != tokenizer_lib.digest(corpus.tokenizer):
+    raise UserError(f'init_from={folder} was trained with another vocabulary: set '
+                    f'data.vocab={folder}/tokenizer in a new --workdir')
+  _check_same_model(folder, config, _SAME_NUMBERS + _SAME_SHAPES, 'init_from needs the same model')
 
 
 def _write_run(workdir: epath.Path, config: ConfigDict):
@@ -82,7 +89,10 @@ def run(config: ConfigDict, workdir: str):
   # A given or a trained vocabulary may be smaller or larger than what the config asks for.
   with config.unlocked():
     config.model.vocab_size = corpus.tokenizer.vocab_size
-  _check_same_run(workdir, config)
+  if (workdir / 'run.json').exists():
+    _check_same_model(workdir, config, _SAME_NUMBERS, 'use another --workdir')
+  if config.init_from:
+    _check_init_from(epath.Path(config.init_from), config, corpus)
   _write_run(workdir, config)
 
   train_steps = _train_steps(config, corpus)

@@ -89,6 +89,10 @@ def test_tfds_reads_a_real_data_set_without_tensorflow(tmp_path):
     read('body')
   with pytest.raises(UserError, match='no_such_set'):
     list(corpus.tfds_documents('no_such_set', 'text', data_dir=str(tmp_path)))
+  info = next(tmp_path.rglob('dataset_info.json'))  # as most data sets are stored
+  info.write_text(info.read_text().replace('array_record', 'tfrecord'))
+  with pytest.raises(UserError, match='tfds:poems cannot be read: .*file_format=array_record'):
+    read('text')
 
 
 def test_docstrings_become_prose(tmp_path):

@@ -1,11 +1,11 @@
 """Whole runs in this process: what a workdir holds, resuming, refusing."""
 
 import json
+import math
 
 import jax
 import numpy as np
 import pytest
-import tensorboardX  # noqa: F401  (the writer that Report uses)
 
 import bert_jax
 from bert_jax.errors import UserError
@@ -73,11 +73,23 @@ def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus
     run.run(conftest.tiny_config(corpus_file, train_steps=10), str(finished))
 
 
-def test_two_phases_and_microbatches(tmp_path, corpus_file):
-  config = conftest.tiny_config(corpus_file, phases=((8, 16, 16), (4, 32, 8)), max_len=32,
-                                **{'optimizer.accumulation': 1, 'checkpoint_every': 12})
+def test_two_phases_and_microbatches(tmp_path, corpus_file, monkeypatch):
+  """Each phase has its steps and its length, in microbatches as well."""
+  config = conftest.tiny_config(corpus_file, phases=((4, 16, 16), (4, 32, 16)), train_steps=8,
+                                **{'optimizer.accumulation': 2, 'log_every': 1, 'batch_size': 16})
+  tokens = []
+  make = run.Pretraining.create
+
+  def spy(*args, **kwargs):
+    task = make(*args, **kwargs)
+    rows = task.rows
+    object.__setattr__(task, 'rows', lambda step: tokens.append(rows(step).ids.shape) or rows(step))
+    return task
+
+  monkeypatch.setattr(run.Pretraining, 'create', spy)
   run.run(config, str(tmp_path / 'run'))
-  assert lines(tmp_path / 'run')[-1]['step'] == 12
+  assert tokens == [(16, 16)] * 4 + [(16, 32)] * 4
+  assert [x['step'] for x in lines(tmp_path / 'run') if 'loss' in x] == list(range(1, 9))
 
 
 def test_epochs(tmp_path, corpus_file, capsys):
@@ -85,11 +97,13 @@ def test_epochs(tmp_path, corpus_file, capsys):
   run.run(config, str(tmp_path / 'run'))
   out = capsys.readouterr().out
   rows = int(out.split('rows of 32')[1].split(' an epoch')[0].replace(',', ''))
-  assert lines(tmp_path / 'run')[-1]['step'] == -(-rows // 2 // 8) or (
-      lines(tmp_path / 'run')[-1]['step'] == -(-rows // 16))
+  assert lines(tmp_path / 'run')[-1]['step'] == math.ceil(rows / 2 / 8)
 
 
 def test_init_from_another_workdir(finished, tmp_path, corpus_file):
+  with pytest.raises(UserError, match='another vocabulary: set data.vocab=.*/tokenizer'):
+    run.run(conftest.tiny_config(corpus_file, init_from=str(finished), **{'model.vocab_size': 150}),
+            str(tmp_path / 'other'))
   config = conftest.tiny_config(corpus_file, init_from=str(finished), train_steps=2,
                                 **{'optimizer.learning_rate': 1e-30, 'optimizer.warmup_steps': 0})
   run.run(config, str(tmp_path / 'run'))
@@ -116,7 +130,7 @@ def test_init_from_another_workdir(finished, tmp_path, corpus_file):
     ({'data.format': 'html'}, "data.format='html'"),
     ({'data.source': '/nowhere/*'}, 'matches no file'),
     ({'optimizer.warmup_steps': 12}, 'warmup_steps=12'),
-    ({'init_from': '/nowhere'}, '/nowhere holds no checkpoints'),
+    ({'init_from': '/nowhere'}, '/nowhere is no workdir'),
 ])
 def test_mistakes_are_named_before_anything_is_written(tmp_path, corpus_file, overrides, message):
   with pytest.raises(UserError, match=message):
