@@ -32,7 +32,7 @@ def main(argv: list[str]):
     config.copy_and_resolve_references()  # a file that cannot be loaded says so when it is used
   except OSError as e:
     raise errors.UserError(f'the config cannot be loaded: {e}') from e
-  from bert_jax.training import run  # after the flags: JAX takes a while to import
+  from bert_jax import run  # after the flags: JAX takes a while to import
   run.run(config, _WORKDIR.value)
 
 

@@ -7,7 +7,7 @@ import runpy
 
 import pytest
 
-from bert_jax.training import run
+from bert_jax import run
 from tests import conftest
 
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / 'configs').glob('*.py'))

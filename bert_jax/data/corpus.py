@@ -114,8 +114,8 @@ def tfds_documents(name: str, text_column: str, data_dir: str | None = None) -> 
   except tfds.core.registered.DatasetNotFoundError as e:
     raise UserError(f'tfds:{name}: tensorflow-datasets knows no such data set') from e
   except (NotImplementedError, AssertionError, ValueError, OSError) as e:
-    raise UserError(f'tfds:{name} cannot be read: {e}. Without TensorFlow a data set must be '
-                    'prepared with file_format=array_record') from e
+    raise UserError(f'tfds:{name} cannot be read: {str(e).splitlines()[0]} Without TensorFlow a '
+                    'data set must be prepared with file_format=array_record') from e
   for i in range(len(source)):
     example = source[i]
     if text_column not in example:

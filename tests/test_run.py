@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import bert_jax
+from bert_jax import run
 from bert_jax.errors import UserError
-from bert_jax.training import run
 from tests import conftest
 
 
