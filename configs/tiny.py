@@ -16,9 +16,9 @@ def get_config():
   c.model.dropout = c.model.attention_dropout = 0.0
   c.model.initializer_range = 0.08
   c.model.scan_unroll = 2
-  c.train_steps = 4000
-  c.max_len, c.batch_size, c.phases = 128, 16, ()
+  c.train_steps = 2000
+  c.max_len, c.batch_size, c.phases = 128, 32, ()
   c.optimizer.learning_rate = 2e-3
-  c.optimizer.warmup_steps = 200
-  c.log_every, c.eval_every, c.checkpoint_every = 50, 1000, 1000
+  c.optimizer.warmup_steps = 100
+  c.log_every, c.eval_every, c.checkpoint_every = 25, 500, 500
   return c

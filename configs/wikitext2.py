@@ -17,9 +17,9 @@ def get_config():
   c.model.initializer_range = 0.08
   c.model.scan_unroll = 2
   c.data.format = 'wikitext'
-  c.train_steps = 12_000
-  c.max_len, c.batch_size, c.phases = 128, 16, ()
+  c.train_steps = 6000
+  c.max_len, c.batch_size, c.phases = 128, 32, ()
   c.optimizer.learning_rate = 2e-3
-  c.optimizer.warmup_steps = 500
-  c.log_every, c.eval_every, c.checkpoint_every = 100, 2000, 2000
+  c.optimizer.warmup_steps = 300
+  c.log_every, c.eval_every, c.checkpoint_every = 50, 1000, 1000
   return c

@@ -13,11 +13,16 @@ import bert_jax
 
 bert = bert_jax.from_pretrained(sys.argv[1])
 print('\nFilled masks:')
-for text in ('Returns a new [MASK] with the given shape.',
-             'If the file does not [MASK], an error is raised.',
-             'The function returns [MASK] if the two strings are equal, false otherwise.'):
+for text in ('Return the [MASK] of the array along the given axis.',
+             'The default [MASK] is None.',
+             'The [MASK] value is returned if the key is not found.'):
   print(f'  {text}')
   for mask in bert.fill_mask(text):
     print('    ' + ', '.join(f"{c['token']} {c['probability']:.1%}" for c in mask['candidates']))
+print('\nDoes the second sentence follow the first?')
+pairs = [('The file is opened for reading.', 'If the file does not exist, an error is raised.'),
+         ('The file is opened for reading.', 'The eigenvalues of the matrix are sorted.')]
+for (first, second), probability in zip(pairs, bert.next_sentence(pairs)):
+  print(f'  {probability:6.1%}  {first} {second}')
 print(f'\nLoss and accuracy over the run: {sys.argv[1]}/curves.png')
 PYTHON

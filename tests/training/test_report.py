@@ -1,0 +1,65 @@
+import json
+
+from etils import epath
+import numpy as np
+import pytest
+
+from bert_jax.data import loader
+from bert_jax.errors import UserError
+from bert_jax.errors import is_disk_full
+from bert_jax.training import report
+
+
+def test_metrics_are_cut_back_and_a_half_written_line_goes(tmp_path):
+  path = epath.Path(tmp_path / 'metrics.jsonl')
+  lines = [{'step': s, 'loss': 1.0} for s in (10, 20, 30)]
+  path.write_text(''.join(json.dumps(x) + '\n' for x in lines) + '{"step": 40, "lo')
+  report.truncate_metrics(path, 20)
+  assert report.read_metrics(path) == lines[:2]
+  report.truncate_metrics(epath.Path(tmp_path / 'none.jsonl'), 5)
+  assert not (tmp_path / 'none.jsonl').exists()
+
+
+def test_what_is_not_finite_is_null_in_json(tmp_path, capsys):
+  r = report.Report(epath.Path(tmp_path), first_step=0, last_step=10, active=True)
+  r.train(5, {'loss': float('nan'), 'mlm_loss': 2.0, 'tokens_per_second': None})
+  r.evaluation(5, {'mlm_loss': 3.0, 'unigram_entropy': 4.0})
+  r.close()
+  assert report.read_metrics(epath.Path(tmp_path / 'metrics.jsonl')) == [
+      {'step': 5, 'loss': None, 'mlm_loss': 2.0, 'tokens_per_second': None},
+      {'step': 5, 'eval_mlm_loss': 3.0, 'eval_unigram_entropy': 4.0}]
+  out = capsys.readouterr().out
+  assert 'step 5/10' in out and 'held out:  mlm_loss 3.000' in out
+  assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_another_process_writes_nothing(tmp_path):
+  r = report.Report(epath.Path(tmp_path), first_step=0, last_step=10, active=False)
+  r.train(5, {'loss': 1.0, 'tokens_per_second': 1.0})
+  r.evaluation(5, {'loss': 1.0})
+  r.close()
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_workdir_is_made_or_refused(tmp_path):
+  report.check_writable(epath.Path(tmp_path / 'a/b'))
+  assert (tmp_path / 'a/b').is_dir() and not list((tmp_path / 'a/b').iterdir())
+  with pytest.raises(UserError, match='cannot be written'):
+    report.check_writable(epath.Path('/proc/nowhere'))
+
+
+def test_batches_start_at_any_step():
+  found = list(loader.batches(lambda step: {'x': np.full(2, step)}, 5, 9))
+  assert [int(b['x'][0]) for b in found] == [5, 6, 7, 8]
+
+
+def test_a_full_disk_is_known_by_its_causes():
+  def chained():
+    try:
+      raise OSError(28, 'No space left on device')
+    except OSError as e:
+      raise ValueError('a save failed') from e
+
+  with pytest.raises(ValueError) as e:
+    chained()
+  assert is_disk_full(e.value) and not is_disk_full(ValueError('other'))
