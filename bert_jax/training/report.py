@@ -69,7 +69,9 @@ class Report:
     shown = {name: f'{metrics[name]:.3f}' for name in metrics
              if name.endswith(('loss', 'accuracy'))}
     shown['tokens/s'] = f'{speed:,.0f}' if speed else '-'
-    self._bar.set_postfix(shown, refresh=False)
+    # The bar has 80 columns to live in: the rest stands in the lines of the evaluations.
+    in_bar = {name: shown[name] for name in ('loss', 'tokens/s') if name in shown}
+    self._bar.set_postfix(in_bar, refresh=False)
     self._bar.update(step - self._bar.n)
     if self._bar.disable:  # no terminal: one line instead of a bar
       rate = (time.monotonic() - self._began) / max(step - self._first_step, 1)
