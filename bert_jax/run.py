@@ -82,6 +82,9 @@ def run(config: ConfigDict, workdir: str):
   mesh = mesh_lib.make_mesh(**config.mesh)
   for _, _, batch_size in config.phases or ((0, 0, config.batch_size),):
     mesh_lib.check_fits(mesh, batch_size, config.optimizer.accumulation, model_config.num_heads)
+  if '://' in workdir:
+    raise UserError(f'--workdir={workdir}: the tokenised text is memory-mapped from the workdir, '
+                    'which has to be a local folder')
   workdir = epath.Path(workdir)
   report.check_writable(workdir)
 

@@ -165,9 +165,6 @@ def open_corpus(data, vocab_size: int, workdir: epath.Path) -> Corpus:
   Raises:
     UserError: the corpus or vocabulary cannot be used, or the workdir holds another one.
   """
-  if '://' in str(workdir):
-    raise UserError(f'--workdir={workdir}: the tokenised text is memory-mapped from the workdir, '
-                    'which has to be a local folder')
   directory = pathlib.Path(workdir) / 'corpus'
   tokenizer_directory = pathlib.Path(workdir) / 'tokenizer'
   asked = {**data.to_dict(), 'vocab_size': None if data.vocab else vocab_size}
