@@ -9,6 +9,7 @@ import difflib
 
 from ml_collections import ConfigDict
 
+from bert_jax.data.phases import Phases
 from bert_jax.errors import UserError
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives.masking import MaskingConfig
@@ -110,12 +111,12 @@ def check(config: ConfigDict):
                     'give one of them and set the other to 0')
   if config.train_epochs and config.phases:
     raise UserError('phases are counted in steps: give train_steps, not train_epochs, with them')
-  longest = max([config.max_len, *(phase[1] for phase in config.phases if len(phase) == 3)])
-  if longest > config.model.max_positions:
-    raise UserError(f'max_len={longest} is above model.max_positions='
-                    f'{config.model.max_positions}: the position table has no row for it')
-  shortest = min([config.max_len, *(phase[1] for phase in config.phases if len(phase) == 3)])
-  if shortest < 8:
-    raise UserError(f'max_len={shortest} is too short for [CLS] A [SEP] B [SEP]: give at least 8')
+  phases = Phases.create(config.phases, config.train_steps or 1, config.max_len, config.batch_size)
+  for length in (config.max_len, *(phase.max_len for phase in phases)):
+    if length > config.model.max_positions:
+      raise UserError(f'max_len={length} is above model.max_positions='
+                      f'{config.model.max_positions}: the position table has no row for it')
+    if length < 8:
+      raise UserError(f'max_len={length} is too short for [CLS] A [SEP] B [SEP]: give at least 8')
   if not 0 <= config.data.heldout < 1:
     raise UserError(f'data.heldout={config.data.heldout} must lie in [0, 1)')

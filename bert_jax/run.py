@@ -21,9 +21,10 @@ from bert_jax.parallel import host
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.training import checkpoint
 from bert_jax.training import loop
+from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import report
-from bert_jax.training.optimizer import OptimizerConfig
 
 # Fields of `model` that may change: how the same numbers are computed; what the shapes do not know.
 _SAME_NUMBERS = ('dtype', 'remat', 'scan_unroll')
@@ -74,14 +75,17 @@ def run(config: ConfigDict, workdir: str):
   """
   config_lib.check(config)
   model_config = BertConfig(**config.model)
-  masking_config, _ = MaskingConfig(**config.masking), OptimizerConfig(**config.optimizer)
+  masking_config = MaskingConfig(**config.masking)
+  optimizer_config = optimizer_lib.OptimizerConfig(**config.optimizer)
+  if config.train_steps:
+    optimizer_lib.learning_rate(optimizer_config, config.train_steps)
   sharding.rules(config.sharding)
   if config.platform == 'cpu' or (config.platform == 'auto' and not host.has_accelerator()):
     host.keep_freed_memory()  # before JAX starts its threads
   mesh_lib.select_platform(config.platform)
   mesh = mesh_lib.make_mesh(**config.mesh)
   for _, _, batch_size in config.phases or ((0, 0, config.batch_size),):
-    mesh_lib.check_fits(mesh, batch_size, config.optimizer.accumulation, model_config.num_heads)
+    mesh_lib.check_fits(mesh, batch_size, optimizer_config.accumulation, model_config.num_heads)
   if '://' in workdir:
     raise UserError(f'--workdir={workdir}: the tokenised text is memory-mapped from the workdir, '
                     'which has to be a local folder')
@@ -96,9 +100,13 @@ def run(config: ConfigDict, workdir: str):
     _check_same_model(workdir, config, _SAME_NUMBERS, 'use another --workdir')
   if config.init_from:
     _check_init_from(epath.Path(config.init_from), config, corpus)
+  train_steps = _train_steps(config, corpus)
+  checkpoints = checkpoint.Checkpoints(workdir, config.keep_checkpoints)
+  if (checkpoints.latest() or 0) > train_steps:
+    raise UserError(f'{workdir} holds a run of {checkpoints.latest()} steps, more than train_steps='
+                    f'{train_steps}: use another --workdir')
   _write_run(workdir, config)
 
-  train_steps = _train_steps(config, corpus)
   phases = Phases.create(config.phases, train_steps, config.max_len, config.batch_size)
   model_config = BertConfig(**config.model)
   task = Pretraining.create(BertForPreTraining(model_config), masking_config, corpus, phases,
@@ -114,4 +122,4 @@ def run(config: ConfigDict, workdir: str):
       ('steps', f'{train_steps:,}: ' + ', then '.join(
           f'{p.steps:,} of {p.batch_size} rows of {p.max_len}' for p in phases)),
       ('workdir', str(workdir))])
-  loop.train(task, config, train_steps, mesh, workdir)
+  loop.train(task, config, train_steps, mesh, workdir, checkpoints)

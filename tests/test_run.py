@@ -68,9 +68,9 @@ def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus
                              ({'data.lowercase': False}, 'data.lowercase=True, now it is False')):
     with pytest.raises(UserError, match=message):
       run.run(conftest.tiny_config(corpus_file, **overrides), str(finished))
-  assert sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('*') if p.is_file()) == before
   with pytest.raises(UserError, match='a run of 12 steps, more than train_steps=10'):
     run.run(conftest.tiny_config(corpus_file, train_steps=10), str(finished))
+  assert sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('*') if p.is_file()) == before
 
 
 def test_two_phases_and_microbatches(tmp_path, corpus_file, monkeypatch):
@@ -125,6 +125,7 @@ def test_init_from_another_workdir(finished, tmp_path, corpus_file):
     ({'train_epochs': 1.0}, 'give one of them'),
     ({'train_steps': 0}, 'give one of them'),
     ({'phases': ((3, 32, 8),)}, 'sum to 3, not to train_steps=12'),
+    ({'phases': ((12, 32),)}, 'phases=.*positive'),
     ({'batch_size': 0}, 'batch_size=0'),
     ({'masking.rate': 2.0}, 'masking.rate=2.0'),
     ({'data.format': 'html'}, "data.format='html'"),

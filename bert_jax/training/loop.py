@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 
 from bert_jax.data import loader
 from bert_jax.errors import Preempted
-from bert_jax.errors import UserError
 from bert_jax.objectives.losses import Metrics
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import topology
@@ -31,12 +30,13 @@ def _fetch(metrics: list[Metrics]) -> tuple[dict[str, float], float]:
   return means, tokens / len(fetched)
 
 
-def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir: epath.Path):
-  """Trains `task` until `train_steps`, from the newest checkpoint of `workdir` if there is one.
+def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir: epath.Path,
+          checkpoints: checkpoint.Checkpoints):
+  """Trains `task` until `train_steps`, from the newest of `checkpoints` if there is one.
 
   Raises:
     Preempted: SIGTERM came; everything is saved.
-    UserError: the workdir's checkpoint is of another model or a longer run.
+    UserError: the checkpoint is of another model.
   """
   # ---- the pieces -------------------------------------------------------------------------------
   optimizer_config = optimizer_lib.OptimizerConfig(**config.optimizer)
@@ -50,13 +50,9 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
   peak = topology.peak_flops(mesh.devices.flat[0])
 
   # ---- where to start: an own checkpoint wins over init_from, which wins over a fresh start -----
-  checkpoints = checkpoint.Checkpoints(workdir, config.keep_checkpoints)
   first_step = checkpoints.latest() or 0
-  if first_step >= train_steps:
+  if first_step == train_steps:
     checkpoints.close()
-    if first_step > train_steps:
-      raise UserError(f'{workdir} holds a run of {first_step} steps, more than train_steps='
-                      f'{train_steps}: use another --workdir')
     report_lib.print_summary([
         ('finished', f'{workdir} holds the whole run of {train_steps} steps')])
     return
