@@ -2,7 +2,8 @@
 
   python -m bert_jax.main --config=configs/tiny.py --workdir=runs/tiny
 
-RESULTS
+Ran on 2 CPU cores: 7 minutes with the install. Held-out MLM loss 5.66 (the token frequencies alone
+give 6.46), NSP accuracy 0.75.
 """
 
 from bert_jax import config

@@ -3,7 +3,7 @@
   python -m bert_jax.main --config=configs/wikitext2.py --workdir=runs/wikitext2 \\
       --config.data.source='wikitext-2-raw/wiki.train.raw'
 
-RESULTS
+Hardware: a laptop CPU. Not run yet.
 """
 
 from bert_jax import config
