@@ -51,6 +51,9 @@ class Tokenizer(Protocol):
   def tokens(self, ids: Sequence[int]) -> list[str]:
     """The vocabulary entry of each id."""
 
+  def serialized(self) -> bytes:
+    """All that decides what it does: the vocabulary and its settings."""
+
   def save(self, directory: epath.Path):
     """Writes the files that `load` reads."""
 

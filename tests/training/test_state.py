@@ -152,5 +152,5 @@ def test_evaluation_has_no_dropout_and_fixed_masks():
   jax.tree.map(np.testing.assert_array_equal, one, two)
   mask = lambda step: np.asarray(task.mask(jax.random.fold_in(state_lib.root_key(0), step),
                                            batch).positions)
-  assert (mask(0) != mask(1)).any() and (mask(1) == mask(1)).all()
+  assert (mask(0) != mask(1)).any()  # training masks are new in each step
   assert jnp.isfinite(one['mlm_loss'][0])
