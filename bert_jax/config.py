@@ -10,6 +10,7 @@ import difflib
 from ml_collections import ConfigDict
 
 from bert_jax.data.phases import Phases
+from bert_jax.data.windows import SEQUENCES
 from bert_jax.errors import UserError
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives.masking import MaskingConfig
@@ -49,20 +50,26 @@ def pretraining(size: str) -> ConfigDict:
   c.eval_batches = 100  # most batches of an evaluation; 0 = every held-out row
   c.checkpoint_every = 5_000  # steps between checkpoints; always one at the end
   c.keep_checkpoints = 3  # the newest ones that stay
+  c.log_batch_digest = False  # True = metrics.jsonl has a digest of the rows of every step
   c.init_from = ''  # a workdir whose parameters to start from; a checkpoint of this run wins
   c.platform = 'auto'  # auto, cpu, gpu, tpu: a named one that is not there stops the run
   c.mesh = ConfigDict({'replica': 1, 'data': -1, 'model': 1})  # devices on each axis; -1 = the rest
   c.sharding = 'tp'  # dp, fsdp, tp, fsdp_tp: how parameters are split (tp with mesh.model=1 is dp)
   c.model = model(size)
   c.data = ConfigDict()
-  c.data.source = 'builtin'  # builtin, a glob of text files, or tfds:NAME
-  c.data.format = 'text'  # text (a blank line between documents) or wikitext
-  c.data.language = 'en'  # for splitting paragraphs into sentences (ISO 639)
-  c.data.text_column = 'text'  # of a tfds data set
+  c.data.source = 'builtin'  # builtin, a glob of text files, tfds:NAME, or a folder of `prepare`
+  c.data.sequences = 'next_sentence'  # or sentence_order (ALBERT), full_sentences (RoBERTa, no pairs)
+  c.data.pack = True  # up to 8 pairs in a row, isolated from each other; False = one
+  c.data.loader_workers = 0  # processes that make rows; 0 = a thread of this one
   c.data.vocab = ''  # vocab.txt or a SentencePiece .model; '' = train one from the corpus
+  # How text becomes tokens; folders of `prepare` know this already.
+  c.data.format = 'auto'  # text (a blank line between documents), jsonl, wikitext; auto = by name
+  c.data.text_column = 'text'  # of JSON objects or a tfds data set
+  c.data.language = 'en'  # for splitting into sentences (ISO 639); words too in zh
+  c.data.lines_are_sentences = False  # True = the text is split already
   c.data.tokenizer = 'wordpiece'  # what to train: wordpiece or sentencepiece
   c.data.lowercase = True  # lower-case the text and strip its accents (WordPiece)
-  c.data.heldout = 0.02  # share of the documents that is kept for evaluation
+  c.data.heldout = 0.02  # share of the documents that is kept for evaluation (10,000 at most)
   c.masking = ConfigDict(dataclasses.asdict(MaskingConfig()))
   c.optimizer = ConfigDict(dataclasses.asdict(OptimizerConfig()))
   return c.lock()
@@ -118,5 +125,10 @@ def check(config: ConfigDict):
                       f'{config.model.max_positions}: the position table has no row for it')
     if length < 8:
       raise UserError(f'max_len={length} is too short for [CLS] A [SEP] B [SEP]: give at least 8')
+  if config.data.sequences not in SEQUENCES:
+    raise UserError(f'data.sequences={config.data.sequences!r} is unknown: use '
+                    f'{", ".join(SEQUENCES)}')
+  if config.data.loader_workers < 0:
+    raise UserError(f'data.loader_workers={config.data.loader_workers} must not be negative')
   if not 0 <= config.data.heldout < 1:
     raise UserError(f'data.heldout={config.data.heldout} must lie in [0, 1)')

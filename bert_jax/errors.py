@@ -25,6 +25,10 @@ class UserError(Exception):
   """A mistake in what was given. The message says in one line what, where and what to do."""
 
 
+class Failed(Exception):
+  """Something broke that is no mistake of the user's. The message says in one line what to do."""
+
+
 class Preempted(Exception):
   """The run was asked to stop by SIGTERM and has saved everything."""
 
@@ -76,6 +80,8 @@ def run_command(main: Callable[[list[str]], None],
       main(argv)
     except UserError as e:
       _end(e, EXIT_MISTAKE)
+    except Failed as e:
+      _end(e, EXIT_FAILED)
     except Preempted as e:
       _end(e, EXIT_PREEMPTED)
     except KeyboardInterrupt:
@@ -83,7 +89,7 @@ def run_command(main: Callable[[list[str]], None],
     except Exception as e:
       if not is_disk_full(e):
         raise
-      _end(f'the disk is full: {e}. The last complete checkpoint is sound: free some space and run '
-           'the same command again', EXIT_FAILED)
+      _end(f'the disk is full: {e}. What was complete is sound: free some space and run the same '
+           'command again', EXIT_FAILED)
 
   app.run(guarded, flags_parser=parse)

@@ -8,10 +8,11 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
-from bert_jax.data import prepare
+from bert_jax.data import dataset
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource
+from bert_jax.data.windows import Layout
 from bert_jax.errors import UserError
 from bert_jax.model.config import BertConfig
 from bert_jax.model.config import count_parameters
@@ -32,11 +33,12 @@ _SAME_SHAPES = ('dropout', 'attention_dropout', 'initializer_range')
 _VERSIONS = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
 
-def _train_steps(config: ConfigDict, corpus: prepare.Corpus) -> int:
+def _train_steps(config: ConfigDict, corpus: dataset.Corpus) -> int:
   if config.train_steps:
     return config.train_steps
-  rows = RowSource(corpus.train, config.max_len, config.seed, corpus.tokenizer).plan(0)
-  return math.ceil(config.train_epochs * len(rows.random) / config.batch_size)
+  layout = Layout.create(config.max_len, config.data.pack, config.data.sequences)
+  rows = RowSource(corpus.train, layout, config.seed, corpus.tokenizer).rows
+  return math.ceil(config.train_epochs * rows / config.batch_size)
 
 
 def _check_same_model(folder: epath.Path, config: ConfigDict, free: tuple[str, ...], remedy: str):
@@ -48,7 +50,7 @@ def _check_same_model(folder: epath.Path, config: ConfigDict, free: tuple[str, .
                       f'config has {value}: {remedy}')
 
 
-def _check_init_from(folder: epath.Path, config: ConfigDict, corpus: prepare.Corpus):
+def _check_init_from(folder: epath.Path, config: ConfigDict, corpus: dataset.Corpus):
   """Raises UserError if a model cannot start from the one in `folder`."""
   if not (folder / 'run.json').exists():
     raise UserError(f'init_from={folder} is no workdir: it has no run.json')
@@ -92,7 +94,7 @@ def run(config: ConfigDict, workdir: str):
   workdir = epath.Path(workdir)
   report.check_writable(workdir)
 
-  corpus = prepare.open_corpus(config.data, config.model.vocab_size, workdir)
+  corpus = dataset.open_corpus(config.data, config.model.vocab_size, workdir)
   # A given or a trained vocabulary may be smaller or larger than what the config asks for.
   with config.unlocked():
     config.model.vocab_size = corpus.tokenizer.vocab_size
@@ -110,7 +112,8 @@ def run(config: ConfigDict, workdir: str):
   phases = Phases.create(config.phases, train_steps, config.max_len, config.batch_size)
   model_config = BertConfig(**config.model)
   task = Pretraining.create(BertForPreTraining(model_config), masking_config, corpus, phases,
-                            seed=config.seed, eval_batches=config.eval_batches)
+                            seed=config.seed, eval_batches=config.eval_batches,
+                            pack=config.data.pack, sequences=config.data.sequences)
   devices = f'{mesh.size} {mesh.devices.flat[0].device_kind}'
   report.print_summary([
       ('model', f'{count_parameters(model_config, heads=True):,} parameters: '

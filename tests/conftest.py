@@ -56,3 +56,29 @@ def sub_mesh(data: int, model: int, replica: int = 1) -> jax.sharding.Mesh:
   shape = (replica, data, model)
   return jax.make_mesh(shape, mesh_lib.AXES, axis_types=(AxisType.Auto,) * 3,
                        devices=jax.devices()[:int(np.prod(shape))])
+
+
+@pytest.fixture(scope='session')
+def poems(tmp_path_factory) -> pathlib.Path:
+  """The folder of a real tfds data set, `poems`, of 40 documents, made without TensorFlow."""
+  import tensorflow_datasets as tfds
+
+  class Poems(tfds.core.GeneratorBasedBuilder):
+    """Poems of two lines."""
+
+    VERSION = tfds.core.Version('1.0.0')
+
+    def _info(self):
+      return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(
+          {'text': tfds.features.Text(), 'id': tfds.features.Scalar(np.int64)}))
+
+    def _split_generators(self, dl_manager):
+      return {'train': self._generate_examples()}
+
+    def _generate_examples(self):
+      for i in range(40):
+        yield i, {'text': f'Poem {i} is red.\nIt is short.', 'id': i}
+
+  folder = tmp_path_factory.mktemp('tfds')
+  Poems(data_dir=folder, file_format='array_record').download_and_prepare()
+  return folder

@@ -1,7 +1,7 @@
-"""Text in: from files, WikiText dumps or tensorflow-datasets to documents of paragraphs.
+"""Text in: from files or tensorflow-datasets to documents, and from a document to sentences.
 
-A document is a list of non-empty paragraphs. Every reader is a generator that holds one document
-at a time and can be run again from the start.
+A document is a string, a paragraph or sentence on each line. Readers hold one document at a time,
+can be run again from the start, and name the file and line of what they cannot read.
 """
 
 from collections.abc import Callable
@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 import glob
 import gzip
+import json
 import os
 import re
+from typing import NamedTuple
 import zlib
 
 from etils import epath
@@ -18,11 +20,21 @@ import sentencex
 
 from bert_jax.errors import UserError
 
-Document = list[str]
-FORMATS = ('text', 'wikitext')
+FORMATS = ('auto', 'text', 'jsonl', 'wikitext')
 
-_WIKITEXT_HEADING = re.compile(r'^ ?= (?!=)(.*[^=]) = ?$')
+_READ = 1 << 20  # bytes
+_LONGEST_DOCUMENT = 64 << 20  # bytes; documents are held in memory one at a time
+_BLANK_LINE = re.compile(rb'\n[ \t\r\f\v]*\n')
+_WIKITEXT_HEADING = re.compile(rb'(?:^|(?<=\n)) ?= (?!=)[^\n]*[^=\n] = ?(?=\n)')
 _WIKITEXT_SUBHEADING = re.compile(r'^ ?= = .* = = ?$')
+
+
+class Source(NamedTuple):
+  """Where documents come from."""
+
+  name: str  # as the user gave it
+  inputs: tuple[str, ...]  # what is read, with sizes and times: a change in it can be told
+  read: Callable[[], Iterator[str]]  # the documents, from the start
 
 
 def find_files(pattern: str) -> list[str]:
@@ -36,68 +48,97 @@ def find_files(pattern: str) -> list[str]:
     files = sorted(str(p) for p in epath.Path(root).glob(rest))
   else:
     files = sorted(glob.glob(pattern, recursive=True))
+  if files == [pattern] and epath.Path(pattern).is_dir():
+    raise UserError(f'{pattern} is a folder without manifest.json, so no token records: give the '
+                    f"files, such as '{pattern.rstrip('/')}/*.txt'")
   files = [f for f in files if not epath.Path(f).is_dir()]
   if not files:
-    raise UserError(f'data.source={pattern!r} matches no file: give a quoted glob such as '
+    raise UserError(f'{pattern!r} matches no file: give a quoted glob such as '
                     f"'corpus/*.txt.gz', 'tfds:NAME' or 'builtin'")
   for file in files:
     if epath.Path(file).stat().length == 0:
-      raise UserError(f'{file} is empty: remove it or leave it out of data.source')
+      raise UserError(f'{file} is empty: remove it or leave it out')
   return files
 
 
-def read_lines(file: str) -> Iterator[str]:
-  """The lines of a UTF-8 text file, gzipped if its name ends in .gz, without their line ends.
+def _decode(data: bytes, file: str, line: int) -> str:
+  """Text of bytes that begin at `line` of `file`."""
+  try:
+    if b'\0' in data:
+      raise UserError(f'{file}, line {line + data[:data.index(0)].count(10)}: a NUL byte: this is '
+                      'a binary file, not text')
+    return data.decode('utf-8')
+  except UnicodeDecodeError as e:
+    raise UserError(f'{file}, line {line + data[:e.start].count(10)}: invalid UTF-8 ({e.reason}): '
+                    'convert the file to UTF-8') from e
+
+
+def _split(stream, separator: re.Pattern, file: str) -> Iterator[tuple[bytes, int]]:
+  """What stands between separators, and the line at which it begins."""
+  rest, line = b'', 1
+  while True:
+    block = stream.read(_READ)
+    if line == 1 and not rest:
+      block = block.removeprefix(b'\xef\xbb\xbf')  # byte order mark
+    rest += block or b'\n'
+    start = 0
+    for match in separator.finditer(rest):
+      yield rest[start:match.start()], line
+      line += rest.count(b'\n', start, match.end())
+      start = match.end()
+    rest = rest[start:]
+    if not block:
+      yield rest, line
+      return
+    if len(rest) > _LONGEST_DOCUMENT:
+      raise UserError(f'{file}: the document that begins at line {line} is longer than '
+                      f'{_LONGEST_DOCUMENT >> 20} MiB: put a blank line between documents')
+
+
+def read_file(file: str, data_format: str, text_column: str) -> Iterator[str]:
+  """The documents of one file, gzipped if its name ends in .gz; a document ends with its file.
+
+  Args:
+    file: its path.
+    data_format: text (a blank line between documents), jsonl (an object a line) or wikitext
+      (` = Title = ` begins an article).
+    text_column: the name of the text in a JSON object.
 
   Raises:
-    UserError: bytes that are not UTF-8 or belong to no text (with file and line), damaged gzip.
+    UserError: bytes that are no UTF-8 or no text, invalid JSON, damaged gzip, a document too long.
   """
-  number = 0
+  line = 0
   try:
     with epath.Path(file).open('rb') as raw:
       stream = gzip.open(raw, 'rb') if file.endswith('.gz') else raw
-      for number, line in enumerate(stream, 1):
-        if b'\0' in line:
-          raise UserError(f'{file}, line {number}: a NUL byte: this is a binary file, not text')
-        yield line.decode('utf-8-sig' if number == 1 else 'utf-8').rstrip('\r\n')
-  except UnicodeDecodeError as e:
-    raise UserError(f'{file}, line {number}: invalid UTF-8 ({e.reason} at byte {e.start}): convert '
-                    'the file to UTF-8') from e
+      if data_format == 'jsonl':
+        for line, data in enumerate(stream, 1):
+          if data.strip():
+            yield _json_text(_decode(data, file, line), text_column, file, line)
+      else:
+        separator = _WIKITEXT_HEADING if data_format == 'wikitext' else _BLANK_LINE
+        for data, line in _split(stream, separator, file):
+          if text := _decode(data, file, line).strip():
+            yield text
   except (gzip.BadGzipFile, EOFError, zlib.error) as e:
-    raise UserError(f'{file}: damaged gzip after line {number}: {e}') from e
+    raise UserError(f'{file}: damaged gzip after line {line}: {e}') from e
 
 
-def text_documents(files: Iterable[str]) -> Iterator[Document]:
-  """Documents of plain text: one paragraph or sentence a line, a blank line between documents."""
-  for file in files:
-    document = []
-    for line in read_lines(file):
-      if line := line.strip():
-        document.append(line)
-      elif document:
-        yield document
-        document = []
-    if document:  # a document ends with its file
-      yield document
+def _json_text(line: str, text_column: str, file: str, number: int) -> str:
+  try:
+    record = json.loads(line.lstrip('\ufeff'))
+    if isinstance(record[text_column], str):
+      return record[text_column]
+    problem = f'{text_column!r} is no string'
+  except json.JSONDecodeError as e:
+    problem = f'invalid JSON ({e})'
+  except (KeyError, TypeError):
+    problem = f'no {text_column!r} in it: name the text with text_column'
+  raise UserError(f'{file}, line {number}: {problem}')
 
 
-def wikitext_documents(files: Iterable[str]) -> Iterator[Document]:
-  """Articles of WikiText's raw format: ` = Title = ` starts one, ` = = Section = = ` is dropped."""
-  for file in files:
-    document = []
-    for line in read_lines(file):
-      if _WIKITEXT_HEADING.match(line):
-        if document:
-          yield document
-        document = []
-      elif line.strip() and not _WIKITEXT_SUBHEADING.match(line):
-        document.append(line.strip())
-    if document:
-      yield document
-
-
-def tfds_documents(name: str, text_column: str, data_dir: str | None = None) -> Iterator[Document]:
-  """Documents of the train split of a tensorflow-datasets data set, a line a paragraph.
+def tfds_documents(name: str, text_column: str, data_dir: str | None = None) -> Iterator[str]:
+  """The documents of the train split of a tensorflow-datasets data set.
 
   Args:
     name: of the data set.
@@ -119,40 +160,57 @@ def tfds_documents(name: str, text_column: str, data_dir: str | None = None) -> 
   for i in range(len(source)):
     example = source[i]
     if text_column not in example:
-      raise UserError(f'tfds:{name} has no column {text_column!r}: set data.text_column to one of '
+      raise UserError(f'tfds:{name} has no column {text_column!r}: set text_column to one of '
                       f'{", ".join(sorted(example))}')
     text = example[text_column]
     text = text.decode('utf-8') if isinstance(text, bytes) else str(text)
-    if document := [line.strip() for line in text.splitlines() if line.strip()]:
-      yield document
+    if text := text.strip():
+      yield text
 
 
-def open_source(source: str, data_format: str,
-                text_column: str) -> Callable[[], Iterator[Document]]:
-  """A function that reads `data.source` (a glob or tfds:NAME) from the start at each call.
+def open_source(source: str, data_format: str, text_column: str) -> Source:
+  """Opens a glob or tfds:NAME.
+
+  Args:
+    source: the glob or tfds:NAME.
+    data_format: one of FORMATS; auto = jsonl where the name says so, else text.
+    text_column: of JSON objects or of a tfds data set.
 
   Raises:
     UserError: an unknown format, or nothing to read.
   """
   if data_format not in FORMATS:
-    raise UserError(f'data.format={data_format!r} is unknown: use {" or ".join(FORMATS)}')
+    raise UserError(f'data.format={data_format!r} is unknown: use {", ".join(FORMATS)}')
   if source.startswith('tfds:'):
-    return lambda: tfds_documents(source.removeprefix('tfds:'), text_column)
+    return Source(source, (source,), lambda: tfds_documents(source.removeprefix('tfds:'),
+                                                            text_column))
   files = find_files(source)
-  read = wikitext_documents if data_format == 'wikitext' else text_documents
-  return lambda: read(files)
+  stats = [epath.Path(file).stat() for file in files]
+
+  def read() -> Iterator[str]:
+    for file in files:
+      named = 'jsonl' if file.removesuffix('.gz').endswith(('.jsonl', '.json')) else 'text'
+      yield from read_file(file, named if data_format == 'auto' else data_format, text_column)
+
+  return Source(source, tuple(f'{f} {s.length} {s.mtime}' for f, s in zip(files, stats)), read)
 
 
-def split_sentences(paragraph: str, data_format: str, language: str) -> list[str]:
-  """Sentences of a paragraph, by sentencex (rules of Wikimedia for 200 languages).
+def split_sentences(document: str, data_format: str, language: str,
+                    lines_are_sentences: bool) -> list[str]:
+  """The sentences of a document, by sentencex (rules of Wikimedia for 200 languages).
 
   WikiText separates its tokens by spaces, so there a sentence ends at ` . `, and the marks that
   it puts around hyphens and commas inside words and numbers are undone.
   """
+  lines: Iterable[str] = document.split('\n')
   if data_format == 'wikitext':
     for mark in '-,.':
-      paragraph = paragraph.replace(f' @{mark}@ ', mark)
-    sentences = re.split(r'(?<= [.!?]) ', paragraph)
+      document = document.replace(f' @{mark}@ ', mark)
+    lines = (line for line in document.split('\n') if not _WIKITEXT_SUBHEADING.match(line))
+  if lines_are_sentences:
+    sentences = lines
+  elif data_format == 'wikitext':
+    sentences = (s for line in lines for s in re.split(r'(?<= [.!?]) ', line.strip()))
   else:
-    sentences = sentencex.segment(language, paragraph)
+    sentences = (s for line in lines if line for s in sentencex.segment(language, line))
   return [s for s in map(str.strip, sentences) if s]

@@ -2,19 +2,43 @@
 
 from collections.abc import Callable
 from collections.abc import Iterator
+import time
 from typing import Any
 
 import grain
 
 
-def batches(rows: Callable[[int], Any], first_step: int, last_step: int,
+def batches(rows: Callable[[int], Any], first_step: int, last_step: int, workers: int = 0,
             ahead: int = 4) -> Iterator[Any]:
-  """The batches of steps `first_step` .. `last_step - 1`, a few made ahead in a thread.
+  """The batches of steps `first_step` .. `last_step - 1`, a few made ahead.
 
   Args:
-    rows: step -> batch, pure: seeking is a start at another step.
+    rows: step -> batch, pure: seeking is a start at another step. Picklable if there are workers.
     first_step, last_step: the steps, the last one excluded.
-    ahead: batches made before they are asked for.
+    workers: processes that make them, in turn; 0 = a thread of this one.
+    ahead: batches made before they are asked for, by each worker.
   """
   steps = grain.MapDataset.range(first_step, last_step).map(rows)
-  return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead)))
+  made = steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead))
+  if workers:
+    made = made.mp_prefetch(grain.MultiprocessingOptions(workers, per_worker_buffer_size=ahead))
+  return iter(made)
+
+
+class Watched:
+  """Batches, and for how long the device had nothing to do because they were late."""
+
+  def __init__(self, batches: Iterator[Any], idle: Callable[[], bool]):
+    """`idle` says whether the device has finished all that it was given."""
+    self._batches, self._idle = batches, idle
+    self.waited = 0.0  # seconds
+
+  def __iter__(self) -> 'Watched':
+    return self
+
+  def __next__(self) -> Any:
+    began = time.monotonic()
+    batch = next(self._batches)
+    if self._idle():  # a wait while the device works costs nothing
+      self.waited += time.monotonic() - began
+    return batch

@@ -1,20 +1,19 @@
-"""From text to token records: held-out split, vocabulary, tokenising; kept in the workdir.
+"""From text to token records: survey, vocabulary, tokens. See records.py for what comes of it.
 
-  corpus/builtin.txt.gz      the built-in corpus as it was when the run began
-  corpus/train, corpus/heldout   token records
-  tokenizer/                 the vocabulary
-  corpus/manifest.json       written last: what was asked for and what came of it
+While it is under way the output folder also holds progress/: what is done so far, so that the same
+command goes on where it was stopped.
 """
 
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
-import hashlib
+import dataclasses
+import functools
 import itertools
 import json
-import pathlib
+import os
 import shutil
-from typing import NamedTuple
+from typing import Any
 
 from etils import epath
 import numpy as np
@@ -22,45 +21,51 @@ from tqdm import auto as tqdm
 
 from bert_jax.data import builtin
 from bert_jax.data import corpus
+from bert_jax.data import encode
+from bert_jax.data import pool
 from bert_jax.data import records
+from bert_jax.data import storage
+from bert_jax.data import survey as survey_lib
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 
-_BATCH = 2_000  # sentences encoded at a time: enough to keep the tokeniser's threads busy
+_SHARD = 256 << 20  # bytes of text in a shard
+_IN_PROCESS = 4 << 20  # bytes of text for which no worker is started
 
 
-class Corpus(NamedTuple):
-  """A tokenised corpus."""
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What is prepared, and how. The fields are those of the config group `data`."""
 
-  tokenizer: tokenizer_lib.Tokenizer
-  train: records.Records
-  heldout: records.Records
-  unigram_entropy: float | None  # nat; of the held-out tokens under `train`'s frequencies
-  notes: tuple[str, ...]  # what was dropped on the way
+  source: str
+  format: str = 'auto'
+  language: str = 'en'
+  text_column: str = 'text'
+  lines_are_sentences: bool = False
+  vocab: str = ''
+  vocab_size: int | None = None  # of a vocabulary to be trained; None where one is given
+  tokenizer: str = 'wordpiece'
+  lowercase: bool = True
+  heldout: float = 0.02
+
+  @property
+  def rules(self) -> encode.Rules:
+    """How text becomes sentences."""
+    return encode.Rules(self.format, self.language, self.lines_are_sentences)
 
 
-def _hash(text: str) -> int:
-  return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'little')
+def bar(total: int | None, desc: str) -> tqdm.tqdm:
+  """A progress bar over bytes of text."""
+  return tqdm.tqdm(total=total, desc=desc, unit='B', unit_scale=True, leave=False, disable=None,
+                   dynamic_ncols=True)
 
 
-def _progress(documents: Iterable, desc: str, total: int | None = None) -> Iterable:
-  return tqdm.tqdm(documents, desc, total, unit=' documents', leave=False, disable=None)
-
-
-def _document_hash(document: corpus.Document) -> int:
-  return _hash('\n'.join(document))
-
-
-def _heldout_limit(documents: Iterable[corpus.Document], share: float) -> tuple[int, int, int]:
-  """The hash up to which a document is held out, the number of documents, and of different ones.
-
-  Copies of a document share its hash, so they are always on the same side.
-  """
-  hashes = np.fromiter((_document_hash(d) for d in documents), np.uint64)
-  unique = np.unique(hashes)
-  # Next-sentence pairs need two documents on each side: with fewer than four nothing is held out.
-  held = max(2, round(share * len(unique))) if share and len(unique) >= 4 else 0
-  return int(unique[held - 1]) if held else -1, len(hashes), len(unique)
+def watched(documents: Iterable[str], desc: str, total: int | None = None) -> Iterator[str]:
+  """The documents, with a progress bar."""
+  with bar(total, desc) as progress:
+    for document in documents:
+      yield document
+      progress.update(len(document))
 
 
 def cross_entropy(heldout_counts: np.ndarray, train_counts: np.ndarray) -> float:
@@ -73,121 +78,266 @@ def cross_entropy(heldout_counts: np.ndarray, train_counts: np.ndarray) -> float
   return float(-(heldout_counts * np.log(smoothed)).sum() / heldout_counts.sum())
 
 
-def _write_records(directory: pathlib.Path, documents: Iterable[list[str]],
-                   tokenizer: tokenizer_lib.Tokenizer) -> records.Records:
-  """Encodes documents (lists of sentences) into a records folder, many sentences at a time."""
-  writer = records.Writer(directory, tokenizer.vocab_size)
-  batch, size = [], 0
-
-  def flush():
-    ids = iter(tokenizer.encode_batch([s for document in batch for s in document]))
-    for document in batch:
-      writer.add(list(itertools.islice(ids, len(document))))
-
-  for document in documents:
-    batch.append(document)
-    size += len(document)
-    if size >= _BATCH:
-      flush()
-      batch, size = [], 0
-  flush()
-  return writer.close()
+def open_source(settings: Settings, scratch: epath.Path) -> corpus.Source:
+  """The source of the settings; the built-in corpus is first written into `scratch`."""
+  if settings.source != 'builtin':
+    return corpus.open_source(settings.source, settings.format, settings.text_column)
+  text = scratch / 'builtin.txt.gz'
+  if not text.exists():
+    scratch.mkdir(parents=True, exist_ok=True)
+    builtin.extract(text)
+  return corpus.open_source(str(text), 'text', 'text')._replace(name='builtin', inputs=('builtin',))
 
 
-def _prepare(read: Callable[[], Iterator[corpus.Document]], data, vocab_size: int,
-             directory: pathlib.Path, tokenizer_directory: pathlib.Path) -> dict:
-  """Tokenises a corpus into `directory` and says what was found."""
-  limit, documents, different = _heldout_limit(
-      _progress(read(), 'reading the corpus'), data.heldout)
-  if not documents:
-    raise UserError(f'data.source={data.source!r} holds no document: it is empty or blank lines')
-  if different == 1:
-    raise UserError(
-        f'data.source={data.source!r} holds one document: a next sentence from another document '
-        'needs at least two. Put a blank line between documents')
-
-  def sentences(document):
-    return [s for p in document for s in corpus.split_sentences(p, data.format, data.language)]
-
-  def training(desc):
-    for d in _progress(read(), desc, documents):
-      if _document_hash(d) > limit:
-        yield sentences(d)
-
-  if data.vocab:
-    tokenizer = tokenizer_lib.load(data.vocab, data.lowercase)
-  else:
-    tokenizer = tokenizer_lib.train(
-        data.tokenizer, lambda: (s for d in training('training the vocabulary') for s in d),
-        vocab_size, data.lowercase)
-  tokenizer.save(epath.Path(tokenizer_directory))
-
-  seen = []  # hashes of every training sentence
-
-  def training_and_remember():
-    for document in training('tokenising'):
-      seen.extend(map(_hash, document))
-      yield document
-
-  train = _write_records(directory / 'train', training_and_remember(), tokenizer)
-  held = [sentences(d) for d in read() if _document_hash(d) <= limit] if limit >= 0 else []
-  seen = set(seen)
-  fresh = [[s for s in document if _hash(s) not in seen] for document in held]
-  heldout = _write_records(directory / 'heldout', fresh, tokenizer)
-  if not len(train.tokens):
-    raise UserError(f'data.source={data.source!r} holds no text that the vocabulary can encode')
-
-  train_counts = train.counts(tokenizer.vocab_size)
-  heldout_counts = heldout.counts(tokenizer.vocab_size)
-  unknown = train_counts[tokenizer.unk_id] / train_counts.sum()
-  dropped = sum(map(len, held)) - sum(map(len, fresh))
-  notes = []
-  if dropped:
-    notes.append(f'{dropped:,} held-out sentences that occur in the training text were left out')
-  if documents > different:
-    notes.append(f'{documents - different:,} documents are exact copies of others')
-  if unknown > 0.01:
-    notes.append(f'{unknown:.1%} of the tokens are [UNK]: does the vocabulary fit the text?')
-  if not len(heldout.tokens):
-    notes.append('nothing is held out: the corpus has too few documents')
-  entropy = cross_entropy(heldout_counts, train_counts) if len(heldout.tokens) else None
-  return {'unigram_entropy': entropy, 'notes': notes}
+def check_documents(source: str, found: survey_lib.Survey):
+  """Raises UserError for a corpus of which no next-sentence pairs can be made."""
+  if not found.documents:
+    raise UserError(f'data.source={source!r} holds no document: it is empty or blank lines')
+  if found.different == 1:
+    raise UserError(f'data.source={source!r} holds one document: a next sentence from another '
+                    'document needs at least two. Put a blank line between documents')
 
 
-def open_corpus(data, vocab_size: int, workdir: epath.Path) -> Corpus:
-  """Opens the workdir's tokenised corpus; makes it from `data.source` if it is not there.
+def make_tokenizer(settings: Settings, source: corpus.Source,
+                   found: survey_lib.Survey) -> tokenizer_lib.Tokenizer:
+  """Loads the vocabulary of the settings, or trains one."""
+  if settings.vocab:
+    return tokenizer_lib.load(settings.vocab, settings.lowercase)
+
+  def sentences():
+    for document in watched(source.read(), 'training the vocabulary', found.size):
+      if found.in_vocabulary_text(document):
+        yield from settings.rules.sentences(document)
+
+  return tokenizer_lib.train(settings.tokenizer, sentences, settings.vocab_size,
+                             settings.lowercase)
+
+
+def write_shard(directory: epath.Path, name: str, vocab_size: int,
+                encoded: Iterable[encode.Encoded]) -> dict[str, Any]:
+  """Writes one shard: its entry in the manifest, how often each id occurs, what was seen.
+
+  A function of its arguments alone: processes on one machine or on many may run it.
+  """
+  writer = records.ShardWriter(directory, name, vocab_size)
+  counts, seen, documents = np.zeros(vocab_size, np.int64), set(), 0
+  for part in encoded:
+    writer.add(part.tokens, part.words, part.lengths, part.counts)
+    counts += np.bincount(part.tokens, minlength=vocab_size)
+    seen.update(part.heldout)
+    documents += part.documents
+  return {'entry': writer.close(), 'read': documents, 'seen': sorted(seen), 'counts': counts}
+
+
+class Preparation:
+  """One corpus on its way into one folder."""
+
+  def __init__(self, settings: Settings, output: epath.Path):
+    """Raises UserError if the output folder holds something else."""
+    self.settings, self.output = settings, output
+    self.progress = output / 'progress'
+    self.source = open_source(settings, self.progress)
+    asked = {**dataclasses.asdict(settings), 'inputs': list(self.source.inputs)}
+    asked['vocab'] = settings.vocab and str(epath.Path(settings.vocab).resolve())
+    self._asked = json.loads(json.dumps(asked))
+    self._check_output()
+
+  def _check_output(self):
+    begun = self.progress / 'settings.json'
+    if begun.exists():
+      earlier = json.loads(begun.read_text())
+      for name, value in self._asked.items():
+        if earlier.get(name) != value:
+          raise UserError(f'{self.output} holds an interrupted preparation with another {name} '
+                          f'({earlier.get(name)}, now {value}): remove it or use another folder')
+    elif self.output.exists():
+      others = [p.name for p in self.output.iterdir() if p.name != 'progress']
+      if others:
+        raise UserError(f'{self.output} is not empty (it holds {sorted(others)[0]}): use another '
+                        'folder')
+
+  def _state(self, name: str, make: Callable[[], Any]) -> Any:
+    """A JSON value that is made once and kept in progress/."""
+    path = self.progress / f'{name}.json'
+    if not path.exists():
+      value = make()
+      self.progress.mkdir(parents=True, exist_ok=True)
+      partial = self.progress / f'{name}.json.partial'
+      partial.write_text(json.dumps(value))
+      partial.replace(path)
+    return json.loads(path.read_text())
+
+  def _survey(self) -> survey_lib.Survey:
+    found = survey_lib.survey(watched(self.source.read(), 'reading'), self.settings.heldout)
+    check_documents(self.settings.source, found)
+    return found
+
+  def run(self, workers: int):
+    """Prepares everything; goes on with what an earlier run left.
+
+    Raises:
+      UserError: the text, the vocabulary or the output cannot be used; nothing is left behind.
+      Failed: a worker died; everything up to the last whole shard is kept.
+    """
+    existed = self.output.exists()
+    try:
+      self._run(workers)
+    except UserError:
+      if not (self.progress / 'train-00000.json').exists():
+        for path in (self.progress, self.output / 'tokenizer') if existed else (self.output,):
+          shutil.rmtree(path, ignore_errors=True)
+      raise
+
+  def _run(self, workers: int):
+    found = self._state('survey', self._survey)  # the first to write: bad text has spoken by now
+    found = survey_lib.Survey(*found)
+    self._state('settings', lambda: self._asked)
+    tokenizer_directory = self.output / 'tokenizer'
+    if not (self.progress / 'vocabulary.json').exists():
+      tokenizer = make_tokenizer(self.settings, self.source, found)
+      tokenizer.save(tokenizer_directory)
+      self._state('vocabulary', lambda: tokenizer_lib.digest(tokenizer))
+    tokenizer = tokenizer_lib.load(tokenizer_directory)
+    heldout_file = os.fspath(self.progress / 'heldout.jsonl')
+    self._state('heldout', lambda: self._write_heldout(found, heldout_file))
+    shards = self._write_training(found, tokenizer, heldout_file, workers)
+    self._finish(found, tokenizer, heldout_file, shards)
+
+  def _write_heldout(self, found: survey_lib.Survey, path: str) -> int:
+    documents = [self.settings.rules.sentences(document)
+                 for document in (self.source.read() if found.heldout_below else ())
+                 if found.is_held_out(document)]
+    encode.write_heldout(path, documents)
+    return len(documents)
+
+  def _write_training(self, found: survey_lib.Survey, tokenizer: tokenizer_lib.Tokenizer,
+                      heldout_file: str, workers: int) -> list[dict[str, Any]]:
+    """Writes the shards of the training text; returns what `write_shard` says of each."""
+    shards = []
+    while (self.progress / f'train-{len(shards):05}.json').exists():
+      shards.append(self._load_shard(len(shards)))
+    skip = sum(shard['read'] for shard in shards)
+
+    training = (d for d in self.source.read() if not found.is_held_out(d))
+    for _ in range(skip):
+      next(training)
+    work = functools.partial(encode.encode, tokenizer=os.fspath(self.output / 'tokenizer'),
+                             rules=self.settings.rules, heldout=heldout_file)
+    parts = pool.ordered_map(work, encode.batches(training),
+                             workers if found.size > _IN_PROCESS else 1)
+    with bar(found.size, 'tokenising') as progress:
+      progress.update(sum(shard['size'] for shard in shards))
+      part = next(parts, None)
+      while part is not None:
+        size = 0
+
+        def shard():
+          nonlocal part, size
+          while part is not None and size < _SHARD:
+            yield part
+            size += part.size
+            progress.update(part.size)
+            part = next(parts, None)
+
+        name = f'train-{len(shards):05}'
+        written = write_shard(self.output, name, tokenizer.vocab_size, shard())
+        np.save(os.fspath(self.progress / f'{name}.npy'), written.pop('counts'))
+        self._state(name, lambda: {**written, 'size': size})
+        shards.append(self._load_shard(len(shards)))
+    return shards
+
+  def _load_shard(self, number: int) -> dict[str, Any]:
+    name = f'train-{number:05}'
+    counts = np.load(os.fspath(self.progress / f'{name}.npy'))
+    return {**json.loads((self.progress / f'{name}.json').read_text()), 'counts': counts}
+
+  def _finish(self, found: survey_lib.Survey, tokenizer: tokenizer_lib.Tokenizer,
+              heldout_file: str, shards: list[dict[str, Any]]):
+    """Writes the held-out shard, the counts, and at last the manifest."""
+    counts = sum((shard['counts'] for shard in shards), np.zeros(tokenizer.vocab_size, np.int64))
+    if not counts.sum():
+      raise UserError(f'data.source={self.settings.source!r} holds no text that the vocabulary can '
+                      'encode')
+    documents = encode.read_heldout(heldout_file)
+    sentences = list(itertools.chain.from_iterable(documents))
+    seen = {sentences[i] for shard in shards for i in shard['seen']}
+    fresh = [[s for s in document if s not in seen] for document in documents]
+    encoded = encode.Encoder(tokenizer, self.settings.rules).sentences(fresh)
+    heldout = write_shard(self.output, 'heldout-00000', tokenizer.vocab_size, [encoded])
+    np.save(os.fspath(self.output / 'counts.npy'), counts)
+    records.write_manifest(self.output, {
+        'settings': {**dataclasses.asdict(self.settings), 'inputs': self._asked['inputs']},
+        'tokenizer': tokenizer_lib.digest(tokenizer), 'vocab_size': tokenizer.vocab_size,
+        'documents': found.documents, 'bytes': found.size,
+        'unigram_entropy': (cross_entropy(heldout['counts'], counts)
+                            if heldout['counts'].sum() else None),
+        'notes': self._notes(found, counts, heldout['counts'], len(seen), tokenizer.unk_id),
+        'splits': {'train': [shard['entry'] for shard in shards],
+                   'heldout': [heldout['entry']]}})
+    shutil.rmtree(self.progress)
+
+  def _notes(self, found: survey_lib.Survey, counts: np.ndarray, heldout_counts: np.ndarray,
+             seen: int, unk_id: int) -> list[str]:
+    notes = []
+    if seen:
+      notes.append(f'{seen:,} held-out sentences that occur in the training text were left out')
+    if found.documents > found.different:
+      notes.append(f'{found.documents - found.different:,} documents are exact copies of others')
+    unknown = counts[unk_id] / counts.sum()
+    if unknown > 0.01:
+      notes.append(f'{unknown:.1%} of the tokens are [UNK]: does the vocabulary fit the text?')
+    if not heldout_counts.sum():
+      notes.append('nothing is held out: the corpus has too few documents')
+    return notes
+
+
+def prepare(settings: Settings, output: str, workers: int = 0):
+  """Prepares a corpus into a folder, local or gs://.
 
   Args:
-    data: the config group `data`.
-    vocab_size: of a vocabulary to be trained.
-    workdir: of the run.
+    settings: what and how.
+    output: empty, or of the same preparation interrupted.
+    workers: processes; 0 = one for each core.
 
   Raises:
-    UserError: the corpus or vocabulary cannot be used, or the workdir holds another one.
+    UserError: a mistake in the settings, the text or the output.
+    Failed: a worker died; the same call goes on.
   """
-  directory = pathlib.Path(workdir) / 'corpus'
-  tokenizer_directory = pathlib.Path(workdir) / 'tokenizer'
-  asked = {**data.to_dict(), 'vocab_size': None if data.vocab else vocab_size}
-  manifest = directory / 'manifest.json'
-  if not manifest.exists():
-    shutil.rmtree(directory / 'train', ignore_errors=True)  # of a run that was stopped half-way
-    shutil.rmtree(directory / 'heldout', ignore_errors=True)
-    if data.source == 'builtin':
-      text = epath.Path(directory / 'builtin.txt.gz')
-      if not text.exists():
-        builtin.extract(text)
-      read = corpus.open_source(str(text), 'text', data.text_column)
-    else:
-      read = corpus.open_source(data.source, data.format, data.text_column)
-    found = _prepare(read, data, vocab_size, directory, tokenizer_directory)
-    partial = directory / 'manifest.json.partial'
-    partial.write_text(json.dumps({'data': asked, **found}, indent=2) + '\n')
-    partial.replace(manifest)
-  found = json.loads(manifest.read_text())
-  for name, value in asked.items():
-    if found['data'].get(name) != value:
-      raise UserError(f'{workdir} was made with data.{name}={found["data"].get(name)!r}, now it is '
-                      f'{value!r}: use another --workdir')
-  return Corpus(tokenizer_lib.load(tokenizer_directory), records.open_records(directory / 'train'),
-                records.open_records(directory / 'heldout'), found['unigram_entropy'],
-                tuple(found['notes']))
+  if settings.vocab:  # a mistake in it is told before the text is read
+    tokenizer_lib.load(settings.vocab, settings.lowercase)
+  workers = workers or len(os.sched_getaffinity(0))
+  if (epath.Path(output) / 'manifest.json').exists():
+    earlier = records.read_manifest(epath.Path(output))['settings']
+    other = [n for n, v in dataclasses.asdict(settings).items() if earlier.get(n) != v]
+    if other:
+      raise UserError(f'{output} is not empty: it holds records made with another {other[0]}; use '
+                      'another folder')
+    return  # it is done
+  if not storage.is_remote(output):
+    Preparation(settings, epath.Path(output)).run(workers)
+    return
+  remote = epath.Path(output)
+  if remote.exists() and any(remote.iterdir()):
+    raise UserError(f'{output} is not empty: use another folder')
+  local = storage.local_folder(output)
+  if not (local / 'manifest.json').exists():
+    Preparation(settings, local).run(workers)
+  storage.upload(local, remote)
+  shutil.rmtree(local)
+
+
+def print_summary(output: str):
+  """Prints what a prepared folder holds."""
+  manifest = records.read_manifest(epath.Path(output))
+  lines = [('text', f'{manifest["bytes"] / 1e6:,.1f} MB in {manifest["documents"]:,} documents')]
+  for name, shards in manifest['splits'].items():
+    total = {key: sum(shard[key] for shard in shards)
+             for key in ('tokens', 'sentences', 'documents')}
+    lines.append((name, ', '.join(f'{count:,} {key}' for key, count in total.items())))
+  if manifest['unigram_entropy'] is not None:
+    lines.append(('plateau', f'{manifest["unigram_entropy"]:.3f} nat: the held-out MLM loss of a '
+                             'model that knows the token frequencies only'))
+  lines += [('note', note) for note in manifest['notes']]
+  lines += [('records', f'{output}, digest {manifest["digest"]}')]
+  for name, value in lines:
+    print(f'  {name:<16}{value}')

@@ -1,109 +1,273 @@
-"""Token records on disk: the whole corpus as one array of tokens with sentence and document bounds.
+"""Token records on disk: a tokenised corpus in shards that are memory-mapped, never read whole.
 
-  tokens.bin      uint16 or uint32, every token of every document, no special tokens
-  sentences.bin   int64, where each sentence starts in tokens.bin, and the end of the last one
-  documents.bin   int64, where each document starts in sentences.bin, and the end of the last one
-  manifest.json   counts, dtype, and a digest of the three files
+  manifest.json        counts, settings, the digest of every file; written last
+  tokenizer/           the vocabulary that made the tokens
+  counts.npy           [V] int64, how often each entry occurs in the training text
+  train-00000.*        the shards of the training text, and heldout-00000.* likewise:
+    .tokens.bin          [T] uint16 or uint32, the tokens of all documents, no special tokens
+    .words.bin           [T / 8] uint8, a bit for each token: does a word start here?
+    .sentences.bin       [S] uint16, tokens in each sentence
+    .documents.bin       [E] int64, the sentence at which each document starts
+    .blocks.bin          [G + 1, 3] int64, (tokens, sentences, documents started) before each block
 
-All three are memory-mapped: a run opens a corpus of any size at once.
+A block is some 8,192 tokens of whole documents, or of whole sentences where a document is longer.
+Blocks are what an epoch shuffles: their index is small enough to be in memory for any corpus, and
+what one holds is one short read.
 """
 
+from collections.abc import Iterable
+import concurrent.futures
+import functools
 import hashlib
 import json
-import pathlib
+import os
+from typing import Any
 from typing import NamedTuple
 
+from etils import epath
 import numpy as np
 
 from bert_jax.errors import UserError
 
-_FLUSH_TOKENS = 1 << 20
+BLOCK = 8_192  # tokens
+LONGEST_SENTENCE = 32_768  # tokens; a longer one is stored as several
+_VERSION = 1
+_FILES = ('tokens', 'words', 'sentences', 'documents', 'blocks')
 
 
-class Records(NamedTuple):
-  """A corpus of T tokens in S sentences in E documents."""
+class Shard(NamedTuple):
+  """The arrays of one shard; see the module's docstring."""
 
-  tokens: np.ndarray  # [T] uint16 or uint32
-  sentences: np.ndarray  # [S + 1] int64, token offsets
-  documents: np.ndarray  # [E + 1] int64, sentence offsets
-  digest: str
-
-  @property
-  def num_documents(self) -> int:
-    """E."""
-    return len(self.documents) - 1
-
-  def counts(self, vocab_size: int) -> np.ndarray:
-    """How often each vocabulary entry occurs: [V] int64."""
-    total = np.zeros(vocab_size, np.int64)
-    for start in range(0, len(self.tokens), _FLUSH_TOKENS):
-      total += np.bincount(self.tokens[start:start + _FLUSH_TOKENS], minlength=vocab_size)
-    return total
+  tokens: np.ndarray
+  words: np.ndarray
+  sentences: np.ndarray
+  documents: np.ndarray
+  blocks: np.ndarray
 
 
-class Writer:
-  """Streams documents into a records folder; nothing counts before `close` wrote the manifest."""
+class ShardWriter:
+  """Streams documents into the files of one shard."""
 
-  def __init__(self, directory: pathlib.Path, vocab_size: int):
-    directory.mkdir(parents=True, exist_ok=True)
-    self._directory = directory
-    self._dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
-    self._files = {name: (directory / f'{name}.bin').open('wb')
-                   for name in ('tokens', 'sentences', 'documents')}
-    self._hash = hashlib.blake2b(digest_size=16)
+  def __init__(self, directory: epath.Path, name: str, vocab_size: int, block: int = BLOCK):
+    self._path = lambda file: directory / f'{name}.{file}.bin'
+    self.name, self._block = name, block
+    self._dtype = token_dtype(vocab_size)
+    self._files = {f: self._path(f).open('wb') for f in _FILES}
+    self._hashes = {f: hashlib.sha256() for f in _FILES}
     self._tokens = self._sentences = self._documents = 0
+    self._blocks = 0
+    self._block_start = 0  # the first token of the block that is being filled
+    self._bits = np.zeros(0, np.uint8)  # of the words that do not fill a byte yet
+    self._write('blocks', np.zeros(3, np.int64))
 
-  def _write(self, name: str, values: np.ndarray):
-    self._hash.update(f'{name} {len(values)} '.encode())
-    self._hash.update(values.tobytes())
-    self._files[name].write(values.tobytes())
+  def _write(self, file: str, values: np.ndarray):
+    data = values.tobytes()
+    self._hashes[file].update(data)
+    self._files[file].write(data)
 
-  def add(self, sentences: list[list[int]]):
-    """Appends one document: the token ids of its sentences, empty ones left out."""
-    sentences = [s for s in sentences if s]
-    if not sentences:
-      return
-    lengths = np.array([len(s) for s in sentences], np.int64)
-    starts = self._tokens + np.cumsum(lengths) - lengths
-    self._write('tokens', np.fromiter((t for s in sentences for t in s), self._dtype))
-    self._write('sentences', starts)
-    self._write('documents', np.array([self._sentences], np.int64))
-    self._tokens += int(lengths.sum())
-    self._sentences += len(sentences)
-    self._documents += 1
+  def _close_block(self, token: int, sentence: int, documents: int):
+    self._write('blocks', np.array([token, sentence, documents], np.int64))
+    self._blocks += 1
+    self._block_start = token
 
-  def close(self) -> Records:
-    """Finishes the records and opens them."""
-    self._write('sentences', np.array([self._tokens], np.int64))
-    self._write('documents', np.array([self._sentences], np.int64))
+  def add(self, tokens: np.ndarray, words: np.ndarray, lengths: np.ndarray, counts: np.ndarray):
+    """Appends documents.
+
+    Args:
+      tokens: [T] of all of them.
+      words: [T] bool, True where a word starts.
+      lengths: [S] tokens in each sentence, none of them 0.
+      counts: [E] sentences in each document, none of them 0.
+    """
+    bits = np.concatenate([self._bits, words.astype(np.uint8)])
+    whole = len(bits) // 8 * 8
+    self._bits = bits[whole:]
+    self._write('words', np.packbits(bits[:whole], bitorder='little'))
+    self._write('tokens', tokens.astype(self._dtype))
+    ends = self._tokens + np.cumsum(lengths)  # token at which each sentence ends
+    last = np.cumsum(counts)  # sentence after each document
+    self._write('documents', self._sentences + last - counts)
+    self._write('sentences', lengths.astype(np.uint16))
+    for first, after in zip((last - counts).tolist(), last.tolist()):
+      self._documents += 1
+      end = int(ends[after - 1])
+      while end - self._block_start >= 2 * self._block:  # a long document fills several blocks
+        # Two tokens of it at least on either side: a lone token makes no pair.
+        begin = int(ends[first - 1]) if first else self._tokens
+        least = max(self._block_start + self._block, begin + 2)
+        cut = first + int(np.searchsorted(ends[first:after], least))
+        if end - int(ends[cut]) < 2:
+          break
+        self._close_block(int(ends[cut]), self._sentences + cut + 1, self._documents)
+      if end - self._block_start >= self._block:
+        self._close_block(end, self._sentences + after, self._documents)
+    self._tokens += len(tokens)
+    self._sentences += len(lengths)
+
+  def close(self) -> dict[str, Any]:
+    """Finishes the files and returns the shard's entry in the manifest."""
+    self._write('words', np.packbits(self._bits, bitorder='little'))
+    if self._tokens > self._block_start:
+      self._close_block(self._tokens, self._sentences, self._documents)
     for file in self._files.values():
       file.close()
-    manifest = {'tokens': self._tokens, 'sentences': self._sentences,
-                'documents': self._documents, 'dtype': self._dtype.name,
-                'digest': self._hash.hexdigest()}
-    (self._directory / 'manifest.json').write_text(json.dumps(manifest, indent=2) + '\n')
-    return open_records(self._directory)
+    return {'name': self.name, 'documents': self._documents, 'sentences': self._sentences,
+            'tokens': self._tokens, 'blocks': self._blocks,
+            'sha256': {f: h.hexdigest() for f, h in self._hashes.items()}}
 
 
-def open_records(directory: pathlib.Path) -> Records:
-  """Opens a records folder.
+def token_dtype(vocab_size: int) -> np.dtype:
+  """The smallest type that holds every id."""
+  return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+
+
+def split_long(lengths: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Sentence lengths and counts with sentences above `LONGEST_SENTENCE` in several pieces."""
+  pieces = -(-lengths // LONGEST_SENTENCE)
+  if not len(lengths) or pieces.max() == 1:
+    return lengths, counts
+  document = np.repeat(np.arange(len(counts)), counts)
+  rest = lengths - (pieces - 1) * LONGEST_SENTENCE
+  out = np.full(pieces.sum(), LONGEST_SENTENCE)
+  out[np.cumsum(pieces) - 1] = rest
+  return out, np.bincount(document, pieces, len(counts)).astype(counts.dtype)
+
+
+class Records:
+  """The shards of one split, with tokens, sentences, documents and blocks numbered through."""
+
+  def __init__(self, shards: Iterable[Shard], digest: str, reopen: tuple[Any, ...] = ()):
+    """`reopen`: the arguments of `open_split`, by which another process gets the same records."""
+    self._shards, self.digest, self._reopen = tuple(shards), digest, reopen
+    sizes = np.array([[s.blocks[-1, 0], s.blocks[-1, 1], s.blocks[-1, 2], len(s.blocks) - 1]
+                      for s in self._shards], np.int64).reshape(-1, 4)
+    base = np.concatenate([np.zeros((1, 4), np.int64), np.cumsum(sizes, axis=0)])
+    self.num_tokens, self.num_sentences, self.num_documents, self.num_blocks = map(int, base[-1])
+    self._first_token, self._first_block = base[:, 0], base[:, 3]
+    self._base = base
+    # [G + 1, 3]: (tokens, sentences, documents started) before each block of the whole split.
+    self.blocks = np.concatenate(
+        [s.blocks[:-1] + b[:3] for s, b in zip(self._shards, base)] + [base[-1:, :3]])
+
+  def __reduce__(self):
+    # A memory map would be pickled with all that it maps.
+    return functools.partial(open_split, verify=False), self._reopen
+
+  def block(self, number: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """One block's sentences.
+
+    Returns:
+      ([S] uint16 tokens in each sentence, [] int64 the sentences of the block at which a document
+      starts, the document of its first sentence).
+    """
+    k = int(np.searchsorted(self._first_block, number, side='right')) - 1
+    shard, local = self._shards[k], number - self._first_block[k]
+    (_, s0, d0), (_, s1, d1) = shard.blocks[local], shard.blocks[local + 1]
+    starts = np.asarray(shard.documents[d0:d1]) - s0
+    goes_on = not len(starts) or starts[0] > 0
+    return np.asarray(shard.sentences[s0:s1]), starts, int(self._base[k, 2] + d0 - goes_on)
+
+  def _take(self, position: np.ndarray, read) -> np.ndarray:
+    if len(self._shards) == 1:
+      return read(self._shards[0], position)
+    shard = np.searchsorted(self._first_token, position, side='right') - 1
+    out = np.empty(position.shape, np.int32)
+    for k in np.unique(shard):
+      here = shard == k
+      out[here] = read(self._shards[k], position[here] - self._first_token[k])
+    return out
+
+  def tokens(self, position: np.ndarray) -> np.ndarray:
+    """The tokens at some positions of the split: [...] int64 -> [...] int32."""
+    return self._take(position, lambda s, i: s.tokens[i].astype(np.int32))
+
+  def word_starts(self, position: np.ndarray) -> np.ndarray:
+    """1 where a word starts, else 0: [...] int64 -> [...] int32."""
+    return self._take(position, lambda s, i: (s.words[i >> 3] >> (i & 7).astype(np.uint8)
+                                              & 1).astype(np.int32))
+
+
+def _map(path: str, dtype: np.dtype, length: int, where: str) -> np.ndarray:
+  if os.path.getsize(path) != length * dtype.itemsize:
+    raise UserError(f'{path} has {os.path.getsize(path):,} bytes, {length * dtype.itemsize:,} were '
+                    f'written: {where}')
+  # An empty file cannot be mapped.
+  return np.memmap(path, dtype, 'r') if length else np.zeros(0, dtype)
+
+
+def _file_hash(path: str) -> str:
+  with open(path, 'rb') as file:
+    return hashlib.file_digest(file, 'sha256').hexdigest()
+
+
+def read_manifest(directory: epath.Path) -> dict[str, Any]:
+  """The manifest of a folder that `prepare` made.
 
   Raises:
-    UserError: a file that is missing or not as long as the manifest says.
+    UserError: there is none, or a newer bert_jax wrote it.
   """
   try:
     manifest = json.loads((directory / 'manifest.json').read_text())
-    dtypes = {'tokens': np.dtype(manifest['dtype']), 'sentences': np.dtype(np.int64),
-              'documents': np.dtype(np.int64)}
-    arrays = {}
-    for name, dtype in dtypes.items():
-      path, length = directory / f'{name}.bin', manifest[name] + (name != 'tokens')
-      if path.stat().st_size != length * dtype.itemsize:
-        raise UserError(f'{path} has {path.stat().st_size} bytes, {length * dtype.itemsize} were '
-                        f'written: remove {directory} to have it made again')
-      # An empty file cannot be mapped.
-      arrays[name] = np.memmap(path, dtype, 'r') if length else np.zeros(0, dtype)
-  except (OSError, json.JSONDecodeError, KeyError) as e:
-    raise UserError(f'{directory} holds no complete token records ({e}): remove it to have it made '
+    version = manifest['version']
+  except (OSError, ValueError, KeyError) as e:
+    raise UserError(f'{directory} holds no complete token records ({e}): run bert_jax.prepare '
                     'again') from e
-  return Records(digest=manifest['digest'], **arrays)
+  if version != _VERSION:
+    raise UserError(f'{directory} holds records of version {version}, this bert_jax reads version '
+                    f'{_VERSION}: run bert_jax.prepare again with another --output')
+  return manifest
+
+
+def digest(manifest: dict[str, Any]) -> str:
+  """Of everything that decides the rows: the tokeniser and every file of every shard."""
+  content = [manifest['tokenizer'], manifest['splits']]
+  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def write_manifest(directory: epath.Path, manifest: dict[str, Any]):
+  """Writes manifest.json with version and digest, at once or not at all."""
+  partial = directory / 'manifest.json.partial'
+  content = {'version': _VERSION, 'digest': digest(manifest), **manifest}
+  partial.write_text(json.dumps(content, indent=1) + '\n')
+  partial.replace(directory / 'manifest.json')
+
+
+def open_split(directory: epath.Path, manifest: dict[str, Any], split: str, *,
+               verify: bool = True) -> Records:
+  """Opens the shards of one split.
+
+  Args:
+    directory: a local folder.
+    manifest: of that folder.
+    split: train or heldout.
+    verify: read every file and compare its digest; lengths are always compared.
+
+  Raises:
+    UserError: a file that is missing, cut short, or changed since it was prepared.
+  """
+  remedy = 'run bert_jax.prepare again into an empty folder'
+  dtypes = {'tokens': token_dtype(manifest['vocab_size']), 'words': np.dtype(np.uint8),
+            'sentences': np.dtype(np.uint16), 'documents': np.dtype(np.int64),
+            'blocks': np.dtype(np.int64)}
+  shards, files = [], []
+  for entry in manifest['splits'][split]:
+    lengths = {'tokens': entry['tokens'], 'words': -(-entry['tokens'] // 8),
+               'sentences': entry['sentences'], 'documents': entry['documents'],
+               'blocks': 3 * (entry['blocks'] + 1)}
+    arrays = {}
+    for file, length in lengths.items():
+      path = os.fspath(directory / f'{entry["name"]}.{file}.bin')
+      try:
+        arrays[file] = _map(path, dtypes[file], length, remedy)
+      except OSError as e:
+        raise UserError(f'{path} cannot be read ({e.strerror or e}): {remedy}') from e
+      files.append((path, entry['sha256'][file]))
+    arrays['blocks'] = np.array(arrays['blocks']).reshape(-1, 3)  # small, and read at once
+    shards.append(Shard(**arrays))
+  if verify:
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+      for (path, expected), found in zip(files, pool.map(_file_hash, (p for p, _ in files))):
+        if found != expected:
+          raise UserError(f'{path} was changed after it was prepared (its sha256 is not that of the '
+                          f'manifest): {remedy}')
+  return Records(shards, manifest['digest'], (directory, manifest, split))

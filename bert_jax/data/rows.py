@@ -1,240 +1,225 @@
-"""Rows for masked LM + next sentence prediction, as a pure function of (records, seed, row number).
+"""Rows for pretraining as a pure function of (records, layout, seed, row number).
 
-Each epoch cuts every document into chunks of whole sentences that fill a row, and every chunk into
-A and B. In half of the chunks B stays: the true next sentences. The other half exchange their B's
-with chunks of other documents whose B is about as long, so that length does not tell the label and
-every sentence is used once an epoch.
+Every epoch shuffles the blocks of the records and takes them in windows (see windows.py). How many
+rows an epoch and each of its windows have follows from the token counts of the blocks alone, so that
+any row of any epoch is found without making those before it.
 """
 
+from collections.abc import Iterator
 import functools
+import math
 from typing import NamedTuple
 
+from absl import logging
 import numpy as np
 
+from bert_jax.data import windows
 from bert_jax.data.records import Records
 from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.windows import Layout
 from bert_jax.errors import UserError
 
-_TYPICAL_FILL = 0.88  # of a row by whole sentences, as measured on Wikipedia at 128
-_BUCKET = 32  # chunks of about equal B among which half exchange theirs
-SPECIAL = 3  # [CLS] A [SEP] B [SEP]
+_WINDOW = 3_000  # tokens of a window for each position of a row: some 4,000 chunks
+_SAMPLE = 3  # windows that are made to find how many rows the corpus needs
+# More rows than the sample needed, for windows that need more than others. Without packing there are
+# no gaps into which what is too much would fit.
+_RESERVE, _RESERVE_UNPACKED = 0.005, 0.015
 
 
 class Rows(NamedTuple):
-  """A batch of rows, all int32 but the last."""
+  """A batch of rows, int32 but for the weights."""
 
   ids: np.ndarray  # [B, L] token ids
   type_ids: np.ndarray  # [B, L] 0 in segment A, 1 in segment B
   positions: np.ndarray  # [B, L] position of each token in its own pair
   pair_index: np.ndarray  # [B, L] 0 on padding, 1..P on the tokens of each pair
   cls_positions: np.ndarray  # [B, P] where each pair's [CLS] stands
-  next_sentence: np.ndarray  # [B, P] 0 = B follows A, 1 = B is from another document
-  row: np.ndarray  # [B] the row's number in the global batch
+  labels: np.ndarray  # [B, P] 0 = B follows A; 1 = B is from elsewhere, or comes before A
   pair_weights: np.ndarray  # [B, P] float32, 1 for a pair, 0 where there is none
+  row: np.ndarray  # [B] the row's number in the global batch
+  word_start: np.ndarray | None = None  # [B, L] 1 where a word starts; only where it is asked for
 
 
-class Plan(NamedTuple):
-  """The pairs of one epoch, shuffled: token ranges [R] int64 each, and what had to be cut."""
+class Sample(NamedTuple):
+  """What rows are like."""
+
+  fill: float  # share of real tokens
+  pairs: float  # in a row
+  unchanged: float  # share of pairs whose B follows A
+
+
+class Table(NamedTuple):
+  """Pairs by row: [R, P] int64 each; all 0 where a row has fewer pairs."""
 
   a_start: np.ndarray
-  a_end: np.ndarray
+  a_length: np.ndarray
   b_start: np.ndarray
-  b_end: np.ndarray
-  random: np.ndarray  # [R] bool, B is from another document
-  tokens_cut: int  # tokens at the end of a B that no longer fitted after the exchange
-  tokens_dropped: int  # tokens in documents of one token, which make no pair
-  sentences_split: int  # sentences longer than a row, cut into pieces (every piece is used)
-
-  def real_tokens(self) -> int:
-    """Tokens of the epoch's rows, special tokens included, padding not."""
-    ordinary = (self.a_end - self.a_start).sum() + (self.b_end - self.b_start).sum()
-    return int(ordinary) + SPECIAL * len(self.random)
+  b_length: np.ndarray
+  label: np.ndarray
 
 
-def _units(records: Records, longest: int) -> tuple[np.ndarray, np.ndarray, int]:
-  """Sentences, long ones in pieces of `longest`: bounds [U+1], document bounds [E+1], splits."""
-  starts = np.asarray(records.sentences)
-  lengths = np.diff(starts)
-  pieces = -(-lengths // longest)
-  first = np.concatenate([[0], np.cumsum(pieces)])  # unit at which each sentence begins
-  within = np.arange(first[-1]) - np.repeat(first[:-1], pieces)
-  bounds = np.append(np.repeat(starts[:-1], pieces) + within * longest, starts[-1])
-  return bounds, first[np.asarray(records.documents)], int((pieces > 1).sum())
+def tabulate(pairs: windows.Pairs, rows: int, layout: Layout, rng: np.random.Generator) -> Table:
+  """The pairs of a window by row, its rows in random order; pairs beyond `rows` are left out."""
+  order = np.argsort(pairs.row, kind='stable')
+  row = pairs.row[order]
+  place = np.arange(len(row)) - np.searchsorted(row, row)
+  kept = row < rows
+  row, place, order = rng.permutation(rows)[row[kept]], place[kept], order[kept]
+  fields = []
+  for values in pairs[:len(Table._fields)]:
+    field = np.zeros((rows, layout.pairs), np.int64)
+    field[row, place] = values[order]
+    fields.append(field)
+  return Table(*fields)
 
 
-def _chunks(bounds: np.ndarray, documents: np.ndarray, longest: int,
-            rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Cuts documents into runs of units of at most `longest` tokens: first unit, last + 1, document.
-
-  All documents advance by one chunk at a time together. The first chunk of each is shorter by
-  chance, so that the cuts fall elsewhere every epoch, but no shorter than what would be left over
-  at the end: the document takes no more rows for it.
-  """
-  at, end = documents[:-1].copy(), documents[1:]
-  typical = max(int(_TYPICAL_FILL * longest), 1)
-  tokens = bounds[end] - bounds[at]
-  left_over = tokens - np.maximum(-(-tokens // typical) - 1, 0) * typical
-  budget = rng.integers(np.minimum(left_over, longest), longest, endpoint=True)
-  alive = np.flatnonzero(at < end)
-  found = []
-  while len(alive):
-    here = at[alive]
-    there = np.searchsorted(bounds, bounds[here] + budget[alive], side='right') - 1
-    there = np.clip(there, here + 1, end[alive])
-    found.append((here, there, alive))
-    at[alive] = there
-    budget[alive] = longest
-    alive = alive[there < end[alive]]
-  return tuple(np.concatenate(parts) for parts in zip(*found))
-
-
-def _split(bounds: np.ndarray, first: np.ndarray, last: np.ndarray,
-           rng: np.random.Generator) -> np.ndarray:
-  """The token at which B begins: between two sentences, or inside a chunk of only one."""
-  between = bounds[rng.integers(first + 1, np.maximum(last, first + 2))]
-  start, end = bounds[first], bounds[last]
-  inside = rng.integers(start + 1, np.maximum(end, start + 2))
-  return np.where(last - first > 1, between, inside)
-
-
-def _exchange(b_length: np.ndarray, document: np.ndarray,
-              rng: np.random.Generator) -> np.ndarray:
-  """Which chunk's B each chunk gets: [C] int64, its own index where B stays."""
-  count = len(b_length)
-  order = np.lexsort((rng.random(count), b_length))  # by length, in random order where equal
-  bucket = np.empty(count, np.int64)
-  bucket[order] = np.arange(count) // _BUCKET
-  # Half of each bucket, at random.
-  by_chance = np.lexsort((rng.random(count), bucket))
-  rank = np.arange(count) % _BUCKET
-  size = np.bincount(bucket)
-  coin = rng.random(len(size)) < 0.5  # an odd bucket rounds up or down by chance
-  half = (size + coin) // 2
-  drawn = by_chance[rank < half[bucket[by_chance]]]
-
-  # Sorted by document inside the bucket, and moved on by as many places as its most frequent
-  # document has chunks, everyone gets a B from elsewhere; a document with more than half of the
-  # chunks first gives up those for which no partner is left.
-  shuffled_document = rng.permutation(document.max() + 1)[document]
-  for _ in range(2):
-    drawn = drawn[np.lexsort((shuffled_document[drawn], bucket[drawn]))]
-    where, what = bucket[drawn], document[drawn]
-    new_run = np.append(True, (where[1:] != where[:-1]) | (what[1:] != what[:-1]))
-    run = np.cumsum(new_run) - 1
-    length = np.bincount(run)
-    rank = np.arange(len(drawn)) - np.flatnonzero(new_run)[run]
-    members = np.bincount(where, minlength=len(size))
-    most = np.zeros(len(size), np.int64)
-    np.maximum.at(most, where, length[run])
-    drawn = drawn[rank < np.minimum(most, members - most)[where]]
-  where = bucket[drawn]
-  members = np.bincount(where, minlength=len(size))
-  begin = np.cumsum(members) - members
-  rank = np.arange(len(drawn)) - begin[where]
-  source = np.arange(count)
-  partner = begin[where] + (rank + most[where]) % np.maximum(members[where], 1)
-  source[drawn] = drawn[partner]
-  return source
-
-
-def make_plan(records: Records, max_len: int, key: tuple[int, ...]) -> Plan:
-  """The pairs of one epoch.
-
-  Args:
-    records: the corpus; at least two documents.
-    max_len: L.
-    key: seeds the epoch's generator, (seed, epoch) say.
-  """
-  rng = np.random.default_rng(key)
-  longest = max_len - SPECIAL
-  bounds, documents, split = _units(records, longest)
-  first, last, document = _chunks(bounds, documents, longest, rng)
-  start, end = bounds[first], bounds[last]
-  whole = end - start >= 2
-  dropped = int((end - start)[~whole].sum())
-  first, last, document = first[whole], last[whole], document[whole]
-  start, end = start[whole], end[whole]
-  if not len(start):
-    raise UserError('the corpus holds no document of two tokens: there is nothing to pair')
-
-  middle = _split(bounds, first, last, rng)
-  source = _exchange(end - middle, document, rng)
-  order = rng.permutation(len(start))
-  source = source[order]
-  a_start, a_end, b_start, b_end = start[order], middle[order], middle[source], end[source]
-  room = longest - (a_end - a_start)
-  cut = np.maximum(b_end - b_start - room, 0)
-  return Plan(a_start, a_end, b_start, b_end - cut, source != order, int(cut.sum()), dropped, split)
-
-
-def gather(records: Records, plan: Plan, index: np.ndarray, max_len: int, tokenizer: Tokenizer,
-           row: np.ndarray) -> Rows:
-  """Builds rows [CLS] A [SEP] B [SEP] for some pairs of a plan, all at once.
+def gather(records: Records, table: Table, layout: Layout, tokenizer: Tokenizer, row: np.ndarray,
+           words: bool = False) -> Rows:
+  """Builds the rows of a table, all at once.
 
   Args:
     records: the corpus.
-    plan: of the epoch.
-    index: [B] int64 pairs of the plan; -1 gives an empty row.
-    max_len: L.
+    table: the pairs of each row, [B, P].
+    layout: of the rows.
     tokenizer: names the special tokens.
     row: [B] the rows' numbers in the global batch.
+    words: also say where words start.
   """
-  real = index >= 0
-  a_start, b_start = plan.a_start[index], plan.b_start[index]
-  a_length = np.where(real, plan.a_end[index] - a_start, 0)[:, None]
-  b_length = np.where(real, plan.b_end[index] - b_start, 0)[:, None]
-  column = np.arange(max_len)[None, :]
-  end = np.where(real[:, None], a_length + b_length + SPECIAL, 0)
-  in_b = column > a_length + 1
-  source = np.where(in_b, b_start[:, None] + column - a_length - 2, a_start[:, None] + column - 1)
-  ids = records.tokens[np.clip(source, 0, len(records.tokens) - 1)].astype(np.int32)
-  ids[:, 0] = tokenizer.cls_id
-  ids[(column == a_length + 1) | (column == end - 1)] = tokenizer.sep_id
-  inside = column < end
+  count, length = len(row), layout.max_len
+  real = table.a_length > 0
+  total = np.where(real, table.a_length + table.b_length + layout.special, 0)  # [B, P]
+  begin = np.cumsum(total, axis=1) - total  # of each pair in its row
+  size = total[real]  # of each pair, and so on: the pairs of all rows, one after another
+  a_length = table.a_length[real]
+  flat_start = np.cumsum(size) - size
+  # Everything below is by token, [N]: its pair, its place in the pair, its place in the batch.
+  pair = np.repeat(np.arange(len(size)), size)
+  place = np.arange(len(pair)) - flat_start[pair]
+  at = ((np.arange(count)[:, None] * length + begin)[real] - flat_start)[pair] + np.arange(len(pair))
+  after_a = place - a_length[pair] - 1  # 0 on the [SEP] after A
+  in_b = after_a > 0
+  cls, sep = place == 0, (after_a == 0) | (place == (size - 1)[pair])
+  source = np.where(in_b, (table.b_start[real] - 1)[pair] + after_a,
+                    (table.a_start[real] - 1)[pair] + place)
+  source[cls | sep] = 0
+  tokens = records.tokens(source)
+  tokens[cls], tokens[sep] = tokenizer.cls_id, tokenizer.sep_id
+
+  def spread(values, fill=0):
+    field = np.full(count * length, fill, np.int32)
+    field[at] = values
+    return field.reshape(count, length)
+
+  number = np.broadcast_to(np.arange(1, layout.pairs + 1), real.shape)[real]
   return Rows(
-      ids=np.where(inside, ids, tokenizer.pad_id).astype(np.int32),
-      type_ids=(in_b & inside).astype(np.int32),
-      positions=np.where(inside, column, 0).astype(np.int32),
-      pair_index=inside.astype(np.int32),
-      cls_positions=np.zeros((len(index), 1), np.int32),
-      next_sentence=(plan.random[index] & real).astype(np.int32)[:, None],
+      ids=spread(tokens, tokenizer.pad_id), type_ids=spread(in_b), positions=spread(place),
+      pair_index=spread(number[pair]),
+      cls_positions=np.where(real, begin, 0).astype(np.int32),
+      labels=table.label.astype(np.int32), pair_weights=real.astype(np.float32),
       row=row.astype(np.int32),
-      pair_weights=real.astype(np.float32)[:, None])
+      word_start=spread(records.word_starts(source) | cls | sep | (after_a == 1) | (place == 1))
+                 if words else None)
 
 
 class RowSource:
   """The rows of an endless walk over a corpus, epoch after epoch, each shuffled anew."""
 
-  def __init__(self, records: Records, max_len: int, seed: int, tokenizer: Tokenizer):
-    self.records, self.max_len, self.seed, self.tokenizer = records, max_len, seed, tokenizer
-    self._ends = []  # rows up to the end of each epoch seen
-    self.plan = functools.lru_cache(maxsize=2)(self._plan)
+  def __init__(self, records: Records, layout: Layout, seed: int, tokenizer: Tokenizer,
+               words: bool = False):
+    """See `gather` for the arguments; `seed` seeds the shuffling and the pairs.
 
-  def _plan(self, epoch: int) -> Plan:
-    return make_plan(self.records, self.max_len, (self.seed, epoch, self.max_len))
+    Raises:
+      UserError: the records hold nothing to make a pair of.
+    """
+    self.records, self.layout, self.tokenizer, self.words = records, layout, tokenizer, words
+    self._seed = seed
+    tokens, _, documents = np.diff(records.blocks, axis=0).T
+    documents = np.maximum(documents, 1)
+    if layout.pairs > 1:  # about how many tokens a block brings to the rows, special ones included
+      self._weights = tokens + layout.special * (documents + tokens // layout.max_len)
+    else:  # the last row of a document is half full on average
+      self._weights = tokens + layout.max_len // 2 * documents
+    count = max(min(records.num_tokens // (_WINDOW * layout.max_len), records.num_blocks), 1)
+    self._first_block = np.arange(count + 1) * records.num_blocks // count  # of each window
+    self.rows = self._rows_needed()  # in an epoch
+    self._arguments = (records, layout, seed, tokenizer, words)
+    self._permutation = functools.lru_cache(maxsize=2)(self._permutation)
+    self._table = functools.lru_cache(maxsize=3)(self._table)
+    self._warned = False
 
-  def _locate(self, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Epoch and place in its plan of rows by their number in the whole walk."""
-    while not self._ends or self._ends[-1] <= number.max():
-      epoch = len(self._ends)
-      rows = len(self.plan(epoch).random)
-      self._ends.append((self._ends[-1] if self._ends else 0) + rows)
-    ends = np.array(self._ends)
-    epoch = np.searchsorted(ends, number, side='right')
-    return epoch, number - np.where(epoch > 0, ends[epoch - 1], 0)
+  def __reduce__(self):
+    return RowSource, self._arguments  # without its caches
+
+  def _rows_needed(self) -> int:
+    count = len(self._first_block) - 1
+    needed = 0.0  # rows for each token of weight
+    for sample in range(_SAMPLE):
+      order = np.random.default_rng(sample).permutation(self.records.num_blocks)
+      blocks = order[:self._first_block[1]]
+      weight = int(self._weights[blocks].sum())
+      if not weight:
+        break
+      # In a corpus of one window, cuts inside sentences need as many rows in every epoch.
+      for inside in (False, True) if count == 1 else (False,):
+        pairs = windows.make_pairs(self.records, blocks, self.layout, (sample,), inside=inside)
+        needed = max(needed, pairs.rows / weight)
+    if not needed:
+      raise UserError('the corpus holds no document of two tokens: there is nothing to pair')
+    reserve = _RESERVE if self.layout.pairs > 1 else _RESERVE_UNPACKED
+    return math.ceil(needed * int(self._weights.sum()) * (1 + reserve)) + count
+
+  def _permutation(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """The epoch's order of the blocks, and the row at which each window begins."""
+    order = np.random.default_rng((self._seed, epoch)).permutation(self.records.num_blocks)
+    weight = np.concatenate([[0], np.cumsum(self._weights[order])])
+    return order, weight[self._first_block] * self.rows // weight[-1]
+
+  def _table(self, epoch: int, window: int) -> Table:
+    order, first_row = self._permutation(epoch)
+    blocks = order[self._first_block[window]:self._first_block[window + 1]]
+    rows = int(first_row[window + 1] - first_row[window])
+    key = (self._seed, epoch, window)
+    pairs = windows.make_pairs(self.records, blocks, self.layout, key, rows)
+    if pairs.rows > rows and not self._warned:
+      self._warned = True
+      left_out = int((pairs.a_length + pairs.b_length)[pairs.row >= rows].sum())
+      logging.warning('%d tokens of %d found no place in their window of epoch %d: the corpus '
+                      'varies too much', left_out, self._weights[blocks].sum(), epoch)
+    return tabulate(pairs, rows, self.layout, np.random.default_rng((*key, -1 % 2**32)))
+
+  def _tables(self, number: np.ndarray) -> Table:
+    """The pairs of some rows, by their number in the whole walk."""
+    epoch, within = number // self.rows, number % self.rows
+    parts = []
+    for e in np.unique(epoch):
+      first_row = self._permutation(int(e))[1]
+      here = within[epoch == e]
+      window = np.searchsorted(first_row, here, side='right') - 1
+      for w in np.unique(window):
+        rows = here[window == w] - first_row[w]
+        parts.append(Table(*(field[rows] for field in self._table(int(e), int(w)))))
+    return Table(*map(np.concatenate, zip(*parts)))
 
   def batch(self, step: int, batch_size: int, share: slice = slice(None)) -> Rows:
     """Rows of one step, or the share of them that one process feeds."""
     row = np.arange(batch_size)[share]
-    epoch, place = self._locate(step * batch_size + row)
-    parts = [gather(self.records, self.plan(e), place[epoch == e], self.max_len, self.tokenizer,
-                    row[epoch == e]) for e in np.unique(epoch)]
-    return Rows(*map(np.concatenate, zip(*parts)))
+    return gather(self.records, self._tables(step * batch_size + row), self.layout, self.tokenizer,
+                  row, self.words)
 
-  def epoch_batches(self, batch_size: int, share: slice = slice(None)):
+  def epoch_batches(self, batch_size: int, share: slice = slice(None)) -> Iterator[Rows]:
     """The batches of epoch 0, the last filled up with empty rows: always the same."""
-    plan = self.plan(0)
-    for start in range(0, len(plan.random), batch_size):
+    for start in range(0, self.rows, batch_size):
       row = start + np.arange(batch_size)[share]
-      index = np.where(row < len(plan.random), row, -1)
-      yield gather(self.records, plan, index, self.max_len, self.tokenizer, row)
+      table = self._tables(np.minimum(row, self.rows - 1))
+      inside = (row < self.rows)[:, None]
+      yield gather(self.records, Table(*(field * inside for field in table)), self.layout,
+                   self.tokenizer, row, self.words)
+
+  def sample(self) -> Sample:
+    """What the first window's rows are like."""
+    order, first_row = self._permutation(0)
+    pairs = windows.make_pairs(self.records, order[:self._first_block[1]], self.layout,
+                               (self._seed, 0, 0), int(first_row[1]))
+    tokens = int((pairs.a_length + pairs.b_length + self.layout.special).sum())
+    return Sample(tokens / first_row[1] / self.layout.max_len, len(pairs.row) / first_row[1],
+                  1 - pairs.label.mean())

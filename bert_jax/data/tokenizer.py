@@ -14,6 +14,7 @@ import json
 from typing import Protocol
 
 from etils import epath
+import numpy as np
 import sentencepiece
 import tokenizers
 from tokenizers import decoders
@@ -45,8 +46,14 @@ class Tokenizer(Protocol):
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, without special tokens."""
 
+  def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+    """Token ids of each text, and the character at which each token begins."""
+
   def encode_with_masks(self, text: str) -> list[int]:
     """Token ids of a text in which "[MASK]" stands for the mask token."""
+
+  def word_starts(self) -> np.ndarray:
+    """[V] bool: whether a word starts with this entry."""
 
   def tokens(self, ids: Sequence[int]) -> list[str]:
     """The vocabulary entry of each id."""
@@ -104,6 +111,15 @@ class WordPiece:
     encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     return [e.ids for e in encodings]
 
+  def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+    """Token ids of each text, and the character at which each token begins."""
+    encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    return [(e.ids, [start for start, _ in e.offsets]) for e in encodings]
+
+  def word_starts(self) -> np.ndarray:
+    """[V] bool: whether a word starts with this entry."""
+    return np.array([not token.startswith('##') for token in self.vocab])
+
   def encode_with_masks(self, text: str) -> list[int]:
     """Token ids of a text in which "[MASK]" stands for the mask token."""
     return self._with_masks.encode(text, add_special_tokens=False).ids
@@ -153,6 +169,17 @@ class SentencePiece:
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, without special tokens."""
     return self._processor.encode(list(texts))
+
+  def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+    """Token ids of each text, and the character at which each token begins."""
+    encoded = (self._processor.encode(text, out_type='immutable_proto').pieces for text in texts)
+    return [([p.id for p in pieces], [p.begin for p in pieces]) for pieces in encoded]
+
+  def word_starts(self) -> np.ndarray:
+    """[V] bool: whether a word starts with this entry."""
+    size = self._processor.get_piece_size()
+    starts = [self._processor.id_to_piece(i).startswith('\u2581') for i in range(size)]
+    return np.array(starts + [True] * len(self._appended))
 
   def encode_with_masks(self, text: str) -> list[int]:
     """Token ids of a text in which "[MASK]" stands for the mask token."""

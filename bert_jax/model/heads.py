@@ -52,8 +52,12 @@ class BertForPreTraining(nn.Module):
     """[B, L, D] and [B, P] int32 -> [B, P, 2] float32; class 0 is "B follows A", as published."""
     return self.nsp(self.bert.pool(hidden, cls_positions))
 
-  def __call__(self, batch: Batch, masked_positions: jax.Array, cls_positions: jax.Array, *,
-               deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
-    """(MLM logits [B, M, padded V], NSP logits [B, P, 2]), both float32."""
+  def __call__(self, batch: Batch, masked_positions: jax.Array, cls_positions: jax.Array | None, *,
+               deterministic: bool = True) -> tuple[jax.Array, jax.Array | None]:
+    """(MLM logits [B, M, padded V], NSP logits [B, P, 2]), both float32.
+
+    Without `cls_positions` there is no NSP head and no pooler (RoBERTa), and None for its logits.
+    """
     hidden = self.bert.encode(batch, deterministic=deterministic)
-    return self.mlm_logits(hidden, masked_positions), self.nsp_logits(hidden, cls_positions)
+    nsp_logits = None if cls_positions is None else self.nsp_logits(hidden, cls_positions)
+    return self.mlm_logits(hidden, masked_positions), nsp_logits

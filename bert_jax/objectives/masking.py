@@ -12,22 +12,39 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.objectives import units
+
+# In how many rounds units are passed over; more would change less than one row in a thousand.
+_ROUNDS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskingConfig:
-  """The masking rule of BERT (Devlin et al. 2019, section 3.1)."""
+  """The masking rule of BERT (Devlin et al. 2019, section 3.1), and its successors'."""
 
   rate: float = 0.15  # share of the ordinary tokens that are predicted
+  final_rate: float = 0.0  # not 0: the rate goes there from `rate`, linearly over the run
+  unit: str = 'token'  # what is masked together: token, whole_word, span, ngram
+  span_p: float = 0.2  # spans have n words with probability ~ (1 - span_p)^n
+  span_max: int = 10  # words in a span at most
+  ngram_max: int = 3  # words in an n-gram at most; n words with probability ~ 1/n
   replace_mask: float = 0.8  # of those: share replaced by [MASK]
   replace_random: float = 0.1  # share replaced by a random ordinary token; the rest stay
+  random_by_frequency: bool = False  # random tokens as frequent as in the corpus, or uniform
   max_predictions: int = 0  # most predictions in a row (M); 0 = what the rate can ask for
 
   def __post_init__(self):
-    if not 0 < self.rate < 1:
-      raise UserError(f'masking.rate={self.rate} must lie in (0, 1)')
+    if not 0 < self.rate < 1 or not 0 <= self.final_rate < 1:
+      raise UserError(f'masking.rate={self.rate} and masking.final_rate={self.final_rate} must lie '
+                      'in (0, 1)')
+    if self.unit not in units.UNITS:
+      raise UserError(f'masking.unit={self.unit!r} is unknown: use {", ".join(units.UNITS)}')
+    if not 0 < self.span_p < 1 or min(self.span_max, self.ngram_max) < 1:
+      raise UserError(f'masking.span_p={self.span_p} must lie in (0, 1), masking.span_max='
+                      f'{self.span_max} and masking.ngram_max={self.ngram_max} be at least 1')
     if (min(self.replace_mask, self.replace_random) < 0
         or self.replace_mask + self.replace_random > 1 + 1e-9):
       raise UserError(f'masking.replace_mask={self.replace_mask} and masking.replace_random='
@@ -39,8 +56,23 @@ class MaskingConfig:
     """M: the static number of predicted positions in a row of `max_len` with `pairs` pairs."""
     if self.max_predictions:
       return min(self.max_predictions, max_len)
-    # A pair of n tokens asks for at most rate * n + 1/2, or for 1.
-    return min(math.ceil(self.rate * max_len) + pairs // 2, max_len)
+    rate = max(self.rate, self.final_rate)
+    if pairs == 1:
+      return math.ceil(rate * max_len)
+    # A pair of n tokens and its special ones ([CLS], [SEP] and one ordinary token are the least)
+    # asks for 1, or for at most rate * n + 1/2: how much more that is than its share of the row.
+    excess = max(0.0, 1 - 3 * rate, 0.5 - 2 * rate)
+    return min(math.ceil(rate * max_len + pairs * excess), max_len)
+
+  def rate_at(self, step: int, train_steps: int) -> float:
+    """The rate at a step of the run."""
+    if not self.final_rate:
+      return self.rate
+    return self.rate + (self.final_rate - self.rate) * step / max(train_steps - 1, 1)
+
+  def unit_lengths(self) -> np.ndarray:
+    """How probable it is that a unit has 1, 2, ... words."""
+    return units.length_probabilities(self.unit, self.span_p, self.span_max, self.ngram_max)
 
 
 class Masked(NamedTuple):
@@ -66,9 +98,28 @@ def random_ordinary(key: jax.Array, shape: tuple[int, ...], vocab_size: int,
   return ids
 
 
-def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, rate: float,
-                pairs: int, most: int) -> tuple[jax.Array, jax.Array]:
-  """Draws the positions to predict in one row: [L] bool and [L] int32 -> ([M] int32, [M] bool)."""
+def frequent_ordinary(key: jax.Array, shape: tuple[int, ...],
+                      cumulative: jax.Array) -> jax.Array:
+  """Token ids drawn as often as the corpus has them: [shape] int32. See `cumulative_frequencies`."""
+  drawn = jax.random.uniform(key, shape)
+  return jnp.searchsorted(cumulative, drawn, side='right').astype(jnp.int32)
+
+
+def cumulative_frequencies(counts: np.ndarray, special_ids: tuple[int, ...]) -> np.ndarray:
+  """The distribution function of ordinary tokens by frequency: [V] counts -> [V] float32."""
+  counts = counts.astype(np.float64)
+  counts[list(special_ids)] = 0
+  return (np.cumsum(counts) / counts.sum()).astype(np.float32)
+
+
+def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, unit_start: jax.Array,
+                rate: jax.Array, pairs: int, most: int,
+                by_token: bool) -> tuple[jax.Array, jax.Array]:
+  """Draws the positions to predict in one row: [L] bool and [L] int32 -> ([M] int32, [M] bool).
+
+  Units are drawn in random order; one that would exceed what its pair may still predict is passed
+  over, as in the published whole-word masking.
+  """
   length = eligible.shape[0]
   group = jnp.where(eligible, pair_index, pairs + 1)  # what is not eligible sorts to the end
   members = jnp.arange(1, pairs + 1)
@@ -77,14 +128,30 @@ def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, rate
   allowed = most - (jnp.cumsum(wanted) - wanted)  # what the pairs before leave of M
   wanted = jnp.clip(wanted, 0, jnp.maximum(allowed, 0))
 
-  # Sorting by (pair, random bits) puts each pair's tokens in random order, one pair after another:
-  # the first `wanted` of each are its draw.
-  bits = jax.random.bits(key, (length,))
-  group, _, order = jax.lax.sort((group, bits, jnp.arange(length)), num_keys=2)
+  # Sorting by (pair, random bits of the unit, unit) puts each pair's units in random order, one
+  # pair after another, the tokens of a unit together.
+  unit = jnp.arange(length) if by_token else jnp.cumsum(unit_start) - 1
+  bits = jax.random.bits(key, (length,))[unit]
+  group, _, unit, order = jax.lax.sort((group, bits, unit, jnp.arange(length)), num_keys=3)
   first = jnp.cumsum(n) - n  # where each pair starts in this order
   padded = lambda x: jnp.concatenate([x, jnp.zeros(1, x.dtype)])  # for what is not eligible
-  rank = jnp.arange(length) - padded(first)[group - 1]
-  drawn = jnp.zeros(length, bool).at[order].set(rank < padded(wanted)[group - 1])
+  of_pair = lambda x: padded(x)[group - 1]
+  if by_token:
+    taken = jnp.arange(length) - of_pair(first) < of_pair(wanted)
+  else:
+    ordinary = group <= pairs
+    size = jnp.zeros(length, jnp.int32).at[unit].add(ordinary)[unit]
+    begins = ordinary & jnp.append(True, unit[1:] != unit[:-1])
+    taken = jnp.zeros(length, bool)
+    left = wanted
+    for _ in range(_ROUNDS):
+      open_ = ordinary & ~taken & (size <= of_pair(left))
+      total = jnp.cumsum(jnp.where(open_ & begins, size, 0))
+      before = jnp.append(0, total)[first]  # [P], the total where the pair starts
+      fits = open_ & (total - of_pair(before) <= of_pair(left))
+      taken = taken | fits
+      left = left - jnp.zeros(pairs + 1, jnp.int32).at[group - 1].add(fits)[:-1]
+  drawn = jnp.zeros(length, bool).at[order].set(taken)
 
   positions = jnp.argsort(~drawn, stable=True)[:most]
   valid = drawn[positions]
@@ -93,7 +160,8 @@ def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, rate
 
 def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
          config: MaskingConfig, *, vocab_size: int, special_ids: tuple[int, ...], mask_id: int,
-         pairs: int = 1) -> Masked:
+         pairs: int = 1, word_start: jax.Array | None = None, rate: jax.Array | None = None,
+         frequencies: jax.Array | None = None) -> Masked:
   """Masks a batch of rows.
 
   Args:
@@ -106,19 +174,40 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
     special_ids: never masked, predicted, or put in as a random replacement.
     mask_id: of [MASK].
     pairs: P, the most pairs in a row.
+    word_start: [B, L] int32, 1 where a word starts, on special tokens and on what follows them;
+      needed unless tokens are masked one by one.
+    rate: [B] float32, instead of that of `config`.
+    frequencies: [V] float32 of `cumulative_frequencies`, if random tokens are to be drawn by it.
 
   Returns:
     `Masked`, with M = `config.predictions(L, pairs)`.
   """
   most = config.predictions(ids.shape[1], pairs)
+  by_token = config.unit == 'token'
+  lengths = config.unit_lengths()
+  if word_start is None:
+    word_start = jnp.ones_like(ids)
+  if rate is None:
+    rate = jnp.full(row.shape, config.rate, jnp.float32)
 
-  def mask_row(ids, pair_index, row):
+  def mask_row(ids, pair_index, row, word_start, rate):
     draw_key, action_key, token_key = jax.random.split(jax.random.fold_in(key, row), 3)
     eligible = (pair_index > 0) & ~is_special(ids, special_ids)
-    positions, valid = _select_row(draw_key, eligible, pair_index, config.rate, pairs, most)
+    unit_start = word_start.astype(bool) | (pair_index == 0)
+    if len(lengths) > 1:
+      unit_start = units.join_words(jax.random.fold_in(draw_key, 1), unit_start, ~eligible, lengths)
+    positions, valid = _select_row(draw_key, eligible, pair_index, unit_start, rate, pairs, most,
+                                   by_token)
     targets = ids[positions]
-    action = jax.random.uniform(action_key, (most,))
-    random = random_ordinary(token_key, (most,), vocab_size, special_ids)
+    if config.unit == 'span':  # a span is replaced as a whole
+      unit = jnp.cumsum(unit_start) - 1
+      action = jax.random.uniform(action_key, ids.shape)[unit[positions]]
+    else:
+      action = jax.random.uniform(action_key, (most,))
+    if config.random_by_frequency:
+      random = frequent_ordinary(token_key, (most,), frequencies)
+    else:
+      random = random_ordinary(token_key, (most,), vocab_size, special_ids)
     new = jnp.where(action < config.replace_mask, mask_id,
                     jnp.where(action < config.replace_mask + config.replace_random,
                               random, targets))
@@ -127,4 +216,4 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
     return Masked(corrupted, positions, jnp.where(valid, targets, 0),
                   valid.astype(jnp.float32))
 
-  return jax.vmap(mask_row)(ids, pair_index, row)
+  return jax.vmap(mask_row)(ids, pair_index, row, word_start, rate)

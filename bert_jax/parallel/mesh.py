@@ -82,7 +82,7 @@ def put_batch(batch: Any, mesh: Mesh) -> Any:
   return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
 
-def process_share(batch_size: int) -> slice:
-  """The rows of the global batch that this process feeds."""
-  rows = batch_size // jax.process_count()
-  return slice(jax.process_index() * rows, (jax.process_index() + 1) * rows)
+def process_share(batch_size: int, process: int, processes: int) -> slice:
+  """The rows of the global batch that one of several processes feeds."""
+  rows = batch_size // processes
+  return slice(process * rows, (process + 1) * rows)

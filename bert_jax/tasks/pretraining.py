@@ -1,21 +1,23 @@
-"""The pretraining task: rows of sentence pairs from a corpus, masked on the device."""
+"""The pretraining task: rows from a corpus, masked on the device."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
 import dataclasses
 from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.data.dataset import Corpus
 from bert_jax.data.phases import Phases
-from bert_jax.data.prepare import Corpus
 from bert_jax.data.rows import Rows
 from bert_jax.data.rows import RowSource
 from bert_jax.data.tokenizer import special_ids
+from bert_jax.data.windows import Layout
 from bert_jax.model.config import flops_per_token
-from bert_jax.model.encoder import Batch
+from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives import masking
 from bert_jax.objectives import mlm_nsp
@@ -25,76 +27,104 @@ from bert_jax.parallel import mesh as mesh_lib
 _EVAL_SEED = 0  # of held-out rows and masks: they are the same in every evaluation of every run
 
 
+class Batch(NamedTuple):
+  """Rows and at what rate they are masked."""
+
+  rows: Rows
+  rate: np.ndarray | None  # [B] float32; None = as the config says
+
+
 @dataclasses.dataclass(frozen=True)
 class Pretraining:
-  """Masked LM + next sentence prediction on a tokenised corpus."""
+  """Masked LM, with or without an objective for sentence pairs, on a tokenised corpus."""
 
   model: BertForPreTraining
   masking: masking.MaskingConfig
   corpus: Corpus
   phases: Phases
   eval_batches: int  # most batches of an evaluation; 0 = every held-out row
+  pair_objective: str | None  # nsp, sop or None
   train_rows: tuple[RowSource, ...]  # one source for each phase
-  eval_rows: tuple[RowSource, ...]
+  eval_rows: tuple[RowSource, ...]  # the same for the held-out text; empty without such text
+  # This process and how many there are: rows may be made where JAX does not run.
+  process: tuple[int, int] = (0, 1)
 
-  objectives = mlm_nsp.OBJECTIVES
+  @property
+  def objectives(self) -> dict[str, float]:
+    """The losses and their weights in the total."""
+    return mlm_nsp.objectives(self.pair_objective)
 
   @classmethod
   def create(cls, model: BertForPreTraining, masking_config: masking.MaskingConfig, corpus: Corpus,
-             phases: Phases, *, seed: int, eval_batches: int) -> 'Pretraining':
+             phases: Phases, *, seed: int, eval_batches: int, pack: bool = True,
+             sequences: str = 'next_sentence') -> 'Pretraining':
     """The task, with a row source for each phase."""
 
     def sources(records, seed):
-      return tuple(RowSource(records, phase.max_len, seed, corpus.tokenizer) for phase in phases)
+      return tuple(RowSource(records, Layout.create(phase.max_len, pack, sequences), seed,
+                             corpus.tokenizer, words=masking_config.unit != 'token')
+                   for phase in phases)
 
     return cls(model, masking_config, corpus, phases, eval_batches,
-               sources(corpus.train, seed), sources(corpus.heldout, _EVAL_SEED))
+               mlm_nsp.PAIR_OBJECTIVES[sequences], sources(corpus.train, seed),
+               sources(corpus.heldout, _EVAL_SEED) if corpus.heldout.num_tokens else (),
+               (jax.process_index(), jax.process_count()))
 
   def init(self, key: jax.Array) -> Any:
     """Parameters, boxed with their logical axes."""
     tokens = jnp.zeros((1, 8), jnp.int32)
-    return self.model.init(key, Batch(tokens, tokens, tokens, tokens), tokens[:, :1], tokens[:, :1])
+    return self.model.init(key, Inputs(tokens, tokens, tokens, tokens), tokens[:, :1],
+                           tokens[:, :1] if self.pair_objective else None)
 
-  def mask(self, key: jax.Array, batch: Rows) -> masking.Masked:
+  def mask(self, key: jax.Array, batch: Batch) -> masking.Masked:
     """The masks of a batch."""
-    t = self.corpus.tokenizer
-    return masking.mask(key, batch.ids, batch.pair_index, batch.row, self.masking,
+    t, rows = self.corpus.tokenizer, batch.rows
+    frequencies = None
+    if self.masking.random_by_frequency:
+      frequencies = jnp.asarray(masking.cumulative_frequencies(self.corpus.counts, special_ids(t)))
+    return masking.mask(key, rows.ids, rows.pair_index, rows.row, self.masking,
                         vocab_size=t.vocab_size, special_ids=special_ids(t), mask_id=t.mask_id,
-                        pairs=batch.cls_positions.shape[1])
+                        pairs=rows.cls_positions.shape[1], word_start=rows.word_start,
+                        rate=batch.rate, frequencies=frequencies)
 
-  def loss(self, params: Any, frozen: Any, batch: Rows, key: jax.Array | None) -> Metrics:
+  def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> Metrics:
     """The metrics of `mlm_nsp.loss` and the batch's real tokens."""
     del frozen
+    rows = batch.rows
     if key is None:
       mask_key, dropout_key = jax.random.key(_EVAL_SEED, impl='threefry2x32'), None
     else:
       mask_key, dropout_key = jax.random.split(key)
       # Every microbatch of a step gets the same key: its first row tells them apart.
-      dropout_key = jax.random.fold_in(dropout_key, batch.row[0])
+      dropout_key = jax.random.fold_in(dropout_key, rows.row[0])
     masked = self.mask(mask_key, batch)
-    inputs = Batch(masked.ids, batch.type_ids, batch.positions, batch.pair_index)
-    metrics = mlm_nsp.loss(self.model, params, inputs, masked, batch.cls_positions,
-                           batch.next_sentence, batch.pair_weights, dropout_key)
-    tokens = jnp.sum(batch.pair_index > 0).astype(jnp.float32)
+    inputs = Inputs(masked.ids, rows.type_ids, rows.positions, rows.pair_index)
+    metrics = mlm_nsp.loss(self.model, params, inputs, masked, rows.cls_positions, rows.labels,
+                           rows.pair_weights, dropout_key, self.pair_objective)
+    tokens = jnp.sum(rows.pair_index > 0).astype(jnp.float32)
     return {**metrics, 'tokens': (tokens, jnp.float32(1))}
 
-  def rows(self, step: int) -> Rows:
+  def rows(self, step: int) -> Batch:
     """This process's share of a step's rows, unmasked."""
     index, phase, within = self.phases.locate(step)
-    share = mesh_lib.process_share(phase.batch_size)
-    return self.train_rows[index].batch(within, phase.batch_size, share)
+    rows = self.train_rows[index].batch(within, phase.batch_size,
+                                        mesh_lib.process_share(phase.batch_size, *self.process))
+    if not self.masking.final_rate:
+      return Batch(rows, None)
+    rate = self.masking.rate_at(step, sum(p.steps for p in self.phases))
+    return Batch(rows, np.full(rows.row.shape, rate, np.float32))
 
-  def evaluate(self, evaluate_batch: Callable[[Rows], Metrics], step: int) -> dict[str, float]:
+  def evaluate(self, evaluate_batch: Callable[[Batch], Metrics], step: int) -> dict[str, float]:
     """Means over the held-out rows at the length of the last step trained, with fixed masks."""
-    if not self.corpus.heldout.num_documents:
+    if not self.eval_rows:
       return {}
     index, phase, _ = self.phases.locate(max(step - 1, 0))
-    share = mesh_lib.process_share(phase.batch_size)
+    share = mesh_lib.process_share(phase.batch_size, *self.process)
     sums = {}
-    for i, batch in enumerate(self.eval_rows[index].epoch_batches(phase.batch_size, share)):
+    for i, rows in enumerate(self.eval_rows[index].epoch_batches(phase.batch_size, share)):
       if self.eval_batches and i >= self.eval_batches:
         break
-      for name, metric in jax.device_get(evaluate_batch(batch)).items():
+      for name, metric in jax.device_get(evaluate_batch(Batch(rows, None))).items():
         sums[name] = np.add(sums.get(name, (0.0, 0.0)), metric)
     means = {name: float(total / max(count, 1)) for name, (total, count) in sums.items()}
     del means['tokens']
@@ -104,22 +134,21 @@ class Pretraining:
   def flops(self, step: int, tokens: float) -> float:
     """Model FLOPs of training on so many real tokens, in rows of the length at `step`."""
     _, phase, _ = self.phases.locate(step)
-    predictions = self.masking.rate * tokens
-    return flops_per_token(self.model.config, phase.max_len, predictions / max(tokens, 1)) * tokens
+    rate = self.masking.rate_at(step, sum(p.steps for p in self.phases))
+    return flops_per_token(self.model.config, phase.max_len, rate) * tokens
 
   def describe(self) -> Iterator[tuple[str, str]]:
     """(what, value) lines for the summary before a run."""
     c = self.corpus
-    yield 'corpus', (f'{len(c.train.tokens):,} tokens in {c.train.num_documents:,} documents, held '
-                     f'out {len(c.heldout.tokens):,} in {c.heldout.num_documents:,}')
+    yield 'corpus', (f'{c.train.num_tokens:,} tokens in {c.train.num_documents:,} documents, held '
+                     f'out {c.heldout.num_tokens:,} in {c.heldout.num_documents:,}')
     yield 'vocabulary', f'{c.tokenizer.vocab_size:,} entries, {c.tokenizer.kind}'
     for phase, source in zip(self.phases, self.train_rows):
-      plan = source.plan(0)
-      rows = len(plan.random)
+      sample = source.sample()
       yield f'rows of {phase.max_len}', (
-          f'{rows:,} an epoch, {plan.real_tokens() / rows / phase.max_len:.1%} real tokens, '
-          f'{1 - plan.random.mean():.1%} true next sentences')
-      yield '', (f'{plan.tokens_cut:,} tokens cut, {plan.tokens_dropped:,} dropped; '
-                 f'{plan.sentences_split:,} sentences longer than a row are used in pieces')
+          f'{source.rows:,} an epoch, {sample.fill:.1%} real tokens, {sample.pairs:.2f} '
+          + {'nsp': f'pairs a row, {sample.unchanged:.1%} true next sentences',
+             'sop': f'pairs a row, {sample.unchanged:.1%} in order',
+             None: 'texts a row'}[self.pair_objective])
     for note in c.notes:
       yield 'note', note

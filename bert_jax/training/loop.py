@@ -19,6 +19,8 @@ from bert_jax.training import checkpoint
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import report as report_lib
 from bert_jax.training import state as state_lib
+from bert_jax.training.digest import batch_digest
+from bert_jax.training.digest import global_digests
 
 
 def _fetch(metrics: list[Metrics]) -> tuple[dict[str, float], float]:
@@ -71,10 +73,10 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
   previous_handler = signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
   report = report_lib.Report(workdir, first_step=first_step, last_step=train_steps,
                              active=jax.process_index() == 0)
-  window, due = [], None  # metrics on the device since the last line; a line that is due
+  window, digests, due = [], [], None  # of the steps since the last line; a line that is due
   began, timed_from = None, first_step  # the clock starts when the first step has compiled and run
 
-  def log(step, metrics):
+  def log(step, metrics, digests):
     nonlocal began, timed_from
     checkpoints.check()
     means, tokens_per_step = _fetch(metrics)
@@ -85,14 +87,21 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
         'learning_rate': float(rate(step - 1)),
         'tokens_per_second': tokens / seconds if seconds else None,
         'mfu': task.flops(step - 1, tokens) / seconds / (peak * mesh.size)
-               if seconds and peak else None})
-    began, timed_from = time.monotonic(), step
+               if seconds and peak else None,
+        'data_wait': batches.waited / seconds if seconds else None,
+        **({'batch_digests': global_digests(digests)} if digests else {})})
+    began, timed_from, batches.waited = time.monotonic(), step, 0.0
 
   def evaluate(params, batch):
     return eval_step(params, mesh_lib.put_batch(batch, mesh))
 
+  batches = loader.Watched(
+      loader.batches(task.rows, first_step, train_steps, config.data.loader_workers),
+      idle=lambda: not window or all(x.is_ready() for x in jax.tree.leaves(window[-1])))
   try:
-    for step, batch in enumerate(loader.batches(task.rows, first_step, train_steps), first_step):
+    for step, batch in enumerate(batches, first_step):
+      if config.log_batch_digest:
+        digests.append(batch_digest(batch))
       with jax.transfer_guard('disallow'):
         state, metrics = train_step(state, mesh_lib.put_batch(batch, mesh))
       window.append(metrics)
@@ -102,12 +111,12 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
         due = None
       if step == first_step:
         jax.block_until_ready(metrics)
-        began, timed_from = time.monotonic(), done
+        began, timed_from, batches.waited = time.monotonic(), done, 0.0
       at_end, stopping = done == train_steps, bool(stop)
       saves = done % config.checkpoint_every == 0 or at_end or stopping
       evaluates = at_end or (done % config.eval_every == 0 and not stopping)
       if done % config.log_every == 0 or saves or evaluates:
-        due, window = (done, window), []
+        due, window, digests = (done, window, digests), [], []
       if saves or evaluates:  # a checkpoint comes after its metrics: a kill loses neither
         log(*due)
         due = None

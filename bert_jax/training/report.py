@@ -12,6 +12,8 @@ from tqdm import auto as tqdm
 
 from bert_jax.errors import UserError
 
+_WAITED_LONG = 0.05  # share of the time without rows that is worth a word
+
 
 def print_summary(lines: Iterable[tuple[str, str]]):
   """Prints (what, value) lines in two columns."""
@@ -58,6 +60,7 @@ class Report:
     self._curves = workdir / 'curves.png'
     self._bar = tqdm.tqdm(total=last_step, initial=first_step, unit=' steps', disable=None,
                           dynamic_ncols=True, smoothing=0.05)
+    self._warned_of_waiting = False
     self._last_step, self._began, self._first_step = last_step, time.monotonic(), first_step
 
   def train(self, step: int, metrics: dict[str, Any]):
@@ -69,6 +72,13 @@ class Report:
     shown = {name: f'{metrics[name]:.3f}' for name in metrics
              if name.endswith(('loss', 'accuracy'))}
     shown['tokens/s'] = f'{speed:,.0f}' if speed else '-'
+    waited = metrics.get('data_wait') or 0
+    if waited > _WAITED_LONG:
+      shown['waiting for data'] = f'{waited:.0%}'
+      if not self._warned_of_waiting:
+        self._warned_of_waiting = True
+        self._bar.write(f'step {step}  the device waited {waited:.0%} of the time for rows: more '
+                        'data.loader_workers may help, or a faster disk')
     # The bar has 80 columns to live in: the rest stands in the lines of the evaluations.
     in_bar = {name: shown[name] for name in ('loss', 'tokens/s') if name in shown}
     self._bar.set_postfix(in_bar, refresh=False)
@@ -91,12 +101,12 @@ class Report:
 
   def _write(self, step: int, metrics: dict[str, Any]):
     # JSON has no NaN: a loss that is not finite is written as null.
-    plain = {name: value if value is None or math.isfinite(value) else None
+    plain = {name: None if isinstance(value, float) and not math.isfinite(value) else value
              for name, value in metrics.items()}
     self._file.write(json.dumps({'step': step, **plain}) + '\n')
     self._file.flush()
     for name, value in plain.items():
-      if value is not None:
+      if isinstance(value, (int, float)):
         group = 'eval/' + name[5:] if name.startswith('eval_') else 'train/' + name
         self._board.add_scalar(group, value, step)
 
@@ -134,7 +144,7 @@ def draw_curves(lines: list[dict[str, Any]], path: epath.Path):
     floor = [line['eval_unigram_entropy'] for line in lines if line.get('eval_unigram_entropy')]
     if name == 'mlm_loss' and floor:
       axis.axhline(floor[-1], color='gray', ls=':', lw=1.2, label='token frequencies')
-    axis.set(title=name.replace('_', ' ').replace('mlm', 'MLM').replace('nsp', 'NSP'),
+    axis.set(title=name.replace('_', ' ').replace('mlm', 'MLM').replace('nsp', 'NSP').replace('sop', 'SOP'),
              xlabel='step')
     axis.spines[['top', 'right']].set_visible(False)
     axis.legend(frameon=False)

@@ -1,6 +1,6 @@
 import gzip
+import json
 
-import numpy as np
 import pytest
 
 from bert_jax.data import builtin
@@ -8,15 +8,37 @@ from bert_jax.data import corpus
 from bert_jax.errors import UserError
 
 
-def _documents(path, data_format='text'):
-  return list(corpus.open_source(str(path), data_format, 'text')())
+def _documents(path, data_format='auto', column='text'):
+  return list(corpus.open_source(str(path), data_format, column).read())
 
 
 def test_blank_lines_part_documents(tmp_path):
   (tmp_path / 'a.txt').write_bytes('\ufeffOne. Two.\r\nThree.\n\n\n \nFour.'.encode())
   with gzip.open(tmp_path / 'b.txt.gz', 'wt') as f:
     f.write('Five.\n')
-  assert _documents(tmp_path / '*.txt*') == [['One. Two.', 'Three.'], ['Four.'], ['Five.']]
+  assert _documents(tmp_path / '*.txt*') == ['One. Two.\r\nThree.', 'Four.', 'Five.']
+  assert corpus.split_sentences('One. Two.\r\nThree.', 'text', 'en', False) == [
+      'One.', 'Two.', 'Three.']
+  assert corpus.split_sentences('One. Two.\r\nThree.', 'text', 'en', True) == [
+      'One. Two.', 'Three.']
+
+
+@pytest.mark.parametrize('size', [1, 3, 7, 1 << 20])
+def test_documents_do_not_depend_on_how_much_is_read_at_once(tmp_path, monkeypatch, size):
+  monkeypatch.setattr(corpus, '_READ', size)
+  (tmp_path / 'a.txt').write_text('\n\nA b\nc\n \t\nd é\n\n\n\ne\n\n')
+  assert _documents(tmp_path / 'a.txt') == ['A b\nc', 'd é', 'e']
+  (tmp_path / 'w.raw').write_text(' = One = \n\n a = b \n = = Two = = \n c\n = Three = \n d\n')
+  assert _documents(tmp_path / 'w.raw', 'wikitext') == ['a = b \n = = Two = = \n c', 'd']
+
+
+def test_json_lines(tmp_path):
+  lines = [{'text': 'One.\nTwo.', 'id': 1}, {'text': '猫'}]
+  (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, lines)) + '\n\n')
+  assert _documents(tmp_path / 'a.jsonl') == ['One.\nTwo.', '猫']
+  with gzip.open(tmp_path / 'b.jsonl.gz', 'wt') as f:
+    f.write('{"body": "Three."}\n')
+  assert _documents(tmp_path / 'b.jsonl.gz', column='body') == ['Three.']
 
 
 def test_wikitext(tmp_path):
@@ -24,75 +46,73 @@ def test_wikitext(tmp_path):
       ' \n = Valkyria Chronicles = \n \n It was @-@ at last 1 @,@ 000 @.@ 5 m . It ended ! Really ?'
       ' Yes \n \n = = Gameplay = = \n \n = = = Deep = = = \n\n Played . \n'
       ' = Tower = \n\n Tall .\n')
-  documents = _documents(tmp_path / 'wiki.train.raw', 'wikitext')
-  assert documents == [['It was @-@ at last 1 @,@ 000 @.@ 5 m . It ended ! Really ? Yes',
-                        'Played .'], ['Tall .']]
-  assert corpus.split_sentences(documents[0][0], 'wikitext', 'en') == [
-      'It was-at last 1,000.5 m .', 'It ended !', 'Really ?', 'Yes']
+  first, second = _documents(tmp_path / 'wiki.train.raw', 'wikitext')
+  assert corpus.split_sentences(first, 'wikitext', 'en', False) == [
+      'It was-at last 1,000.5 m .', 'It ended !', 'Really ?', 'Yes', 'Played .']
+  assert second == 'Tall .'
 
 
 def test_sentences_in_english_and_chinese():
-  assert corpus.split_sentences('Dr. Smith came in Jan. 1990. He left.', 'text', 'en') == [
+  split = lambda text, language: corpus.split_sentences(text, 'text', language, False)
+  assert split('Dr. Smith came in Jan. 1990. He left.', 'en') == [
       'Dr. Smith came in Jan. 1990.', 'He left.']
-  assert corpus.split_sentences('今天天气很好。我们去公园吧！', 'text', 'zh') == [
-      '今天天气很好。', '我们去公园吧！']
+  assert split('今天天气很好。我们去公园吧！', 'zh') == ['今天天气很好。', '我们去公园吧！']
 
 
-@pytest.mark.parametrize('content, message', [
-    (b'', 'empty'),
-    (b'fine\nbad \xff byte\n', 'line 2: invalid UTF-8'),
-    (b'text\n\x00\x01\x02', 'line 2: a NUL byte'),
+@pytest.mark.parametrize('name, content, message', [
+    ('a.txt', b'', 'empty'),
+    ('a.txt', b'fine\nbad \xff byte\n', 'line 2: invalid UTF-8'),
+    ('a.txt', b'one\n\ntwo\nthree\n\n\nfour\nbad \xff byte\n', 'line 8: invalid UTF-8'),
+    ('a.txt', b'text\n\x00\x01\x02', 'line 2: a NUL byte'),
+    ('a.jsonl', b'{"text": "fine"}\n{"text": \n', 'line 2: invalid JSON'),
+    ('a.jsonl', b'{"text": "fine"}\n\n{"body": "x"}\n', "line 3: no 'text' in it"),
+    ('a.jsonl', b'["text"]\n', "line 1: no 'text' in it"),
+    ('a.jsonl', b'{"text": 3}\n', "line 1: 'text' is no string"),
 ])
-def test_bad_files_are_named_with_their_line(tmp_path, content, message):
-  (tmp_path / 'bad.txt').write_bytes(content)
+def test_bad_files_are_named_with_their_line(tmp_path, name, content, message):
+  (tmp_path / name).write_bytes(content)
   with pytest.raises(UserError, match=message) as e:
-    _documents(tmp_path / 'bad.txt')
-  assert 'bad.txt' in str(e.value)
+    _documents(tmp_path / name)
+  assert name in str(e.value)
 
 
 def test_damaged_gzip(tmp_path):
-  whole = gzip.compress(b'One.\n' * 10_000)
+  whole = gzip.compress(b'One.\n\n' * 100_000)
   for name, content in (('cut.gz', whole[:len(whole) // 2]), ('not.gz', b'plain text\n')):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=f'{name}: damaged gzip'):
       _documents(tmp_path / name)
 
 
-def test_nothing_matches():
+def test_a_document_without_end_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(corpus, '_LONGEST_DOCUMENT', 3 << 20)
+  (tmp_path / 'a.txt').write_text('Short.\n\n' + 'A line of a book.\n' * 300_000)
+  with pytest.raises(UserError, match='a.txt: the document that begins at line 3 is longer'):
+    _documents(tmp_path / 'a.txt')
+
+
+def test_nothing_matches(tmp_path):
   with pytest.raises(UserError, match='matches no file'):
     _documents('/nowhere/*.txt')
+  with pytest.raises(UserError, match='is a folder without manifest.json'):
+    _documents(tmp_path)
+  with pytest.raises(UserError, match="data.format='xml' is unknown"):
+    _documents(tmp_path, 'xml')
 
 
-def test_tfds_reads_a_real_data_set_without_tensorflow(tmp_path):
-  import tensorflow_datasets as tfds
-
-  class Poems(tfds.core.GeneratorBasedBuilder):
-    """Two poems."""
-    VERSION = tfds.core.Version('1.0.0')
-
-    def _info(self):
-      return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(
-          {'text': tfds.features.Text(), 'id': tfds.features.Scalar(np.int64)}))
-
-    def _split_generators(self, dl_manager):
-      return {'train': self._generate_examples()}
-
-    def _generate_examples(self):
-      for i, text in enumerate(('Roses are red.\nViolets are blue.', 'Ünïcode 猫.')):
-        yield i, {'text': text, 'id': i}
-
-  builder = Poems(data_dir=tmp_path, file_format='array_record')
-  builder.download_and_prepare()
-  read = lambda column: sorted(corpus.tfds_documents('poems', column, data_dir=str(tmp_path)))
-  assert read('text') == [['Roses are red.', 'Violets are blue.'], ['Ünïcode 猫.']]
+def test_tfds_errors(tmp_path, poems):
+  read = lambda column: sorted(corpus.tfds_documents('poems', column, data_dir=str(poems)))
+  assert read('text')[:2] == ['Poem 0 is red.\nIt is short.', 'Poem 1 is red.\nIt is short.']
   with pytest.raises(UserError, match="no column 'body'.*id, text"):
     read('body')
   with pytest.raises(UserError, match='no_such_set'):
-    list(corpus.tfds_documents('no_such_set', 'text', data_dir=str(tmp_path)))
-  info = next(tmp_path.rglob('dataset_info.json'))  # as most data sets are stored
-  info.write_text(info.read_text().replace('array_record', 'tfrecord'))
+    list(corpus.tfds_documents('no_such_set', 'text', data_dir=str(poems)))
+  info = next(poems.rglob('dataset_info.json'))  # as most data sets are stored
+  whole = info.read_text()
+  info.write_text(whole.replace('array_record', 'tfrecord'))
   with pytest.raises(UserError, match='tfds:poems cannot be read: .*file_format=array_record'):
     read('text')
+  info.write_text(whole)
 
 
 def test_docstrings_become_prose(tmp_path):

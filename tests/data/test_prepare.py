@@ -1,10 +1,20 @@
 import json
+import os
+import pathlib
 
 from etils import epath
 import numpy as np
 import pytest
 
+from bert_jax.data import dataset
+from bert_jax.data import encode
+from bert_jax.data import pool
 from bert_jax.data import prepare
+from bert_jax.data import records
+from bert_jax.data import storage
+from bert_jax.data import survey
+from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.errors import Failed
 from bert_jax.errors import UserError
 from tests import conftest
 
@@ -12,12 +22,34 @@ from tests import conftest
 def _open(workdir, source, vocab_size=200, **data):
   config = conftest.tiny_config(source).data
   config.update(data)
-  return prepare.open_corpus(config, vocab_size, epath.Path(workdir))
+  return dataset.open_corpus(config, vocab_size, epath.Path(workdir))
 
 
-def _texts(corpus, records):
-  return {' '.join(corpus.tokenizer.tokens(records.tokens[a:b]))
-          for a, b in zip(records.sentences[:-1], records.sentences[1:])}
+def _prepare(output, source, workers=1, vocab_size=200, **settings):
+  if 'vocab' in settings:
+    vocab_size = None
+  prepare.prepare(prepare.Settings(str(source), vocab_size=vocab_size, **settings), str(output),
+                  workers)
+  return dataset.open_records(epath.Path(output))
+
+
+def _sentences(corpus, split):
+  """The tokens of every sentence of a split, by document."""
+  documents = []
+  for number in range(split.num_blocks):
+    lengths, starts, _ = split.block(number)
+    ends = split.blocks[number, 0] + np.cumsum(lengths, dtype=np.int64)
+    for i, (end, length) in enumerate(zip(ends, lengths)):
+      if i in starts:
+        documents.append([])
+      documents[-1].append(' '.join(corpus.tokenizer.tokens(
+          split.tokens(np.arange(end - length, end)))))
+  return documents
+
+
+def _files(folder):
+  return {str(p.relative_to(folder)): p.read_bytes() for p in pathlib.Path(folder).rglob('*')
+          if p.is_file()}
 
 
 def test_held_out_documents_share_no_sentence_with_the_training_text(tmp_path):
@@ -29,8 +61,27 @@ def test_held_out_documents_share_no_sentence_with_the_training_text(tmp_path):
   corpus = _open(tmp_path / 'w', source)
   assert corpus.heldout.num_documents in range(6, 13)  # 6 different ones, and their copies
   assert corpus.train.num_documents + corpus.heldout.num_documents == 80
-  assert not _texts(corpus, corpus.train) & _texts(corpus, corpus.heldout)
+  train, heldout = ({s for d in _sentences(corpus, split) for s in d}
+                    for split in (corpus.train, corpus.heldout))
+  assert not train & heldout
   assert any('20 documents are exact copies' in note for note in corpus.notes)
+  assert any('1 held-out sentences that occur' in note for note in corpus.notes)
+
+
+def test_nothing_is_lost_or_changed_on_the_way(tmp_path):
+  documents = [['The cat sat.', 'It purred.'], ['Birds fly, don\'t they?', 'Yes.', 'No!']] * 4
+  documents = [[f'{s} {i}' for s in d] for i, d in enumerate(documents)]
+  source = conftest.write_corpus(tmp_path / 'c.txt', documents)
+  corpus = _open(tmp_path / 'w', source, 60, heldout=0.0, lines_are_sentences=True)
+  expected = [[' '.join(corpus.tokenizer.tokens(ids)) for ids in corpus.tokenizer.encode_batch(d)]
+              for d in documents]
+  assert _sentences(corpus, corpus.train) == expected
+  position = np.arange(corpus.train.num_tokens)
+  pieces = corpus.tokenizer.tokens(corpus.train.tokens(position))
+  assert corpus.train.word_starts(position).tolist() == [not p.startswith('##') for p in pieces]
+  assert any(p.startswith('##') for p in pieces)
+  np.testing.assert_array_equal(corpus.counts, np.bincount(
+      corpus.train.tokens(position), minlength=corpus.tokenizer.vocab_size))
 
 
 def test_cross_entropy_of_frequencies_by_hand():
@@ -44,18 +95,127 @@ def test_kept_in_the_workdir(tmp_path, corpus_file):
   again = _open(tmp_path / 'w', corpus_file)
   assert first.train.digest == again.train.digest
   assert first.unigram_entropy == again.unigram_entropy
-  np.testing.assert_array_equal(first.train.tokens, again.train.tokens)
   other = _open(tmp_path / 'v', corpus_file)
   assert other.train.digest == first.train.digest  # made anew, it is the same
   with pytest.raises(UserError, match='made with data.heldout=0.1, now it is 0.2'):
     _open(tmp_path / 'w', corpus_file, heldout=0.2)
 
 
-def test_a_half_made_corpus_is_made_again(tmp_path, corpus_file):
-  whole = _open(tmp_path / 'w', corpus_file)
-  (tmp_path / 'w/corpus/manifest.json').unlink()
-  (tmp_path / 'w/corpus/train/tokens.bin').write_bytes(b'half')
-  assert _open(tmp_path / 'w', corpus_file).train.digest == whole.train.digest
+@pytest.fixture
+def small_shards(monkeypatch):
+  """Several shards and batches from a few kilobytes of text."""
+  monkeypatch.setattr(prepare, '_SHARD', 20_000)
+  monkeypatch.setattr(prepare, '_IN_PROCESS', 0)
+  batches = encode.batches
+  monkeypatch.setattr(encode, 'batches', lambda documents: batches(documents, 3_000))
+
+
+def test_the_output_does_not_depend_on_the_number_of_workers(tmp_path, small_shards):
+  source = conftest.write_corpus(tmp_path / 'c.txt', conftest.make_documents(250))
+  one = _prepare(tmp_path / 'one', source, workers=1)
+  two = _prepare(tmp_path / 'two', source, workers=2)
+  manifest = records.read_manifest(epath.Path(tmp_path / 'one'))
+  assert len(manifest['splits']['train']) > 3
+  assert _files(tmp_path / 'one') == _files(tmp_path / 'two')
+  assert not (tmp_path / 'two/progress').exists()
+  assert one.train.digest == two.train.digest
+  expected = one.train.num_documents + one.heldout.num_documents
+  assert expected == 250 == manifest['documents']
+
+
+@pytest.mark.parametrize('when', [0, 1, 2])
+def test_what_was_interrupted_goes_on_where_it_was(tmp_path, small_shards, monkeypatch, when):
+  source = conftest.write_corpus(tmp_path / 'c.txt', conftest.make_documents(250))
+  _prepare(tmp_path / 'whole', source)
+  with monkeypatch.context() as m:
+    close, closed = records.ShardWriter.close, []
+
+    def stop(writer):
+      if len(closed) == when:
+        raise KeyboardInterrupt
+      closed.append(writer.name)
+      return close(writer)
+
+    m.setattr(records.ShardWriter, 'close', stop)
+    with pytest.raises(KeyboardInterrupt):
+      _prepare(tmp_path / 'part', source)
+  assert not (tmp_path / 'part/manifest.json').exists()
+  with pytest.raises(UserError, match='interrupted preparation with another lowercase'):
+    _prepare(tmp_path / 'part', source, lowercase=False)
+  with monkeypatch.context() as m:  # finished shards are not written again
+    begin, begun = records.ShardWriter.__init__, []
+    m.setattr(records.ShardWriter, '__init__',
+              lambda self, d, name, *a: (begun.append(name), begin(self, d, name, *a))[1])
+    _prepare(tmp_path / 'part', source)
+    assert f'train-{when - 1:05}' not in begun and f'train-{when:05}' in begun
+  assert _files(tmp_path / 'part') == _files(tmp_path / 'whole')
+
+
+def test_a_finished_folder_is_left_alone(tmp_path, corpus_file):
+  _prepare(tmp_path / 'r', corpus_file)
+  before = _files(tmp_path / 'r')
+  _prepare(tmp_path / 'r', corpus_file)
+  assert _files(tmp_path / 'r') == before
+  with pytest.raises(UserError, match='not empty: it holds records made with another heldout'):
+    _prepare(tmp_path / 'r', corpus_file, heldout=0.3)
+  (tmp_path / 'mine').mkdir()
+  (tmp_path / 'mine/notes.txt').write_text('keep me')
+  with pytest.raises(UserError, match='is not empty .it holds notes.txt'):
+    _prepare(tmp_path / 'mine', corpus_file)
+  assert _files(tmp_path / 'mine') == {'notes.txt': b'keep me'}
+
+
+def test_mistakes_leave_nothing_behind(tmp_path, corpus_file):
+  (tmp_path / 'bad.jsonl').write_text('{"text": "Fine."}\n{"text"')
+  with pytest.raises(UserError, match='bad.jsonl, line 2: invalid JSON'):
+    _prepare(tmp_path / 'r', tmp_path / 'bad.jsonl')
+  with pytest.raises(UserError, match='leaves no room'):
+    _prepare(tmp_path / 'r', corpus_file, vocab_size=3)
+  assert not (tmp_path / 'r').exists()
+
+
+def _die(item):
+  os._exit(9)
+
+
+def test_a_worker_that_dies_is_told():
+  with pytest.raises(Failed, match='a worker process died'):
+    list(pool.ordered_map(_die, range(10), 2))
+
+
+def test_prepared_records_are_what_a_run_reads(tmp_path, corpus_file):
+  made = _prepare(tmp_path / 'r', corpus_file)
+  corpus = _open(tmp_path / 'w', str(tmp_path / 'r'))
+  assert corpus.train.digest == made.train.digest
+  assert (tmp_path / 'w/tokenizer/vocab.txt').exists() and not (tmp_path / 'w/corpus').exists()
+  _open(tmp_path / 'w', str(tmp_path / 'r'), vocab=str(tmp_path / 'r/tokenizer'))
+  other = tmp_path / 'vocab.txt'
+  other.write_text('\n'.join([*tokenizer_lib.SPECIAL_TOKENS, 'a', 'b']) + '\n')
+  with pytest.raises(UserError, match='is not the vocabulary that made the records'):
+    _open(tmp_path / 'v', str(tmp_path / 'r'), vocab=str(other))
+  (tmp_path / 'r/tokenizer/vocab.txt').write_text(other.read_text())
+  with pytest.raises(UserError, match='is not the tokeniser that made these records'):
+    _open(tmp_path / 'u', str(tmp_path / 'r'))
+
+
+def test_several_processes_ask_for_prepared_records(tmp_path, corpus_file):
+  with pytest.raises(UserError, match='is text, and 2 processes train on it'):
+    dataset.open_corpus(conftest.tiny_config(corpus_file).data, 200, epath.Path(tmp_path), 2)
+
+
+def test_to_a_bucket_and_back(tmp_path, corpus_file, monkeypatch):
+  """A local folder plays the bucket: the copying is what is tested."""
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  monkeypatch.setattr(storage, 'is_remote', lambda path: str(path).startswith(str(tmp_path / 'b')))
+  bucket = tmp_path / 'b/records'
+  prepare.prepare(prepare.Settings(corpus_file, vocab_size=200), str(bucket), 1)
+  _prepare(tmp_path / 'local', corpus_file)
+  assert _files(bucket) == _files(tmp_path / 'local')
+  assert not storage.local_folder(str(bucket)).exists()  # the staging is gone
+  corpus = _open(tmp_path / 'w', str(bucket))
+  assert _files(storage.local_folder(str(bucket))) == _files(bucket)
+  (bucket / 'train-00000.tokens.bin').unlink()  # a second run reads its copy
+  assert _open(tmp_path / 'v', str(bucket)).train.digest == corpus.train.digest
 
 
 def test_a_given_vocabulary(tmp_path, corpus_file):
@@ -68,15 +228,37 @@ def test_a_given_vocabulary(tmp_path, corpus_file):
 def test_sentencepiece(tmp_path, corpus_file):
   corpus = _open(tmp_path / 'w', corpus_file, vocab_size=120, tokenizer='sentencepiece')
   assert corpus.tokenizer.kind == 'sentencepiece' and corpus.tokenizer.vocab_size <= 120
-  assert corpus.train.counts(corpus.tokenizer.vocab_size)[:5].sum() == 0
+  assert corpus.counts[:5].sum() == 0
+  position = np.arange(corpus.train.num_tokens)
+  pieces = corpus.tokenizer.tokens(corpus.train.tokens(position))
+  assert corpus.train.word_starts(position).tolist() == [p.startswith('\u2581') for p in pieces]
 
 
-def test_chinese_characters_are_tokens(tmp_path):
-  documents = [['今天天气很好。我们去公园吧！', f'他有{i}只猫。']  for i in range(8)]
+def test_chinese_words_are_marked(tmp_path):
+  documents = [['今天天气很好。我们去公园吧！', f'他有{i}只iPhone手机。']  for i in range(8)]
   source = conftest.write_corpus(tmp_path / 'zh.txt', documents)
   corpus = _open(tmp_path / 'w', source, language='zh', heldout=0.0)
-  assert {'猫', '公', '园'} <= set(corpus.tokenizer.vocab)
-  assert len(corpus.train.sentences) - 1 == 8 * 3
+  assert {'猫', '公', '园'} - {'猫'} <= set(corpus.tokenizer.vocab)
+  assert corpus.train.num_sentences == 8 * 3
+  position = np.arange(corpus.train.num_tokens)
+  pieces = corpus.tokenizer.tokens(corpus.train.tokens(position))
+  words = []
+  for piece, start in zip(pieces, corpus.train.word_starts(position)):
+    if start:
+      words.append('')
+    words[-1] += piece.removeprefix('##')
+  assert {'今天天气', '公园', '手机', 'iphone', '我们', '。'} <= set(words)
+  assert '园' not in words and '机' not in words
+
+
+def test_tfds_is_prepared_and_trained_on(tmp_path, poems, monkeypatch):
+  monkeypatch.setenv('TFDS_DATA_DIR', str(poems))
+  corpus = _prepare(tmp_path / 'r', 'tfds:poems', vocab_size=80, lines_are_sentences=True)
+  assert corpus.train.num_documents + corpus.heldout.num_documents == 40
+  assert corpus.train.num_sentences == 2 * corpus.train.num_documents
+  # Numbers are in other documents' pieces, the frame of the sentences is not.
+  assert all(d[0].startswith('poem') and d[0].endswith('is red .') and d[1] == 'it is short .'
+             for d in _sentences(corpus, corpus.train))
 
 
 def test_small_corpora(tmp_path):
@@ -95,10 +277,23 @@ def test_corpora_without_pairs_are_refused(tmp_path, text, message):
   (tmp_path / 'c.txt').write_text(text)
   with pytest.raises(UserError, match=message):
     _open(tmp_path / 'w', str(tmp_path / 'c.txt'))
-  assert not (tmp_path / 'w/corpus/manifest.json').exists()
+  assert not (tmp_path / 'w/corpus').exists()
 
 
 def test_manifest_says_what_was_asked(tmp_path, corpus_file):
   _open(tmp_path / 'w', corpus_file)
   manifest = json.loads((tmp_path / 'w/corpus/manifest.json').read_text())
-  assert manifest['data']['source'] == corpus_file and manifest['data']['vocab_size'] == 200
+  assert manifest['settings']['source'] == corpus_file and manifest['settings']['vocab_size'] == 200
+
+
+def test_counting_different_texts_in_constant_memory():
+  exact, sampled = survey.Distinct(), survey.Distinct(kept=2_000)
+  for i in range(30_000):
+    for distinct in (exact, sampled):
+      distinct.add(survey.text_hash(str(i % 20_000).encode()))
+  assert exact.different() == 20_000 and exact.total == sampled.total == 30_000
+  assert len(sampled._hashes) <= 2_000
+  assert sampled.different() == pytest.approx(20_000, rel=0.1)
+  # The smallest hashes, which are held out, are all there.
+  small = sampled.smallest()
+  np.testing.assert_array_equal(small, exact.smallest()[:len(small)])

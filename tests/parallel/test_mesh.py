@@ -27,7 +27,8 @@ def test_rows_go_over_replica_and_data():
   batch = mesh_lib.put_batch({'ids': np.arange(32).reshape(8, 4)}, mesh)['ids']
   assert batch.sharding.shard_shape(batch.shape) == (2, 4)
   np.testing.assert_array_equal(batch, np.arange(32).reshape(8, 4))
-  assert mesh_lib.process_share(8) == slice(0, 8)
+  assert mesh_lib.process_share(8, 0, 1) == slice(0, 8)
+  assert mesh_lib.process_share(8, 3, 4) == slice(6, 8)
 
 
 def test_peaks():

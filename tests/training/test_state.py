@@ -14,6 +14,7 @@ from bert_jax.objectives.losses import total_loss
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
+from bert_jax.tasks.pretraining import Batch
 from bert_jax.tasks.pretraining import Pretraining
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
@@ -38,10 +39,10 @@ class FixedRows(Pretraining):
     class Corpus:
       tokenizer = Vocabulary
 
-    return cls(BertForPreTraining(config), MaskingConfig(), Corpus, None, 0, (), ())
+    return cls(BertForPreTraining(config), MaskingConfig(), Corpus, None, 0, 'nsp', (), ())
 
 
-def make_batch(rows=8, length=32, seed=0) -> Rows:
+def make_batch(rows=8, length=32, seed=0) -> Batch:
   rng = np.random.default_rng(seed)
   ids = rng.integers(1000, VOCAB, (rows, length)).astype(np.int32)
   n = rng.integers(16, length + 1, rows)[:, None]
@@ -49,12 +50,12 @@ def make_batch(rows=8, length=32, seed=0) -> Rows:
   ids[:, 0] = 101
   ids[(column == n // 2) | (column == n - 1)] = 102
   real = column < n
-  return Rows(ids=np.where(real, ids, 0).astype(np.int32),
+  return Batch(rate=None, rows=Rows(ids=np.where(real, ids, 0).astype(np.int32),
               type_ids=(real & (column > n // 2)).astype(np.int32),
               positions=(column * real).astype(np.int32), pair_index=real.astype(np.int32),
               cls_positions=np.zeros((rows, 1), np.int32),
-              next_sentence=rng.integers(0, 2, (rows, 1)).astype(np.int32),
-              row=np.arange(rows, dtype=np.int32), pair_weights=np.ones((rows, 1), np.float32))
+              labels=rng.integers(0, 2, (rows, 1)).astype(np.int32),
+              row=np.arange(rows, dtype=np.int32), pair_weights=np.ones((rows, 1), np.float32)))
 
 
 def one_step(mesh, preset='tp', accumulation=1, config=CONFIG, steps=1):
@@ -84,7 +85,7 @@ def test_golden_step(alone):
   np.testing.assert_allclose(losses, GOLDEN_LOSSES, rtol=1e-5)
   np.testing.assert_allclose(float(metrics['grad_norm'][0]), GOLDEN_GRAD_NORM, rtol=1e-4)
   assert int(state.step) == 3
-  assert int(metrics['tokens'][0]) == int(make_batch(seed=2).pair_index.sum())
+  assert int(metrics['tokens'][0]) == int(make_batch(seed=2).rows.pair_index.sum())
 
 
 @pytest.mark.parametrize('shape, preset', [((8, 1), 'tp'), ((4, 2), 'tp'), ((2, 4), 'tp'),

@@ -1,0 +1,100 @@
+"""What a run trains on: token records that `prepare` made, or text that is prepared on the spot."""
+
+import dataclasses
+import json
+import os
+from typing import NamedTuple
+
+from etils import epath
+from ml_collections import ConfigDict
+import numpy as np
+
+from bert_jax.data import prepare
+from bert_jax.data import records
+from bert_jax.data import storage
+from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.errors import UserError
+
+
+class Corpus(NamedTuple):
+  """A tokenised corpus."""
+
+  tokenizer: tokenizer_lib.Tokenizer
+  train: records.Records
+  heldout: records.Records
+  counts: np.ndarray  # [V] int64, how often each entry occurs in `train`
+  unigram_entropy: float | None  # nat; of the held-out tokens under the frequencies of `counts`
+  notes: tuple[str, ...]  # what was found on the way
+
+
+def open_records(directory: epath.Path) -> Corpus:
+  """Opens a local folder that `prepare` made, and compares every file with its digest.
+
+  Raises:
+    UserError: something is missing, cut short or was changed.
+  """
+  manifest = records.read_manifest(directory)
+  tokenizer = tokenizer_lib.load(directory / 'tokenizer')
+  if tokenizer_lib.digest(tokenizer) != manifest['tokenizer']:
+    raise UserError(f'{directory}/tokenizer is not the tokeniser that made these records: run '
+                    'bert_jax.prepare again into an empty folder')
+  train, heldout = (records.open_split(directory, manifest, split)
+                    for split in ('train', 'heldout'))
+  return Corpus(tokenizer, train, heldout, np.load(os.fspath(directory / 'counts.npy')),
+                manifest['unigram_entropy'], tuple(manifest['notes']))
+
+
+def _open_prepared(data: ConfigDict, workdir: epath.Path) -> Corpus:
+  directory = epath.Path(data.source)
+  corpus = open_records(storage.download(directory) if storage.is_remote(data.source)
+                        else directory)
+  if data.vocab:
+    given = tokenizer_lib.load(data.vocab, data.lowercase)
+    if tokenizer_lib.digest(given) != tokenizer_lib.digest(corpus.tokenizer):
+      raise UserError(f'data.vocab={data.vocab} is not the vocabulary that made the records in '
+                      f'{data.source}: leave data.vocab out, or prepare the text again with it')
+  mine = workdir / 'tokenizer'
+  if not mine.exists():
+    corpus.tokenizer.save(mine)
+  return corpus
+
+
+def _prepare_in(workdir: epath.Path, data: ConfigDict, vocab_size: int) -> Corpus:
+  directory = workdir / 'corpus'
+  fields = {f.name for f in dataclasses.fields(prepare.Settings)} & set(data.keys())
+  settings = prepare.Settings(**{name: data[name] for name in fields},
+                              vocab_size=None if data.vocab else vocab_size)
+  manifest = directory / 'manifest.json'
+  if not manifest.exists():
+    prepare.prepare(settings, os.fspath(directory))
+  earlier = json.loads(manifest.read_text())['settings']
+  for name, value in dataclasses.asdict(settings).items():
+    if earlier.get(name) != value:
+      raise UserError(f'{workdir} was made with data.{name}={earlier.get(name)!r}, now it is '
+                      f'{value!r}: use another --workdir')
+  corpus = open_records(directory)
+  if not (workdir / 'tokenizer').exists():
+    corpus.tokenizer.save(workdir / 'tokenizer')
+  return corpus
+
+
+def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
+                processes: int = 1) -> Corpus:
+  """Opens `data.source`: token records, or text, which is prepared in the workdir first.
+
+  Args:
+    data: the config group `data`.
+    vocab_size: of a vocabulary to be trained.
+    workdir: of the run.
+    processes: that train together; only one may prepare text.
+
+  Raises:
+    UserError: the corpus or vocabulary cannot be used, or the workdir holds another one.
+  """
+  if data.source != 'builtin' and not data.source.startswith('tfds:') and (
+      epath.Path(data.source) / 'manifest.json').exists():
+    return _open_prepared(data, workdir)
+  if processes > 1:
+    raise UserError(f'data.source={data.source!r} is text, and {processes} processes train on it: '
+                    'make token records with bert_jax.prepare first, and give their folder')
+  return _prepare_in(workdir, data, vocab_size)

@@ -1,0 +1,127 @@
+"""From documents to arrays of tokens: what each worker process of `prepare` does."""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+import functools
+import itertools
+import json
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.data import corpus
+from bert_jax.data import records
+from bert_jax.data import tokenizer as tokenizer_lib
+
+
+class Rules(NamedTuple):
+  """How text becomes sentences."""
+
+  format: str
+  language: str  # ISO 639
+  lines_are_sentences: bool
+
+  def sentences(self, document: str) -> list[str]:
+    """The sentences of a document."""
+    return corpus.split_sentences(document, self.format, self.language, self.lines_are_sentences)
+
+
+class Encoded(NamedTuple):
+  """Some documents as arrays; see `records.ShardWriter.add`."""
+
+  tokens: np.ndarray
+  words: np.ndarray
+  lengths: np.ndarray
+  counts: np.ndarray
+  heldout: list[int]  # the held-out sentences that occur in these documents
+  documents: int  # that went in
+  size: int  # bytes of their text
+
+
+def batches(documents: Iterable[str], size: int = 1 << 20) -> Iterator[list[str]]:
+  """Documents in lists of at least `size` characters."""
+  batch, held = [], 0
+  for document in documents:
+    batch.append(document)
+    held += len(document)
+    if held >= size:
+      yield batch
+      batch, held = [], 0
+  if batch:
+    yield batch
+
+
+def _segmented(tokenizer: tokenizer_lib.Tokenizer,
+               sentences: list[str]) -> tuple[list[list[int]], np.ndarray]:
+  """Tokens of each sentence, and where Chinese words start among all of them."""
+  import rjieba  # its dictionary takes half a second to load
+
+  tokens, starts = [], []
+  for sentence, (ids, begins) in zip(sentences, tokenizer.encode_with_offsets(sentences)):
+    words = {start for _, start, _ in rjieba.tokenize(sentence)}
+    tokens.append(ids)
+    starts.extend([begin in words for begin in begins])
+  return tokens, np.array(starts, bool)
+
+
+class Encoder:
+  """Turns documents into arrays."""
+
+  def __init__(self, tokenizer: tokenizer_lib.Tokenizer, rules: Rules, heldout: Iterable[str] = ()):
+    """`heldout`: the held-out sentences, to be recognised in the training text."""
+    self._tokenizer, self._rules = tokenizer, rules
+    self._heldout = {sentence: i for i, sentence in enumerate(heldout)}
+    self._starts = tokenizer.word_starts()
+    self._dtype = records.token_dtype(tokenizer.vocab_size)
+
+  def documents(self, documents: Iterable[str]) -> Encoded:
+    """Splits and encodes whole documents."""
+    documents = list(documents)
+    encoded = self.sentences([self._rules.sentences(document) for document in documents])
+    return encoded._replace(size=sum(len(d.encode()) for d in documents))
+
+  def sentences(self, documents: list[list[str]]) -> Encoded:
+    """Encodes documents that are split into sentences; what has no token is left out."""
+    sentences = list(itertools.chain.from_iterable(documents))
+    seen = [self._heldout[s] for s in sentences if s in self._heldout] if self._heldout else []
+    if self._rules.language.startswith('zh'):
+      ids, words = _segmented(self._tokenizer, sentences)
+    else:
+      ids, words = self._tokenizer.encode_batch(sentences), True
+    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+    tokens = np.fromiter(itertools.chain.from_iterable(ids), self._dtype, int(lengths.sum()))
+    document = np.repeat(np.arange(len(documents)), [len(d) for d in documents])
+    counts = np.bincount(document[lengths > 0], minlength=len(documents))
+    lengths, counts = records.split_long(lengths[lengths > 0], counts[counts > 0])
+    return Encoded(tokens, self._starts[tokens] & words, lengths, counts, seen, len(documents), 0)
+
+
+def write_heldout(path: str, documents: Iterable[list[str]]):
+  """Writes the sentences of the held-out documents, a document a line."""
+  with open(path, 'w', encoding='utf-8') as file:
+    file.writelines(json.dumps(sentences) + '\n' for sentences in documents)
+
+
+def read_heldout(path: str) -> list[list[str]]:
+  """What `write_heldout` wrote."""
+  with open(path, encoding='utf-8') as file:
+    return [json.loads(line) for line in file]
+
+
+@functools.cache
+def _encoder(tokenizer: str, rules: Rules, heldout: str) -> Encoder:
+  """The encoder of this process."""
+  return Encoder(tokenizer_lib.load(tokenizer), rules,
+                 itertools.chain.from_iterable(read_heldout(heldout)))
+
+
+def encode(documents: list[str], *, tokenizer: str, rules: Rules, heldout: str) -> Encoded:
+  """Encodes documents in a worker process.
+
+  Args:
+    documents: their texts.
+    tokenizer: the folder of the vocabulary.
+    rules: how they are split.
+    heldout: the file of `write_heldout`.
+  """
+  return _encoder(tokenizer, rules, heldout).documents(documents)

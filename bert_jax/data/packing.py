@@ -1,0 +1,40 @@
+"""Best-fit packing of pairs into rows (best-fit decreasing, Johnson 1973)."""
+
+import numpy as np
+
+
+def pack(sizes: np.ndarray, max_len: int, most: int) -> tuple[np.ndarray, int]:
+  """Puts every item into a row: the longest first, each into the fullest row that holds it.
+
+  Args:
+    sizes: [C] int64, each at most `max_len`. Equally long items are placed in the order given.
+    max_len: L.
+    most: items in a row, P at most.
+
+  Returns:
+    ([C] int64 row of each item, number of rows).
+  """
+  if most == 1:
+    return np.arange(len(sizes)), len(sizes)
+  row_of = [0] * len(sizes)
+  rows = 0
+  open_rows = [[] for _ in range(max_len + 1)]  # by the space left: (row, items in it)
+  spaces = 0  # bit s is set if some open row has s tokens of space left
+  shortest = int(sizes.min(initial=max_len))
+  order = np.argsort(-sizes, kind='stable')
+  for item, size in zip(order.tolist(), sizes[order].tolist()):
+    fitting = spaces >> size
+    if fitting:
+      space = size + (fitting & -fitting).bit_length() - 1  # the lowest bit: the fullest row
+      row, items = open_rows[space].pop()
+      if not open_rows[space]:
+        spaces ^= 1 << space
+    else:
+      row, items, space = rows, 0, max_len
+      rows += 1
+    row_of[item] = row
+    space -= size
+    if space >= shortest and items + 1 < most:
+      open_rows[space].append((row, items + 1))
+      spaces |= 1 << space
+  return np.array(row_of, np.int64), rows

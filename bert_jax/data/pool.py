@@ -1,0 +1,61 @@
+"""A function over many items in worker processes, in order, with bounded memory."""
+
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+import concurrent.futures
+from concurrent.futures.process import BrokenProcessPool
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+from typing import Any
+
+from bert_jax.errors import Failed
+
+
+def _begin_worker():
+  os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the processes are the parallelism
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+  parent = multiprocessing.parent_process().sentinel
+
+  def die_with_parent():  # a killed parent would leave its workers waiting for ever
+    multiprocessing.connection.wait([parent])
+    os._exit(1)
+
+  threading.Thread(target=die_with_parent, daemon=True).start()
+
+
+def ordered_map(function: Callable[[Any], Any], items: Iterable[Any],
+                workers: int) -> Iterator[Any]:
+  """function(item) for each item, in order; at most three items a worker are under way.
+
+  Args:
+    function: picklable.
+    items: read as they are needed.
+    workers: processes; 1 = this process does it.
+
+  Raises:
+    Failed: a worker died.
+  """
+  if workers == 1:
+    yield from map(function, items)
+    return
+  # Not fork: the parent may have threads (JAX's, tokenizers').
+  pool = concurrent.futures.ProcessPoolExecutor(
+      workers, multiprocessing.get_context('spawn'), initializer=_begin_worker)
+  waiting = deque()
+  try:
+    for item in items:
+      waiting.append(pool.submit(function, item))
+      if len(waiting) >= 3 * workers:
+        yield waiting.popleft().result()
+    while waiting:
+      yield waiting.popleft().result()
+  except BrokenProcessPool as e:
+    raise Failed('a worker process died, killed perhaps for want of memory: run the same command '
+                 'again to go on, with fewer --workers if need be') from e
+  finally:
+    pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,62 @@
+"""What is masked together: tokens, whole words, spans or n-grams of words; all in one row.
+
+Every position belongs to a unit: a unit goes from where `unit_starts` is True up to the next one.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+UNITS = ('token', 'whole_word', 'span', 'ngram')
+
+
+def length_probabilities(unit: str, span_p: float, span_max: int, ngram_max: int) -> np.ndarray:
+  """How probable it is that a unit has 1, 2, ... words: [n] float64.
+
+  Spans are geometric, cut off at `span_max` (Joshi et al. 2020, SpanBERT); of n-grams the
+  probability is proportional to 1/n (Lan et al. 2020, ALBERT).
+  """
+  if unit == 'span':
+    n = np.arange(1, span_max + 1)
+    weights = span_p * (1 - span_p)**(n - 1)
+  elif unit == 'ngram':
+    weights = 1 / np.arange(1, ngram_max + 1)
+  else:
+    weights = np.ones(1)
+  return weights / weights.sum()
+
+
+def join_words(key: jax.Array, word_start: jax.Array, special: jax.Array,
+               probabilities: np.ndarray) -> jax.Array:
+  """Joins runs of words of random length to units, which never reach across a special token.
+
+  From each special token on, the lengths of the units that follow one another are independent draws
+  (the last one is cut off at the next special token).
+
+  Args:
+    key: of the row.
+    word_start: [L] bool, True also on special tokens, padding and what follows them.
+    special: [L] bool, special tokens and padding.
+    probabilities: of 1, 2, ... words.
+
+  Returns:
+    [L] bool, where units start.
+  """
+  size = word_start.shape[0]
+  word = jnp.cumsum(word_start) - 1  # [L], the word of each position
+  indices = jnp.arange(size)
+  is_special = jnp.zeros(size, bool).at[word].max(special)  # by word, like all below
+  drawn = jax.random.uniform(key, (size,))
+  words = 1 + jnp.searchsorted(jnp.asarray(np.cumsum(probabilities)[:-1], jnp.float32), drawn,
+                               side='right')
+  # The next special word behind each word: the smallest index of one, looking from the right.
+  behind = jax.lax.cummin(jnp.where(is_special, indices, size), reverse=True)
+  behind = jnp.append(behind[1:], size)
+  jump = jnp.where(is_special, indices + 1, jnp.minimum(indices + words, behind))
+  jump = jnp.append(jnp.minimum(jump, size), size)  # [L + 1], the end jumps to itself
+  # Which words a walk from the first one visits, in log2(L) rounds of doubled jumps.
+  visited = jnp.zeros(size + 1, bool).at[0].set(True)
+  for _ in range(size.bit_length()):
+    visited = visited.at[jump].max(visited)
+    jump = jump[jump]
+  return word_start & visited[word]

@@ -1,0 +1,132 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from bert_jax.data import records
+from bert_jax.errors import UserError
+from tests.data import made
+
+
+def _write(folder, vocab_size=70_000, block=records.BLOCK):
+  writer = records.ShardWriter(made.path(folder), 'train-00000', vocab_size, block)
+  words = np.array([1, 0, 1, 1, 0, 1, 1, 0, 0, 1, 1], bool)
+  writer.add(np.array([1, 2, 69_999]), words[:3], np.array([2, 1]), np.array([2]))
+  writer.add(np.arange(10, 18), words[3:], np.array([3, 1, 4]), np.array([1, 2]))
+  entry = writer.close()
+  manifest = {'tokenizer': 'x', 'vocab_size': vocab_size, 'splits': {'train': [entry]}}
+  records.write_manifest(made.path(folder), manifest)
+  return records.read_manifest(made.path(folder))
+
+
+def test_round_trip(tmp_path):
+  manifest = _write(tmp_path)
+  found = records.open_split(made.path(tmp_path), manifest, 'train')
+  assert (found.num_tokens, found.num_sentences, found.num_documents) == (11, 5, 3)
+  assert found.tokens(np.arange(11)).tolist() == [1, 2, 69_999, *range(10, 18)]
+  assert found.word_starts(np.arange(11)).tolist() == [1, 0, 1, 1, 0, 1, 1, 0, 0, 1, 1]
+  lengths, starts, document = found.block(0)
+  assert lengths.tolist() == [2, 1, 3, 1, 4] and starts.tolist() == [0, 2, 3] and document == 0
+  assert (tmp_path / 'train-00000.tokens.bin').stat().st_size == 44  # four bytes a token
+  small = records.open_split(made.path(tmp_path), _write(tmp_path, 60_000), 'train', verify=False)
+  assert (tmp_path / 'train-00000.tokens.bin').stat().st_size == 22 and small.num_tokens == 11
+
+
+@pytest.mark.parametrize('shards', [1, 2, 3])
+def test_blocks_and_shards_are_numbered_through(shards):
+  documents = [[5, 5], [30, 30, 30, 30], [7], [9, 9, 9], [4]]
+  found = made.make_records(documents, block=16, shards=shards)
+  assert found.tokens(np.arange(found.num_tokens)).tolist() == list(
+      range(made.FIRST, made.FIRST + 168))
+  lengths, of_document = [], []
+  for i in range(found.num_blocks):
+    block, starts, document = found.block(i)
+    assert found.blocks[i + 1, 0] - found.blocks[i, 0] == block.sum()
+    inside = document + np.searchsorted(starts, np.arange(len(block)), side='right')
+    of_document += (inside - (len(starts) > 0 and starts[0] == 0)).tolist()
+    lengths += block.tolist()
+  assert lengths == [n for d in documents for n in d]
+  assert of_document == [i for i, d in enumerate(documents) for _ in d]
+  assert found.blocks[-1].tolist() == [168, 11, 5]
+  # Long documents are cut between sentences, others are whole.
+  assert max(found.block(i)[0].sum() for i in range(found.num_blocks)) <= 40
+
+
+def test_sentences_too_long_to_store_are_split():
+  longest = records.LONGEST_SENTENCE
+  lengths, counts = records.split_long(np.array([3, 2 * longest + 5, 7]), np.array([1, 2]))
+  assert lengths.tolist() == [3, longest, longest, 5, 7] and counts.tolist() == [1, 4]
+
+
+def test_damage_is_named(tmp_path):
+  manifest = _write(tmp_path)
+  path = tmp_path / 'train-00000.tokens.bin'
+  whole = path.read_bytes()
+  path.write_bytes(whole[:-1])
+  with pytest.raises(UserError, match='tokens.bin has 43 bytes, 44 were written'):
+    records.open_split(made.path(tmp_path), manifest, 'train')
+  path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+  with pytest.raises(UserError, match='tokens.bin was changed after it was prepared'):
+    records.open_split(made.path(tmp_path), manifest, 'train')
+  path.unlink()
+  with pytest.raises(UserError, match='tokens.bin cannot be read'):
+    records.open_split(made.path(tmp_path), manifest, 'train')
+  (tmp_path / 'manifest.json').write_text(json.dumps({**manifest, 'version': 99}))
+  with pytest.raises(UserError, match='version 99'):
+    records.read_manifest(made.path(tmp_path))
+  (tmp_path / 'manifest.json').write_text('{')
+  with pytest.raises(UserError, match='no complete token records'):
+    records.read_manifest(made.path(tmp_path))
+
+
+def test_the_digest_is_of_tokeniser_and_content(tmp_path):
+  manifest = _write(tmp_path)
+  assert manifest['digest'] == records.digest(manifest) == _write(tmp_path)['digest']
+  assert manifest['digest'] != records.digest({**manifest, 'tokenizer': 'y'})
+
+
+# Sparse files stand for 2.5 billion tokens: only the index is real. Run apart, for its memory.
+_SEEK = '''
+import resource, sys, time
+import numpy as np
+from bert_jax.data import records, rows, windows
+from tests.data import made
+folder, sentences, blocks_of = made.path(sys.argv[1]), 100_000_000, 400
+lengths = np.memmap(folder / 's.sentences.bin', np.uint16, 'r')
+blocks = np.fromfile(folder / 's.blocks.bin', np.int64).reshape(-1, 3)
+shard = records.Shard(np.memmap(folder / 's.tokens.bin', np.uint16, 'r'),
+                      np.memmap(folder / 's.words.bin', np.uint8, 'r'), lengths,
+                      np.memmap(folder / 's.documents.bin', np.int64, 'r'), blocks)
+for max_len in (128, 512):
+  began = time.process_time()
+  corpus = records.Records([shard], '')
+  source = rows.RowSource(corpus, windows.Layout(max_len, 8), 0, made.TOKENIZER)
+  batch = source.batch(123_456_789, 256)
+  print(time.process_time() - began, (batch.pair_index > 0).mean())
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3)
+'''
+
+
+def test_seeking_in_an_index_of_100_million_sentences(tmp_path):
+  rng = np.random.default_rng(0)
+  pattern = rng.integers(5, 46, 1_000_000).astype(np.uint16)
+  with (tmp_path / 's.sentences.bin').open('wb') as file:
+    for _ in range(100):
+      file.write(pattern.tobytes())
+  np.arange(0, 100_000_000, 20).astype(np.int64).tofile(tmp_path / 's.documents.bin')
+  first = np.arange(0, 100_000_001, 400)
+  within = np.concatenate([[0], np.cumsum(pattern, dtype=np.int64)])
+  tokens = first // 1_000_000 * within[-1] + within[first % 1_000_000]
+  np.stack([tokens, first, first // 20], 1).astype(np.int64).tofile(tmp_path / 's.blocks.bin')
+  for name, size in (('tokens', 2 * tokens[-1]), ('words', tokens[-1] // 8 + 1)):
+    with (tmp_path / f's.{name}.bin').open('wb') as file:
+      file.truncate(int(size))
+  done = subprocess.run([sys.executable, '-c', _SEEK, str(tmp_path)], capture_output=True,
+                        text=True, check=True)
+  *seeks, memory = done.stdout.splitlines()
+  for seek in seeks:
+    seconds, fill = map(float, seek.split())
+    assert seconds < 1 and fill > 0.95
+  assert float(memory) < 500  # MB
