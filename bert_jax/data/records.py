@@ -20,6 +20,7 @@ import concurrent.futures
 import functools
 import hashlib
 import json
+import mmap
 import os
 from typing import Any
 from typing import NamedTuple
@@ -187,12 +188,22 @@ class Records:
                                               & 1).astype(np.int32))
 
 
-def _map(path: str, dtype: np.dtype, length: int, where: str) -> np.ndarray:
+def map_file(path: str, dtype: np.dtype) -> np.ndarray:
+  """A file as an array that is read page by page when it is touched."""
+  with open(path, 'rb') as file:
+    if not os.fstat(file.fileno()).st_size:
+      return np.zeros(0, dtype)  # an empty file cannot be mapped
+    pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+  if hasattr(mmap, 'MADV_RANDOM'):
+    pages.madvise(mmap.MADV_RANDOM)  # blocks come shuffled: reading ahead would be for nothing
+  return np.frombuffer(pages, dtype)
+
+
+def _map(path: str, dtype: np.dtype, length: int, remedy: str) -> np.ndarray:
   if os.path.getsize(path) != length * dtype.itemsize:
     raise UserError(f'{path} has {os.path.getsize(path):,} bytes, {length * dtype.itemsize:,} were '
-                    f'written: {where}')
-  # An empty file cannot be mapped.
-  return np.memmap(path, dtype, 'r') if length else np.zeros(0, dtype)
+                    f'written: {remedy}')
+  return map_file(path, dtype)
 
 
 def _file_hash(path: str) -> str:

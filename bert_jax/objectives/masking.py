@@ -114,11 +114,12 @@ def cumulative_frequencies(counts: np.ndarray, special_ids: tuple[int, ...]) -> 
 
 def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, unit_start: jax.Array,
                 rate: jax.Array, pairs: int, most: int,
-                by_token: bool) -> tuple[jax.Array, jax.Array]:
+                whole: bool) -> tuple[jax.Array, jax.Array]:
   """Draws the positions to predict in one row: [L] bool and [L] int32 -> ([M] int32, [M] bool).
 
-  Units are drawn in random order; one that would exceed what its pair may still predict is passed
-  over, as in the published whole-word masking.
+  Units are drawn in random order. If they are to stay `whole`, one that would exceed what its pair
+  may still predict is passed over (the published whole-word masking); if not, it is cut off (spans
+  in SpanBERT).
   """
   length = eligible.shape[0]
   group = jnp.where(eligible, pair_index, pairs + 1)  # what is not eligible sorts to the end
@@ -130,13 +131,13 @@ def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, unit
 
   # Sorting by (pair, random bits of the unit, unit) puts each pair's units in random order, one
   # pair after another, the tokens of a unit together.
-  unit = jnp.arange(length) if by_token else jnp.cumsum(unit_start) - 1
+  unit = jnp.cumsum(unit_start) - 1
   bits = jax.random.bits(key, (length,))[unit]
   group, _, unit, order = jax.lax.sort((group, bits, unit, jnp.arange(length)), num_keys=3)
   first = jnp.cumsum(n) - n  # where each pair starts in this order
   padded = lambda x: jnp.concatenate([x, jnp.zeros(1, x.dtype)])  # for what is not eligible
   of_pair = lambda x: padded(x)[group - 1]
-  if by_token:
+  if not whole:
     taken = jnp.arange(length) - of_pair(first) < of_pair(wanted)
   else:
     ordinary = group <= pairs
@@ -183,9 +184,8 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
     `Masked`, with M = `config.predictions(L, pairs)`.
   """
   most = config.predictions(ids.shape[1], pairs)
-  by_token = config.unit == 'token'
   lengths = config.unit_lengths()
-  if word_start is None:
+  if word_start is None:  # then every token is a word
     word_start = jnp.ones_like(ids)
   if rate is None:
     rate = jnp.full(row.shape, config.rate, jnp.float32)
@@ -194,10 +194,12 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
     draw_key, action_key, token_key = jax.random.split(jax.random.fold_in(key, row), 3)
     eligible = (pair_index > 0) & ~is_special(ids, special_ids)
     unit_start = word_start.astype(bool) | (pair_index == 0)
-    if len(lengths) > 1:
+    if config.unit == 'token':
+      unit_start = jnp.ones_like(unit_start)
+    elif len(lengths) > 1:
       unit_start = units.join_words(jax.random.fold_in(draw_key, 1), unit_start, ~eligible, lengths)
     positions, valid = _select_row(draw_key, eligible, pair_index, unit_start, rate, pairs, most,
-                                   by_token)
+                                   whole=config.unit in ('whole_word', 'ngram'))
     targets = ids[positions]
     if config.unit == 'span':  # a span is replaced as a whole
       unit = jnp.cumsum(unit_start) - 1

@@ -93,12 +93,11 @@ import resource, sys, time
 import numpy as np
 from bert_jax.data import records, rows, windows
 from tests.data import made
-folder, sentences, blocks_of = made.path(sys.argv[1]), 100_000_000, 400
-lengths = np.memmap(folder / 's.sentences.bin', np.uint16, 'r')
-blocks = np.fromfile(folder / 's.blocks.bin', np.int64).reshape(-1, 3)
-shard = records.Shard(np.memmap(folder / 's.tokens.bin', np.uint16, 'r'),
-                      np.memmap(folder / 's.words.bin', np.uint8, 'r'), lengths,
-                      np.memmap(folder / 's.documents.bin', np.int64, 'r'), blocks)
+folder = made.path(sys.argv[1])
+types = (np.uint16, np.uint8, np.uint16, np.int64, np.int64)
+arrays = [records.map_file(folder / f's.{name}.bin', np.dtype(dtype))
+          for name, dtype in zip(records.Shard._fields, types)]
+shard = records.Shard(*arrays[:4], np.array(arrays[4]).reshape(-1, 3))
 for max_len in (128, 512):
   began = time.process_time()
   corpus = records.Records([shard], '')

@@ -1,0 +1,210 @@
+"""Whole words, spans and n-grams: exact counts, and the published distributions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from bert_jax.objectives import masking
+from bert_jax.objectives import units
+
+V, SPECIAL, MASK = 1000, (0, 100, 101, 102, 103), 103
+ORDINARY = np.setdiff1d(np.arange(V), SPECIAL)
+
+
+def make_rows(count=64, length=128, pairs=1, seed=0, longest=4):
+  """Rows of packed pairs [CLS] A [SEP] B [SEP] of words with 1 to `longest` tokens."""
+  rng = np.random.default_rng(seed)
+  ids, pair_index, word_start = np.zeros((3, count, length), np.int32)
+  for row in range(count):
+    ends = np.sort(rng.choice(np.arange(10, length), pairs, replace=False))
+    begin = 0
+    for pair, end in enumerate(ends, 1):
+      if end - begin < 8:
+        continue
+      ids[row, begin:end] = rng.choice(ORDINARY, end - begin)
+      middle = rng.integers(begin + 2, end - 2)
+      ids[row, [begin, middle, end - 1]] = [101, 102, 102]
+      pair_index[row, begin:end] = pair
+      at = begin
+      while at < end:
+        word_start[row, at] = 1
+        at += rng.integers(1, longest + 1)
+      word_start[row, [begin, begin + 1, middle, middle + 1, end - 1]] = 1
+      begin = end
+  return ids, pair_index, word_start
+
+
+def masked_by(config, rows, pairs=1, seed=0, **kwargs):
+  ids, pair_index, word_start = rows
+  run = jax.jit(lambda *a: masking.mask(
+      jax.random.key(seed), *a[:3], config, vocab_size=V, special_ids=SPECIAL, mask_id=MASK,
+      pairs=pairs, word_start=a[3], **kwargs))
+  return jax.tree.map(np.asarray, run(ids, pair_index, np.arange(len(ids)), word_start))
+
+
+def drawn(masked, shape):
+  """[B, L] bool: what is predicted."""
+  found = np.zeros(shape, bool)
+  for row, (positions, weights) in enumerate(zip(masked.positions, masked.weights)):
+    found[row, positions[weights > 0]] = True
+  return found
+
+
+def one_after_another(sizes, budget, rng):
+  """The published drawing: words in random order, those that would exceed the budget passed over."""
+  taken = np.zeros(len(sizes), bool)
+  for word in rng.permutation(len(sizes)):
+    if sizes[word] <= budget:
+      taken[word] = True
+      budget -= sizes[word]
+  return taken
+
+
+@pytest.mark.parametrize('unit', ['whole_word', 'span', 'ngram'])
+@pytest.mark.parametrize('pairs', [1, 4])
+def test_words_are_masked_whole_and_the_budget_is_kept(unit, pairs):
+  rows = ids, pair_index, word_start = make_rows(300, pairs=pairs, seed=1)
+  config = masking.MaskingConfig(unit=unit)
+  masked = masked_by(config, rows, pairs)
+  taken = drawn(masked, ids.shape)
+  assert not (taken & np.isin(ids, SPECIAL)).any() and not (taken & (pair_index == 0)).any()
+  word = np.cumsum(word_start, axis=1)
+  short = 0
+  for row in range(len(ids)):
+    for pair in range(1, pairs + 1):
+      ordinary = (pair_index[row] == pair) & ~np.isin(ids[row], SPECIAL)
+      if not ordinary.any():
+        continue
+      budget = max(1, round(np.float32(0.15) * ordinary.sum()))
+      count = (taken[row] & ordinary).sum()
+      assert count <= budget
+      short += budget - count
+      parts = [w for w in np.unique(word[row, taken[row] & ordinary])
+               if not taken[row, (word[row] == w) & ordinary].all()]
+      assert len(parts) <= (unit == 'span')  # no part of a word, but where the last span is cut off
+  used = taken.sum()
+  # With words of 1 to 4 tokens, what is left of the budget can mostly be filled.
+  assert short < {'whole_word': 0.03, 'ngram': 0.15}[unit] * used if unit != 'span' else short == 0
+
+
+def test_every_word_is_drawn_equally_often():
+  ids = np.full((1, 64), 500, np.int32)
+  ids[0, [0, 63]] = 101, 102
+  pair_index = np.ones_like(ids)
+  word_start = np.zeros_like(ids)
+  starts = np.concatenate([[0], np.cumsum(np.tile([1, 2, 3], 10)) + 1 - np.tile([1, 2, 3], 10)])
+  word_start[0, starts] = 1
+  word_start[0, [1, 61, 62, 63]] = 1
+  rows = [np.repeat(x, 4000, 0) for x in (ids, pair_index, word_start)]
+  masked = masked_by(masking.MaskingConfig(unit='whole_word', rate=0.3), rows)
+  taken = drawn(masked, rows[0].shape)
+  counts = taken[:, starts[1:]].sum(0)
+  for size in range(3):  # words of the same length
+    assert stats.chisquare(counts[size::3]).pvalue > 1e-4
+  # Longer words are passed over more often, as often as in the published drawing.
+  rng = np.random.default_rng(0)
+  published = sum(one_after_another(np.tile([1, 2, 3], 10), round(0.3 * 60), rng).astype(int)
+                  for _ in range(4000))
+  for size in range(3):
+    table = [[n, 40_000 - n] for n in (counts[size::3].sum(), published[size::3].sum())]
+    assert stats.chi2_contingency(table).pvalue > 1e-4
+
+
+def _unit_lengths(unit, seed=0):
+  """Words in each unit of long rows, but for the last of each row, which is cut off."""
+  length, rows = 512, 200
+  word_start = np.ones((rows, length), bool)
+  special = np.zeros((rows, length), bool)
+  special[:, 0] = True
+  probabilities = masking.MaskingConfig(unit=unit).unit_lengths()
+  keys = jax.random.split(jax.random.key(seed), rows)
+  starts = np.asarray(jax.jit(jax.vmap(
+      lambda k, w, s: units.join_words(k, w, s, probabilities)))(keys, word_start, special))
+  assert starts[:, :2].all()
+  return probabilities, np.concatenate([np.diff(np.flatnonzero(row[1:])) for row in starts])
+
+
+@pytest.mark.parametrize('unit, expected', [
+    ('span', [0.2 * 0.8**n / (1 - 0.8**10) for n in range(10)]),
+    ('ngram', [6 / 11, 3 / 11, 2 / 11])])
+def test_lengths_of_spans_and_ngrams(unit, expected):
+  probabilities, lengths = _unit_lengths(unit)
+  np.testing.assert_allclose(probabilities, expected, rtol=1e-12)
+  counts = np.bincount(lengths, minlength=len(expected) + 1)[1:]
+  assert len(counts) == len(expected)
+  assert stats.chisquare(counts, len(lengths) * np.array(expected)).pvalue > 1e-4
+  # Independent of each other: the next is as long after a long one as after a short one.
+  after = [lengths[1:][lengths[:-1] == n] for n in (1, len(expected))]
+  assert abs(after[0].mean() - after[1].mean()) < 5 * lengths.std() / np.sqrt(len(after[1]))
+
+
+def test_units_by_hand():
+  word_start = jnp.array([1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1], bool)
+  special = jnp.array([1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1], bool)
+  always = lambda n: np.eye(4)[n - 1]
+  join = lambda n: np.flatnonzero(units.join_words(jax.random.key(0), word_start, special,
+                                                   always(n))).tolist()
+  assert join(1) == [0, 1, 3, 4, 5, 6, 7, 9, 10]
+  assert join(2) == [0, 1, 4, 5, 6, 9, 10]
+  assert join(3) == [0, 1, 5, 6, 10]
+  assert join(4) == [0, 1, 5, 6, 10]
+
+
+def test_a_span_is_replaced_as_a_whole_and_words_token_by_token():
+  rows = make_rows(1500, seed=2)
+  ids, _, word_start = rows
+  for unit, whole in (('span', True), ('whole_word', False)):
+    masked = masked_by(masking.MaskingConfig(unit=unit, replace_random=0.0), rows)
+    taken = drawn(masked, ids.shape)
+    became_mask = (masked.ids == MASK) & taken
+    n = taken.sum()
+    if not whole:
+      assert stats.binomtest(int(became_mask.sum()), int(n), 0.8).pvalue > 1e-4
+    # Neighbours in one word share their fate in a span, and are independent otherwise.
+    same_word = taken[:, 1:] & taken[:, :-1] & (word_start[:, 1:] == 0)
+    equal = (became_mask[:, 1:] == became_mask[:, :-1])[same_word]
+    if whole:
+      assert equal.all()
+    else:
+      assert stats.binomtest(int(equal.sum()), len(equal), 0.8**2 + 0.2**2).pvalue > 1e-4
+
+
+def test_random_tokens_by_frequency():
+  counts = np.zeros(V, np.int64)
+  counts[[5, 6, 7]], counts[101] = [600, 300, 100], 10_000
+  cumulative = jnp.asarray(masking.cumulative_frequencies(counts, SPECIAL))
+  config = masking.MaskingConfig(replace_mask=0.0, replace_random=1.0, random_by_frequency=True)
+  rows = make_rows(500, seed=3)
+  masked = masked_by(config, rows, frequencies=cumulative)
+  new = np.take_along_axis(masked.ids, masked.positions, 1)[masked.weights > 0]
+  found = np.bincount(new, minlength=V)
+  assert found.sum() == found[[5, 6, 7]].sum()
+  assert stats.chisquare(found[[5, 6, 7]], len(new) * np.array([0.6, 0.3, 0.1])).pvalue > 1e-4
+
+
+def test_a_rate_for_each_row():
+  config = masking.MaskingConfig(rate=0.3, final_rate=0.1)
+  assert [config.rate_at(s, 101) for s in (0, 50, 100)] == pytest.approx([0.3, 0.2, 0.1])
+  assert masking.MaskingConfig().rate_at(50, 101) == 0.15
+  assert masking.MaskingConfig(rate=0.1, final_rate=0.4).predictions(100) == 40
+  ids, pair_index, _ = rows = make_rows(40, seed=4)
+  rate = np.where(np.arange(40) < 20, 0.3, 0.1).astype(np.float32)
+  masked = masked_by(config, rows, rate=rate)
+  for row in range(40):
+    n = ((pair_index[row] > 0) & ~np.isin(ids[row], SPECIAL)).sum()
+    assert masked.weights[row].sum() == max(1, round(rate[row] * np.float32(n)))
+
+
+def test_predictions_bound_packed_rows_of_any_pairs():
+  rng = np.random.default_rng(0)
+  for rate in (0.05, 0.15, 0.4):
+    config = masking.MaskingConfig(rate=rate)
+    for length, pairs in ((128, 8), (64, 8), (512, 8), (32, 4)):
+      bound = config.predictions(length, pairs)
+      for _ in range(200):
+        tokens = rng.multinomial(length, rng.dirichlet(np.full(pairs, rng.choice([0.2, 1, 50]))))
+        ordinary = np.maximum(tokens - 3, 0)
+        assert sum(max(1, round(rate * n)) for n in ordinary if n) <= bound
+  assert masking.MaskingConfig().predictions(128, 8) == 24
