@@ -2,8 +2,8 @@
 
   python -m benchmarks.packing --source='corpus/*.txt.gz' --workdir=runs/packing
 
-Both sides see `--tokens` real tokens, about as many in each step; both are then evaluated on the same
-unpacked held-out rows with the same masks. Takes about 40 minutes on 2 CPU cores.
+Both sides see `--tokens` real tokens, about as many in each step; both are then evaluated on the
+same unpacked held-out rows with the same masks. Takes about an hour on 2 CPU cores.
 """
 
 import json

@@ -58,7 +58,7 @@ def pretraining(size: str) -> ConfigDict:
   c.model = model(size)
   c.data = ConfigDict()
   c.data.source = 'builtin'  # builtin, a glob of text files, tfds:NAME, or a folder of `prepare`
-  c.data.sequences = 'next_sentence'  # or sentence_order (ALBERT), full_sentences (RoBERTa, no pairs)
+  c.data.sequences = 'next_sentence'  # or sentence_order (ALBERT), full_sentences (RoBERTa)
   c.data.pack = True  # up to 8 pairs in a row, isolated from each other; False = one
   c.data.loader_workers = 0  # processes that make rows; 0 = a thread of this one
   c.data.vocab = ''  # vocab.txt or a SentencePiece .model; '' = train one from the corpus

@@ -5,8 +5,8 @@ from absl import flags
 from bert_jax import errors
 
 _INPUT = flags.DEFINE_string('input', None, 'A quoted glob of files, tfds:NAME or builtin.')
-_OUTPUT = flags.DEFINE_string('output', None, 'Folder for the records, local or gs://; empty, or of '
-                              'the same command interrupted.')
+_OUTPUT = flags.DEFINE_string('output', None, 'Folder for the records, local or gs://; empty, or '
+                              'of the same command interrupted.')
 _VOCAB = flags.DEFINE_string('vocab', '', 'vocab.txt, a SentencePiece .model or a folder with one.')
 _VOCAB_SIZE = flags.DEFINE_integer('vocab_size', None, 'Train a vocabulary of this size (30,522 '
                                    'without --vocab).')
@@ -15,7 +15,7 @@ _FORMAT = flags.DEFINE_string('format', 'auto', 'text (a blank line between docu
 _TEXT_COLUMN = flags.DEFINE_string('text_column', 'text', 'Of JSON objects or a tfds data set.')
 _LANGUAGE = flags.DEFINE_string('language', 'en', 'For splitting into sentences (ISO 639); zh also '
                                 'splits into words.')
-_LINES = flags.DEFINE_bool('lines_are_sentences', False, 'The text is split into sentences already.')
+_LINES = flags.DEFINE_bool('lines_are_sentences', False, 'The text is split already.')
 _TOKENIZER = flags.DEFINE_string('tokenizer', 'wordpiece', 'What to train: wordpiece or '
                                  'sentencepiece.')
 _LOWERCASE = flags.DEFINE_bool('lowercase', True, 'Lower-case the text and strip its accents.')
@@ -23,6 +23,8 @@ _HELDOUT = flags.DEFINE_float('heldout', 0.02, 'Share of the documents kept for 
                               'documents at most.')
 _WORKERS = flags.DEFINE_integer('workers', 0, 'Processes; 0 = one for each core.')
 _CHECK = flags.DEFINE_bool('check', False, 'Only report on the text; write nothing.')
+_BEAM = flags.DEFINE_string('beam', None, 'Run as an Apache Beam pipeline with these options: '
+                            "'--runner=DataflowRunner --project=...', say.")
 
 
 def main(argv: list[str]):
@@ -35,7 +37,8 @@ def main(argv: list[str]):
     raise errors.UserError('give --vocab=FILE or --vocab_size=N, not both')
   if not 0 <= _HELDOUT.value < 1:
     raise errors.UserError(f'--heldout={_HELDOUT.value} must lie in [0, 1)')
-  from bert_jax.data import check  # after the flags: tokenizers and numpy take a while to import
+  from bert_jax.data import beam  # after the flags: tokenizers and numpy take a while to import
+  from bert_jax.data import check
   from bert_jax.data import prepare
   settings = prepare.Settings(
       source=_INPUT.value, format=_FORMAT.value, language=_LANGUAGE.value,
@@ -44,9 +47,12 @@ def main(argv: list[str]):
       tokenizer=_TOKENIZER.value, lowercase=_LOWERCASE.value, heldout=_HELDOUT.value)
   if _CHECK.value:
     check.print_report(settings)
+    return
+  if _BEAM.value is not None:
+    beam.run(settings, _OUTPUT.value, _BEAM.value.split())
   else:
     prepare.prepare(settings, _OUTPUT.value, _WORKERS.value)
-    prepare.print_summary(_OUTPUT.value)
+  prepare.print_summary(_OUTPUT.value)
 
 
 if __name__ == '__main__':

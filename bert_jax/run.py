@@ -5,6 +5,7 @@ import json
 import math
 
 from etils import epath
+import jax
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
@@ -50,6 +51,19 @@ def _check_same_model(folder: epath.Path, config: ConfigDict, free: tuple[str, .
                       f'config has {value}: {remedy}')
 
 
+def _check_same_rows(workdir: epath.Path, config: ConfigDict, corpus: dataset.Corpus):
+  """Raises UserError if the run in `workdir` was fed other rows than `config` asks for."""
+  earlier = json.loads((workdir / 'run.json').read_text())
+  fed = {'records': earlier.get('records'), 'seed': earlier['config']['seed'],
+         **{f'data.{name}': earlier['config']['data'].get(name) for name in ('pack', 'sequences')}}
+  asked = {'records': corpus.train.digest, 'seed': config.seed, 'data.pack': config.data.pack,
+           'data.sequences': config.data.sequences}
+  for name, value in asked.items():
+    if fed[name] != value:
+      raise UserError(f'{workdir} was trained with {name}={fed[name]}, now it is {value}: use '
+                      'another --workdir')
+
+
 def _check_init_from(folder: epath.Path, config: ConfigDict, corpus: dataset.Corpus):
   """Raises UserError if a model cannot start from the one in `folder`."""
   if not (folder / 'run.json').exists():
@@ -61,10 +75,14 @@ def _check_init_from(folder: epath.Path, config: ConfigDict, corpus: dataset.Cor
   _check_same_model(folder, config, _SAME_NUMBERS + _SAME_SHAPES, 'init_from needs the same model')
 
 
-def _write_run(workdir: epath.Path, config: ConfigDict):
+def _write_run(workdir: epath.Path, config: ConfigDict, corpus: dataset.Corpus):
+  if jax.process_index():
+    return
   versions = {name: importlib.metadata.version(name) for name in _VERSIONS}
   partial = workdir / 'run.json.partial'
-  content = {'config': config.to_dict(), 'versions': versions}
+  if not (workdir / 'tokenizer').exists():  # a workdir has all that predict needs
+    corpus.tokenizer.save(workdir / 'tokenizer')
+  content = {'config': config.to_dict(), 'records': corpus.train.digest, 'versions': versions}
   partial.write_text(json.dumps(content, indent=2) + '\n')
   partial.replace(workdir / 'run.json')
 
@@ -84,6 +102,7 @@ def run(config: ConfigDict, workdir: str):
   sharding.rules(config.sharding)
   if config.platform == 'cpu' or (config.platform == 'auto' and not host.has_accelerator()):
     host.keep_freed_memory()  # before JAX starts its threads
+  mesh_lib.join_processes()
   mesh_lib.select_platform(config.platform)
   mesh = mesh_lib.make_mesh(**config.mesh)
   for _, _, batch_size in config.phases or ((0, 0, config.batch_size),):
@@ -94,12 +113,13 @@ def run(config: ConfigDict, workdir: str):
   workdir = epath.Path(workdir)
   report.check_writable(workdir)
 
-  corpus = dataset.open_corpus(config.data, config.model.vocab_size, workdir)
+  corpus = dataset.open_corpus(config.data, config.model.vocab_size, workdir, jax.process_count())
   # A given or a trained vocabulary may be smaller or larger than what the config asks for.
   with config.unlocked():
     config.model.vocab_size = corpus.tokenizer.vocab_size
   if (workdir / 'run.json').exists():
     _check_same_model(workdir, config, _SAME_NUMBERS, 'use another --workdir')
+    _check_same_rows(workdir, config, corpus)
   if config.init_from:
     _check_init_from(epath.Path(config.init_from), config, corpus)
   train_steps = _train_steps(config, corpus)
@@ -107,7 +127,7 @@ def run(config: ConfigDict, workdir: str):
   if (checkpoints.latest() or 0) > train_steps:
     raise UserError(f'{workdir} holds a run of {checkpoints.latest()} steps, more than train_steps='
                     f'{train_steps}: use another --workdir')
-  _write_run(workdir, config)
+  _write_run(workdir, config, corpus)
 
   phases = Phases.create(config.phases, train_steps, config.max_len, config.batch_size)
   model_config = BertConfig(**config.model)

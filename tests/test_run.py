@@ -42,7 +42,7 @@ def test_metrics(finished):
   assert [line['step'] for line in held_out] == [6, 12]
   for line in training:
     assert set(line) == {'step', 'loss', 'mlm_loss', 'mlm_accuracy', 'nsp_loss', 'nsp_accuracy',
-                         'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu'}
+                         'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu', 'data_wait'}
     assert line['loss'] == pytest.approx(line['mlm_loss'] + line['nsp_loss'])
     assert line['mfu'] is None  # the peak of a CPU is not known
   # The rate of the last update before each line: warmup to step 4, then down to 0 at step 12.
@@ -65,7 +65,9 @@ def test_the_same_command_again_says_that_it_is_finished(finished, corpus_file, 
 def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus_file):
   before = sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('*') if p.is_file())
   for overrides, message in (({'model.hidden_size': 64}, 'model.hidden_size=32.*has 64'),
-                             ({'data.lowercase': False}, 'data.lowercase=True, now it is False')):
+                             ({'data.lowercase': False}, 'data.lowercase=True, now it is False'),
+                             ({'data.pack': False}, 'data.pack=True, now it is False'),
+                             ({'seed': 5}, 'with seed=0, now it is 5')):
     with pytest.raises(UserError, match=message):
       run.run(conftest.tiny_config(corpus_file, **overrides), str(finished))
   with pytest.raises(UserError, match='a run of 12 steps, more than train_steps=10'):
@@ -83,7 +85,8 @@ def test_two_phases_and_microbatches(tmp_path, corpus_file, monkeypatch):
   def spy(*args, **kwargs):
     task = make(*args, **kwargs)
     rows = task.rows
-    object.__setattr__(task, 'rows', lambda step: tokens.append(rows(step).ids.shape) or rows(step))
+    object.__setattr__(
+        task, 'rows', lambda step: tokens.append(rows(step).rows.ids.shape) or rows(step))
     return task
 
   monkeypatch.setattr(run.Pretraining, 'create', spy)

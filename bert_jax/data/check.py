@@ -114,8 +114,8 @@ def warnings(found: Findings, settings: prepare.Settings) -> Iterator[str]:
     yield (f'{np.mean(found.sentences > 256):.1%} of the sentences have more than 256 tokens: is '
            f'--language={settings.language} right, and has the text marks at sentence ends?')
   if found.cjk > 0.3 and settings.language in ('en', ''):
-    yield (f'{found.cjk:.0%} of the characters are Chinese or Japanese: give --language=zh or ja, or '
-           'sentences and words are not found')
+    yield (f'{found.cjk:.0%} of the characters are Chinese or Japanese: give --language=zh or ja, '
+           'or sentences and words are not found')
   share = found.labels[0] / max(found.labels.sum(), 1)
   if found.labels.sum() and not 0.4 < share < 0.6 and s.different > 1:
     yield (f'{share:.0%} of the pairs would be true next sentences, not half: too few documents '

@@ -95,6 +95,13 @@ def _split(stream, separator: re.Pattern, file: str) -> Iterator[tuple[bytes, in
                       f'{_LONGEST_DOCUMENT >> 20} MiB: put a blank line between documents')
 
 
+def format_of(file: str, data_format: str) -> str:
+  """The format of a file: what is asked for, or for `auto` what its name says."""
+  if data_format != 'auto':
+    return data_format
+  return 'jsonl' if file.removesuffix('.gz').endswith(('.jsonl', '.json')) else 'text'
+
+
 def read_file(file: str, data_format: str, text_column: str) -> Iterator[str]:
   """The documents of one file, gzipped if its name ends in .gz; a document ends with its file.
 
@@ -189,8 +196,7 @@ def open_source(source: str, data_format: str, text_column: str) -> Source:
 
   def read() -> Iterator[str]:
     for file in files:
-      named = 'jsonl' if file.removesuffix('.gz').endswith(('.jsonl', '.json')) else 'text'
-      yield from read_file(file, named if data_format == 'auto' else data_format, text_column)
+      yield from read_file(file, format_of(file, data_format), text_column)
 
   return Source(source, tuple(f'{f} {s.length} {s.mtime}' for f, s in zip(files, stats)), read)
 

@@ -44,7 +44,7 @@ def open_records(directory: epath.Path) -> Corpus:
                 manifest['unigram_entropy'], tuple(manifest['notes']))
 
 
-def _open_prepared(data: ConfigDict, workdir: epath.Path) -> Corpus:
+def _open_prepared(data: ConfigDict) -> Corpus:
   directory = epath.Path(data.source)
   corpus = open_records(storage.download(directory) if storage.is_remote(data.source)
                         else directory)
@@ -53,9 +53,6 @@ def _open_prepared(data: ConfigDict, workdir: epath.Path) -> Corpus:
     if tokenizer_lib.digest(given) != tokenizer_lib.digest(corpus.tokenizer):
       raise UserError(f'data.vocab={data.vocab} is not the vocabulary that made the records in '
                       f'{data.source}: leave data.vocab out, or prepare the text again with it')
-  mine = workdir / 'tokenizer'
-  if not mine.exists():
-    corpus.tokenizer.save(mine)
   return corpus
 
 
@@ -72,10 +69,7 @@ def _prepare_in(workdir: epath.Path, data: ConfigDict, vocab_size: int) -> Corpu
     if earlier.get(name) != value:
       raise UserError(f'{workdir} was made with data.{name}={earlier.get(name)!r}, now it is '
                       f'{value!r}: use another --workdir')
-  corpus = open_records(directory)
-  if not (workdir / 'tokenizer').exists():
-    corpus.tokenizer.save(workdir / 'tokenizer')
-  return corpus
+  return open_records(directory)
 
 
 def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
@@ -93,7 +87,7 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
   """
   if data.source != 'builtin' and not data.source.startswith('tfds:') and (
       epath.Path(data.source) / 'manifest.json').exists():
-    return _open_prepared(data, workdir)
+    return _open_prepared(data)
   if processes > 1:
     raise UserError(f'data.source={data.source!r} is text, and {processes} processes train on it: '
                     'make token records with bert_jax.prepare first, and give their folder')

@@ -115,18 +115,20 @@ def make_tokenizer(settings: Settings, source: corpus.Source,
 
 def write_shard(directory: epath.Path, name: str, vocab_size: int,
                 encoded: Iterable[encode.Encoded]) -> dict[str, Any]:
-  """Writes one shard: its entry in the manifest, how often each id occurs, what was seen.
+  """Writes one shard: its entry in the manifest, and what was read, counted and seen for it.
 
   A function of its arguments alone: processes on one machine or on many may run it.
   """
   writer = records.ShardWriter(directory, name, vocab_size)
-  counts, seen, documents = np.zeros(vocab_size, np.int64), set(), 0
+  counts, seen, documents, size = np.zeros(vocab_size, np.int64), set(), 0, 0
   for part in encoded:
     writer.add(part.tokens, part.words, part.lengths, part.counts)
     counts += np.bincount(part.tokens, minlength=vocab_size)
     seen.update(part.heldout)
     documents += part.documents
-  return {'entry': writer.close(), 'read': documents, 'seen': sorted(seen), 'counts': counts}
+    size += part.size
+  return {'entry': writer.close(), 'read': documents, 'size': size, 'seen': sorted(seen),
+          'counts': counts}
 
 
 class Preparation:
@@ -242,7 +244,7 @@ class Preparation:
         name = f'train-{len(shards):05}'
         written = write_shard(self.output, name, tokenizer.vocab_size, shard())
         np.save(os.fspath(self.progress / f'{name}.npy'), written.pop('counts'))
-        self._state(name, lambda: {**written, 'size': size})
+        self._state(name, lambda: written)
         shards.append(self._load_shard(len(shards)))
     return shards
 

@@ -279,6 +279,6 @@ def open_split(directory: epath.Path, manifest: dict[str, Any], split: str, *,
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
       for (path, expected), found in zip(files, pool.map(_file_hash, (p for p, _ in files))):
         if found != expected:
-          raise UserError(f'{path} was changed after it was prepared (its sha256 is not that of the '
-                          f'manifest): {remedy}')
+          raise UserError(f'{path} was changed after it was prepared (its sha256 is not that in '
+                          f'the manifest): {remedy}')
   return Records(shards, manifest['digest'], (directory, manifest, split))

@@ -1,8 +1,8 @@
 """Rows for pretraining as a pure function of (records, layout, seed, row number).
 
 Every epoch shuffles the blocks of the records and takes them in windows (see windows.py). How many
-rows an epoch and each of its windows have follows from the token counts of the blocks alone, so that
-any row of any epoch is found without making those before it.
+rows an epoch and each of its windows have follows from the token counts of the blocks alone, so
+that any row of any epoch is found without making those before it.
 """
 
 from collections.abc import Iterator
@@ -21,8 +21,8 @@ from bert_jax.errors import UserError
 
 _WINDOW = 3_000  # tokens of a window for each position of a row: some 4,000 chunks
 _SAMPLE = 3  # windows that are made to find how many rows the corpus needs
-# More rows than the sample needed, for windows that need more than others. Without packing there are
-# no gaps into which what is too much would fit.
+# More rows than the sample needed, for windows that need more than others. Without packing there
+# are no gaps into which what is too much would fit.
 _RESERVE, _RESERVE_UNPACKED = 0.005, 0.015
 
 
@@ -95,7 +95,7 @@ def gather(records: Records, table: Table, layout: Layout, tokenizer: Tokenizer,
   # Everything below is by token, [N]: its pair, its place in the pair, its place in the batch.
   pair = np.repeat(np.arange(len(size)), size)
   place = np.arange(len(pair)) - flat_start[pair]
-  at = ((np.arange(count)[:, None] * length + begin)[real] - flat_start)[pair] + np.arange(len(pair))
+  at = (np.arange(count)[:, None] * length + begin)[real][pair] + place
   after_a = place - a_length[pair] - 1  # 0 on the [SEP] after A
   in_b = after_a > 0
   cls, sep = place == 0, (after_a == 0) | (place == (size - 1)[pair])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 _ALL = 1 << 64  # hashes are below this
-_KEPT = 4_000_000  # hashes in memory; beyond, only the smaller half of all hashes is kept, and so on
+_KEPT = 4_000_000  # hashes in memory; beyond, only the smaller half is kept, and so on
 # Documents held out at most: what an evaluation reads, and what is kept in memory. The sentences of
 # 10,000 articles are 30 MB.
 _MOST_HELD_OUT = 10_000

@@ -16,10 +16,10 @@ from bert_jax.data.records import Records
 
 _MOST_PAIRS = 8  # in a row
 SEQUENCES = ('next_sentence', 'sentence_order', 'full_sentences')
-# Packed rows need short pairs to fill them up: at 128 every second cut, at 512 every fourth, leaves a
-# chunk of at most _SHORT_LENGTH of a row (the original has its short_seq_prob of 0.1). Measured on
-# Wikipedia: rows 97% and 99% full instead of 88% and 96%, at 10% and 5% shorter context; and a tiny
-# model learns from as many tokens the better for them. Unpacked rows hold the same pairs.
+# Packed rows need short pairs to fill them up: at 128 every second cut, at 512 every fourth, leaves
+# a chunk of at most _SHORT_LENGTH of a row (the original has its short_seq_prob of 0.1). Measured
+# on Wikipedia: rows 97% and 99% full instead of 88% and 96%, at 10% and 5% shorter context.
+# Unpacked rows hold the same pairs.
 _SHORT_SHARE = 5.5  # divided by the root of max_len
 _SHORT_LENGTH = 0.3
 _SHORTEST = 4  # tokens, the least that a chunk is cut to by chance
@@ -210,7 +210,8 @@ def _pairs(window: Window, layout: Layout, inside: bool, rng: np.random.Generato
     segments, units = bounds[segments], np.arange(bounds[-1] + 1)
   else:
     units = bounds
-  first, last, segment = _chunks(units, segments, layout, np.random.default_rng(0) if inside else rng)
+  cutting = np.random.default_rng(0) if inside else rng
+  first, last, segment = _chunks(units, segments, layout, cutting)
   dropped = 0
   if layout.sequences != 'full_sentences':
     _lend_to_lone_tokens(first, last, segment)

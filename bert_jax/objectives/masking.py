@@ -100,7 +100,7 @@ def random_ordinary(key: jax.Array, shape: tuple[int, ...], vocab_size: int,
 
 def frequent_ordinary(key: jax.Array, shape: tuple[int, ...],
                       cumulative: jax.Array) -> jax.Array:
-  """Token ids drawn as often as the corpus has them: [shape] int32. See `cumulative_frequencies`."""
+  """Token ids drawn by `cumulative_frequencies`: [shape] int32."""
   drawn = jax.random.uniform(key, shape)
   return jnp.searchsorted(cumulative, drawn, side='right').astype(jnp.int32)
 

@@ -1,7 +1,7 @@
 """Masked LM and what is asked of sentence pairs.
 
-Devlin et al. 2019 (section 3.1): masked LM + next sentence prediction (does B follow A?). Lan et al.
-2020 (ALBERT): sentence order prediction (does B come after A, or before it?). Liu et al. 2019
+Devlin et al. 2019 (section 3.1): masked LM + next sentence prediction (does B follow A?). Lan et
+al. 2020 (ALBERT): sentence order prediction (does B come after A, or before it?). Liu et al. 2019
 (RoBERTa): masked LM alone.
 """
 

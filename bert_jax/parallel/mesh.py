@@ -1,6 +1,7 @@
 """The device mesh: ('replica', 'data', 'model'), and how host batches come onto it."""
 
 import math
+import os
 from typing import Any
 
 import jax
@@ -14,6 +15,24 @@ from bert_jax.errors import UserError
 AXES = ('replica', 'data', 'model')
 BATCH_AXES = ('replica', 'data')
 PLATFORMS = ('auto', 'cpu', 'gpu', 'tpu')
+
+
+def join_processes():
+  """Joins the other processes of this run, before JAX is used.
+
+  JAX_COORDINATOR_ADDRESS (host:port of the first process), JAX_NUM_PROCESSES and JAX_PROCESS_ID in
+  the environment say which they are; without them a run is one process.
+  """
+  address = os.environ.get('JAX_COORDINATOR_ADDRESS')
+  if not address:
+    return
+  try:
+    processes = {name: int(os.environ[f'JAX_{name.upper()}'])
+                 for name in ('num_processes', 'process_id')}
+  except (KeyError, ValueError) as e:
+    raise UserError(f'JAX_COORDINATOR_ADDRESS={address} is set, so JAX_NUM_PROCESSES and '
+                    f'JAX_PROCESS_ID have to be numbers: {e}') from e
+  jax.distributed.initialize(address, **processes)
 
 
 def select_platform(platform: str):

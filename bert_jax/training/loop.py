@@ -102,8 +102,9 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
     for step, batch in enumerate(batches, first_step):
       if config.log_batch_digest:
         digests.append(batch_digest(batch))
-      with jax.transfer_guard('disallow'):
-        state, metrics = train_step(state, mesh_lib.put_batch(batch, mesh))
+      batch = mesh_lib.put_batch(batch, mesh)
+      with jax.transfer_guard('disallow'):  # nothing else may go to the device or come back
+        state, metrics = train_step(state, batch)
       window.append(metrics)
       done = step + 1
       if due:  # a line is written a step late, so that the device never waits for the host

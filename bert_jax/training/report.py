@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from etils import epath
+import jax
 import tensorboardX
 from tqdm import auto as tqdm
 
@@ -16,7 +17,9 @@ _WAITED_LONG = 0.05  # share of the time without rows that is worth a word
 
 
 def print_summary(lines: Iterable[tuple[str, str]]):
-  """Prints (what, value) lines in two columns."""
+  """Prints (what, value) lines in two columns; of several processes only the first does."""
+  if jax.process_index():
+    return
   for name, value in lines:
     print(f'  {name:<16}{value}', flush=True)
 
@@ -144,8 +147,8 @@ def draw_curves(lines: list[dict[str, Any]], path: epath.Path):
     floor = [line['eval_unigram_entropy'] for line in lines if line.get('eval_unigram_entropy')]
     if name == 'mlm_loss' and floor:
       axis.axhline(floor[-1], color='gray', ls=':', lw=1.2, label='token frequencies')
-    axis.set(title=name.replace('_', ' ').replace('mlm', 'MLM').replace('nsp', 'NSP').replace('sop', 'SOP'),
-             xlabel='step')
+    objective, _, measure = name.partition('_')
+    axis.set(title=f'{objective.upper()} {measure}', xlabel='step')
     axis.spines[['top', 'right']].set_visible(False)
     axis.legend(frameon=False)
   with path.open('wb') as file:
@@ -157,7 +160,7 @@ def check_writable(workdir: epath.Path):
   """Makes the workdir, and raises UserError if nothing can be written there."""
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    probe = workdir / '.writable'
+    probe = workdir / f'.writable{jax.process_index() or ""}'
     probe.write_text('')
     probe.unlink()
   except OSError as e:

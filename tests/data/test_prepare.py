@@ -187,7 +187,7 @@ def test_prepared_records_are_what_a_run_reads(tmp_path, corpus_file):
   made = _prepare(tmp_path / 'r', corpus_file)
   corpus = _open(tmp_path / 'w', str(tmp_path / 'r'))
   assert corpus.train.digest == made.train.digest
-  assert (tmp_path / 'w/tokenizer/vocab.txt').exists() and not (tmp_path / 'w/corpus').exists()
+  assert not (tmp_path / 'w/corpus').exists()
   _open(tmp_path / 'w', str(tmp_path / 'r'), vocab=str(tmp_path / 'r/tokenizer'))
   other = tmp_path / 'vocab.txt'
   other.write_text('\n'.join([*tokenizer_lib.SPECIAL_TOKENS, 'a', 'b']) + '\n')
@@ -220,7 +220,7 @@ def test_to_a_bucket_and_back(tmp_path, corpus_file, monkeypatch):
 
 def test_a_given_vocabulary(tmp_path, corpus_file):
   trained = _open(tmp_path / 'w', corpus_file)
-  given = _open(tmp_path / 'v', corpus_file, vocab=str(tmp_path / 'w/tokenizer/vocab.txt'))
+  given = _open(tmp_path / 'v', corpus_file, vocab=str(tmp_path / 'w/corpus/tokenizer/vocab.txt'))
   assert given.tokenizer.vocab == trained.tokenizer.vocab
   assert given.train.digest == trained.train.digest
 

@@ -53,7 +53,7 @@ def drawn(masked, shape):
 
 
 def one_after_another(sizes, budget, rng):
-  """The published drawing: words in random order, those that would exceed the budget passed over."""
+  """The published drawing: words in random order, those that exceed the budget passed over."""
   taken = np.zeros(len(sizes), bool)
   for word in rng.permutation(len(sizes)):
     if sizes[word] <= budget:
@@ -77,7 +77,7 @@ def test_words_are_masked_whole_and_the_budget_is_kept(unit, pairs):
       ordinary = (pair_index[row] == pair) & ~np.isin(ids[row], SPECIAL)
       if not ordinary.any():
         continue
-      budget = max(1, round(np.float32(0.15) * ordinary.sum()))
+      budget = max(1, round(np.float32(0.15) * np.float32(ordinary.sum())))
       count = (taken[row] & ordinary).sum()
       assert count <= budget
       short += budget - count

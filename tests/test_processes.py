@@ -1,0 +1,50 @@
+"""Several real processes train together: the same rows, whoever feeds them."""
+
+import json
+import socket
+import subprocess
+
+import pytest
+
+from bert_jax.data import prepare
+from tests import test_commands
+
+
+@pytest.fixture(scope='module')
+def records(tmp_path_factory, corpus_file) -> str:
+  folder = str(tmp_path_factory.mktemp('prepared') / 'records')
+  prepare.prepare(prepare.Settings(corpus_file, vocab_size=200, heldout=0.1), folder, 1)
+  return folder
+
+
+def run_together(processes: int, records: str, workdir) -> list[dict]:
+  """Trains on four devices in all; returns metrics.jsonl."""
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    port = free.getsockname()[1]
+  running = []
+  for i in range(processes):
+    arguments = test_commands.command(*test_commands.train(
+        records, workdir, '--config.log_batch_digest=True', '--config.train_steps=4',
+            '--config.eval_every=4', '--config.eval_batches=1'),
+        devices=4 // processes)
+    arguments['env'].update(JAX_COORDINATOR_ADDRESS=f'localhost:{port}', JAX_PROCESS_ID=str(i),
+                            JAX_NUM_PROCESSES=str(processes), JAX_PLATFORMS='cpu')
+    running.append(subprocess.Popen(**arguments))
+  ended = [process.communicate(timeout=300) for process in running]
+  assert [process.returncode for process in running] == [0] * processes, ended
+  return [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+
+
+def test_row_digests_are_those_of_one_process(records, tmp_path):
+  found = {n: run_together(n, records, tmp_path / f'run{n}') for n in (1, 2, 4)}
+  digests = {n: [d for line in lines for d in line.get('batch_digests', ())]
+             for n, lines in found.items()}
+  assert len(digests[1]) == len(set(digests[1])) == 4  # of every step, and no two alike
+  assert digests[1] == digests[2] == digests[4]
+  losses = {n: [line['loss'] for line in lines if 'loss' in line] for n, lines in found.items()}
+  for n in (2, 4):  # and so are the masks
+    assert losses[n] == pytest.approx(losses[1], rel=1e-5)
+  evaluations = {n: [line['eval_loss'] for line in lines if 'eval_loss' in line]
+                 for n, lines in found.items()}
+  assert evaluations[2] == pytest.approx(evaluations[1], rel=1e-5)
