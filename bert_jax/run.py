@@ -73,6 +73,10 @@ def _check_init_from(folder: epath.Path, config: ConfigDict, corpus: dataset.Cor
     raise UserError(f'init_from={folder} was trained with another vocabulary: set '
                     f'data.vocab={folder}/tokenizer in a new --workdir')
   _check_same_model(folder, config, _SAME_NUMBERS + _SAME_SHAPES, 'init_from needs the same model')
+  sequences = json.loads((folder / 'run.json').read_text())['config']['data']['sequences']
+  if (sequences == 'full_sentences') != (config.data.sequences == 'full_sentences'):
+    raise UserError(f'init_from={folder} was trained with data.sequences={sequences}, this config '
+                    f'has {config.data.sequences}: only one of them has a head for pairs')
 
 
 def _write_run(workdir: epath.Path, config: ConfigDict, corpus: dataset.Corpus):
@@ -134,9 +138,10 @@ def run(config: ConfigDict, workdir: str):
   task = Pretraining.create(BertForPreTraining(model_config), masking_config, corpus, phases,
                             seed=config.seed, eval_batches=config.eval_batches,
                             pack=config.data.pack, sequences=config.data.sequences)
+  pairs = task.pair_objective is not None
   devices = f'{mesh.size} {mesh.devices.flat[0].device_kind}'
   report.print_summary([
-      ('model', f'{count_parameters(model_config, heads=True):,} parameters: '
+      ('model', f'{count_parameters(model_config, pooler=pairs, heads=True):,} parameters: '
                 f'{model_config.num_layers} layers of {model_config.hidden_size}, '
                 f'{model_config.dtype}'),
       ('mesh', f'{devices}: ' + ', '.join(f'{k} {v}' for k, v in mesh.shape.items())

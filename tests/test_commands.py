@@ -44,7 +44,7 @@ def assert_mistake(done, message):
 
 
 LONG = ('--config.train_steps=400', '--config.checkpoint_every=50', '--config.log_every=10',
-        '--config.eval_every=200')
+        '--config.eval_every=200', '--config.log_batch_digest=True')
 
 
 def final_bits(workdir):
@@ -90,6 +90,9 @@ def test_killed_and_resumed_ends_with_the_same_bits(tmp_path, corpus_file):
   losses = [[(x['step'], x['loss']) for x in map(json.loads, (tmp_path / d / 'metrics.jsonl')
              .read_text().splitlines()) if 'loss' in x] for d in ('killed', 'alone')]
   assert losses[0] == losses[1] and len(losses[0]) == 40
+  digests = [[d for x in map(json.loads, (tmp_path / d / 'metrics.jsonl').read_text().splitlines())
+              for d in x.get('batch_digests', ())] for d in ('killed', 'alone')]
+  assert digests[0] == digests[1] and len(set(digests[0])) == len(digests[0]) == 400
 
 
 def test_sigterm_saves_and_says_so(tmp_path, corpus_file):

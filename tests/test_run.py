@@ -3,6 +3,7 @@
 import json
 import math
 
+from absl import flags
 import jax
 import numpy as np
 import pytest
@@ -180,3 +181,42 @@ def test_predictions(finished):
     bert.fill_mask('nothing')
   with pytest.raises(UserError, match='longer than the 64 positions'):
     bert.score('the ' * 70)
+
+
+@pytest.mark.parametrize('sequences, objective', [('sentence_order', 'sop'),
+                                                  ('full_sentences', None)])
+def test_other_sequences_have_their_own_objectives(tmp_path, corpus_file, sequences, objective,
+                                                   capsys):
+  config = conftest.tiny_config(corpus_file, train_steps=2, eval_every=2, **{
+      'data.sequences': sequences, 'masking.unit': 'span', 'masking.final_rate': 0.3,
+      'masking.random_by_frequency': True, 'optimizer.warmup_steps': 1})
+  run.run(config, str(tmp_path / 'run'))
+  losses = {key for line in lines(tmp_path / 'run') for key in line if key.endswith('_loss')}
+  names = {'mlm_loss', 'eval_mlm_loss'}
+  if objective:
+    names |= {f'{objective}_loss', f'eval_{objective}_loss'}
+  assert losses - {'eval_loss'} == names
+  last = [line for line in lines(tmp_path / 'run') if 'loss' in line][-1]
+  assert last['loss'] == pytest.approx(sum(last[n] for n in names if not n.startswith('eval')))
+  bert = bert_jax.from_pretrained(str(tmp_path / 'run'))
+  counted = int(capsys.readouterr().out.split(' parameters')[0].split()[-1].replace(',', ''))
+  stored = sum(x.size for x in jax.tree.leaves(bert.params))
+  padding = bert.config.padded_vocab_size - bert.config.vocab_size
+  assert counted == stored - padding * (bert.config.hidden_size + 1)
+  assert len(bert.fill_mask('the [MASK] runs')) == 1
+  if not objective:
+    with pytest.raises(UserError, match='no head for pairs'):
+      bert.next_sentence([('a', 'b')])
+
+
+def test_rows_made_in_worker_processes_are_the_same(tmp_path, finished, corpus_file):
+  """Of records on disk, by the digests of every step."""
+  flags.FLAGS.mark_as_parsed()  # as in a command; Grain asks
+  digests = []
+  for workers in (0, 1):
+    config = conftest.tiny_config(str(finished / 'corpus'), train_steps=2, log_batch_digest=True,
+                                  **{'data.loader_workers': workers, 'optimizer.warmup_steps': 1})
+    workdir = tmp_path / f'run{workers}'
+    run.run(config, str(workdir))
+    digests.append([d for line in lines(workdir) for d in line.get('batch_digests', ())])
+  assert digests[0] == digests[1] and len(digests[0]) == 2

@@ -101,7 +101,13 @@ class Bert:
     return found
 
   def next_sentence(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-    """The probability that the second text of each pair follows the first."""
+    """The probability that the second text of each pair follows the first.
+
+    Raises:
+      UserError: the model was trained without pairs.
+    """
+    if 'nsp' not in self.params['params']:
+      raise UserError('this model was trained on full sentences: it has no head for pairs')
     texts = self.tokenizer.encode_batch([text for pair in pairs for text in pair])
     rows = [self._row(a, b) for a, b in zip(texts[::2], texts[1::2])]
     found = []
@@ -140,7 +146,8 @@ def load(directory: str) -> Bert:
   """
   workdir = epath.Path(directory)
   try:
-    config = BertConfig(**json.loads((workdir / 'run.json').read_text())['config']['model'])
+    run = json.loads((workdir / 'run.json').read_text())['config']
+    config, sequences = BertConfig(**run['model']), run['data']['sequences']
   except FileNotFoundError as e:
     raise UserError(f'--model={directory} is no workdir: it has no run.json') from e
   except (OSError, json.JSONDecodeError, KeyError, TypeError) as e:
@@ -151,6 +158,7 @@ def load(directory: str) -> Bert:
                     f'{config.vocab_size}: the vocabulary is of another model')
   model = BertForPreTraining(config)
   tokens = jnp.zeros((1, 8), jnp.int32)
-  abstract = jax.eval_shape(model.init, jax.random.key(0), Batch(*[tokens] * 4), tokens, tokens)
+  abstract = jax.eval_shape(model.init, jax.random.key(0), Batch(*[tokens] * 4), tokens,
+                            None if sequences == 'full_sentences' else tokens)
   params, _ = checkpoint.restore_params(workdir, nn.unbox(abstract))
   return Bert(config, params, tokenizer)

@@ -79,13 +79,13 @@ def count_parameters(config: BertConfig, *, pooler: bool = True, heads: bool = F
   Args:
     config: the model.
     pooler: count the tanh pooler on [CLS].
-    heads: count the MLM head (its decoder is the token table) and the NSP head.
+    heads: count the MLM head (its decoder is the token table) and the NSP head on the pooler.
   """
   d, f, v = config.hidden_size, config.intermediate_size, config.vocab_size
   embeddings = (v + config.max_positions + config.type_vocab_size) * d + 2 * d
   layer = 4 * (d * d + d) + (d * f + f) + (f * d + d) + 2 * (2 * d)
   total = embeddings + config.num_layers * layer + pooler * (d * d + d)
-  return total + heads * (d * d + d + 2 * d + v + 2 * d + 2)
+  return total + heads * (d * d + d + 2 * d + v + pooler * (2 * d + 2))
 
 
 def flops_per_token(config: BertConfig, length: int, predictions: float) -> float:

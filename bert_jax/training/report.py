@@ -14,6 +14,7 @@ from tqdm import auto as tqdm
 from bert_jax.errors import UserError
 
 _WAITED_LONG = 0.05  # share of the time without rows that is worth a word
+_SETTLED = 60  # seconds, after which the first windows of rows are made and files are cached
 
 
 def print_summary(lines: Iterable[tuple[str, str]]):
@@ -76,7 +77,7 @@ class Report:
              if name.endswith(('loss', 'accuracy'))}
     shown['tokens/s'] = f'{speed:,.0f}' if speed else '-'
     waited = metrics.get('data_wait') or 0
-    if waited > _WAITED_LONG:
+    if waited > _WAITED_LONG and time.monotonic() - self._began > _SETTLED:
       shown['waiting for data'] = f'{waited:.0%}'
       if not self._warned_of_waiting:
         self._warned_of_waiting = True

@@ -1,0 +1,64 @@
+"""Real packed rows through the whole model."""
+
+import functools
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.data import rows as rows_lib
+from bert_jax.data.windows import Layout
+from bert_jax.model.config import BertConfig
+from bert_jax.model.encoder import Batch
+from bert_jax.model.heads import BertForPreTraining
+from tests.data.made import FIRST
+from tests.data.made import TOKENIZER
+from tests.data.made import make_records
+
+L, P, V = 32, 4, 4096
+CONFIG = BertConfig(vocab_size=V, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32,
+                    max_positions=L, initializer_range=0.5)
+
+
+@functools.cache
+def _model():
+  model = BertForPreTraining(CONFIG)
+  tokens = jnp.zeros((1, L), jnp.int32)
+  params = model.init(jax.random.key(0), Batch(*[tokens] * 4), tokens, tokens[:, :P])
+  everywhere = jnp.arange(L)[None]
+  return jax.jit(lambda batch, cls: model.apply(params, batch, everywhere, cls))
+
+
+def _logits(rows, ids):
+  one = Batch(ids[None], rows.type_ids, rows.positions, rows.pair_index)
+  return jax.tree.map(np.asarray, _model()(one, rows.cls_positions))
+
+
+@settings(deadline=None, max_examples=40)
+@given(documents=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=4,
+                          max_size=20), seed=st.integers(0, 9), data=st.data())
+def test_a_packed_pair_changes_no_bit_of_the_others(documents, seed, data):
+  if max(map(sum, documents)) < 2:
+    return
+  records = make_records(documents)
+  walk = rows_lib.RowSource(records, Layout(L, P), seed, TOKENIZER)
+  numbers = [i for i in range(walk.rows) if walk.batch(i, 1).pair_weights.sum() > 1]
+  if not numbers:
+    return
+  rows = walk.batch(data.draw(st.sampled_from(numbers)), 1)
+  changed = data.draw(st.integers(1, int(rows.pair_weights.sum())))
+  ids = np.array(rows.ids[0])
+  other = np.where((rows.pair_index[0] == changed) & (ids >= FIRST),
+                   (ids * 7 + 1000) % V, ids)
+  other[rows.pair_index[0] == 0] = 77  # nor does what stands in the padding
+  (mlm, nsp), (mlm_other, nsp_other) = _logits(rows, ids), _logits(rows, other)
+  rest = (rows.pair_index[0] > 0) & (rows.pair_index[0] != changed)
+  assert (mlm[0, rest] == mlm_other[0, rest]).all()
+  assert (mlm[0, rows.pair_index[0] == changed] != mlm_other[
+      0, rows.pair_index[0] == changed]).any()
+  for pair in range(P):
+    if rows.pair_weights[0, pair]:
+      assert (nsp[0, pair] == nsp_other[0, pair]).all() == (pair + 1 != changed)
