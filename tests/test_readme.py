@@ -55,6 +55,9 @@ def test_the_first_two_commands_are_the_launch_scripts():
 @pytest.mark.parametrize('line', list(commands())[2:])
 def test_command(line, workdir, tmp_path, corpus_file):
   line = line.replace('runs/tiny', f'{workdir}/runs/tiny')
+  if 'bert_jax.prepare' in line:
+    line = (line.replace("'corpus/*.txt.gz'", corpus_file).replace('=30522', '=200')
+            .replace('records/mine', f'{tmp_path}/records'))
   if 'bert_jax.main' in line:
     replaced = re.compile(r'--(workdir|config\.(data|mesh|phases))')
     words = [w for w in shlex.split(line) if not replaced.match(w)]

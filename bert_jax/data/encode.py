@@ -13,6 +13,8 @@ from bert_jax.data import corpus
 from bert_jax.data import records
 from bert_jax.data import tokenizer as tokenizer_lib
 
+_AT_ONCE = 4_096  # sentences: the library's encodings take 100 times the memory of their tokens
+
 
 class Rules(NamedTuple):
   """How text becomes sentences."""
@@ -84,16 +86,23 @@ class Encoder:
     """Encodes documents that are split into sentences; what has no token is left out."""
     sentences = list(itertools.chain.from_iterable(documents))
     seen = [self._heldout[s] for s in sentences if s in self._heldout] if self._heldout else []
+    parts = [self._arrays(sentences[i:i + _AT_ONCE])
+             for i in range(0, max(len(sentences), 1), _AT_ONCE)]
+    tokens, words, lengths = (np.concatenate(arrays) for arrays in zip(*parts))
+    document = np.repeat(np.arange(len(documents)), [len(d) for d in documents])
+    counts = np.bincount(document[lengths > 0], minlength=len(documents))
+    lengths, counts = records.split_long(lengths[lengths > 0], counts[counts > 0])
+    return Encoded(tokens, words, lengths, counts, seen, len(documents), 0)
+
+  def _arrays(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens, where words start, and the length of each sentence."""
     if self._rules.language.startswith('zh'):
       ids, words = _segmented(self._tokenizer, sentences)
     else:
       ids, words = self._tokenizer.encode_batch(sentences), True
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     tokens = np.fromiter(itertools.chain.from_iterable(ids), self._dtype, int(lengths.sum()))
-    document = np.repeat(np.arange(len(documents)), [len(d) for d in documents])
-    counts = np.bincount(document[lengths > 0], minlength=len(documents))
-    lengths, counts = records.split_long(lengths[lengths > 0], counts[counts > 0])
-    return Encoded(tokens, self._starts[tokens] & words, lengths, counts, seen, len(documents), 0)
+    return tokens, self._starts[tokens] & words, lengths
 
 
 def write_heldout(path: str, documents: Iterable[list[str]]):

@@ -35,14 +35,11 @@ def ordered_map(function: Callable[[Any], Any], items: Iterable[Any],
   Args:
     function: picklable.
     items: read as they are needed.
-    workers: processes; 1 = this process does it.
+    workers: processes.
 
   Raises:
     Failed: a worker died.
   """
-  if workers == 1:
-    yield from map(function, items)
-    return
   # Not fork: the parent may have threads (JAX's, tokenizers').
   pool = concurrent.futures.ProcessPoolExecutor(
       workers, multiprocessing.get_context('spawn'), initializer=_begin_worker)

@@ -150,8 +150,10 @@ class Preparation:
       earlier = json.loads(begun.read_text())
       for name, value in self._asked.items():
         if earlier.get(name) != value:
-          raise UserError(f'{self.output} holds an interrupted preparation with another {name} '
-                          f'({earlier.get(name)}, now {value}): remove it or use another folder')
+          was = ('of files that have changed since' if name == 'inputs' else
+                 f'with another {name} ({earlier.get(name)}, now {value})')
+          raise UserError(f'{self.output} holds an interrupted preparation {was}: remove it or use '
+                          'another folder')
     elif self.output.exists():
       others = [p.name for p in self.output.iterdir() if p.name != 'progress']
       if others:
@@ -191,9 +193,11 @@ class Preparation:
       raise
 
   def _run(self, workers: int):
-    found = self._state('survey', self._survey)  # the first to write: bad text has spoken by now
-    found = survey_lib.Survey(*found)
-    self._state('settings', lambda: self._asked)
+    if not (self.progress / 'survey.json').exists():
+      found = self._survey()  # before anything is written: text that cannot be read speaks here
+      self._state('settings', lambda: self._asked)
+      self._state('survey', lambda: found)
+    found = survey_lib.Survey(*self._state('survey', self._survey))
     tokenizer_directory = self.output / 'tokenizer'
     if not (self.progress / 'vocabulary.json').exists():
       tokenizer = make_tokenizer(self.settings, self.source, found)
@@ -223,10 +227,14 @@ class Preparation:
     training = (d for d in self.source.read() if not found.is_held_out(d))
     for _ in range(skip):
       next(training)
-    work = functools.partial(encode.encode, tokenizer=os.fspath(self.output / 'tokenizer'),
-                             rules=self.settings.rules, heldout=heldout_file)
-    parts = pool.ordered_map(work, encode.batches(training),
-                             workers if found.size > _IN_PROCESS else 1)
+    if workers == 1 or found.size <= _IN_PROCESS:
+      sentences = itertools.chain.from_iterable(encode.read_heldout(heldout_file))
+      encoder = encode.Encoder(tokenizer, self.settings.rules, sentences)
+      parts = map(encoder.documents, encode.batches(training))
+    else:
+      work = functools.partial(encode.encode, tokenizer=os.fspath(self.output / 'tokenizer'),
+                               rules=self.settings.rules, heldout=heldout_file)
+      parts = pool.ordered_map(work, encode.batches(training), workers)
     with bar(found.size, 'tokenising') as progress:
       progress.update(sum(shard['size'] for shard in shards))
       part = next(parts, None)
@@ -264,8 +272,10 @@ class Preparation:
     sentences = list(itertools.chain.from_iterable(documents))
     seen = {sentences[i] for shard in shards for i in shard['seen']}
     fresh = [[s for s in document if s not in seen] for document in documents]
-    encoded = encode.Encoder(tokenizer, self.settings.rules).sentences(fresh)
-    heldout = write_shard(self.output, 'heldout-00000', tokenizer.vocab_size, [encoded])
+    encoder = encode.Encoder(tokenizer, self.settings.rules)
+    heldout = write_shard(self.output, 'heldout-00000', tokenizer.vocab_size,
+                          map(encoder.sentences, (fresh[i:i + 100]
+                                                  for i in range(0, len(fresh), 100))))
     np.save(os.fspath(self.output / 'counts.npy'), counts)
     records.write_manifest(self.output, {
         'settings': {**dataclasses.asdict(self.settings), 'inputs': self._asked['inputs']},

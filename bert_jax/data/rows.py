@@ -25,6 +25,8 @@ _SAMPLE = 3  # windows that are made to find how many rows the corpus needs
 # are no gaps into which what is too much would fit.
 _RESERVE, _RESERVE_UNPACKED = 0.005, 0.015
 
+_SHUFFLE = 3  # tells the generator of the rows' order from those that make_pairs uses
+
 
 class Rows(NamedTuple):
   """A batch of rows, int32 but for the weights."""
@@ -185,7 +187,7 @@ class RowSource:
       left_out = int((pairs.a_length + pairs.b_length)[pairs.row >= rows].sum())
       logging.warning('%d tokens of %d found no place in their window of epoch %d: the corpus '
                       'varies too much', left_out, self._weights[blocks].sum(), epoch)
-    return tabulate(pairs, rows, self.layout, np.random.default_rng((*key, -1 % 2**32)))
+    return tabulate(pairs, rows, self.layout, np.random.default_rng((*key, _SHUFFLE)))
 
   def _tables(self, number: np.ndarray) -> Table:
     """The pairs of some rows, by their number in the whole walk."""

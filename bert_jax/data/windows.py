@@ -68,7 +68,6 @@ class Pairs(NamedTuple):
   label: np.ndarray  # 1 = B is from another document, or comes before A; 0 = B follows A
   row: np.ndarray
   rows: int  # how many rows they need
-  dropped: int  # tokens of documents of a single token, which make no pair
 
 
 def read_window(records: Records, blocks: np.ndarray, longest: int) -> Window:
@@ -212,12 +211,10 @@ def _pairs(window: Window, layout: Layout, inside: bool, rng: np.random.Generato
     units = bounds
   cutting = np.random.default_rng(0) if inside else rng
   first, last, segment = _chunks(units, segments, layout, cutting)
-  dropped = 0
   if layout.sequences != 'full_sentences':
     _lend_to_lone_tokens(first, last, segment)
-    lone = last - first < 2
-    dropped = int((last - first)[lone].sum())
-    first, last, segment = first[~lone], last[~lone], segment[~lone]
+    long_enough = last - first > 1  # all but documents of a single token
+    first, last, segment = first[long_enough], last[long_enough], segment[long_enough]
   offset = window.offset[segment]
   label = np.zeros(len(first), np.int64)
   if layout.sequences == 'full_sentences':
@@ -240,7 +237,7 @@ def _pairs(window: Window, layout: Layout, inside: bool, rng: np.random.Generato
   order = rng.permutation(len(first))  # equally long pairs are packed in random order
   parts = [x[order] for x in (a_start, a_length, b_start, b_length, label)]
   row, rows = packing.pack(parts[1] + parts[3] + layout.special, layout.max_len, layout.pairs)
-  return Pairs(*parts, row, rows, dropped)
+  return Pairs(*parts, row, rows)
 
 
 def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[int, ...],

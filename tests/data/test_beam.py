@@ -8,6 +8,8 @@ from bert_jax.errors import UserError
 from tests import conftest
 from tests.data import made
 
+pytest.importorskip('apache_beam')  # an optional install
+
 
 def _content(split):
   """The documents of a split as sorted lists of tokens."""
