@@ -26,7 +26,8 @@ def run_together(processes: int, records: str, workdir) -> list[dict]:
   for i in range(processes):
     arguments = test_commands.command(*test_commands.train(
         records, workdir, '--config.log_batch_digest=True', '--config.train_steps=4',
-            '--config.eval_every=4', '--config.eval_batches=1'),
+        '--config.optimizer.warmup_steps=1', '--config.log_every=4',
+        '--config.eval_every=4', '--config.eval_batches=1'),
         devices=4 // processes)
     arguments['env'].update(JAX_COORDINATOR_ADDRESS=f'localhost:{port}', JAX_PROCESS_ID=str(i),
                             JAX_NUM_PROCESSES=str(processes), JAX_PLATFORMS='cpu')

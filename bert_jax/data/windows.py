@@ -155,11 +155,12 @@ def _lend_to_lone_tokens(first: np.ndarray, last: np.ndarray, segment: np.ndarra
 
 def _middle(bounds: np.ndarray, first: np.ndarray, last: np.ndarray,
             rng: np.random.Generator) -> np.ndarray:
-  """The token at which B begins: between two sentences, or inside a chunk of only one."""
+  """The token at which B begins: between two sentences, or in the middle third of a lone one."""
   low = np.searchsorted(bounds, first, side='right')  # the first bound inside the chunk
   high = np.searchsorted(bounds, last, side='left')  # the first bound that is not
   between = bounds[np.minimum(rng.integers(low, np.maximum(high, low + 1)), len(bounds) - 1)]
-  inside = rng.integers(first + 1, last)
+  margin = np.maximum((last - first) // 3, 1)  # two words say nothing about what follows
+  inside = rng.integers(first + margin, np.maximum(last - margin, first + margin + 1))
   return np.where(high > low, between, inside)
 
 
