@@ -10,7 +10,7 @@ from bert_jax import config
 
 
 def get_config():
-  """No download: the built-in corpus, a vocabulary of 8,192 trained from it, about 6 epochs."""
+  """No download: the built-in corpus, a vocabulary of 8,192 trained from it, about 4 epochs."""
   c = config.pretraining('tiny')
   c.model.vocab_size = 8192
   # A model this small never overfits in a few epochs, and learns faster from wider first weights.
