@@ -73,7 +73,8 @@ def _check_init_from(folder: epath.Path, config: ConfigDict, corpus: dataset.Cor
     raise UserError(f'init_from={folder} was trained with another vocabulary: set '
                     f'data.vocab={folder}/tokenizer in a new --workdir')
   _check_same_model(folder, config, _SAME_NUMBERS + _SAME_SHAPES, 'init_from needs the same model')
-  sequences = json.loads((folder / 'run.json').read_text())['config']['data']['sequences']
+  theirs = json.loads((folder / 'run.json').read_text())['config']['data']
+  sequences = theirs.get('sequences', 'next_sentence')
   if (sequences == 'full_sentences') != (config.data.sequences == 'full_sentences'):
     raise UserError(f'init_from={folder} was trained with data.sequences={sequences}, this config '
                     f'has {config.data.sequences}: only one of them has a head for pairs')

@@ -220,3 +220,12 @@ def test_rows_made_in_worker_processes_are_the_same(tmp_path, finished, corpus_f
     run.run(config, str(workdir))
     digests.append([d for line in lines(workdir) for d in line.get('batch_digests', ())])
   assert digests[0] == digests[1] and len(digests[0]) == 2
+
+
+def test_a_tfds_data_set_is_trained_on(tmp_path, poems, monkeypatch):
+  monkeypatch.setenv('TFDS_DATA_DIR', str(poems))
+  config = conftest.tiny_config('tfds:poems', train_steps=2, **{'optimizer.warmup_steps': 1})
+  run.run(config, str(tmp_path / 'run'))
+  assert [line['step'] for line in lines(tmp_path / 'run') if 'loss' in line] == [2]
+  manifest = json.loads((tmp_path / 'run/corpus/manifest.json').read_text())
+  assert manifest['documents'] == 40

@@ -150,12 +150,10 @@ def print_report(settings: prepare.Settings):
                 'sample'),
       ('plateau', 'nothing is held out' if found.plateau is None else
        f'{found.plateau:.3f} nat: the MLM loss of a model that knows the token frequencies only')]
-  for name, value in lines:
-    print(f'  {name:<16}{value}')
+  prepare.print_lines(lines)
   for name, values in (('tokens in a sentence', found.sentences),
                        ('sentences in a document', found.documents)):
     print(f'  {name}')
     for line in histogram(values):
       print(f'  {line}')
-  for warning in warnings(found, settings):
-    print(f'  WARNING         {warning}')
+  prepare.print_lines(('WARNING', warning) for warning in warnings(found, settings))

@@ -32,7 +32,6 @@ _WIKITEXT_SUBHEADING = re.compile(r'^ ?= = .* = = ?$')
 class Source(NamedTuple):
   """Where documents come from."""
 
-  name: str  # as the user gave it
   inputs: tuple[str, ...]  # what is read, with sizes and times: a change in it can be told
   read: Callable[[], Iterator[str]]  # the documents, from the start
 
@@ -189,8 +188,7 @@ def open_source(source: str, data_format: str, text_column: str) -> Source:
   if data_format not in FORMATS:
     raise UserError(f'data.format={data_format!r} is unknown: use {", ".join(FORMATS)}')
   if source.startswith('tfds:'):
-    return Source(source, (source,), lambda: tfds_documents(source.removeprefix('tfds:'),
-                                                            text_column))
+    return Source((source,), lambda: tfds_documents(source.removeprefix('tfds:'), text_column))
   files = find_files(source)
   stats = [epath.Path(file).stat() for file in files]
 
@@ -198,7 +196,7 @@ def open_source(source: str, data_format: str, text_column: str) -> Source:
     for file in files:
       yield from read_file(file, format_of(file, data_format), text_column)
 
-  return Source(source, tuple(f'{f} {s.length} {s.mtime}' for f, s in zip(files, stats)), read)
+  return Source(tuple(f'{f} {s.length} {s.mtime}' for f, s in zip(files, stats)), read)
 
 
 def split_sentences(document: str, data_format: str, language: str,

@@ -65,7 +65,7 @@ def watched(documents: Iterable[str], desc: str, total: int | None = None) -> It
   with bar(total, desc) as progress:
     for document in documents:
       yield document
-      progress.update(len(document))
+      progress.update(len(document.encode()))
 
 
 def cross_entropy(heldout_counts: np.ndarray, train_counts: np.ndarray) -> float:
@@ -86,7 +86,7 @@ def open_source(settings: Settings, scratch: epath.Path) -> corpus.Source:
   if not text.exists():
     scratch.mkdir(parents=True, exist_ok=True)
     builtin.extract(text)
-  return corpus.open_source(str(text), 'text', 'text')._replace(name='builtin', inputs=('builtin',))
+  return corpus.open_source(str(text), 'text', 'text')._replace(inputs=('builtin',))
 
 
 def check_documents(source: str, found: survey_lib.Survey):
@@ -183,13 +183,11 @@ class Preparation:
       UserError: the text, the vocabulary or the output cannot be used; nothing is left behind.
       Failed: a worker died; everything up to the last whole shard is kept.
     """
-    existed = self.output.exists()
     try:
       self._run(workers)
     except UserError:
-      if not (self.progress / 'train-00000.json').exists():
-        for path in (self.progress, self.output / 'tokenizer') if existed else (self.output,):
-          shutil.rmtree(path, ignore_errors=True)
+      if not (self.progress / 'train-00000.json').exists():  # no work is lost
+        shutil.rmtree(self.output, ignore_errors=True)  # all in it is ours
       raise
 
   def _run(self, workers: int):
@@ -266,6 +264,7 @@ class Preparation:
     """Writes the held-out shard, the counts, and at last the manifest."""
     counts = sum((shard['counts'] for shard in shards), np.zeros(tokenizer.vocab_size, np.int64))
     if not counts.sum():
+      shutil.rmtree(self.progress)  # there is nothing to go on with
       raise UserError(f'data.source={self.settings.source!r} holds no text that the vocabulary can '
                       'encode')
     documents = encode.read_heldout(heldout_file)
@@ -338,6 +337,12 @@ def prepare(settings: Settings, output: str, workers: int = 0):
   shutil.rmtree(local)
 
 
+def print_lines(lines: Iterable[tuple[str, str]]):
+  """Prints (what, value) lines in two columns."""
+  for name, value in lines:
+    print(f'  {name:<16}{value}', flush=True)
+
+
 def print_summary(output: str):
   """Prints what a prepared folder holds."""
   manifest = records.read_manifest(epath.Path(output))
@@ -351,5 +356,4 @@ def print_summary(output: str):
                              'model that knows the token frequencies only'))
   lines += [('note', note) for note in manifest['notes']]
   lines += [('records', f'{output}, digest {manifest["digest"]}')]
-  for name, value in lines:
-    print(f'  {name:<16}{value}')
+  print_lines(lines)

@@ -147,7 +147,7 @@ def load(directory: str) -> Bert:
   workdir = epath.Path(directory)
   try:
     run = json.loads((workdir / 'run.json').read_text())['config']
-    config, sequences = BertConfig(**run['model']), run['data']['sequences']
+    config, sequences = BertConfig(**run['model']), run['data'].get('sequences')
   except FileNotFoundError as e:
     raise UserError(f'--model={directory} is no workdir: it has no run.json') from e
   except (OSError, json.JSONDecodeError, KeyError, TypeError) as e:

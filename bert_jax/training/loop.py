@@ -3,6 +3,7 @@
 import functools
 import signal
 import time
+from typing import Any
 
 from etils import epath
 import jax
@@ -32,6 +33,20 @@ def _fetch(metrics: list[Metrics]) -> tuple[dict[str, float], float]:
   return means, tokens / len(fetched)
 
 
+def _start(config: ConfigDict, checkpoints: checkpoint.Checkpoints, first_step: int, init: Any,
+           abstract: state_lib.TrainState) -> state_lib.TrainState:
+  """The state that a run begins with: restored at `first_step`, from `init_from`, or fresh."""
+  if first_step:
+    report_lib.print_summary([('resumed', f'from step {first_step}')])
+    return checkpoints.restore(first_step, abstract)
+  state = init(state_lib.root_key(config.seed))
+  if config.init_from:
+    params, step = checkpoint.restore_params(epath.Path(config.init_from), abstract.params)
+    state = state._replace(params=params)
+    report_lib.print_summary([('initialised', f'from step {step} of {config.init_from}')])
+  return state
+
+
 def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir: epath.Path,
           checkpoints: checkpoint.Checkpoints):
   """Trains `task` until `train_steps`, from the newest of `checkpoints` if there is one.
@@ -58,15 +73,7 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
     report_lib.print_summary([
         ('finished', f'{workdir} holds the whole run of {train_steps} steps')])
     return
-  if first_step:
-    state = checkpoints.restore(first_step, abstract)
-    report_lib.print_summary([('resumed', f'from step {first_step}')])
-  else:
-    state = init(state_lib.root_key(config.seed))
-    if config.init_from:
-      params, step = checkpoint.restore_params(epath.Path(config.init_from), abstract.params)
-      state = state._replace(params=params)
-      report_lib.print_summary([('initialised', f'from step {step} of {config.init_from}')])
+  state = _start(config, checkpoints, first_step, init, abstract)
 
   # ---- the loop ---------------------------------------------------------------------------------
   stop = []  # SIGTERM fills it; the step that runs is finished and saved

@@ -11,6 +11,7 @@ import jax
 import tensorboardX
 from tqdm import auto as tqdm
 
+from bert_jax.data.prepare import print_lines
 from bert_jax.errors import UserError
 
 _WAITED_LONG = 0.05  # share of the time without rows that is worth a word
@@ -19,10 +20,8 @@ _SETTLED = 60  # seconds, after which the first windows of rows are made and fil
 
 def print_summary(lines: Iterable[tuple[str, str]]):
   """Prints (what, value) lines in two columns; of several processes only the first does."""
-  if jax.process_index():
-    return
-  for name, value in lines:
-    print(f'  {name:<16}{value}', flush=True)
+  if not jax.process_index():
+    print_lines(lines)
 
 
 def truncate_metrics(path: epath.Path, step: int):

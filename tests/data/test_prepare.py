@@ -171,6 +171,9 @@ def test_mistakes_leave_nothing_behind(tmp_path, corpus_file):
     _prepare(tmp_path / 'r', tmp_path / 'bad.jsonl')
   with pytest.raises(UserError, match='leaves no room'):
     _prepare(tmp_path / 'r', corpus_file, vocab_size=3)
+  (tmp_path / 'controls.txt').write_text('\x01\n\n\x02\n\n\x03\n')
+  with pytest.raises(UserError, match='no text that the vocabulary can encode'):
+    _prepare(tmp_path / 'r', tmp_path / 'controls.txt', vocab_size=9)
   assert not (tmp_path / 'r').exists()
 
 
