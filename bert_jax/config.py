@@ -27,10 +27,21 @@ SIZES = {
 
 
 def model(size: str) -> ConfigDict:
-  """The group `model` of a published size: the fields of `BertConfig`, each commented there."""
+  """The group `model` of a published size: the fields of `BertConfig`, each commented there.
+
+  And two that say how its token table begins.
+  """
   layers, width = SIZES[size]
-  return ConfigDict(dataclasses.asdict(BertConfig(
+  c = ConfigDict(dataclasses.asdict(BertConfig(
       num_layers=layers, hidden_size=width, num_heads=width // 64, intermediate_size=4 * width)))
+  c.add_tokens = ''  # with init_from: a file of words, one a line, that its vocabulary gains
+  c.embedding_init = ''  # a word2vec text file: the token table starts from its vectors
+  return c
+
+
+def bert_config(group: ConfigDict) -> BertConfig:
+  """The BertConfig of the group `model`."""
+  return BertConfig(**{field.name: group[field.name] for field in dataclasses.fields(BertConfig)})
 
 
 def pretraining(size: str) -> ConfigDict:
@@ -51,7 +62,9 @@ def pretraining(size: str) -> ConfigDict:
   c.checkpoint_every = 5_000  # steps between checkpoints; always one at the end
   c.keep_checkpoints = 3  # the newest ones that stay
   c.log_batch_digest = False  # True = metrics.jsonl has a digest of the rows of every step
-  c.init_from = ''  # a workdir whose parameters to start from; a checkpoint of this run wins
+  # A workdir, checkpoint, Hugging Face folder or hub name whose parameters and vocabulary to start
+  # from; a checkpoint of this run wins.
+  c.init_from = ''
   c.platform = 'auto'  # auto, cpu, gpu, tpu: a named one that is not there stops the run
   c.mesh = ConfigDict({'replica': 1, 'data': -1, 'model': 1})  # devices on each axis; -1 = the rest
   c.sharding = 'tp'  # dp, fsdp, tp, fsdp_tp: how parameters are split (tp with mesh.model=1 is dp)
@@ -118,13 +131,6 @@ def check(config: ConfigDict):
                     'give one of them and set the other to 0')
   if config.train_epochs and config.phases:
     raise UserError('phases are counted in steps: give train_steps, not train_epochs, with them')
-  phases = Phases.create(config.phases, config.train_steps or 1, config.max_len, config.batch_size)
-  for length in (config.max_len, *(phase.max_len for phase in phases)):
-    if length > config.model.max_positions:
-      raise UserError(f'max_len={length} is above model.max_positions='
-                      f'{config.model.max_positions}: the position table has no row for it')
-    if length < 8:
-      raise UserError(f'max_len={length} is too short for [CLS] A [SEP] B [SEP]: give at least 8')
   if config.data.sequences not in SEQUENCES:
     raise UserError(f'data.sequences={config.data.sequences!r} is unknown: use '
                     f'{", ".join(SEQUENCES)}')
@@ -132,3 +138,14 @@ def check(config: ConfigDict):
     raise UserError(f'data.loader_workers={config.data.loader_workers} must not be negative')
   if not 0 <= config.data.heldout < 1:
     raise UserError(f'data.heldout={config.data.heldout} must lie in [0, 1)')
+
+
+def check_lengths(config: ConfigDict):
+  """Raises UserError for rows that the model, whose sizes are known by now, cannot hold."""
+  phases = Phases.create(config.phases, config.train_steps or 1, config.max_len, config.batch_size)
+  for length in (config.max_len, *(phase.max_len for phase in phases)):
+    if length > config.model.max_positions:
+      raise UserError(f'max_len={length} is above model.max_positions='
+                      f'{config.model.max_positions}: the position table has no row for it')
+    if length < 8:
+      raise UserError(f'max_len={length} is too short for [CLS] A [SEP] B [SEP]: give at least 8')

@@ -4,17 +4,35 @@ from absl import flags
 
 from bert_jax import errors
 
-_TASK = flags.DEFINE_string('task', None, 'fill_mask, next_sentence or score.')
-_MODEL = flags.DEFINE_string('model', None, 'A workdir that main has trained.')
+_TASK = flags.DEFINE_string('task', None, 'fill_mask, next_sentence, score or embed.')
+_MODEL = flags.DEFINE_string(
+    'model', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
 _INPUT = flags.DEFINE_string('input', None, 'JSON lines; standard input by default.')
-_OUTPUT = flags.DEFINE_string('output', None, 'JSON lines; standard output by default.')
+_OUTPUT = flags.DEFINE_string(
+    'output', None, 'JSON lines; .npy or .safetensors for embeddings; standard output by default.')
+_POOLING = flags.DEFINE_string('pooling', 'mean', 'embed: cls, mean, max, or none = each token.')
+_NORMALIZE = flags.DEFINE_bool('normalize', False, 'embed: vectors of length 1.')
+_LAYERS = flags.DEFINE_list(
+    'layers', ['-1'], 'embed: layers side by side, 0 = the embeddings, -1 = the last.')
+_LONG = flags.DEFINE_string(
+    'long', 'head', 'embed: what is read of a long text: head, tail, head_tail, or all of it in '
+    'chunks_mean, chunks_max, chunks_attention.')
+_MAX_LEN = flags.DEFINE_integer('max_len', None, 'embed: longest input in tokens.')
 
 
 def main(argv: list[str]):
   """Flags in, one call."""
   del argv
+  try:
+    layers = tuple(map(int, _LAYERS.value))
+  except ValueError as e:
+    raise errors.UserError(f'--layers={",".join(_LAYERS.value)}: layers are whole numbers') from e
   from bert_jax.inference import jsonl  # after the flags: JAX takes a while to import
-  jsonl.run(_TASK.value, _MODEL.value, _INPUT.value, _OUTPUT.value)
+  from bert_jax.parallel import host
+  if not host.has_accelerator():
+    host.keep_freed_memory()
+  jsonl.run(_TASK.value, _MODEL.value, _INPUT.value, _OUTPUT.value,
+            jsonl.Options(_POOLING.value, _NORMALIZE.value, layers, _LONG.value, _MAX_LEN.value))
 
 
 if __name__ == '__main__':

@@ -3,6 +3,8 @@
 import importlib.metadata
 import json
 import math
+import shlex
+import sys
 
 from etils import epath
 import jax
@@ -10,12 +12,11 @@ from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
 from bert_jax.data import dataset
-from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource
 from bert_jax.data.windows import Layout
 from bert_jax.errors import UserError
-from bert_jax.model.config import BertConfig
+from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model.config import count_parameters
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives.masking import MaskingConfig
@@ -24,13 +25,13 @@ from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.tasks.pretraining import Pretraining
 from bert_jax.training import checkpoint
+from bert_jax.training import initial
 from bert_jax.training import loop
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import report
 
-# Fields of `model` that may change: how the same numbers are computed; what the shapes do not know.
+# Fields of `model` that may change within a run: how the same numbers are computed.
 _SAME_NUMBERS = ('dtype', 'remat', 'scan_unroll')
-_SAME_SHAPES = ('dropout', 'attention_dropout', 'initializer_range')
 _VERSIONS = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
 
@@ -42,13 +43,13 @@ def _train_steps(config: ConfigDict, corpus: dataset.Corpus) -> int:
   return math.ceil(config.train_epochs * rows / config.batch_size)
 
 
-def _check_same_model(folder: epath.Path, config: ConfigDict, free: tuple[str, ...], remedy: str):
-  """Raises UserError if the run in `folder` has another model, but for the fields `free`."""
-  earlier = json.loads((folder / 'run.json').read_text())['config']
+def _check_same_model(workdir: epath.Path, config: ConfigDict):
+  """Raises UserError if the run in `workdir` has another model."""
+  earlier = json.loads((workdir / 'run.json').read_text())['config']['model']
   for name, value in config.model.items():
-    if name not in free and earlier['model'].get(name) != value:
-      raise UserError(f'{folder} holds a run with model.{name}={earlier["model"].get(name)}, this '
-                      f'config has {value}: {remedy}')
+    if name not in _SAME_NUMBERS and earlier.get(name, value) != value:
+      raise UserError(f'{workdir} holds a run with model.{name}={earlier[name]}, this config has '
+                      f'{value}: use another --workdir')
 
 
 def _check_same_rows(workdir: epath.Path, config: ConfigDict, corpus: dataset.Corpus):
@@ -64,20 +65,36 @@ def _check_same_rows(workdir: epath.Path, config: ConfigDict, corpus: dataset.Co
                       'another --workdir')
 
 
-def _check_init_from(folder: epath.Path, config: ConfigDict, corpus: dataset.Corpus):
-  """Raises UserError if a model cannot start from the one in `folder`."""
-  if not (folder / 'run.json').exists():
-    raise UserError(f'init_from={folder} is no workdir: it has no run.json')
-  theirs = tokenizer_lib.load(folder / 'tokenizer')
-  if tokenizer_lib.digest(theirs) != tokenizer_lib.digest(corpus.tokenizer):
-    raise UserError(f'init_from={folder} was trained with another vocabulary: set '
-                    f'data.vocab={folder}/tokenizer in a new --workdir')
-  _check_same_model(folder, config, _SAME_NUMBERS + _SAME_SHAPES, 'init_from needs the same model')
-  theirs = json.loads((folder / 'run.json').read_text())['config']['data']
-  sequences = theirs.get('sequences', 'next_sentence')
-  if (sequences == 'full_sentences') != (config.data.sequences == 'full_sentences'):
-    raise UserError(f'init_from={folder} was trained with data.sequences={sequences}, this config '
-                    f'has {config.data.sequences}: only one of them has a head for pairs')
+def _resume(config: ConfigDict, workdir: epath.Path):
+  """Fills in what the config leaves open from the run in `workdir`."""
+  earlier = json.loads((workdir / 'run.json').read_text())['config']
+  with config.unlocked():
+    for name, value in config.model.items():
+      if value is None:
+        config.model[name] = earlier['model'].get(name)
+    if config.init_from and not config.data.vocab:
+      config.data.update({name: earlier['data'][name] for name in ('vocab', 'lowercase')})
+
+
+def _start(config: ConfigDict, workdir: epath.Path) -> Pretrained | None:
+  """The model to start from; fills in what the config leaves to it.
+
+  A run with a checkpoint of its own needs none.
+  """
+  if (workdir / 'run.json').exists():
+    _resume(config, workdir)
+  started = checkpoint.latest_step(workdir) is not None
+  model = initial.load(config) if config.init_from and not started else None
+  if model:
+    initial.adopt(config, model, workdir / 'tokenizer')
+  unset = [name for name, value in config.model.items() if value is None]
+  if unset:
+    raise UserError(f'model.{unset[0]} is not set: this config takes it from a model, give its '
+                    'folder as init_from')
+  if config.model.add_tokens and not config.init_from:
+    raise UserError(f'model.add_tokens={config.model.add_tokens} extends the vocabulary of another '
+                    'model: give its folder as init_from')
+  return model
 
 
 def _write_run(workdir: epath.Path, config: ConfigDict, corpus: dataset.Corpus):
@@ -87,7 +104,9 @@ def _write_run(workdir: epath.Path, config: ConfigDict, corpus: dataset.Corpus):
   partial = workdir / 'run.json.partial'
   if not (workdir / 'tokenizer').exists():  # a workdir has all that predict needs
     corpus.tokenizer.save(workdir / 'tokenizer')
-  content = {'config': config.to_dict(), 'records': corpus.train.digest, 'versions': versions}
+  command = shlex.join(['python', *sys.orig_argv[1:]])
+  content = {'command': command, 'config': config.to_dict(), 'records': corpus.train.digest,
+             'versions': versions}
   partial.write_text(json.dumps(content, indent=2) + '\n')
   partial.replace(workdir / 'run.json')
 
@@ -98,8 +117,11 @@ def run(config: ConfigDict, workdir: str):
   Raises:
     UserError: a mistake in the config, the corpus or the workdir.
   """
+  if '://' in workdir:
+    raise UserError(f'--workdir={workdir}: the tokenised text is memory-mapped from the workdir, '
+                    'which has to be a local folder')
+  workdir = epath.Path(workdir)
   config_lib.check(config)
-  model_config = BertConfig(**config.model)
   masking_config = MaskingConfig(**config.masking)
   optimizer_config = optimizer_lib.OptimizerConfig(**config.optimizer)
   if config.train_steps:
@@ -110,23 +132,22 @@ def run(config: ConfigDict, workdir: str):
   mesh_lib.join_processes()
   mesh_lib.select_platform(config.platform)
   mesh = mesh_lib.make_mesh(**config.mesh)
+  report.check_writable(workdir)
+  model = _start(config, workdir)
+  model_config = config_lib.bert_config(config.model)
+  config_lib.check_lengths(config)
   for _, _, batch_size in config.phases or ((0, 0, config.batch_size),):
     mesh_lib.check_fits(mesh, batch_size, optimizer_config.accumulation, model_config.num_heads)
-  if '://' in workdir:
-    raise UserError(f'--workdir={workdir}: the tokenised text is memory-mapped from the workdir, '
-                    'which has to be a local folder')
-  workdir = epath.Path(workdir)
-  report.check_writable(workdir)
 
   corpus = dataset.open_corpus(config.data, config.model.vocab_size, workdir, jax.process_count())
   # A given or a trained vocabulary may be smaller or larger than what the config asks for.
   with config.unlocked():
     config.model.vocab_size = corpus.tokenizer.vocab_size
   if (workdir / 'run.json').exists():
-    _check_same_model(workdir, config, _SAME_NUMBERS, 'use another --workdir')
+    _check_same_model(workdir, config)
     _check_same_rows(workdir, config, corpus)
-  if config.init_from:
-    _check_init_from(epath.Path(config.init_from), config, corpus)
+  if model:
+    initial.check(config, model, corpus.tokenizer)
   train_steps = _train_steps(config, corpus)
   checkpoints = checkpoint.Checkpoints(workdir, config.keep_checkpoints)
   if (checkpoints.latest() or 0) > train_steps:
@@ -135,7 +156,7 @@ def run(config: ConfigDict, workdir: str):
   _write_run(workdir, config, corpus)
 
   phases = Phases.create(config.phases, train_steps, config.max_len, config.batch_size)
-  model_config = BertConfig(**config.model)
+  model_config = config_lib.bert_config(config.model)
   task = Pretraining.create(BertForPreTraining(model_config), masking_config, corpus, phases,
                             seed=config.seed, eval_batches=config.eval_batches,
                             pack=config.data.pack, sequences=config.data.sequences)
@@ -151,4 +172,7 @@ def run(config: ConfigDict, workdir: str):
       ('steps', f'{train_steps:,}: ' + ', then '.join(
           f'{p.steps:,} of {p.batch_size} rows of {p.max_len}' for p in phases)),
       ('workdir', str(workdir))])
-  loop.train(task, config, train_steps, mesh, workdir, checkpoints)
+  changes = [initial.from_model(model, config.init_from)] if model else []
+  if config.model.embedding_init and checkpoints.latest() is None:
+    changes.append(initial.from_word_vectors(config.model.embedding_init, corpus.tokenizer))
+  loop.train(task, config, train_steps, mesh, workdir, checkpoints, changes)

@@ -105,9 +105,14 @@ def test_epochs(tmp_path, corpus_file, capsys):
 
 
 def test_init_from_another_workdir(finished, tmp_path, corpus_file):
-  with pytest.raises(UserError, match='another vocabulary: set data.vocab=.*/tokenizer'):
-    run.run(conftest.tiny_config(corpus_file, init_from=str(finished), **{'model.vocab_size': 150}),
-            str(tmp_path / 'other'))
+  # Another vocabulary, and another model.
+  vocab = (finished / 'tokenizer' / 'vocab.txt').read_text().splitlines()[:-1]
+  (tmp_path / 'vocab.txt').write_text('\n'.join(vocab) + '\n')
+  for overrides, message in (({'data.vocab': str(tmp_path / 'vocab.txt')}, 'another vocabulary'),
+                             ({'model.num_layers': 3}, 'with num_layers=2, this config has')):
+    with pytest.raises(UserError, match=message):
+      run.run(conftest.tiny_config(corpus_file, init_from=str(finished), **overrides),
+              str(tmp_path / next(iter(overrides))))
   config = conftest.tiny_config(corpus_file, init_from=str(finished), train_steps=2,
                                 **{'optimizer.learning_rate': 1e-30, 'optimizer.warmup_steps': 0})
   run.run(config, str(tmp_path / 'run'))
@@ -135,7 +140,7 @@ def test_init_from_another_workdir(finished, tmp_path, corpus_file):
     ({'data.format': 'html'}, "data.format='html'"),
     ({'data.source': '/nowhere/*'}, 'matches no file'),
     ({'optimizer.warmup_steps': 12}, 'warmup_steps=12'),
-    ({'init_from': '/nowhere'}, '/nowhere is no workdir'),
+    ({'init_from': '/nowhere'}, '/nowhere holds no model'),
 ])
 def test_mistakes_are_named_before_anything_is_written(tmp_path, corpus_file, overrides, message):
   with pytest.raises(UserError, match=message):

@@ -59,10 +59,10 @@ def _segmented(tokenizer: tokenizer_lib.Tokenizer,
   import rjieba  # its dictionary takes half a second to load
 
   tokens, starts = [], []
-  for sentence, (ids, begins) in zip(sentences, tokenizer.encode_with_offsets(sentences)):
+  for sentence, (ids, offsets) in zip(sentences, tokenizer.encode_with_offsets(sentences)):
     words = {start for _, start, _ in rjieba.tokenize(sentence)}
     tokens.append(ids)
-    starts.extend([begin in words for begin in begins])
+    starts.extend([begin in words for begin, _ in offsets])
   return tokens, np.array(starts, bool)
 
 

@@ -27,6 +27,7 @@ from bert_jax.data import records
 from bert_jax.data import storage
 from bert_jax.data import survey as survey_lib
 from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data import vocabulary
 from bert_jax.errors import UserError
 
 _SHARD = 256 << 20  # bytes of text in a shard
@@ -109,8 +110,8 @@ def make_tokenizer(settings: Settings, source: corpus.Source,
       if found.in_vocabulary_text(document):
         yield from settings.rules.sentences(document)
 
-  return tokenizer_lib.train(settings.tokenizer, sentences, settings.vocab_size,
-                             settings.lowercase)
+  return vocabulary.train(settings.tokenizer, sentences, settings.vocab_size,
+                          settings.lowercase)
 
 
 def write_shard(directory: epath.Path, name: str, vocab_size: int,

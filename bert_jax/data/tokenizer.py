@@ -4,12 +4,9 @@ Both offer the same few things. Text of a corpus is encoded without parsing spec
 "[MASK]" that somebody wrote is text. Only fill_mask asks for them to be parsed.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Sequence
 import functools
 import hashlib
-import io
 import json
 from typing import Protocol
 
@@ -21,15 +18,18 @@ from tokenizers import decoders
 from tokenizers import models
 from tokenizers import normalizers
 from tokenizers import pre_tokenizers
-from tokenizers import trainers
+from tokenizers import processors
 
 from bert_jax.errors import UserError
 
-KINDS = ('wordpiece', 'sentencepiece')
 # In the order in which trained vocabularies begin, and under the names every published one uses.
 SPECIAL_TOKENS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
 # A cased vocabulary read in lower case would turn every capitalised word into pieces or [UNK].
 _CASED_SHARE = 0.05
+
+
+# Token ids of a text, and where in it each token stands: characters [start, end).
+Offsets = tuple[list[int], list[tuple[int, int]]]
 
 
 class Tokenizer(Protocol):
@@ -46,8 +46,8 @@ class Tokenizer(Protocol):
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, without special tokens."""
 
-  def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-    """Token ids of each text, and the character at which each token begins."""
+  def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
+    """Token ids of each text, and the characters [start, end) of each token."""
 
   def encode_with_masks(self, text: str) -> list[int]:
     """Token ids of a text in which "[MASK]" stands for the mask token."""
@@ -79,20 +79,29 @@ def digest(tokenizer: Tokenizer) -> str:
 class WordPiece:
   """BERT's own: clean, split at spaces, punctuation and CJK characters, longest match first.
 
-  Equal to google-research/bert `tokenization.py` (lower-casing also strips accents).
+  Equal to google-research/bert `tokenization.py`.
+
+  Args of the constructor:
+    vocab: the entries, in the order of their ids.
+    lowercase: lower-case the text.
+    strip_accents: None = if it is lower-cased, as published.
+    split_chinese: each CJK character is a word of its own.
   """
 
   kind = 'wordpiece'
 
-  def __init__(self, vocab: Sequence[str], lowercase: bool = True):
+  def __init__(self, vocab: Sequence[str], lowercase: bool = True,
+               strip_accents: bool | None = None, split_chinese: bool = True):
     self.vocab, self.lowercase = list(vocab), lowercase
+    self._strip_accents, self._split_chinese = strip_accents, split_chinese
     ids = {token: i for i, token in enumerate(self.vocab)}
     self.vocab_size = len(self.vocab)
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
         ids[token] for token in SPECIAL_TOKENS)
     self._tokenizer = tokenizers.Tokenizer(
         models.WordPiece(ids, unk_token='[UNK]', max_input_chars_per_word=100))
-    self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    self._tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=split_chinese)
     self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     self._tokenizer.decoder = decoders.WordPiece()
 
@@ -111,10 +120,10 @@ class WordPiece:
     encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     return [e.ids for e in encodings]
 
-  def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-    """Token ids of each text, and the character at which each token begins."""
+  def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
+    """Token ids of each text, and the characters [start, end) of each token."""
     encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    return [(e.ids, [start for start, _ in e.offsets]) for e in encodings]
+    return [(e.ids, e.offsets) for e in encodings]
 
   def word_starts(self) -> np.ndarray:
     """[V] bool: whether a word starts with this entry."""
@@ -128,17 +137,46 @@ class WordPiece:
     """The vocabulary entry of each id."""
     return [self.vocab[i] for i in ids]
 
+  def extended(self, words: Sequence[str]) -> 'WordPiece':
+    """The same with more entries, after all others."""
+    return WordPiece([*self.vocab, *words], self.lowercase, self._strip_accents,
+                     self._split_chinese)
+
+  def encode_with_specials(self, text: str) -> list[int]:
+    """Token ids of a text in which every "[CLS]", "[SEP]", ... stands for that token."""
+    return self._complete.encode(text, add_special_tokens=False).ids
+
+  def words_of(self, text: str) -> list[str]:
+    """The words of a text before they are cut into pieces: cleaned, split, lower-cased if asked."""
+    clean = self._tokenizer.normalizer.normalize_str(text)
+    return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(clean)]
+
   def serialized(self) -> bytes:
     """The vocabulary and settings as bytes."""
-    return json.dumps([self.vocab, self.lowercase]).encode()
+    others = [self._strip_accents, self._split_chinese]
+    return json.dumps([self.vocab, self.lowercase, *(others if others != [None, True] else [])]
+                      ).encode()
+
+  @functools.cached_property
+  def _complete(self) -> tokenizers.Tokenizer:
+    """The tokeniser that parses special tokens and adds [CLS] and [SEP]."""
+    complete = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+    complete.add_special_tokens(list(SPECIAL_TOKENS))
+    complete.post_processor = processors.TemplateProcessing(
+        single='[CLS]:0 $A:0 [SEP]:0', pair='[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1',
+        special_tokens=[('[CLS]', self.cls_id), ('[SEP]', self.sep_id)])
+    return complete
 
   def save(self, directory: epath.Path):
     """Writes vocab.txt, tokenizer_config.json and tokenizer.json, as Hugging Face has them."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / 'vocab.txt').write_text('\n'.join(self.vocab) + '\n')
-    (directory / 'tokenizer_config.json').write_text(json.dumps(
-        {'tokenizer_class': 'BertTokenizer', 'do_lower_case': self.lowercase}))
-    (directory / 'tokenizer.json').write_text(self._tokenizer.to_str())
+    settings = {'tokenizer_class': 'BertTokenizer', 'do_lower_case': self.lowercase,
+                'strip_accents': self._strip_accents,
+                'tokenize_chinese_chars': self._split_chinese,
+                **{f'{token[1:-1].lower()}_token': token for token in SPECIAL_TOKENS}}
+    (directory / 'tokenizer_config.json').write_text(json.dumps(settings, indent=2) + '\n')
+    (directory / 'tokenizer.json').write_text(self._complete.to_str())
 
 
 class SentencePiece:
@@ -170,10 +208,10 @@ class SentencePiece:
     """Token ids of each text, without special tokens."""
     return self._processor.encode(list(texts))
 
-  def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-    """Token ids of each text, and the character at which each token begins."""
+  def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
+    """Token ids of each text, and the characters [start, end) of each token."""
     encoded = (self._processor.encode(text, out_type='immutable_proto').pieces for text in texts)
-    return [([p.id for p in pieces], [p.begin for p in pieces]) for pieces in encoded]
+    return [([p.id for p in pieces], [(p.begin, p.end) for p in pieces]) for pieces in encoded]
 
   def word_starts(self) -> np.ndarray:
     """[V] bool: whether a word starts with this entry."""
@@ -216,7 +254,10 @@ def read_vocab(path: str | epath.Path) -> list[str]:
   except UnicodeDecodeError as e:
     raise UserError(f'{path}: invalid UTF-8 at byte {e.start}: a vocabulary is a text file with '
                     'one entry a line') from e
-  vocab = [entry.removesuffix('\r') for entry in vocab]
+  return _checked_vocab([entry.removesuffix('\r') for entry in vocab], path)
+
+
+def _checked_vocab(vocab: list[str], path: str | epath.Path) -> list[str]:
   missing = [token for token in SPECIAL_TOKENS if token not in vocab]
   if missing:
     raise UserError(f'{path}: the vocabulary has no {", ".join(missing)}: BERT needs '
@@ -228,24 +269,56 @@ def read_vocab(path: str | epath.Path) -> list[str]:
   return vocab
 
 
+def _read_json(path: epath.Path) -> dict:
+  try:
+    return json.loads(path.read_bytes())
+  except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
+    raise UserError(f'{path} cannot be read: {e}') from e
+
+
+def _settings(directory: epath.Path) -> dict:
+  """The settings of a folder's WordPiece, under the names of `tokenizers`' BertNormalizer.
+
+  Where Hugging Face's two files differ, tokenizer_config.json is right, as in transformers.
+  """
+  settings = {}
+  if (directory / 'tokenizer.json').exists():
+    settings = _read_json(directory / 'tokenizer.json').get('normalizer') or {}
+  if (directory / 'tokenizer_config.json').exists():
+    config = _read_json(directory / 'tokenizer_config.json')
+    names = {'do_lower_case': 'lowercase', 'strip_accents': 'strip_accents',
+             'tokenize_chinese_chars': 'handle_chinese_chars'}
+    settings |= {ours: config[theirs] for theirs, ours in names.items() if theirs in config}
+  return settings
+
+
+def _vocab_of_json(path: epath.Path) -> list[str]:
+  """The entries of a WordPiece tokenizer.json, in the order of their ids."""
+  model = _read_json(path).get('model') or {}
+  if model.get('type') != 'WordPiece' or not isinstance(model.get('vocab'), dict):
+    raise UserError(f'{path} is of type {model.get("type")!r}: BERT needs WordPiece, or a '
+                    'SentencePiece model as spiece.model')
+  return _checked_vocab(sorted(model['vocab'], key=model['vocab'].get), path)
+
+
 def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
   """Loads a vocabulary file (vocab.txt), a SentencePiece model (*.model), or a folder with either.
 
   Args:
-    path: the file or the folder.
+    path: the file or the folder; in a folder tokenizer.json serves too.
     lowercase: of a WordPiece vocabulary; None = what its folder's tokenizer_config.json says.
 
   Raises:
     UserError: what is there is no vocabulary, or a cased one is to be read in lower case.
   """
-  path = epath.Path(path)
+  path, settings = epath.Path(path), {}
   if path.is_dir():
-    found = [path / name for name in ('vocab.txt', 'spiece.model') if (path / name).exists()]
+    directory = path
+    settings = _settings(directory)
+    found = [directory / name for name in ('vocab.txt', 'spiece.model', 'tokenizer.json')
+             if (directory / name).exists()]
     if not found:
-      raise UserError(f'{path} holds neither vocab.txt nor spiece.model')
-    settings = path / 'tokenizer_config.json'
-    if lowercase is None and settings.exists():
-      lowercase = json.loads(settings.read_text()).get('do_lower_case', True)
+      raise UserError(f'{directory} holds neither vocab.txt nor spiece.model nor tokenizer.json')
     path = found[0]
   if path.suffix == '.model':
     try:
@@ -254,62 +327,13 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
       raise UserError(f'data.vocab={str(path)!r} cannot be read: {e.strerror or e}') from e
     except RuntimeError as e:
       raise UserError(f'{path} is no SentencePiece model: {e}') from e
-  vocab = read_vocab(path)
-  lowercase = True if lowercase is None else lowercase
+  vocab = _vocab_of_json(path) if path.suffix == '.json' else read_vocab(path)
+  if lowercase is None:
+    lowercase = settings.get('lowercase', True)
   words = [t for t in vocab if t not in SPECIAL_TOKENS and t.isalpha()]
   cased = sum(t != t.lower() for t in words)
   if lowercase and cased > _CASED_SHARE * len(words):
     raise UserError(f'{path} is a cased vocabulary ({cased} of {len(words)} words have capitals) '
                     'and the text would be lower-cased: set data.lowercase=False')
-  return WordPiece(vocab, lowercase)
-
-
-def _train_wordpiece(texts: Callable[[], Iterable[str]], vocab_size: int,
-                     lowercase: bool) -> WordPiece:
-  def entries(size, first):
-    # Published vocabularies hold about 1,000 single characters; rarer ones become [UNK].
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=size, special_tokens=[*SPECIAL_TOKENS, *first], show_progress=False,
-        limit_alphabet=max(vocab_size // 8, 100), min_frequency=2)
-    untrained = WordPiece(SPECIAL_TOKENS, lowercase).untrained()
-    untrained.train_from_iterator(texts(), trainer)
-    return sorted(set(untrained.get_vocab()) - set(SPECIAL_TOKENS))
-
-  # The trainer numbers the pieces inside words in the order of a hash table, and breaks ties
-  # between equally frequent pairs by these numbers: another vocabulary every time. Its alphabet
-  # alone does not depend on them; given first and sorted, it makes the rest the same every time.
-  inside = [e for e in entries(len(SPECIAL_TOKENS), ()) if e.startswith('##')]
-  return WordPiece([*SPECIAL_TOKENS, *entries(vocab_size, inside)], lowercase)
-
-
-def train(kind: str, texts: Callable[[], Iterable[str]], vocab_size: int,
-          lowercase: bool) -> Tokenizer:
-  """Trains a vocabulary of at most `vocab_size` entries, special tokens included.
-
-  Args:
-    kind: wordpiece or sentencepiece.
-    texts: reads the sentences from the start each time it is called.
-    vocab_size: V.
-    lowercase: lower-case the text (and strip its accents, for WordPiece).
-
-  Raises:
-    UserError: an unknown kind, a size that cannot be, or too little text for it.
-  """
-  if kind not in KINDS:
-    raise UserError(f'data.tokenizer={kind!r} is unknown: use {" or ".join(KINDS)}')
-  if vocab_size <= len(SPECIAL_TOKENS):
-    raise UserError(f'model.vocab_size={vocab_size} leaves no room beside the special tokens')
-  if kind == 'wordpiece':
-    return _train_wordpiece(texts, vocab_size, lowercase)
-  model = io.BytesIO()
-  try:
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts()), model_writer=model, vocab_size=vocab_size,
-        model_type='unigram', hard_vocab_limit=False, minloglevel=2, pad_id=0, unk_id=1, bos_id=-1,
-        eos_id=-1, pad_piece='<pad>', unk_piece='<unk>',
-        control_symbols=['[CLS]', '[SEP]', '[MASK]'],
-        normalization_rule_name='nmt_nfkc_cf' if lowercase else 'nmt_nfkc',
-        input_sentence_size=5_000_000, shuffle_input_sentence=False)
-  except RuntimeError as e:
-    raise UserError(f'SentencePiece cannot train {vocab_size} pieces on this corpus: {e}') from e
-  return SentencePiece(model.getvalue())
+  return WordPiece(vocab, lowercase, settings.get('strip_accents'),
+                   settings.get('handle_chinese_chars', True))

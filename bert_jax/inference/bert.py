@@ -1,121 +1,318 @@
-"""A trained model in the hand: fill masks, judge next sentences, score texts."""
+"""A trained model in the hand: vectors of texts, filled masks, next sentences, scores."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
-import json
+import functools
 import math
 from typing import Any
 from typing import NamedTuple
 
-from etils import epath
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data import long_inputs
 from bert_jax.errors import UserError
+from bert_jax.inference import batches
+from bert_jax.inference import pooling as pooling_lib
+from bert_jax.inference.batches import Packed
+from bert_jax.inference.batches import Row
+from bert_jax.interop import load as load_lib
+from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch
+from bert_jax.model.encoder import Bert as Encoder
+from bert_jax.model.encoder import intermediates
 from bert_jax.model.heads import BertForPreTraining
-from bert_jax.training import checkpoint
 
-_ROWS = 32  # rows in a batch; with the lengths below it bounds the number of compilations
-_SHORTEST = 32  # rows are padded to this, or twice it, four times, ... up to max_positions
+Text = str | tuple[str, str]  # a text, or a pair of them
 
 
-class _Row(NamedTuple):
-  """One text or pair, with the special tokens."""
+class Encoded(NamedTuple):
+  """What the encoder makes of texts. B texts, L tokens in the longest, special ones included."""
 
-  ids: list[int]
-  type_ids: list[int]
+  hidden: np.ndarray  # [B, L, D] float32, 0 on padding
+  pooled: np.ndarray | None  # [B, D] float32, tanh(dense([CLS])); None without a pooler
+  mask: np.ndarray  # [B, L] bool, True on tokens
+
+
+def hidden_states(config: BertConfig, params: Any, batch: Batch,
+                  layers: tuple[int, ...]) -> jax.Array:
+  """The hidden states of some layers side by side, [R, L, D * len(layers)]; pure.
+
+  Args:
+    config: of the model.
+    params: its variables.
+    batch: [R, L] each.
+    layers: 0 = the embeddings, 1..N = the layers; or from the end, -1 = the last.
+  """
+  encoder, variables = Encoder(config), {'params': params['params']['bert']}
+  if layers == (-1,):
+    return encoder.apply(variables, batch, method='encode')
+  _, kept = encoder.apply(variables, batch, method='encode', mutable=['intermediates'])
+  hidden = intermediates(kept['intermediates']).hidden
+  return jnp.concatenate([hidden[i] for i in layers], axis=-1)
 
 
 class Bert:
-  """A BERT with both pretraining heads, its tokeniser and its parameters.
+  """A BERT with its tokeniser and its parameters.
 
-  Every method takes any number of texts, runs them in batches of one of a few fixed lengths, and
-  raises UserError for a text longer than the position table.
+  Every method takes any number of texts and runs them packed into batches of a few fixed shapes.
+  Texts are strings, or pairs of strings where a pair is one input.
+
+  Raises:
+    UserError: (each method) a text that is no string, or longer than the position table where it
+      may not be cut; a head that the model has not.
   """
 
-  def __init__(self, config: BertConfig, params: Any, tokenizer: tokenizer_lib.Tokenizer):
-    self.config, self.params, self.tokenizer = config, params, tokenizer
-    model = BertForPreTraining(config)
-    self._mlm_logits = jax.jit(lambda params, batch, positions: model.apply(
-        params, batch, positions, method=lambda m, b, p: m.mlm_logits(m.bert.encode(b), p)))
-    self._nsp_logits = jax.jit(lambda params, batch: model.apply(
-        params, batch, jnp.zeros((batch.ids.shape[0], 1), jnp.int32),
-        method=lambda m, b, p: m.nsp_logits(m.bert.encode(b), p)))
+  def __init__(self, model: Pretrained):
+    self.model = model
+    self.config, self.tokenizer = model.config, model.tokenizer
+    self.params = jax.tree.map(jnp.asarray, model.params)
+    config, heads = model.config, BertForPreTraining(model.config)
 
-  def _row(self, ids: Sequence[int], pair: Sequence[int] | None = None) -> _Row:
+    @functools.partial(jax.jit, static_argnames=('layers', 'pooling'))
+    def vectors(params, batch, starts, layers, pooling):
+      hidden = hidden_states(config, params, batch, layers)
+      return pooling_lib.pool(hidden, batch.pair_index, starts, pooling)
+
+    @functools.partial(jax.jit, static_argnames=('layers',))
+    def hidden(params, batch, layers):
+      return hidden_states(config, params, batch, layers)
+
+    @jax.jit
+    def pooled(params, batch, starts):
+      return Encoder(config).apply({'params': params['params']['bert']}, batch, starts)
+
+    @jax.jit
+    def mlm_logits(params, batch, positions):
+      return heads.apply(params, batch, positions,
+                         method=lambda m, b, p: m.mlm_logits(m.bert.encode(b), p))
+
+    @jax.jit
+    def surprisals(params, batch, positions, targets):
+      logits = mlm_logits(params, batch, positions)
+      return (jax.nn.logsumexp(logits, axis=-1)
+              - jnp.take_along_axis(logits, targets[:, :, None], axis=-1)[:, :, 0])
+
+    @jax.jit
+    def nsp_logits(params, batch, starts):
+      return heads.apply(params, batch, starts,
+                         method=lambda m, b, p: m.nsp_logits(m.bert.encode(b), p))
+
+    self._vectors, self._hidden, self._pooled = vectors, hidden, pooled
+    self._mlm_logits, self._surprisals, self._nsp_logits = mlm_logits, surprisals, nsp_logits
+
+  # ---- texts to rows ----------------------------------------------------------------------------
+
+  def _require(self, group: str, what: str):
+    if group not in self.model.groups:
+      raise UserError(f'this model has no {what}: it was trained without, or it was left out of '
+                      'the checkpoint')
+
+  def _ids(self, texts: Sequence[Text]) -> list[tuple[list[int], ...]]:
+    """The token ids of each text, or of both texts of a pair."""
+    if isinstance(texts, str):
+      raise UserError('give a list of texts, not a string')
+    parts = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
+    for i, part in enumerate(parts):
+      if len(part) > 2 or not all(isinstance(text, str) for text in part) or not part:
+        raise UserError(f'text {i + 1} is neither a string nor a pair of strings')
+    flat = iter(self.tokenizer.encode_batch([text for part in parts for text in part]))
+    return [tuple(next(flat) for _ in part) for part in parts]
+
+  def _row(self, first: Sequence[int], second: Sequence[int] | None = None) -> Row:
     t = self.tokenizer
-    first = [t.cls_id, *ids, t.sep_id]
-    second = [] if pair is None else [*pair, t.sep_id]
-    if len(first) + len(second) > self.config.max_positions:
-      raise UserError(f'a text of {len(first) + len(second)} tokens is longer than the '
+    a = [t.cls_id, *first, t.sep_id]
+    b = [] if second is None else [*second, t.sep_id]
+    return Row(a + b, [0] * len(a) + [1] * len(b))
+
+  def _whole_row(self, *parts: Sequence[int]) -> Row:
+    row = self._row(*parts)
+    if len(row.ids) > self.config.max_positions:
+      raise UserError(f'a text of {len(row.ids)} tokens is longer than the '
                       f'{self.config.max_positions} positions of the model: shorten it')
-    return _Row(first + second, [0] * len(first) + [1] * len(second))
+    return row
 
-  def _batch(self, rows: Sequence[_Row]) -> Batch:
-    """Pads rows to [32, L], L the shortest of the fixed lengths that holds them."""
-    longest = max(len(row.ids) for row in rows)
-    length = min(_SHORTEST * 2 ** max(0, math.ceil(math.log2(longest / _SHORTEST))),
-                 self.config.max_positions)
-    ids = np.full((_ROWS, length), self.tokenizer.pad_id, np.int32)
-    type_ids, pair_index = np.zeros((2, _ROWS, length), np.int32)
-    for i, row in enumerate(rows):
-      ids[i, :len(row.ids)] = row.ids
-      type_ids[i, :len(row.ids)] = row.type_ids
-      pair_index[i, :len(row.ids)] = 1
-    positions = np.broadcast_to(np.arange(length, dtype=np.int32), ids.shape)
-    return Batch(ids, type_ids, positions, pair_index)
+  def _rows(self, texts: Sequence[Text], long: str, max_len: int | None) -> tuple[
+      list[Row], np.ndarray]:
+    """(rows, the text that each is of): one of each text, or its chunks."""
+    long_inputs.check(long)
+    longest = min(max_len or self.config.max_positions, self.config.max_positions)
+    if longest < 8:
+      raise UserError(f'max_len={max_len} must be at least 8')
+    rows, owners = [], []
+    for i, parts in enumerate(self._ids(texts)):
+      room = longest - 1 - len(parts)
+      if len(parts) == 1:
+        cut = [(piece,) for piece in long_inputs.pieces(parts[0], room, long)]
+      elif sum(map(len, parts)) <= room:
+        cut = [parts]
+      else:  # the second text is cut, down to half of the room; then the first
+        first = parts[0][:max(room - len(parts[1]), room // 2)]
+        cut = [(first, parts[1][:room - len(first)])]
+      rows += [self._row(*pieces) for pieces in cut]
+      owners += [i] * len(cut)
+    return rows, np.array(owners, np.int64)
 
-  def _logits_at(self, rows: Sequence[_Row], positions: Sequence[int]) -> Iterable[np.ndarray]:
-    """MLM logits [V] at one position of each row."""
-    for start in range(0, len(rows), _ROWS):
-      part = rows[start:start + _ROWS]
-      at = np.zeros((_ROWS, 1), np.int32)
-      at[:len(part), 0] = positions[start:start + _ROWS]
-      logits = np.asarray(self._mlm_logits(self.params, self._batch(part), at))
-      yield from logits[:len(part), 0, :self.config.vocab_size]
+  # ---- rows to results --------------------------------------------------------------------------
 
-  def fill_mask(self, text: str, top_k: int = 5) -> list[dict[str, Any]]:
+  def _run(self, rows: Sequence[Row], function, *per_text: np.ndarray) -> Iterator[
+      tuple[Packed, Any]]:
+    """(batch, function(params, batch, ...)), the next batch under way while one is used.
+
+    Args:
+      rows: of the texts.
+      function: jitted.
+      per_text: [texts] int32 each, given to it as [R, P]; positions count from a text's start.
+    """
+    waiting = None
+    for packed in batches.pack(rows, self.tokenizer.pad_id, self.config.max_positions):
+      there = packed.index >= 0
+      values = [np.where(there, values[packed.index], 0).astype(np.int32) for values in per_text]
+      if values:
+        values[0] = values[0] + packed.starts
+      output = function(self.params, packed.batch, *(values or [packed.starts]))
+      if waiting:
+        yield waiting[0], jax.device_get(waiting[1])
+      waiting = packed, output
+    if waiting:
+      yield waiting[0], jax.device_get(waiting[1])
+
+  def _per_text(self, rows: Sequence[Row], function, *per_text: np.ndarray) -> np.ndarray:
+    """What `function` gives as [R, P, ...], in the order of the texts: [texts, ...]."""
+    results = None
+    for packed, output in self._run(rows, function, *per_text):
+      if results is None:
+        results = np.zeros((len(rows), *output.shape[2:]), output.dtype)
+      there = packed.index >= 0
+      results[packed.index[there]] = output[there]
+    return results
+
+  def _per_token(self, rows: Sequence[Row], layers: tuple[int, ...]) -> list[np.ndarray]:
+    """The hidden states of each text, [n, D * len(layers)] float32, special tokens included."""
+    found = [None] * len(rows)
+    for packed, hidden in self._run(
+        rows, lambda params, batch, starts: self._hidden(params, batch, layers)):
+      for row, slot in zip(*np.nonzero(packed.index >= 0)):
+        i, start = packed.index[row, slot], packed.starts[row, slot]
+        found[i] = hidden[row, start:start + len(rows[i].ids)].astype(np.float32)
+    return found
+
+  # ---- what users call --------------------------------------------------------------------------
+
+  def encode(self, texts: Sequence[Text], *, layers: Sequence[int] = (-1,),
+             max_len: int | None = None) -> Encoded:
+    """Hidden states, pooled [CLS] and mask of some texts; what is too long is cut at the end.
+
+    Args:
+      texts: B strings, or pairs.
+      layers: whose hidden states, side by side: 0 = embeddings, 1..N, or -1 = the last.
+      max_len: tokens of a text, special ones included; None = as many as the model has positions.
+    """
+    rows, _ = self._rows(texts, 'head', max_len)
+    hidden = self._per_token(rows, self._layers(layers))
+    length = max((len(h) for h in hidden), default=0)
+    mask = np.arange(length) < np.array([len(h) for h in hidden])[:, None]
+    padded = np.zeros((*mask.shape, hidden[0].shape[1] if hidden else 0), np.float32)
+    padded[mask] = np.concatenate(hidden) if hidden else 0
+    pooled = None
+    if 'pooler' in self.model.groups:
+      pooled = self._per_text(rows, lambda *args: self._pooled(*args)[1])
+    return Encoded(padded, pooled, mask)
+
+  def _layers(self, layers: Sequence[int]) -> tuple[int, ...]:
+    n = self.config.num_layers
+    for i in layers:
+      if not -n - 1 <= i <= n:
+        raise UserError(f'layer {i} is not there: the model has 0 (embeddings) to {n}, or -1 to '
+                        f'{-n - 1} from the end')
+    return tuple(int(i) for i in layers)
+
+  def embed(self, texts: Sequence[Text], pooling: str = 'mean', *, normalize: bool = False,
+            layers: Sequence[int] = (-1,), long: str = 'head',
+            max_len: int | None = None) -> np.ndarray | list[np.ndarray]:
+    """A vector for each text.
+
+    Args:
+      texts: B strings, or pairs.
+      pooling: 'cls', 'mean' or 'max' over the tokens; 'none' = a vector for each token.
+      normalize: to length 1.
+      layers: whose hidden states, side by side; (-4, -3, -2, -1) is the paper's best for NER.
+      long: what is read of a text above `max_len`: 'head', 'tail', 'head_tail' (128 + 382), or
+        'chunks_mean', 'chunks_max', 'chunks_attention': all of it, and how chunks are combined.
+      max_len: tokens of a text, special ones included; None = as many as the model has positions.
+
+    Returns:
+      [B, D * len(layers)] float32; for 'none' a list of [n, D * len(layers)], n being the tokens of
+      each text without the special ones.
+    """
+    if pooling not in pooling_lib.POOLINGS:
+      raise UserError(f'pooling={pooling!r} is unknown: use {", ".join(pooling_lib.POOLINGS)}')
+    layers = self._layers(layers)
+    rows, owners = self._rows(texts, long, max_len)
+    if pooling == 'none':
+      if long != 'head':
+        raise UserError('pooling=none gives the vectors of the first tokens: long must be head')
+      special = {self.tokenizer.cls_id, self.tokenizer.sep_id}
+      kept = [np.array([i not in special for i in row.ids]) for row in rows]
+      return [_unit(hidden[keep]) if normalize else hidden[keep]
+              for hidden, keep in zip(self._per_token(rows, layers), kept)]
+    vectors = self._per_text(
+        rows, lambda *args: self._vectors(*args, layers=layers, pooling=pooling))
+    if vectors is None:
+      return np.zeros((0, self.config.hidden_size * len(layers)), np.float32)
+    if len(owners) > len(texts):
+      parts = np.split(vectors, np.flatnonzero(np.diff(owners)) + 1)
+      vectors = np.stack([long_inputs.combine(part, long) for part in parts])
+    return _unit(vectors) if normalize else vectors
+
+  def similarity(self, texts: Sequence[Text], others: Sequence[Text] | None = None,
+                 **options) -> np.ndarray:
+    """The cosine of each text with each other: [B, B'] float32; `options` as for `embed`."""
+    a = self.embed(texts, normalize=True, **options)
+    return a @ (a if others is None else self.embed(others, normalize=True, **options)).T
+
+  def fill_mask(self, text: str | Sequence[str], top_k: int = 5) -> list:
     """The likeliest tokens for each "[MASK]" of a text.
 
     Returns:
       For each mask {'position', 'candidates': [{'token', 'probability', 'logit', 'surprisal'}]},
-      the likeliest first; positions count [CLS] as 0, surprisal is -log probability in nat.
+      the likeliest first; positions count [CLS] as 0, surprisal is -log probability in nat. For
+      several texts a list of these.
     """
-    row = self._row(self.tokenizer.encode_with_masks(text))
-    masks = [i for i, token in enumerate(row.ids) if token == self.tokenizer.mask_id]
-    if not masks:
-      raise UserError(f'no [MASK] in {text!r}')
-    found = []
-    for position, logits in zip(masks, self._logits_at([row] * len(masks), masks)):
-      surprisal = np.logaddexp.reduce(logits.astype(np.float64)) - logits
+    self._require('mlm', 'masked-LM head')
+    if not isinstance(text, str):
+      return self._fill_masks(text, top_k)
+    return self._fill_masks([text], top_k)[0]
+
+  def _fill_masks(self, texts: Sequence[str], top_k: int) -> list:
+    mask, rows, owners, positions = self.tokenizer.mask_id, [], [], []
+    for i, text in enumerate(texts):
+      row = self._whole_row(self.tokenizer.encode_with_masks(text))
+      found = [j for j, token in enumerate(row.ids) if token == mask]
+      if not found:
+        raise UserError(f'no [MASK] in {text!r}')
+      rows += [row] * len(found)
+      owners += [i] * len(found)
+      positions += found
+    logits = self._per_text(rows, self._mlm_logits, np.array(positions))
+    results = [[] for _ in texts]
+    for i, position, row in zip(owners, positions, logits[:, :self.config.vocab_size]):
+      surprisal = np.logaddexp.reduce(row.astype(np.float64)) - row
       best = np.argsort(surprisal, kind='stable')[:top_k]
-      found.append({'position': position, 'candidates': [
-          {'token': token, 'probability': float(np.exp(-surprisal[i])), 'logit': float(logits[i]),
-           'surprisal': float(surprisal[i])}
-          for i, token in zip(best, self.tokenizer.tokens(best))]})
-    return found
+      results[i].append({'position': position, 'candidates': [
+          {'token': token, 'probability': float(np.exp(-surprisal[j])), 'logit': float(row[j]),
+           'surprisal': float(surprisal[j])}
+          for j, token in zip(best, self.tokenizer.tokens(best))]})
+    return results
 
   def next_sentence(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-    """The probability that the second text of each pair follows the first.
-
-    Raises:
-      UserError: the model was trained without pairs.
-    """
-    if 'nsp' not in self.params['params']:
-      raise UserError('this model was trained on full sentences: it has no head for pairs')
-    texts = self.tokenizer.encode_batch([text for pair in pairs for text in pair])
-    rows = [self._row(a, b) for a, b in zip(texts[::2], texts[1::2])]
-    found = []
-    for start in range(0, len(rows), _ROWS):
-      part = rows[start:start + _ROWS]
-      logits = self._nsp_logits(self.params, self._batch(part))
-      found += jax.nn.softmax(logits)[:len(part), 0, 0].tolist()
-    return found
+    """The probability that the second text of each pair follows the first."""
+    self._require('nsp', 'next-sentence head')
+    rows = [self._whole_row(*parts) for parts in self._ids(pairs)]
+    logits = self._per_text(rows, self._nsp_logits)
+    return [] if logits is None else jax.nn.softmax(logits)[:, 0].tolist()
 
   def score(self, text: str) -> dict[str, Any]:
     """How expected each token of a text is when it alone is masked (Salazar et al. 2020).
@@ -124,41 +321,25 @@ class Bert:
       {'tokens': [{'token', 'surprisal'}], 'pseudo_perplexity'}: -log P(token | the others) in nat,
       and the exponential of its mean.
     """
-    ids = self.tokenizer.encode_batch([text])[0]
+    self._require('mlm', 'masked-LM head')
+    (ids,), = self._ids([text])
     if not ids:
       raise UserError(f'{text!r} holds no token to score')
-    row = self._row(ids)
-    masked = [row._replace(ids=row.ids[:i + 1] + [self.tokenizer.mask_id] + row.ids[i + 2:])
-              for i in range(len(ids))]
-    surprisals = [
-        float(np.logaddexp.reduce(logits.astype(np.float64)) - logits[token])
-        for token, logits in zip(ids, self._logits_at(masked, range(1, len(ids) + 1)))]
+    row = self._whole_row(ids)
+    masked = [row._replace(ids=[*row.ids[:i], self.tokenizer.mask_id, *row.ids[i + 1:]])
+              for i in range(1, len(ids) + 1)]
+    surprisals = self._per_text(masked, self._surprisals, np.arange(1, len(ids) + 1),
+                                np.array(ids)).tolist()
     return {'tokens': [{'token': token, 'surprisal': surprisal}
                        for token, surprisal in zip(self.tokenizer.tokens(ids), surprisals)],
             'pseudo_perplexity': math.exp(sum(surprisals) / len(surprisals))}
 
 
-def load(directory: str) -> Bert:
-  """Loads the newest checkpoint of a workdir.
+def _unit(vectors: np.ndarray) -> np.ndarray:
+  norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+  return vectors / np.maximum(norms, 1e-12)
 
-  Raises:
-    UserError: the folder is no workdir of a pretraining run, or holds no checkpoint yet.
-  """
-  workdir = epath.Path(directory)
-  try:
-    run = json.loads((workdir / 'run.json').read_text())['config']
-    config, sequences = BertConfig(**run['model']), run['data'].get('sequences')
-  except FileNotFoundError as e:
-    raise UserError(f'--model={directory} is no workdir: it has no run.json') from e
-  except (OSError, json.JSONDecodeError, KeyError, TypeError) as e:
-    raise UserError(f'{workdir / "run.json"} cannot be read: {e}') from e
-  tokenizer = tokenizer_lib.load(workdir / 'tokenizer')
-  if tokenizer.vocab_size != config.vocab_size:
-    raise UserError(f'{workdir / "tokenizer"} has {tokenizer.vocab_size} entries, the model '
-                    f'{config.vocab_size}: the vocabulary is of another model')
-  model = BertForPreTraining(config)
-  tokens = jnp.zeros((1, 8), jnp.int32)
-  abstract = jax.eval_shape(model.init, jax.random.key(0), Batch(*[tokens] * 4), tokens,
-                            None if sequences == 'full_sentences' else tokens)
-  params, _ = checkpoint.restore_params(workdir, nn.unbox(abstract))
-  return Bert(config, params, tokenizer)
+
+def load(directory: str) -> Bert:
+  """Loads a model: see `bert_jax.interop.load`."""
+  return Bert(load_lib.load(directory))

@@ -2,39 +2,85 @@
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
+import dataclasses
+import itertools
 import json
 import sys
 from typing import Any
+from typing import NamedTuple
 from typing import TextIO
 
 from etils import epath
+import tqdm
 
 from bert_jax.errors import UserError
 from bert_jax.inference import bert as bert_lib
+from bert_jax.inference import vectors
 from bert_jax.inference.bert import Bert
 
+# Examples that are read before any is answered: few at first, so that the first answers come at
+# once, then twice as many each time, because texts of like length run best together.
+_FIRST, _MOST = 1, 4096
 
-def _fill_mask(bert: Bert, example: dict[str, Any]) -> dict[str, Any]:
-  return {'masks': bert.fill_mask(example['text'])}
-
-
-def _next_sentence(bert: Bert, example: dict[str, Any]) -> dict[str, Any]:
-  return {'is_next': bert.next_sentence([(example['text'], example['text_pair'])])[0]}
+Example = dict[str, Any]
 
 
-def _score(bert: Bert, example: dict[str, Any]) -> dict[str, Any]:
-  return bert.score(example['text'])
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """How texts become vectors: the arguments of `Bert.embed`."""
+
+  pooling: str = 'mean'
+  normalize: bool = False
+  layers: tuple[int, ...] = (-1,)
+  long: str = 'head'
+  max_len: int | None = None
 
 
-# Each task: the fields that an example must have, and the function of it.
-TASKS: dict[str, tuple[tuple[str, ...], Callable[[Bert, dict[str, Any]], dict[str, Any]]]] = {
-    'fill_mask': (('text',), _fill_mask),
-    'next_sentence': (('text', 'text_pair'), _next_sentence),
-    'score': (('text',), _score),
+def _fill_mask(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
+  del options
+  return [{'masks': masks} for masks in bert.fill_mask([e['text'] for e in examples])]
+
+
+def _next_sentence(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
+  del options
+  pairs = [(e['text'], e['text_pair']) for e in examples]
+  return [{'is_next': probability} for probability in bert.next_sentence(pairs)]
+
+
+def _score(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
+  del options
+  return [bert.score(e['text']) for e in examples]
+
+
+def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
+  texts = [e['text'] for e in examples]
+  found = bert.embed(texts, **dataclasses.asdict(options))
+  if options.pooling != 'none':
+    return [{'embedding': vector.tolist()} for vector in found]
+  encoded = bert.tokenizer.encode_with_offsets(texts)
+  return [{'tokens': [
+      {'token': token, 'start': start, 'end': end, 'vector': vector.tolist()}
+      for token, (start, end), vector in zip(bert.tokenizer.tokens(ids), offsets, of_text)]}
+      for (ids, offsets), of_text in zip(encoded, found)]
+
+
+class Task(NamedTuple):
+  """One kind of prediction."""
+
+  fields: tuple[str, ...]  # what an example must have
+  function: Callable[[Bert, Sequence[Example], Options], list[Example]]
+
+
+TASKS = {
+    'fill_mask': Task(('text',), _fill_mask),
+    'next_sentence': Task(('text', 'text_pair'), _next_sentence),
+    'score': Task(('text',), _score),
+    'embed': Task(('text',), _embed),
 }
 
 
-def read_examples(stream: TextIO, name: str, fields: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def read_examples(stream: TextIO, name: str, fields: tuple[str, ...]) -> Iterator[Example]:
   """The objects of JSON lines that have `fields`, all strings; blank lines are left out.
 
   Raises:
@@ -57,50 +103,81 @@ def read_examples(stream: TextIO, name: str, fields: tuple[str, ...]) -> Iterato
     raise UserError(f'{name}, after line {number}: invalid UTF-8 ({e.reason})') from e
 
 
-def predict(task: str, bert: Bert, source: TextIO, name: str, sink: TextIO):
-  """Writes one line to `sink` for each example of `source`.
+def _answer(task: Task, bert: Bert, examples: Sequence[Example], options: Options, name: str,
+            before: int) -> list[Example]:
+  try:
+    return task.function(bert, examples, options)
+  except UserError as e:
+    if len(examples) == 1:
+      raise UserError(f'{name}, example {before + 1}: {e}') from e
+  # One of them is at fault: it is found alone.
+  return [_answer(task, bert, [example], options, name, before + i)[0]
+          for i, example in enumerate(examples)]
+
+
+def predict(task: Task, bert: Bert, source: TextIO, name: str, write: Callable[[Example], None],
+            options: Options):
+  """Writes an answer for each example of `source`, with a progress bar where a person looks on.
 
   Raises:
     UserError: a line that cannot be used (with its number), or no example at all.
   """
-  fields, function = TASKS[task]
-  count = 0
-  for count, example in enumerate(read_examples(source, name, fields), 1):
-    try:
-      found = function(bert, example)
-    except UserError as e:
-      raise UserError(f'{name}, example {count}: {e}') from e
-    sink.write(json.dumps(found, ensure_ascii=False) + '\n')
-    sink.flush()
+  examples = read_examples(source, name, task.fields)
+  count, size = 0, _FIRST
+  with tqdm.tqdm(unit=' examples', unit_scale=True, disable=None, leave=False) as bar:
+    while window := list(itertools.islice(examples, size)):
+      for answer in _answer(task, bert, window, options, name, count):
+        write(answer)
+      count, size = count + len(window), min(2 * size, _MOST)
+      bar.update(len(window))
   if not count:
     raise UserError(f'{name} holds no example')
 
 
-def run(task: str | None, model: str | None, source: str | None, output: str | None):
+def _write_line(sink: TextIO) -> Callable[[Example], None]:
+  def write(answer):
+    sink.write(json.dumps(answer, ensure_ascii=False) + '\n')
+    sink.flush()
+
+  return write
+
+
+def run(task: str | None, model: str | None, source: str | None, output: str | None,
+        options: Options = Options()):
   """`predict` between files; None stands for standard input and output.
 
-  The output appears under its name only when it is whole.
+  The output appears under its name only when it is whole. Embeddings are written as an array where
+  it ends in .npy or .safetensors.
   """
   if task not in TASKS:
     raise UserError(f'--task={task!r} is unknown: use {", ".join(TASKS)}')
   if not model:
-    raise UserError('give --model=DIR, a workdir that main has trained')
+    raise UserError('give --model=DIR, a workdir that main has trained or a folder of convert')
+  as_array = bool(output) and output.endswith(vectors.SUFFIXES)
+  if as_array and (task != 'embed' or options.pooling == 'none'):
+    raise UserError(f'--output={output} holds one vector a text: only --task=embed makes them, '
+                    'with --pooling=cls, mean or max')
   bert = bert_lib.load(model)
   try:
     stream = epath.Path(source).open(encoding='utf-8') if source else sys.stdin
   except OSError as e:
     raise UserError(f'--input={source} cannot be read: {e.strerror or e}') from e
+  name = source or 'standard input'
   if not output:
-    return predict(task, bert, stream, source or 'standard input', sys.stdout)
+    return predict(TASKS[task], bert, stream, name, _write_line(sys.stdout), options)
   path = epath.Path(output)
   partial = path.parent / (path.name + '.partial')
   try:
-    sink = partial.open('w', encoding='utf-8')
+    sink = partial.open('wb') if as_array else partial.open('w', encoding='utf-8')
   except OSError as e:
     raise UserError(f'--output={output} cannot be written: {e.strerror or e}') from e
   try:
     with sink:
-      predict(task, bert, stream, source or 'standard input', sink)
+      if as_array:
+        with vectors.Writer(sink, output) as writer:
+          predict(TASKS[task], bert, stream, name, lambda a: writer.add(a['embedding']), options)
+      else:
+        predict(TASKS[task], bert, stream, name, _write_line(sink), options)
   except BaseException:
     partial.unlink()
     raise

@@ -68,7 +68,12 @@ class SelfAttention(nn.Module):
     query, key, value = (jnp.moveaxis(qkv[:, :, i], 2, 1) for i in range(3))  # [B, H, L, K]
 
     dropout = nn.Dropout(c.attention_dropout, deterministic=deterministic)
-    out = dot_product_attention(query, key, value, bias, dropout)
+
+    def drop(weights):
+      self.sow('intermediates', 'weights', weights)  # [B, H, L, L], kept for those who ask
+      return dropout(weights)
+
+    out = dot_product_attention(query, key, value, bias, drop)
 
     init = truncated_normal(c.initializer_range, 'heads', 'kv', 'embed')
     kernel = self.param('out_kernel', init, (h, k, d)).astype(x.dtype)

@@ -70,6 +70,7 @@ class EncoderLayer(nn.Module):
     x = LayerNorm(c, name='attention_norm')(x + dropout(y))
     y = FeedForward(c, name='feed_forward')(x)
     x = LayerNorm(c, name='feed_forward_norm')(x + dropout(y))
+    self.sow('intermediates', 'hidden', x)
     return nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act')), None
 
 
@@ -94,10 +95,15 @@ class Bert(nn.Module):
 
   @nn.compact
   def encode(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
-    """Hidden states of the last layer, [B, L, D] in the compute dtype."""
+    """Hidden states of the last layer, [B, L, D] in the compute dtype.
+
+    With `mutable=['intermediates']` Linen gives what `intermediates` below takes apart.
+    """
     c = self.config
     x = self.embeddings(batch.ids, batch.type_ids, batch.positions, deterministic=deterministic)
-    layers = nn.scan(_rematerialised(EncoderLayer, c.remat), variable_axes={'params': 0},
+    self.sow('intermediates', 'embedded', x)
+    layers = nn.scan(_rematerialised(EncoderLayer, c.remat),
+                     variable_axes={'params': 0, 'intermediates': 0},
                      split_rngs={'params': True, 'dropout': True}, in_axes=nn.broadcast,
                      length=c.num_layers, unroll=c.scan_unroll,
                      metadata_params={nn.PARTITION_NAME: 'layers'})
@@ -113,6 +119,20 @@ class Bert(nn.Module):
     """(hidden [B, L, D], pooled [B, P, D])."""
     hidden = self.encode(batch, deterministic=deterministic)
     return hidden, self.pool(hidden, cls_positions)
+
+
+class Intermediates(NamedTuple):
+  """What an encoder computed on its way."""
+
+  hidden: jax.Array  # [N + 1, B, L, D]: the embeddings, then every layer
+  attention: jax.Array  # [N, B, H, L, L]: the attention weights
+
+
+def intermediates(collection: dict) -> Intermediates:
+  """The `intermediates` that `Bert.encode` left behind."""
+  layers = collection['layers']
+  hidden = jnp.concatenate([collection['embedded'][0][None], layers['hidden'][0]])
+  return Intermediates(hidden, layers['attention']['weights'][0])
 
 
 def take_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:

@@ -27,10 +27,10 @@ class BertForPreTraining(nn.Module):
     self.mlm_dense = nn.Dense(c.hidden_size, dtype=c.compute_dtype, kernel_init=init,
                               bias_init=zeros('pooled'))
     self.mlm_norm = LayerNorm(c)
-    self.mlm_bias = self.param('mlm_bias', zeros('vocab'), (c.padded_vocab_size,))
     self.nsp = nn.Dense(2, dtype=jnp.float32, bias_init=zeros('labels'),
                         kernel_init=truncated_normal(c.initializer_range, 'embed', 'labels'))
 
+  @nn.compact  # its bias is asked for only here: an imported model may have the other head alone
   def mlm_logits(self, hidden: jax.Array, positions: jax.Array) -> jax.Array:
     """Logits over the vocabulary at the masked positions only.
 
@@ -43,7 +43,8 @@ class BertForPreTraining(nn.Module):
     """
     x = take_positions(hidden, positions).reshape(-1, hidden.shape[-1])  # [B * M, D]
     x = activation(self.config.activation)(self.mlm_dense(x))
-    logits = self.bert.embeddings.decode(self.mlm_norm(x)) + self.mlm_bias  # [B * M, padded V]
+    shift = self.param('mlm_bias', zeros('vocab'), (self.config.padded_vocab_size,))
+    logits = self.bert.embeddings.decode(self.mlm_norm(x)) + shift  # [B * M, padded V]
     logits = nn.with_logical_constraint(logits, ('batch', 'vocab'))
     logits = jnp.where(jnp.arange(logits.shape[-1]) < self.config.vocab_size, logits, MASKED)
     return logits.reshape(*positions.shape, -1)

@@ -86,13 +86,27 @@ class Checkpoints:
     self._manager.close()
 
 
+def latest_step(workdir: epath.Path) -> int | None:
+  """The newest complete step of a workdir, None if there is none."""
+  directory = absolute(workdir) / 'checkpoints'
+  if not directory.exists():
+    return None
+  with ocp.CheckpointManager(directory, item_names=('params', 'optimizer')) as manager:
+    return manager.latest_step()
+
+
+def on_one_device(abstract: Any) -> Any:
+  """ShapeDtypeStructs, to be restored to this process's first device."""
+  device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), abstract)
+
+
 def restore_params(workdir: epath.Path, abstract: Any) -> tuple[Any, int]:
-  """The parameters of a workdir's newest checkpoint, and its step.
+  """The parameters of a workdir's newest checkpoint on one device, and its step.
 
   Args:
     workdir: of the run that made it.
-    abstract: ShapeDtypeStructs of the parameters, with the shardings to restore to; one device
-      where they have none.
+    abstract: ShapeDtypeStructs of the parameters.
 
   Raises:
     UserError: there is none, or it is of another model.
@@ -104,12 +118,9 @@ def restore_params(workdir: epath.Path, abstract: Any) -> tuple[Any, int]:
     step = manager.latest_step()
     if step is None:
       raise UserError(f'{directory} holds no complete checkpoint yet')
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    abstract = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or device), abstract)
     try:
-      found = manager.restore(
-          step, args=ocp.args.Composite(params=ocp.args.StandardRestore(abstract)))
+      found = manager.restore(step, args=ocp.args.Composite(
+          params=ocp.args.StandardRestore(on_one_device(abstract))))
     except (ValueError, KeyError) as e:
       raise UserError(f'{directory}/{step} does not fit {workdir}/run.json: {e}') from e
   return found['params'], step

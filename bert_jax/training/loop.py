@@ -1,5 +1,7 @@
 """The training loop: one for every task, read from top to bottom."""
 
+from collections.abc import Callable
+from collections.abc import Sequence
 import functools
 import signal
 import time
@@ -34,22 +36,23 @@ def _fetch(metrics: list[Metrics]) -> tuple[dict[str, float], float]:
 
 
 def _start(config: ConfigDict, checkpoints: checkpoint.Checkpoints, first_step: int, init: Any,
+           initial: Sequence[Callable[[Any], Any]],
            abstract: state_lib.TrainState) -> state_lib.TrainState:
-  """The state that a run begins with: restored at `first_step`, from `init_from`, or fresh."""
+  """The state that a run begins with: restored at `first_step`, or fresh and then changed."""
   if first_step:
     report_lib.print_summary([('resumed', f'from step {first_step}')])
     return checkpoints.restore(first_step, abstract)
   state = init(state_lib.root_key(config.seed))
-  if config.init_from:
-    params, step = checkpoint.restore_params(epath.Path(config.init_from), abstract.params)
-    state = state._replace(params=params)
-    report_lib.print_summary([('initialised', f'from step {step} of {config.init_from}')])
+  for change in initial:
+    state = state._replace(params=change(state.params))
   return state
 
 
 def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir: epath.Path,
-          checkpoints: checkpoint.Checkpoints):
+          checkpoints: checkpoint.Checkpoints, initial: Sequence[Callable[[Any], Any]] = ()):
   """Trains `task` until `train_steps`, from the newest of `checkpoints` if there is one.
+
+  Without one `initial` says how fresh parameters are changed first, one after another.
 
   Raises:
     Preempted: SIGTERM came; everything is saved.
@@ -73,7 +76,7 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
     report_lib.print_summary([
         ('finished', f'{workdir} holds the whole run of {train_steps} steps')])
     return
-  state = _start(config, checkpoints, first_step, init, abstract)
+  state = _start(config, checkpoints, first_step, init, initial, abstract)
 
   # ---- the loop ---------------------------------------------------------------------------------
   stop = []  # SIGTERM fills it; the step that runs is finished and saved

@@ -5,6 +5,7 @@ import pytest
 import sentencepiece
 
 from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data import vocabulary
 from bert_jax.errors import UserError
 from tests import conftest
 
@@ -44,9 +45,9 @@ def test_wordpiece_splits():
   assert cased.tokens(cased.encode_batch(['A a b'])[0]) == ['A', '[UNK]', 'b']
 
 
-@pytest.mark.parametrize('kind', tokenizer_lib.KINDS)
+@pytest.mark.parametrize('kind', vocabulary.KINDS)
 def test_train_save_load(kind, tmp_path):
-  t = tokenizer_lib.train(kind, lambda: TEXTS, 120, True)
+  t = vocabulary.train(kind, lambda: TEXTS, 120, True)
   assert 60 <= t.vocab_size <= 120
   assert tokenizer_lib.special_ids(t) == (0, 1, 2, 3, 4)
   t.save(epath.Path(tmp_path))
@@ -60,7 +61,7 @@ def test_train_save_load(kind, tmp_path):
 
 def test_training_a_vocabulary_twice_gives_the_same():
   for size in (90, 120, 150, 200):
-    one, two, three = (tokenizer_lib.train('wordpiece', lambda: TEXTS, size, True).vocab
+    one, two, three = (vocabulary.train('wordpiece', lambda: TEXTS, size, True).vocab
                        for _ in range(3))
     assert one == two == three and one[:5] == list(tokenizer_lib.SPECIAL_TOKENS)
 

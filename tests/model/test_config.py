@@ -21,12 +21,12 @@ WITH_HEADS = {'base': 110_106_428, 'large': 336_226_108}
 
 @pytest.mark.parametrize('size', COUNTS)
 def test_counts_with_pooler(size):
-  assert count_parameters(BertConfig(**config_lib.model(size))) == COUNTS[size]
+  assert count_parameters(config_lib.bert_config(config_lib.model(size))) == COUNTS[size]
 
 
 @pytest.mark.parametrize('size', config_lib.SIZES)
 def test_modules_have_the_counted_parameters(size):
-  config = BertConfig(**config_lib.model(size))
+  config = config_lib.bert_config(config_lib.model(size))
   tokens = jnp.zeros((1, 8), jnp.int32)
   shapes = nn.unbox(jax.eval_shape(BertForPreTraining(config).init, jax.random.key(0),
                                    Batch(*[tokens] * 4), tokens, tokens))

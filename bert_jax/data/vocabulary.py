@@ -1,0 +1,148 @@
+"""Making vocabularies: trained from a corpus, extended by words; and vectors of their entries."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+import io
+
+from etils import epath
+import numpy as np
+import sentencepiece
+from tokenizers import trainers
+
+from bert_jax.data.tokenizer import SPECIAL_TOKENS
+from bert_jax.data.tokenizer import SentencePiece
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.tokenizer import WordPiece
+from bert_jax.errors import UserError
+
+KINDS = ('wordpiece', 'sentencepiece')
+
+
+def _train_wordpiece(texts: Callable[[], Iterable[str]], vocab_size: int,
+                     lowercase: bool) -> WordPiece:
+  def entries(size, first):
+    # Published vocabularies hold about 1,000 single characters; rarer ones become [UNK].
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size, special_tokens=[*SPECIAL_TOKENS, *first], show_progress=False,
+        limit_alphabet=max(vocab_size // 8, 100), min_frequency=2)
+    untrained = WordPiece(SPECIAL_TOKENS, lowercase).untrained()
+    untrained.train_from_iterator(texts(), trainer)
+    return sorted(set(untrained.get_vocab()) - set(SPECIAL_TOKENS))
+
+  # The trainer numbers the pieces inside words in the order of a hash table, and breaks ties
+  # between equally frequent pairs by these numbers: another vocabulary every time. Its alphabet
+  # alone does not depend on them; given first and sorted, it makes the rest the same every time.
+  inside = [e for e in entries(len(SPECIAL_TOKENS), ()) if e.startswith('##')]
+  return WordPiece([*SPECIAL_TOKENS, *entries(vocab_size, inside)], lowercase)
+
+
+def train(kind: str, texts: Callable[[], Iterable[str]], vocab_size: int,
+          lowercase: bool) -> Tokenizer:
+  """Trains a vocabulary of at most `vocab_size` entries, special tokens included.
+
+  Args:
+    kind: wordpiece or sentencepiece.
+    texts: reads the sentences from the start each time it is called.
+    vocab_size: V.
+    lowercase: lower-case the text (and strip its accents, for WordPiece).
+
+  Raises:
+    UserError: an unknown kind, a size that cannot be, or too little text for it.
+  """
+  if kind not in KINDS:
+    raise UserError(f'data.tokenizer={kind!r} is unknown: use {" or ".join(KINDS)}')
+  if vocab_size <= len(SPECIAL_TOKENS):
+    raise UserError(f'model.vocab_size={vocab_size} leaves no room beside the special tokens')
+  if kind == 'wordpiece':
+    return _train_wordpiece(texts, vocab_size, lowercase)
+  model = io.BytesIO()
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts()), model_writer=model, vocab_size=vocab_size,
+        model_type='unigram', hard_vocab_limit=False, minloglevel=2, pad_id=0, unk_id=1, bos_id=-1,
+        eos_id=-1, pad_piece='<pad>', unk_piece='<unk>',
+        control_symbols=['[CLS]', '[SEP]', '[MASK]'],
+        normalization_rule_name='nmt_nfkc_cf' if lowercase else 'nmt_nfkc',
+        input_sentence_size=5_000_000, shuffle_input_sentence=False)
+  except RuntimeError as e:
+    raise UserError(f'SentencePiece cannot train {vocab_size} pieces on this corpus: {e}') from e
+  return SentencePiece(model.getvalue())
+
+
+def _read_lines(path: str, field: str) -> list[str]:
+  try:
+    return epath.Path(path).read_bytes().decode('utf-8').splitlines()
+  except OSError as e:
+    raise UserError(f'{field}={path} cannot be read: {e.strerror or e}') from e
+  except UnicodeDecodeError as e:
+    raise UserError(f'{field}={path}: invalid UTF-8 at byte {e.start}') from e
+
+
+def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
+  """The tokeniser with the words of a file as new entries after its own, and notes for the user.
+
+  Args:
+    tokenizer: a WordPiece.
+    path: a text file, one word a line; they are cleaned and lower-cased as the tokeniser does it.
+
+  Raises:
+    UserError: no such file or no new word in it, a line of several words, another kind of
+      tokeniser.
+  """
+  if not isinstance(tokenizer, WordPiece):
+    raise UserError(f'model.add_tokens={path} needs a WordPiece vocabulary, this is '
+                    f'{tokenizer.kind}')
+  known, words, already = set(tokenizer.vocab), [], []
+  for number, line in enumerate(_read_lines(path, 'model.add_tokens'), 1):
+    parts = tokenizer.words_of(line)
+    if not parts:
+      continue
+    if len(parts) > 1:
+      raise UserError(f'{path}, line {number}: {line.strip()!r} is {len(parts)} words to the '
+                      f'tokeniser ({" ".join(parts)}): an entry is one')
+    if len(parts[0]) > 100:
+      raise UserError(f'{path}, line {number}: a word of {len(parts[0])} characters; WordPiece '
+                      'reads at most 100')
+    (already if parts[0] in known else words).append(parts[0])
+    known.add(parts[0])
+  if not words:
+    raise UserError(f'model.add_tokens={path} holds no word that the vocabulary does not have')
+  notes = [f'{len(words)} words added to the vocabulary']
+  if already:
+    notes.append(f'{len(already)} words of {path} were in the vocabulary already')
+  return tokenizer.extended(words), notes
+
+
+def read_word_vectors(path: str, entries: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
+  """Reads the vectors of known words from word2vec's text format.
+
+  Args:
+    path: a file of lines "word v1 v2 ... vD"; a first line "count D" may be there.
+    entries: the id of each word that is wanted.
+
+  Returns:
+    ([n] ids, [n, D] float32 vectors).
+
+  Raises:
+    UserError: the file cannot be read, is malformed, or has none of the words.
+  """
+  found, width = {}, None
+  for number, line in enumerate(_read_lines(path, 'model.embedding_init'), 1):
+    word, *values = line.rstrip().split(' ')
+    if number == 1 and len(values) == 1 and word.isdigit():
+      continue
+    width = width or len(values)
+    if len(values) != width:
+      raise UserError(f'{path}, line {number}: {len(values)} numbers after the word, not {width}')
+    if word in entries and entries[word] not in found:
+      try:
+        vector = np.array(values, np.float32)
+      except ValueError as e:
+        raise UserError(f'{path}, line {number}: no numbers after {word!r}: {e}') from e
+      if not np.all(np.isfinite(vector)):
+        raise UserError(f'{path}, line {number}: the vector of {word!r} is not finite')
+      found[entries[word]] = vector
+  if not found or not width:
+    raise UserError(f'model.embedding_init={path} has a vector for no entry of the vocabulary')
+  return np.array(list(found)), np.stack(list(found.values()))

@@ -1,0 +1,233 @@
+"""Models in the Hugging Face layout: config.json, safetensors, vocabulary; both ways.
+
+What is read and written is what transformers' PyTorch classes have (`modeling_bert.py`), under
+every prefix and every old name that the hub has used.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import json
+import re
+
+from etils import epath
+import numpy as np
+import safetensors
+from safetensors.numpy import save_file
+
+from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.errors import UserError
+from bert_jax.interop import layout
+from bert_jax.interop.card import model_card
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.interop.pretrained import check_vocabulary
+from bert_jax.model.config import BertConfig
+
+# What each architecture must have besides the encoder, and the task of its classifier.
+ARCHITECTURES = {
+    'BertModel': ((), ''),
+    'BertForPreTraining': (('pooler', 'mlm', 'nsp'), ''),
+    'BertForMaskedLM': (('mlm',), ''),
+    'BertForNextSentencePrediction': (('pooler', 'nsp'), ''),
+    'BertForSequenceClassification': (('pooler', 'classifier'), 'sequence_classification'),
+    'BertForTokenClassification': (('classifier',), 'token_classification'),
+    'BertForQuestionAnswering': (('qa_outputs',), 'question_answering'),
+    'BertForMultipleChoice': (('pooler', 'classifier'), 'multiple_choice'),
+}
+_ACTIVATIONS = {'gelu': 'gelu', 'gelu_python': 'gelu', 'gelu_new': 'gelu_tanh',
+                'gelu_pytorch_tanh': 'gelu_tanh', 'relu': 'relu'}
+_FIELDS = {  # of config.json -> of BertConfig
+    'vocab_size': 'vocab_size', 'hidden_size': 'hidden_size', 'num_hidden_layers': 'num_layers',
+    'num_attention_heads': 'num_heads', 'intermediate_size': 'intermediate_size',
+    'max_position_embeddings': 'max_positions', 'type_vocab_size': 'type_vocab_size',
+    'hidden_dropout_prob': 'dropout', 'attention_probs_dropout_prob': 'attention_dropout',
+    'initializer_range': 'initializer_range', 'layer_norm_eps': 'layer_norm_eps'}
+_NEEDED = ('vocab_size', 'hidden_size', 'num_hidden_layers', 'num_attention_heads',
+           'intermediate_size')
+# Copies of other tensors, and a buffer that older versions saved.
+_TIED = {'cls.predictions.decoder.weight': 'embeddings.word_embeddings.weight',
+         'cls.predictions.decoder.bias': 'cls.predictions.bias'}
+_BUFFER = 'embeddings.position_ids'
+
+
+def config_from(theirs: dict, path: epath.Path) -> BertConfig:
+  """The BertConfig of a config.json, or of google-research/bert's bert_config.json.
+
+  Raises:
+    UserError: a field is missing, or asks for something that BERT as published does not have.
+  """
+  missing = [name for name in _NEEDED if name not in theirs]
+  if missing:
+    raise UserError(f'{path} has no {", ".join(missing)}: it is no config of a BERT')
+  activation = theirs.get('hidden_act', 'gelu')
+  if activation not in _ACTIVATIONS:
+    raise UserError(f'{path}: hidden_act={activation!r} is unknown: known are '
+                    f'{", ".join(_ACTIVATIONS)}')
+  for name, published in (('position_embedding_type', 'absolute'), ('is_decoder', False),
+                          ('add_cross_attention', False), ('tie_word_embeddings', True)):
+    if theirs.get(name, published) != published:
+      raise UserError(f'{path}: {name}={theirs[name]!r} is not what BERT has ({published!r})')
+  fields = {ours: theirs[name] for name, ours in _FIELDS.items() if name in theirs}
+  for name, value in fields.items():
+    number = BertConfig.__dataclass_fields__[name].default
+    if isinstance(value, bool) or not isinstance(
+        value, int if isinstance(number, int) else (int, float)):
+      raise UserError(f'{path}: the value {value!r} for {name} is no {type(number).__name__}')
+  return BertConfig(**fields, activation=_ACTIVATIONS[activation])
+
+
+def _read_config(directory: epath.Path) -> tuple[dict, str]:
+  """(config.json, architecture)."""
+  path = directory / 'config.json'
+  try:
+    theirs = json.loads(path.read_bytes())
+  except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
+    raise UserError(f'{path} cannot be read: {e}') from e
+  if not isinstance(theirs, dict):
+    raise UserError(f'{path} holds no JSON object')
+  architecture = (theirs.get('architectures') or ['BertModel'])[0]
+  if theirs.get('model_type', 'bert') != 'bert' or architecture not in ARCHITECTURES:
+    raise UserError(f'{path}: the architecture {architecture} (model_type '
+                    f'{theirs.get("model_type")!r}) is unknown: known are '
+                    f'{", ".join(ARCHITECTURES)}')
+  return theirs, architecture
+
+
+def _weight_files(directory: epath.Path) -> list[epath.Path]:
+  index = directory / 'model.safetensors.index.json'
+  if (directory / 'model.safetensors').exists():
+    return [directory / 'model.safetensors']
+  if index.exists():
+    try:
+      names = sorted(set(json.loads(index.read_bytes())['weight_map'].values()))
+    except (OSError, ValueError, KeyError, AttributeError) as e:
+      raise UserError(f'{index} cannot be read: {e}') from e
+    missing = [name for name in names if not (directory / name).exists()]
+    if missing:
+      raise UserError(f'{directory} lacks {", ".join(missing)}, which {index.name} names')
+    return [directory / name for name in names]
+  if list(directory.glob('*.bin')):
+    raise UserError(
+        f'{directory} holds its weights as a pickle (.bin), which runs code when it is read; in an '
+        'environment with torch and transformers convert it: python -c "from transformers import '
+        f"AutoModelForPreTraining as A; A.from_pretrained('{directory}').save_pretrained('NEW')\"")
+  raise UserError(f'{directory} holds no weights: neither model.safetensors nor '
+                  'model.safetensors.index.json')
+
+
+def canonical(name: str) -> str:
+  """A tensor's name without the prefix of the encoder, and with today's word for LayerNorm's."""
+  name = name.removeprefix('bert.')
+  return re.sub(r'LayerNorm\.(gamma|beta)$',
+                lambda m: 'LayerNorm.' + {'gamma': 'weight', 'beta': 'bias'}[m[1]], name)
+
+
+@contextlib.contextmanager
+def _tensors(files: list[epath.Path]) -> Iterator[dict]:
+  """Readers of the tensors, by canonical name; nothing is read before it is asked for."""
+  with contextlib.ExitStack() as stack:
+    found = {}
+    for path in files:
+      try:
+        file = stack.enter_context(safetensors.safe_open(str(path), 'numpy'))
+      except (safetensors.SafetensorError, OSError) as e:
+        raise UserError(f'{path} is corrupt or no safetensors file: {e}') from e
+      for name in file.keys():  # noqa: SIM118, it is no dict
+        if canonical(name) in found:
+          raise UserError(f'{path}: {name} is there twice, under two names')
+        found[canonical(name)] = (file, name)
+    yield found
+
+
+def _shorten(names: list[str]) -> str:
+  return ', '.join(names[:5]) + (f' and {len(names) - 5} more' if len(names) > 5 else '')
+
+
+def _groups(names: set[str], architecture: str) -> tuple[str, ...]:
+  needed, _ = ARCHITECTURES[architecture]
+  return tuple(group for group, start in layout.GROUPS.items()
+               if group in needed or any(name.startswith(start) for name in names))
+
+
+def _check(shapes: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]],
+           directory: epath.Path):
+  missing = sorted(expected.keys() - shapes.keys())
+  surplus = sorted(shapes.keys() - expected.keys())
+  if missing:
+    raise UserError(f'{directory} lacks tensors: {_shorten(missing)}')
+  if surplus:
+    raise UserError(f'{directory} has tensors that its architecture does not: {_shorten(surplus)}')
+  for name, shape in expected.items():
+    if shapes[name] != shape:
+      raise UserError(f'{directory}: {name} has shape {list(shapes[name])}, its config asks for '
+                      f'{list(shape)}')
+
+
+def load(directory: epath.Path) -> Pretrained:
+  """Reads a model in the Hugging Face layout.
+
+  Raises:
+    UserError: something is missing, surplus, of another shape, corrupt, or no BERT.
+  """
+  theirs, architecture = _read_config(directory)
+  config = config_from(theirs, directory / 'config.json')
+  with _tensors(_weight_files(directory)) as found:
+    def get(name):
+      file, theirs = found[name]
+      return file.get_tensor(theirs)
+
+    shapes = {name: tuple(file.get_slice(theirs).get_shape())
+              for name, (file, theirs) in found.items()}
+    if 'cls.predictions.bias' not in found and 'cls.predictions.decoder.bias' in found:
+      found['cls.predictions.bias'] = found['cls.predictions.decoder.bias']
+      shapes['cls.predictions.bias'] = shapes['cls.predictions.decoder.bias']
+    shapes.pop(_BUFFER, None)
+    for copy, of in _TIED.items():
+      if shapes.pop(copy, None) and not (of in found and np.array_equal(get(copy), get(of))):
+        raise UserError(f'{directory}: {copy} differs from {of}: BERT has one tensor for both')
+    groups = _groups(shapes.keys(), architecture)
+    outputs = shapes.get('classifier.bias', (0,))[0] if 'classifier' in groups else 0
+    _check(shapes, layout.expected_shapes(config, groups, outputs), directory)
+    params = layout.from_tensors(get, config, groups)
+  tokenizer = tokenizer_lib.load(directory)
+  check_vocabulary(config, tokenizer, directory)
+  names = {int(i): str(label) for i, label in (theirs.get('id2label') or {}).items()}
+  return Pretrained(
+      config, params, tokenizer, task=ARCHITECTURES[architecture][1],
+      labels=tuple(names.get(i, f'LABEL_{i}') for i in range(outputs)),
+      facts={'source': str(directory)})
+
+
+def architecture_of(model: Pretrained) -> str:
+  """The smallest of transformers' classes that holds all that the model has."""
+  for name, (needed, task) in ARCHITECTURES.items():
+    if task == model.task and set(model.groups) - {'pooler'} == set(needed) - {'pooler'}:
+      return name
+  raise UserError(f'no class of transformers has the heads {", ".join(model.groups)} together')
+
+
+def save(model: Pretrained, directory: epath.Path):
+  """Writes a model in the Hugging Face layout into a folder, which is made if it is not there."""
+  directory.mkdir(parents=True, exist_ok=True)
+  architecture, c = architecture_of(model), model.config
+  activation = next(name for name, ours in _ACTIVATIONS.items()
+                    if ours == c.activation)
+  theirs = {
+      'architectures': [architecture], 'model_type': 'bert',
+      **{name: getattr(c, ours) for name, ours in _FIELDS.items()}, 'hidden_act': activation,
+      'position_embedding_type': 'absolute', 'pad_token_id': model.tokenizer.pad_id,
+      'dtype': 'float32'}
+  if model.labels:
+    theirs |= {'id2label': {str(i): label for i, label in enumerate(model.labels)},
+               'label2id': {label: i for i, label in enumerate(model.labels)}}
+  (directory / 'config.json').write_text(json.dumps(theirs, indent=2) + '\n')
+  prefix = '' if architecture == 'BertModel' else 'bert.'
+  heads = tuple(start for group, start in layout.GROUPS.items() if group != 'pooler')
+  tensors = {name if name.startswith(heads) else prefix + name: np.ascontiguousarray(x)
+             for name, x in layout.to_tensors(model.params, c).items()}
+  save_file(tensors, str(directory / 'model.safetensors'), metadata={'format': 'pt'})
+  (directory / 'README.md').write_text(model_card(model, architecture))
+  model.tokenizer.save(directory)
+  path = directory / 'tokenizer_config.json'
+  if path.exists():
+    settings = json.loads(path.read_text()) | {'model_max_length': c.max_positions}
+    path.write_text(json.dumps(settings, indent=2) + '\n')

@@ -1,0 +1,154 @@
+"""Parameters <-> tensors under the names that transformers' PyTorch BERT gives them.
+
+Names are canonical here: the encoder's without the prefix "bert.", weights [out, in] as in PyTorch.
+What a checkpoint holds besides the encoder comes in groups, each whole or not there at all.
+"""
+
+from collections.abc import Callable
+from collections.abc import Collection
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.model.config import BertConfig
+from bert_jax.model.encoder import Batch
+from bert_jax.model.heads import BertForPreTraining
+
+# What a model may have on top of the encoder, and how the names of its tensors begin.
+GROUPS = {'pooler': 'pooler.', 'mlm': 'cls.predictions.', 'nsp': 'cls.seq_relationship.',
+          'classifier': 'classifier.', 'qa_outputs': 'qa_outputs.'}
+_HEADS = {'nsp': 'cls.seq_relationship', 'classifier': 'classifier', 'qa_outputs': 'qa_outputs'}
+_QKV = ('query', 'key', 'value')
+
+
+def groups(params: Any) -> tuple[str, ...]:
+  """The groups that a tree of parameters has."""
+  tree = params['params']
+  there = {'pooler': 'pooler' in tree['bert'], 'mlm': 'mlm_dense' in tree,
+           **{name: name in tree for name in ('nsp', 'classifier', 'qa_outputs')}}
+  return tuple(name for name, present in there.items() if present)
+
+
+def abstract_params(config: BertConfig, present: Collection[str], num_labels: int = 0) -> Any:
+  """The tree of ShapeDtypeStructs, boxed with logical axes, of a model with these groups."""
+  tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+  tree = jax.eval_shape(BertForPreTraining(config).init, jax.random.key(0), Batch(*[tokens] * 4),
+                        tokens, tokens)['params']
+  dense = tree.pop('nsp')
+  if 'pooler' not in present:
+    tree['bert'].pop('pooler')
+  if 'mlm' not in present:
+    tree = {'bert': tree['bert']}
+  for name, outputs in (('nsp', 2), ('classifier', num_labels), ('qa_outputs', 2)):
+    if name in present:
+      tree[name] = {
+          'kernel': dense['kernel'].replace_boxed(
+              jax.ShapeDtypeStruct((config.hidden_size, outputs), jnp.float32)),
+          'bias': dense['bias'].replace_boxed(jax.ShapeDtypeStruct((outputs,), jnp.float32))}
+  return {'params': tree}
+
+
+def from_tensors(get: Callable[[str], np.ndarray], config: BertConfig,
+                 present: Collection[str]) -> Any:
+  """The tree of parameters, float32, of tensors under their canonical names.
+
+  Args:
+    get: gives a tensor by name.
+    config: of the model; the shapes are expected to fit it.
+    present: groups besides the encoder.
+  """
+  d, h, k = config.hidden_size, config.num_heads, config.head_size
+  padding = config.padded_vocab_size - config.vocab_size
+
+  def tensor(name):
+    return np.asarray(get(name)).astype(np.float32)
+
+  def linear(name):
+    return {'kernel': tensor(f'{name}.weight').T, 'bias': tensor(f'{name}.bias')}
+
+  def norm(name):
+    return {'scale': tensor(f'{name}.weight'), 'bias': tensor(f'{name}.bias')}
+
+  def layer(i):
+    p = f'encoder.layer.{i}'
+    qkv = [linear(f'{p}.attention.self.{x}') for x in _QKV]
+    out = linear(f'{p}.attention.output.dense')
+    return {
+        'attention': {
+            'qkv_kernel': np.stack([x['kernel'].reshape(d, h, k) for x in qkv], 1),  # [D, 3, H, K]
+            'qkv_bias': np.stack([x['bias'].reshape(h, k) for x in qkv]),  # [3, H, K]
+            'out_kernel': out['kernel'].reshape(h, k, d), 'out_bias': out['bias']},
+        'attention_norm': norm(f'{p}.attention.output.LayerNorm'),
+        'feed_forward': {'up': linear(f'{p}.intermediate.dense'),
+                         'down': linear(f'{p}.output.dense')},
+        'feed_forward_norm': norm(f'{p}.output.LayerNorm')}
+
+  bert = {
+      'embeddings': {
+          'token': np.pad(tensor('embeddings.word_embeddings.weight'), ((0, padding), (0, 0))),
+          'position': tensor('embeddings.position_embeddings.weight'),
+          'segment': tensor('embeddings.token_type_embeddings.weight'),
+          'norm': norm('embeddings.LayerNorm')},
+      'layers': jax.tree.map(lambda *xs: np.stack(xs), *map(layer, range(config.num_layers)))}
+  if 'pooler' in present:
+    bert['pooler'] = linear('pooler.dense')
+  tree = {'bert': bert}
+  if 'mlm' in present:
+    tree |= {'mlm_dense': linear('cls.predictions.transform.dense'),
+             'mlm_norm': norm('cls.predictions.transform.LayerNorm'),
+             'mlm_bias': np.pad(tensor('cls.predictions.bias'), (0, padding))}
+  tree |= {name: linear(theirs) for name, theirs in _HEADS.items() if name in present}
+  return {'params': tree}
+
+
+def to_tensors(params: Any, config: BertConfig) -> dict[str, np.ndarray]:
+  """The tensors of a tree of parameters, under their canonical names; the inverse of the above."""
+  tree, found = params['params'], {}
+  d, v = config.hidden_size, config.vocab_size
+
+  def linear(name, leaf):
+    found[f'{name}.weight'] = np.asarray(leaf['kernel']).T
+    found[f'{name}.bias'] = np.asarray(leaf['bias'])
+
+  def norm(name, leaf):
+    found[f'{name}.weight'], found[f'{name}.bias'] = map(np.asarray, (leaf['scale'], leaf['bias']))
+
+  embeddings = tree['bert']['embeddings']
+  found['embeddings.word_embeddings.weight'] = np.asarray(embeddings['token'])[:v]
+  found['embeddings.position_embeddings.weight'] = np.asarray(embeddings['position'])
+  found['embeddings.token_type_embeddings.weight'] = np.asarray(embeddings['segment'])
+  norm('embeddings.LayerNorm', embeddings['norm'])
+  layers = jax.tree.map(np.asarray, tree['bert']['layers'])
+  for i in range(config.num_layers):
+    p, layer = f'encoder.layer.{i}', jax.tree.map(lambda x: x[i], layers)
+    attention = layer['attention']
+    for j, x in enumerate(_QKV):
+      linear(f'{p}.attention.self.{x}', {'kernel': attention['qkv_kernel'][:, j].reshape(d, d),
+                                         'bias': attention['qkv_bias'][j].reshape(d)})
+    linear(f'{p}.attention.output.dense', {'kernel': attention['out_kernel'].reshape(d, d),
+                                           'bias': attention['out_bias']})
+    norm(f'{p}.attention.output.LayerNorm', layer['attention_norm'])
+    linear(f'{p}.intermediate.dense', layer['feed_forward']['up'])
+    linear(f'{p}.output.dense', layer['feed_forward']['down'])
+    norm(f'{p}.output.LayerNorm', layer['feed_forward_norm'])
+  if 'pooler' in tree['bert']:
+    linear('pooler.dense', tree['bert']['pooler'])
+  if 'mlm_dense' in tree:
+    linear('cls.predictions.transform.dense', tree['mlm_dense'])
+    norm('cls.predictions.transform.LayerNorm', tree['mlm_norm'])
+    found['cls.predictions.bias'] = np.asarray(tree['mlm_bias'])[:v]
+  for name, theirs in _HEADS.items():
+    if name in tree:
+      linear(theirs, tree[name])
+  return found
+
+
+def expected_shapes(config: BertConfig, present: Collection[str],
+                    num_labels: int = 0) -> dict[str, tuple[int, ...]]:
+  """Name and shape of every tensor of a model with these groups."""
+  abstract = nn.unbox(abstract_params(config, present, num_labels))
+  zeros = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), abstract)
+  return {name: x.shape for name, x in to_tensors(zeros, config).items()}

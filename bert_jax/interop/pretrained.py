@@ -1,0 +1,44 @@
+"""A model with all that is needed to use it, to train it further or to hand it on."""
+
+import dataclasses
+from typing import Any
+
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.errors import UserError
+from bert_jax.interop import layout
+from bert_jax.model.config import BertConfig
+
+# The tasks with a head of their own, besides pretraining.
+HEAD_TASKS = ('sequence_classification', 'token_classification', 'question_answering',
+              'multiple_choice')
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+  """Config, parameters and tokeniser of one model, wherever it came from.
+
+  Attributes:
+    params: the variables of the Linen modules, {'params': {'bert': ..., heads}}, arrays float32.
+    task: what its classifier is for, one of HEAD_TASKS; '' = it has none.
+    labels: the names of the classifier's outputs.
+    facts: what is known of its training: 'source', 'steps', 'scores', 'command'.
+  """
+
+  config: BertConfig
+  params: Any
+  tokenizer: Tokenizer
+  task: str = ''
+  labels: tuple[str, ...] = ()
+  facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def groups(self) -> tuple[str, ...]:
+    """What it has besides the encoder: pooler, mlm, nsp, classifier, qa_outputs."""
+    return layout.groups(self.params)
+
+
+def check_vocabulary(config: BertConfig, tokenizer: Tokenizer, directory: Any):
+  """Raises UserError if the tokeniser in `directory` has not the model's number of entries."""
+  if tokenizer.vocab_size != config.vocab_size:
+    raise UserError(f'the vocabulary in {directory} has {tokenizer.vocab_size} entries, the model '
+                    f'{config.vocab_size}: it belongs to another model')

@@ -1,0 +1,85 @@
+"""The encoder as one StableHLO file, to be served without bert_jax."""
+
+from collections.abc import Iterator
+
+from etils import epath
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.errors import UserError
+from bert_jax.interop import verify
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.model.encoder import Batch
+from bert_jax.model.encoder import Bert
+
+FILE = 'encoder.stablehlo'
+_PLATFORMS = ('cpu', 'cuda', 'tpu')
+_README = """# A BERT encoder as StableHLO
+
+`encoder.stablehlo` holds the function and its parameters, for CPU, GPU and TPU:
+
+```python
+import jax.export
+
+encoder = jax.export.deserialize(open('encoder.stablehlo', 'rb').read())
+hidden, pooled = encoder.call(ids, type_ids, mask)
+```
+
+`ids`, `type_ids` and `mask` are int32 [B, L], for any B and any L up to {longest}; `mask` is 1 on
+tokens and 0 on padding. `hidden` is [B, L, {width}] and `pooled` [B, {width}], both float32{note}.
+The vocabulary is in `tokenizer/`.
+"""
+
+
+def encoder(model: Pretrained):
+  """A function (ids, type_ids, mask: [B, L] int32) -> (hidden [B, L, D], pooled [B, D]), float32.
+
+  Without a pooler the second is the hidden state of [CLS].
+  """
+  variables = {'params': jax.tree.map(jnp.asarray, model.params['params']['bert'])}
+  module = Bert(model.config)
+
+  def encode(ids, type_ids, mask):
+    positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
+    hidden = module.apply(variables, Batch(ids, type_ids, positions, mask), method='encode')
+    pooled = hidden[:, 0]
+    if 'pooler' in model.groups:
+      first = jnp.zeros_like(ids[:, :1])
+      pooled = module.apply(variables, hidden, first, method='pool')[:, 0]
+    return hidden.astype(jnp.float32), pooled.astype(jnp.float32)
+
+  return encode
+
+
+def save(model: Pretrained, directory: epath.Path):
+  """Writes the encoder, its tokeniser and a README into a folder, made if it is not there."""
+  directory.mkdir(parents=True, exist_ok=True)
+  longest = model.config.max_positions
+  batch, length = jax.export.symbolic_shape('b, l', constraints=[f'l <= {longest}'])
+  tokens = jax.ShapeDtypeStruct((batch, length), jnp.int32)
+  export = jax.export.export(jax.jit(encoder(model)), platforms=_PLATFORMS)
+  exported = export(tokens, tokens, tokens)
+  (directory / FILE).write_bytes(exported.serialize())
+  model.tokenizer.save(directory / 'tokenizer')
+  note = '' if 'pooler' in model.groups else ' (the model has no pooler: `pooled` is [CLS] itself)'
+  (directory / 'README.md').write_text(
+      _README.format(longest=longest, width=model.config.hidden_size, note=note))
+
+
+def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str]]:
+  """(what, finding) lines that show what was written in `directory` to be the same encoder.
+
+  Raises:
+    UserError: it is not.
+  """
+  exported = jax.export.deserialize((directory / FILE).read_bytes())
+  for rows, length in ((1, 8), (3, min(21, model.config.max_positions))):
+    batch = verify.sample(model, rows, length)
+    inputs = batch.ids, batch.type_ids, batch.pair_index
+    for ours, theirs in zip(jax.jit(encoder(model))(*inputs), exported.call(*inputs)):
+      worst = float(np.max(np.abs(np.asarray(ours) - np.asarray(theirs))))
+      if not worst <= verify.TOLERANCE:
+        raise UserError(f'{directory / FILE}: the outputs differ by {worst:.2g}')
+  yield 'outputs', 'of two batch shapes, equal to the source'

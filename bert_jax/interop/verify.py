@@ -1,0 +1,170 @@
+"""Are two models the same? Tensors, outputs and tokenisation, compared one by one."""
+
+from collections.abc import Iterator
+import dataclasses
+import importlib.util
+
+from etils import epath
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tokenizers
+
+from bert_jax.data.tokenizer import WordPiece
+from bert_jax.errors import UserError
+from bert_jax.interop import layout
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.model.encoder import Batch
+from bert_jax.model.encoder import Bert
+from bert_jax.model.heads import BertForPreTraining
+
+# Strings at which tokenisers are known to differ.
+HOSTILE = (
+    '', ' ', 'Hello, world!', 'HELLO hello HeLLo', 'unaffable embeddings', "don't can't it's",
+    'naïve café São Tomé Ångström', 'e\u0301 vs \u00e9', 'İstanbul ŞIK ıI', 'ΑΒΓ αβγ ς Σ',
+    'Привет, мир', 'שלום עולם', 'مرحبا بالعالم', 'नमस्ते दुनिया', 'สวัสดีชาวโลก', '日本語とカタカナ',
+    '中文字符 and English', '𠀀𠀁 rare', '안녕하세요 세계', '😀 👩\u200d👩\u200d👧 🇩🇪',
+    'a\u200bb\u200dc\ufeffd', 'tab\tnew\nline\r\n', 'nul\x00bell\x07esc\x1b',
+    'soft\u00adhyphen', 'non\u00a0breaking\u2003spaces\u3000wide', 'x' * 101, 'word' * 60,
+    '3.14159 1,000,000 50% $9.99 €5', '@user #tag http://a.b/c?d=e&f=g', '…—–‘’“”«»',
+    '[CLS] [SEP] [MASK] [PAD] [UNK]', '##ing ## #', 'ﬁ ﬂ ½ ² ™', '\ufffd', 'ǅ ß ẞ',
+    '`code` ~tilde~ ^caret^ |pipe| <tag>', '。、！？（）', 'ａｂｃ１２３',
+)
+# To the source's outputs; the arithmetic is the same, only the order of sums may differ.
+TOLERANCE = 2e-5
+
+
+def sample(model: Pretrained, rows: int, length: int) -> Batch:
+  """A batch [rows, length] with padding, of ids drawn from the whole vocabulary."""
+  rng = np.random.default_rng(0)
+  ids = rng.integers(0, model.config.vocab_size, (rows, length)).astype(np.int32)
+  used = np.maximum(length - np.arange(rows) * length // 3, 1)
+  pair_index = (np.arange(length) < used[:, None]).astype(np.int32)
+  type_ids = ((np.arange(length) > length // 3) * pair_index).astype(np.int32)
+  type_ids = np.minimum(type_ids, model.config.type_vocab_size - 1)
+  positions = np.broadcast_to(np.arange(length, dtype=np.int32), ids.shape)
+  return Batch(ids, type_ids, positions, pair_index)
+
+
+def _batch(model: Pretrained) -> Batch:
+  return sample(model, 3, min(24, model.config.max_positions))
+
+
+def outputs(model: Pretrained) -> dict[str, np.ndarray]:
+  """Hidden states, and what the pretraining heads say, of a fixed batch, float32."""
+  batch = _batch(model)
+  config = dataclasses.replace(model.config, dtype='float32')
+  encoder = {'params': model.params['params']['bert']}
+  first = jnp.zeros((3, 1), jnp.int32)
+  real = batch.pair_index > 0
+  hidden = Bert(config).apply(encoder, batch, method='encode')
+  found = {'hidden states': np.asarray(hidden)[real]}
+  heads = BertForPreTraining(config)
+  if 'pooler' in model.groups:
+    found['pooled output'] = np.asarray(Bert(config).apply(encoder, hidden, first, method='pool'))
+  if 'mlm' in model.groups:
+    logits = heads.apply(model.params, hidden, batch.positions, method='mlm_logits')
+    found['MLM logits'] = np.asarray(logits)[..., :config.vocab_size][real]
+  if 'nsp' in model.groups:
+    found['NSP logits'] = np.asarray(
+        heads.apply(model.params, hidden, first, method='nsp_logits'))
+  return found
+
+
+def _transformers_outputs(directory: epath.Path, model: Pretrained) -> dict[str, np.ndarray]:
+  """The same from transformers' PyTorch classes."""
+  import torch
+  import transformers
+
+  transformers.utils.logging.set_verbosity_error()
+  transformers.utils.logging.disable_progress_bar()
+  batch = _batch(model)
+  pretraining = {'mlm', 'nsp'} & set(model.groups)
+  name = ('BertForPreTraining' if len(pretraining) == 2 else
+          'BertForMaskedLM' if 'mlm' in pretraining else
+          'BertForNextSentencePrediction' if pretraining else 'BertModel')
+  theirs, loading = getattr(transformers, name).from_pretrained(
+      str(directory), output_loading_info=True)
+  if loading['missing_keys'] and name != 'BertModel':
+    raise UserError(f'{directory}: transformers misses {sorted(loading["missing_keys"])}')
+  ids, types, mask = (torch.tensor(np.array(x), dtype=torch.long)
+                      for x in (batch.ids, batch.type_ids, batch.pair_index))
+  with torch.no_grad():
+    found = theirs.eval()(input_ids=ids, token_type_ids=types, attention_mask=mask,
+                          output_hidden_states=True)
+  real = batch.pair_index > 0
+  results = {'hidden states': found.hidden_states[-1].numpy()[real]}
+  if len(pretraining) == 2:
+    results['MLM logits'] = found.prediction_logits.numpy()[real]
+    results['NSP logits'] = found.seq_relationship_logits.numpy()[:, None]
+  elif pretraining:
+    logits = found.logits.numpy()
+    if 'mlm' in pretraining:
+      results['MLM logits'] = logits[real]
+    else:
+      results['NSP logits'] = logits[:, None]
+  return results
+
+
+def _compare_outputs(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray],
+                     what: str) -> Iterator[tuple[str, str]]:
+  for name in ours.keys() & theirs.keys():
+    worst = float(np.max(np.abs(ours[name] - theirs[name])))
+    if not worst <= TOLERANCE:
+      raise UserError(f'{what}: the {name} differ by {worst:.2g} (at most {TOLERANCE} is rounding)')
+    yield name, f'differ from {what} by at most {worst:.2g}'
+
+
+def _compare_tensors(a: Pretrained, b: Pretrained) -> int:
+  """The number of tensors.
+
+  Raises:
+    UserError: naming the first that differs.
+  """
+  ours, theirs = (layout.to_tensors(jax.device_get(m.params), m.config) for m in (a, b))
+  if ours.keys() != theirs.keys():
+    raise UserError(f'only one of the models has {", ".join(sorted(ours.keys() ^ theirs.keys()))}')
+  for name, x in ours.items():
+    if x.shape != theirs[name].shape or x.tobytes() != theirs[name].tobytes():
+      raise UserError(f'the tensor {name} differs')
+  return len(ours)
+
+
+def _published_ids(directory: epath.Path) -> list[list[int]]:
+  """Ids of the hostile strings by a folder's tokenizer.json, special tokens added and parsed."""
+  tokenizer = tokenizers.Tokenizer.from_file(str(directory / 'tokenizer.json'))
+  return [tokenizer.encode(text).ids for text in HOSTILE]
+
+
+def compare(a: Pretrained, b: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str]]:
+  """(what, finding) lines that show `b`, read from `directory`, to be the same model as `a`.
+
+  Raises:
+    UserError: it is not.
+  """
+  for field in dataclasses.fields(a.config):
+    ours, theirs = (getattr(m.config, field.name) for m in (a, b))
+    if ours != theirs and field.name not in ('dtype', 'remat', 'scan_unroll'):
+      raise UserError(f'{field.name} is {ours} in one model and {theirs} in the other')
+  if (a.task, a.labels) != (b.task, b.labels):
+    raise UserError(f'one model is for {a.task or "pretraining"} with labels {a.labels}, the other '
+                    f'for {b.task or "pretraining"} with {b.labels}')
+  yield 'tensors', f'{_compare_tensors(a, b)}, all equal to the bit'
+  ours = outputs(a)
+  yield from _compare_outputs(ours, outputs(b), 'the source')
+  for text in HOSTILE:
+    first, second = (m.tokenizer.encode_batch([text])[0] for m in (a, b))
+    if first != second:
+      raise UserError(f'the tokenisers differ at {text!r}: {first} and {second}')
+  if (directory / 'tokenizer.json').exists() and isinstance(a.tokenizer, WordPiece):
+    t = a.tokenizer
+    for text, ids in zip(HOSTILE, _published_ids(directory)):
+      expected = [t.cls_id, *t.encode_with_specials(text), t.sep_id]
+      if ids != expected:
+        raise UserError(f'{directory}/tokenizer.json differs at {text!r}: {ids} and {expected}')
+  yield 'tokenisation', f'{len(HOSTILE)} hostile strings, all equal'
+  if (directory / 'config.json').exists():
+    if importlib.util.find_spec('torch') and importlib.util.find_spec('transformers'):
+      yield from _compare_outputs(ours, _transformers_outputs(directory, a), 'PyTorch')
+    else:
+      yield 'note', 'not compared with PyTorch: torch and transformers are not installed'

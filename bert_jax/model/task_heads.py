@@ -1,0 +1,71 @@
+"""The heads of the paper's fine-tuning tasks (Devlin et al. 2019, section 4), on BERT."""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.config import BertConfig
+from bert_jax.model.embeddings import truncated_normal
+from bert_jax.model.embeddings import zeros
+from bert_jax.model.encoder import Batch
+from bert_jax.model.encoder import Bert
+
+
+def _dense(config: BertConfig, outputs: int) -> nn.Dense:
+  return nn.Dense(outputs, dtype=jnp.float32, bias_init=zeros('labels'),
+                  kernel_init=truncated_normal(config.initializer_range, 'embed', 'labels'))
+
+
+class BertForSequenceClassification(nn.Module):
+  """A label, labels or a number for each text or pair: a dense layer on the pooled [CLS]."""
+
+  config: BertConfig
+  num_labels: int  # 1 for a regression
+
+  def setup(self):
+    self.bert = Bert(self.config)
+    self.dropout = nn.Dropout(self.config.dropout)
+    self.classifier = _dense(self.config, self.num_labels)
+
+  def __call__(self, batch: Batch, cls_positions: jax.Array, *,
+               deterministic: bool = True) -> jax.Array:
+    """[B, L] inputs and [B, P] int32 positions of [CLS] -> logits [B, P, num_labels] float32."""
+    _, pooled = self.bert(batch, cls_positions, deterministic=deterministic)
+    return self.classifier(self.dropout(pooled, deterministic=deterministic))
+
+
+class BertForMultipleChoice(BertForSequenceClassification):
+  """A score for each (text, choice) pair; a softmax over the pairs of a text is the caller's."""
+
+  num_labels: int = 1
+
+
+class BertForTokenClassification(nn.Module):
+  """A label for each token: a dense layer on its hidden state."""
+
+  config: BertConfig
+  num_labels: int
+
+  def setup(self):
+    self.bert = Bert(self.config)
+    self.dropout = nn.Dropout(self.config.dropout)
+    self.classifier = _dense(self.config, self.num_labels)
+
+  def __call__(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
+    """[B, L] inputs -> logits [B, L, num_labels] float32."""
+    hidden = self.bert.encode(batch, deterministic=deterministic)
+    return self.classifier(self.dropout(hidden, deterministic=deterministic))
+
+
+class BertForQuestionAnswering(nn.Module):
+  """Where an answer begins and ends: two scores for each token, without dropout before them."""
+
+  config: BertConfig
+
+  def setup(self):
+    self.bert = Bert(self.config)
+    self.qa_outputs = _dense(self.config, 2)
+
+  def __call__(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
+    """[B, L] inputs -> logits [B, L, 2] float32: the start, the end."""
+    return self.qa_outputs(self.bert.encode(batch, deterministic=deterministic))
