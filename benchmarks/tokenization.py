@@ -4,7 +4,7 @@
       --text='corpus/*.txt.gz' --lines=50000
 
 ENV is an environment with transformers 4.57, whose slow `BertTokenizer` is google-research/bert's
-pure Python code; ours is the Rust library `tokenizers`. A vocabulary with capitals is read as cased.
+pure Python code; ours is the Rust library `tokenizers`. Vocabularies with capitals are read cased.
 """
 
 import glob
@@ -60,7 +60,8 @@ def main(_):
     print(f'{vocab}: {len(texts):,} lines, {len(different)} different', flush=True)
     for text, a, b in different[:20]:
       at = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-      print(f'  {text[:60]!r}: ours {ours.tokens(a[at:at + 6])}, theirs {ours.tokens(b[at:at + 6])}')
+      a, b = (ours.tokens(ids[at:at + 6]) for ids in (a, b))
+      print(f'  {text[:60]!r}: ours {a}, theirs {b}')
 
 
 if __name__ == '__main__':

@@ -127,6 +127,10 @@ class Bert:
     b = [] if second is None else [*second, t.sep_id]
     return Row(a + b, [0] * len(a) + [1] * len(b))
 
+  def row(self, text: Text) -> Row:
+    """The tokens of a text or pair, with the special ones."""
+    return self._whole_row(*self._ids([text])[0])
+
   def _whole_row(self, *parts: Sequence[int]) -> Row:
     row = self._row(*parts)
     if len(row.ids) > self.config.max_positions:
