@@ -269,6 +269,12 @@ def _checked_vocab(vocab: list[str], path: str | epath.Path) -> list[str]:
   return vocab
 
 
+def is_cased(vocab: Sequence[str]) -> bool:
+  """Whether a vocabulary was made from text with capitals."""
+  words = [t for t in vocab if t not in SPECIAL_TOKENS and t.isalpha()]
+  return sum(t != t.lower() for t in words) > _CASED_SHARE * len(words)
+
+
 def _read_json(path: epath.Path) -> dict:
   try:
     return json.loads(path.read_bytes())
@@ -330,10 +336,8 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
   vocab = _vocab_of_json(path) if path.suffix == '.json' else read_vocab(path)
   if lowercase is None:
     lowercase = settings.get('lowercase', True)
-  words = [t for t in vocab if t not in SPECIAL_TOKENS and t.isalpha()]
-  cased = sum(t != t.lower() for t in words)
-  if lowercase and cased > _CASED_SHARE * len(words):
-    raise UserError(f'{path} is a cased vocabulary ({cased} of {len(words)} words have capitals) '
-                    'and the text would be lower-cased: set data.lowercase=False')
+  if lowercase and is_cased(vocab):
+    raise UserError(f'{path} is a cased vocabulary (its words have capitals) and the text would be '
+                    'lower-cased: set data.lowercase=False')
   return WordPiece(vocab, lowercase, settings.get('strip_accents'),
                    settings.get('handle_chinese_chars', True))

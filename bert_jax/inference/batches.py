@@ -39,8 +39,15 @@ def _power(n: int) -> int:
   return 1 << max(n - 1, 0).bit_length()
 
 
+def _rows(n: int) -> int:
+  """The rows of a last batch that has to hold n: a power of two, or a multiple of 8."""
+  return 0 if not n else _power(n) if n <= 8 else -(-n // 8) * 8
+
+
 def _classes(lengths: np.ndarray, longest: int) -> Iterator[tuple[int, np.ndarray]]:
   """(row length, the texts in rows of it)."""
+  if not lengths.size:
+    return
   powers = np.array([_power(n) for n in lengths.tolist()])
   powers = np.minimum(np.maximum(powers, min(_SHARED, powers.max())), longest)
   for length in np.unique(powers).tolist():
@@ -62,7 +69,7 @@ def pack(rows: Sequence[Row], pad_id: int, longest: int) -> Iterator[Packed]:
     at = np.arange(sizes.sum()) + np.repeat(row_of * length + start - before, sizes)  # flat
 
     step = max(_TOKENS // length, 1)
-    padded = -(-count // step) * step if count > step else _power(count)
+    padded = count - count % step + _rows(count % step)
     flat = np.zeros((4, padded * length), np.int32)
     flat[0] = pad_id
     flat[0, at] = np.concatenate([rows[i].ids for i in members])

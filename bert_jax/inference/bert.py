@@ -114,9 +114,9 @@ class Bert:
     """The token ids of each text, or of both texts of a pair."""
     if isinstance(texts, str):
       raise UserError('give a list of texts, not a string')
-    parts = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
+    parts = [tuple(text) if isinstance(text, tuple | list) else (text,) for text in texts]
     for i, part in enumerate(parts):
-      if len(part) > 2 or not all(isinstance(text, str) for text in part) or not part:
+      if len(part) not in (1, 2) or not all(isinstance(text, str) for text in part):
         raise UserError(f'text {i + 1} is neither a string nor a pair of strings')
     flat = iter(self.tokenizer.encode_batch([text for part in parts for text in part]))
     return [tuple(next(flat) for _ in part) for part in parts]

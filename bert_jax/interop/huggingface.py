@@ -4,6 +4,7 @@ What is read and written is what transformers' PyTorch classes have (`modeling_b
 every prefix and every old name that the hub has used.
 """
 
+from collections.abc import Collection
 from collections.abc import Iterator
 import contextlib
 import json
@@ -142,14 +143,15 @@ def _shorten(names: list[str]) -> str:
   return ', '.join(names[:5]) + (f' and {len(names) - 5} more' if len(names) > 5 else '')
 
 
-def _groups(names: set[str], architecture: str) -> tuple[str, ...]:
-  needed, _ = ARCHITECTURES[architecture]
+def groups_of(names: Collection[str], needed: Collection[str] = ()) -> tuple[str, ...]:
+  """The groups that some of these tensors belong to, and those that are needed."""
   return tuple(group for group, start in layout.GROUPS.items()
                if group in needed or any(name.startswith(start) for name in names))
 
 
-def _check(shapes: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]],
-           directory: epath.Path):
+def check_shapes(shapes: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]],
+                 directory: epath.Path):
+  """Raises UserError, naming them, if tensors are missing, surplus or of another shape."""
   missing = sorted(expected.keys() - shapes.keys())
   surplus = sorted(shapes.keys() - expected.keys())
   if missing:
@@ -184,15 +186,16 @@ def load(directory: epath.Path) -> Pretrained:
     for copy, of in _TIED.items():
       if shapes.pop(copy, None) and not (of in found and np.array_equal(get(copy), get(of))):
         raise UserError(f'{directory}: {copy} differs from {of}: BERT has one tensor for both')
-    groups = _groups(shapes.keys(), architecture)
+    needed, task = ARCHITECTURES[architecture]
+    groups = groups_of(shapes.keys(), needed)
     outputs = shapes.get('classifier.bias', (0,))[0] if 'classifier' in groups else 0
-    _check(shapes, layout.expected_shapes(config, groups, outputs), directory)
+    check_shapes(shapes, layout.expected_shapes(config, groups, outputs), directory)
     params = layout.from_tensors(get, config, groups)
   tokenizer = tokenizer_lib.load(directory)
   check_vocabulary(config, tokenizer, directory)
   names = {int(i): str(label) for i, label in (theirs.get('id2label') or {}).items()}
   return Pretrained(
-      config, params, tokenizer, task=ARCHITECTURES[architecture][1],
+      config, params, tokenizer, task=task,
       labels=tuple(names.get(i, f'LABEL_{i}') for i in range(outputs)),
       facts={'source': str(directory)})
 

@@ -1,0 +1,87 @@
+"""Google's TensorFlow checkpoints: bert_model.ckpt.*, bert_config.json, vocab.txt.
+
+The names are those of google-research/bert (`modeling.py`, `run_pretraining.py`). Needs tensorflow,
+an optional install.
+"""
+
+import json
+import re
+
+from etils import epath
+import numpy as np
+
+from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.errors import UserError
+from bert_jax.interop import huggingface
+from bert_jax.interop import layout
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.interop.pretrained import check_vocabulary
+
+# Of the optimiser and the run, not of the model.
+_IGNORED = re.compile(r'(^|/)(adam_[mv]|global_step|AdamWeightDecayOptimizer(_\d+)?)$')
+_NAMES = {'cls.predictions.output_bias': 'cls.predictions.bias',
+          'cls.seq_relationship.output_weights': 'cls.seq_relationship.weight',
+          'cls.seq_relationship.output_bias': 'cls.seq_relationship.bias'}
+
+
+def _canonical(name: str) -> tuple[str, bool]:
+  """(the name in PyTorch's layout, whether the matrix lies the other way there)."""
+  name = re.sub(r'/layer_(\d+)', r'/layer/\1', name).replace('/', '.')
+  name = huggingface.canonical(name)
+  if name.endswith('.kernel'):
+    return name.removesuffix('kernel') + 'weight', True
+  if re.fullmatch(r'embeddings\.\w+_embeddings', name):
+    return name + '.weight', False
+  return _NAMES.get(name, name), False
+
+
+def load(directory: epath.Path) -> Pretrained:
+  """Reads a TensorFlow checkpoint of google-research/bert.
+
+  Raises:
+    UserError: tensorflow is not installed, or something is missing, surplus or of another shape.
+  """
+  try:
+    import tensorflow as tf
+  except ImportError as e:
+    raise UserError(f'{directory} is a TensorFlow checkpoint: to read it, pip install '
+                    'tensorflow-cpu') from e
+  path = directory / 'bert_config.json'
+  try:
+    theirs = json.loads(path.read_bytes())
+  except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
+    raise UserError(f'{path} cannot be read: {e}') from e
+  config = huggingface.config_from(theirs, path)
+  indices = sorted(directory.glob('*.index'))
+  if len(indices) != 1:
+    raise UserError(f'{directory} holds {len(indices)} TensorFlow checkpoints (*.index): it has to '
+                    'hold one')
+  try:
+    reader = tf.train.load_checkpoint(str(indices[0]).removesuffix('.index'))
+    there = reader.get_variable_to_shape_map()
+  except (tf.errors.OpError, ValueError) as e:
+    raise UserError(f'{indices[0]} cannot be read: {e}') from e
+  shapes, sources = {}, {}
+  for name, shape in there.items():
+    if _IGNORED.search(name):
+      continue
+    ours, transposed = _canonical(name)
+    shapes[ours] = tuple(reversed(shape)) if transposed else tuple(shape)
+    sources[ours] = name, transposed
+
+  def get(name: str) -> np.ndarray:
+    theirs, transposed = sources[name]
+    try:
+      tensor = reader.get_tensor(theirs)
+    except (tf.errors.OpError, IndexError, RuntimeError) as e:  # the last two where it is cut short
+      raise UserError(f'{directory}: {theirs} cannot be read: {e}') from e
+    return tensor.T if transposed else tensor
+
+  groups = huggingface.groups_of(shapes.keys())
+  huggingface.check_shapes(shapes, layout.expected_shapes(config, groups), directory)
+  params = layout.from_tensors(get, config, groups)
+  # The published folders do not say; a vocabulary with capitals is read as cased.
+  vocab = tokenizer_lib.read_vocab(directory / 'vocab.txt')
+  tokenizer = tokenizer_lib.WordPiece(vocab, lowercase=not tokenizer_lib.is_cased(vocab))
+  check_vocabulary(config, tokenizer, directory)
+  return Pretrained(config, params, tokenizer, facts={'source': str(directory)})

