@@ -9,6 +9,7 @@ import pytest
 
 from bert_jax import run
 from tests import conftest
+from tests.interop import torch_bert
 
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / 'configs').glob('*.py'))
 SMALL = {'model.hidden_size': 32, 'model.num_heads': 4, 'model.intermediate_size': 64,
@@ -29,6 +30,10 @@ def test_config(path, tmp_path, corpus_file):
         f' = Title {i} = \n\n ' + ' '.join(s[:-1] + ' .' for s in d) + ' \n'
         for i, d in enumerate(conftest.make_documents(30))))
   config.update_from_flattened_dict({**SMALL, 'phases': phases, 'data.source': source})
+  if config.model.activation is None:  # it goes on from another model
+    torch_bert.make('BertModel', tmp_path / 'model', hidden_size=32, num_attention_heads=4,
+                    intermediate_size=64, max_position_embeddings=64, vocab_size=200)
+    config.init_from = str(tmp_path / 'model')
   run.run(config, str(tmp_path / 'run'))
   lines = [json.loads(x) for x in (tmp_path / 'run/metrics.jsonl').read_text().splitlines()]
   assert [x['step'] for x in lines if 'loss' in x] == [1, 2]

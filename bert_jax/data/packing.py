@@ -3,16 +3,18 @@
 import numpy as np
 
 
-def pack(sizes: np.ndarray, max_len: int, most: int) -> tuple[np.ndarray, int]:
+def pack(sizes: np.ndarray, max_len: int, most: int,
+         fillers: int = 0) -> tuple[np.ndarray, int]:
   """Puts every item into a row: the longest first, each into the fullest row that holds it.
 
   Args:
     sizes: [C] int64, each at most `max_len`. Equally long items are placed in the order given.
     max_len: L.
     most: items in a row, P at most.
+    fillers: items up to this long only go where space is left; they open no row.
 
   Returns:
-    ([C] int64 row of each item, number of rows).
+    ([C] int64 row of each item, -1 for a filler without one; number of rows).
   """
   if most == 1:
     return np.arange(len(sizes)), len(sizes)
@@ -29,6 +31,9 @@ def pack(sizes: np.ndarray, max_len: int, most: int) -> tuple[np.ndarray, int]:
       row, items = open_rows[space].pop()
       if not open_rows[space]:
         spaces ^= 1 << space
+    elif size <= fillers:
+      row_of[item] = -1
+      continue
     else:
       row, items, space = rows, 0, max_len
       rows += 1

@@ -14,8 +14,7 @@ from bert_jax.data import packing
 from bert_jax.model.encoder import Batch
 
 _TEXTS = 16  # P: texts in a row at most
-_TOKENS = 4096  # tokens of a batch, padding included
-_SHARED = 128  # texts up to this length share rows of this length
+_SHARED = 64  # texts up to this length share rows of this length
 _SHORTEST = 32  # the shortest row
 
 
@@ -44,22 +43,34 @@ def _rows(n: int) -> int:
   return 0 if not n else _power(n) if n <= 8 else -(-n // 8) * 8
 
 
-def _classes(lengths: np.ndarray, longest: int) -> Iterator[tuple[int, np.ndarray]]:
-  """(row length, the texts in rows of it)."""
-  if not lengths.size:
-    return
-  powers = np.array([_power(n) for n in lengths.tolist()])
-  powers = np.minimum(np.maximum(powers, min(_SHARED, powers.max())), longest)
-  for length in np.unique(powers).tolist():
-    yield max(length, min(_SHORTEST, longest)), np.flatnonzero(powers == length)
+def _placed(lengths: np.ndarray, longest: int) -> Iterator[
+    tuple[int, np.ndarray, np.ndarray, int]]:
+  """(row length, the texts in rows of it, the row of each, number of rows).
+
+  Long rows first: what they leave free is filled with short texts.
+  """
+  left = np.arange(len(lengths))
+  while left.size:
+    power = min(_power(int(lengths[left].max())), longest)
+    length = max(power, min(_SHORTEST, longest))
+    row_of, count = packing.pack(lengths[left], length, _TEXTS,
+                                 fillers=power // 2 if power > _SHARED else 0)
+    yield length, left[row_of >= 0], row_of[row_of >= 0], count
+    left = left[row_of < 0]
 
 
-def pack(rows: Sequence[Row], pad_id: int, longest: int) -> Iterator[Packed]:
-  """Packs texts of at most `longest` tokens, each of at least one; in no particular order."""
+def pack(rows: Sequence[Row], pad_id: int, longest: int, tokens: int) -> Iterator[Packed]:
+  """Packs texts into batches, in no particular order.
+
+  Args:
+    rows: of at least one token and at most `longest`.
+    pad_id: what padding is.
+    longest: the longest row that may be.
+    tokens: of a batch at most, padding included.
+  """
   lengths = np.array([len(row.ids) for row in rows])
-  for length, members in _classes(lengths, longest):
+  for length, members, row_of, count in _placed(lengths, longest):
     sizes = lengths[members]
-    row_of, count = packing.pack(sizes, length, _TEXTS)
     order = np.argsort(row_of, kind='stable')
     members, sizes, row_of = members[order], sizes[order], row_of[order]
     first = np.searchsorted(row_of, np.arange(count))  # [rows] the first text of each row
@@ -68,7 +79,7 @@ def pack(rows: Sequence[Row], pad_id: int, longest: int) -> Iterator[Packed]:
     start = before - before[first][row_of]
     at = np.arange(sizes.sum()) + np.repeat(row_of * length + start - before, sizes)  # flat
 
-    step = max(_TOKENS // length, 1)
+    step = max(tokens // length, 1)
     padded = count - count % step + _rows(count % step)
     flat = np.zeros((4, padded * length), np.int32)
     flat[0] = pad_id

@@ -1,5 +1,6 @@
 """A trained model in the hand: vectors of texts, filled masks, next sentences, scores."""
 
+import collections
 from collections.abc import Iterator
 from collections.abc import Sequence
 import functools
@@ -24,6 +25,9 @@ from bert_jax.model.encoder import Batch
 from bert_jax.model.encoder import Bert as Encoder
 from bert_jax.model.encoder import intermediates
 from bert_jax.model.heads import BertForPreTraining
+
+# Tokens of a batch: on a CPU what its caches hold counts, elsewhere that there is enough to do.
+_BATCH_TOKENS = collections.defaultdict(lambda: 16384, cpu=2048)
 
 Text = str | tuple[str, str]  # a text, or a pair of them
 
@@ -171,7 +175,8 @@ class Bert:
       per_text: [texts] int32 each, given to it as [R, P]; positions count from a text's start.
     """
     waiting = None
-    for packed in batches.pack(rows, self.tokenizer.pad_id, self.config.max_positions):
+    for packed in batches.pack(rows, self.tokenizer.pad_id, self.config.max_positions,
+                               _BATCH_TOKENS[jax.default_backend()]):
       there = packed.index >= 0
       values = [np.where(there, values[packed.index], 0).astype(np.int32) for values in per_text]
       if values:
