@@ -35,6 +35,13 @@ _SAME_NUMBERS = ('dtype', 'remat', 'scan_unroll')
 _VERSIONS = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
 
+def _activations(config: ConfigDict) -> float:
+  """Rows x positions x width x layers of the largest step; infinite where sizes are not set yet."""
+  width, layers = config.model.hidden_size, config.model.num_layers
+  phases = config.phases or ((0, config.max_len, config.batch_size),)
+  return width * layers * max(n * rows for _, n, rows in phases) if width and layers else math.inf
+
+
 def _train_steps(config: ConfigDict, corpus: dataset.Corpus) -> int:
   if config.train_steps:
     return config.train_steps
@@ -127,7 +134,8 @@ def run(config: ConfigDict, workdir: str):
   if config.train_steps:
     optimizer_lib.learning_rate(optimizer_config, config.train_steps)
   sharding.rules(config.sharding)
-  if config.platform == 'cpu' or (config.platform == 'auto' and not host.has_accelerator()):
+  on_cpu = config.platform == 'cpu' or (config.platform == 'auto' and not host.has_accelerator())
+  if on_cpu and _activations(config) <= host.MOST_ACTIVATIONS:
     host.keep_freed_memory()  # before JAX starts its threads
   mesh_lib.join_processes()
   mesh_lib.select_platform(config.platform)

@@ -21,9 +21,9 @@ def get_config():
     c.model[field] = config_dict.placeholder(int)  # as in init_from
   c.model.activation = config_dict.placeholder(str)
   c.model.layer_norm_eps = config_dict.placeholder(float)
-  c.train_steps = 300
+  c.train_steps = 150
   c.max_len, c.batch_size, c.phases = 128, 32, ()
   c.optimizer.learning_rate = 5e-4
-  c.optimizer.warmup_steps = 30
-  c.log_every, c.eval_every, c.checkpoint_every = 10, 100, 100
+  c.optimizer.warmup_steps = 15
+  c.log_every, c.eval_every, c.checkpoint_every = 10, 50, 50
   return c

@@ -3,6 +3,11 @@
 import ctypes
 import glob
 
+# Above this many activations (rows x positions x width x layers) in a step memory is not kept:
+# blocks of gigabytes do not fit again into the holes that they left, and 20 GB were held where 3
+# are used.
+MOST_ACTIVATIONS = 5_000_000
+
 # Parameters of glibc's mallopt (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
