@@ -1,5 +1,6 @@
 """From a config and a workdir to a trained model: checks, corpus, mesh, task, loop."""
 
+from collections.abc import Iterator
 import importlib.metadata
 import json
 import math
@@ -8,6 +9,7 @@ import sys
 
 from etils import epath
 import jax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
@@ -118,6 +120,22 @@ def _write_run(workdir: epath.Path, config: ConfigDict, corpus: dataset.Corpus):
   partial.replace(workdir / 'run.json')
 
 
+def _summary(config: ConfigDict, task: Pretraining, mesh: Mesh, phases: Phases,
+             workdir: epath.Path) -> Iterator[tuple[str, str]]:
+  """(what, value) lines that say what is about to run."""
+  c = task.model.config
+  pairs = task.pair_objective is not None
+  yield 'model', (f'{count_parameters(c, pooler=pairs, heads=True):,} parameters: {c.num_layers} '
+                  f'layers of {c.hidden_size}, {c.dtype}')
+  yield 'mesh', (f'{mesh.size} {mesh.devices.flat[0].device_kind}: '
+                 + ', '.join(f'{k} {v}' for k, v in mesh.shape.items())
+                 + f'; sharding {config.sharding}')
+  yield from task.describe()
+  yield 'steps', f'{sum(p.steps for p in phases):,}: ' + ', then '.join(
+      f'{p.steps:,} of {p.batch_size} rows of {p.max_len}' for p in phases)
+  yield 'workdir', str(workdir)
+
+
 def run(config: ConfigDict, workdir: str):
   """Trains what `config` says in `workdir`, or goes on with it.
 
@@ -168,18 +186,7 @@ def run(config: ConfigDict, workdir: str):
   task = Pretraining.create(BertForPreTraining(model_config), masking_config, corpus, phases,
                             seed=config.seed, eval_batches=config.eval_batches,
                             pack=config.data.pack, sequences=config.data.sequences)
-  pairs = task.pair_objective is not None
-  devices = f'{mesh.size} {mesh.devices.flat[0].device_kind}'
-  report.print_summary([
-      ('model', f'{count_parameters(model_config, pooler=pairs, heads=True):,} parameters: '
-                f'{model_config.num_layers} layers of {model_config.hidden_size}, '
-                f'{model_config.dtype}'),
-      ('mesh', f'{devices}: ' + ', '.join(f'{k} {v}' for k, v in mesh.shape.items())
-               + f'; sharding {config.sharding}'),
-      *task.describe(),
-      ('steps', f'{train_steps:,}: ' + ', then '.join(
-          f'{p.steps:,} of {p.batch_size} rows of {p.max_len}' for p in phases)),
-      ('workdir', str(workdir))])
+  report.print_summary(_summary(config, task, mesh, phases, workdir))
   changes = [initial.from_model(model, config.init_from)] if model else []
   if config.model.embedding_init and checkpoints.latest() is None:
     changes.append(initial.from_word_vectors(config.model.embedding_init, corpus.tokenizer))

@@ -81,12 +81,13 @@ class Bert:
       return pooling_lib.pool(hidden, batch.pair_index, starts, pooling)
 
     @functools.partial(jax.jit, static_argnames=('layers',))
-    def hidden(params, batch, layers):
-      return hidden_states(config, params, batch, layers)
-
-    @jax.jit
-    def pooled(params, batch, starts):
-      return Encoder(config).apply({'params': params['params']['bert']}, batch, starts)
+    def encoded(params, batch, starts, layers):
+      if 'pooler' not in model.groups:
+        return hidden_states(config, params, batch, layers), None
+      hidden = hidden_states(config, params, batch, layers if layers == (-1,) else (*layers, -1))
+      asked = hidden if layers == (-1,) else hidden[..., :-config.hidden_size]
+      return asked, Encoder(config).apply({'params': params['params']['bert']},
+                                          hidden[..., -config.hidden_size:], starts, method='pool')
 
     @jax.jit
     def mlm_logits(params, batch, positions):
@@ -104,7 +105,7 @@ class Bert:
       return heads.apply(params, batch, starts,
                          method=lambda m, b, p: m.nsp_logits(m.bert.encode(b), p))
 
-    self._vectors, self._hidden, self._pooled = vectors, hidden, pooled
+    self._vectors, self._encoded = vectors, encoded
     self._mlm_logits, self._surprisals, self._nsp_logits = mlm_logits, surprisals, nsp_logits
 
   # ---- texts to rows ----------------------------------------------------------------------------
@@ -198,15 +199,24 @@ class Bert:
       results[packed.index[there]] = output[there]
     return results
 
-  def _per_token(self, rows: Sequence[Row], layers: tuple[int, ...]) -> list[np.ndarray]:
-    """The hidden states of each text, [n, D * len(layers)] float32, special tokens included."""
-    found = [None] * len(rows)
-    for packed, hidden in self._run(
-        rows, lambda params, batch, starts: self._hidden(params, batch, layers)):
+  def _per_token(self, rows: Sequence[Row], layers: tuple[int, ...]) -> tuple[
+      list[np.ndarray], np.ndarray | None]:
+    """What the encoder makes of each text, float32, special tokens included.
+
+    Returns:
+      (hidden states, [n, D * len(layers)] each; pooled [texts, D], None without a pooler).
+    """
+    found, pooled = [None] * len(rows), None
+    if 'pooler' in self.model.groups:
+      pooled = np.zeros((len(rows), self.config.hidden_size), np.float32)
+    for packed, (hidden, of_texts) in self._run(
+        rows, lambda *args: self._encoded(*args, layers=layers)):
       for row, slot in zip(*np.nonzero(packed.index >= 0)):
         i, start = packed.index[row, slot], packed.starts[row, slot]
         found[i] = hidden[row, start:start + len(rows[i].ids)].astype(np.float32)
-    return found
+        if pooled is not None:
+          pooled[i] = of_texts[row, slot]
+    return found, pooled
 
   # ---- what users call --------------------------------------------------------------------------
 
@@ -220,14 +230,11 @@ class Bert:
       max_len: tokens of a text, special ones included; None = as many as the model has positions.
     """
     rows, _ = self._rows(texts, 'head', max_len)
-    hidden = self._per_token(rows, self._layers(layers))
+    hidden, pooled = self._per_token(rows, self._layers(layers))
     length = max((len(h) for h in hidden), default=0)
     mask = np.arange(length) < np.array([len(h) for h in hidden])[:, None]
     padded = np.zeros((*mask.shape, hidden[0].shape[1] if hidden else 0), np.float32)
     padded[mask] = np.concatenate(hidden) if hidden else 0
-    pooled = None
-    if 'pooler' in self.model.groups:
-      pooled = self._per_text(rows, lambda *args: self._pooled(*args)[1])
     return Encoded(padded, pooled, mask)
 
   def _layers(self, layers: Sequence[int]) -> tuple[int, ...]:
@@ -266,7 +273,7 @@ class Bert:
       special = {self.tokenizer.cls_id, self.tokenizer.sep_id}
       kept = [np.array([i not in special for i in row.ids]) for row in rows]
       return [_unit(hidden[keep]) if normalize else hidden[keep]
-              for hidden, keep in zip(self._per_token(rows, layers), kept)]
+              for hidden, keep in zip(self._per_token(rows, layers)[0], kept)]
     vectors = self._per_text(
         rows, lambda *args: self._vectors(*args, layers=layers, pooling=pooling))
     if vectors is None:
