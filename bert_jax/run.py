@@ -92,7 +92,7 @@ def _start(config: ConfigDict, workdir: epath.Path) -> Pretrained | None:
   """
   if (workdir / 'run.json').exists():
     _resume(config, workdir)
-  started = checkpoint.latest_step(workdir) is not None
+  started = checkpoint.has_checkpoint(workdir)
   model = initial.load(config) if config.init_from and not started else None
   if model:
     initial.adopt(config, model, workdir / 'tokenizer')
@@ -173,7 +173,7 @@ def run(config: ConfigDict, workdir: str):
     _check_same_model(workdir, config)
     _check_same_rows(workdir, config, corpus)
   if model:
-    initial.check(config, model, corpus.tokenizer)
+    initial.check(config, model, corpus.tokenizer, workdir / 'vocabulary')
   train_steps = _train_steps(config, corpus)
   checkpoints = checkpoint.Checkpoints(workdir, config.keep_checkpoints)
   if (checkpoints.latest() or 0) > train_steps:

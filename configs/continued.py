@@ -6,6 +6,9 @@
 MODEL is a Hugging Face folder or hub name, a checkpoint of bert_jax or a workdir; sizes and
 vocabulary are the model's own. --config.model.add_tokens=words.txt extends the vocabulary by the
 words of your domain. Afterwards: python -m bert_jax.convert --to=huggingface.
+
+Ran: all-MiniLM-L6-v2 (its MLM head is new) on 33 MB of textbooks, 12 minutes on 2 CPU cores.
+Held-out MLM loss 5.22 (the token frequencies alone give 7.15).
 """
 
 from ml_collections import config_dict
@@ -14,7 +17,7 @@ from bert_jax import config
 
 
 def get_config():
-  """32 rows of 128, learning rate 5e-4 falling to 0: ten minutes for a small model on a laptop."""
+  """150 steps of 32 rows of 128; for more text or a larger model take more of both."""
   c = config.pretraining('base')
   for field in ('vocab_size', 'hidden_size', 'num_layers', 'num_heads', 'intermediate_size',
                 'max_positions', 'type_vocab_size'):

@@ -17,7 +17,7 @@ def records(tmp_path_factory, corpus_file) -> str:
   return folder
 
 
-def run_together(processes: int, records: str, workdir) -> list[dict]:
+def run_together(processes: int, records: str, workdir, *more: str) -> list[dict]:
   """Trains on four devices in all; returns metrics.jsonl."""
   with socket.socket() as free:
     free.bind(('localhost', 0))
@@ -27,7 +27,7 @@ def run_together(processes: int, records: str, workdir) -> list[dict]:
     arguments = test_commands.command(*test_commands.train(
         records, workdir, '--config.log_batch_digest=True', '--config.train_steps=4',
         '--config.optimizer.warmup_steps=1', '--config.log_every=4',
-        '--config.eval_every=4', '--config.eval_batches=1'),
+        '--config.eval_every=4', '--config.eval_batches=1', *more),
         devices=4 // processes)
     arguments['env'].update(JAX_COORDINATOR_ADDRESS=f'localhost:{port}', JAX_PROCESS_ID=str(i),
                             JAX_NUM_PROCESSES=str(processes), JAX_PLATFORMS='cpu')
@@ -49,3 +49,15 @@ def test_row_digests_are_those_of_one_process(records, tmp_path):
   evaluations = {n: [line['eval_loss'] for line in lines if 'eval_loss' in line]
                  for n, lines in found.items()}
   assert evaluations[2] == pytest.approx(evaluations[1], rel=1e-5)
+
+
+def test_all_start_from_another_model(records, tmp_path):
+  run_together(1, records, tmp_path / 'first')
+  start = f'--config.init_from={tmp_path / "first"}'
+  one, two = (run_together(n, records, tmp_path / f'run{n}', start, '--config.log_every=1')
+              for n in (1, 2))
+  fresh = [line['loss'] for line in run_together(1, records, tmp_path / 'fresh',
+                                                 '--config.log_every=1') if 'loss' in line]
+  losses = [[line['loss'] for line in lines if 'loss' in line] for lines in (one, two)]
+  assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+  assert abs(losses[0][0] - fresh[0]) > 1e-4

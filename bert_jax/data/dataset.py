@@ -72,6 +72,12 @@ def _prepare_in(workdir: epath.Path, data: ConfigDict, vocab_size: int) -> Corpu
   return open_records(directory)
 
 
+def is_prepared(source: str) -> bool:
+  """Whether `data.source` is a folder of token records."""
+  return source != 'builtin' and not source.startswith('tfds:') and (
+      epath.Path(source) / 'manifest.json').exists()
+
+
 def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
                 processes: int = 1) -> Corpus:
   """Opens `data.source`: token records, or text, which is prepared in the workdir first.
@@ -85,8 +91,7 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
   Raises:
     UserError: the corpus or vocabulary cannot be used, or the workdir holds another one.
   """
-  if data.source != 'builtin' and not data.source.startswith('tfds:') and (
-      epath.Path(data.source) / 'manifest.json').exists():
+  if is_prepared(data.source):
     return _open_prepared(data)
   if processes > 1:
     raise UserError(f'data.source={data.source!r} is text, and {processes} processes train on it: '

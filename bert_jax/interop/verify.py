@@ -108,7 +108,7 @@ def _transformers_outputs(directory: epath.Path, model: Pretrained) -> dict[str,
 
 def _compare_outputs(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray],
                      what: str) -> Iterator[tuple[str, str]]:
-  for name in ours.keys() & theirs.keys():
+  for name in (name for name in ours if name in theirs):
     worst = float(np.max(np.abs(ours[name] - theirs[name])))
     if not worst <= TOLERANCE:
       raise UserError(f'{what}: the {name} differ by {worst:.2g} (at most {TOLERANCE} is rounding)')

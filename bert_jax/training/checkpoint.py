@@ -86,13 +86,11 @@ class Checkpoints:
     self._manager.close()
 
 
-def latest_step(workdir: epath.Path) -> int | None:
-  """The newest complete step of a workdir, None if there is none."""
-  directory = absolute(workdir) / 'checkpoints'
-  if not directory.exists():
-    return None
-  with ocp.CheckpointManager(directory, item_names=('params', 'optimizer')) as manager:
-    return manager.latest_step()
+def has_checkpoint(workdir: epath.Path) -> bool:
+  """Whether a workdir has a complete checkpoint; asks the folder alone, no other process."""
+  directory = workdir / 'checkpoints'
+  # orbax renames a folder to the bare number of its step when all of it is written.
+  return directory.exists() and any(path.name.isdigit() for path in directory.iterdir())
 
 
 def on_one_device(abstract: Any) -> Any:

@@ -9,6 +9,7 @@ import jax
 from ml_collections import ConfigDict
 import numpy as np
 
+from bert_jax.data import dataset
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data import vocabulary
 from bert_jax.data.tokenizer import Tokenizer
@@ -64,7 +65,7 @@ def _grown(model: Pretrained, tokenizer: Tokenizer) -> Pretrained:
 
 
 def adopt(config: ConfigDict, model: Pretrained, tokenizer: epath.Path):
-  """Fills in what the config leaves to `init_from`: sizes that are None, and the vocabulary.
+  """Fills in what the config leaves to `init_from`: sizes that are None, the vocabulary of text.
 
   The vocabulary is written into the folder `tokenizer`, which the run then reads.
   """
@@ -72,18 +73,23 @@ def adopt(config: ConfigDict, model: Pretrained, tokenizer: epath.Path):
     for field in dataclasses.fields(BertConfig):
       if config.model[field.name] is None:
         config.model[field.name] = getattr(model.config, field.name)
-    if not config.data.vocab:
+    if not config.data.vocab and not dataset.is_prepared(config.data.source):
       model.tokenizer.save(tokenizer)
       config.data.vocab = str(tokenizer)
       config.data.lowercase = getattr(model.tokenizer, 'lowercase', config.data.lowercase)
 
 
-def check(config: ConfigDict, model: Pretrained, tokenizer: Tokenizer):
-  """Raises UserError if a run with this config and corpus cannot start from the model."""
-  if tokenizer_lib.digest(model.tokenizer) != tokenizer_lib.digest(tokenizer):
+def check(config: ConfigDict, model: Pretrained, corpus: Tokenizer, folder: epath.Path):
+  """Raises UserError if a run with this config and corpus cannot start from the model.
+
+  If the vocabulary is another, the model's is left in `folder` for `prepare`.
+  """
+  if tokenizer_lib.digest(model.tokenizer) != tokenizer_lib.digest(corpus):
+    if not jax.process_index():
+      model.tokenizer.save(folder)
     raise UserError(
         f'init_from={config.init_from} has another vocabulary than the corpus: leave data.vocab '
-        'out to train with its own, or prepare the records again with it')
+        f'out to read text with its own, or prepare records with --vocab={folder}')
   for field in dataclasses.fields(BertConfig):
     ours, theirs = config.model[field.name], getattr(model.config, field.name)
     if field.name not in _FREE and ours != theirs:
