@@ -131,6 +131,9 @@ def check(config: ConfigDict):
                     'give one of them and set the other to 0')
   if config.train_epochs and config.phases:
     raise UserError('phases are counted in steps: give train_steps, not train_epochs, with them')
+  for length in _lengths(config):
+    if length < 8:
+      raise UserError(f'max_len={length} is too short for [CLS] A [SEP] B [SEP]: give at least 8')
   if config.data.sequences not in SEQUENCES:
     raise UserError(f'data.sequences={config.data.sequences!r} is unknown: use '
                     f'{", ".join(SEQUENCES)}')
@@ -140,12 +143,14 @@ def check(config: ConfigDict):
     raise UserError(f'data.heldout={config.data.heldout} must lie in [0, 1)')
 
 
-def check_lengths(config: ConfigDict):
-  """Raises UserError for rows that the model, whose sizes are known by now, cannot hold."""
+def _lengths(config: ConfigDict) -> list[int]:
   phases = Phases.create(config.phases, config.train_steps or 1, config.max_len, config.batch_size)
-  for length in (config.max_len, *(phase.max_len for phase in phases)):
+  return [config.max_len, *(phase.max_len for phase in phases)]
+
+
+def check_positions(config: ConfigDict):
+  """Raises UserError for rows that the model, whose sizes are known by now, cannot hold."""
+  for length in _lengths(config):
     if length > config.model.max_positions:
       raise UserError(f'max_len={length} is above model.max_positions='
                       f'{config.model.max_positions}: the position table has no row for it')
-    if length < 8:
-      raise UserError(f'max_len={length} is too short for [CLS] A [SEP] B [SEP]: give at least 8')

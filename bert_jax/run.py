@@ -161,7 +161,7 @@ def run(config: ConfigDict, workdir: str):
   report.check_writable(workdir)
   model = _start(config, workdir)
   model_config = config_lib.bert_config(config.model)
-  config_lib.check_lengths(config)
+  config_lib.check_positions(config)
   for _, _, batch_size in config.phases or ((0, 0, config.batch_size),):
     mesh_lib.check_fits(mesh, batch_size, optimizer_config.accumulation, model_config.num_heads)
 

@@ -175,9 +175,9 @@ def test_predict_on_wrong_input_leaves_the_output_alone(workdir, tmp_path, text,
 
 
 def test_predict_needs_a_task_and_a_model(workdir, tmp_path):
-  assert_mistake(run('predict', '--task=translate', '--model=x'), 'fill_mask, next_sentence, score')
+  assert_mistake(run('predict', '--task=translate', '--model=x'), 'next_sentence, score, embed')
   assert_mistake(run('predict', '--task=score'), 'give --model')
-  assert_mistake(run('predict', '--task=score', f'--model={tmp_path}'), 'no run.json')
+  assert_mistake(run('predict', '--task=score', f'--model={tmp_path}'), 'holds no model')
 
 
 def test_full_disk_while_saving(tmp_path, corpus_file):

@@ -210,7 +210,7 @@ def test_other_sequences_have_their_own_objectives(tmp_path, corpus_file, sequen
   assert counted == stored - padding * (bert.config.hidden_size + 1)
   assert len(bert.fill_mask('the [MASK] runs')) == 1
   if not objective:
-    with pytest.raises(UserError, match='no head for pairs'):
+    with pytest.raises(UserError, match='no next-sentence head'):
       bert.next_sentence([('a', 'b')])
 
 
