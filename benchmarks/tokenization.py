@@ -47,10 +47,8 @@ def main(_):
   """Prints a line for each vocabulary, and each difference."""
   texts = [line for pattern in _TEXT.value for line in _lines(pattern)]
   for vocab in _VOCAB.value:
-    try:
-      ours = tokenizer_lib.load(vocab)
-    except tokenizer_lib.UserError:  # a cased vocabulary
-      ours = tokenizer_lib.load(vocab, lowercase=False)
+    entries = tokenizer_lib.read_vocab(vocab)
+    ours = tokenizer_lib.WordPiece(entries, lowercase=not tokenizer_lib.is_cased(entries))
     done = subprocess.run(
         [_REFERENCE.value, '-c', _SLOW, vocab, str(ours.lowercase)], text=True, check=True,
         input=''.join(json.dumps(text) + '\n' for text in texts), stdout=subprocess.PIPE)

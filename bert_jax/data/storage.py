@@ -1,11 +1,29 @@
-"""Buckets and local disks: memory-mapping needs files on this machine."""
+"""Buckets and local disks: memory-mapping needs files on this machine; and JSON files on both."""
 
 import hashlib
+import json
 import os
 import pathlib
 
 from etils import epath
 from tqdm import auto as tqdm
+
+from bert_jax.errors import UserError
+
+
+def read_json(path: epath.Path) -> dict:
+  """The object in a JSON file.
+
+  Raises:
+    UserError: the file cannot be read, or holds no JSON object.
+  """
+  try:
+    content = json.loads(path.read_bytes())
+  except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
+    raise UserError(f'{path} cannot be read: {e}') from e
+  if not isinstance(content, dict):
+    raise UserError(f'{path} holds no JSON object')
+  return content
 
 
 def is_remote(path: str) -> bool:

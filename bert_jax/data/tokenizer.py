@@ -20,6 +20,7 @@ from tokenizers import normalizers
 from tokenizers import pre_tokenizers
 from tokenizers import processors
 
+from bert_jax.data import storage
 from bert_jax.errors import UserError
 
 # In the order in which trained vocabularies begin, and under the names every published one uses.
@@ -142,10 +143,6 @@ class WordPiece:
     return WordPiece([*self.vocab, *words], self.lowercase, self._strip_accents,
                      self._split_chinese)
 
-  def encode_with_specials(self, text: str) -> list[int]:
-    """Token ids of a text in which every "[CLS]", "[SEP]", ... stands for that token."""
-    return self._complete.encode(text, add_special_tokens=False).ids
-
   def words_of(self, text: str) -> list[str]:
     """The words of a text before they are cut into pieces: cleaned, split, lower-cased if asked."""
     clean = self._tokenizer.normalizer.normalize_str(text)
@@ -157,7 +154,6 @@ class WordPiece:
     return json.dumps([self.vocab, self.lowercase, *(others if others != [None, True] else [])]
                       ).encode()
 
-  @functools.cached_property
   def _complete(self) -> tokenizers.Tokenizer:
     """The tokeniser that parses special tokens and adds [CLS] and [SEP]."""
     complete = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
@@ -176,7 +172,7 @@ class WordPiece:
                 'tokenize_chinese_chars': self._split_chinese,
                 **{f'{token[1:-1].lower()}_token': token for token in SPECIAL_TOKENS}}
     (directory / 'tokenizer_config.json').write_text(json.dumps(settings, indent=2) + '\n')
-    (directory / 'tokenizer.json').write_text(self._complete.to_str())
+    (directory / 'tokenizer.json').write_text(self._complete().to_str())
 
 
 class SentencePiece:
@@ -275,13 +271,6 @@ def is_cased(vocab: Sequence[str]) -> bool:
   return sum(t != t.lower() for t in words) > _CASED_SHARE * len(words)
 
 
-def _read_json(path: epath.Path) -> dict:
-  try:
-    return json.loads(path.read_bytes())
-  except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
-    raise UserError(f'{path} cannot be read: {e}') from e
-
-
 def _settings(directory: epath.Path) -> dict:
   """The settings of a folder's WordPiece, under the names of `tokenizers`' BertNormalizer.
 
@@ -289,9 +278,9 @@ def _settings(directory: epath.Path) -> dict:
   """
   settings = {}
   if (directory / 'tokenizer.json').exists():
-    settings = _read_json(directory / 'tokenizer.json').get('normalizer') or {}
+    settings = storage.read_json(directory / 'tokenizer.json').get('normalizer') or {}
   if (directory / 'tokenizer_config.json').exists():
-    config = _read_json(directory / 'tokenizer_config.json')
+    config = storage.read_json(directory / 'tokenizer_config.json')
     names = {'do_lower_case': 'lowercase', 'strip_accents': 'strip_accents',
              'tokenize_chinese_chars': 'handle_chinese_chars'}
     settings |= {ours: config[theirs] for theirs, ours in names.items() if theirs in config}
@@ -300,7 +289,7 @@ def _settings(directory: epath.Path) -> dict:
 
 def _vocab_of_json(path: epath.Path) -> list[str]:
   """The entries of a WordPiece tokenizer.json, in the order of their ids."""
-  model = _read_json(path).get('model') or {}
+  model = storage.read_json(path).get('model') or {}
   if model.get('type') != 'WordPiece' or not isinstance(model.get('vocab'), dict):
     raise UserError(f'{path} is of type {model.get("type")!r}: BERT needs WordPiece, or a '
                     'SentencePiece model as spiece.model')

@@ -4,12 +4,12 @@ The names are those of google-research/bert (`modeling.py`, `run_pretraining.py`
 an optional install.
 """
 
-import json
 import re
 
 from etils import epath
 import numpy as np
 
+from bert_jax.data import storage
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
@@ -47,11 +47,7 @@ def load(directory: epath.Path) -> Pretrained:
     raise UserError(f'{directory} is a TensorFlow checkpoint: to read it, pip install '
                     'tensorflow-cpu') from e
   path = directory / 'bert_config.json'
-  try:
-    theirs = json.loads(path.read_bytes())
-  except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
-    raise UserError(f'{path} cannot be read: {e}') from e
-  config = huggingface.config_from(theirs, path)
+  config = huggingface.config_from(storage.read_json(path), path)
   indices = sorted(directory.glob('*.index'))
   if len(indices) != 1:
     raise UserError(f'{directory} holds {len(indices)} TensorFlow checkpoints (*.index): it has to '

@@ -91,10 +91,14 @@ def test_outputs_losses_and_gradients(tmp_path, size, padded):
     assert np.linalg.norm(ours[name] - x) <= limit, name
 
 
-def test_fifty_adamw_steps_give_the_same_losses(tmp_path):
-  theirs = torch_bert.make('BertForPreTraining', tmp_path)
+@pytest.mark.parametrize('size, padded, rate', [
+    ('tiny', True, 1e-3), ('tiny', False, 1e-3),
+    pytest.param('base', True, 1e-4, marks=pytest.mark.slow),
+    pytest.param('base', False, 1e-4, marks=pytest.mark.slow)])
+def test_fifty_adamw_steps_give_the_same_losses(tmp_path, size, padded, rate):
+  theirs = torch_bert.make('BertForPreTraining', tmp_path, size)
   model = huggingface.load(epath.Path(tmp_path))
-  settings = optimizer_lib.OptimizerConfig(learning_rate=1e-3, warmup_steps=5)
+  settings = optimizer_lib.OptimizerConfig(learning_rate=rate, warmup_steps=5)
   ours = optimizer_lib.make_optimizer(settings, 50)
   decayed = [x for name, x in theirs.named_parameters()
              if not (name.endswith('bias') or 'LayerNorm' in name)]
@@ -103,7 +107,7 @@ def test_fifty_adamw_steps_give_the_same_losses(tmp_path):
   optimizer = torch.optim.AdamW([{'params': decayed, 'weight_decay': settings.weight_decay},
                                  {'params': others, 'weight_decay': 0.0}],
                                 lr=1.0, betas=(settings.b1, settings.b2), eps=settings.eps)
-  rate = optimizer_lib.learning_rate(settings, 50)
+  schedule = optimizer_lib.learning_rate(settings, 50)
 
   @jax.jit
   def step(params, state, batch, masked, labels):
@@ -115,7 +119,7 @@ def test_fifty_adamw_steps_give_the_same_losses(tmp_path):
   params = jax.tree.map(jnp.asarray, model.params)
   state, losses = ours.init(params), []
   for i in range(50):
-    batch = torch_bert.make_batch(model.config.vocab_size, 4, 16, False, seed=i % 2)
+    batch = torch_bert.make_batch(model.config.vocab_size, 4, 16, padded, seed=i % 2)
     masked, labels = mask(batch, i % 2), np.arange(4)[:, None] % 2
     params, state, loss = step(params, state, batch, masked, labels)
     optimizer.zero_grad()
@@ -124,7 +128,7 @@ def test_fifty_adamw_steps_give_the_same_losses(tmp_path):
     expected.backward()
     torch.nn.utils.clip_grad_norm_(theirs.parameters(), settings.clip_norm)
     for group in optimizer.param_groups:
-      group['lr'] = float(rate(i))
+      group['lr'] = float(schedule(i))
     optimizer.step()
     losses.append((float(loss), expected.item()))
   assert max(abs(a - b) for a, b in losses) <= 1e-3
