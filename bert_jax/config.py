@@ -8,15 +8,17 @@ import dataclasses
 import difflib
 
 from ml_collections import ConfigDict
+from ml_collections import config_dict
 
 from bert_jax.data.phases import Phases
 from bert_jax.data.windows import SEQUENCES
 from bert_jax.errors import UserError
+from bert_jax.interop.pretrained import HEAD_TASKS
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.training.optimizer import OptimizerConfig
 
-TASKS = ('pretrain',)
+TASKS = ('pretrain', *HEAD_TASKS)
 
 # The published sizes: BERT's own (Devlin et al. 2019) and the compact ones of Turc et al. 2019
 # (https://arxiv.org/abs/1908.08962). The width of a head is 64 in all, the feed-forward 4 D wide.
@@ -29,7 +31,7 @@ SIZES = {
 def model(size: str) -> ConfigDict:
   """The group `model` of a published size: the fields of `BertConfig`, each commented there.
 
-  And two that say how its token table begins.
+  And those that say how its parameters begin.
   """
   layers, width = SIZES[size]
   c = ConfigDict(dataclasses.asdict(BertConfig(
@@ -39,28 +41,39 @@ def model(size: str) -> ConfigDict:
   return c
 
 
+def sizes_of_init_from(group: ConfigDict):
+  """Leaves the sizes in the group `model` to the model that the run starts from."""
+  for field in ('vocab_size', 'hidden_size', 'num_layers', 'num_heads', 'intermediate_size',
+                'max_positions', 'type_vocab_size'):
+    group[field] = config_dict.placeholder(int)
+  group.activation = config_dict.placeholder(str)
+  group.layer_norm_eps = config_dict.placeholder(float)
+
+
 def bert_config(group: ConfigDict) -> BertConfig:
   """The BertConfig of the group `model`."""
   return BertConfig(**{field.name: group[field.name] for field in dataclasses.fields(BertConfig)})
 
 
-def pretraining(size: str) -> ConfigDict:
-  """The paper's recipe: 256 rows, 1M steps, rows of 128 tokens for 90% of them, then 512."""
+def _run(task: str) -> ConfigDict:
+  """The fields that the runs of all tasks have."""
   c = ConfigDict()
-  c.task = 'pretrain'
+  c.task = task  # pretrain, sequence_classification, token_classification, question_answering, ...
   c.seed = 0  # of the parameters, the rows, the masks and the dropout
-  c.train_steps = 1_000_000  # updates; or give train_epochs and 0 here
-  c.train_epochs = 0.0  # passes over the corpus; not together with train_steps
-  c.batch_size = 256  # rows over all devices
-  c.max_len = 512  # tokens in a row, special tokens included
+  c.train_steps = 0  # updates; or give train_epochs and 0 here
+  c.train_epochs = 0.0  # passes over the data; not together with train_steps
+  c.batch_size = 32  # rows (pretraining) or examples (fine-tuning) over all devices
+  c.max_len = 512  # tokens in a row (pretraining) or an input (fine-tuning), special ones included
   # Optional phases of (steps, max_len, batch_size) that sum to train_steps; () = one phase of
   # max_len and batch_size.
-  c.phases = ((900_000, 128, 256), (100_000, 512, 256))
+  c.phases = ()
   c.log_every = 100  # steps between lines of metrics.jsonl
-  c.eval_every = 10_000  # steps between evaluations on held-out rows; always one at the end
-  c.eval_batches = 100  # most batches of an evaluation; 0 = every held-out row
+  c.eval_every = 10_000  # steps between evaluations on held-out data; always one at the end
   c.checkpoint_every = 5_000  # steps between checkpoints; always one at the end
   c.keep_checkpoints = 3  # the newest ones that stay
+  # The score of an evaluation whose best checkpoint is kept too, in best/: the highest, or the
+  # lowest of a loss; predict uses it. '' = none.
+  c.keep_best = ''
   c.log_batch_digest = False  # True = metrics.jsonl has a digest of the rows of every step
   # A workdir, checkpoint, Hugging Face folder or hub name whose parameters and vocabulary to start
   # from; a checkpoint of this run wins.
@@ -68,12 +81,22 @@ def pretraining(size: str) -> ConfigDict:
   c.platform = 'auto'  # auto, cpu, gpu, tpu: a named one that is not there stops the run
   c.mesh = ConfigDict({'replica': 1, 'data': -1, 'model': 1})  # devices on each axis; -1 = the rest
   c.sharding = 'tp'  # dp, fsdp, tp, fsdp_tp: how parameters are split (tp with mesh.model=1 is dp)
+  c.data = ConfigDict({'loader_workers': 0})  # processes that make rows; 0 = a thread of this one
+  c.optimizer = ConfigDict(dataclasses.asdict(OptimizerConfig()))
+  return c
+
+
+def pretraining(size: str) -> ConfigDict:
+  """The paper's recipe: 256 rows, 1M steps, rows of 128 tokens for 90% of them, then 512."""
+  c = _run('pretrain')
+  c.train_steps = 1_000_000
+  c.batch_size = 256
+  c.phases = ((900_000, 128, 256), (100_000, 512, 256))
+  c.eval_batches = 100  # most batches of an evaluation; 0 = every held-out row
   c.model = model(size)
-  c.data = ConfigDict()
   c.data.source = 'builtin'  # builtin, a glob of text files, tfds:NAME, or a folder of `prepare`
   c.data.sequences = 'next_sentence'  # or sentence_order (ALBERT), full_sentences (RoBERTa)
   c.data.pack = True  # up to 8 pairs in a row, isolated from each other; False = one
-  c.data.loader_workers = 0  # processes that make rows; 0 = a thread of this one
   c.data.vocab = ''  # vocab.txt or a SentencePiece .model; '' = train one from the corpus
   # How text becomes tokens; folders of `prepare` know this already.
   c.data.format = 'auto'  # text (a blank line between documents), jsonl, wikitext; auto = by name
@@ -84,8 +107,78 @@ def pretraining(size: str) -> ConfigDict:
   c.data.lowercase = True  # lower-case the text and strip its accents (WordPiece)
   c.data.heldout = 0.02  # share of the documents that is kept for evaluation (10,000 at most)
   c.masking = ConfigDict(dataclasses.asdict(MaskingConfig()))
-  c.optimizer = ConfigDict(dataclasses.asdict(OptimizerConfig()))
   return c.lock()
+
+
+def finetuning(task: str) -> ConfigDict:
+  """The paper's recipe: lr 5e-5, 3e-5 or 2e-5, batches of 16 or 32, 2 to 4 epochs (its A.3)."""
+  c = _run(task)
+  c.train_epochs = 3.0
+  c.max_len = 128
+  c.log_every = 10
+  c.eval_every = c.checkpoint_every = 0  # 0 = after every epoch
+  c.keep_checkpoints = 1
+  c.model = model('base')
+  sizes_of_init_from(c.model)
+  c.model.scan_unroll = 12  # runs are short: an eighth faster on CPU, for seconds of compilation
+  c.model.reinit_layers = 0  # top layers (and the pooler) that start fresh (Zhang et al. 2021)
+  c.optimizer.learning_rate = 3e-5
+  c.optimizer.warmup_steps, c.optimizer.warmup_ratio = 0, 0.1
+  # Of BERT layer by layer: 1 = all the same (Clark et al. 2020: 0.8 for base, 0.9 for large).
+  c.optimizer.layer_decay = 1.0
+  c.optimizer.frozen_layers = -1  # -1 = none, 0 = the embeddings, n = these and the first n layers
+  d = c.data
+  d.train = ''  # file, or tfds:NAME[@SPLIT]
+  d.eval = ''  # files, comma-separated, the scores of all but the first under their names
+  d.test = ''  # file that is predicted at the end, into WORKDIR/predictions
+  d.format = 'auto'  # by the file's name
+  d.text_column, d.text_pair_column, d.label_column = 'text', '', 'label'
+  {'sequence_classification': _sequence_classification,
+   'token_classification': _token_classification,
+   'question_answering': _question_answering, 'multiple_choice': _multiple_choice}[task](c)
+  return c.lock()
+
+
+def _sequence_classification(c: ConfigDict):
+  # auto, csv, tsv, jsonl; glue/cola, glue/sst2, glue/mrpc, glue/stsb, glue/qqp, glue/mnli,
+  # glue/qnli, glue/rte, glue/wnli: columns, labels and problem are the benchmark's then
+  c.data.format = 'auto'
+  # single_label, multi_label (a list of labels, or a comma-separated label_column with 0 and 1 in
+  # each), regression
+  c.data.problem = 'single_label'
+  c.data.labels = ()  # names in order; () = all that the training file has
+  # What is read of a text above max_len: head, tail, head_tail (128 + 382 of 510), or all of it in
+  # chunks_max, chunks_mean, chunks_attention.
+  c.data.long = 'head'
+  c.keep_best = 'auto'  # accuracy; spearman for regressions; GLUE's own
+
+
+def _token_classification(c: ConfigDict):
+  # conll (words and tags in columns, from 0, or from -1 at the end), or jsonl with a list of each
+  c.data.format = 'auto'
+  c.data.text_column, c.data.label_column = '0', '-1'
+  c.data.labels = ()  # tags in order; () = all that the training file has
+  c.keep_best = 'f1'
+  c.optimizer.learning_rate = 5e-5
+
+
+def _question_answering(c: ConfigDict):
+  c.data.format = 'squad'  # v1.1 or v2.0: with questions that have no answer it is v2.0
+  del c.data.text_column, c.data.text_pair_column, c.data.label_column
+  c.data.doc_stride = 128  # tokens from the start of one window to the next
+  c.data.n_best = 20  # starts and ends of each window that are tried
+  c.data.max_answer_len = 30  # tokens
+  c.data.null_threshold = 0.0  # v2.0: how far "no answer" must score above the best answer
+  c.keep_best = 'f1'
+  c.max_len = 384
+  c.train_epochs = 2.0
+
+
+def _multiple_choice(c: ConfigDict):
+  c.data.format = 'auto'  # jsonl; swag (csv), commonsenseqa: their own columns
+  del c.data.text_pair_column
+  c.data.choices_column = 'choices'  # a list; the label is its number from 0, or its letter
+  c.keep_best = 'accuracy'
 
 
 def _fields(config: ConfigDict, prefix: str = '') -> list[str]:
@@ -119,33 +212,58 @@ def check(config: ConfigDict):
   """Raises UserError for a value that no run can have."""
   if config.task not in TASKS:
     raise UserError(f'task={config.task!r} is unknown: use {", ".join(TASKS)}')
-  for name in ('batch_size', 'max_len', 'log_every', 'eval_every', 'checkpoint_every',
-               'keep_checkpoints'):
+  for name in ('batch_size', 'max_len', 'log_every', 'keep_checkpoints'):
     if config[name] < 1:
       raise UserError(f'{name}={config[name]} must be at least 1')
-  for name in ('train_steps', 'train_epochs', 'eval_batches', 'seed'):
+  for name in ('train_steps', 'train_epochs', 'seed', 'eval_every', 'checkpoint_every'):
     if config[name] < 0:
       raise UserError(f'{name}={config[name]} must not be negative')
   if bool(config.train_steps) == bool(config.train_epochs):
     raise UserError(f'train_steps={config.train_steps} and train_epochs={config.train_epochs}: '
                     'give one of them and set the other to 0')
-  if config.train_epochs and config.phases:
-    raise UserError('phases are counted in steps: give train_steps, not train_epochs, with them')
   for length in _lengths(config):
     if length < 8:
       raise UserError(f'max_len={length} is too short for [CLS] A [SEP] B [SEP]: give at least 8')
+  if config.data.loader_workers < 0:
+    raise UserError(f'data.loader_workers={config.data.loader_workers} must not be negative')
+  (_check_pretraining if config.task == 'pretrain' else _check_finetuning)(config)
+
+
+def _check_pretraining(config: ConfigDict):
+  for name in ('eval_every', 'checkpoint_every'):
+    if config[name] < 1:
+      raise UserError(f'{name}={config[name]} must be at least 1')
+  if config.eval_batches < 0:
+    raise UserError(f'eval_batches={config.eval_batches} must not be negative')
+  if config.train_epochs and config.phases:
+    raise UserError('phases are counted in steps: give train_steps, not train_epochs, with them')
   if config.data.sequences not in SEQUENCES:
     raise UserError(f'data.sequences={config.data.sequences!r} is unknown: use '
                     f'{", ".join(SEQUENCES)}')
-  if config.data.loader_workers < 0:
-    raise UserError(f'data.loader_workers={config.data.loader_workers} must not be negative')
   if not 0 <= config.data.heldout < 1:
     raise UserError(f'data.heldout={config.data.heldout} must lie in [0, 1)')
 
 
+def _check_finetuning(config: ConfigDict):
+  if config.phases:
+    raise UserError(f'phases={tuple(config.phases)} are for pretraining: rows of a fine-tuning run '
+                    'are as long as its examples')
+  if not config.data.train:
+    raise UserError('data.train is not set: give the file to train on')
+  if config.task == 'question_answering':
+    for name in ('doc_stride', 'n_best', 'max_answer_len'):
+      if config.data[name] < 1:
+        raise UserError(f'data.{name}={config.data[name]} must be at least 1')
+
+
+def phases_of(config: ConfigDict, train_steps: int = 0) -> Phases:
+  """The phases of a run; where steps are not counted yet (train_epochs), of one step."""
+  return Phases.create(config.phases, train_steps or config.train_steps or 1, config.max_len,
+                       config.batch_size)
+
+
 def _lengths(config: ConfigDict) -> list[int]:
-  phases = Phases.create(config.phases, config.train_steps or 1, config.max_len, config.batch_size)
-  return [config.max_len, *(phase.max_len for phase in phases)]
+  return [config.max_len, *(phase.max_len for phase in phases_of(config))]
 
 
 def check_positions(config: ConfigDict):

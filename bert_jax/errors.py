@@ -53,18 +53,20 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def run_command(main: Callable[[list[str]], None],
-                explain: Callable[[list[str], Exception], None] = lambda argv, error: None):
+                explain: Callable[[list[str], Exception], None] = lambda argv, error: None,
+                known_only: bool = False):
   """Runs a command's `main(argv)` with absl flags and the exit statuses above.
 
   Args:
     main: gets what absl leaves of the command line.
     explain: may raise a better UserError for a flag that could not be parsed.
+    known_only: leave flags that are not known to `main`.
   """
 
   def parse(argv):
     try:
       try:
-        return flags.FLAGS(argv)
+        return flags.FLAGS(argv, known_only=known_only)
       except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
         explain(argv, e)
         raise UserError(e) from e
@@ -75,7 +77,7 @@ def run_command(main: Callable[[list[str]], None],
     if not flags.FLAGS['verbosity'].present:
       logging.set_verbosity(logging.WARNING)  # orbax tells of every file at INFO
     try:
-      if len(argv) > 1:
+      if len(argv) > 1 and not known_only:
         raise UserError(f'unexpected argument {argv[1]!r}: flags are written --name=value')
       main(argv)
     except UserError as e:

@@ -4,7 +4,9 @@ from absl import flags
 
 from bert_jax import errors
 
-_TASK = flags.DEFINE_string('task', None, 'fill_mask, next_sentence, score or embed.')
+_TASK = flags.DEFINE_string(
+    'task', None, 'fill_mask, next_sentence, score, embed; of a fine-tuned model its own: '
+    'sequence_classification, token_classification, question_answering, multiple_choice.')
 _MODEL = flags.DEFINE_string(
     'model', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
 _INPUT = flags.DEFINE_string('input', None, 'JSON lines; standard input by default.')
@@ -18,6 +20,9 @@ _LONG = flags.DEFINE_string(
     'long', 'head', 'embed: what is read of a long text: head, tail, head_tail, or all of it in '
     'chunks_mean, chunks_max, chunks_attention.')
 _MAX_LEN = flags.DEFINE_integer('max_len', None, 'embed: longest input in tokens.')
+_NULL_THRESHOLD = flags.DEFINE_float(
+    'null_threshold', None, 'question_answering: "" is the answer if it scores above the best by '
+    'more than this; by default there always is one.')
 
 
 def main(argv: list[str]):
@@ -32,7 +37,8 @@ def main(argv: list[str]):
   if not host.has_accelerator():
     host.keep_freed_memory()
   jsonl.run(_TASK.value, _MODEL.value, _INPUT.value, _OUTPUT.value,
-            jsonl.Options(_POOLING.value, _NORMALIZE.value, layers, _LONG.value, _MAX_LEN.value))
+            jsonl.Options(_POOLING.value, _NORMALIZE.value, layers, _LONG.value, _MAX_LEN.value,
+                            _NULL_THRESHOLD.value))
 
 
 if __name__ == '__main__':

@@ -9,6 +9,7 @@ import pytest
 
 from bert_jax import run
 from tests import conftest
+from tests import made_tasks
 from tests.interop import torch_bert
 
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / 'configs').glob('*.py'))
@@ -18,10 +19,26 @@ SMALL = {'model.hidden_size': 32, 'model.num_heads': 4, 'model.intermediate_size
          'eval_every': 2, 'eval_batches': 1, 'optimizer.warmup_steps': 1, 'data.heldout': 0.1}
 
 
+def finetune(config, tmp_path):
+  config.update_from_flattened_dict({
+      'init_from': made_tasks.model(tmp_path / 'model'), 'batch_size': 8, 'max_len': 32,
+      'log_every': 1, 'train_epochs': 0.0, 'train_steps': 2, 'model.scan_unroll': 1,
+      **made_tasks.files(config.task, tmp_path, 20, 8)})
+  run.run(config, str(tmp_path / 'run'))
+  lines = [json.loads(x) for x in (tmp_path / 'run/metrics.jsonl').read_text().splitlines()]
+  assert [x['step'] for x in lines if 'loss' in x] == [1, 2]
+  guess = {'sequence_classification': 2, 'token_classification': 3, 'question_answering': 15,
+           'multiple_choice': 3}[config.task]  # labels, tags, about as many tokens, choices
+  assert abs(lines[0]['loss'] - math.log(guess)) < 0.7
+  assert lines[-1]['eval_' + config.keep_best] >= 0
+
+
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda p: p.stem)
 def test_config(path, tmp_path, corpus_file):
   config = runpy.run_path(str(path))['get_config']()
   assert config.is_locked
+  if config.task != 'pretrain':
+    return finetune(config, tmp_path)
   phases = config.phases and ((1, 16, 8), (1, 32, 8))
   source = corpus_file
   if config.data.format == 'wikitext':

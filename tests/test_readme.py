@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests import made_tasks
 from tests.test_configs import SMALL
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -52,8 +53,33 @@ def test_the_first_two_commands_are_the_launch_scripts():
   assert list(commands())[:2] == ['bash launch/local.sh', 'bash launch/test.sh']
 
 
+def finetuning(line, workdir, tmp_path):
+  """A fine-tuning command on made files, from a small model, for two steps."""
+  task = re.search(r'configs/(\w+)\.py', line)[1]
+  replaced = re.compile(r'--(workdir|config\.(data|init_from))')
+  words = [w for w in shlex.split(line) if not replaced.match(w)]
+  fields = {'init_from': made_tasks.model(tmp_path / 'model'), 'batch_size': 8, 'max_len': 32,
+            'train_epochs': 0, 'train_steps': 2, **made_tasks.files(task, tmp_path, 20, 8)}
+  return shlex.join([*words, f'--workdir={tmp_path}/run',
+                     *(f'--config.{name}={value}' for name, value in fields.items())])
+
+
+@pytest.fixture(scope='module')
+def fine_tuned(tmp_path_factory):
+  """Untrained models with a head, as the workdirs that the README predicts with."""
+  folder, found = tmp_path_factory.mktemp('fine_tuned'), {}
+  for name, task, labels in (('sst2', 'sequence_classification', ('negative', 'positive')),
+                             ('ner', 'token_classification', ('B-PER', 'O')),
+                             ('squad', 'question_answering', ('start', 'end')),
+                             ('choices', 'multiple_choice', ('score',))):
+    found[f'runs/{name}'] = made_tasks.with_head(folder / name, task, labels)
+  return found
+
+
 @pytest.mark.parametrize('line', list(commands())[2:])
-def test_command(line, workdir, tmp_path, corpus_file):
+def test_command(line, workdir, tmp_path, corpus_file, fine_tuned):
+  for name, model in fine_tuned.items() if '_jax.main' not in line else ():
+    line = line.replace(f'={name}', f'={model}')
   line = line.replace('runs/tiny', f'{workdir}/runs/tiny')
   if 'bert_jax.prepare' in line:
     line = (line.replace("'corpus/*.txt.gz'", corpus_file).replace('=30522', '=200')
@@ -63,7 +89,9 @@ def test_command(line, workdir, tmp_path, corpus_file):
     (workdir / 'exported').mkdir(exist_ok=True)
   if '--view' in line:  # words that the small vocabulary knows
     line = line.replace('list,string', 'the,a').replace('file', 'the')
-  if 'bert_jax.main' in line:
+  if re.search('configs/(sequence|token|question|multiple)_', line):
+    line = finetuning(line, workdir, tmp_path)
+  elif 'bert_jax.main' in line:
     replaced = re.compile(r'--(workdir|config\.(data|mesh|phases))')
     words = [w for w in shlex.split(line) if not replaced.match(w)]
     flags = [f'--config.{name}={value}' for name, value in SMALL.items()]

@@ -12,6 +12,7 @@ import gzip
 import json
 import os
 import re
+from typing import Any
 from typing import NamedTuple
 import zlib
 
@@ -143,18 +144,18 @@ def _json_text(line: str, text_column: str, file: str, number: int) -> str:
   raise UserError(f'{file}, line {number}: {problem}')
 
 
-def tfds_documents(name: str, text_column: str, data_dir: str | None = None) -> Iterator[str]:
-  """The documents of the train split of a tensorflow-datasets data set.
+def open_tfds(name: str, split: str, data_dir: str | None = None) -> Any:
+  """A split of a tensorflow-datasets data set: len() and [i] give its examples as dicts.
 
   Args:
     name: of the data set.
-    text_column: the feature that holds a document's text.
+    split: of it.
     data_dir: where data sets are kept; None = TFDS_DATA_DIR, or tfds' own default.
   """
   try:
     import tensorflow_datasets as tfds  # slow to import, and few runs need it
-    data_dir = data_dir or os.environ.get('TFDS_DATA_DIR')
-    source = tfds.data_source(name, split='train', data_dir=data_dir)
+    return tfds.data_source(name, split=split,
+                            data_dir=data_dir or os.environ.get('TFDS_DATA_DIR'))
   except ImportError as e:
     raise UserError(f'tfds:{name} needs a package that is not installed ({e}): pip install '
                     'tensorflow, or store the data set as array_record') from e
@@ -163,6 +164,11 @@ def tfds_documents(name: str, text_column: str, data_dir: str | None = None) -> 
   except (NotImplementedError, AssertionError, ValueError, OSError) as e:
     raise UserError(f'tfds:{name} cannot be read: {str(e).splitlines()[0]} Without TensorFlow a '
                     'data set must be prepared with file_format=array_record') from e
+
+
+def tfds_documents(name: str, text_column: str, data_dir: str | None = None) -> Iterator[str]:
+  """The documents of a data set's train split: the texts in one of its features."""
+  source = open_tfds(name, 'train', data_dir)
   for i in range(len(source)):
     example = source[i]
     if text_column not in example:

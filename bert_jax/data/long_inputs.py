@@ -41,16 +41,15 @@ def pieces(ids: Sequence[int], room: int, how: str) -> list[Sequence[int]]:
   return [ids[i:i + room] for i in range(0, len(ids), room)]
 
 
-def combine(vectors: np.ndarray, how: str) -> np.ndarray:
-  """One vector of a text's chunks: [C, D] -> [D].
+def by_text(vectors: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """The vectors of chunks, text by text: ([texts, C, D], [texts, C] bool which of them exist).
 
-  chunks_attention has no weights of its own: every chunk attends to all with scaled dot products,
-  and the mean of what they see is taken.
+  Args:
+    vectors: [chunks, D].
+    owners: [chunks] the text of each, ascending from 0 without gaps.
   """
-  if len(vectors) == 1 or how == 'chunks_mean':
-    return vectors.mean(0)
-  if how == 'chunks_max':
-    return vectors.max(0)
-  scores = vectors @ vectors.T / np.sqrt(vectors.shape[1])  # [C, C]
-  weights = np.exp(scores - scores.max(1, keepdims=True))
-  return (weights / weights.sum(1, keepdims=True) @ vectors).mean(0)
+  counts = np.bincount(owners)
+  there = np.arange(counts.max()) < counts[:, None]
+  grouped = np.zeros((*there.shape, vectors.shape[1]), vectors.dtype)
+  grouped[there] = vectors
+  return grouped, there

@@ -10,19 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.data import inputs as inputs_lib
 from bert_jax.data import packing
+from bert_jax.data.inputs import Input
 from bert_jax.model.encoder import Batch
 
 _TEXTS = 16  # P: texts in a row at most
 _SHARED = 64  # texts up to this length share rows of this length
 _SHORTEST = 32  # the shortest row
-
-
-class Row(NamedTuple):
-  """One text or pair, with the special tokens."""
-
-  ids: Sequence[int]
-  type_ids: Sequence[int]
 
 
 class Packed(NamedTuple):
@@ -59,37 +54,21 @@ def _placed(lengths: np.ndarray, longest: int) -> Iterator[
     left = left[row_of < 0]
 
 
-def pack(rows: Sequence[Row], pad_id: int, longest: int, tokens: int) -> Iterator[Packed]:
+def pack(inputs: Sequence[Input], pad_id: int, longest: int, tokens: int) -> Iterator[Packed]:
   """Packs texts into batches, in no particular order.
 
   Args:
-    rows: of at least one token and at most `longest`.
+    inputs: of at least one token and at most `longest`.
     pad_id: what padding is.
     longest: the longest row that may be.
     tokens: of a batch at most, padding included.
   """
-  lengths = np.array([len(row.ids) for row in rows])
+  lengths = np.array([len(text.ids) for text in inputs])
   for length, members, row_of, count in _placed(lengths, longest):
-    sizes = lengths[members]
-    order = np.argsort(row_of, kind='stable')
-    members, sizes, row_of = members[order], sizes[order], row_of[order]
-    first = np.searchsorted(row_of, np.arange(count))  # [rows] the first text of each row
-    slot = np.arange(len(members)) - first[row_of]
-    before = np.cumsum(sizes) - sizes
-    start = before - before[first][row_of]
-    at = np.arange(sizes.sum()) + np.repeat(row_of * length + start - before, sizes)  # flat
-
     step = max(tokens // length, 1)
     padded = count - count % step + _rows(count % step)
-    flat = np.zeros((4, padded * length), np.int32)
-    flat[0] = pad_id
-    flat[0, at] = np.concatenate([rows[i].ids for i in members])
-    flat[1, at] = np.concatenate([rows[i].type_ids for i in members])
-    flat[2, at] = np.arange(sizes.sum()) - np.repeat(before, sizes)
-    flat[3, at] = np.repeat(slot + 1, sizes)
-    arrays = flat.reshape(4, padded, length)
-    starts = np.zeros((padded, _TEXTS), np.int32)
-    index = np.full((padded, _TEXTS), -1, np.int64)
-    starts[row_of, slot], index[row_of, slot] = start, members
+    placed = inputs_lib.place([inputs[i] for i in members], row_of, padded, length, _TEXTS, pad_id)
+    index = np.where(placed.index >= 0, members[placed.index], -1)
     for i in range(0, padded, step):
-      yield Packed(Batch(*arrays[:, i:i + step]), starts[i:i + step], index[i:i + step])
+      part = slice(i, i + step)
+      yield Packed(Batch(*(x[part] for x in placed[:4])), placed.starts[part], index[part])

@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Iterator
 from collections.abc import Sequence
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -12,14 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.data import inputs as inputs_lib
 from bert_jax.data import long_inputs
+from bert_jax.data.inputs import Input
 from bert_jax.errors import UserError
 from bert_jax.inference import batches
 from bert_jax.inference import pooling as pooling_lib
 from bert_jax.inference.batches import Packed
-from bert_jax.inference.batches import Row
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.model import chunks
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.encoder import Bert as Encoder
@@ -70,9 +73,8 @@ class Bert:
   """
 
   def __init__(self, model: Pretrained):
-    self.model = model
-    self.config, self.tokenizer = model.config, model.tokenizer
-    self.params = jax.tree.map(jnp.asarray, model.params)
+    self.model = dataclasses.replace(model, params=jax.tree.map(jnp.asarray, model.params))
+    self.config, self.params, self.tokenizer = model.config, self.model.params, model.tokenizer
     config, heads = model.config, BertForPreTraining(model.config)
 
     @functools.partial(jax.jit, static_argnames=('layers', 'pooling'))
@@ -110,7 +112,7 @@ class Bert:
 
   # ---- texts to rows ----------------------------------------------------------------------------
 
-  def _require(self, group: str, what: str):
+  def require(self, group: str, what: str):
     if group not in self.model.groups:
       raise UserError(f'this model has no {what}: it was trained without, or it was left out of '
                       'the checkpoint')
@@ -126,25 +128,19 @@ class Bert:
     flat = iter(self.tokenizer.encode_batch([text for part in parts for text in part]))
     return [tuple(next(flat) for _ in part) for part in parts]
 
-  def _row(self, first: Sequence[int], second: Sequence[int] | None = None) -> Row:
-    t = self.tokenizer
-    a = [t.cls_id, *first, t.sep_id]
-    b = [] if second is None else [*second, t.sep_id]
-    return Row(a + b, [0] * len(a) + [1] * len(b))
-
-  def row(self, text: Text) -> Row:
+  def row(self, text: Text) -> Input:
     """The tokens of a text or pair, with the special ones."""
     return self._whole_row(*self._ids([text])[0])
 
-  def _whole_row(self, *parts: Sequence[int]) -> Row:
-    row = self._row(*parts)
+  def _whole_row(self, *parts: Sequence[int]) -> Input:
+    row = inputs_lib.join(self.tokenizer, *parts)
     if len(row.ids) > self.config.max_positions:
       raise UserError(f'a text of {len(row.ids)} tokens is longer than the '
                       f'{self.config.max_positions} positions of the model: shorten it')
     return row
 
   def _rows(self, texts: Sequence[Text], long: str, max_len: int | None) -> tuple[
-      list[Row], np.ndarray]:
+      list[Input], np.ndarray]:
     """(rows, the text that each is of): one of each text, or its chunks."""
     long_inputs.check(long)
     longest = min(max_len or self.config.max_positions, self.config.max_positions)
@@ -155,18 +151,15 @@ class Bert:
       room = longest - 1 - len(parts)
       if len(parts) == 1:
         cut = [(piece,) for piece in long_inputs.pieces(parts[0], room, long)]
-      elif sum(map(len, parts)) <= room:
-        cut = [parts]
-      else:  # the second text is cut, down to half of the room; then the first
-        first = parts[0][:max(room - len(parts[1]), room // 2)]
-        cut = [(first, parts[1][:room - len(first)])]
-      rows += [self._row(*pieces) for pieces in cut]
+      else:
+        cut = [inputs_lib.cut_pair(*parts, room)]
+      rows += [inputs_lib.join(self.tokenizer, *pieces) for pieces in cut]
       owners += [i] * len(cut)
     return rows, np.array(owners, np.int64)
 
   # ---- rows to results --------------------------------------------------------------------------
 
-  def _run(self, rows: Sequence[Row], function, *per_text: np.ndarray) -> Iterator[
+  def run_packed(self, rows: Sequence[Input], function, *per_text: np.ndarray) -> Iterator[
       tuple[Packed, Any]]:
     """(batch, function(params, batch, ...)), the next batch under way while one is used.
 
@@ -189,17 +182,17 @@ class Bert:
     if waiting:
       yield waiting[0], jax.device_get(waiting[1])
 
-  def _per_text(self, rows: Sequence[Row], function, *per_text: np.ndarray) -> np.ndarray:
+  def per_text(self, rows: Sequence[Input], function, *per_text: np.ndarray) -> np.ndarray:
     """What `function` gives as [R, P, ...], in the order of the texts: [texts, ...]."""
     results = None
-    for packed, output in self._run(rows, function, *per_text):
+    for packed, output in self.run_packed(rows, function, *per_text):
       if results is None:
         results = np.zeros((len(rows), *output.shape[2:]), output.dtype)
       there = packed.index >= 0
       results[packed.index[there]] = output[there]
     return results
 
-  def _per_token(self, rows: Sequence[Row], layers: tuple[int, ...]) -> tuple[
+  def _per_token(self, rows: Sequence[Input], layers: tuple[int, ...]) -> tuple[
       list[np.ndarray], np.ndarray | None]:
     """What the encoder makes of each text, float32, special tokens included.
 
@@ -209,7 +202,7 @@ class Bert:
     found, pooled = [None] * len(rows), None
     if 'pooler' in self.model.groups:
       pooled = np.zeros((len(rows), self.config.hidden_size), np.float32)
-    for packed, (hidden, of_texts) in self._run(
+    for packed, (hidden, of_texts) in self.run_packed(
         rows, lambda *args: self._encoded(*args, layers=layers)):
       for row, slot in zip(*np.nonzero(packed.index >= 0)):
         i, start = packed.index[row, slot], packed.starts[row, slot]
@@ -274,13 +267,12 @@ class Bert:
       kept = [np.array([i not in special for i in row.ids]) for row in rows]
       return [_unit(hidden[keep]) if normalize else hidden[keep]
               for hidden, keep in zip(self._per_token(rows, layers)[0], kept)]
-    vectors = self._per_text(
+    vectors = self.per_text(
         rows, lambda *args: self._vectors(*args, layers=layers, pooling=pooling))
     if vectors is None:
       return np.zeros((0, self.config.hidden_size * len(layers)), np.float32)
     if len(owners) > len(texts):
-      parts = np.split(vectors, np.flatnonzero(np.diff(owners)) + 1)
-      vectors = np.stack([long_inputs.combine(part, long) for part in parts])
+      vectors = np.asarray(chunks.combine(*long_inputs.by_text(vectors, owners), long))
     return _unit(vectors) if normalize else vectors
 
   def similarity(self, texts: Sequence[Text], others: Sequence[Text] | None = None,
@@ -297,7 +289,7 @@ class Bert:
       the likeliest first; positions count [CLS] as 0, surprisal is -log probability in nat. For
       several texts a list of these.
     """
-    self._require('mlm', 'masked-LM head')
+    self.require('mlm', 'masked-LM head')
     if not isinstance(text, str):
       return self._fill_masks(text, top_k)
     return self._fill_masks([text], top_k)[0]
@@ -312,7 +304,7 @@ class Bert:
       rows += [row] * len(found)
       owners += [i] * len(found)
       positions += found
-    logits = self._per_text(rows, self._mlm_logits, np.array(positions))
+    logits = self.per_text(rows, self._mlm_logits, np.array(positions))
     results = [[] for _ in texts]
     for i, position, row in zip(owners, positions, logits[:, :self.config.vocab_size]):
       surprisal = np.logaddexp.reduce(row.astype(np.float64)) - row
@@ -325,9 +317,9 @@ class Bert:
 
   def next_sentence(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
     """The probability that the second text of each pair follows the first."""
-    self._require('nsp', 'next-sentence head')
+    self.require('nsp', 'next-sentence head')
     rows = [self._whole_row(*parts) for parts in self._ids(pairs)]
-    logits = self._per_text(rows, self._nsp_logits)
+    logits = self.per_text(rows, self._nsp_logits)
     return [] if logits is None else jax.nn.softmax(logits)[:, 0].tolist()
 
   def score(self, text: str) -> dict[str, Any]:
@@ -337,14 +329,14 @@ class Bert:
       {'tokens': [{'token', 'surprisal'}], 'pseudo_perplexity'}: -log P(token | the others) in nat,
       and the exponential of its mean.
     """
-    self._require('mlm', 'masked-LM head')
+    self.require('mlm', 'masked-LM head')
     (ids,), = self._ids([text])
     if not ids:
       raise UserError(f'{text!r} holds no token to score')
     row = self._whole_row(ids)
     masked = [row._replace(ids=[*row.ids[:i], self.tokenizer.mask_id, *row.ids[i + 1:]])
               for i in range(1, len(ids) + 1)]
-    surprisals = self._per_text(masked, self._surprisals, np.arange(1, len(ids) + 1),
+    surprisals = self.per_text(masked, self._surprisals, np.arange(1, len(ids) + 1),
                                 np.array(ids)).tolist()
     return {'tokens': [{'token': token, 'surprisal': surprisal}
                        for token, surprisal in zip(self.tokenizer.tokens(ids), surprisals)],

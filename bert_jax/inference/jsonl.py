@@ -18,23 +18,32 @@ from bert_jax.errors import UserError
 from bert_jax.inference import bert as bert_lib
 from bert_jax.inference import vectors
 from bert_jax.inference.bert import Bert
+from bert_jax.inference.task_heads import Predictor
+from bert_jax.interop.pretrained import HEAD_TASKS
 
 # Examples that are read before any is answered: few at first, so that the first answers come at
 # once, then twice as many each time, because texts of like length run best together.
 _FIRST, _MOST = 1, 4096
 
 Example = dict[str, Any]
+Model = Bert | Predictor  # what a task's function is given
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """How texts become vectors: the arguments of `Bert.embed`."""
+  """How texts become vectors: the arguments of `Bert.embed`; and when there is no answer."""
 
   pooling: str = 'mean'
   normalize: bool = False
   layers: tuple[int, ...] = (-1,)
   long: str = 'head'
   max_len: int | None = None
+  null_threshold: float | None = None  # of question_answering
+
+  def embedding(self) -> dict[str, Any]:
+    """The arguments of `Bert.embed`."""
+    return {name: value for name, value in dataclasses.asdict(self).items()
+            if name != 'null_threshold'}
 
 
 def _fill_mask(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
@@ -55,7 +64,7 @@ def _score(bert: Bert, examples: Sequence[Example], options: Options) -> list[Ex
 
 def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
   texts = [e['text'] for e in examples]
-  found = bert.embed(texts, **dataclasses.asdict(options))
+  found = bert.embed(texts, **options.embedding())
   if options.pooling != 'none':
     return [{'embedding': vector.tolist()} for vector in found]
   encoded = bert.tokenizer.encode_with_offsets(texts)
@@ -65,11 +74,41 @@ def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Ex
       for (ids, offsets), of_text in zip(encoded, found)]
 
 
+def _classify(predictor: Predictor, examples: Sequence[Example],
+              options: Options) -> list[Example]:
+  del options
+  if not all(isinstance(e.get('text_pair', ''), str) for e in examples):
+    raise UserError("'text_pair' has to be a text")
+  return predictor.classify([(e['text'], e['text_pair']) if 'text_pair' in e else e['text']
+                             for e in examples])
+
+
+def _tag(predictor: Predictor, examples: Sequence[Example], options: Options) -> list[Example]:
+  del options
+  return predictor.tag([e['text'] for e in examples])
+
+
+def _answer_questions(predictor: Predictor, examples: Sequence[Example],
+                      options: Options) -> list[Example]:
+  return predictor.answer([(e['question'], e['context']) for e in examples],
+                          options.null_threshold)
+
+
+def _choose(predictor: Predictor, examples: Sequence[Example], options: Options) -> list[Example]:
+  del options
+  for e in examples:
+    choices = e.get('choices')
+    if not isinstance(choices, list) or len(choices) < 2 or not all(
+        isinstance(choice, str) for choice in choices):
+      raise UserError("'choices' has to be a list of at least two texts")
+  return predictor.choose([(e['text'], e['choices']) for e in examples])
+
+
 class Task(NamedTuple):
   """One kind of prediction."""
 
-  fields: tuple[str, ...]  # what an example must have
-  function: Callable[[Bert, Sequence[Example], Options], list[Example]]
+  fields: tuple[str, ...]  # texts that an example must have
+  function: Callable[[Any, Sequence[Example], Options], list[Example]]  # of a Model
 
 
 TASKS = {
@@ -77,6 +116,10 @@ TASKS = {
     'next_sentence': Task(('text', 'text_pair'), _next_sentence),
     'score': Task(('text',), _score),
     'embed': Task(('text',), _embed),
+    'sequence_classification': Task(('text',), _classify),
+    'token_classification': Task(('text',), _tag),
+    'question_answering': Task(('question', 'context'), _answer_questions),
+    'multiple_choice': Task(('text',), _choose),
 }
 
 
@@ -103,19 +146,19 @@ def read_examples(stream: TextIO, name: str, fields: tuple[str, ...]) -> Iterato
     raise UserError(f'{name}, after line {number}: invalid UTF-8 ({e.reason})') from e
 
 
-def _answer(task: Task, bert: Bert, examples: Sequence[Example], options: Options, name: str,
+def _answer(task: Task, model: Model, examples: Sequence[Example], options: Options, name: str,
             before: int) -> list[Example]:
   try:
-    return task.function(bert, examples, options)
+    return task.function(model, examples, options)
   except UserError as e:
     if len(examples) == 1:
       raise UserError(f'{name}, example {before + 1}: {e}') from e
   # One of them is at fault: it is found alone.
-  return [_answer(task, bert, [example], options, name, before + i)[0]
+  return [_answer(task, model, [example], options, name, before + i)[0]
           for i, example in enumerate(examples)]
 
 
-def predict(task: Task, bert: Bert, source: TextIO, name: str, write: Callable[[Example], None],
+def predict(task: Task, model: Model, source: TextIO, name: str, write: Callable[[Example], None],
             options: Options):
   """Writes an answer for each example of `source`, with a progress bar where a person looks on.
 
@@ -126,7 +169,7 @@ def predict(task: Task, bert: Bert, source: TextIO, name: str, write: Callable[[
   count, size = 0, _FIRST
   with tqdm.tqdm(unit=' examples', unit_scale=True, disable=None, leave=False) as bar:
     while window := list(itertools.islice(examples, size)):
-      for answer in _answer(task, bert, window, options, name, count):
+      for answer in _answer(task, model, window, options, name, count):
         write(answer)
       count, size = count + len(window), min(2 * size, _MOST)
       bar.update(len(window))
@@ -158,6 +201,8 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
     raise UserError(f'--output={output} holds one vector a text: only --task=embed makes them, '
                     'with --pooling=cls, mean or max')
   bert = bert_lib.load(model)
+  if task in HEAD_TASKS:
+    bert = Predictor(bert, task)
   try:
     stream = epath.Path(source).open(encoding='utf-8') if source else sys.stdin
   except OSError as e:

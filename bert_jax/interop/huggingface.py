@@ -15,6 +15,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
+from bert_jax.data import storage
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import layout
@@ -44,6 +45,8 @@ _FIELDS = {  # of config.json -> of BertConfig
     'initializer_range': 'initializer_range', 'layer_norm_eps': 'layer_norm_eps'}
 _NEEDED = ('vocab_size', 'hidden_size', 'num_hidden_layers', 'num_attention_heads',
            'intermediate_size')
+_PROBLEMS = {'single_label': 'single_label_classification',
+             'multi_label': 'multi_label_classification', 'regression': 'regression'}
 # Copies of other tensors, and a buffer that older versions saved.
 _TIED = {'cls.predictions.decoder.weight': 'embeddings.word_embeddings.weight',
          'cls.predictions.decoder.bias': 'cls.predictions.bias'}
@@ -79,12 +82,7 @@ def config_from(theirs: dict, path: epath.Path) -> BertConfig:
 def _read_config(directory: epath.Path) -> tuple[dict, str]:
   """(config.json, architecture)."""
   path = directory / 'config.json'
-  try:
-    theirs = json.loads(path.read_bytes())
-  except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
-    raise UserError(f'{path} cannot be read: {e}') from e
-  if not isinstance(theirs, dict):
-    raise UserError(f'{path} holds no JSON object')
+  theirs = storage.read_json(path)
   architecture = (theirs.get('architectures') or ['BertModel'])[0]
   if theirs.get('model_type', 'bert') != 'bert' or architecture not in ARCHITECTURES:
     raise UserError(f'{path}: the architecture {architecture} (model_type '
@@ -98,10 +96,10 @@ def _weight_files(directory: epath.Path) -> list[epath.Path]:
   if (directory / 'model.safetensors').exists():
     return [directory / 'model.safetensors']
   if index.exists():
-    try:
-      names = sorted(set(json.loads(index.read_bytes())['weight_map'].values()))
-    except (OSError, ValueError, KeyError, AttributeError) as e:
-      raise UserError(f'{index} cannot be read: {e}') from e
+    weight_map = storage.read_json(index).get('weight_map')
+    if not isinstance(weight_map, dict):
+      raise UserError(f'{index} has no weight_map')
+    names = sorted(set(weight_map.values()))
     missing = [name for name in names if not (directory / name).exists()]
     if missing:
       raise UserError(f'{directory} lacks {", ".join(missing)}, which {index.name} names')
@@ -197,7 +195,14 @@ def load(directory: epath.Path) -> Pretrained:
   return Pretrained(
       config, params, tokenizer, task=task,
       labels=tuple(names.get(i, f'LABEL_{i}') for i in range(outputs)),
+      problem=_problem(theirs, outputs) if task == 'sequence_classification' else '',
       facts={'source': str(directory)})
+
+
+def _problem(theirs: dict, outputs: int) -> str:
+  """The kind of sequence classification; where it is not said, as transformers guesses it."""
+  known = {name: ours for ours, name in _PROBLEMS.items()}
+  return known.get(theirs.get('problem_type'), 'regression' if outputs == 1 else 'single_label')
 
 
 def architecture_of(model: Pretrained) -> str:
@@ -222,6 +227,8 @@ def save(model: Pretrained, directory: epath.Path):
   if model.labels:
     theirs |= {'id2label': {str(i): label for i, label in enumerate(model.labels)},
                'label2id': {label: i for i, label in enumerate(model.labels)}}
+  if model.problem:
+    theirs['problem_type'] = _PROBLEMS[model.problem]
   (directory / 'config.json').write_text(json.dumps(theirs, indent=2) + '\n')
   prefix = '' if architecture == 'BertModel' else 'bert.'
   heads = tuple(start for group, start in layout.GROUPS.items() if group != 'pooler')

@@ -12,27 +12,20 @@ from etils import epath
 from flax import linen as nn
 import orbax.checkpoint as ocp
 
+from bert_jax.data import storage
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import layout
+from bert_jax.interop.pretrained import HEAD_GROUPS
 from bert_jax.interop.pretrained import HEAD_TASKS
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.pretrained import check_vocabulary
 from bert_jax.model.config import BertConfig
 from bert_jax.training import checkpoint
+from bert_jax.training import report
 
 CHECKPOINT_FILE = 'bert.json'
 WORKDIR_FILE = 'run.json'
-
-
-def _read(path: epath.Path) -> dict[str, Any]:
-  try:
-    content = json.loads(path.read_bytes())
-  except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
-    raise UserError(f'{path} cannot be read: {e}') from e
-  if not isinstance(content, dict):
-    raise UserError(f'{path} holds no JSON object')
-  return content
 
 
 def _config(fields: Any, path: epath.Path) -> BertConfig:
@@ -51,7 +44,7 @@ def save(model: Pretrained, directory: epath.Path):
   with ocp.StandardCheckpointer() as writer:
     writer.save(directory / 'params', model.params)
   content = {'model': dataclasses.asdict(model.config), 'groups': model.groups, 'task': model.task,
-             'labels': model.labels, 'facts': model.facts}
+             'labels': model.labels, 'problem': model.problem, 'facts': model.facts}
   (directory / CHECKPOINT_FILE).write_text(json.dumps(content, indent=2) + '\n')
 
 
@@ -62,7 +55,7 @@ def load(directory: epath.Path) -> Pretrained:
     UserError: something is missing, or does not fit `bert.json`.
   """
   path = directory / CHECKPOINT_FILE
-  content = _read(path)
+  content = storage.read_json(path)
   config = _config(content.get('model'), path)
   groups, labels = content.get('groups', ()), tuple(content.get('labels', ()))
   unknown = sorted(set(groups) - set(layout.GROUPS))
@@ -78,37 +71,41 @@ def load(directory: epath.Path) -> Pretrained:
   except (OSError, ValueError, KeyError) as e:
     raise UserError(f'{directory}/params cannot be read: {e}') from e
   return Pretrained(config, params, tokenizer, content.get('task', ''), labels,
-                    content.get('facts', {}))
+                    content.get('problem', ''), content.get('facts', {}))
 
 
-def _scores(workdir: epath.Path) -> dict[str, float]:
-  """The newest evaluation in metrics.jsonl."""
-  path, found = workdir / 'metrics.jsonl', {}
-  if path.exists():
-    for line in path.read_text().splitlines():
-      entry = json.loads(line)
-      if any(name.startswith('eval_') for name in entry):
-        found = {n.removeprefix('eval_'): v for n, v in entry.items() if n.startswith('eval_')}
-  return found
+def _scores(workdir: epath.Path, step: int) -> dict[str, float]:
+  """The newest evaluation in metrics.jsonl up to a step."""
+  for entry in reversed(report.read_metrics(workdir / 'metrics.jsonl')):
+    scores = {n.removeprefix('eval_'): v for n, v in entry.items() if n.startswith('eval_')}
+    if scores and entry['step'] <= step:
+      return scores
+  return {}
 
 
 def load_workdir(directory: epath.Path) -> Pretrained:
-  """Reads the newest checkpoint of a run.
+  """Reads the best checkpoint of a run, or the newest where none was chosen.
 
   Raises:
     UserError: there is none yet, or it does not fit `run.json`.
   """
   path = directory / WORKDIR_FILE
-  run = _read(path)
+  run = storage.read_json(path)
   fields = run.get('config', {})
   config = _config(fields.get('model'), path)
   tokenizer = tokenizer_lib.load(directory / 'tokenizer')
   check_vocabulary(config, tokenizer, directory / 'tokenizer')
-  data = fields.get('data', {})
-  pairs = data.get('sequences') != 'full_sentences'
-  groups = ('pooler', 'mlm', 'nsp') if pairs else ('mlm',)
-  abstract = nn.unbox(layout.abstract_params(config, groups))
+  data, task, labels = fields.get('data', {}), fields.get('task'), tuple(run.get('labels', ()))
+  if task in HEAD_GROUPS:
+    groups = HEAD_GROUPS[task]
+  else:
+    task = ''
+    groups = ('mlm',) if data.get('sequences') == 'full_sentences' else ('pooler', 'mlm', 'nsp')
+  abstract = nn.unbox(layout.abstract_params(config, groups, len(labels)))
   params, step = checkpoint.restore_params(directory, abstract)
-  facts = {'source': str(directory), 'data': data.get('source'), 'steps': step,
-           'command': run.get('command'), 'scores': _scores(directory)}
-  return Pretrained(config, params, tokenizer, facts=facts)
+  facts = {'source': str(directory), 'data': data.get('source') or data.get('train'), 'steps': step,
+           'command': run.get('command'), 'scores': _scores(directory, step)}
+  if task:
+    facts |= {'max_len': fields.get('max_len')} | {
+        name: data[name] for name in ('long', 'doc_stride', 'max_answer_len') if name in data}
+  return Pretrained(config, params, tokenizer, task, labels, run.get('problem', ''), facts)

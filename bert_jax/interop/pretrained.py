@@ -8,9 +8,12 @@ from bert_jax.errors import UserError
 from bert_jax.interop import layout
 from bert_jax.model.config import BertConfig
 
-# The tasks with a head of their own, besides pretraining.
-HEAD_TASKS = ('sequence_classification', 'token_classification', 'question_answering',
-              'multiple_choice')
+# The tasks with a head of their own, and what they have besides the encoder.
+HEAD_GROUPS = {'sequence_classification': ('pooler', 'classifier'),
+               'token_classification': ('classifier',),
+               'question_answering': ('qa_outputs',),
+               'multiple_choice': ('pooler', 'classifier')}
+HEAD_TASKS = tuple(HEAD_GROUPS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +24,9 @@ class Pretrained:
     params: the variables of the Linen modules, {'params': {'bert': ..., heads}}, arrays float32.
     task: what its classifier is for, one of HEAD_TASKS; '' = it has none.
     labels: the names of the classifier's outputs.
-    facts: what is known of its training: 'source', 'steps', 'scores', 'command'.
+    problem: of sequence classification: single_label, multi_label, regression.
+    facts: what is known of its training: 'source', 'steps', 'scores', 'command'; of fine-tuning
+      'max_len' and 'long' (how its texts were cut), 'doc_stride', 'max_answer_len'.
   """
 
   config: BertConfig
@@ -29,6 +34,7 @@ class Pretrained:
   tokenizer: Tokenizer
   task: str = ''
   labels: tuple[str, ...] = ()
+  problem: str = ''
   facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   @property

@@ -27,11 +27,20 @@ class BertForSequenceClassification(nn.Module):
     self.dropout = nn.Dropout(self.config.dropout)
     self.classifier = _dense(self.config, self.num_labels)
 
+  def pooled(self, batch: Batch, cls_positions: jax.Array, *,
+             deterministic: bool = True) -> jax.Array:
+    """[B, L] inputs and [B, P] int32 positions of [CLS] -> pooled outputs [B, P, D]."""
+    return self.bert(batch, cls_positions, deterministic=deterministic)[1]
+
+  def classify(self, pooled: jax.Array, *, deterministic: bool = True) -> jax.Array:
+    """Pooled outputs [..., D] -> logits [..., num_labels] float32."""
+    return self.classifier(self.dropout(pooled, deterministic=deterministic))
+
   def __call__(self, batch: Batch, cls_positions: jax.Array, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs and [B, P] int32 positions of [CLS] -> logits [B, P, num_labels] float32."""
-    _, pooled = self.bert(batch, cls_positions, deterministic=deterministic)
-    return self.classifier(self.dropout(pooled, deterministic=deterministic))
+    pooled = self.pooled(batch, cls_positions, deterministic=deterministic)
+    return self.classify(pooled, deterministic=deterministic)
 
 
 class BertForMultipleChoice(BertForSequenceClassification):

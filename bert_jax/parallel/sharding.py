@@ -3,6 +3,7 @@
 The modules name what an axis means ('embed', 'heads', ...); a preset says where it lives.
 """
 
+import math
 from typing import Any
 
 from flax import linen as nn
@@ -69,3 +70,8 @@ def with_mesh(function, mesh: Mesh, preset: str, **jit_options):
 
   call.lower = lower
   return call
+
+
+def batch_divisor(mesh: Mesh) -> int:
+  """What the rows of a batch have to be divisible by."""
+  return math.prod(mesh.shape[axis] for axis in BATCH_AXES)

@@ -104,6 +104,10 @@ class Pretraining:
     tokens = jnp.sum(rows.pair_index > 0).astype(jnp.float32)
     return {**metrics, 'tokens': (tokens, jnp.float32(1))}
 
+  def measure(self, params: Any, frozen: Any, batch: Batch) -> Metrics:
+    """The loss with fixed masks."""
+    return self.loss(params, frozen, batch, None)
+
   def rows(self, step: int) -> Batch:
     """This process's share of a step's rows, unmasked."""
     index, phase, within = self.phases.locate(step)

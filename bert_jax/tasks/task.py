@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from typing import Protocol
 
+from flax import linen as nn
 import jax
 
 from bert_jax.objectives.losses import Metrics
@@ -14,6 +15,7 @@ from bert_jax.objectives.losses import Metrics
 class Task(Protocol):
   """One thing to train. The loop never asks which."""
 
+  model: nn.Module
   objectives: Mapping[str, float]  # weight of each metric that is a loss in the total
 
   def init(self, key: jax.Array) -> Any:
@@ -25,11 +27,14 @@ class Task(Protocol):
     Counts must not depend on `params`. The metric 'tokens' counts the real tokens of the batch.
     """
 
+  def measure(self, params: Any, frozen: Any, batch: Any) -> Any:
+    """What `evaluate` needs of a batch, pure, without dropout: metrics, say, or logits too."""
+
   def rows(self, step: int) -> Any:
     """This process's share of a step's batch: a tree of host arrays [B / processes, ...]."""
 
-  def evaluate(self, evaluate_batch: Callable[[Any], Metrics], step: int) -> dict[str, float]:
-    """Held-out metrics after `step` steps; `evaluate_batch` takes a host batch to its Metrics."""
+  def evaluate(self, evaluate_batch: Callable[[Any], Any], step: int) -> dict[str, float]:
+    """Held-out metrics after `step` steps; `evaluate_batch` measures this process's host batch."""
 
   def flops(self, step: int, tokens: float) -> float:
     """Model FLOPs that training on so many real tokens takes, at the row length of `step`."""

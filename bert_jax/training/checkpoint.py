@@ -1,6 +1,8 @@
 """Checkpoints through orbax: sharded, asynchronous, atomic, the newest few kept."""
 
+from collections.abc import Mapping
 import errno
+import math
 import os
 import shutil
 from typing import Any
@@ -86,6 +88,38 @@ class Checkpoints:
     self._manager.close()
 
 
+class Best:
+  """The `best/` folder of a workdir: the parameters whose evaluation had the best score so far."""
+
+  def __init__(self, workdir: epath.Path, metric: str):
+    """`metric` is the evaluation's score that decides: the lowest of a loss, else the highest."""
+    self.metric = metric
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=1, create=True, best_fn=lambda metrics: metrics['score'],
+        best_mode='min' if metric.endswith('loss') else 'max')
+    self._manager = ocp.CheckpointManager(absolute(workdir) / 'best', options=options,
+                                          item_names=('params',))
+
+  def offer(self, params: Any, step: int, scores: Mapping[str, float]):
+    """Keeps the parameters of `step` if no evaluation before was better.
+
+    Raises:
+      UserError: the evaluation has no such score.
+    """
+    if self.metric not in scores:
+      raise UserError(f'keep_best={self.metric!r} is no score of the evaluation: it has '
+                      f'{", ".join(scores)}')
+    if step in self._manager.all_steps() or not math.isfinite(scores[self.metric]):
+      return
+    self._manager.save(step, args=ocp.args.Composite(params=ocp.args.StandardSave(params)),
+                       metrics={'score': scores[self.metric]}, force=True)
+
+  def close(self):
+    """Waits until all is written."""
+    self._manager.wait_until_finished()
+    self._manager.close()
+
+
 def has_checkpoint(workdir: epath.Path) -> bool:
   """Whether a workdir has a complete checkpoint; asks the folder alone, no other process."""
   directory = workdir / 'checkpoints'
@@ -100,7 +134,7 @@ def on_one_device(abstract: Any) -> Any:
 
 
 def restore_params(workdir: epath.Path, abstract: Any) -> tuple[Any, int]:
-  """The parameters of a workdir's newest checkpoint on one device, and its step.
+  """The parameters of a workdir's best or else newest checkpoint on one device, and its step.
 
   Args:
     workdir: of the run that made it.
@@ -109,16 +143,19 @@ def restore_params(workdir: epath.Path, abstract: Any) -> tuple[Any, int]:
   Raises:
     UserError: there is none, or it is of another model.
   """
-  directory = absolute(workdir) / 'checkpoints'
-  if not directory.exists():
+  folders = [absolute(workdir) / name for name in ('best', 'checkpoints')]
+  folders = [folder for folder in folders if folder.exists()]
+  if not folders:
     raise UserError(f'{workdir} holds no checkpoints: train with --workdir={workdir} first')
-  with ocp.CheckpointManager(directory, item_names=('params', 'optimizer')) as manager:
-    step = manager.latest_step()
-    if step is None:
-      raise UserError(f'{directory} holds no complete checkpoint yet')
-    try:
-      found = manager.restore(step, args=ocp.args.Composite(
-          params=ocp.args.StandardRestore(on_one_device(abstract))))
-    except (ValueError, KeyError) as e:
-      raise UserError(f'{directory}/{step} does not fit {workdir}/run.json: {e}') from e
-  return found['params'], step
+  for directory in folders:
+    with ocp.CheckpointManager(directory, item_names=('params', 'optimizer')) as manager:
+      step = manager.latest_step()
+      if step is None:
+        continue
+      try:
+        found = manager.restore(step, args=ocp.args.Composite(
+            params=ocp.args.StandardRestore(on_one_device(abstract))))
+      except (ValueError, KeyError) as e:
+        raise UserError(f'{directory}/{step} does not fit {workdir}/run.json: {e}') from e
+    return found['params'], step
+  raise UserError(f'{directory} holds no complete checkpoint yet')

@@ -1,5 +1,6 @@
 """What a run was fed, in 64 bits a step: equal digests mean equal rows, in whatever processes."""
 
+import collections
 from collections.abc import Sequence
 import hashlib
 from typing import Any
@@ -15,10 +16,14 @@ def batch_digest(batch: Any) -> int:
   """The sum of hashes of a batch's rows, which are told apart by the row numbers in them.
 
   Args:
-    batch: a tree of host arrays [B, ...], one process's share.
+    batch: a tree of host arrays [B, ...], one process's share; those with as many rows as each
+      other are read together.
   """
-  leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(batch)]
-  rows = (b''.join(leaf[i].tobytes() for leaf in leaves) for i in range(len(leaves[0])))
+  groups = collections.defaultdict(list)
+  for leaf in jax.tree.leaves(batch):
+    groups[len(leaf)].append(np.ascontiguousarray(leaf))
+  rows = (b''.join(leaf[i].tobytes() for leaf in leaves)
+          for size, leaves in groups.items() for i in range(size))
   return sum(int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), 'little')
              for row in rows) % _ALL
 

@@ -1,6 +1,7 @@
 """What a run starts from: another model's parameters, words new to it, vectors of words."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
@@ -64,19 +65,36 @@ def _grown(model: Pretrained, tokenizer: Tokenizer) -> Pretrained:
   return dataclasses.replace(model, config=config, params={'params': tree}, tokenizer=tokenizer)
 
 
-def adopt(config: ConfigDict, model: Pretrained, tokenizer: epath.Path):
-  """Fills in what the config leaves to `init_from`: sizes that are None, the vocabulary of text.
-
-  The vocabulary is written into the folder `tokenizer`, which the run then reads.
-  """
+def adopt_sizes(config: ConfigDict, model: Pretrained):
+  """Fills in the sizes that the config leaves to `init_from`."""
   with config.unlocked():
     for field in dataclasses.fields(BertConfig):
       if config.model[field.name] is None:
         config.model[field.name] = getattr(model.config, field.name)
-    if not config.data.vocab and not dataset.is_prepared(config.data.source):
-      model.tokenizer.save(tokenizer)
-      config.data.vocab = str(tokenizer)
-      config.data.lowercase = getattr(model.tokenizer, 'lowercase', config.data.lowercase)
+
+
+def adopt_vocabulary(config: ConfigDict, model: Pretrained | None, workdir: epath.Path):
+  """Has text read with the vocabulary of `init_from`, where the config names no other.
+
+  It is kept in the workdir, from where a run that goes on takes it: model is None then.
+  """
+  folder = workdir / 'tokenizer'
+  if config.data.vocab or dataset.is_prepared(config.data.source):
+    return
+  if model:
+    model.tokenizer.save(folder)
+  with config.unlocked():
+    config.data.vocab = str(folder)
+    config.data.lowercase = getattr(tokenizer_lib.load(folder), 'lowercase', config.data.lowercase)
+
+
+def with_head_of(model: Pretrained, task: str, labels: Sequence[str]) -> Pretrained:
+  """The model without a classifier that is for another task or other labels."""
+  if (model.task, model.labels) == (task, tuple(labels)):
+    return model
+  tree = {name: x for name, x in model.params['params'].items()
+          if name not in ('classifier', 'qa_outputs')}
+  return dataclasses.replace(model, params={'params': tree}, task='', labels=())
 
 
 def check(config: ConfigDict, model: Pretrained, corpus: Tokenizer, folder: epath.Path):
@@ -112,9 +130,24 @@ def _place(value: np.ndarray, like: jax.Array) -> jax.Array:
   return jax.make_array_from_callback(like.shape, like.sharding, lambda index: value[index])
 
 
-def from_model(model: Pretrained, name: str) -> Callable[[Any], Any]:
-  """A function from fresh parameters to those of the model; what it does not have stays fresh."""
-  theirs = {path: np.asarray(x) for path, x in _names(model.params).items()}
+def from_model(model: Pretrained, name: str,
+               reinit_layers: int = 0) -> Callable[[Any], Any]:
+  """A function from fresh parameters to those of the model; what it does not have stays fresh.
+
+  Args:
+    model: to start from.
+    name: of it, for messages.
+    reinit_layers: that many top layers, and the pooler, stay fresh (Zhang et al. 2021,
+      https://arxiv.org/abs/2006.05987).
+
+  Raises:
+    UserError: more layers than there are.
+  """
+  layers = model.config.num_layers
+  if not 0 <= reinit_layers <= layers:
+    raise UserError(f'model.reinit_layers={reinit_layers}: {name} has {layers} layers')
+  theirs = {path: np.asarray(x) for path, x in _names(model.params).items()
+            if not reinit_layers or '/pooler/' not in path}
 
   def start(fresh):
     ours = _names(fresh)
@@ -122,10 +155,20 @@ def from_model(model: Pretrained, name: str) -> Callable[[Any], Any]:
                    for a, b in ((theirs, ours), (ours, theirs)))
     print_summary([
         ('initialised', f'{len(ours.keys() & theirs.keys())} arrays from {name}'),
-        *([('new', f'{", ".join(new)}: not in {name}')] if new else []),
+        *([('new', f'{", ".join(new)}: not in {name}')] if new and not reinit_layers else []),
+        *([('new', f'the top {reinit_layers} layers, {", ".join(new)}')] if reinit_layers else []),
         *([('left out', f'{", ".join(unused)}: not in this run')] if unused else [])])
-    placed = {path: _place(theirs[path], x) if path in theirs else x for path, x in ours.items()}
-    return jax.tree.unflatten(jax.tree.structure(fresh), list(placed.values()))
+    kept = layers - reinit_layers
+
+    def placed(path, x):
+      if path not in theirs:
+        return x
+      if reinit_layers and '/layers/' in path:
+        return _place(np.concatenate([theirs[path][:kept], jax.device_get(x)[kept:]]), x)
+      return _place(theirs[path], x)
+
+    return jax.tree.unflatten(jax.tree.structure(fresh),
+                              [placed(path, x) for path, x in ours.items()])
 
   return start
 

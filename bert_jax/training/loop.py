@@ -78,6 +78,8 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
     return
   state = _start(config, checkpoints, first_step, init, initial, abstract)
 
+  best = checkpoint.Best(workdir, config.keep_best) if config.keep_best else None
+
   # ---- the loop ---------------------------------------------------------------------------------
   stop = []  # SIGTERM fills it; the step that runs is finished and saved
   previous_handler = signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
@@ -132,7 +134,10 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
         log(*due)
         due = None
       if evaluates:
-        report.evaluation(done, task.evaluate(functools.partial(evaluate, state.params), done))
+        scores = task.evaluate(functools.partial(evaluate, state.params), done)
+        report.evaluation(done, scores)
+        if best:
+          best.offer(state.params, done, scores)
       if saves:
         checkpoints.save(state, done)
       if saves or evaluates:
@@ -142,6 +147,8 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
         raise Preempted(f'stopped by SIGTERM after step {done} of {train_steps}, everything is '
                         'saved: run the same command to go on')
     checkpoints.close()
+    if best:
+      best.close()
   finally:
     report.close()
     signal.signal(signal.SIGTERM, previous_handler)

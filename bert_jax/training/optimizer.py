@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from bert_jax.errors import UserError
+from bert_jax.training import layerwise
 
 NAMES = ('adamw', 'bert_adamw')
 
@@ -19,12 +20,15 @@ class OptimizerConfig:
   name: str = 'adamw'  # adamw, or bert_adamw: google-research/bert's, without bias correction
   learning_rate: float = 1e-4  # the peak
   warmup_steps: int = 10_000
+  warmup_ratio: float = 0.0  # of all steps; instead of warmup_steps
   b1: float = 0.9
   b2: float = 0.999
   eps: float = 1e-8  # google-research/bert: 1e-6
   weight_decay: float = 0.01  # on matrices; never on biases and LayerNorm
   clip_norm: float = 1.0  # of the whole gradient; 0 = no clipping
   accumulation: int = 1  # microbatches per step
+  layer_decay: float = 1.0  # of the rate, for each layer further from the head; 1 = none
+  frozen_layers: int = -1  # -1 = none, 0 = the embeddings, n = these and the first n layers
 
   def __post_init__(self):
     if self.name not in NAMES:
@@ -38,6 +42,14 @@ class OptimizerConfig:
     for name in ('b1', 'b2'):
       if not 0 <= getattr(self, name) < 1:
         raise UserError(f'optimizer.{name}={getattr(self, name)} must lie in [0, 1)')
+    for name in ('warmup_ratio', 'layer_decay'):
+      if not 0 <= getattr(self, name) <= 1:
+        raise UserError(f'optimizer.{name}={getattr(self, name)} must lie in [0, 1]')
+    if self.warmup_ratio and self.warmup_steps:
+      raise UserError(f'optimizer.warmup_steps={self.warmup_steps} and warmup_ratio='
+                      f'{self.warmup_ratio}: give one of them and set the other to 0')
+    if self.frozen_layers < -1:
+      raise UserError(f'optimizer.frozen_layers={self.frozen_layers} must be at least -1')
     if self.accumulation < 1:
       raise UserError(f'optimizer.accumulation={self.accumulation} must be at least 1')
 
@@ -55,7 +67,7 @@ def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
   Raises:
     UserError: the warmup takes the whole run.
   """
-  warmup = config.warmup_steps
+  warmup = config.warmup_steps or int(config.warmup_ratio * train_steps)
   if warmup >= train_steps:
     raise UserError(f'optimizer.warmup_steps={warmup} leaves nothing of the {train_steps} training '
                     'steps: make the run longer or the warmup shorter')
@@ -109,8 +121,10 @@ def make_optimizer(config: OptimizerConfig, train_steps: int) -> optax.GradientT
   """Clip, Adam, decay the matrices, scale by the schedule (Loshchilov and Hutter 2019, AdamW)."""
   adam = {'adamw': optax.scale_by_adam, 'bert_adamw': scale_by_uncorrected_adam}[config.name]
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
-  return optax.chain(
-      clip,
-      adam(b1=config.b1, b2=config.b2, eps=config.eps),
-      optax.add_decayed_weights(config.weight_decay, mask=decays),
-      optax.scale_by_learning_rate(learning_rate(config, train_steps)))
+  steps = [clip, adam(b1=config.b1, b2=config.b2, eps=config.eps),
+           optax.add_decayed_weights(config.weight_decay, mask=decays)]
+  if config.frozen_layers >= 0:  # before clipping too: they do not count in the norm
+    steps = [layerwise.freeze(config.frozen_layers), *steps, layerwise.freeze(config.frozen_layers)]
+  if config.layer_decay != 1:
+    steps.append(layerwise.decay_rate(config.layer_decay))
+  return optax.chain(*steps, optax.scale_by_learning_rate(learning_rate(config, train_steps)))

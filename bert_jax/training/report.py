@@ -14,6 +14,8 @@ from tqdm import auto as tqdm
 from bert_jax.data.prepare import print_lines
 from bert_jax.errors import UserError
 
+# Of a fine-tuning run.
+_DRAWN = ('loss', 'accuracy', 'f1', 'matthews', 'pearson', 'spearman', 'exact_match')
 _WAITED_LONG = 0.05  # share of the time without rows that is worth a word
 _SETTLED = 60  # seconds, after which the first windows of rows are made and files are cached
 
@@ -126,13 +128,21 @@ class Report:
       self._board.close()
 
 
+def _title(name: str) -> str:
+  objective, separator, measure = name.partition('_')
+  return f'{objective.upper()} {measure}' if separator and name not in _DRAWN else name.replace(
+      '_', ' ')
+
+
 def draw_curves(lines: list[dict[str, Any]], path: epath.Path):
   """Draws each loss and accuracy over the steps, training as a line and held-out as points."""
   import matplotlib  # slow to import, and drawn only after an evaluation
   matplotlib.use('Agg')
   from matplotlib import pyplot as plt
-  names = [name for name in dict.fromkeys(key for line in lines for key in line)
-           if name.endswith(('_loss', '_accuracy')) and not name.startswith('eval_')]
+  known = dict.fromkeys(key.removeprefix('eval_') for line in lines for key in line)
+  names = [name for name in known if name.endswith(('_loss', '_accuracy'))]
+  # Of one objective there is one loss; what else its evaluations have are the task's scores.
+  names = names or [name for name in known if name in _DRAWN]
   if not names:
     return
   names.sort(key=lambda name: (name.rpartition('_')[0], name.endswith('accuracy')))
@@ -147,8 +157,7 @@ def draw_curves(lines: list[dict[str, Any]], path: epath.Path):
     floor = [line['eval_unigram_entropy'] for line in lines if line.get('eval_unigram_entropy')]
     if name == 'mlm_loss' and floor:
       axis.axhline(floor[-1], color='gray', ls=':', lw=1.2, label='token frequencies')
-    objective, _, measure = name.partition('_')
-    axis.set(title=f'{objective.upper()} {measure}', xlabel='step')
+    axis.set(title=_title(name), xlabel='step')
     axis.spines[['top', 'right']].set_visible(False)
     axis.legend(frameon=False)
   with path.open('wb') as file:

@@ -98,6 +98,6 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
 
 
 def make_eval_step(task: Task, mesh: Mesh, preset: str) -> Callable:
-  """The jitted evaluation step: (params, batch) -> metrics, without dropout."""
-  return sharding.with_mesh(lambda params, batch: task.loss(params, {}, batch, None), mesh, preset,
+  """The jitted evaluation step: (params, batch) -> what the task measures, on every device."""
+  return sharding.with_mesh(lambda params, batch: task.measure(params, {}, batch), mesh, preset,
                             out_shardings=mesh_lib.replicated(mesh))

@@ -1,0 +1,341 @@
+"""Fine-tuning beside PyTorch transformers: the same losses, the same quality, the time it takes.
+
+  python -m benchmarks.finetune --mode=parity --data=DATA --model=MODEL --workdir=runs/finetune
+  python -m benchmarks.finetune --mode=quality --data=DATA --model=MODEL --workdir=runs/finetune
+
+MODEL is a Hugging Face folder; DATA holds a folder for each data set (see TASKS). `parity` makes 50
+steps from the same head on the same batches without dropout, step by step in turns, and compares
+losses, predictions and times. `quality` trains each side with dropout for several seeds and
+compares the mean scores. Both append a line for each task (and seed and side) to
+WORKDIR/MODE.jsonl, go on where they were, and end in a table.
+"""
+
+import json
+import runpy
+import time
+from typing import Any
+from typing import NamedTuple
+
+from absl import app
+from absl import flags
+from etils import epath
+from flax import linen as nn
+import jax
+import numpy as np
+
+from benchmarks import torch_finetune
+from bert_jax import config as config_lib
+from bert_jax import run_finetuning
+from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.interop import huggingface
+from bert_jax.interop import load as load_lib
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.labelled import table
+from bert_jax.model.config import BertConfig
+from bert_jax.model.encoder import Batch
+from bert_jax.model.encoder import Bert
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.tasks import answers
+from bert_jax.tasks import token_classification
+from bert_jax.tasks.finetuning import FineTuning
+from bert_jax.tasks.finetuning import Output
+from bert_jax.tasks.finetuning import by_example
+from bert_jax.training import initial
+from bert_jax.training import optimizer as optimizer_lib
+from bert_jax.training import state as state_lib
+
+_MODE = flags.DEFINE_enum('mode', 'parity', ['parity', 'quality'], 'What is compared.')
+_DATA = flags.DEFINE_string('data', None, 'Folder of data sets.', required=True)
+_MODEL = flags.DEFINE_string('model', None, 'Hugging Face folder.', required=True)
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for results.', required=True)
+_TASKS = flags.DEFINE_list('tasks', None, 'Some of the tasks; by default all.')
+_SEEDS = flags.DEFINE_integer('seeds', 3, 'quality: runs of each side.')
+_STEPS = 50  # of parity
+
+
+class Case(NamedTuple):
+  """One data set."""
+
+  config: str
+  train: str
+  eval: str
+  overrides: dict[str, Any]
+  score: str
+  quality: dict[str, Any] = {}  # noqa: RUF012; overrides of the runs for quality; {} = left out
+  chinese: bool = False  # a random tiny model with the published Chinese vocabulary
+  most: tuple[int, int] = (0, 0)  # examples to train on and to evaluate; 0 = all
+
+
+TASKS = {
+    'sst2': Case('sequence_classification', 'sst2/train.tsv.gz', 'sst2/dev.tsv',
+                 {'data.format': 'glue/sst2'}, 'accuracy',
+                 {'train_epochs': 2.0, 'optimizer.learning_rate': 1e-4}, most=(8000, 0)),
+    'mrpc': Case('sequence_classification', 'mrpc/train.tsv', 'mrpc/dev.tsv',
+                 {'data.format': 'glue/mrpc'}, 'f1',
+                 {'train_epochs': 3.0, 'optimizer.learning_rate': 1e-4}),
+    'stsb': Case('sequence_classification', 'stsb/train.tsv', 'stsb/dev.tsv',
+                 {'data.format': 'glue/stsb'}, 'spearman',
+                 {'train_epochs': 2.0, 'optimizer.learning_rate': 1e-4}),
+    'rte': Case('sequence_classification', 'rte/train.tsv', 'rte/dev.tsv',
+                {'data.format': 'glue/rte'}, 'accuracy'),
+    'cola': Case('sequence_classification', 'cola/train.tsv', 'cola/dev.tsv',
+                 {'data.format': 'glue/cola'}, 'matthews'),
+    'wnut17': Case('token_classification', 'ner_wnut17/train.conll', 'ner_wnut17/dev.conll', {},
+                   'f1', {'train_epochs': 3.0, 'optimizer.learning_rate': 2e-4}),
+    'squad': Case('question_answering', 'squad_v1.1/train-v1.1.json.gz',
+                  'squad_v1.1/dev-v1.1.json.gz', {'max_len': 256}, 'f1',
+                  {'train_epochs': 2.0, 'optimizer.learning_rate': 1e-4, 'batch_size': 16},
+                  most=(3000, 500)),
+    'commonsenseqa': Case('multiple_choice', 'commonsenseqa_v1.0/train.jsonl.gz',
+                          'commonsenseqa_v1.0/dev.jsonl', {'data.format': 'commonsenseqa'},
+                          'accuracy'),
+    'chnsenticorp': Case('sequence_classification', 'zh_chnsenticorp/train.tsv.gz',
+                         'zh_chnsenticorp/dev.tsv', {}, 'accuracy', chinese=True),
+    'zh_ner': Case('token_classification', 'zh_ner_uner_gsdsimp/train.iob2.gz',
+                   'zh_ner_uner_gsdsimp/dev.iob2',
+                   {'data.text_column': '1', 'data.label_column': '2'}, 'f1', chinese=True),
+}
+
+
+def _some(path: str, most: int) -> str:
+  """A file with so many of another's examples, drawn once."""
+  if not most:
+    return path
+  target = epath.Path(_WORKDIR.value) / f'{most}-{epath.Path(path).name.removesuffix(".gz")}'
+  if target.exists():
+    return str(target)
+  text, rng = table.read_text(path), np.random.default_rng(0)
+  if path.removesuffix('.gz').endswith('.json'):
+    content = json.loads(text)
+    paragraphs = [{'context': p['context'], 'qas': [qa]} for article in content['data']
+                  for p in article['paragraphs'] for qa in p['qas']]
+    kept = [paragraphs[i] for i in rng.permutation(len(paragraphs))[:most]]
+    text = json.dumps({'data': [{'paragraphs': kept}]})
+  else:
+    header, *lines = text.rstrip('\n').split('\n')
+    text = '\n'.join([header, *(lines[i] for i in rng.permutation(len(lines))[:most])]) + '\n'
+  target.write_text(text)
+  return str(target)
+
+
+def _chinese_model() -> str:
+  """A random tiny BERT with the Chinese vocabulary of the paper's authors."""
+  folder = epath.Path(_WORKDIR.value) / 'chinese'
+  if not (folder / 'config.json').exists():
+    tokenizer = tokenizer_lib.load(epath.Path(_DATA.value) / 'vocab/bert-base-chinese-vocab.txt')
+    config = BertConfig(vocab_size=tokenizer.vocab_size, hidden_size=128, num_layers=2, num_heads=2,
+                        intermediate_size=512)
+    tokens = np.zeros((1, 8), np.int32)
+    params = nn.unbox(Bert(config).init(jax.random.key(0), Batch(*[tokens] * 4), tokens[:, :1]))
+    huggingface.save(Pretrained(config, {'params': {'bert': params['params']}}, tokenizer), folder)
+  return str(folder)
+
+
+def _config(case: Case, overrides: dict[str, Any]):
+  c = runpy.run_path(f'configs/{case.config}.py')['get_config']()
+  data = epath.Path(_DATA.value)
+  c.update_from_flattened_dict({
+      'init_from': _chinese_model() if case.chinese else _MODEL.value,
+      'data.train': _some(str(data / case.train), case.most[0]),
+      'data.eval': _some(str(data / case.eval), case.most[1]), **case.overrides, **overrides})
+  return c
+
+
+class JaxRun:
+  """A run of bert_jax, step by step."""
+
+  def __init__(self, config, train_steps: int = 0):
+    self.config, mesh = config, mesh_lib.make_mesh(**config.mesh)
+    model = load_lib.load(config.init_from)
+    initial.adopt_sizes(config, model)
+    job = run_finetuning.make_job(config, model, mesh, epath.Path(_WORKDIR.value))
+    self.task: FineTuning = job.task
+    self.model, self.train_steps = model, train_steps or job.train_steps
+    self.settings = optimizer_lib.OptimizerConfig(**config.optimizer)
+    optimizer = optimizer_lib.make_optimizer(self.settings, self.train_steps)
+    init, abstract = state_lib.make_init(self.task, optimizer, mesh, config.sharding)
+    state = init(state_lib.root_key(config.seed))
+    self.state = state._replace(params=initial.from_model(job.start, 'model')(state.params))
+    self._mesh = mesh
+    self._step = state_lib.make_train_step(self.task, optimizer, mesh, config.sharding, abstract,
+                                           seed=config.seed, accumulation=1)
+    self._eval = state_lib.make_eval_step(self.task, mesh, config.sharding)
+    self.seconds, self.compiling, self.shapes = 0.0, 0.0, set()
+
+  def save(self, folder: epath.Path):
+    """The model as it is now, for transformers."""
+    huggingface.save(Pretrained(
+        config_lib.bert_config(self.config.model), jax.device_get(self.state.params),
+        self.model.tokenizer, self.config.task, self.task.labels,
+        getattr(self.task, 'problem', '')), folder)
+
+  def step(self, number: int) -> float:
+    """One update; its loss. The first of each shape counts as compilation."""
+    began = time.perf_counter()
+    batch = self.task.rows(number)
+    self.state, metrics = self._step(self.state, mesh_lib.put_batch(batch, self._mesh))
+    total, count = jax.device_get(metrics['loss'])
+    seconds = time.perf_counter() - began
+    new = batch.inputs.ids.shape not in self.shapes
+    self.shapes.add(batch.inputs.ids.shape)
+    self.compiling += seconds if new else 0
+    self.seconds += 0 if new else seconds
+    return float(total / count)
+
+  def evaluate(self) -> dict[str, float]:
+    """The scores."""
+    return self.task.evaluate(self.measure, 0)
+
+  def measure(self, batch):
+    """Of one batch."""
+    return self._eval(self.state.params, mesh_lib.put_batch(batch, self._mesh))
+
+
+def _predictions(run: JaxRun) -> list[Any]:
+  """Of the evaluated file: classes, numbers, tags or answers."""
+  task, (split,) = run.task, run.task.evals
+  outputs = [Output(located, jax.device_get(run.measure(located.batch))[1])
+             for located in split.batches.in_order()]
+  if run.config.task == 'token_classification':
+    return [tag for tags in task.predicted(split, outputs) for tag in tags]
+  if run.config.task == 'question_answering':
+    return list(task.answers(split, outputs)[0].values())
+  logits = by_example(outputs)
+  return logits[:, 0].tolist() if task.labels == ('value',) else logits.argmax(1).tolist()
+
+
+def _torch_predictions(run: JaxRun, theirs: torch_finetune.TorchRun) -> list[Any]:
+  task, (split,) = run.task, run.task.evals
+  logits, f = theirs.logits(split), split.batches.features
+  if run.config.task == 'token_classification':
+    tags = token_classification.tags_of(f, [x.argmax(-1) for x in logits])
+    return [task.labels[i] for of_sentence in tags for i in of_sentence]
+  if run.config.task == 'question_answering':
+    found = []
+    for number, (question, context) in enumerate(zip(split.examples, task.contexts[split.name])):
+      spans, null = answers.best_spans(context, logits[f.first[number]:f.first[number + 1]],
+                                       n_best=20, max_answer_len=30)
+      found.append(answers.answer(question.context, spans, null, None)['answer'])
+    return found
+  stacked = np.stack(logits)
+  if run.config.task == 'multiple_choice':
+    return [int(part.argmax()) for part in np.split(stacked[:, 0], f.first[1:-1])]
+  return stacked[:, 0].tolist() if task.labels == ('value',) else stacked.argmax(1).tolist()
+
+
+def _same(ours: list[Any], theirs: list[Any]) -> float:
+  """The share of equal predictions; numbers count as equal within 0.05."""
+  return float(np.mean([abs(a - b) < 0.05 if isinstance(a, float) else a == b
+                        for a, b in zip(ours, theirs, strict=True)]))
+
+
+def _torch_scores(run: JaxRun, theirs: torch_finetune.TorchRun) -> dict[str, float]:
+  """The same scores of PyTorch's predictions, by the same scorers."""
+  (split,) = run.task.evals
+  logits = theirs.logits(split)
+  if run.config.task in ('token_classification', 'question_answering'):
+    outputs = [_located(located, logits, run.config.task) for located in split.batches.in_order()]
+  else:
+    outputs = [Output(located, np.stack([logits[i] for i in located.examples]))
+               for located in split.batches.in_order()]
+  return run.task.scores(split, outputs)
+
+
+def _located(located, logits: list[np.ndarray], task: str) -> Output:
+  """Per-input logits, put where a batch has the tokens of each input."""
+  pair_index = located.batch.inputs.pair_index
+  found = np.zeros((*pair_index.shape, logits[0].shape[-1]), np.float32)
+  for row, slot in zip(*np.nonzero(located.index >= 0)):
+    found[row][pair_index[row] == slot + 1] = logits[located.index[row, slot]]
+  return Output(located, found.argmax(-1) if task == 'token_classification' else found)
+
+
+def _parity(name: str, case: Case) -> dict[str, Any]:
+  """50 steps of both sides in turns."""
+  run = JaxRun(_config(case, {'model.dropout': 0.0, 'model.attention_dropout': 0.0}), _STEPS)
+  folder = epath.Path(_WORKDIR.value) / 'heads' / name
+  run.save(folder)
+  made = (run.config.task, run.task, str(folder), run.settings, _STEPS, 0.0, 0)
+  torch_finetune.TorchRun(*made).step(0)  # warm, and forgotten
+  theirs = torch_finetune.TorchRun(*made)
+  losses = np.array([(run.step(i), theirs.step(i)) for i in range(_STEPS)])
+  timed = _STEPS - len(run.shapes)
+  return {'worst_loss': float(np.abs(losses[:, 0] - losses[:, 1]).max()),
+          'first_loss': losses[0].tolist(), 'last_loss': losses[-1].tolist(),
+          'same': _same(_predictions(run), _torch_predictions(run, theirs)),
+          'ms': 1e3 * run.seconds / timed / run.config.batch_size,
+          'torch_ms': 1e3 * theirs.seconds / _STEPS / run.config.batch_size,
+          'compilations': len(run.shapes), 'compiling': run.compiling,
+          'fill': run.task.train.batches.fill()}
+
+
+def _quality(case: Case, seed: int, side: str) -> dict[str, Any]:
+  """One run of one side with dropout."""
+  run = JaxRun(_config(case, {**case.quality, 'seed': seed}))
+  if side == 'bert_jax':
+    for i in range(run.train_steps):
+      run.step(i)
+    scores = run.evaluate()
+    seconds = run.seconds + run.compiling
+  else:
+    folder = epath.Path(_WORKDIR.value) / 'heads' / f'{case.train.partition("/")[0]}-{seed}'
+    run.save(folder)
+    theirs = torch_finetune.TorchRun(run.config.task, run.task, str(folder), run.settings,
+                                     run.train_steps, 0.1, seed)
+    for i in range(run.train_steps):
+      theirs.step(i)
+    scores, seconds = _torch_scores(run, theirs), theirs.seconds
+  return {'score': scores[case.score], 'scores': scores, 'seconds': seconds,
+          'steps': run.train_steps}
+
+
+def _print_parity(lines: list[dict[str, Any]]):
+  print('| task | worst difference of 50 losses | same predictions | ms an example | PyTorch | '
+        'compilations |\n| --- | --- | --- | --- | --- | --- |')
+  for x in lines:
+    print(f'| {x["task"]} | {x["worst_loss"]:.1e} | {x["same"]:.2%} | {x["ms"]:.1f} | '
+          f'{x["torch_ms"]:.1f} ({x["torch_ms"] / x["ms"]:.2f} times) | {x["compilations"]} in '
+          f'{x["compiling"]:.0f} s |')
+
+
+def _print_quality(lines: list[dict[str, Any]]):
+  print('| task | score | bert_jax | PyTorch | difference | bound | seconds | PyTorch |\n'
+        '| --- | --- | --- | --- | --- | --- | --- | --- |')
+  for name in dict.fromkeys(x['task'] for x in lines):
+    sides = [[x for x in lines if (x['task'], x['side']) == (name, side)]
+             for side in ('bert_jax', 'torch')]
+    a, b = (np.array([x['score'] for x in side]) for side in sides)
+    if len(a) < 2 or len(b) < 2:
+      continue
+    bound = 4.6 * np.sqrt((a.var(ddof=1) + b.var(ddof=1)) / 2) * np.sqrt(2 / 3)
+    seconds = [np.median([x['seconds'] for x in side]) for side in sides]
+    shown = (f'{x.mean():.4f} +- {x.std(ddof=1):.4f}' for x in (a, b))
+    print(f'| {name} | {TASKS[name].score} | {" | ".join(shown)} | {a.mean() - b.mean():+.4f} | '
+          f'{bound:.4f} | {seconds[0]:.0f} | {seconds[1]:.0f} |')
+
+
+def main(_):
+  """Runs what is not in the file yet, and prints the table."""
+  epath.Path(_WORKDIR.value).mkdir(parents=True, exist_ok=True)
+  path = epath.Path(_WORKDIR.value) / f'{_MODE.value}.jsonl'
+  lines = [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+  names = _TASKS.value or [n for n, c in TASKS.items() if _MODE.value == 'parity' or c.quality]
+  todo = [{'task': name} for name in names]
+  if _MODE.value == 'quality':
+    todo = [{'task': name, 'seed': seed, 'side': side} for seed in range(_SEEDS.value)
+            for name in names for side in ('bert_jax', 'torch')]
+  for key in todo:
+    if any(key.items() <= line.items() for line in lines):
+      continue
+    case = TASKS[key['task']]
+    found = (_parity(key['task'], case) if _MODE.value == 'parity'
+             else _quality(case, key['seed'], key['side']))
+    lines.append({**key, **found})
+    with path.open('a') as file:
+      file.write(json.dumps(lines[-1]) + '\n')
+    print(json.dumps(lines[-1]), flush=True)
+  (_print_parity if _MODE.value == 'parity' else _print_quality)(lines)
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,76 @@
+"""Inputs of the model: a text or a pair with its special tokens, and several of them in a row."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.data.tokenizer import Tokenizer
+
+
+class Input(NamedTuple):
+  """One text or pair, with the special tokens."""
+
+  ids: Sequence[int]
+  type_ids: Sequence[int]  # 0 up to the first [SEP], 1 after it
+
+
+def join(tokenizer: Tokenizer, first: Sequence[int], second: Sequence[int] | None = None) -> Input:
+  """[CLS] first [SEP], or [CLS] first [SEP] second [SEP]."""
+  a = [tokenizer.cls_id, *first, tokenizer.sep_id]
+  b = [] if second is None else [*second, tokenizer.sep_id]
+  return Input(a + b, [0] * len(a) + [1] * len(b))
+
+
+def cut_pair(first: Sequence[int], second: Sequence[int],
+             room: int) -> tuple[Sequence[int], Sequence[int]]:
+  """A pair in `room` tokens: the second text is cut, down to half of the room; then the first."""
+  if len(first) + len(second) <= room:
+    return first, second
+  first = first[:max(room - len(second), room // 2)]
+  return first, second[:room - len(first)]
+
+
+class Placed(NamedTuple):
+  """Inputs in rows."""
+
+  ids: np.ndarray  # [R, L] int32, and the three that follow
+  type_ids: np.ndarray
+  positions: np.ndarray  # of a token in its own input
+  pair_index: np.ndarray  # 0 on padding, 1 + slot on the tokens of an input
+  starts: np.ndarray  # [R, P] int32 where each input begins; 0 where there is none
+  index: np.ndarray  # [R, P] int64 which input it is; -1 where there is none
+
+
+def place(inputs: Sequence[Input], row_of: np.ndarray, rows: int, length: int, slots: int,
+          pad_id: int) -> Placed:
+  """Lays inputs out in rows.
+
+  Args:
+    inputs: what is placed.
+    row_of: [inputs] the row of each; at most `slots` to a row, `length` tokens together.
+    rows: R.
+    length: L.
+    slots: P.
+    pad_id: what padding is.
+  """
+  members = np.argsort(row_of, kind='stable')
+  row_of = row_of[members]
+  sizes = np.array([len(inputs[i].ids) for i in members], np.int64)
+  first = np.searchsorted(row_of, np.arange(rows))  # [R] the first input of each row
+  slot = np.arange(len(members)) - first[row_of]
+  before = np.cumsum(sizes) - sizes
+  start = before - before[first[row_of]]
+  at = np.arange(sizes.sum()) + np.repeat(row_of * length + start - before, sizes)  # flat
+
+  flat = np.zeros((4, rows * length), np.int32)
+  flat[0] = pad_id
+  if len(members):
+    flat[0, at] = np.concatenate([inputs[i].ids for i in members])
+    flat[1, at] = np.concatenate([inputs[i].type_ids for i in members])
+    flat[2, at] = np.arange(sizes.sum()) - np.repeat(before, sizes)
+    flat[3, at] = np.repeat(slot + 1, sizes)
+  starts = np.zeros((rows, slots), np.int32)
+  index = np.full((rows, slots), -1, np.int64)
+  starts[row_of, slot], index[row_of, slot] = start, members
+  return Placed(*flat.reshape(4, rows, length), starts, index)

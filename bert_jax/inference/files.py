@@ -1,0 +1,78 @@
+"""Predictions for a whole file of a task's own format, in the form that its scorers read."""
+
+from collections.abc import Iterator
+import json
+
+from etils import epath
+from ml_collections import ConfigDict
+
+from bert_jax.inference import bert as bert_lib
+from bert_jax.inference.task_heads import Predictor
+from bert_jax.labelled import choices
+from bert_jax.labelled import conll
+from bert_jax.labelled import glue
+from bert_jax.labelled import squad
+from bert_jax.labelled import texts
+from bert_jax.tasks.finetuning import not_empty
+from bert_jax.tasks.token_classification import word_pieces
+from bert_jax.training.report import print_summary
+
+
+def _jsonl(answers: list[dict]) -> str:
+  return ''.join(json.dumps(answer, ensure_ascii=False) + '\n' for answer in answers)
+
+
+def _classes(predictor: Predictor, data: ConfigDict) -> Iterator[tuple[str, str]]:
+  columns = texts.columns(data)
+  examples = not_empty(texts.read(data.test, data.format, columns, 'test', labelled=False),
+                       data.test)
+  asked = [e.text if e.text_pair is None else (e.text, e.text_pair) for e in examples]
+  if data.format.startswith('glue'):
+    task, logits = glue.find(data.format), predictor.class_logits(asked)
+    predictions = logits.argmax(1) if task.labels else logits[:, 0]
+    yield glue.submission_name(task, data.test), glue.submission(task, predictions.tolist())
+  else:
+    yield 'predictions.jsonl', _jsonl(predictor.classify(asked))
+
+
+def _tags(predictor: Predictor, data: ConfigDict) -> Iterator[tuple[str, str]]:
+  sentences = not_empty(conll.read(data.test, data, labelled=False), data.test)
+  pieces = word_pieces([s.words for s in sentences], predictor.bert.tokenizer)
+  lines = []
+  for sentence, probabilities in zip(sentences, predictor.word_tags(pieces)):
+    lines += [f'{word} {predictor.model.labels[i]}'
+              for word, i in zip(sentence.words, probabilities.argmax(-1))] + ['']
+  yield 'predictions.conll', '\n'.join(lines) + '\n'
+
+
+def _answers(predictor: Predictor, data: ConfigDict) -> Iterator[tuple[str, str]]:
+  questions = not_empty(squad.read(data.test), data.test)
+  null_threshold = data.null_threshold if any(not q.answers for q in questions) else None
+  found = predictor.answer([(q.question, q.context) for q in questions], null_threshold)
+  yield 'predictions.json', json.dumps(
+      {q.id: a['answer'] for q, a in zip(questions, found)}, ensure_ascii=False) + '\n'
+  yield 'n_best.json', json.dumps(
+      {q.id: a['n_best'] for q, a in zip(questions, found)}, ensure_ascii=False) + '\n'
+
+
+def _choices(predictor: Predictor, data: ConfigDict) -> Iterator[tuple[str, str]]:
+  examples = not_empty(choices.read(data.test, data, labelled=False), data.test)
+  yield 'predictions.jsonl', _jsonl(predictor.choose([(e.text, e.choices) for e in examples]))
+
+
+_TASKS = {'sequence_classification': _classes, 'token_classification': _tags,
+          'question_answering': _answers, 'multiple_choice': _choices}
+
+
+def predict(config: ConfigDict, workdir: str):
+  """Writes predictions for data.test into WORKDIR/predictions, with the run's best checkpoint.
+
+  GLUE's tasks get their submission file, SQuAD its predictions.json, CoNLL files a word and a tag
+  on each line, all else JSON lines.
+  """
+  predictor = Predictor(bert_lib.load(workdir), config.task)
+  folder = epath.Path(workdir) / 'predictions'
+  folder.mkdir(parents=True, exist_ok=True)
+  for name, content in _TASKS[config.task](predictor, config.data):
+    (folder / name).write_text(content)
+    print_summary([('predicted', str(folder / name))])

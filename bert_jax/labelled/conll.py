@@ -1,0 +1,118 @@
+"""Words with a tag each: CoNLL files and JSON lines; and the entities that tags stand for."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from bert_jax.errors import UserError
+from bert_jax.labelled import table
+
+FORMATS = ('auto', 'conll', 'jsonl')
+
+
+class TaggedWords(NamedTuple):
+  """A sentence."""
+
+  where: str  # for messages
+  words: tuple[str, ...]
+  tags: tuple[str, ...]  # as many; () where there are none
+
+
+class Entity(NamedTuple):
+  """What tags mark."""
+
+  label: str
+  first: int  # word
+  last: int  # word, included
+
+
+def entities(tags: Sequence[str]) -> list[Entity]:
+  """The entities of a sentence, as conlleval counts them.
+
+  Tags are O, or a letter, '-' and a label: B begins, I and M go on, E ends and S is alone. I after
+  O, after another label or at the start begins one too, so that IOB1, IOB2 (BIO), BIOES and BMES
+  are all read right.
+  """
+  found, start, label, before = [], None, '', 'O'
+  for i, tag in enumerate([*tags, 'O']):
+    letter, _, name = tag.partition('-')
+    goes_on = letter in ('I', 'M', 'E') and before in ('B', 'I', 'M') and name == label
+    if start is not None and not goes_on:
+      found.append(Entity(label, start, i - 1))
+      start = None
+    if letter != 'O' and not goes_on:
+      start, label = i, name
+    before = letter
+  return found
+
+
+def _column(name: str, what: str) -> int:
+  try:
+    return int(name)
+  except ValueError as e:
+    raise UserError(f'data.{what}={name!r} is no number of a column: CoNLL files have no names, '
+                    'count from 0, or from -1 at the end') from e
+
+
+def _read_conll(path: str, word_column: int, tag_column: int | None) -> Iterator[TaggedWords]:
+  text, words, tags, first = table.read_text(path), [], [], 1
+  separator = '\t' if '\t' in text else None
+  for number, line in enumerate([*text.split('\n'), ''], 1):
+    line = line.rstrip('\r')
+    # In CoNLL-U, where tabs separate, a line of "# text = ..." is a comment.
+    comment = separator and line.startswith('#') and separator not in line
+    if not line.strip() or line.startswith('-DOCSTART-') or comment:
+      if words:
+        yield TaggedWords(f'{path}, line {first}', tuple(words), tuple(tags))
+      words, tags = [], []
+      continue
+    first = first if words else number
+    fields = line.split(separator)
+    if tag_column is not None and len(fields) < 2:
+      raise UserError(f'{path}, line {number}: {line!r} has a word without a tag')
+    try:
+      words.append(fields[word_column].strip())
+      tags += [fields[tag_column].strip()] if tag_column is not None else []
+    except IndexError as e:
+      raise UserError(f'{path}, line {number}: {line!r} has no columns {word_column} and '
+                      f'{tag_column}') from e
+    if not words[-1] or (tags and not tags[-1]):
+      raise UserError(f'{path}, line {number}: an empty word or tag in {line!r}')
+
+
+def _strings(row: table.Row, column: str) -> tuple[str, ...]:
+  value: Any = row[column]
+  if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
+    raise UserError(f'{row.where}: {column!r} is no list of strings')
+  return tuple(value)
+
+
+def read(path: str, data: ConfigDict, labelled: bool = True) -> Iterator[TaggedWords]:
+  """The sentences of a file.
+
+  Args:
+    path: CoNLL (a word and its tags on a line, spaces or tabs between them, a blank line between
+      sentences), or JSON lines with a list of words and a list of tags.
+    data: the config group `data`: format, text_column, label_column.
+    labelled: whether there are tags.
+
+  Raises:
+    UserError: naming the line that is not like this.
+  """
+  if data.format not in FORMATS:
+    raise UserError(f'data.format={data.format!r} is unknown: use {", ".join(FORMATS)}')
+  name = path.removesuffix('.gz')
+  if data.format == 'conll' or (data.format == 'auto' and not name.endswith('.jsonl')):
+    yield from _read_conll(path, _column(data.text_column, 'text_column'),
+                           _column(data.label_column, 'label_column') if labelled else None)
+    return
+  for row in table.read_jsonl(path):
+    words = _strings(row, data.text_column)
+    tags = _strings(row, data.label_column) if labelled else ()
+    if labelled and len(words) != len(tags):
+      raise UserError(f'{row.where}: {len(words)} words and {len(tags)} tags')
+    if words:
+      yield TaggedWords(row.where, words, tags)

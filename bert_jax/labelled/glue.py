@@ -1,0 +1,106 @@
+"""The GLUE benchmark's files (Wang et al. 2019, https://arxiv.org/abs/1804.07461): what is where.
+
+Files are those of the benchmark's own download: tsv in which quotes mean nothing, CoLA's training
+and development files without a header.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.labelled import table
+from bert_jax.labelled.table import Row
+
+_NLI = ('entailment', 'not_entailment')
+
+
+class Glue(NamedTuple):
+  """One task of the benchmark."""
+
+  text: str  # columns of the files
+  text_pair: str
+  label: str
+  labels: tuple[str, ...]  # names of the classes; none for a regression
+  written: tuple[str, ...]  # what the files have for each
+  submission: str  # what the file of predictions is called
+  metric: str  # what the best checkpoint is chosen by
+  tfds: tuple[str, str] = ('', '')  # text columns in tensorflow-datasets, where they differ
+
+
+TASKS = {
+    'glue/cola': Glue('sentence', '', 'label', ('unacceptable', 'acceptable'), ('0', '1'),
+                      'CoLA.tsv', 'matthews'),
+    'glue/sst2': Glue('sentence', '', 'label', ('negative', 'positive'), ('0', '1'), 'SST-2.tsv',
+                      'accuracy'),
+    'glue/mrpc': Glue('#1 String', '#2 String', 'Quality', ('not_equivalent', 'equivalent'),
+                      ('0', '1'), 'MRPC.tsv', 'f1', ('sentence1', 'sentence2')),
+    'glue/stsb': Glue('sentence1', 'sentence2', 'score', (), (), 'STS-B.tsv', 'spearman'),
+    'glue/qqp': Glue('question1', 'question2', 'is_duplicate', ('not_duplicate', 'duplicate'),
+                     ('0', '1'), 'QQP.tsv', 'f1'),
+    'glue/mnli': Glue('sentence1', 'sentence2', 'gold_label',
+                      ('entailment', 'neutral', 'contradiction'),
+                      ('entailment', 'neutral', 'contradiction'), 'MNLI-m.tsv', 'accuracy',
+                      ('premise', 'hypothesis')),
+    'glue/qnli': Glue('question', 'sentence', 'label', _NLI, _NLI, 'QNLI.tsv', 'accuracy'),
+    'glue/rte': Glue('sentence1', 'sentence2', 'label', _NLI, _NLI, 'RTE.tsv', 'accuracy'),
+    'glue/wnli': Glue('sentence1', 'sentence2', 'label', ('not_entailment', 'entailment'),
+                      ('0', '1'), 'WNLI.tsv', 'accuracy'),
+}
+
+
+def find(data_format: str) -> Glue:
+  """The task that `data.format` names."""
+  if data_format not in TASKS:
+    raise UserError(f'data.format={data_format!r} is unknown: of GLUE there are '
+                    f'{", ".join(TASKS)}')
+  return TASKS[data_format]
+
+
+def read(source: str, task: Glue, split: str) -> Iterator[Row]:
+  """The rows of a GLUE file, or of tfds:glue/..., with the files' column names and values.
+
+  Lines that lack a text, of which QQP has a few, are left out, as the benchmark itself does.
+  """
+  if source.startswith('tfds:'):
+    yield from _from_tfds(source.removeprefix('tfds:'), task, split)
+    return
+  names = None
+  if task.submission == 'CoLA.tsv' and not table.read_text(source).startswith('index\t'):
+    names = ('source', 'label', 'mark', 'sentence')
+  for row in table.read_separated(source, 'tsv', names):
+    # A column that no line has is a mistake; one that a single line lacks is GLUE's.
+    if all(row.values.get(name, '') is not None for name in (task.text, task.text_pair) if name):
+      yield row
+
+
+def _from_tfds(name: str, task: Glue, split: str) -> Iterator[Row]:
+  theirs = (task.tfds[0] or task.text, task.tfds[1] or task.text_pair)
+  label = 'label'
+  split = split if not name.startswith('glue/mnli') or split == 'train' else f'{split}_matched'
+  for row in table.read_tfds(name, split):
+    values = {ours: row[column]
+              for ours, column in zip((task.text, task.text_pair), theirs) if ours}
+    if row.values.get(label) is not None:
+      value = row.values[label]
+      if task.labels and value in task.labels:
+        value = task.written[task.labels.index(value)]
+      values[task.label] = value
+    yield Row(row.where, values)
+
+
+def submission_name(task: Glue, source: str) -> str:
+  """The name of the file of predictions for a test file."""
+  mismatched = task.submission == 'MNLI-m.tsv' and 'mismatched' in epath.Path(source).name
+  return 'MNLI-mm.tsv' if mismatched else task.submission
+
+
+def submission(task: Glue, predictions: Sequence[int] | Sequence[float]) -> str:
+  """The lines of a file of predictions: numbers of classes, or values from 0 to 5 for STS-B."""
+  lines = ['index\tprediction']
+  for i, prediction in enumerate(predictions):
+    shown = task.written[int(prediction)] if task.labels else f'{min(max(prediction, 0), 5):.3f}'
+    lines.append(f'{i}\t{shown}')
+  return '\n'.join(lines) + '\n'

@@ -1,0 +1,50 @@
+"""Questions on a text: SQuAD v1.1 and v2.0 files (Rajpurkar et al. 2016, 2018)."""
+
+import json
+from typing import NamedTuple
+
+from bert_jax.errors import UserError
+from bert_jax.labelled import table
+
+
+class Question(NamedTuple):
+  """A question, the text that it is asked of, and the answers that people gave."""
+
+  id: str
+  question: str
+  context: str
+  answers: tuple[str, ...]  # none = it cannot be answered from the text
+  starts: tuple[int, ...]  # where in the context each answer begins, in characters
+
+  @property
+  def in_place(self) -> bool:
+    """Whether the first answer stands where it is said to; without answers True."""
+    return not self.answers or self.context.startswith(self.answers[0], self.starts[0])
+
+
+def read(path: str) -> list[Question]:
+  """The questions of a file.
+
+  Raises:
+    UserError: it is not in SQuAD's format.
+  """
+  try:
+    articles = json.loads(table.read_text(path))['data']
+    found = [_question(qa, paragraph['context'])
+             for article in articles for paragraph in article['paragraphs']
+             for qa in paragraph['qas']]
+  except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as e:
+    raise UserError(f'{path} is not in SQuAD\'s format (data, paragraphs, qas): '
+                    f'{type(e).__name__} {e}') from e
+  seen = set()
+  for question in found:
+    if question.id in seen:
+      raise UserError(f'{path}: the id {question.id!r} is there twice')
+    seen.add(question.id)
+  return found
+
+
+def _question(qa: dict, context: str) -> Question:
+  answers = [] if qa.get('is_impossible') else qa.get('answers', [])
+  return Question(str(qa['id']), qa['question'], context, tuple(a['text'] for a in answers),
+                  tuple(int(a.get('answer_start', -1)) for a in answers))

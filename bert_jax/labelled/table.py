@@ -1,0 +1,136 @@
+"""Files of examples with named columns: csv, tsv, JSON lines, and tensorflow-datasets."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+import csv
+import gzip
+import io
+import json
+from typing import Any
+from typing import NamedTuple
+
+from etils import epath
+
+from bert_jax.data import corpus
+from bert_jax.errors import UserError
+
+FORMATS = ('auto', 'csv', 'tsv', 'jsonl')
+
+
+class Row(NamedTuple):
+  """One line of a table."""
+
+  where: str  # 'train.tsv, line 7', for messages
+  values: dict[str, Any]  # strings in csv and tsv
+
+  def __getitem__(self, column: str) -> Any:
+    """The value of a column, whose name may be a path into JSON objects: question.stem.
+
+    Raises:
+      UserError: it is not there.
+    """
+    found = self.values
+    for key in ([column] if column in found else column.split('.')):
+      if not isinstance(found, dict) or found.get(key) is None:
+        known = ', '.join(repr(name) for name in self.values if name is not None)
+        raise UserError(f'{self.where}: no column {column!r}: there are {known}')
+      found = found[key]
+    return found
+
+
+def read_text(path: str) -> str:
+  """The text of a file, which may be gzipped; a byte order mark is dropped.
+
+  Raises:
+    UserError: it cannot be read, or is not UTF-8.
+  """
+  try:
+    data = epath.Path(path).read_bytes()
+    return (gzip.decompress(data) if data[:2] == b'\x1f\x8b' else data).decode('utf-8-sig')
+  except (OSError, EOFError) as e:
+    raise UserError(f'{path} cannot be read: {getattr(e, "strerror", None) or e}') from e
+  except UnicodeDecodeError as e:
+    raise UserError(f'{path}: invalid UTF-8 at byte {e.start}') from e
+
+
+def read_jsonl(path: str) -> Iterator[Row]:
+  """The objects of a file with one on each line; blank lines are left out."""
+  for number, line in enumerate(read_text(path).split('\n'), 1):
+    if not line.strip():
+      continue
+    try:
+      values = json.loads(line)
+    except json.JSONDecodeError as e:
+      raise UserError(f'{path}, line {number}: not JSON ({e.msg} at column {e.colno})') from e
+    if not isinstance(values, dict):
+      raise UserError(f'{path}, line {number}: no JSON object')
+    yield Row(f'{path}, line {number}', values)
+
+
+def read_separated(path: str, data_format: str,
+                   names: Sequence[str] | None = None) -> Iterator[Row]:
+  """The lines of a csv file (RFC 4180), or a tsv file, in which quotes mean nothing.
+
+  Args:
+    path: of the file.
+    data_format: csv or tsv.
+    names: of the columns; None = they stand in the first line.
+  """
+  text = io.StringIO(read_text(path), newline='')
+  options = {'delimiter': '\t', 'quoting': csv.QUOTE_NONE} if data_format == 'tsv' else {}
+  csv.field_size_limit(1 << 30)
+  reader = csv.DictReader(text, fieldnames=names, **options)
+  try:
+    for values in reader:
+      yield Row(f'{path}, line {reader.line_num}', values)
+  except csv.Error as e:
+    raise UserError(f'{path}, line {reader.line_num}: {e}') from e
+
+
+def format_of(path: str, data_format: str) -> str:
+  """The format of a file: what is asked for, or for `auto` what its name says."""
+  if data_format != 'auto':
+    return data_format
+  suffix = path.removesuffix('.gz').rpartition('.')[2]
+  if suffix not in FORMATS:
+    raise UserError(f'{path}: its name does not say what it is: set data.format to csv, tsv or '
+                    'jsonl')
+  return suffix
+
+
+def read_tfds(name: str, split: str) -> Iterator[Row]:
+  """The examples of a tensorflow-datasets data set; numbers of classes become their names.
+
+  Args:
+    name: of the data set; `name@split` names the split too.
+    split: otherwise.
+  """
+  name, _, given = name.partition('@')
+  source = corpus.open_tfds(name, given or split)
+  features = source.dataset_info.features
+  classes = {key: features[key].names for key in features if getattr(features[key], 'names', None)}
+  for i in range(len(source)):
+    values = {key: value.decode('utf-8') if isinstance(value, bytes) else value
+              for key, value in source[i].items()}
+    for key, names in classes.items():
+      values[key] = names[values[key]] if values[key] >= 0 else None
+    yield Row(f'tfds:{name}, example {i}', values)
+
+
+def read(source: str, data_format: str, split: str) -> Iterator[Row]:
+  """The rows of a file, or of tfds:NAME.
+
+  Args:
+    source: path, or tfds:NAME[@SPLIT].
+    data_format: one of FORMATS.
+    split: of a tfds data set that names none.
+
+  Raises:
+    UserError: (also while iterating) it cannot be read.
+  """
+  if source.startswith('tfds:'):
+    return read_tfds(source.removeprefix('tfds:'), split)
+  if data_format not in FORMATS:
+    raise UserError(f'data.format={data_format!r} is unknown: use {", ".join(FORMATS)}')
+  data_format = format_of(source, data_format)
+  return read_jsonl(source) if data_format == 'jsonl' else read_separated(source, data_format)

@@ -1,0 +1,118 @@
+"""Texts and pairs with a label, labels or a number: examples of sequence classification."""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+import math
+from typing import Any
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from bert_jax.errors import UserError
+from bert_jax.labelled import glue
+from bert_jax.labelled import table
+from bert_jax.labelled.table import Row
+
+PROBLEMS = ('single_label', 'multi_label', 'regression')
+
+
+class TextExample(NamedTuple):
+  """A text, or a pair of texts."""
+
+  where: str  # for messages
+  text: str
+  text_pair: str | None
+  label: Any  # a class's name; a tuple of names; a number; None where there is none
+
+
+class Columns(NamedTuple):
+  """Where in a table the texts and the labels stand."""
+
+  text: str
+  text_pair: str  # '' = none
+  label: str  # of several labels all, comma-separated, 0 or 1 in each
+  problem: str  # one of PROBLEMS
+  labels: tuple[str, ...]  # known beforehand
+  written: tuple[str, ...]  # how the files write these; () = the same
+
+
+def columns(data: ConfigDict) -> Columns:
+  """What the config group `data` says, or the GLUE task that data.format names."""
+  if data.problem not in PROBLEMS:
+    raise UserError(f'data.problem={data.problem!r} is unknown: use {", ".join(PROBLEMS)}')
+  if data.format.startswith('glue'):
+    task = glue.find(data.format)
+    return Columns(task.text, task.text_pair, task.label,
+                   'single_label' if task.labels else 'regression', task.labels, task.written)
+  return Columns(data.text_column, data.text_pair_column, data.label_column, data.problem,
+                 tuple(data.labels), ())
+
+
+def _text(row: Row, column: str) -> str:
+  value = row[column]
+  if not isinstance(value, str):
+    raise UserError(f'{row.where}: {column!r} is {value!r}, not text')
+  return value
+
+
+def _number(row: Row, column: str) -> float:
+  try:
+    value = float(row[column])
+  except (TypeError, ValueError) as e:
+    raise UserError(f'{row.where}: {column!r} is {row[column]!r}, not a number') from e
+  if not math.isfinite(value):
+    raise UserError(f'{row.where}: {column!r} is {value}')
+  return value
+
+
+def _label(row: Row, c: Columns) -> Any:
+  if c.problem == 'regression':
+    return _number(row, c.label)
+  if c.problem == 'multi_label':
+    names = c.label.split(',')
+    if len(names) > 1:  # a column of 0 or 1 for each
+      return tuple(name for name in names if _number(row, name))
+    value = row[c.label]
+    if not isinstance(value, list):
+      raise UserError(f'{row.where}: {c.label!r} is {value!r}, not a list of labels: for columns '
+                      'of 0 and 1 give data.label_column=first,second,...')
+    return tuple(map(str, value))
+  value = str(row[c.label])
+  return c.labels[c.written.index(value)] if value in c.written else value
+
+
+def read(source: str, data_format: str, c: Columns, split: str,
+         labelled: bool = True) -> Iterator[TextExample]:
+  """The examples of a file or of tfds:NAME.
+
+  Args:
+    source: where.
+    data_format: one of `table.FORMATS`, or a GLUE task.
+    c: the columns.
+    split: train, validation or test.
+    labelled: whether there are labels.
+
+  Raises:
+    UserError: a column is not there, or holds something else.
+  """
+  rows = (glue.read(source, glue.find(data_format), split) if data_format.startswith('glue')
+          else table.read(source, data_format, split))
+  for row in rows:
+    pair = _text(row, c.text_pair) if c.text_pair else None
+    yield TextExample(row.where, _text(row, c.text), pair, _label(row, c) if labelled else None)
+
+
+def label_names(examples: Iterable[TextExample], c: Columns) -> tuple[str, ...]:
+  """The names of the labels: those known beforehand, or all that the examples have, in order."""
+  if c.problem == 'regression':
+    return ('value',)
+  if c.labels:
+    return c.labels
+  if c.problem == 'multi_label' and ',' in c.label:
+    return tuple(c.label.split(','))
+  several = c.problem == 'multi_label'
+  found = {label for e in examples for label in (e.label if several else [e.label])}
+  try:
+    return tuple(sorted(found, key=int))
+  except ValueError:
+    return tuple(sorted(found))

@@ -1,0 +1,67 @@
+"""A pretraining run: corpus, vocabulary, rows."""
+
+import math
+
+from etils import epath
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from bert_jax import config as config_lib
+from bert_jax.data import dataset
+from bert_jax.data.rows import RowSource
+from bert_jax.data.windows import Layout
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.model.heads import BertForPreTraining
+from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.training import initial
+from bert_jax.training.job import Job
+
+
+def _train_steps(config: ConfigDict, corpus: dataset.Corpus) -> int:
+  if config.train_steps:
+    return config.train_steps
+  layout = Layout.create(config.max_len, config.data.pack, config.data.sequences)
+  rows = RowSource(corpus.train, layout, config.seed, corpus.tokenizer).rows
+  return math.ceil(config.train_epochs * rows / config.batch_size)
+
+
+def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
+             workdir: epath.Path) -> Job:
+  """Opens the corpus and makes the task.
+
+  Args:
+    config: checked.
+    model: to start from; None = fresh, or from the run's own checkpoint.
+    mesh: of the run.
+    workdir: of the run.
+
+  Raises:
+    UserError: a mistake in the config or the corpus.
+  """
+  del mesh
+  masking_config = MaskingConfig(**config.masking)
+  if config.init_from:
+    initial.adopt_vocabulary(config, model, workdir)
+  corpus = dataset.open_corpus(config.data, config.model.vocab_size, workdir, jax.process_count())
+  # A given or a trained vocabulary may be smaller or larger than what the config asks for.
+  with config.unlocked():
+    config.model.vocab_size = corpus.tokenizer.vocab_size
+  if model:
+    initial.check(config, model, corpus.tokenizer, workdir / 'vocabulary')
+  train_steps = _train_steps(config, corpus)
+  phases = config_lib.phases_of(config, train_steps)
+  task = Pretraining.create(
+      BertForPreTraining(config_lib.bert_config(config.model)), masking_config, corpus, phases,
+      seed=config.seed, eval_batches=config.eval_batches, pack=config.data.pack,
+      sequences=config.data.sequences)
+  steps = f'{train_steps:,}: ' + ', then '.join(
+      f'{p.steps:,} of {p.batch_size} rows of {p.max_len}' for p in phases)
+  pairs = task.pair_objective is not None
+  return Job(task, train_steps, corpus.tokenizer, model, corpus.train.digest,
+             ('seed', 'data.pack', 'data.sequences'), {'pooler': pairs, 'heads': True}, steps, {})
+
+
+def finish(config: ConfigDict, workdir: epath.Path):
+  """Nothing is left to do."""

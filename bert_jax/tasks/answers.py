@@ -1,0 +1,158 @@
+"""A question on a text as windows, and the answer from what the model says of each of them.
+
+As google-research/bert `run_squad.py` does it: a long text is read in windows that overlap, a token
+that stands in several counts where it has most context, and the best spans of all windows compete.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.data import inputs as inputs_lib
+from bert_jax.data.inputs import Input
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.errors import UserError
+
+
+class Window(NamedTuple):
+  """A question and a stretch of its text: one input."""
+
+  input: Input
+  first: int  # the token of the text that stands at `offset` of the input
+  offset: int
+  count: int  # tokens of the text
+
+
+class Context(NamedTuple):
+  """A text in tokens, and the windows that one question reads it in."""
+
+  spans: Sequence[tuple[int, int]]  # the characters [start, end) of each token
+  windows: list[Window]
+
+
+def read(questions: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_len: int,
+         doc_stride: int) -> list[Context]:
+  """The windows of each (question, text).
+
+  Args:
+    questions: what is asked, and of what.
+    tokenizer: of the model.
+    max_len: tokens of a window, special ones included.
+    doc_stride: tokens from one window's start to the next.
+
+  Raises:
+    UserError: a question that leaves no room for its text.
+  """
+  asked = tokenizer.encode_batch([question for question, _ in questions])
+  distinct = {text: i for i, text in enumerate(dict.fromkeys(text for _, text in questions))}
+  encoded = tokenizer.encode_with_offsets(list(distinct))
+  found = []
+  for question, (shown, text) in zip(asked, questions):
+    ids, spans = encoded[distinct[text]]
+    room = max_len - len(question) - 3
+    if room < 1:
+      raise UserError(f'the question {shown[:60]!r} has {len(question)} tokens, which leaves no '
+                      f'room for its text in {max_len}: make max_len larger')
+    windows, start = [], 0
+    while True:
+      count = min(room, len(ids) - start)
+      windows.append(Window(inputs_lib.join(tokenizer, question, ids[start:start + count]), start,
+                            len(question) + 2, count))
+      if start + count >= len(ids):
+        break
+      start += min(doc_stride, room)
+    found.append(Context(spans, windows))
+  return found
+
+
+def token_span(spans: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int] | None:
+  """The first and last token of the characters [start, end); None if no token is in them."""
+  first = next((i for i, (_, token_end) in enumerate(spans) if token_end > start), len(spans))
+  last = first
+  while last < len(spans) and spans[last][0] < end:
+    last += 1
+  return (first, last - 1) if last > first else None
+
+
+def _most_context(windows: Sequence[Window], number: int) -> np.ndarray:
+  """[tokens of the window] whether no other window shows the token more context."""
+  def context(w, positions):
+    left, right = positions - w.first, w.first + w.count - 1 - positions
+    inside = (left >= 0) & (right >= 0)
+    return np.where(inside, np.minimum(left, right) + 0.01 * w.count, -1.0)
+
+  own = windows[number]
+  positions = own.first + np.arange(own.count)
+  every = np.stack([context(w, positions) for w in windows])
+  return every.argmax(0) == number  # of equals the first
+
+
+class Span(NamedTuple):
+  """A candidate."""
+
+  score: float  # logit of its start + logit of its end
+  start: int  # characters [start, end) of the text
+  end: int
+
+
+def best_spans(context: Context, logits: Sequence[np.ndarray], *, n_best: int,
+               max_answer_len: int) -> tuple[list[Span], float]:
+  """(the best spans of a text, best first; the score of no answer).
+
+  Args:
+    context: with W windows.
+    logits: of each window [tokens, 2] of starts and ends.
+    n_best: spans that are returned at most; so many starts and ends of each window are tried.
+    max_answer_len: tokens of an answer at most.
+  """
+  found, null = {}, np.inf
+  for number, (window, scores) in enumerate(zip(context.windows, logits)):
+    scores = np.asarray(scores, np.float64)
+    null = min(null, float(scores[0].sum()))
+    shown = scores[window.offset:window.offset + window.count]
+    if not len(shown):
+      continue
+    allowed = _most_context(context.windows, number)
+    starts = [i for i in np.argsort(-shown[:, 0], kind='stable')[:n_best] if allowed[i]]
+    ends = np.argsort(-shown[:, 1], kind='stable')[:n_best]
+    for i in starts:
+      for j in ends:
+        if 0 <= j - i < max_answer_len:
+          characters = (context.spans[window.first + i][0], context.spans[window.first + j][1])
+          score = float(shown[i, 0] + shown[j, 1])
+          found[characters] = max(score, found.get(characters, -np.inf))
+  spans = sorted((Span(score, *characters) for characters, score in found.items()), reverse=True)
+  return spans[:n_best], null
+
+
+def answer(text: str, spans: Sequence[Span], null: float, null_threshold: float | None, *,
+           shown: int = 20) -> dict[str, Any]:
+  """The answer and its rivals, with probabilities among them all.
+
+  Args:
+    text: that the spans are of.
+    spans: best first.
+    null: the score of no answer.
+    null_threshold: '' is the answer if `null` is above the best span by more; None = never.
+    shown: rivals at most.
+
+  Returns:
+    {'answer', 'start', 'end', 'probability', 'n_best': [the same of each]}; without an answer ''
+    at 0, 0.
+  """
+  candidates = [{'answer': text[s.start:s.end], 'start': s.start, 'end': s.end, 'score': s.score}
+                for s in spans]
+  none = {'answer': '', 'start': 0, 'end': 0, 'score': null}
+  if null_threshold is not None or not candidates:
+    candidates.append(none)
+    candidates.sort(key=lambda c: -c['score'])
+  scores = np.array([c.pop('score') for c in candidates])
+  weights = np.exp(scores - scores.max())
+  for candidate, probability in zip(candidates, weights / weights.sum()):
+    candidate['probability'] = float(probability)
+  given = next((c for c in candidates if c is not none), none)
+  if null_threshold is not None and (not spans or null - spans[0].score > null_threshold):
+    given = none
+  return {**given, 'n_best': [dict(c) for c in candidates[:shown]]}

@@ -1,0 +1,24 @@
+"""What a run trains, ready for the loop."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.tasks.task import Task
+
+
+class Job(NamedTuple):
+  """A task with its data, and what has to be known of it besides."""
+
+  task: Task
+  train_steps: int
+  tokenizer: Tokenizer
+  start: Pretrained | None  # the model that fresh parameters come from
+  records: str  # digest of the data
+  fed_by: Sequence[str]  # fields of the config that decide which rows a step sees
+  parts: Mapping[str, bool]  # what `count_parameters` counts besides the encoder
+  steps: str  # in words
+  kept: Mapping[str, Any]  # what run.json keeps for those who load the model

@@ -1,0 +1,212 @@
+"""Runs a config with every combination of some fields' values, and compares the results.
+
+  python launch/sweep.py --config=configs/sequence_classification.py --workdir=runs/sweep \
+      --sweep='optimizer.learning_rate=5e-5,3e-5' --sweep='seed=0,1,2' [--parallel=2] \
+      [--config.FIELD=VALUE ...]
+
+Each run has a folder in the workdir. The same command again goes on where it was; a run that fails
+is named and does not stop the others. At the end sweep.md, sweep.csv and sweep.png in the workdir
+have every run, the best first, and mean and deviation over the seeds.
+"""
+
+from concurrent import futures
+import csv
+import itertools
+import json
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+from typing import Any
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from absl import flags  # noqa: E402
+
+from bert_jax import errors  # noqa: E402
+
+_CONFIG = flags.DEFINE_string('config', None, 'A config file.')
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the runs and of what is made of them.')
+_SWEEP = flags.DEFINE_multi_string('sweep', [], 'FIELD=VALUE,VALUE,...')
+_PARALLEL = flags.DEFINE_integer('parallel', 1, 'Runs at a time, each in a process of its own.',
+                                 lower_bound=1)
+_SEPARATOR = re.compile(r',(?![^(\[]*[)\]])')  # not in a tuple
+
+
+class Result(NamedTuple):
+  """What came of one run."""
+
+  values: dict[str, str]  # of the swept fields
+  metric: str  # the score that runs are compared by
+  score: float | None  # None = failed
+  scores: dict[str, Any]  # of the evaluation with the best score
+  status: str  # 'done', or what went wrong
+
+
+def parse(sweeps: list[str]) -> dict[str, list[str]]:
+  """The values of each field."""
+  found = {}
+  for sweep in sweeps:
+    field, separator, values = sweep.partition('=')
+    if not separator or not values:
+      raise errors.UserError(f'--sweep={sweep!r} is not FIELD=VALUE,VALUE,...')
+    if field in found:
+      raise errors.UserError(f'--sweep={sweep!r}: {field} is swept twice')
+    found[field] = [value.strip() for value in _SEPARATOR.split(values)]
+  if not found:
+    raise errors.UserError("give at least one --sweep='FIELD=VALUE,VALUE,...'")
+  return found
+
+
+def folder_name(values: dict[str, str]) -> str:
+  """The name of a run's folder."""
+  name = ','.join(f'{field.rpartition(".")[2]}={value}' for field, value in values.items())
+  return re.sub(r'[^\w.=,+-]', '_', name)
+
+
+def _is_loss(metric: str) -> bool:
+  return metric.endswith('loss')
+
+
+def read_result(workdir: pathlib.Path, values: dict[str, str], status: str) -> Result:
+  """The best evaluation in a run's metrics.jsonl."""
+  try:
+    metric = json.loads((workdir / 'run.json').read_text())['config'].get('keep_best') or 'loss'
+    lines = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+  except FileNotFoundError:
+    return Result(values, 'loss', None, {}, status)
+  name = f'eval_{metric}'
+  lines = [line for line in lines if line.get(name) is not None]
+  if status != 'done' or not lines:
+    return Result(values, metric, None, {}, status if status != 'done' else 'no evaluation')
+  best = (min if _is_loss(metric) else max)(lines, key=lambda line: line[name])
+  return Result(values, metric, best[name], {
+      'step': best['step'], **{key.removeprefix('eval_'): value for key, value in best.items()
+                               if key.startswith('eval_')}}, 'done')
+
+
+def run_one(config: str, workdir: pathlib.Path, values: dict[str, str],
+            overrides: list[str]) -> Result:
+  """Runs one combination, or goes on with it; its output is in log.txt."""
+  workdir.mkdir(parents=True, exist_ok=True)
+  command = [sys.executable, '-m', 'bert_jax.main', f'--config={config}', f'--workdir={workdir}',
+             *overrides, *(f'--config.{field}={value}' for field, value in values.items())]
+  with (workdir / 'log.txt').open('a') as log:
+    done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+  if done.returncode == 0:
+    return read_result(workdir, values, 'done')
+  last = (workdir / 'log.txt').read_text().strip().rpartition('\n')[2]
+  return read_result(workdir, values, f'exit status {done.returncode}: {last}')
+
+
+def ranked(results: list[Result]) -> list[Result]:
+  """The best first, those that failed last."""
+  metric = next((r.metric for r in results if r.score is not None), 'loss')
+  sign = 1 if _is_loss(metric) else -1
+  return sorted(results, key=lambda r: (r.score is None, sign * (r.score or 0)))
+
+
+def over_seeds(results: list[Result]) -> list[tuple[dict[str, str], list[float]]]:
+  """The scores of the runs that differ in the seed only, the best mean first."""
+  groups = {}
+  for result in ranked(results):
+    if result.score is not None:
+      rest = tuple((f, v) for f, v in result.values.items() if f != 'seed')
+      groups.setdefault(rest, []).append(result.score)
+  metric = next((r.metric for r in results if r.score is not None), 'loss')
+  sign = 1 if _is_loss(metric) else -1
+  return sorted(((dict(rest), scores) for rest, scores in groups.items()),
+                key=lambda group: sign * statistics.mean(group[1]))
+
+
+def _cells(result: Result, columns: list[str]) -> list[str]:
+  shown = {**result.values, **{name: f'{value:.4f}' if isinstance(value, float) else str(value)
+                               for name, value in result.scores.items()}}
+  return [shown.get(name, '') for name in columns] + [result.status]
+
+
+def write_tables(workdir: pathlib.Path, results: list[Result]) -> str:
+  """Writes sweep.csv and sweep.md, whose text is returned."""
+  results = ranked(results)
+  fields, metric = list(results[0].values), results[0].metric
+  scores = dict.fromkeys(name for r in results for name in r.scores)
+  columns = [*fields, *sorted(scores, key=lambda name: name != metric)]
+  rows = [_cells(result, columns) for result in results]
+  with (workdir / 'sweep.csv').open('w', newline='') as file:
+    csv.writer(file).writerows([[*columns, 'status'], *rows])
+  lines = [f'| {" | ".join([*columns, "status"])} |', '| --- ' * (len(columns) + 1) + '|']
+  lines += [f'| {" | ".join(cell.replace("|", "/") for cell in row)} |' for row in rows]
+  if 'seed' in fields:
+    others = [field for field in fields if field != 'seed']
+    lines += ['', f'| {" | ".join([*others, metric, "deviation", "seeds"])} |',
+              '| --- ' * (len(others) + 3) + '|']
+    for values, found in over_seeds(results):
+      deviation = statistics.stdev(found) if len(found) > 1 else float('nan')
+      cells = [*values.values(), f'{statistics.mean(found):.4f}', f'{deviation:.4f}', len(found)]
+      lines.append(f'| {" | ".join(map(str, cells))} |')
+  text = '\n'.join(lines) + '\n'
+  (workdir / 'sweep.md').write_text(text)
+  return text
+
+
+def draw(workdir: pathlib.Path, results: list[Result]):
+  """Draws sweep.png: the score of every run, and the mean over the seeds."""
+  groups = over_seeds(results)
+  if not groups:
+    return
+  import matplotlib
+  matplotlib.use('Agg')
+  from matplotlib import pyplot as plt
+  figure, axis = plt.subplots(figsize=(7, 1.2 + 0.4 * len(groups)), layout='constrained')
+  for place, (_, scores) in enumerate(groups):
+    axis.plot(scores, [place] * len(scores), 'o', color='tab:blue', alpha=0.5, ms=6)
+    if len(scores) > 1:
+      axis.plot([statistics.mean(scores)], [place], '|', color='black', ms=16, mew=2)
+  names = [', '.join(f'{f.rpartition(".")[2]} {v}' for f, v in values.items()) or 'all seeds'
+           for values, _ in groups]
+  axis.set_yticks(range(len(groups)), names)
+  axis.invert_yaxis()
+  axis.set(xlabel=next(r.metric for r in results if r.score is not None).replace('_', ' '),
+           title='each run, and the mean over seeds' if any(len(s) > 1 for _, s in groups) else '')
+  axis.grid(axis='x', alpha=0.3)
+  axis.spines[['top', 'right']].set_visible(False)
+  figure.savefig(workdir / 'sweep.png', dpi=120)
+  plt.close(figure)
+
+
+def main(argv: list[str]):
+  """Flags in, runs, tables."""
+  overrides = argv[1:]
+  for argument in overrides:
+    if not argument.startswith('--config.'):
+      raise errors.UserError(f'unexpected argument {argument!r}: fields of the config are given as '
+                             '--config.FIELD=VALUE')
+  if not _CONFIG.value or not _WORKDIR.value:
+    raise errors.UserError('give --config=FILE and --workdir=DIR')
+  sweep, workdir = parse(_SWEEP.value), pathlib.Path(_WORKDIR.value).resolve()
+  config = str(pathlib.Path(_CONFIG.value).resolve())
+  combinations = [dict(zip(sweep, values)) for values in itertools.product(*sweep.values())]
+  results = []
+  with futures.ThreadPoolExecutor(_PARALLEL.value) as pool:
+    waiting = [pool.submit(run_one, config, workdir / folder_name(values), values, overrides)
+               for values in combinations]
+    for done in futures.as_completed(waiting):
+      results.append(done.result())
+      shown = ', '.join(f'{field}={value}' for field, value in results[-1].values.items())
+      score = results[-1].score
+      print(f'{len(results)}/{len(waiting)}  {shown}: '
+            + (f'{results[-1].metric} {score:.4f}' if score is not None else results[-1].status),
+            flush=True)
+  print('\n' + write_tables(workdir, results))
+  draw(workdir, results)
+  failed = sum(result.score is None for result in results)
+  if failed:
+    raise errors.Failed(f'{failed} of {len(results)} runs failed: {workdir}/sweep.md says why, the '
+                        'same command tries them again')
+
+
+if __name__ == '__main__':
+  errors.run_command(main, known_only=True)

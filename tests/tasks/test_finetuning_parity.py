@@ -1,0 +1,145 @@
+"""The four tasks on packed batches against transformers on the same examples, one by one."""
+
+from etils import epath
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from bert_jax import config as config_lib
+from bert_jax import run_finetuning
+from bert_jax.interop import huggingface
+from bert_jax.interop import layout
+from bert_jax.interop import load as load_lib
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.tasks.finetuning import Output
+from bert_jax.tasks.finetuning import by_example
+from bert_jax.tasks.finetuning import by_input
+from bert_jax.training import initial
+from bert_jax.training import optimizer as optimizer_lib
+from bert_jax.training import state as state_lib
+from tests import conftest
+from tests import made_tasks
+
+_CLASSES = {'sequence_classification': transformers.BertForSequenceClassification,
+            'token_classification': transformers.BertForTokenClassification,
+            'question_answering': transformers.BertForQuestionAnswering,
+            'multiple_choice': transformers.BertForMultipleChoice}
+# Softmaxes over keys, tokens or choices do not see what all of these share: the gradient of such a
+# bias is zero but for rounding, and Adam makes steps of that.
+_NOISE = {'sequence_classification': ('key.bias',), 'token_classification': ('key.bias',),
+          'question_answering': ('key.bias', 'qa_outputs.bias', 'layer.1.output.LayerNorm.bias'),
+          'multiple_choice': ('key.bias', 'classifier.bias')}
+CASES = {
+    'single_label': ('sequence_classification', {}),
+    'regression': ('sequence_classification',
+                   {'data.problem': 'regression', 'data.label_column': 'value'}),
+    'tags': ('token_classification', {}),
+    'answers': ('question_answering', {'data.doc_stride': 4, 'max_len': 16}),
+    'choices': ('multiple_choice', {}),
+}
+
+
+def torch_loss(model, task, f, examples):
+  """The mean of transformers' own losses of single examples: no padding that could take part."""
+  losses, weights = [], []
+  for i in examples:
+    found = [f.inputs[n] for n in range(f.first[i], f.first[i + 1])]
+    length = max(len(x.ids) for x in found)
+    pad = lambda rows: torch.tensor([[*r, *[0] * (length - len(r))] for r in rows])
+    inputs = {'input_ids': pad([x.ids for x in found]),
+              'token_type_ids': pad([x.type_ids for x in found]),
+              'attention_mask': pad([[1] * len(x.ids) for x in found])}
+    number = f.first[i]
+    if task == 'multiple_choice':
+      inputs = {name: x[None] for name, x in inputs.items()}
+      labels = {'labels': torch.tensor(f.targets[[i]]).long()}
+    elif task == 'token_classification':
+      marks = torch.tensor(f.token_targets[number])[None].long()
+      labels = {'labels': torch.where(marks > 0, marks - 1, -100)}
+    elif task == 'question_answering':
+      start, end = (torch.tensor([int(f.token_targets[number][:, j].argmax())]) for j in (0, 1))
+      labels = {'start_positions': start, 'end_positions': end}
+    else:
+      targets = torch.tensor(f.targets[[i]])
+      labels = {'labels': targets if targets.is_floating_point() else targets.long()}
+    losses.append(model(**inputs, **labels).loss)
+    weights.append((f.token_targets[number] > 0).sum() if task == 'token_classification' else 1)
+  return sum(w * x for w, x in zip(weights, losses)) / sum(weights)
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
+  task_name, overrides = CASES[case]
+  c = config_lib.finetuning(task_name)
+  c.update_from_flattened_dict({
+      'batch_size': 8, 'max_len': 32, 'train_steps': 12, 'train_epochs': 0.0, 'model.dropout': 0.0,
+      'model.attention_dropout': 0.0, 'optimizer.learning_rate': 1e-3,
+      'init_from': made_tasks.model(tmp_path / 'model'),
+      **made_tasks.files(task_name, tmp_path, 60, 30), **overrides})
+  mesh = conftest.sub_mesh(2, 1)
+  model = load_lib.load(c.init_from)
+  initial.adopt_sizes(c, model)
+  job = run_finetuning.make_job(c, model, mesh, epath.Path(tmp_path))
+  task, settings = job.task, optimizer_lib.OptimizerConfig(**c.optimizer)
+  optimizer = optimizer_lib.make_optimizer(settings, 12)
+  init, abstract = state_lib.make_init(task, optimizer, mesh, 'dp')
+  state = init(state_lib.root_key(0))
+  state = state._replace(params=initial.from_model(job.start, 'model')(state.params))
+  step = state_lib.make_train_step(task, optimizer, mesh, 'dp', abstract, seed=0, accumulation=1)
+
+  folder = epath.Path(tmp_path) / 'with_head'
+  huggingface.save(Pretrained(config_lib.bert_config(c.model), jax.device_get(state.params),
+                              model.tokenizer, task_name, task.labels, job.kept['problem']), folder)
+  theirs = _CLASSES[task_name].from_pretrained(
+      str(folder), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+  theirs.train()
+  named = list(theirs.named_parameters())
+  plain = [x for n, x in named if n.endswith('bias') or 'LayerNorm' in n]
+  others = [x for n, x in named if not (n.endswith('bias') or 'LayerNorm' in n)]
+  torch_optimizer = torch.optim.AdamW(
+      [{'params': others, 'weight_decay': settings.weight_decay},
+       {'params': plain, 'weight_decay': 0.0}], eps=settings.eps)
+  rate, f = optimizer_lib.learning_rate(settings, 12), task.train.batches.features
+  losses = []
+  for i in range(12):
+    state, metrics = step(state, mesh_lib.put_batch(task.rows(i), mesh))
+    total, count = jax.device_get(metrics['loss'])
+    torch_optimizer.zero_grad()
+    expected = torch_loss(theirs, task_name, f, task.train.batches.examples(i))
+    expected.backward()
+    torch.nn.utils.clip_grad_norm_(theirs.parameters(), settings.clip_norm)
+    for group in torch_optimizer.param_groups:
+      group['lr'] = float(rate(i))
+    torch_optimizer.step()
+    losses.append((total / count, expected.item()))
+  assert max(abs(a - b) for a, b in losses) <= 1e-4
+  assert abs(losses[-1][0] - losses[0][0]) > 1e-3  # it did move
+
+  # After them the parameters are the same, and so are the outputs of an evaluation.
+  ours = layout.to_tensors(jax.device_get(state.params), config_lib.bert_config(c.model))
+  for name, x in theirs.named_parameters():
+    if not name.endswith(_NOISE[task_name]):
+      np.testing.assert_allclose(ours[huggingface.canonical(name)], x.detach().numpy(), atol=2e-4)
+  theirs.eval()
+  evaluate, (split,) = state_lib.make_eval_step(task, mesh, 'dp'), task.evals
+  outputs = [Output(x, jax.device_get(evaluate(state.params, mesh_lib.put_batch(x.batch, mesh)))[1])
+             for x in split.batches.in_order()]
+  f = split.batches.features
+  with torch.inference_mode():
+    for number, x in enumerate(f.inputs[:20]):
+      if task_name == 'multiple_choice':
+        break
+      found = theirs(input_ids=torch.tensor([x.ids]), token_type_ids=torch.tensor([x.type_ids]))
+      if task_name == 'sequence_classification':
+        np.testing.assert_allclose(by_example(outputs)[number], found.logits[0], atol=1e-3)
+      elif task_name == 'token_classification':
+        tags = found.logits[0].argmax(-1).numpy()
+        assert (by_input(outputs, len(f.inputs))[number] == tags).all()
+      else:
+        ours = by_input(outputs, len(f.inputs))[number]
+        expected = torch.stack([found.start_logits[0], found.end_logits[0]], -1).numpy()
+        # What all tokens share is noise too.
+        np.testing.assert_allclose(ours - ours.mean(0), expected - expected.mean(0), atol=1e-3)

@@ -1,0 +1,86 @@
+"""Scores by hand, and those that the official scorers give."""
+
+import numpy as np
+import pytest
+
+from bert_jax.labelled.squad import Question
+from bert_jax.tasks import metrics
+
+
+def test_single_label_by_hand():
+  gold, predicted = np.array([1, 1, 1, 0, 0]), np.array([1, 1, 0, 1, 0])
+  scores = metrics.single_label(gold, predicted, 2)
+  assert scores['accuracy'] == pytest.approx(3 / 5)
+  assert scores['f1'] == pytest.approx(2 / 3)  # precision 2/3, recall 2/3
+  assert scores['matthews'] == pytest.approx((2 * 1 - 1 * 1) / np.sqrt(3 * 3 * 2 * 2))
+  assert metrics.single_label(gold, np.ones(5, int), 2)['matthews'] == 0
+  of_three = metrics.single_label(np.array([0, 1, 2, 2]), np.array([0, 2, 2, 2]), 3)
+  assert of_three['f1'] == pytest.approx((1 + 0 + 4 / 5) / 3)
+
+
+def test_multi_label_by_hand():
+  gold, predicted = np.array([[1, 0], [1, 1], [0, 0]]), np.array([[1, 0], [1, 0], [0, 1]])
+  scores = metrics.multi_label(gold, predicted)
+  assert scores['accuracy'] == pytest.approx(1 / 3)
+  assert scores['f1'] == pytest.approx(2 * 2 / (3 + 3))
+  assert scores['f1_macro'] == pytest.approx((1 + 0) / 2)
+
+
+def test_regression_by_hand():
+  scores = metrics.regression(np.array([0.0, 1, 2, 3]), np.array([0.0, 1, 4, 9]))
+  assert scores['spearman'] == pytest.approx(1)
+  assert scores['pearson'] == pytest.approx(15 / np.sqrt(5 * 49))
+  assert scores['squared_error'] == pytest.approx((4 + 36) / 4)
+  assert metrics.regression(np.arange(3.0), np.ones(3))['pearson'] == 0
+
+
+def test_the_report_of_conlleval():
+  gold = [['B-PER', 'I-PER', 'O', 'B-LOC'], ['I-ORG', 'O']]
+  predicted = [['B-PER', 'I-PER', 'O', 'B-PER'], ['B-ORG', 'I-ORG']]
+  assert metrics.conlleval_report(gold, predicted) == (
+      'processed 6 tokens with 3 phrases; found: 3 phrases; correct: 1.\n'
+      'accuracy:  50.00%; precision:  33.33%; recall:  33.33%; FB1:  33.33\n'
+      '              LOC: precision:   0.00%; recall:   0.00%; FB1:   0.00  0\n'
+      '              ORG: precision:   0.00%; recall:   0.00%; FB1:   0.00  1\n'
+      '              PER: precision:  50.00%; recall: 100.00%; FB1:  66.67  2\n')
+  nothing = metrics.conlleval_report([['O']], [['O']])
+  assert nothing == ('processed 1 tokens with 0 phrases; found: 0 phrases; correct: 0.\n'
+                     'accuracy: 100.00%; precision:   0.00%; recall:   0.00%; FB1:   0.00\n')
+  with pytest.raises(ValueError, match='2 gold and 1 predicted'):
+    metrics.entities([['O', 'O']], [['O']])
+
+
+def question(i, *answers):
+  return Question(i, 'q', 'c', answers, (0,) * len(answers))
+
+
+def test_answers_are_normalised():
+  assert metrics.normalise_answer(" The  cat's, an-a \n The-Hat ") == 'cats ana thehat'
+  assert metrics.normalise_answer('the a an') == ''
+  assert metrics.normalise_answer('«Théâtre»') == '«théâtre»'  # ASCII punctuation only
+
+
+def test_answers_v1():
+  questions = [question('1', 'the Green Hat', 'hat'), question('2', 'Ann'), question('3', 'x')]
+  scores = metrics.answers(questions, {'1': 'A green hat!', '2': 'Ann Lee'}, unanswerable=False)
+  assert scores == {'exact_match': pytest.approx(100 / 3),
+                    'f1': pytest.approx(100 * (1 + 2 / 3 + 0) / 3)}
+  # Two answers of nothing but articles match exactly and overlap in nothing: so v1.1's scorer.
+  assert metrics.answers([question('1', 'the')], {'1': 'a'}, unanswerable=False) == {
+      'exact_match': 100, 'f1': 0}
+
+
+def test_answers_v2():
+  questions = [question('1', 'hat'), question('2'), question('3'), question('4', 'x', 'the')]
+  scores = metrics.answers(questions, {'1': '', '2': 'the', '3': 'cat', }, unanswerable=True)
+  assert scores['exact_match'] == pytest.approx(100 / 3)  # '4' has no prediction: left out
+  assert scores['has_answer_f1'] == 0 and scores['no_answer_f1'] == 50
+
+
+def test_the_best_threshold_by_hand():
+  questions = [question('1', 'hat'), question('2'), question('3', 'cat')]
+  predicted = {'1': 'hat', '2': 'no', '3': 'dog'}
+  # Up to -1 only the first is answered: two of three right. Up to 2 the second too: one right.
+  scores = metrics.best_threshold(questions, predicted, [-1.0, 2.0, 3.0])
+  assert scores['best_exact_match'] == pytest.approx(200 / 3)
+  assert scores['best_f1_threshold'] == -1.0

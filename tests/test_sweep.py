@@ -1,0 +1,81 @@
+"""launch/sweep.py: combinations, tables, and going on."""
+
+import csv
+import json
+import pathlib
+import runpy
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from tests import made_tasks
+
+ROOT = pathlib.Path(__file__).parent.parent
+SWEEP = runpy.run_path(str(ROOT / 'launch/sweep.py'), run_name='sweep')
+
+
+def result(score, **values):
+  return SWEEP['Result'](values, 'accuracy', score, {'accuracy': score, 'loss': 0.5},
+                         'done' if score is not None else 'exit status 2: no file')
+
+
+def test_values():
+  assert SWEEP['parse'](['seed=0,1', 'phases=((1,2,3),(4,5,6)),()', 'data.labels=[1,2],[3]']) == {
+      'seed': ['0', '1'], 'phases': ['((1,2,3),(4,5,6))', '()'], 'data.labels': ['[1,2]', '[3]']}
+  for wrong in ([], ['seed'], ['seed='], ['seed=1', 'seed=2']):
+    with pytest.raises(Exception, match='sweep'):
+      SWEEP['parse'](wrong)
+
+
+def test_tables(tmp_path):
+  results = [result(0.7, rate='1e-5', seed='0'), result(0.9, rate='1e-5', seed='1'),
+             result(0.8, rate='2e-5', seed='0'), result(0.86, rate='2e-5', seed='1'),
+             result(None, rate='3e-5', seed='0')]
+  text = SWEEP['write_tables'](tmp_path, results)
+  rows = list(csv.reader((tmp_path / 'sweep.csv').open()))
+  assert rows[0] == ['rate', 'seed', 'accuracy', 'loss', 'status']
+  assert [row[2] for row in rows[1:]] == ['0.9000', '0.8600', '0.8000', '0.7000', 'None']
+  assert rows[-1][-1] == 'exit status 2: no file'
+  seeds = text.split('\n\n')[1]
+  assert seeds.splitlines()[2:] == [
+      f'| 2e-5 | 0.8300 | {statistics.stdev([0.8, 0.86]):.4f} | 2 |',
+      f'| 1e-5 | 0.8000 | {statistics.stdev([0.7, 0.9]):.4f} | 2 |']
+  SWEEP['draw'](tmp_path, results)
+  assert (tmp_path / 'sweep.png').stat().st_size > 5000
+
+
+def test_a_sweep_goes_on_and_names_what_fails(tmp_path):
+  files = made_tasks.files('sequence_classification', tmp_path, 20, 8)
+  fields = {'init_from': made_tasks.model(tmp_path / 'model'), 'batch_size': 8, 'max_len': 32,
+            'train_epochs': 0, 'train_steps': 2, **files}
+  command = [sys.executable, 'launch/sweep.py', '--config=configs/sequence_classification.py',
+             f'--workdir={tmp_path}/sweep', '--sweep=seed=0,1',
+             '--sweep=data.text_column=text,body', '--parallel=2',
+             *(f'--config.{name}={value}' for name, value in fields.items())]
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 1, done.stderr
+  assert '2 of 4 runs failed' in done.stderr and 'Traceback' not in done.stderr
+  assert done.stdout.count("no column 'body'") >= 2
+  rows = list(csv.reader((tmp_path / 'sweep/sweep.csv').open()))
+  assert [row[-1] for row in rows[1:3]] == ['done', 'done'] and len(rows) == 5
+  metrics = sorted((tmp_path / 'sweep').glob('*/metrics.jsonl'))
+  assert len(metrics) == 2
+  before = [path.read_text() for path in metrics]
+  again = subprocess.run([x for x in command if 'text_column' not in x], cwd=ROOT,
+                         capture_output=True, text=True)
+  assert again.returncode == 0 or 'failed' in again.stderr
+  # The runs that were finished are not run again.
+  assert [path.read_text() for path in metrics] == before
+  scores = [json.loads(text.splitlines()[-1])['eval_accuracy'] for text in before]
+  assert {row[2] for row in rows[1:3]} == {f'{score:.4f}' for score in scores}
+
+
+def test_mistakes(tmp_path):
+  done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=x', '--sweep=seed=1'],
+                        cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 2 and done.stderr.startswith('bert_jax: give --config=FILE')
+  done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=x', '--config=y', '--seed=1',
+                         '--sweep=seed=1'], cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 2 and "unexpected argument '--seed=1'" in done.stderr

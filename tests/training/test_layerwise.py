@@ -1,0 +1,68 @@
+"""Layer-wise rates and frozen layers, by hand and through the optimiser."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.training import layerwise
+from bert_jax.training import optimizer as optimizer_lib
+
+
+def tree(value=1.0):
+  return {'params': {'bert': {'embeddings': {'token': jnp.full((5, 2), value)},
+                              'layers': {'attention': {'kernel': jnp.full((3, 2, 2), value)},
+                                         'norm': {'scale': jnp.full((3, 2), value)}},
+                              'pooler': {'kernel': jnp.full((2, 2), value)}},
+                     'classifier': {'kernel': jnp.full((2, 2), value)}}}
+
+
+def apply(transformation, updates):
+  return transformation.update(updates, transformation.init(updates), updates)[0]['params']
+
+
+def test_the_rate_falls_towards_the_embeddings():
+  found = apply(layerwise.decay_rate(0.5), tree())
+  np.testing.assert_allclose(found['bert']['layers']['attention']['kernel'][:, 0, 0],
+                             [0.125, 0.25, 0.5])  # the top layer is one below the head
+  np.testing.assert_allclose(found['bert']['layers']['norm']['scale'][:, 1], [0.125, 0.25, 0.5])
+  assert (found['bert']['embeddings']['token'] == 0.0625).all()
+  assert (found['bert']['pooler']['kernel'] == 1).all()
+  assert (found['classifier']['kernel'] == 1).all()
+
+
+@pytest.mark.parametrize('layers, expected', [(0, [1, 1, 1]), (2, [0, 0, 1]), (3, [0, 0, 0])])
+def test_frozen_layers(layers, expected):
+  found = apply(layerwise.freeze(layers), tree())
+  assert found['bert']['layers']['attention']['kernel'][:, 0, 0].tolist() == expected
+  assert (found['bert']['embeddings']['token'] == 0).all()
+  assert (found['classifier']['kernel'] == 1).all()
+
+
+def test_what_is_frozen_does_not_move_nor_count_in_the_norm():
+  config = optimizer_lib.OptimizerConfig(learning_rate=0.1, warmup_steps=0, frozen_layers=2,
+                                         weight_decay=0.5, clip_norm=1.0)
+  optimizer = optimizer_lib.make_optimizer(config, 10)
+  params, grads = tree(2.0), tree(1.0)
+  grads['params']['bert']['embeddings']['token'] += 1e6
+  state = optimizer.init(params)
+  updates, state = optimizer.update(grads, state, params)
+  new = optax.apply_updates(params, updates)['params']
+  assert (new['bert']['embeddings']['token'] == 2).all()
+  assert (new['bert']['layers']['attention']['kernel'][:2] == 2).all()
+  assert (new['bert']['layers']['attention']['kernel'][2] < 2).all()
+  # Moments see gradients clipped by the norm of what is trained: 2 * 2 + 2 + 2 * 4 entries of 1.
+  (_, _, adam, *_) = state
+  expected = 0.1 / np.sqrt(4 + 2 + 8)
+  np.testing.assert_allclose(adam.mu['params']['classifier']['kernel'], expected, rtol=1e-5)
+
+
+def test_warmup_ratio():
+  config = optimizer_lib.OptimizerConfig(learning_rate=1.0, warmup_steps=0, warmup_ratio=0.1)
+  rate = optimizer_lib.learning_rate(config, 100)
+  assert [float(rate(t)) for t in (0, 5, 10, 55, 100)] == pytest.approx([0, 0.5, 1, 0.5, 0])
+  with pytest.raises(UserError, match='give one of them'):
+    optimizer_lib.OptimizerConfig(warmup_steps=3, warmup_ratio=0.1)
+  with pytest.raises(UserError, match=r'layer_decay=1.5 must lie in \[0, 1\]'):
+    optimizer_lib.OptimizerConfig(layer_decay=1.5)
