@@ -72,7 +72,7 @@ def _run(task: str) -> ConfigDict:
   c.checkpoint_every = 5_000  # steps between checkpoints; always one at the end
   c.keep_checkpoints = 3  # the newest ones that stay
   # The score of an evaluation whose best checkpoint is kept too, in best/: the highest, or the
-  # lowest of a loss; predict uses it. '' = none.
+  # lowest of a loss or error; predict uses it. '' = none.
   c.keep_best = ''
   c.log_batch_digest = False  # True = metrics.jsonl has a digest of the rows of every step
   # A workdir, checkpoint, Hugging Face folder or hub name whose parameters and vocabulary to start
@@ -230,6 +230,7 @@ def check(config: ConfigDict):
 
 
 def _check_pretraining(config: ConfigDict):
+  MaskingConfig(**config.masking)
   for name in ('eval_every', 'checkpoint_every'):
     if config[name] < 1:
       raise UserError(f'{name}={config[name]} must be at least 1')

@@ -33,6 +33,10 @@ _FED_BY = ('seed', 'batch_size', 'max_len', 'optimizer.accumulation')
 
 def _best(config: ConfigDict, task: FineTuning) -> str:
   """The score that the best checkpoint is chosen by."""
+  known = ('loss', *task.score_names)
+  if config.keep_best not in ('', 'auto', *known):
+    raise UserError(f'keep_best={config.keep_best!r} is no score of this task: use '
+                    f'{", ".join(known)}')
   if config.keep_best != 'auto':
     return config.keep_best
   if config.data.format.startswith('glue'):

@@ -68,7 +68,7 @@ def folder_name(values: dict[str, str]) -> str:
 
 
 def _is_loss(metric: str) -> bool:
-  return metric.endswith('loss')
+  return metric.endswith(('loss', 'error'))
 
 
 def read_result(workdir: pathlib.Path, values: dict[str, str], status: str) -> Result:

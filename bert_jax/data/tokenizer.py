@@ -206,8 +206,13 @@ class SentencePiece:
 
   def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
     """Token ids of each text, and the characters [start, end) of each token."""
-    encoded = (self._processor.encode(text, out_type='immutable_proto').pieces for text in texts)
-    return [([p.id for p in pieces], [(p.begin, p.end) for p in pieces]) for pieces in encoded]
+    found = []
+    for text in texts:
+      encoded = self._processor.encode_as_offset_mapping(text)
+      # A piece that begins a word has the space before it.
+      spans = [(end - len(text[start:end].lstrip()), end) for start, end in encoded['offsets']]
+      found.append((list(encoded['ids']), spans))
+    return found
 
   def word_starts(self) -> np.ndarray:
     """[V] bool: whether a word starts with this entry."""

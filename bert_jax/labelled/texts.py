@@ -78,6 +78,8 @@ def _label(row: Row, c: Columns) -> Any:
                       'of 0 and 1 give data.label_column=first,second,...')
     return tuple(map(str, value))
   value = str(row[c.label])
+  if not value:
+    raise UserError(f'{row.where}: {c.label!r} is empty')
   return c.labels[c.written.index(value)] if value in c.written else value
 
 

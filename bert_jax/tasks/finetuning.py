@@ -111,6 +111,11 @@ class FineTuning(abc.ABC):
   process: tuple[int, int] = (0, 1)
 
   @property
+  @abc.abstractmethod
+  def score_names(self) -> tuple[str, ...]:
+    """What `scores` gives of every file."""
+
+  @property
   def objectives(self) -> dict[str, float]:
     """One loss."""
     return {'loss': 1.0}

@@ -48,6 +48,8 @@ def features(examples: Sequence[choices.ChoiceExample], tokenizer: Tokenizer,
 class MultipleChoice(FineTuning):
   """A softmax over the choices of each text."""
 
+  score_names = ('accuracy',)
+
   def call_arguments(self, cls_positions: jax.Array) -> tuple[jax.Array, ...]:
     """The positions of [CLS]."""
     return (cls_positions,)

@@ -71,6 +71,8 @@ class QuestionAnswering(FineTuning):
   max_answer_len: int = 30
   null_threshold: float | None = None
 
+  score_names = ('exact_match', 'f1')
+
   def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
     """[R, L, 2]."""
     return apply(batch.inputs)

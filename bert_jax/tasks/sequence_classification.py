@@ -76,6 +76,13 @@ class SequenceClassification(FineTuning):
   problem: str = 'single_label'
   long: str = 'head'
 
+  @property
+  def score_names(self) -> tuple[str, ...]:
+    """As `metrics` has them."""
+    return {'regression': ('pearson', 'spearman', 'squared_error'),
+            'multi_label': ('accuracy', 'f1', 'f1_macro'),
+            'single_label': ('accuracy', 'f1', 'matthews')}[self.problem]
+
   def call_arguments(self, cls_positions: jax.Array) -> tuple[jax.Array, ...]:
     """The positions of [CLS]."""
     return (cls_positions,)

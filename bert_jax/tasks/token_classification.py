@@ -89,6 +89,8 @@ def tags_of(f: Features, per_token: Sequence[np.ndarray]) -> list[np.ndarray]:
 class TokenClassification(FineTuning):
   """A tag for the first piece of each word."""
 
+  score_names = ('precision', 'recall', 'f1', 'accuracy')
+
   def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
     """[R, L, tags]."""
     return apply(batch.inputs)

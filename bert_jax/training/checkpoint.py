@@ -92,11 +92,11 @@ class Best:
   """The `best/` folder of a workdir: the parameters whose evaluation had the best score so far."""
 
   def __init__(self, workdir: epath.Path, metric: str):
-    """`metric` is the evaluation's score that decides: the lowest of a loss, else the highest."""
+    """`metric` is the score that decides: the lowest of a loss or error, else the highest."""
     self.metric = metric
     options = ocp.CheckpointManagerOptions(
         max_to_keep=1, create=True, best_fn=lambda metrics: metrics['score'],
-        best_mode='min' if metric.endswith('loss') else 'max')
+        best_mode='min' if metric.endswith(('loss', 'error')) else 'max')
     self._manager = ocp.CheckpointManager(absolute(workdir) / 'best', options=options,
                                           item_names=('params',))
 

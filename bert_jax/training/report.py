@@ -139,21 +139,21 @@ def draw_curves(lines: list[dict[str, Any]], path: epath.Path):
   import matplotlib  # slow to import, and drawn only after an evaluation
   matplotlib.use('Agg')
   from matplotlib import pyplot as plt
-  known = dict.fromkeys(key.removeprefix('eval_') for line in lines for key in line)
-  names = [name for name in known if name.endswith(('_loss', '_accuracy'))]
+  known = {key.removeprefix('eval_') for line in lines for key in line}
+  names = sorted((name for name in known if name.endswith(('_loss', '_accuracy'))),
+                 key=lambda name: (name.rpartition('_')[0], name.endswith('accuracy')))
   # Of one objective there is one loss; what else its evaluations have are the task's scores.
-  names = names or [name for name in known if name in _DRAWN]
+  names = names or [name for name in _DRAWN if name in known]
   if not names:
     return
-  names.sort(key=lambda name: (name.rpartition('_')[0], name.endswith('accuracy')))
   figure, axes = plt.subplots(1, len(names), figsize=(4 * len(names), 3.2), squeeze=False,
-                              layout='constrained')
+                              sharex=True, layout='constrained')
   for axis, name in zip(axes[0], names):
-    for key, style, label in ((name, dict(lw=1.2), 'training'),
-                              (f'eval_{name}', dict(lw=1.2, marker='o', ms=4), 'held out')):
+    for key, style, label in ((name, dict(color='C0'), 'training'),
+                              (f'eval_{name}', dict(color='C1', marker='o', ms=4), 'held out')):
       points = [(line['step'], line[key]) for line in lines if line.get(key) is not None]
       if points:
-        axis.plot(*zip(*points), label=label, **style)
+        axis.plot(*zip(*points), lw=1.2, label=label, **style)
     floor = [line['eval_unigram_entropy'] for line in lines if line.get('eval_unigram_entropy')]
     if name == 'mlm_loss' and floor:
       axis.axhline(floor[-1], color='gray', ls=':', lw=1.2, label='token frequencies')

@@ -79,6 +79,12 @@ def test_sentencepiece_ids_are_the_librarys(tmp_path):
   assert (t.pad_id, t.unk_id) == (0, 2)
   assert (t.cls_id, t.sep_id, t.mask_id, t.vocab_size) == (size, size + 1, size + 2, size + 3)
   assert t.tokens([size + 2]) == ['[MASK]']
+  # Offsets count characters of the text as it was written; no token has the space before it.
+  text = 'Über  the fine 😀 dogs, the end'
+  (ids, spans), = t.encode_with_offsets([text])
+  assert ids == t.encode_batch([text])[0]
+  assert ''.join(text[a:b] for a, b in spans) == ''.join(text.split())
+  assert not any(text[a:b] != text[a:b].strip() for a, b in spans)
 
 
 def _vocab(path: pathlib.Path, entries) -> pathlib.Path:

@@ -47,6 +47,7 @@ def test_jsonl_gzipped_with_nested_columns(tmp_path):
 @pytest.mark.parametrize('name, content, fields, message', [
     ('a.tsv', 'sentence\tlabel\nx\t1\n', {}, "line 2: no column 'text': there are 'sentence'"),
     ('a.tsv', 'text\tlabel\nx\n', {}, "line 2: no column 'label'"),
+    ('a.tsv', 'text\tlabel\nx\t\n', {}, "line 2: 'label' is empty"),
     ('a.jsonl', '{"text": "x", "label": 1}\n[1]\n', {}, 'line 2: no JSON object'),
     ('a.jsonl', '{"text": 3, "label": 1}\n', {}, "'text' is 3, not text"),
     ('a.jsonl', '{"text": \n', {}, 'line 1: not JSON'),
