@@ -199,7 +199,7 @@ def _predictions(run: JaxRun) -> list[Any]:
   if run.config.task == 'token_classification':
     return [tag for tags in task.predicted(split, outputs) for tag in tags]
   if run.config.task == 'question_answering':
-    return list(task.answers(split, outputs)[0].values())
+    return list(task.predicted(split, task.candidates(split, outputs), None).values())
   logits = by_example(outputs)
   return logits[:, 0].tolist() if task.labels == ('value',) else logits.argmax(1).tolist()
 

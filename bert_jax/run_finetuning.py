@@ -23,6 +23,7 @@ from bert_jax.tasks.finetuning import FineTuning
 from bert_jax.tasks.finetuning import Splits
 from bert_jax.training import initial
 from bert_jax.training.job import Job
+from bert_jax.training.report import print_summary
 
 _TASKS = {'sequence_classification': sequence_classification,
           'token_classification': token_classification,
@@ -85,5 +86,9 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
 
 def finish(config: ConfigDict, workdir: epath.Path):
   """Predicts data.test, if there is one."""
-  if config.data.test and not jax.process_index():
+  if not config.data.test:
+    return
+  if jax.process_count() > 1:  # the model is loaded on one device
+    print_summary([('note', 'data.test is predicted by one process: run the same command in one')])
+  else:
     files.predict(config, str(workdir))

@@ -24,6 +24,7 @@ from bert_jax.objectives.losses import weighted
 from bert_jax.tasks import answers
 from bert_jax.tasks import metrics as scores_lib
 from bert_jax.tasks.answers import Context
+from bert_jax.tasks.answers import Span
 from bert_jax.tasks.finetuning import FineTuning
 from bert_jax.tasks.finetuning import Output
 from bert_jax.tasks.finetuning import Split
@@ -91,29 +92,30 @@ class QuestionAnswering(FineTuning):
       right &= chosen >= scores.max(-1)
     return {'loss': weighted(losses, there), 'accuracy': weighted(right, there)}
 
-  def answers(self, split: Split, outputs: list[Output]) -> tuple[dict[str, str], list[float]]:
-    """(id -> the answer; of each question how far no answer scores above the best)."""
+  def candidates(self, split: Split, outputs: list[Output]) -> list[tuple[list[Span], float]]:
+    """The best spans of each question, and the score of no answer."""
     logits = iter(by_input(outputs, len(split.batches.features.inputs)))
-    found, above = {}, []
-    for question, context in zip(split.examples, self.contexts[split.name]):
-      spans, null = answers.best_spans(context, [next(logits) for _ in context.windows],
-                                       n_best=self.n_best, max_answer_len=self.max_answer_len)
-      given = answers.answer(question.context, spans, null, self.null_threshold)
-      found[question.id] = given['answer']
-      above.append(null - spans[0].score if spans else np.inf)
-    return found, above
+    return [answers.best_spans(context, [next(logits) for _ in context.windows],
+                               n_best=self.n_best, max_answer_len=self.max_answer_len)
+            for context in self.contexts[split.name]]
+
+  def predicted(self, split: Split, candidates: Sequence[tuple[list[Span], float]],
+                null_threshold: float | None) -> dict[str, str]:
+    """id -> the answer."""
+    return {q.id: answers.answer(q.context, spans, null, null_threshold)['answer']
+            for q, (spans, null) in zip(split.examples, candidates)}
 
   def scores(self, split: Split, outputs: list[Output]) -> dict[str, float]:
     """Exact match and F1 of the official scorers; for v2.0 also with the best threshold."""
-    found, above = self.answers(split, outputs)
+    found = self.candidates(split, outputs)
     unanswerable = self.null_threshold is not None
-    scores = scores_lib.answers(split.examples, found, unanswerable=unanswerable)
-    return scores | (self._with_best_threshold(split, outputs, above) if unanswerable else {})
-
-  def _with_best_threshold(self, split: Split, outputs: list[Output],
-                           above: Sequence[float]) -> dict[str, float]:
-    always, _ = dataclasses.replace(self, null_threshold=np.inf).answers(split, outputs)
-    return scores_lib.best_threshold(split.examples, always, above)
+    scores = scores_lib.answers(split.examples, self.predicted(split, found, self.null_threshold),
+                                unanswerable=unanswerable)
+    if not unanswerable:
+      return scores
+    above = [null - spans[0].score if spans else np.inf for spans, null in found]
+    return scores | scores_lib.best_threshold(
+        split.examples, self.predicted(split, found, np.inf), above)
 
 
 def create(config: ConfigDict, model: BertConfig, tokenizer: Tokenizer,
