@@ -33,7 +33,6 @@ _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the runs and of what 
 _SWEEP = flags.DEFINE_multi_string('sweep', [], 'FIELD=VALUE,VALUE,...')
 _PARALLEL = flags.DEFINE_integer('parallel', 1, 'Runs at a time, each in a process of its own.',
                                  lower_bound=1)
-_SEPARATOR = re.compile(r',(?![^(\[]*[)\]])')  # not in a tuple
 
 
 class Result(NamedTuple):
@@ -46,6 +45,18 @@ class Result(NamedTuple):
   status: str  # 'done', or what went wrong
 
 
+def split(values: str) -> list[str]:
+  """The values between commas, but for commas in brackets."""
+  found, depth = [''], 0
+  for character in values:
+    depth += (character in '([') - (character in ')]')
+    if character == ',' and not depth:
+      found.append('')
+    else:
+      found[-1] += character
+  return [value.strip() for value in found]
+
+
 def parse(sweeps: list[str]) -> dict[str, list[str]]:
   """The values of each field."""
   found = {}
@@ -55,7 +66,7 @@ def parse(sweeps: list[str]) -> dict[str, list[str]]:
       raise errors.UserError(f'--sweep={sweep!r} is not FIELD=VALUE,VALUE,...')
     if field in found:
       raise errors.UserError(f'--sweep={sweep!r}: {field} is swept twice')
-    found[field] = [value.strip() for value in _SEPARATOR.split(values)]
+    found[field] = split(values)
   if not found:
     raise errors.UserError("give at least one --sweep='FIELD=VALUE,VALUE,...'")
   return found

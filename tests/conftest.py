@@ -1,9 +1,19 @@
 """Eight fake CPU devices for every test, and the small corpora that the tests share."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'
 os.environ['JAX_PLATFORMS'] = 'cpu'
+if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+  # Many tests and the commands that they start compile the same: once in a run of the tests.
+  _CACHE = tempfile.mkdtemp(prefix='bert_jax_tests_')
+  atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = _CACHE
+  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.5'
+  os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
 
 import pathlib
 

@@ -51,25 +51,20 @@ def test_a_sweep_goes_on_and_names_what_fails(tmp_path):
   fields = {'init_from': made_tasks.model(tmp_path / 'model'), 'batch_size': 8, 'max_len': 32,
             'train_epochs': 0, 'train_steps': 2, **files}
   command = [sys.executable, 'launch/sweep.py', '--config=configs/sequence_classification.py',
-             f'--workdir={tmp_path}/sweep', '--sweep=seed=0,1',
+             f'--workdir={tmp_path}/sweep', '--sweep=seed=0',
              '--sweep=data.text_column=text,body', '--parallel=2',
              *(f'--config.{name}={value}' for name, value in fields.items())]
   done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
   assert done.returncode == 1, done.stderr
-  assert '2 of 4 runs failed' in done.stderr and 'Traceback' not in done.stderr
-  assert done.stdout.count("no column 'body'") >= 2
+  assert '1 of 2 runs failed' in done.stderr and 'Traceback' not in done.stderr
+  assert "no column 'body'" in done.stdout
   rows = list(csv.reader((tmp_path / 'sweep/sweep.csv').open()))
-  assert [row[-1] for row in rows[1:3]] == ['done', 'done'] and len(rows) == 5
-  metrics = sorted((tmp_path / 'sweep').glob('*/metrics.jsonl'))
-  assert len(metrics) == 2
-  before = [path.read_text() for path in metrics]
-  again = subprocess.run([x for x in command if 'text_column' not in x], cwd=ROOT,
-                         capture_output=True, text=True)
-  assert again.returncode == 0 or 'failed' in again.stderr
-  # The runs that were finished are not run again.
-  assert [path.read_text() for path in metrics] == before
-  scores = [json.loads(text.splitlines()[-1])['eval_accuracy'] for text in before]
-  assert {row[2] for row in rows[1:3]} == {f'{score:.4f}' for score in scores}
+  assert rows[1][-1] == 'done' and len(rows) == 3
+  metrics, = (tmp_path / 'sweep').glob('*/metrics.jsonl')
+  before = metrics.read_text()
+  subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert metrics.read_text() == before  # the run that was finished is not run again
+  assert rows[1][2] == f'{json.loads(before.splitlines()[-1])["eval_accuracy"]:.4f}'
 
 
 def test_mistakes(tmp_path):
