@@ -27,6 +27,8 @@ from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.objectives.losses import Metrics
 from bert_jax.parallel import mesh as mesh_lib
 
+_SHOWN = 16  # labels in the summary of a run
+
 
 class Split(NamedTuple):
   """Examples of one file."""
@@ -203,7 +205,8 @@ class FineTuning(abc.ABC):
     sizes += [f'{len(split.examples):,} to evaluate{" " * bool(split.name)}{split.name}'
               for split in self.evals]
     yield 'examples', ', '.join(sizes)
-    yield 'labels', ', '.join(self.labels)
+    more = len(self.labels) - _SHOWN
+    yield 'labels', ', '.join(self.labels[:_SHOWN]) + (f' and {more} more' if more > 0 else '')
     yield 'rows of ' + str(batches.length), (
         f'{" or ".join(map(str, batches.rows))} for {batches.batch_size} examples, '
         f'{batches.fill():.1%} real tokens')
