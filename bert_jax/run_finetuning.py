@@ -21,6 +21,7 @@ from bert_jax.tasks import sequence_classification
 from bert_jax.tasks import token_classification
 from bert_jax.tasks.finetuning import FineTuning
 from bert_jax.tasks.finetuning import Splits
+from bert_jax.training import checkpoint
 from bert_jax.training import initial
 from bert_jax.training.job import Job
 from bert_jax.training.report import print_summary
@@ -67,7 +68,7 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   Raises:
     UserError: a mistake in the config or the data.
   """
-  if not config.init_from and not model:
+  if not model and not checkpoint.has_checkpoint(workdir):
     raise UserError('init_from is not set: fine-tuning starts from a pretrained model')
   tokenizer = model.tokenizer if model else tokenizer_lib.load(workdir / 'tokenizer')
   splits = Splits(config.batch_size, tokenizer.pad_id, config.seed, sharding.batch_divisor(mesh),
@@ -78,7 +79,8 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   _fill_in(config, task)
   steps = (f'{train_steps:,} of {config.batch_size} examples, {train_steps / epoch:.4g} epochs of '
            f'{epoch:,}')
-  kept: dict[str, Any] = {'labels': list(task.labels), 'problem': getattr(task, 'problem', '')}
+  kept: dict[str, Any] = {'labels': list(task.labels), 'problem': getattr(task, 'problem', ''),
+                          'null_threshold': getattr(task, 'null_threshold', None)}
   start = initial.with_head_of(model, config.task, task.labels) if model else None
   return Job(task, train_steps, tokenizer, start, task.train.batches.features.digest(), _FED_BY,
              {'pooler': config.task in ('sequence_classification', 'multiple_choice')}, steps, kept)

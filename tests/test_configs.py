@@ -30,7 +30,7 @@ def finetune(config, tmp_path):
   guess = {'sequence_classification': 2, 'token_classification': 3, 'question_answering': 15,
            'multiple_choice': 3}[config.task]  # labels, tags, about as many tokens, choices
   assert abs(lines[0]['loss'] - math.log(guess)) < 0.7
-  assert lines[-1]['eval_' + config.keep_best] >= 0
+  assert 'eval_' + config.keep_best in lines[-1]
 
 
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda p: p.stem)

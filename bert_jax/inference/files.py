@@ -47,8 +47,8 @@ def _tags(predictor: Predictor, data: ConfigDict) -> Iterator[tuple[str, str]]:
 
 def _answers(predictor: Predictor, data: ConfigDict) -> Iterator[tuple[str, str]]:
   questions = not_empty(squad.read(data.test), data.test)
-  null_threshold = data.null_threshold if any(not q.answers for q in questions) else None
-  found = predictor.answer([(q.question, q.context) for q in questions], null_threshold)
+  found = predictor.answer([(q.question, q.context) for q in questions],
+                           predictor.model.facts['null_threshold'])
   yield 'predictions.json', json.dumps(
       {q.id: a['answer'] for q, a in zip(questions, found)}, ensure_ascii=False) + '\n'
   yield 'n_best.json', json.dumps(

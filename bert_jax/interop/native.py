@@ -106,6 +106,6 @@ def load_workdir(directory: epath.Path) -> Pretrained:
   facts = {'source': str(directory), 'data': data.get('source') or data.get('train'), 'steps': step,
            'command': run.get('command'), 'scores': _scores(directory, step)}
   if task:
-    facts |= {'max_len': fields.get('max_len')} | {
+    facts |= {'max_len': fields.get('max_len'), 'null_threshold': run.get('null_threshold')} | {
         name: data[name] for name in ('long', 'doc_stride', 'max_answer_len') if name in data}
   return Pretrained(config, params, tokenizer, task, labels, run.get('problem', ''), facts)

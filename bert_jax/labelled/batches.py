@@ -107,13 +107,17 @@ class Batches:
     self._slots = int(min(_SLOTS, max(self.length // sizes.min(), 1)))  # P
     self._most = int(np.diff(features.first).max())  # C
     self.steps_per_epoch = -(-features.count // batch_size)
+    self._order = (-1, np.array([], int))  # (epoch, its examples): steps ask for it again and again
 
   # ---- which examples ---------------------------------------------------------------------------
 
   def examples(self, step: int) -> np.ndarray:
     """The examples of a training step: each once an epoch, whose last step may have fewer."""
     epoch, within = divmod(step, self.steps_per_epoch)
-    order = np.random.default_rng((self._seed, epoch)).permutation(self.features.count)
+    known, order = self._order
+    if known != epoch:
+      order = np.random.default_rng((self._seed, epoch)).permutation(self.features.count)
+      self._order = (epoch, order)
     return order[within * self.batch_size:(within + 1) * self.batch_size]
 
   # ---- in how many rows -------------------------------------------------------------------------
@@ -135,9 +139,14 @@ class Batches:
     return -(-rows // self._multiple) * self._multiple
 
   @functools.cached_property
+  def _first_epoch(self) -> list[int]:
+    """The rows that each step of it needs."""
+    return [self._needed(self.examples(i)) for i in range(self.steps_per_epoch)]
+
+  @functools.cached_property
   def rows(self) -> tuple[int, ...]:
     """The numbers of rows that training uses: enough for half, most and all steps of an epoch."""
-    needed = np.sort([self._needed(self.examples(i)) for i in range(self.steps_per_epoch)])
+    needed = np.sort(self._first_epoch)
     at = [needed[int(np.ceil(share * len(needed))) - 1] for share in _SHARES]
     return tuple(sorted({self._rounded(int(n)) for n in at}))
 
@@ -210,5 +219,5 @@ class Batches:
 
   def fill(self) -> float:
     """The share of real tokens in the rows of an epoch."""
-    rows = sum(self._rows_for(self._needed(self.examples(i))) for i in range(self.steps_per_epoch))
+    rows = sum(map(self._rows_for, self._first_epoch))
     return float(self.features.sizes.sum()) / (rows * self._microbatches * self.length)

@@ -94,14 +94,18 @@ class Best:
   def __init__(self, workdir: epath.Path, metric: str):
     """`metric` is the score that decides: the lowest of a loss or error, else the highest."""
     self.metric = metric
+    self._sign = -1 if metric.endswith(('loss', 'error')) else 1
+    # Each is better than the one before, so that the newest is the best; orbax keeps scores only
+    # where it is told how to compare them.
     options = ocp.CheckpointManagerOptions(
-        max_to_keep=1, create=True, best_fn=lambda metrics: metrics['score'],
-        best_mode='min' if metric.endswith(('loss', 'error')) else 'max')
+        max_to_keep=1, create=True, best_fn=lambda metrics: self._sign * metrics['score'])
     self._manager = ocp.CheckpointManager(absolute(workdir) / 'best', options=options,
                                           item_names=('params',))
 
   def offer(self, params: Any, step: int, scores: Mapping[str, float]):
-    """Keeps the parameters of `step` if no evaluation before was better.
+    """Keeps the parameters of `step` if they score better than those kept; returns when they are.
+
+    A checkpoint of the run that comes after may count on it: nobody evaluates this step again.
 
     Raises:
       UserError: the evaluation has no such score.
@@ -109,14 +113,17 @@ class Best:
     if self.metric not in scores:
       raise UserError(f'keep_best={self.metric!r} is no score of the evaluation: it has '
                       f'{", ".join(scores)}')
-    if step in self._manager.all_steps() or not math.isfinite(scores[self.metric]):
+    score, kept = scores[self.metric], self._manager.latest_step()
+    if not math.isfinite(score):
+      return
+    if kept is not None and self._sign * score <= self._sign * self._manager.metrics(kept)['score']:
       return
     self._manager.save(step, args=ocp.args.Composite(params=ocp.args.StandardSave(params)),
-                       metrics={'score': scores[self.metric]}, force=True)
+                       metrics={'score': score}, force=True)
+    self._manager.wait_until_finished()
 
   def close(self):
-    """Waits until all is written."""
-    self._manager.wait_until_finished()
+    """Lets go of the folder."""
     self._manager.close()
 
 
