@@ -158,7 +158,8 @@ class JaxRun:
     self.state = state._replace(params=initial.from_model(job.start, 'model')(state.params))
     self._mesh = mesh
     self._step = state_lib.make_train_step(self.task, optimizer, mesh, config.sharding, abstract,
-                                           seed=config.seed, accumulation=1)
+                                           seed=config.seed,
+                                           accumulation=self.settings.accumulation)
     self._eval = state_lib.make_eval_step(self.task, mesh, config.sharding)
     self.seconds, self.compiling, self.shapes = 0.0, 0.0, set()
 

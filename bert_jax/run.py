@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 import importlib.metadata
 import json
-import math
 import shlex
 import sys
 from typing import Any
@@ -32,14 +31,6 @@ from bert_jax.training.job import Job
 # Fields of `model` that may change within a run: how the same numbers are computed.
 _SAME_NUMBERS = ('dtype', 'remat', 'scan_unroll')
 _VERSIONS = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
-
-
-def _activations(config: ConfigDict) -> float:
-  """Rows x positions x width x layers of the largest step; infinite where sizes are not set yet."""
-  width, layers = config.model.hidden_size, config.model.num_layers
-  if not width or not layers:
-    return math.inf
-  return width * layers * max(p.max_len * p.batch_size for p in config_lib.phases_of(config))
 
 
 def _earlier(workdir: epath.Path) -> dict[str, Any]:
@@ -136,7 +127,7 @@ def run(config: ConfigDict, workdir: str):
     optimizer_lib.learning_rate(optimizer_config, config.train_steps)
   sharding.rules(config.sharding)
   on_cpu = config.platform == 'cpu' or (config.platform == 'auto' and not host.has_accelerator())
-  if on_cpu and _activations(config) <= host.MOST_ACTIVATIONS:
+  if on_cpu:
     host.keep_freed_memory()  # before JAX starts its threads
   mesh_lib.join_processes()
   mesh_lib.select_platform(config.platform)

@@ -31,19 +31,19 @@ def dot_product_attention(query: jax.Array, key: jax.Array, value: jax.Array,
   """softmax(Q K^T / sqrt(K) + bias) V for each head, the softmax in float32.
 
   Args:
-    query, key, value: [B, H, L, K].
+    query, key, value: [B, L, H, K].
     bias: broadcastable to [B, H, L, L], added to the scaled scores.
     drop: applied to the attention weights (dropout).
 
   Returns:
-    [B, H, L, K] in the dtype of `query`.
+    [B, L, H, K] in the dtype of `query`.
   """
   query = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
-  scores = jnp.einsum('bhlk,bhmk->bhlm', query, key, preferred_element_type=jnp.float32)
+  scores = jnp.einsum('blhk,bmhk->bhlm', query, key, preferred_element_type=jnp.float32)
   if bias is not None:
     scores = scores + bias
   weights = drop(jax.nn.softmax(scores, axis=-1).astype(query.dtype))  # [B, H, L, L]
-  return jnp.einsum('bhlm,bhmk->bhlk', weights, value)
+  return jnp.einsum('bhlm,bmhk->blhk', weights, value)
 
 
 class SelfAttention(nn.Module):
@@ -65,7 +65,7 @@ class SelfAttention(nn.Module):
     qkv = jnp.einsum('nd,dchk->nchk', x.reshape(-1, d), kernel) + shift
     qkv = qkv.reshape(*x.shape[:2], 3, h, k)  # [B, L, 3, H, K]
     qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'qkv', 'heads', 'kv'))
-    query, key, value = (jnp.moveaxis(qkv[:, :, i], 2, 1) for i in range(3))  # [B, H, L, K]
+    query, key, value = (qkv[:, :, i] for i in range(3))  # [B, L, H, K]
 
     dropout = nn.Dropout(c.attention_dropout, deterministic=deterministic)
 
@@ -78,5 +78,5 @@ class SelfAttention(nn.Module):
     init = truncated_normal(c.initializer_range, 'heads', 'kv', 'embed')
     kernel = self.param('out_kernel', init, (h, k, d)).astype(x.dtype)
     shift = self.param('out_bias', zeros('embed'), (d,)).astype(x.dtype)
-    out = jnp.moveaxis(out, 1, 2).reshape(-1, h, k)  # [B * L, H, K]
+    out = out.reshape(-1, h, k)  # [B * L, H, K]
     return (jnp.einsum('nhk,hkd->nd', out, kernel) + shift).reshape(x.shape)

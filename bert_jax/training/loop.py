@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from bert_jax.data import loader
 from bert_jax.errors import Preempted
 from bert_jax.objectives.losses import Metrics
+from bert_jax.parallel import host
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import topology
 from bert_jax.tasks.task import Task
@@ -118,6 +119,7 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
       with jax.transfer_guard('disallow'):  # nothing else may go to the device or come back
         state, metrics = train_step(state, batch)
       window.append(metrics)
+      host.give_back_memory()
       done = step + 1
       if due:  # a line is written a step late, so that the device never waits for the host
         log(*due)

@@ -15,7 +15,7 @@ V = [[.1, .4, .3], [.9, .5, .2], [.6, .2, .8], [.5, .7, .4]]
 
 
 def test_by_hand():
-  q, k, v = (jnp.array(x)[None, None] for x in (Q, K, V))
+  q, k, v = (jnp.array(x)[None, :, None] for x in (Q, K, V))  # [1, 4, 1, 3]
   weights = {}
 
   def keep(w):
@@ -24,7 +24,7 @@ def test_by_hand():
 
   out = dot_product_attention(q, k, v, None, keep)
   np.testing.assert_allclose(weights['w'][0, 0, 1], [.2308, .2993, .2546, .2153], atol=5e-5)
-  np.testing.assert_allclose(out[0, 0, 1], [.5528, .4436, .4189], atol=5e-5)
+  np.testing.assert_allclose(out[0, 1, 0], [.5528, .4436, .4189], atol=5e-5)
   scores = np.array(Q) @ np.array(K).T / np.sqrt(3)
   np.testing.assert_allclose(scores[1], [.3118, .5716, .4099, .2425], atol=5e-5)
 
@@ -37,7 +37,7 @@ def test_bias_lets_a_token_see_its_own_pair_only():
 
 
 def test_a_row_of_padding_gives_no_nan():
-  q = jnp.ones((1, 1, 4, 2))
+  q = jnp.ones((1, 4, 1, 2))
   out = dot_product_attention(q, q, q, attention_bias(jnp.zeros((1, 4), jnp.int32)))
   np.testing.assert_allclose(out, 1.0, rtol=1e-6)
 
