@@ -142,7 +142,7 @@ def run(config: ConfigDict, workdir: str):
   kind = run_pretraining if config.task == 'pretrain' else run_finetuning
   job = kind.make_job(config, model, mesh, workdir)
   _check_same_run(workdir, config, job)
-  checkpoints = checkpoint.Checkpoints(workdir, config.keep_checkpoints)
+  checkpoints = checkpoint.Checkpoints(workdir, config.keep_checkpoints, config.keep_best)
   if (checkpoints.latest() or 0) > job.train_steps:
     raise UserError(f'{workdir} holds a run of {checkpoints.latest()} steps, more than train_steps='
                     f'{job.train_steps}: use another --workdir')

@@ -74,6 +74,8 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   splits = Splits(config.batch_size, tokenizer.pad_id, config.seed, sharding.batch_divisor(mesh),
                   config.optimizer.accumulation, (jax.process_index(), jax.process_count()))
   task = _TASKS[config.task].create(config, config_lib.bert_config(config.model), tokenizer, splits)
+  if config.data.test:
+    files.read(config)  # a mistake in it is found now, not after the training
   epoch = task.train.batches.steps_per_epoch
   train_steps = config.train_steps or math.ceil(config.train_epochs * epoch)
   _fill_in(config, task)

@@ -9,10 +9,12 @@ is named and does not stop the others. At the end sweep.md, sweep.csv and sweep.
 have every run, the best first, and mean and deviation over the seeds.
 """
 
+from collections.abc import Callable
 from concurrent import futures
 import csv
 import itertools
 import json
+import operator
 import pathlib
 import re
 import statistics
@@ -113,11 +115,16 @@ def run_one(config: str, workdir: pathlib.Path, values: dict[str, str],
   return read_result(workdir, values, f'exit status {done.returncode}: {last}')
 
 
+def _badness(results: list[Result]) -> Callable[[float], float]:
+  """A key that sorts scores, the best first."""
+  metric = next((r.metric for r in results if r.score is not None), 'loss')
+  return (lambda score: score) if _is_loss(metric) else operator.neg
+
+
 def ranked(results: list[Result]) -> list[Result]:
   """The best first, those that failed last."""
-  metric = next((r.metric for r in results if r.score is not None), 'loss')
-  sign = 1 if _is_loss(metric) else -1
-  return sorted(results, key=lambda r: (r.score is None, sign * (r.score or 0)))
+  badness = _badness(results)
+  return sorted(results, key=lambda r: (r.score is None, badness(r.score or 0)))
 
 
 def over_seeds(results: list[Result]) -> list[tuple[dict[str, str], list[float]]]:
@@ -127,10 +134,9 @@ def over_seeds(results: list[Result]) -> list[tuple[dict[str, str], list[float]]
     if result.score is not None:
       rest = tuple((f, v) for f, v in result.values.items() if f != 'seed')
       groups.setdefault(rest, []).append(result.score)
-  metric = next((r.metric for r in results if r.score is not None), 'loss')
-  sign = 1 if _is_loss(metric) else -1
+  badness = _badness(results)
   return sorted(((dict(rest), scores) for rest, scores in groups.items()),
-                key=lambda group: sign * statistics.mean(group[1]))
+                key=lambda group: badness(statistics.mean(group[1])))
 
 
 def _cells(result: Result, columns: list[str]) -> list[str]:

@@ -252,8 +252,9 @@ def test_resumed_ends_with_the_same_bits(pretrained, tmp_path):
   finally:
     FineTuning.rows = rows
   assert read_metrics(tmp_path / 'cut')[-1]['step'] < 20
-  run.run(make_config('sequence_classification', pretrained, tmp_path, **overrides),
-          str(tmp_path / 'cut'))
+  # What it started from is not needed any more.
+  run.run(make_config('sequence_classification', '', tmp_path, **overrides), str(tmp_path / 'cut'))
+
   def losses(name):
     return [(x['step'], x['loss']) for x in read_metrics(tmp_path / name) if 'loss' in x]
   assert losses('cut') == losses('whole') and len(losses('cut')) == 20
@@ -309,6 +310,25 @@ def test_several_evaluation_files(pretrained, tmp_path):
   run.run(c, str(tmp_path / 'run'))
   scores = last_scores(tmp_path / 'run')
   assert {'eval_accuracy', 'eval_accuracy_other', 'eval_loss_other'} <= scores.keys()
+  with c.unlocked():
+    c.data.eval += ',' + made_tasks.sequences(tmp_path / 'other.2.tsv', 10, 5)
+  with pytest.raises(UserError, match="two files would both end in 'other'"):
+    run.run(c, str(tmp_path / 'twice'))
+
+
+def test_a_glue_submission(pretrained, tmp_path):
+  made = pathlib.Path(made_tasks.sequences(tmp_path / 'made.tsv', 240)).read_text()
+  rows = [line.split('\t') for line in made.split('\n')[1:-1]]
+  lines = [f'{text}\t{int(label == "yes")}' for text, label, _ in rows]
+  for name in ('sst_train', 'sst_dev'):
+    (tmp_path / f'{name}.tsv').write_text('\n'.join(['sentence\tlabel', *lines]) + '\n')
+  (tmp_path / 'test.tsv').write_text('index\tsentence\n0\tw1 good w2\n1\tw3 bad\n2\tgood w9\n')
+  c = make_config('sequence_classification', pretrained, tmp_path, **{
+      'data.format': 'glue/sst2', 'data.train': str(tmp_path / 'sst_train.tsv'),
+      'data.eval': str(tmp_path / 'sst_dev.tsv'), 'data.test': str(tmp_path / 'test.tsv')})
+  run.run(c, str(tmp_path / 'run'))
+  assert (tmp_path / 'run/predictions/SST-2.tsv').read_text() == (
+      'index\tprediction\n0\t1\n1\t0\n2\t1\n')
 
 
 # ---- mistakes -----------------------------------------------------------------------------------
@@ -321,6 +341,7 @@ def test_several_evaluation_files(pretrained, tmp_path):
      "has the label 'yes' only"),
     ('sequence_classification', 'train', 'text\tlabel\n', {}, 'train.tsv holds no example'),
     ('sequence_classification', 'eval', 'text\tlabel\n', {}, 'eval.tsv holds no example'),
+    ('sequence_classification', 'test', 'label\nyes\n', {}, "test.tsv.* no column 'text'"),
     ('sequence_classification', '', '', {'data.text_column': 'body'}, "no column 'body'"),
     ('sequence_classification', '', '', {'data.train': ''}, 'data.train is not set'),
     ('sequence_classification', '', '', {'init_from': ''}, 'give its folder as init_from'),
@@ -337,6 +358,8 @@ def test_several_evaluation_files(pretrained, tmp_path):
 ])
 def test_mistakes_in_the_data(pretrained, tmp_path, task, name, content, overrides, message):
   c = make_config(task, pretrained, tmp_path, train_epochs=1.0, **overrides)
+  if name == 'test':
+    c.data.test = str(tmp_path / 'test.tsv')
   if name:
     pathlib.Path(c.data[name]).write_text(content)
   with pytest.raises(UserError, match=message):

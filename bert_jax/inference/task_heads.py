@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import special
 
 from bert_jax.data import long_inputs
 from bert_jax.data.inputs import Input
@@ -83,17 +84,16 @@ class Predictor:
     if self.model.problem == 'regression':
       return [{'value': float(row[0])} for row in logits]
     if self.model.problem == 'multi_label':
-      probabilities = 1 / (1 + np.exp(-logits))
       return [{'labels': [name for name, p in zip(labels, row) if p > 0.5],
-               'probabilities': dict(zip(labels, row.tolist()))} for row in probabilities]
+               'probabilities': dict(zip(labels, row.tolist()))} for row in special.expit(logits)]
     return [{'label': labels[row.argmax()], 'probabilities': dict(zip(labels, row.tolist()))}
-            for row in _softmax(logits)]
+            for row in special.softmax(logits, -1)]
 
   def word_tags(self, sentences: Sequence[Sequence[Sequence[int]]]) -> list[np.ndarray]:
     """The probabilities of each word's tags, [words, tags], of sentences in pieces of words."""
     f = token_classification.features(sentences, self.bert.tokenizer, self._max_len)
     logits = token_classification.tags_of(f, self._token_logits(f.inputs))
-    return [_softmax(x.astype(np.float64)) for x in logits]
+    return [special.softmax(x.astype(np.float64), -1) for x in logits]
 
   def tag(self, texts: Sequence[str]) -> list[Answer]:
     """For each text {'entities': [{'start', 'end', 'text', 'label', 'probability'}]}.
@@ -150,10 +150,5 @@ class Predictor:
         self.bert.tokenizer, self._max_len)
     pooled = self.bert.per_text(f.inputs, self._pooled)
     scores = np.asarray(self._head.apply(self.bert.params, pooled, method='classify'))[:, 0]
-    parts = (_softmax(part.astype(np.float64)) for part in np.split(scores, f.first[1:-1]))
+    parts = (special.softmax(part.astype(np.float64)) for part in np.split(scores, f.first[1:-1]))
     return [{'choice': int(p.argmax()), 'probabilities': p.tolist()} for p in parts]
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-  weights = np.exp(logits - logits.max(-1, keepdims=True))
-  return weights / weights.sum(-1, keepdims=True)

@@ -9,6 +9,7 @@ from typing import Any
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.inputs import Input
@@ -149,8 +150,7 @@ def answer(text: str, spans: Sequence[Span], null: float, null_threshold: float 
     candidates.append(none)
     candidates.sort(key=lambda c: -c['score'])
   scores = np.array([c.pop('score') for c in candidates])
-  weights = np.exp(scores - scores.max())
-  for candidate, probability in zip(candidates, weights / weights.sum()):
+  for candidate, probability in zip(candidates, special.softmax(scores)):
     candidate['probability'] = float(probability)
   given = next((c for c in candidates if c is not none), none)
   if null_threshold is not None and (not spans or null - spans[0].score > null_threshold):

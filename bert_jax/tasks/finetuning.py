@@ -74,6 +74,10 @@ def eval_files(config: ConfigDict) -> list[tuple[str, str]]:
   """(suffix of the scores, path) of each file of data.eval, which are comma-separated."""
   paths = [path for path in config.data.eval.split(',') if path]
   names = [re.split(r'[.@]', epath.Path(path).name)[0] for path in paths]
+  twice = next((name for name in names[1:] if names[1:].count(name) > 1), None)
+  if twice:
+    raise UserError(f'data.eval={config.data.eval}: the scores of two files would both end in '
+                    f'{twice!r}: give them other names')
   return [(name if i else '', path) for i, (name, path) in enumerate(zip(names, paths))]
 
 

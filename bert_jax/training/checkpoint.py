@@ -23,9 +23,16 @@ def absolute(path: epath.Path) -> epath.Path:
 
 
 class Checkpoints:
-  """The `checkpoints/` folder of a workdir: one folder a step, `params` apart from the rest."""
+  """The `checkpoints/` folder of a workdir: one folder a step, `params` apart from the rest.
 
-  def __init__(self, workdir: epath.Path, keep: int):
+  Args of the constructor:
+    workdir: of the run.
+    keep: so many of the newest.
+    best: the score of an evaluation whose best parameters are kept in `best/`; '' = none.
+  """
+
+  def __init__(self, workdir: epath.Path, keep: int, best: str = ''):
+    self._best = _Best(workdir, best) if best else None
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
     self._manager = ocp.CheckpointManager(
         absolute(workdir) / 'checkpoints', options=options, item_names=('params', 'optimizer'))
@@ -82,13 +89,27 @@ class Checkpoints:
     """Waits until the last save is complete; raises what went wrong with it."""
     self._manager.wait_until_finished()
 
+  def offer(self, params: Any, step: int, scores: Mapping[str, float]):
+    """Keeps the parameters of `step` in `best/` if they score better than those kept there.
+
+    Returns when they are there: a checkpoint of the run that comes after may count on it, because
+    nobody evaluates this step again.
+
+    Raises:
+      UserError: the evaluation has no such score.
+    """
+    if self._best:
+      self._best.offer(params, step, scores)
+
   def close(self):
-    """Waits, then lets go of the folder."""
+    """Waits, then lets go of the folders."""
     self.wait()
     self._manager.close()
+    if self._best:
+      self._best.close()
 
 
-class Best:
+class _Best:
   """The `best/` folder of a workdir: the parameters whose evaluation had the best score so far."""
 
   def __init__(self, workdir: epath.Path, metric: str):
@@ -103,13 +124,7 @@ class Best:
                                           item_names=('params',))
 
   def offer(self, params: Any, step: int, scores: Mapping[str, float]):
-    """Keeps the parameters of `step` if they score better than those kept; returns when they are.
-
-    A checkpoint of the run that comes after may count on it: nobody evaluates this step again.
-
-    Raises:
-      UserError: the evaluation has no such score.
-    """
+    """See Checkpoints."""
     if self.metric not in scores:
       raise UserError(f'keep_best={self.metric!r} is no score of the evaluation: it has '
                       f'{", ".join(scores)}')
@@ -123,7 +138,7 @@ class Best:
     self._manager.wait_until_finished()
 
   def close(self):
-    """Lets go of the folder."""
+    """See Checkpoints."""
     self._manager.close()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from etils import epath
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
 
@@ -164,7 +165,9 @@ def from_model(model: Pretrained, name: str,
       if path not in theirs:
         return x
       if reinit_layers and '/layers/' in path:
-        return _place(np.concatenate([theirs[path][:kept], jax.device_get(x)[kept:]]), x)
+        merge = jax.jit(lambda a, b: jnp.concatenate([a[:kept], b[kept:]]),
+                        out_shardings=x.sharding)
+        return merge(_place(theirs[path], x), x)
       return _place(theirs[path], x)
 
     return jax.tree.unflatten(jax.tree.structure(fresh),
@@ -195,7 +198,7 @@ def from_word_vectors(path: str, tokenizer: Tokenizer) -> Callable[[Any], Any]:
 
     def put(table):
       size = np.sqrt(np.mean(np.square(vectors)))
-      old = jax.numpy.sqrt(jax.numpy.mean(jax.numpy.square(table[ids])))
+      old = jnp.sqrt(jnp.mean(jnp.square(table[ids])))
       return table.at[ids].set(vectors / size * old)
 
     params['params']['bert']['embeddings']['token'] = jax.jit(

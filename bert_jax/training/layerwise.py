@@ -11,18 +11,16 @@ import jax.numpy as jnp
 import optax
 
 
-def _by_part(embeddings: Callable, layers: Callable,
-             others: Callable) -> optax.GradientTransformation:
-  """Applies a function to the updates of each part of BERT."""
+def _by_part(updates: Any, embeddings: Callable, layers: Callable) -> Any:
+  """The updates, those of the embeddings and of the stacked layers changed."""
 
   def change(path, update):
     parts = [key.key for key in path]
     if 'embeddings' in parts:
       return embeddings(update)
-    return layers(update) if 'layers' in parts else others(update)
+    return layers(update) if 'layers' in parts else update
 
-  return optax.stateless(
-      lambda updates, params: jax.tree_util.tree_map_with_path(change, updates))
+  return jax.tree_util.tree_map_with_path(change, updates)
 
 
 def _along_layers(factors: jax.Array, update: jax.Array) -> jax.Array:
@@ -32,10 +30,10 @@ def _along_layers(factors: jax.Array, update: jax.Array) -> jax.Array:
 def freeze(layers: int) -> optax.GradientTransformation:
   """No update for the embeddings and the first `layers` layers."""
 
-  def frozen(update: Any) -> jax.Array:
+  def frozen(update: jax.Array) -> jax.Array:
     return _along_layers(jnp.arange(len(update)) >= layers, update)
 
-  return _by_part(jnp.zeros_like, frozen, lambda update: update)
+  return optax.stateless(lambda updates, params: _by_part(updates, jnp.zeros_like, frozen))
 
 
 def decay_rate(decay: float) -> optax.GradientTransformation:
@@ -49,9 +47,7 @@ def decay_rate(decay: float) -> optax.GradientTransformation:
     del params
     layers = next(len(x) for path, x in jax.tree_util.tree_leaves_with_path(updates)
                   if 'layers' in [key.key for key in path])
-    below = _by_part(lambda x: x * decay ** (layers + 1),
-                     lambda x: _along_layers(decay ** (layers - jnp.arange(layers)), x),
-                     lambda x: x)
-    return below.update(updates, below.init(updates))[0]
+    return _by_part(updates, lambda x: x * decay ** (layers + 1),
+                    lambda x: _along_layers(decay ** (layers - jnp.arange(layers)), x))
 
   return optax.stateless(scale)

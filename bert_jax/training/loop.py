@@ -79,8 +79,6 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
     return
   state = _start(config, checkpoints, first_step, init, initial, abstract)
 
-  best = checkpoint.Best(workdir, config.keep_best) if config.keep_best else None
-
   # ---- the loop ---------------------------------------------------------------------------------
   stop = []  # SIGTERM fills it; the step that runs is finished and saved
   previous_handler = signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
@@ -138,8 +136,7 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
       if evaluates:
         scores = task.evaluate(functools.partial(evaluate, state.params), done)
         report.evaluation(done, scores)
-        if best:
-          best.offer(state.params, done, scores)
+        checkpoints.offer(state.params, done, scores)
       if saves:
         checkpoints.save(state, done)
       if saves or evaluates:
@@ -149,8 +146,6 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
         raise Preempted(f'stopped by SIGTERM after step {done} of {train_steps}, everything is '
                         'saved: run the same command to go on')
     checkpoints.close()
-    if best:
-      best.close()
   finally:
     report.close()
     signal.signal(signal.SIGTERM, previous_handler)
