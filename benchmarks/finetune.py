@@ -35,8 +35,6 @@ from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.encoder import Bert
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.tasks import answers
-from bert_jax.tasks import token_classification
 from bert_jax.tasks.finetuning import FineTuning
 from bert_jax.tasks.finetuning import Output
 from bert_jax.tasks.finetuning import by_example
@@ -192,11 +190,33 @@ class JaxRun:
     return self._eval(self.state.params, mesh_lib.put_batch(batch, self._mesh))
 
 
-def _predictions(run: JaxRun) -> list[Any]:
-  """Of the evaluated file: classes, numbers, tags or answers."""
+def _outputs(run: JaxRun) -> list[Output]:
+  """What the model says of the evaluated file."""
+  return [Output(located, jax.device_get(run.measure(located.batch))[1])
+          for located in run.task.evals[0].batches.in_order()]
+
+
+def _torch_outputs(run: JaxRun, theirs: torch_finetune.TorchRun) -> list[Output]:
+  """The same of PyTorch's, each input's logits put where a batch has them."""
+  (split,), task = run.task.evals, run.config.task
+  logits, first = theirs.logits(split), split.batches.features.first
+  found = []
+  for located in split.batches.in_order():
+    if task in ('token_classification', 'question_answering'):
+      pair_index = located.batch.inputs.pair_index
+      values = np.zeros((*pair_index.shape, logits[0].shape[-1]), np.float32)
+      for row, slot in zip(*np.nonzero(located.index >= 0)):
+        values[row][pair_index[row] == slot + 1] = logits[located.index[row, slot]]
+      values = values.argmax(-1) if task == 'token_classification' else values
+    else:
+      values = np.stack([np.concatenate(logits[first[i]:first[i + 1]]) for i in located.examples])
+    found.append(Output(located, values))
+  return found
+
+
+def _predictions(run: JaxRun, outputs: list[Output]) -> list[Any]:
+  """Classes, numbers, tags or answers."""
   task, (split,) = run.task, run.task.evals
-  outputs = [Output(located, jax.device_get(run.measure(located.batch))[1])
-             for located in split.batches.in_order()]
   if run.config.task == 'token_classification':
     return [tag for tags in task.predicted(split, outputs) for tag in tags]
   if run.config.task == 'question_answering':
@@ -205,50 +225,10 @@ def _predictions(run: JaxRun) -> list[Any]:
   return logits[:, 0].tolist() if task.labels == ('value',) else logits.argmax(1).tolist()
 
 
-def _torch_predictions(run: JaxRun, theirs: torch_finetune.TorchRun) -> list[Any]:
-  task, (split,) = run.task, run.task.evals
-  logits, f = theirs.logits(split), split.batches.features
-  if run.config.task == 'token_classification':
-    tags = token_classification.tags_of(f, [x.argmax(-1) for x in logits])
-    return [task.labels[i] for of_sentence in tags for i in of_sentence]
-  if run.config.task == 'question_answering':
-    found = []
-    for number, (question, context) in enumerate(zip(split.examples, task.contexts[split.name])):
-      spans, null = answers.best_spans(context, logits[f.first[number]:f.first[number + 1]],
-                                       n_best=20, max_answer_len=30)
-      found.append(answers.answer(question.context, spans, null, None)['answer'])
-    return found
-  stacked = np.stack(logits)
-  if run.config.task == 'multiple_choice':
-    return [int(part.argmax()) for part in np.split(stacked[:, 0], f.first[1:-1])]
-  return stacked[:, 0].tolist() if task.labels == ('value',) else stacked.argmax(1).tolist()
-
-
 def _same(ours: list[Any], theirs: list[Any]) -> float:
   """The share of equal predictions; numbers count as equal within 0.05."""
   return float(np.mean([abs(a - b) < 0.05 if isinstance(a, float) else a == b
                         for a, b in zip(ours, theirs, strict=True)]))
-
-
-def _torch_scores(run: JaxRun, theirs: torch_finetune.TorchRun) -> dict[str, float]:
-  """The same scores of PyTorch's predictions, by the same scorers."""
-  (split,) = run.task.evals
-  logits = theirs.logits(split)
-  if run.config.task in ('token_classification', 'question_answering'):
-    outputs = [_located(located, logits, run.config.task) for located in split.batches.in_order()]
-  else:
-    outputs = [Output(located, np.stack([logits[i] for i in located.examples]))
-               for located in split.batches.in_order()]
-  return run.task.scores(split, outputs)
-
-
-def _located(located, logits: list[np.ndarray], task: str) -> Output:
-  """Per-input logits, put where a batch has the tokens of each input."""
-  pair_index = located.batch.inputs.pair_index
-  found = np.zeros((*pair_index.shape, logits[0].shape[-1]), np.float32)
-  for row, slot in zip(*np.nonzero(located.index >= 0)):
-    found[row][pair_index[row] == slot + 1] = logits[located.index[row, slot]]
-  return Output(located, found.argmax(-1) if task == 'token_classification' else found)
 
 
 def _parity(name: str, case: Case) -> dict[str, Any]:
@@ -263,7 +243,8 @@ def _parity(name: str, case: Case) -> dict[str, Any]:
   timed = _STEPS - len(run.shapes)
   return {'worst_loss': float(np.abs(losses[:, 0] - losses[:, 1]).max()),
           'first_loss': losses[0].tolist(), 'last_loss': losses[-1].tolist(),
-          'same': _same(_predictions(run), _torch_predictions(run, theirs)),
+          'same': _same(_predictions(run, _outputs(run)),
+                        _predictions(run, _torch_outputs(run, theirs))),
           'ms': 1e3 * run.seconds / timed / run.config.batch_size,
           'torch_ms': 1e3 * theirs.seconds / _STEPS / run.config.batch_size,
           'compilations': len(run.shapes), 'compiling': run.compiling,
@@ -277,7 +258,6 @@ def _quality(case: Case, seed: int, side: str) -> dict[str, Any]:
     for i in range(run.train_steps):
       run.step(i)
     scores = run.evaluate()
-    seconds = run.seconds + run.compiling
   else:
     folder = epath.Path(_WORKDIR.value) / 'heads' / f'{case.train.partition("/")[0]}-{seed}'
     run.save(folder)
@@ -285,9 +265,8 @@ def _quality(case: Case, seed: int, side: str) -> dict[str, Any]:
                                      run.train_steps, 0.1, seed)
     for i in range(run.train_steps):
       theirs.step(i)
-    scores, seconds = _torch_scores(run, theirs), theirs.seconds
-  return {'score': scores[case.score], 'scores': scores, 'seconds': seconds,
-          'steps': run.train_steps}
+    scores = run.task.scores(run.task.evals[0], _torch_outputs(run, theirs))
+  return {'score': scores[case.score], 'scores': scores, 'steps': run.train_steps}
 
 
 def _print_parity(lines: list[dict[str, Any]]):
@@ -300,8 +279,8 @@ def _print_parity(lines: list[dict[str, Any]]):
 
 
 def _print_quality(lines: list[dict[str, Any]]):
-  print('| task | score | bert_jax | PyTorch | difference | bound | seconds | PyTorch |\n'
-        '| --- | --- | --- | --- | --- | --- | --- | --- |')
+  print('| task | score | bert_jax | PyTorch | difference | bound |\n'
+        '| --- | --- | --- | --- | --- | --- |')
   for name in dict.fromkeys(x['task'] for x in lines):
     sides = [[x for x in lines if (x['task'], x['side']) == (name, side)]
              for side in ('bert_jax', 'torch')]
@@ -309,10 +288,9 @@ def _print_quality(lines: list[dict[str, Any]]):
     if len(a) < 2 or len(b) < 2:
       continue
     bound = 4.6 * np.sqrt((a.var(ddof=1) + b.var(ddof=1)) / 2) * np.sqrt(2 / 3)
-    seconds = [np.median([x['seconds'] for x in side]) for side in sides]
     shown = (f'{x.mean():.4f} +- {x.std(ddof=1):.4f}' for x in (a, b))
     print(f'| {name} | {TASKS[name].score} | {" | ".join(shown)} | {a.mean() - b.mean():+.4f} | '
-          f'{bound:.4f} | {seconds[0]:.0f} | {seconds[1]:.0f} |')
+          f'{bound:.4f} |')
 
 
 def main(_):
