@@ -70,7 +70,7 @@ TASKS = {
                  {'train_epochs': 1.0, 'optimizer.learning_rate': 1e-4}, most=(8000, 0)),
     'mrpc': Case('sequence_classification', 'mrpc/train.tsv', 'mrpc/dev.tsv',
                  {'data.format': 'glue/mrpc'}, 'f1',
-                 {'train_epochs': 1.0, 'optimizer.learning_rate': 1e-4}),
+                 {'train_epochs': 2.0, 'optimizer.learning_rate': 1e-4, 'batch_size': 16}),
     'stsb': Case('sequence_classification', 'stsb/train.tsv', 'stsb/dev.tsv',
                  {'data.format': 'glue/stsb'}, 'spearman',
                  {'train_epochs': 1.0, 'optimizer.learning_rate': 1e-4}),

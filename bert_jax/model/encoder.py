@@ -74,12 +74,13 @@ class EncoderLayer(nn.Module):
     return nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act')), None
 
 
-def _rematerialised(layer: type[nn.Module], remat: str) -> type[nn.Module]:
-  if remat == 'none':
+def _rematerialised(layer: type[nn.Module], config: BertConfig) -> type[nn.Module]:
+  if config.remat == 'none':
     return layer
-  policy = {'dots': jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims, 'full': None}[remat]
-  # Inside a scan the compiler cannot merge the two computations anyway: no barrier is needed.
-  return nn.remat(layer, policy=policy, prevent_cse=False)
+  policy = {'dots': jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
+            'full': None}[config.remat]
+  # A loop keeps the two computations of a layer apart; unrolled, the compiler would merge them.
+  return nn.remat(layer, policy=policy, prevent_cse=config.scan_unroll > 1)
 
 
 class Bert(nn.Module):
@@ -102,7 +103,7 @@ class Bert(nn.Module):
     c = self.config
     x = self.embeddings(batch.ids, batch.type_ids, batch.positions, deterministic=deterministic)
     self.sow('intermediates', 'embedded', x)
-    layers = nn.scan(_rematerialised(EncoderLayer, c.remat),
+    layers = nn.scan(_rematerialised(EncoderLayer, c),
                      variable_axes={'params': 0, 'intermediates': 0},
                      split_rngs={'params': True, 'dropout': True}, in_axes=nn.broadcast,
                      length=c.num_layers, unroll=c.scan_unroll,

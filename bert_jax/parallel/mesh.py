@@ -1,5 +1,6 @@
 """The device mesh: ('replica', 'data', 'model'), and how host batches come onto it."""
 
+from collections.abc import Sequence
 import math
 import os
 from typing import Any
@@ -53,25 +54,27 @@ def select_platform(platform: str):
     raise UserError(f'platform={platform!r} has no device here: JAX finds {found!r}')
 
 
-def make_mesh(replica: int = 1, data: int = -1, model: int = 1) -> Mesh:
-  """A mesh over all devices; one axis may be -1 and takes the rest.
+def make_mesh(replica: int = 1, data: int = -1, model: int = 1, *,
+              devices: Sequence[jax.Device] | None = None) -> Mesh:
+  """A mesh over all devices, or over those given; one axis may be -1 and takes the rest.
 
   Raises:
     UserError: sizes that the number of devices does not fit.
   """
   sizes = [replica, data, model]
-  devices = jax.device_count()
+  devices = jax.devices() if devices is None else devices
   named = 'x'.join(map(str, sizes))
   if min(sizes) < -1 or 0 in sizes or sizes.count(-1) > 1:
     raise UserError(f'mesh {named} (replica x data x model): sizes are positive, and one may be -1')
   known = math.prod(s for s in sizes if s > 0)
   if -1 in sizes:
-    sizes[sizes.index(-1)] = devices // known
-  if math.prod(sizes) != devices:
-    raise UserError(f'mesh {named} (replica x data x model) does not fit the {devices} devices '
-                    'here')
+    sizes[sizes.index(-1)] = len(devices) // known
+  if math.prod(sizes) != len(devices):
+    raise UserError(f'mesh {named} (replica x data x model) does not fit the {len(devices)} '
+                    'devices')
   # Auto: Linen's constraints need it; Explicit axes are the default of make_mesh.
-  return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+  return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES),
+                       devices=devices)
 
 
 def check_fits(mesh: Mesh, batch_size: int, accumulation: int, num_heads: int):

@@ -20,7 +20,7 @@ Rules = tuple[tuple[str, Any], ...]
 # while the width of an activation is whole.
 _OVER_DATA = {'embed': 'data'}
 _OVER_MODEL = {'vocab': 'model', 'heads': 'model', 'mlp': 'model'}
-_PRESETS = {'dp': {}, 'fsdp': _OVER_DATA, 'tp': _OVER_MODEL,
+PRESETS = {'dp': {}, 'fsdp': _OVER_DATA, 'tp': _OVER_MODEL,
             'fsdp_tp': _OVER_DATA | _OVER_MODEL}
 _LOGICAL_AXES = ('layers', 'vocab', 'embed', 'position', 'segment', 'norm', 'qkv', 'heads', 'kv',
                  'mlp', 'pooled', 'labels', 'seq', 'embed_act')
@@ -36,9 +36,9 @@ def rules(preset: str) -> Rules:
 
   With mesh.model=1, tp is dp and fsdp_tp is fsdp. mesh.replica only ever splits rows.
   """
-  if preset not in _PRESETS:
-    raise UserError(f'sharding={preset!r} is unknown: use {", ".join(_PRESETS)}')
-  axes = {name: None for name in _LOGICAL_AXES} | _PRESETS[preset]
+  if preset not in PRESETS:
+    raise UserError(f'sharding={preset!r} is unknown: use {", ".join(PRESETS)}')
+  axes = {name: None for name in _LOGICAL_AXES} | PRESETS[preset]
   return (('batch', BATCH_AXES), *axes.items())
 
 

@@ -1,28 +1,89 @@
-"""What the chips can do: published peaks, by the name JAX gives them."""
+"""What the chips can do, and slices of them that need not be here."""
+
+from collections.abc import Sequence
+import importlib.util
+import math
+import os
+from typing import NamedTuple
 
 import jax
+from jax.experimental import topologies
 
-# Dense bf16 FLOP/s of one device as JAX sees it. TPU: cloud.google.com/tpu/docs (per chip);
-# GPU: NVIDIA's data sheets without sparsity.
-_PEAK_FLOPS = {
-    'TPU v4': 275e12,
-    'TPU v5 lite': 197e12,
-    'TPU v5e': 197e12,
-    'TPU v5': 459e12,
-    'TPU v5p': 459e12,
-    'TPU v6 lite': 918e12,
-    'TPU v6e': 918e12,
-    'NVIDIA A100': 312e12,
-    'NVIDIA H100': 989e12,
-    'NVIDIA H200': 989e12,
+from bert_jax.errors import UserError
+
+
+class Chip(NamedTuple):
+  """What a device can do at most, by its maker's figures."""
+
+  flops: float  # dense bf16 FLOP/s
+  memory: float  # bytes of HBM
+  bandwidth: float  # bytes/s to and from HBM
+  network: float  # bytes/s to the other chips of a slice or host, sent at once on all links
+
+
+# By the name that JAX has for the device. TPU, per chip: cloud.google.com/tpu/docs; GPU: NVIDIA's
+# data sheets, without sparsity.
+_V5E = Chip(197e12, 16 * 2**30, 819e9, 200e9)
+_V5P = Chip(459e12, 95 * 2**30, 2765e9, 600e9)
+_V6E = Chip(918e12, 32 * 2**30, 1640e9, 448e9)
+_CHIPS = {
+    'TPU v4': Chip(275e12, 32 * 2**30, 1228e9, 300e9),
+    'TPU v5 lite': _V5E,
+    'TPU v5e': _V5E,
+    'TPU v5': _V5P,
+    'TPU v5p': _V5P,
+    'TPU v6 lite': _V6E,
+    'TPU v6e': _V6E,
+    'TPU7x': Chip(2307e12, 192 * 2**30, 7380e9, 1200e9),
+    'NVIDIA A100': Chip(312e12, 80e9, 2039e9, 300e9),
+    'NVIDIA H100': Chip(989e12, 80e9, 3350e9, 450e9),
+    'NVIDIA H200': Chip(989e12, 141e9, 4800e9, 450e9),
+}
+
+# Slices that can be rented; the compiler knows more of the same generations.
+KNOWN = {
+    'v4': ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8'),
+    'v5e': ('1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16'),
+    'v5p': ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8', '8x8x16'),
+    'v6e': ('1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16'),
+    'tpu7x': ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8'),
 }
 
 
-def peak_flops(device: jax.Device) -> float | None:
-  """Peak bf16 FLOP/s of a device, None where it is not known (a CPU, say)."""
-  kind = device.device_kind
-  if kind in _PEAK_FLOPS:
-    return _PEAK_FLOPS[kind]
+def chip_of(devices: Sequence[jax.Device]) -> Chip | None:
+  """What each of these devices can do: a chip, or a core of it; None if that is not known."""
+  kind = devices[0].device_kind
   # GPUs add their memory and form: 'NVIDIA H100 80GB HBM3'.
-  return next((peak for name, peak in _PEAK_FLOPS.items()
-               if name.startswith('NVIDIA') and kind.startswith(name)), None)
+  chip = _CHIPS.get(kind) or next((chip for name, chip in _CHIPS.items()
+                                   if name.startswith('NVIDIA') and kind.startswith(name)), None)
+  if not chip:
+    return None
+  cores = len(devices) / num_chips(devices)
+  return Chip(*(value / cores for value in chip))
+
+
+def num_chips(devices: Sequence[jax.Device]) -> int:
+  """How many chips the devices are on; some TPUs have two cores that JAX sees as two devices."""
+  return len({(getattr(d, 'slice_index', 0), *getattr(d, 'coords', (d.id,))) for d in devices})
+
+
+def get(name: str) -> list[jax.Device]:
+  """The devices of a TPU slice by its name (v5e:4x4), to compile for; none of them has to be here.
+
+  Raises:
+    UserError: an unknown slice, or libtpu is not installed.
+  """
+  generation, _, shape = name.partition(':')
+  if shape not in KNOWN.get(generation, ()):
+    known = '; '.join(f'{g}:{", ".join(shapes)}' for g, shapes in KNOWN.items())
+    raise UserError(f'--topology={name} is unknown: there are {known}, and local')
+  if not importlib.util.find_spec('libtpu'):
+    raise UserError(f'--topology={name}: the TPU compiler is not installed: pip install -r '
+                    'requirements-tpu.txt')
+  for variable, value in (('TPU_SKIP_MDS_QUERY', '1'), ('TPU_WORKER_HOSTNAMES', 'localhost'),
+                          ('TPU_ACCELERATOR_TYPE', 'v5litepod-16'),
+                          ('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')):
+    os.environ.setdefault(variable, value)  # libtpu asks for them where there is no TPU
+  single = math.prod(map(int, shape.split('x'))) == 1
+  options = {'chips_per_host_bounds': (1, 1, 1)} if single else {}
+  return topologies.get_topology_desc(platform='tpu', topology_name=name, **options).devices

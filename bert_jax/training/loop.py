@@ -68,7 +68,7 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
       task, optimizer, mesh, config.sharding, abstract, seed=config.seed,
       accumulation=optimizer_config.accumulation)
   eval_step = state_lib.make_eval_step(task, mesh, config.sharding)
-  peak = topology.peak_flops(mesh.devices.flat[0])
+  chip = topology.chip_of(mesh.devices.flat)
 
   # ---- where to start: an own checkpoint wins over init_from, which wins over a fresh start -----
   first_step = checkpoints.latest() or 0
@@ -97,8 +97,8 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
         'loss': sum(weight * means[name] for name, weight in task.objectives.items()), **means,
         'learning_rate': float(rate(step - 1)),
         'tokens_per_second': tokens / seconds if seconds else None,
-        'mfu': task.flops(step - 1, tokens) / seconds / (peak * mesh.size)
-               if seconds and peak else None,
+        'mfu': task.flops(step - 1, tokens) / seconds / (chip.flops * mesh.size)
+               if seconds and chip else None,
         'data_wait': batches.waited / seconds if seconds else None,
         **({'batch_digests': global_digests(digests)} if digests else {})})
     began, timed_from, batches.waited = time.monotonic(), step, 0.0

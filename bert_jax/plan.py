@@ -1,0 +1,31 @@
+"""Will it fit, what does it cost: python -m bert_jax.plan --config=FILE --topology=v5e:4x4"""
+
+import os
+
+from absl import flags
+
+from bert_jax import config_flag
+from bert_jax import errors
+
+_TOPOLOGY = flags.DEFINE_list(
+    'topology', ['local'], 'TPU slices by generation and shape: v4:2x2x1, v5e:4x4, v5p:2x2x4, '
+    'v6e:4x4, tpu7x:2x2x1, ...; local = the devices here.')
+_PRICE = flags.DEFINE_float('price', 0.0, 'Of a chip for an hour: costs are shown.', lower_bound=0)
+_SEARCH = flags.DEFINE_bool('search', False, 'Find the largest batch that fits for each remat '
+                            'choice and sharding.')
+_OUT = flags.DEFINE_string('out', '', 'Write all figures there as JSON.')
+
+
+def main(argv: list[str]):
+  """Flags in, one call."""
+  del argv
+  if not config_flag.is_given():
+    raise errors.UserError('give --config=configs/large.py (or another)')
+  config = config_flag.get()
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # the compiler's log is not the plan
+  from bert_jax.planning import plan  # after the flags: JAX takes a while to import
+  plan.plan(config, plan.Options(_TOPOLOGY.value, _PRICE.value, _SEARCH.value, _OUT.value))
+
+
+if __name__ == '__main__':
+  errors.run_command(main, config_flag.explain)

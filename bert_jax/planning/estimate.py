@@ -1,0 +1,144 @@
+"""What a run would take: does it fit, what bounds its step, what does the whole of it cost."""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from bert_jax import config as config_lib
+from bert_jax.data.phases import Phase
+from bert_jax.model.config import flops_per_token
+from bert_jax.parallel import topology
+from bert_jax.parallel.topology import Chip
+from bert_jax.planning import collectives
+from bert_jax.planning import programs
+from bert_jax.planning.collectives import Collective
+from bert_jax.planning.programs import Work
+
+_WEAK_SCALING = (1, 4, 16, 64, 256, 1024)
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+  """One phase of a run on one mesh. Sizes are bytes on each device, times seconds.
+
+  Attributes:
+    phase: steps, length and rows.
+    devices: of the mesh; `chips` that they are on.
+    memory: what the training step needs by the compiler's own figures; None if it does not fit.
+    eval_memory: the same of the evaluation step.
+    missing: bytes by which the larger of them does not fit, as the compiler says; 0 = both fit.
+    compile_seconds: of the training and the evaluation step.
+    flops: of a step on each device.
+    traffic: bytes to and from its memory.
+    collectives: what it exchanges with others.
+    weak_scaling: {devices: bytes sent} if the data axis grows and the rows with it.
+    model_flops: of a step on all devices that the model asks for; none for recomputation.
+    chip: what a device can do; None if that is not known.
+  """
+
+  phase: Phase
+  devices: int
+  chips: int
+  memory: dict[str, int] | None
+  eval_memory: dict[str, int] | None
+  missing: float
+  compile_seconds: tuple[float, float]
+  flops: float
+  traffic: float
+  collectives: Sequence[Collective]
+  weak_scaling: dict[int, float]
+  model_flops: float
+  chip: Chip | None
+
+  @property
+  def tokens(self) -> int:
+    """Positions in a step's rows."""
+    return self.phase.batch_size * self.phase.max_len
+
+  @property
+  def sent(self) -> float:
+    """Bytes that a device sends in a step."""
+    return sum(c.sent for c in self.collectives)
+
+  @property
+  def seconds(self) -> dict[str, float]:
+    """What a step takes at least for computing, for memory and for the network, if at its peak."""
+    if not self.chip:
+      return {}
+    return {'compute': self.flops / self.chip.flops, 'memory': self.traffic / self.chip.bandwidth,
+            'network': self.sent / self.chip.network}
+
+  @property
+  def step_seconds(self) -> float | None:
+    """The roofline: a step cannot be faster than the slowest of these."""
+    return max(self.seconds.values(), default=None)
+
+  @property
+  def mfu(self) -> float | None:
+    """The share of the peak that the model's own FLOPs can reach."""
+    if not self.chip or not self.step_seconds:
+      return None
+    return self.model_flops / (self.step_seconds * self.chip.flops * self.devices)
+
+  @property
+  def chip_hours(self) -> float | None:
+    """Of all steps of the phase, at least."""
+    return self.step_seconds and self.phase.steps * self.step_seconds / 3600 * self.chips
+
+  def as_json(self) -> dict[str, Any]:
+    """All of it in plain types."""
+    plain = dataclasses.asdict(self)
+    plain |= {'phase': self.phase._asdict(), 'chip': self.chip and self.chip._asdict(),
+              'collectives': [{**c._asdict(), 'sent': c.sent} for c in self.collectives]}
+    return plain | {name: getattr(self, name) for name in (
+        'tokens', 'sent', 'seconds', 'step_seconds', 'mfu', 'chip_hours')}
+
+
+def _with_layers(config: ConfigDict, layers: int) -> ConfigDict:
+  """The config with so few layers, unrolled, and without microbatches: its costs can be read."""
+  config = config.copy_and_resolve_references()
+  config.update_from_flattened_dict({
+      'model.num_layers': layers, 'model.scan_unroll': layers, 'optimizer.accumulation': 1})
+  return config
+
+
+def _costs(config: ConfigDict, work: Work,
+           mesh: Mesh) -> tuple[float, float, list[Collective]]:
+  """FLOPs, memory traffic and collectives of a training step on each device.
+
+  The compiler counts the body of a loop once: they follow from one and two layers, unrolled.
+  """
+  layers, found = config.model.num_layers, []
+  for n in (1, 2):
+    smaller = _with_layers(config, n)
+    compiled = programs.train_step(work.with_model(smaller), smaller, mesh)
+    found.append((compiled.flops, compiled.traffic,
+                  collectives.read(compiled.program.as_text(), mesh)))
+  one, two = found
+  flops, traffic = (one[i] + (layers - 1) * (two[i] - one[i]) for i in (0, 1))
+  return flops, traffic, collectives.extrapolate(one[2], two[2], layers)
+
+
+def estimate(config: ConfigDict, work: Work, mesh: Mesh) -> Estimate:
+  """Compiles the steps of one phase of a run for the devices of `mesh`."""
+  found, missing = [], 0.0
+  for make in (programs.train_step, programs.eval_step):
+    try:
+      found.append(make(work, config, mesh))
+    except programs.OutOfMemory as e:
+      found.append(None)
+      missing = max(missing, e.used - e.limit)
+  try:
+    flops, traffic, exchanged = _costs(config, work, mesh)
+  except programs.OutOfMemory:  # not even two layers fit
+    flops, traffic, exchanged = 0.0, 0.0, []
+  phase, devices = work.phase, list(mesh.devices.flat)
+  return Estimate(
+      phase, len(devices), topology.num_chips(devices), *(c and c.memory for c in found), missing,
+      tuple(c.seconds if c else 0.0 for c in found), flops, traffic, exchanged,
+      collectives.weak_scaling(exchanged, mesh, _WEAK_SCALING),
+      flops_per_token(config_lib.bert_config(config.model), phase.max_len, work.rate)
+      * phase.batch_size * phase.max_len, topology.chip_of(devices))

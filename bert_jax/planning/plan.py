@@ -1,0 +1,113 @@
+"""Plans a run: for slices that need not be here, or for the devices that are."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+import json
+import tempfile
+from typing import NamedTuple
+
+from etils import epath
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from bert_jax import config as config_lib
+from bert_jax.errors import UserError
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel import topology
+from bert_jax.planning import programs
+from bert_jax.planning import report
+from bert_jax.planning import search as search_lib
+from bert_jax.planning.estimate import Estimate
+from bert_jax.planning.estimate import estimate
+from bert_jax.planning.programs import Work
+from bert_jax.training import initial
+
+LOCAL = 'local'
+
+
+class Options(NamedTuple):
+  """What is asked for.
+
+  Attributes:
+    topologies: names of TPU slices, or 'local'.
+    price: of a chip for an hour, in any currency; 0 = costs are not shown.
+    search: find the largest batches too.
+    out: where to write the figures as JSON; '' = nowhere.
+  """
+
+  topologies: Sequence[str]
+  price: float
+  search: bool
+  out: str
+
+
+def _devices(name: str) -> list[jax.Device]:
+  return jax.devices() if name == LOCAL else topology.get(name)
+
+
+def _phases(config: ConfigDict, mesh: Mesh) -> Iterator[Work]:
+  """What each phase of the run does."""
+  if config.task == 'pretrain':
+    for phase in config_lib.phases_of(config):
+      yield programs.pretraining(config, phase)
+    return
+  from bert_jax import run_finetuning
+  model = initial.load(config)
+  initial.adopt_sizes(config, model)
+  with tempfile.TemporaryDirectory() as nowhere:
+    job = run_finetuning.make_job(config, model, mesh, epath.Path(nowhere))
+  yield programs.finetuning(job.task, job.train_steps)
+
+
+def _check(config: ConfigDict, mesh: Mesh):
+  config_lib.check(config)
+  config_lib.check_positions(config)
+  for phase in config_lib.phases_of(config):
+    mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
+                        config.model.num_heads)
+
+
+def _plan(config: ConfigDict, name: str, options: Options) -> tuple[list[Estimate], list]:
+  """The estimates of all phases on one slice, and what a search found; prints them."""
+  devices = _devices(name)
+  mesh = mesh_lib.make_mesh(**config.mesh, devices=devices)
+  works = list(_phases(config, mesh))
+  _check(config, mesh)
+  axes = ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
+  print(f'\n{name}: {topology.num_chips(devices)} {devices[0].device_kind} '
+        f'(mesh {axes}; sharding {config.sharding}; remat {config.model.remat})')
+  estimates, found = [], []
+  for work in works:
+    phase = work.phase
+    print(f'\n  {phase.steps:,} steps of {phase.batch_size} rows of {phase.max_len}', flush=True)
+    estimates.append(estimate(config, work, mesh))
+    for what, value in report.lines(estimates[-1], options.price):
+      print(f'    {what:14}  {value}')
+    if estimates[-1].weak_scaling:
+      print('\n' + report.weak_scaling(estimates[-1]))
+    if options.search:
+      limit = search_lib.memory_limit(devices[0])
+      largest = list(search_lib.search(config, phase, mesh, limit))
+      found.append([x._asdict() for x in largest])
+      print('\n' + report.largest(largest))
+  return estimates, found
+
+
+def plan(config: ConfigDict, options: Options):
+  """Compiles a run's steps for each slice and prints what it would take.
+
+  Raises:
+    UserError: an unknown slice, or one that the config does not fit.
+  """
+  if options.search and config.task != 'pretrain':
+    raise UserError(f'--search is for pretraining; task={config.task}')
+  if LOCAL not in options.topologies:
+    jax.config.update('jax_platforms', 'cpu')  # nothing runs, and nothing is taken from a run
+  found = {name: _plan(config, name, options) for name in options.topologies}
+  if len(found) > 1:
+    print('\n' + report.compared({name: e for name, (e, _) in found.items()}, options.price))
+  if options.out:
+    content = {name: {'phases': [e.as_json() for e in estimates], 'search': largest}
+               for name, (estimates, largest) in found.items()}
+    epath.Path(options.out).write_text(json.dumps(content, indent=2) + '\n')

@@ -1,0 +1,166 @@
+"""The programs of a run, compiled for devices that need not be here, without its data."""
+
+import dataclasses
+import re
+import time
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+import numpy as np
+
+from bert_jax import config as config_lib
+from bert_jax.data.phases import Phase
+from bert_jax.data.rows import Rows
+from bert_jax.data.windows import Layout
+from bert_jax.model.heads import BertForPreTraining
+from bert_jax.objectives import mlm_nsp
+from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.tasks.finetuning import FineTuning
+from bert_jax.tasks.pretraining import Batch
+from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.tasks.task import Task
+from bert_jax.training import optimizer as optimizer_lib
+from bert_jax.training import state as state_lib
+
+_UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
+
+
+class _Vocabulary(NamedTuple):
+  """What masking asks of a tokeniser."""
+
+  vocab_size: int
+  pad_id: int = 0
+  unk_id: int = 1
+  cls_id: int = 2
+  sep_id: int = 3
+  mask_id: int = 4
+
+
+class _Corpus(NamedTuple):
+  """What masking asks of a corpus."""
+
+  tokenizer: _Vocabulary
+  counts: np.ndarray
+
+
+class Work(NamedTuple):
+  """What a step of one phase of a run does."""
+
+  task: Task
+  batch: Any  # a tree of ShapeDtypeStructs
+  phase: Phase  # its batch_size counts rows
+  rate: float  # share of the tokens whose word is predicted
+
+  def with_model(self, config: ConfigDict) -> 'Work':
+    """The same with the model that the config describes."""
+    model = self.task.model.clone(config=config_lib.bert_config(config.model))
+    return self._replace(task=dataclasses.replace(self.task, model=model))
+
+
+def pretraining(config: ConfigDict, phase: Phase) -> Work:
+  """The step of a phase of pretraining, without a corpus."""
+  masking = MaskingConfig(**config.masking)
+  layout = Layout.create(phase.max_len, config.data.pack, config.data.sequences)
+  b, p = phase.batch_size, layout.pairs
+  tokens, pairs = (jax.ShapeDtypeStruct((b, n), jnp.int32) for n in (phase.max_len, p))
+  one = jax.ShapeDtypeStruct((b,), jnp.int32)
+  rows = Rows(tokens, tokens, tokens, tokens, pairs, pairs,
+              jax.ShapeDtypeStruct((b, p), jnp.float32), one,
+              tokens if masking.unit != 'token' else None)
+  size = config.model.vocab_size
+  task = Pretraining(
+      BertForPreTraining(config_lib.bert_config(config.model)), masking,
+      _Corpus(_Vocabulary(size), np.ones(size, np.int64)), None, 0,
+      mlm_nsp.PAIR_OBJECTIVES[config.data.sequences], (), ())
+  rate = jax.ShapeDtypeStruct((b,), jnp.float32) if masking.final_rate else None
+  return Work(task, Batch(rows, rate), phase, max(masking.rate, masking.final_rate))
+
+
+def finetuning(task: FineTuning, steps: int) -> Work:
+  """The first step of fine-tuning on the examples of a task."""
+  batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), task.rows(0))
+  rows, length = batch.inputs.ids.shape
+  return Work(task, batch, Phase(steps, length, rows), 0.0)
+
+
+class OutOfMemory(Exception):
+  """The compiler says that a program does not fit."""
+
+  def __init__(self, used: float, limit: float):
+    super().__init__(f'{used} of {limit} bytes')
+    self.used, self.limit = used, limit
+
+
+class Compiled(NamedTuple):
+  """A program for each device, and what the compiler says of it."""
+
+  program: jax.stages.Compiled
+  seconds: float  # that it took to compile
+
+  @property
+  def memory(self) -> dict[str, int]:
+    """Bytes on each device: arguments, temporaries, results (but for reused arguments), code."""
+    m = self.program.memory_analysis()
+    return {'arguments': m.argument_size_in_bytes, 'temporaries': m.temp_size_in_bytes,
+            'results': m.output_size_in_bytes - m.alias_size_in_bytes,
+            'code': m.generated_code_size_in_bytes}
+
+  @property
+  def flops(self) -> float:
+    """FLOPs of each device, the body of a loop counted once."""
+    return self.program.cost_analysis().get('flops', 0.0)
+
+  @property
+  def traffic(self) -> float:
+    """Bytes to and from memory of each device, the body of a loop counted once."""
+    return self.program.cost_analysis().get('bytes accessed', 0.0)
+
+
+def _compile(lowered: jax.stages.Lowered) -> Compiled:
+  began = time.monotonic()
+  try:
+    program = lowered.compile()
+  except jax.errors.JaxRuntimeError as e:
+    found = re.search(r'Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm', str(e))
+    if not found:
+      raise
+    used, limit = (float(found[i]) * _UNITS[found[i + 1]] for i in (1, 3))
+    raise OutOfMemory(used, limit) from None
+  return Compiled(program, time.monotonic() - began)
+
+
+def _placed(work: Work, mesh: Mesh) -> Any:
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=mesh_lib.batch_sharding(mesh)), work.batch)
+
+
+def train_step(work: Work, config: ConfigDict, mesh: Mesh) -> Compiled:
+  """Compiles the training step.
+
+  Raises:
+    OutOfMemory: it does not fit.
+  """
+  settings = optimizer_lib.OptimizerConfig(**config.optimizer)
+  # The schedule is data to the program: its length changes no figure.
+  optimizer = optimizer_lib.make_optimizer(settings, max(settings.warmup_steps, 1) * 10)
+  _, abstract = state_lib.make_init(work.task, optimizer, mesh, config.sharding)
+  step = state_lib.make_train_step(work.task, optimizer, mesh, config.sharding, abstract,
+                                   seed=config.seed, accumulation=settings.accumulation)
+  return _compile(step.lower(abstract, _placed(work, mesh)))
+
+
+def eval_step(work: Work, config: ConfigDict, mesh: Mesh) -> Compiled:
+  """Compiles the evaluation step.
+
+  Raises:
+    OutOfMemory: it does not fit.
+  """
+  optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(), 100_000)
+  _, abstract = state_lib.make_init(work.task, optimizer, mesh, config.sharding)
+  step = state_lib.make_eval_step(work.task, mesh, config.sharding)
+  return _compile(step.lower(abstract.params, _placed(work, mesh)))

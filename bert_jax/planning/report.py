@@ -1,0 +1,93 @@
+"""Plans as text: what a person reads before renting chips."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from bert_jax.planning.estimate import Estimate
+from bert_jax.planning.search import Largest
+
+_GIB = 2**30
+
+
+def _amount(value: float, unit: str) -> str:
+  """1234567, 'B' -> '1.23 MB'."""
+  for scale, prefix in ((1e15, 'P'), (1e12, 'T'), (1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
+    if value >= scale:
+      return f'{value / scale:.3g} {prefix}{unit}'
+  return f'{value:.3g} {unit}'
+
+
+def _memory(memory: dict[str, int] | None) -> str:
+  if memory is None:
+    return 'does not fit'
+  parts = ', '.join(f'{name} {size / _GIB:.2f}' for name, size in memory.items() if size > 1e6)
+  return f'{sum(memory.values()) / _GIB:.2f} GiB ({parts})'
+
+
+def _bound(e: Estimate) -> str:
+  slowest = max(e.seconds, key=e.seconds.get)
+  parts = ', '.join(f'{name} {1e3 * value:.1f}' for name, value in e.seconds.items())
+  return (f'{1e3 * e.step_seconds:.1f} ms, bound by {slowest} ({parts}), '
+          f'{_amount(e.tokens / e.step_seconds, "tokens/s")}')
+
+
+def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
+  """(what, value) of one phase."""
+  if e.missing:
+    yield 'fits', f'NO: {e.missing / _GIB:.2f} GiB of memory are missing on each device'
+  elif e.chip:
+    yield 'fits', f'yes, in {e.chip.memory / _GIB:.0f} GiB'
+  yield 'training', f'{_memory(e.memory)}, compiled in {e.compile_seconds[0]:.0f} s'
+  yield 'evaluation', f'{_memory(e.eval_memory)}, compiled in {e.compile_seconds[1]:.0f} s'
+  if not e.flops:
+    return
+  per_device = e.tokens / e.devices
+  yield 'a step', (f'{_amount(e.flops, "FLOP")} and {_amount(e.traffic, "B")} of memory traffic on '
+                   f'each device; for each token {_amount(e.flops / per_device, "FLOP")} and '
+                   f'{_amount(e.traffic / per_device, "B")}')
+  for c in e.collectives:
+    yield c.kind, (f'{_amount(c.bytes, "B")} over {" and ".join(c.axes)} in {c.count:.0f} '
+                   f'operations: each device sends {_amount(c.sent, "B")}')
+  if not e.chip:
+    return
+  yield 'at best', _bound(e)
+  yield 'MFU', f'at most {e.mfu:.1%}'
+  hours = e.chip_hours / e.chips
+  cost = f', {e.chip_hours * price:,.0f} at {price:g} an hour' if price else ''
+  yield 'all steps', (f'{e.phase.steps:,}: at least {hours:,.3g} hours, {e.chip_hours:,.3g} '
+                      f'chip-hours{cost}')
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+  """Markdown; the first row is the head."""
+  head, *rest = rows
+  return '\n'.join([f'| {" | ".join(head)} |', '| --- ' * len(head) + '|',
+                    *(f'| {" | ".join(row)} |' for row in rest)])
+
+
+def weak_scaling(e: Estimate) -> str:
+  """Bytes that a device sends in a step, by the number of devices."""
+  return table([['devices', *map(str, e.weak_scaling)],
+                ['sent', *(_amount(size, 'B') for size in e.weak_scaling.values())]])
+
+
+def compared(found: dict[str, list[Estimate]], price: float) -> str:
+  """A row for each slice: the whole run."""
+  rows = [['slice', 'chips', 'fits', 'ms a step', 'MFU', 'hours', 'chip-hours',
+           *(['cost'] if price else [])]]
+  for name, phases in found.items():
+    cells = [name, str(phases[0].chips), 'no' if any(e.missing for e in phases) else 'yes']
+    if all(e.chip and e.flops for e in phases):
+      total = sum(e.chip_hours for e in phases)
+      cells += [' / '.join(f'{1e3 * e.step_seconds:.1f}' for e in phases),
+                ' / '.join(f'{e.mfu:.0%}' for e in phases), f'{total / phases[0].chips:,.1f}',
+                f'{total:,.0f}', *([f'{total * price:,.0f}'] if price else [])]
+    rows.append(cells + [''] * (len(rows[0]) - len(cells)))
+  return table(rows)
+
+
+def largest(found: Sequence[Largest]) -> str:
+  """What a search found."""
+  return table([['sharding', 'remat', 'rows a device', 'GiB']] + [
+      [x.preset, x.remat, str(x.rows) if x.rows else 'none', f'{x.memory / _GIB:.2f}']
+      for x in found])
