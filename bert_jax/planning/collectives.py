@@ -16,6 +16,8 @@ _INSTRUCTION = re.compile(
 _COMPUTATION = re.compile(r'^(?:ENTRY )?%?([\w.-]+) \(.*\{\s*$')
 _SHAPE = re.compile(r'(\w+)\[([\d,]*)\]')
 _IOTA = re.compile(r'replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]"
+                   r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}")
 _LISTS = re.compile(r'replica_groups=\{((?:\{[\d,]*\},?)*)\}')
 
 
@@ -53,15 +55,22 @@ def _result_size(result: str, asynchronous: bool) -> int:
   return max(map(_size, shapes)) if len(shapes) < 5 else _size(result) // 2
 
 
+def _iota(dims: str, transposed: str | None) -> np.ndarray:
+  shape = tuple(map(int, dims.split(',')))
+  order = np.arange(math.prod(shape)).reshape(shape)
+  return order.transpose(tuple(map(int, transposed.split(',')))) if transposed else order
+
+
 def _first_group(line: str, size: int) -> np.ndarray:
-  """The devices of the first group, by their place in the mesh."""
+  """The devices of the first group, by their place in the mesh, in any of the compiler's forms."""
   if found := _IOTA.search(line):
-    groups, members = int(found[1]), int(found[2])
-    dims = tuple(map(int, found[3].split(',')))
-    order = np.arange(math.prod(dims)).reshape(dims)
-    if found[4]:
-      order = order.transpose(tuple(map(int, found[4].split(','))))
-    return order.reshape(groups, members)[0]
+    return _iota(found[3], found[4]).reshape(int(found[1]), int(found[2]))[0]
+  if found := _MESH.search(line):
+    sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", found[1])}
+    order = np.arange(size) if not found[2] else _iota(found[2], found[3])
+    order = order.reshape(tuple(sizes.values()))
+    combined = re.findall(r"'(\w+)'", found[4])
+    return order[tuple(slice(None) if name in combined else 0 for name in sizes)].reshape(-1)
   if (found := _LISTS.search(line)) and found[1]:
     return np.array(list(map(int, re.findall(r'\{([\d,]+)\}', found[1])[0].split(','))))
   return np.arange(size)  # no groups = all
@@ -132,6 +141,6 @@ def weak_scaling(found: Iterable[Collective], mesh: Mesh, sizes: Iterable[int]) 
     if rest or not data:
       continue
     scaled[size] = sum(
-        sent(c.kind, c.bytes, c.devices // mesh.shape['data'] * data) if 'data' in c.axes
-        else c.sent for c in found)
+        sent(c.kind, c.bytes, max(c.devices * data // mesh.shape['data'], 1))
+        if 'data' in c.axes else c.sent for c in found)
   return scaled

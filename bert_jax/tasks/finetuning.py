@@ -154,7 +154,7 @@ class FineTuning(abc.ABC):
 
   def _forward(self, params: Any, batch: Batch, key: jax.Array | None) -> jax.Array:
     # Every microbatch of a step gets the same key: its first row tells them apart.
-    rngs = {} if key is None else {'dropout': jax.random.fold_in(key, batch.row[0])}
+    rngs = {} if key is None else {'dropout': jax.random.fold_in(key, jnp.min(batch.row))}
 
     def apply(*args, **kwargs):
       return self.model.apply(params, *args, deterministic=key is None, rngs=rngs, **kwargs)

@@ -95,8 +95,9 @@ class Pretraining:
       mask_key, dropout_key = jax.random.key(_EVAL_SEED, impl='threefry2x32'), None
     else:
       mask_key, dropout_key = jax.random.split(key)
-      # Every microbatch of a step gets the same key: its first row tells them apart.
-      dropout_key = jax.random.fold_in(dropout_key, rows.row[0])
+      # Every microbatch of a step gets the same key: its first row tells them apart. (rows.row[0]
+      # is the same, but takes the chips several messages to learn.)
+      dropout_key = jax.random.fold_in(dropout_key, jnp.min(rows.row))
     masked = self.mask(mask_key, batch)
     inputs = Inputs(masked.ids, rows.type_ids, rows.positions, rows.pair_index)
     metrics = mlm_nsp.loss(self.model, params, inputs, masked, rows.cls_positions, rows.labels,
