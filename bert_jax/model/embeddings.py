@@ -52,6 +52,14 @@ class Embeddings(nn.Module):
     self.norm = LayerNorm(c)
     self.dropout = nn.Dropout(c.dropout)
 
+  def _token_table(self) -> jax.Array:
+    """[padded V, D], its width whole on every chip.
+
+    Where a preset splits the width, the chips exchange the table; left to itself the compiler would
+    have every chip look up a part of the vectors for the rows of all.
+    """
+    return nn.with_logical_constraint(self.token, ('vocab', 'embed_act'))
+
   def __call__(self, ids: jax.Array, type_ids: jax.Array, positions: jax.Array, *,
                deterministic: bool) -> jax.Array:
     """Embeds a batch.
@@ -66,14 +74,15 @@ class Embeddings(nn.Module):
       [B, L, D] in the compute dtype.
     """
     # Summed in float32: three small numbers of the same size lose a digit in bfloat16.
-    x = (jnp.take(self.token, ids, axis=0)
-         + jnp.take(self.position, positions, axis=0)
-         + jnp.take(self.segment, type_ids, axis=0))  # [B, L, D]
+    position, segment = (nn.with_logical_constraint(table, (None, 'embed_act'))
+                         for table in (self.position, self.segment))
+    x = (jnp.take(self._token_table(), ids, axis=0) + jnp.take(position, positions, axis=0)
+         + jnp.take(segment, type_ids, axis=0))  # [B, L, D]
     x = nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act'))
     x = self.norm(x).astype(self.config.compute_dtype)
     return self.dropout(x, deterministic=deterministic)
 
   def decode(self, x: jax.Array) -> jax.Array:
     """Logits of `x` under the token table, tied: [..., D] -> [..., padded V], float32."""
-    table = self.token.astype(self.config.compute_dtype)
+    table = self._token_table().astype(self.config.compute_dtype)
     return jnp.einsum('...d,vd->...v', x, table, preferred_element_type=jnp.float32)

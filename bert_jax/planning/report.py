@@ -50,11 +50,11 @@ def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
                    f'operations: each device sends {_amount(c.sent, "B")}')
   if not e.chip:
     return
-  yield 'at best', _bound(e)
-  yield 'MFU', f'at most {e.mfu:.1%}'
+  yield 'roofline', _bound(e)
+  yield 'MFU', f'{e.mfu:.1%} at the roofline'
   hours = e.chip_hours / e.chips
   cost = f', {e.chip_hours * price:,.0f} at {price:g} an hour' if price else ''
-  yield 'all steps', (f'{e.phase.steps:,}: at least {hours:,.3g} hours, {e.chip_hours:,.3g} '
+  yield 'all steps', (f'{e.phase.steps:,}: {hours:,.3g} hours at the roofline, {e.chip_hours:,.3g} '
                       f'chip-hours{cost}')
 
 

@@ -33,10 +33,14 @@ def test_rows_go_over_replica_and_data():
 
 def test_peaks():
   class Device:
-    def __init__(self, kind):
-      self.device_kind = kind
+    def __init__(self, kind, core=0):
+      self.device_kind, self.id, self.coords = kind, core, (0, 0, 0)
 
-  assert topology.peak_flops(jax.devices()[0]) is None
-  assert topology.peak_flops(Device('TPU v5 lite')) == 197e12
-  assert topology.peak_flops(Device('NVIDIA H200')) == 989e12
-  assert topology.peak_flops(Device('NVIDIA H100 80GB HBM3')) == 989e12
+  assert topology.chip_of(jax.devices()[:1]) is None
+  assert topology.chip_of([Device('TPU v5 lite')]).flops == 197e12
+  assert topology.chip_of([Device('NVIDIA H200')]).flops == 989e12
+  assert topology.chip_of([Device('NVIDIA H100 80GB HBM3')]).flops == 989e12
+  # Two devices of one chip are half a chip each.
+  cores = [Device('TPU7x', core) for core in (0, 1)]
+  assert topology.num_chips(cores) == 1
+  assert topology.chip_of(cores).flops == 2307e12 / 2

@@ -1,0 +1,72 @@
+"""BERT-large's training step by the TPU compiler, beside transformers' Flax BERT.
+
+  python -m benchmarks.tpu_compile --peer_python=PEER/bin/python
+
+No TPU is needed. PEER is an environment as `benchmarks/flax_bert_tpu.py` says. Both sides compile a
+step of 32 rows of 128 for each chip, data parallel, bfloat16, dropout 0.1; bert_jax unrolled, as
+the peer is, and as configs/large.py has it (a scan over layers that keeps the products). Its step
+also makes the masks, predicts the masked positions only, and has the sentence pairs.
+"""
+
+import json
+import runpy
+import subprocess
+from typing import Any
+
+from absl import app
+from absl import flags
+
+from bert_jax.data.phases import Phase
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel import topology
+from bert_jax.planning import programs
+
+_TOPOLOGY = flags.DEFINE_string('topology', 'v5e:4x4', 'TPU slice.')
+_ROWS = flags.DEFINE_integer('rows', 32, 'Rows for each chip.')
+_LENGTH = flags.DEFINE_integer('length', 128, 'Tokens in a row.')
+_PEER = flags.DEFINE_string('peer_python', None, "The peer's Python; none = only bert_jax.")
+
+
+def _ours(chips: int, **model) -> dict[str, Any]:
+  config = runpy.run_path('configs/large.py')['get_config']()
+  config.update_from_flattened_dict({f'model.{name}': value for name, value in model.items()})
+  mesh = mesh_lib.make_mesh(devices=topology.get(_TOPOLOGY.value))
+  work = programs.pretraining(config, Phase(1, _LENGTH.value, _ROWS.value * chips))
+  found = programs.train_step(work, config, mesh)
+  return {'seconds': found.seconds, 'flops': found.flops, 'traffic': found.traffic,
+          'temporaries': found.memory['temporaries']}
+
+
+def _peers(chips: int) -> dict[str, Any]:
+  done = subprocess.run(
+      [_PEER.value, '-m', 'benchmarks.flax_bert_tpu', f'--topology={_TOPOLOGY.value}',
+       f'--rows={_ROWS.value * chips}', f'--length={_LENGTH.value}'], check=True, text=True,
+      stdout=subprocess.PIPE)
+  return json.loads(done.stdout.strip().rpartition('\n')[2])
+
+
+def main(_):
+  """Compiles one after another; prints a table, with ratios to the peer."""
+  chips = len(topology.get(_TOPOLOGY.value))
+  sides = {
+      "transformers' Flax BERT": (lambda: _peers(chips)) if _PEER.value else None,
+      'bert_jax, unrolled': lambda: _ours(chips, scan_unroll=24, remat='none'),
+      'bert_jax, configs/large.py': lambda: _ours(chips),
+  }
+  print('| | compiled in | TFLOP | GB of memory traffic | GiB of temporaries |\n'
+        '| --- | --- | --- | --- | --- |', flush=True)
+  peer = None
+  for name, side in sides.items():
+    if not side:
+      continue
+    found = side()
+    peer = peer or (found if _PEER.value else None)
+    cells = [f'{found["seconds"]:.0f} s', f'{found["flops"] / 1e12:.2f}',
+             f'{found["traffic"] / 1e9:.1f}', f'{found["temporaries"] / 2**30:.2f}']
+    if peer and found is not peer:
+      cells = [f'{cell} ({found[key] / peer[key]:.2f})' for cell, key in zip(cells, found)]
+    print(f'| {name} | {" | ".join(cells)} |', flush=True)
+
+
+if __name__ == '__main__':
+  app.run(main)

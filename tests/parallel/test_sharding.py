@@ -1,0 +1,91 @@
+"""Where each preset puts every parameter, and what its step sends.
+
+The golden files are written anew by: python -m tests.parallel.test_sharding
+"""
+
+import pathlib
+import re
+
+import jax
+import pytest
+
+from bert_jax.data.phases import Phase
+from bert_jax.parallel import sharding
+from bert_jax.planning import collectives
+from bert_jax.planning import programs
+from bert_jax.training import optimizer as optimizer_lib
+from bert_jax.training import state as state_lib
+from tests import conftest
+from tests.planning.test_programs import small_config
+
+GOLDEN = pathlib.Path(__file__).parent / 'golden'
+ROWS, VOCAB = 16, 1024  # 1,000 entries, padded
+
+
+def dump(preset: str) -> str:
+  """A line for each array of the training state: its name, its shape, its axes on the mesh."""
+  mesh = conftest.sub_mesh(2, 2, 2)
+  work = programs.pretraining(small_config(), Phase(10, 64, ROWS))
+  optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(), 100_000)
+  _, abstract = state_lib.make_init(work.task, optimizer, mesh, preset)
+  lines = []
+  for path, x in jax.tree_util.tree_leaves_with_path(
+      {'params': abstract.params['params'], 'mu': abstract.opt_state[1].mu['params'],
+       'nu': abstract.opt_state[1].nu['params']}):
+    axes = ', '.join(str(axis) for axis in x.sharding.spec)
+    lines.append(f'{"/".join(key.key for key in path):56} {str(x.shape):20} {axes}'.rstrip())
+  return '\n'.join(sorted(lines)) + '\n'
+
+
+@pytest.mark.parametrize('preset', sharding.PRESETS)
+def test_every_parameter_is_where_the_preset_says(preset):
+  assert dump(preset) == (GOLDEN / f'{preset}.txt').read_text()
+
+
+@pytest.fixture(scope='module')
+def steps():
+  """The text of each preset's step on 2 x 2 (data x model) devices, and what it sends."""
+  mesh, found = conftest.sub_mesh(2, 2), {}
+  for preset in sharding.PRESETS:
+    c = small_config(**{'sharding': preset, 'model.num_layers': 2})
+    text = programs.train_step(programs.pretraining(c, Phase(10, 64, ROWS)), c,
+                               mesh).program.as_text()
+    found[preset] = text, {(x.kind, x.axes): x for x in collectives.read(text, mesh)}
+  return found
+
+
+def test_data_parallel_only_sums_gradients(steps):
+  _, sent = steps['dp']
+  # Devices of the model axis hold the same: nothing is sent between them.
+  assert set(sent) == {('all-reduce', ('data',))}
+
+
+def test_sharded_parameters_are_gathered_and_moments_never(steps):
+  text, sent = steps['fsdp']
+  assert ('all-gather', ('data',)) in sent
+  # Only gradients and parameters cross the chips: their bytes, not three times as much.
+  _, dp = steps['dp']
+  assert sent['all-gather', ('data',)].bytes < 2.1 * dp['all-reduce', ('data',)].bytes
+
+
+@pytest.mark.parametrize('preset', ['tp', 'fsdp_tp'])
+def test_logits_are_never_gathered(steps, preset):
+  text, sent = steps[preset]
+  assert ('all-reduce', ('model',)) in sent
+  gathered = re.findall(r'= \(?(\w+\[[\d,]*\]).* all-gather', text)
+  assert not [shape for shape in gathered
+              if re.search(rf'[\[,]{VOCAB}\]', shape) and not shape.endswith(f'[64,{VOCAB}]')]
+  assert re.search(rf'f32\[\d+,{VOCAB // 2}\]', text)  # the logits of each chip: its entries
+
+
+@pytest.mark.parametrize('preset', sharding.PRESETS)
+def test_no_chip_draws_the_masks_of_all(steps, preset):
+  """Nothing in the program of a device has all rows: masks and dropout are its own share."""
+  text, _ = steps[preset]
+  whole = re.findall(rf'= \(?\w+\[{ROWS},[\d,]*\].*', text)
+  assert not whole, whole[:5]
+
+
+if __name__ == '__main__':
+  for name in sharding.PRESETS:
+    (GOLDEN / f'{name}.txt').write_text(dump(name))

@@ -1,0 +1,61 @@
+"""Collectives as the compilers write them; how they grow with the data axis."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.planning import collectives
+from bert_jax.planning.collectives import Collective
+from tests import conftest
+
+# Instructions of real programs for a mesh of 1 x 4 x 2 devices.
+HLO = (pathlib.Path(__file__).parent / 'collectives.hlo').read_text()
+
+
+def test_every_form_is_read():
+  found = collectives.read(HLO, conftest.sub_mesh(4, 2))
+  assert found == [
+      Collective('all-gather', ('data',), 4, 1, 8 * 4 * 4),
+      Collective('all-gather', ('model',), 2, 2, 64 * 8 * 2 + 64 * 8 * 2),
+      Collective('all-reduce', ('data',), 4, 1, 16 * 4 + 4 * 8 * 2),
+      Collective('all-reduce', ('data', 'model'), 8, 1, 4),
+      Collective('collective-permute', ('data', 'model'), 8, 1, 40),
+      Collective('reduce-scatter', ('data',), 4, 2, 1024 * 8 * 4 + 16 * 8 * 4 * 4)]
+
+
+def test_bytes_sent_along_a_ring():
+  assert collectives.sent('all-reduce', 1000, 4) == 1500
+  assert collectives.sent('all-gather', 1000, 4) == 750
+  assert collectives.sent('reduce-scatter', 1000, 4) == 750
+  assert collectives.sent('all-reduce', 1000, 1) == 0
+
+
+def test_extrapolated():
+  one = [Collective('all-reduce', ('data',), 4, 2, 100)]
+  two = [Collective('all-reduce', ('data',), 4, 2, 130),
+         Collective('all-gather', ('model',), 2, 1, 8)]
+  assert collectives.extrapolate(one, two, 5) == [
+      Collective('all-gather', ('model',), 2, 4, 32),
+      Collective('all-reduce', ('data',), 4, 2, 220)]
+
+
+@pytest.mark.parametrize('preset', ['dp', 'fsdp'])
+def test_weak_scaling_foretells_a_larger_mesh(preset):
+  """What a product of a larger mesh sends is what that of a smaller one says."""
+  def program(devices):
+    mesh = conftest.sub_mesh(devices, 1)
+    whole, split = mesh_lib.replicated(mesh), mesh_lib.batch_sharding(mesh)
+    kernel = jax.ShapeDtypeStruct((64, 32), jnp.float32,
+                                  sharding=split if preset == 'fsdp' else whole)
+    rows = jax.ShapeDtypeStruct((4 * devices, 64), jnp.float32, sharding=split)
+    grads = jax.jit(jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w))), out_shardings=whole)
+    return collectives.read(grads.lower(kernel, rows).compile().as_text(), mesh), mesh
+
+  scaled = collectives.weak_scaling(*program(2), (2, 4, 8))
+  for devices in (4, 8):
+    assert scaled[devices] == pytest.approx(sum(c.sent for c in program(devices)[0]), rel=1e-6)
+  assert scaled[8] > scaled[4] > scaled[2] > 0
+  assert collectives.weak_scaling([], conftest.sub_mesh(1, 4), (1, 4)) == {}
