@@ -17,6 +17,7 @@ from bert_jax import run_finetuning
 from bert_jax import run_pretraining
 from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.model import kernels
 from bert_jax.model.config import count_parameters
 from bert_jax.parallel import host
 from bert_jax.parallel import mesh as mesh_lib
@@ -29,7 +30,7 @@ from bert_jax.training import report
 from bert_jax.training.job import Job
 
 # Fields of `model` that may change within a run: how the same numbers are computed.
-_SAME_NUMBERS = ('dtype', 'remat', 'scan_unroll')
+_SAME_NUMBERS = ('dtype', 'attention', 'remat', 'scan_unroll')
 _VERSIONS = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
 
@@ -106,6 +107,7 @@ def _summary(config: ConfigDict, job: Job, mesh: Mesh,
   yield 'mesh', (f'{mesh.size} {mesh.devices.flat[0].device_kind}: '
                  + ', '.join(f'{k} {v}' for k, v in mesh.shape.items())
                  + f'; sharding {config.sharding}')
+  yield 'attention', kernels.describe(c, job.lengths, mesh.devices.flat[0].platform)
   yield from job.task.describe()
   yield 'steps', job.steps
   yield 'workdir', str(workdir)

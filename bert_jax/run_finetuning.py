@@ -85,7 +85,8 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
                           'null_threshold': getattr(task, 'null_threshold', None)}
   start = initial.with_head_of(model, config.task, task.labels) if model else None
   return Job(task, train_steps, tokenizer, start, task.train.batches.features.digest(), _FED_BY,
-             {'pooler': config.task in ('sequence_classification', 'multiple_choice')}, steps, kept)
+             {'pooler': config.task in ('sequence_classification', 'multiple_choice')}, steps,
+             [task.train.batches.length], kept)
 
 
 def finish(config: ConfigDict, workdir: epath.Path):

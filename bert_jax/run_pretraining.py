@@ -60,7 +60,8 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
       f'{p.steps:,} of {p.batch_size} rows of {p.max_len}' for p in phases)
   pairs = task.pair_objective is not None
   return Job(task, train_steps, corpus.tokenizer, model, corpus.train.digest,
-             ('seed', 'data.pack', 'data.sequences'), {'pooler': pairs, 'heads': True}, steps, {})
+             ('seed', 'data.pack', 'data.sequences'), {'pooler': pairs, 'heads': True}, steps,
+             [phase.max_len for phase in phases], {})
 
 
 def finish(config: ConfigDict, workdir: epath.Path):

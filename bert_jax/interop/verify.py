@@ -146,7 +146,7 @@ def compare(a: Pretrained, b: Pretrained, directory: epath.Path) -> Iterator[tup
   """
   for field in dataclasses.fields(a.config):
     ours, theirs = (getattr(m.config, field.name) for m in (a, b))
-    if ours != theirs and field.name not in ('dtype', 'remat', 'scan_unroll'):
+    if ours != theirs and field.name not in ('dtype', 'attention', 'remat', 'scan_unroll'):
       raise UserError(f'{field.name} is {ours} in one model and {theirs} in the other')
   if (a.task, a.labels) != (b.task, b.labels):
     raise UserError(f'one model is for {a.task or "pretraining"} with labels {a.labels}, the other '

@@ -4,6 +4,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from bert_jax.model import kernels
 from bert_jax.model.config import BertConfig
 from bert_jax.model.embeddings import truncated_normal
 from bert_jax.model.embeddings import zeros
@@ -52,8 +53,19 @@ class SelfAttention(nn.Module):
   config: BertConfig
 
   @nn.compact
-  def __call__(self, x: jax.Array, bias: jax.Array, *, deterministic: bool) -> jax.Array:
-    """[B, L, D] and a [B, 1, L, L] bias -> [B, L, D], before the residual and its dropout."""
+  def __call__(self, x: jax.Array, pair_index: jax.Array, bias: jax.Array | None, *,
+               deterministic: bool) -> jax.Array:
+    """Attends within the pairs.
+
+    Args:
+      x: [B, L, D].
+      pair_index: [B, L] int32.
+      bias: [B, 1, L, L] that `attention_bias` makes of it; None = a kernel does the attention.
+      deterministic: no dropout.
+
+    Returns:
+      [B, L, D] before the residual and its dropout.
+    """
     c = self.config
     d, h, k = c.hidden_size, c.num_heads, c.head_size
     # One product of width 3D reads x once; 'qkv' is never sharded, so each chip of the model axis
@@ -73,7 +85,10 @@ class SelfAttention(nn.Module):
       self.sow('intermediates', 'weights', weights)  # [B, H, L, L], kept for those who ask
       return dropout(weights)
 
-    out = dot_product_attention(query, key, value, bias, drop)
+    if bias is None:
+      out = kernels.attend(c, query, key, value, pair_index)
+    else:
+      out = dot_product_attention(query, key, value, bias, drop)
 
     init = truncated_normal(c.initializer_range, 'heads', 'kv', 'embed')
     kernel = self.param('out_kernel', init, (h, k, d)).astype(x.dtype)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from bert_jax.errors import UserError
 
 ACTIVATIONS = ('gelu', 'gelu_tanh', 'relu')
+ATTENTION = ('auto', 'xla', 'splash', 'cudnn')
 REMAT = ('none', 'dots', 'full')
 DTYPES = ('float32', 'bfloat16')
 
@@ -39,6 +40,8 @@ class BertConfig:
   initializer_range: float = 0.02  # standard deviation of the truncated normal
   layer_norm_eps: float = 1e-12
   dtype: str = 'float32'  # of the computation; parameters, softmax and norms stay float32
+  # How: xla, or a kernel without attention dropout: splash (TPU), cudnn (GPU); auto = what is best.
+  attention: str = 'auto'
   remat: str = 'none'  # what the backward pass computes again: none, dots (keep the matmuls), full
   scan_unroll: int = 1  # layers unrolled in each turn of the scan; num_layers = no loop at all
 
@@ -50,7 +53,8 @@ class BertConfig:
     if self.hidden_size % self.num_heads:
       raise UserError(f'model.hidden_size={self.hidden_size} is not divisible by '
                       f'model.num_heads={self.num_heads}')
-    for name, known in (('activation', ACTIVATIONS), ('remat', REMAT), ('dtype', DTYPES)):
+    for name, known in (('activation', ACTIVATIONS), ('remat', REMAT), ('dtype', DTYPES),
+                        ('attention', ATTENTION)):
       if getattr(self, name) not in known:
         raise UserError(f'model.{name}={getattr(self, name)!r} is unknown: use {", ".join(known)}')
     for name in ('dropout', 'attention_dropout'):

@@ -7,6 +7,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from bert_jax.model import kernels
 from bert_jax.model.attention import SelfAttention
 from bert_jax.model.attention import attention_bias
 from bert_jax.model.config import BertConfig
@@ -62,11 +63,13 @@ class EncoderLayer(nn.Module):
   deterministic: bool
 
   @nn.compact
-  def __call__(self, x: jax.Array, bias: jax.Array) -> tuple[jax.Array, None]:
-    """[B, L, D] and a [B, 1, L, L] bias -> ([B, L, D], None)."""
+  def __call__(self, x: jax.Array, pair_index: jax.Array,
+               bias: jax.Array | None) -> tuple[jax.Array, None]:
+    """[B, L, D], and what `SelfAttention` takes -> ([B, L, D], None)."""
     c = self.config
     dropout = nn.Dropout(c.dropout, deterministic=self.deterministic)
-    y = SelfAttention(c, name='attention')(x, bias, deterministic=self.deterministic)
+    y = SelfAttention(c, name='attention')(x, pair_index, bias,
+                                           deterministic=self.deterministic)
     x = LayerNorm(c, name='attention_norm')(x + dropout(y))
     y = FeedForward(c, name='feed_forward')(x)
     x = LayerNorm(c, name='feed_forward_norm')(x + dropout(y))
@@ -108,7 +111,10 @@ class Bert(nn.Module):
                      split_rngs={'params': True, 'dropout': True}, in_axes=nn.broadcast,
                      length=c.num_layers, unroll=c.scan_unroll,
                      metadata_params={nn.PARTITION_NAME: 'layers'})
-    x, _ = layers(c, deterministic, name='layers')(x, attention_bias(batch.pair_index))
+    path, _ = kernels.chosen(c, x.shape[1])
+    plain = path == 'xla' or self.is_mutable_collection('intermediates')  # who asks for weights
+    bias = attention_bias(batch.pair_index) if plain else None
+    x, _ = layers(c, deterministic, name='layers')(x, batch.pair_index, bias)
     return x
 
   def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:

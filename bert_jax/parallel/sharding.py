@@ -72,6 +72,20 @@ def with_mesh(function, mesh: Mesh, preset: str, **jit_options):
   return call
 
 
+def over_rows_and_heads(function):
+  """`function(query, key, value, pair_index)` run by each chip on its own rows and heads.
+
+  The first three and the result are [B, L, H, K], the last is [B, L]. What the compiler cannot
+  split, a kernel, has to be split by hand. Without a mesh in context it is `function` itself.
+  """
+  if jax.sharding.get_abstract_mesh().empty:
+    return function
+  heads = nn.logical_to_mesh_axes(('batch', 'seq', 'heads', 'kv'))
+  rows = nn.logical_to_mesh_axes(('batch', 'seq'))
+  return jax.shard_map(function, in_specs=(heads, heads, heads, rows), out_specs=heads,
+                       check_vma=False)
+
+
 def batch_divisor(mesh: Mesh) -> int:
   """What the rows of a batch have to be divisible by."""
   return math.prod(mesh.shape[axis] for axis in BATCH_AXES)

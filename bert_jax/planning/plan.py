@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
+from bert_jax.model import kernels
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import topology
 from bert_jax.planning import programs
@@ -74,9 +75,11 @@ def _plan(config: ConfigDict, name: str, options: Options) -> tuple[list[Estimat
   mesh = mesh_lib.make_mesh(**config.mesh, devices=devices)
   works = list(_phases(config, mesh))
   _check(config, mesh)
+  bert, lengths = works[0].task.model.config, [work.phase.max_len for work in works]
   axes = ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
   print(f'\n{name}: {topology.num_chips(devices)} {devices[0].device_kind} '
         f'(mesh {axes}; sharding {config.sharding}; remat {config.model.remat})')
+  print(f'  attention: {kernels.describe(bert, lengths, devices[0].platform)}')
   estimates, found = [], []
   for work in works:
     phase = work.phase

@@ -22,8 +22,8 @@ from bert_jax.model.config import BertConfig
 from bert_jax.training.report import print_summary
 
 # Fields of `model` that the parameters do not know: a run may have others than its start.
-_FREE = ('dtype', 'remat', 'scan_unroll', 'dropout', 'attention_dropout', 'initializer_range',
-         'vocab_size')
+_FREE = ('dtype', 'attention', 'remat', 'scan_unroll', 'dropout', 'attention_dropout',
+         'initializer_range', 'vocab_size')
 
 
 def load(config: ConfigDict) -> Pretrained:

@@ -21,4 +21,5 @@ class Job(NamedTuple):
   fed_by: Sequence[str]  # fields of the config that decide which rows a step sees
   parts: Mapping[str, bool]  # what `count_parameters` counts besides the encoder
   steps: str  # in words
+  lengths: Sequence[int]  # L of the rows
   kept: Mapping[str, Any]  # what run.json keeps for those who load the model
