@@ -1,8 +1,10 @@
 """From a config and a workdir to a trained model: checks, mesh, data, task, loop."""
 
 from collections.abc import Iterator
+import hashlib
 import importlib.metadata
 import json
+import pathlib
 import shlex
 import sys
 from typing import Any
@@ -21,6 +23,7 @@ from bert_jax.model import kernels
 from bert_jax.model.config import count_parameters
 from bert_jax.parallel import host
 from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel import processes
 from bert_jax.parallel import sharding
 from bert_jax.training import checkpoint
 from bert_jax.training import initial
@@ -84,6 +87,17 @@ def _start(config: ConfigDict, workdir: epath.Path) -> Pretrained | None:
   return model
 
 
+def _agree(config: ConfigDict, workdir: epath.Path):
+  """Raises UserError if the processes of the run are not of one mind, or of one version."""
+  source = hashlib.blake2b(digest_size=8)
+  for path in sorted(pathlib.Path(__file__).parent.rglob('*.py')):
+    source.update(path.read_bytes())
+  versions = {name: importlib.metadata.version(name) for name in _VERSIONS}
+  processes.agree('version', json.dumps(versions | {'bert_jax': source.hexdigest()}, indent=1))
+  processes.agree('config', json.dumps({'workdir': str(workdir), **config.to_dict()}, indent=1,
+                                       default=str))
+
+
 def _write_run(workdir: epath.Path, config: ConfigDict, job: Job):
   if jax.process_index():
     return
@@ -131,14 +145,21 @@ def run(config: ConfigDict, workdir: str):
   on_cpu = config.platform == 'cpu' or (config.platform == 'auto' and not host.has_accelerator())
   if on_cpu:
     host.keep_freed_memory()  # before JAX starts its threads
-  mesh_lib.join_processes()
-  mesh_lib.select_platform(config.platform)
+  with processes.together(config.platform):
+    mesh_lib.select_platform(config.platform)
+    _agree(config, workdir)
+    _train(config, workdir)
+  (run_pretraining if config.task == 'pretrain' else run_finetuning).finish(config, workdir)
+
+
+def _train(config: ConfigDict, workdir: epath.Path):
+  """The part that all processes do together."""
   mesh = mesh_lib.make_mesh(**config.mesh)
   report.check_writable(workdir)
   model = _start(config, workdir)
   config_lib.check_positions(config)
   for phase in config_lib.phases_of(config):
-    mesh_lib.check_fits(mesh, phase.batch_size, optimizer_config.accumulation,
+    mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
                         config.model.num_heads)
 
   kind = run_pretraining if config.task == 'pretrain' else run_finetuning
@@ -157,4 +178,3 @@ def run(config: ConfigDict, workdir: str):
   if config.model.embedding_init and checkpoints.latest() is None:
     changes.append(initial.from_word_vectors(config.model.embedding_init, job.tokenizer))
   loop.train(job.task, config, job.train_steps, mesh, workdir, checkpoints, changes)
-  kind.finish(config, workdir)

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
+import time
 
 import pytest
 
@@ -20,21 +22,32 @@ def records(tmp_path_factory, corpus_file) -> str:
   return folder
 
 
-def together(processes: int, workdir, *arguments: str) -> list[dict]:
-  """Runs main on four devices in all; returns metrics.jsonl."""
+def start(processes: int, workdir, *arguments: str, each=lambda i: (), env=None) -> list:
+  """Starts main on four devices in all; `each` gives a process flags of its own."""
   with socket.socket() as free:
     free.bind(('localhost', 0))
     port = free.getsockname()[1]
   running = []
   for i in range(processes):
     command = test_commands.command(*arguments, f'--workdir={os.path.relpath(workdir, ROOT)}',
-                                    '--config.log_batch_digest=True', devices=4 // processes)
+                                    '--config.log_batch_digest=True', *each(i),
+                                    devices=4 // processes)
     command['env'].update(JAX_COORDINATOR_ADDRESS=f'localhost:{port}', JAX_PROCESS_ID=str(i),
-                          JAX_NUM_PROCESSES=str(processes), JAX_PLATFORMS='cpu')
+                          JAX_NUM_PROCESSES=str(processes), JAX_PLATFORMS='cpu', **(env or {}))
     running.append(subprocess.Popen(**command))
+  return running
+
+
+def read_metrics(workdir) -> list[dict]:
+  return [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+
+
+def together(processes: int, workdir, *arguments: str) -> list[dict]:
+  """Runs main; returns metrics.jsonl."""
+  running = start(processes, workdir, *arguments)
   ended = [process.communicate(timeout=300) for process in running]
   assert [process.returncode for process in running] == [0] * processes, ended
-  return [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+  return read_metrics(workdir)
 
 
 def run_together(processes: int, records: str, workdir, *more: str) -> list[dict]:
@@ -84,3 +97,95 @@ def test_all_start_from_another_model(records, tmp_path):
   losses = [[line['loss'] for line in lines if 'loss' in line] for lines in (one, two)]
   assert losses[1] == pytest.approx(losses[0], rel=1e-5)
   assert abs(losses[0][0] - fresh[0]) > 1e-4
+
+
+# ---- presets and checkpoints --------------------------------------------------------------------
+
+STEPS = ('--config.train_steps=20', '--config.optimizer.warmup_steps=2', '--config.log_every=1',
+         '--config.eval_every=20', '--config.eval_batches=1', '--config.checkpoint_every=10',
+         '--config.keep_checkpoints=9', '--config.model.num_heads=4')
+
+
+def test_any_preset_and_number_of_processes_goes_on_with_any(records, tmp_path):
+  """Each run is cut in half; the second half is another's."""
+  forms = [(1, 'dp', 1), (2, 'fsdp', 1), (4, 'tp', 4), (2, 'fsdp_tp', 2)]
+
+  def half(form, workdir):
+    processes, preset, model = form
+    return [line['loss'] for line in together(processes, workdir, *test_commands.train(
+        records, workdir, *STEPS, f'--config.sharding={preset}',
+        f'--config.mesh.model={model}')) if 'loss' in line]
+
+  whole = half(forms[0], tmp_path / 'whole')
+  assert len(whole) == 20 and whole[-1] != whole[0]
+  for first, second in zip(forms, forms[1:] + forms[:1]):
+    workdir = tmp_path / f'{first[1]}-{second[1]}'
+    half(first, workdir)
+    shutil.rmtree(workdir / 'checkpoints/20')
+    found = half(second, workdir)
+    assert found == pytest.approx(whole, rel=2e-4), (first, second)
+
+
+# ---- deaths and disagreements -------------------------------------------------------------------
+
+
+KILLED = ('--config.train_steps=24', '--config.log_every=1', '--config.checkpoint_every=8')
+
+
+@pytest.fixture(scope='module')
+def alone(records, tmp_path_factory) -> list:
+  """(step, loss) of four processes that nobody kills."""
+  folder = tmp_path_factory.mktemp('alone')
+  lines = together(4, folder / 'run', *test_commands.train(records, folder / 'run', *KILLED))
+  return [(line['step'], line['loss']) for line in lines if 'loss' in line]
+
+
+@pytest.mark.parametrize('victim', [0, 2])
+def test_a_killed_process_is_named_and_the_run_goes_on(records, tmp_path, alone, victim):
+  arguments = test_commands.train(records, tmp_path / 'run', *KILLED)
+  running = start(4, tmp_path / 'run', *arguments, env={'BERT_JAX_GONE_SECONDS': '8'})
+  metrics, deadline = tmp_path / 'run/metrics.jsonl', time.monotonic() + 200
+  while not metrics.exists() or len(metrics.read_text().splitlines()) < 12:
+    assert time.monotonic() < deadline
+    assert not [p.communicate() for p in running if p.poll() is not None]
+    time.sleep(0.1)
+  running[victim].kill()
+  killed = time.monotonic()
+  ended = [process.communicate(timeout=100) for process in running]
+  assert time.monotonic() - killed < 30
+  for i, (process, (_, err)) in enumerate(zip(running, ended)):
+    if i != victim:
+      assert process.returncode == 1, err
+      last = err.strip().splitlines()[-1]
+      assert last.startswith(f'bert_jax: process {victim}') and 'is gone' in last, err
+
+  lines = together(4, tmp_path / 'run', *arguments)
+  assert [(line['step'], line['loss']) for line in lines if 'loss' in line] == alone
+  assert len(alone) == 24
+
+
+def test_processes_with_other_configs(records, tmp_path):
+  running = start(2, tmp_path / 'run', *test_commands.train(records, tmp_path / 'run'),
+                  each=lambda i: (f'--config.seed={i}',))
+  ended = [process.communicate(timeout=100) for process in running]
+  assert [process.returncode for process in running] == [2, 2], ended
+  for _, err in ended:
+    assert 'process 1 has another config than process 0' in err and '"seed": 1' in err
+
+
+def test_a_coordinator_that_is_not_there(records, tmp_path):
+  command = test_commands.command(*test_commands.train(records, tmp_path / 'run'))
+  command['env'].update(JAX_COORDINATOR_ADDRESS='localhost:1', JAX_NUM_PROCESSES='2',
+                        JAX_PROCESS_ID='1', BERT_JAX_START_SECONDS='2')
+  done = subprocess.run(**command, timeout=100)
+  assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+  assert 'the coordinator at localhost:1 cannot be reached after 2 s' in done.stderr
+
+
+def test_a_process_that_never_comes(records, tmp_path):
+  running = start(2, tmp_path / 'run', *test_commands.train(records, tmp_path / 'run'),
+                  env={'BERT_JAX_START_SECONDS': '5'})
+  running[1].kill()
+  _, err = running[0].communicate(timeout=100)
+  assert running[0].returncode == 1, err
+  assert 'not all processes of this run came within 5 s' in err.splitlines()[-1], err

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 import math
-import os
 from typing import Any
 
 import jax
@@ -12,28 +11,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from bert_jax.errors import UserError
+from bert_jax.parallel import host
 
 AXES = ('replica', 'data', 'model')
 BATCH_AXES = ('replica', 'data')
 PLATFORMS = ('auto', 'cpu', 'gpu', 'tpu')
-
-
-def join_processes():
-  """Joins the other processes of this run, before JAX is used.
-
-  JAX_COORDINATOR_ADDRESS (host:port of the first process), JAX_NUM_PROCESSES and JAX_PROCESS_ID in
-  the environment say which they are; without them a run is one process.
-  """
-  address = os.environ.get('JAX_COORDINATOR_ADDRESS')
-  if not address:
-    return
-  try:
-    processes = {name: int(os.environ[f'JAX_{name.upper()}'])
-                 for name in ('num_processes', 'process_id')}
-  except (KeyError, ValueError) as e:
-    raise UserError(f'JAX_COORDINATOR_ADDRESS={address} is set, so JAX_NUM_PROCESSES and '
-                    f'JAX_PROCESS_ID have to be numbers: {e}') from e
-  jax.distributed.initialize(address, **processes)
 
 
 def select_platform(platform: str):
@@ -50,6 +32,10 @@ def select_platform(platform: str):
     found = jax.default_backend()
   except RuntimeError as e:
     raise UserError(f'platform={platform!r} has no device here: {e}') from e
+  if platform == 'auto' and found == 'cpu' and host.has_accelerator():
+    raise UserError('there is an accelerator here, but JAX finds only CPUs: install '
+                    'requirements-tpu.txt or requirements-gpu.txt (or another process holds it), '
+                    'or give --config.platform=cpu')
   if platform not in ('auto', found):
     raise UserError(f'platform={platform!r} has no device here: JAX finds {found!r}')
 

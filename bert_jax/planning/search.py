@@ -75,6 +75,6 @@ def memory_limit(device) -> float:
   """What a device here has, in bytes; infinite where the compiler is asked instead."""
   try:
     stats = device.memory_stats() or {}
-  except Exception:  # devices that are only compiled for have none  # noqa: BLE001
+  except Exception:  # devices that are only compiled for have none
     stats = {}
   return stats.get('bytes_limit', math.inf)

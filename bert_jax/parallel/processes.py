@@ -1,0 +1,242 @@
+"""The processes of a run, one for each host: how they find each other, agree, and notice a death.
+
+A process that dies would leave the others waiting in a collective, or aborted by JAX's coordination
+service with pages of C++. Here every process says that it lives, and all end with one line that
+names the one that is gone.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import ctypes
+import glob
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+
+import jax
+
+from bert_jax.errors import EXIT_FAILED
+from bert_jax.errors import Failed
+from bert_jax.errors import Preempted
+from bert_jax.errors import UserError
+
+# Without a sign of life a process is gone; JAX itself gives up after 100 s without naming anyone.
+GONE_SECONDS = float(os.environ.get('BERT_JAX_GONE_SECONDS', 60))
+BEAT_SECONDS = GONE_SECONDS / 12  # between two signs of life
+START_SECONDS = float(os.environ.get('BERT_JAX_START_SECONDS', 300))  # for all to start
+
+_watching = threading.Event()
+_GONE = 'gone'  # the key of the first verdict, for all to read
+
+
+def _client():
+  """JAX's client of the coordination service; None in a run of one process."""
+  from jax._src import distributed  # what orbax and others use: there is no public name
+  return distributed.global_state.client
+
+
+def _say(message: str):
+  print(f'bert_jax: {message}', file=sys.stderr, flush=True)
+
+
+def _end(message: str):
+  """Ends the process from whatever thread: the main one may be waiting for the dead."""
+  _say(f'{message}. What was saved is sound: start all processes again to go on')
+  _be_last()
+  os._exit(EXIT_FAILED)
+
+
+def _be_last():
+  """Has process 0 wait for the others to end: the coordination service ends with it."""
+  if _watching.is_set() and jax.process_index() == 0:
+    time.sleep(2 * BEAT_SECONDS)
+
+
+# ---- joining ------------------------------------------------------------------------------------
+
+
+def _reach(address: str, seconds: float):
+  """Waits for the coordinator, because JAX's own client aborts the process if it is not there."""
+  host, _, port = address.rpartition(':')
+  if not host or not port.isdigit():
+    raise UserError(f'JAX_COORDINATOR_ADDRESS={address} is not HOST:PORT')
+  deadline = time.monotonic() + seconds
+  while True:
+    try:
+      socket.create_connection((host.strip('[]'), int(port)), timeout=5).close()
+      return
+    except OSError as e:
+      if time.monotonic() > deadline:
+        raise Failed(f'the coordinator at {address} cannot be reached after {seconds:.0f} s ({e}): '
+                     'is process 0 running, and is the port open?') from e
+      time.sleep(0.5)
+
+
+def _by_hand(address: str) -> dict:
+  try:
+    found = {name: int(os.environ[f'JAX_{name.upper()}'])
+             for name in ('num_processes', 'process_id')}
+  except (KeyError, ValueError) as e:
+    raise UserError(f'JAX_COORDINATOR_ADDRESS={address} is set, so JAX_NUM_PROCESSES and '
+                    f'JAX_PROCESS_ID have to be numbers: {e}') from e
+  if found['process_id']:
+    _reach(address, START_SECONDS)
+  return {'coordinator_address': address, **found}
+
+
+def _is_cluster() -> bool:
+  """Whether JAX can find the other processes itself: Slurm, or the hosts of a TPU slice."""
+  if int(os.environ.get('SLURM_NTASKS', 1)) > 1 and 'SLURM_STEP_ID' in os.environ:
+    return True
+  return bool(glob.glob('/dev/accel*') or glob.glob('/dev/vfio/[0-9]*'))
+
+
+def _join(platform: str):
+  """Joins the other processes of this run, before JAX is used.
+
+  JAX_COORDINATOR_ADDRESS (host:port of the first process), JAX_NUM_PROCESSES and JAX_PROCESS_ID in
+  the environment say which they are. On the hosts of a TPU slice (VMs, GKE) and in a Slurm job step
+  of several tasks JAX finds them itself. All else is a run of one process.
+
+  Raises:
+    UserError: the environment is not complete.
+    Failed: the first process cannot be reached.
+  """
+  address = os.environ.get('JAX_COORDINATOR_ADDRESS')
+  if address:
+    options = _by_hand(address)
+  elif platform != 'cpu' and _is_cluster():
+    options = {}
+  else:
+    return
+  _on_abort(lambda: _end(f'not all processes of this run came within {START_SECONDS:.0f} s'))
+  try:
+    jax.distributed.initialize(initialization_timeout=int(START_SECONDS), **options)
+  except (RuntimeError, ValueError) as e:
+    raise Failed(f'the processes of this run did not find each other: {e}') from e
+  _start_watch()
+
+
+# ---- agreeing -----------------------------------------------------------------------------------
+
+
+def meet(name: str, seconds: float = START_SECONDS):
+  """Waits until all processes are here.
+
+  Raises:
+    Failed: naming those that did not come in time.
+  """
+  client = _client()
+  if client is None or jax.process_count() == 1:
+    return
+  try:
+    client.wait_at_barrier(f'bert_jax/{name}', timeout_in_ms=int(1000 * seconds))
+  except RuntimeError as e:
+    missing = re.search(r'timed out task names:\s*([\d\s,]+)', str(e))
+    who = ', '.join(missing[1].split()) if missing else 'some'
+    raise Failed(f'process {who} of {jax.process_count()} did not come to {name!r} within '
+                 f'{seconds:.0f} s') from e
+
+
+def agree(what: str, value: str):
+  """Raises UserError if not all processes have the same `value`, naming the first that differs."""
+  client = _client()
+  if client is None or jax.process_count() == 1:
+    return
+  client.key_value_set(f'bert_jax/{what}/{jax.process_index()}', value)
+  meet(what)
+  first = client.blocking_key_value_get(f'bert_jax/{what}/0', 10_000)
+  for i in range(1, jax.process_count()):
+    other = client.blocking_key_value_get(f'bert_jax/{what}/{i}', 10_000)
+    if other != first:
+      raise UserError(f'process {i} has another {what} than process 0: {_difference(first, other)}')
+
+
+def _difference(first: str, other: str) -> str:
+  """The first lines of two texts that differ."""
+  pairs = list(zip(first.splitlines(), other.splitlines()))
+  a, b = next(((a, b) for a, b in pairs if a != b), ('more lines', 'fewer lines'))
+  return f'{b.strip()[:80]!r} and {a.strip()[:80]!r}'
+
+
+# ---- noticing -----------------------------------------------------------------------------------
+
+
+def _start_watch():
+  """Says that this process lives, and listens to the others, in a thread."""
+  _on_abort(lambda: _end('process 0 is gone, where the coordination service ran'))
+  _watching.set()
+  threading.Thread(target=_watch, name='watch', daemon=True).start()
+
+
+def _watch():
+  client, me, count = _client(), jax.process_index(), jax.process_count()
+  beat, seen = 0, {}  # seen: process -> (its last beat, when it changed)
+  while _watching.is_set():
+    try:
+      beat += 1
+      client.key_value_set(f'bert_jax/alive/{me}', str(beat), allow_overwrite=True)
+      found = {key.rpartition('/')[2]: value
+               for key, value in client.key_value_dir_get('bert_jax/alive')}
+    except Exception:  # the service is gone: `_on_abort` speaks
+      return
+    now = time.monotonic()
+    if _GONE in found:
+      _end(found[_GONE])
+    for process in range(count):
+      value, since = seen.get(process, (None, now))
+      if found.get(str(process)) != value:
+        since = now
+      seen[process] = found.get(str(process)), since
+      if now - since > GONE_SECONDS and _watching.is_set():
+        verdict = f'process {process} of {count} is gone: no sign of life for {GONE_SECONDS:.0f} s'
+        client.key_value_set(f'bert_jax/alive/{_GONE}', verdict, allow_overwrite=True)
+        _end(verdict)
+    time.sleep(BEAT_SECONDS)
+
+
+def _on_abort(action):
+  """Has `action` run when C++ aborts the process, which Python's own handlers cannot."""
+  def handler(number):
+    del number
+    action()
+
+  _on_abort.handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(handler)  # kept from being collected
+  ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort.handler)
+
+
+def _explain(error: Exception):
+  """Before an error ends this process: does it come from the death of another?
+
+  A collective fails at once when another process dies; who it was takes `GONE_SECONDS` to be sure.
+  """
+  if isinstance(error, UserError | Failed | Preempted):  # the others have it too, or will notice
+    _be_last()
+    return
+  _say(f'an exchange with the other processes failed ({str(error).splitlines()[0][:200]}): waiting '
+       'to learn which is gone')
+  time.sleep(GONE_SECONDS + 4 * BEAT_SECONDS)  # the watch ends the process before
+
+
+@contextlib.contextmanager
+def together(platform: str = 'auto') -> Iterator[None]:
+  """A run with the other processes, if there are any: joined, watched, left.
+
+  Raises:
+    UserError, Failed: they cannot be joined.
+  """
+  _join(platform)
+  try:
+    yield
+  except Exception as e:
+    if _watching.is_set():
+      _explain(e)
+    raise
+  finally:
+    if _watching.is_set():
+      _watching.clear()
+      ctypes.CDLL(None).signal(signal.SIGABRT, None)
