@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the other scripts: makes .venv in the repository and installs a requirements file.
 #   . launch/venv.sh requirements.txt
 # PYTHON names the interpreter, VENV the folder.

@@ -106,6 +106,7 @@ STEPS = ('--config.train_steps=20', '--config.optimizer.warmup_steps=2', '--conf
          '--config.keep_checkpoints=9', '--config.model.num_heads=4')
 
 
+@pytest.mark.slow
 def test_any_preset_and_number_of_processes_goes_on_with_any(records, tmp_path):
   """Each run is cut in half; the second half is another's."""
   forms = [(1, 'dp', 1), (2, 'fsdp', 1), (4, 'tp', 4), (2, 'fsdp_tp', 2)]
@@ -140,11 +141,10 @@ def alone(records, tmp_path_factory) -> list:
   return [(line['step'], line['loss']) for line in lines if 'loss' in line]
 
 
-@pytest.mark.parametrize('victim', [0, 2])
-def test_a_killed_process_is_named_and_the_run_goes_on(records, tmp_path, alone, victim):
-  arguments = test_commands.train(records, tmp_path / 'run', *KILLED)
-  running = start(4, tmp_path / 'run', *arguments, env={'BERT_JAX_GONE_SECONDS': '8'})
-  metrics, deadline = tmp_path / 'run/metrics.jsonl', time.monotonic() + 200
+def kill_one(processes: int, victim: int, workdir, arguments):
+  """Kills one of a run's processes; the others end and name it."""
+  running = start(processes, workdir, *arguments, env={'BERT_JAX_GONE_SECONDS': '8'})
+  metrics, deadline = workdir / 'metrics.jsonl', time.monotonic() + 200
   while not metrics.exists() or len(metrics.read_text().splitlines()) < 12:
     assert time.monotonic() < deadline
     assert not [p.communicate() for p in running if p.poll() is not None]
@@ -159,6 +159,16 @@ def test_a_killed_process_is_named_and_the_run_goes_on(records, tmp_path, alone,
       last = err.strip().splitlines()[-1]
       assert last.startswith(f'bert_jax: process {victim}') and 'is gone' in last, err
 
+
+def test_a_killed_process_is_named(records, tmp_path):
+  kill_one(2, 1, tmp_path / 'run', test_commands.train(records, tmp_path / 'run', *KILLED))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('victim', [0, 2])
+def test_after_a_death_the_run_goes_on_exactly(records, tmp_path, alone, victim):
+  arguments = test_commands.train(records, tmp_path / 'run', *KILLED)
+  kill_one(4, victim, tmp_path / 'run', arguments)
   lines = together(4, tmp_path / 'run', *arguments)
   assert [(line['step'], line['loss']) for line in lines if 'loss' in line] == alone
   assert len(alone) == 24

@@ -1,0 +1,56 @@
+# shellcheck shell=bash
+# Sourced by the scripts that rent machines: commands are run, or with --dry-run printed as they
+# would be typed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+DRY_RUN=false
+
+fail() { # message: a mistake in what was given
+  echo "bert_jax: $1" >&2
+  exit 2
+}
+
+run() { # command and arguments
+  if $DRY_RUN; then
+    local quoted
+    printf -v quoted ' %q' "$@"
+    echo "${quoted# }"
+  else
+    "$@"
+  fi
+}
+
+quote() { # words: as a shell reads them back
+  local quoted
+  printf -v quoted ' %q' "$@"
+  echo "${quoted# }"
+}
+
+# Reads [--dry-run] ACTION --key=value ... [-- FLAGS OF main] into ACTION, the variables that the
+# script has declared in OPTIONS (key -> value), and MAIN_FLAGS.
+declare -A OPTIONS=()
+MAIN_FLAGS=()
+ACTION=''
+# shellcheck disable=SC2034  # MAIN_FLAGS is for the script that sources this one
+parse() {
+  while [ $# -gt 0 ]; do
+    case "$1" in
+      --) shift; MAIN_FLAGS=("$@"); return ;;
+      --dry-run) DRY_RUN=true ;;
+      --*)
+        local key="${1#--}" value=true
+        if [[ "$key" == *=* ]]; then value="${key#*=}"; key="${key%%=*}"; fi
+        [ -n "${OPTIONS[$key]+known}" ] || fail "unknown option --$key: there are --dry-run ${!OPTIONS[*]}"
+        OPTIONS[$key]="$value" ;;
+      *) [ -z "$ACTION" ] || fail "unexpected argument $1"; ACTION="$1" ;;
+    esac
+    shift
+  done
+}
+
+need() { # keys that have to be given
+  local key
+  for key in "$@"; do
+    [ -n "${OPTIONS[$key]}" ] || fail "give --$key"
+  done
+}

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# A run on a GKE cluster with TPU nodes, as a JobSet or through xpk.
+#
+#   bash launch/gke.sh [--dry-run] ACTION --name=NAME [OPTIONS] [-- FLAGS OF main]
+#
+#   build   build the container and push it: --image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/bert_jax
+#   apply   start the JobSet: --image=... --topology=v5e:4x4; it restarts what is preempted
+#   xpk     the same through xpk: --cluster=NAME --image=... --type=v5litepod-16
+#   log     follow the log of the first host
+#   delete  end it
+#
+# Needs docker, kubectl with the cluster's credentials and the JobSet controller; or xpk. --dry-run
+# prints the commands (and the manifest) and runs none.
+# shellcheck source=launch/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+# shellcheck source=launch/xla_flags.sh
+. launch/xla_flags.sh
+OPTIONS=([name]='' [image]='' [topology]=v5e:4x4 [cluster]='' [type]=v5litepod-16 [slices]=1)
+parse "$@"
+
+json() { # words -> "a", "b"
+  local word found=''
+  for word in "$@"; do
+    word="${word//\\/\\\\}"
+    found+=", \"${word//\"/\\\"}\""
+  done
+  echo "${found#, }"
+}
+
+manifest() {
+  local generation="${OPTIONS[topology]%%:*}" shape="${OPTIONS[topology]#*:}" chips=1 per_host=4 n
+  local -A accelerators=([v4]=tpu-v4-podslice [v5e]=tpu-v5-lite-podslice [v5p]=tpu-v5p-slice
+                         [v6e]=tpu-v6e-slice [tpu7x]=tpu7x)
+  [ -n "${accelerators[$generation]+known}" ] || fail "unknown --topology=${OPTIONS[topology]}"
+  for n in ${shape//x/ }; do chips=$((chips * n)); done
+  if [ "$chips" -lt 4 ]; then per_host=$chips; fi
+  local flags text key
+  flags="$(xla_flags "$generation")"
+  local -A values=(
+    [NAME]="${OPTIONS[name]}" [IMAGE]="${OPTIONS[image]}" [SLICES]="${OPTIONS[slices]}"
+    [ACCELERATOR]="${accelerators[$generation]}" [TOPOLOGY]="$shape" [CHIPS]="$per_host"
+    [HOSTS]="$((chips / per_host))" [FLAGS_VARIABLE]="${flags%%=*}" [FLAGS_VALUE]="${flags#*=}"
+    [COMMAND]="$(json python -m bert_jax.main "${MAIN_FLAGS[@]}")")
+  text="$(< launch/gke_jobset.yaml)"
+  for key in "${!values[@]}"; do text="${text//"@$key@"/"${values[$key]}"}"; done
+  echo "$text"
+}
+
+flags_given() {
+  [ ${#MAIN_FLAGS[@]} -gt 0 ] || fail 'give the flags of the run: -- --config=... --workdir=...'
+}
+
+case "$ACTION" in
+  build)
+    need image
+    run docker build -f launch/Containerfile -t "${OPTIONS[image]}" .
+    run docker push "${OPTIONS[image]}" ;;
+  apply)
+    need name image
+    flags_given
+    if $DRY_RUN; then
+      manifest
+      echo 'kubectl apply -f -'
+    else
+      manifest | kubectl apply -f -
+    fi ;;
+  xpk)
+    need name image cluster
+    flags_given
+    run xpk workload create --cluster="${OPTIONS[cluster]}" --workload="${OPTIONS[name]}" \
+      --tpu-type="${OPTIONS[type]}" --num-slices="${OPTIONS[slices]}" \
+      --docker-image="${OPTIONS[image]}" \
+      --command="python -m bert_jax.main $(quote "${MAIN_FLAGS[@]}")" ;;
+  log)
+    need name
+    run kubectl logs -f "job/${OPTIONS[name]}-host-0" ;;
+  delete)
+    need name
+    run kubectl delete jobset "${OPTIONS[name]}" ;;
+  *) fail 'give an action: build, apply, xpk, log or delete' ;;
+esac

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# A run on a Slurm cluster of GPU nodes, one process for each GPU.
+#
+#   bash launch/slurm.sh [--dry-run] submit --name=NAME [--nodes=2] [--gpus=8] [--time=24:00:00]
+#     [--partition=...] -- --config=configs/base.py --workdir=...
+#
+#   submit  queue it; the workdir, and .venv with requirements-gpu.txt, on a file system of all nodes
+#   cancel  end it; the run saves first
+#
+# Slurm tells the run to stop two minutes before its time is up: it saves and exits with 75, and the
+# job queues itself again, as it does after exit status 1. A mistake (2) ends it.
+# shellcheck source=launch/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+# shellcheck source=launch/xla_flags.sh
+. launch/xla_flags.sh
+OPTIONS=([name]='' [nodes]=2 [gpus]=8 [time]=24:00:00 [partition]='')
+parse "$@"
+need name
+
+case "$ACTION" in
+  submit)
+    [ ${#MAIN_FLAGS[@]} -gt 0 ] || fail 'give the flags of the run: -- --config=... --workdir=...'
+    partition=()
+    if [ -n "${OPTIONS[partition]}" ]; then partition=(--partition="${OPTIONS[partition]}"); fi
+    run sbatch --job-name="${OPTIONS[name]}" --nodes="${OPTIONS[nodes]}" \
+      --ntasks-per-node="${OPTIONS[gpus]}" --gpus-per-node="${OPTIONS[gpus]}" \
+      --time="${OPTIONS[time]}" "${partition[@]}" --requeue --signal=TERM@120 \
+      --open-mode=append --output="${OPTIONS[name]}.log" \
+      --wrap="srun --kill-on-bad-exit=1 env $(quote "$(xla_flags gpu)") .venv/bin/python -m \
+bert_jax.main $(quote "${MAIN_FLAGS[@]}"); status=\$?; \
+if [ \$status = 75 ] || [ \$status = 1 ]; then scontrol requeue \$SLURM_JOB_ID; fi; exit \$status" ;;
+  cancel) run scancel --signal=TERM --name="${OPTIONS[name]}" ;;
+  *) fail 'give an action: submit or cancel' ;;
+esac
