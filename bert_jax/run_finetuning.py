@@ -14,6 +14,7 @@ from bert_jax.errors import UserError
 from bert_jax.inference import files
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.labelled import glue
+from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.tasks import multiple_choice
 from bert_jax.tasks import question_answering
@@ -72,7 +73,7 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
     raise UserError('init_from is not set: fine-tuning starts from a pretrained model')
   tokenizer = model.tokenizer if model else tokenizer_lib.load(workdir / 'tokenizer')
   splits = Splits(config.batch_size, tokenizer.pad_id, config.seed, sharding.batch_divisor(mesh),
-                  config.optimizer.accumulation, (jax.process_index(), jax.process_count()))
+                  config.optimizer.accumulation, mesh_lib.feed(mesh))
   task = _TASKS[config.task].create(config, config_lib.bert_config(config.model), tokenizer, splits)
   if config.data.test:
     files.read(config)  # a mistake in it is found now, not after the training

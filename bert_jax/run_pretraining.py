@@ -14,6 +14,7 @@ from bert_jax.data.windows import Layout
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.tasks.pretraining import Pretraining
 from bert_jax.training import initial
 from bert_jax.training.job import Job
@@ -40,7 +41,6 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   Raises:
     UserError: a mistake in the config or the corpus.
   """
-  del mesh
   masking_config = MaskingConfig(**config.masking)
   if config.init_from:
     initial.adopt_vocabulary(config, model, workdir)
@@ -55,7 +55,7 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   task = Pretraining.create(
       BertForPreTraining(config_lib.bert_config(config.model)), masking_config, corpus, phases,
       seed=config.seed, eval_batches=config.eval_batches, pack=config.data.pack,
-      sequences=config.data.sequences)
+      sequences=config.data.sequences, feed=mesh_lib.feed(mesh))
   steps = f'{train_steps:,}: ' + ', then '.join(
       f'{p.steps:,} of {p.batch_size} rows of {p.max_len}' for p in phases)
   pairs = task.pair_objective is not None

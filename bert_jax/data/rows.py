@@ -202,13 +202,14 @@ class RowSource:
         parts.append(Table(*(field[rows] for field in self._table(int(e), int(w)))))
     return Table(*map(np.concatenate, zip(*parts)))
 
-  def batch(self, step: int, batch_size: int, share: slice = slice(None)) -> Rows:
-    """Rows of one step, or the share of them that one process feeds."""
+  def batch(self, step: int, batch_size: int, share: slice | np.ndarray = slice(None)) -> Rows:
+    """Rows of one step, or those of them that one process feeds."""
     row = np.arange(batch_size)[share]
     return gather(self.records, self._tables(step * batch_size + row), self.layout, self.tokenizer,
                   row, self.words)
 
-  def epoch_batches(self, batch_size: int, share: slice = slice(None)) -> Iterator[Rows]:
+  def epoch_batches(self, batch_size: int,
+                    share: slice | np.ndarray = slice(None)) -> Iterator[Rows]:
     """The batches of epoch 0, the last filled up with empty rows: always the same."""
     for start in range(0, self.rows, batch_size):
       row = start + np.arange(batch_size)[share]

@@ -1,14 +1,17 @@
 """The device mesh: ('replica', 'data', 'model'), and how host batches come onto it."""
 
 from collections.abc import Sequence
+import functools
 import math
 from typing import Any
+from typing import NamedTuple
 
 import jax
 from jax.sharding import AxisType
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
+import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.parallel import host
@@ -84,13 +87,44 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
+class Feed(NamedTuple):
+  """The parts of every batch that a process puts on its devices.
+
+  JAX orders the devices of a slice for short ways between neighbours: those of one host are not
+  always next to each other along the batch. Processes whose devices differ only along mesh.model
+  feed the same parts.
+  """
+
+  places: tuple[int, ...] = (0,)  # of its devices along the batch axes, ascending
+  of: int = 1  # places
+  first: bool = True  # of the processes that feed these parts
+
+  def rows(self, batch_size: int) -> np.ndarray:
+    """The numbers of these rows in a batch."""
+    return np.arange(batch_size).reshape(self.of, -1)[list(self.places)].reshape(-1)
+
+
+@functools.lru_cache
+def feed(mesh: Mesh) -> Feed:
+  """What this process feeds."""
+  of_place = mesh.devices.reshape(mesh.shape['replica'] * mesh.shape['data'], -1)
+  holders = [{device.process_index for device in devices} for devices in of_place]
+  me = jax.process_index()
+  places = tuple(i for i, processes in enumerate(holders) if me in processes)
+  return Feed(places, len(holders), all(me == min(holders[i]) for i in places))
+
+
 def put_batch(batch: Any, mesh: Mesh) -> Any:
-  """Places this process's share of a batch, host arrays [B / processes, ...], on the mesh."""
-  sharding = batch_sharding(mesh)
-  return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
+  """Places this process's rows of a batch, a tree of host arrays [rows, ...], on the mesh."""
+  sharding, held = batch_sharding(mesh), feed(mesh)
 
+  def put(x):
+    size = len(x) // len(held.places)  # rows at each place
 
-def process_share(batch_size: int, process: int, processes: int) -> slice:
-  """The rows of the global batch that one of several processes feeds."""
-  rows = batch_size // processes
-  return slice(process * rows, (process + 1) * rows)
+    def at(index):
+      start = held.places.index((index[0].start or 0) // size) * size
+      return x[start:start + size]
+
+    return jax.make_array_from_callback((size * held.of, *x.shape[1:]), sharding, at)
+
+  return jax.tree.map(put, batch)

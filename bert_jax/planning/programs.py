@@ -126,7 +126,8 @@ def _compile(lowered: jax.stages.Lowered) -> Compiled:
   try:
     program = lowered.compile()
   except jax.errors.JaxRuntimeError as e:
-    found = re.search(r'Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm', str(e))
+    found = re.search(r'Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm', str(e)) or re.search(
+        r'\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)', str(e))
     if not found:
       raise
     used, limit = (float(found[i]) * _UNITS[found[i + 1]] for i in (1, 3))

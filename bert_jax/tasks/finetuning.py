@@ -25,7 +25,7 @@ from bert_jax.labelled.batches import Located
 from bert_jax.model.config import flops_per_token
 from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.objectives.losses import Metrics
-from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel.mesh import Feed
 
 _SHOWN = 16  # labels in the summary of a run
 
@@ -48,7 +48,7 @@ class Splits:
     seed: of the order.
     row_multiple: what the rows of a microbatch are divisible by, for the mesh.
     microbatches: of a training step.
-    process: this process and how many there are.
+    feed: the part of a batch that this process feeds.
   """
 
   batch_size: int
@@ -56,7 +56,7 @@ class Splits:
   seed: int
   row_multiple: int
   microbatches: int
-  process: tuple[int, int]
+  feed: Feed
 
   def train(self, examples: Sequence[Any], features: Features) -> Split:
     """The examples that are trained on."""
@@ -106,7 +106,7 @@ class FineTuning(abc.ABC):
     train: the training examples.
     evals: the files that are evaluated; none = no evaluation.
     notes: what was found in the data.
-    process: this process and how many there are.
+    feed: the part of a batch that this process feeds.
   """
 
   model: nn.Module
@@ -114,7 +114,7 @@ class FineTuning(abc.ABC):
   train: Split
   evals: tuple[Split, ...]
   notes: tuple[str, ...]
-  process: tuple[int, int] = (0, 1)
+  feed: Feed = Feed()
 
   @property
   @abc.abstractmethod
@@ -176,7 +176,7 @@ class FineTuning(abc.ABC):
 
   def _share(self, batch: Batch) -> Batch:
     return jax.tree.map(
-        lambda x: x[mesh_lib.process_share(len(x), *self.process)], batch)
+        lambda x: x[self.feed.rows(len(x))], batch)
 
   def rows(self, step: int) -> Batch:
     """This process's share of a step's batch."""

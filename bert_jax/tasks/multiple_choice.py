@@ -89,4 +89,4 @@ def create(config: ConfigDict, model: BertConfig, tokenizer: Tokenizer,
       splits.train(train, features(train, tokenizer, config.max_len)),
       tuple(splits.evaluation(name, examples, features(examples, tokenizer, config.max_len))
             for name, examples in evals),
-      notes=(), process=splits.process)
+      notes=(), feed=splits.feed)

@@ -22,7 +22,7 @@ from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives import masking
 from bert_jax.objectives import mlm_nsp
 from bert_jax.objectives.losses import Metrics
-from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel.mesh import Feed
 
 _EVAL_SEED = 0  # of held-out rows and masks: they are the same in every evaluation of every run
 
@@ -46,8 +46,7 @@ class Pretraining:
   pair_objective: str | None  # nsp, sop or None
   train_rows: tuple[RowSource, ...]  # one source for each phase
   eval_rows: tuple[RowSource, ...]  # the same for the held-out text; empty without such text
-  # This process and how many there are: rows may be made where JAX does not run.
-  process: tuple[int, int] = (0, 1)
+  feed: Feed = Feed()  # the part of a batch that this process feeds
 
   @property
   def objectives(self) -> dict[str, float]:
@@ -57,7 +56,7 @@ class Pretraining:
   @classmethod
   def create(cls, model: BertForPreTraining, masking_config: masking.MaskingConfig, corpus: Corpus,
              phases: Phases, *, seed: int, eval_batches: int, pack: bool = True,
-             sequences: str = 'next_sentence') -> 'Pretraining':
+             sequences: str = 'next_sentence', feed: Feed = Feed()) -> 'Pretraining':
     """The task, with a row source for each phase."""
 
     def sources(records, seed):
@@ -68,7 +67,7 @@ class Pretraining:
     return cls(model, masking_config, corpus, phases, eval_batches,
                mlm_nsp.PAIR_OBJECTIVES[sequences], sources(corpus.train, seed),
                sources(corpus.heldout, _EVAL_SEED) if corpus.heldout.num_tokens else (),
-               (jax.process_index(), jax.process_count()))
+               feed)
 
   def init(self, key: jax.Array) -> Any:
     """Parameters, boxed with their logical axes."""
@@ -113,7 +112,7 @@ class Pretraining:
     """This process's share of a step's rows, unmasked."""
     index, phase, within = self.phases.locate(step)
     rows = self.train_rows[index].batch(within, phase.batch_size,
-                                        mesh_lib.process_share(phase.batch_size, *self.process))
+                                        self.feed.rows(phase.batch_size))
     if not self.masking.final_rate:
       return Batch(rows, None)
     rate = self.masking.rate_at(step, sum(p.steps for p in self.phases))
@@ -124,7 +123,7 @@ class Pretraining:
     if not self.eval_rows:
       return {}
     index, phase, _ = self.phases.locate(max(step - 1, 0))
-    share = mesh_lib.process_share(phase.batch_size, *self.process)
+    share = self.feed.rows(phase.batch_size)
     sums = {}
     for i, rows in enumerate(self.eval_rows[index].epoch_batches(phase.batch_size, share)):
       if self.eval_batches and i >= self.eval_batches:

@@ -151,6 +151,6 @@ def create(config: ConfigDict, model: BertConfig, tokenizer: Tokenizer,
     evals.append(splits.evaluation(name, asked, features(asked, contexts[name], by_window=False)))
   return QuestionAnswering(
       BertForQuestionAnswering(model), ('start', 'end'), splits.train(train, made), tuple(evals),
-      notes=notes, process=splits.process, contexts=contexts, n_best=data.n_best,
+      notes=notes, feed=splits.feed, contexts=contexts, n_best=data.n_best,
       max_answer_len=data.max_answer_len,
       null_threshold=data.null_threshold if unanswerable else None)

@@ -141,4 +141,4 @@ def create(config: ConfigDict, model: BertConfig, tokenizer: Tokenizer,
   return SequenceClassification(
       BertForSequenceClassification(model, len(labels)), labels, splits.train(train, make(train)),
       tuple(splits.evaluation(name, examples, make(examples)) for name, examples in evals),
-      notes=(), process=splits.process, problem=columns.problem, long=data.long)
+      notes=(), feed=splits.feed, problem=columns.problem, long=data.long)

@@ -149,4 +149,4 @@ def create(config: ConfigDict, model: BertConfig, tokenizer: Tokenizer,
   return TokenClassification(
       BertForTokenClassification(model, len(labels)), labels, splits.train(train, make(train)),
       tuple(splits.evaluation(name, examples, make(examples)) for name, examples in evals),
-      notes=(), process=splits.process)
+      notes=(), feed=splits.feed)

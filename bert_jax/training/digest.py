@@ -28,9 +28,14 @@ def batch_digest(batch: Any) -> int:
              for row in rows) % _ALL
 
 
-def global_digests(digests: Sequence[int]) -> list[str]:
-  """The digests of whole batches from those of every process's share, in hexadecimal."""
-  mine = np.array(digests, np.uint64)
+def global_digests(digests: Sequence[int], first: bool) -> list[str]:
+  """The digests of whole batches from those of every process's share, in hexadecimal.
+
+  Args:
+    digests: of the steps, each of this process's share.
+    first: whether this process is the first of those that have this share.
+  """
+  mine = np.array(digests, np.uint64) * np.uint64(first)
   if jax.process_count() > 1:  # as 32-bit halves: JAX has no 64-bit integers by default
     halves = multihost_utils.process_allgather(mine.view(np.uint32))
     mine = np.asarray(halves).reshape(jax.process_count(), -1).view(np.uint64).sum(0)

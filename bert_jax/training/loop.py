@@ -69,6 +69,7 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
       accumulation=optimizer_config.accumulation)
   eval_step = state_lib.make_eval_step(task, mesh, config.sharding)
   chip = topology.chip_of(mesh.devices.flat)
+  first_feeder = mesh_lib.feed(mesh).first
 
   # ---- where to start: an own checkpoint wins over init_from, which wins over a fresh start -----
   first_step = checkpoints.latest() or 0
@@ -100,7 +101,7 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
         'mfu': task.flops(step - 1, tokens) / seconds / (chip.flops * mesh.size)
                if seconds and chip else None,
         'data_wait': batches.waited / seconds if seconds else None,
-        **({'batch_digests': global_digests(digests)} if digests else {})})
+        **({'batch_digests': global_digests(digests, first_feeder)} if digests else {})})
     began, timed_from, batches.waited = time.monotonic(), step, 0.0
 
   def evaluate(params, batch):

@@ -27,8 +27,47 @@ def test_rows_go_over_replica_and_data():
   batch = mesh_lib.put_batch({'ids': np.arange(32).reshape(8, 4)}, mesh)['ids']
   assert batch.sharding.shard_shape(batch.shape) == (2, 4)
   np.testing.assert_array_equal(batch, np.arange(32).reshape(8, 4))
-  assert mesh_lib.process_share(8, 0, 1) == slice(0, 8)
-  assert mesh_lib.process_share(8, 3, 4) == slice(6, 8)
+  assert mesh_lib.Feed().rows(4).tolist() == [0, 1, 2, 3]
+  assert mesh_lib.Feed((3,), 4).rows(8).tolist() == [6, 7]
+  assert mesh_lib.Feed((0, 3), 4).rows(8).tolist() == [0, 1, 6, 7]
+
+
+class Device:
+  def __init__(self, process):
+    self.process_index = process
+
+
+class FakeMesh:
+  """Devices by their processes, as [data][model]."""
+
+  def __init__(self, processes):
+    self.devices = np.array([[[Device(p) for p in row] for row in processes]])
+    self.shape = dict(zip(mesh_lib.AXES, self.devices.shape))
+
+
+@pytest.mark.parametrize('processes, me, expected', [
+    ([[0], [0], [1], [1]], 1, mesh_lib.Feed((2, 3), 4, True)),
+    ([[0], [1], [1], [0]], 0, mesh_lib.Feed((0, 3), 4, True)),  # as on a ring of two hosts
+    ([[0, 1], [2, 3]], 0, mesh_lib.Feed((0,), 2, True)),
+    ([[0, 1], [2, 3]], 3, mesh_lib.Feed((1,), 2, False)),  # the same rows as process 2
+    ([[0, 1, 2, 3]], 2, mesh_lib.Feed((0,), 1, False)),
+    ([[0, 0], [1, 1]], 1, mesh_lib.Feed((1,), 2, True)),
+])
+def test_what_a_process_feeds(monkeypatch, processes, me, expected):
+  monkeypatch.setattr(jax, 'process_index', lambda: me)
+  assert mesh_lib.feed(FakeMesh(processes)) == expected
+
+
+def test_rows_come_to_their_places():
+  """Also where a mesh takes its devices in another order."""
+  devices = [jax.devices()[i] for i in (2, 0, 3, 1)]
+  mesh = jax.sharding.Mesh(np.array(devices).reshape(1, 4, 1), mesh_lib.AXES)
+  batch = np.arange(8 * 3).reshape(8, 3)
+  placed = mesh_lib.put_batch(batch, mesh)
+  np.testing.assert_array_equal(placed, batch)
+  for shard in placed.addressable_shards:
+    place = devices.index(shard.device)
+    np.testing.assert_array_equal(shard.data, batch[2 * place:2 * place + 2])
 
 
 def test_peaks():

@@ -1,0 +1,154 @@
+"""python -m bert_jax.plan, for the devices here and, by the real TPU compiler, for slices."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+from bert_jax import config as config_lib
+from bert_jax.data.phases import Phase
+from bert_jax.errors import UserError
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel import topology
+from bert_jax.planning import plan
+from bert_jax.planning import programs
+from bert_jax.planning import search
+from tests import conftest
+from tests import test_commands
+from tests.planning.test_programs import small_config
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+
+def options(*topologies, price=0.0, search=False, out=''):
+  return plan.Options(topologies, price, search, out)
+
+
+def test_local(tmp_path, capsys):
+  c = small_config(**{'model.num_layers': 2})
+  plan.plan(c, options('local', out=str(tmp_path / 'plan.json')))
+  shown = capsys.readouterr().out
+  assert '10 steps of 8 rows of 64' in shown and 'all-reduce' in shown
+  (phase,) = json.loads((tmp_path / 'plan.json').read_text())['local']['phases']
+  assert phase['devices'] == 8 and phase['missing'] == 0 and phase['tokens'] == 512
+  # Parameters and two moments, float32, whole on every device; the batch is small.
+  parameters = config_lib.bert_config(c.model)
+  assert phase['memory']['arguments'] == pytest.approx(
+      12 * (1024 * 64 + 514 * 64 + 2 * 64 + 2 * (4 * (64 * 64 + 64) + 2 * 64 * 128 + 192 + 4 * 64)
+            + 2 * (64 * 64 + 64) + 128 + 1024 + 130), rel=0.01), parameters
+
+
+@pytest.mark.parametrize('most', [0, 7, 8, 100, 5000])
+def test_largest_batch(monkeypatch, most):
+  monkeypatch.setattr(search, '_needs', lambda config, phase, mesh, rows: 1000 + 10 * rows)
+  rows, memory = search._largest(None, None, None, limit=1000 + 10 * most)
+  assert rows <= most and rows >= min(most, 4096) * 7 / 8 - 1
+  assert memory == (1000 + 10 * rows if rows else 0)
+
+
+def test_what_a_batch_needs():
+  c, mesh = small_config(**{'model.num_layers': 1}), conftest.sub_mesh(2, 1)
+  small, large = (search._needs(c, Phase(10, 64, 8), mesh, rows) for rows in (4, 64))
+  assert large > 4 * small / 2 > 0
+
+
+@pytest.mark.parametrize('name', ['v5e:3x5', 'v9:2x2', 'v5e', 'tpu'])
+def test_unknown_topology(name):
+  with pytest.raises(UserError, match=f'--topology={name} is unknown: there are v4:2x2x1.*v5e:1x1'):
+    plan.plan(small_config(), options(name))
+
+
+def test_mistakes_as_a_user_makes_them():
+  done = test_commands.run('plan', '--config=configs/tiny.py', '--topology=v5e:4')
+  test_commands.assert_mistake(done, '--topology=v5e:4 is unknown')
+  done = test_commands.run('plan', '--config=configs/tiny.py', '--config.model.num_head=2')
+  test_commands.assert_mistake(done, 'did you mean --config.model.num_heads?')
+  test_commands.assert_mistake(test_commands.run('plan'), 'give --config=')
+
+
+# ---- the TPU compiler ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tpu():
+  """A function to the devices of a slice; the TPU compiler has to be installed."""
+  pytest.importorskip('libtpu')
+  return topology.get
+
+
+def test_tiny_and_base_compile_for_a_slice(tpu, capsys, tmp_path):
+  """With a mesh that the slice cannot hold, and heads that the model axis does not divide."""
+  c = config_lib.pretraining('tiny')
+  c.update_from_flattened_dict({'train_steps': 100, 'phases': (), 'batch_size': 32, 'max_len': 64})
+  plan.plan(c, options('v5e:2x2', price=1.2, out=str(tmp_path / 'plan.json')))
+  shown = capsys.readouterr().out
+  assert 'v5e:2x2: 4 TPU v5 lite' in shown and 'yes, in 16 GiB' in shown
+  assert re.search(r'all steps .* chip-hours, .* at 1.2 an hour', shown)
+  (phase,) = json.loads((tmp_path / 'plan.json').read_text())['v5e:2x2']['phases']
+  assert phase['chips'] == 4 and 0 < phase['mfu'] < 1
+  assert {(x['kind'], *x['axes']) for x in phase['collectives']} == {('all-reduce', 'data')}
+
+  c.mesh.data = 3
+  with pytest.raises(UserError, match='mesh 1x3x1 .* does not fit the 4 devices'):
+    plan.plan(c, options('v5e:2x2'))
+  c.mesh.data, c.mesh.model = 1, 4
+  with pytest.raises(UserError, match='num_heads=2 is not divisible by mesh.model=4'):
+    plan.plan(c, options('v5e:2x2'))
+
+
+@pytest.fixture
+def base():
+  c = config_lib.pretraining('base')
+  c.model.dtype = 'bfloat16'
+  return c
+
+
+def test_a_chip_draws_its_own_share_only(tpu, base):
+  """Base on 2 x 2 chips: no random number, mask or activation of all 64 rows on any."""
+  mesh = mesh_lib.make_mesh(devices=tpu('v5e:2x2'))
+  found = programs.train_step(programs.pretraining(base, Phase(10, 128, 64)), base, mesh)
+  text = found.program.as_text()
+  assert re.search(r'= \(?\w+\[16,128', text)  # a chip's rows
+  assert not re.findall(r'= \(?\w+\[64,[\d,]*\]', text)
+  assert found.memory['temporaries'] < 3 * 2**30
+
+
+def test_what_does_not_fit_says_by_how_much(tpu, base, capsys):
+  base.update_from_flattened_dict({'phases': (), 'train_steps': 10, 'batch_size': 8192,
+                                   'max_len': 512, 'model.num_layers': 2})
+  plan.plan(base, options('v5e:2x2'))
+  missing = re.search(r'fits +NO: ([\d.]+) GiB of memory are missing', capsys.readouterr().out)
+  assert missing and float(missing[1]) > 1
+
+
+def test_kernel_in_long_rows(tpu, base):
+  """Without attention dropout rows of 512 take the kernel, which holds less."""
+  mesh = mesh_lib.make_mesh(devices=tpu('v5e:2x2'))
+  needed = {}
+  for attention in ('auto', 'xla'):
+    base.update_from_flattened_dict({'model.attention_dropout': 0.0, 'model.num_layers': 2,
+                                     'model.attention': attention})
+    found = programs.train_step(programs.pretraining(base, Phase(10, 512, 64)), base, mesh)
+    assert ('splash' in found.program.as_text()) == (attention == 'auto')
+    needed[attention] = found.memory['temporaries']
+  weights = 16 * 12 * 512 * 512 * 2  # bytes that a layer holds for the backward pass, bfloat16
+  assert needed['xla'] - needed['auto'] > 2 * weights
+
+
+@pytest.mark.parametrize('chip, name', [('v5e', 'v5e:2x2'), ('v5p', 'v5p:2x2x1'),
+                                        ('v6e', 'v6e:2x2')])
+def test_the_compiler_knows_the_flags_of_the_launch_scripts(tpu, chip, name):
+  printed = subprocess.run(['bash', '-c', f'. launch/xla_flags.sh; xla_flags {chip}'], cwd=ROOT,
+                           text=True, capture_output=True, check=True).stdout.strip()
+  variable, _, flags = printed.partition('=')
+  code = ('import jax; from bert_jax.parallel import topology; from jax.sharding import '
+          f'SingleDeviceSharding as S; d = topology.get({name!r})[0]; '
+          'x = jax.ShapeDtypeStruct((256, 256), "float32", sharding=S(d)); '
+          'jax.jit(lambda x: x @ x).lower(x).compile(); print("compiled")')
+  done = subprocess.run([test_commands.sys.executable, '-c', code], cwd=ROOT, text=True,
+                        capture_output=True, env={**os.environ, variable: flags,
+                                                  'JAX_PLATFORMS': 'cpu'})
+  assert done.stdout.strip() == 'compiled' and 'nknown' not in done.stderr, done.stderr
