@@ -74,6 +74,7 @@ def _run(task: str) -> ConfigDict:
   # The score of an evaluation whose best checkpoint is kept too, in best/: the highest, or the
   # lowest of a loss or error; predict uses it. '' = none.
   c.keep_best = ''
+  c.profile_steps = ()  # (first, last) step to trace into tensorboard/, for its profile page
   c.log_batch_digest = False  # True = metrics.jsonl has a digest of the rows of every step
   # A workdir, checkpoint, Hugging Face folder or hub name whose parameters and vocabulary to start
   # from; a checkpoint of this run wins.

@@ -29,6 +29,7 @@ from bert_jax.training import checkpoint
 from bert_jax.training import initial
 from bert_jax.training import loop
 from bert_jax.training import optimizer as optimizer_lib
+from bert_jax.training import profile
 from bert_jax.training import report
 from bert_jax.training.job import Job
 
@@ -142,6 +143,7 @@ def run(config: ConfigDict, workdir: str):
   if config.train_steps:
     optimizer_lib.learning_rate(optimizer_config, config.train_steps)
   sharding.rules(config.sharding)
+  profile.check(config.profile_steps)
   on_cpu = config.platform == 'cpu' or (config.platform == 'auto' and not host.has_accelerator())
   if on_cpu:
     host.keep_freed_memory()  # before JAX starts its threads

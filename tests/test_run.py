@@ -235,3 +235,14 @@ def test_a_tfds_data_set_is_trained_on(tmp_path, poems, monkeypatch):
   assert [line['step'] for line in lines(tmp_path / 'run') if 'loss' in line] == [2]
   manifest = json.loads((tmp_path / 'run/corpus/manifest.json').read_text())
   assert manifest['documents'] == 40
+
+
+def test_profile(corpus_file, tmp_path, capsys):
+  config = conftest.tiny_config(corpus_file, train_steps=5, profile_steps=(2, 3))
+  run.run(config, str(tmp_path / 'run'))
+  assert 'steps 2 to 3: tensorboard --logdir=' in capsys.readouterr().out
+  traces = list((tmp_path / 'run/tensorboard').rglob('*.xplane.pb'))
+  assert len(traces) == 1 and traces[0].stat().st_size > 10_000
+  config.profile_steps = (3, 2)
+  with pytest.raises(UserError, match=r'profile_steps=\(3, 2\): give the first and the last'):
+    run.run(config, str(tmp_path / 'other'))

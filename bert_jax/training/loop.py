@@ -21,6 +21,7 @@ from bert_jax.parallel import topology
 from bert_jax.tasks.task import Task
 from bert_jax.training import checkpoint
 from bert_jax.training import optimizer as optimizer_lib
+from bert_jax.training import profile
 from bert_jax.training import report as report_lib
 from bert_jax.training import state as state_lib
 from bert_jax.training.digest import batch_digest
@@ -107,6 +108,7 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
   def evaluate(params, batch):
     return eval_step(params, mesh_lib.put_batch(batch, mesh))
 
+  profiler = profile.Profiler(config.profile_steps, workdir / 'tensorboard')
   batches = loader.Watched(
       loader.batches(task.rows, first_step, train_steps, config.data.loader_workers),
       idle=lambda: not window or all(x.is_ready() for x in jax.tree.leaves(window[-1])))
@@ -114,12 +116,14 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
     for step, batch in enumerate(batches, first_step):
       if config.log_batch_digest:
         digests.append(batch_digest(batch))
+      profiler.before(step + 1)
       batch = mesh_lib.put_batch(batch, mesh)
       with jax.transfer_guard('disallow'):  # nothing else may go to the device or come back
         state, metrics = train_step(state, batch)
       window.append(metrics)
       host.give_back_memory()
       done = step + 1
+      profiler.after(done, metrics)
       if due:  # a line is written a step late, so that the device never waits for the host
         log(*due)
         due = None
@@ -148,5 +152,6 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
                         'saved: run the same command to go on')
     checkpoints.close()
   finally:
+    profiler.close()
     report.close()
     signal.signal(signal.SIGTERM, previous_handler)
