@@ -92,6 +92,11 @@ def test_command(line, workdir, tmp_path, corpus_file, fine_tuned):
   line = line.replace('=5e-5,3e-5', '=5e-5').replace('seed=0,1,2', 'seed=0')
   if re.search('configs/(sequence|token|question|multiple)_', line):
     line = finetuning(line, workdir, tmp_path)
+  elif 'bert_jax.plan' in line:
+    line = line.replace('v5e:4x4', 'local') + ' --config.model.num_layers=1 --config.phases=()'
+    line += ''.join(f' --config.{name}={value}' for name, value in SMALL.items())
+  elif line.startswith('bash launch/'):
+    line = line.replace('.sh ', '.sh --dry-run ', 1)
   elif 'bert_jax.main' in line:
     replaced = re.compile(r'--(workdir|config\.(data|mesh|phases))')
     words = [w for w in shlex.split(line) if not replaced.match(w)]
