@@ -93,7 +93,7 @@ def test_command(line, workdir, tmp_path, corpus_file, fine_tuned):
   if re.search('configs/(sequence|token|question|multiple)_', line):
     line = finetuning(line, workdir, tmp_path)
   elif 'bert_jax.plan' in line:
-    line = line.replace('v5e:4x4', 'local') + ' --config.model.num_layers=1 --config.phases=()'
+    line = line.replace('v5e:4x4', 'local') + " --config.model.num_layers=1 --config.phases='()'"
     line += ''.join(f' --config.{name}={value}' for name, value in SMALL.items())
   elif line.startswith('bash launch/'):
     line = line.replace('.sh ', '.sh --dry-run ', 1)

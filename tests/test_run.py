@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 from absl import flags
 import jax
@@ -101,7 +102,7 @@ def test_epochs(tmp_path, corpus_file, capsys):
   config = conftest.tiny_config(corpus_file, train_steps=0, train_epochs=0.5)
   run.run(config, str(tmp_path / 'run'))
   out = capsys.readouterr().out
-  rows = int(out.split('rows of 32')[1].split(' an epoch')[0].replace(',', ''))
+  rows = int(re.search(r'rows of 32 +([\d,]+) an epoch', out)[1].replace(',', ''))
   assert lines(tmp_path / 'run')[-1]['step'] == math.ceil(rows / 2 / 8)
 
 

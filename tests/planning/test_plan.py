@@ -124,6 +124,7 @@ def test_what_does_not_fit_says_by_how_much(tpu, base, capsys):
   assert missing and float(missing[1]) > 1
 
 
+@pytest.mark.slow
 def test_kernel_in_long_rows(tpu, base):
   """Without attention dropout rows of 512 take the kernel, which holds less."""
   mesh = mesh_lib.make_mesh(devices=tpu('v5e:2x2'))
