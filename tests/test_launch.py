@@ -101,8 +101,9 @@ def test_slurm():
       'srun', '--kill-on-bad-exit=1', 'env',
       'XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true', '.venv/bin/python', '-m',
       'bert_jax.main', FLAGS[0]]
-  assert wrapped[8] == FLAGS[1] + ';' or wrapped[8] == FLAGS[1]
-  assert '$SLURM_JOB_ID;' in wrapped and '$status' in wrapped
+  assert wrapped[8:] == shlex.split(
+      f"'{FLAGS[1]};' 'status=$?;' if [ $status = 75 ] '||' [ $status = 1 '];' then "
+      "scontrol requeue '$SLURM_JOB_ID;' 'fi;' exit $status")
 
 
 @pytest.mark.parametrize('script, arguments, message', [

@@ -21,7 +21,6 @@ import jax
 
 from bert_jax.errors import EXIT_FAILED
 from bert_jax.errors import Failed
-from bert_jax.errors import Preempted
 from bert_jax.errors import UserError
 
 # Without a sign of life a process is gone; JAX itself gives up after 100 s without naming anyone.
@@ -214,7 +213,7 @@ def _explain(error: Exception):
 
   A collective fails at once when another process dies; who it was takes `GONE_SECONDS` to be sure.
   """
-  if isinstance(error, UserError | Failed | Preempted):  # the others have it too, or will notice
+  if not isinstance(error, jax.errors.JaxRuntimeError):  # it is this process's own, or everyone's
     _be_last()
     return
   _say(f'an exchange with the other processes failed ({str(error).splitlines()[0][:200]}): waiting '

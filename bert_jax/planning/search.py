@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 import math
+import os
 from typing import NamedTuple
 
+import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -71,10 +73,10 @@ def search(config: ConfigDict, phase: Phase, mesh: Mesh, limit: float) -> Iterat
       yield Largest(remat, preset, *_largest(c, phase, mesh, limit))
 
 
-def memory_limit(device) -> float:
-  """What a device here has, in bytes; infinite where the compiler is asked instead."""
-  try:
-    stats = device.memory_stats() or {}
-  except Exception:  # devices that are only compiled for have none
-    stats = {}
-  return stats.get('bytes_limit', math.inf)
+def memory_limit(device: jax.Device) -> float:
+  """What a device here has, in bytes; infinite for a TPU, whose compiler knows."""
+  if device.platform == 'tpu':
+    return math.inf
+  if device.platform == 'cpu':  # all fake devices of a machine share its memory
+    return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / jax.device_count()
+  return device.memory_stats()['bytes_limit']
