@@ -5,6 +5,7 @@ service with pages of C++. Here every process says that it lives, and all end wi
 names the one that is gone.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import ctypes
@@ -32,10 +33,10 @@ _watching = threading.Event()
 _GONE = 'gone'  # the key of the first verdict, for all to read
 
 
-def _client():
-  """JAX's client of the coordination service; None in a run of one process."""
+def _state():
+  """What JAX knows of the processes before any device is asked for; its client is None if alone."""
   from jax._src import distributed  # what orbax and others use: there is no public name
-  return distributed.global_state.client
+  return distributed.global_state
 
 
 def _say(message: str):
@@ -51,7 +52,7 @@ def _end(message: str):
 
 def _be_last():
   """Has process 0 wait for the others to end: the coordination service ends with it."""
-  if _watching.is_set() and jax.process_index() == 0:
+  if _watching.is_set() and _state().process_id == 0:
     time.sleep(2 * BEAT_SECONDS)
 
 
@@ -116,8 +117,12 @@ def _join(platform: str):
   try:
     jax.distributed.initialize(initialization_timeout=int(START_SECONDS), **options)
   except (RuntimeError, ValueError) as e:
+    if isinstance(e, ValueError) and not address and 'SLURM_STEP_ID' not in os.environ:
+      _on_abort(None)
+      return  # a TPU that knows of no other host: in a notebook, say
     raise Failed(f'the processes of this run did not find each other: {e}') from e
-  _start_watch()
+  if _state().num_processes > 1:
+    _start_watch()
 
 
 # ---- agreeing -----------------------------------------------------------------------------------
@@ -129,8 +134,8 @@ def meet(name: str, seconds: float = START_SECONDS):
   Raises:
     Failed: naming those that did not come in time.
   """
-  client = _client()
-  if client is None or jax.process_count() == 1:
+  client = _state().client
+  if client is None:
     return
   try:
     client.wait_at_barrier(f'bert_jax/{name}', timeout_in_ms=int(1000 * seconds))
@@ -143,8 +148,8 @@ def meet(name: str, seconds: float = START_SECONDS):
 
 def agree(what: str, value: str):
   """Raises UserError if not all processes have the same `value`, naming the first that differs."""
-  client = _client()
-  if client is None or jax.process_count() == 1:
+  client = _state().client
+  if client is None:
     return
   client.key_value_set(f'bert_jax/{what}/{jax.process_index()}', value)
   meet(what)
@@ -173,7 +178,8 @@ def _start_watch():
 
 
 def _watch():
-  client, me, count = _client(), jax.process_index(), jax.process_count()
+  state = _state()  # not jax.process_index(): the platform may not be chosen yet
+  client, me, count = state.client, state.process_id, state.num_processes
   beat, seen = 0, {}  # seen: process -> (its last beat, when it changed)
   while _watching.is_set():
     try:
@@ -198,8 +204,12 @@ def _watch():
     time.sleep(BEAT_SECONDS)
 
 
-def _on_abort(action):
-  """Has `action` run when C++ aborts the process, which Python's own handlers cannot."""
+def _on_abort(action: Callable[[], None] | None):
+  """Has `action` run when C++ aborts the process, as Python's own handlers cannot; None = no more."""
+  if action is None:
+    ctypes.CDLL(None).signal(signal.SIGABRT, None)
+    return
+
   def handler(number):
     del number
     action()
@@ -238,4 +248,4 @@ def together(platform: str = 'auto') -> Iterator[None]:
   finally:
     if _watching.is_set():
       _watching.clear()
-      ctypes.CDLL(None).signal(signal.SIGABRT, None)
+      _on_abort(None)
