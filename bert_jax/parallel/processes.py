@@ -205,7 +205,7 @@ def _watch():
 
 
 def _on_abort(action: Callable[[], None] | None):
-  """Has `action` run when C++ aborts the process, which Python's handlers cannot; None = no more."""
+  """Has `action` run when C++ aborts the process, as Python itself cannot; None = no more."""
   if action is None:
     ctypes.CDLL(None).signal(signal.SIGABRT, None)
     return
