@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from bert_jax import config as config_lib
 from bert_jax import run_finetuning
 from bert_jax import run_pretraining
+from bert_jax.data import storage
 from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import kernels
@@ -64,17 +65,18 @@ def _check_same_run(workdir: epath.Path, config: ConfigDict, job: Job):
                       'another --workdir')
 
 
-def _start(config: ConfigDict, workdir: epath.Path) -> Pretrained | None:
+def _start(config: ConfigDict, workdir: epath.Path, started: bool) -> Pretrained | None:
   """The model to start from; fills in what the config leaves to it, or to an earlier start.
 
-  A run with a checkpoint of its own needs none.
+  A run that has started, with a checkpoint of its own, needs none.
   """
   earlier = _earlier(workdir).get('config')
   with config.unlocked():
     for name, value in config.model.items() if earlier else ():
       if value is None:
         config.model[name] = earlier['model'].get(name)
-  started = checkpoint.has_checkpoint(workdir)
+  if config.task != 'pretrain' and not config.init_from and not started:
+    raise UserError('init_from is not set: fine-tuning starts from a pretrained model')
   model = initial.load(config) if config.init_from and not started else None
   if model:
     initial.adopt_sizes(config, model)
@@ -116,7 +118,7 @@ def _write_run(workdir: epath.Path, config: ConfigDict, job: Job):
 
 
 def _summary(config: ConfigDict, job: Job, mesh: Mesh,
-             workdir: epath.Path) -> Iterator[tuple[str, str]]:
+             folder: storage.Folder) -> Iterator[tuple[str, str]]:
   """(what, value) lines that say what is about to run."""
   c = job.task.model.config
   yield 'model', (f'{count_parameters(c, **job.parts):,} parameters: {c.num_layers} layers of '
@@ -127,7 +129,9 @@ def _summary(config: ConfigDict, job: Job, mesh: Mesh,
   yield 'attention', kernels.describe(c, job.lengths, mesh.devices.flat[0].platform)
   yield from job.task.describe()
   yield 'steps', job.steps
-  yield 'workdir', str(workdir)
+  yield 'workdir', str(folder)
+  if folder.local != folder.path:
+    yield 'kept here', str(folder.local)
 
 
 def run(config: ConfigDict, workdir: str):
@@ -136,9 +140,7 @@ def run(config: ConfigDict, workdir: str):
   Raises:
     UserError: a mistake in the config, the data or the workdir.
   """
-  if '://' in workdir:
-    raise UserError(f'--workdir={workdir}: the tokenised text is memory-mapped from the workdir, '
-                    'which has to be a local folder')
+  storage.check('--workdir', workdir)
   workdir = epath.Path(workdir)
   config_lib.check(config)
   optimizer_config = optimizer_lib.OptimizerConfig(**config.optimizer)
@@ -156,11 +158,14 @@ def run(config: ConfigDict, workdir: str):
   (run_pretraining if config.task == 'pretrain' else run_finetuning).finish(config, workdir)
 
 
-def _train(config: ConfigDict, workdir: epath.Path):
+def _train(config: ConfigDict, path: epath.Path):
   """The part that all processes do together."""
   mesh = mesh_lib.make_mesh(**config.mesh)
-  report.check_writable(workdir)
-  model = _start(config, workdir)
+  report.check_writable(path)
+  folder = storage.Folder(path, checkpoint.FOLDERS, jax.process_index())
+  folder.fetch()
+  workdir = folder.local  # of all but the checkpoints
+  model = _start(config, workdir, checkpoint.has_checkpoint(path))
   config_lib.check_positions(config)
   for phase in config_lib.phases_of(config):
     mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
@@ -169,16 +174,17 @@ def _train(config: ConfigDict, workdir: epath.Path):
   kind = run_pretraining if config.task == 'pretrain' else run_finetuning
   job = kind.make_job(config, model, mesh, workdir)
   _check_same_run(workdir, config, job)
-  checkpoints = checkpoint.Checkpoints(workdir, config.keep_checkpoints, config.keep_best)
+  checkpoints = checkpoint.Checkpoints(path, config.keep_checkpoints, config.keep_best)
   if (checkpoints.latest() or 0) > job.train_steps:
-    raise UserError(f'{workdir} holds a run of {checkpoints.latest()} steps, more than train_steps='
+    raise UserError(f'{path} holds a run of {checkpoints.latest()} steps, more than train_steps='
                     f'{job.train_steps}: use another --workdir')
   _write_run(workdir, config, job)
-  report.print_summary(_summary(config, job, mesh, workdir))
+  folder.push()
+  report.print_summary(_summary(config, job, mesh, folder))
   changes = []
   if job.start:
     changes.append(initial.from_model(job.start, config.init_from,
                                       config.model.get('reinit_layers', 0)))
   if config.model.embedding_init and checkpoints.latest() is None:
     changes.append(initial.from_word_vectors(config.model.embedding_init, job.tokenizer))
-  loop.train(job.task, config, job.train_steps, mesh, workdir, checkpoints, changes)
+  loop.train(job.task, config, job.train_steps, mesh, folder, checkpoints, changes)

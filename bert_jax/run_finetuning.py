@@ -22,7 +22,6 @@ from bert_jax.tasks import sequence_classification
 from bert_jax.tasks import token_classification
 from bert_jax.tasks.finetuning import FineTuning
 from bert_jax.tasks.finetuning import Splits
-from bert_jax.training import checkpoint
 from bert_jax.training import initial
 from bert_jax.training.job import Job
 from bert_jax.training.report import print_summary
@@ -69,8 +68,6 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   Raises:
     UserError: a mistake in the config or the data.
   """
-  if not model and not checkpoint.has_checkpoint(workdir):
-    raise UserError('init_from is not set: fine-tuning starts from a pretrained model')
   tokenizer = model.tokenizer if model else tokenizer_lib.load(workdir / 'tokenizer')
   splits = Splits(config.batch_size, tokenizer.pad_id, config.seed, sharding.batch_divisor(mesh),
                   config.optimizer.accumulation, mesh_lib.feed(mesh))

@@ -11,15 +11,17 @@ from etils import epath
 import jax
 import orbax.checkpoint as ocp
 
+from bert_jax.data import storage
 from bert_jax.errors import UserError
 from bert_jax.training.state import TrainState
 
+FOLDERS = ('checkpoints', 'best')  # of a workdir
 _SPARE_BYTES = 100_000  # for the metadata of a checkpoint and the run's other files
 
 
 def absolute(path: epath.Path) -> epath.Path:
   """The absolute path: orbax writes to no other, and says so only in its background thread."""
-  return path if '://' in str(path) else epath.Path(os.path.abspath(path))
+  return path if storage.is_remote(str(path)) else epath.Path(os.path.abspath(path))
 
 
 class Checkpoints:
@@ -57,7 +59,7 @@ class Checkpoints:
   def _check_space(self, state: TrainState):
     # Asked first, because a writer that runs out of space leaves pages of tracebacks from threads.
     directory = str(self._manager.directory)
-    if '://' in directory:
+    if storage.is_remote(directory):
       return
     needed = sum(shard.data.nbytes for x in jax.tree.leaves(state) for shard in x.addressable_shards
                  if shard.replica_id == 0)
@@ -145,8 +147,12 @@ class _Best:
 def has_checkpoint(workdir: epath.Path) -> bool:
   """Whether a workdir has a complete checkpoint; asks the folder alone, no other process."""
   directory = workdir / 'checkpoints'
-  # orbax renames a folder to the bare number of its step when all of it is written.
-  return directory.exists() and any(path.name.isdigit() for path in directory.iterdir())
+  # When all of it is written, orbax renames a folder to the bare number of its step; in a bucket,
+  # where nothing can be renamed, it adds a file.
+  return directory.exists() and any(
+      path.name.isdigit() and (not storage.is_remote(str(path))
+                               or (path / 'commit_success.txt').exists())
+      for path in directory.iterdir())
 
 
 def on_one_device(abstract: Any) -> Any:
@@ -165,7 +171,7 @@ def restore_params(workdir: epath.Path, abstract: Any) -> tuple[Any, int]:
   Raises:
     UserError: there is none, or it is of another model.
   """
-  folders = [absolute(workdir) / name for name in ('best', 'checkpoints')]
+  folders = [absolute(workdir) / name for name in reversed(FOLDERS)]
   folders = [folder for folder in folders if folder.exists()]
   if not folders:
     raise UserError(f'{workdir} holds no checkpoints: train with --workdir={workdir} first')

@@ -7,12 +7,12 @@ import signal
 import time
 from typing import Any
 
-from etils import epath
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax.data import loader
+from bert_jax.data import storage
 from bert_jax.errors import Preempted
 from bert_jax.objectives.losses import Metrics
 from bert_jax.parallel import host
@@ -50,7 +50,7 @@ def _start(config: ConfigDict, checkpoints: checkpoint.Checkpoints, first_step: 
   return state
 
 
-def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir: epath.Path,
+def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir: storage.Folder,
           checkpoints: checkpoint.Checkpoints, initial: Sequence[Callable[[Any], Any]] = ()):
   """Trains `task` until `train_steps`, from the newest of `checkpoints` if there is one.
 
@@ -84,7 +84,7 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
   # ---- the loop ---------------------------------------------------------------------------------
   stop = []  # SIGTERM fills it; the step that runs is finished and saved
   previous_handler = signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
-  report = report_lib.Report(workdir, first_step=first_step, last_step=train_steps,
+  report = report_lib.Report(workdir.local, first_step=first_step, last_step=train_steps,
                              active=jax.process_index() == 0)
   window, digests, due = [], [], None  # of the steps since the last line; a line that is due
   began, timed_from = None, first_step  # the clock starts when the first step has compiled and run
@@ -108,7 +108,7 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
   def evaluate(params, batch):
     return eval_step(params, mesh_lib.put_batch(batch, mesh))
 
-  profiler = profile.Profiler(config.profile_steps, workdir / 'tensorboard')
+  profiler = profile.Profiler(config.profile_steps, workdir.local / 'tensorboard')
   batches = loader.Watched(
       loader.batches(task.rows, first_step, train_steps, config.data.loader_workers),
       idle=lambda: not window or all(x.is_ready() for x in jax.tree.leaves(window[-1])))
@@ -142,6 +142,9 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
         scores = task.evaluate(functools.partial(evaluate, state.params), done)
         report.evaluation(done, scores)
         checkpoints.offer(state.params, done, scores)
+      if saves or evaluates:
+        report.flush()
+        workdir.push()
       if saves:
         checkpoints.save(state, done)
       if saves or evaluates:
@@ -154,4 +157,5 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
   finally:
     profiler.close()
     report.close()
+    workdir.push()
     signal.signal(signal.SIGTERM, previous_handler)

@@ -115,6 +115,11 @@ class Report:
         group = 'eval/' + name[5:] if name.startswith('eval_') else 'train/' + name
         self._board.add_scalar(group, value, step)
 
+  def flush(self):
+    """Has everything that was logged in the files."""
+    if self._active:
+      self._board.flush()
+
   def draw(self):
     """Draws curves.png from metrics.jsonl."""
     if self._active:

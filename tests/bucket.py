@@ -1,0 +1,60 @@
+"""A bucket on this machine: python -m tests.bucket PORT; `variables(PORT)` lead a process there.
+
+gcp-storage-emulator knows nothing of generations, by which tensorstore tells whether somebody else
+wrote an object in between: they are added here.
+"""
+
+from http import HTTPStatus
+import sys
+
+from gcp_storage_emulator import exceptions
+from gcp_storage_emulator import server
+from gcp_storage_emulator.handlers import objects
+
+NAME = 'house'
+
+
+def variables(port: int) -> dict[str, str]:
+  """Of the environment of a process whose gs:// this is."""
+  address = f'http://127.0.0.1:{port}'
+  return {'STORAGE_EMULATOR_HOST': address, 'TENSORSTORE_GCS_HTTP_URL': address,
+          'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'none', 'EPATH_USE_TF': 'false',
+          'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false'}
+
+
+def _generation(request, storage) -> str:
+  """Of the object that a request names; '0' if there is none."""
+  bucket, name = request.params['bucket_name'], request.params.get('object_id')
+  try:
+    return storage.get_file_obj(bucket, name or request.query['name'][0])['generation']
+  except (exceptions.NotFound, KeyError):
+    return '0'
+
+
+def _with_generations(handler):
+  def handle(request, response, storage, *args, **kwargs):
+    found = _generation(request, storage)
+    if request.query.get('ifGenerationMatch', [found]) != [found]:
+      response.status = HTTPStatus.PRECONDITION_FAILED
+    elif request.query.get('ifGenerationNotMatch') == [found]:
+      response.status = HTTPStatus.NOT_MODIFIED
+    else:
+      handler(request, response, storage, *args, **kwargs)
+    if found != '0':
+      response['x-goog-generation'] = found
+  return handle
+
+
+def main(port: int):
+  """Serves until it is killed."""
+  for _, handlers in server.HANDLERS:
+    for method, handler in handlers.items():
+      if handler in (objects.get, objects.download, objects.insert, objects.delete):
+        handlers[method] = _with_generations(handler)
+  bucket = server.create_server('127.0.0.1', port, in_memory=True, default_bucket=NAME)
+  bucket.start()
+  print('ready', flush=True)
+
+
+if __name__ == '__main__':
+  main(int(sys.argv[1]))
