@@ -5,7 +5,7 @@ from absl import flags
 from bert_jax import config_flag
 from bert_jax import errors
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, local or gs://.')
 
 
 def main(argv: list[str]):
