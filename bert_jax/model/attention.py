@@ -1,5 +1,7 @@
 """Scaled dot-product multi-head self-attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
 
+import functools
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,30 @@ def attention_bias(pair_index: jax.Array) -> jax.Array:
   return jnp.where(same & real, 0.0, MASKED)[:, None]
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def softmax(scores: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """softmax over the last axis, in float32; the weights are given in `dtype`.
+
+  So are they kept for the gradient, which needs nothing else: autodiff would keep a second copy in
+  float32, the largest array of a layer.
+  """
+  return jax.nn.softmax(scores, axis=-1).astype(dtype)
+
+
+def _softmax_forward(scores, dtype):
+  weights = softmax(scores, dtype)
+  return weights, weights
+
+
+def _softmax_backward(dtype, weights, gradient):
+  del dtype
+  weights, gradient = weights.astype(jnp.float32), gradient.astype(jnp.float32)
+  return (weights * (gradient - (weights * gradient).sum(-1, keepdims=True)),)
+
+
+softmax.defvjp(_softmax_forward, _softmax_backward)
+
+
 def dot_product_attention(query: jax.Array, key: jax.Array, value: jax.Array,
                           bias: jax.Array | None = None, drop=lambda weights: weights) -> jax.Array:
   """softmax(Q K^T / sqrt(K) + bias) V for each head, the softmax in float32.
@@ -43,7 +69,7 @@ def dot_product_attention(query: jax.Array, key: jax.Array, value: jax.Array,
   scores = jnp.einsum('blhk,bmhk->bhlm', query, key, preferred_element_type=jnp.float32)
   if bias is not None:
     scores = scores + bias
-  weights = drop(jax.nn.softmax(scores, axis=-1).astype(query.dtype))  # [B, H, L, L]
+  weights = drop(softmax(scores, query.dtype))  # [B, H, L, L]
   return jnp.einsum('bhlm,bmhk->blhk', weights, value)
 
 
@@ -77,8 +103,6 @@ class SelfAttention(nn.Module):
     qkv = jnp.einsum('nd,dchk->nchk', x.reshape(-1, d), kernel) + shift
     qkv = qkv.reshape(*x.shape[:2], 3, h, k)  # [B, L, 3, H, K]
     qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'qkv', 'heads', 'kv'))
-    query, key, value = (qkv[:, :, i] for i in range(3))  # [B, L, H, K]
-
     dropout = nn.Dropout(c.attention_dropout, deterministic=deterministic)
 
     def drop(weights):
@@ -86,9 +110,11 @@ class SelfAttention(nn.Module):
       return dropout(weights)
 
     if bias is None:
-      out = kernels.attend(c, query, key, value, pair_index)
+      rate = 0.0 if deterministic else c.attention_dropout
+      random = jax.random.key_data(self.make_rng('dropout')) if rate else None
+      out = kernels.attend(c, qkv, pair_index, rate, random)
     else:
-      out = dot_product_attention(query, key, value, bias, drop)
+      out = dot_product_attention(*jnp.unstack(qkv, axis=2), bias, drop)  # [B, L, H, K]
 
     init = truncated_normal(c.initializer_range, 'heads', 'kv', 'embed')
     kernel = self.param('out_kernel', init, (h, k, d)).astype(x.dtype)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from bert_jax.errors import UserError
 
 ACTIVATIONS = ('gelu', 'gelu_tanh', 'relu')
-ATTENTION = ('auto', 'xla', 'splash', 'cudnn')
+ATTENTION = ('auto', 'xla', 'fused', 'splash', 'cudnn')
 REMAT = ('none', 'dots', 'full')
 DTYPES = ('float32', 'bfloat16')
 
@@ -40,7 +40,8 @@ class BertConfig:
   initializer_range: float = 0.02  # standard deviation of the truncated normal
   layer_norm_eps: float = 1e-12
   dtype: str = 'float32'  # of the computation; parameters, softmax and norms stay float32
-  # How: xla, or a kernel without attention dropout: splash (TPU), cudnn (GPU); auto = what is best.
+  # How: xla, or a kernel: fused (TPU) or, without attention dropout, splash (TPU), cudnn (GPU);
+  # auto = what is best.
   attention: str = 'auto'
   remat: str = 'none'  # what the backward pass computes again: none, dots (keep the matmuls), full
   scan_unroll: int = 1  # layers unrolled in each turn of the scan; num_layers = no loop at all

@@ -1,22 +1,29 @@
 """Attention kernels that never hold the [L, L] weights, and when they are the right choice.
 
-None of them can drop attention weights: a recipe with attention dropout takes the plain path.
+Only the fused one can drop attention weights: beyond its lengths and off TPUs a recipe with
+attention dropout takes the plain path.
 """
 
 from collections.abc import Iterable
+import functools
 
 import jax
 import jax.numpy as jnp
 
 from bert_jax.errors import UserError
+from bert_jax.model import fused_attention
 from bert_jax.model.config import BertConfig
 from bert_jax.parallel import sharding
 
-# Below this the plain path is as fast, and what it holds is small.
-SHORTEST = 512
-_LANES = 128  # of a TPU: lengths are multiples of it
-_BLOCK = 512  # of queries and of keys that a TPU kernel holds at a time
-_PLATFORMS = {'splash': ('tpu', 'cpu'), 'cudnn': ('gpu', 'cuda', 'rocm')}
+SHORTEST = 512  # for splash and cuDNN: below, the plain path is as fast and holds little
+LONGEST = 512  # whose [L, L] weights fit into a TPU core's memory several times
+_LANES = fused_attention.LANES  # of a TPU: lengths are multiples of it
+_BLOCK = 512  # of queries and of keys that splash holds at a time
+_BEST = {'tpu': ('fused', 'splash'), 'gpu': ('cudnn',), 'cuda': ('cudnn',)}
+_PLATFORMS = {'fused': ('tpu', 'cpu'), 'splash': ('tpu', 'cpu'), 'cudnn': ('gpu', 'cuda', 'rocm')}
+_QKV = ('batch', 'seq', 'qkv', 'heads', 'kv')
+_ROWS = ('batch', 'seq')
+_OUT = ('batch', 'seq', 'heads', 'kv')
 
 
 def platform() -> str:
@@ -24,6 +31,26 @@ def platform() -> str:
   mesh = jax.sharding.get_abstract_mesh()
   device = None if mesh.empty else mesh.abstract_device
   return device.platform if device else jax.default_backend()
+
+
+def _obstacle(config: BertConfig, kernel: str, length: int, where: str) -> str:
+  """Why a kernel cannot do it; '' if it can."""
+  heads = config.num_heads // sharding.parts('heads')
+  if where not in _PLATFORMS[kernel]:
+    return f'{kernel} is not for {where}'
+  if kernel == 'fused' and length > LONGEST:
+    return f'{length} is above {LONGEST}'
+  if kernel in ('fused', 'splash') and length % _LANES:
+    return f'{length} is no multiple of {_LANES}'
+  if kernel == 'fused' and not fused_attention.fits(heads, config.head_size):
+    return f'{heads} heads of {config.head_size} fill no blocks of {_LANES}'
+  if kernel != 'fused' and config.attention_dropout:
+    return f'attention_dropout={config.attention_dropout} (0 allows {kernel})'
+  if config.attention == 'auto' and kernel != 'fused' and length < SHORTEST:
+    return f'{kernel} gains nothing below {SHORTEST}'
+  if kernel == 'cudnn' and config.dtype == 'float32':
+    return f'dtype={config.dtype} (bfloat16 allows {kernel})'
+  return ''
 
 
 def chosen(config: BertConfig, length: int, where: str = '') -> tuple[str, str]:
@@ -35,34 +62,22 @@ def chosen(config: BertConfig, length: int, where: str = '') -> tuple[str, str]:
     where: the platform that it runs on; '' = what is being traced for.
 
   Returns:
-    (xla, splash or cudnn; the reason).
+    (xla, fused, splash or cudnn; the reason).
 
   Raises:
     UserError: the kernel that was asked for cannot do it.
   """
-  where = where or platform()
-  kernel = config.attention
-  if kernel == 'xla':
+  where, asked = where or platform(), config.attention
+  if asked == 'xla':
     return 'xla', 'asked for'
-  if kernel == 'auto':
-    kernel = {'tpu': 'splash', 'gpu': 'cudnn', 'cuda': 'cudnn'}.get(where, '')
-    if not kernel:
-      return 'xla', f'there is no kernel for {where}'
-    if length < SHORTEST:
-      return 'xla', f'{kernel} gains nothing below {SHORTEST}'
-  obstacle = ''
-  if config.attention_dropout:
-    obstacle = f'attention_dropout={config.attention_dropout} (0 allows {kernel})'
-  elif where not in _PLATFORMS[kernel]:
-    obstacle = f'{kernel} is not for {where}'
-  elif kernel == 'splash' and length % _LANES:
-    obstacle = f'{length} is no multiple of {_LANES}'
-  elif kernel == 'cudnn' and config.dtype == 'float32':
-    obstacle = f'dtype={config.dtype} (bfloat16 allows {kernel})'
-  if not obstacle:
-    return kernel, ('it holds no weights' if config.attention == 'auto' else 'asked for')
-  if config.attention != 'auto':
-    raise UserError(f'model.attention={config.attention} cannot be had: {obstacle}')
+  if asked == 'auto' and where not in _BEST:
+    return 'xla', f'there is no kernel for {where}'
+  for kernel in _BEST[where] if asked == 'auto' else (asked,):
+    obstacle = _obstacle(config, kernel, length, where)
+    if not obstacle:
+      return kernel, 'it holds no weights' if asked == 'auto' else 'asked for'
+  if asked != 'auto':
+    raise UserError(f'model.attention={asked} cannot be had: {obstacle}')
   return 'xla', obstacle
 
 
@@ -75,11 +90,35 @@ def describe(config: BertConfig, lengths: Iterable[int], where: str) -> str:
                    for (path, why), rows in found.items())
 
 
-def attend(config: BertConfig, query: jax.Array, key: jax.Array, value: jax.Array,
-           pair_index: jax.Array) -> jax.Array:
-  """Attention by the kernel that is chosen; arguments and result as of `splash`."""
-  path, _ = chosen(config, query.shape[1])
-  return {'splash': splash, 'cudnn': cudnn}[path](query, key, value, pair_index)
+def attend(config: BertConfig, qkv: jax.Array, pair_index: jax.Array, rate: float = 0.0,
+           random: jax.Array | None = None) -> jax.Array:
+  """Attention by the kernel that is chosen.
+
+  Args:
+    config: of the model.
+    qkv: [B, L, 3, H, K], queries, keys and values.
+    pair_index: [B, L] int32; a token attends to those of its own number. What comes of padding is
+      no one's.
+    rate: share of the weights that is dropped; only where `fused` is chosen.
+    random: [2] uint32, a threefry key for it.
+
+  Returns:
+    [B, L, H, K] in the dtype of `qkv`.
+  """
+  path, _ = chosen(config, qkv.shape[1])
+  if path == 'fused':
+    return fused(qkv, pair_index, rate, random)
+  return {'splash': splash, 'cudnn': cudnn}[path](*jnp.unstack(qkv, axis=2), pair_index)
+
+
+def fused(qkv: jax.Array, pair_index: jax.Array, rate: float = 0.0,
+          random: jax.Array | None = None) -> jax.Array:
+  """One kernel that can drop weights, each chip on its own rows and heads; as `attend`."""
+  random = jnp.zeros(2, jnp.uint32) if random is None else random
+  rows, heads = (jnp.arange(qkv.shape[axis], dtype=jnp.uint32) for axis in (0, 3))
+  local = functools.partial(fused_attention.attend, rate=rate, interpret=platform() != 'tpu')
+  return sharding.on_each_chip(local, (_QKV, _ROWS, (None,), ('batch',), ('heads',)), _OUT)(
+      qkv, pair_index, random, rows, heads)
 
 
 def splash(query: jax.Array, key: jax.Array, value: jax.Array,
@@ -118,7 +157,8 @@ def splash(query: jax.Array, key: jax.Array, value: jax.Array,
     return jax.vmap(row)(query, key, value, pair_index)
 
   scaled = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
-  return sharding.over_rows_and_heads(local)(scaled, key, value, pair_index)
+  return sharding.on_each_chip(local, (_OUT, _OUT, _OUT, _ROWS), _OUT)(
+      scaled, key, value, pair_index)
 
 
 def cudnn(query: jax.Array, key: jax.Array, value: jax.Array, pair_index: jax.Array) -> jax.Array:

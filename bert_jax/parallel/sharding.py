@@ -3,6 +3,7 @@
 The modules name what an axis means ('embed', 'heads', ...); a preset says where it lives.
 """
 
+from collections.abc import Sequence
 import math
 from typing import Any
 
@@ -72,18 +73,28 @@ def with_mesh(function, mesh: Mesh, preset: str, **jit_options):
   return call
 
 
-def over_rows_and_heads(function):
-  """`function(query, key, value, pair_index)` run by each chip on its own rows and heads.
+def parts(name: str) -> int:
+  """Into how many parts the chips in context split a logical axis; 1 without a mesh."""
+  mesh = jax.sharding.get_abstract_mesh()
+  axis = None if mesh.empty else nn.logical_to_mesh_axes((name,))[0]
+  return mesh.shape[axis] if axis else 1
 
-  The first three and the result are [B, L, H, K], the last is [B, L]. What the compiler cannot
-  split, a kernel, has to be split by hand. Without a mesh in context it is `function` itself.
+
+def on_each_chip(function, inputs: Sequence[tuple[str | None, ...]], output: tuple[str, ...]):
+  """`function` run by each chip on its own part of the arguments and of the result.
+
+  What the compiler cannot split, a kernel, has to be split by hand. Without a mesh in context it is
+  `function` itself.
+
+  Args:
+    function: of arrays, to one array.
+    inputs: the logical axes of each argument.
+    output: those of the result.
   """
   if jax.sharding.get_abstract_mesh().empty:
     return function
-  heads = nn.logical_to_mesh_axes(('batch', 'seq', 'heads', 'kv'))
-  rows = nn.logical_to_mesh_axes(('batch', 'seq'))
-  return jax.shard_map(function, in_specs=(heads, heads, heads, rows), out_specs=heads,
-                       check_vma=False)
+  return jax.shard_map(function, in_specs=tuple(map(nn.logical_to_mesh_axes, inputs)),
+                       out_specs=nn.logical_to_mesh_axes(output), check_vma=False)
 
 
 def batch_divisor(mesh: Mesh) -> int:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
+from bert_jax.model import attention
+from bert_jax.model import fused_attention
 from bert_jax.model import kernels
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch
@@ -58,10 +60,14 @@ def test_splash_is_the_plain_path_to_rounding(shape):
 
 
 @pytest.mark.parametrize('attention, length, platform, fields, expected', [
-    ('auto', 512, 'tpu', {}, ('splash', 'it holds no weights')),
-    ('auto', 128, 'tpu', {}, ('xla', 'splash gains nothing below 512')),
+    ('auto', 128, 'tpu', {'hidden_size': 128}, ('fused', 'it holds no weights')),
+    ('auto', 512, 'tpu', {'hidden_size': 256, 'attention_dropout': 0.1},
+     ('fused', 'it holds no weights')),
+    ('auto', 128, 'tpu', {'hidden_size': 64}, ('xla', 'splash gains nothing below 512')),
+    ('auto', 512, 'tpu', {'hidden_size': 64}, ('splash', 'it holds no weights')),
+    ('auto', 1024, 'tpu', {'hidden_size': 128}, ('splash', 'it holds no weights')),
     ('auto', 512, 'cpu', {}, ('xla', 'there is no kernel for cpu')),
-    ('auto', 512, 'tpu', {'attention_dropout': 0.1},
+    ('auto', 1024, 'tpu', {'attention_dropout': 0.1},
      ('xla', 'attention_dropout=0.1 (0 allows splash)')),
     ('auto', 520, 'tpu', {}, ('xla', '520 is no multiple of 128')),
     ('auto', 1024, 'gpu', {'dtype': 'bfloat16'}, ('cudnn', 'it holds no weights')),
@@ -75,16 +81,91 @@ def test_choice(attention, length, platform, fields, expected):
 
 
 def test_described():
-  assert kernels.describe(CONFIG, (128, 512), 'tpu') == (
-      'xla for rows of 128: splash gains nothing below 512; splash for rows of 512: it holds no '
-      'weights')
+  assert kernels.describe(CONFIG, (128, 512), 'gpu') == (
+      'xla for rows of 128: cudnn gains nothing below 512; xla for rows of 512: dtype=float32 '
+      '(bfloat16 allows cudnn)')
 
 
 def test_a_kernel_that_cannot_be_had():
   config = dataclasses.replace(CONFIG, attention='splash', attention_dropout=0.1)
   with pytest.raises(UserError, match=r'attention=splash cannot be had: attention_dropout=0.1'):
     kernels.chosen(config, 512, 'tpu')
+  config = dataclasses.replace(CONFIG, attention='fused')
+  with pytest.raises(UserError, match='fused cannot be had: 640 is above 512'):
+    kernels.chosen(config, 640, 'tpu')
+  with pytest.raises(UserError, match='3 heads of 20 fill no blocks of 128'):
+    kernels.chosen(dataclasses.replace(config, hidden_size=60, num_heads=3), 128, 'tpu')
   with pytest.raises(UserError, match='cudnn is not for tpu'):
     kernels.chosen(dataclasses.replace(CONFIG, attention='cudnn'), 512, 'tpu')
   with pytest.raises(UserError, match="model.attention='flash' is unknown"):
     dataclasses.replace(CONFIG, attention='flash')
+
+
+WIDE = dataclasses.replace(CONFIG, hidden_size=256, num_heads=4, attention_dropout=0.1)
+RATE = 0.1
+
+
+def fused_inputs():
+  """[B, L, 3, H, K] of 4 rows and heads, and their pairs."""
+  return (jax.random.normal(jax.random.key(1), (4, 128, 3, 4, 64)),
+          jnp.asarray(packed_rows().pair_index), jax.random.key_data(jax.random.key(7)))
+
+
+def fused_loss(qkv, pair_index, random, rate=RATE):
+  out = kernels.fused(qkv, pair_index, rate, random)
+  return jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)), out
+
+
+@pytest.mark.parametrize('rate', [0.0, RATE])
+def test_fused_is_the_plain_path_that_drops_the_same(rate):
+  qkv, pair_index, random = fused_inputs()
+  keep = jnp.stack([jnp.stack([fused_attention.kept(random, np.uint32(b), np.uint32(h), 128, rate)
+                               for h in range(4)]) for b in range(4)])
+
+  def plain(qkv):
+    out = attention.dot_product_attention(
+        *jnp.unstack(qkv, axis=2), attention.attention_bias(pair_index),
+        lambda weights: jnp.where(keep, weights / (1 - rate), 0))
+    return jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)), out
+
+  (_, expected), expected_grad = jax.value_and_grad(plain, has_aux=True)(qkv)
+  (_, found), grad = jax.jit(jax.value_and_grad(fused_loss, has_aux=True), static_argnums=3)(
+      qkv, pair_index, random, rate)
+  np.testing.assert_allclose(found, expected, atol=1e-6)
+  np.testing.assert_allclose(grad, expected_grad, atol=1e-6)
+
+
+def test_fused_drops_at_its_rate_and_nothing_twice():
+  key = jax.random.key_data(jax.random.key(3))
+  keep = np.stack([fused_attention.kept(key, np.uint32(b), np.uint32(h), 128, RATE)
+                   for b in range(3) for h in range(3)])
+  assert abs(keep.mean() - 0.9) < 5 * np.sqrt(0.09 / keep.size)
+  for axis in (1, 2):  # by query and by key
+    shares = keep.mean(axis)
+    assert abs(shares.std() - np.sqrt(0.09 / 128)) < 5e-3
+  same = np.array([[np.mean(a == b) for a in keep] for b in keep])
+  np.testing.assert_allclose(same[~np.eye(9, dtype=bool)], 0.82, atol=5 * np.sqrt(.15 / 128**2))
+
+
+def test_fused_drops_the_same_on_every_mesh():
+  arguments = fused_inputs()
+  loss = jax.value_and_grad(fused_loss, has_aux=True)
+  (_, alone), grad = jax.jit(loss)(*arguments)
+  for preset, shape in (('dp', (4, 1)), ('tp', (2, 2))):
+    (_, found), found_grad = sharding.with_mesh(loss, conftest.sub_mesh(*shape), preset)(*arguments)
+    np.testing.assert_array_equal(found, alone)
+    np.testing.assert_array_equal(found_grad, grad)
+
+
+def test_fused_in_the_model_is_plain_without_dropout_and_drops_with_it():
+  batch = packed_rows()
+  real = batch.pair_index > 0
+  params = nn.unbox(Bert(WIDE).init(jax.random.key(0), batch, np.zeros((4, 1), np.int32)))
+  plain, fused = (Bert(dataclasses.replace(WIDE, attention=name)) for name in ('xla', 'fused'))
+  def encode(model, seed=None):
+    return model.apply(params, batch, method='encode', deterministic=seed is None,
+                       rngs=None if seed is None else {'dropout': jax.random.key(seed)})
+  np.testing.assert_allclose(encode(fused)[real], encode(plain)[real], atol=2e-5)
+  first, again, other = encode(fused, 1), encode(fused, 1), encode(fused, 2)
+  np.testing.assert_array_equal(first, again)
+  assert np.abs(first - other).mean() > 0.1
