@@ -94,30 +94,48 @@ class SelfAttention(nn.Module):
     """
     c = self.config
     d, h, k = c.hidden_size, c.num_heads, c.head_size
-    # One product of width 3D reads x once; 'qkv' is never sharded, so each chip of the model axis
-    # holds the query, key and value of its own heads. Rows and positions are one axis in the
-    # projections: XLA's CPU backend runs products of two axes faster than of three.
     init = truncated_normal(c.initializer_range, 'embed', 'qkv', 'heads', 'kv')
     kernel = self.param('qkv_kernel', init, (d, 3, h, k)).astype(x.dtype)
     shift = self.param('qkv_bias', zeros('qkv', 'heads', 'kv'), (3, h, k)).astype(x.dtype)
-    qkv = jnp.einsum('nd,dchk->nchk', x.reshape(-1, d), kernel) + shift
-    qkv = qkv.reshape(*x.shape[:2], 3, h, k)  # [B, L, 3, H, K]
-    qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'qkv', 'heads', 'kv'))
-    dropout = nn.Dropout(c.attention_dropout, deterministic=deterministic)
-
-    def drop(weights):
-      self.sow('intermediates', 'weights', weights)  # [B, H, L, L], kept for those who ask
-      return dropout(weights)
-
-    if bias is None:
-      rate = 0.0 if deterministic else c.attention_dropout
-      random = jax.random.key_data(self.make_rng('dropout')) if rate else None
-      out = kernels.attend(c, qkv, pair_index, rate, random)
+    path = kernels.chosen(c, x.shape[1])[0] if bias is None else 'xla'
+    if path == 'fused':
+      out = self._fused(x, pair_index, kernel, shift, deterministic)
     else:
-      out = dot_product_attention(*jnp.unstack(qkv, axis=2), bias, drop)  # [B, L, H, K]
+      # One product of width 3D reads x once; 'qkv' is never sharded, so each chip of the model axis
+      # holds the query, key and value of its own heads. Rows and positions are one axis in the
+      # projections: XLA's CPU backend runs products of two axes faster than of three.
+      qkv = jnp.einsum('nd,dchk->nchk', x.reshape(-1, d), kernel) + shift
+      qkv = qkv.reshape(*x.shape[:2], 3, h, k)  # [B, L, 3, H, K]
+      qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'qkv', 'heads', 'kv'))
+      query, key, value = (qkv[:, :, i] for i in range(3))  # [B, L, H, K]
+      if path == 'xla':
+        out = dot_product_attention(query, key, value, bias, self._dropout(deterministic))
+      else:
+        out = {'splash': kernels.splash, 'cudnn': kernels.cudnn}[path](query, key, value,
+                                                                       pair_index)
 
     init = truncated_normal(c.initializer_range, 'heads', 'kv', 'embed')
     kernel = self.param('out_kernel', init, (h, k, d)).astype(x.dtype)
     shift = self.param('out_bias', zeros('embed'), (d,)).astype(x.dtype)
-    out = out.reshape(-1, h, k)  # [B * L, H, K]
-    return (jnp.einsum('nhk,hkd->nd', out, kernel) + shift).reshape(x.shape)
+    return (out.reshape(-1, h * k) @ kernel.reshape(h * k, d) + shift).reshape(x.shape)
+
+  def _dropout(self, deterministic: bool):
+    """What is done to the attention weights [B, H, L, L]."""
+    dropout = nn.Dropout(self.config.attention_dropout, deterministic=deterministic)
+
+    def drop(weights):
+      self.sow('intermediates', 'weights', weights)  # kept for those who ask
+      return dropout(weights)
+
+    return drop
+
+  def _fused(self, x: jax.Array, pair_index: jax.Array, kernel: jax.Array, shift: jax.Array,
+             deterministic: bool) -> jax.Array:
+    """The kernel reads the query, key and value of a head side by side: [B, L, H * K]."""
+    flat = jnp.swapaxes(kernel, 1, 2).reshape(x.shape[-1], -1)  # [D, H * 3 * K]
+    qkv = x.reshape(-1, x.shape[-1]) @ flat + jnp.swapaxes(shift, 0, 1).reshape(-1)
+    qkv = qkv.reshape(*x.shape[:2], -1)
+    qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'heads'))
+    rate = self.config.attention_dropout
+    random = None if deterministic or not rate else self.make_rng('dropout')
+    return kernels.fused(qkv, pair_index, self.config.head_size, rate, random)

@@ -64,18 +64,15 @@ def kept(key: jax.Array, row: jax.Array, head: jax.Array, length: int, rate: flo
   return drawn < np.int32((1 - rate) * 2**24)
 
 
-def _weights(shape: _Shape, query, key, column, line, random, row, head):
-  """(softmax [L, L] float32, the same after dropout in the dtype of the input, what was kept)."""
-  scaled = query / jnp.sqrt(shape.width).astype(query.dtype)
-  scores = _dot(scaled, key, (1, 1))
-  scores += jnp.where((column == line) & (line > 0), 0.0, _MASKED)
-  e = jnp.exp(scores - scores.max(-1, keepdims=True))
-  weights = e / e.sum(-1, keepdims=True)
-  if not shape.rate:
-    return weights, weights.astype(query.dtype), None, scaled
-  keep = kept((random[0], random[1]), row, head, query.shape[0], shape.rate)
-  dropped = jnp.where(keep, weights.astype(query.dtype) / (1 - shape.rate), 0)
-  return weights, dropped.astype(query.dtype), keep, scaled
+class _Head(NamedTuple):
+  """What a core computes for one head of one row."""
+
+  query: jax.Array  # [L, K], scaled
+  key: jax.Array  # [L, K]
+  value: jax.Array  # [L, K]
+  weights: jax.Array  # [L, L] float32, of the softmax
+  dropped: jax.Array  # the same after dropout, in the dtype of the input
+  keep: jax.Array | None  # what dropout keeps; None = all
 
 
 def _dot(a, b, axes) -> jax.Array:
@@ -84,75 +81,80 @@ def _dot(a, b, axes) -> jax.Array:
                              preferred_element_type=jnp.float32)
 
 
-def _forward_kernel(shape, random, rows, heads, query, key, value, column, line, out):
+def _head(shape: _Shape, i: int, qkv, column, line, random, rows, heads) -> _Head:
+  """Head number `i` of the block that the kernel is at."""
+  query, key, value = (qkv[0, :, (3 * i + j) * shape.width:(3 * i + j + 1) * shape.width]
+                       for j in range(3))
+  query = query / jnp.sqrt(shape.width).astype(query.dtype)
+  scores = _dot(query, key, (1, 1))
+  scores += jnp.where((column[0] == line[0]) & (line[0] > 0), 0.0, _MASKED)
+  e = jnp.exp(scores - scores.max(-1, keepdims=True))
+  weights = e / e.sum(-1, keepdims=True)
+  dropped, keep = weights.astype(query.dtype), None
+  if shape.rate:
+    row = rows[pl.program_id(0)]
+    head = heads[pl.program_id(1) * shape.per_block + i]
+    keep = kept((random[0], random[1]), row, head, query.shape[0], shape.rate)
+    dropped = jnp.where(keep, dropped / (1 - shape.rate), 0).astype(query.dtype)
+  return _Head(query, key, value, weights, dropped, keep)
+
+
+def _forward_kernel(shape, qkv, *others):
   """One block of heads of one row."""
-  b, block = (pl.program_id(axis) for axis in range(2))
+  *others, out = others
   for i in range(shape.per_block):
+    head = _head(shape, i, qkv, *others)
     at = slice(i * shape.width, (i + 1) * shape.width)
-    _, dropped, *_ = _weights(shape, query[0, :, at], key[0, :, at], column[0], line[0], random,
-                              rows[b], heads[block * shape.per_block + i])
-    out[0, :, at] = _dot(dropped, value[0, :, at], (1, 0)).astype(out.dtype)
+    out[0, :, at] = _dot(head.dropped, head.value, (1, 0)).astype(out.dtype)
 
 
-def _backward_kernel(shape, random, rows, heads, query, key, value, column, line, gradient, out,
-                     found):
-  """The same for the gradients of query, key and value, written in three turns."""
-  b, block, turn = (pl.program_id(axis) for axis in range(3))
-
-  @pl.when(turn == 0)
-  def _():
-    for i in range(shape.per_block):
-      at = slice(i * shape.width, (i + 1) * shape.width)
-      weights, dropped, keep, scaled = _weights(
-          shape, query[0, :, at], key[0, :, at], column[0], line[0], random, rows[b],
-          heads[block * shape.per_block + i])
-      g = gradient[0, :, at]
-      found[2, :, at] = _dot(dropped, g, (0, 0)).astype(found.dtype)
-      d_weights = _dot(g, value[0, :, at], (1, 1))
-      if keep is not None:
-        d_weights = jnp.where(keep, d_weights / (1 - shape.rate), 0)
-      d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdims=True))
-      d_scores = d_scores.astype(scaled.dtype)
-      d_query = _dot(d_scores, key[0, :, at], (1, 0)) / np.sqrt(shape.width).astype(np.float32)
-      found[0, :, at] = d_query.astype(found.dtype)
-      found[1, :, at] = _dot(d_scores, scaled, (0, 0)).astype(found.dtype)
-
-  out[0] = found[turn]
+def _backward_kernel(shape, qkv, *others):
+  """The same for the gradients of query, key and value."""
+  *others, gradient, out = others
+  for i in range(shape.per_block):
+    head = _head(shape, i, qkv, *others)
+    g = gradient[0, :, i * shape.width:(i + 1) * shape.width]
+    d_weights = _dot(g, head.value, (1, 1))
+    if head.keep is not None:
+      d_weights = jnp.where(head.keep, d_weights / (1 - shape.rate), 0)
+    d_scores = head.weights * (d_weights - (head.weights * d_weights).sum(-1, keepdims=True))
+    d_scores = d_scores.astype(g.dtype)
+    found = (_dot(d_scores, head.key, (1, 0)) / np.float32(np.sqrt(shape.width)),
+             _dot(d_scores, head.query, (0, 0)), _dot(head.dropped, g, (0, 0)))
+    for j, x in enumerate(found):
+      out[0, :, (3 * i + j) * shape.width:(3 * i + j + 1) * shape.width] = x.astype(out.dtype)
 
 
-def _operands(shape: _Shape, length: int):
-  """How the arguments of both kernels are cut: numbers whole, the rest a row and a block of it."""
-  def part(which):
-    return pl.BlockSpec((1, length, LANES), lambda b, h, *_: (b, 0, which * shape.blocks + h))
+def _block(length: int, width: int) -> pl.BlockSpec:
+  """Of an array [B, L, ...]: a row, and a block of its heads."""
+  return pl.BlockSpec((1, length, width), lambda row, block: (row, 0, block))
+
+
+def _call(kernel, shape: _Shape, width: int, products: int, qkv, pair_index, random, rows, heads,
+          *more) -> jax.Array:
+  """Runs a kernel that gives `width` for each block, with so many products of each head."""
+  batch, length, size = qkv.shape
+  weights = batch * shape.heads * length * length
+  moved = (size + sum(x.shape[2] for x in more) + shape.blocks * width) * batch * length
   numbers = pl.BlockSpec(memory_space=pltpu.SMEM)
-  return [numbers, numbers, numbers, part(0), part(1), part(2),
-          pl.BlockSpec((1, length, 1), lambda b, *_: (b, 0, 0)),
-          pl.BlockSpec((1, 1, length), lambda b, *_: (b, 0, 0))]
-
-
-def _cost(shape: _Shape, qkv: jax.Array, products: int, arrays: int) -> pl.CostEstimate:
-  """Of a kernel with so many [L, L, K] products that moves so many [B, L, H * K]."""
-  rows, length, _ = qkv.shape
-  weights = rows * shape.heads * length * length
-  return pl.CostEstimate(flops=2 * products * weights * shape.width, transcendentals=weights,
-                         bytes_accessed=arrays * qkv.size // 3 * qkv.dtype.itemsize)
-
-
-def _arguments(qkv, pair_index, random, rows, heads):
-  return (random, rows, heads, qkv, qkv, qkv, pair_index[:, :, None], pair_index[:, None, :])
+  return pl.pallas_call(
+      functools.partial(kernel, shape), grid=(batch, shape.blocks),
+      in_specs=[_block(length, 3 * LANES),
+                pl.BlockSpec((1, length, 1), lambda row, _: (row, 0, 0)),
+                pl.BlockSpec((1, 1, length), lambda row, _: (row, 0, 0)),
+                numbers, numbers, numbers, *(_block(length, LANES) for _ in more)],
+      out_specs=_block(length, width),
+      out_shape=jax.ShapeDtypeStruct((batch, length, shape.blocks * width), qkv.dtype),
+      cost_estimate=pl.CostEstimate(flops=2 * products * weights * shape.width,
+                                    transcendentals=weights,
+                                    bytes_accessed=moved * qkv.dtype.itemsize),
+      interpret=shape.interpret, name=kernel.__name__.strip('_').replace('kernel', 'attention'),
+  )(qkv, pair_index[:, :, None], pair_index[:, None, :], random, rows, heads, *more)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(shape: _Shape, qkv, pair_index, random, rows, heads):
-  """[B, L, 3 * H * K], [B, L], [2], [B], [H] -> [B, L, H * K]."""
-  batch, length, _ = qkv.shape
-  return pl.pallas_call(
-      functools.partial(_forward_kernel, shape), grid=(batch, shape.blocks),
-      in_specs=_operands(shape, length),
-      out_specs=pl.BlockSpec((1, length, LANES), lambda b, h: (b, 0, h)),
-      out_shape=jax.ShapeDtypeStruct((batch, length, shape.heads * shape.width), qkv.dtype),
-      cost_estimate=_cost(shape, qkv, products=2, arrays=4), interpret=shape.interpret,
-      name='fused_attention')(*_arguments(qkv, pair_index, random, rows, heads))
+def _attend(shape: _Shape, *arguments) -> jax.Array:
+  return _call(_forward_kernel, shape, LANES, 2, *arguments)
 
 
 def _attend_forward(shape, *arguments):
@@ -160,39 +162,26 @@ def _attend_forward(shape, *arguments):
 
 
 def _attend_backward(shape, arguments, gradient):
-  qkv = arguments[0]
-  batch, length, _ = qkv.shape
-  block = (1, length, LANES)
-  found = pl.pallas_call(
-      functools.partial(_backward_kernel, shape), grid=(batch, shape.blocks, 3),
-      in_specs=[*_operands(shape, length), pl.BlockSpec(block, lambda b, h, _: (b, 0, h))],
-      out_specs=pl.BlockSpec(block, lambda b, h, turn: (b, 0, turn * shape.blocks + h)),
-      out_shape=jax.ShapeDtypeStruct(qkv.shape, qkv.dtype),
-      scratch_shapes=[pltpu.VMEM((3, length, LANES), qkv.dtype)],
-      cost_estimate=_cost(shape, qkv, products=5, arrays=7), interpret=shape.interpret,
-      name='fused_attention_backward')(*_arguments(*arguments), gradient)
-  return found, None, None, None, None
+  return (_call(_backward_kernel, shape, 3 * LANES, 5, *arguments, gradient), *[None] * 4)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def attend(qkv: jax.Array, pair_index: jax.Array, random: jax.Array, rows: jax.Array,
-           heads: jax.Array, *, rate: float, interpret: bool) -> jax.Array:
+           heads: jax.Array, *, width: int, rate: float, interpret: bool) -> jax.Array:
   """Attention of the rows and heads of one chip.
 
   Args:
-    qkv: [B, L, 3, H, K], queries, keys and values.
+    qkv: [B, L, H * 3 * K], query, key and value of each head side by side.
     pair_index: [B, L] int32; a token attends to those of its own number, 0 is padding.
     random: [2] uint32, a threefry key.
     rows, heads: [B] and [H] uint32, their numbers over all chips.
+    width: K.
     rate: share of the weights that is dropped.
     interpret: whether to run it off a TPU: slow, for tests.
 
   Returns:
-    [B, L, H, K] in the dtype of `qkv`.
+    [B, L, H * K] in the dtype of `qkv`.
   """
-  batch, length, _, count, width = qkv.shape
-  shape = _Shape(count, width, rate, interpret)
-  out = _attend(shape, qkv.reshape(batch, length, -1), pair_index, random, rows, heads)
-  return out.reshape(batch, length, count, width)
+  return _attend(_Shape(heads.size, width, rate, interpret), qkv, pair_index, random, rows, heads)

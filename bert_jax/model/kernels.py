@@ -21,8 +21,8 @@ _LANES = fused_attention.LANES  # of a TPU: lengths are multiples of it
 _BLOCK = 512  # of queries and of keys that splash holds at a time
 _BEST = {'tpu': ('fused', 'splash'), 'gpu': ('cudnn',), 'cuda': ('cudnn',)}
 _PLATFORMS = {'fused': ('tpu', 'cpu'), 'splash': ('tpu', 'cpu'), 'cudnn': ('gpu', 'cuda', 'rocm')}
-_QKV = ('batch', 'seq', 'qkv', 'heads', 'kv')
 _ROWS = ('batch', 'seq')
+_FLAT = ('batch', 'seq', 'heads')
 _OUT = ('batch', 'seq', 'heads', 'kv')
 
 
@@ -90,35 +90,27 @@ def describe(config: BertConfig, lengths: Iterable[int], where: str) -> str:
                    for (path, why), rows in found.items())
 
 
-def attend(config: BertConfig, qkv: jax.Array, pair_index: jax.Array, rate: float = 0.0,
-           random: jax.Array | None = None) -> jax.Array:
-  """Attention by the kernel that is chosen.
+def fused(qkv: jax.Array, pair_index: jax.Array, width: int, rate: float = 0.0,
+          random: jax.Array | None = None) -> jax.Array:
+  """The fused kernel, each chip on its own rows and heads.
 
   Args:
-    config: of the model.
-    qkv: [B, L, 3, H, K], queries, keys and values.
-    pair_index: [B, L] int32; a token attends to those of its own number. What comes of padding is
-      no one's.
-    rate: share of the weights that is dropped; only where `fused` is chosen.
-    random: [2] uint32, a threefry key for it.
+    qkv: [B, L, H * 3 * K], query, key and value of each head side by side.
+    pair_index: as of `splash`.
+    width: K.
+    rate: share of the weights that is dropped.
+    random: the key by which they are drawn; None = nothing is dropped.
 
   Returns:
-    [B, L, H, K] in the dtype of `qkv`.
+    [B, L, H * K] in the dtype of `qkv`.
   """
-  path, _ = chosen(config, qkv.shape[1])
-  if path == 'fused':
-    return fused(qkv, pair_index, rate, random)
-  return {'splash': splash, 'cudnn': cudnn}[path](*jnp.unstack(qkv, axis=2), pair_index)
-
-
-def fused(qkv: jax.Array, pair_index: jax.Array, rate: float = 0.0,
-          random: jax.Array | None = None) -> jax.Array:
-  """One kernel that can drop weights, each chip on its own rows and heads; as `attend`."""
-  random = jnp.zeros(2, jnp.uint32) if random is None else random
-  rows, heads = (jnp.arange(qkv.shape[axis], dtype=jnp.uint32) for axis in (0, 3))
-  local = functools.partial(fused_attention.attend, rate=rate, interpret=platform() != 'tpu')
-  return sharding.on_each_chip(local, (_QKV, _ROWS, (None,), ('batch',), ('heads',)), _OUT)(
-      qkv, pair_index, random, rows, heads)
+  words = jnp.zeros(2, jnp.uint32) if random is None else jax.random.key_data(random)
+  rows = jnp.arange(qkv.shape[0], dtype=jnp.uint32)
+  heads = jnp.arange(qkv.shape[2] // (3 * width), dtype=jnp.uint32)
+  local = functools.partial(fused_attention.attend, width=width, interpret=platform() != 'tpu',
+                            rate=rate if random is not None else 0.0)
+  return sharding.on_each_chip(local, (_FLAT, _ROWS, (None,), ('batch',), ('heads',)), _FLAT)(
+      qkv, pair_index, words, rows, heads)
 
 
 def splash(query: jax.Array, key: jax.Array, value: jax.Array,
