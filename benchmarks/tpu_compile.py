@@ -4,8 +4,9 @@
 
 No TPU is needed. PEER is an environment as `benchmarks/flax_bert_tpu.py` says. Both sides compile a
 step of 32 rows of 128 for each chip, data parallel, bfloat16, dropout 0.1; bert_jax unrolled, as
-the peer is, and as configs/large.py has it (a scan over layers that keeps the products). Its step
-also makes the masks, predicts the masked positions only, and has the sentence pairs.
+the peer is, and as configs/large.py has it, a scan over layers. Both keep the products for the
+backward pass. The step also makes the masks, predicts the masked positions only, and has the
+sentence pairs.
 """
 
 import json
@@ -50,7 +51,7 @@ def main(_):
   chips = len(topology.get(_TOPOLOGY.value))
   sides = {
       "transformers' Flax BERT": (lambda: _peers(chips)) if _PEER.value else None,
-      'bert_jax, unrolled': lambda: _ours(chips, scan_unroll=24, remat='none'),
+      'bert_jax, unrolled': lambda: _ours(chips, scan_unroll=24),
       'bert_jax, configs/large.py': lambda: _ours(chips),
   }
   print('| | compiled in | TFLOP | GB of memory traffic | GiB of temporaries |\n'

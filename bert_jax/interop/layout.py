@@ -60,7 +60,7 @@ def from_tensors(get: Callable[[str], np.ndarray], config: BertConfig,
     config: of the model; the shapes are expected to fit it.
     present: groups besides the encoder.
   """
-  d, h, k = config.hidden_size, config.num_heads, config.head_size
+  h, k = config.num_heads, config.head_size
   padding = config.padded_vocab_size - config.vocab_size
 
   def tensor(name):
@@ -72,15 +72,20 @@ def from_tensors(get: Callable[[str], np.ndarray], config: BertConfig,
   def norm(name):
     return {'scale': tensor(f'{name}.weight'), 'bias': tensor(f'{name}.bias')}
 
+  def side_by_side(parts):
+    """Three [..., H * K] as [..., H * 3 * K]."""
+    heads = [x.reshape(*x.shape[:-1], h, 1, k) for x in parts]
+    return np.concatenate(heads, -2).reshape(*parts[0].shape[:-1], -1)
+
   def layer(i):
     p = f'encoder.layer.{i}'
     qkv = [linear(f'{p}.attention.self.{x}') for x in _QKV]
     out = linear(f'{p}.attention.output.dense')
     return {
         'attention': {
-            'qkv_kernel': np.stack([x['kernel'].reshape(d, h, k) for x in qkv], 1),  # [D, 3, H, K]
-            'qkv_bias': np.stack([x['bias'].reshape(h, k) for x in qkv]),  # [3, H, K]
-            'out_kernel': out['kernel'].reshape(h, k, d), 'out_bias': out['bias']},
+            'qkv_kernel': side_by_side([x['kernel'] for x in qkv]),
+            'qkv_bias': side_by_side([x['bias'] for x in qkv]),
+            'out_kernel': out['kernel'], 'out_bias': out['bias']},
         'attention_norm': norm(f'{p}.attention.output.LayerNorm'),
         'feed_forward': {'up': linear(f'{p}.intermediate.dense'),
                          'down': linear(f'{p}.output.dense')},
@@ -126,9 +131,11 @@ def to_tensors(params: Any, config: BertConfig) -> dict[str, np.ndarray]:
     p, layer = f'encoder.layer.{i}', jax.tree.map(lambda x: x[i], layers)
     attention = layer['attention']
     for j, x in enumerate(_QKV):
-      linear(f'{p}.attention.self.{x}', {'kernel': attention['qkv_kernel'][:, j].reshape(d, d),
-                                         'bias': attention['qkv_bias'][j].reshape(d)})
-    linear(f'{p}.attention.output.dense', {'kernel': attention['out_kernel'].reshape(d, d),
+      parts = {name: attention[f'qkv_{name}'].reshape(*shape, config.num_heads, 3, config.head_size)
+               for name, shape in (('kernel', (d,)), ('bias', ()))}
+      linear(f'{p}.attention.self.{x}', {name: part[..., j, :].reshape(*part.shape[:-3], d)
+                                         for name, part in parts.items()})
+    linear(f'{p}.attention.output.dense', {'kernel': attention['out_kernel'],
                                            'bias': attention['out_bias']})
     norm(f'{p}.attention.output.LayerNorm', layer['attention_norm'])
     linear(f'{p}.intermediate.dense', layer['feed_forward']['up'])

@@ -94,30 +94,33 @@ class SelfAttention(nn.Module):
     """
     c = self.config
     d, h, k = c.hidden_size, c.num_heads, c.head_size
-    init = truncated_normal(c.initializer_range, 'embed', 'qkv', 'heads', 'kv')
-    kernel = self.param('qkv_kernel', init, (d, 3, h, k)).astype(x.dtype)
-    shift = self.param('qkv_bias', zeros('qkv', 'heads', 'kv'), (3, h, k)).astype(x.dtype)
+    # One product of width 3D reads x once. The query, key and value of a head stand side by side:
+    # so the fused kernel reads them, and each chip of the model axis has those of its own heads.
+    # All axes are as wide as they can be: a TPU pads a last one of K = 64 to 128, or transposes,
+    # and XLA's CPU backend runs products of two axes faster than of three.
+    init = truncated_normal(c.initializer_range, 'embed', 'heads')
+    kernel = self.param('qkv_kernel', init, (d, h * 3 * k)).astype(x.dtype)
+    shift = self.param('qkv_bias', zeros('heads'), (h * 3 * k,)).astype(x.dtype)
+    qkv = x.reshape(-1, d) @ kernel + shift
+    qkv = qkv.reshape(*x.shape[:2], -1)  # [B, L, H * 3 * K]
+    qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'heads'))
+
     path = kernels.chosen(c, x.shape[1])[0] if bias is None else 'xla'
     if path == 'fused':
-      out = self._fused(x, pair_index, kernel, shift, deterministic)
+      random = None if deterministic or not c.attention_dropout else self.make_rng('dropout')
+      out = kernels.fused(qkv, pair_index, k, c.attention_dropout, random)
     else:
-      # One product of width 3D reads x once; 'qkv' is never sharded, so each chip of the model axis
-      # holds the query, key and value of its own heads. Rows and positions are one axis in the
-      # projections: XLA's CPU backend runs products of two axes faster than of three.
-      qkv = jnp.einsum('nd,dchk->nchk', x.reshape(-1, d), kernel) + shift
-      qkv = qkv.reshape(*x.shape[:2], 3, h, k)  # [B, L, 3, H, K]
-      qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'qkv', 'heads', 'kv'))
-      query, key, value = (qkv[:, :, i] for i in range(3))  # [B, L, H, K]
+      query, key, value = (qkv.reshape(*x.shape[:2], h, 3, k)[:, :, :, i] for i in range(3))
       if path == 'xla':
         out = dot_product_attention(query, key, value, bias, self._dropout(deterministic))
       else:
-        out = {'splash': kernels.splash, 'cudnn': kernels.cudnn}[path](query, key, value,
-                                                                       pair_index)
+        kernel_of = {'splash': kernels.splash, 'cudnn': kernels.cudnn}[path]
+        out = kernel_of(query, key, value, pair_index)  # [B, L, H, K]
 
-    init = truncated_normal(c.initializer_range, 'heads', 'kv', 'embed')
-    kernel = self.param('out_kernel', init, (h, k, d)).astype(x.dtype)
+    init = truncated_normal(c.initializer_range, 'heads', 'embed')
+    kernel = self.param('out_kernel', init, (h * k, d)).astype(x.dtype)
     shift = self.param('out_bias', zeros('embed'), (d,)).astype(x.dtype)
-    return (out.reshape(-1, h * k) @ kernel.reshape(h * k, d) + shift).reshape(x.shape)
+    return (out.reshape(-1, h * k) @ kernel + shift).reshape(x.shape)
 
   def _dropout(self, deterministic: bool):
     """What is done to the attention weights [B, H, L, L]."""
@@ -128,14 +131,3 @@ class SelfAttention(nn.Module):
       return dropout(weights)
 
     return drop
-
-  def _fused(self, x: jax.Array, pair_index: jax.Array, kernel: jax.Array, shift: jax.Array,
-             deterministic: bool) -> jax.Array:
-    """The kernel reads the query, key and value of a head side by side: [B, L, H * K]."""
-    flat = jnp.swapaxes(kernel, 1, 2).reshape(x.shape[-1], -1)  # [D, H * 3 * K]
-    qkv = x.reshape(-1, x.shape[-1]) @ flat + jnp.swapaxes(shift, 0, 1).reshape(-1)
-    qkv = qkv.reshape(*x.shape[:2], -1)
-    qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'heads'))
-    rate = self.config.attention_dropout
-    random = None if deterministic or not rate else self.make_rng('dropout')
-    return kernels.fused(qkv, pair_index, self.config.head_size, rate, random)

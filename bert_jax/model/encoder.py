@@ -86,6 +86,16 @@ def _rematerialised(layer: type[nn.Module], config: BertConfig) -> type[nn.Modul
   return nn.remat(layer, policy=policy, prevent_cse=config.scan_unroll > 1)
 
 
+def _in_dtype(dtype: jnp.dtype, params: dict) -> dict:
+  """The layers' parameters as they are computed with: all but those of the norms in `dtype`.
+
+  Done for all layers at once, their gradients are kept in `dtype` too, and chips that exchange
+  either send half as much.
+  """
+  return jax.tree_util.tree_map_with_path(
+      lambda path, x: x if any('norm' in str(key) for key in path) else x.astype(dtype), params)
+
+
 class Bert(nn.Module):
   """Embeddings, N encoder layers, and the tanh pooler over each pair's [CLS]."""
 
@@ -111,6 +121,8 @@ class Bert(nn.Module):
                      split_rngs={'params': True, 'dropout': True}, in_axes=nn.broadcast,
                      length=c.num_layers, unroll=c.scan_unroll,
                      metadata_params={nn.PARTITION_NAME: 'layers'})
+    if c.compute_dtype != jnp.float32 and not self.is_initializing():
+      layers = nn.map_variables(layers, 'params', functools.partial(_in_dtype, c.compute_dtype))
     path, _ = kernels.chosen(c, x.shape[1])
     plain = path == 'xla' or self.is_mutable_collection('intermediates')  # who asks for weights
     bias = attention_bias(batch.pair_index) if plain else None

@@ -23,7 +23,7 @@ _OVER_DATA = {'embed': 'data'}
 _OVER_MODEL = {'vocab': 'model', 'heads': 'model', 'mlp': 'model'}
 PRESETS = {'dp': {}, 'fsdp': _OVER_DATA, 'tp': _OVER_MODEL,
            'fsdp_tp': _OVER_DATA | _OVER_MODEL}
-_LOGICAL_AXES = ('layers', 'vocab', 'embed', 'position', 'segment', 'norm', 'qkv', 'heads', 'kv',
+_LOGICAL_AXES = ('layers', 'vocab', 'embed', 'position', 'segment', 'norm', 'heads', 'kv',
                  'mlp', 'pooled', 'labels', 'seq', 'embed_act')
 
 
