@@ -62,8 +62,11 @@ def make_mesh(replica: int = 1, data: int = -1, model: int = 1, *,
     raise UserError(f'mesh {named} (replica x data x model) does not fit the {len(devices)} '
                     'devices')
   # Auto: Linen's constraints need it; Explicit axes are the default of make_mesh.
-  return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES),
-                       devices=devices)
+  auto = (AxisType.Auto,) * len(AXES)
+  if devices[0].device_kind == 'TPU v4' and any(d.core_on_chip for d in devices):
+    # Ahead of time the compiler shows the two cores of this chip, which make_mesh has no order for.
+    return Mesh(np.reshape(devices, sizes), AXES, axis_types=auto)
+  return jax.make_mesh(tuple(sizes), AXES, axis_types=auto, devices=devices)
 
 
 def check_fits(mesh: Mesh, batch_size: int, accumulation: int, num_heads: int):

@@ -15,7 +15,9 @@ from bert_jax.model import kernels
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.encoder import Bert
+from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
+from bert_jax.parallel import topology
 from tests import conftest
 
 CONFIG = BertConfig(vocab_size=50, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64,
@@ -171,3 +173,20 @@ def test_fused_in_the_model_is_plain_without_dropout_and_drops_with_it():
   first, again, other = encode(fused, 1), encode(fused, 1), encode(fused, 2)
   np.testing.assert_array_equal(first, again)
   assert np.abs(first - other).mean() > 0.1
+
+
+@pytest.mark.parametrize('length', [128, pytest.param(512, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', ['v4:2x2x1', 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2', 'tpu7x:2x2x1'])
+def test_fused_compiles_for_every_tpu(name, length):
+  pytest.importorskip('libtpu')
+  mesh = mesh_lib.make_mesh(devices=topology.get(name))
+  place = mesh_lib.batch_sharding(mesh)
+  qkv = jax.ShapeDtypeStruct((mesh.size, length, 3 * 256), jnp.bfloat16, sharding=place)
+  pairs = jax.ShapeDtypeStruct((mesh.size, length), jnp.int32, sharding=place)
+
+  def gradient(qkv, pair_index):
+    return jax.grad(lambda qkv: kernels.fused(qkv, pair_index, 64, RATE, jax.random.key(0)).astype(
+        jnp.float32).sum())(qkv)
+
+  text = sharding.with_mesh(gradient, mesh, 'dp').lower(qkv, pairs).compile().as_text()
+  assert 'tpu_custom_call' in text and f'[1,{length},768]' in text  # a chip has its own row
