@@ -140,6 +140,24 @@ def test_two_processes_write_one_checkpoint(bucket, tmp_path, corpus_file):
   assert lines['changing'] == pytest.approx(lines['one'], rel=1e-5)
 
 
+def test_token_records_are_copied_once(bucket):
+  folder = storage.Folder(bucket)
+  folder.fetch()
+  for name, text in {'manifest.json': '{}', 'a.bin': 'tokens', 'b.bin': 'more'}.items():
+    (folder.local / 'corpus').mkdir(exist_ok=True)
+    (folder.local / 'corpus' / name).write_text(text)
+  folder.push()
+  (bucket / 'corpus/a.bin').write_text('not read again')
+  (folder.local / 'corpus/b.bin').unlink()
+  again = storage.Folder(bucket)
+  again.fetch()
+  assert (again.local / 'corpus/a.bin').read_text() == 'tokens'
+  assert (again.local / 'corpus/b.bin').read_text() == 'more'
+  (bucket / 'corpus/manifest.json').write_text('{"changed": 1}')
+  again.fetch()
+  assert (again.local / 'corpus/a.bin').read_text() == 'not read again'
+
+
 def test_only_what_changed_is_uploaded_and_what_is_gone_goes(bucket, tmp_path):
   folder = storage.Folder(bucket, ('checkpoints',))
   folder.fetch()

@@ -135,10 +135,13 @@ class Folder:
     for path in _files(self.local):
       if path.relative_to(self.local).as_posix() not in names:
         path.unlink()
-    here = {name for name in names if self._is_here(name, names)}
+    # Token records are large and never change: with the same manifest they are the same.
+    same = {name.partition('/')[0] for name, path in names.items()
+            if name.endswith('/manifest.json') and (self.local / name).exists()
+            and (self.local / name).read_bytes() == path.read_bytes()}
     for name, path in tqdm.tqdm(names.items(), 'copying', unit=' files', leave=False,
                                 disable=None):
-      if name not in here:
+      if name.partition('/')[0] not in same or not (self.local / name).exists():
         _copy(path, self.local / name)
       self._known[name] = _state(self.local / name)
 
@@ -151,13 +154,6 @@ class Folder:
       if self._known.get(name) != state:
         _copy(path, self.path / name)
         self._known[name] = state
-
-  def _is_here(self, name: str, names: Collection[str]) -> bool:
-    """Whether a file is one of token records that were copied before."""
-    manifest = f'{name.partition("/")[0]}/manifest.json'
-    return manifest in names and (self.local / name).exists() and (
-        (self.local / manifest).exists() and (self.local / manifest).read_bytes() == (
-            self.path / manifest).read_bytes())
 
   def _top(self) -> list[epath.Path]:
     if not self.path.exists():

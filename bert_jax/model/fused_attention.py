@@ -30,17 +30,13 @@ class _Shape(NamedTuple):
 
   @property
   def per_block(self) -> int:
+    """Heads; they fill it."""
     return LANES // self.width
 
   @property
   def blocks(self) -> int:
     """Of the heads."""
     return self.heads // self.per_block
-
-
-def fits(heads: int, width: int) -> bool:
-  """Whether `heads` heads of `width` on each chip fill whole blocks."""
-  return LANES % width == 0 and heads * width % LANES == 0
 
 
 def kept(key: jax.Array, row: jax.Array, head: jax.Array, length: int, rate: float) -> jax.Array:

@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.errors import UserError
-from bert_jax.model import fused_attention
 from bert_jax.model.config import BertConfig
 from bert_jax.parallel import sharding
 
 SHORTEST = 512  # for splash and cuDNN: below, the plain path is as fast and holds little
 LONGEST = 512  # whose [L, L] weights fit into a TPU core's memory several times
-_LANES = fused_attention.LANES  # of a TPU: lengths are multiples of it
+_LANES = 128  # of a TPU's registers: lengths are multiples of it
 _BLOCK = 512  # of queries and of keys that splash holds at a time
 _BEST = {'tpu': ('fused', 'splash'), 'gpu': ('cudnn',), 'cuda': ('cudnn',)}
 _PLATFORMS = {'fused': ('tpu', 'cpu'), 'splash': ('tpu', 'cpu'), 'cudnn': ('gpu', 'cuda', 'rocm')}
@@ -42,7 +41,7 @@ def _obstacle(config: BertConfig, kernel: str, length: int, where: str) -> str:
     return f'{length} is above {LONGEST}'
   if kernel in ('fused', 'splash') and length % _LANES:
     return f'{length} is no multiple of {_LANES}'
-  if kernel == 'fused' and not fused_attention.fits(heads, config.head_size):
+  if kernel == 'fused' and (_LANES % config.head_size or heads * config.head_size % _LANES):
     return f'{heads} heads of {config.head_size} fill no blocks of {_LANES}'
   if kernel != 'fused' and config.attention_dropout:
     return f'attention_dropout={config.attention_dropout} (0 allows {kernel})'
@@ -104,6 +103,8 @@ def fused(qkv: jax.Array, pair_index: jax.Array, width: int, rate: float = 0.0,
   Returns:
     [B, L, H * K] in the dtype of `qkv`.
   """
+  from bert_jax.model import fused_attention  # no other path needs Pallas
+
   words = jnp.zeros(2, jnp.uint32) if random is None else jax.random.key_data(random)
   rows = jnp.arange(qkv.shape[0], dtype=jnp.uint32)
   heads = jnp.arange(qkv.shape[2] // (3 * width), dtype=jnp.uint32)
