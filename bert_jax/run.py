@@ -75,8 +75,6 @@ def _start(config: ConfigDict, workdir: epath.Path, started: bool) -> Pretrained
     for name, value in config.model.items() if earlier else ():
       if value is None:
         config.model[name] = earlier['model'].get(name)
-  if config.task != 'pretrain' and not config.init_from and not started:
-    raise UserError('init_from is not set: fine-tuning starts from a pretrained model')
   model = initial.load(config) if config.init_from and not started else None
   if model:
     initial.adopt_sizes(config, model)
@@ -84,6 +82,8 @@ def _start(config: ConfigDict, workdir: epath.Path, started: bool) -> Pretrained
   if unset:
     raise UserError(f'model.{unset[0]} is not set: this config takes it from a model, give its '
                     'folder as init_from')
+  if config.task != 'pretrain' and not config.init_from and not started:
+    raise UserError('init_from is not set: fine-tuning starts from a pretrained model')
   if config.model.add_tokens and not config.init_from:
     raise UserError(f'model.add_tokens={config.model.add_tokens} extends the vocabulary of another '
                     'model: give its folder as init_from')

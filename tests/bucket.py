@@ -18,7 +18,7 @@ def variables(port: int) -> dict[str, str]:
   """Of the environment of a process whose gs:// this is."""
   address = f'http://127.0.0.1:{port}'
   return {'STORAGE_EMULATOR_HOST': address, 'TENSORSTORE_GCS_HTTP_URL': address,
-          'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'none', 'EPATH_USE_TF': 'false',
+          'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'none',
           'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false'}
 
 

@@ -7,6 +7,7 @@ import tempfile
 
 os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'
 os.environ['JAX_PLATFORMS'] = 'cpu'
+os.environ['EPATH_USE_TF'] = 'false'  # TensorFlow's gs:// cannot be led to an emulator
 # Compiling takes longer than what is compiled: a third less without the expensive passes.
 os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
