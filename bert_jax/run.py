@@ -126,7 +126,9 @@ def _summary(config: ConfigDict, job: Job, mesh: Mesh,
   yield 'mesh', (f'{mesh.size} {mesh.devices.flat[0].device_kind}: '
                  + ', '.join(f'{k} {v}' for k, v in mesh.shape.items())
                  + f'; sharding {config.sharding}')
-  yield 'attention', kernels.describe(c, job.lengths, mesh.devices.flat[0].platform)
+  with sharding.in_context(mesh, config.sharding):
+    attention = kernels.describe(c, job.lengths)
+  yield 'attention', attention
   yield from job.task.describe()
   yield 'steps', job.steps
   yield 'workdir', str(folder)

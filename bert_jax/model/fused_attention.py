@@ -16,8 +16,8 @@ from jax.extend.random import threefry2x32_p
 import jax.numpy as jnp
 import numpy as np
 
-LANES = 128  # of a TPU's registers: a block is so wide, one head or several
-_MASKED = -1e9
+from bert_jax.model.attention import MASKED
+from bert_jax.model.kernels import LANES
 
 
 class _Shape(NamedTuple):
@@ -83,7 +83,7 @@ def _head(shape: _Shape, i: int, qkv, column, line, random, rows, heads) -> _Hea
                        for j in range(3))
   query = query / jnp.sqrt(shape.width).astype(query.dtype)
   scores = _dot(query, key, (1, 1))
-  scores += jnp.where((column[0] == line[0]) & (line[0] > 0), 0.0, _MASKED)
+  scores += jnp.where((column[0] == line[0]) & (line[0] > 0), 0.0, MASKED)
   e = jnp.exp(scores - scores.max(-1, keepdims=True))
   weights = e / e.sum(-1, keepdims=True)
   dropped, keep = weights.astype(query.dtype), None

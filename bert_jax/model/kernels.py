@@ -16,7 +16,7 @@ from bert_jax.parallel import sharding
 
 SHORTEST = 512  # for splash and cuDNN: below, the plain path is as fast and holds little
 LONGEST = 512  # whose [L, L] weights fit into a TPU core's memory several times
-_LANES = 128  # of a TPU's registers: lengths are multiples of it
+LANES = 128  # of a TPU's registers: lengths are multiples of it, and so is what heads fill
 _BLOCK = 512  # of queries and of keys that splash holds at a time
 _BEST = {'tpu': ('fused', 'splash'), 'gpu': ('cudnn',), 'cuda': ('cudnn',)}
 _PLATFORMS = {'fused': ('tpu', 'cpu'), 'splash': ('tpu', 'cpu'), 'cudnn': ('gpu', 'cuda', 'rocm')}
@@ -39,10 +39,10 @@ def _obstacle(config: BertConfig, kernel: str, length: int, where: str) -> str:
     return f'{kernel} is not for {where}'
   if kernel == 'fused' and length > LONGEST:
     return f'{length} is above {LONGEST}'
-  if kernel in ('fused', 'splash') and length % _LANES:
-    return f'{length} is no multiple of {_LANES}'
-  if kernel == 'fused' and (_LANES % config.head_size or heads * config.head_size % _LANES):
-    return f'{heads} heads of {config.head_size} fill no blocks of {_LANES}'
+  if kernel in ('fused', 'splash') and length % LANES:
+    return f'{length} is no multiple of {LANES}'
+  if kernel == 'fused' and (LANES % config.head_size or heads * config.head_size % LANES):
+    return f'{heads} heads of {config.head_size} fill no blocks of {LANES}'
   if kernel != 'fused' and config.attention_dropout:
     return f'attention_dropout={config.attention_dropout} (0 allows {kernel})'
   if config.attention == 'auto' and kernel != 'fused' and length < SHORTEST:
@@ -80,7 +80,7 @@ def chosen(config: BertConfig, length: int, where: str = '') -> tuple[str, str]:
   return 'xla', obstacle
 
 
-def describe(config: BertConfig, lengths: Iterable[int], where: str) -> str:
+def describe(config: BertConfig, lengths: Iterable[int], where: str = '') -> str:
   """The path and the reason for rows of each length, for people."""
   found = {}
   for length in dict.fromkeys(lengths):
@@ -131,7 +131,7 @@ def splash(query: jax.Array, key: jax.Array, value: jax.Array,
   from jax.experimental.pallas.ops.tpu import splash_attention as library
 
   length, interpret = query.shape[1], platform() != 'tpu'
-  block = next(b for b in (_BLOCK, 384, 256, _LANES) if length % b == 0)
+  block = next(b for b in (_BLOCK, 384, 256, LANES) if length % b == 0)
   blocks = library.BlockSizes(
       block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block,
       use_fused_bwd_kernel=True)

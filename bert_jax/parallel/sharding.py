@@ -3,7 +3,9 @@
 The modules name what an axis means ('embed', 'heads', ...); a preset says where it lives.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence
+import contextlib
 import math
 from typing import Any
 
@@ -47,6 +49,13 @@ def shardings(abstract_boxed: Any, mesh: Mesh, preset: str) -> Any:
   """NamedShardings of a tree from `jax.eval_shape`, by the logical axes that its leaves carry."""
   specs = nn.get_partition_spec(abstract_boxed)
   return nn.logical_to_mesh_sharding(specs, mesh, rules(preset))
+
+
+@contextlib.contextmanager
+def in_context(mesh: Mesh, preset: str) -> Iterator[None]:
+  """What asks for the mesh and the preset's rules finds these."""
+  with jax.set_mesh(mesh), nn.logical_axis_rules(rules(preset)):
+    yield
 
 
 def with_mesh(function, mesh: Mesh, preset: str, **jit_options):

@@ -15,6 +15,7 @@ from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.model import kernels
 from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel import sharding
 from bert_jax.parallel import topology
 from bert_jax.planning import programs
 from bert_jax.planning import report
@@ -79,7 +80,8 @@ def _plan(config: ConfigDict, name: str, options: Options) -> tuple[list[Estimat
   axes = ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
   print(f'\n{name}: {topology.num_chips(devices)} {devices[0].device_kind} '
         f'(mesh {axes}; sharding {config.sharding}; remat {config.model.remat})')
-  print(f'  attention: {kernels.describe(bert, lengths, devices[0].platform)}')
+  with sharding.in_context(mesh, config.sharding):
+    print(f'  attention: {kernels.describe(bert, lengths)}')
   estimates, found = [], []
   for work in works:
     phase = work.phase

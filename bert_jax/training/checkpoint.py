@@ -15,7 +15,7 @@ from bert_jax.data import storage
 from bert_jax.errors import UserError
 from bert_jax.training.state import TrainState
 
-FOLDERS = ('checkpoints', 'best')  # of a workdir
+FOLDERS = ('best', 'checkpoints')  # of a workdir; whoever loads a model looks in this order
 _SPARE_BYTES = 100_000  # for the metadata of a checkpoint and the run's other files
 
 
@@ -171,7 +171,7 @@ def restore_params(workdir: epath.Path, abstract: Any) -> tuple[Any, int]:
   Raises:
     UserError: there is none, or it is of another model.
   """
-  folders = [absolute(workdir) / name for name in reversed(FOLDERS)]
+  folders = [absolute(workdir) / name for name in FOLDERS]
   folders = [folder for folder in folders if folder.exists()]
   if not folders:
     raise UserError(f'{workdir} holds no checkpoints: train with --workdir={workdir} first')

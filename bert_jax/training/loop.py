@@ -157,5 +157,5 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
   finally:
     profiler.close()
     report.close()
-    workdir.push()
     signal.signal(signal.SIGTERM, previous_handler)
+    workdir.push()

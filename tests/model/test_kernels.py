@@ -190,3 +190,14 @@ def test_fused_compiles_for_every_tpu(name, length):
 
   text = sharding.with_mesh(gradient, mesh, 'dp').lower(qkv, pairs).compile().as_text()
   assert 'tpu_custom_call' in text and f'[1,{length},768]' in text  # a chip has its own row
+
+
+def test_what_is_told_is_what_a_chip_of_the_mesh_can_do():
+  wide = dataclasses.replace(WIDE, attention='fused')
+  for preset, shape, fits in (('tp', (1, 2), True), ('tp', (1, 4), False), ('dp', (1, 4), True)):
+    with sharding.in_context(conftest.sub_mesh(*shape), preset):
+      if fits:
+        assert kernels.chosen(wide, 128) == ('fused', 'asked for')
+      else:
+        with pytest.raises(UserError, match='1 heads of 64 fill no blocks of 128'):
+          kernels.chosen(wide, 128)
