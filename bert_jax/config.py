@@ -71,6 +71,7 @@ def _run(task: str) -> ConfigDict:
   c.eval_every = 10_000  # steps between evaluations on held-out data; always one at the end
   c.checkpoint_every = 5_000  # steps between checkpoints; always one at the end
   c.keep_checkpoints = 3  # the newest ones that stay
+  c.keep_every = 0  # checkpoints at multiples of so many steps stay too; 0 = none
   # The score of an evaluation whose best checkpoint is kept too, in best/: the highest, or the
   # lowest of a loss or error; predict uses it. '' = none.
   c.keep_best = ''
@@ -216,7 +217,8 @@ def check(config: ConfigDict):
   for name in ('batch_size', 'max_len', 'log_every', 'keep_checkpoints'):
     if config[name] < 1:
       raise UserError(f'{name}={config[name]} must be at least 1')
-  for name in ('train_steps', 'train_epochs', 'seed', 'eval_every', 'checkpoint_every'):
+  for name in ('train_steps', 'train_epochs', 'seed', 'eval_every', 'checkpoint_every',
+               'keep_every'):
     if config[name] < 0:
       raise UserError(f'{name}={config[name]} must not be negative')
   if bool(config.train_steps) == bool(config.train_epochs):

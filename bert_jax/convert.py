@@ -10,7 +10,8 @@ _INPUT = flags.DEFINE_string(
 _OUTPUT = flags.DEFINE_string('output', None, 'A new folder.')
 _TO = flags.DEFINE_string('to', None, 'huggingface, bert_jax, or stablehlo (the encoder alone).')
 _VERIFY = flags.DEFINE_bool(
-    'verify', False, 'Check only: compare --input with --output, or try a conversion.')
+    'verify', False, 'Check only: is --input sound? With --output: are they equal? With --to: can '
+    'it be converted?')
 
 
 def main(argv: list[str]):

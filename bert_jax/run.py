@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from bert_jax import config as config_lib
 from bert_jax import run_finetuning
 from bert_jax import run_pretraining
+from bert_jax.data import sealed
 from bert_jax.data import storage
 from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import Pretrained
@@ -42,7 +43,7 @@ _VERSIONS = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 def _earlier(workdir: epath.Path) -> dict[str, Any]:
   """What run.json says; nothing if there is none."""
   path = workdir / 'run.json'
-  return json.loads(path.read_text()) if path.exists() else {}
+  return sealed.read(path) if path.exists() else {}
 
 
 def _check_same_run(workdir: epath.Path, config: ConfigDict, job: Job):
@@ -107,13 +108,13 @@ def _write_run(workdir: epath.Path, config: ConfigDict, job: Job):
   if jax.process_index():
     return
   versions = {name: importlib.metadata.version(name) for name in _VERSIONS}
-  partial = workdir / 'run.json.partial'
-  if not (workdir / 'tokenizer').exists():  # a workdir has all that predict needs
-    job.tokenizer.save(workdir / 'tokenizer')
+  partial, tokenizer = workdir / 'run.json.partial', workdir / 'tokenizer'
+  if not tokenizer.exists() or _earlier(workdir).get('tokenizer') != sealed.digests(tokenizer):
+    job.tokenizer.save(tokenizer)  # a workdir has all that predict needs
   command = shlex.join(['python', *sys.orig_argv[1:]])
   content = {'command': command, 'config': config.to_dict(), 'records': job.records,
-             'versions': versions, **job.kept}
-  partial.write_text(json.dumps(content, indent=2) + '\n')
+             'versions': versions, 'tokenizer': sealed.digests(tokenizer), **job.kept}
+  partial.write_text(json.dumps(sealed.seal(content), indent=2) + '\n')
   partial.replace(workdir / 'run.json')
 
 
@@ -164,7 +165,7 @@ def _train(config: ConfigDict, path: epath.Path):
   """The part that all processes do together."""
   mesh = mesh_lib.make_mesh(**config.mesh)
   report.check_writable(path)
-  folder = storage.Folder(path, checkpoint.FOLDERS, jax.process_index())
+  folder = storage.Folder(path, checkpoint.APART, jax.process_index())
   folder.fetch()
   workdir = folder.local  # of all but the checkpoints
   model = _start(config, workdir, checkpoint.has_checkpoint(path))
@@ -176,7 +177,8 @@ def _train(config: ConfigDict, path: epath.Path):
   kind = run_pretraining if config.task == 'pretrain' else run_finetuning
   job = kind.make_job(config, model, mesh, workdir)
   _check_same_run(workdir, config, job)
-  checkpoints = checkpoint.Checkpoints(path, config.keep_checkpoints, config.keep_best)
+  checkpoints = checkpoint.Checkpoints(path, config.keep_checkpoints, config.keep_best,
+                                       config.keep_every)
   if (checkpoints.latest() or 0) > job.train_steps:
     raise UserError(f'{path} holds a run of {checkpoints.latest()} steps, more than train_steps='
                     f'{job.train_steps}: use another --workdir')

@@ -13,6 +13,8 @@ from bert_jax.interop import native
 from bert_jax.interop import stablehlo
 from bert_jax.interop import verify
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.training import checkpoint
+from bert_jax.training import sound
 from bert_jax.training.report import print_summary
 
 FORMATS = ('huggingface', 'bert_jax', 'stablehlo')
@@ -32,6 +34,32 @@ def _write(model: Pretrained, directory: epath.Path, to: str):
     print_summary(verify.compare(model, load_lib.load(str(directory)), directory))
 
 
+def _check_sound(source: str):
+  """Prints what is sound of a folder: every checkpoint of a workdir, else the model that it holds.
+
+  Raises:
+    UserError: something is damaged.
+  """
+  folder, damaged = epath.Path(source), []
+  if (folder / native.WORKDIR_FILE).exists():
+    found = [checkpoint.absolute(folder) / name / str(step) for name in checkpoint.FOLDERS
+             for step in sound.steps(folder / name)]
+    for path in found:
+      name = f'{path.parent.name}/{path.name}'
+      try:
+        arrays = [x for item in sound.check(path)['arrays'].values() for x in item]
+        print_summary([(name, f'sound, {len(arrays)} arrays')])
+      except sound.Damaged as e:
+        damaged.append(name)
+        print_summary([(name, f'DAMAGED: {e}')])
+    if damaged:
+      raise UserError(f'{len(damaged)} of {len(found)} checkpoints of {source} are damaged: '
+                      f'{", ".join(damaged)}')
+  model = load_lib.load(source)
+  print_summary([('sound', f'{source}: {model.config.num_layers} layers of '
+                           f'{model.config.hidden_size}, {", ".join(("encoder", *model.groups))}')])
+
+
 def convert(source: str, output: str | None, to: str | None, verify_only: bool = False):
   """Reads any model and writes it as `to` asks; or, with `verify_only`, compares without writing.
 
@@ -39,11 +67,14 @@ def convert(source: str, output: str | None, to: str | None, verify_only: bool =
     source: what `load` takes.
     output: the new folder; with `verify_only` one to compare with, None = a conversion is tried in
       a temporary folder.
-    to: huggingface, bert_jax or stablehlo; not needed to compare two folders.
+    to: huggingface, bert_jax or stablehlo; not needed to compare two folders. With `verify_only`
+      and neither: is the source sound, every checkpoint of it?
 
   Raises:
     UserError: the source is no sound model, the output is there already, or the two differ.
   """
+  if verify_only and not output and not to:
+    return _check_sound(source)
   comparing = verify_only and output
   if not comparing and to not in FORMATS:
     raise UserError(f'--to={to} is unknown: use {", ".join(FORMATS)}')

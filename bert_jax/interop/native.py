@@ -12,7 +12,7 @@ from etils import epath
 from flax import linen as nn
 import orbax.checkpoint as ocp
 
-from bert_jax.data import storage
+from bert_jax.data import sealed
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import layout
@@ -23,6 +23,7 @@ from bert_jax.interop.pretrained import check_vocabulary
 from bert_jax.model.config import BertConfig
 from bert_jax.training import checkpoint
 from bert_jax.training import report
+from bert_jax.training import sound
 
 CHECKPOINT_FILE = 'bert.json'
 WORKDIR_FILE = 'run.json'
@@ -44,8 +45,10 @@ def save(model: Pretrained, directory: epath.Path):
   with ocp.StandardCheckpointer() as writer:
     writer.save(directory / 'params', model.params)
   content = {'model': dataclasses.asdict(model.config), 'groups': model.groups, 'task': model.task,
-             'labels': model.labels, 'problem': model.problem, 'facts': model.facts}
-  (directory / CHECKPOINT_FILE).write_text(json.dumps(content, indent=2) + '\n')
+             'labels': model.labels, 'problem': model.problem, 'facts': model.facts,
+             'tokenizer': sealed.digests(directory / 'tokenizer'),
+             'arrays': sound.arrays({'params': model.params})}
+  (directory / CHECKPOINT_FILE).write_text(json.dumps(sealed.seal(content), indent=2) + '\n')
 
 
 def load(directory: epath.Path) -> Pretrained:
@@ -55,8 +58,9 @@ def load(directory: epath.Path) -> Pretrained:
     UserError: something is missing, or does not fit `bert.json`.
   """
   path = directory / CHECKPOINT_FILE
-  content = storage.read_json(path)
+  content = sealed.read(path)
   config = _config(content.get('model'), path)
+  sealed.check(directory / 'tokenizer', content.get('tokenizer', {}))
   groups, labels = content.get('groups', ()), tuple(content.get('labels', ()))
   unknown = sorted(set(groups) - set(layout.GROUPS))
   if unknown or content.get('task', '') not in ('', *HEAD_TASKS):
@@ -66,10 +70,9 @@ def load(directory: epath.Path) -> Pretrained:
   abstract = checkpoint.on_one_device(
       nn.unbox(layout.abstract_params(config, groups, len(labels))))
   try:
-    with ocp.StandardCheckpointer() as reader:
-      params = reader.restore(checkpoint.absolute(directory) / 'params', abstract)
-  except (OSError, ValueError, KeyError) as e:
-    raise UserError(f'{directory}/params cannot be read: {e}') from e
+    params = sound.read(checkpoint.absolute(directory), {'params': abstract}, content)['params']
+  except sound.Damaged as e:
+    raise UserError(f'{directory} is damaged: {e}') from e
   return Pretrained(config, params, tokenizer, content.get('task', ''), labels,
                     content.get('problem', ''), content.get('facts', {}))
 
@@ -90,7 +93,8 @@ def load_workdir(directory: epath.Path) -> Pretrained:
     UserError: there is none yet, or it does not fit `run.json`.
   """
   path = directory / WORKDIR_FILE
-  run = storage.read_json(path)
+  run = sealed.read(path)
+  sealed.check(directory / 'tokenizer', run.get('tokenizer', {}))
   fields = run.get('config', {})
   config = _config(fields.get('model'), path)
   tokenizer = tokenizer_lib.load(directory / 'tokenizer')

@@ -19,6 +19,8 @@ import threading
 import time
 
 import jax
+from jax.experimental import multihost_utils
+import numpy as np
 
 from bert_jax.errors import EXIT_FAILED
 from bert_jax.errors import Failed
@@ -158,6 +160,13 @@ def agree(what: str, value: str):
     other = client.blocking_key_value_get(f'bert_jax/{what}/{i}', 10_000)
     if other != first:
       raise UserError(f'process {i} has another {what} than process 0: {_difference(first, other)}')
+
+
+def anywhere(here: bool) -> bool:
+  """Whether something holds in any of the processes; all have to ask."""
+  if jax.process_count() == 1:
+    return here
+  return bool(multihost_utils.process_allgather(np.array(here)).any())
 
 
 def _difference(first: str, other: str) -> str:

@@ -1,10 +1,11 @@
-"""Checkpoints through orbax: sharded, asynchronous, atomic, the newest few kept."""
+"""Checkpoints through orbax: sharded, asynchronous, atomic, the newest few kept, proven sound."""
 
 from collections.abc import Mapping
 import errno
 import math
 import os
 import shutil
+import sys
 from typing import Any
 
 from etils import epath
@@ -13,9 +14,12 @@ import orbax.checkpoint as ocp
 
 from bert_jax.data import storage
 from bert_jax.errors import UserError
+from bert_jax.training import report
+from bert_jax.training import sound
 from bert_jax.training.state import TrainState
 
 FOLDERS = ('best', 'checkpoints')  # of a workdir; whoever loads a model looks in this order
+APART = (*FOLDERS, 'damaged')  # what is written by orbax alone
 _SPARE_BYTES = 100_000  # for the metadata of a checkpoint and the run's other files
 
 
@@ -31,13 +35,15 @@ class Checkpoints:
     workdir: of the run.
     keep: so many of the newest.
     best: the score of an evaluation whose best parameters are kept in `best/`; '' = none.
+    every: checkpoints of steps that it divides stay too; 0 = none.
   """
 
-  def __init__(self, workdir: epath.Path, keep: int, best: str = ''):
-    self._best = _Best(workdir, best) if best else None
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
-    self._manager = ocp.CheckpointManager(
-        absolute(workdir) / 'checkpoints', options=options, item_names=('params', 'optimizer'))
+  def __init__(self, workdir: epath.Path, keep: int, best: str = '', every: int = 0):
+    self._workdir = absolute(workdir)
+    self._best = _Best(self._workdir, best) if best else None
+    options = ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=every or None, create=True)
+    self._manager = ocp.CheckpointManager(self._workdir / 'checkpoints', options=options,
+                                          item_names=('params', 'optimizer', sound.ITEM))
 
   def latest(self) -> int | None:
     """The newest complete step, None if there is none."""
@@ -52,9 +58,7 @@ class Checkpoints:
     if step == self.latest():
       return
     self._check_space(state)
-    self._manager.save(step, args=ocp.args.Composite(
-        params=ocp.args.StandardSave(state.params),
-        optimizer=ocp.args.StandardSave({'step': state.step, 'moments': state.opt_state})))
+    _save(self._manager, step, _items(state))
 
   def _check_space(self, state: TrainState):
     # Asked first, because a writer that runs out of space leaves pages of tracebacks from threads.
@@ -68,20 +72,39 @@ class Checkpoints:
       raise OSError(errno.ENOSPC, f'a checkpoint takes {needed / 1e6:,.1f} MB, '
                     f'{free / 1e6:,.1f} MB are free', directory)
 
-  def restore(self, step: int, abstract: TrainState) -> TrainState:
-    """The state of `step`, on the shardings of `abstract` (ShapeDtypeStructs).
+  def restore(self, abstract: TrainState) -> tuple[TrainState, int]:
+    """The state of the newest sound checkpoint, and its step.
+
+    Damaged ones, the best one too, are named and moved into `damaged/` of the workdir.
+
+    Args:
+      abstract: ShapeDtypeStructs with shardings.
 
     Raises:
-      UserError: the checkpoint is of another model.
+      UserError: the checkpoint is of another model, or none is sound.
     """
-    try:
-      found = self._manager.restore(step, args=ocp.args.Composite(
-          params=ocp.args.StandardRestore(abstract.params),
-          optimizer=ocp.args.StandardRestore(
-              {'step': abstract.step, 'moments': abstract.opt_state})))
-    except (ValueError, KeyError) as e:
-      raise UserError(f'{self._manager.directory}/{step} does not fit this config: {e}') from e
-    return TrainState(found['optimizer']['step'], found['params'], found['optimizer']['moments'])
+    directory, wanted = self._manager.directory, _items(abstract)
+    for step in reversed(sound.steps(directory)):
+      try:
+        found = sound.read(directory / str(step), wanted)
+      except sound.Damaged as e:
+        self._set_aside(self._manager, step, e)
+        continue
+      if self._best:
+        try:
+          self._best.check(abstract.params)
+        except sound.Damaged as e:
+          self._set_aside(self._best.manager, self._best.manager.latest_step(), e)
+      optimizer = found['optimizer']
+      return TrainState(optimizer['step'], found['params'], optimizer['moments']), step
+    raise UserError(f'no checkpoint of {self._workdir} is sound, all are in '
+                    f'{self._workdir}/damaged: start over with another --workdir')
+
+  def _set_aside(self, manager: ocp.CheckpointManager, step: int, damage: sound.Damaged):
+    folder = manager.directory / str(step)
+    target = sound.set_aside(self._workdir, folder)
+    manager.reload()
+    report.print_summary([('damaged', f'{folder}: {damage}; it is in {target} now')])
 
   def check(self):
     """Raises what went wrong with a save in the background, if anything has."""
@@ -111,6 +134,17 @@ class Checkpoints:
       self._best.close()
 
 
+def _items(state: TrainState) -> dict[str, Any]:
+  """What is saved of a state: `params` apart, because who loads a model reads no more."""
+  return {'params': state.params, 'optimizer': {'step': state.step, 'moments': state.opt_state}}
+
+
+def _save(manager: ocp.CheckpointManager, step: int, items: Mapping[str, Any], **facts):
+  saved = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
+  described = ocp.args.JsonSave(sound.describe(step, items, **facts))
+  manager.save(step, args=ocp.args.Composite(**saved, **{sound.ITEM: described}), force=True)
+
+
 class _Best:
   """The `best/` folder of a workdir: the parameters whose evaluation had the best score so far."""
 
@@ -118,41 +152,40 @@ class _Best:
     """`metric` is the score that decides: the lowest of a loss or error, else the highest."""
     self.metric = metric
     self._sign = -1 if metric.endswith(('loss', 'error')) else 1
-    # Each is better than the one before, so that the newest is the best; orbax keeps scores only
-    # where it is told how to compare them.
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=1, create=True, best_fn=lambda metrics: self._sign * metrics['score'])
-    self._manager = ocp.CheckpointManager(absolute(workdir) / 'best', options=options,
-                                          item_names=('params',))
+    # Each is better than the one before, so that the newest is the best.
+    options = ocp.CheckpointManagerOptions(max_to_keep=1, create=True)
+    self.manager = ocp.CheckpointManager(workdir / 'best', options=options,
+                                         item_names=('params', sound.ITEM))
 
   def offer(self, params: Any, step: int, scores: Mapping[str, float]):
     """See Checkpoints."""
     if self.metric not in scores:
       raise UserError(f'keep_best={self.metric!r} is no score of the evaluation: it has '
                       f'{", ".join(scores)}')
-    score, kept = scores[self.metric], self._manager.latest_step()
+    score, kept = scores[self.metric], self.manager.latest_step()
     if not math.isfinite(score):
       return
-    if kept is not None and self._sign * score <= self._sign * self._manager.metrics(kept)['score']:
-      return
-    self._manager.save(step, args=ocp.args.Composite(params=ocp.args.StandardSave(params)),
-                       metrics={'score': score}, force=True)
-    self._manager.wait_until_finished()
+    if kept is not None:
+      known = sound.description(self.manager.directory / str(kept))['score']
+      if self._sign * score <= self._sign * known:
+        return
+    _save(self.manager, step, {'params': params}, score=score)
+    self.manager.wait_until_finished()
+
+  def check(self, abstract: Any):
+    """Raises sound.Damaged if what is kept is not what was saved."""
+    kept = self.manager.latest_step()
+    if kept is not None:
+      sound.read(self.manager.directory / str(kept), {'params': abstract})
 
   def close(self):
     """See Checkpoints."""
-    self._manager.close()
+    self.manager.close()
 
 
 def has_checkpoint(workdir: epath.Path) -> bool:
   """Whether a workdir has a complete checkpoint; asks the folder alone, no other process."""
-  directory = workdir / 'checkpoints'
-  # When all of it is written, orbax renames a folder to the bare number of its step; in a bucket,
-  # where nothing can be renamed, it adds a file.
-  return directory.exists() and any(
-      path.name.isdigit() and (not storage.is_remote(str(path))
-                               or (path / 'commit_success.txt').exists())
-      for path in directory.iterdir())
+  return bool(sound.steps(workdir / 'checkpoints'))
 
 
 def on_one_device(abstract: Any) -> Any:
@@ -163,6 +196,8 @@ def on_one_device(abstract: Any) -> Any:
 
 def restore_params(workdir: epath.Path, abstract: Any) -> tuple[Any, int]:
   """The parameters of a workdir's best or else newest checkpoint on one device, and its step.
+
+  Damaged ones are named on standard error, and the next is taken.
 
   Args:
     workdir: of the run that made it.
@@ -175,15 +210,13 @@ def restore_params(workdir: epath.Path, abstract: Any) -> tuple[Any, int]:
   folders = [folder for folder in folders if folder.exists()]
   if not folders:
     raise UserError(f'{workdir} holds no checkpoints: train with --workdir={workdir} first')
-  for directory in folders:
-    with ocp.CheckpointManager(directory, item_names=('params', 'optimizer')) as manager:
-      step = manager.latest_step()
-      if step is None:
-        continue
-      try:
-        found = manager.restore(step, args=ocp.args.Composite(
-            params=ocp.args.StandardRestore(on_one_device(abstract))))
-      except (ValueError, KeyError) as e:
-        raise UserError(f'{directory}/{step} does not fit {workdir}/run.json: {e}') from e
-    return found['params'], step
-  raise UserError(f'{directory} holds no complete checkpoint yet')
+  found = [folder / str(step) for folder in folders for step in reversed(sound.steps(folder))]
+  for folder in found:
+    try:
+      params = sound.read(folder, {'params': on_one_device(abstract)})['params']
+    except sound.Damaged as e:
+      print(f'bert_jax: {folder} is damaged and not used: {e}', file=sys.stderr, flush=True)
+      continue
+    return params, int(folder.name)
+  raise UserError(f'{workdir} holds no sound checkpoint: all {len(found)} are damaged' if found else
+                  f'{workdir} holds no complete checkpoint yet')

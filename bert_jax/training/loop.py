@@ -37,17 +37,20 @@ def _fetch(metrics: list[Metrics]) -> tuple[dict[str, float], float]:
   return means, tokens / len(fetched)
 
 
-def _start(config: ConfigDict, checkpoints: checkpoint.Checkpoints, first_step: int, init: Any,
+def _start(config: ConfigDict, checkpoints: checkpoint.Checkpoints, init: Any,
            initial: Sequence[Callable[[Any], Any]],
-           abstract: state_lib.TrainState) -> state_lib.TrainState:
-  """The state that a run begins with: restored at `first_step`, or fresh and then changed."""
-  if first_step:
-    report_lib.print_summary([('resumed', f'from step {first_step}')])
-    return checkpoints.restore(first_step, abstract)
+           abstract: state_lib.TrainState) -> tuple[state_lib.TrainState, int]:
+  """The state that a run begins with, restored or fresh and then changed; and its step."""
+  latest = checkpoints.latest()
+  if latest is not None:
+    state, step = checkpoints.restore(abstract)
+    again = f', {latest - step} steps are made again' if step < latest else ''
+    report_lib.print_summary([('resumed', f'from step {step}{again}')])
+    return state, step
   state = init(state_lib.root_key(config.seed))
   for change in initial:
     state = state._replace(params=change(state.params))
-  return state
+  return state, 0
 
 
 def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir: storage.Folder,
@@ -73,13 +76,12 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
   first_feeder = mesh_lib.feed(mesh).first
 
   # ---- where to start: an own checkpoint wins over init_from, which wins over a fresh start -----
-  first_step = checkpoints.latest() or 0
-  if first_step == train_steps:
+  if checkpoints.latest() == train_steps:
     checkpoints.close()
     report_lib.print_summary([
         ('finished', f'{workdir} holds the whole run of {train_steps} steps')])
     return
-  state = _start(config, checkpoints, first_step, init, initial, abstract)
+  state, first_step = _start(config, checkpoints, init, initial, abstract)
 
   # ---- the loop ---------------------------------------------------------------------------------
   stop = []  # SIGTERM fills it; the step that runs is finished and saved

@@ -15,6 +15,7 @@ import transformers
 
 import bert_jax
 from bert_jax import run
+from bert_jax.data import sealed
 from bert_jax.errors import UserError
 from bert_jax.interop import convert
 from bert_jax.interop import huggingface
@@ -156,8 +157,26 @@ def test_mistakes(theirs, tmp_path):
 def test_a_damaged_checkpoint_of_ours_is_named(theirs, tmp_path):
   native.save(huggingface.load(epath.Path(theirs)), epath.Path(tmp_path) / 'ours')
   shutil.rmtree(tmp_path / 'ours' / 'params')
-  with pytest.raises(UserError, match='params cannot be read'):
+  with pytest.raises(UserError, match='ours is damaged: it cannot be read'):
     load_lib.load(str(tmp_path / 'ours'))
   pathlib.Path(tmp_path / 'ours' / 'bert.json').write_text('{"model": {"hidden_size": 7}}')
+  with pytest.raises(UserError, match='bert.json is damaged'):
+    load_lib.load(str(tmp_path / 'ours'))
+  content = sealed.seal({'model': {'hidden_size': 7}})
+  pathlib.Path(tmp_path / 'ours' / 'bert.json').write_text(json.dumps(content))
   with pytest.raises(UserError, match='not divisible'):
     load_lib.load(str(tmp_path / 'ours'))
+
+
+@pytest.mark.parametrize('name', ['bert.json', 'tokenizer/vocab.txt', 'params'])
+def test_a_flipped_bit_of_ours_is_named(theirs, tmp_path, name):
+  native.save(huggingface.load(epath.Path(theirs)), epath.Path(tmp_path) / 'ours')
+  convert.convert(str(tmp_path / 'ours'), None, None, verify_only=True)
+  path = tmp_path / 'ours' / name
+  if path.is_dir():
+    path = next((path / 'd').iterdir())
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 1
+  path.write_bytes(content)
+  with pytest.raises(UserError, match='damaged|cannot be read'):
+    convert.convert(str(tmp_path / 'ours'), None, None, verify_only=True)
