@@ -9,6 +9,7 @@
 from collections.abc import Callable
 import errno
 import os
+import signal
 import sys
 
 from absl import app
@@ -73,7 +74,12 @@ def run_command(main: Callable[[list[str]], None],
     except UserError as e:
       _end(e, EXIT_MISTAKE)
 
+  def stopped(*_):
+    _end('stopped by SIGTERM before there was anything to save: run the same command to go on',
+         EXIT_PREEMPTED)
+
   def guarded(argv):
+    signal.signal(signal.SIGTERM, stopped)  # the training loop has one of its own
     if not flags.FLAGS['verbosity'].present:
       logging.set_verbosity(logging.WARNING)  # orbax tells of every file at INFO
     try:

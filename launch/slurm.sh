@@ -8,7 +8,7 @@
 #   cancel  end it; the run saves first
 #
 # Slurm tells the run to stop two minutes before its time is up: it saves and exits with 75, and the
-# job queues itself again, as it does after exit status 1. A mistake (2) ends it.
+# job queues itself again. A run that fails is started again within the job (launch/supervise.py).
 # shellcheck source=launch/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # shellcheck source=launch/xla_flags.sh
@@ -26,9 +26,9 @@ case "$ACTION" in
       --ntasks-per-node="${OPTIONS[gpus]}" --gpus-per-node="${OPTIONS[gpus]}" \
       --time="${OPTIONS[time]}" "${partition[@]}" --requeue --signal=TERM@120 \
       --open-mode=append --output="${OPTIONS[name]}.log" \
-      --wrap="srun --kill-on-bad-exit=1 env $(quote "$(xla_flags gpu)") .venv/bin/python -m \
-bert_jax.main $(quote "${MAIN_FLAGS[@]}"); status=\$?; \
-if [ \$status = 75 ] || [ \$status = 1 ]; then scontrol requeue \$SLURM_JOB_ID; fi; exit \$status" ;;
+      --wrap="srun --kill-on-bad-exit=1 env $(quote "$(xla_flags gpu)") .venv/bin/python \
+launch/supervise.py $(quote "${MAIN_FLAGS[@]}"); status=\$?; \
+if [ \$status = 75 ]; then scontrol requeue \$SLURM_JOB_ID; fi; exit \$status" ;;
   cancel) run scancel --signal=TERM --name="${OPTIONS[name]}" ;;
   *) fail 'give an action: submit or cancel' ;;
 esac

@@ -5,7 +5,8 @@
 #
 #   create   rent it: --type=v5litepod-16 [--spot] [--queued]; with --queued it waits in the queue
 #   install  copy this checkout to every host and install it there
-#   run      start the run on every host: -- --config=configs/base.py --workdir=...
+#   run      start the run on every host, again and again until it is done
+#            (launch/supervise.py): -- --config=configs/base.py --workdir=...
 #   log      follow the log of the first host
 #   resume   if it was preempted: rent it again, install, run; the run goes on where it was saved
 #   delete   give it back
@@ -59,7 +60,7 @@ install() {
 start() {
   [ ${#MAIN_FLAGS[@]} -gt 0 ] || fail 'give the flags of the run: -- --config=... --workdir=...'
   on_all "cd bert_jax && env $(quote "$(xla_flags "$generation")") nohup .venv/bin/python \
--m bert_jax.main $(quote "${MAIN_FLAGS[@]}") > run.log 2>&1 < /dev/null &"
+launch/supervise.py $(quote "${MAIN_FLAGS[@]}") > run.log 2>&1 < /dev/null &"
 }
 
 delete() {

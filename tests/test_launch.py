@@ -52,7 +52,7 @@ def test_tpu_vm_runs_on_every_host():
   words = shlex.split(command[-1].removeprefix('--command='))
   assert words[:4] == ['cd', 'bert_jax', '&&', 'env']
   assert words[4].startswith('LIBTPU_INIT_ARGS=--xla_tpu_') and len(words[4].split()) == 5
-  assert words[5:] == ['nohup', '.venv/bin/python', '-m', 'bert_jax.main', *FLAGS, '>', 'run.log',
+  assert words[5:] == ['nohup', '.venv/bin/python', 'launch/supervise.py', *FLAGS, '>', 'run.log',
                        '2>&1', '<', '/dev/null', '&']
 
 
@@ -97,12 +97,12 @@ def test_slurm():
       'sbatch', '--job-name=b', '--nodes=4', '--ntasks-per-node=8', '--gpus-per-node=8',
       '--time=24:00:00', '--requeue', '--signal=TERM@120', '--open-mode=append', '--output=b.log']
   wrapped = shlex.split(command[-1].removeprefix('--wrap='))
-  assert wrapped[:8] == [
+  assert wrapped[:7] == [
       'srun', '--kill-on-bad-exit=1', 'env',
-      'XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true', '.venv/bin/python', '-m',
-      'bert_jax.main', FLAGS[0]]
-  assert wrapped[8:] == shlex.split(
-      f"'{FLAGS[1]};' 'status=$?;' if [ $status = 75 ] '||' [ $status = 1 '];' then "
+      'XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true', '.venv/bin/python',
+      'launch/supervise.py', FLAGS[0]]
+  assert wrapped[7:] == shlex.split(
+      f"'{FLAGS[1]};' 'status=$?;' if [ $status = 75 '];' then "
       "scontrol requeue '$SLURM_JOB_ID;' 'fi;' exit $status")
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from collections.abc import Sequence
 import functools
-import signal
 import time
 from typing import Any
 
@@ -17,6 +16,7 @@ from bert_jax.errors import Preempted
 from bert_jax.objectives.losses import Metrics
 from bert_jax.parallel import host
 from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel import preemption
 from bert_jax.parallel import topology
 from bert_jax.tasks.task import Task
 from bert_jax.training import checkpoint
@@ -84,8 +84,7 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
   state, first_step = _start(config, checkpoints, init, initial, abstract)
 
   # ---- the loop ---------------------------------------------------------------------------------
-  stop = []  # SIGTERM fills it; the step that runs is finished and saved
-  previous_handler = signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
+  notice = preemption.Notice()  # SIGTERM: the step that runs is finished and saved
   report = report_lib.Report(workdir.local, first_step=first_step, last_step=train_steps,
                              active=jax.process_index() == 0)
   window, digests, due = [], [], None  # of the steps since the last line; a line that is due
@@ -132,7 +131,7 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
       if step == first_step:
         jax.block_until_ready(metrics)
         began, timed_from, batches.waited = time.monotonic(), done, 0.0
-      at_end, stopping = done == train_steps, bool(stop)
+      at_end, stopping = done == train_steps, notice.reached(done)
       saves = done % config.checkpoint_every == 0 or at_end or stopping
       evaluates = at_end or (done % config.eval_every == 0 and not stopping)
       if done % config.log_every == 0 or saves or evaluates:
@@ -159,5 +158,5 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
   finally:
     profiler.close()
     report.close()
-    signal.signal(signal.SIGTERM, previous_handler)
+    notice.close()
     workdir.push()

@@ -1,0 +1,65 @@
+"""SIGTERM: all processes save the same step and end with 75, a second one ends at once."""
+
+import signal
+import subprocess
+import sys
+import time
+
+from etils import epath
+import pytest
+
+from bert_jax.training import sound
+from tests import test_commands
+from tests import test_processes
+from tests.test_processes import records  # noqa: F401
+
+LONG = ('--config.train_steps=2000', '--config.checkpoint_every=1000', '--config.log_every=5',
+        '--config.eval_every=2000')
+
+
+def saved(workdir) -> list[int]:
+  return sound.steps(epath.Path(workdir / 'checkpoints'))
+
+
+def test_before_the_first_step(tmp_path, corpus_file):
+  process = subprocess.Popen(**test_commands.command(*test_commands.train(
+      corpus_file, tmp_path / 'run', *LONG)))
+  while not (tmp_path / 'run').exists():
+    assert process.poll() is None
+    time.sleep(0.05)
+  process.send_signal(signal.SIGTERM)
+  _, err = process.communicate(timeout=100)
+  assert process.returncode == 75 and len(err.splitlines()) == 1, err
+  assert 'stopped by SIGTERM' in err
+
+
+# Tells itself to stop; prints whether it heard; a second later, and then after all of ONE_SIGNAL.
+SIGNALS = """
+import os, signal, time
+from bert_jax.parallel import preemption
+notice = preemption.Notice()
+print(notice.reached(1))
+for pause in (0, 1, preemption.ONE_SIGNAL):
+  time.sleep(pause)
+  os.kill(os.getpid(), signal.SIGTERM)
+  print(notice.reached(2), flush=True)
+"""
+
+
+def test_a_second_signal_ends_at_once():
+  done = subprocess.run([sys.executable, '-c', SIGNALS], cwd=test_commands.ROOT, text=True,
+                        capture_output=True)
+  assert done.stdout.split() == ['False', 'True', 'True'] and done.returncode == 1
+  assert len(done.stderr.splitlines()) == 1 and 'a second SIGTERM' in done.stderr
+
+
+@pytest.mark.parametrize('told', [0, 1])
+def test_all_processes_stop_at_the_same_step(records, tmp_path, told):  # noqa: F811
+  arguments = test_commands.train(records, tmp_path / 'run', *LONG)
+  running = test_processes.start(2, tmp_path / 'run', *arguments)
+  test_commands.wait_for_step(tmp_path / 'run', 20)
+  running[told].send_signal(signal.SIGTERM)  # one alone: the others hear of it
+  ended = [process.communicate(timeout=100) for process in running]
+  assert [process.returncode for process in running] == [75, 75], ended
+  steps = {err.split('after step ')[1].split()[0] for _, err in ended}
+  assert len(steps) == 1 and saved(tmp_path / 'run') == [int(steps.pop())]

@@ -1,0 +1,73 @@
+"""launch/supervise.py: what is started again, what is given up, what is passed on."""
+
+import importlib.util
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests import test_commands
+
+ROOT = pathlib.Path(__file__).parent.parent
+_spec = importlib.util.spec_from_file_location('supervise', ROOT / 'launch/supervise.py')
+supervise = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(supervise)
+
+# Appends to `log`, then ends as the words say, one for each start; 'saves' leaves a checkpoint.
+SCRIPT = """
+import pathlib, os, signal, sys
+workdir = pathlib.Path({workdir!r})
+log = workdir / 'log'
+starts = len(log.read_text()) if log.exists() else 0
+log.write_text('x' * (starts + 1))
+word = {words!r}[min(starts, len({words!r}) - 1)]
+if word == 'saves':
+  (workdir / 'checkpoints' / str(starts + 1)).mkdir(parents=True)
+  sys.exit(1)
+if word == 'killed':
+  os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(word)
+"""
+
+
+@pytest.mark.parametrize('words, status, starts', [
+    ([0], 0, 1), ([2], 2, 1), ([1, 0], 0, 2), (['killed', 0], 0, 2), ([75, 75, 75, 75, 0], 0, 5),
+    ([1], 1, 3), (['killed'], 1, 3), ([1, 1, 'saves', 1, 1], 1, 5),
+    ([1, 1, 'saves', 1, 'saves', 1, 'saves', 0], 0, 8)])
+def test_how_often(tmp_path, capsys, words, status, starts):
+  before = signal.getsignal(signal.SIGTERM)
+  command = [sys.executable, '-c', SCRIPT.format(workdir=str(tmp_path), words=words)]
+  assert supervise.Supervisor(command, str(tmp_path)).run(3, 0) == status
+  signal.signal(signal.SIGTERM, before)
+  assert (tmp_path / 'log').read_text() == 'x' * starts
+  assert capsys.readouterr().err.count('started again') == sum(w not in (0, 2, 75) for w in (
+      words + words[-1:] * 9)[:starts]) - (status == 1)
+
+
+def test_a_killed_run_goes_on_and_sigterm_is_the_end(tmp_path, corpus_file):
+  """A real run: its process is killed, then the supervisor is told to stop."""
+  _, config, workdir, source = test_commands.train(corpus_file, tmp_path / 'run')
+  env = {**os.environ, 'PYTHONUNBUFFERED': '1'}
+  process = subprocess.Popen(
+      [sys.executable, 'launch/supervise.py', config, workdir, source, '--pause=0',
+       '--config.train_steps=5000', '--config.checkpoint_every=10', '--config.log_every=5',
+       '--config.eval_every=5000'], cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE)
+  test_commands.wait_for_step(tmp_path / 'run', 20)
+  children = subprocess.run(['pgrep', '-P', str(process.pid)], capture_output=True, text=True)
+  os.kill(int(children.stdout.split()[0]), signal.SIGKILL)
+  reached = supervise.newest_step(str(tmp_path / 'run'))
+  deadline = time.monotonic() + 100
+  while supervise.newest_step(str(tmp_path / 'run')) < reached + 20:
+    assert time.monotonic() < deadline
+    time.sleep(0.1)
+  process.send_signal(signal.SIGTERM)
+  out, err = process.communicate(timeout=100)
+  assert process.returncode == 75, err
+  first, last = (line for line in err.splitlines() if line.startswith(('supervise', 'bert_jax')))
+  assert 'with status -9: started again in 0 s' in first
+  assert 'stopped by SIGTERM after step' in last and out.count('resumed') == 1
