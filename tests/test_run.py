@@ -45,7 +45,8 @@ def test_metrics(finished):
   assert [line['step'] for line in held_out] == [6, 12]
   for line in training:
     assert set(line) == {'step', 'loss', 'mlm_loss', 'mlm_accuracy', 'nsp_loss', 'nsp_accuracy',
-                         'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu', 'data_wait'}
+                         'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu', 'data_wait',
+                         'skipped_steps'}
     assert line['loss'] == pytest.approx(line['mlm_loss'] + line['nsp_loss'])
     assert line['mfu'] is None  # the peak of a CPU is not known
   # The rate of the last update before each line: warmup to step 4, then down to 0 at step 12.

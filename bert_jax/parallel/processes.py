@@ -162,11 +162,16 @@ def agree(what: str, value: str):
       raise UserError(f'process {i} has another {what} than process 0: {_difference(first, other)}')
 
 
+def gathered(here: float) -> list[float]:
+  """A number of each process; all have to ask."""
+  if jax.process_count() == 1:
+    return [here]
+  return multihost_utils.process_allgather(np.float32(here)).tolist()
+
+
 def anywhere(here: bool) -> bool:
   """Whether something holds in any of the processes; all have to ask."""
-  if jax.process_count() == 1:
-    return here
-  return bool(multihost_utils.process_allgather(np.array(here)).any())
+  return any(gathered(here))
 
 
 def _difference(first: str, other: str) -> str:

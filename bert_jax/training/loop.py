@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Sequence
 import functools
+import math
 import time
 from typing import Any
 
@@ -17,9 +18,11 @@ from bert_jax.objectives.losses import Metrics
 from bert_jax.parallel import host
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import preemption
+from bert_jax.parallel import processes
 from bert_jax.parallel import topology
 from bert_jax.tasks.task import Task
 from bert_jax.training import checkpoint
+from bert_jax.training import health as health_lib
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import profile
 from bert_jax.training import report as report_lib
@@ -28,13 +31,22 @@ from bert_jax.training.digest import batch_digest
 from bert_jax.training.digest import global_digests
 
 
-def _fetch(metrics: list[Metrics]) -> tuple[dict[str, float], float]:
-  """(means over several steps, real tokens of one of them); waits for the last step to end."""
+def _fetch(metrics: list[Metrics]) -> tuple[dict[str, float], float, list[bool]]:
+  """Waits for the last of several steps to end.
+
+  Returns:
+    Means over the steps that were not skipped (NaN if all were), real tokens of a step, and whether
+    each was skipped.
+  """
   fetched = jax.device_get(metrics)
-  sums = {name: [sum(float(m[name][i]) for m in fetched) for i in (0, 1)] for name in fetched[0]}
-  tokens, _ = sums.pop('tokens')
-  means = {name: total / max(count, 1) for name, (total, count) in sums.items()}
-  return means, tokens / len(fetched)
+  skipped = [bool(m.pop('skipped')[0]) for m in fetched]
+  tokens = sum(float(m.pop('tokens')[0]) for m in fetched) / len(fetched)
+  kept = [m for m, was_skipped in zip(fetched, skipped) if not was_skipped]
+  means = {}
+  for name in fetched[0]:
+    total, count = (sum(float(m[name][i]) for m in kept) for i in (0, 1))
+    means[name] = total / max(count, 1) if kept else math.nan
+  return means, tokens, skipped
 
 
 def _start(config: ConfigDict, checkpoints: checkpoint.Checkpoints, init: Any,
@@ -62,6 +74,7 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
   Raises:
     Preempted: SIGTERM came; everything is saved.
     UserError: the checkpoint is of another model.
+    Failed: the loss was not finite for several steps in a row.
   """
   # ---- the pieces -------------------------------------------------------------------------------
   optimizer_config = optimizer_lib.OptimizerConfig(**config.optimizer)
@@ -93,22 +106,29 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
   def log(step, metrics, digests):
     nonlocal began, timed_from
     checkpoints.check()
-    means, tokens_per_step = _fetch(metrics)
+    means, tokens_per_step, skipped = _fetch(metrics)
     tokens = tokens_per_step * (step - timed_from)
     seconds = time.monotonic() - began if began and step > timed_from else None
-    report.train(step, {
+    line = {
         'loss': sum(weight * means[name] for name, weight in task.objectives.items()), **means,
         'learning_rate': float(rate(step - 1)),
         'tokens_per_second': tokens / seconds if seconds else None,
         'mfu': task.flops(step - 1, tokens) / seconds / (chip.flops * mesh.size)
                if seconds and chip else None,
         'data_wait': batches.waited / seconds if seconds else None,
-        **({'batch_digests': global_digests(digests, first_feeder)} if digests else {})})
+        'skipped_steps': sum(skipped),
+        **({'batch_digests': global_digests(digests, first_feeder)} if digests else {})}
+    report.train(step, line)
+    report.warn(step, health.line(line, processes.gathered(line['data_wait'] or 0.0)))
+    last = health.steps(step - len(skipped) + 1, skipped)
+    if last:
+      health_lib.give_up(last, *global_digests([batch_digest(task.rows(last - 1))], first_feeder))
     began, timed_from, batches.waited = time.monotonic(), step, 0.0
 
   def evaluate(params, batch):
     return eval_step(params, mesh_lib.put_batch(batch, mesh))
 
+  health = health_lib.Health(train_steps)
   profiler = profile.Profiler(config.profile_steps, workdir.local / 'tensorboard')
   batches = loader.Watched(
       loader.batches(task.rows, first_step, train_steps, config.data.loader_workers),
@@ -142,6 +162,7 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
       if evaluates:
         scores = task.evaluate(functools.partial(evaluate, state.params), done)
         report.evaluation(done, scores)
+        report.warn(done, health.evaluation(done, scores))
         checkpoints.offer(state.params, done, scores)
       if saves or evaluates:
         report.flush()

@@ -16,8 +16,6 @@ from bert_jax.errors import UserError
 
 # Of a fine-tuning run.
 _DRAWN = ('loss', 'accuracy', 'f1', 'matthews', 'pearson', 'spearman', 'exact_match')
-_WAITED_LONG = 0.05  # share of the time without rows that is worth a word
-_SETTLED = 60  # seconds, after which the first windows of rows are made and files are cached
 
 
 def print_summary(lines: Iterable[tuple[str, str]]):
@@ -65,7 +63,6 @@ class Report:
     self._curves = workdir / 'curves.png'
     self._bar = tqdm.tqdm(total=last_step, initial=first_step, unit=' steps', disable=None,
                           dynamic_ncols=True, smoothing=0.05)
-    self._warned_of_waiting = False
     self._last_step, self._began, self._first_step = last_step, time.monotonic(), first_step
 
   def train(self, step: int, metrics: dict[str, Any]):
@@ -77,13 +74,6 @@ class Report:
     shown = {name: f'{metrics[name]:.3f}' for name in metrics
              if name.endswith(('loss', 'accuracy'))}
     shown['tokens/s'] = f'{speed:,.0f}' if speed else '-'
-    waited = metrics.get('data_wait') or 0
-    if waited > _WAITED_LONG and time.monotonic() - self._began > _SETTLED:
-      shown['waiting for data'] = f'{waited:.0%}'
-      if not self._warned_of_waiting:
-        self._warned_of_waiting = True
-        self._bar.write(f'step {step}  the device waited {waited:.0%} of the time for rows: more '
-                        'data.loader_workers may help, or a faster disk')
     # The bar has 80 columns to live in: the rest stands in the lines of the evaluations.
     in_bar = {name: shown[name] for name in ('loss', 'tokens/s') if name in shown}
     self._bar.set_postfix(in_bar, refresh=False)
@@ -103,6 +93,14 @@ class Report:
     shown = '  '.join(f'{name} {value:.3f}' for name, value in metrics.items())
     self._bar.write(f'step {step}  held out:  {shown}')
     self.draw()
+
+  def warn(self, step: int, findings: Iterable[str]):
+    """Logs what looks wrong after `step` updates."""
+    for finding in findings:  # in every process: each finds the same
+      if self._active:
+        self._file.write(json.dumps({'step': step, 'warning': finding}) + '\n')
+        self._file.flush()
+        self._bar.write(f'step {step}  warning: {finding}')
 
   def _write(self, step: int, metrics: dict[str, Any]):
     # JSON has no NaN: a loss that is not finite is written as null.

@@ -58,6 +58,9 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
 
   With microbatches every objective is still divided by its count over the whole batch, so that the
   gradient is that of the whole batch (to rounding; dropout draws other bits).
+
+  Where the loss or its gradient is not finite, only the number of the step changes, and the metric
+  'skipped' is 1.
   """
 
   def step(state: TrainState, batch):
@@ -86,9 +89,15 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
           lambda total, part: (jax.tree.map(jnp.add, total, gradients(part, counts)), None),
           zero, micro)[0]
 
+    norm = optax.tree.norm(grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    metrics['grad_norm'] = (optax.tree.norm(grads), jnp.float32(1))
+    updated = optax.apply_updates(state.params, updates), opt_state
+    # One step that is not finite would spoil everything that comes after: it changes nothing.
+    sound = jnp.isfinite(norm) & jnp.isfinite(losses.total_loss(metrics, task.objectives))
+    params, opt_state = jax.tree.map(lambda new, old: jnp.where(sound, new, old), updated,
+                                     (state.params, state.opt_state))
+    metrics['grad_norm'] = (norm, jnp.float32(1))
+    metrics['skipped'] = (1 - sound.astype(jnp.float32), jnp.float32(1))
     return TrainState(state.step + 1, params, opt_state), metrics
 
   shardings = jax.tree.map(lambda x: x.sharding, abstract)

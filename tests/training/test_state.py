@@ -155,3 +155,32 @@ def test_evaluation_has_no_dropout_and_fixed_masks():
                                            batch).positions)
   assert (mask(0) != mask(1)).any()  # training masks are new in each step
   assert jnp.isfinite(one['mlm_loss'][0])
+
+
+@pytest.mark.parametrize('shape, accumulation', [((1, 1), 1), ((4, 2), 2)])
+def test_a_step_that_is_not_finite_changes_nothing(shape, accumulation):
+  mesh, task = conftest.sub_mesh(*shape), FixedRows.make()
+  optimizer = optimizer_lib.make_optimizer(
+      optimizer_lib.OptimizerConfig(learning_rate=1e-3, warmup_steps=0), 10)
+  init, abstract = state_lib.make_init(task, optimizer, mesh, 'tp')
+  step = state_lib.make_train_step(task, optimizer, mesh, 'tp', abstract, seed=7,
+                                   accumulation=accumulation)
+
+  def after(spoilt):
+    state, skipped = init(state_lib.root_key(7)), []
+    for i, is_spoilt in enumerate(spoilt):
+      batch = make_batch(seed=i)
+      if is_spoilt:
+        batch.rows.pair_weights[3, 0] = np.nan
+      state, metrics = step(state, mesh_lib.put_batch(batch, mesh))
+      skipped.append(float(metrics['skipped'][0]))
+    return jax.device_get(state), skipped
+
+  (one, _), (two, skipped) = after([False]), after([False, True])
+  assert skipped == [0, 1] and two.step == 2
+  jax.tree.map(np.testing.assert_array_equal, (one.params, one.opt_state),
+               (two.params, two.opt_state))
+  three, skipped = after([False, True, False])
+  assert skipped == [0, 1, 0]
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(three))
+  assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (two.params, three.params))))

@@ -1,0 +1,112 @@
+"""What a run is warned of, once; and when it is given up."""
+
+import json
+import math
+import re
+
+import pytest
+
+from bert_jax import run
+from bert_jax.errors import Failed
+from bert_jax.training import health as health_lib
+from tests import conftest
+
+
+def line(loss, skipped_steps=0):
+  return {'loss': loss, 'skipped_steps': skipped_steps}
+
+
+@pytest.fixture
+def settled(monkeypatch):
+  """Of a run that is long past its start."""
+  monkeypatch.setattr(health_lib, '_SETTLED', -1)
+  return health_lib.Health(3000)
+
+
+def said(watch, metrics, waited=(0.0,)):
+  return list(watch.line(metrics, waited))
+
+
+def test_a_spike_is_told_once():
+  watch = health_lib.Health(3000)
+  noise = [0.1, -0.1, 0.05, -0.05]
+  for i in range(40):
+    assert not said(watch, line(7 - 0.05 * i + noise[i % 4]))
+  assert not said(watch, line(6.3))  # within what the last lines make likely
+  (found,) = said(watch, line(9.0))
+  assert re.match(r'the loss jumped from about 5\.\d\d to 9\.00\.', found)
+  assert not said(watch, line(9.5)) and not said(watch, line(math.nan))
+
+
+def test_no_spike_of_a_few_lines():
+  watch = health_lib.Health(3000)
+  for loss in (5, 5, 5, 9, 5, 5, 5, 5, 5):
+    assert not said(watch, line(loss))
+
+
+def test_skipped_steps_are_told_once_and_end_the_run_five_in_a_row():
+  watch = health_lib.Health(3000)
+  (found,) = said(watch, line(5.0, 2))
+  assert found.startswith('2 steps had a loss or gradient that is not finite')
+  assert not said(watch, line(5.0, 1))
+  assert watch.steps(1, [True, True, False, True, True]) is None
+  assert watch.steps(6, [True, True]) is None  # four in a row, over two lines
+  assert watch.steps(8, [True, True, True]) == 8
+  watch = health_lib.Health(3000)
+  assert watch.steps(1, [True] * 4 + [False] + [True] * 4) is None
+
+
+def test_who_waits_for_rows(settled):
+  assert not said(settled, line(5.0), [0.04])
+  (found,) = said(settled, line(5.0), [0.5])
+  assert 'the device waited 50% of the time for rows: more data.loader_workers' in found
+  assert not said(settled, line(5.0), [0.5])
+
+
+def test_a_slow_host_is_named(settled):
+  (found,) = said(settled, line(5.0), [0.01, 0.02, 0.4, 0.01])
+  assert 'process 2 of 4 is slower than the others' in found and 'waited 40%' in found
+  (found,) = said(settled, line(5.0), [0.3, 0.3, 0.4, 0.3])  # all of them: not one host's fault
+  assert 'the device waited 40%' in found
+
+
+def test_nobody_waits_at_the_start():
+  assert not said(health_lib.Health(3000), line(5.0), [0.9])
+
+
+def scores(mlm, accuracy, name='nsp'):
+  return {'mlm_loss': mlm, f'{name}_accuracy': accuracy, 'unigram_entropy': 7.0}
+
+
+def test_objectives_that_do_not_learn():
+  def found(step, values, steps=3000):
+    return list(health_lib.Health(steps).evaluation(step, values))
+
+  assert not found(999, scores(7.0, 0.5)) and not found(1000, scores(6.9, 0.6))
+  assert not found(500, scores(7.0, 0.5), steps=999)  # nothing is expected of a short run
+  assert 'still that of guessing by token frequency: 6.96 and 7.00' in found(
+      1000, scores(6.96, 0.5))[0]
+  assert '(while NSP learns): 6.96' in found(1000, scores(6.96, 0.7))[0]
+  assert 'MLM learns and SOP does not (accuracy 0.54)' in found(1000, scores(5, 0.54, 'sop'))[0]
+  assert not found(1000, {'mlm_loss': 5.0, 'unigram_entropy': 7.0})  # no pairs
+  assert not found(1000, {'accuracy': 0.5})  # fine-tuning
+  watch = health_lib.Health(3000)
+  assert [len(list(watch.evaluation(step, scores(7, 0.5)))) for step in (1000, 2000)] == [1, 0]
+
+
+def test_a_run_that_explodes_is_given_up(tmp_path, corpus_file):
+  config = conftest.tiny_config(corpus_file, **{
+      'optimizer.learning_rate': 1e30, 'optimizer.warmup_steps': 0, 'train_steps': 40,
+      'eval_every': 40, 'checkpoint_every': 40, 'log_every': 3, 'log_batch_digest': True})
+  with pytest.raises(Failed, match=r'not finite in 5 steps in a row, the last of them step (\d+) '
+                                   r'\(rows ([0-9a-f]{16})\)') as error:
+    run.run(config, str(tmp_path / 'run'))
+  lines = [json.loads(x) for x in (tmp_path / 'run/metrics.jsonl').read_text().splitlines()]
+  training = [x for x in lines if 'loss' in x]
+  digests = [d for x in training for d in x['batch_digests']]
+  step, digest = str(error.value).split('last of them step ')[1].split(')')[0].split(' (rows ')
+  assert digests[int(step) - 1] == digest
+  # The lines say how many steps changed nothing; one of only such steps has no loss.
+  assert [(x['step'], x['skipped_steps'], x['loss'] is None) for x in training] == [
+      (3, 2, False), (6, 3, True)]
+  assert [x['step'] for x in lines if 'warning' in x] == [3]
