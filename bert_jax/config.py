@@ -70,6 +70,8 @@ def _run(task: str) -> ConfigDict:
   c.log_every = 100  # steps between lines of metrics.jsonl
   c.eval_every = 10_000  # steps between evaluations on held-out data; always one at the end
   c.checkpoint_every = 5_000  # steps between checkpoints; always one at the end
+  # A run that goes on with another schedule (steps, phases, rows, optimizer) is refused without it.
+  c.allow_schedule_change = False
   c.keep_checkpoints = 3  # the newest ones that stay
   c.keep_every = 0  # checkpoints at multiples of so many steps stay too; 0 = none
   # The score of an evaluation whose best checkpoint is kept too, in best/: the highest, or the

@@ -28,6 +28,7 @@ from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import processes
 from bert_jax.parallel import sharding
 from bert_jax.training import checkpoint
+from bert_jax.training import drift
 from bert_jax.training import initial
 from bert_jax.training import loop
 from bert_jax.training import optimizer as optimizer_lib
@@ -35,8 +36,6 @@ from bert_jax.training import profile
 from bert_jax.training import report
 from bert_jax.training.job import Job
 
-# Fields of `model` that may change within a run: how the same numbers are computed.
-_SAME_NUMBERS = ('dtype', 'attention', 'remat', 'scan_unroll')
 _VERSIONS = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
 
@@ -46,24 +45,20 @@ def _earlier(workdir: epath.Path) -> dict[str, Any]:
   return sealed.read(path) if path.exists() else {}
 
 
-def _check_same_run(workdir: epath.Path, config: ConfigDict, job: Job):
-  """Raises UserError if the run in `workdir` has another model or was fed other rows."""
+def _check_same_run(workdir: epath.Path, config: ConfigDict, job: Job) -> list[drift.Change]:
+  """What differs from the run in `workdir`, if there is one.
+
+  Raises:
+    UserError: it is another run, or was fed other rows.
+  """
   earlier = _earlier(workdir)
   if not earlier:
-    return
-  for name, value in config.model.items():
-    before = earlier['config']['model'].get(name, value)
-    if name not in _SAME_NUMBERS and before != value:
-      raise UserError(f'{workdir} holds a run with model.{name}={before}, this config has '
-                      f'{value}: use another --workdir')
-  asked = {'records': job.records, **{name: config[name] for name in job.fed_by}}
-  for name, value in asked.items():
-    before = earlier if name == 'records' else earlier['config']
-    for key in name.split('.'):
-      before = before.get(key) if before else None
-    if before != value:
-      raise UserError(f'{workdir} was trained with {name}={before}, now it is {value}: use '
-                      'another --workdir')
+    return []
+  if earlier['records'] != job.records:
+    raise UserError(f'{workdir} was trained on other rows (their digest was {earlier["records"]}, '
+                    f'now it is {job.records}): use another --workdir')
+  return drift.check(str(workdir), drift.changes(earlier['config'], config.to_dict()), job.fed_by,
+                     config.allow_schedule_change)
 
 
 def _start(config: ConfigDict, workdir: epath.Path, started: bool) -> Pretrained | None:
@@ -176,7 +171,7 @@ def _train(config: ConfigDict, path: epath.Path):
 
   kind = run_pretraining if config.task == 'pretrain' else run_finetuning
   job = kind.make_job(config, model, mesh, workdir)
-  _check_same_run(workdir, config, job)
+  changed = _check_same_run(workdir, config, job)
   checkpoints = checkpoint.Checkpoints(path, config.keep_checkpoints, config.keep_best,
                                        config.keep_every)
   if (checkpoints.latest() or 0) > job.train_steps:
@@ -185,6 +180,7 @@ def _train(config: ConfigDict, path: epath.Path):
   _write_run(workdir, config, job)
   folder.push()
   report.print_summary(_summary(config, job, mesh, folder))
+  report.print_summary([('changed', str(change)) for change in changed])
   changes = []
   if job.start:
     changes.append(initial.from_model(job.start, config.init_from,

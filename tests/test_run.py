@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 
 from absl import flags
 import jax
@@ -68,15 +69,35 @@ def test_the_same_command_again_says_that_it_is_finished(finished, corpus_file, 
 
 def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus_file):
   before = sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('*') if p.is_file())
-  for overrides, message in (({'model.hidden_size': 64}, 'model.hidden_size=32.*has 64'),
-                             ({'data.lowercase': False}, 'data.lowercase=True, now it is False'),
-                             ({'data.pack': False}, 'data.pack=True, now it is False'),
-                             ({'seed': 5}, 'with seed=0, now it is 5')):
+  for overrides, message in (
+      ({'model.hidden_size': 64}, r'model.hidden_size=32 \(now 64\): that is another run'),
+      ({'data.lowercase': False}, 'data.lowercase=True, now it is False'),
+      ({'data.pack': False}, r'data.pack=True \(now False\): that is another run'),
+      ({'seed': 5, 'masking.rate': 0.3, 'log_every': 5},
+       r'with masking.rate=0.15 \(now 0.3\), seed=0 \(now 5\): that is another run'),
+      ({'train_steps': 14, 'optimizer.learning_rate': 0.1, 'log_every': 5},
+       r'with optimizer.learning_rate=0.001 \(now 0.1\), train_steps=12 \(now 14\): every later '
+       'learning rate or row changes with it; .* --config.allow_schedule_change=True')):
     with pytest.raises(UserError, match=message):
       run.run(conftest.tiny_config(corpus_file, **overrides), str(finished))
   with pytest.raises(UserError, match='a run of 12 steps, more than train_steps=10'):
-    run.run(conftest.tiny_config(corpus_file, train_steps=10), str(finished))
+    run.run(conftest.tiny_config(corpus_file, train_steps=10, allow_schedule_change=True),
+            str(finished))
   assert sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('*') if p.is_file()) == before
+
+
+def test_a_resumed_run_says_what_changed(finished, corpus_file, tmp_path, capsys):
+  """What is harmless is allowed, and so is a longer schedule that was asked for."""
+  shutil.copytree(finished, tmp_path / 'run')
+  config = conftest.tiny_config(corpus_file, train_steps=14, allow_schedule_change=True,
+                                log_every=1, sharding='dp', **{'mesh.model': 2})
+  run.run(config, str(tmp_path / 'run'))
+  told = [line.split(None, 1) for line in capsys.readouterr().out.splitlines()]
+  assert sorted(rest for word, rest in (x for x in told if len(x) == 2) if word == 'changed') == [
+      'allow_schedule_change=False (now True)', 'log_every=2 (now 1)', 'mesh.model=1 (now 2)',
+      'sharding=tp (now dp)', 'train_steps=12 (now 14)']
+  assert [x['step'] for x in lines(tmp_path / 'run') if 'loss' in x][-3:] == [12, 13, 14]
+  assert json.loads((tmp_path / 'run/run.json').read_text())['config']['train_steps'] == 14
 
 
 def test_two_phases_and_microbatches(tmp_path, corpus_file, monkeypatch):
