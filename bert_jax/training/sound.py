@@ -31,7 +31,7 @@ class Damaged(Exception):
 
 def arrays(items: Mapping[str, Any]) -> dict[str, dict[str, list]]:
   """Type, shape and fingerprint of each array of `items` ({name: tree}); waits for them."""
-  found = fingerprint.of(items)  # of all at once: they are computed one after another meanwhile
+  found = fingerprint.of(items)
   return {item: {name: [str(x.dtype), list(x.shape), found[f'{item}/{name}']]
                  for name, x in fingerprint.named_leaves(tree).items()}
           for item, tree in items.items()}

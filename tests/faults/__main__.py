@@ -1,0 +1,80 @@
+"""Breaks runs and checkpoints on purpose: python -m tests.faults --out=runs/faults
+
+Appends a line for each trial to OUT/trials.jsonl, goes on where it was, and ends in a table. All of
+it takes hours; --minutes=10 takes so much of it as fits, chosen by --seed.
+"""
+
+import collections
+import json
+import os
+import pathlib
+import random
+import sys
+import time
+import traceback
+
+os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'
+os.environ['JAX_PLATFORMS'] = 'cpu'
+
+from absl import app  # noqa: E402
+from absl import flags  # noqa: E402
+from absl import logging  # noqa: E402
+
+from tests.faults import corruption  # noqa: E402
+from tests.faults import kills  # noqa: E402
+from tests.faults import runs  # noqa: E402
+
+_OUT = flags.DEFINE_string('out', 'runs/faults', 'Folder for the trials and what they need.')
+_KINDS = flags.DEFINE_list('kinds', None, 'Some of the kinds; by default all.')
+_MINUTES = flags.DEFINE_float('minutes', 0, 'Stop after so many; 0 = when all is done.')
+_SEED = flags.DEFINE_integer('seed', 0, 'Of the order in which trials are tried with --minutes.')
+
+# name: (a trial by its number, how many, what it is)
+KINDS = {
+    'kill': (kills.kill, 100, 'SIGKILL at a random moment, then resumed'),
+    'term': (kills.term, 100, 'SIGTERM at a random moment, then resumed'),
+    'corrupt': (corruption.corrupt, 200, 'a damaged file of the newest checkpoint, then restored'),
+}
+
+
+def _table(lines):
+  print('\n| what | trials | outcomes | promise held |\n| --- | --- | --- | --- |')
+  for kind, (_, most, what) in KINDS.items():
+    of_kind = [line for line in lines if line['kind'] == kind]
+    outcomes = collections.Counter(line['outcome'] for line in of_kind)
+    shown = ', '.join(f'{count} {name}' for name, count in outcomes.most_common())
+    held = sum(line['sound'] for line in of_kind)
+    print(f'| {what} | {len(of_kind)} of {most} | {shown} | {held} of {len(of_kind)} |')
+
+
+def main(_):
+  """Tries what has not been tried."""
+  logging.set_verbosity(logging.ERROR)
+  bench = runs.Bench(pathlib.Path(_OUT.value).resolve())
+  ledger, began = bench.folder / 'trials.jsonl', time.monotonic()
+  lines = [json.loads(x) for x in ledger.read_text().splitlines()] if ledger.exists() else []
+  tried = {(line['kind'], line['number']) for line in lines}
+  todo = [(kind, number) for kind in _KINDS.value or KINDS for number in range(KINDS[kind][1])
+          if (kind, number) not in tried]
+  if _MINUTES.value:
+    random.Random(_SEED.value).shuffle(todo)
+  for kind, number in todo:
+    if _MINUTES.value and time.monotonic() - began > 60 * _MINUTES.value:
+      break
+    started = time.monotonic()
+    try:
+      trial = KINDS[kind][0](bench, number)
+    except Exception:  # a finding too
+      trial = runs.Trial('the trial itself failed', False, traceback.format_exc()[-600:])
+    lines.append({'kind': kind, 'number': number, **trial._asdict(),
+                  'seconds': round(time.monotonic() - started, 1)})
+    with ledger.open('a') as file:
+      file.write(json.dumps(lines[-1]) + '\n')
+    if not trial.sound:
+      print(json.dumps(lines[-1]), flush=True)
+  _table(lines)
+  sys.exit(0 if all(line['sound'] for line in lines) else 1)
+
+
+if __name__ == '__main__':
+  app.run(main)

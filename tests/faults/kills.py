@@ -1,0 +1,86 @@
+"""Runs that are killed or told to stop at a random moment, and go on."""
+
+import pathlib
+import random
+import shutil
+import signal
+import time
+
+from etils import epath
+
+from bert_jax.training import sound
+from tests.faults.runs import LAYOUTS
+from tests.faults.runs import Bench
+from tests.faults.runs import Trial
+from tests.faults.runs import send
+
+GRACE = 15  # seconds from SIGTERM to the end
+
+
+def _wait(running, seconds: float) -> bool:
+  """Waits; whether the run is still going on."""
+  deadline = time.monotonic() + seconds
+  while time.monotonic() < deadline:
+    if all(process.poll() is not None for process in running):
+      return False
+    time.sleep(0.005)
+  return True
+
+
+def _in_saving(workdir: pathlib.Path, seconds: float) -> bool:
+  """Waits until a checkpoint is being written; whether it is."""
+  deadline, folder = time.monotonic() + seconds, workdir / 'checkpoints'
+  while time.monotonic() < deadline:
+    if folder.exists() and any('tmp' in path.name for path in folder.iterdir()):
+      return True
+    time.sleep(0.001)
+  return False
+
+
+def kill(bench: Bench, number: int) -> Trial:
+  """SIGKILL at a random moment of a run, every other time while it writes a checkpoint."""
+  rng, layout = random.Random(f'kill {number}'), list(LAYOUTS)[number % len(LAYOUTS)]
+  _, _, seconds = bench.reference(layout)
+  workdir = bench.folder / f'kill {number}'
+  shutil.rmtree(workdir, ignore_errors=True)
+  running = bench.start(layout, workdir)
+  _wait(running, rng.uniform(0, 0.95 * seconds))
+  saving = number % 2 and _in_saving(workdir, seconds)
+  if saving:
+    time.sleep(rng.uniform(0, 0.05))
+  # Of several processes either all die, with their machine, or one, and the others notice.
+  send(running if rng.random() < 0.5 else running[rng.randrange(len(running)):][:1], signal.SIGKILL)
+  bench.ended(running)
+  steps = sound.steps(epath.Path(workdir / 'checkpoints'))
+  wrong = bench.finish(layout, workdir) or bench.compare(layout, workdir)
+  shutil.rmtree(workdir)
+  at = f'{layout}, {"while saving, " if saving else ""}after step {steps[-1] if steps else 0}'
+  return Trial('the same bits' if not wrong else 'not the same', not wrong, f'{at} {wrong}'.strip())
+
+
+def term(bench: Bench, number: int) -> Trial:
+  """SIGTERM at a random moment of a run, to one of its processes."""
+  rng, layout = random.Random(f'term {number}'), list(LAYOUTS)[number % len(LAYOUTS)]
+  _, _, seconds = bench.reference(layout)
+  workdir = bench.folder / f'term {number}'
+  shutil.rmtree(workdir, ignore_errors=True)
+  running = bench.start(layout, workdir)
+  # Before main runs, Python has no handler yet.
+  alive = _wait(running, rng.uniform(0.35 * seconds, 0.95 * seconds))
+  send([rng.choice(running)], signal.SIGTERM)
+  began = time.monotonic()
+  statuses, errors = bench.ended(running)
+  took = time.monotonic() - began
+  wrong = ''
+  if alive and set(statuses) != {75}:
+    wrong = f'exit {statuses}: {errors[0][-200:]}'
+  elif alive and took > GRACE:
+    wrong = f'took {took:.0f} s'
+  elif alive and 'after step' in errors[0]:
+    step = int(errors[0].split('after step ')[1].split()[0])
+    found = sound.steps(epath.Path(workdir / 'checkpoints'))
+    wrong = '' if found[-1:] == [step] else f'stopped after {step}, saved {found}'
+  wrong = wrong or bench.finish(layout, workdir) or bench.compare(layout, workdir)
+  shutil.rmtree(workdir)
+  outcome = 'not the same' if wrong else 'nothing lost' if alive else 'had ended'
+  return Trial(outcome, not wrong, f'{layout}, {took:.1f} s {wrong}'.strip())

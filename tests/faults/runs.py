@@ -1,0 +1,121 @@
+"""Small runs that are broken on purpose, and the unbroken ones that they are compared with."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+from etils import epath
+
+from bert_jax.training import sound
+from tests import conftest
+from tests import test_commands
+from tests import test_processes
+
+STEPS, EVERY = 120, 6  # of a run, and from one checkpoint to the next
+GONE_SECONDS = 8  # until the others notice a dead process
+LAYOUTS = {'1 device': (1, 1), '8 devices': (1, 8), '2 processes': (2, 4)}  # processes, devices
+_FLAGS = (f'--config.train_steps={STEPS}', f'--config.checkpoint_every={EVERY}',
+          '--config.log_every=2', '--config.eval_every=40', '--config.log_batch_digest=True',
+          '--config.model.num_heads=4')
+
+
+class Trial(NamedTuple):
+  """What came of breaking something once."""
+
+  outcome: str  # one of the kind's outcomes; the table counts them
+  sound: bool  # whether the promise held
+  detail: str = ''
+
+
+class Bench:
+  """A folder with the data and the unbroken runs."""
+
+  def __init__(self, folder: pathlib.Path):
+    self.folder = folder
+    folder.mkdir(parents=True, exist_ok=True)
+    self.env = {'JAX_COMPILATION_CACHE_DIR': str(folder / 'compiled'),
+                'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.3',
+                'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+                'JAX_DISABLE_MOST_OPTIMIZATIONS': '1', 'JAX_PLATFORMS': 'cpu',
+                'BERT_JAX_GONE_SECONDS': str(GONE_SECONDS)}
+    self.records = folder / 'records'
+    if not self.records.exists():
+      corpus = conftest.write_corpus(folder / 'corpus.txt', conftest.make_documents(120))
+      subprocess.run([sys.executable, '-m', 'bert_jax.prepare', f'--input={corpus}',
+                      f'--output={self.records}', '--vocab_size=200', '--heldout=0.1'],
+                     check=True, capture_output=True, cwd=test_commands.ROOT)
+    self._known = {}
+
+  def start(self, layout: str, workdir: pathlib.Path, *more: str,
+            module: str = 'main') -> list[subprocess.Popen]:
+    """Starts a run, in a process group for each process."""
+    processes, devices = LAYOUTS[layout]
+    _, *arguments = test_commands.train(self.records, workdir, *_FLAGS, *more)
+    os.environ.update(self.env)
+    if processes > 1:
+      return test_processes.start(processes, workdir, module, *arguments)
+    command = test_commands.command(module, *arguments, devices=devices)
+    return [subprocess.Popen(**command)]
+
+  def finish(self, layout: str, workdir: pathlib.Path, *more: str) -> str:
+    """Runs to the end; what went wrong, '' if nothing."""
+    statuses, errors = self.ended(self.start(layout, workdir, *more))
+    return '' if set(statuses) == {0} else f'{statuses}: {errors[0][-300:]}'
+
+  def ended(self, running: list[subprocess.Popen]) -> tuple[list[int], list[str]]:
+    """Waits for the end of a run's processes: exit statuses and standard errors."""
+    errors = []
+    for process in running:
+      try:
+        errors.append(process.communicate(timeout=300)[1])
+      except subprocess.TimeoutExpired:
+        process.kill()
+        errors.append('hung: ' + process.communicate()[1])
+    return [process.returncode for process in running], errors
+
+  def reference(self, layout: str) -> tuple[dict, list[str], float]:
+    """Of the unbroken run: fingerprints, digests of every step's rows, seconds that it took."""
+    if layout not in self._known:
+      workdir = self.folder / f'unbroken {layout}'
+      path = workdir / 'seconds'
+      if not path.exists():
+        shutil.rmtree(workdir, ignore_errors=True)
+        for _ in range(2):  # the second one finds everything compiled
+          shutil.rmtree(workdir, ignore_errors=True)
+          began = time.monotonic()
+          wrong = self.finish(layout, workdir)
+          assert not wrong, wrong
+        path.write_text(str(time.monotonic() - began))
+      self._known[layout] = (*outcome_of(workdir), float(path.read_text()))
+    return self._known[layout]
+
+  def compare(self, layout: str, workdir: pathlib.Path) -> str:
+    """What differs between a run and the unbroken one, '' if nothing."""
+    fingerprints, digests, _ = self.reference(layout)
+    found, rows = outcome_of(workdir)
+    if found != fingerprints:
+      return 'other parameters or moments'
+    if rows != digests:
+      return f'other rows: {len(rows)} digests of {len(digests)}'
+    sound.check(epath.Path(workdir / f'checkpoints/{STEPS}'))
+    return ''
+
+
+def outcome_of(workdir: pathlib.Path) -> tuple[dict, list[str]]:
+  """The fingerprints of the last checkpoint, and the digests of every step's rows."""
+  found = sound.description(epath.Path(workdir / f'checkpoints/{STEPS}'))
+  lines = [json.loads(x) for x in (workdir / 'metrics.jsonl').read_text().splitlines()]
+  return found['arrays'], [d for line in lines for d in line.get('batch_digests', ())]
+
+
+def send(running: list[subprocess.Popen], number: signal.Signals):
+  """To all processes of a run that still live."""
+  for process in running:
+    if process.poll() is None:
+      process.send_signal(number)
