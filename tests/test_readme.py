@@ -97,7 +97,7 @@ def test_command(line, workdir, tmp_path, corpus_file, fine_tuned):
     line += ''.join(f' --config.{name}={value}' for name, value in SMALL.items())
   elif line.startswith('bash launch/'):
     line = line.replace('.sh ', '.sh --dry-run ', 1)
-  elif 'bert_jax.main' in line:
+  elif 'bert_jax.main' in line or 'supervise.py' in line:
     replaced = re.compile(r'--(workdir|config\.(data|mesh|phases))')
     words = [w for w in shlex.split(line) if not replaced.match(w)]
     flags = [f'--config.{name}={value}' for name, value in SMALL.items()]

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 import glob
 import gzip
-import json
 import os
 import re
 from typing import Any
@@ -19,6 +18,7 @@ import zlib
 from etils import epath
 import sentencex
 
+from bert_jax.data import storage
 from bert_jax.errors import UserError
 
 FORMATS = ('auto', 'text', 'jsonl', 'wikitext')
@@ -119,7 +119,9 @@ def read_file(file: str, data_format: str, text_column: str) -> Iterator[str]:
     with epath.Path(file).open('rb') as raw:
       stream = gzip.open(raw, 'rb') if file.endswith('.gz') else raw
       if data_format == 'jsonl':
-        for line, data in enumerate(stream, 1):
+        for line, data in enumerate(iter(lambda: stream.readline(_LONGEST_DOCUMENT), b''), 1):
+          if len(data) == _LONGEST_DOCUMENT:
+            raise UserError(f'{file}, line {line}: longer than {_LONGEST_DOCUMENT >> 20} MiB')
           if data.strip():
             yield _json_text(_decode(data, file, line), text_column, file, line)
       else:
@@ -133,11 +135,11 @@ def read_file(file: str, data_format: str, text_column: str) -> Iterator[str]:
 
 def _json_text(line: str, text_column: str, file: str, number: int) -> str:
   try:
-    record = json.loads(line.lstrip('\ufeff'))
+    record = storage.parse_json(line.lstrip('\ufeff'))
     if isinstance(record[text_column], str):
       return record[text_column]
     problem = f'{text_column!r} is no string'
-  except json.JSONDecodeError as e:
+  except ValueError as e:
     problem = f'invalid JSON ({e})'
   except (KeyError, TypeError):
     problem = f'no {text_column!r} in it: name the text with text_column'

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import pathlib
+from typing import Any
 
 from etils import epath
 import filelock
@@ -15,16 +16,36 @@ from tqdm import auto as tqdm
 
 from bert_jax.errors import UserError
 
+_LARGEST_JSON = 256 << 20  # bytes of a description or a vocabulary
+
+
+def parse_json(text: str | bytes) -> Any:
+  """What JSON says.
+
+  Raises:
+    ValueError: it is none, or so deep or with such numbers that Python gives up; says where.
+  """
+  try:
+    return json.loads(text)
+  except json.JSONDecodeError as e:
+    line = f'line {e.lineno}, ' if e.lineno > 1 else ''
+    raise ValueError(f'{e.msg} at {line}column {e.colno}') from e
+  except RecursionError as e:
+    raise ValueError('it is nested too deeply') from e
+
 
 def read_json(path: epath.Path) -> dict:
   """The object in a JSON file.
 
   Raises:
-    UserError: the file cannot be read, or holds no JSON object.
+    UserError: the file cannot be read, is too large, or holds no JSON object.
   """
   try:
-    content = json.loads(path.read_bytes())
-  except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
+    size = path.stat().length
+    if size > _LARGEST_JSON:
+      raise UserError(f'{path} has {size >> 20} MiB: that is no description of a model')
+    content = parse_json(path.read_bytes())
+  except (OSError, ValueError) as e:
     raise UserError(f'{path} cannot be read: {e}') from e
   if not isinstance(content, dict):
     raise UserError(f'{path} holds no JSON object')

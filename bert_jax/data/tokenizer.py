@@ -289,6 +289,10 @@ def _settings(directory: epath.Path) -> dict:
     names = {'do_lower_case': 'lowercase', 'strip_accents': 'strip_accents',
              'tokenize_chinese_chars': 'handle_chinese_chars'}
     settings |= {ours: config[theirs] for theirs, ours in names.items() if theirs in config}
+  for name in ('lowercase', 'strip_accents', 'handle_chinese_chars'):
+    if not isinstance(settings.get(name), bool | None):
+      raise UserError(f'{directory}: its tokenizer has {name}={settings[name]!r}, which is neither '
+                      'true nor false')
   return settings
 
 

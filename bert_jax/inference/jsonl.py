@@ -14,6 +14,7 @@ from typing import TextIO
 from etils import epath
 import tqdm
 
+from bert_jax.data import storage
 from bert_jax.errors import UserError
 from bert_jax.inference import bert as bert_lib
 from bert_jax.inference import vectors
@@ -134,16 +135,16 @@ def read_examples(stream: TextIO, name: str, fields: tuple[str, ...]) -> Iterato
     for number, line in enumerate(stream, 1):
       if not line.strip():
         continue
-      example = json.loads(line)
+      example = storage.parse_json(line)
       for field in fields:
         if not isinstance(example, dict) or not isinstance(example.get(field), str):
           raise UserError(f'{name}, line {number}: needs a JSON object with the text '
                           f'{" and ".join(map(repr, fields))}')
       yield example
-  except json.JSONDecodeError as e:
-    raise UserError(f'{name}, line {number}: not JSON ({e.msg} at column {e.colno})') from e
   except UnicodeDecodeError as e:
     raise UserError(f'{name}, after line {number}: invalid UTF-8 ({e.reason})') from e
+  except ValueError as e:
+    raise UserError(f'{name}, line {number}: not JSON ({e})') from e
 
 
 def _answer(task: Task, model: Model, examples: Sequence[Example], options: Options, name: str,

@@ -63,7 +63,7 @@ def config_from(theirs: dict, path: epath.Path) -> BertConfig:
   if missing:
     raise UserError(f'{path} has no {", ".join(missing)}: it is no config of a BERT')
   activation = theirs.get('hidden_act', 'gelu')
-  if activation not in _ACTIVATIONS:
+  if not isinstance(activation, str) or activation not in _ACTIVATIONS:
     raise UserError(f'{path}: hidden_act={activation!r} is unknown: known are '
                     f'{", ".join(_ACTIVATIONS)}')
   for name, published in (('position_embedding_type', 'absolute'), ('is_decoder', False),
@@ -83,7 +83,8 @@ def _read_config(directory: epath.Path) -> tuple[dict, str]:
   """(config.json, architecture)."""
   path = directory / 'config.json'
   theirs = storage.read_json(path)
-  architecture = (theirs.get('architectures') or ['BertModel'])[0]
+  architectures = theirs.get('architectures') or ['BertModel']
+  architecture = str(architectures[0] if isinstance(architectures, list) else architectures)
   if theirs.get('model_type', 'bert') != 'bert' or architecture not in ARCHITECTURES:
     raise UserError(f'{path}: the architecture {architecture} (model_type '
                     f'{theirs.get("model_type")!r}) is unknown: known are '
@@ -99,7 +100,10 @@ def _weight_files(directory: epath.Path) -> list[epath.Path]:
     weight_map = storage.read_json(index).get('weight_map')
     if not isinstance(weight_map, dict):
       raise UserError(f'{index} has no weight_map')
-    names = sorted(set(weight_map.values()))
+    names = sorted(set(map(str, weight_map.values())))
+    elsewhere = [name for name in names if epath.Path(name).name != name]
+    if elsewhere:
+      raise UserError(f'{index} names {elsewhere[0]!r}, which is no file of its folder')
     missing = [name for name in names if not (directory / name).exists()]
     if missing:
       raise UserError(f'{directory} lacks {", ".join(missing)}, which {index.name} names')
@@ -191,7 +195,10 @@ def load(directory: epath.Path) -> Pretrained:
     params = layout.from_tensors(get, config, groups)
   tokenizer = tokenizer_lib.load(directory)
   check_vocabulary(config, tokenizer, directory)
-  names = {int(i): str(label) for i, label in (theirs.get('id2label') or {}).items()}
+  try:
+    names = {int(i): str(label) for i, label in (theirs.get('id2label') or {}).items()}
+  except (AttributeError, ValueError) as e:
+    raise UserError(f'{directory}/config.json: id2label is no table of numbers and names') from e
   return Pretrained(
       config, params, tokenizer, task=task,
       labels=tuple(names.get(i, f'LABEL_{i}') for i in range(outputs)),

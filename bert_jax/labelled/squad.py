@@ -1,8 +1,8 @@
 """Questions on a text: SQuAD v1.1 and v2.0 files (Rajpurkar et al. 2016, 2018)."""
 
-import json
 from typing import NamedTuple
 
+from bert_jax.data import storage
 from bert_jax.errors import UserError
 from bert_jax.labelled import table
 
@@ -29,11 +29,11 @@ def read(path: str) -> list[Question]:
     UserError: it is not in SQuAD's format.
   """
   try:
-    articles = json.loads(table.read_text(path))['data']
+    articles = storage.parse_json(table.read_text(path))['data']
     found = [_question(qa, paragraph['context'])
              for article in articles for paragraph in article['paragraphs']
              for qa in paragraph['qas']]
-  except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as e:
+  except (ValueError, KeyError, TypeError, AttributeError) as e:
     raise UserError(f'{path} is not in SQuAD\'s format (data, paragraphs, qas): '
                     f'{type(e).__name__} {e}') from e
   seen = set()

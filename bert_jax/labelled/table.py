@@ -5,16 +5,18 @@ from collections.abc import Sequence
 import csv
 import gzip
 import io
-import json
 from typing import Any
 from typing import NamedTuple
+import zlib
 
 from etils import epath
 
 from bert_jax.data import corpus
+from bert_jax.data import storage
 from bert_jax.errors import UserError
 
 FORMATS = ('auto', 'csv', 'tsv', 'jsonl')
+_LARGEST_UNPACKED, _MOST_TIMES = 256 << 20, 100  # bytes that may come of gzip, and of each byte
 
 
 class Row(NamedTuple):
@@ -38,6 +40,16 @@ class Row(NamedTuple):
     return found
 
 
+def _unpacked(path: str, data: bytes) -> bytes:
+  """What gzip holds: of text it is a few times as large; a bomb would fill the memory."""
+  most = max(_LARGEST_UNPACKED, _MOST_TIMES * len(data))
+  found = gzip.GzipFile(fileobj=io.BytesIO(data)).read(most + 1)
+  if len(found) > most:
+    raise UserError(f'{path}: its {len(data):,} bytes unpack to more than {most >> 20} MiB: that '
+                    'is no text')
+  return found
+
+
 def read_text(path: str) -> str:
   """The text of a file, which may be gzipped; a byte order mark is dropped.
 
@@ -46,8 +58,8 @@ def read_text(path: str) -> str:
   """
   try:
     data = epath.Path(path).read_bytes()
-    return (gzip.decompress(data) if data[:2] == b'\x1f\x8b' else data).decode('utf-8-sig')
-  except (OSError, EOFError) as e:
+    return (_unpacked(path, data) if data[:2] == b'\x1f\x8b' else data).decode('utf-8-sig')
+  except (OSError, EOFError, zlib.error) as e:
     raise UserError(f'{path} cannot be read: {getattr(e, "strerror", None) or e}') from e
   except UnicodeDecodeError as e:
     raise UserError(f'{path}: invalid UTF-8 at byte {e.start}') from e
@@ -59,9 +71,9 @@ def read_jsonl(path: str) -> Iterator[Row]:
     if not line.strip():
       continue
     try:
-      values = json.loads(line)
-    except json.JSONDecodeError as e:
-      raise UserError(f'{path}, line {number}: not JSON ({e.msg} at column {e.colno})') from e
+      values = storage.parse_json(line)
+    except ValueError as e:
+      raise UserError(f'{path}, line {number}: not JSON ({e})') from e
     if not isinstance(values, dict):
       raise UserError(f'{path}, line {number}: no JSON object')
     yield Row(f'{path}, line {number}', values)

@@ -21,6 +21,7 @@ from absl import flags  # noqa: E402
 from absl import logging  # noqa: E402
 
 from tests.faults import corruption  # noqa: E402
+from tests.faults import fuzz  # noqa: E402
 from tests.faults import kills  # noqa: E402
 from tests.faults import runs  # noqa: E402
 
@@ -34,6 +35,7 @@ KINDS = {
     'kill': (kills.kill, 100, 'SIGKILL at a random moment, then resumed'),
     'term': (kills.term, 100, 'SIGTERM at a random moment, then resumed'),
     'corrupt': (corruption.corrupt, 200, 'a damaged file of the newest checkpoint, then restored'),
+    'fuzz': (fuzz.fuzz, 50 * len(fuzz.NAMES), f'{fuzz.BATCH} mutated files for a reader'),
 }
 
 

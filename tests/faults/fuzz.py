@@ -1,0 +1,236 @@
+"""Files from strangers, mutated: every reader either reads them or says in one line what is wrong.
+
+A child process reads one input after another, because native readers may abort or hang; the parent
+starts another where it ended. `python -m tests.faults.fuzz READER FIRST COUNT FOLDER` is the child.
+"""
+
+from collections.abc import Callable
+import gzip
+import io
+import json
+import pathlib
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+from etils import epath
+import sentencepiece
+
+from bert_jax import config as config_lib
+from bert_jax.data import corpus
+from bert_jax.data import tokenizer
+from bert_jax.errors import UserError
+from bert_jax.inference import jsonl
+from bert_jax.interop import huggingface
+from bert_jax.labelled import choices
+from bert_jax.labelled import conll
+from bert_jax.labelled import squad
+from bert_jax.labelled import table
+from tests import conftest
+from tests import made_tasks
+from tests.faults.runs import Bench
+from tests.faults.runs import Trial
+
+BATCH = 200  # inputs of a trial
+SECONDS, MIB = 10, 1024  # that one input may take
+# Pieces that parsers stumble over.
+_PIECES = (
+    b'\x00', b'\xff\xfe', b'\xed\xa0\x80', b'"', b'\\', b'{', b'}', b'[' * 5000, b'{"a":' * 5000,
+    b'null', b'true', b'-1', b'1e999', b'NaN', b'4294967296', b'9' * 5000, b'\\ud800', b'""', b'[]',
+    b'{}', b'\r', b'\n\n', b'\t', b'\x1f\x8b', b'\xef\xbb\xbf', b'../../x', b'/etc/passwd',
+    b'a' * 100_000, b' ' * 10_000, b'\n' * 10_000)
+
+
+def mutate(rng: random.Random, content: bytes) -> bytes:
+  """One to four changes."""
+  found = bytearray(content)
+  for _ in range(rng.randint(1, 4)):
+    at, length = rng.randrange(len(found) + 1), rng.choice((1, 4, 30, 300))
+    way = rng.randrange(8)
+    if way == 0 and found:
+      found[min(at, len(found) - 1)] ^= 1 << rng.randrange(8)
+    elif way == 1:
+      del found[at:at + length]
+    elif way == 2:
+      found[at:at] = found[at:at + length] * rng.choice((1, 3, 50))
+    elif way == 3:
+      found[at:at] = rng.randbytes(length)
+    elif way == 4:
+      found[at:at + rng.choice((0, 1, 5))] = rng.choice(_PIECES)
+    elif way == 5 and rng.random() < 0.3:
+      del found[at:]
+    elif way == 6:
+      # A whole word or number becomes another one.
+      words = [i for i in range(len(found)) if chr(found[i]).isalnum()][:10_000]
+      if words:
+        start = end = rng.choice(words)
+        while end < len(found) and chr(found[end]).isalnum():
+          end += 1
+        found[start:end] = rng.choice(_PIECES[9:22])
+    else:
+      other = rng.randrange(len(found) + 1)
+      found[at:at + length], found[other:other + length] = (
+          found[other:other + length], found[at:at + length])
+  return bytes(found)
+
+
+def _drain(examples):
+  for _ in examples:
+    pass
+
+
+def _hf(folder: pathlib.Path, name: str) -> tuple[bytes, Callable]:
+  """A Hugging Face folder of which one file is another."""
+  import shutil
+
+
+  whole = folder / 'model'
+
+  def read(content):
+    place = folder / 'changed'
+    if not place.exists():
+      shutil.copytree(whole, place)
+    (place / name).write_bytes(content)
+    huggingface.load(epath.Path(place))
+  return (whole / name).read_bytes(), read
+
+
+def readers(folder: pathlib.Path) -> dict[str, tuple[bytes, Callable[[bytes], None]]]:
+  """A sound file for each reader, and the reader of a file's content."""
+  def by_path(name, read):
+    def reader(content):
+      path = folder / name
+      path.write_bytes(content)
+      read(str(path))
+    return (folder / f'sound-{name}').read_bytes(), reader
+
+  tags = config_lib.finetuning('token_classification').data
+  options = config_lib.finetuning('multiple_choice').data
+
+  def lines(path):
+    with open(path, encoding='utf-8', errors='surrogateescape') as stream:
+      _drain(jsonl.read_examples(stream, path, ('text',)))
+
+  return {
+      'corpus': by_path('corpus.txt', lambda p: _drain(corpus.read_file(p, 'text', 'text'))),
+      'corpus.gz': by_path('corpus.txt.gz', lambda p: _drain(corpus.read_file(p, 'text', 'text'))),
+      'corpus.jsonl': by_path('corpus.jsonl',
+                              lambda p: _drain(corpus.read_file(p, 'jsonl', 'text'))),
+      'wikitext': by_path('wiki.txt', lambda p: _drain(corpus.read_file(p, 'wikitext', 'text'))),
+      'vocab': by_path('vocab.txt', tokenizer.load),
+      'sentencepiece': by_path('spiece.model', tokenizer.load),
+      'tokenizer.json': _hf(folder, 'tokenizer.json'),
+      'tokenizer_config': _hf(folder, 'tokenizer_config.json'),
+      'config.json': _hf(folder, 'config.json'),
+      'safetensors': _hf(folder, 'model.safetensors'),
+      'squad': by_path('squad.json', squad.read),
+      'conll': by_path('tags.conll', lambda p: _drain(conll.read(p, tags))),
+      'choices': by_path('choices.jsonl', lambda p: _drain(choices.read(p, options))),
+      'csv': by_path('rows.csv', lambda p: _drain(table.read(p, 'auto', 'train'))),
+      'tsv.gz': by_path('rows.tsv.gz', lambda p: _drain(table.read(p, 'auto', 'train'))),
+      'predict': by_path('predict.jsonl', lines),
+  }
+
+
+NAMES = ('corpus', 'corpus.gz', 'corpus.jsonl', 'wikitext', 'vocab', 'sentencepiece',
+         'tokenizer.json', 'tokenizer_config', 'config.json', 'safetensors', 'squad', 'conll',
+         'choices', 'csv', 'tsv.gz', 'predict')
+
+
+def make_seeds(folder: pathlib.Path):
+  """Writes a sound file for each reader."""
+
+
+  folder.mkdir(parents=True)
+  documents = conftest.make_documents(6)
+  text = conftest.write_corpus(folder / 'sound-corpus.txt', documents)
+  (folder / 'sound-corpus.txt.gz').write_bytes(gzip.compress(pathlib.Path(text).read_bytes()))
+  (folder / 'sound-corpus.jsonl').write_text(''.join(
+      json.dumps({'text': '\n'.join(d), 'id': i}) + '\n' for i, d in enumerate(documents)))
+  (folder / 'sound-predict.jsonl').write_text('{"text": "one", "n": 1}\n{"text": "zwei ü"}\n')
+  (folder / 'sound-wiki.txt').write_text(''.join(
+      f' = Title {i} = \n\n' + '\n'.join(d) + '\n' for i, d in enumerate(documents)))
+  made_tasks.model(folder / 'model', hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
+  vocab = made_tasks._VOCAB
+  (folder / 'sound-vocab.txt').write_text('\n'.join(vocab) + '\n')
+  made = io.BytesIO()
+  sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter(s for d in conftest.make_documents(60) for s in d), model_writer=made,
+      vocab_size=80, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, hard_vocab_limit=False,
+      control_symbols=['[CLS]', '[SEP]', '[MASK]'], minloglevel=2)
+  (folder / 'sound-spiece.model').write_bytes(made.getvalue())
+  made_tasks.questions(folder / 'sound-squad.json', 6)
+  made_tasks.tags(folder / 'sound-tags.conll', 12)
+  made_tasks.choices(folder / 'sound-choices.jsonl', 8)
+  made_tasks.sequences(folder / 'rows.tsv', 12)
+  rows = (folder / 'rows.tsv').read_text()
+  (folder / 'sound-rows.tsv.gz').write_bytes(gzip.compress(rows.encode()))
+  (folder / 'sound-rows.csv').write_text(rows.replace('\t', ','))
+
+
+def child(name: str, first: int, count: int, folder: pathlib.Path):
+  """Reads inputs; prints the number of each before it, and what went wrong after it."""
+  content, read = readers(folder)[name]
+  read(content)
+  for number in range(first, first + count):
+    print(f'#{number}', flush=True)
+    changed = mutate(random.Random(f'{name} {number}'), content)
+    before, began, wrong = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic(), ''
+    try:
+      read(changed)
+    except UserError as e:
+      if '\n' in str(e) and len(str(e)) > 2000:
+        wrong = f'a message of {len(str(e))} characters'
+    except BaseException as e:  # anything else is a finding
+      wrong = f'{type(e).__name__}: {str(e)[:200]}'
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+    if not wrong and (grown > MIB or time.monotonic() - began > SECONDS):
+      wrong = f'took {time.monotonic() - began:.0f} s and {grown} MiB'
+    if wrong:
+      print(f'!{wrong}', flush=True)
+
+
+def _read_in_children(name: str, first: int, end: int, place: pathlib.Path) -> list[str]:
+  """What went wrong with inputs `first` to `end - 1` of a reader."""
+  findings, last = [], first
+  while first < end:
+    running = subprocess.Popen(
+        [sys.executable, '-m', 'tests.faults.fuzz', name, str(first), str(end - first), str(place)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors='replace')
+    hung = False
+    try:
+      out, err = running.communicate(timeout=60 + SECONDS + 0.2 * BATCH)
+    except subprocess.TimeoutExpired:
+      running.kill()
+      hung, (out, err) = True, running.communicate()
+    for line in out.splitlines():
+      last = int(line[1:]) if line.startswith('#') else last
+      if line.startswith('!'):
+        findings.append(f'{name} {last}: {line[1:]}')
+    if running.returncode:
+      how = 'hung' if hung else f'ended the process with {running.returncode}: {err[-200:]}'
+      findings.append(f'{name} {last}: {how}')
+    first = last + 1 if running.returncode else end
+  return findings
+
+
+def fuzz(bench: Bench, number: int) -> Trial:
+  """A batch of inputs of one reader."""
+  seeds, name = bench.folder / 'sound files', NAMES[number % len(NAMES)]
+  if not seeds.exists():
+    make_seeds(seeds)
+  batch = number // len(NAMES)
+  with tempfile.TemporaryDirectory() as temporary:
+    place = pathlib.Path(temporary) / 'files'
+    shutil.copytree(seeds, place)
+    findings = _read_in_children(name, batch * BATCH, (batch + 1) * BATCH, place)
+  return Trial(name if not findings else f'{name}: {len(findings)} findings', not findings,
+               '; '.join(findings)[:600])
+
+
+if __name__ == '__main__':
+  child(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), pathlib.Path(sys.argv[4]))
