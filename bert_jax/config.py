@@ -272,8 +272,11 @@ def _lengths(config: ConfigDict) -> list[int]:
   return [config.max_len, *(phase.max_len for phase in phases_of(config))]
 
 
-def check_positions(config: ConfigDict):
-  """Raises UserError for rows that the model, whose sizes are known by now, cannot hold."""
+def check_sizes(config: ConfigDict):
+  """Raises UserError for what the model, whose sizes are known by now, cannot have."""
+  if config.optimizer.frozen_layers > config.model.num_layers:
+    raise UserError(f'optimizer.frozen_layers={config.optimizer.frozen_layers} is above '
+                    f'model.num_layers={config.model.num_layers}')
   for length in _lengths(config):
     if length > config.model.max_positions:
       raise UserError(f'max_len={length} is above model.max_positions='

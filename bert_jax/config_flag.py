@@ -25,17 +25,23 @@ def get() -> ConfigDict:
   Raises:
     UserError: the file cannot be loaded.
   """
-  config = _CONFIG.value
-  try:
-    config.copy_and_resolve_references()  # a file that cannot be loaded says so when it is used
-  except OSError as e:
-    raise errors.UserError(f'the config cannot be loaded: {e}') from e
-  return config
+  path = config_flags.get_config_filename(flags.FLAGS['config'])
+  if not pathlib.Path(path).is_file():  # ml_collections says so when it is used, at length
+    raise errors.UserError(f'--config={path} is no file')
+  return _CONFIG.value
 
 
 def explain(argv: list[str], error: Exception):
-  """Names the nearest field where an override is misspelt."""
+  """Says what is wrong with the file, or names the nearest field where an override is misspelt."""
   del error
   path = next((a.partition('=')[2] for a in argv if a.startswith(('--config=', '-config='))), None)
-  if path and pathlib.Path(path).is_file():
-    config_lib.check_overrides(runpy.run_path(path)['get_config'](), argv[1:])
+  if not path or not pathlib.Path(path).is_file():
+    return
+  try:
+    config = runpy.run_path(path)['get_config']()
+  except errors.UserError:
+    raise
+  except Exception as e:  # whatever the code in it does
+    what = 'it has no get_config()' if isinstance(e, KeyError) else f'{type(e).__name__}: {e}'
+    raise errors.UserError(f'--config={path} cannot be loaded: {what}') from e
+  config_lib.check_overrides(config, argv[1:])

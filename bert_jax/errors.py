@@ -68,7 +68,7 @@ def run_command(main: Callable[[list[str]], None],
     try:
       try:
         return flags.FLAGS(argv, known_only=known_only)
-      except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
+      except Exception as e:  # a config file is code, and fails as it likes
         explain(argv, e)
         raise UserError(e) from e
     except UserError as e:

@@ -164,7 +164,7 @@ def _train(config: ConfigDict, path: epath.Path):
   folder.fetch()
   workdir = folder.local  # of all but the checkpoints
   model = _start(config, workdir, checkpoint.has_checkpoint(path))
-  config_lib.check_positions(config)
+  config_lib.check_sizes(config)
   for phase in config_lib.phases_of(config):
     mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
                         config.model.num_heads)

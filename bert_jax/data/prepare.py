@@ -155,6 +155,8 @@ class Preparation:
                  f'with another {name} ({earlier.get(name)}, now {value})')
           raise UserError(f'{self.output} holds an interrupted preparation {was}: remove it or use '
                           'another folder')
+    elif self.output.exists() and not self.output.is_dir():
+      raise UserError(f'{self.output} is a file: use another --output')
     elif self.output.exists():
       others = [p.name for p in self.output.iterdir() if p.name != 'progress']
       if others:

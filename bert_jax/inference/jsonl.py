@@ -194,7 +194,8 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
   it ends in .npy or .safetensors.
   """
   if task not in TASKS:
-    raise UserError(f'--task={task!r} is unknown: use {", ".join(TASKS)}')
+    wrong = f'--task={task} is unknown: use' if task else 'give --task, one of'
+    raise UserError(f'{wrong} {", ".join(TASKS)}')
   if not model:
     raise UserError('give --model=DIR, a workdir that main has trained or a folder of convert')
   as_array = bool(output) and output.endswith(vectors.SUFFIXES)

@@ -77,7 +77,8 @@ def convert(source: str, output: str | None, to: str | None, verify_only: bool =
     return _check_sound(source)
   comparing = verify_only and output
   if not comparing and to not in FORMATS:
-    raise UserError(f'--to={to} is unknown: use {", ".join(FORMATS)}')
+    wrong = f'--to={to} is unknown: use' if to else 'give --to, one of'
+    raise UserError(f'{wrong} {", ".join(FORMATS)}')
   if not output and not verify_only:
     raise UserError('give --output=DIR, a new folder, or --verify to try a conversion only')
   directory = epath.Path(output) if output else None

@@ -64,7 +64,7 @@ def _phases(config: ConfigDict, mesh: Mesh) -> Iterator[Work]:
 
 def _check(config: ConfigDict, mesh: Mesh):
   config_lib.check(config)
-  config_lib.check_positions(config)
+  config_lib.check_sizes(config)
   for phase in config_lib.phases_of(config):
     mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
                         config.model.num_heads)

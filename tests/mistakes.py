@@ -1,0 +1,73 @@
+"""The folder in which the commands of docs/mistakes.md are typed."""
+
+import gzip
+import json
+import pathlib
+
+from bert_jax import run
+from tests import conftest
+from tests import made_tasks
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def _texts(folder: pathlib.Path):
+  (folder / 'empty.txt').write_text('')
+  (folder / 'blank.txt').write_text('\n\n \n')
+  (folder / 'binary.txt').write_bytes(b'text\n\nmore \0 text')
+  (folder / 'latin.txt').write_bytes('café\n'.encode('latin-1') * 3)
+  (folder / 'one.txt').write_text('The only document. It has two sentences.\n')
+  (folder / 'broken.jsonl').write_text('{"text": "one"}\n{"text": \n')
+  (folder / 'other.jsonl').write_text('{"body": "one"}\n')
+  whole = gzip.compress(b'text. more text.\n\n' * 500)
+  (folder / 'broken.txt.gz').write_bytes(whole[:len(whole) // 2])
+  (folder / 'deep.jsonl').write_text('{"text": ' + '[' * 100_000 + '\n')
+
+
+def _vocabularies(folder: pathlib.Path):
+  entries = made_tasks._VOCAB
+  (folder / 'vocab.txt').write_text('\n'.join(entries) + '\n')
+  (folder / 'no_mask.txt').write_text('\n'.join(x for x in entries if x != '[MASK]') + '\n')
+  (folder / 'twice.txt').write_text('\n'.join([*entries, 'good']) + '\n')
+  (folder / 'cased.txt').write_text('\n'.join([*entries[:5], *(x.upper() for x in entries[5:])]))
+  (folder / 'broken.model').write_bytes(b'no model')
+
+
+def _examples(folder: pathlib.Path):
+  made_tasks.sequences(folder / 'train.tsv', 40)
+  made_tasks.sequences(folder / 'dev.tsv', 10, seed=1)
+  (folder / 'one_class.tsv').write_text('text\tlabel\n' + 'w1 good\tyes\n' * 9)
+  (folder / 'other_label.tsv').write_text('text\tlabel\nw1 good\tperhaps\n')
+  (folder / 'header.tsv').write_text('text\tlabel\n')
+  (folder / 'no_number.tsv').write_text('text\tlabel\nw1\t1.5\nw2\tmuch\n')
+  made_tasks.tags(folder / 'tags.conll', 20)
+  (folder / 'no_tag.conll').write_text('w1 O\nw2\n')
+  (folder / 'other_tag.conll').write_text('w1 B-PLACE\n')
+  made_tasks.questions(folder / 'squad.json', 10)
+  (folder / 'no_squad.json').write_text('{"version": "1.1"}')
+  made_tasks.choices(folder / 'choices.jsonl', 10)
+  (folder / 'choice_9.jsonl').write_text('{"text": "a", "choices": ["b", "c"], "label": 9}\n')
+  (folder / 'questions.jsonl').write_text('{"question": "Who?"}\n')
+  (folder / 'texts.jsonl').write_text('{"text": "w1 [MASK] w2"}\n')
+
+
+def make(folder: pathlib.Path):
+  """Writes the files; `run` is a finished run, `model` a Hugging Face folder."""
+  (folder / 'configs').symlink_to(ROOT / 'configs')
+  (folder / 'launch').symlink_to(ROOT / 'launch')
+  (folder / 'tiny.py').symlink_to(ROOT / 'tests/tiny.py')
+  (folder / 'broken.py').write_text('def get_config(:\n')
+  (folder / 'nothing.py').write_text('x = 1\n')
+  conftest.write_corpus(folder / 'corpus.txt', conftest.make_documents(60))
+  _texts(folder)
+  _vocabularies(folder)
+  _examples(folder)
+  made_tasks.model(folder / 'model')
+  for name, content in (('gpt', {'model_type': 'gpt2', 'architectures': ['GPT2Model']}),
+                        ('no_sizes', {'model_type': 'bert'})):
+    (folder / name).mkdir()
+    (folder / name / 'config.json').write_text(json.dumps(content))
+  (folder / 'file').write_text('')
+  (folder / 'nobody').mkdir()
+  run.run(conftest.tiny_config('corpus.txt', train_steps=2, checkpoint_every=2,
+                               **{'optimizer.warmup_steps': 1}), 'run')
