@@ -22,10 +22,6 @@ from etils import epath  # noqa: E402
 
 from bert_jax import errors  # noqa: E402
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, local or gs://.')
-_ATTEMPTS = flags.DEFINE_integer('attempts', 3, 'Failures in a row at the same step.',
-                                 lower_bound=1)
-_PAUSE = flags.DEFINE_float('pause', 10, 'Seconds before the second attempt; they double.')
 _ENDS = (0, errors.EXIT_MISTAKE, errors.EXIT_INTERRUPTED)
 
 
@@ -84,11 +80,15 @@ class Supervisor:
 
 def main(argv: list[str]):
   """Flags in, one run."""
-  if not _WORKDIR.value:
+  given = flags.FLAGS
+  if not given.workdir:
     raise errors.UserError('give --config=FILE and --workdir=DIR, as for bert_jax.main')
-  command = [sys.executable, '-m', 'bert_jax.main', f'--workdir={_WORKDIR.value}', *argv[1:]]
-  sys.exit(Supervisor(command, _WORKDIR.value).run(_ATTEMPTS.value, _PAUSE.value))
+  command = [sys.executable, '-m', 'bert_jax.main', f'--workdir={given.workdir}', *argv[1:]]
+  sys.exit(Supervisor(command, given.workdir).run(given.attempts, given.pause))
 
 
 if __name__ == '__main__':
+  flags.DEFINE_string('workdir', None, 'Folder of the run, local or gs://.')
+  flags.DEFINE_integer('attempts', 3, 'Failures in a row at the same step.', lower_bound=1)
+  flags.DEFINE_float('pause', 10, 'Seconds before the second attempt; they double.')
   errors.run_command(main, known_only=True)

@@ -24,6 +24,7 @@ from tests.faults import corruption  # noqa: E402
 from tests.faults import fuzz  # noqa: E402
 from tests.faults import kills  # noqa: E402
 from tests.faults import runs  # noqa: E402
+from tests.faults import soak  # noqa: E402
 
 _OUT = flags.DEFINE_string('out', 'runs/faults', 'Folder for the trials and what they need.')
 _KINDS = flags.DEFINE_list('kinds', None, 'Some of the kinds; by default all.')
@@ -36,6 +37,7 @@ KINDS = {
     'term': (kills.term, 100, 'SIGTERM at a random moment, then resumed'),
     'corrupt': (corruption.corrupt, 200, 'a damaged file of the newest checkpoint, then restored'),
     'fuzz': (fuzz.fuzz, 50 * len(fuzz.NAMES), f'{fuzz.BATCH} mutated files for a reader'),
+    'soak': (soak.soak, 1, f'{soak.STEPS:,} steps with a checkpoint every {soak.EVERY}'),
 }
 
 

@@ -66,7 +66,8 @@ def test_a_published_model_goes_on(published, tmp_path, corpus_file, capsys):
   gone = shutil.copytree(published, tmp_path / 'gone')
   run.run(config(corpus_file, gone), str(tmp_path / 'again'))
   shutil.rmtree(gone)
-  run.run(config(corpus_file, gone, train_steps=3), str(tmp_path / 'again'))
+  run.run(config(corpus_file, gone, train_steps=3, allow_schedule_change=True),
+          str(tmp_path / 'again'))
   lines = (tmp_path / 'again' / 'metrics.jsonl').read_text().splitlines()
   assert json.loads(lines[-1])['step'] == 3
 
