@@ -1,6 +1,6 @@
 """What differs between the config of a run and the one that it is resumed with, and what it does.
 
-The rows are compared by their digest, so that files may move.
+The fields of `data` count as harmless here because the rows are compared by their digest.
 """
 
 from collections.abc import Mapping

@@ -117,5 +117,5 @@ def give_up(step: int, digest: str):
   """
   raise Failed(
       f'the loss or its gradient was not finite in {MOST_SKIPPED} steps in a row, the last of them '
-      f'step {step} (rows {digest}). The last checkpoint is sound. Likely: '
-      'optimizer.learning_rate is too high, the warmup too short, or the text broken')
+      f'step {step} (rows {digest}). Likely: optimizer.learning_rate is too high, the warmup too '
+      'short, or the text broken; newer checkpoints may hold what led to it')

@@ -37,13 +37,18 @@ def _in_saving(workdir: pathlib.Path, seconds: float) -> bool:
   return False
 
 
+def _begin(bench: Bench, kind: str, number: int):
+  """Starts the run of a trial: its randomness, layout, seconds unbroken, workdir, processes."""
+  layout, workdir = list(LAYOUTS)[number % len(LAYOUTS)], bench.folder / f'{kind} {number}'
+  _, _, seconds = bench.reference(layout)
+  shutil.rmtree(workdir, ignore_errors=True)
+  return (random.Random(f'{kind} {number}'), layout, seconds, workdir,
+          bench.start(layout, workdir))
+
+
 def kill(bench: Bench, number: int) -> Trial:
   """SIGKILL at a random moment of a run, every other time while it writes a checkpoint."""
-  rng, layout = random.Random(f'kill {number}'), list(LAYOUTS)[number % len(LAYOUTS)]
-  _, _, seconds = bench.reference(layout)
-  workdir = bench.folder / f'kill {number}'
-  shutil.rmtree(workdir, ignore_errors=True)
-  running = bench.start(layout, workdir)
+  rng, layout, seconds, workdir, running = _begin(bench, 'kill', number)
   _wait(running, rng.uniform(0, 0.95 * seconds))
   saving = number % 2 and _in_saving(workdir, seconds)
   if saving:
@@ -60,11 +65,7 @@ def kill(bench: Bench, number: int) -> Trial:
 
 def term(bench: Bench, number: int) -> Trial:
   """SIGTERM at a random moment of a run, to one of its processes."""
-  rng, layout = random.Random(f'term {number}'), list(LAYOUTS)[number % len(LAYOUTS)]
-  _, _, seconds = bench.reference(layout)
-  workdir = bench.folder / f'term {number}'
-  shutil.rmtree(workdir, ignore_errors=True)
-  running = bench.start(layout, workdir)
+  rng, layout, seconds, workdir, running = _begin(bench, 'term', number)
   # Before main runs, Python has no handler yet.
   alive = _wait(running, rng.uniform(0.35 * seconds, 0.95 * seconds))
   send([rng.choice(running)], signal.SIGTERM)

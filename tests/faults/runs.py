@@ -52,15 +52,14 @@ class Bench:
                      check=True, capture_output=True, cwd=test_commands.ROOT)
     self._known = {}
 
-  def start(self, layout: str, workdir: pathlib.Path, *more: str,
-            module: str = 'main') -> list[subprocess.Popen]:
-    """Starts a run, in a process group for each process."""
+  def start(self, layout: str, workdir: pathlib.Path, *more: str) -> list[subprocess.Popen]:
+    """Starts a run in an empty or a begun workdir."""
     processes, devices = LAYOUTS[layout]
     _, *arguments = test_commands.train(self.records, workdir, *_FLAGS, *more)
     os.environ.update(self.env)
     if processes > 1:
-      return test_processes.start(processes, workdir, module, *arguments)
-    command = test_commands.command(module, *arguments, devices=devices)
+      return test_processes.start(processes, workdir, 'main', *arguments)
+    command = test_commands.command('main', *arguments, devices=devices)
     return [subprocess.Popen(**command)]
 
   def finish(self, layout: str, workdir: pathlib.Path, *more: str) -> str:

@@ -70,6 +70,38 @@ def torch_loss(model, task, f, examples):
   return sum(w * x for w, x in zip(weights, losses)) / sum(weights)
 
 
+def torch_side(folder, task_name, settings):
+  """Their model, and AdamW with the same settings."""
+  theirs = _CLASSES[task_name].from_pretrained(
+      str(folder), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+  theirs.train()
+  named = list(theirs.named_parameters())
+  plain = [x for n, x in named if n.endswith('bias') or 'LayerNorm' in n]
+  others = [x for n, x in named if not (n.endswith('bias') or 'LayerNorm' in n)]
+  return theirs, torch.optim.AdamW(
+      [{'params': others, 'weight_decay': settings.weight_decay},
+       {'params': plain, 'weight_decay': 0.0}], eps=settings.eps)
+
+
+def compare_outputs(theirs, task_name, f, outputs):
+  """Of the first inputs of the evaluated file."""
+  with torch.inference_mode():
+    for number, x in enumerate(f.inputs[:20]):
+      if task_name == 'multiple_choice':
+        break
+      found = theirs(input_ids=torch.tensor([x.ids]), token_type_ids=torch.tensor([x.type_ids]))
+      if task_name == 'sequence_classification':
+        np.testing.assert_allclose(by_example(outputs)[number], found.logits[0], atol=1e-3)
+      elif task_name == 'token_classification':
+        tags = found.logits[0].argmax(-1).numpy()
+        assert (by_input(outputs, len(f.inputs))[number] == tags).all()
+      else:
+        ours = by_input(outputs, len(f.inputs))[number]
+        expected = torch.stack([found.start_logits[0], found.end_logits[0]], -1).numpy()
+        # What all tokens share is noise too.
+        np.testing.assert_allclose(ours - ours.mean(0), expected - expected.mean(0), atol=1e-3)
+
+
 @pytest.mark.parametrize('case', CASES)
 def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
   task_name, overrides = CASES[case]
@@ -93,15 +125,7 @@ def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
   folder = epath.Path(tmp_path) / 'with_head'
   huggingface.save(Pretrained(config_lib.bert_config(c.model), jax.device_get(state.params),
                               model.tokenizer, task_name, task.labels, job.kept['problem']), folder)
-  theirs = _CLASSES[task_name].from_pretrained(
-      str(folder), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-  theirs.train()
-  named = list(theirs.named_parameters())
-  plain = [x for n, x in named if n.endswith('bias') or 'LayerNorm' in n]
-  others = [x for n, x in named if not (n.endswith('bias') or 'LayerNorm' in n)]
-  torch_optimizer = torch.optim.AdamW(
-      [{'params': others, 'weight_decay': settings.weight_decay},
-       {'params': plain, 'weight_decay': 0.0}], eps=settings.eps)
+  theirs, torch_optimizer = torch_side(folder, task_name, settings)
   rate, f = optimizer_lib.learning_rate(settings, 12), task.train.batches.features
   losses = []
   for i in range(12):
@@ -127,19 +151,4 @@ def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
   evaluate, (split,) = state_lib.make_eval_step(task, mesh, 'dp'), task.evals
   outputs = [Output(x, jax.device_get(evaluate(state.params, mesh_lib.put_batch(x.batch, mesh)))[1])
              for x in split.batches.in_order()]
-  f = split.batches.features
-  with torch.inference_mode():
-    for number, x in enumerate(f.inputs[:20]):
-      if task_name == 'multiple_choice':
-        break
-      found = theirs(input_ids=torch.tensor([x.ids]), token_type_ids=torch.tensor([x.type_ids]))
-      if task_name == 'sequence_classification':
-        np.testing.assert_allclose(by_example(outputs)[number], found.logits[0], atol=1e-3)
-      elif task_name == 'token_classification':
-        tags = found.logits[0].argmax(-1).numpy()
-        assert (by_input(outputs, len(f.inputs))[number] == tags).all()
-      else:
-        ours = by_input(outputs, len(f.inputs))[number]
-        expected = torch.stack([found.start_logits[0], found.end_logits[0]], -1).numpy()
-        # What all tokens share is noise too.
-        np.testing.assert_allclose(ours - ours.mean(0), expected - expected.mean(0), atol=1e-3)
+  compare_outputs(theirs, task_name, split.batches.features, outputs)

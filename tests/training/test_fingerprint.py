@@ -52,7 +52,6 @@ def test_every_flipped_bit_shows():
 
 
 def test_what_moved_shows():
-  # Words of which every sum of products with the index is the same.
   x = np.zeros((4, 64), np.float32)
   x[0, 0], x[1, 0] = 1, 2
   moved = x.copy()
