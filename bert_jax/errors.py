@@ -20,6 +20,8 @@ EXIT_FAILED = 1
 EXIT_MISTAKE = 2
 EXIT_PREEMPTED = 75
 EXIT_INTERRUPTED = 130  # by Ctrl-C, as shells have it
+_STORAGE = {'the disk is full': (errno.ENOSPC, errno.EDQUOT),
+            'the disk cannot be written': (errno.EROFS, errno.EIO, errno.ESTALE)}
 
 
 class UserError(Exception):
@@ -41,16 +43,16 @@ def _end(message: str, status: int):
   os._exit(status)
 
 
-def is_disk_full(error: BaseException | None) -> bool:
-  """True if a full disk or quota caused `error`, also where a library has wrapped it in its own."""
+def storage_trouble(error: BaseException | None) -> str:
+  """What is wrong with the storage if that caused `error`, also where a library has wrapped it."""
   while error is not None:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-      return True
     text = str(error).lower()
-    if 'no space left on device' in text or 'disk quota exceeded' in text:
-      return True
+    for what, numbers in _STORAGE.items():
+      if isinstance(error, OSError) and error.errno in numbers or any(
+          os.strerror(number).lower() in text for number in numbers):
+        return what
     error = error.__cause__ or error.__context__
-  return False
+  return ''
 
 
 def run_command(main: Callable[[list[str]], None],
@@ -82,6 +84,9 @@ def run_command(main: Callable[[list[str]], None],
     signal.signal(signal.SIGTERM, stopped)  # the training loop has one of its own
     if not flags.FLAGS['verbosity'].present:
       logging.set_verbosity(logging.WARNING)  # orbax tells of every file at INFO
+      # What its threads log as an error it raises too, and then it is one line.
+      logging.get_absl_handler().addFilter(
+          lambda record: record.levelname != 'ERROR' or 'orbax' not in record.pathname)
     try:
       if len(argv) > 1 and not known_only:
         raise UserError(f'unexpected argument {argv[1]!r}: flags are written --name=value')
@@ -95,9 +100,10 @@ def run_command(main: Callable[[list[str]], None],
     except KeyboardInterrupt:
       _end('interrupted', EXIT_INTERRUPTED)
     except Exception as e:
-      if not is_disk_full(e):
+      trouble = storage_trouble(e)
+      if not trouble:
         raise
-      _end(f'the disk is full: {e}. What was complete is sound: free some space and run the same '
-           'command again', EXIT_FAILED)
+      _end(f'{trouble}: {e}. What was complete is sound: mend that and run the same command again',
+           EXIT_FAILED)
 
   app.run(guarded, flags_parser=parse)

@@ -3,7 +3,8 @@
 The weights of a short row fit into a core's own memory. There they are computed from query and key,
 dropped, used and forgotten; the backward pass computes them again, and what was dropped. What goes
 to and comes from the chip's memory is query, key, value and the result, as in flash attention (Dao
-et al. 2022, https://arxiv.org/abs/2205.14135), without its blocks.
+et al. 2022, https://arxiv.org/abs/2205.14135), without its blocks of keys. Queries are taken 128 at
+a time, in a loop: the compiler takes as long as the code is long.
 """
 
 import functools
@@ -18,6 +19,8 @@ import numpy as np
 
 from bert_jax.model.attention import MASKED
 from bert_jax.model.kernels import LANES
+
+_QUERIES = 128  # that a core takes at a time
 
 
 class _Shape(NamedTuple):
@@ -39,20 +42,22 @@ class _Shape(NamedTuple):
     return self.heads // self.per_block
 
 
-def kept(key: jax.Array, row: jax.Array, head: jax.Array, length: int, rate: float) -> jax.Array:
-  """Which weights dropout keeps: [L, L] bool of one head in one row.
+def kept(key: jax.Array, row: jax.Array, head: jax.Array, part: jax.Array, length: int,
+         rate: float) -> jax.Array:
+  """Which weights dropout keeps: [128, L] bool of some queries of one head in one row.
 
   They follow from the key and the row's place in the batch, so that every mesh drops the same.
 
   Args:
     key: [2] uint32, a threefry key.
     row, head: uint32, counted over all chips.
+    part: int32, which 128 queries of the row.
     length: L.
     rate: share that is dropped.
   """
-  half = (length // 2, length)  # two words come of each count
-  position = (jax.lax.broadcasted_iota(jnp.uint32, half, 0) * np.uint32(length)
-              + jax.lax.broadcasted_iota(jnp.uint32, half, 1))
+  half = (_QUERIES // 2, length)  # two words come of each count
+  count = part * (_QUERIES // 2) + jax.lax.broadcasted_iota(jnp.int32, half, 0)
+  position = (count * length + jax.lax.broadcasted_iota(jnp.int32, half, 1)).astype(jnp.uint32)
   where = jnp.full(half, row * np.uint32(1 << 16) + head)
   words = threefry2x32_p.bind(jnp.full(half, key[0]), jnp.full(half, key[1]), where, position)
   # 24 bits, because a TPU compares signed words only.
@@ -60,13 +65,13 @@ def kept(key: jax.Array, row: jax.Array, head: jax.Array, length: int, rate: flo
   return drawn < np.int32((1 - rate) * 2**24)
 
 
-class _Head(NamedTuple):
-  """What a core computes for one head of one row."""
+class _Part(NamedTuple):
+  """What a core computes for 128 queries of one head of one row."""
 
-  query: jax.Array  # [L, K], scaled
+  query: jax.Array  # [128, K], scaled
   key: jax.Array  # [L, K]
   value: jax.Array  # [L, K]
-  weights: jax.Array  # [L, L] float32, of the softmax
+  weights: jax.Array  # [128, L] float32, of the softmax
   dropped: jax.Array  # the same after dropout, in the dtype of the input
   keep: jax.Array | None  # what dropout keeps; None = all
 
@@ -77,48 +82,74 @@ def _dot(a, b, axes) -> jax.Array:
                              preferred_element_type=jnp.float32)
 
 
-def _head(shape: _Shape, i: int, qkv, column, line, random, rows, heads) -> _Head:
-  """Head number `i` of the block that the kernel is at."""
-  query, key, value = (qkv[0, :, (3 * i + j) * shape.width:(3 * i + j + 1) * shape.width]
-                       for j in range(3))
+def _queries(part: jax.Array) -> pl.Slice:
+  """Where the part is in a row."""
+  return pl.ds(pl.multiple_of(part * _QUERIES, _QUERIES), _QUERIES)
+
+
+def _third(shape: _Shape, i: int, j: int) -> slice:
+  """Where query (j = 0), key or value of head number `i` is in a block."""
+  return slice((3 * i + j) * shape.width, (3 * i + j + 1) * shape.width)
+
+
+def _seed(shape: _Shape, i: int, random, rows, heads) -> tuple:
+  """What dropout in head number `i` follows from: key, row and head. A loop cannot ask for it."""
+  head = heads[pl.program_id(1) * shape.per_block + i]
+  return (random[0], random[1]), rows[pl.program_id(0)], head
+
+
+def _part(shape: _Shape, i: int, part: jax.Array, seed, qkv, column, line) -> _Part:
+  """Part number `part` of head number `i` of the block that the kernel is at."""
+  query = qkv[0, _queries(part), _third(shape, i, 0)]
+  key, value = (qkv[0, :, _third(shape, i, j)] for j in (1, 2))
   query = query / jnp.sqrt(shape.width).astype(query.dtype)
   scores = _dot(query, key, (1, 1))
-  scores += jnp.where((column[0] == line[0]) & (line[0] > 0), 0.0, MASKED)
+  scores += jnp.where((column[0, _queries(part)] == line[0]) & (line[0] > 0), 0.0, MASKED)
   e = jnp.exp(scores - scores.max(-1, keepdims=True))
   weights = e / e.sum(-1, keepdims=True)
   dropped, keep = weights.astype(query.dtype), None
   if shape.rate:
-    row = rows[pl.program_id(0)]
-    head = heads[pl.program_id(1) * shape.per_block + i]
-    keep = kept((random[0], random[1]), row, head, query.shape[0], shape.rate)
+    keep = kept(*seed, part, key.shape[0], shape.rate)
     dropped = jnp.where(keep, dropped / (1 - shape.rate), 0).astype(query.dtype)
-  return _Head(query, key, value, weights, dropped, keep)
+  return _Part(query, key, value, weights, dropped, keep)
 
 
-def _forward_kernel(shape, qkv, *others):
+def _forward_kernel(shape, qkv, column, line, random, rows, heads, out):
   """One block of heads of one row."""
-  *others, out = others
   for i in range(shape.per_block):
-    head = _head(shape, i, qkv, *others)
     at = slice(i * shape.width, (i + 1) * shape.width)
-    out[0, :, at] = _dot(head.dropped, head.value, (1, 0)).astype(out.dtype)
+    seed = _seed(shape, i, random, rows, heads)
+
+    def write(number, _, i=i, at=at, seed=seed):
+      part = _part(shape, i, number, seed, qkv, column, line)
+      out[0, _queries(number), at] = _dot(part.dropped, part.value, (1, 0)).astype(out.dtype)
+
+    jax.lax.fori_loop(0, qkv.shape[1] // _QUERIES, write, None)
 
 
-def _backward_kernel(shape, qkv, *others):
+def _backward_kernel(shape, qkv, column, line, random, rows, heads, gradient, out):
   """The same for the gradients of query, key and value."""
-  *others, gradient, out = others
   for i in range(shape.per_block):
-    head = _head(shape, i, qkv, *others)
-    g = gradient[0, :, i * shape.width:(i + 1) * shape.width]
-    d_weights = _dot(g, head.value, (1, 1))
-    if head.keep is not None:
-      d_weights = jnp.where(head.keep, d_weights / (1 - shape.rate), 0)
-    d_scores = head.weights * (d_weights - (head.weights * d_weights).sum(-1, keepdims=True))
-    d_scores = d_scores.astype(g.dtype)
-    found = (_dot(d_scores, head.key, (1, 0)) / np.float32(np.sqrt(shape.width)),
-             _dot(d_scores, head.query, (0, 0)), _dot(head.dropped, g, (0, 0)))
-    for j, x in enumerate(found):
-      out[0, :, (3 * i + j) * shape.width:(3 * i + j + 1) * shape.width] = x.astype(out.dtype)
+    at = slice(i * shape.width, (i + 1) * shape.width)
+    seed = _seed(shape, i, random, rows, heads)
+
+    def write(number, total, i=i, at=at, seed=seed):
+      part = _part(shape, i, number, seed, qkv, column, line)
+      g = gradient[0, _queries(number), at]
+      d_weights = _dot(g, part.value, (1, 1))
+      if part.keep is not None:
+        d_weights = jnp.where(part.keep, d_weights / (1 - shape.rate), 0)
+      d_scores = part.weights * (d_weights - (part.weights * d_weights).sum(-1, keepdims=True))
+      d_scores = d_scores.astype(g.dtype)
+      d_query = _dot(d_scores, part.key, (1, 0)) / np.float32(np.sqrt(shape.width))
+      out[0, _queries(number), _third(shape, i, 0)] = d_query.astype(out.dtype)
+      return (total[0] + _dot(d_scores, part.query, (0, 0)),
+              total[1] + _dot(part.dropped, g, (0, 0)))
+
+    zero = jnp.zeros((qkv.shape[1], shape.width), jnp.float32)
+    found = jax.lax.fori_loop(0, qkv.shape[1] // _QUERIES, write, (zero, zero))
+    for j, x in enumerate(found, 1):
+      out[0, :, _third(shape, i, j)] = x.astype(out.dtype)
 
 
 def _block(length: int, width: int) -> pl.BlockSpec:

@@ -1,6 +1,8 @@
 """Checkpoints through orbax: sharded, asynchronous, atomic, the newest few kept, proven sound."""
 
+from collections.abc import Iterator
 from collections.abc import Mapping
+import contextlib
 import errno
 import math
 import os
@@ -13,7 +15,9 @@ import jax
 import orbax.checkpoint as ocp
 
 from bert_jax.data import storage
+from bert_jax.errors import Failed
 from bert_jax.errors import UserError
+from bert_jax.errors import storage_trouble
 from bert_jax.training import report
 from bert_jax.training import sound
 from bert_jax.training.state import TrainState
@@ -54,17 +58,24 @@ class Checkpoints:
 
     Raises:
       OSError: ENOSPC, before anything is written, if the local disk has no room for it.
+      Failed: it cannot be written, or the one before could not.
     """
     if step == self.latest():
       return
-    self._check_space(state)
-    _save(self._manager, step, _items(state))
+    with _told(self._workdir):
+      self._check_folder(state)
+      _save(self._manager, step, _items(state))
 
-  def _check_space(self, state: TrainState):
-    # Asked first, because a writer that runs out of space leaves pages of tracebacks from threads.
+  def _check_folder(self, state: TrainState):
+    """Makes the folder if it was deleted under the run; raises ENOSPC if it has no room."""
     directory = str(self._manager.directory)
     if storage.is_remote(directory):
       return
+    if not os.path.exists(directory):
+      os.makedirs(directory, exist_ok=True)
+      self._manager.reload()
+      report.print_summary([('deleted', f'{directory} was deleted under the run: it begins again')])
+    # Asked first, because a writer that runs out of space leaves pages of tracebacks from threads.
     needed = sum(shard.data.nbytes for x in jax.tree.leaves(state) for shard in x.addressable_shards
                  if shard.replica_id == 0)
     free = shutil.disk_usage(directory).free
@@ -107,12 +118,14 @@ class Checkpoints:
     report.print_summary([('damaged', f'{folder}: {damage}; it is in {target} now')])
 
   def check(self):
-    """Raises what went wrong with a save in the background, if anything has."""
-    self._manager.check_for_errors()
+    """Raises what went wrong with a save in the background, if anything has: see `save`."""
+    with _told(self._workdir):
+      self._manager.check_for_errors()
 
   def wait(self):
-    """Waits until the last save is complete; raises what went wrong with it."""
-    self._manager.wait_until_finished()
+    """Waits until the last save is complete; raises what went wrong with it: see `save`."""
+    with _told(self._workdir):
+      self._manager.wait_until_finished()
 
   def offer(self, params: Any, step: int, scores: Mapping[str, float]):
     """Keeps the parameters of `step` in `best/` if they score better than those kept there.
@@ -122,9 +135,11 @@ class Checkpoints:
 
     Raises:
       UserError: the evaluation has no such score.
+      Failed: they cannot be written.
     """
     if self._best:
-      self._best.offer(params, step, scores)
+      with _told(self._workdir):
+        self._best.offer(params, step, scores)
 
   def close(self):
     """Waits, then lets go of the folders."""
@@ -132,6 +147,18 @@ class Checkpoints:
     self._manager.close()
     if self._best:
       self._best.close()
+
+
+@contextlib.contextmanager
+def _told(workdir: epath.Path) -> Iterator[None]:
+  """Makes one line of what orbax and tensorstore say when they cannot write."""
+  try:
+    yield
+  except Exception as e:  # each part of orbax and tensorstore has errors of its own
+    if isinstance(e, UserError) or storage_trouble(e):
+      raise
+    raise Failed(f'a checkpoint cannot be written to {workdir}: {" ".join(str(e).split())[:300]}; '
+                 'what was complete is sound: run the same command again') from e
 
 
 def _items(state: TrainState) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from tests.faults import fuzz  # noqa: E402
 from tests.faults import kills  # noqa: E402
 from tests.faults import runs  # noqa: E402
 from tests.faults import soak  # noqa: E402
+from tests.faults import surroundings  # noqa: E402
 
 _OUT = flags.DEFINE_string('out', 'runs/faults', 'Folder for the trials and what they need.')
 _KINDS = flags.DEFINE_list('kinds', None, 'Some of the kinds; by default all.')
@@ -35,6 +36,8 @@ _SEED = flags.DEFINE_integer('seed', 0, 'Of the order in which trials are tried 
 KINDS = {
     'kill': (kills.kill, 100, 'SIGKILL at a random moment, then resumed'),
     'term': (kills.term, 100, 'SIGTERM at a random moment, then resumed'),
+    'surroundings': (surroundings.surroundings, 10 * len(surroundings.WAYS),
+                     f'while it runs, a disk or clock: {", ".join(surroundings.WAYS)}'),
     'corrupt': (corruption.corrupt, 200, 'a damaged file of the newest checkpoint, then restored'),
     'fuzz': (fuzz.fuzz, 50 * len(fuzz.NAMES), f'{fuzz.BATCH} mutated files for a reader'),
     'soak': (soak.soak, 1, f'{soak.STEPS:,} steps with a checkpoint every {soak.EVERY}'),

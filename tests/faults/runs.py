@@ -1,5 +1,6 @@
 """Small runs that are broken on purpose, and the unbroken ones that they are compared with."""
 
+from collections.abc import Mapping
 import json
 import os
 import pathlib
@@ -52,14 +53,16 @@ class Bench:
                      check=True, capture_output=True, cwd=test_commands.ROOT)
     self._known = {}
 
-  def start(self, layout: str, workdir: pathlib.Path, *more: str) -> list[subprocess.Popen]:
-    """Starts a run in an empty or a begun workdir."""
+  def start(self, layout: str, workdir: pathlib.Path, *more: str,
+            env: Mapping[str, str] | None = None) -> list[subprocess.Popen]:
+    """Starts a run in an empty or a begun workdir; `env` is for a run of one process."""
     processes, devices = LAYOUTS[layout]
     _, *arguments = test_commands.train(self.records, workdir, *_FLAGS, *more)
     os.environ.update(self.env)
     if processes > 1:
       return test_processes.start(processes, workdir, 'main', *arguments)
     command = test_commands.command('main', *arguments, devices=devices)
+    command['env'].update(env or {})
     return [subprocess.Popen(**command)]
 
   def finish(self, layout: str, workdir: pathlib.Path, *more: str) -> str:

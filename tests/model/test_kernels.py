@@ -107,24 +107,31 @@ WIDE = dataclasses.replace(CONFIG, hidden_size=256, num_heads=4, attention_dropo
 RATE = 0.1
 
 
-def fused_inputs():
+def fused_inputs(length=128):
   """[B, L, 3, H, K] of 4 rows and heads, and their pairs."""
-  return (jax.random.normal(jax.random.key(1), (4, 128, 3, 4, 64)),
-          jnp.asarray(packed_rows().pair_index), jax.random.key(7))
+  pair_index = jnp.repeat(jnp.asarray(packed_rows().pair_index), length // 128, axis=1)
+  return jax.random.normal(jax.random.key(1), (4, length, 3, 4, 64)), pair_index, jax.random.key(7)
+
+
+def kept(key, row, head, length, rate=RATE):
+  """Which weights are kept in a row: [L, L] bool."""
+  return jnp.concatenate([
+      fused_attention.kept(key, np.uint32(row), np.uint32(head), np.int32(part), length, rate)
+      for part in range(length // 128)])
 
 
 def fused_loss(qkv, pair_index, random, rate=RATE):
   flat = jnp.swapaxes(qkv, 2, 3).reshape(*qkv.shape[:2], -1)
-  out = kernels.fused(flat, pair_index, 64, rate, random).reshape(4, 128, 4, 64)
+  out = kernels.fused(flat, pair_index, 64, rate, random).reshape(*qkv.shape[:2], 4, 64)
   return jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)), out
 
 
-@pytest.mark.parametrize('rate', [0.0, RATE])
-def test_fused_is_the_plain_path_that_drops_the_same(rate):
-  qkv, pair_index, random = fused_inputs()
+@pytest.mark.parametrize('length, rate', [(128, 0.0), (128, RATE), (384, RATE)])
+def test_fused_is_the_plain_path_that_drops_the_same(length, rate):
+  qkv, pair_index, random = fused_inputs(length)
   words = jax.random.key_data(random)
-  keep = jnp.stack([jnp.stack([fused_attention.kept(words, np.uint32(b), np.uint32(h), 128, rate)
-                               for h in range(4)]) for b in range(4)])
+  keep = jnp.stack([jnp.stack([kept(words, b, h, length, rate) for h in range(4)])
+                    for b in range(4)])
 
   def plain(qkv):
     out = attention.dot_product_attention(
@@ -141,14 +148,14 @@ def test_fused_is_the_plain_path_that_drops_the_same(rate):
 
 def test_fused_drops_at_its_rate_and_nothing_twice():
   key = jax.random.key_data(jax.random.key(3))
-  keep = np.stack([fused_attention.kept(key, np.uint32(b), np.uint32(h), 128, RATE)
-                   for b in range(3) for h in range(3)])
+  keep = np.stack([kept(key, b, h, 256) for b in range(3) for h in range(3)])
+  keep = keep.reshape(18, 128, 256)  # each part of the queries by itself
   assert abs(keep.mean() - 0.9) < 5 * np.sqrt(0.09 / keep.size)
   for axis in (1, 2):  # by query and by key
     shares = keep.mean(axis)
-    assert abs(shares.std() - np.sqrt(0.09 / 128)) < 5e-3
+    assert abs(shares.std() - np.sqrt(0.09 / keep.shape[axis])) < 5e-3
   same = np.array([[np.mean(a == b) for a in keep] for b in keep])
-  np.testing.assert_allclose(same[~np.eye(9, dtype=bool)], 0.82, atol=5 * np.sqrt(.15 / 128**2))
+  np.testing.assert_allclose(same[~np.eye(18, dtype=bool)], 0.82, atol=5 * np.sqrt(.15 / 2**15))
 
 
 def test_fused_drops_the_same_on_every_mesh():

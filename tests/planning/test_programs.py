@@ -44,17 +44,17 @@ def test_costs_of_all_layers_follow_from_one_and_two():
   c = small_config(**{'model.num_layers': 3, 'model.scan_unroll': 3})
   work = programs.pretraining(c, Phase(10, 64, 8))
   whole = programs.train_step(work, c, mesh)
-  flops, traffic, exchanged = estimate._costs(c, work, mesh)
-  np.testing.assert_allclose(flops, whole.flops, rtol=0.01)
-  np.testing.assert_allclose(traffic, whole.traffic, rtol=0.05)
-  sent = sum(x.sent for x in exchanged)
+  found = estimate.estimate(c, work, mesh)
+  np.testing.assert_allclose(found.flops, whole.flops, rtol=0.01)
+  np.testing.assert_allclose(found.traffic, whole.traffic, rtol=0.05)
+  sent = sum(x.sent for x in found.collectives)
   parameters = sum(np.prod(x.shape) for x in jax.tree.leaves(
       jax.eval_shape(work.task.init, jax.random.key(0))))
   # Every gradient, 2 (n - 1) / n of them in float32; the token table's comes in two parts.
   np.testing.assert_allclose(sent, 4 * (parameters + 1024 * 64), rtol=0.001)
   # Forward and backward passes of the products; norms, softmax and dropout come on top.
   model_flops = flops_per_token(config_lib.bert_config(c.model), 64, work.rate) * 8 * 64
-  assert 1.0 < 2 * flops / model_flops < 1.5
+  assert 1.0 < 2 * found.flops / model_flops < 1.5
 
 
 @pytest.mark.parametrize('message', [

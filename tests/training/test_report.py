@@ -6,7 +6,7 @@ import pytest
 
 from bert_jax.data import loader
 from bert_jax.errors import UserError
-from bert_jax.errors import is_disk_full
+from bert_jax.errors import storage_trouble
 from bert_jax.training import report
 
 
@@ -53,13 +53,12 @@ def test_batches_start_at_any_step():
   assert [int(b['x'][0]) for b in found] == [5, 6, 7, 8]
 
 
-def test_a_full_disk_is_known_by_its_causes():
-  def chained():
-    try:
-      raise OSError(28, 'No space left on device')
-    except OSError as e:
-      raise ValueError('a save failed') from e
-
-  with pytest.raises(ValueError) as e:
-    chained()
-  assert is_disk_full(e.value) and not is_disk_full(ValueError('other'))
+@pytest.mark.parametrize('cause, expected', [
+    (OSError(28, 'No space left on device'), 'the disk is full'),
+    (ValueError('PERMISSION_DENIED: ... [OS error 30: EROFS Read-only file system]'),
+     'the disk cannot be written'),
+    (OSError(2, 'No such file or directory'), '')])
+def test_trouble_with_storage_is_known_by_its_causes(cause, expected):
+  error = ValueError('a save failed')
+  error.__cause__ = cause
+  assert storage_trouble(error) == expected

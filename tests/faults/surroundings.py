@@ -1,0 +1,77 @@
+"""Runs whose disk is full, read-only, slow or cleared under them, or whose clock jumps."""
+
+import pathlib
+import random
+import shutil
+import subprocess
+import sysconfig
+import time
+
+from etils import epath
+
+from bert_jax.training import sound
+from tests.faults.runs import Bench
+from tests.faults.runs import Trial
+
+_SOURCE = pathlib.Path(__file__).with_name('storage.c')
+# What a run may end with: 0 if it goes on, else it is told of. orbax gives up a save that takes
+# longer than it waits by the calendar's clock.
+WAYS = {'full': (1,), 'read-only': (1, 2), 'slow': (0,), 'clock': (0, 1), 'cleared': (0, 1)}
+_LASTS = 3  # seconds that a clock jumps or storage is slow
+
+
+def _library(folder: pathlib.Path) -> pathlib.Path:
+  path = folder / 'storage.so'
+  if not path.exists():
+    compiler = sysconfig.get_config_var('CC').split()[0]
+    subprocess.run([compiler, '-O1', '-shared', '-fPIC', '-o', path, _SOURCE, '-ldl'], check=True)
+  return path
+
+
+def _clear(rng: random.Random, workdir: pathlib.Path) -> str:
+  """Deletes the checkpoints of a run, or one of them; its name."""
+  folders = [workdir / 'checkpoints', *(workdir / 'checkpoints').glob('*')]
+  folder = rng.choice(folders)
+  shutil.rmtree(folder, ignore_errors=True)
+  return folder.name
+
+
+def _told(way: str, status: int, error: str) -> str:
+  """What is wrong with how a run ended, '' if nothing."""
+  lines = error.strip().splitlines()
+  if status not in WAYS[way]:
+    return f'exit {status}: {error[-300:]}'
+  if status and (len(lines) != 1 or not lines[0].startswith('bert_jax: ')):
+    return f'{len(lines)} lines: {lines[0][:100]} ... {lines[-1][:200]}'
+  return ''
+
+
+def surroundings(bench: Bench, number: int) -> Trial:
+  """One run: what comes, comes at a random moment; it goes again, and the run is started again."""
+  way, rng = list(WAYS)[number % len(WAYS)], random.Random(f'surroundings {number}')
+  workdir, on = bench.folder / f'surroundings {number}', bench.folder / f'on {number}'
+  _, _, seconds = bench.reference('1 device')
+  shutil.rmtree(workdir, ignore_errors=True)
+  on.unlink(missing_ok=True)
+  faults = {'LD_PRELOAD': str(_library(bench.folder)), 'FAULT': way, 'FAULT_ON': str(on),
+            'FAULT_UNDER': str(workdir)}
+  (running,) = bench.start('1 device', workdir, env=faults)
+  time.sleep(rng.uniform(0.2, 0.8) * seconds)
+  at = _clear(rng, workdir) if way == 'cleared' else ''
+  on.touch()
+  if 0 in WAYS[way]:
+    time.sleep(_LASTS)
+    on.unlink()
+  (status,), (error,) = bench.ended([running])
+  on.unlink(missing_ok=True)
+  wrong = _told(way, status, error)
+  try:
+    folder = epath.Path(workdir / 'checkpoints')
+    for step in sound.steps(folder):
+      sound.check(folder / str(step))
+  except sound.Damaged as e:
+    wrong = wrong or f'step {step}: {e}'
+  wrong = wrong or bench.finish('1 device', workdir) or bench.compare('1 device', workdir)
+  shutil.rmtree(workdir)
+  return Trial(f'{way}: {"wrong" if wrong else "told" if status else "unnoticed"}', not wrong,
+               f'{at} {error.strip()[:200]} {wrong}'.strip())
