@@ -1,5 +1,6 @@
 """SIGTERM: all processes save the same step and end with 75, a second one ends at once."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -8,7 +9,12 @@ import time
 from etils import epath
 import pytest
 
+from bert_jax import run
+from bert_jax.errors import Preempted
+from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.training import report
 from bert_jax.training import sound
+from tests import conftest
 from tests import test_commands
 from tests import test_processes
 from tests.test_processes import records  # noqa: F401
@@ -17,8 +23,8 @@ LONG = ('--config.train_steps=2000', '--config.checkpoint_every=1000', '--config
         '--config.eval_every=2000')
 
 
-def saved(workdir) -> list[int]:
-  return sound.steps(epath.Path(workdir / 'checkpoints'))
+def saved(workdir, folder='checkpoints') -> list[int]:
+  return sound.steps(epath.Path(workdir / folder))
 
 
 def test_before_the_first_step(tmp_path, corpus_file):
@@ -38,11 +44,11 @@ SIGNALS = """
 import os, signal, time
 from bert_jax.parallel import preemption
 notice = preemption.Notice()
-print(notice.reached(1))
+print(notice.reached())
 for pause in (0, 1, preemption.ONE_SIGNAL):
   time.sleep(pause)
   os.kill(os.getpid(), signal.SIGTERM)
-  print(notice.reached(2), flush=True)
+  print(notice.reached(), flush=True)
 """
 
 
@@ -51,6 +57,37 @@ def test_a_second_signal_ends_at_once():
                         capture_output=True)
   assert done.stdout.split() == ['False', 'True', 'True'] and done.returncode == 1
   assert len(done.stderr.splitlines()) == 1 and 'a second SIGTERM' in done.stderr
+
+
+def test_evaluations_are_broken_off_and_made_when_the_run_goes_on(tmp_path, corpus_file,
+                                                                  monkeypatch):
+  config = conftest.tiny_config(corpus_file, keep_best='mlm_loss', checkpoint_every=100,
+                                log_every=3)
+  run.run(config, str(tmp_path / 'unbroken'))
+  evaluate, measured = Pretraining.evaluate, []
+  told = iter([True, True, False, True, False])  # also in the evaluation of the run that goes on
+
+  def told_to_stop(self, evaluate_batch, step):
+    if next(told):
+      os.kill(os.getpid(), signal.SIGTERM)
+    return evaluate(self, lambda batch: measured.append(step) or evaluate_batch(batch), step)
+
+  monkeypatch.setattr(Pretraining, 'evaluate', told_to_stop)
+  for step in (6, 6, 12):
+    with pytest.raises(Preempted, match=f'after step {step} of 12'):
+      run.run(config, str(tmp_path / 'run'))
+    assert saved(tmp_path / 'run')[-1] == step
+  run.run(config, str(tmp_path / 'run'))
+  whole = measured.count(12) - 1  # one batch was begun in vain
+  assert whole > 1 and measured.count(6) == whole + 2
+  assert list(told) == []
+
+  def read(name):
+    return [{k: v for k, v in line.items() if k not in ('tokens_per_second', 'data_wait')}
+            for line in report.read_metrics(epath.Path(tmp_path / name / 'metrics.jsonl'))]
+
+  assert read('run') == read('unbroken')
+  assert saved(tmp_path / 'run', 'best') == saved(tmp_path / 'unbroken', 'best') != []
 
 
 @pytest.mark.parametrize('told', [0, 1])

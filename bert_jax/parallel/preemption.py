@@ -20,6 +20,10 @@ def _end_at_once():
   os._exit(EXIT_FAILED)
 
 
+class Stopped(Exception):
+  """SIGTERM was heard in the middle of something that is done again when the run goes on."""
+
+
 class Notice:
   """Listens for SIGTERM while it is open; a second one, seconds later, ends the process at once.
 
@@ -28,7 +32,7 @@ class Notice:
   """
 
   def __init__(self):
-    self._heard_at = None
+    self._heard_at, self._asked = None, 0
     self._several = jax.process_count() > 1
     # JAX has a handler of its own in each of several processes.
     self._previous = signal.getsignal(signal.SIGTERM)
@@ -41,9 +45,10 @@ class Notice:
     if now - self._heard_at > ONE_SIGNAL:
       _end_at_once()
 
-  def reached(self, step: int) -> bool:
-    """Whether to stop after `step`; every process has to ask after every step."""
-    if self._several and multihost_utils.reached_preemption_sync_point(step):
+  def reached(self) -> bool:
+    """Whether to stop here; every process has to ask at the same places."""
+    self._asked += 1  # JAX numbers the places, and agrees on the first that all can stop at
+    if self._several and multihost_utils.reached_preemption_sync_point(self._asked):
       self._hear()
       signal.signal(signal.SIGTERM, self._hear)
     return self._heard_at is not None

@@ -182,6 +182,11 @@ class FineTuning(abc.ABC):
     """This process's share of a step's batch."""
     return self._share(self.train.batches.batch(step))
 
+  @property
+  def has_held_out(self) -> bool:
+    """Whether there are files to evaluate."""
+    return bool(self.evals)
+
   def evaluate(self, evaluate_batch: Callable[[Batch], Any], step: int) -> dict[str, float]:
     """The mean loss and the scores of every file."""
     del step

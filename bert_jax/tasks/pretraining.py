@@ -118,9 +118,14 @@ class Pretraining:
     rate = self.masking.rate_at(step, sum(p.steps for p in self.phases))
     return Batch(rows, np.full(rows.row.shape, rate, np.float32))
 
+  @property
+  def has_held_out(self) -> bool:
+    """Whether there are held-out rows."""
+    return bool(self.eval_rows)
+
   def evaluate(self, evaluate_batch: Callable[[Batch], Metrics], step: int) -> dict[str, float]:
     """Means over the held-out rows at the length of the last step trained, with fixed masks."""
-    if not self.eval_rows:
+    if not self.has_held_out:
       return {}
     index, phase, _ = self.phases.locate(max(step - 1, 0))
     share = self.feed.rows(phase.batch_size)

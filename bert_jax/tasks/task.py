@@ -18,6 +18,10 @@ class Task(Protocol):
   model: nn.Module
   objectives: Mapping[str, float]  # weight of each metric that is a loss in the total
 
+  @property
+  def has_held_out(self) -> bool:
+    """Whether there is anything to evaluate."""
+
   def init(self, key: jax.Array) -> Any:
     """Parameters, boxed with their logical axes."""
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence
-import functools
 import math
 import time
 from typing import Any
@@ -89,7 +88,8 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
   first_feeder = mesh_lib.feed(mesh).first
 
   # ---- where to start: an own checkpoint wins over init_from, which wins over a fresh start -----
-  if checkpoints.latest() == train_steps:
+  if checkpoints.latest() == train_steps and (
+      not task.has_held_out or report_lib.is_evaluated(workdir.local, train_steps)):
     checkpoints.close()
     report_lib.print_summary([
         ('finished', f'{workdir} holds the whole run of {train_steps} steps')])
@@ -125,8 +125,29 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
       health_lib.give_up(last, *global_digests([batch_digest(task.rows(last - 1))], first_feeder))
     began, timed_from, batches.waited = time.monotonic(), step, 0.0
 
-  def evaluate(params, batch):
-    return eval_step(params, mesh_lib.put_batch(batch, mesh))
+  def evaluates(done):
+    return task.has_held_out and (done == train_steps or done % config.eval_every == 0)
+
+  def evaluate(params, done):
+    """False if SIGTERM broke it off: then it is made when the run goes on."""
+    def measure(batch):
+      if notice.reached():
+        raise preemption.Stopped
+      return eval_step(params, mesh_lib.put_batch(batch, mesh))
+
+    try:
+      scores = task.evaluate(measure, done)
+    except preemption.Stopped:
+      return False
+    report.evaluation(done, scores)
+    report.warn(done, health.evaluation(done, scores))
+    checkpoints.offer(params, done, scores)
+    return True
+
+  def stop(done):
+    checkpoints.wait()
+    raise Preempted(f'stopped by SIGTERM after step {done} of {train_steps}, everything is '
+                    'saved: run the same command to go on')
 
   health = health_lib.Health(train_steps)
   profiler = profile.Profiler(config.profile_steps, workdir.local / 'tensorboard')
@@ -134,6 +155,10 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
       loader.batches(task.rows, first_step, train_steps, config.data.loader_workers),
       idle=lambda: not window or all(x.is_ready() for x in jax.tree.leaves(window[-1])))
   try:
+    if (first_step and evaluates(first_step)
+        and not report_lib.is_evaluated(workdir.local, first_step)
+        and not evaluate(state.params, first_step)):
+      stop(first_step)
     for step, batch in enumerate(batches, first_step):
       if config.log_batch_digest:
         digests.append(batch_digest(batch))
@@ -151,30 +176,23 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
       if step == first_step:
         jax.block_until_ready(metrics)
         began, timed_from, batches.waited = time.monotonic(), done, 0.0
-      at_end, stopping = done == train_steps, notice.reached(done)
-      saves = done % config.checkpoint_every == 0 or at_end or stopping
-      evaluates = at_end or (done % config.eval_every == 0 and not stopping)
-      if done % config.log_every == 0 or saves or evaluates:
+      stopping = notice.reached()
+      saves = done % config.checkpoint_every == 0 or done == train_steps
+      pauses = saves or evaluates(done) or stopping
+      if done % config.log_every == 0 or pauses:
         due, window, digests = (done, window, digests), [], []
-      if saves or evaluates:  # a checkpoint comes after its metrics: a kill loses neither
+      if pauses:  # a checkpoint comes after its metrics: a kill loses neither
         log(*due)
         due = None
-      if evaluates:
-        scores = task.evaluate(functools.partial(evaluate, state.params), done)
-        report.evaluation(done, scores)
-        report.warn(done, health.evaluation(done, scores))
-        checkpoints.offer(state.params, done, scores)
-      if saves or evaluates:
+        if evaluates(done) and not stopping:
+          stopping = not evaluate(state.params, done)
         report.flush()
         workdir.push()
-      if saves:
-        checkpoints.save(state, done)
-      if saves or evaluates:
+        if saves or stopping:
+          checkpoints.save(state, done)
+        if stopping:
+          stop(done)
         began = time.monotonic()
-      if stopping and not at_end:
-        checkpoints.wait()
-        raise Preempted(f'stopped by SIGTERM after step {done} of {train_steps}, everything is '
-                        'saved: run the same command to go on')
     checkpoints.close()
   finally:
     profiler.close()

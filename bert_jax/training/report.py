@@ -1,6 +1,7 @@
 """What a person sees of a run: summary, progress bar, metrics.jsonl, TensorBoard, curves.png."""
 
 from collections.abc import Iterable
+from collections.abc import Iterator
 import json
 import math
 import time
@@ -13,6 +14,7 @@ from tqdm import auto as tqdm
 
 from bert_jax.data.prepare import print_lines
 from bert_jax.errors import UserError
+from bert_jax.parallel import processes
 
 # Of a fine-tuning run.
 _DRAWN = ('loss', 'accuracy', 'f1', 'matthews', 'pearson', 'spearman', 'exact_match')
@@ -24,6 +26,25 @@ def print_summary(lines: Iterable[tuple[str, str]]):
     print_lines(lines)
 
 
+def _readable(path: epath.Path) -> Iterator[tuple[str, dict[str, Any]]]:
+  """The lines of metrics.jsonl that are whole, as text and as what they say."""
+  for line in path.read_text().splitlines() if path.exists() else ():
+    try:
+      found = json.loads(line)
+      if isinstance(found['step'], int):
+        yield line, found
+    except (json.JSONDecodeError, KeyError, TypeError):
+      continue  # cut short by a kill
+
+
+def is_evaluated(workdir: epath.Path, step: int) -> bool:
+  """Whether metrics.jsonl has the evaluation after `step`; all processes ask what the first has."""
+  here = not jax.process_index() and any(
+      found['step'] == step and any(name.startswith('eval_') for name in found)
+      for _, found in _readable(workdir / 'metrics.jsonl'))
+  return processes.anywhere(here)
+
+
 def truncate_metrics(path: epath.Path, step: int):
   """Cuts metrics.jsonl back to the lines up to `step`: what came after is made again.
 
@@ -31,13 +52,7 @@ def truncate_metrics(path: epath.Path, step: int):
   """
   if not path.exists():
     return
-  kept = []
-  for line in path.read_text().splitlines():
-    try:
-      if json.loads(line)['step'] <= step:
-        kept.append(line + '\n')
-    except (json.JSONDecodeError, KeyError, TypeError):
-      continue
+  kept = [line + '\n' for line, found in _readable(path) if found['step'] <= step]
   partial = path.parent / (path.name + '.partial')
   partial.write_text(''.join(kept))
   partial.replace(path)
