@@ -6,6 +6,7 @@ import re
 import shutil
 
 from absl import flags
+from etils import epath
 import jax
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import bert_jax
 from bert_jax import run
 from bert_jax.errors import UserError
 from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.training import sound
 from tests import conftest
 
 
@@ -98,6 +100,24 @@ def test_a_resumed_run_says_what_changed(finished, corpus_file, tmp_path, capsys
       'sharding=tp (now dp)', 'train_steps=12 (now 14)']
   assert [x['step'] for x in lines(tmp_path / 'run') if 'loss' in x][-3:] == [12, 13, 14]
   assert json.loads((tmp_path / 'run/run.json').read_text())['config']['train_steps'] == 14
+
+
+@pytest.mark.parametrize('name', ['muon', pytest.param('lamb', marks=pytest.mark.slow),
+                                  pytest.param('stable_adamw', marks=pytest.mark.slow)])
+def test_every_optimiser_is_sharded_and_resumes(corpus_file, tmp_path, name):
+  def train():
+    run.run(conftest.tiny_config(corpus_file, sharding='fsdp_tp', **{
+        'mesh.model': 2, 'optimizer.name': name, 'optimizer.decay_ratio': 0.5}),
+            str(tmp_path / 'run'))
+
+  train()
+  checkpoints = epath.Path(tmp_path / 'run/checkpoints')
+  whole = sound.description(checkpoints / '12')['arrays']
+  (checkpoints / '12').rmtree()
+  train()
+  assert sound.description(checkpoints / '12')['arrays'] == whole
+  training = [line['mlm_loss'] for line in lines(tmp_path / 'run') if 'mlm_loss' in line]
+  assert training[-1] < training[0]
 
 
 def test_two_phases_and_microbatches(tmp_path, corpus_file, monkeypatch):

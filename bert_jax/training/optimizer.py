@@ -1,4 +1,4 @@
-"""AdamW as BERT used it, through optax: warmup, linear decay, clipping, and what is not decayed."""
+"""AdamW as BERT used it, and what came after it, through optax: schedule, clipping, decay."""
 
 import dataclasses
 from typing import NamedTuple
@@ -8,19 +8,25 @@ import jax.numpy as jnp
 import optax
 
 from bert_jax.errors import UserError
+from bert_jax.training import directions
 from bert_jax.training import layerwise
 
-NAMES = ('adamw', 'bert_adamw')
+NAMES = ('adamw', 'bert_adamw', 'lamb', 'stable_adamw', 'muon')
+DECAYS = ('linear', '1-sqrt')
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
   """The optimiser and its schedule."""
 
-  name: str = 'adamw'  # adamw, or bert_adamw: google-research/bert's, without bias correction
+  # adamw; bert_adamw: google-research/bert's, without bias correction; for large batches lamb,
+  # stable_adamw (with clip_norm=0), muon.
+  name: str = 'adamw'
   learning_rate: float = 1e-4  # the peak
   warmup_steps: int = 10_000
   warmup_ratio: float = 0.0  # of all steps; instead of warmup_steps
+  decay: str = 'linear'  # how the rate falls to 0: linear, 1-sqrt
+  decay_ratio: float = 1.0  # of what follows the warmup; below 1 the rate stays at its peak before
   b1: float = 0.9
   b2: float = 0.999
   eps: float = 1e-8  # google-research/bert: 1e-6
@@ -33,7 +39,9 @@ class OptimizerConfig:
   def __post_init__(self):
     if self.name not in NAMES:
       raise UserError(f'optimizer.name={self.name!r} is unknown: use {", ".join(NAMES)}')
-    for name in ('learning_rate', 'eps'):
+    if self.decay not in DECAYS:
+      raise UserError(f'optimizer.decay={self.decay!r} is unknown: use {", ".join(DECAYS)}')
+    for name in ('learning_rate', 'eps', 'decay_ratio'):
       if not getattr(self, name) > 0:
         raise UserError(f'optimizer.{name}={getattr(self, name)} must be positive')
     for name in ('warmup_steps', 'weight_decay', 'clip_norm'):
@@ -42,7 +50,7 @@ class OptimizerConfig:
     for name in ('b1', 'b2'):
       if not 0 <= getattr(self, name) < 1:
         raise UserError(f'optimizer.{name}={getattr(self, name)} must lie in [0, 1)')
-    for name in ('warmup_ratio', 'layer_decay'):
+    for name in ('warmup_ratio', 'layer_decay', 'decay_ratio'):
       if not 0 <= getattr(self, name) <= 1:
         raise UserError(f'optimizer.{name}={getattr(self, name)} must lie in [0, 1]')
     if self.warmup_ratio and self.warmup_steps:
@@ -55,10 +63,14 @@ class OptimizerConfig:
 
 
 def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
-  """peak * min(t / warmup, (T - t) / (T - warmup)): up to the peak, then down to 0 at the end.
+  """peak * min(t / warmup, 1, (T - t) / (T - S)): up to the peak, then down to 0 at the end.
+
+  S, where the rate begins to fall, is the end of the warmup, as published, or comes later: the
+  schedule that is called warmup-stable-decay. With 1-sqrt the rate falls from there as
+  1 - sqrt((t - S) / (T - S)) (Haegele et al. 2024, arXiv:2405.18392).
 
   Args:
-    config: the peak and the warmup.
+    config: the peak, the warmup and the decay.
     train_steps: T.
 
   Returns:
@@ -72,11 +84,15 @@ def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
     raise UserError(f'optimizer.warmup_steps={warmup} leaves nothing of the {train_steps} training '
                     'steps: make the run longer or the warmup shorter')
 
+  start = train_steps - config.decay_ratio * (train_steps - warmup)
+
   def schedule(t):
     t = jnp.asarray(t, jnp.float32)
-    decay = (train_steps - t) / (train_steps - warmup)
-    rise = t / warmup if warmup else decay
-    return config.learning_rate * jnp.maximum(jnp.minimum(rise, decay), 0.0)
+    decay = (train_steps - t) / (train_steps - start)
+    if config.decay == '1-sqrt':
+      decay = 1 - jnp.sqrt(jnp.maximum(1 - decay, 0.0))
+    rise = t / warmup if warmup else 1.0
+    return config.learning_rate * jnp.clip(jnp.minimum(rise, decay), 0.0, 1.0)
 
   return schedule
 
@@ -117,12 +133,24 @@ def decays(params) -> dict:
       decayed, params, is_leaf=lambda x: not isinstance(x, dict))
 
 
+def _direction(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  """From gradients to updates, with weight decay, before the rate."""
+  moments = dict(b1=config.b1, b2=config.b2, eps=config.eps)
+  decay = optax.add_decayed_weights(config.weight_decay, mask=decays)
+  adam = optax.scale_by_adam(**moments)
+  return {
+      'adamw': lambda: [adam, decay],
+      'bert_adamw': lambda: [scale_by_uncorrected_adam(**moments), decay],
+      # As its authors have it, what is not decayed is not adapted either.
+      'lamb': lambda: [adam, decay, optax.masked(directions.trust_ratio(), decays)],
+      'stable_adamw': lambda: [directions.stable_adam(**moments, decay=decay)],
+      'muon': lambda: [directions.muon(adam), decay]}[config.name]()
+
+
 def make_optimizer(config: OptimizerConfig, train_steps: int) -> optax.GradientTransformation:
   """Clip, Adam, decay the matrices, scale by the schedule (Loshchilov and Hutter 2019, AdamW)."""
-  adam = {'adamw': optax.scale_by_adam, 'bert_adamw': scale_by_uncorrected_adam}[config.name]
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
-  steps = [clip, adam(b1=config.b1, b2=config.b2, eps=config.eps),
-           optax.add_decayed_weights(config.weight_decay, mask=decays)]
+  steps = [clip, *_direction(config)]
   if config.frozen_layers >= 0:  # before clipping too: they do not count in the norm
     steps = [layerwise.freeze(config.frozen_layers), *steps, layerwise.freeze(config.frozen_layers)]
   if config.layer_decay != 1:

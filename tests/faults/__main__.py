@@ -1,10 +1,11 @@
 """Breaks runs and checkpoints on purpose: python -m tests.faults --out=runs/faults
 
 Appends a line for each trial to OUT/trials.jsonl, goes on where it was, and ends in a table. All of
-it takes hours; --minutes=10 takes so much of it as fits, chosen by --seed.
+it takes hours; --minutes=10 takes as many trials of each short kind as fit, chosen by --seed.
 """
 
 import collections
+import itertools
 import json
 import os
 import pathlib
@@ -61,11 +62,14 @@ def main(_):
   ledger, began = bench.folder / 'trials.jsonl', time.monotonic()
   lines = [json.loads(x) for x in ledger.read_text().splitlines()] if ledger.exists() else []
   tried = {(line['kind'], line['number']) for line in lines}
-  todo = [(kind, number) for kind in _KINDS.value or KINDS for number in range(KINDS[kind][1])
-          if (kind, number) not in tried]
-  if _MINUTES.value:
-    random.Random(_SEED.value).shuffle(todo)
-  for kind, number in todo:
+  todo = {kind: [(kind, number) for number in range(KINDS[kind][1]) if (kind, number) not in tried]
+          for kind in _KINDS.value or KINDS}
+  if _MINUTES.value:  # in turn
+    for trials in todo.values():
+      random.Random(_SEED.value).shuffle(trials)
+    turns = itertools.zip_longest(*(todo[kind] for kind in todo if KINDS[kind][1] > 1))
+    todo = {'all': [trial for turn in turns for trial in turn if trial]}
+  for kind, number in itertools.chain(*todo.values()):
     if _MINUTES.value and time.monotonic() - began > 60 * _MINUTES.value:
       break
     started = time.monotonic()

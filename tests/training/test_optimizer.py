@@ -23,6 +23,15 @@ def test_schedule_without_warmup():
   assert [float(rate(t)) for t in range(5)] == [2.0, 1.5, 1.0, 0.5, 0.0]
 
 
+@pytest.mark.parametrize('decay, shares', [
+    ('linear', {60: 1.0, 70: 0.75, 90: 0.25}), ('1-sqrt', {60: 1.0, 70: 0.5, 90: 1 - 0.75**0.5})])
+def test_warmup_stable_decay(decay, shares):
+  config = OptimizerConfig(learning_rate=2.0, warmup_steps=20, decay=decay, decay_ratio=0.5)
+  rate = optimizer_lib.learning_rate(config, 100)
+  for t, share in {0: 0.0, 5: 0.25, 20: 1.0, 40: 1.0, 100: 0.0, **shares}.items():
+    np.testing.assert_allclose(float(rate(t)), 2 * share, atol=1e-6)
+
+
 def test_warmup_must_end_before_the_run():
   with pytest.raises(UserError, match='warmup_steps=10'):
     optimizer_lib.learning_rate(OptimizerConfig(warmup_steps=10), 10)
@@ -72,7 +81,88 @@ def test_updates_follow_the_formulas(name, eps):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), params, expected)
 
 
-@pytest.mark.parametrize('wrong', [dict(name='sgd'), dict(learning_rate=0.0), dict(b2=1.0),
+def stacked_params():
+  """Two layers, stacked, and a head; and the same with the layers apart."""
+  draw = lambda *shape: jnp.asarray(np.random.default_rng(shape).normal(size=shape), jnp.float32)
+  layers = {'up': {'kernel': draw(2, 8, 6), 'bias': draw(2, 6)}, 'norm': {'scale': draw(2, 6)}}
+  layers['up']['kernel'] *= jnp.array([0.1, 10.0])[:, None, None]  # unlike each other
+  head = {'kernel': draw(6, 3), 'bias': draw(3)}
+  apart = {str(i): jax.tree.map(lambda x, i=i: x[i], layers) for i in range(2)}
+  return {'layers': layers, 'head': head}, {**apart, 'head': head}
+
+
+def stepped(optimizer, params, count=3):
+  """The parameters after some updates by gradients that follow from them."""
+  state = optimizer.init(params)
+  for i in range(count):
+    grads = jax.tree.map(lambda x, i=i: jnp.sin(5 * x + i) * 3**i, params)
+    updates, state = optimizer.update(grads, state, params)
+    params = optax.apply_updates(params, updates)
+  return params
+
+
+def assert_layers_equal(found, apart):
+  found = {**{str(i): jax.tree.map(lambda x, i=i: x[i], found['layers']) for i in range(2)},
+           'head': found['head']}
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), found, apart)
+
+
+PLAIN = dict(learning_rate=0.1, warmup_steps=0, clip_norm=0.0, weight_decay=0.3)
+
+
+def test_lamb_takes_each_layer_by_itself():
+  stacked, apart = stacked_params()
+  rate = optimizer_lib.learning_rate(OptimizerConfig(**PLAIN), 10)
+  expected = optax.chain(
+      optax.scale_by_adam(), optax.add_decayed_weights(0.3, optimizer_lib.decays),
+      optax.masked(optax.scale_by_trust_ratio(), optimizer_lib.decays),
+      optax.scale_by_learning_rate(rate))
+  found = optimizer_lib.make_optimizer(OptimizerConfig('lamb', **PLAIN), 10)
+  assert_layers_equal(stepped(found, stacked), stepped(expected, apart))
+
+
+def test_stable_adamw_follows_its_algorithm_for_each_layer():
+  stacked, apart = stacked_params()
+  config = OptimizerConfig('stable_adamw', **PLAIN, b2=0.5)
+  found = stepped(optimizer_lib.make_optimizer(config, 10), stacked)
+  params = jax.tree.map(lambda x: np.asarray(x, np.float64), apart)
+  decays, slowed = optimizer_lib.decays(params), []
+  m = v = jax.tree.map(np.zeros_like, params)
+  for t in range(3):
+    grads = jax.tree.map(lambda x, t=t: np.sin(5 * x + t) * 3**t, params)
+    m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, grads)
+    v = jax.tree.map(lambda v, g: 0.5 * v + 0.5 * g * g, v, grads)
+
+    def update(p, m, v, g, decayed, t=t):
+      m, v = m / (1 - 0.9**(t + 1)), v / (1 - 0.5**(t + 1))
+      slowed.append(max(1, np.sqrt(np.mean(g * g / np.maximum(v, 1e-16)))))
+      rate = 0.1 * (10 - t) / 10 / slowed[-1]
+      return p - rate * (0.3 * decayed * p + m / (np.sqrt(v) + 1e-8))
+
+    params = jax.tree.map(update, params, m, v, grads, decays)
+  assert max(slowed) > 1.2 and min(slowed) == 1
+  assert_layers_equal(found, params)
+
+
+def test_muon_orthogonalises_the_matrices_of_each_layer():
+  stacked, _ = stacked_params()
+  config = OptimizerConfig('muon', **PLAIN | dict(weight_decay=0.0))
+  found = stepped(optimizer_lib.make_optimizer(config, 10), stacked, count=1)
+  adam = stepped(optimizer_lib.make_optimizer(
+      OptimizerConfig('adamw', **PLAIN | dict(weight_decay=0.0)), 10), stacked, count=1)
+  moved = np.asarray(stacked['layers']['up']['kernel'] - found['layers']['up']['kernel'])
+  for layer in moved:
+    values = np.linalg.svd(layer, compute_uv=False) / (0.1 * 0.2 * np.sqrt(8))
+    assert values.min() > 0.6 and values.max() < 1.3  # what Newton and Schulz leave after 5 steps
+  for name in ('head', 'layers'):
+    left, right = found[name], adam[name]
+    if name == 'layers':
+      left, right = ({**x, 'up': x['up']['bias']} for x in (left, right))
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+@pytest.mark.parametrize('wrong', [dict(name='sgd'), dict(decay='cosine'), dict(decay_ratio=0.0),
+                                   dict(decay_ratio=1.5), dict(learning_rate=0.0), dict(b2=1.0),
                                    dict(warmup_steps=-1), dict(accumulation=0)])
 def test_wrong_optimizers_are_refused(wrong):
   with pytest.raises(UserError, match=next(iter(wrong))):

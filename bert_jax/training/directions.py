@@ -1,0 +1,84 @@
+"""Directions of an update besides Adam's: LAMB, StableAdamW and Muon.
+
+They compare or transform whole matrices, and the layers of the encoder are stacked, [N, ...]: each
+of them works on every layer by itself.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from optax import contrib
+
+
+def _is_stacked(path: tuple) -> bool:
+  return any(key.key == 'layers' for key in path if hasattr(key, 'key'))
+
+
+def _each_layer(function: Callable[..., jax.Array], *trees: Any) -> Any:
+  """The function of the leaves, and of each layer of those that are stacked."""
+  def change(path, *leaves):
+    return (jax.vmap(function) if _is_stacked(path) else function)(*leaves)
+
+  return jax.tree_util.tree_map_with_path(change, *trees)
+
+
+def trust_ratio() -> optax.GradientTransformation:
+  """Scales each update to the norm of its parameter: LAMB (You et al. 2020, arXiv:1904.00962)."""
+  ratio = optax.scale_by_trust_ratio()
+
+  def update(updates, params):
+    return _each_layer(lambda u, p: ratio.update(u, optax.EmptyState(), p)[0], updates, params)
+
+  return optax.stateless(update)
+
+
+def stable_adam(b1: float, b2: float, eps: float,
+                decay: optax.GradientTransformation) -> optax.GradientTransformation:
+  """Adam and decay, smaller where Adam's second moment lags behind the gradient.
+
+  The update of a matrix is divided by max(1, RMS(g / sqrt(v))): StableAdamW (Wortsman et al. 2023,
+  arXiv:2304.13013, algorithm 2), which takes the place of clipping.
+  """
+  steps = optax.chain(optax.scale_by_adam(b1=b1, b2=b2, eps=eps), decay)
+
+  def update(grads, state, params):
+    updates, state = steps.update(grads, state, params)
+    second = optax.tree.bias_correction(state[0].nu, b2, state[0].count)
+
+    def stabilise(update, g, v):
+      rms = jnp.sqrt(jnp.mean(g * g / jnp.maximum(v, eps**2)))
+      return update / jnp.maximum(1, rms)
+
+    return _each_layer(stabilise, updates, grads, second), state
+
+  return optax.GradientTransformation(steps.init, update)
+
+
+def muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
+  """The matrices of the encoder's layers orthogonalised, `adam` for everything else.
+
+  Muon (Jordan et al. 2024) through optax, its updates of the size that Adam's have, so that both
+  take the same rate and decay (Liu et al. 2025, arXiv:2502.16982). Query, key and value are one
+  matrix, as they are stored.
+  """
+
+  def matrices(updates):
+    return jax.tree.map(lambda _: contrib.MuonDimensionNumbers(-2, -1), updates)
+
+  def label(path, _):
+    return 'muon' if _is_stacked(path) and path[-1].key.endswith('kernel') else 'adam'
+
+  def labels(params):  # boxes (their logical axes) are leaves here
+    return jax.tree_util.tree_map_with_path(
+        label, params, is_leaf=lambda x: not isinstance(x, dict))
+
+  def to_adams_size(updates, params):
+    del params
+    return jax.tree.map(lambda x: 0.2 * max(x.shape[-2:])**0.5 * x, updates)
+
+  orthogonal = optax.chain(contrib.scale_by_muon(weight_dimension_numbers=matrices),
+                           optax.stateless(to_adams_size))
+  return optax.partition({'muon': orthogonal, 'adam': adam}, labels)
