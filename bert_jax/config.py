@@ -107,8 +107,8 @@ def pretraining(size: str) -> ConfigDict:
   c.data.text_column = 'text'  # of JSON objects or a tfds data set
   c.data.language = 'en'  # for splitting into sentences (ISO 639); words too in zh
   c.data.lines_are_sentences = False  # True = the text is split already
-  c.data.tokenizer = 'wordpiece'  # what to train: wordpiece or sentencepiece
-  c.data.lowercase = True  # lower-case the text and strip its accents (WordPiece)
+  c.data.tokenizer = 'wordpiece'  # what to train: wordpiece, sentencepiece, bpe (of bytes)
+  c.data.lowercase = True  # lower-case the text and strip its accents (WordPiece alone strips)
   c.data.heldout = 0.02  # share of the documents that is kept for evaluation (10,000 at most)
   c.masking = ConfigDict(dataclasses.asdict(MaskingConfig()))
   return c.lock()

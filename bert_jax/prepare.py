@@ -16,8 +16,8 @@ _TEXT_COLUMN = flags.DEFINE_string('text_column', 'text', 'Of JSON objects or a 
 _LANGUAGE = flags.DEFINE_string('language', 'en', 'For splitting into sentences (ISO 639); zh also '
                                 'splits into words.')
 _LINES = flags.DEFINE_bool('lines_are_sentences', False, 'The text is split already.')
-_TOKENIZER = flags.DEFINE_string('tokenizer', 'wordpiece', 'What to train: wordpiece or '
-                                 'sentencepiece.')
+_TOKENIZER = flags.DEFINE_string('tokenizer', 'wordpiece', 'What to train: wordpiece, '
+                                 'sentencepiece or bpe.')
 _LOWERCASE = flags.DEFINE_bool('lowercase', True, 'Lower-case the text and strip its accents.')
 _HELDOUT = flags.DEFINE_float('heldout', 0.02, 'Share of the documents kept for evaluation, 10,000 '
                               'documents at most.')

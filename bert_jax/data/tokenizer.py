@@ -1,6 +1,6 @@
-"""Tokenisers: WordPiece through `tokenizers`, SentencePiece through `sentencepiece`.
+"""Tokenisers: WordPiece through `tokenizers`, SentencePiece through `sentencepiece`; BPE: `bpe.py`.
 
-Both offer the same few things. Text of a corpus is encoded without parsing special tokens: a
+All offer the same few things. Text of a corpus is encoded without parsing special tokens: a
 "[MASK]" that somebody wrote is text. Only fill_mask asks for them to be parsed.
 """
 
@@ -20,6 +20,7 @@ from tokenizers import normalizers
 from tokenizers import pre_tokenizers
 from tokenizers import processors
 
+from bert_jax.data import bpe
 from bert_jax.data import storage
 from bert_jax.errors import UserError
 
@@ -300,8 +301,8 @@ def _vocab_of_json(path: epath.Path) -> list[str]:
   """The entries of a WordPiece tokenizer.json, in the order of their ids."""
   model = storage.read_json(path).get('model') or {}
   if model.get('type') != 'WordPiece' or not isinstance(model.get('vocab'), dict):
-    raise UserError(f'{path} is of type {model.get("type")!r}: BERT needs WordPiece, or a '
-                    'SentencePiece model as spiece.model')
+    raise UserError(f'{path} is of type {model.get("type")!r}: known are WordPiece and BPE, and '
+                    'SentencePiece as spiece.model')
   return _checked_vocab(sorted(model['vocab'], key=model['vocab'].get), path)
 
 
@@ -309,7 +310,8 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
   """Loads a vocabulary file (vocab.txt), a SentencePiece model (*.model), or a folder with either.
 
   Args:
-    path: the file or the folder; in a folder tokenizer.json serves too.
+    path: the file or the folder; in a folder tokenizer.json, or vocab.json and merges.txt of a
+      byte-level BPE, serve too.
     lowercase: of a WordPiece vocabulary; None = what its folder's tokenizer_config.json says.
 
   Raises:
@@ -318,11 +320,15 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
   path, settings = epath.Path(path), {}
   if path.is_dir():
     directory = path
-    settings = _settings(directory)
     found = [directory / name for name in ('vocab.txt', 'spiece.model', 'tokenizer.json')
              if (directory / name).exists()]
+    if not found or found[0].suffix == '.json':
+      byte_level = bpe.load(directory)
+      if byte_level:
+        return byte_level
     if not found:
       raise UserError(f'{directory} holds neither vocab.txt nor spiece.model nor tokenizer.json')
+    settings = _settings(directory)
     path = found[0]
   if path.suffix == '.model':
     try:

@@ -10,13 +10,14 @@ import numpy as np
 import sentencepiece
 from tokenizers import trainers
 
+from bert_jax.data import bpe
 from bert_jax.data.tokenizer import SPECIAL_TOKENS
 from bert_jax.data.tokenizer import SentencePiece
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.data.tokenizer import WordPiece
 from bert_jax.errors import UserError
 
-KINDS = ('wordpiece', 'sentencepiece')
+KINDS = ('wordpiece', 'sentencepiece', 'bpe')
 
 
 def _train_wordpiece(texts: Callable[[], Iterable[str]], vocab_size: int,
@@ -42,7 +43,7 @@ def train(kind: str, texts: Callable[[], Iterable[str]], vocab_size: int,
   """Trains a vocabulary of at most `vocab_size` entries, special tokens included.
 
   Args:
-    kind: wordpiece or sentencepiece.
+    kind: wordpiece, sentencepiece, or bpe for the byte-level one.
     texts: reads the sentences from the start each time it is called.
     vocab_size: V.
     lowercase: lower-case the text (and strip its accents, for WordPiece).
@@ -51,11 +52,13 @@ def train(kind: str, texts: Callable[[], Iterable[str]], vocab_size: int,
     UserError: an unknown kind, a size that cannot be, or too little text for it.
   """
   if kind not in KINDS:
-    raise UserError(f'data.tokenizer={kind!r} is unknown: use {" or ".join(KINDS)}')
+    raise UserError(f'data.tokenizer={kind!r} is unknown: use {", ".join(KINDS)}')
   if vocab_size <= len(SPECIAL_TOKENS):
     raise UserError(f'model.vocab_size={vocab_size} leaves no room beside the special tokens')
   if kind == 'wordpiece':
     return _train_wordpiece(texts, vocab_size, lowercase)
+  if kind == 'bpe':
+    return bpe.train(texts, vocab_size, lowercase)
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(

@@ -1,8 +1,11 @@
+import json
 import pathlib
 
 from etils import epath
 import pytest
 import sentencepiece
+import tokenizers
+import transformers
 
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data import vocabulary
@@ -45,21 +48,23 @@ def test_wordpiece_splits():
   assert cased.tokens(cased.encode_batch(['A a b'])[0]) == ['A', '[UNK]', 'b']
 
 
-@pytest.mark.parametrize('kind', vocabulary.KINDS)
-def test_train_save_load(kind, tmp_path):
-  t = vocabulary.train(kind, lambda: TEXTS, 120, True)
-  assert 60 <= t.vocab_size <= 120
+@pytest.mark.parametrize('kind, size', [('wordpiece', 120), ('sentencepiece', 120), ('bpe', 300)])
+def test_train_save_load(kind, size, tmp_path):
+  t = vocabulary.train(kind, lambda: TEXTS, size, True)
+  assert 60 <= t.vocab_size <= size
   assert tokenizer_lib.special_ids(t) == (0, 1, 2, 3, 4)
   t.save(epath.Path(tmp_path))
   again = tokenizer_lib.load(tmp_path)
   assert again.encode_batch(TEXTS) == t.encode_batch(TEXTS)
   assert tokenizer_lib.digest(again) == tokenizer_lib.digest(t)
   ids = t.encode_with_masks('The [MASK] runs.')
-  assert ids.count(t.mask_id) == 1 and t.tokens([t.mask_id]) == ['[MASK]']
+  assert ids.count(t.mask_id) == 1 and t.tokens([t.mask_id])[0] in ('[MASK]', '<mask>')
   assert t.mask_id not in t.encode_batch(['The [MASK] runs.'])[0]
 
 
 def test_training_a_vocabulary_twice_gives_the_same():
+  assert len({tokenizer_lib.digest(vocabulary.train('bpe', lambda: TEXTS, 320, True))
+              for _ in range(3)}) == 1
   for size in (90, 120, 150, 200):
     one, two, three = (vocabulary.train('wordpiece', lambda: TEXTS, size, True).vocab
                        for _ in range(3))
@@ -85,6 +90,52 @@ def test_sentencepiece_ids_are_the_librarys(tmp_path):
   assert ids == t.encode_batch([text])[0]
   assert ''.join(text[a:b] for a, b in spans) == ''.join(text.split())
   assert not any(text[a:b] != text[a:b].strip() for a, b in spans)
+
+
+CASED = [s.title() + ' Über naïve 中文 😀\n  two  spaces <mask> </s>' for s in TEXTS[:20]]
+
+
+def test_byte_level_bpe_is_the_librarys(tmp_path):
+  """As a RoBERTa's folder has it, in its two files or in one."""
+  library = tokenizers.ByteLevelBPETokenizer()
+  library.train_from_iterator(CASED, vocab_size=330, special_tokens=[
+      '<s>', '<pad>', '</s>', '<unk>', '<mask>'], show_progress=False)
+  library.save_model(str(tmp_path))
+  t = tokenizer_lib.load(tmp_path)
+  assert (t.cls_id, t.pad_id, t.sep_id, t.unk_id, t.mask_id) == (0, 1, 2, 3, 4)
+  plain = tokenizers.ByteLevelBPETokenizer(str(tmp_path / 'vocab.json'),
+                                           str(tmp_path / 'merges.txt'))
+  expected = [plain.encode(x).ids for x in CASED]
+  assert t.encode_batch(CASED) == expected and not any({0, 2, 4} & set(x) for x in expected)
+  (ids, spans), = t.encode_with_offsets(CASED[:1])
+  assert ids == expected[0]
+  assert {CASED[0][a:b] for a, b in spans} >= {'😀', '中文', 'Über'}
+  assert not any(CASED[0][a:b] != CASED[0][a:b].lstrip(' ') for a, b in spans)
+  starts = [CASED[0][a:b] for i, (a, b) in zip(ids, spans) if t.word_starts()[i]]
+  assert len(starts) == CASED[0].count(' ') - 1  # after the end of a line it is with that
+  masked = t.encode_with_masks('One [MASK] two')
+  assert masked == [*t.encode_batch(['One'])[0], 4, *t.encode_batch([' two'])[0]]
+
+  t.save(epath.Path(tmp_path / 'one'))
+  theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path / 'one'))
+  again = tokenizer_lib.load(tmp_path / 'one')
+  assert tokenizer_lib.digest(again) == tokenizer_lib.digest(t)
+  assert theirs('One two').input_ids == [0, *t.encode_batch(['One two'])[0], 2]
+  assert theirs.mask_token_id == 4
+
+
+def test_bad_byte_level_bpe(tmp_path):
+  with pytest.raises(UserError, match='no room for the 256 bytes and 5 special'):
+    vocabulary.train('bpe', lambda: TEXTS, 260, True)
+  (tmp_path / 'vocab.json').write_text('{"a": 0}')
+  (tmp_path / 'merges.txt').write_text('#version: 0.2\nb c\n')
+  with pytest.raises(UserError, match='are no BPE'):
+    tokenizer_lib.load(tmp_path)
+  for model, message in (({'type': 'BPE', 'vocab': {'a': 0}, 'merges': []}, 'has no <s> or'),
+                         ({'type': 'BPE', 'vocab': [1]}, 'is no tokenizer')):
+    (tmp_path / 'tokenizer.json').write_text(json.dumps({'version': '1.0', 'model': model}))
+    with pytest.raises(UserError, match=message):
+      tokenizer_lib.load(tmp_path)
 
 
 def _vocab(path: pathlib.Path, entries) -> pathlib.Path:

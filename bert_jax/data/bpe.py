@@ -1,0 +1,172 @@
+"""Byte-level BPE (Radford et al. 2019), as RoBERTa and ModernBERT have it: no text is unknown.
+
+A tokeniser of the library `tokenizers`, whatever its settings, whose special tokens are not parsed.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+import functools
+import json
+from typing import Any
+
+from etils import epath
+import numpy as np
+import tokenizers
+from tokenizers import decoders
+from tokenizers import models
+from tokenizers import normalizers
+from tokenizers import pre_tokenizers
+from tokenizers import processors
+from tokenizers import trainers
+
+from bert_jax.data import storage
+from bert_jax.errors import UserError
+
+_NAMES = {'cls': ('<s>', '[CLS]'), 'pad': ('<pad>', '[PAD]'), 'sep': ('</s>', '[SEP]'),
+          'unk': ('<unk>', '[UNK]'), 'mask': ('<mask>', '[MASK]')}
+_SPACE = '\u0120'  # how the space before a word is written in an entry
+
+
+class ByteBPE:
+  """Bytes merged into ever longer pieces.
+
+  Args of the constructor:
+    settings: of a tokenizer.json, read.
+    where: it is from, for people.
+
+  Raises:
+    UserError: it is no byte-level BPE, or lacks a special token.
+  """
+
+  kind = 'bpe'
+
+  def __init__(self, settings: dict[str, Any], where: Any = 'tokenizer.json'):
+    self._settings = settings
+    added = {x['content']: x['id'] for x in settings.get('added_tokens', ())}
+    # Those that are special are text in a corpus; others, runs of spaces say, are entries.
+    plain = settings | {'post_processor': None, 'added_tokens': [
+        x for x in settings.get('added_tokens', ()) if not x.get('special')]}
+    try:
+      self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(plain))
+    except Exception as e:  # the library has no class of its own for it
+      raise UserError(f'{where} is no tokenizer: {" ".join(str(e).split())[:200]}') from e
+    entries = {**self._tokenizer.get_vocab(with_added_tokens=True), **added}
+    for role, names in _NAMES.items():
+      index = next((entries[name] for name in names if name in entries), None)
+      if index is None:
+        raise UserError(f'{where} has no {" or ".join(names)}: BERT needs it')
+      setattr(self, f'{role}_id', index)
+    self.vocab_size = max(entries.values()) + 1
+    self._entries = [''] * self.vocab_size
+    for entry, i in entries.items():
+      self._entries[i] = entry
+
+  @functools.cached_property
+  def _with_masks(self) -> tokenizers.Tokenizer:
+    parsing = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+    parsing.add_special_tokens([tokenizers.AddedToken(
+        self._entries[self.mask_id], lstrip=True, special=True)])
+    return parsing
+
+  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each text, without special tokens."""
+    encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [e.ids for e in encodings]
+
+  def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list]]:
+    """Token ids of each text, and the characters [start, end) of each token."""
+    found = []
+    for text, e in zip(texts, self._tokenizer.encode_batch(list(texts), add_special_tokens=False)):
+      # A piece that begins a word has the space before it.
+      spans = [(end - len(text[start:end].lstrip()), end) for start, end in e.offsets]
+      found.append((e.ids, spans))
+    return found
+
+  def encode_with_masks(self, text: str) -> list[int]:
+    """Token ids of a text in which "[MASK]" stands for the mask token."""
+    text = text.replace('[MASK]', self._entries[self.mask_id])
+    return self._with_masks.encode(text, add_special_tokens=False).ids
+
+  def word_starts(self) -> np.ndarray:
+    """[V] bool: whether a word starts with this entry."""
+    return np.array([entry.startswith(_SPACE) for entry in self._entries])
+
+  def tokens(self, ids: Sequence[int]) -> list[str]:
+    """The vocabulary entry of each id."""
+    return [self._entries[i] for i in ids]
+
+  def serialized(self) -> bytes:
+    """All settings as bytes."""
+    return json.dumps(self._settings, sort_keys=True).encode()
+
+  def save(self, directory: epath.Path):
+    """Writes tokenizer.json, and the tokenizer_config.json that Hugging Face wants beside it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / 'tokenizer.json').write_text(json.dumps(self._settings, ensure_ascii=False))
+    roles = {f'{role}_token': self._entries[getattr(self, f'{role}_id')] for role in _NAMES}
+    config = {'tokenizer_class': 'PreTrainedTokenizerFast', **roles}
+    (directory / 'tokenizer_config.json').write_text(json.dumps(config, indent=2) + '\n')
+
+
+def _settings(model: models.BPE, lowercase: bool, spaced: bool) -> tokenizers.Tokenizer:
+  made = tokenizers.Tokenizer(model)
+  if lowercase:
+    made.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+  made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
+  made.decoder = decoders.ByteLevel()
+  return made
+
+
+def _finished(made: tokenizers.Tokenizer, spaced: bool) -> ByteBPE:
+  """With its special tokens, which stand around texts as RoBERTa has them."""
+  cls, pad, sep, unk, mask = (names[0] for names in _NAMES.values())
+  made.add_special_tokens([cls, pad, sep, unk])
+  made.add_special_tokens([tokenizers.AddedToken(mask, lstrip=True, special=True)])
+  missing = [name for name in (cls, sep) if made.token_to_id(name) is None]
+  if not missing:
+    made.post_processor = processors.RobertaProcessing(
+        (sep, made.token_to_id(sep)), (cls, made.token_to_id(cls)), add_prefix_space=spaced)
+  return ByteBPE(json.loads(made.to_str()))
+
+
+def train(texts: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool) -> ByteBPE:
+  """Trains a vocabulary of at most `vocab_size` entries, special tokens included.
+
+  The first word of a text is written as any other, as if a space stood before it.
+
+  Raises:
+    UserError: no room for the bytes.
+  """
+  alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+  special = [names[0] for names in _NAMES.values()]
+  if vocab_size < len(alphabet) + len(special):
+    raise UserError(f'model.vocab_size={vocab_size} leaves no room for the {len(alphabet)} bytes '
+                    f'and {len(special)} special tokens of data.tokenizer=bpe')
+  made = _settings(models.BPE(), lowercase, spaced=True)
+  made.train_from_iterator(texts(), trainers.BpeTrainer(
+      vocab_size=vocab_size, min_frequency=2, special_tokens=special, initial_alphabet=alphabet,
+      show_progress=False))
+  return _finished(made, spaced=True)
+
+
+def load(directory: epath.Path) -> ByteBPE | None:
+  """The byte-level BPE of a folder: tokenizer.json, or vocab.json and merges.txt; None = none.
+
+  Raises:
+    UserError: what is there cannot be used.
+  """
+  path, vocab, merges = (directory / name for name in (
+      'tokenizer.json', 'vocab.json', 'merges.txt'))
+  if path.exists():
+    settings = storage.read_json(path)
+    model = settings.get('model')
+    is_bpe = isinstance(model, dict) and model.get('type') == 'BPE'
+    return ByteBPE(settings, path) if is_bpe else None
+  if not (vocab.exists() and merges.exists()):
+    return None
+  try:
+    model = models.BPE.from_file(str(vocab), str(merges))
+  except Exception as e:  # the library has no class of its own for it
+    raise UserError(f'{vocab} and {merges} are no BPE: {" ".join(str(e).split())[:200]}') from e
+  return _finished(_settings(model, lowercase=False, spaced=False), spaced=False)
