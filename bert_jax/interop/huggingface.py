@@ -1,14 +1,15 @@
 """Models in the Hugging Face layout: config.json, safetensors, vocabulary; both ways.
 
-What is read and written is what transformers' PyTorch classes have (`modeling_bert.py`), under
-every prefix and every old name that the hub has used.
+What is read and written is what transformers' PyTorch classes have (`modeling_bert.py` and those of
+the other families), under every prefix and every old name that the hub has used.
 """
 
+from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import json
-import re
 
 from etils import epath
 import numpy as np
@@ -18,23 +19,14 @@ from safetensors.numpy import save_file
 from bert_jax.data import storage
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
+from bert_jax.interop import families
 from bert_jax.interop import layout
 from bert_jax.interop.card import model_card
+from bert_jax.interop.families import Family
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.pretrained import check_vocabulary
 from bert_jax.model.config import BertConfig
 
-# What each architecture must have besides the encoder, and the task of its classifier.
-ARCHITECTURES = {
-    'BertModel': ((), ''),
-    'BertForPreTraining': (('pooler', 'mlm', 'nsp'), ''),
-    'BertForMaskedLM': (('mlm',), ''),
-    'BertForNextSentencePrediction': (('pooler', 'nsp'), ''),
-    'BertForSequenceClassification': (('pooler', 'classifier'), 'sequence_classification'),
-    'BertForTokenClassification': (('classifier',), 'token_classification'),
-    'BertForQuestionAnswering': (('qa_outputs',), 'question_answering'),
-    'BertForMultipleChoice': (('pooler', 'classifier'), 'multiple_choice'),
-}
 _ACTIVATIONS = {'gelu': 'gelu', 'gelu_python': 'gelu', 'gelu_new': 'gelu_tanh',
                 'gelu_pytorch_tanh': 'gelu_tanh', 'relu': 'relu'}
 _FIELDS = {  # of config.json -> of BertConfig
@@ -50,7 +42,8 @@ _PROBLEMS = {'single_label': 'single_label_classification',
 # Copies of other tensors, and a buffer that older versions saved.
 _TIED = {'cls.predictions.decoder.weight': 'embeddings.word_embeddings.weight',
          'cls.predictions.decoder.bias': 'cls.predictions.bias'}
-_BUFFER = 'embeddings.position_ids'
+_BUFFERS = ('embeddings.position_ids', 'embeddings.token_type_ids')
+_POSITIONS = 'embeddings.position_embeddings.weight'
 
 
 def config_from(theirs: dict, path: epath.Path) -> BertConfig:
@@ -79,17 +72,21 @@ def config_from(theirs: dict, path: epath.Path) -> BertConfig:
   return BertConfig(**fields, activation=_ACTIVATIONS[activation])
 
 
-def _read_config(directory: epath.Path) -> tuple[dict, str]:
-  """(config.json, architecture)."""
+def _read_config(directory: epath.Path) -> tuple[dict, Family, str]:
+  """(config.json, family, architecture)."""
   path = directory / 'config.json'
   theirs = storage.read_json(path)
-  architectures = theirs.get('architectures') or ['BertModel']
+  model_type = theirs.get('model_type', 'bert')
+  family = families.ALL.get(model_type) if isinstance(model_type, str) else None
+  if not family:
+    raise UserError(f'{path}: model_type={model_type!r} is unknown: known are '
+                    f'{", ".join(families.ALL)}')
+  architectures = theirs.get('architectures') or [f'{family.title}Model']
   architecture = str(architectures[0] if isinstance(architectures, list) else architectures)
-  if theirs.get('model_type', 'bert') != 'bert' or architecture not in ARCHITECTURES:
-    raise UserError(f'{path}: the architecture {architecture} (model_type '
-                    f'{theirs.get("model_type")!r}) is unknown: known are '
-                    f'{", ".join(ARCHITECTURES)}')
-  return theirs, architecture
+  if architecture not in family.architectures:
+    raise UserError(f'{path}: the architecture {architecture} of {model_type} is unknown: known '
+                    f'are {", ".join(family.architectures)}')
+  return theirs, family, architecture
 
 
 def _weight_files(directory: epath.Path) -> list[epath.Path]:
@@ -117,15 +114,8 @@ def _weight_files(directory: epath.Path) -> list[epath.Path]:
                   'model.safetensors.index.json')
 
 
-def canonical(name: str) -> str:
-  """A tensor's name without the prefix of the encoder, and with today's word for LayerNorm's."""
-  name = name.removeprefix('bert.')
-  return re.sub(r'LayerNorm\.(gamma|beta)$',
-                lambda m: 'LayerNorm.' + {'gamma': 'weight', 'beta': 'bias'}[m[1]], name)
-
-
 @contextlib.contextmanager
-def _tensors(files: list[epath.Path]) -> Iterator[dict]:
+def _tensors(files: list[epath.Path], canonical: Callable[[str], str]) -> Iterator[dict]:
   """Readers of the tensors, by canonical name; nothing is read before it is asked for."""
   with contextlib.ExitStack() as stack:
     found = {}
@@ -172,23 +162,31 @@ def load(directory: epath.Path) -> Pretrained:
   Raises:
     UserError: something is missing, surplus, of another shape, corrupt, or no BERT.
   """
-  theirs, architecture = _read_config(directory)
+  theirs, family, architecture = _read_config(directory)
   config = config_from(theirs, directory / 'config.json')
-  with _tensors(_weight_files(directory)) as found:
+  unused = family.unused_positions(theirs)
+  if unused:
+    config = dataclasses.replace(config, max_positions=config.max_positions - unused)
+  with _tensors(_weight_files(directory), family.canonical) as found:
     def get(name):
       file, theirs = found[name]
-      return file.get_tensor(theirs)
+      tensor = file.get_tensor(theirs)
+      return tensor[unused:] if name == _POSITIONS else tensor
 
     shapes = {name: tuple(file.get_slice(theirs).get_shape())
               for name, (file, theirs) in found.items()}
+    if unused and shapes.get(_POSITIONS):
+      rows, *width = shapes[_POSITIONS]
+      shapes[_POSITIONS] = (rows - unused, *width)
     if 'cls.predictions.bias' not in found and 'cls.predictions.decoder.bias' in found:
       found['cls.predictions.bias'] = found['cls.predictions.decoder.bias']
       shapes['cls.predictions.bias'] = shapes['cls.predictions.decoder.bias']
-    shapes.pop(_BUFFER, None)
+    for name in _BUFFERS:
+      shapes.pop(name, None)
     for copy, of in _TIED.items():
       if shapes.pop(copy, None) and not (of in found and np.array_equal(get(copy), get(of))):
         raise UserError(f'{directory}: {copy} differs from {of}: BERT has one tensor for both')
-    needed, task = ARCHITECTURES[architecture]
+    needed, task = family.architectures[architecture]
     groups = groups_of(shapes.keys(), needed)
     outputs = shapes.get('classifier.bias', (0,))[0] if 'classifier' in groups else 0
     check_shapes(shapes, layout.expected_shapes(config, groups, outputs), directory)
@@ -212,35 +210,39 @@ def _problem(theirs: dict, outputs: int) -> str:
   return known.get(theirs.get('problem_type'), 'regression' if outputs == 1 else 'single_label')
 
 
-def architecture_of(model: Pretrained) -> str:
+def architecture_of(model: Pretrained, family: Family) -> str:
   """The smallest of transformers' classes that holds all that the model has."""
-  for name, (needed, task) in ARCHITECTURES.items():
+  for name, (needed, task) in family.architectures.items():
     if task == model.task and set(model.groups) - {'pooler'} == set(needed) - {'pooler'}:
       return name
-  raise UserError(f'no class of transformers has the heads {", ".join(model.groups)} together')
+  raise UserError(f'no {family.title} class of transformers has the heads '
+                  f'{", ".join(model.groups)} together')
 
 
 def save(model: Pretrained, directory: epath.Path):
   """Writes a model in the Hugging Face layout into a folder, which is made if it is not there."""
   directory.mkdir(parents=True, exist_ok=True)
-  architecture, c = architecture_of(model), model.config
+  family, c = families.of(model.config, model.tokenizer), model.config
+  architecture = architecture_of(model, family)
   activation = next(name for name, ours in _ACTIVATIONS.items()
                     if ours == c.activation)
   theirs = {
-      'architectures': [architecture], 'model_type': 'bert',
+      'architectures': [architecture], 'model_type': family.name,
       **{name: getattr(c, ours) for name, ours in _FIELDS.items()}, 'hidden_act': activation,
-      'position_embedding_type': 'absolute', 'pad_token_id': model.tokenizer.pad_id,
+      'position_embedding_type': 'absolute', **family.settings(model.tokenizer),
       'dtype': 'float32'}
+  unused = family.unused_positions(theirs)
+  theirs['max_position_embeddings'] += unused
   if model.labels:
     theirs |= {'id2label': {str(i): label for i, label in enumerate(model.labels)},
                'label2id': {label: i for i, label in enumerate(model.labels)}}
   if model.problem:
     theirs['problem_type'] = _PROBLEMS[model.problem]
   (directory / 'config.json').write_text(json.dumps(theirs, indent=2) + '\n')
-  prefix = '' if architecture == 'BertModel' else 'bert.'
-  heads = tuple(start for group, start in layout.GROUPS.items() if group != 'pooler')
-  tensors = {name if name.startswith(heads) else prefix + name: np.ascontiguousarray(x)
-             for name, x in layout.to_tensors(model.params, c).items()}
+  tensors = layout.to_tensors(model.params, c)
+  tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], ((unused, 0), (0, 0)))
+  tensors = {family.original(name, architecture): np.ascontiguousarray(x)
+             for name, x in tensors.items()}
   save_file(tensors, str(directory / 'model.safetensors'), metadata={'format': 'pt'})
   (directory / 'README.md').write_text(model_card(model, architecture))
   model.tokenizer.save(directory)

@@ -12,6 +12,7 @@ import numpy as np
 from bert_jax.data import storage
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
+from bert_jax.interop import families
 from bert_jax.interop import huggingface
 from bert_jax.interop import layout
 from bert_jax.interop.pretrained import Pretrained
@@ -27,7 +28,7 @@ _NAMES = {'cls.predictions.output_bias': 'cls.predictions.bias',
 def _canonical(name: str) -> tuple[str, bool]:
   """(the name in PyTorch's layout, whether the matrix lies the other way there)."""
   name = re.sub(r'/layer_(\d+)', r'/layer/\1', name).replace('/', '.')
-  name = huggingface.canonical(name)
+  name = families.BERT.canonical(name)
   if name.endswith('.kernel'):
     return name.removesuffix('kernel') + 'weight', True
   if re.fullmatch(r'embeddings\.\w+_embeddings', name):

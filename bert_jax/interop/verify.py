@@ -13,6 +13,7 @@ import tokenizers
 from bert_jax.data.tokenizer import SPECIAL_TOKENS
 from bert_jax.data.tokenizer import WordPiece
 from bert_jax.errors import UserError
+from bert_jax.interop import families
 from bert_jax.interop import layout
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model.encoder import Batch
@@ -40,6 +41,7 @@ def sample(model: Pretrained, rows: int, length: int) -> Batch:
   """A batch [rows, length] with padding, of ids drawn from the whole vocabulary."""
   rng = np.random.default_rng(0)
   ids = rng.integers(0, model.config.vocab_size, (rows, length)).astype(np.int32)
+  ids[ids == model.tokenizer.pad_id] = model.tokenizer.unk_id  # some count only what is no padding
   used = np.maximum(length - np.arange(rows) * length // 3, 1)
   pair_index = (np.arange(length) < used[:, None]).astype(np.int32)
   type_ids = ((np.arange(length) > length // 3) * pair_index).astype(np.int32)
@@ -82,12 +84,13 @@ def _transformers_outputs(directory: epath.Path, model: Pretrained) -> dict[str,
   transformers.utils.logging.disable_progress_bar()
   batch = _batch(model)
   pretraining = {'mlm', 'nsp'} & set(model.groups)
-  name = ('BertForPreTraining' if len(pretraining) == 2 else
-          'BertForMaskedLM' if 'mlm' in pretraining else
-          'BertForNextSentencePrediction' if pretraining else 'BertModel')
+  name = families.of(model.config, model.tokenizer).title + (
+      'ForPreTraining' if len(pretraining) == 2 else
+      'ForMaskedLM' if 'mlm' in pretraining else
+      'ForNextSentencePrediction' if pretraining else 'Model')
   theirs, loading = getattr(transformers, name).from_pretrained(
       str(directory), output_loading_info=True)
-  if loading['missing_keys'] and name != 'BertModel':
+  if loading['missing_keys'] and not name.endswith('Model'):
     raise UserError(f'{directory}: transformers misses {sorted(loading["missing_keys"])}')
   ids, types, mask = (torch.tensor(np.array(x), dtype=torch.long)
                       for x in (batch.ids, batch.type_ids, batch.pair_index))

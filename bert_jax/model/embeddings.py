@@ -77,7 +77,7 @@ class Embeddings(nn.Module):
     position, segment = (nn.with_logical_constraint(table, (None, 'embed_act'))
                          for table in (self.position, self.segment))
     x = (jnp.take(self._token_table(), ids, axis=0) + jnp.take(position, positions, axis=0)
-         + jnp.take(segment, type_ids, axis=0))  # [B, L, D]
+         + jnp.take(segment, type_ids, axis=0, mode='clip'))  # [B, L, D]; RoBERTa has one segment
     x = nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act'))
     x = self.norm(x).astype(self.config.compute_dtype)
     return self.dropout(x, deterministic=deterministic)

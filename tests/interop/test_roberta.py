@@ -1,0 +1,132 @@
+"""RoBERTa's folders: the numbers of transformers' PyTorch classes, and what comes back."""
+
+import pathlib
+
+from etils import epath
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+import torch
+import transformers
+
+from bert_jax.data import bpe
+from bert_jax.errors import UserError
+from bert_jax.interop import families
+from bert_jax.interop import huggingface
+from bert_jax.interop import layout
+from bert_jax.interop import verify
+from bert_jax.model import task_heads
+from bert_jax.model.encoder import Bert
+from bert_jax.model.heads import BertForPreTraining
+from tests import conftest
+
+TEXTS = [s for d in conftest.make_documents(30) for s in d]
+
+
+def make(architecture: str, folder: pathlib.Path, layers=2, width=128, **fields):
+  """A random model in evaluation mode, saved with a vocabulary; biases and norms away from 0."""
+  tokenizer = bpe.train(lambda: TEXTS, 320, False)
+  torch.manual_seed(0)
+  model = getattr(transformers, architecture)(transformers.RobertaConfig(
+      vocab_size=tokenizer.vocab_size, num_hidden_layers=layers, hidden_size=width,
+      num_attention_heads=2, intermediate_size=4 * width, max_position_embeddings=66,
+      type_vocab_size=1, layer_norm_eps=1e-5, pad_token_id=1, bos_token_id=0, eos_token_id=2,
+      hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **fields)).eval()
+  with torch.no_grad():
+    for name, tensor in model.named_parameters():
+      if name.endswith('bias') or 'ayer' in name:
+        tensor.add_(0.05 * torch.randn(tensor.shape))
+  model.save_pretrained(str(folder))
+  tokenizer.save(epath.Path(folder))
+  return model
+
+
+def inputs(batch):
+  return {'input_ids': torch.tensor(batch.ids, dtype=torch.long),
+          'attention_mask': torch.tensor(batch.pair_index, dtype=torch.long)}
+
+
+def close(ours, theirs, tolerance=5e-5):
+  worst = np.max(np.abs(np.asarray(ours) - theirs.detach().numpy()))
+  assert worst <= tolerance, worst
+
+
+@pytest.mark.parametrize('layers, width', [(2, 128), (4, 256)])
+def test_masked_lm(tmp_path, layers, width):
+  theirs = make('RobertaForMaskedLM', tmp_path, layers, width)
+  model = huggingface.load(epath.Path(tmp_path))
+  c = model.config
+  assert c.max_positions == 64 and c.type_vocab_size == 1 and c.layer_norm_eps == 1e-5
+  batch = verify.sample(model, 3, 64)  # to the last position
+  real = batch.pair_index > 0
+  wanted = np.where(real & (batch.ids % 3 == 0), batch.ids, -100)
+
+  def loss(params):
+    hidden = Bert(c).apply({'params': params['params']['bert']}, batch, method='encode')
+    logits = BertForPreTraining(c).apply(params, hidden, batch.positions, method='mlm_logits')
+    logits = logits[..., :c.vocab_size]
+    of_label = jnp.take_along_axis(jax.nn.log_softmax(logits), np.maximum(wanted, 0)[..., None], -1)
+    return -jnp.sum(of_label[..., 0] * (wanted >= 0)) / np.sum(wanted >= 0), (hidden, logits)
+
+  (ours, (hidden, logits)), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(model.params)
+  found = theirs(**inputs(batch), labels=torch.tensor(wanted, dtype=torch.long),
+                 output_hidden_states=True)
+  close(np.asarray(hidden)[real], found.hidden_states[-1][torch.tensor(real)])
+  close(np.asarray(logits)[real], found.logits[torch.tensor(real)])
+  assert abs(float(ours) - found.loss.item()) < 1e-5
+  found.loss.backward()
+  expected = {families.ROBERTA.canonical(name): x.grad.numpy()
+              for name, x in theirs.named_parameters()}
+  position = 'embeddings.position_embeddings.weight'
+  expected[position] = expected[position][2:]
+  gradients = layout.to_tensors(gradient, c)
+  assert gradients.keys() == expected.keys()
+  whole = np.sqrt(sum(np.sum(np.square(x)) for x in expected.values()))
+  for name, x in expected.items():
+    limit = 1e-3 * max(np.linalg.norm(x), whole / 1000)
+    assert np.linalg.norm(gradients[name] - x) <= limit, name
+
+
+def test_its_classifier_is_berts(tmp_path):
+  theirs = make('RobertaForSequenceClassification', tmp_path, num_labels=3)
+  model = huggingface.load(epath.Path(tmp_path))
+  assert model.task == 'sequence_classification' and len(model.labels) == 3
+  batch = verify.sample(model, 3, 40)
+  head = task_heads.BertForSequenceClassification(model.config, 3)
+  logits = head.apply(model.params, batch, np.zeros((3, 1), np.int32))
+  close(np.asarray(logits)[:, 0], theirs(**inputs(batch)).logits)
+
+
+@pytest.mark.parametrize('architecture', list(families.ROBERTA.architectures))
+def test_every_architecture_comes_back(tmp_path, architecture):
+  make(architecture, tmp_path / 'a')
+  huggingface.save(huggingface.load(epath.Path(tmp_path / 'a')), epath.Path(tmp_path / 'b'))
+  a, b = (load_file(str(tmp_path / d / 'model.safetensors')) for d in 'ab')
+  for tensors in (a, b):  # the two rows of no token
+    name = next(name for name in tensors if 'position_embeddings' in name)
+    tensors[name] = tensors[name][2:]
+  assert a.keys() == b.keys()
+  assert all(a[name].tobytes() == b[name].tobytes() for name in a)
+  again, loading = getattr(transformers, architecture).from_pretrained(
+      str(tmp_path / 'b'), output_loading_info=True)
+  assert not loading['missing_keys'] and again.config.max_position_embeddings == 66
+  assert transformers.AutoTokenizer.from_pretrained(str(tmp_path / 'b'))('a').input_ids[0] == 0
+
+
+def test_exports_are_verified(tmp_path):
+  make('RobertaForMaskedLM', tmp_path / 'a')
+  model = huggingface.load(epath.Path(tmp_path / 'a'))
+  huggingface.save(model, epath.Path(tmp_path / 'b'))
+  again = huggingface.load(epath.Path(tmp_path / 'b'))
+  found = dict(verify.compare(model, again, epath.Path(tmp_path / 'b')))
+  assert any('PyTorch' in what + value for what, value in found.items()), found
+
+
+def test_a_wrong_padding(tmp_path):
+  make('RobertaModel', tmp_path)
+  path = tmp_path / 'config.json'
+  path.write_text(path.read_text().replace('"pad_token_id": 1', '"pad_token_id": null'))
+  with pytest.raises(UserError, match='pad_token_id=None'):
+    huggingface.load(epath.Path(tmp_path))
