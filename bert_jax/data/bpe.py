@@ -57,6 +57,8 @@ class ByteBPE:
       if index is None:
         raise UserError(f'{where} has no {" or ".join(names)}: BERT needs it')
       setattr(self, f'{role}_id', index)
+    around = settings.get('post_processor') or {}
+    self.separators = 2 if around.get('type') == 'RobertaProcessing' else 1
     self.vocab_size = max(entries.values()) + 1
     self._entries = [''] * self.vocab_size
     for entry, i in entries.items():

@@ -15,11 +15,17 @@ class Input(NamedTuple):
   type_ids: Sequence[int]  # 0 up to the first [SEP], 1 after it
 
 
+def special_tokens(tokenizer: Tokenizer, texts: int) -> int:
+  """How many special tokens `join` puts around one text or two."""
+  return 2 + (texts - 1) * tokenizer.separators
+
+
 def join(tokenizer: Tokenizer, first: Sequence[int], second: Sequence[int] | None = None) -> Input:
-  """[CLS] first [SEP], or [CLS] first [SEP] second [SEP]."""
+  """[CLS] first [SEP], or [CLS] first [SEP] second [SEP]; two [SEP] between them in RoBERTa."""
   a = [tokenizer.cls_id, *first, tokenizer.sep_id]
   b = [] if second is None else [*second, tokenizer.sep_id]
-  return Input(a + b, [0] * len(a) + [1] * len(b))
+  more = [tokenizer.sep_id] * (tokenizer.separators - 1) if b else []
+  return Input(a + more + b, [0] * len(a + more) + [1] * len(b))
 
 
 def cut_pair(first: Sequence[int], second: Sequence[int],

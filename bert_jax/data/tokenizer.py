@@ -44,6 +44,7 @@ class Tokenizer(Protocol):
   cls_id: int
   sep_id: int
   mask_id: int
+  separators: int  # between two texts
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, without special tokens."""
@@ -90,7 +91,7 @@ class WordPiece:
     split_chinese: each CJK character is a word of its own.
   """
 
-  kind = 'wordpiece'
+  kind, separators = 'wordpiece', 1
 
   def __init__(self, vocab: Sequence[str], lowercase: bool = True,
                strip_accents: bool | None = None, split_chinese: bool = True):
@@ -182,7 +183,7 @@ class SentencePiece:
   Special tokens that the model does not have get the ids after its last piece.
   """
 
-  kind = 'sentencepiece'
+  kind, separators = 'sentencepiece', 1
   _NAMES = {'pad': ('<pad>', '[PAD]'), 'unk': ('<unk>', '[UNK]'), 'cls': ('[CLS]', '<cls>'),
             'sep': ('[SEP]', '<sep>'), 'mask': ('[MASK]', '<mask>')}
 

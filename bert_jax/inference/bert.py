@@ -148,7 +148,7 @@ class Bert:
       raise UserError(f'max_len={max_len} must be at least 8')
     rows, owners = [], []
     for i, parts in enumerate(self._ids(texts)):
-      room = longest - 1 - len(parts)
+      room = longest - inputs_lib.special_tokens(self.tokenizer, len(parts))
       if len(parts) == 1:
         cut = [(piece,) for piece in long_inputs.pieces(parts[0], room, long)]
       else:

@@ -52,7 +52,7 @@ def read(questions: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_len: in
   found = []
   for question, (shown, text) in zip(asked, questions):
     ids, spans = encoded[distinct[text]]
-    room = max_len - len(question) - 3
+    room = max_len - len(question) - inputs_lib.special_tokens(tokenizer, 2)
     if room < 1:
       raise UserError(f'the question {shown[:60]!r} has {len(question)} tokens, which leaves no '
                       f'room for its text in {max_len}: make max_len larger')
@@ -60,7 +60,7 @@ def read(questions: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_len: in
     while True:
       count = min(room, len(ids) - start)
       windows.append(Window(inputs_lib.join(tokenizer, question, ids[start:start + count]), start,
-                            len(question) + 2, count))
+                            len(question) + 1 + tokenizer.separators, count))
       if start + count >= len(ids):
         break
       start += min(doc_stride, room)

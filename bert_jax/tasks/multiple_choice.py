@@ -34,11 +34,11 @@ def features(examples: Sequence[choices.ChoiceExample], tokenizer: Tokenizer,
   """[CLS] text [SEP] choice [SEP] for each choice; the right one is the target."""
   texts = tokenizer.encode_batch([e.text for e in examples])
   endings = iter(tokenizer.encode_batch([choice for e in examples for choice in e.choices]))
-  found, owners = [], []
+  found, owners, room = [], [], max_len - inputs_lib.special_tokens(tokenizer, 2)
   for i, (example, text) in enumerate(zip(examples, texts)):
     for _ in example.choices:
       found.append(inputs_lib.join(
-          tokenizer, *inputs_lib.cut_pair(text, next(endings), max_len - 3)))
+          tokenizer, *inputs_lib.cut_pair(text, next(endings), room)))
       owners.append(i)
   return Features(found, np.array(owners, np.int64),
                   np.array([e.label for e in examples], np.int32))

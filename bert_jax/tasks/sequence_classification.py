@@ -41,7 +41,7 @@ def features(examples: Sequence[TextExample], tokenizer: Tokenizer, max_len: int
   found, owners = [], []
   for i, (example, a, b) in enumerate(zip(examples, first, second)):
     if example.text_pair is not None:
-      parts = [inputs_lib.cut_pair(a, b, max_len - 3)]
+      parts = [inputs_lib.cut_pair(a, b, max_len - inputs_lib.special_tokens(tokenizer, 2))]
     else:
       parts = [(piece,) for piece in long_inputs.pieces(a, max_len - 2, long)]
     found += [inputs_lib.join(tokenizer, *part) for part in parts]

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from bert_jax.data import bpe
+from bert_jax.data import inputs as inputs_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import families
 from bert_jax.interop import huggingface
@@ -20,6 +21,7 @@ from bert_jax.interop import verify
 from bert_jax.model import task_heads
 from bert_jax.model.encoder import Bert
 from bert_jax.model.heads import BertForPreTraining
+from bert_jax.tasks import answers
 from tests import conftest
 
 TEXTS = [s for d in conftest.make_documents(30) for s in d]
@@ -122,6 +124,19 @@ def test_exports_are_verified(tmp_path):
   again = huggingface.load(epath.Path(tmp_path / 'b'))
   found = dict(verify.compare(model, again, epath.Path(tmp_path / 'b')))
   assert any('PyTorch' in what + value for what, value in found.items()), found
+
+
+def test_pairs_have_two_separators(tmp_path):
+  make('RobertaModel', tmp_path)
+  model = huggingface.load(epath.Path(tmp_path))
+  theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+  first, second = model.tokenizer.encode_batch(['The old king', 'a dog'])
+  row = inputs_lib.join(model.tokenizer, first, second)
+  assert row.ids == theirs('The old king', 'a dog').input_ids
+  assert len(row.ids) - len(first) - len(second) == inputs_lib.special_tokens(model.tokenizer, 2)
+  (context,) = answers.read([('a dog', 'The old king')], model.tokenizer, 32, 8)
+  (window,) = context.windows
+  assert window.input.ids[window.offset:window.offset + window.count] == first
 
 
 def test_a_wrong_padding(tmp_path):

@@ -1,0 +1,25 @@
+"""RoBERTa-base (12 x 768): full sentences without NSP, a byte-level BPE, large batches.
+
+  python -m bert_jax.main --config=configs/roberta_base.py --workdir=runs/roberta \\
+      --config.data.source='corpus/*.txt.gz'
+
+Liu et al. 2019 (arXiv:1907.11692), table 9. Masks are drawn anew in every epoch, as in all of
+bert_jax. Hardware: a TPU slice; 8,192 rows take as many microbatches as `optimizer.accumulation`
+says. Not run yet.
+"""
+
+from bert_jax import config
+
+
+def get_config():
+  """500,000 steps of 8,192 rows of 512, in bfloat16."""
+  c = config.pretraining('base')
+  c.data.sequences = 'full_sentences'
+  c.data.tokenizer, c.data.lowercase = 'bpe', False
+  c.data.heldout = 0.005
+  c.model.vocab_size, c.model.type_vocab_size, c.model.layer_norm_eps = 50_265, 1, 1e-5
+  c.model.dtype = 'bfloat16'
+  c.train_steps, c.batch_size, c.max_len, c.phases = 500_000, 8192, 512, ()
+  c.optimizer.learning_rate, c.optimizer.warmup_steps = 6e-4, 24_000
+  c.optimizer.b2, c.optimizer.eps, c.optimizer.clip_norm = 0.98, 1e-6, 0.0
+  return c
