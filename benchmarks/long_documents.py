@@ -4,7 +4,8 @@
       --model=MODEL --workdir=runs/long
 
 The files have the columns label and text; as many reviews of each label are drawn. Ends in the
-table of launch/sweep.py, and goes on where it was.
+table of launch/sweep.py, and goes on where it was. A step is taken in 4 microbatches: the chunks of
+16 long reviews at once do not fit into 24 GB.
 """
 
 import csv
@@ -61,7 +62,7 @@ def main(_):
       sys.executable, 'launch/sweep.py', '--config=configs/long_documents.py',
       f'--workdir={workdir}', f'--sweep=data.long={ways}', f'--config.init_from={_MODEL.value}',
       f'--config.train_epochs={_EPOCHS.value}',
-      f'--config.optimizer.learning_rate={_RATE.value}',
+      f'--config.optimizer.learning_rate={_RATE.value}', '--config.optimizer.accumulation=4',
       f'--config.data.train={(workdir / "train.tsv").resolve()}',
       f'--config.data.eval={(workdir / "eval.tsv").resolve()}']).returncode)
 
