@@ -55,10 +55,10 @@ def storage_trouble(error: BaseException | None) -> str:
   return ''
 
 
-def _uncaught(kind, error, trace):
+def _unraisable(args):
   # Writers of tensorstore that outlive a save that failed; why it failed is raised elsewhere.
-  if str(error) != 'Event loop is closed':
-    sys.__excepthook__(kind, error, trace)
+  if str(args.exc_value) != 'Event loop is closed':
+    sys.__unraisablehook__(args)
 
 
 def run_command(main: Callable[[list[str]], None],
@@ -88,7 +88,7 @@ def run_command(main: Callable[[list[str]], None],
 
   def guarded(argv):
     signal.signal(signal.SIGTERM, stopped)  # the training loop has one of its own
-    sys.excepthook = _uncaught
+    sys.unraisablehook = _unraisable
     if not flags.FLAGS['verbosity'].present:
       logging.set_verbosity(logging.WARNING)  # orbax tells of every file at INFO
       # What its threads log as an error it raises too, and then it is one line.

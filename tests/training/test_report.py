@@ -6,7 +6,6 @@ import pytest
 
 from bert_jax.data import loader
 from bert_jax.errors import UserError
-from bert_jax.errors import storage_trouble
 from bert_jax.training import report
 
 
@@ -51,14 +50,3 @@ def test_a_workdir_is_made_or_refused(tmp_path):
 def test_batches_start_at_any_step():
   found = list(loader.batches(lambda step: {'x': np.full(2, step)}, 5, 9))
   assert [int(b['x'][0]) for b in found] == [5, 6, 7, 8]
-
-
-@pytest.mark.parametrize('cause, expected', [
-    (OSError(28, 'No space left on device'), 'the disk is full'),
-    (ValueError('PERMISSION_DENIED: ... [OS error 30: EROFS Read-only file system]'),
-     'the disk cannot be written'),
-    (OSError(2, 'No such file or directory'), '')])
-def test_trouble_with_storage_is_known_by_its_causes(cause, expected):
-  error = ValueError('a save failed')
-  error.__cause__ = cause
-  assert storage_trouble(error) == expected

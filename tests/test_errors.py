@@ -1,0 +1,47 @@
+"""What is made of errors that are nobody's mistake."""
+
+import asyncio
+import sys
+import threading
+
+import pytest
+import tensorstore
+
+from bert_jax import errors
+from bert_jax.errors import storage_trouble
+
+
+@pytest.mark.parametrize('cause, expected', [
+    (OSError(28, 'No space left on device'), 'the disk is full'),
+    (ValueError('PERMISSION_DENIED: ... [OS error 30: EROFS Read-only file system]'),
+     'the disk cannot be written'),
+    (OSError(2, 'No such file or directory'), '')])
+def test_trouble_with_storage_is_known_by_its_causes(cause, expected):
+  error = ValueError('a save failed')
+  error.__cause__ = cause
+  assert storage_trouble(error) == expected
+
+
+def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch):
+  told = []
+  monkeypatch.setattr(sys, '__unraisablehook__', told.append)
+  monkeypatch.setattr(sys, 'unraisablehook', errors._unraisable)
+  for quiet in (True, False):
+    promise, future = tensorstore.Promise.new()
+
+    async def wait(future=future):
+      await future
+
+    async def begin(wait=wait):
+      waiting.append(asyncio.ensure_future(wait()))
+      await asyncio.sleep(0)
+
+    loop, waiting = asyncio.new_event_loop(), []
+    loop.run_until_complete(begin())
+    loop.close()
+    if not quiet:  # another error in the same place
+      monkeypatch.setattr(loop, 'call_soon_threadsafe', lambda *_, **__: 1 / 0)
+    done = threading.Thread(target=promise.set_result, args=(1,))
+    done.start()
+    done.join()
+  assert [str(args.exc_value) for args in told] == ['division by zero']
