@@ -55,10 +55,20 @@ def storage_trouble(error: BaseException | None) -> str:
   return ''
 
 
-def _unraisable(args):
-  # Writers of tensorstore that outlive a save that failed; why it failed is raised elsewhere.
-  if str(args.exc_value) != 'Event loop is closed':
-    sys.__unraisablehook__(args)
+def quiet_storage():
+  """Leaves out what orbax and tensorstore print beside an error that they raise: pages of it."""
+
+  def unraisable(args):
+    # A reader or writer that outlives what it was for.
+    if str(args.exc_value) != 'Event loop is closed':
+      sys.__unraisablehook__(args)
+
+  def is_news(record) -> bool:
+    return record.levelname != 'ERROR' or (
+        record.name != 'asyncio' and 'orbax' not in record.pathname)
+
+  sys.unraisablehook = unraisable
+  logging.get_absl_handler().addFilter(is_news)
 
 
 def run_command(main: Callable[[list[str]], None],
@@ -88,12 +98,9 @@ def run_command(main: Callable[[list[str]], None],
 
   def guarded(argv):
     signal.signal(signal.SIGTERM, stopped)  # the training loop has one of its own
-    sys.unraisablehook = _unraisable
     if not flags.FLAGS['verbosity'].present:
       logging.set_verbosity(logging.WARNING)  # orbax tells of every file at INFO
-      # What its threads log as an error it raises too, and then it is one line.
-      logging.get_absl_handler().addFilter(
-          lambda record: record.levelname != 'ERROR' or 'orbax' not in record.pathname)
+      quiet_storage()
     try:
       if len(argv) > 1 and not known_only:
         raise UserError(f'unexpected argument {argv[1]!r}: flags are written --name=value')

@@ -1,9 +1,11 @@
 """What is made of errors that are nobody's mistake."""
 
 import asyncio
+import logging as python_logging
 import sys
 import threading
 
+from absl import logging
 import pytest
 import tensorstore
 
@@ -23,9 +25,11 @@ def test_trouble_with_storage_is_known_by_its_causes(cause, expected):
 
 
 def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch):
-  told = []
+  told, handler = [], python_logging.Handler()
   monkeypatch.setattr(sys, '__unraisablehook__', told.append)
-  monkeypatch.setattr(sys, 'unraisablehook', errors._unraisable)
+  monkeypatch.setattr(sys, 'unraisablehook', None)
+  monkeypatch.setattr(logging, 'get_absl_handler', lambda: handler)
+  errors.quiet_storage()
   for quiet in (True, False):
     promise, future = tensorstore.Promise.new()
 
@@ -45,3 +49,7 @@ def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch):
     done.start()
     done.join()
   assert [str(args.exc_value) for args in told] == ['division by zero']
+  shown = [handler.filter(python_logging.LogRecord(name, level, path, 1, '', (), None))
+           for name, level, path in (('asyncio', 40, 'base_events.py'), ('absl', 40, 'orbax/x.py'),
+                                     ('absl', 30, 'orbax/x.py'), ('absl', 40, 'ours.py'))]
+  assert [bool(x) for x in shown] == [False, False, True, True]

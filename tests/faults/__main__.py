@@ -21,6 +21,7 @@ from absl import app  # noqa: E402
 from absl import flags  # noqa: E402
 from absl import logging  # noqa: E402
 
+from bert_jax import errors  # noqa: E402
 from tests.faults import corruption  # noqa: E402
 from tests.faults import fuzz  # noqa: E402
 from tests.faults import kills  # noqa: E402
@@ -58,6 +59,7 @@ def _table(lines):
 def main(_):
   """Tries what has not been tried."""
   logging.set_verbosity(logging.ERROR)
+  errors.quiet_storage()
   bench = runs.Bench(pathlib.Path(_OUT.value).resolve())
   ledger, began = bench.folder / 'trials.jsonl', time.monotonic()
   lines = [json.loads(x) for x in ledger.read_text().splitlines()] if ledger.exists() else []
