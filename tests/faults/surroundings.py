@@ -2,6 +2,7 @@
 
 import pathlib
 import random
+import re
 import shutil
 import subprocess
 import time
@@ -38,7 +39,8 @@ def _clear(rng: random.Random, workdir: pathlib.Path) -> str:
 
 def _told(way: str, status: int, error: str) -> str:
   """What is wrong with how a run ended, '' if nothing."""
-  lines = error.strip().splitlines()
+  # orbax may have warned before.
+  lines = [line for line in error.strip().splitlines() if not re.match(r'W\d{4} ', line)]
   if status not in WAYS[way]:
     return f'exit {status}: {error[-300:]}'
   if status and (len(lines) != 1 or not lines[0].startswith('bert_jax: ')):
