@@ -25,6 +25,7 @@ from bert_jax.errors import UserError
 
 _NAMES = {'cls': ('<s>', '[CLS]'), 'pad': ('<pad>', '[PAD]'), 'sep': ('</s>', '[SEP]'),
           'unk': ('<unk>', '[UNK]'), 'mask': ('<mask>', '[MASK]')}
+_MOST = 2**24  # entries: no vocabulary comes near
 _SPACE = '\u0120'  # how the space before a word is written in an entry
 
 
@@ -43,11 +44,13 @@ class ByteBPE:
 
   def __init__(self, settings: dict[str, Any], where: Any = 'tokenizer.json'):
     self._settings = settings
-    added = {x['content']: x['id'] for x in settings.get('added_tokens', ())}
-    # Those that are special are text in a corpus; others, runs of spaces say, are entries.
-    plain = settings | {'post_processor': None, 'added_tokens': [
-        x for x in settings.get('added_tokens', ()) if not x.get('special')]}
     try:
+      tokenizers.Tokenizer.from_str(json.dumps(settings))  # says what is malformed
+      tokens = settings.get('added_tokens') or ()
+      added = {x['content']: int(x['id']) for x in tokens}
+      # Those that are special are text in a corpus; others, runs of spaces say, are entries.
+      plain = settings | {'post_processor': None,
+                          'added_tokens': [x for x in tokens if not x['special']]}
       self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(plain))
     except Exception as e:  # the library has no class of its own for it
       raise UserError(f'{where} is no tokenizer: {" ".join(str(e).split())[:200]}') from e
@@ -60,6 +63,8 @@ class ByteBPE:
     around = settings.get('post_processor') or {}
     self.separators = 2 if around.get('type') == 'RobertaProcessing' else 1
     self.vocab_size = max(entries.values()) + 1
+    if self.vocab_size > _MOST:
+      raise UserError(f'{where} has an entry of id {self.vocab_size - 1}: the most is {_MOST - 1}')
     self._entries = [''] * self.vocab_size
     for entry, i in entries.items():
       self._entries[i] = entry
@@ -125,10 +130,8 @@ def _finished(made: tokenizers.Tokenizer, spaced: bool) -> ByteBPE:
   cls, pad, sep, unk, mask = (names[0] for names in _NAMES.values())
   made.add_special_tokens([cls, pad, sep, unk])
   made.add_special_tokens([tokenizers.AddedToken(mask, lstrip=True, special=True)])
-  missing = [name for name in (cls, sep) if made.token_to_id(name) is None]
-  if not missing:
-    made.post_processor = processors.RobertaProcessing(
-        (sep, made.token_to_id(sep)), (cls, made.token_to_id(cls)), add_prefix_space=spaced)
+  made.post_processor = processors.RobertaProcessing(
+      (sep, made.token_to_id(sep)), (cls, made.token_to_id(cls)), add_prefix_space=spaced)
   return ByteBPE(json.loads(made.to_str()))
 
 

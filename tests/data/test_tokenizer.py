@@ -136,6 +136,15 @@ def test_bad_byte_level_bpe(tmp_path):
     (tmp_path / 'tokenizer.json').write_text(json.dumps({'version': '1.0', 'model': model}))
     with pytest.raises(UserError, match=message):
       tokenizer_lib.load(tmp_path)
+  vocabulary.train('bpe', lambda: TEXTS, 300, True).save(epath.Path(tmp_path))
+  good = json.loads((tmp_path / 'tokenizer.json').read_text())
+  huge = [good['added_tokens'][0] | {'id': 2**31}, *good['added_tokens'][1:]]
+  for wrong, message in (({'added_tokens': [1]}, 'is no tokenizer'),
+                         ({'post_processor': [1]}, 'is no tokenizer'),
+                         ({'added_tokens': huge}, 'an entry of id 2147483648')):
+    (tmp_path / 'tokenizer.json').write_text(json.dumps(good | wrong))
+    with pytest.raises(UserError, match=message):
+      tokenizer_lib.load(tmp_path)
 
 
 def _vocab(path: pathlib.Path, entries) -> pathlib.Path:
