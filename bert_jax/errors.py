@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 import sys
+import warnings
 
 from absl import app
 from absl import flags
@@ -60,7 +61,8 @@ def quiet_storage():
 
   def unraisable(args):
     # A reader or writer that outlives what it was for.
-    if str(args.exc_value) != 'Event loop is closed':
+    code = getattr(args.object, 'cr_code', None)
+    if str(args.exc_value) != 'Event loop is closed' and not (code and 'orbax' in code.co_filename):
       sys.__unraisablehook__(args)
 
   def is_news(record) -> bool:
@@ -68,6 +70,7 @@ def quiet_storage():
         record.name != 'asyncio' and 'orbax' not in record.pathname)
 
   sys.unraisablehook = unraisable
+  warnings.filterwarnings('ignore', r"coroutine '.*' was never awaited", RuntimeWarning)
   logging.get_absl_handler().addFilter(is_news)
 
 

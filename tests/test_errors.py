@@ -1,9 +1,12 @@
 """What is made of errors that are nobody's mistake."""
 
 import asyncio
+import gc
 import logging as python_logging
 import sys
 import threading
+import types
+import warnings
 
 from absl import logging
 import pytest
@@ -29,6 +32,7 @@ def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch):
   monkeypatch.setattr(sys, '__unraisablehook__', told.append)
   monkeypatch.setattr(sys, 'unraisablehook', None)
   monkeypatch.setattr(logging, 'get_absl_handler', lambda: handler)
+  warnings.resetwarnings()
   errors.quiet_storage()
   for quiet in (True, False):
     promise, future = tensorstore.Promise.new()
@@ -48,7 +52,22 @@ def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch):
     done = threading.Thread(target=promise.set_result, args=(1,))
     done.start()
     done.join()
-  assert [str(args.exc_value) for args in told] == ['division by zero']
+  class Abandoned:  # as a coroutine is that is dropped after its failure
+    def __init__(self, path):
+      self.cr_code = compile('', path, 'exec')
+
+  for path in ('site-packages/orbax/checkpoint/reading.py', 'ours.py'):
+    sys.unraisablehook(types.SimpleNamespace(object=Abandoned(path), exc_value=ValueError(path)))
+  assert [str(args.exc_value) for args in told] == ['division by zero', 'ours.py']
+
+  async def never():
+    pass
+
+  with warnings.catch_warnings(record=True) as warned:
+    never()
+    gc.collect()
+    warnings.warn('another')
+  assert [str(each.message) for each in warned] == ['another']
   shown = [handler.filter(python_logging.LogRecord(name, level, path, 1, '', (), None))
            for name, level, path in (('asyncio', 40, 'base_events.py'), ('absl', 40, 'orbax/x.py'),
                                      ('absl', 30, 'orbax/x.py'), ('absl', 40, 'ours.py'))]

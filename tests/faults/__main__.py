@@ -54,6 +54,9 @@ def _table(lines):
     shown = ', '.join(f'{count} {name}' for name, count in outcomes.most_common())
     held = sum(line['sound'] for line in of_kind)
     print(f'| {what} | {len(of_kind)} of {most} | {shown} | {held} of {len(of_kind)} |')
+  for line in lines:
+    if not line['sound']:
+      print('NOT HELD', json.dumps(line), flush=True)
 
 
 def main(_):
@@ -83,8 +86,6 @@ def main(_):
                   'seconds': round(time.monotonic() - started, 1)})
     with ledger.open('a') as file:
       file.write(json.dumps(lines[-1]) + '\n')
-    if not trial.sound:
-      print(json.dumps(lines[-1]), flush=True)
   _table(lines)
   sys.exit(0 if all(line['sound'] for line in lines) else 1)
 
