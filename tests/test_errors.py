@@ -66,7 +66,7 @@ def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch):
   with warnings.catch_warnings(record=True) as warned:
     never()
     gc.collect()
-    warnings.warn('another')
+    warnings.warn('another', stacklevel=1)
   assert [str(each.message) for each in warned] == ['another']
   shown = [handler.filter(python_logging.LogRecord(name, level, path, 1, '', (), None))
            for name, level, path in (('asyncio', 40, 'base_events.py'), ('absl', 40, 'orbax/x.py'),
