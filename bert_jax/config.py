@@ -14,7 +14,9 @@ from bert_jax.data.phases import Phases
 from bert_jax.data.windows import SEQUENCES
 from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import HEAD_TASKS
+from bert_jax.model import architectures
 from bert_jax.model.config import BertConfig
+from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.training.optimizer import OptimizerConfig
 
@@ -28,13 +30,13 @@ SIZES = {
 }
 
 
-def model(size: str) -> ConfigDict:
-  """The group `model` of a published size: the fields of `BertConfig`, each commented there.
+def model(size: str, config_class: type[BertConfig] = BertConfig) -> ConfigDict:
+  """The group `model` of a published size: the fields of a `BertConfig`, each commented there.
 
   And those that say how its parameters begin.
   """
   layers, width = SIZES[size]
-  c = ConfigDict(dataclasses.asdict(BertConfig(
+  c = ConfigDict(dataclasses.asdict(config_class(
       num_layers=layers, hidden_size=width, num_heads=width // 64, intermediate_size=4 * width)))
   c.add_tokens = ''  # with init_from: a file of words, one a line, that its vocabulary gains
   c.embedding_init = ''  # a word2vec text file: the token table starts from its vectors
@@ -43,6 +45,7 @@ def model(size: str) -> ConfigDict:
 
 def sizes_of_init_from(group: ConfigDict):
   """Leaves the sizes in the group `model` to the model that the run starts from."""
+  group.architecture = config_dict.placeholder(str)
   for field in ('vocab_size', 'hidden_size', 'num_layers', 'num_heads', 'intermediate_size',
                 'max_positions', 'type_vocab_size'):
     group[field] = config_dict.placeholder(int)
@@ -51,8 +54,8 @@ def sizes_of_init_from(group: ConfigDict):
 
 
 def bert_config(group: ConfigDict) -> BertConfig:
-  """The BertConfig of the group `model`."""
-  return BertConfig(**{field.name: group[field.name] for field in dataclasses.fields(BertConfig)})
+  """The model that the group `model` describes."""
+  return architectures.make_config(group)
 
 
 def _run(task: str) -> ConfigDict:
@@ -90,14 +93,16 @@ def _run(task: str) -> ConfigDict:
   return c
 
 
-def pretraining(size: str) -> ConfigDict:
+def pretraining(size: str, config_class: type[BertConfig] = BertConfig) -> ConfigDict:
   """The paper's recipe: 256 rows, 1M steps, rows of 128 tokens for 90% of them, then 512."""
   c = _run('pretrain')
   c.train_steps = 1_000_000
   c.batch_size = 256
   c.phases = ((900_000, 128, 256), (100_000, 512, 256))
   c.eval_batches = 100  # most batches of an evaluation; 0 = every held-out row
-  c.model = model(size)
+  # mlm_nsp, mlm_sop, mlm, replaced_tokens; '' = what data.sequences or an ELECTRA is made for.
+  c.objective = ''
+  c.model = model(size, config_class)
   c.data.source = 'builtin'  # builtin, a glob of text files, tfds:NAME, or a folder of `prepare`
   c.data.sequences = 'next_sentence'  # or sentence_order (ALBERT), full_sentences (RoBERTa)
   c.data.pack = True  # up to 8 pairs in a row, isolated from each other; False = one
@@ -246,6 +251,7 @@ def _check_pretraining(config: ConfigDict):
   if config.data.sequences not in SEQUENCES:
     raise UserError(f'data.sequences={config.data.sequences!r} is unknown: use '
                     f'{", ".join(SEQUENCES)}')
+  catalogue.name_of(config.objective, config.data.sequences, config.model.architecture or 'bert')
   if not 0 <= config.data.heldout < 1:
     raise UserError(f'data.heldout={config.data.heldout} must lie in [0, 1)')
 

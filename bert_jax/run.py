@@ -22,7 +22,6 @@ from bert_jax.data import storage
 from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import kernels
-from bert_jax.model.config import count_parameters
 from bert_jax.parallel import host
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import processes
@@ -68,9 +67,9 @@ def _start(config: ConfigDict, workdir: epath.Path, started: bool) -> Pretrained
   """
   earlier = _earlier(workdir).get('config')
   with config.unlocked():
-    for name, value in config.model.items() if earlier else ():
-      if value is None:
-        config.model[name] = earlier['model'].get(name)
+    for name, value in earlier['model'].items() if earlier else ():
+      if config.model.get(name) is None:
+        config.model[name] = value
   model = initial.load(config) if config.init_from and not started else None
   if model:
     initial.adopt_sizes(config, model)
@@ -117,7 +116,7 @@ def _summary(config: ConfigDict, job: Job, mesh: Mesh,
              folder: storage.Folder) -> Iterator[tuple[str, str]]:
   """(what, value) lines that say what is about to run."""
   c = job.task.model.config
-  yield 'model', (f'{count_parameters(c, **job.parts):,} parameters: {c.num_layers} layers of '
+  yield 'model', (f'{c.architecture}, {job.parameters:,} parameters: {c.num_layers} layers of '
                   f'{c.hidden_size}, {c.dtype}')
   yield 'mesh', (f'{mesh.size} {mesh.devices.flat[0].device_kind}: '
                  + ', '.join(f'{k} {v}' for k, v in mesh.shape.items())

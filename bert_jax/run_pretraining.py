@@ -12,7 +12,7 @@ from bert_jax.data import dataset
 from bert_jax.data.rows import RowSource
 from bert_jax.data.windows import Layout
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.model.heads import BertForPreTraining
+from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.tasks.pretraining import Pretraining
@@ -52,15 +52,16 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
     initial.check(config, model, corpus.tokenizer, workdir / 'vocabulary')
   train_steps = _train_steps(config, corpus)
   phases = config_lib.phases_of(config, train_steps)
+  objective = catalogue.create(config.objective, config.data.sequences,
+                               config_lib.bert_config(config.model))
   task = Pretraining.create(
-      BertForPreTraining(config_lib.bert_config(config.model)), masking_config, corpus, phases,
+      objective, masking_config, corpus, phases,
       seed=config.seed, eval_batches=config.eval_batches, pack=config.data.pack,
       sequences=config.data.sequences, feed=mesh_lib.feed(mesh))
   steps = f'{train_steps:,}: ' + ', then '.join(
       f'{p.steps:,} of {p.batch_size} rows of {p.max_len}' for p in phases)
-  pairs = task.pair_objective is not None
   return Job(task, train_steps, corpus.tokenizer, model, corpus.train.digest,
-             ('seed', 'data.pack', 'data.sequences'), {'pooler': pairs, 'heads': True}, steps,
+             ('seed', 'data.pack', 'data.sequences'), objective.parameters(), steps,
              [phase.max_len for phase in phases], {})
 
 

@@ -58,5 +58,7 @@ def test_config(path, tmp_path, corpus_file):
   assert [x['step'] for x in lines if 'loss' in x] == [1, 2]
   # Untrained, it guesses among the vocabulary and, of pairs, the two labels.
   vocabulary = json.loads((tmp_path / 'run/run.json').read_text())['config']['model']['vocab_size']
-  labels = 1 if config.data.sequences == 'full_sentences' else 2
-  assert abs(lines[0]['loss'] - math.log(vocabulary) - math.log(labels)) < 1.0
+  # The labels of a pair, and ELECTRA's of every token.
+  labels = 50 if config.model.architecture == 'electra' else (
+      config.data.sequences != 'full_sentences')
+  assert abs(lines[0]['loss'] - math.log(vocabulary) - labels * math.log(2)) < 1.0

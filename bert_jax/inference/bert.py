@@ -22,10 +22,10 @@ from bert_jax.inference import pooling as pooling_lib
 from bert_jax.inference.batches import Packed
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.model import architectures
 from bert_jax.model import chunks
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch
-from bert_jax.model.encoder import Bert as Encoder
 from bert_jax.model.encoder import intermediates
 from bert_jax.model.heads import BertForPreTraining
 
@@ -53,7 +53,7 @@ def hidden_states(config: BertConfig, params: Any, batch: Batch,
     batch: [R, L] each.
     layers: 0 = the embeddings, 1..N = the layers; or from the end, -1 = the last.
   """
-  encoder, variables = Encoder(config), {'params': params['params']['bert']}
+  encoder, variables = architectures.encoder(config), {'params': params['params']['bert']}
   if layers == (-1,):
     return encoder.apply(variables, batch, method='encode')
   _, kept = encoder.apply(variables, batch, method='encode', mutable=['intermediates'])
@@ -88,8 +88,9 @@ class Bert:
         return hidden_states(config, params, batch, layers), None
       hidden = hidden_states(config, params, batch, layers if layers == (-1,) else (*layers, -1))
       asked = hidden if layers == (-1,) else hidden[..., :-config.hidden_size]
-      return asked, Encoder(config).apply({'params': params['params']['bert']},
-                                          hidden[..., -config.hidden_size:], starts, method='pool')
+      return asked, architectures.encoder(config).apply(
+          {'params': params['params']['bert']}, hidden[..., -config.hidden_size:], starts,
+          method='pool')
 
     @jax.jit
     def mlm_logits(params, batch, positions):

@@ -1,7 +1,8 @@
 """The families of models that are read and written: what transformers calls their parts.
 
-One encoder serves them all. A family says under which names its tensors stand, and what else its
-folders have; the names of BERT are the canonical ones.
+Most members of the family differ in names only. A family says under which names its tensors and the
+fields of its config.json stand, and what else its folders have; the names of BERT are the canonical
+ones.
 """
 
 from collections.abc import Callable
@@ -12,10 +13,32 @@ from typing import Any
 
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
-from bert_jax.model.config import BertConfig
 
 # Of an architecture: what it must have besides the encoder, and the task of its classifier.
 Architectures = Mapping[str, tuple[tuple[str, ...], str]]
+Names = tuple[tuple[str, str], ...]  # (ours, theirs): how names begin; the first that fits counts
+
+# Of config.json -> of BertConfig.
+_FIELDS = {
+    'vocab_size': 'vocab_size', 'hidden_size': 'hidden_size', 'num_hidden_layers': 'num_layers',
+    'num_attention_heads': 'num_heads', 'intermediate_size': 'intermediate_size',
+    'max_position_embeddings': 'max_positions', 'type_vocab_size': 'type_vocab_size',
+    'hidden_dropout_prob': 'dropout', 'attention_probs_dropout_prob': 'attention_dropout',
+    'initializer_range': 'initializer_range', 'layer_norm_eps': 'layer_norm_eps',
+    'hidden_act': 'activation'}
+_PUBLISHED = {'position_embedding_type': 'absolute', 'is_decoder': False,
+              'add_cross_attention': False, 'tie_word_embeddings': True}
+
+
+def _renamed(name: str, table: Names) -> str:
+  for start, other in table:
+    if name.startswith(start):
+      return other + name.removeprefix(start)
+  return name
+
+
+def _inverse(table: Names) -> Names:
+  return tuple((theirs, ours) for ours, theirs in table)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,11 +46,19 @@ class Family:
   """A `model_type` of transformers.
 
   Attributes:
-    name: the model_type; the encoder's tensors begin with it.
+    name: the model_type, and the architecture of our config; the encoder's tensors begin with it.
     title: how its classes begin.
     architectures: its classes.
-    canonical: a tensor's name, without the encoder's prefix, to BERT's.
-    original: the inverse, for a class; with the prefix.
+    heads: how the names of tensors begin that are not the encoder's.
+    layer: how the tensors of a layer begin.
+    in_layer: names within a layer.
+    names: all other names.
+    of_class: names that only one class has.
+    fields: of config.json -> of our config.
+    published: fields of config.json that can have but one value, and are that if missing.
+    constants: fields of our config that config.json does not have.
+    has_segments: whether it tells segments apart. If not, the one row of our table is zeros when
+      read, and added to every position when written.
     unused_positions: rows of the position table before that of the first token, by config.json.
     settings: fields of config.json that follow from the tokeniser.
   """
@@ -35,10 +66,41 @@ class Family:
   name: str
   title: str
   architectures: Architectures
-  canonical: Callable[[str], str]
-  original: Callable[[str, str], str]
-  unused_positions: Callable[[Mapping[str, Any]], int]
-  settings: Callable[[Tokenizer], dict[str, Any]]
+  heads: tuple[str, ...]
+  layer: str = 'encoder.layer.{}.'
+  in_layer: Names = ()
+  names: Names = ()
+  of_class: Mapping[str, Names] = dataclasses.field(default_factory=dict)
+  fields: Mapping[str, str] = dataclasses.field(default_factory=lambda: _FIELDS)
+  published: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _PUBLISHED)
+  constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  has_segments: bool = True
+  unused_positions: Callable[[Mapping[str, Any]], int] = lambda config: 0
+  settings: Callable[[Tokenizer], dict[str, Any]] = lambda t: {'pad_token_id': t.pad_id}
+
+  def canonical(self, name: str) -> str:
+    """A tensor's name as BERT has it, without the encoder's prefix."""
+    name = name.removeprefix(f'{self.name}.')
+    name = re.sub(r'LayerNorm\.(gamma|beta)$',  # today's words for the LayerNorm's
+                  lambda m: 'LayerNorm.' + {'gamma': 'weight', 'beta': 'bias'}[m[1]], name)
+    found = re.match(re.escape(self.layer).replace(r'\{\}', r'(\d+)'), name)
+    if found:
+      return f'encoder.layer.{found[1]}.' + _renamed(name[found.end():], _inverse(self.in_layer))
+    for table in self.of_class.values():
+      changed = _renamed(name, _inverse(table))
+      if changed != name:
+        return changed
+    return _renamed(name, _inverse(self.names))
+
+  def original(self, name: str, architecture: str) -> str:
+    """The inverse, for a class; with the prefix."""
+    found = re.match(r'encoder\.layer\.(\d+)\.', name)
+    if found:
+      name = self.layer.format(found[1]) + _renamed(name[found.end():], self.in_layer)
+    else:
+      name = _renamed(name, (*self.of_class.get(architecture, ()), *self.names))
+    bare = name.startswith(self.heads) or architecture == f'{self.title}Model'
+    return name if bare else f'{self.name}.{name}'
 
 
 def _classifiers(title: str) -> dict[str, tuple[tuple[str, ...], str]]:
@@ -49,44 +111,12 @@ def _classifiers(title: str) -> dict[str, tuple[tuple[str, ...], str]]:
       f'{title}ForMultipleChoice': (('pooler', 'classifier'), 'multiple_choice')}
 
 
-# ---- BERT ---------------------------------------------------------------------------------------
-
-_BERT_HEADS = ('cls.', 'classifier.', 'qa_outputs.')
-
-
-def _bert_canonical(name: str) -> str:
-  name = name.removeprefix('bert.')
-  return re.sub(r'LayerNorm\.(gamma|beta)$',  # today's words for the LayerNorm's
-                lambda m: 'LayerNorm.' + {'gamma': 'weight', 'beta': 'bias'}[m[1]], name)
-
-
-def _bert_original(name: str, architecture: str) -> str:
-  return name if name.startswith(_BERT_HEADS) or architecture == 'BertModel' else f'bert.{name}'
-
-
 BERT = Family(
     'bert', 'Bert',
     {'BertModel': ((), ''), 'BertForPreTraining': (('pooler', 'mlm', 'nsp'), ''),
      'BertForMaskedLM': (('mlm',), ''), 'BertForNextSentencePrediction': (('pooler', 'nsp'), ''),
      **_classifiers('Bert')},
-    _bert_canonical, _bert_original, lambda config: 0, lambda t: {'pad_token_id': t.pad_id})
-
-
-# ---- RoBERTa ------------------------------------------------------------------------------------
-
-_ROBERTA_HEADS = {'cls.predictions.transform.LayerNorm.': 'lm_head.layer_norm.',
-                  'cls.predictions.transform.dense.': 'lm_head.dense.',
-                  'cls.predictions.': 'lm_head.'}
-# The same function, its first half in the head: tanh(dense(h)), then a product.
-_ROBERTA_CLASSIFIER = {'pooler.dense.': 'classifier.dense.', 'classifier.': 'classifier.out_proj.'}
-
-
-def _renamed(name: str, table: Mapping[str, str]) -> str:
-  """The name with the first beginning of the table that fits replaced."""
-  for start, other in table.items():
-    if name.startswith(start):
-      return other + name.removeprefix(start)
-  return name
+    heads=('cls.', 'classifier.', 'qa_outputs.'))
 
 
 def _unused(config: Mapping[str, Any]) -> int:
@@ -97,30 +127,79 @@ def _unused(config: Mapping[str, Any]) -> int:
   return padding + 1
 
 
-def _roberta_canonical(name: str) -> str:
-  inverse = {theirs: ours for table in (_ROBERTA_HEADS, _ROBERTA_CLASSIFIER)
-             for ours, theirs in table.items()}
-  return _renamed(name.removeprefix('roberta.'), inverse)
+def _ends(t: Tokenizer) -> dict[str, Any]:
+  return {'pad_token_id': t.pad_id, 'bos_token_id': t.cls_id, 'eos_token_id': t.sep_id}
 
 
-def _roberta_original(name: str, architecture: str) -> str:
-  if architecture == 'RobertaForSequenceClassification':
-    name = _renamed(name, _ROBERTA_CLASSIFIER)
-  name = _renamed(name, _ROBERTA_HEADS)
-  head = name.startswith(('lm_head.', 'classifier.', 'qa_outputs.'))
-  return name if head or architecture == 'RobertaModel' else f'roberta.{name}'
-
+# The same function as BERT's pooler and classifier, its first half in the head.
+_WHOLE_CLASSIFIER = (('pooler.dense.', 'classifier.dense.'),
+                     ('classifier.', 'classifier.out_proj.'))
 
 ROBERTA = Family(
     'roberta', 'Roberta',
     {'RobertaModel': ((), ''), 'RobertaForMaskedLM': (('mlm',), ''), **_classifiers('Roberta')},
-    _roberta_canonical, _roberta_original, _unused,
-    lambda t: {'pad_token_id': t.pad_id, 'bos_token_id': t.cls_id, 'eos_token_id': t.sep_id})
+    heads=('lm_head.', 'classifier.', 'qa_outputs.'),
+    names=(('cls.predictions.transform.LayerNorm.', 'lm_head.layer_norm.'),
+           ('cls.predictions.transform.dense.', 'lm_head.dense.'),
+           ('cls.predictions.', 'lm_head.')),
+    of_class={'RobertaForSequenceClassification': _WHOLE_CLASSIFIER},
+    unused_positions=_unused, settings=_ends)
 
+ALBERT = Family(
+    'albert', 'Albert',
+    {'AlbertModel': ((), ''), 'AlbertForPreTraining': (('pooler', 'mlm', 'nsp'), ''),
+     'AlbertForMaskedLM': (('mlm',), ''), **_classifiers('Albert')},
+    heads=('predictions.', 'sop_classifier.', 'classifier.', 'qa_outputs.'),
+    layer='encoder.albert_layer_groups.{}.albert_layers.0.',
+    in_layer=(('attention.output.dense.', 'attention.dense.'),
+              ('attention.output.LayerNorm.', 'attention.LayerNorm.'),
+              ('attention.self.', 'attention.'),
+              ('intermediate.dense.', 'ffn.'), ('output.dense.', 'ffn_output.'),
+              ('output.LayerNorm.', 'full_layer_layer_norm.')),
+    names=(('embeddings.projection.', 'encoder.embedding_hidden_mapping_in.'),
+           ('pooler.dense.', 'pooler.'), ('cls.seq_relationship.', 'sop_classifier.classifier.'),
+           ('cls.predictions.transform.dense.', 'predictions.dense.'),
+           ('cls.predictions.transform.LayerNorm.', 'predictions.LayerNorm.'),
+           ('cls.predictions.', 'predictions.')),
+    fields=_FIELDS | {'embedding_size': 'embedding_size', 'num_hidden_groups': 'groups'},
+    published=_PUBLISHED | {'inner_group_num': 1}, settings=_ends)
 
-ALL = {family.name: family for family in (BERT, ROBERTA)}
+ELECTRA = Family(
+    'electra', 'Electra',
+    {'ElectraModel': ((), ''), 'ElectraForPreTraining': (('rtd',), ''),
+     'ElectraForMaskedLM': (('mlm',), ''), **_classifiers('Electra')},
+    heads=('generator_', 'discriminator_', 'classifier.', 'qa_outputs.', 'sequence_summary.'),
+    names=(('embeddings.projection.', 'embeddings_project.'),
+           ('cls.predictions.transform.', 'generator_predictions.'),
+           ('cls.predictions.bias', 'generator_lm_head.bias'),
+           ('cls.predictions.decoder.', 'generator_lm_head.')),
+    of_class={'ElectraForSequenceClassification': _WHOLE_CLASSIFIER,
+              'ElectraForMultipleChoice': (('pooler.dense.', 'sequence_summary.summary.'),)},
+    fields=_FIELDS | {'embedding_size': 'embedding_size'})
 
+DISTILBERT = Family(
+    'distilbert', 'DistilBert',
+    {'DistilBertModel': ((), ''), 'DistilBertForMaskedLM': (('mlm',), ''),
+     **_classifiers('DistilBert')},
+    heads=('vocab_', 'pre_classifier.', 'classifier.', 'qa_outputs.'),
+    layer='transformer.layer.{}.',
+    in_layer=(('attention.self.query.', 'attention.q_lin.'),
+              ('attention.self.key.', 'attention.k_lin.'),
+              ('attention.self.value.', 'attention.v_lin.'),
+              ('attention.output.dense.', 'attention.out_lin.'),
+              ('attention.output.LayerNorm.', 'sa_layer_norm.'),
+              ('intermediate.dense.', 'ffn.lin1.'), ('output.dense.', 'ffn.lin2.'),
+              ('output.LayerNorm.', 'output_layer_norm.')),
+    names=(('pooler.dense.', 'pre_classifier.'),
+           ('cls.predictions.transform.dense.', 'vocab_transform.'),
+           ('cls.predictions.transform.LayerNorm.', 'vocab_layer_norm.'),
+           ('cls.predictions.bias', 'vocab_projector.bias'),
+           ('cls.predictions.decoder.', 'vocab_projector.')),
+    fields={'vocab_size': 'vocab_size', 'dim': 'hidden_size', 'n_layers': 'num_layers',
+            'n_heads': 'num_heads', 'hidden_dim': 'intermediate_size',
+            'max_position_embeddings': 'max_positions', 'dropout': 'dropout',
+            'attention_dropout': 'attention_dropout', 'initializer_range': 'initializer_range',
+            'activation': 'activation'},
+    published={'tie_word_embeddings': True}, constants={'type_vocab_size': 1}, has_segments=False)
 
-def of(config: BertConfig, tokenizer: Tokenizer) -> Family:
-  """The family as which a model is written."""
-  return ROBERTA if tokenizer.kind == 'bpe' and config.type_vocab_size == 1 else BERT
+ALL = {family.name: family for family in (BERT, ROBERTA, ALBERT, ELECTRA, DISTILBERT)}

@@ -25,18 +25,12 @@ from bert_jax.interop.card import model_card
 from bert_jax.interop.families import Family
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.pretrained import check_vocabulary
+from bert_jax.model import architectures
 from bert_jax.model.config import BertConfig
 
 _ACTIVATIONS = {'gelu': 'gelu', 'gelu_python': 'gelu', 'gelu_new': 'gelu_tanh',
                 'gelu_pytorch_tanh': 'gelu_tanh', 'relu': 'relu'}
-_FIELDS = {  # of config.json -> of BertConfig
-    'vocab_size': 'vocab_size', 'hidden_size': 'hidden_size', 'num_hidden_layers': 'num_layers',
-    'num_attention_heads': 'num_heads', 'intermediate_size': 'intermediate_size',
-    'max_position_embeddings': 'max_positions', 'type_vocab_size': 'type_vocab_size',
-    'hidden_dropout_prob': 'dropout', 'attention_probs_dropout_prob': 'attention_dropout',
-    'initializer_range': 'initializer_range', 'layer_norm_eps': 'layer_norm_eps'}
-_NEEDED = ('vocab_size', 'hidden_size', 'num_hidden_layers', 'num_attention_heads',
-           'intermediate_size')
+_NEEDED = ('vocab_size', 'hidden_size', 'num_layers', 'num_heads', 'intermediate_size')
 _PROBLEMS = {'single_label': 'single_label_classification',
              'multi_label': 'multi_label_classification', 'regression': 'regression'}
 # Copies of other tensors, and a buffer that older versions saved.
@@ -44,32 +38,37 @@ _TIED = {'cls.predictions.decoder.weight': 'embeddings.word_embeddings.weight',
          'cls.predictions.decoder.bias': 'cls.predictions.bias'}
 _BUFFERS = ('embeddings.position_ids', 'embeddings.token_type_ids')
 _POSITIONS = 'embeddings.position_embeddings.weight'
+_SEGMENTS = 'embeddings.token_type_embeddings.weight'
 
 
-def config_from(theirs: dict, path: epath.Path) -> BertConfig:
-  """The BertConfig of a config.json, or of google-research/bert's bert_config.json.
+def config_from(theirs: dict, path: epath.Path, family: Family = families.BERT) -> BertConfig:
+  """The config of a config.json, or of google-research/bert's bert_config.json.
 
   Raises:
-    UserError: a field is missing, or asks for something that BERT as published does not have.
+    UserError: a field is missing, or asks for something that the family does not have.
   """
-  missing = [name for name in _NEEDED if name not in theirs]
+  missing = [name for name, ours in family.fields.items() if ours in _NEEDED and name not in theirs]
   if missing:
-    raise UserError(f'{path} has no {", ".join(missing)}: it is no config of a BERT')
-  activation = theirs.get('hidden_act', 'gelu')
-  if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-    raise UserError(f'{path}: hidden_act={activation!r} is unknown: known are '
-                    f'{", ".join(_ACTIVATIONS)}')
-  for name, published in (('position_embedding_type', 'absolute'), ('is_decoder', False),
-                          ('add_cross_attention', False), ('tie_word_embeddings', True)):
+    raise UserError(f'{path} has no {", ".join(missing)}: it is no config of a {family.title}')
+  for name, published in family.published.items():
     if theirs.get(name, published) != published:
-      raise UserError(f'{path}: {name}={theirs[name]!r} is not what BERT has ({published!r})')
-  fields = {ours: theirs[name] for name, ours in _FIELDS.items() if name in theirs}
+      raise UserError(f'{path}: {name}={theirs[name]!r} is not what {family.title} has '
+                      f'({published!r})')
+  fields = {ours: theirs[name] for name, ours in family.fields.items() if name in theirs}
+  activation = fields.pop('activation', 'gelu')
+  if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+    name = next(name for name, ours in family.fields.items() if ours == 'activation')
+    raise UserError(f'{path}: {name}={activation!r} is unknown: known are '
+                    f'{", ".join(_ACTIVATIONS)}')
+  known = architectures.ALL[family.name].config.__dataclass_fields__
   for name, value in fields.items():
-    number = BertConfig.__dataclass_fields__[name].default
+    number = known[name].default
     if isinstance(value, bool) or not isinstance(
         value, int if isinstance(number, int) else (int, float)):
       raise UserError(f'{path}: the value {value!r} for {name} is no {type(number).__name__}')
-  return BertConfig(**fields, activation=_ACTIVATIONS[activation])
+  return architectures.make_config(
+      {**fields, **family.constants, 'activation': _ACTIVATIONS[activation],
+       'architecture': family.name})
 
 
 def _read_config(directory: epath.Path) -> tuple[dict, Family, str]:
@@ -81,8 +80,8 @@ def _read_config(directory: epath.Path) -> tuple[dict, Family, str]:
   if not family:
     raise UserError(f'{path}: model_type={model_type!r} is unknown: known are '
                     f'{", ".join(families.ALL)}')
-  architectures = theirs.get('architectures') or [f'{family.title}Model']
-  architecture = str(architectures[0] if isinstance(architectures, list) else architectures)
+  classes = theirs.get('architectures') or [f'{family.title}Model']
+  architecture = str(classes[0] if isinstance(classes, list) else classes)
   if architecture not in family.architectures:
     raise UserError(f'{path}: the architecture {architecture} of {model_type} is unknown: known '
                     f'are {", ".join(family.architectures)}')
@@ -163,12 +162,14 @@ def load(directory: epath.Path) -> Pretrained:
     UserError: something is missing, surplus, of another shape, corrupt, or no BERT.
   """
   theirs, family, architecture = _read_config(directory)
-  config = config_from(theirs, directory / 'config.json')
+  config = config_from(theirs, directory / 'config.json', family)
   unused = family.unused_positions(theirs)
   if unused:
     config = dataclasses.replace(config, max_positions=config.max_positions - unused)
   with _tensors(_weight_files(directory), family.canonical) as found:
     def get(name):
+      if name == _SEGMENTS and not family.has_segments:
+        return np.zeros((1, config.embedding_size), np.float32)
       file, theirs = found[name]
       tensor = file.get_tensor(theirs)
       return tensor[unused:] if name == _POSITIONS else tensor
@@ -183,6 +184,8 @@ def load(directory: epath.Path) -> Pretrained:
       shapes['cls.predictions.bias'] = shapes['cls.predictions.decoder.bias']
     for name in _BUFFERS:
       shapes.pop(name, None)
+    if not family.has_segments:
+      shapes[_SEGMENTS] = (1, config.embedding_size)
     for copy, of in _TIED.items():
       if shapes.pop(copy, None) and not (of in found and np.array_equal(get(copy), get(of))):
         raise UserError(f'{directory}: {copy} differs from {of}: BERT has one tensor for both')
@@ -222,15 +225,15 @@ def architecture_of(model: Pretrained, family: Family) -> str:
 def save(model: Pretrained, directory: epath.Path):
   """Writes a model in the Hugging Face layout into a folder, which is made if it is not there."""
   directory.mkdir(parents=True, exist_ok=True)
-  family, c = families.of(model.config, model.tokenizer), model.config
+  family, c = families.ALL[model.config.architecture], model.config
   architecture = architecture_of(model, family)
   activation = next(name for name, ours in _ACTIVATIONS.items()
                     if ours == c.activation)
   theirs = {
       'architectures': [architecture], 'model_type': family.name,
-      **{name: getattr(c, ours) for name, ours in _FIELDS.items()}, 'hidden_act': activation,
-      'position_embedding_type': 'absolute', **family.settings(model.tokenizer),
-      'dtype': 'float32'}
+      **{name: activation if ours == 'activation' else getattr(c, ours)
+         for name, ours in family.fields.items()},
+      **family.published, **family.settings(model.tokenizer), 'dtype': 'float32'}
   unused = family.unused_positions(theirs)
   theirs['max_position_embeddings'] += unused
   if model.labels:
@@ -241,6 +244,8 @@ def save(model: Pretrained, directory: epath.Path):
   (directory / 'config.json').write_text(json.dumps(theirs, indent=2) + '\n')
   tensors = layout.to_tensors(model.params, c)
   tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], ((unused, 0), (0, 0)))
+  if not family.has_segments:
+    tensors[_POSITIONS] = tensors[_POSITIONS] + tensors.pop(_SEGMENTS)
   tensors = {family.original(name, architecture): np.ascontiguousarray(x)
              for name, x in tensors.items()}
   save_file(tensors, str(directory / 'model.safetensors'), metadata={'format': 'pt'})

@@ -16,10 +16,12 @@ import numpy as np
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining
+from bert_jax.model.heads import ReplacedTokenHead
 
 # What a model may have on top of the encoder, and how the names of its tensors begin.
 GROUPS = {'pooler': 'pooler.', 'mlm': 'cls.predictions.', 'nsp': 'cls.seq_relationship.',
-          'classifier': 'classifier.', 'qa_outputs': 'qa_outputs.'}
+          'rtd': 'discriminator_predictions.', 'classifier': 'classifier.',
+          'qa_outputs': 'qa_outputs.'}
 _HEADS = {'nsp': 'cls.seq_relationship', 'classifier': 'classifier', 'qa_outputs': 'qa_outputs'}
 _QKV = ('query', 'key', 'value')
 
@@ -28,7 +30,7 @@ def groups(params: Any) -> tuple[str, ...]:
   """The groups that a tree of parameters has."""
   tree = params['params']
   there = {'pooler': 'pooler' in tree['bert'], 'mlm': 'mlm_dense' in tree,
-           **{name: name in tree for name in ('nsp', 'classifier', 'qa_outputs')}}
+           **{name: name in tree for name in ('nsp', 'rtd', 'classifier', 'qa_outputs')}}
   return tuple(name for name, present in there.items() if present)
 
 
@@ -42,6 +44,10 @@ def abstract_params(config: BertConfig, present: Collection[str], num_labels: in
     tree['bert'].pop('pooler')
   if 'mlm' not in present:
     tree = {'bert': tree['bert']}
+  if 'rtd' in present:
+    vectors = jax.ShapeDtypeStruct((1, config.hidden_size), jnp.float32)
+    tree['rtd'] = jax.eval_shape(ReplacedTokenHead(config).init, jax.random.key(0),
+                                 vectors)['params']
   for name, outputs in (('nsp', 2), ('classifier', num_labels), ('qa_outputs', 2)):
     if name in present:
       tree[name] = {
@@ -97,7 +103,9 @@ def from_tensors(get: Callable[[str], np.ndarray], config: BertConfig,
           'position': tensor('embeddings.position_embeddings.weight'),
           'segment': tensor('embeddings.token_type_embeddings.weight'),
           'norm': norm('embeddings.LayerNorm')},
-      'layers': jax.tree.map(lambda *xs: np.stack(xs), *map(layer, range(config.num_layers)))}
+      'layers': jax.tree.map(lambda *xs: np.stack(xs), *map(layer, range(config.stacked_layers)))}
+  if config.projects:
+    bert['projection'] = linear('embeddings.projection')
   if 'pooler' in present:
     bert['pooler'] = linear('pooler.dense')
   tree = {'bert': bert}
@@ -105,6 +113,9 @@ def from_tensors(get: Callable[[str], np.ndarray], config: BertConfig,
     tree |= {'mlm_dense': linear('cls.predictions.transform.dense'),
              'mlm_norm': norm('cls.predictions.transform.LayerNorm'),
              'mlm_bias': np.pad(tensor('cls.predictions.bias'), (0, padding))}
+  if 'rtd' in present:
+    tree['rtd'] = {'dense': linear('discriminator_predictions.dense'),
+                   'out': linear('discriminator_predictions.dense_prediction')}
   tree |= {name: linear(theirs) for name, theirs in _HEADS.items() if name in present}
   return {'params': tree}
 
@@ -126,8 +137,10 @@ def to_tensors(params: Any, config: BertConfig) -> dict[str, np.ndarray]:
   found['embeddings.position_embeddings.weight'] = np.asarray(embeddings['position'])
   found['embeddings.token_type_embeddings.weight'] = np.asarray(embeddings['segment'])
   norm('embeddings.LayerNorm', embeddings['norm'])
+  if config.projects:
+    linear('embeddings.projection', tree['bert']['projection'])
   layers = jax.tree.map(np.asarray, tree['bert']['layers'])
-  for i in range(config.num_layers):
+  for i in range(config.stacked_layers):
     p, layer = f'encoder.layer.{i}', jax.tree.map(lambda x: x[i], layers)
     attention = layer['attention']
     for j, x in enumerate(_QKV):
@@ -147,6 +160,9 @@ def to_tensors(params: Any, config: BertConfig) -> dict[str, np.ndarray]:
     linear('cls.predictions.transform.dense', tree['mlm_dense'])
     norm('cls.predictions.transform.LayerNorm', tree['mlm_norm'])
     found['cls.predictions.bias'] = np.asarray(tree['mlm_bias'])[:v]
+  if 'rtd' in tree:
+    linear('discriminator_predictions.dense', tree['rtd']['dense'])
+    linear('discriminator_predictions.dense_prediction', tree['rtd']['out'])
   for name, theirs in _HEADS.items():
     if name in tree:
       linear(theirs, tree[name])

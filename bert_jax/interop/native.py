@@ -10,6 +10,7 @@ from typing import Any
 
 from etils import epath
 from flax import linen as nn
+import jax
 import orbax.checkpoint as ocp
 
 from bert_jax.data import sealed
@@ -20,7 +21,9 @@ from bert_jax.interop.pretrained import HEAD_GROUPS
 from bert_jax.interop.pretrained import HEAD_TASKS
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.pretrained import check_vocabulary
+from bert_jax.model import architectures
 from bert_jax.model.config import BertConfig
+from bert_jax.objectives import catalogue
 from bert_jax.training import checkpoint
 from bert_jax.training import report
 from bert_jax.training import sound
@@ -30,9 +33,8 @@ WORKDIR_FILE = 'run.json'
 
 
 def _config(fields: Any, path: epath.Path) -> BertConfig:
-  known = BertConfig.__dataclass_fields__
   try:
-    return BertConfig(**{name: value for name, value in fields.items() if name in known})
+    return architectures.make_config(fields)
   except (AttributeError, TypeError) as e:
     raise UserError(f'{path} does not describe a model: {e}') from e
 
@@ -101,12 +103,14 @@ def load_workdir(directory: epath.Path) -> Pretrained:
   check_vocabulary(config, tokenizer, directory / 'tokenizer')
   data, task, labels = fields.get('data', {}), fields.get('task'), tuple(run.get('labels', ()))
   if task in HEAD_GROUPS:
-    groups = HEAD_GROUPS[task]
+    abstract = nn.unbox(layout.abstract_params(config, HEAD_GROUPS[task], len(labels)))
+    params, step = checkpoint.restore_params(directory, abstract)
   else:
     task = ''
-    groups = ('mlm',) if data.get('sequences') == 'full_sentences' else ('pooler', 'mlm', 'nsp')
-  abstract = nn.unbox(layout.abstract_params(config, groups, len(labels)))
-  params, step = checkpoint.restore_params(directory, abstract)
+    objective = catalogue.create(fields.get('objective', ''), data.get('sequences'), config)
+    abstract = nn.unbox(jax.eval_shape(objective.init, jax.random.key(0)))
+    params, step = checkpoint.restore_params(directory, abstract)
+    params = objective.exported(params)
   facts = {'source': str(directory), 'data': data.get('source') or data.get('train'), 'steps': step,
            'command': run.get('command'), 'scores': _scores(directory, step)}
   if task:

@@ -11,8 +11,8 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.interop import verify
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.model import architectures
 from bert_jax.model.encoder import Batch
-from bert_jax.model.encoder import Bert
 
 FILE = 'encoder.stablehlo'
 _PLATFORMS = ('cpu', 'cuda', 'tpu')
@@ -39,7 +39,7 @@ def encoder(model: Pretrained):
   Without a pooler the second is the hidden state of [CLS].
   """
   variables = {'params': jax.tree.map(jnp.asarray, model.params['params']['bert'])}
-  module = Bert(model.config)
+  module = architectures.encoder(model.config)
 
   def encode(ids, type_ids, mask):
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)

@@ -16,9 +16,10 @@ from bert_jax.errors import UserError
 from bert_jax.interop import families
 from bert_jax.interop import layout
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.model import architectures
 from bert_jax.model.encoder import Batch
-from bert_jax.model.encoder import Bert
 from bert_jax.model.heads import BertForPreTraining
+from bert_jax.model.heads import ReplacedTokenHead
 
 _SPECIAL = ' '.join(SPECIAL_TOKENS)
 # Strings at which tokenisers are known to differ.
@@ -33,6 +34,12 @@ HOSTILE = (
     _SPECIAL, '##ing ## #', 'ﬁ ﬂ ½ ² ™', '\ufffd', 'ǅ ß ẞ',
     '`code` ~tilde~ ^caret^ |pipe| <tag>', '。、！？（）', 'ａｂｃ１２３',
 )
+# The class of transformers that has these heads; where it has the logits of each.
+_CLASSES = {('mlm', 'nsp'): 'ForPreTraining', ('mlm',): 'ForMaskedLM', ('rtd',): 'ForPreTraining',
+            ('nsp',): 'ForNextSentencePrediction', (): 'Model'}
+_LOGITS = {'mlm': ('MLM logits', ('prediction_logits', 'logits')),
+           'nsp': ('NSP logits', ('seq_relationship_logits', 'sop_logits', 'logits')),
+           'rtd': ('RTD logits', ('logits',))}
 # To the source's outputs; the arithmetic is the same, only the order of sums may differ.
 TOLERANCE = 2e-5
 
@@ -61,17 +68,21 @@ def outputs(model: Pretrained) -> dict[str, np.ndarray]:
   encoder = {'params': model.params['params']['bert']}
   first = jnp.zeros((3, 1), jnp.int32)
   real = batch.pair_index > 0
-  hidden = Bert(config).apply(encoder, batch, method='encode')
+  module = architectures.encoder(config)
+  hidden = module.apply(encoder, batch, method='encode')
   found = {'hidden states': np.asarray(hidden)[real]}
   heads = BertForPreTraining(config)
   if 'pooler' in model.groups:
-    found['pooled output'] = np.asarray(Bert(config).apply(encoder, hidden, first, method='pool'))
+    found['pooled output'] = np.asarray(module.apply(encoder, hidden, first, method='pool'))
   if 'mlm' in model.groups:
     logits = heads.apply(model.params, hidden, batch.positions, method='mlm_logits')
     found['MLM logits'] = np.asarray(logits)[..., :config.vocab_size][real]
   if 'nsp' in model.groups:
     found['NSP logits'] = np.asarray(
         heads.apply(model.params, hidden, first, method='nsp_logits'))
+  if 'rtd' in model.groups:
+    found['RTD logits'] = np.asarray(ReplacedTokenHead(config).apply(
+        {'params': model.params['params']['rtd']}, hidden))[real]
   return found
 
 
@@ -83,11 +94,8 @@ def _transformers_outputs(directory: epath.Path, model: Pretrained) -> dict[str,
   transformers.utils.logging.set_verbosity_error()
   transformers.utils.logging.disable_progress_bar()
   batch = _batch(model)
-  pretraining = {'mlm', 'nsp'} & set(model.groups)
-  name = families.of(model.config, model.tokenizer).title + (
-      'ForPreTraining' if len(pretraining) == 2 else
-      'ForMaskedLM' if 'mlm' in pretraining else
-      'ForNextSentencePrediction' if pretraining else 'Model')
+  heads = tuple(group for group in model.groups if group in _LOGITS)
+  name = families.ALL[model.config.architecture].title + _CLASSES[heads]
   theirs, loading = getattr(transformers, name).from_pretrained(
       str(directory), output_loading_info=True)
   if loading['missing_keys'] and not name.endswith('Model'):
@@ -98,16 +106,12 @@ def _transformers_outputs(directory: epath.Path, model: Pretrained) -> dict[str,
     found = theirs.eval()(input_ids=ids, token_type_ids=types, attention_mask=mask,
                           output_hidden_states=True)
   real = batch.pair_index > 0
-  results = {'hidden states': found.hidden_states[-1].numpy()[real]}
-  if len(pretraining) == 2:
-    results['MLM logits'] = found.prediction_logits.numpy()[real]
-    results['NSP logits'] = found.seq_relationship_logits.numpy()[:, None]
-  elif pretraining:
-    logits = found.logits.numpy()
-    if 'mlm' in pretraining:
-      results['MLM logits'] = logits[real]
-    else:
-      results['NSP logits'] = logits[:, None]
+  # transformers keeps no hidden states of ALBERT, whose layers are one.
+  results = {'hidden states': found.hidden_states[-1].numpy()[real]} if found.hidden_states else {}
+  for group in heads:
+    what, names = _LOGITS[group]
+    logits = next(found[name] for name in names if name in found).numpy()
+    results[what] = logits[:, None] if group == 'nsp' else logits[real]
   return results
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from bert_jax.errors import UserError
 
 ACTIVATIONS = ('gelu', 'gelu_tanh', 'relu')
+ARCHITECTURES = ('bert', 'roberta', 'distilbert')  # that have no config class of their own
 ATTENTION = ('auto', 'xla', 'fused', 'splash', 'cudnn')
 REMAT = ('none', 'dots', 'full')
 DTYPES = ('float32', 'bfloat16')
@@ -24,9 +25,12 @@ class BertConfig:
 
     B rows          L positions in a row      D width             H heads
     K head width    F feed-forward width      V vocabulary        M masked positions in a row
-    P pairs in a row                          N layers
+    P pairs in a row                          N layers         E width of the embeddings, if not D
   """
 
+  # What transformers calls it (`model_type`): bert, roberta, distilbert; albert and electra have
+  # more fields, in `AlbertConfig` and `ElectraConfig`.
+  architecture: str = 'bert'
   vocab_size: int = 30522  # V, entries of the vocabulary, without the padding of the table
   hidden_size: int = 768  # D
   num_layers: int = 12  # N
@@ -54,6 +58,9 @@ class BertConfig:
     if self.hidden_size % self.num_heads:
       raise UserError(f'model.hidden_size={self.hidden_size} is not divisible by '
                       f'model.num_heads={self.num_heads}')
+    if type(self) is BertConfig and self.architecture not in ARCHITECTURES:
+      raise UserError(f'model.architecture={self.architecture!r} is none of '
+                      f'{", ".join(ARCHITECTURES)}: take the config file of another one')
     for name, known in (('activation', ACTIVATIONS), ('remat', REMAT), ('dtype', DTYPES),
                         ('attention', ATTENTION)):
       if getattr(self, name) not in known:
@@ -66,6 +73,26 @@ class BertConfig:
   def head_size(self) -> int:
     """K, the width of one head."""
     return self.hidden_size // self.num_heads
+
+  @property
+  def embedding_size(self) -> int:
+    """E, the width of the embeddings; here D."""
+    return self.hidden_size
+
+  @property
+  def projects(self) -> bool:
+    """Whether the embeddings are projected from E to D."""
+    return False
+
+  @property
+  def stacked_layers(self) -> int:
+    """Layers with parameters of their own, which are stacked."""
+    return self.num_layers
+
+  @property
+  def fewest_layers(self) -> tuple[int, int]:
+    """The two smallest numbers of layers that a model of this kind can have."""
+    return 1, 2
 
   @property
   def padded_vocab_size(self) -> int:
@@ -86,11 +113,13 @@ def count_parameters(config: BertConfig, *, pooler: bool = True, heads: bool = F
     pooler: count the tanh pooler on [CLS].
     heads: count the MLM head (its decoder is the token table) and the NSP head on the pooler.
   """
-  d, f, v = config.hidden_size, config.intermediate_size, config.vocab_size
-  embeddings = (v + config.max_positions + config.type_vocab_size) * d + 2 * d
+  d, f, v, e = (config.hidden_size, config.intermediate_size, config.vocab_size,
+                config.embedding_size)
+  embeddings = (v + config.max_positions + config.type_vocab_size) * e + 2 * e
   layer = 4 * (d * d + d) + (d * f + f) + (f * d + d) + 2 * (2 * d)
-  total = embeddings + config.num_layers * layer + pooler * (d * d + d)
-  return total + heads * (d * d + d + 2 * d + v + pooler * (2 * d + 2))
+  total = embeddings + config.projects * (e * d + d) + config.stacked_layers * layer
+  total += pooler * (d * d + d)
+  return total + heads * (d * e + e + 2 * e + v + pooler * (2 * d + 2))
 
 
 def flops_per_token(config: BertConfig, length: int, predictions: float) -> float:
@@ -104,6 +133,7 @@ def flops_per_token(config: BertConfig, length: int, predictions: float) -> floa
     length: L, tokens in a row.
     predictions: predicted positions for each token (0.15, say).
   """
-  d, f, n = config.hidden_size, config.intermediate_size, config.num_layers
-  encoder = 6 * n * (4 * d * d + 2 * d * f) + 12 * n * d * length
-  return encoder + 6 * predictions * (d * d + d * config.vocab_size)
+  d, f, n, e = (config.hidden_size, config.intermediate_size, config.num_layers,
+                config.embedding_size)
+  encoder = 6 * n * (4 * d * d + 2 * d * f) + 12 * n * d * length + 6 * config.projects * e * d
+  return encoder + 6 * predictions * (d * e + e * config.vocab_size)

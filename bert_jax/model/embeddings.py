@@ -44,16 +44,16 @@ class Embeddings(nn.Module):
   def setup(self):
     c = self.config
     init = truncated_normal(c.initializer_range, 'vocab', 'embed')
-    self.token = self.param('token', init, (c.padded_vocab_size, c.hidden_size))
+    self.token = self.param('token', init, (c.padded_vocab_size, c.embedding_size))
     init = truncated_normal(c.initializer_range, 'position', 'embed')
-    self.position = self.param('position', init, (c.max_positions, c.hidden_size))
+    self.position = self.param('position', init, (c.max_positions, c.embedding_size))
     init = truncated_normal(c.initializer_range, 'segment', 'embed')
-    self.segment = self.param('segment', init, (c.type_vocab_size, c.hidden_size))
+    self.segment = self.param('segment', init, (c.type_vocab_size, c.embedding_size))
     self.norm = LayerNorm(c)
     self.dropout = nn.Dropout(c.dropout)
 
   def _token_table(self) -> jax.Array:
-    """[padded V, D], its width whole on every chip.
+    """[padded V, E], its width whole on every chip.
 
     Where a preset splits the width, the chips exchange the table; left to itself the compiler would
     have every chip look up a part of the vectors for the rows of all.
@@ -71,18 +71,18 @@ class Embeddings(nn.Module):
       deterministic: no dropout.
 
     Returns:
-      [B, L, D] in the compute dtype.
+      [B, L, E] in the compute dtype; E is D in BERT.
     """
     # Summed in float32: three small numbers of the same size lose a digit in bfloat16.
     position, segment = (nn.with_logical_constraint(table, (None, 'embed_act'))
                          for table in (self.position, self.segment))
     x = (jnp.take(self._token_table(), ids, axis=0) + jnp.take(position, positions, axis=0)
-         + jnp.take(segment, type_ids, axis=0, mode='clip'))  # [B, L, D]; RoBERTa has one segment
+         + jnp.take(segment, type_ids, axis=0, mode='clip'))  # [B, L, E]; RoBERTa has one segment
     x = nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act'))
     x = self.norm(x).astype(self.config.compute_dtype)
     return self.dropout(x, deterministic=deterministic)
 
   def decode(self, x: jax.Array) -> jax.Array:
-    """Logits of `x` under the token table, tied: [..., D] -> [..., padded V], float32."""
+    """Logits of `x` under the token table, tied: [..., E] -> [..., padded V], float32."""
     table = self._token_table().astype(self.config.compute_dtype)
     return jnp.einsum('...d,vd->...v', x, table, preferred_element_type=jnp.float32)

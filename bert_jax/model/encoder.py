@@ -77,7 +77,8 @@ class EncoderLayer(nn.Module):
     return nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act')), None
 
 
-def _rematerialised(layer: type[nn.Module], config: BertConfig) -> type[nn.Module]:
+def rematerialised(layer: type[nn.Module], config: BertConfig) -> type[nn.Module]:
+  """The layer, whose backward pass computes again what `remat` says."""
   if config.remat == 'none':
     return layer
   policy = {'dots': jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
@@ -96,16 +97,40 @@ def _in_dtype(dtype: jnp.dtype, params: dict) -> dict:
       lambda path, x: x if any('norm' in str(key) for key in path) else x.astype(dtype), params)
 
 
+def stacked(layer: type[nn.Module], config: BertConfig, length: int,
+            initializing: bool) -> type[nn.Module]:
+  """`length` layers with parameters of their own, which are stacked: [length, ...]."""
+  layers = nn.scan(layer, variable_axes={'params': 0, 'intermediates': 0},
+                   split_rngs={'params': True, 'dropout': True}, in_axes=nn.broadcast,
+                   length=length, unroll=config.scan_unroll,
+                   metadata_params={nn.PARTITION_NAME: 'layers'})
+  if config.compute_dtype == jnp.float32 or initializing:
+    return layers
+  return nn.map_variables(layers, 'params', functools.partial(_in_dtype, config.compute_dtype))
+
+
 class Bert(nn.Module):
   """Embeddings, N encoder layers, and the tanh pooler over each pair's [CLS]."""
 
   config: BertConfig
+  pool_activation = staticmethod(jnp.tanh)
 
   def setup(self):
     c = self.config
     self.embeddings = Embeddings(c)
     self.pooler = nn.Dense(c.hidden_size, dtype=c.compute_dtype, bias_init=zeros('embed'),
                            kernel_init=truncated_normal(c.initializer_range, 'embed', 'pooled'))
+
+  def embed(self, batch: Batch, deterministic: bool) -> jax.Array:
+    """What the first layer reads, [B, L, D]."""
+    return self.embeddings(batch.ids, batch.type_ids, batch.positions, deterministic=deterministic)
+
+  def run_layers(self, x: jax.Array, pair_index: jax.Array, bias: jax.Array | None,
+                 deterministic: bool) -> jax.Array:
+    """The embeddings through all layers; arguments as `SelfAttention` takes them."""
+    c = self.config
+    layers = stacked(rematerialised(EncoderLayer, c), c, c.num_layers, self.is_initializing())
+    return layers(c, deterministic, name='layers')(x, pair_index, bias)[0]
 
   @nn.compact
   def encode(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
@@ -114,24 +139,16 @@ class Bert(nn.Module):
     With `mutable=['intermediates']` Linen gives what `intermediates` below takes apart.
     """
     c = self.config
-    x = self.embeddings(batch.ids, batch.type_ids, batch.positions, deterministic=deterministic)
+    x = self.embed(batch, deterministic)
     self.sow('intermediates', 'embedded', x)
-    layers = nn.scan(_rematerialised(EncoderLayer, c),
-                     variable_axes={'params': 0, 'intermediates': 0},
-                     split_rngs={'params': True, 'dropout': True}, in_axes=nn.broadcast,
-                     length=c.num_layers, unroll=c.scan_unroll,
-                     metadata_params={nn.PARTITION_NAME: 'layers'})
-    if c.compute_dtype != jnp.float32 and not self.is_initializing():
-      layers = nn.map_variables(layers, 'params', functools.partial(_in_dtype, c.compute_dtype))
     path, _ = kernels.chosen(c, x.shape[1])
     plain = path == 'xla' or self.is_mutable_collection('intermediates')  # who asks for weights
     bias = attention_bias(batch.pair_index) if plain else None
-    x, _ = layers(c, deterministic, name='layers')(x, batch.pair_index, bias)
-    return x
+    return self.run_layers(x, batch.pair_index, bias, deterministic)
 
   def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
     """tanh(dense(h)) of each pair's [CLS]: [B, L, D] and [B, P] int32 -> [B, P, D]."""
-    return jnp.tanh(self.pooler(take_positions(hidden, cls_positions)))
+    return self.pool_activation(self.pooler(take_positions(hidden, cls_positions)))
 
   def __call__(self, batch: Batch, cls_positions: jax.Array, *,
                deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
@@ -149,9 +166,11 @@ class Intermediates(NamedTuple):
 
 def intermediates(collection: dict) -> Intermediates:
   """The `intermediates` that `Bert.encode` left behind."""
-  layers = collection['layers']
-  hidden = jnp.concatenate([collection['embedded'][0][None], layers['hidden'][0]])
-  return Intermediates(hidden, layers['attention']['weights'][0])
+  embedded, layers = collection['embedded'][0], collection['layers']
+  hidden = layers['hidden'][0].reshape(-1, *embedded.shape)  # groups of layers too: one axis
+  weights = layers['attention']['weights'][0]
+  return Intermediates(jnp.concatenate([embedded[None], hidden]),
+                       weights.reshape(-1, *weights.shape[-4:]))
 
 
 def take_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:

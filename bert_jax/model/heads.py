@@ -1,18 +1,48 @@
-"""The two pretraining heads, and BERT with both."""
+"""The heads of pretraining, and BERT with those of its own."""
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from bert_jax.model import architectures
 from bert_jax.model.attention import MASKED
 from bert_jax.model.config import BertConfig
 from bert_jax.model.embeddings import LayerNorm
 from bert_jax.model.embeddings import truncated_normal
 from bert_jax.model.embeddings import zeros
 from bert_jax.model.encoder import Batch
-from bert_jax.model.encoder import Bert
 from bert_jax.model.encoder import activation
 from bert_jax.model.encoder import take_positions
+
+
+class ReplacedTokenHead(nn.Module):
+  """Was this token replaced? (Clark et al. 2020, https://arxiv.org/abs/2003.10555)."""
+
+  config: BertConfig
+
+  @nn.compact
+  def __call__(self, hidden: jax.Array) -> jax.Array:
+    """[..., D] -> logits [...] float32, high where a token seems to be replaced."""
+    c = self.config
+    x = nn.Dense(c.hidden_size, dtype=hidden.dtype, bias_init=zeros('pooled'), name='dense',
+                 kernel_init=truncated_normal(c.initializer_range, 'embed', 'pooled'))(hidden)
+    return nn.Dense(1, dtype=jnp.float32, bias_init=zeros('labels'), name='out',
+                    kernel_init=truncated_normal(c.initializer_range, 'embed', 'labels'))(
+                        activation(c.activation)(x))[..., 0]
+
+
+class ElectraForPreTraining(nn.Module):
+  """ELECTRA's discriminator."""
+
+  config: BertConfig
+
+  def setup(self):
+    self.bert = architectures.encoder(self.config)
+    self.rtd = ReplacedTokenHead(self.config)
+
+  def __call__(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
+    """[B, L] inputs -> logits [B, L] float32, high where a token seems to be replaced."""
+    return self.rtd(self.bert.encode(batch, deterministic=deterministic))
 
 
 class BertForPreTraining(nn.Module):
@@ -23,8 +53,8 @@ class BertForPreTraining(nn.Module):
   def setup(self):
     c = self.config
     init = truncated_normal(c.initializer_range, 'embed', 'pooled')
-    self.bert = Bert(c)
-    self.mlm_dense = nn.Dense(c.hidden_size, dtype=c.compute_dtype, kernel_init=init,
+    self.bert = architectures.encoder(c)
+    self.mlm_dense = nn.Dense(c.embedding_size, dtype=c.compute_dtype, kernel_init=init,
                               bias_init=zeros('pooled'))
     self.mlm_norm = LayerNorm(c)
     self.nsp = nn.Dense(2, dtype=jnp.float32, bias_init=zeros('labels'),

@@ -41,7 +41,8 @@ def _obstacle(config: BertConfig, kernel: str, length: int, where: str) -> str:
     return f'{length} is above {LONGEST}'
   if kernel in ('fused', 'splash') and length % LANES:
     return f'{length} is no multiple of {LANES}'
-  if kernel == 'fused' and (LANES % config.head_size or heads * config.head_size % LANES):
+  if kernel == 'fused' and (not heads or LANES % config.head_size
+                            or heads * config.head_size % LANES):
     return f'{heads} heads of {config.head_size} fill no blocks of {LANES}'
   if kernel != 'fused' and config.attention_dropout:
     return f'attention_dropout={config.attention_dropout} (0 allows {kernel})'

@@ -4,11 +4,11 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from bert_jax.model import architectures
 from bert_jax.model.config import BertConfig
 from bert_jax.model.embeddings import truncated_normal
 from bert_jax.model.embeddings import zeros
 from bert_jax.model.encoder import Batch
-from bert_jax.model.encoder import Bert
 
 
 def _dense(config: BertConfig, outputs: int) -> nn.Dense:
@@ -23,7 +23,7 @@ class BertForSequenceClassification(nn.Module):
   num_labels: int  # 1 for a regression
 
   def setup(self):
-    self.bert = Bert(self.config)
+    self.bert = architectures.encoder(self.config)
     self.dropout = nn.Dropout(self.config.dropout)
     self.classifier = _dense(self.config, self.num_labels)
 
@@ -56,7 +56,7 @@ class BertForTokenClassification(nn.Module):
   num_labels: int
 
   def setup(self):
-    self.bert = Bert(self.config)
+    self.bert = architectures.encoder(self.config)
     self.dropout = nn.Dropout(self.config.dropout)
     self.classifier = _dense(self.config, self.num_labels)
 
@@ -72,7 +72,7 @@ class BertForQuestionAnswering(nn.Module):
   config: BertConfig
 
   def setup(self):
-    self.bert = Bert(self.config)
+    self.bert = architectures.encoder(self.config)
     self.qa_outputs = _dense(self.config, 2)
 
   def __call__(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:

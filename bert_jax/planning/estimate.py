@@ -10,9 +10,7 @@ from typing import Any
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from bert_jax import config as config_lib
 from bert_jax.data.phases import Phase
-from bert_jax.model.config import flops_per_token
 from bert_jax.parallel import topology
 from bert_jax.parallel.topology import Chip
 from bert_jax.planning import collectives
@@ -109,7 +107,7 @@ def _with_layers(config: ConfigDict, layers: int) -> ConfigDict:
   return config
 
 
-def _costs(layers: int, one: Compiled, two: Compiled,
+def _costs(layers: int, fewest: tuple[int, int], one: Compiled, two: Compiled,
            mesh: Mesh) -> tuple[float, float, list[Collective]]:
   """FLOPs, memory traffic and collectives of a training step on each device.
 
@@ -117,10 +115,12 @@ def _costs(layers: int, one: Compiled, two: Compiled,
   BERT-large on v5e with 32 rows of 128 the traffic comes out at 61.6 GB, all layers unrolled have
   56.6: few layers keep more or less in the core's memory.)
   """
-  flops, traffic = (getattr(one, name) + (layers - 1) * (getattr(two, name) - getattr(one, name))
+  # 1 for the layers of `one`, 2 for those of `two`.
+  times = 1 + (layers - fewest[0]) / (fewest[1] - fewest[0])
+  flops, traffic = (getattr(one, name) + (times - 1) * (getattr(two, name) - getattr(one, name))
                     for name in ('flops', 'traffic'))
   exchanged = [collectives.read(compiled.program.as_text(), mesh) for compiled in (one, two)]
-  return flops, traffic, collectives.extrapolate(*exchanged, layers)
+  return flops, traffic, collectives.extrapolate(*exchanged, times)
 
 
 def _compiled(make: Callable[..., Compiled], work: Work, config: ConfigDict,
@@ -135,18 +135,18 @@ def _compiled(make: Callable[..., Compiled], work: Work, config: ConfigDict,
 def estimate(config: ConfigDict, work: Work, mesh: Mesh) -> Estimate:
   """Compiles the steps of one phase of a run for the devices of `mesh`."""
   wanted = [(programs.train_step, work, config), (programs.eval_step, work, config)]
-  for smaller in (_with_layers(config, n) for n in (1, 2)):
+  fewest = work.task.model.config.fewest_layers
+  for smaller in (_with_layers(config, n) for n in fewest):
     wanted.append((programs.train_step, work.with_model(smaller), smaller))
   with futures.ThreadPoolExecutor(os.cpu_count()) as pool:  # the compiler keeps to one core
     results = list(pool.map(lambda arguments: _compiled(*arguments, mesh), wanted))
   (*found, one, two), (*too_much, _, _) = zip(*results)
   flops, traffic, exchanged = 0.0, 0.0, []
   if one and two:  # else not even two layers fit
-    flops, traffic, exchanged = _costs(config.model.num_layers, one, two, mesh)
+    flops, traffic, exchanged = _costs(config.model.num_layers, fewest, one, two, mesh)
   phase, devices = work.phase, list(mesh.devices.flat)
   return Estimate(
       phase, len(devices), topology.num_chips(devices), *(c and c.memory for c in found),
       max(too_much), tuple(c.seconds if c else 0.0 for c in found), flops, traffic, exchanged,
       collectives.weak_scaling(exchanged, mesh, _WEAK_SCALING),
-      flops_per_token(config_lib.bert_config(config.model), phase.max_len, work.rate)
-      * phase.batch_size * phase.max_len, topology.chip_of(devices))
+      work.model_flops * phase.batch_size * phase.max_len, topology.chip_of(devices))

@@ -1,6 +1,5 @@
 """The programs of a run, compiled for devices that need not be here, without its data."""
 
-import dataclasses
 import re
 import time
 from typing import Any
@@ -16,8 +15,8 @@ from bert_jax import config as config_lib
 from bert_jax.data.phases import Phase
 from bert_jax.data.rows import Rows
 from bert_jax.data.windows import Layout
-from bert_jax.model.heads import BertForPreTraining
-from bert_jax.objectives import mlm_nsp
+from bert_jax.model.config import flops_per_token
+from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.tasks.finetuning import FineTuning
@@ -54,12 +53,11 @@ class Work(NamedTuple):
   task: Task
   batch: Any  # a tree of ShapeDtypeStructs
   phase: Phase  # its batch_size counts rows
-  rate: float  # share of the tokens whose word is predicted
+  model_flops: float  # of the model itself, for each position of a row
 
   def with_model(self, config: ConfigDict) -> 'Work':
     """The same with the model that the config describes."""
-    model = self.task.model.clone(config=config_lib.bert_config(config.model))
-    return self._replace(task=dataclasses.replace(self.task, model=model))
+    return self._replace(task=self.task.with_config(config_lib.bert_config(config.model)))
 
 
 def pretraining(config: ConfigDict, phase: Phase) -> Work:
@@ -73,19 +71,21 @@ def pretraining(config: ConfigDict, phase: Phase) -> Work:
               jax.ShapeDtypeStruct((b, p), jnp.float32), one,
               tokens if masking.unit != 'token' else None)
   size = config.model.vocab_size
-  task = Pretraining(
-      BertForPreTraining(config_lib.bert_config(config.model)), masking,
-      _Corpus(_Vocabulary(size), np.ones(size, np.int64)), None, 0,
-      mlm_nsp.PAIR_OBJECTIVES[config.data.sequences], (), ())
+  objective = catalogue.create(config.objective, config.data.sequences,
+                               config_lib.bert_config(config.model))
+  task = Pretraining(objective, masking, _Corpus(_Vocabulary(size), np.ones(size, np.int64)), None,
+                     0, (), ())
   rate = jax.ShapeDtypeStruct((b,), jnp.float32) if masking.final_rate else None
-  return Work(task, Batch(rows, rate), phase, max(masking.rate, masking.final_rate))
+  flops = objective.flops_per_token(phase.max_len, max(masking.rate, masking.final_rate))
+  return Work(task, Batch(rows, rate), phase, flops)
 
 
 def finetuning(task: FineTuning, steps: int) -> Work:
   """The first step of fine-tuning on the examples of a task."""
   batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), task.rows(0))
   rows, length = batch.inputs.ids.shape
-  return Work(task, batch, Phase(steps, length, rows), 0.0)
+  flops = flops_per_token(task.model.config, length, 0)
+  return Work(task, batch, Phase(steps, length, rows), flops)
 
 
 class OutOfMemory(Exception):

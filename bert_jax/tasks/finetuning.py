@@ -22,6 +22,7 @@ from bert_jax.labelled.batches import Batch
 from bert_jax.labelled.batches import Batches
 from bert_jax.labelled.batches import Features
 from bert_jax.labelled.batches import Located
+from bert_jax.model.config import BertConfig
 from bert_jax.model.config import flops_per_token
 from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.objectives.losses import Metrics
@@ -120,6 +121,10 @@ class FineTuning(abc.ABC):
   @abc.abstractmethod
   def score_names(self) -> tuple[str, ...]:
     """What `scores` gives of every file."""
+
+  def with_config(self, config: BertConfig) -> 'FineTuning':
+    """The same with a model of other sizes."""
+    return dataclasses.replace(self, model=self.model.clone(config=config))
 
   @property
   def objectives(self) -> dict[str, float]:

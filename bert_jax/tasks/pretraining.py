@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 import dataclasses
 from typing import Any
 from typing import NamedTuple
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +18,13 @@ from bert_jax.data.rows import Rows
 from bert_jax.data.rows import RowSource
 from bert_jax.data.tokenizer import special_ids
 from bert_jax.data.windows import Layout
-from bert_jax.model.config import flops_per_token
+from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
-from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives import masking
-from bert_jax.objectives import mlm_nsp
 from bert_jax.objectives.losses import Metrics
+from bert_jax.objectives.objective import Example
+from bert_jax.objectives.objective import Keys
+from bert_jax.objectives.objective import Objective
 from bert_jax.parallel.mesh import Feed
 
 _EVAL_SEED = 0  # of held-out rows and masks: they are the same in every evaluation of every run
@@ -36,25 +39,33 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pretraining:
-  """Masked LM, with or without an objective for sentence pairs, on a tokenised corpus."""
+  """An objective on masked rows of a tokenised corpus."""
 
-  model: BertForPreTraining
+  objective: Objective
   masking: masking.MaskingConfig
   corpus: Corpus
   phases: Phases
   eval_batches: int  # most batches of an evaluation; 0 = every held-out row
-  pair_objective: str | None  # nsp, sop or None
   train_rows: tuple[RowSource, ...]  # one source for each phase
   eval_rows: tuple[RowSource, ...]  # the same for the held-out text; empty without such text
   feed: Feed = Feed()  # the part of a batch that this process feeds
 
   @property
-  def objectives(self) -> dict[str, float]:
+  def model(self) -> nn.Module:
+    """What is trained."""
+    return self.objective.model
+
+  @property
+  def objectives(self) -> Mapping[str, float]:
     """The losses and their weights in the total."""
-    return mlm_nsp.objectives(self.pair_objective)
+    return self.objective.weights
+
+  def with_config(self, config: BertConfig) -> 'Pretraining':
+    """The same with a model of other sizes."""
+    return dataclasses.replace(self, objective=self.objective.with_config(config))
 
   @classmethod
-  def create(cls, model: BertForPreTraining, masking_config: masking.MaskingConfig, corpus: Corpus,
+  def create(cls, objective: Objective, masking_config: masking.MaskingConfig, corpus: Corpus,
              phases: Phases, *, seed: int, eval_batches: int, pack: bool = True,
              sequences: str = 'next_sentence', feed: Feed = Feed()) -> 'Pretraining':
     """The task, with a row source for each phase."""
@@ -64,16 +75,14 @@ class Pretraining:
                              corpus.tokenizer, words=masking_config.unit != 'token')
                    for phase in phases)
 
-    return cls(model, masking_config, corpus, phases, eval_batches,
-               mlm_nsp.PAIR_OBJECTIVES[sequences], sources(corpus.train, seed),
+    return cls(objective, masking_config, corpus, phases, eval_batches,
+               sources(corpus.train, seed),
                sources(corpus.heldout, _EVAL_SEED) if corpus.heldout.num_tokens else (),
                feed)
 
   def init(self, key: jax.Array) -> Any:
     """Parameters, boxed with their logical axes."""
-    tokens = jnp.zeros((1, 8), jnp.int32)
-    return self.model.init(key, Inputs(tokens, tokens, tokens, tokens), tokens[:, :1],
-                           tokens[:, :1] if self.pair_objective else None)
+    return self.objective.init(key)
 
   def mask(self, key: jax.Array, batch: Batch) -> masking.Masked:
     """The masks of a batch."""
@@ -87,8 +96,7 @@ class Pretraining:
                         rate=batch.rate, frequencies=frequencies)
 
   def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> Metrics:
-    """The metrics of `mlm_nsp.loss` and the batch's real tokens."""
-    del frozen
+    """The metrics of the objective and the batch's real tokens."""
     rows = batch.rows
     if key is None:
       mask_key, dropout_key = jax.random.key(_EVAL_SEED, impl='threefry2x32'), None
@@ -99,8 +107,10 @@ class Pretraining:
       dropout_key = jax.random.fold_in(dropout_key, jnp.min(rows.row))
     masked = self.mask(mask_key, batch)
     inputs = Inputs(masked.ids, rows.type_ids, rows.positions, rows.pair_index)
-    metrics = mlm_nsp.loss(self.model, params, inputs, masked, rows.cls_positions, rows.labels,
-                           rows.pair_weights, dropout_key, self.pair_objective)
+    example = Example(inputs, masked, rows.row, rows.cls_positions, rows.labels, rows.pair_weights)
+    # Masking folds the numbers of rows into its key: this one is none of those.
+    keys = Keys(dropout_key, jax.random.fold_in(mask_key, 2**32 - 1))
+    metrics = self.objective.loss(params, frozen, example, keys)
     tokens = jnp.sum(rows.pair_index > 0).astype(jnp.float32)
     return {**metrics, 'tokens': (tokens, jnp.float32(1))}
 
@@ -144,7 +154,7 @@ class Pretraining:
     """Model FLOPs of training on so many real tokens, in rows of the length at `step`."""
     _, phase, _ = self.phases.locate(step)
     rate = self.masking.rate_at(step, sum(p.steps for p in self.phases))
-    return flops_per_token(self.model.config, phase.max_len, rate) * tokens
+    return self.objective.flops_per_token(phase.max_len, rate) * tokens
 
   def describe(self) -> Iterator[tuple[str, str]]:
     """(what, value) lines for the summary before a run."""
@@ -156,8 +166,8 @@ class Pretraining:
       sample = source.sample()
       yield f'rows of {phase.max_len}', (
           f'{source.rows:,} an epoch, {sample.fill:.1%} real tokens, {sample.pairs:.2f} '
-          + {'nsp': f'pairs a row, {sample.unchanged:.1%} true next sentences',
-             'sop': f'pairs a row, {sample.unchanged:.1%} in order',
-             None: 'texts a row'}[self.pair_objective])
+          + {'next_sentence': f'pairs a row, {sample.unchanged:.1%} true next sentences',
+             'sentence_order': f'pairs a row, {sample.unchanged:.1%} in order',
+             'full_sentences': 'texts a row'}[source.layout.sequences])
     for note in c.notes:
       yield 'note', note

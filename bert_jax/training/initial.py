@@ -18,7 +18,6 @@ from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.model.config import BertConfig
 from bert_jax.training.report import print_summary
 
 # Fields of `model` that the parameters do not know: a run may have others than its start.
@@ -69,8 +68,8 @@ def _grown(model: Pretrained, tokenizer: Tokenizer) -> Pretrained:
 def adopt_sizes(config: ConfigDict, model: Pretrained):
   """Fills in the sizes that the config leaves to `init_from`."""
   with config.unlocked():
-    for field in dataclasses.fields(BertConfig):
-      if config.model[field.name] is None:
+    for field in dataclasses.fields(model.config):
+      if config.model.get(field.name) is None:
         config.model[field.name] = getattr(model.config, field.name)
 
 
@@ -109,8 +108,8 @@ def check(config: ConfigDict, model: Pretrained, corpus: Tokenizer, folder: epat
     raise UserError(
         f'init_from={config.init_from} has another vocabulary than the corpus: leave data.vocab '
         f'out to read text with its own, or prepare records with --vocab={folder}')
-  for field in dataclasses.fields(BertConfig):
-    ours, theirs = config.model[field.name], getattr(model.config, field.name)
+  for field in dataclasses.fields(model.config):
+    ours, theirs = config.model.get(field.name), getattr(model.config, field.name)
     if field.name not in _FREE and ours != theirs:
       raise UserError(f'init_from={config.init_from} holds a model with {field.name}={theirs}, '
                       f'this config has model.{field.name}={ours}: they must be the same')

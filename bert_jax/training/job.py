@@ -19,7 +19,7 @@ class Job(NamedTuple):
   start: Pretrained | None  # the model that fresh parameters come from
   records: str  # digest of the data
   fed_by: Sequence[str]  # fields of the config that decide which rows a step sees
-  parts: Mapping[str, bool]  # what `count_parameters` counts besides the encoder
+  parameters: int  # of the encoder and what is trained on top, but for a new classifier
   steps: str  # in words
   lengths: Sequence[int]  # L of the rows
   kept: Mapping[str, Any]  # what run.json keeps for those who load the model

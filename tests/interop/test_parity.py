@@ -16,8 +16,10 @@ from bert_jax.interop import layout
 from bert_jax.model import task_heads
 from bert_jax.model.encoder import Bert
 from bert_jax.model.heads import BertForPreTraining
-from bert_jax.objectives import mlm_nsp
 from bert_jax.objectives.masking import Masked
+from bert_jax.objectives.mlm_nsp import MaskedLM
+from bert_jax.objectives.objective import Example
+from bert_jax.objectives.objective import Keys
 from bert_jax.training import optimizer as optimizer_lib
 from tests.interop import torch_bert
 
@@ -52,8 +54,10 @@ def torch_labels(batch, masked):
 
 
 def our_loss(config, params, batch, masked, labels):
-  metrics = mlm_nsp.loss(BertForPreTraining(config), params, batch, masked, first(batch),
-                         labels, jnp.ones((len(batch.ids), 1)), None)
+  rows = len(batch.ids)
+  example = Example(batch, masked, np.arange(rows), first(batch), labels, jnp.ones((rows, 1)))
+  metrics = MaskedLM(BertForPreTraining(config)).loss(params, {}, example,
+                                                      Keys(None, jax.random.key(0)))
   return {name: metrics[name][0] / metrics[name][1] for name in ('mlm_loss', 'nsp_loss')}
 
 

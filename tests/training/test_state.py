@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.data.rows import Rows
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import BertForPreTraining
+from bert_jax.objectives import catalogue
 from bert_jax.objectives.losses import total_loss
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel import mesh as mesh_lib
@@ -39,7 +39,8 @@ class FixedRows(Pretraining):
     class Corpus:
       tokenizer = Vocabulary
 
-    return cls(BertForPreTraining(config), MaskingConfig(), Corpus, None, 0, 'nsp', (), ())
+    objective = catalogue.create('', 'next_sentence', config)
+    return cls(objective, MaskingConfig(), Corpus, None, 0, (), ())
 
 
 def make_batch(rows=8, length=32, seed=0) -> Batch:

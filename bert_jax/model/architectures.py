@@ -1,0 +1,55 @@
+"""The members of the family: which config and which encoder an architecture's name stands for."""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+from typing import NamedTuple
+
+from flax import linen as nn
+
+from bert_jax.errors import UserError
+from bert_jax.model.albert import Albert
+from bert_jax.model.albert import AlbertConfig
+from bert_jax.model.config import BertConfig
+from bert_jax.model.electra import Electra
+from bert_jax.model.electra import ElectraConfig
+from bert_jax.model.encoder import Bert
+
+
+class DistilBert(Bert):
+  """BERT of half the layers, a ReLU in its classifier (Sanh et al. 2019, arXiv:1910.01108)."""
+
+  pool_activation = staticmethod(nn.relu)
+
+
+class Architecture(NamedTuple):
+  """What a name stands for."""
+
+  config: type[BertConfig]
+  encoder: type[Bert]
+
+
+ALL = {'bert': Architecture(BertConfig, Bert),
+       'roberta': Architecture(BertConfig, Bert),
+       'distilbert': Architecture(BertConfig, DistilBert),
+       'albert': Architecture(AlbertConfig, Albert),
+       'electra': Architecture(ElectraConfig, Electra)}
+
+
+def encoder(config: BertConfig) -> Bert:
+  """The encoder that a config describes."""
+  return ALL[config.architecture].encoder(config)
+
+
+def make_config(fields: Mapping[str, Any]) -> BertConfig:
+  """The config that some fields describe; what is no field of it is left out.
+
+  Raises:
+    UserError: a value that no model has.
+  """
+  name = fields.get('architecture', 'bert')
+  if name not in ALL:
+    raise UserError(f'model.architecture={name!r} is unknown: use {", ".join(ALL)}')
+  config = ALL[name].config
+  known = [field.name for field in dataclasses.fields(config)]
+  return config(**{field: fields[field] for field in known if field in fields})

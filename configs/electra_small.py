@@ -1,0 +1,25 @@
+"""ELECTRA-small (12 x 256) and its generator (12 x 64): which tokens were replaced?
+
+  python -m bert_jax.main --config=configs/electra_small.py --workdir=runs/electra \\
+      --config.data.source='corpus/*.txt.gz'
+
+Clark et al. 2020 (arXiv:2003.10555), table 6. Hardware: one GPU or TPU chip; the paper takes 4 days
+on a V100. Not run yet.
+"""
+
+from bert_jax import config
+from bert_jax.model.electra import ElectraConfig
+
+
+def get_config():
+  """1M steps of 128 rows of 128, in bfloat16."""
+  c = config.pretraining('small', ElectraConfig)
+  c.model.num_layers, c.model.hidden_size, c.model.num_heads = 12, 256, 4
+  c.model.intermediate_size, c.model.embedding_size, c.model.generator_size = 1024, 128, 0.25
+  c.model.dtype = 'bfloat16'
+  c.data.sequences = 'full_sentences'
+  c.data.heldout = 0.005
+  c.masking.replace_mask, c.masking.replace_random = 0.85, 0.0
+  c.train_steps, c.batch_size, c.max_len, c.phases = 1_000_000, 128, 128, ()
+  c.optimizer.learning_rate, c.optimizer.eps = 5e-4, 1e-6
+  return c

@@ -1,0 +1,191 @@
+"""ALBERT, ELECTRA and DistilBERT: the numbers of transformers' PyTorch classes; what comes back."""
+
+import pathlib
+
+from etils import epath
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+import torch
+import transformers
+
+from bert_jax.errors import UserError
+from bert_jax.interop import families
+from bert_jax.interop import huggingface
+from bert_jax.interop import layout
+from bert_jax.interop import verify
+from bert_jax.model import architectures
+from bert_jax.model import heads
+from bert_jax.model import task_heads
+from tests.interop import torch_bert
+
+_COMMON = {'vocab_size': 700, 'max_position_embeddings': 64}
+_NO_DROPOUT = {'hidden_dropout_prob': 0.0, 'attention_probs_dropout_prob': 0.0}
+# Two sizes each: (layers, width), and what belongs to the family.
+FAMILIES = {
+    'Albert': lambda n, d: transformers.AlbertConfig(
+        **_COMMON, **_NO_DROPOUT, num_hidden_layers=n, hidden_size=d, num_attention_heads=4,
+        intermediate_size=3 * d, embedding_size=d // 2, num_hidden_groups=n // 2, pad_token_id=0,
+        hidden_act='gelu_new'),
+    'Electra': lambda n, d: transformers.ElectraConfig(
+        **_COMMON, **_NO_DROPOUT, num_hidden_layers=n, hidden_size=d, num_attention_heads=4,
+        intermediate_size=3 * d, embedding_size=d if n == 2 else d // 2),
+    'DistilBert': lambda n, d: transformers.DistilBertConfig(
+        **_COMMON, n_layers=n, dim=d, n_heads=4, hidden_dim=3 * d, dropout=0.0,
+        attention_dropout=0.0, seq_classif_dropout=0.0, qa_dropout=0.0)}
+SIZES = [(2, 64), (4, 128)]
+HEADS = {'Albert': 'ForPreTraining', 'Electra': 'ForPreTraining', 'DistilBert': 'ForMaskedLM'}
+
+
+def make(architecture: str, folder: pathlib.Path, layers=2, width=64, **fields):
+  """A random model in evaluation mode, saved with a vocabulary; biases and norms away from 0."""
+  title = next(name for name in FAMILIES if architecture.startswith(name))
+  config = FAMILIES[title](layers, width)
+  for name, value in fields.items():
+    setattr(config, name, value)
+  torch.manual_seed(0)
+  model = getattr(transformers, architecture)(config).eval()
+  with torch.no_grad():
+    for name, tensor in model.named_parameters():
+      if name.endswith('bias') or 'norm' in name.lower():
+        tensor.add_(0.05 * torch.randn(tensor.shape))
+  model.save_pretrained(str(folder))
+  torch_bert.write_vocab(folder, 700)
+  return model
+
+
+def inputs(model, batch):
+  found = torch_bert.inputs(batch)
+  if model.config.model_type == 'distilbert':
+    del found['token_type_ids']
+  return found
+
+
+def close(ours, theirs, tolerance=5e-5):
+  worst = np.max(np.abs(np.asarray(ours) - theirs.detach().numpy()))
+  assert worst <= tolerance, worst
+
+
+def outputs(params, config, batch):
+  """Hidden states, and the logits of the heads that there are, by group."""
+  tree = params['params']
+  hidden = architectures.encoder(config).apply({'params': tree['bert']}, batch, method='encode')
+  found, module = {}, heads.BertForPreTraining(config)
+  if 'mlm_dense' in tree:
+    found['mlm'] = module.apply(params, hidden, batch.positions,
+                                method='mlm_logits')[..., :config.vocab_size]
+  if 'nsp' in tree:
+    found['nsp'] = module.apply(params, hidden, np.zeros((len(batch.ids), 1), np.int32),
+                                method='nsp_logits')[:, 0]
+  if 'rtd' in tree:
+    found['rtd'] = heads.ReplacedTokenHead(config).apply({'params': tree['rtd']}, hidden)
+  return hidden, found
+
+
+def cross_entropy(logits, labels):
+  return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1)[..., 0].mean()
+
+
+@pytest.mark.parametrize('layers, width', SIZES)
+@pytest.mark.parametrize('title, kind', [
+    *HEADS.items(), ('Electra', 'ForMaskedLM')])
+def test_hidden_states_logits_losses_and_gradients(tmp_path, title, kind, layers, width):
+  theirs = make(title + kind, tmp_path, layers, width)
+  model = huggingface.load(epath.Path(tmp_path))
+  batch = verify.sample(model, 3, 64)  # to the last position
+  real = batch.pair_index > 0
+  asked = inputs(theirs, batch)
+  found = theirs(**asked, output_hidden_states=True)
+  theirs_by_group = {
+      'Albert': lambda: {'mlm': found.prediction_logits, 'nsp': found.sop_logits},
+      'Electra': lambda: {'rtd' if kind == 'ForPreTraining' else 'mlm': found.logits},
+      'DistilBert': lambda: {'mlm': found.logits}}[title]()
+  hidden, logits = jax.jit(outputs, static_argnums=1)(model.params, model.config, batch)
+  last = found.hidden_states[-1] if found.hidden_states else theirs.albert(**asked)[0]
+  close(np.asarray(hidden)[real], last[torch.tensor(real)])
+  assert logits.keys() == theirs_by_group.keys()
+  for name, x in logits.items():
+    where = slice(None) if name == 'nsp' else torch.tensor(real)
+    close(np.asarray(x)[where if name == 'nsp' else real], theirs_by_group[name][where])
+
+  labels = {'mlm': np.where(real & (batch.ids % 3 == 0), batch.ids, -100),
+            'nsp': np.array([0, 1, 1]), 'rtd': (batch.ids % 5 == 0).astype(np.int64)}
+
+  def loss(params):
+    total, found = 0.0, outputs(params, model.config, batch)[1]
+    if 'mlm' in found:
+      predicted = labels['mlm'] >= 0
+      total += cross_entropy(found['mlm'][predicted], labels['mlm'][predicted])
+    if 'nsp' in found:
+      total += cross_entropy(found['nsp'], labels['nsp'])
+    if 'rtd' in found:
+      x, wrong = found['rtd'][real], labels['rtd'][real]
+      total += jnp.mean(jnp.logaddexp(0, x) - x * wrong)
+    return total
+
+  named = {'Albert': ('mlm', 'nsp'), 'DistilBert': ('mlm',)}.get(
+      title, ('rtd',) if kind == 'ForPreTraining' else ('mlm',))
+  words = {'nsp': 'sentence_order_label'}
+  expected = theirs(**asked, **{words.get(n, 'labels'): torch.tensor(labels[n], dtype=torch.long)
+                                for n in named}).loss
+  ours, gradient = jax.jit(jax.value_and_grad(loss))(model.params)
+  assert abs(float(ours) - expected.item()) < 2e-5
+  expected.backward()
+  family = families.ALL[model.config.architecture]
+  wanted = {family.canonical(name): x.grad.numpy() for name, x in theirs.named_parameters()
+            if x.grad is not None}
+  gradients = layout.to_tensors(gradient, model.config)
+  if not family.has_segments:
+    del gradients['embeddings.token_type_embeddings.weight']
+  assert gradients.keys() == wanted.keys()
+  whole = np.sqrt(sum(np.sum(np.square(x)) for x in wanted.values()))
+  for name, x in wanted.items():
+    limit = 1e-3 * max(np.linalg.norm(x), whole / 1000)
+    assert np.linalg.norm(gradients[name] - x) <= limit, name
+
+
+@pytest.mark.parametrize('title', FAMILIES)
+def test_classifiers(tmp_path, title):
+  theirs = make(f'{title}ForSequenceClassification', tmp_path, num_labels=3)
+  model = huggingface.load(epath.Path(tmp_path))
+  assert model.task == 'sequence_classification' and len(model.labels) == 3
+  batch = verify.sample(model, 3, 40)
+  head = task_heads.BertForSequenceClassification(model.config, 3)
+  logits = head.apply(model.params, batch, np.zeros((3, 1), np.int32))
+  close(np.asarray(logits)[:, 0], theirs(**inputs(theirs, batch)).logits)
+
+
+@pytest.mark.parametrize('architecture', [
+    name for title in FAMILIES for name in families.ALL[title.lower()].architectures])
+def test_every_architecture_comes_back(tmp_path, architecture):
+  make(architecture, tmp_path / 'a')
+  model = huggingface.load(epath.Path(tmp_path / 'a'))
+  huggingface.save(model, epath.Path(tmp_path / 'b'))
+  a, b = (load_file(str(tmp_path / d / 'model.safetensors')) for d in 'ab')
+  assert a.keys() == b.keys()
+  assert all(a[name].tobytes() == b[name].tobytes() for name in a)
+  again, loading = getattr(transformers, architecture).from_pretrained(
+      str(tmp_path / 'b'), output_loading_info=True)
+  assert not loading['missing_keys'] and not loading['unexpected_keys']
+  assert again.config.model_type == model.config.architecture
+  found = dict(verify.compare(model, huggingface.load(epath.Path(tmp_path / 'b')),
+                              epath.Path(tmp_path / 'b')))
+  assert any('PyTorch' in what + value for what, value in found.items()), found
+
+
+@pytest.mark.parametrize('title, fields, message', [
+    ('Albert', {'inner_group_num': 2}, 'inner_group_num=2 is not what Albert has'),
+    ('Albert', {'num_hidden_groups': 3}, 'not divisible by model.groups=3'),
+    ('Electra', {'embedding_size': 32}, 'lacks tensors: embeddings.projection'),
+    ('DistilBert', {'activation': 'mish'}, "activation='mish' is unknown"),
+    ('DistilBert', {'dim': 32}, 'its config asks for')])
+def test_a_config_that_does_not_fit(tmp_path, title, fields, message):
+  make(f'{title}Model', tmp_path)
+  model = transformers.AutoConfig.from_pretrained(str(tmp_path))
+  for name, value in fields.items():
+    setattr(model, name, value)
+  model.save_pretrained(str(tmp_path))
+  with pytest.raises(UserError, match=message):
+    huggingface.load(epath.Path(tmp_path))
