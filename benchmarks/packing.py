@@ -29,7 +29,7 @@ from bert_jax.data import prepare
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource
 from bert_jax.data.windows import Layout
-from bert_jax.model.heads import BertForPreTraining
+from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.tasks.pretraining import Pretraining
 from bert_jax.training import checkpoint
@@ -59,7 +59,7 @@ def _evaluate(workdir: str, config, corpus: dataset.Corpus) -> dict[str, float]:
   model_config = dataclasses.replace(config_lib.bert_config(c.model),
                                      vocab_size=corpus.tokenizer.vocab_size)
   task = Pretraining.create(
-      BertForPreTraining(model_config), MaskingConfig(**c.masking), corpus,
+      catalogue.create('', 'next_sentence', model_config), MaskingConfig(**c.masking), corpus,
       Phases.create((), c.train_steps, c.max_len, 64), seed=0, eval_batches=0, pack=False)
   shapes = jax.eval_shape(task.init, jax.random.key(0))
   params, _ = checkpoint.restore_params(epath.Path(workdir), nn.unbox(shapes))
