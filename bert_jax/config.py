@@ -30,14 +30,16 @@ SIZES = {
 }
 
 
-def model(size: str, config_class: type[BertConfig] = BertConfig) -> ConfigDict:
-  """The group `model` of a published size: the fields of a `BertConfig`, each commented there.
+def model(size: str | BertConfig) -> ConfigDict:
+  """The group `model`: the fields of a `BertConfig`, each commented there, of a published size.
 
   And those that say how its parameters begin.
   """
-  layers, width = SIZES[size]
-  c = ConfigDict(dataclasses.asdict(config_class(
-      num_layers=layers, hidden_size=width, num_heads=width // 64, intermediate_size=4 * width)))
+  if isinstance(size, str):
+    layers, width = SIZES[size]
+    size = BertConfig(num_layers=layers, hidden_size=width, num_heads=width // 64,
+                      intermediate_size=4 * width)
+  c = ConfigDict(dataclasses.asdict(size))
   c.add_tokens = ''  # with init_from: a file of words, one a line, that its vocabulary gains
   c.embedding_init = ''  # a word2vec text file: the token table starts from its vectors
   return c
@@ -93,7 +95,7 @@ def _run(task: str) -> ConfigDict:
   return c
 
 
-def pretraining(size: str, config_class: type[BertConfig] = BertConfig) -> ConfigDict:
+def pretraining(size: str | BertConfig) -> ConfigDict:
   """The paper's recipe: 256 rows, 1M steps, rows of 128 tokens for 90% of them, then 512."""
   c = _run('pretrain')
   c.train_steps = 1_000_000
@@ -102,7 +104,7 @@ def pretraining(size: str, config_class: type[BertConfig] = BertConfig) -> Confi
   c.eval_batches = 100  # most batches of an evaluation; 0 = every held-out row
   # mlm_nsp, mlm_sop, mlm, replaced_tokens; '' = what data.sequences or an ELECTRA is made for.
   c.objective = ''
-  c.model = model(size, config_class)
+  c.model = model(size)
   c.data.source = 'builtin'  # builtin, a glob of text files, tfds:NAME, or a folder of `prepare`
   c.data.sequences = 'next_sentence'  # or sentence_order (ALBERT), full_sentences (RoBERTa)
   c.data.pack = True  # up to 8 pairs in a row, isolated from each other; False = one
@@ -280,6 +282,14 @@ def _lengths(config: ConfigDict) -> list[int]:
 
 def check_sizes(config: ConfigDict):
   """Raises UserError for what the model, whose sizes are known by now, cannot have."""
+  bert = bert_config(config.model)
+  counted = {'optimizer.layer_decay': config.optimizer.layer_decay != 1,
+             'optimizer.frozen_layers': config.optimizer.frozen_layers > 0,
+             'model.reinit_layers': config.model.get('reinit_layers', 0) > 0}
+  for name in (name for name, given in counted.items() if given):
+    if bert.stacked_layers != bert.num_layers:
+      raise UserError(f'{name} counts layers of one kind with parameters of their own: '
+                      f'model.architecture={bert.architecture} has others')
   if config.optimizer.frozen_layers > config.model.num_layers:
     raise UserError(f'optimizer.frozen_layers={config.optimizer.frozen_layers} is above '
                     f'model.num_layers={config.model.num_layers}')

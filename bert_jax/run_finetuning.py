@@ -12,10 +12,9 @@ from bert_jax import config as config_lib
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.inference import files
-from bert_jax.interop.pretrained import HEAD_GROUPS
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.interop.pretrained import head_groups
 from bert_jax.labelled import glue
-from bert_jax.model.config import count_parameters
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.tasks import multiple_choice
@@ -83,7 +82,8 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
            f'{epoch:,}')
   kept: dict[str, Any] = {'labels': list(task.labels), 'problem': getattr(task, 'problem', ''),
                           'null_threshold': getattr(task, 'null_threshold', None)}
-  parameters = count_parameters(task.model.config, pooler='pooler' in HEAD_GROUPS[config.task])
+  parameters = task.model.config.count_parameters(
+      pooler='pooler' in head_groups(task.model.config, config.task))
   start = initial.with_head_of(model, config.task, task.labels) if model else None
   return Job(task, train_steps, tokenizer, start, task.train.batches.features.digest(), _FED_BY,
              parameters, steps,

@@ -47,6 +47,8 @@ def test_config(path, tmp_path, corpus_file):
         f' = Title {i} = \n\n ' + ' '.join(s[:-1] + ' .' for s in d) + ' \n'
         for i, d in enumerate(conftest.make_documents(30))))
   config.update_from_flattened_dict({**SMALL, 'phases': phases, 'data.source': source})
+  if config.model.architecture == 'modernbert':
+    config.model.num_layers = 4  # one, and a group of three
   if config.data.tokenizer == 'bpe':
     config.model.vocab_size = 300  # room for the bytes
   if config.model.activation is None:  # it goes on from another model

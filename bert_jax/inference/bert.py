@@ -26,8 +26,7 @@ from bert_jax.model import architectures
 from bert_jax.model import chunks
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch
-from bert_jax.model.encoder import intermediates
-from bert_jax.model.heads import BertForPreTraining
+from bert_jax.model.heads import for_pretraining
 
 # Tokens of a batch: on a CPU what its caches hold counts, elsewhere that there is enough to do.
 _BATCH_TOKENS = collections.defaultdict(lambda: 16384, cpu=2048)
@@ -57,7 +56,7 @@ def hidden_states(config: BertConfig, params: Any, batch: Batch,
   if layers == (-1,):
     return encoder.apply(variables, batch, method='encode')
   _, kept = encoder.apply(variables, batch, method='encode', mutable=['intermediates'])
-  hidden = intermediates(kept['intermediates']).hidden
+  hidden = encoder.intermediates(kept['intermediates']).hidden
   return jnp.concatenate([hidden[i] for i in layers], axis=-1)
 
 
@@ -75,7 +74,7 @@ class Bert:
   def __init__(self, model: Pretrained):
     self.model = dataclasses.replace(model, params=jax.tree.map(jnp.asarray, model.params))
     self.config, self.params, self.tokenizer = model.config, self.model.params, model.tokenizer
-    config, heads = model.config, BertForPreTraining(model.config)
+    config, heads = model.config, for_pretraining(model.config)
 
     @functools.partial(jax.jit, static_argnames=('layers', 'pooling'))
     def vectors(params, batch, starts, layers, pooling):

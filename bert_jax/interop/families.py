@@ -61,6 +61,9 @@ class Family:
       read, and added to every position when written.
     unused_positions: rows of the position table before that of the first token, by config.json.
     settings: fields of config.json that follow from the tokeniser.
+    prefix: of the encoder's tensors, if it is not the name.
+    published_of: as `published`, of the classes whose names end so.
+    read: config.json under the names of `fields`, where newer versions write it otherwise.
   """
 
   name: str
@@ -77,20 +80,19 @@ class Family:
   has_segments: bool = True
   unused_positions: Callable[[Mapping[str, Any]], int] = lambda config: 0
   settings: Callable[[Tokenizer], dict[str, Any]] = lambda t: {'pad_token_id': t.pad_id}
+  prefix: str = ''
+  published_of: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+  read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
 
-  def canonical(self, name: str) -> str:
-    """A tensor's name as BERT has it, without the encoder's prefix."""
-    name = name.removeprefix(f'{self.name}.')
+  def canonical(self, name: str, architecture: str = '') -> str:
+    """A tensor's name as BERT has it, without the encoder's prefix; of a class."""
+    name = name.removeprefix(f'{self.prefix or self.name}.')
     name = re.sub(r'LayerNorm\.(gamma|beta)$',  # today's words for the LayerNorm's
                   lambda m: 'LayerNorm.' + {'gamma': 'weight', 'beta': 'bias'}[m[1]], name)
     found = re.match(re.escape(self.layer).replace(r'\{\}', r'(\d+)'), name)
     if found:
       return f'encoder.layer.{found[1]}.' + _renamed(name[found.end():], _inverse(self.in_layer))
-    for table in self.of_class.values():
-      changed = _renamed(name, _inverse(table))
-      if changed != name:
-        return changed
-    return _renamed(name, _inverse(self.names))
+    return _renamed(name, _inverse((*self.of_class.get(architecture, ()), *self.names)))
 
   def original(self, name: str, architecture: str) -> str:
     """The inverse, for a class; with the prefix."""
@@ -100,7 +102,7 @@ class Family:
     else:
       name = _renamed(name, (*self.of_class.get(architecture, ()), *self.names))
     bare = name.startswith(self.heads) or architecture == f'{self.title}Model'
-    return name if bare else f'{self.name}.{name}'
+    return name if bare else f'{self.prefix or self.name}.{name}'
 
 
 def _classifiers(title: str) -> dict[str, tuple[tuple[str, ...], str]]:
@@ -202,4 +204,57 @@ DISTILBERT = Family(
             'activation': 'activation'},
     published={'tie_word_embeddings': True}, constants={'type_vocab_size': 1}, has_segments=False)
 
-ALL = {family.name: family for family in (BERT, ROBERTA, ALBERT, ELECTRA, DISTILBERT)}
+
+
+def _read_modern(config: Mapping[str, Any]) -> Mapping[str, Any]:
+  """transformers 5 writes out every layer's kind, and the angles by kind."""
+  found, kinds = dict(config), config.get('layer_types')
+  angles = config.get('rope_parameters') or {}
+  try:
+    for ours, kind in (('global', 'full_attention'), ('local', 'sliding_attention')):
+      of_kind = angles.get(kind) or {}
+      if of_kind.get('rope_type', 'default') != 'default':
+        raise UserError(f'config.json has rope_type={of_kind["rope_type"]!r}: only the default is '
+                        'known')
+      if 'rope_theta' in of_kind:
+        found[f'{ours}_rope_theta'] = of_kind['rope_theta']
+    if kinds:
+      every = kinds.index('full_attention', 1) if 'full_attention' in kinds[1:] else len(kinds)
+      expected = ['sliding_attention' if i % every else 'full_attention' for i in range(len(kinds))]
+      if kinds != expected:
+        raise UserError('config.json has layer_types without a period: every n-th layer has to be '
+                        'full_attention, from the first on')
+      found['global_attn_every_n_layers'] = every
+  except (AttributeError, TypeError) as e:
+    raise UserError(f'config.json has malformed layer_types or rope_parameters: {e}') from e
+  return found
+
+
+MODERN = Family(
+    'modernbert', 'ModernBert',
+    {'ModernBertModel': ((), ''), 'ModernBertForMaskedLM': (('pooler', 'mlm'), ''),
+     'ModernBertForTokenClassification': (('pooler', 'classifier'), 'token_classification'),
+     'ModernBertForQuestionAnswering': (('pooler', 'qa_outputs'), 'question_answering'),
+     'ModernBertForSequenceClassification': (('pooler', 'classifier'), 'sequence_classification'),
+     'ModernBertForMultipleChoice': (('pooler', 'classifier'), 'multiple_choice')},
+    heads=('head.', 'decoder.', 'classifier.'), prefix='model', layer='layers.{}.',
+    names=(('embeddings.word_embeddings.', 'embeddings.tok_embeddings.'), ('pooler.', 'head.'),
+           ('cls.predictions.bias', 'decoder.bias'), ('cls.predictions.decoder.', 'decoder.')),
+    of_class={'ModernBertForQuestionAnswering': (('qa_outputs.', 'classifier.'),)},
+    fields={'vocab_size': 'vocab_size', 'hidden_size': 'hidden_size',
+            'num_hidden_layers': 'num_layers', 'num_attention_heads': 'num_heads',
+            'intermediate_size': 'intermediate_size', 'max_position_embeddings': 'max_positions',
+            'initializer_range': 'initializer_range', 'norm_eps': 'layer_norm_eps',
+            'hidden_activation': 'activation', 'attention_dropout': 'attention_dropout',
+            'embedding_dropout': 'dropout', 'global_attn_every_n_layers': 'global_every',
+            'local_attention': 'local_window', 'global_rope_theta': 'global_theta',
+            'local_rope_theta': 'local_theta'},
+    published={'norm_bias': False, 'attention_bias': False, 'mlp_bias': False, 'decoder_bias': True,
+               'classifier_bias': False, 'classifier_activation': 'gelu',
+               'tie_word_embeddings': True},
+    published_of={'ForSequenceClassification': {'classifier_pooling': 'cls'},
+                  'ForMultipleChoice': {'classifier_pooling': 'cls'}},
+    constants={'type_vocab_size': 1}, read=_read_modern,
+    settings=lambda t: {**_ends(t), 'cls_token_id': t.cls_id, 'sep_token_id': t.sep_id})
+
+ALL = {family.name: family for family in (BERT, ROBERTA, ALBERT, ELECTRA, DISTILBERT, MODERN)}

@@ -7,6 +7,7 @@ the other families), under every prefix and every old name that the hub has used
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
 import dataclasses
 import json
@@ -41,16 +42,21 @@ _POSITIONS = 'embeddings.position_embeddings.weight'
 _SEGMENTS = 'embeddings.token_type_embeddings.weight'
 
 
-def config_from(theirs: dict, path: epath.Path, family: Family = families.BERT) -> BertConfig:
+def config_from(theirs: Mapping, path: epath.Path, family: Family = families.BERT,
+                architecture: str = '') -> BertConfig:
   """The config of a config.json, or of google-research/bert's bert_config.json.
 
   Raises:
     UserError: a field is missing, or asks for something that the family does not have.
   """
+  theirs = family.read(theirs)
   missing = [name for name, ours in family.fields.items() if ours in _NEEDED and name not in theirs]
   if missing:
     raise UserError(f'{path} has no {", ".join(missing)}: it is no config of a {family.title}')
-  for name, published in family.published.items():
+  fixed = dict(family.published)
+  for ending, fields in family.published_of.items():
+    fixed |= fields if architecture.endswith(ending) else {}
+  for name, published in fixed.items():
     if theirs.get(name, published) != published:
       raise UserError(f'{path}: {name}={theirs[name]!r} is not what {family.title} has '
                       f'({published!r})')
@@ -162,11 +168,12 @@ def load(directory: epath.Path) -> Pretrained:
     UserError: something is missing, surplus, of another shape, corrupt, or no BERT.
   """
   theirs, family, architecture = _read_config(directory)
-  config = config_from(theirs, directory / 'config.json', family)
+  config = config_from(theirs, directory / 'config.json', family, architecture)
   unused = family.unused_positions(theirs)
   if unused:
     config = dataclasses.replace(config, max_positions=config.max_positions - unused)
-  with _tensors(_weight_files(directory), family.canonical) as found:
+  with _tensors(_weight_files(directory),
+                lambda name: family.canonical(name, architecture)) as found:
     def get(name):
       if name == _SEGMENTS and not family.has_segments:
         return np.zeros((1, config.embedding_size), np.float32)
@@ -239,11 +246,14 @@ def save(model: Pretrained, directory: epath.Path):
   if model.labels:
     theirs |= {'id2label': {str(i): label for i, label in enumerate(model.labels)},
                'label2id': {label: i for i, label in enumerate(model.labels)}}
+  for ending, fields in family.published_of.items():
+    theirs |= fields if architecture.endswith(ending) else {}
   if model.problem:
     theirs['problem_type'] = _PROBLEMS[model.problem]
   (directory / 'config.json').write_text(json.dumps(theirs, indent=2) + '\n')
   tensors = layout.to_tensors(model.params, c)
-  tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], ((unused, 0), (0, 0)))
+  if unused:
+    tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], ((unused, 0), (0, 0)))
   if not family.has_segments:
     tensors[_POSITIONS] = tensors[_POSITIONS] + tensors.pop(_SEGMENTS)
   tensors = {family.original(name, architecture): np.ascontiguousarray(x)

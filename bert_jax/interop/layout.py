@@ -1,6 +1,5 @@
-"""Parameters <-> tensors under the names that transformers' PyTorch BERT gives them.
+"""Parameters <-> tensors by name: what a model consists of, whatever its architecture.
 
-Names are canonical here: the encoder's without the prefix "bert.", weights [out, in] as in PyTorch.
 What a checkpoint holds besides the encoder comes in groups, each whole or not there at all.
 """
 
@@ -13,23 +12,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.interop import bert_layout
+from bert_jax.interop import modern_layout
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch
-from bert_jax.model.heads import BertForPreTraining
 from bert_jax.model.heads import ReplacedTokenHead
+from bert_jax.model.heads import for_pretraining
 
 # What a model may have on top of the encoder, and how the names of its tensors begin.
 GROUPS = {'pooler': 'pooler.', 'mlm': 'cls.predictions.', 'nsp': 'cls.seq_relationship.',
           'rtd': 'discriminator_predictions.', 'classifier': 'classifier.',
           'qa_outputs': 'qa_outputs.'}
-_HEADS = {'nsp': 'cls.seq_relationship', 'classifier': 'classifier', 'qa_outputs': 'qa_outputs'}
-_QKV = ('query', 'key', 'value')
+# Which file knows the names of an architecture.
+_LAYOUTS = {'modernbert': modern_layout}
 
 
 def groups(params: Any) -> tuple[str, ...]:
   """The groups that a tree of parameters has."""
   tree = params['params']
-  there = {'pooler': 'pooler' in tree['bert'], 'mlm': 'mlm_dense' in tree,
+  there = {'pooler': 'pooler' in tree['bert'], 'mlm': 'mlm_bias' in tree,
            **{name: name in tree for name in ('nsp', 'rtd', 'classifier', 'qa_outputs')}}
   return tuple(name for name, present in there.items() if present)
 
@@ -37,7 +38,7 @@ def groups(params: Any) -> tuple[str, ...]:
 def abstract_params(config: BertConfig, present: Collection[str], num_labels: int = 0) -> Any:
   """The tree of ShapeDtypeStructs, boxed with logical axes, of a model with these groups."""
   tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
-  tree = jax.eval_shape(BertForPreTraining(config).init, jax.random.key(0), Batch(*[tokens] * 4),
+  tree = jax.eval_shape(for_pretraining(config).init, jax.random.key(0), Batch(*[tokens] * 4),
                         tokens, tokens)['params']
   dense = tree.pop('nsp')
   if 'pooler' not in present:
@@ -66,107 +67,12 @@ def from_tensors(get: Callable[[str], np.ndarray], config: BertConfig,
     config: of the model; the shapes are expected to fit it.
     present: groups besides the encoder.
   """
-  h, k = config.num_heads, config.head_size
-  padding = config.padded_vocab_size - config.vocab_size
-
-  def tensor(name):
-    return np.asarray(get(name)).astype(np.float32)
-
-  def linear(name):
-    return {'kernel': tensor(f'{name}.weight').T, 'bias': tensor(f'{name}.bias')}
-
-  def norm(name):
-    return {'scale': tensor(f'{name}.weight'), 'bias': tensor(f'{name}.bias')}
-
-  def side_by_side(parts):
-    """Three [..., H * K] as [..., H * 3 * K]."""
-    heads = [x.reshape(*x.shape[:-1], h, 1, k) for x in parts]
-    return np.concatenate(heads, -2).reshape(*parts[0].shape[:-1], -1)
-
-  def layer(i):
-    p = f'encoder.layer.{i}'
-    qkv = [linear(f'{p}.attention.self.{x}') for x in _QKV]
-    out = linear(f'{p}.attention.output.dense')
-    return {
-        'attention': {
-            'qkv_kernel': side_by_side([x['kernel'] for x in qkv]),
-            'qkv_bias': side_by_side([x['bias'] for x in qkv]),
-            'out_kernel': out['kernel'], 'out_bias': out['bias']},
-        'attention_norm': norm(f'{p}.attention.output.LayerNorm'),
-        'feed_forward': {'up': linear(f'{p}.intermediate.dense'),
-                         'down': linear(f'{p}.output.dense')},
-        'feed_forward_norm': norm(f'{p}.output.LayerNorm')}
-
-  bert = {
-      'embeddings': {
-          'token': np.pad(tensor('embeddings.word_embeddings.weight'), ((0, padding), (0, 0))),
-          'position': tensor('embeddings.position_embeddings.weight'),
-          'segment': tensor('embeddings.token_type_embeddings.weight'),
-          'norm': norm('embeddings.LayerNorm')},
-      'layers': jax.tree.map(lambda *xs: np.stack(xs), *map(layer, range(config.stacked_layers)))}
-  if config.projects:
-    bert['projection'] = linear('embeddings.projection')
-  if 'pooler' in present:
-    bert['pooler'] = linear('pooler.dense')
-  tree = {'bert': bert}
-  if 'mlm' in present:
-    tree |= {'mlm_dense': linear('cls.predictions.transform.dense'),
-             'mlm_norm': norm('cls.predictions.transform.LayerNorm'),
-             'mlm_bias': np.pad(tensor('cls.predictions.bias'), (0, padding))}
-  if 'rtd' in present:
-    tree['rtd'] = {'dense': linear('discriminator_predictions.dense'),
-                   'out': linear('discriminator_predictions.dense_prediction')}
-  tree |= {name: linear(theirs) for name, theirs in _HEADS.items() if name in present}
-  return {'params': tree}
+  return _LAYOUTS.get(config.architecture, bert_layout).from_tensors(get, config, present)
 
 
 def to_tensors(params: Any, config: BertConfig) -> dict[str, np.ndarray]:
   """The tensors of a tree of parameters, under their canonical names; the inverse of the above."""
-  tree, found = params['params'], {}
-  d, v = config.hidden_size, config.vocab_size
-
-  def linear(name, leaf):
-    found[f'{name}.weight'] = np.asarray(leaf['kernel']).T
-    found[f'{name}.bias'] = np.asarray(leaf['bias'])
-
-  def norm(name, leaf):
-    found[f'{name}.weight'], found[f'{name}.bias'] = map(np.asarray, (leaf['scale'], leaf['bias']))
-
-  embeddings = tree['bert']['embeddings']
-  found['embeddings.word_embeddings.weight'] = np.asarray(embeddings['token'])[:v]
-  found['embeddings.position_embeddings.weight'] = np.asarray(embeddings['position'])
-  found['embeddings.token_type_embeddings.weight'] = np.asarray(embeddings['segment'])
-  norm('embeddings.LayerNorm', embeddings['norm'])
-  if config.projects:
-    linear('embeddings.projection', tree['bert']['projection'])
-  layers = jax.tree.map(np.asarray, tree['bert']['layers'])
-  for i in range(config.stacked_layers):
-    p, layer = f'encoder.layer.{i}', jax.tree.map(lambda x: x[i], layers)
-    attention = layer['attention']
-    for j, x in enumerate(_QKV):
-      parts = {name: attention[f'qkv_{name}'].reshape(*shape, config.num_heads, 3, config.head_size)
-               for name, shape in (('kernel', (d,)), ('bias', ()))}
-      linear(f'{p}.attention.self.{x}', {name: part[..., j, :].reshape(*part.shape[:-3], d)
-                                         for name, part in parts.items()})
-    linear(f'{p}.attention.output.dense', {'kernel': attention['out_kernel'],
-                                           'bias': attention['out_bias']})
-    norm(f'{p}.attention.output.LayerNorm', layer['attention_norm'])
-    linear(f'{p}.intermediate.dense', layer['feed_forward']['up'])
-    linear(f'{p}.output.dense', layer['feed_forward']['down'])
-    norm(f'{p}.output.LayerNorm', layer['feed_forward_norm'])
-  if 'pooler' in tree['bert']:
-    linear('pooler.dense', tree['bert']['pooler'])
-  if 'mlm_dense' in tree:
-    linear('cls.predictions.transform.dense', tree['mlm_dense'])
-    norm('cls.predictions.transform.LayerNorm', tree['mlm_norm'])
-    found['cls.predictions.bias'] = np.asarray(tree['mlm_bias'])[:v]
-  if 'rtd' in tree:
-    linear('discriminator_predictions.dense', tree['rtd']['dense'])
-    linear('discriminator_predictions.dense_prediction', tree['rtd']['out'])
-  for name, theirs in _HEADS.items():
-    if name in tree:
-      linear(theirs, tree[name])
-  return found
+  return _LAYOUTS.get(config.architecture, bert_layout).to_tensors(params, config)
 
 
 def expected_shapes(config: BertConfig, present: Collection[str],

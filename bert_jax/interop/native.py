@@ -21,6 +21,7 @@ from bert_jax.interop.pretrained import HEAD_GROUPS
 from bert_jax.interop.pretrained import HEAD_TASKS
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.pretrained import check_vocabulary
+from bert_jax.interop.pretrained import head_groups
 from bert_jax.model import architectures
 from bert_jax.model.config import BertConfig
 from bert_jax.objectives import catalogue
@@ -103,7 +104,7 @@ def load_workdir(directory: epath.Path) -> Pretrained:
   check_vocabulary(config, tokenizer, directory / 'tokenizer')
   data, task, labels = fields.get('data', {}), fields.get('task'), tuple(run.get('labels', ()))
   if task in HEAD_GROUPS:
-    abstract = nn.unbox(layout.abstract_params(config, HEAD_GROUPS[task], len(labels)))
+    abstract = nn.unbox(layout.abstract_params(config, head_groups(config, task), len(labels)))
     params, step = checkpoint.restore_params(directory, abstract)
   else:
     task = ''

@@ -16,6 +16,11 @@ HEAD_GROUPS = {'sequence_classification': ('pooler', 'classifier'),
 HEAD_TASKS = tuple(HEAD_GROUPS)
 
 
+def head_groups(config: BertConfig, task: str) -> set[str]:
+  """What a model for a task has besides the encoder."""
+  return {*HEAD_GROUPS[task], *(('pooler',) if config.pooler_is_shared else ())}
+
+
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
   """Config, parameters and tokeniser of one model, wherever it came from.

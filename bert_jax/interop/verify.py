@@ -18,8 +18,8 @@ from bert_jax.interop import layout
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
 from bert_jax.model.encoder import Batch
-from bert_jax.model.heads import BertForPreTraining
 from bert_jax.model.heads import ReplacedTokenHead
+from bert_jax.model.heads import for_pretraining
 
 _SPECIAL = ' '.join(SPECIAL_TOKENS)
 # Strings at which tokenisers are known to differ.
@@ -71,7 +71,7 @@ def outputs(model: Pretrained) -> dict[str, np.ndarray]:
   module = architectures.encoder(config)
   hidden = module.apply(encoder, batch, method='encode')
   found = {'hidden states': np.asarray(hidden)[real]}
-  heads = BertForPreTraining(config)
+  heads = for_pretraining(config)
   if 'pooler' in model.groups:
     found['pooled output'] = np.asarray(module.apply(encoder, hidden, first, method='pool'))
   if 'mlm' in model.groups:
@@ -106,8 +106,7 @@ def _transformers_outputs(directory: epath.Path, model: Pretrained) -> dict[str,
     found = theirs.eval()(input_ids=ids, token_type_ids=types, attention_mask=mask,
                           output_hidden_states=True)
   real = batch.pair_index > 0
-  # transformers keeps no hidden states of ALBERT, whose layers are one.
-  results = {'hidden states': found.hidden_states[-1].numpy()[real]} if found.hidden_states else {}
+  results = {'hidden states': found.hidden_states[-1].numpy()[real]}
   for group in heads:
     what, names = _LOGITS[group]
     logits = next(found[name] for name in names if name in found).numpy()

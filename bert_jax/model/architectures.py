@@ -14,6 +14,8 @@ from bert_jax.model.config import BertConfig
 from bert_jax.model.electra import Electra
 from bert_jax.model.electra import ElectraConfig
 from bert_jax.model.encoder import Bert
+from bert_jax.model.modern import Modern
+from bert_jax.model.modern import ModernConfig
 
 
 class DistilBert(Bert):
@@ -26,17 +28,18 @@ class Architecture(NamedTuple):
   """What a name stands for."""
 
   config: type[BertConfig]
-  encoder: type[Bert]
+  encoder: type[Bert] | type[Modern]
 
 
 ALL = {'bert': Architecture(BertConfig, Bert),
        'roberta': Architecture(BertConfig, Bert),
        'distilbert': Architecture(BertConfig, DistilBert),
        'albert': Architecture(AlbertConfig, Albert),
-       'electra': Architecture(ElectraConfig, Electra)}
+       'electra': Architecture(ElectraConfig, Electra),
+       'modernbert': Architecture(ModernConfig, Modern)}
 
 
-def encoder(config: BertConfig) -> Bert:
+def encoder(config: BertConfig) -> Bert | Modern:
   """The encoder that a config describes."""
   return ALL[config.architecture].encoder(config)
 

@@ -90,6 +90,11 @@ class BertConfig:
     return self.num_layers
 
   @property
+  def pooler_is_shared(self) -> bool:
+    """Whether heads on tokens have what is the pooler of heads on texts."""
+    return False
+
+  @property
   def fewest_layers(self) -> tuple[int, int]:
     """The two smallest numbers of layers that a model of this kind can have."""
     return 1, 2
@@ -104,36 +109,30 @@ class BertConfig:
     """The dtype that matrix products run in."""
     return jnp.dtype(self.dtype)
 
+  def count_parameters(self, *, pooler: bool = True, heads: bool = False) -> int:
+    """Number of parameters without the padding of the vocabulary.
 
-def count_parameters(config: BertConfig, *, pooler: bool = True, heads: bool = False) -> int:
-  """Number of parameters without the padding of the vocabulary.
+    Args:
+      pooler: count the tanh pooler on [CLS].
+      heads: count the MLM head (its decoder is the token table) and the NSP head on the pooler.
+    """
+    d, f, v, e = (self.hidden_size, self.intermediate_size, self.vocab_size, self.embedding_size)
+    embeddings = (v + self.max_positions + self.type_vocab_size) * e + 2 * e
+    layer = 4 * (d * d + d) + (d * f + f) + (f * d + d) + 2 * (2 * d)
+    total = embeddings + self.projects * (e * d + d) + self.stacked_layers * layer
+    total += pooler * (d * d + d)
+    return total + heads * (d * e + e + 2 * e + v + pooler * (2 * d + 2))
 
-  Args:
-    config: the model.
-    pooler: count the tanh pooler on [CLS].
-    heads: count the MLM head (its decoder is the token table) and the NSP head on the pooler.
-  """
-  d, f, v, e = (config.hidden_size, config.intermediate_size, config.vocab_size,
-                config.embedding_size)
-  embeddings = (v + config.max_positions + config.type_vocab_size) * e + 2 * e
-  layer = 4 * (d * d + d) + (d * f + f) + (f * d + d) + 2 * (2 * d)
-  total = embeddings + config.projects * (e * d + d) + config.stacked_layers * layer
-  total += pooler * (d * d + d)
-  return total + heads * (d * e + e + 2 * e + v + pooler * (2 * d + 2))
+  def flops_per_token(self, length: int, predictions: float) -> float:
+    """Model FLOPs of one training step for each token of a row (multiply-add = 2, backward = 2x).
 
+    Encoder products, attention over the whole row, and the MLM head at the predicted positions;
+    recomputation, embeddings, norms and the optimiser are not counted (PaLM, appendix B).
 
-def flops_per_token(config: BertConfig, length: int, predictions: float) -> float:
-  """Model FLOPs of one training step for each token of a row (multiply-add = 2, backward = 2x).
-
-  Encoder products, attention over the whole row, and the MLM head at the predicted positions;
-  recomputation, embeddings, norms and the optimiser are not counted (PaLM, appendix B).
-
-  Args:
-    config: the model.
-    length: L, tokens in a row.
-    predictions: predicted positions for each token (0.15, say).
-  """
-  d, f, n, e = (config.hidden_size, config.intermediate_size, config.num_layers,
-                config.embedding_size)
-  encoder = 6 * n * (4 * d * d + 2 * d * f) + 12 * n * d * length + 6 * config.projects * e * d
-  return encoder + 6 * predictions * (d * e + e * config.vocab_size)
+    Args:
+      length: L, tokens in a row.
+      predictions: predicted positions for each token (0.15, say).
+    """
+    d, f, n, e = self.hidden_size, self.intermediate_size, self.num_layers, self.embedding_size
+    encoder = 6 * n * (4 * d * d + 2 * d * f) + 12 * n * d * length + 6 * self.projects * e * d
+    return encoder + 6 * predictions * (d * e + e * self.vocab_size)

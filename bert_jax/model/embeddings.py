@@ -36,20 +36,17 @@ class LayerNorm(nn.Module):
     return norm(x).astype(x.dtype)
 
 
-class Embeddings(nn.Module):
-  """The sum of three learned embeddings (google-research/bert, `embedding_postprocessor`)."""
+class TokenEmbeddings(nn.Module):
+  """The table of token embeddings, looked up, normalised and dropped out; it also decodes."""
 
   config: BertConfig
+  norm_class: type[nn.Module] = LayerNorm
 
   def setup(self):
     c = self.config
     init = truncated_normal(c.initializer_range, 'vocab', 'embed')
     self.token = self.param('token', init, (c.padded_vocab_size, c.embedding_size))
-    init = truncated_normal(c.initializer_range, 'position', 'embed')
-    self.position = self.param('position', init, (c.max_positions, c.embedding_size))
-    init = truncated_normal(c.initializer_range, 'segment', 'embed')
-    self.segment = self.param('segment', init, (c.type_vocab_size, c.embedding_size))
-    self.norm = LayerNorm(c)
+    self.norm = self.norm_class(c)
     self.dropout = nn.Dropout(c.dropout)
 
   def _token_table(self) -> jax.Array:
@@ -59,6 +56,32 @@ class Embeddings(nn.Module):
     have every chip look up a part of the vectors for the rows of all.
     """
     return nn.with_logical_constraint(self.token, ('vocab', 'embed_act'))
+
+  def _finished(self, x: jax.Array, deterministic: bool) -> jax.Array:
+    x = nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act'))
+    x = self.norm(x).astype(self.config.compute_dtype)
+    return self.dropout(x, deterministic=deterministic)
+
+  def __call__(self, ids: jax.Array, *, deterministic: bool) -> jax.Array:
+    """[B, L] int32 -> [B, L, E] in the compute dtype."""
+    return self._finished(jnp.take(self._token_table(), ids, axis=0), deterministic)
+
+  def decode(self, x: jax.Array) -> jax.Array:
+    """Logits of `x` under the token table, tied: [..., E] -> [..., padded V], float32."""
+    table = self._token_table().astype(self.config.compute_dtype)
+    return jnp.einsum('...d,vd->...v', x, table, preferred_element_type=jnp.float32)
+
+
+class Embeddings(TokenEmbeddings):
+  """The sum of three learned embeddings (google-research/bert, `embedding_postprocessor`)."""
+
+  def setup(self):
+    super().setup()
+    c = self.config
+    init = truncated_normal(c.initializer_range, 'position', 'embed')
+    self.position = self.param('position', init, (c.max_positions, c.embedding_size))
+    init = truncated_normal(c.initializer_range, 'segment', 'embed')
+    self.segment = self.param('segment', init, (c.type_vocab_size, c.embedding_size))
 
   def __call__(self, ids: jax.Array, type_ids: jax.Array, positions: jax.Array, *,
                deterministic: bool) -> jax.Array:
@@ -78,11 +101,4 @@ class Embeddings(nn.Module):
                          for table in (self.position, self.segment))
     x = (jnp.take(self._token_table(), ids, axis=0) + jnp.take(position, positions, axis=0)
          + jnp.take(segment, type_ids, axis=0, mode='clip'))  # [B, L, E]; RoBERTa has one segment
-    x = nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act'))
-    x = self.norm(x).astype(self.config.compute_dtype)
-    return self.dropout(x, deterministic=deterministic)
-
-  def decode(self, x: jax.Array) -> jax.Array:
-    """Logits of `x` under the token table, tied: [..., E] -> [..., padded V], float32."""
-    table = self._token_table().astype(self.config.compute_dtype)
-    return jnp.einsum('...d,vd->...v', x, table, preferred_element_type=jnp.float32)
+    return self._finished(x, deterministic)

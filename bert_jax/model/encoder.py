@@ -109,6 +109,13 @@ def stacked(layer: type[nn.Module], config: BertConfig, length: int,
   return nn.map_variables(layers, 'params', functools.partial(_in_dtype, config.compute_dtype))
 
 
+class Intermediates(NamedTuple):
+  """What an encoder computed on its way."""
+
+  hidden: jax.Array  # [N + 1, B, L, D]: the embeddings, then every layer
+  attention: jax.Array  # [N, B, H, L, L]: the attention weights
+
+
 class Bert(nn.Module):
   """Embeddings, N encoder layers, and the tanh pooler over each pair's [CLS]."""
 
@@ -136,7 +143,7 @@ class Bert(nn.Module):
   def encode(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
     """Hidden states of the last layer, [B, L, D] in the compute dtype.
 
-    With `mutable=['intermediates']` Linen gives what `intermediates` below takes apart.
+    With `mutable=['intermediates']` Linen gives what `intermediates` takes apart.
     """
     c = self.config
     x = self.embed(batch, deterministic)
@@ -156,21 +163,17 @@ class Bert(nn.Module):
     hidden = self.encode(batch, deterministic=deterministic)
     return hidden, self.pool(hidden, cls_positions)
 
+  def features(self, hidden: jax.Array) -> jax.Array:
+    """What heads on tokens read: [..., D] -> [..., D], the hidden states themselves."""
+    return hidden
 
-class Intermediates(NamedTuple):
-  """What an encoder computed on its way."""
-
-  hidden: jax.Array  # [N + 1, B, L, D]: the embeddings, then every layer
-  attention: jax.Array  # [N, B, H, L, L]: the attention weights
-
-
-def intermediates(collection: dict) -> Intermediates:
-  """The `intermediates` that `Bert.encode` left behind."""
-  embedded, layers = collection['embedded'][0], collection['layers']
-  hidden = layers['hidden'][0].reshape(-1, *embedded.shape)  # groups of layers too: one axis
-  weights = layers['attention']['weights'][0]
-  return Intermediates(jnp.concatenate([embedded[None], hidden]),
-                       weights.reshape(-1, *weights.shape[-4:]))
+  def intermediates(self, collection: dict) -> Intermediates:
+    """The `intermediates` that `encode` left behind, in the order of the layers."""
+    embedded, layers = collection['embedded'][0], collection['layers']
+    hidden = layers['hidden'][0].reshape(-1, *embedded.shape)  # groups of layers too: one axis
+    weights = layers['attention']['weights'][0]
+    return Intermediates(jnp.concatenate([embedded[None], hidden]),
+                         weights.reshape(-1, *weights.shape[-4:]))
 
 
 def take_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:

@@ -60,6 +60,10 @@ class BertForPreTraining(nn.Module):
     self.nsp = nn.Dense(2, dtype=jnp.float32, bias_init=zeros('labels'),
                         kernel_init=truncated_normal(c.initializer_range, 'embed', 'labels'))
 
+  def transform(self, x: jax.Array) -> jax.Array:
+    """What the decoder reads: hidden states [..., D] -> [..., E]."""
+    return self.mlm_norm(activation(self.config.activation)(self.mlm_dense(x)))
+
   @nn.compact  # its bias is asked for only here: an imported model may have the other head alone
   def mlm_logits(self, hidden: jax.Array, positions: jax.Array) -> jax.Array:
     """Logits over the vocabulary at the masked positions only.
@@ -71,10 +75,9 @@ class BertForPreTraining(nn.Module):
     Returns:
       [B, M, padded V] float32; -1e9 on the entries that only pad the table.
     """
-    x = take_positions(hidden, positions).reshape(-1, hidden.shape[-1])  # [B * M, D]
-    x = activation(self.config.activation)(self.mlm_dense(x))
+    x = self.transform(take_positions(hidden, positions).reshape(-1, hidden.shape[-1]))
     shift = self.param('mlm_bias', zeros('vocab'), (self.config.padded_vocab_size,))
-    logits = self.bert.embeddings.decode(self.mlm_norm(x)) + shift  # [B * M, padded V]
+    logits = self.bert.embeddings.decode(x) + shift  # [B * M, padded V]
     logits = nn.with_logical_constraint(logits, ('batch', 'vocab'))
     logits = jnp.where(jnp.arange(logits.shape[-1]) < self.config.vocab_size, logits, MASKED)
     return logits.reshape(*positions.shape, -1)
@@ -92,3 +95,17 @@ class BertForPreTraining(nn.Module):
     hidden = self.bert.encode(batch, deterministic=deterministic)
     nsp_logits = None if cls_positions is None else self.nsp_logits(hidden, cls_positions)
     return self.mlm_logits(hidden, masked_positions), nsp_logits
+
+
+class ModernForPreTraining(BertForPreTraining):
+  """The modern encoder, whose own head stands before the decoder."""
+
+  def transform(self, x: jax.Array) -> jax.Array:
+    """The head that all tasks share."""
+    return self.bert.features(x)
+
+
+def for_pretraining(config: BertConfig) -> BertForPreTraining:
+  """The model with the heads of masked LM and of pairs."""
+  special = {'modernbert': ModernForPreTraining}
+  return special.get(config.architecture, BertForPreTraining)(config)

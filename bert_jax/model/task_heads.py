@@ -62,7 +62,7 @@ class BertForTokenClassification(nn.Module):
 
   def __call__(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
     """[B, L] inputs -> logits [B, L, num_labels] float32."""
-    hidden = self.bert.encode(batch, deterministic=deterministic)
+    hidden = self.bert.features(self.bert.encode(batch, deterministic=deterministic))
     return self.classifier(self.dropout(hidden, deterministic=deterministic))
 
 
@@ -77,4 +77,4 @@ class BertForQuestionAnswering(nn.Module):
 
   def __call__(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
     """[B, L] inputs -> logits [B, L, 2] float32: the start, the end."""
-    return self.qa_outputs(self.bert.encode(batch, deterministic=deterministic))
+    return self.qa_outputs(self.bert.features(self.bert.encode(batch, deterministic=deterministic)))

@@ -2,8 +2,8 @@
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import BertForPreTraining
 from bert_jax.model.heads import ElectraForPreTraining
+from bert_jax.model.heads import for_pretraining
 from bert_jax.objectives.mlm_nsp import MaskedLM
 from bert_jax.objectives.objective import Objective
 from bert_jax.objectives.replaced_tokens import ReplacedTokens
@@ -46,4 +46,4 @@ def create(objective: str, sequences: str, config: BertConfig) -> Objective:
   if name == 'replaced_tokens':
     config.generator()  # sizes that it cannot have are refused here
     return ReplacedTokens(ElectraForPreTraining(config))
-  return MaskedLM(BertForPreTraining(config), _PAIRS[name])
+  return MaskedLM(for_pretraining(config), _PAIRS[name])

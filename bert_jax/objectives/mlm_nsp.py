@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model import config as config_lib
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining
@@ -37,7 +36,7 @@ class MaskedLM:
 
   def with_config(self, config: BertConfig) -> 'MaskedLM':
     """The same with a model of other sizes."""
-    return dataclasses.replace(self, model=BertForPreTraining(config))
+    return dataclasses.replace(self, model=type(self.model)(config))
 
   def init(self, key: jax.Array) -> Any:
     """Parameters, boxed with their logical axes."""
@@ -74,9 +73,8 @@ class MaskedLM:
 
   def parameters(self) -> int:
     """Encoder, masked LM head, and pooler and pair head if there is one."""
-    return config_lib.count_parameters(self.model.config, pooler=self.pair_objective is not None,
-                                       heads=True)
+    return self.model.config.count_parameters(pooler=self.pair_objective is not None, heads=True)
 
   def flops_per_token(self, length: int, predictions: float) -> float:
     """Of the encoder and the masked LM head."""
-    return config_lib.flops_per_token(self.model.config, length, predictions)
+    return self.model.config.flops_per_token(length, predictions)

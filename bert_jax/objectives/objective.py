@@ -59,4 +59,4 @@ class Objective(Protocol):
     """How many are trained, without the padding of the vocabulary."""
 
   def flops_per_token(self, length: int, predictions: float) -> float:
-    """As `bert_jax.model.config.flops_per_token`."""
+    """As `BertConfig.flops_per_token`."""

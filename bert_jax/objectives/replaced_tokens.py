@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model import config as config_lib
 from bert_jax.model.electra import ElectraConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining
@@ -107,11 +106,11 @@ class ReplacedTokens:
     c, small = self.model.config, self.model.config.generator()
     embeddings = (c.vocab_size + c.max_positions + c.type_vocab_size + 2) * c.embedding_size
     head = c.hidden_size**2 + 2 * c.hidden_size + 1
-    return (config_lib.count_parameters(c, pooler=False) + head - embeddings
-            + config_lib.count_parameters(small, pooler=False, heads=True))
+    return (c.count_parameters(pooler=False) + head - embeddings
+            + small.count_parameters(pooler=False, heads=True))
 
   def flops_per_token(self, length: int, predictions: float) -> float:
     """Of both."""
     c = self.model.config
-    return (config_lib.flops_per_token(c, length, 0) + 6 * (c.hidden_size**2 + c.hidden_size)
-            + config_lib.flops_per_token(c.generator(), length, predictions))
+    return (c.flops_per_token(length, 0) + 6 * (c.hidden_size**2 + c.hidden_size)
+            + c.generator().flops_per_token(length, predictions))

@@ -15,7 +15,6 @@ from bert_jax import config as config_lib
 from bert_jax.data.phases import Phase
 from bert_jax.data.rows import Rows
 from bert_jax.data.windows import Layout
-from bert_jax.model.config import flops_per_token
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel import mesh as mesh_lib
@@ -84,7 +83,7 @@ def finetuning(task: FineTuning, steps: int) -> Work:
   """The first step of fine-tuning on the examples of a task."""
   batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), task.rows(0))
   rows, length = batch.inputs.ids.shape
-  flops = flops_per_token(task.model.config, length, 0)
+  flops = task.model.config.flops_per_token(length, 0)
   return Work(task, batch, Phase(steps, length, rows), flops)
 
 

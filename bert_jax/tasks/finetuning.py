@@ -23,7 +23,6 @@ from bert_jax.labelled.batches import Batches
 from bert_jax.labelled.batches import Features
 from bert_jax.labelled.batches import Located
 from bert_jax.model.config import BertConfig
-from bert_jax.model.config import flops_per_token
 from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.objectives.losses import Metrics
 from bert_jax.parallel.mesh import Feed
@@ -210,7 +209,7 @@ class FineTuning(abc.ABC):
   def flops(self, step: int, tokens: float) -> float:
     """Model FLOPs of training on so many real tokens."""
     del step
-    return flops_per_token(self.model.config, self.train.batches.length, 0) * tokens
+    return self.model.config.flops_per_token(self.train.batches.length, 0) * tokens
 
   def describe(self) -> Iterator[tuple[str, str]]:
     """(what, value) lines for the summary before a run."""

@@ -13,9 +13,8 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.inference.bert import Bert
+from bert_jax.model import architectures
 from bert_jax.model.encoder import Batch
-from bert_jax.model.encoder import Bert as Encoder
-from bert_jax.model.encoder import intermediates
 
 
 class Attention(NamedTuple):
@@ -34,10 +33,11 @@ def attention(bert: Bert, text: str, text_pair: str | None = None) -> Attention:
   row = bert.row(text if text_pair is None else (text, text_pair))
   ids, type_ids = np.array([row.ids], np.int32), np.array([row.type_ids], np.int32)
   batch = Batch(ids, type_ids, np.arange(ids.size, dtype=np.int32)[None], np.ones_like(ids))
-  _, kept = jax.jit(lambda params, batch: Encoder(bert.config).apply(
+  encoder = architectures.encoder(bert.config)
+  _, kept = jax.jit(lambda params, batch: encoder.apply(
       params, batch, method='encode', mutable=['intermediates']))(
           {'params': bert.params['params']['bert']}, batch)
-  weights = np.asarray(intermediates(kept['intermediates']).attention, np.float32)[:, 0]
+  weights = np.asarray(encoder.intermediates(kept['intermediates']).attention, np.float32)[:, 0]
   return Attention(bert.tokenizer.tokens(row.ids), weights)
 
 

@@ -1,4 +1,4 @@
-"""ALBERT, ELECTRA and DistilBERT: the numbers of transformers' PyTorch classes; what comes back."""
+"""The members of the family: the numbers of transformers' PyTorch classes; what comes back."""
 
 import pathlib
 
@@ -34,9 +34,14 @@ FAMILIES = {
         intermediate_size=3 * d, embedding_size=d if n == 2 else d // 2),
     'DistilBert': lambda n, d: transformers.DistilBertConfig(
         **_COMMON, n_layers=n, dim=d, n_heads=4, hidden_dim=3 * d, dropout=0.0,
-        attention_dropout=0.0, seq_classif_dropout=0.0, qa_dropout=0.0)}
+        attention_dropout=0.0, seq_classif_dropout=0.0, qa_dropout=0.0),
+    'ModernBert': lambda n, d: transformers.ModernBertConfig(
+        **_COMMON, num_hidden_layers=4 if n == 2 else 7, global_attn_every_n_layers=3,
+        hidden_size=d, num_attention_heads=4, intermediate_size=3 * d, local_attention=16,
+        pad_token_id=0, cls_token_id=2, sep_token_id=3, bos_token_id=2, eos_token_id=3)}
 SIZES = [(2, 64), (4, 128)]
-HEADS = {'Albert': 'ForPreTraining', 'Electra': 'ForPreTraining', 'DistilBert': 'ForMaskedLM'}
+HEADS = {'Albert': 'ForPreTraining', 'Electra': 'ForPreTraining', 'DistilBert': 'ForMaskedLM',
+         'ModernBert': 'ForMaskedLM'}
 
 
 def make(architecture: str, folder: pathlib.Path, layers=2, width=64, **fields):
@@ -58,7 +63,7 @@ def make(architecture: str, folder: pathlib.Path, layers=2, width=64, **fields):
 
 def inputs(model, batch):
   found = torch_bert.inputs(batch)
-  if model.config.model_type == 'distilbert':
+  if model.config.model_type in ('distilbert', 'modernbert'):
     del found['token_type_ids']
   return found
 
@@ -72,8 +77,8 @@ def outputs(params, config, batch):
   """Hidden states, and the logits of the heads that there are, by group."""
   tree = params['params']
   hidden = architectures.encoder(config).apply({'params': tree['bert']}, batch, method='encode')
-  found, module = {}, heads.BertForPreTraining(config)
-  if 'mlm_dense' in tree:
+  found, module = {}, heads.for_pretraining(config)
+  if 'mlm_bias' in tree:
     found['mlm'] = module.apply(params, hidden, batch.positions,
                                 method='mlm_logits')[..., :config.vocab_size]
   if 'nsp' in tree:
@@ -101,10 +106,10 @@ def test_hidden_states_logits_losses_and_gradients(tmp_path, title, kind, layers
   theirs_by_group = {
       'Albert': lambda: {'mlm': found.prediction_logits, 'nsp': found.sop_logits},
       'Electra': lambda: {'rtd' if kind == 'ForPreTraining' else 'mlm': found.logits},
-      'DistilBert': lambda: {'mlm': found.logits}}[title]()
+      'DistilBert': lambda: {'mlm': found.logits},
+      'ModernBert': lambda: {'mlm': found.logits}}[title]()
   hidden, logits = jax.jit(outputs, static_argnums=1)(model.params, model.config, batch)
-  last = found.hidden_states[-1] if found.hidden_states else theirs.albert(**asked)[0]
-  close(np.asarray(hidden)[real], last[torch.tensor(real)])
+  close(np.asarray(hidden)[real], found.hidden_states[-1][torch.tensor(real)])
   assert logits.keys() == theirs_by_group.keys()
   for name, x in logits.items():
     where = slice(None) if name == 'nsp' else torch.tensor(real)
@@ -125,8 +130,8 @@ def test_hidden_states_logits_losses_and_gradients(tmp_path, title, kind, layers
       total += jnp.mean(jnp.logaddexp(0, x) - x * wrong)
     return total
 
-  named = {'Albert': ('mlm', 'nsp'), 'DistilBert': ('mlm',)}.get(
-      title, ('rtd',) if kind == 'ForPreTraining' else ('mlm',))
+  named = {'AlbertForPreTraining': ('mlm', 'nsp'), 'ElectraForPreTraining': ('rtd',)}.get(
+      title + kind, ('mlm',))
   words = {'nsp': 'sentence_order_label'}
   expected = theirs(**asked, **{words.get(n, 'labels'): torch.tensor(labels[n], dtype=torch.long)
                                 for n in named}).loss

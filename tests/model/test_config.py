@@ -6,8 +6,6 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.model.config import BertConfig
-from bert_jax.model.config import count_parameters
-from bert_jax.model.config import flops_per_token
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining
 
@@ -21,7 +19,7 @@ WITH_HEADS = {'base': 110_106_428, 'large': 336_226_108}
 
 @pytest.mark.parametrize('size', COUNTS)
 def test_counts_with_pooler(size):
-  assert count_parameters(config_lib.bert_config(config_lib.model(size))) == COUNTS[size]
+  assert config_lib.bert_config(config_lib.model(size)).count_parameters() == COUNTS[size]
 
 
 @pytest.mark.parametrize('size', config_lib.SIZES)
@@ -32,7 +30,7 @@ def test_modules_have_the_counted_parameters(size):
                                    Batch(*[tokens] * 4), tokens, tokens))
   stored = sum(x.size for x in jax.tree.leaves(shapes))
   padding = (config.padded_vocab_size - config.vocab_size) * (config.hidden_size + 1)
-  assert stored - padding == count_parameters(config, heads=True)
+  assert stored - padding == config.count_parameters(heads=True)
   if size in WITH_HEADS:
     assert stored - padding == WITH_HEADS[size]
 
@@ -45,7 +43,7 @@ def test_vocabulary_is_padded_to_128():
 
 def test_flops_of_base_at_128():
   # 69.9 GFLOP a row of 128 with 20 predictions, as published for the same convention.
-  total = 128 * flops_per_token(BertConfig(), 128, 20 / 128)
+  total = 128 * BertConfig().flops_per_token(128, 20 / 128)
   assert total == 6 * 12 * 128 * (4 * 768**2 + 2 * 768 * 3072) + 12 * 12 * 768 * 128**2 + (
       6 * 20 * (768**2 + 768 * 30_522))
   assert round(total / 1e9, 1) == 69.9

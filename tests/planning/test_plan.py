@@ -11,7 +11,6 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.data.phases import Phase
 from bert_jax.errors import UserError
-from bert_jax.model.config import count_parameters
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import topology
 from bert_jax.planning import plan
@@ -36,7 +35,7 @@ def test_local(tmp_path, capsys):
   (phase,) = json.loads((tmp_path / 'plan.json').read_text())['local']['phases']
   assert phase['devices'] == 8 and phase['missing'] == 0 and phase['tokens'] == 512
   # Parameters and two moments, float32, whole on every device; the batch is small.
-  parameters = count_parameters(config_lib.bert_config(c.model), heads=True) + 24 * (64 + 1)
+  parameters = config_lib.bert_config(c.model).count_parameters(heads=True) + 24 * (64 + 1)
   batch = 4 * (4 * 64 + 3 * 8 + 1)  # a row: int32 and float32
   assert phase['memory']['arguments'] == pytest.approx(12 * parameters + batch, rel=1e-3)
 

@@ -7,7 +7,6 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.data import dataset
 from bert_jax.data.phases import Phase
-from bert_jax.model.config import flops_per_token
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.planning import estimate
@@ -54,7 +53,7 @@ def test_costs_of_all_layers_follow_from_one_and_two():
   # Every gradient, 2 (n - 1) / n of them in float32; the token table's comes in two parts.
   np.testing.assert_allclose(sent, 4 * (parameters + 1024 * 64), rtol=0.001)
   # Forward and backward passes of the products; norms, softmax and dropout come on top.
-  model_flops = flops_per_token(config_lib.bert_config(c.model), 64, 0.15) * 8 * 64
+  model_flops = config_lib.bert_config(c.model).flops_per_token(64, 0.15) * 8 * 64
   assert 1.0 < 2 * found.flops / model_flops < 1.5
 
 

@@ -1,0 +1,30 @@
+"""A modern encoder (22 x 768): rotary positions, GeGLU, local attention, 30% masked, packed rows.
+
+  python -m bert_jax.main --config=configs/modern_base.py --workdir=runs/modern \\
+      --config.data.source='corpus/*.txt.gz'
+
+ModernBERT-base (Warner et al. 2024, arXiv:2412.13663, table 3), its batch warmup in four steps; the
+rate falls as 1 - sqrt at the end instead of in a run of its own. For rows of 8,192 tokens add
+--config.max_len=8192 --config.phases='()'. Hardware: a TPU slice. Not run yet.
+"""
+
+from bert_jax import config
+from bert_jax.model.modern import ModernConfig
+
+
+def get_config():
+  """1.7T tokens in rows of 1,024, in bfloat16."""
+  c = config.pretraining(ModernConfig(dtype='bfloat16'))
+  c.data.sequences = 'full_sentences'
+  c.data.tokenizer, c.data.lowercase = 'bpe', False
+  c.data.heldout = 0.005
+  c.masking.rate = 0.3
+  c.phases = ((20_000, 1024, 768), (20_000, 1024, 1536), (20_000, 1024, 3072),
+              (340_000, 1024, 4608))
+  c.train_steps = sum(steps for steps, _, _ in c.phases)
+  c.max_len, c.batch_size = 1024, 4608
+  c.optimizer.name, c.optimizer.clip_norm = 'stable_adamw', 0.0
+  c.optimizer.learning_rate, c.optimizer.warmup_steps = 8e-4, 3000
+  c.optimizer.decay, c.optimizer.decay_ratio = '1-sqrt', 0.1
+  c.optimizer.b2, c.optimizer.eps, c.optimizer.weight_decay = 0.98, 1e-6, 1e-5
+  return c

@@ -1,0 +1,118 @@
+"""The modern encoder's parts, by hand and against the plain path."""
+
+import dataclasses
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.model import heads
+from bert_jax.model.attention import attention_bias
+from bert_jax.model.attention import dot_product_attention
+from bert_jax.model.attention import local_attention
+from bert_jax.model.encoder import Batch
+from bert_jax.model.modern import Modern
+from bert_jax.model.modern import ModernConfig
+from bert_jax.model.modern import rotary
+from bert_jax.model.modern import rotate
+
+CONFIG = ModernConfig(vocab_size=60, hidden_size=16, num_layers=4, num_heads=2,
+                      intermediate_size=24, max_positions=64, local_window=8)
+
+
+def packed(seed=0, rows=2, length=40):
+  """Two texts of 22 and 11 tokens in each row, then padding."""
+  ids = np.random.default_rng(seed).integers(5, 60, (rows, length)).astype(np.int32)
+  at = np.arange(length, dtype=np.int32) * np.ones_like(ids)
+  pair_index = np.where(at < 22, 1, np.where(at < 33, 2, 0)).astype(np.int32)
+  return Batch(ids, np.zeros_like(ids), np.where(at < 22, at, at - 22), pair_index)
+
+
+def variables(config=CONFIG):
+  return nn.unbox(Modern(config).init(jax.random.key(0), packed(), np.zeros((2, 1), np.int32)))
+
+
+@pytest.mark.parametrize('length, reach', [(40, 4), (40, 7), (5, 8), (16, 16)])
+def test_local_attention_is_masked_attention(length, reach):
+  batch = packed(length=length)
+  query, key, value = (jax.random.normal(jax.random.key(i), (2, length, 2, 8)) for i in range(3))
+  near = np.abs(np.arange(length)[:, None] - np.arange(length)) <= reach
+  bias = jnp.where(near, attention_bias(batch.pair_index), -1e9)
+  plain = dot_product_attention(query, key, value, bias)
+  found = local_attention(query, key, value, batch.pair_index, reach)
+  real = batch.pair_index > 0
+  np.testing.assert_allclose(found[real], plain[real], atol=2e-6)
+
+
+def test_rotations_by_hand():
+  positions = np.array([[0, 1, 3]], np.int32)
+  angles = rotary(positions, 4, 100.0)  # of frequencies 1 and 1 / 10
+  x = np.array([1.0, 2.0, 3.0, 4.0])
+  for i, p in enumerate((0, 1, 3)):
+    c, s = np.cos([p, p / 10]), np.sin([p, p / 10])
+    expected = [*(x[:2] * c - x[2:] * s), *(x[2:] * c + x[:2] * s)]
+    found = rotate(jnp.asarray(x, jnp.float32)[None, None, None], angles[:, :, i:i + 1])
+    np.testing.assert_allclose(np.ravel(found), expected, rtol=1e-6)
+
+
+def test_a_text_is_the_same_wherever_it_lies_and_whatever_is_beside_it():
+  batch, module = packed(), Modern(CONFIG)
+  encode = jax.jit(lambda ids: module.apply(variables(), batch._replace(ids=ids), method='encode'))
+  other = batch.ids.copy()
+  other[:, :22] = (other[:, :22] + 7) % 50 + 5
+  a, b = encode(batch.ids), encode(other)
+  assert np.array_equal(a[:, 22:33], b[:, 22:33]) and not np.array_equal(a[:, :22], b[:, :22])
+  alone = Batch(*(x[:, 22:33] for x in batch._replace(pair_index=(batch.pair_index > 0) * 1)))
+  np.testing.assert_allclose(module.apply(variables(), alone, method='encode'), a[:, 22:33],
+                             atol=2e-5)
+
+
+def test_who_asks_for_weights_gets_the_same_states():
+  module, batch = Modern(CONFIG), packed()
+  hidden = module.apply(variables(), batch, method='encode')
+  again, kept = module.apply(variables(), batch, method='encode', mutable=['intermediates'])
+  real = batch.pair_index > 0
+  np.testing.assert_allclose(again[real], hidden[real], atol=2e-5)
+  found = module.intermediates(kept['intermediates'])
+  assert found.hidden.shape == (5, 2, 40, 16) and found.attention.shape == (4, 2, 2, 40, 40)
+  np.testing.assert_array_equal(found.hidden[-1], again)
+  at = np.arange(40)
+  far = np.abs(at[:, None] - at) > 4
+  for layer, local in enumerate((False, True, True, False)):
+    weights = np.asarray(found.attention[layer])[0, :, :22, :22]
+    assert (weights[:, far[:22, :22]].max() == 0) == local
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize('sizes', [{}, {'num_layers': 10, 'hidden_size': 32}])
+def test_parameters_and_flops(sizes):
+  config = dataclasses.replace(CONFIG, **sizes)
+  model = heads.for_pretraining(config)
+  tokens = jnp.zeros((1, 8), jnp.int32)
+  tree = jax.eval_shape(model.init, jax.random.key(0), Batch(*[tokens] * 4), tokens, None)
+  stored = sum(x.size for x in jax.tree.leaves(nn.unbox(tree)))
+  padding = (config.padded_vocab_size - 60) * (config.hidden_size + 1)
+  assert stored - padding == config.count_parameters(pooler=False, heads=True)
+
+
+def test_published_sizes():
+  # ModernBERT-base has 149,655,232 parameters with its masked LM head, of 50,368 entries.
+  assert ModernConfig().count_parameters(pooler=False, heads=True) == 149_655_232
+  # At 8,192, 8 layers see 8,192 tokens and 14 see 129.
+  attention = 12 * 768 * (8 * 8192 + 14 * 129)
+  assert ModernConfig().flops_per_token(8192, 0) == attention + 6 * 22 * (
+      4 * 768**2 + 3 * 768 * 1152)
+
+
+@pytest.mark.parametrize('wrong, message', [
+    ({'local_window': 7}, 'local_window=7 must be even'),
+    ({'num_layers': 5}, 'num_layers=5 must be 1 more than a multiple'),
+    ({'global_every': 1}, 'at least 2'),
+    ({'num_heads': 16}, 'a head of 1 cannot be rotated'),
+    ({'local_theta': 0.0}, 'must be positive')])
+def test_wrong_choices_are_refused(wrong, message):
+  with pytest.raises(UserError, match=message):
+    dataclasses.replace(CONFIG, **wrong)
