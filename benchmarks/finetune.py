@@ -187,7 +187,7 @@ class JaxRun:
 
   def measure(self, batch):
     """Of one batch."""
-    return self._eval(self.state.params, mesh_lib.put_batch(batch, self._mesh))
+    return self._eval(self.state, mesh_lib.put_batch(batch, self._mesh))
 
 
 def _outputs(run: JaxRun) -> list[Output]:

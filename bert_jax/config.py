@@ -20,7 +20,7 @@ from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.training.optimizer import OptimizerConfig
 
-TASKS = ('pretrain', *HEAD_TASKS)
+TASKS = ('pretrain', *HEAD_TASKS, 'sentence_embedding')
 
 # The published sizes: BERT's own (Devlin et al. 2019) and the compact ones of Turc et al. 2019
 # (https://arxiv.org/abs/1908.08962). The width of a head is 64 in all, the feed-forward 4 D wide.
@@ -102,8 +102,10 @@ def pretraining(size: str | BertConfig) -> ConfigDict:
   c.batch_size = 256
   c.phases = ((900_000, 128, 256), (100_000, 512, 256))
   c.eval_batches = 100  # most batches of an evaluation; 0 = every held-out row
-  # mlm_nsp, mlm_sop, mlm, replaced_tokens; '' = what data.sequences or an ELECTRA is made for.
+  # mlm_nsp, mlm_sop, mlm, replaced_tokens, distillation; '' = what data.sequences or an ELECTRA is
+  # made for.
   c.objective = ''
+  c.teacher = ''  # of distillation: a model, as init_from
   c.model = model(size)
   c.data.source = 'builtin'  # builtin, a glob of text files, tfds:NAME, or a folder of `prepare`
   c.data.sequences = 'next_sentence'  # or sentence_order (ALBERT), full_sentences (RoBERTa)
@@ -146,7 +148,8 @@ def finetuning(task: str) -> ConfigDict:
   d.text_column, d.text_pair_column, d.label_column = 'text', '', 'label'
   {'sequence_classification': _sequence_classification,
    'token_classification': _token_classification,
-   'question_answering': _question_answering, 'multiple_choice': _multiple_choice}[task](c)
+   'question_answering': _question_answering, 'multiple_choice': _multiple_choice,
+   'sentence_embedding': _sentence_embedding}[task](c)
   return c.lock()
 
 
@@ -190,6 +193,20 @@ def _multiple_choice(c: ConfigDict):
   del c.data.text_pair_column
   c.data.choices_column = 'choices'  # a list; the label is its number from 0, or its letter
   c.keep_best = 'accuracy'
+
+
+def _sentence_embedding(c: ConfigDict):
+  c.data.format = 'auto'  # csv, tsv, jsonl
+  del c.data.label_column
+  # With text_pair_column='' each text is its own partner, under other dropout (SimCSE).
+  c.data.text_pair_column = 'text_pair'
+  c.data.negative_column = ''  # a third text, which contradicts the first
+  c.data.eval_columns = ('sentence1', 'sentence2', 'score')  # of data.eval
+  c.data.pooling = 'mean'  # cls, mean, max
+  c.data.temperature = 0.05  # the cosines are divided by it
+  c.batch_size, c.max_len = 64, 64
+  c.train_epochs = 1.0
+  c.keep_best = 'spearman'
 
 
 def _fields(config: ConfigDict, prefix: str = '') -> list[str]:
@@ -253,7 +270,11 @@ def _check_pretraining(config: ConfigDict):
   if config.data.sequences not in SEQUENCES:
     raise UserError(f'data.sequences={config.data.sequences!r} is unknown: use '
                     f'{", ".join(SEQUENCES)}')
-  catalogue.name_of(config.objective, config.data.sequences, config.model.architecture or 'bert')
+  name = catalogue.name_of(config.objective, config.data.sequences,
+                           config.model.architecture or 'bert')
+  if (name == 'distillation') != bool(config.teacher):
+    raise UserError(f'objective={config.objective!r} and teacher={config.teacher!r}: distillation '
+                    'needs the folder of a teacher, other objectives have none')
   if not 0 <= config.data.heldout < 1:
     raise UserError(f'data.heldout={config.data.heldout} must lie in [0, 1)')
 

@@ -19,6 +19,7 @@ from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.tasks import multiple_choice
 from bert_jax.tasks import question_answering
+from bert_jax.tasks import sentence_embedding
 from bert_jax.tasks import sequence_classification
 from bert_jax.tasks import token_classification
 from bert_jax.tasks.finetuning import FineTuning
@@ -30,7 +31,8 @@ from bert_jax.training.report import print_summary
 _TASKS = {'sequence_classification': sequence_classification,
           'token_classification': token_classification,
           'question_answering': question_answering,
-          'multiple_choice': multiple_choice}
+          'multiple_choice': multiple_choice,
+          'sentence_embedding': sentence_embedding}
 _FED_BY = ('seed', 'batch_size', 'max_len', 'optimizer.accumulation')
 
 

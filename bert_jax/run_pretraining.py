@@ -42,8 +42,9 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
     UserError: a mistake in the config or the corpus.
   """
   masking_config = MaskingConfig(**config.masking)
-  if config.init_from:
-    initial.adopt_vocabulary(config, model, workdir)
+  teacher = initial.teacher(config)
+  if config.init_from or teacher:
+    initial.adopt_vocabulary(config, model or teacher, workdir)
   corpus = dataset.open_corpus(config.data, config.model.vocab_size, workdir, jax.process_count())
   # A given or a trained vocabulary may be smaller or larger than what the config asks for.
   with config.unlocked():
@@ -52,12 +53,15 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
     initial.check(config, model, corpus.tokenizer, workdir / 'vocabulary')
   train_steps = _train_steps(config, corpus)
   phases = config_lib.phases_of(config, train_steps)
+  if teacher:
+    initial.check_vocabulary('teacher', config.teacher, teacher, corpus.tokenizer,
+                             workdir / 'vocabulary')
   objective = catalogue.create(config.objective, config.data.sequences,
-                               config_lib.bert_config(config.model))
+                               config_lib.bert_config(config.model), teacher and teacher.config)
   task = Pretraining.create(
       objective, masking_config, corpus, phases,
       seed=config.seed, eval_batches=config.eval_batches, pack=config.data.pack,
-      sequences=config.data.sequences, feed=mesh_lib.feed(mesh))
+      sequences=config.data.sequences, feed=mesh_lib.feed(mesh), frozen=initial.frozen(teacher))
   steps = f'{train_steps:,}: ' + ', then '.join(
       f'{p.steps:,} of {p.batch_size} rows of {p.max_len}' for p in phases)
   return Job(task, train_steps, corpus.tokenizer, model, corpus.train.digest,

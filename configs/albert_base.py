@@ -13,13 +13,13 @@ from bert_jax.model.albert import AlbertConfig
 
 def get_config():
   """125,000 steps of 4,096 rows of 512, in bfloat16."""
-  c = config.pretraining('base', AlbertConfig)
+  c = config.pretraining(AlbertConfig(
+      vocab_size=30_000, activation='gelu_tanh', dropout=0.0, attention_dropout=0.0,
+      dtype='bfloat16'))
   c.data.sequences = 'sentence_order'
   c.data.tokenizer = 'sentencepiece'
   c.data.heldout = 0.005
   c.masking.unit = 'ngram'
-  c.model.vocab_size, c.model.activation, c.model.dtype = 30_000, 'gelu_tanh', 'bfloat16'
-  c.model.dropout = c.model.attention_dropout = 0.0
   c.train_steps, c.batch_size, c.max_len, c.phases = 125_000, 4096, 512, ()
   c.optimizer.name, c.optimizer.learning_rate = 'lamb', 1.76e-3
   c.optimizer.warmup_steps, c.optimizer.eps = 3125, 1e-6

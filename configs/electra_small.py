@@ -13,10 +13,9 @@ from bert_jax.model.electra import ElectraConfig
 
 def get_config():
   """1M steps of 128 rows of 128, in bfloat16."""
-  c = config.pretraining('small', ElectraConfig)
-  c.model.num_layers, c.model.hidden_size, c.model.num_heads = 12, 256, 4
-  c.model.intermediate_size, c.model.embedding_size, c.model.generator_size = 1024, 128, 0.25
-  c.model.dtype = 'bfloat16'
+  c = config.pretraining(ElectraConfig(
+      hidden_size=256, num_heads=4, intermediate_size=1024, embedding_size=128,
+      generator_size=0.25, dtype='bfloat16'))
   c.data.sequences = 'full_sentences'
   c.data.heldout = 0.005
   c.masking.replace_mask, c.masking.replace_random = 0.85, 0.0

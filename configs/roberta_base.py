@@ -9,16 +9,17 @@ says. Not run yet.
 """
 
 from bert_jax import config
+from bert_jax.model.config import BertConfig
 
 
 def get_config():
   """500,000 steps of 8,192 rows of 512, in bfloat16."""
-  c = config.pretraining('base')
+  c = config.pretraining(BertConfig(
+      architecture='roberta', vocab_size=50_265, type_vocab_size=1, layer_norm_eps=1e-5,
+      dtype='bfloat16'))
   c.data.sequences = 'full_sentences'
   c.data.tokenizer, c.data.lowercase = 'bpe', False
   c.data.heldout = 0.005
-  c.model.vocab_size, c.model.type_vocab_size, c.model.layer_norm_eps = 50_265, 1, 1e-5
-  c.model.dtype = 'bfloat16'
   c.train_steps, c.batch_size, c.max_len, c.phases = 500_000, 8192, 512, ()
   c.optimizer.learning_rate, c.optimizer.warmup_steps = 6e-4, 24_000
   c.optimizer.b2, c.optimizer.eps, c.optimizer.clip_norm = 0.98, 1e-6, 0.0

@@ -98,6 +98,21 @@ def questions(path: pathlib.Path, count: int, seed: int = 0, unanswerable: bool 
   return str(path)
 
 
+def pairs(path: pathlib.Path, count: int, seed: int = 0) -> str:
+  """jsonl: two texts that share two rare words, a third that has others; a score for evaluation."""
+  rng, lines = np.random.default_rng(seed), []
+  for i in range(count):
+    a, b, c, d = rng.permutation(len(WORDS))[:4]
+    near = i % 2
+    text = [WORDS[a], WORDS[b], 'is', '.']
+    other = [WORDS[a], WORDS[b], 'bad'] if near else [WORDS[c], WORDS[d], 'bad']
+    lines.append({'text': ' '.join(text), 'text_pair': f'{WORDS[a]} {WORDS[b]} bad',
+                  'contrary': f'{WORDS[c]} {WORDS[d]} bad', 'sentence1': ' '.join(text),
+                  'sentence2': ' '.join(other), 'score': float(near)})
+  path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+  return str(path)
+
+
 def choices(path: pathlib.Path, count: int, seed: int = 0) -> str:
   """JSON lines: two to four choices, of which the right one is "good"."""
   rng, lines = np.random.default_rng(seed), []
@@ -112,9 +127,11 @@ def choices(path: pathlib.Path, count: int, seed: int = 0) -> str:
 
 
 FILES = {'sequence_classification': sequences, 'token_classification': tags,
-         'question_answering': questions, 'multiple_choice': choices}
+         'question_answering': questions, 'multiple_choice': choices,
+         'sentence_embedding': pairs}
 SUFFIXES = {'sequence_classification': 'tsv', 'token_classification': 'conll',
-            'question_answering': 'json', 'multiple_choice': 'jsonl'}
+            'question_answering': 'json', 'multiple_choice': 'jsonl',
+            'sentence_embedding': 'jsonl'}
 
 
 def files(task: str, folder: pathlib.Path, train: int = 160, held_out: int = 40) -> dict[str, str]:

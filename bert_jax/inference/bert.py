@@ -18,12 +18,12 @@ from bert_jax.data import long_inputs
 from bert_jax.data.inputs import Input
 from bert_jax.errors import UserError
 from bert_jax.inference import batches
-from bert_jax.inference import pooling as pooling_lib
 from bert_jax.inference.batches import Packed
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
 from bert_jax.model import chunks
+from bert_jax.model import pooling as pooling_lib
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import for_pretraining

@@ -24,6 +24,7 @@ from bert_jax.interop import families
 from bert_jax.interop import layout
 from bert_jax.interop.card import model_card
 from bert_jax.interop.families import Family
+from bert_jax.interop.pretrained import SPAN_LABELS
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.pretrained import check_vocabulary
 from bert_jax.model import architectures
@@ -207,9 +208,10 @@ def load(directory: epath.Path) -> Pretrained:
     names = {int(i): str(label) for i, label in (theirs.get('id2label') or {}).items()}
   except (AttributeError, ValueError) as e:
     raise UserError(f'{directory}/config.json: id2label is no table of numbers and names') from e
+  labels = tuple(names.get(i, f'LABEL_{i}') for i in range(outputs))
   return Pretrained(
       config, params, tokenizer, task=task,
-      labels=tuple(names.get(i, f'LABEL_{i}') for i in range(outputs)),
+      labels=SPAN_LABELS if task == 'question_answering' else labels,
       problem=_problem(theirs, outputs) if task == 'sequence_classification' else '',
       facts={'source': str(directory)})
 

@@ -17,7 +17,6 @@ from bert_jax.data import sealed
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import layout
-from bert_jax.interop.pretrained import HEAD_GROUPS
 from bert_jax.interop.pretrained import HEAD_TASKS
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.pretrained import check_vocabulary
@@ -103,18 +102,21 @@ def load_workdir(directory: epath.Path) -> Pretrained:
   tokenizer = tokenizer_lib.load(directory / 'tokenizer')
   check_vocabulary(config, tokenizer, directory / 'tokenizer')
   data, task, labels = fields.get('data', {}), fields.get('task'), tuple(run.get('labels', ()))
-  if task in HEAD_GROUPS:
+  if task != 'pretrain':
     abstract = nn.unbox(layout.abstract_params(config, head_groups(config, task), len(labels)))
     params, step = checkpoint.restore_params(directory, abstract)
   else:
-    task = ''
-    objective = catalogue.create(fields.get('objective', ''), data.get('sequences'), config)
+    # A student's parameters are those of any masked LM.
+    name = fields.get('objective', '')
+    objective = catalogue.create('mlm' if name == 'distillation' else name, data.get('sequences'),
+                                 config)
     abstract = nn.unbox(jax.eval_shape(objective.init, jax.random.key(0)))
     params, step = checkpoint.restore_params(directory, abstract)
     params = objective.exported(params)
   facts = {'source': str(directory), 'data': data.get('source') or data.get('train'), 'steps': step,
            'command': run.get('command'), 'scores': _scores(directory, step)}
-  if task:
+  if task != 'pretrain':
     facts |= {'max_len': fields.get('max_len'), 'null_threshold': run.get('null_threshold')} | {
         name: data[name] for name in ('long', 'doc_stride', 'max_answer_len') if name in data}
-  return Pretrained(config, params, tokenizer, task, labels, run.get('problem', ''), facts)
+  return Pretrained(config, params, tokenizer, task if task in HEAD_TASKS else '', labels,
+                    run.get('problem', ''), facts)

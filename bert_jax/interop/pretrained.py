@@ -14,11 +14,12 @@ HEAD_GROUPS = {'sequence_classification': ('pooler', 'classifier'),
                'question_answering': ('qa_outputs',),
                'multiple_choice': ('pooler', 'classifier')}
 HEAD_TASKS = tuple(HEAD_GROUPS)
+SPAN_LABELS = ('start', 'end')  # what a question's head tells of each token
 
 
 def head_groups(config: BertConfig, task: str) -> set[str]:
-  """What a model for a task has besides the encoder."""
-  return {*HEAD_GROUPS[task], *(('pooler',) if config.pooler_is_shared else ())}
+  """What a model for a task has besides the encoder; sentence_embedding has nothing."""
+  return {*HEAD_GROUPS.get(task, ()), *(('pooler',) if config.pooler_is_shared else ())}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,14 +48,16 @@ def columns(data: ConfigDict) -> Columns:
                  tuple(data.labels), ())
 
 
-def _text(row: Row, column: str) -> str:
+def text_of(row: Row, column: str) -> str:
+  """The text in a column; raises UserError if it holds something else."""
   value = row[column]
   if not isinstance(value, str):
     raise UserError(f'{row.where}: {column!r} is {value!r}, not text')
   return value
 
 
-def _number(row: Row, column: str) -> float:
+def number_of(row: Row, column: str) -> float:
+  """The finite number in a column; raises UserError if it holds something else."""
   try:
     value = float(row[column])
   except (TypeError, ValueError) as e:
@@ -67,11 +69,11 @@ def _number(row: Row, column: str) -> float:
 
 def _label(row: Row, c: Columns) -> Any:
   if c.problem == 'regression':
-    return _number(row, c.label)
+    return number_of(row, c.label)
   if c.problem == 'multi_label':
     names = c.label.split(',')
     if len(names) > 1:  # a column of 0 or 1 for each
-      return tuple(name for name in names if _number(row, name))
+      return tuple(name for name in names if number_of(row, name))
     value = row[c.label]
     if not isinstance(value, list):
       raise UserError(f'{row.where}: {c.label!r} is {value!r}, not a list of labels: for columns '
@@ -100,8 +102,8 @@ def read(source: str, data_format: str, c: Columns, split: str,
   rows = (glue.read(source, glue.find(data_format), split) if data_format.startswith('glue')
           else table.read(source, data_format, split))
   for row in rows:
-    pair = _text(row, c.text_pair) if c.text_pair else None
-    yield TextExample(row.where, _text(row, c.text), pair, _label(row, c) if labelled else None)
+    pair = text_of(row, c.text_pair) if c.text_pair else None
+    yield TextExample(row.where, text_of(row, c.text), pair, _label(row, c) if labelled else None)
 
 
 def label_names(examples: Iterable[TextExample], c: Columns) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.model import architectures
+from bert_jax.model import pooling
 from bert_jax.model.config import BertConfig
 from bert_jax.model.embeddings import truncated_normal
 from bert_jax.model.embeddings import zeros
@@ -78,3 +79,18 @@ class BertForQuestionAnswering(nn.Module):
   def __call__(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
     """[B, L] inputs -> logits [B, L, 2] float32: the start, the end."""
     return self.qa_outputs(self.bert.features(self.bert.encode(batch, deterministic=deterministic)))
+
+
+class BertForSentenceEmbedding(nn.Module):
+  """A vector for each text, pooled from its hidden states; no head of its own."""
+
+  config: BertConfig
+  pooling: str  # cls, mean, max
+
+  def setup(self):
+    self.bert = architectures.encoder(self.config)
+
+  def __call__(self, batch: Batch, starts: jax.Array, *, deterministic: bool = True) -> jax.Array:
+    """[B, L] inputs and [B, P] int32 where texts begin -> [B, P, D] float32."""
+    hidden = self.bert.encode(batch, deterministic=deterministic)
+    return pooling.pool(hidden, batch.pair_index, starts, self.pooling)

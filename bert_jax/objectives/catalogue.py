@@ -4,13 +4,14 @@ from bert_jax.errors import UserError
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import ElectraForPreTraining
 from bert_jax.model.heads import for_pretraining
+from bert_jax.objectives.distillation import Distillation
 from bert_jax.objectives.mlm_nsp import MaskedLM
 from bert_jax.objectives.objective import Objective
 from bert_jax.objectives.replaced_tokens import ReplacedTokens
 
 # Of an objective: the sequences that it can be asked of; () = all.
 _SEQUENCES = {'mlm_nsp': ('next_sentence',), 'mlm_sop': ('sentence_order',), 'mlm': (),
-              'replaced_tokens': ()}
+              'replaced_tokens': (), 'distillation': ()}
 _OF_SEQUENCES = {'next_sentence': 'mlm_nsp', 'sentence_order': 'mlm_sop', 'full_sentences': 'mlm'}
 _PAIRS = {'mlm_nsp': 'nsp', 'mlm_sop': 'sop', 'mlm': None}
 
@@ -40,10 +41,13 @@ def name_of(objective: str, sequences: str, architecture: str) -> str:
   return objective
 
 
-def create(objective: str, sequences: str, config: BertConfig) -> Objective:
-  """The objective of a run; arguments and errors as above."""
+def create(objective: str, sequences: str, config: BertConfig,
+           teacher: BertConfig | None = None) -> Objective:
+  """The objective of a run; arguments and errors as above, and the teacher of distillation."""
   name = name_of(objective, sequences, config.architecture)
   if name == 'replaced_tokens':
     config.generator()  # sizes that it cannot have are refused here
     return ReplacedTokens(ElectraForPreTraining(config))
+  if name == 'distillation':
+    return Distillation(for_pretraining(config), for_pretraining(teacher))
   return MaskedLM(for_pretraining(config), _PAIRS[name])

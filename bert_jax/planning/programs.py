@@ -22,6 +22,7 @@ from bert_jax.tasks.finetuning import FineTuning
 from bert_jax.tasks.pretraining import Batch
 from bert_jax.tasks.pretraining import Pretraining
 from bert_jax.tasks.task import Task
+from bert_jax.training import initial
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 
@@ -70,10 +71,11 @@ def pretraining(config: ConfigDict, phase: Phase) -> Work:
               jax.ShapeDtypeStruct((b, p), jnp.float32), one,
               tokens if masking.unit != 'token' else None)
   size = config.model.vocab_size
+  teacher = initial.teacher(config)
   objective = catalogue.create(config.objective, config.data.sequences,
-                               config_lib.bert_config(config.model))
+                               config_lib.bert_config(config.model), teacher and teacher.config)
   task = Pretraining(objective, masking, _Corpus(_Vocabulary(size), np.ones(size, np.int64)), None,
-                     0, (), ())
+                     0, (), (), frozen=initial.frozen(teacher))
   rate = jax.ShapeDtypeStruct((b,), jnp.float32) if masking.final_rate else None
   flops = objective.flops_per_token(phase.max_len, max(masking.rate, masking.final_rate))
   return Work(task, Batch(rows, rate), phase, flops)
@@ -163,4 +165,4 @@ def eval_step(work: Work, config: ConfigDict, mesh: Mesh) -> Compiled:
   optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(), 100_000)
   _, abstract = state_lib.make_init(work.task, optimizer, mesh, config.sharding)
   step = state_lib.make_eval_step(work.task, mesh, config.sharding)
-  return _compile(step.lower(abstract.params, _placed(work, mesh)))
+  return _compile(step.lower(abstract, _placed(work, mesh)))

@@ -126,6 +126,11 @@ class FineTuning(abc.ABC):
     return dataclasses.replace(self, model=self.model.clone(config=config))
 
   @property
+  def frozen(self) -> dict:
+    """Nothing."""
+    return {}
+
+  @property
   def objectives(self) -> dict[str, float]:
     """One loss."""
     return {'loss': 1.0}
@@ -219,7 +224,8 @@ class FineTuning(abc.ABC):
               for split in self.evals]
     yield 'examples', ', '.join(sizes)
     more = len(self.labels) - _SHOWN
-    yield 'labels', ', '.join(self.labels[:_SHOWN]) + (f' and {more} more' if more > 0 else '')
+    if self.labels:
+      yield 'labels', ', '.join(self.labels[:_SHOWN]) + (f' and {more} more' if more > 0 else '')
     yield 'rows of ' + str(batches.length), (
         f'{" or ".join(map(str, batches.rows))} for {batches.batch_size} examples, '
         f'{batches.fill():.1%} real tokens')

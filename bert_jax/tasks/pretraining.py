@@ -49,6 +49,7 @@ class Pretraining:
   train_rows: tuple[RowSource, ...]  # one source for each phase
   eval_rows: tuple[RowSource, ...]  # the same for the held-out text; empty without such text
   feed: Feed = Feed()  # the part of a batch that this process feeds
+  frozen: Any = dataclasses.field(default_factory=dict)  # a teacher
 
   @property
   def model(self) -> nn.Module:
@@ -67,7 +68,8 @@ class Pretraining:
   @classmethod
   def create(cls, objective: Objective, masking_config: masking.MaskingConfig, corpus: Corpus,
              phases: Phases, *, seed: int, eval_batches: int, pack: bool = True,
-             sequences: str = 'next_sentence', feed: Feed = Feed()) -> 'Pretraining':
+             sequences: str = 'next_sentence', feed: Feed = Feed(),
+             frozen: Any = None) -> 'Pretraining':
     """The task, with a row source for each phase."""
 
     def sources(records, seed):
@@ -78,7 +80,7 @@ class Pretraining:
     return cls(objective, masking_config, corpus, phases, eval_batches,
                sources(corpus.train, seed),
                sources(corpus.heldout, _EVAL_SEED) if corpus.heldout.num_tokens else (),
-               feed)
+               feed, frozen or {})
 
   def init(self, key: jax.Array) -> Any:
     """Parameters, boxed with their logical axes."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
+from bert_jax.interop.pretrained import SPAN_LABELS
 from bert_jax.labelled import squad
 from bert_jax.labelled.batches import Batch
 from bert_jax.labelled.batches import Features
@@ -150,7 +151,7 @@ def create(config: ConfigDict, model: BertConfig, tokenizer: Tokenizer,
     contexts[name] = windows(asked, path)
     evals.append(splits.evaluation(name, asked, features(asked, contexts[name], by_window=False)))
   return QuestionAnswering(
-      BertForQuestionAnswering(model), ('start', 'end'), splits.train(train, made), tuple(evals),
+      BertForQuestionAnswering(model), SPAN_LABELS, splits.train(train, made), tuple(evals),
       notes=notes, feed=splits.feed, contexts=contexts, n_best=data.n_best,
       max_answer_len=data.max_answer_len,
       null_threshold=data.null_threshold if unanswerable else None)

@@ -17,6 +17,7 @@ class Task(Protocol):
 
   model: nn.Module
   objectives: Mapping[str, float]  # weight of each metric that is a loss in the total
+  frozen: Any  # what is used but not trained: host arrays, boxed with their logical axes; {} = none
 
   @property
   def has_held_out(self) -> bool:

@@ -76,8 +76,8 @@ class Checkpoints:
       self._manager.reload()
       report.print_summary([('deleted', f'{directory} was deleted under the run: it begins again')])
     # Asked first, because a writer that runs out of space leaves pages of tracebacks from threads.
-    needed = sum(shard.data.nbytes for x in jax.tree.leaves(state) for shard in x.addressable_shards
-                 if shard.replica_id == 0)
+    needed = sum(shard.data.nbytes for x in jax.tree.leaves(_items(state))
+                 for shard in x.addressable_shards if shard.replica_id == 0)
     free = shutil.disk_usage(directory).free
     if free < 1.2 * needed + _SPARE_BYTES:
       raise OSError(errno.ENOSPC, f'a checkpoint takes {needed / 1e6:,.1f} MB, '
@@ -107,7 +107,7 @@ class Checkpoints:
         except sound.Damaged as e:
           self._set_aside(self._best.manager, self._best.manager.latest_step(), e)
       optimizer = found['optimizer']
-      return TrainState(optimizer['step'], found['params'], optimizer['moments']), step
+      return TrainState(optimizer['step'], found['params'], optimizer['moments'], {}), step
     raise UserError(f'no checkpoint of {self._workdir} is sound, all are in '
                     f'{self._workdir}/damaged: start over with another --workdir')
 

@@ -16,8 +16,10 @@ from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data import vocabulary
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
+from bert_jax.interop import layout
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.training import state as state_lib
 from bert_jax.training.report import print_summary
 
 # Fields of `model` that the parameters do not know: a run may have others than its start.
@@ -65,6 +67,41 @@ def _grown(model: Pretrained, tokenizer: Tokenizer) -> Pretrained:
   return dataclasses.replace(model, config=config, params={'params': tree}, tokenizer=tokenizer)
 
 
+def teacher(config: ConfigDict) -> Pretrained | None:
+  """The model that `teacher` names, if any.
+
+  Raises:
+    UserError: there is none, or it has no masked LM head or another width.
+  """
+  if not config.teacher:
+    return None
+  model = load_lib.load(config.teacher)
+  if 'mlm' not in model.groups:
+    raise UserError(f'teacher={config.teacher} has no masked LM head to learn from')
+  if model.config.hidden_size != config.model.hidden_size:
+    raise UserError(f'teacher={config.teacher} is {model.config.hidden_size} wide, the student '
+                    f'{config.model.hidden_size}: their hidden states cannot be compared')
+  return model
+
+
+def frozen(model: Pretrained | None) -> Any:
+  """The parameters of a teacher that are used, boxed with their logical axes."""
+  if not model:
+    return {}
+  groups = tuple(group for group in model.groups
+                 if group == 'mlm' or (group == 'pooler' and model.config.pooler_is_shared))
+  boxes = layout.abstract_params(model.config, groups)
+  return jax.tree.map(lambda box, value: box.replace_boxed(value), boxes,
+                      _like(boxes, model.params), is_leaf=lambda x: not isinstance(x, dict))
+
+
+def _like(tree: Any, other: Any) -> Any:
+  """The leaves of `other` that `tree` has, on the host."""
+  if not isinstance(tree, dict):
+    return np.asarray(other)
+  return {name: _like(x, other[name]) for name, x in tree.items()}
+
+
 def adopt_sizes(config: ConfigDict, model: Pretrained):
   """Fills in the sizes that the config leaves to `init_from`."""
   with config.unlocked():
@@ -97,17 +134,21 @@ def with_head_of(model: Pretrained, task: str, labels: Sequence[str]) -> Pretrai
   return dataclasses.replace(model, params={'params': tree}, task='', labels=())
 
 
-def check(config: ConfigDict, model: Pretrained, corpus: Tokenizer, folder: epath.Path):
-  """Raises UserError if a run with this config and corpus cannot start from the model.
-
-  If the vocabulary is another, the model's is left in `folder` for `prepare`.
-  """
+def check_vocabulary(what: str, name: str, model: Pretrained, corpus: Tokenizer,
+                     folder: epath.Path):
+  """Raises UserError if a model's vocabulary is not the corpus's; it is left in `folder` then."""
   if tokenizer_lib.digest(model.tokenizer) != tokenizer_lib.digest(corpus):
     if not jax.process_index():
       model.tokenizer.save(folder)
     raise UserError(
-        f'init_from={config.init_from} has another vocabulary than the corpus: leave data.vocab '
-        f'out to read text with its own, or prepare records with --vocab={folder}')
+        f'{what}={name} has another vocabulary than the corpus: give it as data.vocab, or prepare '
+        f'records with --vocab={folder}')
+
+
+def check(config: ConfigDict, model: Pretrained, corpus: Tokenizer, folder: epath.Path):
+  """Raises UserError if a run with this config and corpus cannot start from the model.
+  """
+  check_vocabulary('init_from', config.init_from, model, corpus, folder)
   for field in dataclasses.fields(model.config):
     ours, theirs = config.model.get(field.name), getattr(model.config, field.name)
     if field.name not in _FREE and ours != theirs:
@@ -124,10 +165,6 @@ def _part(path: str) -> str:
   """What a reader knows an array by: mlm_dense, bert/pooler."""
   _, part, *rest = path.split('/')
   return f'{part}/{rest[0]}' if part == 'bert' else part
-
-
-def _place(value: np.ndarray, like: jax.Array) -> jax.Array:
-  return jax.make_array_from_callback(like.shape, like.sharding, lambda index: value[index])
 
 
 def from_model(model: Pretrained, name: str,
@@ -166,8 +203,8 @@ def from_model(model: Pretrained, name: str,
       if reinit_layers and '/layers/' in path:
         merge = jax.jit(lambda a, b: jnp.concatenate([a[:kept], b[kept:]]),
                         out_shardings=x.sharding)
-        return merge(_place(theirs[path], x), x)
-      return _place(theirs[path], x)
+        return merge(state_lib.place(theirs[path], x), x)
+      return state_lib.place(theirs[path], x)
 
     return jax.tree.unflatten(jax.tree.structure(fresh),
                               [placed(path, x) for path, x in ours.items()])

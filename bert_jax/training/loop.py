@@ -6,6 +6,7 @@ import math
 import time
 from typing import Any
 
+from flax import linen as nn
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -64,6 +65,95 @@ def _start(config: ConfigDict, checkpoints: checkpoint.Checkpoints, init: Any,
   return state, 0
 
 
+class _Lines:
+  """Lines of metrics: of the steps since the last one, written a step late."""
+
+  def __init__(self, task: Task, rate: Callable, mesh: Mesh, report: report_lib.Report,
+               health: health_lib.Health, batches: loader.Watched, first_step: int):
+    self._task, self._rate, self._mesh = task, rate, mesh
+    self._report, self._health, self._batches = report, health, batches
+    self._chip, self._first_feeder = topology.chip_of(mesh.devices.flat), mesh_lib.feed(mesh).first
+    self.window: list[Metrics] = []
+    self._digests: list[Any] = []
+    self._due: tuple | None = None
+    # The clock starts when the first step has compiled and run.
+    self._began, self._timed_from = None, first_step
+
+  def start_clock(self, done: int):
+    """From here on time counts as that of the steps after `done`."""
+    self._began, self._timed_from, self._batches.waited = time.monotonic(), done, 0.0
+
+  def digest(self, batch: Any):
+    """Keeps the digest of a host batch for the line."""
+    self._digests.append(batch_digest(batch))
+
+  def end(self, step: int):
+    """The steps up to this one make a line."""
+    self._due, self.window, self._digests = (step, self.window, self._digests), [], []
+
+  def write(self):
+    """Writes the line that is due, if one is.
+
+    Raises:
+      Failed: the loss was not finite for several steps in a row.
+    """
+    if not self._due:
+      return
+    (step, metrics, digests), self._due = self._due, None
+    task = self._task
+    means, tokens_per_step, skipped = _fetch(metrics)
+    tokens = tokens_per_step * (step - self._timed_from)
+    seconds = time.monotonic() - self._began if self._began and step > self._timed_from else None
+    line = {
+        'loss': sum(weight * means[name] for name, weight in task.objectives.items()), **means,
+        'learning_rate': float(self._rate(step - 1)),
+        'tokens_per_second': tokens / seconds if seconds else None,
+        'mfu': task.flops(step - 1, tokens) / seconds / (self._chip.flops * self._mesh.size)
+               if seconds and self._chip else None,
+        'data_wait': self._batches.waited / seconds if seconds else None,
+        'skipped_steps': sum(skipped),
+        **({'batch_digests': global_digests(digests, self._first_feeder)} if digests else {})}
+    self._report.train(step, line)
+    self._report.warn(step, self._health.line(line, processes.gathered(line['data_wait'] or 0.0)))
+    last = self._health.steps(step - len(skipped) + 1, skipped)
+    if last:
+      health_lib.give_up(
+          last, *global_digests([batch_digest(task.rows(last - 1))], self._first_feeder))
+    self.start_clock(step)
+
+
+class _Evaluations:
+  """Held-out scores every so many steps, and at the end."""
+
+  def __init__(self, task: Task, config: ConfigDict, train_steps: int, mesh: Mesh,
+               notice: preemption.Notice, report: report_lib.Report, health: health_lib.Health,
+               checkpoints: checkpoint.Checkpoints):
+    self._task, self._every, self._last = task, config.eval_every, train_steps
+    self._step = state_lib.make_eval_step(task, mesh, config.sharding)
+    self._mesh, self._notice = mesh, notice
+    self._report, self._health, self._checkpoints = report, health, checkpoints
+
+  def due(self, done: int) -> bool:
+    """Whether there is one after so many steps."""
+    return self._task.has_held_out and (done == self._last or done % self._every == 0)
+
+  def run(self, state: state_lib.TrainState, done: int) -> bool:
+    """False if SIGTERM broke it off: then it is made when the run goes on."""
+    def measure(batch):
+      if self._notice.reached():
+        raise preemption.Stopped
+      return self._step(state, mesh_lib.put_batch(batch, self._mesh))
+
+    try:
+      scores = self._task.evaluate(measure, done)
+    except preemption.Stopped:
+      return False
+    self._report.evaluation(done, scores)
+    self._report.warn(done, self._health.evaluation(done, scores))
+    self._checkpoints.offer(state.params, done, scores)
+    return True
+
+
 def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir: storage.Folder,
           checkpoints: checkpoint.Checkpoints, initial: Sequence[Callable[[Any], Any]] = ()):
   """Trains `task` until `train_steps`, from the newest of `checkpoints` if there is one.
@@ -83,9 +173,6 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
   train_step = state_lib.make_train_step(
       task, optimizer, mesh, config.sharding, abstract, seed=config.seed,
       accumulation=optimizer_config.accumulation)
-  eval_step = state_lib.make_eval_step(task, mesh, config.sharding)
-  chip = topology.chip_of(mesh.devices.flat)
-  first_feeder = mesh_lib.feed(mesh).first
 
   # ---- where to start: an own checkpoint wins over init_from, which wins over a fresh start -----
   if checkpoints.latest() == train_steps and (
@@ -95,54 +182,12 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
         ('finished', f'{workdir} holds the whole run of {train_steps} steps')])
     return
   state, first_step = _start(config, checkpoints, init, initial, abstract)
+  state = state._replace(frozen=state_lib.place(nn.unbox(task.frozen), abstract.frozen))
 
   # ---- the loop ---------------------------------------------------------------------------------
   notice = preemption.Notice()  # SIGTERM: the step that runs is finished and saved
   report = report_lib.Report(workdir.local, first_step=first_step, last_step=train_steps,
                              active=jax.process_index() == 0)
-  window, digests, due = [], [], None  # of the steps since the last line; a line that is due
-  began, timed_from = None, first_step  # the clock starts when the first step has compiled and run
-
-  def log(step, metrics, digests):
-    nonlocal began, timed_from
-    checkpoints.check()
-    means, tokens_per_step, skipped = _fetch(metrics)
-    tokens = tokens_per_step * (step - timed_from)
-    seconds = time.monotonic() - began if began and step > timed_from else None
-    line = {
-        'loss': sum(weight * means[name] for name, weight in task.objectives.items()), **means,
-        'learning_rate': float(rate(step - 1)),
-        'tokens_per_second': tokens / seconds if seconds else None,
-        'mfu': task.flops(step - 1, tokens) / seconds / (chip.flops * mesh.size)
-               if seconds and chip else None,
-        'data_wait': batches.waited / seconds if seconds else None,
-        'skipped_steps': sum(skipped),
-        **({'batch_digests': global_digests(digests, first_feeder)} if digests else {})}
-    report.train(step, line)
-    report.warn(step, health.line(line, processes.gathered(line['data_wait'] or 0.0)))
-    last = health.steps(step - len(skipped) + 1, skipped)
-    if last:
-      health_lib.give_up(last, *global_digests([batch_digest(task.rows(last - 1))], first_feeder))
-    began, timed_from, batches.waited = time.monotonic(), step, 0.0
-
-  def evaluates(done):
-    return task.has_held_out and (done == train_steps or done % config.eval_every == 0)
-
-  def evaluate(params, done):
-    """False if SIGTERM broke it off: then it is made when the run goes on."""
-    def measure(batch):
-      if notice.reached():
-        raise preemption.Stopped
-      return eval_step(params, mesh_lib.put_batch(batch, mesh))
-
-    try:
-      scores = task.evaluate(measure, done)
-    except preemption.Stopped:
-      return False
-    report.evaluation(done, scores)
-    report.warn(done, health.evaluation(done, scores))
-    checkpoints.offer(params, done, scores)
-    return True
 
   def stop(done):
     checkpoints.wait()
@@ -153,46 +198,47 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
   profiler = profile.Profiler(config.profile_steps, workdir.local / 'tensorboard')
   batches = loader.Watched(
       loader.batches(task.rows, first_step, train_steps, config.data.loader_workers),
-      idle=lambda: not window or all(x.is_ready() for x in jax.tree.leaves(window[-1])))
+      idle=lambda: not lines.window or all(
+          x.is_ready() for x in jax.tree.leaves(lines.window[-1])))
+  lines = _Lines(task, rate, mesh, report, health, batches, first_step)
+  evaluations = _Evaluations(task, config, train_steps, mesh, notice, report, health, checkpoints)
   try:
-    if (first_step and evaluates(first_step)
+    if (first_step and evaluations.due(first_step)
         and not report_lib.is_evaluated(workdir.local, first_step)
-        and not evaluate(state.params, first_step)):
+        and not evaluations.run(state, first_step)):
       stop(first_step)
     for step, batch in enumerate(batches, first_step):
       if config.log_batch_digest:
-        digests.append(batch_digest(batch))
+        lines.digest(batch)
       profiler.before(step + 1)
       batch = mesh_lib.put_batch(batch, mesh)
       with jax.transfer_guard('disallow'):  # nothing else may go to the device or come back
         state, metrics = train_step(state, batch)
-      window.append(metrics)
+      lines.window.append(metrics)
       host.give_back_memory()
       done = step + 1
       profiler.after(done, metrics)
-      if due:  # a line is written a step late, so that the device never waits for the host
-        log(*due)
-        due = None
+      checkpoints.check()
+      lines.write()  # a step late, so that the device never waits for the host
       if step == first_step:
         jax.block_until_ready(metrics)
-        began, timed_from, batches.waited = time.monotonic(), done, 0.0
+        lines.start_clock(done)
       stopping = notice.reached()
       saves = done % config.checkpoint_every == 0 or done == train_steps
-      pauses = saves or evaluates(done) or stopping
+      pauses = saves or evaluations.due(done) or stopping
       if done % config.log_every == 0 or pauses:
-        due, window, digests = (done, window, digests), [], []
+        lines.end(done)
       if pauses:  # a checkpoint comes after its metrics: a kill loses neither
-        log(*due)
-        due = None
-        if evaluates(done) and not stopping:
-          stopping = not evaluate(state.params, done)
+        lines.write()
+        if evaluations.due(done) and not stopping:
+          stopping = not evaluations.run(state, done)
         report.flush()
         workdir.push()
         if saves or stopping:
           checkpoints.save(state, done)
         if stopping:
           stop(done)
-        began = time.monotonic()
+        lines.start_clock(done)
     checkpoints.close()
   finally:
     profiler.close()

@@ -17,11 +17,12 @@ from bert_jax.tasks.task import Task
 
 
 class TrainState(NamedTuple):
-  """Everything that training changes. `step` counts the updates made."""
+  """Everything that training changes, and what it uses besides."""
 
-  step: jax.Array  # [] int32
+  step: jax.Array  # [] int32, the updates made
   params: Any
   opt_state: Any
+  frozen: Any  # used but not trained, and no part of a checkpoint: a teacher
 
 
 def root_key(seed: int) -> jax.Array:
@@ -34,20 +35,28 @@ def make_init(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
   """A function from a key to the state of step 0, made in place on its devices; and its shapes.
 
   The shapes are ShapeDtypeStructs with shardings: what a checkpoint is restored to. The moments
-  inherit the specs of the parameters, because the optimiser sees them in their boxes.
+  inherit the specs of the parameters, because the optimiser sees them in their boxes. What the task
+  has frozen is among the shapes only: `place` brings it.
   """
 
   def init(key):
     params = task.init(key)
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), {})
 
   boxed = jax.eval_shape(init, root_key(0))  # outside the mesh, where unboxing constrains nothing
+  boxed = boxed._replace(frozen=jax.eval_shape(lambda: task.frozen))
   shardings = sharding.shardings(boxed, mesh, preset)
   abstract = jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), nn.unbox(boxed), shardings)
   init_sharded = sharding.with_mesh(lambda key: nn.unbox(init(key)), mesh, preset,
-                                    out_shardings=shardings)
+                                    out_shardings=shardings._replace(frozen={}))
   return init_sharded, abstract
+
+
+def place(tree: Any, abstract: Any) -> Any:
+  """Host arrays, of which every process has all, on the devices that `abstract` says."""
+  return jax.tree.map(lambda x, like: jax.make_array_from_callback(
+      like.shape, like.sharding, lambda index: x[index]), tree, abstract)
 
 
 def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh, preset: str,
@@ -68,7 +77,7 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
 
     def gradients(batch, counts):
       def objective(params):
-        metrics = task.loss(params, {}, batch, key)
+        metrics = task.loss(params, state.frozen, batch, key)
         fixed = {name: (total, counts.get(name, count))
                  for name, (total, count) in metrics.items()}
         return losses.total_loss(fixed, task.objectives), metrics
@@ -78,8 +87,8 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
       grads, metrics = gradients(batch, {})
     else:
       # Only the counts are used: the compiler drops the forward pass.
-      counts = {name: count for name, (_, count) in task.loss(state.params, {}, batch, key).items()
-                if name in task.objectives}
+      found = task.loss(state.params, state.frozen, batch, key)
+      counts = {name: count for name, (_, count) in found.items() if name in task.objectives}
       # Strided, so that each microbatch takes its rows from every device.
       micro = jax.tree.map(
           lambda x: jnp.moveaxis(x.reshape(-1, accumulation, *x.shape[1:]), 1, 0), batch)
@@ -98,7 +107,7 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
                                      (state.params, state.opt_state))
     metrics['grad_norm'] = (norm, jnp.float32(1))
     metrics['skipped'] = (1 - sound.astype(jnp.float32), jnp.float32(1))
-    return TrainState(state.step + 1, params, opt_state), metrics
+    return TrainState(state.step + 1, params, opt_state, state.frozen), metrics
 
   shardings = jax.tree.map(lambda x: x.sharding, abstract)
   return sharding.with_mesh(step, mesh, preset, donate_argnums=0,
@@ -107,6 +116,7 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
 
 
 def make_eval_step(task: Task, mesh: Mesh, preset: str) -> Callable:
-  """The jitted evaluation step: (params, batch) -> what the task measures, on every device."""
-  return sharding.with_mesh(lambda params, batch: task.measure(params, {}, batch), mesh, preset,
-                            out_shardings=mesh_lib.replicated(mesh))
+  """The jitted evaluation step: (state, batch) -> what the task measures, on every device."""
+  return sharding.with_mesh(
+      lambda state, batch: task.measure(state.params, state.frozen, batch), mesh, preset,
+      out_shardings=mesh_lib.replicated(mesh))

@@ -18,18 +18,26 @@ import tempfile
 import time
 
 from etils import epath
+from flax import linen as nn
+import jax
+import numpy as np
 import sentencepiece
+import tokenizers
 
 from bert_jax import config as config_lib
+from bert_jax.data import bpe
 from bert_jax.data import corpus
 from bert_jax.data import tokenizer
 from bert_jax.errors import UserError
 from bert_jax.inference import jsonl
 from bert_jax.interop import huggingface
+from bert_jax.interop import layout
+from bert_jax.interop.pretrained import Pretrained
 from bert_jax.labelled import choices
 from bert_jax.labelled import conll
 from bert_jax.labelled import squad
 from bert_jax.labelled import table
+from bert_jax.model.modern import ModernConfig
 from tests import conftest
 from tests import made_tasks
 from tests.faults.runs import Bench
@@ -83,20 +91,17 @@ def _drain(examples):
     pass
 
 
-def _hf(folder: pathlib.Path, name: str) -> tuple[bytes, Callable]:
-  """A Hugging Face folder of which one file is another."""
-  import shutil
-
-
-  whole = folder / 'model'
+def _folder(folder: pathlib.Path, whole: str, name: str,
+            load: Callable = huggingface.load) -> tuple[bytes, Callable]:
+  """A folder, of a model say, of which one file is another."""
 
   def read(content):
-    place = folder / 'changed'
+    place = folder / f'changed {whole} {name}'
     if not place.exists():
-      shutil.copytree(whole, place)
+      shutil.copytree(folder / whole, place)
     (place / name).write_bytes(content)
-    huggingface.load(epath.Path(place))
-  return (whole / name).read_bytes(), read
+    load(epath.Path(place))
+  return (folder / whole / name).read_bytes(), read
 
 
 def readers(folder: pathlib.Path) -> dict[str, tuple[bytes, Callable[[bytes], None]]]:
@@ -123,10 +128,14 @@ def readers(folder: pathlib.Path) -> dict[str, tuple[bytes, Callable[[bytes], No
       'wikitext': by_path('wiki.txt', lambda p: _drain(corpus.read_file(p, 'wikitext', 'text'))),
       'vocab': by_path('vocab.txt', tokenizer.load),
       'sentencepiece': by_path('spiece.model', tokenizer.load),
-      'tokenizer.json': _hf(folder, 'tokenizer.json'),
-      'tokenizer_config': _hf(folder, 'tokenizer_config.json'),
-      'config.json': _hf(folder, 'config.json'),
-      'safetensors': _hf(folder, 'model.safetensors'),
+      'tokenizer.json': _folder(folder, 'model', 'tokenizer.json'),
+      'tokenizer_config': _folder(folder, 'model', 'tokenizer_config.json'),
+      'config.json': _folder(folder, 'model', 'config.json'),
+      'safetensors': _folder(folder, 'model', 'model.safetensors'),
+      'modern config.json': _folder(folder, 'modern', 'config.json'),
+      'bpe tokenizer.json': _folder(folder, 'bpe', 'tokenizer.json', bpe.load),
+      'bpe vocab.json': _folder(folder, 'merges', 'vocab.json', bpe.load),
+      'bpe merges.txt': _folder(folder, 'merges', 'merges.txt', bpe.load),
       'squad': by_path('squad.json', squad.read),
       'conll': by_path('tags.conll', lambda p: _drain(conll.read(p, tags))),
       'choices': by_path('choices.jsonl', lambda p: _drain(choices.read(p, options))),
@@ -138,13 +147,12 @@ def readers(folder: pathlib.Path) -> dict[str, tuple[bytes, Callable[[bytes], No
 
 NAMES = ('corpus', 'corpus.gz', 'corpus.jsonl', 'wikitext', 'vocab', 'sentencepiece',
          'tokenizer.json', 'tokenizer_config', 'config.json', 'safetensors', 'squad', 'conll',
-         'choices', 'csv', 'tsv.gz', 'predict')
+         'choices', 'csv', 'tsv.gz', 'predict', 'modern config.json', 'bpe tokenizer.json',
+         'bpe vocab.json', 'bpe merges.txt')
 
 
 def make_seeds(folder: pathlib.Path):
   """Writes a sound file for each reader."""
-
-
   folder.mkdir(parents=True)
   documents = conftest.make_documents(6)
   text = conftest.write_corpus(folder / 'sound-corpus.txt', documents)
@@ -155,6 +163,7 @@ def make_seeds(folder: pathlib.Path):
   (folder / 'sound-wiki.txt').write_text(''.join(
       f' = Title {i} = \n\n' + '\n'.join(d) + '\n' for i, d in enumerate(documents)))
   made_tasks.model(folder / 'model', hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
+  _make_modern(folder)
   vocab = made_tasks._VOCAB
   (folder / 'sound-vocab.txt').write_text('\n'.join(vocab) + '\n')
   made = io.BytesIO()
@@ -170,6 +179,20 @@ def make_seeds(folder: pathlib.Path):
   rows = (folder / 'rows.tsv').read_text()
   (folder / 'sound-rows.tsv.gz').write_bytes(gzip.compress(rows.encode()))
   (folder / 'sound-rows.csv').write_text(rows.replace('\t', ','))
+
+
+def _make_modern(folder: pathlib.Path):
+  """A ModernBERT, and a BPE in both of its forms."""
+  tokenizer = bpe.train(lambda: [s for d in conftest.make_documents(6) for s in d], 300, False)
+  tokenizer.save(epath.Path(folder / 'bpe'))
+  config = ModernConfig(vocab_size=tokenizer.vocab_size, hidden_size=8, num_layers=4, num_heads=1,
+                        intermediate_size=8, max_positions=16)
+  abstract = nn.unbox(layout.abstract_params(config, ('pooler', 'mlm')))
+  params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), abstract)
+  huggingface.save(Pretrained(config, params, tokenizer), epath.Path(folder / 'modern'))
+  (folder / 'merges').mkdir()
+  tokenizers.Tokenizer.from_file(str(folder / 'bpe/tokenizer.json')).model.save(
+      str(folder / 'merges'))
 
 
 def child(name: str, first: int, count: int, folder: pathlib.Path):

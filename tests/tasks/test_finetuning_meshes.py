@@ -33,7 +33,8 @@ def losses(config, mesh, preset):
   return [float(total / count) for total, count in jax.device_get(found)]
 
 
-@pytest.mark.parametrize('task', ['multiple_choice', 'sequence_classification'])
+@pytest.mark.parametrize('task', ['multiple_choice', 'sequence_classification',
+                                  'sentence_embedding'])
 def test_meshes_give_the_same_losses(tmp_path, task):
   c = config_lib.finetuning(task)
   c.update_from_flattened_dict({

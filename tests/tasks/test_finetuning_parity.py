@@ -151,6 +151,6 @@ def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
       np.testing.assert_allclose(ours[name], x.detach().numpy(), atol=2e-4)
   theirs.eval()
   evaluate, (split,) = state_lib.make_eval_step(task, mesh, 'dp'), task.evals
-  outputs = [Output(x, jax.device_get(evaluate(state.params, mesh_lib.put_batch(x.batch, mesh)))[1])
+  outputs = [Output(x, jax.device_get(evaluate(state, mesh_lib.put_batch(x.batch, mesh)))[1])
              for x in split.batches.in_order()]
   compare_outputs(theirs, task_name, split.batches.features, outputs)

@@ -21,7 +21,7 @@ def state_of(step: int, width: int = 64) -> TrainState:
   kernel = np.random.default_rng(step).normal(size=(16, width)).astype(np.float32)
   params = {'layer': {'kernel': jnp.asarray(kernel), 'bias': jnp.full(width, float(step))}}
   mesh = conftest.sub_mesh(8, 1)
-  everything = TrainState(jnp.int32(step), params, optax.adam(1e-3).init(params))
+  everything = TrainState(jnp.int32(step), params, optax.adam(1e-3).init(params), {})
   return jax.device_put(everything, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
 
 

@@ -147,10 +147,10 @@ def test_evaluation_has_no_dropout_and_fixed_masks():
   task = FixedRows.make()
   optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(warmup_steps=0), 10)
   init, _ = state_lib.make_init(task, optimizer, mesh, 'tp')
-  params = init(state_lib.root_key(0)).params
+  state = init(state_lib.root_key(0))
   step = state_lib.make_eval_step(task, mesh, 'tp')
   batch = mesh_lib.put_batch(make_batch(), mesh)
-  one, two = step(params, batch), step(params, batch)
+  one, two = step(state, batch), step(state, batch)
   jax.tree.map(np.testing.assert_array_equal, one, two)
   mask = lambda step: np.asarray(task.mask(jax.random.fold_in(state_lib.root_key(0), step),
                                            batch).positions)

@@ -1,0 +1,79 @@
+"""Distillation: its losses by hand; a student that is its teacher has nothing to learn."""
+
+import dataclasses
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from bert_jax.model import heads
+from bert_jax.model.config import BertConfig
+from bert_jax.objectives import distillation
+from bert_jax.objectives.distillation import Distillation
+from bert_jax.objectives.masking import Masked
+from bert_jax.objectives.objective import Example
+from bert_jax.objectives.objective import Keys
+from tests.interop import torch_bert
+
+CONFIG = BertConfig(vocab_size=100, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64,
+                    max_positions=32, dropout=0.0, attention_dropout=0.0)
+KEYS = Keys(None, jax.random.key(0))
+
+
+def example():
+  batch = torch_bert.make_batch(100, 3, 16, padded=True)
+  positions = np.array([[1, 2], [1, 2], [1, 2]], np.int32)
+  masked = Masked(batch.ids, positions, batch.ids[:, 1:3], np.array([[1, 1], [1, 0], [1, 1]], 'f4'))
+  one = np.zeros((3, 1), np.int32)
+  return Example(batch, masked, np.arange(3), one, one, one)
+
+
+def make(student=CONFIG):
+  objective = Distillation(heads.for_pretraining(student), heads.for_pretraining(CONFIG))
+  teacher = dataclasses.replace(objective, model=objective.teacher)
+  return objective, nn.unbox(teacher.init(jax.random.key(1)))
+
+
+def test_by_hand():
+  student, teacher = np.random.default_rng(0).normal(size=(2, 5, 7)) * 3
+  p, q = special.softmax(teacher / 2, -1), special.softmax(student / 2, -1)
+  expected = 4 * np.sum(p * (np.log(p) - np.log(q)), -1)
+  np.testing.assert_allclose(distillation.soft_cross_entropy(jnp.asarray(student), teacher),
+                             expected, rtol=1e-5)
+  a, b = jnp.array([[1.0, 0.0], [3.0, 4.0]]), jnp.array([[0.0, 2.0], [6.0, 8.0]])
+  np.testing.assert_allclose(distillation.cosine_distance(a, b), [1.0, 0.0], atol=1e-6)
+
+
+def test_a_student_that_is_its_teacher_has_only_the_words_to_learn():
+  objective, params = make()
+  metrics = objective.loss(params, params, example(), KEYS)
+  assert abs(metrics['soft_loss'][0]) < 1e-5 and abs(metrics['cosine_loss'][0]) < 1e-5
+  assert metrics['mlm_loss'][1] == 5 and metrics['soft_loss'][1] == 5  # masked positions
+  assert metrics['cosine_loss'][1] == example().inputs.pair_index.sum()  # all real tokens
+  other = nn.unbox(objective.init(jax.random.key(2)))
+  apart = objective.loss(other, params, example(), KEYS)
+  assert apart['soft_loss'][0] > 1e-3 and apart['cosine_loss'][0] / apart['cosine_loss'][1] > 0.1
+
+
+def test_a_smaller_student_comes_nearer():
+  objective, teacher = make(dataclasses.replace(CONFIG, num_layers=1))
+  params = nn.unbox(objective.init(jax.random.key(2)))
+  assert sum(x.size for x in jax.tree.leaves(params)) < sum(
+      x.size for x in jax.tree.leaves(teacher))
+
+  @jax.jit
+  def step(params):
+    def total(params):
+      found = objective.loss(params, teacher, example(), KEYS)
+      return sum(w * found[n][0] / found[n][1] for n, w in objective.weights.items()), found
+    grads, found = jax.grad(total, has_aux=True)(params)
+    return jax.tree.map(lambda p, g: p - 0.02 * g, params, grads), found
+
+  history = []
+  for _ in range(40):
+    params, found = step(params)
+    history.append({n: float(s / c) for n, (s, c) in found.items()})
+  for name in ('soft_loss', 'mlm_loss', 'cosine_loss'):
+    assert history[-1][name] < 0.8 * history[0][name], name

@@ -1,0 +1,171 @@
+"""Every member of the family on the same rails: meshes, resuming, use, fine-tuning, plan."""
+
+import dataclasses
+import json
+import pathlib
+
+from etils import epath
+import jax
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax import config as config_lib
+from bert_jax import run
+from bert_jax.errors import UserError
+from bert_jax.interop import convert
+from bert_jax.interop import load
+from bert_jax.model.albert import AlbertConfig
+from bert_jax.model.config import BertConfig
+from bert_jax.model.electra import ElectraConfig
+from bert_jax.model.modern import ModernConfig
+from bert_jax.training import checkpoint
+from bert_jax.training import initial
+from bert_jax.training import sound
+from tests import conftest
+from tests import made_tasks
+
+_SIZES = dict(vocab_size=200, hidden_size=32, num_heads=4, intermediate_size=64, max_positions=64)
+MEMBERS = {
+    'roberta': (BertConfig(**_SIZES, architecture='roberta', num_layers=2, type_vocab_size=1),
+                {'data.sequences': 'full_sentences'}),
+    'albert': (AlbertConfig(**_SIZES, num_layers=4, groups=2, embedding_size=16),
+               {'data.sequences': 'sentence_order', 'masking.unit': 'ngram'}),
+    'electra': (ElectraConfig(**_SIZES, num_layers=2, embedding_size=16, generator_size=0.5),
+                {'data.sequences': 'full_sentences', 'optimizer.learning_rate': 3e-3}),
+    'modernbert': (ModernConfig(**_SIZES, num_layers=4, local_window=8),
+                   {'data.sequences': 'full_sentences', 'masking.rate': 0.3}),
+    'distilbert': (BertConfig(**_SIZES, architecture='distilbert', num_layers=1, type_vocab_size=1),
+                   {'data.sequences': 'full_sentences', 'objective': 'distillation'})}
+
+
+def make_config(member: str, source: str, **more):
+  model, overrides = MEMBERS[member]
+  config = conftest.tiny_config(source)
+  with config.unlocked():
+    config.model = config_lib.model(model)
+  config.update_from_flattened_dict({**overrides, **more})
+  return config
+
+
+def lines(workdir: pathlib.Path) -> list[dict]:
+  return [json.loads(x) for x in (workdir / 'metrics.jsonl').read_text().splitlines()]
+
+
+def fingerprints(workdir: pathlib.Path, step: int) -> dict:
+  return sound.description(epath.Path(workdir / f'checkpoints/{step}'))['arrays']
+
+
+@pytest.fixture(scope='module')
+def teacher(tmp_path_factory, corpus_file) -> str:
+  workdir = tmp_path_factory.mktemp('teacher') / 'run'
+  run.run(conftest.tiny_config(corpus_file), str(workdir))
+  return str(workdir)
+
+
+@pytest.fixture(scope='module', params=MEMBERS)
+def trained(request, tmp_path_factory, corpus_file):
+  """(member, its config again, workdir) of a run of 12 steps, dp."""
+  workdir, overrides = tmp_path_factory.mktemp(request.param) / 'run', {}
+  if request.param == 'distilbert':
+    overrides['teacher'] = request.getfixturevalue('teacher')
+
+  def again(**more):
+    return make_config(request.param, corpus_file, **overrides, **more)
+
+  run.run(again(sharding='dp'), str(workdir))
+  return request.param, again, workdir
+
+
+def test_losses_are_the_same_on_another_mesh(trained, tmp_path):
+  _, again, workdir = trained
+  other = again(sharding='fsdp_tp', **{'mesh.data': 4, 'mesh.model': 2})
+  run.run(other, str(tmp_path / 'run'))
+  a, b = ([x['loss'] for x in lines(w) if 'loss' in x] for w in (workdir, tmp_path / 'run'))
+  np.testing.assert_allclose(a, b, rtol=2e-4)
+  assert a[-1] < a[0]
+
+
+def test_resumed_ends_with_the_same_bits(trained, tmp_path, monkeypatch):
+  _, again, workdir = trained
+  save = checkpoint.Checkpoints.save
+
+  def stop_after(self, state, step, *args, **kwargs):
+    save(self, state, step, *args, **kwargs)
+    if step == 8:
+      self.close()
+      raise KeyboardInterrupt
+
+  with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    patched.setattr(checkpoint.Checkpoints, 'save', stop_after)
+    run.run(again(sharding='dp'), str(tmp_path / 'run'))
+  run.run(again(sharding='dp'), str(tmp_path / 'run'))
+  assert fingerprints(tmp_path / 'run', 12) == fingerprints(workdir, 12)
+
+
+def test_it_is_used(trained, tmp_path):
+  member, _, workdir = trained
+  bert = bert_jax.from_pretrained(str(workdir))
+  text = conftest.make_documents(1)[0][0]
+  encoded = bert.encode([text])
+  assert encoded.hidden.shape[-1] == 32 and np.all(np.isfinite(encoded.hidden))
+  layers = bert.embed([text], 'mean', layers=(0, -1))
+  assert layers.shape == (1, 64)
+  np.testing.assert_allclose(layers[:, 32:], bert.embed([text], 'mean'), atol=1e-5)
+  if member == 'electra':
+    assert bert.model.groups == ('rtd',)  # what is kept is the discriminator
+    with pytest.raises(UserError, match='no MLM head'):
+      bert.fill_mask('[MASK]')
+  else:
+    assert len(bert.fill_mask(text + ' [MASK]', top_k=3)) == 1
+
+
+@pytest.mark.parametrize('task', ['sequence_classification', 'token_classification',
+                                  'question_answering'])
+def test_fine_tuned_exported_and_read_again(trained, tmp_path, task):
+  member, _, workdir = trained
+  config = config_lib.finetuning(task)
+  config.update_from_flattened_dict({
+      'init_from': str(workdir), 'batch_size': 8, 'max_len': 32, 'log_every': 1,
+      'train_epochs': 0.0, 'train_steps': 3, 'model.scan_unroll': 1,
+      **made_tasks.files(task, tmp_path, 16, 8)})
+  run.run(config, str(tmp_path / 'run'))
+  model = load.load(str(tmp_path / 'run'))
+  assert model.task == task and model.config.architecture == member
+  convert.convert(str(tmp_path / 'run'), str(tmp_path / 'out'), 'huggingface')
+  again = load.load(str(tmp_path / 'out'))
+  assert (again.task, again.labels) == (model.task, model.labels)
+  assert initial.with_head_of(again, task, model.labels) is again  # trained further, it keeps it
+  assert dataclasses.asdict(again.config)['architecture'] == member
+
+
+def test_layers_are_counted_only_where_each_has_its_own(trained, tmp_path):
+  member, _, workdir = trained
+  config = config_lib.finetuning('sequence_classification')
+  config.update_from_flattened_dict({
+      'init_from': str(workdir), 'batch_size': 8, 'max_len': 32, 'train_epochs': 0.0,
+      'train_steps': 1, 'model.scan_unroll': 1, 'optimizer.layer_decay': 0.9,
+      **made_tasks.files('sequence_classification', tmp_path, 16, 8)})
+  if member in ('albert', 'modernbert'):
+    with pytest.raises(UserError, match='optimizer.layer_decay counts layers'):
+      run.run(config, str(tmp_path / 'run'))
+  else:
+    run.run(config, str(tmp_path / 'run'))
+
+
+@pytest.mark.parametrize('member', [member for member in MEMBERS if member != 'distilbert'])
+def test_costs_follow_from_few_layers(member):
+  from bert_jax.data.phases import Phase
+  from bert_jax.planning import estimate
+  from bert_jax.planning import programs
+
+  config = make_config(member, 'builtin', **{'data.pack': False})
+  more = {'modernbert': 10, 'albert': 8}.get(member, 4)
+  config.update_from_flattened_dict({'model.num_layers': more, 'model.scan_unroll': more})
+  mesh, phase = conftest.sub_mesh(2, 1), Phase(10, 64, 8)
+  work = programs.pretraining(config, phase)
+  found = estimate.estimate(config, work, mesh)
+  np.testing.assert_allclose(found.flops, programs.train_step(work, config, mesh).flops, rtol=0.02)
+  parameters = sum(np.prod(x.shape) for x in jax.tree.leaves(
+      jax.eval_shape(work.task.init, jax.random.key(0))))
+  assert found.memory['arguments'] > 3 * 4 * parameters
