@@ -109,7 +109,7 @@ def read(text: str, mesh: Mesh) -> list[Collective]:
 
 
 def extrapolate(one: Iterable[Collective], two: Iterable[Collective],
-                layers: int) -> list[Collective]:
+                layers: float) -> list[Collective]:
   """The collectives of a model of so many layers from those of models of one and of two."""
   first, second = ({c[:3]: (c.count, c.bytes) for c in found} for found in (one, two))
   found = []

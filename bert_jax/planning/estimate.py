@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence
-from concurrent import futures
 import dataclasses
-import os
 from typing import Any
+from typing import NamedTuple
 
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -16,7 +15,6 @@ from bert_jax.parallel.topology import Chip
 from bert_jax.planning import collectives
 from bert_jax.planning import programs
 from bert_jax.planning.collectives import Collective
-from bert_jax.planning.programs import Compiled
 from bert_jax.planning.programs import Work
 
 _WEAK_SCALING = (1, 4, 16, 64, 256, 1024)
@@ -107,8 +105,41 @@ def _with_layers(config: ConfigDict, layers: int) -> ConfigDict:
   return config
 
 
-def _costs(layers: int, fewest: tuple[int, int], one: Compiled, two: Compiled,
-           mesh: Mesh) -> tuple[float, float, list[Collective]]:
+class Program(NamedTuple):
+  """Which of the programs of a phase."""
+
+  evaluates: bool = False  # the evaluation step; else the training step
+  layers: int = 0  # with so few, unrolled; 0 = as the config says
+
+
+class Figures(NamedTuple):
+  """What the compiler says of a program, in plain types."""
+
+  memory: dict[str, int] | None  # None = it does not fit
+  missing: float  # bytes by which it does not
+  seconds: float  # that it took to compile
+  flops: float
+  traffic: float
+  collectives: list[Collective]
+
+
+def figures(config: ConfigDict, work: Work, mesh: Mesh, program: Program) -> Figures:
+  """Compiles one program of a phase."""
+  make = programs.eval_step if program.evaluates else programs.train_step
+  if program.layers:
+    config = _with_layers(config, program.layers)
+    work = work.with_model(config)
+  try:
+    found = make(work, config, mesh)
+  except programs.OutOfMemory as e:
+    return Figures(None, e.used - e.limit, 0.0, 0.0, 0.0, [])
+  # The text of a whole program is long to read, and only those of few layers are asked for it.
+  exchanged = collectives.read(found.program.as_text(), mesh) if program.layers else []
+  return Figures(found.memory, 0.0, found.seconds, found.flops, found.traffic, exchanged)
+
+
+def _costs(layers: int, fewest: tuple[int, int], one: Figures,
+           two: Figures) -> tuple[float, float, list[Collective]]:
   """FLOPs, memory traffic and collectives of a training step on each device.
 
   The compiler counts the body of a loop once: they follow from one and two layers, unrolled. (Of
@@ -119,34 +150,30 @@ def _costs(layers: int, fewest: tuple[int, int], one: Compiled, two: Compiled,
   times = 1 + (layers - fewest[0]) / (fewest[1] - fewest[0])
   flops, traffic = (getattr(one, name) + (times - 1) * (getattr(two, name) - getattr(one, name))
                     for name in ('flops', 'traffic'))
-  exchanged = [collectives.read(compiled.program.as_text(), mesh) for compiled in (one, two)]
-  return flops, traffic, collectives.extrapolate(*exchanged, times)
+  return flops, traffic, collectives.extrapolate(one.collectives, two.collectives, times)
 
 
-def _compiled(make: Callable[..., Compiled], work: Work, config: ConfigDict,
-              mesh: Mesh) -> tuple[Compiled | None, float]:
-  """The program, if it fits, and by how many bytes it does not."""
-  try:
-    return make(work, config, mesh), 0.0
-  except programs.OutOfMemory as e:
-    return None, e.used - e.limit
+def estimate(config: ConfigDict, work: Work, mesh: Mesh,
+             compiled: Callable[[Sequence[Program]], Sequence[Figures]] | None = None) -> Estimate:
+  """Compiles the steps of one phase of a run for the devices of `mesh`.
 
-
-def estimate(config: ConfigDict, work: Work, mesh: Mesh) -> Estimate:
-  """Compiles the steps of one phase of a run for the devices of `mesh`."""
-  wanted = [(programs.train_step, work, config), (programs.eval_step, work, config)]
+  Args:
+    config: of the run.
+    work: of the phase.
+    mesh: of the devices.
+    compiled: gives the figures of its programs; None = one after another in this process.
+  """
   fewest = work.task.model.config.fewest_layers
-  for smaller in (_with_layers(config, n) for n in fewest):
-    wanted.append((programs.train_step, work.with_model(smaller), smaller))
-  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:  # the compiler keeps to one core
-    results = list(pool.map(lambda arguments: _compiled(*arguments, mesh), wanted))
-  (*found, one, two), (*too_much, _, _) = zip(*results)
+  wanted = [Program(layers=fewest[1]), Program(layers=fewest[0]), Program(),
+            Program(evaluates=True)]  # the longest first
+  two, one, training, evaluation = compiled(wanted) if compiled else [
+      figures(config, work, mesh, program) for program in wanted]
   flops, traffic, exchanged = 0.0, 0.0, []
-  if one and two:  # else not even two layers fit
-    flops, traffic, exchanged = _costs(config.model.num_layers, fewest, one, two, mesh)
+  if one.memory and two.memory:  # else not even two layers fit
+    flops, traffic, exchanged = _costs(config.model.num_layers, fewest, one, two)
   phase, devices = work.phase, list(mesh.devices.flat)
   return Estimate(
-      phase, len(devices), topology.num_chips(devices), *(c and c.memory for c in found),
-      max(too_much), tuple(c.seconds if c else 0.0 for c in found), flops, traffic, exchanged,
-      collectives.weak_scaling(exchanged, mesh, _WEAK_SCALING),
+      phase, len(devices), topology.num_chips(devices), training.memory, evaluation.memory,
+      max(training.missing, evaluation.missing), (training.seconds, evaluation.seconds), flops,
+      traffic, exchanged, collectives.weak_scaling(exchanged, mesh, _WEAK_SCALING),
       work.model_flops * phase.batch_size * phase.max_len, topology.chip_of(devices))

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from collections.abc import Sequence
+import itertools
 import json
+import os
 import tempfile
 from typing import NamedTuple
 
@@ -17,11 +19,15 @@ from bert_jax.model import kernels
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.parallel import topology
+from bert_jax.planning import children
 from bert_jax.planning import programs
 from bert_jax.planning import report
 from bert_jax.planning import search as search_lib
 from bert_jax.planning.estimate import Estimate
+from bert_jax.planning.estimate import Figures
+from bert_jax.planning.estimate import Program
 from bert_jax.planning.estimate import estimate
+from bert_jax.planning.estimate import figures
 from bert_jax.planning.programs import Work
 from bert_jax.training import initial
 
@@ -62,6 +68,14 @@ def _phases(config: ConfigDict, mesh: Mesh) -> Iterator[Work]:
   yield programs.finetuning(job.task, job.train_steps)
 
 
+def _in_child(config: ConfigDict, name: str, phase: int, program: Program) -> Figures:
+  """The figures of a program of a phase, in a process that knows nothing yet."""
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  mesh = mesh_lib.make_mesh(**config.mesh, devices=_devices(name))
+  works = _phases(config, mesh)
+  return figures(config, next(itertools.islice(works, phase, None)), mesh, program)
+
+
 def _check(config: ConfigDict, mesh: Mesh):
   config_lib.check(config)
   config_lib.check_sizes(config)
@@ -83,10 +97,14 @@ def _plan(config: ConfigDict, name: str, options: Options) -> tuple[list[Estimat
   with sharding.in_context(mesh, config.sharding):
     print(f'  attention: {kernels.describe(bert, lengths)}')
   estimates, found = [], []
-  for work in works:
+  for i, work in enumerate(works):
     phase = work.phase
+
+    def compiled(wanted, i=i):
+      return children.run([(_in_child, (config, name, i, program)) for program in wanted])
+
     print(f'\n  {phase.steps:,} steps of {phase.batch_size} rows of {phase.max_len}', flush=True)
-    estimates.append(estimate(config, work, mesh))
+    estimates.append(estimate(config, work, mesh, None if name == LOCAL else compiled))
     for what, value in report.lines(estimates[-1], options.price):
       print(f'    {what:14}  {value}')
     if estimates[-1].weak_scaling:

@@ -1,5 +1,9 @@
 """Programs without data are those of a run; costs follow from one and two layers."""
 
+import os
+import pathlib
+import signal
+
 import jax
 import numpy as np
 import pytest
@@ -7,8 +11,10 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.data import dataset
 from bert_jax.data.phases import Phase
+from bert_jax.errors import Failed
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.planning import children
 from bert_jax.planning import estimate
 from bert_jax.planning import programs
 from bert_jax.tasks.pretraining import Pretraining
@@ -68,3 +74,16 @@ def test_what_does_not_fit_is_told_by_the_compiler(message):
   with pytest.raises(programs.OutOfMemory) as e:
     programs._compile(Lowered())
   assert (e.value.used - e.value.limit) / 2**30 == 4.75
+
+
+def _dies(marker, always):
+  if always or not os.path.exists(marker):
+    pathlib.Path(marker).touch()
+    os.kill(os.getpid(), signal.SIGSEGV)
+  return 'done'
+
+
+def test_a_compiler_that_crashes_is_tried_again(tmp_path):
+  assert children.run([(_dies, (str(tmp_path / 'once'), False)), (abs, (-3,))]) == ['done', 3]
+  with pytest.raises(Failed, match='crashed twice'):
+    children.run([(_dies, (str(tmp_path / 'always'), True))])
