@@ -102,6 +102,7 @@ def test_command(line, workdir, tmp_path, corpus_file, fine_tuned):
     words = [w for w in shlex.split(line) if not replaced.match(w)]
     flags = [f'--config.{name}={value}' for name, value in SMALL.items()]
     phases = '((1,16,8),(1,32,8))' if re.search(r'base|large|small|medium', line) else '()'
+    words = [re.sub('teacher=.*', f'teacher={workdir}/runs/tiny', w) for w in words]
     if 'init_from' in line:
       words = [re.sub('init_from=.*', f'init_from={workdir}/runs/tiny', w) for w in words]
       flags = [flag for flag in flags if '.model.' not in flag]

@@ -1,0 +1,22 @@
+"""BERT-base for Chinese (12 x 768): characters as tokens, whole words masked.
+
+  python -m bert_jax.main --config=configs/chinese_base.py --workdir=runs/chinese \\
+      --config.data.source='zh/*.txt.gz'
+  python -m bert_jax.main --config=configs/sequence_classification.py --workdir=runs/chnsenticorp \\
+      --config.init_from=runs/chinese --config.data.train=train.tsv --config.data.eval=dev.tsv
+
+Cui et al. 2019 (arXiv:1906.08101): words are found once, when text becomes tokens, and all the
+characters of a word are masked together. Hardware: a TPU slice or GPUs. Not run yet.
+"""
+
+from bert_jax import config
+
+
+def get_config():
+  """The paper's recipe in bfloat16; a vocabulary is trained unless data.vocab names one."""
+  c = config.pretraining('base')
+  c.model.vocab_size, c.model.dtype = 21_128, 'bfloat16'
+  c.data.language = 'zh'
+  c.data.heldout = 0.005
+  c.masking.unit = 'whole_word'
+  return c
