@@ -17,6 +17,7 @@ from bert_jax.interop import convert
 from bert_jax.interop import load
 from bert_jax.model.albert import AlbertConfig
 from bert_jax.model.config import BertConfig
+from bert_jax.model.distilbert import DistilBertConfig
 from bert_jax.model.electra import ElectraConfig
 from bert_jax.model.modern import ModernConfig
 from bert_jax.training import checkpoint
@@ -35,7 +36,7 @@ MEMBERS = {
                 {'data.sequences': 'full_sentences', 'optimizer.learning_rate': 3e-3}),
     'modernbert': (ModernConfig(**_SIZES, num_layers=4, local_window=8),
                    {'data.sequences': 'full_sentences', 'masking.rate': 0.3}),
-    'distilbert': (BertConfig(**_SIZES, architecture='distilbert', num_layers=1, type_vocab_size=1),
+    'distilbert': (DistilBertConfig(**_SIZES, num_layers=1),
                    {'data.sequences': 'full_sentences', 'objective': 'distillation'})}
 
 

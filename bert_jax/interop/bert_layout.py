@@ -54,9 +54,10 @@ def from_tensors(get: Callable[[str], np.ndarray], config: BertConfig,
       'embeddings': {
           'token': np.pad(tensor('embeddings.word_embeddings.weight'), ((0, padding), (0, 0))),
           'position': tensor('embeddings.position_embeddings.weight'),
-          'segment': tensor('embeddings.token_type_embeddings.weight'),
           'norm': norm('embeddings.LayerNorm')},
       'layers': jax.tree.map(lambda *xs: np.stack(xs), *map(layer, range(config.stacked_layers)))}
+  if config.type_vocab_size:
+    bert['embeddings']['segment'] = tensor('embeddings.token_type_embeddings.weight')
   if config.projects:
     bert['projection'] = linear('embeddings.projection')
   if 'pooler' in present:
@@ -88,7 +89,8 @@ def to_tensors(params: Any, config: BertConfig) -> dict[str, np.ndarray]:
   embeddings = tree['bert']['embeddings']
   found['embeddings.word_embeddings.weight'] = np.asarray(embeddings['token'])[:v]
   found['embeddings.position_embeddings.weight'] = np.asarray(embeddings['position'])
-  found['embeddings.token_type_embeddings.weight'] = np.asarray(embeddings['segment'])
+  if config.type_vocab_size:
+    found['embeddings.token_type_embeddings.weight'] = np.asarray(embeddings['segment'])
   norm('embeddings.LayerNorm', embeddings['norm'])
   if config.projects:
     linear('embeddings.projection', tree['bert']['projection'])

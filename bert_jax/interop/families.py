@@ -57,8 +57,6 @@ class Family:
     fields: of config.json -> of our config.
     published: fields of config.json that can have but one value, and are that if missing.
     constants: fields of our config that config.json does not have.
-    has_segments: whether it tells segments apart. If not, the one row of our table is zeros when
-      read, and added to every position when written.
     unused_positions: rows of the position table before that of the first token, by config.json.
     settings: fields of config.json that follow from the tokeniser.
     prefix: of the encoder's tensors, if it is not the name.
@@ -77,7 +75,6 @@ class Family:
   fields: Mapping[str, str] = dataclasses.field(default_factory=lambda: _FIELDS)
   published: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _PUBLISHED)
   constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  has_segments: bool = True
   unused_positions: Callable[[Mapping[str, Any]], int] = lambda config: 0
   settings: Callable[[Tokenizer], dict[str, Any]] = lambda t: {'pad_token_id': t.pad_id}
   prefix: str = ''
@@ -202,7 +199,7 @@ DISTILBERT = Family(
             'max_position_embeddings': 'max_positions', 'dropout': 'dropout',
             'attention_dropout': 'attention_dropout', 'initializer_range': 'initializer_range',
             'activation': 'activation'},
-    published={'tie_word_embeddings': True}, constants={'type_vocab_size': 1}, has_segments=False)
+    published={'tie_word_embeddings': True}, constants={'type_vocab_size': 0})
 
 
 
@@ -254,7 +251,7 @@ MODERN = Family(
                'tie_word_embeddings': True},
     published_of={'ForSequenceClassification': {'classifier_pooling': 'cls'},
                   'ForMultipleChoice': {'classifier_pooling': 'cls'}},
-    constants={'type_vocab_size': 1}, read=_read_modern,
+    constants={'type_vocab_size': 0}, read=_read_modern,
     settings=lambda t: {**_ends(t), 'cls_token_id': t.cls_id, 'sep_token_id': t.sep_id})
 
 ALL = {family.name: family for family in (BERT, ROBERTA, ALBERT, ELECTRA, DISTILBERT, MODERN)}

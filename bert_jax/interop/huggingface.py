@@ -40,7 +40,6 @@ _TIED = {'cls.predictions.decoder.weight': 'embeddings.word_embeddings.weight',
          'cls.predictions.decoder.bias': 'cls.predictions.bias'}
 _BUFFERS = ('embeddings.position_ids', 'embeddings.token_type_ids')
 _POSITIONS = 'embeddings.position_embeddings.weight'
-_SEGMENTS = 'embeddings.token_type_embeddings.weight'
 
 
 def config_from(theirs: Mapping, path: epath.Path, family: Family = families.BERT,
@@ -176,8 +175,6 @@ def load(directory: epath.Path) -> Pretrained:
   with _tensors(_weight_files(directory),
                 lambda name: family.canonical(name, architecture)) as found:
     def get(name):
-      if name == _SEGMENTS and not family.has_segments:
-        return np.zeros((1, config.embedding_size), np.float32)
       file, theirs = found[name]
       tensor = file.get_tensor(theirs)
       return tensor[unused:] if name == _POSITIONS else tensor
@@ -192,8 +189,6 @@ def load(directory: epath.Path) -> Pretrained:
       shapes['cls.predictions.bias'] = shapes['cls.predictions.decoder.bias']
     for name in _BUFFERS:
       shapes.pop(name, None)
-    if not family.has_segments:
-      shapes[_SEGMENTS] = (1, config.embedding_size)
     for copy, of in _TIED.items():
       if shapes.pop(copy, None) and not (of in found and np.array_equal(get(copy), get(of))):
         raise UserError(f'{directory}: {copy} differs from {of}: BERT has one tensor for both')
@@ -256,8 +251,6 @@ def save(model: Pretrained, directory: epath.Path):
   tensors = layout.to_tensors(model.params, c)
   if unused:
     tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], ((unused, 0), (0, 0)))
-  if not family.has_segments:
-    tensors[_POSITIONS] = tensors[_POSITIONS] + tensors.pop(_SEGMENTS)
   tensors = {family.original(name, architecture): np.ascontiguousarray(x)
              for name, x in tensors.items()}
   save_file(tensors, str(directory / 'model.safetensors'), metadata={'format': 'pt'})

@@ -52,7 +52,7 @@ def sample(model: Pretrained, rows: int, length: int) -> Batch:
   used = np.maximum(length - np.arange(rows) * length // 3, 1)
   pair_index = (np.arange(length) < used[:, None]).astype(np.int32)
   type_ids = ((np.arange(length) > length // 3) * pair_index).astype(np.int32)
-  type_ids = np.minimum(type_ids, model.config.type_vocab_size - 1)
+  type_ids = np.minimum(type_ids, max(model.config.type_vocab_size - 1, 0))
   positions = np.broadcast_to(np.arange(length, dtype=np.int32), ids.shape)
   return Batch(ids, type_ids, positions, pair_index)
 

@@ -5,23 +5,17 @@ import dataclasses
 from typing import Any
 from typing import NamedTuple
 
-from flax import linen as nn
-
 from bert_jax.errors import UserError
 from bert_jax.model.albert import Albert
 from bert_jax.model.albert import AlbertConfig
 from bert_jax.model.config import BertConfig
+from bert_jax.model.distilbert import DistilBert
+from bert_jax.model.distilbert import DistilBertConfig
 from bert_jax.model.electra import Electra
 from bert_jax.model.electra import ElectraConfig
 from bert_jax.model.encoder import Bert
 from bert_jax.model.modern import Modern
 from bert_jax.model.modern import ModernConfig
-
-
-class DistilBert(Bert):
-  """BERT of half the layers, a ReLU in its classifier (Sanh et al. 2019, arXiv:1910.01108)."""
-
-  pool_activation = staticmethod(nn.relu)
 
 
 class Architecture(NamedTuple):
@@ -33,7 +27,7 @@ class Architecture(NamedTuple):
 
 ALL = {'bert': Architecture(BertConfig, Bert),
        'roberta': Architecture(BertConfig, Bert),
-       'distilbert': Architecture(BertConfig, DistilBert),
+       'distilbert': Architecture(DistilBertConfig, DistilBert),
        'albert': Architecture(AlbertConfig, Albert),
        'electra': Architecture(ElectraConfig, Electra),
        'modernbert': Architecture(ModernConfig, Modern)}

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from bert_jax.errors import UserError
 
 ACTIVATIONS = ('gelu', 'gelu_tanh', 'relu')
-ARCHITECTURES = ('bert', 'roberta', 'distilbert')  # that have no config class of their own
+ARCHITECTURES = ('bert', 'roberta')  # that have no config class of their own
 ATTENTION = ('auto', 'xla', 'fused', 'splash', 'cudnn')
 REMAT = ('none', 'dots', 'full')
 DTYPES = ('float32', 'bfloat16')
@@ -28,8 +28,7 @@ class BertConfig:
     P pairs in a row                          N layers         E width of the embeddings, if not D
   """
 
-  # What transformers calls it (`model_type`): bert, roberta, distilbert; albert and electra have
-  # more fields, in `AlbertConfig` and `ElectraConfig`.
+  # What transformers calls it (`model_type`): bert, roberta; others have a class of their own.
   architecture: str = 'bert'
   vocab_size: int = 30522  # V, entries of the vocabulary, without the padding of the table
   hidden_size: int = 768  # D
@@ -52,9 +51,12 @@ class BertConfig:
 
   def __post_init__(self):
     for name in ('vocab_size', 'hidden_size', 'num_layers', 'num_heads', 'intermediate_size',
-                 'max_positions', 'type_vocab_size', 'scan_unroll'):
+                 'max_positions', 'scan_unroll'):
       if getattr(self, name) < 1:
         raise UserError(f'model.{name} is {getattr(self, name)}: it must be at least 1')
+    if self.type_vocab_size < self.fewest_segments:
+      raise UserError(f'model.type_vocab_size is {self.type_vocab_size}: it must be at least '
+                      f'{self.fewest_segments}')
     if self.hidden_size % self.num_heads:
       raise UserError(f'model.hidden_size={self.hidden_size} is not divisible by '
                       f'model.num_heads={self.num_heads}')
@@ -78,6 +80,11 @@ class BertConfig:
   def embedding_size(self) -> int:
     """E, the width of the embeddings; here D."""
     return self.hidden_size
+
+  @property
+  def fewest_segments(self) -> int:
+    """The least that type_vocab_size may be."""
+    return 1
 
   @property
   def projects(self) -> bool:

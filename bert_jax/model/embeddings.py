@@ -72,14 +72,33 @@ class TokenEmbeddings(nn.Module):
     return jnp.einsum('...d,vd->...v', x, table, preferred_element_type=jnp.float32)
 
 
-class Embeddings(TokenEmbeddings):
-  """The sum of three learned embeddings (google-research/bert, `embedding_postprocessor`)."""
+class PositionEmbeddings(TokenEmbeddings):
+  """The sum of learned embeddings of tokens and of positions."""
 
   def setup(self):
     super().setup()
     c = self.config
     init = truncated_normal(c.initializer_range, 'position', 'embed')
     self.position = self.param('position', init, (c.max_positions, c.embedding_size))
+
+  def _placed(self, ids: jax.Array, positions: jax.Array) -> jax.Array:
+    # Summed in float32: small numbers of the same size lose a digit in bfloat16.
+    position = nn.with_logical_constraint(self.position, (None, 'embed_act'))
+    return jnp.take(self._token_table(), ids, axis=0) + jnp.take(position, positions, axis=0)
+
+  def __call__(self, ids: jax.Array, type_ids: jax.Array, positions: jax.Array, *,
+               deterministic: bool) -> jax.Array:
+    """As `Embeddings`; `type_ids` are not looked at."""
+    del type_ids
+    return self._finished(self._placed(ids, positions), deterministic)
+
+
+class Embeddings(PositionEmbeddings):
+  """The sum of three learned embeddings (google-research/bert, `embedding_postprocessor`)."""
+
+  def setup(self):
+    super().setup()
+    c = self.config
     init = truncated_normal(c.initializer_range, 'segment', 'embed')
     self.segment = self.param('segment', init, (c.type_vocab_size, c.embedding_size))
 
@@ -96,9 +115,6 @@ class Embeddings(TokenEmbeddings):
     Returns:
       [B, L, E] in the compute dtype; E is D in BERT.
     """
-    # Summed in float32: three small numbers of the same size lose a digit in bfloat16.
-    position, segment = (nn.with_logical_constraint(table, (None, 'embed_act'))
-                         for table in (self.position, self.segment))
-    x = (jnp.take(self._token_table(), ids, axis=0) + jnp.take(position, positions, axis=0)
-         + jnp.take(segment, type_ids, axis=0, mode='clip'))  # [B, L, E]; RoBERTa has one segment
-    return self._finished(x, deterministic)
+    segment = nn.with_logical_constraint(self.segment, (None, 'embed_act'))
+    segments = jnp.take(segment, type_ids, axis=0, mode='clip')  # RoBERTa has one
+    return self._finished(self._placed(ids, positions) + segments, deterministic)

@@ -120,11 +120,12 @@ class Bert(nn.Module):
   """Embeddings, N encoder layers, and the tanh pooler over each pair's [CLS]."""
 
   config: BertConfig
+  embeddings_class = Embeddings
   pool_activation = staticmethod(jnp.tanh)
 
   def setup(self):
     c = self.config
-    self.embeddings = Embeddings(c)
+    self.embeddings = self.embeddings_class(c)
     self.pooler = nn.Dense(c.hidden_size, dtype=c.compute_dtype, bias_init=zeros('embed'),
                            kernel_init=truncated_normal(c.initializer_range, 'embed', 'pooled'))
 

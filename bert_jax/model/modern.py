@@ -39,7 +39,7 @@ class ModernConfig(BertConfig):
   num_layers: int = 22  # 1 + a multiple of global_every
   intermediate_size: int = 1152
   max_positions: int = 8192
-  type_vocab_size: int = 1
+  type_vocab_size: int = 0
   dropout: float = 0.0
   attention_dropout: float = 0.0
   layer_norm_eps: float = 1e-5
@@ -67,6 +67,11 @@ class ModernConfig(BertConfig):
   def stacked_layers(self) -> int:
     """Groups of `global_every` layers after the first one."""
     return (self.num_layers - 1) // self.global_every
+
+  @property
+  def fewest_segments(self) -> int:
+    """None."""
+    return 0
 
   @property
   def pooler_is_shared(self) -> bool:

@@ -1,0 +1,24 @@
+"""DistilBERT (6 x 768), which learns from a BERT of the same width and vocabulary.
+
+  python -m bert_jax.main --config=configs/distilbert_base.py --workdir=runs/distilled \\
+      --config.teacher=runs/base --config.data.source='corpus/*.txt.gz'
+
+Sanh et al. 2019 (arXiv:1910.01108); text is read with the teacher's vocabulary, and the student
+begins with random parameters, not with layers of the teacher. Hardware: a TPU slice or GPUs. Not
+run yet.
+"""
+
+from bert_jax import config
+from bert_jax.model.distilbert import DistilBertConfig
+
+
+def get_config():
+  """3 epochs' worth of 4,000 rows of 512, in bfloat16."""
+  c = config.pretraining(DistilBertConfig(dtype='bfloat16'))
+  c.objective = 'distillation'
+  c.data.sequences = 'full_sentences'
+  c.data.heldout = 0.005
+  c.train_steps, c.batch_size, c.max_len, c.phases = 6_000, 4096, 512, ()
+  c.optimizer.learning_rate, c.optimizer.eps = 5e-4, 1e-6
+  c.optimizer.warmup_steps = 300
+  return c
