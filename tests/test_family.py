@@ -115,7 +115,7 @@ def test_it_is_used(trained, tmp_path):
   np.testing.assert_allclose(layers[:, 32:], bert.embed([text], 'mean'), atol=1e-5)
   if member == 'electra':
     assert bert.model.groups == ('rtd',)  # what is kept is the discriminator
-    with pytest.raises(UserError, match='no MLM head'):
+    with pytest.raises(UserError, match='no masked-LM head'):
       bert.fill_mask('[MASK]')
   else:
     assert len(bert.fill_mask(text + ' [MASK]', top_k=3)) == 1

@@ -174,7 +174,7 @@ ELECTRA = Family(
            ('cls.predictions.decoder.', 'generator_lm_head.')),
     of_class={'ElectraForSequenceClassification': _WHOLE_CLASSIFIER,
               'ElectraForMultipleChoice': (('pooler.dense.', 'sequence_summary.summary.'),)},
-    fields=_FIELDS | {'embedding_size': 'embedding_size'})
+    fields=_FIELDS | {'embedding_size': 'embedding_size', 'generator_size': 'generator_size'})
 
 DISTILBERT = Family(
     'distilbert', 'DistilBert',

@@ -74,7 +74,9 @@ class SentenceEmbedding(FineTuning):
   def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
     """Vectors of length 1 of the texts of each example: [E, C, D] float32."""
     vectors = apply(batch.inputs, batch.starts)  # [R, P, D]
-    vectors = vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    # Empty slots are zeros, where a norm has no gradient.
+    squares = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
+    vectors = vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))
     return vectors.reshape(-1, vectors.shape[-1])[jnp.maximum(batch.members, 0)]
 
   def metrics(self, logits: jax.Array, batch: Batch) -> Metrics:
