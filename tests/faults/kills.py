@@ -15,7 +15,7 @@ from tests.faults.runs import Bench
 from tests.faults.runs import Trial
 from tests.faults.runs import send
 
-GRACE = 15  # seconds from SIGTERM to the end
+GRACE = 30  # seconds from SIGTERM to the end: what a spot VM gets
 
 
 def _wait(running, seconds: float) -> bool:
