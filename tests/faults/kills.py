@@ -67,8 +67,8 @@ def kill(bench: Bench, number: int) -> Trial:
 def term(bench: Bench, number: int) -> Trial:
   """SIGTERM at a random moment of a run, to one of its processes."""
   rng, layout, seconds, workdir, running = _begin(bench, 'term', number)
-  # Before main runs, Python has no handler yet.
-  alive = _wait(running, rng.uniform(0.35 * seconds, 0.95 * seconds))
+  # Before main runs, Python has no handler yet; at the end files are closed.
+  alive = _wait(running, rng.uniform(0.35 * seconds, 0.85 * seconds))
   send([rng.choice(running)], signal.SIGTERM)
   began = time.monotonic()
   statuses, errors = bench.ended(running)
