@@ -33,9 +33,11 @@ def main(argv: list[str]):
   except ValueError as e:
     raise errors.UserError(f'--layers={",".join(_LAYERS.value)}: layers are whole numbers') from e
   from bert_jax.inference import jsonl  # after the flags: JAX takes a while to import
+  from bert_jax.parallel import compiled
   from bert_jax.parallel import host
   if not host.has_accelerator():
     host.keep_freed_memory()
+  compiled.keep()
   jsonl.run(_TASK.value, _MODEL.value, _INPUT.value, _OUTPUT.value,
             jsonl.Options(_POOLING.value, _NORMALIZE.value, layers, _LONG.value, _MAX_LEN.value,
                             _NULL_THRESHOLD.value))

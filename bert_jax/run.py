@@ -22,6 +22,7 @@ from bert_jax.data import storage
 from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import kernels
+from bert_jax.parallel import compiled
 from bert_jax.parallel import host
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import processes
@@ -150,6 +151,7 @@ def run(config: ConfigDict, workdir: str):
     host.keep_freed_memory()  # before JAX starts its threads
   with processes.together(config.platform):
     mesh_lib.select_platform(config.platform)
+    compiled.keep()
     _agree(config, workdir)
     _train(config, workdir)
   (run_pretraining if config.task == 'pretrain' else run_finetuning).finish(config, workdir)

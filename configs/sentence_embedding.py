@@ -5,7 +5,7 @@
       --config.data.negative_column=contradiction
 
 With --config.data.text_pair_column='' single texts are enough (unsupervised SimCSE, Gao et al.
-2021; its rates are 1e-5 to 3e-5, its pooling cls). Hardware: minutes on one GPU or TPU chip.
+2021; its rates are 1e-5 to 3e-5, its pooling cls). Not run yet at this size.
 """
 
 from bert_jax import config

@@ -7,7 +7,6 @@ from collections.abc import Collection
 import hashlib
 import json
 import os
-import pathlib
 from typing import Any
 
 from etils import epath
@@ -15,6 +14,7 @@ import filelock
 from tqdm import auto as tqdm
 
 from bert_jax.errors import UserError
+from bert_jax.parallel import host
 
 _LARGEST_JSON = 256 << 20  # bytes of a description or a vocabulary
 
@@ -73,9 +73,8 @@ def check(name: str, path: str):
 
 def local_folder(remote: str) -> epath.Path:
   """Where the files of a remote folder are on this machine."""
-  cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache')
   name = hashlib.sha256(remote.rstrip('/').encode()).hexdigest()[:16]
-  return epath.Path(cache / 'bert_jax' / name)
+  return epath.Path(host.cache_folder() / name)
 
 
 def _copy(source: epath.Path, target: epath.Path):

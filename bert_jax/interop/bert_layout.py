@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_jax.model.config import BertConfig
 
-_HEADS = {'nsp': 'cls.seq_relationship', 'classifier': 'classifier', 'qa_outputs': 'qa_outputs'}
+HEADS = {'nsp': 'cls.seq_relationship', 'classifier': 'classifier', 'qa_outputs': 'qa_outputs'}
 _QKV = ('query', 'key', 'value')
 
 
@@ -70,7 +70,7 @@ def from_tensors(get: Callable[[str], np.ndarray], config: BertConfig,
   if 'rtd' in present:
     tree['rtd'] = {'dense': linear('discriminator_predictions.dense'),
                    'out': linear('discriminator_predictions.dense_prediction')}
-  tree |= {name: linear(theirs) for name, theirs in _HEADS.items() if name in present}
+  tree |= {name: linear(theirs) for name, theirs in HEADS.items() if name in present}
   return {'params': tree}
 
 
@@ -118,7 +118,7 @@ def to_tensors(params: Any, config: BertConfig) -> dict[str, np.ndarray]:
   if 'rtd' in tree:
     linear('discriminator_predictions.dense', tree['rtd']['dense'])
     linear('discriminator_predictions.dense_prediction', tree['rtd']['out'])
-  for name, theirs in _HEADS.items():
+  for name, theirs in HEADS.items():
     if name in tree:
       linear(theirs, tree[name])
   return found

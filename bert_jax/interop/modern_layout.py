@@ -11,10 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from bert_jax.interop.bert_layout import HEADS
 from bert_jax.model.modern import ModernConfig
 from bert_jax.model.modern import group_names
-
-_HEADS = {'nsp': 'cls.seq_relationship', 'classifier': 'classifier', 'qa_outputs': 'qa_outputs'}
 
 
 def _layer_from(tensor: Callable[[str], np.ndarray], config: ModernConfig, i: int) -> dict:
@@ -75,7 +74,7 @@ def from_tensors(get: Callable[[str], np.ndarray], config: ModernConfig,
   tree = {'bert': bert}
   if 'mlm' in present:
     tree['mlm_bias'] = np.pad(tensor('cls.predictions.bias'), (0, padding))
-  for name, theirs in _HEADS.items():
+  for name, theirs in HEADS.items():
     if name in present:
       tree[name] = {'kernel': tensor(f'{theirs}.weight').T, 'bias': tensor(f'{theirs}.bias')}
   return {'params': tree}
@@ -98,7 +97,7 @@ def to_tensors(params: Any, config: ModernConfig) -> dict[str, np.ndarray]:
     found['pooler.norm.weight'] = bert['pooler']['norm']['scale']
   if 'mlm_bias' in tree:
     found['cls.predictions.bias'] = tree['mlm_bias'][:v]
-  for name, theirs in _HEADS.items():
+  for name, theirs in HEADS.items():
     if name in tree:
       found[f'{theirs}.weight'] = tree[name]['kernel'].T
       found[f'{theirs}.bias'] = tree[name]['bias']

@@ -26,9 +26,7 @@ class AlbertConfig(BertConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    for name in ('embedding_size', 'groups'):
-      if getattr(self, name) < 1:
-        raise UserError(f'model.{name} is {getattr(self, name)}: it must be at least 1')
+    self._check_at_least_one('embedding_size', 'groups')
     if self.num_layers % self.groups:
       raise UserError(f'model.num_layers={self.num_layers} is not divisible by model.groups='
                       f'{self.groups}: each group is applied as often as the others')

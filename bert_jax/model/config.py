@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from bert_jax.errors import UserError
 
 ACTIVATIONS = ('gelu', 'gelu_tanh', 'relu')
-ARCHITECTURES = ('bert', 'roberta')  # that have no config class of their own
 ATTENTION = ('auto', 'xla', 'fused', 'splash', 'cudnn')
 REMAT = ('none', 'dots', 'full')
 DTYPES = ('float32', 'bfloat16')
@@ -50,19 +49,14 @@ class BertConfig:
   scan_unroll: int = 1  # layers unrolled in each turn of the scan; num_layers = no loop at all
 
   def __post_init__(self):
-    for name in ('vocab_size', 'hidden_size', 'num_layers', 'num_heads', 'intermediate_size',
-                 'max_positions', 'scan_unroll'):
-      if getattr(self, name) < 1:
-        raise UserError(f'model.{name} is {getattr(self, name)}: it must be at least 1')
+    self._check_at_least_one('vocab_size', 'hidden_size', 'num_layers', 'num_heads',
+                             'intermediate_size', 'max_positions', 'scan_unroll')
     if self.type_vocab_size < self.fewest_segments:
       raise UserError(f'model.type_vocab_size is {self.type_vocab_size}: it must be at least '
                       f'{self.fewest_segments}')
     if self.hidden_size % self.num_heads:
       raise UserError(f'model.hidden_size={self.hidden_size} is not divisible by '
                       f'model.num_heads={self.num_heads}')
-    if type(self) is BertConfig and self.architecture not in ARCHITECTURES:
-      raise UserError(f'model.architecture={self.architecture!r} is none of '
-                      f'{", ".join(ARCHITECTURES)}: take the config file of another one')
     for name, known in (('activation', ACTIVATIONS), ('remat', REMAT), ('dtype', DTYPES),
                         ('attention', ATTENTION)):
       if getattr(self, name) not in known:
@@ -70,6 +64,11 @@ class BertConfig:
     for name in ('dropout', 'attention_dropout'):
       if not 0 <= getattr(self, name) < 1:
         raise UserError(f'model.{name}={getattr(self, name)} must lie in [0, 1)')
+
+  def _check_at_least_one(self, *names: str):
+    for name in names:
+      if getattr(self, name) < 1:
+        raise UserError(f'model.{name} is {getattr(self, name)}: it must be at least 1')
 
   @property
   def head_size(self) -> int:

@@ -22,8 +22,7 @@ class ElectraConfig(BertConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    if self.embedding_size < 1:
-      raise UserError(f'model.embedding_size is {self.embedding_size}: it must be at least 1')
+    self._check_at_least_one('embedding_size')
     if not 0 < self.generator_size <= 1:
       raise UserError(f'model.generator_size={self.generator_size} must lie in (0, 1]: a generator '
                       'is no larger than its discriminator')

@@ -146,7 +146,7 @@ class Attention(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, pair_index: jax.Array, bias: jax.Array | None,
                angles: jax.Array) -> jax.Array:
-    """[B, L, D] -> [B, L, D]; `bias` [B, 1, L, L] where the weights are to be held."""
+    """[B, L, D] -> [B, L, D]; `bias` [B, 1, L, L], None = a kernel does what is not local."""
     c, init = self.config, truncated_normal
     d, h, k = c.hidden_size, c.num_heads, c.head_size
     # Laid out as BERT's: the query, key and value of a head stand side by side.
@@ -164,6 +164,8 @@ class Attention(nn.Module):
     """[B, L, H, K] each -> [B, L, H, K]."""
     c = self.config
     dropout = nn.Dropout(c.attention_dropout, deterministic=self.deterministic)
+    if self.local and not self.is_mutable_collection('intermediates'):
+      return local_attention(query, key, value, pair_index, c.local_window // 2, dropout)
     if bias is not None:
       def drop(weights):
         self.sow('intermediates', 'weights', weights)
@@ -174,16 +176,12 @@ class Attention(nn.Module):
         near = jnp.abs(at[:, None] - at[None, :]) <= c.local_window // 2
         bias = jnp.where(near, bias, MASKED)
       return dot_product_attention(query, key, value, bias, drop)
-    if self.local:
-      return local_attention(query, key, value, pair_index, c.local_window // 2, dropout)
     path, _ = kernels.chosen(c, query.shape[1])
     if path == 'fused':
       qkv = jnp.stack([query, key, value], axis=3).reshape(*query.shape[:2], -1)
       random = None if self.deterministic or not c.attention_dropout else self.make_rng('dropout')
       out = kernels.fused(qkv, pair_index, c.head_size, c.attention_dropout, random)
       return out.reshape(query.shape)
-    if path == 'xla':
-      return dot_product_attention(query, key, value, attention_bias(pair_index), dropout)
     return {'splash': kernels.splash, 'cudnn': kernels.cudnn}[path](query, key, value, pair_index)
 
 
@@ -287,8 +285,9 @@ class Modern(nn.Module):
     c = self.config
     x = self.embeddings(batch.ids, deterministic=deterministic)
     self.sow('intermediates', 'embedded', x)
-    asked = self.is_mutable_collection('intermediates')  # who asks for weights
-    bias = attention_bias(batch.pair_index) if asked else None
+    path, _ = kernels.chosen(c, x.shape[1])
+    plain = path == 'xla' or self.is_mutable_collection('intermediates')  # who asks for weights
+    bias = attention_bias(batch.pair_index) if plain else None
     angles = tuple(rotary(batch.positions, c.head_size, theta)
                    for theta in (c.global_theta, c.local_theta))
     x = rematerialised(Layer, c)(c, deterministic, local=False, first=True, name='first')(

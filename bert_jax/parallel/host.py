@@ -1,8 +1,9 @@
-"""What the host process needs to be fast when it computes itself (on a CPU)."""
+"""The machine of this process: its cache, its accelerators, and memory for computing on a CPU."""
 
 import ctypes
 import glob
 import os
+import pathlib
 
 from etils import epath
 
@@ -16,6 +17,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 def has_accelerator() -> bool:
   """Whether the kernel shows a TPU or a GPU; asks without starting JAX."""
   return any(map(glob.glob, ('/dev/accel*', '/dev/vfio/[0-9]*', '/dev/nvidia[0-9]*', '/dev/kfd')))
+
+
+def cache_folder() -> pathlib.Path:
+  """Where bert_jax keeps files of this machine that it can make again."""
+  return pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache',
+                      'bert_jax')
 
 
 def keep_freed_memory():

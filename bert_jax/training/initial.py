@@ -141,8 +141,8 @@ def check_vocabulary(what: str, name: str, model: Pretrained, corpus: Tokenizer,
     if not jax.process_index():
       model.tokenizer.save(folder)
     raise UserError(
-        f'{what}={name} has another vocabulary than the corpus: give it as data.vocab, or prepare '
-        f'records with --vocab={folder}')
+        f'{what}={name} has another vocabulary than the corpus: leave data.vocab out to read text '
+        f'with its own, or prepare records with --vocab={folder}')
 
 
 def check(config: ConfigDict, model: Pretrained, corpus: Tokenizer, folder: epath.Path):

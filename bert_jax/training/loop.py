@@ -75,7 +75,7 @@ class _Lines:
     self._chip, self._first_feeder = topology.chip_of(mesh.devices.flat), mesh_lib.feed(mesh).first
     self.window: list[Metrics] = []
     self._digests: list[Any] = []
-    self._due: tuple | None = None
+    self.due: tuple | None = None  # what of the steps of a line is to be written
     # The clock starts when the first step has compiled and run.
     self._began, self._timed_from = None, first_step
 
@@ -89,17 +89,15 @@ class _Lines:
 
   def end(self, step: int):
     """The steps up to this one make a line."""
-    self._due, self.window, self._digests = (step, self.window, self._digests), [], []
+    self.due, self.window, self._digests = (step, self.window, self._digests), [], []
 
   def write(self):
-    """Writes the line that is due, if one is.
+    """Writes the line that is due.
 
     Raises:
       Failed: the loss was not finite for several steps in a row.
     """
-    if not self._due:
-      return
-    (step, metrics, digests), self._due = self._due, None
+    (step, metrics, digests), self.due = self.due, None
     task = self._task
     means, tokens_per_step, skipped = _fetch(metrics)
     tokens = tokens_per_step * (step - self._timed_from)
@@ -218,8 +216,9 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
       host.give_back_memory()
       done = step + 1
       profiler.after(done, metrics)
-      checkpoints.check()
-      lines.write()  # a step late, so that the device never waits for the host
+      if lines.due:  # a step late, so that the device never waits for the host
+        checkpoints.check()
+        lines.write()
       if step == first_step:
         jax.block_until_ready(metrics)
         lines.start_clock(done)
