@@ -1,0 +1,149 @@
+"""The family side by side: each member on the same text for 8 million tokens, then fine-tuned.
+
+  python -m benchmarks.family --data=DATA --workdir=runs/family
+
+DATA has the folders corpus_en_wikipedia and corpus_zh_wikipedia (*.txt.gz), sst2, mrpc and
+zh_chnsenticorp. Every member comes from its own config, 4 layers of 128, with the learning rate and
+the first weights of configs/tiny.py, and is fine-tuned beside a twin with random parameters. Hours
+on a CPU; the same command goes on where it was. Ends in a table, also in WORKDIR/family.md.
+"""
+
+import csv
+import json
+import statistics
+import subprocess
+import sys
+from typing import NamedTuple
+
+from absl import app
+from absl import flags
+from etils import epath
+
+_DATA = flags.DEFINE_string('data', None, 'Folder of corpora and tasks.', required=True)
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
+_MEMBERS = flags.DEFINE_list('members', None, 'Some of the members; by default all.')
+_STEPS = flags.DEFINE_integer('steps', 2000, 'Of 32 rows of 128 tokens.')
+_SEEDS = flags.DEFINE_integer('seeds', 3, 'Fine-tuning runs of each model.')
+
+_ENGLISH = ('sst2', 'mrpc')
+_SIZE = {
+    'phases': '()', 'batch_size': 32, 'max_len': 128, 'log_every': 50, 'eval_every': 500,
+    'checkpoint_every': 500, 'model.dtype': 'float32', 'model.hidden_size': 128,
+    'model.num_layers': 4, 'model.num_heads': 2, 'model.intermediate_size': 512,
+    'model.dropout': 0.0, 'model.attention_dropout': 0.0, 'model.initializer_range': 0.08,
+    'model.scan_unroll': 4, 'optimizer.learning_rate': 2e-3, 'optimizer.warmup_steps': 200}
+
+
+class Member(NamedTuple):
+  """One row of the table."""
+
+  config: str
+  records: str = 'wordpiece'
+  overrides: dict[str, object] = {}
+  score: str = 'mlm_loss'
+  tasks: tuple[str, ...] = _ENGLISH
+
+
+MEMBERS = {
+    'BERT': Member('base'),
+    'RoBERTa': Member('roberta_base', 'bpe'),
+    'ALBERT': Member('albert_base', 'sentencepiece', {'model.embedding_size': 64}),
+    # Heads of 32: its generator has a quarter of them.
+    'ELECTRA': Member('electra_small', 'wordpiece',
+                      {'model.num_heads': 4, 'model.embedding_size': 128}, 'rtd_accuracy'),
+    # Learns from the BERT above.
+    'DistilBERT': Member('distilbert_base', 'wordpiece',
+                         {'model.num_layers': 2, 'model.scan_unroll': 2}),
+    'ModernBERT': Member('modern_base', 'bpe',
+                         {'model.intermediate_size': 192, 'model.local_window': 32,
+                          'model.scan_unroll': 1}),
+    'Chinese BERT': Member('chinese_base', 'chinese', tasks=('chnsenticorp',)),
+}
+_RECORDS = {  # what `prepare` is asked for
+    'wordpiece': ('corpus_en_wikipedia', '--vocab_size=8192'),
+    'bpe': ('corpus_en_wikipedia', '--vocab_size=8192', '--tokenizer=bpe', '--nolowercase'),
+    'sentencepiece': ('corpus_en_wikipedia', '--vocab_size=8192', '--tokenizer=sentencepiece'),
+    'chinese': ('corpus_zh_wikipedia', '--vocab_size=8192', '--language=zh'),
+}
+_TASKS = {
+    'sst2': ('sst2/train.tsv.gz', 'sst2/dev.tsv', 1.0, ['--config.data.format=glue/sst2']),
+    'mrpc': ('mrpc/train.tsv', 'mrpc/dev.tsv', 3.0, ['--config.data.format=glue/mrpc']),
+    'chnsenticorp': ('zh_chnsenticorp/train.tsv.gz', 'zh_chnsenticorp/dev.tsv', 3.0, []),
+}
+
+
+def _call(*command: str):
+  print('$ python', *command, flush=True)
+  subprocess.run([sys.executable, *command], check=True)
+
+
+def _fields(overrides: dict[str, object]) -> list[str]:
+  return [f'--config.{name}={value}' for name, value in overrides.items()]
+
+
+def _pretrain(name: str, twin: bool) -> epath.Path:
+  """The member's workdir; the twin's one step has no effect."""
+  member, home = MEMBERS[name], epath.Path(_WORKDIR.value)
+  records, workdir = home / f'records_{member.records}', home / name.replace(' ', '_').lower()
+  if not (records / 'records.json').exists():
+    corpus, *asked = _RECORDS[member.records]
+    _call('-m', 'bert_jax.prepare', f'--input={_DATA.value}/{corpus}/*.txt.gz',
+          f'--output={records}', *asked)
+  changes = _SIZE | member.overrides | {'train_steps': _STEPS.value, 'data.source': records}
+  if name == 'DistilBERT':
+    changes['teacher'] = home / 'bert'
+  if twin:
+    workdir = epath.Path(f'{workdir}_twin')
+    changes |= {'train_steps': 1, 'seed': 1, 'eval_batches': 1, 'optimizer.warmup_steps': 0,
+                'optimizer.learning_rate': 1e-9}
+  _call('-m', 'bert_jax.main', f'--config=configs/{member.config}.py', f'--workdir={workdir}',
+        *_fields(changes))
+  return workdir
+
+
+def _finetune(task: str, models: list[epath.Path]) -> list[list[float]]:
+  """The scores of each model over the seeds."""
+  train, evaluation, epochs, asked = _TASKS[task]
+  folder = epath.Path(f'{models[0]}_{task}')
+  _call('launch/sweep.py', '--config=configs/sequence_classification.py', f'--workdir={folder}',
+        f'--sweep=init_from={",".join(map(str, models))}',
+        f'--sweep=seed={",".join(map(str, range(_SEEDS.value)))}', '--parallel=2', *asked,
+        *_fields({'data.train': f'{_DATA.value}/{train}', 'data.eval': f'{_DATA.value}/{evaluation}',
+                  'train_epochs': epochs, 'optimizer.learning_rate': 3e-4,
+                  'model.dropout': 0.1, 'model.scan_unroll': 1}))
+  with (folder / 'sweep.csv').open() as file:
+    rows = list(csv.DictReader(file))
+  return [[float(row['accuracy']) for row in rows if row['init_from'] == str(model)]
+          for model in models]
+
+
+def _row(name: str) -> list[str]:
+  member = MEMBERS[name]
+  workdir, twin = _pretrain(name, twin=False), _pretrain(name, twin=True)
+  lines = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+  speed = statistics.median(x['tokens_per_second'] for x in lines if 'tokens_per_second' in x)
+  score = next(x for x in reversed(lines) if 'eval_loss' in x)[f'eval_{member.score}']
+  cells = [name, f'{member.score} {score:.3f}', f'{speed:,.0f}']
+  for task in member.tasks:
+    found = _finetune(task, [workdir, twin])
+    cells += [f'{100 * statistics.mean(scores):.1f}' for scores in found]
+    print(name, task, *found, flush=True)
+  return cells
+
+
+def main(_):
+  """Prints two tables: English and Chinese."""
+  names, text = _MEMBERS.value or list(MEMBERS), ''
+  for tasks in (_ENGLISH, ('chnsenticorp',)):
+    columns = ['member', 'held out', 'tokens/s']
+    columns += [cell for task in tasks for cell in (task, 'its random twin')]
+    rows = [_row(name) for name in names if MEMBERS[name].tasks == tasks]
+    if rows:
+      text += ''.join(f'| {" | ".join(row)} |\n' for row in [columns, ['---'] * len(columns), *rows])
+      text += '\n'
+  (epath.Path(_WORKDIR.value) / 'family.md').write_text(text)
+  print(text)
+
+
+if __name__ == '__main__':
+  app.run(main)
