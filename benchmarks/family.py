@@ -23,6 +23,7 @@ _DATA = flags.DEFINE_string('data', None, 'Folder of corpora and tasks.', requir
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
 _MEMBERS = flags.DEFINE_list('members', None, 'Some of the members; by default all.')
 _STEPS = flags.DEFINE_integer('steps', 2000, 'Of 32 rows of 128 tokens.')
+_ROUNDS = flags.DEFINE_integer('rounds', 3, 'Short runs of each, in turns, that are timed.')
 _SEEDS = flags.DEFINE_integer('seeds', 3, 'Fine-tuning runs of each model.')
 
 _ENGLISH = ('sst2', 'mrpc')
@@ -81,24 +82,48 @@ def _fields(overrides: dict[str, object]) -> list[str]:
   return [f'--config.{name}={value}' for name, value in overrides.items()]
 
 
-def _pretrain(name: str, twin: bool) -> epath.Path:
-  """The member's workdir; the twin's one step has no effect."""
+def _metrics(workdir: epath.Path) -> list[dict[str, float]]:
+  path = workdir / 'metrics.jsonl'
+  return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else [{}]
+
+
+def _pretrain(name: str, suffix: str = '', **others) -> epath.Path:
+  """The workdir of a run of a member."""
   member, home = MEMBERS[name], epath.Path(_WORKDIR.value)
-  records, workdir = home / f'records_{member.records}', home / name.replace(' ', '_').lower()
-  if not (records / 'records.json').exists():
+  records = home / f'records_{member.records}'
+  workdir = home / (name.replace(' ', '_').lower() + suffix)
+  if not (records / 'manifest.json').exists():
     corpus, *asked = _RECORDS[member.records]
     _call('-m', 'bert_jax.prepare', f'--input={_DATA.value}/{corpus}/*.txt.gz',
           f'--output={records}', *asked)
   changes = _SIZE | member.overrides | {'train_steps': _STEPS.value, 'data.source': records}
   if name == 'DistilBERT':
     changes['teacher'] = home / 'bert'
-  if twin:
-    workdir = epath.Path(f'{workdir}_twin')
-    changes |= {'train_steps': 1, 'seed': 1, 'eval_batches': 1, 'optimizer.warmup_steps': 0,
-                'optimizer.learning_rate': 1e-9}
+  changes |= others
+  done = workdir.exists() and _metrics(workdir)[-1]
+  if done and done['step'] == changes['train_steps'] and 'eval_loss' in done:
+    return workdir
   _call('-m', 'bert_jax.main', f'--config=configs/{member.config}.py', f'--workdir={workdir}',
         *_fields(changes))
   return workdir
+
+
+def _twin(name: str) -> epath.Path:
+  """Random parameters: its one step is too small to have an effect."""
+  return _pretrain(name, '_twin', **{
+      'train_steps': 1, 'seed': 1, 'eval_batches': 1, 'optimizer.warmup_steps': 0,
+      'optimizer.learning_rate': 1e-9})
+
+
+def _speeds(names: list[str]) -> dict[str, float]:
+  """Real tokens a second of each."""
+  found = {name: [] for name in names}
+  for i in range(_ROUNDS.value):
+    for name in names:
+      lines = _metrics(_pretrain(name, f'_speed{i}', **{
+          'train_steps': 80, 'log_every': 20, 'optimizer.warmup_steps': 20, 'eval_batches': 1}))
+      found[name] += [x['tokens_per_second'] for x in lines[1:] if 'tokens_per_second' in x]
+  return {name: statistics.median(speeds) for name, speeds in found.items()}
 
 
 def _finetune(task: str, models: list[epath.Path]) -> list[list[float]]:
@@ -108,21 +133,20 @@ def _finetune(task: str, models: list[epath.Path]) -> list[list[float]]:
   _call('launch/sweep.py', '--config=configs/sequence_classification.py', f'--workdir={folder}',
         f'--sweep=init_from={",".join(map(str, models))}',
         f'--sweep=seed={",".join(map(str, range(_SEEDS.value)))}', '--parallel=2', *asked,
-        *_fields({'data.train': f'{_DATA.value}/{train}', 'data.eval': f'{_DATA.value}/{evaluation}',
-                  'train_epochs': epochs, 'optimizer.learning_rate': 3e-4,
-                  'model.dropout': 0.1, 'model.scan_unroll': 1}))
+        *_fields({'data.train': f'{_DATA.value}/{train}',
+                  'data.eval': f'{_DATA.value}/{evaluation}', 'train_epochs': epochs,
+                  'optimizer.learning_rate': 3e-4, 'model.dropout': 0.1, 'model.scan_unroll': 1}))
   with (folder / 'sweep.csv').open() as file:
     rows = list(csv.DictReader(file))
   return [[float(row['accuracy']) for row in rows if row['init_from'] == str(model)]
           for model in models]
 
 
-def _row(name: str) -> list[str]:
+def _row(name: str, speed: float) -> list[str]:
   member = MEMBERS[name]
-  workdir, twin = _pretrain(name, twin=False), _pretrain(name, twin=True)
-  lines = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
-  speed = statistics.median(x['tokens_per_second'] for x in lines if 'tokens_per_second' in x)
-  score = next(x for x in reversed(lines) if 'eval_loss' in x)[f'eval_{member.score}']
+  workdir, twin = _pretrain(name), _twin(name)
+  evaluated = [line for line in _metrics(workdir) if 'eval_loss' in line][-1]
+  score = evaluated[f'eval_{member.score}']
   cells = [name, f'{member.score} {score:.3f}', f'{speed:,.0f}']
   for task in member.tasks:
     found = _finetune(task, [workdir, twin])
@@ -134,13 +158,16 @@ def _row(name: str) -> list[str]:
 def main(_):
   """Prints two tables: English and Chinese."""
   names, text = _MEMBERS.value or list(MEMBERS), ''
+  for name in names:
+    _pretrain(name)
+  speeds = _speeds(names)
   for tasks in (_ENGLISH, ('chnsenticorp',)):
     columns = ['member', 'held out', 'tokens/s']
     columns += [cell for task in tasks for cell in (task, 'its random twin')]
-    rows = [_row(name) for name in names if MEMBERS[name].tasks == tasks]
+    rows = [_row(name, speeds[name]) for name in names if MEMBERS[name].tasks == tasks]
     if rows:
-      text += ''.join(f'| {" | ".join(row)} |\n' for row in [columns, ['---'] * len(columns), *rows])
-      text += '\n'
+      lines = [columns, ['---'] * len(columns), *rows]
+      text += ''.join(f'| {" | ".join(line)} |\n' for line in lines) + '\n'
   (epath.Path(_WORKDIR.value) / 'family.md').write_text(text)
   print(text)
 

@@ -1,0 +1,195 @@
+"""Pretraining steps beside the peers, on the same text, in turns, and beside the machine's limit.
+
+  python -m benchmarks.train --text='corpus/*.txt.gz' --vocab=vocab.txt --workdir=runs/train \
+      --flax_python=FLAX/bin/python --keras_python=KERAS/bin/python
+
+Masked LM and sentence pairs (KerasHub: masked LM), AdamW, dropout 0.1. bert_jax packs its rows and
+masks them on the device; the peers get a pair in each row, masked before, and score the vocabulary
+at all positions, as their users run them (KerasHub and torch_packed at the masked ones, and
+torch_packed has bert_jax's rows). Tokens are real ones: padding counts for nothing. Each side is a
+process of its own that waits while the others run; medians of the steps of all rounds. The
+limits, a large matrix product and a large copy, are measured in each round too. The environments of
+the peers: see `benchmarks/peers.py`. Appends to WORKDIR/train.jsonl and prints a table.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+from absl import app
+from absl import flags
+from etils import epath
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import peers
+from benchmarks import train_steps
+from bert_jax import config as config_lib
+from bert_jax.parallel import mesh as mesh_lib
+
+_TEXT = flags.DEFINE_string('text', None, 'Glob of text files.', required=True)
+_VOCAB = flags.DEFINE_string('vocab', None, 'vocab.txt of 30,522 pieces.', required=True)
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for rows and figures.', required=True)
+_SIZES = flags.DEFINE_list('sizes', ['tiny', 'base'], 'Models.')
+_LENGTHS = flags.DEFINE_list('lengths', ['128'], 'Tokens in a row.')
+_BATCH = flags.DEFINE_integer('batch', 8, 'Rows of a step.')
+_DTYPE = flags.DEFINE_string('dtype', 'float32', 'Of bert_jax: float32, bfloat16.')
+_SIDES = flags.DEFINE_list('sides', ['torch', 'torch_bf16', 'flax', 'keras'],
+                           'Peers; also torch_compile, torch_packed.')
+_ROUNDS = flags.DEFINE_integer('rounds', 5, 'Turns of each side.')
+_STEPS = flags.DEFINE_integer('steps', 4, 'Steps in a turn that are counted.')
+_PYTHONS = {
+    'flax': flags.DEFINE_string('flax_python', None, 'With transformers 4.57.1, jax and flax.'),
+    'keras': flags.DEFINE_string('keras_python', None, 'With keras-hub and jax.')}
+
+
+def _write_rows(job: Any, path: epath.Path) -> float:
+  """Masked rows for the peers; returns the real tokens of a step."""
+  mask, found, tokens = jax.jit(job.task.mask), [], 0
+  for step in range(peers.BATCHES):
+    batch = job.task.rows(step)
+    masked, rows = jax.device_get(mask(jax.random.key(step), batch)), batch.rows
+    labels = np.full(rows.ids.shape, -100)
+    np.put_along_axis(labels, np.where(masked.weights > 0, masked.positions, 0),
+                      np.where(masked.weights > 0, masked.labels, -100), axis=1)
+    real = rows.pair_index > 0
+    tokens += real.sum() / peers.BATCHES
+    found.append({
+        'ids': masked.ids.astype(int), 'segments': rows.type_ids.astype(int),
+        'mask': real.astype(int), 'labels': labels, 'positions': rows.positions.astype(int),
+        'nsp': rows.labels[:, 0].astype(int), 'pairs': rows.pair_index.astype(int),
+        'cls': rows.cls_positions.astype(int),
+        'nsp_of_pairs': np.where(rows.pair_weights > 0, rows.labels, -100)})
+  np.savez(path, **{name: np.stack([batch[name] for batch in found]) for name in found[0]})
+  return float(tokens)
+
+
+class _Side:
+  """A process that makes steps when it is told to."""
+
+  def __init__(self, command: list[str], tokens: float):
+    self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                     text=True)
+    began = time.perf_counter()
+    self.versions = self._answer()['versions']
+    self.start = time.perf_counter() - began  # imports, compilation, first step
+    self._tokens, self.seconds, self.memory = tokens, [], 0
+
+  def _answer(self) -> dict[str, Any]:
+    for line in self._process.stdout:
+      if line.startswith('{'):
+        return json.loads(line)
+    raise RuntimeError(f'{self._process.args} has ended')
+
+  def run(self):
+    """A turn; its first step finds cold caches and is not counted."""
+    self._process.stdin.write(f'{_STEPS.value + 1}\n')
+    self._process.stdin.flush()
+    answer = self._answer()
+    self.seconds += answer['seconds'][1:]
+    self.memory = answer['memory']
+
+  @property
+  def tokens_per_second(self) -> float:
+    """Real ones."""
+    return self._tokens / statistics.median(self.seconds)
+
+  def close(self):
+    """Lets the process end."""
+    self._process.stdin.close()
+    self._process.wait()
+
+
+def _start(size: str, length: int, workdir: epath.Path) -> dict[str, _Side]:
+  """All sides, each after its first step."""
+  run = {'size': size, 'workdir': str(workdir), 'config': {
+      'model.vocab_size': 30_522, 'model.dtype': _DTYPE.value, 'phases': (),
+      'train_steps': 100_000, 'max_len': length, 'batch_size': _BATCH.value,
+      'data.source': _TEXT.value, 'data.vocab': _VOCAB.value}}
+  (workdir / 'run.json').write_text(json.dumps(run))
+  rows, tokens = {}, {}
+  for name, pack in (('packed', True), ('padded', False)):
+    rows[name] = workdir / f'{name}.npz'
+    tokens[name] = _write_rows(train_steps.make_job(run, pack, mesh_lib.make_mesh())[1], rows[name])
+  sides = {'bert_jax': _Side([sys.executable, '-m', 'benchmarks.train_steps',
+                              f'--run={workdir / "run.json"}'], tokens['packed'])}
+  layers, width = config_lib.SIZES[size]
+  device = 'cpu' if jax.default_backend() == 'cpu' else 'cuda'
+  for side in _SIDES.value:
+    name = 'packed' if side == 'torch_packed' else 'padded'
+    python = _PYTHONS[side].value if side in _PYTHONS else sys.executable
+    sides[side] = _Side([python, '-m', 'benchmarks.peers', f'--side={side}', f'--rows={rows[name]}',
+                         f'--sizes={layers},{width},{width // 64}', f'--device={device}'],
+                        tokens[name])
+  return sides
+
+
+def _seconds(function, x: jax.Array) -> float:
+  function(x).block_until_ready()
+  times = []
+  for _ in range(3):
+    began = time.perf_counter()
+    function(x).block_until_ready()
+    times.append(time.perf_counter() - began)
+  return min(times)
+
+
+def _limits() -> tuple[float, float]:
+  """FLOP/s of a large matrix product in the dtype of bert_jax, bytes/s of a large copy."""
+  n, size = (2048, 2**28) if jax.default_backend() == 'cpu' else (8192, 2**31)
+  product = _seconds(jax.jit(lambda x: x @ x), jnp.ones((n, n), _DTYPE.value))
+  copy = _seconds(jax.jit(lambda x: x + 1), jnp.zeros(size, jnp.int8))
+  return 2 * n**3 / product, 2 * size / copy
+
+
+def _measure(size: str, length: int, workdir: epath.Path) -> list[dict[str, Any]]:
+  """Runs the rounds; a line for each side."""
+  workdir.mkdir(parents=True, exist_ok=True)
+  sides, limits = _start(size, length, workdir), []
+  for _ in range(_ROUNDS.value):
+    limits.append(_limits())
+    for side in sides.values():
+      side.run()
+  for side in sides.values():
+    side.close()
+  flops, bandwidth = map(statistics.median, zip(*limits))
+  each = config_lib.bert_config(config_lib.model(size)).flops_per_token(length, 0.15)
+  return [{'size': size, 'length': length, 'batch': _BATCH.value, 'side': name,
+           'tokens_per_second': side.tokens_per_second,
+           'ratio': sides['bert_jax'].tokens_per_second / side.tokens_per_second,
+           'share': each * side.tokens_per_second / flops, 'start': side.start,
+           'memory': side.memory, 'versions': side.versions, 'product_flops': flops,
+           'copy_bytes': bandwidth, 'seconds': side.seconds} for name, side in sides.items()]
+
+
+def _machine() -> str:
+  kind = jax.devices()[0].device_kind
+  return f'{os.cpu_count()} cores, {platform.machine()}' if kind == 'cpu' else kind
+
+
+def main(_):
+  """Measures every size and length; prints a table."""
+  workdir, lines = epath.Path(_WORKDIR.value), []
+  for size in _SIZES.value:
+    for length in map(int, _LENGTHS.value):
+      lines += _measure(size, length, workdir / f'{size}-{length}')
+  with (workdir / 'train.jsonl').open('a') as file:
+    file.writelines(json.dumps(line | {'machine': _machine()}) + '\n' for line in lines)
+  print(f'{_machine()}; a matrix product makes {lines[0]["product_flops"] / 1e9:,.0f} GFLOP/s, a '
+        f'copy {lines[0]["copy_bytes"] / 1e9:,.0f} GB/s\n')
+  print('| model | side | tokens/s | bert_jax is faster by | share of the product | memory, GB | '
+        'start, s | versions |\n' + '| --- ' * 8 + '|')
+  for x in lines:
+    print(f'| {x["size"]}, {x["length"]} | {x["side"]} | {x["tokens_per_second"]:,.0f} | '
+          f'{x["ratio"]:.2f} | {x["share"]:.0%} | {x["memory"] / 1e9:.1f} | {x["start"]:.0f} | '
+          f'{x["versions"]} |')
+
+
+if __name__ == '__main__':
+  app.run(main)

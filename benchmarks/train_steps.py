@@ -1,0 +1,70 @@
+"""bert_jax's side of `benchmarks.train`: training steps as the loop makes them.
+
+  python -m benchmarks.train_steps --run=run.json
+
+run.json says what `make_job` takes. Answers as `benchmarks.peers` does.
+"""
+
+import importlib.metadata
+import json
+from typing import Any
+
+from absl import app
+from absl import flags
+from etils import epath
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from benchmarks import peers
+from bert_jax import config as config_lib
+from bert_jax import run_pretraining
+from bert_jax.parallel import host
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.training import optimizer as optimizer_lib
+from bert_jax.training import state as state_lib
+from bert_jax.training.job import Job
+
+_RUN = flags.DEFINE_string('run', None, 'JSON file.', required=True)
+
+
+def make_job(run: dict[str, Any], pack: bool, mesh: Mesh) -> tuple[ConfigDict, Job]:
+  """The run of a config in which every layer is unrolled.
+
+  Args:
+    run: 'size', a name of config.SIZES; 'workdir'; 'config', more fields as {'group.field': value}.
+    pack: as data.pack.
+    mesh: of the run.
+  """
+  c = config_lib.pretraining(run['size'])
+  c.model.scan_unroll = c.model.num_layers
+  c.update_from_flattened_dict({**run['config'], 'data.pack': pack})
+  return c, run_pretraining.make_job(c, None, mesh, epath.Path(run['workdir']))
+
+
+def main(_):
+  """Steps as they are asked for."""
+  if not host.has_accelerator():
+    host.keep_freed_memory()
+  mesh = mesh_lib.make_mesh()
+  config, job = make_job(json.loads(epath.Path(_RUN.value).read_text()), True, mesh)
+  optimizer = optimizer_lib.make_optimizer(
+      optimizer_lib.OptimizerConfig(**config.optimizer), job.train_steps)
+  init, abstract = state_lib.make_init(job.task, optimizer, mesh, config.sharding)
+  state = init(state_lib.root_key(0))
+  update = state_lib.make_train_step(job.task, optimizer, mesh, config.sharding, abstract, seed=0,
+                                     accumulation=1)
+  batches = [mesh_lib.put_batch(job.task.rows(i), mesh) for i in range(peers.BATCHES)]
+
+  def step(i: int) -> float:
+    nonlocal state
+    state, metrics = update(state, batches[i % len(batches)])
+    total, count = jax.device_get(metrics['mlm_loss'])
+    return float(total / count)
+
+  versions = ', '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax'))
+  peers.serve(step, versions)
+
+
+if __name__ == '__main__':
+  app.run(main)
