@@ -4,7 +4,7 @@
 
 DATA has the folders corpus_en_wikipedia and corpus_zh_wikipedia (*.txt.gz), sst2, mrpc and
 zh_chnsenticorp. Every member comes from its own config, 4 layers of 128, with the learning rate and
-the first weights of configs/tiny.py, and is fine-tuned beside a twin with random parameters. Hours
+the first weights of configs/tiny.py (ALBERT's rate is LAMB's), and is fine-tuned beside a twin with random parameters. Hours
 on a CPU; the same command goes on where it was. Ends in a table, also in WORKDIR/family.md.
 """
 
@@ -48,7 +48,8 @@ class Member(NamedTuple):
 MEMBERS = {
     'BERT': Member('base'),
     'RoBERTa': Member('roberta_base', 'bpe'),
-    'ALBERT': Member('albert_base', 'sentencepiece', {'model.embedding_size': 64}),
+    'ALBERT': Member('albert_base', 'sentencepiece', 
+                     {'model.embedding_size': 64, 'optimizer.learning_rate': 5e-3}),
     # Heads of 32: its generator has a quarter of them.
     'ELECTRA': Member('electra_small', 'wordpiece',
                       {'model.num_heads': 4, 'model.embedding_size': 128}, 'rtd_accuracy'),
@@ -130,12 +131,14 @@ def _finetune(task: str, models: list[epath.Path]) -> list[list[float]]:
   """The scores of each model over the seeds."""
   train, evaluation, epochs, asked = _TASKS[task]
   folder = epath.Path(f'{models[0]}_{task}')
-  _call('launch/sweep.py', '--config=configs/sequence_classification.py', f'--workdir={folder}',
-        f'--sweep=init_from={",".join(map(str, models))}',
-        f'--sweep=seed={",".join(map(str, range(_SEEDS.value)))}', '--parallel=2', *asked,
-        *_fields({'data.train': f'{_DATA.value}/{train}',
-                  'data.eval': f'{_DATA.value}/{evaluation}', 'train_epochs': epochs,
-                  'optimizer.learning_rate': 3e-4, 'model.dropout': 0.1, 'model.scan_unroll': 1}))
+  if not (folder / 'sweep.csv').exists():
+    _call('launch/sweep.py', '--config=configs/sequence_classification.py', f'--workdir={folder}',
+          f'--sweep=init_from={",".join(map(str, models))}',
+          f'--sweep=seed={",".join(map(str, range(_SEEDS.value)))}', '--parallel=2', *asked,
+          *_fields({'data.train': f'{_DATA.value}/{train}',
+                    'data.eval': f'{_DATA.value}/{evaluation}', 'train_epochs': epochs,
+                    'optimizer.learning_rate': 3e-4, 'model.dropout': 0.1,
+                    'model.scan_unroll': 1}))
   with (folder / 'sweep.csv').open() as file:
     rows = list(csv.DictReader(file))
   return [[float(row['accuracy']) for row in rows if row['init_from'] == str(model)]
