@@ -4,8 +4,9 @@
 
 DATA has the folders corpus_en_wikipedia and corpus_zh_wikipedia (*.txt.gz), sst2, mrpc and
 zh_chnsenticorp. Every member comes from its own config, 4 layers of 128, with the learning rate and
-the first weights of configs/tiny.py (ALBERT's rate is LAMB's), and is fine-tuned beside a twin with random parameters. Hours
-on a CPU; the same command goes on where it was. Ends in a table, also in WORKDIR/family.md.
+the first weights of configs/tiny.py (ALBERT's rate is LAMB's), and is fine-tuned beside a twin with
+random parameters. Hours on a CPU; the same command goes on where it was. Ends in a table, also in
+WORKDIR/family.md.
 """
 
 import csv
@@ -48,7 +49,7 @@ class Member(NamedTuple):
 MEMBERS = {
     'BERT': Member('base'),
     'RoBERTa': Member('roberta_base', 'bpe'),
-    'ALBERT': Member('albert_base', 'sentencepiece', 
+    'ALBERT': Member('albert_base', 'sentencepiece',
                      {'model.embedding_size': 64, 'optimizer.learning_rate': 5e-3}),
     # Heads of 32: its generator has a quarter of them.
     'ELECTRA': Member('electra_small', 'wordpiece',

@@ -60,7 +60,6 @@ class Family:
     unused_positions: rows of the position table before that of the first token, by config.json.
     settings: fields of config.json that follow from the tokeniser.
     prefix: of the encoder's tensors, if it is not the name.
-    published_of: as `published`, of the classes whose names end so.
     read: config.json under the names of `fields`, where newer versions write it otherwise.
   """
 
@@ -78,7 +77,6 @@ class Family:
   unused_positions: Callable[[Mapping[str, Any]], int] = lambda config: 0
   settings: Callable[[Tokenizer], dict[str, Any]] = lambda t: {'pad_token_id': t.pad_id}
   prefix: str = ''
-  published_of: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
   read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
 
   def canonical(self, name: str, architecture: str = '') -> str:
@@ -202,7 +200,6 @@ DISTILBERT = Family(
     published={'tie_word_embeddings': True}, constants={'type_vocab_size': 0})
 
 
-
 def _read_modern(config: Mapping[str, Any]) -> Mapping[str, Any]:
   """transformers 5 writes out every layer's kind, and the angles by kind."""
   found, kinds = dict(config), config.get('layer_types')
@@ -245,12 +242,10 @@ MODERN = Family(
             'hidden_activation': 'activation', 'attention_dropout': 'attention_dropout',
             'embedding_dropout': 'dropout', 'global_attn_every_n_layers': 'global_every',
             'local_attention': 'local_window', 'global_rope_theta': 'global_theta',
-            'local_rope_theta': 'local_theta'},
+            'local_rope_theta': 'local_theta', 'classifier_pooling': 'classifier_pooling'},
     published={'norm_bias': False, 'attention_bias': False, 'mlp_bias': False, 'decoder_bias': True,
                'classifier_bias': False, 'classifier_activation': 'gelu',
                'tie_word_embeddings': True},
-    published_of={'ForSequenceClassification': {'classifier_pooling': 'cls'},
-                  'ForMultipleChoice': {'classifier_pooling': 'cls'}},
     constants={'type_vocab_size': 0}, read=_read_modern,
     settings=lambda t: {**_ends(t), 'cls_token_id': t.cls_id, 'sep_token_id': t.sep_id})
 

@@ -42,8 +42,7 @@ _BUFFERS = ('embeddings.position_ids', 'embeddings.token_type_ids')
 _POSITIONS = 'embeddings.position_embeddings.weight'
 
 
-def config_from(theirs: Mapping, path: epath.Path, family: Family = families.BERT,
-                architecture: str = '') -> BertConfig:
+def config_from(theirs: Mapping, path: epath.Path, family: Family = families.BERT) -> BertConfig:
   """The config of a config.json, or of google-research/bert's bert_config.json.
 
   Raises:
@@ -53,10 +52,7 @@ def config_from(theirs: Mapping, path: epath.Path, family: Family = families.BER
   missing = [name for name, ours in family.fields.items() if ours in _NEEDED and name not in theirs]
   if missing:
     raise UserError(f'{path} has no {", ".join(missing)}: it is no config of a {family.title}')
-  fixed = dict(family.published)
-  for ending, fields in family.published_of.items():
-    fixed |= fields if architecture.endswith(ending) else {}
-  for name, published in fixed.items():
+  for name, published in family.published.items():
     if theirs.get(name, published) != published:
       raise UserError(f'{path}: {name}={theirs[name]!r} is not what {family.title} has '
                       f'({published!r})')
@@ -68,10 +64,9 @@ def config_from(theirs: Mapping, path: epath.Path, family: Family = families.BER
                     f'{", ".join(_ACTIVATIONS)}')
   known = architectures.ALL[family.name].config.__dataclass_fields__
   for name, value in fields.items():
-    number = known[name].default
-    if isinstance(value, bool) or not isinstance(
-        value, int if isinstance(number, int) else (int, float)):
-      raise UserError(f'{path}: the value {value!r} for {name} is no {type(number).__name__}')
+    kind = type(known[name].default)
+    if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+      raise UserError(f'{path}: the value {value!r} for {name} is no {kind.__name__}')
   return architectures.make_config(
       {**fields, **family.constants, 'activation': _ACTIVATIONS[activation],
        'architecture': family.name})
@@ -168,7 +163,7 @@ def load(directory: epath.Path) -> Pretrained:
     UserError: something is missing, surplus, of another shape, corrupt, or no BERT.
   """
   theirs, family, architecture = _read_config(directory)
-  config = config_from(theirs, directory / 'config.json', family, architecture)
+  config = config_from(theirs, directory / 'config.json', family)
   unused = family.unused_positions(theirs)
   if unused:
     config = dataclasses.replace(config, max_positions=config.max_positions - unused)
@@ -243,8 +238,6 @@ def save(model: Pretrained, directory: epath.Path):
   if model.labels:
     theirs |= {'id2label': {str(i): label for i, label in enumerate(model.labels)},
                'label2id': {label: i for i, label in enumerate(model.labels)}}
-  for ending, fields in family.published_of.items():
-    theirs |= fields if architecture.endswith(ending) else {}
   if model.problem:
     theirs['problem_type'] = _PROBLEMS[model.problem]
   (directory / 'config.json').write_text(json.dumps(theirs, indent=2) + '\n')

@@ -28,6 +28,7 @@ from bert_jax.model.encoder import activation
 from bert_jax.model.encoder import rematerialised
 from bert_jax.model.encoder import stacked
 from bert_jax.model.encoder import take_positions
+from bert_jax.model.pooling import pool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,7 @@ class ModernConfig(BertConfig):
   local_window: int = 128  # the others see so many tokens around each, half on either side
   global_theta: float = 160_000.0  # base of the rotary angles, in these layers and in those
   local_theta: float = 10_000.0
+  classifier_pooling: str = 'cls'  # what heads on texts read: cls, the first token, or their mean
 
   def __post_init__(self):
     super().__post_init__()
@@ -56,6 +58,9 @@ class ModernConfig(BertConfig):
     if self.local_window < 2 or self.local_window % 2:
       raise UserError(f'model.local_window={self.local_window} must be even: half of it lies on '
                       'either side of a token')
+    if self.classifier_pooling not in ('cls', 'mean'):
+      raise UserError(f'model.classifier_pooling={self.classifier_pooling!r} is unknown: use cls, '
+                      'mean')
     if self.head_size % 2:
       raise UserError(f'a head of {self.head_size} cannot be rotated in pairs: make '
                       'model.hidden_size / model.num_heads even')
@@ -310,7 +315,9 @@ class Modern(nn.Module):
                deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
     """(hidden [B, L, D], pooled [B, P, D])."""
     hidden = self.encode(batch, deterministic=deterministic)
-    return hidden, self.pool(hidden, cls_positions)
+    if self.config.classifier_pooling == 'cls':
+      return hidden, self.pool(hidden, cls_positions)
+    return hidden, self.features(pool(hidden, batch.pair_index, cls_positions, 'mean'))
 
   def intermediates(self, collection: dict) -> Intermediates:
     """As `bert_jax.model.encoder.Bert.intermediates`; the last layer after the last norm."""

@@ -149,9 +149,10 @@ def test_hidden_states_logits_losses_and_gradients(tmp_path, title, kind, layers
     assert np.linalg.norm(gradients[name] - x) <= limit, name
 
 
-@pytest.mark.parametrize('title', FAMILIES)
-def test_classifiers(tmp_path, title):
-  theirs = make(f'{title}ForSequenceClassification', tmp_path, num_labels=3)
+@pytest.mark.parametrize('title, fields', [
+    *((title, {}) for title in FAMILIES), ('ModernBert', {'classifier_pooling': 'mean'})])
+def test_classifiers(tmp_path, title, fields):
+  theirs = make(f'{title}ForSequenceClassification', tmp_path, num_labels=3, **fields)
   model = huggingface.load(epath.Path(tmp_path))
   assert model.task == 'sequence_classification' and len(model.labels) == 3
   batch = verify.sample(model, 3, 40)

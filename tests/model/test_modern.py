@@ -109,6 +109,7 @@ def test_published_sizes():
 
 @pytest.mark.parametrize('wrong, message', [
     ({'local_window': 7}, 'local_window=7 must be even'),
+    ({'classifier_pooling': 'max'}, "classifier_pooling='max' is unknown"),
     ({'num_layers': 5}, 'num_layers=5 must be 1 more than a multiple'),
     ({'global_every': 1}, 'at least 2'),
     ({'num_heads': 16}, 'a head of 1 cannot be rotated'),
