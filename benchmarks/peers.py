@@ -4,21 +4,17 @@
 
 Runs in an environment of its own that needs no bert_jax: torch and transformers; or transformers
 4.57.1 with jax, flax and optax (later ones have no Flax models); or keras-hub with jax; and absl-py
-in each. Prints a line of JSON when the first step is done, then one for each number of steps that
-standard input asks for.
+in each.
 """
 
-from collections.abc import Callable
 import functools
-import json
 import os
-import resource
-import sys
-import time
 
 from absl import app
 from absl import flags
 import numpy as np
+
+from benchmarks import turns
 
 _SIDES = ('torch', 'torch_bf16', 'torch_compile', 'torch_packed', 'flax', 'keras')
 _SIDE = flags.DEFINE_enum('side', None, _SIDES, 'Which peer.', required=True)
@@ -26,7 +22,6 @@ _ROWS = flags.DEFINE_string('rows', None, 'What `benchmarks.train` wrote.', requ
 _SIZES = flags.DEFINE_list('sizes', None, 'Layers, width, heads.', required=True)
 _DEVICE = flags.DEFINE_string('device', 'cpu', 'cpu or cuda.')
 _RATE = 1e-4
-BATCHES = 16  # that there are; then they come again
 
 
 def _sizes() -> dict[str, int]:
@@ -146,7 +141,7 @@ def _keras(rows: dict[str, np.ndarray]):
 
   def step(i: int) -> float:
     inputs, labels, weights = made[i % len(made)]
-    return float(model.train_on_batch(inputs, labels, sample_weight=weights))
+    return float(np.ravel(model.train_on_batch(inputs, labels, sample_weight=weights))[0])
 
   return step, f'keras-hub {keras_hub.__version__}, keras {keras.__version__}'
 
@@ -156,37 +151,10 @@ def _batches(rows: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
   return [{name: x[i] for name, x in rows.items()} for i in range(len(rows['ids']))]
 
 
-def _peak_memory() -> int:
-  """Bytes that the process held at most: on the GPU if it uses one."""
-  if 'torch' in sys.modules and _DEVICE.value != 'cpu':
-    return sys.modules['torch'].cuda.max_memory_allocated()
-  if 'jax' in sys.modules:
-    held = sys.modules['jax'].local_devices()[0].memory_stats()  # None on a CPU
-    if held:
-      return held['peak_bytes_in_use']
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def serve(step: Callable[[int], float], versions: str):
-  """Makes the first step, then as many as each line of standard input asks for."""
-  began = time.perf_counter()
-  step(0)
-  print(json.dumps({'first': time.perf_counter() - began, 'versions': versions}), flush=True)
-  done = 1
-  for line in sys.stdin:
-    times = []
-    for i in range(done, done + int(line)):
-      began = time.perf_counter()
-      loss = step(i)
-      times.append(time.perf_counter() - began)
-    done += len(times)
-    print(json.dumps({'seconds': times, 'loss': loss, 'memory': _peak_memory()}), flush=True)
-
-
 def main(_):
   """Steps as they are asked for."""
   make = {'flax': _flax, 'keras': _keras}.get(_SIDE.value, _torch)
-  serve(*make(dict(np.load(_ROWS.value))))
+  turns.serve(*make(dict(np.load(_ROWS.value))))
 
 
 if __name__ == '__main__':

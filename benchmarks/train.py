@@ -28,8 +28,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import peers
 from benchmarks import train_steps
+from benchmarks import turns
 from bert_jax import config as config_lib
 from bert_jax.parallel import mesh as mesh_lib
 
@@ -52,20 +52,20 @@ _PYTHONS = {
 def _write_rows(job: Any, path: epath.Path) -> float:
   """Masked rows for the peers; returns the real tokens of a step."""
   mask, found, tokens = jax.jit(job.task.mask), [], 0
-  for step in range(peers.BATCHES):
+  for step in range(turns.BATCHES):
     batch = job.task.rows(step)
     masked, rows = jax.device_get(mask(jax.random.key(step), batch)), batch.rows
     labels = np.full(rows.ids.shape, -100)
     np.put_along_axis(labels, np.where(masked.weights > 0, masked.positions, 0),
-                      np.where(masked.weights > 0, masked.labels, -100), axis=1)
+                      np.where(masked.weights > 0, masked.targets, -100), axis=1)
     real = rows.pair_index > 0
-    tokens += real.sum() / peers.BATCHES
+    tokens += real.sum() / turns.BATCHES
     found.append({
         'ids': masked.ids.astype(int), 'segments': rows.type_ids.astype(int),
         'mask': real.astype(int), 'labels': labels, 'positions': rows.positions.astype(int),
         'nsp': rows.labels[:, 0].astype(int), 'pairs': rows.pair_index.astype(int),
         'cls': rows.cls_positions.astype(int),
-        'nsp_of_pairs': np.where(rows.pair_weights > 0, rows.labels, -100)})
+        'nsp_of_pairs': np.where(rows.pair_weights > 0, rows.labels, -100).astype(int)})
   np.savez(path, **{name: np.stack([batch[name] for batch in found]) for name in found[0]})
   return float(tokens)
 

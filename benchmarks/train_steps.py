@@ -2,7 +2,7 @@
 
   python -m benchmarks.train_steps --run=run.json
 
-run.json says what `make_job` takes. Answers as `benchmarks.peers` does.
+run.json says what `make_job` takes.
 """
 
 import importlib.metadata
@@ -16,7 +16,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from benchmarks import peers
+from benchmarks import turns
 from bert_jax import config as config_lib
 from bert_jax import run_pretraining
 from bert_jax.parallel import host
@@ -25,7 +25,7 @@ from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 from bert_jax.training.job import Job
 
-_RUN = flags.DEFINE_string('run', None, 'JSON file.', required=True)
+_RUN = flags.DEFINE_string('run', None, 'JSON file.')
 
 
 def make_job(run: dict[str, Any], pack: bool, mesh: Mesh) -> tuple[ConfigDict, Job]:
@@ -54,7 +54,7 @@ def main(_):
   state = init(state_lib.root_key(0))
   update = state_lib.make_train_step(job.task, optimizer, mesh, config.sharding, abstract, seed=0,
                                      accumulation=1)
-  batches = [mesh_lib.put_batch(job.task.rows(i), mesh) for i in range(peers.BATCHES)]
+  batches = [mesh_lib.put_batch(job.task.rows(i), mesh) for i in range(turns.BATCHES)]
 
   def step(i: int) -> float:
     nonlocal state
@@ -63,7 +63,7 @@ def main(_):
     return float(total / count)
 
   versions = ', '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax'))
-  peers.serve(step, versions)
+  turns.serve(step, versions)
 
 
 if __name__ == '__main__':
