@@ -1,20 +1,28 @@
-"""requirements.lock is what requirements.txt asks for, with a hash for every file."""
+"""The .lock files are what the requirements ask for, with a hash for every file."""
 
 import pathlib
 import re
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-def test_the_lock_has_the_pins():
-  pins = re.findall(r'^([\w.-]+)==([\w.]+)', (ROOT / 'requirements.txt').read_text(), re.M)
-  locked = re.findall(r'^([\w.-]+)==([\w.]+)', (ROOT / 'requirements.lock').read_text(), re.M)
-  assert len(pins) > 20
-  assert {(name.lower().replace('_', '-'), version) for name, version in pins} <= set(locked)
+def pins(name):
+  return re.findall(r'^([\w.-]+)(?:\[\w+\])?==([\w.]+)', (ROOT / name).read_text(), re.M)
 
 
-def test_every_locked_package_has_hashes():
-  entries = re.split(r'^(?=[\w.-]+==)', (ROOT / 'requirements.lock').read_text(), flags=re.M)[1:]
+@pytest.mark.parametrize('name', ['requirements', 'requirements-tpu', 'requirements-gpu'])
+def test_the_lock_has_the_pins(name):
+  asked = [*pins('requirements.txt'), *pins(f'{name}.txt')]
+  locked = pins(f'{name}.lock')
+  assert len(asked) > 20
+  assert {(package.lower().replace('_', '-'), version) for package, version in asked} <= set(locked)
+
+
+@pytest.mark.parametrize('name', ['requirements', 'requirements-tpu', 'requirements-gpu'])
+def test_every_locked_package_has_hashes(name):
+  entries = re.split(r'^(?=[\w.-]+==)', (ROOT / f'{name}.lock').read_text(), flags=re.M)[1:]
   assert len(entries) > 60
   for entry in entries:
     assert re.search(r'--hash=sha256:[0-9a-f]{64}\b', entry), entry.splitlines()[0]
