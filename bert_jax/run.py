@@ -184,7 +184,7 @@ def _train(config: ConfigDict, path: epath.Path):
   report.print_summary([('changed', str(change)) for change in changed])
   changes = []
   if job.start:
-    changes.append(initial.from_model(job.start, config.init_from,
+    changes.append(initial.from_model(job.start, config.init_from or config.teacher,
                                       config.model.get('reinit_layers', 0)))
   if config.model.embedding_init and checkpoints.latest() is None:
     changes.append(initial.from_word_vectors(config.model.embedding_init, job.tokenizer))

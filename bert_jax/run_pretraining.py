@@ -64,7 +64,8 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
       sequences=config.data.sequences, feed=mesh_lib.feed(mesh), frozen=initial.frozen(teacher))
   steps = f'{train_steps:,}: ' + ', then '.join(
       f'{p.steps:,} of {p.batch_size} rows of {p.max_len}' for p in phases)
-  return Job(task, train_steps, corpus.tokenizer, model, corpus.train.digest,
+  start = model or (teacher and initial.student(teacher, config_lib.bert_config(config.model)))
+  return Job(task, train_steps, corpus.tokenizer, start, corpus.train.digest,
              ('seed', 'data.pack', 'data.sequences'), objective.parameters(), steps,
              [phase.max_len for phase in phases], {})
 

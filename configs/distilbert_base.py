@@ -4,8 +4,7 @@
       --config.teacher=runs/base --config.data.source='corpus/*.txt.gz'
 
 Sanh et al. 2019 (arXiv:1910.01108); text is read with the teacher's vocabulary, and the student
-begins with random parameters, not with layers of the teacher. Hardware: a TPU slice or GPUs. Not
-run yet.
+begins with every second layer of the teacher. Hardware: a TPU slice or GPUs. Not run yet.
 """
 
 from bert_jax import config

@@ -19,6 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop import layout
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.model.config import BertConfig
 from bert_jax.training import state as state_lib
 from bert_jax.training.report import print_summary
 
@@ -82,6 +83,30 @@ def teacher(config: ConfigDict) -> Pretrained | None:
     raise UserError(f'teacher={config.teacher} is {model.config.hidden_size} wide, the student '
                     f'{config.model.hidden_size}: their hidden states cannot be compared')
   return model
+
+
+def student(model: Pretrained, config: BertConfig) -> Pretrained | None:
+  """What a smaller model begins with: every second layer of its teacher's, say, and all the rest.
+
+  A student without segments adds the row of the first one to its positions. None where the sizes
+  differ in more than the number of layers: such a student begins with random parameters.
+  """
+  theirs, cut = model.config, config.num_layers
+  same = ('hidden_size', 'num_heads', 'intermediate_size', 'max_positions')
+  if (not {theirs.architecture, config.architecture} <= {'bert', 'roberta', 'distilbert'}
+      or cut > theirs.num_layers or config.type_vocab_size not in (0, theirs.type_vocab_size)
+      or any(getattr(theirs, name) != getattr(config, name) for name in same)):
+    return None
+  tree, chosen = dict(model.params['params']), np.arange(cut) * theirs.num_layers // cut
+  bert, embeddings = dict(tree['bert']), dict(tree['bert']['embeddings'])
+  bert.pop('pooler', None)
+  if not config.type_vocab_size and theirs.type_vocab_size:
+    embeddings['position'] = embeddings['position'] + embeddings.pop('segment')[0]
+  layers = jax.tree.map(lambda x: np.asarray(x)[chosen], bert['layers'])
+  kept = {name: tree[name] for name in ('mlm_bias', 'mlm_dense', 'mlm_norm')}
+  return dataclasses.replace(
+      model, config=config, task='', labels=(),
+      params={'params': kept | {'bert': bert | {'embeddings': embeddings, 'layers': layers}}})
 
 
 def frozen(model: Pretrained | None) -> Any:

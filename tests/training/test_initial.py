@@ -16,6 +16,10 @@ from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import convert
 from bert_jax.interop import huggingface
+from bert_jax.interop import verify
+from bert_jax.model import architectures
+from bert_jax.model.distilbert import DistilBertConfig
+from bert_jax.training import initial
 from tests import conftest
 from tests.interop import torch_bert
 
@@ -168,3 +172,24 @@ def test_every_field_of_the_model_group_is_known():
   group = config_lib.model('tiny')
   assert config_lib.bert_config(group).hidden_size == 128
   assert {'add_tokens', 'embedding_init'} < set(group.keys())
+
+
+def test_a_student_begins_with_layers_of_its_teacher(tmp_path):
+  torch_bert.make('BertForMaskedLM', tmp_path, hidden_size=32, num_attention_heads=4,
+                  num_hidden_layers=4, intermediate_size=64, max_position_embeddings=64,
+                  vocab_size=VOCAB)
+  teacher = huggingface.load(epath.Path(tmp_path))
+  sizes = {name: getattr(teacher.config, name) for name in (
+      'vocab_size', 'hidden_size', 'num_heads', 'intermediate_size', 'max_positions')}
+  whole = initial.student(teacher, DistilBertConfig(num_layers=4, **sizes))
+  batch = verify.sample(teacher, 3, 40)._replace(type_ids=np.zeros((3, 40), np.int32))
+  a, b = (architectures.encoder(m.config).apply({'params': m.params['params']['bert']}, batch,
+                                                method='encode') for m in (teacher, whole))
+  np.testing.assert_allclose(a, b, atol=2e-6)
+
+  half = initial.student(teacher, DistilBertConfig(num_layers=2, **sizes))
+  kernels = [m.params['params']['bert']['layers']['attention']['qkv_kernel']
+             for m in (teacher, half)]
+  np.testing.assert_array_equal(kernels[1], np.asarray(kernels[0])[[0, 2]])
+  assert initial.student(teacher, DistilBertConfig(num_layers=5, **sizes)) is None
+  assert initial.student(teacher, DistilBertConfig(**sizes | {'num_heads': 2})) is None
