@@ -13,10 +13,10 @@ from typing import NamedTuple
 import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.extend.random import threefry2x32_p
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.model import dropout_bits
 from bert_jax.model.attention import MASKED
 from bert_jax.model.kernels import LANES
 
@@ -49,19 +49,18 @@ def kept(key: jax.Array, row: jax.Array, head: jax.Array, part: jax.Array, lengt
   They follow from the key and the row's place in the batch, so that every mesh drops the same.
 
   Args:
-    key: [2] uint32, a threefry key.
+    key: [2] uint32, the data of a key.
     row, head: uint32, counted over all chips.
     part: int32, which 128 queries of the row.
     length: L.
     rate: share that is dropped.
   """
-  half = (_QUERIES // 2, length)  # two words come of each count
-  count = part * (_QUERIES // 2) + jax.lax.broadcasted_iota(jnp.int32, half, 0)
-  position = (count * length + jax.lax.broadcasted_iota(jnp.int32, half, 1)).astype(jnp.uint32)
-  where = jnp.full(half, row * np.uint32(1 << 16) + head)
-  words = threefry2x32_p.bind(jnp.full(half, key[0]), jnp.full(half, key[1]), where, position)
+  weights = (_QUERIES, length)
+  query = part * _QUERIES + jax.lax.broadcasted_iota(jnp.int32, weights, 0)
+  inner = (query * length + jax.lax.broadcasted_iota(jnp.int32, weights, 1)).astype(jnp.uint32)
+  outer = row * np.uint32(1 << 16) + head
   # 24 bits, because a TPU compares signed words only.
-  drawn = (jnp.concatenate(words) >> np.uint32(8)).astype(jnp.int32)
+  drawn = (dropout_bits.words(key, outer, inner) >> np.uint32(8)).astype(jnp.int32)
   return drawn < np.int32((1 - rate) * 2**24)
 
 
@@ -202,7 +201,7 @@ def attend(qkv: jax.Array, pair_index: jax.Array, random: jax.Array, rows: jax.A
   Args:
     qkv: [B, L, H * 3 * K], query, key and value of each head side by side.
     pair_index: [B, L] int32; a token attends to those of its own number, 0 is padding.
-    random: [2] uint32, a threefry key.
+    random: [2] uint32, the data of a key.
     rows, heads: [B] and [H] uint32, their numbers over all chips.
     width: K.
     rate: share of the weights that is dropped.

@@ -22,6 +22,7 @@ from bert_jax.labelled.batches import Batch
 from bert_jax.labelled.batches import Batches
 from bert_jax.labelled.batches import Features
 from bert_jax.labelled.batches import Located
+from bert_jax.model import dropout_bits
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.objectives.losses import Metrics
@@ -163,7 +164,9 @@ class FineTuning(abc.ABC):
 
   def _forward(self, params: Any, batch: Batch, key: jax.Array | None) -> jax.Array:
     # Every microbatch of a step gets the same key: its first row tells them apart.
-    rngs = {} if key is None else {'dropout': jax.random.fold_in(key, jnp.min(batch.row))}
+    rngs = {}
+    if key is not None:
+      rngs['dropout'] = dropout_bits.key_of(jax.random.fold_in(key, jnp.min(batch.row)))
 
     def apply(*args, **kwargs):
       return self.model.apply(params, *args, deterministic=key is None, rngs=rngs, **kwargs)

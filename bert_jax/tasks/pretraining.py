@@ -18,6 +18,7 @@ from bert_jax.data.rows import Rows
 from bert_jax.data.rows import RowSource
 from bert_jax.data.tokenizer import special_ids
 from bert_jax.data.windows import Layout
+from bert_jax.model import dropout_bits
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.objectives import masking
@@ -106,7 +107,7 @@ class Pretraining:
       mask_key, dropout_key = jax.random.split(key)
       # Every microbatch of a step gets the same key: its first row tells them apart. (rows.row[0]
       # is the same, but takes the chips several messages to learn.)
-      dropout_key = jax.random.fold_in(dropout_key, jnp.min(rows.row))
+      dropout_key = dropout_bits.key_of(jax.random.fold_in(dropout_key, jnp.min(rows.row)))
     masked = self.mask(mask_key, batch)
     inputs = Inputs(masked.ids, rows.type_ids, rows.positions, rows.pair_index)
     example = Example(inputs, masked, rows.row, rows.cls_positions, rows.labels, rows.pair_weights)

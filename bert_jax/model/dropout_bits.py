@@ -1,0 +1,55 @@
+"""Random bits for dropout: a hash of a key and a place, a fraction of the work of threefry.
+
+Dropout asks for a word for every activation of every layer, twice where the backward pass computes
+it again, and asks of them only that they look independent. As with threefry a word follows from the
+key and its place alone: every mesh drops the same, each chip draws its own share.
+"""
+
+import jax
+from jax.extend import random as extend
+import jax.numpy as jnp
+import numpy as np
+
+
+def mix(x: jax.Array) -> jax.Array:
+  """A permutation of the 32-bit words; any bit changes each bit of the result half the time.
+
+  Two multiplications and three shifts, found by search for the least bias: `lowbias32` of Chris
+  Wellons, https://nullprogram.com/blog/2018/07/31/.
+  """
+  x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+  x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+  return x ^ (x >> np.uint32(16))
+
+
+def words(key: tuple[jax.Array, jax.Array], outer: jax.Array, inner: jax.Array) -> jax.Array:
+  """A word for each place, uint32; a place has two numbers of 32 bits, which broadcast."""
+  return mix(mix(inner ^ key[0]) + mix(outer ^ key[1]))
+
+
+def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
+  if width != 32:
+    raise NotImplementedError(f'{width} bits: dropout takes words of 32')
+  outer, *rest = shape or (1,)
+  inner = jnp.zeros((1, *rest), jnp.uint32)
+  for axis, size in enumerate(rest, 1):
+    inner = inner * np.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, (1, *rest), axis)
+  outer = jax.lax.broadcasted_iota(jnp.uint32, (outer, *[1] * len(rest)), 0)
+  return words((key[0], key[1]), outer, inner).reshape(shape)
+
+
+def _as_threefry(function):
+  """Keys are made of keys as threefry does: that is rare, and has to be good."""
+  return lambda key, *arguments: jax.random.key_data(
+      function(jax.random.wrap_key_data(key, impl='threefry2x32'), *arguments))
+
+
+_HASH = extend.define_prng_impl(
+    key_shape=(2,), split=_as_threefry(jax.random.split), fold_in=_as_threefry(jax.random.fold_in),
+    seed=lambda seed: jax.random.key_data(jax.random.key(seed, impl='threefry2x32')),
+    random_bits=_random_bits, name='place_hash', tag='place')
+
+
+def key_of(key: jax.Array) -> jax.Array:
+  """The key from which a model draws its dropout: the data of a threefry key."""
+  return jax.random.wrap_key_data(jax.random.key_data(key), impl=_HASH)

@@ -1,0 +1,101 @@
+"""Dropout's bits: a function of key and place alone, without a pattern that a test can see."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+import pytest
+from scipy import stats
+
+from bert_jax.model import dropout_bits
+from bert_jax.parallel import mesh as mesh_lib
+
+SHAPE = (64, 128, 64)
+
+
+def key(i: int = 0):
+  return dropout_bits.key_of(jax.random.fold_in(jax.random.key(0), i))
+
+
+@pytest.fixture(scope='module')
+def bits():
+  return np.asarray(jax.random.bits(key(), SHAPE, 'uint32'))
+
+
+def test_the_hash_is_the_published_one():
+  """By Python's integers of any size."""
+  def mixed(x):
+    x = (x ^ x >> 16) * 0x7FEB352D & 0xFFFFFFFF
+    x = (x ^ x >> 15) * 0x846CA68B & 0xFFFFFFFF
+    return x ^ x >> 16
+
+  for x in (0, 1, 2**31, 2**32 - 1, 123456789):
+    assert int(dropout_bits.mix(jnp.uint32(x))) == mixed(x)
+  k = np.asarray(jax.random.key_data(key()))
+  found = jax.random.bits(key(), (3, 4, 5), 'uint32')
+  assert int(found[2, 1, 3]) == mixed(
+      (mixed((1 * 5 + 3) ^ int(k[0])) + mixed(2 ^ int(k[1]))) & 0xFFFFFFFF)
+
+
+def test_any_bit_changes_every_bit_half_the_time():
+  """Strict avalanche, of the place's bits and of the key's."""
+  rng = np.random.default_rng(0)
+  args = [rng.integers(0, 2**32, 4000, np.uint32) for _ in range(4)]
+  base = np.asarray(dropout_bits.words((args[0], args[1]), args[2], args[3]))
+  for i in range(4):
+    for bit in range(32):
+      flipped = [x ^ np.uint32(1 << bit) if j == i else x for j, x in enumerate(args)]
+      changed = base ^ np.asarray(dropout_bits.words((flipped[0], flipped[1]), *flipped[2:]))
+      share = np.unpackbits(changed.view(np.uint8)).reshape(4000, 32).mean(0)
+      assert np.abs(share - 0.5).max() < 0.05  # 6 deviations of 0.008
+
+
+def test_bytes_are_uniform(bits):
+  for shift in (0, 8, 16, 24):
+    counts = np.bincount((bits >> shift & 255).reshape(-1), minlength=256)
+    assert stats.chisquare(counts).pvalue > 1e-4
+
+
+@pytest.mark.parametrize('axis', [0, 1, 2])
+def test_neighbours_and_lines_are_independent(bits, axis):
+  drop = (bits.astype(np.float64) / 2**32 < 0.1).astype(np.float64)
+  others = tuple(i for i in range(3) if i != axis)
+  lines = drop.sum(others)  # of every slice along the axis
+  n = drop.size / len(lines)
+  assert stats.chisquare(lines, np.full(len(lines), lines.mean())).pvalue > 1e-4
+  assert np.abs(lines / n - 0.1).max() < 5.5 * np.sqrt(0.09 / n)
+  uniform = bits / 2**32 - 0.5
+  for lag in (1, 2, 3, 7, 16, 31):
+    a, b = np.split(np.moveaxis(uniform, axis, 0), [lag])[1], np.moveaxis(uniform, axis, 0)[:-lag]
+    assert abs(np.mean(a * b)) * 12 * np.sqrt(a.size) < 5
+
+
+def test_keys_are_independent(bits):
+  uniform = bits.reshape(-1) / 2**32 - 0.5
+  for i in range(1, 30):
+    other = np.asarray(jax.random.bits(key(i), SHAPE, 'uint32')).reshape(-1) / 2**32 - 0.5
+    assert abs(np.mean(uniform * other)) * 12 * np.sqrt(uniform.size) < 5
+  data = np.asarray(jax.random.key_data(key()))
+  for near in (data ^ np.uint32([1, 0]), data ^ np.uint32([0, 1]), data[::-1]):
+    made = dropout_bits.key_of(jax.random.wrap_key_data(jnp.asarray(near), impl='threefry2x32'))
+    other = jax.random.bits(made, SHAPE, 'uint32')
+    other = np.asarray(other).reshape(-1) / 2**32 - 0.5
+    assert abs(np.mean(uniform * other)) * 12 * np.sqrt(uniform.size) < 5
+
+
+def test_every_mesh_draws_the_same(bits):
+  mesh = mesh_lib.make_mesh(1, 4, 2)
+  split = NamedSharding(mesh, PartitionSpec('data', None, 'model'))
+  draw = jax.jit(lambda k: jax.random.bits(k, SHAPE, 'uint32'), out_shardings=split)
+  np.testing.assert_array_equal(draw(key()), bits)
+  text = draw.lower(key()).compile().as_text()
+  assert 'all-' not in text and 'u32[64,128,64]' not in text  # each device its own share
+
+
+def test_new_keys_are_those_of_threefry():
+  start = jax.random.key(3, impl='threefry2x32')
+  ours = dropout_bits.key_of(start)
+  for a, b in ((jax.random.split(ours, 3), jax.random.split(start, 3)),
+               (jax.random.fold_in(ours, 5), jax.random.fold_in(start, 5))):
+    np.testing.assert_array_equal(jax.random.key_data(a), jax.random.key_data(b))
