@@ -61,8 +61,9 @@ def our_loss(config, params, batch, masked, labels):
   return {name: metrics[name][0] / metrics[name][1] for name in ('mlm_loss', 'nsp_loss')}
 
 
-@pytest.mark.parametrize('size, padded', [('tiny', True), ('tiny', False), ('base', True),
-                                          ('base', False)])
+@pytest.mark.parametrize('size, padded', [
+    ('tiny', True), ('tiny', False), ('base', True),
+    pytest.param('base', False, marks=pytest.mark.slow)])
 def test_outputs_losses_and_gradients(tmp_path, size, padded):
   theirs = torch_bert.make('BertForPreTraining', tmp_path, size)
   model = huggingface.load(epath.Path(tmp_path))
@@ -98,7 +99,8 @@ def test_outputs_losses_and_gradients(tmp_path, size, padded):
 
 
 @pytest.mark.parametrize('size, padded, rate', [
-    ('tiny', True, 1e-3), ('tiny', False, 1e-3),
+    ('tiny', True, 1e-3),
+    pytest.param('tiny', False, 1e-3, marks=pytest.mark.slow),
     pytest.param('base', True, 1e-4, marks=pytest.mark.slow),
     pytest.param('base', False, 1e-4, marks=pytest.mark.slow)])
 def test_fifty_adamw_steps_give_the_same_losses(tmp_path, size, padded, rate):
