@@ -1,4 +1,4 @@
-"""What XLA compiled is kept between runs: a second start trains within seconds."""
+"""What XLA compiled is kept between runs: a second start need not compile it again."""
 
 import contextlib
 import hashlib

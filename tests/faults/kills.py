@@ -85,7 +85,8 @@ def term(bench: Bench, number: int) -> Trial:
   took = time.monotonic() - began
   wrong, saved = '', sound.steps(epath.Path(workdir / 'checkpoints'))
   # Processes agree on a step to stop at, which may lie behind the last one.
-  if alive and set(statuses) == {0} and was_at >= STEPS - 2 * EVERY:
+  if (alive and set(statuses) == {0} and was_at >= STEPS - 2 * EVERY
+      and saved[-1:] == [STEPS]):
     alive = False
   elif alive and set(statuses) != {75}:
     wrong = f'exit {statuses}: {errors[0][-200:]}'
