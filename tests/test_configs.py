@@ -28,8 +28,10 @@ def finetune(config, tmp_path):
   lines = [json.loads(x) for x in (tmp_path / 'run/metrics.jsonl').read_text().splitlines()]
   assert [x['step'] for x in lines if 'loss' in x] == [1, 2]
   guess = {'sequence_classification': 2, 'token_classification': 3, 'question_answering': 15,
-           'multiple_choice': 3,  # labels, tags, about as many tokens, choices, other texts
-           'sentence_embedding': 8}[config.task]
+           'multiple_choice': 3,  # labels, tags, about as many tokens, choices
+           # Two texts of a pair share words: random weights already leave 4 of 8 (1.27 to 1.54 over
+           # six seeds' dropout).
+           'sentence_embedding': 4}[config.task]
   assert abs(lines[0]['loss'] - math.log(guess)) < 0.7
   assert 'eval_' + config.keep_best in lines[-1]
 
