@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from typing import Any
@@ -70,43 +69,7 @@ def _write_rows(job: Any, path: epath.Path) -> float:
   return float(tokens)
 
 
-class _Side:
-  """A process that makes steps when it is told to."""
-
-  def __init__(self, command: list[str], tokens: float):
-    self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                     text=True)
-    began = time.perf_counter()
-    self.versions = self._answer()['versions']
-    self.start = time.perf_counter() - began  # imports, compilation, first step
-    self._tokens, self.seconds, self.memory = tokens, [], 0
-
-  def _answer(self) -> dict[str, Any]:
-    for line in self._process.stdout:
-      if line.startswith('{'):
-        return json.loads(line)
-    raise RuntimeError(f'{self._process.args} has ended')
-
-  def run(self):
-    """A turn; its first step finds cold caches and is not counted."""
-    self._process.stdin.write(f'{_STEPS.value + 1}\n')
-    self._process.stdin.flush()
-    answer = self._answer()
-    self.seconds += answer['seconds'][1:]
-    self.memory = answer['memory']
-
-  @property
-  def tokens_per_second(self) -> float:
-    """Real ones."""
-    return self._tokens / statistics.median(self.seconds)
-
-  def close(self):
-    """Lets the process end."""
-    self._process.stdin.close()
-    self._process.wait()
-
-
-def _start(size: str, length: int, workdir: epath.Path) -> dict[str, _Side]:
+def _start(size: str, length: int, workdir: epath.Path) -> dict[str, turns.Side]:
   """All sides, each after its first step."""
   run = {'size': size, 'workdir': str(workdir), 'config': {
       'model.vocab_size': 30_522, 'model.dtype': _DTYPE.value, 'phases': (),
@@ -117,16 +80,17 @@ def _start(size: str, length: int, workdir: epath.Path) -> dict[str, _Side]:
   for name, pack in (('packed', True), ('padded', False)):
     rows[name] = workdir / f'{name}.npz'
     tokens[name] = _write_rows(train_steps.make_job(run, pack, mesh_lib.make_mesh())[1], rows[name])
-  sides = {'bert_jax': _Side([sys.executable, '-m', 'benchmarks.train_steps',
-                              f'--run={workdir / "run.json"}'], tokens['packed'])}
+  sides = {'bert_jax': turns.Side(
+      [sys.executable, '-m', 'benchmarks.train_steps', f'--run={workdir / "run.json"}'],
+      tokens['packed'])}
   layers, width = config_lib.SIZES[size]
   device = 'cpu' if jax.default_backend() == 'cpu' else 'cuda'
   for side in _SIDES.value:
     name = 'packed' if side == 'torch_packed' else 'padded'
     python = _PYTHONS[side].value if side in _PYTHONS else sys.executable
-    sides[side] = _Side([python, '-m', 'benchmarks.peers', f'--side={side}', f'--rows={rows[name]}',
-                         f'--sizes={layers},{width},{width // 64}', f'--device={device}'],
-                        tokens[name])
+    sides[side] = turns.Side(
+        [python, '-m', 'benchmarks.peers', f'--side={side}', f'--rows={rows[name]}',
+         f'--sizes={layers},{width},{width // 64}', f'--device={device}'], tokens[name])
   return sides
 
 
@@ -155,7 +119,7 @@ def _measure(size: str, length: int, workdir: epath.Path) -> list[dict[str, Any]
   for _ in range(_ROUNDS.value):
     limits.append(_limits())
     for side in sides.values():
-      side.run()
+      side.run(_STEPS.value)
   for side in sides.values():
     side.close()
   flops, bandwidth = map(statistics.median, zip(*limits))

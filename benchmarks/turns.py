@@ -1,10 +1,14 @@
-"""A process that makes steps in turns with others; needs nothing but Python."""
+"""Processes that make steps in turns with each other; needs nothing but Python."""
 
 from collections.abc import Callable
 import json
+import os
 import resource
+import statistics
+import subprocess
 import sys
 import time
+from typing import Any
 
 BATCHES = 16  # that each side has; then they come again
 
@@ -34,3 +38,52 @@ def serve(step: Callable[[int], float], versions: str):
       times.append(time.perf_counter() - began)
     done += len(times)
     print(json.dumps({'seconds': times, 'loss': loss, 'memory': _peak_memory()}), flush=True)
+
+
+class Side:
+  """A process that `serve`s: it waits while the others make theirs.
+
+  Attributes:
+    versions: of its libraries, as it says.
+    start: seconds from its start to the end of its first step, imports and compilation included.
+    seconds: of each step that counts.
+    memory: bytes that it held at most.
+  """
+
+  def __init__(self, command: list[str], tokens: float, **env: str):
+    """Starts it; `tokens` are those of a step, `env` is added to the environment."""
+    began = time.perf_counter()
+    self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                     text=True, env=os.environ | env)
+    self.versions = self._answer()['versions']
+    self.start = time.perf_counter() - began
+    self._tokens, self.seconds, self.memory = tokens, [], 0
+
+  def _answer(self) -> dict[str, Any]:
+    for line in self._process.stdout:
+      if line.startswith('{'):
+        return json.loads(line)
+    raise RuntimeError(f'{self._process.args} has ended')
+
+  def run(self, steps: int):
+    """A turn; its first step finds cold caches and is not counted."""
+    self._process.stdin.write(f'{steps + 1}\n')
+    self._process.stdin.flush()
+    answer = self._answer()
+    self.seconds += answer['seconds'][1:]
+    self.memory = answer['memory']
+
+  @property
+  def median(self) -> float:
+    """Seconds of a step."""
+    return statistics.median(self.seconds)
+
+  @property
+  def tokens_per_second(self) -> float:
+    """Real ones."""
+    return self._tokens / self.median
+
+  def close(self):
+    """Lets the process end."""
+    self._process.stdin.close()
+    self._process.wait()

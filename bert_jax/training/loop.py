@@ -152,6 +152,94 @@ class _Evaluations:
     return True
 
 
+class _Run:
+  """From the first step to the last: what goes on beside the steps, and when."""
+
+  def __init__(self, task: Task, config: ConfigDict, train_steps: int, mesh: Mesh,
+               workdir: storage.Folder, checkpoints: checkpoint.Checkpoints, rate: Callable,
+               first_step: int):
+    self._config, self._mesh, self._workdir = config, mesh, workdir
+    self._first, self._last, self._checkpoints = first_step, train_steps, checkpoints
+    self._notice = preemption.Notice()  # SIGTERM: the step that runs is finished and saved
+    self._report = report_lib.Report(workdir.local, first_step=first_step, last_step=train_steps,
+                                     active=jax.process_index() == 0)
+    health = health_lib.Health(train_steps)
+    self._profiler = profile.Profiler(config.profile_steps, workdir.local / 'tensorboard')
+    self._batches = loader.Watched(
+        loader.batches(task.rows, first_step, train_steps, config.data.loader_workers),
+        idle=lambda: not self._lines.window or all(
+            x.is_ready() for x in jax.tree.leaves(self._lines.window[-1])))
+    self._lines = _Lines(task, rate, mesh, self._report, health, self._batches, first_step)
+    self._evaluations = _Evaluations(task, config, train_steps, mesh, self._notice, self._report,
+                                     health, checkpoints)
+
+  def _stop(self, done: int):
+    self._checkpoints.wait()
+    raise Preempted(f'stopped by SIGTERM after step {done} of {self._last}, everything is '
+                    'saved: run the same command to go on')
+
+  def make_up_for_evaluation(self, state: state_lib.TrainState):
+    """Makes the evaluation that the run before was to make after its last step, and did not.
+
+    Raises:
+      Preempted: SIGTERM came.
+    """
+    if (self._first and self._evaluations.due(self._first)
+        and not report_lib.is_evaluated(self._workdir.local, self._first)
+        and not self._evaluations.run(state, self._first)):
+      self._stop(self._first)
+
+  def steps(self, train_step: Callable, state: state_lib.TrainState):
+    """Makes all steps.
+
+    Raises:
+      Preempted: SIGTERM came; everything is saved.
+      Failed: the loss was not finite for several steps in a row.
+    """
+    config, lines, evaluations = self._config, self._lines, self._evaluations
+    for step, batch in enumerate(self._batches, self._first):
+      if config.log_batch_digest:
+        lines.digest(batch)
+      self._profiler.before(step + 1)
+      batch = mesh_lib.put_batch(batch, self._mesh)
+      with jax.transfer_guard('disallow'):  # nothing else may go to the device or come back
+        state, metrics = train_step(state, batch)
+      lines.window.append(metrics)
+      host.give_back_memory()
+      done = step + 1
+      self._profiler.after(done, metrics)
+      if lines.due:  # a step late, so that the device never waits for the host
+        self._checkpoints.check()
+        lines.write()
+      if step == self._first:
+        jax.block_until_ready(metrics)
+        lines.start_clock(done)
+      stopping = self._notice.reached()
+      saves = done % config.checkpoint_every == 0 or done == self._last
+      pauses = saves or evaluations.due(done) or stopping
+      if done % config.log_every == 0 or pauses:
+        lines.end(done)
+      if pauses:  # a checkpoint comes after its metrics: a kill loses neither
+        lines.write()
+        if evaluations.due(done) and not stopping:
+          stopping = not evaluations.run(state, done)
+        self._report.flush()
+        self._workdir.push()
+        if saves or stopping:
+          self._checkpoints.save(state, done)
+        if stopping:
+          self._stop(done)
+        lines.start_clock(done)
+    self._checkpoints.close()
+
+  def close(self):
+    """Closes files and gives signals back, however the steps ended."""
+    self._profiler.close()
+    self._report.close()
+    self._notice.close()
+    self._workdir.push()
+
+
 def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir: storage.Folder,
           checkpoints: checkpoint.Checkpoints, initial: Sequence[Callable[[Any], Any]] = ()):
   """Trains `task` until `train_steps`, from the newest of `checkpoints` if there is one.
@@ -163,7 +251,6 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
     UserError: the checkpoint is of another model.
     Failed: the loss was not finite for several steps in a row.
   """
-  # ---- the pieces -------------------------------------------------------------------------------
   optimizer_config = optimizer_lib.OptimizerConfig(**config.optimizer)
   optimizer = optimizer_lib.make_optimizer(optimizer_config, train_steps)
   rate = optimizer_lib.learning_rate(optimizer_config, train_steps)
@@ -172,7 +259,7 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
       task, optimizer, mesh, config.sharding, abstract, seed=config.seed,
       accumulation=optimizer_config.accumulation)
 
-  # ---- where to start: an own checkpoint wins over init_from, which wins over a fresh start -----
+  # An own checkpoint wins over init_from, which wins over a fresh start.
   if checkpoints.latest() == train_steps and (
       not task.has_held_out or report_lib.is_evaluated(workdir.local, train_steps)):
     checkpoints.close()
@@ -182,65 +269,9 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
   state, first_step = _start(config, checkpoints, init, initial, abstract)
   state = state._replace(frozen=state_lib.place(nn.unbox(task.frozen), abstract.frozen))
 
-  # ---- the loop ---------------------------------------------------------------------------------
-  notice = preemption.Notice()  # SIGTERM: the step that runs is finished and saved
-  report = report_lib.Report(workdir.local, first_step=first_step, last_step=train_steps,
-                             active=jax.process_index() == 0)
-
-  def stop(done):
-    checkpoints.wait()
-    raise Preempted(f'stopped by SIGTERM after step {done} of {train_steps}, everything is '
-                    'saved: run the same command to go on')
-
-  health = health_lib.Health(train_steps)
-  profiler = profile.Profiler(config.profile_steps, workdir.local / 'tensorboard')
-  batches = loader.Watched(
-      loader.batches(task.rows, first_step, train_steps, config.data.loader_workers),
-      idle=lambda: not lines.window or all(
-          x.is_ready() for x in jax.tree.leaves(lines.window[-1])))
-  lines = _Lines(task, rate, mesh, report, health, batches, first_step)
-  evaluations = _Evaluations(task, config, train_steps, mesh, notice, report, health, checkpoints)
+  run = _Run(task, config, train_steps, mesh, workdir, checkpoints, rate, first_step)
   try:
-    if (first_step and evaluations.due(first_step)
-        and not report_lib.is_evaluated(workdir.local, first_step)
-        and not evaluations.run(state, first_step)):
-      stop(first_step)
-    for step, batch in enumerate(batches, first_step):
-      if config.log_batch_digest:
-        lines.digest(batch)
-      profiler.before(step + 1)
-      batch = mesh_lib.put_batch(batch, mesh)
-      with jax.transfer_guard('disallow'):  # nothing else may go to the device or come back
-        state, metrics = train_step(state, batch)
-      lines.window.append(metrics)
-      host.give_back_memory()
-      done = step + 1
-      profiler.after(done, metrics)
-      if lines.due:  # a step late, so that the device never waits for the host
-        checkpoints.check()
-        lines.write()
-      if step == first_step:
-        jax.block_until_ready(metrics)
-        lines.start_clock(done)
-      stopping = notice.reached()
-      saves = done % config.checkpoint_every == 0 or done == train_steps
-      pauses = saves or evaluations.due(done) or stopping
-      if done % config.log_every == 0 or pauses:
-        lines.end(done)
-      if pauses:  # a checkpoint comes after its metrics: a kill loses neither
-        lines.write()
-        if evaluations.due(done) and not stopping:
-          stopping = not evaluations.run(state, done)
-        report.flush()
-        workdir.push()
-        if saves or stopping:
-          checkpoints.save(state, done)
-        if stopping:
-          stop(done)
-        lines.start_clock(done)
-    checkpoints.close()
+    run.make_up_for_evaluation(state)
+    run.steps(train_step, state)
   finally:
-    profiler.close()
-    report.close()
-    notice.close()
-    workdir.push()
+    run.close()

@@ -41,7 +41,7 @@ KINDS = {
     'surroundings': (surroundings.surroundings, 10 * len(surroundings.WAYS),
                      f'while it runs, a disk or clock: {", ".join(surroundings.WAYS)}'),
     'corrupt': (corruption.corrupt, 200, 'a damaged file of the newest checkpoint, then restored'),
-    'fuzz': (fuzz.fuzz, 50 * len(fuzz.NAMES), f'{fuzz.BATCH} mutated files for a reader'),
+    'fuzz': (fuzz.fuzz, 10 * len(fuzz.NAMES), f'{fuzz.BATCH} mutated files for a reader'),
     'soak': (soak.soak, 1, f'{soak.STEPS:,} steps with a checkpoint every {soak.EVERY}'),
 }
 

@@ -43,7 +43,7 @@ from tests import made_tasks
 from tests.faults.runs import Bench
 from tests.faults.runs import Trial
 
-BATCH = 200  # inputs of a trial
+BATCH = 1000  # inputs of a trial
 SECONDS, MIB = 10, 1024  # that one input may take
 # Pieces that parsers stumble over.
 _PIECES = (
@@ -226,7 +226,7 @@ def _read_in_children(name: str, first: int, end: int, place: pathlib.Path) -> l
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors='replace')
     hung = False
     try:
-      out, err = running.communicate(timeout=60 + SECONDS + 0.2 * BATCH)
+      out, err = running.communicate(timeout=60 + SECONDS + 0.1 * BATCH)
     except subprocess.TimeoutExpired:
       running.kill()
       hung, (out, err) = True, running.communicate()
