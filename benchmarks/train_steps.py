@@ -55,11 +55,13 @@ def main(_):
   update = state_lib.make_train_step(job.task, optimizer, mesh, config.sharding, abstract, seed=0,
                                      accumulation=1)
   batches = [mesh_lib.put_batch(job.task.rows(i), mesh) for i in range(turns.BATCHES)]
+  freed_memory = host.FreedMemory()
 
   def step(i: int) -> float:
     nonlocal state
     state, metrics = update(state, batches[i % len(batches)])
     total, count = jax.device_get(metrics['mlm_loss'])
+    freed_memory.after_step()
     return float(total / count)
 
   versions = ', '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax'))

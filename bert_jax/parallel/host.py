@@ -7,8 +7,9 @@ import pathlib
 
 from etils import epath
 
-# The share of the machine's memory that is kept at most.
-_MOST = 0.5
+# Of the memory that is kept: at most this share of the machine's, and so many times that of the
+# first steps, or more if it would be given back more often than after so many steps.
+_MOST, _MORE, _FIRST, _SELDOM = 0.5, 1.5, 3, 20
 
 # Parameters of glibc's mallopt (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
@@ -41,15 +42,28 @@ def keep_freed_memory():
   mallopt(_M_TRIM_THRESHOLD, -1)  # never
 
 
-def give_back_memory():
-  """Gives freed memory back to the kernel if the process holds half of the machine's.
+class FreedMemory:
+  """What is kept of it from one step to the next: what a step needs, and half as much again.
 
-  Blocks of gigabytes do not always fit again into the holes that they left: kept for ever, 20 GB
-  were held where 3 are used. To be called after a step; it costs microseconds until it acts.
+  Blocks of gigabytes do not always fit again into the holes that they left: kept for ever, 12 GB
+  were held where 4 are used. Where steps come to need more, memory is given back again and again
+  until the limit has grown to that: never more than every so many steps, each time a slow one.
   """
-  try:
-    resident = int(epath.Path('/proc/self/statm').read_text().split()[1])
-    if resident > _MOST * os.sysconf('SC_PHYS_PAGES'):
-      ctypes.CDLL(None).malloc_trim(0)
-  except (AttributeError, OSError, ValueError):
-    return
+
+  def __init__(self):
+    self._calls, self._given_back, self._limit = 0, -_SELDOM, 0.0
+
+  def after_step(self):
+    """To be called after each step; it costs microseconds until it acts."""
+    try:
+      pages = int(epath.Path('/proc/self/statm').read_text().split()[1])
+      self._calls += 1
+      if self._calls <= _FIRST:
+        self._limit = max(self._limit, _MORE * pages)
+      elif pages > min(self._limit, _MOST * os.sysconf('SC_PHYS_PAGES')):
+        ctypes.CDLL(None).malloc_trim(0)
+        if self._calls - self._given_back < _SELDOM:
+          self._limit *= _MORE
+        self._given_back = self._calls
+    except (AttributeError, OSError, ValueError):
+      return

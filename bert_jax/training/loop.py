@@ -164,6 +164,7 @@ class _Run:
     self._report = report_lib.Report(workdir.local, first_step=first_step, last_step=train_steps,
                                      active=jax.process_index() == 0)
     health = health_lib.Health(train_steps)
+    self._freed_memory = host.FreedMemory()
     self._profiler = profile.Profiler(config.profile_steps, workdir.local / 'tensorboard')
     self._batches = loader.Watched(
         loader.batches(task.rows, first_step, train_steps, config.data.loader_workers),
@@ -205,7 +206,7 @@ class _Run:
       with jax.transfer_guard('disallow'):  # nothing else may go to the device or come back
         state, metrics = train_step(state, batch)
       lines.window.append(metrics)
-      host.give_back_memory()
+      self._freed_memory.after_step()
       done = step + 1
       self._profiler.after(done, metrics)
       if lines.due:  # a step late, so that the device never waits for the host

@@ -1,6 +1,7 @@
 """Small runs that are broken on purpose, and the unbroken ones that they are compared with."""
 
 from collections.abc import Mapping
+import hashlib
 import json
 import os
 import pathlib
@@ -52,6 +53,9 @@ class Bench:
                       f'--output={self.records}', '--vocab_size=200', '--heldout=0.1'],
                      check=True, capture_output=True, cwd=test_commands.ROOT)
     self._known = {}
+    # Other code may make other bits: it needs unbroken runs of its own.
+    sources = sorted((test_commands.ROOT / 'bert_jax').rglob('*.py'))
+    self._code = hashlib.sha256(b''.join(x.read_bytes() for x in sources)).hexdigest()[:8]
 
   def start(self, layout: str, workdir: pathlib.Path, *more: str,
             env: Mapping[str, str] | None = None) -> list[subprocess.Popen]:
@@ -84,7 +88,7 @@ class Bench:
   def reference(self, layout: str) -> tuple[dict, list[str], float]:
     """Of the unbroken run: fingerprints, digests of every step's rows, seconds that it took."""
     if layout not in self._known:
-      workdir = self.folder / f'unbroken {layout}'
+      workdir = self.folder / f'unbroken {layout} {self._code}'
       path = workdir / 'seconds'
       if not path.exists():
         shutil.rmtree(workdir, ignore_errors=True)

@@ -1,7 +1,11 @@
+"""Memory that was freed: kept from step to step, in measure."""
+
+import json
 import subprocess
 import sys
 
 _CODE = """
+import json
 import numpy as np
 from etils import epath
 from bert_jax.parallel import host
@@ -9,22 +13,30 @@ from bert_jax.parallel import host
 def resident():
   return int(epath.Path('/proc/self/statm').read_text().split()[1]) * 4096
 
+def step(megabytes):  # and after it so many are held
+  big = np.ones(megabytes * 125_000)
+  above = np.ones(10_000)  # what keeps the end of the heap in place
+  del big
+  memory.after_step()
+  held.append(resident() / 1e6)
+  return above
+
 host.keep_freed_memory()
-before = resident()
-big = np.ones(25_000_000)  # 200 MB
-above = np.ones(1_000_000)  # what keeps the end of the heap in place
-del big
-kept = resident() - before
-host.give_back_memory()
-assert resident() - before == kept, 'given back although there is plenty'
+memory, held = host.FreedMemory(), []
+above = [step(1) for _ in range(3)]
+unit = int(resident() / 1e6)
+above += [step(unit // 4)] + [step(2 * unit) for _ in range(4)]
 host._MOST = 0
-host.give_back_memory()
-print(kept, resident() - before)
+above.append(step(unit // 4))
+print(json.dumps([unit] + held))
 """
 
 
-def test_freed_memory_is_kept_until_it_is_half_of_the_machines():
-  kept, left = map(int, subprocess.run([sys.executable, '-c', _CODE], check=True, text=True,
-                                       capture_output=True).stdout.split())
-  assert 200e6 < kept < 230e6
-  assert left < 30e6
+def test_freed_memory_is_kept_in_measure():
+  done = subprocess.run([sys.executable, '-c', _CODE], check=True, text=True, capture_output=True)
+  unit, *held = json.loads(done.stdout)
+  assert 1.2 * unit < held[3] < 1.3 * unit, 'a quarter more than the first steps needed'
+  # Three times as much: given back, until the limit has grown to it (1.5, 2.25, 3.4).
+  assert max(held[4:7]) < 1.1 * unit
+  assert 2.8 * unit < held[7] < 3.1 * unit
+  assert held[8] < 1.1 * unit, 'no part of the machine is left'

@@ -174,7 +174,7 @@ def test_every_field_of_the_model_group_is_known():
   assert {'add_tokens', 'embedding_init'} < set(group.keys())
 
 
-def test_a_student_begins_with_layers_of_its_teacher(tmp_path):
+def test_a_student_begins_with_layers_of_its_teacher(tmp_path, capsys):
   torch_bert.make('BertForMaskedLM', tmp_path, hidden_size=32, num_attention_heads=4,
                   num_hidden_layers=4, intermediate_size=64, max_position_embeddings=64,
                   vocab_size=VOCAB)
@@ -192,4 +192,5 @@ def test_a_student_begins_with_layers_of_its_teacher(tmp_path):
              for m in (teacher, half)]
   np.testing.assert_array_equal(kernels[1], np.asarray(kernels[0])[[0, 2]])
   assert initial.student(teacher, DistilBertConfig(num_layers=5, **sizes)) is None
+  assert 'student         begins at random: the teacher has other' in capsys.readouterr().out
   assert initial.student(teacher, DistilBertConfig(**sizes | {'num_heads': 2})) is None
