@@ -9,7 +9,7 @@ from etils import epath
 
 # Of the memory that is kept: at most this share of the machine's, and so many times that of the
 # first steps, or more if it would be given back more often than after so many steps.
-_MOST, _MORE, _FIRST, _SELDOM = 0.5, 1.5, 3, 20
+_MOST, _MORE, _FIRST, _SELDOM = 0.5, 1.25, 3, 20
 
 # Parameters of glibc's mallopt (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
@@ -43,7 +43,7 @@ def keep_freed_memory():
 
 
 class FreedMemory:
-  """What is kept of it from one step to the next: what a step needs, and half as much again.
+  """What is kept of it from one step to the next: what a step needs, and a quarter more.
 
   Blocks of gigabytes do not always fit again into the holes that they left: kept for ever, 12 GB
   were held where 4 are used. Where steps come to need more, memory is given back again and again
