@@ -6,6 +6,7 @@ Saving is asynchronous: what the loop waits for is the copy to host memory, the 
 the beginning of the writing. Medians of --repeats saves, each begun when the one before was done.
 """
 
+import os
 import pathlib
 import runpy
 import statistics
@@ -52,6 +53,7 @@ def _measure(path: str, folder: pathlib.Path) -> tuple[float, float, float]:
   for step in range(1, _REPEATS.value + 2):
     held.append(_seconds(lambda step=step: saved.save(state, step)))
     saved.wait()
+    os.sync()  # what the kernel still writes of it would count for the next one
   saved.close()
   return size / 1e9, statistics.median(copies), statistics.median(held[1:])  # the first compiles
 

@@ -35,7 +35,7 @@ def _fake(folder: epath.Path) -> list[list[str]]:
   """Steps of tiny, 32 rows of 128 of the built-in text, in turns."""
   run = folder / 'run.json'
   run.write_text(json.dumps({'size': 'tiny', 'workdir': str(folder), 'config': {
-      'phases': (), 'max_len': 128, 'batch_size': 32, 'train_steps': 1000,
+      'phases': (), 'max_len': 128, 'batch_size': 32, 'train_steps': 100_000,
       'model.vocab_size': 8192}}))
   command = [sys.executable, '-m', 'benchmarks.train_steps', f'--run={run}']
   sides = [turns.Side(command, 1, JAX_PLATFORMS='cpu', JAX_NUM_CPU_DEVICES=str(n)) for n in _FAKE]

@@ -21,7 +21,10 @@ def _mixed_sum(x: jax.Array) -> jax.Array:
   h = words.astype(jnp.uint32) ^ (index * jnp.uint32(0x9E3779B1))
   h = (h ^ h >> 16) * jnp.uint32(0x85EBCA6B)
   h = (h ^ h >> 13) * jnp.uint32(0xC2B2AE35)
-  return jnp.sum(h ^ h >> 16, dtype=jnp.uint32)
+  h ^= h >> 16
+  if x.ndim:  # rows first, which the cores of a CPU share, and not merged with what follows
+    h = jax.lax.optimization_barrier(jnp.sum(h, -1, dtype=jnp.uint32))
+  return jnp.sum(h, dtype=jnp.uint32)
 
 
 @functools.cache
