@@ -3,9 +3,9 @@
   python -m benchmarks.loop --text='corpus/*.txt.gz' --workdir=runs/loop
 
 The run is `bert_jax.main` from its start to its end: compilation (unless it is kept from an earlier
-run), rows, logging, a checkpoint after each quarter, an evaluation; the text is tokenised before. The step alone is
-measured before and after, on the same rows, with nothing around it. Its ratio is that of the whole
-run, and without what comes before the line of its first quarter. Prints a table.
+run), rows, logging, a checkpoint after each quarter, an evaluation; the text is tokenised before.
+The step alone is measured before and after, on the same rows, with nothing around it. Prints their
+ratio, of the whole run and without what comes before the line of its first quarter.
 """
 
 import json

@@ -165,6 +165,8 @@ class _Run:
                                      active=jax.process_index() == 0)
     health = health_lib.Health(train_steps)
     self._freed_memory = host.FreedMemory()
+    # A CPU is host and device: a step that is sent ahead gains no time, and takes memory.
+    self._waits = jax.default_backend() == 'cpu'
     self._profiler = profile.Profiler(config.profile_steps, workdir.local / 'tensorboard')
     self._batches = loader.Watched(
         loader.batches(task.rows, first_step, train_steps, config.data.loader_workers),
@@ -205,6 +207,8 @@ class _Run:
       batch = mesh_lib.put_batch(batch, self._mesh)
       with jax.transfer_guard('disallow'):  # nothing else may go to the device or come back
         state, metrics = train_step(state, batch)
+      if self._waits:
+        jax.block_until_ready(metrics)
       lines.window.append(metrics)
       self._freed_memory.after_step()
       done = step + 1
