@@ -4,11 +4,12 @@
 
 The run is `bert_jax.main` from its start to its end: compilation (unless it is kept from an earlier
 run), rows, logging, a checkpoint after each quarter, an evaluation; the text is tokenised before.
-The step alone is measured before and after, on the same rows, with nothing around it. Prints their
-ratio, of the whole run and without what comes before the line of its first quarter.
+At each of its lines it is stopped, and the step alone makes a turn on the same rows, with nothing
+around it: so both have met the same machine. Prints their ratio.
 """
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -24,26 +25,30 @@ _TEXT = flags.DEFINE_string('text', None, 'Glob of text files.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
 _SIZE = flags.DEFINE_string('size', 'small', 'Name of a config of a published size.')
 _STEPS = flags.DEFINE_integer('steps', 1000, 'Of the run; a checkpoint after each quarter.')
-_ALONE = flags.DEFINE_integer('alone', 10, 'Steps alone, before the run and after it.')
+_LINES, _ALONE = 20, 2  # of the run; steps alone at each
 
 
-def _run(workdir: epath.Path, records: epath.Path, steps: int) -> tuple[float, float]:
-  """Seconds that a run takes, and of them those before the line of its first quarter."""
-  began, before = time.perf_counter(), 0.0
+def _run(workdir: epath.Path, records: epath.Path, alone: turns.Side) -> float:
+  """Seconds that a run takes, without those in which it was stopped."""
+  steps, stopped, began = _STEPS.value, 0.0, time.perf_counter()
   running = subprocess.Popen(
       [sys.executable, '-u', '-m', 'bert_jax.main', f'--config=configs/{_SIZE.value}.py',
        f'--workdir={workdir}', '--config.phases=()', '--config.max_len=128',
        '--config.batch_size=32', f'--config.train_steps={steps}',
-       f'--config.checkpoint_every={steps // 4}', f'--config.eval_every={steps}',
-       f'--config.data.source={records}', '--config.optimizer.warmup_steps=10'],
-      stdout=subprocess.PIPE, text=True)
+       f'--config.log_every={steps // _LINES}', f'--config.checkpoint_every={steps // 4}',
+       f'--config.eval_every={steps}', f'--config.data.source={records}',
+       '--config.optimizer.warmup_steps=10'], stdout=subprocess.PIPE, text=True)
   for line in running.stdout:
     print(line, end='', flush=True)
-    if line.startswith(f'step {steps // 4}/'):
-      before = time.perf_counter() - began
+    if line.startswith('step ') and running.poll() is None:
+      running.send_signal(signal.SIGSTOP)
+      paused = time.perf_counter()
+      alone.run(_ALONE)
+      stopped += time.perf_counter() - paused
+      running.send_signal(signal.SIGCONT)
   if running.wait():
     sys.exit('the run failed')
-  return time.perf_counter() - began, before
+  return time.perf_counter() - began - stopped
 
 
 def main(_):
@@ -59,18 +64,15 @@ def main(_):
           'data.source': str(records)}}))
   alone = turns.Side([sys.executable, '-m', 'benchmarks.train_steps',
                       f'--run={workdir / "run.json"}'], 1)
-  alone.run(_ALONE.value)
   run = workdir / 'run'
   if run.exists():
     run.rmtree()
-  seconds, before = _run(run, records, _STEPS.value)
-  alone.run(_ALONE.value)
+  seconds = _run(run, records, alone)
   alone.close()
   print('\n' + report.table([
-      ['run', 'seconds', 'a step alone', 'run / its steps alone', 'after the first quarter'],
+      ['run', 'seconds', 'a step alone', 'run / its steps alone'],
       [f'`configs/{_SIZE.value}.py`, {_STEPS.value} steps of 32 rows of 128', f'{seconds:.0f}',
-       f'{1e3 * alone.median:.0f} ms', f'{seconds / (_STEPS.value * alone.median):.3f}',
-       f'{(seconds - before) / ((_STEPS.value - _STEPS.value // 4) * alone.median):.3f}']]))
+       f'{1e3 * alone.median:.0f} ms', f'{seconds / (_STEPS.value * alone.median):.3f}']]))
 
 
 if __name__ == '__main__':

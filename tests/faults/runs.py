@@ -19,11 +19,11 @@ from tests import conftest
 from tests import test_commands
 from tests import test_processes
 
-STEPS, EVERY = 120, 6  # of a run, and from one checkpoint to the next
+STEPS, EVERY = 60, 4  # of a run, and from one checkpoint to the next
 GONE_SECONDS = 8  # until the others notice a dead process
 LAYOUTS = {'1 device': (1, 1), '8 devices': (1, 8), '2 processes': (2, 4)}  # processes, devices
 _FLAGS = (f'--config.train_steps={STEPS}', f'--config.checkpoint_every={EVERY}',
-          '--config.log_every=2', '--config.eval_every=40', '--config.log_batch_digest=True',
+          '--config.log_every=2', '--config.eval_every=20', '--config.log_batch_digest=True',
           '--config.model.num_heads=4')
 
 
