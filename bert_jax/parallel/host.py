@@ -47,7 +47,7 @@ class FreedMemory:
 
   Blocks of gigabytes do not always fit again into the holes that they left: kept for ever, 12 GB
   were held where 4 are used. Where steps come to need more, memory is given back again and again
-  until the limit has grown to that: never more than every so many steps, each time a slow one.
+  until the limit has grown to that; the step after it is a slow one.
   """
 
   def __init__(self):

@@ -96,7 +96,7 @@ def student(model: Pretrained, config: BertConfig) -> Pretrained | None:
   if (not {theirs.architecture, config.architecture} <= {'bert', 'roberta', 'distilbert'}
       or cut > theirs.num_layers or config.type_vocab_size not in (0, theirs.type_vocab_size)
       or any(getattr(theirs, name) != getattr(config, name) for name in same)):
-    print_summary([('student', 'begins at random: the teacher has other sizes')])
+    print_summary([('student', 'begins at random: the teacher is of another kind or size')])
     return None
   tree, chosen = dict(model.params['params']), np.arange(cut) * theirs.num_layers // cut
   bert, embeddings = dict(tree['bert']), dict(tree['bert']['embeddings'])

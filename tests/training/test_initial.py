@@ -192,5 +192,5 @@ def test_a_student_begins_with_layers_of_its_teacher(tmp_path, capsys):
              for m in (teacher, half)]
   np.testing.assert_array_equal(kernels[1], np.asarray(kernels[0])[[0, 2]])
   assert initial.student(teacher, DistilBertConfig(num_layers=5, **sizes)) is None
-  assert 'student         begins at random: the teacher has other' in capsys.readouterr().out
+  assert 'student         begins at random: the teacher is of another' in capsys.readouterr().out
   assert initial.student(teacher, DistilBertConfig(**sizes | {'num_heads': 2})) is None
