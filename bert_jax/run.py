@@ -174,7 +174,7 @@ def _train(config: ConfigDict, path: epath.Path):
   job = kind.make_job(config, model, mesh, workdir)
   changed = _check_same_run(workdir, config, job)
   checkpoints = checkpoint.Checkpoints(path, config.keep_checkpoints, config.keep_best,
-                                       config.keep_every)
+                                       config.keep_every, config.data.get('eval', ''))
   if (checkpoints.latest() or 0) > job.train_steps:
     raise UserError(f'{path} holds a run of {checkpoints.latest()} steps, more than train_steps='
                     f'{job.train_steps}: use another --workdir')

@@ -71,6 +71,8 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   Raises:
     UserError: a mistake in the config or the data.
   """
+  if model:
+    initial.check_sizes(config, model)
   tokenizer = model.tokenizer if model else tokenizer_lib.load(workdir / 'tokenizer')
   splits = Splits(config.batch_size, tokenizer.pad_id, config.seed, sharding.batch_divisor(mesh),
                   config.optimizer.accumulation, mesh_lib.feed(mesh))

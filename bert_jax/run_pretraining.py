@@ -11,6 +11,7 @@ from bert_jax import config as config_lib
 from bert_jax.data import dataset
 from bert_jax.data.rows import RowSource
 from bert_jax.data.windows import Layout
+from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
@@ -26,6 +27,15 @@ def _train_steps(config: ConfigDict, corpus: dataset.Corpus) -> int:
   layout = Layout.create(config.max_len, config.data.pack, config.data.sequences)
   rows = RowSource(corpus.train, layout, config.seed, corpus.tokenizer).rows
   return math.ceil(config.train_epochs * rows / config.batch_size)
+
+
+def _check_best(metric: str, task: Pretraining):
+  """Raises UserError now, not at the first evaluation, if no evaluation has this score."""
+  if not task.has_held_out:
+    raise UserError(f'keep_best={metric!r} needs held-out text: set data.heldout')
+  if metric not in task.score_names():
+    raise UserError(f'keep_best={metric!r} is no score of the evaluation: it has '
+                    f'{", ".join(task.score_names())}')
 
 
 def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
@@ -50,7 +60,9 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   with config.unlocked():
     config.model.vocab_size = corpus.tokenizer.vocab_size
   if model:
-    initial.check(config, model, corpus.tokenizer, workdir / 'vocabulary')
+    initial.check_vocabulary('init_from', config.init_from, model, corpus.tokenizer,
+                             workdir / 'vocabulary')
+    initial.check_sizes(config, model)
   train_steps = _train_steps(config, corpus)
   phases = config_lib.phases_of(config, train_steps)
   if teacher:
@@ -62,6 +74,8 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
       objective, masking_config, corpus, phases,
       seed=config.seed, eval_batches=config.eval_batches, pack=config.data.pack,
       sequences=config.data.sequences, feed=mesh_lib.feed(mesh), frozen=initial.frozen(teacher))
+  if config.keep_best:
+    _check_best(config.keep_best, task)
   steps = f'{train_steps:,}: ' + ', then '.join(
       f'{p.steps:,} of {p.batch_size} rows of {p.max_len}' for p in phases)
   start = model or (teacher and initial.student(teacher, config_lib.bert_config(config.model)))

@@ -347,6 +347,8 @@ def test_a_glue_submission(pretrained, tmp_path):
     ('sequence_classification', '', '', {'init_from': ''}, 'give its folder as init_from'),
     ('sequence_classification', '', '', {'keep_best': 'f2'}, "keep_best='f2' is no score"),
     ('sequence_classification', '', '', {'data.long': 'all'}, "long='all' is unknown"),
+    ('sequence_classification', '', '', {'model.num_heads': 2},
+     'holds a model with num_heads=4, this config has model.num_heads=2'),
     ('sequence_classification', '', '', {'max_len': 100}, 'above model.max_positions=64'),
     ('sequence_classification', '', '', {'phases': ((1, 8, 8),)}, 'are for pretraining'),
     ('token_classification', 'eval', 'w1 B-XYZ\n', {}, "the tag 'B-XYZ' is none of the 3 tags"),

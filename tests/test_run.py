@@ -5,7 +5,6 @@ import math
 import re
 import shutil
 
-from absl import flags
 from etils import epath
 import jax
 import numpy as np
@@ -260,7 +259,6 @@ def test_other_sequences_have_their_own_objectives(tmp_path, corpus_file, sequen
 
 def test_rows_made_in_worker_processes_are_the_same(tmp_path, finished, corpus_file):
   """Of records on disk, by the digests of every step."""
-  flags.FLAGS.mark_as_parsed()  # as in a command; Grain asks
   digests = []
   for workers in (0, 1):
     config = conftest.tiny_config(str(finished / 'corpus'), train_steps=2, log_batch_digest=True,

@@ -1,16 +1,18 @@
 """Batches ahead of time: steps to rows in the background, through Grain."""
 
 from collections.abc import Callable
-from collections.abc import Iterator
 import time
 from typing import Any
 
+from absl import flags
 import grain
+
+from bert_jax.data import pool
 
 
 def batches(rows: Callable[[int], Any], first_step: int, last_step: int, workers: int = 0,
-            ahead: int = 4) -> Iterator[Any]:
-  """The batches of steps `first_step` .. `last_step - 1`, a few made ahead.
+            ahead: int = 4) -> grain.DatasetIterator:
+  """The batches of steps `first_step` .. `last_step - 1`, a few made ahead; to be closed.
 
   Args:
     rows: step -> batch, pure: seeking is a start at another step. Picklable if there are workers.
@@ -21,14 +23,17 @@ def batches(rows: Callable[[int], Any], first_step: int, last_step: int, workers
   steps = grain.MapDataset.range(first_step, last_step).map(rows)
   made = steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead))
   if workers:
-    made = made.mp_prefetch(grain.MultiprocessingOptions(workers, per_worker_buffer_size=ahead))
+    if not flags.FLAGS.is_parsed():  # in a notebook: Grain looks at flags of its own
+      flags.FLAGS.mark_as_parsed()
+    made = made.mp_prefetch(grain.MultiprocessingOptions(workers, per_worker_buffer_size=ahead),
+                            worker_init_fn=pool.begin_worker)
   return iter(made)
 
 
 class Watched:
   """Batches, and for how long the device had nothing to do because they were late."""
 
-  def __init__(self, batches: Iterator[Any], idle: Callable[[], bool]):
+  def __init__(self, batches: grain.DatasetIterator, idle: Callable[[], bool]):
     """`idle` says whether the device has finished all that it was given."""
     self._batches, self._idle = batches, idle
     self.waited = 0.0  # seconds
@@ -42,3 +47,7 @@ class Watched:
     if self._idle():  # a wait while the device works costs nothing
       self.waited += time.monotonic() - began
     return batch
+
+  def close(self):
+    """Makes no more of them."""
+    self._batches.close()

@@ -16,9 +16,11 @@ from typing import Any
 from bert_jax.errors import Failed
 
 
-def _begin_worker():
+def begin_worker(*_):
+  """To be called in a worker process: signals are for its parent, with which it ends."""
   os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the processes are the parallelism
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+  for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
   parent = multiprocessing.parent_process().sentinel
 
   def die_with_parent():  # a killed parent would leave its workers waiting for ever
@@ -42,7 +44,7 @@ def ordered_map(function: Callable[[Any], Any], items: Iterable[Any],
   """
   # Not fork: the parent may have threads (JAX's, tokenizers').
   pool = concurrent.futures.ProcessPoolExecutor(
-      workers, multiprocessing.get_context('spawn'), initializer=_begin_worker)
+      workers, multiprocessing.get_context('spawn'), initializer=begin_worker)
   waiting = deque()
   try:
     for item in items:

@@ -29,6 +29,7 @@ from bert_jax.data import survey as survey_lib
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data import vocabulary
 from bert_jax.errors import UserError
+from bert_jax.parallel import host
 
 _SHARD = 256 << 20  # bytes of text in a shard
 _IN_PROCESS = 4 << 20  # bytes of text for which no worker is started
@@ -319,7 +320,7 @@ def prepare(settings: Settings, output: str, workers: int = 0):
   """
   if settings.vocab:  # a mistake in it is told before the text is read
     tokenizer_lib.load(settings.vocab, settings.lowercase)
-  workers = workers or len(os.sched_getaffinity(0))
+  workers = workers or host.cores()
   if (epath.Path(output) / 'manifest.json').exists():
     earlier = records.read_manifest(epath.Path(output))['settings']
     other = [n for n, v in dataclasses.asdict(settings).items() if earlier.get(n) != v]

@@ -12,7 +12,8 @@ REMAT = ('none', 'dots', 'full')
 DTYPES = ('float32', 'bfloat16')
 
 # The vocabulary is stored padded to a multiple of this, whatever the mesh, so that the shapes in a
-# checkpoint never depend on the number of chips and every model axis up to 128 divides them.
+# checkpoint never depend on the number of chips, and every model axis divides them that is a power
+# of two up to 128.
 VOCAB_MULTIPLE = 128
 
 

@@ -20,6 +20,13 @@ def has_accelerator() -> bool:
   return any(map(glob.glob, ('/dev/accel*', '/dev/vfio/[0-9]*', '/dev/nvidia[0-9]*', '/dev/kfd')))
 
 
+def cores() -> int:
+  """How many this process may use."""
+  if hasattr(os, 'sched_getaffinity'):  # Linux
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
+
+
 def cache_folder() -> pathlib.Path:
   """Where bert_jax keeps files of this machine that it can make again."""
   return pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache',

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 import functools
+import glob
 import math
 from typing import Any
 from typing import NamedTuple
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
@@ -30,7 +32,9 @@ def select_platform(platform: str):
   if platform not in PLATFORMS:
     raise UserError(f'platform={platform!r} is unknown: use {", ".join(PLATFORMS)}')
   if platform != 'auto':
-    jax.config.update('jax_platforms', {'gpu': 'cuda,rocm'}.get(platform, platform))
+    # Of several names JAX would ask for all.
+    gpu = 'cuda' if glob.glob('/dev/nvidia[0-9]*') or not glob.glob('/dev/kfd') else 'rocm'
+    jax.config.update('jax_platforms', gpu if platform == 'gpu' else platform)
   try:
     found = jax.default_backend()
   except RuntimeError as e:
@@ -48,7 +52,7 @@ def make_mesh(replica: int = 1, data: int = -1, model: int = 1, *,
   """A mesh over all devices, or over those given; one axis may be -1 and takes the rest.
 
   Raises:
-    UserError: sizes that the number of devices does not fit.
+    UserError: sizes that the number of devices does not fit, or slices that replicas would share.
   """
   sizes = [replica, data, model]
   devices = jax.devices() if devices is None else devices
@@ -66,7 +70,20 @@ def make_mesh(replica: int = 1, data: int = -1, model: int = 1, *,
   if devices[0].device_kind == 'TPU v4' and any(d.core_on_chip for d in devices):
     # Ahead of time the compiler shows the two cores of this chip, which make_mesh has no order for.
     return Mesh(np.reshape(devices, sizes), AXES, axis_types=auto)
-  return jax.make_mesh(tuple(sizes), AXES, axis_types=auto, devices=devices)
+  slices = len({getattr(d, 'slice_index', 0) for d in devices})
+  if sizes[0] % slices:
+    raise UserError(f'mesh {named} (replica x data x model) over {slices} slices: give '
+                    'mesh.replica as a multiple of that, so that only gradients go from one to '
+                    'another')
+  split = {'allow_split_physical_axes': True}
+  if slices > 1:
+    ordered = mesh_utils.create_hybrid_device_mesh(
+        (sizes[0] // slices, *sizes[1:]), (slices, 1, 1), devices, **split)
+    return Mesh(ordered, AXES, axis_types=auto)
+  try:
+    return jax.make_mesh(tuple(sizes), AXES, axis_types=auto, devices=devices)
+  except NotImplementedError:  # an axis would take part of a ring of chips
+    return Mesh(mesh_utils.create_device_mesh(sizes, devices, **split), AXES, axis_types=auto)
 
 
 def check_fits(mesh: Mesh, batch_size: int, accumulation: int, num_heads: int):

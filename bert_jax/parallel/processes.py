@@ -31,6 +31,9 @@ GONE_SECONDS = float(os.environ.get('BERT_JAX_GONE_SECONDS', 60))
 BEAT_SECONDS = GONE_SECONDS / 12  # between two signs of life
 START_SECONDS = float(os.environ.get('BERT_JAX_START_SECONDS', 300))  # for all to start
 
+# What XLA says that no other process has to do with: a step that does not fit the memory, say.
+_OWN = ('RESOURCE_EXHAUSTED', 'INVALID_ARGUMENT', 'UNIMPLEMENTED')
+
 _watching = threading.Event()
 _GONE = 'gone'  # the key of the first verdict, for all to read
 
@@ -97,8 +100,14 @@ def _is_cluster() -> bool:
   return bool(glob.glob('/dev/accel*') or glob.glob('/dev/vfio/[0-9]*'))
 
 
+def _has_devices() -> bool:
+  """Whether JAX was used before, as in a notebook: then it can find no other processes."""
+  from jax._src import xla_bridge  # there is no public name
+  return xla_bridge.backends_are_initialized()
+
+
 def _join(platform: str):
-  """Joins the other processes of this run, before JAX is used.
+  """Joins the other processes of this run, before JAX is used; done once, it stays so.
 
   JAX_COORDINATOR_ADDRESS (host:port of the first process), JAX_NUM_PROCESSES and JAX_PROCESS_ID in
   the environment say which they are. On the hosts of a TPU slice (VMs, GKE) and in a Slurm job step
@@ -106,12 +115,19 @@ def _join(platform: str):
 
   Raises:
     UserError: the environment is not complete.
-    Failed: the first process cannot be reached.
+    Failed: the first process cannot be reached, or it is too late to join.
   """
   address = os.environ.get('JAX_COORDINATOR_ADDRESS')
+  if jax.distributed.is_initialized():
+    return
   if address:
     options = _by_hand(address)
   elif platform != 'cpu' and _is_cluster():
+    if _has_devices():
+      if jax.process_count() == 1:
+        return
+      raise Failed(f'JAX was used before the run began, and its {jax.process_count()} processes '
+                   'have not found each other: start the run first')
     options = {}
   else:
     return
@@ -195,15 +211,19 @@ def _watch():
   state = _state()  # not jax.process_index(): the platform may not be chosen yet
   client, me, count = state.client, state.process_id, state.num_processes
   beat, seen = 0, {}  # seen: process -> (its last beat, when it changed)
+  heard = time.monotonic()  # of the service
   while _watching.is_set():
     try:
       beat += 1
       client.key_value_set(f'bert_jax/alive/{me}', str(beat), allow_overwrite=True)
       found = {key.rpartition('/')[2]: value
                for key, value in client.key_value_dir_get('bert_jax/alive')}
-    except Exception:  # the service is gone: `_on_abort` speaks
-      return
-    now = time.monotonic()
+    except Exception:  # trouble that passes, or the service is gone: then `_on_abort` speaks
+      if time.monotonic() - heard > GONE_SECONDS:
+        return
+      time.sleep(BEAT_SECONDS)
+      continue
+    heard = now = time.monotonic()
     if _GONE in found:
       _end(found[_GONE])
     for process in range(count):
@@ -213,7 +233,8 @@ def _watch():
       seen[process] = found.get(str(process)), since
       if now - since > GONE_SECONDS and _watching.is_set():
         verdict = f'process {process} of {count} is gone: no sign of life for {GONE_SECONDS:.0f} s'
-        client.key_value_set(f'bert_jax/alive/{_GONE}', verdict, allow_overwrite=True)
+        with contextlib.suppress(Exception):  # the others will see it for themselves
+          client.key_value_set(f'bert_jax/alive/{_GONE}', verdict, allow_overwrite=True)
         _end(verdict)
     time.sleep(BEAT_SECONDS)
 
@@ -237,8 +258,8 @@ def _explain(error: Exception):
 
   A collective fails at once when another process dies; who it was takes `GONE_SECONDS` to be sure.
   """
-  if not isinstance(error, jax.errors.JaxRuntimeError):  # it is this process's own, or everyone's
-    _be_last()
+  if not isinstance(error, jax.errors.JaxRuntimeError) or str(error).startswith(_OWN):
+    _be_last()  # it is this process's own, or everyone's
     return
   _say(f'an exchange with the other processes failed ({str(error).splitlines()[0][:200]}): waiting '
        'to learn which is gone')

@@ -51,6 +51,20 @@ def shardings(abstract_boxed: Any, mesh: Mesh, preset: str) -> Any:
   return nn.logical_to_mesh_sharding(specs, mesh, rules(preset))
 
 
+def check_divides(tree: Any, shardings: Any, preset: str):
+  """Raises UserError if a mesh axis does not divide the dimension that it would split."""
+  leaves = zip(jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(shardings))
+  for (path, x), sharding in leaves:
+    for size, axes in zip(x.shape, sharding.spec):
+      axes = (axes,) if isinstance(axes, str) else axes or ()
+      parts_of = math.prod(sharding.mesh.shape[axis] for axis in axes)
+      if size % parts_of:
+        raise UserError(
+            f'sharding={preset} splits {path[-1].key} {tuple(x.shape)} into {parts_of} '
+            f'({" x ".join(f"mesh.{axis}" for axis in axes)}), which does not divide {size}: '
+            'choose another mesh or sharding')
+
+
 @contextlib.contextmanager
 def in_context(mesh: Mesh, preset: str) -> Iterator[None]:
   """What asks for the mesh and the preset's rules finds these."""

@@ -67,8 +67,10 @@ def num_chips(devices: Sequence[jax.Device]) -> int:
   return len({(getattr(d, 'slice_index', 0), *getattr(d, 'coords', (d.id,))) for d in devices})
 
 
-def get(name: str) -> list[jax.Device]:
+def get(name: str, slices: int = 1) -> list[jax.Device]:
   """The devices of a TPU slice by its name (v5e:4x4), to compile for; none of them has to be here.
+
+  With `slices` those of several, joined by the network of the data centre.
 
   Raises:
     UserError: an unknown slice, or libtpu is not installed.
@@ -86,4 +88,6 @@ def get(name: str) -> list[jax.Device]:
     os.environ.setdefault(variable, value)  # libtpu asks for them where there is no TPU
   single = math.prod(map(int, shape.split('x'))) == 1
   options = {'chips_per_host_bounds': (1, 1, 1)} if single else {}
+  if slices > 1:
+    options['num_slices'] = slices
   return topologies.get_topology_desc(platform='tpu', topology_name=name, **options).devices

@@ -121,6 +121,13 @@ class Pretraining:
     """The loss with fixed masks."""
     return self.loss(params, frozen, batch, None)
 
+  def score_names(self) -> list[str]:
+    """What `evaluate` returns."""
+    params = jax.eval_shape(lambda: nn.unbox(self.init(jax.random.key(0))))
+    frozen = jax.eval_shape(lambda: nn.unbox(self.frozen))
+    measured = jax.eval_shape(self.measure, params, frozen, self.rows(0))
+    return ['loss', *(name for name in measured if name != 'tokens'), 'unigram_entropy']
+
   def rows(self, step: int) -> Batch:
     """This process's share of a step's rows, unmasked."""
     index, phase, within = self.phases.locate(step)

@@ -18,6 +18,7 @@ from bert_jax.data import storage
 from bert_jax.errors import Failed
 from bert_jax.errors import UserError
 from bert_jax.errors import storage_trouble
+from bert_jax.parallel import processes
 from bert_jax.training import report
 from bert_jax.training import sound
 from bert_jax.training.state import TrainState
@@ -32,6 +33,18 @@ def absolute(path: epath.Path) -> epath.Path:
   return path if storage.is_remote(str(path)) else epath.Path(os.path.abspath(path))
 
 
+class _Manager(ocp.CheckpointManager):
+  """Orbax's, which does not ask on its own whether to stop.
+
+  It would ask with the number of the step, `preemption.Notice` with its own: JAX would agree on a
+  place to stop at that nobody reaches.
+  """
+
+  def reached_preemption(self, step: int) -> bool:
+    del step
+    return False
+
+
 class Checkpoints:
   """The `checkpoints/` folder of a workdir: one folder a step, `params` apart from the rest.
 
@@ -40,14 +53,16 @@ class Checkpoints:
     keep: so many of the newest.
     best: the score of an evaluation whose best parameters are kept in `best/`; '' = none.
     every: checkpoints of steps that it divides stay too; 0 = none.
+    judged_on: names what is evaluated; scores of something else are not compared with.
   """
 
-  def __init__(self, workdir: epath.Path, keep: int, best: str = '', every: int = 0):
+  def __init__(self, workdir: epath.Path, keep: int, best: str = '', every: int = 0,
+               judged_on: str = ''):
     self._workdir = absolute(workdir)
-    self._best = _Best(self._workdir, best) if best else None
+    self._best = _Best(self._workdir, best, judged_on) if best else None
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=every or None, create=True)
-    self._manager = ocp.CheckpointManager(self._workdir / 'checkpoints', options=options,
-                                          item_names=('params', 'optimizer', sound.ITEM))
+    self._manager = _Manager(self._workdir / 'checkpoints', options=options,
+                             item_names=('params', 'optimizer', sound.ITEM))
 
   def latest(self) -> int | None:
     """The newest complete step, None if there is none."""
@@ -134,12 +149,15 @@ class Checkpoints:
     nobody evaluates this step again.
 
     Raises:
-      UserError: the evaluation has no such score.
       Failed: they cannot be written.
     """
     if self._best:
       with _told(self._workdir):
-        self._best.offer(params, step, scores)
+        try:
+          self._best.offer(params, step, scores)
+        except sound.Damaged as e:
+          self._set_aside(self._best.manager, self._best.manager.latest_step(), e)
+          self._best.offer(params, step, scores)
 
   def close(self):
     """Waits, then lets go of the folders."""
@@ -155,7 +173,8 @@ def _told(workdir: epath.Path) -> Iterator[None]:
   try:
     yield
   except Exception as e:  # each part of orbax and tensorstore has errors of its own
-    if isinstance(e, UserError) or storage_trouble(e):
+    # What fails in an exchange with other processes is theirs to explain.
+    if isinstance(e, (UserError, jax.errors.JaxRuntimeError)) or storage_trouble(e):
       raise
     raise Failed(f'a checkpoint cannot be written to {workdir}: {" ".join(str(e).split())[:300]}; '
                  'what was complete is sound: run the same command again') from e
@@ -175,28 +194,29 @@ def _save(manager: ocp.CheckpointManager, step: int, items: Mapping[str, Any], *
 class _Best:
   """The `best/` folder of a workdir: the parameters whose evaluation had the best score so far."""
 
-  def __init__(self, workdir: epath.Path, metric: str):
+  def __init__(self, workdir: epath.Path, metric: str, judged_on: str):
     """`metric` is the score that decides: the lowest of a loss or error, else the highest."""
     self.metric = metric
+    self._judge = {'metric': metric, 'judged_on': judged_on}
     self._sign = -1 if metric.endswith(('loss', 'error')) else 1
     # Each is better than the one before, so that the newest is the best.
     options = ocp.CheckpointManagerOptions(max_to_keep=1, create=True)
-    self.manager = ocp.CheckpointManager(workdir / 'best', options=options,
-                                         item_names=('params', sound.ITEM))
+    self.manager = _Manager(workdir / 'best', options=options, item_names=('params', sound.ITEM))
 
   def offer(self, params: Any, step: int, scores: Mapping[str, float]):
     """See Checkpoints."""
-    if self.metric not in scores:
-      raise UserError(f'keep_best={self.metric!r} is no score of the evaluation: it has '
-                      f'{", ".join(scores)}')
     score, kept = scores[self.metric], self.manager.latest_step()
     if not math.isfinite(score):
       return
     if kept is not None:
-      known = sound.description(self.manager.directory / str(kept))['score']
-      if self._sign * score <= self._sign * known:
+      known = sound.description(self.manager.directory / str(kept))
+      if (all(known.get(name, value) == value for name, value in self._judge.items())
+          and self._sign * score <= self._sign * known['score']):
         return
-    _save(self.manager, step, {'params': params}, score=score)
+      if kept >= step:  # by the run before, which went on from there; here it came out otherwise
+        processes.meet(f'better than the best/{kept}, at {step}')  # all have read it
+        self.manager.delete(kept)
+    _save(self.manager, step, {'params': params}, score=score, **self._judge)
     self.manager.wait_until_finished()
 
   def check(self, abstract: Any):

@@ -28,6 +28,11 @@ _FREE = ('dtype', 'attention', 'remat', 'scan_unroll', 'dropout', 'attention_dro
          'initializer_range', 'vocab_size')
 
 
+def _on_the_host(model: Pretrained) -> Pretrained:
+  """Nothing of it stays on a device, where it would take room from the run."""
+  return dataclasses.replace(model, params=jax.tree.map(np.asarray, model.params))
+
+
 def load(config: ConfigDict) -> Pretrained:
   """The model that `init_from` names, its vocabulary extended by `model.add_tokens`.
 
@@ -37,7 +42,7 @@ def load(config: ConfigDict) -> Pretrained:
   Raises:
     UserError: there is no sound model, or a word that cannot be added.
   """
-  model = load_lib.load(config.init_from)
+  model = _on_the_host(load_lib.load(config.init_from))
   if not config.model.add_tokens:
     return model
   extended, notes = vocabulary.add_words(model.tokenizer, config.model.add_tokens)
@@ -76,7 +81,7 @@ def teacher(config: ConfigDict) -> Pretrained | None:
   """
   if not config.teacher:
     return None
-  model = load_lib.load(config.teacher)
+  model = _on_the_host(load_lib.load(config.teacher))
   if 'mlm' not in model.groups:
     raise UserError(f'teacher={config.teacher} has no masked LM head to learn from')
   if model.config.hidden_size != config.model.hidden_size:
@@ -171,10 +176,8 @@ def check_vocabulary(what: str, name: str, model: Pretrained, corpus: Tokenizer,
         f'with its own, or prepare records with --vocab={folder}')
 
 
-def check(config: ConfigDict, model: Pretrained, corpus: Tokenizer, folder: epath.Path):
-  """Raises UserError if a run with this config and corpus cannot start from the model.
-  """
-  check_vocabulary('init_from', config.init_from, model, corpus, folder)
+def check_sizes(config: ConfigDict, model: Pretrained):
+  """Raises UserError if the config has a model of other sizes, or with other functions in it."""
   for field in dataclasses.fields(model.config):
     ours, theirs = config.model.get(field.name), getattr(model.config, field.name)
     if field.name not in _FREE and ours != theirs:

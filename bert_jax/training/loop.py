@@ -30,6 +30,8 @@ from bert_jax.training import state as state_lib
 from bert_jax.training.digest import batch_digest
 from bert_jax.training.digest import global_digests
 
+_AHEAD = 2  # steps that an accelerator is given before the one that it makes is ready
+
 
 def _fetch(metrics: list[Metrics]) -> tuple[dict[str, float], float, list[bool]]:
   """Waits for the last of several steps to end.
@@ -146,9 +148,10 @@ class _Evaluations:
       scores = self._task.evaluate(measure, done)
     except preemption.Stopped:
       return False
+    self._checkpoints.offer(state.params, done, scores)
+    # Comes last: with its line in the metrics the evaluation counts as made.
     self._report.evaluation(done, scores)
     self._report.warn(done, self._health.evaluation(done, scores))
-    self._checkpoints.offer(state.params, done, scores)
     return True
 
 
@@ -165,8 +168,9 @@ class _Run:
                                      active=jax.process_index() == 0)
     health = health_lib.Health(train_steps)
     self._freed_memory = host.FreedMemory()
-    # A CPU is host and device: a step that is sent ahead gains no time, and takes memory.
-    self._waits = jax.default_backend() == 'cpu'
+    # A CPU is host and device: a step that is sent ahead gains no time, and takes memory. On others
+    # a few are enough, and SIGTERM, which comes behind them all, is answered in time.
+    self._ahead = 0 if jax.default_backend() == 'cpu' else _AHEAD
     self._profiler = profile.Profiler(config.profile_steps, workdir.local / 'tensorboard')
     self._batches = loader.Watched(
         loader.batches(task.rows, first_step, train_steps, config.data.loader_workers),
@@ -207,9 +211,8 @@ class _Run:
       batch = mesh_lib.put_batch(batch, self._mesh)
       with jax.transfer_guard('disallow'):  # nothing else may go to the device or come back
         state, metrics = train_step(state, batch)
-      if self._waits:
-        jax.block_until_ready(metrics)
       lines.window.append(metrics)
+      jax.block_until_ready(lines.window[:-self._ahead or None][-1:])
       self._freed_memory.after_step()
       done = step + 1
       self._profiler.after(done, metrics)
@@ -241,6 +244,7 @@ class _Run:
     """Closes files and gives signals back, however the steps ended."""
     self._profiler.close()
     self._report.close()
+    self._batches.close()
     self._notice.close()
     self._workdir.push()
 

@@ -147,6 +147,11 @@ def _direction(config: OptimizerConfig) -> list[optax.GradientTransformation]:
       'muon': lambda: [directions.muon(adam), decay]}[config.name]()
 
 
+def after_skipped(before: optax.OptState, updated: optax.OptState) -> optax.OptState:
+  """The state of `make_optimizer` when a step is skipped: only the schedule, its last, goes on."""
+  return (*before[:-1], updated[-1])
+
+
 def make_optimizer(config: OptimizerConfig, train_steps: int) -> optax.GradientTransformation:
   """Clip, Adam, decay the matrices, scale by the schedule (Loshchilov and Hutter 2019, AdamW)."""
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()

@@ -74,7 +74,7 @@ class Report:
     truncate_metrics(self._path, first_step)
     self._file = self._path.open('a')
     self._board = tensorboardX.SummaryWriter(str(workdir / 'tensorboard'),
-                                             purge_step=first_step or None)
+                                             purge_step=first_step + 1)
     self._curves = workdir / 'curves.png'
     self._bar = tqdm.tqdm(total=last_step, initial=first_step, unit=' steps', disable=None,
                           dynamic_ncols=True, smoothing=0.05)

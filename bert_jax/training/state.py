@@ -14,12 +14,13 @@ from bert_jax.objectives import losses
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.tasks.task import Task
+from bert_jax.training import optimizer as optimizer_lib
 
 
 class TrainState(NamedTuple):
   """Everything that training changes, and what it uses besides."""
 
-  step: jax.Array  # [] int32, the updates made
+  step: jax.Array  # [] int32, the steps made, those that were skipped too
   params: Any
   opt_state: Any
   frozen: Any  # used but not trained, and no part of a checkpoint: a teacher
@@ -37,6 +38,9 @@ def make_init(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
   The shapes are ShapeDtypeStructs with shardings: what a checkpoint is restored to. The moments
   inherit the specs of the parameters, because the optimiser sees them in their boxes. What the task
   has frozen is among the shapes only: `place` brings it.
+
+  Raises:
+    UserError: the mesh does not divide a parameter.
   """
 
   def init(key):
@@ -46,6 +50,7 @@ def make_init(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
   boxed = jax.eval_shape(init, root_key(0))  # outside the mesh, where unboxing constrains nothing
   boxed = boxed._replace(frozen=jax.eval_shape(lambda: task.frozen))
   shardings = sharding.shardings(boxed, mesh, preset)
+  sharding.check_divides(nn.unbox(boxed).params, shardings.params, preset)
   abstract = jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), nn.unbox(boxed), shardings)
   init_sharded = sharding.with_mesh(lambda key: nn.unbox(init(key)), mesh, preset,
@@ -68,8 +73,8 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
   With microbatches every objective is still divided by its count over the whole batch, so that the
   gradient is that of the whole batch (to rounding; dropout draws other bits).
 
-  Where the loss or its gradient is not finite, only the number of the step changes, and the metric
-  'skipped' is 1.
+  Where the loss or its gradient is not finite, only the number of the step changes, also in the
+  schedule, and the metric 'skipped' is 1.
   """
 
   def step(state: TrainState, batch):
@@ -102,9 +107,9 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     updated = optax.apply_updates(state.params, updates), opt_state
     # One step that is not finite would spoil everything that comes after: it changes nothing.
+    skipped = state.params, optimizer_lib.after_skipped(state.opt_state, opt_state)
     sound = jnp.isfinite(norm) & jnp.isfinite(losses.total_loss(metrics, task.objectives))
-    params, opt_state = jax.tree.map(lambda new, old: jnp.where(sound, new, old), updated,
-                                     (state.params, state.opt_state))
+    params, opt_state = jax.tree.map(lambda new, old: jnp.where(sound, new, old), updated, skipped)
     metrics['grad_norm'] = (norm, jnp.float32(1))
     metrics['skipped'] = (1 - sound.astype(jnp.float32), jnp.float32(1))
     return TrainState(state.step + 1, params, opt_state, state.frozen), metrics

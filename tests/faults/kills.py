@@ -84,8 +84,9 @@ def term(bench: Bench, number: int) -> Trial:
   statuses, errors = bench.ended(running)
   took = time.monotonic() - began
   wrong, saved = '', sound.steps(epath.Path(workdir / 'checkpoints'))
-  # Processes agree on a step to stop at, which may lie behind the last one.
-  if (alive and set(statuses) == {0} and was_at >= STEPS - 2 * EVERY
+  # Processes agree on a step to stop at, which may lie behind the last one; and when all is done,
+  # Python gives signals back before it ends.
+  if (alive and set(statuses) <= {0, -signal.SIGTERM} and was_at >= STEPS - 2 * EVERY
       and saved[-1:] == [STEPS]):
     alive = False
   elif alive and set(statuses) != {75}:

@@ -32,6 +32,36 @@ def test_rows_go_over_replica_and_data():
   assert mesh_lib.Feed((0, 3), 4).rows(8).tolist() == [0, 1, 6, 7]
 
 
+def test_an_axis_may_take_a_part_of_a_ring():
+  pytest.importorskip('libtpu')
+  chips = topology.get('v6e:4x4')
+  mesh = mesh_lib.make_mesh(1, 8, 2, devices=chips)
+  for pair in mesh.devices.reshape(8, 2):  # neighbours
+    (a, b), (c, d) = (chip.coords[:2] for chip in pair)
+    assert abs(a - c) + abs(b - d) in (1, 3)
+
+
+def test_only_replicas_lie_in_several_slices():
+  pytest.importorskip('libtpu')
+  chips = topology.get('v5e:2x2', slices=2)
+  mesh = mesh_lib.make_mesh(4, -1, 1, devices=chips)
+  assert [[chip.slice_index for chip in replica.flat] for replica in mesh.devices] == [
+      [0, 0], [0, 0], [1, 1], [1, 1]]
+  with pytest.raises(UserError, match='over 2 slices: give mesh.replica as a multiple'):
+    mesh_lib.make_mesh(devices=chips)
+
+
+@pytest.mark.parametrize('nvidia, expected', [(True, 'cuda'), (False, 'rocm')])
+def test_jax_is_asked_for_the_gpu_that_is_there(monkeypatch, nvidia, expected):
+  there = '/dev/nvidia[0-9]*' if nvidia else '/dev/kfd'
+  asked = []
+  monkeypatch.setattr(mesh_lib.glob, 'glob', lambda pattern: [pattern] * (pattern == there))
+  monkeypatch.setattr(jax.config, 'update', lambda name, value: asked.append((name, value)))
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  mesh_lib.select_platform('gpu')
+  assert asked == [('jax_platforms', expected)]
+
+
 class Device:
   def __init__(self, process):
     self.process_index = process

@@ -1,19 +1,48 @@
 """What a process without others does."""
 
 import jax
+import pytest
 
+from bert_jax.errors import Failed
 from bert_jax.parallel import processes
 
 
-def test_a_tpu_that_knows_of_no_other_host_is_a_run_of_one_process(monkeypatch):
-  def initialize(**_):
-    raise ValueError('coordinator_address should be defined.')
-
-  monkeypatch.setattr(jax.distributed, 'initialize', initialize)
+@pytest.fixture
+def tpu(monkeypatch):
+  """A machine with a TPU; the list of what JAX was asked to join."""
+  asked = []
+  monkeypatch.setattr(jax.distributed, 'initialize', lambda **options: asked.append(options))
   monkeypatch.setattr(processes, '_is_cluster', lambda: True)
   monkeypatch.setattr(processes, '_on_abort', lambda action: None)
   for name in ('JAX_COORDINATOR_ADDRESS', 'SLURM_STEP_ID'):
     monkeypatch.delenv(name, raising=False)
+  return asked
+
+
+def test_a_tpu_that_knows_of_no_other_host_is_a_run_of_one_process(tpu, monkeypatch):
+  def initialize(**_):
+    raise ValueError('coordinator_address should be defined.')
+
+  monkeypatch.setattr(processes, '_has_devices', lambda: False)
+  monkeypatch.setattr(jax.distributed, 'initialize', initialize)
   with processes.together('auto'):
     processes.agree('config', 'x')  # with nobody
   assert not processes._watching.is_set()
+
+
+def test_the_hosts_of_a_slice_are_joined_once(tpu, monkeypatch):
+  monkeypatch.setattr(processes, '_has_devices', lambda: False)
+  with processes.together('auto'):
+    assert len(tpu) == 1
+  monkeypatch.setattr(jax.distributed, 'is_initialized', lambda: True)
+  with processes.together('auto'):
+    assert len(tpu) == 1
+
+
+def test_in_a_notebook_that_has_looked_at_its_tpu(tpu, monkeypatch):
+  jax.devices()
+  with processes.together('auto'):
+    assert not tpu
+  monkeypatch.setattr(jax, 'process_count', lambda: 4)  # of a slice of several hosts
+  with pytest.raises(Failed, match='JAX was used before the run began'):
+    processes._join('auto')

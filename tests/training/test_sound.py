@@ -140,6 +140,42 @@ def test_a_damaged_best_one_makes_room(workdir):
   assert [p.name for p in (workdir / 'best').iterdir()] == ['8']
 
 
+def offered(workdir, step, score, metric='f1', judged_on=''):
+  """What is in best/ when a run has offered this."""
+  saved = checkpoint.Checkpoints(epath.Path(workdir), 3, metric, judged_on=judged_on)
+  saved.offer(state_of(step).params, step, {metric: score})
+  saved.close()
+  return [int(p.name) for p in (workdir / 'best').iterdir()]
+
+
+def test_a_step_that_is_made_again_and_scores_otherwise(workdir):
+  assert offered(workdir, 4, 0.9) == [4]
+  assert offered(workdir, 4, 0.91) == [4]  # by rounding on another mesh
+  assert sound.description(epath.Path(workdir / 'best/4'))['score'] == 0.91
+  assert offered(workdir, 2, 0.91) == [4] and offered(workdir, 2, 0.92) == [2]
+
+
+def test_other_scores_are_not_compared_with(workdir):
+  assert offered(workdir, 8, -1.5, 'loss') == [8]
+  assert offered(workdir, 9, -1.4, 'loss') == [8] and offered(workdir, 10, -1.6, 'loss') == [10]
+  assert offered(workdir, 11, -1.0, 'loss', judged_on='other.tsv') == [11]
+
+
+def test_a_best_one_whose_description_is_damaged(workdir):
+  flip(workdir / 'best/4/fingerprints/metadata')
+  assert offered(workdir, 8, 0.1) == [8]
+  assert (workdir / 'damaged/best-4').is_dir()
+
+
+def test_orbax_asks_nobody_whether_to_stop(workdir, monkeypatch):
+  monkeypatch.setattr(checkpoint.ocp.utils, 'reached_preemption', lambda step: 1 / 0)
+  saved = checkpoint.Checkpoints(epath.Path(workdir), 3, 'f1')
+  saved.offer(state_of(8).params, 8, {'f1': 0.95})
+  saved.save(state_of(8), 8)
+  saved.close()
+  assert sound.steps(epath.Path(workdir / 'checkpoints'))[-1] == 8
+
+
 def test_whoever_loads_a_model_gets_the_next(workdir, capsys):
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state_of(1).params)
   folder = epath.Path(workdir)
