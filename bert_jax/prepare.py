@@ -51,6 +51,7 @@ def main(argv: list[str]):
   if _BEAM.value is not None:
     beam.run(settings, _OUTPUT.value, _BEAM.value.split())
   else:
+    prepare.check_inputs(settings, _OUTPUT.value)
     prepare.prepare(settings, _OUTPUT.value, _WORKERS.value)
   prepare.print_summary(_OUTPUT.value)
 

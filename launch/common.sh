@@ -2,6 +2,10 @@
 # Sourced by the scripts that rent machines: commands are run, or with --dry-run printed as they
 # would be typed.
 set -euo pipefail
+if [ "${BASH_VERSINFO[0]}" -lt 4 ]; then
+  echo "bert_jax: bash $BASH_VERSION is too old for this script: install bash 4 or newer" >&2
+  exit 2
+fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 DRY_RUN=false
 

@@ -15,6 +15,7 @@ import csv
 import itertools
 import json
 import operator
+import os
 import pathlib
 import re
 import statistics
@@ -107,8 +108,11 @@ def run_one(config: str, workdir: pathlib.Path, values: dict[str, str],
   workdir.mkdir(parents=True, exist_ok=True)
   command = [sys.executable, '-m', 'bert_jax.main', f'--config={config}', f'--workdir={workdir}',
              *overrides, *(f'--config.{field}={value}' for field, value in values.items())]
+  # Files that the fields name are found from here, the code from anywhere.
+  path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])])
   with (workdir / 'log.txt').open('a') as log:
-    done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+    done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT,
+                          env={**os.environ, 'PYTHONPATH': path})
   if done.returncode == 0:
     return read_result(workdir, values, 'done')
   last = (workdir / 'log.txt').read_text().strip().rpartition('\n')[2]
@@ -203,6 +207,9 @@ def main(argv: list[str]):
                              '--config.FIELD=VALUE')
   if not _CONFIG.value or not _WORKDIR.value:
     raise errors.UserError('give --config=FILE and --workdir=DIR')
+  if '://' in _WORKDIR.value:
+    raise errors.UserError(f'--workdir={_WORKDIR.value}: a sweep compares what is on this machine, '
+                           'give a folder here')
   sweep, workdir = parse(_SWEEP.value), pathlib.Path(_WORKDIR.value).resolve()
   config = str(pathlib.Path(_CONFIG.value).resolve())
   combinations = [dict(zip(sweep, values)) for values in itertools.product(*sweep.values())]

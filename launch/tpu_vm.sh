@@ -38,13 +38,23 @@ on_all() { # command: run by a shell on every host
   run "${tpu[@]}" ssh "$name" "$zone" --worker=all --command="$1"
 }
 
+wait_in_queue() {
+  local state
+  while true; do
+    state="$("${queue[@]}" describe "$name" "$zone" --format='value(state.state)')"
+    case "$state" in
+      ACTIVE) return ;;
+      FAILED | SUSPENDED | SUSPENDING) fail "the queued resource $name is $state: delete it and create it again" ;;
+    esac
+    sleep 30
+  done
+}
+
 create() {
   if [ "${OPTIONS[queued]}" = true ]; then
     run "${queue[@]}" create "$name" --node-id="$name" "$zone" --accelerator-type="$type" \
       --runtime-version="$runtime" "${spot[@]}"
-    until $DRY_RUN || [ "$("${queue[@]}" describe "$name" "$zone" --format='value(state.state)')" = ACTIVE ]; do
-      sleep 30
-    done
+    if ! $DRY_RUN; then wait_in_queue; fi
   else
     run "${tpu[@]}" create "$name" "$zone" --accelerator-type="$type" --version="$runtime" \
       "${spot[@]}"
@@ -52,6 +62,9 @@ create() {
 }
 
 install() {
+  if [ -n "$(git status --porcelain)" ]; then
+    echo 'bert_jax: what is not committed is not copied' >&2
+  fi
   run git archive --format=tar.gz --prefix=bert_jax/ --output=/tmp/bert_jax.tar.gz HEAD
   run "${tpu[@]}" scp /tmp/bert_jax.tar.gz "$name:" "$zone" --worker=all
   on_all 'tar xzf bert_jax.tar.gz && cd bert_jax && . launch/venv.sh requirements-tpu.txt'
@@ -59,8 +72,9 @@ install() {
 
 start() {
   [ ${#MAIN_FLAGS[@]} -gt 0 ] || fail 'give the flags of the run: -- --config=... --workdir=...'
-  on_all "cd bert_jax && env $(quote "$(xla_flags "$generation")") nohup .venv/bin/python \
-launch/supervise.py $(quote "${MAIN_FLAGS[@]}") > run.log 2>&1 < /dev/null &"
+  # In braces, so that nothing that waits for it holds the connection.
+  on_all "cd bert_jax && { env $(quote "$(xla_flags "$generation")") nohup .venv/bin/python \
+launch/supervise.py $(quote "${MAIN_FLAGS[@]}") > run.log 2>&1 < /dev/null & }"
 }
 
 delete() {
@@ -82,7 +96,8 @@ case "$ACTION" in
       state="$("${tpu[@]}" describe "$name" "$zone" --format='value(state)' 2>/dev/null || echo GONE)"
     fi
     if [ "$state" != READY ]; then
-      if [ "$state" != GONE ]; then delete; fi
+      # A queued resource stays when its machines have gone.
+      if [ "$state" != GONE ] || [ "${OPTIONS[queued]}" = true ]; then delete; fi
       create
       install
     fi

@@ -1,18 +1,27 @@
 # shellcheck shell=bash
 # Sourced by the other scripts: makes .venv in the repository and installs a requirements file.
 #   . launch/venv.sh requirements.txt
-# PYTHON names the interpreter, VENV the folder.
+# PYTHON names the interpreter, VENV the folder. Where no Python is new enough, or Debian has taken
+# its venv apart, uv brings one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VENV="${VENV:-.venv}"
-if [ -z "${PYTHON:-}" ]; then
-  for PYTHON in python3.12 python3.11 python3; do
-    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
+
+usable() { # command: a Python that is new enough and can make the folder
+  "$1" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null
+}
+
+if ! "$VENV/bin/python" -m pip --version > /dev/null 2>&1; then
+  for python in "${PYTHON:-python3.12}" python3.11 python3; do
+    if usable "$python" || [ -n "${PYTHON:-}" ]; then break; fi
   done
+  if usable "$python"; then
+    "$python" -m venv --clear "$VENV"
+  elif [ -z "${PYTHON:-}" ] && python3 -m pip install --quiet --target="$VENV.uv" uv; then
+    "$VENV.uv/bin/uv" venv --quiet --clear --seed --python=3.12 "$VENV"
+  else
+    echo "bert_jax needs Python 3.11 or newer with its venv module: set PYTHON=/path/to/python3" >&2
+    exit 2
+  fi
 fi
-if ! "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-  echo "bert_jax needs Python 3.11 or newer: set PYTHON=/path/to/python3" >&2
-  exit 2
-fi
-[ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -r "$1"

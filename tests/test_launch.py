@@ -50,10 +50,10 @@ def test_tpu_vm_runs_on_every_host():
   assert command[:-1] == [*TPU.split(), 'ssh', 'b', '--zone=z', '--worker=all']
   # What a shell on the host would make of it.
   words = shlex.split(command[-1].removeprefix('--command='))
-  assert words[:4] == ['cd', 'bert_jax', '&&', 'env']
-  assert words[4].startswith('LIBTPU_INIT_ARGS=--xla_tpu_') and len(words[4].split()) == 5
-  assert words[5:] == ['nohup', '.venv/bin/python', 'launch/supervise.py', *FLAGS, '>', 'run.log',
-                       '2>&1', '<', '/dev/null', '&']
+  assert words[:5] == ['cd', 'bert_jax', '&&', '{', 'env']
+  assert words[5].startswith('LIBTPU_INIT_ARGS=--xla_tpu_') and len(words[5].split()) == 5
+  assert words[6:] == ['nohup', '.venv/bin/python', 'launch/supervise.py', *FLAGS, '>', 'run.log',
+                       '2>&1', '<', '/dev/null', '&', '}']
 
 
 def test_tpu_vm_goes_on_after_preemption():

@@ -74,3 +74,6 @@ def test_mistakes(tmp_path):
   done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=x', '--config=y', '--seed=1',
                          '--sweep=seed=1'], cwd=ROOT, capture_output=True, text=True)
   assert done.returncode == 2 and "unexpected argument '--seed=1'" in done.stderr
+  done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=gs://b/x', '--config=y',
+                         '--sweep=seed=1'], cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 2 and '--workdir=gs://b/x: a sweep compares' in done.stderr

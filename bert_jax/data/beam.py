@@ -1,7 +1,9 @@
 """`prepare` as an Apache Beam pipeline, for corpora that one machine takes too long for.
 
+  pip wheel --no-deps --wheel-dir=dist .
   python -m bert_jax.prepare --input='gs://corpus/*.jsonl.gz' --output=gs://records/mine \\
-      --vocab=vocab.txt --beam='--runner=DataflowRunner --project=mine --region=europe-west4'
+      --vocab=vocab.txt --beam='--runner=DataflowRunner --project=mine --region=europe-west4
+      --temp_location=gs://records/temp --extra_package=dist/bert_jax-0.1.0-py3-none-any.whl'
 
 Every input file becomes a shard of training text and one of held-out text, by the functions that
 `prepare` runs itself. The vocabulary is given: one machine trains it on a part of the text. Needs
@@ -40,7 +42,7 @@ class FileToShards:
     number, file = numbered
     s = self.settings
     data_format = corpus.format_of(file, s.format)
-    tokenizer = tokenizer_lib.load(s.vocab, s.lowercase)
+    tokenizer = tokenizer_lib.load(epath.Path(self.output) / 'tokenizer')
     encoder = encode.Encoder(tokenizer, s.rules)
     # Documents are held out by their hash alone: no machine sees all of them.
     below = int(s.heldout * _ALL)
@@ -63,12 +65,11 @@ class FileToShards:
 
 def finish(settings: prepare.Settings, output: str, shards: Sequence[dict[str, Any]]):
   """Writes counts and manifest over all shards."""
-  tokenizer = tokenizer_lib.load(settings.vocab, settings.lowercase)
+  folder = epath.Path(output)
+  tokenizer = tokenizer_lib.load(folder / 'tokenizer')
   shards = sorted(shards, key=lambda shard: shard['train']['name'])
   counts, heldout = (sum(shard[f'{split}_counts'] for shard in shards)
                      for split in ('train', 'heldout'))
-  folder = epath.Path(output)
-  tokenizer.save(folder / 'tokenizer')
   with (folder / 'counts.npy').open('wb') as file:
     np.save(file, counts)
   records.write_manifest(folder, {
@@ -103,6 +104,8 @@ def run(settings: prepare.Settings, output: str, options: Sequence[str] = ()):
   if folder.exists() and any(folder.iterdir()):
     raise UserError(f'{output} is not empty: use another folder')
   files = list(enumerate(corpus.find_files(settings.source)))
+  # The workers have neither this machine's files nor its folder.
+  tokenizer_lib.load(settings.vocab, settings.lowercase).save(folder / 'tokenizer')
   with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
     _ = (pipeline | beam.Create(files) | beam.Reshuffle()
          | beam.Map(FileToShards(settings, output))

@@ -5,7 +5,9 @@ A tokeniser of the library `tokenizers`, whatever its settings, whose special to
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
+import contextlib
 import functools
 import json
 from typing import Any
@@ -29,6 +31,27 @@ _MOST = 2**24  # entries: no vocabulary comes near
 _SPACE = '\u0120'  # how the space before a word is written in an entry
 
 
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+  """Makes one line of what the library says, which has no class of its own for it."""
+  try:
+    yield
+  except BaseException as e:  # where Rust panics it is not even an Exception
+    if not isinstance(e, Exception) and type(e).__name__ != 'PanicException':
+      raise
+    raise UserError(f'{what}: {" ".join(str(e).split())[:200]}') from e
+
+
+def _check_ids(vocab: Any, where: Any):
+  """Raises UserError for ids with large gaps, each of which the library would go through."""
+  if not isinstance(vocab, dict):
+    raise UserError(f'{where} has no vocabulary of entries and their ids')
+  for entry, i in vocab.items():
+    if not isinstance(i, int) or not 0 <= i < 2 * len(vocab):
+      raise UserError(f'{where}: the id of {entry[:50]!r} is {str(i)[:50]}, among {len(vocab)} '
+                      'entries')
+
+
 class ByteBPE:
   """Bytes merged into ever longer pieces.
 
@@ -44,7 +67,8 @@ class ByteBPE:
 
   def __init__(self, settings: dict[str, Any], where: Any = 'tokenizer.json'):
     self._settings = settings
-    try:
+    _check_ids((settings.get('model') or {}).get('vocab'), where)
+    with _told(f'{where} is no tokenizer'):
       tokenizers.Tokenizer.from_str(json.dumps(settings))  # says what is malformed
       tokens = settings.get('added_tokens') or ()
       added = {x['content']: int(x['id']) for x in tokens}
@@ -52,8 +76,6 @@ class ByteBPE:
       plain = settings | {'post_processor': None,
                           'added_tokens': [x for x in tokens if not x['special']]}
       self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(plain))
-    except Exception as e:  # the library has no class of its own for it
-      raise UserError(f'{where} is no tokenizer: {" ".join(str(e).split())[:200]}') from e
     entries = {**self._tokenizer.get_vocab(with_added_tokens=True), **added}
     for role, names in _NAMES.items():
       index = next((entries[name] for name in names if name in entries), None)
@@ -170,8 +192,7 @@ def load(directory: epath.Path) -> ByteBPE | None:
     return ByteBPE(settings, path) if is_bpe else None
   if not (vocab.exists() and merges.exists()):
     return None
-  try:
+  _check_ids(storage.read_json(vocab), vocab)
+  with _told(f'{vocab} and {merges} are no BPE'):
     model = models.BPE.from_file(str(vocab), str(merges))
-  except Exception as e:  # the library has no class of its own for it
-    raise UserError(f'{vocab} and {merges} are no BPE: {" ".join(str(e).split())[:200]}') from e
   return _finished(_settings(model, lowercase=False, spaced=False), spaced=False)

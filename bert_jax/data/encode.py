@@ -55,14 +55,18 @@ def batches(documents: Iterable[str], size: int = 1 << 20) -> Iterator[list[str]
 
 def _segmented(tokenizer: tokenizer_lib.Tokenizer,
                sentences: list[str]) -> tuple[list[list[int]], np.ndarray]:
-  """Tokens of each sentence, and where Chinese words start among all of them."""
+  """Tokens of each sentence, and where Chinese words start among all of them.
+
+  A character that is cut into pieces, as in a byte-level BPE, starts with the first.
+  """
   import rjieba  # its dictionary takes half a second to load
 
   tokens, starts = [], []
   for sentence, (ids, offsets) in zip(sentences, tokenizer.encode_with_offsets(sentences)):
     words = {start for _, start, _ in rjieba.tokenize(sentence)}
     tokens.append(ids)
-    starts.extend([begin in words for begin, _ in offsets])
+    starts.extend([begin in words and (i == 0 or begin != offsets[i - 1][0])
+                   for i, (begin, _) in enumerate(offsets)])
   return tokens, np.array(starts, bool)
 
 
@@ -102,6 +106,8 @@ class Encoder:
       ids, words = self._tokenizer.encode_batch(sentences), True
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     tokens = np.fromiter(itertools.chain.from_iterable(ids), self._dtype, int(lengths.sum()))
+    if self._rules.language.startswith('zh') and self._tokenizer.kind != 'wordpiece':
+      return tokens, words, lengths  # its entries know of spaces alone
     return tokens, self._starts[tokens] & words, lengths
 
 

@@ -30,10 +30,13 @@ def join(tokenizer: Tokenizer, first: Sequence[int], second: Sequence[int] | Non
 
 def cut_pair(first: Sequence[int], second: Sequence[int],
              room: int) -> tuple[Sequence[int], Sequence[int]]:
-  """A pair in `room` tokens: the second text is cut, down to half of the room; then the first."""
+  """A pair in `room` tokens: the second text is cut, down to half of the room; then the first.
+
+  Of an odd room the first has the odd one, as in google-research/bert `_truncate_seq_pair`.
+  """
   if len(first) + len(second) <= room:
     return first, second
-  first = first[:max(room - len(second), room // 2)]
+  first = first[:max(room - len(second), (room + 1) // 2)]
   return first, second[:room - len(first)]
 
 

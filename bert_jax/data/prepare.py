@@ -321,24 +321,39 @@ def prepare(settings: Settings, output: str, workers: int = 0):
   if settings.vocab:  # a mistake in it is told before the text is read
     tokenizer_lib.load(settings.vocab, settings.lowercase)
   workers = workers or host.cores()
-  if (epath.Path(output) / 'manifest.json').exists():
-    earlier = records.read_manifest(epath.Path(output))['settings']
-    other = [n for n, v in dataclasses.asdict(settings).items() if earlier.get(n) != v]
+  folder = epath.Path(output)
+  if (folder / 'manifest.json').exists():
+    other = _others(folder, settings)
     if other:
       raise UserError(f'{output} is not empty: it holds records made with another {other[0]}; use '
                       'another folder')
     return  # it is done
   if not storage.is_remote(output):
-    Preparation(settings, epath.Path(output)).run(workers)
+    Preparation(settings, folder).run(workers)
     return
-  remote = epath.Path(output)
-  if remote.exists() and any(remote.iterdir()):
-    raise UserError(f'{output} is not empty: use another folder')
   local = storage.local_folder(output)
-  if not (local / 'manifest.json').exists():
+  if not (local / 'manifest.json').exists() or _others(local, settings):  # else it was uploading
+    if folder.exists() and any(folder.iterdir()):
+      raise UserError(f'{output} is not empty: use another folder')
     Preparation(settings, local).run(workers)
-  storage.upload(local, remote)
+  storage.upload(local, folder)
   shutil.rmtree(local)
+
+
+def _others(folder: epath.Path, settings: Settings) -> list[str]:
+  """The settings that finished records were made with other values of."""
+  earlier = records.read_manifest(folder)['settings']
+  return [n for n, v in dataclasses.asdict(settings).items() if earlier.get(n) != v]
+
+
+def check_inputs(settings: Settings, output: str):
+  """Raises UserError if finished records are of files that have changed since."""
+  folder = epath.Path(output)
+  if not (folder / 'manifest.json').exists() or _others(folder, settings):
+    return
+  was = records.read_manifest(folder)['settings'].get('inputs')
+  if was is not None and was != list(open_source(settings, folder / 'progress').inputs):
+    raise UserError(f'{output} holds records of files that have changed since: use another folder')
 
 
 def print_lines(lines: Iterable[tuple[str, str]]):

@@ -1,4 +1,4 @@
-"""Tokenisers: WordPiece through `tokenizers`, SentencePiece through `sentencepiece`; BPE: `bpe.py`.
+"""Tokenisers: WordPiece; SentencePiece is in `spiece.py`, byte-level BPE in `bpe.py`.
 
 All offer the same few things. Text of a corpus is encoded without parsing special tokens: a
 "[MASK]" that somebody wrote is text. Only fill_mask asks for them to be parsed.
@@ -9,10 +9,10 @@ import functools
 import hashlib
 import json
 from typing import Protocol
+import unicodedata
 
 from etils import epath
 import numpy as np
-import sentencepiece
 import tokenizers
 from tokenizers import decoders
 from tokenizers import models
@@ -21,6 +21,7 @@ from tokenizers import pre_tokenizers
 from tokenizers import processors
 
 from bert_jax.data import bpe
+from bert_jax.data import spiece
 from bert_jax.data import storage
 from bert_jax.errors import UserError
 
@@ -79,6 +80,19 @@ def digest(tokenizer: Tokenizer) -> str:
   return hashlib.blake2b(tokenizer.serialized(), digest_size=16).hexdigest()
 
 
+def _with_marks(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+  """A token that stripping has left without its last accents ends behind them all the same."""
+  if text.isascii():
+    return offsets
+
+  def behind(end):
+    while end < len(text) and unicodedata.category(text[end]).startswith('M'):
+      end += 1
+    return end
+
+  return [(start, behind(end)) for start, end in offsets]
+
+
 class WordPiece:
   """BERT's own: clean, split at spaces, punctuation and CJK characters, longest match first.
 
@@ -126,7 +140,7 @@ class WordPiece:
   def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
     """Token ids of each text, and the characters [start, end) of each token."""
     encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    return [(e.ids, e.offsets) for e in encodings]
+    return [(e.ids, _with_marks(text, e.offsets)) for text, e in zip(texts, encodings)]
 
   def word_starts(self) -> np.ndarray:
     """[V] bool: whether a word starts with this entry."""
@@ -175,72 +189,6 @@ class WordPiece:
                 **{f'{token[1:-1].lower()}_token': token for token in SPECIAL_TOKENS}}
     (directory / 'tokenizer_config.json').write_text(json.dumps(settings, indent=2) + '\n')
     (directory / 'tokenizer.json').write_text(self._complete().to_str())
-
-
-class SentencePiece:
-  """A SentencePiece model; its ids are the library's own.
-
-  Special tokens that the model does not have get the ids after its last piece.
-  """
-
-  kind, separators = 'sentencepiece', 1
-  _NAMES = {'pad': ('<pad>', '[PAD]'), 'unk': ('<unk>', '[UNK]'), 'cls': ('[CLS]', '<cls>'),
-            'sep': ('[SEP]', '<sep>'), 'mask': ('[MASK]', '<mask>')}
-
-  def __init__(self, model: bytes):
-    self._model = model
-    self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    self.vocab_size = self._processor.get_piece_size()
-    self._appended = []
-    for role, names in self._NAMES.items():
-      known = (i for i in map(self._processor.piece_to_id, names)
-               if i != self._processor.unk_id() and self._processor.id_to_piece(i) in names)
-      index = self._processor.unk_id() if role == 'unk' else next(known, None)
-      if index is None:
-        index = self.vocab_size
-        self.vocab_size += 1
-        self._appended.append(f'[{role.upper()}]')
-      setattr(self, f'{role}_id', index)
-
-  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text, without special tokens."""
-    return self._processor.encode(list(texts))
-
-  def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
-    """Token ids of each text, and the characters [start, end) of each token."""
-    found = []
-    for text in texts:
-      encoded = self._processor.encode_as_offset_mapping(text)
-      # A piece that begins a word has the space before it.
-      spans = [(end - len(text[start:end].lstrip()), end) for start, end in encoded['offsets']]
-      found.append((list(encoded['ids']), spans))
-    return found
-
-  def word_starts(self) -> np.ndarray:
-    """[V] bool: whether a word starts with this entry."""
-    size = self._processor.get_piece_size()
-    starts = [self._processor.id_to_piece(i).startswith('\u2581') for i in range(size)]
-    return np.array(starts + [True] * len(self._appended))
-
-  def encode_with_masks(self, text: str) -> list[int]:
-    """Token ids of a text in which "[MASK]" stands for the mask token."""
-    first, *rest = map(self._processor.encode, text.split('[MASK]'))
-    return first + [i for part in rest for i in (self.mask_id, *part)]
-
-  def tokens(self, ids: Sequence[int]) -> list[str]:
-    """The vocabulary entry of each id."""
-    size = self._processor.get_piece_size()
-    return [self._processor.id_to_piece(int(i)) if i < size else self._appended[i - size]
-            for i in ids]
-
-  def serialized(self) -> bytes:
-    """The model file."""
-    return self._model
-
-  def save(self, directory: epath.Path):
-    """Writes spiece.model."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / 'spiece.model').write_bytes(self._model)
 
 
 def read_vocab(path: str | epath.Path) -> list[str]:
@@ -332,12 +280,7 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
     settings = _settings(directory)
     path = found[0]
   if path.suffix == '.model':
-    try:
-      return SentencePiece(path.read_bytes())
-    except OSError as e:
-      raise UserError(f'data.vocab={str(path)!r} cannot be read: {e.strerror or e}') from e
-    except RuntimeError as e:
-      raise UserError(f'{path} is no SentencePiece model: {e}') from e
+    return spiece.load(path)
   vocab = _vocab_of_json(path) if path.suffix == '.json' else read_vocab(path)
   if lowercase is None:
     lowercase = settings.get('lowercase', True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 import io
 
@@ -11,8 +12,8 @@ import sentencepiece
 from tokenizers import trainers
 
 from bert_jax.data import bpe
+from bert_jax.data.spiece import SentencePiece
 from bert_jax.data.tokenizer import SPECIAL_TOKENS
-from bert_jax.data.tokenizer import SentencePiece
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.data.tokenizer import WordPiece
 from bert_jax.errors import UserError
@@ -73,13 +74,18 @@ def train(kind: str, texts: Callable[[], Iterable[str]], vocab_size: int,
   return SentencePiece(model.getvalue())
 
 
-def _read_lines(path: str, field: str) -> list[str]:
+def _read_lines(path: str, field: str) -> Iterator[str]:
+  number = 0
   try:
-    return epath.Path(path).read_bytes().decode('utf-8').splitlines()
+    with epath.Path(path).open('rb') as file:
+      # At \n alone: words may hold other characters that Python calls line ends.
+      for line in file:
+        number += 1
+        yield line.decode('utf-8').rstrip('\r\n')
   except OSError as e:
     raise UserError(f'{field}={path} cannot be read: {e.strerror or e}') from e
   except UnicodeDecodeError as e:
-    raise UserError(f'{field}={path}: invalid UTF-8 at byte {e.start}') from e
+    raise UserError(f'{field}={path}: invalid UTF-8 in line {number}') from e
 
 
 def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
@@ -132,7 +138,7 @@ def read_word_vectors(path: str, entries: Mapping[str, int]) -> tuple[np.ndarray
   """
   found, width = {}, None
   for number, line in enumerate(_read_lines(path, 'model.embedding_init'), 1):
-    word, *values = line.rstrip().split(' ')
+    word, *values = line.rstrip(' ').split(' ')
     if number == 1 and len(values) == 1 and word.isdigit():
       continue
     width = width or len(values)

@@ -98,22 +98,12 @@ class Predictor:
   def tag(self, texts: Sequence[str]) -> list[Answer]:
     """For each text {'entities': [{'start', 'end', 'text', 'label', 'probability'}]}.
 
-    Words are the tokeniser's. Start and end count characters; the probability is the mean of that
-    of the entity's tags.
+    Start and end count characters; the probability is the mean of that of the entity's tags.
     """
-    starts = self.bert.tokenizer.word_starts()
-    sentences, spans = [], []
-    for ids, offsets in self.bert.tokenizer.encode_with_offsets(texts):
-      words, places = [], []
-      for i, (start, end) in zip(ids, offsets):
-        if starts[i] or not words:
-          words.append([i])
-          places.append((start, end))
-        else:
-          words[-1].append(i)
-          places[-1] = (places[-1][0], end)
-      sentences.append(words)
-      spans.append(places)
+    spans = [token_classification.find_words(text) for text in texts]
+    sentences = token_classification.word_pieces(
+        [[text[start:end] for start, end in places] for text, places in zip(texts, spans)],
+        self.bert.tokenizer)
     found = []
     for text, places, probabilities in zip(texts, spans, self.word_tags(sentences)):
       tags = [self.model.labels[i] for i in probabilities.argmax(-1)]

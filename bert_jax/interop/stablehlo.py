@@ -1,6 +1,7 @@
 """The encoder as one StableHLO file, to be served without bert_jax."""
 
 from collections.abc import Iterator
+import dataclasses
 
 from etils import epath
 import jax
@@ -39,7 +40,8 @@ def encoder(model: Pretrained):
   Without a pooler the second is the hidden state of [CLS].
   """
   variables = {'params': jax.tree.map(jnp.asarray, model.params['params']['bert'])}
-  module = architectures.encoder(model.config)
+  # A kernel is for one platform and for lengths that are known.
+  module = architectures.encoder(dataclasses.replace(model.config, attention='xla'))
 
   def encode(ids, type_ids, mask):
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)

@@ -33,7 +33,7 @@ def read(path: str) -> list[Question]:
     found = [_question(qa, paragraph['context'])
              for article in articles for paragraph in article['paragraphs']
              for qa in paragraph['qas']]
-  except (ValueError, KeyError, TypeError, AttributeError) as e:
+  except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as e:
     raise UserError(f'{path} is not in SQuAD\'s format (data, paragraphs, qas): '
                     f'{type(e).__name__} {e}') from e
   seen = set()

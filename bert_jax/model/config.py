@@ -11,6 +11,8 @@ ATTENTION = ('auto', 'xla', 'fused', 'splash', 'cudnn')
 REMAT = ('none', 'dots', 'full')
 DTYPES = ('float32', 'bfloat16')
 
+_MOST = 2**24  # of any size or number in a model
+
 # The vocabulary is stored padded to a multiple of this, whatever the mesh, so that the shapes in a
 # checkpoint never depend on the number of chips, and every model axis divides them that is a power
 # of two up to 128.
@@ -50,6 +52,10 @@ class BertConfig:
   scan_unroll: int = 1  # layers unrolled in each turn of the scan; num_layers = no loop at all
 
   def __post_init__(self):
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if isinstance(value, int) and value > _MOST:  # a damaged config, of what fits no memory
+        raise UserError(f'model.{field.name} is {value}: it can be at most {_MOST}')
     self._check_at_least_one('vocab_size', 'hidden_size', 'num_layers', 'num_heads',
                              'intermediate_size', 'max_positions', 'scan_unroll')
     if self.type_vocab_size < self.fewest_segments:

@@ -62,6 +62,15 @@ def chip_of(devices: Sequence[jax.Device]) -> Chip | None:
   return Chip(*(value / cores for value in chip))
 
 
+def memory_limit(device: jax.Device) -> float:
+  """What a device here has, in bytes; infinite for a TPU, whose compiler knows."""
+  if device.platform == 'tpu':
+    return math.inf
+  if device.platform == 'cpu':  # all fake devices of a machine share its memory
+    return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / jax.device_count()
+  return device.memory_stats()['bytes_limit']
+
+
 def num_chips(devices: Sequence[jax.Device]) -> int:
   """How many chips the devices are on; some TPUs have two cores that JAX sees as two devices."""
   return len({(getattr(d, 'slice_index', 0), *getattr(d, 'coords', (d.id,))) for d in devices})

@@ -29,7 +29,7 @@ class Estimate:
     devices: of the mesh; `chips` that they are on.
     memory: what the training step needs by the compiler's own figures; None if it does not fit.
     eval_memory: the same of the evaluation step.
-    missing: bytes by which the larger of them does not fit, as the compiler says; 0 = both fit.
+    missing: bytes by which the larger of them does not fit; 0 = both fit.
     compile_seconds: of the training and the evaluation step.
     flops: of a step on each device.
     traffic: bytes to and from its memory.
@@ -133,9 +133,11 @@ def figures(config: ConfigDict, work: Work, mesh: Mesh, program: Program) -> Fig
     found = make(work, config, mesh)
   except programs.OutOfMemory as e:
     return Figures(None, e.used - e.limit, 0.0, 0.0, 0.0, [])
+  # Only the TPU compiler knows what there is.
+  missing = max(0.0, sum(found.memory.values()) - topology.memory_limit(mesh.devices.flat[0]))
   # The text of a whole program is long to read, and only those of few layers are asked for it.
   exchanged = collectives.read(found.program.as_text(), mesh) if program.layers else []
-  return Figures(found.memory, 0.0, found.seconds, found.flops, found.traffic, exchanged)
+  return Figures(found.memory, missing, found.seconds, found.flops, found.traffic, exchanged)
 
 
 def _costs(layers: int, fewest: tuple[int, int], one: Figures,

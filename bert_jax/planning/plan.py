@@ -110,7 +110,7 @@ def _plan(config: ConfigDict, name: str, options: Options) -> tuple[list[Estimat
     if estimates[-1].weak_scaling:
       print('\n' + report.weak_scaling(estimates[-1]))
     if options.search:
-      limit = search_lib.memory_limit(devices[0])
+      limit = topology.memory_limit(devices[0])
       largest = list(search_lib.search(config, phase, mesh, limit))
       found.append([x._asdict() for x in largest])
       print('\n' + report.largest(largest))

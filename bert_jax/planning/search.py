@@ -1,11 +1,8 @@
 """The largest batch that fits, for each choice of remat and of sharding."""
 
 from collections.abc import Iterator
-import math
-import os
 from typing import NamedTuple
 
-import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -71,12 +68,3 @@ def search(config: ConfigDict, phase: Phase, mesh: Mesh, limit: float) -> Iterat
       c.update_from_flattened_dict({'sharding': preset, 'model.remat': remat,
                                     'optimizer.accumulation': 1})
       yield Largest(remat, preset, *_largest(c, phase, mesh, limit))
-
-
-def memory_limit(device: jax.Device) -> float:
-  """What a device here has, in bytes; infinite for a TPU, whose compiler knows."""
-  if device.platform == 'tpu':
-    return math.inf
-  if device.platform == 'cpu':  # all fake devices of a machine share its memory
-    return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / jax.device_count()
-  return device.memory_stats()['bytes_limit']

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
+import tokenizers
+from tokenizers import pre_tokenizers
 
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizer import Tokenizer
@@ -30,11 +32,26 @@ from bert_jax.tasks.finetuning import by_input
 from bert_jax.tasks.finetuning import eval_files
 from bert_jax.tasks.finetuning import not_empty
 
+# As BERT's own tokeniser splits a text, whatever the vocabulary: at spaces, around punctuation and
+# around the characters of Chinese.
+_WORDS = pre_tokenizers.Sequence([
+    pre_tokenizers.BertPreTokenizer(),
+    pre_tokenizers.Split(tokenizers.Regex(r'\p{Han}'), 'isolated')])
+
+
+def find_words(text: str) -> list[tuple[int, int]]:
+  """Where the words of a text stand that nobody has split: characters [start, end)."""
+  return [place for _, place in _WORDS.pre_tokenize_str(text)]
+
 
 def word_pieces(sentences: Sequence[Sequence[str]],
                 tokenizer: Tokenizer) -> list[list[list[int]]]:
-  """The pieces of every word; a word that the tokeniser sees nothing in becomes [UNK]."""
-  pieces = iter(tokenizer.encode_batch([word for words in sentences for word in words]))
+  """The pieces of every word as after a space, punctuation too, in training and in use.
+
+  A word that the tokeniser sees nothing in becomes [UNK].
+  """
+  space = ' ' if tokenizer.kind == 'bpe' else ''  # the others put it there themselves
+  pieces = iter(tokenizer.encode_batch([space + word for words in sentences for word in words]))
   return [[next(pieces) or [tokenizer.unk_id] for _ in words] for words in sentences]
 
 

@@ -215,6 +215,18 @@ def test_to_a_bucket_and_back(tmp_path, corpus_file, monkeypatch):
   _prepare(tmp_path / 'local', corpus_file)
   assert _files(bucket) == _files(tmp_path / 'local')
   assert not storage.local_folder(str(bucket)).exists()  # the staging is gone
+
+  def interrupted(local, remote):
+    (remote / 'half').mkdir(parents=True)
+    raise KeyboardInterrupt
+  other = tmp_path / 'b/other'
+  with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    patched.setattr(storage, 'upload', interrupted)
+    prepare.prepare(prepare.Settings(corpus_file, vocab_size=200), str(other), 1)
+  with pytest.raises(UserError, match='is not empty'):
+    prepare.prepare(prepare.Settings(corpus_file, vocab_size=100), str(other), 1)
+  prepare.prepare(prepare.Settings(corpus_file, vocab_size=200), str(other), 1)
+  assert _files(other) == _files(bucket)
   corpus = _open(tmp_path / 'w', str(bucket))
   assert _files(storage.local_folder(str(bucket))) == _files(bucket)
   (bucket / 'train-00000.tokens.bin').unlink()  # a second run reads its copy
@@ -252,6 +264,32 @@ def test_chinese_words_are_marked(tmp_path):
     words[-1] += piece.removeprefix('##')
   assert {'今天天气', '公园', '手机', 'iphone', '我们', '。'} <= set(words)
   assert '园' not in words and '机' not in words
+
+
+@pytest.mark.parametrize('kind, size', [('sentencepiece', 60), ('bpe', 330)])
+def test_chinese_words_are_marked_without_spaces_too(tmp_path, kind, size):
+  documents = [['今天天气很好。我们去公园吧！', f'他有{i}只手机。']  for i in range(8)]
+  source = conftest.write_corpus(tmp_path / 'zh.txt', documents)
+  corpus = _open(tmp_path / 'w', source, language='zh', heldout=0.0, tokenizer=kind,
+                 vocab_size=size)
+  t = corpus.tokenizer
+  (ids, offsets), = t.encode_with_offsets(['今天天气很好。'])
+  encoded = encode.Encoder(t, encode.Rules('text', 'zh', False)).documents(['今天天气很好。'])
+  assert encoded.tokens.tolist() == ids
+  starts = [offsets[i][0] for i in np.flatnonzero(encoded.words)]
+  assert starts == sorted(set(starts)) and starts[0] == 0 and len(starts) > 1
+  assert set(starts) <= {0, 4, 5, 6}  # 今天天气, 很, 好, 。
+
+
+def test_files_that_have_changed_since_are_told(tmp_path):
+  source = conftest.write_corpus(tmp_path / 'a.txt', conftest.make_documents(40))
+  settings = prepare.Settings(source, vocab_size=200)
+  prepare.check_inputs(settings, str(tmp_path / 'r'))  # there is nothing yet
+  prepare.prepare(settings, str(tmp_path / 'r'), 1)
+  prepare.check_inputs(settings, str(tmp_path / 'r'))
+  conftest.write_corpus(tmp_path / 'a.txt', conftest.make_documents(50))
+  with pytest.raises(UserError, match='holds records of files that have changed since'):
+    prepare.check_inputs(settings, str(tmp_path / 'r'))
 
 
 def test_tfds_is_prepared_and_trained_on(tmp_path, poems, monkeypatch):

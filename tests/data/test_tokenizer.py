@@ -3,7 +3,6 @@ import pathlib
 
 from etils import epath
 import pytest
-import sentencepiece
 import tokenizers
 import transformers
 
@@ -71,27 +70,6 @@ def test_training_a_vocabulary_twice_gives_the_same():
     assert one == two == three and one[:5] == list(tokenizer_lib.SPECIAL_TOKENS)
 
 
-def test_sentencepiece_ids_are_the_librarys(tmp_path):
-  model = tmp_path / 'm.model'
-  with model.open('wb') as f:  # as T5 has it: no [CLS], [SEP] or [MASK]
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS), model_writer=f, vocab_size=90, hard_vocab_limit=False,
-        minloglevel=2, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
-  library = sentencepiece.SentencePieceProcessor(model_file=str(model))
-  t = tokenizer_lib.load(model)
-  assert t.encode_batch(TEXTS) == library.encode(TEXTS)
-  size = library.get_piece_size()
-  assert (t.pad_id, t.unk_id) == (0, 2)
-  assert (t.cls_id, t.sep_id, t.mask_id, t.vocab_size) == (size, size + 1, size + 2, size + 3)
-  assert t.tokens([size + 2]) == ['[MASK]']
-  # Offsets count characters of the text as it was written; no token has the space before it.
-  text = 'Über  the fine 😀 dogs, the end'
-  (ids, spans), = t.encode_with_offsets([text])
-  assert ids == t.encode_batch([text])[0]
-  assert ''.join(text[a:b] for a, b in spans) == ''.join(text.split())
-  assert not any(text[a:b] != text[a:b].strip() for a, b in spans)
-
-
 CASED = [s.title() + ' Über naïve 中文 😀\n  two  spaces <mask> </s>' for s in TEXTS[:20]]
 
 
@@ -132,15 +110,19 @@ def test_bad_byte_level_bpe(tmp_path):
   with pytest.raises(UserError, match='are no BPE'):
     tokenizer_lib.load(tmp_path)
   for model, message in (({'type': 'BPE', 'vocab': {'a': 0}, 'merges': []}, 'has no <s> or'),
-                         ({'type': 'BPE', 'vocab': [1]}, 'is no tokenizer')):
+                         ({'type': 'BPE', 'vocab': [1]}, 'no vocabulary of entries'),
+                         ({'type': 'BPE', 'vocab': {'a': 0, 'b': 10**7}, 'merges': []},
+                          "the id of 'b' is 10000000, among 2 entries")):
     (tmp_path / 'tokenizer.json').write_text(json.dumps({'version': '1.0', 'model': model}))
     with pytest.raises(UserError, match=message):
       tokenizer_lib.load(tmp_path)
   vocabulary.train('bpe', lambda: TEXTS, 300, True).save(epath.Path(tmp_path))
   good = json.loads((tmp_path / 'tokenizer.json').read_text())
   huge = [good['added_tokens'][0] | {'id': 2**31}, *good['added_tokens'][1:]]
+  panic = good['model'] | {'continuing_subword_prefix': 9 * '#', 'merges': [['a', 'b']]}
   for wrong, message in (({'added_tokens': [1]}, 'is no tokenizer'),
                          ({'post_processor': [1]}, 'is no tokenizer'),
+                         ({'model': panic}, 'is no tokenizer: range'),  # in Rust
                          ({'added_tokens': huge}, 'an entry of id 2147483648')):
     (tmp_path / 'tokenizer.json').write_text(json.dumps(good | wrong))
     with pytest.raises(UserError, match=message):
@@ -169,3 +151,10 @@ def test_bad_vocabularies(tmp_path):
   (tmp_path / 'e.model').write_bytes(b'no model')
   with pytest.raises(UserError, match='no SentencePiece model'):
     tokenizer_lib.load(tmp_path / 'e.model')
+
+
+def test_an_accent_that_is_stripped_belongs_to_its_token():
+  t = tokenizer_lib.WordPiece([*tokenizer_lib.SPECIAL_TOKENS, 'cafe', 'x', 'ca', '##fe'])
+  text = 'cafe\u0301 x'
+  (_, spans), = t.encode_with_offsets([text])
+  assert [text[a:b] for a, b in spans] == ['cafe\u0301', 'x']

@@ -184,7 +184,9 @@ def test_every_architecture_comes_back(tmp_path, architecture):
     ('Albert', {'num_hidden_groups': 3}, 'not divisible by model.groups=3'),
     ('Electra', {'embedding_size': 32}, 'lacks tensors: embeddings.projection'),
     ('DistilBert', {'activation': 'mish'}, "activation='mish' is unknown"),
-    ('DistilBert', {'dim': 32}, 'its config asks for')])
+    ('DistilBert', {'dim': 32}, 'its config asks for'),
+    ('ModernBert', {'local_attention': 2**33}, 'local_window is 8589934592: it can be at most'),
+    ('ModernBert', {'hidden_size': 2**33}, 'hidden_size is 8589934592: it can be at most')])
 def test_a_config_that_does_not_fit(tmp_path, title, fields, message):
   make(f'{title}Model', tmp_path)
   model = transformers.AutoConfig.from_pretrained(str(tmp_path))

@@ -239,9 +239,11 @@ def test_squad_files(tmp_path):
   path.write_text(json.dumps({'data': [{'paragraphs': [{'context': 'x', 'qas': qas[:1] * 2}]}]}))
   with pytest.raises(UserError, match="the id '1' is there twice"):
     squad.read(str(path))
-  path.write_text('{"data": [{}]}')
-  with pytest.raises(UserError, match="not in SQuAD's format"):
-    squad.read(str(path))
+  endless = [qas[0] | {'answers': [{'text': 'Ann', 'answer_start': float('inf')}]}]
+  for articles in ([{}], [{'paragraphs': [{'context': 'x', 'qas': endless}]}]):
+    path.write_text(json.dumps({'data': articles}))
+    with pytest.raises(UserError, match="not in SQuAD's format"):
+      squad.read(str(path))
 
 
 def read_choices(path, **fields):

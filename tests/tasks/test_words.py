@@ -1,0 +1,26 @@
+"""What a word is to a tagger, whatever the vocabulary."""
+
+import pytest
+
+from bert_jax.data import vocabulary
+from bert_jax.tasks import token_classification
+from tests.data.test_tokenizer import TEXTS
+
+
+def test_words_as_berts_own_tokeniser_splits_them():
+  text = ' In London,  3 cafe\u0301s: 猫坐'
+  assert [text[a:b] for a, b in token_classification.find_words(text)] == [
+      'In', 'London', ',', '3', 'cafe\u0301s', ':', '猫', '坐']
+  assert token_classification.find_words(' ') == []
+
+
+@pytest.mark.parametrize('kind, size', [('wordpiece', 120), ('sentencepiece', 90), ('bpe', 300)])
+def test_pieces_are_those_of_words_after_a_space(kind, size):
+  t = vocabulary.train(kind, lambda: TEXTS, size, True)
+  words = TEXTS[0].split()
+  found = token_classification.word_pieces([words, ['\u200b'], words[:1]], t)
+  spaced = t.encode_batch([' ' + ' '.join(words)])[0]
+  assert [i for pieces in found[0] for i in pieces] == spaced
+  assert found[2] == found[0][:1] and all(t.word_starts()[pieces[0]] for pieces in found[0])
+  if kind == 'wordpiece':
+    assert found[1] == [[t.unk_id]]
