@@ -4,7 +4,8 @@
 #   bash launch/gke.sh [--dry-run] ACTION --name=NAME [OPTIONS] [-- FLAGS OF main]
 #
 #   build   build the container and push it: --image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/bert_jax
-#   apply   start the JobSet: --image=... --topology=v5e:4x4; it restarts what is preempted
+#   apply   start the JobSet: --image=... --topology=v5e:4x4; it restarts what is preempted;
+#           over several slices, --slices=2, the mesh has replicas: -- --config.mesh.replica=2 ...
 #   xpk     the same through xpk: --cluster=NAME --image=... --type=v5litepod-16
 #   log     follow the log of the first host
 #   delete  end it
