@@ -35,8 +35,8 @@ def soak(bench: Bench, number: int) -> Trial:
       lines = metrics.read_text().splitlines()
       step = json.loads(lines[-1])['step']
       samples.append((step, time.monotonic(), _sample(running.pid)))
-    except (OSError, IndexError, ValueError):
-      continue  # not begun, or ended meanwhile
+    except (OSError, IndexError, KeyError, ValueError):
+      continue  # not begun, or at its end
   _, error = running.communicate()
   if running.returncode:
     return Trial('ended early', False, error[-300:])
