@@ -33,9 +33,10 @@ def _check_best(metric: str, task: Pretraining):
   """Raises UserError now, not at the first evaluation, if no evaluation has this score."""
   if not task.has_held_out:
     raise UserError(f'keep_best={metric!r} needs held-out text: set data.heldout')
-  if metric not in task.score_names():
+  known = task.score_names()
+  if metric not in known:
     raise UserError(f'keep_best={metric!r} is no score of the evaluation: it has '
-                    f'{", ".join(task.score_names())}')
+                    f'{", ".join(known)}')
 
 
 def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,

@@ -139,8 +139,6 @@ def _join(platform: str):
       _on_abort(None)
       return  # a TPU that knows of no other host: in a notebook, say
     raise Failed(f'the processes of this run did not find each other: {e}') from e
-  if _state().num_processes > 1:
-    _start_watch()
 
 
 # ---- agreeing -----------------------------------------------------------------------------------
@@ -274,6 +272,8 @@ def together(platform: str = 'auto') -> Iterator[None]:
     UserError, Failed: they cannot be joined.
   """
   _join(platform)
+  if (_state().num_processes or 1) > 1:
+    _start_watch()
   try:
     yield
   except Exception as e:

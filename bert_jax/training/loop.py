@@ -212,7 +212,8 @@ class _Run:
       with jax.transfer_guard('disallow'):  # nothing else may go to the device or come back
         state, metrics = train_step(state, batch)
       lines.window.append(metrics)
-      jax.block_until_ready(lines.window[:-self._ahead or None][-1:])
+      if len(lines.window) > self._ahead:
+        jax.block_until_ready(lines.window[-1 - self._ahead])
       self._freed_memory.after_step()
       done = step + 1
       self._profiler.after(done, metrics)

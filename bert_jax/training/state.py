@@ -50,9 +50,10 @@ def make_init(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
   boxed = jax.eval_shape(init, root_key(0))  # outside the mesh, where unboxing constrains nothing
   boxed = boxed._replace(frozen=jax.eval_shape(lambda: task.frozen))
   shardings = sharding.shardings(boxed, mesh, preset)
-  sharding.check_divides(nn.unbox(boxed).params, shardings.params, preset)
+  shapes = nn.unbox(boxed)
+  sharding.check_divides(shapes.params, shardings.params, preset)
   abstract = jax.tree.map(
-      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), nn.unbox(boxed), shardings)
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
   init_sharded = sharding.with_mesh(lambda key: nn.unbox(init(key)), mesh, preset,
                                     out_shardings=shardings._replace(frozen={}))
   return init_sharded, abstract

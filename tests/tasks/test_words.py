@@ -1,7 +1,10 @@
 """What a word is to a tagger, whatever the vocabulary."""
 
+import json
+
 import pytest
 
+from bert_jax.data import bpe
 from bert_jax.data import vocabulary
 from bert_jax.tasks import token_classification
 from tests.data.test_tokenizer import TEXTS
@@ -24,3 +27,13 @@ def test_pieces_are_those_of_words_after_a_space(kind, size):
   assert found[2] == found[0][:1] and all(t.word_starts()[pieces[0]] for pieces in found[0])
   if kind == 'wordpiece':
     assert found[1] == [[t.unk_id]]
+
+
+def test_words_of_a_published_bpe_have_the_space_before_them():
+  """A RoBERTa's writes the first word of a text without it; a word of its own would be another."""
+  settings = json.loads(vocabulary.train('bpe', lambda: TEXTS, 300, True).serialized())
+  settings['pre_tokenizer']['add_prefix_space'] = False
+  t = bpe.ByteBPE(settings)
+  word = TEXTS[0].split()[0]
+  (pieces,), = token_classification.word_pieces([[word]], t)
+  assert pieces == t.encode_batch([' ' + word])[0] != t.encode_batch([word])[0]
