@@ -35,6 +35,7 @@ START_SECONDS = float(os.environ.get('BERT_JAX_START_SECONDS', 300))  # for all 
 _OWN = ('RESOURCE_EXHAUSTED', 'INVALID_ARGUMENT', 'UNIMPLEMENTED')
 
 _watching = threading.Event()
+_ending = threading.Event()  # why is said: what fails as the others end is no news
 _GONE = 'gone'  # the key of the first verdict, for all to read
 
 
@@ -50,6 +51,7 @@ def _say(message: str):
 
 def _end(message: str):
   """Ends the process from whatever thread: the main one may be waiting for the dead."""
+  _ending.set()
   _say(f'{message}. What was saved is sound: start all processes again to go on')
   _be_last()
   os._exit(EXIT_FAILED)
@@ -259,8 +261,9 @@ def _explain(error: Exception):
   if not isinstance(error, jax.errors.JaxRuntimeError) or str(error).startswith(_OWN):
     _be_last()  # it is this process's own, or everyone's
     return
-  _say(f'an exchange with the other processes failed ({str(error).splitlines()[0][:200]}): waiting '
-       'to learn which is gone')
+  if not _ending.is_set():
+    _say(f'an exchange with the other processes failed ({str(error).splitlines()[0][:200]}): '
+         'waiting to learn which is gone')
   time.sleep(GONE_SECONDS + 4 * BEAT_SECONDS)  # the watch ends the process before
 
 

@@ -1,5 +1,7 @@
 """What a process without others does."""
 
+import threading
+
 import jax
 import pytest
 
@@ -46,3 +48,17 @@ def test_in_a_notebook_that_has_looked_at_its_tpu(tpu, monkeypatch):
   monkeypatch.setattr(jax, 'process_count', lambda: 4)  # of a slice of several hosts
   with pytest.raises(Failed, match='JAX was used before the run began'):
     processes._join('auto')
+
+
+@pytest.mark.parametrize('ending', [True, False])
+def test_the_last_word_is_which_process_is_gone(monkeypatch, capsys, ending):
+  """When process 0 has said it and waits, the others end, and its exchanges with them fail."""
+  monkeypatch.setattr(processes, 'GONE_SECONDS', 0)
+  monkeypatch.setattr(processes, 'BEAT_SECONDS', 0)
+  monkeypatch.setattr(processes.os, '_exit', lambda code: None)
+  monkeypatch.setattr(processes, '_ending', threading.Event())
+  if ending:
+    processes._end('process 2 of 4 is gone')
+  processes._explain(jax.errors.JaxRuntimeError('UNKNOWN: Connection closed by peer'))
+  last = capsys.readouterr().err.splitlines()[-1]
+  assert last.startswith('bert_jax: process 2 of 4' if ending else 'bert_jax: an exchange'), last
