@@ -33,7 +33,8 @@ def model(folder: pathlib.Path, **sizes) -> str:
       vocab_size=len(_VOCAB), hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64,
       max_positions=64, initializer_range=0.1) | sizes))
   tokens = np.zeros((1, 8), np.int32)
-  params = nn.unbox(Bert(config).init(jax.random.key(0), Batch(*[tokens] * 4), tokens[:, :1]))
+  params = nn.unbox(jax.jit(Bert(config).init)(jax.random.key(0), Batch(*[tokens] * 4),
+                                               tokens[:, :1]))
   huggingface.save(Pretrained(config, {'params': {'bert': params['params']}}, WordPiece(_VOCAB)),
                    epath.Path(folder))
   return str(folder)

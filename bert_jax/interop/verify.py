@@ -65,25 +65,27 @@ def outputs(model: Pretrained) -> dict[str, np.ndarray]:
   """Hidden states, and what the pretraining heads say, of a fixed batch, float32."""
   batch = _batch(model)
   config = dataclasses.replace(model.config, dtype='float32')
-  encoder = {'params': model.params['params']['bert']}
   first = jnp.zeros((3, 1), jnp.int32)
   real = batch.pair_index > 0
-  module = architectures.encoder(config)
-  hidden = module.apply(encoder, batch, method='encode')
-  found = {'hidden states': np.asarray(hidden)[real]}
-  heads = for_pretraining(config)
-  if 'pooler' in model.groups:
-    found['pooled output'] = np.asarray(module.apply(encoder, hidden, first, method='pool'))
-  if 'mlm' in model.groups:
-    logits = heads.apply(model.params, hidden, batch.positions, method='mlm_logits')
-    found['MLM logits'] = np.asarray(logits)[..., :config.vocab_size][real]
-  if 'nsp' in model.groups:
-    found['NSP logits'] = np.asarray(
-        heads.apply(model.params, hidden, first, method='nsp_logits'))
-  if 'rtd' in model.groups:
-    found['RTD logits'] = np.asarray(ReplacedTokenHead(config).apply(
-        {'params': model.params['params']['rtd']}, hidden))[real]
-  return found
+  module, heads = architectures.encoder(config), for_pretraining(config)
+
+  def run(params):
+    encoder = {'params': params['params']['bert']}
+    hidden = module.apply(encoder, batch, method='encode')
+    found = {'hidden states': hidden[real]}
+    if 'pooler' in model.groups:
+      found['pooled output'] = module.apply(encoder, hidden, first, method='pool')
+    if 'mlm' in model.groups:
+      logits = heads.apply(params, hidden, batch.positions, method='mlm_logits')
+      found['MLM logits'] = logits[..., :config.vocab_size][real]
+    if 'nsp' in model.groups:
+      found['NSP logits'] = heads.apply(params, hidden, first, method='nsp_logits')
+    if 'rtd' in model.groups:
+      found['RTD logits'] = ReplacedTokenHead(config).apply(
+          {'params': params['params']['rtd']}, hidden)[real]
+    return found
+
+  return jax.tree.map(np.asarray, jax.jit(run)(model.params))
 
 
 def _transformers_outputs(directory: epath.Path, model: Pretrained) -> dict[str, np.ndarray]:

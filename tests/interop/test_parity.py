@@ -1,6 +1,7 @@
 """From the same weights and batch: the numbers of transformers' PyTorch BERT."""
 
 import dataclasses
+import functools
 
 from etils import epath
 import jax
@@ -26,6 +27,10 @@ from tests.interop import torch_bert
 
 def first(batch):
   return np.zeros((len(batch.ids), 1), np.int32)
+
+
+def apply(module, params, *args, **kwargs):
+  return jax.jit(functools.partial(module.apply, **kwargs))(params, *args)
 
 
 def close(ours, theirs, tolerance):
@@ -74,9 +79,9 @@ def test_outputs_losses_and_gradients(tmp_path, size, padded):
 
   found = theirs(**torch_bert.inputs(batch), output_hidden_states=True,
                  labels=torch_labels(batch, masked), next_sentence_label=torch.tensor(labels[:, 0]))
-  hidden, pooled = Bert(config).apply({'params': model.params['params']['bert']}, batch,
-                                      first(batch))
-  mlm, nsp = BertForPreTraining(config).apply(model.params, batch, batch.positions, first(batch))
+  hidden, pooled = apply(Bert(config), {'params': model.params['params']['bert']}, batch,
+                         first(batch))
+  mlm, nsp = apply(BertForPreTraining(config), model.params, batch, batch.positions, first(batch))
   close(np.asarray(hidden)[real], found.hidden_states[-1][torch.tensor(real)], 2e-5)
   close(pooled[:, 0], theirs.bert.pooler(found.hidden_states[-1]), 2e-5)
   close(np.asarray(mlm)[..., :vocab][real], found.prediction_logits[torch.tensor(real)], 2e-5)
@@ -125,7 +130,7 @@ def test_fifty_adamw_steps_give_the_same_losses(tmp_path, size, padded, rate):
     return optax.apply_updates(params, updates), state, loss
 
   params = jax.tree.map(jnp.asarray, model.params)
-  state, losses = ours.init(params), []
+  state, losses = jax.jit(ours.init)(params), []
   for i in range(50):
     batch = torch_bert.make_batch(model.config.vocab_size, 4, 16, padded, seed=i % 2)
     masked, labels = mask(batch, i % 2), np.arange(4)[:, None] % 2
@@ -149,7 +154,7 @@ def test_activations(tmp_path, activation):
   model = huggingface.load(epath.Path(tmp_path))
   assert model.groups == ('mlm',)  # neither pooler nor next sentences
   batch = torch_bert.make_batch(1000, 2, 12, True)
-  logits, _ = BertForPreTraining(model.config).apply(model.params, batch, batch.positions, None)
+  logits, _ = apply(BertForPreTraining(model.config), model.params, batch, batch.positions, None)
   real = batch.pair_index > 0
   close(np.asarray(logits)[..., :1000][real],
         theirs(**torch_bert.inputs(batch)).logits[torch.tensor(real)], 2e-5)
@@ -167,18 +172,18 @@ def test_task_heads(tmp_path):
   theirs, model = load('BertForSequenceClassification', **labels)
   assert (model.task, model.labels) == ('sequence_classification', ('no', 'yes', 'maybe'))
   ours = task_heads.BertForSequenceClassification(model.config, 3)
-  close(ours.apply(model.params, batch, first(batch))[:, 0],
+  close(apply(ours, model.params, batch, first(batch))[:, 0],
         theirs(**torch_bert.inputs(batch)).logits, 2e-5)
 
   theirs, model = load('BertForTokenClassification', **labels)
   assert model.task == 'token_classification'
   ours = task_heads.BertForTokenClassification(model.config, 3)
-  close(np.asarray(ours.apply(model.params, batch))[real],
+  close(np.asarray(apply(ours, model.params, batch))[real],
         theirs(**torch_bert.inputs(batch)).logits[torch.tensor(real)], 2e-5)
 
   theirs, model = load('BertForQuestionAnswering')
   assert model.task == 'question_answering'
-  ours = np.asarray(task_heads.BertForQuestionAnswering(model.config).apply(model.params, batch))
+  ours = np.asarray(apply(task_heads.BertForQuestionAnswering(model.config), model.params, batch))
   found = theirs(**torch_bert.inputs(batch))
   close(ours[..., 0][real], found.start_logits[torch.tensor(real)], 2e-5)
   close(ours[..., 1][real], found.end_logits[torch.tensor(real)], 2e-5)
@@ -187,7 +192,7 @@ def test_task_heads(tmp_path):
   assert model.task == 'multiple_choice'
   ours = task_heads.BertForMultipleChoice(model.config)
   choices = {name: x[None] for name, x in torch_bert.inputs(batch).items()}  # 1 text, 4 choices
-  close(ours.apply(model.params, batch, first(batch))[:, 0, 0], theirs(**choices).logits[0], 2e-5)
+  close(apply(ours, model.params, batch, first(batch))[:, 0, 0], theirs(**choices).logits[0], 2e-5)
 
 
 def test_layers_scanned_or_unrolled_are_the_same(tmp_path):
@@ -195,6 +200,6 @@ def test_layers_scanned_or_unrolled_are_the_same(tmp_path):
   model = huggingface.load(epath.Path(tmp_path))
   batch = torch_bert.make_batch(1000, 2, 12, True)
   unrolled = dataclasses.replace(model.config, scan_unroll=2)
-  a, b = (Bert(c).apply({'params': model.params['params']['bert']}, batch, method='encode')
+  a, b = (apply(Bert(c), {'params': model.params['params']['bert']}, batch, method='encode')
           for c in (model.config, unrolled))
   np.testing.assert_allclose(a, b, atol=2e-6)

@@ -97,7 +97,7 @@ def test_its_classifier_is_berts(tmp_path):
   assert model.task == 'sequence_classification' and len(model.labels) == 3
   batch = verify.sample(model, 3, 40)
   head = task_heads.BertForSequenceClassification(model.config, 3)
-  logits = head.apply(model.params, batch, np.zeros((3, 1), np.int32))
+  logits = jax.jit(head.apply)(model.params, batch, np.zeros((3, 1), np.int32))
   close(np.asarray(logits)[:, 0], theirs(**inputs(batch)).logits)
 
 

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,8 +51,8 @@ def _encode(ids, pair_index, positions=None):
   ids, pair_index = jnp.array(ids), jnp.array(pair_index)
   positions = jnp.arange(ids.shape[1])[None] if positions is None else jnp.array(positions)
   batch = Batch(ids, jnp.zeros_like(ids), jnp.broadcast_to(positions, ids.shape), pair_index)
-  params = model.init(jax.random.key(1), batch, jnp.zeros((1, 1), jnp.int32))
-  return np.asarray(model.apply(params, batch, method='encode'))
+  params = jax.jit(model.init)(jax.random.key(1), batch, jnp.zeros((1, 1), jnp.int32))
+  return np.asarray(jax.jit(functools.partial(model.apply, method='encode'))(params, batch))
 
 
 def test_padding_changes_no_bit_of_the_tokens():
@@ -74,7 +76,7 @@ def test_influence_by_gradients():
   model = Bert(config)
   ids, pair_index = jnp.arange(5, 13)[None], jnp.array([[1, 1, 1, 2, 2, 2, 0, 0]])
   batch = Batch(ids, jnp.zeros_like(ids), jnp.arange(8)[None], pair_index)
-  params = model.init(jax.random.key(1), batch, jnp.zeros((1, 1), jnp.int32))
+  params = jax.jit(model.init)(jax.random.key(1), batch, jnp.zeros((1, 1), jnp.int32))
 
   def output(table, position):
     changed = jax.tree.map(lambda x: x, params)
@@ -84,5 +86,5 @@ def test_influence_by_gradients():
 
   table = params['params']['embeddings']['token'].unbox()
   for position, pair in ((0, 1), (4, 2)):
-    influence = jnp.abs(jax.grad(output)(table, position)).sum(1)[5:13]
+    influence = jnp.abs(jax.jit(jax.grad(output))(table, position)).sum(1)[5:13]
     assert ((influence > 0) == (pair_index[0] == pair)).all()

@@ -1,6 +1,7 @@
 """The kernels say what the plain path says, and are chosen where they can."""
 
 import dataclasses
+import functools
 
 from flax import linen as nn
 import jax
@@ -38,11 +39,16 @@ def packed_rows() -> Batch:
   return Batch(ids, np.zeros_like(ids), positions, pair_index)
 
 
+def initial(config, batch):
+  init = jax.jit(Bert(config).init)
+  return nn.unbox(init(jax.random.key(0), batch, np.zeros((4, 1), np.int32)))
+
+
 @pytest.mark.parametrize('shape', [None, (2, 2)])
 def test_splash_is_the_plain_path_to_rounding(shape):
   batch = packed_rows()
   real = jnp.asarray(batch.pair_index > 0)
-  params = nn.unbox(Bert(CONFIG).init(jax.random.key(0), batch, np.zeros((4, 1), np.int32)))
+  params = initial(CONFIG, batch)
 
   def loss(config):
     def of(params, batch):
@@ -50,9 +56,9 @@ def test_splash_is_the_plain_path_to_rounding(shape):
       return jnp.sum(jnp.square(hidden) * real[..., None] * jnp.cos(jnp.arange(32))), hidden
     return jax.value_and_grad(of, has_aux=True)
 
-  plain, fast = loss(CONFIG), loss(dataclasses.replace(CONFIG, attention='splash'))
-  if shape:
-    plain, fast = (sharding.with_mesh(f, conftest.sub_mesh(*shape), 'tp') for f in (plain, fast))
+  plain, fast = (
+      sharding.with_mesh(f, conftest.sub_mesh(*shape), 'tp') if shape else jax.jit(f)
+      for f in (loss(CONFIG), loss(dataclasses.replace(CONFIG, attention='splash'))))
   (_, expected), expected_grads = plain(params, batch)
   (_, found), grads = fast(params, batch)
   np.testing.assert_allclose(found[real], expected[real], atol=2e-5)
@@ -113,10 +119,11 @@ def fused_inputs(length=128):
   return jax.random.normal(jax.random.key(1), (4, length, 3, 4, 64)), pair_index, jax.random.key(7)
 
 
+@functools.partial(jax.jit, static_argnames=('length', 'rate'))
 def kept(key, row, head, length, rate=RATE):
   """Which weights are kept in a row: [L, L] bool."""
   return jnp.concatenate([
-      fused_attention.kept(key, np.uint32(row), np.uint32(head), np.int32(part), length, rate)
+      fused_attention.kept(key, row, head, np.int32(part), length, rate)
       for part in range(length // 128)])
 
 
@@ -130,8 +137,8 @@ def fused_loss(qkv, pair_index, random, rate=RATE):
 def test_fused_is_the_plain_path_that_drops_the_same(length, rate):
   qkv, pair_index, random = fused_inputs(length)
   words = jax.random.key_data(random)
-  keep = jnp.stack([jnp.stack([kept(words, b, h, length, rate) for h in range(4)])
-                    for b in range(4)])
+  keep = jnp.stack([jnp.stack([kept(words, np.uint32(b), np.uint32(h), length, rate)
+                               for h in range(4)]) for b in range(4)])
 
   def plain(qkv):
     out = attention.dot_product_attention(
@@ -139,7 +146,7 @@ def test_fused_is_the_plain_path_that_drops_the_same(length, rate):
         lambda weights: jnp.where(keep, weights / (1 - rate), 0))
     return jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)), out
 
-  (_, expected), expected_grad = jax.value_and_grad(plain, has_aux=True)(qkv)
+  (_, expected), expected_grad = jax.jit(jax.value_and_grad(plain, has_aux=True))(qkv)
   (_, found), grad = jax.jit(jax.value_and_grad(fused_loss, has_aux=True), static_argnums=3)(
       qkv, pair_index, random, rate)
   np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -148,7 +155,7 @@ def test_fused_is_the_plain_path_that_drops_the_same(length, rate):
 
 def test_fused_drops_at_its_rate_and_nothing_twice():
   key = jax.random.key_data(jax.random.key(3))
-  keep = np.stack([kept(key, b, h, 256) for b in range(3) for h in range(3)])
+  keep = np.stack([kept(key, np.uint32(b), np.uint32(h), 256) for b in range(3) for h in range(3)])
   keep = keep.reshape(18, 128, 256)  # each part of the queries by itself
   assert abs(keep.mean() - 0.9) < 5 * np.sqrt(0.09 / keep.size)
   for axis in (1, 2):  # by query and by key
@@ -171,11 +178,16 @@ def test_fused_drops_the_same_on_every_mesh():
 def test_fused_in_the_model_is_plain_without_dropout_and_drops_with_it():
   batch = packed_rows()
   real = batch.pair_index > 0
-  params = nn.unbox(Bert(WIDE).init(jax.random.key(0), batch, np.zeros((4, 1), np.int32)))
-  plain, fused = (Bert(dataclasses.replace(WIDE, attention=name)) for name in ('xla', 'fused'))
-  def encode(model, seed=None):
-    return model.apply(params, batch, method='encode', deterministic=seed is None,
-                       rngs=None if seed is None else {'dropout': jax.random.key(seed)})
+  params = initial(WIDE, batch)
+  plain, fused = (
+      jax.jit(functools.partial(Bert(dataclasses.replace(WIDE, attention=name)).apply,
+                                method='encode'), static_argnames='deterministic')
+      for name in ('xla', 'fused'))
+
+  def encode(apply, seed=None):
+    return apply(params, batch, deterministic=seed is None,
+                 rngs=None if seed is None else {'dropout': jax.random.key(seed)})
+
   np.testing.assert_allclose(encode(fused)[real], encode(plain)[real], atol=2e-5)
   first, again, other = encode(fused, 1), encode(fused, 1), encode(fused, 2)
   np.testing.assert_array_equal(first, again)

@@ -1,6 +1,7 @@
 """The modern encoder's parts, by hand and against the plain path."""
 
 import dataclasses
+import functools
 
 from flax import linen as nn
 import jax
@@ -31,8 +32,14 @@ def packed(seed=0, rows=2, length=40):
   return Batch(ids, np.zeros_like(ids), np.where(at < 22, at, at - 22), pair_index)
 
 
-def variables(config=CONFIG):
-  return nn.unbox(Modern(config).init(jax.random.key(0), packed(), np.zeros((2, 1), np.int32)))
+@functools.cache
+def variables():
+  init = jax.jit(Modern(CONFIG).init)
+  return nn.unbox(init(jax.random.key(0), packed(), np.zeros((2, 1), np.int32)))
+
+
+ENCODE = jax.jit(functools.partial(Modern(CONFIG).apply, method='encode'),
+                 static_argnames='mutable')
 
 
 @pytest.mark.parametrize('length, reach', [(40, 4), (40, 7), (5, 8), (16, 16)])
@@ -42,7 +49,8 @@ def test_local_attention_is_masked_attention(length, reach):
   near = np.abs(np.arange(length)[:, None] - np.arange(length)) <= reach
   bias = jnp.where(near, attention_bias(batch.pair_index), -1e9)
   plain = dot_product_attention(query, key, value, bias)
-  found = local_attention(query, key, value, batch.pair_index, reach)
+  found = jax.jit(local_attention, static_argnames='reach')(query, key, value, batch.pair_index,
+                                                            reach)
   real = batch.pair_index > 0
   np.testing.assert_allclose(found[real], plain[real], atol=2e-6)
 
@@ -59,24 +67,22 @@ def test_rotations_by_hand():
 
 
 def test_a_text_is_the_same_wherever_it_lies_and_whatever_is_beside_it():
-  batch, module = packed(), Modern(CONFIG)
-  encode = jax.jit(lambda ids: module.apply(variables(), batch._replace(ids=ids), method='encode'))
+  batch = packed()
   other = batch.ids.copy()
   other[:, :22] = (other[:, :22] + 7) % 50 + 5
-  a, b = encode(batch.ids), encode(other)
+  a, b = (ENCODE(variables(), batch._replace(ids=ids)) for ids in (batch.ids, other))
   assert np.array_equal(a[:, 22:33], b[:, 22:33]) and not np.array_equal(a[:, :22], b[:, :22])
   alone = Batch(*(x[:, 22:33] for x in batch._replace(pair_index=(batch.pair_index > 0) * 1)))
-  np.testing.assert_allclose(module.apply(variables(), alone, method='encode'), a[:, 22:33],
-                             atol=2e-5)
+  np.testing.assert_allclose(ENCODE(variables(), alone), a[:, 22:33], atol=2e-5)
 
 
 def test_who_asks_for_weights_gets_the_same_states():
-  module, batch = Modern(CONFIG), packed()
-  hidden = module.apply(variables(), batch, method='encode')
-  again, kept = module.apply(variables(), batch, method='encode', mutable=['intermediates'])
+  batch = packed()
+  hidden = ENCODE(variables(), batch)
+  again, kept = ENCODE(variables(), batch, mutable=('intermediates',))
   real = batch.pair_index > 0
   np.testing.assert_allclose(again[real], hidden[real], atol=2e-5)
-  found = module.intermediates(kept['intermediates'])
+  found = Modern(CONFIG).intermediates(kept['intermediates'])
   assert found.hidden.shape == (5, 2, 40, 16) and found.attention.shape == (4, 2, 2, 40, 40)
   np.testing.assert_array_equal(found.hidden[-1], again)
   at = np.arange(40)

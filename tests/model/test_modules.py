@@ -31,8 +31,8 @@ def _init(config, seed=0):
   model = BertForPreTraining(config)
   batch = _batch()
   at = np.array([[1, 2, 3], [4, 5, 6]])
-  params = nn.unbox(model.init(jax.random.key(seed), batch, at, at[:, :1] * 0))
-  return model, params, batch, at
+  params = nn.unbox(jax.jit(model.init)(jax.random.key(seed), batch, at, at[:, :1] * 0))
+  return jax.jit(model.apply, static_argnames=('deterministic',)), params, batch, at
 
 
 def test_embeddings_are_a_sum_of_lookups_and_one_layer_on_one_hots():
@@ -76,56 +76,55 @@ def test_initial_values():
 
 
 def test_mlm_head_is_tied_and_padding_is_never_predicted():
-  model, params, batch, at = _init(CONFIG)
-  logits, _ = model.apply(params, batch, at, at[:, :1] * 0)
+  apply, params, batch, at = _init(CONFIG)
+  logits, _ = apply(params, batch, at, at[:, :1] * 0)
   assert logits.shape == (2, 3, 128) and logits.dtype == jnp.float32
   assert (logits[..., 50:] == -1e9).all() and (logits[..., :50] > -100).all()
   params['params']['bert']['embeddings']['token'] = (
       params['params']['bert']['embeddings']['token'].at[7].set(0.0))
-  changed, _ = model.apply(params, batch._replace(ids=np.where(batch.ids == 7, 8, batch.ids)), at,
-                           at[:, :1] * 0)
+  changed, _ = apply(params, batch._replace(ids=np.where(batch.ids == 7, 8, batch.ids)), at,
+                     at[:, :1] * 0)
   assert (changed[..., 7] == 0).all()  # the entry's vector and bias are zero: so is its logit
 
 
 def test_logits_at_some_positions_are_those_of_all():
-  model, params, batch, at = _init(CONFIG)
+  apply, params, batch, at = _init(CONFIG)
   everywhere = np.arange(8)[None] * np.ones((2, 1), int)
-  every, _ = model.apply(params, batch, everywhere, at[:, :1] * 0)
-  some, _ = model.apply(params, batch, at, at[:, :1] * 0)
+  every, _ = apply(params, batch, everywhere, at[:, :1] * 0)
+  some, _ = apply(params, batch, at, at[:, :1] * 0)
   expected = np.take_along_axis(np.asarray(every), at[..., None], 1)
   np.testing.assert_allclose(some, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize('change', [dict(scan_unroll=3), dict(remat='dots'), dict(remat='full')])
 def test_unrolling_and_remat_change_no_number(change):
-  model, params, batch, at = _init(CONFIG)
-  other = BertForPreTraining(dataclasses.replace(CONFIG, **change))
+  _, params, batch, at = _init(CONFIG)
 
-  def loss(model):
+  def loss(config):
     def f(params):
-      mlm, nsp = model.apply(params, batch, at, at[:, :1] * 0)
+      mlm, nsp = BertForPreTraining(config).apply(params, batch, at, at[:, :1] * 0)
       return (mlm[..., :50]**2).mean() + (nsp**2).mean()
-    return jax.value_and_grad(f)(params)
+    return jax.jit(jax.value_and_grad(f))(params)
 
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7),
-               loss(model), loss(other))
+               loss(CONFIG), loss(dataclasses.replace(CONFIG, **change)))
 
 
 def test_dropout_only_when_asked_and_new_for_each_key():
-  model, params, batch, at = _init(CONFIG)
+  apply, params, batch, at = _init(CONFIG)
   cls = at[:, :1] * 0
-  run = lambda seed: model.apply(params, batch, at, cls, deterministic=False,
-                                 rngs={'dropout': jax.random.key(seed)})[0]
-  still = model.apply(params, batch, at, cls)[0]
+  run = lambda seed: apply(params, batch, at, cls, deterministic=False,
+                           rngs={'dropout': jax.random.key(seed)})[0]
+  still = apply(params, batch, at, cls)[0]
   assert (run(0) == run(0)).all() and (run(0) != run(1)).any() and (run(0) != still).any()
 
 
 def test_bfloat16_computes_in_bfloat16_and_answers_in_float32():
-  model, params, batch, at = _init(CONFIG)
+  apply, params, batch, at = _init(CONFIG)
   half = BertForPreTraining(dataclasses.replace(CONFIG, dtype='bfloat16'))
-  hidden = half.apply(params, batch, method=lambda m, b: m.bert.encode(b))
-  logits, nsp = half.apply(params, batch, at, at[:, :1] * 0)
+  hidden = jax.eval_shape(lambda: half.apply(params, batch, method=lambda m, b: m.bert.encode(b)))
+  logits, nsp = jax.jit(half.apply)(params, batch, at, at[:, :1] * 0)
   assert hidden.dtype == jnp.bfloat16 and logits.dtype == nsp.dtype == jnp.float32
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
-  reference, _ = model.apply(params, batch, at, at[:, :1] * 0)
+  reference, _ = apply(params, batch, at, at[:, :1] * 0)
   np.testing.assert_allclose(logits[..., :50], reference[..., :50], atol=0.01)

@@ -31,10 +31,14 @@ def example():
   return Example(batch, masked, np.arange(3), one, one, one)
 
 
+def initial(objective, seed):
+  return nn.unbox(jax.jit(objective.init)(jax.random.key(seed)))
+
+
 def make(student=CONFIG):
   objective = Distillation(heads.for_pretraining(student), heads.for_pretraining(CONFIG))
   teacher = dataclasses.replace(objective, model=objective.teacher)
-  return objective, nn.unbox(teacher.init(jax.random.key(1)))
+  return objective, initial(teacher, 1)
 
 
 def test_by_hand():
@@ -49,12 +53,12 @@ def test_by_hand():
 
 def test_a_student_that_is_its_teacher_has_only_the_words_to_learn():
   objective, params = make()
-  metrics = objective.loss(params, params, example(), KEYS)
+  loss = jax.jit(objective.loss)
+  metrics = loss(params, params, example(), KEYS)
   assert abs(metrics['soft_loss'][0]) < 1e-5 and abs(metrics['cosine_loss'][0]) < 1e-5
   assert metrics['mlm_loss'][1] == 5 and metrics['soft_loss'][1] == 5  # masked positions
   assert metrics['cosine_loss'][1] == example().inputs.pair_index.sum()  # all real tokens
-  other = nn.unbox(objective.init(jax.random.key(2)))
-  apart = objective.loss(other, params, example(), KEYS)
+  apart = loss(initial(objective, 2), params, example(), KEYS)
   assert apart['soft_loss'][0] > 1e-3 and apart['cosine_loss'][0] / apart['cosine_loss'][1] > 0.1
 
 
@@ -62,7 +66,7 @@ def test_a_student_that_is_its_teacher_has_only_the_words_to_learn():
 def test_a_smaller_student_comes_nearer(name):
   """By each loss alone: together they pull to different sides where the teacher knows nothing."""
   objective, teacher = make(dataclasses.replace(CONFIG, num_layers=1))
-  params = nn.unbox(objective.init(jax.random.key(2)))
+  params = initial(objective, 2)
 
   @jax.jit
   def step(params):

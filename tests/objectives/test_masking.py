@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
@@ -27,8 +29,9 @@ def _rows(count=64, length=128, seed=0):
   return ids, pair_index
 
 
+@functools.partial(jax.jit, static_argnames=('config', 'pairs'))
 def _mask(key, ids, pair_index, config=masking.MaskingConfig(), pairs=1, row=None):
-  row = np.arange(len(ids)) if row is None else row
+  row = jnp.arange(len(ids)) if row is None else row
   return masking.mask(key, ids, pair_index, row, config, vocab_size=V, special_ids=SPECIAL,
                       mask_id=MASK, pairs=pairs)
 

@@ -48,7 +48,12 @@ def objective(config=CONFIG):
   return ReplacedTokens(ElectraForPreTraining(config))
 
 
-def means(metrics):
+def initial(objective):
+  return nn.unbox(jax.jit(objective.init)(jax.random.key(0)))
+
+
+def losses(objective, params, example):
+  metrics = jax.jit(objective.loss)(params, {}, example, KEYS)
   return {name: float(total / count) for name, (total, count) in metrics.items()}
 
 
@@ -75,7 +80,7 @@ def test_losses_are_those_of_pytorch(tmp_path, monkeypatch):
   generators['bert'] = {n: x for n, x in generators['bert'].items() if n != 'embeddings'}
   params = {'params': {**loaded[0].params['params'], 'generator': generators}}
   config = dataclasses.replace(loaded[0].config, generator_size=0.25)
-  found = means(objective(config).loss(params, {}, example, KEYS))
+  found = losses(objective(config), params, example)
 
   batch, masked = example.inputs, example.masked
   labels = np.full(batch.ids.shape, -100)
@@ -107,17 +112,16 @@ def test_draws_follow_the_generator_and_the_rows_numbers():
 def test_a_generator_that_is_right_replaces_nothing(monkeypatch):
   example = make_example()
   monkeypatch.setattr(replaced_tokens, 'sample', lambda *_: jnp.asarray(example.masked.targets))
-  params = nn.unbox(objective().init(jax.random.key(0)))
-  found = means(objective().loss(params, {}, example, KEYS))
+  found = losses(objective(), initial(objective()), example)
   assert found['rtd_replaced'] == 0
   assert abs(found['rtd_loss'] - np.log(2)) < 0.1  # untrained, its scores are near 0
 
 
 def test_only_the_masked_lm_trains_the_generator():
-  params = nn.unbox(objective().init(jax.random.key(0)))
+  params = initial(objective())
   for name, trained in (('rtd_loss', ('bert', 'rtd')), ('mlm_loss', ('generator',))):
-    grads = jax.grad(lambda p, name=name: objective().loss(
-        p, {}, make_example(), KEYS)[name][0])(params)['params']
+    grads = jax.jit(jax.grad(lambda p, name=name: objective().loss(
+        p, {}, make_example(), KEYS)[name][0]))(params)['params']
     norms = {part: sum(float(jnp.abs(x).sum()) for x in jax.tree.leaves(tree))
              for part, tree in grads.items()}
     embeddings = sum(float(jnp.abs(x).sum()) for x in jax.tree.leaves(grads['bert']['embeddings']))
@@ -132,11 +136,12 @@ def test_only_the_masked_lm_trains_the_generator():
 @pytest.mark.parametrize('embedding_size', [32, 64])
 def test_parameters_are_counted(embedding_size):
   found = objective(dataclasses.replace(CONFIG, embedding_size=embedding_size))
-  stored = sum(x.size for x in jax.tree.leaves(nn.unbox(found.init(jax.random.key(0)))))
-  stored -= 64 * 64 + 64 if 'pooler' in found.init(jax.random.key(0))['params']['bert'] else 0
+  params = initial(found)
+  stored = sum(x.size for x in jax.tree.leaves(params))
+  stored -= 64 * 64 + 64 if 'pooler' in params['params']['bert'] else 0
   padding = (CONFIG.padded_vocab_size - 300) * (embedding_size + 1)
   assert stored - padding == found.parameters()
-  kept = found.exported(found.init(jax.random.key(0)))['params']
+  kept = found.exported(params)['params']
   assert set(kept) == {'bert', 'rtd'}
 
 

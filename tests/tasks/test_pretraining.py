@@ -27,7 +27,7 @@ CONFIG = BertConfig(vocab_size=V, hidden_size=16, num_layers=2, num_heads=2, int
 def _model():
   model = BertForPreTraining(CONFIG)
   tokens = jnp.zeros((1, L), jnp.int32)
-  params = model.init(jax.random.key(0), Batch(*[tokens] * 4), tokens, tokens[:, :P])
+  params = jax.jit(model.init)(jax.random.key(0), Batch(*[tokens] * 4), tokens, tokens[:, :P])
   everywhere = jnp.arange(L)[None]
   return jax.jit(lambda batch, cls: model.apply(params, batch, everywhere, cls))
 
