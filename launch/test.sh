@@ -4,4 +4,4 @@
 # shellcheck source=launch/venv.sh
 . "$(dirname "${BASH_SOURCE[0]}")/venv.sh" requirements-test.txt
 "$VENV/bin/ruff" check .
-exec "$VENV/bin/python" -m pytest -n 2 "$@"
+exec "$VENV/bin/python" -m pytest -n 2 --dist worksteal "$@"

@@ -15,6 +15,7 @@ import pytest
 
 import bert_jax
 from bert_jax.training import checkpoint
+from tests import conftest
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = 'tests/tiny.py'
@@ -22,7 +23,7 @@ CONFIG = 'tests/tiny.py'
 
 def command(module, *flags, devices=1):
   env = {**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONUNBUFFERED': '1',
-         'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}'}
+         'XLA_FLAGS': conftest.xla_flags(devices)}
   return dict(args=[sys.executable, '-m', f'bert_jax.{module}', *flags], cwd=ROOT, env=env,
               text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests import conftest
 from tests import made_tasks
 from tests.test_configs import SMALL
 
@@ -31,7 +32,8 @@ def commands():
 def shell(line, folder, **env):
   done = subprocess.run(
       ['bash', '-c', line], cwd=ROOT, capture_output=True, text=True,
-      env={**os.environ, 'VENV': sys.prefix, 'PYTHON': sys.executable, 'XLA_FLAGS': '',
+      env={**os.environ, 'VENV': sys.prefix, 'PYTHON': sys.executable,
+           'XLA_FLAGS': conftest.xla_flags(1),
            'PATH': f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}', **env})
   assert done.returncode == 0, f'{line}\n{done.stdout}\n{done.stderr}'
   return done.stdout
