@@ -15,6 +15,7 @@ if metadata.version('jaxlib').startswith('0.10.'):
   os.environ['XLA_FLAGS'] += ' --xla_cpu_use_fusion_emitters=false'
 os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
 os.environ['JAX_PLATFORMS'] = 'cpu'
+os.environ['OMP_NUM_THREADS'] = '1'  # PyTorch's threads spin while they wait; the cores are taken
 os.environ['EPATH_USE_TF'] = 'false'  # TensorFlow's gs:// cannot be led to an emulator
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   # Many tests and the commands that they start compile the same: once in a run of the tests.
