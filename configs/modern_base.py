@@ -14,7 +14,7 @@ from bert_jax.model.modern import ModernConfig
 
 def get_config():
   """1.7T tokens in rows of 1,024, in bfloat16."""
-  c = config.pretraining(ModernConfig(dtype='bfloat16'))
+  c = config.pretraining(ModernConfig(dtype='bfloat16', classifier_pooling='mean'))
   c.data.sequences = 'full_sentences'
   c.data.tokenizer, c.data.lowercase = 'bpe', False
   c.data.heldout = 0.005
