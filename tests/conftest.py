@@ -9,11 +9,12 @@ import tempfile
 # Compiling takes longer than what is compiled: a third of the time without the expensive passes,
 # without splitting programs among more threads than the tests have cores, and with XLA's older way
 # to compile fusions, where it still has it.
-os.environ['XLA_FLAGS'] = ('--xla_force_host_platform_device_count=8 '
-                           '--xla_cpu_parallel_codegen_split_count=1')
-if metadata.version('jaxlib').startswith('0.10.'):
-  os.environ['XLA_FLAGS'] += ' --xla_cpu_use_fusion_emitters=false'
-os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
+# JAX_DISABLE_MOST_OPTIMIZATIONS=0 runs them as users do.
+os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'
+if os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1') == '1':
+  os.environ['XLA_FLAGS'] += ' --xla_cpu_parallel_codegen_split_count=1'
+  if metadata.version('jaxlib').startswith('0.10.'):
+    os.environ['XLA_FLAGS'] += ' --xla_cpu_use_fusion_emitters=false'
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['OMP_NUM_THREADS'] = '1'  # PyTorch's threads spin while they wait; the cores are taken
 os.environ['EPATH_USE_TF'] = 'false'  # TensorFlow's gs:// cannot be led to an emulator
