@@ -114,8 +114,8 @@ def run_command(main: Callable[[list[str]], None],
       _end(e, EXIT_FAILED)
     except Preempted as e:
       _end(e, EXIT_PREEMPTED)
-    except KeyboardInterrupt:
-      _end('interrupted', EXIT_INTERRUPTED)
+    except KeyboardInterrupt as e:
+      _end(f'interrupted{e}', EXIT_INTERRUPTED)
     except Exception as e:
       trouble = storage_trouble(e)
       if not trouble:

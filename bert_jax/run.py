@@ -153,7 +153,10 @@ def run(config: ConfigDict, workdir: str):
     mesh_lib.select_platform(config.platform)
     compiled.keep()
     _agree(config, workdir)
-    _train(config, workdir)
+    try:
+      _train(config, workdir)
+    except KeyboardInterrupt as e:
+      raise KeyboardInterrupt(checkpoint.newest(workdir)) from e
   (run_pretraining if config.task == 'pretrain' else run_finetuning).finish(config, workdir)
 
 

@@ -177,22 +177,19 @@ def train(texts: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool) 
   return _finished(made, spaced=True)
 
 
-def load(directory: epath.Path) -> ByteBPE | None:
-  """The byte-level BPE of a folder: tokenizer.json, or vocab.json and merges.txt; None = none.
+def load(path: epath.Path) -> ByteBPE | None:
+  """Loads a tokenizer.json, or a vocab.json with merges.txt beside it; None = it is no BPE.
 
   Raises:
-    UserError: what is there cannot be used.
+    UserError: the file is damaged, or no byte-level BPE of BERT's kind.
   """
-  path, vocab, merges = (directory / name for name in (
-      'tokenizer.json', 'vocab.json', 'merges.txt'))
-  if path.exists():
-    settings = storage.read_json(path)
-    model = settings.get('model')
+  merges = path.parent / 'merges.txt'
+  content = storage.read_json(path)
+  if path.name != 'vocab.json' or not merges.exists():
+    model = content.get('model')
     is_bpe = isinstance(model, dict) and model.get('type') == 'BPE'
-    return ByteBPE(settings, path) if is_bpe else None
-  if not (vocab.exists() and merges.exists()):
-    return None
-  _check_ids(storage.read_json(vocab), vocab)
-  with _told(f'{vocab} and {merges} are no BPE'):
-    model = models.BPE.from_file(str(vocab), str(merges))
+    return ByteBPE(content, path) if is_bpe else None
+  _check_ids(content, path)
+  with _told(f'{path} and {merges} are no BPE'):
+    model = models.BPE.from_file(str(path), str(merges))
   return _finished(_settings(model, lowercase=False, spaced=False), spaced=False)

@@ -25,6 +25,9 @@ FORMATS = ('auto', 'text', 'jsonl', 'wikitext')
 
 _READ = 1 << 20  # bytes
 _LONGEST_DOCUMENT = 64 << 20  # bytes; documents are held in memory one at a time
+# Characters. Tokenisers take a hundred times the memory of a sentence: longer ones are cut at white
+# space, or anywhere if they have none.
+_SENTENCE = re.compile(r'.{1,16384}(?:\s|$)|.{1,16384}', re.DOTALL)
 _BLANK_LINE = re.compile(rb'\n[ \t\r\f\v]*\n')
 _WIKITEXT_HEADING = re.compile(rb'(?:^|(?<=\n)) ?= (?!=)[^\n]*[^=\n] = ?(?=\n)')
 _WIKITEXT_SUBHEADING = re.compile(r'^ ?= = .* = = ?$')
@@ -80,7 +83,9 @@ def _split(stream, separator: re.Pattern, file: str) -> Iterator[tuple[bytes, in
     block = stream.read(_READ)
     if line == 1 and not rest:
       block = block.removeprefix(b'\xef\xbb\xbf')  # byte order mark
-    rest += block or b'\n'
+    if rest.endswith(b'\r') and block.startswith(b'\n'):
+      rest = rest[:-1]
+    rest += block.replace(b'\r\n', b'\n') or b'\n'  # the same records for either line end
     start = 0
     for match in separator.finditer(rest):
       yield rest[start:match.start()], line
@@ -225,4 +230,5 @@ def split_sentences(document: str, data_format: str, language: str,
     sentences = (s for line in lines for s in re.split(r'(?<= [.!?]) ', line.strip()))
   else:
     sentences = (s for line in lines if line for s in sentencex.segment(language, line))
-  return [s for s in map(str.strip, sentences) if s]
+  pieces = (piece for s in sentences for piece in _SENTENCE.findall(s))
+  return [s for s in map(str.strip, pieces) if s]

@@ -13,7 +13,7 @@ from bert_jax.data import corpus
 from bert_jax.data import records
 from bert_jax.data import tokenizer as tokenizer_lib
 
-_AT_ONCE = 4_096  # sentences: the library's encodings take 100 times the memory of their tokens
+_AT_ONCE = 1 << 19  # characters: the library's encodings take 100 times the memory of their tokens
 
 
 class Rules(NamedTuple):
@@ -40,12 +40,12 @@ class Encoded(NamedTuple):
   size: int  # bytes of their text
 
 
-def batches(documents: Iterable[str], size: int = 1 << 20) -> Iterator[list[str]]:
-  """Documents in lists of at least `size` characters."""
+def batches(texts: Iterable[str], size: int = 1 << 20) -> Iterator[list[str]]:
+  """Texts in lists of at least `size` characters, but for the last."""
   batch, held = [], 0
-  for document in documents:
-    batch.append(document)
-    held += len(document)
+  for text in texts:
+    batch.append(text)
+    held += len(text)
     if held >= size:
       yield batch
       batch, held = [], 0
@@ -90,8 +90,7 @@ class Encoder:
     """Encodes documents that are split into sentences; what has no token is left out."""
     sentences = list(itertools.chain.from_iterable(documents))
     seen = [self._heldout[s] for s in sentences if s in self._heldout] if self._heldout else []
-    parts = [self._arrays(sentences[i:i + _AT_ONCE])
-             for i in range(0, max(len(sentences), 1), _AT_ONCE)]
+    parts = [self._arrays(batch) for batch in list(batches(sentences, _AT_ONCE)) or [[]]]
     tokens, words, lengths = (np.concatenate(arrays) for arrays in zip(*parts))
     document = np.repeat(np.arange(len(documents)), [len(d) for d in documents])
     counts = np.bincount(document[lengths > 0], minlength=len(documents))

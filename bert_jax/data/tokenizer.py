@@ -103,13 +103,16 @@ class WordPiece:
     lowercase: lower-case the text.
     strip_accents: None = if it is lower-cased, as published.
     split_chinese: each CJK character is a word of its own.
+    whole: entries that hold punctuation, such as "covid-19": they are matched before the text is
+      split.
   """
 
   kind, separators = 'wordpiece', 1
 
   def __init__(self, vocab: Sequence[str], lowercase: bool = True,
-               strip_accents: bool | None = None, split_chinese: bool = True):
-    self.vocab, self.lowercase = list(vocab), lowercase
+               strip_accents: bool | None = None, split_chinese: bool = True,
+               whole: Sequence[str] = ()):
+    self.vocab, self.lowercase, self.whole = list(vocab), lowercase, tuple(whole)
     self._strip_accents, self._split_chinese = strip_accents, split_chinese
     ids = {token: i for i, token in enumerate(self.vocab)}
     self.vocab_size = len(self.vocab)
@@ -121,6 +124,8 @@ class WordPiece:
         lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=split_chinese)
     self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     self._tokenizer.decoder = decoders.WordPiece()
+    self._tokenizer.add_tokens([tokenizers.AddedToken(word, single_word=True, normalized=True)
+                                for word in self.whole])
 
   @functools.cached_property
   def _with_masks(self) -> tokenizers.Tokenizer:
@@ -155,20 +160,29 @@ class WordPiece:
     return [self.vocab[i] for i in ids]
 
   def extended(self, words: Sequence[str]) -> 'WordPiece':
-    """The same with more entries, after all others."""
+    """The same tokeniser with more entries, after all others."""
+    whole = [word for word in words if len(self.words_of(word)) > 1]
     return WordPiece([*self.vocab, *words], self.lowercase, self._strip_accents,
-                     self._split_chinese)
+                     self._split_chinese, [*self.whole, *whole])
+
+  def clean(self, text: str) -> str:
+    """A text as the tokeniser compares it: cleaned, and lower-cased if asked."""
+    return self._tokenizer.normalizer.normalize_str(text).strip()
 
   def words_of(self, text: str) -> list[str]:
     """The words of a text before they are cut into pieces: cleaned, split, lower-cased if asked."""
-    clean = self._tokenizer.normalizer.normalize_str(text)
-    return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(clean)]
+    words = self._tokenizer.pre_tokenizer.pre_tokenize_str(self.clean(text))
+    return [word for word, _ in words]
 
   def serialized(self) -> bytes:
     """The vocabulary and settings as bytes."""
+    settings = [self.vocab, self.lowercase]
     others = [self._strip_accents, self._split_chinese]
-    return json.dumps([self.vocab, self.lowercase, *(others if others != [None, True] else [])]
-                      ).encode()
+    if others != [None, True] or self.whole:  # digests of the usual settings stay as they were
+      settings += others
+    if self.whole:
+      settings.append(self.whole)
+    return json.dumps(settings).encode()
 
   def _complete(self) -> tokenizers.Tokenizer:
     """The tokeniser that parses special tokens and adds [CLS] and [SEP]."""
@@ -233,7 +247,14 @@ def _settings(directory: epath.Path) -> dict:
   """
   settings = {}
   if (directory / 'tokenizer.json').exists():
-    settings = storage.read_json(directory / 'tokenizer.json').get('normalizer') or {}
+    content = storage.read_json(directory / 'tokenizer.json')
+    settings = content.get('normalizer') or {}
+    try:
+      settings['whole'] = [str(token['content']) for token in content.get('added_tokens') or ()
+                           if not token['special']]
+    except (TypeError, KeyError) as e:
+      raise UserError(f'{directory}/tokenizer.json: an entry of added_tokens has no content or '
+                      'does not say whether it is special') from e
   if (directory / 'tokenizer_config.json').exists():
     config = storage.read_json(directory / 'tokenizer_config.json')
     names = {'do_lower_case': 'lowercase', 'strip_accents': 'strip_accents',
@@ -255,32 +276,34 @@ def _vocab_of_json(path: epath.Path) -> list[str]:
   return _checked_vocab(sorted(model['vocab'], key=model['vocab'].get), path)
 
 
+def _file_in(directory: epath.Path) -> epath.Path:
+  """The vocabulary file of a folder; raises UserError if it has none."""
+  for name in ('vocab.txt', 'spiece.model', 'tokenizer.json', 'vocab.json'):
+    if (directory / name).exists():
+      return directory / name
+  raise UserError(f'{directory} holds neither vocab.txt nor spiece.model nor tokenizer.json')
+
+
 def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
-  """Loads a vocabulary file (vocab.txt), a SentencePiece model (*.model), or a folder with either.
+  """Loads vocab.txt, tokenizer.json, a SentencePiece model (*.model), or a folder with one of them.
 
   Args:
-    path: the file or the folder; in a folder tokenizer.json, or vocab.json and merges.txt of a
-      byte-level BPE, serve too.
+    path: the file or the folder. The vocab.json of a byte-level BPE has its merges.txt beside it.
     lowercase: of a WordPiece vocabulary; None = what its folder's tokenizer_config.json says.
 
   Raises:
     UserError: what is there is no vocabulary, or a cased one is to be read in lower case.
   """
-  path, settings = epath.Path(path), {}
-  if path.is_dir():
-    directory = path
-    found = [directory / name for name in ('vocab.txt', 'spiece.model', 'tokenizer.json')
-             if (directory / name).exists()]
-    if not found or found[0].suffix == '.json':
-      byte_level = bpe.load(directory)
-      if byte_level:
-        return byte_level
-    if not found:
-      raise UserError(f'{directory} holds neither vocab.txt nor spiece.model nor tokenizer.json')
-    settings = _settings(directory)
-    path = found[0]
+  path = epath.Path(path)
+  directory = path if path.is_dir() else None
+  if directory:
+    path = _file_in(directory)
   if path.suffix == '.model':
     return spiece.load(path)
+  byte_level = bpe.load(path) if path.suffix == '.json' else None
+  if byte_level:
+    return byte_level
+  settings = _settings(directory) if directory else {}
   vocab = _vocab_of_json(path) if path.suffix == '.json' else read_vocab(path)
   if lowercase is None:
     lowercase = settings.get('lowercase', True)
@@ -288,4 +311,4 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
     raise UserError(f'{path} is a cased vocabulary (its words have capitals) and the text would be '
                     'lower-cased: set data.lowercase=False')
   return WordPiece(vocab, lowercase, settings.get('strip_accents'),
-                   settings.get('handle_chinese_chars', True))
+                   settings.get('handle_chinese_chars', True), settings.get('whole', ()))

@@ -93,7 +93,8 @@ def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
 
   Args:
     tokenizer: a WordPiece.
-    path: a text file, one word a line; they are cleaned and lower-cased as the tokeniser does it.
+    path: a text file, one word a line, hyphens and the like included ("covid-19"). The words are
+      cleaned and lower-cased as the tokeniser does it.
 
   Raises:
     UserError: no such file or no new word in it, a line of several words, another kind of
@@ -104,17 +105,17 @@ def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
                     f'{tokenizer.kind}')
   known, words, already = set(tokenizer.vocab), [], []
   for number, line in enumerate(_read_lines(path, 'model.add_tokens'), 1):
-    parts = tokenizer.words_of(line)
-    if not parts:
+    word = tokenizer.clean(line)
+    if not word:
       continue
-    if len(parts) > 1:
-      raise UserError(f'{path}, line {number}: {line.strip()!r} is {len(parts)} words to the '
-                      f'tokeniser ({" ".join(parts)}): an entry is one')
-    if len(parts[0]) > 100:
-      raise UserError(f'{path}, line {number}: a word of {len(parts[0])} characters; WordPiece '
+    if len(word.split()) > 1:
+      raise UserError(f'{path}, line {number}: {line.strip()!r} is {len(word.split())} words: an '
+                      'entry is one')
+    if len(word) > 100:
+      raise UserError(f'{path}, line {number}: a word of {len(word)} characters; WordPiece '
                       'reads at most 100')
-    (already if parts[0] in known else words).append(parts[0])
-    known.add(parts[0])
+    (already if word in known else words).append(word)
+    known.add(word)
   if not words:
     raise UserError(f'model.add_tokens={path} holds no word that the vocabulary does not have')
   notes = [f'{len(words)} words added to the vocabulary']

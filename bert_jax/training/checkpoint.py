@@ -235,6 +235,14 @@ def has_checkpoint(workdir: epath.Path) -> bool:
   return bool(sound.steps(workdir / 'checkpoints'))
 
 
+def newest(workdir: epath.Path) -> str:
+  """The end of a message about a run that was broken off: the checkpoint from which it goes on."""
+  steps = sound.steps(workdir / 'checkpoints')
+  if not steps:
+    return f': {workdir} holds no checkpoint yet, the same command starts again'
+  return f': the newest checkpoint is that of step {max(steps)}, run the same command to go on'
+
+
 def on_one_device(abstract: Any) -> Any:
   """ShapeDtypeStructs, to be restored to this process's first device."""
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

@@ -63,6 +63,28 @@ def read_metrics(path: epath.Path) -> list[dict[str, Any]]:
   return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def duration(seconds: float) -> str:
+  """A time as people say it: 45 s, 12 min, 3 h 20 min, 4 d 6 h."""
+  minutes, seconds = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  days, hours = divmod(hours, 24)
+  if days:
+    return f'{days} d {hours} h'
+  if hours:
+    return f'{hours} h {minutes} min'
+  return f'{minutes} min' if minutes else f'{seconds} s'
+
+
+class _Bar(tqdm.tqdm):
+  """A progress bar with the time left as `duration` says it."""
+
+  @property
+  def format_dict(self):
+    values = super().format_dict
+    rate = values['rate'] or (self.n - self.initial) / max(values['elapsed'], 1e-9)
+    return {**values, 'left': duration((self.total - self.n) / rate) if rate else '?'}
+
+
 class Report:
   """Writes the metrics of one process; every method does nothing in the others."""
 
@@ -76,8 +98,10 @@ class Report:
     self._board = tensorboardX.SummaryWriter(str(workdir / 'tensorboard'),
                                              purge_step=first_step + 1)
     self._curves = workdir / 'curves.png'
-    self._bar = tqdm.tqdm(total=last_step, initial=first_step, unit=' steps', disable=None,
-                          dynamic_ncols=True, smoothing=0.05)
+    self._bar = _Bar(
+        total=last_step, initial=first_step, unit=' steps', disable=None, dynamic_ncols=True,
+        smoothing=0.05,
+        bar_format='{l_bar}{bar}| {n_fmt}/{total_fmt} [{left} left, {rate_fmt}{postfix}]')
     self._last_step, self._began, self._first_step = last_step, time.monotonic(), first_step
 
   def train(self, step: int, metrics: dict[str, Any]):
@@ -97,7 +121,7 @@ class Report:
       rate = (time.monotonic() - self._began) / max(step - self._first_step, 1)
       left = rate * (self._last_step - step)
       print(f'step {step}/{self._last_step}  ' + '  '.join(f'{k} {v}' for k, v in shown.items())
-            + f'  {left:,.0f} s left', flush=True)
+            + f'  {duration(left)} left', flush=True)
       self._bar.n = step
 
   def evaluation(self, step: int, metrics: dict[str, float]):

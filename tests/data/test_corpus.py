@@ -16,7 +16,7 @@ def test_blank_lines_part_documents(tmp_path):
   (tmp_path / 'a.txt').write_bytes('\ufeffOne. Two.\r\nThree.\n\n\n \nFour.'.encode())
   with gzip.open(tmp_path / 'b.txt.gz', 'wt') as f:
     f.write('Five.\n')
-  assert _documents(tmp_path / '*.txt*') == ['One. Two.\r\nThree.', 'Four.', 'Five.']
+  assert _documents(tmp_path / '*.txt*') == ['One. Two.\nThree.', 'Four.', 'Five.']
   assert corpus.split_sentences('One. Two.\r\nThree.', 'text', 'en', False) == [
       'One.', 'Two.', 'Three.']
   assert corpus.split_sentences('One. Two.\r\nThree.', 'text', 'en', True) == [
@@ -28,8 +28,19 @@ def test_documents_do_not_depend_on_how_much_is_read_at_once(tmp_path, monkeypat
   monkeypatch.setattr(corpus, '_READ', size)
   (tmp_path / 'a.txt').write_text('\n\nA b\nc\n \t\nd é\n\n\n\ne\n\n')
   assert _documents(tmp_path / 'a.txt') == ['A b\nc', 'd é', 'e']
+  (tmp_path / 'b.txt').write_bytes((tmp_path / 'a.txt').read_bytes().replace(b'\n', b'\r\n'))
+  assert _documents(tmp_path / 'b.txt') == ['A b\nc', 'd é', 'e']  # Windows' line ends
   (tmp_path / 'w.raw').write_text(' = One = \n\n a = b \n = = Two = = \n c\n = Three = \n d\n')
   assert _documents(tmp_path / 'w.raw', 'wikitext') == ['a = b \n = = Two = = \n c', 'd']
+
+
+def test_a_sentence_without_an_end_is_cut_at_white_space():
+  words = 'word ' * 10_000
+  pieces = corpus.split_sentences(words, 'text', 'en', True)
+  assert max(map(len, pieces)) <= 16_384 and ' '.join(pieces) == words.strip()
+  assert {piece[:5] for piece in pieces} == {'word '}
+  assert list(map(len, corpus.split_sentences('x' * 40_000, 'text', 'en', True))) == [
+      16_384, 16_384, 7_232]
 
 
 def test_json_lines(tmp_path):

@@ -107,7 +107,7 @@ def small_shards(monkeypatch):
   monkeypatch.setattr(prepare, '_SHARD', 20_000)
   monkeypatch.setattr(prepare, '_IN_PROCESS', 0)
   batches = encode.batches
-  monkeypatch.setattr(encode, 'batches', lambda documents: batches(documents, 3_000))
+  monkeypatch.setattr(encode, 'batches', lambda texts, size=0: batches(texts, 3_000))
 
 
 def test_the_output_does_not_depend_on_the_number_of_workers(tmp_path, small_shards):

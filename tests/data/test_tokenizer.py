@@ -56,6 +56,10 @@ def test_train_save_load(kind, size, tmp_path):
   again = tokenizer_lib.load(tmp_path)
   assert again.encode_batch(TEXTS) == t.encode_batch(TEXTS)
   assert tokenizer_lib.digest(again) == tokenizer_lib.digest(t)
+  for name in {'bpe': ['tokenizer.json'], 'wordpiece': ['vocab.txt', 'tokenizer.json'],
+               'sentencepiece': ['spiece.model']}[kind]:  # data.vocab may name the file itself
+    by_file = tokenizer_lib.load(tmp_path / name, True)
+    assert tokenizer_lib.digest(by_file) == tokenizer_lib.digest(t)
   ids = t.encode_with_masks('The [MASK] runs.')
   assert ids.count(t.mask_id) == 1 and t.tokens([t.mask_id])[0] in ('[MASK]', '<mask>')
   assert t.mask_id not in t.encode_batch(['The [MASK] runs.'])[0]

@@ -105,7 +105,7 @@ def test_new_words_start_as_the_mean_of_their_pieces(published, tmp_path, corpus
     assert len(pieces) > 1 and after.tokenizer.encode_batch([word])[0] == [i]
     np.testing.assert_allclose(table(after)[i], table(before)[pieces].mean(0), atol=1e-7)
   assert np.abs(table(after)[VOCAB + 2:]).max() < 1e-20
-  # It comes out whole.
+  # The export has them too.
   convert.convert(str(tmp_path / 'run'), str(tmp_path / 'hf'), 'huggingface')
   tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / 'hf'))
   assert tokenizer.tokenize('A Kingbird sees the stonehouse') == [
@@ -113,6 +113,27 @@ def test_new_words_start_as_the_mean_of_their_pieces(published, tmp_path, corpus
   model, loading = transformers.BertForPreTraining.from_pretrained(
       str(tmp_path / 'hf'), output_loading_info=True)
   assert not any(loading.values()) and model.config.vocab_size == VOCAB + 2
+
+
+def test_new_words_with_hyphens_and_underscores(published, tmp_path, corpus_file):
+  (tmp_path / 'words.txt').write_text('COVID-19\nsnake_case\n3.5mm\n')
+  run.run(config(corpus_file, published, **{'model.add_tokens': str(tmp_path / 'words.txt')}),
+          str(tmp_path / 'run'))
+  before, after = (bert_jax.from_pretrained(str(d)) for d in (published, tmp_path / 'run'))
+  assert after.tokenizer.vocab[VOCAB:] == ['covid-19', 'snake_case', '3.5mm']
+  text = 'The king: Covid-19, snake_case. covid-195 3.5mm'
+  ids = after.tokenizer.encode_batch([text])[0]
+  assert [i for i in ids if i >= VOCAB] == [VOCAB, VOCAB + 1, VOCAB + 2]  # no part of covid-195
+  offsets = after.tokenizer.encode_with_offsets([text])[0]
+  assert [text[s:e] for i, (s, e) in zip(*offsets) if i >= VOCAB] == [
+      'Covid-19', 'snake_case', '3.5mm']
+  old = before.tokenizer.encode_batch(['covid-19'])[0]
+  np.testing.assert_allclose(table(after)[VOCAB], table(before)[old].mean(0), atol=1e-7)
+  convert.convert(str(tmp_path / 'run'), str(tmp_path / 'hf'), 'huggingface')
+  theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path / 'hf'))
+  assert theirs(text, add_special_tokens=False)['input_ids'] == ids
+  again = bert_jax.from_pretrained(str(tmp_path / 'hf'))
+  assert again.tokenizer.encode_batch([text])[0] == ids
 
 
 def test_word_vectors(tmp_path, corpus_file, capsys):
@@ -144,7 +165,7 @@ def write(path, text):
 def test_mistakes(published, tmp_path, corpus_file):
   words = tmp_path / 'words.txt'
   for i, (overrides, message) in enumerate((
-      ({'model.add_tokens': write(words, 'new york\n')}, "line 1: 'new york' is 2 words"),
+      ({'model.add_tokens': write(words, 'new york\n')}, "line 1: 'new york' is 2 words: an"),
       ({'model.add_tokens': write(tmp_path / 'none.txt', 'king\n')}, 'holds no word that'),
       ({'model.add_tokens': '/nowhere'}, 'model.add_tokens=/nowhere cannot be read'),
       ({'model.add_tokens': str(words), 'init_from': ''}, 'model.hidden_size is not set'),

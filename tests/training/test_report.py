@@ -1,3 +1,4 @@
+import io
 import json
 
 from etils import epath
@@ -30,6 +31,22 @@ def test_what_is_not_finite_is_null_in_json(tmp_path, capsys):
   out = capsys.readouterr().out
   assert 'step 5/10' in out and 'held out:  mlm_loss 3.000' in out
   assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
+
+
+@pytest.mark.parametrize('seconds, said', [
+    (0.4, '0 s'), (59.4, '59 s'), (59.6, '1 min'), (3_599, '59 min'), (12_000, '3 h 20 min'),
+    (86_400, '1 d 0 h'), (367_200, '4 d 6 h')])
+def test_durations(seconds, said):
+  assert report.duration(seconds) == said
+
+
+def test_the_bar_says_the_time_left_in_days():
+  bar = report._Bar(total=100_000, initial=10_000, file=io.StringIO(),
+                    bar_format='{n_fmt}/{total_fmt} [{left} left]')
+  bar.n = 10_001
+  bar.start_t -= 4  # a step took 4 s, 89,999 are left: 359,996 s
+  assert str(bar) == '10001/100000 [4 d 3 h left]'
+  bar.close()
 
 
 def test_another_process_writes_nothing(tmp_path):
