@@ -58,3 +58,11 @@ need() { # keys that have to be given
     [ -n "${OPTIONS[$key]}" ] || fail "give --$key"
   done
 }
+
+generation() { # accelerator type, as in v5litepod-16
+  case "$1" in
+    v5litepod-*) echo v5e ;;
+    v4-* | v5p-* | v6e-* | tpu7x-*) echo "${1%%-*}" ;;
+    *) fail "unknown --type=$1: there are v4-N, v5litepod-N, v5p-N, v6e-N, tpu7x-N" ;;
+  esac
+}

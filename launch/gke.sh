@@ -4,9 +4,13 @@
 #   bash launch/gke.sh [--dry-run] ACTION --name=NAME [OPTIONS] [-- FLAGS OF main]
 #
 #   build   build the container and push it: --image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/bert_jax
-#   apply   start the JobSet: --image=... --topology=v5e:4x4; it restarts what is preempted;
-#           over several slices, --slices=2, the mesh has replicas: -- --config.mesh.replica=2 ...
-#   xpk     the same through xpk: --cluster=NAME --image=... --type=v5litepod-16
+#   apply   start the JobSet: --image=... --topology=v5e:4x4; it starts again, up to
+#           [--max-restarts=100] times, after a preemption (75) or a failure (1), not after a mistake
+#           (2); over several slices, --slices=2, the mesh has replicas: -- --config.mesh.replica=2
+#           ...; --topology=v5e:2x4 or v6e:2x4 with --chips_per_host=8 for pools of one 8-chip host
+#           (ct5lp-hightpu-8t, ct6e-standard-8t)
+#   xpk     the same through xpk: --cluster=NAME --image=... --type=v5litepod-16. By default xpk never
+#           starts a run again, and then after exit codes 42 and 127-255 alone
 #   log     follow the log of the first host
 #   delete  end it
 #
@@ -16,7 +20,8 @@
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # shellcheck source=launch/xla_flags.sh
 . launch/xla_flags.sh
-OPTIONS=([name]='' [image]='' [topology]=v5e:4x4 [cluster]='' [type]=v5litepod-16 [slices]=1)
+OPTIONS=([name]='' [image]='' [topology]=v5e:4x4 [cluster]='' [type]=v5litepod-16 [slices]=1
+         [chips_per_host]='' [max-restarts]=100)
 parse "$@"
 
 json() { # words -> "a", "b"
@@ -29,16 +34,23 @@ json() { # words -> "a", "b"
 }
 
 manifest() {
-  local generation="${OPTIONS[topology]%%:*}" shape="${OPTIONS[topology]#*:}" chips=1 per_host=4 n
+  local generation="${OPTIONS[topology]%%:*}" shape="${OPTIONS[topology]#*:}" chips=1 n
+  local per_host="${OPTIONS[chips_per_host]}"
   local -A accelerators=([v4]=tpu-v4-podslice [v5e]=tpu-v5-lite-podslice [v5p]=tpu-v5p-slice
                          [v6e]=tpu-v6e-slice [tpu7x]=tpu7x)
-  [ -n "${accelerators[$generation]+known}" ] || fail "unknown --topology=${OPTIONS[topology]}"
+  [[ -n "${accelerators[$generation]+known}" && "$shape" =~ ^[1-9][0-9]*(x[1-9][0-9]*)*$ ]] ||
+    fail "unknown --topology=${OPTIONS[topology]}"
   for n in ${shape//x/ }; do chips=$((chips * n)); done
-  if [ "$chips" -lt 4 ]; then per_host=$chips; fi
+  if [ -z "$per_host" ]; then per_host=$((chips < 4 ? chips : 4)); fi
+  case "$generation:$chips:$per_host" in
+    v5e:8:8 | v6e:8:8 | *:1:1 | *:2:2 | *:4) ;;
+    *) fail "no pool of --topology=${OPTIONS[topology]} has --chips_per_host=$per_host: hosts have 4 \
+chips, or all 8 of v5e:2x4 and v6e:2x4" ;;
+  esac
   local flags text key
   flags="$(xla_flags "$generation")"
   local -A values=(
-    [NAME]="${OPTIONS[name]}" [IMAGE]="${OPTIONS[image]}" [SLICES]="${OPTIONS[slices]}"
+    [NAME]="${OPTIONS[name]}" [IMAGE]="${OPTIONS[image]}" [SLICES]="${OPTIONS[slices]}" [MAX_RESTARTS]="${OPTIONS[max-restarts]}"
     [ACCELERATOR]="${accelerators[$generation]}" [TOPOLOGY]="$shape" [CHIPS]="$per_host"
     [HOSTS]="$((chips / per_host))" [FLAGS_VARIABLE]="${flags%%=*}" [FLAGS_VALUE]="${flags#*=}"
     [COMMAND]="$(json python -m bert_jax.main "${MAIN_FLAGS[@]}")")
@@ -68,9 +80,12 @@ case "$ACTION" in
   xpk)
     need name image cluster
     flags_given
+    generation="$(generation "${OPTIONS[type]}")"
     run xpk workload create --cluster="${OPTIONS[cluster]}" --workload="${OPTIONS[name]}" \
       --tpu-type="${OPTIONS[type]}" --num-slices="${OPTIONS[slices]}" \
-      --docker-image="${OPTIONS[image]}" \
+      --docker-image="${OPTIONS[image]}" --max-restarts="${OPTIONS[max-restarts]}" \
+      --restart-on-exit-codes=1,75 --termination-grace-period-seconds=120 \
+      --env="$(xla_flags "$generation")" \
       --command="python -m bert_jax.main $(quote "${MAIN_FLAGS[@]}")" ;;
   log)
     need name

@@ -3,7 +3,10 @@
 #
 #   bash launch/tpu_vm.sh [--dry-run] ACTION --name=NAME --zone=ZONE [OPTIONS] [-- FLAGS OF main]
 #
-#   create   rent it: --type=v5litepod-16 [--spot] [--queued]; with --queued it waits in the queue
+#   create   rent it: --type=v5litepod-16 [--spot | --reserved] [--queued]; with --queued it waits in
+#            the queue. [--network=NAME] [--subnetwork=NAME] [--internal-ips]
+#            [--service-account=EMAIL]
+#            [--data-disk=source=projects/PROJECT/zones/ZONE/disks/NAME,mode=read-only]
 #   install  copy this checkout to every host and install it there
 #   run      start the run on every host, again and again until it is done
 #            (launch/supervise.py): -- --config=configs/base.py --workdir=...
@@ -11,37 +14,61 @@
 #   resume   if it was preempted: rent it again, install, run; the run goes on where it was saved
 #   delete   give it back
 #
-# Needs gcloud, logged in, with a project. --dry-run prints the commands and runs none.
+# Needs gcloud, logged in, with a project, or --project=NAME. gcloud reaches the hosts of a slice all
+# at once with a key that an ssh-agent holds. --internal-ips goes with every action: then this script
+# runs on a machine of the same network, and the hosts reach the package index through Cloud NAT.
+# --dry-run prints the commands and runs none.
 # shellcheck source=launch/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # shellcheck source=launch/xla_flags.sh
 . launch/xla_flags.sh
-OPTIONS=([name]='' [zone]='' [type]=v5litepod-16 [spot]=false [queued]=false)
+OPTIONS=([name]='' [zone]='' [project]='' [type]=v5litepod-16 [spot]=false [reserved]=false
+         [queued]=false [network]='' [subnetwork]='' [internal-ips]=false [service-account]=''
+         [data-disk]='')
 parse "$@"
 need name zone
 
-name="${OPTIONS[name]}" zone="--zone=${OPTIONS[zone]}" type="${OPTIONS[type]}"
-case "$type" in
-  v4-*) generation=v4 runtime=tpu-ubuntu2204-base ;;
-  v5litepod-*) generation=v5e runtime=v2-alpha-tpuv5-lite ;;
-  v5p-*) generation=v5p runtime=v2-alpha-tpuv5 ;;
-  v6e-*) generation=v6e runtime=v2-alpha-tpuv6e ;;
-  tpu7x-*) generation=tpu7x runtime=v2-alpha-tpu7-ubuntu2404 ;;
-  *) fail "unknown --type=$type: there are v4-N, v5litepod-N, v5p-N, v6e-N, tpu7x-N" ;;
-esac
+name="${OPTIONS[name]}" type="${OPTIONS[type]}"
+generation="$(generation "$type")"
+declare -A runtimes=([v4]=tpu-ubuntu2204-base [v5e]=v2-alpha-tpuv5-lite [v5p]=v2-alpha-tpuv5
+                     [v6e]=v2-alpha-tpuv6e)
+runtime="${runtimes[$generation]:-}"
+[ -n "$runtime" ] || fail "the Cloud TPU API does not serve $generation: rent a node pool on GKE and \
+use launch/gke.sh --topology=$generation:2x2x1"
+disk="${OPTIONS[data-disk]}"
+[[ -z "$disk" || ",$disk" == *,source=projects/* ]] || fail "--data-disk=$disk names no disk: write \
+source=projects/PROJECT/zones/ZONE/disks/NAME,mode=read-only"
 tpu=(gcloud compute tpus tpu-vm)
 queue=(gcloud compute tpus queued-resources)
-spot=()
-if [ "${OPTIONS[spot]}" = true ]; then spot=(--spot); fi
+zone=(--zone="${OPTIONS[zone]}")
+if [ -n "${OPTIONS[project]}" ]; then zone+=(--project="${OPTIONS[project]}"); fi
+machine=() address=()
+for key in spot reserved internal-ips; do
+  if [ "${OPTIONS[$key]}" = true ]; then machine+=("--$key"); fi
+done
+for key in network subnetwork service-account data-disk; do
+  if [ -n "${OPTIONS[$key]}" ]; then machine+=("--$key=${OPTIONS[$key]}"); fi
+done
+if [ "${OPTIONS[internal-ips]}" = true ]; then address=(--internal-ip); fi
+
+check_agent() {
+  local key=~/.ssh/google_compute_engine print
+  case "$type" in *-[148]) return ;; esac  # one host
+  if $DRY_RUN; then return; fi
+  print="$(ssh-keygen -lf "$key" 2> /dev/null | cut -d ' ' -f 2)" || print='no key'
+  ssh-add -l 2> /dev/null | grep -qF "$print" || fail "no ssh-agent holds $key, and gcloud stalls \
+without it where there are several hosts: eval \"\$(ssh-agent)\" && ssh-add $key (ssh-keygen -t rsa \
+-f $key makes it)"
+}
 
 on_all() { # command: run by a shell on every host
-  run "${tpu[@]}" ssh "$name" "$zone" --worker=all --command="$1"
+  run "${tpu[@]}" ssh "$name" "${zone[@]}" --worker=all "${address[@]}" --command="$1"
 }
 
 wait_in_queue() {
   local state
   while true; do
-    state="$("${queue[@]}" describe "$name" "$zone" --format='value(state.state)')"
+    state="$("${queue[@]}" describe "$name" "${zone[@]}" --format='value(state.state)')"
     case "$state" in
       ACTIVE) return ;;
       FAILED | SUSPENDED | SUSPENDING) fail "the queued resource $name is $state: delete it and create it again" ;;
@@ -52,12 +79,12 @@ wait_in_queue() {
 
 create() {
   if [ "${OPTIONS[queued]}" = true ]; then
-    run "${queue[@]}" create "$name" --node-id="$name" "$zone" --accelerator-type="$type" \
-      --runtime-version="$runtime" "${spot[@]}"
+    run "${queue[@]}" create "$name" --node-id="$name" "${zone[@]}" --accelerator-type="$type" \
+      --runtime-version="$runtime" "${machine[@]}"
     if ! $DRY_RUN; then wait_in_queue; fi
   else
-    run "${tpu[@]}" create "$name" "$zone" --accelerator-type="$type" --version="$runtime" \
-      "${spot[@]}"
+    run "${tpu[@]}" create "$name" "${zone[@]}" --accelerator-type="$type" --version="$runtime" \
+      "${machine[@]}"
   fi
 }
 
@@ -66,7 +93,8 @@ install() {
     echo 'bert_jax: what is not committed is not copied' >&2
   fi
   run git archive --format=tar.gz --prefix=bert_jax/ --output=/tmp/bert_jax.tar.gz HEAD
-  run "${tpu[@]}" scp /tmp/bert_jax.tar.gz "$name:" "$zone" --worker=all
+  run "${tpu[@]}" scp /tmp/bert_jax.tar.gz "$name:" "${zone[@]}" --worker=all \
+    "${address[@]}"
   on_all 'tar xzf bert_jax.tar.gz && cd bert_jax && . launch/venv.sh requirements-tpu.txt'
 }
 
@@ -79,21 +107,24 @@ launch/supervise.py $(quote "${MAIN_FLAGS[@]}") > run.log 2>&1 < /dev/null & }"
 
 delete() {
   if [ "${OPTIONS[queued]}" = true ]; then
-    run "${queue[@]}" delete "$name" "$zone" --force --quiet
+    run "${queue[@]}" delete "$name" "${zone[@]}" --force --quiet
   else
-    run "${tpu[@]}" delete "$name" "$zone" --quiet
+    run "${tpu[@]}" delete "$name" "${zone[@]}" --quiet
   fi
 }
 
+case "$ACTION" in install | run | resume) check_agent ;; esac
 case "$ACTION" in
   create) create ;;
   install) install ;;
   run) start ;;
-  log) run "${tpu[@]}" ssh "$name" "$zone" --worker=0 --command='tail -n 100 -f bert_jax/run.log' ;;
+  log)
+    run "${tpu[@]}" ssh "$name" "${zone[@]}" --worker=0 "${address[@]}" \
+      --command='tail -n 100 -f bert_jax/run.log' ;;
   resume)
     state=PREEMPTED
     if ! $DRY_RUN; then
-      state="$("${tpu[@]}" describe "$name" "$zone" --format='value(state)' 2>/dev/null || echo GONE)"
+      state="$("${tpu[@]}" describe "$name" "${zone[@]}" --format='value(state)' 2>/dev/null || echo GONE)"
     fi
     if [ "$state" != READY ]; then
       # A queued resource stays when its machines have gone.

@@ -1,5 +1,6 @@
 """What the launch scripts would do, to the letter; and that shellcheck has nothing to say."""
 
+import os
 import pathlib
 import shlex
 import subprocess
@@ -7,6 +8,8 @@ import sys
 
 import pytest
 import yaml
+
+from bert_jax import errors
 
 ROOT = pathlib.Path(__file__).parent.parent
 FLAGS = ('--config=configs/base.py', '--workdir=gs://my bucket/run')
@@ -45,6 +48,56 @@ def test_tpu_vm_is_created():
   assert commands('tpu_vm', 'delete', *given) == [[*TPU.split(), 'delete', *where, '--quiet']]
 
 
+# Options of tpu_vm.sh, and of `gcloud compute tpus tpu-vm create` and `queued-resources create`.
+PLACE = ['--zone=z', '--project=p']
+MACHINE = ['--reserved', '--internal-ips', '--network=n', '--subnetwork=s',
+           '--service-account=a@p.iam.gserviceaccount.com',
+           '--data-disk=source=projects/p/zones/z/disks/d,mode=read-only']
+
+
+def test_tpu_vm_in_a_network_of_its_own():
+  given = ['--name=b', *PLACE, *MACHINE]
+  what = '--accelerator-type=v5p-8'
+  assert commands('tpu_vm', 'create', *given, '--type=v5p-8') == [
+      [*TPU.split(), 'create', 'b', *PLACE, what, '--version=v2-alpha-tpuv5', *MACHINE]]
+  assert commands('tpu_vm', 'create', *given, '--type=v5p-8', '--queued') == [
+      ['gcloud', 'compute', 'tpus', 'queued-resources', 'create', 'b', '--node-id=b', *PLACE, what,
+       '--runtime-version=v2-alpha-tpuv5', *MACHINE]]
+  assert commands('tpu_vm', 'delete', *given) == [[*TPU.split(), 'delete', 'b', *PLACE, '--quiet']]
+  # The hosts have no other addresses.
+  assert commands('tpu_vm', 'log', *given) == [
+      [*TPU.split(), 'ssh', 'b', *PLACE, '--worker=0', '--internal-ip',
+       '--command=tail -n 100 -f bert_jax/run.log']]
+  _, copied, installed = commands('tpu_vm', 'install', *given)
+  assert copied == [*TPU.split(), 'scp', '/tmp/bert_jax.tar.gz', 'b:', *PLACE, '--worker=all',
+                    '--internal-ip']
+  (started,) = commands('tpu_vm', 'run', *given, '--', *FLAGS)
+  assert installed[:-1] == started[:-1] == [*TPU.split(), 'ssh', 'b', *PLACE, '--worker=all',
+                                            '--internal-ip']
+
+
+@pytest.mark.parametrize('held, type, status', [
+    ('', 'v5litepod-16', 2), ('SHA256:other', 'v5litepod-16', 2),
+    ('SHA256:mine', 'v5litepod-16', 0), ('', 'v5litepod-8', 0)])  # the last has one host
+def test_several_hosts_need_an_ssh_agent(tmp_path, held, type, status):
+  (tmp_path / 'gcloud').write_text('#!/bin/bash\necho "$@"\n')
+  (tmp_path / 'ssh-keygen').write_text('#!/bin/bash\necho 3072 SHA256:mine me "(RSA)"\n')
+  (tmp_path / 'ssh-add').write_text(f'#!/bin/bash\n[ -n "{held}" ] && echo 3072 {held} me\n')
+  for path in tmp_path.iterdir():
+    path.chmod(0o755)
+  env = {**os.environ, 'HOME': '/home/me', 'PATH': f'{tmp_path}:{os.environ["PATH"]}'}
+  done = subprocess.run(
+      ['bash', 'launch/tpu_vm.sh', 'run', '--name=b', '--zone=z', f'--type={type}', '--', *FLAGS],
+      cwd=ROOT, env=env, text=True, capture_output=True)
+  assert done.returncode == status, done.stderr
+  assert done.stdout.startswith('compute tpus tpu-vm ssh b') == (not status)
+  assert done.stderr == '' if not status else (
+      'bert_jax: no ssh-agent holds /home/me/.ssh/google_compute_engine, and gcloud stalls without '
+      'it where there are several hosts: eval "$(ssh-agent)" && ssh-add '
+      '/home/me/.ssh/google_compute_engine (ssh-keygen -t rsa -f '
+      '/home/me/.ssh/google_compute_engine makes it)\n')
+
+
 def test_tpu_vm_runs_on_every_host():
   (command,) = commands('tpu_vm', 'run', '--name=b', '--zone=z', '--type=v4-32', '--', *FLAGS)
   assert command[:-1] == [*TPU.split(), 'ssh', 'b', '--zone=z', '--worker=all']
@@ -63,12 +116,17 @@ def test_tpu_vm_goes_on_after_preemption():
   assert [command[:2] for command in found if command[0] == 'git'] == [['git', 'archive']]
 
 
-def test_gke_manifest():
-  text = launch('gke', '--dry-run', 'apply', '--name=b', '--image=x/y&z', '--topology=v5p:2x2x4',
-                '--', *FLAGS).stdout
-  manifest, applied = text.rsplit('\n', 2)[:2]
+def manifest(*arguments) -> dict:
+  """What kubectl would apply."""
+  text = launch('gke', '--dry-run', 'apply', '--name=b', '--image=x/y&z', *arguments, '--',
+                *FLAGS).stdout
+  given, applied = text.rsplit('\n', 2)[:2]
   assert applied == 'kubectl apply -f -'
-  job = yaml.safe_load(manifest)
+  return yaml.safe_load(given)
+
+
+def test_gke_manifest():
+  job = manifest('--topology=v5p:2x2x4')
   assert job['kind'] == 'JobSet' and job['metadata']['name'] == 'b'
   pods = job['spec']['replicatedJobs'][0]['template']['spec']
   assert pods['parallelism'] == pods['completions'] == 4  # hosts of 4 chips
@@ -82,10 +140,39 @@ def test_gke_manifest():
   assert container['env'][0]['name'] == 'LIBTPU_INIT_ARGS'
 
 
+def test_gke_starts_again_after_all_but_a_mistake():
+  spec = manifest('--topology=v5e:4x4', '--max-restarts=7')['spec']
+  # A status that no rule names fails its Job by backoffLimit, and the JobSet starts again.
+  assert spec['failurePolicy'] == {'maxRestarts': 7, 'rules': [
+      {'action': 'FailJobSet', 'onJobFailureReasons': ['PodFailurePolicy']}]}
+  job = spec['replicatedJobs'][0]['template']['spec']
+  assert job['backoffLimit'] == 0 and job['podFailurePolicy'] == {'rules': [
+      {'action': 'FailJob', 'onExitCodes': {'operator': 'In', 'values': [errors.EXIT_MISTAKE]}}]}
+  pod = job['template']['spec']
+  assert (pod['restartPolicy'], pod['terminationGracePeriodSeconds']) == ('Never', 120)
+
+
+@pytest.mark.parametrize('given, hosts, chips', [
+    (('v5e:2x4',), 2, 4), (('v5e:2x4', 8), 1, 8), (('v6e:2x4', 8), 1, 8), (('v6e:2x4', 4), 2, 4),
+    (('v5e:4x4',), 4, 4), (('v5e:2x2',), 1, 4), (('v6e:1x1',), 1, 1), (('tpu7x:2x2x2',), 2, 4)])
+def test_gke_hosts(given, hosts, chips):
+  topology, *more = given
+  spec = manifest(f'--topology={topology}', *(f'--chips_per_host={n}' for n in more))['spec']
+  job = spec['replicatedJobs'][0]['template']['spec']
+  assert job['parallelism'] == job['completions'] == hosts
+  (container,) = job['template']['spec']['containers']
+  assert container['resources']['limits'] == {'google.com/tpu': chips}
+
+
 def test_gke_commands():
-  assert commands('gke', 'xpk', '--name=b', '--image=i', '--cluster=c', '--', *FLAGS) == [
-      ['xpk', 'workload', 'create', '--cluster=c', '--workload=b', '--tpu-type=v5litepod-16',
-       '--num-slices=1', '--docker-image=i',
+  flags = subprocess.check_output(['bash', '-c', '. launch/xla_flags.sh; xla_flags v6e'], cwd=ROOT,
+                                  text=True).strip()
+  assert flags.startswith('LIBTPU_INIT_ARGS=--xla_')
+  assert commands('gke', 'xpk', '--name=b', '--image=i', '--cluster=c', '--type=v6e-16',
+                  '--max-restarts=7', '--', *FLAGS) == [
+      ['xpk', 'workload', 'create', '--cluster=c', '--workload=b', '--tpu-type=v6e-16',
+       '--num-slices=1', '--docker-image=i', '--max-restarts=7', '--restart-on-exit-codes=1,75',
+       '--termination-grace-period-seconds=120', f'--env={flags}',
        f'--command=python -m bert_jax.main {shlex.quote(FLAGS[0])} --workdir=gs://my\\ bucket/run']]
   assert commands('gke', 'build', '--image=i') == [
       ['docker', 'build', '-f', 'launch/Containerfile', '-t', 'i', '.'], ['docker', 'push', 'i']]
@@ -96,14 +183,17 @@ def test_slurm():
   assert command[:-1] == [
       'sbatch', '--job-name=b', '--nodes=4', '--ntasks-per-node=8', '--gpus-per-node=8',
       '--time=24:00:00', '--requeue', '--signal=TERM@120', '--open-mode=append', '--output=b.log']
-  wrapped = shlex.split(command[-1].removeprefix('--wrap='))
-  assert wrapped[:7] == [
-      'srun', '--kill-on-bad-exit=1', 'env',
-      'XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true', '.venv/bin/python',
-      'launch/supervise.py', FLAGS[0]]
-  assert wrapped[7:] == shlex.split(
-      f"'{FLAGS[1]};' 'status=$?;' if [ $status = 75 '];' then "
-      "scontrol requeue '$SLURM_JOB_ID;' 'fi;' exit $status")
+  flags = '--config=configs/base.py --workdir=gs://my\\ bucket/run'
+  assert command[-1] == (
+      '--wrap=trap again=false USR1; srun --kill-on-bad-exit=0 --wait=0 '
+      'env XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true '
+      f'.venv/bin/python launch/supervise.py {flags}; '
+      'status=$?; if [ $status = 75 ] && ${again:-true}; then scontrol requeue $SLURM_JOB_ID; fi; '
+      'exit $status')
+  assert commands('slurm', 'cancel', '--name=b') == [
+      ['scancel', '--state=PENDING', '--name=b'],
+      ['scancel', '--batch', '--signal=USR1', '--name=b'],
+      ['scancel', '--signal=TERM', '--name=b']]
 
 
 @pytest.mark.parametrize('script, arguments, message', [
@@ -111,6 +201,18 @@ def test_slurm():
     ('tpu_vm', ('create', '--name=b', '--zone=z', '--type=v9-4'), 'unknown --type=v9-4'),
     ('tpu_vm', ('run', '--name=b', '--zone=z'), 'give the flags of the run'),
     ('tpu_vm', ('start', '--name=b', '--zone=z'), 'give an action'),
+    ('tpu_vm', ('create', '--name=b', '--zone=z', '--type=tpu7x-8'),
+     'the Cloud TPU API does not serve tpu7x: rent a node pool on GKE and use launch/gke.sh '
+     '--topology=tpu7x:2x2x1'),
+    ('tpu_vm', ('create', '--name=b', '--zone=z', '--data-disk=d'), 'write source=projects/'),
+    ('gke', ('apply', '--name=b', '--image=i', '--topology=v5e:4x4', '--chips_per_host=8', '--',
+             'x'), 'no pool of --topology=v5e:4x4 has --chips_per_host=8'),
+    ('gke', ('apply', '--name=b', '--image=i', '--topology=v5e:2x2', '--chips_per_host=8', '--',
+             'x'), 'no pool of --topology=v5e:2x2 has --chips_per_host=8'),
+    ('gke', ('apply', '--name=b', '--image=i', '--topology=v5e:4xN', '--', 'x'),
+     'unknown --topology=v5e:4xN'),
+    ('gke', ('xpk', '--name=b', '--image=i', '--cluster=c', '--type=v9-4', '--', 'x'),
+     'unknown --type=v9-4'),
     ('gke', ('apply', '--nam=b'), 'unknown option --nam'),
     ('gke', ('apply', '--name=b', '--image=i', '--topology=v9:2', '--', 'x'),
      'unknown --topology=v9:2'),

@@ -95,11 +95,11 @@ def _by_hand(address: str) -> dict:
   return {'coordinator_address': address, **found}
 
 
-def _is_cluster() -> bool:
+def _is_cluster(platform: str) -> bool:
   """Whether JAX can find the other processes itself: Slurm, or the hosts of a TPU slice."""
   if int(os.environ.get('SLURM_NTASKS', 1)) > 1 and 'SLURM_STEP_ID' in os.environ:
     return True
-  return bool(glob.glob('/dev/accel*') or glob.glob('/dev/vfio/[0-9]*'))
+  return platform != 'cpu' and bool(glob.glob('/dev/accel*') or glob.glob('/dev/vfio/[0-9]*'))
 
 
 def _has_devices() -> bool:
@@ -124,7 +124,7 @@ def _join(platform: str):
     return
   if address:
     options = _by_hand(address)
-  elif platform != 'cpu' and _is_cluster():
+  elif _is_cluster(platform):
     if _has_devices():
       if jax.process_count() == 1:
         return

@@ -14,7 +14,7 @@ def tpu(monkeypatch):
   """A machine with a TPU; the list of what JAX was asked to join."""
   asked = []
   monkeypatch.setattr(jax.distributed, 'initialize', lambda **options: asked.append(options))
-  monkeypatch.setattr(processes, '_is_cluster', lambda: True)
+  monkeypatch.setattr(processes, '_is_cluster', lambda platform: True)
   monkeypatch.setattr(processes, '_on_abort', lambda action: None)
   for name in ('JAX_COORDINATOR_ADDRESS', 'SLURM_STEP_ID'):
     monkeypatch.delenv(name, raising=False)
@@ -36,9 +36,22 @@ def test_the_hosts_of_a_slice_are_joined_once(tpu, monkeypatch):
   monkeypatch.setattr(processes, '_has_devices', lambda: False)
   with processes.together('auto'):
     assert len(tpu) == 1
-  monkeypatch.setattr(jax.distributed, 'is_initialized', lambda: True)
+  monkeypatch.setattr(jax.distributed, 'is_initialized', lambda platform: True)
   with processes.together('auto'):
     assert len(tpu) == 1
+
+
+def test_the_tasks_of_a_slurm_step_are_joined_on_any_platform(monkeypatch):
+  asked = []
+  monkeypatch.setattr(jax.distributed, 'initialize', lambda **options: asked.append(options))
+  monkeypatch.setattr(processes, '_on_abort', lambda action: None)
+  monkeypatch.setattr(processes, '_has_devices', lambda: False)
+  monkeypatch.delenv('JAX_COORDINATOR_ADDRESS', raising=False)
+  for tasks, joined in (('1', 0), ('2', 1)):
+    monkeypatch.setenv('SLURM_NTASKS', tasks)
+    monkeypatch.setenv('SLURM_STEP_ID', '0')
+    with processes.together('cpu'):
+      assert len(asked) == joined
 
 
 def test_in_a_notebook_that_has_looked_at_its_tpu(tpu, monkeypatch):
