@@ -26,6 +26,8 @@ from bert_jax.training import initial
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 
+# Only larger products than this many MiB become loops.
+_WHOLE_GATHERS = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'}
 _UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 
 
@@ -122,10 +124,10 @@ class Compiled(NamedTuple):
     return self.program.cost_analysis().get('bytes accessed', 0.0)
 
 
-def _compile(lowered: jax.stages.Lowered) -> Compiled:
+def _compile(lowered: jax.stages.Lowered, options: dict[str, str] | None = None) -> Compiled:
   began = time.monotonic()
   try:
-    program = lowered.compile()
+    program = lowered.compile(compiler_options=options)
   except jax.errors.JaxRuntimeError as e:
     found = re.search(r'Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm', str(e)) or re.search(
         r'\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)', str(e))
@@ -141,8 +143,15 @@ def _placed(work: Work, mesh: Mesh) -> Any:
       x.shape, x.dtype, sharding=mesh_lib.batch_sharding(mesh)), work.batch)
 
 
-def train_step(work: Work, config: ConfigDict, mesh: Mesh) -> Compiled:
+def train_step(work: Work, config: ConfigDict, mesh: Mesh, whole_gathers: bool = False) -> Compiled:
   """Compiles the training step.
+
+  Args:
+    work: of the phase.
+    config: of the run.
+    mesh: of the devices.
+    whole_gathers: gather parameters before their products and not piece by piece in loops around
+      them, as the TPU compiler prefers: it counts the body of a loop once.
 
   Raises:
     OutOfMemory: it does not fit.
@@ -153,7 +162,9 @@ def train_step(work: Work, config: ConfigDict, mesh: Mesh) -> Compiled:
   _, abstract = state_lib.make_init(work.task, optimizer, mesh, config.sharding)
   step = state_lib.make_train_step(work.task, optimizer, mesh, config.sharding, abstract,
                                    seed=config.seed, accumulation=settings.accumulation)
-  return _compile(step.lower(abstract, _placed(work, mesh)))
+  on_tpu = mesh.devices.flat[0].platform == 'tpu'
+  return _compile(step.lower(abstract, _placed(work, mesh)),
+                  _WHOLE_GATHERS if whole_gathers and on_tpu else None)
 
 
 def eval_step(work: Work, config: ConfigDict, mesh: Mesh) -> Compiled:

@@ -45,6 +45,10 @@ def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
   yield 'a step', (f'{_amount(e.flops, "FLOP")} and {_amount(e.traffic, "B")} of memory traffic on '
                    f'each device; for each token {_amount(e.flops / per_device, "FLOP")} and '
                    f'{_amount(e.traffic / per_device, "B")}')
+  if e.counted_flops < e.flops:
+    yield 'counted', (f'only {_amount(e.counted_flops / per_device, "FLOP")} for each token by the '
+                      "compiler: the FLOPs above are the model's own, without recomputation; the "
+                      'memory traffic is a part')
   for c in e.collectives:
     yield c.kind, (f'{_amount(c.bytes, "B")} over {" and ".join(c.axes)} in {c.count:.0f} '
                    f'operations: each device sends {_amount(c.sent, "B")}')
