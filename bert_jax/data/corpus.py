@@ -176,8 +176,9 @@ def open_tfds(name: str, split: str, data_dir: str | None = None) -> Any:
                             data_dir=data_dir or os.environ.get('TFDS_DATA_DIR'),
                             download_and_prepare_kwargs={'file_format': 'array_record'})
   except ImportError as e:
-    raise UserError(f'tfds:{name} needs a package that is not installed ({_first_line(e)}): install '
-                    'it, or set TFDS_DATA_DIR to a folder with the data set as array_record') from e
+    raise UserError(f'tfds:{name} needs a package that is not installed ({_first_line(e)}): '
+                    'install it, or set TFDS_DATA_DIR to a folder with the data set as '
+                    'array_record') from e
   except tfds.core.registered.DatasetNotFoundError as e:
     raise UserError(f'tfds:{name}: tensorflow-datasets knows no such data set') from e
   except (requests.RequestException, tfds.core.download.DownloadError,

@@ -11,11 +11,13 @@ import multiprocessing
 import os
 from typing import TypeVar
 
+from bert_jax.data import pool as pool_lib
 from bert_jax.errors import Failed
 
 T = TypeVar('T')
 
 
+@pool_lib.without_main_module()
 def run(calls: Sequence[tuple[Callable[..., T], tuple]]) -> list[T]:
   """The results of functions and their arguments, which other processes can import.
 
