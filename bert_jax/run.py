@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from bert_jax import config as config_lib
 from bert_jax import run_finetuning
 from bert_jax import run_pretraining
+from bert_jax.data import pool
 from bert_jax.data import sealed
 from bert_jax.data import storage
 from bert_jax.errors import UserError
@@ -132,6 +133,7 @@ def _summary(config: ConfigDict, job: Job, mesh: Mesh,
     yield 'kept here', str(folder.local)
 
 
+@pool.without_main_module()
 def run(config: ConfigDict, workdir: str):
   """Trains what `config` says in `workdir`, or goes on with it.
 

@@ -1,12 +1,18 @@
 """The notebooks, from top to bottom in a kernel of their own, at a small size."""
 
+import json
 import pathlib
 import re
+import shutil
+import subprocess
 
+import jupyter_client
+from jupyter_client import kernelspec
 import nbclient
 import nbformat
 import pytest
 
+from launch.colab import install
 from tests import made_tasks
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -44,6 +50,143 @@ def test_committed_without_outputs(path):
   assert len(code) >= 4 and not any(cell.outputs or cell.execution_count for cell in code)
 
 
+@pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
+def test_opens_on_a_tpu_with_the_same_first_cells(path):
+  notebook, first = (nbformat.read(p, as_version=4) for p in (path, NOTEBOOKS[0]))
+  assert notebook.metadata.accelerator == 'TPU' and notebook.metadata.colab.gpuType == 'V5E1'
+  code = [[cell.source for cell in n.cells if cell.cell_type == 'code'] for n in (notebook, first)]
+  assert code[0][:2] == code[1][:2] and 'install.check_backend()' in code[0][1]
+  assert [cell.source.count('REPOSITORY = ') for cell in notebook.cells].count(1) == 1
+  assert not any('OWNER' in cell for cell in code[0][1:])
+
+
+def test_a_placeholder_for_an_address_is_told(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv('COLAB_RELEASE_TAG', 'release')
+  notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
+  cell = next(cell.source for cell in notebook.cells if cell.cell_type == 'code')
+  with pytest.raises(ValueError, match='REPOSITORY is a placeholder: set it to the address of'):
+    exec(cell, {})
+  assert not list(tmp_path.iterdir())
+
+
+# As they are written by nvidia-smi of drivers 550, 580 and 610, and by one without its driver.
+SMI = '| NVIDIA-SMI 550.54.15    Driver Version: 550.54.15    CUDA Version: {}     |'
+NEW_SMI = '| NVIDIA-SMI 610.43.02    KMD Version: 610.43.02    CUDA UMD Version: {}     |'
+NO_DRIVER = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+
+
+@pytest.mark.parametrize('environ, devices, nvidia_smi, extra', [
+    ({}, (), '', ''),
+    ({'TPU_ML_PLATFORM': 'JAX', 'COLAB_GPU': ''}, ('/dev/vfio/vfio', '/dev/accel'), NO_DRIVER, ''),
+    ({'TPU_ACCELERATOR_TYPE': 'v5e-1'}, (), '', 'tpu'),
+    ({'COLAB_TPU_ADDR': '10.0.0.1:8470'}, (), '', 'tpu'),
+    ({}, ('/dev/accel0',), '', 'tpu'),
+    ({}, ('/dev/vfio/vfio', '/dev/vfio/0'), '', 'tpu'),
+    ({}, (), SMI.format('12.4'), 'cuda12'),
+    ({}, (), SMI.format('13.0'), 'gpu'),
+    ({}, (), NEW_SMI.format('13.2'), 'gpu'),
+])
+def test_the_extra_fits_the_chip(environ, devices, nvidia_smi, extra):
+  assert install.choose_extra(environ, devices, nvidia_smi) == extra
+  assert not extra or f'\n{extra} = ["jax[' in (ROOT / 'pyproject.toml').read_text()
+
+
+def test_imported_packages():
+  assert install.imported(['numpy', 'jax', 'tensorboardx-of-no-one', 'pip']) >= {'numpy', 'jax'}
+  assert not install.imported(['tensorboardx-of-no-one'])
+
+
+@pytest.mark.parametrize('extra, backend, error', [
+    ('tpu', 'tpu', None), ('cuda12', 'gpu', None), ('', 'cpu', None),
+    ('tpu', 'cpu', 'this machine has a TPU, but JAX [0-9.]+ runs on the CPU'),
+    ('gpu', 'cpu', 'this machine has a GPU, but JAX [0-9.]+ runs on the CPU')])
+def test_the_backend_is_the_chips_and_told(monkeypatch, capsys, extra, backend, error):
+  monkeypatch.delenv('JAX_PLATFORMS')
+  monkeypatch.setattr(install, '_extra', lambda: extra)
+  monkeypatch.setattr('jax.default_backend', lambda: backend)
+  if error:
+    with pytest.raises(RuntimeError, match=error):
+      install.check_backend()
+    return
+  install.check_backend()
+  told = capsys.readouterr().out
+  assert ('runs on the CPU, and so this notebook does' in told) == (backend == 'cpu')
+
+
+# Colab's TPU runtime as published in August 2026 (Python 3.13), as far as bert_jax meets it.
+FREEZE = ('jax==0.7.2', 'jaxlib==0.7.2', 'libtpu==0.0.21.1', 'flax==0.11.2', 'optax==0.2.8',
+          'orbax-checkpoint==0.12.4', 'numpy==2.1.3', 'absl-py==1.4.0',
+          'tensorflow-datasets==4.9.10', 'matplotlib', 'ipykernel')
+VERSIONS = """
+import json, re
+from importlib import metadata
+pins = [r for r in metadata.requires('jax') if re.match(r'libtpu.*extra == .tpu.', r)]
+print(json.dumps([pins] + [metadata.version(n) for n in ('jax', 'jaxlib', 'libtpu')]))
+"""
+
+
+@pytest.fixture(scope='module')
+def colab(tmp_path_factory):
+  """A machine like Colab's: the Python of its environment, and the address of a repository."""
+  folder = tmp_path_factory.mktemp('colab')
+  made = subprocess.run(['python3.13', '-m', 'venv', folder / 'env'], check=False)
+  if made.returncode:
+    pytest.skip('Colab has Python 3.13, and this machine has not')
+  python = str(folder / 'env/bin/python')
+  subprocess.run([python, '-m', 'pip', 'install', '--quiet', *FREEZE], check=True)
+  repository = folder / 'repository'
+  shutil.copytree(ROOT, repository, ignore=shutil.ignore_patterns('.*', '__pycache__', 'runs'))
+  for command in (['init', '--quiet'], ['add', '.'],
+                  ['-c', 'user.name=a', '-c', 'user.email=a@b', 'commit', '--quiet', '-m', 'All']):
+    subprocess.run(['git', *command], cwd=repository, check=True)
+  return python, str(repository)
+
+
+def begin_on_colab(folder, python: str, repository: str, **environ) -> str:
+  """Runs the first cells of a notebook in a kernel that has imported numpy, as Colab's has."""
+  spec = {'argv': [python, '-m', 'ipykernel_launcher', '-f', '{connection_file}'],
+          'display_name': 'colab', 'language': 'python',
+          'env': {'COLAB_RELEASE_TAG': 'release', **environ}}
+  (folder / 'kernels/colab').mkdir(parents=True, exist_ok=True)
+  (folder / 'kernels/colab/kernel.json').write_text(json.dumps(spec))
+  manager = jupyter_client.AsyncKernelManager(
+      kernel_name='colab',
+      kernel_spec_manager=kernelspec.KernelSpecManager(kernel_dirs=[str(folder / 'kernels')]))
+  notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
+  first, second = [cell for cell in notebook.cells if cell.cell_type == 'code'][:2]
+  first.source = 'import numpy\n' + re.sub('(?m)^REPOSITORY = .*',
+                                          f'REPOSITORY = {repository!r}', first.source)
+  notebook.cells = [first, second]
+  (folder / 'content').mkdir(exist_ok=True)
+  client = nbclient.NotebookClient(notebook, km=manager, timeout=1200,
+                                   resources={'metadata': {'path': folder / 'content'}})
+  try:
+    client.execute()
+  finally:
+    told = text_of(first.outputs + second.outputs)
+  return told
+
+
+@pytest.mark.slow
+def test_on_colab_the_chip_of_the_runtime_is_used(colab, tmp_path, monkeypatch):
+  python, repository = colab
+  monkeypatch.delenv('JAX_PLATFORMS')
+  tpu = {'TPU_ACCELERATOR_TYPE': 'v5e-1'}
+  with pytest.raises(nbclient.exceptions.DeadKernelError):  # it restarts: numpy was replaced
+    begin_on_colab(tmp_path, python, repository, **tpu)
+  with pytest.raises(nbclient.exceptions.CellExecutionError,  # once; and the chip is a lie
+                     match='RuntimeError: this machine has a TPU, but JAX .* runs on the CPU'):
+    begin_on_colab(tmp_path, python, repository, **tpu)
+  result = subprocess.run([python, '-c', VERSIONS], capture_output=True, text=True, check=True)
+  (pin,), jax, jaxlib, libtpu = json.loads(result.stdout)
+  assert jax == jaxlib != '0.7.2'
+  assert libtpu.startswith(re.match(r'libtpu==([\d.]+)\.\*', pin)[1] + '.')
+  subprocess.run([python, '-m', 'pip', 'check'], check=True)
+  told = begin_on_colab(tmp_path, python, repository)
+  assert f'JAX {jax} runs on the CPU, and so this notebook does' in told
+
+
 @pytest.fixture(scope='module')
 def pretrained(tmp_path_factory):
   """What the first notebook leaves, and its outputs."""
@@ -63,8 +206,11 @@ def test_explore(pretrained):
   outputs = execute('explore', MODEL=pretrained[0])
   assert images(outputs) == 1
   assert any('<html' in o.get('data', {}).get('text/html', '') for o in outputs)
-  layers = re.findall(r'^ +(\d+) +(-?[\d.]+) +(-?[\d.]+)$', text_of(outputs), re.M)
-  assert [layer for layer, _, _ in layers] == ['0', '1', '2']  # the embeddings and two layers
+  layers = re.findall(r'^ +(\d+) +(-?[\d.]+) +(-?[\d.]+) +(-?[\d.]+)$', text_of(outputs), re.M)
+  assert [layer for layer, *_ in layers] == ['0', '1', '2']  # the embeddings and two layers
+  _, same, other, elsewhere = layers[0]
+  assert same == other == '1.00' and float(elsewhere) < 1  # the embedding has the position in it
+  assert all(float(x) < 1 for x in layers[2][1:])
 
 
 @pytest.mark.slow

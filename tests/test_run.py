@@ -2,8 +2,12 @@
 
 import json
 import math
+import os
+import pathlib
 import re
 import shutil
+import subprocess
+import sys
 
 from etils import epath
 import jax
@@ -267,6 +271,38 @@ def test_rows_made_in_worker_processes_are_the_same(tmp_path, finished, corpus_f
     run.run(config, str(workdir))
     digests.append([d for line in lines(workdir) for d in line.get('batch_digests', ())])
   assert digests[0] == digests[1] and len(digests[0]) == 2
+
+
+PLAIN_SCRIPT = """
+print('begins')
+from multiprocessing.process import BaseProcess
+import sys
+from bert_jax import run
+from bert_jax.data import prepare
+from tests import conftest
+
+started, start = [], BaseProcess.start
+BaseProcess.start = lambda self: (started.append(self.name.partition('-')[0]), start(self))
+prepare._IN_PROCESS, prepare.host.cores = 0, lambda: 2
+run.run(conftest.tiny_config(sys.argv[1], **{'data.loader_workers': 1}), 'run')
+assert __file__.endswith('script.py')
+print(*sorted(set(started)))
+"""
+
+
+def test_a_plain_script_needs_no_main_guard(tmp_path, finished, corpus_file):
+  (tmp_path / 'script.py').write_text(PLAIN_SCRIPT)
+  env = os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parents[1])}
+  result = subprocess.run([sys.executable, 'script.py', corpus_file], cwd=tmp_path, env=env,
+                          capture_output=True, text=True, check=False)
+  assert result.returncode == 0, result.stderr
+  told = result.stdout.splitlines()
+  assert (told[0], told.count('begins'), told[-1]) == ('begins', 1, 'SpawnProcess grain')
+  corpora = [{p.name: p.read_bytes() for p in sorted((workdir / 'corpus').iterdir()) if p.is_file()}
+             for workdir in (finished, tmp_path / 'run')]
+  assert len(corpora[0]) > 3 and corpora[0] == corpora[1]
+  assert [line.get('loss') for line in lines(finished)] == [
+      line.get('loss') for line in lines(tmp_path / 'run')]
 
 
 def test_a_tfds_data_set_is_trained_on(tmp_path, poems, monkeypatch):

@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 import glob
 import gzip
+import importlib.util
 import os
 import re
+import types
 from typing import Any
 from typing import NamedTuple
 import zlib
@@ -19,9 +21,14 @@ from etils import epath
 import sentencex
 
 from bert_jax.data import storage
+from bert_jax.errors import Failed
 from bert_jax.errors import UserError
 
 FORMATS = ('auto', 'text', 'jsonl', 'wikitext')
+# tfds imports all its packages in turn and stops at the first import error: without TensorFlow,
+# and so h5py, it stops at nearest_neighbors and never knows glue, wikipedia or c4.
+_TFDS_OF_TEXT = ('question_answering', 'structured', 'summarization', 'text',
+                 'text_simplification', 'translate')
 
 _READ = 1 << 20  # bytes
 _LONGEST_DOCUMENT = 64 << 20  # bytes; documents are held in memory one at a time
@@ -155,22 +162,63 @@ def open_tfds(name: str, split: str, data_dir: str | None = None) -> Any:
   """A split of a tensorflow-datasets data set: len() and [i] give its examples as dicts.
 
   Args:
-    name: of the data set.
+    name: of the data set, which is downloaded and prepared where its folder does not exist.
     split: of it.
     data_dir: where data sets are kept; None = TFDS_DATA_DIR, or tfds' own default.
+
+  Raises:
+    Failed: a download failed.
+    UserError: tfds does not know the data set, or cannot read it.
   """
   try:
+    import requests  # with which tfds downloads
     import tensorflow_datasets as tfds  # slow to import, and few runs need it
+    for package in _TFDS_OF_TEXT:
+      importlib.import_module(f'tensorflow_datasets.{package}')
+    _unpack_without_tensorflow()
+    # Not builder_kwargs: a folder that is prepared keeps its format.
     return tfds.data_source(name, split=split,
-                            data_dir=data_dir or os.environ.get('TFDS_DATA_DIR'))
+                            data_dir=data_dir or os.environ.get('TFDS_DATA_DIR'),
+                            download_and_prepare_kwargs={'file_format': 'array_record'})
   except ImportError as e:
-    raise UserError(f'tfds:{name} needs a package that is not installed ({e}): pip install '
-                    'tensorflow, or store the data set as array_record') from e
+    raise UserError(f'tfds:{name} needs a package that is not installed ({_first_line(e)}): '
+                    'install it, or set TFDS_DATA_DIR to a folder with the data set as '
+                    'array_record') from e
   except tfds.core.registered.DatasetNotFoundError as e:
     raise UserError(f'tfds:{name}: tensorflow-datasets knows no such data set') from e
+  except (requests.RequestException, tfds.core.download.DownloadError,
+          tfds.core.download.download_manager.NonMatchingChecksumError,
+          tfds.core.download.extractor.ExtractError) as e:
+    url = f'{e.request.url}: ' if getattr(e, 'request', None) else ''
+    raise Failed(f'tfds:{name}: the download failed ({url}{_first_line(_cause(e))}): run the same '
+                 'command again, or set TFDS_DATA_DIR to a folder in which another machine has '
+                 'prepared the data set with file_format=array_record') from e
   except (NotImplementedError, AssertionError, ValueError, OSError) as e:
-    raise UserError(f'tfds:{name} cannot be read: {str(e).splitlines()[0]} Without TensorFlow a '
-                    'data set must be prepared with file_format=array_record') from e
+    raise UserError(f'tfds:{name} cannot be read: {_first_line(e)} Without TensorFlow a data set '
+                    'must be prepared with file_format=array_record') from e
+
+
+def _unpack_without_tensorflow():
+  """Lets tfds unpack archives with etils' files where TensorFlow, whose files it uses, is missing.
+
+  Without it tfds downloads and prepares, but cannot unpack: of GLUE only MRPC is no archive.
+  """
+  from tensorflow_datasets.core.download import extractor
+  if importlib.util.find_spec('tensorflow') is None:
+    gfile = types.SimpleNamespace(GFile=lambda path, mode: epath.Path(path).open(mode))
+    extractor.tf = types.SimpleNamespace(io=types.SimpleNamespace(gfile=gfile),
+                                         compat=types.SimpleNamespace(as_text=str))
+
+
+def _cause(error: BaseException) -> BaseException:
+  """The first error of the chain that ended in `error`."""
+  while cause := error.__cause__ or error.__context__:
+    error = cause
+  return error
+
+
+def _first_line(error: BaseException) -> str:
+  return str(error).partition('\n')[0]
 
 
 def tfds_documents(name: str, text_column: str, data_dir: str | None = None) -> Iterator[str]:

@@ -6,14 +6,31 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 import concurrent.futures
 from concurrent.futures.process import BrokenProcessPool
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import sys
 import threading
 from typing import Any
 
 from bert_jax.errors import Failed
+
+
+@contextlib.contextmanager
+def without_main_module() -> Iterator[None]:
+  """Worker processes that start inside do not import the main module, which they do not need.
+
+  A script that calls run.run without `if __name__ == '__main__'` would begin anew in each of them.
+  """
+  main = vars(sys.modules['__main__'])
+  names = {name: main[name] for name in ('__file__', '__spec__') if name in main}
+  main.update(dict.fromkeys(names))  # multiprocessing finds the module by them
+  try:
+    yield
+  finally:
+    main.update(names)
 
 
 def begin_worker(*_):

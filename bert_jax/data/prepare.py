@@ -306,6 +306,7 @@ class Preparation:
     return notes
 
 
+@pool.without_main_module()
 def prepare(settings: Settings, output: str, workers: int = 0):
   """Prepares a corpus into a folder, local or gs://.
 

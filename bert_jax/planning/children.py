@@ -18,6 +18,7 @@ import traceback
 from typing import Any
 from typing import TypeVar
 
+from bert_jax.data import pool as pool_lib
 from bert_jax.errors import Failed
 
 T = TypeVar('T')
@@ -53,6 +54,7 @@ def _answer(answer: connection.Connection, function: Callable[..., Any], argumen
   answer.send(result)
 
 
+@pool_lib.without_main_module()
 def run(calls: Sequence[tuple[Callable[..., T], tuple]]) -> list[T]:
   """The results of functions and their arguments, which other processes can import.
 
