@@ -335,6 +335,8 @@ def _check_finetuning(config: ConfigDict):
   if not config.data.train:
     raise UserError('data.train is not set: give the file to train on')
   if config.task == 'question_answering':
+    if config.data.format != 'squad':
+      raise UserError(f'data.format={config.data.format!r} is unknown: use squad')
     for name in ('doc_stride', 'n_best', 'max_answer_len'):
       if config.data[name] < 1:
         raise UserError(f'data.{name}={config.data[name]} must be at least 1')

@@ -17,7 +17,6 @@ from bert_jax import config as config_lib
 from bert_jax import errors
 
 
-
 class _Tuples(tuple_parser.TupleParser):
   """Tuples as Python writes them, or their elements between commas: whole numbers, else strings.
 

@@ -7,7 +7,7 @@ that no language has would never be noticed.
 from bert_jax.errors import UserError
 
 # ISO 639-1, and the three-letter codes for which sentencex has a rule (Wikimedia's fallbacks).
-_CODES = frozenset((
+_TEXT = (
     'aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy '
     'da de dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu '
     'hy hz ia id ie ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb '
@@ -21,7 +21,8 @@ _CODES = frozenset((
     'lbe lez lij liv ljp lki lld lmo lrc ltg lua luz lzh lzz mad mag mai map mdf mhr min mnc mnw '
     'mrj mui mwl myv mzn nah nap nds nia nrm nyo olo pcd pdc pdt pfl pms pnt pwn qug rgn rmy roa '
     'rsk rue rup ruq rut sah scn sdc sdh ses sgs shi shy sjd skr sli sma smn srn sro stq sty szl '
-    'szy tay tcy tet trv ttj tyv udm vec vep vls vmf vmw vot vro wls wuu xal xmf yue ').split())
+    'szy tay tcy tet trv ttj tyv udm vec vep vls vmf vmw vot vro wls wuu xal xmf yue')
+_CODES = frozenset(_TEXT.split())
 
 
 def check(name: str, language: str):

@@ -71,7 +71,8 @@ def check(workdir: str, found: Sequence[Change], fed_by: Sequence[str],
   Raises:
     UserError: it would be another run, or another schedule that was not asked for.
   """
-  harmless = [c for c in found if _within(c, _HARMLESS + _READING + _SCORING) and c.name not in fed_by]
+  harmless = [c for c in found
+              if _within(c, _HARMLESS + _READING + _SCORING) and c.name not in fed_by]
   schedule = [c for c in found
               if c not in harmless and _within(c, _SCHEDULE) and c.name not in fed_by]
   others = [c for c in found if c not in harmless and c not in schedule]
