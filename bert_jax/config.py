@@ -4,12 +4,16 @@ A file in `configs/` starts from one of the functions here and changes what its 
 Any field can be given on the command line: --config.optimizer.learning_rate=2e-4.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import difflib
+import math
+from typing import Any
 
 from ml_collections import ConfigDict
 from ml_collections import config_dict
 
+from bert_jax.data import phases as phases_lib
 from bert_jax.data.phases import Phases
 from bert_jax.data.windows import SEQUENCES
 from bert_jax.errors import UserError
@@ -69,8 +73,8 @@ def _run(task: str) -> ConfigDict:
   c.train_epochs = 0.0  # passes over the data; not together with train_steps
   c.batch_size = 32  # rows (pretraining) or examples (fine-tuning) over all devices
   c.max_len = 512  # tokens in a row (pretraining) or an input (fine-tuning), special ones included
-  # Optional phases of (steps, max_len, batch_size) that sum to train_steps; () = one phase of
-  # max_len and batch_size.
+  # Optional phases of (steps, max_len, batch_size) instead of max_len and batch_size; another
+  # train_steps scales them.
   c.phases = ()
   c.log_every = 100  # steps between lines of metrics.jsonl
   c.eval_every = 10_000  # steps between evaluations on held-out data; always one at the end
@@ -161,6 +165,7 @@ def _sequence_classification(c: ConfigDict):
   # each), regression
   c.data.problem = 'single_label'
   c.data.labels = ()  # names in order; () = all that the training file has
+  c.data.skip_labels = ()  # rows with these labels are left out: '-' of SNLI and OCNLI, say
   # What is read of a text above max_len: head, tail, head_tail (128 + 382 of 510), or all of it in
   # chunks_max, chunks_mean, chunks_attention.
   c.data.long = 'head'
@@ -209,17 +214,18 @@ def _sentence_embedding(c: ConfigDict):
   c.keep_best = 'spearman'
 
 
-def _fields(config: ConfigDict, prefix: str = '') -> list[str]:
-  found = []
+def flat(config: ConfigDict, prefix: str = '') -> dict[str, Any]:
+  """The value of every field under its full name: optimizer.learning_rate."""
+  values = {}
   for name, value in config.items():
-    group = isinstance(value, ConfigDict)
-    found += _fields(value, f'{prefix}{name}.') if group else [prefix + name]
-  return found
+    values |= (flat(value, f'{prefix}{name}.') if isinstance(value, ConfigDict)
+               else {prefix + name: value})
+  return values
 
 
 def check_overrides(config: ConfigDict, arguments: list[str]):
   """Raises UserError for a --config.FIELD of the command line that is no field of `config`."""
-  fields = _fields(config)
+  fields = list(flat(config))
   for argument in arguments:
     name = argument.lstrip('-').partition('=')[0]
     name = name.removeprefix('noconfig.').removeprefix('config.')
@@ -236,10 +242,53 @@ def check_overrides(config: ConfigDict, arguments: list[str]):
     raise UserError(f'unknown config field --config.{name}: {hint}')
 
 
-def check(config: ConfigDict):
-  """Raises UserError for a value that no run can have."""
+def fit_phases(config: ConfigDict, given: Mapping[str, Any]) -> list[str]:
+  """Has phases share another number of steps than their own, and the warmup keep its share.
+
+  Two flags shorten a run of two phases then: --config.train_steps and, if at all, the warmup.
+
+  Args:
+    config: changed in place.
+    given: fields of the command line, with the values that the config file has for them.
+
+  Returns:
+    Notes for the user.
+
+  Raises:
+    UserError: malformed phases, or fewer steps than phases.
+  """
+  phases_lib.check(config.phases)
+  steps, planned = config.train_steps, sum(phase[0] for phase in config.phases)
+  if not planned or not steps > 0 or steps == planned or 'phases' in given:
+    return []
+  before, warmup = given.get('train_steps', planned), config.optimizer.warmup_steps
+  notes = [f'phases of {planned:,} steps scaled to {steps:,}']
+  with config.unlocked():
+    config.phases = phases_lib.scaled(config.phases, steps)
+    if (warmup and steps < before and 'train_steps' in given
+        and 'optimizer.warmup_steps' not in given):
+      config.optimizer.warmup_steps = round(warmup * steps / before)
+      notes.append(f'warmup of {warmup:,} of {before:,} steps scaled to '
+                   f'{config.optimizer.warmup_steps:,} of {steps:,}')
+  return notes
+
+
+def _check_task(config: ConfigDict):
   if config.task not in TASKS:
     raise UserError(f'task={config.task!r} is unknown: use {", ".join(TASKS)}')
+  own = (pretraining('base') if config.task == 'pretrain' else finetuning(config.task))
+  others = set(own.data) ^ set(config.data)
+  if others:
+    raise UserError(f'task={config.task} does not fit this config (data.{min(others)} is for '
+                    'another task): give the --config of this task')
+
+
+def check(config: ConfigDict):
+  """Raises UserError for a value that no run can have."""
+  _check_task(config)
+  for name, value in flat(config).items():
+    if isinstance(value, float) and not math.isfinite(value):
+      raise UserError(f'{name}={value} must be a finite number')
   for name in ('batch_size', 'max_len', 'log_every', 'keep_checkpoints'):
     if config[name] < 1:
       raise UserError(f'{name}={config[name]} must be at least 1')
@@ -286,6 +335,8 @@ def _check_finetuning(config: ConfigDict):
   if not config.data.train:
     raise UserError('data.train is not set: give the file to train on')
   if config.task == 'question_answering':
+    if config.data.format != 'squad':
+      raise UserError(f'data.format={config.data.format!r} is unknown: use squad')
     for name in ('doc_stride', 'n_best', 'max_answer_len'):
       if config.data[name] < 1:
         raise UserError(f'data.{name}={config.data[name]} must be at least 1')
@@ -298,7 +349,7 @@ def phases_of(config: ConfigDict, train_steps: int = 0) -> Phases:
 
 
 def _lengths(config: ConfigDict) -> list[int]:
-  return [config.max_len, *(phase.max_len for phase in phases_of(config))]
+  return [phase.max_len for phase in phases_of(config)]
 
 
 def check_sizes(config: ConfigDict):

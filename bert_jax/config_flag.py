@@ -1,15 +1,48 @@
 """The flag --config=FILE and its overrides --config.FIELD=VALUE, for the commands that have it."""
 
+import ast
+import csv
+import os
 import pathlib
+import re
 import runpy
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
 from ml_collections import config_flags
+from ml_collections.config_flags import tuple_parser
 
 from bert_jax import config as config_lib
 from bert_jax import errors
 
+
+class _Tuples(tuple_parser.TupleParser):
+  """Tuples as Python writes them, or their elements between commas: whole numbers, else strings.
+
+  The parser of ml_collections takes a,b,c for one string.
+  """
+
+  def parse(self, argument: Any) -> tuple:
+    """The tuple; raises ValueError for brackets that Python does not understand."""
+    if not isinstance(argument, str):
+      return super().parse(argument)
+    text = argument.strip()
+    if text[:1] in ('(', '[', "'"):
+      try:
+        value = ast.literal_eval(text)
+        return tuple(value) if isinstance(value, tuple | list) else (value,)
+      except (ValueError, SyntaxError) as e:
+        inner = text[1:-1]
+        if text[0] + text[-1] not in ('()', '[]') or re.search(r'[\[\]()]', inner):
+          raise ValueError(f'{text} is no list: give a,b,c') from e
+        text = inner
+    elements = next(csv.reader([text], skipinitialspace=True), [])
+    return tuple(int(x) if re.fullmatch(r'0|-?[1-9]\d*', x) else x
+                 for x in map(str.strip, elements))
+
+
+config_flags.register_flag_parser_for_type(tuple, _Tuples())
 _CONFIG = config_flags.DEFINE_config_file(
     'config', help_string='A config file; its fields are overridden as --config.FIELD=VALUE.')
 
@@ -28,7 +61,18 @@ def get() -> ConfigDict:
   path = config_flags.get_config_filename(flags.FLAGS['config'])
   if not pathlib.Path(path).is_file():  # ml_collections says so when it is used, at length
     raise errors.UserError(f'--config={path} is no file')
-  return _CONFIG.value
+  config = _CONFIG.value
+  for name in given():  # a shell expands ~ at the beginning of a word only
+    value = config_lib.flat(config)[name]
+    if isinstance(value, str) and value.startswith('~/'):
+      config.update_from_flattened_dict({name: os.path.expanduser(value)})
+  return config
+
+
+def given() -> dict[str, Any]:
+  """The fields that the command line overrides, and their values in the config file."""
+  names = config_flags.get_override_values(flags.FLAGS['config'])
+  return {name: flags.FLAGS[f'config.{name}'].default for name in names}
 
 
 def explain(argv: list[str], error: Exception):

@@ -117,6 +117,9 @@ def run_command(main: Callable[[list[str]], None],
     except KeyboardInterrupt as e:
       _end(f'interrupted{e}', EXIT_INTERRUPTED)
     except Exception as e:
+      if 'RESOURCE_EXHAUSTED' in str(e) or isinstance(e, MemoryError):
+        _end('the memory is too small for this: make the batch, its rows or the model smaller '
+             f'(bert_jax.plan says what a step takes): {e}', EXIT_FAILED)
       trouble = storage_trouble(e)
       if not trouble:
         raise

@@ -15,7 +15,7 @@ def main(argv: list[str]):
     raise errors.UserError('give both --config=configs/tiny.py (or another) and --workdir=DIR')
   config = config_flag.get()
   from bert_jax import run  # after the flags: JAX takes a while to import
-  run.run(config, _WORKDIR.value)
+  run.run(config, _WORKDIR.value, config_flag.given())
 
 
 if __name__ == '__main__':

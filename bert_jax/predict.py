@@ -24,10 +24,23 @@ _NULL_THRESHOLD = flags.DEFINE_float(
     'null_threshold', None, 'question_answering: "" is the answer if it scores above the best by '
     'more than this; by default there always is one.')
 
+# Flags that some tasks use: given with another they would have no effect.
+_USED_BY = {'embed': ('pooling', 'normalize', 'layers', 'long', 'max_len'),
+            'question_answering': ('null_threshold',)}
+
+
+def _check_used():
+  for task, names in _USED_BY.items():
+    for name in names:
+      if task != _TASK.value and flags.FLAGS[name].present:
+        raise errors.UserError(f'--{name} has no effect here: it is for --task={task}')
+
 
 def main(argv: list[str]):
   """Flags in, one call."""
   del argv
+  if _TASK.value:
+    _check_used()
   try:
     layers = tuple(map(int, _LAYERS.value))
   except ValueError as e:

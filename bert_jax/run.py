@@ -1,6 +1,8 @@
 """From a config and a workdir to a trained model: checks, mesh, data, task, loop."""
 
 from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 import hashlib
 import importlib.metadata
 import json
@@ -15,6 +17,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
+from bert_jax import no_effect
 from bert_jax import run_finetuning
 from bert_jax import run_pretraining
 from bert_jax.data import pool
@@ -134,15 +137,25 @@ def _summary(config: ConfigDict, job: Job, mesh: Mesh,
 
 
 @pool.without_main_module()
-def run(config: ConfigDict, workdir: str):
+def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
   """Trains what `config` says in `workdir`, or goes on with it.
+
+  Args:
+    config: of the run; fields that are resolved are changed in it.
+    workdir: local or gs://.
+    given: the fields of the command line, with the values that the config file has for them; each
+      must have an effect.
 
   Raises:
     UserError: a mistake in the config, the data or the workdir.
   """
+  if not workdir:
+    raise UserError('--workdir is empty: give the folder of the run')
   storage.check('--workdir', workdir)
-  workdir = epath.Path(workdir)
+  workdir = epath.Path(workdir).expanduser()
+  notes = config_lib.fit_phases(config, given)
   config_lib.check(config)
+  no_effect.check(config, given)
   optimizer_config = optimizer_lib.OptimizerConfig(**config.optimizer)
   if config.train_steps:
     optimizer_lib.learning_rate(optimizer_config, config.train_steps)
@@ -156,13 +169,13 @@ def run(config: ConfigDict, workdir: str):
     compiled.keep()
     _agree(config, workdir)
     try:
-      _train(config, workdir)
+      _train(config, workdir, given, notes)
     except KeyboardInterrupt as e:
       raise KeyboardInterrupt(checkpoint.newest(workdir)) from e
   (run_pretraining if config.task == 'pretrain' else run_finetuning).finish(config, workdir)
 
 
-def _train(config: ConfigDict, path: epath.Path):
+def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any], notes: Sequence[str]):
   """The part that all processes do together."""
   mesh = mesh_lib.make_mesh(**config.mesh)
   report.check_writable(path)
@@ -177,6 +190,7 @@ def _train(config: ConfigDict, path: epath.Path):
 
   kind = run_pretraining if config.task == 'pretrain' else run_finetuning
   job = kind.make_job(config, model, mesh, workdir)
+  no_effect.check_with_data(config, given, job)
   changed = _check_same_run(workdir, config, job)
   checkpoints = checkpoint.Checkpoints(path, config.keep_checkpoints, config.keep_best,
                                        config.keep_every, config.data.get('eval', ''))
@@ -186,6 +200,7 @@ def _train(config: ConfigDict, path: epath.Path):
   _write_run(workdir, config, job)
   folder.push()
   report.print_summary(_summary(config, job, mesh, folder))
+  report.print_summary([('note', note) for note in notes])
   report.print_summary([('changed', str(change)) for change in changed])
   changes = []
   if job.start:

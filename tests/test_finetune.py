@@ -291,6 +291,47 @@ def test_reinitialised_layers_and_frozen_ones(pretrained, tmp_path):
     params('none', **{'model.reinit_layers': 3})
 
 
+def test_labels_that_are_left_out(pretrained, tmp_path, capsys):
+  c = make_config('sequence_classification', pretrained, tmp_path, train_epochs=0.0, train_steps=1,
+                  **{'data.skip_labels': ('-',)})
+  for name, count in (('train', 3), ('eval', 2)):
+    with open(c.data[name], 'a') as file:
+      file.write('w1 good\t-\t1.0\n' * count)
+  run.run(c, str(tmp_path / 'run'))
+  out = capsys.readouterr().out
+  assert f'3 of 163 rows of {c.data.train} are left out: their label is -' in out
+  assert f'2 of 42 rows of {c.data.eval} are left out' in out and '160 to train on' in out
+  assert load_lib.load(str(tmp_path / 'run')).labels == ('no', 'yes')
+
+
+def test_scores_that_are_taken_for_classes_get_a_note(pretrained, tmp_path, capsys):
+  for column, values, noted in (('value', ('1.0', '3.5'), True), ('value', ('1', '3'), False)):
+    c = make_config('sequence_classification', pretrained, tmp_path, train_epochs=0.0,
+                    train_steps=1, **{'data.label_column': column, 'data.eval': ''})
+    path = pathlib.Path(c.data.train)
+    path.write_text('text\tvalue\n' + ''.join(f'w{i}\t{values[i % 2]}\n' for i in range(9)))
+    run.run(c, str(tmp_path / values[0]))
+    assert ('data.problem=regression predicts the number' in capsys.readouterr().out) == noted
+
+
+def test_labels_that_are_numbers_and_their_order(pretrained, tmp_path):
+  c = make_config('sequence_classification', pretrained, tmp_path, train_epochs=0.0, train_steps=1,
+                  **{'data.label_column': 'value', 'data.labels': (3.0, '1.0')})
+  run.run(c, str(tmp_path / 'run'))
+  assert load_lib.load(str(tmp_path / 'run')).labels == ('3.0', '1.0')
+  c.data.labels = ('1.0', '3.0', '1.0')
+  with pytest.raises(UserError, match="data.labels=1.0,3.0,1.0: '1.0' is empty or stands there"):
+    run.run(c, str(tmp_path / 'twice'))
+
+
+def test_a_tag_whose_partner_alone_is_in_training(pretrained, tmp_path):
+  c = make_config('token_classification', pretrained, tmp_path, train_epochs=0.0, train_steps=1)
+  pathlib.Path(c.data.train).write_text('w1 O\nN1 B-NAME\nw2 I-X\n\n' * 9)
+  pathlib.Path(c.data.eval).write_text('w1 O\nN1 B-NAME\nN2 I-NAME\nw2 B-X\n')
+  run.run(c, str(tmp_path / 'run'))
+  assert load_lib.load(str(tmp_path / 'run')).labels == ('B-NAME', 'B-X', 'I-NAME', 'I-X', 'O')
+
+
 def test_from_a_model_with_another_head(classifier, pretrained, tmp_path):
   c = make_config('token_classification', str(classifier), tmp_path, train_epochs=0.0,
                   train_steps=1)

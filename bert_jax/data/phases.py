@@ -14,6 +14,34 @@ class Phase(NamedTuple):
   batch_size: int  # rows over all devices
 
 
+def check(phases: Sequence[Sequence[int]]):
+  """Raises UserError for phases that are no triples of positive numbers."""
+  for phase in phases:
+    if not isinstance(phase, Sequence) or len(phase) != 3 or not all(
+        isinstance(n, int) and n > 0 for n in phase):
+      raise UserError(f'phases={tuple(phases)}: each is (steps, max_len, batch_size), positive: '
+                      "'((900, 128, 32), (100, 512, 32))' are two")
+
+
+def scaled(phases: Sequence[Sequence[int]], train_steps: int) -> tuple[tuple[int, int, int], ...]:
+  """The phases, of `train_steps` steps in all, by largest remainder; each has one step at least.
+
+  Raises:
+    UserError: a run of fewer steps than phases.
+  """
+  if train_steps < len(phases):
+    raise UserError(f'train_steps={train_steps} is less than one step for each of the '
+                    f"{len(phases)} phases: give more, or --config.phases='()'")
+  total = sum(steps for steps, _, _ in phases)
+  shares = [divmod(steps * train_steps, total) for steps, _, _ in phases]
+  counts = [max(1, whole) for whole, _ in shares]
+  for i in sorted(range(len(phases)), key=lambda i: -shares[i][1]):
+    counts[i] += sum(counts) < train_steps
+  while sum(counts) > train_steps:  # the longest phases pay for those of less than a step
+    counts[counts.index(max(counts))] -= 1
+  return tuple((count, *phase[1:]) for count, phase in zip(counts, phases))
+
+
 class Phases(tuple[Phase, ...]):
   """The phases of a run, in order."""
 
@@ -26,9 +54,7 @@ class Phases(tuple[Phase, ...]):
       UserError: phases that are no triples, not positive, or do not sum to `train_steps`.
     """
     phases = phases or ((train_steps, max_len, batch_size),)
-    for phase in phases:
-      if len(phase) != 3 or not all(isinstance(n, int) and n > 0 for n in phase):
-        raise UserError(f'phases={tuple(phases)}: each is (steps, max_len, batch_size), positive')
+    check(phases)
     if sum(phase[0] for phase in phases) != train_steps:
       raise UserError(f'the steps of phases={tuple(phases)} sum to {sum(p[0] for p in phases)}, '
                       f'not to train_steps={train_steps}')

@@ -22,6 +22,7 @@ from tqdm import auto as tqdm
 from bert_jax.data import builtin
 from bert_jax.data import corpus
 from bert_jax.data import encode
+from bert_jax.data import languages
 from bert_jax.data import pool
 from bert_jax.data import records
 from bert_jax.data import storage
@@ -49,6 +50,9 @@ class Settings:
   tokenizer: str = 'wordpiece'
   lowercase: bool = True
   heldout: float = 0.02
+
+  def __post_init__(self):
+    languages.check('data.language', self.language)
 
   @property
   def rules(self) -> encode.Rules:

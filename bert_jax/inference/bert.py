@@ -143,7 +143,10 @@ class Bert:
       list[Input], np.ndarray]:
     """(rows, the text that each is of): one of each text, or its chunks."""
     long_inputs.check(long)
-    longest = min(max_len or self.config.max_positions, self.config.max_positions)
+    longest = self.config.max_positions if max_len is None else max_len
+    if longest > self.config.max_positions:
+      raise UserError(f'max_len={max_len} is above the {self.config.max_positions} positions of '
+                      'the model')
     if longest < 8:
       raise UserError(f'max_len={max_len} must be at least 8')
     rows, owners = [], []

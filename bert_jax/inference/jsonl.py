@@ -203,6 +203,9 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
     raise UserError(f'--output={output} holds one vector a text: only --task=embed makes them, '
                     'with --pooling=cls, mean or max')
   bert = bert_lib.load(model)
+  if options.max_len is not None and options.max_len > bert.config.max_positions:
+    raise UserError(f'--max_len={options.max_len} is above the {bert.config.max_positions} '
+                    f'positions of {model}')
   if task in HEAD_TASKS:
     bert = Predictor(bert, task)
   try:

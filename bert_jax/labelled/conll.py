@@ -1,5 +1,6 @@
 """Words with a tag each: CoNLL files and JSON lines; and the entities that tags stand for."""
 
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -47,6 +48,12 @@ def entities(tags: Sequence[str]) -> list[Entity]:
       start, label = i, name
     before = letter
   return found
+
+
+def with_partners(tags: Collection[str]) -> set[str]:
+  """The tags, and for each B-NAME an I-NAME and the other way round: other files may have it."""
+  partners = {'B-': 'I-', 'I-': 'B-'}
+  return set(tags) | {partners[tag[:2]] + tag[2:] for tag in tags if tag[:2] in partners}
 
 
 def _column(name: str, what: str) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 import math
 from typing import Any
 from typing import NamedTuple
@@ -36,6 +37,19 @@ class Columns(NamedTuple):
   written: tuple[str, ...]  # how the files write these; () = the same
 
 
+def given_labels(labels: Sequence[Any]) -> tuple[str, ...]:
+  """The names in data.labels, numbers too as strings, as files have them.
+
+  Raises:
+    UserError: an empty name, or one that stands there twice.
+  """
+  names = tuple(map(str, labels))
+  for i, name in enumerate(names):
+    if not name or name in names[:i]:
+      raise UserError(f'data.labels={",".join(names)}: {name!r} is empty or stands there twice')
+  return names
+
+
 def columns(data: ConfigDict) -> Columns:
   """What the config group `data` says, or the GLUE task that data.format names."""
   if data.problem not in PROBLEMS:
@@ -45,7 +59,7 @@ def columns(data: ConfigDict) -> Columns:
     return Columns(task.text, task.text_pair, task.label,
                    'single_label' if task.labels else 'regression', task.labels, task.written)
   return Columns(data.text_column, data.text_pair_column, data.label_column, data.problem,
-                 tuple(data.labels), ())
+                 given_labels(data.labels), ())
 
 
 def text_of(row: Row, column: str) -> str:
@@ -104,6 +118,14 @@ def read(source: str, data_format: str, c: Columns, split: str,
   for row in rows:
     pair = text_of(row, c.text_pair) if c.text_pair else None
     yield TextExample(row.where, text_of(row, c.text), pair, _label(row, c) if labelled else None)
+
+
+def are_scores(labels: Iterable[Any]) -> bool:
+  """Whether the names of labels are all numbers, and not all of them whole ones."""
+  try:
+    return not all(float(name).is_integer() for name in labels)
+  except (ValueError, OverflowError):
+    return False
 
 
 def label_names(examples: Iterable[TextExample], c: Columns) -> tuple[str, ...]:

@@ -71,6 +71,10 @@ class BertConfig:
     for name in ('dropout', 'attention_dropout'):
       if not 0 <= getattr(self, name) < 1:
         raise UserError(f'model.{name}={getattr(self, name)} must lie in [0, 1)')
+    if not self.initializer_range >= 0:
+      raise UserError(f'model.initializer_range={self.initializer_range} must not be negative')
+    if not self.layer_norm_eps > 0:
+      raise UserError(f'model.layer_norm_eps={self.layer_norm_eps} must be positive')
 
   def _check_at_least_one(self, *names: str):
     for name in names:

@@ -37,8 +37,8 @@ def select_platform(platform: str):
     jax.config.update('jax_platforms', gpu if platform == 'gpu' else platform)
   try:
     found = jax.default_backend()
-  except RuntimeError as e:
-    raise UserError(f'platform={platform!r} has no device here: {e}') from e
+  except (RuntimeError, AssertionError) as e:  # CUDA's plugin asserts, without a word
+    raise UserError(f'platform={platform!r} has no device here: {e}'.rstrip(': ')) from e
   if platform == 'auto' and found == 'cpu' and host.has_accelerator():
     raise UserError('there is an accelerator here, but JAX finds only CPUs: install '
                     'requirements-tpu.txt or requirements-gpu.txt (or another process holds it), '

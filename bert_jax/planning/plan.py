@@ -1,11 +1,13 @@
 """Plans a run: for slices that need not be here, or for the devices that are."""
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import itertools
 import json
 import os
 import tempfile
+from typing import Any
 from typing import NamedTuple
 
 from etils import epath
@@ -14,6 +16,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
+from bert_jax import no_effect
 from bert_jax.errors import UserError
 from bert_jax.model import kernels
 from bert_jax.parallel import mesh as mesh_lib
@@ -77,7 +80,6 @@ def _in_child(config: ConfigDict, name: str, phase: int, program: Program) -> Fi
 
 
 def _check(config: ConfigDict, mesh: Mesh):
-  config_lib.check(config)
   config_lib.check_sizes(config)
   for phase in config_lib.phases_of(config):
     mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
@@ -117,14 +119,22 @@ def _plan(config: ConfigDict, name: str, options: Options) -> tuple[list[Estimat
   return estimates, found
 
 
-def plan(config: ConfigDict, options: Options):
+def plan(config: ConfigDict, options: Options, given: Mapping[str, Any] = {}):
   """Compiles a run's steps for each slice and prints what it would take.
+
+  Args:
+    config: of the run.
+    options: what is asked for.
+    given: the fields of the command line, with the values of the config file.
 
   Raises:
     UserError: an unknown slice, or one that the config does not fit.
   """
   if options.search and config.task != 'pretrain':
     raise UserError(f'--search is for pretraining; task={config.task}')
+  config_lib.fit_phases(config, given)
+  config_lib.check(config)
+  no_effect.check(config, given)
   if LOCAL not in options.topologies:
     jax.config.update('jax_platforms', 'cpu')  # nothing runs, and nothing is taken from a run
   found = {name: _plan(config, name, options) for name in options.topologies}

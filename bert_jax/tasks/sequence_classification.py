@@ -124,11 +124,21 @@ def create(config: ConfigDict, model: BertConfig, tokenizer: Tokenizer,
   data, columns = config.data, texts.columns(config.data)
   long_inputs.check(data.long)
 
+  skipped, notes = tuple(map(str, data.skip_labels)), []
+
   def read(path, split):
-    return not_empty(texts.read(path, data.format, columns, split), path)
+    examples = not_empty(texts.read(path, data.format, columns, split), path)
+    kept = [e for e in examples if e.label not in skipped]
+    if skipped:
+      notes.append(f'{len(examples) - len(kept):,} of {len(examples):,} rows of {path} are left '
+                   f'out: their label is {" or ".join(skipped)} (data.skip_labels)')
+    return not_empty(kept, f'{path} (without the labels {", ".join(skipped)})')
 
   train = read(data.train, 'train')
   labels = texts.label_names(train, columns)
+  if columns.problem == 'single_label' and not columns.labels and texts.are_scores(labels):
+    notes.append(f'the {len(labels)} labels of {data.train} are numbers, such as {labels[0]}, and '
+                 'taken for classes: data.problem=regression predicts the number itself')
   if columns.problem == 'single_label' and len({e.label for e in train}) == 1:
     raise UserError(f'{data.train} has the label {train[0].label!r} only: there is nothing to '
                     'learn from one class')
@@ -137,8 +147,8 @@ def create(config: ConfigDict, model: BertConfig, tokenizer: Tokenizer,
     return features(examples, tokenizer, config.max_len, data.long,
                     _targets(examples, columns.problem, labels))
 
-  evals = ((name, read(path, 'validation')) for name, path in eval_files(config))
+  evals = [(name, read(path, 'validation')) for name, path in eval_files(config)]
   return SequenceClassification(
       BertForSequenceClassification(model, len(labels)), labels, splits.train(train, make(train)),
       tuple(splits.evaluation(name, examples, make(examples)) for name, examples in evals),
-      notes=(), feed=splits.feed, problem=columns.problem, long=data.long)
+      notes=tuple(notes), feed=splits.feed, problem=columns.problem, long=data.long)

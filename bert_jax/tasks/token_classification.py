@@ -15,6 +15,7 @@ from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.labelled import conll
+from bert_jax.labelled import texts
 from bert_jax.labelled.batches import Batch
 from bert_jax.labelled.batches import Features
 from bert_jax.labelled.conll import TaggedWords
@@ -147,7 +148,8 @@ def create(config: ConfigDict, model: BertConfig, tokenizer: Tokenizer,
     return not_empty(conll.read(path, data), path)
 
   train = read(data.train)
-  labels = tuple(data.labels) or tuple(sorted({tag for s in train for tag in s.tags}))
+  labels = texts.given_labels(data.labels) or tuple(sorted(
+      conll.with_partners({tag for s in train for tag in s.tags})))
   number = {label: i for i, label in enumerate(labels)}
   if len(labels) == 1:
     raise UserError(f'{data.train} has the tag {labels[0]!r} only: there is nothing to learn from '

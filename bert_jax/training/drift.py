@@ -1,6 +1,6 @@
 """What differs between the config of a run and the one that it is resumed with, and what it does.
 
-The fields of `data` count as harmless here because the rows are compared by their digest.
+Only the fields that are named here may change: one that a task gains is refused until it is named.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,16 @@ from bert_jax.errors import UserError
 # Fields and groups that change what is seen of a run, where it is computed, and with what rounding.
 _HARMLESS = ('log_every', 'eval_every', 'eval_batches', 'checkpoint_every', 'keep_checkpoints',
              'keep_every', 'keep_best', 'profile_steps', 'log_batch_digest', 'platform', 'mesh',
-             'sharding', 'init_from', 'allow_schedule_change', 'data', 'model.dtype',
-             'model.attention', 'model.remat', 'model.scan_unroll', 'optimizer.accumulation')
+             'sharding', 'init_from', 'allow_schedule_change', 'model.dtype', 'model.attention',
+             'model.remat', 'model.scan_unroll', 'optimizer.accumulation', 'data.loader_workers')
+# Fields that say where examples stand and how they are read: a digest of the rows tells a change.
+_READING = tuple(f'data.{name}' for name in (
+    'source', 'vocab', 'format', 'language', 'lines_are_sentences', 'tokenizer', 'lowercase',
+    'train', 'text_column', 'text_pair_column', 'label_column', 'choices_column', 'skip_labels',
+    'doc_stride'))
+# Those of evaluations and predictions alone.
+_SCORING = tuple(f'data.{name}' for name in (
+    'heldout', 'eval', 'eval_columns', 'test', 'n_best', 'max_answer_len', 'null_threshold'))
 # Those that decide what every later step does.
 _SCHEDULE = ('train_steps', 'train_epochs', 'phases', 'batch_size', 'max_len', 'optimizer')
 
@@ -63,7 +71,8 @@ def check(workdir: str, found: Sequence[Change], fed_by: Sequence[str],
   Raises:
     UserError: it would be another run, or another schedule that was not asked for.
   """
-  harmless = [c for c in found if _within(c, _HARMLESS) and c.name not in fed_by]
+  harmless = [c for c in found
+              if _within(c, _HARMLESS + _READING + _SCORING) and c.name not in fed_by]
   schedule = [c for c in found
               if c not in harmless and _within(c, _SCHEDULE) and c.name not in fed_by]
   others = [c for c in found if c not in harmless and c not in schedule]

@@ -12,7 +12,8 @@ from bert_jax.training.report import print_summary
 
 def check(steps: Sequence[int]):
   """Raises UserError if these are not the first and the last step of a trace."""
-  if steps and (len(steps) != 2 or not 0 < steps[0] <= steps[1]):
+  if steps and (len(steps) != 2 or not all(isinstance(step, int) for step in steps)
+                or not 0 < steps[0] <= steps[1]):
     raise UserError(f'profile_steps={tuple(steps)}: give the first and the last step to trace, '
                     '10,15 say')
 

@@ -22,6 +22,7 @@ from absl import flags  # noqa: E402
 from absl import logging  # noqa: E402
 
 from bert_jax import errors  # noqa: E402
+from tests.faults import configs  # noqa: E402
 from tests.faults import corruption  # noqa: E402
 from tests.faults import fuzz  # noqa: E402
 from tests.faults import kills  # noqa: E402
@@ -42,6 +43,7 @@ KINDS = {
                      f'while it runs, a disk or clock: {", ".join(surroundings.WAYS)}'),
     'corrupt': (corruption.corrupt, 200, 'a damaged file of the newest checkpoint, then restored'),
     'fuzz': (fuzz.fuzz, 10 * len(fuzz.NAMES), f'{fuzz.BATCH} mutated files for a reader'),
+    'config': (configs.fuzz, 80, f'{configs.BATCH} command lines of random overrides'),
     'soak': (soak.soak, 1, f'{soak.STEPS:,} steps with a checkpoint every {soak.EVERY}'),
 }
 

@@ -38,6 +38,27 @@ def test_fields_of_pretraining():
     assert outcome(name, fed_by, allowed=True) == 'another'
 
 
+# Where the examples stand and how they are read (their digest is compared), and evaluation alone.
+READ = {'train', 'text_column', 'text_pair_column', 'label_column', 'choices_column', 'format',
+        'skip_labels', 'doc_stride', 'eval', 'eval_columns', 'test', 'n_best', 'max_answer_len',
+        'null_threshold', 'loader_workers'}
+
+
+@pytest.mark.parametrize('task', ['sequence_classification', 'token_classification',
+                                  'question_answering', 'multiple_choice', 'sentence_embedding'])
+def test_fields_of_fine_tuning(task):
+  others = {name for name in config_lib.finetuning(task).data
+            if outcome(f'data.{name}', run_finetuning._FED_BY, allowed=True) == 'another'}
+  assert others == set(config_lib.finetuning(task).data) - READ
+  assert others <= {'problem', 'labels', 'long', 'negative_column', 'pooling', 'temperature'}
+
+
+def test_what_a_fine_tuned_model_is_may_not_change():
+  for name in ('data.temperature', 'data.pooling', 'data.long', 'data.negative_column',
+               'data.labels', 'data.problem', 'data.new_field'):
+    assert outcome(name, run_finetuning._FED_BY, allowed=True) == 'another'
+
+
 def test_the_rows_of_fine_tuning_hang_on_more():
   for name in ('seed', 'batch_size', 'max_len', 'optimizer.accumulation'):
     assert outcome(name, run_finetuning._FED_BY, allowed=True) == 'another'
