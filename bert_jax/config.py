@@ -7,6 +7,7 @@ Any field can be given on the command line: --config.optimizer.learning_rate=2e-
 import dataclasses
 import difflib
 
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from ml_collections import config_dict
 
@@ -53,6 +54,13 @@ def sizes_of_init_from(group: ConfigDict):
     group[field] = config_dict.placeholder(int)
   group.activation = config_dict.placeholder(str)
   group.layer_norm_eps = config_dict.placeholder(float)
+
+
+def set_dtype(config: ConfigDict, mesh: Mesh):
+  """Sets what model.dtype='auto' stands for on the devices of a mesh; a CPU loses by bfloat16."""
+  if config.model.dtype == 'auto':
+    on_cpu = mesh.devices.flat[0].platform == 'cpu'
+    config.model.dtype = 'float32' if on_cpu else 'bfloat16'
 
 
 def bert_config(group: ConfigDict) -> BertConfig:

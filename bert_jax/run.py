@@ -160,6 +160,7 @@ def run(config: ConfigDict, workdir: str):
 def _train(config: ConfigDict, path: epath.Path):
   """The part that all processes do together."""
   mesh = mesh_lib.make_mesh(**config.mesh)
+  config_lib.set_dtype(config, mesh)
   report.check_writable(path)
   folder = storage.Folder(path, checkpoint.APART, jax.process_index())
   folder.fetch()
