@@ -17,6 +17,7 @@ from typing import Any
 from absl import app
 from absl import flags
 
+from bert_jax import config as config_lib
 from bert_jax.data.phases import Phase
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import topology
@@ -32,6 +33,7 @@ def _ours(chips: int, **model) -> dict[str, Any]:
   config = runpy.run_path('configs/large.py')['get_config']()
   config.update_from_flattened_dict({f'model.{name}': value for name, value in model.items()})
   mesh = mesh_lib.make_mesh(devices=topology.get(_TOPOLOGY.value))
+  config_lib.set_dtype(config, mesh)
   work = programs.pretraining(config, Phase(1, _LENGTH.value, _ROWS.value * chips))
   found = programs.train_step(work, config, mesh)
   return {'seconds': found.seconds, 'flops': found.flops, 'traffic': found.traffic,

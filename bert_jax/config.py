@@ -10,6 +10,7 @@ import difflib
 import math
 from typing import Any
 
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from ml_collections import config_dict
 
@@ -57,6 +58,13 @@ def sizes_of_init_from(group: ConfigDict):
     group[field] = config_dict.placeholder(int)
   group.activation = config_dict.placeholder(str)
   group.layer_norm_eps = config_dict.placeholder(float)
+
+
+def set_dtype(config: ConfigDict, mesh: Mesh):
+  """Sets what model.dtype='auto' stands for on the devices of a mesh; a CPU loses by bfloat16."""
+  if config.model.dtype == 'auto':
+    on_cpu = mesh.devices.flat[0].platform == 'cpu'
+    config.model.dtype = 'float32' if on_cpu else 'bfloat16'
 
 
 def bert_config(group: ConfigDict) -> BertConfig:

@@ -178,6 +178,7 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
 def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any], notes: Sequence[str]):
   """The part that all processes do together."""
   mesh = mesh_lib.make_mesh(**config.mesh)
+  config_lib.set_dtype(config, mesh)
   report.check_writable(path)
   folder = storage.Folder(path, checkpoint.APART, jax.process_index())
   folder.fetch()

@@ -12,10 +12,10 @@ from bert_jax.model.albert import AlbertConfig
 
 
 def get_config():
-  """125,000 steps of 4,096 rows of 512, in bfloat16."""
+  """125,000 steps of 4,096 rows of 512, in bfloat16 (a CPU: float32)."""
   c = config.pretraining(AlbertConfig(
       vocab_size=30_000, activation='gelu_tanh', dropout=0.0, attention_dropout=0.0,
-      dtype='bfloat16'))
+      dtype='auto'))
   c.data.sequences = 'sentence_order'
   c.data.tokenizer = 'sentencepiece'
   c.data.heldout = 0.005

@@ -12,10 +12,10 @@ from bert_jax.model.electra import ElectraConfig
 
 
 def get_config():
-  """1M steps of 128 rows of 128, in bfloat16."""
+  """1M steps of 128 rows of 128, in bfloat16 (a CPU: float32)."""
   c = config.pretraining(ElectraConfig(
       hidden_size=256, num_heads=4, intermediate_size=1024, embedding_size=128,
-      generator_size=0.25, dtype='bfloat16'))
+      generator_size=0.25, dtype='auto'))
   c.data.sequences = 'full_sentences'
   c.data.heldout = 0.005
   c.masking.replace_mask, c.masking.replace_random = 0.85, 0.0

@@ -13,8 +13,8 @@ from bert_jax.model.modern import ModernConfig
 
 
 def get_config():
-  """1.7T tokens in rows of 1,024, in bfloat16."""
-  c = config.pretraining(ModernConfig(dtype='bfloat16', classifier_pooling='mean'))
+  """1.7T tokens in rows of 1,024, in bfloat16 (a CPU: float32)."""
+  c = config.pretraining(ModernConfig(dtype='auto', classifier_pooling='mean'))
   c.data.sequences = 'full_sentences'
   c.data.tokenizer, c.data.lowercase = 'bpe', False
   c.data.heldout = 0.005

@@ -13,10 +13,10 @@ from bert_jax.model.config import BertConfig
 
 
 def get_config():
-  """500,000 steps of 8,192 rows of 512, in bfloat16."""
+  """500,000 steps of 8,192 rows of 512, in bfloat16 (a CPU: float32)."""
   c = config.pretraining(BertConfig(
       architecture='roberta', vocab_size=50_265, type_vocab_size=1, layer_norm_eps=1e-5,
-      dtype='bfloat16'))
+      dtype='auto'))
   c.data.sequences = 'full_sentences'
   c.data.tokenizer, c.data.lowercase = 'bpe', False
   c.data.heldout = 0.005

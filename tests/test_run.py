@@ -30,7 +30,7 @@ def lines(workdir):
 def finished(tmp_path_factory, corpus_file):
   """A finished run of 12 steps on 8 devices."""
   workdir = tmp_path_factory.mktemp('finished') / 'run'
-  run.run(conftest.tiny_config(corpus_file), str(workdir))
+  run.run(conftest.tiny_config(corpus_file, **{'model.dtype': 'auto'}), str(workdir))
   return workdir
 
 
@@ -40,6 +40,7 @@ def test_what_a_workdir_holds(finished):
   saved = json.loads((finished / 'run.json').read_text())
   assert saved['config']['train_steps'] == 12 and saved['versions']['jax'] == jax.__version__
   assert saved['config']['model']['vocab_size'] <= 200
+  assert saved['config']['model']['dtype'] == 'float32'  # what auto is on a CPU
   assert (finished / 'curves.png').read_bytes().startswith(b'\x89PNG')
   assert any(p.name.startswith('events.') for p in (finished / 'tensorboard').iterdir())
 
@@ -95,12 +96,13 @@ def test_a_resumed_run_says_what_changed(finished, corpus_file, tmp_path, capsys
   """What is harmless is allowed, and so is a longer schedule that was asked for."""
   shutil.copytree(finished, tmp_path / 'run')
   config = conftest.tiny_config(corpus_file, train_steps=14, allow_schedule_change=True,
-                                log_every=1, sharding='dp', **{'mesh.model': 2})
+                                log_every=1, sharding='dp', **{
+                                    'mesh.model': 2, 'model.dtype': 'bfloat16'})
   run.run(config, str(tmp_path / 'run'))
   told = [line.split(None, 1) for line in capsys.readouterr().out.splitlines()]
   assert sorted(rest for word, rest in (x for x in told if len(x) == 2) if word == 'changed') == [
       'allow_schedule_change=False (now True)', 'log_every=2 (now 1)', 'mesh.model=1 (now 2)',
-      'sharding=tp (now dp)', 'train_steps=12 (now 14)']
+      'model.dtype=float32 (now bfloat16)', 'sharding=tp (now dp)', 'train_steps=12 (now 14)']
   assert [x['step'] for x in lines(tmp_path / 'run') if 'loss' in x][-3:] == [12, 13, 14]
   assert json.loads((tmp_path / 'run/run.json').read_text())['config']['train_steps'] == 14
 
@@ -203,6 +205,7 @@ def test_a_workdir_that_cannot_be_written(tmp_path, corpus_file):
 
 def test_predictions(finished):
   bert = bert_jax.from_pretrained(str(finished))
+  assert bert.config.dtype == 'float32'
   masks = bert.fill_mask('The [MASK] runs under the [MASK].', top_k=3)
   assert len(masks) == 2
   for mask in masks:

@@ -1,13 +1,24 @@
-"""SentencePiece models (Kudo and Richardson 2018), as ALBERT has them."""
+"""SentencePiece models (Kudo and Richardson 2018), read as ALBERT reads them.
 
+Equal to google-research/albert `tokenization.py` and to the slow AlbertTokenizer of transformers 4.
+"""
+
+from collections.abc import Iterator
 from collections.abc import Sequence
 import json
+import re
 from typing import NamedTuple
 import unicodedata
 
 from etils import epath
 import numpy as np
 import sentencepiece
+import tokenizers
+from tokenizers import decoders
+from tokenizers import models
+from tokenizers import normalizers
+from tokenizers import pre_tokenizers
+from tokenizers import processors
 
 from bert_jax.data import storage
 from bert_jax.errors import UserError
@@ -28,28 +39,60 @@ class Cleaning(NamedTuple):
 _ALBERT = Cleaning(lowercase=True, strip_accents=True)
 
 
-def _cleaned(text: str, cleaning: Cleaning) -> tuple[str, list[tuple[int, int]]]:
-  """The text as ALBERT's `preprocess_text` leaves it, and where each of its characters was."""
-  clean, places, i = [], [], 0
-  while i < len(text):
-    piece, end = text[i], i + 1
-    if text[i:i + 2] in ('``', "''"):
-      piece, end = '"', i + 2
-    if cleaning.strip_accents:
-      piece = ''.join(x for x in unicodedata.normalize('NFKD', piece)
-                      if not unicodedata.combining(x))
-    if cleaning.lowercase:
-      piece = piece.lower()
-    clean.append(piece)
-    if places and not piece:  # an accent of its own belongs to its letter
-      places[-1] = places[-1][0], end
-    places.extend([(i, end)] * len(piece))
-    i = end
-  return ''.join(clean), places
+def _cleaned(text: str, cleaning: Cleaning) -> str:
+  """The text as ALBERT's `preprocess_text` leaves it."""
+  text = ' '.join(text.split()).replace('``', '"').replace("''", '"')
+  if cleaning.strip_accents and not text.isascii():
+    text = ''.join(x for x in unicodedata.normalize('NFKD', text) if not unicodedata.combining(x))
+  return text.lower() if cleaning.lowercase else text
+
+
+def _places(text: str, cleaning: Cleaning) -> list[tuple[int, int]]:
+  """The characters [start, end) of the text that each character of the cleaned one stands for."""
+  places, i = [], 0
+  for part in re.finditer(r'\S+', text):
+    if places:
+      places.append((i, part.start()))
+    i = part.start()
+    while i < part.end():
+      end = i + (2 if text[i:i + 2] in ('``', "''") else 1)
+      clean = _cleaned(text[i:end], cleaning)
+      if places and not clean:  # an accent of its own belongs to its letter
+        places[-1] = places[-1][0], end
+      places.extend([(i, end)] * len(clean))
+      i = end
+  return places
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+  """(number, value) of the fields of a protocol buffer.
+
+  The generated class of the sentencepiece package asks for one exact version of protobuf.
+  """
+  at = 0
+
+  def varint():
+    nonlocal at
+    value, shift = 0, 0
+    while True:
+      byte, at = message[at], at + 1
+      value, shift = value | (byte & 127) << shift, shift + 7
+      if byte < 128:
+        return value
+
+  while at < len(message):
+    key = varint()
+    kind, size = key & 7, 0
+    if kind == 0:
+      yield key >> 3, varint()
+    else:
+      size = varint() if kind == 2 else {1: 8, 5: 4}[kind]
+      yield key >> 3, message[at:at + size]
+    at += size
 
 
 class SentencePiece:
-  """A SentencePiece model; its ids are the library's own.
+  """A SentencePiece model; its ids are the library's own, but for digits before a comma.
 
   Special tokens that the model does not have get the ids after its last piece.
   """
@@ -72,27 +115,49 @@ class SentencePiece:
         self.vocab_size += 1
         self._appended.append(f'[{role.upper()}]')
       setattr(self, f'{role}_id', index)
+    pieces = map(self._processor.id_to_piece, range(self._processor.get_piece_size()))
+    self._commas = {i: self._without_comma(piece) for i, piece in enumerate(pieces)
+                    if piece[-1:] == ',' and piece[-2:-1].isdigit()}
+
+  def _without_comma(self, piece: str) -> list[str]:
+    """The pieces of "9,": of its digits, encoded anew, and the comma."""
+    pieces = self._processor.encode(piece[:-1].replace(_SPACE, ''), out_type=str)
+    if piece[0] != _SPACE:
+      pieces[:1] = [x.removeprefix(_SPACE) for x in pieces[:1]]
+    return [*filter(None, pieces), ',']
+
+  def _split(self, index: int) -> list[int]:
+    """The ids that ALBERT has for one of the library's."""
+    if index not in self._commas:
+      return [index]
+    return list(map(self._processor.piece_to_id, self._commas[index]))
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, without special tokens."""
-    if any(self._cleaning):
-      texts = [_cleaned(text, self._cleaning)[0] for text in texts]
-    return self._processor.encode(list(texts))
+    encoded = self._processor.encode([_cleaned(text, self._cleaning) for text in texts])
+    if not self._commas:
+      return encoded
+    return [[i for index in ids for i in self._split(index)] for ids in encoded]
 
   def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list]]:
     """Token ids of each text, and the characters [start, end) of each token."""
     found = []
     for text in texts:
-      places = None
-      if any(self._cleaning):
-        text, places = _cleaned(text, self._cleaning)
-      encoded = self._processor.encode_as_offset_mapping(text)
-      # A piece that begins a word has the space before it.
-      spans = [(end - len(text[start:end].lstrip()), end) for start, end in encoded['offsets']]
-      if places:
-        spans = [(places[min(start, len(places) - 1)][0], places[max(end, 1) - 1][1])
-                 for start, end in spans]
-      found.append((list(encoded['ids']), spans))
+      clean, places = _cleaned(text, self._cleaning), _places(text, self._cleaning)
+      encoded, ids, spans = self._processor.encode_as_offset_mapping(clean), [], []
+      for index, (start, end) in zip(encoded['ids'], encoded['offsets']):
+        # A piece that begins a word has the space before it.
+        start = end - len(clean[start:end].lstrip())
+        ids += self._split(index)
+        *first, _ = self._commas.get(index, [''])
+        for piece in first:
+          stop = min(start + len(piece.removeprefix(_SPACE)), end)
+          spans.append((start, stop))
+          start = stop
+        spans.append((start, end))
+      begins = [places[min(start, len(places) - 1)][0] for start, _ in spans]
+      found.append((ids, [(begin, places[end - 1][1] if end > start else begin)
+                          for begin, (start, end) in zip(begins, spans)]))
     return found
 
   def word_starts(self) -> np.ndarray:
@@ -113,15 +178,57 @@ class SentencePiece:
             for i in ids]
 
   def serialized(self) -> bytes:
-    """The model file, and what is done to a text before."""
-    return self._model + (json.dumps(self._cleaning).encode() if any(self._cleaning) else b'')
+    """The model file, and what is done to a text before and to its pieces after."""
+    return self._model + json.dumps(['albert', *self._cleaning]).encode()
+
+  def _complete(self) -> tokenizers.Tokenizer | None:
+    """The tokeniser for transformers, which parses special tokens; None = the model is no unigram.
+
+    A unigram model cannot cut "9," after the fact. As transformers converts ALBERT's models, such
+    pieces get a score so low that others are taken: nearly always the same ones.
+    """
+    model = dict(_fields(self._model))
+    trainer, normalizer = (dict(_fields(model.get(number, b''))) for number in (2, 3))
+    if trainer.get(3, 1) != 1:
+      return None
+    p = self._processor
+    size = p.get_piece_size()
+    complete = tokenizers.Tokenizer(models.Unigram(
+        [(p.id_to_piece(i), p.get_score(i) - 100 * (i in self._commas)) for i in range(size)],
+        p.unk_id(), any(map(p.is_byte, range(size)))))
+    spaces = ''.join(x for x in map(chr, range(0x3001)) if x.isspace())
+    steps = [normalizers.Replace(tokenizers.Regex(f'[{spaces}]+'), ' '), normalizers.Strip(),
+             normalizers.Replace('``', '"'), normalizers.Replace("''", '"')]
+    if self._cleaning.strip_accents:
+      marks = ''.join(filter(unicodedata.combining, map(chr, range(0x110000))))
+      steps += [normalizers.NFKD(), normalizers.Replace(tokenizers.Regex(f'[{marks}]'), '')]
+    if self._cleaning.lowercase:
+      steps.append(normalizers.Lowercase())
+    if normalizer.get(2):
+      steps.append(normalizers.Precompiled(normalizer[2]))
+    complete.normalizer = normalizers.Sequence(steps)
+    complete.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(_SPACE, 'always')])
+    complete.decoder = decoders.Metaspace(_SPACE, 'always')
+    cls, sep = self.tokens([self.cls_id, self.sep_id])
+    controls = [p.id_to_piece(i) for i in range(size) if p.is_control(i) or p.is_unknown(i)]
+    complete.add_special_tokens([*controls, *self._appended])
+    complete.post_processor = processors.TemplateProcessing(
+        single=f'{cls}:0 $A:0 {sep}:0', pair=f'{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1',
+        special_tokens=[(cls, self.cls_id), (sep, self.sep_id)])
+    return complete
 
   def save(self, directory: epath.Path):
-    """Writes spiece.model and tokenizer_config.json, as Hugging Face has them."""
+    """Writes spiece.model, tokenizer_config.json and tokenizer.json, as Hugging Face has them."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / FILE).write_bytes(self._model)
+    roles = {f'{role}_token': self.tokens([getattr(self, f'{role}_id')])[0] for role in self._NAMES}
     settings = {'tokenizer_class': 'AlbertTokenizer', 'do_lower_case': self._cleaning.lowercase,
-                'keep_accents': not self._cleaning.strip_accents}
+                'keep_accents': not self._cleaning.strip_accents, **roles}
+    complete = self._complete()
+    if complete:
+      settings['tokenizer_class'] = 'PreTrainedTokenizerFast'
+      (directory / 'tokenizer.json').write_text(complete.to_str())
     (directory / _SETTINGS).write_text(json.dumps(settings, indent=2) + '\n')
 
 

@@ -9,7 +9,7 @@ from bert_jax.errors import UserError
 ACTIVATIONS = ('gelu', 'gelu_tanh', 'relu')
 ATTENTION = ('auto', 'xla', 'fused', 'splash', 'cudnn')
 REMAT = ('none', 'dots', 'full')
-DTYPES = ('float32', 'bfloat16')
+DTYPES = ('auto', 'float32', 'bfloat16')
 
 _MOST = 2**24  # of any size or number in a model
 
@@ -44,7 +44,9 @@ class BertConfig:
   attention_dropout: float = 0.1  # of the attention probabilities
   initializer_range: float = 0.02  # standard deviation of the truncated normal
   layer_norm_eps: float = 1e-12
-  dtype: str = 'float32'  # of the computation; parameters, softmax and norms stay float32
+  # Of the computation; parameters, softmax and norms stay float32. auto = bfloat16 on accelerators,
+  # float32 on a CPU: a run sets it once it knows its devices.
+  dtype: str = 'float32'
   # How: xla, or a kernel: fused (TPU) or, without attention dropout, splash (TPU), cudnn (GPU);
   # auto = what is best.
   attention: str = 'auto'
@@ -123,7 +125,7 @@ class BertConfig:
 
   @property
   def compute_dtype(self) -> jnp.dtype:
-    """The dtype that matrix products run in."""
+    """The dtype that matrix products run in; dtype='auto' is none yet."""
     return jnp.dtype(self.dtype)
 
   def count_parameters(self, *, pooler: bool = True, heads: bool = False) -> int:

@@ -90,12 +90,15 @@ def _plan(config: ConfigDict, name: str, options: Options) -> tuple[list[Estimat
   """The estimates of all phases on one slice, and what a search found; prints them."""
   devices = _devices(name)
   mesh = mesh_lib.make_mesh(**config.mesh, devices=devices)
+  config = config.copy_and_resolve_references()  # each slice has a dtype of its own
+  config_lib.set_dtype(config, mesh)
   works = list(_phases(config, mesh))
   _check(config, mesh)
   bert, lengths = works[0].task.model.config, [work.phase.max_len for work in works]
   axes = ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
   print(f'\n{name}: {topology.num_chips(devices)} {devices[0].device_kind} '
-        f'(mesh {axes}; sharding {config.sharding}; remat {config.model.remat})')
+        f'(mesh {axes}; sharding {config.sharding}; remat {config.model.remat}; '
+        f'{config.model.dtype})')
   with sharding.in_context(mesh, config.sharding):
     print(f'  attention: {kernels.describe(bert, lengths)}')
   estimates, found = [], []

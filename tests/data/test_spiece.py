@@ -1,19 +1,19 @@
-"""SentencePiece models: the library's ids, and text made ready as the published ALBERTs have it.
-
-What is expected of ALBERT is what transformers 5.23's AlbertTokenizer does, on the strings of
-interop/verify.py too; it cannot be asked here: it needs a newer protobuf than Beam allows.
-"""
+"""SentencePiece models: the library's ids, and text and digits treated as ALBERT has it."""
 
 import io
 import json
+import unicodedata
 
 from etils import epath
 import pytest
 import sentencepiece
+import transformers
 
 from bert_jax.data import spiece
 from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data import vocabulary
 from bert_jax.errors import UserError
+from bert_jax.interop import verify
 from tests.data.test_tokenizer import TEXTS
 
 TEXT = 'Café  ``NAÏVE\'\' e\u0301'
@@ -28,6 +28,37 @@ def model() -> bytes:
       model_writer=made, vocab_size=90, hard_vocab_limit=False, minloglevel=2, pad_id=0, unk_id=1,
       bos_id=-1, eos_id=-1, control_symbols=['[CLS]', '[SEP]', '[MASK]'])
   return made.getvalue()
+
+
+@pytest.fixture(scope='module')
+def with_commas() -> bytes:
+  """Of numbers, with pieces like "9," as the published ALBERTs have them."""
+  numbers = [f'{n}, {n},{n % 7} ("{n}")' for n in range(100)]
+  made = io.BytesIO()
+  sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter(numbers), model_writer=made, vocab_size=90, minloglevel=2, pad_id=0,
+      unk_id=1, bos_id=-1, eos_id=-1, control_symbols=['[CLS]', '[SEP]', '[MASK]'],
+      user_defined_symbols=['9,', '3,'], split_by_number=False, split_by_unicode_script=False,
+      hard_vocab_limit=False)
+  return made.getvalue()
+
+
+def published(model: bytes, cleaning: spiece.Cleaning, text: str) -> list[int]:
+  """Ids by the rules of google-research/albert and transformers 4, character by character."""
+  library = sentencepiece.SentencePieceProcessor(model_proto=model)
+  text = ' '.join(text.split()).replace('``', '"').replace("''", '"')
+  if cleaning.strip_accents:
+    text = ''.join(x for x in unicodedata.normalize('NFKD', text) if not unicodedata.combining(x))
+  pieces = []
+  for piece in library.encode(text.lower() if cleaning.lowercase else text, out_type=str):
+    if len(piece) > 1 and piece[-1] == ',' and piece[-2].isdigit():
+      digits = library.encode(piece[:-1].replace('\u2581', ''), out_type=str)
+      if piece[0] != '\u2581' and digits[0][0] == '\u2581':
+        digits = digits[1:] if len(digits[0]) == 1 else [digits[0][1:], *digits[1:]]
+      pieces += [*digits, ',']
+    else:
+      pieces.append(piece)
+  return [library.piece_to_id(piece) for piece in pieces]
 
 
 def folder(path, model, **settings):
@@ -72,6 +103,42 @@ def test_a_published_albert_reads_lower_case_without_accents(tmp_path, model):
   # Of the text as it was written: both quotes, and the letters that are stripped.
   assert ''.join(TEXT[a:b] for a, b in spans) == TEXT.replace(' ', '')
   assert t.encode_with_offsets([''])[0][1] == []
+
+
+@pytest.mark.parametrize('cleaning', [spiece.Cleaning(), spiece.Cleaning(True, True)])
+def test_hostile_strings_are_cut_as_published(model, with_commas, cleaning):
+  commas = spiece.SentencePiece(with_commas, cleaning)
+  for made in (model, with_commas):
+    t = spiece.SentencePiece(made, cleaning)
+    for text in (*verify.HOSTILE, TEXT, 'x ``9,9\'\' 13,'):
+      if '[MASK]' in text:  # theirs looks its text up as if it were a piece
+        continue
+      expected = published(made, cleaning, text)
+      (ids, spans), = t.encode_with_offsets([text])
+      assert t.encode_batch([text]) == [ids] == [expected], text
+      assert len(spans) == len(ids) and all(0 <= a <= b <= len(text) for a, b in spans)
+  plain = sentencepiece.SentencePieceProcessor(model_proto=with_commas)
+  assert plain.encode('9,9', out_type=str)[1:] == ['9,', '9']
+  (ids, spans), = commas.encode_with_offsets(['``9,9'])
+  assert commas.tokens(ids)[-3:] == ['9', ',', '9'] and spans[-3:] == [(2, 3), (3, 4), (4, 5)]
+
+
+@pytest.mark.parametrize('cleaning', [spiece.Cleaning(), spiece.Cleaning(True, True)])
+def test_an_export_reads_the_same_in_transformers(tmp_path, with_commas, cleaning):
+  trained = vocabulary.train('sentencepiece', lambda: TEXTS, 120, True)._model
+  for i, made in enumerate((trained, with_commas)):
+    t = spiece.SentencePiece(made, cleaning)
+    path = epath.Path(tmp_path / str(i))
+    t.save(path)
+    (path / 'config.json').write_text('{"model_type": "albert"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(str(path))
+    assert [theirs.pad_token_id, theirs.unk_token_id, theirs.cls_token_id, theirs.sep_token_id,
+            theirs.mask_token_id, len(theirs)] == [
+                t.pad_id, t.unk_id, t.cls_id, t.sep_id, t.mask_id, t.vocab_size]
+    for text in verify.HOSTILE:
+      if '[MASK]' not in text:  # text to us, a special token to transformers
+        assert theirs(text).input_ids == [t.cls_id, *t.encode_batch([text])[0], t.sep_id], text
+    assert theirs('9, [MASK]').input_ids[-2] == t.mask_id
 
 
 @pytest.mark.parametrize('settings, expected', [

@@ -1,6 +1,9 @@
+import types
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from bert_jax import config as config_lib
@@ -15,6 +18,17 @@ from bert_jax.model.heads import BertForPreTraining
 COUNTS = {'tiny': 31036 * 128 + 256 + 2 * 198_272 + 16_512, 'base': 109_482_240,
           'large': 335_141_888}
 WITH_HEADS = {'base': 110_106_428, 'large': 336_226_108}
+
+
+@pytest.mark.parametrize('platform, dtype', [('cpu', 'float32'), ('gpu', 'bfloat16'),
+                                             ('tpu', 'bfloat16')])
+def test_auto_dtype_is_that_of_the_devices(platform, dtype):
+  mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
+  for given, expected in (('auto', dtype), ('float32', 'float32'), ('bfloat16', 'bfloat16')):
+    c = config_lib.pretraining('tiny')
+    c.model.dtype = given
+    config_lib.set_dtype(c, mesh)
+    assert c.model.dtype == expected
 
 
 @pytest.mark.parametrize('size', COUNTS)

@@ -28,9 +28,10 @@ def options(*topologies, price=0.0, search=False, out=''):
 
 
 def test_local(tmp_path, capsys):
-  c = small_config(**{'model.num_layers': 2})
+  c = small_config(**{'model.num_layers': 2, 'model.dtype': 'auto'})
   plan.plan(c, options('local', out=str(tmp_path / 'plan.json')))
   shown = capsys.readouterr().out
+  assert 'remat none; float32)' in shown
   assert '10 steps of 8 rows of 64' in shown and 'all-reduce' in shown
   (phase,) = json.loads((tmp_path / 'plan.json').read_text())['local']['phases']
   assert phase['devices'] == 8 and phase['missing'] == 0 and phase['tokens'] == 512
@@ -81,10 +82,12 @@ def tpu():
 def test_tiny_and_base_compile_for_a_slice(tpu, capsys, tmp_path):
   """With a mesh that the slice cannot hold, and heads that the model axis does not divide."""
   c = config_lib.pretraining('tiny')
-  c.update_from_flattened_dict({'train_steps': 100, 'phases': (), 'batch_size': 32, 'max_len': 64})
+  c.update_from_flattened_dict({'train_steps': 100, 'phases': (), 'batch_size': 32, 'max_len': 64,
+                                'model.dtype': 'auto'})
   plan.plan(c, options('v5e:2x2', price=1.2, out=str(tmp_path / 'plan.json')))
   shown = capsys.readouterr().out
-  assert 'v5e:2x2: 4 TPU v5 lite' in shown and 'yes, in 16 GiB' in shown
+  assert 'v5e:2x2: 4 TPU v5 lite' in shown and 'remat none; bfloat16)' in shown
+  assert c.model.dtype == 'auto' and 'yes, in 16 GiB' in shown
   assert re.search(r'all steps .* chip-hours, .* at 1.2 an hour', shown)
   (phase,) = json.loads((tmp_path / 'plan.json').read_text())['v5e:2x2']['phases']
   assert phase['chips'] == 4 and 0 < phase['mfu'] < 1
