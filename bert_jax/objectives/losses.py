@@ -5,6 +5,7 @@ Means of means are wrong as soon as counts differ between devices or microbatche
 """
 
 from collections.abc import Mapping
+import math
 from typing import Any
 
 import jax
@@ -44,3 +45,16 @@ def mean(metric: tuple[Any, Any]) -> Any:
 def total_loss(metrics: Metrics, objectives: Mapping[str, float]) -> jax.Array:
   """The loss that is minimised: the weighted sum of the objectives' means. float32 scalar."""
   return sum(weight * mean(metrics[name]) for name, weight in objectives.items())
+
+
+def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+  """The mean of each metric, on the host; NaN where no position counts, which is no 0."""
+  return {name: float(total / count) if count else math.nan
+          for name, (total, count) in sums.items()}
+
+
+def mean_loss(sums: Mapping[str, tuple[float, float]], objectives: Mapping[str, float]) -> float:
+  """`total_loss`, on the host; NaN where no objective has a position that counts."""
+  parts = [weight * sums[name][0] / sums[name][1] for name, weight in objectives.items()
+           if sums[name][1]]
+  return float(sum(parts)) if parts else math.nan
