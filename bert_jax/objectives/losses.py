@@ -5,7 +5,6 @@ Means of means are wrong as soon as counts differ between devices or microbatche
 """
 
 from collections.abc import Mapping
-import math
 from typing import Any
 
 import jax
@@ -47,14 +46,14 @@ def total_loss(metrics: Metrics, objectives: Mapping[str, float]) -> jax.Array:
   return sum(weight * mean(metrics[name]) for name, weight in objectives.items())
 
 
-def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-  """The mean of each metric, on the host; NaN where no position counts, which is no 0."""
-  return {name: float(total / count) if count else math.nan
-          for name, (total, count) in sums.items()}
+def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
+  """The mean of each metric, on the host; None where no position counts, which is no 0."""
+  return {name: float(total / count) if count else None for name, (total, count) in sums.items()}
 
 
-def mean_loss(sums: Mapping[str, tuple[float, float]], objectives: Mapping[str, float]) -> float:
-  """`total_loss`, on the host; NaN where no objective has a position that counts."""
+def mean_loss(sums: Mapping[str, tuple[float, float]],
+              objectives: Mapping[str, float]) -> float | None:
+  """`total_loss`, on the host; None where no position counts for any objective."""
   parts = [weight * sums[name][0] / sums[name][1] for name, weight in objectives.items()
            if sums[name][1]]
-  return float(sum(parts)) if parts else math.nan
+  return float(sum(parts)) if parts else None

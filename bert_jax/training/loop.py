@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from bert_jax.data import loader
 from bert_jax.data import storage
 from bert_jax.errors import Preempted
+from bert_jax.errors import UserError
 from bert_jax.parallel import host
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import preemption
@@ -52,6 +53,7 @@ class _Evaluations:
                notice: preemption.Notice, report: report_lib.Report, health: health_lib.Health,
                checkpoints: checkpoint.Checkpoints):
     self._task, self._every, self._last = task, config.eval_every, train_steps
+    self._best = config.keep_best
     self._step = state_lib.make_eval_step(task, mesh, config.sharding)
     self._mesh, self._notice = mesh, notice
     self._report, self._health, self._checkpoints = report, health, checkpoints
@@ -61,7 +63,11 @@ class _Evaluations:
     return self._task.has_held_out and (done == self._last or done % self._every == 0)
 
   def run(self, state: state_lib.TrainState, done: int) -> bool:
-    """False if SIGTERM broke it off: then it is made when the run goes on."""
+    """False if SIGTERM broke it off: then it is made when the run goes on.
+
+    Raises:
+      UserError: no position counts for the score of `keep_best`.
+    """
     def measure(batch):
       if self._notice.reached():
         raise preemption.Stopped
@@ -71,6 +77,9 @@ class _Evaluations:
       scores = self._task.evaluate(measure, done)
     except preemption.Stopped:
       return False
+    if self._best and scores[self._best] is None:
+      raise UserError(f'keep_best={self._best}: no position of the evaluation counts for it: hold '
+                      'out more text, evaluate more of it (eval_batches), or use another score')
     self._checkpoints.offer(state.params, done, scores)
     # Comes last: with its line in the metrics the evaluation counts as made.
     self._report.evaluation(done, scores)

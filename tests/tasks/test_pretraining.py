@@ -1,6 +1,7 @@
 """Real packed rows through the whole model."""
 
 import functools
+import types
 
 from hypothesis import given
 from hypothesis import settings
@@ -10,10 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data import rows as rows_lib
+from bert_jax.data.phases import Phases
 from bert_jax.data.windows import Layout
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining
+from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.tasks.pretraining import Pretraining
 from tests.data.made import FIRST
 from tests.data.made import TOKENIZER
 from tests.data.made import make_records
@@ -62,3 +66,29 @@ def test_a_packed_pair_changes_no_bit_of_the_others(documents, seed, data):
   for pair in range(P):
     if rows.pair_weights[0, pair]:
       assert (nsp[0, pair] == nsp_other[0, pair]).all() == (pair + 1 != changed)
+
+
+def evaluation(counts, eval_batches=1):
+  """The scores of batches whose metrics have these sums and counts, by name."""
+  batches = iter(counts)
+  rows = types.SimpleNamespace(epoch_batches=lambda *_: (None for _ in counts))
+  task = Pretraining(
+      types.SimpleNamespace(weights={'mlm_loss': 1.0, 'nsp_loss': 1.0}), MaskingConfig(),
+      types.SimpleNamespace(unigram_entropy=7.0), Phases.create((), 1, 8, 1), eval_batches, (),
+      (rows,))
+  return task.evaluate(lambda _: next(batches), 1), len(list(batches))
+
+
+def test_an_evaluation_never_says_0_of_no_position():
+  nothing = {'mlm_loss': (0.0, 0.0), 'nsp_loss': (0.0, 0.0), 'tokens': (0.0, 1.0)}
+  lone = {'mlm_loss': (6.0, 3.0), 'nsp_loss': (0.0, 0.0), 'tokens': (20.0, 1.0)}
+  pair = {'mlm_loss': (4.0, 1.0), 'nsp_loss': (0.5, 1.0), 'tokens': (20.0, 1.0)}
+  # Empty rows are no batch of the evaluation: it takes the next one.
+  assert evaluation([nothing, pair, lone]) == (
+      {'loss': 4.5, 'mlm_loss': 4.0, 'nsp_loss': 0.5, 'unigram_entropy': 7.0}, 1)
+  assert evaluation([nothing, lone, nothing, pair], 2) == (
+      {'loss': 10 / 4 + 0.5, 'mlm_loss': 2.5, 'nsp_loss': 0.5, 'unigram_entropy': 7.0}, 0)
+  assert evaluation([lone]) == (
+      {'loss': 2.0, 'mlm_loss': 2.0, 'nsp_loss': None, 'unigram_entropy': 7.0}, 0)
+  assert evaluation([nothing]) == (
+      {'loss': None, 'mlm_loss': None, 'nsp_loss': None, 'unigram_entropy': 7.0}, 0)

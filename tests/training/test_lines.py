@@ -11,6 +11,7 @@ import pytest
 
 from bert_jax.data import loader
 from bert_jax.data import storage
+from bert_jax.errors import UserError
 from bert_jax.parallel import topology
 from bert_jax.training import lines as lines_lib
 from bert_jax.training import loop
@@ -62,7 +63,7 @@ def metrics_of(step):
           'tokens': (jnp.float32(_TOKENS + step), one)}
 
 
-def written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_every, first=0):
+def written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_every, first=0, **more):
   """The training lines of a run whose steps take 1, 2, 4, ... seconds, and the first 500 more."""
   clock = Clock()
   monkeypatch.setattr(topology, 'chip_of', lambda _: topology.Chip(10.0, 1, 1, 1))
@@ -79,7 +80,7 @@ def written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_ever
   checkpoints = types.SimpleNamespace(save=save, check=lambda: None, close=lambda: None,
                                       offer=lambda *_: None)
   config = conftest.tiny_config('', log_every=log_every, checkpoint_every=checkpoint_every,
-                                eval_every=eval_every)
+                                eval_every=eval_every, **more)
   run = loop._Run(Task(clock), config, steps, conftest.sub_mesh(1, 1),
                   storage.Folder(epath.Path(tmp_path)), checkpoints, lambda step: 0.5, first, clock)
   try:
@@ -113,6 +114,26 @@ def test_a_line_has_the_time_of_its_own_steps(tmp_path, monkeypatch, steps, log_
     np.testing.assert_allclose(line['tokens_per_second'], speed, rtol=1e-9)
     np.testing.assert_allclose(line['mfu'], 3 * speed / 10, rtol=1e-9)
     assert line['data_wait'] == 0
+
+
+def test_the_best_by_a_score_of_nothing_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(Task, 'evaluate', lambda *_: {'a_loss': None})
+  with pytest.raises(UserError, match='keep_best=a_loss: no position of the evaluation counts'):
+    written(tmp_path, monkeypatch, 4, 2, 100, 2, keep_best='a_loss')
+  lines = (tmp_path / 'metrics.jsonl').read_text()
+  assert '"step": 2, "loss": 1.0' in lines and 'eval_' not in lines
+
+
+def test_a_step_of_nothing_has_no_loss(tmp_path, monkeypatch):
+  nothing = (jnp.float32(0), jnp.float32(0))
+  monkeypatch.setattr(Task, 'objectives', {'a_loss': 1.0, 'b_loss': 1.0})
+  for a, expected in ((jnp.float32(1), 1.0), (jnp.float32(0), None)):
+    monkeypatch.setitem(globals(), 'metrics_of', lambda step, a=a, whole=metrics_of: {
+        **whole(step), 'a_loss': (a, a), 'b_loss': nothing})
+    workdir = tmp_path / str(expected)
+    workdir.mkdir()
+    (found,) = written(workdir, monkeypatch, 1, 1, 100, 100)
+    assert (found['loss'], found['a_loss'], found['b_loss']) == (expected, expected, None)
 
 
 def test_a_run_that_goes_on_leaves_its_own_first_step_out(tmp_path, monkeypatch):
