@@ -134,10 +134,11 @@ class Pretraining:
     index, phase, within = self.phases.locate(step)
     rows = self.train_rows[index].batch(within, phase.batch_size,
                                         self.feed.rows(phase.batch_size))
-    if not self.masking.final_rate:
-      return Batch(rows, None)
-    rate = self.masking.rate_at(step, sum(p.steps for p in self.phases))
-    return Batch(rows, np.full(rows.row.shape, rate, np.float32))
+    return self._at_rate(rows, self.masking.rate_at(step, sum(p.steps for p in self.phases)))
+
+  def _at_rate(self, rows: Rows, rate: float) -> Batch:
+    given = self.masking.final_rate  # else the rate is a constant of the program
+    return Batch(rows, np.full(rows.row.shape, rate, np.float32) if given else None)
 
   @property
   def has_held_out(self) -> bool:
@@ -146,7 +147,10 @@ class Pretraining:
 
   def evaluate(self, evaluate_batch: Callable[[Batch], Metrics],
                step: int) -> dict[str, float | None]:
-    """Means over the held-out rows at the length of the last step trained, with fixed masks."""
+    """Means over the held-out rows at the length of the last step trained, with fixed masks.
+
+    The rate of the masks is the one that the run ends with, whatever the step.
+    """
     if not self.has_held_out:
       return {}
     index, phase, _ = self.phases.locate(max(step - 1, 0))
@@ -155,7 +159,8 @@ class Pretraining:
     for rows in self.eval_rows[index].epoch_batches(phase.batch_size, share):
       if self.eval_batches and evaluated == self.eval_batches:
         break
-      metrics = jax.device_get(evaluate_batch(Batch(rows, None)))
+      batch = self._at_rate(rows, self.masking.eval_rate)
+      metrics = jax.device_get(evaluate_batch(batch))
       evaluated += bool(metrics.pop('tokens')[0])  # small corpora have batches of empty rows
       for name, metric in metrics.items():
         sums[name] = np.add(sums.get(name, (0.0, 0.0)), metric)

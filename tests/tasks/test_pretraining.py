@@ -68,15 +68,34 @@ def test_a_packed_pair_changes_no_bit_of_the_others(documents, seed, data):
       assert (nsp[0, pair] == nsp_other[0, pair]).all() == (pair + 1 != changed)
 
 
+def make_task(batches, eval_batches=1, **masking):
+  rows = types.SimpleNamespace(row=np.arange(3))
+  held_out = types.SimpleNamespace(epoch_batches=lambda *_: (rows for _ in range(batches)))
+  return Pretraining(
+      types.SimpleNamespace(weights={'mlm_loss': 1.0, 'nsp_loss': 1.0}), MaskingConfig(**masking),
+      types.SimpleNamespace(unigram_entropy=7.0), Phases.create((), 9, 8, 1), eval_batches, (),
+      (held_out,))
+
+
 def evaluation(counts, eval_batches=1):
-  """The scores of batches whose metrics have these sums and counts, by name."""
+  """The scores of batches whose metrics have these sums and counts, and the batches left."""
   batches = iter(counts)
-  rows = types.SimpleNamespace(epoch_batches=lambda *_: (None for _ in counts))
-  task = Pretraining(
-      types.SimpleNamespace(weights={'mlm_loss': 1.0, 'nsp_loss': 1.0}), MaskingConfig(),
-      types.SimpleNamespace(unigram_entropy=7.0), Phases.create((), 1, 8, 1), eval_batches, (),
-      (rows,))
+  task = make_task(len(counts), eval_batches)
   return task.evaluate(lambda _: next(batches), 1), len(list(batches))
+
+
+def test_evaluations_mask_at_the_rate_of_the_last_step():
+  told = []
+
+  def measure(batch):
+    told.append(batch.rate)
+    return {'mlm_loss': (1.0, 1.0), 'nsp_loss': (1.0, 1.0), 'tokens': (20.0, 1.0)}
+
+  for step in (1, 5, 9):
+    make_task(1, rate=0.3, final_rate=0.15).evaluate(measure, step)
+  np.testing.assert_array_equal(told, np.full((3, 3), np.float32(0.15)))
+  make_task(1, rate=0.3).evaluate(measure, 5)
+  assert told.pop() is None  # then the step masks at masking.rate
 
 
 def test_an_evaluation_never_says_0_of_no_position():
