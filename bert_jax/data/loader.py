@@ -33,19 +33,20 @@ def batches(rows: Callable[[int], Any], first_step: int, last_step: int, workers
 class Watched:
   """Batches, and for how long the device had nothing to do because they were late."""
 
-  def __init__(self, batches: grain.DatasetIterator, idle: Callable[[], bool]):
+  def __init__(self, batches: grain.DatasetIterator, idle: Callable[[], bool],
+               clock: Callable[[], float] = time.monotonic):
     """`idle` says whether the device has finished all that it was given."""
-    self._batches, self._idle = batches, idle
+    self._batches, self._idle, self._clock = batches, idle, clock
     self.waited = 0.0  # seconds
 
   def __iter__(self) -> 'Watched':
     return self
 
   def __next__(self) -> Any:
-    began = time.monotonic()
+    began = self._clock()
     batch = next(self._batches)
     if self._idle():  # a wait while the device works costs nothing
-      self.waited += time.monotonic() - began
+      self.waited += self._clock() - began
     return batch
 
   def close(self):

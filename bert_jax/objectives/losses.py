@@ -44,3 +44,16 @@ def mean(metric: tuple[Any, Any]) -> Any:
 def total_loss(metrics: Metrics, objectives: Mapping[str, float]) -> jax.Array:
   """The loss that is minimised: the weighted sum of the objectives' means. float32 scalar."""
   return sum(weight * mean(metrics[name]) for name, weight in objectives.items())
+
+
+def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
+  """The mean of each metric, on the host; None where no position counts, which is no 0."""
+  return {name: float(total / count) if count else None for name, (total, count) in sums.items()}
+
+
+def mean_loss(sums: Mapping[str, tuple[float, float]],
+              objectives: Mapping[str, float]) -> float | None:
+  """`total_loss`, on the host; None where no position counts for any objective."""
+  parts = [weight * sums[name][0] / sums[name][1] for name, weight in objectives.items()
+           if sums[name][1]]
+  return float(sum(parts)) if parts else None

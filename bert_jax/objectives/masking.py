@@ -1,9 +1,11 @@
 """Masking for masked language modelling, on the device, inside the jitted step.
 
 Per pair, max(1, round(rate * n)) of its n ordinary tokens are drawn without replacement; then each
-drawn token independently becomes [MASK], a random ordinary token, or stays itself. Every row has a
-key of its own, folded from (seed, step) and the row's global number, so the masks are the same on
-every mesh and in every split into microbatches, and no chip draws another chip's.
+drawn token independently becomes [MASK], a random ordinary token, or stays itself. Whole words and
+n-grams are drawn from the whole row, on average as many tokens, each with the same probability
+whatever its length: a short pair has no room for long words. Every row has a key of its own, folded
+from (seed, step) and the row's global number, so the masks are the same on every mesh and in every
+split into microbatches, and no chip draws another chip's.
 """
 
 import dataclasses
@@ -17,8 +19,9 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.objectives import units
 
-# In how many rounds units are passed over; more would change less than one row in a thousand.
-_ROUNDS = 4
+# Tokens beyond the rate that a row has room for, so that its last word stays whole: words of up to
+# six tokens always fit; n-grams have two more for each further word.
+_ROOM, _ROOM_FOR_WORD = 5, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +29,8 @@ class MaskingConfig:
   """The masking rule of BERT (Devlin et al. 2019, section 3.1), and its successors'."""
 
   rate: float = 0.15  # share of the ordinary tokens that are predicted
-  final_rate: float = 0.0  # not 0: the rate goes there from `rate`, linearly over the run
+  # Not 0: the rate goes there from `rate`, linearly over the run; evaluations use it throughout.
+  final_rate: float = 0.0
   unit: str = 'token'  # what is masked together: token, whole_word, span, ngram
   span_p: float = 0.2  # spans have n words with probability ~ (1 - span_p)^n
   span_max: int = 10  # words in a span at most
@@ -34,7 +38,7 @@ class MaskingConfig:
   replace_mask: float = 0.8  # of those: share replaced by [MASK]
   replace_random: float = 0.1  # share replaced by a random ordinary token; the rest stay
   random_by_frequency: bool = False  # random tokens as frequent as in the corpus, or uniform
-  max_predictions: int = 0  # most predictions in a row (M); 0 = what the rate can ask for
+  max_predictions: int = 0  # most predictions in a row (M); 0 = as many as the rate asks for
 
   def __post_init__(self):
     if not 0 < self.rate < 1 or not 0 <= self.final_rate < 1:
@@ -57,12 +61,25 @@ class MaskingConfig:
     if self.max_predictions:
       return min(self.max_predictions, max_len)
     rate = max(self.rate, self.final_rate)
+    if self.is_whole:
+      room = _ROOM + _ROOM_FOR_WORD * (len(self.unit_lengths()) - 1)
+      return min(math.ceil(rate * max_len) + room, max_len)
     if pairs == 1:
       return math.ceil(rate * max_len)
     # A pair of n tokens and its special ones ([CLS], [SEP] and one ordinary token are the least)
     # asks for 1, or for at most rate * n + 1/2: how much more that is than its share of the row.
     excess = max(0.0, 1 - 3 * rate, 0.5 - 2 * rate)
     return min(math.ceil(rate * max_len + pairs * excess), max_len)
+
+  @property
+  def is_whole(self) -> bool:
+    """Whether units stay whole: words and n-grams; a span may be cut off."""
+    return self.unit in ('whole_word', 'ngram')
+
+  @property
+  def eval_rate(self) -> float:
+    """The rate of evaluations, the same after every step: that of the last step."""
+    return self.final_rate or self.rate
 
   def rate_at(self, step: int, train_steps: int) -> float:
     """The rate at a step of the run."""
@@ -112,46 +129,69 @@ def cumulative_frequencies(counts: np.ndarray, special_ids: tuple[int, ...]) -> 
   return (np.cumsum(counts) / counts.sum()).astype(np.float32)
 
 
+def _budgets(key: jax.Array, n: jax.Array, rate: jax.Array, most: int) -> jax.Array:
+  """How many of the n ordinary tokens of each group to draw: [P] int32 -> [P] int32.
+
+  max(1, round(rate * n)), and in all `most` at most: where that is too few, every group gets its
+  share of `most`, rounded up or down by chance.
+  """
+  wanted = jnp.where(n > 0, jnp.maximum(1, jnp.round(rate * n).astype(jnp.int32)), 0)
+  total = jnp.maximum(jnp.sum(wanted), 1)
+  shift = jax.random.randint(key, (), 0, total)
+  up_to = (jnp.cumsum(wanted) * most + shift) // total  # drawn in the groups up to each
+  return jnp.where(total > most, jnp.diff(up_to, prepend=0), wanted)
+
+
+def _whole_units(key: jax.Array, start: jax.Array, size: jax.Array, n: jax.Array, budget: jax.Array,
+                 most: int) -> jax.Array:
+  """Which tokens belong to drawn units, of n tokens in a random order of units: [L] bool.
+
+  The units are drawn that start within a window of `budget` tokens on the circle of all n, which
+  begins anywhere: each unit with probability budget / n, whatever its size. One that the `most`
+  predictions have no room for is left out.
+
+  Args:
+    key: of the row.
+    start, size: [L], of the unit of each token, in this order.
+    n, budget, most: tokens.
+  """
+  n = jnp.maximum(n, 1)
+  begin = (start - jax.random.randint(key, (), 0, n)) % n  # in the window
+  drawn = begin < budget
+  first = jnp.min(jnp.where(drawn, begin, budget))  # before it a unit from outside may reach in
+  return drawn & (begin - first + size <= most)
+
+
 def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, unit_start: jax.Array,
                 rate: jax.Array, pairs: int, most: int,
                 whole: bool) -> tuple[jax.Array, jax.Array]:
   """Draws the positions to predict in one row: [L] bool and [L] int32 -> ([M] int32, [M] bool).
 
-  Units are drawn in random order. If they are to stay `whole`, one that would exceed what its pair
-  may still predict is passed over (the published whole-word masking); if not, it is cut off (spans
-  in SpanBERT).
+  Units are drawn in random order: from the row if they are to stay `whole`; if not, from each pair,
+  where the last one is cut off (spans in SpanBERT).
   """
   length = eligible.shape[0]
-  group = jnp.where(eligible, pair_index, pairs + 1)  # what is not eligible sorts to the end
-  members = jnp.arange(1, pairs + 1)
-  n = jnp.sum(group[None, :] == members[:, None], axis=1)  # [P] ordinary tokens of each pair
-  wanted = jnp.where(n > 0, jnp.maximum(1, jnp.round(rate * n).astype(jnp.int32)), 0)
-  allowed = most - (jnp.cumsum(wanted) - wanted)  # what the pairs before leave of M
-  wanted = jnp.clip(wanted, 0, jnp.maximum(allowed, 0))
+  groups = 1 if whole else pairs
+  group = jnp.minimum(pair_index, groups)
+  group = jnp.where(eligible, group, groups + 1)  # what is not eligible sorts to the end
+  n = jnp.sum(group[None, :] == jnp.arange(1, groups + 1)[:, None], axis=1)  # [P] ordinary tokens
+  budgets = _budgets(jax.random.fold_in(key, 2), n, rate, most)
 
-  # Sorting by (pair, random bits of the unit, unit) puts each pair's units in random order, one
-  # pair after another, the tokens of a unit together.
+  # Sorting by (group, random bits of the unit, unit) puts each group's units in random order, one
+  # group after another, the tokens of a unit together.
   unit = jnp.cumsum(unit_start) - 1
   bits = jax.random.bits(key, (length,))[unit]
   group, _, unit, order = jax.lax.sort((group, bits, unit, jnp.arange(length)), num_keys=3)
-  first = jnp.cumsum(n) - n  # where each pair starts in this order
-  padded = lambda x: jnp.concatenate([x, jnp.zeros(1, x.dtype)])  # for what is not eligible
-  of_pair = lambda x: padded(x)[group - 1]
-  if not whole:
-    taken = jnp.arange(length) - of_pair(first) < of_pair(wanted)
-  else:
-    ordinary = group <= pairs
+  place = jnp.arange(length)
+  ordinary = group <= groups
+  if whole:
+    start = jnp.full(length, length).at[unit].min(jnp.where(ordinary, place, length))[unit]
     size = jnp.zeros(length, jnp.int32).at[unit].add(ordinary)[unit]
-    begins = ordinary & jnp.append(True, unit[1:] != unit[:-1])
-    taken = jnp.zeros(length, bool)
-    left = wanted
-    for _ in range(_ROUNDS):
-      open_ = ordinary & ~taken & (size <= of_pair(left))
-      total = jnp.cumsum(jnp.where(open_ & begins, size, 0))
-      before = jnp.append(0, total)[first]  # [P], the total where the pair starts
-      fits = open_ & (total - of_pair(before) <= of_pair(left))
-      taken = taken | fits
-      left = left - jnp.zeros(pairs + 1, jnp.int32).at[group - 1].add(fits)[:-1]
+    taken = ordinary & _whole_units(jax.random.fold_in(key, 3), start, size, n[0], budgets[0], most)
+  else:
+    first = jnp.cumsum(n) - n  # where each group starts in this order
+    of_group = lambda x: jnp.append(x, 0)[group - 1]  # 0 for what is not eligible
+    taken = place - of_group(first) < of_group(budgets)
   drawn = jnp.zeros(length, bool).at[order].set(taken)
 
   positions = jnp.argsort(~drawn, stable=True)[:most]
@@ -199,7 +239,7 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
     elif len(lengths) > 1:
       unit_start = units.join_words(jax.random.fold_in(draw_key, 1), unit_start, ~eligible, lengths)
     positions, valid = _select_row(draw_key, eligible, pair_index, unit_start, rate, pairs, most,
-                                   whole=config.unit in ('whole_word', 'ngram'))
+                                   whole=config.is_whole)
     targets = ids[positions]
     if config.unit == 'span':  # a span is replaced as a whole
       unit = jnp.cumsum(unit_start) - 1

@@ -37,7 +37,10 @@ _CHIPS = {
     'TPU7x': Chip(2307e12, 192 * 2**30, 7380e9, 1200e9),
     'NVIDIA A100': Chip(312e12, 80e9, 2039e9, 300e9),
     'NVIDIA H100': Chip(989e12, 80e9, 3350e9, 450e9),
+    'NVIDIA H100 PCIe': Chip(756e12, 80e9, 2000e9, 300e9),
+    'NVIDIA H100 NVL': Chip(835e12, 94e9, 3900e9, 300e9),
     'NVIDIA H200': Chip(989e12, 141e9, 4800e9, 450e9),
+    'NVIDIA H200 NVL': Chip(835e12, 141e9, 4800e9, 450e9),
 }
 
 # Slices that can be rented; the compiler knows more of the same generations.
@@ -53,11 +56,12 @@ KNOWN = {
 def chip_of(devices: Sequence[jax.Device]) -> Chip | None:
   """What each of these devices can do: a chip, or a core of it; None if that is not known."""
   kind = devices[0].device_kind
-  # GPUs add their memory and form: 'NVIDIA H100 80GB HBM3'.
-  chip = _CHIPS.get(kind) or next((chip for name, chip in _CHIPS.items()
-                                   if name.startswith('NVIDIA') and kind.startswith(name)), None)
-  if not chip:
+  # GPUs may add their memory: 'NVIDIA H100 80GB HBM3', which is neither the PCIe nor the NVL form.
+  names = [name for name in _CHIPS
+           if kind == name or name.startswith('NVIDIA') and kind.startswith(name)]
+  if not names:
     return None
+  chip = _CHIPS[max(names, key=len)]
   cores = len(devices) / num_chips(devices)
   return Chip(*(value / cores for value in chip))
 

@@ -25,6 +25,7 @@ from bert_jax.labelled.batches import Located
 from bert_jax.model import dropout_bits
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
+from bert_jax.objectives import losses
 from bert_jax.objectives.losses import Metrics
 from bert_jax.parallel.mesh import Feed
 
@@ -199,7 +200,8 @@ class FineTuning(abc.ABC):
     """Whether there are files to evaluate."""
     return bool(self.evals)
 
-  def evaluate(self, evaluate_batch: Callable[[Batch], Any], step: int) -> dict[str, float]:
+  def evaluate(self, evaluate_batch: Callable[[Batch], Any],
+               step: int) -> dict[str, float | None]:
     """The mean loss and the scores of every file."""
     del step
     found = {}
@@ -209,7 +211,7 @@ class FineTuning(abc.ABC):
         metrics, logits = jax.device_get(evaluate_batch(self._share(located.batch)))
         sums += metrics['loss']
         outputs.append(Output(located, logits))
-      scores = {'loss': float(sums[0] / max(sums[1], 1)), **self.scores(split, outputs)}
+      scores = {**losses.means({'loss': sums}), **self.scores(split, outputs)}
       found |= {f'{name}_{split.name}' if split.name else name: value
                 for name, value in scores.items()}
     return found

@@ -21,6 +21,7 @@ from bert_jax.data.windows import Layout
 from bert_jax.model import dropout_bits
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
+from bert_jax.objectives import losses
 from bert_jax.objectives import masking
 from bert_jax.objectives.losses import Metrics
 from bert_jax.objectives.objective import Example
@@ -133,31 +134,37 @@ class Pretraining:
     index, phase, within = self.phases.locate(step)
     rows = self.train_rows[index].batch(within, phase.batch_size,
                                         self.feed.rows(phase.batch_size))
-    if not self.masking.final_rate:
-      return Batch(rows, None)
-    rate = self.masking.rate_at(step, sum(p.steps for p in self.phases))
-    return Batch(rows, np.full(rows.row.shape, rate, np.float32))
+    return self._at_rate(rows, self.masking.rate_at(step, sum(p.steps for p in self.phases)))
+
+  def _at_rate(self, rows: Rows, rate: float) -> Batch:
+    given = self.masking.final_rate  # else the rate is a constant of the program
+    return Batch(rows, np.full(rows.row.shape, rate, np.float32) if given else None)
 
   @property
   def has_held_out(self) -> bool:
     """Whether there are held-out rows."""
     return bool(self.eval_rows)
 
-  def evaluate(self, evaluate_batch: Callable[[Batch], Metrics], step: int) -> dict[str, float]:
-    """Means over the held-out rows at the length of the last step trained, with fixed masks."""
+  def evaluate(self, evaluate_batch: Callable[[Batch], Metrics],
+               step: int) -> dict[str, float | None]:
+    """Means over the held-out rows at the length of the last step trained, with fixed masks.
+
+    The rate of the masks is the one that the run ends with, whatever the step.
+    """
     if not self.has_held_out:
       return {}
     index, phase, _ = self.phases.locate(max(step - 1, 0))
     share = self.feed.rows(phase.batch_size)
-    sums = {}
-    for i, rows in enumerate(self.eval_rows[index].epoch_batches(phase.batch_size, share)):
-      if self.eval_batches and i >= self.eval_batches:
+    sums, evaluated = {}, 0
+    for rows in self.eval_rows[index].epoch_batches(phase.batch_size, share):
+      if self.eval_batches and evaluated == self.eval_batches:
         break
-      for name, metric in jax.device_get(evaluate_batch(Batch(rows, None))).items():
+      batch = self._at_rate(rows, self.masking.eval_rate)
+      metrics = jax.device_get(evaluate_batch(batch))
+      evaluated += bool(metrics.pop('tokens')[0])  # small corpora have batches of empty rows
+      for name, metric in metrics.items():
         sums[name] = np.add(sums.get(name, (0.0, 0.0)), metric)
-    means = {name: float(total / max(count, 1)) for name, (total, count) in sums.items()}
-    del means['tokens']
-    return {'loss': sum(w * means[name] for name, w in self.objectives.items()), **means,
+    return {'loss': losses.mean_loss(sums, self.objectives), **losses.means(sums),
             'unigram_entropy': self.corpus.unigram_entropy}
 
   def flops(self, step: int, tokens: float) -> float:

@@ -38,8 +38,11 @@ class Task(Protocol):
   def rows(self, step: int) -> Any:
     """This process's share of a step's batch: a tree of host arrays [B / processes, ...]."""
 
-  def evaluate(self, evaluate_batch: Callable[[Any], Any], step: int) -> dict[str, float]:
-    """Held-out metrics after `step` steps; `evaluate_batch` measures this process's host batch."""
+  def evaluate(self, evaluate_batch: Callable[[Any], Any], step: int) -> dict[str, float | None]:
+    """Held-out metrics after `step` steps; `evaluate_batch` measures this process's host batch.
+
+    A metric for which no position counts is None.
+    """
 
   def flops(self, step: int, tokens: float) -> float:
     """Model FLOPs that training on so many real tokens takes, at the row length of `step`."""

@@ -13,14 +13,14 @@ import optax
 from optax import contrib
 
 
-def _is_stacked(path: tuple) -> bool:
-  return any(key.key == 'layers' for key in path if hasattr(key, 'key'))
+def _is_within(path: tuple, *parts: str) -> bool:
+  return any(key.key in parts for key in path if hasattr(key, 'key'))
 
 
 def _each_layer(function: Callable[..., jax.Array], *trees: Any) -> Any:
   """The function of the leaves, and of each layer of those that are stacked."""
   def change(path, *leaves):
-    return (jax.vmap(function) if _is_stacked(path) else function)(*leaves)
+    return (jax.vmap(function) if _is_within(path, 'layers') else function)(*leaves)
 
   return jax.tree_util.tree_map_with_path(change, *trees)
 
@@ -69,7 +69,9 @@ def muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
     return jax.tree.map(lambda _: contrib.MuonDimensionNumbers(-2, -1), updates)
 
   def label(path, _):
-    return 'muon' if _is_stacked(path) and path[-1].key.endswith('kernel') else 'adam'
+    # 'first' is ModernBERT's first layer, which is like none of its stacked ones.
+    in_layer = _is_within(path, 'layers', 'first')
+    return 'muon' if in_layer and path[-1].key.endswith('kernel') else 'adam'
 
   def labels(params):  # boxes (their logical axes) are leaves here
     return jax.tree_util.tree_map_with_path(

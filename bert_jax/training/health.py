@@ -61,14 +61,15 @@ class Health:
           f'and changed nothing; {MOST_SKIPPED} in a row end the run. Likely: '
           'optimizer.learning_rate is too high, the warmup too short, or the text broken')
     loss = metrics['loss']
-    if len(self._losses) >= _LINES // 2 and math.isfinite(loss):
+    finite = loss is not None and math.isfinite(loss)
+    if len(self._losses) >= _LINES // 2 and finite:
       median = statistics.median(self._losses)
       deviation = statistics.median(abs(x - median) for x in self._losses) * 1.48
       if loss > median + max(6 * deviation, _SPIKE):
         yield from self._once(
             'spike', f'the loss jumped from about {median:.2f} to {loss:.2f}. If it does not come '
             'back: a lower optimizer.learning_rate, a longer warmup, optimizer.clip_norm')
-    if math.isfinite(loss):
+    if finite:
       self._losses.append(loss)
     if time.monotonic() - self._began > _SETTLED:
       yield from self._starving(waited)
@@ -87,15 +88,20 @@ class Health:
           'starving', f'the device waited {slowest:.0%} of the time for rows: more '
           'data.loader_workers may help, or a faster disk')
 
-  def evaluation(self, step: int, scores: Mapping[str, float]) -> Iterator[str]:
-    """Findings in the held-out scores after `step` steps of a pretraining run."""
+  def evaluation(self, step: int, scores: Mapping[str, float | None]) -> Iterator[str]:
+    """Findings in the held-out scores after `step` steps; most are about pretraining runs."""
+    empty = [name for name, value in scores.items() if value is None]
+    if empty:
+      yield from self._once(
+          'empty', f'no position of the evaluation counts for {", ".join(empty)}: hold out more '
+          'text, or evaluate more of it (eval_batches)')
     early = step < _EARLY * self._train_steps or self._train_steps < _SHORT
-    if early or 'unigram_entropy' not in scores:
+    if early or 'unigram_entropy' not in scores or scores['mlm_loss'] is None:
       return
     loss, guessing = scores['mlm_loss'], scores['unigram_entropy']
     pairs, accuracy = next(((name.removesuffix('_accuracy').upper(), scores[name])
-                            for name in ('nsp_accuracy', 'sop_accuracy') if name in scores),
-                           ('', 1.0))
+                            for name in ('nsp_accuracy', 'sop_accuracy')
+                            if scores.get(name) is not None), ('', 1.0))
     if loss > guessing - _LEARNT:
       beside = f' (while {pairs} learns)' if pairs and accuracy > _CHANCE else ''
       yield from self._once(

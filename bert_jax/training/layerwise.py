@@ -12,11 +12,11 @@ import optax
 
 
 def _by_part(updates: Any, embeddings: Callable, layers: Callable) -> Any:
-  """The updates, those of the embeddings and of the stacked layers changed."""
+  """The updates, those of the embeddings, with their projection, and of the layers changed."""
 
   def change(path, update):
     parts = [key.key for key in path]
-    if 'embeddings' in parts:
+    if 'embeddings' in parts or 'projection' in parts:
       return embeddings(update)
     return layers(update) if 'layers' in parts else update
 
@@ -28,7 +28,7 @@ def _along_layers(factors: jax.Array, update: jax.Array) -> jax.Array:
 
 
 def freeze(layers: int) -> optax.GradientTransformation:
-  """No update for the embeddings and the first `layers` layers."""
+  """No update for the embeddings, their projection and the first `layers` layers."""
 
   def frozen(update: jax.Array) -> jax.Array:
     return _along_layers(jnp.arange(len(update)) >= layers, update)
@@ -37,17 +37,17 @@ def freeze(layers: int) -> optax.GradientTransformation:
 
 
 def decay_rate(decay: float) -> optax.GradientTransformation:
-  """Updates times decay ** (layers above, the head being one): Clark et al. 2020, appendix A.
+  """Updates times a power of `decay` by depth, as google-research/electra's `_get_layer_lrs`.
 
-  Layer i of N (from 0) is scaled by decay ** (N - i), the embeddings by decay ** (N + 1). N is
-  known from the layers themselves.
+  The embeddings and their projection have depth 0, the layers 1 to N, and the head N + 2; depth d
+  is scaled by decay ** (N + 2 - d). N is known from the layers themselves.
   """
 
   def scale(updates, params):
     del params
     layers = next(len(x) for path, x in jax.tree_util.tree_leaves_with_path(updates)
                   if 'layers' in [key.key for key in path])
-    return _by_part(updates, lambda x: x * decay ** (layers + 1),
-                    lambda x: _along_layers(decay ** (layers - jnp.arange(layers)), x))
+    return _by_part(updates, lambda x: x * decay ** (layers + 2),
+                    lambda x: _along_layers(decay ** (layers + 1 - jnp.arange(layers)), x))
 
   return optax.stateless(scale)

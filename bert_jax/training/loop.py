@@ -1,8 +1,8 @@
 """The training loop: one for every task, read from top to bottom."""
 
+import collections
 from collections.abc import Callable
 from collections.abc import Sequence
-import math
 import time
 from typing import Any
 
@@ -14,41 +14,20 @@ from ml_collections import ConfigDict
 from bert_jax.data import loader
 from bert_jax.data import storage
 from bert_jax.errors import Preempted
-from bert_jax.objectives.losses import Metrics
+from bert_jax.errors import UserError
 from bert_jax.parallel import host
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import preemption
-from bert_jax.parallel import processes
-from bert_jax.parallel import topology
 from bert_jax.tasks.task import Task
 from bert_jax.training import checkpoint
 from bert_jax.training import health as health_lib
+from bert_jax.training import lines as lines_lib
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import profile
 from bert_jax.training import report as report_lib
 from bert_jax.training import state as state_lib
-from bert_jax.training.digest import batch_digest
-from bert_jax.training.digest import global_digests
 
 _AHEAD = 2  # steps that an accelerator is given before the one that it makes is ready
-
-
-def _fetch(metrics: list[Metrics]) -> tuple[dict[str, float], float, list[bool]]:
-  """Waits for the last of several steps to end.
-
-  Returns:
-    Means over the steps that were not skipped (NaN if all were), real tokens of a step, and whether
-    each was skipped.
-  """
-  fetched = jax.device_get(metrics)
-  skipped = [bool(m.pop('skipped')[0]) for m in fetched]
-  tokens = sum(float(m.pop('tokens')[0]) for m in fetched) / len(fetched)
-  kept = [m for m, was_skipped in zip(fetched, skipped) if not was_skipped]
-  means = {}
-  for name in fetched[0]:
-    total, count = (sum(float(m[name][i]) for m in kept) for i in (0, 1))
-    means[name] = total / max(count, 1) if kept else math.nan
-  return means, tokens, skipped
 
 
 def _start(config: ConfigDict, checkpoints: checkpoint.Checkpoints, init: Any,
@@ -67,61 +46,6 @@ def _start(config: ConfigDict, checkpoints: checkpoint.Checkpoints, init: Any,
   return state, 0
 
 
-class _Lines:
-  """Lines of metrics: of the steps since the last one, written a step late."""
-
-  def __init__(self, task: Task, rate: Callable, mesh: Mesh, report: report_lib.Report,
-               health: health_lib.Health, batches: loader.Watched, first_step: int):
-    self._task, self._rate, self._mesh = task, rate, mesh
-    self._report, self._health, self._batches = report, health, batches
-    self._chip, self._first_feeder = topology.chip_of(mesh.devices.flat), mesh_lib.feed(mesh).first
-    self.window: list[Metrics] = []
-    self._digests: list[Any] = []
-    self.due: tuple | None = None  # what of the steps of a line is to be written
-    # The clock starts when the first step has compiled and run.
-    self._began, self._timed_from = None, first_step
-
-  def start_clock(self, done: int):
-    """From here on time counts as that of the steps after `done`."""
-    self._began, self._timed_from, self._batches.waited = time.monotonic(), done, 0.0
-
-  def digest(self, batch: Any):
-    """Keeps the digest of a host batch for the line."""
-    self._digests.append(batch_digest(batch))
-
-  def end(self, step: int):
-    """The steps up to this one make a line."""
-    self.due, self.window, self._digests = (step, self.window, self._digests), [], []
-
-  def write(self):
-    """Writes the line that is due.
-
-    Raises:
-      Failed: the loss was not finite for several steps in a row.
-    """
-    (step, metrics, digests), self.due = self.due, None
-    task = self._task
-    means, tokens_per_step, skipped = _fetch(metrics)
-    tokens = tokens_per_step * (step - self._timed_from)
-    seconds = time.monotonic() - self._began if self._began and step > self._timed_from else None
-    line = {
-        'loss': sum(weight * means[name] for name, weight in task.objectives.items()), **means,
-        'learning_rate': float(self._rate(step - 1)),
-        'tokens_per_second': tokens / seconds if seconds else None,
-        'mfu': task.flops(step - 1, tokens) / seconds / (self._chip.flops * self._mesh.size)
-               if seconds and self._chip else None,
-        'data_wait': self._batches.waited / seconds if seconds else None,
-        'skipped_steps': sum(skipped),
-        **({'batch_digests': global_digests(digests, self._first_feeder)} if digests else {})}
-    self._report.train(step, line)
-    self._report.warn(step, self._health.line(line, processes.gathered(line['data_wait'] or 0.0)))
-    last = self._health.steps(step - len(skipped) + 1, skipped)
-    if last:
-      health_lib.give_up(
-          last, *global_digests([batch_digest(task.rows(last - 1))], self._first_feeder))
-    self.start_clock(step)
-
-
 class _Evaluations:
   """Held-out scores every so many steps, and at the end."""
 
@@ -129,6 +53,7 @@ class _Evaluations:
                notice: preemption.Notice, report: report_lib.Report, health: health_lib.Health,
                checkpoints: checkpoint.Checkpoints):
     self._task, self._every, self._last = task, config.eval_every, train_steps
+    self._best = config.keep_best
     self._step = state_lib.make_eval_step(task, mesh, config.sharding)
     self._mesh, self._notice = mesh, notice
     self._report, self._health, self._checkpoints = report, health, checkpoints
@@ -138,7 +63,11 @@ class _Evaluations:
     return self._task.has_held_out and (done == self._last or done % self._every == 0)
 
   def run(self, state: state_lib.TrainState, done: int) -> bool:
-    """False if SIGTERM broke it off: then it is made when the run goes on."""
+    """False if SIGTERM broke it off: then it is made when the run goes on.
+
+    Raises:
+      UserError: no position counts for the score of `keep_best`.
+    """
     def measure(batch):
       if self._notice.reached():
         raise preemption.Stopped
@@ -148,6 +77,9 @@ class _Evaluations:
       scores = self._task.evaluate(measure, done)
     except preemption.Stopped:
       return False
+    if self._best and scores[self._best] is None:
+      raise UserError(f'keep_best={self._best}: no position of the evaluation counts for it: hold '
+                      'out more text, evaluate more of it (eval_batches), or use another score')
     self._checkpoints.offer(state.params, done, scores)
     # Comes last: with its line in the metrics the evaluation counts as made.
     self._report.evaluation(done, scores)
@@ -160,7 +92,7 @@ class _Run:
 
   def __init__(self, task: Task, config: ConfigDict, train_steps: int, mesh: Mesh,
                workdir: storage.Folder, checkpoints: checkpoint.Checkpoints, rate: Callable,
-               first_step: int):
+               first_step: int, clock: Callable[[], float] = time.monotonic):
     self._config, self._mesh, self._workdir = config, mesh, workdir
     self._first, self._last, self._checkpoints = first_step, train_steps, checkpoints
     self._notice = preemption.Notice()  # SIGTERM: the step that runs is finished and saved
@@ -170,13 +102,13 @@ class _Run:
     self._freed_memory = host.FreedMemory()
     # A CPU is host and device: a step that is sent ahead gains no time, and takes memory. On others
     # a few are enough, and SIGTERM, which comes behind them all, is answered in time.
-    self._ahead = 0 if jax.default_backend() == 'cpu' else _AHEAD
+    self._sent = collections.deque(
+        maxlen=1 + (0 if jax.default_backend() == 'cpu' else _AHEAD))
     self._profiler = profile.Profiler(config.profile_steps, workdir.local / 'tensorboard')
     self._batches = loader.Watched(
         loader.batches(task.rows, first_step, train_steps, config.data.loader_workers),
-        idle=lambda: not self._lines.window or all(
-            x.is_ready() for x in jax.tree.leaves(self._lines.window[-1])))
-    self._lines = _Lines(task, rate, mesh, self._report, health, self._batches, first_step)
+        idle=lambda: self._lines.idle(), clock=clock)
+    self._lines = lines_lib.Lines(task, rate, mesh, self._report, health, self._batches, clock)
     self._evaluations = _Evaluations(task, config, train_steps, mesh, self._notice, self._report,
                                      health, checkpoints)
 
@@ -211,9 +143,10 @@ class _Run:
       batch = mesh_lib.put_batch(batch, self._mesh)
       with jax.transfer_guard('disallow'):  # nothing else may go to the device or come back
         state, metrics = train_step(state, batch)
-      lines.window.append(metrics)
-      if len(lines.window) > self._ahead:
-        jax.block_until_ready(lines.window[-1 - self._ahead])
+      lines.add(metrics)
+      self._sent.append(metrics)
+      if len(self._sent) == self._sent.maxlen:
+        jax.block_until_ready(self._sent[0])
       self._freed_memory.after_step()
       done = step + 1
       self._profiler.after(done, metrics)

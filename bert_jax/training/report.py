@@ -85,6 +85,10 @@ class _Bar(tqdm.tqdm):
     return {**values, 'left': duration((self.total - self.n) / rate) if rate else '?'}
 
 
+def _decimal(value: float | None) -> str:
+  return '-' if value is None else f'{value:.3f}'
+
+
 class Report:
   """Writes the metrics of one process; every method does nothing in the others."""
 
@@ -110,7 +114,7 @@ class Report:
       return
     self._write(step, metrics)
     speed = metrics['tokens_per_second']
-    shown = {name: f'{metrics[name]:.3f}' for name in metrics
+    shown = {name: _decimal(metrics[name]) for name in metrics
              if name.endswith(('loss', 'accuracy'))}
     shown['tokens/s'] = f'{speed:,.0f}' if speed else '-'
     # The bar has 80 columns to live in: the rest stands in the lines of the evaluations.
@@ -124,12 +128,12 @@ class Report:
             + f'  {duration(left)} left', flush=True)
       self._bar.n = step
 
-  def evaluation(self, step: int, metrics: dict[str, float]):
+  def evaluation(self, step: int, metrics: dict[str, float | None]):
     """Logs held-out metrics after `step` updates and draws the curves anew."""
     if not self._active or not metrics:
       return
     self._write(step, {f'eval_{name}': value for name, value in metrics.items()})
-    shown = '  '.join(f'{name} {value:.3f}' for name, value in metrics.items())
+    shown = '  '.join(f'{name} {_decimal(value)}' for name, value in metrics.items())
     self._bar.write(f'step {step}  held out:  {shown}')
     self.draw()
 
@@ -201,7 +205,8 @@ def draw_curves(lines: list[dict[str, Any]], path: epath.Path):
       axis.axhline(floor[-1], color='gray', ls=':', lw=1.2, label='token frequencies')
     axis.set(title=_title(name), xlabel='step')
     axis.spines[['top', 'right']].set_visible(False)
-    axis.legend(frameon=False)
+    if axis.lines:
+      axis.legend(frameon=False)
   with path.open('wb') as file:
     figure.savefig(file, dpi=120, format='png')
   plt.close(figure)

@@ -95,6 +95,27 @@ def test_each_packed_pair_has_its_own_number():
     assert (pair_index[0, used] == pair).sum() == max(1, round(0.15 * ordinary))
 
 
+def test_too_few_predictions_are_spread_over_the_pairs():
+  """Each pair gets its share of M, rounded up or down by chance: none is starved by its place."""
+  tokens, most = np.array([20, 20, 20, 20, 10, 34]), 11
+  ids = np.full((4000, 128), 500, np.int32)
+  pair_index = np.repeat(np.append(np.arange(1, 7), 0), [*tokens, 4])[None].repeat(4000, 0)
+  config = masking.MaskingConfig(rate=0.2, max_predictions=most)
+  masked = jax.tree.map(np.asarray, _mask(jax.random.key(7), ids, pair_index, config, pairs=6))
+  assert masked.positions.shape == (4000, most) and (masked.weights == 1).all()
+  of_pair = np.take_along_axis(pair_index, masked.positions, 1)
+  counts = (of_pair[:, :, None] == np.arange(1, 7)).sum(1)
+  share = np.array([4, 4, 4, 4, 2, 7]) * most / 25
+  assert ((counts == np.floor(share)) | (counts == np.ceil(share))).all()
+  up = counts.mean(0) - np.floor(share)
+  assert (abs(up - share % 1) < 4 * np.sqrt(0.25 / 4000)).all()
+  # With room for all of them the numbers are those of the rule.
+  masked = _mask(jax.random.key(7), ids, pair_index, masking.MaskingConfig(
+      rate=0.2, max_predictions=25), pairs=6)
+  of_pair = np.take_along_axis(pair_index, np.asarray(masked.positions), 1)
+  assert ((of_pair[:, :, None] == np.arange(1, 7)).sum(1) == [4, 4, 4, 4, 2, 7]).all()
+
+
 def test_a_pure_function_of_key_and_row_whatever_the_batch():
   ids, pair_index = _rows(count=16)
   key = jax.random.key(4)

@@ -52,44 +52,72 @@ def drawn(masked, shape):
   return found
 
 
-def one_after_another(sizes, budget, rng):
-  """The published drawing: words in random order, those that exceed the budget passed over."""
-  taken = np.zeros(len(sizes), bool)
-  for word in rng.permutation(len(sizes)):
-    if sizes[word] <= budget:
-      taken[word] = True
-      budget -= sizes[word]
-  return taken
+def words_of(rows):
+  """By row: the words of ordinary tokens, as the positions of each."""
+  ids, _, word_start = rows
+  word, ordinary = np.cumsum(word_start, axis=1), ~np.isin(ids, SPECIAL)
+  return [[np.flatnonzero(of_row & (word[row] == w)) for w in np.unique(word[row, of_row])]
+          for row, of_row in enumerate(ordinary)]
 
 
-@pytest.mark.parametrize('unit', ['whole_word', 'span', 'ngram'])
+def budget_of(rate, ordinary):
+  return max(1, round(np.float32(rate) * np.float32(ordinary)))
+
+
 @pytest.mark.parametrize('pairs', [1, 4])
-def test_words_are_masked_whole_and_the_budget_is_kept(unit, pairs):
-  rows = ids, pair_index, word_start = make_rows(300, pairs=pairs, seed=1)
-  config = masking.MaskingConfig(unit=unit)
-  masked = masked_by(config, rows, pairs)
-  taken = drawn(masked, ids.shape)
+def test_spans_fill_the_budget_of_each_pair_and_cut_the_last_one_off(pairs):
+  rows = ids, pair_index, _ = make_rows(300, pairs=pairs, seed=1)
+  taken = drawn(masked_by(masking.MaskingConfig(unit='span'), rows, pairs), ids.shape)
   assert not (taken & np.isin(ids, SPECIAL)).any() and not (taken & (pair_index == 0)).any()
-  word = np.cumsum(word_start, axis=1)
-  short = 0
-  for row in range(len(ids)):
+  for row, words in enumerate(words_of(rows)):
     for pair in range(1, pairs + 1):
-      ordinary = (pair_index[row] == pair) & ~np.isin(ids[row], SPECIAL)
-      if not ordinary.any():
-        continue
-      budget = max(1, round(np.float32(0.15) * np.float32(ordinary.sum())))
-      count = (taken[row] & ordinary).sum()
-      assert count <= budget
-      short += budget - count
-      parts = [w for w in np.unique(word[row, taken[row] & ordinary])
-               if not taken[row, (word[row] == w) & ordinary].all()]
-      assert len(parts) <= (unit == 'span')  # no part of a word, but where the last span is cut off
-  used = taken.sum()
-  # With words of 1 to 4 tokens, what is left of the budget can mostly be filled.
-  assert short < {'whole_word': 0.03, 'ngram': 0.15}[unit] * used if unit != 'span' else short == 0
+      of_pair = [word for word in words if pair_index[row, word[0]] == pair]
+      if of_pair:
+        assert taken[row, np.concatenate(of_pair)].sum() == budget_of(0.15, sum(map(len, of_pair)))
+        assert sum(0 < taken[row, word].sum() < len(word) for word in of_pair) <= 1
 
 
-def test_every_word_is_drawn_equally_often():
+@pytest.mark.parametrize('unit', ['whole_word', 'ngram'])
+@pytest.mark.parametrize('pairs', [1, 8])
+def test_words_are_masked_whole_and_on_average_as_the_rate_says(unit, pairs):
+  rows = ids, pair_index, _ = make_rows(800, pairs=pairs, seed=1)
+  taken = drawn(masked_by(masking.MaskingConfig(unit=unit), rows, pairs), ids.shape)
+  assert not (taken & np.isin(ids, SPECIAL)).any() and not (taken & (pair_index == 0)).any()
+  more = []
+  for row, words in enumerate(words_of(rows)):
+    if words:
+      assert all(len(set(taken[row, word])) == 1 for word in words)
+      more.append(taken[row].sum() - budget_of(0.15, sum(map(len, words))))
+  longest = 4 * {'whole_word': 1, 'ngram': 3}[unit]
+  assert max(map(abs, more)) < longest and min(more) < 0 < max(more)
+  assert abs(np.mean(more)) < 4 * np.std(more) / np.sqrt(len(more))
+
+
+def test_long_words_are_drawn_as_often_as_short_ones():
+  """In packed short pairs too, which have no room of their own for a word of six."""
+  rows = ids, pair_index, _ = make_rows(1500, pairs=8, longest=6)
+  masked = masked_by(masking.MaskingConfig(unit='whole_word'), rows, 8)
+  taken = drawn(masked, ids.shape)
+  # By the size of a word: how many words, how many were drawn, how many were to be expected.
+  count, hits, expected, variance = np.zeros((4, 7))
+  in_short = np.zeros(2)  # words of five and six in pairs of at most 16 tokens
+  for row, words in enumerate(words_of(rows)):
+    tokens = sum(map(len, words))
+    rate = budget_of(0.15, tokens) / max(tokens, 1)
+    for word in words:
+      hit = taken[row, word[0]]
+      count[len(word)] += 1
+      hits[len(word)] += hit
+      expected[len(word)] += rate
+      variance[len(word)] += rate * (1 - rate)
+      if len(word) > 4 and (pair_index[row] == pair_index[row, word[0]]).sum() <= 16:
+        in_short += hit, rate
+  assert (count[1:] > 1500).all()
+  assert (abs(hits - expected)[1:] < 4 * np.sqrt(variance)[1:]).all(), hits / np.maximum(count, 1)
+  assert in_short[1] > 100 and abs(in_short[0] - in_short[1]) < 4 * np.sqrt(in_short[1])
+
+
+def test_every_word_of_a_row_is_drawn_equally_often():
   ids = np.full((1, 64), 500, np.int32)
   ids[0, [0, 63]] = 101, 102
   pair_index = np.ones_like(ids)
@@ -99,17 +127,23 @@ def test_every_word_is_drawn_equally_often():
   word_start[0, [1, 61, 62, 63]] = 1
   rows = [np.repeat(x, 4000, 0) for x in (ids, pair_index, word_start)]
   masked = masked_by(masking.MaskingConfig(unit='whole_word', rate=0.3), rows)
-  taken = drawn(masked, rows[0].shape)
-  counts = taken[:, starts[1:]].sum(0)
-  for size in range(3):  # words of the same length
-    assert stats.chisquare(counts[size::3]).pvalue > 1e-4
-  # Longer words are passed over more often, as often as in the published drawing.
-  rng = np.random.default_rng(0)
-  published = sum(one_after_another(np.tile([1, 2, 3], 10), round(0.3 * 60), rng).astype(int)
-                  for _ in range(4000))
-  for size in range(3):
-    table = [[n, 40_000 - n] for n in (counts[size::3].sum(), published[size::3].sum())]
-    assert stats.chi2_contingency(table).pvalue > 1e-4
+  counts = drawn(masked, rows[0].shape)[:, starts[1:]].sum(0)
+  n = 59 + 3  # ordinary tokens: the last word has one more, and 61 and 62 are words of their own
+  ordinary = (~np.isin(ids, SPECIAL)).sum()
+  assert ordinary == n
+  p = budget_of(0.3, n) / n
+  assert stats.chisquare([counts.sum(), counts.size * 4000 - counts.sum()],
+                         [p * counts.size * 4000, (1 - p) * counts.size * 4000]).pvalue > 1e-4
+  assert stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_a_row_without_room_leaves_the_last_word_out_and_cuts_none():
+  rows = ids, *_ = make_rows(600, pairs=1, longest=6)
+  config = masking.MaskingConfig(unit='whole_word', max_predictions=7)
+  taken = drawn(masked_by(config, rows), ids.shape)
+  assert taken.sum(1).max() == 7
+  for row, words in enumerate(words_of(rows)):
+    assert all(len(set(taken[row, word])) == 1 for word in words)
 
 
 def _unit_lengths(unit, seed=0):
@@ -208,3 +242,5 @@ def test_predictions_bound_packed_rows_of_any_pairs():
         ordinary = np.maximum(tokens - 3, 0)
         assert sum(max(1, round(rate * n)) for n in ordinary if n) <= bound
   assert masking.MaskingConfig().predictions(128, 8) == 24
+  whole, ngram = (masking.MaskingConfig(unit=unit) for unit in ('whole_word', 'ngram'))
+  assert [c.predictions(128, 8) for c in (whole, ngram)] == [25, 29]  # the last word stays whole

@@ -1,6 +1,7 @@
 """Real packed rows through the whole model."""
 
 import functools
+import types
 
 from hypothesis import given
 from hypothesis import settings
@@ -10,10 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data import rows as rows_lib
+from bert_jax.data.phases import Phases
 from bert_jax.data.windows import Layout
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining
+from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.tasks.pretraining import Pretraining
 from tests.data.made import FIRST
 from tests.data.made import TOKENIZER
 from tests.data.made import make_records
@@ -62,3 +66,48 @@ def test_a_packed_pair_changes_no_bit_of_the_others(documents, seed, data):
   for pair in range(P):
     if rows.pair_weights[0, pair]:
       assert (nsp[0, pair] == nsp_other[0, pair]).all() == (pair + 1 != changed)
+
+
+def make_task(batches, eval_batches=1, **masking):
+  rows = types.SimpleNamespace(row=np.arange(3))
+  held_out = types.SimpleNamespace(epoch_batches=lambda *_: (rows for _ in range(batches)))
+  return Pretraining(
+      types.SimpleNamespace(weights={'mlm_loss': 1.0, 'nsp_loss': 1.0}), MaskingConfig(**masking),
+      types.SimpleNamespace(unigram_entropy=7.0), Phases.create((), 9, 8, 1), eval_batches, (),
+      (held_out,))
+
+
+def evaluation(counts, eval_batches=1):
+  """The scores of batches whose metrics have these sums and counts, and the batches left."""
+  batches = iter(counts)
+  task = make_task(len(counts), eval_batches)
+  return task.evaluate(lambda _: next(batches), 1), len(list(batches))
+
+
+def test_evaluations_mask_at_the_rate_of_the_last_step():
+  told = []
+
+  def measure(batch):
+    told.append(batch.rate)
+    return {'mlm_loss': (1.0, 1.0), 'nsp_loss': (1.0, 1.0), 'tokens': (20.0, 1.0)}
+
+  for step in (1, 5, 9):
+    make_task(1, rate=0.3, final_rate=0.15).evaluate(measure, step)
+  np.testing.assert_array_equal(told, np.full((3, 3), np.float32(0.15)))
+  make_task(1, rate=0.3).evaluate(measure, 5)
+  assert told.pop() is None  # then the step masks at masking.rate
+
+
+def test_an_evaluation_never_says_0_of_no_position():
+  nothing = {'mlm_loss': (0.0, 0.0), 'nsp_loss': (0.0, 0.0), 'tokens': (0.0, 1.0)}
+  lone = {'mlm_loss': (6.0, 3.0), 'nsp_loss': (0.0, 0.0), 'tokens': (20.0, 1.0)}
+  pair = {'mlm_loss': (4.0, 1.0), 'nsp_loss': (0.5, 1.0), 'tokens': (20.0, 1.0)}
+  # Empty rows are no batch of the evaluation: it takes the next one.
+  assert evaluation([nothing, pair, lone]) == (
+      {'loss': 4.5, 'mlm_loss': 4.0, 'nsp_loss': 0.5, 'unigram_entropy': 7.0}, 1)
+  assert evaluation([nothing, lone, nothing, pair], 2) == (
+      {'loss': 10 / 4 + 0.5, 'mlm_loss': 2.5, 'nsp_loss': 0.5, 'unigram_entropy': 7.0}, 0)
+  assert evaluation([lone]) == (
+      {'loss': 2.0, 'mlm_loss': 2.0, 'nsp_loss': None, 'unigram_entropy': 7.0}, 0)
+  assert evaluation([nothing]) == (
+      {'loss': None, 'mlm_loss': None, 'nsp_loss': None, 'unigram_entropy': 7.0}, 0)

@@ -94,6 +94,16 @@ def test_objectives_that_do_not_learn():
   assert [len(list(watch.evaluation(step, scores(7, 0.5)))) for step in (1000, 2000)] == [1, 0]
 
 
+def test_an_evaluation_of_nothing_is_told_once():
+  watch = health_lib.Health(3000)
+  empty = {'mlm_loss': 5.0, 'nsp_loss': None, 'nsp_accuracy': None, 'unigram_entropy': 7.0}
+  (found,) = watch.evaluation(1000, empty)
+  assert found.startswith('no position of the evaluation counts for nsp_loss, nsp_accuracy: hold')
+  assert not list(watch.evaluation(2000, empty))
+  assert len(list(health_lib.Health(9).evaluation(1, dict.fromkeys(empty)))) == 1
+  assert not said(watch, line(None))
+
+
 def test_a_run_that_explodes_is_given_up(tmp_path, corpus_file):
   config = conftest.tiny_config(corpus_file, **{
       'optimizer.learning_rate': 1e30, 'optimizer.warmup_steps': 0, 'train_steps': 40,

@@ -12,6 +12,7 @@ from bert_jax.training import optimizer as optimizer_lib
 
 def tree(value=1.0):
   return {'params': {'bert': {'embeddings': {'token': jnp.full((5, 2), value)},
+                              'projection': {'kernel': jnp.full((2, 2), value)},
                               'layers': {'attention': {'kernel': jnp.full((3, 2, 2), value)},
                                          'norm': {'scale': jnp.full((3, 2), value)}},
                               'pooler': {'kernel': jnp.full((2, 2), value)}},
@@ -25,9 +26,10 @@ def apply(transformation, updates):
 def test_the_rate_falls_towards_the_embeddings():
   found = apply(layerwise.decay_rate(0.5), tree())
   np.testing.assert_allclose(found['bert']['layers']['attention']['kernel'][:, 0, 0],
-                             [0.125, 0.25, 0.5])  # the top layer is one below the head
-  np.testing.assert_allclose(found['bert']['layers']['norm']['scale'][:, 1], [0.125, 0.25, 0.5])
-  assert (found['bert']['embeddings']['token'] == 0.0625).all()
+                             [0.0625, 0.125, 0.25])  # depths 1, 2, 3; the head has 5
+  np.testing.assert_allclose(found['bert']['layers']['norm']['scale'][:, 1], [0.0625, 0.125, 0.25])
+  assert (found['bert']['embeddings']['token'] == 0.03125).all()
+  assert (found['bert']['projection']['kernel'] == 0.03125).all()
   assert (found['bert']['pooler']['kernel'] == 1).all()
   assert (found['classifier']['kernel'] == 1).all()
 
@@ -37,6 +39,7 @@ def test_frozen_layers(layers, expected):
   found = apply(layerwise.freeze(layers), tree())
   assert found['bert']['layers']['attention']['kernel'][:, 0, 0].tolist() == expected
   assert (found['bert']['embeddings']['token'] == 0).all()
+  assert (found['bert']['projection']['kernel'] == 0).all()
   assert (found['classifier']['kernel'] == 1).all()
 
 
@@ -50,6 +53,7 @@ def test_what_is_frozen_does_not_move_nor_count_in_the_norm():
   updates, state = optimizer.update(grads, state, params)
   new = optax.apply_updates(params, updates)['params']
   assert (new['bert']['embeddings']['token'] == 2).all()
+  assert (new['bert']['projection']['kernel'] == 2).all()
   assert (new['bert']['layers']['attention']['kernel'][:2] == 2).all()
   assert (new['bert']['layers']['attention']['kernel'][2] < 2).all()
   # Moments see gradients clipped by the norm of what is trained: 2 * 2 + 2 + 2 * 4 entries of 1.

@@ -1,3 +1,4 @@
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,6 +6,9 @@ import optax
 import pytest
 
 from bert_jax.errors import UserError
+from bert_jax.model.encoder import Batch
+from bert_jax.model.modern import Modern
+from bert_jax.model.modern import ModernConfig
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training.optimizer import OptimizerConfig
 
@@ -159,6 +163,24 @@ def test_muon_orthogonalises_the_matrices_of_each_layer():
     if name == 'layers':
       left, right = ({**x, 'up': x['up']['bias']} for x in (left, right))
     jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+def test_muon_takes_the_first_layer_of_modernbert_too():
+  config = ModernConfig(vocab_size=50, hidden_size=16, num_layers=4, num_heads=2,
+                        intermediate_size=24, max_positions=16)
+  tokens = jnp.zeros((1, 8), jnp.int32)
+  params = nn.unbox(jax.jit(Modern(config).init)(
+      jax.random.key(0), Batch(*[tokens] * 4), tokens[:, :1]))['params']
+  config = OptimizerConfig('muon', **PLAIN | dict(weight_decay=0.0))
+  found = stepped(optimizer_lib.make_optimizer(config, 10), params, count=1)
+  moved = jax.tree.map(lambda a, b: np.asarray(a - b), params, found)
+  matrices = [moved['first'][part][name] for part, name in
+              (('attention', 'qkv_kernel'), ('attention', 'out_kernel'))]
+  matrices += [moved['first']['feed_forward'][name]['kernel'] for name in ('up', 'gate', 'down')]
+  for matrix in matrices:
+    values = np.linalg.svd(matrix, compute_uv=False) / (0.1 * 0.2 * np.sqrt(max(matrix.shape)))
+    assert values.min() > 0.6 and values.max() < 1.3
+  np.testing.assert_allclose(np.abs(moved['pooler']['dense']['kernel']), 0.1, rtol=1e-3)  # Adam's
 
 
 @pytest.mark.parametrize('wrong', [dict(name='sgd'), dict(decay='cosine'), dict(decay_ratio=0.0),

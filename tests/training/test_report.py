@@ -23,13 +23,13 @@ def test_metrics_are_cut_back_and_a_half_written_line_goes(tmp_path):
 def test_what_is_not_finite_is_null_in_json(tmp_path, capsys):
   r = report.Report(epath.Path(tmp_path), first_step=0, last_step=10, active=True)
   r.train(5, {'loss': float('nan'), 'mlm_loss': 2.0, 'tokens_per_second': None})
-  r.evaluation(5, {'mlm_loss': 3.0, 'unigram_entropy': 4.0})
+  r.evaluation(5, {'mlm_loss': 3.0, 'nsp_loss': None, 'unigram_entropy': 4.0})
   r.close()
   assert report.read_metrics(epath.Path(tmp_path / 'metrics.jsonl')) == [
       {'step': 5, 'loss': None, 'mlm_loss': 2.0, 'tokens_per_second': None},
-      {'step': 5, 'eval_mlm_loss': 3.0, 'eval_unigram_entropy': 4.0}]
+      {'step': 5, 'eval_mlm_loss': 3.0, 'eval_nsp_loss': None, 'eval_unigram_entropy': 4.0}]
   out = capsys.readouterr().out
-  assert 'step 5/10' in out and 'held out:  mlm_loss 3.000' in out
+  assert 'step 5/10' in out and 'held out:  mlm_loss 3.000  nsp_loss -  unigram' in out
   assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
 
 
