@@ -125,7 +125,8 @@ case "$ACTION" in
   resume)
     state=PREEMPTED
     if ! $DRY_RUN; then
-      state="$("${tpu[@]}" describe "$name" "${zone[@]}" --format='value(state)' 2>/dev/null || echo GONE)"
+      state="$("${tpu[@]}" describe "$name" "${zone[@]}" --format='value(state)' 2> /dev/null ||
+        echo GONE)"
     fi
     if [ "$state" != READY ]; then
       # A queued resource stays when its machines have gone.

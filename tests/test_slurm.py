@@ -21,7 +21,7 @@ PATH = f'{os.environ["PATH"]}:/usr/sbin'
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not all(shutil.which(name, path=PATH) for name in (
-        'munged', 'slurmctld', 'slurmd')), reason='needs slurmctld, slurmd and munge'),
+        'munged', 'slurmctld', 'slurmd')), reason='needs the packages slurmctld, slurmd, munge'),
 ]
 
 KILL_WAIT = 20  # seconds between SIGTERM and SIGKILL
