@@ -4,13 +4,13 @@
 #   bash launch/gke.sh [--dry-run] ACTION --name=NAME [OPTIONS] [-- FLAGS OF main]
 #
 #   build   build the container and push it: --image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/bert_jax
-#   apply   start the JobSet: --image=... --topology=v5e:4x4; it starts again, up to
-#           [--max-restarts=100] times, after a preemption (75) or a failure (1), not after a mistake
-#           (2); over several slices, --slices=2, the mesh has replicas: -- --config.mesh.replica=2
-#           ...; --topology=v5e:2x4 or v6e:2x4 with --chips_per_host=8 for pools of one 8-chip host
-#           (ct5lp-hightpu-8t, ct6e-standard-8t)
-#   xpk     the same through xpk: --cluster=NAME --image=... --type=v5litepod-16. By default xpk never
-#           starts a run again, and then after exit codes 42 and 127-255 alone
+#   apply   start the JobSet: --image=... --topology=v5e:4x4; it starts again [--max-restarts=100]
+#           times after a preemption (75) or a failure (1), not after a mistake (2);
+#           over several slices, --slices=2, the mesh has replicas: -- --config.mesh.replica=2 ...
+#           --topology=v5e:2x4 or v6e:2x4 with --chips_per_host=8 takes one host of 8 chips
+#           (ct5lp-hightpu-8t, ct6e-standard-8t) instead of two of 4
+#   xpk     the same through xpk: --cluster=NAME --image=... --type=v5litepod-16; left alone, xpk
+#           starts nothing again, with --max-restarts only after exit codes 42 and 127-255
 #   log     follow the log of the first host
 #   delete  end it
 #
@@ -35,22 +35,23 @@ json() { # words -> "a", "b"
 
 manifest() {
   local generation="${OPTIONS[topology]%%:*}" shape="${OPTIONS[topology]#*:}" chips=1 n
-  local per_host="${OPTIONS[chips_per_host]}"
   local -A accelerators=([v4]=tpu-v4-podslice [v5e]=tpu-v5-lite-podslice [v5p]=tpu-v5p-slice
                          [v6e]=tpu-v6e-slice [tpu7x]=tpu7x)
   [[ -n "${accelerators[$generation]+known}" && "$shape" =~ ^[1-9][0-9]*(x[1-9][0-9]*)*$ ]] ||
     fail "unknown --topology=${OPTIONS[topology]}"
   for n in ${shape//x/ }; do chips=$((chips * n)); done
-  if [ -z "$per_host" ]; then per_host=$((chips < 4 ? chips : 4)); fi
-  case "$generation:$chips:$per_host" in
-    v5e:8:8 | v6e:8:8 | *:1:1 | *:2:2 | *:4) ;;
-    *) fail "no pool of --topology=${OPTIONS[topology]} has --chips_per_host=$per_host: hosts have 4 \
-chips, or all 8 of v5e:2x4 and v6e:2x4" ;;
+  local usual=$((chips < 4 ? chips : 4))
+  local per_host="${OPTIONS[chips_per_host]:-$usual}"
+  case "$generation:$chips:$per_host:$((chips % usual))" in
+    v5e:8:8:0 | v6e:8:8:0 | *:"$usual:0") ;;
+    *) fail "no pool of --topology=${OPTIONS[topology]} has --chips_per_host=$per_host: hosts have \
+4 chips, or all 8 of v5e:2x4 and v6e:2x4" ;;
   esac
   local flags text key
   flags="$(xla_flags "$generation")"
   local -A values=(
-    [NAME]="${OPTIONS[name]}" [IMAGE]="${OPTIONS[image]}" [SLICES]="${OPTIONS[slices]}" [MAX_RESTARTS]="${OPTIONS[max-restarts]}"
+    [NAME]="${OPTIONS[name]}" [IMAGE]="${OPTIONS[image]}" [SLICES]="${OPTIONS[slices]}"
+    [MAX_RESTARTS]="${OPTIONS[max-restarts]}"
     [ACCELERATOR]="${accelerators[$generation]}" [TOPOLOGY]="$shape" [CHIPS]="$per_host"
     [HOSTS]="$((chips / per_host))" [FLAGS_VARIABLE]="${flags%%=*}" [FLAGS_VALUE]="${flags#*=}"
     [COMMAND]="$(json python -m bert_jax.main "${MAIN_FLAGS[@]}")")
@@ -80,6 +81,8 @@ case "$ACTION" in
   xpk)
     need name image cluster
     flags_given
+    [ -z "${OPTIONS[chips_per_host]}" ] ||
+      fail 'xpk chooses the hosts by --type: leave out --chips_per_host'
     generation="$(generation "${OPTIONS[type]}")"
     run xpk workload create --cluster="${OPTIONS[cluster]}" --workload="${OPTIONS[name]}" \
       --tpu-type="${OPTIONS[type]}" --num-slices="${OPTIONS[slices]}" \

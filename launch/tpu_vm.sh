@@ -3,8 +3,8 @@
 #
 #   bash launch/tpu_vm.sh [--dry-run] ACTION --name=NAME --zone=ZONE [OPTIONS] [-- FLAGS OF main]
 #
-#   create   rent it: --type=v5litepod-16 [--spot | --reserved] [--queued]; with --queued it waits in
-#            the queue. [--network=NAME] [--subnetwork=NAME] [--internal-ips]
+#   create   rent it: --type=v5litepod-16 [--spot | --reserved] [--queued]; with --queued it waits
+#            in the queue. [--network=NAME] [--subnetwork=NAME] [--internal-ips]
 #            [--service-account=EMAIL]
 #            [--data-disk=source=projects/PROJECT/zones/ZONE/disks/NAME,mode=read-only]
 #   install  copy this checkout to every host and install it there
@@ -14,8 +14,8 @@
 #   resume   if it was preempted: rent it again, install, run; the run goes on where it was saved
 #   delete   give it back
 #
-# Needs gcloud, logged in, with a project, or --project=NAME. gcloud reaches the hosts of a slice all
-# at once with a key that an ssh-agent holds. --internal-ips goes with every action: then this script
+# Needs gcloud, logged in, with a project, or --project=NAME. gcloud reaches all hosts of a slice at
+# once, with a key that an ssh-agent holds. --internal-ips goes with every action: this script then
 # runs on a machine of the same network, and the hosts reach the package index through Cloud NAT.
 # --dry-run prints the commands and runs none.
 # shellcheck source=launch/common.sh
@@ -33,10 +33,11 @@ generation="$(generation "$type")"
 declare -A runtimes=([v4]=tpu-ubuntu2204-base [v5e]=v2-alpha-tpuv5-lite [v5p]=v2-alpha-tpuv5
                      [v6e]=v2-alpha-tpuv6e)
 runtime="${runtimes[$generation]:-}"
-[ -n "$runtime" ] || fail "the Cloud TPU API does not serve $generation: rent a node pool on GKE and \
-use launch/gke.sh --topology=$generation:2x2x1"
+[ -n "$runtime" ] || fail "the Cloud TPU API does not serve $generation: rent a node pool on GKE \
+and use launch/gke.sh --topology=$generation:2x2x1"
 disk="${OPTIONS[data-disk]}"
-[[ -z "$disk" || ",$disk" == *,source=projects/* ]] || fail "--data-disk=$disk names no disk: write \
+[[ -z "$disk" || ",$disk" == *,source=projects/* ]] ||
+  fail "--data-disk=$disk names no disk: write \
 source=projects/PROJECT/zones/ZONE/disks/NAME,mode=read-only"
 tpu=(gcloud compute tpus tpu-vm)
 queue=(gcloud compute tpus queued-resources)
@@ -57,8 +58,8 @@ check_agent() {
   if $DRY_RUN; then return; fi
   print="$(ssh-keygen -lf "$key" 2> /dev/null | cut -d ' ' -f 2)" || print='no key'
   ssh-add -l 2> /dev/null | grep -qF "$print" || fail "no ssh-agent holds $key, and gcloud stalls \
-without it where there are several hosts: eval \"\$(ssh-agent)\" && ssh-add $key (ssh-keygen -t rsa \
--f $key makes it)"
+without it where there are several hosts: eval \"\$(ssh-agent)\" && ssh-add $key \
+(ssh-keygen -t rsa -f $key makes it)"
 }
 
 on_all() { # command: run by a shell on every host
@@ -124,7 +125,8 @@ case "$ACTION" in
   resume)
     state=PREEMPTED
     if ! $DRY_RUN; then
-      state="$("${tpu[@]}" describe "$name" "${zone[@]}" --format='value(state)' 2>/dev/null || echo GONE)"
+      state="$("${tpu[@]}" describe "$name" "${zone[@]}" --format='value(state)' 2> /dev/null ||
+        echo GONE)"
     fi
     if [ "$state" != READY ]; then
       # A queued resource stays when its machines have gone.

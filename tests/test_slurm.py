@@ -21,7 +21,7 @@ PATH = f'{os.environ["PATH"]}:/usr/sbin'
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not all(shutil.which(name, path=PATH) for name in (
-        'munged', 'slurmctld', 'slurmd')), reason='needs slurmctld, slurmd and munge'),
+        'munged', 'slurmctld', 'slurmd')), reason='needs the packages slurmctld, slurmd, munge'),
 ]
 
 KILL_WAIT = 20  # seconds between SIGTERM and SIGKILL
@@ -63,78 +63,85 @@ def free_ports(count: int) -> list[int]:
   return ports
 
 
-class Cluster:
-  """Slurm's daemons in a folder, and a checkout beside them in which launch/slurm.sh is run."""
+def make_checkout(folder: pathlib.Path, venv: pathlib.Path | str) -> pathlib.Path:
+  folder.mkdir()
+  for name in ('bert_jax', 'launch', 'tests'):
+    (folder / name).symlink_to(test_commands.ROOT / name)
+  (folder / '.venv').symlink_to(venv)
+  return folder
 
-  def __init__(self, folder: pathlib.Path):
-    self.folder, self.checkout = folder, folder / 'checkout'
-    self.env = {**os.environ, 'PATH': PATH, 'SLURM_CONF': str(folder / 'slurm.conf')}
-    for name in ('state', 'spool', 'checkout'):
-      (folder / name).mkdir()
-    for name in ('bert_jax', 'launch', 'tests'):
-      (self.checkout / name).symlink_to(test_commands.ROOT / name)
-    (self.checkout / '.venv').symlink_to(sys.prefix)
-    for name in ('gpu0', 'gpu1'):
-      (folder / name).touch()
-    (folder / 'gres.conf').write_text(f'Name=gpu File={folder}/gpu[0-1]\n')
-    (folder / 'slurm.conf').write_text(CONFIG.format(
-        host=socket.gethostname().split('.')[0], user=getpass.getuser(), folder=folder,
-        ports=free_ports(2), kill_wait=KILL_WAIT))
-    (folder / 'munge.key').write_bytes(os.urandom(64))
-    (folder / 'munge.key').chmod(0o600)
-    munge = [f'--{name}={folder}/munge.{end}' for name, end in (
-        ('key-file', 'key'), ('socket', 'socket'), ('pid-file', 'pid'), ('seed-file', 'seed'))]
-    self._daemons = [self._start('munged', '--foreground', '--force', *munge)]
-    self._until((folder / 'munge.socket').exists)
-    self._daemons += [self._start(name, '-D') for name in ('slurmctld', 'slurmd')]
-    self._until(lambda: 'idle' in self.ask('sinfo', '--noheader', '--format=%T'))
 
-  def _start(self, *command: str) -> subprocess.Popen:
-    with open(self.folder / f'{command[0]}.out', 'w') as out:
-      return subprocess.Popen(command, env=self.env, stdout=out, stderr=out)
+def script(checkout: pathlib.Path, *arguments: str) -> str:
+  """The output of launch/slurm.sh."""
+  return subprocess.check_output(['bash', 'launch/slurm.sh', *arguments], cwd=checkout, text=True)
 
-  def _until(self, holds, seconds: float = 60):
-    deadline = time.monotonic() + seconds
-    while not holds():
-      assert time.monotonic() < deadline
-      time.sleep(0.2)
 
-  def stop(self):
-    """Ends its jobs and daemons."""
-    self.ask('scancel', '--state=PENDING', '--state=RUNNING')
-    self._until(lambda: not self.ask('squeue', '--noheader'))
-    for daemon in reversed(self._daemons):
-      daemon.terminate()
-      daemon.wait(60)
+def submit(checkout: pathlib.Path, name: str, *flags: str) -> str:
+  """Queues a job of two tasks; its number."""
+  return script(checkout, 'submit', f'--name={name}', '--nodes=1', '--gpus=2', '--time=30', '--',
+                *flags).split()[-1]
 
-  def ask(self, *command: str) -> str:
-    """What a command of Slurm prints; nothing while slurmctld does not answer."""
-    return subprocess.run(command, env=self.env, text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL).stdout
 
-  def script(self, *arguments: str) -> str:
-    """What launch/slurm.sh prints."""
-    return subprocess.run(['bash', 'launch/slurm.sh', *arguments], cwd=self.checkout, env=self.env,
-                          text=True, stdout=subprocess.PIPE, check=True).stdout
+def ask(*command: str) -> str:
+  """The output of a command of Slurm; nothing while slurmctld does not answer."""
+  return subprocess.run(command, text=True, stdout=subprocess.PIPE,
+                        stderr=subprocess.DEVNULL).stdout
 
-  def submit(self, name: str, *flags: str) -> str:
-    """The number of the job."""
-    return self.script('submit', f'--name={name}', '--nodes=1', '--gpus=2', '--time=30', '--',
-                       *flags).split()[-1]
 
-  def state(self, job: str, *wanted: str) -> tuple[str, ...]:
-    """JobState, ExitCode and Restarts of a job, once it is in one of the states."""
-    def now():
-      return dict(re.findall(r'(\w+)=(\S+)', self.ask('scontrol', 'show', 'job', job)))
-    self._until(lambda: now()['JobState'] in wanted, 600)
-    return tuple(now()[name] for name in ('JobState', 'ExitCode', 'Restarts'))
+def until(holds, seconds: float = 600):
+  deadline = time.monotonic() + seconds
+  while not holds():
+    assert time.monotonic() < deadline
+    time.sleep(0.2)
+
+
+def facts(job: str) -> tuple[str, ...]:
+  """State, exit status (with the signal) and restarts of a job."""
+  found = dict(re.findall(r'(\w+)=(\S+)', ask('scontrol', 'show', 'job', job)))
+  return tuple(found[name] for name in ('JobState', 'ExitCode', 'Restarts'))
+
+
+def ended(job: str) -> tuple[str, ...]:
+  """The facts of a job when it has ended."""
+  until(lambda: facts(job)[0] in ('COMPLETED', 'FAILED', 'CANCELLED'))
+  return facts(job)
+
+
+def start(folder: pathlib.Path, *command: str) -> subprocess.Popen:
+  with open(folder / f'{command[0]}.out', 'w') as out:
+    return subprocess.Popen(command, stdout=out, stderr=out)
 
 
 @pytest.fixture(scope='module')
-def cluster(tmp_path_factory):
-  started = Cluster(tmp_path_factory.mktemp('slurm'))
-  yield started
-  started.stop()
+def checkout(tmp_path_factory):
+  """Starts Slurm; the folder in which launch/slurm.sh is run."""
+  folder = tmp_path_factory.mktemp('slurm')
+  for name in ('state', 'spool'):
+    (folder / name).mkdir()
+  for name in ('gpu0', 'gpu1', 'munge.key'):
+    (folder / name).touch(mode=0o600)
+  (folder / 'munge.key').write_bytes(os.urandom(64))
+  (folder / 'gres.conf').write_text(f'Name=gpu File={folder}/gpu[0-1]\n')
+  (folder / 'slurm.conf').write_text(CONFIG.format(
+      host=socket.gethostname().split('.')[0], user=getpass.getuser(), folder=folder,
+      ports=free_ports(2), kill_wait=KILL_WAIT))
+  munge = [f'--{name}={folder}/munge.{end}' for name, end in (
+      ('key-file', 'key'), ('socket', 'socket'), ('pid-file', 'pid'), ('seed-file', 'seed'))]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv('PATH', PATH)
+    patch.setenv('SLURM_CONF', str(folder / 'slurm.conf'))
+    daemons = [start(folder, 'munged', '--foreground', '--force', *munge)]
+    try:
+      until((folder / 'munge.socket').exists, 60)
+      daemons += [start(folder, name, '-D') for name in ('slurmctld', 'slurmd')]
+      until(lambda: 'idle' in ask('sinfo', '--noheader', '--format=%T'), 60)
+      yield make_checkout(folder / 'checkout', sys.prefix)
+      ask('scancel', f'--user={getpass.getuser()}')
+      until(lambda: not ask('squeue', '--noheader'), 60)
+    finally:
+      for daemon in reversed(daemons):
+        daemon.terminate()
+        daemon.wait(60)
 
 
 def flags(source, workdir, steps: int) -> tuple[str, ...]:
@@ -150,20 +157,20 @@ def checkpoints(workdir: pathlib.Path) -> dict[int, dict]:
   return {step: sound.check(folder / str(step))['arrays'] for step in sound.steps(folder)}
 
 
-def test_a_job_that_is_preempted_ends_with_the_same_bits(cluster, records, tmp_path):  # noqa: F811
-  alone = cluster.submit('alone', *flags(records, tmp_path / 'alone', 120))
-  assert cluster.state(alone, 'COMPLETED', 'FAILED') == ('COMPLETED', '0:0', '0')
-  job = cluster.submit('run', *flags(records, tmp_path / 'run', 120))
+def test_a_job_that_is_preempted_ends_with_the_same_bits(checkout, records, tmp_path):  # noqa: F811
+  alone = submit(checkout, 'alone', *flags(records, tmp_path / 'alone', 120))
+  assert ended(alone) == ('COMPLETED', '0:0', '0')
+  job = submit(checkout, 'run', *flags(records, tmp_path / 'run', 120))
   test_commands.wait_for_step(tmp_path / 'run', 10)
   # A job of a higher tier takes the node: Slurm queues the run again.
-  urgent = cluster.ask('sbatch', '--parsable', '--partition=urgent', '--ntasks=2',
-                       '--output=/dev/null', '--wrap=true').strip()
-  assert cluster.state(urgent, 'COMPLETED')[1] == '0:0'
+  urgent = ask('sbatch', '--parsable', '--partition=urgent', '--ntasks=2', '--output=/dev/null',
+               '--wrap=true').strip()
+  assert ended(urgent) == ('COMPLETED', '0:0', '0')
   test_commands.wait_for_step(tmp_path / 'run', 70)
   # As --signal=TERM@120 tells the tasks before the time is up: the run's 75 queues it again.
-  cluster.ask('scancel', '--signal=TERM', job)
-  assert cluster.state(job, 'COMPLETED', 'FAILED') == ('COMPLETED', '0:0', '2')
-  log = (cluster.checkout / 'run.log').read_text()
+  ask('scancel', '--signal=TERM', job)
+  assert ended(job) == ('COMPLETED', '0:0', '2')
+  log = (checkout / 'run.log').read_text()
   stops = sorted({int(step) for step in re.findall('by SIGTERM after step ([0-9]+)', log)})
   assert len(stops) == 2 and 10 <= stops[0] < 70 <= stops[1] < 120, log
   unbroken, found = (checkpoints(tmp_path / name) for name in ('alone', 'run'))
@@ -171,35 +178,36 @@ def test_a_job_that_is_preempted_ends_with_the_same_bits(cluster, records, tmp_p
   assert unbroken[120] == found[120] != found[stops[1]]
 
 
-def test_cancel_saves_and_is_the_end(cluster, records, tmp_path):  # noqa: F811
-  jobs = [cluster.submit('both', *flags(records, tmp_path / 'run', 2000)) for _ in range(2)]
+def test_cancel_saves_and_is_the_end(checkout, records, tmp_path):  # noqa: F811
+  jobs = [submit(checkout, 'both', *flags(records, tmp_path / 'run', 2000)) for _ in range(2)]
   test_commands.wait_for_step(tmp_path / 'run', 10)
-  cluster.script('cancel', '--name=both')
-  assert cluster.state(jobs[0], 'FAILED', 'PENDING') == ('FAILED', '75:0', '0')
-  assert cluster.state(jobs[1], 'CANCELLED') == ('CANCELLED', '0:0', '0')
+  script(checkout, 'cancel', '--name=both')
+  assert ended(jobs[1]) == ('CANCELLED', '0:0', '0')
+  assert ended(jobs[0]) == ('FAILED', '75:0', '0')
   (step,) = checkpoints(tmp_path / 'run')
   assert 10 <= step < 2000
 
 
-@pytest.mark.parametrize('first, last, seconds, status', [
-    (75, 75, KILL_WAIT + 5, 75), (2, 2, 3, 2), (1, 1, 3, 1)])
-def test_no_task_is_stopped_because_another_ends(cluster, first, last, seconds, status):
-  """In place of python: task 1 ends at once, task 0 later, or with 75 where it is told to stop."""
-  (cluster.checkout / '.venv').unlink()
-  (cluster.checkout / '.venv/bin').mkdir(parents=True)
-  python = cluster.checkout / '.venv/bin/python'
-  python.write_text(f"""#!/bin/bash
-[ $SLURM_PROCID = 0 ] || exit {first}
-trap 'told=75' TERM
+# In place of python: task 1 ends at once, task 0 after some seconds; SIGTERM changes its status.
+STUB = """#!/bin/bash
+[ $SLURM_PROCID = 0 ] || exit {status}
+trap 'status=75' TERM
 for i in {{1..{seconds}}}; do sleep 1; done
-exit ${{told:-{last}}}
-""")
+exit ${{status:-{status}}}
+"""
+
+
+@pytest.mark.parametrize('status, seconds', [(2, 3), (75, KILL_WAIT + 5)])
+def test_no_task_is_stopped_because_another_ends(checkout, tmp_path, status, seconds):
+  python = tmp_path / 'venv/bin/python'
+  python.parent.mkdir(parents=True)
+  python.write_text(STUB.format(status=status, seconds=seconds))
   python.chmod(0o755)
-  job = cluster.submit('stub', 'x')
+  job = submit(make_checkout(tmp_path / 'checkout', tmp_path / 'venv'), 'stub', 'x')
+  until(lambda: facts(job)[0] == 'FAILED' or facts(job)[2] == '1', 120)
+  state, ended_with, restarts = facts(job)
+  ask('scancel', job)
   if status == 75:
-    assert cluster.state(job, 'PENDING', 'FAILED')[2] == '1'
-    cluster.script('cancel', '--name=stub')
+    assert restarts == '1' and state != 'FAILED'
   else:
-    assert cluster.state(job, 'PENDING', 'FAILED') == ('FAILED', f'{status}:0', '0')
-  shutil.rmtree(cluster.checkout / '.venv')
-  (cluster.checkout / '.venv').symlink_to(sys.prefix)
+    assert (state, ended_with, restarts) == ('FAILED', f'{status}:0', '0')
