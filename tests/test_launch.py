@@ -104,7 +104,7 @@ def test_tpu_vm_runs_on_every_host():
   # What a shell on the host would make of it.
   words = shlex.split(command[-1].removeprefix('--command='))
   assert words[:5] == ['cd', 'bert_jax', '&&', '{', 'env']
-  assert words[5].startswith('LIBTPU_INIT_ARGS=--xla_tpu_') and len(words[5].split()) == 5
+  assert words[5] == 'LIBTPU_INIT_ARGS=--xla_enable_async_all_gather=true'
   assert words[6:] == ['nohup', '.venv/bin/python', 'launch/supervise.py', *FLAGS, '>', 'run.log',
                        '2>&1', '<', '/dev/null', '&', '}']
 

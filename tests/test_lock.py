@@ -26,3 +26,12 @@ def test_every_locked_package_has_hashes(name):
   assert len(entries) > 60
   for entry in entries:
     assert re.search(r'--hash=sha256:[0-9a-f]{64}\b', entry), entry.splitlines()[0]
+
+
+def test_the_tests_have_the_compiler_of_a_tpu_vm():
+  def compilers(name):
+    return set(re.findall(r'^libtpu==([\d.]+) ; python_(?:full_)?version (<|>=) .3\.12',
+                          (ROOT / name).read_text(), re.M))
+
+  tested = compilers('requirements-test.txt')
+  assert len(tested) == 2 and tested == compilers('requirements-tpu.lock')

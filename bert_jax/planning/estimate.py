@@ -33,6 +33,8 @@ class Estimate:
     compile_seconds: of the training and the evaluation step.
     flops: of a step on each device; at least what the model asks for.
     counted_flops: what the compiler counts of them.
+    whole_gathers: the count is of a step that gathers parameters before their products; a run may
+      gather them in loops.
     traffic: bytes to and from its memory.
     collectives: what it exchanges with others.
     weak_scaling: {devices: bytes sent} if the data axis grows and the rows with it.
@@ -49,6 +51,7 @@ class Estimate:
   compile_seconds: tuple[float, float]
   flops: float
   counted_flops: float
+  whole_gathers: bool
   traffic: float
   collectives: Sequence[Collective]
   weak_scaling: dict[int, float]
@@ -176,6 +179,7 @@ def estimate(config: ConfigDict, work: Work, mesh: Mesh,
   two, one, training, evaluation = compiled(wanted) if compiled else [
       figures(config, work, mesh, program) for program in wanted]
   phase, devices = work.phase, list(mesh.devices.flat)
+  whole_gathers = devices[0].platform == 'tpu' and config.sharding.startswith('fsdp')
   model_flops = work.model_flops * phase.batch_size * phase.max_len
   flops, counted, traffic, exchanged = 0.0, 0.0, 0.0, []
   if one.memory and two.memory:  # else not even two layers fit
@@ -184,5 +188,6 @@ def estimate(config: ConfigDict, work: Work, mesh: Mesh,
   return Estimate(
       phase, len(devices), topology.num_chips(devices), training.memory, evaluation.memory,
       max(training.missing, evaluation.missing), (training.seconds, evaluation.seconds), flops,
-      counted, traffic, exchanged, collectives.weak_scaling(exchanged, mesh, _WEAK_SCALING),
-      model_flops, topology.chip_of(devices))
+      counted, whole_gathers, traffic, exchanged,
+      collectives.weak_scaling(exchanged, mesh, _WEAK_SCALING), model_flops,
+      topology.chip_of(devices))

@@ -46,9 +46,12 @@ def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
                    f'each device; for each token {_amount(e.flops / per_device, "FLOP")} and '
                    f'{_amount(e.traffic / per_device, "B")}')
   if e.counted_flops < e.flops:
-    yield 'counted', (f'only {_amount(e.counted_flops / per_device, "FLOP")} for each token by the '
-                      "compiler: the FLOPs above are the model's own, without recomputation; the "
-                      'memory traffic is a part')
+    yield 'counted', (f'only {_amount(e.counted_flops / per_device, "FLOP")} for each token: the '
+                      "FLOPs above are the model's own, without recomputation; the memory traffic "
+                      'is a part')
+  elif e.whole_gathers:
+    yield 'counted', ('of a step that gathers parameters whole: a run may gather them in loops, '
+                      'which move more memory and are counted once')
   for c in e.collectives:
     yield c.kind, (f'{_amount(c.bytes, "B")} over {" and ".join(c.axes)} in {c.count:.0f} '
                    f'operations: each device sends {_amount(c.sent, "B")}')

@@ -1,22 +1,20 @@
 """Programs without data are those of a run; costs follow from one and two layers."""
 
-import os
-import pathlib
-import signal
-
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.data import dataset
 from bert_jax.data.phases import Phase
-from bert_jax.errors import Failed
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
-from bert_jax.planning import children
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel import topology
 from bert_jax.planning import estimate
 from bert_jax.planning import programs
+from bert_jax.planning import report
 from bert_jax.tasks.pretraining import Pretraining
 from tests import conftest
 
@@ -68,7 +66,7 @@ def test_costs_of_all_layers_follow_from_one_and_two():
     'the total memory required for HLO temporaries (20.50G) exceeds available HBM (15.75G).'])
 def test_what_does_not_fit_is_told_by_the_compiler(message):
   class Lowered:
-    def compile(self):
+    def compile(self, compiler_options):
       raise jax.errors.JaxRuntimeError(f'RESOURCE_EXHAUSTED: {message}')
 
   with pytest.raises(programs.OutOfMemory) as e:
@@ -76,14 +74,45 @@ def test_what_does_not_fit_is_told_by_the_compiler(message):
   assert (e.value.used - e.value.limit) / 2**30 == 4.75
 
 
-def _dies(marker, always):
-  if always or not os.path.exists(marker):
-    pathlib.Path(marker).touch()
-    os.kill(os.getpid(), signal.SIGSEGV)
-  return 'done'
+@pytest.mark.parametrize('share', [0.3, 1.2])
+def test_a_count_below_the_models_own_is_noticed(share):
+  """Of two layers, of one, of all and of the evaluation; made-up figures of two devices."""
+  mesh, c = conftest.sub_mesh(2, 1), small_config()
+  work = programs.pretraining(c, Phase(10, 64, 8))
+  own = work.model_flops * 64 * 8 / 2
+  counts = [share * own / 2, share * own / 4, 0, 0]  # four layers: twice the count of two
+  found = estimate.estimate(c, work, mesh, lambda wanted: [
+      estimate.Figures({'code': 1}, 0, 1, flops, 1e6, []) for flops in counts])
+  np.testing.assert_allclose(found.counted_flops, share * own)
+  np.testing.assert_allclose(found.flops, max(share, 1) * own)
+  shown = dict(report.lines(found, 0))
+  assert ('counted' in shown) == (share < 1)
+  if share < 1:
+    assert shown['counted'].startswith(
+        f'only {report._amount(share * work.model_flops, "FLOP")} for each token')
 
 
-def test_a_compiler_that_crashes_is_tried_again(tmp_path):
-  assert children.run([(_dies, (str(tmp_path / 'once'), False)), (abs, (-3,))]) == ['done', 3]
-  with pytest.raises(Failed, match='crashed twice'):
-    children.run([(_dies, (str(tmp_path / 'always'), True))])
+def test_whole_gathers_are_counted_whole():
+  """A product with weights split over 16 chips; by default the compiler makes a loop of it."""
+  pytest.importorskip('libtpu')
+  mesh = mesh_lib.make_mesh(devices=topology.get('v5e:4x4'))
+  split = mesh_lib.batch_sharding(mesh)
+  rows, weights = (jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=split)
+                   for shape in ((16 * 1024, 1024), (1024, 4096)))
+  product = jax.jit(jnp.matmul, out_shardings=split).lower(rows, weights)
+  own = 2 * 1024 * 1024 * 4096
+  assert programs._compile(product).flops < own / 3
+  assert programs._compile(product, programs._WHOLE_GATHERS).flops == own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('preset, model', [('fsdp', 1), ('fsdp_tp', 2)])
+def test_no_loop_hides_flops(preset, model):
+  pytest.importorskip('libtpu')
+  mesh = mesh_lib.make_mesh(model=model, devices=topology.get('v5e:4x4'))
+  c = config_lib.pretraining('large')
+  c.update_from_flattened_dict({'sharding': preset, 'model.num_layers': 1, 'model.vocab_size': 2048,
+                                'model.dtype': 'bfloat16'})
+  work = programs.pretraining(c, Phase(10, 128, 128))
+  found = estimate.figures(c, work, mesh, estimate.Program(layers=1))
+  assert 1.0 < found.flops * mesh.size / (work.model_flops * 128 * 128) < 1.3
