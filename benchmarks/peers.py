@@ -16,7 +16,8 @@ import numpy as np
 
 from benchmarks import turns
 
-_SIDES = ('torch', 'torch_bf16', 'torch_compile', 'torch_packed', 'flax', 'keras')
+_SIDES = ('torch', 'torch_bf16', 'torch_full', 'torch_bf16_full', 'torch_compile', 'torch_packed',
+          'flax', 'keras')
 _SIDE = flags.DEFINE_enum('side', None, _SIDES, 'Which peer.', required=True)
 _ROWS = flags.DEFINE_string('rows', None, 'What `benchmarks.train` wrote.', required=True)
 _SIZES = flags.DEFINE_list('sizes', None, 'Layers, width, heads.', required=True)
@@ -65,7 +66,7 @@ def _torch(rows: dict[str, np.ndarray]):
   objective = packed_loss if side == 'torch_packed' else loss
   if side == 'torch_compile' or (side == 'torch_packed' and device != 'cpu'):
     objective = torch.compile(objective)
-  half = side == 'torch_bf16' or device != 'cpu'
+  half = side.startswith('torch_bf16') or device != 'cpu'
 
   def step(i: int) -> float:
     optimizer.zero_grad(set_to_none=True)

@@ -5,8 +5,10 @@
 
 Masked LM and sentence pairs (KerasHub: masked LM), AdamW, dropout 0.1. bert_jax packs its rows and
 masks them on the device; the peers get a pair in each row, masked before, and score the vocabulary
-at all positions, as their users run them (KerasHub and torch_packed at the masked ones, and
-torch_packed has bert_jax's rows). Tokens are real ones: padding counts for nothing. Each side is a
+at all positions, as their users run them (KerasHub and torch_packed at the masked ones). torch_full
+and torch_bf16_full do so on bert_jax's very rows, the same ids and labels, full but for the last
+few positions, as if a row were one pair: their ratio owes nothing to padding. torch_packed has
+these rows with their pairs apart. Tokens are real ones: padding counts for nothing. Each side is a
 process of its own that waits while the others run; medians of the steps of all rounds. The
 limits, a large matrix product and a large copy, are measured in each round too. The environments of
 the peers: see `benchmarks/peers.py`. Appends to WORKDIR/train.jsonl and prints a table.
@@ -39,8 +41,8 @@ _SIZES = flags.DEFINE_list('sizes', ['tiny', 'base'], 'Models.')
 _LENGTHS = flags.DEFINE_list('lengths', ['128'], 'Tokens in a row.')
 _BATCH = flags.DEFINE_integer('batch', 8, 'Rows of a step.')
 _DTYPE = flags.DEFINE_string('dtype', 'float32', 'Of bert_jax: float32, bfloat16.')
-_SIDES = flags.DEFINE_list('sides', ['torch', 'torch_bf16', 'flax', 'keras'],
-                           'Peers; also torch_compile, torch_packed.')
+_SIDES = flags.DEFINE_list('sides', ['torch', 'torch_full', 'torch_bf16', 'torch_bf16_full', 'flax',
+                                     'keras'], 'Peers; also torch_compile, torch_packed.')
 _ROUNDS = flags.DEFINE_integer('rounds', 5, 'Turns of each side.')
 _STEPS = flags.DEFINE_integer('steps', 4, 'Steps in a turn that are counted.')
 _PYTHONS = {
@@ -86,7 +88,7 @@ def _start(size: str, length: int, workdir: epath.Path) -> dict[str, turns.Side]
   layers, width = config_lib.SIZES[size]
   device = 'cpu' if jax.default_backend() == 'cpu' else 'cuda'
   for side in _SIDES.value:
-    name = 'packed' if side == 'torch_packed' else 'padded'
+    name = 'packed' if side.endswith(('_full', '_packed')) else 'padded'
     python = _PYTHONS[side].value if side in _PYTHONS else sys.executable
     sides[side] = turns.Side(
         [python, '-m', 'benchmarks.peers', f'--side={side}', f'--rows={rows[name]}',

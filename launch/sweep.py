@@ -6,7 +6,8 @@
 
 Each run has a folder in the workdir. The same command again goes on where it was; a run that fails
 is named and does not stop the others. At the end sweep.md, sweep.csv and sweep.png in the workdir
-have every run, the best first, and mean and deviation over the seeds.
+have every run, the best first, and mean and deviation over the seeds. Scores are those of a run's
+last evaluation: the best of several on the file that is scored would be chosen by its noise.
 """
 
 from collections.abc import Callable
@@ -44,7 +45,7 @@ class Result(NamedTuple):
   values: dict[str, str]  # of the swept fields
   metric: str  # the score that runs are compared by
   score: float | None  # None = failed
-  scores: dict[str, Any]  # of the evaluation with the best score
+  scores: dict[str, Any]  # of the last evaluation
   status: str  # 'done', or what went wrong
 
 
@@ -86,7 +87,7 @@ def _is_loss(metric: str) -> bool:
 
 
 def read_result(workdir: pathlib.Path, values: dict[str, str], status: str) -> Result:
-  """The best evaluation in a run's metrics.jsonl."""
+  """The last evaluation in a run's metrics.jsonl."""
   try:
     metric = json.loads((workdir / 'run.json').read_text())['config'].get('keep_best') or 'loss'
     lines = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
@@ -96,9 +97,9 @@ def read_result(workdir: pathlib.Path, values: dict[str, str], status: str) -> R
   lines = [line for line in lines if line.get(name) is not None]
   if status != 'done' or not lines:
     return Result(values, metric, None, {}, status if status != 'done' else 'no evaluation')
-  best = (min if _is_loss(metric) else max)(lines, key=lambda line: line[name])
-  return Result(values, metric, best[name], {
-      'step': best['step'], **{key.removeprefix('eval_'): value for key, value in best.items()
+  last = lines[-1]
+  return Result(values, metric, last[name], {
+      'step': last['step'], **{key.removeprefix('eval_'): value for key, value in last.items()
                                if key.startswith('eval_')}}, 'done')
 
 

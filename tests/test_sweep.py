@@ -46,6 +46,16 @@ def test_tables(tmp_path):
   assert (tmp_path / 'sweep.png').stat().st_size > 5000
 
 
+@pytest.mark.parametrize('metric, values', [('accuracy', (0.9, 0.7)), ('loss', (0.2, 0.4))])
+def test_a_score_is_that_of_the_last_evaluation(tmp_path, metric, values):
+  (tmp_path / 'run.json').write_text(json.dumps({'config': {'keep_best': metric}}))
+  (tmp_path / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in (
+      {'step': 1, f'eval_{metric}': values[0]}, {'step': 2, f'eval_{metric}': values[1]},
+      {'step': 2, 'loss': 0.1})))
+  found = SWEEP['read_result'](tmp_path, {'seed': '0'}, 'done')
+  assert found.score == values[1] and found.scores == {'step': 2, metric: values[1]}
+
+
 def test_a_sweep_goes_on_and_names_what_fails(tmp_path):
   files = made_tasks.files('sequence_classification', tmp_path, 20, 8)
   fields = {'init_from': made_tasks.model(tmp_path / 'model'), 'batch_size': 8, 'max_len': 32,

@@ -1,0 +1,108 @@
+"""What `bash launch/local.sh` ends with, written to all places that say it.
+
+  python -m benchmarks.local [WORKDIR]
+
+Runs it in an environment of its own, from the install to the filled masks, in WORKDIR (runs/local),
+which must be new. Then replaces the figures in README.md and configs/tiny.py and the picture
+docs/tiny_curves.png, which keeps the line of its run. `tests/test_local.py` holds them together.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import textwrap
+import time
+from typing import NamedTuple
+
+from absl import app
+from PIL import Image
+from PIL import PngImagePlugin
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PICTURE = 'docs/tiny_curves.png'
+_KEY = 'held out'  # of the picture's own text
+
+
+class Figures(NamedTuple):
+  """What a run says."""
+
+  cores: int
+  minutes: int  # of all
+  install: int  # minutes of them
+  held_out: str  # the line of its last evaluation
+  answers: str  # filled masks, and whether sentences follow
+
+
+def _run(workdir: pathlib.Path) -> Figures:
+  began, first, out = time.monotonic(), 0.0, ''
+  process = subprocess.Popen(
+      ['bash', 'launch/local.sh', str(workdir)], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+      env={**os.environ, 'VENV': f'{workdir}.venv', 'PYTHONUNBUFFERED': '1'})
+  for line in process.stdout:
+    first = first or time.monotonic()
+    print(line, end='', flush=True)
+    out += line
+  if process.wait():
+    raise SystemExit(f'launch/local.sh ended with {process.returncode}')
+  answers = re.search(r'Filled masks:.*?(?=\n\nLoss and accuracy)', out, re.DOTALL)[0]
+  return Figures(os.cpu_count(), round((time.monotonic() - began) / 60),
+                 round((first - began) / 60), re.findall(r'step .*held out:.*', out)[-1], answers)
+
+
+def _texts(f: Figures) -> list[tuple[str, str, str]]:
+  """(file, pattern, text) of each place."""
+  scores = {name: float(value) for name, value in re.findall(r'(\w+) ([\d.]+)', f.held_out)}
+  loss, floor, pairs = (f'{scores[name]:.2f}' for name in (
+      'mlm_loss', 'unigram_entropy', 'nsp_accuracy'))
+  return [
+      ('README.md', r'On \d+ CPU cores it takes .*?\n```\n',
+       f'On {f.cores} CPU cores it takes {f.minutes} minutes, {f.install} of them to install, and '
+       f'ends with:\n\n```text\n{f.held_out}\n\n{f.answers}\n```\n'),
+      ('README.md', r'\| `bash launch/local\.sh` \|[^\n]*',
+       f'| `bash launch/local.sh` | {f.minutes} min, install included | {loss} | {floor} | {pairs} '
+       '|'),
+      ('configs/tiny.py', r'Ran on .*?NSP accuracy [\d.]+\.',
+       textwrap.fill(f'Ran on {f.cores} CPU cores: {f.minutes} minutes with the install. Held-out '
+                     f'MLM loss {loss} (the token frequencies alone give {floor}), NSP accuracy '
+                     f'{pairs}.', 100))]
+
+
+def read(root: pathlib.Path) -> Figures:
+  """The figures of the README."""
+  block = re.search(r'On (\d+) CPU cores it takes (\d+) minutes, (\d+) of them to install, and '
+                    r'ends with:\n\n```text\n(step .*?)\n\n(.*?)\n```\n',
+                    (root / 'README.md').read_text(), re.DOTALL)
+  return Figures(*map(int, block.groups()[:3]), *block.groups()[3:])
+
+
+def disagreeing(root: pathlib.Path) -> list[str]:
+  """The places that say something else than the README's figures."""
+  figures = read(root)
+  wrong = [f'{file}: {text}' for file, pattern, text in _texts(figures)
+           if re.findall(pattern, (root / file).read_text(), re.DOTALL) != [text]]
+  if Image.open(root / PICTURE).text.get(_KEY) != figures.held_out:
+    wrong.append(PICTURE)
+  return wrong
+
+
+def write(figures: Figures, curves: pathlib.Path, root: pathlib.Path):
+  """Replaces all places, and the picture."""
+  for file, pattern, text in _texts(figures):
+    path = root / file
+    path.write_text(re.sub(pattern, lambda _, text=text: text, path.read_text(), flags=re.DOTALL))
+  kept = PngImagePlugin.PngInfo()
+  kept.add_text(_KEY, figures.held_out)
+  Image.open(curves).save(root / PICTURE, pnginfo=kept, optimize=True)
+
+
+def main(argv: list[str]):
+  """Runs, and writes."""
+  workdir = pathlib.Path(argv[1] if len(argv) > 1 else 'runs/local').resolve()
+  if workdir.exists():
+    raise SystemExit(f'{workdir} is there already: its time would not be that of a whole run')
+  write(_run(workdir), workdir / 'curves.png', ROOT)
+
+
+if __name__ == '__main__':
+  app.run(main)
