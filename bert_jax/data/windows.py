@@ -20,6 +20,7 @@ _MOST_PAIRS = 8  # in a row
 SEQUENCES = ('next_sentence', 'sentence_order', 'full_sentences')
 _SHORT_SHARE = 0.1  # of the chunks get a random length, as published (short_seq_prob)
 _SHORTEST_PIECE = 8  # tokens; a smaller gap stays empty
+_FULL = 0.98  # of the rows, where that costs an eighth of the pairs at most
 _EXCHANGE_ROUNDS = 4  # partners of the same document are tried anew this often
 
 
@@ -282,9 +283,9 @@ def _stretches(chunks: Chunks) -> tuple[np.ndarray, np.ndarray]:
   return start[begins], end[np.roll(begins, -1)]
 
 
-def _fill(chunks: Chunks, row: np.ndarray, keep: int, rows: int, layout: Layout,
+def _fill(chunks: Chunks, row: np.ndarray, keep: int, layout: Layout,
           rng: np.random.Generator) -> Pairs:
-  """Keeps the chunks of the first `keep` rows, and pours the others into gaps and `rows`."""
+  """Keeps the chunks of the first `keep` rows, and pours the others into gaps, then new rows."""
   kept, asked = row < keep, chunks.b_length > 0
   # Of the label that lost fewer pairs as many more go: its share stays.
   label = lambda where: np.bincount(chunks.label[where & asked], minlength=2)
@@ -294,10 +295,9 @@ def _fill(chunks: Chunks, row: np.ndarray, keep: int, rows: int, layout: Layout,
   kept[rng.permutation(surplus)[:abs(more) // max(both[int(more > 0)], 1)]] = False
   space = layout.max_len - np.bincount(row[kept], chunks.size[kept], keep).astype(np.int64)
   slots = layout.pairs - np.bincount(row[kept], minlength=keep)
-  empty = max(rows - keep, 0)
-  space = [*space.tolist(), *[layout.max_len] * empty]
+  space = space.tolist()  # grows
   piece, length, into = _pour(*_stretches(Chunks(*(x[~kept] for x in chunks))), space,
-                              [*slots.tolist(), *[layout.pairs] * empty], layout)
+                              slots.tolist(), layout)
   none = np.zeros_like(piece)
   parts = zip((*(x[kept] for x in chunks[:5]), row[kept]),
               (piece, length, none, none, none, into))
@@ -313,19 +313,24 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[
     blocks: [] int64, the blocks of the window.
     layout: of the rows.
     key: seeds the generator.
-    rows: that the window has; None = as few as keep all their pairs. The fewer rows, the more text
-      is poured; with 0 all of it is, the same way every time.
+    rows: that the window has; None = as few as keep most pairs. The fewer rows, the more text is
+      poured; with 0 all of it is, the same way every time.
   """
   rng = np.random.default_rng(key)
   chunks = _labelled(read_window(records, np.sort(blocks), layout), layout, rng)
   row, count = packing.pack(chunks.size, layout.max_len, layout.pairs)
-  if layout.pairs > 1:  # any of them may be poured
-    row = rng.permutation(count)[row]
+  if layout.pairs > 1:  # any row may be poured, but first those that ask about nothing
+    pairs = np.bincount(row, chunks.b_length, count)
+    row = np.argsort(np.lexsort((rng.random(count), pairs == 0)))[row]
   space = layout.max_len - np.bincount(row, chunks.size, count)
   usable = (np.bincount(row, minlength=count) < layout.pairs) & (space >= _SHORTEST_PIECE + 2)
   keep = _kept_rows(row, chunks.a_length + chunks.b_length, space * usable, rows, layout)
+  least = 0
+  if rows is None:  # rows of P short texts are not full: some long ones beside them help
+    rows = int(chunks.size.sum() / _FULL / layout.max_len) + 1
+    least = keep * 7 // 8 if layout.pairs > 1 else keep
   while True:
-    pairs = _fill(chunks, row, keep, rows or 0, layout, rng)
-    if rows is None or not keep or pairs.rows <= rows:
+    pairs = _fill(chunks, row, keep, layout, rng)
+    if pairs.rows <= rows or keep == least:
       return pairs
-    keep = max(keep - (pairs.rows - rows) * layout.max_len // 4, 0)
+    keep = max(keep - 2 * (pairs.rows - rows) - keep // 64, least)
