@@ -53,7 +53,8 @@ def _count_labels(encoded: list[encode.Encoded], vocab_size: int) -> np.ndarray:
         'sample', verify=False)
     blocks = np.random.default_rng(0).permutation(split.num_blocks)[:64]
     layout = windows.Layout.create(_MAX_LEN, True, 'next_sentence')
-    return np.bincount(windows.make_pairs(split, blocks, layout, (0,)).label, minlength=2)
+    pairs = windows.make_pairs(split, blocks, layout, (0,))
+    return np.bincount(pairs.label[pairs.b_length > 0], minlength=2)
 
 
 def check(settings: prepare.Settings) -> Findings:

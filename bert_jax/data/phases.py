@@ -1,6 +1,8 @@
 """Two-phase runs and batch warmup: which length and batch size a step has."""
 
 from collections.abc import Sequence
+from fractions import Fraction
+import math
 from typing import NamedTuple
 
 from bert_jax.errors import UserError
@@ -66,3 +68,15 @@ class Phases(tuple[Phase, ...]):
       if step < phase.steps or index == len(self) - 1:
         return index, phase, step
       step -= phase.steps
+
+  def first_row(self, index: int, epochs: Sequence[int]) -> int:
+    """The row at which a phase begins: where the phase before ended, or at that share of an epoch.
+
+    Args:
+      index: of the phase.
+      epochs: rows that an epoch has in each phase.
+    """
+    share = Fraction(0)  # of epochs
+    for phase, rows in zip(self[:index], epochs):
+      share = Fraction(math.ceil(share * rows) + phase.steps * phase.batch_size, rows)
+    return math.ceil(share * epochs[index])

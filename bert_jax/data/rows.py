@@ -21,11 +21,11 @@ from bert_jax.errors import UserError
 
 _WINDOW = 3_000  # tokens of a window for each position of a row: some 4,000 chunks
 _SAMPLE = 3  # windows that are made to find how many rows the corpus needs
-# More rows than the sample needed, for windows that need more than others. Without packing there
-# are no gaps into which what is too much would fit.
-_RESERVE, _RESERVE_UNPACKED = 0.005, 0.015
+# More rows than the sample needed where rows are not packed: there are no gaps for the text of
+# windows that need more than others.
+_RESERVE_UNPACKED = 0.015
 
-_SHUFFLE = 3  # tells the generator of the rows' order from those that make_pairs uses
+_SHUFFLE = 3  # tells the generator of the rows' order from that of make_pairs
 
 
 class Rows(NamedTuple):
@@ -37,7 +37,8 @@ class Rows(NamedTuple):
   pair_index: np.ndarray  # [B, L] 0 on padding, 1..P on the tokens of each pair
   cls_positions: np.ndarray  # [B, P] where each pair's [CLS] stands
   labels: np.ndarray  # [B, P] 0 = B follows A; 1 = B is from elsewhere, or comes before A
-  pair_weights: np.ndarray  # [B, P] float32, 1 for a pair, 0 where there is none
+  # [B, P] float32, 1 for a pair; 0 where there is none, or only a text for masked LM
+  pair_weights: np.ndarray
   row: np.ndarray  # [B] the row's number in the global batch
   word_start: np.ndarray | None = None  # [B, L] 1 where a word starts; only where it is asked for
 
@@ -46,7 +47,7 @@ class Sample(NamedTuple):
   """What rows are like."""
 
   fill: float  # share of real tokens
-  pairs: float  # in a row
+  pairs: float  # in a row; texts where there are no pairs
   unchanged: float  # share of pairs whose B follows A
 
 
@@ -89,7 +90,8 @@ def gather(records: Records, table: Table, layout: Layout, tokenizer: Tokenizer,
   """
   count, length = len(row), layout.max_len
   real = table.a_length > 0
-  total = np.where(real, table.a_length + table.b_length + layout.special, 0)  # [B, P]
+  asked = table.b_length > 0
+  total = np.where(real, table.a_length + table.b_length + 2 + asked, 0)  # [B, P]
   begin = np.cumsum(total, axis=1) - total  # of each pair in its row
   size = total[real]  # of each pair, and so on: the pairs of all rows, one after another
   a_length = table.a_length[real]
@@ -117,7 +119,7 @@ def gather(records: Records, table: Table, layout: Layout, tokenizer: Tokenizer,
       ids=spread(tokens, tokenizer.pad_id), type_ids=spread(in_b), positions=spread(place),
       pair_index=spread(number[pair]),
       cls_positions=np.where(real, begin, 0).astype(np.int32),
-      labels=table.label.astype(np.int32), pair_weights=real.astype(np.float32),
+      labels=table.label.astype(np.int32), pair_weights=asked.astype(np.float32),
       row=row.astype(np.int32),
       word_start=spread(records.word_starts(source) | cls | sep | (after_a == 1) | (place == 1))
                  if words else None)
@@ -161,13 +163,13 @@ class RowSource:
       weight = int(self._weights[blocks].sum())
       if not weight:
         break
-      # In a corpus of one window, cuts inside sentences need as many rows in every epoch.
-      for inside in (False, True) if count == 1 else (False,):
-        pairs = windows.make_pairs(self.records, blocks, self.layout, (sample,), inside=inside)
+      # In a corpus of one window, text that is poured needs as many rows in every epoch.
+      for rows in (None, 0) if count == 1 else (None,):
+        pairs = windows.make_pairs(self.records, blocks, self.layout, (sample,), rows)
         needed = max(needed, pairs.rows / weight)
     if not needed:
-      raise UserError('the corpus holds no document of two tokens: there is nothing to pair')
-    reserve = _RESERVE if self.layout.pairs > 1 else _RESERVE_UNPACKED
+      raise UserError('the corpus holds no token')
+    reserve = 0 if self.layout.pairs > 1 else _RESERVE_UNPACKED
     return math.ceil(needed * int(self._weights.sum()) * (1 + reserve)) + count
 
   def _permutation(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -202,11 +204,12 @@ class RowSource:
         parts.append(Table(*(field[rows] for field in self._table(int(e), int(w)))))
     return Table(*map(np.concatenate, zip(*parts)))
 
-  def batch(self, step: int, batch_size: int, share: slice | np.ndarray = slice(None)) -> Rows:
-    """Rows of one step, or those of them that one process feeds."""
+  def batch(self, step: int, batch_size: int, share: slice | np.ndarray = slice(None),
+            first: int = 0) -> Rows:
+    """Rows of one step, or those of them that one process feeds; step 0 begins at row `first`."""
     row = np.arange(batch_size)[share]
-    return gather(self.records, self._tables(step * batch_size + row), self.layout, self.tokenizer,
-                  row, self.words)
+    return gather(self.records, self._tables(first + step * batch_size + row), self.layout,
+                  self.tokenizer, row, self.words)
 
   def epoch_batches(self, batch_size: int,
                     share: slice | np.ndarray = slice(None)) -> Iterator[Rows]:
@@ -223,6 +226,8 @@ class RowSource:
     order, first_row = self._permutation(0)
     pairs = windows.make_pairs(self.records, order[:self._first_block[1]], self.layout,
                                (self._seed, 0, 0), int(first_row[1]))
-    tokens = int((pairs.a_length + pairs.b_length + self.layout.special).sum())
-    return Sample(tokens / first_row[1] / self.layout.max_len, len(pairs.row) / first_row[1],
-                  1 - pairs.label.mean())
+    asked = pairs.b_length > 0
+    tokens = int((pairs.a_length + pairs.b_length + 2 + asked).sum())
+    counted = asked.sum() if self.layout.sequences != 'full_sentences' else len(asked)
+    return Sample(tokens / first_row[1] / self.layout.max_len, counted / first_row[1],
+                  1 - pairs.label.sum() / max(asked.sum(), 1))

@@ -1,10 +1,12 @@
 """The pairs of one window of an epoch: chunks of documents, next sentences, rows.
 
 A window is a few thousand chunks from blocks all over the corpus. Its documents are cut into chunks
-of whole sentences, every chunk into A and B; half of the chunks then exchange their B's with chunks
-of other documents whose B is about as long, so that length does not tell the label and every
-sentence is used once. What results is packed into a number of rows that is known beforehand (it
-follows from the window's token count): that is what makes any row of any epoch reachable at once.
+of whole sentences, each chunk into A and B between two sentences: these pairs are asked whether B
+follows A. They are packed into rows. The number of rows is known beforehand (it follows from the
+window's token count): that is what makes any row of any epoch reachable at once. The text of the
+rows beyond it fills the gaps in the others, in pieces that nothing is asked about. Half of the pairs
+then exchange their B's with pairs of other documents whose B is about as long, so that length does
+not tell the label. Every token is used once.
 """
 
 from typing import NamedTuple
@@ -16,13 +18,9 @@ from bert_jax.data.records import Records
 
 _MOST_PAIRS = 8  # in a row
 SEQUENCES = ('next_sentence', 'sentence_order', 'full_sentences')
-# Packed rows need short pairs to fill them up: at 128 every second cut, at 512 every fourth, leaves
-# a chunk of at most _SHORT_LENGTH of a row (the original has its short_seq_prob of 0.1). Measured
-# on Wikipedia: rows 97% and 99% full instead of 88% and 96%, at 10% and 5% shorter context.
-# Unpacked rows hold the same pairs.
-_SHORT_SHARE = 5.5  # divided by the root of max_len
-_SHORT_LENGTH = 0.3
-_SHORTEST = 4  # tokens, the least that a chunk is cut to by chance
+_SHORT_SHARE = 0.1  # of the chunks get a random length, as published (short_seq_prob)
+_SHORTEST_PIECE = 8  # tokens; a smaller gap stays empty
+_FULL = 0.98  # of the rows, where that costs an eighth of the pairs at most
 _EXCHANGE_ROUNDS = 4  # partners of the same document are tried anew this often
 
 
@@ -43,11 +41,6 @@ class Layout(NamedTuple):
     """Special tokens of a pair: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] for full sentences."""
     return 2 if self.sequences == 'full_sentences' else 3
 
-  @property
-  def longest(self) -> int:
-    """Ordinary tokens that a row can hold in one pair."""
-    return self.max_len - self.special
-
 
 class Window(NamedTuple):
   """The sentences of some blocks, on a token axis of their own."""
@@ -64,18 +57,23 @@ class Pairs(NamedTuple):
   a_start: np.ndarray  # position in the corpus
   a_length: np.ndarray
   b_start: np.ndarray
-  b_length: np.ndarray  # 0 where there is only one segment
-  label: np.ndarray  # 1 = B is from another document, or comes before A; 0 = B follows A
+  b_length: np.ndarray  # 0 where there is only one segment, about which nothing is asked
+  label: np.ndarray  # 1 = B is from another document, or comes before A; 0 = B follows A, or no B
   row: np.ndarray
   rows: int  # how many rows they need
 
 
-def read_window(records: Records, blocks: np.ndarray, longest: int) -> Window:
-  """Reads the index of some blocks; sentences above `longest` become pieces of that length."""
-  lengths, segments, documents, offsets = [], [], [], []
+def read_window(records: Records, blocks: np.ndarray, layout: Layout) -> Window:
+  """Reads the index of some blocks.
+
+  A sentence that is longer than a row becomes segments of its own. So does the first sentence of a
+  document where the order of sentences is asked: how it is written tells that it comes first.
+  """
+  lengths, segments, documents, offsets, opening = [], [], [], [], []
   sentences = tokens = 0
   for number in blocks.tolist():
     block, starts, document = records.block(number)
+    opening.append(starts + sentences)
     if not len(starts) or starts[0]:  # it begins inside a document
       starts = np.concatenate([[0], starts])
     lengths.append(block)
@@ -84,98 +82,76 @@ def read_window(records: Records, blocks: np.ndarray, longest: int) -> Window:
     offsets.append(np.full(len(starts), records.blocks[number, 0] - tokens))
     sentences += len(block)
     tokens += int(records.blocks[number + 1, 0] - records.blocks[number, 0])
-  length = np.concatenate(lengths).astype(np.int64)
-  segments = np.append(np.concatenate(segments), sentences)
-  pieces = -(-length // longest)
-  if len(pieces) and pieces.max() > 1:
-    first = np.concatenate([[0], np.cumsum(pieces)])
-    rest = length - (pieces - 1) * longest
-    length = np.full(first[-1], longest)
-    length[first[1:] - 1] = rest
-    segments = first[segments]
-  return Window(np.concatenate([[0], np.cumsum(length)]), segments, np.concatenate(documents),
-                np.concatenate(offsets))
+  sentence, longest = np.concatenate(lengths).astype(np.int64), layout.max_len - 2
+  pieces = -(-sentence // longest)
+  first = np.concatenate([[0], np.cumsum(pieces)])
+  length = np.full(first[-1], longest)
+  length[first[1:] - 1] = sentence - (pieces - 1) * longest
+  alone = np.repeat(pieces > 1, pieces)
+  if layout.sequences == 'sentence_order':
+    alone[first[np.concatenate(opening)]] = True
+  of_document = first[np.concatenate(segments)]
+  begins = np.zeros(len(length) + 1, bool)  # a segment
+  begins[of_document] = True
+  begins[:-1] |= alone
+  begins[1:] |= alone
+  begins[-1] = True
+  begins = np.flatnonzero(begins)
+  source = np.searchsorted(of_document, begins[:-1], side='right') - 1
+  return Window(np.concatenate([[0], np.cumsum(length)]), begins,
+                np.concatenate(documents)[source], np.concatenate(offsets)[source])
 
 
-def _chunks(bounds: np.ndarray, segments: np.ndarray, layout: Layout,
+def _chunks(window: Window, layout: Layout,
             rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Cuts segments into runs of units (sentences, or single tokens) that fit into a row.
+  """Cuts segments into runs of sentences that fit into a row; a lone one always does.
 
   All segments advance by one chunk at a time together. The first chunk of each is shorter by
   chance, so that the cuts fall elsewhere every epoch, but no shorter than what would be left over
-  at the end: the document takes no more chunks for it.
-
-  Args:
-    bounds: [U + 1] tokens at which units start.
-    segments: [E + 1] units at which segments start.
-    layout: of the rows.
-    rng: decides.
+  at the end: the document takes no more chunks for it. The sentence behind a chunk is long, or it
+  would be part of it: every second segment is cut from its end, so that the order of two sentences
+  does not show in their lengths.
 
   Returns:
-    First token, last token + 1 and segment of each chunk, in order: [C] int64 each.
+    First sentence, last sentence + 1 and segment of each chunk, in order: [C] int64 each.
   """
-  at, end = segments[:-1].copy(), segments[1:]
-  longest = layout.longest
-  shortest = min(_SHORTEST, longest)
-  tokens = bounds[end] - bounds[at]
+  bounds, first, last = window.bounds, window.segments[:-1].copy(), window.segments[1:].copy()
+  longest = layout.max_len - layout.special
+  tokens = bounds[last] - bounds[first]
   typical = max(int(0.88 * longest), 1)  # how full whole sentences make a chunk
   left_over = tokens - np.maximum(-(-tokens // typical) - 1, 0) * typical
-  budget = rng.integers(np.clip(left_over, shortest, longest), longest, endpoint=True)
-  alive = np.flatnonzero(at < end)
+  budget = rng.integers(np.minimum(left_over, longest), longest, endpoint=True)
+  backward = rng.random(len(first)) < 0.5
+  alive = np.flatnonzero(first < last)
   found = []
   while len(alive):
-    here = at[alive]
-    room = budget[alive]
-    small = rng.integers(shortest, max(int(_SHORT_LENGTH * longest), shortest), len(alive),
-                         endpoint=True)
-    room = np.where(rng.random(len(alive)) < _SHORT_SHARE / layout.max_len**0.5, small, room)
-    there = np.searchsorted(bounds, bounds[here] + room, side='right') - 1
-    there = np.clip(there, here + 1, end[alive])
-    found.append((bounds[here], bounds[there], alive))
-    at[alive] = there
+    low, high, back = first[alive], last[alive], backward[alive]
+    short = rng.integers(1, longest, len(alive), endpoint=True)
+    room = np.where(rng.random(len(alive)) < _SHORT_SHARE, short, budget[alive])
+    ahead = np.searchsorted(bounds, bounds[low] + room, side='right') - 1
+    behind = np.searchsorted(bounds, bounds[high] - room)
+    begin = np.where(back, np.clip(behind, low, high - 1), low)
+    end = np.where(back, high, np.clip(ahead, low + 1, high))
+    found.append((begin, end, alive))
+    first[alive], last[alive] = np.where(back, low, end), np.where(back, begin, high)
     budget[alive] = longest
-    alive = alive[there < end[alive]]
-  first, last, segment = (np.concatenate(parts) for parts in zip(*found))
-  order = np.argsort(first)
-  return first[order], last[order], segment[order]
-
-
-def _lend_to_lone_tokens(first: np.ndarray, last: np.ndarray, segment: np.ndarray):
-  """Gives chunks of one token a second one from a neighbour, in place: one token makes no pair."""
-  same = segment[1:] == segment[:-1]
-  lone = np.flatnonzero((last - first)[1:] == 1) + 1
-  lone = lone[same[lone - 1] & ((last - first)[lone - 1] > 2)]
-  first[lone] -= 1
-  last[lone - 1] -= 1
-  lone = np.flatnonzero((last - first)[:-1] == 1)
-  lone = lone[same[lone] & ((last - first)[lone + 1] > 2)]
-  last[lone] += 1
-  first[lone + 1] += 1
-
-
-def _middle(bounds: np.ndarray, first: np.ndarray, last: np.ndarray,
-            rng: np.random.Generator) -> np.ndarray:
-  """The token at which B begins: between two sentences, or in the middle third of a lone one."""
-  low = np.searchsorted(bounds, first, side='right')  # the first bound inside the chunk
-  high = np.searchsorted(bounds, last, side='left')  # the first bound that is not
-  between = bounds[np.minimum(rng.integers(low, np.maximum(high, low + 1)), len(bounds) - 1)]
-  margin = np.maximum((last - first) // 3, 1)  # two words say nothing about what follows
-  inside = rng.integers(first + margin, np.maximum(last - margin, first + margin + 1))
-  return np.where(high > low, between, inside)
+    alive = alive[first[alive] < last[alive]]
+  begin, end, segment = (np.concatenate(parts) for parts in zip(*found))
+  order = np.argsort(begin)
+  return begin[order], end[order], segment[order]
 
 
 def _exchange(a_length: np.ndarray, b_length: np.ndarray, document: np.ndarray, longest: int,
-              equal: bool, rng: np.random.Generator) -> np.ndarray:
-  """Which chunk's B each chunk gets: [C] int64, its own index where B stays.
+              rng: np.random.Generator) -> np.ndarray:
+  """Which pair's B each pair gets: [C] int64, its own index where B stays.
 
-  Chunks are sorted by the length of B, and neighbours of different documents become couples; as
-  many couples, drawn by chance, swap their B's as make half of all chunks. Label and length are
+  Pairs are sorted by the length of B, and neighbours of different documents become couples; as
+  many couples, drawn by chance, swap their B's as make half of all pairs. Label and length are
   independent but for the few couples that would not fit into a row.
 
   Args:
     a_length, b_length, document: [C].
-    longest: ordinary tokens in a row.
-    equal: only couples with equally long B's.
+    longest: ordinary tokens of a pair.
     rng: decides.
   """
   count = len(b_length)
@@ -187,8 +163,6 @@ def _exchange(a_length: np.ndarray, b_length: np.ndarray, document: np.ndarray, 
     fits = ((document[left] != document[right])
             & (a_length[left] + b_length[right] <= longest)
             & (a_length[right] + b_length[left] <= longest))
-    if equal:
-      fits &= b_length[left] == b_length[right]
     couples.append(np.stack([left[fits], right[fits]], 1))
     single = np.concatenate([left[~fits], right[~fits], order[2 * len(left):]])
   couples = np.concatenate(couples)
@@ -200,49 +174,138 @@ def _exchange(a_length: np.ndarray, b_length: np.ndarray, document: np.ndarray, 
   return source
 
 
-def _pairs(window: Window, layout: Layout, inside: bool, rng: np.random.Generator) -> Pairs:
-  """One way to cut and pack a window: between sentences, or also `inside` them.
+class Chunks(NamedTuple):
+  """The fields of `Pairs` before their rows are known, and the segments that they are from."""
 
-  Cuts inside sentences leave nothing to chance: the same window needs the same rows every time.
+  a_start: np.ndarray
+  a_length: np.ndarray
+  b_start: np.ndarray
+  b_length: np.ndarray
+  label: np.ndarray
+  a_segment: np.ndarray
+  b_segment: np.ndarray
+
+  @property
+  def size(self) -> np.ndarray:
+    """Tokens with special ones: [C] int64."""
+    return self.a_length + self.b_length + 2 + (self.b_length > 0)
+
+
+def _labelled(window: Window, layout: Layout, rng: np.random.Generator) -> Chunks:
+  """The chunks of a window, those of two sentences or more cut into A and B, with labels."""
+  first, last, segment = _chunks(window, layout, rng)
+  if layout.pairs > 1:  # equally long chunks are packed in random order
+    order = rng.permutation(len(first))
+    first, last, segment = first[order], last[order], segment[order]
+  asks = (last - first > 1) & (layout.sequences != 'full_sentences')
+  middle = np.where(asks, rng.integers(first + 1, np.maximum(last, first + 2)), last)
+  start, middle, end = (window.bounds[x] + window.offset[segment] for x in (first, middle, last))
+  a_start, a_length, b_start, b_length = start, middle - start, middle, end - middle
+  label, b_segment = np.zeros_like(first), segment.copy()
+  asked = np.flatnonzero(asks)
+  if layout.sequences == 'sentence_order':
+    swap = asked[rng.random(len(asked)) < 0.5]
+    a_start[swap], b_start[swap] = b_start[swap], a_start[swap]
+    a_length[swap], b_length[swap] = b_length[swap], a_length[swap]
+    label[swap] = 1
+  else:
+    source = asked[_exchange(a_length[asked], b_length[asked], window.document[segment[asked]],
+                             layout.max_len - layout.special, rng)]
+    label[asked] = source != asked
+    for field in (b_start, b_length, b_segment):
+      field[asked] = field[source]
+  return Chunks(a_start, a_length, b_start, b_length, label, segment, b_segment)
+
+
+def _kept_rows(row: np.ndarray, tokens: np.ndarray, space: np.ndarray, rows: int | None,
+               layout: Layout) -> int:
+  """How many rows keep their pairs, so that the text of the others fits into the gaps.
+
+  Args:
+    row: [C] of each chunk.
+    tokens: [C] of each chunk.
+    space: [R] that each row has left for a piece, 0 where it has none.
+    rows: that may be used; None = as few as keep all their pairs.
+    layout: of the rows.
   """
-  bounds, segments = window.bounds, window.segments
-  if inside:
-    segments, units = bounds[segments], np.arange(bounds[-1] + 1)
-  else:
-    units = bounds
-  cutting = np.random.default_rng(0) if inside else rng
-  first, last, segment = _chunks(units, segments, layout, cutting)
-  if layout.sequences != 'full_sentences':
-    _lend_to_lone_tokens(first, last, segment)
-    long_enough = last - first > 1  # all but documents of a single token
-    first, last, segment = first[long_enough], last[long_enough], segment[long_enough]
-  offset = window.offset[segment]
-  label = np.zeros(len(first), np.int64)
-  if layout.sequences == 'full_sentences':
-    a_start, a_length = first + offset, last - first
-    b_start, b_length = a_start + a_length, np.zeros_like(a_length)
-  else:
-    middle = _middle(bounds, first, last, rng)
-    a_start, a_length = first + offset, middle - first
-    b_start, b_length = middle + offset, last - middle
-    if layout.sequences == 'sentence_order':
-      swap = rng.random(len(first)) < 0.5
-      a_start, b_start = np.where(swap, b_start, a_start), np.where(swap, a_start, b_start)
-      a_length, b_length = np.where(swap, b_length, a_length), np.where(swap, a_length, b_length)
-      label = swap.astype(np.int64)
-    else:
-      source = _exchange(a_length, b_length, window.document[segment], layout.longest,
-                         inside, rng)
-      b_start, b_length = b_start[source], b_length[source]
-      label = (source != np.arange(len(source))).astype(np.int64)
-  order = rng.permutation(len(first))  # equally long pairs are packed in random order
-  parts = [x[order] for x in (a_start, a_length, b_start, b_length, label)]
-  row, rows = packing.pack(parts[1] + parts[3] + layout.special, layout.max_len, layout.pairs)
-  return Pairs(*parts, row, rows)
+  count = len(space)
+  text = np.bincount(row, tokens + 2, count)  # what is poured brings its [CLS] and [SEP]
+  text = text.sum() - np.concatenate([[0], np.cumsum(text)])
+  room = np.concatenate([[0], np.cumsum(space)])
+  if rows is None:
+    return int(np.argmax(room >= text))
+  kept = np.arange(min(count, rows) + 1)
+  fits = room[kept] + (rows - kept) * layout.max_len >= text[kept]
+  return int(np.flatnonzero(fits).max(initial=0))
+
+
+def _pour(start: np.ndarray, end: np.ndarray, space: list[int], slots: list[int],
+          layout: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Cuts stretches of text into pieces that fill gaps, one row after another, then new rows.
+
+  Args:
+    start, end: [T] of the stretches.
+    space: tokens that each row has left.
+    slots: pairs that each row may still take.
+    layout: of the rows.
+
+  Returns:
+    Start, length and row of each piece: [N] int64 each.
+  """
+  pieces = []
+  row = 0
+  least = min(_SHORTEST_PIECE, layout.max_len - 2)
+  for at, last in zip(start.tolist(), end.tolist()):
+    while at < last:
+      while row < len(space) and (not slots[row] or space[row] - 2 < min(least, last - at)):
+        row += 1
+      if row == len(space):
+        space.append(layout.max_len)
+        slots.append(layout.pairs)
+      length = min(last - at, space[row] - 2)
+      pieces.append((at, length, row))
+      space[row] -= length + 2
+      slots[row] -= 1
+      at += length
+  return tuple(np.array(pieces, np.int64).reshape(-1, 3).T)
+
+
+def _stretches(chunks: Chunks) -> tuple[np.ndarray, np.ndarray]:
+  """Where the text of some chunks starts and ends, neighbours joined: [T] int64 each."""
+  start = np.concatenate([chunks.a_start, chunks.b_start])
+  end = start + np.concatenate([chunks.a_length, chunks.b_length])
+  segment = np.concatenate([chunks.a_segment, chunks.b_segment])
+  order = np.argsort(start)
+  order = order[(end > start)[order]]
+  start, end, segment = start[order], end[order], segment[order]
+  begins = np.ones(len(order), bool)
+  begins[1:] = (start[1:] != end[:-1]) | (segment[1:] != segment[:-1])
+  return start[begins], end[np.roll(begins, -1)]
+
+
+def _fill(chunks: Chunks, row: np.ndarray, keep: int, layout: Layout,
+          rng: np.random.Generator) -> Pairs:
+  """Keeps the chunks of the first `keep` rows, and pours the others into gaps, then new rows."""
+  kept, asked = row < keep, chunks.b_length > 0
+  # Of the label that lost fewer pairs as many more go: its share stays.
+  label = lambda where: np.bincount(chunks.label[where & asked], minlength=2)
+  lost, both = label(~kept), label(asked)
+  more = int(lost[1] * both[0] - lost[0] * both[1])
+  surplus = np.flatnonzero(kept & asked & (chunks.label == (more < 0)))
+  kept[rng.permutation(surplus)[:abs(more) // max(both[int(more > 0)], 1)]] = False
+  space = layout.max_len - np.bincount(row[kept], chunks.size[kept], keep).astype(np.int64)
+  slots = layout.pairs - np.bincount(row[kept], minlength=keep)
+  space = space.tolist()  # grows
+  piece, length, into = _pour(*_stretches(Chunks(*(x[~kept] for x in chunks))), space,
+                              slots.tolist(), layout)
+  none = np.zeros_like(piece)
+  parts = zip((*(x[kept] for x in chunks[:5]), row[kept]),
+              (piece, length, none, none, none, into))
+  return Pairs(*map(np.concatenate, parts), len(space))
 
 
 def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[int, ...],
-               rows: int | None = None, inside: bool = False) -> Pairs:
+               rows: int | None = None) -> Pairs:
   """The pairs of a window.
 
   Args:
@@ -250,14 +313,24 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[
     blocks: [] int64, the blocks of the window.
     layout: of the rows.
     key: seeds the generator.
-    rows: that the window has; None = as many as it needs. Should it need more, it is cut by another
-      chance, and then inside sentences.
-    inside: cut inside sentences at once.
+    rows: that the window has; None = as few as keep most pairs. The fewer rows, the more text is
+      poured; with 0 all of it is, the same way every time.
   """
-  window = read_window(records, np.sort(blocks), layout.longest)
-  for attempt in (2,) if inside else range(3):
-    rng = np.random.default_rng((*key, attempt))
-    pairs = _pairs(window, layout, attempt == 2, rng)
-    if rows is None or pairs.rows <= rows:
-      break
-  return pairs
+  rng = np.random.default_rng(key)
+  chunks = _labelled(read_window(records, np.sort(blocks), layout), layout, rng)
+  row, count = packing.pack(chunks.size, layout.max_len, layout.pairs)
+  if layout.pairs > 1:  # any row may be poured, but first those that ask about nothing
+    pairs = np.bincount(row, chunks.b_length, count)
+    row = np.argsort(np.lexsort((rng.random(count), pairs == 0)))[row]
+  space = layout.max_len - np.bincount(row, chunks.size, count)
+  usable = (np.bincount(row, minlength=count) < layout.pairs) & (space >= _SHORTEST_PIECE + 2)
+  keep = _kept_rows(row, chunks.a_length + chunks.b_length, space * usable, rows, layout)
+  least = 0
+  if rows is None:  # rows of P short texts are not full: some long ones beside them help
+    rows = int(chunks.size.sum() / _FULL / layout.max_len) + 1
+    least = keep * 7 // 8 if layout.pairs > 1 else keep
+  while True:
+    pairs = _fill(chunks, row, keep, layout, rng)
+    if pairs.rows <= rows or keep == least:
+      return pairs
+    keep = max(keep - 2 * (pairs.rows - rows) - keep // 64, least)

@@ -18,6 +18,7 @@ from bert_jax.data.rows import Rows
 from bert_jax.data.rows import RowSource
 from bert_jax.data.tokenizer import special_ids
 from bert_jax.data.windows import Layout
+from bert_jax.errors import UserError
 from bert_jax.model import dropout_bits
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
@@ -79,8 +80,13 @@ class Pretraining:
                              corpus.tokenizer, words=masking_config.unit != 'token')
                    for phase in phases)
 
-    return cls(objective, masking_config, corpus, phases, eval_batches,
-               sources(corpus.train, seed),
+    train = sources(corpus.train, seed)
+    for phase, source in zip(phases, train):
+      if {'nsp_loss', 'sop_loss'} & set(objective.weights) and not source.sample().pairs:
+        raise UserError(f'no two neighbouring sentences fit into a row of {phase.max_len}, so there '
+                        'is no pair to ask about: raise max_len, or give data.sequences='
+                        'full_sentences')
+    return cls(objective, masking_config, corpus, phases, eval_batches, train,
                sources(corpus.heldout, _EVAL_SEED) if corpus.heldout.num_tokens else (),
                feed, frozen or {})
 
@@ -132,8 +138,9 @@ class Pretraining:
   def rows(self, step: int) -> Batch:
     """This process's share of a step's rows, unmasked."""
     index, phase, within = self.phases.locate(step)
+    first = self.phases.first_row(index, [source.rows for source in self.train_rows])
     rows = self.train_rows[index].batch(within, phase.batch_size,
-                                        self.feed.rows(phase.batch_size))
+                                        self.feed.rows(phase.batch_size), first)
     return self._at_rate(rows, self.masking.rate_at(step, sum(p.steps for p in self.phases)))
 
   def _at_rate(self, rows: Rows, rate: float) -> Batch:
