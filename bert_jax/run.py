@@ -30,6 +30,7 @@ from bert_jax.parallel import sharding
 from bert_jax.training import checkpoint
 from bert_jax.training import drift
 from bert_jax.training import initial
+from bert_jax.training import lock
 from bert_jax.training import loop
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import profile
@@ -153,8 +154,9 @@ def run(config: ConfigDict, workdir: str):
     mesh_lib.select_platform(config.platform)
     compiled.keep()
     _agree(config, workdir)
-    _train(config, workdir)
-  (run_pretraining if config.task == 'pretrain' else run_finetuning).finish(config, workdir)
+    with lock.held(workdir):
+      _train(config, workdir)
+      (run_pretraining if config.task == 'pretrain' else run_finetuning).finish(config, workdir)
 
 
 def _train(config: ConfigDict, path: epath.Path):

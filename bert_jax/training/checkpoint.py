@@ -19,12 +19,13 @@ from bert_jax.errors import Failed
 from bert_jax.errors import UserError
 from bert_jax.errors import storage_trouble
 from bert_jax.parallel import processes
+from bert_jax.training import lock
 from bert_jax.training import report
 from bert_jax.training import sound
 from bert_jax.training.state import TrainState
 
 FOLDERS = ('best', 'checkpoints')  # of a workdir; whoever loads a model looks in this order
-APART = (*FOLDERS, 'damaged')  # what is written by orbax alone
+APART = (*FOLDERS, 'damaged', lock.NAME)  # never copied between a bucket and this machine
 _SPARE_BYTES = 100_000  # for the metadata of a checkpoint and the run's other files
 
 
