@@ -3,6 +3,7 @@
 import gzip
 import json
 import pathlib
+import shutil
 
 from bert_jax import run
 from tests import conftest
@@ -69,5 +70,8 @@ def make(folder: pathlib.Path):
     (folder / name / 'config.json').write_text(json.dumps(content))
   (folder / 'file').write_text('')
   (folder / 'nobody').mkdir()
-  run.run(conftest.tiny_config('corpus.txt', train_steps=2, checkpoint_every=2,
+  run.run(conftest.tiny_config('corpus.txt', train_steps=2, checkpoint_every=1,
                                **{'optimizer.warmup_steps': 1}), 'run')
+  shutil.copytree(folder / 'run', folder / 'hurt')
+  shutil.rmtree(folder / 'hurt/checkpoints/2')
+  shutil.copytree(folder / 'run/checkpoints/1', folder / 'hurt/checkpoints/2')

@@ -348,6 +348,6 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
   return vectors / np.maximum(norms, 1e-12)
 
 
-def load(directory: str) -> Bert:
+def load(directory: str, step: int | None = None, allow_older: bool = False) -> Bert:
   """Loads a model: see `bert_jax.interop.load`."""
-  return Bert(load_lib.load(directory))
+  return Bert(load_lib.load(directory, step, allow_older))
