@@ -187,13 +187,13 @@ def test_predict(workdir, tmp_path):
     ('{"txt": "[MASK]"}\n', "line 1: needs a JSON object with the text 'text'"),
     ('{"text": 3}\n', 'line 1: needs'),
     ('[1]\n', 'line 1: needs'),
-    ('{"text": "no mask"}\n', 'example 1: no [MASK]'),
+    ('{"text": "no mask"}\n', 'line 1: no [MASK]'),
 ])
 def test_predict_on_wrong_input_leaves_the_output_alone(workdir, tmp_path, text, message):
   (tmp_path / 'in.jsonl').write_text(text)
   (tmp_path / 'out.jsonl').write_text('before')
   done = run('predict', '--task=fill_mask', f'--model={workdir}', f'--input={tmp_path}/in.jsonl',
-             f'--output={tmp_path}/out.jsonl')
+             f'--output={tmp_path}/out.jsonl', '--strict')
   assert_mistake(done, message)
   assert (tmp_path / 'out.jsonl').read_text() == 'before'
   assert sorted(p.name for p in tmp_path.iterdir()) == ['in.jsonl', 'out.jsonl']
