@@ -12,6 +12,10 @@ _TO = flags.DEFINE_string('to', None, 'huggingface, bert_jax, or stablehlo (the 
 _VERIFY = flags.DEFINE_bool(
     'verify', False, 'Check only: is --input sound? With --output: are they equal? With --to: can '
     'it be converted?')
+_STEP = flags.DEFINE_integer(
+    'step', None, 'Of the checkpoint of a workdir; by default the best, or else the newest.')
+_ALLOW_OLDER = flags.DEFINE_bool(
+    'allow_older', False, 'Where that checkpoint is damaged, take the next sound one.')
 
 
 def main(argv: list[str]):
@@ -20,7 +24,8 @@ def main(argv: list[str]):
   if not _INPUT.value:
     raise errors.UserError('give --input=DIR, the model to convert')
   from bert_jax.interop import convert  # after the flags: JAX takes a while to import
-  convert.convert(_INPUT.value, _OUTPUT.value, _TO.value, _VERIFY.value)
+  convert.convert(_INPUT.value, _OUTPUT.value, _TO.value, _VERIFY.value, _STEP.value,
+                  _ALLOW_OLDER.value)
 
 
 if __name__ == '__main__':

@@ -25,6 +25,9 @@ _STORAGE = {'the disk is full': (errno.ENOSPC, errno.EDQUOT),
             'the disk cannot be written': (errno.EROFS, errno.EIO, errno.ESTALE)}
 
 
+before_end: list[Callable[[], None]] = []  # called before a process ends without unwinding
+
+
 class UserError(Exception):
   """A mistake in what was given. The message says in one line what, where and what to do."""
 
@@ -39,6 +42,8 @@ class Preempted(Exception):
 
 def _end(message: str, status: int):
   print(f'bert_jax: {" ".join(str(message).split())}', file=sys.stderr, flush=True)
+  for action in before_end:
+    action()
   # Not sys.exit: a writer thread that hangs on a full disk must not keep the process alive.
   sys.stdout.flush()
   os._exit(status)

@@ -17,12 +17,20 @@ _NORMALIZE = flags.DEFINE_bool('normalize', False, 'embed: vectors of length 1.'
 _LAYERS = flags.DEFINE_list(
     'layers', ['-1'], 'embed: layers side by side, 0 = the embeddings, -1 = the last.')
 _LONG = flags.DEFINE_string(
-    'long', 'head', 'embed: what is read of a long text: head, tail, head_tail, or all of it in '
-    'chunks_mean, chunks_max, chunks_attention.')
+    'long', None, 'What is read of a text longer than the model. embed: head (the default), tail, '
+    'head_tail, or all of it in chunks_mean, chunks_max, chunks_attention. score: chunks, each '
+    'token within the text around it; by default such a text is an error.')
 _MAX_LEN = flags.DEFINE_integer('max_len', None, 'embed: longest input in tokens.')
 _NULL_THRESHOLD = flags.DEFINE_float(
     'null_threshold', None, 'question_answering: "" is the answer if it scores above the best by '
     'more than this; by default there always is one.')
+_STRICT = flags.DEFINE_bool(
+    'strict', False, 'End with 2 at the first line that cannot be answered. By default its answer '
+    'is {"error": ...}, and the job ends with 1 when all others are answered.')
+_STEP = flags.DEFINE_integer(
+    'step', None, 'Of the checkpoint of a workdir; by default the best, or else the newest.')
+_ALLOW_OLDER = flags.DEFINE_bool(
+    'allow_older', False, 'Where that checkpoint is damaged, take the next sound one.')
 
 # Flags that some tasks use: given with another they would have no effect.
 _USED_BY = {'embed': ('pooling', 'normalize', 'layers', 'long', 'max_len'),
@@ -53,7 +61,8 @@ def main(argv: list[str]):
   compiled.keep()
   jsonl.run(_TASK.value, _MODEL.value, _INPUT.value, _OUTPUT.value,
             jsonl.Options(_POOLING.value, _NORMALIZE.value, layers, _LONG.value, _MAX_LEN.value,
-                            _NULL_THRESHOLD.value))
+                          _NULL_THRESHOLD.value),
+            _STRICT.value, step=_STEP.value, allow_older=_ALLOW_OLDER.value)
 
 
 if __name__ == '__main__':

@@ -34,6 +34,7 @@ from bert_jax.parallel import sharding
 from bert_jax.training import checkpoint
 from bert_jax.training import drift
 from bert_jax.training import initial
+from bert_jax.training import lock
 from bert_jax.training import loop
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import profile
@@ -168,11 +169,12 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
     mesh_lib.select_platform(config.platform)
     compiled.keep()
     _agree(config, workdir)
-    try:
-      _train(config, workdir, given, notes)
-    except KeyboardInterrupt as e:
-      raise KeyboardInterrupt(checkpoint.newest(workdir)) from e
-  (run_pretraining if config.task == 'pretrain' else run_finetuning).finish(config, workdir)
+    with lock.held(workdir):
+      try:
+        _train(config, workdir, given, notes)
+      except KeyboardInterrupt as e:
+        raise KeyboardInterrupt(checkpoint.newest(workdir)) from e
+      (run_pretraining if config.task == 'pretrain' else run_finetuning).finish(config, workdir)
 
 
 def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any], notes: Sequence[str]):

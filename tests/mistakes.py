@@ -3,6 +3,9 @@
 import gzip
 import json
 import pathlib
+import shutil
+
+from safetensors import numpy
 
 from bert_jax import run
 from tests import conftest
@@ -51,6 +54,15 @@ def _examples(folder: pathlib.Path):
   (folder / 'texts.jsonl').write_text('{"text": "w1 [MASK] w2"}\n')
 
 
+def _break_weights(folder: pathlib.Path):
+  """A copy of the model with a NaN."""
+  shutil.copytree(folder / 'model', folder / 'nan')
+  path = folder / 'nan/model.safetensors'
+  tensors = numpy.load_file(path)
+  next(x for name, x in tensors.items() if name.endswith('pooler.dense.bias'))[3] = float('nan')
+  numpy.save_file(tensors, path)
+
+
 def make(folder: pathlib.Path):
   """Writes the files; `run` is a finished run, `model` a Hugging Face folder."""
   (folder / 'configs').symlink_to(ROOT / 'configs')
@@ -67,7 +79,11 @@ def make(folder: pathlib.Path):
                         ('no_sizes', {'model_type': 'bert'})):
     (folder / name).mkdir()
     (folder / name / 'config.json').write_text(json.dumps(content))
+  _break_weights(folder)
   (folder / 'file').write_text('')
   (folder / 'nobody').mkdir()
-  run.run(conftest.tiny_config('corpus.txt', train_steps=2, checkpoint_every=2,
+  run.run(conftest.tiny_config('corpus.txt', train_steps=2, checkpoint_every=1,
                                **{'optimizer.warmup_steps': 1}), 'run')
+  shutil.copytree(folder / 'run', folder / 'hurt')
+  shutil.rmtree(folder / 'hurt/checkpoints/2')
+  shutil.copytree(folder / 'run/checkpoints/1', folder / 'hurt/checkpoints/2')

@@ -15,6 +15,7 @@ import pytest
 
 from bert_jax.data import storage
 from bert_jax.errors import UserError
+from bert_jax.training import lock
 from tests import bucket as emulator
 from tests import made_tasks
 from tests import test_commands
@@ -111,6 +112,30 @@ def test_a_tuned_model_its_best_checkpoint_and_its_predictions(bucket, tmp_path)
   assert done.returncode == 0, done.stderr
   assert len((bucket / 'predictions/predictions.jsonl').read_text().splitlines()) == 10
   assert [path.name for path in (bucket / 'best').iterdir() if path.name in ('2', '4')]
+
+
+def test_one_run_at_a_time(bucket, monkeypatch):
+  """By conditional writes: whoever read an older state of the lock does not get it."""
+  monkeypatch.setattr(lock, 'BEAT_SECONDS', 0.1)
+  monkeypatch.setattr(lock, 'STALE_SECONDS', 0.5)
+  first, slow = lock.Lock(bucket), lock._Object(bucket)
+  assert slow.read() == b''
+  first.acquire()
+  assert not slow.replace(b'too late')
+  with pytest.raises(UserError, match=f'is in use by process {os.getpid()} on '):
+    lock.Lock(bucket).acquire()
+  monkeypatch.setattr(lock, '_boot', lambda: 'another machine')
+  with pytest.raises(UserError, match=f'in use by process {os.getpid()} on '):
+    lock.Lock(bucket).acquire()  # its beat goes on
+  first.release()
+  assert slow.read() == b''
+  assert slow.replace(b'{"pid": 1, "host": "elsewhere"}')
+  second = lock.Lock(bucket)
+  second.acquire()  # no beat
+  slow.remove()  # does not remove what is no longer its own
+  assert slow.read()
+  second.release()
+  assert slow.read() == b''
 
 
 @pytest.mark.slow

@@ -61,6 +61,12 @@ def final_bits(workdir):
                                                                   found['optimizer']))]
 
 
+def metrics(workdir):
+  """The lines of metrics.jsonl, but for the times."""
+  return [{k: v for k, v in json.loads(line).items() if k not in ('tokens_per_second', 'data_wait')}
+          for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+
+
 def wait_for_step(workdir, step):
   path = workdir / 'metrics.jsonl'
   for _ in range(4000):  # 200 s: a busy machine takes its time to start
@@ -72,9 +78,29 @@ def wait_for_step(workdir, step):
   raise AssertionError('the run did not come so far')
 
 
-def test_killed_and_resumed_ends_with_the_same_bits(tmp_path, corpus_file):
-  alone = run(*train(corpus_file, tmp_path / 'alone', *LONG))
-  assert alone.returncode == 0, alone.stderr
+@pytest.fixture(scope='module')
+def alone(tmp_path_factory, corpus_file):
+  """The workdir of 400 steps that nothing disturbed."""
+  folder = tmp_path_factory.mktemp('alone') / 'run'
+  done = run(*train(corpus_file, folder, *LONG))
+  assert done.returncode == 0, done.stderr
+  return folder
+
+
+def test_of_two_at_once_one_trains_and_the_other_says_who(tmp_path, alone, corpus_file):
+  running = [subprocess.Popen(**command(*train(corpus_file, tmp_path / 'run', *LONG)))
+             for _ in range(2)]
+  errors = [process.communicate(timeout=300)[1] for process in running]
+  assert sorted(process.returncode for process in running) == [0, 2], errors
+  loser = next(i for i in (0, 1) if running[i].returncode == 2)
+  assert len(errors[loser].splitlines()) == 1, errors[loser]
+  assert f'run is in use by process {running[1 - loser].pid} on ' in errors[loser]
+  assert final_bits(tmp_path / 'run') == final_bits(alone)
+  assert metrics(tmp_path / 'run') == metrics(alone)
+  assert not (tmp_path / 'run/.lock').exists()
+
+
+def test_killed_and_resumed_ends_with_the_same_bits(tmp_path, alone, corpus_file):
   killed = subprocess.Popen(**command(*train(corpus_file, tmp_path / 'killed', *LONG)))
   wait_for_step(tmp_path / 'killed', 130)
   killed.send_signal(signal.SIGKILL)
@@ -82,19 +108,18 @@ def test_killed_and_resumed_ends_with_the_same_bits(tmp_path, corpus_file):
   saved = checkpoint.Checkpoints(epath.Path(tmp_path / 'killed'), 3)
   assert saved.latest() is not None and saved.latest() < 400
   saved.close()
+  assert (tmp_path / 'killed/.lock').exists()  # the kernel released it all the same
   resumed = run(*train(corpus_file, tmp_path / 'killed', *LONG))
   assert resumed.returncode == 0, resumed.stderr
   assert 'from step' in resumed.stdout
-  (step, bits), (step_alone, bits_alone) = (final_bits(tmp_path / d) for d in ('killed', 'alone'))
+  (step, bits), (step_alone, bits_alone) = (final_bits(d) for d in (tmp_path / 'killed', alone))
   assert step == step_alone == 400
   assert bits == bits_alone
   # metrics.jsonl was cut back to the checkpoint: every step stands there once, with its loss.
-  losses = [[(x['step'], x['loss']) for x in map(json.loads, (tmp_path / d / 'metrics.jsonl')
-             .read_text().splitlines()) if 'loss' in x] for d in ('killed', 'alone')]
-  assert losses[0] == losses[1] and len(losses[0]) == 40
-  digests = [[d for x in map(json.loads, (tmp_path / d / 'metrics.jsonl').read_text().splitlines())
-              for d in x.get('batch_digests', ())] for d in ('killed', 'alone')]
-  assert digests[0] == digests[1] and len(set(digests[0])) == len(digests[0]) == 400
+  lines = metrics(tmp_path / 'killed')
+  assert lines == metrics(alone) and len([x for x in lines if 'loss' in x]) == 40
+  digests = [d for x in lines for d in x.get('batch_digests', ())]
+  assert len(set(digests)) == len(digests) == 400
 
 
 def test_sigterm_saves_and_says_so(tmp_path, corpus_file):
@@ -174,13 +199,13 @@ def test_predict(workdir, tmp_path):
     ('{"txt": "[MASK]"}\n', "line 1: needs a JSON object with the text 'text'"),
     ('{"text": 3}\n', 'line 1: needs'),
     ('[1]\n', 'line 1: needs'),
-    ('{"text": "no mask"}\n', 'example 1: no [MASK]'),
+    ('{"text": "no mask"}\n', 'line 1: no [MASK]'),
 ])
 def test_predict_on_wrong_input_leaves_the_output_alone(workdir, tmp_path, text, message):
   (tmp_path / 'in.jsonl').write_text(text)
   (tmp_path / 'out.jsonl').write_text('before')
   done = run('predict', '--task=fill_mask', f'--model={workdir}', f'--input={tmp_path}/in.jsonl',
-             f'--output={tmp_path}/out.jsonl')
+             f'--output={tmp_path}/out.jsonl', '--strict')
   assert_mistake(done, message)
   assert (tmp_path / 'out.jsonl').read_text() == 'before'
   assert sorted(p.name for p in tmp_path.iterdir()) == ['in.jsonl', 'out.jsonl']

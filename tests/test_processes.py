@@ -7,9 +7,11 @@ import socket
 import subprocess
 import time
 
+from etils import epath
 import pytest
 
 from bert_jax.data import prepare
+from bert_jax.training import lock
 from tests import made_tasks
 from tests import test_commands
 from tests.test_commands import ROOT
@@ -182,6 +184,18 @@ def test_processes_with_other_configs(records, tmp_path):
   assert [process.returncode for process in running] == [2, 2], ended
   for _, err in ended:
     assert 'process 1 has another config than process 0' in err and '"seed": 1' in err
+
+
+@pytest.mark.slow
+def test_a_workdir_that_is_in_use(records, tmp_path):
+  with lock.held(epath.Path(tmp_path / 'run')):
+    running = start(2, tmp_path / 'run', *test_commands.train(records, tmp_path / 'run'),
+                    env={'BERT_JAX_GONE_SECONDS': '8'})
+    ended = [process.communicate(timeout=100) for process in running]
+  assert [process.returncode for process in running] == [2, 2], ended
+  for _, err in ended:
+    assert f'run is in use by process {os.getpid()} on ' in err
+  assert not list((tmp_path / 'run').iterdir())
 
 
 def test_a_coordinator_that_is_not_there(records, tmp_path):

@@ -73,6 +73,32 @@ def test_the_same_command_again_says_that_it_is_finished(finished, corpus_file, 
   assert (finished / 'metrics.jsonl').read_bytes() == before
 
 
+def test_a_finished_run_whose_newest_checkpoint_is_damaged(finished, corpus_file, tmp_path, capsys):
+  """Its last steps are made again, with the same bits; until then nobody takes an older one."""
+  workdir = tmp_path / 'run'
+  shutil.copytree(finished, workdir)
+  whole, before = sound.check(epath.Path(workdir / 'checkpoints/12')), lines(workdir)
+  damaged = next((workdir / 'checkpoints/12/params/d').iterdir())
+  damaged.write_bytes(damaged.read_bytes()[:-100])
+  with pytest.raises(UserError, match='run/checkpoints/12 is damaged: .*; the next sound one is '
+                                      '.*run/checkpoints/8: run main again'):
+    bert_jax.from_pretrained(str(workdir))
+  assert bert_jax.from_pretrained(str(workdir), step=4).model.facts['steps'] == 4
+  assert bert_jax.from_pretrained(str(workdir), allow_older=True).model.facts['steps'] == 8
+  assert not (workdir / 'damaged').exists()
+  capsys.readouterr()
+  run.run(conftest.tiny_config(corpus_file), str(workdir))
+  told = ' '.join(capsys.readouterr().out.split())
+  assert 'resumed from step 8, 4 steps are made again' in told and 'holds the whole' not in told
+  assert (workdir / 'damaged/checkpoints-12').is_dir()
+  assert sound.check(epath.Path(workdir / 'checkpoints/12')) == whole
+  timed = ('tokens_per_second', 'data_wait')
+  assert [{k: v for k, v in x.items() if k not in timed} for x in lines(workdir)] == [
+      {k: v for k, v in x.items() if k not in timed} for x in before]
+  run.run(conftest.tiny_config(corpus_file), str(workdir))
+  assert 'holds the whole run of 12 steps' in capsys.readouterr().out
+
+
 def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus_file):
   before = sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('*') if p.is_file())
   for overrides, message in (

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import hashlib
 import json
 import os
+import re
 from typing import Any
 
 from etils import epath
@@ -16,17 +17,23 @@ from tqdm import auto as tqdm
 from bert_jax.errors import UserError
 from bert_jax.parallel import host
 
+_SURROGATE_ESCAPE, _SURROGATE = re.compile(r'\\u[dD][89a-fA-F]'), re.compile('[\ud800-\udfff]')
 _LARGEST_JSON = 256 << 20  # bytes of a description or a vocabulary
 
 
 def parse_json(text: str | bytes) -> Any:
-  """What JSON says.
+  """What JSON says; half of a surrogate pair, which is no character, becomes U+FFFD.
 
   Raises:
     ValueError: it is none, or so deep or with such numbers that Python gives up; says where.
   """
   try:
-    return json.loads(text)
+    found = json.loads(text)
+    if _SURROGATE_ESCAPE.search(text if isinstance(text, str) else text.decode(errors='replace')):
+      written = json.dumps(found, ensure_ascii=False)
+      if _SURROGATE.search(written):
+        return json.loads(_SURROGATE.sub('\ufffd', written))
+    return found
   except json.JSONDecodeError as e:
     line = f'line {e.lineno}, ' if e.lineno > 1 else ''
     raise ValueError(f'{e.msg} at {line}column {e.colno}') from e

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
 import functools
-import math
 from typing import Any
 from typing import NamedTuple
 
@@ -30,6 +29,7 @@ from bert_jax.model.heads import for_pretraining
 
 # Tokens of a batch: on a CPU what its caches hold counts, elsewhere that there is enough to do.
 _BATCH_TOKENS = collections.defaultdict(lambda: 16384, cpu=2048)
+_SCORED = 1024  # tokens of a text that are masked at a time: each makes a row
 
 Text = str | tuple[str, str]  # a text, or a pair of them
 
@@ -298,6 +298,8 @@ class Bert:
     return self._fill_masks([text], top_k)[0]
 
   def _fill_masks(self, texts: Sequence[str], top_k: int) -> list:
+    if not texts:
+      return []
     mask, rows, owners, positions = self.tokenizer.mask_id, [], [], []
     for i, text in enumerate(texts):
       row = self._whole_row(self.tokenizer.encode_with_masks(text))
@@ -325,25 +327,55 @@ class Bert:
     logits = self.per_text(rows, self._nsp_logits)
     return [] if logits is None else jax.nn.softmax(logits)[:, 0].tolist()
 
-  def score(self, text: str) -> dict[str, Any]:
+  def score(self, text: str | Sequence[str], long: str | None = None) -> dict[str, Any] | list:
     """How expected each token of a text is when it alone is masked (Salazar et al. 2020).
 
+    Args:
+      text: one, or several.
+      long: 'chunks' scores each token of a text above the position table within the chunk of the
+        text around it; None refuses such a text.
+
     Returns:
-      {'tokens': [{'token', 'surprisal'}], 'pseudo_perplexity'}: -log P(token | the others) in nat,
-      and the exponential of its mean.
+      {'tokens': [{'token', 'surprisal'}], 'surprisal', 'pseudo_perplexity'}: -log P(token | the
+      others) in nat, their sum, and the exponential of their mean. For several texts a list of
+      these.
     """
     self.require('mlm', 'masked-LM head')
+    if long not in (None, 'chunks'):
+      raise UserError(f'long={long!r} is unknown for scores: use chunks, or leave it out')
+    if not isinstance(text, str):
+      return [self.score(one, long) for one in text]
     (ids,), = self._ids([text])
     if not ids:
       raise UserError(f'{text!r} holds no token to score')
-    row = self._whole_row(ids)
-    masked = [row._replace(ids=[*row.ids[:i], self.tokenizer.mask_id, *row.ids[i + 1:]])
-              for i in range(1, len(ids) + 1)]
-    surprisals = self.per_text(masked, self._surprisals, np.arange(1, len(ids) + 1),
-                                np.array(ids)).tolist()
+    most = self.config.max_positions
+    if not long and len(ids) > self._room:
+      raise UserError(f'a text of {len(ids) + most - self._room} tokens is longer than the {most} '
+                      'positions of the model: shorten it, or score it with long=chunks')
+    surprisals = [x for first in range(0, len(ids), _SCORED) for x in self._score_part(ids, first)]
+    total = sum(surprisals)
+    with np.errstate(over='ignore'):  # infinity is told where it is written
+      perplexity = float(np.exp(total / len(ids)))
     return {'tokens': [{'token': token, 'surprisal': surprisal}
                        for token, surprisal in zip(self.tokenizer.tokens(ids), surprisals)],
-            'pseudo_perplexity': math.exp(sum(surprisals) / len(surprisals))}
+            'surprisal': total, 'pseudo_perplexity': perplexity}
+
+  @property
+  def _room(self) -> int:
+    """The most tokens of a text, beside the special ones."""
+    return self.config.max_positions - inputs_lib.special_tokens(self.tokenizer, 1)
+
+  def _score_part(self, ids: list[int], first: int) -> list[float]:
+    """The surprisals of the tokens from `first` on, `_SCORED` at most."""
+    room = self._room
+    rows, positions, targets = [], [], ids[first:first + _SCORED]
+    for i in range(first, first + len(targets)):
+      start = max(0, min(i - room // 2, len(ids) - room))
+      masked = ids[start:start + room]
+      masked[i - start] = self.tokenizer.mask_id
+      rows.append(inputs_lib.join(self.tokenizer, masked))
+      positions.append(1 + i - start)
+    return self.per_text(rows, self._surprisals, np.array(positions), np.array(targets)).tolist()
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
@@ -351,6 +383,6 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
   return vectors / np.maximum(norms, 1e-12)
 
 
-def load(directory: str) -> Bert:
+def load(directory: str, step: int | None = None, allow_older: bool = False) -> Bert:
   """Loads a model: see `bert_jax.interop.load`."""
-  return Bert(load_lib.load(directory))
+  return Bert(load_lib.load(directory, step, allow_older))

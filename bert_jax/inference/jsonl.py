@@ -1,32 +1,36 @@
 """Predictions over JSON lines: one object in, one object out, in order."""
 
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
+import functools
 import itertools
-import json
 import sys
+import time
 from typing import Any
+from typing import BinaryIO
 from typing import NamedTuple
-from typing import TextIO
 
 from etils import epath
 import tqdm
 
 from bert_jax.data import storage
+from bert_jax.errors import Failed
 from bert_jax.errors import UserError
 from bert_jax.inference import bert as bert_lib
+from bert_jax.inference import lines
 from bert_jax.inference import vectors
 from bert_jax.inference.bert import Bert
+from bert_jax.inference.lines import Example
+from bert_jax.inference.lines import Line
 from bert_jax.inference.task_heads import Predictor
 from bert_jax.interop.pretrained import HEAD_TASKS
 
 # Examples that are read before any is answered: few at first, so that the first answers come at
-# once, then twice as many each time, because texts of like length run best together.
-_FIRST, _MOST = 1, 4096
+# once, then twice as many each time, because texts of like length run best together. No more where
+# they take many seconds already: a kill loses those that are not written.
+_FIRST, _MOST, _LONG_ENOUGH = 1, 4096, 10.0
 
-Example = dict[str, Any]
 Model = Bert | Predictor  # what a task's function is given
 
 
@@ -37,14 +41,14 @@ class Options:
   pooling: str = 'mean'
   normalize: bool = False
   layers: tuple[int, ...] = (-1,)
-  long: str = 'head'
+  long: str | None = None  # of embed ('head' by default) and of score
   max_len: int | None = None
   null_threshold: float | None = None  # of question_answering
 
   def embedding(self) -> dict[str, Any]:
     """The arguments of `Bert.embed`."""
-    return {name: value for name, value in dataclasses.asdict(self).items()
-            if name != 'null_threshold'}
+    return {'pooling': self.pooling, 'normalize': self.normalize, 'layers': self.layers,
+            'long': self.long or 'head', 'max_len': self.max_len}
 
 
 def _fill_mask(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
@@ -59,8 +63,7 @@ def _next_sentence(bert: Bert, examples: Sequence[Example], options: Options) ->
 
 
 def _score(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
-  del options
-  return [bert.score(e['text']) for e in examples]
+  return bert.score([e['text'] for e in examples], options.long)
 
 
 def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
@@ -110,6 +113,7 @@ class Task(NamedTuple):
 
   fields: tuple[str, ...]  # texts that an example must have
   function: Callable[[Any, Sequence[Example], Options], list[Example]]  # of a Model
+  optional: tuple[str, ...] = ()  # what it reads besides
 
 
 TASKS = {
@@ -117,118 +121,157 @@ TASKS = {
     'next_sentence': Task(('text', 'text_pair'), _next_sentence),
     'score': Task(('text',), _score),
     'embed': Task(('text',), _embed),
-    'sequence_classification': Task(('text',), _classify),
+    'sequence_classification': Task(('text',), _classify, ('text_pair',)),
     'token_classification': Task(('text',), _tag),
     'question_answering': Task(('question', 'context'), _answer_questions),
-    'multiple_choice': Task(('text',), _choose),
+    'multiple_choice': Task(('text',), _choose, ('choices',)),
 }
 
 
-def read_examples(stream: TextIO, name: str, fields: tuple[str, ...]) -> Iterator[Example]:
-  """The objects of JSON lines that have `fields`, all strings; blank lines are left out.
-
-  Raises:
-    UserError: naming the line that is not such an object.
-  """
-  number = 0
+def _answers(task: Task, model: Model, asked: Sequence[Line], options: Options) -> list[Example]:
+  """An answer to each line, or {'error'}."""
+  if not asked:
+    return []
   try:
-    for number, line in enumerate(stream, 1):
-      if not line.strip():
-        continue
-      example = storage.parse_json(line)
-      for field in fields:
-        if not isinstance(example, dict) or not isinstance(example.get(field), str):
-          raise UserError(f'{name}, line {number}: needs a JSON object with the text '
-                          f'{" and ".join(map(repr, fields))}')
-      yield example
-  except UnicodeDecodeError as e:
-    raise UserError(f'{name}, after line {number}: invalid UTF-8 ({e.reason})') from e
-  except ValueError as e:
-    raise UserError(f'{name}, line {number}: not JSON ({e})') from e
-
-
-def _answer(task: Task, model: Model, examples: Sequence[Example], options: Options, name: str,
-            before: int) -> list[Example]:
-  try:
-    return task.function(model, examples, options)
+    return task.function(model, [line.example for line in asked], options)
   except UserError as e:
-    if len(examples) == 1:
-      raise UserError(f'{name}, example {before + 1}: {e}') from e
-  # One of them is at fault: it is found alone.
-  return [_answer(task, model, [example], options, name, before + i)[0]
-          for i, example in enumerate(examples)]
+    if len(asked) == 1:
+      return [{'error': f'{asked[0].where}: {e}'}]
+  middle = len(asked) // 2  # one of them is at fault
+  return (_answers(task, model, asked[:middle], options)
+          + _answers(task, model, asked[middle:], options))
 
 
-def predict(task: Task, model: Model, source: TextIO, name: str, write: Callable[[Example], None],
-            options: Options):
+def predict(task: Task, model: Model, source: BinaryIO, name: str,
+            write: Callable[[Example], None], options: Options, strict: bool = False,
+            done: lines.Done = lines.Done()) -> lines.Done:
   """Writes an answer for each example of `source`, with a progress bar where a person looks on.
 
+  Args:
+    task: what is asked.
+    model: who is asked.
+    source: JSON lines.
+    name: of the source, for messages.
+    write: gets each answer, or {'error'}, behind the line's further fields.
+    options: of the task.
+    strict: end with the first line that cannot be answered.
+    done: what was answered before, and is passed over.
+
   Raises:
-    UserError: a line that cannot be used (with its number), or no example at all.
+    UserError: no example at all, a line where `strict` says so, or weights that answer NaN.
   """
-  examples = read_examples(source, name, task.fields)
-  count, size = 0, _FIRST
+  examples = lines.read(source, name, task.fields, task.optional)
+  passed = sum(1 for _ in itertools.islice(examples, done.examples))
+  count, errors, size = passed, done.errors, _FIRST
   with tqdm.tqdm(unit=' examples', unit_scale=True, disable=None, leave=False) as bar:
     while window := list(itertools.islice(examples, size)):
-      for answer in _answer(task, model, window, options, name, count):
-        write(answer)
-      count, size = count + len(window), min(2 * size, _MOST)
+      began = time.monotonic()
+      found = iter(_answers(task, model, [line for line in window if not line.error], options))
+      for line in window:
+        answer = {'error': line.error} if line.error else next(found)
+        if strict and 'error' in answer:
+          raise UserError(answer['error'])
+        try:
+          write(lines.merge(line.rest, answer))
+        except ValueError as e:
+          raise UserError(f'{line.where}: the answer holds NaN or infinity: the weights of this '
+                          'model are broken') from e
+        errors += 'error' in answer
+      count += len(window)
+      if time.monotonic() - began < _LONG_ENOUGH:
+        size = min(2 * size, _MOST)
       bar.update(len(window))
   if not count:
     raise UserError(f'{name} holds no example')
+  return lines.Done(count, errors)
 
 
-def _write_line(sink: TextIO) -> Callable[[Example], None]:
-  def write(answer):
-    sink.write(json.dumps(answer, ensure_ascii=False) + '\n')
-    sink.flush()
+def _open(source: str | None) -> BinaryIO:
+  try:
+    return epath.Path(source).open('rb') if source else sys.stdin.buffer
+  except OSError as e:
+    raise UserError(f'--input={source} cannot be read: {e.strerror or e}') from e
 
-  return write
 
-
-def run(task: str | None, model: str | None, source: str | None, output: str | None,
-        options: Options = Options()):
-  """`predict` between files; None stands for standard input and output.
-
-  The output appears under its name only when it is whole. Embeddings are written as an array where
-  it ends in .npy or .safetensors.
-  """
+def _load(task: str | None, model: str | None, options: Options, **which) -> Model:
+  """The model, for a task that it can do."""
   if task not in TASKS:
     wrong = f'--task={task} is unknown: use' if task else 'give --task, one of'
     raise UserError(f'{wrong} {", ".join(TASKS)}')
   if not model:
     raise UserError('give --model=DIR, a workdir that main has trained or a folder of convert')
-  as_array = bool(output) and output.endswith(vectors.SUFFIXES)
-  if as_array and (task != 'embed' or options.pooling == 'none'):
-    raise UserError(f'--output={output} holds one vector a text: only --task=embed makes them, '
-                    'with --pooling=cls, mean or max')
-  bert = bert_lib.load(model)
+  if options.long and task not in ('embed', 'score'):
+    raise UserError(f'--long={options.long} is for --task=embed and score, not for {task}')
+  bert = bert_lib.load(model, **which)
   if options.max_len is not None and options.max_len > bert.config.max_positions:
     raise UserError(f'--max_len={options.max_len} is above the {bert.config.max_positions} '
                     f'positions of {model}')
   if task in HEAD_TASKS:
-    bert = Predictor(bert, task)
-  try:
-    stream = epath.Path(source).open(encoding='utf-8') if source else sys.stdin
-  except OSError as e:
-    raise UserError(f'--input={source} cannot be read: {e.strerror or e}') from e
-  name = source or 'standard input'
-  if not output:
-    return predict(TASKS[task], bert, stream, name, _write_line(sys.stdout), options)
-  path = epath.Path(output)
+    return Predictor(bert, task)
+  TASKS[task].function(bert, [], options)  # a mistake in the options is no line's
+  return bert
+
+
+def _write_array(path: epath.Path, write: Callable[[Callable[[Example], None]], None]):
+  """Has `write` hand over the embeddings of an array, which appears when it is whole."""
   partial = path.parent / (path.name + '.partial')
   try:
-    sink = partial.open('wb') if as_array else partial.open('w', encoding='utf-8')
+    sink = partial.open('wb')
   except OSError as e:
-    raise UserError(f'--output={output} cannot be written: {e.strerror or e}') from e
+    raise UserError(f'--output={path} cannot be written: {e.strerror or e}') from e
   try:
-    with sink:
-      if as_array:
-        with vectors.Writer(sink, output) as writer:
-          predict(TASKS[task], bert, stream, name, lambda a: writer.add(a['embedding']), options)
-      else:
-        predict(TASKS[task], bert, stream, name, _write_line(sink), options)
+    with sink, vectors.Writer(sink, path.name) as writer:
+      write(lambda answer: writer.add(answer['embedding']))
   except BaseException:
     partial.unlink()
     raise
   partial.replace(path)
+
+
+def run(task: str | None, model: str | None, source: str | None, output: str | None,
+        options: Options = Options(), strict: bool = False, **which):
+  """`predict` between files; None stands for standard input and output.
+
+  The output appears under its name only when it is whole; a job that was killed goes on in
+  OUTPUT.partial. Embeddings are written as an array where it ends in .npy or .safetensors: that has
+  no place for an error, and begins anew.
+
+  Args:
+    task: one of TASKS.
+    model: what `bert.load` takes.
+    source: JSON lines.
+    output: JSON lines or an array.
+    options: of the task.
+    strict: end with the first line that cannot be answered.
+    **which: of a workdir's checkpoints, as for `bert.load`.
+
+  Raises:
+    UserError: a mistake in what was given.
+    Failed: there are lines that could not be answered; all others are.
+  """
+  as_array = bool(output) and output.endswith(vectors.SUFFIXES)
+  if as_array and (task != 'embed' or options.pooling == 'none'):
+    raise UserError(f'--output={output} holds one vector a text: only --task=embed makes them, '
+                    'with --pooling=cls, mean or max')
+  bert = _load(task, model, options, **which)
+  name, path = source or 'standard input', epath.Path(output or '')
+  with _open(source) as stream:
+    ask = functools.partial(predict, TASKS[task], bert, stream, name, options=options)
+    if as_array:
+      return _write_array(path, lambda add: ask(write=add, strict=True))
+    if not output:
+      done = ask(write=lines.write(sys.stdout), strict=strict)
+    else:
+      job = {}
+      if source and not storage.is_remote(output):
+        stat = epath.Path(source).stat()
+        job = {'task': task, 'model': lines.identity(bert.model), 'input': [
+            source, stat.length, stat.mtime], 'options': dataclasses.asdict(options)}
+      with lines.partial(path, job) as (sink, before):
+        if before.examples:
+          print(f'bert_jax: {before.examples:,} examples were answered before: {output} goes on',
+                file=sys.stderr, flush=True)
+        done = ask(write=lines.write(sink), strict=strict, done=before)
+  if done.errors:
+    raise Failed(f'{done.errors:,} of {done.examples:,} examples could not be answered: "error" '
+                 f'says why in each of their lines of {output or "the output"}')

@@ -21,8 +21,11 @@ class Writer:
     return self
 
   def add(self, vector: Sequence[float]):
-    """Appends one vector, as float32."""
-    self._body.write(np.asarray(vector, np.float32).tobytes())
+    """Appends one vector, as float32; raises ValueError if it is not finite."""
+    row = np.asarray(vector, np.float32)
+    if not np.isfinite(row).all():
+      raise ValueError('NaN or infinity')
+    self._body.write(row.tobytes())
     self._rows += 1
 
   def __exit__(self, kind, error, traceback):

@@ -60,7 +60,8 @@ def _check_sound(source: str):
                            f'{model.config.hidden_size}, {", ".join(("encoder", *model.groups))}')])
 
 
-def convert(source: str, output: str | None, to: str | None, verify_only: bool = False):
+def convert(source: str, output: str | None, to: str | None, verify_only: bool = False,
+            step: int | None = None, allow_older: bool = False):
   """Reads any model and writes it as `to` asks; or, with `verify_only`, compares without writing.
 
   Args:
@@ -69,11 +70,15 @@ def convert(source: str, output: str | None, to: str | None, verify_only: bool =
       a temporary folder.
     to: huggingface, bert_jax or stablehlo; not needed to compare two folders. With `verify_only`
       and neither: is the source sound, every checkpoint of it?
+    step: of the source's checkpoint, if it is a workdir; None = the best or else the newest.
+    allow_older: where that one is damaged, take the next sound one.
 
   Raises:
     UserError: the source is no sound model, the output is there already, or the two differ.
   """
   if verify_only and not output and not to:
+    if step is not None or allow_older:
+      raise UserError('--verify alone checks every checkpoint: leave out --step and --allow_older')
     return _check_sound(source)
   comparing = verify_only and output
   if not comparing and to not in FORMATS:
@@ -85,7 +90,7 @@ def convert(source: str, output: str | None, to: str | None, verify_only: bool =
   if not verify_only and directory.exists() and (
       not directory.is_dir() or any(directory.iterdir())):
     raise UserError(f'--output={output} is there already: nothing is written over')
-  model = load_lib.load(source)
+  model = load_lib.load(source, step, allow_older)
   c = model.config
   print_summary([('model', f'{source}: {c.num_layers} layers of {c.hidden_size}, '
                            f'{c.vocab_size:,} entries, {", ".join(("encoder", *model.groups))}')])

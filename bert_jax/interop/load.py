@@ -3,11 +3,13 @@
 import re
 
 from etils import epath
+import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
 from bert_jax.interop import native
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.training import fingerprint
 
 _HUB_FILES = ['config.json', '*.safetensors', 'model.safetensors.index.json', 'vocab.txt',
               'tokenizer.json', 'tokenizer_config.json', 'spiece.model']
@@ -22,21 +24,35 @@ def _from_hub(name: str) -> epath.Path:
                     f'the Hugging Face hub: {e}') from e
 
 
-def load(directory: str) -> Pretrained:
+def load(directory: str, step: int | None = None, allow_older: bool = False) -> Pretrained:
   """Loads a model.
 
   Args:
     directory: a workdir that main has trained, a checkpoint of bert_jax, a folder in the Hugging
       Face layout, a TensorFlow checkpoint of google-research/bert, or a name on the hub.
+    step: of a workdir's checkpoint; None = the best, or the newest where none was chosen.
+    allow_older: where that one is damaged, take the next sound one.
 
   Raises:
     UserError: there is no model, or something is wrong with it.
   """
+  model = _read(directory, step, allow_older)
+  for name, x in fingerprint.named_leaves(model.params).items():
+    if not np.isfinite(x).all():
+      raise UserError(f'{directory}: {name.removeprefix("params/")} holds NaN or infinity: this '
+                      'model is broken')
+  return model
+
+
+def _read(directory: str, step: int | None, allow_older: bool) -> Pretrained:
   folder = epath.Path(directory)
   if not folder.exists() and re.fullmatch(r'[\w.-]+/[\w.-]+', directory):
     folder = _from_hub(directory)
   if (folder / native.WORKDIR_FILE).exists():
-    return native.load_workdir(folder)
+    return native.load_workdir(folder, step, allow_older)
+  if step is not None or allow_older:
+    raise UserError(f'{directory} is no workdir: --step and --allow_older choose among the '
+                    'checkpoints of a run')
   if (folder / native.CHECKPOINT_FILE).exists():
     return native.load(folder)
   if (folder / 'config.json').exists():

@@ -88,11 +88,17 @@ def _scores(workdir: epath.Path, step: int) -> dict[str, float]:
   return {}
 
 
-def load_workdir(directory: epath.Path) -> Pretrained:
+def load_workdir(directory: epath.Path, step: int | None = None,
+                 allow_older: bool = False) -> Pretrained:
   """Reads the best checkpoint of a run, or the newest where none was chosen.
 
+  Args:
+    directory: the workdir.
+    step: of the checkpoint that is wanted instead.
+    allow_older: where it is damaged, take the next sound one.
+
   Raises:
-    UserError: there is none yet, or it does not fit `run.json`.
+    UserError: there is none yet, it is damaged, or it does not fit `run.json`.
   """
   path = directory / WORKDIR_FILE
   run = sealed.read(path)
@@ -104,14 +110,14 @@ def load_workdir(directory: epath.Path) -> Pretrained:
   data, task, labels = fields.get('data', {}), fields.get('task'), tuple(run.get('labels', ()))
   if task != 'pretrain':
     abstract = nn.unbox(layout.abstract_params(config, head_groups(config, task), len(labels)))
-    params, step = checkpoint.restore_params(directory, abstract)
+    params, step = checkpoint.restore_params(directory, abstract, step, allow_older)
   else:
     # A student's parameters are those of any masked LM.
     name = fields.get('objective', '')
     objective = catalogue.create('mlm' if name == 'distillation' else name, data.get('sequences'),
                                  config)
     abstract = nn.unbox(jax.eval_shape(objective.init, jax.random.key(0)))
-    params, step = checkpoint.restore_params(directory, abstract)
+    params, step = checkpoint.restore_params(directory, abstract, step, allow_older)
     params = objective.exported(params)
   facts = {'source': str(directory), 'data': data.get('source') or data.get('train'), 'steps': step,
            'command': run.get('command'), 'scores': _scores(directory, step)}

@@ -178,6 +178,16 @@ def agree(what: str, value: str):
       raise UserError(f'process {i} has another {what} than process 0: {_difference(first, other)}')
 
 
+def from_first(what: str, value: str) -> str:
+  """The `value` of process 0, for which the others wait."""
+  client = _state().client
+  if client is None:
+    return value
+  if not jax.process_index():
+    client.key_value_set(f'bert_jax/{what}', value)
+  return client.blocking_key_value_get(f'bert_jax/{what}', int(1000 * START_SECONDS))
+
+
 def gathered(here: float) -> list[float]:
   """A number of each process; all have to ask."""
   if jax.process_count() == 1:

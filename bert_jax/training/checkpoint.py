@@ -19,12 +19,13 @@ from bert_jax.errors import Failed
 from bert_jax.errors import UserError
 from bert_jax.errors import storage_trouble
 from bert_jax.parallel import processes
+from bert_jax.training import lock
 from bert_jax.training import report
 from bert_jax.training import sound
 from bert_jax.training.state import TrainState
 
 FOLDERS = ('best', 'checkpoints')  # of a workdir; whoever loads a model looks in this order
-APART = (*FOLDERS, 'damaged')  # what is written by orbax alone
+APART = (*FOLDERS, 'damaged', lock.NAME)  # never copied between a bucket and this machine
 _SPARE_BYTES = 100_000  # for the metadata of a checkpoint and the run's other files
 
 
@@ -249,29 +250,60 @@ def on_one_device(abstract: Any) -> Any:
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), abstract)
 
 
-def restore_params(workdir: epath.Path, abstract: Any) -> tuple[Any, int]:
-  """The parameters of a workdir's best or else newest checkpoint on one device, and its step.
+def _complete(workdir: epath.Path) -> list[epath.Path]:
+  """The checkpoints of a workdir, sound or not, in the order in which they are used."""
+  return [absolute(workdir) / name / str(step) for name in FOLDERS
+          for step in reversed(sound.steps(absolute(workdir) / name))]
 
-  Damaged ones are named on standard error, and the next is taken.
+
+def _name(workdir: epath.Path, folder: epath.Path) -> str:
+  """A checkpoint as the user knows it."""
+  return f'{workdir}/{folder.parent.name}/{folder.name}'
+
+
+def _lost_best(workdir: epath.Path) -> list[epath.Path]:
+  """The best checkpoint that a run set aside as damaged, where no other took its place."""
+  folder = absolute(workdir) / 'damaged'
+  return list(folder.glob('best-*'))[:1] if not sound.steps(workdir / 'best') and (
+      folder.exists()) else []
+
+
+def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
+                   allow_older: bool = False) -> tuple[Any, int]:
+  """The parameters of a workdir's best or else newest checkpoint on one device, and its step.
 
   Args:
     workdir: of the run that made it.
     abstract: ShapeDtypeStructs of the parameters.
+    step: of the checkpoint that is wanted instead.
+    allow_older: where it is damaged, take the next sound one, and say so.
 
   Raises:
-    UserError: there is none, or it is of another model.
+    UserError: there is none, it is damaged, or it is of another model.
   """
-  folders = [absolute(workdir) / name for name in FOLDERS]
-  folders = [folder for folder in folders if folder.exists()]
-  if not folders:
+  if not any((workdir / name).exists() for name in FOLDERS):
     raise UserError(f'{workdir} holds no checkpoints: train with --workdir={workdir} first')
-  found = [folder / str(step) for folder in folders for step in reversed(sound.steps(folder))]
-  for folder in found:
+  complete = _complete(workdir)
+  wanted = [folder for folder in complete if step is None or folder.name == str(step)]
+  if not wanted:
+    names = ', '.join(f'{folder.parent.name}/{folder.name}' for folder in complete)
+    raise UserError(f'{workdir} has no checkpoint of step {step}, but {names}' if names else
+                    f'{workdir} holds no complete checkpoint yet')
+  damage = [f'{_name(workdir, folder)} is damaged' for folder in _lost_best(workdir)]
+  for folder in wanted:
     try:
       params = sound.read(folder, {'params': on_one_device(abstract)})['params']
     except sound.Damaged as e:
-      print(f'bert_jax: {folder} is damaged and not used: {e}', file=sys.stderr, flush=True)
+      if _complete(workdir) != complete:  # the run goes on, and has deleted this one
+        return restore_params(workdir, abstract, step, allow_older)
+      damage.append(f'{_name(workdir, folder)} is damaged: {e}')
       continue
+    if damage and step is None and not allow_older:
+      raise UserError(f'{damage[0]}; the next sound one is {_name(workdir, folder)}: '
+                      'run main again, which makes lost steps anew, or take this one with '
+                      f'--step={folder.name} or --allow_older of convert and predict')
+    for line in damage if step is None else ():
+      print(f'bert_jax: {line}; {_name(workdir, folder)} is used', file=sys.stderr, flush=True)
     return params, int(folder.name)
-  raise UserError(f'{workdir} holds no sound checkpoint: all {len(found)} are damaged' if found else
-                  f'{workdir} holds no complete checkpoint yet')
+  raise UserError(f'{workdir} holds no sound checkpoint{"" if step is None else f" of step {step}"}'
+                  f': all {len(wanted)} are damaged')

@@ -34,12 +34,8 @@ def _start(config: ConfigDict, checkpoints: checkpoint.Checkpoints, init: Any,
            initial: Sequence[Callable[[Any], Any]],
            abstract: state_lib.TrainState) -> tuple[state_lib.TrainState, int]:
   """The state that a run begins with, restored or fresh and then changed; and its step."""
-  latest = checkpoints.latest()
-  if latest is not None:
-    state, step = checkpoints.restore(abstract)
-    again = f', {latest - step} steps are made again' if step < latest else ''
-    report_lib.print_summary([('resumed', f'from step {step}{again}')])
-    return state, step
+  if checkpoints.latest() is not None:
+    return checkpoints.restore(abstract)
   state = init(state_lib.root_key(config.seed))
   for change in initial:
     state = state._replace(params=change(state.params))
@@ -203,13 +199,18 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
       accumulation=optimizer_config.accumulation)
 
   # An own checkpoint wins over init_from, which wins over a fresh start.
-  if checkpoints.latest() == train_steps and (
+  latest = checkpoints.latest()
+  state, first_step = _start(config, checkpoints, init, initial, abstract)
+  # Says so only now, when the newest checkpoint was read and is sound.
+  if first_step == train_steps and (
       not task.has_held_out or report_lib.is_evaluated(workdir.local, train_steps)):
     checkpoints.close()
     report_lib.print_summary([
         ('finished', f'{workdir} holds the whole run of {train_steps} steps')])
     return
-  state, first_step = _start(config, checkpoints, init, initial, abstract)
+  if latest is not None:
+    again = f', {latest - first_step} steps are made again' if first_step < latest else ''
+    report_lib.print_summary([('resumed', f'from step {first_step}{again}')])
   state = state._replace(frozen=state_lib.place(nn.unbox(task.frozen), abstract.frozen))
 
   run = _Run(task, config, train_steps, mesh, workdir, checkpoints, rate, first_step)

@@ -43,6 +43,15 @@ def test_a_sentence_without_an_end_is_cut_at_white_space():
       16_384, 16_384, 7_232]
 
 
+def test_half_of_a_surrogate_pair_is_replaced(tmp_path):
+  """JSON can write it, UTF-8 cannot."""
+  (tmp_path / 'a.jsonl').write_text('\ufeff' + r'{"text": "one \ud83d two \uDC00\ud83d\ude00"}'
+                                    + '\n' + r'{"text": "\ud55c\uae00"}')
+  found = _documents(tmp_path / 'a.jsonl')
+  assert found == ['one \ufffd two \ufffd\U0001f600', '한글']
+  assert len(found[0].encode()) == 19
+
+
 def test_json_lines(tmp_path):
   lines = [{'text': 'One.\nTwo.', 'id': 1}, {'text': '猫'}]
   (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, lines)) + '\n\n')

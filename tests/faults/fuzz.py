@@ -29,7 +29,7 @@ from bert_jax.data import bpe
 from bert_jax.data import corpus
 from bert_jax.data import tokenizer
 from bert_jax.errors import UserError
-from bert_jax.inference import jsonl
+from bert_jax.inference import lines as lines_lib
 from bert_jax.interop import huggingface
 from bert_jax.interop import layout
 from bert_jax.interop.pretrained import Pretrained
@@ -117,8 +117,8 @@ def readers(folder: pathlib.Path) -> dict[str, tuple[bytes, Callable[[bytes], No
   options = config_lib.finetuning('multiple_choice').data
 
   def lines(path):
-    with open(path, encoding='utf-8', errors='surrogateescape') as stream:
-      _drain(jsonl.read_examples(stream, path, ('text',)))
+    with open(path, 'rb') as stream:
+      _drain(lines_lib.read(stream, path, ('text',)))
 
   return {
       'corpus': by_path('corpus.txt', lambda p: _drain(corpus.read_file(p, 'text', 'text'))),

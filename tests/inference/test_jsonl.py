@@ -52,10 +52,10 @@ def test_a_vector_for_each_token_with_its_place(folder, tmp_path):
   assert {len(t['vector']) for t in tokens} == {256}
 
 
-def answers(folder, task, lines, options=jsonl.Options()):
+def answers(folder, task, lines, options=jsonl.Options(), strict=False):
   found = []
-  jsonl.predict(jsonl.TASKS[task], bert_jax.from_pretrained(folder), io.StringIO(lines), 'in',
-                found.append, options)
+  jsonl.predict(jsonl.TASKS[task], bert_jax.from_pretrained(folder), io.BytesIO(lines.encode()),
+                'in', found.append, options, strict)
   return found
 
 
@@ -66,7 +66,7 @@ def test_the_first_answer_comes_at_once(folder):
     def __iter__(self):
       for i in range(20):
         read.append(i)
-        yield json.dumps({'text': f'w{i} [MASK]'}) + '\n'
+        yield json.dumps({'text': f'w{i} [MASK]'}).encode() + b'\n'
 
   counts = []
   jsonl.predict(jsonl.TASKS['fill_mask'], bert_jax.from_pretrained(folder), Lines(), 'in',
@@ -77,15 +77,15 @@ def test_the_first_answer_comes_at_once(folder):
 def test_the_example_at_fault_is_named(folder):
   lines = ''.join(json.dumps({'text': text}) + '\n' for text in (
       'w1 [MASK]', 'w2 [MASK]', 'w3 [MASK]', 'w4', 'w5 [MASK]'))
-  with pytest.raises(UserError, match=r"in, example 4: no \[MASK\] in 'w4'"):
-    answers(folder, 'fill_mask', lines)
+  with pytest.raises(UserError, match=r"in, line 4: no \[MASK\] in 'w4'"):
+    answers(folder, 'fill_mask', lines, strict=True)
   for lines, message in (
       ('', 'in holds no example'), ('\n\n', 'in holds no example'),
       ('{"text": 3}\n', "in, line 1: needs a JSON object with the text 'text'"),
       ('{"text": "a"}\n{"txt": "a"}\n', 'in, line 2: needs'),
       ('{"text"\n', 'in, line 1: not JSON')):
     with pytest.raises(UserError, match=message):
-      answers(folder, 'embed', lines)
+      answers(folder, 'embed', lines, strict=True)
 
 
 def test_arrays_are_for_vectors_of_texts(folder, source, tmp_path):

@@ -44,6 +44,16 @@ def test_jsonl_gzipped_with_nested_columns(tmp_path):
   assert example[1:] == ('good', 'film', '5')
 
 
+def test_half_of_a_surrogate_pair_is_replaced(tmp_path):
+  (tmp_path / 'a.jsonl').write_text(r'{"text": "a \ud800 b", "label": "\udfff"}')
+  example, = read_texts(tmp_path / 'a.jsonl')
+  assert (example.text, example.label) == ('a \ufffd b', '\ufffd')
+  (tmp_path / 'a.json').write_text(json.dumps({'data': [{'paragraphs': [{'context': 'a \ud800 b',
+      'qas': [{'id': '1', 'question': '?', 'answers': [{'text': 'b', 'answer_start': 4}]}]}]}]}))
+  question, = squad.read(str(tmp_path / 'a.json'))
+  assert question.context == 'a \ufffd b' and question.in_place
+
+
 @pytest.mark.parametrize('name, content, fields, message', [
     ('a.tsv', 'sentence\tlabel\nx\t1\n', {}, "line 2: no column 'text': there are 'sentence'"),
     ('a.tsv', 'text\tlabel\nx\n', {}, "line 2: no column 'label'"),

@@ -180,16 +180,61 @@ def test_whoever_loads_a_model_gets_the_next(workdir, capsys):
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state_of(1).params)
   folder = epath.Path(workdir)
   assert checkpoint.restore_params(folder, abstract)[1] == 4  # the best
+  assert checkpoint.restore_params(folder, abstract, 2)[1] == 2
+  with pytest.raises(UserError, match='no checkpoint of step 3, but best/4, checkpoints/6, '
+                                      'checkpoints/4, checkpoints/2'):
+    checkpoint.restore_params(folder, abstract, 3)
   flip(data_file(workdir / 'best/4'))
-  params, step = checkpoint.restore_params(folder, abstract)
+  with pytest.raises(UserError, match=f'{workdir}/best/4 is damaged: .*; the next sound one is '
+                                      f'{workdir}/checkpoints/6: run main again.* --step=6 or '
+                                      '--allow_older'):
+    checkpoint.restore_params(folder, abstract)
+  assert checkpoint.restore_params(folder, abstract, 4)[1] == 4  # the same step is there twice
+  params, step = checkpoint.restore_params(folder, abstract, allow_older=True)
   assert step == 6
   jax.tree.map(np.testing.assert_array_equal, params, state_of(6).params)
-  assert 'best/4 is damaged and not used: ' in capsys.readouterr().err
-  for step in (2, 4, 6):
+  assert 'best/4 is damaged: ' in (told := capsys.readouterr().err)
+  assert told.endswith(f'; {workdir}/checkpoints/6 is used\n')
+  flip(data_file(workdir / 'checkpoints/2'))
+  with pytest.raises(UserError, match='no sound checkpoint of step 2: all 1 are damaged'):
+    checkpoint.restore_params(folder, abstract, 2, allow_older=True)
+  for step in (4, 6):
     flip(data_file(workdir / f'checkpoints/{step}'))
   with pytest.raises(UserError, match='no sound checkpoint: all 4 are damaged'):
-    checkpoint.restore_params(folder, abstract)
+    checkpoint.restore_params(folder, abstract, allow_older=True)
   assert not (workdir / 'damaged').exists()  # reading moves nothing
+
+
+def test_a_best_one_that_was_set_aside_is_missed(workdir):
+  """Else its place would be taken by the newest, without a word."""
+  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state_of(1).params)
+  flip(data_file(workdir / 'best/4'))
+  assert restore(workdir)[1] == 6
+  with pytest.raises(UserError, match='damaged/best-4 is damaged; the next sound one is .*/6'):
+    checkpoint.restore_params(epath.Path(workdir), abstract)
+  assert checkpoint.restore_params(epath.Path(workdir), abstract, allow_older=True)[1] == 6
+  saved = checkpoint.Checkpoints(epath.Path(workdir), 3, 'f1')
+  saved.offer(state_of(8).params, 8, {'f1': 0.1})
+  saved.close()
+  assert checkpoint.restore_params(epath.Path(workdir), abstract)[1] == 8
+
+
+def test_a_run_that_goes_on_deletes_what_is_read(workdir, monkeypatch):
+  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state_of(1).params)
+  shutil.rmtree(workdir / 'best')
+  read = sound.read
+
+  def late(folder, wanted):
+    if folder.name == '6':
+      saved = checkpoint.Checkpoints(epath.Path(workdir), 1)
+      saved.save(state_of(8), 8)
+      saved.close()
+    return read(folder, wanted)
+
+  monkeypatch.setattr(sound, 'read', late)
+  params, step = checkpoint.restore_params(epath.Path(workdir), abstract)
+  assert step == 8 and [p.name for p in (workdir / 'checkpoints').iterdir()] == ['8']
+  jax.tree.map(np.testing.assert_array_equal, params, state_of(8).params)
 
 
 def test_the_whole_of_a_checkpoint_is_checked_without_its_model(workdir):
