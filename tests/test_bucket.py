@@ -114,28 +114,34 @@ def test_a_tuned_model_its_best_checkpoint_and_its_predictions(bucket, tmp_path)
   assert [path.name for path in (bucket / 'best').iterdir() if path.name in ('2', '4')]
 
 
-def test_one_run_at_a_time(bucket, monkeypatch):
+def test_one_run_at_a_time(bucket, monkeypatch, capfd):
   """By conditional writes: whoever read an older state of the lock does not get it."""
   monkeypatch.setattr(lock, 'BEAT_SECONDS', 0.1)
   monkeypatch.setattr(lock, 'STALE_SECONDS', 0.5)
-  first, slow = lock.Lock(bucket), lock._Object(bucket)
-  assert slow.read() == b''
-  first.acquire()
-  assert not slow.replace(b'too late')
+  late = lock._BucketLock(bucket)
+  assert late._read() == b''
+  first = lock._acquired(bucket)
+  assert not late._write()
   with pytest.raises(UserError, match=f'is in use by process {os.getpid()} on '):
-    lock.Lock(bucket).acquire()
-  monkeypatch.setattr(lock, '_boot', lambda: 'another machine')
-  with pytest.raises(UserError, match=f'in use by process {os.getpid()} on '):
-    lock.Lock(bucket).acquire()  # its beat goes on
+    lock._acquired(bucket)  # its beat goes on
   first.release()
-  assert slow.read() == b''
-  assert slow.replace(b'{"pid": 1, "host": "elsewhere"}')
-  second = lock.Lock(bucket)
-  second.acquire()  # no beat
-  slow.remove()  # does not remove what is no longer its own
-  assert slow.read()
+  assert late._read() == b''
+  late._me |= {'host': 'elsewhere', 'pid': 1}
+  assert late._write()
+  began = time.monotonic()
+  second = lock._acquired(bucket)  # the holder gives no sign of life
+  assert time.monotonic() - began >= 0.5
+  assert 'was locked by process 1 on elsewhere: waiting' in capfd.readouterr().err
+  assert not late._write()
   second.release()
-  assert slow.read() == b''
+  gone = subprocess.Popen(['true'])
+  gone.wait()
+  late._read()
+  late._me |= {'host': socket.gethostname(), 'pid': gone.pid}
+  assert late._write()
+  began = time.monotonic()
+  lock._acquired(bucket).release()  # a process of this machine that is gone: no wait
+  assert time.monotonic() - began < 0.4 and late._read() == b''
 
 
 @pytest.mark.slow

@@ -1,16 +1,13 @@
 """One run a workdir: a lock that names its holder and does not outlive it.
 
-The kernel holds the lock of a local folder and releases it with the process. A bucket has writes
-on the condition that nobody else wrote. Both keep a JSON object that says who holds the lock, with
-a beat: another machine, which cannot ask for the process, sees it change as long as the run lives.
-No clocks are compared.
+A local folder has the kernel's lock, which ends with its process. A bucket has an object that is
+written only if nobody else wrote it in between. Its holder writes it again every few seconds; a
+holder that stops doing so is gone. No clocks are compared.
 """
 
 from collections.abc import Iterator
 import contextlib
 import datetime
-import errno
-import fcntl
 import json
 import os
 import pathlib
@@ -19,9 +16,9 @@ import sys
 import threading
 import time
 from typing import Any
-from typing import Protocol
 
 from etils import epath
+import filelock
 import jax
 import tensorstore
 
@@ -31,259 +28,137 @@ from bert_jax.errors import UserError
 from bert_jax.parallel import processes
 
 NAME = '.lock'
-BEAT_SECONDS = 15  # between two writes of the holder
-STALE_SECONDS = 120  # without a beat the holder is gone
-
-_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+BEAT_SECONDS = 15  # between two writes of the holder of a bucket
+STALE_SECONDS = 120  # without a write the holder is gone
 
 
-class _Place(Protocol):
-  """Where the lock is."""
-
-  exclusive: bool  # the kernel lets nobody else in
-
-  def open(self) -> bool:
-    """False if the kernel says that somebody else holds the lock."""
-
-  def read(self) -> bytes:
-    """The content; nothing if nobody holds the lock."""
-
-  def replace(self, content: bytes) -> bool:
-    """Writes, unless somebody else wrote since this process last did or read."""
-
-  def remove(self):
-    """Releases the lock."""
-
-  def close(self):
-    """Lets go without having held the lock."""
+class _Held(Exception):
+  """Another run holds the lock; the argument says who."""
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-  """Leaves out what C++ prints: tensorstore logs on standard error how it got its credentials."""
-  kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-  try:
-    os.dup2(nowhere, 2)
-    yield
-  finally:
-    os.dup2(kept, 2)
-    os.close(kept)
-    os.close(nowhere)
-
-
-class _File:
-  """In a local folder."""
-
-  def __init__(self, workdir: epath.Path):
-    self._path = pathlib.Path(workdir / NAME)
-    self._file, self._known, self.exclusive = -1, b'', False
-
-  def open(self) -> bool:
-    self._path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-      self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-      try:
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self.exclusive = True
-      except BlockingIOError:
-        return False
-      except OSError as e:
-        if e.errno not in _NO_LOCKS:
-          raise
-        return True  # a network disk without locks: the content alone tells
-      if os.fstat(self._file).st_nlink:
-        return True
-      os.close(self._file)  # its holder removed the file in between
-
-  def read(self) -> bytes:
-    # By the name: a network disk shows what other machines wrote to those who open the file.
-    self._known = self._now()
-    return self._known
-
-  def _now(self) -> bytes:
-    try:
-      return self._path.read_bytes()
-    except FileNotFoundError:
-      return b''
-
-  def replace(self, content: bytes) -> bool:
-    if self._now() not in (self._known, b''):
-      return False
-    os.pwrite(self._file, content, 0)
-    os.ftruncate(self._file, len(content))
-    os.fsync(self._file)
-    self._known = content
-    return True
-
-  def remove(self):
-    if self._now() == self._known:
-      self._path.unlink()
-    self.close()
-
-  def close(self):
-    os.close(self._file)
-
-
-class _Object:
-  """In a bucket."""
-
-  exclusive = False
-
-  def __init__(self, workdir: epath.Path):
-    bucket, _, folder = os.fspath(workdir).removeprefix('gs://').strip('/').partition('/')
-    self._store = tensorstore.KvStore.open(
-        {'driver': 'gcs', 'bucket': bucket, 'path': f'{folder}/' if folder else ''}).result()
-    self._generation = b''  # of the object as it was last seen
-    with _quiet():
-      self.read()
-
-  def open(self) -> bool:
-    return True
-
-  def read(self) -> bytes:
-    found = self._store.read(NAME).result()
-    self._generation = found.stamp.generation
-    return found.value
-
-  def replace(self, content: bytes) -> bool:
-    written = self._write(content)
-    self._generation = written or self._generation
-    return bool(written)
-
-  def _write(self, content: bytes | None) -> bytes:
-    """The new generation; nothing if the object was written in between."""
-    return self._store.write(NAME, content, if_equal=self._generation).result().generation
-
-  def remove(self):
-    self._write(None)
-
-  def close(self):
-    pass
-
-
-def _boot() -> str:
-  """Names this boot of the kernel and what its process ids count in; '' where neither is known."""
-  try:
-    boot = pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()
-    return f'{boot} {os.readlink("/proc/self/ns/pid")}'
-  except OSError:
-    return ''
-
-
-def _started(pid: int) -> str:
-  """When a process of this machine started, in ticks since the boot; '' if it is gone."""
-  try:
-    fields = pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()
-  except OSError:
-    return ''
-  return '' if fields[0] in 'ZX' else fields[19]
+def _me() -> dict[str, Any]:
+  since = datetime.datetime.now(datetime.UTC)
+  return {'host': socket.gethostname(), 'pid': os.getpid(), 'since': f'{since:%F %T} UTC'}
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
   """The holder that a lock names; nothing if it was released, or its holder died as it wrote."""
   try:
-    found = json.loads(content)
+    holder = json.loads(content)
   except ValueError:
     return {}
-  return found if isinstance(found, dict) and 'pid' in found else {}
+  return holder if isinstance(holder, dict) and holder.keys() >= {'host', 'pid', 'since'} else {}
 
 
-def _lives(holder: dict[str, Any], entered: bool, exclusive: bool) -> bool | None:
-  """Whether the holder lives; None if it is on another machine, where only its beat tells."""
-  same_kernel = bool(_boot()) and holder.get('boot') == _boot()
-  same_host = holder.get('host') == socket.gethostname()
-  if not entered:  # on a network disk the lock of a dead machine lasts for a while
-    return True if not holder or same_kernel or same_host else None
-  if not holder:
-    return False
-  if exclusive:  # else the kernel would still hold the lock of a living one
-    return False if same_kernel or same_host else None
-  return _started(holder['pid']) == holder.get('started') if same_kernel else None
+class _FolderLock:
+  """The lock of a local folder."""
+
+  def __init__(self, workdir: epath.Path):
+    self._path = pathlib.Path(workdir) / NAME
+    self._lock = filelock.FileLock(self._path, blocking=False, thread_local=False)
+
+  def acquire(self):
+    """Takes the lock; raises _Held if another process has it."""
+    self._path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+      self._lock.acquire()
+    except filelock.Timeout:
+      raise _Held(_parsed(self._path.read_bytes())) from None
+    self._path.write_text(json.dumps(_me()))
+
+  def release(self):
+    """Lets the next run in. The file stays: a lock on a removed file excludes nobody."""
+    self._path.write_text('')
+    self._lock.release()
 
 
-class Lock:
-  """The lock of a workdir, held by one process from `acquire` to `release`."""
+class _BucketLock:
+  """The lock of a folder in a bucket."""
 
   def __init__(self, workdir: epath.Path):
     self._workdir = workdir
-    self._place: _Place = (_Object if storage.is_remote(os.fspath(workdir)) else _File)(workdir)
-    self._me = {'host': socket.gethostname(), 'pid': os.getpid(), 'started': _started(os.getpid()),
-                'boot': _boot(),
-                'since': f'{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC'}
-    self._beats, self._held = 0, False
-    self._ended, self._mutex = threading.Event(), threading.RLock()
+    bucket, _, folder = os.fspath(workdir).removeprefix('gs://').strip('/').partition('/')
+    self._store = tensorstore.KvStore.open(
+        {'driver': 'gcs', 'bucket': bucket, 'path': f'{folder}/' if folder else ''}).result()
+    self._me, self._beats, self._generation = _me(), 0, b''
+    self._ended = threading.Event()
+    self._thread = threading.Thread(target=self._beat, daemon=True)
+
+  def _read(self) -> bytes:
+    read = self._store.read(NAME).result()
+    self._generation = read.stamp.generation
+    return read.value
+
+  def _write(self) -> bool:
+    """False if somebody else wrote since this process last did or read."""
+    self._beats += 1
+    content = json.dumps({**self._me, 'beat': self._beats}).encode()
+    written = self._store.write(NAME, content, if_equal=self._generation).result().generation
+    self._generation = written or self._generation
+    return bool(written)
 
   def acquire(self):
-    """Takes the lock; waits where only time tells whether its holder lives.
+    """Takes the lock; waits for a sign of life where it has a holder.
 
     Raises:
-      UserError: another run holds it.
+      _Held: another run lives.
     """
-    silent = None  # a content that did not change for `STALE_SECONDS`
-    while True:
-      entered = self._place.open()
-      if not entered:
-        time.sleep(0.5)  # its holder may be about to write who it is
-      content = self._place.read()
-      lives = _lives(_parsed(content), entered, self._place.exclusive)
-      if lives is None:
-        lives = not entered if content == silent else self._beats_on(content)
-        silent = content
-      if lives:
-        self._place.close()
-        self._refuse(_parsed(content))
-      if entered and self._place.replace(self._content()):
-        break
-      self._place.close()
-    self._held = True
-    threading.Thread(target=self._beat, name='lock', daemon=True).start()
-
-  def _refuse(self, holder: dict[str, Any]):
-    who = (f'process {holder["pid"]} on {holder.get("host")}, since {holder.get("since")}'
-           if holder else 'another process')
-    raise UserError(f'{self._workdir} is in use by {who}: wait until that run ends, or use another '
-                    '--workdir')
-
-  def _content(self) -> bytes:
-    self._beats += 1
-    return json.dumps({**self._me, 'beat': self._beats}).encode()
-
-  def _beats_on(self, content: bytes) -> bool:
-    """Whether the holder, on another machine, gives a sign of life."""
+    content = self._read()
     holder = _parsed(content)
-    print(f'bert_jax: {self._workdir} was locked by process {holder["pid"]} on '
-          f'{holder.get("host")}: waiting up to {STALE_SECONDS:.0f} s for a sign of life',
-          file=sys.stderr, flush=True)
-    deadline = time.monotonic() + STALE_SECONDS
-    while time.monotonic() < deadline:
-      time.sleep(BEAT_SECONDS / 5)
-      found = self._place.read()
-      if found != content:
-        return bool(found)  # without content it was released
-    return False
+    if holder and not self._is_gone(holder):
+      print(f'bert_jax: {self._workdir} was locked by process {holder["pid"]} on {holder["host"]}: '
+            f'waiting up to {STALE_SECONDS:.0f} s for a sign of life', file=sys.stderr, flush=True)
+      deadline = time.monotonic() + STALE_SECONDS
+      while time.monotonic() < deadline and content:
+        time.sleep(BEAT_SECONDS / 5)
+        if (now := self._read()) != content and now:
+          raise _Held(holder)
+        content = now
+    if not self._write():
+      raise _Held(_parsed(self._read()))
+    self._thread.start()
+
+  def _is_gone(self, holder: dict[str, Any]) -> bool:
+    """Whether the holder was a process of this machine that no longer runs."""
+    return holder['host'] == socket.gethostname() and not pathlib.Path(
+        f'/proc/{holder["pid"]}').exists() and pathlib.Path('/proc/self').exists()
 
   def _beat(self):
     while not self._ended.wait(BEAT_SECONDS):
-      with self._mutex:
-        if self._ended.is_set():
-          return
-        try:
-          mine = self._place.replace(self._content())
-        except Exception:  # each storage has errors of its own, and the next beat may get through
-          continue
+      try:
+        mine = self._write()
+      except Exception:  # each storage has errors of its own, and the next beat may get through
+        continue
       if not mine:
         print(f'bert_jax: another run took over {self._workdir}, because this one gave no sign of '
               f'life for {STALE_SECONDS:.0f} s: ended', file=sys.stderr, flush=True)
         os._exit(errors.EXIT_FAILED)
 
   def release(self):
-    """Lets the next run in; a second call does nothing."""
-    with self._mutex:
-      self._ended.set()
-      if self._held:
-        self._held = False
-        with contextlib.suppress(Exception):  # a bucket that is gone: the lock goes stale
-          self._place.remove()
+    """Lets the next run in; a bucket that cannot be reached lets it in by and by."""
+    self._ended.set()
+    self._thread.join()
+    with contextlib.suppress(Exception):
+      self._store.write(NAME, None, if_equal=self._generation).result()
+
+
+def _acquired(workdir: epath.Path) -> _FolderLock | _BucketLock:
+  """The lock of a workdir, taken by this process."""
+  try:
+    lock = (_BucketLock if storage.is_remote(os.fspath(workdir)) else _FolderLock)(workdir)
+    lock.acquire()
+  except _Held as e:
+    holder = e.args[0]
+    who = (f'process {holder["pid"]} on {holder["host"]}, since {holder["since"]}' if holder
+           else 'another process')
+    raise UserError(f'{workdir} is in use by {who}: wait until that run ends, or use another '
+                    '--workdir') from e
+  except Exception as e:  # each storage has errors of its own
+    if errors.storage_trouble(e) == 'the disk is full':
+      raise
+    reason = getattr(e, 'strerror', None) or e
+    raise UserError(f'--workdir={workdir} cannot be written: {reason}') from e
+  return lock
 
 
 @contextlib.contextmanager
@@ -296,14 +171,9 @@ def held(workdir: epath.Path) -> Iterator[None]:
   lock, refused = None, ''
   if not jax.process_index():
     try:
-      lock = Lock(workdir)
-      lock.acquire()
+      lock = _acquired(workdir)
     except UserError as e:
       refused = str(e)
-    except Exception as e:  # each storage has errors of its own
-      if errors.storage_trouble(e) == 'the disk is full':
-        raise
-      refused = f'--workdir={workdir} cannot be written: {getattr(e, "strerror", None) or e}'
   refused = processes.from_first('lock', refused)
   if refused:
     raise UserError(refused)

@@ -1,4 +1,3 @@
-import functools
 
 from hypothesis import given
 from hypothesis import settings
@@ -7,7 +6,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import pairs as benchmark
 from bert_jax.data import rows as rows_lib
 from bert_jax.data import windows
 from bert_jax.data.windows import Layout
