@@ -217,7 +217,6 @@ def test_explore(pretrained):
   assert [layer for layer, *_ in layers] == ['0', '1', '2']  # the embeddings and two layers
   _, same, other, elsewhere = layers[0]
   assert same == other == '1.00' and float(elsewhere) < 1  # the embedding has the position in it
-  assert float(layers[2][3]) < 1
 
 
 @pytest.mark.slow
