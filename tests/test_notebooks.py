@@ -168,21 +168,23 @@ def begin_on_colab(folder, python: str, repository: str, **environ) -> tuple[str
   try:
     client.execute()
   except (nbclient.exceptions.DeadKernelError, nbclient.exceptions.CellExecutionError) as e:
-    error = str(e).strip().splitlines()[-1]
+    error = re.sub(r'\x1b\[\d*m', '', str(e)).strip().splitlines()[-1]
   return text_of(first.outputs + second.outputs), error
 
 
 @pytest.mark.slow
 def test_on_colab_the_chip_of_the_runtime_is_used(colab, tmp_path, monkeypatch):
   python, repository = colab
-  monkeypatch.delenv('JAX_PLATFORMS')
+  for name in ('JAX_PLATFORMS', 'XLA_FLAGS'):  # the flags are for this process' jaxlib
+    monkeypatch.delenv(name)
   tpu = {'TPU_ACCELERATOR_TYPE': 'v5e-1'}
   told, error = begin_on_colab(tmp_path, python, repository, **tpu)
-  assert error == 'Kernel died' and re.search(
-      r'^The kernel restarts, for it has older versions of (.*, )?numpy(, .*)? in memory', told, re.M)
+  assert error == 'Kernel died'
+  restarts = 'The kernel restarts, for it has older versions of '
+  assert re.search(rf'^{restarts}(.*, )?numpy(, .*)? in memory', told, re.M)
   told, error = begin_on_colab(tmp_path, python, repository, **tpu)
-  assert 'restarts' not in told  # and the chip is a lie
-  assert re.search('RuntimeError.*: this machine has a TPU, but JAX .* runs on the CPU', error)
+  assert restarts not in told  # and the chip is a lie
+  assert re.match('RuntimeError: this machine has a TPU, but JAX .* runs on the CPU', error)
   result = subprocess.run([python, '-c', VERSIONS], capture_output=True, text=True, check=True)
   (pin,), jax, jaxlib, libtpu = json.loads(result.stdout)
   assert jax == jaxlib != '0.7.2'
@@ -215,7 +217,6 @@ def test_explore(pretrained):
   assert [layer for layer, *_ in layers] == ['0', '1', '2']  # the embeddings and two layers
   _, same, other, elsewhere = layers[0]
   assert same == other == '1.00' and float(elsewhere) < 1  # the embedding has the position in it
-  assert float(layers[2][3]) < 1
 
 
 @pytest.mark.slow
