@@ -1,6 +1,8 @@
-"""Best-fit packing of pairs into rows (best-fit decreasing, Johnson 1973)."""
+"""Best-fit packing of pairs into rows (best-fit decreasing, Johnson 1973), and what fills gaps."""
 
 import numpy as np
+
+SHORTEST_PIECE = 8  # ordinary tokens; a smaller gap stays empty
 
 
 def pack(sizes: np.ndarray, max_len: int, most: int,
@@ -43,3 +45,36 @@ def pack(sizes: np.ndarray, max_len: int, most: int,
       open_rows[space].append((row, items + 1))
       spaces |= 1 << space
   return np.array(row_of, np.int64), rows
+
+
+def pour(start: np.ndarray, end: np.ndarray, space: np.ndarray, slots: np.ndarray, max_len: int,
+         most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+  """Cuts stretches of text into pieces that fill gaps, one row after another, then new rows.
+
+  Args:
+    start, end: [T] int64 of the stretches.
+    space: [R] int64 tokens that each row has left; a piece takes two for [CLS] and [SEP].
+    slots: [R] int64 items that each row may still take.
+    max_len: L, of new rows.
+    most: items in a new row.
+
+  Returns:
+    ([N] int64 start, length and row of each piece; number of rows).
+  """
+  space, slots = space.tolist(), slots.tolist()
+  least = min(SHORTEST_PIECE, max_len - 2)
+  pieces = []
+  row = 0
+  for at, last in zip(start.tolist(), end.tolist()):
+    while at < last:
+      while row < len(space) and (not slots[row] or space[row] - 2 < min(least, last - at)):
+        row += 1
+      if row == len(space):
+        space.append(max_len)
+        slots.append(most)
+      length = min(last - at, space[row] - 2)
+      pieces.append((at, length, row))
+      space[row] -= length + 2
+      slots[row] -= 1
+      at += length
+  return *np.array(pieces, np.int64).reshape(-1, 3).T, len(space)

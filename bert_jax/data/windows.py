@@ -19,7 +19,6 @@ from bert_jax.data.records import Records
 _MOST_PAIRS = 8  # in a row
 SEQUENCES = ('next_sentence', 'sentence_order', 'full_sentences')
 _SHORT_SHARE = 0.1  # of the chunks get a random length, as published (short_seq_prob)
-_SHORTEST_PIECE = 8  # tokens; a smaller gap stays empty
 _FULL = 0.98  # of the rows, where that costs an eighth of the pairs at most
 _EXCHANGE_ROUNDS = 4  # partners of the same document are tried anew this often
 
@@ -239,37 +238,6 @@ def _kept_rows(row: np.ndarray, tokens: np.ndarray, space: np.ndarray, rows: int
   return int(np.flatnonzero(fits).max(initial=0))
 
 
-def _pour(start: np.ndarray, end: np.ndarray, space: list[int], slots: list[int],
-          layout: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Cuts stretches of text into pieces that fill gaps, one row after another, then new rows.
-
-  Args:
-    start, end: [T] of the stretches.
-    space: tokens that each row has left.
-    slots: pairs that each row may still take.
-    layout: of the rows.
-
-  Returns:
-    Start, length and row of each piece: [N] int64 each.
-  """
-  pieces = []
-  row = 0
-  least = min(_SHORTEST_PIECE, layout.max_len - 2)
-  for at, last in zip(start.tolist(), end.tolist()):
-    while at < last:
-      while row < len(space) and (not slots[row] or space[row] - 2 < min(least, last - at)):
-        row += 1
-      if row == len(space):
-        space.append(layout.max_len)
-        slots.append(layout.pairs)
-      length = min(last - at, space[row] - 2)
-      pieces.append((at, length, row))
-      space[row] -= length + 2
-      slots[row] -= 1
-      at += length
-  return tuple(np.array(pieces, np.int64).reshape(-1, 3).T)
-
-
 def _stretches(chunks: Chunks) -> tuple[np.ndarray, np.ndarray]:
   """Where the text of some chunks starts and ends, neighbours joined: [T] int64 each."""
   start = np.concatenate([chunks.a_start, chunks.b_start])
@@ -295,13 +263,12 @@ def _fill(chunks: Chunks, row: np.ndarray, keep: int, layout: Layout,
   kept[rng.permutation(surplus)[:abs(more) // max(both[int(more > 0)], 1)]] = False
   space = layout.max_len - np.bincount(row[kept], chunks.size[kept], keep).astype(np.int64)
   slots = layout.pairs - np.bincount(row[kept], minlength=keep)
-  space = space.tolist()  # grows
-  piece, length, into = _pour(*_stretches(Chunks(*(x[~kept] for x in chunks))), space,
-                              slots.tolist(), layout)
+  start, end = _stretches(Chunks(*(x[~kept] for x in chunks)))
+  piece, length, into, rows = packing.pour(start, end, space, slots, layout.max_len, layout.pairs)
   none = np.zeros_like(piece)
   parts = zip((*(x[kept] for x in chunks[:5]), row[kept]),
               (piece, length, none, none, none, into))
-  return Pairs(*map(np.concatenate, parts), len(space))
+  return Pairs(*map(np.concatenate, parts), rows)
 
 
 def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[int, ...],
@@ -323,7 +290,7 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[
     pairs = np.bincount(row, chunks.b_length, count)
     row = np.argsort(np.lexsort((rng.random(count), pairs == 0)))[row]
   space = layout.max_len - np.bincount(row, chunks.size, count)
-  usable = (np.bincount(row, minlength=count) < layout.pairs) & (space >= _SHORTEST_PIECE + 2)
+  usable = (np.bincount(row, minlength=count) < layout.pairs) & (space >= packing.SHORTEST_PIECE + 2)
   keep = _kept_rows(row, chunks.a_length + chunks.b_length, space * usable, rows, layout)
   least = 0
   if rows is None:  # rows of P short texts are not full: some long ones beside them help

@@ -106,6 +106,40 @@ def test_labels_are_half_and_half_and_length_does_not_tell():
       assert stats.ks_2samp(length[random], length[~random]).pvalue > 0.01
 
 
+@functools.cache
+def prose(chinese):
+  """Records like Wikipedia's, and the class of each token: how sentences begin and end shows."""
+  rng = np.random.default_rng(0)
+  documents = []
+  for _ in range(6000):
+    lengths = rng.lognormal(3.7 if chinese else 3.1, 0.5, rng.integers(4, 35)).astype(int) + 3
+    documents.append(np.where(rng.random(len(lengths)) < 0.02, lengths * 9, lengths).tolist())
+  records = make_records(documents)
+  lengths = np.concatenate(documents)
+  end = np.cumsum(lengths)
+  capital, letter, digit, mark, other = range(5)
+  inner = letter if chinese else capital
+  classes = rng.choice(5, (end[-1], 1), p=[0.08, 0.75, 0.04, 0.1, 0.03]).repeat(2, 1)
+  draw = lambda common, rare, n: np.where(rng.random(n) < 0.95, common, rare)
+  classes[end - lengths, 0] = draw(inner, digit, len(end))
+  classes[end - 1, 1] = draw(mark, letter, len(end))
+  first = np.cumsum([sum(d) for d in documents])[:-1]  # of a document: it begins with its title
+  classes[first, 0] = rng.choice([inner, other], len(first))
+  return records, np.concatenate([np.full((FIRST, 2), other), classes])
+
+
+@pytest.mark.parametrize('chinese', [False, True])
+@pytest.mark.parametrize('sequences', windows.SEQUENCES[:2])
+def test_bounds_lengths_punctuation_and_capitals_do_not_tell_the_label(sequences, chinese):
+  # Pairs that are cut inside sentences, too, let the rule guess 0.64 to 0.85 of the labels.
+  records, classes = prose(chinese)
+  pairs = benchmark.epoch(source(records, 128, pairs=8, sequences=sequences), 9)
+  label = pairs.label[pairs.b_length > 0]
+  assert len(label) > 12_000 and abs(label.mean() - 0.5) < 0.01
+  rule = benchmark.accuracy_of_rule(benchmark.features(records, pairs, classes), label)
+  assert rule <= 0.52
+
+
 def test_packed_rows_are_full():
   rng = np.random.default_rng(0)
   sentences = lambda: list(rng.lognormal(3.2, 0.5, rng.integers(5, 40)).astype(int) + 2)
@@ -133,19 +167,19 @@ def test_a_document_with_most_of_the_text_gives_no_false_label():
 def test_rows_by_hand():
   records = make_records([[2, 3], [4, 1]])  # tokens 5 6 | 7 8 9 || 10 11 12 13 | 14
   table = rows_lib.Table(*(np.array(x) for x in (
-      [[0, 5], [5, 0], [0, 0]], [[1, 1], [4, 0], [0, 0]], [[2, 1], [9, 0], [0, 0]],
+      [[0, 5], [5, 2], [0, 0]], [[1, 1], [4, 2], [0, 0]], [[2, 1], [9, 0], [0, 0]],
       [[2, 1], [1, 0], [0, 0]], [[1, 0], [0, 0], [0, 0]])))
   rows = rows_lib.gather(records, table, Layout(12, 2), TOKENIZER, np.array([7, 8, 9]), words=True)
   np.testing.assert_array_equal(rows.ids, [
-      [1, 5, 2, 7, 8, 2, 1, 10, 2, 6, 2, 0], [1, 10, 11, 12, 13, 2, 14, 2, 0, 0, 0, 0], [0] * 12])
+      [1, 5, 2, 7, 8, 2, 1, 10, 2, 6, 2, 0], [1, 10, 11, 12, 13, 2, 14, 2, 1, 7, 8, 2], [0] * 12])
   np.testing.assert_array_equal(rows.type_ids, [
       [0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0], [0] * 12])
   np.testing.assert_array_equal(rows.pair_index, [
-      [1] * 6 + [2] * 5 + [0], [1] * 8 + [0] * 4, [0] * 12])
+      [1] * 6 + [2] * 5 + [0], [1] * 8 + [2] * 4, [0] * 12])
   np.testing.assert_array_equal(rows.positions, [
-      [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 0], [*range(8), 0, 0, 0, 0], [0] * 12])
+      [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 0], [*range(8), *range(4)], [0] * 12])
   np.testing.assert_array_equal(rows.labels, [[1, 0], [0, 0], [0, 0]])
-  np.testing.assert_array_equal(rows.cls_positions, [[0, 6], [0, 0], [0, 0]])
+  np.testing.assert_array_equal(rows.cls_positions, [[0, 6], [0, 8], [0, 0]])
   np.testing.assert_array_equal(rows.pair_weights, [[1, 1], [1, 0], [0, 0]])
   np.testing.assert_array_equal(rows.row, [7, 8, 9])
   np.testing.assert_array_equal(rows.word_start, (rows.pair_index > 0))
