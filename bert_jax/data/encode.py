@@ -1,5 +1,6 @@
 """From documents to arrays of tokens: what each worker process of `prepare` does."""
 
+import collections
 from collections.abc import Iterable
 from collections.abc import Iterator
 import functools
@@ -70,13 +71,23 @@ def _segmented(tokenizer: tokenizer_lib.Tokenizer,
   return tokens, np.array(starts, bool)
 
 
+def _keys(tokens: np.ndarray, lengths: np.ndarray) -> list[bytes]:
+  """The tokens of each sentence as bytes."""
+  ends = np.cumsum(lengths).tolist()
+  return [tokens[begin:end].tobytes() for begin, end in zip([0, *ends], ends)]
+
+
 class Encoder:
   """Turns documents into arrays."""
 
-  def __init__(self, tokenizer: tokenizer_lib.Tokenizer, rules: Rules, heldout: Iterable[str] = ()):
-    """`heldout`: the held-out sentences, to be recognised in the training text."""
+  def __init__(self, tokenizer: tokenizer_lib.Tokenizer, rules: Rules,
+               heldout: Iterable[bytes] = ()):
+    """`heldout`: keys of the held-out sentences, to be recognised in the training text."""
     self._tokenizer, self._rules = tokenizer, rules
-    self._heldout = {sentence: i for i, sentence in enumerate(heldout)}
+    self._heldout = collections.defaultdict(list)
+    for i, key in enumerate(heldout):
+      self._heldout[key].append(i)
+    self._heldout.pop(b'', None)  # no token: it stands in no text
     self._starts = tokenizer.word_starts()
     self._dtype = records.token_dtype(tokenizer.vocab_size)
 
@@ -88,14 +99,24 @@ class Encoder:
 
   def sentences(self, documents: list[list[str]]) -> Encoded:
     """Encodes documents that are split into sentences; what has no token is left out."""
-    sentences = list(itertools.chain.from_iterable(documents))
-    seen = [self._heldout[s] for s in sentences if s in self._heldout] if self._heldout else []
-    parts = [self._arrays(batch) for batch in list(batches(sentences, _AT_ONCE)) or [[]]]
-    tokens, words, lengths = (np.concatenate(arrays) for arrays in zip(*parts))
+    tokens, words, lengths = self._tokens(list(itertools.chain.from_iterable(documents)))
+    seen = []
+    if self._heldout:
+      seen = [i for key in _keys(tokens, lengths) for i in self._heldout.get(key, ())]
     document = np.repeat(np.arange(len(documents)), [len(d) for d in documents])
     counts = np.bincount(document[lengths > 0], minlength=len(documents))
     lengths, counts = records.split_long(lengths[lengths > 0], counts[counts > 0])
     return Encoded(tokens, words, lengths, counts, seen, len(documents), 0)
+
+  def keys(self, sentences: list[str]) -> list[bytes]:
+    """A key of each sentence: the same for sentences that the model cannot tell apart."""
+    tokens, _, lengths = self._tokens(sentences)
+    return _keys(tokens, lengths)
+
+  def _tokens(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`_arrays` of any number of sentences."""
+    parts = [self._arrays(batch) for batch in list(batches(sentences, _AT_ONCE)) or [[]]]
+    return tuple(np.concatenate(arrays) for arrays in zip(*parts))
 
   def _arrays(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tokens, where words start, and the length of each sentence."""
@@ -122,11 +143,22 @@ def read_heldout(path: str) -> list[list[str]]:
     return [json.loads(line) for line in file]
 
 
+def write_keys(path: str, keys: Iterable[bytes]):
+  """Writes the keys of sentences, one a line."""
+  with open(path, 'w', encoding='ascii') as file:
+    file.writelines(key.hex() + '\n' for key in keys)
+
+
+def read_keys(path: str) -> list[bytes]:
+  """What `write_keys` wrote."""
+  with open(path, encoding='ascii') as file:
+    return [bytes.fromhex(line) for line in file]
+
+
 @functools.cache
 def _encoder(tokenizer: str, rules: Rules, heldout: str) -> Encoder:
   """The encoder of this process."""
-  return Encoder(tokenizer_lib.load(tokenizer), rules,
-                 itertools.chain.from_iterable(read_heldout(heldout)))
+  return Encoder(tokenizer_lib.load(tokenizer), rules, read_keys(heldout))
 
 
 def encode(documents: list[str], *, tokenizer: str, rules: Rules, heldout: str) -> Encoded:
@@ -136,6 +168,6 @@ def encode(documents: list[str], *, tokenizer: str, rules: Rules, heldout: str) 
     documents: their texts.
     tokenizer: the folder of the vocabulary.
     rules: how they are split.
-    heldout: the file of `write_heldout`.
+    heldout: the file of `write_keys`.
   """
   return _encoder(tokenizer, rules, heldout).documents(documents)

@@ -212,7 +212,9 @@ class Preparation:
     tokenizer = tokenizer_lib.load(tokenizer_directory)
     heldout_file = os.fspath(self.progress / 'heldout.jsonl')
     self._state('heldout', lambda: self._write_heldout(found, heldout_file))
-    shards = self._write_training(found, tokenizer, heldout_file, workers)
+    keys_file = os.fspath(self.progress / 'heldout.keys')
+    self._state('heldout_keys', lambda: self._write_keys(tokenizer, heldout_file, keys_file))
+    shards = self._write_training(found, tokenizer, keys_file, workers)
     self._finish(found, tokenizer, heldout_file, shards)
 
   def _write_heldout(self, found: survey_lib.Survey, path: str) -> int:
@@ -222,8 +224,14 @@ class Preparation:
     encode.write_heldout(path, documents)
     return len(documents)
 
+  def _write_keys(self, tokenizer: tokenizer_lib.Tokenizer, heldout_file: str, path: str) -> int:
+    """Writes a key of each held-out sentence, once for all workers."""
+    sentences = list(itertools.chain.from_iterable(encode.read_heldout(heldout_file)))
+    encode.write_keys(path, encode.Encoder(tokenizer, self.settings.rules).keys(sentences))
+    return len(sentences)
+
   def _write_training(self, found: survey_lib.Survey, tokenizer: tokenizer_lib.Tokenizer,
-                      heldout_file: str, workers: int) -> list[dict[str, Any]]:
+                      keys_file: str, workers: int) -> list[dict[str, Any]]:
     """Writes the shards of the training text; returns what `write_shard` says of each."""
     shards = []
     while (self.progress / f'train-{len(shards):05}.json').exists():
@@ -234,12 +242,11 @@ class Preparation:
     for _ in range(skip):
       next(training)
     if workers == 1 or found.size <= _IN_PROCESS:
-      sentences = itertools.chain.from_iterable(encode.read_heldout(heldout_file))
-      encoder = encode.Encoder(tokenizer, self.settings.rules, sentences)
+      encoder = encode.Encoder(tokenizer, self.settings.rules, encode.read_keys(keys_file))
       parts = map(encoder.documents, encode.batches(training))
     else:
       work = functools.partial(encode.encode, tokenizer=os.fspath(self.output / 'tokenizer'),
-                               rules=self.settings.rules, heldout=heldout_file)
+                               rules=self.settings.rules, heldout=keys_file)
       parts = pool.ordered_map(work, encode.batches(training), workers)
     with bar(found.size, 'tokenising') as progress:
       progress.update(sum(shard['size'] for shard in shards))

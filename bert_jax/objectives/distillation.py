@@ -1,7 +1,7 @@
 """Distillation: DistilBERT (Sanh et al. 2019, https://arxiv.org/abs/1910.01108).
 
-The student learns the words themselves, the teacher's distribution over the vocabulary at the same
-positions, and the direction of the teacher's hidden states.
+The student learns the masked words themselves, and at all real tokens the teacher's distribution
+over the vocabulary and the direction of its hidden states, as the authors' `distiller.py` does.
 """
 
 import dataclasses
@@ -57,23 +57,49 @@ class Distillation:
     return self.model.init(key, Batch(*[tokens] * 4), tokens[:, :1], None)
 
   def loss(self, params: Any, frozen: Any, example: Example, keys: Keys) -> Metrics:
-    """soft_loss and mlm_loss at the masked positions, cosine_loss at all, mlm_accuracy."""
+    """mlm_loss and mlm_accuracy at the masked positions, soft_loss and cosine_loss at all."""
     masked, inputs = example.masked, example.inputs
     rngs = {} if keys.dropout is None else {'dropout': keys.dropout}
 
-    def run(module, batch, positions, **kwargs):
-      hidden = module.bert.encode(batch, **kwargs)
-      return hidden, module.mlm_logits(hidden, positions)
+    def encode(module, batch, **kwargs):
+      return module.bert.encode(batch, **kwargs)
 
-    hidden, logits = self.model.apply(params, inputs, masked.positions, method=run, rngs=rngs,
-                                      deterministic=keys.dropout is None)
-    theirs, their_logits = self.teacher.apply(frozen, inputs, masked.positions, method=run)
+    hidden = self.model.apply(params, inputs, method=encode, rngs=rngs,
+                              deterministic=keys.dropout is None)
+    theirs = self.teacher.apply(frozen, inputs, method=encode)
+    logits = self.model.apply(params, hidden, masked.positions, method='mlm_logits')
     mlm_loss, mlm_right = cross_entropy(logits, masked.targets)
     real = (inputs.pair_index > 0).astype(jnp.float32)
-    return {'soft_loss': weighted(soft_cross_entropy(logits, their_logits), masked.weights),
+    at_once = masked.positions.shape[1]
+    return {'soft_loss': self._soft_loss(params, frozen, hidden, theirs, real, at_once),
             'mlm_loss': weighted(mlm_loss, masked.weights),
             'mlm_accuracy': weighted(mlm_right, masked.weights),
             'cosine_loss': weighted(cosine_distance(hidden, theirs), real)}
+
+  def _soft_loss(self, params: Any, frozen: Any, hidden: jax.Array, theirs: jax.Array,
+                 real: jax.Array, at_once: int) -> tuple[jax.Array, jax.Array]:
+    """(sum, count) over the real tokens of [B, L, D] hidden states of student and teacher.
+
+    Logits at all positions would be the largest thing in memory: those of `at_once` positions of
+    each row are made at a time, and again in the backward pass.
+    """
+    length = real.shape[1]
+    pieces = -(-length // at_once)
+
+    def split(x):  # [B, L, ...] -> [pieces, B, at_once, ...], filled up with zeros
+      x = jnp.pad(x, [(0, 0), (0, pieces * at_once - length), *[(0, 0)] * (x.ndim - 2)])
+      return jnp.moveaxis(x.reshape(len(x), pieces, at_once, *x.shape[2:]), 1, 0)
+
+    def add(total, piece):
+      hidden, theirs, real = piece
+      every = jnp.broadcast_to(jnp.arange(at_once), real.shape)
+      student = self.model.apply(params, hidden, every, method='mlm_logits')
+      teacher = self.teacher.apply(frozen, theirs, every, method='mlm_logits')
+      return total + weighted(soft_cross_entropy(student, teacher), real)[0], None
+
+    total, _ = jax.lax.scan(jax.checkpoint(add, prevent_cse=False), jnp.float32(0),
+                            (split(hidden), split(theirs), split(real)))
+    return total, jnp.sum(real)
 
   def exported(self, params: Any) -> Any:
     """All of them."""
@@ -84,6 +110,7 @@ class Distillation:
     return self.model.config.count_parameters(pooler=False, heads=True)
 
   def flops_per_token(self, length: int, predictions: float) -> float:
-    """Of both; the teacher has no backward pass."""
-    return (self.model.config.flops_per_token(length, predictions)
-            + self.teacher.config.flops_per_token(length, predictions) / 3)
+    """Of both, with logits at every token; the teacher has no backward pass."""
+    del predictions  # their logits are among those of all tokens
+    return (self.model.config.flops_per_token(length, 1)
+            + self.teacher.config.flops_per_token(length, 1) / 3)

@@ -68,6 +68,24 @@ def test_held_out_documents_share_no_sentence_with_the_training_text(tmp_path):
   assert any('1 held-out sentences that occur' in note for note in corpus.notes)
 
 
+@pytest.mark.parametrize('workers', [1, 2])
+def test_held_out_sentences_are_those_that_no_training_text_has_as_tokens(tmp_path, monkeypatch,
+                                                                          workers):
+  """The same letters in other case, with other accents or spaces are the same to the model."""
+  monkeypatch.setattr(prepare, '_IN_PROCESS', 0)
+  documents = conftest.make_documents(60)
+  for i, document in enumerate(documents):  # no two documents write it alike
+    letters = [c.upper() if i >> k & 1 else c for k, c in enumerate('cafe ferm')]
+    document.append(''.join(letters) + ('e\u0301' if i % 2 else '\u00c9') + '  .')
+  corpus = _prepare(tmp_path / 'w', conftest.write_corpus(tmp_path / 'c.txt', documents), workers,
+                    heldout=0.2)
+  train, heldout = ({s for d in _sentences(corpus, split) for s in d}
+                    for split in (corpus.train, corpus.heldout))
+  assert heldout and not train & heldout
+  count = corpus.heldout.num_documents
+  assert any(f'{count} held-out sentences that occur' in note for note in corpus.notes)
+
+
 def test_nothing_is_lost_or_changed_on_the_way(tmp_path):
   documents = [['The cat sat.', 'It purred.'], ['Birds fly, don\'t they?', 'Yes.', 'No!']] * 4
   documents = [[f'{s} {i}' for s in d] for i, d in enumerate(documents)]

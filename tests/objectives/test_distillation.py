@@ -56,10 +56,46 @@ def test_a_student_that_is_its_teacher_has_only_the_words_to_learn():
   loss = jax.jit(objective.loss)
   metrics = loss(params, params, example(), KEYS)
   assert abs(metrics['soft_loss'][0]) < 1e-5 and abs(metrics['cosine_loss'][0]) < 1e-5
-  assert metrics['mlm_loss'][1] == 5 and metrics['soft_loss'][1] == 5  # masked positions
-  assert metrics['cosine_loss'][1] == example().inputs.pair_index.sum()  # all real tokens
+  assert metrics['mlm_loss'][1] == 5  # masked positions
+  tokens = example().inputs.pair_index.sum()  # all real ones
+  assert metrics['cosine_loss'][1] == metrics['soft_loss'][1] == tokens
   apart = loss(initial(objective, 2), params, example(), KEYS)
   assert apart['soft_loss'][0] > 1e-3 and apart['cosine_loss'][0] / apart['cosine_loss'][1] > 0.1
+
+
+def test_the_soft_loss_is_that_of_all_real_tokens_as_published():
+  """Against the loss and gradient of the whole, in numpy's float64 and in one piece."""
+  objective, teacher = make(dataclasses.replace(CONFIG, initializer_range=0.3))
+  params, batch = initial(objective, 2), example().inputs
+  assert batch.ids.shape[1] % example().masked.positions.shape[1] == 0
+  masked = example().masked  # three positions at a time: the last piece has one
+  odd = example()._replace(masked=Masked(
+      masked.ids, *(np.pad(x, [(0, 0), (0, 1)]) for x in masked[1:])))
+  every = np.broadcast_to(np.arange(16), batch.ids.shape)
+  real = (batch.pair_index > 0).astype(np.float64)
+
+  def logits(module, params):
+    return module.apply(params, batch, every, None)[0]
+
+  student, theirs = (np.asarray(logits(objective.model, p), np.float64)[..., :CONFIG.vocab_size]
+                     for p in (params, teacher))
+  p, q = special.softmax(theirs / 2, -1), special.softmax(student / 2, -1)
+  expected = (4 * np.sum(p * (np.log(p) - np.log(q)), -1) * real).sum()
+
+  @jax.jit
+  @jax.grad
+  def whole(params):
+    soft = distillation.soft_cross_entropy(logits(objective.model, params),
+                                           logits(objective.teacher, teacher))
+    return jnp.sum(soft * real)
+
+  for given in (example(), odd):
+    (total, count), grads = jax.jit(jax.value_and_grad(
+        lambda params, given=given: objective.loss(params, teacher, given, KEYS)['soft_loss'],
+        has_aux=True))(params)
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
+    assert count == real.sum()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), grads, whole(params))
 
 
 @pytest.mark.parametrize('name', ['soft_loss', 'mlm_loss', 'cosine_loss'])
