@@ -34,6 +34,8 @@ SIZES = {
     'base': (12, 768), 'large': (24, 1024),
 }
 
+_LARGEST = 2**32 - 1  # of a whole number: seeds have 32 bits
+
 
 def model(size: str | BertConfig) -> ConfigDict:
   """The group `model`: the fields of a `BertConfig`, each commented there, of a published size.
@@ -297,6 +299,8 @@ def check(config: ConfigDict):
   for name, value in flat(config).items():
     if isinstance(value, float) and not math.isfinite(value):
       raise UserError(f'{name}={value} must be a finite number')
+    if (isinstance(value, int) or name == 'train_epochs') and abs(value) > _LARGEST:
+      raise UserError(f'{name}={value} must be at most {_LARGEST}')
   for name in ('batch_size', 'max_len', 'log_every', 'keep_checkpoints'):
     if config[name] < 1:
       raise UserError(f'{name}={config[name]} must be at least 1')

@@ -127,7 +127,7 @@ def create(config: ConfigDict, model: BertConfig, tokenizer: Tokenizer,
     return Texts(found * 2 if len(found) == 1 else found, None)
 
   def held_out(row):
-    first, second, score = data.eval_columns
+    first, second, score = map(str, data.eval_columns)
     return Texts((texts.text_of(row, first), texts.text_of(row, second)),
                  texts.number_of(row, score))
 

@@ -1,3 +1,4 @@
+import functools
 
 from hypothesis import given
 from hypothesis import settings
@@ -6,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks import pairs as benchmark
 from bert_jax.data import rows as rows_lib
 from bert_jax.data import windows
 from bert_jax.data.windows import Layout
