@@ -181,7 +181,8 @@ def test_on_colab_the_chip_of_the_runtime_is_used(colab, tmp_path, monkeypatch):
   told, error = begin_on_colab(tmp_path, python, repository, **tpu)
   assert error == 'Kernel died'
   restarts = 'The kernel restarts, for it has older versions of '
-  assert re.search(rf'^{restarts}(.*, )?numpy(, .*)? in memory', told, re.M)
+  assert re.search(rf'^{restarts}(.*, )?numpy(, .*)? in memory',
+      told, re.M)
   told, error = begin_on_colab(tmp_path, python, repository, **tpu)
   assert restarts not in told  # and the chip is a lie
   assert re.match('RuntimeError: this machine has a TPU, but JAX .* runs on the CPU', error)

@@ -4,9 +4,9 @@ A window is a few thousand chunks from blocks all over the corpus. Its documents
 of whole sentences, each chunk into A and B between two sentences: these pairs are asked whether B
 follows A. They are packed into rows. The number of rows is known beforehand (it follows from the
 window's token count): that is what makes any row of any epoch reachable at once. The text of the
-rows beyond it fills the gaps in the others, in pieces that nothing is asked about. Half of the pairs
-then exchange their B's with pairs of other documents whose B is about as long, so that length does
-not tell the label. Every token is used once.
+rows beyond it fills the gaps in the others, in pieces that nothing is asked about. Half of the
+pairs then exchange their B's with pairs of other documents whose B is about as long, so that length
+does not tell the label. Every token is used once.
 """
 
 from typing import NamedTuple
@@ -290,7 +290,8 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[
     pairs = np.bincount(row, chunks.b_length, count)
     row = np.argsort(np.lexsort((rng.random(count), pairs == 0)))[row]
   space = layout.max_len - np.bincount(row, chunks.size, count)
-  usable = (np.bincount(row, minlength=count) < layout.pairs) & (space >= packing.SHORTEST_PIECE + 2)
+  usable = np.bincount(row, minlength=count) < layout.pairs
+  usable &= space >= packing.SHORTEST_PIECE + 2
   keep = _kept_rows(row, chunks.a_length + chunks.b_length, space * usable, rows, layout)
   least = 0
   if rows is None:  # rows of P short texts are not full: some long ones beside them help
