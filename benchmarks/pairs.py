@@ -88,10 +88,10 @@ def main(_):
       asked = pairs.b_length > 0
       text = pairs.a_length + pairs.b_length
       rule = accuracy_of_rule(features(corpus.train, pairs, classes), pairs.label[asked])
-      fill = (text + 2 + asked).sum() / pairs.rows / max_len
-      print(f'{sequences}, rows of {max_len}: {fill:.1%} full, {asked.sum() / pairs.rows:.2f} '
-            f'asked pairs of {text[asked].mean():.0f} tokens '
-            f'in a row, {text[asked].sum() / text.sum():.0%} of the text; label 1: '
+      print(f'{sequences}, rows of {max_len}: '
+            f'{(text + 2 + asked).sum() / pairs.rows / max_len:.1%} full, '
+            f'{asked.sum() / pairs.rows:.2f} asked pairs of {text[asked].mean():.0f} tokens in a '
+            f'row, {text[asked].sum() / text.sum():.0%} of the text; label 1: '
             f'{pairs.label[asked].mean():.3f}, guessed by the rule: {rule:.4f}', flush=True)
 
 

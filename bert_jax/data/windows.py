@@ -1,12 +1,12 @@
 """The pairs of one window of an epoch: chunks of documents, next sentences, rows.
 
 A window is a few thousand chunks from blocks all over the corpus. Its documents are cut into chunks
-of whole sentences, each chunk into A and B between two sentences: these pairs are asked whether B
-follows A. They are packed into rows. The number of rows is known beforehand (it follows from the
-window's token count): that is what makes any row of any epoch reachable at once. The text of the
-rows beyond it fills the gaps in the others, in pieces that nothing is asked about. Half of the
-pairs then exchange their B's with pairs of other documents whose B is about as long, so that length
-does not tell the label. Every token is used once.
+of whole sentences, each chunk into A and B between two sentences. Half of these pairs exchange
+their B's with pairs of other documents whose B is about as long, so that length does not tell the
+label. Pairs and sentences without a partner are packed into rows. The number of rows is known
+beforehand (it follows from the window's token count): any row of any epoch is reachable at once.
+The text of rows beyond that number fills the gaps in the others, in pieces that serve masked LM
+only: cut inside a sentence, a pair would tell its label. Every token is used once.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from bert_jax.data.records import Records
 
 _MOST_PAIRS = 8  # in a row
 SEQUENCES = ('next_sentence', 'sentence_order', 'full_sentences')
-_SHORT_SHARE = 0.1  # of the chunks get a random length, as published (short_seq_prob)
+SHORT_SHARE = 0.1  # of the chunks get a random length, as published (short_seq_prob)
 _FULL = 0.98  # of the rows, where that costs an eighth of the pairs at most
 _EXCHANGE_ROUNDS = 4  # partners of the same document are tried anew this often
 
@@ -126,7 +126,7 @@ def _chunks(window: Window, layout: Layout,
   while len(alive):
     low, high, back = first[alive], last[alive], backward[alive]
     short = rng.integers(1, longest, len(alive), endpoint=True)
-    room = np.where(rng.random(len(alive)) < _SHORT_SHARE, short, budget[alive])
+    room = np.where(rng.random(len(alive)) < SHORT_SHARE, short, budget[alive])
     ahead = np.searchsorted(bounds, bounds[low] + room, side='right') - 1
     behind = np.searchsorted(bounds, bounds[high] - room)
     begin = np.where(back, np.clip(behind, low, high - 1), low)
@@ -290,8 +290,7 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[
     pairs = np.bincount(row, chunks.b_length, count)
     row = np.argsort(np.lexsort((rng.random(count), pairs == 0)))[row]
   space = layout.max_len - np.bincount(row, chunks.size, count)
-  usable = np.bincount(row, minlength=count) < layout.pairs
-  usable &= space >= packing.SHORTEST_PIECE + 2
+  usable = (space >= packing.SHORTEST_PIECE + 2) & (np.bincount(row) < layout.pairs)
   keep = _kept_rows(row, chunks.a_length + chunks.b_length, space * usable, rows, layout)
   least = 0
   if rows is None:  # rows of P short texts are not full: some long ones beside them help

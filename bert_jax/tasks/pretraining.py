@@ -83,8 +83,8 @@ class Pretraining:
     train = sources(corpus.train, seed)
     for phase, source in zip(phases, train):
       if {'nsp_loss', 'sop_loss'} & set(objective.weights) and not source.sample().pairs:
-        raise UserError(f'no two neighbouring sentences fit into a row of {phase.max_len}, so '
-                        'there is no pair to ask about: raise max_len, or give data.sequences='
+        raise UserError(f'no two neighbouring sentences fit into a row of {phase.max_len}: there '
+                        'is no pair to ask about. Raise max_len, or give data.sequences='
                         'full_sentences')
     return cls(objective, masking_config, corpus, phases, eval_batches, train,
                sources(corpus.heldout, _EVAL_SEED) if corpus.heldout.num_tokens else (),
