@@ -299,7 +299,7 @@ def check(config: ConfigDict):
   for name, value in flat(config).items():
     if isinstance(value, float) and not math.isfinite(value):
       raise UserError(f'{name}={value} must be a finite number')
-    if (isinstance(value, int) or name == 'train_epochs') and abs(value) > _LARGEST:
+    if (isinstance(value, int) or name == 'train_epochs') and value > _LARGEST:
       raise UserError(f'{name}={value} must be at most {_LARGEST}')
   for name in ('batch_size', 'max_len', 'log_every', 'keep_checkpoints'):
     if config[name] < 1:

@@ -9,9 +9,11 @@ import multiprocessing
 import os
 import pathlib
 import random
+import resource
 import runpy
 import shlex
 import shutil
+import signal
 import tempfile
 import time
 from typing import Any
@@ -36,7 +38,7 @@ from tests.faults.runs import Bench
 from tests.faults.runs import Trial
 
 BATCH = 25  # command lines of a trial
-SECONDS = 300  # that one may take
+SECONDS = 300  # of a core that one may take; a machine with other work needs longer
 _TRACED, _TRAINED = 0.25, 0.05  # shares of the command lines whose step is traced, that train
 # Lines of runs that end with 1: nothing was wrong with what was given.
 _KNOWN = ('the memory is too small', 'the loss was not finite')
@@ -196,6 +198,7 @@ def _trace(task, config, train_steps, mesh, workdir, checkpoints, initial=()):
 def type_it(words: list[str], share: float, out: str):
   """In a process of its own: a command, which may stop before it trains."""
   from tests import test_mistakes
+  resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
   if share > _TRAINED:
     loop.train = _trace if share < _TRAINED + _TRACED else _stop
   test_mistakes._type(words, out)
@@ -229,8 +232,8 @@ def judge(status: int | None, error: str, config: str, overrides: dict[str, str]
           workdir: pathlib.Path) -> str:
   """What is wrong with the end of a command, '' if nothing."""
   lines = error.splitlines()
-  if status is None:
-    return f'hangs: it runs for more than {SECONDS} s'
+  if status in (None, -signal.SIGXCPU, -signal.SIGKILL):
+    return f'hangs, or takes more than {SECONDS} s'
   if status in (1, 2) and len(lines) == 1 and error.startswith('bert_jax: '):
     known = status == 2 or any(part in error for part in _KNOWN)
     return '' if known else f'status 1 with an unknown line: {lines[0][:300]}'
@@ -267,7 +270,7 @@ def fuzz(bench: Bench, number: int) -> Trial:
       finally:
         os.chdir(before)
       began = time.monotonic()
-      process.join(SECONDS)
+      process.join(10 * SECONDS)
       if process.exitcode is None:
         process.kill()
         status = None
