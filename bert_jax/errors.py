@@ -101,8 +101,7 @@ def run_command(main: Callable[[list[str]], None],
       _end(e, EXIT_MISTAKE)
 
   def stopped(*_):
-    _end('stopped by SIGTERM before there was anything to save: run the same command to go on',
-         EXIT_PREEMPTED)
+    _end('stopped by SIGTERM: run the same command to go on', EXIT_PREEMPTED)
 
   def guarded(argv):
     signal.signal(signal.SIGTERM, stopped)  # the training loop has one of its own
