@@ -251,16 +251,9 @@ def _stretches(chunks: Chunks) -> tuple[np.ndarray, np.ndarray]:
   return start[begins], end[np.roll(begins, -1)]
 
 
-def _fill(chunks: Chunks, row: np.ndarray, keep: int, layout: Layout,
-          rng: np.random.Generator) -> Pairs:
+def _fill(chunks: Chunks, row: np.ndarray, keep: int, layout: Layout) -> Pairs:
   """Keeps the chunks of the first `keep` rows, and pours the others into gaps, then new rows."""
-  kept, asked = row < keep, chunks.b_length > 0
-  # Of the label that lost fewer pairs as many more go: its share stays.
-  label = lambda where: np.bincount(chunks.label[where & asked], minlength=2)
-  lost, both = label(~kept), label(asked)
-  more = int(lost[1] * both[0] - lost[0] * both[1])
-  surplus = np.flatnonzero(kept & asked & (chunks.label == (more < 0)))
-  kept[rng.permutation(surplus)[:abs(more) // max(both[int(more > 0)], 1)]] = False
+  kept = row < keep
   space = layout.max_len - np.bincount(row[kept], chunks.size[kept], keep).astype(np.int64)
   slots = layout.pairs - np.bincount(row[kept], minlength=keep)
   start, end = _stretches(Chunks(*(x[~kept] for x in chunks)))
@@ -297,7 +290,7 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[
     rows = int(chunks.size.sum() / _FULL / layout.max_len) + 1
     least = keep * 7 // 8 if layout.pairs > 1 else keep
   while True:
-    pairs = _fill(chunks, row, keep, layout, rng)
+    pairs = _fill(chunks, row, keep, layout)
     if pairs.rows <= rows or keep == least:
       return pairs
     keep = max(keep - 2 * (pairs.rows - rows) - keep // 64, least)
