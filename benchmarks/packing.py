@@ -5,7 +5,7 @@
 Packed rows stand beside rows of one pair each, with a tenth of the pairs short as published, and
 packed rows with half of the pairs short. Each side sees `--tokens` real tokens, about as many in a
 step; all are then evaluated on the same held-out rows of one long pair with the same masks. Takes
-some two hours on 2 CPU cores.
+some three hours on 2 CPU cores.
 
 All start from one model that has left the plateau of the token frequencies. A model this small
 leaves it half-way through 10 million tokens, at a step that depends on the seed: from fresh weights
