@@ -33,15 +33,14 @@ _ALLOW_OLDER = flags.DEFINE_bool(
     'allow_older', False, 'Where that checkpoint is damaged, take the next sound one.')
 
 # Flags that some tasks use: given with another they would have no effect.
-_USED_BY = {'embed': ('pooling', 'normalize', 'layers', 'long', 'max_len'),
-            'question_answering': ('null_threshold',)}
+_USED_BY = {'pooling': 'embed', 'normalize': 'embed', 'layers': 'embed', 'max_len': 'embed',
+            'null_threshold': 'question_answering'}
 
 
 def _check_used():
-  for task, names in _USED_BY.items():
-    for name in names:
-      if task != _TASK.value and flags.FLAGS[name].present:
-        raise errors.UserError(f'--{name} has no effect here: it is for --task={task}')
+  for name, task in _USED_BY.items():
+    if task != _TASK.value and flags.FLAGS[name].present:
+      raise errors.UserError(f'--{name} has no effect here: it is for --task={task}')
 
 
 def main(argv: list[str]):

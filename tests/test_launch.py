@@ -167,7 +167,7 @@ def test_gke_hosts(given, hosts, chips):
 def test_gke_commands():
   flags = subprocess.check_output(['bash', '-c', '. launch/xla_flags.sh; xla_flags v6e'], cwd=ROOT,
                                   text=True).strip()
-  assert flags.startswith('LIBTPU_INIT_ARGS=--xla_')
+  assert flags.startswith('LIBTPU_INIT_ARGS=')
   assert commands('gke', 'xpk', '--name=b', '--image=i', '--cluster=c', '--type=v6e-16',
                   '--max-restarts=7', '--', *FLAGS) == [
       ['xpk', 'workload', 'create', '--cluster=c', '--workload=b', '--tpu-type=v6e-16',

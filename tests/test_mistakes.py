@@ -71,10 +71,10 @@ def test_each_stands_once_and_the_readme_counts_them():
 
 @pytest.mark.parametrize('command, line', TABLE)
 def test_mistake(server, folder, command, line):
-  before = sorted((p, p.stat().st_mtime_ns) for p in (folder / 'run').rglob('*') if p.is_file())
+  before = sorted((p, p.stat().st_mtime_ns) for p in (folder / 'run').rglob('[!.]*') if p.is_file())
   status, error = typed(server, folder, command.removeprefix('python -m bert_jax.'))
   assert (status, error) == (2, f'bert_jax: {line}\n')
-  after = sorted((p, p.stat().st_mtime_ns) for p in (folder / 'run').rglob('*') if p.is_file())
+  after = sorted((p, p.stat().st_mtime_ns) for p in (folder / 'run').rglob('[!.]*') if p.is_file())
   assert after == before  # nothing is written over
   assert not list((folder / 'new').glob('checkpoints/*'))
   shutil.rmtree(folder / 'new', ignore_errors=True)

@@ -6,8 +6,8 @@ import types
 import pytest
 
 from bert_jax import config as config_lib
-from bert_jax import config_flag
 from bert_jax import no_effect
+from bert_jax import tuple_flag
 from bert_jax.data import languages
 from bert_jax.data import phases as phases_lib
 from bert_jax.errors import UserError
@@ -210,13 +210,13 @@ def test_unused_lengths_are_not_checked():
     ('()', ()), ('not good,bad', ('not good', 'bad')), ('"x,y",z', ('x,y', 'z')),
     ('((1,16,8),(1,32,8))', ((1, 16, 8), (1, 32, 8))), ('10,15', (10, 15)), ('-1', (-1,))])
 def test_lists_on_a_command_line(text, value):
-  assert config_flag._Tuples().parse(text) == value
+  assert tuple_flag.Parser().parse(text) == value
 
 
 @pytest.mark.parametrize('text', ['((a),b)', "('a',", '(', '((1,2),x)'])
 def test_what_is_no_list(text):
   with pytest.raises(ValueError, match='is no list'):
-    config_flag._Tuples().parse(text)
+    tuple_flag.Parser().parse(text)
 
 
 @pytest.mark.parametrize('name', ['optimizer.learning_rate', 'masking.rate', 'train_epochs',

@@ -100,7 +100,7 @@ def test_a_finished_run_whose_newest_checkpoint_is_damaged(finished, corpus_file
 
 
 def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus_file):
-  before = sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('*') if p.is_file())
+  before = sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('[!.]*') if p.is_file())
   for overrides, message in (
       ({'model.hidden_size': 64}, r'model.hidden_size=32 \(now 64\): that is another run'),
       ({'data.lowercase': False}, 'data.lowercase=True, now it is False'),
@@ -115,7 +115,7 @@ def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus
   with pytest.raises(UserError, match='a run of 12 steps, more than train_steps=10'):
     run.run(conftest.tiny_config(corpus_file, train_steps=10, allow_schedule_change=True),
             str(finished))
-  assert sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('*') if p.is_file()) == before
+  assert sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('[!.]*') if p.is_file()) == before
 
 
 def test_a_resumed_run_says_what_changed(finished, corpus_file, tmp_path, capsys):

@@ -50,6 +50,19 @@ def _parsed(content: bytes) -> dict[str, Any]:
   return holder if isinstance(holder, dict) and holder.keys() >= {'host', 'pid', 'since'} else {}
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """Silences C++: at its first read tensorstore tells standard error where its credentials are."""
+  stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+  try:
+    os.dup2(nowhere, 2)
+    yield
+  finally:
+    os.dup2(stderr, 2)
+    os.close(stderr)
+    os.close(nowhere)
+
+
 class _FolderLock:
   """The lock of a local folder."""
 
@@ -83,6 +96,8 @@ class _BucketLock:
     self._me, self._beats, self._generation = _me(), 0, b''
     self._ended = threading.Event()
     self._thread = threading.Thread(target=self._beat, daemon=True)
+    with _quiet():
+      self._read()
 
   def _read(self) -> bytes:
     read = self._store.read(NAME).result()

@@ -20,6 +20,7 @@ from typing import Any
 
 from etils import epath
 
+from bert_jax import tuple_flag
 from bert_jax.config import flat
 from bert_jax.data import bpe
 from bert_jax.data import prepare
@@ -206,7 +207,6 @@ def type_it(words: list[str], share: float, out: str):
 
 def _unused(config: str, overrides: dict[str, str], run: dict[str, Any]) -> str:
   """The first override that run.json does not show; '' if it has all."""
-  from bert_jax.config_flag import _Tuples
   for name, text in overrides.items():
     value = run['config']
     for part in name.split('.'):
@@ -216,7 +216,7 @@ def _unused(config: str, overrides: dict[str, str], run: dict[str, Any]) -> str:
     if text in resolved.get(name, ()):
       continue
     if isinstance(value, list):
-      given = json.loads(json.dumps(_Tuples().parse(text)))
+      given = json.loads(json.dumps(tuple_flag.Parser().parse(text)))
     elif isinstance(value, bool):
       given = text.lower() in ('true', '1', 't')
     elif isinstance(value, int | float):

@@ -36,7 +36,7 @@ def test_the_hosts_of_a_slice_are_joined_once(tpu, monkeypatch):
   monkeypatch.setattr(processes, '_has_devices', lambda: False)
   with processes.together('auto'):
     assert len(tpu) == 1
-  monkeypatch.setattr(jax.distributed, 'is_initialized', lambda platform: True)
+  monkeypatch.setattr(jax.distributed, 'is_initialized', lambda: True)
   with processes.together('auto'):
     assert len(tpu) == 1
 
