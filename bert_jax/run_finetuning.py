@@ -46,6 +46,8 @@ def _best(config: ConfigDict, task: FineTuning) -> str:
     return config.keep_best
   if config.data.format.startswith('glue'):
     return glue.find(config.data.format).metric
+  if config.task != 'sequence_classification':
+    return config_lib.finetuning(config.task).keep_best
   return {'regression': 'spearman', 'multi_label': 'f1'}.get(task.problem, 'accuracy')
 
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import types
 
 from etils import epath
 from flax import linen as nn
@@ -13,6 +14,7 @@ import transformers
 
 from bert_jax import config as config_lib
 from bert_jax import run
+from bert_jax import run_finetuning
 from bert_jax.errors import UserError
 from bert_jax.inference import bert as bert_lib
 from bert_jax.inference.task_heads import Predictor
@@ -289,6 +291,17 @@ def test_reinitialised_layers_and_frozen_ones(pretrained, tmp_path):
   assert (kernel(frozen, 1) != kernel(start, 1)).any()
   with pytest.raises(UserError, match='reinit_layers=3: .* has 2 layers'):
     params('none', **{'model.reinit_layers': 3})
+
+
+@pytest.mark.parametrize('task, best', [('token_classification', 'f1'),
+                                        ('question_answering', 'f1'),
+                                        ('multiple_choice', 'accuracy'),
+                                        ('sentence_embedding', 'spearman')])
+def test_the_score_that_decides_where_none_is_named(task, best):
+  c = config_lib.finetuning(task)
+  c.keep_best = 'auto'
+  scores = types.SimpleNamespace(score_names=('f1', 'accuracy', 'spearman'))
+  assert run_finetuning._best(c, scores) == best
 
 
 def test_labels_that_are_left_out(pretrained, tmp_path, capsys):
