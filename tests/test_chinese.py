@@ -27,5 +27,5 @@ def test_fill_mask_after_a_short_run_with_whole_words_masked(tmp_path):
   for animal in WHERE:  # so short a run does not learn which place is whose, but that it is a place
     candidates = bert.fill_mask(f'{animal}坐在[MASK]上。', top_k=10)[0]['candidates']
     places = [c['probability'] for c in candidates if c['token'] in WHERE.values()]
-    assert {c['token'] for c in candidates[:3]} <= set(WHERE.values())
-    assert sum(places) > 0.8
+    assert candidates[0]['token'] in WHERE.values()
+    assert sum(places) > 0.9  # the more a run learns of whose it is, the less the others have
