@@ -212,7 +212,8 @@ def _unused(config: str, overrides: dict[str, str], run: dict[str, Any]) -> str:
     for part in name.split('.'):
       value = value.get(part) if isinstance(value, dict) else None
     resolved = {'eval_every': ('0',), 'checkpoint_every': ('0',), 'keep_best': ('auto',),
-                'init_from': (), 'model.vocab_size': (text,)}  # at most that: a trained one
+                'init_from': (), 'model.dtype': ('auto',),
+                'model.vocab_size': (text,)}  # at most that: a trained one
     if text in resolved.get(name, ()):
       continue
     if isinstance(value, list):
