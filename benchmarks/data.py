@@ -27,7 +27,7 @@ import numpy as np
 from bert_jax.data import corpus
 from bert_jax.data import dataset
 from bert_jax.data import loader
-from bert_jax.data import prepare
+from bert_jax.data import preparation
 from bert_jax.data import records
 from bert_jax.data import rows
 from bert_jax.data import tokenizer as tokenizer_lib
@@ -66,7 +66,7 @@ def compare(name: str, file: str, vocab: str, folder: str, **settings):
         tokenizer.encode_batch(lines[start:start + 5_000], add_special_tokens=False)
     shutil.rmtree(folder, ignore_errors=True)
     with _timed(ours):
-      prepare.prepare(prepare.Settings(file, vocab=vocab, **settings), folder)
+      preparation.prepare(preparation.Settings(file, vocab=vocab, **settings), folder)
   raw, ours = (size / statistics.median(x) for x in (raw, ours))
   print(f'prepare, {name}: {ours:.2f} MB/s, tokenizers.encode_batch {raw:.2f} MB/s: '
         f'{ours / raw:.2f} of it', flush=True)

@@ -27,20 +27,20 @@ from scipy import stats
 
 from benchmarks import torch_finetune
 from bert_jax import config as config_lib
-from bert_jax import run_finetuning
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.interop import huggingface
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.labelled import table
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.encoder import Bert
 from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.runs import finetune
+from bert_jax.runs import initial
 from bert_jax.tasks.finetuning import FineTuning
 from bert_jax.tasks.finetuning import Output
 from bert_jax.tasks.finetuning import by_example
-from bert_jax.training import initial
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 
@@ -164,7 +164,7 @@ class JaxRun:
     self.config, mesh = config, mesh_lib.make_mesh(**config.mesh)
     model = load_lib.load(config.init_from)
     initial.adopt_sizes(config, model)
-    job = run_finetuning.make_job(config, model, mesh, epath.Path(_WORKDIR.value))
+    job = finetune.make_job(config, model, mesh, epath.Path(_WORKDIR.value))
     self.task: FineTuning = job.task
     self.model, self.train_steps = model, train_steps or job.train_steps
     self.settings = optimizer_lib.OptimizerConfig(**config.optimizer)

@@ -25,9 +25,8 @@ import jax
 import numpy as np
 
 from bert_jax import config as config_lib
-from bert_jax import run
 from bert_jax.data import dataset
-from bert_jax.data import prepare
+from bert_jax.data import preparation
 from bert_jax.data import windows
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import Rows
@@ -35,6 +34,7 @@ from bert_jax.data.rows import RowSource
 from bert_jax.data.windows import Layout
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.runs import run
 from bert_jax.tasks.pretraining import Batch
 from bert_jax.tasks.pretraining import Pretraining
 from bert_jax.training import checkpoint
@@ -92,7 +92,7 @@ def main(_):
   """Trains, evaluates, prints a table."""
   records = os.path.join(_WORKDIR.value, 'records')
   if not os.path.exists(os.path.join(records, 'manifest.json')):
-    prepare.prepare(prepare.Settings(source=_SOURCE.value, vocab_size=8192), records)
+    preparation.prepare(preparation.Settings(source=_SOURCE.value, vocab_size=8192), records)
   corpus = dataset.open_records(epath.Path(records))
   start = os.path.join(_WORKDIR.value, 'start')
   run.run(_config(records, 'packed', 0, corpus), start)

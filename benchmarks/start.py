@@ -16,7 +16,7 @@ from absl import app
 from absl import flags
 from etils import epath
 
-from bert_jax.planning import report
+from bert_jax.planning import tables
 
 _RECORDS = flags.DEFINE_string('records', None, 'Folder that prepare made.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
@@ -54,7 +54,7 @@ def main(_):
       cache.rmtree()
     first, *others = [_start(config, folder / 'run', cache) for _ in range(_ROUNDS.value + 1)]
     rows.append([f'`{config}`', f'{first:.1f} s', f'{statistics.median(others):.1f} s'])
-  print(report.table(rows))
+  print(tables.table(rows))
 
 
 if __name__ == '__main__':

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import transformers
 
-from bert_jax.labelled.batches import Features
+from bert_jax.labelled.packed_examples import Features
 from bert_jax.tasks.finetuning import FineTuning
 from bert_jax.tasks.finetuning import Split
 from bert_jax.training import optimizer as optimizer_lib

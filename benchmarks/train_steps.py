@@ -18,12 +18,12 @@ from ml_collections import ConfigDict
 
 from benchmarks import turns
 from bert_jax import config as config_lib
-from bert_jax import run_pretraining
-from bert_jax.parallel import host
 from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.runs import pretrain
+from bert_jax.runs.job import Job
+from bert_jax.runtime import host
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
-from bert_jax.training.job import Job
 
 _RUN = flags.DEFINE_string('run', None, 'JSON file.')
 
@@ -39,7 +39,7 @@ def make_job(run: dict[str, Any], pack: bool, mesh: Mesh) -> tuple[ConfigDict, J
   c = config_lib.pretraining(run['size'])
   c.model.scan_unroll = c.model.num_layers
   c.update_from_flattened_dict({**run['config'], 'data.pack': pack})
-  return c, run_pretraining.make_job(c, None, mesh, epath.Path(run['workdir']))
+  return c, pretrain.make_job(c, None, mesh, epath.Path(run['workdir']))
 
 
 def main(_):

@@ -20,7 +20,7 @@ from bert_jax.data.windows import SEQUENCES
 from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import HEAD_TASKS
 from bert_jax.model import architectures
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.training.optimizer import OptimizerConfig

@@ -23,8 +23,8 @@ def main(argv: list[str]):
   del argv
   if not _INPUT.value:
     raise errors.UserError('give --input=DIR, the model to convert')
-  from bert_jax.interop import convert  # after the flags: JAX takes a while to import
-  convert.convert(_INPUT.value, _OUTPUT.value, _TO.value, _VERIFY.value, _STEP.value,
+  from bert_jax.interop import conversion  # after the flags: JAX takes a while to import
+  conversion.convert(_INPUT.value, _OUTPUT.value, _TO.value, _VERIFY.value, _STEP.value,
                   _ALLOW_OLDER.value)
 
 

@@ -2,8 +2,8 @@
 
 from absl import flags
 
-from bert_jax import config_flag
 from bert_jax import errors
+from bert_jax.runs import config_flag
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, local or gs://.')
 
@@ -14,7 +14,7 @@ def main(argv: list[str]):
   if not config_flag.is_given() or _WORKDIR.value is None:
     raise errors.UserError('give both --config=configs/tiny.py (or another) and --workdir=DIR')
   config = config_flag.get()
-  from bert_jax import run  # after the flags: JAX takes a while to import
+  from bert_jax.runs import run  # after the flags: JAX takes a while to import
   run.run(config, _WORKDIR.value, config_flag.given())
 
 

@@ -4,8 +4,8 @@ import os
 
 from absl import flags
 
-from bert_jax import config_flag
 from bert_jax import errors
+from bert_jax.runs import config_flag
 
 _TOPOLOGY = flags.DEFINE_list(
     'topology', ['local'], 'TPU slices by generation and shape: v4:2x2x1, v5e:4x4, v5p:2x2x4, '
@@ -23,8 +23,8 @@ def main(argv: list[str]):
     raise errors.UserError('give --config=configs/large.py (or another)')
   config = config_flag.get()
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # the compiler's log is not the plan
-  from bert_jax.planning import plan  # after the flags: JAX takes a while to import
-  plan.plan(config, plan.Options(_TOPOLOGY.value, _PRICE.value, _SEARCH.value, _OUT.value),
+  from bert_jax.planning import planner  # after the flags: JAX takes a while to import
+  planner.plan(config, planner.Options(_TOPOLOGY.value, _PRICE.value, _SEARCH.value, _OUT.value),
             config_flag.given())
 
 

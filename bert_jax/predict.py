@@ -52,16 +52,17 @@ def main(argv: list[str]):
     layers = tuple(map(int, _LAYERS.value))
   except ValueError as e:
     raise errors.UserError(f'--layers={",".join(_LAYERS.value)}: layers are whole numbers') from e
-  from bert_jax.inference import jsonl  # after the flags: JAX takes a while to import
-  from bert_jax.parallel import compiled
-  from bert_jax.parallel import host
+  from bert_jax.inference import predictions  # after the flags: JAX takes a while to import
+  from bert_jax.runtime import compile_cache
+  from bert_jax.runtime import host
   if not host.has_accelerator():
     host.keep_freed_memory()
-  compiled.keep()
-  jsonl.run(_TASK.value, _MODEL.value, _INPUT.value, _OUTPUT.value,
-            jsonl.Options(_POOLING.value, _NORMALIZE.value, layers, _LONG.value, _MAX_LEN.value,
-                          _NULL_THRESHOLD.value),
-            _STRICT.value, step=_STEP.value, allow_older=_ALLOW_OLDER.value)
+  compile_cache.keep()
+  options = predictions.Options(
+      pooling=_POOLING.value, normalize=_NORMALIZE.value, layers=layers, long=_LONG.value,
+      max_len=_MAX_LEN.value, null_threshold=_NULL_THRESHOLD.value)
+  predictions.run(_TASK.value, _MODEL.value, _INPUT.value, _OUTPUT.value, options, _STRICT.value,
+                  step=_STEP.value, allow_older=_ALLOW_OLDER.value)
 
 
 if __name__ == '__main__':

@@ -38,22 +38,22 @@ def main(argv: list[str]):
   if not 0 <= _HELDOUT.value < 1:
     raise errors.UserError(f'--heldout={_HELDOUT.value} must lie in [0, 1)')
   from bert_jax.data import beam  # after the flags: tokenizers and numpy take a while to import
-  from bert_jax.data import check
-  from bert_jax.data import prepare
-  settings = prepare.Settings(
+  from bert_jax.data import corpus_check
+  from bert_jax.data import preparation
+  settings = preparation.Settings(
       source=_INPUT.value, format=_FORMAT.value, language=_LANGUAGE.value,
       text_column=_TEXT_COLUMN.value, lines_are_sentences=_LINES.value, vocab=_VOCAB.value,
       vocab_size=None if _VOCAB.value else _VOCAB_SIZE.value or 30_522,
       tokenizer=_TOKENIZER.value, lowercase=_LOWERCASE.value, heldout=_HELDOUT.value)
   if _CHECK.value:
-    check.print_report(settings)
+    corpus_check.print_report(settings)
     return
   if _BEAM.value is not None:
     beam.run(settings, _OUTPUT.value, _BEAM.value.split())
   else:
-    prepare.check_inputs(settings, _OUTPUT.value)
-    prepare.prepare(settings, _OUTPUT.value, _WORKERS.value)
-  prepare.print_summary(_OUTPUT.value)
+    preparation.check_inputs(settings, _OUTPUT.value)
+    preparation.prepare(settings, _OUTPUT.value, _WORKERS.value)
+  preparation.print_summary(_OUTPUT.value)
 
 
 if __name__ == '__main__':

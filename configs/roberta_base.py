@@ -9,7 +9,7 @@ says. Not run yet.
 """
 
 from bert_jax import config
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 
 
 def get_config():

@@ -17,7 +17,7 @@ from bert_jax.interop import huggingface
 from bert_jax.interop import layout
 from bert_jax.interop.pretrained import HEAD_GROUPS
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.encoder import Bert
 

@@ -7,7 +7,7 @@ import shutil
 
 from safetensors import numpy
 
-from bert_jax import run
+from bert_jax.runs import run
 from tests import conftest
 from tests import made_tasks
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 import bert_jax
-from bert_jax import run
-from bert_jax.data import prepare
+from bert_jax.data import preparation
+from bert_jax.runs import run
 from tests import conftest
 
 WHERE = {'猫': '床', '狗': '门', '鸟': '树', '鱼': '水', '马': '草', '牛': '山'}
@@ -15,7 +15,7 @@ def test_fill_mask_after_a_short_run_with_whole_words_masked(tmp_path):
   sentences = [f'{animal}{verb}在{place}上。' for animal, place in WHERE.items() for verb in '坐睡']
   documents = [list(rng.choice(sentences, 6)) for _ in range(150)]
   source = conftest.write_corpus(tmp_path / 'zh.txt', documents)
-  prepare.prepare(prepare.Settings(source, vocab_size=120, language='zh', heldout=0.05),
+  preparation.prepare(preparation.Settings(source, vocab_size=120, language='zh', heldout=0.05),
                   str(tmp_path / 'records'), 1)
   config = conftest.tiny_config(str(tmp_path / 'records'), **{
       'masking.unit': 'whole_word', 'masking.rate': 0.3, 'train_steps': 400, 'eval_every': 400,

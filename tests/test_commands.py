@@ -15,7 +15,7 @@ import pytest
 
 import bert_jax
 from bert_jax.training import checkpoint
-from bert_jax.training import sound
+from bert_jax.training import integrity
 from tests import conftest
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -139,7 +139,7 @@ def test_ctrl_c_names_the_newest_checkpoint(tmp_path, corpus_file):
   wait_for_step(tmp_path / 'run', 130)
   process.send_signal(signal.SIGINT)
   _, err = process.communicate(timeout=200)
-  newest = max(sound.steps(epath.Path(tmp_path / 'run/checkpoints')))
+  newest = max(integrity.steps(epath.Path(tmp_path / 'run/checkpoints')))
   assert (process.returncode, err) == (
       130, f'bert_jax: interrupted: the newest checkpoint is that of step {newest}, run the same '
            'command to go on\n')

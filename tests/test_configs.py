@@ -7,7 +7,7 @@ import runpy
 
 import pytest
 
-from bert_jax import run
+from bert_jax.runs import run
 from tests import conftest
 from tests import made_tasks
 from tests.interop import torch_bert

@@ -11,18 +11,18 @@ import pytest
 
 import bert_jax
 from bert_jax import config as config_lib
-from bert_jax import run
 from bert_jax.errors import UserError
-from bert_jax.interop import convert
+from bert_jax.interop import conversion
 from bert_jax.interop import load
 from bert_jax.model.albert import AlbertConfig
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.distilbert import DistilBertConfig
 from bert_jax.model.electra import ElectraConfig
 from bert_jax.model.modern import ModernConfig
+from bert_jax.runs import initial
+from bert_jax.runs import run
 from bert_jax.training import checkpoint
-from bert_jax.training import initial
-from bert_jax.training import sound
+from bert_jax.training import integrity
 from tests import conftest
 from tests import made_tasks
 
@@ -54,7 +54,7 @@ def lines(workdir: pathlib.Path) -> list[dict]:
 
 
 def fingerprints(workdir: pathlib.Path, step: int) -> dict:
-  return sound.description(epath.Path(workdir / f'checkpoints/{step}'))['arrays']
+  return integrity.description(epath.Path(workdir / f'checkpoints/{step}'))['arrays']
 
 
 @pytest.fixture(scope='module')
@@ -140,7 +140,7 @@ def test_fine_tuned_exported_and_read_again(trained, tmp_path, task):
   run.run(finetuning_config(task, workdir, tmp_path), str(tmp_path / 'run'))
   model = load.load(str(tmp_path / 'run'))
   assert model.task == task and model.config.architecture == member
-  convert.convert(str(tmp_path / 'run'), str(tmp_path / 'out'), 'huggingface')
+  conversion.convert(str(tmp_path / 'run'), str(tmp_path / 'out'), 'huggingface')
   again = load.load(str(tmp_path / 'out'))
   assert (again.task, again.labels) == (model.task, model.labels)
   assert initial.with_head_of(again, task, model.labels) is again  # trained further, it keeps it

@@ -43,8 +43,8 @@ def server():
   """Starts processes that have imported what the commands import, but not asked for a device."""
   context = multiprocessing.get_context('forkserver')
   context.set_forkserver_preload([
-      'bert_jax.run', 'bert_jax.interop.convert', 'bert_jax.inference.jsonl',
-      'bert_jax.data.prepare', 'bert_jax.planning.plan', 'tests.test_mistakes'])
+      'bert_jax.runs.run', 'bert_jax.interop.conversion', 'bert_jax.inference.predictions',
+      'bert_jax.data.preparation', 'bert_jax.planning.planner', 'tests.test_mistakes'])
   before = os.environ.get('PYTHONPATH')
   os.environ['PYTHONPATH'] = str(mistakes.ROOT)  # where the server, too, finds them
   yield context

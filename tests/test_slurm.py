@@ -13,9 +13,9 @@ import time
 from etils import epath
 import pytest
 
-from bert_jax.training import sound
+from bert_jax.training import integrity
 from tests import test_commands
-from tests.test_processes import records  # noqa: F401
+from tests.runtime.test_processes import records  # noqa: F401
 
 PATH = f'{os.environ["PATH"]}:/usr/sbin'
 pytestmark = [
@@ -154,7 +154,7 @@ def flags(source, workdir, steps: int) -> tuple[str, ...]:
 def checkpoints(workdir: pathlib.Path) -> dict[int, dict]:
   """The fingerprints of all arrays by step; they are compared with the arrays."""
   folder = epath.Path(workdir / 'checkpoints')
-  return {step: sound.check(folder / str(step))['arrays'] for step in sound.steps(folder)}
+  return {step: integrity.check(folder / str(step))['arrays'] for step in integrity.steps(folder)}
 
 
 def test_a_job_that_is_preempted_ends_with_the_same_bits(checkout, records, tmp_path):  # noqa: F811

@@ -20,12 +20,12 @@ import numpy as np
 
 from bert_jax.data import corpus
 from bert_jax.data import encode
-from bert_jax.data import prepare
+from bert_jax.data import preparation
 from bert_jax.data import records
-from bert_jax.data import storage
 from bert_jax.data import survey as survey_lib
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
+from bert_jax.runtime import storage
 
 _ALL = 1 << 64
 
@@ -34,7 +34,7 @@ _ALL = 1 << 64
 class FileToShards:
   """One input file to a shard of training text and one of held-out text, written to `output`."""
 
-  settings: prepare.Settings
+  settings: preparation.Settings
   output: str
 
   def __call__(self, numbered: tuple[int, str]) -> dict[str, Any]:
@@ -54,7 +54,8 @@ class FileToShards:
         encoded = map(encoder.documents, encode.batches(documents))
         local = epath.Path(folder) / split
         local.mkdir()
-        written = prepare.write_shard(local, f'{split}-{number:05}', tokenizer.vocab_size, encoded)
+        written = preparation.write_shard(local, f'{split}-{number:05}', tokenizer.vocab_size,
+                                          encoded)
         found['bytes'] += written['size']
         found['documents'] += written['read']
         found[split] = written['entry']
@@ -63,7 +64,7 @@ class FileToShards:
     return found
 
 
-def finish(settings: prepare.Settings, output: str, shards: Sequence[dict[str, Any]]):
+def finish(settings: preparation.Settings, output: str, shards: Sequence[dict[str, Any]]):
   """Writes counts and manifest over all shards."""
   folder = epath.Path(output)
   tokenizer = tokenizer_lib.load(folder / 'tokenizer')
@@ -76,12 +77,12 @@ def finish(settings: prepare.Settings, output: str, shards: Sequence[dict[str, A
       'settings': dataclasses.asdict(settings), 'tokenizer': tokenizer_lib.digest(tokenizer),
       'vocab_size': tokenizer.vocab_size, 'documents': sum(s['documents'] for s in shards),
       'bytes': sum(s['bytes'] for s in shards),
-      'unigram_entropy': prepare.cross_entropy(heldout, counts) if heldout.sum() else None,
+      'unigram_entropy': preparation.cross_entropy(heldout, counts) if heldout.sum() else None,
       'notes': ['held-out sentences were not looked for in the training text'],
       'splits': {split: [s[split] for s in shards] for split in ('train', 'heldout')}})
 
 
-def run(settings: prepare.Settings, output: str, options: Sequence[str] = ()):
+def run(settings: preparation.Settings, output: str, options: Sequence[str] = ()):
   """Runs the pipeline and writes the manifest.
 
   Args:

@@ -22,8 +22,8 @@ from tokenizers import pre_tokenizers
 from tokenizers import processors
 from tokenizers import trainers
 
-from bert_jax.data import storage
 from bert_jax.errors import UserError
+from bert_jax.runtime import storage
 
 _NAMES = {'cls': ('<s>', '[CLS]'), 'pad': ('<pad>', '[PAD]'), 'sep': ('</s>', '[SEP]'),
           'unk': ('<unk>', '[UNK]'), 'mask': ('<mask>', '[MASK]')}

@@ -20,9 +20,9 @@ import zlib
 from etils import epath
 import sentencex
 
-from bert_jax.data import storage
 from bert_jax.errors import Failed
 from bert_jax.errors import UserError
+from bert_jax.runtime import storage
 
 FORMATS = ('auto', 'text', 'jsonl', 'wikitext')
 # tfds imports all its packages in turn and stops at the first import error: without TensorFlow,

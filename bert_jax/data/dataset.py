@@ -9,11 +9,11 @@ from etils import epath
 from ml_collections import ConfigDict
 import numpy as np
 
-from bert_jax.data import prepare
+from bert_jax.data import preparation
 from bert_jax.data import records
-from bert_jax.data import storage
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
+from bert_jax.runtime import storage
 
 
 class Corpus(NamedTuple):
@@ -58,12 +58,12 @@ def _open_prepared(data: ConfigDict) -> Corpus:
 
 def _prepare_in(workdir: epath.Path, data: ConfigDict, vocab_size: int) -> Corpus:
   directory = workdir / 'corpus'
-  fields = {f.name for f in dataclasses.fields(prepare.Settings)} & set(data.keys())
-  settings = prepare.Settings(**{name: data[name] for name in fields},
+  fields = {f.name for f in dataclasses.fields(preparation.Settings)} & set(data.keys())
+  settings = preparation.Settings(**{name: data[name] for name in fields},
                               vocab_size=None if data.vocab else vocab_size)
   manifest = directory / 'manifest.json'
   if not manifest.exists():
-    prepare.prepare(settings, os.fspath(directory))
+    preparation.prepare(settings, os.fspath(directory))
   earlier = json.loads(manifest.read_text())['settings']
   for name, value in dataclasses.asdict(settings).items():
     if earlier.get(name) != value:

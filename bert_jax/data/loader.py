@@ -7,7 +7,7 @@ from typing import Any
 from absl import flags
 import grain
 
-from bert_jax.data import pool
+from bert_jax.runtime import pool
 
 
 def batches(rows: Callable[[int], Any], first_step: int, last_step: int, workers: int = 0,

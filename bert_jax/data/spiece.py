@@ -20,8 +20,8 @@ from tokenizers import normalizers
 from tokenizers import pre_tokenizers
 from tokenizers import processors
 
-from bert_jax.data import storage
 from bert_jax.errors import UserError
+from bert_jax.runtime import storage
 
 FILE = 'spiece.model'
 _SETTINGS = 'tokenizer_config.json'

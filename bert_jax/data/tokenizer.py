@@ -22,8 +22,8 @@ from tokenizers import processors
 
 from bert_jax.data import bpe
 from bert_jax.data import spiece
-from bert_jax.data import storage
 from bert_jax.errors import UserError
+from bert_jax.runtime import storage
 
 # In the order in which trained vocabularies begin, and under the names every published one uses.
 SPECIAL_TOKENS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')

@@ -16,14 +16,14 @@ from bert_jax.data import inputs as inputs_lib
 from bert_jax.data import long_inputs
 from bert_jax.data.inputs import Input
 from bert_jax.errors import UserError
-from bert_jax.inference import batches
-from bert_jax.inference.batches import Packed
+from bert_jax.inference import packed_texts
+from bert_jax.inference.packed_texts import Packed
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
 from bert_jax.model import chunks
 from bert_jax.model import pooling as pooling_lib
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import for_pretraining
 
@@ -172,7 +172,7 @@ class Bert:
       per_text: [texts] int32 each, given to it as [R, P]; positions count from a text's start.
     """
     waiting = None
-    for packed in batches.pack(rows, self.tokenizer.pad_id, self.config.max_positions,
+    for packed in packed_texts.pack(rows, self.tokenizer.pad_id, self.config.max_positions,
                                _BATCH_TOKENS[jax.default_backend()]):
       there = packed.index >= 0
       values = [np.where(there, values[packed.index], 0).astype(np.int32) for values in per_text]

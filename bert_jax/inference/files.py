@@ -16,9 +16,9 @@ from bert_jax.labelled import squad
 from bert_jax.labelled import texts
 from bert_jax.labelled.choices import ChoiceExample
 from bert_jax.labelled.texts import TextExample
+from bert_jax.runtime.console import print_summary
 from bert_jax.tasks.finetuning import not_empty
 from bert_jax.tasks.token_classification import word_pieces
-from bert_jax.training.report import print_summary
 
 
 def _jsonl(answers: list[dict]) -> str:

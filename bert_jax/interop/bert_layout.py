@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 
 HEADS = {'nsp': 'cls.seq_relationship', 'classifier': 'classifier', 'qa_outputs': 'qa_outputs'}
 _QKV = ('query', 'key', 'value')

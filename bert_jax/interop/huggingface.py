@@ -17,7 +17,6 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
-from bert_jax.data import storage
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import families
@@ -28,7 +27,8 @@ from bert_jax.interop.pretrained import SPAN_LABELS
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.pretrained import check_vocabulary
 from bert_jax.model import architectures
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
+from bert_jax.runtime import storage
 
 _ACTIVATIONS = {'gelu': 'gelu', 'gelu_python': 'gelu', 'gelu_new': 'gelu_tanh',
                 'gelu_pytorch_tanh': 'gelu_tanh', 'relu': 'relu'}

@@ -14,7 +14,7 @@ import numpy as np
 
 from bert_jax.interop import bert_layout
 from bert_jax.interop import modern_layout
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import ReplacedTokenHead
 from bert_jax.model.heads import for_pretraining

@@ -13,7 +13,6 @@ from flax import linen as nn
 import jax
 import orbax.checkpoint as ocp
 
-from bert_jax.data import sealed
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import layout
@@ -22,11 +21,12 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.pretrained import check_vocabulary
 from bert_jax.interop.pretrained import head_groups
 from bert_jax.model import architectures
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
+from bert_jax.runtime import sealed
 from bert_jax.training import checkpoint
-from bert_jax.training import report
-from bert_jax.training import sound
+from bert_jax.training import integrity
+from bert_jax.training import metrics_log
 
 CHECKPOINT_FILE = 'bert.json'
 WORKDIR_FILE = 'run.json'
@@ -49,7 +49,7 @@ def save(model: Pretrained, directory: epath.Path):
   content = {'model': dataclasses.asdict(model.config), 'groups': model.groups, 'task': model.task,
              'labels': model.labels, 'problem': model.problem, 'facts': model.facts,
              'tokenizer': sealed.digests(directory / 'tokenizer'),
-             'arrays': sound.arrays({'params': model.params})}
+             'arrays': integrity.arrays({'params': model.params})}
   (directory / CHECKPOINT_FILE).write_text(json.dumps(sealed.seal(content), indent=2) + '\n')
 
 
@@ -72,8 +72,8 @@ def load(directory: epath.Path) -> Pretrained:
   abstract = checkpoint.on_one_device(
       nn.unbox(layout.abstract_params(config, groups, len(labels))))
   try:
-    params = sound.read(checkpoint.absolute(directory), {'params': abstract}, content)['params']
-  except sound.Damaged as e:
+    params = integrity.read(checkpoint.absolute(directory), {'params': abstract}, content)['params']
+  except integrity.Damaged as e:
     raise UserError(f'{directory} is damaged: {e}') from e
   return Pretrained(config, params, tokenizer, content.get('task', ''), labels,
                     content.get('problem', ''), content.get('facts', {}))
@@ -81,7 +81,7 @@ def load(directory: epath.Path) -> Pretrained:
 
 def _scores(workdir: epath.Path, step: int) -> dict[str, float]:
   """The newest evaluation in metrics.jsonl up to a step."""
-  for entry in reversed(report.read_metrics(workdir / 'metrics.jsonl')):
+  for entry in reversed(metrics_log.read_metrics(workdir / 'metrics.jsonl')):
     scores = {n.removeprefix('eval_'): v for n, v in entry.items() if n.startswith('eval_')}
     if scores and entry['step'] <= step:
       return scores

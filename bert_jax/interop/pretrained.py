@@ -6,7 +6,7 @@ from typing import Any
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.interop import layout
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 
 # The tasks with a head of their own, and what they have besides the encoder.
 HEAD_GROUPS = {'sequence_classification': ('pooler', 'classifier'),

@@ -9,7 +9,6 @@ import re
 from etils import epath
 import numpy as np
 
-from bert_jax.data import storage
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import families
@@ -17,6 +16,7 @@ from bert_jax.interop import huggingface
 from bert_jax.interop import layout
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.pretrained import check_vocabulary
+from bert_jax.runtime import storage
 
 # Of the optimiser and the run, not of the model.
 _IGNORED = re.compile(r'(^|/)(adam_[mv]|global_step|AdamWeightDecayOptimizer(_\d+)?)$')

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from bert_jax.data import storage
 from bert_jax.errors import UserError
 from bert_jax.labelled import table
+from bert_jax.runtime import storage
 
 
 class Question(NamedTuple):

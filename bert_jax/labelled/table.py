@@ -12,8 +12,8 @@ import zlib
 from etils import epath
 
 from bert_jax.data import corpus
-from bert_jax.data import storage
 from bert_jax.errors import UserError
+from bert_jax.runtime import storage
 
 FORMATS = ('auto', 'csv', 'tsv', 'jsonl')
 _LARGEST_UNPACKED, _MOST_TIMES = 256 << 20, 100  # bytes that may come of gzip, and of each byte

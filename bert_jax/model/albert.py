@@ -6,7 +6,7 @@ from flax import linen as nn
 import jax
 
 from bert_jax.errors import UserError
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import truncated_normal
 from bert_jax.model.embeddings import zeros
 from bert_jax.model.encoder import Batch

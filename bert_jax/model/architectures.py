@@ -8,7 +8,7 @@ from typing import NamedTuple
 from bert_jax.errors import UserError
 from bert_jax.model.albert import Albert
 from bert_jax.model.albert import AlbertConfig
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.distilbert import DistilBert
 from bert_jax.model.distilbert import DistilBertConfig
 from bert_jax.model.electra import Electra

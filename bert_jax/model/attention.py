@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.model import kernels
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import truncated_normal
 from bert_jax.model.embeddings import zeros
 

@@ -4,7 +4,7 @@ import dataclasses
 
 from flax import linen as nn
 
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import PositionEmbeddings
 from bert_jax.model.encoder import Bert
 

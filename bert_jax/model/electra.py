@@ -6,7 +6,7 @@ import jax
 
 from bert_jax.errors import UserError
 from bert_jax.model.albert import projection
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.encoder import Bert
 from bert_jax.model.encoder import gelu

@@ -4,7 +4,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 
 
 def truncated_normal(stddev: float, *axes: str) -> nn.initializers.Initializer:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from bert_jax.model import kernels
 from bert_jax.model.attention import SelfAttention
 from bert_jax.model.attention import attention_bias
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.embeddings import LayerNorm
 from bert_jax.model.embeddings import truncated_normal

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from bert_jax.model import architectures
 from bert_jax.model.attention import MASKED
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import LayerNorm
 from bert_jax.model.embeddings import truncated_normal
 from bert_jax.model.embeddings import zeros

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.errors import UserError
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.parallel import sharding
 
 SHORTEST = 512  # for splash and cuDNN: below, the plain path is as fast and holds little

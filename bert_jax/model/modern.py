@@ -19,7 +19,7 @@ from bert_jax.model.attention import MASKED
 from bert_jax.model.attention import attention_bias
 from bert_jax.model.attention import dot_product_attention
 from bert_jax.model.attention import local_attention
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import TokenEmbeddings
 from bert_jax.model.embeddings import truncated_normal
 from bert_jax.model.encoder import Batch

@@ -1,7 +1,7 @@
 """The objectives by their names, and which rows can serve them."""
 
 from bert_jax.errors import UserError
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.heads import ElectraForPreTraining
 from bert_jax.model.heads import for_pretraining
 from bert_jax.objectives.distillation import Distillation

@@ -8,7 +8,7 @@ from typing import Protocol
 from flax import linen as nn
 import jax
 
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.objectives.losses import Metrics
 from bert_jax.objectives.masking import Masked

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.parallel import host
+from bert_jax.runtime import host
 
 AXES = ('replica', 'data', 'model')
 BATCH_AXES = ('replica', 'data')

@@ -18,8 +18,8 @@ import traceback
 from typing import Any
 from typing import TypeVar
 
-from bert_jax.data import pool as pool_lib
 from bert_jax.errors import Failed
+from bert_jax.runtime import pool as pool_lib
 
 T = TypeVar('T')
 

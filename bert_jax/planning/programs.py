@@ -18,11 +18,11 @@ from bert_jax.data.windows import Layout
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.runs import initial
 from bert_jax.tasks.finetuning import FineTuning
 from bert_jax.tasks.pretraining import Batch
 from bert_jax.tasks.pretraining import Pretraining
 from bert_jax.tasks.task import Task
-from bert_jax.training import initial
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 

@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax.data.phases import Phase
-from bert_jax.model.config import REMAT
+from bert_jax.model.bert_config import REMAT
 from bert_jax.parallel import sharding
 from bert_jax.planning import programs
 

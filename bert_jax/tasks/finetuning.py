@@ -18,12 +18,12 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.labelled.batches import Batch
-from bert_jax.labelled.batches import Batches
-from bert_jax.labelled.batches import Features
-from bert_jax.labelled.batches import Located
+from bert_jax.labelled.packed_examples import Batch
+from bert_jax.labelled.packed_examples import Batches
+from bert_jax.labelled.packed_examples import Features
+from bert_jax.labelled.packed_examples import Located
 from bert_jax.model import dropout_bits
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.objectives import losses
 from bert_jax.objectives.losses import Metrics

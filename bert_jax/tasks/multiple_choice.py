@@ -12,10 +12,10 @@ import numpy as np
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.labelled import choices
-from bert_jax.labelled.batches import Batch
-from bert_jax.labelled.batches import Features
+from bert_jax.labelled.packed_examples import Batch
+from bert_jax.labelled.packed_examples import Features
 from bert_jax.model.attention import MASKED
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.task_heads import BertForMultipleChoice
 from bert_jax.objectives.losses import Metrics
 from bert_jax.objectives.losses import cross_entropy

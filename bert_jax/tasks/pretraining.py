@@ -20,7 +20,7 @@ from bert_jax.data.tokenizer import special_ids
 from bert_jax.data.windows import Layout
 from bert_jax.errors import UserError
 from bert_jax.model import dropout_bits
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.objectives import losses
 from bert_jax.objectives import masking

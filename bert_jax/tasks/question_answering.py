@@ -14,11 +14,11 @@ from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import SPAN_LABELS
 from bert_jax.labelled import squad
-from bert_jax.labelled.batches import Batch
-from bert_jax.labelled.batches import Features
+from bert_jax.labelled.packed_examples import Batch
+from bert_jax.labelled.packed_examples import Features
 from bert_jax.labelled.squad import Question
 from bert_jax.model.attention import MASKED
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.task_heads import BertForQuestionAnswering
 from bert_jax.objectives.losses import Metrics
 from bert_jax.objectives.losses import weighted

@@ -19,9 +19,9 @@ from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.labelled import table
 from bert_jax.labelled import texts
-from bert_jax.labelled.batches import Batch
-from bert_jax.labelled.batches import Features
-from bert_jax.model.config import BertConfig
+from bert_jax.labelled.packed_examples import Batch
+from bert_jax.labelled.packed_examples import Features
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.pooling import POOLINGS
 from bert_jax.model.task_heads import BertForSentenceEmbedding
 from bert_jax.objectives.contrastive import contrast

@@ -14,14 +14,14 @@ from etils import epath
 import jax
 import orbax.checkpoint as ocp
 
-from bert_jax.data import storage
 from bert_jax.errors import Failed
 from bert_jax.errors import UserError
 from bert_jax.errors import storage_trouble
-from bert_jax.parallel import processes
-from bert_jax.training import lock
-from bert_jax.training import report
-from bert_jax.training import sound
+from bert_jax.runtime import console
+from bert_jax.runtime import lock
+from bert_jax.runtime import processes
+from bert_jax.runtime import storage
+from bert_jax.training import integrity
 from bert_jax.training.state import TrainState
 
 FOLDERS = ('best', 'checkpoints')  # of a workdir; whoever loads a model looks in this order
@@ -63,7 +63,7 @@ class Checkpoints:
     self._best = _Best(self._workdir, best, judged_on) if best else None
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=every or None, create=True)
     self._manager = _Manager(self._workdir / 'checkpoints', options=options,
-                             item_names=('params', 'optimizer', sound.ITEM))
+                             item_names=('params', 'optimizer', integrity.ITEM))
 
   def latest(self) -> int | None:
     """The newest complete step, None if there is none."""
@@ -90,7 +90,8 @@ class Checkpoints:
     if not os.path.exists(directory):
       os.makedirs(directory, exist_ok=True)
       self._manager.reload()
-      report.print_summary([('deleted', f'{directory} was deleted under the run: it begins again')])
+      console.print_summary([
+          ('deleted', f'{directory} was deleted under the run: it begins again')])
     # Asked first, because a writer that runs out of space leaves pages of tracebacks from threads.
     needed = sum(shard.data.nbytes for x in jax.tree.leaves(_items(state))
                  for shard in x.addressable_shards if shard.replica_id == 0)
@@ -111,27 +112,27 @@ class Checkpoints:
       UserError: the checkpoint is of another model, or none is sound.
     """
     directory, wanted = self._manager.directory, _items(abstract)
-    for step in reversed(sound.steps(directory)):
+    for step in reversed(integrity.steps(directory)):
       try:
-        found = sound.read(directory / str(step), wanted)
-      except sound.Damaged as e:
+        found = integrity.read(directory / str(step), wanted)
+      except integrity.Damaged as e:
         self._set_aside(self._manager, step, e)
         continue
       if self._best:
         try:
           self._best.check(abstract.params)
-        except sound.Damaged as e:
+        except integrity.Damaged as e:
           self._set_aside(self._best.manager, self._best.manager.latest_step(), e)
       optimizer = found['optimizer']
       return TrainState(optimizer['step'], found['params'], optimizer['moments'], {}), step
     raise UserError(f'no checkpoint of {self._workdir} is sound, all are in '
                     f'{self._workdir}/damaged: start over with another --workdir')
 
-  def _set_aside(self, manager: ocp.CheckpointManager, step: int, damage: sound.Damaged):
+  def _set_aside(self, manager: ocp.CheckpointManager, step: int, damage: integrity.Damaged):
     folder = manager.directory / str(step)
-    target = sound.set_aside(self._workdir, folder)
+    target = integrity.set_aside(self._workdir, folder)
     manager.reload()
-    report.print_summary([('damaged', f'{folder}: {damage}; it is in {target} now')])
+    console.print_summary([('damaged', f'{folder}: {damage}; it is in {target} now')])
 
   def check(self):
     """Raises what went wrong with a save in the background, if anything has: see `save`."""
@@ -156,7 +157,7 @@ class Checkpoints:
       with _told(self._workdir):
         try:
           self._best.offer(params, step, scores)
-        except sound.Damaged as e:
+        except integrity.Damaged as e:
           self._set_aside(self._best.manager, self._best.manager.latest_step(), e)
           self._best.offer(params, step, scores)
 
@@ -188,8 +189,8 @@ def _items(state: TrainState) -> dict[str, Any]:
 
 def _save(manager: ocp.CheckpointManager, step: int, items: Mapping[str, Any], **facts):
   saved = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
-  described = ocp.args.JsonSave(sound.describe(step, items, **facts))
-  manager.save(step, args=ocp.args.Composite(**saved, **{sound.ITEM: described}), force=True)
+  described = ocp.args.JsonSave(integrity.describe(step, items, **facts))
+  manager.save(step, args=ocp.args.Composite(**saved, **{integrity.ITEM: described}), force=True)
 
 
 class _Best:
@@ -202,7 +203,8 @@ class _Best:
     self._sign = -1 if metric.endswith(('loss', 'error')) else 1
     # Each is better than the one before, so that the newest is the best.
     options = ocp.CheckpointManagerOptions(max_to_keep=1, create=True)
-    self.manager = _Manager(workdir / 'best', options=options, item_names=('params', sound.ITEM))
+    self.manager = _Manager(workdir / 'best', options=options,
+                            item_names=('params', integrity.ITEM))
 
   def offer(self, params: Any, step: int, scores: Mapping[str, float]):
     """See Checkpoints."""
@@ -210,7 +212,7 @@ class _Best:
     if not math.isfinite(score):
       return
     if kept is not None:
-      known = sound.description(self.manager.directory / str(kept))
+      known = integrity.description(self.manager.directory / str(kept))
       if (all(known.get(name, value) == value for name, value in self._judge.items())
           and self._sign * score <= self._sign * known['score']):
         return
@@ -221,10 +223,10 @@ class _Best:
     self.manager.wait_until_finished()
 
   def check(self, abstract: Any):
-    """Raises sound.Damaged if what is kept is not what was saved."""
+    """Raises integrity.Damaged if what is kept is not what was saved."""
     kept = self.manager.latest_step()
     if kept is not None:
-      sound.read(self.manager.directory / str(kept), {'params': abstract})
+      integrity.read(self.manager.directory / str(kept), {'params': abstract})
 
   def close(self):
     """See Checkpoints."""
@@ -233,12 +235,12 @@ class _Best:
 
 def has_checkpoint(workdir: epath.Path) -> bool:
   """Whether a workdir has a complete checkpoint; asks the folder alone, no other process."""
-  return bool(sound.steps(workdir / 'checkpoints'))
+  return bool(integrity.steps(workdir / 'checkpoints'))
 
 
 def newest(workdir: epath.Path) -> str:
   """The end of a message about a run that was broken off: the checkpoint from which it goes on."""
-  steps = sound.steps(workdir / 'checkpoints')
+  steps = integrity.steps(workdir / 'checkpoints')
   if not steps:
     return f': {workdir} holds no checkpoint yet, the same command starts again'
   return f': the newest checkpoint is that of step {max(steps)}, run the same command to go on'
@@ -253,7 +255,7 @@ def on_one_device(abstract: Any) -> Any:
 def _complete(workdir: epath.Path) -> list[epath.Path]:
   """The checkpoints of a workdir, sound or not, in the order in which they are used."""
   return [absolute(workdir) / name / str(step) for name in FOLDERS
-          for step in reversed(sound.steps(absolute(workdir) / name))]
+          for step in reversed(integrity.steps(absolute(workdir) / name))]
 
 
 def _name(workdir: epath.Path, folder: epath.Path) -> str:
@@ -264,7 +266,7 @@ def _name(workdir: epath.Path, folder: epath.Path) -> str:
 def _lost_best(workdir: epath.Path) -> list[epath.Path]:
   """The best checkpoint that a run set aside as damaged, where no other took its place."""
   folder = absolute(workdir) / 'damaged'
-  return list(folder.glob('best-*'))[:1] if not sound.steps(workdir / 'best') and (
+  return list(folder.glob('best-*'))[:1] if not integrity.steps(workdir / 'best') and (
       folder.exists()) else []
 
 
@@ -292,8 +294,8 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
   damage = [f'{_name(workdir, folder)} is damaged' for folder in _lost_best(workdir)]
   for folder in wanted:
     try:
-      params = sound.read(folder, {'params': on_one_device(abstract)})['params']
-    except sound.Damaged as e:
+      params = integrity.read(folder, {'params': on_one_device(abstract)})['params']
+    except integrity.Damaged as e:
       if _complete(workdir) != complete:  # the run goes on, and has deleted this one
         return restore_params(workdir, abstract, step, allow_older)
       damage.append(f'{_name(workdir, folder)} is damaged: {e}')

@@ -12,19 +12,19 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax.data import loader
-from bert_jax.data import storage
 from bert_jax.errors import Preempted
 from bert_jax.errors import UserError
-from bert_jax.parallel import host
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.parallel import preemption
+from bert_jax.runtime import host
+from bert_jax.runtime import preemption
+from bert_jax.runtime import storage
 from bert_jax.tasks.task import Task
 from bert_jax.training import checkpoint
 from bert_jax.training import health as health_lib
-from bert_jax.training import lines as lines_lib
+from bert_jax.training import metric_lines as lines_lib
+from bert_jax.training import metrics_log as report_lib
 from bert_jax.training import optimizer as optimizer_lib
-from bert_jax.training import profile
-from bert_jax.training import report as report_lib
+from bert_jax.training import profiler
 from bert_jax.training import state as state_lib
 
 _AHEAD = 2  # steps that an accelerator is given before the one that it makes is ready
@@ -100,7 +100,7 @@ class _Run:
     # a few are enough, and SIGTERM, which comes behind them all, is answered in time.
     self._sent = collections.deque(
         maxlen=1 + (0 if jax.default_backend() == 'cpu' else _AHEAD))
-    self._profiler = profile.Profiler(config.profile_steps, workdir.local / 'tensorboard')
+    self._profiler = profiler.Profiler(config.profile_steps, workdir.local / 'tensorboard')
     self._batches = loader.Watched(
         loader.batches(task.rows, first_step, train_steps, config.data.loader_workers),
         idle=lambda: self._lines.idle(), clock=clock)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from bert_jax.errors import UserError
 from bert_jax.inference import bert as bert_lib
 from bert_jax.inference.bert import Bert
-from bert_jax.views import attention as attention_lib
+from bert_jax.views import attention_page as attention_lib
 from bert_jax.views import contexts
 from bert_jax.views.token_embeddings import TokenTable
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.inference.bert import Bert
-from bert_jax.views.attention import fonts
+from bert_jax.views.attention_page import fonts
 
 
 class TokenTable:

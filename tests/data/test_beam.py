@@ -3,7 +3,7 @@ import pytest
 
 from bert_jax.data import beam
 from bert_jax.data import dataset
-from bert_jax.data import prepare
+from bert_jax.data import preparation
 from bert_jax.errors import UserError
 from tests import conftest
 from tests.data import made
@@ -27,8 +27,10 @@ def test_the_direct_runner_makes_the_records_of_prepare(tmp_path):
   for i in range(3):
     conftest.write_corpus(tmp_path / f'c{i}.txt', documents[30 * i:30 * i + 30])
   source = str(tmp_path / 'c*.txt')
-  prepare.prepare(prepare.Settings(source, vocab_size=200, heldout=0.0), str(tmp_path / 'one'), 1)
-  settings = prepare.Settings(source, vocab=str(tmp_path / 'one/tokenizer/vocab.txt'), heldout=0.1)
+  whole = preparation.Settings(source, vocab_size=200, heldout=0.0)
+  preparation.prepare(whole, str(tmp_path / 'one'), 1)
+  settings = preparation.Settings(source, vocab=str(tmp_path / 'one/tokenizer/vocab.txt'),
+                                  heldout=0.1)
   beam.run(settings, str(tmp_path / 'many'), ['--runner=DirectRunner'])
   one = dataset.open_records(made.path(tmp_path / 'one'))
   many = dataset.open_records(made.path(tmp_path / 'many'))
@@ -41,4 +43,4 @@ def test_the_direct_runner_makes_the_records_of_prepare(tmp_path):
   with pytest.raises(UserError, match='is not empty'):
     beam.run(settings, str(tmp_path / 'many'))
   with pytest.raises(UserError, match='Beam needs --vocab'):
-    beam.run(prepare.Settings(source), str(tmp_path / 'new'))
+    beam.run(preparation.Settings(source), str(tmp_path / 'new'))

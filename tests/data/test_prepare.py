@@ -8,14 +8,14 @@ import pytest
 
 from bert_jax.data import dataset
 from bert_jax.data import encode
-from bert_jax.data import pool
-from bert_jax.data import prepare
+from bert_jax.data import preparation
 from bert_jax.data import records
-from bert_jax.data import storage
 from bert_jax.data import survey
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import Failed
 from bert_jax.errors import UserError
+from bert_jax.runtime import pool
+from bert_jax.runtime import storage
 from tests import conftest
 
 
@@ -28,8 +28,8 @@ def _open(workdir, source, vocab_size=200, **data):
 def _prepare(output, source, workers=1, vocab_size=200, **settings):
   if 'vocab' in settings:
     vocab_size = None
-  prepare.prepare(prepare.Settings(str(source), vocab_size=vocab_size, **settings), str(output),
-                  workers)
+  asked = preparation.Settings(str(source), vocab_size=vocab_size, **settings)
+  preparation.prepare(asked, str(output), workers)
   return dataset.open_records(epath.Path(output))
 
 
@@ -72,7 +72,7 @@ def test_held_out_documents_share_no_sentence_with_the_training_text(tmp_path):
 def test_held_out_sentences_are_those_that_no_training_text_has_as_tokens(tmp_path, monkeypatch,
                                                                           workers):
   """The same letters in other case, with other accents or spaces are the same to the model."""
-  monkeypatch.setattr(prepare, '_IN_PROCESS', 0)
+  monkeypatch.setattr(preparation, '_IN_PROCESS', 0)
   documents = conftest.make_documents(60)
   for i, document in enumerate(documents):  # no two documents write it alike
     letters = [c.upper() if i >> k & 1 else c for k, c in enumerate('cafe ferm')]
@@ -104,7 +104,7 @@ def test_nothing_is_lost_or_changed_on_the_way(tmp_path):
 
 def test_cross_entropy_of_frequencies_by_hand():
   # Add-one smoothing: (3 + 1) / 6 and (1 + 1) / 6.
-  assert prepare.cross_entropy(np.array([1, 1]), np.array([3, 1])) == pytest.approx(
+  assert preparation.cross_entropy(np.array([1, 1]), np.array([3, 1])) == pytest.approx(
       -(np.log(4 / 6) + np.log(2 / 6)) / 2)
 
 
@@ -122,8 +122,8 @@ def test_kept_in_the_workdir(tmp_path, corpus_file):
 @pytest.fixture
 def small_shards(monkeypatch):
   """Several shards and batches from a few kilobytes of text."""
-  monkeypatch.setattr(prepare, '_SHARD', 20_000)
-  monkeypatch.setattr(prepare, '_IN_PROCESS', 0)
+  monkeypatch.setattr(preparation, '_SHARD', 20_000)
+  monkeypatch.setattr(preparation, '_IN_PROCESS', 0)
   batches = encode.batches
   monkeypatch.setattr(encode, 'batches', lambda texts, size=0: batches(texts, 3_000))
 
@@ -229,7 +229,7 @@ def test_to_a_bucket_and_back(tmp_path, corpus_file, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   monkeypatch.setattr(storage, 'is_remote', lambda path: str(path).startswith(str(tmp_path / 'b')))
   bucket = tmp_path / 'b/records'
-  prepare.prepare(prepare.Settings(corpus_file, vocab_size=200), str(bucket), 1)
+  preparation.prepare(preparation.Settings(corpus_file, vocab_size=200), str(bucket), 1)
   _prepare(tmp_path / 'local', corpus_file)
   assert _files(bucket) == _files(tmp_path / 'local')
   assert not storage.local_folder(str(bucket)).exists()  # the staging is gone
@@ -240,10 +240,10 @@ def test_to_a_bucket_and_back(tmp_path, corpus_file, monkeypatch):
   other = tmp_path / 'b/other'
   with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
     patched.setattr(storage, 'upload', interrupted)
-    prepare.prepare(prepare.Settings(corpus_file, vocab_size=200), str(other), 1)
+    preparation.prepare(preparation.Settings(corpus_file, vocab_size=200), str(other), 1)
   with pytest.raises(UserError, match='is not empty'):
-    prepare.prepare(prepare.Settings(corpus_file, vocab_size=100), str(other), 1)
-  prepare.prepare(prepare.Settings(corpus_file, vocab_size=200), str(other), 1)
+    preparation.prepare(preparation.Settings(corpus_file, vocab_size=100), str(other), 1)
+  preparation.prepare(preparation.Settings(corpus_file, vocab_size=200), str(other), 1)
   assert _files(other) == _files(bucket)
   corpus = _open(tmp_path / 'w', str(bucket))
   assert _files(storage.local_folder(str(bucket))) == _files(bucket)
@@ -301,13 +301,13 @@ def test_chinese_words_are_marked_without_spaces_too(tmp_path, kind, size):
 
 def test_files_that_have_changed_since_are_told(tmp_path):
   source = conftest.write_corpus(tmp_path / 'a.txt', conftest.make_documents(40))
-  settings = prepare.Settings(source, vocab_size=200)
-  prepare.check_inputs(settings, str(tmp_path / 'r'))  # there is nothing yet
-  prepare.prepare(settings, str(tmp_path / 'r'), 1)
-  prepare.check_inputs(settings, str(tmp_path / 'r'))
+  settings = preparation.Settings(source, vocab_size=200)
+  preparation.check_inputs(settings, str(tmp_path / 'r'))  # there is nothing yet
+  preparation.prepare(settings, str(tmp_path / 'r'), 1)
+  preparation.check_inputs(settings, str(tmp_path / 'r'))
   conftest.write_corpus(tmp_path / 'a.txt', conftest.make_documents(50))
   with pytest.raises(UserError, match='holds records of files that have changed since'):
-    prepare.check_inputs(settings, str(tmp_path / 'r'))
+    preparation.check_inputs(settings, str(tmp_path / 'r'))
 
 
 def test_tfds_is_prepared_and_trained_on(tmp_path, poems, monkeypatch):

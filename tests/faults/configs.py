@@ -20,15 +20,15 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax import tuple_flag
 from bert_jax.config import flat
 from bert_jax.data import bpe
-from bert_jax.data import prepare
-from bert_jax.model.config import ACTIVATIONS
-from bert_jax.model.config import ATTENTION
-from bert_jax.model.config import DTYPES
-from bert_jax.model.config import REMAT
+from bert_jax.data import preparation
+from bert_jax.model.bert_config import ACTIVATIONS
+from bert_jax.model.bert_config import ATTENTION
+from bert_jax.model.bert_config import DTYPES
+from bert_jax.model.bert_config import REMAT
 from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.runs import tuple_flag
 from bert_jax.training import loop
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
@@ -117,7 +117,8 @@ def make(folder: pathlib.Path):
   corpus = conftest.write_corpus(folder / 'corpus.txt', documents)
   (folder / 'corpus.jsonl').write_text(''.join(
       json.dumps({'text': '\n'.join(d)}) + '\n' for d in documents))
-  prepare.prepare(prepare.Settings(corpus, vocab_size=200, heldout=0.1), str(folder / 'records'))
+  preparation.prepare(preparation.Settings(corpus, vocab_size=200, heldout=0.1),
+                      str(folder / 'records'))
   shutil.copy(folder / 'records/tokenizer/vocab.txt', folder / 'vocab.txt')
   bpe.train(lambda: [s for d in documents for s in d], 300, True).save(epath.Path(folder / 'bpe'))
   (folder / 'words.txt').write_text('zebra\nquokka\n')
@@ -245,7 +246,7 @@ def judge(status: int | None, error: str, config: str, overrides: dict[str, str]
 
 def _server() -> multiprocessing.context.BaseContext:
   context = multiprocessing.get_context('forkserver')
-  context.set_forkserver_preload(['bert_jax.run', 'tests.test_mistakes', __name__])
+  context.set_forkserver_preload(['bert_jax.runs.run', 'tests.test_mistakes', __name__])
   return context
 
 

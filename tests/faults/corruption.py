@@ -12,7 +12,7 @@ from etils import epath
 import jax
 
 from bert_jax.errors import UserError
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.training import checkpoint
 from bert_jax.training import fingerprint

@@ -29,7 +29,7 @@ from bert_jax.data import bpe
 from bert_jax.data import corpus
 from bert_jax.data import tokenizer
 from bert_jax.errors import UserError
-from bert_jax.inference import lines as lines_lib
+from bert_jax.inference import json_lines as lines_lib
 from bert_jax.interop import huggingface
 from bert_jax.interop import layout
 from bert_jax.interop.pretrained import Pretrained

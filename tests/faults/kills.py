@@ -9,7 +9,7 @@ import time
 
 from etils import epath
 
-from bert_jax.training import sound
+from bert_jax.training import integrity
 from tests.faults.runs import EVERY
 from tests.faults.runs import LAYOUTS
 from tests.faults.runs import STEPS
@@ -66,7 +66,7 @@ def kill(bench: Bench, number: int) -> Trial:
   # Of several processes either all die, with their machine, or one, and the others notice.
   send(running if rng.random() < 0.5 else running[rng.randrange(len(running)):][:1], signal.SIGKILL)
   bench.ended(running)
-  steps = sound.steps(epath.Path(workdir / 'checkpoints'))
+  steps = integrity.steps(epath.Path(workdir / 'checkpoints'))
   wrong = bench.finish(layout, workdir) or bench.compare(layout, workdir)
   shutil.rmtree(workdir)
   at = f'{layout}, {"while saving, " if saving else ""}after step {steps[-1] if steps else 0}'
@@ -83,7 +83,7 @@ def term(bench: Bench, number: int) -> Trial:
   began = time.monotonic()
   statuses, errors = bench.ended(running)
   took = time.monotonic() - began
-  wrong, saved = '', sound.steps(epath.Path(workdir / 'checkpoints'))
+  wrong, saved = '', integrity.steps(epath.Path(workdir / 'checkpoints'))
   # Processes agree on a step to stop at, which may lie behind the last one; and when all is done,
   # Python gives signals back before it ends.
   if (alive and set(statuses) <= {0, -signal.SIGTERM} and was_at >= STEPS - 2 * EVERY

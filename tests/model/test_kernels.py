@@ -13,7 +13,7 @@ from bert_jax.errors import UserError
 from bert_jax.model import attention
 from bert_jax.model import fused_attention
 from bert_jax.model import kernels
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.encoder import Bert
 from bert_jax.parallel import mesh as mesh_lib

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.embeddings import LayerNorm
 from bert_jax.model.encoder import Batch

@@ -10,7 +10,7 @@ import pytest
 from scipy import special
 
 from bert_jax.model import heads
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import distillation
 from bert_jax.objectives.distillation import Distillation
 from bert_jax.objectives.masking import Masked

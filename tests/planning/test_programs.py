@@ -14,7 +14,7 @@ from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import topology
 from bert_jax.planning import estimate
 from bert_jax.planning import programs
-from bert_jax.planning import report
+from bert_jax.planning import tables
 from bert_jax.tasks.pretraining import Pretraining
 from tests import conftest
 
@@ -85,11 +85,11 @@ def test_a_count_below_the_models_own_is_noticed(share):
       estimate.Figures({'code': 1}, 0, 1, flops, 1e6, []) for flops in counts])
   np.testing.assert_allclose(found.counted_flops, share * own)
   np.testing.assert_allclose(found.flops, max(share, 1) * own)
-  shown = dict(report.lines(found, 0))
+  shown = dict(tables.lines(found, 0))
   assert ('counted' in shown) == (share < 1)
   if share < 1:
     assert shown['counted'].startswith(
-        f'only {report._amount(share * work.model_flops, "FLOP")} for each token')
+        f'only {tables._amount(share * work.model_flops, "FLOP")} for each token')
 
 
 def test_whole_gathers_are_counted_whole():

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from bert_jax import config as config_lib
-from bert_jax import run_finetuning
 from bert_jax.interop import load as load_lib
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.training import initial
+from bert_jax.runs import finetune
+from bert_jax.runs import initial
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 from tests import conftest
@@ -19,7 +19,7 @@ from tests import made_tasks
 def losses(config, mesh, preset):
   model = load_lib.load(config.init_from)
   initial.adopt_sizes(config, model)
-  job = run_finetuning.make_job(config, model, mesh, epath.Path('unused'))
+  job = finetune.make_job(config, model, mesh, epath.Path('unused'))
   optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(**config.optimizer), 9)
   init, abstract = state_lib.make_init(job.task, optimizer, mesh, preset)
   state = init(state_lib.root_key(0))

@@ -8,17 +8,17 @@ import torch
 import transformers
 
 from bert_jax import config as config_lib
-from bert_jax import run_finetuning
 from bert_jax.interop import families
 from bert_jax.interop import huggingface
 from bert_jax.interop import layout
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.runs import finetune
+from bert_jax.runs import initial
 from bert_jax.tasks.finetuning import Output
 from bert_jax.tasks.finetuning import by_example
 from bert_jax.tasks.finetuning import by_input
-from bert_jax.training import initial
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 from tests import conftest
@@ -115,7 +115,7 @@ def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
   mesh = conftest.sub_mesh(2, 1)
   model = load_lib.load(c.init_from)
   initial.adopt_sizes(c, model)
-  job = run_finetuning.make_job(c, model, mesh, epath.Path(tmp_path))
+  job = finetune.make_job(c, model, mesh, epath.Path(tmp_path))
   task, settings = job.task, optimizer_lib.OptimizerConfig(**c.optimizer)
   optimizer = optimizer_lib.make_optimizer(settings, 12)
   init, abstract = state_lib.make_init(task, optimizer, mesh, 'dp')

@@ -9,9 +9,9 @@ from scipy import special
 
 import bert_jax
 from bert_jax import config as config_lib
-from bert_jax import run
 from bert_jax.errors import UserError
-from bert_jax.labelled.batches import Batch
+from bert_jax.labelled.packed_examples import Batch
+from bert_jax.runs import run
 from bert_jax.tasks.sentence_embedding import SentenceEmbedding
 from tests import made_tasks
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.rows import Rows
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.losses import total_loss
 from bert_jax.objectives.masking import MaskingConfig

@@ -1,0 +1,161 @@
+"""A report on a corpus before anyone pays for a run: what is in it, and what is wrong with it."""
+
+from collections.abc import Iterator
+import re
+import tempfile
+from typing import NamedTuple
+
+from etils import epath
+import numpy as np
+
+from bert_jax.data import encode
+from bert_jax.data import preparation
+from bert_jax.data import records
+from bert_jax.data import survey as survey_lib
+from bert_jax.data import windows
+from bert_jax.runtime import console
+
+_CJK = re.compile('[\u3400-\u9fff\u3040-\u30ff]')  # characters written without spaces
+_BUCKETS = 2**np.arange(1, 17)  # of histograms
+_MAX_LEN = 128  # of the rows whose labels are counted
+
+
+class Findings(NamedTuple):
+  """What a check found. Numbers about tokens are those of the sample."""
+
+  survey: survey_lib.Survey
+  lines: int
+  repeated_lines: int  # copies of lines, without the first of each
+  sample: float  # share of the text that was tokenised
+  sentences: np.ndarray  # [S] tokens in each sentence
+  documents: np.ndarray  # [E] sentences in each document
+  counts: np.ndarray  # [V] how often each entry occurs
+  unk_id: int
+  cjk: float  # share of Chinese and Japanese characters
+  labels: np.ndarray  # [2] pairs whose B follows A, and whose B is from another document
+  plateau: float | None  # nat
+
+
+def _lines(documents: Iterator[str], distinct: survey_lib.Distinct) -> Iterator[str]:
+  for document in documents:
+    for line in document.split('\n'):
+      if line := line.strip():
+        distinct.add(survey_lib.text_hash(line.encode()))
+    yield document
+
+
+def _count_labels(encoded: list[encode.Encoded], vocab_size: int) -> np.ndarray:
+  """Labels of the next-sentence pairs in one window of rows."""
+  with tempfile.TemporaryDirectory() as folder:
+    directory = epath.Path(folder)
+    shard = preparation.write_shard(directory, 'sample-00000', vocab_size, encoded)['entry']
+    split = records.open_split(
+        directory, {'splits': {'sample': [shard]}, 'vocab_size': vocab_size, 'digest': ''},
+        'sample', verify=False)
+    blocks = np.random.default_rng(0).permutation(split.num_blocks)[:64]
+    layout = windows.Layout.create(_MAX_LEN, True, 'next_sentence')
+    pairs = windows.make_pairs(split, blocks, layout, (0,))
+    return np.bincount(pairs.label[pairs.b_length > 0], minlength=2)
+
+
+def check(settings: preparation.Settings) -> Findings:
+  """Reads a corpus once, and tokenises at most 256 MiB of it.
+
+  Raises:
+    UserError: the text cannot be read, or the vocabulary not used.
+  """
+  with tempfile.TemporaryDirectory() as scratch:
+    source = preparation.open_source(settings, epath.Path(scratch))
+    distinct = survey_lib.Distinct()
+    found = survey_lib.survey(
+        _lines(preparation.watched(source.read(), 'reading'), distinct), settings.heldout)
+    if not found.documents:
+      preparation.check_documents(settings.source, found)
+    tokenizer = preparation.make_tokenizer(settings, source, found)
+    encoder = encode.Encoder(tokenizer, settings.rules)
+    sampled = (d for d in preparation.watched(source.read(), 'tokenising', found.size)
+               if found.in_vocabulary_text(d) or found.is_held_out(d))
+    encoded, size, cjk, characters = [], 0, 0, 0
+    held = np.zeros(tokenizer.vocab_size, np.int64)
+    for batch in encode.batches(sampled):
+      encoded.append(encoder.documents(batch))
+      size += encoded[-1].size
+      cjk += sum(len(_CJK.findall(d)) for d in batch)
+      characters += sum(map(len, batch))
+      for document in filter(found.is_held_out, batch):
+        held += np.bincount(encoder.documents([document]).tokens, minlength=len(held))
+  counts = sum(np.bincount(e.tokens, minlength=tokenizer.vocab_size) for e in encoded)
+  return Findings(
+      found, distinct.total, distinct.total - distinct.different(), size / max(found.size, 1),
+      np.concatenate([e.lengths for e in encoded]), np.concatenate([e.counts for e in encoded]),
+      counts, tokenizer.unk_id, cjk / max(characters, 1),
+      _count_labels(encoded, tokenizer.vocab_size) if counts.sum() > 1 else np.zeros(2, int),
+      preparation.cross_entropy(held, counts - held) if held.sum() else None)
+
+
+def warnings(found: Findings, settings: preparation.Settings) -> Iterator[str]:
+  """What is wrong, why, and what to do."""
+  s = found.survey
+  if s.different == 1:
+    yield ('all text is one document, so no next sentence can come from another one: put a blank '
+           'line between documents, or give JSON lines')
+  elif np.mean(found.documents == 1) > 0.5:
+    yield (f'{np.mean(found.documents == 1):.0%} of the documents are one sentence, so it has no '
+           'next one: blank lines belong between documents, not between sentences')
+  unknown = found.counts[found.unk_id] / max(found.counts.sum(), 1)
+  if unknown > 0.01:
+    yield (f'{unknown:.1%} of the tokens are [UNK]: the vocabulary does not fit the text; give '
+           'another --vocab, or train one with --vocab_size')
+  if found.repeated_lines > 0.05 * found.lines:
+    yield (f'{found.repeated_lines / found.lines:.0%} of the lines are copies of others (menus, '
+           'headings, licences?): a model learns them by heart; remove them')
+  if s.documents - s.different > 0.01 * s.documents:
+    yield (f'{s.documents - s.different:,} documents are exact copies of others: remove them, the '
+           'evaluation is about texts that were not seen')
+  if np.mean(found.sentences > 256) > 0.01:
+    yield (f'{np.mean(found.sentences > 256):.1%} of the sentences have more than 256 tokens: is '
+           f'--language={settings.language} right, and has the text marks at sentence ends?')
+  if found.cjk > 0.3 and settings.language in ('en', ''):
+    yield (f'{found.cjk:.0%} of the characters are Chinese or Japanese: give --language=zh or ja, '
+           'or sentences and words are not found')
+  share = found.labels[0] / max(found.labels.sum(), 1)
+  if found.labels.sum() and not 0.4 < share < 0.6 and s.different > 1:
+    yield (f'{share:.0%} of the pairs would be true next sentences, not half: too few documents '
+           'share most of the text, so that few B can come from another one')
+
+
+def histogram(values: np.ndarray) -> Iterator[str]:
+  """A line with a bar for each power of two that occurs."""
+  bucket = np.searchsorted(_BUCKETS, values, side='right')
+  shares = np.bincount(bucket, minlength=len(_BUCKETS) + 1) / max(len(values), 1)
+  for i in range(*(np.flatnonzero(shares)[[0, -1]] + [0, 1] if len(values) else (0, 0))):
+    low = 1 if i == 0 else int(_BUCKETS[i - 1])
+    high = f'- {int(_BUCKETS[i]) - 1:,}' if i < len(_BUCKETS) else 'and more'
+    yield f'{low:>8,} {high:<8} {shares[i]:6.1%}  {"#" * round(50 * shares[i])}'
+
+
+def print_report(settings: preparation.Settings):
+  """Checks a corpus and prints what was found."""
+  found = check(settings)
+  s, about = found.survey, '' if found.sample > 0.999 else 'about '
+  scale = 1 / found.sample if found.sample else 0
+  tokens = found.counts.sum()
+  lines = [
+      ('text', f'{s.size / 1e6:,.1f} MB in {found.lines:,} lines'),
+      ('documents', f'{s.documents:,}, of them {s.documents - s.different:,} exact copies'),
+      ('copied lines', f'{found.repeated_lines:,} ({found.repeated_lines / found.lines:.1%})'),
+      ('sentences', f'{about}{len(found.sentences) * scale:,.0f}'),
+      ('tokens', f'{about}{tokens * scale:,.0f}, {found.counts[found.unk_id] / max(tokens, 1):.2%} '
+                 f'unknown; {np.count_nonzero(found.counts):,} of {len(found.counts):,} entries '
+                 'are used'),
+      ('pairs', f'{found.labels[0]:,} true next sentences and {found.labels[1]:,} others in a '
+                'sample'),
+      ('plateau', 'nothing is held out' if found.plateau is None else
+       f'{found.plateau:.3f} nat: the MLM loss of a model that knows the token frequencies only')]
+  console.print_lines(lines)
+  for name, values in (('tokens in a sentence', found.sentences),
+                       ('sentences in a document', found.documents)):
+    print(f'  {name}')
+    for line in histogram(values):
+      print(f'  {line}')
+  console.print_lines(('WARNING', warning) for warning in warnings(found, settings))

@@ -1,0 +1,165 @@
+"""JSON lines in and out: a bad line costs that line alone, a killed job goes on where it was."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from typing import Any
+from typing import BinaryIO
+from typing import NamedTuple
+from typing import TextIO
+
+from etils import epath
+import jax
+import numpy as np
+
+from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.errors import UserError
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.runtime import storage
+
+_BYTE_ORDER_MARK = b'\xef\xbb\xbf'
+
+Example = dict[str, Any]
+
+
+class Line(NamedTuple):
+  """One example."""
+
+  where: str  # 'in.jsonl, line 7', for messages
+  example: Example  # what the task reads
+  rest: Example  # further fields, which are handed through
+  error: str  # why it cannot be used; '' if it can
+
+
+def read(stream: BinaryIO, name: str, fields: Sequence[str],
+         optional: Sequence[str] = ()) -> Iterator[Line]:
+  """The lines of a file; blank ones are left out.
+
+  Args:
+    stream: the file.
+    name: of it, for messages.
+    fields: texts that an example must have.
+    optional: what else the task reads.
+  """
+  for number, line in enumerate(stream, 1):
+    if number == 1:
+      line = line.removeprefix(_BYTE_ORDER_MARK)
+    if line.strip():
+      yield _parse(line, f'{name}, line {number}', fields, optional)
+
+
+def _parse(line: bytes, where: str, fields: Sequence[str], optional: Sequence[str]) -> Line:
+  found, rest, error = {}, {}, ''
+  try:
+    found = storage.parse_json(line.decode())
+    if isinstance(found, dict):
+      rest = {name: value for name, value in found.items() if name not in (*fields, *optional)}
+      json.dumps(rest, allow_nan=False)
+    if not isinstance(found, dict) or not all(isinstance(found.get(x), str) for x in fields):
+      error = f'needs a JSON object with the text {" and ".join(map(repr, fields))}'
+  except UnicodeDecodeError as e:
+    error = f'invalid UTF-8 ({e.reason})'
+  except (ValueError, RecursionError) as e:
+    rest, error = {}, f'not JSON ({e})'
+  return Line(where, found, rest, error and f'{where}: {error}')
+
+
+def merge(rest: Example, answer: Example) -> Example:
+  """An answer behind what was handed through; of the same name the latter becomes input_NAME."""
+  merged = {}
+  for name, value in rest.items():
+    while name in answer or name in merged or name == 'error':
+      name = f'input_{name}'
+    merged[name] = value
+  return {**merged, **answer}
+
+
+def write(sink: TextIO) -> Callable[[Example], None]:
+  """A function that writes an answer; it raises ValueError for NaN, which JSON has not."""
+  def write_line(answer):
+    sink.write(json.dumps(answer, ensure_ascii=False, allow_nan=False) + '\n')
+    sink.flush()
+
+  return write_line
+
+
+# ---- going on -----------------------------------------------------------------------------------
+
+
+def identity(model: Pretrained) -> str:
+  """The digest of all that a model's answers depend on."""
+  digest = hashlib.blake2b(digest_size=16)
+  about = {'config': dataclasses.asdict(model.config), 'task': model.task, 'labels': model.labels,
+           'problem': model.problem, 'facts': model.facts,
+           'tokenizer': tokenizer_lib.digest(model.tokenizer)}
+  digest.update(json.dumps(about, sort_keys=True).encode())
+  for x in jax.tree.leaves(model.params):
+    digest.update(np.ascontiguousarray(x))
+  return digest.hexdigest()
+
+
+class Done(NamedTuple):
+  """What a job that was killed has left."""
+
+  examples: int = 0
+  errors: int = 0
+
+
+def _keep_whole_lines(path: epath.Path) -> Done:
+  """Cuts off a last line that is not whole; counts the others."""
+  examples = errors = size = 0
+  with path.open('rb') as file:
+    for line in file:
+      try:
+        answer = json.loads(line)
+      except ValueError:
+        break
+      if not line.endswith(b'\n'):
+        break
+      examples, errors, size = examples + 1, errors + ('error' in answer), size + len(line)
+  os.truncate(path, size)
+  return Done(examples, errors)
+
+
+@contextlib.contextmanager
+def partial(path: epath.Path, job: dict[str, Any]) -> Iterator[tuple[TextIO, Done]]:
+  """OUTPUT.partial, which becomes OUTPUT at the end; a mistake removes it.
+
+  After a kill the same job goes on: OUTPUT.partial.json says which one it was.
+
+  Args:
+    path: of the output.
+    job: all that the answers depend on; {} = nobody can make them again, so it begins anew.
+  """
+  growing, about = (path.parent / f'{path.name}.{end}' for end in ('partial', 'partial.json'))
+  done = Done()
+  try:
+    if job and growing.exists() and about.exists() and _said(about) == json.loads(json.dumps(job)):
+      done = _keep_whole_lines(growing)
+    sink = growing.open('a' if done.examples else 'w', encoding='utf-8')
+    if job and not done.examples:
+      about.write_text(json.dumps(job))
+  except OSError as e:
+    raise UserError(f'--output={path} cannot be written: {e.strerror or e}') from e
+  try:
+    with sink:
+      yield sink, done
+  except BaseException as e:
+    if isinstance(e, UserError) or not job:
+      growing.unlink()
+      about.unlink(missing_ok=True)
+    raise
+  growing.replace(path)
+  about.unlink(missing_ok=True)
+
+
+def _said(path: epath.Path) -> Any:
+  try:
+    return storage.read_json(path)
+  except UserError:
+    return None  # killed as it was written

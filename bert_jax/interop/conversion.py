@@ -1,0 +1,113 @@
+"""Checkpoints in and out, each conversion proven before it says done."""
+
+import contextlib
+import shutil
+import tempfile
+
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.interop import huggingface
+from bert_jax.interop import load as load_lib
+from bert_jax.interop import native
+from bert_jax.interop import stablehlo
+from bert_jax.interop import verify
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.runtime.console import print_summary
+from bert_jax.training import checkpoint
+from bert_jax.training import integrity
+
+FORMATS = ('huggingface', 'bert_jax', 'stablehlo')
+
+
+def _write(model: Pretrained, directory: epath.Path, to: str):
+  """Writes the model, reads it back and compares.
+
+  Raises:
+    UserError: what was read back is not the same.
+  """
+  {'huggingface': huggingface.save, 'bert_jax': native.save, 'stablehlo': stablehlo.save}[to](
+      model, directory)
+  if to == 'stablehlo':
+    print_summary(stablehlo.compare(model, directory))
+  else:
+    print_summary(verify.compare(model, load_lib.load(str(directory)), directory))
+
+
+def _check_sound(source: str):
+  """Prints what is sound of a folder: every checkpoint of a workdir, else the model that it holds.
+
+  Raises:
+    UserError: something is damaged.
+  """
+  folder, damaged = epath.Path(source), []
+  if (folder / native.WORKDIR_FILE).exists():
+    found = [checkpoint.absolute(folder) / name / str(step) for name in checkpoint.FOLDERS
+             for step in integrity.steps(folder / name)]
+    for path in found:
+      name = f'{path.parent.name}/{path.name}'
+      try:
+        arrays = [x for item in integrity.check(path)['arrays'].values() for x in item]
+        print_summary([(name, f'sound, {len(arrays)} arrays')])
+      except integrity.Damaged as e:
+        damaged.append(name)
+        print_summary([(name, f'DAMAGED: {e}')])
+    if damaged:
+      raise UserError(f'{len(damaged)} of {len(found)} checkpoints of {source} are damaged: '
+                      f'{", ".join(damaged)}')
+  model = load_lib.load(source)
+  print_summary([('sound', f'{source}: {model.config.num_layers} layers of '
+                           f'{model.config.hidden_size}, {", ".join(("encoder", *model.groups))}')])
+
+
+def convert(source: str, output: str | None, to: str | None, verify_only: bool = False,
+            step: int | None = None, allow_older: bool = False):
+  """Reads any model and writes it as `to` asks; or, with `verify_only`, compares without writing.
+
+  Args:
+    source: what `load` takes.
+    output: the new folder; with `verify_only` one to compare with, None = a conversion is tried in
+      a temporary folder.
+    to: huggingface, bert_jax or stablehlo; not needed to compare two folders. With `verify_only`
+      and neither: is the source sound, every checkpoint of it?
+    step: of the source's checkpoint, if it is a workdir; None = the best or else the newest.
+    allow_older: where that one is damaged, take the next sound one.
+
+  Raises:
+    UserError: the source is no sound model, the output is there already, or the two differ.
+  """
+  if verify_only and not output and not to:
+    if step is not None or allow_older:
+      raise UserError('--verify alone checks every checkpoint: leave out --step and --allow_older')
+    return _check_sound(source)
+  comparing = verify_only and output
+  if not comparing and to not in FORMATS:
+    wrong = f'--to={to} is unknown: use' if to else 'give --to, one of'
+    raise UserError(f'{wrong} {", ".join(FORMATS)}')
+  if not output and not verify_only:
+    raise UserError('give --output=DIR, a new folder, or --verify to try a conversion only')
+  directory = epath.Path(output) if output else None
+  if not verify_only and directory.exists() and (
+      not directory.is_dir() or any(directory.iterdir())):
+    raise UserError(f'--output={output} is there already: nothing is written over')
+  model = load_lib.load(source, step, allow_older)
+  c = model.config
+  print_summary([('model', f'{source}: {c.num_layers} layers of {c.hidden_size}, '
+                           f'{c.vocab_size:,} entries, {", ".join(("encoder", *model.groups))}')])
+  if comparing:
+    print_summary(verify.compare(model, load_lib.load(output), directory))
+    return print_summary([('equal', f'{source} and {output} hold the same model')])
+  if verify_only:
+    with tempfile.TemporaryDirectory() as temporary:
+      _write(model, epath.Path(temporary) / 'model', to)
+    return print_summary([('verified', f'{source} can be written as {to}; nothing was kept')])
+  partial = directory.parent / (directory.name + '.partial')
+  with contextlib.suppress(FileNotFoundError):
+    shutil.rmtree(partial)
+  try:
+    _write(model, partial, to)
+  except BaseException:
+    shutil.rmtree(partial, ignore_errors=True)
+    raise
+  partial.replace(directory)
+  return print_summary([('done', f'{directory}')])

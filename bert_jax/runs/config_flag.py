@@ -1,0 +1,62 @@
+"""The flag --config=FILE and its overrides --config.FIELD=VALUE, for the commands that have it."""
+
+import os
+import pathlib
+import runpy
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict
+from ml_collections import config_flags
+
+from bert_jax import config as config_lib
+from bert_jax import errors
+from bert_jax.runs import tuple_flag
+
+config_flags.register_flag_parser_for_type(tuple, tuple_flag.Parser())
+_CONFIG = config_flags.DEFINE_config_file(
+    'config', help_string='A config file; its fields are overridden as --config.FIELD=VALUE.')
+
+
+def is_given() -> bool:
+  """Whether there is a --config."""
+  return flags.FLAGS['config'].value is not None
+
+
+def get() -> ConfigDict:
+  """The config with its overrides.
+
+  Raises:
+    UserError: the file cannot be loaded.
+  """
+  path = config_flags.get_config_filename(flags.FLAGS['config'])
+  if not pathlib.Path(path).is_file():  # ml_collections says so when it is used, at length
+    raise errors.UserError(f'--config={path} is no file')
+  config = _CONFIG.value
+  for name in given():  # a shell expands ~ at the beginning of a word only
+    value = config_lib.flat(config)[name]
+    if isinstance(value, str) and value.startswith('~/'):
+      config.update_from_flattened_dict({name: os.path.expanduser(value)})
+  return config
+
+
+def given() -> dict[str, Any]:
+  """The fields that the command line overrides, and their values in the config file."""
+  names = config_flags.get_override_values(flags.FLAGS['config'])
+  return {name: flags.FLAGS[f'config.{name}'].default for name in names}
+
+
+def explain(argv: list[str], error: Exception):
+  """Says what is wrong with the file, or names the nearest field where an override is misspelt."""
+  del error
+  path = next((a.partition('=')[2] for a in argv if a.startswith(('--config=', '-config='))), None)
+  if not path or not pathlib.Path(path).is_file():
+    return
+  try:
+    config = runpy.run_path(path)['get_config']()
+  except errors.UserError:
+    raise
+  except Exception as e:  # whatever the code in it does
+    what = 'it has no get_config()' if isinstance(e, KeyError) else f'{type(e).__name__}: {e}'
+    raise errors.UserError(f'--config={path} cannot be loaded: {what}') from e
+  config_lib.check_overrides(config, argv[1:])

@@ -1,0 +1,29 @@
+"""Text for people: summaries in two columns, and durations."""
+
+from collections.abc import Iterable
+
+import jax
+
+
+def print_lines(lines: Iterable[tuple[str, str]]):
+  """Prints (name, value) lines in two columns."""
+  for name, value in lines:
+    print(f'  {name:<16}{value}', flush=True)
+
+
+def print_summary(lines: Iterable[tuple[str, str]]):
+  """Prints (name, value) lines in two columns; only the first process prints."""
+  if not jax.process_index():
+    print_lines(lines)
+
+
+def duration(seconds: float) -> str:
+  """A rounded duration in at most two units: 45 s, 12 min, 3 h 20 min, 4 d 6 h."""
+  minutes, seconds = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  days, hours = divmod(hours, 24)
+  if days:
+    return f'{days} d {hours} h'
+  if hours:
+    return f'{hours} h {minutes} min'
+  return f'{minutes} min' if minutes else f'{seconds} s'

@@ -1,0 +1,179 @@
+"""predict on lines that are bad, jobs that are killed, and weights that are broken."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from safetensors.numpy import save_file
+
+import bert_jax
+from bert_jax.errors import Failed
+from bert_jax.errors import UserError
+from bert_jax.inference import json_lines
+from bert_jax.inference import predictions
+from tests.interop import torch_bert
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('model')
+  torch_bert.make('BertForPreTraining', folder, max_position_embeddings=64)
+  return str(folder)
+
+
+@pytest.fixture(scope='module')
+def bert(folder):
+  return bert_jax.from_pretrained(folder)
+
+
+BAD = [
+    b'\xef\xbb\xbf{"text": "w1 [MASK]", "id": 7}', b'', b'{"text": "w2"}', b'{"text"',
+    b'{"text": "w3 [MASK]", "id": {"n": [1, null]}, "masks": 5, "error": "mine"}', b'[1]',
+    b'{"text": 3, "id": "x"}', b'{"text": "w4 \xff [MASK]"}', b'{"text": "[MASK]", "id": NaN}',
+    b'{"text": "[MASK]", "id": 1e999}', rb'{"text": "w5 \ud800[MASK]", "\udc00": "\ud83d\ude00"}',
+    b'{"text": "' + b'w1 ' * 70 + b'[MASK]"}', b'{"text": "w6 [MASK]"}\r']
+
+
+def test_a_bad_line_costs_that_line_alone(folder, bert, tmp_path):
+  source, output = tmp_path / 'in.jsonl', tmp_path / 'out.jsonl'
+  source.write_bytes(b'\n'.join(BAD))
+  with pytest.raises(Failed, match='8 of 12 examples could not be answered: "error" says why in '):
+    predictions.run('fill_mask', folder, str(source), str(output))
+  found = [json.loads(line) for line in output.read_text().splitlines()]
+  errors = [(x.get('error') or '').removeprefix(f'{source}, ') for x in found]
+  assert [error.split(':')[0] for error in errors] == [
+      '', 'line 3', 'line 4', '', 'line 6', 'line 7', 'line 8', 'line 9', 'line 10', '', 'line 12',
+      '']
+  for i, message in {1: "no [MASK] in 'w2'", 2: 'not JSON', 4: 'needs a JSON object with the text',
+                     5: 'needs a JSON', 6: 'invalid UTF-8', 7: 'not JSON (Out of range float',
+                     8: 'not JSON (Out of range float', 10: 'longer than the 64 positions'}.items():
+    assert message in errors[i], errors[i]
+  assert found[0]['id'] == 7 and found[5]['id'] == 'x'
+  assert found[3] == {'id': {'n': [1, None]}, 'input_masks': 5, 'input_error': 'mine',
+                      'masks': bert.fill_mask('w3 [MASK]')}
+  assert found[9]['\ufffd'] == '\U0001f600'
+  for i, text in ((0, 'w1 [MASK]'), (9, 'w5 \ufffd[MASK]'), (11, 'w6 [MASK]')):
+    assert [c['token'] for c in found[i]['masks'][0]['candidates']] == [
+        c['token'] for c in bert.fill_mask(text)[0]['candidates']]
+  assert sorted(p.name for p in tmp_path.iterdir()) == ['in.jsonl', 'out.jsonl']
+  with pytest.raises(UserError, match='in.jsonl, line 3: no'):
+    predictions.run('fill_mask', folder, str(source), str(tmp_path / 'strict.jsonl'), strict=True)
+  assert sorted(p.name for p in tmp_path.iterdir()) == ['in.jsonl', 'out.jsonl']
+
+
+def test_few_batches_for_one_bad_line(monkeypatch):
+  """It is looked for by halves."""
+  calls = []
+
+  def answer(model, examples, options):
+    del model, options
+    calls.append(len(examples))
+    if any(e['text'] == 'bad' for e in examples):
+      raise UserError('bad')
+    return [{'n': e['text']} for e in examples]
+
+  text = ''.join(json.dumps({'text': 'bad' if i == 700 else str(i)}) + '\n' for i in range(1023))
+  found = []
+  done = predictions.predict(predictions.Task(('text',), answer), None, io.BytesIO(text.encode()),
+                             'in', found.append, predictions.Options())
+  assert done == (1023, 1) and len(calls) < 30
+  assert [x.get('n') for x in found] == [None if i == 700 else str(i) for i in range(1023)]
+
+
+def with_weight(tmp_path, value):
+  """A copy of a model with one weight changed."""
+  torch_bert.make('BertForPreTraining', tmp_path / 'other', max_position_embeddings=64)
+  path = tmp_path / 'other/model.safetensors'
+  tensors = load_file(path)
+  name = next(name for name in tensors if name.endswith('encoder.layer.1.output.LayerNorm.bias'))
+  tensors[name][3] = value
+  save_file(tensors, path, {'format': 'pt'})
+  return str(tmp_path / 'other')
+
+
+def killed_after(monkeypatch, count):
+  """Has a job end as by a kill once so many answers are written, in the middle of the next."""
+  write = json_lines.write
+
+  def begin(sink):
+    write_line, written = write(sink), []
+
+    def dying(answer):
+      if len(written) == count:
+        sink.write('{"embedding": [0.1, ')
+        sink.flush()
+        raise KeyboardInterrupt
+      written.append(write_line(answer))
+
+    return dying
+
+  monkeypatch.setattr(json_lines, 'write', begin)
+
+
+@pytest.mark.parametrize('changed', ['', 'input', 'options', 'model'])
+def test_a_killed_job_goes_on_if_it_is_the_same(folder, tmp_path, monkeypatch, changed, capsys):
+  source, output = tmp_path / 'in.jsonl', tmp_path / 'out.jsonl'
+  texts = [f'w{i} ' * (1 + i % 9) for i in range(40)]
+  source.write_text('not json\n' + ''.join(
+      json.dumps({'text': text, 'id': i}) + '\n\n' for i, text in enumerate(texts)))
+  with monkeypatch.context() as patch:
+    killed_after(patch, 23)
+    with pytest.raises(KeyboardInterrupt):
+      predictions.run('embed', folder, str(source), str(output))
+  assert not output.exists()
+  kept = (tmp_path / 'out.jsonl.partial').read_bytes()
+  assert kept.count(b'\n') == 23 and not kept.endswith(b'\n')
+  options, model = predictions.Options('cls' if changed == 'options' else 'mean'), folder
+  if changed == 'input':
+    source.write_text(source.read_text() + '\n')
+  if changed == 'model':
+    model = with_weight(tmp_path, 0.5)
+  asked = []
+  ask = predictions._answers
+  monkeypatch.setattr(predictions, '_answers', lambda *a: asked.extend(a[2]) or ask(*a))
+  with pytest.raises(Failed, match='1 of 41 examples could not'):
+    predictions.run('embed', model, str(source), str(output), options)
+  assert len(asked) == (40 if changed else 18)  # of 41, 23 of which are there
+  assert ('23 examples were answered before' in capsys.readouterr().err) is not bool(changed)
+  found = [json.loads(line) for line in output.read_text().splitlines()]
+  assert 'error' in found[0] and [x['id'] for x in found[1:]] == list(range(40))
+  np.testing.assert_allclose(
+      [x['embedding'] for x in found[1:]],
+      bert_jax.from_pretrained(model).embed(texts, options.pooling), atol=1e-5)
+  assert not list(tmp_path.glob('*partial*'))
+
+
+def test_long_texts_are_scored_whole(bert):
+  words = [f'w{i % 50}' for i in range(150)]
+  with pytest.raises(UserError, match='152 tokens is longer than the 64 .* long=chunks'):
+    bert.score(' '.join(words))
+  short = bert.score(' '.join(words[:62]))
+  assert short['surprisal'] == pytest.approx(sum(t['surprisal'] for t in short['tokens']))
+  assert short['pseudo_perplexity'] == pytest.approx(np.exp(short['surprisal'] / 62))
+  assert bert.score(' '.join(words[:62]), 'chunks') == short
+  found = bert.score(' '.join(words), 'chunks')
+  assert [t['token'] for t in found['tokens']] == words
+  # A token far from both ends has 31 tokens before it and 30 behind; one at an end its chunk.
+  for i, start in ((100, 69), (31, 0), (10, 0), (149, 88)):
+    masked = [*words[start:i], '[MASK]', *words[i + 1:start + 62]]
+    (mask,) = bert.fill_mask(' '.join(masked), bert.config.vocab_size)
+    (expected,) = (c['surprisal'] for c in mask['candidates'] if c['token'] == words[i])
+    assert found['tokens'][i]['surprisal'] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_weights_that_are_not_finite(tmp_path, value):
+  with pytest.raises(UserError, match=r'other: bert/.*bias holds NaN or infinity'):
+    bert_jax.from_pretrained(with_weight(tmp_path, value))
+
+
+@pytest.mark.parametrize('name', ['out.jsonl', 'out.npy'])
+def test_answers_that_are_not_finite(tmp_path, name):
+  """Weights so large that their sum overflows."""
+  model, source = with_weight(tmp_path, 3e38), tmp_path / 'in.jsonl'
+  source.write_text('{"text": "w1"}\n')
+  with pytest.raises(UserError, match='in.jsonl, line 1: the answer holds NaN or infinity'):
+    predictions.run('embed', model, str(source), str(tmp_path / name))
+  assert not list(tmp_path.glob('out*'))

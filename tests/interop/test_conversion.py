@@ -1,0 +1,184 @@
+"""Conversions prove themselves, and leave nothing behind when they cannot."""
+
+import json
+import pathlib
+import shutil
+
+from etils import epath
+import jax.export
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from safetensors.numpy import save_file
+import torch
+import transformers
+
+import bert_jax
+from bert_jax.errors import UserError
+from bert_jax.interop import conversion
+from bert_jax.interop import huggingface
+from bert_jax.interop import load as load_lib
+from bert_jax.interop import native
+from bert_jax.model import kernels
+from bert_jax.runs import run
+from bert_jax.runtime import sealed
+from tests import conftest
+from tests.interop import torch_bert
+
+
+@pytest.fixture(scope='module')
+def theirs(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('theirs')
+  torch_bert.make('BertForPreTraining', folder)
+  return folder
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory, corpus_file):
+  folder = tmp_path_factory.mktemp('run') / 'run'
+  run.run(conftest.tiny_config(corpus_file), str(folder))
+  return folder
+
+
+def test_there_and_back(theirs, tmp_path, capsys):
+  conversion.convert(str(theirs), str(tmp_path / 'ours'), 'bert_jax')
+  conversion.convert(str(tmp_path / 'ours'), str(tmp_path / 'back'), 'huggingface')
+  a, b = (load_file(str(d / 'model.safetensors')) for d in (theirs, tmp_path / 'back'))
+  assert a.keys() == b.keys() and all(a[n].tobytes() == b[n].tobytes() for n in a)
+  out = capsys.readouterr().out
+  assert f'{len(a)}, all equal to the bit' in out and 'MLM logits      differ from PyTorch' in out
+  conversion.convert(str(theirs), str(tmp_path / 'back'), None, verify_only=True)
+  assert 'hold the same model' in capsys.readouterr().out
+
+
+def test_labels_and_task_survive(tmp_path):
+  torch_bert.make('BertForTokenClassification', tmp_path / 'a', id2label={0: 'O', 1: 'B', 2: 'I'})
+  conversion.convert(str(tmp_path / 'a'), str(tmp_path / 'b'), 'bert_jax')
+  model = load_lib.load(str(tmp_path / 'b'))
+  assert (model.task, model.labels) == ('token_classification', ('O', 'B', 'I'))
+
+
+def test_a_trained_model_gives_the_same_answers_in_transformers(workdir, tmp_path):
+  conversion.convert(str(workdir), str(tmp_path / 'hf'), 'huggingface')
+  model = transformers.BertForPreTraining.from_pretrained(str(tmp_path / 'hf')).eval()
+  tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / 'hf'))
+  text = 'The old [MASK] sees the river.'
+  inputs = tokenizer(text, return_tensors='pt')
+  with torch.no_grad():
+    logits = model(**inputs).prediction_logits[0]
+  bert = bert_jax.from_pretrained(str(workdir))
+  for mask in bert.fill_mask(text):
+    expected = logits[mask['position']].numpy()
+    assert inputs['input_ids'][0, mask['position']] == bert.tokenizer.mask_id
+    for candidate in mask['candidates']:
+      i = tokenizer.convert_tokens_to_ids(candidate['token'])
+      assert abs(candidate['logit'] - expected[i]) < 2e-5
+  card = (tmp_path / 'hf' / 'README.md').read_text()
+  for part in ('| Steps | 12 |', 'corpus.txt', 'mlm_loss', '| Command | `python '):
+    assert part in card, part
+
+
+def test_stablehlo_runs_back(theirs, tmp_path, monkeypatch):
+  monkeypatch.setattr(kernels, 'platform', lambda: 'gpu')  # whose kernels are for lengths known
+  conversion.convert(str(theirs), str(tmp_path / 'served'), 'stablehlo')
+  encoder = jax.export.deserialize((tmp_path / 'served' / 'encoder.stablehlo').read_bytes())
+  assert set(encoder.platforms) == {'cpu', 'cuda', 'tpu'}
+  bert = bert_jax.from_pretrained(str(theirs))
+  for texts in (['w1 w2 w3'], ['w9', 'w1 w2 w3 w4 w5', 'a b c d']):  # two shapes, one file
+    encoded = bert.encode(texts)
+    rows = [bert.row(text) for text in texts]
+    ids = np.zeros(encoded.mask.shape, np.int32)
+    for i, row in enumerate(rows):
+      ids[i, :len(row.ids)] = row.ids
+    hidden, pooled = encoder.call(ids, np.zeros_like(ids), encoded.mask.astype(np.int32))
+    np.testing.assert_allclose(np.asarray(hidden)[encoded.mask], encoded.hidden[encoded.mask],
+                               atol=1e-5)
+    np.testing.assert_allclose(pooled, encoded.pooled, atol=1e-5)
+
+
+def spoil(name, change):
+  """A `save` that writes a model with one tensor changed."""
+  save = huggingface.save
+
+  def spoiled(model, directory):
+    save(model, directory)
+    path = str(directory / 'model.safetensors')
+    tensors = load_file(path)
+    tensors[name] = change(tensors[name])
+    save_file(tensors, path)
+
+  return spoiled
+
+
+def test_a_wrong_export_is_refused(theirs, tmp_path, monkeypatch):
+  query = 'bert.encoder.layer.1.attention.self.query.weight'
+  monkeypatch.setattr(huggingface, 'save', spoil(query, lambda x: np.ascontiguousarray(x.T)))
+  with pytest.raises(UserError, match='layer.1.attention.self.query.weight differs'):
+    conversion.convert(str(theirs), str(tmp_path / 'out'), 'huggingface')
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_vocabulary_is_refused(theirs, tmp_path, monkeypatch):
+  save = huggingface.save
+
+  def spoiled(model, directory):
+    save(model, directory)
+    config = directory / 'tokenizer_config.json'
+    config.write_text(json.dumps(json.loads(config.read_text()) | {'do_lower_case': False}))
+
+  monkeypatch.setattr(huggingface, 'save', spoiled)
+  with pytest.raises(UserError, match='the tokenisers differ at'):
+    conversion.convert(str(theirs), str(tmp_path / 'out'), 'huggingface')
+  assert not list(tmp_path.iterdir())
+
+
+def test_verify_writes_nothing(theirs, tmp_path, capsys):
+  conversion.convert(str(theirs), None, 'bert_jax', verify_only=True)
+  assert 'nothing was kept' in capsys.readouterr().out
+  other = tmp_path / 'other'
+  shutil.copytree(theirs, other)
+  path = str(other / 'model.safetensors')
+  save_file(load_file(path) | {'cls.predictions.bias': np.ones(1000, np.float32)}, path)
+  with pytest.raises(UserError, match='the tensor cls.predictions.bias differs'):
+    conversion.convert(str(theirs), str(other), None, verify_only=True)
+
+
+def test_mistakes(theirs, tmp_path):
+  (tmp_path / 'full').mkdir()
+  (tmp_path / 'full' / 'file').write_text('mine')
+  for arguments, message in (
+      ((str(theirs), str(tmp_path / 'full'), 'huggingface'), 'nothing is written over'),
+      ((str(theirs), str(tmp_path / 'x'), 'onnx'), '--to=onnx is unknown'),
+      ((str(theirs), None, 'huggingface'), 'give --output=DIR'),
+      ((str(tmp_path), str(tmp_path / 'x'), 'huggingface'), 'holds no model')):
+    with pytest.raises(UserError, match=message):
+      conversion.convert(*arguments)
+  assert (tmp_path / 'full' / 'file').read_text() == 'mine' and not (tmp_path / 'x').exists()
+
+
+def test_a_damaged_checkpoint_of_ours_is_named(theirs, tmp_path):
+  native.save(huggingface.load(epath.Path(theirs)), epath.Path(tmp_path) / 'ours')
+  shutil.rmtree(tmp_path / 'ours' / 'params')
+  with pytest.raises(UserError, match='ours is damaged: it cannot be read'):
+    load_lib.load(str(tmp_path / 'ours'))
+  pathlib.Path(tmp_path / 'ours' / 'bert.json').write_text('{"model": {"hidden_size": 7}}')
+  with pytest.raises(UserError, match='bert.json is damaged'):
+    load_lib.load(str(tmp_path / 'ours'))
+  content = sealed.seal({'model': {'hidden_size': 7}})
+  pathlib.Path(tmp_path / 'ours' / 'bert.json').write_text(json.dumps(content))
+  with pytest.raises(UserError, match='not divisible'):
+    load_lib.load(str(tmp_path / 'ours'))
+
+
+@pytest.mark.parametrize('name', ['bert.json', 'tokenizer/vocab.txt', 'params'])
+def test_a_flipped_bit_of_ours_is_named(theirs, tmp_path, name):
+  native.save(huggingface.load(epath.Path(theirs)), epath.Path(tmp_path) / 'ours')
+  conversion.convert(str(tmp_path / 'ours'), None, None, verify_only=True)
+  path = tmp_path / 'ours' / name
+  if path.is_dir():
+    path = next((path / 'd').iterdir())
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 1
+  path.write_bytes(content)
+  with pytest.raises(UserError, match='damaged|cannot be read'):
+    conversion.convert(str(tmp_path / 'ours'), None, None, verify_only=True)

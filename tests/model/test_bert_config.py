@@ -1,0 +1,71 @@
+import types
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax import config as config_lib
+from bert_jax.errors import UserError
+from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.encoder import Batch
+from bert_jax.model.heads import BertForPreTraining
+
+# With the vocabulary of 30,522. Base and large are those of the published checkpoints; the small
+# ones follow from the same sum, written out by hand for tiny: embeddings (30522 + 512 + 2) * 128 +
+# 256, each layer 198,272, pooler 16,512.
+COUNTS = {'tiny': 31036 * 128 + 256 + 2 * 198_272 + 16_512, 'base': 109_482_240,
+          'large': 335_141_888}
+WITH_HEADS = {'base': 110_106_428, 'large': 336_226_108}
+
+
+@pytest.mark.parametrize('platform, dtype', [('cpu', 'float32'), ('gpu', 'bfloat16'),
+                                             ('tpu', 'bfloat16')])
+def test_auto_dtype_is_that_of_the_devices(platform, dtype):
+  mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
+  for given, expected in (('auto', dtype), ('float32', 'float32'), ('bfloat16', 'bfloat16')):
+    c = config_lib.pretraining('tiny')
+    c.model.dtype = given
+    config_lib.set_dtype(c, mesh)
+    assert c.model.dtype == expected
+
+
+@pytest.mark.parametrize('size', COUNTS)
+def test_counts_with_pooler(size):
+  assert config_lib.bert_config(config_lib.model(size)).count_parameters() == COUNTS[size]
+
+
+@pytest.mark.parametrize('size', config_lib.SIZES)
+def test_modules_have_the_counted_parameters(size):
+  config = config_lib.bert_config(config_lib.model(size))
+  tokens = jnp.zeros((1, 8), jnp.int32)
+  shapes = nn.unbox(jax.eval_shape(BertForPreTraining(config).init, jax.random.key(0),
+                                   Batch(*[tokens] * 4), tokens, tokens))
+  stored = sum(x.size for x in jax.tree.leaves(shapes))
+  padding = (config.padded_vocab_size - config.vocab_size) * (config.hidden_size + 1)
+  assert stored - padding == config.count_parameters(heads=True)
+  if size in WITH_HEADS:
+    assert stored - padding == WITH_HEADS[size]
+
+
+def test_vocabulary_is_padded_to_128():
+  assert BertConfig(vocab_size=30_522).padded_vocab_size == 30_592
+  assert BertConfig(vocab_size=128).padded_vocab_size == 128
+  assert BertConfig(vocab_size=129).padded_vocab_size == 256
+
+
+def test_flops_of_base_at_128():
+  # 69.9 GFLOP a row of 128 with 20 predictions, as published for the same convention.
+  total = 128 * BertConfig().flops_per_token(128, 20 / 128)
+  assert total == 6 * 12 * 128 * (4 * 768**2 + 2 * 768 * 3072) + 12 * 12 * 768 * 128**2 + (
+      6 * 20 * (768**2 + 768 * 30_522))
+  assert round(total / 1e9, 1) == 69.9
+
+
+@pytest.mark.parametrize('wrong', [
+    dict(hidden_size=100, num_heads=12), dict(activation='swish'), dict(dropout=1.0),
+    dict(dtype='float16'), dict(num_layers=0), dict(remat='half')])
+def test_wrong_choices_are_refused(wrong):
+  with pytest.raises(UserError, match=next(iter(wrong))):
+    BertConfig(**wrong)

@@ -1,0 +1,186 @@
+"""python -m bert_jax.plan, for the devices here and, by the real TPU compiler, for slices."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from bert_jax import config as config_lib
+from bert_jax.data.phases import Phase
+from bert_jax.errors import UserError
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel import topology
+from bert_jax.planning import planner
+from bert_jax.planning import programs
+from bert_jax.planning import search
+from tests import conftest
+from tests import test_commands
+from tests.planning.test_programs import small_config
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+
+def options(*topologies, price=0.0, search=False, out=''):
+  return planner.Options(topologies, price, search, out)
+
+
+def test_local(tmp_path, capsys):
+  c = small_config(**{'model.num_layers': 2, 'model.dtype': 'auto'})
+  planner.plan(c, options('local', out=str(tmp_path / 'planner.json')))
+  shown = capsys.readouterr().out
+  assert 'remat none; float32)' in shown
+  assert '10 steps of 8 rows of 64' in shown and 'all-reduce' in shown
+  (phase,) = json.loads((tmp_path / 'planner.json').read_text())['local']['phases']
+  assert phase['devices'] == 8 and phase['missing'] == 0 and phase['tokens'] == 512
+  # Parameters and two moments, float32, whole on every device; the batch is small.
+  parameters = config_lib.bert_config(c.model).count_parameters(heads=True) + 24 * (64 + 1)
+  batch = 4 * (4 * 64 + 3 * 8 + 1)  # a row: int32 and float32
+  assert phase['memory']['arguments'] == pytest.approx(12 * parameters + batch, rel=1e-3)
+
+
+@pytest.mark.parametrize('most', [0, 7, 8, 100, 5000])
+def test_largest_batch(monkeypatch, most):
+  monkeypatch.setattr(search, '_needs', lambda config, phase, mesh, rows: 1000 + 10 * rows)
+  rows, memory = search._largest(None, None, None, limit=1000 + 10 * most)
+  assert rows <= most and rows >= min(most, 4096) * 7 / 8 - 1
+  assert memory == (1000 + 10 * rows if rows else 0)
+
+
+def test_what_a_batch_needs():
+  c, mesh = small_config(**{'model.num_layers': 1}), conftest.sub_mesh(2, 1)
+  small, large = (search._needs(c, Phase(10, 64, 8), mesh, rows) for rows in (4, 64))
+  assert large > 2 * small
+
+
+@pytest.mark.parametrize('name', ['v5e:3x5', 'v9:2x2', 'v5e', 'tpu'])
+def test_unknown_topology(name):
+  with pytest.raises(UserError, match=f'--topology={name} is unknown: there are v4:2x2x1.*v5e:1x1'):
+    planner.plan(small_config(), options(name))
+
+
+def test_mistakes_as_a_user_makes_them():
+  done = test_commands.run('plan', '--config=configs/tiny.py', '--topology=v5e:4')
+  test_commands.assert_mistake(done, '--topology=v5e:4 is unknown')
+  done = test_commands.run('plan', '--config=configs/tiny.py', '--config.model.num_head=2')
+  test_commands.assert_mistake(done, 'did you mean --config.model.num_heads?')
+  test_commands.assert_mistake(test_commands.run('plan'), 'give --config=')
+
+
+# ---- the TPU compiler ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tpu():
+  """A function to the devices of a slice; the TPU compiler has to be installed."""
+  pytest.importorskip('libtpu')
+  return topology.get
+
+
+def test_tiny_and_base_compile_for_a_slice(tpu, capsys, tmp_path):
+  """With a mesh that the slice cannot hold, and heads that the model axis does not divide."""
+  c = config_lib.pretraining('tiny')
+  c.update_from_flattened_dict({'train_steps': 100, 'phases': (), 'batch_size': 32, 'max_len': 64,
+                                'model.dtype': 'auto'})
+  planner.plan(c, options('v5e:2x2', price=1.2, out=str(tmp_path / 'planner.json')))
+  shown = capsys.readouterr().out
+  assert 'v5e:2x2: 4 TPU v5 lite' in shown and 'remat none; bfloat16)' in shown
+  assert c.model.dtype == 'auto' and 'yes, in 16 GiB' in shown
+  assert re.search(r'all steps .* chip-hours, .* at 1.2 an hour', shown)
+  (phase,) = json.loads((tmp_path / 'planner.json').read_text())['v5e:2x2']['phases']
+  assert phase['chips'] == 4 and 0 < phase['mfu'] < 1
+  assert {(x['kind'], *x['axes']) for x in phase['collectives']} == {('all-reduce', 'data')}
+
+  c.mesh.data = 3
+  with pytest.raises(UserError, match='mesh 1x3x1 .* does not fit the 4 devices'):
+    planner.plan(c, options('v5e:2x2'))
+  c.mesh.data, c.mesh.model = 1, 4
+  with pytest.raises(UserError, match='num_heads=2 is not divisible by mesh.model=4'):
+    planner.plan(c, options('v5e:2x2'))
+
+
+@pytest.fixture
+def base():
+  c = config_lib.pretraining('base')
+  c.model.dtype = 'bfloat16'
+  return c
+
+
+def test_a_chip_draws_its_own_share_only(tpu, base):
+  """Base on 2 x 2 chips: no random number, mask or activation of all 64 rows on any."""
+  mesh = mesh_lib.make_mesh(devices=tpu('v5e:2x2'))
+  found = programs.train_step(programs.pretraining(base, Phase(10, 128, 64)), base, mesh)
+  text = found.program.as_text()
+  assert re.search(r'= \(?\w+\[16,128', text)  # a chip's rows
+  assert not re.findall(r'= \(?\w+\[64,[\d,]*\]', text)
+  assert found.memory['temporaries'] < 3 * 2**30
+
+
+def test_what_does_not_fit_says_by_how_much(tpu, base, capsys):
+  base.update_from_flattened_dict({'phases': (), 'train_steps': 10, 'batch_size': 8192,
+                                   'max_len': 512, 'model.num_layers': 2})
+  planner.plan(base, options('v5e:2x2'))
+  missing = re.search(r'fits +NO: ([\d.]+) GiB of memory are missing', capsys.readouterr().out)
+  assert missing and float(missing[1]) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('length, dropout, kernel', [(512, 0.1, 'backward_attention'),
+                                                     (1024, 0.0, 'splash')])
+def test_kernel_in_long_rows(tpu, base, length, dropout, kernel):
+  """With it a step holds at least the weights of two layers less."""
+  mesh = mesh_lib.make_mesh(devices=tpu('v5e:2x2'))
+  needed = {}
+  for attention in ('auto', 'xla'):
+    base.update_from_flattened_dict({
+        'model.attention_dropout': dropout, 'model.num_layers': 2, 'model.attention': attention,
+        'model.max_positions': length})
+    found = programs.train_step(programs.pretraining(base, Phase(10, length, 32)), base, mesh)
+    assert (kernel in found.program.as_text()) == (attention == 'auto')
+    needed[attention] = found.memory['temporaries']
+  weights = 8 * 12 * length * length * 2  # bytes that a layer holds for its backward pass, bfloat16
+  assert needed['xla'] - needed['auto'] > 2 * weights
+
+
+_SLICES = {'v4': 'v4:2x2x1', 'v5e': 'v5e:2x2', 'v5p': 'v5p:2x2x1', 'v6e': 'v6e:2x2',
+           'tpu7x': 'tpu7x:2x2x1'}
+# A product over all chips of a slice, whose weights they gather.
+PRODUCT = """
+import sys
+import jax
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel import topology
+mesh = mesh_lib.make_mesh(devices=topology.get(sys.argv[1]))
+split = mesh_lib.batch_sharding(mesh)
+x = jax.ShapeDtypeStruct((256, 256), 'bfloat16', sharding=split)
+text = jax.jit(lambda x, w: x @ w, out_shardings=split).lower(x, x).compile().as_text()
+print(mesh.size > 1 and 'all-gather' in text)
+"""
+
+
+def launch_flags(chip: str) -> tuple[str, str]:
+  """The variable and the flags that the launch scripts set."""
+  printed = subprocess.run(['bash', '-c', f'. launch/xla_flags.sh; xla_flags {chip}'], cwd=ROOT,
+                           text=True, capture_output=True, check=True).stdout.strip()
+  variable, _, flags = printed.partition('=')
+  return variable, flags
+
+
+@pytest.mark.parametrize('chip', _SLICES)
+def test_a_slice_compiles_with_the_flags_of_the_launch_scripts(tpu, chip):
+  variable, flags = launch_flags(chip)
+  done = subprocess.run([sys.executable, '-c', PRODUCT, _SLICES[chip]], cwd=ROOT, text=True,
+                        capture_output=True, env={
+                            **os.environ, variable: flags, 'JAX_PLATFORMS': 'cpu',
+                            'JAX_ENABLE_COMPILATION_CACHE': 'false'})
+  assert done.stdout.strip() == 'True' and 'nknown' not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize('chip', _SLICES)
+def test_flags_that_exclude_each_other_are_not_set_together(chip):
+  """libtpu 0.0.50 refuses every program for these two but on v5e; 0.0.42 takes them."""
+  _, flags = launch_flags(chip)
+  assert not ('fuse_all_gather=true' in flags and 'xla_enable_async_all_gather=true' in flags)

@@ -1,0 +1,79 @@
+"""Every field of every config is known: harmless, of the schedule, or of another run."""
+
+import json
+
+import pytest
+
+from bert_jax import config as config_lib
+from bert_jax.errors import UserError
+from bert_jax.runs import drift
+from bert_jax.runs import finetune
+
+SCHEDULE = {'train_steps', 'train_epochs', 'phases', 'batch_size', 'max_len'}
+HARMLESS = {'log_every', 'eval_every', 'eval_batches', 'checkpoint_every', 'keep_checkpoints',
+            'keep_every', 'keep_best', 'profile_steps', 'log_batch_digest', 'platform',
+            'mesh.replica', 'mesh.data', 'mesh.model', 'sharding', 'init_from', 'model.dtype',
+            'model.attention', 'model.remat', 'model.scan_unroll', 'optimizer.accumulation',
+            'allow_schedule_change', 'data.source', 'data.vocab', 'data.loader_workers'}
+
+
+def outcome(name, fed_by, allowed=False) -> str:
+  try:
+    drift.check('w', [drift.Change(name, 1, 2)], fed_by, allowed)
+  except UserError as e:
+    return 'schedule' if 'allow_schedule_change' in str(e) else 'another'
+  return 'harmless'
+
+
+def test_fields_of_pretraining():
+  fed_by = ('seed', 'data.pack', 'data.sequences')
+  for name in drift._flat(config_lib.pretraining('tiny').to_dict()):
+    expected = ('harmless' if name in HARMLESS else
+                'schedule' if name in SCHEDULE or name.startswith('optimizer.') else
+                'another' if name in fed_by or not name.startswith('data.') else 'harmless')
+    assert outcome(name, fed_by) == expected, name
+  assert outcome('train_steps', fed_by, allowed=True) == 'harmless'
+  assert outcome('seed', fed_by, allowed=True) == 'another'
+  for name in ('task', 'masking.rate', 'model.dropout', 'model.hidden_size', 'new.field'):
+    assert outcome(name, fed_by, allowed=True) == 'another'
+
+
+# Where the examples stand and how they are read (their digest is compared), and evaluation alone.
+READ = {'train', 'text_column', 'text_pair_column', 'label_column', 'choices_column', 'format',
+        'skip_labels', 'doc_stride', 'eval', 'eval_columns', 'test', 'n_best', 'max_answer_len',
+        'null_threshold', 'loader_workers'}
+
+
+@pytest.mark.parametrize('task', ['sequence_classification', 'token_classification',
+                                  'question_answering', 'multiple_choice', 'sentence_embedding'])
+def test_fields_of_fine_tuning(task):
+  others = {name for name in config_lib.finetuning(task).data
+            if outcome(f'data.{name}', finetune._FED_BY, allowed=True) == 'another'}
+  assert others == set(config_lib.finetuning(task).data) - READ
+  assert others <= {'problem', 'labels', 'long', 'negative_column', 'pooling', 'temperature'}
+
+
+def test_what_a_fine_tuned_model_is_may_not_change():
+  for name in ('data.temperature', 'data.pooling', 'data.long', 'data.negative_column',
+               'data.labels', 'data.problem', 'data.new_field'):
+    assert outcome(name, finetune._FED_BY, allowed=True) == 'another'
+
+
+def test_the_rows_of_fine_tuning_hang_on_more():
+  for name in ('seed', 'batch_size', 'max_len', 'optimizer.accumulation'):
+    assert outcome(name, finetune._FED_BY, allowed=True) == 'another'
+
+
+def test_only_what_differs_and_is_known_to_both():
+  before = {'a': [1, 2], 'b': {'c': 1, 'gone': 2}, 'd': 0.1, 'phases': []}
+  now = {'a': (1, 2), 'b': {'c': 3, 'new': 4}, 'd': 0.1, 'phases': ((2, 3, 4),)}
+  assert drift.changes(json.loads(json.dumps(before)), now) == [
+      ('b.c', 1, 3), ('phases', [], [[2, 3, 4]])]
+
+
+def test_all_that_differs_is_named():
+  found = [drift.Change('log_every', 1, 2), drift.Change('seed', 0, 1),
+           drift.Change('train_steps', 5, 6), drift.Change('task', 'a', 'b')]
+  with pytest.raises(UserError, match=r'^w holds a run with seed=0 \(now 1\), task=a \(now b\): '):
+    drift.check('w', found, (), True)
+  assert drift.check('w', [found[0], found[2]], (), True) == [found[0], found[2]]

@@ -1,0 +1,453 @@
+"""Fine-tuning as a user does it: a config, a workdir, predictions, an export; and its mistakes."""
+
+import json
+import pathlib
+import types
+
+from etils import epath
+from flax import linen as nn
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from bert_jax import config as config_lib
+from bert_jax.errors import UserError
+from bert_jax.inference import bert as bert_lib
+from bert_jax.inference.task_heads import Predictor
+from bert_jax.interop import conversion
+from bert_jax.interop import layout
+from bert_jax.interop import load as load_lib
+from bert_jax.labelled import squad
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.runs import finetune
+from bert_jax.runs import run
+from bert_jax.tasks import metrics
+from bert_jax.tasks.finetuning import FineTuning
+from bert_jax.training import checkpoint
+from tests import conftest
+from tests import made_tasks
+
+
+@pytest.fixture(scope='module', autouse=True)
+def two_devices():
+  """Runs see two devices: eight on a few cores only take longer."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(mesh_lib, 'make_mesh', lambda **_: conftest.sub_mesh(2, 1))
+    yield
+
+
+@pytest.fixture(scope='module')
+def pretrained(tmp_path_factory):
+  return made_tasks.model(tmp_path_factory.mktemp('pretrained') / 'model')
+
+
+def make_config(task, pretrained, folder, **overrides):
+  c = config_lib.finetuning(task)
+  c.update_from_flattened_dict({
+      'init_from': pretrained, 'batch_size': 16, 'max_len': 32, 'train_epochs': 8.0,
+      'model.dropout': 0.0, 'model.attention_dropout': 0.0, 'optimizer.learning_rate': 3e-3,
+      'eval_every': 10_000, 'checkpoint_every': 10_000, 'log_every': 50, 'model.scan_unroll': 1,
+      **made_tasks.files(task, pathlib.Path(folder)), **overrides})
+  return c
+
+
+def read_metrics(workdir):
+  return [json.loads(line) for line in (pathlib.Path(workdir) / 'metrics.jsonl').open()]
+
+
+def last_scores(workdir):
+  return [x for x in read_metrics(workdir) if 'eval_loss' in x][-1]
+
+
+@pytest.fixture(scope='module')
+def classifier(tmp_path_factory, pretrained):
+  folder = tmp_path_factory.mktemp('classifier')
+  test = folder / 'test.tsv'
+  test.write_text('text\nw1 good w2\nw3 bad\n')
+  c = make_config('sequence_classification', pretrained, folder, **{'data.test': str(test)})
+  run.run(c, str(folder / 'run'))
+  return folder / 'run'
+
+
+def test_a_classifier_learns_and_is_used(classifier):
+  scores = last_scores(classifier)
+  assert scores['eval_accuracy'] == scores['eval_f1'] == 1
+  predictor = Predictor(bert_lib.load(str(classifier)), 'sequence_classification')
+  yes, no = predictor.classify(['w4 w5 good', 'w4 w5 bad w6'])
+  assert (yes['label'], no['label']) == ('yes', 'no')
+  assert yes['probabilities']['yes'] > 0.9
+  assert sum(yes['probabilities'].values()) == pytest.approx(1)
+  predicted = [json.loads(x) for x in (classifier / 'predictions/predictions.jsonl').open()]
+  assert [x['label'] for x in predicted] == ['yes', 'no']
+  with pytest.raises(UserError, match='is for sequence_classification, not for multiple_choice'):
+    Predictor(bert_lib.load(str(classifier)), 'multiple_choice')
+
+
+def test_an_export_says_the_same_in_transformers(classifier, tmp_path):
+  conversion.convert(str(classifier), str(tmp_path / 'hf'), 'huggingface')
+  theirs = transformers.BertForSequenceClassification.from_pretrained(tmp_path / 'hf').eval()
+  assert theirs.config.id2label == {0: 'no', 1: 'yes'}
+  assert theirs.config.problem_type == 'single_label_classification'
+  bert = bert_lib.load(str(tmp_path / 'hf'))
+  texts = ['w4 w5 good', 'w1 bad', 'good bad w2']
+  ours = Predictor(bert, 'sequence_classification').class_logits(texts)
+  for text, logits in zip(texts, ours):
+    ids = torch.tensor([bert.row(text).ids])
+    np.testing.assert_allclose(logits, theirs(input_ids=ids).logits[0].detach(), atol=1e-4)
+
+
+def test_the_best_checkpoint_is_kept_and_loaded(pretrained, tmp_path):
+  # A rate so high that what was learned is lost again: the last evaluation is not the best.
+  c = make_config('sequence_classification', pretrained, tmp_path,
+                  **{'train_epochs': 6.0, 'eval_every': 0, 'optimizer.learning_rate': 2e-2,
+                     'optimizer.warmup_ratio': 0.5, 'optimizer.clip_norm': 0.0})
+  run.run(c, str(tmp_path / 'run'))
+  evaluations = {x['step']: x['eval_accuracy'] for x in read_metrics(tmp_path / 'run')
+                 if 'eval_loss' in x}
+  model = load_lib.load(str(tmp_path / 'run'))
+  step = model.facts['steps']
+  assert evaluations[step] == max(evaluations.values())
+  assert model.facts['scores']['accuracy'] == evaluations[step]
+  assert [p.name for p in (tmp_path / 'run/best').iterdir() if p.name.isdigit()] == [str(step)]
+  examples = [line.split('\t') for line in pathlib.Path(c.data.eval).read_text().split('\n')[1:-1]]
+  found = Predictor(bert_lib.load(str(tmp_path / 'run')), 'sequence_classification').classify(
+      [text for text, _, _ in examples])
+  right = np.mean([a['label'] == label for a, (_, label, _) in zip(found, examples)])
+  assert right == pytest.approx(evaluations[step])
+
+
+def test_regression_and_several_labels(pretrained, tmp_path):
+  c = make_config('sequence_classification', pretrained, tmp_path, **{
+      'data.problem': 'regression', 'data.label_column': 'value', 'train_epochs': 16.0})
+  run.run(c, str(tmp_path / 'value'))
+  assert c.keep_best == 'spearman'
+  assert last_scores(tmp_path / 'value')['eval_pearson'] > 0.95
+  predictor = Predictor(bert_lib.load(str(tmp_path / 'value')), 'sequence_classification')
+  good, bad = (x['value'] for x in predictor.classify(['w1 good', 'w1 bad w2']))
+  assert 2.5 < good < 3.5 and 0.5 < bad < 1.5
+
+  for name in ('train', 'eval'):
+    lines = pathlib.Path(tmp_path / f'{name}.tsv').read_text().split('\n')[1:-1]
+    (tmp_path / f'{name}.jsonl').write_text(''.join(json.dumps({
+        'text': text, 'label': [label, *(['w3'] if 'w3' in text.split() else [])]}) + '\n'
+        for text, label, _ in (line.split('\t') for line in lines)))
+  c = make_config('sequence_classification', pretrained, tmp_path, **{
+      'data.problem': 'multi_label', 'data.train': str(tmp_path / 'train.jsonl'),
+      'data.eval': str(tmp_path / 'eval.jsonl'), 'train_epochs': 16.0})
+  run.run(c, str(tmp_path / 'several'))
+  assert last_scores(tmp_path / 'several')['eval_f1'] > 0.9
+  predictor = Predictor(bert_lib.load(str(tmp_path / 'several')), 'sequence_classification')
+  assert predictor.model.problem == 'multi_label'
+  assert 'yes' in predictor.classify(['w1 good'])[0]['labels']
+
+
+@pytest.mark.parametrize('long', ['chunks_attention', 'head_tail'])
+def test_long_texts(pretrained, tmp_path, long):
+  files = {f'data.{name}': made_tasks.sequences(tmp_path / f'long-{name}.tsv', count, seed, 60)
+           for name, count, seed in (('train', 160, 0), ('eval', 40, 1))}
+  c = make_config('sequence_classification', pretrained, tmp_path, **{
+      **files, 'data.long': long, 'max_len': 16, 'train_epochs': 16.0})
+  run.run(c, str(tmp_path / 'run'))
+  accuracy = last_scores(tmp_path / 'run')['eval_accuracy']
+  assert accuracy > 0.9 if long.startswith('chunks') else accuracy < 0.9  # the word may be cut off
+  predictor = Predictor(bert_lib.load(str(tmp_path / 'run')), 'sequence_classification')
+  assert predictor.model.facts['long'] == long
+  lines = [line.split('\t') for line in pathlib.Path(c.data.eval).read_text().split('\n')[1:-1]]
+  found = predictor.classify([text for text, _, _ in lines])
+  right = np.mean([a['label'] == label for a, (_, label, _) in zip(found, lines)])
+  best = max(x['eval_accuracy'] for x in read_metrics(tmp_path / 'run') if 'eval_loss' in x)
+  assert right == pytest.approx(best)
+
+
+def test_a_tagger(pretrained, tmp_path):
+  c = make_config('token_classification', pretrained, tmp_path, train_epochs=16.0, **{
+      'data.train': made_tasks.tags(tmp_path / 'more.conll', 400)})
+  with c.unlocked():
+    c.data.test = c.data.eval
+  run.run(c, str(tmp_path / 'run'))
+  scores = last_scores(tmp_path / 'run')
+  assert scores['eval_f1'] > 0.97
+  predictor = Predictor(bert_lib.load(str(tmp_path / 'run')), 'token_classification')
+  text = 'W1  N2 n3s  w4 N1'
+  entities, = (x['entities'] for x in predictor.tag([text]))
+  assert [(e['start'], e['end'], e['text'], e['label']) for e in entities] == [
+      (4, 10, 'N2 n3s', 'NAME'), (15, 17, 'N1', 'NAME')]
+  assert all(0.5 < e['probability'] <= 1 for e in entities)
+  # The file of predictions has the words of the test file, and these tags score the same.
+  def tags_of(path, column):
+    return [[line.split()[column] for line in s.split('\n')]
+            for s in pathlib.Path(path).read_text().strip().split('\n\n')]
+  predicted = tmp_path / 'run/predictions/predictions.conll'
+  assert tags_of(predicted, 0) == tags_of(c.data.test, 0)
+  best = max(x['eval_f1'] for x in read_metrics(tmp_path / 'run') if 'eval_loss' in x)
+  assert metrics.entities(tags_of(c.data.test, 1), tags_of(predicted, 1))['f1'] == best
+
+
+@pytest.mark.parametrize('unanswerable', [False, True])
+def test_answers(pretrained, tmp_path, unanswerable):
+  files = {f'data.{name}': made_tasks.questions(tmp_path / f'{name}-{unanswerable}.json', count,
+                                                seed, unanswerable)
+           for name, count, seed in (('train', 160, 0), ('eval', 40, 1))}
+  c = make_config('question_answering', pretrained, tmp_path, **{
+      **files, 'max_len': 20, 'data.doc_stride': 6, 'train_epochs': 12.0})
+  with c.unlocked():
+    c.data.test = c.data.eval
+  run.run(c, str(tmp_path / 'run'))
+  scores = last_scores(tmp_path / 'run')
+  assert scores['eval_f1'] > 90
+  if unanswerable:
+    assert scores['eval_no_answer_f1'] > 85 and scores['eval_best_f1'] >= scores['eval_f1']
+  predictor = Predictor(bert_lib.load(str(tmp_path / 'run')), 'question_answering')
+  text = 'w1 w2 W3 is N4 w5.'
+  answer, nothing = predictor.answer([('Who?', text), ('Who?', 'w1 w2 w3.')],
+                                     0.0 if unanswerable else None)
+  assert (answer['answer'], answer['start'], answer['end']) == ('N4', 12, 14)
+  assert answer['n_best'][0]['answer'] == 'N4' and answer['probability'] > 0.5
+  assert bool(nothing['answer']) != unanswerable
+  predicted = json.loads((tmp_path / 'run/predictions/predictions.json').read_text())
+  best = max(x['eval_f1'] for x in read_metrics(tmp_path / 'run') if 'eval_loss' in x)
+  found = metrics.answers(squad.read(c.data.test), predicted, unanswerable=unanswerable)
+  assert found['f1'] == pytest.approx(best)
+
+
+def test_choices(pretrained, tmp_path):
+  c = make_config('multiple_choice', pretrained, tmp_path)
+  with c.unlocked():
+    c.data.test = c.data.eval
+  run.run(c, str(tmp_path / 'run'))
+  assert last_scores(tmp_path / 'run')['eval_accuracy'] > 0.95
+  predictor = Predictor(bert_lib.load(str(tmp_path / 'run')), 'multiple_choice')
+  found = predictor.choose([('w1', ['w2 bad', 'w3 good']), ('w4', ['w5 bad', 'bad', 'w6 good'])])
+  assert [x['choice'] for x in found] == [1, 2]
+  assert [len(x['probabilities']) for x in found] == [2, 3]
+  conversion.convert(str(tmp_path / 'run'), str(tmp_path / 'hf'), 'huggingface')
+  theirs = transformers.BertForMultipleChoice.from_pretrained(tmp_path / 'hf').eval()
+  rows = [predictor.bert.row(('w4', choice)) for choice in ('w5 bad', 'w1 bad', 'w6 good')]
+  inputs = {'input_ids': torch.tensor([[r.ids for r in rows]]),
+            'token_type_ids': torch.tensor([[r.type_ids for r in rows]])}
+  expected = torch.softmax(theirs(**inputs).logits[0], -1).tolist()
+  again = Predictor(bert_lib.load(str(tmp_path / 'hf')), 'multiple_choice')
+  found, = again.choose([('w4', ['w5 bad', 'w1 bad', 'w6 good'])])
+  assert found['probabilities'] == pytest.approx(expected, abs=1e-5)
+
+
+def test_resumed_ends_with_the_same_bits(pretrained, tmp_path):
+  overrides = {'train_epochs': 2.0, 'model.dropout': 0.1, 'optimizer.accumulation': 2,
+               'optimizer.layer_decay': 0.8, 'checkpoint_every': 4, 'keep_checkpoints': 9,
+               'log_every': 1}
+  c = make_config('sequence_classification', pretrained, tmp_path, **overrides)
+  run.run(c, str(tmp_path / 'whole'))
+  rows = FineTuning.rows
+
+  def dies(self, step):
+    if step == 15:
+      raise RuntimeError('killed')
+    return rows(self, step)
+
+  FineTuning.rows = dies
+  try:
+    with pytest.raises(RuntimeError, match='killed'):
+      run.run(make_config('sequence_classification', pretrained, tmp_path, **overrides),
+              str(tmp_path / 'cut'))
+  finally:
+    FineTuning.rows = rows
+  assert read_metrics(tmp_path / 'cut')[-1]['step'] < 20
+  # What it started from is not needed any more.
+  run.run(make_config('sequence_classification', '', tmp_path, **overrides), str(tmp_path / 'cut'))
+
+  def losses(name):
+    return [(x['step'], x['loss']) for x in read_metrics(tmp_path / name) if 'loss' in x]
+  assert losses('cut') == losses('whole') and len(losses('cut')) == 20
+  a, b = (checkpoint.restore_params(epath.Path(tmp_path / name), _shapes(tmp_path / name))[0]
+          for name in ('whole', 'cut'))
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)):
+    assert (np.asarray(x) == np.asarray(y)).all()
+
+
+def _shapes(workdir):
+
+  model = load_lib.load(str(workdir))
+  return nn.unbox(layout.abstract_params(model.config, model.groups, len(model.labels)))
+
+
+def test_reinitialised_layers_and_frozen_ones(pretrained, tmp_path):
+  def params(name, **overrides):
+    c = make_config('sequence_classification', pretrained, tmp_path, **{
+        'train_epochs': 0.0, 'train_steps': 2, 'data.eval': '', **overrides})
+    run.run(c, str(tmp_path / name))
+    return load_lib.load(str(tmp_path / name)).params['params']['bert']
+
+  start = load_lib.load(pretrained).params['params']['bert']
+  kernel = lambda tree, layer: np.asarray(tree['layers']['attention']['qkv_kernel'][layer])
+  fresh = params('fresh', **{'model.reinit_layers': 1, 'optimizer.learning_rate': 1e-9})
+  np.testing.assert_allclose(kernel(fresh, 0), kernel(start, 0), atol=1e-6)
+  assert np.abs(kernel(fresh, 1) - kernel(start, 1)).max() > 0.05
+  assert np.abs(np.asarray(fresh['pooler']['kernel']) - start['pooler']['kernel']).max() > 0.05
+  frozen = params('frozen', **{'optimizer.frozen_layers': 1})
+  assert (kernel(frozen, 0) == kernel(start, 0)).all()
+  assert (np.asarray(frozen['embeddings']['token']) == start['embeddings']['token']).all()
+  assert (kernel(frozen, 1) != kernel(start, 1)).any()
+  with pytest.raises(UserError, match='reinit_layers=3: .* has 2 layers'):
+    params('none', **{'model.reinit_layers': 3})
+
+
+@pytest.mark.parametrize('task, best', [('token_classification', 'f1'),
+                                        ('question_answering', 'f1'),
+                                        ('multiple_choice', 'accuracy'),
+                                        ('sentence_embedding', 'spearman')])
+def test_the_score_that_decides_where_none_is_named(task, best):
+  c = config_lib.finetuning(task)
+  c.keep_best = 'auto'
+  scores = types.SimpleNamespace(score_names=('f1', 'accuracy', 'spearman'))
+  assert finetune._best(c, scores) == best
+
+
+def test_labels_that_are_left_out(pretrained, tmp_path, capsys):
+  c = make_config('sequence_classification', pretrained, tmp_path, train_epochs=0.0, train_steps=1,
+                  **{'data.skip_labels': ('-',)})
+  for name, count in (('train', 3), ('eval', 2)):
+    with open(c.data[name], 'a') as file:
+      file.write('w1 good\t-\t1.0\n' * count)
+  run.run(c, str(tmp_path / 'run'))
+  out = capsys.readouterr().out
+  assert f'3 of 163 rows of {c.data.train} are left out: their label is -' in out
+  assert f'2 of 42 rows of {c.data.eval} are left out' in out and '160 to train on' in out
+  assert load_lib.load(str(tmp_path / 'run')).labels == ('no', 'yes')
+
+
+def test_scores_that_are_taken_for_classes_get_a_note(pretrained, tmp_path, capsys):
+  for column, values, noted in (('value', ('1.0', '3.5'), True), ('value', ('1', '3'), False)):
+    c = make_config('sequence_classification', pretrained, tmp_path, train_epochs=0.0,
+                    train_steps=1, **{'data.label_column': column, 'data.eval': ''})
+    path = pathlib.Path(c.data.train)
+    path.write_text('text\tvalue\n' + ''.join(f'w{i}\t{values[i % 2]}\n' for i in range(9)))
+    run.run(c, str(tmp_path / values[0]))
+    assert ('data.problem=regression predicts the number' in capsys.readouterr().out) == noted
+
+
+def test_labels_that_are_numbers_and_their_order(pretrained, tmp_path):
+  c = make_config('sequence_classification', pretrained, tmp_path, train_epochs=0.0, train_steps=1,
+                  **{'data.label_column': 'value', 'data.labels': (3.0, '1.0')})
+  run.run(c, str(tmp_path / 'run'))
+  assert load_lib.load(str(tmp_path / 'run')).labels == ('3.0', '1.0')
+  c.data.labels = ('1.0', '3.0', '1.0')
+  with pytest.raises(UserError, match="data.labels=1.0,3.0,1.0: '1.0' is empty or stands there"):
+    run.run(c, str(tmp_path / 'twice'))
+
+
+def test_a_tag_whose_partner_alone_is_in_training(pretrained, tmp_path):
+  c = make_config('token_classification', pretrained, tmp_path, train_epochs=0.0, train_steps=1)
+  pathlib.Path(c.data.train).write_text('w1 O\nN1 B-NAME\nw2 I-X\n\n' * 9)
+  pathlib.Path(c.data.eval).write_text('w1 O\nN1 B-NAME\nN2 I-NAME\nw2 B-X\n')
+  run.run(c, str(tmp_path / 'run'))
+  assert load_lib.load(str(tmp_path / 'run')).labels == ('B-NAME', 'B-X', 'I-NAME', 'I-X', 'O')
+
+
+def test_from_a_model_with_another_head(classifier, pretrained, tmp_path):
+  c = make_config('token_classification', str(classifier), tmp_path, train_epochs=0.0,
+                  train_steps=1)
+  run.run(c, str(tmp_path / 'tags'))
+  assert load_lib.load(str(tmp_path / 'tags')).labels == ('B-NAME', 'I-NAME', 'O')
+  # The same task and labels: the head goes on too.
+  c = make_config('sequence_classification', str(classifier), tmp_path, train_epochs=0.0,
+                  train_steps=1, **{'optimizer.learning_rate': 1e-9})
+  run.run(c, str(tmp_path / 'again'))
+  assert last_scores(tmp_path / 'again')['eval_accuracy'] == 1
+
+
+def test_several_evaluation_files(pretrained, tmp_path):
+  c = make_config('sequence_classification', pretrained, tmp_path, train_epochs=1.0)
+  with c.unlocked():
+    c.data.eval += ',' + made_tasks.sequences(tmp_path / 'other.tsv', 10, 5)
+  run.run(c, str(tmp_path / 'run'))
+  scores = last_scores(tmp_path / 'run')
+  assert {'eval_accuracy', 'eval_accuracy_other', 'eval_loss_other'} <= scores.keys()
+  with c.unlocked():
+    c.data.eval += ',' + made_tasks.sequences(tmp_path / 'other.2.tsv', 10, 5)
+  with pytest.raises(UserError, match="two files would both end in 'other'"):
+    run.run(c, str(tmp_path / 'twice'))
+
+
+def test_a_glue_submission(pretrained, tmp_path):
+  made = pathlib.Path(made_tasks.sequences(tmp_path / 'made.tsv', 240)).read_text()
+  rows = [line.split('\t') for line in made.split('\n')[1:-1]]
+  lines = [f'{text}\t{int(label == "yes")}' for text, label, _ in rows]
+  for name in ('sst_train', 'sst_dev'):
+    (tmp_path / f'{name}.tsv').write_text('\n'.join(['sentence\tlabel', *lines]) + '\n')
+  (tmp_path / 'test.tsv').write_text('index\tsentence\n0\tw1 good w2\n1\tw3 bad\n2\tgood w9\n')
+  c = make_config('sequence_classification', pretrained, tmp_path, **{
+      'data.format': 'glue/sst2', 'data.train': str(tmp_path / 'sst_train.tsv'),
+      'data.eval': str(tmp_path / 'sst_dev.tsv'), 'data.test': str(tmp_path / 'test.tsv')})
+  run.run(c, str(tmp_path / 'run'))
+  assert (tmp_path / 'run/predictions/SST-2.tsv').read_text() == (
+      'index\tprediction\n0\t1\n1\t0\n2\t1\n')
+
+
+# ---- mistakes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('task, name, content, overrides, message', [
+    ('sequence_classification', 'eval', 'text\tlabel\nx\tmaybe\n', {},
+     "eval.tsv, line 2: the label 'maybe' is none of the 2 labels: no, yes"),
+    ('sequence_classification', 'train', 'text\tlabel\nx\tyes\n', {},
+     "has the label 'yes' only"),
+    ('sequence_classification', 'train', 'text\tlabel\n', {}, 'train.tsv holds no example'),
+    ('sequence_classification', 'eval', 'text\tlabel\n', {}, 'eval.tsv holds no example'),
+    ('sequence_classification', 'test', 'label\nyes\n', {}, "test.tsv.* no column 'text'"),
+    ('sequence_classification', '', '', {'data.text_column': 'body'}, "no column 'body'"),
+    ('sequence_classification', '', '', {'data.train': ''}, 'data.train is not set'),
+    ('sequence_classification', '', '', {'init_from': ''}, 'give its folder as init_from'),
+    ('sequence_classification', '', '', {'keep_best': 'f2'}, "keep_best='f2' is no score"),
+    ('sequence_classification', '', '', {'data.long': 'all'}, "long='all' is unknown"),
+    ('sequence_classification', '', '', {'model.num_heads': 2},
+     'holds a model with num_heads=4, this config has model.num_heads=2'),
+    ('sequence_classification', '', '', {'max_len': 100}, 'above model.max_positions=64'),
+    ('sequence_classification', '', '', {'phases': ((1, 8, 8),)}, 'are for pretraining'),
+    ('token_classification', 'eval', 'w1 B-XYZ\n', {}, "the tag 'B-XYZ' is none of the 3 tags"),
+    ('token_classification', 'train', 'w1 O\n', {}, "has the tag 'O' only"),
+    ('token_classification', 'train', 'w1 O\nw2\n', {}, 'line 2: .w2. has a word without a tag'),
+    ('question_answering', '', '', {'max_len': 8, 'data.doc_stride': 0}, 'doc_stride=0'),
+    ('multiple_choice', 'train', '{"text": "x", "choices": ["a", "b"], "label": 5}\n', {},
+     'the label 5 is none of the 2 choices'),
+])
+def test_mistakes_in_the_data(pretrained, tmp_path, task, name, content, overrides, message):
+  c = make_config(task, pretrained, tmp_path, train_epochs=1.0, **overrides)
+  if name == 'test':
+    c.data.test = str(tmp_path / 'test.tsv')
+  if name:
+    pathlib.Path(c.data[name]).write_text(content)
+  with pytest.raises(UserError, match=message):
+    run.run(c, str(tmp_path / 'run'))
+
+
+def test_answers_that_are_not_in_their_place_are_counted(pretrained, tmp_path, capsys):
+  c = make_config('question_answering', pretrained, tmp_path, train_epochs=0.0, train_steps=1)
+  content = json.loads(pathlib.Path(c.data.train).read_text())
+  for paragraph in content['data'][0]['paragraphs'][:3]:
+    paragraph['qas'][0]['answers'][0]['answer_start'] += 1
+  pathlib.Path(c.data.train).write_text(json.dumps(content))
+  run.run(c, str(tmp_path / 'run'))
+  out = capsys.readouterr().out
+  assert '3 of 160 questions of' in out and '157 to train on' in out
+
+
+def test_a_question_longer_than_the_window(pretrained, tmp_path):
+  c = make_config('question_answering', pretrained, tmp_path, max_len=8)
+  content = json.loads(pathlib.Path(c.data.train).read_text())
+  content['data'][0]['paragraphs'][0]['qas'][0]['question'] = 'Who w1 w2 w3 w4?'
+  pathlib.Path(c.data.train).write_text(json.dumps(content))
+  with pytest.raises(UserError, match="train.json: the question 'Who w1.* leaves no room"):
+    run.run(c, str(tmp_path / 'run'))
+
+
+def test_other_examples_or_batches_in_the_same_workdir(classifier, pretrained, tmp_path):
+  folder = classifier.parent
+  c = make_config('sequence_classification', pretrained, folder, batch_size=8)
+  with pytest.raises(UserError, match=r'batch_size=16 \(now 8\)'):
+    run.run(c, str(classifier))
+  c = make_config('sequence_classification', pretrained, tmp_path, seed=0)
+  pathlib.Path(c.data.train).write_text('text\tlabel\na\tyes\nb\tno\n')
+  with pytest.raises(UserError, match='was trained on other rows'):
+    run.run(c, str(classifier))

@@ -1,0 +1,219 @@
+"""Where a run starts: an imported model, new words, vectors from a file."""
+
+import functools
+import json
+import pathlib
+import shutil
+
+from etils import epath
+import jax
+import numpy as np
+import pytest
+import transformers
+
+import bert_jax
+from bert_jax import config as config_lib
+from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.errors import UserError
+from bert_jax.interop import conversion
+from bert_jax.interop import huggingface
+from bert_jax.interop import verify
+from bert_jax.model import architectures
+from bert_jax.model.distilbert import DistilBertConfig
+from bert_jax.runs import initial
+from bert_jax.runs import run
+from tests import conftest
+from tests.interop import torch_bert
+
+VOCAB = 400
+
+
+@pytest.fixture(scope='module')
+def published(tmp_path_factory, corpus_file):
+  """A small model of transformers, without heads, whose vocabulary knows the corpus."""
+  folder = tmp_path_factory.mktemp('published')
+  theirs = torch_bert.make('BertModel', folder, hidden_size=32, num_attention_heads=4,
+                           intermediate_size=64, max_position_embeddings=64, vocab_size=VOCAB)
+  words = dict.fromkeys(pathlib.Path(corpus_file).read_text().lower().replace('.', ' .').split())
+  letters = 'abcdefghijklmnopqrstuvwxyz0123456789'
+  entries = list(dict.fromkeys(
+      [*torch_bert.SPECIAL, *letters, *(f'##{c}' for c in letters), *words]))
+  entries += [f'[unused{i}]' for i in range(VOCAB - len(entries))]
+  (folder / 'vocab.txt').write_text('\n'.join(entries) + '\n')
+  assert theirs.config.vocab_size == len(entries)
+  return folder
+
+
+def config(source, start, **overrides):
+  """tests/tiny.py with the sizes of the model in `start`, and a learning rate of nothing."""
+  c = conftest.tiny_config(source, init_from=str(start), train_steps=2, **{
+      'optimizer.learning_rate': 1e-30, 'optimizer.warmup_steps': 0, 'data.heldout': 0.0})
+  with c.unlocked():
+    for name in ('vocab_size', 'hidden_size', 'num_layers', 'num_heads', 'intermediate_size',
+                 'max_positions'):
+      c.model[name] = None
+  c.update_from_flattened_dict(overrides)
+  return c
+
+
+def table(model):
+  return np.asarray(model.params['params']['bert']['embeddings']['token'])
+
+
+def test_a_published_model_goes_on(published, tmp_path, corpus_file, capsys):
+  run.run(config(corpus_file, published), str(tmp_path / 'run'))
+  out = capsys.readouterr().out
+  assert 'new             mlm_bias, mlm_dense, mlm_norm, nsp: not in' in out
+  theirs, ours = (bert_jax.from_pretrained(str(d)) for d in (published, tmp_path / 'run'))
+  assert ours.config.hidden_size == 32 and ours.tokenizer.vocab == theirs.tokenizer.vocab
+  texts = ['the old king', 'a river']
+  np.testing.assert_allclose(ours.embed(texts), theirs.embed(texts), atol=1e-6)
+  # The model that it came from is not needed to go on.
+  gone = shutil.copytree(published, tmp_path / 'gone')
+  run.run(config(corpus_file, gone), str(tmp_path / 'again'))
+  shutil.rmtree(gone)
+  run.run(config(corpus_file, gone, train_steps=3, allow_schedule_change=True),
+          str(tmp_path / 'again'))
+  lines = (tmp_path / 'again' / 'metrics.jsonl').read_text().splitlines()
+  assert json.loads(lines[-1])['step'] == 3
+
+
+def test_heads_that_the_run_does_not_have_are_left_out(tmp_path, corpus_file, capsys):
+  torch_bert.make('BertForPreTraining', tmp_path / 'model', hidden_size=32, num_attention_heads=4,
+                  intermediate_size=64, max_position_embeddings=64, vocab_size=200)
+  run.run(config(corpus_file, tmp_path / 'model', **{'data.sequences': 'full_sentences'}),
+          str(tmp_path / 'run'))
+  assert 'left out        bert/pooler, nsp: not in this run' in capsys.readouterr().out
+  ours = bert_jax.from_pretrained(str(tmp_path / 'run'))
+  theirs = bert_jax.from_pretrained(str(tmp_path / 'model'))
+  assert ours.model.groups == ('mlm',)
+  for name in ('mlm_dense', 'mlm_norm'):
+    for leaf, x in ours.params['params'][name].items():
+      np.testing.assert_array_equal(x, theirs.params['params'][name][leaf])
+
+
+def test_new_words_start_as_the_mean_of_their_pieces(published, tmp_path, corpus_file):
+  (tmp_path / 'words.txt').write_text('Kingbird\nstonehouse\n\nking\n')
+  run.run(config(corpus_file, published, **{'model.add_tokens': str(tmp_path / 'words.txt')}),
+          str(tmp_path / 'run'))
+  before, after = (bert_jax.from_pretrained(str(d)) for d in (published, tmp_path / 'run'))
+  assert after.config.vocab_size == VOCAB + 2  # king was there already
+  assert after.tokenizer.vocab[VOCAB:] == ['kingbird', 'stonehouse']
+  np.testing.assert_allclose(table(after)[:VOCAB], table(before)[:VOCAB], atol=1e-20)
+  for i, word in enumerate(('kingbird', 'stonehouse'), VOCAB):
+    pieces = before.tokenizer.encode_batch([word])[0]
+    assert len(pieces) > 1 and after.tokenizer.encode_batch([word])[0] == [i]
+    np.testing.assert_allclose(table(after)[i], table(before)[pieces].mean(0), atol=1e-7)
+  assert np.abs(table(after)[VOCAB + 2:]).max() < 1e-20
+  # The export has them too.
+  conversion.convert(str(tmp_path / 'run'), str(tmp_path / 'hf'), 'huggingface')
+  tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / 'hf'))
+  assert tokenizer.tokenize('A Kingbird sees the stonehouse') == [
+      'a', 'kingbird', 'sees', 'the', 'stonehouse']
+  model, loading = transformers.BertForPreTraining.from_pretrained(
+      str(tmp_path / 'hf'), output_loading_info=True)
+  assert not any(loading.values()) and model.config.vocab_size == VOCAB + 2
+
+
+def test_new_words_with_hyphens_and_underscores(published, tmp_path, corpus_file):
+  (tmp_path / 'words.txt').write_text('COVID-19\nsnake_case\n3.5mm\n')
+  run.run(config(corpus_file, published, **{'model.add_tokens': str(tmp_path / 'words.txt')}),
+          str(tmp_path / 'run'))
+  before, after = (bert_jax.from_pretrained(str(d)) for d in (published, tmp_path / 'run'))
+  assert after.tokenizer.vocab[VOCAB:] == ['covid-19', 'snake_case', '3.5mm']
+  text = 'The king: Covid-19, snake_case. covid-195 3.5mm'
+  ids = after.tokenizer.encode_batch([text])[0]
+  assert [i for i in ids if i >= VOCAB] == [VOCAB, VOCAB + 1, VOCAB + 2]  # no part of covid-195
+  offsets = after.tokenizer.encode_with_offsets([text])[0]
+  assert [text[s:e] for i, (s, e) in zip(*offsets) if i >= VOCAB] == [
+      'Covid-19', 'snake_case', '3.5mm']
+  old = before.tokenizer.encode_batch(['covid-19'])[0]
+  np.testing.assert_allclose(table(after)[VOCAB], table(before)[old].mean(0), atol=1e-7)
+  conversion.convert(str(tmp_path / 'run'), str(tmp_path / 'hf'), 'huggingface')
+  theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path / 'hf'))
+  assert theirs(text, add_special_tokens=False)['input_ids'] == ids
+  again = bert_jax.from_pretrained(str(tmp_path / 'hf'))
+  assert again.tokenizer.encode_batch([text])[0] == ids
+
+
+def test_word_vectors(tmp_path, corpus_file, capsys):
+  rng = np.random.default_rng(0)
+  vectors = {'king': rng.normal(size=32), 'river': rng.normal(size=32),
+             'zebra': rng.normal(size=32)}
+  lines = ['3 32', *(' '.join([word, *map(str, x)]) for word, x in vectors.items())]
+  (tmp_path / 'vectors.txt').write_text('\n'.join(lines) + '\n')
+  overrides = {'optimizer.learning_rate': 1e-30, 'optimizer.warmup_steps': 0}
+  plain = conftest.tiny_config(corpus_file, train_steps=1, **overrides)
+  run.run(plain, str(tmp_path / 'plain'))
+  run.run(conftest.tiny_config(corpus_file, train_steps=1, **overrides, **{
+      'model.embedding_init': str(tmp_path / 'vectors.txt')}), str(tmp_path / 'run'))
+  assert 'initialised     2 of ' in capsys.readouterr().out
+  before, after = (bert_jax.from_pretrained(str(tmp_path / d)) for d in ('plain', 'run'))
+  ids = [after.tokenizer.vocab.index(word) for word in ('king', 'river')]
+  others = np.setdiff1d(np.arange(after.config.vocab_size), ids)
+  np.testing.assert_array_equal(table(after)[others], table(before)[others])
+  given = np.stack([vectors['king'], vectors['river']])
+  scale = np.sqrt(np.mean(table(before)[ids] ** 2) / np.mean(given ** 2))
+  np.testing.assert_allclose(table(after)[ids], given * scale, rtol=1e-5)
+
+
+def write(path, text):
+  path.write_text(text)
+  return str(path)
+
+
+def test_mistakes(published, tmp_path, corpus_file):
+  words = tmp_path / 'words.txt'
+  for i, (overrides, message) in enumerate((
+      ({'model.add_tokens': write(words, 'new york\n')}, "line 1: 'new york' is 2 words: an"),
+      ({'model.add_tokens': write(tmp_path / 'none.txt', 'king\n')}, 'holds no word that'),
+      ({'model.add_tokens': '/nowhere'}, 'model.add_tokens=/nowhere cannot be read'),
+      ({'model.add_tokens': str(words), 'init_from': ''}, 'model.hidden_size is not set'),
+      ({'model.embedding_init': write(tmp_path / 'v', 'king 1 2\nriver 1\n')}, 'line 2: 1 numbers'),
+      ({'model.embedding_init': write(tmp_path / 'w', 'king 1 2\n')}, 'vectors of 2, the model is'),
+      ({'model.embedding_init': write(tmp_path / 'x', 'king a b\n')}, "no numbers after 'king'"),
+      ({'model.embedding_init': write(tmp_path / 'y', 'zebra 1 2\n')}, 'for no entry'),
+      ({'init_from': str(tmp_path / 'empty')}, 'holds no model'),
+      ({'max_len': 128}, 'max_len=128 is above model.max_positions=64'))):
+    with pytest.raises(UserError, match=message):
+      run.run(config(corpus_file, published, **overrides), str(tmp_path / f'run{i}'))
+  c = conftest.tiny_config(corpus_file, **{'model.add_tokens': str(words)})
+  with pytest.raises(UserError, match='extends the vocabulary of another model'):
+    run.run(c, str(tmp_path / 'fresh'))
+
+
+def test_cased_models_stay_cased(published, tmp_path, corpus_file):
+  """A folder that says do_lower_case=false is read and trained with capitals."""
+  folder = pathlib.Path(shutil.copytree(published, tmp_path / 'cased'))
+  (folder / 'tokenizer_config.json').write_text('{"do_lower_case": false}')
+  run.run(config(corpus_file, folder), str(tmp_path / 'run'))
+  assert not tokenizer_lib.load(tmp_path / 'run' / 'tokenizer').lowercase
+  assert not huggingface.load(epath.Path(folder)).tokenizer.lowercase
+
+
+def test_every_field_of_the_model_group_is_known():
+  group = config_lib.model('tiny')
+  assert config_lib.bert_config(group).hidden_size == 128
+  assert {'add_tokens', 'embedding_init'} < set(group.keys())
+
+
+def test_a_student_begins_with_layers_of_its_teacher(tmp_path, capsys):
+  torch_bert.make('BertForMaskedLM', tmp_path, hidden_size=32, num_attention_heads=4,
+                  num_hidden_layers=4, intermediate_size=64, max_position_embeddings=64,
+                  vocab_size=VOCAB)
+  teacher = huggingface.load(epath.Path(tmp_path))
+  sizes = {name: getattr(teacher.config, name) for name in (
+      'vocab_size', 'hidden_size', 'num_heads', 'intermediate_size', 'max_positions')}
+  whole = initial.student(teacher, DistilBertConfig(num_layers=4, **sizes))
+  batch = verify.sample(teacher, 3, 40)._replace(type_ids=np.zeros((3, 40), np.int32))
+  a, b = (jax.jit(functools.partial(architectures.encoder(m.config).apply, method='encode'))(
+      {'params': m.params['params']['bert']}, batch) for m in (teacher, whole))
+  np.testing.assert_allclose(a, b, atol=2e-6)
+
+  half = initial.student(teacher, DistilBertConfig(num_layers=2, **sizes))
+  kernels = [m.params['params']['bert']['layers']['attention']['qkv_kernel']
+             for m in (teacher, half)]
+  np.testing.assert_array_equal(kernels[1], np.asarray(kernels[0])[[0, 2]])
+  assert initial.student(teacher, DistilBertConfig(num_layers=5, **sizes)) is None
+  assert 'student         begins at random: the teacher is of another' in capsys.readouterr().out
+  assert initial.student(teacher, DistilBertConfig(**sizes | {'num_heads': 2})) is None

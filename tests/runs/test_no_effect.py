@@ -1,0 +1,256 @@
+"""Fields that are given have an effect or are refused; runs made shorter; lists that are typed."""
+
+import pathlib
+import types
+
+import pytest
+
+from bert_jax import config as config_lib
+from bert_jax.data import languages
+from bert_jax.data import phases as phases_lib
+from bert_jax.errors import UserError
+from bert_jax.runs import no_effect
+from bert_jax.runs import tuple_flag
+from tests import conftest
+from tests import tiny
+
+
+@pytest.fixture(scope='module')
+def records(tmp_path_factory) -> str:
+  """A folder that the table takes for token records: it has a manifest."""
+  folder = tmp_path_factory.mktemp('records')
+  (folder / 'manifest.json').write_text('{}')
+  return str(folder)
+
+
+PHASES = {'phases': ((1, 16, 8), (1, 32, 8))}
+RECORDS = {'data.source': 'RECORDS'}
+# task, fields of the config, the one that is given, why it has no effect.
+CASES = [
+    ('pretrain', PHASES, 'batch_size', 'phases=.* say it for every step'),
+    ('pretrain', PHASES, 'max_len', 'phases=.* say it for every step'),
+    *(('pretrain', RECORDS, name, 'records have|records in|folder of token records')
+      for name in ('model.vocab_size', 'data.tokenizer', 'data.lowercase', 'data.heldout',
+                   'data.lines_are_sentences', 'data.language', 'data.format', 'data.text_column')),
+    ('pretrain', {'data.vocab': 'VOCAB'}, 'model.vocab_size', 'data.vocab=.* is given'),
+    ('pretrain', {'data.vocab': 'VOCAB'}, 'data.tokenizer', 'data.vocab=.* is given'),
+    ('pretrain', {'init_from': 'x'}, 'model.vocab_size', 'vocabulary of init_from=x'),
+    ('pretrain', {'init_from': 'x'}, 'data.lowercase', 'vocabulary of init_from=x'),
+    ('pretrain', {'teacher': 'x'}, 'data.tokenizer', 'vocabulary of teacher=x'),
+    ('pretrain', {'data.lines_are_sentences': True}, 'data.language', 'where sentences end'),
+    ('pretrain', {'data.format': 'wikitext'}, 'data.language', 'where sentences end'),
+    ('pretrain', {'data.source': 'builtin'}, 'data.format', 'a format of its own'),
+    ('pretrain', {}, 'data.text_column', 'is plain text'),
+    ('pretrain', {}, 'masking.span_p', 'masking.unit=span, the unit is token'),
+    ('pretrain', {'masking.unit': 'ngram'}, 'masking.span_max', 'masking.unit=span'),
+    ('pretrain', {'masking.unit': 'span'}, 'masking.ngram_max', 'masking.unit=ngram'),
+    ('pretrain', {'masking.replace_random': 0.0}, 'masking.random_by_frequency', 'no random token'),
+    ('pretrain', {'model.architecture': 'distilbert'}, 'model.type_vocab_size', 'no segments'),
+    ('sequence_classification', {}, 'model.vocab_size', 'that of init_from'),
+    ('sequence_classification', {}, 'eval_every', 'give data.eval'),
+    ('sequence_classification', {}, 'keep_best', 'give data.eval'),
+    ('question_answering', {}, 'data.n_best', 'give data.eval'),
+    ('sentence_embedding', {}, 'data.eval_columns', 'give data.eval'),
+    *(('sequence_classification', {'data.format': 'glue/sst2'}, name, 'data.format=glue/sst2 names')
+      for name in ('data.problem', 'data.labels', 'data.skip_labels', 'data.text_column',
+                   'data.text_pair_column', 'data.label_column')),
+    ('sequence_classification', {'data.problem': 'regression'}, 'data.labels', 'has no labels'),
+    ('sequence_classification', {'data.problem': 'multi_label'}, 'data.skip_labels',
+     'single_label'),
+    ('sequence_classification', {'data.text_pair_column': 'b'}, 'data.long', 'single texts'),
+    ('sequence_classification', {'data.format': 'glue/mrpc'}, 'data.long', 'single texts'),
+    ('multiple_choice', {'data.format': 'swag'}, 'data.choices_column', 'data.format=swag names'),
+    ('question_answering', {'max_len': 32, 'data.doc_stride': 29}, 'data.doc_stride',
+     'holds at most 28 tokens'),
+]
+
+
+def make(task, fields, corpus_file, records, vocab):
+  c = tiny.get_config() if task == 'pretrain' else config_lib.finetuning(task)
+  values = {'RECORDS': records, 'VOCAB': vocab}
+  if task == 'pretrain':
+    c.data.source = corpus_file
+  c.update_from_flattened_dict({n: values.get(v, v) if isinstance(v, str) else v
+                                for n, v in fields.items()})
+  return c
+
+
+@pytest.fixture(scope='module')
+def vocab(tmp_path_factory) -> str:
+  path = tmp_path_factory.mktemp('vocab') / 'vocab.txt'
+  path.write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a']) + '\n')
+  return str(path)
+
+
+@pytest.mark.parametrize('task, fields, name, reason', CASES)
+def test_without_effect(corpus_file, records, vocab, task, fields, name, reason):
+  c = make(task, fields, corpus_file, records, vocab)
+  with pytest.raises(UserError, match=f'^--config.{name} has no effect here: .*({reason})'):
+    no_effect.check(c, {'seed': 0, name: None})
+  no_effect.check(c, {'seed': 0})  # a default without effect is fine
+
+
+@pytest.mark.parametrize('task, fields, name', [
+    ('pretrain', {}, 'batch_size'), ('pretrain', {}, 'model.vocab_size'),
+    ('pretrain', {'data.vocab': 'VOCAB'}, 'data.lowercase'), ('pretrain', {}, 'data.language'),
+    ('pretrain', {'data.source': '*.txt'}, 'data.format'), ('pretrain', {}, 'data.heldout'),
+    ('pretrain', {'data.lines_are_sentences': True, 'data.language': 'zh'}, 'data.language'),
+    ('pretrain', {'data.format': 'jsonl'}, 'data.text_column'),
+    ('pretrain', {'masking.unit': 'span'}, 'masking.span_max'),
+    ('pretrain', {'masking.unit': 'ngram'}, 'masking.ngram_max'),
+    ('pretrain', {}, 'masking.random_by_frequency'), ('pretrain', {}, 'model.type_vocab_size'),
+    ('sequence_classification', {'data.eval': 'x'}, 'eval_every'),
+    ('sequence_classification', {}, 'data.labels'), ('sequence_classification', {}, 'data.long'),
+    ('question_answering', {'max_len': 32, 'data.doc_stride': 28}, 'data.doc_stride'),
+    ('token_classification', {}, 'data.text_column'), ('multiple_choice', {}, 'data.text_column')])
+def test_with_effect(corpus_file, records, vocab, task, fields, name):
+  no_effect.check(make(task, fields, corpus_file, records, vocab), [name])
+
+
+def test_every_row_of_the_table_is_tried():
+  tried = {name for _, _, name, _ in CASES}
+  assert {name for rule in no_effect._BEFORE for name in rule.fields} <= tried
+
+
+def test_fields_of_another_architecture(corpus_file):
+  c = config_lib.pretraining('tiny')
+  with c.unlocked():
+    c.model.embedding_size = 8
+  with pytest.raises(UserError, match='model.architecture=bert has no such field'):
+    no_effect.check(c, ['model.embedding_size'])
+
+
+def test_what_only_the_data_tells():
+  c = tiny.get_config()
+  c.profile_steps = (50, 60)
+  task = types.SimpleNamespace(has_held_out=False, null_threshold=None)
+  job = types.SimpleNamespace(task=task, train_steps=12)
+  for name, reason in (('eval_every', 'no text is held out'), ('eval_batches', 'no text is held'),
+                       ('profile_steps', 'the run has 12 steps')):
+    with pytest.raises(UserError, match=f'--config.{name} has no effect here: {reason}'):
+      no_effect.check_with_data(c, [name], job)
+  c.profile_steps = (12, 60)
+  task.has_held_out = True
+  no_effect.check_with_data(c, ['eval_every', 'eval_batches', 'profile_steps'], job)
+  c = config_lib.finetuning('question_answering')
+  with pytest.raises(UserError, match='every question of data.train= has an answer'):
+    no_effect.check_with_data(c, ['data.null_threshold'], job)
+  task.null_threshold = 0.0
+  no_effect.check_with_data(c, ['data.null_threshold'], job)
+
+
+# ---- shorter runs -------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('phases, steps, counts', [
+    (((900, 128, 8), (100, 512, 8)), 10, [9, 1]),
+    (((900, 128, 8), (100, 512, 8)), 1001, [901, 100]),
+    (((900, 128, 8), (100, 512, 8)), 4, [3, 1]), (((1, 8, 8), (1, 8, 4), (1, 8, 2)), 10, [4, 3, 3]),
+    (((1, 8, 8), (1, 8, 8), (98, 8, 8)), 3, [1, 1, 1]),
+    (((20_000, 8, 1), (20_000, 8, 2), (20_000, 8, 3), (340_000, 8, 4)), 100, [5, 5, 5, 85])])
+def test_phases_scale_by_their_shares(phases, steps, counts):
+  scaled = phases_lib.scaled(phases, steps)
+  assert [p[0] for p in scaled] == counts and sum(counts) == steps
+  assert [p[1:] for p in scaled] == [p[1:] for p in phases]
+
+
+def test_fewer_steps_than_phases():
+  with pytest.raises(UserError, match='train_steps=1 is less than one step for each of the 2'):
+    phases_lib.scaled(((9, 8, 8), (1, 8, 8)), 1)
+
+
+def test_train_steps_shortens_a_run_of_phases():
+  c = config_lib.pretraining('base')
+  c.train_steps = 1000
+  notes = config_lib.fit_phases(c, {'train_steps': 1_000_000})
+  assert c.phases == ((900, 128, 256), (100, 512, 256)) and c.optimizer.warmup_steps == 10
+  assert notes == ['phases of 1,000,000 steps scaled to 1,000',
+                   'warmup of 10,000 of 1,000,000 steps scaled to 10 of 1,000']
+  assert config_lib.fit_phases(c, {'train_steps': 1_000_000}) == []
+
+
+def test_a_warmup_that_is_given_stays():
+  c = config_lib.pretraining('base')
+  c.train_steps, c.optimizer.warmup_steps = 1000, 300
+  config_lib.fit_phases(c, {'train_steps': 1_000_000, 'optimizer.warmup_steps': 10_000})
+  assert c.phases[0][0] == 900 and c.optimizer.warmup_steps == 300
+  c = config_lib.pretraining('base')
+  c.train_steps, c.optimizer.warmup_steps = 1000, 300  # in Python, or by a config file
+  config_lib.fit_phases(c, {})
+  assert c.phases[0][0] == 900 and c.optimizer.warmup_steps == 300
+  c.train_steps = 500  # and on its command line
+  config_lib.fit_phases(c, {'train_steps': 1000})
+  assert c.phases[0][0] == 450 and c.optimizer.warmup_steps == 150
+
+
+def test_a_longer_run_keeps_its_warmup():
+  c = config_lib.pretraining('base')
+  c.train_steps = 2_000_000
+  assert len(config_lib.fit_phases(c, {'train_steps': 1_000_000})) == 1
+  assert c.phases[1][0] == 200_000 and c.optimizer.warmup_steps == 10_000
+
+
+def test_phases_and_steps_that_are_both_given_must_agree():
+  c = conftest.tiny_config('x', phases=((3, 16, 8), (4, 32, 8)))
+  assert config_lib.fit_phases(c, {'phases': (), 'train_steps': 2}) == []
+  with pytest.raises(UserError, match='sum to 7, not to train_steps=12'):
+    config_lib.check(c)
+
+
+def test_unused_lengths_are_not_checked():
+  c = conftest.tiny_config('x', phases=((6, 16, 8), (6, 32, 8)), max_len=512)
+  config_lib.check(c)
+  config_lib.check_sizes(c)
+
+
+# ---- lists and values ---------------------------------------------------------------------------
+
+@pytest.mark.parametrize('text, value', [
+    ('a,b,c', ('a', 'b', 'c')), ('(a,b)', ('a', 'b')), ("('a','b, c')", ('a', 'b, c')),
+    ('[a]', ('a',)), ('-,x', ('-', 'x')), ('0,1,01,1.0', (0, 1, '01', '1.0')), ('', ()),
+    ('()', ()), ('not good,bad', ('not good', 'bad')), ('"x,y",z', ('x,y', 'z')),
+    ('((1,16,8),(1,32,8))', ((1, 16, 8), (1, 32, 8))), ('10,15', (10, 15)), ('-1', (-1,))])
+def test_lists_on_a_command_line(text, value):
+  assert tuple_flag.Parser().parse(text) == value
+
+
+@pytest.mark.parametrize('text', ['((a),b)', "('a',", '(', '((1,2),x)'])
+def test_what_is_no_list(text):
+  with pytest.raises(ValueError, match='is no list'):
+    tuple_flag.Parser().parse(text)
+
+
+@pytest.mark.parametrize('name', ['optimizer.learning_rate', 'masking.rate', 'train_epochs',
+                                  'data.heldout', 'model.layer_norm_eps'])
+@pytest.mark.parametrize('value', [float('nan'), float('inf')])
+def test_numbers_are_finite(name, value):
+  with pytest.raises(UserError, match=f'^{name}=(nan|inf) must be a finite number'):
+    config_lib.check(conftest.tiny_config('x', **{name: value}))
+
+
+def test_languages():
+  for code in ('en', 'zh', 'zh-tw', 'de', 'sv', 'gsw'):
+    languages.check('data.language', code)
+  for code in ('', 'german', 'xx', 'EN', 'en_US'):
+    with pytest.raises(UserError, match='is no code of a language'):
+      languages.check('data.language', code)
+
+
+def test_a_task_of_another_config():
+  for task, other in (('sequence_classification', 'token_classification'),
+                      ('multiple_choice', 'question_answering')):
+    c = config_lib.finetuning(task)
+    c.task = other
+    with pytest.raises(UserError, match=f'task={other} does not fit this config'):
+      config_lib.check(c)
+
+
+def test_the_home_folder(tmp_path, monkeypatch, corpus_file):
+  from bert_jax.runs import run
+
+  monkeypatch.setenv('HOME', str(tmp_path))
+  with pytest.raises(UserError, match='--workdir is empty'):
+    run.run(conftest.tiny_config(corpus_file), '')
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(UserError, match=f'--workdir={tmp_path}/file cannot be written'):
+    run.run(conftest.tiny_config(corpus_file), '~/file')
+  assert not pathlib.Path('~').exists()

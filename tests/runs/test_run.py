@@ -1,0 +1,353 @@
+"""Whole runs in this process: what a workdir holds, resuming, refusing."""
+
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+from etils import epath
+import jax
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax.errors import UserError
+from bert_jax.runs import run
+from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.training import integrity
+from tests import conftest
+
+
+def lines(workdir):
+  return [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory, corpus_file):
+  """A finished run of 12 steps on 8 devices."""
+  workdir = tmp_path_factory.mktemp('finished') / 'run'
+  run.run(conftest.tiny_config(corpus_file, **{'model.dtype': 'auto'}), str(workdir))
+  return workdir
+
+
+def test_what_a_workdir_holds(finished):
+  assert {'run.json', 'metrics.jsonl', 'tensorboard', 'curves.png', 'checkpoints', 'tokenizer',
+          'corpus'} <= {p.name for p in finished.iterdir()}
+  saved = json.loads((finished / 'run.json').read_text())
+  assert saved['config']['train_steps'] == 12 and saved['versions']['jax'] == jax.__version__
+  assert saved['config']['model']['vocab_size'] <= 200
+  assert saved['config']['model']['dtype'] == 'float32'  # what auto is on a CPU
+  assert (finished / 'curves.png').read_bytes().startswith(b'\x89PNG')
+  assert any(p.name.startswith('events.') for p in (finished / 'tensorboard').iterdir())
+
+
+def test_metrics(finished):
+  training = [line for line in lines(finished) if 'loss' in line]
+  held_out = [line for line in lines(finished) if 'eval_loss' in line]
+  assert [line['step'] for line in training] == [2, 4, 6, 8, 10, 12]
+  assert [line['step'] for line in held_out] == [6, 12]
+  for line in training:
+    assert set(line) == {'step', 'loss', 'mlm_loss', 'mlm_accuracy', 'nsp_loss', 'nsp_accuracy',
+                         'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu', 'data_wait',
+                         'skipped_steps'}
+    assert line['loss'] == pytest.approx(line['mlm_loss'] + line['nsp_loss'])
+    assert line['mfu'] is None  # the peak of a CPU is not known
+  # The rate of the last update before each line: warmup to step 4, then down to 0 at step 12.
+  assert [line['learning_rate'] for line in training] == pytest.approx(
+      [1e-3 * r for r in (1 / 4, 3 / 4, 7 / 8, 5 / 8, 3 / 8, 1 / 8)])
+  assert held_out[0]['eval_unigram_entropy'] > 2
+
+
+def test_checkpoints_kept(finished):
+  assert sorted(p.name for p in (finished / 'checkpoints').iterdir()) == ['12', '4', '8']
+
+
+def test_the_same_command_again_says_that_it_is_finished(finished, corpus_file, capsys):
+  before = (finished / 'metrics.jsonl').read_bytes()
+  run.run(conftest.tiny_config(corpus_file), str(finished))
+  assert 'holds the whole run of 12 steps' in capsys.readouterr().out
+  assert (finished / 'metrics.jsonl').read_bytes() == before
+
+
+def test_a_finished_run_whose_newest_checkpoint_is_damaged(finished, corpus_file, tmp_path, capsys):
+  """Its last steps are made again, with the same bits; until then nobody takes an older one."""
+  workdir = tmp_path / 'run'
+  shutil.copytree(finished, workdir)
+  whole, before = integrity.check(epath.Path(workdir / 'checkpoints/12')), lines(workdir)
+  damaged = next((workdir / 'checkpoints/12/params/d').iterdir())
+  damaged.write_bytes(damaged.read_bytes()[:-100])
+  with pytest.raises(UserError, match='run/checkpoints/12 is damaged: .*; the next sound one is '
+                                      '.*run/checkpoints/8: run main again'):
+    bert_jax.from_pretrained(str(workdir))
+  assert bert_jax.from_pretrained(str(workdir), step=4).model.facts['steps'] == 4
+  assert bert_jax.from_pretrained(str(workdir), allow_older=True).model.facts['steps'] == 8
+  assert not (workdir / 'damaged').exists()
+  capsys.readouterr()
+  run.run(conftest.tiny_config(corpus_file), str(workdir))
+  told = ' '.join(capsys.readouterr().out.split())
+  assert 'resumed from step 8, 4 steps are made again' in told and 'holds the whole' not in told
+  assert (workdir / 'damaged/checkpoints-12').is_dir()
+  assert integrity.check(epath.Path(workdir / 'checkpoints/12')) == whole
+  timed = ('tokens_per_second', 'data_wait')
+  assert [{k: v for k, v in x.items() if k not in timed} for x in lines(workdir)] == [
+      {k: v for k, v in x.items() if k not in timed} for x in before]
+  run.run(conftest.tiny_config(corpus_file), str(workdir))
+  assert 'holds the whole run of 12 steps' in capsys.readouterr().out
+
+
+def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus_file):
+  before = sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('[!.]*') if p.is_file())
+  for overrides, message in (
+      ({'model.hidden_size': 64}, r'model.hidden_size=32 \(now 64\): that is another run'),
+      ({'data.lowercase': False}, 'data.lowercase=True, now it is False'),
+      ({'data.pack': False}, r'data.pack=True \(now False\): that is another run'),
+      ({'seed': 5, 'masking.rate': 0.3, 'log_every': 5},
+       r'with masking.rate=0.15 \(now 0.3\), seed=0 \(now 5\): that is another run'),
+      ({'train_steps': 14, 'optimizer.learning_rate': 0.1, 'log_every': 5},
+       r'with optimizer.learning_rate=0.001 \(now 0.1\), train_steps=12 \(now 14\): every later '
+       'learning rate or row changes with it; .* --config.allow_schedule_change=True')):
+    with pytest.raises(UserError, match=message):
+      run.run(conftest.tiny_config(corpus_file, **overrides), str(finished))
+  with pytest.raises(UserError, match='a run of 12 steps, more than train_steps=10'):
+    run.run(conftest.tiny_config(corpus_file, train_steps=10, allow_schedule_change=True),
+            str(finished))
+  assert sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('[!.]*') if p.is_file()) == before
+
+
+def test_a_resumed_run_says_what_changed(finished, corpus_file, tmp_path, capsys):
+  """What is harmless is allowed, and so is a longer schedule that was asked for."""
+  shutil.copytree(finished, tmp_path / 'run')
+  config = conftest.tiny_config(corpus_file, train_steps=14, allow_schedule_change=True,
+                                log_every=1, sharding='dp', **{
+                                    'mesh.model': 2, 'model.dtype': 'bfloat16'})
+  run.run(config, str(tmp_path / 'run'))
+  told = [line.split(None, 1) for line in capsys.readouterr().out.splitlines()]
+  assert sorted(rest for word, rest in (x for x in told if len(x) == 2) if word == 'changed') == [
+      'allow_schedule_change=False (now True)', 'log_every=2 (now 1)', 'mesh.model=1 (now 2)',
+      'model.dtype=float32 (now bfloat16)', 'sharding=tp (now dp)', 'train_steps=12 (now 14)']
+  assert [x['step'] for x in lines(tmp_path / 'run') if 'loss' in x][-3:] == [12, 13, 14]
+  assert json.loads((tmp_path / 'run/run.json').read_text())['config']['train_steps'] == 14
+
+
+@pytest.mark.parametrize('name', ['muon', pytest.param('lamb', marks=pytest.mark.slow),
+                                  pytest.param('stable_adamw', marks=pytest.mark.slow)])
+def test_every_optimiser_is_sharded_and_resumes(corpus_file, tmp_path, name):
+  def train():
+    run.run(conftest.tiny_config(corpus_file, sharding='fsdp_tp', **{
+        'mesh.model': 2, 'optimizer.name': name, 'optimizer.decay_ratio': 0.5}),
+            str(tmp_path / 'run'))
+
+  train()
+  checkpoints = epath.Path(tmp_path / 'run/checkpoints')
+  whole = integrity.description(checkpoints / '12')['arrays']
+  (checkpoints / '12').rmtree()
+  train()
+  assert integrity.description(checkpoints / '12')['arrays'] == whole
+  training = [line['mlm_loss'] for line in lines(tmp_path / 'run') if 'mlm_loss' in line]
+  assert training[-1] < training[0]
+
+
+def test_two_phases_and_microbatches(tmp_path, corpus_file, monkeypatch):
+  """Each phase has its steps and its length, in microbatches as well."""
+  config = conftest.tiny_config(corpus_file, phases=((4, 16, 16), (4, 32, 16)), train_steps=8,
+                                **{'optimizer.accumulation': 2, 'log_every': 1, 'batch_size': 16})
+  tokens = []
+  make = Pretraining.create
+
+  def spy(*args, **kwargs):
+    task = make(*args, **kwargs)
+    rows = task.rows
+    object.__setattr__(
+        task, 'rows', lambda step: tokens.append(rows(step).rows.ids.shape) or rows(step))
+    return task
+
+  monkeypatch.setattr(Pretraining, 'create', spy)
+  run.run(config, str(tmp_path / 'run'))
+  assert tokens == [(16, 16)] * 4 + [(16, 32)] * 4
+  assert [x['step'] for x in lines(tmp_path / 'run') if 'loss' in x] == list(range(1, 9))
+
+
+def test_epochs(tmp_path, corpus_file, capsys):
+  config = conftest.tiny_config(corpus_file, train_steps=0, train_epochs=0.5)
+  run.run(config, str(tmp_path / 'run'))
+  out = capsys.readouterr().out
+  rows = int(re.search(r'rows of 32 +([\d,]+) an epoch', out)[1].replace(',', ''))
+  assert lines(tmp_path / 'run')[-1]['step'] == math.ceil(rows / 2 / 8)
+
+
+def test_init_from_another_workdir(finished, tmp_path, corpus_file):
+  # Another vocabulary, and another model.
+  vocab = (finished / 'tokenizer' / 'vocab.txt').read_text().splitlines()[:-1]
+  (tmp_path / 'vocab.txt').write_text('\n'.join(vocab) + '\n')
+  for overrides, message in (({'data.vocab': str(tmp_path / 'vocab.txt')}, 'another vocabulary'),
+                             ({'model.num_layers': 3}, 'with num_layers=2, this config has')):
+    with pytest.raises(UserError, match=message):
+      run.run(conftest.tiny_config(corpus_file, init_from=str(finished), **overrides),
+              str(tmp_path / next(iter(overrides))))
+  config = conftest.tiny_config(corpus_file, init_from=str(finished), train_steps=2,
+                                **{'optimizer.learning_rate': 1e-30, 'optimizer.warmup_steps': 0})
+  run.run(config, str(tmp_path / 'run'))
+  ours, theirs = (bert_jax.from_pretrained(str(d)).params for d in (tmp_path / 'run', finished))
+  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize('overrides, message', [
+    ({'max_len': 128}, 'max_len=128 is above model.max_positions=64'),
+    ({'batch_size': 12}, 'batch_size=12 is not divisible by 8'),
+    ({'optimizer.accumulation': 2}, 'batch_size=8 is not divisible by 16'),
+    ({'mesh.model': 8, 'mesh.data': 1}, 'model.num_heads=4 is not divisible by mesh.model=8'),
+    ({'mesh.data': 3}, 'mesh 1x3x1 .* does not fit the 8 devices'),
+    ({'mesh.data': 0}, 'mesh 1x0x1'),
+    ({'task': 'translate'}, "task='translate'"),
+    ({'sharding': 'zero'}, "sharding='zero'"),
+    ({'platform': 'tpu'}, "platform='tpu'"),
+    ({'platform': 'npu'}, "platform='npu' is unknown"),
+    ({'train_epochs': 1.0}, 'give one of them'),
+    ({'train_steps': 0}, 'give one of them'),
+    ({'phases': ((12, 32),)}, 'phases=.*positive'),
+    ({'batch_size': 0}, 'batch_size=0'),
+    ({'masking.rate': 2.0}, 'masking.rate=2.0'),
+    ({'data.format': 'html'}, "data.format='html'"),
+    ({'data.source': '/nowhere/*'}, 'matches no file'),
+    ({'optimizer.warmup_steps': 12}, 'warmup_steps=12'),
+    ({'init_from': '/nowhere'}, '/nowhere holds no model'),
+])
+def test_mistakes_are_named_before_anything_is_written(tmp_path, corpus_file, overrides, message):
+  with pytest.raises(UserError, match=message):
+    run.run(conftest.tiny_config(corpus_file, **overrides), str(tmp_path / 'run'))
+  assert not list((tmp_path / 'run').glob('checkpoints/*'))
+
+
+def test_a_workdir_that_cannot_be_written(tmp_path, corpus_file):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(UserError, match='--workdir=.*/file/run cannot be written'):
+    run.run(conftest.tiny_config(corpus_file), str(tmp_path / 'file' / 'run'))
+
+
+def test_predictions(finished):
+  bert = bert_jax.from_pretrained(str(finished))
+  assert bert.config.dtype == 'float32'
+  masks = bert.fill_mask('The [MASK] runs under the [MASK].', top_k=3)
+  assert len(masks) == 2
+  for mask in masks:
+    candidates = mask['candidates']
+    assert len(candidates) == 3
+    probabilities = [c['probability'] for c in candidates]
+    assert probabilities == sorted(probabilities, reverse=True) and sum(probabilities) <= 1
+    for c in candidates:
+      assert c['surprisal'] == pytest.approx(-np.log(c['probability']), rel=1e-5)
+  ids = bert.tokenizer.encode_with_masks('The [MASK] runs under the [MASK].')
+  assert [m['position'] - 1 for m in masks] == [
+      i for i, token in enumerate(ids) if token == bert.tokenizer.mask_id]
+
+  scored = bert.score('The king runs.')
+  surprisals = [t['surprisal'] for t in scored['tokens']]
+  assert scored['pseudo_perplexity'] == pytest.approx(np.exp(np.mean(surprisals)))
+  # The surprisal of a token is that of fill_mask at its place.
+  first = bert.fill_mask('[MASK] king runs.', top_k=bert.config.vocab_size)[0]['candidates']
+  assert len(bert.tokenizer.encode_batch(['The'])[0]) == 1
+  the = next(c for c in first if c['token'] == scored['tokens'][0]['token'])
+  assert the['surprisal'] == pytest.approx(surprisals[0], rel=1e-5)
+
+  pairs = [('The king runs.', 'The king sees.'), ('A tree.', 'A horse takes her river.')]
+  together = bert.next_sentence(pairs)
+  assert together == pytest.approx([bert.next_sentence([p])[0] for p in pairs], rel=1e-5)
+  assert all(0 < p < 1 for p in together)
+  with pytest.raises(UserError, match='no .MASK.'):
+    bert.fill_mask('nothing')
+  with pytest.raises(UserError, match='longer than the 64 positions'):
+    bert.score('the ' * 70)
+
+
+@pytest.mark.parametrize('sequences, objective', [('sentence_order', 'sop'),
+                                                  ('full_sentences', None)])
+def test_other_sequences_have_their_own_objectives(tmp_path, corpus_file, sequences, objective,
+                                                   capsys):
+  config = conftest.tiny_config(corpus_file, train_steps=2, eval_every=2, **{
+      'data.sequences': sequences, 'masking.unit': 'span', 'masking.final_rate': 0.3,
+      'masking.random_by_frequency': True, 'optimizer.warmup_steps': 1})
+  run.run(config, str(tmp_path / 'run'))
+  losses = {key for line in lines(tmp_path / 'run') for key in line if key.endswith('_loss')}
+  names = {'mlm_loss', 'eval_mlm_loss'}
+  if objective:
+    names |= {f'{objective}_loss', f'eval_{objective}_loss'}
+  assert losses - {'eval_loss'} == names
+  last = [line for line in lines(tmp_path / 'run') if 'loss' in line][-1]
+  assert last['loss'] == pytest.approx(sum(last[n] for n in names if not n.startswith('eval')))
+  bert = bert_jax.from_pretrained(str(tmp_path / 'run'))
+  counted = int(capsys.readouterr().out.split(' parameters')[0].split()[-1].replace(',', ''))
+  stored = sum(x.size for x in jax.tree.leaves(bert.params))
+  padding = bert.config.padded_vocab_size - bert.config.vocab_size
+  assert counted == stored - padding * (bert.config.hidden_size + 1)
+  assert len(bert.fill_mask('the [MASK] runs')) == 1
+  if not objective:
+    with pytest.raises(UserError, match='no next-sentence head'):
+      bert.next_sentence([('a', 'b')])
+
+
+def test_rows_made_in_worker_processes_are_the_same(tmp_path, finished, corpus_file):
+  """Of records on disk, by the digests of every step."""
+  digests = []
+  for workers in (0, 1):
+    config = conftest.tiny_config(str(finished / 'corpus'), train_steps=2, log_batch_digest=True,
+                                  **{'data.loader_workers': workers, 'optimizer.warmup_steps': 1})
+    workdir = tmp_path / f'run{workers}'
+    run.run(config, str(workdir))
+    digests.append([d for line in lines(workdir) for d in line.get('batch_digests', ())])
+  assert digests[0] == digests[1] and len(digests[0]) == 2
+
+
+PLAIN_SCRIPT = """
+print('begins')
+from multiprocessing.process import BaseProcess
+import sys
+from bert_jax.runs import run
+from bert_jax.data import preparation
+from tests import conftest
+
+started, start = [], BaseProcess.start
+BaseProcess.start = lambda self: (started.append(self.name.partition('-')[0]), start(self))
+preparation._IN_PROCESS, preparation.host.cores = 0, lambda: 2
+run.run(conftest.tiny_config(sys.argv[1], **{'data.loader_workers': 1}), 'run')
+assert __file__.endswith('script.py')
+print(*sorted(set(started)))
+"""
+
+
+def test_a_plain_script_needs_no_main_guard(tmp_path, finished, corpus_file):
+  (tmp_path / 'script.py').write_text(PLAIN_SCRIPT)
+  env = os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parents[2])}
+  result = subprocess.run([sys.executable, 'script.py', corpus_file], cwd=tmp_path, env=env,
+                          capture_output=True, text=True, check=False)
+  assert result.returncode == 0, result.stderr
+  told = result.stdout.splitlines()
+  assert (told[0], told.count('begins'), told[-1]) == ('begins', 1, 'SpawnProcess grain')
+  corpora = [{p.name: p.read_bytes() for p in sorted((workdir / 'corpus').iterdir()) if p.is_file()}
+             for workdir in (finished, tmp_path / 'run')]
+  assert len(corpora[0]) > 3 and corpora[0] == corpora[1]
+  assert [line.get('loss') for line in lines(finished)] == [
+      line.get('loss') for line in lines(tmp_path / 'run')]
+
+
+def test_a_tfds_data_set_is_trained_on(tmp_path, poems, monkeypatch):
+  monkeypatch.setenv('TFDS_DATA_DIR', str(poems))
+  config = conftest.tiny_config('tfds:poems', train_steps=2, **{'optimizer.warmup_steps': 1})
+  run.run(config, str(tmp_path / 'run'))
+  assert [line['step'] for line in lines(tmp_path / 'run') if 'loss' in line] == [2]
+  manifest = json.loads((tmp_path / 'run/corpus/manifest.json').read_text())
+  assert manifest['documents'] == 40
+
+
+def test_profile(corpus_file, tmp_path, capsys):
+  config = conftest.tiny_config(corpus_file, train_steps=5, profile_steps=(2, 3))
+  run.run(config, str(tmp_path / 'run'))
+  assert 'steps 2 to 3: tensorboard --logdir=' in capsys.readouterr().out
+  traces = list((tmp_path / 'run/tensorboard').rglob('*.xplane.pb'))
+  assert len(traces) == 1 and traces[0].stat().st_size > 10_000
+  config.profile_steps = (3, 2)
+  with pytest.raises(UserError, match=r'profile_steps=\(3, 2\): give the first and the last'):
+    run.run(config, str(tmp_path / 'other'))

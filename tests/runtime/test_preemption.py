@@ -1,0 +1,102 @@
+"""SIGTERM: all processes save the same step and end with 75, a second one ends at once."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from etils import epath
+import pytest
+
+from bert_jax.errors import Preempted
+from bert_jax.runs import run
+from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.training import integrity
+from bert_jax.training import metrics_log
+from tests import conftest
+from tests import test_commands
+from tests.runtime import test_processes
+from tests.runtime.test_processes import records  # noqa: F401
+
+LONG = ('--config.train_steps=2000', '--config.checkpoint_every=1000', '--config.log_every=5',
+        '--config.eval_every=2000')
+
+
+def saved(workdir, folder='checkpoints') -> list[int]:
+  return integrity.steps(epath.Path(workdir / folder))
+
+
+def test_before_the_first_step(tmp_path, corpus_file):
+  process = subprocess.Popen(**test_commands.command(*test_commands.train(
+      corpus_file, tmp_path / 'run', *LONG)))
+  while not (tmp_path / 'run').exists():
+    assert process.poll() is None
+    time.sleep(0.05)
+  process.send_signal(signal.SIGTERM)
+  _, err = process.communicate(timeout=100)
+  assert process.returncode == 75 and len(err.splitlines()) == 1, err
+  assert 'stopped by SIGTERM' in err
+
+
+# Tells itself to stop; prints whether it heard; a second later, and then after all of ONE_SIGNAL.
+SIGNALS = """
+import os, signal, time
+from bert_jax.runtime import preemption
+notice = preemption.Notice()
+print(notice.reached())
+for pause in (0, 1, preemption.ONE_SIGNAL):
+  time.sleep(pause)
+  os.kill(os.getpid(), signal.SIGTERM)
+  print(notice.reached(), flush=True)
+"""
+
+
+def test_a_second_signal_ends_at_once():
+  done = subprocess.run([sys.executable, '-c', SIGNALS], cwd=test_commands.ROOT, text=True,
+                        capture_output=True)
+  assert done.stdout.split() == ['False', 'True', 'True'] and done.returncode == 1
+  assert len(done.stderr.splitlines()) == 1 and 'a second SIGTERM' in done.stderr
+
+
+def test_evaluations_are_broken_off_and_made_when_the_run_goes_on(tmp_path, corpus_file,
+                                                                  monkeypatch):
+  config = conftest.tiny_config(corpus_file, keep_best='mlm_loss', checkpoint_every=100,
+                                log_every=3)
+  run.run(config, str(tmp_path / 'unbroken'))
+  evaluate, measured = Pretraining.evaluate, []
+  told = iter([True, True, False, True, False])  # also in the evaluation of the run that goes on
+
+  def told_to_stop(self, evaluate_batch, step):
+    if next(told):
+      os.kill(os.getpid(), signal.SIGTERM)
+    return evaluate(self, lambda batch: measured.append(step) or evaluate_batch(batch), step)
+
+  monkeypatch.setattr(Pretraining, 'evaluate', told_to_stop)
+  for step in (6, 6, 12):
+    with pytest.raises(Preempted, match=f'after step {step} of 12'):
+      run.run(config, str(tmp_path / 'run'))
+    assert saved(tmp_path / 'run')[-1] == step
+  run.run(config, str(tmp_path / 'run'))
+  whole = measured.count(12) - 1  # one batch was begun in vain
+  assert whole > 1 and measured.count(6) == whole + 2
+  assert list(told) == []
+
+  def read(name):
+    return [{k: v for k, v in line.items() if k not in ('tokens_per_second', 'data_wait')}
+            for line in metrics_log.read_metrics(epath.Path(tmp_path / name / 'metrics.jsonl'))]
+
+  assert read('run') == read('unbroken')
+  assert saved(tmp_path / 'run', 'best') == saved(tmp_path / 'unbroken', 'best') != []
+
+
+@pytest.mark.parametrize('told', [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_all_processes_stop_at_the_same_step(records, tmp_path, told):  # noqa: F811
+  arguments = test_commands.train(records, tmp_path / 'run', *LONG)
+  running = test_processes.start(2, tmp_path / 'run', *arguments)
+  test_commands.wait_for_step(tmp_path / 'run', 20)
+  running[told].send_signal(signal.SIGTERM)  # one alone: the others hear of it
+  ended = [process.communicate(timeout=100) for process in running]
+  assert [process.returncode for process in running] == [75, 75], ended
+  steps = {err.split('after step ')[1].split()[0] for _, err in ended}
+  assert len(steps) == 1 and saved(tmp_path / 'run') == [int(steps.pop())]

@@ -1,0 +1,77 @@
+"""What a process without others does."""
+
+import threading
+
+import jax
+import pytest
+
+from bert_jax.errors import Failed
+from bert_jax.runtime import processes
+
+
+@pytest.fixture
+def tpu(monkeypatch):
+  """A machine with a TPU; the list of what JAX was asked to join."""
+  asked = []
+  monkeypatch.setattr(jax.distributed, 'initialize', lambda **options: asked.append(options))
+  monkeypatch.setattr(processes, '_is_cluster', lambda platform: True)
+  monkeypatch.setattr(processes, '_on_abort', lambda action: None)
+  for name in ('JAX_COORDINATOR_ADDRESS', 'SLURM_STEP_ID'):
+    monkeypatch.delenv(name, raising=False)
+  return asked
+
+
+def test_a_tpu_that_knows_of_no_other_host_is_a_run_of_one_process(tpu, monkeypatch):
+  def initialize(**_):
+    raise ValueError('coordinator_address should be defined.')
+
+  monkeypatch.setattr(processes, '_has_devices', lambda: False)
+  monkeypatch.setattr(jax.distributed, 'initialize', initialize)
+  with processes.together('auto'):
+    processes.agree('config', 'x')  # with nobody
+  assert not processes._watching.is_set()
+
+
+def test_the_hosts_of_a_slice_are_joined_once(tpu, monkeypatch):
+  monkeypatch.setattr(processes, '_has_devices', lambda: False)
+  with processes.together('auto'):
+    assert len(tpu) == 1
+  monkeypatch.setattr(jax.distributed, 'is_initialized', lambda: True)
+  with processes.together('auto'):
+    assert len(tpu) == 1
+
+
+def test_the_tasks_of_a_slurm_step_are_joined_on_any_platform(monkeypatch):
+  asked = []
+  monkeypatch.setattr(jax.distributed, 'initialize', lambda **options: asked.append(options))
+  monkeypatch.setattr(processes, '_on_abort', lambda action: None)
+  monkeypatch.setattr(processes, '_has_devices', lambda: False)
+  monkeypatch.delenv('JAX_COORDINATOR_ADDRESS', raising=False)
+  for tasks, joined in (('1', 0), ('2', 1)):
+    monkeypatch.setenv('SLURM_NTASKS', tasks)
+    monkeypatch.setenv('SLURM_STEP_ID', '0')
+    with processes.together('cpu'):
+      assert len(asked) == joined
+
+
+def test_in_a_notebook_that_has_looked_at_its_tpu(tpu, monkeypatch):
+  jax.devices()
+  with processes.together('auto'):
+    assert not tpu
+  monkeypatch.setattr(jax, 'process_count', lambda: 4)  # of a slice of several hosts
+  with pytest.raises(Failed, match='JAX was used before the run began'):
+    processes._join('auto')
+
+
+@pytest.mark.parametrize('ending', [True, False])
+def test_the_last_word_is_which_process_is_gone(monkeypatch, capsys, ending):
+  """When process 0 has said it and waits, the others end, and its exchanges with them fail."""
+  monkeypatch.setattr(processes, 'GONE_SECONDS', 0)
+  monkeypatch.setattr(processes, 'BEAT_SECONDS', 0)
+  monkeypatch.setattr(processes.os, '_exit', lambda code: None)
+  monkeypatch.setattr(processes, '_ending', threading.Event())
+  if ending:
+    processes._end('process 2 of 4 is gone')
+  processes._explain(jax.errors.JaxRuntimeError('UNKNOWN: Connection closed by peer'))
+  last = capsys.readouterr().err.splitlines()[-1]
+  assert last.startswith('bert_jax: process 2 of 4' if ending else 'bert_jax: an exchange'), last

@@ -1,0 +1,65 @@
+"""The lock of a workdir: who is let in and who is refused."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from etils import epath
+import pytest
+
+from bert_jax import errors
+from bert_jax.errors import UserError
+from bert_jax.runtime import lock
+
+
+def test_one_at_a_time(tmp_path):
+  workdir = epath.Path(tmp_path / 'run')
+  with lock.held(workdir):
+    assert len(errors.before_end) == 1  # SIGTERM before the first step releases it too
+    holder = json.loads((workdir / lock.NAME).read_text())
+    assert holder['pid'] == os.getpid() and holder['host'] == socket.gethostname()
+    with pytest.raises(UserError) as refused, lock.held(workdir):
+      pass
+    assert str(refused.value) == (
+        f'{workdir} is in use by process {os.getpid()} on {socket.gethostname()}, since '
+        f'{holder["since"]}: wait until that run ends, or use another --workdir')
+    assert json.loads((workdir / lock.NAME).read_text()) == holder
+  assert (workdir / lock.NAME).read_text() == '' and not errors.before_end
+  with lock.held(workdir):
+    pass
+
+
+def test_it_ends_with_its_process(tmp_path):
+  """By SIGKILL, also while children of the process live on."""
+  script = ('import subprocess, time\n'
+            'from etils import epath\n'
+            'from bert_jax.runtime import lock\n'
+            f'taken = lock._acquired(epath.Path({str(tmp_path)!r}))\n'
+            'subprocess.Popen(["sleep", "20"])\n'
+            'print("held", flush=True)\n'
+            'time.sleep(60)')
+  holder = subprocess.Popen([sys.executable, '-c', script], stdout=subprocess.PIPE, text=True)
+  assert holder.stdout.readline() == 'held\n'
+  with pytest.raises(UserError, match=f'in use by process {holder.pid} on '):
+    lock._acquired(epath.Path(tmp_path))
+  holder.send_signal(signal.SIGKILL)
+  holder.wait()
+  began = time.monotonic()
+  lock._acquired(epath.Path(tmp_path)).release()
+  assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize('content', ['', '{"pid": ', '[]', '{}'])
+def test_a_holder_that_died_as_it_wrote(tmp_path, content):
+  (tmp_path / lock.NAME).write_text(content)
+  with lock.held(epath.Path(tmp_path)):
+    assert json.loads((tmp_path / lock.NAME).read_text())['pid'] == os.getpid()
+
+
+def test_a_folder_that_cannot_be_written():
+  with pytest.raises(UserError, match='--workdir=/proc/nowhere cannot be written'):
+    lock._acquired(epath.Path('/proc/nowhere'))

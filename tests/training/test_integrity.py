@@ -1,0 +1,265 @@
+"""Checkpoints that know whether they are sound: what is damaged is named, set aside, not used."""
+
+import json
+import shutil
+
+from etils import epath
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.training import checkpoint
+from bert_jax.training import integrity
+from bert_jax.training.state import TrainState
+from tests import conftest
+
+
+def state_of(step: int, width: int = 64) -> TrainState:
+  kernel = np.random.default_rng(step).normal(size=(16, width)).astype(np.float32)
+  params = {'layer': {'kernel': jnp.asarray(kernel), 'bias': jnp.full(width, float(step))}}
+  mesh = conftest.sub_mesh(8, 1)
+  everything = TrainState(jnp.int32(step), params, optax.adam(1e-3).init(params), {})
+  return jax.device_put(everything, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+
+
+def abstract_of(state: TrainState):
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+
+
+@pytest.fixture
+def workdir(tmp_path):
+  """With checkpoints of steps 2, 4 and 6, that of 4 also the best."""
+  saved = checkpoint.Checkpoints(epath.Path(tmp_path), 3, 'f1')
+  for step, score in ((2, 0.5), (4, 0.9), (6, 0.7)):
+    saved.offer(state_of(step).params, step, {'f1': score})
+    saved.save(state_of(step), step)
+  saved.close()
+  return tmp_path
+
+
+def restore(workdir):
+  saved = checkpoint.Checkpoints(epath.Path(workdir), 3, 'f1')
+  found = saved.restore(abstract_of(state_of(1)))
+  saved.close()
+  return found
+
+
+def data_file(folder):
+  """The file that small parameters are read from: orbax leaves another copy, of each process."""
+  return next((folder / 'params/d').iterdir())
+
+
+def flip(path, where: float = 0.5, bit: int = 0):
+  content = bytearray(path.read_bytes())
+  content[int(where * len(content))] ^= 1 << bit
+  path.write_bytes(content)
+
+
+def test_sound(workdir):
+  state, step = restore(workdir)
+  assert step == 6
+  jax.tree.map(np.testing.assert_array_equal, state, state_of(6))
+
+
+DAMAGE = {
+    'a flipped bit': (lambda d: flip(data_file(d / '6')), 'fingerprint|cannot be read'),
+    'an empty file': (lambda d: data_file(d / '6').write_bytes(b''), 'cannot be read'),
+    'a missing file': (lambda d: data_file(d / '6').unlink(), 'cannot be read'),
+    'no moments': (lambda d: shutil.rmtree(d / '6/optimizer'), 'cannot be read'),
+    'another description': (lambda d: flip(d / '6' / integrity.ITEM / 'metadata'),
+                            'damaged|cannot'),
+    'no description': (lambda d: shutil.rmtree(d / '6' / integrity.ITEM), 'cannot be read'),
+    'an older one': (lambda d: (shutil.rmtree(d / '6'), shutil.copytree(d / '4', d / '6')),
+                     'the checkpoint of step 4'),
+    'older parameters': (
+        lambda d: (shutil.rmtree(d / '6/params'), shutil.copytree(d / '4/params', d / '6/params')),
+        'params/layer/bias has not the fingerprint'),
+}
+
+
+@pytest.mark.parametrize('kind', DAMAGE)
+def test_the_newest_sound_one_is_used(workdir, kind, capsys):
+  damage, reason = DAMAGE[kind]
+  damage(workdir / 'checkpoints')
+  state, step = restore(workdir)
+  assert step == 4
+  jax.tree.map(np.testing.assert_array_equal, state, state_of(4))
+  told = ' '.join(capsys.readouterr().out.split())
+  assert f'damaged {workdir}/checkpoints/6: ' in told
+  assert f'it is in {workdir}/damaged/checkpoints-6 now' in told
+  assert any(word in told for word in reason.split('|'))
+  assert sorted(p.name for p in (workdir / 'checkpoints').iterdir()) == ['2', '4']
+  assert (workdir / 'damaged/checkpoints-6').is_dir()
+
+
+def test_none_is_sound(workdir):
+  for step in (2, 4, 6):
+    flip(data_file(workdir / f'checkpoints/{step}'))
+  with pytest.raises(UserError, match='no checkpoint of .* is sound, all are in .*/damaged'):
+    restore(workdir)
+  assert len(list((workdir / 'damaged').iterdir())) == 3
+
+
+def test_a_second_one_of_the_same_step_is_set_aside_beside_the_first(workdir):
+  for name in ('checkpoints-6', 'checkpoints-6-2'):
+    flip(data_file(workdir / 'checkpoints/6'))
+    assert restore(workdir)[1] == 4
+    assert (workdir / 'damaged' / name).is_dir()
+    again = checkpoint.Checkpoints(epath.Path(workdir), 3)
+    again.save(state_of(6), 6)
+    again.close()
+
+
+def test_another_model_is_a_mistake_and_no_damage(workdir):
+  saved = checkpoint.Checkpoints(epath.Path(workdir), 3)
+  with pytest.raises(UserError, match=r'checkpoints/6 does not fit this config: params/layer/bias '
+                                      r"is \['float32', \[64\]\], asked for \['float32', \[32\]\]"):
+    saved.restore(abstract_of(state_of(1, width=32)))
+  assert saved.latest() == 6 and not (workdir / 'damaged').exists()
+  saved.close()
+
+
+def test_a_storage_that_is_busy_is_no_damage(workdir, monkeypatch):
+  def busy(*args, **kwargs):
+    raise ValueError('UNAVAILABLE: try again later')
+  monkeypatch.setattr(integrity.ocp.StandardCheckpointHandler, 'restore', busy)
+  with pytest.raises(ValueError, match='UNAVAILABLE'):
+    restore(workdir)
+  assert not (workdir / 'damaged').exists()
+
+
+def test_a_damaged_best_one_makes_room(workdir):
+  flip(data_file(workdir / 'best/4'))
+  assert restore(workdir)[1] == 6
+  assert (workdir / 'damaged/best-4').is_dir() and not list((workdir / 'best').iterdir())
+  saved = checkpoint.Checkpoints(epath.Path(workdir), 3, 'f1')
+  saved.offer(state_of(8).params, 8, {'f1': 0.1})  # the best that there is now
+  saved.close()
+  assert [p.name for p in (workdir / 'best').iterdir()] == ['8']
+
+
+def offered(workdir, step, score, metric='f1', judged_on=''):
+  """What is in best/ when a run has offered this."""
+  saved = checkpoint.Checkpoints(epath.Path(workdir), 3, metric, judged_on=judged_on)
+  saved.offer(state_of(step).params, step, {metric: score})
+  saved.close()
+  return [int(p.name) for p in (workdir / 'best').iterdir()]
+
+
+def test_a_step_that_is_made_again_and_scores_otherwise(workdir):
+  assert offered(workdir, 4, 0.9) == [4]
+  assert offered(workdir, 4, 0.91) == [4]  # by rounding on another mesh
+  assert integrity.description(epath.Path(workdir / 'best/4'))['score'] == 0.91
+  assert offered(workdir, 2, 0.91) == [4] and offered(workdir, 2, 0.92) == [2]
+
+
+def test_other_scores_are_not_compared_with(workdir):
+  assert offered(workdir, 8, -1.5, 'loss') == [8]
+  assert offered(workdir, 9, -1.4, 'loss') == [8] and offered(workdir, 10, -1.6, 'loss') == [10]
+  assert offered(workdir, 11, -1.0, 'loss', judged_on='other.tsv') == [11]
+
+
+def test_a_best_one_whose_description_is_damaged(workdir):
+  flip(workdir / 'best/4/fingerprints/metadata')
+  assert offered(workdir, 8, 0.1) == [8]
+  assert (workdir / 'damaged/best-4').is_dir()
+
+
+def test_orbax_asks_nobody_whether_to_stop(workdir, monkeypatch):
+  monkeypatch.setattr(checkpoint.ocp.utils, 'reached_preemption', lambda step: 1 / 0)
+  saved = checkpoint.Checkpoints(epath.Path(workdir), 3, 'f1')
+  saved.offer(state_of(8).params, 8, {'f1': 0.95})
+  saved.save(state_of(8), 8)
+  saved.close()
+  assert integrity.steps(epath.Path(workdir / 'checkpoints'))[-1] == 8
+
+
+def test_whoever_loads_a_model_gets_the_next(workdir, capsys):
+  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state_of(1).params)
+  folder = epath.Path(workdir)
+  assert checkpoint.restore_params(folder, abstract)[1] == 4  # the best
+  assert checkpoint.restore_params(folder, abstract, 2)[1] == 2
+  with pytest.raises(UserError, match='no checkpoint of step 3, but best/4, checkpoints/6, '
+                                      'checkpoints/4, checkpoints/2'):
+    checkpoint.restore_params(folder, abstract, 3)
+  flip(data_file(workdir / 'best/4'))
+  with pytest.raises(UserError, match=f'{workdir}/best/4 is damaged: .*; the next sound one is '
+                                      f'{workdir}/checkpoints/6: run main again.* --step=6 or '
+                                      '--allow_older'):
+    checkpoint.restore_params(folder, abstract)
+  assert checkpoint.restore_params(folder, abstract, 4)[1] == 4  # the same step is there twice
+  params, step = checkpoint.restore_params(folder, abstract, allow_older=True)
+  assert step == 6
+  jax.tree.map(np.testing.assert_array_equal, params, state_of(6).params)
+  assert 'best/4 is damaged: ' in (told := capsys.readouterr().err)
+  assert told.endswith(f'; {workdir}/checkpoints/6 is used\n')
+  flip(data_file(workdir / 'checkpoints/2'))
+  with pytest.raises(UserError, match='no sound checkpoint of step 2: all 1 are damaged'):
+    checkpoint.restore_params(folder, abstract, 2, allow_older=True)
+  for step in (4, 6):
+    flip(data_file(workdir / f'checkpoints/{step}'))
+  with pytest.raises(UserError, match='no sound checkpoint: all 4 are damaged'):
+    checkpoint.restore_params(folder, abstract, allow_older=True)
+  assert not (workdir / 'damaged').exists()  # reading moves nothing
+
+
+def test_a_best_one_that_was_set_aside_is_missed(workdir):
+  """Else its place would be taken by the newest, without a word."""
+  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state_of(1).params)
+  flip(data_file(workdir / 'best/4'))
+  assert restore(workdir)[1] == 6
+  with pytest.raises(UserError, match='damaged/best-4 is damaged; the next sound one is .*/6'):
+    checkpoint.restore_params(epath.Path(workdir), abstract)
+  assert checkpoint.restore_params(epath.Path(workdir), abstract, allow_older=True)[1] == 6
+  saved = checkpoint.Checkpoints(epath.Path(workdir), 3, 'f1')
+  saved.offer(state_of(8).params, 8, {'f1': 0.1})
+  saved.close()
+  assert checkpoint.restore_params(epath.Path(workdir), abstract)[1] == 8
+
+
+def test_a_run_that_goes_on_deletes_what_is_read(workdir, monkeypatch):
+  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state_of(1).params)
+  shutil.rmtree(workdir / 'best')
+  read = integrity.read
+
+  def late(folder, wanted):
+    if folder.name == '6':
+      saved = checkpoint.Checkpoints(epath.Path(workdir), 1)
+      saved.save(state_of(8), 8)
+      saved.close()
+    return read(folder, wanted)
+
+  monkeypatch.setattr(integrity, 'read', late)
+  params, step = checkpoint.restore_params(epath.Path(workdir), abstract)
+  assert step == 8 and [p.name for p in (workdir / 'checkpoints').iterdir()] == ['8']
+  jax.tree.map(np.testing.assert_array_equal, params, state_of(8).params)
+
+
+def test_the_whole_of_a_checkpoint_is_checked_without_its_model(workdir):
+  found = integrity.check(epath.Path(workdir / 'checkpoints/6'))
+  assert {item: len(arrays) for item, arrays in found['arrays'].items()} == {
+      'params': 2, 'optimizer': 6}
+  flip(next((workdir / 'checkpoints/6/optimizer/d').iterdir()))
+  with pytest.raises(integrity.Damaged, match='optimizer'):
+    integrity.check(epath.Path(workdir / 'checkpoints/6'))
+
+
+def test_every_nth_stays(tmp_path):
+  saved = checkpoint.Checkpoints(epath.Path(tmp_path), 2, every=4)
+  for step in range(1, 11):
+    saved.save(state_of(step), step)
+  saved.close()
+  assert sorted(int(p.name) for p in (tmp_path / 'checkpoints').iterdir()) == [4, 8, 9, 10]
+
+
+def test_a_sealed_description(workdir):
+  """A changed number in it is damage, not another model."""
+  path = workdir / 'checkpoints/6' / integrity.ITEM / 'metadata'
+  content = json.loads(path.read_text())
+  content['arrays']['params']['layer/bias'][1] = [65]
+  path.write_text(json.dumps(content))
+  with pytest.raises(integrity.Damaged, match='has not the checksum'):
+    integrity.description(epath.Path(workdir / 'checkpoints/6'))

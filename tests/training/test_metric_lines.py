@@ -1,0 +1,204 @@
+"""Lines of metrics with a clock that is given: tokens per second, MFU, waits for rows."""
+
+import threading
+import types
+
+from etils import epath
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.data import loader
+from bert_jax.errors import UserError
+from bert_jax.parallel import topology
+from bert_jax.runtime import storage
+from bert_jax.training import loop
+from bert_jax.training import metric_lines as lines_lib
+from bert_jax.training import metrics_log
+from bert_jax.training.state import TrainState
+from tests import conftest
+
+_TOKENS = 50  # of step 1, one more in each that follows
+
+
+class Clock:
+  """Stands still but for what the test lets pass."""
+
+  def __init__(self):
+    self.now = 1000.0
+    self.asked = threading.Event()
+
+  def __call__(self):
+    self.asked.set()
+    return self.now
+
+
+class Task:
+  """Steps of growing numbers of tokens; an evaluation takes 1,000 seconds."""
+
+  objectives = {'a_loss': 1.0}
+  has_held_out = True
+
+  def __init__(self, clock):
+    self._clock = clock
+
+  def rows(self, step):
+    return np.full((1, 1), step)
+
+  def evaluate(self, evaluate_batch, step):
+    self._clock.now += 1000
+    return {'a_loss': 1.0}
+
+  def measure(self, params, frozen, batch):
+    raise AssertionError
+
+  def flops(self, step, tokens):
+    return 3.0 * tokens
+
+
+def metrics_of(step):
+  one = jnp.float32(1)
+  return {'a_loss': (one, one), 'skipped': (jnp.float32(0), one),
+          'tokens': (jnp.float32(_TOKENS + step), one)}
+
+
+def written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_every, first=0, **more):
+  """The training lines of a run whose steps take 1, 2, 4, ... seconds, and the first 500 more."""
+  clock = Clock()
+  monkeypatch.setattr(topology, 'chip_of', lambda _: topology.Chip(10.0, 1, 1, 1))
+
+  def save(state, step):
+    clock.now += 100
+
+  metrics = [metrics_of(step) for step in range(steps)]
+
+  def train_step(state, batch):
+    clock.now += 2.0**state.step + (500 if state.step == first else 0)
+    return state._replace(step=state.step + 1), metrics[state.step]
+
+  checkpoints = types.SimpleNamespace(save=save, check=lambda: None, close=lambda: None,
+                                      offer=lambda *_: None)
+  config = conftest.tiny_config('', log_every=log_every, checkpoint_every=checkpoint_every,
+                                eval_every=eval_every, **more)
+  run = loop._Run(Task(clock), config, steps, conftest.sub_mesh(1, 1),
+                  storage.Folder(epath.Path(tmp_path)), checkpoints, lambda step: 0.5, first, clock)
+  try:
+    run.steps(train_step, TrainState(first, None, None, None))
+  finally:
+    run.close()
+  return [line for line in metrics_log.read_metrics(epath.Path(tmp_path) / 'metrics.jsonl')
+          if 'loss' in line]
+
+
+@pytest.mark.parametrize('steps, log_every, checkpoint_every, eval_every, ends', [
+    (6, 1, 100, 100, [1, 2, 3, 4, 5, 6]),
+    (6, 2, 100, 100, [2, 4, 6]),
+    (10, 10, 10, 10, [10]),  # once it had twice its speed
+    (9, 3, 4, 100, [3, 4, 6, 8, 9]),  # checkpoints within lines of three
+    (9, 3, 100, 4, [3, 4, 6, 8, 9]),  # evaluations within them
+    (8, 4, 4, 4, [4, 8]),
+    (7, 5, 3, 2, [2, 3, 4, 5, 6, 7])])
+def test_a_line_has_the_time_of_its_own_steps(tmp_path, monkeypatch, steps, log_every,
+                                              checkpoint_every, eval_every, ends):
+  lines = written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_every)
+  assert [line['step'] for line in lines] == ends
+  begin = 1  # the first step compiles and counts in no line
+  for line, end in zip(lines, ends):
+    timed = range(begin, end)
+    begin = end
+    if not timed:
+      assert line['tokens_per_second'] is line['mfu'] is line['data_wait'] is None
+      continue
+    speed = sum(_TOKENS + step for step in timed) / sum(2.0**step for step in timed)
+    np.testing.assert_allclose(line['tokens_per_second'], speed, rtol=1e-9)
+    np.testing.assert_allclose(line['mfu'], 3 * speed / 10, rtol=1e-9)
+    assert line['data_wait'] == 0
+
+
+def test_the_best_by_a_score_of_nothing_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(Task, 'evaluate', lambda *_: {'a_loss': None})
+  with pytest.raises(UserError, match='keep_best=a_loss: no position of the evaluation counts'):
+    written(tmp_path, monkeypatch, 4, 2, 100, 2, keep_best='a_loss')
+  lines = (tmp_path / 'metrics.jsonl').read_text()
+  assert '"step": 2, "loss": 1.0' in lines and 'eval_' not in lines
+
+
+def test_a_step_of_nothing_has_no_loss(tmp_path, monkeypatch):
+  nothing = (jnp.float32(0), jnp.float32(0))
+  monkeypatch.setattr(Task, 'objectives', {'a_loss': 1.0, 'b_loss': 1.0})
+  for a, expected in ((jnp.float32(1), 1.0), (jnp.float32(0), None)):
+    monkeypatch.setitem(globals(), 'metrics_of', lambda step, a=a, whole=metrics_of: {
+        **whole(step), 'a_loss': (a, a), 'b_loss': nothing})
+    workdir = tmp_path / str(expected)
+    workdir.mkdir()
+    (found,) = written(workdir, monkeypatch, 1, 1, 100, 100)
+    assert (found['loss'], found['a_loss'], found['b_loss']) == (expected, expected, None)
+
+
+def test_a_run_that_goes_on_leaves_its_own_first_step_out(tmp_path, monkeypatch):
+  lines = written(tmp_path, monkeypatch, 8, 2, 100, 100, first=4)
+  assert [line['step'] for line in lines] == [6, 8]
+  speeds = [(_TOKENS + 5) / 2.0**5, (2 * _TOKENS + 13) / (2.0**6 + 2.0**7)]
+  np.testing.assert_allclose([line['tokens_per_second'] for line in lines], speeds, rtol=1e-9)
+
+
+class Later:
+  """A result of a device that computes it until it is told to be done."""
+
+  def __init__(self, value):
+    self._value, self.done = value, threading.Event()
+
+  def is_ready(self):
+    return self.done.is_set()
+
+  def block_until_ready(self):
+    assert self.done.wait(10)
+    return self
+
+  def __float__(self):
+    return float(self.block_until_ready()._value)
+
+
+def test_a_device_that_runs_behind_ends_a_line_when_it_is_ready(monkeypatch):
+  """The line is written after the next rows, for which the host waits; they are the next line's."""
+  clock, told = Clock(), []
+  told_report = types.SimpleNamespace(train=lambda step, line: told.append(line),
+                                      warn=lambda *_: None)
+  health = types.SimpleNamespace(line=lambda *_: [], steps=lambda *_: None)
+  batches = types.SimpleNamespace(waited=0.0)
+  monkeypatch.setattr(jax, 'device_get', lambda tree: jax.tree.map(float, tree))
+  lines = lines_lib.Lines(Task(clock), lambda step: 0.5, conftest.sub_mesh(1, 1), told_report,
+                          health, batches, clock)
+  assert lines.idle()
+  lines.start_clock(0)
+
+  for now, waits in ((1010, 3.0), (1030, 5.0)):
+    result = jax.tree.map(lambda x: Later(float(x)), metrics_of(0))
+    batches.waited = waits
+    lines.add(result)
+    assert not lines.idle()
+    clock.asked.clear()
+    lines.end(1 if now == 1010 else 2)
+    assert not clock.asked.is_set() and batches.waited == 0
+    clock.now = now
+    for x in jax.tree.leaves(result):
+      x.done.set()
+    assert clock.asked.wait(10) and lines.idle()
+    batches.waited = 7.0  # for the rows of the step after it
+    clock.now += 15
+    lines.write()
+  assert [(line['tokens_per_second'], line['data_wait']) for line in told] == [
+      (50 / 10, 3 / 10), (50 / 20, 5 / 20)]
+
+
+def test_only_a_wait_with_an_idle_device_counts():
+  clock, idle = Clock(), [True, False, True]
+
+  def batches():
+    for seconds in (2.0, 30.0, 0.5):
+      clock.now += seconds
+      yield seconds
+
+  watched = loader.Watched(batches(), idle=lambda: idle.pop(0), clock=clock)
+  assert [(next(watched), watched.waited) for _ in range(3)] == [(2, 2), (30, 2), (0.5, 2.5)]

@@ -1,0 +1,70 @@
+import io
+import json
+
+from etils import epath
+import numpy as np
+import pytest
+
+from bert_jax.data import loader
+from bert_jax.errors import UserError
+from bert_jax.runtime import console
+from bert_jax.training import metrics_log
+
+
+def test_metrics_are_cut_back_and_a_half_written_line_goes(tmp_path):
+  path = epath.Path(tmp_path / 'metrics.jsonl')
+  lines = [{'step': s, 'loss': 1.0} for s in (10, 20, 30)]
+  path.write_text(''.join(json.dumps(x) + '\n' for x in lines) + '{"step": 40, "lo')
+  metrics_log.truncate_metrics(path, 20)
+  assert metrics_log.read_metrics(path) == lines[:2]
+  metrics_log.truncate_metrics(epath.Path(tmp_path / 'none.jsonl'), 5)
+  assert not (tmp_path / 'none.jsonl').exists()
+
+
+def test_what_is_not_finite_is_null_in_json(tmp_path, capsys):
+  r = metrics_log.Report(epath.Path(tmp_path), first_step=0, last_step=10, active=True)
+  r.train(5, {'loss': float('nan'), 'mlm_loss': 2.0, 'tokens_per_second': None})
+  r.evaluation(5, {'mlm_loss': 3.0, 'nsp_loss': None, 'unigram_entropy': 4.0})
+  r.close()
+  assert metrics_log.read_metrics(epath.Path(tmp_path / 'metrics.jsonl')) == [
+      {'step': 5, 'loss': None, 'mlm_loss': 2.0, 'tokens_per_second': None},
+      {'step': 5, 'eval_mlm_loss': 3.0, 'eval_nsp_loss': None, 'eval_unigram_entropy': 4.0}]
+  out = capsys.readouterr().out
+  assert 'step 5/10' in out and 'held out:  mlm_loss 3.000  nsp_loss -  unigram' in out
+  assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
+
+
+@pytest.mark.parametrize('seconds, said', [
+    (0.4, '0 s'), (59.4, '59 s'), (59.6, '1 min'), (3_599, '59 min'), (12_000, '3 h 20 min'),
+    (86_400, '1 d 0 h'), (367_200, '4 d 6 h')])
+def test_durations(seconds, said):
+  assert console.duration(seconds) == said
+
+
+def test_the_bar_says_the_time_left_in_days():
+  bar = metrics_log._Bar(total=100_000, initial=10_000, file=io.StringIO(),
+                    bar_format='{n_fmt}/{total_fmt} [{left} left]')
+  bar.n = 10_001
+  bar.start_t -= 4  # a step took 4 s, 89,999 are left: 359,996 s
+  assert str(bar) == '10001/100000 [4 d 3 h left]'
+  bar.close()
+
+
+def test_another_process_writes_nothing(tmp_path):
+  r = metrics_log.Report(epath.Path(tmp_path), first_step=0, last_step=10, active=False)
+  r.train(5, {'loss': 1.0, 'tokens_per_second': 1.0})
+  r.evaluation(5, {'loss': 1.0})
+  r.close()
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_workdir_is_made_or_refused(tmp_path):
+  metrics_log.check_writable(epath.Path(tmp_path / 'a/b'))
+  assert (tmp_path / 'a/b').is_dir() and not list((tmp_path / 'a/b').iterdir())
+  with pytest.raises(UserError, match='cannot be written'):
+    metrics_log.check_writable(epath.Path('/proc/nowhere'))
+
+
+def test_batches_start_at_any_step():
+  found = list(loader.batches(lambda step: {'x': np.full(2, step)}, 5, 9))
+  assert [int(b['x'][0]) for b in found] == [5, 6, 7, 8]
