@@ -34,9 +34,11 @@ from bert_jax.data.rows import RowSource
 from bert_jax.data.windows import Layout
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.runs import pretrain
 from bert_jax.runs import run
 from bert_jax.tasks.pretraining import Batch
 from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.tasks.pretraining import PretrainingData
 from bert_jax.training import checkpoint
 
 _SOURCE = flags.DEFINE_string('source', None, 'Glob of text files.', required=True)
@@ -72,13 +74,15 @@ def _evaluate(workdir: str, config, corpus: dataset.Corpus) -> dict[str, float]:
   model_config = dataclasses.replace(config_lib.bert_config(c.model),
                                      vocab_size=corpus.tokenizer.vocab_size)
   windows.SHORT_SHARE = 0.1
-  task = Pretraining.create(
-      catalogue.create('', 'next_sentence', model_config), MaskingConfig(**c.masking), corpus,
-      Phases.create((), c.train_steps, c.max_len, 64), seed=0, eval_batches=0, pack=False)
+  masking_config = MaskingConfig(**c.masking)
+  task = Pretraining(catalogue.create('', 'next_sentence', model_config), masking_config,
+                     pretrain.vocabulary(corpus, masking_config))
+  data = PretrainingData.create(task, corpus, Phases.create((), c.train_steps, c.max_len, 64),
+                                seed=0, eval_batches=0, pack=False)
   shapes = jax.eval_shape(task.init, jax.random.key(0))
   params, _ = checkpoint.restore_params(epath.Path(workdir), nn.unbox(shapes))
   loss = jax.jit(lambda params, batch: task.loss(params, None, batch, None))
-  rows = task.eval_rows[0].batch(0, task.eval_rows[0].rows)
+  rows = data.eval_rows[0].batch(0, data.eval_rows[0].rows)
   long = (rows.pair_weights[:, 0] > 0) & ((rows.pair_index > 0).mean(1) >= _LONG)
   sums = {}
   for part in np.array_split(np.flatnonzero(long), long.sum() // 64 + 1):

@@ -54,7 +54,7 @@ def _write_rows(job: Any, path: epath.Path) -> float:
   """Masked rows for the peers; returns the real tokens of a step."""
   mask, found, tokens = jax.jit(job.task.mask), [], 0
   for step in range(turns.BATCHES):
-    batch = job.task.rows(step)
+    batch = job.data.rows(step)
     masked, rows = jax.device_get(mask(jax.random.key(step), batch)), batch.rows
     labels = np.full(rows.ids.shape, -100)
     np.put_along_axis(labels, np.where(masked.weights > 0, masked.positions, 0),

@@ -54,7 +54,7 @@ def main(_):
   state = init(state_lib.root_key(0))
   update = state_lib.make_train_step(job.task, optimizer, mesh, config.sharding, abstract, seed=0,
                                      accumulation=1)
-  batches = [mesh_lib.put_batch(job.task.rows(i), mesh) for i in range(turns.BATCHES)]
+  batches = [mesh_lib.put_batch(job.data.rows(i), mesh) for i in range(turns.BATCHES)]
   freed_memory = host.FreedMemory()
 
   def step(i: int) -> float:

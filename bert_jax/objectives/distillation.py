@@ -43,7 +43,7 @@ class Distillation:
   teacher: BertForPreTraining
 
   @property
-  def weights(self) -> dict[str, float]:
+  def loss_weights(self) -> dict[str, float]:
     """As published."""
     return {'soft_loss': 5.0, 'mlm_loss': 2.0, 'cosine_loss': 1.0}
 

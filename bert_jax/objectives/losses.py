@@ -41,9 +41,9 @@ def mean(metric: tuple[Any, Any]) -> Any:
   return total / jnp.maximum(count, 1)
 
 
-def total_loss(metrics: Metrics, objectives: Mapping[str, float]) -> jax.Array:
+def total_loss(metrics: Metrics, loss_weights: Mapping[str, float]) -> jax.Array:
   """The loss that is minimised: the weighted sum of the objectives' means. float32 scalar."""
-  return sum(weight * mean(metrics[name]) for name, weight in objectives.items())
+  return sum(weight * mean(metrics[name]) for name, weight in loss_weights.items())
 
 
 def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
@@ -52,8 +52,8 @@ def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
 
 
 def mean_loss(sums: Mapping[str, tuple[float, float]],
-              objectives: Mapping[str, float]) -> float | None:
+              loss_weights: Mapping[str, float]) -> float | None:
   """`total_loss`, on the host; None where no position counts for any objective."""
-  parts = [weight * sums[name][0] / sums[name][1] for name, weight in objectives.items()
+  parts = [weight * sums[name][0] / sums[name][1] for name, weight in loss_weights.items()
            if sums[name][1]]
   return float(sum(parts)) if parts else None

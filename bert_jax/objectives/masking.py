@@ -92,6 +92,16 @@ class MaskingConfig:
     return units.length_probabilities(self.unit, self.span_p, self.span_max, self.ngram_max)
 
 
+class Vocabulary(NamedTuple):
+  """What masking knows of a tokeniser."""
+
+  size: int  # V; random replacements are below it
+  special_ids: tuple[int, ...]  # never masked, predicted, or put in as a random replacement
+  mask_id: int  # the id of [MASK]
+  # [V] float32 of `cumulative_frequencies`: random replacements are drawn by it; None = uniformly
+  frequencies: np.ndarray | None = None
+
+
 class Masked(NamedTuple):
   """Masked rows and what is to be predicted in them."""
 
@@ -200,9 +210,8 @@ def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, unit
 
 
 def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
-         config: MaskingConfig, *, vocab_size: int, special_ids: tuple[int, ...], mask_id: int,
-         pairs: int = 1, word_start: jax.Array | None = None, rate: jax.Array | None = None,
-         frequencies: jax.Array | None = None) -> Masked:
+         config: MaskingConfig, vocabulary: Vocabulary, *, pairs: int = 1,
+         word_start: jax.Array | None = None, rate: jax.Array | None = None) -> Masked:
   """Masks a batch of rows.
 
   Args:
@@ -211,14 +220,11 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
     pair_index: [B, L] int32, 0 on padding, 1..P on the tokens of each pair.
     row: [B] int32, the number of each row in the global batch.
     config: the rule.
-    vocab_size: V; random replacements are below it.
-    special_ids: never masked, predicted, or put in as a random replacement.
-    mask_id: of [MASK].
+    vocabulary: of the tokeniser.
     pairs: P, the most pairs in a row.
     word_start: [B, L] int32, 1 where a word starts, on special tokens and on what follows them;
       needed unless tokens are masked one by one.
     rate: [B] float32, instead of that of `config`.
-    frequencies: [V] float32 of `cumulative_frequencies`, if random tokens are to be drawn by it.
 
   Returns:
     `Masked`, with M = `config.predictions(L, pairs)`.
@@ -232,7 +238,7 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
 
   def mask_row(ids, pair_index, row, word_start, rate):
     draw_key, action_key, token_key = jax.random.split(jax.random.fold_in(key, row), 3)
-    eligible = (pair_index > 0) & ~is_special(ids, special_ids)
+    eligible = (pair_index > 0) & ~is_special(ids, vocabulary.special_ids)
     unit_start = word_start.astype(bool) | (pair_index == 0)
     if config.unit == 'token':
       unit_start = jnp.ones_like(unit_start)
@@ -246,11 +252,11 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
       action = jax.random.uniform(action_key, ids.shape)[unit[positions]]
     else:
       action = jax.random.uniform(action_key, (most,))
-    if config.random_by_frequency:
-      random = frequent_ordinary(token_key, (most,), frequencies)
+    if vocabulary.frequencies is None:
+      random = random_ordinary(token_key, (most,), vocabulary.size, vocabulary.special_ids)
     else:
-      random = random_ordinary(token_key, (most,), vocab_size, special_ids)
-    new = jnp.where(action < config.replace_mask, mask_id,
+      random = frequent_ordinary(token_key, (most,), jnp.asarray(vocabulary.frequencies))
+    new = jnp.where(action < config.replace_mask, vocabulary.mask_id,
                     jnp.where(action < config.replace_mask + config.replace_random,
                               random, targets))
     # Unused slots write beyond the row, where the update is dropped.

@@ -29,7 +29,7 @@ class MaskedLM:
   pair_objective: str | None = 'nsp'
 
   @property
-  def weights(self) -> dict[str, float]:
+  def loss_weights(self) -> dict[str, float]:
     """The losses count the same."""
     return {'mlm_loss': 1.0,
             **({f'{self.pair_objective}_loss': 1.0} if self.pair_objective else {})}

@@ -40,7 +40,7 @@ class Objective(Protocol):
     """With `config`, of what is trained."""
 
   @property
-  def weights(self) -> Mapping[str, float]:
+  def loss_weights(self) -> Mapping[str, float]:
     """Of each metric that is a loss, in the total."""
 
   def with_config(self, config: BertConfig) -> 'Objective':

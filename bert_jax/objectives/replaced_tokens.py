@@ -43,7 +43,7 @@ class ReplacedTokens:
   model: ElectraForPreTraining  # the discriminator
 
   @property
-  def weights(self) -> dict[str, float]:
+  def loss_weights(self) -> dict[str, float]:
     """As published."""
     return {'mlm_loss': 1.0, 'rtd_loss': _RTD_WEIGHT}
 

@@ -180,7 +180,7 @@ def estimate(config: ConfigDict, work: Work, mesh: Mesh,
       figures(config, work, mesh, program) for program in wanted]
   phase, devices = work.phase, list(mesh.devices.flat)
   whole_gathers = devices[0].platform == 'tpu' and config.sharding.startswith('fsdp')
-  model_flops = work.model_flops * phase.batch_size * phase.max_len
+  model_flops = work.task.flops_per_token(phase.max_len) * phase.batch_size * phase.max_len
   flops, counted, traffic, exchanged = 0.0, 0.0, 0.0, []
   if one.memory and two.memory:  # else not even two layers fit
     counted, traffic, exchanged = _costs(config.model.num_layers, fewest, one, two)

@@ -17,6 +17,7 @@ from bert_jax.data.rows import Rows
 from bert_jax.data.windows import Layout
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.objectives.masking import Vocabulary
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import initial
 from bert_jax.tasks.finetuning import FineTuning
@@ -31,31 +32,12 @@ _WHOLE_GATHERS = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'}
 _UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 
 
-class _Vocabulary(NamedTuple):
-  """What masking asks of a tokeniser."""
-
-  vocab_size: int
-  pad_id: int = 0
-  unk_id: int = 1
-  cls_id: int = 2
-  sep_id: int = 3
-  mask_id: int = 4
-
-
-class _Corpus(NamedTuple):
-  """What masking asks of a corpus."""
-
-  tokenizer: _Vocabulary
-  counts: np.ndarray
-
-
 class Work(NamedTuple):
   """What a step of one phase of a run does."""
 
   task: Task
   batch: Any  # a tree of ShapeDtypeStructs
   phase: Phase  # its batch_size counts rows
-  model_flops: float  # of the model itself, for each position of a row
 
   def with_model(self, config: ConfigDict) -> 'Work':
     """The same with the model that the config describes."""
@@ -72,23 +54,22 @@ def pretraining(config: ConfigDict, phase: Phase) -> Work:
   rows = Rows(tokens, tokens, tokens, tokens, pairs, pairs,
               jax.ShapeDtypeStruct((b, p), jnp.float32), one,
               tokens if masking.unit != 'token' else None)
-  size = config.model.vocab_size
   teacher = initial.teacher(config)
   objective = catalogue.create(config.objective, config.data.sequences,
                                config_lib.bert_config(config.model), teacher and teacher.config)
-  task = Pretraining(objective, masking, _Corpus(_Vocabulary(size), np.ones(size, np.int64)), None,
-                     0, (), (), frozen=initial.frozen(teacher))
+  size = config.model.vocab_size
+  frequencies = np.ones(size, np.float32) if masking.random_by_frequency else None
+  vocabulary = Vocabulary(size, special_ids=(0, 1, 2, 3, 4), mask_id=4, frequencies=frequencies)
+  task = Pretraining(objective, masking, vocabulary, initial.frozen(teacher))
   rate = jax.ShapeDtypeStruct((b,), jnp.float32) if masking.final_rate else None
-  flops = objective.flops_per_token(phase.max_len, max(masking.rate, masking.final_rate))
-  return Work(task, Batch(rows, rate), phase, flops)
+  return Work(task, Batch(rows, rate), phase)
 
 
 def finetuning(task: FineTuning, steps: int) -> Work:
   """The first step of fine-tuning on the examples of a task."""
   batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), task.rows(0))
   rows, length = batch.inputs.ids.shape
-  flops = task.model.config.flops_per_token(length, 0)
-  return Work(task, batch, Phase(steps, length, rows), flops)
+  return Work(task, batch, Phase(steps, length, rows))
 
 
 class OutOfMemory(Exception):

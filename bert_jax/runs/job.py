@@ -8,12 +8,14 @@ from typing import NamedTuple
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.tasks.task import Task
+from bert_jax.tasks.task import TaskData
 
 
 class Job(NamedTuple):
   """A task with its data, and what has to be known of it besides."""
 
   task: Task
+  data: TaskData
   train_steps: int
   tokenizer: Tokenizer
   start: Pretrained | None  # the model that fresh parameters come from

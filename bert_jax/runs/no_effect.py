@@ -147,11 +147,11 @@ _BEFORE = (
 # What is known when the data is read.
 _WITH_DATA = (
     Rule(('eval_every', 'eval_batches', 'keep_best'), lambda c, job: (
-        '' if job.task.has_held_out else 'no text is held out: give data.heldout, or records that '
+        '' if job.data.has_held_out else 'no text is held out: give data.heldout, or records that '
         'have some')),
     Rule(('profile_steps',), lambda c, job: c.profile_steps and c.profile_steps[0] > job.train_steps
          and f'the run has {job.train_steps} steps'),
-    Rule(('data.null_threshold',), lambda c, job: '' if job.task.null_threshold is not None else (
+    Rule(('data.null_threshold',), lambda c, job: '' if job.data.null_threshold is not None else (
         f'every question of data.train={c.data.train} has an answer')),
 )
 

@@ -131,7 +131,7 @@ def _summary(config: ConfigDict, job: Job, mesh: Mesh,
   with sharding.in_context(mesh, config.sharding):
     attention = kernels.describe(c, job.lengths)
   yield 'attention', attention
-  yield from job.task.describe()
+  yield from job.data.describe()
   yield 'steps', job.steps
   yield 'workdir', str(folder)
   if folder.local != folder.path:
@@ -212,4 +212,4 @@ def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any], notes
                                       config.model.get('reinit_layers', 0)))
   if config.model.embedding_init and checkpoints.latest() is None:
     changes.append(initial.from_word_vectors(config.model.embedding_init, job.tokenizer))
-  loop.train(job.task, config, job.train_steps, mesh, folder, checkpoints, changes)
+  loop.train(job.task, job.data, config, job.train_steps, mesh, folder, checkpoints, changes)

@@ -133,7 +133,7 @@ class FineTuning(abc.ABC):
     return {}
 
   @property
-  def objectives(self) -> dict[str, float]:
+  def loss_weights(self) -> dict[str, float]:
     """One loss."""
     return {'loss': 1.0}
 
@@ -216,10 +216,14 @@ class FineTuning(abc.ABC):
                 for name, value in scores.items()}
     return found
 
+  def flops_per_token(self, length: int) -> float:
+    """Model FLOPs of the encoder."""
+    return self.model.config.flops_per_token(length, 0)
+
   def flops(self, step: int, tokens: float) -> float:
     """Model FLOPs of training on so many real tokens."""
     del step
-    return self.model.config.flops_per_token(self.train.batches.length, 0) * tokens
+    return self.flops_per_token(self.train.batches.length) * tokens
 
   def describe(self) -> Iterator[tuple[str, str]]:
     """(what, value) lines for the summary before a run."""

@@ -1,4 +1,4 @@
-"""The pretraining task: rows from a corpus, masked on the device."""
+"""The pretraining task: an objective on masked rows, and the rows of a corpus."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -16,7 +16,6 @@ from bert_jax.data.dataset import Corpus
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import Rows
 from bert_jax.data.rows import RowSource
-from bert_jax.data.tokenizer import special_ids
 from bert_jax.data.windows import Layout
 from bert_jax.errors import UserError
 from bert_jax.model import dropout_bits
@@ -25,6 +24,8 @@ from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.objectives import losses
 from bert_jax.objectives import masking
 from bert_jax.objectives.losses import Metrics
+from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.objectives.masking import Vocabulary
 from bert_jax.objectives.objective import Example
 from bert_jax.objectives.objective import Keys
 from bert_jax.objectives.objective import Objective
@@ -34,7 +35,7 @@ _EVAL_SEED = 0  # of held-out rows and masks: they are the same in every evaluat
 
 
 class Batch(NamedTuple):
-  """Rows and at what rate they are masked."""
+  """Rows and the rate at which they are masked."""
 
   rows: Rows
   rate: np.ndarray | None  # [B] float32; None = as the config says
@@ -42,98 +43,109 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pretraining:
-  """An objective on masked rows of a tokenised corpus."""
+  """The device half: masks rows and computes the losses of an objective."""
 
   objective: Objective
-  masking: masking.MaskingConfig
-  corpus: Corpus
-  phases: Phases
-  eval_batches: int  # most batches of an evaluation; 0 = every held-out row
-  train_rows: tuple[RowSource, ...]  # one source for each phase
-  eval_rows: tuple[RowSource, ...]  # the same for the held-out text; empty without such text
-  feed: Feed = Feed()  # the part of a batch that this process feeds
+  masking: MaskingConfig
+  vocabulary: Vocabulary
   frozen: Any = dataclasses.field(default_factory=dict)  # a teacher
 
   @property
   def model(self) -> nn.Module:
-    """What is trained."""
+    """The trained model."""
     return self.objective.model
 
   @property
-  def objectives(self) -> Mapping[str, float]:
-    """The losses and their weights in the total."""
-    return self.objective.weights
+  def loss_weights(self) -> Mapping[str, float]:
+    """Those of the objective."""
+    return self.objective.loss_weights
 
   def with_config(self, config: BertConfig) -> 'Pretraining':
-    """The same with a model of other sizes."""
+    """The same task with a model of other sizes."""
     return dataclasses.replace(self, objective=self.objective.with_config(config))
-
-  @classmethod
-  def create(cls, objective: Objective, masking_config: masking.MaskingConfig, corpus: Corpus,
-             phases: Phases, *, seed: int, eval_batches: int, pack: bool = True,
-             sequences: str = 'next_sentence', feed: Feed = Feed(),
-             frozen: Any = None) -> 'Pretraining':
-    """The task, with a row source for each phase."""
-
-    def sources(records, seed):
-      return tuple(RowSource(records, Layout.create(phase.max_len, pack, sequences), seed,
-                             corpus.tokenizer, words=masking_config.unit != 'token')
-                   for phase in phases)
-
-    train = sources(corpus.train, seed)
-    for phase, source in zip(phases, train):
-      if {'nsp_loss', 'sop_loss'} & set(objective.weights) and not source.sample().pairs:
-        raise UserError(f'no two neighbouring sentences fit into a row of {phase.max_len}: there '
-                        'is no pair to ask about. Raise max_len, or give data.sequences='
-                        'full_sentences')
-    return cls(objective, masking_config, corpus, phases, eval_batches, train,
-               sources(corpus.heldout, _EVAL_SEED) if corpus.heldout.num_tokens else (),
-               feed, frozen or {})
 
   def init(self, key: jax.Array) -> Any:
     """Parameters, boxed with their logical axes."""
     return self.objective.init(key)
 
   def mask(self, key: jax.Array, batch: Batch) -> masking.Masked:
-    """The masks of a batch."""
-    t, rows = self.corpus.tokenizer, batch.rows
-    frequencies = None
-    if self.masking.random_by_frequency:
-      frequencies = jnp.asarray(masking.cumulative_frequencies(self.corpus.counts, special_ids(t)))
-    return masking.mask(key, rows.ids, rows.pair_index, rows.row, self.masking,
-                        vocab_size=t.vocab_size, special_ids=special_ids(t), mask_id=t.mask_id,
+    """Masks the rows of a batch."""
+    rows = batch.rows
+    return masking.mask(key, rows.ids, rows.pair_index, rows.row, self.masking, self.vocabulary,
                         pairs=rows.cls_positions.shape[1], word_start=rows.word_start,
-                        rate=batch.rate, frequencies=frequencies)
+                        rate=batch.rate)
 
   def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> Metrics:
-    """The metrics of the objective and the batch's real tokens."""
+    """The metrics of the objective, and 'tokens'; key None = the fixed masks of evaluations."""
     rows = batch.rows
     if key is None:
       mask_key, dropout_key = jax.random.key(_EVAL_SEED, impl='threefry2x32'), None
     else:
       mask_key, dropout_key = jax.random.split(key)
       # Every microbatch of a step gets the same key: its first row tells them apart. (rows.row[0]
-      # is the same, but takes the chips several messages to learn.)
+      # is the same number, but takes the chips several messages to learn.)
       dropout_key = dropout_bits.key_of(jax.random.fold_in(dropout_key, jnp.min(rows.row)))
     masked = self.mask(mask_key, batch)
     inputs = Inputs(masked.ids, rows.type_ids, rows.positions, rows.pair_index)
     example = Example(inputs, masked, rows.row, rows.cls_positions, rows.labels, rows.pair_weights)
-    # Masking folds the numbers of rows into its key: this one is none of those.
+    # Masking folds the numbers of rows into its key; no row has this number.
     keys = Keys(dropout_key, jax.random.fold_in(mask_key, 2**32 - 1))
     metrics = self.objective.loss(params, frozen, example, keys)
     tokens = jnp.sum(rows.pair_index > 0).astype(jnp.float32)
     return {**metrics, 'tokens': (tokens, jnp.float32(1))}
 
   def measure(self, params: Any, frozen: Any, batch: Batch) -> Metrics:
-    """The loss with fixed masks."""
+    """The loss with fixed masks and without dropout."""
     return self.loss(params, frozen, batch, None)
 
-  def score_names(self) -> list[str]:
-    """What `evaluate` returns."""
-    params = jax.eval_shape(lambda: nn.unbox(self.init(jax.random.key(0))))
-    frozen = jax.eval_shape(lambda: nn.unbox(self.frozen))
-    measured = jax.eval_shape(self.measure, params, frozen, self.rows(0))
-    return ['loss', *(name for name in measured if name != 'tokens'), 'unigram_entropy']
+  def flops_per_token(self, length: int) -> float:
+    """Model FLOPs at the highest masking rate of the run."""
+    return self.objective.flops_per_token(length, max(self.masking.rate, self.masking.final_rate))
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainingData:
+  """The host half: the rows of a tokenised corpus."""
+
+  task: Pretraining
+  corpus: Corpus
+  phases: Phases
+  eval_batches: int  # upper bound on the batches of an evaluation; 0 = every held-out row
+  train_rows: tuple[RowSource, ...]  # one source for each phase
+  eval_rows: tuple[RowSource, ...]  # the same for the held-out text; empty without such text
+  feed: Feed = Feed()  # the part of a batch that this process feeds
+
+  @classmethod
+  def create(cls, task: Pretraining, corpus: Corpus, phases: Phases, *, seed: int,
+             eval_batches: int, pack: bool = True, sequences: str = 'next_sentence',
+             feed: Feed = Feed()) -> 'PretrainingData':
+    """Makes a row source for each phase.
+
+    Raises:
+      UserError: a pair objective, and no pair fits into a row.
+    """
+
+    def sources(records, seed):
+      return tuple(RowSource(records, Layout.create(phase.max_len, pack, sequences), seed,
+                             corpus.tokenizer, words=task.masking.unit != 'token')
+                   for phase in phases)
+
+    train = sources(corpus.train, seed)
+    for phase, source in zip(phases, train):
+      if {'nsp_loss', 'sop_loss'} & set(task.loss_weights) and not source.sample().pairs:
+        raise UserError(f'no two neighbouring sentences fit into a row of {phase.max_len}: there '
+                        'is no pair to ask about. Raise max_len, or give data.sequences='
+                        'full_sentences')
+    return cls(task, corpus, phases, eval_batches, train,
+               sources(corpus.heldout, _EVAL_SEED) if corpus.heldout.num_tokens else (), feed)
+
+  def _rate_at(self, step: int) -> float:
+    """The masking rate of a step."""
+    return self.task.masking.rate_at(step, sum(phase.steps for phase in self.phases))
+
+  def _at_rate(self, rows: Rows, rate: float) -> Batch:
+    varies = self.task.masking.final_rate  # else the rate is a constant of the program
+    return Batch(rows, np.full(rows.row.shape, rate, np.float32) if varies else None)
 
   def rows(self, step: int) -> Batch:
     """This process's share of a step's rows, unmasked."""
@@ -141,22 +153,25 @@ class Pretraining:
     first = self.phases.first_row(index, [source.rows for source in self.train_rows])
     rows = self.train_rows[index].batch(within, phase.batch_size,
                                         self.feed.rows(phase.batch_size), first)
-    return self._at_rate(rows, self.masking.rate_at(step, sum(p.steps for p in self.phases)))
-
-  def _at_rate(self, rows: Rows, rate: float) -> Batch:
-    given = self.masking.final_rate  # else the rate is a constant of the program
-    return Batch(rows, np.full(rows.row.shape, rate, np.float32) if given else None)
+    return self._at_rate(rows, self._rate_at(step))
 
   @property
   def has_held_out(self) -> bool:
     """Whether there are held-out rows."""
     return bool(self.eval_rows)
 
+  def score_names(self) -> list[str]:
+    """The names of the scores that `evaluate` returns."""
+    params = jax.eval_shape(lambda: nn.unbox(self.task.init(jax.random.key(0))))
+    frozen = jax.eval_shape(lambda: nn.unbox(self.task.frozen))
+    measured = jax.eval_shape(self.task.measure, params, frozen, self.rows(0))
+    return ['loss', *(name for name in measured if name != 'tokens'), 'unigram_entropy']
+
   def evaluate(self, evaluate_batch: Callable[[Batch], Metrics],
                step: int) -> dict[str, float | None]:
     """Means over the held-out rows at the length of the last step trained, with fixed masks.
 
-    The rate of the masks is the one that the run ends with, whatever the step.
+    The masking rate is that of the last step of the run, whatever the step.
     """
     if not self.has_held_out:
       return {}
@@ -166,22 +181,21 @@ class Pretraining:
     for rows in self.eval_rows[index].epoch_batches(phase.batch_size, share):
       if self.eval_batches and evaluated == self.eval_batches:
         break
-      batch = self._at_rate(rows, self.masking.eval_rate)
+      batch = self._at_rate(rows, self.task.masking.eval_rate)
       metrics = jax.device_get(evaluate_batch(batch))
       evaluated += bool(metrics.pop('tokens')[0])  # small corpora have batches of empty rows
       for name, metric in metrics.items():
         sums[name] = np.add(sums.get(name, (0.0, 0.0)), metric)
-    return {'loss': losses.mean_loss(sums, self.objectives), **losses.means(sums),
+    return {'loss': losses.mean_loss(sums, self.task.loss_weights), **losses.means(sums),
             'unigram_entropy': self.corpus.unigram_entropy}
 
   def flops(self, step: int, tokens: float) -> float:
-    """Model FLOPs of training on so many real tokens, in rows of the length at `step`."""
+    """Model FLOPs of training on `tokens` real tokens in rows of the length of `step`."""
     _, phase, _ = self.phases.locate(step)
-    rate = self.masking.rate_at(step, sum(p.steps for p in self.phases))
-    return self.objective.flops_per_token(phase.max_len, rate) * tokens
+    return self.task.objective.flops_per_token(phase.max_len, self._rate_at(step)) * tokens
 
   def describe(self) -> Iterator[tuple[str, str]]:
-    """(what, value) lines for the summary before a run."""
+    """(name, value) lines for the summary before a run."""
     c = self.corpus
     yield 'corpus', (f'{c.train.num_tokens:,} tokens in {c.train.num_documents:,} documents, held '
                      f'out {c.heldout.num_tokens:,} in {c.heldout.num_documents:,}')

@@ -1,4 +1,8 @@
-"""What the training loop asks of a task."""
+"""The two halves of a task that the training loop knows.
+
+The device half is pure: parameters, losses and measurements of a batch. The host half brings the
+batches and judges the model. Planning and most tests need the device half alone, and so no data.
+"""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -13,39 +17,46 @@ from bert_jax.objectives.losses import Metrics
 
 
 class Task(Protocol):
-  """One thing to train. The loop never asks which."""
+  """The device half."""
 
   model: nn.Module
-  objectives: Mapping[str, float]  # weight of each metric that is a loss in the total
-  frozen: Any  # what is used but not trained: host arrays, boxed with their logical axes; {} = none
-
-  @property
-  def has_held_out(self) -> bool:
-    """Whether there is anything to evaluate."""
+  loss_weights: Mapping[str, float]  # weight in the total loss of each metric that is a loss
+  frozen: Any  # arrays that are used but not trained, boxed with their logical axes; {} = none
 
   def init(self, key: jax.Array) -> Any:
     """Parameters, boxed with their logical axes."""
 
   def loss(self, params: Any, frozen: Any, batch: Any, key: jax.Array | None) -> Metrics:
-    """Metrics of a batch, pure. `frozen` is used but not trained; key None = no dropout.
+    """Metrics of a batch as (sum, count); key None = no dropout.
 
     Counts must not depend on `params`. The metric 'tokens' counts the real tokens of the batch.
     """
 
   def measure(self, params: Any, frozen: Any, batch: Any) -> Any:
-    """What `evaluate` needs of a batch, pure, without dropout: metrics, say, or logits too."""
+    """The part of an evaluation that runs on the device: metrics, or logits too; no dropout."""
+
+  def flops_per_token(self, length: int) -> float:
+    """Model FLOPs of one training step for each token of a row of `length` tokens."""
+
+
+class TaskData(Protocol):
+  """The host half."""
+
+  has_held_out: bool  # whether `evaluate` has anything to evaluate
 
   def rows(self, step: int) -> Any:
     """This process's share of a step's batch: a tree of host arrays [B / processes, ...]."""
 
   def evaluate(self, evaluate_batch: Callable[[Any], Any], step: int) -> dict[str, float | None]:
-    """Held-out metrics after `step` steps; `evaluate_batch` measures this process's host batch.
+    """Held-out metrics after `step` steps; None for a metric without a single position.
 
-    A metric for which no position counts is None.
+    Args:
+      evaluate_batch: runs `Task.measure` on this process's share of a host batch.
+      step: number of steps trained.
     """
 
   def flops(self, step: int, tokens: float) -> float:
-    """Model FLOPs that training on so many real tokens takes, at the row length of `step`."""
+    """Model FLOPs of training on `tokens` real tokens in rows of the length of `step`."""
 
   def describe(self) -> Iterator[tuple[str, str]]:
-    """(what, value) lines for the summary before a run."""
+    """(name, value) lines for the summary before a run."""

@@ -19,6 +19,7 @@ from bert_jax.runtime import host
 from bert_jax.runtime import preemption
 from bert_jax.runtime import storage
 from bert_jax.tasks.task import Task
+from bert_jax.tasks.task import TaskData
 from bert_jax.training import checkpoint
 from bert_jax.training import health as health_lib
 from bert_jax.training import metric_lines as lines_lib
@@ -45,10 +46,10 @@ def _start(config: ConfigDict, checkpoints: checkpoint.Checkpoints, init: Any,
 class _Evaluations:
   """Held-out scores every so many steps, and at the end."""
 
-  def __init__(self, task: Task, config: ConfigDict, train_steps: int, mesh: Mesh,
-               notice: preemption.Notice, report: report_lib.Report, health: health_lib.Health,
-               checkpoints: checkpoint.Checkpoints):
-    self._task, self._every, self._last = task, config.eval_every, train_steps
+  def __init__(self, task: Task, data: TaskData, config: ConfigDict, train_steps: int,
+               mesh: Mesh, notice: preemption.Notice, report: report_lib.Report,
+               health: health_lib.Health, checkpoints: checkpoint.Checkpoints):
+    self._data, self._every, self._last = data, config.eval_every, train_steps
     self._best = config.keep_best
     self._step = state_lib.make_eval_step(task, mesh, config.sharding)
     self._mesh, self._notice = mesh, notice
@@ -56,7 +57,7 @@ class _Evaluations:
 
   def due(self, done: int) -> bool:
     """Whether there is one after so many steps."""
-    return self._task.has_held_out and (done == self._last or done % self._every == 0)
+    return self._data.has_held_out and (done == self._last or done % self._every == 0)
 
   def run(self, state: state_lib.TrainState, done: int) -> bool:
     """False if SIGTERM broke it off: then it is made when the run goes on.
@@ -70,7 +71,7 @@ class _Evaluations:
       return self._step(state, mesh_lib.put_batch(batch, self._mesh))
 
     try:
-      scores = self._task.evaluate(measure, done)
+      scores = self._data.evaluate(measure, done)
     except preemption.Stopped:
       return False
     if self._best and scores[self._best] is None:
@@ -86,9 +87,9 @@ class _Evaluations:
 class _Run:
   """From the first step to the last: what goes on beside the steps, and when."""
 
-  def __init__(self, task: Task, config: ConfigDict, train_steps: int, mesh: Mesh,
-               workdir: storage.Folder, checkpoints: checkpoint.Checkpoints, rate: Callable,
-               first_step: int, clock: Callable[[], float] = time.monotonic):
+  def __init__(self, task: Task, data: TaskData, config: ConfigDict, train_steps: int,
+               mesh: Mesh, workdir: storage.Folder, checkpoints: checkpoint.Checkpoints,
+               rate: Callable, first_step: int, clock: Callable[[], float] = time.monotonic):
     self._config, self._mesh, self._workdir = config, mesh, workdir
     self._first, self._last, self._checkpoints = first_step, train_steps, checkpoints
     self._notice = preemption.Notice()  # SIGTERM: the step that runs is finished and saved
@@ -102,11 +103,12 @@ class _Run:
         maxlen=1 + (0 if jax.default_backend() == 'cpu' else _AHEAD))
     self._profiler = profiler.Profiler(config.profile_steps, workdir.local / 'tensorboard')
     self._batches = loader.Watched(
-        loader.batches(task.rows, first_step, train_steps, config.data.loader_workers),
+        loader.batches(data.rows, first_step, train_steps, config.data.loader_workers),
         idle=lambda: self._lines.idle(), clock=clock)
-    self._lines = lines_lib.Lines(task, rate, mesh, self._report, health, self._batches, clock)
-    self._evaluations = _Evaluations(task, config, train_steps, mesh, self._notice, self._report,
-                                     health, checkpoints)
+    self._lines = lines_lib.Lines(task, data, rate, mesh, self._report, health, self._batches,
+                                  clock)
+    self._evaluations = _Evaluations(task, data, config, train_steps, mesh, self._notice,
+                                     self._report, health, checkpoints)
 
   def _stop(self, done: int):
     self._checkpoints.wait()
@@ -179,8 +181,9 @@ class _Run:
     self._workdir.push()
 
 
-def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir: storage.Folder,
-          checkpoints: checkpoint.Checkpoints, initial: Sequence[Callable[[Any], Any]] = ()):
+def train(task: Task, data: TaskData, config: ConfigDict, train_steps: int, mesh: Mesh,
+          workdir: storage.Folder, checkpoints: checkpoint.Checkpoints,
+          initial: Sequence[Callable[[Any], Any]] = ()):
   """Trains `task` until `train_steps`, from the newest of `checkpoints` if there is one.
 
   Without one `initial` says how fresh parameters are changed first, one after another.
@@ -203,7 +206,7 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
   state, first_step = _start(config, checkpoints, init, initial, abstract)
   # Says so only now, when the newest checkpoint was read and is sound.
   if first_step == train_steps and (
-      not task.has_held_out or report_lib.is_evaluated(workdir.local, train_steps)):
+      not data.has_held_out or report_lib.is_evaluated(workdir.local, train_steps)):
     checkpoints.close()
     report_lib.print_summary([
         ('finished', f'{workdir} holds the whole run of {train_steps} steps')])
@@ -213,7 +216,7 @@ def train(task: Task, config: ConfigDict, train_steps: int, mesh: Mesh, workdir:
     report_lib.print_summary([('resumed', f'from step {first_step}{again}')])
   state = state._replace(frozen=state_lib.place(nn.unbox(task.frozen), abstract.frozen))
 
-  run = _Run(task, config, train_steps, mesh, workdir, checkpoints, rate, first_step)
+  run = _Run(task, data, config, train_steps, mesh, workdir, checkpoints, rate, first_step)
   try:
     run.make_up_for_evaluation(state)
     run.steps(train_step, state)

@@ -16,6 +16,7 @@ from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import topology
 from bert_jax.runtime import processes
 from bert_jax.tasks.task import Task
+from bert_jax.tasks.task import TaskData
 from bert_jax.training import health as health_lib
 from bert_jax.training import metrics_log as report_lib
 from bert_jax.training.digest import batch_digest
@@ -60,10 +61,11 @@ class Lines:
   The time of a line ends when its last step is ready, whenever the line is written.
   """
 
-  def __init__(self, task: Task, rate: Callable, mesh: Mesh, report: report_lib.Report,
+  def __init__(self, task: Task, data: TaskData, rate: Callable, mesh: Mesh,
+               report: report_lib.Report,
                health: health_lib.Health, batches: loader.Watched,
                clock: Callable[[], float] = time.monotonic):
-    self._task, self._rate, self._mesh = task, rate, mesh
+    self._task, self._data, self._rate, self._mesh = task, data, rate, mesh
     self._report, self._health, self._batches = report, health, batches
     self._chip, self._first_feeder = topology.chip_of(mesh.devices.flat), mesh_lib.feed(mesh).first
     self._clock, self._waiter = clock, futures.ThreadPoolExecutor(1)
@@ -128,10 +130,10 @@ class Lines:
     if line.timed:
       seconds, real = line.ended() - line.began(), sum(tokens[-line.timed:])
     values = {
-        'loss': losses.mean_loss(sums, task.objectives), **losses.means(sums),
+        'loss': losses.mean_loss(sums, task.loss_weights), **losses.means(sums),
         'learning_rate': float(self._rate(step - 1)),
         'tokens_per_second': real / seconds if seconds else None,
-        'mfu': task.flops(step - 1, real) / seconds / (self._chip.flops * self._mesh.size)
+        'mfu': self._data.flops(step - 1, real) / seconds / (self._chip.flops * self._mesh.size)
                if seconds and self._chip else None,
         'data_wait': line.waited / seconds if seconds else None,
         'skipped_steps': sum(skipped),
@@ -143,4 +145,4 @@ class Lines:
     last = self._health.steps(step - len(skipped) + 1, skipped)
     if last:
       health_lib.give_up(
-          last, *global_digests([batch_digest(task.rows(last - 1))], self._first_feeder))
+          last, *global_digests([batch_digest(self._data.rows(last - 1))], self._first_feeder))

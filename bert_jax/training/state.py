@@ -86,7 +86,7 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
         metrics = task.loss(params, state.frozen, batch, key)
         fixed = {name: (total, counts.get(name, count))
                  for name, (total, count) in metrics.items()}
-        return losses.total_loss(fixed, task.objectives), metrics
+        return losses.total_loss(fixed, task.loss_weights), metrics
       return jax.grad(objective, has_aux=True)(state.params)
 
     if accumulation == 1:
@@ -94,7 +94,7 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
     else:
       # Only the counts are used: the compiler drops the forward pass.
       found = task.loss(state.params, state.frozen, batch, key)
-      counts = {name: count for name, (_, count) in found.items() if name in task.objectives}
+      counts = {name: count for name, (_, count) in found.items() if name in task.loss_weights}
       # Strided, so that each microbatch takes its rows from every device.
       micro = jax.tree.map(
           lambda x: jnp.moveaxis(x.reshape(-1, accumulation, *x.shape[1:]), 1, 0), batch)
@@ -109,7 +109,7 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
     updated = optax.apply_updates(state.params, updates), opt_state
     # One step that is not finite would spoil everything that comes after: it changes nothing.
     skipped = state.params, optimizer_lib.after_skipped(state.opt_state, opt_state)
-    sound = jnp.isfinite(norm) & jnp.isfinite(losses.total_loss(metrics, task.objectives))
+    sound = jnp.isfinite(norm) & jnp.isfinite(losses.total_loss(metrics, task.loss_weights))
     params, opt_state = jax.tree.map(lambda new, old: jnp.where(sound, new, old), updated, skipped)
     metrics['grad_norm'] = (norm, jnp.float32(1))
     metrics['skipped'] = (1 - sound.astype(jnp.float32), jnp.float32(1))

@@ -7,6 +7,7 @@ from bert_jax.data.windows import Layout
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.tasks.pretraining import PretrainingData
 from tests.data.made import TOKENIZER
 from tests.data.made import varied
 
@@ -42,7 +43,8 @@ def test_a_phase_begins_where_the_one_before_ended():
 def _task(phases):
   records = varied(120, block=50)
   sources = [RowSource(records, Layout(phase.max_len, 4), 0, TOKENIZER) for phase in phases]
-  return Pretraining(None, MaskingConfig(), None, phases, 0, tuple(sources), ())
+  return PretrainingData(Pretraining(None, MaskingConfig(), None), None, phases, 0,
+                         tuple(sources), ())
 
 
 def test_a_batch_warmup_reads_each_row_of_the_epoch_once():

@@ -20,7 +20,7 @@ from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 from tests.faults.runs import Bench
 from tests.faults.runs import Trial
-from tests.training.test_state import FixedRows
+from tests.training.test_state import make_task
 
 STEPS = (10, 20, 30)
 WAYS = ('flip', 'flip', 'flip', 'truncate', 'empty', 'remove', 'swap')
@@ -34,7 +34,7 @@ def _made(folder: pathlib.Path):
   optimizer = optimizer_lib.make_optimizer(
       optimizer_lib.OptimizerConfig(learning_rate=1e-3, warmup_steps=0), 40)
   mesh = mesh_lib.make_mesh(1, -1, 1)
-  init, abstract = state_lib.make_init(FixedRows.make(config), optimizer, mesh, 'fsdp')
+  init, abstract = state_lib.make_init(make_task(config), optimizer, mesh, 'fsdp')
   shutil.rmtree(folder, ignore_errors=True)
   saved, known = checkpoint.Checkpoints(epath.Path(folder), 3), {}
   for step in STEPS:

@@ -32,8 +32,8 @@ def _rows(count=64, length=128, seed=0):
 @functools.partial(jax.jit, static_argnames=('config', 'pairs'))
 def _mask(key, ids, pair_index, config=masking.MaskingConfig(), pairs=1, row=None):
   row = jnp.arange(len(ids)) if row is None else row
-  return masking.mask(key, ids, pair_index, row, config, vocab_size=V, special_ids=SPECIAL,
-                      mask_id=MASK, pairs=pairs)
+  return masking.mask(key, ids, pair_index, row, config,
+                      masking.Vocabulary(V, SPECIAL, MASK), pairs=pairs)
 
 
 def test_every_row_has_its_exact_number_and_targets_are_the_originals():

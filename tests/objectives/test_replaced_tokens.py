@@ -95,7 +95,7 @@ def test_losses_are_those_of_pytorch(tmp_path, monkeypatch):
                       labels=torch.tensor(replaced, dtype=torch.float)).loss.item()
   assert abs(found['mlm_loss'] - mlm) < 2e-5 and abs(found['rtd_loss'] - rtd) < 2e-5
   assert abs(found['rtd_replaced'] - replaced.sum() / batch.pair_index.sum()) < 1e-6
-  assert objective().weights == {'mlm_loss': 1.0, 'rtd_loss': 50.0}
+  assert objective().loss_weights == {'mlm_loss': 1.0, 'rtd_loss': 50.0}
 
 
 def test_draws_follow_the_generator_and_the_rows_numbers():

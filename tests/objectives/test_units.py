@@ -36,10 +36,10 @@ def make_rows(count=64, length=128, pairs=1, seed=0, longest=4):
   return ids, pair_index, word_start
 
 
-def masked_by(config, rows, pairs=1, seed=0, **kwargs):
+def masked_by(config, rows, pairs=1, seed=0, frequencies=None, **kwargs):
   ids, pair_index, word_start = rows
   run = jax.jit(lambda *a: masking.mask(
-      jax.random.key(seed), *a[:3], config, vocab_size=V, special_ids=SPECIAL, mask_id=MASK,
+      jax.random.key(seed), *a[:3], config, masking.Vocabulary(V, SPECIAL, MASK, frequencies),
       pairs=pairs, word_start=a[3], **kwargs))
   return jax.tree.map(np.asarray, run(ids, pair_index, np.arange(len(ids)), word_start))
 

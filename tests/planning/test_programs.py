@@ -16,6 +16,7 @@ from bert_jax.planning import estimate
 from bert_jax.planning import programs
 from bert_jax.planning import tables
 from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.tasks.pretraining import PretrainingData
 from tests import conftest
 
 
@@ -33,11 +34,11 @@ def test_shapes_are_those_of_a_run(corpus_file, tmp_path, overrides):
   c = conftest.tiny_config(corpus_file, **overrides)
   corpus = dataset.open_corpus(c.data, c.model.vocab_size, tmp_path, 1)
   phases = config_lib.phases_of(c)
-  task = Pretraining.create(
-      catalogue.create('', c.data.sequences, config_lib.bert_config(c.model)),
-      MaskingConfig(**c.masking), corpus, phases, seed=0, eval_batches=1, pack=c.data.pack,
-      sequences=c.data.sequences)
-  real = jax.tree.map(lambda x: (x.shape, x.dtype), task.rows(0))
+  objective = catalogue.create('', c.data.sequences, config_lib.bert_config(c.model))
+  data = PretrainingData.create(
+      Pretraining(objective, MaskingConfig(**c.masking), None), corpus, phases, seed=0,
+      eval_batches=1, pack=c.data.pack, sequences=c.data.sequences)
+  real = jax.tree.map(lambda x: (x.shape, x.dtype), data.rows(0))
   planned = jax.tree.map(lambda x: (x.shape, x.dtype), programs.pretraining(c, phases[0]).batch)
   assert jax.tree.structure(real) == jax.tree.structure(planned)
   assert jax.tree.leaves(real) == jax.tree.leaves(planned)

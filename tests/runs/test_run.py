@@ -17,7 +17,7 @@ import pytest
 import bert_jax
 from bert_jax.errors import UserError
 from bert_jax.runs import run
-from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.tasks.pretraining import PretrainingData
 from bert_jax.training import integrity
 from tests import conftest
 
@@ -156,7 +156,7 @@ def test_two_phases_and_microbatches(tmp_path, corpus_file, monkeypatch):
   config = conftest.tiny_config(corpus_file, phases=((4, 16, 16), (4, 32, 16)), train_steps=8,
                                 **{'optimizer.accumulation': 2, 'log_every': 1, 'batch_size': 16})
   tokens = []
-  make = Pretraining.create
+  make = PretrainingData.create
 
   def spy(*args, **kwargs):
     task = make(*args, **kwargs)
@@ -165,7 +165,7 @@ def test_two_phases_and_microbatches(tmp_path, corpus_file, monkeypatch):
         task, 'rows', lambda step: tokens.append(rows(step).rows.ids.shape) or rows(step))
     return task
 
-  monkeypatch.setattr(Pretraining, 'create', spy)
+  monkeypatch.setattr(PretrainingData, 'create', spy)
   run.run(config, str(tmp_path / 'run'))
   assert tokens == [(16, 16)] * 4 + [(16, 32)] * 4
   assert [x['step'] for x in lines(tmp_path / 'run') if 'loss' in x] == list(range(1, 9))

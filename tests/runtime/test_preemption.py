@@ -11,7 +11,7 @@ import pytest
 
 from bert_jax.errors import Preempted
 from bert_jax.runs import run
-from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.tasks.pretraining import PretrainingData
 from bert_jax.training import integrity
 from bert_jax.training import metrics_log
 from tests import conftest
@@ -64,7 +64,7 @@ def test_evaluations_are_broken_off_and_made_when_the_run_goes_on(tmp_path, corp
   config = conftest.tiny_config(corpus_file, keep_best='mlm_loss', checkpoint_every=100,
                                 log_every=3)
   run.run(config, str(tmp_path / 'unbroken'))
-  evaluate, measured = Pretraining.evaluate, []
+  evaluate, measured = PretrainingData.evaluate, []
   told = iter([True, True, False, True, False])  # also in the evaluation of the run that goes on
 
   def told_to_stop(self, evaluate_batch, step):
@@ -72,7 +72,7 @@ def test_evaluations_are_broken_off_and_made_when_the_run_goes_on(tmp_path, corp
       os.kill(os.getpid(), signal.SIGTERM)
     return evaluate(self, lambda batch: measured.append(step) or evaluate_batch(batch), step)
 
-  monkeypatch.setattr(Pretraining, 'evaluate', told_to_stop)
+  monkeypatch.setattr(PretrainingData, 'evaluate', told_to_stop)
   for step in (6, 6, 12):
     with pytest.raises(Preempted, match=f'after step {step} of 12'):
       run.run(config, str(tmp_path / 'run'))

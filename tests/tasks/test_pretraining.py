@@ -18,6 +18,7 @@ from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.tasks.pretraining import PretrainingData
 from tests.data.made import FIRST
 from tests.data.made import TOKENIZER
 from tests.data.made import make_records
@@ -69,10 +70,10 @@ def test_a_packed_pair_changes_no_bit_of_the_others(documents, seed, data):
 def make_task(batches, eval_batches=1, **masking):
   rows = types.SimpleNamespace(row=np.arange(3))
   held_out = types.SimpleNamespace(epoch_batches=lambda *_: (rows for _ in range(batches)))
-  return Pretraining(
-      types.SimpleNamespace(weights={'mlm_loss': 1.0, 'nsp_loss': 1.0}), MaskingConfig(**masking),
-      types.SimpleNamespace(unigram_entropy=7.0), Phases.create((), 9, 8, 1), eval_batches, (),
-      (held_out,))
+  objective = types.SimpleNamespace(loss_weights={'mlm_loss': 1.0, 'nsp_loss': 1.0})
+  task = Pretraining(objective, MaskingConfig(**masking), None)
+  return PretrainingData(task, types.SimpleNamespace(unigram_entropy=7.0),
+                         Phases.create((), 9, 8, 1), eval_batches, (), (held_out,))
 
 
 def evaluation(counts, eval_batches=1):

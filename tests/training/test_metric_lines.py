@@ -37,7 +37,7 @@ class Clock:
 class Task:
   """Steps of growing numbers of tokens; an evaluation takes 1,000 seconds."""
 
-  objectives = {'a_loss': 1.0}
+  loss_weights = {'a_loss': 1.0}
   has_held_out = True
 
   def __init__(self, clock):
@@ -81,7 +81,7 @@ def written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_ever
                                       offer=lambda *_: None)
   config = conftest.tiny_config('', log_every=log_every, checkpoint_every=checkpoint_every,
                                 eval_every=eval_every, **more)
-  run = loop._Run(Task(clock), config, steps, conftest.sub_mesh(1, 1),
+  run = loop._Run(Task(clock), Task(clock), config, steps, conftest.sub_mesh(1, 1),
                   storage.Folder(epath.Path(tmp_path)), checkpoints, lambda step: 0.5, first, clock)
   try:
     run.steps(train_step, TrainState(first, None, None, None))

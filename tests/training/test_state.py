@@ -12,6 +12,7 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.losses import total_loss
 from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.objectives.masking import Vocabulary
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.tasks.pretraining import Batch
@@ -27,20 +28,10 @@ CONFIG = BertConfig(vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=4,
                     intermediate_size=64, max_positions=32)
 
 
-@dataclasses.dataclass(frozen=True)
-class FixedRows(Pretraining):
-  """The pretraining task without a corpus behind it."""
-
-  @classmethod
-  def make(cls, config=CONFIG):
-    class Vocabulary:
-      vocab_size, pad_id, unk_id, cls_id, sep_id, mask_id = VOCAB, 0, 100, 101, 102, 103
-
-    class Corpus:
-      tokenizer = Vocabulary
-
-    objective = catalogue.create('', 'next_sentence', config)
-    return cls(objective, MaskingConfig(), Corpus, None, 0, (), ())
+def make_task(config=CONFIG) -> Pretraining:
+  """Masked LM and next sentence prediction with BERT's special ids."""
+  vocabulary = Vocabulary(VOCAB, special_ids=(0, 100, 101, 102, 103), mask_id=103)
+  return Pretraining(catalogue.create('', 'next_sentence', config), MaskingConfig(), vocabulary)
 
 
 def make_batch(rows=8, length=32, seed=0) -> Batch:
@@ -60,7 +51,7 @@ def make_batch(rows=8, length=32, seed=0) -> Batch:
 
 
 def one_step(mesh, preset='tp', accumulation=1, config=CONFIG, steps=1):
-  task = FixedRows.make(config)
+  task = make_task(config)
   optimizer = optimizer_lib.make_optimizer(
       optimizer_lib.OptimizerConfig(learning_rate=1e-3, warmup_steps=0), 10)
   init, abstract = state_lib.make_init(task, optimizer, mesh, preset)
@@ -70,7 +61,7 @@ def one_step(mesh, preset='tp', accumulation=1, config=CONFIG, steps=1):
   losses = []
   for i in range(steps):
     state, metrics = step(state, mesh_lib.put_batch(make_batch(seed=i), mesh))
-    losses.append(float(total_loss(metrics, task.objectives)))
+    losses.append(float(total_loss(metrics, task.loss_weights)))
   return losses, state, metrics
 
 
@@ -124,7 +115,7 @@ def test_parameters_and_moments_are_split_as_the_rules_say():
 def test_logits_stay_split_over_the_vocabulary():
   """with_logical_constraint does nothing without rules in context: look at what was compiled."""
   mesh = conftest.sub_mesh(2, 4)
-  task = FixedRows.make()
+  task = make_task()
   optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(warmup_steps=0), 10)
   _, abstract = state_lib.make_init(task, optimizer, mesh, 'tp')
   step = state_lib.make_train_step(task, optimizer, mesh, 'tp', abstract, seed=0, accumulation=1)
@@ -144,7 +135,7 @@ def test_unknown_preset():
 
 def test_evaluation_has_no_dropout_and_fixed_masks():
   mesh = conftest.sub_mesh(1, 1)
-  task = FixedRows.make()
+  task = make_task()
   optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(warmup_steps=0), 10)
   init, _ = state_lib.make_init(task, optimizer, mesh, 'tp')
   state = init(state_lib.root_key(0))
@@ -160,7 +151,7 @@ def test_evaluation_has_no_dropout_and_fixed_masks():
 
 @pytest.mark.parametrize('shape, accumulation', [((1, 1), 1), ((4, 2), 2)])
 def test_a_step_that_is_not_finite_changes_nothing(shape, accumulation):
-  mesh, task = conftest.sub_mesh(*shape), FixedRows.make()
+  mesh, task = conftest.sub_mesh(*shape), make_task()
   optimizer = optimizer_lib.make_optimizer(
       optimizer_lib.OptimizerConfig(learning_rate=1e-3, warmup_steps=0), 10)
   init, abstract = state_lib.make_init(task, optimizer, mesh, 'tp')

@@ -1,0 +1,57 @@
+"""The rooms of the package: imports point down one list of rooms, and never in a circle."""
+
+import ast
+import graphlib
+import pathlib
+
+PACKAGE = pathlib.Path(__file__).parents[1] / 'bert_jax'
+# A room imports those before it. The commands and `from_pretrained` stand above all rooms.
+ROOMS = ('errors', 'runtime', 'data', 'parallel', 'model', 'objectives', 'labelled', 'tasks',
+         'training', 'interop', 'inference', 'config', 'runs', 'planning', 'views')
+COMMANDS = {'__init__', 'main', 'prepare', 'convert', 'predict', 'plan', 'explore'}
+
+
+def imports() -> dict[str, set[str]]:
+  """{module: the modules of the package that it imports, also inside functions}."""
+  files = {'.'.join(path.relative_to(PACKAGE.parent).with_suffix('').parts): path
+           for path in PACKAGE.rglob('*.py')}
+  graph = {}
+  for module, path in files.items():
+    graph[module] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.ImportFrom) and (node.module or '').startswith('bert_jax'):
+        for name in node.names:
+          whole = f'{node.module}.{name.name}'
+          graph[module].add(whole if whole in files else node.module)
+  return {module: names & files.keys() for module, names in graph.items()}
+
+
+def room(module: str) -> str:
+  return module.split('.')[1]
+
+
+def test_imports_point_down():
+  above = []
+  for module, names in imports().items():
+    for name in names:
+      if room(module) == room(name) or room(module) in COMMANDS:
+        continue
+      if room(name) in COMMANDS or ROOMS.index(room(name)) > ROOMS.index(room(module)):
+        above.append(f'{module} imports {name}')
+  assert not above
+
+
+def test_no_two_files_import_each_other():
+  list(graphlib.TopologicalSorter(imports()).static_order())  # raises CycleError, which names them
+
+
+def test_no_two_files_have_one_name():
+  names = [path.stem for path in PACKAGE.rglob('*.py') if path.stem != '__init__']
+  assert not {name for name in names if names.count(name) > 1}
+
+
+def test_one_room_knows_the_mesh():
+  """Only `parallel` names the axes of the mesh; others name logical axes."""
+  for path in PACKAGE.rglob('*.py'):
+    if path.parent.name not in ('parallel', 'planning'):
+      assert "PartitionSpec('" not in path.read_text(), path
