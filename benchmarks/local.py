@@ -1,10 +1,11 @@
-"""What `bash launch/local.sh` ends with, written to all places that say it.
+"""Runs `bash launch/local.sh` and writes its figures to every place that shows them.
 
   python -m benchmarks.local [WORKDIR]
 
-Runs it in an environment of its own, from the install to the filled masks, in WORKDIR (runs/local),
-which must be new. Then replaces the figures in README.md and configs/tiny.py and the picture
-docs/tiny_curves.png, which keeps the line of its run. `tests/test_local.py` holds them together.
+The run has an environment of its own and lasts from the install to the filled masks. WORKDIR
+(runs/local) must be new. The command replaces the figures in README.md, docs/results.md and
+configs/tiny.py, and the picture docs/tiny_curves.png, which carries the last line of its run.
+`tests/test_local.py` compares all places.
 """
 
 import os
@@ -59,7 +60,7 @@ def _texts(f: Figures) -> list[tuple[str, str, str]]:
       ('README.md', r'On \d+ CPU cores it takes .*?\n```\n',
        f'On {f.cores} CPU cores it takes {f.minutes} minutes, {f.install} of them to install, and '
        f'ends with:\n\n```text\n{f.held_out}\n\n{f.answers}\n```\n'),
-      ('README.md', r'\| `bash launch/local\.sh` \|[^\n]*',
+      ('docs/results.md', r'\| `bash launch/local\.sh` \|[^\n]*',
        f'| `bash launch/local.sh` | {f.minutes} min, install included | {loss} | {floor} | {pairs} '
        '|'),
       ('configs/tiny.py', r'Ran on .*?NSP accuracy [\d.]+\.',

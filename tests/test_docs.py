@@ -1,4 +1,4 @@
-"""Every command of the README is run, with its sizes and paths made small."""
+"""Every command of the README and the guides is run, with its sizes and paths made small."""
 
 import os
 import pathlib
@@ -14,19 +14,22 @@ from tests import made_tasks
 from tests.test_configs import SMALL
 
 ROOT = pathlib.Path(__file__).parent.parent
-README = (ROOT / 'README.md').read_text()
+PAGES = {str(path.relative_to(ROOT)): path.read_text()
+         for path in (ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md')))}
 
 
-def blocks(language):
-  return re.findall(rf'```{language}\n(.*?)```', README, re.DOTALL)
+def blocks(language: str) -> list[str]:
+  """The code blocks of all pages, each once."""
+  found = [block for page in PAGES.values()
+           for block in re.findall(rf'```{language}\n(.*?)```', page, re.DOTALL)]
+  return list(dict.fromkeys(found))
 
 
-def commands():
-  """The command lines of the README's bash blocks, continued lines joined, comments dropped."""
-  for block in blocks('bash'):
-    for line in block.replace('\\\n', ' ').splitlines():
-      if line.strip() and not line.startswith('#'):
-        yield line
+def commands() -> list[str]:
+  """The command lines of the bash blocks, each once, continued lines joined."""
+  found = [re.sub(' +', ' ', line) for block in blocks('bash')
+           for line in block.replace('\\\n', ' ').splitlines() if line.strip()]
+  return list(dict.fromkeys(found))
 
 
 def shell(line, folder, **env):
@@ -52,7 +55,7 @@ def workdir(tmp_path_factory, corpus_file):
 
 def test_the_first_two_commands_are_the_launch_scripts():
   # The first is run in small by the fixture above, the second runs this very test.
-  assert list(commands())[:2] == ['bash launch/local.sh', 'bash launch/test.sh']
+  assert commands()[:2] == ['bash launch/local.sh', 'bash launch/test.sh']
 
 
 def finetuning(line, workdir, tmp_path):
@@ -68,7 +71,7 @@ def finetuning(line, workdir, tmp_path):
 
 @pytest.fixture(scope='module')
 def fine_tuned(tmp_path_factory):
-  """Untrained models with a head, as the workdirs that the README predicts with."""
+  """Untrained models with a head, as the workdirs that the guides predict with."""
   folder, found = tmp_path_factory.mktemp('fine_tuned'), {}
   for name, task, labels in (('sst2', 'sequence_classification', ('negative', 'positive')),
                              ('ner', 'token_classification', ('B-PER', 'O')),
@@ -78,7 +81,7 @@ def fine_tuned(tmp_path_factory):
   return found
 
 
-@pytest.mark.parametrize('line', list(commands())[2:])
+@pytest.mark.parametrize('line', commands()[2:])
 def test_command(line, workdir, tmp_path, corpus_file, fine_tuned):
   for name, model in fine_tuned.items() if '_jax.main' not in line else ():
     line = line.replace(f'={name}', f'={model}')
@@ -122,6 +125,18 @@ def test_python(code, workdir):
   assert done.returncode == 0, done.stderr
 
 
-def test_every_path_that_the_readme_names_is_there():
-  for path in re.findall(r'(?:\]\(|`)((?:configs|launch|bert_jax|docs|tests)/[\w./]*\w)', README):
+@pytest.mark.parametrize('name', PAGES)
+def test_every_path_that_a_page_names_exists(name):
+  if name == 'docs/mistakes.md':  # names files that are wrong on purpose
+    return
+  named = r'(?:\]\(|`)((?:configs|launch|bert_jax|docs|tests|benchmarks)/[\w./]*\w)'
+  for path in re.findall(named, PAGES[name]):
     assert (ROOT / path).exists(), path
+
+
+def test_the_site_is_built(tmp_path):
+  """Without a warning: a dead link is one, and so is a module that the API pages do not find."""
+  subprocess.run([sys.executable, '-m', 'mkdocs', 'build', '--strict', '--quiet',
+                  f'--site-dir={tmp_path}'], cwd=ROOT, check=True)
+  api = (tmp_path / 'api/objectives/index.html').read_text()
+  assert 'bert_jax.objectives.masking.mask' in api and 'Masks a batch of rows' in api
