@@ -18,7 +18,7 @@ def get_config():
   c.model.scan_unroll = 2
   c.data.format = 'wikitext'
   c.train_steps = 6000
-  c.max_len, c.batch_size, c.phases = 128, 32, ()
+  c.max_len, c.batch_size, c.phases = 64, 64, ()  # short rows, as configs/tiny.py
   c.optimizer.learning_rate = 2e-3
   c.optimizer.warmup_steps = 300
   c.log_every, c.eval_every, c.checkpoint_every = 50, 1000, 1000
