@@ -11,6 +11,7 @@ import pytest
 
 from tests import conftest
 from tests import made_tasks
+from tests import typed
 from tests.test_configs import SMALL
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -32,14 +33,32 @@ def commands() -> list[str]:
   return list(dict.fromkeys(found))
 
 
-def shell(line, folder, **env):
+def shell(line):
   done = subprocess.run(
       ['bash', '-c', line], cwd=ROOT, capture_output=True, text=True,
       env={**os.environ, 'VENV': sys.prefix, 'PYTHON': sys.executable,
            'XLA_FLAGS': conftest.xla_flags(1),
-           'PATH': f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}', **env})
+           'PATH': f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}'})
   assert done.returncode == 0, f'{line}\n{done.stdout}\n{done.stderr}'
   return done.stdout
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  """Runs a command line: those of bert_jax without a shell, which saves their imports."""
+  folder = tmp_path_factory.mktemp('output')
+
+  def run(line):
+    command = re.fullmatch(r"(?:echo '(.+)' \| )?python -m bert_jax\.(\w+) (.+)", line)
+    if not command:
+      return shell(line)
+    stdin, module, arguments = command.groups()
+    status = start(module, shlex.split(arguments), ROOT, folder / 'stderr', stdin=stdin or '',
+                   environment={'XLA_FLAGS': conftest.xla_flags(1)})
+    assert status == 0, f'{line}\n{(folder / "stderr").read_text()}'
+
+  with typed.server() as start:
+    yield run
 
 
 @pytest.fixture(scope='module')
@@ -47,8 +66,7 @@ def workdir(tmp_path_factory, corpus_file):
   """What `bash launch/local.sh` leaves, in small; the other commands use it as runs/tiny."""
   folder = tmp_path_factory.mktemp('readme')
   flags = ' '.join(f'--config.{name}={value}' for name, value in SMALL.items())
-  out = shell(f'bash launch/local.sh {folder}/runs/tiny --config.data.source={corpus_file} {flags}',
-              folder)
+  out = shell(f'bash launch/local.sh {folder}/runs/tiny --config.data.source={corpus_file} {flags}')
   assert 'Filled masks:' in out and re.search(r'\d%', out), out
   return folder
 
@@ -82,7 +100,7 @@ def fine_tuned(tmp_path_factory):
 
 
 @pytest.mark.parametrize('line', commands()[2:])
-def test_command(line, workdir, tmp_path, corpus_file, fine_tuned):
+def test_command(line, run, workdir, tmp_path, corpus_file, fine_tuned):
   for name, model in fine_tuned.items() if '_jax.main' not in line else ():
     line = line.replace(f'={name}', f'={model}')
   line = line.replace('runs/tiny', f'{workdir}/runs/tiny')
@@ -115,7 +133,7 @@ def test_command(line, workdir, tmp_path, corpus_file, fine_tuned):
       flags = [flag for flag in flags if '.model.' not in flag]
     line = shlex.join([*words, *flags, f'--config.phases={phases}', f'--workdir={tmp_path}/run',
                        '--config.data.format=text', f'--config.data.source={corpus_file}'])
-  shell(line, workdir)
+  run(line)
 
 
 @pytest.mark.parametrize('code', blocks('python'))

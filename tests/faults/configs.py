@@ -35,6 +35,7 @@ from bert_jax.training import state as state_lib
 from tests import conftest
 from tests import made_tasks
 from tests import test_commands
+from tests import typed
 from tests.faults.runs import Bench
 from tests.faults.runs import Trial
 
@@ -199,11 +200,10 @@ def _trace(task, config, train_steps, mesh, workdir, checkpoints, initial=()):
 
 def type_it(words: list[str], share: float, out: str):
   """In a process of its own: a command, which may stop before it trains."""
-  from tests import test_mistakes
   resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
   if share > _TRAINED:
     loop.train = _trace if share < _TRAINED + _TRACED else _stop
-  test_mistakes._type(words, out)
+  typed.run_here(words[0], words[1:], {}, '', out)
 
 
 def _unused(config: str, overrides: dict[str, str], run: dict[str, Any]) -> str:
@@ -246,7 +246,7 @@ def judge(status: int | None, error: str, config: str, overrides: dict[str, str]
 
 def _server() -> multiprocessing.context.BaseContext:
   context = multiprocessing.get_context('forkserver')
-  context.set_forkserver_preload(['bert_jax.runs.run', 'tests.test_mistakes', __name__])
+  context.set_forkserver_preload(['bert_jax.runs.run', 'tests.typed', __name__])
   return context
 
 
