@@ -35,13 +35,14 @@ def features(records: Records, pairs: windows.Pairs, classes: np.ndarray) -> np.
 
   Args:
     records: the corpus.
-    pairs: of a window.
+    pairs: of windows.
     classes: [V, 2] of the first and the last character of each token.
 
   Returns:
     [N, 12]: four classes of characters and four bounds of sentences, then lengths.
   """
-  a, a_length, b, b_length = (x[pairs.b_length > 0] for x in pairs[:4])
+  a, a_length, b, b_length = (
+      x[pairs.has_b] for x in (pairs.a_start, pairs.a_length, pairs.b_start, pairs.b_length))
   sentences = [records.block(i)[0] for i in range(records.num_blocks)]
   starts = np.zeros(records.num_tokens + 1, bool)
   starts[0] = True
@@ -67,12 +68,12 @@ def accuracy_of_rule(x: np.ndarray, label: np.ndarray) -> float:
   return rule.fit(x[fitted], label[fitted]).score(x[scored], label[scored])
 
 
-def epoch(source: rows.RowSource, windows_of_it: int) -> windows.Pairs:
-  """The pairs of the first windows of an epoch, as a table's rows hold them."""
-  tables = [source._table(0, w) for w in range(min(windows_of_it, len(source._first_block) - 1))]
-  fields = [np.concatenate([t[i].ravel() for t in tables]) for i in range(len(rows.Table._fields))]
-  real = fields[1] > 0
-  return windows.Pairs(*(field[real] for field in fields), None, sum(len(t.label) for t in tables))
+def epoch(source: rows.RowSource, max_windows: int) -> tuple[windows.Pairs, int]:
+  """The pairs of the first windows of an epoch as their rows hold them, and the number of rows."""
+  count = min(max_windows, len(source._first_block) - 1)
+  by_window = [source._window(0, window) for window in range(count)]
+  pairs = windows.Pairs(*map(np.concatenate, zip(*by_window)))
+  return pairs.take(pairs.a_length > 0), len(pairs.label)
 
 
 def main(_):
@@ -84,13 +85,14 @@ def main(_):
   for sequences in ('next_sentence', 'sentence_order'):
     for max_len in (128, 512):
       layout = windows.Layout.create(max_len, True, sequences)
-      pairs = epoch(rows.RowSource(corpus.train, layout, 0, corpus.tokenizer), 10**9)
-      asked = pairs.b_length > 0
+      source = rows.RowSource(corpus.train, layout, 0, corpus.tokenizer)
+      pairs, row_count = epoch(source, max_windows=10**9)
+      asked = pairs.has_b
       text = pairs.a_length + pairs.b_length
       rule = accuracy_of_rule(features(corpus.train, pairs, classes), pairs.label[asked])
       print(f'{sequences}, rows of {max_len}: '
-            f'{(text + 2 + asked).sum() / pairs.rows / max_len:.1%} full, '
-            f'{asked.sum() / pairs.rows:.2f} asked pairs of {text[asked].mean():.0f} tokens in a '
+            f'{pairs.size.sum() / row_count / max_len:.1%} full, '
+            f'{asked.sum() / row_count:.2f} asked pairs of {text[asked].mean():.0f} tokens in a '
             f'row, {text[asked].sum() / text.sum():.0%} of the text; label 1: '
             f'{pairs.label[asked].mean():.3f}, guessed by the rule: {rule:.4f}', flush=True)
 

@@ -3,6 +3,7 @@
 from absl import flags
 
 from bert_jax import errors
+from bert_jax.runs import checkpoint_flags
 
 _INPUT = flags.DEFINE_string(
     'input', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name, or a '
@@ -12,10 +13,7 @@ _TO = flags.DEFINE_string('to', None, 'huggingface, bert_jax, or stablehlo (the 
 _VERIFY = flags.DEFINE_bool(
     'verify', False, 'Check only: is --input sound? With --output: are they equal? With --to: can '
     'it be converted?')
-_STEP = flags.DEFINE_integer(
-    'step', None, 'Of the checkpoint of a workdir; by default the best, or else the newest.')
-_ALLOW_OLDER = flags.DEFINE_bool(
-    'allow_older', False, 'Where that checkpoint is damaged, take the next sound one.')
+flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
 
 
 def main(argv: list[str]):
@@ -24,8 +22,9 @@ def main(argv: list[str]):
   if not _INPUT.value:
     raise errors.UserError('give --input=DIR, the model to convert')
   from bert_jax.interop import conversion  # after the flags: JAX takes a while to import
-  conversion.convert(_INPUT.value, _OUTPUT.value, _TO.value, _VERIFY.value, _STEP.value,
-                  _ALLOW_OLDER.value)
+  conversion.convert(_INPUT.value, _OUTPUT.value, _TO.value, verify_only=_VERIFY.value,
+                     step=checkpoint_flags.STEP.value,
+                     allow_older=checkpoint_flags.ALLOW_OLDER.value)
 
 
 if __name__ == '__main__':

@@ -20,8 +20,8 @@ def main(argv: list[str]):
   """Flags in, one call."""
   del argv
   from bert_jax.views import show  # after the flags: JAX takes a while to import
-  show.show(_MODEL.value, _VIEW.value, _TEXT.value, _WORDS.value, _OUTPUT.value, _LAYER.value,
-            _HEAD.value)
+  show.show(_MODEL.value, _VIEW.value, texts=_TEXT.value, words=_WORDS.value,
+            output=_OUTPUT.value, layer=_LAYER.value, head=_HEAD.value)
 
 
 if __name__ == '__main__':

@@ -3,6 +3,7 @@
 from absl import flags
 
 from bert_jax import errors
+from bert_jax.runs import checkpoint_flags
 
 _TASK = flags.DEFINE_string(
     'task', None, 'fill_mask, next_sentence, score, embed; of a fine-tuned model its own: '
@@ -27,12 +28,9 @@ _NULL_THRESHOLD = flags.DEFINE_float(
 _STRICT = flags.DEFINE_bool(
     'strict', False, 'End with 2 at the first line that cannot be answered. By default its answer '
     'is {"error": ...}, and the job ends with 1 when all others are answered.')
-_STEP = flags.DEFINE_integer(
-    'step', None, 'Of the checkpoint of a workdir; by default the best, or else the newest.')
-_ALLOW_OLDER = flags.DEFINE_bool(
-    'allow_older', False, 'Where that checkpoint is damaged, take the next sound one.')
+flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
 
-# Flags that some tasks use: given with another they would have no effect.
+# Flags that a single task uses: with another one they have no effect.
 _USED_BY = {'pooling': 'embed', 'normalize': 'embed', 'layers': 'embed', 'max_len': 'embed',
             'null_threshold': 'question_answering'}
 
@@ -62,7 +60,8 @@ def main(argv: list[str]):
       pooling=_POOLING.value, normalize=_NORMALIZE.value, layers=layers, long=_LONG.value,
       max_len=_MAX_LEN.value, null_threshold=_NULL_THRESHOLD.value)
   predictions.run(_TASK.value, _MODEL.value, _INPUT.value, _OUTPUT.value, options, _STRICT.value,
-                  step=_STEP.value, allow_older=_ALLOW_OLDER.value)
+                  step=checkpoint_flags.STEP.value,
+                  allow_older=checkpoint_flags.ALLOW_OLDER.value)
 
 
 if __name__ == '__main__':

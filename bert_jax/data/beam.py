@@ -12,82 +12,67 @@ Every input file becomes a shard of training text and one of held-out text, by t
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 import tempfile
 from typing import Any
 
 from etils import epath
-import numpy as np
 
 from bert_jax.data import corpus
 from bert_jax.data import encode
 from bert_jax.data import preparation
-from bert_jax.data import records
-from bert_jax.data import survey as survey_lib
+from bert_jax.data import survey
 from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.corpus import Settings
 from bert_jax.errors import UserError
 from bert_jax.runtime import storage
 
-_ALL = 1 << 64
+_SPLITS = ('train', 'heldout')
 
 
-@dataclasses.dataclass(frozen=True)
-class FileToShards:
-  """One input file to a shard of training text and one of held-out text, written to `output`."""
-
-  settings: preparation.Settings
-  output: str
-
-  def __call__(self, numbered: tuple[int, str]) -> dict[str, Any]:
-    """(number, file) -> the shards' entries in the manifest and what was counted."""
-    number, file = numbered
-    s = self.settings
-    data_format = corpus.format_of(file, s.format)
-    tokenizer = tokenizer_lib.load(epath.Path(self.output) / 'tokenizer')
-    encoder = encode.Encoder(tokenizer, s.rules)
-    # Documents are held out by their hash alone: no machine sees all of them.
-    below = int(s.heldout * _ALL)
-    found = {'documents': 0, 'bytes': 0}
-    with tempfile.TemporaryDirectory() as folder:
-      for split, held in (('train', False), ('heldout', True)):
-        documents = (d for d in corpus.read_file(file, data_format, s.text_column)
-                     if (survey_lib.text_hash(d.encode()) < below) == held)
-        encoded = map(encoder.documents, encode.batches(documents))
-        local = epath.Path(folder) / split
-        local.mkdir()
-        written = preparation.write_shard(local, f'{split}-{number:05}', tokenizer.vocab_size,
-                                          encoded)
-        found['bytes'] += written['size']
-        found['documents'] += written['read']
-        found[split] = written['entry']
-        found[f'{split}_counts'] = written['counts']
-        storage.upload(local, epath.Path(self.output))
-    return found
+def _write_shards(numbered: tuple[int, str], *, settings: Settings,
+                  output: str) -> dict[str, dict[str, Any]]:
+  """Writes the training and held-out shard of a file (number, name): {split: of `write_shard`}."""
+  number, file = numbered
+  data_format = corpus.format_of(file, settings.format)
+  tokenizer = tokenizer_lib.load(epath.Path(output) / 'tokenizer')
+  encoder = encode.Encoder(tokenizer, settings)
+  # Documents are held out by their hash alone: no machine sees all of them.
+  below = int(settings.heldout * survey.HASHES)
+  shards = {}
+  with tempfile.TemporaryDirectory() as folder:
+    local = epath.Path(folder)
+    for split in _SPLITS:
+      documents = (d for d in corpus.read_file(file, data_format, settings.text_column)
+                   if (survey.text_hash(d.encode()) < below) == (split == 'heldout'))
+      encoded = map(encoder.documents, encode.batches(documents))
+      shards[split] = preparation.write_shard(local, f'{split}-{number:05}', tokenizer.vocab_size,
+                                              encoded)
+    storage.upload(local, epath.Path(output))
+  return shards
 
 
-def finish(settings: preparation.Settings, output: str, shards: Sequence[dict[str, Any]]):
+def _finish(files: Sequence[dict[str, dict[str, Any]]], *, settings: Settings, output: str):
   """Writes counts and manifest over all shards."""
+  shards = {split: sorted((file[split] for file in files), key=lambda x: x['entry']['name'])
+            for split in _SPLITS}
+  both = [*shards['train'], *shards['heldout']]
   folder = epath.Path(output)
-  tokenizer = tokenizer_lib.load(folder / 'tokenizer')
-  shards = sorted(shards, key=lambda shard: shard['train']['name'])
-  counts, heldout = (sum(shard[f'{split}_counts'] for shard in shards)
-                     for split in ('train', 'heldout'))
-  with (folder / 'counts.npy').open('wb') as file:
-    np.save(file, counts)
-  records.write_manifest(folder, {
-      'settings': dataclasses.asdict(settings), 'tokenizer': tokenizer_lib.digest(tokenizer),
-      'vocab_size': tokenizer.vocab_size, 'documents': sum(s['documents'] for s in shards),
-      'bytes': sum(s['bytes'] for s in shards),
-      'unigram_entropy': preparation.cross_entropy(heldout, counts) if heldout.sum() else None,
-      'notes': ['held-out sentences were not looked for in the training text'],
-      'splits': {split: [s[split] for s in shards] for split in ('train', 'heldout')}})
+  preparation.finish(
+      folder, dataclasses.asdict(settings), tokenizer_lib.load(folder / 'tokenizer'),
+      documents=sum(shard['read'] for shard in both), size=sum(shard['size'] for shard in both),
+      counts=sum(shard['counts'] for shard in shards['train']),
+      heldout_counts=sum(shard['counts'] for shard in shards['heldout']),
+      notes=['held-out sentences were not looked for in the training text'],
+      splits={split: [shard['entry'] for shard in shards[split]] for split in _SPLITS})
 
 
-def run(settings: preparation.Settings, output: str, options: Sequence[str] = ()):
+def run(settings: Settings, output: str, options: Sequence[str] = ()):
   """Runs the pipeline and writes the manifest.
 
   Args:
-    settings: what and how; `vocab` is given.
-    output: an empty folder, one that all workers can write to.
+    settings: of the text and its tokens, with a vocabulary.
+    output: an empty folder that all workers can write to.
     options: Beam's own.
 
   Raises:
@@ -109,6 +94,6 @@ def run(settings: preparation.Settings, output: str, options: Sequence[str] = ()
   tokenizer_lib.load(settings.vocab, settings.lowercase).save(folder / 'tokenizer')
   with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
     _ = (pipeline | beam.Create(files) | beam.Reshuffle()
-         | beam.Map(FileToShards(settings, output))
+         | beam.Map(functools.partial(_write_shards, settings=settings, output=output))
          | beam.combiners.ToList()
-         | beam.Map(lambda shards: finish(settings, output, shards)))
+         | beam.Map(functools.partial(_finish, settings=settings, output=output)))

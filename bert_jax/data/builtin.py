@@ -1,7 +1,7 @@
-"""The corpus that every installation carries: the English prose of its own documentation.
+"""The built-in corpus: English prose from the documentation of the installed packages.
 
-The docstrings of Python's standard library and of the packages in requirements.txt, and the topics
-of `pydoc`: one document a module. Nothing of it is in this repository.
+One document for each module of Python's standard library and of the packages in requirements.txt,
+from its docstrings, and one for each topic of `pydoc`. This repository holds none of the text.
 """
 
 import ast
@@ -16,17 +16,17 @@ import warnings
 
 from etils import epath
 
-# Packages of requirements.txt (and scipy, which jax always brings) that explain themselves.
-PACKAGES = ('absl', 'array_record', 'etils', 'flax', 'grain', 'jax', 'matplotlib', 'ml_collections',
-            'numpy', 'optax', 'orbax', 'scipy', 'sentencepiece', 'tensorboardX',
-            'tensorflow_datasets', 'tokenizers', 'tqdm')
+# Packages of requirements.txt with docstrings in prose, and scipy, on which jax depends.
+_PACKAGES = ('absl', 'array_record', 'etils', 'flax', 'grain', 'jax', 'matplotlib',
+             'ml_collections', 'numpy', 'optax', 'orbax', 'scipy', 'sentencepiece', 'tensorboardX',
+             'tensorflow_datasets', 'tokenizers', 'tqdm')
 _SKIPPED_DIRECTORIES = {'test', 'tests', 'testing', 'idlelib', 'lib2to3', 'site-packages',
                         'dist-packages', 'third_party', '_vendor', 'vendor', '__pycache__'}
-_MIN_WORDS = 40  # of a document: shorter ones say too little to tell a next sentence
+_MIN_WORDS = 40  # of a document; a next sentence cannot be told from less
 
 
 def is_prose(paragraph: str) -> bool:
-  """Whether a paragraph of a docstring is English sentences: no code, table or list of names."""
+  """True for English sentences, False for code, tables and lists of names."""
   words = paragraph.split()
   letters = sum(c.isalpha() or c.isspace() for c in paragraph)
   plain = sum(w.strip('.,;:()"\'`').isalpha() for w in words)
@@ -37,15 +37,15 @@ def is_prose(paragraph: str) -> bool:
 def paragraphs(docstring: str) -> list[str]:
   """The paragraphs of a docstring that are prose, each as one line without markup."""
   text = inspect.cleandoc(docstring).expandtabs()
-  found = []
+  prose = []
   for block in re.split(r'\n\s*\n', text):
     line = ' '.join(block.split())
     line = re.sub(r':\w+:`~?([^`<]*)[^`]*`', r'\1', line)  # :func:`name` -> name
     line = re.sub(r'^\w+ -{3,} ', '', line)  # the underlined title of a section
     line = line.replace('`', '').replace('**', '')
     if is_prose(line):
-      found.append(line)
-  return found
+      prose.append(line)
+  return prose
 
 
 def module_docstrings(file: pathlib.Path) -> list[str]:
@@ -56,16 +56,16 @@ def module_docstrings(file: pathlib.Path) -> list[str]:
       tree = ast.parse(file.read_bytes())
   except (SyntaxError, ValueError):
     return []
-  nodes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-  found = [(getattr(node, 'lineno', 0), ast.get_docstring(node, clean=False))
-           for node in ast.walk(tree) if isinstance(node, nodes)]
-  return [docstring for _, docstring in sorted(found, key=lambda x: x[0]) if docstring]
+  kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+  nodes = sorted((node for node in ast.walk(tree) if isinstance(node, kinds)),
+                 key=lambda node: getattr(node, 'lineno', 0))
+  return [text for node in nodes if (text := ast.get_docstring(node, clean=False))]
 
 
-def source_files() -> Iterator[pathlib.Path]:
-  """Every Python file of the standard library and of PACKAGES, without their tests."""
+def _source_files() -> Iterator[pathlib.Path]:
+  """Every Python file of the standard library and of _PACKAGES, without their tests."""
   roots = [pathlib.Path(sysconfig.get_paths()['stdlib'])]
-  for package in PACKAGES:
+  for package in _PACKAGES:
     spec = importlib.util.find_spec(package)
     roots += map(pathlib.Path, spec.submodule_search_locations or () if spec else ())
   for root in roots:
@@ -74,12 +74,12 @@ def source_files() -> Iterator[pathlib.Path]:
         yield file
 
 
-def documents() -> Iterator[list[str]]:
-  """One document a module, each paragraph used once in the whole corpus."""
+def _documents() -> Iterator[list[str]]:
+  """The paragraphs of each document; a paragraph is used once in the whole corpus."""
   from pydoc_data import topics
   seen = set()
   sources = ([topics.topics[name]] for name in sorted(topics.topics))
-  for docstrings in (*sources, *map(module_docstrings, source_files())):
+  for docstrings in (*sources, *map(module_docstrings, _source_files())):
     document = []
     for paragraph in (p for d in docstrings for p in paragraphs(d)):
       if paragraph not in seen:
@@ -90,10 +90,10 @@ def documents() -> Iterator[list[str]]:
 
 
 def extract(path: epath.Path):
-  """Writes the corpus to `path` (.txt.gz, the format that every text source has), atomically."""
+  """Writes the corpus to a .txt.gz file, atomically."""
   path.parent.mkdir(parents=True, exist_ok=True)
   partial = path.parent / (path.name + '.partial')
   with partial.open('wb') as raw, gzip.GzipFile(fileobj=raw, mode='wb', mtime=0) as f:
-    for document in documents():
+    for document in _documents():
       f.write(('\n'.join(document) + '\n\n').encode('utf-8', 'replace'))
   partial.replace(path)

@@ -1,12 +1,13 @@
 """Text in: from files or tensorflow-datasets to documents, and from a document to sentences.
 
 A document is a string, a paragraph or sentence on each line. Readers hold one document at a time,
-can be run again from the start, and name the file and line of what they cannot read.
+can be run again from the start, and name the file and line that they cannot read.
 """
 
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+import dataclasses
 import glob
 import gzip
 import importlib.util
@@ -20,6 +21,8 @@ import zlib
 from etils import epath
 import sentencex
 
+from bert_jax.data import builtin
+from bert_jax.data import languages
 from bert_jax.errors import Failed
 from bert_jax.errors import UserError
 from bert_jax.runtime import storage
@@ -40,10 +43,33 @@ _WIKITEXT_HEADING = re.compile(rb'(?:^|(?<=\n)) ?= (?!=)[^\n]*[^=\n] = ?(?=\n)')
 _WIKITEXT_SUBHEADING = re.compile(r'^ ?= = .* = = ?$')
 
 
-class Source(NamedTuple):
-  """Where documents come from."""
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """The text and how it becomes tokens: fields of the config group `data`, and `vocab_size`."""
 
-  inputs: tuple[str, ...]  # what is read, with sizes and times: a change in it can be told
+  source: str
+  format: str = 'auto'
+  language: str = 'en'
+  text_column: str = 'text'
+  lines_are_sentences: bool = False
+  vocab: str = ''
+  vocab_size: int | None = None  # of a vocabulary to train; None with `vocab`
+  tokenizer: str = 'wordpiece'
+  lowercase: bool = True
+  heldout: float = 0.02
+
+  def __post_init__(self):
+    languages.check('data.language', self.language)
+
+  def sentences(self, document: str) -> list[str]:
+    """The sentences of a document."""
+    return split_sentences(document, self.format, self.language, self.lines_are_sentences)
+
+
+class Source(NamedTuple):
+  """The origin of documents."""
+
+  inputs: tuple[str, ...]  # names of the files, with sizes and times that reveal a change
   read: Callable[[], Iterator[str]]  # the documents, from the start
 
 
@@ -72,7 +98,6 @@ def find_files(pattern: str) -> list[str]:
 
 
 def _decode(data: bytes, file: str, line: int) -> str:
-  """Text of bytes that begin at `line` of `file`."""
   try:
     if b'\0' in data:
       raise UserError(f'{file}, line {line + data[:data.index(0)].count(10)}: a NUL byte: this is '
@@ -84,7 +109,7 @@ def _decode(data: bytes, file: str, line: int) -> str:
 
 
 def _split(stream, separator: re.Pattern, file: str) -> Iterator[tuple[bytes, int]]:
-  """What stands between separators, and the line at which it begins."""
+  """The parts between separators, each with the line at which it begins."""
   rest, line = b'', 1
   while True:
     block = stream.read(_READ)
@@ -108,7 +133,7 @@ def _split(stream, separator: re.Pattern, file: str) -> Iterator[tuple[bytes, in
 
 
 def format_of(file: str, data_format: str) -> str:
-  """The format of a file: what is asked for, or for `auto` what its name says."""
+  """The requested format, or for `auto` the format that the file name says."""
   if data_format != 'auto':
     return data_format
   return 'jsonl' if file.removesuffix('.gz').endswith(('.jsonl', '.json')) else 'text'
@@ -121,7 +146,7 @@ def read_file(file: str, data_format: str, text_column: str) -> Iterator[str]:
     file: its path.
     data_format: text (a blank line between documents), jsonl (an object a line) or wikitext
       (` = Title = ` begins an article).
-    text_column: the name of the text in a JSON object.
+    text_column: name of the text in a JSON object.
 
   Raises:
     UserError: bytes that are no UTF-8 or no text, invalid JSON, damaged gzip, a document too long.
@@ -162,21 +187,21 @@ def open_tfds(name: str, split: str, data_dir: str | None = None) -> Any:
   """A split of a tensorflow-datasets data set: len() and [i] give its examples as dicts.
 
   Args:
-    name: of the data set, which is downloaded and prepared where its folder does not exist.
+    name: of the data set, which is downloaded and prepared if its folder does not exist.
     split: of it.
-    data_dir: where data sets are kept; None = TFDS_DATA_DIR, or tfds' own default.
+    data_dir: folder of data sets; None = TFDS_DATA_DIR, or tfds' own default.
 
   Raises:
     Failed: a download failed.
     UserError: tfds does not know the data set, or cannot read it.
   """
   try:
-    import requests  # with which tfds downloads
+    import requests  # tfds downloads with it
     import tensorflow_datasets as tfds  # slow to import, and few runs need it
     for package in _TFDS_OF_TEXT:
       importlib.import_module(f'tensorflow_datasets.{package}')
     _unpack_without_tensorflow()
-    # Not builder_kwargs: a folder that is prepared keeps its format.
+    # Not builder_kwargs: a prepared folder keeps its format.
     return tfds.data_source(name, split=split,
                             data_dir=data_dir or os.environ.get('TFDS_DATA_DIR'),
                             download_and_prepare_kwargs={'file_format': 'array_record'})
@@ -222,7 +247,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def tfds_documents(name: str, text_column: str, data_dir: str | None = None) -> Iterator[str]:
-  """The documents of a data set's train split: the texts in one of its features."""
+  """The texts in one feature of a data set's train split."""
   source = open_tfds(name, 'train', data_dir)
   for i in range(len(source)):
     example = source[i]
@@ -235,27 +260,28 @@ def tfds_documents(name: str, text_column: str, data_dir: str | None = None) -> 
       yield text
 
 
-def open_source(source: str, data_format: str, text_column: str) -> Source:
-  """Opens a glob or tfds:NAME.
-
-  Args:
-    source: the glob or tfds:NAME.
-    data_format: one of FORMATS; auto = jsonl where the name says so, else text.
-    text_column: of JSON objects or of a tfds data set.
+def open_source(settings: Settings, scratch: epath.Path) -> Source:
+  """Opens a glob, tfds:NAME or the built-in corpus, which is first written into `scratch`.
 
   Raises:
     UserError: an unknown format, or nothing to read.
   """
-  if data_format not in FORMATS:
-    raise UserError(f'data.format={data_format!r} is unknown: use {", ".join(FORMATS)}')
-  if source.startswith('tfds:'):
-    return Source((source,), lambda: tfds_documents(source.removeprefix('tfds:'), text_column))
-  files = find_files(source)
+  if settings.source == 'builtin':
+    text = scratch / 'builtin.txt.gz'
+    if not text.exists():
+      builtin.extract(text)
+    return Source(('builtin',), lambda: read_file(str(text), 'text', 'text'))
+  if settings.format not in FORMATS:
+    raise UserError(f'data.format={settings.format!r} is unknown: use {", ".join(FORMATS)}')
+  if settings.source.startswith('tfds:'):
+    name = settings.source.removeprefix('tfds:')
+    return Source((settings.source,), lambda: tfds_documents(name, settings.text_column))
+  files = find_files(settings.source)
   stats = [epath.Path(file).stat() for file in files]
 
   def read() -> Iterator[str]:
     for file in files:
-      yield from read_file(file, format_of(file, data_format), text_column)
+      yield from read_file(file, format_of(file, settings.format), settings.text_column)
 
   return Source(tuple(f'{f} {s.length} {s.mtime}' for f, s in zip(files, stats)), read)
 
@@ -264,8 +290,8 @@ def split_sentences(document: str, data_format: str, language: str,
                     lines_are_sentences: bool) -> list[str]:
   """The sentences of a document, by sentencex (rules of Wikimedia for 200 languages).
 
-  WikiText separates its tokens by spaces, so there a sentence ends at ` . `, and the marks that
-  it puts around hyphens and commas inside words and numbers are undone.
+  WikiText separates its tokens by spaces, so a sentence ends at ` . `. Its marks around hyphens and
+  commas inside words and numbers are removed.
   """
   lines: Iterable[str] = document.split('\n')
   if data_format == 'wikitext':

@@ -1,4 +1,4 @@
-"""A report on a corpus before anyone pays for a run: what is in it, and what is wrong with it."""
+"""A report on a corpus before anyone pays for a run: its contents and its faults."""
 
 from collections.abc import Iterator
 import re
@@ -8,20 +8,22 @@ from typing import NamedTuple
 from etils import epath
 import numpy as np
 
+from bert_jax.data import corpus
 from bert_jax.data import encode
 from bert_jax.data import preparation
 from bert_jax.data import records
 from bert_jax.data import survey as survey_lib
 from bert_jax.data import windows
+from bert_jax.data.corpus import Settings
 from bert_jax.runtime import console
 
 _CJK = re.compile('[\u3400-\u9fff\u3040-\u30ff]')  # characters written without spaces
 _BUCKETS = 2**np.arange(1, 17)  # of histograms
-_MAX_LEN = 128  # of the rows whose labels are counted
+_LAYOUT = windows.Layout.create(128, True, 'next_sentence')  # of the rows whose labels are counted
 
 
-class Findings(NamedTuple):
-  """What a check found. Numbers about tokens are those of the sample."""
+class Statistics(NamedTuple):
+  """Results of a check. Numbers about tokens are those of the sample."""
 
   survey: survey_lib.Survey
   lines: int
@@ -36,7 +38,8 @@ class Findings(NamedTuple):
   plateau: float | None  # nat
 
 
-def _lines(documents: Iterator[str], distinct: survey_lib.Distinct) -> Iterator[str]:
+def _count_lines(documents: Iterator[str], distinct: survey_lib.Distinct) -> Iterator[str]:
+  """Passes the documents on, and counts their lines."""
   for document in documents:
     for line in document.split('\n'):
       if line := line.strip():
@@ -49,77 +52,78 @@ def _count_labels(encoded: list[encode.Encoded], vocab_size: int) -> np.ndarray:
   with tempfile.TemporaryDirectory() as folder:
     directory = epath.Path(folder)
     shard = preparation.write_shard(directory, 'sample-00000', vocab_size, encoded)['entry']
-    split = records.open_split(
-        directory, {'splits': {'sample': [shard]}, 'vocab_size': vocab_size, 'digest': ''},
-        'sample', verify=False)
+    manifest = {'splits': {'sample': [shard]}, 'vocab_size': vocab_size, 'digest': ''}
+    split = records.open_split(directory, manifest, 'sample', verify=False)
     blocks = np.random.default_rng(0).permutation(split.num_blocks)[:64]
-    layout = windows.Layout.create(_MAX_LEN, True, 'next_sentence')
-    pairs = windows.make_pairs(split, blocks, layout, (0,))
-    return np.bincount(pairs.label[pairs.b_length > 0], minlength=2)
+    pairs, _, _ = windows.make_pairs(split, blocks, _LAYOUT, (0,))
+    return np.bincount(pairs.label[pairs.has_b], minlength=2)
 
 
-def check(settings: preparation.Settings) -> Findings:
+def check(settings: Settings) -> Statistics:
   """Reads a corpus once, and tokenises at most 256 MiB of it.
 
   Raises:
     UserError: the text cannot be read, or the vocabulary not used.
   """
   with tempfile.TemporaryDirectory() as scratch:
-    source = preparation.open_source(settings, epath.Path(scratch))
-    distinct = survey_lib.Distinct()
-    found = survey_lib.survey(
-        _lines(preparation.watched(source.read(), 'reading'), distinct), settings.heldout)
-    if not found.documents:
-      preparation.check_documents(settings.source, found)
-    tokenizer = preparation.make_tokenizer(settings, source, found)
-    encoder = encode.Encoder(tokenizer, settings.rules)
-    sampled = (d for d in preparation.watched(source.read(), 'tokenising', found.size)
-               if found.in_vocabulary_text(d) or found.is_held_out(d))
+    source = corpus.open_source(settings, epath.Path(scratch))
+    lines = survey_lib.Distinct()
+    documents = preparation.with_progress(source.read(), 'reading')
+    survey = survey_lib.survey(_count_lines(documents, lines), settings.heldout)
+    if not survey.documents:
+      preparation.check_documents(settings.source, survey)
+    tokenizer = preparation.make_tokenizer(settings, source, survey)
+    encoder = encode.Encoder(tokenizer, settings)
+    documents = preparation.with_progress(source.read(), 'tokenising', survey.size)
+    sampled = (d for d in documents if survey.in_vocabulary_text(d) or survey.is_held_out(d))
     encoded, size, cjk, characters = [], 0, 0, 0
-    held = np.zeros(tokenizer.vocab_size, np.int64)
+    heldout_counts = np.zeros(tokenizer.vocab_size, np.int64)
     for batch in encode.batches(sampled):
       encoded.append(encoder.documents(batch))
       size += encoded[-1].size
       cjk += sum(len(_CJK.findall(d)) for d in batch)
       characters += sum(map(len, batch))
-      for document in filter(found.is_held_out, batch):
-        held += np.bincount(encoder.documents([document]).tokens, minlength=len(held))
+      for document in filter(survey.is_held_out, batch):
+        heldout_counts += np.bincount(encoder.documents([document]).tokens,
+                                      minlength=tokenizer.vocab_size)
   counts = sum(np.bincount(e.tokens, minlength=tokenizer.vocab_size) for e in encoded)
-  return Findings(
-      found, distinct.total, distinct.total - distinct.different(), size / max(found.size, 1),
-      np.concatenate([e.lengths for e in encoded]), np.concatenate([e.counts for e in encoded]),
-      counts, tokenizer.unk_id, cjk / max(characters, 1),
-      _count_labels(encoded, tokenizer.vocab_size) if counts.sum() > 1 else np.zeros(2, int),
-      preparation.cross_entropy(held, counts - held) if held.sum() else None)
+  return Statistics(
+      survey=survey, lines=lines.total, repeated_lines=lines.total - lines.different(),
+      sample=size / max(survey.size, 1), sentences=np.concatenate([e.lengths for e in encoded]),
+      documents=np.concatenate([e.counts for e in encoded]), counts=counts,
+      unk_id=tokenizer.unk_id, cjk=cjk / max(characters, 1),
+      labels=(_count_labels(encoded, tokenizer.vocab_size) if counts.sum() > 1
+              else np.zeros(2, int)),
+      plateau=preparation.cross_entropy(heldout_counts, counts - heldout_counts))
 
 
-def warnings(found: Findings, settings: preparation.Settings) -> Iterator[str]:
-  """What is wrong, why, and what to do."""
-  s = found.survey
+def warnings(stats: Statistics, settings: Settings) -> Iterator[str]:
+  """The faults of a corpus, each with its reason and remedy."""
+  s = stats.survey
   if s.different == 1:
     yield ('all text is one document, so no next sentence can come from another one: put a blank '
            'line between documents, or give JSON lines')
-  elif np.mean(found.documents == 1) > 0.5:
-    yield (f'{np.mean(found.documents == 1):.0%} of the documents are one sentence, so it has no '
+  elif np.mean(stats.documents == 1) > 0.5:
+    yield (f'{np.mean(stats.documents == 1):.0%} of the documents are one sentence, so it has no '
            'next one: blank lines belong between documents, not between sentences')
-  unknown = found.counts[found.unk_id] / max(found.counts.sum(), 1)
+  unknown = stats.counts[stats.unk_id] / max(stats.counts.sum(), 1)
   if unknown > 0.01:
     yield (f'{unknown:.1%} of the tokens are [UNK]: the vocabulary does not fit the text; give '
            'another --vocab, or train one with --vocab_size')
-  if found.repeated_lines > 0.05 * found.lines:
-    yield (f'{found.repeated_lines / found.lines:.0%} of the lines are copies of others (menus, '
+  if stats.repeated_lines > 0.05 * stats.lines:
+    yield (f'{stats.repeated_lines / stats.lines:.0%} of the lines are copies of others (menus, '
            'headings, licences?): a model learns them by heart; remove them')
   if s.documents - s.different > 0.01 * s.documents:
     yield (f'{s.documents - s.different:,} documents are exact copies of others: remove them, the '
            'evaluation is about texts that were not seen')
-  if np.mean(found.sentences > 256) > 0.01:
-    yield (f'{np.mean(found.sentences > 256):.1%} of the sentences have more than 256 tokens: is '
+  if np.mean(stats.sentences > 256) > 0.01:
+    yield (f'{np.mean(stats.sentences > 256):.1%} of the sentences have more than 256 tokens: is '
            f'--language={settings.language} right, and has the text marks at sentence ends?')
-  if found.cjk > 0.3 and settings.language in ('en', ''):
-    yield (f'{found.cjk:.0%} of the characters are Chinese or Japanese: give --language=zh or ja, '
+  if stats.cjk > 0.3 and settings.language in ('en', ''):
+    yield (f'{stats.cjk:.0%} of the characters are Chinese or Japanese: give --language=zh or ja, '
            'or sentences and words are not found')
-  share = found.labels[0] / max(found.labels.sum(), 1)
-  if found.labels.sum() and not 0.4 < share < 0.6 and s.different > 1:
+  share = stats.labels[0] / max(stats.labels.sum(), 1)
+  if stats.labels.sum() and not 0.4 < share < 0.6 and s.different > 1:
     yield (f'{share:.0%} of the pairs would be true next sentences, not half: too few documents '
            'share most of the text, so that few B can come from another one')
 
@@ -134,28 +138,29 @@ def histogram(values: np.ndarray) -> Iterator[str]:
     yield f'{low:>8,} {high:<8} {shares[i]:6.1%}  {"#" * round(50 * shares[i])}'
 
 
-def print_report(settings: preparation.Settings):
-  """Checks a corpus and prints what was found."""
-  found = check(settings)
-  s, about = found.survey, '' if found.sample > 0.999 else 'about '
-  scale = 1 / found.sample if found.sample else 0
-  tokens = found.counts.sum()
+def print_report(settings: Settings):
+  """Checks a corpus and prints the results."""
+  stats = check(settings)
+  s = stats.survey
+  about = '' if stats.sample > 0.999 else 'about '
+  scale = 1 / stats.sample if stats.sample else 0
+  tokens = stats.counts.sum()
   lines = [
-      ('text', f'{s.size / 1e6:,.1f} MB in {found.lines:,} lines'),
+      ('text', f'{s.size / 1e6:,.1f} MB in {stats.lines:,} lines'),
       ('documents', f'{s.documents:,}, of them {s.documents - s.different:,} exact copies'),
-      ('copied lines', f'{found.repeated_lines:,} ({found.repeated_lines / found.lines:.1%})'),
-      ('sentences', f'{about}{len(found.sentences) * scale:,.0f}'),
-      ('tokens', f'{about}{tokens * scale:,.0f}, {found.counts[found.unk_id] / max(tokens, 1):.2%} '
-                 f'unknown; {np.count_nonzero(found.counts):,} of {len(found.counts):,} entries '
+      ('copied lines', f'{stats.repeated_lines:,} ({stats.repeated_lines / stats.lines:.1%})'),
+      ('sentences', f'{about}{len(stats.sentences) * scale:,.0f}'),
+      ('tokens', f'{about}{tokens * scale:,.0f}, {stats.counts[stats.unk_id] / max(tokens, 1):.2%} '
+                 f'unknown; {np.count_nonzero(stats.counts):,} of {len(stats.counts):,} entries '
                  'are used'),
-      ('pairs', f'{found.labels[0]:,} true next sentences and {found.labels[1]:,} others in a '
+      ('pairs', f'{stats.labels[0]:,} true next sentences and {stats.labels[1]:,} others in a '
                 'sample'),
-      ('plateau', 'nothing is held out' if found.plateau is None else
-       f'{found.plateau:.3f} nat: the MLM loss of a model that knows the token frequencies only')]
+      ('plateau', 'nothing is held out' if stats.plateau is None else
+       f'{stats.plateau:.3f} nat: the MLM loss of a model that knows the token frequencies only')]
   console.print_lines(lines)
-  for name, values in (('tokens in a sentence', found.sentences),
-                       ('sentences in a document', found.documents)):
+  for name, values in (('tokens in a sentence', stats.sentences),
+                       ('sentences in a document', stats.documents)):
     print(f'  {name}')
     for line in histogram(values):
       print(f'  {line}')
-  console.print_lines(('WARNING', warning) for warning in warnings(found, settings))
+  console.print_lines(('WARNING', warning) for warning in warnings(stats, settings))

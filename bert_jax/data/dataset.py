@@ -1,7 +1,6 @@
-"""What a run trains on: token records that `prepare` made, or text that is prepared on the spot."""
+"""The corpus of a run: token records that `prepare` made, or text that is prepared on the spot."""
 
 import dataclasses
-import json
 import os
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ import numpy as np
 from bert_jax.data import preparation
 from bert_jax.data import records
 from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.corpus import Settings
 from bert_jax.errors import UserError
 from bert_jax.runtime import storage
 
@@ -24,7 +24,7 @@ class Corpus(NamedTuple):
   heldout: records.Records
   counts: np.ndarray  # [V] int64, how often each entry occurs in `train`
   unigram_entropy: float | None  # nat; of the held-out tokens under the frequencies of `counts`
-  notes: tuple[str, ...]  # what was found on the way
+  notes: tuple[str, ...]  # remarks of the preparation
 
 
 def open_records(directory: epath.Path) -> Corpus:
@@ -58,13 +58,12 @@ def _open_prepared(data: ConfigDict) -> Corpus:
 
 def _prepare_in(workdir: epath.Path, data: ConfigDict, vocab_size: int) -> Corpus:
   directory = workdir / 'corpus'
-  fields = {f.name for f in dataclasses.fields(preparation.Settings)} & set(data.keys())
-  settings = preparation.Settings(**{name: data[name] for name in fields},
-                              vocab_size=None if data.vocab else vocab_size)
-  manifest = directory / 'manifest.json'
-  if not manifest.exists():
+  fields = {f.name for f in dataclasses.fields(Settings)} & set(data.keys())
+  settings = Settings(**{name: data[name] for name in fields},
+                      vocab_size=None if data.vocab else vocab_size)
+  if not (directory / 'manifest.json').exists():
     preparation.prepare(settings, os.fspath(directory))
-  earlier = json.loads(manifest.read_text())['settings']
+  earlier = records.read_manifest(directory)['settings']
   for name, value in dataclasses.asdict(settings).items():
     if earlier.get(name) != value:
       raise UserError(f'{workdir} was made with data.{name}={earlier.get(name)!r}, now it is '
@@ -73,7 +72,7 @@ def _prepare_in(workdir: epath.Path, data: ConfigDict, vocab_size: int) -> Corpu
 
 
 def is_prepared(source: str) -> bool:
-  """Whether `data.source` is a folder of token records."""
+  """True if `data.source` is a folder of token records."""
   return source != 'builtin' and not source.startswith('tfds:') and (
       epath.Path(source) / 'manifest.json').exists()
 
@@ -84,9 +83,9 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
 
   Args:
     data: the config group `data`.
-    vocab_size: of a vocabulary to be trained.
+    vocab_size: of a vocabulary to train.
     workdir: of the run.
-    processes: that train together; only one may prepare text.
+    processes: that train together; only a single one may prepare text.
 
   Raises:
     UserError: the corpus or vocabulary cannot be used, or the workdir holds another one.

@@ -16,23 +16,25 @@ class Input(NamedTuple):
 
 
 def special_tokens(tokenizer: Tokenizer, texts: int) -> int:
-  """How many special tokens `join` puts around one text or two."""
+  """The number of special tokens that `join` puts around one text or two."""
   return 2 + (texts - 1) * tokenizer.separators
 
 
 def join(tokenizer: Tokenizer, first: Sequence[int], second: Sequence[int] | None = None) -> Input:
   """[CLS] first [SEP], or [CLS] first [SEP] second [SEP]; two [SEP] between them in RoBERTa."""
   a = [tokenizer.cls_id, *first, tokenizer.sep_id]
-  b = [] if second is None else [*second, tokenizer.sep_id]
-  more = [tokenizer.sep_id] * (tokenizer.separators - 1) if b else []
-  return Input(a + more + b, [0] * len(a + more) + [1] * len(b))
+  if second is None:
+    return Input(a, [0] * len(a))
+  a += [tokenizer.sep_id] * (tokenizer.separators - 1)
+  b = [*second, tokenizer.sep_id]
+  return Input(a + b, [0] * len(a) + [1] * len(b))
 
 
 def cut_pair(first: Sequence[int], second: Sequence[int],
              room: int) -> tuple[Sequence[int], Sequence[int]]:
-  """A pair in `room` tokens: the second text is cut, down to half of the room; then the first.
+  """Cuts a pair to `room` tokens: the second text down to half of the room, then the first.
 
-  Of an odd room the first has the odd one, as in google-research/bert `_truncate_seq_pair`.
+  The first gets the odd token, as in google-research/bert `_truncate_seq_pair`.
   """
   if len(first) + len(second) <= room:
     return first, second
@@ -41,27 +43,25 @@ def cut_pair(first: Sequence[int], second: Sequence[int],
 
 
 class Placed(NamedTuple):
-  """Inputs in rows."""
+  """Several inputs in each row."""
 
-  ids: np.ndarray  # [R, L] int32, and the three that follow
+  ids: np.ndarray  # [R, L] int32, like the next three
   type_ids: np.ndarray
   positions: np.ndarray  # of a token in its own input
   pair_index: np.ndarray  # 0 on padding, 1 + slot on the tokens of an input
-  starts: np.ndarray  # [R, P] int32 where each input begins; 0 where there is none
-  index: np.ndarray  # [R, P] int64 which input it is; -1 where there is none
+  starts: np.ndarray  # [R, P] int32 first position of each input; 0 in an empty slot
+  index: np.ndarray  # [R, P] int64 number of the input; -1 in an empty slot
 
 
 def place(inputs: Sequence[Input], row_of: np.ndarray, rows: int, length: int, slots: int,
           pad_id: int) -> Placed:
-  """Lays inputs out in rows.
+  """Lays inputs out in R = `rows` rows of L = `length` tokens and P = `slots` inputs at most.
 
   Args:
-    inputs: what is placed.
-    row_of: [inputs] the row of each; at most `slots` to a row, `length` tokens together.
-    rows: R.
-    length: L.
-    slots: P.
-    pad_id: what padding is.
+    inputs: in any order.
+    row_of: [inputs] the row of each.
+    rows, length, slots: the shape.
+    pad_id: id of padding.
   """
   members = np.argsort(row_of, kind='stable')
   row_of = row_of[members]
@@ -70,16 +70,17 @@ def place(inputs: Sequence[Input], row_of: np.ndarray, rows: int, length: int, s
   slot = np.arange(len(members)) - first[row_of]
   before = np.cumsum(sizes) - sizes
   start = before - before[first[row_of]]
-  at = np.arange(sizes.sum()) + np.repeat(row_of * length + start - before, sizes)  # flat
+  target = np.arange(sizes.sum()) + np.repeat(row_of * length + start - before, sizes)  # flat
 
   flat = np.zeros((4, rows * length), np.int32)
   flat[0] = pad_id
   if len(members):
-    flat[0, at] = np.concatenate([inputs[i].ids for i in members])
-    flat[1, at] = np.concatenate([inputs[i].type_ids for i in members])
-    flat[2, at] = np.arange(sizes.sum()) - np.repeat(before, sizes)
-    flat[3, at] = np.repeat(slot + 1, sizes)
+    flat[0, target] = np.concatenate([inputs[i].ids for i in members])
+    flat[1, target] = np.concatenate([inputs[i].type_ids for i in members])
+    flat[2, target] = np.arange(sizes.sum()) - np.repeat(before, sizes)
+    flat[3, target] = np.repeat(slot + 1, sizes)
   starts = np.zeros((rows, slots), np.int32)
   index = np.full((rows, slots), -1, np.int64)
-  starts[row_of, slot], index[row_of, slot] = start, members
+  starts[row_of, slot] = start
+  index[row_of, slot] = members
   return Placed(*flat.reshape(4, rows, length), starts, index)

@@ -1,7 +1,6 @@
-"""Codes of languages that `data.language` may name.
+"""Language codes for `data.language`.
 
-sentencex takes a code that it does not know as English, without a word: a name ('german') or a code
-that no language has would never be noticed.
+sentencex has no list of its codes and silently treats an unknown one, such as 'german', as English.
 """
 
 from bert_jax.errors import UserError

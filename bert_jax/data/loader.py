@@ -12,30 +12,31 @@ from bert_jax.runtime import pool
 
 def batches(rows: Callable[[int], Any], first_step: int, last_step: int, workers: int = 0,
             ahead: int = 4) -> grain.DatasetIterator:
-  """The batches of steps `first_step` .. `last_step - 1`, a few made ahead; to be closed.
+  """The batches of steps `first_step` .. `last_step - 1`, a few of them made ahead; to be closed.
 
   Args:
-    rows: step -> batch, pure: seeking is a start at another step. Picklable if there are workers.
-    first_step, last_step: the steps, the last one excluded.
-    workers: processes that make them, in turn; 0 = a thread of this one.
-    ahead: batches made before they are asked for, by each worker.
+    rows: step -> batch, a pure function; picklable if there are workers.
+    first_step, last_step: the last one is excluded.
+    workers: processes that make batches in turn; 0 = a thread of this process.
+    ahead: batches that each worker makes before they are requested.
   """
-  steps = grain.MapDataset.range(first_step, last_step).map(rows)
-  made = steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead))
+  dataset = grain.MapDataset.range(first_step, last_step).map(rows).to_iter_dataset(
+      grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead))
   if workers:
-    if not flags.FLAGS.is_parsed():  # in a notebook: Grain looks at flags of its own
+    if not flags.FLAGS.is_parsed():  # in a notebook: Grain reads its own flags
       flags.FLAGS.mark_as_parsed()
-    made = made.mp_prefetch(grain.MultiprocessingOptions(workers, per_worker_buffer_size=ahead),
-                            worker_init_fn=pool.begin_worker)
-  return iter(made)
+    dataset = dataset.mp_prefetch(
+        grain.MultiprocessingOptions(workers, per_worker_buffer_size=ahead),
+        worker_init_fn=pool.begin_worker)
+  return iter(dataset)
 
 
 class Watched:
-  """Batches, and for how long the device had nothing to do because they were late."""
+  """Batches, and the time that the device was idle because they were late."""
 
   def __init__(self, batches: grain.DatasetIterator, idle: Callable[[], bool],
                clock: Callable[[], float] = time.monotonic):
-    """`idle` says whether the device has finished all that it was given."""
+    """`idle` is True when the device has finished all its work."""
     self._batches, self._idle, self._clock = batches, idle, clock
     self.waited = 0.0  # seconds
 
@@ -50,5 +51,4 @@ class Watched:
     return batch
 
   def close(self):
-    """Makes no more of them."""
     self._batches.close()

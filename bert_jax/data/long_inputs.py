@@ -1,6 +1,7 @@
 """Texts longer than the position table: cut, or read in chunks (Sun et al. 2019, section 5.3).
 
-https://arxiv.org/abs/1905.05583 compares them on IMDB reviews; head and tail together did best.
+https://arxiv.org/abs/1905.05583 compares these methods on IMDB reviews; head and tail together are
+the best.
 """
 
 from collections.abc import Sequence
@@ -11,24 +12,17 @@ from bert_jax.errors import UserError
 
 CUTS = ('head', 'tail', 'head_tail')
 CHUNKS = ('chunks_mean', 'chunks_max', 'chunks_attention')
-# Of the 510 tokens beside [CLS] and [SEP] the paper keeps the first 128 and the last 382.
-_HEAD, _ROOM = 128, 510
+_HEAD_SHARE = 128, 510  # the paper keeps the first 128 and the last 382 of 510 tokens
 
 
 def check(how: str):
-  """Raises UserError for an unknown way."""
+  """Raises UserError for an unknown method."""
   if how not in CUTS + CHUNKS:
     raise UserError(f'long={how!r} is unknown: use {", ".join(CUTS + CHUNKS)}')
 
 
 def pieces(ids: Sequence[int], room: int, how: str) -> list[Sequence[int]]:
-  """The parts of a text that are read: one, or its chunks of `room` tokens one after another.
-
-  Args:
-    ids: token ids of the text, without special tokens.
-    room: most tokens of a part.
-    how: one of CUTS or CHUNKS.
-  """
+  """One piece of at most `room` tokens for a method of CUTS, all chunks of a text for CHUNKS."""
   if len(ids) <= room:
     return [ids]
   if how == 'head':
@@ -36,20 +30,24 @@ def pieces(ids: Sequence[int], room: int, how: str) -> list[Sequence[int]]:
   if how == 'tail':
     return [ids[len(ids) - room:]]
   if how == 'head_tail':
-    head = room * _HEAD // _ROOM
+    kept, of = _HEAD_SHARE
+    head = room * kept // of
     return [[*ids[:head], *ids[len(ids) - (room - head):]]]
   return [ids[i:i + room] for i in range(0, len(ids), room)]
 
 
 def by_text(vectors: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """The vectors of chunks, text by text: ([texts, C, D], [texts, C] bool which of them exist).
+  """Groups the vectors of chunks by text.
 
   Args:
     vectors: [chunks, D].
     owners: [chunks] the text of each, ascending from 0 without gaps.
+
+  Returns:
+    ([texts, C, D], [texts, C] bool, True for a chunk).
   """
   counts = np.bincount(owners)
-  there = np.arange(counts.max()) < counts[:, None]
-  grouped = np.zeros((*there.shape, vectors.shape[1]), vectors.dtype)
-  grouped[there] = vectors
-  return grouped, there
+  is_chunk = np.arange(counts.max()) < counts[:, None]
+  grouped = np.zeros((*is_chunk.shape, vectors.shape[1]), vectors.dtype)
+  grouped[is_chunk] = vectors
+  return grouped, is_chunk

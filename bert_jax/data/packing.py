@@ -1,4 +1,4 @@
-"""Best-fit packing of pairs into rows (best-fit decreasing, Johnson 1973), and what fills gaps."""
+"""Best-fit packing of pairs into rows (best-fit decreasing, Johnson 1973), and filling of gaps."""
 
 import numpy as np
 
@@ -47,16 +47,16 @@ def pack(sizes: np.ndarray, max_len: int, most: int,
   return np.array(row_of, np.int64), rows
 
 
-def pour(start: np.ndarray, end: np.ndarray, space: np.ndarray, slots: np.ndarray, max_len: int,
-         most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-  """Cuts stretches of text into pieces that fill gaps, one row after another, then new rows.
+def pour(start: np.ndarray, end: np.ndarray, *, space: np.ndarray, slots: np.ndarray, max_len: int,
+         max_items: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+  """Cuts stretches of text [start, end) into pieces that fill gaps row by row, then new rows.
 
   Args:
-    start, end: [T] int64 of the stretches.
+    start, end: [T] int64.
     space: [R] int64 tokens that each row has left; a piece takes two for [CLS] and [SEP].
     slots: [R] int64 items that each row may still take.
     max_len: L, of new rows.
-    most: items in a new row.
+    max_items: in a new row.
 
   Returns:
     ([N] int64 start, length and row of each piece; number of rows).
@@ -71,7 +71,7 @@ def pour(start: np.ndarray, end: np.ndarray, space: np.ndarray, slots: np.ndarra
         row += 1
       if row == len(space):
         space.append(max_len)
-        slots.append(most)
+        slots.append(max_items)
       length = min(last - at, space[row] - 2)
       pieces.append((at, length, row))
       space[row] -= length + 2

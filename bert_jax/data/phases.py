@@ -1,4 +1,4 @@
-"""Two-phase runs and batch warmup: which length and batch size a step has."""
+"""Phases of a run: stretches of steps with a row length and batch size of their own."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -26,7 +26,7 @@ def check(phases: Sequence[Sequence[int]]):
 
 
 def scaled(phases: Sequence[Sequence[int]], train_steps: int) -> tuple[tuple[int, int, int], ...]:
-  """The phases, of `train_steps` steps in all, by largest remainder; each has one step at least.
+  """The phases with `train_steps` steps in all, by largest remainder; each has at least one step.
 
   Raises:
     UserError: a run of fewer steps than phases.
@@ -50,7 +50,7 @@ class Phases(tuple[Phase, ...]):
   @classmethod
   def create(cls, phases: Sequence[Sequence[int]], train_steps: int, max_len: int,
              batch_size: int) -> 'Phases':
-    """From the config: its `phases`, or one phase of the whole run.
+    """The phases of a config, or one phase of the whole run.
 
     Raises:
       UserError: phases that are no triples, not positive, or do not sum to `train_steps`.
@@ -64,17 +64,16 @@ class Phases(tuple[Phase, ...]):
 
   def locate(self, step: int) -> tuple[int, Phase, int]:
     """(index of the phase, the phase, steps into it) of a step; the last phase has no end."""
-    for index, phase in enumerate(self):
-      if step < phase.steps or index == len(self) - 1:
+    for index, phase in enumerate(self[:-1]):
+      if step < phase.steps:
         return index, phase, step
       step -= phase.steps
+    return len(self) - 1, self[-1], step
 
   def first_row(self, index: int, epochs: Sequence[int]) -> int:
-    """The row at which a phase begins: where the phase before ended, or at that share of an epoch.
+    """The first row of phase `index`: the share of the epoch at which the phase before ended.
 
-    Args:
-      index: of the phase.
-      epochs: rows that an epoch has in each phase.
+    `epochs` holds the rows of an epoch in each phase.
     """
     share = Fraction(0)  # of epochs
     for phase, rows in zip(self[:index], epochs):

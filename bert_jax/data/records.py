@@ -11,8 +11,8 @@
     .blocks.bin          [G + 1, 3] int64, (tokens, sentences, documents started) before each block
 
 A block is some 8,192 tokens of whole documents, or of whole sentences where a document is longer.
-Blocks are what an epoch shuffles: their index is small enough to be in memory for any corpus, and
-what one holds is one short read.
+An epoch shuffles blocks: their index is small enough to be in memory for any corpus, and one block
+is one short read.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ from bert_jax.errors import UserError
 BLOCK = 8_192  # tokens
 LONGEST_SENTENCE = 32_768  # tokens; a longer one is stored as several
 _VERSION = 1
-_FILES = ('tokens', 'words', 'sentences', 'documents', 'blocks')
+_REMEDY = 'run bert_jax.prepare again into an empty folder'
 
 
 class Shard(NamedTuple):
@@ -50,15 +50,13 @@ class ShardWriter:
   """Streams documents into the files of one shard."""
 
   def __init__(self, directory: epath.Path, name: str, vocab_size: int, block: int = BLOCK):
-    self._path = lambda file: directory / f'{name}.{file}.bin'
     self.name, self._block = name, block
     self._dtype = token_dtype(vocab_size)
-    self._files = {f: self._path(f).open('wb') for f in _FILES}
-    self._hashes = {f: hashlib.sha256() for f in _FILES}
-    self._tokens = self._sentences = self._documents = 0
-    self._blocks = 0
+    self._files = {f: (directory / f'{name}.{f}.bin').open('wb') for f in Shard._fields}
+    self._hashes = {f: hashlib.sha256() for f in Shard._fields}
+    self._tokens = self._sentences = self._documents = self._blocks = 0
     self._block_start = 0  # the first token of the block that is being filled
-    self._bits = np.zeros(0, np.uint8)  # of the words that do not fill a byte yet
+    self._bits = np.zeros(0, np.uint8)  # word starts that do not fill a byte yet
     self._write('blocks', np.zeros(3, np.int64))
 
   def _write(self, file: str, values: np.ndarray):
@@ -66,8 +64,8 @@ class ShardWriter:
     self._hashes[file].update(data)
     self._files[file].write(data)
 
-  def _close_block(self, token: int, sentence: int, documents: int):
-    self._write('blocks', np.array([token, sentence, documents], np.int64))
+  def _close_block(self, token: int, sentence: int):
+    self._write('blocks', np.array([token, sentence, self._documents], np.int64))
     self._blocks += 1
     self._block_start = token
 
@@ -93,15 +91,15 @@ class ShardWriter:
       self._documents += 1
       end = int(ends[after - 1])
       while end - self._block_start >= 2 * self._block:  # a long document fills several blocks
-        # Two tokens of it at least on either side: a lone token makes no pair.
+        # At least two of its tokens on either side: a single token makes no pair.
         begin = int(ends[first - 1]) if first else self._tokens
         least = max(self._block_start + self._block, begin + 2)
         cut = first + int(np.searchsorted(ends[first:after], least))
         if end - int(ends[cut]) < 2:
           break
-        self._close_block(int(ends[cut]), self._sentences + cut + 1, self._documents)
+        self._close_block(int(ends[cut]), self._sentences + cut + 1)
       if end - self._block_start >= self._block:
-        self._close_block(end, self._sentences + after, self._documents)
+        self._close_block(end, self._sentences + after)
     self._tokens += len(tokens)
     self._sentences += len(lengths)
 
@@ -109,7 +107,7 @@ class ShardWriter:
     """Finishes the files and returns the shard's entry in the manifest."""
     self._write('words', np.packbits(self._bits, bitorder='little'))
     if self._tokens > self._block_start:
-      self._close_block(self._tokens, self._sentences, self._documents)
+      self._close_block(self._tokens, self._sentences)
     for file in self._files.values():
       file.close()
     return {'name': self.name, 'documents': self._documents, 'sentences': self._sentences,
@@ -140,15 +138,15 @@ class Records:
   def __init__(self, shards: Iterable[Shard], digest: str, reopen: tuple[Any, ...] = ()):
     """`reopen`: the arguments of `open_split`, by which another process gets the same records."""
     self._shards, self.digest, self._reopen = tuple(shards), digest, reopen
-    sizes = np.array([[s.blocks[-1, 0], s.blocks[-1, 1], s.blocks[-1, 2], len(s.blocks) - 1]
-                      for s in self._shards], np.int64).reshape(-1, 4)
-    base = np.concatenate([np.zeros((1, 4), np.int64), np.cumsum(sizes, axis=0)])
-    self.num_tokens, self.num_sentences, self.num_documents, self.num_blocks = map(int, base[-1])
-    self._first_token, self._first_block = base[:, 0], base[:, 3]
-    self._base = base
+    sizes = np.array([[*s.blocks[-1], len(s.blocks) - 1] for s in self._shards], np.int64)
+    # [shards + 1, 4] tokens, sentences, documents and blocks before each shard.
+    self._base = np.zeros((len(self._shards) + 1, 4), np.int64)
+    self._base[1:] = np.cumsum(sizes.reshape(-1, 4), axis=0)
+    self.num_tokens, self.num_sentences, self.num_documents, self.num_blocks = map(
+        int, self._base[-1])
     # [G + 1, 3]: (tokens, sentences, documents started) before each block of the whole split.
-    self.blocks = np.concatenate(
-        [s.blocks[:-1] + b[:3] for s, b in zip(self._shards, base)] + [base[-1:, :3]])
+    self.blocks = np.concatenate([s.blocks[:-1] + b[:3] for s, b in zip(self._shards, self._base)]
+                                 + [self._base[-1:, :3]])
 
   def __reduce__(self):
     # A memory map would be pickled with all that it maps.
@@ -161,21 +159,21 @@ class Records:
       ([S] uint16 tokens in each sentence, [] int64 the sentences of the block at which a document
       starts, the document of its first sentence).
     """
-    k = int(np.searchsorted(self._first_block, number, side='right')) - 1
-    shard, local = self._shards[k], number - self._first_block[k]
+    k = int(np.searchsorted(self._base[:, 3], number, side='right')) - 1
+    shard, local = self._shards[k], number - self._base[k, 3]
     (_, s0, d0), (_, s1, d1) = shard.blocks[local], shard.blocks[local + 1]
     starts = np.asarray(shard.documents[d0:d1]) - s0
-    goes_on = not len(starts) or starts[0] > 0
-    return np.asarray(shard.sentences[s0:s1]), starts, int(self._base[k, 2] + d0 - goes_on)
+    continues = not len(starts) or starts[0] > 0  # the document of the block before
+    return np.asarray(shard.sentences[s0:s1]), starts, int(self._base[k, 2] + d0 - continues)
 
   def _take(self, position: np.ndarray, read) -> np.ndarray:
     if len(self._shards) == 1:
       return read(self._shards[0], position)
-    shard = np.searchsorted(self._first_token, position, side='right') - 1
+    shard = np.searchsorted(self._base[:, 0], position, side='right') - 1
     out = np.empty(position.shape, np.int32)
     for k in np.unique(shard):
-      here = shard == k
-      out[here] = read(self._shards[k], position[here] - self._first_token[k])
+      inside = shard == k
+      out[inside] = read(self._shards[k], position[inside] - self._base[k, 0])
     return out
 
   def tokens(self, position: np.ndarray) -> np.ndarray:
@@ -189,21 +187,14 @@ class Records:
 
 
 def map_file(path: str, dtype: np.dtype) -> np.ndarray:
-  """A file as an array that is read page by page when it is touched."""
+  """A file as an array whose pages are read when they are touched."""
   with open(path, 'rb') as file:
     if not os.fstat(file.fileno()).st_size:
       return np.zeros(0, dtype)  # an empty file cannot be mapped
     pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
   if hasattr(mmap, 'MADV_RANDOM'):
-    pages.madvise(mmap.MADV_RANDOM)  # blocks come shuffled: reading ahead would be for nothing
+    pages.madvise(mmap.MADV_RANDOM)  # blocks come shuffled: reading ahead is useless
   return np.frombuffer(pages, dtype)
-
-
-def _map(path: str, dtype: np.dtype, length: int, remedy: str) -> np.ndarray:
-  if os.path.getsize(path) != length * dtype.itemsize:
-    raise UserError(f'{path} has {os.path.getsize(path):,} bytes, {length * dtype.itemsize:,} were '
-                    f'written: {remedy}')
-  return map_file(path, dtype)
 
 
 def _file_hash(path: str) -> str:
@@ -230,7 +221,7 @@ def read_manifest(directory: epath.Path) -> dict[str, Any]:
 
 
 def digest(manifest: dict[str, Any]) -> str:
-  """Of everything that decides the rows: the tokeniser and every file of every shard."""
+  """A hash of everything that decides the rows: the tokeniser and every file of every shard."""
   content = [manifest['tokenizer'], manifest['splits']]
   return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -241,6 +232,28 @@ def write_manifest(directory: epath.Path, manifest: dict[str, Any]):
   content = {'version': _VERSION, 'digest': digest(manifest), **manifest}
   partial.write_text(json.dumps(content, indent=1) + '\n')
   partial.replace(directory / 'manifest.json')
+
+
+def _map_shard(directory: epath.Path, entry: dict[str, Any], vocab_size: int) -> Shard:
+  """Maps the files of a shard; raises UserError if one is missing or has another length."""
+  lengths = {'tokens': (token_dtype(vocab_size), entry['tokens']),
+             'words': (np.dtype(np.uint8), -(-entry['tokens'] // 8)),
+             'sentences': (np.dtype(np.uint16), entry['sentences']),
+             'documents': (np.dtype(np.int64), entry['documents']),
+             'blocks': (np.dtype(np.int64), 3 * (entry['blocks'] + 1))}
+  arrays = {}
+  for file, (dtype, length) in lengths.items():
+    path = os.fspath(directory / f'{entry["name"]}.{file}.bin')
+    expected = length * dtype.itemsize
+    try:
+      size = os.path.getsize(path)
+      if size != expected:
+        raise UserError(f'{path} has {size:,} bytes, {expected:,} were written: {_REMEDY}')
+      arrays[file] = map_file(path, dtype)
+    except OSError as e:
+      raise UserError(f'{path} cannot be read ({e.strerror or e}): {_REMEDY}') from e
+  arrays['blocks'] = np.array(arrays['blocks']).reshape(-1, 3)  # small: kept in memory
+  return Shard(**arrays)
 
 
 def open_split(directory: epath.Path, manifest: dict[str, Any], split: str, *,
@@ -256,29 +269,14 @@ def open_split(directory: epath.Path, manifest: dict[str, Any], split: str, *,
   Raises:
     UserError: a file that is missing, cut short, or changed since it was prepared.
   """
-  remedy = 'run bert_jax.prepare again into an empty folder'
-  dtypes = {'tokens': token_dtype(manifest['vocab_size']), 'words': np.dtype(np.uint8),
-            'sentences': np.dtype(np.uint16), 'documents': np.dtype(np.int64),
-            'blocks': np.dtype(np.int64)}
-  shards, files = [], []
-  for entry in manifest['splits'][split]:
-    lengths = {'tokens': entry['tokens'], 'words': -(-entry['tokens'] // 8),
-               'sentences': entry['sentences'], 'documents': entry['documents'],
-               'blocks': 3 * (entry['blocks'] + 1)}
-    arrays = {}
-    for file, length in lengths.items():
-      path = os.fspath(directory / f'{entry["name"]}.{file}.bin')
-      try:
-        arrays[file] = _map(path, dtypes[file], length, remedy)
-      except OSError as e:
-        raise UserError(f'{path} cannot be read ({e.strerror or e}): {remedy}') from e
-      files.append((path, entry['sha256'][file]))
-    arrays['blocks'] = np.array(arrays['blocks']).reshape(-1, 3)  # small, and read at once
-    shards.append(Shard(**arrays))
+  entries = manifest['splits'][split]
+  shards = [_map_shard(directory, entry, manifest['vocab_size']) for entry in entries]
   if verify:
+    hashes = {os.fspath(directory / f'{entry["name"]}.{file}.bin'): sha256
+              for entry in entries for file, sha256 in entry['sha256'].items()}
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-      for (path, expected), found in zip(files, pool.map(_file_hash, (p for p, _ in files))):
-        if found != expected:
+      for path, actual in zip(hashes, pool.map(_file_hash, hashes)):
+        if actual != hashes[path]:
           raise UserError(f'{path} was changed after it was prepared (its sha256 is not that in '
-                          f'the manifest): {remedy}')
+                          f'the manifest): {_REMEDY}')
   return Records(shards, manifest['digest'], (directory, manifest, split))

@@ -14,11 +14,8 @@ from etils import epath
 import numpy as np
 import sentencepiece
 import tokenizers
-from tokenizers import decoders
-from tokenizers import models
 from tokenizers import normalizers
 from tokenizers import pre_tokenizers
-from tokenizers import processors
 
 from bert_jax.errors import UserError
 from bert_jax.runtime import storage
@@ -29,13 +26,13 @@ _SPACE = '\u2581'  # how the space before a word is written in a piece
 
 
 class Cleaning(NamedTuple):
-  """What is done to a text before the model sees it, outside the model's own rules."""
+  """Changes to a text before the model's own rules."""
 
   lowercase: bool = False
   strip_accents: bool = False
 
 
-# The published ALBERTs were trained on such text; their folders need not say so.
+# The published ALBERTs were trained on such text; their folders do not always say so.
 _ALBERT = Cleaning(lowercase=True, strip_accents=True)
 
 
@@ -48,7 +45,7 @@ def _cleaned(text: str, cleaning: Cleaning) -> str:
 
 
 def _places(text: str, cleaning: Cleaning) -> list[tuple[int, int]]:
-  """The characters [start, end) of the text that each character of the cleaned one stands for."""
+  """The characters [start, end) of the text behind each character of the cleaned text."""
   places, i = [], 0
   for part in re.finditer(r'\S+', text):
     if places:
@@ -104,19 +101,20 @@ class SentencePiece:
   def __init__(self, model: bytes, cleaning: Cleaning = Cleaning()):
     self._model, self._cleaning = model, cleaning
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    self.vocab_size = self._processor.get_piece_size()
-    self._appended = []
+    self._size = self._processor.get_piece_size()
+    self._entries = [self._processor.id_to_piece(i) for i in range(self._size)]
+    unknown = self._processor.unk_id()
     for role, names in self._NAMES.items():
       known = (i for i in map(self._processor.piece_to_id, names)
-               if i != self._processor.unk_id() and self._processor.id_to_piece(i) in names)
-      index = self._processor.unk_id() if role == 'unk' else next(known, None)
+               if i != unknown and self._entries[i] in names)
+      index = unknown if role == 'unk' else next(known, None)
       if index is None:
-        index = self.vocab_size
-        self.vocab_size += 1
-        self._appended.append(f'[{role.upper()}]')
+        index = len(self._entries)
+        self._entries.append(f'[{role.upper()}]')
       setattr(self, f'{role}_id', index)
-    pieces = map(self._processor.id_to_piece, range(self._processor.get_piece_size()))
-    self._commas = {i: self._without_comma(piece) for i, piece in enumerate(pieces)
+    self.vocab_size = len(self._entries)
+    self._commas = {i: self._without_comma(piece)
+                    for i, piece in enumerate(self._entries[:self._size])
                     if piece[-1:] == ',' and piece[-2:-1].isdigit()}
 
   def _without_comma(self, piece: str) -> list[str]:
@@ -133,20 +131,18 @@ class SentencePiece:
     return list(map(self._processor.piece_to_id, self._commas[index]))
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text, without special tokens."""
     encoded = self._processor.encode([_cleaned(text, self._cleaning) for text in texts])
     if not self._commas:
       return encoded
     return [[i for index in ids for i in self._split(index)] for ids in encoded]
 
   def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list]]:
-    """Token ids of each text, and the characters [start, end) of each token."""
-    found = []
+    encodings = []
     for text in texts:
       clean, places = _cleaned(text, self._cleaning), _places(text, self._cleaning)
       encoded, ids, spans = self._processor.encode_as_offset_mapping(clean), [], []
       for index, (start, end) in zip(encoded['ids'], encoded['offsets']):
-        # A piece that begins a word has the space before it.
+        # The piece that begins a word includes the space before it.
         start = end - len(clean[start:end].lstrip())
         ids += self._split(index)
         *first, _ = self._commas.get(index, [''])
@@ -156,29 +152,22 @@ class SentencePiece:
           start = stop
         spans.append((start, end))
       begins = [places[min(start, len(places) - 1)][0] for start, _ in spans]
-      found.append((ids, [(begin, places[end - 1][1] if end > start else begin)
-                          for begin, (start, end) in zip(begins, spans)]))
-    return found
+      encodings.append((ids, [(begin, places[end - 1][1] if end > start else begin)
+                              for begin, (start, end) in zip(begins, spans)]))
+    return encodings
 
   def word_starts(self) -> np.ndarray:
-    """[V] bool: whether a word starts with this entry."""
-    size = self._processor.get_piece_size()
-    starts = [self._processor.id_to_piece(i).startswith(_SPACE) for i in range(size)]
-    return np.array(starts + [True] * len(self._appended))
+    return np.array([i >= self._size or entry.startswith(_SPACE)
+                     for i, entry in enumerate(self._entries)])
 
   def encode_with_masks(self, text: str) -> list[int]:
-    """Token ids of a text in which "[MASK]" stands for the mask token."""
     first, *rest = self.encode_batch(text.split('[MASK]'))
     return first + [i for part in rest for i in (self.mask_id, *part)]
 
   def tokens(self, ids: Sequence[int]) -> list[str]:
-    """The vocabulary entry of each id."""
-    size = self._processor.get_piece_size()
-    return [self._processor.id_to_piece(int(i)) if i < size else self._appended[i - size]
-            for i in ids]
+    return [self._entries[i] for i in ids]
 
   def serialized(self) -> bytes:
-    """The model file, and what is done to a text before and to its pieces after."""
     return self._model + json.dumps(['albert', *self._cleaning]).encode()
 
   def _complete(self) -> tokenizers.Tokenizer | None:
@@ -192,10 +181,10 @@ class SentencePiece:
     if trainer.get(3, 1) != 1:
       return None
     p = self._processor
-    size = p.get_piece_size()
-    complete = tokenizers.Tokenizer(models.Unigram(
-        [(p.id_to_piece(i), p.get_score(i) - 100 * (i in self._commas)) for i in range(size)],
-        p.unk_id(), any(map(p.is_byte, range(size)))))
+    ids = range(self._size)
+    complete = tokenizers.Tokenizer(tokenizers.models.Unigram(
+        [(self._entries[i], p.get_score(i) - 100 * (i in self._commas)) for i in ids],
+        p.unk_id(), any(map(p.is_byte, ids))))
     spaces = ''.join(x for x in map(chr, range(0x3001)) if x.isspace())
     steps = [normalizers.Replace(tokenizers.Regex(f'[{spaces}]+'), ' '), normalizers.Strip(),
              normalizers.Replace('``', '"'), normalizers.Replace("''", '"')]
@@ -209,20 +198,19 @@ class SentencePiece:
     complete.normalizer = normalizers.Sequence(steps)
     complete.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(_SPACE, 'always')])
-    complete.decoder = decoders.Metaspace(_SPACE, 'always')
+    complete.decoder = tokenizers.decoders.Metaspace(_SPACE, 'always')
+    controls = [self._entries[i] for i in ids if p.is_control(i) or p.is_unknown(i)]
+    complete.add_special_tokens(controls + self._entries[self._size:])
     cls, sep = self.tokens([self.cls_id, self.sep_id])
-    controls = [p.id_to_piece(i) for i in range(size) if p.is_control(i) or p.is_unknown(i)]
-    complete.add_special_tokens([*controls, *self._appended])
-    complete.post_processor = processors.TemplateProcessing(
+    complete.post_processor = tokenizers.processors.TemplateProcessing(
         single=f'{cls}:0 $A:0 {sep}:0', pair=f'{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1',
         special_tokens=[(cls, self.cls_id), (sep, self.sep_id)])
     return complete
 
   def save(self, directory: epath.Path):
-    """Writes spiece.model, tokenizer_config.json and tokenizer.json, as Hugging Face has them."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / FILE).write_bytes(self._model)
-    roles = {f'{role}_token': self.tokens([getattr(self, f'{role}_id')])[0] for role in self._NAMES}
+    roles = {f'{role}_token': self._entries[getattr(self, f'{role}_id')] for role in self._NAMES}
     settings = {'tokenizer_class': 'AlbertTokenizer', 'do_lower_case': self._cleaning.lowercase,
                 'keep_accents': not self._cleaning.strip_accents, **roles}
     complete = self._complete()
@@ -233,10 +221,10 @@ class SentencePiece:
 
 
 def _cleaning_of(directory: epath.Path) -> Cleaning:
-  """What the files beside a model say; a published ALBERT that says nothing is as published."""
+  """The cleaning that the files beside a model name; without them, that of a published ALBERT."""
   default, settings = Cleaning(), {}
-  of_model = directory / 'config.json'
-  if of_model.exists() and storage.read_json(of_model).get('model_type') == 'albert':
+  model_config = directory / 'config.json'
+  if model_config.exists() and storage.read_json(model_config).get('model_type') == 'albert':
     default = _ALBERT
   if (directory / _SETTINGS).exists():
     settings = storage.read_json(directory / _SETTINGS)
@@ -250,10 +238,10 @@ def _cleaning_of(directory: epath.Path) -> Cleaning:
 
 
 def load(path: epath.Path) -> SentencePiece:
-  """Reads a model file, and what its folder says of text that it is given.
+  """Reads a model file and the settings in its folder.
 
   Raises:
-    UserError: it cannot be read, or is none.
+    UserError: it cannot be read, or is no SentencePiece model.
   """
   try:
     model = path.read_bytes()

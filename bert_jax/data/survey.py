@@ -1,7 +1,7 @@
-"""A first look at a corpus in constant memory: how much there is, what to hold out, what to repeat.
+"""A first look at a corpus in constant memory: its size, its copies, and which part to hold out.
 
-Documents are known by a hash of their text. The smallest hashes are held out, so copies of a
-document are always on the same side, and the choice does not depend on the order of the files.
+A hash of its text identifies a document. The smallest hashes are held out, so copies of a document
+are always on the same side, and the choice does not depend on the order of the files.
 """
 
 import array
@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-_ALL = 1 << 64  # hashes are below this
-_KEPT = 4_000_000  # hashes in memory; beyond, only the smaller half is kept, and so on
-# Documents held out at most: what an evaluation reads, and what is kept in memory. The sentences of
-# 10,000 articles are 30 MB.
-_MOST_HELD_OUT = 10_000
+HASHES = 1 << 64  # number of possible hashes
+_HASHES_IN_MEMORY = 4_000_000  # beyond, only the smaller half stays, and so on
+# Held-out documents are read by every evaluation and kept in memory: 10,000 articles are 30 MB.
+_MAX_HELD_OUT = 10_000
 _VOCABULARY_TEXT = 256 << 20  # bytes of text that a vocabulary is trained on at most
 
 
@@ -27,8 +26,8 @@ def text_hash(text: bytes) -> int:
 class Distinct:
   """Counts how many of many texts are different, exactly up to 4 million, else by a sample."""
 
-  def __init__(self, kept: int = _KEPT):
-    self._kept, self.below = kept, _ALL  # hashes from `below` up are not looked at
+  def __init__(self, capacity: int = _HASHES_IN_MEMORY):
+    self._capacity, self.below = capacity, HASHES  # hashes from `below` up are ignored
     self._hashes = array.array('Q')
     self.total = 0
 
@@ -37,7 +36,7 @@ class Distinct:
     self.total += 1
     if value < self.below:
       self._hashes.append(value)
-      if len(self._hashes) > self._kept:
+      if len(self._hashes) > self._capacity:
         self.below //= 2
         self._hashes = array.array('Q', (h for h in self._hashes if h < self.below))
 
@@ -46,14 +45,14 @@ class Distinct:
     return np.unique(np.frombuffer(self._hashes, np.uint64))
 
   def different(self) -> int:
-    """How many different texts there are."""
-    if self.below == _ALL:
+    """The number of different texts."""
+    if self.below == HASHES:
       return len(self.smallest())
     return round(self.total * len(self.smallest()) / max(len(self._hashes), 1))
 
 
 class Survey(NamedTuple):
-  """What a corpus holds."""
+  """The size of a corpus and the choice of its held-out documents."""
 
   documents: int
   different: int  # documents that are no copies
@@ -61,23 +60,18 @@ class Survey(NamedTuple):
   heldout_below: int  # documents whose hash is below this are held out
 
   def is_held_out(self, document: str) -> bool:
-    """Whether a document is for evaluation."""
+    """True if a document is for evaluation."""
     return bool(self.heldout_below) and text_hash(document.encode()) < self.heldout_below
 
   def in_vocabulary_text(self, document: str) -> bool:
-    """Whether the vocabulary is trained on a document: at most some 256 MiB are, drawn by hash."""
+    """True if the vocabulary is trained on a document: some 256 MiB at most, drawn by hash."""
     share = min(_VOCABULARY_TEXT / max(self.size, 1), 1.0)
     value = text_hash(document.encode())
     return value >= self.heldout_below and (value >> 8) % 10_000 < 10_000 * share
 
 
 def survey(documents: Iterable[str], heldout: float) -> Survey:
-  """Reads a corpus once.
-
-  Args:
-    documents: all of it.
-    heldout: share of the documents to hold out.
-  """
+  """Reads a corpus once, and chooses a share of its documents to hold out."""
   distinct, size = Distinct(), 0
   for document in documents:
     text = document.encode()
@@ -87,6 +81,6 @@ def survey(documents: Iterable[str], heldout: float) -> Survey:
   below = 0
   # Next-sentence pairs need two documents on each side: with fewer than four nothing is held out.
   if heldout and different >= 4:
-    held = min(max(2, round(heldout * different)), _MOST_HELD_OUT, len(hashes))
-    below = int(hashes[held - 1]) + 1
+    count = min(max(2, round(heldout * different)), _MAX_HELD_OUT, len(hashes))
+    below = int(hashes[count - 1]) + 1
   return Survey(distinct.total, different, size, below)

@@ -1,7 +1,7 @@
 """Tokenisers: WordPiece; SentencePiece is in `spiece.py`, byte-level BPE in `bpe.py`.
 
-All offer the same few things. Text of a corpus is encoded without parsing special tokens: a
-"[MASK]" that somebody wrote is text. Only fill_mask asks for them to be parsed.
+Text of a corpus is encoded without parsing special tokens: a "[MASK]" that somebody wrote is text.
+Only fill_mask parses them.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,6 @@ import unicodedata
 from etils import epath
 import numpy as np
 import tokenizers
-from tokenizers import decoders
-from tokenizers import models
-from tokenizers import normalizers
-from tokenizers import pre_tokenizers
-from tokenizers import processors
 
 from bert_jax.data import bpe
 from bert_jax.data import spiece
@@ -28,15 +23,13 @@ from bert_jax.runtime import storage
 # In the order in which trained vocabularies begin, and under the names every published one uses.
 SPECIAL_TOKENS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
 # A cased vocabulary read in lower case would turn every capitalised word into pieces or [UNK].
-_CASED_SHARE = 0.05
-
-
-# Token ids of a text, and where in it each token stands: characters [start, end).
+_CASED_SHARE = 0.05  # of the words, from which a vocabulary is cased
+# Token ids of a text, and the characters [start, end) of each token.
 Offsets = tuple[list[int], list[tuple[int, int]]]
 
 
 class Tokenizer(Protocol):
-  """What the rest of bert_jax asks of a tokeniser."""
+  """The interface of every tokeniser."""
 
   kind: str
   vocab_size: int
@@ -57,16 +50,16 @@ class Tokenizer(Protocol):
     """Token ids of a text in which "[MASK]" stands for the mask token."""
 
   def word_starts(self) -> np.ndarray:
-    """[V] bool: whether a word starts with this entry."""
+    """[V] bool: True for entries that start a word."""
 
   def tokens(self, ids: Sequence[int]) -> list[str]:
     """The vocabulary entry of each id."""
 
   def serialized(self) -> bytes:
-    """All that decides what it does: the vocabulary and its settings."""
+    """Everything that decides the ids: the vocabulary and its settings."""
 
   def save(self, directory: epath.Path):
-    """Writes the files that `load` reads."""
+    """Writes the files that `load` reads, as Hugging Face has them."""
 
 
 def special_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -76,12 +69,12 @@ def special_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def digest(tokenizer: Tokenizer) -> str:
-  """A short hash of what the tokeniser does: the vocabulary and its settings."""
+  """A short hash of the vocabulary and its settings."""
   return hashlib.blake2b(tokenizer.serialized(), digest_size=16).hexdigest()
 
 
 def _with_marks(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
-  """A token that stripping has left without its last accents ends behind them all the same."""
+  """The offsets, with the accents that stripping has removed from the end of a token."""
   if text.isascii():
     return offsets
 
@@ -101,10 +94,9 @@ class WordPiece:
   Args of the constructor:
     vocab: the entries, in the order of their ids.
     lowercase: lower-case the text.
-    strip_accents: None = if it is lower-cased, as published.
+    strip_accents: None = like `lowercase`, as published.
     split_chinese: each CJK character is a word of its own.
-    whole: entries that hold punctuation, such as "covid-19": they are matched before the text is
-      split.
+    whole: entries with punctuation, such as "covid-19", which are matched before the text is split.
   """
 
   kind, separators = 'wordpiece', 1
@@ -119,11 +111,11 @@ class WordPiece:
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
         ids[token] for token in SPECIAL_TOKENS)
     self._tokenizer = tokenizers.Tokenizer(
-        models.WordPiece(ids, unk_token='[UNK]', max_input_chars_per_word=100))
-    self._tokenizer.normalizer = normalizers.BertNormalizer(
+        tokenizers.models.WordPiece(ids, unk_token='[UNK]', max_input_chars_per_word=100))
+    self._tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
         lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=split_chinese)
-    self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    self._tokenizer.decoder = decoders.WordPiece()
+    self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    self._tokenizer.decoder = tokenizers.decoders.WordPiece()
     self._tokenizer.add_tokens([tokenizers.AddedToken(word, single_word=True, normalized=True)
                                 for word in self.whole])
 
@@ -138,25 +130,20 @@ class WordPiece:
     return self._tokenizer
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text, without special tokens."""
     encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     return [e.ids for e in encodings]
 
   def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
-    """Token ids of each text, and the characters [start, end) of each token."""
     encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
     return [(e.ids, _with_marks(text, e.offsets)) for text, e in zip(texts, encodings)]
 
-  def word_starts(self) -> np.ndarray:
-    """[V] bool: whether a word starts with this entry."""
-    return np.array([not token.startswith('##') for token in self.vocab])
-
   def encode_with_masks(self, text: str) -> list[int]:
-    """Token ids of a text in which "[MASK]" stands for the mask token."""
     return self._with_masks.encode(text, add_special_tokens=False).ids
 
+  def word_starts(self) -> np.ndarray:
+    return np.array([not token.startswith('##') for token in self.vocab])
+
   def tokens(self, ids: Sequence[int]) -> list[str]:
-    """The vocabulary entry of each id."""
     return [self.vocab[i] for i in ids]
 
   def extended(self, words: Sequence[str]) -> 'WordPiece':
@@ -166,16 +153,15 @@ class WordPiece:
                      self._split_chinese, [*self.whole, *whole])
 
   def clean(self, text: str) -> str:
-    """A text as the tokeniser compares it: cleaned, and lower-cased if asked."""
+    """A text without control characters, and in lower case if the vocabulary is."""
     return self._tokenizer.normalizer.normalize_str(text).strip()
 
   def words_of(self, text: str) -> list[str]:
-    """The words of a text before they are cut into pieces: cleaned, split, lower-cased if asked."""
+    """The cleaned words of a text before they are cut into pieces."""
     words = self._tokenizer.pre_tokenizer.pre_tokenize_str(self.clean(text))
     return [word for word, _ in words]
 
   def serialized(self) -> bytes:
-    """The vocabulary and settings as bytes."""
     settings = [self.vocab, self.lowercase]
     others = [self._strip_accents, self._split_chinese]
     if others != [None, True] or self.whole:  # digests of the usual settings stay as they were
@@ -188,13 +174,12 @@ class WordPiece:
     """The tokeniser that parses special tokens and adds [CLS] and [SEP]."""
     complete = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
     complete.add_special_tokens(list(SPECIAL_TOKENS))
-    complete.post_processor = processors.TemplateProcessing(
+    complete.post_processor = tokenizers.processors.TemplateProcessing(
         single='[CLS]:0 $A:0 [SEP]:0', pair='[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1',
         special_tokens=[('[CLS]', self.cls_id), ('[SEP]', self.sep_id)])
     return complete
 
   def save(self, directory: epath.Path):
-    """Writes vocab.txt, tokenizer_config.json and tokenizer.json, as Hugging Face has them."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / 'vocab.txt').write_text('\n'.join(self.vocab) + '\n')
     settings = {'tokenizer_class': 'BertTokenizer', 'do_lower_case': self.lowercase,
@@ -209,7 +194,7 @@ def read_vocab(path: str | epath.Path) -> list[str]:
   """Reads vocab.txt: one entry a line.
 
   Raises:
-    UserError: no such file, not UTF-8, an entry twice, or a special token that is not there.
+    UserError: no such file, not UTF-8, an entry twice, or a missing special token.
   """
   try:
     # Split at \n alone: published vocabularies hold other characters that Python calls line ends.
@@ -235,7 +220,7 @@ def _checked_vocab(vocab: list[str], path: str | epath.Path) -> list[str]:
 
 
 def is_cased(vocab: Sequence[str]) -> bool:
-  """Whether a vocabulary was made from text with capitals."""
+  """True if a vocabulary was made from text with capitals."""
   words = [t for t in vocab if t not in SPECIAL_TOKENS and t.isalpha()]
   return sum(t != t.lower() for t in words) > _CASED_SHARE * len(words)
 
@@ -243,7 +228,7 @@ def is_cased(vocab: Sequence[str]) -> bool:
 def _settings(directory: epath.Path) -> dict:
   """The settings of a folder's WordPiece, under the names of `tokenizers`' BertNormalizer.
 
-  Where Hugging Face's two files differ, tokenizer_config.json is right, as in transformers.
+  tokenizer_config.json overrides tokenizer.json, as in transformers.
   """
   settings = {}
   if (directory / 'tokenizer.json').exists():
@@ -276,34 +261,30 @@ def _vocab_of_json(path: epath.Path) -> list[str]:
   return _checked_vocab(sorted(model['vocab'], key=model['vocab'].get), path)
 
 
-def _file_in(directory: epath.Path) -> epath.Path:
-  """The vocabulary file of a folder; raises UserError if it has none."""
-  for name in ('vocab.txt', 'spiece.model', 'tokenizer.json', 'vocab.json'):
-    if (directory / name).exists():
-      return directory / name
-  raise UserError(f'{directory} holds neither vocab.txt nor spiece.model nor tokenizer.json')
-
-
 def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
   """Loads vocab.txt, tokenizer.json, a SentencePiece model (*.model), or a folder with one of them.
 
   Args:
     path: the file or the folder. The vocab.json of a byte-level BPE has its merges.txt beside it.
-    lowercase: of a WordPiece vocabulary; None = what its folder's tokenizer_config.json says.
+    lowercase: of a WordPiece vocabulary; None = as its folder's tokenizer_config.json says.
 
   Raises:
-    UserError: what is there is no vocabulary, or a cased one is to be read in lower case.
+    UserError: there is no vocabulary, or a cased one would be read in lower case.
   """
-  path = epath.Path(path)
+  path, settings = epath.Path(path), {}
   directory = path if path.is_dir() else None
   if directory:
-    path = _file_in(directory)
+    names = ('vocab.txt', spiece.FILE, 'tokenizer.json', 'vocab.json')
+    path = next((directory / name for name in names if (directory / name).exists()), None)
+    if not path:
+      raise UserError(f'{directory} holds neither vocab.txt nor spiece.model nor tokenizer.json')
   if path.suffix == '.model':
     return spiece.load(path)
   byte_level = bpe.load(path) if path.suffix == '.json' else None
   if byte_level:
     return byte_level
-  settings = _settings(directory) if directory else {}
+  if directory:
+    settings = _settings(directory)
   vocab = _vocab_of_json(path) if path.suffix == '.json' else read_vocab(path)
   if lowercase is None:
     lowercase = settings.get('lowercase', True)

@@ -1,4 +1,4 @@
-"""Making vocabularies: trained from a corpus, extended by words; and vectors of their entries."""
+"""Vocabularies: training from a corpus, extension by words, and vectors of their entries."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -33,8 +33,8 @@ def _train_wordpiece(texts: Callable[[], Iterable[str]], vocab_size: int,
     return sorted(set(untrained.get_vocab()) - set(SPECIAL_TOKENS))
 
   # The trainer numbers the pieces inside words in the order of a hash table, and breaks ties
-  # between equally frequent pairs by these numbers: another vocabulary every time. Its alphabet
-  # alone does not depend on them; given first and sorted, it makes the rest the same every time.
+  # between equally frequent pairs by these numbers: another vocabulary every time. The alphabet
+  # does not depend on them. Given first and sorted, it makes the rest reproducible.
   inside = [e for e in entries(len(SPECIAL_TOKENS), ()) if e.startswith('##')]
   return WordPiece([*SPECIAL_TOKENS, *entries(vocab_size, inside)], lowercase)
 
@@ -89,12 +89,10 @@ def _read_lines(path: str, field: str) -> Iterator[str]:
 
 
 def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
-  """The tokeniser with the words of a file as new entries after its own, and notes for the user.
+  """Appends the words of a text file, one a line such as "covid-19", to a WordPiece vocabulary.
 
-  Args:
-    tokenizer: a WordPiece.
-    path: a text file, one word a line, hyphens and the like included ("covid-19"). The words are
-      cleaned and lower-cased as the tokeniser does it.
+  Returns:
+    The extended tokeniser, and notes for the user.
 
   Raises:
     UserError: no such file or no new word in it, a line of several words, another kind of
@@ -128,8 +126,8 @@ def read_word_vectors(path: str, entries: Mapping[str, int]) -> tuple[np.ndarray
   """Reads the vectors of known words from word2vec's text format.
 
   Args:
-    path: a file of lines "word v1 v2 ... vD"; a first line "count D" may be there.
-    entries: the id of each word that is wanted.
+    path: a file of lines "word v1 v2 ... vD"; its first line may be "count D".
+    entries: the id of each requested word.
 
   Returns:
     ([n] ids, [n, D] float32 vectors).
@@ -137,7 +135,7 @@ def read_word_vectors(path: str, entries: Mapping[str, int]) -> tuple[np.ndarray
   Raises:
     UserError: the file cannot be read, is malformed, or has none of the words.
   """
-  found, width = {}, None
+  vectors, width = {}, None
   for number, line in enumerate(_read_lines(path, 'model.embedding_init'), 1):
     word, *values = line.rstrip(' ').split(' ')
     if number == 1 and len(values) == 1 and word.isdigit():
@@ -145,14 +143,14 @@ def read_word_vectors(path: str, entries: Mapping[str, int]) -> tuple[np.ndarray
     width = width or len(values)
     if len(values) != width:
       raise UserError(f'{path}, line {number}: {len(values)} numbers after the word, not {width}')
-    if word in entries and entries[word] not in found:
+    if word in entries and entries[word] not in vectors:
       try:
         vector = np.array(values, np.float32)
       except ValueError as e:
         raise UserError(f'{path}, line {number}: no numbers after {word!r}: {e}') from e
       if not np.all(np.isfinite(vector)):
         raise UserError(f'{path}, line {number}: the vector of {word!r} is not finite')
-      found[entries[word]] = vector
-  if not found or not width:
+      vectors[entries[word]] = vector
+  if not vectors or not width:
     raise UserError(f'model.embedding_init={path} has a vector for no entry of the vocabulary')
-  return np.array(list(found)), np.stack(list(found.values()))
+  return np.array(list(vectors)), np.stack(list(vectors.values()))

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-import jax
-
 
 def print_lines(lines: Iterable[tuple[str, str]]):
   """Prints (name, value) lines in two columns."""
@@ -13,6 +11,7 @@ def print_lines(lines: Iterable[tuple[str, str]]):
 
 def print_summary(lines: Iterable[tuple[str, str]]):
   """Prints (name, value) lines in two columns; only the first process prints."""
+  import jax  # `prepare` prints lines without starting JAX
   if not jax.process_index():
     print_lines(lines)
 

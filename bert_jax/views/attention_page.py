@@ -1,4 +1,4 @@
-"""Who attends to whom: the attention weights of a text, as a page and as a picture."""
+"""The attention weights of a text, as a page and as a picture."""
 
 import base64
 import importlib.resources
@@ -34,42 +34,39 @@ def attention(bert: Bert, text: str, text_pair: str | None = None) -> Attention:
   ids, type_ids = np.array([row.ids], np.int32), np.array([row.type_ids], np.int32)
   batch = Batch(ids, type_ids, np.arange(ids.size, dtype=np.int32)[None], np.ones_like(ids))
   encoder = architectures.encoder(bert.config)
-  _, kept = jax.jit(lambda params, batch: encoder.apply(
-      params, batch, method='encode', mutable=['intermediates']))(
-          {'params': bert.params['params']['bert']}, batch)
-  weights = np.asarray(encoder.intermediates(kept['intermediates']).attention, np.float32)[:, 0]
+  encode = jax.jit(lambda params, batch: encoder.apply(
+      params, batch, method='encode', mutable=['intermediates']))
+  _, collections = encode({'params': bert.params['params']['bert']}, batch)
+  weights = encoder.intermediates(collections['intermediates']).attention  # [N, 1, H, L, L]
+  weights = np.asarray(weights, np.float32)[:, 0]
   return Attention(bert.tokenizer.tokens(row.ids), weights)
 
 
-def _selected(found: Attention, layer: int | None, head: int | None) -> tuple[np.ndarray, str]:
-  """([L, L], its name): of a layer and head counted from 1; None = the mean over all."""
-  for name, value, most in (('layer', layer, found.weights.shape[0]),
-                            ('head', head, found.weights.shape[1])):
-    if value is not None and not 1 <= value <= most:
-      raise UserError(f'{name}={value} is not there: the model has {most}')
-  weights = found.weights if layer is None else found.weights[layer - 1:layer]
+def _selected(attention: Attention, layer: int | None,
+              head: int | None) -> tuple[np.ndarray, str]:
+  """Weights [L, L] of a layer and head, and their title."""
+  for name, value, count in zip(('layer', 'head'), (layer, head), attention.weights.shape):
+    if value is not None and not 1 <= value <= count:
+      raise UserError(f'{name}={value} is not there: the model has {count}')
+  weights = attention.weights if layer is None else attention.weights[layer - 1:layer]
   weights = weights if head is None else weights[:, head - 1:head]
   title = ', '.join((f'layer {layer}' if layer else 'all layers',
                      f'head {head}' if head else 'all heads'))
   return weights.mean((0, 1)), title
 
 
-def write_png(found: Attention, path: str, layer: int | None = None, head: int | None = None):
-  """A heat map: rows attend to columns.
+def write_png(attention: Attention, path: str, layer: int | None = None, head: int | None = None):
+  """Draws a heat map: rows attend to columns.
 
-  Args:
-    found: the weights.
-    path: of the picture.
-    layer: counted from 1; None = the mean over all.
-    head: the same.
+  `layer` and `head` count from 1; None = the mean over all.
   """
-  weights, title = _selected(found, layer, head)
-  size = 1.8 + 0.26 * len(found.tokens)
+  weights, title = _selected(attention, layer, head)
+  size = 1.8 + 0.26 * len(attention.tokens)
   picture = figure.Figure(figsize=(size, size), layout='constrained')
   axes = picture.subplots()
   axes.imshow(weights, cmap='Blues', vmin=0)
-  axes.set_xticks(range(len(found.tokens)), found.tokens, rotation=90)
-  axes.set_yticks(range(len(found.tokens)), found.tokens)
+  axes.set_xticks(range(len(attention.tokens)), attention.tokens, rotation=90)
+  axes.set_yticks(range(len(attention.tokens)), attention.tokens)
   axes.xaxis.tick_top()
   axes.tick_params(length=0)
   axes.spines[:].set_visible(False)
@@ -81,17 +78,17 @@ def write_png(found: Attention, path: str, layer: int | None = None, head: int |
 def fonts() -> list[str]:
   """Fonts to draw tokens with: matplotlib's own has no Chinese characters."""
   from matplotlib import font_manager
-  there = {font.name for font in font_manager.fontManager.ttflist}
+  installed = {font.name for font in font_manager.fontManager.ttflist}
   chinese = ('Noto Sans CJK SC', 'Noto Sans CJK JP', 'WenQuanYi Zen Hei', 'PingFang SC',
              'Microsoft YaHei', 'SimHei')
-  return ['DejaVu Sans', *(name for name in chinese if name in there)]
+  return ['DejaVu Sans', *(name for name in chinese if name in installed)]
 
 
-def write_html(found: Attention, path: str):
-  """One page without outside parts: all layers and heads at a glance, one in detail."""
-  layers, heads, length, _ = found.weights.shape
-  scaled = np.round(found.weights * 255).astype(np.uint8)
-  data = {'tokens': found.tokens, 'layers': layers, 'heads': heads, 'length': length,
+def write_html(attention: Attention, path: str):
+  """Writes one page without outside parts: all layers and heads at a glance, one in detail."""
+  layers, heads, length, _ = attention.weights.shape
+  scaled = np.round(attention.weights * 255).astype(np.uint8)
+  data = {'tokens': attention.tokens, 'layers': layers, 'heads': heads, 'length': length,
           'weights': base64.b64encode(scaled.tobytes()).decode()}
   template = importlib.resources.files('bert_jax.views').joinpath('attention.html').read_text()
   # A token may be "</script>".

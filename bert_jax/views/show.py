@@ -1,13 +1,12 @@
-"""The views of the command `explore`: what each prints and draws."""
+"""The views of the command `explore`."""
 
 from collections.abc import Sequence
 
 from bert_jax.errors import UserError
 from bert_jax.inference import bert as bert_lib
 from bert_jax.inference.bert import Bert
-from bert_jax.views import attention_page as attention_lib
-from bert_jax.views import contexts
-from bert_jax.views.token_embeddings import TokenTable
+from bert_jax.views import attention_page
+from bert_jax.views import words as words_lib
 
 VIEWS = ('attention', 'contexts', 'neighbours', 'analogy')
 
@@ -18,47 +17,50 @@ def _attention(bert: Bert, texts: Sequence[str], output: str | None, layer: int 
     raise UserError('--view=attention needs --text once, or twice for a pair')
   if not output or not output.endswith(('.html', '.png')):
     raise UserError('--view=attention needs --output=FILE.html or FILE.png')
-  found = attention_lib.attention(bert, *texts)
+  attention = attention_page.attention(bert, *texts)
   if output.endswith('.html'):
-    attention_lib.write_html(found, output)
+    attention_page.write_html(attention, output)
   else:
-    attention_lib.write_png(found, output, layer, head)
-  print(f'{output}: {len(found.tokens)} tokens, {found.weights.shape[0]} layers of '
-        f'{found.weights.shape[1]} heads')
+    attention_page.write_png(attention, output, layer, head)
+  layers, heads, length, _ = attention.weights.shape
+  print(f'{output}: {length} tokens, {layers} layers of {heads} heads')
 
 
 def _contexts(bert: Bert, texts: Sequence[str], words: Sequence[str]):
   if len(words) != 1:
     raise UserError('--view=contexts needs one --words=WORD and --text twice')
-  for layer, cosine in enumerate(contexts.similarities(bert, texts, words[0])):
+  for layer, cosine in enumerate(words_lib.similarities(bert, texts, words[0])):
     name = f'layer {layer}' if layer else 'embeddings'
     print(f'{name:<12} {cosine:6.3f}  {"#" * round(40 * max(cosine, 0))}')
 
 
 def _table(bert: Bert, words: Sequence[str], output: str | None, analogy: bool):
-  table = TokenTable(bert)
+  table = words_lib.TokenTable(bert)
   if analogy and len(words) != 3:
     raise UserError('--view=analogy needs --words=A,B,C: what is to C as B is to A?')
   if not words:
     raise UserError('--view=neighbours needs --words=WORD[,WORD ...]')
+  if analogy:
+    results = [(f'{words[1]} - {words[0]} + {words[2]}', table.analogy(*words))]
+  else:
+    results = ((word, table.neighbours(word)) for word in words)
   shown = list(words)
-  for word in ([None] if analogy else words):
-    found = table.analogy(*words) if analogy else table.neighbours(word)
-    print(f'{words[1]} - {words[0]} + {words[2]}' if analogy else word)
-    for entry, cosine in found:
+  for title, nearest in results:
+    print(title)
+    for entry, cosine in nearest:
       print(f'  {cosine:6.3f}  {entry}')
-    shown += [entry for entry, _ in found if entry not in shown]
+    shown += [entry for entry, _ in nearest if entry not in shown]
   if output:
     table.write_map(shown, output)
     print(f'{output}: a map of {len(shown)} words')
 
 
 def show(model: str | None, view: str | None, texts: Sequence[str], words: Sequence[str],
-            output: str | None, layer: int | None, head: int | None):
+         output: str | None, layer: int | None = None, head: int | None = None):
   """Shows one view of a model.
 
   Raises:
-    UserError: an unknown view, something missing for it, or an output that cannot be written.
+    UserError: an unknown view, a missing argument, or an output that cannot be written.
   """
   if view not in VIEWS:
     raise UserError(f'--view={view} is unknown: use {", ".join(VIEWS)}')

@@ -9,7 +9,8 @@ from bert_jax.errors import UserError
 
 
 def _documents(path, data_format='auto', column='text'):
-  return list(corpus.open_source(str(path), data_format, column).read())
+  settings = corpus.Settings(str(path), format=data_format, text_column=column)
+  return list(corpus.open_source(settings, None).read())
 
 
 def test_blank_lines_part_documents(tmp_path):

@@ -292,7 +292,7 @@ def test_chinese_words_are_marked_without_spaces_too(tmp_path, kind, size):
                  vocab_size=size)
   t = corpus.tokenizer
   (ids, offsets), = t.encode_with_offsets(['今天天气很好。'])
-  encoded = encode.Encoder(t, encode.Rules('text', 'zh', False)).documents(['今天天气很好。'])
+  encoded = encode.Encoder(t, preparation.Settings('', language='zh')).documents(['今天天气很好。'])
   assert encoded.tokens.tolist() == ids
   starts = [offsets[i][0] for i in np.flatnonzero(encoded.words)]
   assert starts == sorted(set(starts)) and starts[0] == 0 and len(starts) > 1
@@ -346,7 +346,7 @@ def test_manifest_says_what_was_asked(tmp_path, corpus_file):
 
 
 def test_counting_different_texts_in_constant_memory():
-  exact, sampled = survey.Distinct(), survey.Distinct(kept=2_000)
+  exact, sampled = survey.Distinct(), survey.Distinct(capacity=2_000)
   for i in range(30_000):
     for distinct in (exact, sampled):
       distinct.add(survey.text_hash(str(i % 20_000).encode()))

