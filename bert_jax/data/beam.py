@@ -54,17 +54,15 @@ def _write_shards(numbered: tuple[int, str], *, settings: Settings,
 
 def _finish(files: Sequence[dict[str, dict[str, Any]]], *, settings: Settings, output: str):
   """Writes counts and manifest over all shards."""
-  shards = {split: sorted((file[split] for file in files), key=lambda x: x['entry']['name'])
+  splits = {split: sorted((file[split] for file in files), key=lambda x: x['entry']['name'])
             for split in _SPLITS}
-  both = [*shards['train'], *shards['heldout']]
+  shards = [*splits['train'], *splits['heldout']]
   folder = epath.Path(output)
   preparation.finish(
       folder, dataclasses.asdict(settings), tokenizer_lib.load(folder / 'tokenizer'),
-      documents=sum(shard['read'] for shard in both), size=sum(shard['size'] for shard in both),
-      counts=sum(shard['counts'] for shard in shards['train']),
-      heldout_counts=sum(shard['counts'] for shard in shards['heldout']),
-      notes=['held-out sentences were not looked for in the training text'],
-      splits={split: [shard['entry'] for shard in shards[split]] for split in _SPLITS})
+      documents=sum(shard['read'] for shard in shards),
+      size=sum(shard['size'] for shard in shards), splits=splits,
+      notes=['held-out sentences were not looked for in the training text'])
 
 
 def run(settings: Settings, output: str, options: Sequence[str] = ()):

@@ -151,9 +151,6 @@ def train(texts: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool) 
   """Trains a vocabulary of at most `vocab_size` entries, special tokens included.
 
   The first word of a text is encoded like any other, as if a space stood before it.
-
-  Raises:
-    UserError: no room for the bytes.
   """
   alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
   special = [names[0] for names in _NAMES.values()]
@@ -168,11 +165,7 @@ def train(texts: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool) 
 
 
 def load(path: epath.Path) -> ByteBPE | None:
-  """Loads a tokenizer.json, or a vocab.json with merges.txt beside it; None = it is no BPE.
-
-  Raises:
-    UserError: the file is damaged, or no byte-level BPE of BERT's kind.
-  """
+  """Loads a tokenizer.json, or a vocab.json with merges.txt beside it; None = it is no BPE."""
   merges = path.parent / 'merges.txt'
   content = storage.read_json(path)
   if path.name != 'vocab.json' or not merges.exists():

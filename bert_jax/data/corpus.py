@@ -5,7 +5,6 @@ can be run again from the start, and name the file and line that they cannot rea
 """
 
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 import dataclasses
 import glob
@@ -28,15 +27,15 @@ from bert_jax.errors import UserError
 from bert_jax.runtime import storage
 
 FORMATS = ('auto', 'text', 'jsonl', 'wikitext')
-# tfds imports all its packages in turn and stops at the first import error: without TensorFlow,
-# and so h5py, it stops at nearest_neighbors and never knows glue, wikipedia or c4.
+# tfds imports its packages in turn and stops at the first import error. Without TensorFlow, and so
+# h5py, that is nearest_neighbors, and glue, wikipedia and c4 stay unknown.
 _TFDS_OF_TEXT = ('question_answering', 'structured', 'summarization', 'text',
                  'text_simplification', 'translate')
 
-_READ = 1 << 20  # bytes
+_READ = 1 << 20  # bytes read at once
 _LONGEST_DOCUMENT = 64 << 20  # bytes; documents are held in memory one at a time
-# Characters. Tokenisers take a hundred times the memory of a sentence: longer ones are cut at white
-# space, or anywhere if they have none.
+# Tokenisers take a hundred times the memory of a sentence: sentences beyond 16,384 characters are
+# cut at white space, or anywhere if they have none.
 _SENTENCE = re.compile(r'.{1,16384}(?:\s|$)|.{1,16384}', re.DOTALL)
 _BLANK_LINE = re.compile(rb'\n[ \t\r\f\v]*\n')
 _WIKITEXT_HEADING = re.compile(rb'(?:^|(?<=\n)) ?= (?!=)[^\n]*[^=\n] = ?(?=\n)')
@@ -74,11 +73,7 @@ class Source(NamedTuple):
 
 
 def find_files(pattern: str) -> list[str]:
-  """The files that a glob (local or gs://) names, sorted.
-
-  Raises:
-    UserError: it matches nothing, or a file is empty.
-  """
+  """The files that a glob (local or gs://) names, sorted; raises UserError if one is empty."""
   if '://' in pattern:
     root, _, rest = pattern.rpartition('/')
     files = sorted(str(p) for p in epath.Path(root).glob(rest))
@@ -149,7 +144,7 @@ def read_file(file: str, data_format: str, text_column: str) -> Iterator[str]:
     text_column: name of the text in a JSON object.
 
   Raises:
-    UserError: bytes that are no UTF-8 or no text, invalid JSON, damaged gzip, a document too long.
+    UserError: no UTF-8 or no text, invalid JSON, damaged gzip, a document that is too long.
   """
   line = 0
   try:
@@ -224,10 +219,7 @@ def open_tfds(name: str, split: str, data_dir: str | None = None) -> Any:
 
 
 def _unpack_without_tensorflow():
-  """Lets tfds unpack archives with etils' files where TensorFlow, whose files it uses, is missing.
-
-  Without it tfds downloads and prepares, but cannot unpack: of GLUE only MRPC is no archive.
-  """
+  """Lets tfds unpack archives where TensorFlow, whose files it uses for that, is missing."""
   from tensorflow_datasets.core.download import extractor
   if importlib.util.find_spec('tensorflow') is None:
     gfile = types.SimpleNamespace(GFile=lambda path, mode: epath.Path(path).open(mode))
@@ -261,11 +253,7 @@ def tfds_documents(name: str, text_column: str, data_dir: str | None = None) -> 
 
 
 def open_source(settings: Settings, scratch: epath.Path) -> Source:
-  """Opens a glob, tfds:NAME or the built-in corpus, which is first written into `scratch`.
-
-  Raises:
-    UserError: an unknown format, or nothing to read.
-  """
+  """Opens a glob, tfds:NAME or the built-in corpus, which is first written into `scratch`."""
   if settings.source == 'builtin':
     text = scratch / 'builtin.txt.gz'
     if not text.exists():
@@ -293,11 +281,12 @@ def split_sentences(document: str, data_format: str, language: str,
   WikiText separates its tokens by spaces, so a sentence ends at ` . `. Its marks around hyphens and
   commas inside words and numbers are removed.
   """
-  lines: Iterable[str] = document.split('\n')
   if data_format == 'wikitext':
     for mark in '-,.':
       document = document.replace(f' @{mark}@ ', mark)
-    lines = (line for line in document.split('\n') if not _WIKITEXT_SUBHEADING.match(line))
+  lines = document.split('\n')
+  if data_format == 'wikitext':
+    lines = [line for line in lines if not _WIKITEXT_SUBHEADING.match(line)]
   if lines_are_sentences:
     sentences = lines
   elif data_format == 'wikitext':

@@ -28,11 +28,7 @@ class Corpus(NamedTuple):
 
 
 def open_records(directory: epath.Path) -> Corpus:
-  """Opens a local folder that `prepare` made, and compares every file with its digest.
-
-  Raises:
-    UserError: something is missing, cut short or was changed.
-  """
+  """Opens a local folder that `prepare` made; raises UserError if a file is not as it was."""
   manifest = records.read_manifest(directory)
   tokenizer = tokenizer_lib.load(directory / 'tokenizer')
   if tokenizer_lib.digest(tokenizer) != manifest['tokenizer']:
@@ -63,11 +59,11 @@ def _prepare_in(workdir: epath.Path, data: ConfigDict, vocab_size: int) -> Corpu
                       vocab_size=None if data.vocab else vocab_size)
   if not (directory / 'manifest.json').exists():
     preparation.prepare(settings, os.fspath(directory))
-  earlier = records.read_manifest(directory)['settings']
-  for name, value in dataclasses.asdict(settings).items():
-    if earlier.get(name) != value:
-      raise UserError(f'{workdir} was made with data.{name}={earlier.get(name)!r}, now it is '
-                      f'{value!r}: use another --workdir')
+  name = preparation.changed_setting(directory, settings)
+  if name:
+    was = records.read_manifest(directory)['settings'].get(name)
+    raise UserError(f'{workdir} was made with data.{name}={was!r}, now it is '
+                    f'{getattr(settings, name)!r}: use another --workdir')
   return open_records(directory)
 
 

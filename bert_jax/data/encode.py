@@ -123,18 +123,10 @@ class Encoder:
 
 @functools.cache
 def _encoder(tokenizer: str, settings: Settings, heldout: str) -> Encoder:
-  """The encoder of this process."""
   keys = json.loads(pathlib.Path(heldout).read_text())
   return Encoder(tokenizer_lib.load(tokenizer), settings, keys)
 
 
 def encode(documents: list[str], *, tokenizer: str, settings: Settings, heldout: str) -> Encoded:
-  """Encodes documents in a worker process.
-
-  Args:
-    documents: their texts.
-    tokenizer: folder of the vocabulary.
-    settings: of the preparation.
-    heldout: JSON file of the held-out sentences' keys.
-  """
+  """Encodes documents in a worker process, which reads the folder and the file of keys once."""
   return _encoder(tokenizer, settings, heldout).documents(documents)

@@ -57,11 +57,7 @@ def place(inputs: Sequence[Input], row_of: np.ndarray, rows: int, length: int, s
           pad_id: int) -> Placed:
   """Lays inputs out in R = `rows` rows of L = `length` tokens and P = `slots` inputs at most.
 
-  Args:
-    inputs: in any order.
-    row_of: [inputs] the row of each.
-    rows, length, slots: the shape.
-    pad_id: id of padding.
+  `row_of` [inputs] holds the row of each input.
   """
   members = np.argsort(row_of, kind='stable')
   row_of = row_of[members]

@@ -1,7 +1,6 @@
-"""Texts longer than the position table: cut, or read in chunks (Sun et al. 2019, section 5.3).
+"""Texts longer than the position table: cut, or read in chunks.
 
-https://arxiv.org/abs/1905.05583 compares these methods on IMDB reviews; head and tail together are
-the best.
+Sun et al. 2019 (https://arxiv.org/abs/1905.05583, section 5.3) get the best results with head_tail.
 """
 
 from collections.abc import Sequence
@@ -37,14 +36,9 @@ def pieces(ids: Sequence[int], room: int, how: str) -> list[Sequence[int]]:
 
 
 def by_text(vectors: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Groups the vectors of chunks by text.
+  """The vectors [chunks, D] of texts, by text: ([texts, C, D], [texts, C] bool, True for a chunk).
 
-  Args:
-    vectors: [chunks, D].
-    owners: [chunks] the text of each, ascending from 0 without gaps.
-
-  Returns:
-    ([texts, C, D], [texts, C] bool, True for a chunk).
+  `owners` [chunks] holds the text of each chunk, ascending from 0 without gaps.
   """
   counts = np.bincount(owners)
   is_chunk = np.arange(counts.max()) < counts[:, None]

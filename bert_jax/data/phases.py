@@ -26,11 +26,7 @@ def check(phases: Sequence[Sequence[int]]):
 
 
 def scaled(phases: Sequence[Sequence[int]], train_steps: int) -> tuple[tuple[int, int, int], ...]:
-  """The phases with `train_steps` steps in all, by largest remainder; each has at least one step.
-
-  Raises:
-    UserError: a run of fewer steps than phases.
-  """
+  """The phases with `train_steps` steps in all, by largest remainder; each has at least one."""
   if train_steps < len(phases):
     raise UserError(f'train_steps={train_steps} is less than one step for each of the '
                     f"{len(phases)} phases: give more, or --config.phases='()'")
@@ -50,11 +46,7 @@ class Phases(tuple[Phase, ...]):
   @classmethod
   def create(cls, phases: Sequence[Sequence[int]], train_steps: int, max_len: int,
              batch_size: int) -> 'Phases':
-    """The phases of a config, or one phase of the whole run.
-
-    Raises:
-      UserError: phases that are no triples, not positive, or do not sum to `train_steps`.
-    """
+    """The phases of a config, or one phase of the whole run; raises UserError for a wrong sum."""
     phases = phases or ((train_steps, max_len, batch_size),)
     check(phases)
     if sum(phase[0] for phase in phases) != train_steps:

@@ -91,8 +91,8 @@ def write_shard(directory: epath.Path, name: str, vocab_size: int,
   """Writes one shard. A function of its arguments alone: any process or machine may run it.
 
   Returns:
-    'entry' for the manifest, 'read' documents, their 'size', the held-out sentences 'seen' in
-    them, and the 'counts' of their tokens.
+    A JSON object: 'entry' for the manifest, 'read' documents, their 'size', the held-out sentences
+    'seen' in them, and the 'counts' of their tokens.
   """
   writer = records.ShardWriter(directory, name, vocab_size)
   counts = np.zeros(vocab_size, np.int64)
@@ -104,19 +104,35 @@ def write_shard(directory: epath.Path, name: str, vocab_size: int,
     documents += part.documents
     size += part.size
   return {'entry': writer.close(), 'read': documents, 'size': size, 'seen': sorted(seen),
-          'counts': counts}
+          'counts': counts.tolist()}
+
+
+def token_counts(shards: Iterable[dict[str, Any]], vocab_size: int) -> np.ndarray:
+  """[V] int64, how often each entry occurs in some results of `write_shard`."""
+  return sum((np.array(shard['counts']) for shard in shards), np.zeros(vocab_size, np.int64))
 
 
 def finish(folder: epath.Path, settings: dict[str, Any], tokenizer: Tokenizer, *, documents: int,
-           size: int, counts: np.ndarray, heldout_counts: np.ndarray, notes: list[str],
-           splits: dict[str, list]):
-  """Writes counts.npy, and at last the manifest, which makes the records complete."""
+           size: int, notes: list[str], splits: dict[str, list[dict[str, Any]]]):
+  """Writes counts.npy, and at last the manifest, which makes the records complete.
+
+  Args:
+    folder: holds the tokeniser and the shards.
+    settings: for the manifest.
+    tokenizer: of the records.
+    documents, size: of the whole corpus, in bytes.
+    notes: for the user.
+    splits: results of `write_shard` for 'train' and 'heldout'.
+  """
+  train, heldout = (token_counts(splits[split], tokenizer.vocab_size)
+                    for split in ('train', 'heldout'))
   with (folder / 'counts.npy').open('wb') as file:
-    np.save(file, counts)
+    np.save(file, train)
   records.write_manifest(folder, {
       'settings': settings, 'tokenizer': tokenizer_lib.digest(tokenizer),
       'vocab_size': tokenizer.vocab_size, 'documents': documents, 'bytes': size,
-      'unigram_entropy': cross_entropy(heldout_counts, counts), 'notes': notes, 'splits': splits})
+      'unigram_entropy': cross_entropy(heldout, train), 'notes': notes,
+      'splits': {split: [shard['entry'] for shard in shards] for split, shards in splits.items()}})
 
 
 class _Preparation:
@@ -126,28 +142,28 @@ class _Preparation:
     self.settings, self.output = settings, output
     self.progress = output / 'progress'
     self.source = corpus.open_source(settings, self.progress)
-    requested = {**dataclasses.asdict(settings), 'inputs': list(self.source.inputs)}
-    requested['vocab'] = settings.vocab and str(epath.Path(settings.vocab).resolve())
-    self._requested = json.loads(json.dumps(requested))
+    self._requested = {
+        **dataclasses.asdict(settings), 'inputs': list(self.source.inputs),
+        'vocab': settings.vocab and str(epath.Path(settings.vocab).resolve())}
     self._check_output()
 
   def _check_output(self):
     """Raises UserError if the output folder holds something else."""
-    begun = self.progress / 'settings.json'
+    output, begun = self.output, self.progress / 'settings.json'
     if begun.exists():
       earlier = json.loads(begun.read_text())
       for name, value in self._requested.items():
         if earlier.get(name) != value:
           was = ('of files that have changed since' if name == 'inputs' else
                  f'with another {name} ({earlier.get(name)}, now {value})')
-          raise UserError(f'{self.output} holds an interrupted preparation {was}: remove it or use '
+          raise UserError(f'{output} holds an interrupted preparation {was}: remove it or use '
                           'another folder')
-    elif self.output.exists() and not self.output.is_dir():
-      raise UserError(f'{self.output} is a file: use another --output')
-    elif self.output.exists():
-      others = sorted(p.name for p in self.output.iterdir() if p.name != 'progress')
+    elif output.exists() and not output.is_dir():
+      raise UserError(f'{output} is a file: use another --output')
+    elif output.exists():
+      others = sorted(path.name for path in output.iterdir() if path != self.progress)
       if others:
-        raise UserError(f'{self.output} is not empty (it holds {others[0]}): use another folder')
+        raise UserError(f'{output} is not empty (it holds {others[0]}): use another folder')
 
   def _once(self, name: str, make: Callable[[], Any]) -> Any:
     """A JSON value that is made once and stored in progress/."""
@@ -161,12 +177,7 @@ class _Preparation:
     return json.loads(path.read_text())
 
   def run(self, workers: int):
-    """Prepares everything, or the steps that an earlier run left.
-
-    Raises:
-      UserError: the text, the vocabulary or the output cannot be used; leaves nothing behind.
-      Failed: a worker died; everything up to the last whole shard stays.
-    """
+    """Prepares everything that an earlier run has left; a mistake leaves nothing behind."""
     try:
       survey = Survey(*self._once('survey', self._survey))
       self._once('vocabulary', lambda: self._save_tokenizer(survey))
@@ -177,7 +188,7 @@ class _Preparation:
       shards = self._write_training(survey, tokenizer, workers)
       self._finish(survey, tokenizer, encoder, shards)
     except UserError:
-      if not (self.progress / 'train-00000.json').exists():  # no work is lost
+      if not (self.progress / 'shard-00000.json').exists():  # no work is lost
         shutil.rmtree(self.output, ignore_errors=True)  # it holds nothing but this preparation
       raise
 
@@ -202,9 +213,8 @@ class _Preparation:
   def _write_training(self, survey: Survey, tokenizer: Tokenizer,
                       workers: int) -> list[dict[str, Any]]:
     """Writes the shards of the training text; returns the results of `write_shard`."""
-    shards = []
-    while (self.progress / f'train-{len(shards):05}.json').exists():
-      shards.append(self._load_shard(len(shards)))
+    shards = [json.loads(path.read_text())
+              for path in sorted(self.progress.glob('shard-*.json'))]
     training = (d for d in self.source.read() if not survey.is_held_out(d))
     training = itertools.islice(training, sum(shard['read'] for shard in shards), None)
     keys = self.progress / 'heldout_keys.json'
@@ -228,22 +238,15 @@ class _Preparation:
             return
 
       for first in parts:
-        name = f'train-{len(shards):05}'
-        shard = write_shard(self.output, name, tokenizer.vocab_size, parts_of_shard(first))
-        np.save(os.fspath(self.progress / f'{name}.npy'), shard.pop('counts'))
-        self._once(name, lambda: shard)
-        shards.append(self._load_shard(len(shards)))
+        number = f'{len(shards):05}'
+        shards.append(self._once(f'shard-{number}', lambda: write_shard(
+            self.output, f'train-{number}', tokenizer.vocab_size, parts_of_shard(first))))
     return shards
-
-  def _load_shard(self, number: int) -> dict[str, Any]:
-    name = f'train-{number:05}'
-    counts = np.load(os.fspath(self.progress / f'{name}.npy'))
-    return {**json.loads((self.progress / f'{name}.json').read_text()), 'counts': counts}
 
   def _finish(self, survey: Survey, tokenizer: Tokenizer, encoder: encode.Encoder,
               shards: list[dict[str, Any]]):
     """Writes the held-out shard without sentences of the training text, and the manifest."""
-    counts = sum((shard['counts'] for shard in shards), np.zeros(tokenizer.vocab_size, np.int64))
+    counts = token_counts(shards, tokenizer.vocab_size)
     if not counts.sum():
       shutil.rmtree(self.progress)  # there is nothing to continue
       raise UserError(f'data.source={self.settings.source!r} holds no text that the vocabulary can '
@@ -264,13 +267,12 @@ class _Preparation:
     unknown = counts[tokenizer.unk_id] / counts.sum()
     if unknown > 0.01:
       notes.append(f'{unknown:.1%} of the tokens are [UNK]: does the vocabulary fit the text?')
-    if not heldout['counts'].sum():
+    if not any(heldout['counts']):
       notes.append('nothing is held out: the corpus has too few documents')
     finish(self.output,
            {**dataclasses.asdict(self.settings), 'inputs': self._requested['inputs']}, tokenizer,
-           documents=survey.documents, size=survey.size, counts=counts,
-           heldout_counts=heldout['counts'], notes=notes,
-           splits={'train': [shard['entry'] for shard in shards], 'heldout': [heldout['entry']]})
+           documents=survey.documents, size=survey.size, notes=notes,
+           splits={'train': shards, 'heldout': [heldout]})
     shutil.rmtree(self.progress)
 
 
@@ -292,16 +294,16 @@ def prepare(settings: Settings, output: str, workers: int = 0):
   workers = workers or host.cores()
   folder = epath.Path(output)
   if (folder / 'manifest.json').exists():
-    other = _changed_settings(folder, settings)
+    other = changed_setting(folder, settings)
     if other:
-      raise UserError(f'{output} is not empty: it holds records made with another {other[0]}; use '
+      raise UserError(f'{output} is not empty: it holds records made with another {other}; use '
                       'another folder')
     return  # the records are complete
   if not storage.is_remote(output):
     _Preparation(settings, folder).run(workers)
     return
   local = storage.local_folder(output)
-  uploading = (local / 'manifest.json').exists() and not _changed_settings(local, settings)
+  uploading = (local / 'manifest.json').exists() and not changed_setting(local, settings)
   if not uploading:
     if folder.exists() and any(folder.iterdir()):
       raise UserError(f'{output} is not empty: use another folder')
@@ -310,16 +312,17 @@ def prepare(settings: Settings, output: str, workers: int = 0):
   shutil.rmtree(local)
 
 
-def _changed_settings(folder: epath.Path, settings: Settings) -> list[str]:
-  """Names of the settings in which complete records differ."""
+def changed_setting(folder: epath.Path, settings: Settings) -> str | None:
+  """The name of the first setting in which complete records differ."""
   earlier = records.read_manifest(folder)['settings']
-  return [n for n, v in dataclasses.asdict(settings).items() if earlier.get(n) != v]
+  return next((name for name, value in dataclasses.asdict(settings).items()
+               if earlier.get(name) != value), None)
 
 
 def check_inputs(settings: Settings, output: str):
   """Raises UserError if complete records are of files that have changed since."""
   folder = epath.Path(output)
-  if not (folder / 'manifest.json').exists() or _changed_settings(folder, settings):
+  if not (folder / 'manifest.json').exists() or changed_setting(folder, settings):
     return
   inputs = records.read_manifest(folder)['settings'].get('inputs')
   if inputs is not None and inputs != list(

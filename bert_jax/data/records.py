@@ -136,7 +136,7 @@ class Records:
   """The shards of one split, with tokens, sentences, documents and blocks numbered through."""
 
   def __init__(self, shards: Iterable[Shard], digest: str, reopen: tuple[Any, ...] = ()):
-    """`reopen`: the arguments of `open_split`, by which another process gets the same records."""
+    """`reopen`: arguments of `open_split` that give another process the same records."""
     self._shards, self.digest, self._reopen = tuple(shards), digest, reopen
     sizes = np.array([[*s.blocks[-1], len(s.blocks) - 1] for s in self._shards], np.int64)
     # [shards + 1, 4] tokens, sentences, documents and blocks before each shard.
@@ -203,11 +203,7 @@ def _file_hash(path: str) -> str:
 
 
 def read_manifest(directory: epath.Path) -> dict[str, Any]:
-  """The manifest of a folder that `prepare` made.
-
-  Raises:
-    UserError: there is none, or a newer bert_jax wrote it.
-  """
+  """The manifest of a folder; raises UserError if there is none, or one of a newer bert_jax."""
   try:
     manifest = json.loads((directory / 'manifest.json').read_text())
     version = manifest['version']
@@ -258,16 +254,16 @@ def _map_shard(directory: epath.Path, entry: dict[str, Any], vocab_size: int) ->
 
 def open_split(directory: epath.Path, manifest: dict[str, Any], split: str, *,
                verify: bool = True) -> Records:
-  """Opens the shards of one split.
+  """Opens the shards of one split (train or heldout) in a local folder.
 
   Args:
-    directory: a local folder.
-    manifest: of that folder.
+    directory: the folder.
+    manifest: of the folder.
     split: train or heldout.
-    verify: read every file and compare its digest; lengths are always compared.
+    verify: compare the digest of every file; lengths are always compared.
 
   Raises:
-    UserError: a file that is missing, cut short, or changed since it was prepared.
+    UserError: a file is missing, cut short, or changed since it was prepared.
   """
   entries = manifest['splits'][split]
   shards = [_map_shard(directory, entry, manifest['vocab_size']) for entry in entries]

@@ -52,15 +52,7 @@ class Sample(NamedTuple):
 
 def _by_row(pairs: Pairs, row: np.ndarray, rows: int, layout: Layout,
             rng: np.random.Generator) -> Pairs:
-  """The pairs of a window by row [rows, P], in random order of rows.
-
-  Args:
-    pairs: [C] of the window.
-    row: [C] of each pair; pairs from row `rows` on are left out.
-    rows: of the window.
-    layout: of the rows.
-    rng: shuffles the rows.
-  """
+  """The pairs of a window [C] by row [rows, P], rows shuffled; drops pairs beyond `rows`."""
   order = np.argsort(row, kind='stable')
   row = row[order]
   slot = np.arange(len(row)) - np.searchsorted(row, row)

@@ -3,7 +3,6 @@
 Equal to google-research/albert `tokenization.py` and to the slow AlbertTokenizer of transformers 4.
 """
 
-from collections.abc import Iterator
 from collections.abc import Sequence
 import json
 import re
@@ -11,6 +10,8 @@ from typing import NamedTuple
 import unicodedata
 
 from etils import epath
+from google.protobuf import empty_pb2
+from google.protobuf import unknown_fields
 import numpy as np
 import sentencepiece
 import tokenizers
@@ -61,31 +62,13 @@ def _places(text: str, cleaning: Cleaning) -> list[tuple[int, int]]:
   return places
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-  """(number, value) of the fields of a protocol buffer.
+def _fields(message: bytes) -> dict[int, int | bytes]:
+  """{number: value} of the fields of a protocol buffer; of a repeated field, the last value.
 
-  The generated class of the sentencepiece package asks for one exact version of protobuf.
+  The generated class of the sentencepiece package requires one exact version of protobuf.
   """
-  at = 0
-
-  def varint():
-    nonlocal at
-    value, shift = 0, 0
-    while True:
-      byte, at = message[at], at + 1
-      value, shift = value | (byte & 127) << shift, shift + 7
-      if byte < 128:
-        return value
-
-  while at < len(message):
-    key = varint()
-    kind, size = key & 7, 0
-    if kind == 0:
-      yield key >> 3, varint()
-    else:
-      size = varint() if kind == 2 else {1: 8, 5: 4}[kind]
-      yield key >> 3, message[at:at + size]
-    at += size
+  unknown = unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(message))
+  return {field.field_number: field.data for field in unknown}
 
 
 class SentencePiece:
@@ -176,8 +159,8 @@ class SentencePiece:
     A unigram model cannot cut "9," after the fact. As transformers converts ALBERT's models, such
     pieces get a score so low that others are taken: nearly always the same ones.
     """
-    model = dict(_fields(self._model))
-    trainer, normalizer = (dict(_fields(model.get(number, b''))) for number in (2, 3))
+    model = _fields(self._model)
+    trainer, normalizer = (_fields(model.get(number, b'')) for number in (2, 3))
     if trainer.get(3, 1) != 1:
       return None
     p = self._processor
@@ -238,11 +221,7 @@ def _cleaning_of(directory: epath.Path) -> Cleaning:
 
 
 def load(path: epath.Path) -> SentencePiece:
-  """Reads a model file and the settings in its folder.
-
-  Raises:
-    UserError: it cannot be read, or is no SentencePiece model.
-  """
+  """Reads a model file and the settings in its folder; raises UserError if it is no model."""
   try:
     model = path.read_bytes()
   except OSError as e:

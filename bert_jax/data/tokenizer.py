@@ -191,11 +191,7 @@ class WordPiece:
 
 
 def read_vocab(path: str | epath.Path) -> list[str]:
-  """Reads vocab.txt: one entry a line.
-
-  Raises:
-    UserError: no such file, not UTF-8, an entry twice, or a missing special token.
-  """
+  """Reads vocab.txt, one entry a line; raises UserError if it is no vocabulary of BERT."""
   try:
     # Split at \n alone: published vocabularies hold other characters that Python calls line ends.
     vocab = epath.Path(path).read_bytes().decode('utf-8').removesuffix('\n').split('\n')
@@ -226,10 +222,7 @@ def is_cased(vocab: Sequence[str]) -> bool:
 
 
 def _settings(directory: epath.Path) -> dict:
-  """The settings of a folder's WordPiece, under the names of `tokenizers`' BertNormalizer.
-
-  tokenizer_config.json overrides tokenizer.json, as in transformers.
-  """
+  """A WordPiece folder's settings by BertNormalizer's names; tokenizer_config.json comes first."""
   settings = {}
   if (directory / 'tokenizer.json').exists():
     content = storage.read_json(directory / 'tokenizer.json')

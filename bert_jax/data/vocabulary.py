@@ -78,8 +78,7 @@ def _read_lines(path: str, field: str) -> Iterator[str]:
   number = 0
   try:
     with epath.Path(path).open('rb') as file:
-      # At \n alone: words may hold other characters that Python calls line ends.
-      for line in file:
+      for line in file:  # bytes end at \n alone; words may hold other line ends of Python
         number += 1
         yield line.decode('utf-8').rstrip('\r\n')
   except OSError as e:
@@ -133,7 +132,7 @@ def read_word_vectors(path: str, entries: Mapping[str, int]) -> tuple[np.ndarray
     ([n] ids, [n, D] float32 vectors).
 
   Raises:
-    UserError: the file cannot be read, is malformed, or has none of the words.
+    UserError: the file is malformed, or has none of the words.
   """
   vectors, width = {}, None
   for number, line in enumerate(_read_lines(path, 'model.embedding_init'), 1):

@@ -214,12 +214,8 @@ def _rows_to_keep(pairs: Pairs, row: np.ndarray, space: np.ndarray, rows: int | 
                   layout: Layout) -> int:
   """The number of rows that keep their pairs, so that the text of the others fits into the gaps.
 
-  Args:
-    pairs: [C] of the window.
-    row: [C] of each pair.
-    space: [R] tokens that each row has left for a piece, 0 where it takes none.
-    rows: available; None = as few as keep all pairs.
-    layout: of the rows.
+  `space` [R] counts the tokens that each row has left for a piece, 0 where it takes none. With
+  `rows` None there are as few rows as keep all pairs.
   """
   count = len(space)
   # A poured text brings its own [CLS] and [SEP].
