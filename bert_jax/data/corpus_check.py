@@ -22,7 +22,7 @@ _BUCKETS = 2**np.arange(1, 17)  # of histograms
 _LAYOUT = windows.Layout.create(128, True, 'next_sentence')  # of the rows whose labels are counted
 
 
-class Statistics(NamedTuple):
+class CorpusStatistics(NamedTuple):
   """Results of a check. Numbers about tokens are those of the sample."""
 
   survey: survey_lib.Survey
@@ -36,6 +36,11 @@ class Statistics(NamedTuple):
   cjk: float  # share of Chinese and Japanese characters
   labels: np.ndarray  # [2] pairs whose B follows A, and whose B is from another document
   plateau: float | None  # nat
+
+  @property
+  def unknown(self) -> float:
+    """The share of [UNK] among the tokens."""
+    return self.counts[self.unk_id] / max(self.counts.sum(), 1)
 
 
 def _count_lines(documents: Iterator[str], distinct: survey_lib.Distinct) -> Iterator[str]:
@@ -59,7 +64,7 @@ def _count_labels(encoded: list[encode.Encoded], vocab_size: int) -> np.ndarray:
     return np.bincount(pairs.label[pairs.has_b], minlength=2)
 
 
-def check(settings: Settings) -> Statistics:
+def check(settings: Settings) -> CorpusStatistics:
   """Reads a corpus once, and tokenises at most 256 MiB of it.
 
   Raises:
@@ -87,7 +92,7 @@ def check(settings: Settings) -> Statistics:
         heldout_counts += np.bincount(encoder.documents([document]).tokens,
                                       minlength=tokenizer.vocab_size)
   counts = sum(np.bincount(e.tokens, minlength=tokenizer.vocab_size) for e in encoded)
-  return Statistics(
+  return CorpusStatistics(
       survey=survey, lines=lines.total, repeated_lines=lines.total - lines.different(),
       sample=size / max(survey.size, 1), sentences=np.concatenate([e.lengths for e in encoded]),
       documents=np.concatenate([e.counts for e in encoded]), counts=counts,
@@ -97,7 +102,7 @@ def check(settings: Settings) -> Statistics:
       plateau=preparation.cross_entropy(heldout_counts, counts - heldout_counts))
 
 
-def warnings(stats: Statistics, settings: Settings) -> Iterator[str]:
+def warnings(stats: CorpusStatistics, settings: Settings) -> Iterator[str]:
   """The faults of a corpus, each with its reason and remedy."""
   s = stats.survey
   if s.different == 1:
@@ -106,15 +111,14 @@ def warnings(stats: Statistics, settings: Settings) -> Iterator[str]:
   elif np.mean(stats.documents == 1) > 0.5:
     yield (f'{np.mean(stats.documents == 1):.0%} of the documents are one sentence, so it has no '
            'next one: blank lines belong between documents, not between sentences')
-  unknown = stats.counts[stats.unk_id] / max(stats.counts.sum(), 1)
-  if unknown > 0.01:
-    yield (f'{unknown:.1%} of the tokens are [UNK]: the vocabulary does not fit the text; give '
-           'another --vocab, or train one with --vocab_size')
+  if stats.unknown > 0.01:
+    yield (f'{stats.unknown:.1%} of the tokens are [UNK]: the vocabulary does not fit the text; '
+           'give another --vocab, or train one with --vocab_size')
   if stats.repeated_lines > 0.05 * stats.lines:
     yield (f'{stats.repeated_lines / stats.lines:.0%} of the lines are copies of others (menus, '
            'headings, licences?): a model learns them by heart; remove them')
-  if s.documents - s.different > 0.01 * s.documents:
-    yield (f'{s.documents - s.different:,} documents are exact copies of others: remove them, the '
+  if s.copies > 0.01 * s.documents:
+    yield (f'{s.copies:,} documents are exact copies of others: remove them, the '
            'evaluation is about texts that were not seen')
   if np.mean(stats.sentences > 256) > 0.01:
     yield (f'{np.mean(stats.sentences > 256):.1%} of the sentences have more than 256 tokens: is '
@@ -132,7 +136,8 @@ def histogram(values: np.ndarray) -> Iterator[str]:
   """A line with a bar for each power of two that occurs."""
   bucket = np.searchsorted(_BUCKETS, values, side='right')
   shares = np.bincount(bucket, minlength=len(_BUCKETS) + 1) / max(len(values), 1)
-  for i in range(*(np.flatnonzero(shares)[[0, -1]] + [0, 1] if len(values) else (0, 0))):
+  used = np.flatnonzero(shares)
+  for i in range(used[0], used[-1] + 1) if len(used) else ():
     low = 1 if i == 0 else int(_BUCKETS[i - 1])
     high = f'- {int(_BUCKETS[i]) - 1:,}' if i < len(_BUCKETS) else 'and more'
     yield f'{low:>8,} {high:<8} {shares[i]:6.1%}  {"#" * round(50 * shares[i])}'
@@ -144,15 +149,13 @@ def print_report(settings: Settings):
   s = stats.survey
   about = '' if stats.sample > 0.999 else 'about '
   scale = 1 / stats.sample if stats.sample else 0
-  tokens = stats.counts.sum()
   lines = [
       ('text', f'{s.size / 1e6:,.1f} MB in {stats.lines:,} lines'),
-      ('documents', f'{s.documents:,}, of them {s.documents - s.different:,} exact copies'),
+      ('documents', f'{s.documents:,}, of them {s.copies:,} exact copies'),
       ('copied lines', f'{stats.repeated_lines:,} ({stats.repeated_lines / stats.lines:.1%})'),
       ('sentences', f'{about}{len(stats.sentences) * scale:,.0f}'),
-      ('tokens', f'{about}{tokens * scale:,.0f}, {stats.counts[stats.unk_id] / max(tokens, 1):.2%} '
-                 f'unknown; {np.count_nonzero(stats.counts):,} of {len(stats.counts):,} entries '
-                 'are used'),
+      ('tokens', f'{about}{stats.counts.sum() * scale:,.0f}, {stats.unknown:.2%} unknown; '
+                 f'{np.count_nonzero(stats.counts):,} of {len(stats.counts):,} entries are used'),
       ('pairs', f'{stats.labels[0]:,} true next sentences and {stats.labels[1]:,} others in a '
                 'sample'),
       ('plateau', 'nothing is held out' if stats.plateau is None else

@@ -42,7 +42,7 @@ def cut_pair(first: Sequence[int], second: Sequence[int],
   return first, second[:room - len(first)]
 
 
-class Placed(NamedTuple):
+class InputRows(NamedTuple):
   """Several inputs in each row."""
 
   ids: np.ndarray  # [R, L] int32, like the next three
@@ -54,7 +54,7 @@ class Placed(NamedTuple):
 
 
 def place(inputs: Sequence[Input], row_of: np.ndarray, rows: int, length: int, slots: int,
-          pad_id: int) -> Placed:
+          pad_id: int) -> InputRows:
   """Lays inputs out in R = `rows` rows of L = `length` tokens and P = `slots` inputs at most.
 
   `row_of` [inputs] holds the row of each input.
@@ -79,4 +79,4 @@ def place(inputs: Sequence[Input], row_of: np.ndarray, rows: int, length: int, s
   index = np.full((rows, slots), -1, np.int64)
   starts[row_of, slot] = start
   index[row_of, slot] = members
-  return Placed(*flat.reshape(4, rows, length), starts, index)
+  return InputRows(*flat.reshape(4, rows, length), starts, index)

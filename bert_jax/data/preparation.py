@@ -262,8 +262,8 @@ class _Preparation:
     if seen:
       notes.append(f'{len(seen):,} held-out sentences that occur in the training text were left '
                    'out')
-    if survey.documents > survey.different:
-      notes.append(f'{survey.documents - survey.different:,} documents are exact copies of others')
+    if survey.copies:
+      notes.append(f'{survey.copies:,} documents are exact copies of others')
     unknown = counts[tokenizer.unk_id] / counts.sum()
     if unknown > 0.01:
       notes.append(f'{unknown:.1%} of the tokens are [UNK]: does the vocabulary fit the text?')

@@ -42,7 +42,7 @@ class Rows(NamedTuple):
   word_start: np.ndarray | None = None  # [B, L] 1 where a word starts; None unless requested
 
 
-class Sample(NamedTuple):
+class RowStatistics(NamedTuple):
   """Statistics of rows."""
 
   fill: float  # share of real tokens
@@ -206,7 +206,7 @@ class RowSource:
       yield gather(self.records, Pairs(*(field * inside for field in pairs)), self.layout,
                    self.tokenizer, row, self.words)
 
-  def sample(self) -> Sample:
+  def sample(self) -> RowStatistics:
     """Statistics of the first window's rows."""
     order, first_row = self._permutation(0)
     rows = int(first_row[1])
@@ -214,5 +214,5 @@ class RowSource:
                                      (self._seed, 0, 0), rows)
     with_b = pairs.has_b.sum()
     counted = with_b if self.layout.sequences != 'full_sentences' else len(pairs.label)
-    return Sample(fill=int(pairs.size.sum()) / rows / self.layout.max_len, pairs=counted / rows,
-                  unchanged=1 - pairs.label.sum() / max(with_b, 1))
+    return RowStatistics(fill=int(pairs.size.sum()) / rows / self.layout.max_len,
+                         pairs=counted / rows, unchanged=1 - pairs.label.sum() / max(with_b, 1))

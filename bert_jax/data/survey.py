@@ -59,6 +59,10 @@ class Survey(NamedTuple):
   size: int  # bytes of text, as UTF-8
   heldout_below: int  # documents whose hash is below this are held out
 
+  @property
+  def copies(self) -> int:
+    return self.documents - self.different
+
   def is_held_out(self, document: str) -> bool:
     """True if a document is for evaluation."""
     return bool(self.heldout_below) and text_hash(document.encode()) < self.heldout_below
