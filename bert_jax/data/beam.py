@@ -23,14 +23,13 @@ from bert_jax.data import encode
 from bert_jax.data import preparation
 from bert_jax.data import survey
 from bert_jax.data import tokenizer as tokenizer_lib
-from bert_jax.data.corpus import Settings
 from bert_jax.errors import UserError
 from bert_jax.runtime import storage
 
 _SPLITS = ('train', 'heldout')
 
 
-def _write_shards(numbered: tuple[int, str], *, settings: Settings,
+def _write_shards(numbered: tuple[int, str], *, settings: corpus.Settings,
                   output: str) -> dict[str, dict[str, Any]]:
   """Writes the training and held-out shard of a file (number, name): {split: of `write_shard`}."""
   number, file = numbered
@@ -52,7 +51,7 @@ def _write_shards(numbered: tuple[int, str], *, settings: Settings,
   return shards
 
 
-def _finish(files: Sequence[dict[str, dict[str, Any]]], *, settings: Settings, output: str):
+def _finish(files: Sequence[dict[str, dict[str, Any]]], *, settings: corpus.Settings, output: str):
   """Writes counts and manifest over all shards."""
   splits = {split: sorted((file[split] for file in files), key=lambda x: x['entry']['name'])
             for split in _SPLITS}
@@ -65,7 +64,7 @@ def _finish(files: Sequence[dict[str, dict[str, Any]]], *, settings: Settings, o
       notes=['held-out sentences were not looked for in the training text'])
 
 
-def run(settings: Settings, output: str, options: Sequence[str] = ()):
+def run(settings: corpus.Settings, output: str, options: Sequence[str] = ()):
   """Runs the pipeline and writes the manifest.
 
   Args:

@@ -14,7 +14,6 @@ from bert_jax.data import preparation
 from bert_jax.data import records
 from bert_jax.data import survey as survey_lib
 from bert_jax.data import windows
-from bert_jax.data.corpus import Settings
 from bert_jax.runtime import console
 
 _CJK = re.compile('[\u3400-\u9fff\u3040-\u30ff]')  # characters written without spaces
@@ -64,7 +63,7 @@ def _count_labels(encoded: list[encode.Encoded], vocab_size: int) -> np.ndarray:
     return np.bincount(pairs.label[pairs.has_b], minlength=2)
 
 
-def check(settings: Settings) -> CorpusStatistics:
+def check(settings: corpus.Settings) -> CorpusStatistics:
   """Reads a corpus once, and tokenises at most 256 MiB of it.
 
   Raises:
@@ -102,7 +101,7 @@ def check(settings: Settings) -> CorpusStatistics:
       plateau=preparation.cross_entropy(heldout_counts, counts - heldout_counts))
 
 
-def warnings(stats: CorpusStatistics, settings: Settings) -> Iterator[str]:
+def warnings(stats: CorpusStatistics, settings: corpus.Settings) -> Iterator[str]:
   """The faults of a corpus, each with its reason and remedy."""
   s = stats.survey
   if s.different == 1:
@@ -143,7 +142,7 @@ def histogram(values: np.ndarray) -> Iterator[str]:
     yield f'{low:>8,} {high:<8} {shares[i]:6.1%}  {"#" * round(50 * shares[i])}'
 
 
-def print_report(settings: Settings):
+def print_report(settings: corpus.Settings):
   """Checks a corpus and prints the results."""
   stats = check(settings)
   s = stats.survey

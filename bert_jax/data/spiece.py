@@ -24,6 +24,10 @@ from bert_jax.runtime import storage
 FILE = 'spiece.model'
 _SETTINGS = 'tokenizer_config.json'
 _SPACE = '\u2581'  # how the space before a word is written in a piece
+# Numbers of fields in sentencepiece_model.proto.
+_TRAINER, _NORMALIZER = 2, 3  # of the model
+_MODEL_TYPE, _UNIGRAM = 3, 1  # of the trainer: the field and a value of it
+_CHARACTER_MAP = 2  # of the normalizer
 
 
 class Cleaning(NamedTuple):
@@ -160,8 +164,8 @@ class SentencePiece:
     pieces get a score so low that others are taken: nearly always the same ones.
     """
     model = _fields(self._model)
-    trainer, normalizer = (_fields(model.get(number, b'')) for number in (2, 3))
-    if trainer.get(3, 1) != 1:
+    trainer, normalizer = (_fields(model.get(x, b'')) for x in (_TRAINER, _NORMALIZER))
+    if trainer.get(_MODEL_TYPE, _UNIGRAM) != _UNIGRAM:
       return None
     p = self._processor
     ids = range(self._size)
@@ -176,8 +180,8 @@ class SentencePiece:
       steps += [normalizers.NFKD(), normalizers.Replace(tokenizers.Regex(f'[{marks}]'), '')]
     if self._cleaning.lowercase:
       steps.append(normalizers.Lowercase())
-    if normalizer.get(2):
-      steps.append(normalizers.Precompiled(normalizer[2]))
+    if normalizer.get(_CHARACTER_MAP):
+      steps.append(normalizers.Precompiled(normalizer[_CHARACTER_MAP]))
     complete.normalizer = normalizers.Sequence(steps)
     complete.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(_SPACE, 'always')])
