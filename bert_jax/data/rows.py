@@ -77,17 +77,18 @@ def gather(records: Records, pairs: Pairs, layout: Layout, tokenizer: Tokenizer,
   """
   count, length = len(row), layout.max_len
   real = pairs.a_length > 0
-  begin = np.cumsum(pairs.size, axis=1) - pairs.size  # [B, P] of each pair in its row
-  flat = pairs.take(real)  # [N], the pairs of all rows one after another
-  first = np.cumsum(flat.size) - flat.size
+  size = pairs.size
+  begin = np.cumsum(size, axis=1) - size  # [B, P] of each pair in its row
+  flat, size = pairs.take(real), size[real]  # [N], the pairs of all rows one after another
+  first = np.cumsum(size) - size
   # By token [T]: its pair, its position in the pair, its position in the batch.
-  pair = np.repeat(np.arange(len(first)), flat.size)
+  pair = np.repeat(np.arange(len(first)), size)
   position = np.arange(len(pair)) - first[pair]
   target = (np.arange(count)[:, None] * length + begin)[real][pair] + position
   after_a = position - flat.a_length[pair] - 1  # 0 on the [SEP] after A
   in_b = after_a > 0
   cls = position == 0
-  sep = (after_a == 0) | (position == (flat.size - 1)[pair])
+  sep = (after_a == 0) | (position == (size - 1)[pair])
   source = np.where(in_b, (flat.b_start - 1)[pair] + after_a, (flat.a_start - 1)[pair] + position)
   source[cls | sep] = 0
   tokens = records.tokens(source)
