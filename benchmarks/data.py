@@ -58,7 +58,7 @@ def compare(name: str, file: str, vocab: str, folder: str, **settings):
   """prepare against raw encoding of the lines of one file; keeps the records of the last round."""
   lines = open(file, encoding='utf-8').read().split('\n')
   size = os.path.getsize(file) / 1e6
-  tokenizer = tokenizer_lib.load(vocab)._tokenizer
+  tokenizer = tokenizer_lib.load(vocab).library
   raw, ours = [], []
   for _ in range(_ROUNDS.value):
     with _timed(raw):

@@ -65,15 +65,10 @@ def _finish(files: Sequence[dict[str, dict[str, Any]]], *, settings: corpus.Sett
 
 
 def run(settings: corpus.Settings, output: str, options: Sequence[str] = ()):
-  """Runs the pipeline and writes the manifest.
-
-  Args:
-    settings: of the text and its tokens, with a vocabulary.
-    output: an empty folder that all workers can write to.
-    options: Beam's own.
+  """Runs the pipeline with Beam's `options` and writes the manifest.
 
   Raises:
-    UserError: no vocabulary, or an output that is not empty.
+    UserError: no vocabulary, or an output folder that is not empty.
   """
   try:
     import apache_beam as beam

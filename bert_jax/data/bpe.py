@@ -71,8 +71,8 @@ class ByteBPE:
       # Special ones are text in a corpus; others, such as runs of spaces, are entries.
       plain = settings | {'post_processor': None,
                           'added_tokens': [x for x in tokens if not x['special']]}
-      self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(plain))
-    entries = {**self._tokenizer.get_vocab(with_added_tokens=True), **added}
+      self.library = tokenizers.Tokenizer.from_str(json.dumps(plain))
+    entries = {**self.library.get_vocab(with_added_tokens=True), **added}
     for role, names in _NAMES.items():
       index = next((entries[name] for name in names if name in entries), None)
       if index is None:
@@ -90,17 +90,17 @@ class ByteBPE:
 
   @functools.cached_property
   def _with_masks(self) -> tokenizers.Tokenizer:
-    parsing = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+    parsing = tokenizers.Tokenizer.from_str(self.library.to_str())
     parsing.add_special_tokens([tokenizers.AddedToken(
         self._entries[self.mask_id], lstrip=True, special=True)])
     return parsing
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-    encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=False)
     return [e.ids for e in encodings]
 
   def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list]]:
-    encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
     # The piece that begins a word includes the space before it, which the offsets leave out.
     return [(e.ids, [(end - len(text[start:end].lstrip()), end) for start, end in e.offsets])
             for text, e in zip(texts, encodings)]

@@ -138,7 +138,6 @@ def read_file(file: str, data_format: str, text_column: str) -> Iterator[str]:
   """The documents of one file, gzipped if its name ends in .gz; a document ends with its file.
 
   Args:
-    file: its path.
     data_format: text (a blank line between documents), jsonl (an object a line) or wikitext
       (` = Title = ` begins an article).
     text_column: name of the text in a JSON object.
@@ -183,7 +182,6 @@ def open_tfds(name: str, split: str, data_dir: str | None = None) -> Any:
 
   Args:
     name: of the data set, which is downloaded and prepared if its folder does not exist.
-    split: of it.
     data_dir: folder of data sets; None = TFDS_DATA_DIR, or tfds' own default.
 
   Raises:

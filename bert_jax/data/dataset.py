@@ -80,7 +80,6 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
   Args:
     data: the config group `data`.
     vocab_size: of a vocabulary to train.
-    workdir: of the run.
     processes: that train together; only a single one may prepare text.
 
   Raises:

@@ -116,13 +116,7 @@ def finish(folder: epath.Path, settings: dict[str, Any], tokenizer: Tokenizer, *
            size: int, notes: list[str], splits: dict[str, list[dict[str, Any]]]):
   """Writes counts.npy, and at last the manifest, which makes the records complete.
 
-  Args:
-    folder: holds the tokeniser and the shards.
-    settings: for the manifest.
-    tokenizer: of the records.
-    documents, size: of the whole corpus, in bytes.
-    notes: for the user.
-    splits: results of `write_shard` for 'train' and 'heldout'.
+  `splits` holds the results of `write_shard` for 'train' and 'heldout'.
   """
   train, heldout = (token_counts(splits[split], tokenizer.vocab_size)
                     for split in ('train', 'heldout'))
@@ -281,7 +275,6 @@ def prepare(settings: Settings, output: str, workers: int = 0):
   """Prepares a corpus into a folder, local or gs://.
 
   Args:
-    settings: of the text and its tokens.
     output: an empty folder, or one of the same preparation interrupted.
     workers: processes; 0 = one for each core.
 

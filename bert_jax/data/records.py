@@ -257,9 +257,6 @@ def open_split(directory: epath.Path, manifest: dict[str, Any], split: str, *,
   """Opens the shards of one split (train or heldout) in a local folder.
 
   Args:
-    directory: the folder.
-    manifest: of the folder.
-    split: train or heldout.
     verify: compare the digest of every file; lengths are always compared.
 
   Raises:

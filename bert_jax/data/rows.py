@@ -68,10 +68,7 @@ def gather(records: Records, pairs: Pairs, layout: Layout, tokenizer: Tokenizer,
   """Builds a batch of rows at once.
 
   Args:
-    records: the corpus.
     pairs: by row, [B, P].
-    layout: of the rows.
-    tokenizer: names the special tokens.
     row: [B] numbers of the rows in the global batch.
     words: fill `word_start`.
   """

@@ -93,7 +93,6 @@ class WordPiece:
 
   Args of the constructor:
     vocab: the entries, in the order of their ids.
-    lowercase: lower-case the text.
     strip_accents: None = like `lowercase`, as published.
     split_chinese: each CJK character is a word of its own.
     whole: entries with punctuation, such as "covid-19", which are matched before the text is split.
@@ -110,31 +109,27 @@ class WordPiece:
     self.vocab_size = len(self.vocab)
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
         ids[token] for token in SPECIAL_TOKENS)
-    self._tokenizer = tokenizers.Tokenizer(
+    self.library = tokenizers.Tokenizer(
         tokenizers.models.WordPiece(ids, unk_token='[UNK]', max_input_chars_per_word=100))
-    self._tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
+    self.library.normalizer = tokenizers.normalizers.BertNormalizer(
         lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=split_chinese)
-    self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    self._tokenizer.decoder = tokenizers.decoders.WordPiece()
-    self._tokenizer.add_tokens([tokenizers.AddedToken(word, single_word=True, normalized=True)
+    self.library.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    self.library.decoder = tokenizers.decoders.WordPiece()
+    self.library.add_tokens([tokenizers.AddedToken(word, single_word=True, normalized=True)
                                 for word in self.whole])
 
   @functools.cached_property
   def _with_masks(self) -> tokenizers.Tokenizer:
-    parsing = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+    parsing = tokenizers.Tokenizer.from_str(self.library.to_str())
     parsing.add_special_tokens(['[MASK]'])
     return parsing
 
-  def untrained(self) -> tokenizers.Tokenizer:
-    """The library's tokeniser, to be trained."""
-    return self._tokenizer
-
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-    encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=False)
     return [e.ids for e in encodings]
 
   def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
-    encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
     return [(e.ids, _with_marks(text, e.offsets)) for text, e in zip(texts, encodings)]
 
   def encode_with_masks(self, text: str) -> list[int]:
@@ -154,11 +149,11 @@ class WordPiece:
 
   def clean(self, text: str) -> str:
     """A text without control characters, and in lower case if the vocabulary is."""
-    return self._tokenizer.normalizer.normalize_str(text).strip()
+    return self.library.normalizer.normalize_str(text).strip()
 
   def words_of(self, text: str) -> list[str]:
     """The cleaned words of a text before they are cut into pieces."""
-    words = self._tokenizer.pre_tokenizer.pre_tokenize_str(self.clean(text))
+    words = self.library.pre_tokenizer.pre_tokenize_str(self.clean(text))
     return [word for word, _ in words]
 
   def serialized(self) -> bytes:
@@ -172,7 +167,7 @@ class WordPiece:
 
   def _complete(self) -> tokenizers.Tokenizer:
     """The tokeniser that parses special tokens and adds [CLS] and [SEP]."""
-    complete = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+    complete = tokenizers.Tokenizer.from_str(self.library.to_str())
     complete.add_special_tokens(list(SPECIAL_TOKENS))
     complete.post_processor = tokenizers.processors.TemplateProcessing(
         single='[CLS]:0 $A:0 [SEP]:0', pair='[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1',

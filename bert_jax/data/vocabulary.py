@@ -28,7 +28,7 @@ def _train_wordpiece(texts: Callable[[], Iterable[str]], vocab_size: int,
     trainer = trainers.WordPieceTrainer(
         vocab_size=size, special_tokens=[*SPECIAL_TOKENS, *first], show_progress=False,
         limit_alphabet=max(vocab_size // 8, 100), min_frequency=2)
-    untrained = WordPiece(SPECIAL_TOKENS, lowercase).untrained()
+    untrained = WordPiece(SPECIAL_TOKENS, lowercase).library
     untrained.train_from_iterator(texts(), trainer)
     return sorted(set(untrained.get_vocab()) - set(SPECIAL_TOKENS))
 
@@ -46,7 +46,6 @@ def train(kind: str, texts: Callable[[], Iterable[str]], vocab_size: int,
   Args:
     kind: wordpiece, sentencepiece, or bpe for the byte-level one.
     texts: reads the sentences from the start each time it is called.
-    vocab_size: V.
     lowercase: lower-case the text (and strip its accents, for WordPiece).
 
   Raises:

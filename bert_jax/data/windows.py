@@ -246,9 +246,7 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[
   """Makes the pairs of a window.
 
   Args:
-    records: the corpus.
     blocks: [] int64, the blocks of the window.
-    layout: of the rows.
     key: seeds the generator.
     rows: of the window; None = as few as keep most pairs. Fewer rows pour more text; 0 pours all
       text, which gives the same pairs for every key.
