@@ -143,18 +143,14 @@ class WordPiece:
 
   def extended(self, words: Sequence[str]) -> 'WordPiece':
     """The same tokeniser with more entries, after all others."""
-    whole = [word for word in words if len(self.words_of(word)) > 1]
+    split = self.library.pre_tokenizer.pre_tokenize_str
+    whole = [word for word in words if len(split(self.clean(word))) > 1]
     return WordPiece([*self.vocab, *words], self.lowercase, self._strip_accents,
                      self._split_chinese, [*self.whole, *whole])
 
   def clean(self, text: str) -> str:
     """A text without control characters, and in lower case if the vocabulary is."""
     return self.library.normalizer.normalize_str(text).strip()
-
-  def words_of(self, text: str) -> list[str]:
-    """The cleaned words of a text before they are cut into pieces."""
-    words = self.library.pre_tokenizer.pre_tokenize_str(self.clean(text))
-    return [word for word, _ in words]
 
   def serialized(self) -> bytes:
     settings = [self.vocab, self.lowercase]
