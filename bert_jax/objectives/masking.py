@@ -2,10 +2,10 @@
 
 Per pair, max(1, round(rate * n)) of its n ordinary tokens are drawn without replacement; then each
 drawn token independently becomes [MASK], a random ordinary token, or stays itself. Whole words and
-n-grams are drawn from the whole row, on average as many tokens, each with the same probability
-whatever its length: a short pair has no room for long words. Every row has a key of its own, folded
-from (seed, step) and the row's global number, so the masks are the same on every mesh and in every
-split into microbatches, and no chip draws another chip's.
+n-grams are drawn from the whole row, on average as many tokens, because a short pair has no room
+for long words; each has the same probability, whatever its length. Every row has its own key,
+folded from (seed, step) and the row's global number: the masks are the same on every mesh and in
+every split into microbatches, and no chip draws another chip's.
 """
 
 import dataclasses
@@ -16,12 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.errors import UserError
+from bert_jax.errors import require
+from bert_jax.errors import require_choice
 from bert_jax.objectives import units
 
-# Tokens beyond the rate that a row has room for, so that its last word stays whole: words of up to
-# six tokens always fit; n-grams have two more for each further word.
-_ROOM, _ROOM_FOR_WORD = 5, 2
+# Predictions beyond the rate, so that the last word of a row stays whole: words of up to six tokens
+# always fit; n-grams have room for two more tokens with each further word.
+_ROOM = 5
+_ROOM_FOR_WORD = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,32 +31,30 @@ class MaskingConfig:
   """The masking rule of BERT (Devlin et al. 2019, section 3.1), and its successors'."""
 
   rate: float = 0.15  # share of the ordinary tokens that are predicted
-  # Not 0: the rate goes there from `rate`, linearly over the run; evaluations use it throughout.
+  # Not 0: the rate changes from `rate` to it, linearly over the run; evaluations always use it.
   final_rate: float = 0.0
-  unit: str = 'token'  # what is masked together: token, whole_word, span, ngram
+  unit: str = 'token'  # tokens that are masked together: token, whole_word, span, ngram
   span_p: float = 0.2  # spans have n words with probability ~ (1 - span_p)^n
   span_max: int = 10  # words in a span at most
   ngram_max: int = 3  # words in an n-gram at most; n words with probability ~ 1/n
-  replace_mask: float = 0.8  # of those: share replaced by [MASK]
+  replace_mask: float = 0.8  # share of the predicted tokens replaced by [MASK]
   replace_random: float = 0.1  # share replaced by a random ordinary token; the rest stay
   random_by_frequency: bool = False  # random tokens as frequent as in the corpus, or uniform
   max_predictions: int = 0  # most predictions in a row (M); 0 = as many as the rate asks for
 
   def __post_init__(self):
-    if not 0 < self.rate < 1 or not 0 <= self.final_rate < 1:
-      raise UserError(f'masking.rate={self.rate} and masking.final_rate={self.final_rate} must lie '
-                      'in (0, 1)')
-    if self.unit not in units.UNITS:
-      raise UserError(f'masking.unit={self.unit!r} is unknown: use {", ".join(units.UNITS)}')
-    if not 0 < self.span_p < 1 or min(self.span_max, self.ngram_max) < 1:
-      raise UserError(f'masking.span_p={self.span_p} must lie in (0, 1), masking.span_max='
-                      f'{self.span_max} and masking.ngram_max={self.ngram_max} be at least 1')
-    if (min(self.replace_mask, self.replace_random) < 0
-        or self.replace_mask + self.replace_random > 1 + 1e-9):
-      raise UserError(f'masking.replace_mask={self.replace_mask} and masking.replace_random='
-                      f'{self.replace_random} must be shares that sum to at most 1')
-    if self.max_predictions < 0:
-      raise UserError(f'masking.max_predictions={self.max_predictions} must not be negative')
+    require(0 < self.rate < 1 and 0 <= self.final_rate < 1,
+            f'masking.rate={self.rate} and masking.final_rate={self.final_rate} must lie in (0, 1)')
+    require_choice('masking.unit', self.unit, units.UNITS)
+    require(0 < self.span_p < 1 and min(self.span_max, self.ngram_max) >= 1,
+            f'masking.span_p={self.span_p} must lie in (0, 1), masking.span_max={self.span_max} '
+            f'and masking.ngram_max={self.ngram_max} be at least 1')
+    require(min(self.replace_mask, self.replace_random) >= 0
+            and self.replace_mask + self.replace_random <= 1 + 1e-9,
+            f'masking.replace_mask={self.replace_mask} and masking.replace_random='
+            f'{self.replace_random} must be shares that sum to at most 1')
+    require(self.max_predictions >= 0,
+            f'masking.max_predictions={self.max_predictions} must not be negative')
 
   def predictions(self, max_len: int, pairs: int = 1) -> int:
     """M: the static number of predicted positions in a row of `max_len` with `pairs` pairs."""
@@ -66,19 +66,19 @@ class MaskingConfig:
       return min(math.ceil(rate * max_len) + room, max_len)
     if pairs == 1:
       return math.ceil(rate * max_len)
-    # A pair of n tokens and its special ones ([CLS], [SEP] and one ordinary token are the least)
-    # asks for 1, or for at most rate * n + 1/2: how much more that is than its share of the row.
+    # A pair of n tokens, special ones included (at least [CLS], [SEP] and one ordinary token),
+    # needs 1 prediction, or at most rate * n + 1/2. `excess` is the part above its share, rate * n.
     excess = max(0.0, 1 - 3 * rate, 0.5 - 2 * rate)
     return min(math.ceil(rate * max_len + pairs * excess), max_len)
 
   @property
   def is_whole(self) -> bool:
-    """Whether units stay whole: words and n-grams; a span may be cut off."""
+    """True if units stay whole: words and n-grams; a span may be cut off."""
     return self.unit in ('whole_word', 'ngram')
 
   @property
   def eval_rate(self) -> float:
-    """The rate of evaluations, the same after every step: that of the last step."""
+    """The rate of evaluations: the same after every step, that of the last one."""
     return self.final_rate or self.rate
 
   def rate_at(self, step: int, train_steps: int) -> float:
@@ -88,12 +88,12 @@ class MaskingConfig:
     return self.rate + (self.final_rate - self.rate) * step / max(train_steps - 1, 1)
 
   def unit_lengths(self) -> np.ndarray:
-    """How probable it is that a unit has 1, 2, ... words."""
+    """Probability that a unit has 1, 2, ... words: [n] float64."""
     return units.length_probabilities(self.unit, self.span_p, self.span_max, self.ngram_max)
 
 
 class Vocabulary(NamedTuple):
-  """What masking knows of a tokeniser."""
+  """The facts about a tokeniser that masking needs."""
 
   size: int  # V; random replacements are below it
   special_ids: tuple[int, ...]  # never masked, predicted, or put in as a random replacement
@@ -103,7 +103,7 @@ class Vocabulary(NamedTuple):
 
 
 class Masked(NamedTuple):
-  """Masked rows and what is to be predicted in them."""
+  """Masked rows and their targets."""
 
   ids: jax.Array  # [B, L] int32, the corrupted input
   positions: jax.Array  # [B, M] int32, ascending; 0 where unused
@@ -140,33 +140,33 @@ def cumulative_frequencies(counts: np.ndarray, special_ids: tuple[int, ...]) -> 
 
 
 def _budgets(key: jax.Array, n: jax.Array, rate: jax.Array, most: int) -> jax.Array:
-  """How many of the n ordinary tokens of each group to draw: [P] int32 -> [P] int32.
+  """Numbers of tokens to draw from the n ordinary ones of each group: [P] int32 -> [P] int32.
 
-  max(1, round(rate * n)), and in all `most` at most: where that is too few, every group gets its
-  share of `most`, rounded up or down by chance.
+  max(1, round(rate * n)), or if these sum to more than `most`, every group's share of `most`,
+  rounded up or down by chance.
   """
-  wanted = jnp.where(n > 0, jnp.maximum(1, jnp.round(rate * n).astype(jnp.int32)), 0)
-  total = jnp.maximum(jnp.sum(wanted), 1)
+  budgets = jnp.where(n > 0, jnp.maximum(1, jnp.round(rate * n).astype(jnp.int32)), 0)
+  total = jnp.maximum(jnp.sum(budgets), 1)
   shift = jax.random.randint(key, (), 0, total)
-  up_to = (jnp.cumsum(wanted) * most + shift) // total  # drawn in the groups up to each
-  return jnp.where(total > most, jnp.diff(up_to, prepend=0), wanted)
+  up_to = (jnp.cumsum(budgets) * most + shift) // total  # drawn in the groups up to each
+  return jnp.where(total > most, jnp.diff(up_to, prepend=0), budgets)
 
 
 def _whole_units(key: jax.Array, start: jax.Array, size: jax.Array, n: jax.Array, budget: jax.Array,
                  most: int) -> jax.Array:
-  """Which tokens belong to drawn units, of n tokens in a random order of units: [L] bool.
+  """Draws whole units from n tokens, whose units are in random order: [L] bool, the drawn tokens.
 
-  The units are drawn that start within a window of `budget` tokens on the circle of all n, which
-  begins anywhere: each unit with probability budget / n, whatever its size. One that the `most`
-  predictions have no room for is left out.
+  The tokens form a circle, and a window of `budget` tokens begins at a random one. The units that
+  start in it are drawn: each with probability budget / n, whatever its size. Units for which the
+  `most` predictions have no room are left out.
 
   Args:
     key: of the row.
-    start, size: [L], of the unit of each token, in this order.
-    n, budget, most: tokens.
+    start, size: [L] int32, start and size in tokens of each token's unit.
+    n, budget, most: numbers of tokens.
   """
   n = jnp.maximum(n, 1)
-  begin = (start - jax.random.randint(key, (), 0, n)) % n  # in the window
+  begin = (start - jax.random.randint(key, (), 0, n)) % n  # start of the unit in the window
   drawn = begin < budget
   first = jnp.min(jnp.where(drawn, begin, budget))  # before it a unit from outside may reach in
   return drawn & (begin - first + size <= most)
@@ -175,15 +175,15 @@ def _whole_units(key: jax.Array, start: jax.Array, size: jax.Array, n: jax.Array
 def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, unit_start: jax.Array,
                 rate: jax.Array, pairs: int, most: int,
                 whole: bool) -> tuple[jax.Array, jax.Array]:
-  """Draws the positions to predict in one row: [L] bool and [L] int32 -> ([M] int32, [M] bool).
+  """Draws the positions to predict in one row: [L] each -> (positions [M] int32, is_used [M] bool).
 
-  Units are drawn in random order: from the row if they are to stay `whole`; if not, from each pair,
-  where the last one is cut off (spans in SpanBERT).
+  Units are drawn in random order: from the row if they stay `whole`; if not, from each pair, and
+  the last one is cut off (spans in SpanBERT).
   """
   length = eligible.shape[0]
   groups = 1 if whole else pairs
   group = jnp.minimum(pair_index, groups)
-  group = jnp.where(eligible, group, groups + 1)  # what is not eligible sorts to the end
+  group = jnp.where(eligible, group, groups + 1)  # other tokens sort to the end
   n = jnp.sum(group[None, :] == jnp.arange(1, groups + 1)[:, None], axis=1)  # [P] ordinary tokens
   budgets = _budgets(jax.random.fold_in(key, 2), n, rate, most)
 
@@ -200,7 +200,7 @@ def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, unit
     taken = ordinary & _whole_units(jax.random.fold_in(key, 3), start, size, n[0], budgets[0], most)
   else:
     first = jnp.cumsum(n) - n  # where each group starts in this order
-    of_group = lambda x: jnp.append(x, 0)[group - 1]  # 0 for what is not eligible
+    of_group = lambda x: jnp.append(x, 0)[group - 1]  # [L], 0 for tokens that are not eligible
     taken = place - of_group(first) < of_group(budgets)
   drawn = jnp.zeros(length, bool).at[order].set(taken)
 
@@ -222,7 +222,7 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
     config: the rule.
     vocabulary: of the tokeniser.
     pairs: P, the most pairs in a row.
-    word_start: [B, L] int32, 1 where a word starts, on special tokens and on what follows them;
+    word_start: [B, L] int32, 1 where a word starts, on special tokens and on the token after one;
       needed unless tokens are masked one by one.
     rate: [B] float32, instead of that of `config`.
 

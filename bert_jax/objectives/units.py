@@ -1,6 +1,6 @@
-"""What is masked together: tokens, whole words, spans or n-grams of words; all in one row.
+"""Units of masking, in one row: tokens, whole words, spans or n-grams of words.
 
-Every position belongs to a unit: a unit goes from where `unit_starts` is True up to the next one.
+Every position belongs to a unit, which reaches from one unit start up to the next.
 """
 
 import jax
@@ -11,7 +11,7 @@ UNITS = ('token', 'whole_word', 'span', 'ngram')
 
 
 def length_probabilities(unit: str, span_p: float, span_max: int, ngram_max: int) -> np.ndarray:
-  """How probable it is that a unit has 1, 2, ... words: [n] float64.
+  """Probability that a unit has 1, 2, ... words: [n] float64.
 
   Spans are geometric, cut off at `span_max` (Joshi et al. 2020, SpanBERT); of n-grams the
   probability is proportional to 1/n (Lan et al. 2020, ALBERT).
@@ -30,17 +30,17 @@ def join_words(key: jax.Array, word_start: jax.Array, special: jax.Array,
                probabilities: np.ndarray) -> jax.Array:
   """Joins runs of words of random length to units, which never reach across a special token.
 
-  From each special token on, the lengths of the units that follow one another are independent draws
-  (the last one is cut off at the next special token).
+  Between two special tokens the lengths of the units are independent draws; the last one is cut off
+  at the next special token.
 
   Args:
     key: of the row.
-    word_start: [L] bool, True also on special tokens, padding and what follows them.
+    word_start: [L] bool, True also on special tokens, on padding and on the tokens after them.
     special: [L] bool, special tokens and padding.
     probabilities: of 1, 2, ... words.
 
   Returns:
-    [L] bool, where units start.
+    [L] bool, True where units start.
   """
   size = word_start.shape[0]
   word = jnp.cumsum(word_start) - 1  # [L], the word of each position
@@ -54,7 +54,7 @@ def join_words(key: jax.Array, word_start: jax.Array, special: jax.Array,
   behind = jnp.append(behind[1:], size)
   jump = jnp.where(is_special, indices + 1, jnp.minimum(indices + words, behind))
   jump = jnp.append(jnp.minimum(jump, size), size)  # [L + 1], the end jumps to itself
-  # Which words a walk from the first one visits, in log2(L) rounds of doubled jumps.
+  # Marks the words that a walk from the first one visits, in log2(L) rounds of doubled jumps.
   visited = jnp.zeros(size + 1, bool).at[0].set(True)
   for _ in range(size.bit_length()):
     visited = visited.at[jump].max(visited)

@@ -12,7 +12,6 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.model import attention
 from bert_jax.model import fused_attention
-from bert_jax.model import kernels
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.encoder import Bert
@@ -85,11 +84,11 @@ def test_splash_is_the_plain_path_to_rounding(shape):
 ])
 def test_choice(attention, length, platform, fields, expected):
   config = dataclasses.replace(CONFIG, attention=attention, **fields)
-  assert kernels.chosen(config, length, platform) == expected
+  assert attention.choose_path(config, length, platform) == expected
 
 
 def test_described():
-  assert kernels.describe(CONFIG, (128, 512), 'gpu') == (
+  assert attention.describe(CONFIG, (128, 512), 'gpu') == (
       'xla for rows of 128: cudnn gains nothing below 512; xla for rows of 512: dtype=float32 '
       '(bfloat16 allows cudnn)')
 
@@ -97,14 +96,14 @@ def test_described():
 def test_a_kernel_that_cannot_be_had():
   config = dataclasses.replace(CONFIG, attention='splash', attention_dropout=0.1)
   with pytest.raises(UserError, match=r'attention=splash cannot be had: attention_dropout=0.1'):
-    kernels.chosen(config, 512, 'tpu')
+    attention.choose_path(config, 512, 'tpu')
   config = dataclasses.replace(CONFIG, attention='fused')
   with pytest.raises(UserError, match='fused cannot be had: 640 is above 512'):
-    kernels.chosen(config, 640, 'tpu')
+    attention.choose_path(config, 640, 'tpu')
   with pytest.raises(UserError, match='3 heads of 20 fill no blocks of 128'):
-    kernels.chosen(dataclasses.replace(config, hidden_size=60, num_heads=3), 128, 'tpu')
+    attention.choose_path(dataclasses.replace(config, hidden_size=60, num_heads=3), 128, 'tpu')
   with pytest.raises(UserError, match='cudnn is not for tpu'):
-    kernels.chosen(dataclasses.replace(CONFIG, attention='cudnn'), 512, 'tpu')
+    attention.choose_path(dataclasses.replace(CONFIG, attention='cudnn'), 512, 'tpu')
   with pytest.raises(UserError, match="model.attention='flash' is unknown"):
     dataclasses.replace(CONFIG, attention='flash')
 
@@ -129,7 +128,7 @@ def kept(key, row, head, length, rate=RATE):
 
 def fused_loss(qkv, pair_index, random, rate=RATE):
   flat = jnp.swapaxes(qkv, 2, 3).reshape(*qkv.shape[:2], -1)
-  out = kernels.fused(flat, pair_index, 64, rate, random).reshape(*qkv.shape[:2], 4, 64)
+  out = fused_attention.attend(flat, pair_index, 64, rate, random).reshape(*qkv.shape[:2], 4, 64)
   return jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)), out
 
 
@@ -204,8 +203,10 @@ def test_fused_compiles_for_every_tpu(name, length):
   pairs = jax.ShapeDtypeStruct((mesh.size, length), jnp.int32, sharding=place)
 
   def gradient(qkv, pair_index):
-    return jax.grad(lambda qkv: kernels.fused(qkv, pair_index, 64, RATE, jax.random.key(0)).astype(
-        jnp.float32).sum())(qkv)
+    def total(qkv):
+      out = fused_attention.attend(qkv, pair_index, 64, RATE, jax.random.key(0))
+      return out.astype(jnp.float32).sum()
+    return jax.grad(total)(qkv)
 
   text = sharding.with_mesh(gradient, mesh, 'dp').lower(qkv, pairs).compile().as_text()
   assert 'tpu_custom_call' in text and f'[1,{length},768]' in text  # a chip has its own row
@@ -216,7 +217,7 @@ def test_what_is_told_is_what_a_chip_of_the_mesh_can_do():
   for preset, shape, fits in (('tp', (1, 2), True), ('tp', (1, 4), False), ('dp', (1, 4), True)):
     with sharding.in_context(conftest.sub_mesh(*shape), preset):
       if fits:
-        assert kernels.chosen(wide, 128) == ('fused', 'asked for')
+        assert attention.choose_path(wide, 128) == ('fused', 'asked for')
       else:
         with pytest.raises(UserError, match='1 heads of 64 fill no blocks of 128'):
-          kernels.chosen(wide, 128)
+          attention.choose_path(wide, 128)
