@@ -8,6 +8,7 @@ import jax
 
 from bert_jax.errors import require
 from bert_jax.model import encoder
+from bert_jax.model.attention import Mask
 from bert_jax.model.bert_config import BertConfig
 
 
@@ -40,9 +41,8 @@ class SharedLayer(nn.Module):
   deterministic: bool
 
   @nn.compact
-  def __call__(self, x: jax.Array, pair_index: jax.Array,
-               bias: jax.Array | None) -> tuple[jax.Array, None]:
-    """[B, L, D] -> ([B, L, D], None), as `EncoderLayer`."""
+  def __call__(self, x: jax.Array, mask: Mask) -> tuple[jax.Array, None]:
+    """[B, L, D] -> ([B, L, D], None)."""
     c = self.config
     layer = encoder.rematerialised(encoder.EncoderLayer, c)
     repeated = nn.scan(layer, variable_broadcast='params', variable_axes={'intermediates': 0},
@@ -50,7 +50,7 @@ class SharedLayer(nn.Module):
                        length=c.num_layers // c.groups, unroll=c.scan_unroll)
     layers = repeated(c, self.deterministic)
     nn.share_scope(self, layers)
-    return layers(x, pair_index, bias)
+    return layers(x, mask)
 
 
 class Albert(encoder.Bert):
@@ -58,8 +58,7 @@ class Albert(encoder.Bert):
 
   config: AlbertConfig
 
-  def run_layers(self, x: jax.Array, pair_index: jax.Array, bias: jax.Array | None,
-                 deterministic: bool) -> jax.Array:
+  def run_layers(self, x: jax.Array, mask: Mask, deterministic: bool) -> jax.Array:
     c = self.config
     groups = encoder.stacked(SharedLayer, c, c.groups, self.is_initializing())
-    return groups(c, deterministic, name='layers')(x, pair_index, bias)[0]
+    return groups(c, deterministic, name='layers')(x, mask)[0]

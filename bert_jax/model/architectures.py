@@ -23,9 +23,9 @@ class Architecture(NamedTuple):
 
   config: type[BertConfig]
   encoder: Callable[[BertConfig], Encoder] = Bert
-  # Numbers of layers come in steps: 1 + a multiple of the step, or a multiple of it.
+  # Numbers of layers are `first_layers` and a multiple of `layer_step`.
   layer_step: Callable[[BertConfig], int] = lambda config: 1
-  first_layers: int = 0  # layers outside the steps
+  first_layers: int = 0
 
 
 ALL = {'bert': Architecture(BertConfig),

@@ -8,6 +8,7 @@ attention weights.
 from collections.abc import Callable
 from collections.abc import Iterable
 import functools
+from typing import NamedTuple
 
 from flax import linen as nn
 import jax
@@ -91,9 +92,24 @@ def describe(config: BertConfig, lengths: Iterable[int], platform: str = '') -> 
 
 
 def _path(module: nn.Module, length: int) -> str:
-  """The path in `module`: xla where the caller asked for intermediates, the weights among them."""
+  """The path in `module`: xla if it is initialized, in rows too short for kernels, or must sow."""
+  if module.is_initializing():
+    return 'xla'
   path, _ = choose_path(module.config, length)
   return 'xla' if module.is_mutable_collection('intermediates') else path
+
+
+class Mask(NamedTuple):
+  """Which tokens see each other: those of one pair."""
+
+  pair_index: jax.Array  # [B, L] int32, 0 on padding, 1..P on the tokens of each pair
+  bias: jax.Array | None  # its `attention_bias`, made once for all layers; None = a kernel is used
+
+
+def make_mask(module: nn.Module, pair_index: jax.Array) -> Mask:
+  """Makes the mask for the layers of `module` from [B, L] pair numbers."""
+  plain = _path(module, pair_index.shape[1]) == 'xla'
+  return Mask(pair_index, attention_bias(pair_index) if plain else None)
 
 
 def attention_bias(pair_index: jax.Array) -> jax.Array:
@@ -108,12 +124,6 @@ def attention_bias(pair_index: jax.Array) -> jax.Array:
   same = pair_index[:, :, None] == pair_index[:, None, :]  # [B, L, L]
   real = pair_index[:, None, :] > 0  # [B, 1, L]
   return jnp.where(same & real, 0.0, MASKED)[:, None]
-
-
-def shared_bias(module: nn.Module, pair_index: jax.Array) -> jax.Array | None:
-  """Makes the `attention_bias` once for all layers of `module`; None where a kernel needs none."""
-  plain = _path(module, pair_index.shape[1]) == 'xla'
-  return attention_bias(pair_index) if plain else None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -199,17 +209,15 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array, pair_ind
   return out.reshape(rows, blocks * reach, *out.shape[2:])[:, :length]
 
 
-def attend(module: nn.Module, qkv: jax.Array, pair_index: jax.Array, bias: jax.Array | None, *,
-           deterministic: bool, rotate: Callable[[jax.Array], jax.Array] | None = None,
-           reach: int = 0) -> jax.Array:
+def attend(module: nn.Module, qkv: jax.Array, mask: Mask, *, deterministic: bool,
+           rotate: Callable[[jax.Array], jax.Array] | None = None, reach: int = 0) -> jax.Array:
   """Attention within the pairs, on the path that suits the config, the shapes and the platform.
 
   Args:
     module: gives the config and the dropout key, and keeps the weights for callers that ask for
       intermediates.
     qkv: [B, L, H * 3 * K]; query, key and value of a head stand side by side.
-    pair_index: [B, L] int32, as of `attention_bias`.
-    bias: the `shared_bias` of the encoder.
+    mask: from `make_mask`.
     deterministic: no dropout.
     rotate: applied to query and key, [B, L, H, K] each.
     reach: how many tokens to either side a token sees; 0 = its whole pair.
@@ -230,8 +238,9 @@ def attend(module: nn.Module, qkv: jax.Array, pair_index: jax.Array, bias: jax.A
   if rotate:
     query, key = rotate(query), rotate(key)
   if reach and not module.is_mutable_collection('intermediates'):
-    return local_attention(query, key, value, pair_index, reach, dropout).reshape(flat)
+    return local_attention(query, key, value, mask.pair_index, reach, dropout).reshape(flat)
   if path == 'xla':
+    bias = mask.bias
     if reach:
       at = jnp.arange(qkv.shape[1])
       is_near = jnp.abs(at[:, None] - at[None, :]) <= reach  # [L, L]
@@ -243,9 +252,9 @@ def attend(module: nn.Module, qkv: jax.Array, pair_index: jax.Array, bias: jax.A
     if rotate:
       qkv = jnp.stack([query, key, value], axis=3).reshape(flat)
     random = None if deterministic or not c.attention_dropout else module.make_rng('dropout')
-    return fused_attention.attend(qkv, pair_index, c.head_size, c.attention_dropout, random)
+    return fused_attention.attend(qkv, mask.pair_index, c.head_size, c.attention_dropout, random)
   kernel = {'splash': kernels.splash, 'cudnn': kernels.cudnn}[path]
-  return kernel(query, key, value, pair_index).reshape(flat)
+  return kernel(query, key, value, mask.pair_index).reshape(flat)
 
 
 class SelfAttention(nn.Module):
@@ -257,9 +266,8 @@ class SelfAttention(nn.Module):
   output_dropout: float = 0.0
 
   @nn.compact
-  def __call__(self, x: jax.Array, pair_index: jax.Array, bias: jax.Array | None,
-               rotate: Callable[[jax.Array], jax.Array] | None = None, *,
-               deterministic: bool) -> jax.Array:
+  def __call__(self, x: jax.Array, mask: Mask, *, deterministic: bool,
+               rotate: Callable[[jax.Array], jax.Array] | None = None) -> jax.Array:
     """[B, L, D] -> [B, L, D], before the residual; the other arguments as of `attend`."""
     c = self.config
     width = c.num_heads * c.head_size
@@ -269,7 +277,7 @@ class SelfAttention(nn.Module):
     # and XLA's CPU backend runs products of two axes faster than of three.
     qkv = self._project('qkv', x, 3 * width, c.initializer_range, ('embed', 'heads'))
     qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'heads'))  # [B, L, H * 3 * K]
-    out = attend(self, qkv, pair_index, bias, deterministic=deterministic, rotate=rotate,
+    out = attend(self, qkv, mask, deterministic=deterministic, rotate=rotate,
                  reach=self.reach)  # [B, L, H * K]
     out_stddev = c.initializer_range if self.out_stddev is None else self.out_stddev
     out = self._project('out', out, c.hidden_size, out_stddev, ('heads', 'embed'))

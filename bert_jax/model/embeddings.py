@@ -26,15 +26,8 @@ def dense(config: BertConfig, features: int, axes: tuple[str, str], *, name: str
           bias_axis: str | None = None) -> nn.Dense:
   """A dense layer: [..., size] -> [..., features].
 
-  Args:
-    config: of the model.
-    features: width of the output.
-    axes: logical axes of the kernel.
-    name: of the module, inside a compact method.
-    stddev: of the kernel; None = `initializer_range`.
-    dtype: of the product; None = the compute dtype.
-    use_bias: adds a bias.
-    bias_axis: logical axis of the bias; None = the last one of the kernel.
+  `axes` are the logical axes of the kernel, the last one also that of the bias unless `bias_axis`
+  is given. The defaults are the compute dtype and a `stddev` of `initializer_range`.
   """
   init = truncated_normal(config.initializer_range if stddev is None else stddev, *axes)
   return nn.Dense(features, use_bias=use_bias, dtype=dtype or config.compute_dtype,

@@ -100,13 +100,12 @@ class EncoderLayer(nn.Module):
   deterministic: bool
 
   @nn.compact
-  def __call__(self, x: jax.Array, pair_index: jax.Array,
-               bias: jax.Array | None) -> tuple[jax.Array, None]:
-    """[B, L, D], and the mask as `attention.attend` takes it -> ([B, L, D], None)."""
+  def __call__(self, x: jax.Array, mask: attention.Mask) -> tuple[jax.Array, None]:
+    """[B, L, D] -> ([B, L, D], None)."""
     c = self.config
     dropout = nn.Dropout(c.dropout, deterministic=self.deterministic)
-    y = attention.SelfAttention(c, name='attention')(x, pair_index, bias,
-                                                     deterministic=self.deterministic)
+    attend = attention.SelfAttention(c, name='attention')
+    y = attend(x, mask, deterministic=self.deterministic)
     x = LayerNorm(c, name='attention_norm')(x + dropout(y))
     y = FeedForward(c, name='feed_forward')(x)
     x = LayerNorm(c, name='feed_forward_norm')(x + dropout(y))
@@ -158,12 +157,11 @@ class Bert(nn.Module):
       self.projection = dense(c, c.hidden_size, ('pooled', 'embed'), bias_axis='embed_act')
     self.pooler = dense(c, c.hidden_size, ('embed', 'pooled'), bias_axis='embed')
 
-  def run_layers(self, x: jax.Array, pair_index: jax.Array, bias: jax.Array | None,
-                 deterministic: bool) -> jax.Array:
-    """Runs all layers: [B, L, D] -> [B, L, D]; the mask as `attention.attend` takes it."""
+  def run_layers(self, x: jax.Array, mask: attention.Mask, deterministic: bool) -> jax.Array:
+    """Runs all layers: [B, L, D] -> [B, L, D]."""
     c = self.config
     layers = stacked(rematerialised(EncoderLayer, c), c, c.num_layers, self.is_initializing())
-    return layers(c, deterministic, name='layers')(x, pair_index, bias)[0]
+    return layers(c, deterministic, name='layers')(x, mask)[0]
 
   @nn.compact
   def encode(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
@@ -172,8 +170,7 @@ class Bert(nn.Module):
     if self.config.projects:
       x = self.projection(x)  # [B, L, D]
     self.sow('intermediates', 'embedded', x)
-    bias = attention.shared_bias(self, batch.pair_index)
-    return self.run_layers(x, batch.pair_index, bias, deterministic)
+    return self.run_layers(x, attention.make_mask(self, batch.pair_index), deterministic)
 
   def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
     pooled = self.pooler(take_positions(hidden, cls_positions))  # [B, P, D]

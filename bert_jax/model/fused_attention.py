@@ -83,12 +83,12 @@ def _dot(a, b, axes) -> jax.Array:
                              preferred_element_type=jnp.float32)
 
 
-def _queries(part: jax.Array) -> pl.Slice:
-  """The positions of a part in its row."""
-  return pl.ds(pl.multiple_of(part * _QUERIES, _QUERIES), _QUERIES)
+def _queries(index: jax.Array) -> pl.Slice:
+  """The positions of part number `index` in its row."""
+  return pl.ds(pl.multiple_of(index * _QUERIES, _QUERIES), _QUERIES)
 
 
-def _third(shape: _Shape, i: int, j: int) -> slice:
+def _columns(shape: _Shape, i: int, j: int) -> slice:
   """The columns of query (j = 0), key (1) or value (2) of the `i`-th head in a block."""
   return slice((3 * i + j) * shape.width, (3 * i + j + 1) * shape.width)
 
@@ -99,58 +99,59 @@ def _seed(shape: _Shape, i: int, random, rows, heads) -> tuple:
   return (random[0], random[1]), rows[pl.program_id(0)], head
 
 
-def _part(shape: _Shape, i: int, part: jax.Array, seed, qkv, column, line) -> _Part:
-  """Computes a part of the `i`-th head of the current block."""
-  query = qkv[0, _queries(part), _third(shape, i, 0)]
-  key, value = (qkv[0, :, _third(shape, i, j)] for j in (1, 2))
+def _part(shape: _Shape, i: int, index: jax.Array, seed, qkv, query_pair, key_pair) -> _Part:
+  """Computes part number `index` of the `i`-th head of the current block."""
+  query = qkv[0, _queries(index), _columns(shape, i, 0)]
+  key, value = (qkv[0, :, _columns(shape, i, j)] for j in (1, 2))
   query = query / jnp.sqrt(shape.width).astype(query.dtype)
   scores = _dot(query, key, (1, 1))
-  scores += jnp.where((column[0, _queries(part)] == line[0]) & (line[0] > 0), 0.0, MASKED)
+  visible = (query_pair[0, _queries(index)] == key_pair[0]) & (key_pair[0] > 0)
+  scores += jnp.where(visible, 0.0, MASKED)
   e = jnp.exp(scores - scores.max(-1, keepdims=True))
   weights = e / e.sum(-1, keepdims=True)
   dropped, keep = weights.astype(query.dtype), None
   if shape.rate:
-    keep = kept(*seed, part, key.shape[0], shape.rate)
+    keep = kept(*seed, index, key.shape[0], shape.rate)
     dropped = jnp.where(keep, dropped / (1 - shape.rate), 0).astype(query.dtype)
   return _Part(query, key, value, weights, dropped, keep)
 
 
-def _forward_kernel(shape, qkv, column, line, random, rows, heads, out):
+def _forward_kernel(shape, qkv, query_pair, key_pair, random, rows, heads, out):
   """Attention of one block of heads of one row."""
   for i in range(shape.heads_per_block):
     at = slice(i * shape.width, (i + 1) * shape.width)
     seed = _seed(shape, i, random, rows, heads)
 
-    def write(number, _, i=i, at=at, seed=seed):
-      part = _part(shape, i, number, seed, qkv, column, line)
-      out[0, _queries(number), at] = _dot(part.dropped, part.value, (1, 0)).astype(out.dtype)
+    def write(index, _, i=i, at=at, seed=seed):
+      part = _part(shape, i, index, seed, qkv, query_pair, key_pair)
+      out[0, _queries(index), at] = _dot(part.dropped, part.value, (1, 0)).astype(out.dtype)
 
     jax.lax.fori_loop(0, qkv.shape[1] // _QUERIES, write, None)
 
 
-def _backward_kernel(shape, qkv, column, line, random, rows, heads, gradient, out):
+def _backward_kernel(shape, qkv, query_pair, key_pair, random, rows, heads, gradient, out):
   """Gradients of query, key and value of one block of heads of one row."""
   for i in range(shape.heads_per_block):
     at = slice(i * shape.width, (i + 1) * shape.width)
     seed = _seed(shape, i, random, rows, heads)
 
-    def write(number, total, i=i, at=at, seed=seed):
-      part = _part(shape, i, number, seed, qkv, column, line)
-      g = gradient[0, _queries(number), at]
+    def write(index, total, i=i, at=at, seed=seed):
+      part = _part(shape, i, index, seed, qkv, query_pair, key_pair)
+      g = gradient[0, _queries(index), at]
       d_weights = _dot(g, part.value, (1, 1))
       if part.keep is not None:
         d_weights = jnp.where(part.keep, d_weights / (1 - shape.rate), 0)
       d_scores = part.weights * (d_weights - (part.weights * d_weights).sum(-1, keepdims=True))
       d_scores = d_scores.astype(g.dtype)
       d_query = _dot(d_scores, part.key, (1, 0)) / np.float32(np.sqrt(shape.width))
-      out[0, _queries(number), _third(shape, i, 0)] = d_query.astype(out.dtype)
+      out[0, _queries(index), _columns(shape, i, 0)] = d_query.astype(out.dtype)
       return (total[0] + _dot(d_scores, part.query, (0, 0)),
               total[1] + _dot(part.dropped, g, (0, 0)))
 
     zero = jnp.zeros((qkv.shape[1], shape.width), jnp.float32)
     d_key_and_value = jax.lax.fori_loop(0, qkv.shape[1] // _QUERIES, write, (zero, zero))
     for j, x in enumerate(d_key_and_value, 1):
-      out[0, :, _third(shape, i, j)] = x.astype(out.dtype)
+      out[0, :, _columns(shape, i, j)] = x.astype(out.dtype)
 
 
 def _block(length: int, width: int) -> pl.BlockSpec:
@@ -159,25 +160,25 @@ def _block(length: int, width: int) -> pl.BlockSpec:
 
 
 def _call(kernel, shape: _Shape, width: int, products: int, qkv, pair_index, random, rows, heads,
-          *more) -> jax.Array:
+          *gradient) -> jax.Array:
   """Runs a kernel: `width` columns of output for each block, `products` products for each head."""
   batch, length, size = qkv.shape
   weights = batch * shape.heads * length * length
-  moved = (size + sum(x.shape[2] for x in more) + shape.blocks * width) * batch * length
-  numbers = pl.BlockSpec(memory_space=pltpu.SMEM)
+  elements = (size + sum(x.shape[2] for x in gradient) + shape.blocks * width) * batch * length
+  scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
   return pl.pallas_call(
       functools.partial(kernel, shape), grid=(batch, shape.blocks),
       in_specs=[_block(length, 3 * LANES),
                 pl.BlockSpec((1, length, 1), lambda row, _: (row, 0, 0)),
                 pl.BlockSpec((1, 1, length), lambda row, _: (row, 0, 0)),
-                numbers, numbers, numbers, *(_block(length, LANES) for _ in more)],
+                scalars, scalars, scalars, *(_block(length, LANES) for _ in gradient)],
       out_specs=_block(length, width),
       out_shape=jax.ShapeDtypeStruct((batch, length, shape.blocks * width), qkv.dtype),
       cost_estimate=pl.CostEstimate(flops=2 * products * weights * shape.width,
                                     transcendentals=weights,
-                                    bytes_accessed=moved * qkv.dtype.itemsize),
+                                    bytes_accessed=elements * qkv.dtype.itemsize),
       interpret=shape.interpret, name=kernel.__name__.strip('_').replace('kernel', 'attention'),
-  )(qkv, pair_index[:, :, None], pair_index[:, None, :], random, rows, heads, *more)
+  )(qkv, pair_index[:, :, None], pair_index[:, None, :], random, rows, heads, *gradient)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -137,16 +137,15 @@ class Layer(nn.Module):
   is_first: bool = False
 
   @nn.compact
-  def __call__(self, x: jax.Array, pair_index: jax.Array, bias: jax.Array | None,
-               angles: jax.Array) -> jax.Array:
-    """[B, L, D] -> [B, L, D]; the mask as `attention.attend` takes it, the angles of `rotary`."""
+  def __call__(self, x: jax.Array, mask: attention.Mask, angles: jax.Array) -> jax.Array:
+    """[B, L, D] -> [B, L, D]; `angles` from `rotary`."""
     c = self.config
-    y = x if self.is_first else LayerNorm(c, name='attention_norm')(x)
-    x = x + attention.SelfAttention(
+    attend = attention.SelfAttention(
         c, reach=c.local_window // 2 if self.is_local else 0, out_stddev=c.out_stddev,
-        output_dropout=c.attention_dropout, name='attention')(
-            y, pair_index, bias, functools.partial(rotate, angles=angles),
-            deterministic=self.deterministic)
+        output_dropout=c.attention_dropout, name='attention')
+    y = x if self.is_first else LayerNorm(c, name='attention_norm')(x)
+    x = x + attend(y, mask, rotate=functools.partial(rotate, angles=angles),
+                   deterministic=self.deterministic)
     y = LayerNorm(c, name='feed_forward_norm')(x)
     x = x + FeedForward(c, self.deterministic, name='feed_forward')(y)
     self.sow('intermediates', 'hidden', x)
@@ -165,13 +164,13 @@ class Group(nn.Module):
   deterministic: bool
 
   @nn.compact
-  def __call__(self, x: jax.Array, pair_index: jax.Array, bias: jax.Array | None,
+  def __call__(self, x: jax.Array, mask: attention.Mask,
                angles: dict[str, jax.Array]) -> tuple[jax.Array, None]:
     """[B, L, D] -> ([B, L, D], None); `angles` of 'global' and of 'local' layers."""
     for name in group_names(self.config):
       is_local = name != 'global'
       layer = Layer(self.config, self.deterministic, is_local, name=name)
-      x = layer(x, pair_index, bias, angles['local' if is_local else 'global'])
+      x = layer(x, mask, angles['local' if is_local else 'global'])
     return x, None
 
 
@@ -204,15 +203,15 @@ class Modern(nn.Module):
     x = self.embeddings(batch.ids, batch.type_ids, batch.positions,
                         deterministic=deterministic)  # [B, L, D]
     self.sow('intermediates', 'embedded', x)
-    mask = (batch.pair_index, attention.shared_bias(self, batch.pair_index))
+    mask = attention.make_mask(self, batch.pair_index)
     angles = {'global': rotary(batch.positions, c.head_size, c.global_theta),
               'local': rotary(batch.positions, c.head_size, c.local_theta)}
     first = encoder.rematerialised(Layer, c)
     x = first(c, deterministic, is_local=False, is_first=True, name='first')(
-        x, *mask, angles['global'])
+        x, mask, angles['global'])
     groups = encoder.stacked(encoder.rematerialised(Group, c), c, c.stacked_layers,
                              self.is_initializing())
-    x, _ = groups(c, deterministic, name='layers')(x, *mask, angles)
+    x, _ = groups(c, deterministic, name='layers')(x, mask, angles)
     x = self.final_norm(x)
     self.sow('intermediates', 'last', x)
     return x

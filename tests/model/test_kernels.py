@@ -108,6 +108,15 @@ def test_a_kernel_that_cannot_be_had():
     dataclasses.replace(CONFIG, attention='flash')
 
 
+@pytest.mark.parametrize('name', ['fused', 'splash', 'cudnn'])
+def test_a_named_kernel_does_not_hinder_the_short_rows_of_init(name):
+  tokens = jnp.zeros((1, 8), jnp.int32)
+  shapes = [jax.eval_shape(Bert(dataclasses.replace(CONFIG, attention=attention)).init,
+                           jax.random.key(0), Batch(*[tokens] * 4), tokens[:, :1])
+            for attention in ('xla', name)]
+  assert nn.unbox(shapes[0]) == nn.unbox(shapes[1])
+
+
 WIDE = dataclasses.replace(CONFIG, hidden_size=256, num_heads=4, attention_dropout=0.1)
 RATE = 0.1
 
