@@ -88,7 +88,7 @@ class MaskingConfig:
     return self.rate + (self.final_rate - self.rate) * step / max(train_steps - 1, 1)
 
   def unit_lengths(self) -> np.ndarray:
-    """Probability that a unit has 1, 2, ... words: [n] float64."""
+    """Probabilities that a unit has 1, 2, ... words: [n] float64."""
     return units.length_probabilities(self.unit, self.span_p, self.span_max, self.ngram_max)
 
 
@@ -111,25 +111,16 @@ class Masked(NamedTuple):
   weights: jax.Array  # [B, M] float32, 1 where there is something to predict, else 0
 
 
-def is_special(ids: jax.Array, special_ids: tuple[int, ...]) -> jax.Array:
-  """True where a token is one of the special ones (same shape as `ids`, bool)."""
-  return jnp.isin(ids, jnp.asarray(special_ids))
-
-
-def random_ordinary(key: jax.Array, shape: tuple[int, ...], vocab_size: int,
-                    special_ids: tuple[int, ...]) -> jax.Array:
-  """Token ids drawn uniformly from the vocabulary without its special tokens: [shape] int32."""
-  ids = jax.random.randint(key, shape, 0, vocab_size - len(special_ids))
-  for special in sorted(special_ids):  # skip over each special id, from the lowest up
+def random_ordinary(key: jax.Array, shape: tuple[int, ...], vocabulary: Vocabulary) -> jax.Array:
+  """Draws tokens that are not special, uniformly or by their frequencies: [shape] int32."""
+  if vocabulary.frequencies is not None:
+    drawn = jax.random.uniform(key, shape)
+    cumulative = jnp.asarray(vocabulary.frequencies)
+    return jnp.searchsorted(cumulative, drawn, side='right').astype(jnp.int32)
+  ids = jax.random.randint(key, shape, 0, vocabulary.size - len(vocabulary.special_ids))
+  for special in sorted(vocabulary.special_ids):  # skips over each special id, from the lowest up
     ids = ids + (ids >= special)
   return ids
-
-
-def frequent_ordinary(key: jax.Array, shape: tuple[int, ...],
-                      cumulative: jax.Array) -> jax.Array:
-  """Token ids drawn by `cumulative_frequencies`: [shape] int32."""
-  drawn = jax.random.uniform(key, shape)
-  return jnp.searchsorted(cumulative, drawn, side='right').astype(jnp.int32)
 
 
 def cumulative_frequencies(counts: np.ndarray, special_ids: tuple[int, ...]) -> np.ndarray:
@@ -238,7 +229,7 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
 
   def mask_row(ids, pair_index, row, word_start, rate):
     draw_key, action_key, token_key = jax.random.split(jax.random.fold_in(key, row), 3)
-    eligible = (pair_index > 0) & ~is_special(ids, vocabulary.special_ids)
+    eligible = (pair_index > 0) & ~jnp.isin(ids, jnp.asarray(vocabulary.special_ids))
     unit_start = word_start.astype(bool) | (pair_index == 0)
     if config.unit == 'token':
       unit_start = jnp.ones_like(unit_start)
@@ -252,13 +243,9 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
       action = jax.random.uniform(action_key, ids.shape)[unit[positions]]
     else:
       action = jax.random.uniform(action_key, (most,))
-    if vocabulary.frequencies is None:
-      random = random_ordinary(token_key, (most,), vocabulary.size, vocabulary.special_ids)
-    else:
-      random = frequent_ordinary(token_key, (most,), jnp.asarray(vocabulary.frequencies))
-    new = jnp.where(action < config.replace_mask, vocabulary.mask_id,
-                    jnp.where(action < config.replace_mask + config.replace_random,
-                              random, targets))
+    random = random_ordinary(token_key, (most,), vocabulary)
+    new = jnp.where(action < config.replace_mask + config.replace_random, random, targets)
+    new = jnp.where(action < config.replace_mask, vocabulary.mask_id, new)
     # Unused slots write beyond the row, where the update is dropped.
     corrupted = ids.at[jnp.where(valid, positions, ids.shape[0])].set(new, mode='drop')
     return Masked(corrupted, positions, jnp.where(valid, targets, 0),
