@@ -31,22 +31,8 @@ class ReplacedTokenHead(nn.Module):
     return dense(c, 1, ('embed', 'labels'), name='out', dtype=jnp.float32)(x)[..., 0]
 
 
-class ElectraForPreTraining(nn.Module):
-  """ELECTRA's discriminator."""
-
-  config: BertConfig
-
-  def setup(self):
-    self.bert = architectures.encoder(self.config)
-    self.rtd = ReplacedTokenHead(self.config)
-
-  def __call__(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
-    """[B, L] inputs -> logits [B, L] float32, high where a token seems to be replaced."""
-    return self.rtd(self.bert.encode(batch, deterministic=deterministic))
-
-
 class BertForPreTraining(nn.Module):
-  """An encoder with the masked-LM head and the next-sentence head of the paper."""
+  """An encoder with the heads of pretraining; it has the parameters of those that are called."""
 
   config: BertConfig
 
@@ -56,6 +42,7 @@ class BertForPreTraining(nn.Module):
     self.mlm_dense = dense(c, c.embedding_size, ('embed', 'pooled'))
     self.mlm_norm = LayerNorm(c)
     self.nsp = dense(c, 2, ('embed', 'labels'), dtype=jnp.float32)
+    self.rtd = ReplacedTokenHead(c)
 
   def transform(self, x: jax.Array) -> jax.Array:
     """Makes the input of the decoder from hidden states: [..., D] -> [..., E]."""
@@ -63,7 +50,7 @@ class BertForPreTraining(nn.Module):
       return self.bert.features(x)
     return self.mlm_norm(activation(self.config.activation)(self.mlm_dense(x)))
 
-  @nn.compact  # declares the bias only when called: an imported model may have the NSP head alone
+  @nn.compact  # declares the bias only when called, as `setup` does with the other parameters
   def mlm_logits(self, hidden: jax.Array, positions: jax.Array) -> jax.Array:
     """Logits over the vocabulary at the masked positions only.
 
@@ -85,6 +72,10 @@ class BertForPreTraining(nn.Module):
   def nsp_logits(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
     """[B, L, D] and [B, P] int32 -> [B, P, 2] float32; class 0 is "B follows A", as published."""
     return self.nsp(self.bert.pool(hidden, cls_positions))
+
+  def rtd_logits(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
+    """[B, L] inputs -> [B, L] float32, high where a token seems to be replaced (ELECTRA)."""
+    return self.rtd(self.bert.encode(batch, deterministic=deterministic))
 
   def __call__(self, batch: Batch, masked_positions: jax.Array, cls_positions: jax.Array | None, *,
                deterministic: bool = True) -> tuple[jax.Array, jax.Array | None]:

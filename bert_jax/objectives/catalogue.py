@@ -7,7 +7,6 @@ from bert_jax.errors import require
 from bert_jax.errors import require_choice
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.heads import BertForPreTraining
-from bert_jax.model.heads import ElectraForPreTraining
 from bert_jax.objectives.distillation import Distillation
 from bert_jax.objectives.mlm_nsp import MaskedLM
 from bert_jax.objectives.objective import Objective
@@ -17,26 +16,16 @@ from bert_jax.objectives.replaced_tokens import ReplacedTokens
 class Entry(NamedTuple):
   """An objective that a config can name."""
 
-  create: Callable[[BertConfig, BertConfig | None], Objective]  # of a model, and of its teacher
+  create: Callable[..., Objective]  # from the model, and from its teacher if there is one
   sequences: tuple[str, ...] = ('next_sentence', 'sentence_order', 'full_sentences')  # it serves
 
 
-def _replaced_tokens(config: BertConfig, teacher: BertConfig | None) -> ReplacedTokens:
-  del teacher
-  config.generator()  # refuses sizes that no generator has
-  return ReplacedTokens(ElectraForPreTraining(config))
-
-
 # The first one that serves the sequences is their default.
-ALL = {
-    'mlm_nsp': Entry(lambda config, _: MaskedLM(BertForPreTraining(config), 'nsp'),
-                     ('next_sentence',)),
-    'mlm_sop': Entry(lambda config, _: MaskedLM(BertForPreTraining(config), 'sop'),
-                     ('sentence_order',)),
-    'mlm': Entry(lambda config, _: MaskedLM(BertForPreTraining(config), None)),
-    'replaced_tokens': Entry(_replaced_tokens),
-    'distillation': Entry(lambda config, teacher: Distillation(
-        BertForPreTraining(config), BertForPreTraining(teacher)))}
+ALL = {'mlm_nsp': Entry(lambda model: MaskedLM(model, 'nsp'), ('next_sentence',)),
+       'mlm_sop': Entry(lambda model: MaskedLM(model, 'sop'), ('sentence_order',)),
+       'mlm': Entry(lambda model: MaskedLM(model, None)),
+       'replaced_tokens': Entry(ReplacedTokens),
+       'distillation': Entry(Distillation)}
 
 
 def name_of(objective: str, sequences: str, architecture: str) -> str:
@@ -69,4 +58,5 @@ def create(objective: str, sequences: str, config: BertConfig,
            teacher: BertConfig | None = None) -> Objective:
   """Creates the objective that `name_of` gives; `teacher` is for distillation."""
   name = name_of(objective, sequences, config.architecture)
-  return ALL[name].create(config, teacher)
+  configs = (config, teacher) if teacher else (config,)
+  return ALL[name].create(*map(BertForPreTraining, configs))

@@ -88,8 +88,17 @@ class MaskingConfig:
     return self.rate + (self.final_rate - self.rate) * step / max(train_steps - 1, 1)
 
   def unit_lengths(self) -> np.ndarray:
-    """Probabilities that a unit has 1, 2, ... words: [n] float64."""
-    return units.length_probabilities(self.unit, self.span_p, self.span_max, self.ngram_max)
+    """Probabilities that a unit has 1, 2, ... words: [n] float64.
+
+    Spans are geometric, cut off at `span_max` (Joshi et al. 2020, SpanBERT); of n-grams the
+    probability is proportional to 1/n (Lan et al. 2020, ALBERT).
+    """
+    weights = np.ones(1)
+    if self.unit == 'span':
+      weights = self.span_p * (1 - self.span_p)**np.arange(self.span_max)
+    elif self.unit == 'ngram':
+      weights = 1 / np.arange(1, self.ngram_max + 1)
+    return weights / weights.sum()
 
 
 class Vocabulary(NamedTuple):

@@ -6,13 +6,13 @@ from typing import ClassVar
 from typing import NamedTuple
 from typing import Self
 
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model import heads
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
+from bert_jax.model.heads import BertForPreTraining
+from bert_jax.model.heads import count_parameters
 from bert_jax.objectives.losses import Metrics
 from bert_jax.objectives.masking import Masked
 
@@ -40,8 +40,8 @@ def with_dropout(key: jax.Array | None) -> dict[str, Any]:
   return {'deterministic': key is None, 'rngs': {} if key is None else {'dropout': key}}
 
 
-def init_masked_lm(model: nn.Module, key: jax.Array, with_pairs: bool) -> Any:
-  """Makes the variables of a `BertForPreTraining`; without pairs it has no pooler and pair head."""
+def init_masked_lm(model: BertForPreTraining, key: jax.Array, with_pairs: bool) -> Any:
+  """Makes the variables of encoder and masked-LM head, and with pairs of pooler and pair head."""
   tokens = jnp.zeros((1, 8), jnp.int32)
   position = tokens[:, :1]
   return model.init(key, Batch(*[tokens] * 4), position, position if with_pairs else None)
@@ -51,13 +51,13 @@ def init_masked_lm(model: nn.Module, key: jax.Array, with_pairs: bool) -> Any:
 class Objective:
   """What a model learns from masked rows; pure. Every objective is a subclass in its own file."""
 
-  model: nn.Module  # the model that is trained and exported; it has a `config`
+  model: BertForPreTraining  # the model that is trained and exported
 
   loss_weights: ClassVar[dict[str, float]]  # weight of each loss in the total
 
   def with_config(self, config: BertConfig) -> Self:
     """Returns this objective for a model of other sizes."""
-    return dataclasses.replace(self, model=type(self.model)(config))
+    return dataclasses.replace(self, model=BertForPreTraining(config))
 
   def init(self, key: jax.Array) -> Any:
     """Makes the variables, boxed with their logical axes."""
@@ -81,7 +81,7 @@ class Objective:
   def parameters(self) -> int:
     """Number of trained parameters, without the padding of the vocabulary."""
     boxed = jax.eval_shape(self.init, jax.random.key(0))
-    return heads.count_parameters(boxed, self.model.config)
+    return count_parameters(boxed, self.model.config)
 
   def flops_per_token(self, length: int, predictions: float) -> float:
     """Model FLOPs of a training step, as `BertConfig.flops_per_token`."""

@@ -38,6 +38,9 @@ class ReplacedTokens(objective.Objective):
 
   loss_weights: ClassVar[dict[str, float]] = {'mlm_loss': 1.0, 'rtd_loss': 50.0}  # as published
 
+  def __post_init__(self):
+    self.model.config.generator()  # refuses sizes that no generator has
+
   @property
   def generator(self) -> BertForPreTraining:
     """The masked LM that samples the replacements."""
@@ -46,7 +49,8 @@ class ReplacedTokens(objective.Objective):
   def init(self, key: jax.Array) -> Any:
     """Variables of the discriminator, and under 'generator' those that it does not share."""
     first, second = jax.random.split(key)
-    tree = self.model.init(first, Batch(*[jnp.zeros((1, 8), jnp.int32)] * 4))['params']
+    batch = Batch(*[jnp.zeros((1, 8), jnp.int32)] * 4)
+    tree = self.model.init(first, batch, method='rtd_logits')['params']
     generator = objective.init_masked_lm(self.generator, second, with_pairs=False)['params']
     del generator['bert']['embeddings']
     return {'params': {**tree, 'generator': generator}}
@@ -72,7 +76,7 @@ class ReplacedTokens(objective.Objective):
     original = replace(inputs.ids, masked.positions, masked.weights, masked.targets)
     replaced = (ids != original).astype(jnp.float32)  # the generator may draw the original token
     scores = self.model.apply({'params': discriminator}, inputs._replace(ids=ids),
-                              **objective.with_dropout(second))
+                              method='rtd_logits', **objective.with_dropout(second))
     real = (inputs.pair_index > 0).astype(jnp.float32)
     return {**losses.classification('mlm', logits, masked.targets, masked.weights),
             'rtd_loss': losses.weighted(jnp.logaddexp(0, scores) - scores * replaced, real),

@@ -10,22 +10,6 @@ import numpy as np
 UNITS = ('token', 'whole_word', 'span', 'ngram')
 
 
-def length_probabilities(unit: str, span_p: float, span_max: int, ngram_max: int) -> np.ndarray:
-  """Probability that a unit has 1, 2, ... words: [n] float64.
-
-  Spans are geometric, cut off at `span_max` (Joshi et al. 2020, SpanBERT); of n-grams the
-  probability is proportional to 1/n (Lan et al. 2020, ALBERT).
-  """
-  if unit == 'span':
-    n = np.arange(1, span_max + 1)
-    weights = span_p * (1 - span_p)**(n - 1)
-  elif unit == 'ngram':
-    weights = 1 / np.arange(1, ngram_max + 1)
-  else:
-    weights = np.ones(1)
-  return weights / weights.sum()
-
-
 def join_words(key: jax.Array, word_start: jax.Array, special: jax.Array,
                probabilities: np.ndarray) -> jax.Array:
   """Joins runs of words of random length to units, which never reach across a special token.
