@@ -233,8 +233,9 @@ def attend(module: nn.Module, qkv: jax.Array, mask: Mask, *, deterministic: bool
     module.sow('intermediates', 'weights', weights)  # [B, H, L, L]
     return dropout(weights)
 
-  heads = qkv.reshape(*qkv.shape[:2], c.num_heads, 3, c.head_size)
-  query, key, value = (heads[:, :, :, i] for i in range(3))  # [B, L, H, K]
+  # Reshaped for each part, so that their gradients add up in the wide shape of `qkv`.
+  of_heads = (*qkv.shape[:2], c.num_heads, 3, c.head_size)
+  query, key, value = (qkv.reshape(of_heads)[:, :, :, i] for i in range(3))  # [B, L, H, K]
   if rotate:
     query, key = rotate(query), rotate(key)
   if reach and not module.is_mutable_collection('intermediates'):

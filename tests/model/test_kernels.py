@@ -66,7 +66,7 @@ def test_splash_is_the_plain_path_to_rounding(shape):
                expected_grads)
 
 
-@pytest.mark.parametrize('attention, length, platform, fields, expected', [
+@pytest.mark.parametrize('name, length, platform, fields, expected', [
     ('auto', 128, 'tpu', {'hidden_size': 128}, ('fused', 'it holds no weights')),
     ('auto', 512, 'tpu', {'hidden_size': 256, 'attention_dropout': 0.1},
      ('fused', 'it holds no weights')),
@@ -82,8 +82,8 @@ def test_splash_is_the_plain_path_to_rounding(shape):
     ('xla', 1024, 'tpu', {}, ('xla', 'asked for')),
     ('splash', 128, 'tpu', {}, ('splash', 'asked for')),
 ])
-def test_choice(attention, length, platform, fields, expected):
-  config = dataclasses.replace(CONFIG, attention=attention, **fields)
+def test_choice(name, length, platform, fields, expected):
+  config = dataclasses.replace(CONFIG, attention=name, **fields)
   assert attention.choose_path(config, length, platform) == expected
 
 
@@ -111,9 +111,9 @@ def test_a_kernel_that_cannot_be_had():
 @pytest.mark.parametrize('name', ['fused', 'splash', 'cudnn'])
 def test_a_named_kernel_does_not_hinder_the_short_rows_of_init(name):
   tokens = jnp.zeros((1, 8), jnp.int32)
-  shapes = [jax.eval_shape(Bert(dataclasses.replace(CONFIG, attention=attention)).init,
+  shapes = [jax.eval_shape(Bert(dataclasses.replace(CONFIG, attention=path)).init,
                            jax.random.key(0), Batch(*[tokens] * 4), tokens[:, :1])
-            for attention in ('xla', name)]
+            for path in ('xla', name)]
   assert nn.unbox(shapes[0]) == nn.unbox(shapes[1])
 
 
