@@ -92,7 +92,7 @@ def describe(config: BertConfig, lengths: Iterable[int], platform: str = '') -> 
 
 
 def _path(module: nn.Module, length: int) -> str:
-  """The path in `module`: xla if it is initialized, in rows too short for kernels, or must sow."""
+  """Chooses the path for `module`: xla for init, whose rows are short, and to sow the weights."""
   if module.is_initializing():
     return 'xla'
   path, _ = choose_path(module.config, length)
@@ -100,14 +100,14 @@ def _path(module: nn.Module, length: int) -> str:
 
 
 class Mask(NamedTuple):
-  """Which tokens see each other: those of one pair."""
+  """Visibility within a row: the tokens of one pair see each other."""
 
   pair_index: jax.Array  # [B, L] int32, 0 on padding, 1..P on the tokens of each pair
-  bias: jax.Array | None  # its `attention_bias`, made once for all layers; None = a kernel is used
+  bias: jax.Array | None  # [B, 1, L, L] from `attention_bias`; None = a kernel computes it
 
 
 def make_mask(module: nn.Module, pair_index: jax.Array) -> Mask:
-  """Makes the mask for the layers of `module` from [B, L] pair numbers."""
+  """Makes the mask once for all layers of the encoder `module`; `pair_index` is [B, L]."""
   plain = _path(module, pair_index.shape[1]) == 'xla'
   return Mask(pair_index, attention_bias(pair_index) if plain else None)
 

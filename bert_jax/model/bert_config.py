@@ -52,7 +52,7 @@ class BertConfig:
   # xla, or a kernel: fused (TPU) or, without attention dropout, splash (TPU) or cudnn (GPU);
   # auto = the best for the device and the row length.
   attention: str = 'auto'
-  remat: str = 'none'  # what the backward pass computes again: none, dots (keep the matmuls), full
+  remat: str = 'none'  # recomputed in the backward pass: none, dots (keep the matmuls), full
   scan_unroll: int = 1  # layers unrolled in each turn of the scan; num_layers = no loop at all
 
   # Constants of an architecture. They are not fields: the architecture's name implies them.

@@ -34,7 +34,7 @@ class Intermediates(NamedTuple):
 
 
 class Encoder(Protocol):
-  """What heads and tools use of an encoder, a Linen module."""
+  """The interface of an encoder, a Linen module, for heads and tools."""
 
   config: BertConfig
   embeddings: Embeddings  # its `decode` is the decoder of the masked LM head
@@ -114,7 +114,7 @@ class EncoderLayer(nn.Module):
 
 
 def rematerialised(layer: type[nn.Module], config: BertConfig) -> type[nn.Module]:
-  """Returns a layer whose backward pass computes again what `config.remat` says."""
+  """Returns a layer that recomputes its activations in the backward pass as `config.remat` says."""
   if config.remat == 'none':
     return layer
   policy = {'dots': jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,

@@ -44,8 +44,8 @@ class _Shape(NamedTuple):
     return self.heads // self.heads_per_block
 
 
-def kept(key: jax.Array, row: jax.Array, head: jax.Array, part: jax.Array, length: int,
-         rate: float) -> jax.Array:
+def keep_mask(key: jax.Array, row: jax.Array, head: jax.Array, part: jax.Array, length: int,
+              rate: float) -> jax.Array:
   """Draws the weights that dropout keeps, for 128 queries of one head in one row: [128, L] bool.
 
   They depend only on the key and the row's place in the batch: every mesh drops the same.
@@ -94,7 +94,7 @@ def _columns(shape: _Shape, i: int, j: int) -> slice:
 
 
 def _seed(shape: _Shape, i: int, random, rows, heads) -> tuple:
-  """The first arguments of `kept` for the `i`-th head. A loop cannot ask for program ids."""
+  """The first arguments of `keep_mask` for the `i`-th head. A loop cannot ask for program ids."""
   head = heads[pl.program_id(1) * shape.heads_per_block + i]
   return (random[0], random[1]), rows[pl.program_id(0)], head
 
@@ -111,7 +111,7 @@ def _part(shape: _Shape, i: int, index: jax.Array, seed, qkv, query_pair, key_pa
   weights = e / e.sum(-1, keepdims=True)
   dropped, keep = weights.astype(query.dtype), None
   if shape.rate:
-    keep = kept(*seed, index, key.shape[0], shape.rate)
+    keep = keep_mask(*seed, index, key.shape[0], shape.rate)
     dropped = jnp.where(keep, dropped / (1 - shape.rate), 0).astype(query.dtype)
   return _Part(query, key, value, weights, dropped, keep)
 

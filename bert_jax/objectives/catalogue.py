@@ -33,7 +33,7 @@ def name_of(objective: str, sequences: str, architecture: str) -> str:
 
   Args:
     objective: by name; '' = replaced_tokens for ELECTRA, else the default of the sequences.
-    sequences: what rows are made of.
+    sequences: of the rows, as in `data.sequences`.
     architecture: of the model.
 
   Raises:

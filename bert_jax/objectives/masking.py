@@ -102,7 +102,7 @@ class MaskingConfig:
 
 
 class Vocabulary(NamedTuple):
-  """The facts about a tokeniser that masking needs."""
+  """The vocabulary of a tokeniser, as far as masking needs it."""
 
   size: int  # V; random replacements are below it
   special_ids: tuple[int, ...]  # never masked, predicted, or put in as a random replacement
@@ -117,7 +117,7 @@ class Masked(NamedTuple):
   ids: jax.Array  # [B, L] int32, the corrupted input
   positions: jax.Array  # [B, M] int32, ascending; 0 where unused
   targets: jax.Array  # [B, M] int32, the original tokens
-  weights: jax.Array  # [B, M] float32, 1 where there is something to predict, else 0
+  weights: jax.Array  # [B, M] float32, 1 on predictions, 0 on unused slots
 
 
 def random_ordinary(key: jax.Array, shape: tuple[int, ...], vocabulary: Vocabulary) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The base of all objectives, and what their losses read."""
+"""The base of all objectives, and the records that their losses read."""
 
 import dataclasses
 from typing import Any
@@ -49,7 +49,7 @@ def init_masked_lm(model: BertForPreTraining, key: jax.Array, with_pairs: bool) 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-  """What a model learns from masked rows; pure. Every objective is a subclass in its own file."""
+  """A pure objective of learning from masked rows. Each one is a subclass in its own file."""
 
   model: BertForPreTraining  # the model that is trained and exported
 
@@ -75,7 +75,7 @@ class Objective:
     raise NotImplementedError
 
   def exported(self, params: Any) -> Any:
-    """Returns the part of the trained variables that is kept as a model."""
+    """Returns the part of the trained variables that becomes the model."""
     return params
 
   def parameters(self) -> int:

@@ -1,3 +1,4 @@
+import dataclasses
 import types
 
 from flax import linen as nn
@@ -8,6 +9,7 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
+from bert_jax.model import architectures
 from bert_jax.model import heads
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
@@ -59,6 +61,14 @@ def test_flops_of_base_at_128():
   assert total == 6 * 12 * 128 * (4 * 768**2 + 2 * 768 * 3072) + 12 * 12 * 768 * 128**2 + (
       6 * 20 * (768**2 + 768 * 30_522))
   assert round(total / 1e9, 1) == 69.9
+
+
+@pytest.mark.parametrize('name', architectures.ALL)
+def test_the_fewest_layers_make_a_model(name):
+  config = architectures.make_config({'architecture': name})
+  one, two = (dataclasses.replace(config, num_layers=n)
+              for n in architectures.fewest_layers(config))
+  assert 1 <= one.stacked_layers <= two.stacked_layers and one.num_layers < two.num_layers
 
 
 @pytest.mark.parametrize('wrong', [

@@ -131,7 +131,7 @@ def fused_inputs(length=128):
 def kept(key, row, head, length, rate=RATE):
   """Which weights are kept in a row: [L, L] bool."""
   return jnp.concatenate([
-      fused_attention.kept(key, row, head, np.int32(part), length, rate)
+      fused_attention.keep_mask(key, row, head, np.int32(part), length, rate)
       for part in range(length // 128)])
 
 
