@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
+from bert_jax.model import architectures
 from bert_jax.model import attention
 from bert_jax.model import fused_attention
 from bert_jax.model.bert_config import BertConfig
@@ -200,6 +201,23 @@ def test_fused_in_the_model_is_plain_without_dropout_and_drops_with_it():
   first, again, other = encode(fused, 1), encode(fused, 1), encode(fused, 2)
   np.testing.assert_array_equal(first, again)
   assert np.abs(first - other).mean() > 0.1
+
+
+@pytest.mark.parametrize('fields', [
+    {}, {'remat': 'full', 'dtype': 'bfloat16'}, {'architecture': 'albert', 'groups': 2},
+    {'architecture': 'modernbert', 'num_layers': 4, 'remat': 'dots', 'dtype': 'bfloat16'}])
+def test_weights_can_be_asked_for_where_a_kernel_would_hold_none(fields):
+  sizes = {'vocab_size': 50, 'hidden_size': 256, 'num_layers': 2, 'num_heads': 4,
+           'intermediate_size': 64, 'max_positions': 128, 'attention': 'fused'}
+  config = architectures.make_config(sizes | fields)
+  encoder, batch = architectures.encoder(config), packed_rows()
+
+  def weights(key):
+    params = encoder.init(key, batch, jnp.zeros((4, 1), jnp.int32))
+    _, collections = encoder.apply(params, batch, method='encode', mutable=['intermediates'])
+    return encoder.intermediates(collections['intermediates']).attention
+
+  assert jax.eval_shape(weights, jax.random.key(0)).shape == (config.num_layers, 4, 4, 128, 128)
 
 
 @pytest.mark.parametrize('length', [128, pytest.param(512, marks=pytest.mark.slow)])
