@@ -18,7 +18,9 @@ import numpy as np
 
 from bert_jax.errors import require
 from bert_jax.errors import require_choice
-from bert_jax.objectives import units
+
+# Units of masking. Every position belongs to one, which reaches up to the start of the next.
+UNITS = ('token', 'whole_word', 'span', 'ngram')
 
 # Predictions beyond the rate, so that the last word of a row stays whole: words of up to six tokens
 # always fit; n-grams have room for two more tokens with each further word.
@@ -45,7 +47,7 @@ class MaskingConfig:
   def __post_init__(self):
     require(0 < self.rate < 1 and 0 <= self.final_rate < 1,
             f'masking.rate={self.rate} and masking.final_rate={self.final_rate} must lie in (0, 1)')
-    require_choice('masking.unit', self.unit, units.UNITS)
+    require_choice('masking.unit', self.unit, UNITS)
     require(0 < self.span_p < 1 and min(self.span_max, self.ngram_max) >= 1,
             f'masking.span_p={self.span_p} must lie in (0, 1), masking.span_max={self.span_max} '
             f'and masking.ngram_max={self.ngram_max} be at least 1')
@@ -137,6 +139,42 @@ def cumulative_frequencies(counts: np.ndarray, special_ids: tuple[int, ...]) -> 
   counts = counts.astype(np.float64)
   counts[list(special_ids)] = 0
   return (np.cumsum(counts) / counts.sum()).astype(np.float32)
+
+
+def join_words(key: jax.Array, word_start: jax.Array, special: jax.Array,
+               probabilities: np.ndarray) -> jax.Array:
+  """Joins runs of words of random length to units, which never reach across a special token.
+
+  Between two special tokens the lengths of the units are independent draws; the last one is cut off
+  at the next special token.
+
+  Args:
+    key: of the row.
+    word_start: [L] bool, True also on special tokens, on padding and on the tokens after them.
+    special: [L] bool, special tokens and padding.
+    probabilities: of 1, 2, ... words.
+
+  Returns:
+    [L] bool, True where units start.
+  """
+  size = word_start.shape[0]
+  word = jnp.cumsum(word_start) - 1  # [L], the word of each position
+  indices = jnp.arange(size)
+  is_special = jnp.zeros(size, bool).at[word].max(special)  # by word, like all below
+  drawn = jax.random.uniform(key, (size,))
+  words = 1 + jnp.searchsorted(jnp.asarray(np.cumsum(probabilities)[:-1], jnp.float32), drawn,
+                               side='right')
+  # The next special word behind each word: the smallest index of one, looking from the right.
+  behind = jax.lax.cummin(jnp.where(is_special, indices, size), reverse=True)
+  behind = jnp.append(behind[1:], size)
+  jump = jnp.where(is_special, indices + 1, jnp.minimum(indices + words, behind))
+  jump = jnp.append(jnp.minimum(jump, size), size)  # [L + 1], the end jumps to itself
+  # Marks the words that a walk from the first one visits, in log2(L) rounds of doubled jumps.
+  visited = jnp.zeros(size + 1, bool).at[0].set(True)
+  for _ in range(size.bit_length()):
+    visited = visited.at[jump].max(visited)
+    jump = jump[jump]
+  return word_start & visited[word]
 
 
 def _budgets(key: jax.Array, n: jax.Array, rate: jax.Array, most: int) -> jax.Array:
@@ -243,7 +281,7 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
     if config.unit == 'token':
       unit_start = jnp.ones_like(unit_start)
     elif len(lengths) > 1:
-      unit_start = units.join_words(jax.random.fold_in(draw_key, 1), unit_start, ~eligible, lengths)
+      unit_start = join_words(jax.random.fold_in(draw_key, 1), unit_start, ~eligible, lengths)
     positions, valid = _select_row(draw_key, eligible, pair_index, unit_start, rate, pairs, most,
                                    whole=config.is_whole)
     targets = ids[positions]
