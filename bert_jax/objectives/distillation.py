@@ -56,7 +56,7 @@ class Distillation(objective.Objective):
     real = (inputs.pair_index > 0).astype(jnp.float32)
     soft_loss = self._soft_loss(params, frozen, student, teacher, real, masked.positions.shape[1])
     return {'soft_loss': (soft_loss, jnp.sum(real)),
-            **losses.classification('mlm', logits, masked.targets, masked.weights),
+            **losses.classification(logits, masked.targets, masked.weights, 'mlm_'),
             'cosine_loss': losses.weighted(cosine_distance(student, teacher), real)}
 
   def _soft_loss(self, params: Any, frozen: Any, student: jax.Array, teacher: jax.Array,

@@ -35,17 +35,15 @@ def weighted(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Arra
   return jnp.sum(values * weights), jnp.sum(weights)
 
 
-def classification(name: str, logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Metrics:
-  """Cross-entropy in nat and right answers: {name}_loss and {name}_accuracy.
+def classification(logits: jax.Array, labels: jax.Array, weights: jax.Array,
+                   prefix: str = '') -> Metrics:
+  """The metrics 'loss' and 'accuracy' of logits [..., V], labels [...] and weights [...].
 
-  Args:
-    name: of the metrics.
-    logits: [..., V] float32.
-    labels: [...] int32.
-    weights: [...] float32, 0 where there is nothing to predict.
+  `prefix` comes before both names. The loss is in nat, the weights are 0 on unused labels.
   """
   loss, is_right = cross_entropy(logits, labels)
-  return {f'{name}_loss': weighted(loss, weights), f'{name}_accuracy': weighted(is_right, weights)}
+  return {f'{prefix}loss': weighted(loss, weights),
+          f'{prefix}accuracy': weighted(is_right, weights)}
 
 
 def mean(metric: tuple[Any, Any]) -> Any:

@@ -38,7 +38,8 @@ class MaskedLM(objective.Objective):
     mlm_logits, pair_logits = self.model.apply(
         params, example.inputs, masked.positions, example.cls_positions if pairs else None,
         **objective.with_dropout(keys.dropout))
-    metrics = losses.classification('mlm', mlm_logits, masked.targets, masked.weights)
+    metrics = losses.classification(mlm_logits, masked.targets, masked.weights, 'mlm_')
     if pairs:
-      metrics |= losses.classification(pairs, pair_logits, example.labels, example.pair_weights)
+      metrics |= losses.classification(pair_logits, example.labels, example.pair_weights,
+                                       f'{pairs}_')
     return metrics

@@ -78,7 +78,7 @@ class ReplacedTokens(objective.Objective):
     scores = self.model.apply({'params': discriminator}, inputs._replace(ids=ids),
                               method='rtd_logits', **objective.with_dropout(second))
     real = (inputs.pair_index > 0).astype(jnp.float32)
-    return {**losses.classification('mlm', logits, masked.targets, masked.weights),
+    return {**losses.classification(logits, masked.targets, masked.weights, 'mlm_'),
             'rtd_loss': losses.weighted(jnp.logaddexp(0, scores) - scores * replaced, real),
             'rtd_accuracy': losses.weighted((scores > 0) == (replaced > 0), real),
             'rtd_replaced': losses.weighted(replaced, real)}
