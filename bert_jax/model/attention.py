@@ -123,7 +123,7 @@ def attention_bias(pair_index: jax.Array) -> jax.Array:
   """
   same = pair_index[:, :, None] == pair_index[:, None, :]  # [B, L, L]
   real = pair_index[:, None, :] > 0  # [B, 1, L]
-  return jnp.where(same & real, 0.0, MASKED)[:, None]
+  return jnp.where(same & real, 0.0, MASKED)[:, None]  # [B, 1, L, L]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -165,9 +165,9 @@ def dot_product_attention(query: jax.Array, key: jax.Array, value: jax.Array,
   query = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
   scores = jnp.einsum('blhk,bmhk->bhlm', query, key, preferred_element_type=jnp.float32)
   if bias is not None:
-    scores = scores + bias
+    scores = scores + bias  # [B, H, L, L]
   weights = drop(softmax(scores, query.dtype))  # [B, H, L, L]
-  return jnp.einsum('bhlm,bmhk->blhk', weights, value)
+  return jnp.einsum('bhlm,bmhk->blhk', weights, value)  # [B, L, H, K]
 
 
 def local_attention(query: jax.Array, key: jax.Array, value: jax.Array, pair_index: jax.Array,
@@ -204,7 +204,7 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array, pair_ind
   distance = jnp.arange(reach)[:, None] - (jnp.arange(3 * reach)[None, :] - reach)
   visible = ((of_query[:, :, None] == of_key[:, None, :]) & (of_key[:, None, :] > 0)
              & (jnp.abs(distance) <= reach))  # [B * blocks, reach, 3 * reach]
-  bias = jnp.where(visible, 0.0, MASKED)[:, None]
+  bias = jnp.where(visible, 0.0, MASKED)[:, None]  # [B * blocks, 1, reach, 3 * reach]
   out = dot_product_attention(in_blocks(query), around(key), around(value), bias, drop)
   return out.reshape(rows, blocks * reach, *out.shape[2:])[:, :length]
 

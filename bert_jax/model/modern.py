@@ -96,7 +96,7 @@ def rotary(positions: jax.Array, width: int, theta: float) -> jax.Array:
     [2, B, L, 1, K / 2] float32.
   """
   frequencies = 1.0 / theta ** (np.arange(0, width, 2) / width)
-  angles = positions[:, :, None, None] * frequencies.astype(np.float32)
+  angles = positions[:, :, None, None] * frequencies.astype(np.float32)  # [B, L, 1, K / 2]
   return jnp.stack([jnp.cos(angles), jnp.sin(angles)])
 
 
