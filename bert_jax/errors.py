@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
 import errno
 import os
 import signal
@@ -38,6 +39,17 @@ class Failed(Exception):
 
 class Preempted(Exception):
   """The run was asked to stop by SIGTERM and has saved everything."""
+
+
+def require(condition: bool, message: str):
+  """Raises a UserError with `message` unless `condition` holds."""
+  if not condition:
+    raise UserError(message)
+
+
+def require_choice(name: str, value: str, choices: Collection[str]):
+  """Raises a UserError unless the field `name`, as users type it, has one of the `choices`."""
+  require(value in choices, f'{name}={value!r} is unknown: use {", ".join(choices)}')
 
 
 def _end(message: str, status: int):

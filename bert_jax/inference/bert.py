@@ -25,7 +25,7 @@ from bert_jax.model import chunks
 from bert_jax.model import pooling as pooling_lib
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
-from bert_jax.model.heads import for_pretraining
+from bert_jax.model.heads import BertForPreTraining
 
 # Tokens of a batch: on a CPU what its caches hold counts, elsewhere that there is enough to do.
 _BATCH_TOKENS = collections.defaultdict(lambda: 16384, cpu=2048)
@@ -74,7 +74,7 @@ class Bert:
   def __init__(self, model: Pretrained):
     self.model = dataclasses.replace(model, params=jax.tree.map(jnp.asarray, model.params))
     self.config, self.params, self.tokenizer = model.config, self.model.params, model.tokenizer
-    config, heads = model.config, for_pretraining(model.config)
+    config, heads = model.config, BertForPreTraining(model.config)
 
     @functools.partial(jax.jit, static_argnames=('layers', 'pooling'))
     def vectors(params, batch, starts, layers, pooling):

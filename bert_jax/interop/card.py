@@ -2,13 +2,16 @@
 
 import math
 
+from bert_jax.interop import layout
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.model.heads import count_parameters
 
 
 def model_card(model: Pretrained, architecture: str) -> str:
   """A README.md in the hub's form: what the model is, how it was made, how it is loaded."""
   c, facts = model.config, model.facts
-  parameters = c.count_parameters(pooler='pooler' in model.groups, heads='mlm' in model.groups)
+  counted = {'pooler', 'mlm', 'nsp'} & set(model.groups)
+  parameters = count_parameters(layout.abstract_params(c, counted), c)
   lines = [
       '---', 'library_name: transformers', 'tags:', '- bert', '- bert_jax', '---', '',
       f'# BERT, {c.num_layers} layers of {c.hidden_size}', '',

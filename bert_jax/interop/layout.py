@@ -16,8 +16,8 @@ from bert_jax.interop import bert_layout
 from bert_jax.interop import modern_layout
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
+from bert_jax.model.heads import BertForPreTraining
 from bert_jax.model.heads import ReplacedTokenHead
-from bert_jax.model.heads import for_pretraining
 
 # What a model may have on top of the encoder, and how the names of its tensors begin.
 GROUPS = {'pooler': 'pooler.', 'mlm': 'cls.predictions.', 'nsp': 'cls.seq_relationship.',
@@ -38,7 +38,7 @@ def groups(params: Any) -> tuple[str, ...]:
 def abstract_params(config: BertConfig, present: Collection[str], num_labels: int = 0) -> Any:
   """The tree of ShapeDtypeStructs, boxed with logical axes, of a model with these groups."""
   tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
-  tree = jax.eval_shape(for_pretraining(config).init, jax.random.key(0), Batch(*[tokens] * 4),
+  tree = jax.eval_shape(BertForPreTraining(config).init, jax.random.key(0), Batch(*[tokens] * 4),
                         tokens, tokens)['params']
   dense = tree.pop('nsp')
   if 'pooler' not in present:

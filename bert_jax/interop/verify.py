@@ -19,8 +19,8 @@ from bert_jax.interop import layout
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
 from bert_jax.model.encoder import Batch
+from bert_jax.model.heads import BertForPreTraining
 from bert_jax.model.heads import ReplacedTokenHead
-from bert_jax.model.heads import for_pretraining
 
 _SPECIAL = ' '.join(SPECIAL_TOKENS)
 # Strings at which tokenisers are known to differ.
@@ -69,7 +69,7 @@ def outputs(model: Pretrained) -> dict[str, np.ndarray]:
   config = dataclasses.replace(model.config, dtype='float32')
   first = jnp.zeros((3, 1), jnp.int32)
   real = batch.pair_index > 0
-  module, heads = architectures.encoder(config), for_pretraining(config)
+  module, heads = architectures.encoder(config), BertForPreTraining(config)
 
   def run(params):
     encoder = {'params': params['params']['bert']}

@@ -1,17 +1,19 @@
-"""BertConfig: the sizes and choices that define a BERT, and nothing about how it is trained."""
+"""BertConfig: the sizes and choices that define a BERT. How it is trained is no part of it."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 
-from bert_jax.errors import UserError
+from bert_jax.errors import require
+from bert_jax.errors import require_choice
 
 ACTIVATIONS = ('gelu', 'gelu_tanh', 'relu')
 ATTENTION = ('auto', 'xla', 'fused', 'splash', 'cudnn')
 REMAT = ('none', 'dots', 'full')
 DTYPES = ('auto', 'float32', 'bfloat16')
 
-_MOST = 2**24  # of any size or number in a model
+_LARGEST = 2**24  # upper bound on every size in a model
 
 # The vocabulary is stored padded to a multiple of this, whatever the mesh, so that the shapes in a
 # checkpoint never depend on the number of chips, and every model axis divides them that is a power
@@ -27,10 +29,10 @@ class BertConfig:
 
     B rows          L positions in a row      D width             H heads
     K head width    F feed-forward width      V vocabulary        M masked positions in a row
-    P pairs in a row                          N layers         E width of the embeddings, if not D
+    P pairs in a row                          N layers            E embedding width, if not D
   """
 
-  # What transformers calls it (`model_type`): bert, roberta; others have a class of their own.
+  # The name in transformers (`model_type`): bert and roberta; others have a class of their own.
   architecture: str = 'bert'
   vocab_size: int = 30522  # V, entries of the vocabulary, without the padding of the table
   hidden_size: int = 768  # D
@@ -44,44 +46,53 @@ class BertConfig:
   attention_dropout: float = 0.1  # of the attention probabilities
   initializer_range: float = 0.02  # standard deviation of the truncated normal
   layer_norm_eps: float = 1e-12
-  # Of the computation; parameters, softmax and norms stay float32. auto = bfloat16 on accelerators,
-  # float32 on a CPU: a run sets it once it knows its devices.
+  # Dtype of the computation; parameters, softmax and norms stay float32. auto = bfloat16 on
+  # accelerators, float32 on a CPU: a run sets it once it knows its devices.
   dtype: str = 'float32'
-  # How: xla, or a kernel: fused (TPU) or, without attention dropout, splash (TPU), cudnn (GPU);
-  # auto = what is best.
+  # xla, or a kernel: fused (TPU) or, without attention dropout, splash (TPU) or cudnn (GPU);
+  # auto = the best for the device and the row length.
   attention: str = 'auto'
-  remat: str = 'none'  # what the backward pass computes again: none, dots (keep the matmuls), full
+  remat: str = 'none'  # recomputed in the backward pass: none, dots (keep the matmuls), full
   scan_unroll: int = 1  # layers unrolled in each turn of the scan; num_layers = no loop at all
+
+  # Constants of an architecture. They are not fields: the architecture's name implies them.
+  has_positions: ClassVar[bool] = True  # a table of learned positions
+  has_segments: ClassVar[bool] = True  # a table of learned segments
+  has_biases: ClassVar[bool] = True  # in the norms and in attention
+  always_projects: ClassVar[bool] = False  # embeddings are projected from E to D even where E = D
+  pooler_activation: ClassVar[str] = 'tanh'
+  pooler_is_shared: ClassVar[bool] = False  # heads on tokens and the decoder use the pooler too
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      if isinstance(value, int) and value > _MOST:  # a damaged config, of what fits no memory
-        raise UserError(f'model.{field.name} is {value}: it can be at most {_MOST}')
+      # A larger value is damage: no memory holds such a model.
+      require(not isinstance(value, int) or value <= _LARGEST,
+              f'model.{field.name} is {value}: it can be at most {_LARGEST}')
     self._check_at_least_one('vocab_size', 'hidden_size', 'num_layers', 'num_heads',
                              'intermediate_size', 'max_positions', 'scan_unroll')
-    if self.type_vocab_size < self.fewest_segments:
-      raise UserError(f'model.type_vocab_size is {self.type_vocab_size}: it must be at least '
-                      f'{self.fewest_segments}')
-    if self.hidden_size % self.num_heads:
-      raise UserError(f'model.hidden_size={self.hidden_size} is not divisible by '
-                      f'model.num_heads={self.num_heads}')
-    for name, known in (('activation', ACTIVATIONS), ('remat', REMAT), ('dtype', DTYPES),
-                        ('attention', ATTENTION)):
-      if getattr(self, name) not in known:
-        raise UserError(f'model.{name}={getattr(self, name)!r} is unknown: use {", ".join(known)}')
+    fewest_segments = int(self.has_segments)
+    require(self.type_vocab_size >= fewest_segments,
+            f'model.type_vocab_size is {self.type_vocab_size}: it must be at least '
+            f'{fewest_segments}')
+    require(self.hidden_size % self.num_heads == 0,
+            f'model.hidden_size={self.hidden_size} is not divisible by '
+            f'model.num_heads={self.num_heads}')
+    for name, choices in (('activation', ACTIVATIONS), ('remat', REMAT), ('dtype', DTYPES),
+                          ('attention', ATTENTION)):
+      require_choice(f'model.{name}', getattr(self, name), choices)
     for name in ('dropout', 'attention_dropout'):
-      if not 0 <= getattr(self, name) < 1:
-        raise UserError(f'model.{name}={getattr(self, name)} must lie in [0, 1)')
-    if not self.initializer_range >= 0:
-      raise UserError(f'model.initializer_range={self.initializer_range} must not be negative')
-    if not self.layer_norm_eps > 0:
-      raise UserError(f'model.layer_norm_eps={self.layer_norm_eps} must be positive')
+      rate = getattr(self, name)
+      require(0 <= rate < 1, f'model.{name}={rate} must lie in [0, 1)')
+    require(self.initializer_range >= 0,
+            f'model.initializer_range={self.initializer_range} must not be negative')
+    require(self.layer_norm_eps > 0,
+            f'model.layer_norm_eps={self.layer_norm_eps} must be positive')
 
   def _check_at_least_one(self, *names: str):
     for name in names:
-      if getattr(self, name) < 1:
-        raise UserError(f'model.{name} is {getattr(self, name)}: it must be at least 1')
+      value = getattr(self, name)
+      require(value >= 1, f'model.{name} is {value}: it must be at least 1')
 
   @property
   def head_size(self) -> int:
@@ -90,33 +101,18 @@ class BertConfig:
 
   @property
   def embedding_size(self) -> int:
-    """E, the width of the embeddings; here D."""
+    """E, the width of the embeddings: D, or a field where an architecture has its own."""
     return self.hidden_size
 
   @property
-  def fewest_segments(self) -> int:
-    """The least that type_vocab_size may be."""
-    return 1
-
-  @property
   def projects(self) -> bool:
-    """Whether the embeddings are projected from E to D."""
-    return False
+    """True if the embeddings are projected from E to D."""
+    return self.always_projects or self.embedding_size != self.hidden_size
 
   @property
   def stacked_layers(self) -> int:
-    """Layers with parameters of their own, which are stacked."""
+    """Length of the leading axis of the layers' parameters."""
     return self.num_layers
-
-  @property
-  def pooler_is_shared(self) -> bool:
-    """Whether heads on tokens have what is the pooler of heads on texts."""
-    return False
-
-  @property
-  def fewest_layers(self) -> tuple[int, int]:
-    """The two smallest numbers of layers that a model of this kind can have."""
-    return 1, 2
 
   @property
   def padded_vocab_size(self) -> int:
@@ -125,32 +121,19 @@ class BertConfig:
 
   @property
   def compute_dtype(self) -> jnp.dtype:
-    """The dtype that matrix products run in; dtype='auto' is none yet."""
+    """The dtype of matrix products. dtype='auto' must be resolved before."""
     return jnp.dtype(self.dtype)
-
-  def count_parameters(self, *, pooler: bool = True, heads: bool = False) -> int:
-    """Number of parameters without the padding of the vocabulary.
-
-    Args:
-      pooler: count the tanh pooler on [CLS].
-      heads: count the MLM head (its decoder is the token table) and the NSP head on the pooler.
-    """
-    d, f, v, e = (self.hidden_size, self.intermediate_size, self.vocab_size, self.embedding_size)
-    embeddings = (v + self.max_positions + self.type_vocab_size) * e + 2 * e
-    layer = 4 * (d * d + d) + (d * f + f) + (f * d + d) + 2 * (2 * d)
-    total = embeddings + self.projects * (e * d + d) + self.stacked_layers * layer
-    total += pooler * (d * d + d)
-    return total + heads * (d * e + e + 2 * e + v + pooler * (2 * d + 2))
 
   def flops_per_token(self, length: int, predictions: float) -> float:
     """Model FLOPs of one training step for each token of a row (multiply-add = 2, backward = 2x).
 
-    Encoder products, attention over the whole row, and the MLM head at the predicted positions;
-    recomputation, embeddings, norms and the optimiser are not counted (PaLM, appendix B).
+    Counts the encoder's products, attention over the whole row, and the MLM head at the predicted
+    positions. Recomputation, embeddings, norms and the optimiser are not counted (PaLM, appendix
+    B).
 
     Args:
       length: L, tokens in a row.
-      predictions: predicted positions for each token (0.15, say).
+      predictions: predicted positions for each token, such as 0.15.
     """
     d, f, n, e = self.hidden_size, self.intermediate_size, self.num_layers, self.embedding_size
     encoder = 6 * n * (4 * d * d + 2 * d * f) + 12 * n * d * length + 6 * self.projects * e * d

@@ -1,8 +1,8 @@
 """Random bits for dropout: a hash of a key and a place, a fraction of the work of threefry.
 
-Dropout asks for a word for every activation of every layer, twice where the backward pass computes
-it again, and asks of them only that they look independent. As with threefry a word follows from the
-key and its place alone: every mesh drops the same, each chip draws its own share.
+Dropout needs a word for every activation of every layer, twice where the backward pass computes it
+again, and the words only have to look independent. As with threefry a word depends on the key and
+its place alone: every mesh drops the same, and each chip draws its own share.
 """
 
 import jax
@@ -12,9 +12,9 @@ import numpy as np
 
 
 def mix(x: jax.Array) -> jax.Array:
-  """A permutation of the 32-bit words; any bit changes each bit of the result half the time.
+  """Permutes the 32-bit words; any bit changes each bit of the result half the time.
 
-  Two multiplications and three shifts, found by search for the least bias: `lowbias32` of Chris
+  Two multiplications and three shifts, found by a search for the least bias: `lowbias32` by Chris
   Wellons, https://nullprogram.com/blog/2018/07/31/.
   """
   x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
@@ -23,7 +23,7 @@ def mix(x: jax.Array) -> jax.Array:
 
 
 def words(key: tuple[jax.Array, jax.Array], outer: jax.Array, inner: jax.Array) -> jax.Array:
-  """A word for each place, uint32; a place has two numbers of 32 bits, which broadcast."""
+  """Computes a uint32 word for each place; a place is two 32-bit numbers, which broadcast."""
   return mix(mix(inner ^ key[0]) + mix(outer ^ key[1]))
 
 
@@ -39,7 +39,7 @@ def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Arra
 
 
 def _as_threefry(function):
-  """Keys are made of keys as threefry does: that is rare, and has to be good."""
+  """Derives keys from keys as threefry does: that is rare, and has to be good."""
   return lambda key, *arguments: jax.random.key_data(
       function(jax.random.wrap_key_data(key, impl='threefry2x32'), *arguments))
 
@@ -51,5 +51,5 @@ _HASH = extend.define_prng_impl(
 
 
 def key_of(key: jax.Array) -> jax.Array:
-  """The key from which a model draws its dropout: the data of a threefry key."""
+  """Returns the dropout key of a model, with the data of a threefry key."""
   return jax.random.wrap_key_data(jax.random.key_data(key), impl=_HASH)

@@ -1,4 +1,4 @@
-"""Token + position + segment embeddings, summed, normalised and dropped out."""
+"""Embeddings, and the norm, the dense layer and the initializers that all modules share."""
 
 from flax import linen as nn
 import jax
@@ -11,7 +11,7 @@ def truncated_normal(stddev: float, *axes: str) -> nn.initializers.Initializer:
   """BERT's initializer (normal, cut at two deviations) for a parameter with these logical axes.
 
   `stddev` is that of the normal before the cut, as in TensorFlow's `truncated_normal_initializer`
-  that BERT used: what comes out deviates by 0.88 of it.
+  that BERT used. The values have a standard deviation of 0.88 `stddev`.
   """
   return nn.with_logical_partitioning(nn.initializers.truncated_normal(stddev), axes)
 
@@ -21,8 +21,21 @@ def zeros(*axes: str) -> nn.initializers.Initializer:
   return nn.with_logical_partitioning(nn.initializers.zeros_init(), axes)
 
 
+def dense(config: BertConfig, features: int, axes: tuple[str, str], *, name: str | None = None,
+          stddev: float | None = None, dtype: jnp.dtype | None = None, use_bias: bool = True,
+          bias_axis: str | None = None) -> nn.Dense:
+  """A dense layer: [..., size] -> [..., features].
+
+  `axes` are the logical axes of the kernel, the last one also that of the bias unless `bias_axis`
+  is given. The defaults are the compute dtype and a `stddev` of `initializer_range`.
+  """
+  init = truncated_normal(config.initializer_range if stddev is None else stddev, *axes)
+  return nn.Dense(features, use_bias=use_bias, dtype=dtype or config.compute_dtype,
+                  kernel_init=init, bias_init=zeros(bias_axis or axes[1]), name=name)
+
+
 class LayerNorm(nn.Module):
-  """LayerNorm over D in float32: [..., D] -> [..., D] in the dtype of its input."""
+  """LayerNorm over the last axis, in float32: [..., D] -> [..., D] in the dtype of its input."""
 
   config: BertConfig
 
@@ -30,77 +43,42 @@ class LayerNorm(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     ones = nn.with_logical_partitioning(nn.initializers.ones_init(), ('norm',))
     norm = nn.LayerNorm(epsilon=self.config.layer_norm_eps, dtype=jnp.float32,
-                        scale_init=ones, bias_init=zeros('norm'), use_fast_variance=False,
-                        name='norm')
+                        use_bias=self.config.has_biases, scale_init=ones, bias_init=zeros('norm'),
+                        use_fast_variance=False, name='norm')
     nn.share_scope(self, norm)
     return norm(x).astype(x.dtype)
 
 
-class TokenEmbeddings(nn.Module):
-  """The table of token embeddings, looked up, normalised and dropped out; it also decodes."""
+class Embeddings(nn.Module):
+  """The sum of learned embeddings (google-research/bert, `embedding_postprocessor`).
+
+  Tokens, and positions and segments where the architecture has them. The token table also decodes.
+  """
 
   config: BertConfig
-  norm_class: type[nn.Module] = LayerNorm
 
   def setup(self):
     c = self.config
-    init = truncated_normal(c.initializer_range, 'vocab', 'embed')
-    self.token = self.param('token', init, (c.padded_vocab_size, c.embedding_size))
-    self.norm = self.norm_class(c)
+
+    def table(name, axis, rows):
+      init = truncated_normal(c.initializer_range, axis, 'embed')
+      return self.param(name, init, (rows, c.embedding_size))
+
+    self.token = table('token', 'vocab', c.padded_vocab_size)
+    if c.has_positions:
+      self.position = table('position', 'position', c.max_positions)
+    if c.has_segments:
+      self.segment = table('segment', 'segment', c.type_vocab_size)
+    self.norm = LayerNorm(c)
     self.dropout = nn.Dropout(c.dropout)
 
   def _token_table(self) -> jax.Array:
     """[padded V, E], its width whole on every chip.
 
-    Where a preset splits the width, the chips exchange the table; left to itself the compiler would
+    Where a preset splits the width, the chips exchange the table. Left to itself the compiler would
     have every chip look up a part of the vectors for the rows of all.
     """
     return nn.with_logical_constraint(self.token, ('vocab', 'embed_act'))
-
-  def _finished(self, x: jax.Array, deterministic: bool) -> jax.Array:
-    x = nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act'))
-    x = self.norm(x).astype(self.config.compute_dtype)
-    return self.dropout(x, deterministic=deterministic)
-
-  def __call__(self, ids: jax.Array, *, deterministic: bool) -> jax.Array:
-    """[B, L] int32 -> [B, L, E] in the compute dtype."""
-    return self._finished(jnp.take(self._token_table(), ids, axis=0), deterministic)
-
-  def decode(self, x: jax.Array) -> jax.Array:
-    """Logits of `x` under the token table, tied: [..., E] -> [..., padded V], float32."""
-    table = self._token_table().astype(self.config.compute_dtype)
-    return jnp.einsum('...d,vd->...v', x, table, preferred_element_type=jnp.float32)
-
-
-class PositionEmbeddings(TokenEmbeddings):
-  """The sum of learned embeddings of tokens and of positions."""
-
-  def setup(self):
-    super().setup()
-    c = self.config
-    init = truncated_normal(c.initializer_range, 'position', 'embed')
-    self.position = self.param('position', init, (c.max_positions, c.embedding_size))
-
-  def _placed(self, ids: jax.Array, positions: jax.Array) -> jax.Array:
-    # Summed in float32: small numbers of the same size lose a digit in bfloat16.
-    position = nn.with_logical_constraint(self.position, (None, 'embed_act'))
-    return jnp.take(self._token_table(), ids, axis=0) + jnp.take(position, positions, axis=0)
-
-  def __call__(self, ids: jax.Array, type_ids: jax.Array, positions: jax.Array, *,
-               deterministic: bool) -> jax.Array:
-    """As `Embeddings`; `type_ids` are not looked at."""
-    del type_ids
-    return self._finished(self._placed(ids, positions), deterministic)
-
-
-class Embeddings(PositionEmbeddings):
-  """The sum of three learned embeddings (google-research/bert, `embedding_postprocessor`)."""
-
-  def setup(self):
-    super().setup()
-    c = self.config
-    init = truncated_normal(c.initializer_range, 'segment', 'embed')
-    self.segment = self.param('segment', init, (c.type_vocab_size, c.embedding_size))
 
   def __call__(self, ids: jax.Array, type_ids: jax.Array, positions: jax.Array, *,
                deterministic: bool) -> jax.Array:
@@ -113,8 +91,22 @@ class Embeddings(PositionEmbeddings):
       deterministic: no dropout.
 
     Returns:
-      [B, L, E] in the compute dtype; E is D in BERT.
+      [B, L, E] in the compute dtype.
     """
-    segment = nn.with_logical_constraint(self.segment, (None, 'embed_act'))
-    segments = jnp.take(segment, type_ids, axis=0, mode='clip')  # RoBERTa has one
-    return self._finished(self._placed(ids, positions) + segments, deterministic)
+    c = self.config
+    # Summed in float32: small numbers of the same size lose a digit in bfloat16.
+    x = jnp.take(self._token_table(), ids, axis=0)  # [B, L, E]
+    if c.has_positions:
+      table = nn.with_logical_constraint(self.position, (None, 'embed_act'))
+      x += jnp.take(table, positions, axis=0)
+    if c.has_segments:
+      table = nn.with_logical_constraint(self.segment, (None, 'embed_act'))
+      x += jnp.take(table, type_ids, axis=0, mode='clip')  # RoBERTa has one segment
+    x = nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act'))
+    x = self.norm(x).astype(c.compute_dtype)
+    return self.dropout(x, deterministic=deterministic)
+
+  def decode(self, x: jax.Array) -> jax.Array:
+    """Logits under the token table: [..., E] -> [..., padded V] float32."""
+    table = self._token_table().astype(self.config.compute_dtype)
+    return jnp.einsum('...d,vd->...v', x, table, preferred_element_type=jnp.float32)

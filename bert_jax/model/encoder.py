@@ -1,24 +1,24 @@
-"""The post-LayerNorm transformer encoder and the whole BERT under its heads."""
+"""BERT's encoder, a stack of post-LayerNorm transformer layers, and the protocol of encoders."""
 
+from collections.abc import Callable
 import functools
+from typing import Any
 from typing import NamedTuple
+from typing import Protocol
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model import kernels
-from bert_jax.model.attention import SelfAttention
-from bert_jax.model.attention import attention_bias
+from bert_jax.model import attention
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.embeddings import LayerNorm
-from bert_jax.model.embeddings import truncated_normal
-from bert_jax.model.embeddings import zeros
+from bert_jax.model.embeddings import dense
 
 
 class Batch(NamedTuple):
-  """What an encoder reads. All [B, L] int32."""
+  """The input of an encoder. All [B, L] int32."""
 
   ids: jax.Array  # token ids
   type_ids: jax.Array  # 0 in segment A, 1 in segment B
@@ -26,16 +26,55 @@ class Batch(NamedTuple):
   pair_index: jax.Array  # 0 on padding, 1..P on the tokens of each pair
 
 
-def gelu(x: jax.Array) -> jax.Array:
+class Intermediates(NamedTuple):
+  """The states between the layers of an encoder, and the attention weights in them."""
+
+  hidden: jax.Array  # [N + 1, B, L, D]: the embeddings, then every layer
+  attention: jax.Array  # [N, B, H, L, L]: the attention weights
+
+
+class Encoder(Protocol):
+  """The interface of an encoder, a Linen module, for heads and tools."""
+
+  config: BertConfig
+  embeddings: Embeddings  # its `decode` is the decoder of the masked LM head
+
+  def encode(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
+    """Returns the hidden states of the last layer, [B, L, D] in the compute dtype.
+
+    With `mutable=['intermediates']` Linen also returns the collection that `intermediates` reads.
+    """
+
+  def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
+    """Returns the input of heads on texts: [B, L, D] and [B, P] int32 -> [B, P, D]."""
+
+  def features(self, hidden: jax.Array) -> jax.Array:
+    """Returns the input of heads on tokens: [..., D] -> [..., D]."""
+
+  def __call__(self, batch: Batch, cls_positions: jax.Array, *,
+               deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
+    """Encodes and pools: (hidden [B, L, D], pooled [B, P, D])."""
+
+  def intermediates(self, collection: dict[str, Any]) -> Intermediates:
+    """Puts the `intermediates` collection of `encode` in the order of the layers."""
+
+
+def take_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
+  """Takes the vectors at some positions of each row: [B, L, D] and [B, M] int32 -> [B, M, D]."""
+  return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
+
+
+def _gelu(x: jax.Array) -> jax.Array:
   """x * Phi(x) by erf (Hendrycks and Gimpel 2016); `jax.nn.gelu` uses erfc, which is slower."""
   return 0.5 * x * (1 + jax.lax.erf(x * 0.7071067811865476))
 
 
-def activation(name: str):
-  """The feed-forward's nonlinearity: 'gelu' (erf, as published), 'gelu_tanh' or 'relu'."""
-  return {'gelu': gelu,
+def activation(name: str) -> Callable[[jax.Array], jax.Array]:
+  """Returns an elementwise nonlinearity: gelu (by erf, as published), gelu_tanh, relu or tanh."""
+  return {'gelu': _gelu,
           'gelu_tanh': functools.partial(nn.gelu, approximate=True),
-          'relu': nn.relu}[name]
+          'relu': nn.relu,
+          'tanh': jnp.tanh}[name]
 
 
 class FeedForward(nn.Module):
@@ -47,12 +86,10 @@ class FeedForward(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     c = self.config
     y = x.reshape(-1, c.hidden_size)  # [B * L, D]
-    y = nn.Dense(c.intermediate_size, dtype=x.dtype, bias_init=zeros('mlp'), name='up',
-                 kernel_init=truncated_normal(c.initializer_range, 'embed', 'mlp'))(y)  # [B * L, F]
+    y = dense(c, c.intermediate_size, ('embed', 'mlp'), name='up')(y)  # [B * L, F]
     y = nn.with_logical_constraint(y, ('batch', 'mlp'))
     y = activation(c.activation)(y)
-    y = nn.Dense(c.hidden_size, dtype=x.dtype, bias_init=zeros('embed'), name='down',
-                 kernel_init=truncated_normal(c.initializer_range, 'mlp', 'embed'))(y)
+    y = dense(c, c.hidden_size, ('mlp', 'embed'), name='down')(y)  # [B * L, D]
     return y.reshape(x.shape)
 
 
@@ -63,13 +100,12 @@ class EncoderLayer(nn.Module):
   deterministic: bool
 
   @nn.compact
-  def __call__(self, x: jax.Array, pair_index: jax.Array,
-               bias: jax.Array | None) -> tuple[jax.Array, None]:
-    """[B, L, D], and what `SelfAttention` takes -> ([B, L, D], None)."""
+  def __call__(self, x: jax.Array, mask: attention.Mask) -> tuple[jax.Array, None]:
+    """[B, L, D] -> ([B, L, D], None)."""
     c = self.config
     dropout = nn.Dropout(c.dropout, deterministic=self.deterministic)
-    y = SelfAttention(c, name='attention')(x, pair_index, bias,
-                                           deterministic=self.deterministic)
+    attend = attention.SelfAttention(c, name='attention')
+    y = attend(x, mask, deterministic=self.deterministic)
     x = LayerNorm(c, name='attention_norm')(x + dropout(y))
     y = FeedForward(c, name='feed_forward')(x)
     x = LayerNorm(c, name='feed_forward_norm')(x + dropout(y))
@@ -78,7 +114,7 @@ class EncoderLayer(nn.Module):
 
 
 def rematerialised(layer: type[nn.Module], config: BertConfig) -> type[nn.Module]:
-  """The layer, whose backward pass computes again what `remat` says."""
+  """Returns a layer that recomputes its activations in the backward pass as `config.remat` says."""
   if config.remat == 'none':
     return layer
   policy = {'dots': jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
@@ -88,10 +124,10 @@ def rematerialised(layer: type[nn.Module], config: BertConfig) -> type[nn.Module
 
 
 def _in_dtype(dtype: jnp.dtype, params: dict) -> dict:
-  """The layers' parameters as they are computed with: all but those of the norms in `dtype`.
+  """Casts the layers' parameters, except those of the norms, to the dtype of the computation.
 
-  Done for all layers at once, their gradients are kept in `dtype` too, and chips that exchange
-  either send half as much.
+  All layers are cast at once, so that their gradients are kept in `dtype` too, and chips that
+  exchange either send half as much.
   """
   return jax.tree_util.tree_map_with_path(
       lambda path, x: x if any('norm' in str(key) for key in path) else x.astype(dtype), params)
@@ -99,7 +135,7 @@ def _in_dtype(dtype: jnp.dtype, params: dict) -> dict:
 
 def stacked(layer: type[nn.Module], config: BertConfig, length: int,
             initializing: bool) -> type[nn.Module]:
-  """`length` layers with parameters of their own, which are stacked: [length, ...]."""
+  """Returns a scan over `length` layers, whose parameters are stacked: [length, ...]."""
   layers = nn.scan(layer, variable_axes={'params': 0, 'intermediates': 0},
                    split_rngs={'params': True, 'dropout': True}, in_axes=nn.broadcast,
                    length=length, unroll=config.scan_unroll,
@@ -109,74 +145,48 @@ def stacked(layer: type[nn.Module], config: BertConfig, length: int,
   return nn.map_variables(layers, 'params', functools.partial(_in_dtype, config.compute_dtype))
 
 
-class Intermediates(NamedTuple):
-  """What an encoder computed on its way."""
-
-  hidden: jax.Array  # [N + 1, B, L, D]: the embeddings, then every layer
-  attention: jax.Array  # [N, B, H, L, L]: the attention weights
-
-
 class Bert(nn.Module):
-  """Embeddings, N encoder layers, and the tanh pooler over each pair's [CLS]."""
+  """Embeddings, N encoder layers, and the pooler over each pair's [CLS]; an `Encoder`."""
 
   config: BertConfig
-  embeddings_class = Embeddings
-  pool_activation = staticmethod(jnp.tanh)
 
   def setup(self):
     c = self.config
-    self.embeddings = self.embeddings_class(c)
-    self.pooler = nn.Dense(c.hidden_size, dtype=c.compute_dtype, bias_init=zeros('embed'),
-                           kernel_init=truncated_normal(c.initializer_range, 'embed', 'pooled'))
+    self.embeddings = Embeddings(c)
+    if c.projects:
+      self.projection = dense(c, c.hidden_size, ('pooled', 'embed'), bias_axis='embed_act')
+    self.pooler = dense(c, c.hidden_size, ('embed', 'pooled'), bias_axis='embed')
 
-  def embed(self, batch: Batch, deterministic: bool) -> jax.Array:
-    """What the first layer reads, [B, L, D]."""
-    return self.embeddings(batch.ids, batch.type_ids, batch.positions, deterministic=deterministic)
-
-  def run_layers(self, x: jax.Array, pair_index: jax.Array, bias: jax.Array | None,
-                 deterministic: bool) -> jax.Array:
-    """The embeddings through all layers; arguments as `SelfAttention` takes them."""
+  def run_layers(self, x: jax.Array, mask: attention.Mask, deterministic: bool) -> jax.Array:
+    """Runs all layers: [B, L, D] -> [B, L, D]."""
     c = self.config
     layers = stacked(rematerialised(EncoderLayer, c), c, c.num_layers, self.is_initializing())
-    return layers(c, deterministic, name='layers')(x, pair_index, bias)[0]
+    return layers(c, deterministic, name='layers')(x, mask)[0]
 
   @nn.compact
   def encode(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
-    """Hidden states of the last layer, [B, L, D] in the compute dtype.
-
-    With `mutable=['intermediates']` Linen gives what `intermediates` takes apart.
-    """
-    c = self.config
-    x = self.embed(batch, deterministic)
+    x = self.embeddings(batch.ids, batch.type_ids, batch.positions,
+                        deterministic=deterministic)  # [B, L, E]
+    if self.config.projects:
+      x = self.projection(x)  # [B, L, D]
     self.sow('intermediates', 'embedded', x)
-    path, _ = kernels.chosen(c, x.shape[1])
-    plain = path == 'xla' or self.is_mutable_collection('intermediates')  # who asks for weights
-    bias = attention_bias(batch.pair_index) if plain else None
-    return self.run_layers(x, batch.pair_index, bias, deterministic)
+    return self.run_layers(x, attention.make_mask(self, batch.pair_index), deterministic)
 
   def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
-    """tanh(dense(h)) of each pair's [CLS]: [B, L, D] and [B, P] int32 -> [B, P, D]."""
-    return self.pool_activation(self.pooler(take_positions(hidden, cls_positions)))
+    pooled = self.pooler(take_positions(hidden, cls_positions))  # [B, P, D]
+    return activation(self.config.pooler_activation)(pooled)
+
+  def features(self, hidden: jax.Array) -> jax.Array:
+    return hidden
 
   def __call__(self, batch: Batch, cls_positions: jax.Array, *,
                deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
-    """(hidden [B, L, D], pooled [B, P, D])."""
     hidden = self.encode(batch, deterministic=deterministic)
     return hidden, self.pool(hidden, cls_positions)
 
-  def features(self, hidden: jax.Array) -> jax.Array:
-    """What heads on tokens read: [..., D] -> [..., D], the hidden states themselves."""
-    return hidden
-
-  def intermediates(self, collection: dict) -> Intermediates:
-    """The `intermediates` that `encode` left behind, in the order of the layers."""
+  def intermediates(self, collection: dict[str, Any]) -> Intermediates:
     embedded, layers = collection['embedded'][0], collection['layers']
-    hidden = layers['hidden'][0].reshape(-1, *embedded.shape)  # groups of layers too: one axis
+    hidden = layers['hidden'][0].reshape(-1, *embedded.shape)  # ALBERT's groups become one axis
     weights = layers['attention']['weights'][0]
     return Intermediates(jnp.concatenate([embedded[None], hidden]),
                          weights.reshape(-1, *weights.shape[-4:]))
-
-
-def take_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
-  """The vectors at some positions of each row: [B, L, D] and [B, M] int32 -> [B, M, D]."""
-  return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)

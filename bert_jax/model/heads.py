@@ -1,22 +1,24 @@
-"""The heads of pretraining, and BERT with those of its own."""
+"""The heads of pretraining, on any encoder."""
+
+from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from bert_jax.model import architectures
-from bert_jax.model.attention import MASKED
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import LayerNorm
-from bert_jax.model.embeddings import truncated_normal
+from bert_jax.model.embeddings import dense
 from bert_jax.model.embeddings import zeros
 from bert_jax.model.encoder import Batch
 from bert_jax.model.encoder import activation
 from bert_jax.model.encoder import take_positions
+from bert_jax.model.kernels import MASKED
 
 
 class ReplacedTokenHead(nn.Module):
-  """Was this token replaced? (Clark et al. 2020, https://arxiv.org/abs/2003.10555)."""
+  """Scores whether a token was replaced (Clark et al. 2020, https://arxiv.org/abs/2003.10555)."""
 
   config: BertConfig
 
@@ -24,47 +26,31 @@ class ReplacedTokenHead(nn.Module):
   def __call__(self, hidden: jax.Array) -> jax.Array:
     """[..., D] -> logits [...] float32, high where a token seems to be replaced."""
     c = self.config
-    x = nn.Dense(c.hidden_size, dtype=hidden.dtype, bias_init=zeros('pooled'), name='dense',
-                 kernel_init=truncated_normal(c.initializer_range, 'embed', 'pooled'))(hidden)
-    return nn.Dense(1, dtype=jnp.float32, bias_init=zeros('labels'), name='out',
-                    kernel_init=truncated_normal(c.initializer_range, 'embed', 'labels'))(
-                        activation(c.activation)(x))[..., 0]
-
-
-class ElectraForPreTraining(nn.Module):
-  """ELECTRA's discriminator."""
-
-  config: BertConfig
-
-  def setup(self):
-    self.bert = architectures.encoder(self.config)
-    self.rtd = ReplacedTokenHead(self.config)
-
-  def __call__(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
-    """[B, L] inputs -> logits [B, L] float32, high where a token seems to be replaced."""
-    return self.rtd(self.bert.encode(batch, deterministic=deterministic))
+    x = dense(c, c.hidden_size, ('embed', 'pooled'), name='dense', dtype=hidden.dtype)(hidden)
+    x = activation(c.activation)(x)
+    return dense(c, 1, ('embed', 'labels'), name='out', dtype=jnp.float32)(x)[..., 0]
 
 
 class BertForPreTraining(nn.Module):
-  """BERT with the masked-LM head and the next-sentence head of the paper."""
+  """An encoder with the heads of pretraining; it has the parameters of those that are called."""
 
   config: BertConfig
 
   def setup(self):
     c = self.config
-    init = truncated_normal(c.initializer_range, 'embed', 'pooled')
     self.bert = architectures.encoder(c)
-    self.mlm_dense = nn.Dense(c.embedding_size, dtype=c.compute_dtype, kernel_init=init,
-                              bias_init=zeros('pooled'))
+    self.mlm_dense = dense(c, c.embedding_size, ('embed', 'pooled'))
     self.mlm_norm = LayerNorm(c)
-    self.nsp = nn.Dense(2, dtype=jnp.float32, bias_init=zeros('labels'),
-                        kernel_init=truncated_normal(c.initializer_range, 'embed', 'labels'))
+    self.nsp = dense(c, 2, ('embed', 'labels'), dtype=jnp.float32)
+    self.rtd = ReplacedTokenHead(c)
 
   def transform(self, x: jax.Array) -> jax.Array:
-    """What the decoder reads: hidden states [..., D] -> [..., E]."""
+    """Makes the input of the decoder from hidden states: [..., D] -> [..., E]."""
+    if self.config.pooler_is_shared:  # the encoder has its own head before the decoder
+      return self.bert.features(x)
     return self.mlm_norm(activation(self.config.activation)(self.mlm_dense(x)))
 
-  @nn.compact  # its bias is asked for only here: an imported model may have the other head alone
+  @nn.compact  # declares the bias only when called, as `setup` does with the other parameters
   def mlm_logits(self, hidden: jax.Array, positions: jax.Array) -> jax.Array:
     """Logits over the vocabulary at the masked positions only.
 
@@ -75,7 +61,8 @@ class BertForPreTraining(nn.Module):
     Returns:
       [B, M, padded V] float32; -1e9 on the entries that only pad the table.
     """
-    x = self.transform(take_positions(hidden, positions).reshape(-1, hidden.shape[-1]))
+    x = take_positions(hidden, positions).reshape(-1, hidden.shape[-1])  # [B * M, D]
+    x = self.transform(x)  # [B * M, E]
     shift = self.param('mlm_bias', zeros('vocab'), (self.config.padded_vocab_size,))
     logits = self.bert.embeddings.decode(x) + shift  # [B * M, padded V]
     logits = nn.with_logical_constraint(logits, ('batch', 'vocab'))
@@ -85,6 +72,10 @@ class BertForPreTraining(nn.Module):
   def nsp_logits(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
     """[B, L, D] and [B, P] int32 -> [B, P, 2] float32; class 0 is "B follows A", as published."""
     return self.nsp(self.bert.pool(hidden, cls_positions))
+
+  def rtd_logits(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
+    """[B, L] inputs -> [B, L] float32, high where a token seems to be replaced (ELECTRA)."""
+    return self.rtd(self.bert.encode(batch, deterministic=deterministic))
 
   def __call__(self, batch: Batch, masked_positions: jax.Array, cls_positions: jax.Array | None, *,
                deterministic: bool = True) -> tuple[jax.Array, jax.Array | None]:
@@ -97,15 +88,17 @@ class BertForPreTraining(nn.Module):
     return self.mlm_logits(hidden, masked_positions), nsp_logits
 
 
-class ModernForPreTraining(BertForPreTraining):
-  """The modern encoder, whose own head stands before the decoder."""
+def count_parameters(boxed: Any, config: BertConfig) -> int:
+  """Counts parameters without the padding of the vocabulary.
 
-  def transform(self, x: jax.Array) -> jax.Array:
-    """The head that all tasks share."""
-    return self.bert.features(x)
-
-
-def for_pretraining(config: BertConfig) -> BertForPreTraining:
-  """The model with the heads of masked LM and of pairs."""
-  special = {'modernbert': ModernForPreTraining}
-  return special.get(config.architecture, BertForPreTraining)(config)
+  Args:
+    boxed: a tree of arrays or ShapeDtypeStructs, boxed with their logical axes.
+    config: of the model.
+  """
+  total = 0
+  for box in jax.tree.leaves(boxed, is_leaf=lambda x: isinstance(x, nn.Partitioned)):
+    padded = box.value.size
+    if 'vocab' in box.names:
+      padded = padded // config.padded_vocab_size * config.vocab_size
+    total += padded
+  return total

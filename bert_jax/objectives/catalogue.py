@@ -1,53 +1,62 @@
-"""The objectives by their names, and which rows can serve them."""
+"""The list of objectives, and which rows and architectures they serve."""
 
-from bert_jax.errors import UserError
+from collections.abc import Callable
+from typing import NamedTuple
+
+from bert_jax.errors import require
+from bert_jax.errors import require_choice
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.heads import ElectraForPreTraining
-from bert_jax.model.heads import for_pretraining
+from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives.distillation import Distillation
 from bert_jax.objectives.mlm_nsp import MaskedLM
 from bert_jax.objectives.objective import Objective
 from bert_jax.objectives.replaced_tokens import ReplacedTokens
 
-# Of an objective: the sequences that it can be asked of; () = all.
-_SEQUENCES = {'mlm_nsp': ('next_sentence',), 'mlm_sop': ('sentence_order',), 'mlm': (),
-              'replaced_tokens': (), 'distillation': ()}
-_OF_SEQUENCES = {'next_sentence': 'mlm_nsp', 'sentence_order': 'mlm_sop', 'full_sentences': 'mlm'}
-_PAIRS = {'mlm_nsp': 'nsp', 'mlm_sop': 'sop', 'mlm': None}
+
+class Entry(NamedTuple):
+  """An objective that a config can name."""
+
+  create: Callable[..., Objective]  # from the model, and from its teacher if there is one
+  sequences: tuple[str, ...] = ('next_sentence', 'sentence_order', 'full_sentences')  # it serves
+
+
+# The first one that serves the sequences is their default.
+ALL = {'mlm_nsp': Entry(lambda model: MaskedLM(model, 'nsp'), ('next_sentence',)),
+       'mlm_sop': Entry(lambda model: MaskedLM(model, 'sop'), ('sentence_order',)),
+       'mlm': Entry(lambda model: MaskedLM(model, None)),
+       'replaced_tokens': Entry(ReplacedTokens),
+       'distillation': Entry(Distillation)}
 
 
 def name_of(objective: str, sequences: str, architecture: str) -> str:
-  """The objective of a run.
+  """Returns the objective of a run.
 
   Args:
-    objective: by name; '' = replaced_tokens for ELECTRA, else what the rows are made for.
-    sequences: what rows are made of.
+    objective: by name; '' = replaced_tokens for ELECTRA, else the default of the sequences.
+    sequences: of the rows, as in `data.sequences`.
     architecture: of the model.
 
   Raises:
     UserError: it is unknown, or neither for these rows nor for this architecture.
   """
+  if not objective and architecture == 'electra':
+    return 'replaced_tokens'
   if not objective:
-    return 'replaced_tokens' if architecture == 'electra' else _OF_SEQUENCES[sequences]
-  if objective not in _SEQUENCES:
-    raise UserError(f'objective={objective!r} is unknown: use {", ".join(_SEQUENCES)}')
-  served = _SEQUENCES[objective] or tuple(_OF_SEQUENCES)
-  if sequences not in served:
-    raise UserError(f'objective={objective} cannot be asked of data.sequences={sequences}: it '
-                    f'needs data.sequences={" or ".join(served)}')
-  if (objective == 'replaced_tokens') != (architecture == 'electra'):
-    raise UserError(f'objective={objective} is not for model.architecture={architecture}: '
-                    'replaced_tokens and electra go together (configs/electra_small.py)')
+    return next(name for name, entry in ALL.items() if sequences in entry.sequences)
+  require_choice('objective', objective, ALL)
+  served = ALL[objective].sequences
+  require(sequences in served,
+          f'objective={objective} cannot be asked of data.sequences={sequences}: it needs '
+          f'data.sequences={" or ".join(served)}')
+  require((objective == 'replaced_tokens') == (architecture == 'electra'),
+          f'objective={objective} is not for model.architecture={architecture}: replaced_tokens '
+          'and electra go together (configs/electra_small.py)')
   return objective
 
 
 def create(objective: str, sequences: str, config: BertConfig,
            teacher: BertConfig | None = None) -> Objective:
-  """The objective of a run; arguments and errors as above, and the teacher of distillation."""
+  """Creates the objective that `name_of` gives; `teacher` is for distillation."""
   name = name_of(objective, sequences, config.architecture)
-  if name == 'replaced_tokens':
-    config.generator()  # sizes that it cannot have are refused here
-    return ReplacedTokens(ElectraForPreTraining(config))
-  if name == 'distillation':
-    return Distillation(for_pretraining(config), for_pretraining(teacher))
-  return MaskedLM(for_pretraining(config), _PAIRS[name])
+  configs = (config, teacher) if teacher else (config,)
+  return ALL[name].create(*map(BertForPreTraining, configs))

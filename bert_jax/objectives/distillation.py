@@ -6,16 +6,14 @@ over the vocabulary and the direction of its hidden states, as the authors' `dis
 
 import dataclasses
 from typing import Any
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining
-from bert_jax.objectives.losses import Metrics
-from bert_jax.objectives.losses import cross_entropy
-from bert_jax.objectives.losses import weighted
+from bert_jax.objectives import losses
+from bert_jax.objectives import objective
 from bert_jax.objectives.objective import Example
 from bert_jax.objectives.objective import Keys
 
@@ -36,81 +34,59 @@ def cosine_distance(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Distillation:
-  """A student and its teacher, of the same vocabulary and width; the teacher is frozen."""
+class Distillation(objective.Objective):
+  """A student (`model`) and its frozen teacher, of the same vocabulary and width."""
 
-  model: BertForPreTraining  # the student
   teacher: BertForPreTraining
 
-  @property
-  def loss_weights(self) -> dict[str, float]:
-    """As published."""
-    return {'soft_loss': 5.0, 'mlm_loss': 2.0, 'cosine_loss': 1.0}
+  loss_weights: ClassVar[dict[str, float]] = {
+      'soft_loss': 5.0, 'mlm_loss': 2.0, 'cosine_loss': 1.0}  # as published
 
-  def with_config(self, config: BertConfig) -> 'Distillation':
-    """The same with a student of other sizes."""
-    return dataclasses.replace(self, model=type(self.model)(config))
-
-  def init(self, key: jax.Array) -> Any:
-    """Parameters of the student, boxed with their logical axes."""
-    tokens = jnp.zeros((1, 8), jnp.int32)
-    return self.model.init(key, Batch(*[tokens] * 4), tokens[:, :1], None)
-
-  def loss(self, params: Any, frozen: Any, example: Example, keys: Keys) -> Metrics:
+  def loss(self, params: Any, frozen: Any, example: Example, keys: Keys) -> losses.Metrics:
     """mlm_loss and mlm_accuracy at the masked positions, soft_loss and cosine_loss at all."""
     masked, inputs = example.masked, example.inputs
-    rngs = {} if keys.dropout is None else {'dropout': keys.dropout}
 
     def encode(module, batch, **kwargs):
       return module.bert.encode(batch, **kwargs)
 
-    hidden = self.model.apply(params, inputs, method=encode, rngs=rngs,
-                              deterministic=keys.dropout is None)
-    theirs = self.teacher.apply(frozen, inputs, method=encode)
-    logits = self.model.apply(params, hidden, masked.positions, method='mlm_logits')
-    mlm_loss, mlm_right = cross_entropy(logits, masked.targets)
+    student = self.model.apply(params, inputs, method=encode,
+                               **objective.with_dropout(keys.dropout))  # [B, L, D]
+    teacher = self.teacher.apply(frozen, inputs, method=encode)  # [B, L, D]
+    logits = self.model.apply(params, student, masked.positions, method='mlm_logits')
     real = (inputs.pair_index > 0).astype(jnp.float32)
-    at_once = masked.positions.shape[1]
-    return {'soft_loss': self._soft_loss(params, frozen, hidden, theirs, real, at_once),
-            'mlm_loss': weighted(mlm_loss, masked.weights),
-            'mlm_accuracy': weighted(mlm_right, masked.weights),
-            'cosine_loss': weighted(cosine_distance(hidden, theirs), real)}
+    soft_loss = self._soft_loss(params, frozen, student, teacher, real, masked.positions.shape[1])
+    return {'soft_loss': (soft_loss, jnp.sum(real)),
+            **losses.classification(logits, masked.targets, masked.weights, 'mlm_'),
+            'cosine_loss': losses.weighted(cosine_distance(student, teacher), real)}
 
-  def _soft_loss(self, params: Any, frozen: Any, hidden: jax.Array, theirs: jax.Array,
-                 real: jax.Array, at_once: int) -> tuple[jax.Array, jax.Array]:
-    """(sum, count) over the real tokens of [B, L, D] hidden states of student and teacher.
+  def _soft_loss(self, params: Any, frozen: Any, student: jax.Array, teacher: jax.Array,
+                 real: jax.Array, at_once: int) -> jax.Array:
+    """Sums the soft loss over the real tokens [B, L] of [B, L, D] hidden states.
 
     Logits at all positions would be the largest thing in memory: those of `at_once` positions of
-    each row are made at a time, and again in the backward pass.
+    each row are computed at a time, and again in the backward pass.
     """
     length = real.shape[1]
     pieces = -(-length // at_once)
 
-    def split(x):  # [B, L, ...] -> [pieces, B, at_once, ...], filled up with zeros
+    def split(x):
+      """[B, L, ...] -> [pieces, B, at_once, ...], filled up with zeros."""
       x = jnp.pad(x, [(0, 0), (0, pieces * at_once - length), *[(0, 0)] * (x.ndim - 2)])
       return jnp.moveaxis(x.reshape(len(x), pieces, at_once, *x.shape[2:]), 1, 0)
 
     def add(total, piece):
-      hidden, theirs, real = piece
+      student, teacher, real = piece
       every = jnp.broadcast_to(jnp.arange(at_once), real.shape)
-      student = self.model.apply(params, hidden, every, method='mlm_logits')
-      teacher = self.teacher.apply(frozen, theirs, every, method='mlm_logits')
-      return total + weighted(soft_cross_entropy(student, teacher), real)[0], None
+      student = self.model.apply(params, student, every, method='mlm_logits')
+      teacher = self.teacher.apply(frozen, teacher, every, method='mlm_logits')
+      return total + losses.weighted(soft_cross_entropy(student, teacher), real)[0], None
 
     total, _ = jax.lax.scan(jax.checkpoint(add, prevent_cse=False), jnp.float32(0),
-                            (split(hidden), split(theirs), split(real)))
-    return total, jnp.sum(real)
-
-  def exported(self, params: Any) -> Any:
-    """All of them."""
-    return params
-
-  def parameters(self) -> int:
-    """Of the student."""
-    return self.model.config.count_parameters(pooler=False, heads=True)
+                            (split(student), split(teacher), split(real)))
+    return total
 
   def flops_per_token(self, length: int, predictions: float) -> float:
-    """Of both, with logits at every token; the teacher has no backward pass."""
+    """Of both models, with logits at every token; the teacher has no backward pass."""
     del predictions  # their logits are among those of all tokens
     return (self.model.config.flops_per_token(length, 1)
             + self.teacher.config.flops_per_token(length, 1) / 3)

@@ -14,14 +14,14 @@ Metrics = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), float3
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Cross-entropy and whether the label has the highest logit, from one pass over the logits.
+  """Cross-entropy, and whether the label has the highest logit, from one pass over the logits.
 
   Args:
     logits: [..., V] float32.
     labels: [...] int32.
 
   Returns:
-    (-log softmax(logits)[label] in nat, right): [...] float32 and [...] bool.
+    (-log softmax(logits)[label] in nat, is_right): [...] float32 and [...] bool.
   """
   # The label's logit by comparison: a gather's gradient would be a scatter into [..., V].
   chosen = jnp.where(jnp.arange(logits.shape[-1]) == labels[..., None], logits, 0).sum(-1)
@@ -35,6 +35,17 @@ def weighted(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Arra
   return jnp.sum(values * weights), jnp.sum(weights)
 
 
+def classification(logits: jax.Array, labels: jax.Array, weights: jax.Array,
+                   prefix: str = '') -> Metrics:
+  """The metrics 'loss' and 'accuracy' of logits [..., V], labels [...] and weights [...].
+
+  `prefix` comes before both names. The loss is in nat, the weights are 0 on unused labels.
+  """
+  loss, is_right = cross_entropy(logits, labels)
+  return {f'{prefix}loss': weighted(loss, weights),
+          f'{prefix}accuracy': weighted(is_right, weights)}
+
+
 def mean(metric: tuple[Any, Any]) -> Any:
   """sum / count, and 0 for a count of 0."""
   total, count = metric
@@ -42,7 +53,7 @@ def mean(metric: tuple[Any, Any]) -> Any:
 
 
 def total_loss(metrics: Metrics, loss_weights: Mapping[str, float]) -> jax.Array:
-  """The loss that is minimised: the weighted sum of the objectives' means. float32 scalar."""
+  """The loss that is minimised, a float32 scalar: the weighted sum of the objectives' means."""
   return sum(weight * mean(metrics[name]) for name, weight in loss_weights.items())
 
 

@@ -2,10 +2,10 @@
 
 Per pair, max(1, round(rate * n)) of its n ordinary tokens are drawn without replacement; then each
 drawn token independently becomes [MASK], a random ordinary token, or stays itself. Whole words and
-n-grams are drawn from the whole row, on average as many tokens, each with the same probability
-whatever its length: a short pair has no room for long words. Every row has a key of its own, folded
-from (seed, step) and the row's global number, so the masks are the same on every mesh and in every
-split into microbatches, and no chip draws another chip's.
+n-grams are drawn from the whole row, on average as many tokens, because a short pair has no room
+for long words; each has the same probability, whatever its length. Every row has its own key,
+folded from (seed, step) and the row's global number: the masks are the same on every mesh and in
+every split into microbatches, and no chip draws another chip's.
 """
 
 import dataclasses
@@ -16,12 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.errors import UserError
-from bert_jax.objectives import units
+from bert_jax.errors import require
+from bert_jax.errors import require_choice
 
-# Tokens beyond the rate that a row has room for, so that its last word stays whole: words of up to
-# six tokens always fit; n-grams have two more for each further word.
-_ROOM, _ROOM_FOR_WORD = 5, 2
+# Units of masking. Every position belongs to one, which reaches up to the start of the next.
+UNITS = ('token', 'whole_word', 'span', 'ngram')
+
+# Predictions beyond the rate, so that the last word of a row stays whole: words of up to six tokens
+# always fit; n-grams have room for two more tokens with each further word.
+_ROOM = 5
+_ROOM_FOR_WORD = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,32 +33,30 @@ class MaskingConfig:
   """The masking rule of BERT (Devlin et al. 2019, section 3.1), and its successors'."""
 
   rate: float = 0.15  # share of the ordinary tokens that are predicted
-  # Not 0: the rate goes there from `rate`, linearly over the run; evaluations use it throughout.
+  # Not 0: the rate changes from `rate` to it, linearly over the run; evaluations always use it.
   final_rate: float = 0.0
-  unit: str = 'token'  # what is masked together: token, whole_word, span, ngram
+  unit: str = 'token'  # tokens that are masked together: token, whole_word, span, ngram
   span_p: float = 0.2  # spans have n words with probability ~ (1 - span_p)^n
   span_max: int = 10  # words in a span at most
   ngram_max: int = 3  # words in an n-gram at most; n words with probability ~ 1/n
-  replace_mask: float = 0.8  # of those: share replaced by [MASK]
+  replace_mask: float = 0.8  # share of the predicted tokens replaced by [MASK]
   replace_random: float = 0.1  # share replaced by a random ordinary token; the rest stay
   random_by_frequency: bool = False  # random tokens as frequent as in the corpus, or uniform
   max_predictions: int = 0  # most predictions in a row (M); 0 = as many as the rate asks for
 
   def __post_init__(self):
-    if not 0 < self.rate < 1 or not 0 <= self.final_rate < 1:
-      raise UserError(f'masking.rate={self.rate} and masking.final_rate={self.final_rate} must lie '
-                      'in (0, 1)')
-    if self.unit not in units.UNITS:
-      raise UserError(f'masking.unit={self.unit!r} is unknown: use {", ".join(units.UNITS)}')
-    if not 0 < self.span_p < 1 or min(self.span_max, self.ngram_max) < 1:
-      raise UserError(f'masking.span_p={self.span_p} must lie in (0, 1), masking.span_max='
-                      f'{self.span_max} and masking.ngram_max={self.ngram_max} be at least 1')
-    if (min(self.replace_mask, self.replace_random) < 0
-        or self.replace_mask + self.replace_random > 1 + 1e-9):
-      raise UserError(f'masking.replace_mask={self.replace_mask} and masking.replace_random='
-                      f'{self.replace_random} must be shares that sum to at most 1')
-    if self.max_predictions < 0:
-      raise UserError(f'masking.max_predictions={self.max_predictions} must not be negative')
+    require(0 < self.rate < 1 and 0 <= self.final_rate < 1,
+            f'masking.rate={self.rate} and masking.final_rate={self.final_rate} must lie in (0, 1)')
+    require_choice('masking.unit', self.unit, UNITS)
+    require(0 < self.span_p < 1 and min(self.span_max, self.ngram_max) >= 1,
+            f'masking.span_p={self.span_p} must lie in (0, 1), masking.span_max={self.span_max} '
+            f'and masking.ngram_max={self.ngram_max} be at least 1')
+    require(min(self.replace_mask, self.replace_random) >= 0
+            and self.replace_mask + self.replace_random <= 1 + 1e-9,
+            f'masking.replace_mask={self.replace_mask} and masking.replace_random='
+            f'{self.replace_random} must be shares that sum to at most 1')
+    require(self.max_predictions >= 0,
+            f'masking.max_predictions={self.max_predictions} must not be negative')
 
   def predictions(self, max_len: int, pairs: int = 1) -> int:
     """M: the static number of predicted positions in a row of `max_len` with `pairs` pairs."""
@@ -66,19 +68,19 @@ class MaskingConfig:
       return min(math.ceil(rate * max_len) + room, max_len)
     if pairs == 1:
       return math.ceil(rate * max_len)
-    # A pair of n tokens and its special ones ([CLS], [SEP] and one ordinary token are the least)
-    # asks for 1, or for at most rate * n + 1/2: how much more that is than its share of the row.
+    # A pair of n tokens, special ones included (at least [CLS], [SEP] and one ordinary token),
+    # needs 1 prediction, or at most rate * n + 1/2. `excess` is the part above its share, rate * n.
     excess = max(0.0, 1 - 3 * rate, 0.5 - 2 * rate)
     return min(math.ceil(rate * max_len + pairs * excess), max_len)
 
   @property
   def is_whole(self) -> bool:
-    """Whether units stay whole: words and n-grams; a span may be cut off."""
+    """True if units stay whole: words and n-grams; a span may be cut off."""
     return self.unit in ('whole_word', 'ngram')
 
   @property
   def eval_rate(self) -> float:
-    """The rate of evaluations, the same after every step: that of the last step."""
+    """The rate of evaluations: the same after every step, that of the last one."""
     return self.final_rate or self.rate
 
   def rate_at(self, step: int, train_steps: int) -> float:
@@ -88,12 +90,21 @@ class MaskingConfig:
     return self.rate + (self.final_rate - self.rate) * step / max(train_steps - 1, 1)
 
   def unit_lengths(self) -> np.ndarray:
-    """How probable it is that a unit has 1, 2, ... words."""
-    return units.length_probabilities(self.unit, self.span_p, self.span_max, self.ngram_max)
+    """Probabilities that a unit has 1, 2, ... words: [n] float64.
+
+    Spans are geometric, cut off at `span_max` (Joshi et al. 2020, SpanBERT); of n-grams the
+    probability is proportional to 1/n (Lan et al. 2020, ALBERT).
+    """
+    weights = np.ones(1)
+    if self.unit == 'span':
+      weights = self.span_p * (1 - self.span_p)**np.arange(self.span_max)
+    elif self.unit == 'ngram':
+      weights = 1 / np.arange(1, self.ngram_max + 1)
+    return weights / weights.sum()
 
 
 class Vocabulary(NamedTuple):
-  """What masking knows of a tokeniser."""
+  """The vocabulary of a tokeniser, as far as masking needs it."""
 
   size: int  # V; random replacements are below it
   special_ids: tuple[int, ...]  # never masked, predicted, or put in as a random replacement
@@ -103,33 +114,24 @@ class Vocabulary(NamedTuple):
 
 
 class Masked(NamedTuple):
-  """Masked rows and what is to be predicted in them."""
+  """Masked rows and their targets."""
 
   ids: jax.Array  # [B, L] int32, the corrupted input
   positions: jax.Array  # [B, M] int32, ascending; 0 where unused
   targets: jax.Array  # [B, M] int32, the original tokens
-  weights: jax.Array  # [B, M] float32, 1 where there is something to predict, else 0
+  weights: jax.Array  # [B, M] float32, 1 on predictions, 0 on unused slots
 
 
-def is_special(ids: jax.Array, special_ids: tuple[int, ...]) -> jax.Array:
-  """True where a token is one of the special ones (same shape as `ids`, bool)."""
-  return jnp.isin(ids, jnp.asarray(special_ids))
-
-
-def random_ordinary(key: jax.Array, shape: tuple[int, ...], vocab_size: int,
-                    special_ids: tuple[int, ...]) -> jax.Array:
-  """Token ids drawn uniformly from the vocabulary without its special tokens: [shape] int32."""
-  ids = jax.random.randint(key, shape, 0, vocab_size - len(special_ids))
-  for special in sorted(special_ids):  # skip over each special id, from the lowest up
+def random_ordinary(key: jax.Array, shape: tuple[int, ...], vocabulary: Vocabulary) -> jax.Array:
+  """Draws tokens that are not special, uniformly or by their frequencies: [shape] int32."""
+  if vocabulary.frequencies is not None:
+    drawn = jax.random.uniform(key, shape)
+    cumulative = jnp.asarray(vocabulary.frequencies)
+    return jnp.searchsorted(cumulative, drawn, side='right').astype(jnp.int32)
+  ids = jax.random.randint(key, shape, 0, vocabulary.size - len(vocabulary.special_ids))
+  for special in sorted(vocabulary.special_ids):  # skips over each special id, from the lowest up
     ids = ids + (ids >= special)
   return ids
-
-
-def frequent_ordinary(key: jax.Array, shape: tuple[int, ...],
-                      cumulative: jax.Array) -> jax.Array:
-  """Token ids drawn by `cumulative_frequencies`: [shape] int32."""
-  drawn = jax.random.uniform(key, shape)
-  return jnp.searchsorted(cumulative, drawn, side='right').astype(jnp.int32)
 
 
 def cumulative_frequencies(counts: np.ndarray, special_ids: tuple[int, ...]) -> np.ndarray:
@@ -139,34 +141,70 @@ def cumulative_frequencies(counts: np.ndarray, special_ids: tuple[int, ...]) -> 
   return (np.cumsum(counts) / counts.sum()).astype(np.float32)
 
 
-def _budgets(key: jax.Array, n: jax.Array, rate: jax.Array, most: int) -> jax.Array:
-  """How many of the n ordinary tokens of each group to draw: [P] int32 -> [P] int32.
+def join_words(key: jax.Array, word_start: jax.Array, special: jax.Array,
+               probabilities: np.ndarray) -> jax.Array:
+  """Joins runs of words of random length to units, which never reach across a special token.
 
-  max(1, round(rate * n)), and in all `most` at most: where that is too few, every group gets its
-  share of `most`, rounded up or down by chance.
+  Between two special tokens the lengths of the units are independent draws; the last one is cut off
+  at the next special token.
+
+  Args:
+    key: of the row.
+    word_start: [L] bool, True also on special tokens, on padding and on the tokens after them.
+    special: [L] bool, special tokens and padding.
+    probabilities: of 1, 2, ... words.
+
+  Returns:
+    [L] bool, True where units start.
   """
-  wanted = jnp.where(n > 0, jnp.maximum(1, jnp.round(rate * n).astype(jnp.int32)), 0)
-  total = jnp.maximum(jnp.sum(wanted), 1)
+  size = word_start.shape[0]
+  word = jnp.cumsum(word_start) - 1  # [L], the word of each position
+  indices = jnp.arange(size)
+  is_special = jnp.zeros(size, bool).at[word].max(special)  # by word, like all below
+  drawn = jax.random.uniform(key, (size,))
+  words = 1 + jnp.searchsorted(jnp.asarray(np.cumsum(probabilities)[:-1], jnp.float32), drawn,
+                               side='right')
+  # The next special word behind each word: the smallest index of one, looking from the right.
+  behind = jax.lax.cummin(jnp.where(is_special, indices, size), reverse=True)
+  behind = jnp.append(behind[1:], size)
+  jump = jnp.where(is_special, indices + 1, jnp.minimum(indices + words, behind))
+  jump = jnp.append(jnp.minimum(jump, size), size)  # [L + 1], the end jumps to itself
+  # Marks the words that a walk from the first one visits, in log2(L) rounds of doubled jumps.
+  visited = jnp.zeros(size + 1, bool).at[0].set(True)
+  for _ in range(size.bit_length()):
+    visited = visited.at[jump].max(visited)
+    jump = jump[jump]
+  return word_start & visited[word]
+
+
+def _budgets(key: jax.Array, n: jax.Array, rate: jax.Array, most: int) -> jax.Array:
+  """Numbers of tokens to draw from the n ordinary ones of each group: [P] int32 -> [P] int32.
+
+  max(1, round(rate * n)), or if these sum to more than `most`, every group's share of `most`,
+  rounded up or down by chance.
+  """
+  budgets = jnp.where(n > 0, jnp.maximum(1, jnp.round(rate * n).astype(jnp.int32)), 0)
+  total = jnp.maximum(jnp.sum(budgets), 1)
   shift = jax.random.randint(key, (), 0, total)
-  up_to = (jnp.cumsum(wanted) * most + shift) // total  # drawn in the groups up to each
-  return jnp.where(total > most, jnp.diff(up_to, prepend=0), wanted)
+  up_to = (jnp.cumsum(budgets) * most + shift) // total  # drawn in the groups up to each
+  return jnp.where(total > most, jnp.diff(up_to, prepend=0), budgets)
 
 
 def _whole_units(key: jax.Array, start: jax.Array, size: jax.Array, n: jax.Array, budget: jax.Array,
                  most: int) -> jax.Array:
-  """Which tokens belong to drawn units, of n tokens in a random order of units: [L] bool.
+  """Draws whole units from n tokens, whose units are in random order: [L] bool, the drawn tokens.
 
-  The units are drawn that start within a window of `budget` tokens on the circle of all n, which
-  begins anywhere: each unit with probability budget / n, whatever its size. One that the `most`
-  predictions have no room for is left out.
+  The tokens form a circle, and a window of `budget` tokens begins at a random one. The units that
+  start in it are drawn: each with probability budget / n, whatever its size. Units for which the
+  `most` predictions have no room are left out.
 
   Args:
     key: of the row.
-    start, size: [L], of the unit of each token, in this order.
-    n, budget, most: tokens.
+    start, size: [L] int32, start and size in tokens of each token's unit.
+    n, budget, most: numbers of tokens.
   """
   n = jnp.maximum(n, 1)
-  begin = (start - jax.random.randint(key, (), 0, n)) % n  # in the window
+  begin = (start - jax.random.randint(key, (), 0, n)) % n  # start of the unit in the window
   drawn = begin < budget
   first = jnp.min(jnp.where(drawn, begin, budget))  # before it a unit from outside may reach in
   return drawn & (begin - first + size <= most)
@@ -175,15 +213,15 @@ def _whole_units(key: jax.Array, start: jax.Array, size: jax.Array, n: jax.Array
 def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, unit_start: jax.Array,
                 rate: jax.Array, pairs: int, most: int,
                 whole: bool) -> tuple[jax.Array, jax.Array]:
-  """Draws the positions to predict in one row: [L] bool and [L] int32 -> ([M] int32, [M] bool).
+  """Draws the positions to predict in one row: [L] each -> (positions [M] int32, is_used [M] bool).
 
-  Units are drawn in random order: from the row if they are to stay `whole`; if not, from each pair,
-  where the last one is cut off (spans in SpanBERT).
+  Units are drawn in random order: from the row if they stay `whole`; if not, from each pair, and
+  the last one is cut off (spans in SpanBERT).
   """
   length = eligible.shape[0]
   groups = 1 if whole else pairs
   group = jnp.minimum(pair_index, groups)
-  group = jnp.where(eligible, group, groups + 1)  # what is not eligible sorts to the end
+  group = jnp.where(eligible, group, groups + 1)  # other tokens sort to the end
   n = jnp.sum(group[None, :] == jnp.arange(1, groups + 1)[:, None], axis=1)  # [P] ordinary tokens
   budgets = _budgets(jax.random.fold_in(key, 2), n, rate, most)
 
@@ -200,7 +238,7 @@ def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, unit
     taken = ordinary & _whole_units(jax.random.fold_in(key, 3), start, size, n[0], budgets[0], most)
   else:
     first = jnp.cumsum(n) - n  # where each group starts in this order
-    of_group = lambda x: jnp.append(x, 0)[group - 1]  # 0 for what is not eligible
+    of_group = lambda x: jnp.append(x, 0)[group - 1]  # [L], 0 for tokens that are not eligible
     taken = place - of_group(first) < of_group(budgets)
   drawn = jnp.zeros(length, bool).at[order].set(taken)
 
@@ -222,7 +260,7 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
     config: the rule.
     vocabulary: of the tokeniser.
     pairs: P, the most pairs in a row.
-    word_start: [B, L] int32, 1 where a word starts, on special tokens and on what follows them;
+    word_start: [B, L] int32, 1 where a word starts, on special tokens and on the token after one;
       needed unless tokens are masked one by one.
     rate: [B] float32, instead of that of `config`.
 
@@ -238,12 +276,12 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
 
   def mask_row(ids, pair_index, row, word_start, rate):
     draw_key, action_key, token_key = jax.random.split(jax.random.fold_in(key, row), 3)
-    eligible = (pair_index > 0) & ~is_special(ids, vocabulary.special_ids)
+    eligible = (pair_index > 0) & ~jnp.isin(ids, jnp.asarray(vocabulary.special_ids))
     unit_start = word_start.astype(bool) | (pair_index == 0)
     if config.unit == 'token':
       unit_start = jnp.ones_like(unit_start)
     elif len(lengths) > 1:
-      unit_start = units.join_words(jax.random.fold_in(draw_key, 1), unit_start, ~eligible, lengths)
+      unit_start = join_words(jax.random.fold_in(draw_key, 1), unit_start, ~eligible, lengths)
     positions, valid = _select_row(draw_key, eligible, pair_index, unit_start, rate, pairs, most,
                                    whole=config.is_whole)
     targets = ids[positions]
@@ -252,13 +290,9 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
       action = jax.random.uniform(action_key, ids.shape)[unit[positions]]
     else:
       action = jax.random.uniform(action_key, (most,))
-    if vocabulary.frequencies is None:
-      random = random_ordinary(token_key, (most,), vocabulary.size, vocabulary.special_ids)
-    else:
-      random = frequent_ordinary(token_key, (most,), jnp.asarray(vocabulary.frequencies))
-    new = jnp.where(action < config.replace_mask, vocabulary.mask_id,
-                    jnp.where(action < config.replace_mask + config.replace_random,
-                              random, targets))
+    random = random_ordinary(token_key, (most,), vocabulary)
+    new = jnp.where(action < config.replace_mask + config.replace_random, random, targets)
+    new = jnp.where(action < config.replace_mask, vocabulary.mask_id, new)
     # Unused slots write beyond the row, where the update is dropped.
     corrupted = ids.at[jnp.where(valid, positions, ids.shape[0])].set(new, mode='drop')
     return Masked(corrupted, positions, jnp.where(valid, targets, 0),

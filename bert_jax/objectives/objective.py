@@ -1,21 +1,24 @@
-"""What the pretraining task asks of an objective."""
+"""The base of all objectives, and the records that their losses read."""
 
-from collections.abc import Mapping
+import dataclasses
 from typing import Any
+from typing import ClassVar
 from typing import NamedTuple
-from typing import Protocol
+from typing import Self
 
-from flax import linen as nn
 import jax
+import jax.numpy as jnp
 
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
+from bert_jax.model.heads import BertForPreTraining
+from bert_jax.model.heads import count_parameters
 from bert_jax.objectives.losses import Metrics
 from bert_jax.objectives.masking import Masked
 
 
 class Example(NamedTuple):
-  """Masked rows: what is read, what is to be predicted, what is asked of the pairs."""
+  """Masked rows with their targets."""
 
   inputs: Batch  # [B, L] each; `ids` are the corrupted ones
   masked: Masked  # [B, M] each
@@ -32,31 +35,54 @@ class Keys(NamedTuple):
   sampling: jax.Array
 
 
-class Objective(Protocol):
-  """What is learned from masked rows. A small frozen dataclass in a file of its own."""
+def with_dropout(key: jax.Array | None) -> dict[str, Any]:
+  """Returns the arguments with which a module applies dropout; None = none."""
+  return {'deterministic': key is None, 'rngs': {} if key is None else {'dropout': key}}
 
-  @property
-  def model(self) -> nn.Module:
-    """With `config`, of what is trained."""
 
-  @property
-  def loss_weights(self) -> Mapping[str, float]:
-    """Of each metric that is a loss, in the total."""
+def init_masked_lm(model: BertForPreTraining, key: jax.Array, with_pairs: bool) -> Any:
+  """Makes the variables of encoder and masked-LM head, and with pairs of pooler and pair head."""
+  tokens = jnp.zeros((1, 8), jnp.int32)
+  position = tokens[:, :1]
+  return model.init(key, Batch(*[tokens] * 4), position, position if with_pairs else None)
 
-  def with_config(self, config: BertConfig) -> 'Objective':
-    """The same with a model of other sizes."""
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """A pure objective of learning from masked rows. Each one is a subclass in its own file."""
+
+  model: BertForPreTraining  # the model that is trained and exported
+
+  loss_weights: ClassVar[dict[str, float]]  # weight of each loss in the total
+
+  def with_config(self, config: BertConfig) -> Self:
+    """Returns this objective for a model of other sizes."""
+    return dataclasses.replace(self, model=BertForPreTraining(config))
 
   def init(self, key: jax.Array) -> Any:
-    """Parameters, boxed with their logical axes."""
+    """Makes the variables, boxed with their logical axes."""
+    return init_masked_lm(self.model, key, with_pairs=False)
 
   def loss(self, params: Any, frozen: Any, example: Example, keys: Keys) -> Metrics:
-    """The losses and what else is known, pure."""
+    """Computes the losses and other metrics.
+
+    Args:
+      params: the variables that are trained.
+      frozen: those that are not, such as a teacher's.
+      example: [B, ...].
+      keys: of the step.
+    """
+    raise NotImplementedError
 
   def exported(self, params: Any) -> Any:
-    """What is kept of trained parameters as a model."""
+    """Returns the part of the trained variables that becomes the model."""
+    return params
 
   def parameters(self) -> int:
-    """How many are trained, without the padding of the vocabulary."""
+    """Number of trained parameters, without the padding of the vocabulary."""
+    boxed = jax.eval_shape(self.init, jax.random.key(0))
+    return count_parameters(boxed, self.model.config)
 
   def flops_per_token(self, length: int, predictions: float) -> float:
-    """As `BertConfig.flops_per_token`."""
+    """Model FLOPs of a training step, as `BertConfig.flops_per_token`."""
+    return self.model.config.flops_per_token(length, predictions)

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax.data.phases import Phase
+from bert_jax.model import architectures
 from bert_jax.parallel import topology
 from bert_jax.parallel.topology import Chip
 from bert_jax.planning import collectives
@@ -173,7 +174,7 @@ def estimate(config: ConfigDict, work: Work, mesh: Mesh,
     mesh: of the devices.
     compiled: gives the figures of its programs; None = one after another in this process.
   """
-  fewest = work.task.model.config.fewest_layers
+  fewest = architectures.fewest_layers(work.task.model.config)
   wanted = [Program(layers=fewest[1]), Program(layers=fewest[0]), Program(),
             Program(evaluates=True)]  # the longest first
   two, one, training, evaluation = compiled(wanted) if compiled else [

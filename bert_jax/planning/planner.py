@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
-from bert_jax.model import kernels
+from bert_jax.model import attention
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.parallel import topology
@@ -100,7 +100,7 @@ def _plan(config: ConfigDict, name: str, options: Options) -> tuple[list[Estimat
         f'(mesh {axes}; sharding {config.sharding}; remat {config.model.remat}; '
         f'{config.model.dtype})')
   with sharding.in_context(mesh, config.sharding):
-    print(f'  attention: {kernels.describe(bert, lengths)}')
+    print(f'  attention: {attention.describe(bert, lengths)}')
   estimates, found = [], []
   for i, work in enumerate(works):
     phase = work.phase

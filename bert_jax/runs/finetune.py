@@ -12,9 +12,11 @@ from bert_jax import config as config_lib
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.inference import files
+from bert_jax.interop import layout
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.pretrained import head_groups
 from bert_jax.labelled import glue
+from bert_jax.model.heads import count_parameters
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.runs import initial
@@ -88,11 +90,11 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
            f'{epoch:,}')
   kept: dict[str, Any] = {'labels': list(task.labels), 'problem': getattr(task, 'problem', ''),
                           'null_threshold': getattr(task, 'null_threshold', None)}
-  parameters = task.model.config.count_parameters(
-      pooler='pooler' in head_groups(task.model.config, config.task))
+  bert = task.model.config
+  encoder = layout.abstract_params(bert, {'pooler'} & head_groups(bert, config.task))
   start = initial.with_head_of(model, config.task, task.labels) if model else None
   return Job(task, task, train_steps, tokenizer, start, task.train.batches.features.digest(),
-             _FED_BY, parameters, steps, [task.train.batches.length], kept)
+             _FED_BY, count_parameters(encoder, bert), steps, [task.train.batches.length], kept)
 
 
 def finish(config: ConfigDict, workdir: epath.Path):

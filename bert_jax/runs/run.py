@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.model import kernels
+from bert_jax.model import attention
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.runs import drift
@@ -129,8 +129,8 @@ def _summary(config: ConfigDict, job: Job, mesh: Mesh,
                  + ', '.join(f'{k} {v}' for k, v in mesh.shape.items())
                  + f'; sharding {config.sharding}')
   with sharding.in_context(mesh, config.sharding):
-    attention = kernels.describe(c, job.lengths)
-  yield 'attention', attention
+    paths = attention.describe(c, job.lengths)
+  yield 'attention', paths
   yield from job.data.describe()
   yield 'steps', job.steps
   yield 'workdir', str(folder)

@@ -77,7 +77,7 @@ def outputs(params, config, batch):
   """Hidden states, and the logits of the heads that there are, by group."""
   tree = params['params']
   hidden = architectures.encoder(config).apply({'params': tree['bert']}, batch, method='encode')
-  found, module = {}, heads.for_pretraining(config)
+  found, module = {}, heads.BertForPreTraining(config)
   if 'mlm_bias' in tree:
     found['mlm'] = module.apply(params, hidden, batch.positions,
                                 method='mlm_logits')[..., :config.vocab_size]

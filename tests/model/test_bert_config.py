@@ -1,3 +1,4 @@
+import dataclasses
 import types
 
 from flax import linen as nn
@@ -8,9 +9,10 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
+from bert_jax.model import architectures
+from bert_jax.model import heads
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
-from bert_jax.model.heads import BertForPreTraining
 
 # With the vocabulary of 30,522. Base and large are those of the published checkpoints; the small
 # ones follow from the same sum, written out by hand for tiny: embeddings (30522 + 512 + 2) * 128 +
@@ -31,22 +33,20 @@ def test_auto_dtype_is_that_of_the_devices(platform, dtype):
     assert c.model.dtype == expected
 
 
-@pytest.mark.parametrize('size', COUNTS)
-def test_counts_with_pooler(size):
-  assert config_lib.bert_config(config_lib.model(size)).count_parameters() == COUNTS[size]
-
-
 @pytest.mark.parametrize('size', config_lib.SIZES)
-def test_modules_have_the_counted_parameters(size):
+def test_parameters_are_counted_without_the_padding(size):
   config = config_lib.bert_config(config_lib.model(size))
   tokens = jnp.zeros((1, 8), jnp.int32)
-  shapes = nn.unbox(jax.eval_shape(BertForPreTraining(config).init, jax.random.key(0),
-                                   Batch(*[tokens] * 4), tokens, tokens))
-  stored = sum(x.size for x in jax.tree.leaves(shapes))
+  boxed = jax.eval_shape(heads.BertForPreTraining(config).init, jax.random.key(0),
+                         Batch(*[tokens] * 4), tokens, tokens)
+  stored = sum(x.size for x in jax.tree.leaves(nn.unbox(boxed)))
   padding = (config.padded_vocab_size - config.vocab_size) * (config.hidden_size + 1)
-  assert stored - padding == config.count_parameters(heads=True)
+  counted = heads.count_parameters(boxed, config)
+  assert counted == stored - padding
   if size in WITH_HEADS:
-    assert stored - padding == WITH_HEADS[size]
+    assert counted == WITH_HEADS[size]
+  if size in COUNTS:
+    assert heads.count_parameters(boxed['params']['bert'], config) == COUNTS[size]
 
 
 def test_vocabulary_is_padded_to_128():
@@ -61,6 +61,14 @@ def test_flops_of_base_at_128():
   assert total == 6 * 12 * 128 * (4 * 768**2 + 2 * 768 * 3072) + 12 * 12 * 768 * 128**2 + (
       6 * 20 * (768**2 + 768 * 30_522))
   assert round(total / 1e9, 1) == 69.9
+
+
+@pytest.mark.parametrize('name', architectures.ALL)
+def test_the_fewest_layers_make_a_model(name):
+  config = architectures.make_config({'architecture': name})
+  one, two = (dataclasses.replace(config, num_layers=n)
+              for n in architectures.fewest_layers(config))
+  assert 1 <= one.stacked_layers <= two.stacked_layers and one.num_layers < two.num_layers
 
 
 @pytest.mark.parametrize('wrong', [

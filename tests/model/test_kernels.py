@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
+from bert_jax.model import architectures
 from bert_jax.model import attention
 from bert_jax.model import fused_attention
-from bert_jax.model import kernels
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.encoder import Bert
@@ -67,7 +67,7 @@ def test_splash_is_the_plain_path_to_rounding(shape):
                expected_grads)
 
 
-@pytest.mark.parametrize('attention, length, platform, fields, expected', [
+@pytest.mark.parametrize('name, length, platform, fields, expected', [
     ('auto', 128, 'tpu', {'hidden_size': 128}, ('fused', 'it holds no weights')),
     ('auto', 512, 'tpu', {'hidden_size': 256, 'attention_dropout': 0.1},
      ('fused', 'it holds no weights')),
@@ -83,13 +83,13 @@ def test_splash_is_the_plain_path_to_rounding(shape):
     ('xla', 1024, 'tpu', {}, ('xla', 'asked for')),
     ('splash', 128, 'tpu', {}, ('splash', 'asked for')),
 ])
-def test_choice(attention, length, platform, fields, expected):
-  config = dataclasses.replace(CONFIG, attention=attention, **fields)
-  assert kernels.chosen(config, length, platform) == expected
+def test_choice(name, length, platform, fields, expected):
+  config = dataclasses.replace(CONFIG, attention=name, **fields)
+  assert attention.choose_path(config, length, platform) == expected
 
 
 def test_described():
-  assert kernels.describe(CONFIG, (128, 512), 'gpu') == (
+  assert attention.describe(CONFIG, (128, 512), 'gpu') == (
       'xla for rows of 128: cudnn gains nothing below 512; xla for rows of 512: dtype=float32 '
       '(bfloat16 allows cudnn)')
 
@@ -97,16 +97,25 @@ def test_described():
 def test_a_kernel_that_cannot_be_had():
   config = dataclasses.replace(CONFIG, attention='splash', attention_dropout=0.1)
   with pytest.raises(UserError, match=r'attention=splash cannot be had: attention_dropout=0.1'):
-    kernels.chosen(config, 512, 'tpu')
+    attention.choose_path(config, 512, 'tpu')
   config = dataclasses.replace(CONFIG, attention='fused')
   with pytest.raises(UserError, match='fused cannot be had: 640 is above 512'):
-    kernels.chosen(config, 640, 'tpu')
+    attention.choose_path(config, 640, 'tpu')
   with pytest.raises(UserError, match='3 heads of 20 fill no blocks of 128'):
-    kernels.chosen(dataclasses.replace(config, hidden_size=60, num_heads=3), 128, 'tpu')
+    attention.choose_path(dataclasses.replace(config, hidden_size=60, num_heads=3), 128, 'tpu')
   with pytest.raises(UserError, match='cudnn is not for tpu'):
-    kernels.chosen(dataclasses.replace(CONFIG, attention='cudnn'), 512, 'tpu')
+    attention.choose_path(dataclasses.replace(CONFIG, attention='cudnn'), 512, 'tpu')
   with pytest.raises(UserError, match="model.attention='flash' is unknown"):
     dataclasses.replace(CONFIG, attention='flash')
+
+
+@pytest.mark.parametrize('name', ['fused', 'splash', 'cudnn'])
+def test_a_named_kernel_does_not_hinder_the_short_rows_of_init(name):
+  tokens = jnp.zeros((1, 8), jnp.int32)
+  shapes = [jax.eval_shape(Bert(dataclasses.replace(CONFIG, attention=path)).init,
+                           jax.random.key(0), Batch(*[tokens] * 4), tokens[:, :1])
+            for path in ('xla', name)]
+  assert nn.unbox(shapes[0]) == nn.unbox(shapes[1])
 
 
 WIDE = dataclasses.replace(CONFIG, hidden_size=256, num_heads=4, attention_dropout=0.1)
@@ -123,13 +132,13 @@ def fused_inputs(length=128):
 def kept(key, row, head, length, rate=RATE):
   """Which weights are kept in a row: [L, L] bool."""
   return jnp.concatenate([
-      fused_attention.kept(key, row, head, np.int32(part), length, rate)
+      fused_attention.keep_mask(key, row, head, np.int32(part), length, rate)
       for part in range(length // 128)])
 
 
 def fused_loss(qkv, pair_index, random, rate=RATE):
   flat = jnp.swapaxes(qkv, 2, 3).reshape(*qkv.shape[:2], -1)
-  out = kernels.fused(flat, pair_index, 64, rate, random).reshape(*qkv.shape[:2], 4, 64)
+  out = fused_attention.attend(flat, pair_index, 64, rate, random).reshape(*qkv.shape[:2], 4, 64)
   return jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)), out
 
 
@@ -194,6 +203,23 @@ def test_fused_in_the_model_is_plain_without_dropout_and_drops_with_it():
   assert np.abs(first - other).mean() > 0.1
 
 
+@pytest.mark.parametrize('fields', [
+    {}, {'remat': 'full', 'dtype': 'bfloat16'}, {'architecture': 'albert', 'groups': 2},
+    {'architecture': 'modernbert', 'num_layers': 4, 'remat': 'dots', 'dtype': 'bfloat16'}])
+def test_weights_can_be_asked_for_where_a_kernel_would_hold_none(fields):
+  sizes = {'vocab_size': 50, 'hidden_size': 256, 'num_layers': 2, 'num_heads': 4,
+           'intermediate_size': 64, 'max_positions': 128, 'attention': 'fused'}
+  config = architectures.make_config(sizes | fields)
+  encoder, batch = architectures.encoder(config), packed_rows()
+
+  def weights(key):
+    params = encoder.init(key, batch, jnp.zeros((4, 1), jnp.int32))
+    _, collections = encoder.apply(params, batch, method='encode', mutable=['intermediates'])
+    return encoder.intermediates(collections['intermediates']).attention
+
+  assert jax.eval_shape(weights, jax.random.key(0)).shape == (config.num_layers, 4, 4, 128, 128)
+
+
 @pytest.mark.parametrize('length', [128, pytest.param(512, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('name', ['v4:2x2x1', 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2', 'tpu7x:2x2x1'])
 def test_fused_compiles_for_every_tpu(name, length):
@@ -204,8 +230,10 @@ def test_fused_compiles_for_every_tpu(name, length):
   pairs = jax.ShapeDtypeStruct((mesh.size, length), jnp.int32, sharding=place)
 
   def gradient(qkv, pair_index):
-    return jax.grad(lambda qkv: kernels.fused(qkv, pair_index, 64, RATE, jax.random.key(0)).astype(
-        jnp.float32).sum())(qkv)
+    def total(qkv):
+      out = fused_attention.attend(qkv, pair_index, 64, RATE, jax.random.key(0))
+      return out.astype(jnp.float32).sum()
+    return jax.grad(total)(qkv)
 
   text = sharding.with_mesh(gradient, mesh, 'dp').lower(qkv, pairs).compile().as_text()
   assert 'tpu_custom_call' in text and f'[1,{length},768]' in text  # a chip has its own row
@@ -216,7 +244,7 @@ def test_what_is_told_is_what_a_chip_of_the_mesh_can_do():
   for preset, shape, fits in (('tp', (1, 2), True), ('tp', (1, 4), False), ('dp', (1, 4), True)):
     with sharding.in_context(conftest.sub_mesh(*shape), preset):
       if fits:
-        assert kernels.chosen(wide, 128) == ('fused', 'asked for')
+        assert attention.choose_path(wide, 128) == ('fused', 'asked for')
       else:
         with pytest.raises(UserError, match='1 heads of 64 fill no blocks of 128'):
-          kernels.chosen(wide, 128)
+          attention.choose_path(wide, 128)

@@ -93,20 +93,25 @@ def test_who_asks_for_weights_gets_the_same_states():
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize('sizes', [{}, {'num_layers': 10, 'hidden_size': 32}])
-def test_parameters_and_flops(sizes):
-  config = dataclasses.replace(CONFIG, **sizes)
-  model = heads.for_pretraining(config)
+def abstract(config):
+  """The masked LM's parameters, boxed."""
   tokens = jnp.zeros((1, 8), jnp.int32)
-  tree = jax.eval_shape(model.init, jax.random.key(0), Batch(*[tokens] * 4), tokens, None)
+  return jax.eval_shape(heads.BertForPreTraining(config).init, jax.random.key(0),
+                        Batch(*[tokens] * 4), tokens, None)
+
+
+@pytest.mark.parametrize('sizes', [{}, {'num_layers': 10, 'hidden_size': 32}])
+def test_parameters_are_counted_without_the_padding(sizes):
+  config = dataclasses.replace(CONFIG, **sizes)
+  tree = abstract(config)
   stored = sum(x.size for x in jax.tree.leaves(nn.unbox(tree)))
   padding = (config.padded_vocab_size - 60) * (config.hidden_size + 1)
-  assert stored - padding == config.count_parameters(pooler=False, heads=True)
+  assert stored - padding == heads.count_parameters(tree, config)
 
 
 def test_published_sizes():
   # ModernBERT-base has 149,655,232 parameters with its masked LM head, of 50,368 entries.
-  assert ModernConfig().count_parameters(pooler=False, heads=True) == 149_655_232
+  assert heads.count_parameters(abstract(ModernConfig()), ModernConfig()) == 149_655_232
   # At 8,192, 8 layers see 8,192 tokens and 14 see 129.
   attention = 12 * 768 * (8 * 8192 + 14 * 129)
   assert ModernConfig().flops_per_token(8192, 0) == attention + 6 * 22 * (

@@ -36,7 +36,7 @@ def initial(objective, seed):
 
 
 def make(student=CONFIG):
-  objective = Distillation(heads.for_pretraining(student), heads.for_pretraining(CONFIG))
+  objective = Distillation(heads.BertForPreTraining(student), heads.BertForPreTraining(CONFIG))
   teacher = dataclasses.replace(objective, model=objective.teacher)
   return objective, initial(teacher, 1)
 

@@ -169,7 +169,8 @@ def test_wrong_rules_are_refused(wrong):
 
 
 def test_random_tokens_skip_the_special_ids():
-  ids = np.asarray(masking.random_ordinary(jax.random.key(0), (20_000,), 12, (0, 3, 4, 11)))
+  ids = np.asarray(masking.random_ordinary(
+      jax.random.key(0), (20_000,), masking.Vocabulary(12, (0, 3, 4, 11), mask_id=4)))
   assert sorted(set(ids)) == [1, 2, 5, 6, 7, 8, 9, 10]
   assert stats.chisquare(np.bincount(ids)[[1, 2, 5, 6, 7, 8, 9, 10]]).pvalue > 1e-4
   assert jnp.issubdtype(ids.dtype, jnp.integer)

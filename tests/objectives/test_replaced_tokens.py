@@ -14,7 +14,7 @@ import transformers
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
 from bert_jax.model.electra import ElectraConfig
-from bert_jax.model.heads import ElectraForPreTraining
+from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives import catalogue
 from bert_jax.objectives import replaced_tokens
 from bert_jax.objectives.masking import Masked
@@ -45,7 +45,7 @@ def make_example(vocab_size=300, rows=4, length=24):
 
 
 def objective(config=CONFIG):
-  return ReplacedTokens(ElectraForPreTraining(config))
+  return ReplacedTokens(BertForPreTraining(config))
 
 
 def initial(objective):

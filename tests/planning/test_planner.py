@@ -12,6 +12,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.data.phases import Phase
 from bert_jax.errors import UserError
+from bert_jax.objectives import catalogue
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import topology
 from bert_jax.planning import planner
@@ -37,7 +38,8 @@ def test_local(tmp_path, capsys):
   (phase,) = json.loads((tmp_path / 'planner.json').read_text())['local']['phases']
   assert phase['devices'] == 8 and phase['missing'] == 0 and phase['tokens'] == 512
   # Parameters and two moments, float32, whole on every device; the batch is small.
-  parameters = config_lib.bert_config(c.model).count_parameters(heads=True) + 24 * (64 + 1)
+  objective = catalogue.create('', c.data.sequences, config_lib.bert_config(c.model))
+  parameters = objective.parameters() + 24 * (64 + 1)
   batch = 4 * (4 * 64 + 3 * 8 + 1)  # a row: int32 and float32
   assert phase['memory']['arguments'] == pytest.approx(12 * parameters + batch, rel=1e-3)
 
