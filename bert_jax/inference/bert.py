@@ -35,29 +35,68 @@ Text = str | tuple[str, str]  # a text, or a pair of them
 
 
 class Encoded(NamedTuple):
-  """What the encoder makes of texts. B texts, L tokens in the longest, special ones included."""
+  """The encoder's outputs for B texts, the longest of L tokens with the special ones."""
 
   hidden: np.ndarray  # [B, L, D] float32, 0 on padding
   pooled: np.ndarray | None  # [B, D] float32, tanh(dense([CLS])); None without a pooler
   mask: np.ndarray  # [B, L] bool, True on tokens
 
 
-def hidden_states(config: BertConfig, params: Any, batch: Batch,
-                  layers: tuple[int, ...]) -> jax.Array:
-  """The hidden states of some layers side by side, [R, L, D * len(layers)]; pure.
+# ---- compiled functions of (config, parameters, batch [R, L], positions [R, P]) -----------------
 
-  Args:
-    config: of the model.
-    params: its variables.
-    batch: [R, L] each.
-    layers: 0 = the embeddings, 1..N = the layers; or from the end, -1 = the last.
-  """
+
+@functools.partial(jax.jit, static_argnames=('config', 'layers'))
+def _hidden_states(config: BertConfig, params: Any, batch: Batch, starts: jax.Array,
+                   layers: tuple[int, ...]) -> jax.Array:
+  """The hidden states of some layers side by side: [R, L, D * len(layers)]."""
+  del starts
   encoder, variables = architectures.encoder(config), {'params': params['params']['bert']}
   if layers == (-1,):
     return encoder.apply(variables, batch, method='encode')
-  _, kept = encoder.apply(variables, batch, method='encode', mutable=['intermediates'])
-  hidden = encoder.intermediates(kept['intermediates']).hidden
+  _, sown = encoder.apply(variables, batch, method='encode', mutable=['intermediates'])
+  hidden = encoder.intermediates(sown['intermediates']).hidden
   return jnp.concatenate([hidden[i] for i in layers], axis=-1)
+
+
+@functools.partial(jax.jit, static_argnames=('config', 'layers'))
+def _hidden_and_pooled(config: BertConfig, params: Any, batch: Batch, starts: jax.Array,
+                       layers: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+  """(hidden states of some layers, pooled outputs [R, P, D])."""
+  if layers == (-1,):
+    hidden = last = _hidden_states(config, params, batch, starts, layers)
+  else:
+    states = _hidden_states(config, params, batch, starts, (*layers, -1))
+    hidden, last = states[..., :-config.hidden_size], states[..., -config.hidden_size:]
+  return hidden, architectures.encoder(config).apply(
+      {'params': params['params']['bert']}, last, starts, method='pool')
+
+
+@functools.partial(jax.jit, static_argnames=('config', 'layers', 'pooling'))
+def _vectors(config: BertConfig, params: Any, batch: Batch, starts: jax.Array,
+             layers: tuple[int, ...], pooling: str) -> jax.Array:
+  """Pooled hidden states: [R, P, D * len(layers)]."""
+  hidden = _hidden_states(config, params, batch, starts, layers)
+  return pooling_lib.pool(hidden, batch.pair_index, starts, pooling)
+
+
+@functools.partial(jax.jit, static_argnames=('config',))
+def _mlm_logits(config: BertConfig, params: Any, batch: Batch, positions: jax.Array) -> jax.Array:
+  return for_pretraining(config).apply(
+      params, batch, positions, method=lambda m, b, p: m.mlm_logits(m.bert.encode(b), p))
+
+
+@functools.partial(jax.jit, static_argnames=('config',))
+def _surprisals(config: BertConfig, params: Any, batch: Batch, positions: jax.Array,
+                targets: jax.Array) -> jax.Array:
+  logits = _mlm_logits(config, params, batch, positions)
+  return (jax.nn.logsumexp(logits, axis=-1)
+          - jnp.take_along_axis(logits, targets[:, :, None], axis=-1)[:, :, 0])
+
+
+@functools.partial(jax.jit, static_argnames=('config',))
+def _nsp_logits(config: BertConfig, params: Any, batch: Batch, starts: jax.Array) -> jax.Array:
+  return for_pretraining(config).apply(
+      params, batch, starts, method=lambda m, b, p: m.nsp_logits(m.bert.encode(b), p))
 
 
 class Bert:
@@ -68,53 +107,29 @@ class Bert:
 
   Raises:
     UserError: (each method) a text that is no string, or longer than the position table where it
-      may not be cut; a head that the model has not.
+      may not be cut; a head that the model lacks.
   """
 
   def __init__(self, model: Pretrained):
     self.model = dataclasses.replace(model, params=jax.tree.map(jnp.asarray, model.params))
     self.config, self.params, self.tokenizer = model.config, self.model.params, model.tokenizer
-    config, heads = model.config, for_pretraining(model.config)
 
-    @functools.partial(jax.jit, static_argnames=('layers', 'pooling'))
-    def vectors(params, batch, starts, layers, pooling):
-      hidden = hidden_states(config, params, batch, layers)
-      return pooling_lib.pool(hidden, batch.pair_index, starts, pooling)
+  def require_task(self, task: str):
+    """Raises UserError if the model has not been fine-tuned for `task`."""
+    if self.model.task != task:
+      raise UserError('this model is for '
+                      f'{self.model.task or "no task: it has not been fine-tuned"}, not for {task}')
 
-    @functools.partial(jax.jit, static_argnames=('layers',))
-    def encoded(params, batch, starts, layers):
-      if 'pooler' not in model.groups:
-        return hidden_states(config, params, batch, layers), None
-      hidden = hidden_states(config, params, batch, layers if layers == (-1,) else (*layers, -1))
-      asked = hidden if layers == (-1,) else hidden[..., :-config.hidden_size]
-      return asked, architectures.encoder(config).apply(
-          {'params': params['params']['bert']}, hidden[..., -config.hidden_size:], starts,
-          method='pool')
-
-    @jax.jit
-    def mlm_logits(params, batch, positions):
-      return heads.apply(params, batch, positions,
-                         method=lambda m, b, p: m.mlm_logits(m.bert.encode(b), p))
-
-    @jax.jit
-    def surprisals(params, batch, positions, targets):
-      logits = mlm_logits(params, batch, positions)
-      return (jax.nn.logsumexp(logits, axis=-1)
-              - jnp.take_along_axis(logits, targets[:, :, None], axis=-1)[:, :, 0])
-
-    @jax.jit
-    def nsp_logits(params, batch, starts):
-      return heads.apply(params, batch, starts,
-                         method=lambda m, b, p: m.nsp_logits(m.bert.encode(b), p))
-
-    self._vectors, self._encoded = vectors, encoded
-    self._mlm_logits, self._surprisals, self._nsp_logits = mlm_logits, surprisals, nsp_logits
+  @property
+  def trained_length(self) -> int:
+    """The longest input that the model was fine-tuned on, in tokens."""
+    return self.model.facts.get('max_len') or self.config.max_positions
 
   # ---- texts to rows ----------------------------------------------------------------------------
 
-  def require(self, group: str, what: str):
+  def _require_head(self, group: str, title: str):
     if group not in self.model.groups:
-      raise UserError(f'this model has no {what}: it was trained without, or it was left out of '
+      raise UserError(f'this model has no {title}: it was trained without, or it was left out of '
                       'the checkpoint')
 
   def _ids(self, texts: Sequence[Text]) -> list[tuple[list[int], ...]]:
@@ -186,33 +201,21 @@ class Bert:
       yield waiting[0], jax.device_get(waiting[1])
 
   def per_text(self, rows: Sequence[Input], function, *per_text: np.ndarray) -> np.ndarray:
-    """What `function` gives as [R, P, ...], in the order of the texts: [texts, ...]."""
+    """Outputs of `function` [R, P, ...] in the order of the texts: [texts, ...]; None of none."""
     results = None
     for packed, output in self.run_packed(rows, function, *per_text):
       if results is None:
         results = np.zeros((len(rows), *output.shape[2:]), output.dtype)
-      there = packed.index >= 0
-      results[packed.index[there]] = output[there]
+      is_text = packed.index >= 0
+      results[packed.index[is_text]] = output[is_text]
     return results
 
-  def _per_token(self, rows: Sequence[Input], layers: tuple[int, ...]) -> tuple[
-      list[np.ndarray], np.ndarray | None]:
-    """What the encoder makes of each text, float32, special tokens included.
-
-    Returns:
-      (hidden states, [n, D * len(layers)] each; pooled [texts, D], None without a pooler).
-    """
-    found, pooled = [None] * len(rows), None
-    if 'pooler' in self.model.groups:
-      pooled = np.zeros((len(rows), self.config.hidden_size), np.float32)
-    for packed, (hidden, of_texts) in self.run_packed(
-        rows, lambda *args: self._encoded(*args, layers=layers)):
-      for row, slot in zip(*np.nonzero(packed.index >= 0)):
-        i, start = packed.index[row, slot], packed.starts[row, slot]
-        found[i] = hidden[row, start:start + len(rows[i].ids)].astype(np.float32)
-        if pooled is not None:
-          pooled[i] = of_texts[row, slot]
-    return found, pooled
+  def per_token(self, rows: Sequence[Input], function) -> list[np.ndarray]:
+    """Outputs of `function` [R, L, ...] for each text, special tokens included: [tokens, ...]."""
+    results = [None] * len(rows)
+    for packed, output in self.run_packed(rows, function):
+      _put_tokens(results, rows, packed, output)
+    return results
 
   # ---- what users call --------------------------------------------------------------------------
 
@@ -226,7 +229,18 @@ class Bert:
       max_len: tokens of a text, special ones included; None = as many as the model has positions.
     """
     rows, _ = self._rows(texts, 'head', max_len)
-    hidden, pooled = self._per_token(rows, self._layers(layers))
+    layers = self._layers(layers)
+    if 'pooler' in self.model.groups:
+      function = functools.partial(_hidden_and_pooled, self.config, layers=layers)
+      pooled = np.zeros((len(rows), self.config.hidden_size), np.float32)
+      hidden = [None] * len(rows)
+      for packed, (of_tokens, of_texts) in self.run_packed(rows, function):
+        is_text = packed.index >= 0
+        pooled[packed.index[is_text]] = of_texts[is_text]
+        _put_tokens(hidden, rows, packed, of_tokens)
+    else:
+      function = functools.partial(_hidden_states, self.config, layers=layers)
+      hidden, pooled = self.per_token(rows, function), None
     length = max((len(h) for h in hidden), default=0)
     mask = np.arange(length) < np.array([len(h) for h in hidden])[:, None]
     padded = np.zeros((*mask.shape, hidden[0].shape[1] if hidden else 0), np.float32)
@@ -268,10 +282,11 @@ class Bert:
         raise UserError('pooling=none gives the vectors of the first tokens: long must be head')
       special = {self.tokenizer.cls_id, self.tokenizer.sep_id}
       kept = [np.array([i not in special for i in row.ids]) for row in rows]
+      function = functools.partial(_hidden_states, self.config, layers=layers)
       return [_unit(hidden[keep]) if normalize else hidden[keep]
-              for hidden, keep in zip(self._per_token(rows, layers)[0], kept)]
-    vectors = self.per_text(
-        rows, lambda *args: self._vectors(*args, layers=layers, pooling=pooling))
+              for hidden, keep in zip(self.per_token(rows, function), kept)]
+    function = functools.partial(_vectors, self.config, layers=layers, pooling=pooling)
+    vectors = self.per_text(rows, function)
     if vectors is None:
       return np.zeros((0, self.config.hidden_size * len(layers)), np.float32)
     if len(owners) > len(texts):
@@ -292,7 +307,7 @@ class Bert:
       the likeliest first; positions count [CLS] as 0, surprisal is -log probability in nat. For
       several texts a list of these.
     """
-    self.require('mlm', 'masked-LM head')
+    self._require_head('mlm', 'masked-LM head')
     if not isinstance(text, str):
       return self._fill_masks(text, top_k)
     return self._fill_masks([text], top_k)[0]
@@ -309,7 +324,7 @@ class Bert:
       rows += [row] * len(found)
       owners += [i] * len(found)
       positions += found
-    logits = self.per_text(rows, self._mlm_logits, np.array(positions))
+    logits = self.per_text(rows, functools.partial(_mlm_logits, self.config), np.array(positions))
     results = [[] for _ in texts]
     for i, position, row in zip(owners, positions, logits[:, :self.config.vocab_size]):
       surprisal = np.logaddexp.reduce(row.astype(np.float64)) - row
@@ -322,9 +337,9 @@ class Bert:
 
   def next_sentence(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
     """The probability that the second text of each pair follows the first."""
-    self.require('nsp', 'next-sentence head')
+    self._require_head('nsp', 'next-sentence head')
     rows = [self._whole_row(*parts) for parts in self._ids(pairs)]
-    logits = self.per_text(rows, self._nsp_logits)
+    logits = self.per_text(rows, functools.partial(_nsp_logits, self.config))
     return [] if logits is None else jax.nn.softmax(logits)[:, 0].tolist()
 
   def score(self, text: str | Sequence[str], long: str | None = None) -> dict[str, Any] | list:
@@ -340,7 +355,7 @@ class Bert:
       others) in nat, their sum, and the exponential of their mean. For several texts a list of
       these.
     """
-    self.require('mlm', 'masked-LM head')
+    self._require_head('mlm', 'masked-LM head')
     if long not in (None, 'chunks'):
       raise UserError(f'long={long!r} is unknown for scores: use chunks, or leave it out')
     if not isinstance(text, str):
@@ -375,7 +390,15 @@ class Bert:
       masked[i - start] = self.tokenizer.mask_id
       rows.append(inputs_lib.join(self.tokenizer, masked))
       positions.append(1 + i - start)
-    return self.per_text(rows, self._surprisals, np.array(positions), np.array(targets)).tolist()
+    surprisals = functools.partial(_surprisals, self.config)
+    return self.per_text(rows, surprisals, np.array(positions), np.array(targets)).tolist()
+
+
+def _put_tokens(results: list, rows: Sequence[Input], packed: Packed, output: np.ndarray):
+  """Puts the tokens' part of [R, L, ...] into the result of each text of a batch."""
+  for row, slot in zip(*np.nonzero(packed.index >= 0)):
+    text, start = packed.index[row, slot], packed.starts[row, slot]
+    results[text] = output[row, start:start + len(rows[text].ids)].astype(np.float32)
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """A text and endings or answers to choose from: SWAG and its like."""
 
 from collections.abc import Iterator
+from typing import Any
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -19,6 +20,12 @@ class ChoiceExample(NamedTuple):
   text: str
   choices: tuple[str, ...]
   label: int  # the right one, from 0; -1 = not known
+
+
+def are_choices(value: Any) -> bool:
+  """True for a list of at least two strings."""
+  return (isinstance(value, list) and len(value) > 1
+          and all(isinstance(choice, str) for choice in value))
 
 
 def _label(row: table.Row, value, choices: int) -> int:
@@ -70,8 +77,7 @@ def read(path: str, data: ConfigDict, labelled: bool = True) -> Iterator[ChoiceE
   rows = table.read_separated(path, 'csv') if data.format == 'swag' else table.read_jsonl(path)
   for row in rows:
     text, choices, label = take(row, data)
-    if not isinstance(text, str) or not isinstance(choices, list) or len(choices) < 2 or not all(
-        isinstance(choice, str) for choice in choices):
+    if not isinstance(text, str) or not are_choices(choices):
       raise UserError(f'{row.where}: a text and a list of at least two choices are needed')
     yield ChoiceExample(row.where, text, tuple(choices),
                         _label(row, row[label], len(choices)) if labelled else -1)

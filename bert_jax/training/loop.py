@@ -15,6 +15,7 @@ from bert_jax.data import loader
 from bert_jax.errors import Preempted
 from bert_jax.errors import UserError
 from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.runtime import console
 from bert_jax.runtime import host
 from bert_jax.runtime import preemption
 from bert_jax.runtime import storage
@@ -208,12 +209,12 @@ def train(task: Task, data: TaskData, config: ConfigDict, train_steps: int, mesh
   if first_step == train_steps and (
       not data.has_held_out or report_lib.is_evaluated(workdir.local, train_steps)):
     checkpoints.close()
-    report_lib.print_summary([
+    console.print_summary([
         ('finished', f'{workdir} holds the whole run of {train_steps} steps')])
     return
   if latest is not None:
     again = f', {latest - first_step} steps are made again' if first_step < latest else ''
-    report_lib.print_summary([('resumed', f'from step {first_step}{again}')])
+    console.print_summary([('resumed', f'from step {first_step}{again}')])
   state = state._replace(frozen=state_lib.place(nn.unbox(task.frozen), abstract.frozen))
 
   run = _Run(task, data, config, train_steps, mesh, workdir, checkpoints, rate, first_step)
