@@ -35,6 +35,12 @@ def weighted(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Arra
   return jnp.sum(values * weights), jnp.sum(weights)
 
 
+def classification(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Metrics:
+  """The metrics 'loss' and 'accuracy' of logits [..., V], labels [...] and weights [...]."""
+  values, right = cross_entropy(logits, labels)
+  return {'loss': weighted(values, weights), 'accuracy': weighted(right, weights)}
+
+
 def mean(metric: tuple[Any, Any]) -> Any:
   """sum / count, and 0 for a count of 0."""
   total, count = metric

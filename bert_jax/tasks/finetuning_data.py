@@ -96,32 +96,6 @@ class FineTuningData:
   problem: str = ''
   null_threshold: float | None = None
 
-  @classmethod
-  def create(cls, task: FineTuning, config: ConfigDict, tokenizer: Tokenizer, mesh: Mesh, *,
-             train: tuple[Sequence[Any], Features], load: Loader, **fields) -> 'FineTuningData':
-    """Plans the batches of the training examples and of each file of data.eval.
-
-    Args:
-      task: the device half.
-      config: of the run.
-      tokenizer: of the model.
-      mesh: of the run.
-      train: the training examples and their features.
-      load: gives the same of a file to evaluate.
-      **fields: further attributes.
-    """
-    examples, features = train
-    shape = {'batch_size': config.batch_size, 'pad_id': tokenizer.pad_id,
-             'row_multiple': sharding.batch_divisor(mesh)}
-    batches = Batches(features, seed=config.seed, microbatches=config.optimizer.accumulation,
-                      **shape)
-    evals = []
-    for name, path in eval_files(config):
-      held_out, features = load(path)
-      evals.append(Split(name, held_out, Batches(features, **shape)))
-    return cls(task=task, train=Split('', examples, batches), evals=tuple(evals),
-               feed=mesh_lib.feed(mesh), **fields)
-
   def _share(self, batch: Batch) -> Batch:
     return jax.tree.map(lambda x: x[self.feed.rows(len(x))], batch)
 
@@ -170,6 +144,31 @@ class FineTuningData:
         f'{batches.fill():.1%} real tokens')
     for note in self.notes:
       yield 'note', note
+
+
+def create(task: FineTuning, config: ConfigDict, tokenizer: Tokenizer, mesh: Mesh, *,
+           train: tuple[Sequence[Any], Features], load: Loader, **fields) -> FineTuningData:
+  """Plans the batches of the training examples and of each file of data.eval.
+
+  Args:
+    task: the device half.
+    config: of the run.
+    tokenizer: of the model.
+    mesh: of the run.
+    train: the training examples and their features.
+    load: gives the same of a file to evaluate.
+    **fields: further attributes of the data.
+  """
+  examples, features = train
+  shape = {'batch_size': config.batch_size, 'pad_id': tokenizer.pad_id,
+           'row_multiple': sharding.batch_divisor(mesh)}
+  batches = Batches(features, seed=config.seed, microbatches=config.optimizer.accumulation, **shape)
+  evals = []
+  for name, path in eval_files(config):
+    held_out, features = load(path)
+    evals.append(Split(name, held_out, Batches(features, **shape)))
+  return FineTuningData(task=task, train=Split('', examples, batches), evals=tuple(evals),
+                        feed=mesh_lib.feed(mesh), **fields)
 
 
 def by_example(outputs: list[Output]) -> np.ndarray:

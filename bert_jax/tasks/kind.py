@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
+import json
 from typing import Any
 
 from flax import linen as nn
@@ -21,6 +22,11 @@ from bert_jax.tasks.finetuning_data import not_empty
 
 Answer = dict[str, Any]  # one JSON object
 Bert = Any  # an `inference.bert.Bert`, which stands above this room
+
+
+def json_lines(answers: Iterable[Answer]) -> str:
+  """The content of a file with an answer on each line."""
+  return ''.join(json.dumps(answer, ensure_ascii=False) + '\n' for answer in answers)
 
 
 @dataclasses.dataclass(frozen=True)

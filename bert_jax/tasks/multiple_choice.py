@@ -1,18 +1,12 @@
 """The best of several endings or answers (SWAG; Devlin et al. 2019, section 4.4)."""
 
 from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
 import functools
-import json
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
-from ml_collections import ConfigDict
 import numpy as np
 from scipy import special
 
@@ -29,8 +23,6 @@ from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning
 from bert_jax.tasks import finetuning_data
 from bert_jax.tasks import kind
-from bert_jax.tasks.finetuning_data import FineTuningData
-from bert_jax.tasks.finetuning_data import not_empty
 from bert_jax.tasks.sequence_classification import BertForSequenceClassification
 
 
@@ -51,10 +43,8 @@ class MultipleChoice(finetuning.FineTuning):
 
   def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
     """Cross-entropy and accuracy."""
-    of_texts, right = losses.cross_entropy(logits, batch.targets)
     is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
-    return {'loss': losses.weighted(of_texts, is_real),
-            'accuracy': losses.weighted(right, is_real)}
+    return losses.classification(logits, batch.targets, is_real)
 
 
 def features(examples: Sequence[ChoiceExample], tokenizer: Tokenizer, max_len: int) -> Features:
@@ -71,19 +61,18 @@ def features(examples: Sequence[ChoiceExample], tokenizer: Tokenizer, max_len: i
                   np.array([e.label for e in examples], np.int32))
 
 
-def _scores(split: finetuning_data.Split,
-            outputs: list[finetuning_data.Output]) -> dict[str, float]:
+def _scores(split, outputs):
   right = finetuning_data.by_example(outputs).argmax(1) == split.batches.features.targets
   return {'accuracy': float(np.mean(right))}
 
 
-def _create(config: ConfigDict, tokenizer: Tokenizer, mesh: Mesh) -> FineTuningData:
+def _create(config, tokenizer, mesh):
   def load(path):
-    examples = not_empty(choices.read(path, config.data), path)
+    examples = finetuning_data.not_empty(choices.read(path, config.data), path)
     return examples, features(examples, tokenizer, config.max_len)
 
   task = MultipleChoice(BertForMultipleChoice(architectures.make_config(config.model)))
-  return FineTuningData.create(
+  return finetuning_data.create(
       task, config, tokenizer, mesh, train=load(config.data.train), load=load, labels=('score',),
       score_names=('accuracy',), scores=_scores)
 
@@ -99,24 +88,18 @@ def choose(bert: kind.Bert, examples: Sequence[tuple[str, Sequence[str]]]) -> li
   return [{'choice': int(p.argmax()), 'probabilities': p.tolist()} for p in parts]
 
 
-def _answer(bert: kind.Bert, examples: Sequence[dict[str, Any]], _: Any) -> list[kind.Answer]:
+def _answer(bert, examples, _):
   if not all(choices.are_choices(e.get('choices')) for e in examples):
     raise UserError("'choices' has to be a list of at least two texts")
   return choose(bert, [(e['text'], e['choices']) for e in examples])
 
 
-def _read_test(data: ConfigDict) -> Iterable[ChoiceExample]:
-  return choices.read(data.test, data, labelled=False)
-
-
-def _write(bert: kind.Bert, _: ConfigDict,
-           examples: list[ChoiceExample]) -> Iterator[tuple[str, str]]:
+def _write(bert, _, examples):
   answers = choose(bert, [(e.text, e.choices) for e in examples])
-  yield 'predictions.jsonl', ''.join(
-      json.dumps(answer, ensure_ascii=False) + '\n' for answer in answers)
+  yield 'predictions.jsonl', kind.json_lines(answers)
 
 
-def _set_fields(c: ConfigDict):
+def _set_fields(c):
   c.data.format = 'auto'  # jsonl; swag (csv), commonsenseqa: their own columns
   del c.data.text_pair_column
   c.data.choices_column = 'choices'  # a list; the label is its number from 0, or its letter
@@ -130,5 +113,5 @@ KIND = kind.TaskKind(
     create=_create,
     head=lambda config, num_labels: BertForMultipleChoice(config),
     lines=kind.LinePrediction(('text',), _answer, optional=('choices',)),
-    file=kind.FilePrediction(_read_test, _write),
+    file=kind.FilePrediction(lambda data: choices.read(data.test, data, labelled=False), _write),
     transformers='ForMultipleChoice')

@@ -1,22 +1,16 @@
 """The span of a text that answers a question (SQuAD; Devlin et al. 2019, 4.2 and 4.3)."""
 
-from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
 import functools
 import json
-from typing import Any
 from typing import NamedTuple
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
-from ml_collections import ConfigDict
 import numpy as np
 
-from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.labelled import squad
 from bert_jax.labelled.packed_examples import Batch
@@ -32,15 +26,10 @@ from bert_jax.tasks import finetuning
 from bert_jax.tasks import finetuning_data
 from bert_jax.tasks import kind
 from bert_jax.tasks import metrics as metrics_lib
-from bert_jax.tasks.finetuning_data import FineTuningData
-from bert_jax.tasks.finetuning_data import not_empty
 
 # For models that were fine-tuned elsewhere: the published window, stride and answer length.
 _WINDOW, _STRIDE, _ANSWER_LEN = 384, 128, 30
 _N_BEST = 20
-
-
-# ---- the device half ----------------------------------------------------------------------------
 
 
 class BertForQuestionAnswering(nn.Module):
@@ -77,9 +66,6 @@ class QuestionAnswering(finetuning.FineTuning):
       right &= chosen >= scores.max(-1)
     return {'loss': losses.weighted(of_windows, is_real),
             'accuracy': losses.weighted(right, is_real)}
-
-
-# ---- the host half ------------------------------------------------------------------------------
 
 
 class Example(NamedTuple):
@@ -132,8 +118,7 @@ def predicted(split: finetuning_data.Split, of_questions: Candidates,
           for (q, _), (spans, null) in zip(split.examples, of_questions)}
 
 
-def _scores(split: finetuning_data.Split, outputs: list[finetuning_data.Output], *, n_best: int,
-            max_answer_len: int, null_threshold: float | None) -> dict[str, float]:
+def _scores(split, outputs, *, n_best, max_answer_len, null_threshold):
   """Exact match and F1 of the official scorers; for v2.0 also with the best threshold."""
   of_questions = candidates(split, outputs, n_best=n_best, max_answer_len=max_answer_len)
   questions = [question for question, _ in split.examples]
@@ -147,7 +132,7 @@ def _scores(split: finetuning_data.Split, outputs: list[finetuning_data.Output],
       questions, predicted(split, of_questions, np.inf), margins)
 
 
-def _create(config: ConfigDict, tokenizer: Tokenizer, mesh: Mesh) -> FineTuningData:
+def _create(config, tokenizer, mesh):
   data = config.data
 
   def windows(questions, path):
@@ -159,30 +144,28 @@ def _create(config: ConfigDict, tokenizer: Tokenizer, mesh: Mesh) -> FineTuningD
     return list(map(Example, questions, contexts))
 
   def load(path):
-    examples = windows(not_empty(squad.read(path), path), path)
+    examples = windows(finetuning_data.not_empty(squad.read(path), path), path)
     return examples, features(examples, by_window=False)
 
-  questions = not_empty(squad.read(data.train), data.train)
+  questions = finetuning_data.not_empty(squad.read(data.train), data.train)
   in_place = [q for q in questions if q.in_place]
   notes = []
   if len(in_place) < len(questions):
     notes.append(f'{len(questions) - len(in_place):,} of {len(questions):,} questions of '
                  f'{data.train} are left out: their answer does not stand where it is said to')
-  in_place = not_empty(in_place, f'{data.train} (of questions whose answer stands at its place)')
+  in_place = finetuning_data.not_empty(
+      in_place, f'{data.train} (of questions whose answer stands at its place)')
   unanswerable = any(not q.answers for q in in_place)
   null_threshold = data.null_threshold if unanswerable else None
   train = windows(in_place, data.train)
   head = BertForQuestionAnswering(architectures.make_config(config.model))
-  return FineTuningData.create(
+  return finetuning_data.create(
       QuestionAnswering(head), config, tokenizer, mesh,
       train=(train, features(train, by_window=True)), load=load, labels=KIND.labels,
       score_names=('exact_match', 'f1'),
       scores=functools.partial(_scores, n_best=data.n_best, max_answer_len=data.max_answer_len,
                                null_threshold=null_threshold),
       notes=notes, null_threshold=null_threshold)
-
-
-# ---- predictions --------------------------------------------------------------------------------
 
 
 def answer(bert: kind.Bert, questions: Sequence[tuple[str, str]],
@@ -210,17 +193,11 @@ def answer(bert: kind.Bert, questions: Sequence[tuple[str, str]],
   return results
 
 
-def _answer(bert: kind.Bert, examples: Sequence[dict[str, Any]],
-            options: Any) -> list[kind.Answer]:
+def _answer(bert, examples, options):
   return answer(bert, [(e['question'], e['context']) for e in examples], options.null_threshold)
 
 
-def _read_test(data: ConfigDict) -> Iterable[Question]:
-  return squad.read(data.test)
-
-
-def _write(bert: kind.Bert, _: ConfigDict,
-           questions: list[Question]) -> Iterator[tuple[str, str]]:
+def _write(bert, _, questions):
   results = answer(bert, [(q.question, q.context) for q in questions],
                    bert.model.facts['null_threshold'])
   for name, field in (('predictions.json', 'answer'), ('n_best.json', 'n_best')):
@@ -228,10 +205,7 @@ def _write(bert: kind.Bert, _: ConfigDict,
                            ensure_ascii=False) + '\n'
 
 
-# ---- the config ---------------------------------------------------------------------------------
-
-
-def _set_fields(c: ConfigDict):
+def _set_fields(c):
   c.data.format = 'squad'  # v1.1 or v2.0: with questions that have no answer it is v2.0
   del c.data.text_column, c.data.text_pair_column, c.data.label_column
   c.data.doc_stride = 128  # tokens from the start of one window to the next
@@ -242,7 +216,7 @@ def _set_fields(c: ConfigDict):
   c.train_epochs = 2.0
 
 
-def _check(config: ConfigDict):
+def _check(config):
   if config.data.format != 'squad':
     raise UserError(f'data.format={config.data.format!r} is unknown: use squad')
   for name in ('doc_stride', 'n_best', 'max_answer_len'):
@@ -260,5 +234,5 @@ KIND = kind.TaskKind(
     head=lambda config, num_labels: BertForQuestionAnswering(config),
     labels=('start', 'end'),
     lines=kind.LinePrediction(('question', 'context'), _answer),
-    file=kind.FilePrediction(_read_test, _write),
+    file=kind.FilePrediction(lambda data: squad.read(data.test), _write),
     transformers='ForQuestionAnswering')

@@ -12,8 +12,6 @@ from typing import NamedTuple
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
-from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
@@ -33,14 +31,9 @@ from bert_jax.tasks import finetuning
 from bert_jax.tasks import finetuning_data
 from bert_jax.tasks import kind
 from bert_jax.tasks import metrics as metrics_lib
-from bert_jax.tasks.finetuning_data import FineTuningData
-from bert_jax.tasks.finetuning_data import not_empty
 
 _SCORES = ('pearson', 'spearman')
 _POOLINGS = pooling.POOLINGS[:-1]  # but for 'none', a vector for each token
-
-
-# ---- the device half ----------------------------------------------------------------------------
 
 
 class BertForSentenceEmbedding(nn.Module):
@@ -88,9 +81,6 @@ class SentenceEmbedding(finetuning.FineTuning):
     return jnp.sum(logits[:, 0] * logits[:, 1], axis=-1)
 
 
-# ---- the host half ------------------------------------------------------------------------------
-
-
 class Example(NamedTuple):
   """A line: a text, a near one, perhaps a contrary one; in held-out files two and a score."""
 
@@ -110,15 +100,14 @@ def features(examples: Sequence[Example], tokenizer: Tokenizer, max_len: int) ->
                   None if None in scores else np.array(scores, np.float32))
 
 
-def _scores(split: finetuning_data.Split,
-            outputs: list[finetuning_data.Output]) -> dict[str, float]:
+def _scores(split, outputs):
   """The correlations of the cosines with the scores of the file, as for STS-B."""
   scores = metrics_lib.regression(split.batches.features.targets,
                                   finetuning_data.by_example(outputs))
   return {name: scores[name] for name in _SCORES}
 
 
-def _create(config: ConfigDict, tokenizer: Tokenizer, mesh: Mesh) -> FineTuningData:
+def _create(config, tokenizer, mesh):
   data = config.data
   columns = [name for name in (data.text_column, data.text_pair_column, data.negative_column)
              if name]
@@ -134,22 +123,19 @@ def _create(config: ConfigDict, tokenizer: Tokenizer, mesh: Mesh) -> FineTuningD
 
   def load(path, split='validation', example_of=held_out):
     rows = table.read(path, data.format, split)
-    examples = not_empty(map(example_of, rows), path)
+    examples = finetuning_data.not_empty(map(example_of, rows), path)
     return examples, features(examples, tokenizer, config.max_len)
 
   train = load(data.train, 'train', training)
   if len(train[0]) < 2:
     raise UserError(f'{data.train} holds one example: there is nothing to tell it from')
   head = BertForSentenceEmbedding(architectures.make_config(config.model), data.pooling)
-  return FineTuningData.create(
+  return finetuning_data.create(
       SentenceEmbedding(head, data.temperature), config, tokenizer, mesh, train=train, load=load,
       labels=(), score_names=_SCORES, scores=_scores)
 
 
-# ---- the config ---------------------------------------------------------------------------------
-
-
-def _set_fields(c: ConfigDict):
+def _set_fields(c):
   c.data.format = 'auto'  # csv, tsv, jsonl
   del c.data.label_column
   # With text_pair_column='' each text is its own partner, under other dropout (SimCSE).
@@ -163,7 +149,7 @@ def _set_fields(c: ConfigDict):
   c.train_epochs = 1.0
 
 
-def _check(config: ConfigDict):
+def _check(config):
   data = config.data
   if data.pooling not in _POOLINGS:
     raise UserError(f'data.pooling={data.pooling!r} is unknown: use {", ".join(_POOLINGS)}')

@@ -1,19 +1,13 @@
 """A label, labels or a number for a text or a pair (Devlin et al. 2019, section 4.1)."""
 
 from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
 import functools
-import json
-from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
-from ml_collections import ConfigDict
 import numpy as np
 from scipy import special
 
@@ -35,17 +29,12 @@ from bert_jax.tasks import finetuning
 from bert_jax.tasks import finetuning_data
 from bert_jax.tasks import kind
 from bert_jax.tasks import metrics as metrics_lib
-from bert_jax.tasks.finetuning_data import FineTuningData
-from bert_jax.tasks.finetuning_data import not_empty
 
 _SCORES = {'single_label': ('accuracy', 'f1', 'matthews'),
            'multi_label': ('accuracy', 'f1', 'f1_macro'),
            'regression': ('pearson', 'spearman', 'squared_error')}
 _BEST = {'single_label': 'accuracy', 'multi_label': 'f1', 'regression': 'spearman'}
 _LABELS_SHOWN = 20  # in messages
-
-
-# ---- the device half ----------------------------------------------------------------------------
 
 
 class BertForSequenceClassification(nn.Module):
@@ -96,12 +85,7 @@ class SequenceClassification(finetuning.FineTuning):
     if self.problem == 'multi_label':
       of_labels = jnp.logaddexp(0, logits) - batch.targets * logits
       return {'loss': losses.weighted(of_labels.mean(-1), is_real)}
-    of_texts, right = losses.cross_entropy(logits, batch.targets)
-    return {'loss': losses.weighted(of_texts, is_real),
-            'accuracy': losses.weighted(right, is_real)}
-
-
-# ---- the host half ------------------------------------------------------------------------------
+    return losses.classification(logits, batch.targets, is_real)
 
 
 def features(examples: Sequence[TextExample], tokenizer: Tokenizer, max_len: int, long: str,
@@ -135,8 +119,7 @@ def _targets(examples: Sequence[TextExample], problem: str, labels: Sequence[str
   return targets if problem == 'multi_label' else targets.argmax(1).astype(np.int32)
 
 
-def _scores(split: finetuning_data.Split, outputs: list[finetuning_data.Output], problem: str,
-            labels: Sequence[str]) -> dict[str, float]:
+def _scores(split, outputs, problem, labels):
   gold, logits = split.batches.features.targets, finetuning_data.by_example(outputs)
   if problem == 'regression':
     return metrics_lib.regression(gold, logits[:, 0])
@@ -145,19 +128,19 @@ def _scores(split: finetuning_data.Split, outputs: list[finetuning_data.Output],
   return metrics_lib.single_label(gold, logits.argmax(1), len(labels))
 
 
-def _create(config: ConfigDict, tokenizer: Tokenizer, mesh: Mesh) -> FineTuningData:
+def _create(config, tokenizer, mesh):
   data, columns = config.data, texts.columns(config.data)
   long_inputs.check(data.long)
   skipped, notes = tuple(map(str, data.skip_labels)), []
 
   def read(path, split):
-    examples = not_empty(texts.read(path, data.format, columns, split), path)
+    examples = finetuning_data.not_empty(texts.read(path, data.format, columns, split), path)
     if not skipped:
       return examples
     kept = [e for e in examples if e.label not in skipped]
     notes.append(f'{len(examples) - len(kept):,} of {len(examples):,} rows of {path} are left '
                  f'out: their label is {" or ".join(skipped)} (data.skip_labels)')
-    return not_empty(kept, f'{path} (without the labels {", ".join(skipped)})')
+    return finetuning_data.not_empty(kept, f'{path} (without the labels {", ".join(skipped)})')
 
   train = read(data.train, 'train')
   labels = texts.label_names(train, columns)
@@ -174,16 +157,13 @@ def _create(config: ConfigDict, tokenizer: Tokenizer, mesh: Mesh) -> FineTuningD
 
   head = BertForSequenceClassification(architectures.make_config(config.model), len(labels))
   is_glue = data.format.startswith('glue')
-  return FineTuningData.create(
+  return finetuning_data.create(
       SequenceClassification(head, columns.problem, data.long), config, tokenizer, mesh,
       train=with_features(train), load=lambda path: with_features(read(path, 'validation')),
       labels=labels, score_names=_SCORES[columns.problem],
       scores=functools.partial(_scores, problem=columns.problem, labels=labels),
       best_score=glue.find(data.format).metric if is_glue else _BEST[columns.problem],
       notes=notes, problem=columns.problem)
-
-
-# ---- predictions --------------------------------------------------------------------------------
 
 
 def class_logits(bert: kind.Bert, inputs: Sequence[str | tuple[str, str]]) -> np.ndarray:
@@ -214,33 +194,28 @@ def classify(bert: kind.Bert, inputs: Sequence[str | tuple[str, str]]) -> list[k
           for row in special.softmax(logits, -1)]
 
 
-def _answer(bert: kind.Bert, examples: Sequence[dict[str, Any]], _: Any) -> list[kind.Answer]:
+def _answer(bert, examples, _):
   if not all(isinstance(e.get('text_pair', ''), str) for e in examples):
     raise UserError("'text_pair' has to be a text")
   return classify(bert, [(e['text'], e['text_pair']) if 'text_pair' in e else e['text']
                          for e in examples])
 
 
-def _read_test(data: ConfigDict) -> Iterable[TextExample]:
+def _read_test(data):
   return texts.read(data.test, data.format, texts.columns(data), 'test', labelled=False)
 
 
-def _write(bert: kind.Bert, data: ConfigDict,
-           examples: list[TextExample]) -> Iterator[tuple[str, str]]:
+def _write(bert, data, examples):
   inputs = [e.text if e.text_pair is None else (e.text, e.text_pair) for e in examples]
   if data.format.startswith('glue'):
     task, logits = glue.find(data.format), class_logits(bert, inputs)
     predictions = logits.argmax(1) if task.labels else logits[:, 0]
     yield glue.submission_name(task, data.test), glue.submission(task, predictions.tolist())
   else:
-    yield 'predictions.jsonl', ''.join(
-        json.dumps(answer, ensure_ascii=False) + '\n' for answer in classify(bert, inputs))
+    yield 'predictions.jsonl', kind.json_lines(classify(bert, inputs))
 
 
-# ---- the config ---------------------------------------------------------------------------------
-
-
-def _set_fields(c: ConfigDict):
+def _set_fields(c):
   # auto, csv, tsv, jsonl; glue/cola, glue/sst2, glue/mrpc, glue/stsb, glue/qqp, glue/mnli,
   # glue/qnli, glue/rte, glue/wnli: columns, labels and problem are the benchmark's then
   c.data.format = 'auto'

@@ -1,17 +1,12 @@
 """A tag for each word: named entities and the like (Devlin et al. 2019, section 5.3)."""
 
-from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
 import functools
-from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
-from ml_collections import ConfigDict
 import numpy as np
 from scipy import special
 import tokenizers
@@ -32,8 +27,6 @@ from bert_jax.tasks import finetuning
 from bert_jax.tasks import finetuning_data
 from bert_jax.tasks import kind
 from bert_jax.tasks import metrics as metrics_lib
-from bert_jax.tasks.finetuning_data import FineTuningData
-from bert_jax.tasks.finetuning_data import not_empty
 
 # As BERT's own tokeniser splits a text, whatever the vocabulary: at spaces, around punctuation and
 # around the characters of Chinese.
@@ -41,9 +34,6 @@ _WORDS = pre_tokenizers.Sequence([
     pre_tokenizers.BertPreTokenizer(),
     pre_tokenizers.Split(tokenizers.Regex(r'\p{Han}'), 'isolated')])
 _TAGS_SHOWN = 20  # in messages
-
-
-# ---- the device half ----------------------------------------------------------------------------
 
 
 class BertForTokenClassification(nn.Module):
@@ -71,17 +61,12 @@ class TokenClassification(finetuning.FineTuning):
 
   def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
     """Cross-entropy and accuracy over the words."""
-    of_tokens, right = losses.cross_entropy(logits, jnp.maximum(batch.token_targets - 1, 0))
     is_word = (batch.token_targets > 0).astype(jnp.float32)
-    return {'loss': losses.weighted(of_tokens, is_word),
-            'accuracy': losses.weighted(right, is_word)}
+    return losses.classification(logits, jnp.maximum(batch.token_targets - 1, 0), is_word)
 
   def reduced(self, logits: jax.Array) -> jax.Array:
     """The likeliest tag of each token, [R, L]."""
     return logits.argmax(-1)
-
-
-# ---- the host half ------------------------------------------------------------------------------
 
 
 def find_words(text: str) -> list[tuple[int, int]]:
@@ -155,17 +140,16 @@ def predicted(split: finetuning_data.Split, outputs: list[finetuning_data.Output
   return [[labels[i] for i in tags] for tags in _of_words(f, per_token)]
 
 
-def _scores(split: finetuning_data.Split, outputs: list[finetuning_data.Output],
-            labels: Sequence[str]) -> dict[str, float]:
+def _scores(split, outputs, labels):
   gold = [sentence.tags for sentence in split.examples]
   return metrics_lib.entities(gold, predicted(split, outputs, labels))
 
 
-def _create(config: ConfigDict, tokenizer: Tokenizer, mesh: Mesh) -> FineTuningData:
+def _create(config, tokenizer, mesh):
   data = config.data
 
   def read(path):
-    return not_empty(conll.read(path, data), path)
+    return finetuning_data.not_empty(conll.read(path, data), path)
 
   train = read(data.train)
   labels = texts.given_labels(data.labels) or tuple(sorted(
@@ -186,14 +170,11 @@ def _create(config: ConfigDict, tokenizer: Tokenizer, mesh: Mesh) -> FineTuningD
     return sentences, features(pieces, tokenizer, config.max_len, tags)
 
   head = BertForTokenClassification(architectures.make_config(config.model), len(labels))
-  return FineTuningData.create(
+  return finetuning_data.create(
       TokenClassification(head), config, tokenizer, mesh, train=with_features(train),
       load=lambda path: with_features(read(path)), labels=labels,
       score_names=('precision', 'recall', 'f1', 'accuracy'),
       scores=functools.partial(_scores, labels=labels))
-
-
-# ---- predictions --------------------------------------------------------------------------------
 
 
 def _tag_probabilities(bert: kind.Bert, sentences: Sequence[Sequence[str]]) -> list[np.ndarray]:
@@ -223,16 +204,11 @@ def tag(bert: kind.Bert, inputs: Sequence[str]) -> list[kind.Answer]:
   return answers
 
 
-def _answer(bert: kind.Bert, examples: Sequence[dict[str, Any]], _: Any) -> list[kind.Answer]:
+def _answer(bert, examples, _):
   return tag(bert, [e['text'] for e in examples])
 
 
-def _read_test(data: ConfigDict) -> Iterable[conll.TaggedWords]:
-  return conll.read(data.test, data, labelled=False)
-
-
-def _write(bert: kind.Bert, _: ConfigDict,
-           sentences: list[conll.TaggedWords]) -> Iterator[tuple[str, str]]:
+def _write(bert, _, sentences):
   lines = []
   for sentence, probabilities in zip(sentences,
                                      _tag_probabilities(bert, [s.words for s in sentences])):
@@ -241,10 +217,7 @@ def _write(bert: kind.Bert, _: ConfigDict,
   yield 'predictions.conll', '\n'.join(lines) + '\n'
 
 
-# ---- the config ---------------------------------------------------------------------------------
-
-
-def _set_fields(c: ConfigDict):
+def _set_fields(c):
   # conll (words and tags in columns, from 0, or from -1 at the end), or jsonl with a list of each
   c.data.format = 'auto'
   c.data.text_column = '0'
@@ -261,5 +234,5 @@ KIND = kind.TaskKind(
     create=_create,
     head=BertForTokenClassification,
     lines=kind.LinePrediction(('text',), _answer),
-    file=kind.FilePrediction(_read_test, _write),
+    file=kind.FilePrediction(lambda data: conll.read(data.test, data, labelled=False), _write),
     transformers='ForTokenClassification')
