@@ -1,4 +1,4 @@
-"""A trained model in the hand: vectors of texts, filled masks, next sentences, scores."""
+"""A trained model in use: vectors of texts, filled masks, next sentences, scores."""
 
 import collections
 from collections.abc import Iterator
@@ -16,20 +16,17 @@ from bert_jax.data import inputs as inputs_lib
 from bert_jax.data import long_inputs
 from bert_jax.data.inputs import Input
 from bert_jax.errors import UserError
+from bert_jax.inference import forward
 from bert_jax.inference import packed_texts
 from bert_jax.inference.packed_texts import Packed
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.model import architectures
 from bert_jax.model import chunks
 from bert_jax.model import pooling as pooling_lib
-from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch
-from bert_jax.model.heads import for_pretraining
 
-# Tokens of a batch: on a CPU what its caches hold counts, elsewhere that there is enough to do.
+# Tokens of a batch: a CPU's caches hold few, an accelerator needs enough to do.
 _BATCH_TOKENS = collections.defaultdict(lambda: 16384, cpu=2048)
-_SCORED = 1024  # tokens of a text that are masked at a time: each makes a row
+_SCORED_AT_ONCE = 1024  # tokens of a text, each of which makes a row
 
 Text = str | tuple[str, str]  # a text, or a pair of them
 
@@ -40,63 +37,6 @@ class Encoded(NamedTuple):
   hidden: np.ndarray  # [B, L, D] float32, 0 on padding
   pooled: np.ndarray | None  # [B, D] float32, tanh(dense([CLS])); None without a pooler
   mask: np.ndarray  # [B, L] bool, True on tokens
-
-
-# ---- compiled functions of (config, parameters, batch [R, L], positions [R, P]) -----------------
-
-
-@functools.partial(jax.jit, static_argnames=('config', 'layers'))
-def _hidden_states(config: BertConfig, params: Any, batch: Batch, starts: jax.Array,
-                   layers: tuple[int, ...]) -> jax.Array:
-  """The hidden states of some layers side by side: [R, L, D * len(layers)]."""
-  del starts
-  encoder, variables = architectures.encoder(config), {'params': params['params']['bert']}
-  if layers == (-1,):
-    return encoder.apply(variables, batch, method='encode')
-  _, sown = encoder.apply(variables, batch, method='encode', mutable=['intermediates'])
-  hidden = encoder.intermediates(sown['intermediates']).hidden
-  return jnp.concatenate([hidden[i] for i in layers], axis=-1)
-
-
-@functools.partial(jax.jit, static_argnames=('config', 'layers'))
-def _hidden_and_pooled(config: BertConfig, params: Any, batch: Batch, starts: jax.Array,
-                       layers: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-  """(hidden states of some layers, pooled outputs [R, P, D])."""
-  if layers == (-1,):
-    hidden = last = _hidden_states(config, params, batch, starts, layers)
-  else:
-    states = _hidden_states(config, params, batch, starts, (*layers, -1))
-    hidden, last = states[..., :-config.hidden_size], states[..., -config.hidden_size:]
-  return hidden, architectures.encoder(config).apply(
-      {'params': params['params']['bert']}, last, starts, method='pool')
-
-
-@functools.partial(jax.jit, static_argnames=('config', 'layers', 'pooling'))
-def _vectors(config: BertConfig, params: Any, batch: Batch, starts: jax.Array,
-             layers: tuple[int, ...], pooling: str) -> jax.Array:
-  """Pooled hidden states: [R, P, D * len(layers)]."""
-  hidden = _hidden_states(config, params, batch, starts, layers)
-  return pooling_lib.pool(hidden, batch.pair_index, starts, pooling)
-
-
-@functools.partial(jax.jit, static_argnames=('config',))
-def _mlm_logits(config: BertConfig, params: Any, batch: Batch, positions: jax.Array) -> jax.Array:
-  return for_pretraining(config).apply(
-      params, batch, positions, method=lambda m, b, p: m.mlm_logits(m.bert.encode(b), p))
-
-
-@functools.partial(jax.jit, static_argnames=('config',))
-def _surprisals(config: BertConfig, params: Any, batch: Batch, positions: jax.Array,
-                targets: jax.Array) -> jax.Array:
-  logits = _mlm_logits(config, params, batch, positions)
-  return (jax.nn.logsumexp(logits, axis=-1)
-          - jnp.take_along_axis(logits, targets[:, :, None], axis=-1)[:, :, 0])
-
-
-@functools.partial(jax.jit, static_argnames=('config',))
-def _nsp_logits(config: BertConfig, params: Any, batch: Batch, starts: jax.Array) -> jax.Array:
-  return for_pretraining(config).apply(
-      params, batch, starts, method=lambda m, b, p: m.nsp_logits(m.bert.encode(b), p))
 
 
 class Bert:
@@ -113,6 +53,8 @@ class Bert:
   def __init__(self, model: Pretrained):
     self.model = dataclasses.replace(model, params=jax.tree.map(jnp.asarray, model.params))
     self.config, self.params, self.tokenizer = model.config, self.model.params, model.tokenizer
+
+  # ---- for the fine-tuning tasks ----------------------------------------------------------------
 
   def require_task(self, task: str):
     """Raises UserError if the model has not been fine-tuned for `task`."""
@@ -156,7 +98,7 @@ class Bert:
 
   def _rows(self, texts: Sequence[Text], long: str, max_len: int | None) -> tuple[
       list[Input], np.ndarray]:
-    """(rows, the text that each is of): one of each text, or its chunks."""
+    """(rows, number of the text of each): one row of each text, or its chunks."""
     long_inputs.check(long)
     longest = self.config.max_positions if max_len is None else max_len
     if longest > self.config.max_positions:
@@ -183,14 +125,13 @@ class Bert:
 
     Args:
       rows: of the texts.
-      function: jitted.
-      per_text: [texts] int32 each, given to it as [R, P]; positions count from a text's start.
+      function: compiled; gets [R, P] int32 arrays, without `per_text` the starts of the texts.
+      per_text: [texts] int32 values for it; the first are positions, from the start of each text.
     """
     waiting = None
     for packed in packed_texts.pack(rows, self.tokenizer.pad_id, self.config.max_positions,
-                               _BATCH_TOKENS[jax.default_backend()]):
-      there = packed.index >= 0
-      values = [np.where(there, values[packed.index], 0).astype(np.int32) for values in per_text]
+                                    _BATCH_TOKENS[jax.default_backend()]):
+      values = [np.where(packed.index >= 0, x[packed.index], 0).astype(np.int32) for x in per_text]
       if values:
         values[0] = values[0] + packed.starts
       output = function(self.params, packed.batch, *(values or [packed.starts]))
@@ -217,21 +158,21 @@ class Bert:
       _put_tokens(results, rows, packed, output)
     return results
 
-  # ---- what users call --------------------------------------------------------------------------
+  # ---- for users --------------------------------------------------------------------------------
 
   def encode(self, texts: Sequence[Text], *, layers: Sequence[int] = (-1,),
              max_len: int | None = None) -> Encoded:
-    """Hidden states, pooled [CLS] and mask of some texts; what is too long is cut at the end.
+    """Hidden states, pooled [CLS] and mask of some texts; long ones are cut at the end.
 
     Args:
       texts: B strings, or pairs.
-      layers: whose hidden states, side by side: 0 = embeddings, 1..N, or -1 = the last.
+      layers: side by side: 0 = embeddings, 1..N, or -1 = the last.
       max_len: tokens of a text, special ones included; None = as many as the model has positions.
     """
     rows, _ = self._rows(texts, 'head', max_len)
     layers = self._layers(layers)
     if 'pooler' in self.model.groups:
-      function = functools.partial(_hidden_and_pooled, self.config, layers=layers)
+      function = functools.partial(forward.hidden_and_pooled, self.config, layers=layers)
       pooled = np.zeros((len(rows), self.config.hidden_size), np.float32)
       hidden = [None] * len(rows)
       for packed, (of_tokens, of_texts) in self.run_packed(rows, function):
@@ -239,7 +180,7 @@ class Bert:
         pooled[packed.index[is_text]] = of_texts[is_text]
         _put_tokens(hidden, rows, packed, of_tokens)
     else:
-      function = functools.partial(_hidden_states, self.config, layers=layers)
+      function = functools.partial(forward.hidden_states, self.config, layers=layers)
       hidden, pooled = self.per_token(rows, function), None
     length = max((len(h) for h in hidden), default=0)
     mask = np.arange(length) < np.array([len(h) for h in hidden])[:, None]
@@ -264,9 +205,9 @@ class Bert:
       texts: B strings, or pairs.
       pooling: 'cls', 'mean' or 'max' over the tokens; 'none' = a vector for each token.
       normalize: to length 1.
-      layers: whose hidden states, side by side; (-4, -3, -2, -1) is the paper's best for NER.
-      long: what is read of a text above `max_len`: 'head', 'tail', 'head_tail' (128 + 382), or
-        'chunks_mean', 'chunks_max', 'chunks_attention': all of it, and how chunks are combined.
+      layers: side by side; (-4, -3, -2, -1) is the paper's best for NER.
+      long: the part of a text above `max_len` that is read: 'head', 'tail', 'head_tail' (128 +
+        382), or all of it, its chunks combined: 'chunks_mean', 'chunks_max', 'chunks_attention'.
       max_len: tokens of a text, special ones included; None = as many as the model has positions.
 
     Returns:
@@ -281,11 +222,11 @@ class Bert:
       if long != 'head':
         raise UserError('pooling=none gives the vectors of the first tokens: long must be head')
       special = {self.tokenizer.cls_id, self.tokenizer.sep_id}
-      kept = [np.array([i not in special for i in row.ids]) for row in rows]
-      function = functools.partial(_hidden_states, self.config, layers=layers)
+      is_text = [np.array([i not in special for i in row.ids]) for row in rows]
+      function = functools.partial(forward.hidden_states, self.config, layers=layers)
       return [_unit(hidden[keep]) if normalize else hidden[keep]
-              for hidden, keep in zip(self.per_token(rows, function), kept)]
-    function = functools.partial(_vectors, self.config, layers=layers, pooling=pooling)
+              for hidden, keep in zip(self.per_token(rows, function), is_text)]
+    function = functools.partial(forward.vectors, self.config, layers=layers, pooling=pooling)
     vectors = self.per_text(rows, function)
     if vectors is None:
       return np.zeros((0, self.config.hidden_size * len(layers)), np.float32)
@@ -308,24 +249,22 @@ class Bert:
       several texts a list of these.
     """
     self._require_head('mlm', 'masked-LM head')
-    if not isinstance(text, str):
-      return self._fill_masks(text, top_k)
-    return self._fill_masks([text], top_k)[0]
-
-  def _fill_masks(self, texts: Sequence[str], top_k: int) -> list:
-    if not texts:
+    if isinstance(text, str):
+      return self.fill_mask([text], top_k)[0]
+    if not text:
       return []
     mask, rows, owners, positions = self.tokenizer.mask_id, [], [], []
-    for i, text in enumerate(texts):
-      row = self._whole_row(self.tokenizer.encode_with_masks(text))
-      found = [j for j, token in enumerate(row.ids) if token == mask]
-      if not found:
-        raise UserError(f'no [MASK] in {text!r}')
-      rows += [row] * len(found)
-      owners += [i] * len(found)
-      positions += found
-    logits = self.per_text(rows, functools.partial(_mlm_logits, self.config), np.array(positions))
-    results = [[] for _ in texts]
+    for i, one in enumerate(text):
+      row = self._whole_row(self.tokenizer.encode_with_masks(one))
+      masked = [j for j, token in enumerate(row.ids) if token == mask]
+      if not masked:
+        raise UserError(f'no [MASK] in {one!r}')
+      rows += [row] * len(masked)
+      owners += [i] * len(masked)
+      positions += masked
+    function = functools.partial(forward.mlm_logits, self.config)
+    logits = self.per_text(rows, function, np.array(positions))
+    results = [[] for _ in text]
     for i, position, row in zip(owners, positions, logits[:, :self.config.vocab_size]):
       surprisal = np.logaddexp.reduce(row.astype(np.float64)) - row
       best = np.argsort(surprisal, kind='stable')[:top_k]
@@ -339,7 +278,7 @@ class Bert:
     """The probability that the second text of each pair follows the first."""
     self._require_head('nsp', 'next-sentence head')
     rows = [self._whole_row(*parts) for parts in self._ids(pairs)]
-    logits = self.per_text(rows, functools.partial(_nsp_logits, self.config))
+    logits = self.per_text(rows, functools.partial(forward.nsp_logits, self.config))
     return [] if logits is None else jax.nn.softmax(logits)[:, 0].tolist()
 
   def score(self, text: str | Sequence[str], long: str | None = None) -> dict[str, Any] | list:
@@ -363,11 +302,14 @@ class Bert:
     (ids,), = self._ids([text])
     if not ids:
       raise UserError(f'{text!r} holds no token to score')
-    most = self.config.max_positions
-    if not long and len(ids) > self._room:
-      raise UserError(f'a text of {len(ids) + most - self._room} tokens is longer than the {most} '
-                      'positions of the model: shorten it, or score it with long=chunks')
-    surprisals = [x for first in range(0, len(ids), _SCORED) for x in self._score_part(ids, first)]
+    special = inputs_lib.special_tokens(self.tokenizer, 1)
+    if not long and len(ids) + special > self.config.max_positions:
+      raise UserError(f'a text of {len(ids) + special} tokens is longer than the '
+                      f'{self.config.max_positions} positions of the model: shorten it, or score '
+                      'it with long=chunks')
+    surprisals = []
+    for first in range(0, len(ids), _SCORED_AT_ONCE):
+      surprisals += self._score_part(ids, first)
     total = sum(surprisals)
     with np.errstate(over='ignore'):  # infinity is told where it is written
       perplexity = float(np.exp(total / len(ids)))
@@ -375,22 +317,17 @@ class Bert:
                        for token, surprisal in zip(self.tokenizer.tokens(ids), surprisals)],
             'surprisal': total, 'pseudo_perplexity': perplexity}
 
-  @property
-  def _room(self) -> int:
-    """The most tokens of a text, beside the special ones."""
-    return self.config.max_positions - inputs_lib.special_tokens(self.tokenizer, 1)
-
   def _score_part(self, ids: list[int], first: int) -> list[float]:
-    """The surprisals of the tokens from `first` on, `_SCORED` at most."""
-    room = self._room
-    rows, positions, targets = [], [], ids[first:first + _SCORED]
+    """The surprisals of the tokens from `first` on, `_SCORED_AT_ONCE` at most."""
+    room = self.config.max_positions - inputs_lib.special_tokens(self.tokenizer, 1)
+    rows, positions, targets = [], [], ids[first:first + _SCORED_AT_ONCE]
     for i in range(first, first + len(targets)):
       start = max(0, min(i - room // 2, len(ids) - room))
       masked = ids[start:start + room]
       masked[i - start] = self.tokenizer.mask_id
       rows.append(inputs_lib.join(self.tokenizer, masked))
       positions.append(1 + i - start)
-    surprisals = functools.partial(_surprisals, self.config)
+    surprisals = functools.partial(forward.surprisals, self.config)
     return self.per_text(rows, surprisals, np.array(positions), np.array(targets)).tolist()
 
 
@@ -407,5 +344,5 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def load(directory: str, step: int | None = None, allow_older: bool = False) -> Bert:
-  """Loads a model: see `bert_jax.interop.load`."""
+  """Loads a model, as `bert_jax.interop.load` says."""
   return Bert(load_lib.load(directory, step, allow_older))
