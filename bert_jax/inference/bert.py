@@ -164,10 +164,7 @@ class Bert:
              max_len: int | None = None) -> Encoded:
     """Hidden states, pooled [CLS] and mask of some texts; long ones are cut at the end.
 
-    Args:
-      texts: B strings, or pairs.
-      layers: side by side: 0 = embeddings, 1..N, or -1 = the last.
-      max_len: tokens of a text, special ones included; None = as many as the model has positions.
+    Arguments as for `embed`.
     """
     rows, _ = self._rows(texts, 'head', max_len)
     layers = self._layers(layers)
@@ -205,7 +202,8 @@ class Bert:
       texts: B strings, or pairs.
       pooling: 'cls', 'mean' or 'max' over the tokens; 'none' = a vector for each token.
       normalize: to length 1.
-      layers: side by side; (-4, -3, -2, -1) is the paper's best for NER.
+      layers: side by side: 0 = embeddings, 1..N, or from the end, -1 = the last; (-4, -3, -2, -1)
+        is the paper's best for NER.
       long: the part of a text above `max_len` that is read: 'head', 'tail', 'head_tail' (128 +
         382), or all of it, its chunks combined: 'chunks_mean', 'chunks_max', 'chunks_attention'.
       max_len: tokens of a text, special ones included; None = as many as the model has positions.

@@ -43,7 +43,7 @@ def _placed(lengths: np.ndarray, longest: int) -> Iterator[
     tuple[int, np.ndarray, np.ndarray, int]]:
   """(row length, the texts in rows of it, the row of each, number of rows).
 
-  Long rows first: what they leave free is filled with short texts.
+  Long rows come first: short texts fill the rest of them.
   """
   left = np.arange(len(lengths))
   while left.size:
@@ -68,8 +68,8 @@ def pack(inputs: Sequence[Input], pad_id: int, longest: int, tokens: int) -> Ite
   for length, members, row_of, count in _placed(lengths, longest):
     step = max(tokens // length, 1)
     padded = count - count % step + _rows(count % step)
-    placed = inputs_lib.place([inputs[i] for i in members], row_of, padded, length, _MOST_TEXTS,
-                              pad_id)
+    placed = inputs_lib.place([inputs[i] for i in members], row_of, rows=padded, length=length,
+                              slots=_MOST_TEXTS, pad_id=pad_id)
     batch = Batch(placed.ids, placed.type_ids, placed.positions, placed.pair_index)
     index = np.where(placed.index >= 0, members[placed.index], -1)
     for i in range(0, padded, step):

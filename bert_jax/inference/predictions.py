@@ -100,7 +100,7 @@ def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
   """Writes an answer for each example of `source`, with a progress bar on a terminal.
 
   Args:
-    task: one of TASKS.
+    task: its record.
     bert: the model.
     source: JSON lines.
     name: of the source, for messages.
@@ -175,16 +175,15 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
 
   Args:
     task: one of TASKS.
-    model: a folder or name, as for `bert.load`.
+    model: a folder or name; `checkpoint` chooses one of a workdir, as for `bert.load`.
     source: JSON lines.
     output: JSON lines or an array.
     options: of the task.
     strict: end with the first line that cannot be answered.
-    **checkpoint: which one of a workdir, as for `bert.load`.
 
   Raises:
     UserError: a mistake in the arguments or the source.
-    Failed: there are lines that could not be answered; all others are.
+    Failed: some lines could not be answered; all others are.
   """
   as_array = bool(output) and output.endswith(vectors.SUFFIXES)
   if as_array and (task != 'embed' or options.pooling == 'none'):

@@ -36,10 +36,10 @@ class Pretrained:
 
   Attributes:
     params: the variables of the Linen modules, {'params': {'bert': ..., heads}}, arrays float32.
-    task: what its classifier is for, one of `task_list.WITH_HEAD`; '' = it has none.
+    task: of its head, one of `task_list.WITH_HEAD`; '' = it has none.
     labels: the names of the classifier's outputs.
     problem: of sequence classification: single_label, multi_label, regression.
-    facts: what is known of its training: 'source', 'steps', 'scores', 'command'; of fine-tuning
+    facts: about its training: 'source', 'steps', 'scores', 'command'; about fine-tuning
       'max_len' and 'long' (how its texts were cut), 'doc_stride', 'max_answer_len'.
   """
 

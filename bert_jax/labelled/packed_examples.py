@@ -176,8 +176,8 @@ class Batches:
     """The batch, and the number of the input in each slot [R, P]; -1 = none."""
     f = self.features
     row_of, _ = self._pack(inputs)
-    placed = inputs_lib.place([f.inputs[i] for i in inputs], row_of, rows, self.length, self._slots,
-                              self._pad_id)
+    placed = inputs_lib.place([f.inputs[i] for i in inputs], row_of, rows=rows, length=self.length,
+                              slots=self._slots, pad_id=self._pad_id)
     filled = placed.index >= 0
     index = np.full(filled.shape, -1, np.int64)
     index[filled] = inputs[placed.index[filled]]
@@ -198,8 +198,9 @@ class Batches:
         values, start = f.token_targets[index[row, slot]], placed.starts[row, slot]
         token_targets[row, start:start + len(values)] = values
     tokens = Inputs(placed.ids, placed.type_ids, placed.positions, placed.pair_index)
-    return Batch(tokens, placed.starts, members, np.arange(rows, dtype=np.int32), targets,
-                 token_targets), index
+    batch = Batch(inputs=tokens, starts=placed.starts, members=members,
+                  row=np.arange(rows, dtype=np.int32), targets=targets, token_targets=token_targets)
+    return batch, index
 
   def batch(self, step: int) -> Batch:
     """The batch of a training step."""

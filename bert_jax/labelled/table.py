@@ -52,7 +52,7 @@ def _unpacked(path: str, data: bytes) -> bytes:
 
 
 def read_text(path: str) -> str:
-  """The text of a file, which may be gzipped; a byte order mark is dropped.
+  """The text of a file, which may be gzipped, without a byte order mark.
 
   Raises:
     UserError: it cannot be read, or is not UTF-8.
@@ -123,12 +123,7 @@ def read_tfds(name: str, split: str) -> Iterator[Row]:
 
 
 def read(source: str, data_format: str, split: str) -> Iterator[Row]:
-  """The rows of a file, or of tfds:NAME.
-
-  Args:
-    source: path, or tfds:NAME[@SPLIT].
-    data_format: one of FORMATS.
-    split: of a tfds data set that names none.
+  """The rows of a file, or of tfds:NAME[@SPLIT]; `split` is for a NAME without one.
 
   Raises:
     UserError: (also while iterating) it cannot be read.

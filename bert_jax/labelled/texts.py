@@ -51,7 +51,7 @@ def given_labels(labels: Sequence[Any]) -> tuple[str, ...]:
 
 
 def columns(data: ConfigDict) -> Columns:
-  """What the config group `data` says, or the GLUE task that data.format names."""
+  """The columns of the config group `data`, or of the GLUE task that data.format names."""
   if data.problem not in PROBLEMS:
     raise UserError(f'data.problem={data.problem!r} is unknown: use {", ".join(PROBLEMS)}')
   if data.format.startswith('glue'):

@@ -51,7 +51,7 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   kind = task_list.ALL[config.task]
   data = kind.create(config, tokenizer, mesh)
   if config.data.test:
-    kind.file.examples(config.data)  # a mistake in it is found now, not after the training
+    kind.test_examples(config.data)  # a mistake in it is found now, not after the training
   batches, bert = data.train.batches, data.task.model.config
   epoch = batches.steps_per_epoch
   train_steps = config.train_steps or math.ceil(config.train_epochs * epoch)
@@ -78,9 +78,9 @@ def finish(config: ConfigDict, workdir: epath.Path):
   if jax.process_count() > 1:  # the model is loaded on one device
     print_summary([('note', 'data.test is predicted by one process: run the same command in one')])
     return
-  file, bert = task_list.ALL[config.task].file, bert_lib.load(str(workdir))
+  kind, bert = task_list.ALL[config.task], bert_lib.load(str(workdir))
   folder = epath.Path(workdir) / 'predictions'
   folder.mkdir(parents=True, exist_ok=True)
-  for name, content in file.write(bert, config.data, file.examples(config.data)):
+  for name, content in kind.write_test(bert, config.data, kind.test_examples(config.data)):
     (folder / name).write_text(content)
     print_summary([('predicted', str(folder / name))])

@@ -15,6 +15,8 @@ from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 
+_MOST_RIVALS = 20
+
 
 class Window(NamedTuple):
   """A question and a stretch of its text: one input."""
@@ -42,13 +44,7 @@ class Span(NamedTuple):
 
 def read(questions: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_len: int,
          doc_stride: int) -> list[Context]:
-  """The windows of each (question, text).
-
-  Args:
-    questions: with their texts.
-    tokenizer: of the model.
-    max_len: tokens of a window, special ones included.
-    doc_stride: tokens from one window's start to the next.
+  """The windows of each (question, text), `max_len` tokens long, `doc_stride` tokens apart.
 
   Raises:
     UserError: a question that leaves no room for its text.
@@ -100,8 +96,8 @@ def best_spans(context: Context, logits: Sequence[np.ndarray], *, n_best: int,
   Args:
     context: with W windows.
     logits: of each window [tokens, 2] of starts and ends.
-    n_best: spans that are returned at most; so many starts and ends of each window are tried.
-    max_answer_len: tokens of an answer at most.
+    n_best: upper bound on the spans, and on the starts and ends of each window that are tried.
+    max_answer_len: upper bound on the tokens of an answer.
   """
   candidates, null = {}, np.inf
   for number, (window, scores) in enumerate(zip(context.windows, logits)):
@@ -123,8 +119,8 @@ def best_spans(context: Context, logits: Sequence[np.ndarray], *, n_best: int,
   return spans[:n_best], null
 
 
-def answer(text: str, spans: Sequence[Span], null: float, null_threshold: float | None, *,
-           shown: int = 20) -> dict[str, Any]:
+def answer(text: str, spans: Sequence[Span], null: float,
+           null_threshold: float | None) -> dict[str, Any]:
   """The answer and its rivals, with probabilities among them all.
 
   Args:
@@ -132,7 +128,6 @@ def answer(text: str, spans: Sequence[Span], null: float, null_threshold: float 
     spans: best first.
     null: the score of no answer.
     null_threshold: '' is the answer if `null` is above the best span by more; None = never.
-    shown: rivals at most.
 
   Returns:
     {'answer', 'start', 'end', 'probability', 'n_best': [the same of each]}; without an answer ''
@@ -150,4 +145,4 @@ def answer(text: str, spans: Sequence[Span], null: float, null_threshold: float 
   given = next((c for c in candidates if c is not none), none)
   if null_threshold is not None and (not spans or null - spans[0].score > null_threshold):
     given = none
-  return {**given, 'n_best': [dict(c) for c in candidates[:shown]]}
+  return {**given, 'n_best': [dict(c) for c in candidates[:_MOST_RIVALS]]}

@@ -45,27 +45,6 @@ class LinePrediction:
 
 
 @dataclasses.dataclass(frozen=True)
-class FilePrediction:
-  """How data.test is predicted after the training.
-
-  Attributes:
-    read: (group `data` of the config) -> the examples of data.test, without their labels.
-    write: (bert, group `data`, examples) -> (name, content) of each file of predictions.
-  """
-
-  read: Callable[[ConfigDict], Iterable[Any]]
-  write: Callable[[Bert, ConfigDict, list[Any]], Iterator[tuple[str, str]]]
-
-  def examples(self, data: ConfigDict) -> list[Any]:
-    """The examples of data.test.
-
-    Raises:
-      UserError: a mistake in the file, or an empty one.
-    """
-    return not_empty(self.read(data), data.test)
-
-
-@dataclasses.dataclass(frozen=True)
 class TaskKind:
   """Everything that a fine-tuning task is.
 
@@ -79,7 +58,8 @@ class TaskKind:
     head: (config, number of labels) -> the model with the head that is loaded for predictions.
     labels: names of the head's outputs that are the same for all data.
     lines: prediction of JSON lines.
-    file: prediction of data.test.
+    read_test: (group `data` of the config) -> the examples of data.test, without their labels.
+    write_test: (bert, group `data`, examples) -> (name, content) of each file of predictions.
     transformers: end of its class's name in transformers: ForTokenClassification; '' = none.
   """
 
@@ -92,7 +72,8 @@ class TaskKind:
   head: Callable[[BertConfig, int], nn.Module] | None = None
   labels: tuple[str, ...] = ()
   lines: LinePrediction | None = None
-  file: FilePrediction | None = None
+  read_test: Callable[[ConfigDict], Iterable[Any]] | None = None
+  write_test: Callable[[Bert, ConfigDict, list[Any]], Iterator[tuple[str, str]]] | None = None
   transformers: str = ''
 
   def abstract_params(self, config: BertConfig, num_labels: int) -> Any:
@@ -100,6 +81,10 @@ class TaskKind:
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     return nn.unbox(jax.eval_shape(self.head(config, num_labels).init, jax.random.key(0),
                                    Inputs(*[tokens] * 4), tokens))
+
+  def test_examples(self, data: ConfigDict) -> list[Any]:
+    """The examples of data.test; raises UserError for a mistake in the file, or an empty one."""
+    return not_empty(self.read_test(data), data.test)
 
   def head_of(self, bert: Bert) -> nn.Module:
     """The head of a trained model; raises UserError if the model is for another task."""

@@ -94,7 +94,7 @@ def _answer(bert, examples, _):
   return choose(bert, [(e['text'], e['choices']) for e in examples])
 
 
-def _write(bert, _, examples):
+def _write_test(bert, _, examples):
   answers = choose(bert, [(e.text, e.choices) for e in examples])
   yield 'predictions.jsonl', kind.json_lines(answers)
 
@@ -113,5 +113,6 @@ KIND = kind.TaskKind(
     create=_create,
     head=lambda config, num_labels: BertForMultipleChoice(config),
     lines=kind.LinePrediction(('text',), _answer, optional=('choices',)),
-    file=kind.FilePrediction(lambda data: choices.read(data.test, data, labelled=False), _write),
+    read_test=lambda data: choices.read(data.test, data, labelled=False),
+    write_test=_write_test,
     transformers='ForMultipleChoice')

@@ -197,7 +197,7 @@ def _answer(bert, examples, options):
   return answer(bert, [(e['question'], e['context']) for e in examples], options.null_threshold)
 
 
-def _write(bert, _, questions):
+def _write_test(bert, _, questions):
   results = answer(bert, [(q.question, q.context) for q in questions],
                    bert.model.facts['null_threshold'])
   for name, field in (('predictions.json', 'answer'), ('n_best.json', 'n_best')):
@@ -234,5 +234,6 @@ KIND = kind.TaskKind(
     head=lambda config, num_labels: BertForQuestionAnswering(config),
     labels=('start', 'end'),
     lines=kind.LinePrediction(('question', 'context'), _answer),
-    file=kind.FilePrediction(lambda data: squad.read(data.test), _write),
+    read_test=lambda data: squad.read(data.test),
+    write_test=_write_test,
     transformers='ForQuestionAnswering')

@@ -69,7 +69,7 @@ class SentenceEmbedding(finetuning.FineTuning):
     return vectors.reshape(-1, vectors.shape[-1])[jnp.maximum(batch.members, 0)]
 
   def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
-    """Cross-entropy over the other texts of the batch, and whether the partner is the nearest."""
+    """Cross-entropy over the other texts of the batch; accuracy: the partner is the nearest."""
     exists = batch.members >= 0  # [E, C]
     of_examples, right = contrastive.contrast(logits, exists, self.temperature)
     is_real = exists[:, 0].astype(jnp.float32)

@@ -88,7 +88,7 @@ class SequenceClassification(finetuning.FineTuning):
     return losses.classification(logits, batch.targets, is_real)
 
 
-def features(examples: Sequence[TextExample], tokenizer: Tokenizer, max_len: int, long: str,
+def features(examples: Sequence[TextExample], tokenizer: Tokenizer, max_len: int, *, long: str,
              targets: np.ndarray | None = None) -> Features:
   """The inputs of texts: one each, or with long='chunks_...' a text's chunks."""
   first = tokenizer.encode_batch([e.text for e in examples])
@@ -153,7 +153,7 @@ def _create(config, tokenizer, mesh):
 
   def with_features(examples):
     targets = _targets(examples, columns.problem, labels)
-    return examples, features(examples, tokenizer, config.max_len, data.long, targets)
+    return examples, features(examples, tokenizer, config.max_len, long=data.long, targets=targets)
 
   head = BertForSequenceClassification(architectures.make_config(config.model), len(labels))
   is_glue = data.format.startswith('glue')
@@ -171,7 +171,7 @@ def class_logits(bert: kind.Bert, inputs: Sequence[str | tuple[str, str]]) -> np
   head, pairs = KIND.head_of(bert), [(x, None) if isinstance(x, str) else x for x in inputs]
   long = bert.model.facts.get('long') or 'head'
   f = features([TextExample('', *pair, None) for pair in pairs], bert.tokenizer,
-               bert.trained_length, long)
+               bert.trained_length, long=long)
   pooled = bert.per_text(f.inputs, functools.partial(finetuning.apply_head, head, method='pooled'))
   vectors = chunks.combine(*map(jnp.asarray, long_inputs.by_text(pooled, f.owners)), long)
   return np.asarray(head.apply(bert.params, vectors, method='classify'))
@@ -205,7 +205,7 @@ def _read_test(data):
   return texts.read(data.test, data.format, texts.columns(data), 'test', labelled=False)
 
 
-def _write(bert, data, examples):
+def _write_test(bert, data, examples):
   inputs = [e.text if e.text_pair is None else (e.text, e.text_pair) for e in examples]
   if data.format.startswith('glue'):
     task, logits = glue.find(data.format), class_logits(bert, inputs)
@@ -237,5 +237,6 @@ KIND = kind.TaskKind(
     create=_create,
     head=BertForSequenceClassification,
     lines=kind.LinePrediction(('text',), _answer, optional=('text_pair',)),
-    file=kind.FilePrediction(_read_test, _write),
+    read_test=_read_test,
+    write_test=_write_test,
     transformers='ForSequenceClassification')

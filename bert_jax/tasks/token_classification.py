@@ -208,7 +208,7 @@ def _answer(bert, examples, _):
   return tag(bert, [e['text'] for e in examples])
 
 
-def _write(bert, _, sentences):
+def _write_test(bert, _, sentences):
   lines = []
   for sentence, probabilities in zip(sentences,
                                      _tag_probabilities(bert, [s.words for s in sentences])):
@@ -234,5 +234,6 @@ KIND = kind.TaskKind(
     create=_create,
     head=BertForTokenClassification,
     lines=kind.LinePrediction(('text',), _answer),
-    file=kind.FilePrediction(lambda data: conll.read(data.test, data, labelled=False), _write),
+    read_test=lambda data: conll.read(data.test, data, labelled=False),
+    write_test=_write_test,
     transformers='ForTokenClassification')
