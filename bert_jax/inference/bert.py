@@ -86,7 +86,7 @@ class Bert:
     return [tuple(next(flat) for _ in part) for part in parts]
 
   def row(self, text: Text) -> Input:
-    """The tokens of a text or pair, with the special ones."""
+    """The input of a text or pair: its tokens and the special ones."""
     return self._whole_row(*self._ids([text])[0])
 
   def _whole_row(self, *parts: Sequence[int]) -> Input:
@@ -142,7 +142,7 @@ class Bert:
       yield waiting[0], jax.device_get(waiting[1])
 
   def per_text(self, rows: Sequence[Input], function, *per_text: np.ndarray) -> np.ndarray:
-    """Outputs of `function` [R, P, ...] in the order of the texts: [texts, ...]; None of none."""
+    """Outputs of `function` [R, P, ...] for each text, [texts, ...]; None without texts."""
     results = None
     for packed, output in self.run_packed(rows, function, *per_text):
       if results is None:

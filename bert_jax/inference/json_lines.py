@@ -70,7 +70,7 @@ def _parse(line: bytes, where: str, fields: Sequence[str], optional: Sequence[st
 
 
 def merge(rest: Example, answer: Example) -> Example:
-  """The further fields of a line, then its answer; a field with a name of it is input_NAME."""
+  """The further fields of a line, then its answer; a field whose name clashes is input_NAME."""
   merged = {}
   for name, value in rest.items():
     while name in answer or name in merged or name == 'error':

@@ -16,7 +16,7 @@ from bert_jax.data import packing
 from bert_jax.data.inputs import Input
 from bert_jax.model.encoder import Batch
 
-_MOST_TEXTS = 16  # in a row (P)
+_MOST_TEXTS = 16  # upper bound on the texts in a row (P)
 _SHARED_LENGTH = 64  # texts up to this length share rows of this length
 _SHORTEST_ROW = 32
 

@@ -24,16 +24,16 @@ from bert_jax.runtime import storage
 from bert_jax.tasks import task_list
 from bert_jax.tasks.kind import LinePrediction
 
-# Examples that are read before any is answered: one at first, so that the first answer comes at
-# once, then twice as many each time, because texts of like length run best together. The number
-# stays once an answer to them takes this long: a kill loses those that are not written.
+# We read a window of examples before we answer any. The first holds one, so that its answer comes
+# at once; each holds twice as many as the one before: texts of like length run best together.
+# A window that takes long grows no more: a kill loses the answers that are not written.
 _FIRST_WINDOW, _LARGEST_WINDOW = 1, 4096
 _LONG_ENOUGH = 10.0  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """How texts become vectors, as `Bert.embed` has it; and when there is no answer."""
+  """The arguments of `Bert.embed`, and the threshold of no answer."""
 
   pooling: str = 'mean'
   normalize: bool = False

@@ -20,8 +20,8 @@ _NLI = ('entailment', 'not_entailment')
 class Glue(NamedTuple):
   """One task of the benchmark."""
 
-  text: str  # columns of the files
-  text_pair: str
+  text: str  # columns of the files: the first text
+  text_pair: str  # the second text; '' = none
   label: str
   labels: tuple[str, ...]  # names of the classes; none for a regression
   written: tuple[str, ...]  # the files' values for each

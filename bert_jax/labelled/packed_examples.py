@@ -20,9 +20,9 @@ from bert_jax.data import packing
 from bert_jax.data.inputs import Input
 from bert_jax.model.encoder import Batch as Inputs
 
-_LENGTH_MULTIPLE = 64  # of rows: the rest of it is filled with short texts
-_MOST_SLOTS = 16  # inputs in a row (P)
-_SHARES = (0.5, 0.9, 1.0)  # the steps of an epoch whose rows each of the numbers is enough for
+_LENGTH_MULTIPLE = 64  # divisor of the length of rows; short texts fill the rest of a row
+_MOST_SLOTS = 16  # upper bound on the inputs in a row (P)
+_SHARES = (0.5, 0.9, 1.0)  # each number of rows is enough for this share of an epoch's steps
 
 
 @dataclasses.dataclass(frozen=True)

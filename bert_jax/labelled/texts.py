@@ -31,9 +31,9 @@ class Columns(NamedTuple):
 
   text: str
   text_pair: str  # '' = none
-  label: str  # of several labels all, comma-separated, 0 or 1 in each
+  label: str  # one column, or a comma-separated column of 0 and 1 for each label
   problem: str  # one of PROBLEMS
-  labels: tuple[str, ...]  # known beforehand
+  labels: tuple[str, ...]  # () = all that the training file has
   written: tuple[str, ...]  # how the files write these; () = the same
 
 
