@@ -14,9 +14,12 @@ from bert_jax.tasks import task_list
 
 
 def head_groups(config: BertConfig, task: str) -> set[str]:
-  """The parameters of a model for a task beside those of the encoder."""
+  """The parameters of a model for a task beside those of the encoder.
+
+  A shared pooler stands before every head; a task without one has none.
+  """
   parts = task_list.ALL[task].parts if task in task_list.ALL else ()
-  return {*parts, *(('pooler',) if config.pooler_is_shared else ())}
+  return {*parts, *(('pooler',) if parts and config.pooler_is_shared else ())}
 
 
 def abstract_params(config: BertConfig, groups: Collection[str], task: str = '',
