@@ -38,9 +38,10 @@ from bert_jax.model.encoder import Bert
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import finetune
 from bert_jax.runs import initial
-from bert_jax.tasks.finetuning import FineTuning
-from bert_jax.tasks.finetuning import Output
-from bert_jax.tasks.finetuning import by_example
+from bert_jax.tasks import question_answering
+from bert_jax.tasks import token_classification
+from bert_jax.tasks.finetuning_data import Output
+from bert_jax.tasks.finetuning_data import by_example
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 
@@ -165,7 +166,7 @@ class JaxRun:
     model = load_lib.load(config.init_from)
     initial.adopt_sizes(config, model)
     job = finetune.make_job(config, model, mesh, epath.Path(_WORKDIR.value))
-    self.task: FineTuning = job.task
+    self.task, self.data = job.task, job.data
     self.model, self.train_steps = model, train_steps or job.train_steps
     self.settings = optimizer_lib.OptimizerConfig(**config.optimizer)
     optimizer = optimizer_lib.make_optimizer(self.settings, self.train_steps)
@@ -183,13 +184,13 @@ class JaxRun:
     """The model as it is now, for transformers."""
     huggingface.save(Pretrained(
         config_lib.bert_config(self.config.model), jax.device_get(self.state.params),
-        self.model.tokenizer, self.config.task, self.task.labels,
-        getattr(self.task, 'problem', '')), folder)
+        self.model.tokenizer, self.config.task, self.data.labels,
+        self.data.problem), folder)
 
   def step(self, number: int) -> float:
     """One update; its loss. The first of each shape counts as compilation."""
     began = time.perf_counter()
-    batch = self.task.rows(number)
+    batch = self.data.rows(number)
     self.state, metrics = self._step(self.state, mesh_lib.put_batch(batch, self._mesh))
     total, count = jax.device_get(metrics['loss'])
     seconds = time.perf_counter() - began
@@ -201,7 +202,7 @@ class JaxRun:
 
   def evaluate(self) -> dict[str, float]:
     """The scores."""
-    return self.task.evaluate(self.measure, 0)
+    return self.data.evaluate(self.measure, 0)
 
   def measure(self, batch):
     """Of one batch."""
@@ -211,12 +212,12 @@ class JaxRun:
 def _outputs(run: JaxRun) -> list[Output]:
   """What the model says of the evaluated file."""
   return [Output(located, jax.device_get(run.measure(located.batch))[1])
-          for located in run.task.evals[0].batches.in_order()]
+          for located in run.data.evals[0].batches.in_order()]
 
 
 def _torch_outputs(run: JaxRun, theirs: torch_finetune.TorchRun) -> list[Output]:
   """The same of PyTorch's, each input's logits put where a batch has them; nothing is reduced."""
-  (split,), task = run.task.evals, run.config.task
+  (split,), task = run.data.evals, run.config.task
   logits, first = theirs.logits(split), split.batches.features.first
   found = []
   for located in split.batches.in_order():
@@ -242,18 +243,22 @@ def _torch_scores(run: JaxRun, outputs: list[Output]) -> dict[str, float]:
   total, count = np.sum([run.task.metrics(output.logits, output.located.batch)['loss']
                          for output in outputs], axis=0)
   return {'loss': float(total / count),
-          **run.task.scores(run.task.evals[0], _reduced(run, outputs))}
+          **run.data.scores(run.data.evals[0], _reduced(run, outputs))}
 
 
 def _predictions(run: JaxRun, outputs: list[Output]) -> list[Any]:
   """Classes, numbers, tags or answers."""
-  task, (split,) = run.task, run.task.evals
+  (split,), labels = run.data.evals, run.data.labels
   if run.config.task == 'token_classification':
-    return [tag for tags in task.predicted(split, outputs) for tag in tags]
+    sentences = token_classification.predicted(split, outputs, labels)
+    return [tag for tags in sentences for tag in tags]
   if run.config.task == 'question_answering':
-    return list(task.predicted(split, task.candidates(split, outputs), None).values())
+    candidates = question_answering.candidates(
+        split, outputs, n_best=run.config.data.n_best,
+        max_answer_len=run.config.data.max_answer_len)
+    return list(question_answering.predicted(split, candidates, None).values())
   logits = by_example(outputs)
-  return logits[:, 0].tolist() if task.labels == ('value',) else logits.argmax(1).tolist()
+  return logits[:, 0].tolist() if labels == ('value',) else logits.argmax(1).tolist()
 
 
 def _same(ours: list[Any], theirs: list[Any]) -> float:
@@ -267,7 +272,7 @@ def _parity(name: str, case: Case) -> dict[str, Any]:
   run = JaxRun(_config(case, {'model.dropout': 0.0, 'model.attention_dropout': 0.0}), _STEPS)
   folder = epath.Path(_WORKDIR.value) / 'heads' / name
   run.save(folder)
-  made = (run.config.task, run.task, str(folder), run.settings, _STEPS, 0.0, 0)
+  made = (run.config.task, run.data, str(folder), run.settings, _STEPS, 0.0, 0)
   torch_finetune.TorchRun(*made).step(0)  # warm, and forgotten
   theirs = torch_finetune.TorchRun(*made)
   losses = np.array([(run.step(i), theirs.step(i)) for i in range(_STEPS)])
@@ -279,7 +284,7 @@ def _parity(name: str, case: Case) -> dict[str, Any]:
           'ms': 1e3 * run.seconds / timed / run.config.batch_size,
           'torch_ms': 1e3 * theirs.seconds / _STEPS / run.config.batch_size,
           'compilations': len(run.shapes), 'compiling': run.compiling,
-          'fill': run.task.train.batches.fill()}
+          'fill': run.data.train.batches.fill()}
 
 
 def _quality(case: Case, seed: int, side: str) -> dict[str, Any]:
@@ -293,7 +298,7 @@ def _quality(case: Case, seed: int, side: str) -> dict[str, Any]:
   else:
     folder = epath.Path(_WORKDIR.value) / 'heads' / f'{case.train.partition("/")[0]}-{seed}'
     run.save(folder)
-    theirs = torch_finetune.TorchRun(run.config.task, run.task, str(folder), run.settings,
+    theirs = torch_finetune.TorchRun(run.config.task, run.data, str(folder), run.settings,
                                      run.train_steps, 0.1, seed)
     for i in range(run.train_steps):
       theirs.step(i)

@@ -8,8 +8,8 @@ import torch
 import transformers
 
 from bert_jax.labelled.packed_examples import Features
-from bert_jax.tasks.finetuning import FineTuning
-from bert_jax.tasks.finetuning import Split
+from bert_jax.tasks.finetuning_data import FineTuningData
+from bert_jax.tasks.finetuning_data import Split
 from bert_jax.training import optimizer as optimizer_lib
 
 _CLASSES = {'sequence_classification': 'BertForSequenceClassification',
@@ -24,18 +24,18 @@ def _padded(rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
 
 
 class TorchRun:
-  """A model of transformers, trained on the batches that `task` would see."""
+  """A model of transformers, trained on the batches of `data`."""
 
-  def __init__(self, name: str, task: FineTuning, folder: str,
+  def __init__(self, name: str, data: FineTuningData, folder: str,
                settings: optimizer_lib.OptimizerConfig, train_steps: int, dropout: float,
                seed: int):
     torch.manual_seed(seed)
-    self._name, self._task, self.seconds = name, task, 0.0
+    self._name, self._data, self.seconds = name, data, 0.0
     config = transformers.BertConfig.from_pretrained(
         folder, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
-        num_labels=len(task.labels))
+        num_labels=len(data.labels))
     config.problem_type = {'regression': 'regression'}.get(
-        getattr(task, 'problem', ''), 'single_label_classification')
+        data.problem, 'single_label_classification')
     self._model = getattr(transformers, _CLASSES[name]).from_pretrained(folder, config=config)
     named = list(self._model.named_parameters())
     plain = [x for n, x in named if n.endswith('bias') or 'LayerNorm' in n]
@@ -79,7 +79,7 @@ class TorchRun:
     """One update; its loss."""
     began = time.perf_counter()
     self._model.train()
-    batches = self._task.train.batches
+    batches = self._data.train.batches
     self._optimizer.zero_grad()
     loss = self._loss(batches.features, batches.examples(number))
     loss.backward()

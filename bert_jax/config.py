@@ -18,14 +18,14 @@ from bert_jax.data import phases as phases_lib
 from bert_jax.data.phases import Phases
 from bert_jax.data.windows import SEQUENCES
 from bert_jax.errors import UserError
-from bert_jax.interop.pretrained import HEAD_TASKS
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.tasks import task_list
 from bert_jax.training.optimizer import OptimizerConfig
 
-TASKS = ('pretrain', *HEAD_TASKS, 'sentence_embedding')
+TASKS = ('pretrain', *task_list.ALL)
 
 # The published sizes: BERT's own (Devlin et al. 2019) and the compact ones of Turc et al. 2019
 # (https://arxiv.org/abs/1908.08962). The width of a head is 64 in all, the feed-forward 4 D wide.
@@ -160,68 +160,9 @@ def finetuning(task: str) -> ConfigDict:
   d.test = ''  # file that is predicted at the end, into WORKDIR/predictions
   d.format = 'auto'  # by the file's name
   d.text_column, d.text_pair_column, d.label_column = 'text', '', 'label'
-  {'sequence_classification': _sequence_classification,
-   'token_classification': _token_classification,
-   'question_answering': _question_answering, 'multiple_choice': _multiple_choice,
-   'sentence_embedding': _sentence_embedding}[task](c)
+  c.keep_best = task_list.ALL[task].best_score
+  task_list.ALL[task].set_fields(c)
   return c.lock()
-
-
-def _sequence_classification(c: ConfigDict):
-  # auto, csv, tsv, jsonl; glue/cola, glue/sst2, glue/mrpc, glue/stsb, glue/qqp, glue/mnli,
-  # glue/qnli, glue/rte, glue/wnli: columns, labels and problem are the benchmark's then
-  c.data.format = 'auto'
-  # single_label, multi_label (a list of labels, or a comma-separated label_column with 0 and 1 in
-  # each), regression
-  c.data.problem = 'single_label'
-  c.data.labels = ()  # names in order; () = all that the training file has
-  c.data.skip_labels = ()  # rows with these labels are left out: '-' of SNLI and OCNLI, say
-  # What is read of a text above max_len: head, tail, head_tail (128 + 382 of 510), or all of it in
-  # chunks_max, chunks_mean, chunks_attention.
-  c.data.long = 'head'
-  c.keep_best = 'auto'  # accuracy; spearman for regressions; GLUE's own
-
-
-def _token_classification(c: ConfigDict):
-  # conll (words and tags in columns, from 0, or from -1 at the end), or jsonl with a list of each
-  c.data.format = 'auto'
-  c.data.text_column, c.data.label_column = '0', '-1'
-  c.data.labels = ()  # tags in order; () = all that the training file has
-  c.keep_best = 'f1'
-  c.optimizer.learning_rate = 5e-5
-
-
-def _question_answering(c: ConfigDict):
-  c.data.format = 'squad'  # v1.1 or v2.0: with questions that have no answer it is v2.0
-  del c.data.text_column, c.data.text_pair_column, c.data.label_column
-  c.data.doc_stride = 128  # tokens from the start of one window to the next
-  c.data.n_best = 20  # starts and ends of each window that are tried
-  c.data.max_answer_len = 30  # tokens
-  c.data.null_threshold = 0.0  # v2.0: how far "no answer" must score above the best answer
-  c.keep_best = 'f1'
-  c.max_len = 384
-  c.train_epochs = 2.0
-
-
-def _multiple_choice(c: ConfigDict):
-  c.data.format = 'auto'  # jsonl; swag (csv), commonsenseqa: their own columns
-  del c.data.text_pair_column
-  c.data.choices_column = 'choices'  # a list; the label is its number from 0, or its letter
-  c.keep_best = 'accuracy'
-
-
-def _sentence_embedding(c: ConfigDict):
-  c.data.format = 'auto'  # csv, tsv, jsonl
-  del c.data.label_column
-  # With text_pair_column='' each text is its own partner, under other dropout (SimCSE).
-  c.data.text_pair_column = 'text_pair'
-  c.data.negative_column = ''  # a third text, which contradicts the first
-  c.data.eval_columns = ('sentence1', 'sentence2', 'score')  # of data.eval
-  c.data.pooling = 'mean'  # cls, mean, max
-  c.data.temperature = 0.05  # the cosines are divided by it
-  c.batch_size, c.max_len = 64, 64
-  c.train_epochs = 1.0
-  c.keep_best = 'spearman'
 
 
 def flat(config: ConfigDict, prefix: str = '') -> dict[str, Any]:
@@ -346,12 +287,7 @@ def _check_finetuning(config: ConfigDict):
                     'are as long as its examples')
   if not config.data.train:
     raise UserError('data.train is not set: give the file to train on')
-  if config.task == 'question_answering':
-    if config.data.format != 'squad':
-      raise UserError(f'data.format={config.data.format!r} is unknown: use squad')
-    for name in ('doc_stride', 'n_best', 'max_answer_len'):
-      if config.data[name] < 1:
-        raise UserError(f'data.{name}={config.data[name]} must be at least 1')
+  task_list.ALL[config.task].check(config)
 
 
 def phases_of(config: ConfigDict, train_steps: int = 0) -> Phases:

@@ -1,4 +1,4 @@
-"""A trained model in the hand: vectors of texts, filled masks, next sentences, scores."""
+"""A trained model in use: vectors of texts, filled masks, next sentences, scores."""
 
 import collections
 from collections.abc import Iterator
@@ -16,48 +16,27 @@ from bert_jax.data import inputs as inputs_lib
 from bert_jax.data import long_inputs
 from bert_jax.data.inputs import Input
 from bert_jax.errors import UserError
+from bert_jax.inference import forward
 from bert_jax.inference import packed_texts
 from bert_jax.inference.packed_texts import Packed
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.model import architectures
 from bert_jax.model import chunks
 from bert_jax.model import pooling as pooling_lib
-from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch
-from bert_jax.model.heads import BertForPreTraining
 
-# Tokens of a batch: on a CPU what its caches hold counts, elsewhere that there is enough to do.
+# Tokens of a batch: a CPU's caches hold few, an accelerator needs enough to do.
 _BATCH_TOKENS = collections.defaultdict(lambda: 16384, cpu=2048)
-_SCORED = 1024  # tokens of a text that are masked at a time: each makes a row
+_SCORED_AT_ONCE = 1024  # tokens of a text, each of which makes a row
 
 Text = str | tuple[str, str]  # a text, or a pair of them
 
 
 class Encoded(NamedTuple):
-  """What the encoder makes of texts. B texts, L tokens in the longest, special ones included."""
+  """The encoder's outputs for B texts, the longest of L tokens with the special ones."""
 
   hidden: np.ndarray  # [B, L, D] float32, 0 on padding
   pooled: np.ndarray | None  # [B, D] float32, tanh(dense([CLS])); None without a pooler
   mask: np.ndarray  # [B, L] bool, True on tokens
-
-
-def hidden_states(config: BertConfig, params: Any, batch: Batch,
-                  layers: tuple[int, ...]) -> jax.Array:
-  """The hidden states of some layers side by side, [R, L, D * len(layers)]; pure.
-
-  Args:
-    config: of the model.
-    params: its variables.
-    batch: [R, L] each.
-    layers: 0 = the embeddings, 1..N = the layers; or from the end, -1 = the last.
-  """
-  encoder, variables = architectures.encoder(config), {'params': params['params']['bert']}
-  if layers == (-1,):
-    return encoder.apply(variables, batch, method='encode')
-  _, kept = encoder.apply(variables, batch, method='encode', mutable=['intermediates'])
-  hidden = encoder.intermediates(kept['intermediates']).hidden
-  return jnp.concatenate([hidden[i] for i in layers], axis=-1)
 
 
 class Bert:
@@ -68,53 +47,31 @@ class Bert:
 
   Raises:
     UserError: (each method) a text that is no string, or longer than the position table where it
-      may not be cut; a head that the model has not.
+      may not be cut; a head that the model lacks.
   """
 
   def __init__(self, model: Pretrained):
     self.model = dataclasses.replace(model, params=jax.tree.map(jnp.asarray, model.params))
     self.config, self.params, self.tokenizer = model.config, self.model.params, model.tokenizer
-    config, heads = model.config, BertForPreTraining(model.config)
 
-    @functools.partial(jax.jit, static_argnames=('layers', 'pooling'))
-    def vectors(params, batch, starts, layers, pooling):
-      hidden = hidden_states(config, params, batch, layers)
-      return pooling_lib.pool(hidden, batch.pair_index, starts, pooling)
+  # ---- for the fine-tuning tasks ----------------------------------------------------------------
 
-    @functools.partial(jax.jit, static_argnames=('layers',))
-    def encoded(params, batch, starts, layers):
-      if 'pooler' not in model.groups:
-        return hidden_states(config, params, batch, layers), None
-      hidden = hidden_states(config, params, batch, layers if layers == (-1,) else (*layers, -1))
-      asked = hidden if layers == (-1,) else hidden[..., :-config.hidden_size]
-      return asked, architectures.encoder(config).apply(
-          {'params': params['params']['bert']}, hidden[..., -config.hidden_size:], starts,
-          method='pool')
+  def require_task(self, task: str):
+    """Raises UserError if the model has not been fine-tuned for `task`."""
+    if self.model.task != task:
+      raise UserError('this model is for '
+                      f'{self.model.task or "no task: it has not been fine-tuned"}, not for {task}')
 
-    @jax.jit
-    def mlm_logits(params, batch, positions):
-      return heads.apply(params, batch, positions,
-                         method=lambda m, b, p: m.mlm_logits(m.bert.encode(b), p))
-
-    @jax.jit
-    def surprisals(params, batch, positions, targets):
-      logits = mlm_logits(params, batch, positions)
-      return (jax.nn.logsumexp(logits, axis=-1)
-              - jnp.take_along_axis(logits, targets[:, :, None], axis=-1)[:, :, 0])
-
-    @jax.jit
-    def nsp_logits(params, batch, starts):
-      return heads.apply(params, batch, starts,
-                         method=lambda m, b, p: m.nsp_logits(m.bert.encode(b), p))
-
-    self._vectors, self._encoded = vectors, encoded
-    self._mlm_logits, self._surprisals, self._nsp_logits = mlm_logits, surprisals, nsp_logits
+  @property
+  def trained_length(self) -> int:
+    """The longest input that the model was fine-tuned on, in tokens."""
+    return self.model.facts.get('max_len') or self.config.max_positions
 
   # ---- texts to rows ----------------------------------------------------------------------------
 
-  def require(self, group: str, what: str):
+  def _require_head(self, group: str, title: str):
     if group not in self.model.groups:
-      raise UserError(f'this model has no {what}: it was trained without, or it was left out of '
+      raise UserError(f'this model has no {title}: it was trained without, or it was left out of '
                       'the checkpoint')
 
   def _ids(self, texts: Sequence[Text]) -> list[tuple[list[int], ...]]:
@@ -129,7 +86,7 @@ class Bert:
     return [tuple(next(flat) for _ in part) for part in parts]
 
   def row(self, text: Text) -> Input:
-    """The tokens of a text or pair, with the special ones."""
+    """The input of a text or pair: its tokens and the special ones."""
     return self._whole_row(*self._ids([text])[0])
 
   def _whole_row(self, *parts: Sequence[int]) -> Input:
@@ -141,7 +98,7 @@ class Bert:
 
   def _rows(self, texts: Sequence[Text], long: str, max_len: int | None) -> tuple[
       list[Input], np.ndarray]:
-    """(rows, the text that each is of): one of each text, or its chunks."""
+    """(rows, number of the text of each): one row of each text, or its chunks."""
     long_inputs.check(long)
     longest = self.config.max_positions if max_len is None else max_len
     if longest > self.config.max_positions:
@@ -168,14 +125,13 @@ class Bert:
 
     Args:
       rows: of the texts.
-      function: jitted.
-      per_text: [texts] int32 each, given to it as [R, P]; positions count from a text's start.
+      function: compiled; gets [R, P] int32 arrays, without `per_text` the starts of the texts.
+      per_text: [texts] int32 values for it; the first are positions, from the start of each text.
     """
     waiting = None
     for packed in packed_texts.pack(rows, self.tokenizer.pad_id, self.config.max_positions,
-                               _BATCH_TOKENS[jax.default_backend()]):
-      there = packed.index >= 0
-      values = [np.where(there, values[packed.index], 0).astype(np.int32) for values in per_text]
+                                    _BATCH_TOKENS[jax.default_backend()]):
+      values = [np.where(packed.index >= 0, x[packed.index], 0).astype(np.int32) for x in per_text]
       if values:
         values[0] = values[0] + packed.starts
       output = function(self.params, packed.batch, *(values or [packed.starts]))
@@ -186,47 +142,43 @@ class Bert:
       yield waiting[0], jax.device_get(waiting[1])
 
   def per_text(self, rows: Sequence[Input], function, *per_text: np.ndarray) -> np.ndarray:
-    """What `function` gives as [R, P, ...], in the order of the texts: [texts, ...]."""
+    """Outputs of `function` [R, P, ...] for each text, [texts, ...]; None without texts."""
     results = None
     for packed, output in self.run_packed(rows, function, *per_text):
       if results is None:
         results = np.zeros((len(rows), *output.shape[2:]), output.dtype)
-      there = packed.index >= 0
-      results[packed.index[there]] = output[there]
+      is_text = packed.index >= 0
+      results[packed.index[is_text]] = output[is_text]
     return results
 
-  def _per_token(self, rows: Sequence[Input], layers: tuple[int, ...]) -> tuple[
-      list[np.ndarray], np.ndarray | None]:
-    """What the encoder makes of each text, float32, special tokens included.
+  def per_token(self, rows: Sequence[Input], function) -> list[np.ndarray]:
+    """Outputs of `function` [R, L, ...] for each text, special tokens included: [tokens, ...]."""
+    results = [None] * len(rows)
+    for packed, output in self.run_packed(rows, function):
+      _put_tokens(results, rows, packed, output)
+    return results
 
-    Returns:
-      (hidden states, [n, D * len(layers)] each; pooled [texts, D], None without a pooler).
-    """
-    found, pooled = [None] * len(rows), None
-    if 'pooler' in self.model.groups:
-      pooled = np.zeros((len(rows), self.config.hidden_size), np.float32)
-    for packed, (hidden, of_texts) in self.run_packed(
-        rows, lambda *args: self._encoded(*args, layers=layers)):
-      for row, slot in zip(*np.nonzero(packed.index >= 0)):
-        i, start = packed.index[row, slot], packed.starts[row, slot]
-        found[i] = hidden[row, start:start + len(rows[i].ids)].astype(np.float32)
-        if pooled is not None:
-          pooled[i] = of_texts[row, slot]
-    return found, pooled
-
-  # ---- what users call --------------------------------------------------------------------------
+  # ---- for users --------------------------------------------------------------------------------
 
   def encode(self, texts: Sequence[Text], *, layers: Sequence[int] = (-1,),
              max_len: int | None = None) -> Encoded:
-    """Hidden states, pooled [CLS] and mask of some texts; what is too long is cut at the end.
+    """Hidden states, pooled [CLS] and mask of some texts; long ones are cut at the end.
 
-    Args:
-      texts: B strings, or pairs.
-      layers: whose hidden states, side by side: 0 = embeddings, 1..N, or -1 = the last.
-      max_len: tokens of a text, special ones included; None = as many as the model has positions.
+    Arguments as for `embed`.
     """
     rows, _ = self._rows(texts, 'head', max_len)
-    hidden, pooled = self._per_token(rows, self._layers(layers))
+    layers = self._layers(layers)
+    if 'pooler' in self.model.groups:
+      function = functools.partial(forward.hidden_and_pooled, self.config, layers=layers)
+      pooled = np.zeros((len(rows), self.config.hidden_size), np.float32)
+      hidden = [None] * len(rows)
+      for packed, (of_tokens, of_texts) in self.run_packed(rows, function):
+        is_text = packed.index >= 0
+        pooled[packed.index[is_text]] = of_texts[is_text]
+        _put_tokens(hidden, rows, packed, of_tokens)
+    else:
+      function = functools.partial(forward.hidden_states, self.config, layers=layers)
+      hidden, pooled = self.per_token(rows, function), None
     length = max((len(h) for h in hidden), default=0)
     mask = np.arange(length) < np.array([len(h) for h in hidden])[:, None]
     padded = np.zeros((*mask.shape, hidden[0].shape[1] if hidden else 0), np.float32)
@@ -250,9 +202,10 @@ class Bert:
       texts: B strings, or pairs.
       pooling: 'cls', 'mean' or 'max' over the tokens; 'none' = a vector for each token.
       normalize: to length 1.
-      layers: whose hidden states, side by side; (-4, -3, -2, -1) is the paper's best for NER.
-      long: what is read of a text above `max_len`: 'head', 'tail', 'head_tail' (128 + 382), or
-        'chunks_mean', 'chunks_max', 'chunks_attention': all of it, and how chunks are combined.
+      layers: side by side: 0 = embeddings, 1..N, or from the end, -1 = the last; (-4, -3, -2, -1)
+        is the paper's best for NER.
+      long: the part of a text above `max_len` that is read: 'head', 'tail', 'head_tail' (128 +
+        382), or all of it, its chunks combined: 'chunks_mean', 'chunks_max', 'chunks_attention'.
       max_len: tokens of a text, special ones included; None = as many as the model has positions.
 
     Returns:
@@ -267,11 +220,12 @@ class Bert:
       if long != 'head':
         raise UserError('pooling=none gives the vectors of the first tokens: long must be head')
       special = {self.tokenizer.cls_id, self.tokenizer.sep_id}
-      kept = [np.array([i not in special for i in row.ids]) for row in rows]
+      is_text = [np.array([i not in special for i in row.ids]) for row in rows]
+      function = functools.partial(forward.hidden_states, self.config, layers=layers)
       return [_unit(hidden[keep]) if normalize else hidden[keep]
-              for hidden, keep in zip(self._per_token(rows, layers)[0], kept)]
-    vectors = self.per_text(
-        rows, lambda *args: self._vectors(*args, layers=layers, pooling=pooling))
+              for hidden, keep in zip(self.per_token(rows, function), is_text)]
+    function = functools.partial(forward.vectors, self.config, layers=layers, pooling=pooling)
+    vectors = self.per_text(rows, function)
     if vectors is None:
       return np.zeros((0, self.config.hidden_size * len(layers)), np.float32)
     if len(owners) > len(texts):
@@ -292,25 +246,23 @@ class Bert:
       the likeliest first; positions count [CLS] as 0, surprisal is -log probability in nat. For
       several texts a list of these.
     """
-    self.require('mlm', 'masked-LM head')
-    if not isinstance(text, str):
-      return self._fill_masks(text, top_k)
-    return self._fill_masks([text], top_k)[0]
-
-  def _fill_masks(self, texts: Sequence[str], top_k: int) -> list:
-    if not texts:
+    self._require_head('mlm', 'masked-LM head')
+    if isinstance(text, str):
+      return self.fill_mask([text], top_k)[0]
+    if not text:
       return []
     mask, rows, owners, positions = self.tokenizer.mask_id, [], [], []
-    for i, text in enumerate(texts):
-      row = self._whole_row(self.tokenizer.encode_with_masks(text))
-      found = [j for j, token in enumerate(row.ids) if token == mask]
-      if not found:
-        raise UserError(f'no [MASK] in {text!r}')
-      rows += [row] * len(found)
-      owners += [i] * len(found)
-      positions += found
-    logits = self.per_text(rows, self._mlm_logits, np.array(positions))
-    results = [[] for _ in texts]
+    for i, one in enumerate(text):
+      row = self._whole_row(self.tokenizer.encode_with_masks(one))
+      masked = [j for j, token in enumerate(row.ids) if token == mask]
+      if not masked:
+        raise UserError(f'no [MASK] in {one!r}')
+      rows += [row] * len(masked)
+      owners += [i] * len(masked)
+      positions += masked
+    function = functools.partial(forward.mlm_logits, self.config)
+    logits = self.per_text(rows, function, np.array(positions))
+    results = [[] for _ in text]
     for i, position, row in zip(owners, positions, logits[:, :self.config.vocab_size]):
       surprisal = np.logaddexp.reduce(row.astype(np.float64)) - row
       best = np.argsort(surprisal, kind='stable')[:top_k]
@@ -322,9 +274,9 @@ class Bert:
 
   def next_sentence(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
     """The probability that the second text of each pair follows the first."""
-    self.require('nsp', 'next-sentence head')
+    self._require_head('nsp', 'next-sentence head')
     rows = [self._whole_row(*parts) for parts in self._ids(pairs)]
-    logits = self.per_text(rows, self._nsp_logits)
+    logits = self.per_text(rows, functools.partial(forward.nsp_logits, self.config))
     return [] if logits is None else jax.nn.softmax(logits)[:, 0].tolist()
 
   def score(self, text: str | Sequence[str], long: str | None = None) -> dict[str, Any] | list:
@@ -340,7 +292,7 @@ class Bert:
       others) in nat, their sum, and the exponential of their mean. For several texts a list of
       these.
     """
-    self.require('mlm', 'masked-LM head')
+    self._require_head('mlm', 'masked-LM head')
     if long not in (None, 'chunks'):
       raise UserError(f'long={long!r} is unknown for scores: use chunks, or leave it out')
     if not isinstance(text, str):
@@ -348,11 +300,14 @@ class Bert:
     (ids,), = self._ids([text])
     if not ids:
       raise UserError(f'{text!r} holds no token to score')
-    most = self.config.max_positions
-    if not long and len(ids) > self._room:
-      raise UserError(f'a text of {len(ids) + most - self._room} tokens is longer than the {most} '
-                      'positions of the model: shorten it, or score it with long=chunks')
-    surprisals = [x for first in range(0, len(ids), _SCORED) for x in self._score_part(ids, first)]
+    special = inputs_lib.special_tokens(self.tokenizer, 1)
+    if not long and len(ids) + special > self.config.max_positions:
+      raise UserError(f'a text of {len(ids) + special} tokens is longer than the '
+                      f'{self.config.max_positions} positions of the model: shorten it, or score '
+                      'it with long=chunks')
+    surprisals = []
+    for first in range(0, len(ids), _SCORED_AT_ONCE):
+      surprisals += self._score_part(ids, first)
     total = sum(surprisals)
     with np.errstate(over='ignore'):  # infinity is told where it is written
       perplexity = float(np.exp(total / len(ids)))
@@ -360,22 +315,25 @@ class Bert:
                        for token, surprisal in zip(self.tokenizer.tokens(ids), surprisals)],
             'surprisal': total, 'pseudo_perplexity': perplexity}
 
-  @property
-  def _room(self) -> int:
-    """The most tokens of a text, beside the special ones."""
-    return self.config.max_positions - inputs_lib.special_tokens(self.tokenizer, 1)
-
   def _score_part(self, ids: list[int], first: int) -> list[float]:
-    """The surprisals of the tokens from `first` on, `_SCORED` at most."""
-    room = self._room
-    rows, positions, targets = [], [], ids[first:first + _SCORED]
+    """The surprisals of the tokens from `first` on, `_SCORED_AT_ONCE` at most."""
+    room = self.config.max_positions - inputs_lib.special_tokens(self.tokenizer, 1)
+    rows, positions, targets = [], [], ids[first:first + _SCORED_AT_ONCE]
     for i in range(first, first + len(targets)):
       start = max(0, min(i - room // 2, len(ids) - room))
       masked = ids[start:start + room]
       masked[i - start] = self.tokenizer.mask_id
       rows.append(inputs_lib.join(self.tokenizer, masked))
       positions.append(1 + i - start)
-    return self.per_text(rows, self._surprisals, np.array(positions), np.array(targets)).tolist()
+    surprisals = functools.partial(forward.surprisals, self.config)
+    return self.per_text(rows, surprisals, np.array(positions), np.array(targets)).tolist()
+
+
+def _put_tokens(results: list, rows: Sequence[Input], packed: Packed, output: np.ndarray):
+  """Puts the tokens' part of [R, L, ...] into the result of each text of a batch."""
+  for row, slot in zip(*np.nonzero(packed.index >= 0)):
+    text, start = packed.index[row, slot], packed.starts[row, slot]
+    results[text] = output[row, start:start + len(rows[text].ids)].astype(np.float32)
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
@@ -384,5 +342,5 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def load(directory: str, step: int | None = None, allow_older: bool = False) -> Bert:
-  """Loads a model: see `bert_jax.interop.load`."""
+  """Loads a model, as `bert_jax.interop.load` says."""
   return Bert(load_lib.load(directory, step, allow_older))

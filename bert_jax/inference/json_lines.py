@@ -31,20 +31,20 @@ class Line(NamedTuple):
   """One example."""
 
   where: str  # 'in.jsonl, line 7', for messages
-  example: Example  # what the task reads
+  example: Example  # the fields of the task
   rest: Example  # further fields, which are handed through
-  error: str  # why it cannot be used; '' if it can
+  error: str  # '' = it can be used
 
 
 def read(stream: BinaryIO, name: str, fields: Sequence[str],
          optional: Sequence[str] = ()) -> Iterator[Line]:
-  """The lines of a file; blank ones are left out.
+  """The lines of a file but for blank ones.
 
   Args:
     stream: the file.
     name: of it, for messages.
-    fields: texts that an example must have.
-    optional: what else the task reads.
+    fields: names of texts that an example must have.
+    optional: names of further fields of the task.
   """
   for number, line in enumerate(stream, 1):
     if number == 1:
@@ -54,23 +54,23 @@ def read(stream: BinaryIO, name: str, fields: Sequence[str],
 
 
 def _parse(line: bytes, where: str, fields: Sequence[str], optional: Sequence[str]) -> Line:
-  found, rest, error = {}, {}, ''
+  example, rest, error = {}, {}, ''
   try:
-    found = storage.parse_json(line.decode())
-    if isinstance(found, dict):
-      rest = {name: value for name, value in found.items() if name not in (*fields, *optional)}
+    example = storage.parse_json(line.decode())
+    if isinstance(example, dict):
+      rest = {name: value for name, value in example.items() if name not in (*fields, *optional)}
       json.dumps(rest, allow_nan=False)
-    if not isinstance(found, dict) or not all(isinstance(found.get(x), str) for x in fields):
+    if not isinstance(example, dict) or not all(isinstance(example.get(x), str) for x in fields):
       error = f'needs a JSON object with the text {" and ".join(map(repr, fields))}'
   except UnicodeDecodeError as e:
     error = f'invalid UTF-8 ({e.reason})'
   except (ValueError, RecursionError) as e:
     rest, error = {}, f'not JSON ({e})'
-  return Line(where, found, rest, error and f'{where}: {error}')
+  return Line(where, example, rest, error and f'{where}: {error}')
 
 
 def merge(rest: Example, answer: Example) -> Example:
-  """An answer behind what was handed through; of the same name the latter becomes input_NAME."""
+  """The further fields of a line, then its answer; a field whose name clashes is input_NAME."""
   merged = {}
   for name, value in rest.items():
     while name in answer or name in merged or name == 'error':
@@ -88,30 +88,28 @@ def write(sink: TextIO) -> Callable[[Example], None]:
   return write_line
 
 
-# ---- going on -----------------------------------------------------------------------------------
-
-
 def identity(model: Pretrained) -> str:
   """The digest of all that a model's answers depend on."""
   digest = hashlib.blake2b(digest_size=16)
-  about = {'config': dataclasses.asdict(model.config), 'task': model.task, 'labels': model.labels,
-           'problem': model.problem, 'facts': model.facts,
-           'tokenizer': tokenizer_lib.digest(model.tokenizer)}
-  digest.update(json.dumps(about, sort_keys=True).encode())
+  description = {
+      'config': dataclasses.asdict(model.config), 'task': model.task, 'labels': model.labels,
+      'problem': model.problem, 'facts': model.facts,
+      'tokenizer': tokenizer_lib.digest(model.tokenizer)}
+  digest.update(json.dumps(description, sort_keys=True).encode())
   for x in jax.tree.leaves(model.params):
     digest.update(np.ascontiguousarray(x))
   return digest.hexdigest()
 
 
 class Done(NamedTuple):
-  """What a job that was killed has left."""
+  """The counts of a job so far."""
 
   examples: int = 0
   errors: int = 0
 
 
 def _keep_whole_lines(path: epath.Path) -> Done:
-  """Cuts off a last line that is not whole; counts the others."""
+  """Cuts off a last line that was not written whole; counts the others."""
   examples = errors = size = 0
   with path.open('rb') as file:
     for line in file:
@@ -134,12 +132,12 @@ def partial(path: epath.Path, job: dict[str, Any]) -> Iterator[tuple[TextIO, Don
 
   Args:
     path: of the output.
-    job: all that the answers depend on; {} = nobody can make them again, so it begins anew.
+    job: all that the answers depend on; {} = a killed job begins anew.
   """
   growing, about = (path.parent / f'{path.name}.{end}' for end in ('partial', 'partial.json'))
   done = Done()
   try:
-    if job and growing.exists() and about.exists() and _said(about) == json.loads(json.dumps(job)):
+    if job and growing.exists() and about.exists() and _is_of(about, job):
       done = _keep_whole_lines(growing)
     sink = growing.open('a' if done.examples else 'w', encoding='utf-8')
     if job and not done.examples:
@@ -158,8 +156,8 @@ def partial(path: epath.Path, job: dict[str, Any]) -> Iterator[tuple[TextIO, Don
   about.unlink(missing_ok=True)
 
 
-def _said(path: epath.Path) -> Any:
+def _is_of(about: epath.Path, job: dict[str, Any]) -> bool:
   try:
-    return storage.read_json(path)
+    return storage.read_json(about) == json.loads(json.dumps(job))
   except UserError:
-    return None  # killed as it was written
+    return False  # killed as it was written

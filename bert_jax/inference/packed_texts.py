@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
@@ -15,9 +16,9 @@ from bert_jax.data import packing
 from bert_jax.data.inputs import Input
 from bert_jax.model.encoder import Batch
 
-_TEXTS = 16  # P: texts in a row at most
-_SHARED = 64  # texts up to this length share rows of this length
-_SHORTEST = 32  # the shortest row
+_MOST_TEXTS = 16  # upper bound on the texts in a row (P)
+_SHARED_LENGTH = 64  # texts up to this length share rows of this length
+_SHORTEST_ROW = 32
 
 
 class Packed(NamedTuple):
@@ -25,7 +26,7 @@ class Packed(NamedTuple):
 
   batch: Batch  # [R, L]
   starts: np.ndarray  # [R, P] int32 where each text begins; 0 where there is none
-  index: np.ndarray  # [R, P] int64 which text it is; -1 where there is none
+  index: np.ndarray  # [R, P] int64 number of the text; -1 where there is none
 
 
 def _power(n: int) -> int:
@@ -42,14 +43,14 @@ def _placed(lengths: np.ndarray, longest: int) -> Iterator[
     tuple[int, np.ndarray, np.ndarray, int]]:
   """(row length, the texts in rows of it, the row of each, number of rows).
 
-  Long rows first: what they leave free is filled with short texts.
+  Long rows come first: short texts fill the rest of them.
   """
   left = np.arange(len(lengths))
   while left.size:
     power = min(_power(int(lengths[left].max())), longest)
-    length = max(power, min(_SHORTEST, longest))
-    row_of, count = packing.pack(lengths[left], length, _TEXTS,
-                                 fillers=power // 2 if power > _SHARED else 0)
+    length = max(power, min(_SHORTEST_ROW, longest))
+    row_of, count = packing.pack(lengths[left], length, _MOST_TEXTS,
+                                 fillers=power // 2 if power > _SHARED_LENGTH else 0)
     yield length, left[row_of >= 0], row_of[row_of >= 0], count
     left = left[row_of < 0]
 
@@ -59,16 +60,17 @@ def pack(inputs: Sequence[Input], pad_id: int, longest: int, tokens: int) -> Ite
 
   Args:
     inputs: of at least one token and at most `longest`.
-    pad_id: what padding is.
-    longest: the longest row that may be.
+    pad_id: the token of padding.
+    longest: upper bound on the length of a row.
     tokens: of a batch at most, padding included.
   """
   lengths = np.array([len(text.ids) for text in inputs])
   for length, members, row_of, count in _placed(lengths, longest):
     step = max(tokens // length, 1)
     padded = count - count % step + _rows(count % step)
-    placed = inputs_lib.place([inputs[i] for i in members], row_of, padded, length, _TEXTS, pad_id)
+    placed = inputs_lib.place([inputs[i] for i in members], row_of, rows=padded, length=length,
+                              slots=_MOST_TEXTS, pad_id=pad_id)
+    batch = Batch(placed.ids, placed.type_ids, placed.positions, placed.pair_index)
     index = np.where(placed.index >= 0, members[placed.index], -1)
     for i in range(0, padded, step):
-      part = slice(i, i + step)
-      yield Packed(Batch(*(x[part] for x in placed[:4])), placed.starts[part], index[part])
+      yield jax.tree.map(lambda x: x[i:i + step], Packed(batch, placed.starts, index))

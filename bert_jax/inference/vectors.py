@@ -1,39 +1,51 @@
 """Embeddings as an array file: .npy, or .safetensors with one tensor `embeddings`."""
 
+from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
+import contextlib
 import tempfile
-from typing import BinaryIO
 
+from etils import epath
 import numpy as np
 from safetensors.numpy import save
+
+from bert_jax.errors import UserError
 
 SUFFIXES = ('.npy', '.safetensors')
 
 
-class Writer:
-  """Collects vectors on disk, because both formats begin with their number; writes on exit."""
+@contextlib.contextmanager
+def writer(path: epath.Path) -> Iterator[Callable[[Sequence[float]], None]]:
+  """A function that appends a vector to an array file; it raises ValueError for NaN or infinity.
 
-  def __init__(self, sink: BinaryIO, name: str):
-    self._sink, self._npy = sink, name.endswith('.npy')
-    self._body, self._rows = tempfile.TemporaryFile(), 0
+  The file appears when it is whole. The vectors are collected on disk before, because both formats
+  begin with their number.
+  """
+  partial, rows = path.parent / (path.name + '.partial'), 0
+  try:
+    sink = partial.open('wb')
+  except OSError as e:
+    raise UserError(f'--output={path} cannot be written: {e.strerror or e}') from e
 
-  def __enter__(self):
-    return self
-
-  def add(self, vector: Sequence[float]):
-    """Appends one vector, as float32; raises ValueError if it is not finite."""
+  def add(vector):
+    nonlocal rows
     row = np.asarray(vector, np.float32)
     if not np.isfinite(row).all():
       raise ValueError('NaN or infinity')
-    self._body.write(row.tobytes())
-    self._rows += 1
+    body.write(row.tobytes())
+    rows += 1
 
-  def __exit__(self, kind, error, traceback):
-    with self._body:
-      if kind is None:
-        self._body.flush()
-        array = np.memmap(self._body, np.float32, 'r').reshape(self._rows, -1)
-        if self._npy:
-          np.save(self._sink, array)
-        else:
-          self._sink.write(save({'embeddings': array}))
+  try:
+    with sink, tempfile.TemporaryFile() as body:
+      yield add
+      body.flush()
+      array = np.memmap(body, np.float32, 'r').reshape(rows, -1)
+      if path.name.endswith('.npy'):
+        np.save(sink, array)
+      else:
+        sink.write(save({'embeddings': array}))
+  except BaseException:
+    partial.unlink()
+    raise
+  partial.replace(path)

@@ -13,6 +13,7 @@ from typing import Any
 
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
+from bert_jax.tasks import task_list
 
 # Of an architecture: what it must have besides the encoder, and the task of its classifier.
 Architectures = Mapping[str, tuple[tuple[str, ...], str]]
@@ -100,12 +101,10 @@ class Family:
     return name if bare else f'{self.prefix or self.name}.{name}'
 
 
-def _classifiers(title: str) -> dict[str, tuple[tuple[str, ...], str]]:
-  return {
-      f'{title}ForSequenceClassification': (('pooler', 'classifier'), 'sequence_classification'),
-      f'{title}ForTokenClassification': (('classifier',), 'token_classification'),
-      f'{title}ForQuestionAnswering': (('qa_outputs',), 'question_answering'),
-      f'{title}ForMultipleChoice': (('pooler', 'classifier'), 'multiple_choice')}
+def _classifiers(title: str, pooler: bool = False) -> Architectures:
+  """The classes of the fine-tuning tasks; `pooler`: each of them has a pooler."""
+  return {title + kind.transformers: (tuple(dict.fromkeys(('pooler',) * pooler + kind.parts)), name)
+          for name, kind in task_list.ALL.items() if kind.transformers}
 
 
 BERT = Family(
@@ -227,10 +226,7 @@ def _read_modern(config: Mapping[str, Any]) -> Mapping[str, Any]:
 MODERN = Family(
     'modernbert', 'ModernBert',
     {'ModernBertModel': ((), ''), 'ModernBertForMaskedLM': (('pooler', 'mlm'), ''),
-     'ModernBertForTokenClassification': (('pooler', 'classifier'), 'token_classification'),
-     'ModernBertForQuestionAnswering': (('pooler', 'qa_outputs'), 'question_answering'),
-     'ModernBertForSequenceClassification': (('pooler', 'classifier'), 'sequence_classification'),
-     'ModernBertForMultipleChoice': (('pooler', 'classifier'), 'multiple_choice')},
+     **_classifiers('ModernBert', pooler=True)},
     heads=('head.', 'decoder.', 'classifier.'), prefix='model', layer='layers.{}.',
     names=(('embeddings.word_embeddings.', 'embeddings.tok_embeddings.'), ('pooler.', 'head.'),
            ('cls.predictions.bias', 'decoder.bias'), ('cls.predictions.decoder.', 'decoder.')),

@@ -23,12 +23,12 @@ from bert_jax.interop import families
 from bert_jax.interop import layout
 from bert_jax.interop.card import model_card
 from bert_jax.interop.families import Family
-from bert_jax.interop.pretrained import SPAN_LABELS
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.pretrained import check_vocabulary
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.runtime import storage
+from bert_jax.tasks import task_list
 
 _ACTIVATIONS = {'gelu': 'gelu', 'gelu_python': 'gelu', 'gelu_new': 'gelu_tanh',
                 'gelu_pytorch_tanh': 'gelu_tanh', 'relu': 'relu'}
@@ -201,7 +201,7 @@ def load(directory: epath.Path) -> Pretrained:
   labels = tuple(names.get(i, f'LABEL_{i}') for i in range(outputs))
   return Pretrained(
       config, params, tokenizer, task=task,
-      labels=SPAN_LABELS if task == 'question_answering' else labels,
+      labels=(task and task_list.ALL[task].labels) or labels,
       problem=_problem(theirs, outputs) if task == 'sequence_classification' else '',
       facts={'source': str(directory)})
 

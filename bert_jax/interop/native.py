@@ -16,14 +16,14 @@ import orbax.checkpoint as ocp
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import layout
-from bert_jax.interop.pretrained import HEAD_TASKS
+from bert_jax.interop import pretrained
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.pretrained import check_vocabulary
-from bert_jax.interop.pretrained import head_groups
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
 from bert_jax.runtime import sealed
+from bert_jax.tasks import task_list
 from bert_jax.training import checkpoint
 from bert_jax.training import integrity
 from bert_jax.training import metrics_log
@@ -64,18 +64,20 @@ def load(directory: epath.Path) -> Pretrained:
   config = _config(content.get('model'), path)
   sealed.check(directory / 'tokenizer', content.get('tokenizer', {}))
   groups, labels = content.get('groups', ()), tuple(content.get('labels', ()))
-  unknown = sorted(set(groups) - set(layout.GROUPS))
-  if unknown or content.get('task', '') not in ('', *HEAD_TASKS):
+  task = content.get('task', '')
+  kind = task_list.WITH_HEAD.get(task)
+  unknown = sorted(set(groups) - {*layout.GROUPS, *(kind.parts if kind else ())})
+  if unknown or (task and not kind):
     raise UserError(f'{path}: unknown groups {unknown} or task {content.get("task")!r}')
   tokenizer = tokenizer_lib.load(directory / 'tokenizer')
   check_vocabulary(config, tokenizer, directory)
   abstract = checkpoint.on_one_device(
-      nn.unbox(layout.abstract_params(config, groups, len(labels))))
+      pretrained.abstract_params(config, groups, task, len(labels)))
   try:
     params = integrity.read(checkpoint.absolute(directory), {'params': abstract}, content)['params']
   except integrity.Damaged as e:
     raise UserError(f'{directory} is damaged: {e}') from e
-  return Pretrained(config, params, tokenizer, content.get('task', ''), labels,
+  return Pretrained(config, params, tokenizer, task, labels,
                     content.get('problem', ''), content.get('facts', {}))
 
 
@@ -109,7 +111,8 @@ def load_workdir(directory: epath.Path, step: int | None = None,
   check_vocabulary(config, tokenizer, directory / 'tokenizer')
   data, task, labels = fields.get('data', {}), fields.get('task'), tuple(run.get('labels', ()))
   if task != 'pretrain':
-    abstract = nn.unbox(layout.abstract_params(config, head_groups(config, task), len(labels)))
+    groups = pretrained.head_groups(config, task)
+    abstract = pretrained.abstract_params(config, groups, task, len(labels))
     params, step = checkpoint.restore_params(directory, abstract, step, allow_older)
   else:
     # A student's parameters are those of any masked LM.
@@ -124,5 +127,5 @@ def load_workdir(directory: epath.Path, step: int | None = None,
   if task != 'pretrain':
     facts |= {'max_len': fields.get('max_len'), 'null_threshold': run.get('null_threshold')} | {
         name: data[name] for name in ('long', 'doc_stride', 'max_answer_len') if name in data}
-  return Pretrained(config, params, tokenizer, task if task in HEAD_TASKS else '', labels,
+  return Pretrained(config, params, tokenizer, task if task in task_list.WITH_HEAD else '', labels,
                     run.get('problem', ''), facts)

@@ -1,25 +1,36 @@
 """A model with all that is needed to use it, to train it further or to hand it on."""
 
+from collections.abc import Collection
 import dataclasses
 from typing import Any
+
+from flax import linen as nn
 
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.interop import layout
 from bert_jax.model.bert_config import BertConfig
-
-# The tasks with a head of their own, and what they have besides the encoder.
-HEAD_GROUPS = {'sequence_classification': ('pooler', 'classifier'),
-               'token_classification': ('classifier',),
-               'question_answering': ('qa_outputs',),
-               'multiple_choice': ('pooler', 'classifier')}
-HEAD_TASKS = tuple(HEAD_GROUPS)
-SPAN_LABELS = ('start', 'end')  # what a question's head tells of each token
+from bert_jax.tasks import task_list
 
 
 def head_groups(config: BertConfig, task: str) -> set[str]:
-  """What a model for a task has besides the encoder; sentence_embedding has nothing."""
-  return {*HEAD_GROUPS.get(task, ()), *(('pooler',) if config.pooler_is_shared else ())}
+  """The parameters of a model for a task beside those of the encoder.
+
+  A shared pooler stands before every head; a task without one has none.
+  """
+  parts = task_list.ALL[task].parts if task in task_list.ALL else ()
+  return {*parts, *(('pooler',) if parts and config.pooler_is_shared else ())}
+
+
+def abstract_params(config: BertConfig, groups: Collection[str], task: str = '',
+                    num_labels: int = 0) -> Any:
+  """The tree of ShapeDtypeStructs of a model with these groups; a task's own are its head's."""
+  params = nn.unbox(layout.abstract_params(config, groups, num_labels))
+  own = set(groups) - layout.GROUPS.keys()
+  if own:
+    head = task_list.ALL[task].abstract_params(config, num_labels)['params']
+    params['params'] |= {name: head[name] for name in own}
+  return params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +39,10 @@ class Pretrained:
 
   Attributes:
     params: the variables of the Linen modules, {'params': {'bert': ..., heads}}, arrays float32.
-    task: what its classifier is for, one of HEAD_TASKS; '' = it has none.
+    task: of its head, one of `task_list.WITH_HEAD`; '' = it has none.
     labels: the names of the classifier's outputs.
     problem: of sequence classification: single_label, multi_label, regression.
-    facts: what is known of its training: 'source', 'steps', 'scores', 'command'; of fine-tuning
+    facts: about its training: 'source', 'steps', 'scores', 'command'; about fine-tuning
       'max_len' and 'long' (how its texts were cut), 'doc_stride', 'max_answer_len'.
   """
 
@@ -45,8 +56,10 @@ class Pretrained:
 
   @property
   def groups(self) -> tuple[str, ...]:
-    """What it has besides the encoder: pooler, mlm, nsp, classifier, qa_outputs."""
-    return layout.groups(self.params)
+    """The parameters beside those of the encoder: pooler, mlm, nsp, those of the task's head."""
+    own = task_list.ALL[self.task].parts if self.task else ()
+    known = layout.groups(self.params)
+    return (*known, *(name for name in own if name not in layout.GROUPS))
 
 
 def check_vocabulary(config: BertConfig, tokenizer: Tokenizer, directory: Any):

@@ -1,6 +1,7 @@
 """A text and endings or answers to choose from: SWAG and its like."""
 
 from collections.abc import Iterator
+from typing import Any
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -21,7 +22,13 @@ class ChoiceExample(NamedTuple):
   label: int  # the right one, from 0; -1 = not known
 
 
-def _label(row: table.Row, value, choices: int) -> int:
+def are_choices(value: Any) -> bool:
+  """True for a list of at least two strings."""
+  return (isinstance(value, list) and len(value) > 1
+          and all(isinstance(choice, str) for choice in value))
+
+
+def _label(row: table.Row, value: Any, choices: int) -> int:
   """An index, as a number or as a letter."""
   text = str(value).strip()
   if text in _LETTERS and len(text) == 1:
@@ -34,20 +41,15 @@ def _label(row: table.Row, value, choices: int) -> int:
   return index
 
 
-def _from_jsonl(row: table.Row, data: ConfigDict) -> tuple[str, list, str]:
-  return row[data.text_column], row[data.choices_column], data.label_column
-
-
-def _from_swag(row: table.Row, data: ConfigDict) -> tuple[str, list, str]:
-  del data
-  endings = [row[f'ending{i}'] for i in range(4)]
-  return row['sent1'], [f'{row["sent2"]} {ending}' for ending in endings], 'label'
-
-
-def _from_commonsenseqa(row: table.Row, data: ConfigDict) -> tuple[str, list, str]:
-  del data
+def _fields(row: table.Row, data: ConfigDict) -> tuple[Any, Any, str]:
+  """(text, choices, column of the label)."""
+  if data.format == 'swag':
+    endings = [row[f'ending{i}'] for i in range(4)]
+    return row['sent1'], [f'{row["sent2"]} {ending}' for ending in endings], 'label'
+  if data.format != 'commonsenseqa':
+    return row[data.text_column], row[data.choices_column], data.label_column
   try:
-    return (row['question.stem'], [c['text'] for c in row['question.choices']], 'answerKey')
+    return row['question.stem'], [c['text'] for c in row['question.choices']], 'answerKey'
   except (KeyError, TypeError) as e:
     raise UserError(f'{row.where}: question.choices is no list of objects with "text"') from e
 
@@ -59,19 +61,17 @@ def read(path: str, data: ConfigDict, labelled: bool = True) -> Iterator[ChoiceE
     path: JSON lines with a text, a list of choices and a label (its number from 0 or its letter);
       SWAG's csv; or CommonsenseQA's JSON lines.
     data: the config group `data`: format, text_column, choices_column, label_column.
-    labelled: whether the right choice is known.
+    labelled: False = the file need not say which choice is right.
 
   Raises:
     UserError: naming the line that is not like this.
   """
   if data.format not in FORMATS:
     raise UserError(f'data.format={data.format!r} is unknown: use {", ".join(FORMATS)}')
-  take = {'swag': _from_swag, 'commonsenseqa': _from_commonsenseqa}.get(data.format, _from_jsonl)
   rows = table.read_separated(path, 'csv') if data.format == 'swag' else table.read_jsonl(path)
   for row in rows:
-    text, choices, label = take(row, data)
-    if not isinstance(text, str) or not isinstance(choices, list) or len(choices) < 2 or not all(
-        isinstance(choice, str) for choice in choices):
+    text, choices, label = _fields(row, data)
+    if not isinstance(text, str) or not are_choices(choices):
       raise UserError(f'{row.where}: a text and a list of at least two choices are needed')
     yield ChoiceExample(row.where, text, tuple(choices),
                         _label(row, row[label], len(choices)) if labelled else -1)

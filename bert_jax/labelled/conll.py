@@ -3,7 +3,6 @@
 from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Sequence
-from typing import Any
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -23,7 +22,7 @@ class TaggedWords(NamedTuple):
 
 
 class Entity(NamedTuple):
-  """What tags mark."""
+  """Words that belong together, and their label."""
 
   label: str
   first: int  # word
@@ -37,17 +36,17 @@ def entities(tags: Sequence[str]) -> list[Entity]:
   O, after another label or at the start begins one too, so that IOB1, IOB2 (BIO), BIOES and BMES
   are all read right.
   """
-  found, start, label, before = [], None, '', 'O'
+  spans, start, label, before = [], None, '', 'O'
   for i, tag in enumerate([*tags, 'O']):
     letter, _, name = tag.partition('-')
     goes_on = letter in ('I', 'M', 'E') and before in ('B', 'I', 'M') and name == label
     if start is not None and not goes_on:
-      found.append(Entity(label, start, i - 1))
+      spans.append(Entity(label, start, i - 1))
       start = None
     if letter != 'O' and not goes_on:
       start, label = i, name
     before = letter
-  return found
+  return spans
 
 
 def with_partners(tags: Collection[str]) -> set[str]:
@@ -56,12 +55,12 @@ def with_partners(tags: Collection[str]) -> set[str]:
   return set(tags) | {partners[tag[:2]] + tag[2:] for tag in tags if tag[:2] in partners}
 
 
-def _column(name: str, what: str) -> int:
+def _column(data: ConfigDict, field: str) -> int:
   try:
-    return int(name)
+    return int(data[field])
   except ValueError as e:
-    raise UserError(f'data.{what}={name!r} is no number of a column: CoNLL files have no names, '
-                    'count from 0, or from -1 at the end') from e
+    raise UserError(f'data.{field}={data[field]!r} is no number of a column: CoNLL files have no '
+                    'names, count from 0, or from -1 at the end') from e
 
 
 def _read_conll(path: str, word_column: int, tag_column: int | None) -> Iterator[TaggedWords]:
@@ -91,7 +90,7 @@ def _read_conll(path: str, word_column: int, tag_column: int | None) -> Iterator
 
 
 def _strings(row: table.Row, column: str) -> tuple[str, ...]:
-  value: Any = row[column]
+  value = row[column]
   if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
     raise UserError(f'{row.where}: {column!r} is no list of strings')
   return tuple(value)
@@ -104,7 +103,7 @@ def read(path: str, data: ConfigDict, labelled: bool = True) -> Iterator[TaggedW
     path: CoNLL (a word and its tags on a line, spaces or tabs between them, a blank line between
       sentences), or JSON lines with a list of words and a list of tags.
     data: the config group `data`: format, text_column, label_column.
-    labelled: whether there are tags.
+    labelled: False = the tags are not read.
 
   Raises:
     UserError: naming the line that is not like this.
@@ -113,8 +112,8 @@ def read(path: str, data: ConfigDict, labelled: bool = True) -> Iterator[TaggedW
     raise UserError(f'data.format={data.format!r} is unknown: use {", ".join(FORMATS)}')
   name = path.removesuffix('.gz')
   if data.format == 'conll' or (data.format == 'auto' and not name.endswith('.jsonl')):
-    yield from _read_conll(path, _column(data.text_column, 'text_column'),
-                           _column(data.label_column, 'label_column') if labelled else None)
+    yield from _read_conll(path, _column(data, 'text_column'),
+                           _column(data, 'label_column') if labelled else None)
     return
   for row in table.read_jsonl(path):
     words = _strings(row, data.text_column)

@@ -1,4 +1,4 @@
-"""The GLUE benchmark's files (Wang et al. 2019, https://arxiv.org/abs/1804.07461): what is where.
+"""The columns and labels of the GLUE files (Wang et al. 2019, https://arxiv.org/abs/1804.07461).
 
 Files are those of the benchmark's own download: tsv in which quotes mean nothing, CoLA's training
 and development files without a header.
@@ -20,13 +20,13 @@ _NLI = ('entailment', 'not_entailment')
 class Glue(NamedTuple):
   """One task of the benchmark."""
 
-  text: str  # columns of the files
-  text_pair: str
+  text: str  # columns of the files: the first text
+  text_pair: str  # the second text; '' = none
   label: str
   labels: tuple[str, ...]  # names of the classes; none for a regression
-  written: tuple[str, ...]  # what the files have for each
-  submission: str  # what the file of predictions is called
-  metric: str  # what the best checkpoint is chosen by
+  written: tuple[str, ...]  # the files' values for each
+  submission: str  # name of the file of predictions
+  metric: str  # the score that chooses the best checkpoint
   tfds: tuple[str, str] = ('', '')  # text columns in tensorflow-datasets, where they differ
 
 

@@ -12,6 +12,7 @@ import functools
 import hashlib
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
@@ -19,9 +20,9 @@ from bert_jax.data import packing
 from bert_jax.data.inputs import Input
 from bert_jax.model.encoder import Batch as Inputs
 
-_LENGTHS = 64  # rows are a multiple of it long: the rest of it is filled with short texts
-_SLOTS = 16  # P: inputs in a row at most
-_SHARES = (0.5, 0.9, 1.0)  # the steps of an epoch whose rows each of the numbers is enough for
+_LENGTH_MULTIPLE = 64  # divisor of the length of rows; short texts fill the rest of a row
+_MOST_SLOTS = 16  # upper bound on the inputs in a row (P)
+_SHARES = (0.5, 0.9, 1.0)  # each number of rows is enough for this share of an epoch's steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Features:
   Attributes:
     inputs: of all examples, one after another.
     owners: [inputs] int64, the example of each, ascending.
-    targets: [examples, ...] what is to be predicted of each, or None.
+    targets: [examples, ...] the gold value of each, or None.
     token_targets: for each input [tokens, ...] int32, or None.
   """
 
@@ -57,12 +58,12 @@ class Features:
 
   def digest(self) -> str:
     """A short hash of all of it."""
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for x in self.inputs:
-      found.update(np.array([len(x.ids), *x.ids, *x.type_ids], np.int64).tobytes())
+      digest.update(np.array([len(x.ids), *x.ids, *x.type_ids], np.int64).tobytes())
     for x in (self.owners, self.targets, *(self.token_targets or [])):
-      found.update(b'' if x is None else np.ascontiguousarray(x).tobytes())
-    return found.hexdigest()
+      digest.update(b'' if x is None else np.ascontiguousarray(x).tobytes())
+    return digest.hexdigest()
 
 
 class Batch(NamedTuple):
@@ -77,11 +78,16 @@ class Batch(NamedTuple):
 
 
 class Located(NamedTuple):
-  """A batch, and which examples and inputs are in it."""
+  """A batch, and the examples and inputs in it."""
 
   batch: Batch
   examples: np.ndarray  # [up to E]
   index: np.ndarray  # [R, P] number of the input in each slot; -1 = none
+
+
+def _interleaved(*parts: np.ndarray) -> np.ndarray:
+  """The rows of microbatches, strided as the training step takes them apart."""
+  return np.stack(parts, 1).reshape(-1, *parts[0].shape[1:])
 
 
 class Batches:
@@ -94,46 +100,46 @@ class Batches:
     Args:
       features: the examples, at least one.
       batch_size: E, examples in a step.
-      pad_id: what padding is.
+      pad_id: the token of padding.
       seed: of the order, which is another in every epoch.
-      row_multiple: what the rows of a microbatch are divisible by, for the mesh.
+      row_multiple: divisor of the rows of a microbatch, for the mesh.
       microbatches: of a step, each packed for itself.
     """
     self.features, self.batch_size = features, batch_size
     self._pad_id, self._seed = pad_id, seed
     self._multiple, self._microbatches = row_multiple, microbatches
     sizes = features.sizes
-    self.length = -(-int(sizes.max()) // _LENGTHS) * _LENGTHS  # L
-    self._slots = int(min(_SLOTS, max(self.length // sizes.min(), 1)))  # P
-    self._most = int(np.diff(features.first).max())  # C
+    self.length = -(-int(sizes.max()) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE  # L
+    self._slots = int(min(_MOST_SLOTS, max(self.length // sizes.min(), 1)))  # P
+    self._most_inputs = int(np.diff(features.first).max())  # C
     self.steps_per_epoch = -(-features.count // batch_size)
-    self._order = (-1, np.array([], int))  # (epoch, its examples): steps ask for it again and again
-
-  # ---- which examples ---------------------------------------------------------------------------
+    self._epoch, self._order = -1, None  # the last one asked for, and the order of its examples
 
   def examples(self, step: int) -> np.ndarray:
     """The examples of a training step: each once an epoch, whose last step may have fewer."""
     epoch, within = divmod(step, self.steps_per_epoch)
-    known, order = self._order
-    if known != epoch:
-      order = np.random.default_rng((self._seed, epoch)).permutation(self.features.count)
-      self._order = (epoch, order)
-    return order[within * self.batch_size:(within + 1) * self.batch_size]
+    if epoch != self._epoch:
+      rng = np.random.default_rng((self._seed, epoch))
+      self._epoch, self._order = epoch, rng.permutation(self.features.count)
+    return self._order[within * self.batch_size:(within + 1) * self.batch_size]
 
-  # ---- in how many rows -------------------------------------------------------------------------
+  # ---- the number of rows -----------------------------------------------------------------------
 
-  def _parts(self, examples: np.ndarray) -> list[np.ndarray]:
-    """The inputs of each microbatch."""
-    first = self.features.first
-    return [np.concatenate([np.arange(first[i], first[i + 1]) for i in part] or [np.array([], int)])
-            for part in (examples[m::self._microbatches] for m in range(self._microbatches))]
+  def _parts(self, examples: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(examples, their inputs) of each microbatch."""
+    first, parts = self.features.first, []
+    for m in range(self._microbatches):
+      part = examples[m::self._microbatches]
+      inputs = [np.arange(first[i], first[i + 1]) for i in part]
+      parts.append((part, np.concatenate(inputs or [np.array([], int)])))
+    return parts
 
   def _pack(self, inputs: np.ndarray) -> tuple[np.ndarray, int]:
     return packing.pack(self.features.sizes[inputs], self.length, self._slots)
 
   def _needed(self, examples: np.ndarray) -> int:
     """Rows of the largest microbatch."""
-    return max(self._pack(inputs)[1] for inputs in self._parts(examples))
+    return max(self._pack(inputs)[1] for _, inputs in self._parts(examples))
 
   def _rounded(self, rows: int) -> int:
     return -(-rows // self._multiple) * self._multiple
@@ -160,48 +166,40 @@ class Batches:
   # ---- batches ----------------------------------------------------------------------------------
 
   def _place(self, examples: np.ndarray, rows: int) -> Located:
-    parts = [self._microbatch(inputs, rows, examples[m::self._microbatches])
-             for m, inputs in enumerate(self._parts(examples))]
-    if len(parts) == 1:
-      batch, index = parts[0]
-    else:  # strided, as the training step takes them apart
-      def interleave(*arrays):
-        return None if arrays[0] is None else np.stack(arrays, 1).reshape(-1, *arrays[0].shape[1:])
-      batches, indices = zip(*parts)
-      inputs = Inputs(*map(interleave, *(b.inputs for b in batches)))
-      batch = Batch(inputs, *map(interleave, *(b[1:] for b in batches)))
-      index = interleave(*indices)
+    parts = [self._microbatch(*part, rows) for part in self._parts(examples)]
+    batch, index = jax.tree.map(_interleaved, *parts)
     batch = batch._replace(row=np.arange(len(batch.row), dtype=np.int32))
     return Located(batch, examples, index)
 
-  def _microbatch(self, inputs: np.ndarray, rows: int,
-                  examples: np.ndarray) -> tuple[Batch, np.ndarray]:
-    f, slots = self.features, self._slots
+  def _microbatch(self, examples: np.ndarray, inputs: np.ndarray,
+                  rows: int) -> tuple[Batch, np.ndarray]:
+    """The batch, and the number of the input in each slot [R, P]; -1 = none."""
+    f = self.features
     row_of, _ = self._pack(inputs)
-    placed = inputs_lib.place([f.inputs[i] for i in inputs], row_of, rows, self.length, slots,
-                              self._pad_id)
-    there = placed.index >= 0
+    placed = inputs_lib.place([f.inputs[i] for i in inputs], row_of, rows=rows, length=self.length,
+                              slots=self._slots, pad_id=self._pad_id)
+    filled = placed.index >= 0
+    index = np.full(filled.shape, -1, np.int64)
+    index[filled] = inputs[placed.index[filled]]
+
     slot_of = np.zeros(len(inputs), np.int32)
-    slot_of[placed.index[there]] = np.flatnonzero(there)
-    members = np.full((self.batch_size // self._microbatches, self._most), -1, np.int32)
+    slot_of[placed.index[filled]] = np.flatnonzero(filled)
+    members = np.full((self.batch_size // self._microbatches, self._most_inputs), -1, np.int32)
     counts = f.first[examples + 1] - f.first[examples]
-    members[:len(examples)][np.arange(self._most) < counts[:, None]] = slot_of
+    members[:len(examples)][np.arange(self._most_inputs) < counts[:, None]] = slot_of
 
     targets = token_targets = None
     if f.targets is not None:
       targets = np.zeros((len(members), *f.targets.shape[1:]), f.targets.dtype)
       targets[:len(examples)] = f.targets[examples]
     if f.token_targets is not None:
-      like = f.token_targets[0]
-      token_targets = np.zeros((rows, self.length, *like.shape[1:]), np.int32)
-      for row, slot in zip(*np.nonzero(there)):
-        values = f.token_targets[inputs[placed.index[row, slot]]]
-        start = placed.starts[row, slot]
+      token_targets = np.zeros((rows, self.length, *f.token_targets[0].shape[1:]), np.int32)
+      for row, slot in zip(*np.nonzero(filled)):
+        values, start = f.token_targets[index[row, slot]], placed.starts[row, slot]
         token_targets[row, start:start + len(values)] = values
-    batch = Batch(Inputs(*placed[:4]), placed.starts, members, np.arange(rows, dtype=np.int32),
-                  targets, token_targets)
-    index = np.full(there.shape, -1, np.int64)
-    index[there] = inputs[placed.index[there]]
+    tokens = Inputs(placed.ids, placed.type_ids, placed.positions, placed.pair_index)
+    batch = Batch(inputs=tokens, starts=placed.starts, members=members,
+                  row=np.arange(rows, dtype=np.int32), targets=targets, token_targets=token_targets)
     return batch, index
 
   def batch(self, step: int) -> Batch:

@@ -8,17 +8,17 @@ from bert_jax.runtime import storage
 
 
 class Question(NamedTuple):
-  """A question, the text that it is asked of, and the answers that people gave."""
+  """A question on a text, and the answers that people gave."""
 
   id: str
   question: str
-  context: str
+  context: str  # the text
   answers: tuple[str, ...]  # none = it cannot be answered from the text
   starts: tuple[int, ...]  # where in the context each answer begins, in characters
 
   @property
   def in_place(self) -> bool:
-    """Whether the first answer stands where it is said to; without answers True."""
+    """True if the first answer stands at its place, or there is none."""
     return not self.answers or self.context.startswith(self.answers[0], self.starts[0])
 
 
@@ -30,18 +30,18 @@ def read(path: str) -> list[Question]:
   """
   try:
     articles = storage.parse_json(table.read_text(path))['data']
-    found = [_question(qa, paragraph['context'])
-             for article in articles for paragraph in article['paragraphs']
-             for qa in paragraph['qas']]
+    questions = [_question(qa, paragraph['context'])
+                 for article in articles for paragraph in article['paragraphs']
+                 for qa in paragraph['qas']]
   except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as e:
     raise UserError(f'{path} is not in SQuAD\'s format (data, paragraphs, qas): '
                     f'{type(e).__name__} {e}') from e
   seen = set()
-  for question in found:
+  for question in questions:
     if question.id in seen:
       raise UserError(f'{path}: the id {question.id!r} is there twice')
     seen.add(question.id)
-  return found
+  return questions
 
 
 def _question(qa: dict, context: str) -> Question:

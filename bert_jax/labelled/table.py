@@ -16,7 +16,8 @@ from bert_jax.errors import UserError
 from bert_jax.runtime import storage
 
 FORMATS = ('auto', 'csv', 'tsv', 'jsonl')
-_LARGEST_UNPACKED, _MOST_TIMES = 256 << 20, 100  # bytes that may come of gzip, and of each byte
+_LARGEST_UNPACKED = 256 << 20  # bytes that any gzip file may unpack to
+_LARGEST_RATIO = 100  # a larger one may unpack to so many times its size
 
 
 class Row(NamedTuple):
@@ -29,29 +30,29 @@ class Row(NamedTuple):
     """The value of a column, whose name may be a path into JSON objects: question.stem.
 
     Raises:
-      UserError: it is not there.
+      UserError: there is no such column.
     """
-    found = self.values
-    for key in ([column] if column in found else column.split('.')):
-      if not isinstance(found, dict) or found.get(key) is None:
+    value = self.values
+    for key in ([column] if column in value else column.split('.')):
+      if not isinstance(value, dict) or value.get(key) is None:
         known = ', '.join(repr(name) for name in self.values if name is not None)
         raise UserError(f'{self.where}: no column {column!r}: there are {known}')
-      found = found[key]
-    return found
+      value = value[key]
+    return value
 
 
 def _unpacked(path: str, data: bytes) -> bytes:
-  """What gzip holds: of text it is a few times as large; a bomb would fill the memory."""
-  most = max(_LARGEST_UNPACKED, _MOST_TIMES * len(data))
-  found = gzip.GzipFile(fileobj=io.BytesIO(data)).read(most + 1)
-  if len(found) > most:
-    raise UserError(f'{path}: its {len(data):,} bytes unpack to more than {most >> 20} MiB: that '
-                    'is no text')
-  return found
+  """The content of a gzip file: text is a few times as large; a bomb would fill the memory."""
+  largest = max(_LARGEST_UNPACKED, _LARGEST_RATIO * len(data))
+  content = gzip.GzipFile(fileobj=io.BytesIO(data)).read(largest + 1)
+  if len(content) > largest:
+    raise UserError(f'{path}: its {len(data):,} bytes unpack to more than {largest >> 20} MiB: '
+                    'that is no text')
+  return content
 
 
 def read_text(path: str) -> str:
-  """The text of a file, which may be gzipped; a byte order mark is dropped.
+  """The text of a file, which may be gzipped, without a byte order mark.
 
   Raises:
     UserError: it cannot be read, or is not UTF-8.
@@ -83,10 +84,7 @@ def read_separated(path: str, data_format: str,
                    names: Sequence[str] | None = None) -> Iterator[Row]:
   """The lines of a csv file (RFC 4180), or a tsv file, in which quotes mean nothing.
 
-  Args:
-    path: of the file.
-    data_format: csv or tsv.
-    names: of the columns; None = they stand in the first line.
+  Without the `names` of the columns they stand in the first line.
   """
   text = io.StringIO(read_text(path), newline='')
   options = {'delimiter': '\t', 'quoting': csv.QUOTE_NONE} if data_format == 'tsv' else {}
@@ -99,8 +97,8 @@ def read_separated(path: str, data_format: str,
     raise UserError(f'{path}, line {reader.line_num}: {e}') from e
 
 
-def format_of(path: str, data_format: str) -> str:
-  """The format of a file: what is asked for, or for `auto` what its name says."""
+def _format_of(path: str, data_format: str) -> str:
+  """The given format of a file; of `auto` the one that its name says."""
   if data_format != 'auto':
     return data_format
   suffix = path.removesuffix('.gz').rpartition('.')[2]
@@ -111,12 +109,7 @@ def format_of(path: str, data_format: str) -> str:
 
 
 def read_tfds(name: str, split: str) -> Iterator[Row]:
-  """The examples of a tensorflow-datasets data set; numbers of classes become their names.
-
-  Args:
-    name: of the data set; `name@split` names the split too.
-    split: otherwise.
-  """
+  """The examples of a tensorflow-datasets NAME or NAME@SPLIT; class numbers become names."""
   name, _, given = name.partition('@')
   source = corpus.open_tfds(name, given or split)
   features = source.dataset_info.features
@@ -130,12 +123,7 @@ def read_tfds(name: str, split: str) -> Iterator[Row]:
 
 
 def read(source: str, data_format: str, split: str) -> Iterator[Row]:
-  """The rows of a file, or of tfds:NAME.
-
-  Args:
-    source: path, or tfds:NAME[@SPLIT].
-    data_format: one of FORMATS.
-    split: of a tfds data set that names none.
+  """The rows of a file, or of tfds:NAME[@SPLIT]; `split` is for a NAME without one.
 
   Raises:
     UserError: (also while iterating) it cannot be read.
@@ -144,5 +132,5 @@ def read(source: str, data_format: str, split: str) -> Iterator[Row]:
     return read_tfds(source.removeprefix('tfds:'), split)
   if data_format not in FORMATS:
     raise UserError(f'data.format={data_format!r} is unknown: use {", ".join(FORMATS)}')
-  data_format = format_of(source, data_format)
+  data_format = _format_of(source, data_format)
   return read_jsonl(source) if data_format == 'jsonl' else read_separated(source, data_format)

@@ -23,17 +23,17 @@ class TextExample(NamedTuple):
   where: str  # for messages
   text: str
   text_pair: str | None
-  label: Any  # a class's name; a tuple of names; a number; None where there is none
+  label: Any  # a class's name; a tuple of names; a number; None = not read
 
 
 class Columns(NamedTuple):
-  """Where in a table the texts and the labels stand."""
+  """The columns of a table that hold the texts and the labels."""
 
   text: str
   text_pair: str  # '' = none
-  label: str  # of several labels all, comma-separated, 0 or 1 in each
+  label: str  # one column, or a comma-separated column of 0 and 1 for each label
   problem: str  # one of PROBLEMS
-  labels: tuple[str, ...]  # known beforehand
+  labels: tuple[str, ...]  # () = all that the training file has
   written: tuple[str, ...]  # how the files write these; () = the same
 
 
@@ -51,7 +51,7 @@ def given_labels(labels: Sequence[Any]) -> tuple[str, ...]:
 
 
 def columns(data: ConfigDict) -> Columns:
-  """What the config group `data` says, or the GLUE task that data.format names."""
+  """The columns of the config group `data`, or of the GLUE task that data.format names."""
   if data.problem not in PROBLEMS:
     raise UserError(f'data.problem={data.problem!r} is unknown: use {", ".join(PROBLEMS)}')
   if data.format.startswith('glue'):
@@ -63,7 +63,7 @@ def columns(data: ConfigDict) -> Columns:
 
 
 def text_of(row: Row, column: str) -> str:
-  """The text in a column; raises UserError if it holds something else."""
+  """The text in a column; raises UserError for anything else."""
   value = row[column]
   if not isinstance(value, str):
     raise UserError(f'{row.where}: {column!r} is {value!r}, not text')
@@ -71,7 +71,7 @@ def text_of(row: Row, column: str) -> str:
 
 
 def number_of(row: Row, column: str) -> float:
-  """The finite number in a column; raises UserError if it holds something else."""
+  """The finite number in a column; raises UserError for anything else."""
   try:
     value = float(row[column])
   except (TypeError, ValueError) as e:
@@ -104,14 +104,14 @@ def read(source: str, data_format: str, c: Columns, split: str,
   """The examples of a file or of tfds:NAME.
 
   Args:
-    source: where.
+    source: path, or tfds:NAME.
     data_format: one of `table.FORMATS`, or a GLUE task.
     c: the columns.
     split: train, validation or test.
-    labelled: whether there are labels.
+    labelled: False = the labels are not read.
 
   Raises:
-    UserError: a column is not there, or holds something else.
+    UserError: a column is missing, or holds something else.
   """
   rows = (glue.read(source, glue.find(data_format), split) if data_format.startswith('glue')
           else table.read(source, data_format, split))
@@ -121,7 +121,7 @@ def read(source: str, data_format: str, c: Columns, split: str,
 
 
 def are_scores(labels: Iterable[Any]) -> bool:
-  """Whether the names of labels are all numbers, and not all of them whole ones."""
+  """True if the names of labels are all numbers, and not all of them whole ones."""
   try:
     return not all(float(name).is_integer() for name in labels)
   except (ValueError, OverflowError):
@@ -137,8 +137,8 @@ def label_names(examples: Iterable[TextExample], c: Columns) -> tuple[str, ...]:
   if c.problem == 'multi_label' and ',' in c.label:
     return tuple(c.label.split(','))
   several = c.problem == 'multi_label'
-  found = {label for e in examples for label in (e.label if several else [e.label])}
+  labels = {label for e in examples for label in (e.label if several else [e.label])}
   try:
-    return tuple(sorted(found, key=int))
+    return tuple(sorted(labels, key=int))
   except ValueError:
-    return tuple(sorted(found))
+    return tuple(sorted(labels))

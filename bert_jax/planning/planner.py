@@ -68,7 +68,7 @@ def _phases(config: ConfigDict, mesh: Mesh) -> Iterator[Work]:
   initial.adopt_sizes(config, model)
   with tempfile.TemporaryDirectory() as nowhere:
     job = finetune.make_job(config, model, mesh, epath.Path(nowhere))
-  yield programs.finetuning(job.task, job.train_steps)
+  yield programs.finetuning(job.data, job.train_steps)
 
 
 def _in_child(config: ConfigDict, name: str, phase: int, program: Program) -> Figures:

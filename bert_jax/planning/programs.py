@@ -20,7 +20,7 @@ from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import initial
-from bert_jax.tasks.finetuning import FineTuning
+from bert_jax.tasks.finetuning_data import FineTuningData
 from bert_jax.tasks.pretraining import Batch
 from bert_jax.tasks.pretraining import Pretraining
 from bert_jax.tasks.task import Task
@@ -65,11 +65,11 @@ def pretraining(config: ConfigDict, phase: Phase) -> Work:
   return Work(task, Batch(rows, rate), phase)
 
 
-def finetuning(task: FineTuning, steps: int) -> Work:
-  """The first step of fine-tuning on the examples of a task."""
-  batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), task.rows(0))
+def finetuning(data: FineTuningData, steps: int) -> Work:
+  """The first step of fine-tuning on the examples of a run."""
+  batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data.rows(0))
   rows, length = batch.inputs.ids.shape
-  return Work(task, batch, Phase(steps, length, rows))
+  return Work(data.task, batch, Phase(steps, length, rows))
 
 
 class OutOfMemory(Exception):

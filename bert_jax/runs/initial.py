@@ -21,6 +21,7 @@ from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.runtime.console import print_summary
+from bert_jax.tasks import task_list
 from bert_jax.training import state as state_lib
 
 # Fields of `model` that the parameters do not know: a run may have others than its start.
@@ -160,8 +161,8 @@ def with_head_of(model: Pretrained, task: str, labels: Sequence[str]) -> Pretrai
   """The model without a classifier that is for another task or other labels."""
   if (model.task, model.labels) == (task, tuple(labels)):
     return model
-  tree = {name: x for name, x in model.params['params'].items()
-          if name not in ('classifier', 'qa_outputs')}
+  heads = {part for kind in task_list.ALL.values() for part in kind.parts}
+  tree = {name: x for name, x in model.params['params'].items() if name not in heads}
   return dataclasses.replace(model, params={'params': tree}, task='', labels=())
 
 

@@ -14,16 +14,12 @@ from sklearn import metrics as sk
 from bert_jax.labelled import conll
 from bert_jax.labelled.squad import Question
 
-# ---- sequences ----------------------------------------------------------------------------------
+_ARTICLES = re.compile(r'\b(a|an|the)\b')
+_PUNCTUATION = str.maketrans('', '', string.punctuation)
 
 
 def single_label(gold: np.ndarray, predicted: np.ndarray, classes: int) -> dict[str, float]:
-  """Accuracy, F1 (of the second of two classes, else the mean over classes), Matthews.
-
-  Args:
-    gold, predicted: [n] int.
-    classes: their number.
-  """
+  """Accuracy, F1 (of the second of two classes, else the mean over classes), Matthews; [n] int."""
   average = 'binary' if classes == 2 else 'macro'
   return {'accuracy': float(np.mean(gold == predicted)),
           'f1': float(sk.f1_score(gold, predicted, average=average, zero_division=0)),
@@ -31,11 +27,7 @@ def single_label(gold: np.ndarray, predicted: np.ndarray, classes: int) -> dict[
 
 
 def multi_label(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-  """Accuracy (all labels right), F1 over all labels together, and the mean of each label's F1.
-
-  Args:
-    gold, predicted: [n, classes] 0 or 1.
-  """
+  """Accuracy (all labels right), F1 over all labels, mean of each label's F1; [n, classes] 0, 1."""
   return {'accuracy': float(np.mean((gold == predicted).all(1))),
           'f1': float(sk.f1_score(gold, predicted, average='micro', zero_division=0)),
           'f1_macro': float(sk.f1_score(gold, predicted, average='macro', zero_division=0))}
@@ -49,63 +41,24 @@ def regression(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
           'squared_error': float(np.mean(np.square(gold - predicted)))}
 
 
-# ---- entities -----------------------------------------------------------------------------------
-
-
-def _ratios(correct: int, found: int, there: int) -> tuple[float, float, float]:
-  """(precision, recall, F1), 0 where undefined."""
-  precision, recall = correct / found if found else 0.0, correct / there if there else 0.0
-  return precision, recall, 2 * precision * recall / (precision + recall) if correct else 0.0
-
-
 def entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
-  """Precision, recall and F1 of whole entities, and the tags' accuracy (Tjong Kim Sang 2000).
+  """Precision, recall and F1 of the entities in tagged sentences, and the tags' accuracy.
 
-  Args:
-    gold, predicted: the tags of each sentence.
+  As conlleval has them (Tjong Kim Sang and Buchholz 2000); 0 where undefined.
   """
-  there, found, correct = _count_entities(gold, predicted)
-  precision, recall, f1 = _ratios(correct.total(), found.total(), there.total())
-  pairs = [a == b for x, y in zip(gold, predicted) for a, b in zip(x, y)]
-  return {'precision': precision, 'recall': recall, 'f1': f1,
-          'accuracy': float(np.mean(pairs)) if pairs else 0.0}
-
-
-def _count_entities(gold, predicted) -> tuple[Counter, Counter, Counter]:
-  """By label: the entities that there are, those found, those found rightly."""
-  there, found, correct = Counter(), Counter(), Counter()
-  for a, b in zip(gold, predicted, strict=True):
+  of_gold, of_predicted, correct = set(), set(), []
+  for i, (a, b) in enumerate(zip(gold, predicted, strict=True)):
     if len(a) != len(b):
       raise ValueError(f'{len(a)} gold and {len(b)} predicted tags')
-    a, b = set(conll.entities(a)), set(conll.entities(b))
-    for counter, which in ((there, a), (found, b), (correct, a & b)):
-      counter.update(entity.label for entity in which)
-  return there, found, correct
-
-
-def _in_per_cent(precision: float, recall: float, f1: float) -> str:
-  return (f'precision: {100 * precision:6.2f}%; recall: {100 * recall:6.2f}%; FB1: '
-          f'{100 * f1:6.2f}')
-
-
-def conlleval_report(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> str:
-  """What the conlleval script prints."""
-  there, found, correct = _count_entities(gold, predicted)
-  s = entities(gold, predicted)
-  lines = [f'processed {sum(map(len, gold))} tokens with {there.total()} phrases; found: '
-           f'{found.total()} phrases; correct: {correct.total()}.',
-           f'accuracy: {100 * s["accuracy"]:6.2f}%; '
-           + _in_per_cent(s['precision'], s['recall'], s['f1'])]
-  for label in sorted(there.keys() | found.keys()):
-    shown = _in_per_cent(*_ratios(correct[label], found[label], there[label]))
-    lines.append(f'{label:>17}: {shown}  {found[label]}')
-  return '\n'.join(lines) + '\n'
-
-
-# ---- answers ------------------------------------------------------------------------------------
-
-_ARTICLES = re.compile(r'\b(a|an|the)\b')
-_PUNCTUATION = str.maketrans('', '', string.punctuation)
+    of_gold |= {(i, entity) for entity in conll.entities(a)}
+    of_predicted |= {(i, entity) for entity in conll.entities(b)}
+    correct += [x == y for x, y in zip(a, b)]
+  both = len(of_gold & of_predicted)
+  precision = both / len(of_predicted) if of_predicted else 0.0
+  recall = both / len(of_gold) if of_gold else 0.0
+  return {'precision': precision, 'recall': recall,
+          'f1': 2 * precision * recall / (precision + recall) if both else 0.0,
+          'accuracy': float(np.mean(correct)) if correct else 0.0}
 
 
 def normalise_answer(text: str) -> str:
@@ -142,43 +95,40 @@ def answers(questions: Iterable[Question], predicted: Mapping[str, str], *,
     unanswerable: v2.0's rules: questions without a prediction are left out, and the questions with
       and without an answer are also scored apart. In v1.1 a missing prediction scores 0.
   """
-  scores = {}
+  rows = []
   for question in questions:
     if question.id in predicted:
-      scores[question.id] = (*_answer_scores(question, predicted[question.id], unanswerable),
-                             bool(question.answers))
+      exact, f1 = _answer_scores(question, predicted[question.id], unanswerable)
+      rows.append((exact, f1, bool(question.answers)))
     elif not unanswerable:
-      scores[question.id] = (0.0, 0.0, True)
-  table = 100 * np.array(list(scores.values()), np.float64).reshape(-1, 3)
-  found = dict(zip(('exact_match', 'f1'), table.mean(0)[:2].tolist())) if len(table) else {}
+      rows.append((0.0, 0.0, True))
+  table = 100 * np.array(rows, np.float64).reshape(-1, 3)
+  parts = {'': table}
   if unanswerable:
-    for name, kind in (('has_answer', 100.0), ('no_answer', 0.0)):
-      part = table[table[:, 2] == kind]
-      if len(part):
-        found |= {f'{name}_exact_match': float(part[:, 0].mean()),
-                  f'{name}_f1': float(part[:, 1].mean())}
-  return found
+    parts |= {'has_answer_': table[table[:, 2] > 0], 'no_answer_': table[table[:, 2] == 0]}
+  return {f'{part}{name}': float(scores[:, i].mean()) for part, scores in parts.items()
+          for i, name in enumerate(('exact_match', 'f1')) if len(scores)}
 
 
 def best_threshold(questions: Sequence[Question], predicted: Mapping[str, str],
-                   above: Sequence[float]) -> dict[str, float]:
+                   margins: Sequence[float]) -> dict[str, float]:
   """The scores that the best threshold for "no answer" would give, as v2.0's scorer finds it.
 
   Args:
     questions: n, with or without answers.
     predicted: id -> the best answer, were there one.
-    above: [n] how far no answer scores above it; the answer is given up to the threshold.
+    margins: [n] score of no answer minus that of the answer, which is given up to the threshold.
 
   Returns:
     best_exact_match, best_f1, and the threshold of the latter.
   """
-  order = np.argsort(above, kind='stable')
+  order = np.argsort(margins, kind='stable')
   answered = np.array([_answer_scores(q, predicted[q.id], True) for q in questions])  # [n, 2]
   silent = np.array([[float(not q.answers)] * 2 for q in questions])
   gained = np.cumsum((answered - silent)[order], axis=0)  # with the first so many answered
   totals = silent.sum(0) + np.concatenate([np.zeros((1, 2)), gained])  # [n + 1, 2]
   best = totals.argmax(0)
   exact, f1 = 100 * totals.max(0) / len(questions)
-  threshold = above[order[best[1] - 1]] if best[1] else float(np.min(above)) - 1.0
+  threshold = margins[order[best[1] - 1]] if best[1] else float(np.min(margins)) - 1.0
   return {'best_exact_match': float(exact), 'best_f1': float(f1),
           'best_f1_threshold': float(threshold)}

@@ -38,7 +38,7 @@ class Batch(NamedTuple):
   """Rows and the rate at which they are masked."""
 
   rows: Rows
-  rate: np.ndarray | None  # [B] float32; None = as the config says
+  rate: np.ndarray | None  # [B] float32; None = the constant one of the config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +52,10 @@ class Pretraining:
 
   @property
   def model(self) -> nn.Module:
-    """The trained model."""
     return self.objective.model
 
   @property
   def loss_weights(self) -> Mapping[str, float]:
-    """Those of the objective."""
     return self.objective.loss_weights
 
   def with_config(self, config: BertConfig) -> 'Pretraining':
@@ -65,7 +63,6 @@ class Pretraining:
     return dataclasses.replace(self, objective=self.objective.with_config(config))
 
   def init(self, key: jax.Array) -> Any:
-    """Parameters, boxed with their logical axes."""
     return self.objective.init(key)
 
   def mask(self, key: jax.Array, batch: Batch) -> masking.Masked:
@@ -140,7 +137,6 @@ class PretrainingData:
                sources(corpus.heldout, _EVAL_SEED) if corpus.heldout.num_tokens else (), feed)
 
   def _rate_at(self, step: int) -> float:
-    """The masking rate of a step."""
     return self.task.masking.rate_at(step, sum(phase.steps for phase in self.phases))
 
   def _at_rate(self, rows: Rows, rate: float) -> Batch:
@@ -157,7 +153,6 @@ class PretrainingData:
 
   @property
   def has_held_out(self) -> bool:
-    """Whether there are held-out rows."""
     return bool(self.eval_rows)
 
   def score_names(self) -> list[str]:

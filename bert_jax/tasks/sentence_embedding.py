@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import dataclasses
 from typing import NamedTuple
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
@@ -21,55 +21,44 @@ from bert_jax.labelled import table
 from bert_jax.labelled import texts
 from bert_jax.labelled.packed_examples import Batch
 from bert_jax.labelled.packed_examples import Features
+from bert_jax.model import architectures
+from bert_jax.model import pooling
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.pooling import POOLINGS
-from bert_jax.model.task_heads import BertForSentenceEmbedding
-from bert_jax.objectives.contrastive import contrast
-from bert_jax.objectives.losses import Metrics
-from bert_jax.objectives.losses import weighted
-from bert_jax.tasks import metrics as scores_lib
-from bert_jax.tasks.finetuning import FineTuning
-from bert_jax.tasks.finetuning import Output
-from bert_jax.tasks.finetuning import Split
-from bert_jax.tasks.finetuning import Splits
-from bert_jax.tasks.finetuning import by_example
-from bert_jax.tasks.finetuning import eval_files
-from bert_jax.tasks.finetuning import not_empty
+from bert_jax.model.encoder import Batch as Inputs
+from bert_jax.objectives import contrastive
+from bert_jax.objectives import losses
+from bert_jax.tasks import finetuning
+from bert_jax.tasks import finetuning_data
+from bert_jax.tasks import kind
+from bert_jax.tasks import metrics as metrics_lib
+
+_SCORES = ('pearson', 'spearman')
+_POOLINGS = pooling.POOLINGS[:-1]  # but for 'none', a vector for each token
 
 
-class Texts(NamedTuple):
-  """What is read of a line."""
+class BertForSentenceEmbedding(nn.Module):
+  """A vector for each text, pooled from its hidden states; no parameters of its own."""
 
-  texts: tuple[str, ...]  # a text, one near it, perhaps one that is not
-  score: float | None  # how near the two are, in held-out files
+  config: BertConfig
+  pooling: str  # cls, mean, max
 
+  def setup(self):
+    self.bert = architectures.encoder(self.config)
 
-def features(examples: Sequence[Texts], tokenizer: Tokenizer, max_len: int) -> Features:
-  """[CLS] text [SEP] for each text of an example; the targets are the scores, if there are any."""
-  ids = iter(tokenizer.encode_batch([text for e in examples for text in e.texts]))
-  found, owners = [], []
-  for i, example in enumerate(examples):
-    found += [inputs_lib.join(tokenizer, next(ids)[:max_len - 2]) for _ in example.texts]
-    owners += [i] * len(example.texts)
-  scores = [e.score for e in examples]
-  return Features(found, np.array(owners, np.int64),
-                  None if None in scores else np.array(scores, np.float32))
+  def __call__(self, batch: Inputs, starts: jax.Array, *, deterministic: bool = True) -> jax.Array:
+    """[B, L] inputs and [B, P] int32 starts of the texts -> [B, P, D] float32."""
+    hidden = self.bert.encode(batch, deterministic=deterministic)
+    return pooling.pool(hidden, batch.pair_index, starts, self.pooling)
 
 
 @dataclasses.dataclass(frozen=True)
-class SentenceEmbedding(FineTuning):
+class SentenceEmbedding(finetuning.FineTuning):
   """Each text is to be nearer to its own partner than to all others of the batch.
 
   With microbatches (`optimizer.accumulation`) the others are those of the microbatch.
   """
 
   temperature: float = 0.05  # cosines are divided by it
-
-  score_names = ('pearson', 'spearman')
-
-  def call_arguments(self, cls_positions: jax.Array) -> tuple[jax.Array, ...]:
-    """Where texts begin."""
-    return (cls_positions,)
 
   def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
     """Vectors of length 1 of the texts of each example: [E, C, D] float32."""
@@ -79,33 +68,91 @@ class SentenceEmbedding(FineTuning):
     vectors = vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))
     return vectors.reshape(-1, vectors.shape[-1])[jnp.maximum(batch.members, 0)]
 
-  def metrics(self, logits: jax.Array, batch: Batch) -> Metrics:
-    """Cross-entropy over the other texts of the batch, and whether the partner is the nearest."""
-    there = batch.members >= 0  # [E, C]
-    losses, right = contrast(logits, there, self.temperature)
-    weights = there[:, 0].astype(jnp.float32)
-    return {'loss': weighted(losses, weights), 'accuracy': weighted(right, weights)}
+  def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
+    """Cross-entropy over the other texts of the batch; accuracy: the partner is the nearest."""
+    exists = batch.members >= 0  # [E, C]
+    of_examples, right = contrastive.contrast(logits, exists, self.temperature)
+    is_real = exists[:, 0].astype(jnp.float32)
+    return {'loss': losses.weighted(of_examples, is_real),
+            'accuracy': losses.weighted(right, is_real)}
 
   def reduced(self, logits: jax.Array) -> jax.Array:
     """The cosine of the first two texts, [E]."""
     return jnp.sum(logits[:, 0] * logits[:, 1], axis=-1)
 
-  def scores(self, split: Split, outputs: list[Output]) -> dict[str, float]:
-    """The correlations of the cosines with the scores of the file, as for STS-B."""
-    found = scores_lib.regression(split.batches.features.targets, by_example(outputs))
-    return {name: found[name] for name in self.score_names}
+
+class Example(NamedTuple):
+  """A line: a text, a near one, perhaps a contrary one; in held-out files two and a score."""
+
+  texts: tuple[str, ...]
+  score: float | None
 
 
-def create(config: ConfigDict, model: BertConfig, tokenizer: Tokenizer,
-           splits: Splits) -> SentenceEmbedding:
-  """The task that a config describes.
+def features(examples: Sequence[Example], tokenizer: Tokenizer, max_len: int) -> Features:
+  """[CLS] text [SEP] for each text of an example; the targets are the scores, if there are any."""
+  ids = iter(tokenizer.encode_batch([text for e in examples for text in e.texts]))
+  inputs, owners = [], []
+  for i, example in enumerate(examples):
+    inputs += [inputs_lib.join(tokenizer, next(ids)[:max_len - 2]) for _ in example.texts]
+    owners += [i] * len(example.texts)
+  scores = [e.score for e in examples]
+  return Features(inputs, np.array(owners, np.int64),
+                  None if None in scores else np.array(scores, np.float32))
 
-  Raises:
-    UserError: something is wrong with the config or the data.
-  """
+
+def _scores(split, outputs):
+  """The correlations of the cosines with the scores of the file, as for STS-B."""
+  scores = metrics_lib.regression(split.batches.features.targets,
+                                  finetuning_data.by_example(outputs))
+  return {name: scores[name] for name in _SCORES}
+
+
+def _create(config, tokenizer, mesh):
   data = config.data
-  if data.pooling not in POOLINGS[:-1]:
-    raise UserError(f'data.pooling={data.pooling!r} is unknown: use {", ".join(POOLINGS[:-1])}')
+  columns = [name for name in (data.text_column, data.text_pair_column, data.negative_column)
+             if name]
+
+  def training(row):
+    values = tuple(texts.text_of(row, name) for name in columns)
+    return Example(values * 2 if len(values) == 1 else values, None)
+
+  def held_out(row):
+    first, second, score = map(str, data.eval_columns)
+    return Example((texts.text_of(row, first), texts.text_of(row, second)),
+                   texts.number_of(row, score))
+
+  def load(path, split='validation', example_of=held_out):
+    rows = table.read(path, data.format, split)
+    examples = finetuning_data.not_empty(map(example_of, rows), path)
+    return examples, features(examples, tokenizer, config.max_len)
+
+  train = load(data.train, 'train', training)
+  if len(train[0]) < 2:
+    raise UserError(f'{data.train} holds one example: there is nothing to tell it from')
+  head = BertForSentenceEmbedding(architectures.make_config(config.model), data.pooling)
+  return finetuning_data.create(
+      SentenceEmbedding(head, data.temperature), config, tokenizer, mesh, train=train, load=load,
+      labels=(), score_names=_SCORES, scores=_scores)
+
+
+def _set_fields(c):
+  c.data.format = 'auto'  # csv, tsv, jsonl
+  del c.data.label_column
+  # With text_pair_column='' each text is its own partner, under other dropout (SimCSE).
+  c.data.text_pair_column = 'text_pair'
+  c.data.negative_column = ''  # a third text, which contradicts the first
+  c.data.eval_columns = ('sentence1', 'sentence2', 'score')  # of data.eval
+  c.data.pooling = 'mean'  # cls, mean, max
+  c.data.temperature = 0.05  # the cosines are divided by it
+  c.batch_size = 64
+  c.max_len = 64
+  c.train_epochs = 1.0
+
+
+def _check(config):
+  data = config.data
+  if data.pooling not in _POOLINGS:
+    raise UserError(f'data.pooling={data.pooling!r} is unknown: use {", ".join(_POOLINGS)}')
   if not data.temperature > 0:
     raise UserError(f'data.temperature={data.temperature} must be positive')
   if data.negative_column and not data.text_pair_column:
@@ -119,30 +166,12 @@ def create(config: ConfigDict, model: BertConfig, tokenizer: Tokenizer,
                     'gives the vectors of one')
   if len(data.eval_columns) != 3:
     raise UserError(f'data.eval_columns={tuple(data.eval_columns)} must name two texts and a score')
-  columns = [name for name in (data.text_column, data.text_pair_column, data.negative_column)
-             if name]
 
-  def training(row):
-    found = tuple(texts.text_of(row, name) for name in columns)
-    return Texts(found * 2 if len(found) == 1 else found, None)
 
-  def held_out(row):
-    first, second, score = map(str, data.eval_columns)
-    return Texts((texts.text_of(row, first), texts.text_of(row, second)),
-                 texts.number_of(row, score))
-
-  def read(path, split, of):
-    return not_empty(map(of, table.read(path, data.format, split)), path)
-
-  def made(examples):
-    return examples, features(examples, tokenizer, config.max_len)
-
-  train = read(data.train, 'train', training)
-  if len(train) < 2:
-    raise UserError(f'{data.train} holds one example: there is nothing to tell it from')
-  evals = ((name, read(path, 'validation', held_out)) for name, path in eval_files(config))
-  return SentenceEmbedding(
-      BertForSentenceEmbedding(model, data.pooling), (),
-      splits.train(*made(train)),
-      tuple(splits.evaluation(name, *made(examples)) for name, examples in evals), notes=(),
-      feed=splits.feed, temperature=data.temperature)
+KIND = kind.TaskKind(
+    name='sentence_embedding',
+    parts=(),
+    best_score='spearman',
+    set_fields=_set_fields,
+    check=_check,
+    create=_create)

@@ -3,89 +3,73 @@
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
+import functools
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 import numpy as np
+from scipy import special
 
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data import long_inputs
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
+from bert_jax.labelled import glue
 from bert_jax.labelled import texts
 from bert_jax.labelled.packed_examples import Batch
 from bert_jax.labelled.packed_examples import Features
 from bert_jax.labelled.texts import TextExample
+from bert_jax.model import architectures
 from bert_jax.model import chunks
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.task_heads import BertForSequenceClassification
-from bert_jax.objectives.losses import Metrics
-from bert_jax.objectives.losses import cross_entropy
-from bert_jax.objectives.losses import weighted
-from bert_jax.tasks import metrics as scores_lib
-from bert_jax.tasks.finetuning import FineTuning
-from bert_jax.tasks.finetuning import Output
-from bert_jax.tasks.finetuning import Split
-from bert_jax.tasks.finetuning import Splits
-from bert_jax.tasks.finetuning import by_example
-from bert_jax.tasks.finetuning import eval_files
-from bert_jax.tasks.finetuning import not_empty
+from bert_jax.model.encoder import Batch as Inputs
+from bert_jax.objectives import losses
+from bert_jax.tasks import finetuning
+from bert_jax.tasks import finetuning_data
+from bert_jax.tasks import kind
+from bert_jax.tasks import metrics as metrics_lib
+
+_SCORES = {'single_label': ('accuracy', 'f1', 'matthews'),
+           'multi_label': ('accuracy', 'f1', 'f1_macro'),
+           'regression': ('pearson', 'spearman', 'squared_error')}
+_BEST = {'single_label': 'accuracy', 'multi_label': 'f1', 'regression': 'spearman'}
+_LABELS_SHOWN = 20  # in messages
 
 
-def features(examples: Sequence[TextExample], tokenizer: Tokenizer, max_len: int, long: str,
-             targets: np.ndarray | None = None) -> Features:
-  """The inputs of texts: one each, or with long='chunks_...' a text's chunks."""
-  first = tokenizer.encode_batch([e.text for e in examples])
-  second = tokenizer.encode_batch([e.text_pair or '' for e in examples])
-  found, owners = [], []
-  for i, (example, a, b) in enumerate(zip(examples, first, second)):
-    if example.text_pair is not None:
-      parts = [inputs_lib.cut_pair(a, b, max_len - inputs_lib.special_tokens(tokenizer, 2))]
-    else:
-      parts = [(piece,) for piece in long_inputs.pieces(a, max_len - 2, long)]
-    found += [inputs_lib.join(tokenizer, *part) for part in parts]
-    owners += [i] * len(parts)
-  return Features(found, np.array(owners, np.int64), targets)
+class BertForSequenceClassification(nn.Module):
+  """A dense layer on the pooled [CLS]."""
 
+  config: BertConfig
+  num_labels: int  # 1 for a regression
 
-def _targets(examples: Sequence[TextExample], problem: str, labels: Sequence[str]) -> np.ndarray:
-  """[n] int32 classes, [n] float32 numbers, or [n, labels] float32 of 0 and 1."""
-  if problem == 'regression':
-    return np.array([e.label for e in examples], np.float32)
-  number = {label: i for i, label in enumerate(labels)}
-  found = np.zeros((len(examples), len(labels)), np.float32)
-  for i, e in enumerate(examples):
-    for label in (e.label if problem == 'multi_label' else (e.label,)):
-      if label not in number:
-        raise UserError(f'{e.where}: the label {label!r} is none of the {len(labels)} labels: '
-                        f'{", ".join(labels[:20])}')
-      found[i, number[label]] = 1
-  return found if problem == 'multi_label' else found.argmax(1).astype(np.int32)
+  def setup(self):
+    self.bert = architectures.encoder(self.config)
+    self.dropout = nn.Dropout(self.config.dropout)
+    self.classifier = finetuning.output_layer(self.config, self.num_labels)
+
+  def pooled(self, batch: Inputs, cls_positions: jax.Array, *,
+             deterministic: bool = True) -> jax.Array:
+    """[B, L] inputs and [B, P] int32 positions of [CLS] -> pooled outputs [B, P, D]."""
+    return self.bert(batch, cls_positions, deterministic=deterministic)[1]
+
+  def classify(self, pooled: jax.Array, *, deterministic: bool = True) -> jax.Array:
+    """Pooled outputs [..., D] -> logits [..., num_labels] float32."""
+    return self.classifier(self.dropout(pooled, deterministic=deterministic))
+
+  def __call__(self, batch: Inputs, cls_positions: jax.Array, *,
+               deterministic: bool = True) -> jax.Array:
+    """[B, L] inputs and [B, P] int32 positions of [CLS] -> logits [B, P, num_labels] float32."""
+    pooled = self.pooled(batch, cls_positions, deterministic=deterministic)
+    return self.classify(pooled, deterministic=deterministic)
 
 
 @dataclasses.dataclass(frozen=True)
-class SequenceClassification(FineTuning):
-  """One answer for each text.
+class SequenceClassification(finetuning.FineTuning):
+  """One answer for each text, from its vector or those of its chunks."""
 
-  Attributes:
-    problem: single_label, multi_label or regression.
-    long: what is read of a text that is too long.
-  """
-
-  problem: str = 'single_label'
-  long: str = 'head'
-
-  @property
-  def score_names(self) -> tuple[str, ...]:
-    """As `metrics` has them."""
-    return {'regression': ('pearson', 'spearman', 'squared_error'),
-            'multi_label': ('accuracy', 'f1', 'f1_macro'),
-            'single_label': ('accuracy', 'f1', 'matthews')}[self.problem]
-
-  def call_arguments(self, cls_positions: jax.Array) -> tuple[jax.Array, ...]:
-    """The positions of [CLS]."""
-    return (cls_positions,)
+  problem: str = 'single_label'  # or multi_label, regression
+  long: str = 'head'  # how texts above max_len are read
 
   def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
     """[E, labels]."""
@@ -93,46 +77,70 @@ class SequenceClassification(FineTuning):
     vectors = pooled.reshape(-1, pooled.shape[-1])[jnp.maximum(batch.members, 0)]  # [E, C, D]
     return apply(chunks.combine(vectors, batch.members >= 0, self.long), method='classify')
 
-  def metrics(self, logits: jax.Array, batch: Batch) -> Metrics:
+  def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
     """Cross-entropy and accuracy; binary cross-entropy; or the squared error (as transformers)."""
-    there = (batch.members[:, 0] >= 0).astype(jnp.float32)
+    is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
     if self.problem == 'regression':
-      return {'loss': weighted(jnp.square(logits[:, 0] - batch.targets), there)}
+      return {'loss': losses.weighted(jnp.square(logits[:, 0] - batch.targets), is_real)}
     if self.problem == 'multi_label':
-      losses = jnp.logaddexp(0, logits) - batch.targets * logits
-      return {'loss': weighted(losses.mean(-1), there)}
-    losses, right = cross_entropy(logits, batch.targets)
-    return {'loss': weighted(losses, there), 'accuracy': weighted(right, there)}
-
-  def scores(self, split: Split, outputs: list[Output]) -> dict[str, float]:
-    """As GLUE has them."""
-    gold, logits = split.batches.features.targets, by_example(outputs)
-    if self.problem == 'regression':
-      return scores_lib.regression(gold, logits[:, 0])
-    if self.problem == 'multi_label':
-      return scores_lib.multi_label(gold > 0, logits > 0)
-    return scores_lib.single_label(gold, logits.argmax(1), len(self.labels))
+      of_labels = jnp.logaddexp(0, logits) - batch.targets * logits
+      return {'loss': losses.weighted(of_labels.mean(-1), is_real)}
+    return losses.classification(logits, batch.targets, is_real)
 
 
-def create(config: ConfigDict, model: BertConfig, tokenizer: Tokenizer,
-           splits: Splits) -> SequenceClassification:
-  """The task that a config describes.
+def features(examples: Sequence[TextExample], tokenizer: Tokenizer, max_len: int, *, long: str,
+             targets: np.ndarray | None = None) -> Features:
+  """The inputs of texts: one each, or with long='chunks_...' a text's chunks."""
+  first = tokenizer.encode_batch([e.text for e in examples])
+  second = tokenizer.encode_batch([e.text_pair or '' for e in examples])
+  inputs, owners = [], []
+  for i, (example, a, b) in enumerate(zip(examples, first, second)):
+    if example.text_pair is not None:
+      parts = [inputs_lib.cut_pair(a, b, max_len - inputs_lib.special_tokens(tokenizer, 2))]
+    else:
+      parts = [(piece,) for piece in long_inputs.pieces(a, max_len - 2, long)]
+    inputs += [inputs_lib.join(tokenizer, *part) for part in parts]
+    owners += [i] * len(parts)
+  return Features(inputs, np.array(owners, np.int64), targets)
 
-  Raises:
-    UserError: something is wrong with the data.
-  """
+
+def _targets(examples: Sequence[TextExample], problem: str, labels: Sequence[str]) -> np.ndarray:
+  """[n] int32 classes, [n] float32 numbers, or [n, labels] float32 of 0 and 1."""
+  if problem == 'regression':
+    return np.array([e.label for e in examples], np.float32)
+  number = {label: i for i, label in enumerate(labels)}
+  targets = np.zeros((len(examples), len(labels)), np.float32)
+  for i, e in enumerate(examples):
+    for label in (e.label if problem == 'multi_label' else (e.label,)):
+      if label not in number:
+        raise UserError(f'{e.where}: the label {label!r} is none of the {len(labels)} labels: '
+                        f'{", ".join(labels[:_LABELS_SHOWN])}')
+      targets[i, number[label]] = 1
+  return targets if problem == 'multi_label' else targets.argmax(1).astype(np.int32)
+
+
+def _scores(split, outputs, problem, labels):
+  gold, logits = split.batches.features.targets, finetuning_data.by_example(outputs)
+  if problem == 'regression':
+    return metrics_lib.regression(gold, logits[:, 0])
+  if problem == 'multi_label':
+    return metrics_lib.multi_label(gold > 0, logits > 0)
+  return metrics_lib.single_label(gold, logits.argmax(1), len(labels))
+
+
+def _create(config, tokenizer, mesh):
   data, columns = config.data, texts.columns(config.data)
   long_inputs.check(data.long)
-
   skipped, notes = tuple(map(str, data.skip_labels)), []
 
   def read(path, split):
-    examples = not_empty(texts.read(path, data.format, columns, split), path)
+    examples = finetuning_data.not_empty(texts.read(path, data.format, columns, split), path)
+    if not skipped:
+      return examples
     kept = [e for e in examples if e.label not in skipped]
-    if skipped:
-      notes.append(f'{len(examples) - len(kept):,} of {len(examples):,} rows of {path} are left '
-                   f'out: their label is {" or ".join(skipped)} (data.skip_labels)')
-    return not_empty(kept, f'{path} (without the labels {", ".join(skipped)})')
+    notes.append(f'{len(examples) - len(kept):,} of {len(examples):,} rows of {path} are left '
+                 f'out: their label is {" or ".join(skipped)} (data.skip_labels)')
+    return finetuning_data.not_empty(kept, f'{path} (without the labels {", ".join(skipped)})')
 
   train = read(data.train, 'train')
   labels = texts.label_names(train, columns)
@@ -143,12 +151,92 @@ def create(config: ConfigDict, model: BertConfig, tokenizer: Tokenizer,
     raise UserError(f'{data.train} has the label {train[0].label!r} only: there is nothing to '
                     'learn from one class')
 
-  def make(examples):
-    return features(examples, tokenizer, config.max_len, data.long,
-                    _targets(examples, columns.problem, labels))
+  def with_features(examples):
+    targets = _targets(examples, columns.problem, labels)
+    return examples, features(examples, tokenizer, config.max_len, long=data.long, targets=targets)
 
-  evals = [(name, read(path, 'validation')) for name, path in eval_files(config)]
-  return SequenceClassification(
-      BertForSequenceClassification(model, len(labels)), labels, splits.train(train, make(train)),
-      tuple(splits.evaluation(name, examples, make(examples)) for name, examples in evals),
-      notes=tuple(notes), feed=splits.feed, problem=columns.problem, long=data.long)
+  head = BertForSequenceClassification(architectures.make_config(config.model), len(labels))
+  is_glue = data.format.startswith('glue')
+  return finetuning_data.create(
+      SequenceClassification(head, columns.problem, data.long), config, tokenizer, mesh,
+      train=with_features(train), load=lambda path: with_features(read(path, 'validation')),
+      labels=labels, score_names=_SCORES[columns.problem],
+      scores=functools.partial(_scores, problem=columns.problem, labels=labels),
+      best_score=glue.find(data.format).metric if is_glue else _BEST[columns.problem],
+      notes=notes, problem=columns.problem)
+
+
+def class_logits(bert: kind.Bert, inputs: Sequence[str | tuple[str, str]]) -> np.ndarray:
+  """[texts, labels] of texts or pairs."""
+  head, pairs = KIND.head_of(bert), [(x, None) if isinstance(x, str) else x for x in inputs]
+  long = bert.model.facts.get('long') or 'head'
+  f = features([TextExample('', *pair, None) for pair in pairs], bert.tokenizer,
+               bert.trained_length, long=long)
+  pooled = bert.per_text(f.inputs, functools.partial(finetuning.apply_head, head, method='pooled'))
+  vectors = chunks.combine(*map(jnp.asarray, long_inputs.by_text(pooled, f.owners)), long)
+  return np.asarray(head.apply(bert.params, vectors, method='classify'))
+
+
+def classify(bert: kind.Bert, inputs: Sequence[str | tuple[str, str]]) -> list[kind.Answer]:
+  """For each text or pair {'label', 'probabilities'}, or {'value'} of a regression.
+
+  With several labels at once {'labels', 'probabilities'}: those above one half.
+  """
+  if not inputs:
+    return []
+  logits, labels = class_logits(bert, inputs).astype(np.float64), bert.model.labels
+  if bert.model.problem == 'regression':
+    return [{'value': float(row[0])} for row in logits]
+  if bert.model.problem == 'multi_label':
+    return [{'labels': [name for name, p in zip(labels, row) if p > 0.5],
+             'probabilities': dict(zip(labels, row.tolist()))} for row in special.expit(logits)]
+  return [{'label': labels[row.argmax()], 'probabilities': dict(zip(labels, row.tolist()))}
+          for row in special.softmax(logits, -1)]
+
+
+def _answer(bert, examples, _):
+  if not all(isinstance(e.get('text_pair', ''), str) for e in examples):
+    raise UserError("'text_pair' has to be a text")
+  return classify(bert, [(e['text'], e['text_pair']) if 'text_pair' in e else e['text']
+                         for e in examples])
+
+
+def _read_test(data):
+  return texts.read(data.test, data.format, texts.columns(data), 'test', labelled=False)
+
+
+def _write_test(bert, data, examples):
+  inputs = [e.text if e.text_pair is None else (e.text, e.text_pair) for e in examples]
+  if data.format.startswith('glue'):
+    task, logits = glue.find(data.format), class_logits(bert, inputs)
+    predictions = logits.argmax(1) if task.labels else logits[:, 0]
+    yield glue.submission_name(task, data.test), glue.submission(task, predictions.tolist())
+  else:
+    yield 'predictions.jsonl', kind.json_lines(classify(bert, inputs))
+
+
+def _set_fields(c):
+  # auto, csv, tsv, jsonl; glue/cola, glue/sst2, glue/mrpc, glue/stsb, glue/qqp, glue/mnli,
+  # glue/qnli, glue/rte, glue/wnli: columns, labels and problem are the benchmark's then
+  c.data.format = 'auto'
+  # single_label, multi_label (a list of labels, or a comma-separated label_column with 0 and 1 in
+  # each), regression
+  c.data.problem = 'single_label'
+  c.data.labels = ()  # names in order; () = all that the training file has
+  c.data.skip_labels = ()  # rows with these labels are left out: '-' of SNLI and OCNLI, say
+  # How a text above max_len is read: head, tail, head_tail (128 + 382 of 510), or all of it in
+  # chunks_max, chunks_mean, chunks_attention.
+  c.data.long = 'head'
+
+
+KIND = kind.TaskKind(
+    name='sequence_classification',
+    parts=('pooler', 'classifier'),
+    best_score='auto',  # accuracy; spearman for regressions; GLUE's own
+    set_fields=_set_fields,
+    create=_create,
+    head=BertForSequenceClassification,
+    lines=kind.LinePrediction(('text',), _answer, optional=('text_pair',)),
+    read_test=_read_test,
+    write_test=_write_test,
+    transformers='ForSequenceClassification')

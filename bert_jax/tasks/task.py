@@ -42,7 +42,7 @@ class Task(Protocol):
 class TaskData(Protocol):
   """The host half."""
 
-  has_held_out: bool  # whether `evaluate` has anything to evaluate
+  has_held_out: bool  # False = `evaluate` has nothing to evaluate
 
   def rows(self, step: int) -> Any:
     """This process's share of a step's batch: a tree of host arrays [B / processes, ...]."""

@@ -1,13 +1,14 @@
 """A tag for each word: named entities and the like (Devlin et al. 2019, section 5.3)."""
 
-from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
+import functools
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 import numpy as np
+from scipy import special
 import tokenizers
 from tokenizers import pre_tokenizers
 
@@ -16,32 +17,60 @@ from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.labelled import conll
 from bert_jax.labelled import texts
-from bert_jax.labelled.conll import TaggedWords
 from bert_jax.labelled.packed_examples import Batch
 from bert_jax.labelled.packed_examples import Features
+from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.task_heads import BertForTokenClassification
-from bert_jax.objectives.losses import Metrics
-from bert_jax.objectives.losses import cross_entropy
-from bert_jax.objectives.losses import weighted
-from bert_jax.tasks import metrics as scores_lib
-from bert_jax.tasks.finetuning import FineTuning
-from bert_jax.tasks.finetuning import Output
-from bert_jax.tasks.finetuning import Split
-from bert_jax.tasks.finetuning import Splits
-from bert_jax.tasks.finetuning import by_input
-from bert_jax.tasks.finetuning import eval_files
-from bert_jax.tasks.finetuning import not_empty
+from bert_jax.model.encoder import Batch as Inputs
+from bert_jax.objectives import losses
+from bert_jax.tasks import finetuning
+from bert_jax.tasks import finetuning_data
+from bert_jax.tasks import kind
+from bert_jax.tasks import metrics as metrics_lib
 
 # As BERT's own tokeniser splits a text, whatever the vocabulary: at spaces, around punctuation and
 # around the characters of Chinese.
 _WORDS = pre_tokenizers.Sequence([
     pre_tokenizers.BertPreTokenizer(),
     pre_tokenizers.Split(tokenizers.Regex(r'\p{Han}'), 'isolated')])
+_TAGS_SHOWN = 20  # in messages
+
+
+class BertForTokenClassification(nn.Module):
+  """A dense layer on the hidden state of each token."""
+
+  config: BertConfig
+  num_labels: int
+
+  def setup(self):
+    self.bert = architectures.encoder(self.config)
+    self.dropout = nn.Dropout(self.config.dropout)
+    self.classifier = finetuning.output_layer(self.config, self.num_labels)
+
+  def __call__(self, batch: Inputs, cls_positions: jax.Array | None = None, *,
+               deterministic: bool = True) -> jax.Array:
+    """[B, L] inputs -> logits [B, L, num_labels] float32."""
+    del cls_positions
+    hidden = self.bert.features(self.bert.encode(batch, deterministic=deterministic))
+    return self.classifier(self.dropout(hidden, deterministic=deterministic))
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenClassification(finetuning.FineTuning):
+  """A tag for the first piece of each word."""
+
+  def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
+    """Cross-entropy and accuracy over the words."""
+    is_word = (batch.token_targets > 0).astype(jnp.float32)
+    return losses.classification(logits, jnp.maximum(batch.token_targets - 1, 0), is_word)
+
+  def reduced(self, logits: jax.Array) -> jax.Array:
+    """The likeliest tag of each token, [R, L]."""
+    return logits.argmax(-1)
 
 
 def find_words(text: str) -> list[tuple[int, int]]:
-  """Where the words of a text stand that nobody has split: characters [start, end)."""
+  """The places of the words in running text: characters [start, end)."""
   return [place for _, place in _WORDS.pre_tokenize_str(text)]
 
 
@@ -56,17 +85,17 @@ def word_pieces(sentences: Sequence[Sequence[str]],
   return [[next(pieces) or [tokenizer.unk_id] for _ in words] for words in sentences]
 
 
-def windows(words: Sequence[Sequence[int]], room: int) -> list[list[int]]:
+def _windows(words: Sequence[Sequence[int]], room: int) -> list[list[int]]:
   """The words of a sentence in as few inputs as hold them, cut between words: their numbers."""
-  found, used = [[]], 0
+  windows, used = [[]], 0
   for i, pieces in enumerate(words):
     size = min(len(pieces), room)
     if used + size > room:
-      found.append([])
+      windows.append([])
       used = 0
-    found[-1].append(i)
+    windows[-1].append(i)
     used += size
-  return found
+  return windows
 
 
 def features(sentences: Sequence[Sequence[Sequence[int]]], tokenizer: Tokenizer, max_len: int,
@@ -76,76 +105,51 @@ def features(sentences: Sequence[Sequence[Sequence[int]]], tokenizer: Tokenizer,
   Token targets are 1 + the tag on the first piece of each word (1 where no tags are given) and 0
   on all else.
   """
-  found, owners, targets = [], [], []
+  inputs, owners, targets = [], [], []
   for i, words in enumerate(sentences):
-    for window in windows(words, max_len - 2):
+    for window in _windows(words, max_len - 2):
       ids, marks = [], [0]
       for word in window:
         pieces = words[word][:max_len - 2]
         ids += pieces
         marks += [1 + (tags[i][word] if tags is not None else 0)] + [0] * (len(pieces) - 1)
-      found.append(inputs_lib.join(tokenizer, ids))
+      inputs.append(inputs_lib.join(tokenizer, ids))
       owners.append(i)
       targets.append(np.array([*marks, 0], np.int32))
-  return Features(found, np.array(owners, np.int64), token_targets=targets)
+  return Features(inputs, np.array(owners, np.int64), token_targets=targets)
 
 
-def tags_of(f: Features, per_token: Sequence[np.ndarray]) -> list[np.ndarray]:
-  """What is known of the first pieces, word by word of each sentence: [words, ...].
+def _of_words(f: Features, per_token: Sequence[np.ndarray]) -> list[np.ndarray]:
+  """The values on the first pieces of words, by sentence: [words, ...].
 
   Args:
     f: the features of the sentences.
     per_token: for each input [tokens, ...].
   """
-  found = [[] for _ in range(f.count)]
+  parts = [[] for _ in range(f.count)]
   for owner, marks, values in zip(f.owners, f.token_targets, per_token):
-    found[owner].append(values[marks > 0])
-  return [np.concatenate(parts) for parts in found]
+    parts[owner].append(values[marks > 0])
+  return [np.concatenate(of_sentence) for of_sentence in parts]
 
 
-@dataclasses.dataclass(frozen=True)
-class TokenClassification(FineTuning):
-  """A tag for the first piece of each word."""
-
-  score_names = ('precision', 'recall', 'f1', 'accuracy')
-
-  def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
-    """[R, L, tags]."""
-    return apply(batch.inputs)
-
-  def metrics(self, logits: jax.Array, batch: Batch) -> Metrics:
-    """Cross-entropy and accuracy over the words."""
-    losses, right = cross_entropy(logits, jnp.maximum(batch.token_targets - 1, 0))
-    words = (batch.token_targets > 0).astype(jnp.float32)
-    return {'loss': weighted(losses, words), 'accuracy': weighted(right, words)}
-
-  def reduced(self, logits: jax.Array) -> jax.Array:
-    """The likeliest tag of each token, [R, L]."""
-    return logits.argmax(-1)
-
-  def predicted(self, split: Split, outputs: list[Output]) -> list[list[str]]:
-    """The tags of every sentence."""
-    f = split.batches.features
-    return [[self.labels[i] for i in tags]
-            for tags in tags_of(f, by_input(outputs, len(f.inputs)))]
-
-  def scores(self, split: Split, outputs: list[Output]) -> dict[str, float]:
-    """Those of whole entities, as conlleval has them."""
-    gold = [sentence.tags for sentence in split.examples]
-    return scores_lib.entities(gold, self.predicted(split, outputs))
+def predicted(split: finetuning_data.Split, outputs: list[finetuning_data.Output],
+              labels: Sequence[str]) -> list[list[str]]:
+  """The tags of every sentence of a file."""
+  f = split.batches.features
+  per_token = finetuning_data.by_input(outputs, len(f.inputs))
+  return [[labels[i] for i in tags] for tags in _of_words(f, per_token)]
 
 
-def create(config: ConfigDict, model: BertConfig, tokenizer: Tokenizer,
-           splits: Splits) -> TokenClassification:
-  """The task that a config describes.
+def _scores(split, outputs, labels):
+  gold = [sentence.tags for sentence in split.examples]
+  return metrics_lib.entities(gold, predicted(split, outputs, labels))
 
-  Raises:
-    UserError: something is wrong with the data.
-  """
+
+def _create(config, tokenizer, mesh):
   data = config.data
 
   def read(path):
-    return not_empty(conll.read(path, data), path)
+    return finetuning_data.not_empty(conll.read(path, data), path)
 
   train = read(data.train)
   labels = texts.given_labels(data.labels) or tuple(sorted(
@@ -155,17 +159,81 @@ def create(config: ConfigDict, model: BertConfig, tokenizer: Tokenizer,
     raise UserError(f'{data.train} has the tag {labels[0]!r} only: there is nothing to learn from '
                     'one class')
 
-  def make(examples: Sequence[TaggedWords]):
-    for sentence in examples:
-      unknown = sorted(set(sentence.tags) - number.keys())
+  def with_features(sentences):
+    for s in sentences:
+      unknown = sorted(set(s.tags) - number.keys())
       if unknown:
-        raise UserError(f'{sentence.where}: the tag {unknown[0]!r} is none of the {len(labels)} '
-                        f'tags: {", ".join(labels[:20])}')
-    return features(word_pieces([s.words for s in examples], tokenizer), tokenizer, config.max_len,
-                    [[number[tag] for tag in s.tags] for s in examples])
+        raise UserError(f'{s.where}: the tag {unknown[0]!r} is none of the {len(labels)} tags: '
+                        f'{", ".join(labels[:_TAGS_SHOWN])}')
+    pieces = word_pieces([s.words for s in sentences], tokenizer)
+    tags = [[number[tag] for tag in s.tags] for s in sentences]
+    return sentences, features(pieces, tokenizer, config.max_len, tags)
 
-  evals = ((name, read(path)) for name, path in eval_files(config))
-  return TokenClassification(
-      BertForTokenClassification(model, len(labels)), labels, splits.train(train, make(train)),
-      tuple(splits.evaluation(name, examples, make(examples)) for name, examples in evals),
-      notes=(), feed=splits.feed)
+  head = BertForTokenClassification(architectures.make_config(config.model), len(labels))
+  return finetuning_data.create(
+      TokenClassification(head), config, tokenizer, mesh, train=with_features(train),
+      load=lambda path: with_features(read(path)), labels=labels,
+      score_names=('precision', 'recall', 'f1', 'accuracy'),
+      scores=functools.partial(_scores, labels=labels))
+
+
+def _tag_probabilities(bert: kind.Bert, sentences: Sequence[Sequence[str]]) -> list[np.ndarray]:
+  """The probabilities of each word's tags, [words, tags], of sentences of words."""
+  f = features(word_pieces(sentences, bert.tokenizer), bert.tokenizer, bert.trained_length)
+  per_token = bert.per_token(f.inputs,
+                             functools.partial(finetuning.apply_head, KIND.head_of(bert)))
+  return [special.softmax(x.astype(np.float64), -1) for x in _of_words(f, per_token)]
+
+
+def tag(bert: kind.Bert, inputs: Sequence[str]) -> list[kind.Answer]:
+  """For each text {'entities': [{'start', 'end', 'text', 'label', 'probability'}]}.
+
+  Start and end count characters; the probability is the mean of that of the entity's tags.
+  """
+  places = [find_words(text) for text in inputs]
+  sentences = [[text[start:end] for start, end in words] for text, words in zip(inputs, places)]
+  answers = []
+  for text, words, probabilities in zip(inputs, places, _tag_probabilities(bert, sentences)):
+    entities = []
+    for e in conll.entities([bert.model.labels[i] for i in probabilities.argmax(-1)]):
+      start, end = words[e.first][0], words[e.last][1]
+      entities.append({
+          'start': start, 'end': end, 'text': text[start:end], 'label': e.label,
+          'probability': float(probabilities[e.first:e.last + 1].max(-1).mean())})
+    answers.append({'entities': entities})
+  return answers
+
+
+def _answer(bert, examples, _):
+  return tag(bert, [e['text'] for e in examples])
+
+
+def _write_test(bert, _, sentences):
+  lines = []
+  for sentence, probabilities in zip(sentences,
+                                     _tag_probabilities(bert, [s.words for s in sentences])):
+    lines += [f'{word} {bert.model.labels[i]}'
+              for word, i in zip(sentence.words, probabilities.argmax(-1))] + ['']
+  yield 'predictions.conll', '\n'.join(lines) + '\n'
+
+
+def _set_fields(c):
+  # conll (words and tags in columns, from 0, or from -1 at the end), or jsonl with a list of each
+  c.data.format = 'auto'
+  c.data.text_column = '0'
+  c.data.label_column = '-1'
+  c.data.labels = ()  # tags in order; () = all that the training file has
+  c.optimizer.learning_rate = 5e-5
+
+
+KIND = kind.TaskKind(
+    name='token_classification',
+    parts=('classifier',),
+    best_score='f1',
+    set_fields=_set_fields,
+    create=_create,
+    head=BertForTokenClassification,
+    lines=kind.LinePrediction(('text',), _answer),
+    read_test=lambda data: conll.read(data.test, data, labelled=False),
+    write_test=_write_test,
+    transformers='ForTokenClassification')

@@ -13,6 +13,7 @@ from bert_jax.errors import Failed
 from bert_jax.errors import UserError
 from bert_jax.inference import json_lines
 from bert_jax.inference import predictions
+from bert_jax.tasks.kind import LinePrediction
 from tests.interop import torch_bert
 
 
@@ -76,7 +77,7 @@ def test_few_batches_for_one_bad_line(monkeypatch):
 
   text = ''.join(json.dumps({'text': 'bad' if i == 700 else str(i)}) + '\n' for i in range(1023))
   found = []
-  done = predictions.predict(predictions.Task(('text',), answer), None, io.BytesIO(text.encode()),
+  done = predictions.predict(LinePrediction(('text',), answer), None, io.BytesIO(text.encode()),
                              'in', found.append, predictions.Options())
   assert done == (1023, 1) and len(calls) < 30
   assert [x.get('n') for x in found] == [None if i == 700 else str(i) for i in range(1023)]

@@ -18,7 +18,7 @@ from bert_jax.interop import layout
 from bert_jax.interop import verify
 from bert_jax.model import architectures
 from bert_jax.model import heads
-from bert_jax.model import task_heads
+from bert_jax.tasks import sequence_classification
 from tests.interop import torch_bert
 
 _COMMON = {'vocab_size': 700, 'max_position_embeddings': 64}
@@ -156,7 +156,7 @@ def test_classifiers(tmp_path, title, fields):
   model = huggingface.load(epath.Path(tmp_path))
   assert model.task == 'sequence_classification' and len(model.labels) == 3
   batch = verify.sample(model, 3, 40)
-  head = task_heads.BertForSequenceClassification(model.config, 3)
+  head = sequence_classification.BertForSequenceClassification(model.config, 3)
   logits = jax.jit(head.apply)(model.params, batch, np.zeros((3, 1), np.int32))
   close(np.asarray(logits)[:, 0], theirs(**inputs(theirs, batch)).logits)
 

@@ -14,13 +14,16 @@ import torch
 from bert_jax.interop import families
 from bert_jax.interop import huggingface
 from bert_jax.interop import layout
-from bert_jax.model import task_heads
 from bert_jax.model.encoder import Bert
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives.masking import Masked
 from bert_jax.objectives.mlm_nsp import MaskedLM
 from bert_jax.objectives.objective import Example
 from bert_jax.objectives.objective import Keys
+from bert_jax.tasks import multiple_choice
+from bert_jax.tasks import question_answering
+from bert_jax.tasks import sequence_classification
+from bert_jax.tasks import token_classification
 from bert_jax.training import optimizer as optimizer_lib
 from tests.interop import torch_bert
 
@@ -171,26 +174,27 @@ def test_task_heads(tmp_path):
 
   theirs, model = load('BertForSequenceClassification', **labels)
   assert (model.task, model.labels) == ('sequence_classification', ('no', 'yes', 'maybe'))
-  ours = task_heads.BertForSequenceClassification(model.config, 3)
+  ours = sequence_classification.BertForSequenceClassification(model.config, 3)
   close(apply(ours, model.params, batch, first(batch))[:, 0],
         theirs(**torch_bert.inputs(batch)).logits, 2e-5)
 
   theirs, model = load('BertForTokenClassification', **labels)
   assert model.task == 'token_classification'
-  ours = task_heads.BertForTokenClassification(model.config, 3)
+  ours = token_classification.BertForTokenClassification(model.config, 3)
   close(np.asarray(apply(ours, model.params, batch))[real],
         theirs(**torch_bert.inputs(batch)).logits[torch.tensor(real)], 2e-5)
 
   theirs, model = load('BertForQuestionAnswering')
   assert model.task == 'question_answering'
-  ours = np.asarray(apply(task_heads.BertForQuestionAnswering(model.config), model.params, batch))
+  head = question_answering.BertForQuestionAnswering(model.config)
+  ours = np.asarray(apply(head, model.params, batch))
   found = theirs(**torch_bert.inputs(batch))
   close(ours[..., 0][real], found.start_logits[torch.tensor(real)], 2e-5)
   close(ours[..., 1][real], found.end_logits[torch.tensor(real)], 2e-5)
 
   theirs, model = load('BertForMultipleChoice')
   assert model.task == 'multiple_choice'
-  ours = task_heads.BertForMultipleChoice(model.config)
+  ours = multiple_choice.BertForMultipleChoice(model.config)
   choices = {name: x[None] for name, x in torch_bert.inputs(batch).items()}  # 1 text, 4 choices
   close(apply(ours, model.params, batch, first(batch))[:, 0, 0], theirs(**choices).logits[0], 2e-5)
 

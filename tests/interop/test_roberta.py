@@ -18,10 +18,10 @@ from bert_jax.interop import families
 from bert_jax.interop import huggingface
 from bert_jax.interop import layout
 from bert_jax.interop import verify
-from bert_jax.model import task_heads
 from bert_jax.model.encoder import Bert
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.tasks import answers
+from bert_jax.tasks import sequence_classification
 from tests import conftest
 
 TEXTS = [s for d in conftest.make_documents(30) for s in d]
@@ -96,7 +96,7 @@ def test_its_classifier_is_berts(tmp_path):
   model = huggingface.load(epath.Path(tmp_path))
   assert model.task == 'sequence_classification' and len(model.labels) == 3
   batch = verify.sample(model, 3, 40)
-  head = task_heads.BertForSequenceClassification(model.config, 3)
+  head = sequence_classification.BertForSequenceClassification(model.config, 3)
   logits = jax.jit(head.apply)(model.params, batch, np.zeros((3, 1), np.int32))
   close(np.asarray(logits)[:, 0], theirs(**inputs(batch)).logits)
 

@@ -15,7 +15,6 @@ import transformers
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.inference import bert as bert_lib
-from bert_jax.inference.task_heads import Predictor
 from bert_jax.interop import conversion
 from bert_jax.interop import layout
 from bert_jax.interop import load as load_lib
@@ -24,7 +23,11 @@ from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import finetune
 from bert_jax.runs import run
 from bert_jax.tasks import metrics
-from bert_jax.tasks.finetuning import FineTuning
+from bert_jax.tasks import multiple_choice
+from bert_jax.tasks import question_answering
+from bert_jax.tasks import sequence_classification
+from bert_jax.tasks import token_classification
+from bert_jax.tasks.finetuning_data import FineTuningData
 from bert_jax.training import checkpoint
 from tests import conftest
 from tests import made_tasks
@@ -74,15 +77,15 @@ def classifier(tmp_path_factory, pretrained):
 def test_a_classifier_learns_and_is_used(classifier):
   scores = last_scores(classifier)
   assert scores['eval_accuracy'] == scores['eval_f1'] == 1
-  predictor = Predictor(bert_lib.load(str(classifier)), 'sequence_classification')
-  yes, no = predictor.classify(['w4 w5 good', 'w4 w5 bad w6'])
+  bert = bert_lib.load(str(classifier))
+  yes, no = sequence_classification.classify(bert, ['w4 w5 good', 'w4 w5 bad w6'])
   assert (yes['label'], no['label']) == ('yes', 'no')
   assert yes['probabilities']['yes'] > 0.9
   assert sum(yes['probabilities'].values()) == pytest.approx(1)
   predicted = [json.loads(x) for x in (classifier / 'predictions/predictions.jsonl').open()]
   assert [x['label'] for x in predicted] == ['yes', 'no']
   with pytest.raises(UserError, match='is for sequence_classification, not for multiple_choice'):
-    Predictor(bert_lib.load(str(classifier)), 'multiple_choice')
+    multiple_choice.choose(bert, [('a', ['b', 'c'])])
 
 
 def test_an_export_says_the_same_in_transformers(classifier, tmp_path):
@@ -92,7 +95,7 @@ def test_an_export_says_the_same_in_transformers(classifier, tmp_path):
   assert theirs.config.problem_type == 'single_label_classification'
   bert = bert_lib.load(str(tmp_path / 'hf'))
   texts = ['w4 w5 good', 'w1 bad', 'good bad w2']
-  ours = Predictor(bert, 'sequence_classification').class_logits(texts)
+  ours = sequence_classification.class_logits(bert, texts)
   for text, logits in zip(texts, ours):
     ids = torch.tensor([bert.row(text).ids])
     np.testing.assert_allclose(logits, theirs(input_ids=ids).logits[0].detach(), atol=1e-4)
@@ -112,8 +115,8 @@ def test_the_best_checkpoint_is_kept_and_loaded(pretrained, tmp_path):
   assert model.facts['scores']['accuracy'] == evaluations[step]
   assert [p.name for p in (tmp_path / 'run/best').iterdir() if p.name.isdigit()] == [str(step)]
   examples = [line.split('\t') for line in pathlib.Path(c.data.eval).read_text().split('\n')[1:-1]]
-  found = Predictor(bert_lib.load(str(tmp_path / 'run')), 'sequence_classification').classify(
-      [text for text, _, _ in examples])
+  found = sequence_classification.classify(bert_lib.load(str(tmp_path / 'run')),
+                                           [text for text, _, _ in examples])
   right = np.mean([a['label'] == label for a, (_, label, _) in zip(found, examples)])
   assert right == pytest.approx(evaluations[step])
 
@@ -124,8 +127,8 @@ def test_regression_and_several_labels(pretrained, tmp_path):
   run.run(c, str(tmp_path / 'value'))
   assert c.keep_best == 'spearman'
   assert last_scores(tmp_path / 'value')['eval_pearson'] > 0.95
-  predictor = Predictor(bert_lib.load(str(tmp_path / 'value')), 'sequence_classification')
-  good, bad = (x['value'] for x in predictor.classify(['w1 good', 'w1 bad w2']))
+  bert = bert_lib.load(str(tmp_path / 'value'))
+  good, bad = (x['value'] for x in sequence_classification.classify(bert, ['w1 good', 'w1 bad w2']))
   assert 2.5 < good < 3.5 and 0.5 < bad < 1.5
 
   for name in ('train', 'eval'):
@@ -138,9 +141,9 @@ def test_regression_and_several_labels(pretrained, tmp_path):
       'data.eval': str(tmp_path / 'eval.jsonl'), 'train_epochs': 16.0})
   run.run(c, str(tmp_path / 'several'))
   assert last_scores(tmp_path / 'several')['eval_f1'] > 0.9
-  predictor = Predictor(bert_lib.load(str(tmp_path / 'several')), 'sequence_classification')
-  assert predictor.model.problem == 'multi_label'
-  assert 'yes' in predictor.classify(['w1 good'])[0]['labels']
+  bert = bert_lib.load(str(tmp_path / 'several'))
+  assert bert.model.problem == 'multi_label'
+  assert 'yes' in sequence_classification.classify(bert, ['w1 good'])[0]['labels']
 
 
 @pytest.mark.parametrize('long', ['chunks_attention', 'head_tail'])
@@ -152,10 +155,10 @@ def test_long_texts(pretrained, tmp_path, long):
   run.run(c, str(tmp_path / 'run'))
   accuracy = last_scores(tmp_path / 'run')['eval_accuracy']
   assert accuracy > 0.9 if long.startswith('chunks') else accuracy < 0.9  # the word may be cut off
-  predictor = Predictor(bert_lib.load(str(tmp_path / 'run')), 'sequence_classification')
-  assert predictor.model.facts['long'] == long
+  bert = bert_lib.load(str(tmp_path / 'run'))
+  assert bert.model.facts['long'] == long
   lines = [line.split('\t') for line in pathlib.Path(c.data.eval).read_text().split('\n')[1:-1]]
-  found = predictor.classify([text for text, _, _ in lines])
+  found = sequence_classification.classify(bert, [text for text, _, _ in lines])
   right = np.mean([a['label'] == label for a, (_, label, _) in zip(found, lines)])
   best = max(x['eval_accuracy'] for x in read_metrics(tmp_path / 'run') if 'eval_loss' in x)
   assert right == pytest.approx(best)
@@ -169,9 +172,9 @@ def test_a_tagger(pretrained, tmp_path):
   run.run(c, str(tmp_path / 'run'))
   scores = last_scores(tmp_path / 'run')
   assert scores['eval_f1'] > 0.97
-  predictor = Predictor(bert_lib.load(str(tmp_path / 'run')), 'token_classification')
+  bert = bert_lib.load(str(tmp_path / 'run'))
   text = 'W1  N2 n3s  w4 N1'
-  entities, = (x['entities'] for x in predictor.tag([text]))
+  entities, = (x['entities'] for x in token_classification.tag(bert, [text]))
   assert [(e['start'], e['end'], e['text'], e['label']) for e in entities] == [
       (4, 10, 'N2 n3s', 'NAME'), (15, 17, 'N1', 'NAME')]
   assert all(0.5 < e['probability'] <= 1 for e in entities)
@@ -199,9 +202,9 @@ def test_answers(pretrained, tmp_path, unanswerable):
   assert scores['eval_f1'] > 90
   if unanswerable:
     assert scores['eval_no_answer_f1'] > 85 and scores['eval_best_f1'] >= scores['eval_f1']
-  predictor = Predictor(bert_lib.load(str(tmp_path / 'run')), 'question_answering')
+  bert = bert_lib.load(str(tmp_path / 'run'))
   text = 'w1 w2 W3 is N4 w5.'
-  answer, nothing = predictor.answer([('Who?', text), ('Who?', 'w1 w2 w3.')],
+  answer, nothing = question_answering.answer(bert, [('Who?', text), ('Who?', 'w1 w2 w3.')],
                                      0.0 if unanswerable else None)
   assert (answer['answer'], answer['start'], answer['end']) == ('N4', 12, 14)
   assert answer['n_best'][0]['answer'] == 'N4' and answer['probability'] > 0.5
@@ -218,18 +221,19 @@ def test_choices(pretrained, tmp_path):
     c.data.test = c.data.eval
   run.run(c, str(tmp_path / 'run'))
   assert last_scores(tmp_path / 'run')['eval_accuracy'] > 0.95
-  predictor = Predictor(bert_lib.load(str(tmp_path / 'run')), 'multiple_choice')
-  found = predictor.choose([('w1', ['w2 bad', 'w3 good']), ('w4', ['w5 bad', 'bad', 'w6 good'])])
+  bert = bert_lib.load(str(tmp_path / 'run'))
+  found = multiple_choice.choose(
+      bert, [('w1', ['w2 bad', 'w3 good']), ('w4', ['w5 bad', 'bad', 'w6 good'])])
   assert [x['choice'] for x in found] == [1, 2]
   assert [len(x['probabilities']) for x in found] == [2, 3]
   conversion.convert(str(tmp_path / 'run'), str(tmp_path / 'hf'), 'huggingface')
   theirs = transformers.BertForMultipleChoice.from_pretrained(tmp_path / 'hf').eval()
-  rows = [predictor.bert.row(('w4', choice)) for choice in ('w5 bad', 'w1 bad', 'w6 good')]
+  rows = [bert.row(('w4', choice)) for choice in ('w5 bad', 'w1 bad', 'w6 good')]
   inputs = {'input_ids': torch.tensor([[r.ids for r in rows]]),
             'token_type_ids': torch.tensor([[r.type_ids for r in rows]])}
   expected = torch.softmax(theirs(**inputs).logits[0], -1).tolist()
-  again = Predictor(bert_lib.load(str(tmp_path / 'hf')), 'multiple_choice')
-  found, = again.choose([('w4', ['w5 bad', 'w1 bad', 'w6 good'])])
+  again = bert_lib.load(str(tmp_path / 'hf'))
+  found, = multiple_choice.choose(again, [('w4', ['w5 bad', 'w1 bad', 'w6 good'])])
   assert found['probabilities'] == pytest.approx(expected, abs=1e-5)
 
 
@@ -239,20 +243,20 @@ def test_resumed_ends_with_the_same_bits(pretrained, tmp_path):
                'log_every': 1}
   c = make_config('sequence_classification', pretrained, tmp_path, **overrides)
   run.run(c, str(tmp_path / 'whole'))
-  rows = FineTuning.rows
+  rows = FineTuningData.rows
 
   def dies(self, step):
     if step == 15:
       raise RuntimeError('killed')
     return rows(self, step)
 
-  FineTuning.rows = dies
+  FineTuningData.rows = dies
   try:
     with pytest.raises(RuntimeError, match='killed'):
       run.run(make_config('sequence_classification', pretrained, tmp_path, **overrides),
               str(tmp_path / 'cut'))
   finally:
-    FineTuning.rows = rows
+    FineTuningData.rows = rows
   assert read_metrics(tmp_path / 'cut')[-1]['step'] < 20
   # What it started from is not needed any more.
   run.run(make_config('sequence_classification', '', tmp_path, **overrides), str(tmp_path / 'cut'))
@@ -300,7 +304,7 @@ def test_reinitialised_layers_and_frozen_ones(pretrained, tmp_path):
 def test_the_score_that_decides_where_none_is_named(task, best):
   c = config_lib.finetuning(task)
   c.keep_best = 'auto'
-  scores = types.SimpleNamespace(score_names=('f1', 'accuracy', 'spearman'))
+  scores = types.SimpleNamespace(best_score='', score_names=('f1', 'accuracy', 'spearman'))
   assert finetune._best(c, scores) == best
 
 

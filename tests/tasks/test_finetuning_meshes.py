@@ -28,7 +28,7 @@ def losses(config, mesh, preset):
                                    accumulation=1)
   found = []
   for i in range(3):
-    state, metrics = step(state, mesh_lib.put_batch(job.task.rows(i), mesh))
+    state, metrics = step(state, mesh_lib.put_batch(job.data.rows(i), mesh))
     found.append(metrics['loss'])
   return [float(total / count) for total, count in jax.device_get(found)]
 

@@ -16,9 +16,9 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import finetune
 from bert_jax.runs import initial
-from bert_jax.tasks.finetuning import Output
-from bert_jax.tasks.finetuning import by_example
-from bert_jax.tasks.finetuning import by_input
+from bert_jax.tasks.finetuning_data import Output
+from bert_jax.tasks.finetuning_data import by_example
+from bert_jax.tasks.finetuning_data import by_input
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 from tests import conftest
@@ -116,7 +116,7 @@ def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
   model = load_lib.load(c.init_from)
   initial.adopt_sizes(c, model)
   job = finetune.make_job(c, model, mesh, epath.Path(tmp_path))
-  task, settings = job.task, optimizer_lib.OptimizerConfig(**c.optimizer)
+  task, data, settings = job.task, job.data, optimizer_lib.OptimizerConfig(**c.optimizer)
   optimizer = optimizer_lib.make_optimizer(settings, 12)
   init, abstract = state_lib.make_init(task, optimizer, mesh, 'dp')
   state = init(state_lib.root_key(0))
@@ -125,15 +125,15 @@ def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
 
   folder = epath.Path(tmp_path) / 'with_head'
   huggingface.save(Pretrained(config_lib.bert_config(c.model), jax.device_get(state.params),
-                              model.tokenizer, task_name, task.labels, job.kept['problem']), folder)
+                              model.tokenizer, task_name, data.labels, job.kept['problem']), folder)
   theirs, torch_optimizer = torch_side(folder, task_name, settings)
-  rate, f = optimizer_lib.learning_rate(settings, 12), task.train.batches.features
+  rate, f = optimizer_lib.learning_rate(settings, 12), data.train.batches.features
   losses = []
   for i in range(12):
-    state, metrics = step(state, mesh_lib.put_batch(task.rows(i), mesh))
+    state, metrics = step(state, mesh_lib.put_batch(data.rows(i), mesh))
     total, count = jax.device_get(metrics['loss'])
     torch_optimizer.zero_grad()
-    expected = torch_loss(theirs, task_name, f, task.train.batches.examples(i))
+    expected = torch_loss(theirs, task_name, f, data.train.batches.examples(i))
     expected.backward()
     torch.nn.utils.clip_grad_norm_(theirs.parameters(), settings.clip_norm)
     for group in torch_optimizer.param_groups:
@@ -150,7 +150,7 @@ def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
       name = families.BERT.canonical(name)
       np.testing.assert_allclose(ours[name], x.detach().numpy(), atol=2e-4)
   theirs.eval()
-  evaluate, (split,) = state_lib.make_eval_step(task, mesh, 'dp'), task.evals
+  evaluate, (split,) = state_lib.make_eval_step(task, mesh, 'dp'), data.evals
   outputs = [Output(x, jax.device_get(evaluate(state, mesh_lib.put_batch(x.batch, mesh)))[1])
              for x in split.batches.in_order()]
   compare_outputs(theirs, task_name, split.batches.features, outputs)

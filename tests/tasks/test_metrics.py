@@ -34,18 +34,20 @@ def test_regression_by_hand():
   assert metrics.regression(np.arange(3.0), np.ones(3))['pearson'] == 0
 
 
-def test_the_report_of_conlleval():
+def test_entities_as_conlleval_counts_them():
   gold = [['B-PER', 'I-PER', 'O', 'B-LOC'], ['I-ORG', 'O']]
   predicted = [['B-PER', 'I-PER', 'O', 'B-PER'], ['B-ORG', 'I-ORG']]
-  assert metrics.conlleval_report(gold, predicted) == (
-      'processed 6 tokens with 3 phrases; found: 3 phrases; correct: 1.\n'
-      'accuracy:  50.00%; precision:  33.33%; recall:  33.33%; FB1:  33.33\n'
-      '              LOC: precision:   0.00%; recall:   0.00%; FB1:   0.00  0\n'
-      '              ORG: precision:   0.00%; recall:   0.00%; FB1:   0.00  1\n'
-      '              PER: precision:  50.00%; recall: 100.00%; FB1:  66.67  2\n')
-  nothing = metrics.conlleval_report([['O']], [['O']])
-  assert nothing == ('processed 1 tokens with 0 phrases; found: 0 phrases; correct: 0.\n'
-                     'accuracy: 100.00%; precision:   0.00%; recall:   0.00%; FB1:   0.00\n')
+
+  def of_label(label):
+    one = [[[tag if tag.endswith(label) else 'O' for tag in tags] for tags in side]
+           for side in (gold, predicted)]
+    return [round(100 * metrics.entities(*one)[name], 2) for name in ('precision', 'recall', 'f1')]
+
+  assert [round(100 * x, 2) for x in metrics.entities(gold, predicted).values()] == [
+      33.33, 33.33, 33.33, 50]
+  assert of_label('PER') == [50, 100, 66.67]
+  assert of_label('LOC') == of_label('ORG') == [0, 0, 0]
+  assert metrics.entities([['O']], [['O']]) == {'precision': 0, 'recall': 0, 'f1': 0, 'accuracy': 1}
   with pytest.raises(ValueError, match='2 gold and 1 predicted'):
     metrics.entities([['O', 'O']], [['O']])
 

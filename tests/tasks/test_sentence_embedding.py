@@ -2,6 +2,8 @@
 
 import json
 
+from flax import linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,8 +12,12 @@ from scipy import special
 import bert_jax
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
+from bert_jax.interop import pretrained
 from bert_jax.labelled.packed_examples import Batch
+from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.modern import ModernConfig
 from bert_jax.runs import run
+from bert_jax.tasks.sentence_embedding import BertForSentenceEmbedding
 from bert_jax.tasks.sentence_embedding import SentenceEmbedding
 from tests import made_tasks
 
@@ -41,7 +47,7 @@ def test_the_loss_by_hand():
   others = np.concatenate([vectors[:3, 1], vectors[[0, 2], 2]])
   cosines = vectors[:3, 0] @ others.T / 0.05
   expected = -special.log_softmax(cosines, axis=1)[np.arange(3), np.arange(3)]
-  task = SentenceEmbedding(*[None] * 5, temperature=0.05)
+  task = SentenceEmbedding(None, temperature=0.05)
   found = task.metrics(jnp.asarray(vectors, jnp.float32),
                        Batch(None, None, members, None, None, None))
   np.testing.assert_allclose(found['loss'][0], expected.sum(), rtol=1e-5)
@@ -64,6 +70,15 @@ def test_pairs_are_learned_and_used(tmp_path, negative):
   scores = np.array([line['score'] for line in lines])
   found = np.corrcoef(cosines, scores)[0, 1]
   assert abs(found - last(tmp_path / 'run')['eval_pearson']) < 1e-4
+
+
+@pytest.mark.parametrize('config', [BertConfig(num_layers=1), ModernConfig(num_layers=1)])
+def test_the_parameters_that_are_loaded_are_those_of_the_task(config):
+  groups = pretrained.head_groups(config, 'sentence_embedding')
+  loaded = pretrained.abstract_params(config, groups)
+  task = SentenceEmbedding(BertForSentenceEmbedding(config, 'mean'))
+  trained = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
+  assert jax.tree.structure(loaded) == jax.tree.structure(trained)
 
 
 def test_single_texts_are_their_own_partners(tmp_path):

@@ -1,0 +1,70 @@
+"""Compiled forward passes of (config, parameters, batch [R, L], positions [R, P])."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model import architectures
+from bert_jax.model import pooling as pooling_lib
+from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.encoder import Batch
+from bert_jax.model.heads import BertForPreTraining
+
+
+@functools.partial(jax.jit, static_argnames=('config', 'layers'))
+def hidden_states(config: BertConfig, params: Any, batch: Batch, starts: jax.Array,
+                  layers: tuple[int, ...]) -> jax.Array:
+  """The hidden states of some layers side by side: [R, L, D * len(layers)]."""
+  del starts
+  encoder, variables = architectures.encoder(config), {'params': params['params']['bert']}
+  if layers == (-1,):
+    return encoder.apply(variables, batch, method='encode')
+  _, sown = encoder.apply(variables, batch, method='encode', mutable=['intermediates'])
+  hidden = encoder.intermediates(sown['intermediates']).hidden
+  return jnp.concatenate([hidden[i] for i in layers], axis=-1)
+
+
+@functools.partial(jax.jit, static_argnames=('config', 'layers'))
+def hidden_and_pooled(config: BertConfig, params: Any, batch: Batch, starts: jax.Array,
+                      layers: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+  """(hidden states of some layers, pooled outputs [R, P, D])."""
+  if layers == (-1,):
+    hidden = last = hidden_states(config, params, batch, starts, layers)
+  else:
+    states = hidden_states(config, params, batch, starts, (*layers, -1))
+    hidden, last = states[..., :-config.hidden_size], states[..., -config.hidden_size:]
+  return hidden, architectures.encoder(config).apply(
+      {'params': params['params']['bert']}, last, starts, method='pool')
+
+
+@functools.partial(jax.jit, static_argnames=('config', 'layers', 'pooling'))
+def vectors(config: BertConfig, params: Any, batch: Batch, starts: jax.Array,
+            layers: tuple[int, ...], pooling: str) -> jax.Array:
+  """Pooled hidden states: [R, P, D * len(layers)]."""
+  hidden = hidden_states(config, params, batch, starts, layers)
+  return pooling_lib.pool(hidden, batch.pair_index, starts, pooling)
+
+
+@functools.partial(jax.jit, static_argnames=('config',))
+def mlm_logits(config: BertConfig, params: Any, batch: Batch, positions: jax.Array) -> jax.Array:
+  """The logits of the tokens at some positions: [R, P, V]."""
+  return BertForPreTraining(config).apply(
+      params, batch, positions, method=lambda m, b, p: m.mlm_logits(m.bert.encode(b), p))
+
+
+@functools.partial(jax.jit, static_argnames=('config',))
+def surprisals(config: BertConfig, params: Any, batch: Batch, positions: jax.Array,
+               targets: jax.Array) -> jax.Array:
+  """-log softmax(logits)[target] at some positions: [R, P]."""
+  logits = mlm_logits(config, params, batch, positions)
+  return (jax.nn.logsumexp(logits, axis=-1)
+          - jnp.take_along_axis(logits, targets[:, :, None], axis=-1)[:, :, 0])
+
+
+@functools.partial(jax.jit, static_argnames=('config',))
+def nsp_logits(config: BertConfig, params: Any, batch: Batch, starts: jax.Array) -> jax.Array:
+  """The next-sentence logits of each text: [R, P, 2]."""
+  return BertForPreTraining(config).apply(
+      params, batch, starts, method=lambda m, b, p: m.nsp_logits(m.bert.encode(b), p))
