@@ -41,6 +41,7 @@ from bert_jax.training import loop
 from bert_jax.training import metrics_log
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import profiler
+from bert_jax.training.optimizer import OptimizerConfig
 
 _VERSIONS = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
@@ -212,4 +213,10 @@ def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any], notes
                                       config.model.get('reinit_layers', 0)))
   if config.model.embedding_init and checkpoints.latest() is None:
     changes.append(initial.from_word_vectors(config.model.embedding_init, job.tokenizer))
-  loop.train(job.task, job.data, config, job.train_steps, mesh, folder, checkpoints, changes)
+  loop.train(job.task, job.data, mesh=mesh, sharding=config.sharding, workdir=folder,
+             checkpoints=checkpoints, optimizer=OptimizerConfig(**config.optimizer),
+             seed=config.seed, train_steps=job.train_steps, log_every=config.log_every,
+             eval_every=config.eval_every, checkpoint_every=config.checkpoint_every,
+             keep_best=config.keep_best, profile_steps=config.profile_steps,
+             log_batch_digest=config.log_batch_digest, loader_workers=config.data.loader_workers,
+             initial=changes)
