@@ -91,8 +91,9 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   parameters = task.model.config.count_parameters(
       pooler='pooler' in head_groups(task.model.config, config.task))
   start = initial.with_head_of(model, config.task, task.labels) if model else None
-  return Job(task, task, train_steps, tokenizer, start, task.train.batches.features.digest(),
-             _FED_BY, parameters, steps, [task.train.batches.length], kept)
+  return Job(task=task, data=task, train_steps=train_steps, tokenizer=tokenizer, start=start,
+             records=task.train.batches.features.digest(), fed_by=_FED_BY, parameters=parameters,
+             steps=steps, lengths=[task.train.batches.length], kept=kept)
 
 
 def finish(config: ConfigDict, workdir: epath.Path):

@@ -15,6 +15,7 @@ from etils import epath
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
+from ml_collections import FrozenConfigDict
 
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
@@ -41,41 +42,141 @@ from bert_jax.training import loop
 from bert_jax.training import metrics_log
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import profiler
-from bert_jax.training.optimizer import OptimizerConfig
 
-_VERSIONS = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
-
-
-def _earlier(workdir: epath.Path) -> dict[str, Any]:
-  """What run.json says; nothing if there is none."""
-  path = workdir / 'run.json'
-  return sealed.read(path) if path.exists() else {}
+_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
 
-def _check_same_run(workdir: epath.Path, config: ConfigDict, job: Job) -> list[drift.Change]:
-  """What differs from the run in `workdir`, if there is one.
+@pool.without_main_module()
+def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
+  """Trains what `config` says in `workdir`, or goes on with it.
+
+  Args:
+    config: of the run; it stays as it is.
+    workdir: local or gs://.
+    given: the fields of the command line, with the values that the config file has for them; each
+      must have an effect.
 
   Raises:
-    UserError: it is another run, or was fed other rows.
+    UserError: a mistake in the config, the data or the workdir.
   """
-  earlier = _earlier(workdir)
-  if not earlier:
-    return []
-  if earlier['records'] != job.records:
-    raise UserError(f'{workdir} was trained on other rows (their digest was {earlier["records"]}, '
-                    f'now it is {job.records}): use another --workdir')
-  return drift.check(str(workdir), drift.changes(earlier['config'], config.to_dict()), job.fed_by,
-                     config.allow_schedule_change)
+  if not workdir:
+    raise UserError('--workdir is empty: give the folder of the run')
+  storage.check('--workdir', workdir)
+  workdir = epath.Path(workdir).expanduser()
+  config = config.copy_and_resolve_references()
+  notes = config_lib.fit_phases(config, given)
+  config_lib.check(config)
+  no_effect.check(config, given)
+  optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
+  if config.train_steps:
+    optimizer_lib.learning_rate(optimizer, config.train_steps)
+  sharding.rules(config.sharding)
+  profiler.check(config.profile_steps)
+  on_cpu = config.platform == 'cpu' or (config.platform == 'auto' and not host.has_accelerator())
+  if on_cpu:
+    host.keep_freed_memory()  # before JAX starts its threads
+  with processes.together(config.platform):
+    mesh_lib.select_platform(config.platform)
+    compile_cache.keep()
+    _agree(config, workdir)
+    with lock.held(workdir):
+      try:
+        config = _train(config, optimizer, workdir, given, notes)
+      except KeyboardInterrupt as e:
+        raise KeyboardInterrupt(checkpoint.newest(workdir)) from e
+      if config.task != 'pretrain':
+        finetune.finish(config, workdir)
 
 
-def _start(config: ConfigDict, workdir: epath.Path, started: bool) -> Pretrained | None:
-  """The model to start from; fills in what the config leaves to it, or to an earlier start.
+def _agree(config: ConfigDict, workdir: epath.Path):
+  """Raises UserError if the processes of the run differ in their config or their versions."""
+  if jax.process_count() == 1:
+    return
+  source = hashlib.blake2b(digest_size=8)
+  for path in sorted(pathlib.Path(__file__).parents[1].rglob('*.py')):
+    source.update(path.read_bytes())
+  processes.agree('version', json.dumps(_versions() | {'bert_jax': source.hexdigest()}, indent=1))
+  processes.agree('config', json.dumps({'workdir': str(workdir), **config.to_dict()}, indent=1,
+                                       default=str))
 
-  A run that has started, with a checkpoint of its own, needs none.
+
+def _versions() -> dict[str, str]:
+  return {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: epath.Path,
+           given: Mapping[str, Any], notes: Sequence[str]) -> FrozenConfigDict:
+  """Resolves the config and trains; all processes do this together.
+
+  Returns:
+    The config as run.json has it.
   """
-  earlier = _earlier(workdir).get('config')
+  mesh = mesh_lib.make_mesh(**config.mesh)
+  metrics_log.check_writable(path)
+  folder = storage.Folder(path, checkpoint.APART, jax.process_index())
+  folder.fetch()
+  workdir = folder.local  # of everything but the checkpoints
+  run_json = sealed.read(workdir / 'run.json') if (workdir / 'run.json').exists() else {}
+  config, job = _resolve(config, given, mesh, workdir, run_json=run_json,
+                         started=checkpoint.has_checkpoint(path))
+  changes = _check_same_run(workdir, config, job, run_json)
+  checkpoints = checkpoint.Checkpoints(
+      path, keep=config.keep_checkpoints, best=config.keep_best, every=config.keep_every,
+      judged_on=config.data.get('eval', ''))
+  if (checkpoints.latest() or 0) > job.train_steps:
+    raise UserError(f'{path} holds a run of {checkpoints.latest()} steps, more than train_steps='
+                    f'{job.train_steps}: use another --workdir')
+  if not jax.process_index():
+    _write_run(workdir, config, job, run_json)
+  folder.push()
+  console.print_summary(_summary(config, job, mesh, folder))
+  console.print_summary([('note', note) for note in notes])
+  console.print_summary([('changed', str(change)) for change in changes])
+  loop.train(
+      job.task, job.data, mesh=mesh, sharding=config.sharding, workdir=folder,
+      checkpoints=checkpoints, optimizer=optimizer, seed=config.seed, train_steps=job.train_steps,
+      log_every=config.log_every, eval_every=config.eval_every,
+      checkpoint_every=config.checkpoint_every, keep_best=config.keep_best,
+      profile_steps=config.profile_steps, log_batch_digest=config.log_batch_digest,
+      loader_workers=config.data.loader_workers,
+      initial=list(_initial(config, job)) if checkpoints.latest() is None else ())
+  return config
+
+
+def _resolve(config: ConfigDict, given: Mapping[str, Any], mesh: Mesh, workdir: epath.Path, *,
+             run_json: Mapping[str, Any], started: bool) -> tuple[FrozenConfigDict, Job]:
+  """Fills in the fields that follow from the mesh, from `init_from` and from the data.
+
+  Nothing changes the config after this.
+
+  Args:
+    config: checked.
+    given: the fields of the command line.
+    mesh: of the run.
+    workdir: of the run.
+    run_json: of the run before in this workdir; {} = there was none.
+    started: the run has a checkpoint, and does not need `init_from`.
+  """
+  config_lib.set_dtype(config, mesh)
+  model = _start(config, run_json, started)
+  config_lib.check_sizes(config)
+  for phase in config_lib.phases_of(config):
+    mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
+                        config.model.num_heads)
+  kind = pretrain if config.task == 'pretrain' else finetune
+  job = kind.make_job(config, model, mesh, workdir)
+  no_effect.check_with_data(config, given, job)
+  return FrozenConfigDict(config), job
+
+
+def _start(config: ConfigDict, run_json: Mapping[str, Any], started: bool) -> Pretrained | None:
+  """The model to start from; fills in the sizes that the config leaves to it.
+
+  A run that has started takes them from its run.json and needs no model.
+  """
+  earlier = run_json['config']['model'] if run_json else {}
   with config.unlocked():
-    for name, value in earlier['model'].items() if earlier else ():
+    for name, value in earlier.items():
       if config.model.get(name) is None:
         config.model[name] = value
   model = initial.load(config) if config.init_from and not started else None
@@ -93,41 +194,43 @@ def _start(config: ConfigDict, workdir: epath.Path, started: bool) -> Pretrained
   return model
 
 
-def _agree(config: ConfigDict, workdir: epath.Path):
-  """Raises UserError if the processes of the run are not of one mind, or of one version."""
-  if jax.process_count() == 1:
-    return
-  source = hashlib.blake2b(digest_size=8)
-  for path in sorted(pathlib.Path(__file__).parents[1].rglob('*.py')):
-    source.update(path.read_bytes())
-  versions = {name: importlib.metadata.version(name) for name in _VERSIONS}
-  processes.agree('version', json.dumps(versions | {'bert_jax': source.hexdigest()}, indent=1))
-  processes.agree('config', json.dumps({'workdir': str(workdir), **config.to_dict()}, indent=1,
-                                       default=str))
+def _check_same_run(workdir: epath.Path, config: FrozenConfigDict, job: Job,
+                    run_json: Mapping[str, Any]) -> list[drift.Change]:
+  """The fields that differ from those of the run in `workdir`, if there is one.
+
+  Raises:
+    UserError: it is another run, or read other rows.
+  """
+  if not run_json:
+    return []
+  if run_json['records'] != job.records:
+    raise UserError(f'{workdir} was trained on other rows (their digest was {run_json["records"]}, '
+                    f'now it is {job.records}): use another --workdir')
+  return drift.check(str(workdir), drift.changes(run_json['config'], config.to_dict()), job.fed_by,
+                     config.allow_schedule_change)
 
 
-def _write_run(workdir: epath.Path, config: ConfigDict, job: Job):
-  if jax.process_index():
-    return
-  versions = {name: importlib.metadata.version(name) for name in _VERSIONS}
+def _write_run(workdir: epath.Path, config: FrozenConfigDict, job: Job,
+               run_json: Mapping[str, Any]):
+  """Writes run.json and the tokeniser: with them a workdir has all that predict needs."""
   partial, tokenizer = workdir / 'run.json.partial', workdir / 'tokenizer'
-  if not tokenizer.exists() or _earlier(workdir).get('tokenizer') != sealed.digests(tokenizer):
-    job.tokenizer.save(tokenizer)  # a workdir has all that predict needs
+  if not tokenizer.exists() or run_json.get('tokenizer') != sealed.digests(tokenizer):
+    job.tokenizer.save(tokenizer)
   command = shlex.join(['python', *sys.orig_argv[1:]])
   content = {'command': command, 'config': config.to_dict(), 'records': job.records,
-             'versions': versions, 'tokenizer': sealed.digests(tokenizer), **job.kept}
+             'versions': _versions(), 'tokenizer': sealed.digests(tokenizer), **job.kept}
   partial.write_text(json.dumps(sealed.seal(content), indent=2) + '\n')
   partial.replace(workdir / 'run.json')
 
 
-def _summary(config: ConfigDict, job: Job, mesh: Mesh,
+def _summary(config: FrozenConfigDict, job: Job, mesh: Mesh,
              folder: storage.Folder) -> Iterator[tuple[str, str]]:
-  """(what, value) lines that say what is about to run."""
+  """(name, value) lines about the run, printed before it starts."""
   c = job.task.model.config
   yield 'model', (f'{c.architecture}, {job.parameters:,} parameters: {c.num_layers} layers of '
                   f'{c.hidden_size}, {c.dtype}')
   yield 'mesh', (f'{mesh.size} {mesh.devices.flat[0].device_kind}: '
-                 + ', '.join(f'{k} {v}' for k, v in mesh.shape.items())
+                 + ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
                  + f'; sharding {config.sharding}')
   with sharding.in_context(mesh, config.sharding):
     attention = kernels.describe(c, job.lengths)
@@ -139,84 +242,10 @@ def _summary(config: ConfigDict, job: Job, mesh: Mesh,
     yield 'kept here', str(folder.local)
 
 
-@pool.without_main_module()
-def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
-  """Trains what `config` says in `workdir`, or goes on with it.
-
-  Args:
-    config: of the run; fields that are resolved are changed in it.
-    workdir: local or gs://.
-    given: the fields of the command line, with the values that the config file has for them; each
-      must have an effect.
-
-  Raises:
-    UserError: a mistake in the config, the data or the workdir.
-  """
-  if not workdir:
-    raise UserError('--workdir is empty: give the folder of the run')
-  storage.check('--workdir', workdir)
-  workdir = epath.Path(workdir).expanduser()
-  notes = config_lib.fit_phases(config, given)
-  config_lib.check(config)
-  no_effect.check(config, given)
-  optimizer_config = optimizer_lib.OptimizerConfig(**config.optimizer)
-  if config.train_steps:
-    optimizer_lib.learning_rate(optimizer_config, config.train_steps)
-  sharding.rules(config.sharding)
-  profiler.check(config.profile_steps)
-  on_cpu = config.platform == 'cpu' or (config.platform == 'auto' and not host.has_accelerator())
-  if on_cpu:
-    host.keep_freed_memory()  # before JAX starts its threads
-  with processes.together(config.platform):
-    mesh_lib.select_platform(config.platform)
-    compile_cache.keep()
-    _agree(config, workdir)
-    with lock.held(workdir):
-      try:
-        _train(config, workdir, given, notes)
-      except KeyboardInterrupt as e:
-        raise KeyboardInterrupt(checkpoint.newest(workdir)) from e
-      (pretrain if config.task == 'pretrain' else finetune).finish(config, workdir)
-
-
-def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any], notes: Sequence[str]):
-  """The part that all processes do together."""
-  mesh = mesh_lib.make_mesh(**config.mesh)
-  config_lib.set_dtype(config, mesh)
-  metrics_log.check_writable(path)
-  folder = storage.Folder(path, checkpoint.APART, jax.process_index())
-  folder.fetch()
-  workdir = folder.local  # of all but the checkpoints
-  model = _start(config, workdir, checkpoint.has_checkpoint(path))
-  config_lib.check_sizes(config)
-  for phase in config_lib.phases_of(config):
-    mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
-                        config.model.num_heads)
-
-  kind = pretrain if config.task == 'pretrain' else finetune
-  job = kind.make_job(config, model, mesh, workdir)
-  no_effect.check_with_data(config, given, job)
-  changed = _check_same_run(workdir, config, job)
-  checkpoints = checkpoint.Checkpoints(path, config.keep_checkpoints, config.keep_best,
-                                       config.keep_every, config.data.get('eval', ''))
-  if (checkpoints.latest() or 0) > job.train_steps:
-    raise UserError(f'{path} holds a run of {checkpoints.latest()} steps, more than train_steps='
-                    f'{job.train_steps}: use another --workdir')
-  _write_run(workdir, config, job)
-  folder.push()
-  console.print_summary(_summary(config, job, mesh, folder))
-  console.print_summary([('note', note) for note in notes])
-  console.print_summary([('changed', str(change)) for change in changed])
-  changes = []
+def _initial(config: FrozenConfigDict, job: Job) -> Iterator:
+  """Functions that change fresh parameters, one after another."""
   if job.start:
-    changes.append(initial.from_model(job.start, config.init_from or config.teacher,
-                                      config.model.get('reinit_layers', 0)))
-  if config.model.embedding_init and checkpoints.latest() is None:
-    changes.append(initial.from_word_vectors(config.model.embedding_init, job.tokenizer))
-  loop.train(job.task, job.data, mesh=mesh, sharding=config.sharding, workdir=folder,
-             checkpoints=checkpoints, optimizer=OptimizerConfig(**config.optimizer),
-             seed=config.seed, train_steps=job.train_steps, log_every=config.log_every,
-             eval_every=config.eval_every, checkpoint_every=config.checkpoint_every,
-             keep_best=config.keep_best, profile_steps=config.profile_steps,
-             log_batch_digest=config.log_batch_digest, loader_workers=config.data.loader_workers,
-             initial=changes)
+    yield initial.from_model(job.start, config.init_from or config.teacher,
+                             config.model.get('reinit_layers', 0))
+  if config.model.embedding_init:
+    yield initial.from_word_vectors(config.model.embedding_init, job.tokenizer)
