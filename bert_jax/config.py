@@ -5,15 +5,18 @@ Any field can be given on the command line: --config.optimizer.learning_rate=2e-
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import difflib
 import math
 from typing import Any
 
+from flax import traverse_util
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from ml_collections import config_dict
 
+from bert_jax import errors
 from bert_jax.data import phases as phases_lib
 from bert_jax.data.phases import Phases
 from bert_jax.data.windows import SEQUENCES
@@ -38,10 +41,7 @@ _LARGEST = 2**32 - 1  # of a whole number: seeds have 32 bits
 
 
 def model(size: str | BertConfig) -> ConfigDict:
-  """The group `model`: the fields of a `BertConfig`, each commented there, of a published size.
-
-  And those that say how its parameters begin.
-  """
+  """The group `model`: the fields of a `BertConfig`, commented there, and a few for its start."""
   if isinstance(size, str):
     layers, width = SIZES[size]
     size = BertConfig(num_layers=layers, hidden_size=width, num_heads=width // 64,
@@ -53,7 +53,7 @@ def model(size: str | BertConfig) -> ConfigDict:
 
 
 def sizes_of_init_from(group: ConfigDict):
-  """Leaves the sizes in the group `model` to the model that the run starts from."""
+  """Unsets the sizes in the group `model`: the run takes them from `init_from`."""
   group.architecture = config_dict.placeholder(str)
   for field in ('vocab_size', 'hidden_size', 'num_layers', 'num_heads', 'intermediate_size',
                 'max_positions', 'type_vocab_size'):
@@ -63,7 +63,7 @@ def sizes_of_init_from(group: ConfigDict):
 
 
 def set_dtype(config: ConfigDict, mesh: Mesh):
-  """Sets what model.dtype='auto' stands for on the devices of a mesh; a CPU loses by bfloat16."""
+  """Replaces model.dtype='auto' by the faster type on the devices of a mesh."""
   if config.model.dtype == 'auto':
     on_cpu = mesh.devices.flat[0].platform == 'cpu'
     config.model.dtype = 'float32' if on_cpu else 'bfloat16'
@@ -224,17 +224,13 @@ def _sentence_embedding(c: ConfigDict):
   c.keep_best = 'spearman'
 
 
-def flat(config: ConfigDict, prefix: str = '') -> dict[str, Any]:
+def flat(config: ConfigDict) -> dict[str, Any]:
   """The value of every field under its full name: optimizer.learning_rate."""
-  values = {}
-  for name, value in config.items():
-    values |= (flat(value, f'{prefix}{name}.') if isinstance(value, ConfigDict)
-               else {prefix + name: value})
-  return values
+  return traverse_util.flatten_dict(config.to_dict(), sep='.')
 
 
 def check_overrides(config: ConfigDict, arguments: list[str]):
-  """Raises UserError for a --config.FIELD of the command line that is no field of `config`."""
+  """Raises UserError for a --config.FIELD of the command line that `config` does not have."""
   fields = list(flat(config))
   for argument in arguments:
     name = argument.lstrip('-').partition('=')[0]
@@ -253,12 +249,12 @@ def check_overrides(config: ConfigDict, arguments: list[str]):
 
 
 def fit_phases(config: ConfigDict, given: Mapping[str, Any]) -> list[str]:
-  """Has phases share another number of steps than their own, and the warmup keep its share.
+  """Scales phases, in place, to another number of train_steps; and a warmup to a shorter run.
 
-  Two flags shorten a run of two phases then: --config.train_steps and, if at all, the warmup.
+  So --config.train_steps alone shortens a run of two phases.
 
   Args:
-    config: changed in place.
+    config: of the run.
     given: fields of the command line, with the values that the config file has for them.
 
   Returns:
@@ -283,61 +279,51 @@ def fit_phases(config: ConfigDict, given: Mapping[str, Any]) -> list[str]:
   return notes
 
 
-def _check_task(config: ConfigDict):
-  if config.task not in TASKS:
-    raise UserError(f'task={config.task!r} is unknown: use {", ".join(TASKS)}')
-  own = (pretraining('base') if config.task == 'pretrain' else finetuning(config.task))
+def check(config: ConfigDict):
+  """Raises UserError for a value that no run can have."""
+  errors.require_choice('task', config.task, TASKS)
+  own = pretraining('base') if config.task == 'pretrain' else finetuning(config.task)
   others = set(own.data) ^ set(config.data)
   if others:
     raise UserError(f'task={config.task} does not fit this config (data.{min(others)} is for '
                     'another task): give the --config of this task')
-
-
-def check(config: ConfigDict):
-  """Raises UserError for a value that no run can have."""
-  _check_task(config)
   for name, value in flat(config).items():
-    if isinstance(value, float) and not math.isfinite(value):
-      raise UserError(f'{name}={value} must be a finite number')
-    if (isinstance(value, int) or name == 'train_epochs') and value > _LARGEST:
-      raise UserError(f'{name}={value} must be at most {_LARGEST}')
-  for name in ('batch_size', 'max_len', 'log_every', 'keep_checkpoints'):
-    if config[name] < 1:
-      raise UserError(f'{name}={config[name]} must be at least 1')
-  for name in ('train_steps', 'train_epochs', 'seed', 'eval_every', 'checkpoint_every',
-               'keep_every'):
-    if config[name] < 0:
-      raise UserError(f'{name}={config[name]} must not be negative')
-  if bool(config.train_steps) == bool(config.train_epochs):
-    raise UserError(f'train_steps={config.train_steps} and train_epochs={config.train_epochs}: '
-                    'give one of them and set the other to 0')
+    if isinstance(value, float):
+      errors.require(math.isfinite(value), f'{name}={value} must be a finite number')
+    if isinstance(value, int) or name == 'train_epochs':
+      errors.require(value <= _LARGEST, f'{name}={value} must be at most {_LARGEST}')
+  _check_at_least(1, config, ('batch_size', 'max_len', 'log_every', 'keep_checkpoints'))
+  _check_at_least(0, config, ('train_steps', 'train_epochs', 'seed', 'eval_every',
+                              'checkpoint_every', 'keep_every'))
+  errors.require(bool(config.train_steps) != bool(config.train_epochs),
+                 f'train_steps={config.train_steps} and train_epochs={config.train_epochs}: '
+                 'give one of them and set the other to 0')
   for length in _lengths(config):
-    if length < 8:
-      raise UserError(f'max_len={length} is too short for [CLS] A [SEP] B [SEP]: give at least 8')
-  if config.data.loader_workers < 0:
-    raise UserError(f'data.loader_workers={config.data.loader_workers} must not be negative')
+    errors.require(length >= 8, f'max_len={length} is too short for [CLS] A [SEP] B [SEP]: give at '
+                                'least 8')
+  _check_at_least(0, config.data, ('loader_workers',), group='data.')
   (_check_pretraining if config.task == 'pretrain' else _check_finetuning)(config)
+
+
+def _check_at_least(least: int, fields: ConfigDict, names: Sequence[str], group: str = ''):
+  rule = f'must be at least {least}' if least else 'must not be negative'
+  errors.require_each(fields, names, lambda value: value >= least, rule, group)
 
 
 def _check_pretraining(config: ConfigDict):
   MaskingConfig(**config.masking)
-  for name in ('eval_every', 'checkpoint_every'):
-    if config[name] < 1:
-      raise UserError(f'{name}={config[name]} must be at least 1')
-  if config.eval_batches < 0:
-    raise UserError(f'eval_batches={config.eval_batches} must not be negative')
+  _check_at_least(1, config, ('eval_every', 'checkpoint_every'))
+  _check_at_least(0, config, ('eval_batches',))
   if config.train_epochs and config.phases:
     raise UserError('phases are counted in steps: give train_steps, not train_epochs, with them')
-  if config.data.sequences not in SEQUENCES:
-    raise UserError(f'data.sequences={config.data.sequences!r} is unknown: use '
-                    f'{", ".join(SEQUENCES)}')
+  errors.require_choice('data.sequences', config.data.sequences, SEQUENCES)
   name = catalogue.name_of(config.objective, config.data.sequences,
                            config.model.architecture or 'bert')
   if (name == 'distillation') != bool(config.teacher):
     raise UserError(f'objective={config.objective!r} and teacher={config.teacher!r}: distillation '
                     'needs the folder of a teacher, other objectives have none')
-  if not 0 <= config.data.heldout < 1:
-    raise UserError(f'data.heldout={config.data.heldout} must lie in [0, 1)')
+  errors.require_each(config.data, ('heldout',), lambda share: 0 <= share < 1,
+                      'must lie in [0, 1)', 'data.')
 
 
 def _check_finetuning(config: ConfigDict):
@@ -355,7 +341,7 @@ def _check_finetuning(config: ConfigDict):
 
 
 def phases_of(config: ConfigDict, train_steps: int = 0) -> Phases:
-  """The phases of a run; where steps are not counted yet (train_epochs), of one step."""
+  """The phases of a run; while train_epochs are not counted in steps yet, one phase of one step."""
   return Phases.create(config.phases, train_steps or config.train_steps or 1, config.max_len,
                        config.batch_size)
 
@@ -365,15 +351,15 @@ def _lengths(config: ConfigDict) -> list[int]:
 
 
 def check_sizes(config: ConfigDict):
-  """Raises UserError for what the model, whose sizes are known by now, cannot have."""
+  """Raises UserError for fields that do not fit the model, whose sizes are known by now."""
   bert = bert_config(config.model)
-  counted = {'optimizer.layer_decay': config.optimizer.layer_decay != 1,
-             'optimizer.frozen_layers': config.optimizer.frozen_layers > 0,
-             'model.reinit_layers': config.model.get('reinit_layers', 0) > 0}
-  for name in (name for name, given in counted.items() if given):
-    if bert.stacked_layers != bert.num_layers:
-      raise UserError(f'{name} counts layers of one kind with parameters of their own: '
-                      f'model.architecture={bert.architecture} has others')
+  counts_layers = {'optimizer.layer_decay': config.optimizer.layer_decay != 1,
+                   'optimizer.frozen_layers': config.optimizer.frozen_layers > 0,
+                   'model.reinit_layers': config.model.get('reinit_layers', 0) > 0}
+  for name, counts in counts_layers.items():
+    errors.require(not counts or bert.stacked_layers == bert.num_layers,
+                   f'{name} counts layers of one kind with parameters of their own: '
+                   f'model.architecture={bert.architecture} has others')
   if config.optimizer.frozen_layers > config.model.num_layers:
     raise UserError(f'optimizer.frozen_layers={config.optimizer.frozen_layers} is above '
                     f'model.num_layers={config.model.num_layers}')
