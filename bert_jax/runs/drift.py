@@ -55,13 +55,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 def check(workdir: str, differences: Sequence[Change], fed_by: Sequence[str],
           allow_schedule_change: bool) -> list[Change]:
-  """The changes that a resumed run may have.
-
-  Args:
-    workdir: of the run, for people.
-    differences: between the configs.
-    fed_by: fields that decide which rows a step sees.
-    allow_schedule_change: True if the schedule may change.
+  """The changes that a resumed run may have; the fields `fed_by` decide which rows a step sees.
 
   Raises:
     UserError: it would be another run, or has another schedule without `allow_schedule_change`.

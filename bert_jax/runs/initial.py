@@ -193,11 +193,8 @@ def from_model(model: Pretrained, name: str,
                reinit_layers: int = 0) -> Callable[[Any], Any]:
   """A function from fresh parameters to those of the model; arrays that it lacks stay fresh.
 
-  Args:
-    model: to start from.
-    name: of it, for messages.
-    reinit_layers: that many top layers, and the pooler, stay fresh (Zhang et al. 2021,
-      https://arxiv.org/abs/2006.05987).
+  With `reinit_layers` so many top layers, and the pooler, stay fresh (Zhang et al. 2021,
+  https://arxiv.org/abs/2006.05987). Messages call the model `name`.
 
   Raises:
     UserError: more layers than there are.

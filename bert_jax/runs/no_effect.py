@@ -162,12 +162,7 @@ def _check(rules: Iterable[Rule], given: Iterable[str], config: ConfigDict, *job
 
 
 def check(config: ConfigDict, given: Iterable[str]):
-  """Raises UserError for a field that was given and has no effect.
-
-  Args:
-    config: checked.
-    given: names of the fields of the command line.
-  """
+  """Raises UserError for a field on the command line that has no effect; `given` names them."""
   architecture = config.model.architecture
   if architecture in architectures.ALL:
     fields = {f.name for f in dataclasses.fields(architectures.ALL[architecture].config)}

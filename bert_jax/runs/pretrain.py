@@ -53,13 +53,9 @@ def _check_best(metric: str, data: PretrainingData):
 
 def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
              workdir: epath.Path) -> Job:
-  """Opens the corpus and makes the task; fills in the vocabulary of the config.
+  """Opens the corpus, fills in the vocabulary of the config, and makes the task.
 
-  Args:
-    config: checked.
-    model: to start from; None = fresh, or from the run's own checkpoint.
-    mesh: of the run.
-    workdir: of the run.
+  `model` is that to start from; None = fresh parameters, or those of the run's own checkpoint.
 
   Raises:
     UserError: a mistake in the config or the corpus.

@@ -106,59 +106,17 @@ def _versions() -> dict[str, str]:
 
 def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: epath.Path,
            given: Mapping[str, Any], notes: Sequence[str]) -> FrozenConfigDict:
-  """Resolves the config and trains; all processes do this together.
-
-  Returns:
-    The config as run.json has it.
-  """
+  """Resolves the config and trains; all processes do this together. Returns the whole config."""
   mesh = mesh_lib.make_mesh(**config.mesh)
   metrics_log.check_writable(path)
   folder = storage.Folder(path, checkpoint.APART, jax.process_index())
   folder.fetch()
   workdir = folder.local  # of everything but the checkpoints
   run_json = sealed.read(workdir / 'run.json') if (workdir / 'run.json').exists() else {}
-  config, job = _resolve(config, given, mesh, workdir, run_json=run_json,
-                         started=checkpoint.has_checkpoint(path))
-  changes = _check_same_run(workdir, config, job, run_json)
-  checkpoints = checkpoint.Checkpoints(
-      path, keep=config.keep_checkpoints, best=config.keep_best, every=config.keep_every,
-      judged_on=config.data.get('eval', ''))
-  if (checkpoints.latest() or 0) > job.train_steps:
-    raise UserError(f'{path} holds a run of {checkpoints.latest()} steps, more than train_steps='
-                    f'{job.train_steps}: use another --workdir')
-  if not jax.process_index():
-    _write_run(workdir, config, job, run_json)
-  folder.push()
-  console.print_summary(_summary(config, job, mesh, folder))
-  console.print_summary([('note', note) for note in notes])
-  console.print_summary([('changed', str(change)) for change in changes])
-  loop.train(
-      job.task, job.data, mesh=mesh, sharding=config.sharding, workdir=folder,
-      checkpoints=checkpoints, optimizer=optimizer, seed=config.seed, train_steps=job.train_steps,
-      log_every=config.log_every, eval_every=config.eval_every,
-      checkpoint_every=config.checkpoint_every, keep_best=config.keep_best,
-      profile_steps=config.profile_steps, log_batch_digest=config.log_batch_digest,
-      loader_workers=config.data.loader_workers,
-      initial=list(_initial(config, job)) if checkpoints.latest() is None else ())
-  return config
 
-
-def _resolve(config: ConfigDict, given: Mapping[str, Any], mesh: Mesh, workdir: epath.Path, *,
-             run_json: Mapping[str, Any], started: bool) -> tuple[FrozenConfigDict, Job]:
-  """Fills in the fields that follow from the mesh, from `init_from` and from the data.
-
-  Nothing changes the config after this.
-
-  Args:
-    config: checked.
-    given: the fields of the command line.
-    mesh: of the run.
-    workdir: of the run.
-    run_json: of the run before in this workdir; {} = there was none.
-    started: the run has a checkpoint, and does not need `init_from`.
-  """
+  # ---- The config and the job: nothing changes them afterwards -----------------------------------
   config_lib.set_dtype(config, mesh)
-  model = _start(config, run_json, started)
+  model = _start(config, run_json, has_started=checkpoint.has_checkpoint(path))
   config_lib.check_sizes(config)
   for phase in config_lib.phases_of(config):
     mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
@@ -166,48 +124,69 @@ def _resolve(config: ConfigDict, given: Mapping[str, Any], mesh: Mesh, workdir: 
   kind = pretrain if config.task == 'pretrain' else finetune
   job = kind.make_job(config, model, mesh, workdir)
   no_effect.check_with_data(config, given, job)
-  return FrozenConfigDict(config), job
+  config = FrozenConfigDict(config)
+
+  # ---- The run before in this workdir ------------------------------------------------------------
+  changes = []
+  if run_json:
+    if run_json['records'] != job.records:
+      raise UserError(f'{workdir} was trained on other rows (their digest was '
+                      f'{run_json["records"]}, now it is {job.records}): use another --workdir')
+    changes = drift.check(str(workdir), drift.changes(run_json['config'], config.to_dict()),
+                          job.fed_by, config.allow_schedule_change)
+  checkpoints = checkpoint.Checkpoints(
+      path, keep=config.keep_checkpoints, best=config.keep_best, every=config.keep_every,
+      judged_on=config.data.get('eval', ''))
+  if (checkpoints.latest() or 0) > job.train_steps:
+    raise UserError(f'{path} holds a run of {checkpoints.latest()} steps, more than train_steps='
+                    f'{job.train_steps}: use another --workdir')
+
+  # ---- Training ----------------------------------------------------------------------------------
+  if not jax.process_index():
+    _write_run(workdir, config, job, run_json)
+  folder.push()
+  console.print_summary(_summary(config, job, mesh, folder))
+  console.print_summary([('note', note) for note in notes])
+  console.print_summary([('changed', str(change)) for change in changes])
+  initial_changes = []
+  if job.start:
+    initial_changes.append(initial.from_model(job.start, config.init_from or config.teacher,
+                                              config.model.get('reinit_layers', 0)))
+  if config.model.embedding_init and checkpoints.latest() is None:
+    initial_changes.append(initial.from_word_vectors(config.model.embedding_init, job.tokenizer))
+  loop.train(
+      job.task, job.data, mesh=mesh, sharding=config.sharding, workdir=folder,
+      checkpoints=checkpoints, optimizer=optimizer, seed=config.seed, train_steps=job.train_steps,
+      log_every=config.log_every, eval_every=config.eval_every,
+      checkpoint_every=config.checkpoint_every, keep_best=config.keep_best,
+      profile_steps=config.profile_steps, log_batch_digest=config.log_batch_digest,
+      loader_workers=config.data.loader_workers, initial=initial_changes)
+  return config
 
 
-def _start(config: ConfigDict, run_json: Mapping[str, Any], started: bool) -> Pretrained | None:
+def _start(config: ConfigDict, run_json: Mapping[str, Any],
+           has_started: bool) -> Pretrained | None:
   """The model to start from; fills in the sizes that the config leaves to it.
 
   A run that has started takes them from its run.json and needs no model.
   """
-  earlier = run_json['config']['model'] if run_json else {}
   with config.unlocked():
-    for name, value in earlier.items():
+    for name, value in run_json['config']['model'].items() if run_json else ():
       if config.model.get(name) is None:
         config.model[name] = value
-  model = initial.load(config) if config.init_from and not started else None
+  model = initial.load(config) if config.init_from and not has_started else None
   if model:
     initial.adopt_sizes(config, model)
   unset = [name for name, value in config.model.items() if value is None]
   if unset:
     raise UserError(f'model.{unset[0]} is not set: this config takes it from a model, give its '
                     'folder as init_from')
-  if config.task != 'pretrain' and not config.init_from and not started:
+  if config.task != 'pretrain' and not config.init_from and not has_started:
     raise UserError('init_from is not set: fine-tuning starts from a pretrained model')
   if config.model.add_tokens and not config.init_from:
     raise UserError(f'model.add_tokens={config.model.add_tokens} extends the vocabulary of another '
                     'model: give its folder as init_from')
   return model
-
-
-def _check_same_run(workdir: epath.Path, config: FrozenConfigDict, job: Job,
-                    run_json: Mapping[str, Any]) -> list[drift.Change]:
-  """The fields that differ from those of the run in `workdir`, if there is one.
-
-  Raises:
-    UserError: it is another run, or read other rows.
-  """
-  if not run_json:
-    return []
-  if run_json['records'] != job.records:
-    raise UserError(f'{workdir} was trained on other rows (their digest was {run_json["records"]}, '
-                    f'now it is {job.records}): use another --workdir')
-  return drift.check(str(workdir), drift.changes(run_json['config'], config.to_dict()), job.fed_by,
-                     config.allow_schedule_change)
 
 
 def _write_run(workdir: epath.Path, config: FrozenConfigDict, job: Job,
@@ -240,12 +219,3 @@ def _summary(config: FrozenConfigDict, job: Job, mesh: Mesh,
   yield 'workdir', str(folder)
   if folder.local != folder.path:
     yield 'kept here', str(folder.local)
-
-
-def _initial(config: FrozenConfigDict, job: Job) -> Iterator:
-  """Functions that change fresh parameters, one after another."""
-  if job.start:
-    yield initial.from_model(job.start, config.init_from or config.teacher,
-                             config.model.get('reinit_layers', 0))
-  if config.model.embedding_init:
-    yield initial.from_word_vectors(config.model.embedding_init, job.tokenizer)

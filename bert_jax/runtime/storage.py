@@ -136,22 +136,19 @@ def download(remote: epath.Path) -> epath.Path:
 class Folder:
   """A folder that may be in a bucket; its files are kept on this machine and uploaded whole.
 
+  The constructor makes no folder yet.
+
   Attributes:
     path: the folder.
     local: its files on this machine; the same as `path` if that is local.
+    apart: names in it that others write straight to the bucket; they are not copied.
+    process: number of this process; only the first one uploads.
   """
 
   def __init__(self, path: epath.Path, apart: Collection[str] = (), process: int = 0):
-    """Makes no folder yet.
-
-    Args:
-      path: the folder.
-      apart: names in it that others write straight to the bucket; they are not copied.
-      process: number of this process; only the first one uploads.
-    """
     self.path = path
-    self._apart = frozenset(apart)
-    self._process = process
+    self.apart = frozenset(apart)
+    self.process = process
     self._uploaded: dict[str, tuple[int, int]] = {}  # `_state` of the files that the bucket has
     remote = is_remote(os.fspath(path))
     self.local = local_folder(f'{os.fspath(path)}#{process}') if remote else path
@@ -164,7 +161,7 @@ class Folder:
     if self.local is self.path:
       return
     tops = self.path.iterdir() if self.path.exists() else ()
-    tops = [top for top in tops if top.name not in self._apart]
+    tops = [top for top in tops if top.name not in self.apart]
     remote = {path.relative_to(self.path).as_posix(): path
               for top in tops for path in (_files(top) if top.is_dir() else [top])}
     self.local.mkdir(parents=True, exist_ok=True)
@@ -182,7 +179,7 @@ class Folder:
 
   def push(self):
     """Uploads the files that changed since the last time."""
-    if self.local is self.path or self._process:
+    if self.local is self.path or self.process:
       return
     for path in _files(self.local):
       name, state = path.relative_to(self.local).as_posix(), _state(path)

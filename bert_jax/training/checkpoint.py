@@ -108,12 +108,9 @@ class Checkpoints:
                     f'{free / 1e6:,.1f} MB are free', directory)
 
   def restore(self, abstract: TrainState) -> tuple[TrainState, int]:
-    """The state of the newest sound checkpoint, and its step.
+    """The state of the newest sound checkpoint, with the shardings of `abstract`, and its step.
 
     Damaged ones, the best one too, are named and moved into `damaged/` of the workdir.
-
-    Args:
-      abstract: ShapeDtypeStructs with shardings.
 
     Raises:
       UserError: the checkpoint is of another model, or none is sound.
@@ -249,10 +246,10 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
   """The parameters of a workdir's best or else newest checkpoint on one device, and its step.
 
   Args:
-    workdir: of the run that made it.
+    workdir: of a run.
     abstract: ShapeDtypeStructs of the parameters.
-    step: of the checkpoint to read instead.
-    allow_older: if the checkpoint is damaged, take the next sound one, and say so.
+    step: reads the checkpoint of this step instead.
+    allow_older: if the checkpoint is damaged, reads the next sound one, and says so.
 
   Raises:
     UserError: there is none, it is damaged, or it is of another model.

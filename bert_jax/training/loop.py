@@ -47,19 +47,9 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
           clock: Callable[[], float] = time.monotonic):
   """Trains `task` on `data` for `train_steps` steps, from the newest checkpoint if there is one.
 
-  Args:
-    task, data: what to train, and on what.
-    mesh, sharding: the devices, and the preset that splits parameters over them.
+  Args (the others are fields of the config, see config.py):
     workdir: takes metrics.jsonl, tensorboard/ and curves.png.
-    checkpoints: of the run.
-    optimizer: with its schedule.
-    seed: of the parameters, the masks and the dropout.
     train_steps: length of the whole run.
-    log_every, eval_every, checkpoint_every: steps between two of each; the last step has all.
-    keep_best: score that decides which parameters stay in best/; '' = none.
-    profile_steps: first and last step of a trace; () = none.
-    log_batch_digest: log a digest of the rows of every step.
-    loader_workers: processes that make batches; 0 = a thread.
     initial: functions that change fresh parameters, applied in turn if there is no checkpoint.
     clock: seconds, for the speed in the metrics.
 
