@@ -1,6 +1,6 @@
-"""The fields that every config has, with their defaults, and the checks before a run.
+"""The fields of a config with their defaults, and the checks before a run.
 
-A file in `configs/` starts from one of the functions here and changes what its claim needs.
+A file in `configs/` starts from `pretraining` or `finetuning` and changes the fields of its claim.
 Any field can be given on the command line: --config.optimizer.learning_rate=2e-4.
 """
 
@@ -31,17 +31,17 @@ from bert_jax.training.optimizer import OptimizerConfig
 TASKS = ('pretrain', *HEAD_TASKS, 'sentence_embedding')
 
 # The published sizes: BERT's own (Devlin et al. 2019) and the compact ones of Turc et al. 2019
-# (https://arxiv.org/abs/1908.08962). The width of a head is 64 in all, the feed-forward 4 D wide.
+# (https://arxiv.org/abs/1908.08962): (N, D). All have heads of width 64 and a feed-forward of 4 D.
 SIZES = {
     'tiny': (2, 128), 'mini': (4, 256), 'small': (4, 512), 'medium': (8, 512),
     'base': (12, 768), 'large': (24, 1024),
 }
 
-_LARGEST = 2**32 - 1  # of a whole number: seeds have 32 bits
+_LARGEST = 2**32 - 1  # bound on whole numbers: seeds have 32 bits
 
 
 def model(size: str | BertConfig) -> ConfigDict:
-  """The group `model`: the fields of a `BertConfig`, commented there, and a few for its start."""
+  """The group `model` of a size: the fields of a `BertConfig`, and others for its start."""
   if isinstance(size, str):
     layers, width = SIZES[size]
     size = BertConfig(num_layers=layers, hidden_size=width, num_heads=width // 64,
@@ -75,7 +75,7 @@ def bert_config(group: ConfigDict) -> BertConfig:
 
 
 def _run(task: str) -> ConfigDict:
-  """The fields that the runs of all tasks have."""
+  """The fields of all tasks."""
   c = ConfigDict()
   c.task = task  # pretrain, sequence_classification, token_classification, question_answering, ...
   c.seed = 0  # of the parameters, the rows, the masks and the dropout
@@ -89,19 +89,19 @@ def _run(task: str) -> ConfigDict:
   c.log_every = 100  # steps between lines of metrics.jsonl
   c.eval_every = 10_000  # steps between evaluations on held-out data; always one at the end
   c.checkpoint_every = 5_000  # steps between checkpoints; always one at the end
-  # A run that goes on with another schedule (steps, phases, rows, optimizer) is refused without it.
+  # Needed if a run goes on with another schedule (steps, phases, rows, optimizer).
   c.allow_schedule_change = False
   c.keep_checkpoints = 3  # the newest ones that stay
   c.keep_every = 0  # checkpoints at multiples of so many steps stay too; 0 = none
-  # The score of an evaluation whose best checkpoint is kept too, in best/: the highest, or the
-  # lowest of a loss or error; predict uses it. '' = none.
+  # A score of the evaluations; best/ keeps the checkpoint with the highest, or the lowest of a loss
+  # or error, and predict uses it. '' = none.
   c.keep_best = ''
   c.profile_steps = ()  # (first, last) step to trace into tensorboard/, for its profile page
-  c.log_batch_digest = False  # True = metrics.jsonl has a digest of the rows of every step
+  c.log_batch_digest = False  # True = write a digest of the rows of every step to metrics.jsonl
   # A workdir, checkpoint, Hugging Face folder or hub name whose parameters and vocabulary to start
   # from; a checkpoint of this run wins.
   c.init_from = ''
-  c.platform = 'auto'  # auto, cpu, gpu, tpu: a named one that is not there stops the run
+  c.platform = 'auto'  # auto, cpu, gpu, tpu; a named one without a device stops the run
   c.mesh = ConfigDict({'replica': 1, 'data': -1, 'model': 1})  # devices on each axis; -1 = the rest
   c.sharding = 'tp'  # dp, fsdp, tp, fsdp_tp: how parameters are split (tp with mesh.model=1 is dp)
   c.data = ConfigDict({'loader_workers': 0})  # processes that make rows; 0 = a thread of this one
@@ -116,8 +116,8 @@ def pretraining(size: str | BertConfig) -> ConfigDict:
   c.batch_size = 256
   c.phases = ((900_000, 128, 256), (100_000, 512, 256))
   c.eval_batches = 100  # most batches of an evaluation; 0 = every held-out row
-  # mlm_nsp, mlm_sop, mlm, replaced_tokens, distillation; '' = what data.sequences or an ELECTRA is
-  # made for.
+  # mlm_nsp, mlm_sop, mlm, replaced_tokens, distillation; '' = the one of data.sequences, or
+  # ELECTRA's.
   c.objective = ''
   c.teacher = ''  # of distillation: a model, as init_from
   c.model = model(size)
@@ -130,9 +130,9 @@ def pretraining(size: str | BertConfig) -> ConfigDict:
   c.data.text_column = 'text'  # of JSON objects or a tfds data set
   c.data.language = 'en'  # for splitting into sentences (ISO 639); words too in zh
   c.data.lines_are_sentences = False  # True = the text is split already
-  c.data.tokenizer = 'wordpiece'  # what to train: wordpiece, sentencepiece, bpe (of bytes)
+  c.data.tokenizer = 'wordpiece'  # to train: wordpiece, sentencepiece, bpe (of bytes)
   c.data.lowercase = True  # lower-case the text and strip its accents (WordPiece alone strips)
-  c.data.heldout = 0.02  # share of the documents that is kept for evaluation (10,000 at most)
+  c.data.heldout = 0.02  # fraction of the documents for evaluation (10,000 at most)
   c.masking = ConfigDict(dataclasses.asdict(MaskingConfig()))
   return c.lock()
 

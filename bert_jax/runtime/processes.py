@@ -165,28 +165,28 @@ def meet(name: str, seconds: float = START_SECONDS):
                  f'{seconds:.0f} s') from e
 
 
-def agree(what: str, value: str):
+def agree(name: str, value: str):
   """Raises UserError if the processes have different values; names the first that differs."""
   client = _state().client
   if client is None:
     return
-  client.key_value_set(f'bert_jax/{what}/{jax.process_index()}', value)
-  meet(what)
-  first = client.blocking_key_value_get(f'bert_jax/{what}/0', 10_000)
+  client.key_value_set(f'bert_jax/{name}/{jax.process_index()}', value)
+  meet(name)
+  first = client.blocking_key_value_get(f'bert_jax/{name}/0', 10_000)
   for i in range(1, jax.process_count()):
-    other = client.blocking_key_value_get(f'bert_jax/{what}/{i}', 10_000)
+    other = client.blocking_key_value_get(f'bert_jax/{name}/{i}', 10_000)
     if other != first:
-      raise UserError(f'process {i} has another {what} than process 0: {_difference(first, other)}')
+      raise UserError(f'process {i} has another {name} than process 0: {_difference(first, other)}')
 
 
-def from_first(what: str, value: str) -> str:
+def from_first(name: str, value: str) -> str:
   """The value of process 0; the others wait for it."""
   client = _state().client
   if client is None:
     return value
   if not jax.process_index():
-    client.key_value_set(f'bert_jax/{what}', value)
-  return client.blocking_key_value_get(f'bert_jax/{what}', int(1000 * START_SECONDS))
+    client.key_value_set(f'bert_jax/{name}', value)
+  return client.blocking_key_value_get(f'bert_jax/{name}', int(1000 * START_SECONDS))
 
 
 def gathered(value: float) -> list[float]:
