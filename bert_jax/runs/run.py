@@ -38,6 +38,7 @@ from bert_jax.runtime import processes
 from bert_jax.runtime import sealed
 from bert_jax.runtime import storage
 from bert_jax.training import checkpoint
+from bert_jax.training import integrity
 from bert_jax.training import loop
 from bert_jax.training import metrics_log
 from bert_jax.training import optimizer as optimizer_lib
@@ -83,7 +84,11 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
       try:
         config = _train(config, optimizer, workdir, given, notes)
       except KeyboardInterrupt as e:
-        raise KeyboardInterrupt(checkpoint.newest(workdir)) from e
+        steps = integrity.steps(workdir / 'checkpoints')
+        raise KeyboardInterrupt(
+            f': the newest checkpoint is that of step {max(steps)}, run the same command to go on'
+            if steps else f': {workdir} holds no checkpoint yet, the same command starts again'
+        ) from e
       if config.task != 'pretrain':
         finetune.finish(config, workdir)
 
@@ -116,7 +121,7 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
 
   # ---- The config and the job: nothing changes them afterwards -----------------------------------
   config_lib.set_dtype(config, mesh)
-  model = _start(config, run_json, has_started=checkpoint.has_checkpoint(path))
+  model = _start(config, run_json, has_started=bool(integrity.steps(path / 'checkpoints')))
   config_lib.check_sizes(config)
   for phase in config_lib.phases_of(config):
     mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,

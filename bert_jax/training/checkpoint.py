@@ -216,19 +216,6 @@ def _save(manager: _Manager, step: int, items: Mapping[str, Any], **more: Any):
   manager.save(step, args=ocp.args.Composite(**saved, **{integrity.ITEM: description}), force=True)
 
 
-def has_checkpoint(workdir: epath.Path) -> bool:
-  """True if a workdir has a complete checkpoint; asks the folder alone, no other process."""
-  return bool(integrity.steps(workdir / 'checkpoints'))
-
-
-def newest(workdir: epath.Path) -> str:
-  """The end of a message about an interrupted run: the checkpoint from which it goes on."""
-  steps = integrity.steps(workdir / 'checkpoints')
-  if not steps:
-    return f': {workdir} holds no checkpoint yet, the same command starts again'
-  return f': the newest checkpoint is that of step {max(steps)}, run the same command to go on'
-
-
 def on_one_device(abstract: Any) -> Any:
   """ShapeDtypeStructs on this process's first device."""
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

@@ -90,17 +90,16 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
     console.print_summary([('resumed', f'from step {first_step}{again}')])
   state = state._replace(frozen=state_lib.place(nn.unbox(task.frozen), abstract.frozen))
 
-  # ---- Beside the steps: SIGTERM, rows, metrics; closed in the reverse order ---------------------
+  # ---- Beside the steps: SIGTERM, rows, metrics. They are closed in reverse order ----------------
   with contextlib.ExitStack() as stack:
+    closed_at_end = lambda resource: stack.enter_context(contextlib.closing(resource))
     stack.callback(workdir.push)
-    notice = stack.enter_context(contextlib.closing(preemption.Notice()))
-    batches = stack.enter_context(contextlib.closing(
-        loader.batches(data.rows, first_step, train_steps, loader_workers)))
-    log = stack.enter_context(contextlib.closing(metrics_log.MetricsLog(
+    notice = closed_at_end(preemption.Notice())
+    batches = closed_at_end(loader.batches(data.rows, first_step, train_steps, loader_workers))
+    log = closed_at_end(metrics_log.MetricsLog(
         workdir.local, first_step=first_step, last_step=train_steps,
-        active=jax.process_index() == 0)))
-    trace = stack.enter_context(contextlib.closing(
-        profiler.Profiler(profile_steps, workdir.local / 'tensorboard')))
+        active=jax.process_index() == 0))
+    trace = closed_at_end(profiler.Profiler(profile_steps, workdir.local / 'tensorboard'))
     lines = metric_lines.MetricLines(clock)
     health = health_lib.Health(train_steps)
     write_line = functools.partial(
