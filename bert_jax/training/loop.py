@@ -61,8 +61,9 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
   # ---- Programs ----------------------------------------------------------------------------------
   transform = optimizer_lib.make_optimizer(optimizer, train_steps)
   init, abstract = state_lib.make_init(task, transform, mesh, sharding)
-  train_step = state_lib.make_train_step(task, transform, mesh, sharding, abstract, seed=seed,
-                                         accumulation=optimizer.accumulation)
+  train_step = state_lib.make_train_step(
+      task, transform, mesh=mesh, preset=sharding, abstract=abstract, seed=seed,
+      accumulation=optimizer.accumulation)
 
   # ---- State: a checkpoint of this run wins over `initial`, which wins over random parameters ----
   newest = checkpoints.latest()
