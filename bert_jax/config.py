@@ -1,19 +1,22 @@
-"""The fields that every config has, with their defaults, and the checks before a run.
+"""The fields of a config with their defaults, and the checks before a run.
 
-A file in `configs/` starts from one of the functions here and changes what its claim needs.
+A file in `configs/` starts from `pretraining` or `finetuning` and changes the fields of its claim.
 Any field can be given on the command line: --config.optimizer.learning_rate=2e-4.
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import difflib
 import math
 from typing import Any
 
+from flax import traverse_util
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from ml_collections import config_dict
 
+from bert_jax import errors
 from bert_jax.data import phases as phases_lib
 from bert_jax.data.phases import Phases
 from bert_jax.data.windows import SEQUENCES
@@ -28,20 +31,17 @@ from bert_jax.training.optimizer import OptimizerConfig
 TASKS = ('pretrain', *task_list.ALL)
 
 # The published sizes: BERT's own (Devlin et al. 2019) and the compact ones of Turc et al. 2019
-# (https://arxiv.org/abs/1908.08962). The width of a head is 64 in all, the feed-forward 4 D wide.
+# (https://arxiv.org/abs/1908.08962): (N, D). All have heads of width 64 and a feed-forward of 4 D.
 SIZES = {
     'tiny': (2, 128), 'mini': (4, 256), 'small': (4, 512), 'medium': (8, 512),
     'base': (12, 768), 'large': (24, 1024),
 }
 
-_LARGEST = 2**32 - 1  # of a whole number: seeds have 32 bits
+_LARGEST = 2**32 - 1  # bound on whole numbers: seeds have 32 bits
 
 
 def model(size: str | BertConfig) -> ConfigDict:
-  """The group `model`: the fields of a `BertConfig`, each commented there, of a published size.
-
-  And those that say how its parameters begin.
-  """
+  """The group `model` of a size: the fields of a `BertConfig`, and others for its start."""
   if isinstance(size, str):
     layers, width = SIZES[size]
     size = BertConfig(num_layers=layers, hidden_size=width, num_heads=width // 64,
@@ -53,7 +53,7 @@ def model(size: str | BertConfig) -> ConfigDict:
 
 
 def sizes_of_init_from(group: ConfigDict):
-  """Leaves the sizes in the group `model` to the model that the run starts from."""
+  """Unsets the sizes in the group `model`: the run takes them from `init_from`."""
   group.architecture = config_dict.placeholder(str)
   for field in ('vocab_size', 'hidden_size', 'num_layers', 'num_heads', 'intermediate_size',
                 'max_positions', 'type_vocab_size'):
@@ -63,7 +63,7 @@ def sizes_of_init_from(group: ConfigDict):
 
 
 def set_dtype(config: ConfigDict, mesh: Mesh):
-  """Sets what model.dtype='auto' stands for on the devices of a mesh; a CPU loses by bfloat16."""
+  """Replaces model.dtype='auto' by the faster type on the devices of a mesh."""
   if config.model.dtype == 'auto':
     on_cpu = mesh.devices.flat[0].platform == 'cpu'
     config.model.dtype = 'float32' if on_cpu else 'bfloat16'
@@ -75,7 +75,7 @@ def bert_config(group: ConfigDict) -> BertConfig:
 
 
 def _run(task: str) -> ConfigDict:
-  """The fields that the runs of all tasks have."""
+  """The fields of all tasks."""
   c = ConfigDict()
   c.task = task  # pretrain, sequence_classification, token_classification, question_answering, ...
   c.seed = 0  # of the parameters, the rows, the masks and the dropout
@@ -89,19 +89,19 @@ def _run(task: str) -> ConfigDict:
   c.log_every = 100  # steps between lines of metrics.jsonl
   c.eval_every = 10_000  # steps between evaluations on held-out data; always one at the end
   c.checkpoint_every = 5_000  # steps between checkpoints; always one at the end
-  # A run that goes on with another schedule (steps, phases, rows, optimizer) is refused without it.
+  # Needed if a run goes on with another schedule (steps, phases, rows, optimizer).
   c.allow_schedule_change = False
   c.keep_checkpoints = 3  # the newest ones that stay
   c.keep_every = 0  # checkpoints at multiples of so many steps stay too; 0 = none
-  # The score of an evaluation whose best checkpoint is kept too, in best/: the highest, or the
-  # lowest of a loss or error; predict uses it. '' = none.
+  # A score of the evaluations; best/ keeps the checkpoint with the highest, or the lowest of a loss
+  # or error, and predict uses it. '' = none.
   c.keep_best = ''
   c.profile_steps = ()  # (first, last) step to trace into tensorboard/, for its profile page
-  c.log_batch_digest = False  # True = metrics.jsonl has a digest of the rows of every step
+  c.log_batch_digest = False  # True = write a digest of the rows of every step to metrics.jsonl
   # A workdir, checkpoint, Hugging Face folder or hub name whose parameters and vocabulary to start
   # from; a checkpoint of this run wins.
   c.init_from = ''
-  c.platform = 'auto'  # auto, cpu, gpu, tpu: a named one that is not there stops the run
+  c.platform = 'auto'  # auto, cpu, gpu, tpu; a named one without a device stops the run
   c.mesh = ConfigDict({'replica': 1, 'data': -1, 'model': 1})  # devices on each axis; -1 = the rest
   c.sharding = 'tp'  # dp, fsdp, tp, fsdp_tp: how parameters are split (tp with mesh.model=1 is dp)
   c.data = ConfigDict({'loader_workers': 0})  # processes that make rows; 0 = a thread of this one
@@ -116,8 +116,8 @@ def pretraining(size: str | BertConfig) -> ConfigDict:
   c.batch_size = 256
   c.phases = ((900_000, 128, 256), (100_000, 512, 256))
   c.eval_batches = 100  # most batches of an evaluation; 0 = every held-out row
-  # mlm_nsp, mlm_sop, mlm, replaced_tokens, distillation; '' = what data.sequences or an ELECTRA is
-  # made for.
+  # mlm_nsp, mlm_sop, mlm, replaced_tokens, distillation; '' = the one of data.sequences, or
+  # ELECTRA's.
   c.objective = ''
   c.teacher = ''  # of distillation: a model, as init_from
   c.model = model(size)
@@ -130,9 +130,9 @@ def pretraining(size: str | BertConfig) -> ConfigDict:
   c.data.text_column = 'text'  # of JSON objects or a tfds data set
   c.data.language = 'en'  # for splitting into sentences (ISO 639); words too in zh
   c.data.lines_are_sentences = False  # True = the text is split already
-  c.data.tokenizer = 'wordpiece'  # what to train: wordpiece, sentencepiece, bpe (of bytes)
+  c.data.tokenizer = 'wordpiece'  # to train: wordpiece, sentencepiece, bpe (of bytes)
   c.data.lowercase = True  # lower-case the text and strip its accents (WordPiece alone strips)
-  c.data.heldout = 0.02  # share of the documents that is kept for evaluation (10,000 at most)
+  c.data.heldout = 0.02  # fraction of the documents for evaluation (10,000 at most)
   c.masking = ConfigDict(dataclasses.asdict(MaskingConfig()))
   return c.lock()
 
@@ -165,17 +165,13 @@ def finetuning(task: str) -> ConfigDict:
   return c.lock()
 
 
-def flat(config: ConfigDict, prefix: str = '') -> dict[str, Any]:
+def flat(config: ConfigDict) -> dict[str, Any]:
   """The value of every field under its full name: optimizer.learning_rate."""
-  values = {}
-  for name, value in config.items():
-    values |= (flat(value, f'{prefix}{name}.') if isinstance(value, ConfigDict)
-               else {prefix + name: value})
-  return values
+  return traverse_util.flatten_dict(config.to_dict(), sep='.')
 
 
 def check_overrides(config: ConfigDict, arguments: list[str]):
-  """Raises UserError for a --config.FIELD of the command line that is no field of `config`."""
+  """Raises UserError for a --config.FIELD of the command line that `config` does not have."""
   fields = list(flat(config))
   for argument in arguments:
     name = argument.lstrip('-').partition('=')[0]
@@ -194,12 +190,12 @@ def check_overrides(config: ConfigDict, arguments: list[str]):
 
 
 def fit_phases(config: ConfigDict, given: Mapping[str, Any]) -> list[str]:
-  """Has phases share another number of steps than their own, and the warmup keep its share.
+  """Scales phases, in place, to another number of train_steps; and a warmup to a shorter run.
 
-  Two flags shorten a run of two phases then: --config.train_steps and, if at all, the warmup.
+  So --config.train_steps alone shortens a run of two phases.
 
   Args:
-    config: changed in place.
+    config: of the run.
     given: fields of the command line, with the values that the config file has for them.
 
   Returns:
@@ -224,61 +220,51 @@ def fit_phases(config: ConfigDict, given: Mapping[str, Any]) -> list[str]:
   return notes
 
 
-def _check_task(config: ConfigDict):
-  if config.task not in TASKS:
-    raise UserError(f'task={config.task!r} is unknown: use {", ".join(TASKS)}')
-  own = (pretraining('base') if config.task == 'pretrain' else finetuning(config.task))
+def check(config: ConfigDict):
+  """Raises UserError for a value that no run can have."""
+  errors.require_choice('task', config.task, TASKS)
+  own = pretraining('base') if config.task == 'pretrain' else finetuning(config.task)
   others = set(own.data) ^ set(config.data)
   if others:
     raise UserError(f'task={config.task} does not fit this config (data.{min(others)} is for '
                     'another task): give the --config of this task')
-
-
-def check(config: ConfigDict):
-  """Raises UserError for a value that no run can have."""
-  _check_task(config)
   for name, value in flat(config).items():
-    if isinstance(value, float) and not math.isfinite(value):
-      raise UserError(f'{name}={value} must be a finite number')
-    if (isinstance(value, int) or name == 'train_epochs') and value > _LARGEST:
-      raise UserError(f'{name}={value} must be at most {_LARGEST}')
-  for name in ('batch_size', 'max_len', 'log_every', 'keep_checkpoints'):
-    if config[name] < 1:
-      raise UserError(f'{name}={config[name]} must be at least 1')
-  for name in ('train_steps', 'train_epochs', 'seed', 'eval_every', 'checkpoint_every',
-               'keep_every'):
-    if config[name] < 0:
-      raise UserError(f'{name}={config[name]} must not be negative')
-  if bool(config.train_steps) == bool(config.train_epochs):
-    raise UserError(f'train_steps={config.train_steps} and train_epochs={config.train_epochs}: '
-                    'give one of them and set the other to 0')
+    if isinstance(value, float):
+      errors.require(math.isfinite(value), f'{name}={value} must be a finite number')
+    if isinstance(value, int) or name == 'train_epochs':
+      errors.require(value <= _LARGEST, f'{name}={value} must be at most {_LARGEST}')
+  _check_at_least(1, config, ('batch_size', 'max_len', 'log_every', 'keep_checkpoints'))
+  _check_at_least(0, config, ('train_steps', 'train_epochs', 'seed', 'eval_every',
+                              'checkpoint_every', 'keep_every'))
+  errors.require(bool(config.train_steps) != bool(config.train_epochs),
+                 f'train_steps={config.train_steps} and train_epochs={config.train_epochs}: '
+                 'give one of them and set the other to 0')
   for length in _lengths(config):
-    if length < 8:
-      raise UserError(f'max_len={length} is too short for [CLS] A [SEP] B [SEP]: give at least 8')
-  if config.data.loader_workers < 0:
-    raise UserError(f'data.loader_workers={config.data.loader_workers} must not be negative')
+    errors.require(length >= 8, f'max_len={length} is too short for [CLS] A [SEP] B [SEP]: give at '
+                                'least 8')
+  _check_at_least(0, config.data, ('loader_workers',), group='data.')
   (_check_pretraining if config.task == 'pretrain' else _check_finetuning)(config)
+
+
+def _check_at_least(least: int, fields: ConfigDict, names: Sequence[str], group: str = ''):
+  rule = f'must be at least {least}' if least else 'must not be negative'
+  errors.require_each(fields, names, lambda value: value >= least, rule, group)
 
 
 def _check_pretraining(config: ConfigDict):
   MaskingConfig(**config.masking)
-  for name in ('eval_every', 'checkpoint_every'):
-    if config[name] < 1:
-      raise UserError(f'{name}={config[name]} must be at least 1')
-  if config.eval_batches < 0:
-    raise UserError(f'eval_batches={config.eval_batches} must not be negative')
+  _check_at_least(1, config, ('eval_every', 'checkpoint_every'))
+  _check_at_least(0, config, ('eval_batches',))
   if config.train_epochs and config.phases:
     raise UserError('phases are counted in steps: give train_steps, not train_epochs, with them')
-  if config.data.sequences not in SEQUENCES:
-    raise UserError(f'data.sequences={config.data.sequences!r} is unknown: use '
-                    f'{", ".join(SEQUENCES)}')
+  errors.require_choice('data.sequences', config.data.sequences, SEQUENCES)
   name = catalogue.name_of(config.objective, config.data.sequences,
                            config.model.architecture or 'bert')
   if (name == 'distillation') != bool(config.teacher):
     raise UserError(f'objective={config.objective!r} and teacher={config.teacher!r}: distillation '
                     'needs the folder of a teacher, other objectives have none')
-  if not 0 <= config.data.heldout < 1:
-    raise UserError(f'data.heldout={config.data.heldout} must lie in [0, 1)')
+  errors.require_each(config.data, ('heldout',), lambda share: 0 <= share < 1,
+                      'must lie in [0, 1)', 'data.')
 
 
 def _check_finetuning(config: ConfigDict):
@@ -291,7 +277,7 @@ def _check_finetuning(config: ConfigDict):
 
 
 def phases_of(config: ConfigDict, train_steps: int = 0) -> Phases:
-  """The phases of a run; where steps are not counted yet (train_epochs), of one step."""
+  """The phases of a run; while train_epochs are not counted in steps yet, one phase of one step."""
   return Phases.create(config.phases, train_steps or config.train_steps or 1, config.max_len,
                        config.batch_size)
 
@@ -301,15 +287,15 @@ def _lengths(config: ConfigDict) -> list[int]:
 
 
 def check_sizes(config: ConfigDict):
-  """Raises UserError for what the model, whose sizes are known by now, cannot have."""
+  """Raises UserError for fields that do not fit the model, whose sizes are known by now."""
   bert = bert_config(config.model)
-  counted = {'optimizer.layer_decay': config.optimizer.layer_decay != 1,
-             'optimizer.frozen_layers': config.optimizer.frozen_layers > 0,
-             'model.reinit_layers': config.model.get('reinit_layers', 0) > 0}
-  for name in (name for name, given in counted.items() if given):
-    if bert.stacked_layers != bert.num_layers:
-      raise UserError(f'{name} counts layers of one kind with parameters of their own: '
-                      f'model.architecture={bert.architecture} has others')
+  counts_layers = {'optimizer.layer_decay': config.optimizer.layer_decay != 1,
+                   'optimizer.frozen_layers': config.optimizer.frozen_layers > 0,
+                   'model.reinit_layers': config.model.get('reinit_layers', 0) > 0}
+  for name, counts in counts_layers.items():
+    errors.require(not counts or bert.stacked_layers == bert.num_layers,
+                   f'{name} counts layers of one kind with parameters of their own: '
+                   f'model.architecture={bert.architecture} has others')
   if config.optimizer.frozen_layers > config.model.num_layers:
     raise UserError(f'optimizer.frozen_layers={config.optimizer.frozen_layers} is above '
                     f'model.num_layers={config.model.num_layers}')

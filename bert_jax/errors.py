@@ -1,4 +1,4 @@
-"""How the commands end: one line on standard error and an exit status that a script can act on.
+"""Errors, and the end of a command: one line on standard error and an exit status for scripts.
 
   0   done
   2   a mistake in what was given: never worth retrying, nothing was lost or written over
@@ -8,10 +8,12 @@
 
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Sequence
 import errno
 import os
 import signal
 import sys
+from typing import Any
 import warnings
 
 from absl import app
@@ -26,7 +28,7 @@ _STORAGE = {'the disk is full': (errno.ENOSPC, errno.EDQUOT),
             'the disk cannot be written': (errno.EROFS, errno.EIO, errno.ESTALE)}
 
 
-before_end: list[Callable[[], None]] = []  # called before a process ends without unwinding
+before_end: list[Callable[[], None]] = []  # called before `_end` ends the process
 
 
 class UserError(Exception):
@@ -34,7 +36,7 @@ class UserError(Exception):
 
 
 class Failed(Exception):
-  """Something broke that is no mistake of the user's. The message says in one line what to do."""
+  """A failure that is no mistake of the user's. The message says in one line what to do."""
 
 
 class Preempted(Exception):
@@ -52,6 +54,14 @@ def require_choice(name: str, value: str, choices: Collection[str]):
   require(value in choices, f'{name}={value!r} is unknown: use {", ".join(choices)}')
 
 
+def require_each(fields: Any, names: Sequence[str], holds: Callable[[Any], bool], rule: str,
+                 group: str = ''):
+  """Raises a UserError unless `holds` is true for each of the named fields; `rule` says it."""
+  for name in names:
+    value = getattr(fields, name)
+    require(holds(value), f'{group}{name}={value} {rule}')
+
+
 def _end(message: str, status: int):
   print(f'bert_jax: {" ".join(str(message).split())}', file=sys.stderr, flush=True)
   for action in before_end:
@@ -62,7 +72,7 @@ def _end(message: str, status: int):
 
 
 def storage_trouble(error: BaseException | None) -> str:
-  """What is wrong with the storage if that caused `error`, also where a library has wrapped it."""
+  """Names the trouble of the storage that caused `error`, even if a library wrapped it; or ''."""
   while error is not None:
     text = str(error).lower()
     for what, numbers in _STORAGE.items():
@@ -74,10 +84,10 @@ def storage_trouble(error: BaseException | None) -> str:
 
 
 def quiet_storage():
-  """Leaves out what orbax and tensorstore print beside an error that they raise: pages of it."""
+  """Drops the pages that orbax and tensorstore print besides the error that they raise."""
 
   def unraisable(args):
-    # A reader or writer that outlives what it was for.
+    # A reader or writer that outlives its purpose.
     code = getattr(args.object, 'cr_code', None)
     if str(args.exc_value) != 'Event loop is closed' and not (code and 'orbax' in code.co_filename):
       sys.__unraisablehook__(args)
@@ -97,9 +107,9 @@ def run_command(main: Callable[[list[str]], None],
   """Runs a command's `main(argv)` with absl flags and the exit statuses above.
 
   Args:
-    main: gets what absl leaves of the command line.
+    main: gets the rest of the command line, without the flags.
     explain: may raise a better UserError for a flag that could not be parsed.
-    known_only: leave flags that are not known to `main`.
+    known_only: leave unknown flags to `main`.
   """
 
   def parse(argv):
@@ -116,7 +126,7 @@ def run_command(main: Callable[[list[str]], None],
     _end('stopped by SIGTERM: run the same command to go on', EXIT_PREEMPTED)
 
   def guarded(argv):
-    signal.signal(signal.SIGTERM, stopped)  # the training loop has one of its own
+    signal.signal(signal.SIGTERM, stopped)  # the training loop replaces it
     if not flags.FLAGS['verbosity'].present:
       logging.set_verbosity(logging.WARNING)  # orbax tells of every file at INFO
       quiet_storage()

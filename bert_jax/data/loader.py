@@ -1,7 +1,6 @@
 """Batches ahead of time: steps to rows in the background, through Grain."""
 
 from collections.abc import Callable
-import time
 from typing import Any
 
 from absl import flags
@@ -29,26 +28,3 @@ def batches(rows: Callable[[int], Any], first_step: int, last_step: int, workers
         grain.MultiprocessingOptions(workers, per_worker_buffer_size=ahead),
         worker_init_fn=pool.begin_worker)
   return iter(dataset)
-
-
-class Watched:
-  """Batches, and the time that the device was idle because they were late."""
-
-  def __init__(self, batches: grain.DatasetIterator, idle: Callable[[], bool],
-               clock: Callable[[], float] = time.monotonic):
-    """`idle` is True when the device has finished all its work."""
-    self._batches, self._idle, self._clock = batches, idle, clock
-    self.waited = 0.0  # seconds
-
-  def __iter__(self) -> 'Watched':
-    return self
-
-  def __next__(self) -> Any:
-    began = self._clock()
-    batch = next(self._batches)
-    if self._idle():  # a wait while the device works costs nothing
-      self.waited += self._clock() - began
-    return batch
-
-  def close(self):
-    self._batches.close()

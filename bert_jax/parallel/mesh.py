@@ -1,4 +1,4 @@
-"""The device mesh: ('replica', 'data', 'model'), and how host batches come onto it."""
+"""The device mesh ('replica', 'data', 'model'), and host batches on it."""
 
 from collections.abc import Sequence
 import functools
@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
 
+from bert_jax import errors
 from bert_jax.errors import UserError
 from bert_jax.runtime import host
 
@@ -24,35 +25,30 @@ PLATFORMS = ('auto', 'cpu', 'gpu', 'tpu')
 
 
 def select_platform(platform: str):
-  """Makes JAX use `platform`; a named platform that is not there stops the run.
-
-  Raises:
-    UserError: an unknown platform, or one without a device here.
-  """
-  if platform not in PLATFORMS:
-    raise UserError(f'platform={platform!r} is unknown: use {", ".join(PLATFORMS)}')
+  """Makes JAX use `platform`; raises UserError if it is unknown or has no device here."""
+  errors.require_choice('platform', platform, PLATFORMS)
   if platform != 'auto':
-    # Of several names JAX would ask for all.
+    # One name alone: with several, JAX demands them all.
     gpu = 'cuda' if glob.glob('/dev/nvidia[0-9]*') or not glob.glob('/dev/kfd') else 'rocm'
     jax.config.update('jax_platforms', gpu if platform == 'gpu' else platform)
   try:
-    found = jax.default_backend()
-  except (RuntimeError, AssertionError) as e:  # CUDA's plugin asserts, without a word
+    backend = jax.default_backend()
+  except (RuntimeError, AssertionError) as e:  # CUDA's plugin asserts, without a message
     raise UserError(f'platform={platform!r} has no device here: {e}'.rstrip(': ')) from e
-  if platform == 'auto' and found == 'cpu' and host.has_accelerator():
+  if platform == 'auto' and backend == 'cpu' and host.has_accelerator():
     raise UserError('there is an accelerator here, but JAX finds only CPUs: install '
                     'requirements-tpu.txt or requirements-gpu.txt (or another process holds it), '
                     'or give --config.platform=cpu')
-  if platform not in ('auto', found):
-    raise UserError(f'platform={platform!r} has no device here: JAX finds {found!r}')
+  if platform not in ('auto', backend):
+    raise UserError(f'platform={platform!r} has no device here: JAX finds {backend!r}')
 
 
 def make_mesh(replica: int = 1, data: int = -1, model: int = 1, *,
               devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """A mesh over all devices, or over those given; one axis may be -1 and takes the rest.
+  """A mesh over `devices`, by default all; one axis may be -1 and takes the rest.
 
   Raises:
-    UserError: sizes that the number of devices does not fit, or slices that replicas would share.
+    UserError: sizes that do not fit the number of devices, or replicas that share a slice.
   """
   sizes = [replica, data, model]
   devices = jax.devices() if devices is None else devices
@@ -65,10 +61,10 @@ def make_mesh(replica: int = 1, data: int = -1, model: int = 1, *,
   if math.prod(sizes) != len(devices):
     raise UserError(f'mesh {named} (replica x data x model) does not fit the {len(devices)} '
                     'devices')
-  # Auto: Linen's constraints need it; Explicit axes are the default of make_mesh.
+  # Linen's constraints need Auto axes; the default of jax.make_mesh is Explicit.
   auto = (AxisType.Auto,) * len(AXES)
   if devices[0].device_kind == 'TPU v4' and any(d.core_on_chip for d in devices):
-    # Ahead of time the compiler shows the two cores of this chip, which make_mesh has no order for.
+    # Ahead of time the compiler shows both cores of this chip, which jax.make_mesh cannot order.
     return Mesh(np.reshape(devices, sizes), AXES, axis_types=auto)
   slices = len({getattr(d, 'slice_index', 0) for d in devices})
   if sizes[0] % slices:
@@ -116,8 +112,8 @@ class Feed(NamedTuple):
   """
 
   places: tuple[int, ...] = (0,)  # of its devices along the batch axes, ascending
-  of: int = 1  # places
-  first: bool = True  # of the processes that feed these parts
+  of: int = 1  # number of places
+  first: bool = True  # True in the first of the processes that feed these parts
 
   def rows(self, batch_size: int) -> np.ndarray:
     """The numbers of these rows in a batch."""
@@ -126,25 +122,25 @@ class Feed(NamedTuple):
 
 @functools.lru_cache
 def feed(mesh: Mesh) -> Feed:
-  """What this process feeds."""
-  of_place = mesh.devices.reshape(mesh.shape['replica'] * mesh.shape['data'], -1)
-  holders = [{device.process_index for device in devices} for devices in of_place]
+  """The parts that this process feeds."""
+  devices_at = mesh.devices.reshape(mesh.shape['replica'] * mesh.shape['data'], -1)
+  feeders = [{device.process_index for device in devices} for devices in devices_at]
   me = jax.process_index()
-  places = tuple(i for i, processes in enumerate(holders) if me in processes)
-  return Feed(places, len(holders), all(me == min(holders[i]) for i in places))
+  places = tuple(i for i, processes in enumerate(feeders) if me in processes)
+  return Feed(places, len(feeders), all(me == min(feeders[i]) for i in places))
 
 
 def put_batch(batch: Any, mesh: Mesh) -> Any:
   """Places this process's rows of a batch, a tree of host arrays [rows, ...], on the mesh."""
-  sharding, held = batch_sharding(mesh), feed(mesh)
+  sharding, mine = batch_sharding(mesh), feed(mesh)
 
   def put(x):
-    size = len(x) // len(held.places)  # rows at each place
+    size = len(x) // len(mine.places)  # rows at each place
 
-    def at(index):
-      start = held.places.index((index[0].start or 0) // size) * size
+    def rows_at(index):
+      start = mine.places.index((index[0].start or 0) // size) * size
       return x[start:start + size]
 
-    return jax.make_array_from_callback((size * held.of, *x.shape[1:]), sharding, at)
+    return jax.make_array_from_callback((size * mine.of, *x.shape[1:]), sharding, rows_at)
 
   return jax.tree.map(put, batch)

@@ -1,6 +1,6 @@
-"""Logical axis names to mesh axes: the one place that knows how a preset splits the model.
+"""Logical axis names to mesh axes: the only file that knows how a preset splits the model.
 
-The modules name what an axis means ('embed', 'heads', ...); a preset says where it lives.
+The modules name the meaning of an axis ('embed', 'heads', ...); a preset maps it to the mesh.
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,15 @@ from flax import linen as nn
 import jax
 from jax.sharding import Mesh
 
+from bert_jax import errors
 from bert_jax.errors import UserError
 from bert_jax.parallel.mesh import BATCH_AXES
 
 Rules = tuple[tuple[str, Any], ...]
 
-# Parameters that a preset splits over the data axis / the model axis. Activations carry names of
-# their own ('batch', 'seq', 'embed_act'), because 'embed' of a parameter may be split over 'data'
-# while the width of an activation is whole.
+# Axes of parameters that a preset splits over the data axis / the model axis. Activations have
+# names of their own ('batch', 'seq', 'embed_act'), because 'embed' of a parameter may be split over
+# 'data' while the width of an activation is whole.
 _OVER_DATA = {'embed': 'data'}
 _OVER_MODEL = {'vocab': 'model', 'heads': 'model', 'mlp': 'model'}
 PRESETS = {'dp': {}, 'fsdp': _OVER_DATA, 'tp': _OVER_MODEL,
@@ -39,14 +40,13 @@ def rules(preset: str) -> Rules:
 
   With mesh.model=1, tp is dp and fsdp_tp is fsdp. mesh.replica only ever splits rows.
   """
-  if preset not in PRESETS:
-    raise UserError(f'sharding={preset!r} is unknown: use {", ".join(PRESETS)}')
+  errors.require_choice('sharding', preset, PRESETS)
   axes = {name: None for name in _LOGICAL_AXES} | PRESETS[preset]
   return (('batch', BATCH_AXES), *axes.items())
 
 
 def shardings(abstract_boxed: Any, mesh: Mesh, preset: str) -> Any:
-  """NamedShardings of a tree from `jax.eval_shape`, by the logical axes that its leaves carry."""
+  """NamedShardings of a tree from `jax.eval_shape`, by the logical axes of its boxes."""
   specs = nn.get_partition_spec(abstract_boxed)
   return nn.logical_to_mesh_sharding(specs, mesh, rules(preset))
 
@@ -67,7 +67,7 @@ def check_divides(tree: Any, shardings: Any, preset: str):
 
 @contextlib.contextmanager
 def in_context(mesh: Mesh, preset: str) -> Iterator[None]:
-  """What asks for the mesh and the preset's rules finds these."""
+  """Sets the mesh and the preset's rules for the code inside."""
   with jax.set_mesh(mesh), nn.logical_axis_rules(rules(preset)):
     yield
 
@@ -75,7 +75,7 @@ def in_context(mesh: Mesh, preset: str) -> Iterator[None]:
 def with_mesh(function, mesh: Mesh, preset: str, **jit_options):
   """`jax.jit(function)`, traced and run with the mesh and the preset's rules in context.
 
-  Without them Linen's `with_logical_constraint` does nothing and says nothing.
+  Without them Linen's `with_logical_constraint` silently does nothing.
   """
 
   def traced(*args):
@@ -97,22 +97,21 @@ def with_mesh(function, mesh: Mesh, preset: str, **jit_options):
 
 
 def parts(name: str) -> int:
-  """Into how many parts the chips in context split a logical axis; 1 without a mesh."""
+  """The number of parts into which the mesh in context splits a logical axis; 1 without a mesh."""
   mesh = jax.sharding.get_abstract_mesh()
   axis = None if mesh.empty else nn.logical_to_mesh_axes((name,))[0]
   return mesh.shape[axis] if axis else 1
 
 
 def on_each_chip(function, inputs: Sequence[tuple[str | None, ...]], output: tuple[str, ...]):
-  """`function` run by each chip on its own part of the arguments and of the result.
+  """Runs `function` on each chip, on its own part of the arguments and of the result.
 
-  What the compiler cannot split, a kernel, has to be split by hand. Without a mesh in context it is
-  `function` itself.
+  The compiler cannot split a kernel itself. Without a mesh in context, returns `function`.
 
   Args:
     function: of arrays, to one array.
     inputs: the logical axes of each argument.
-    output: those of the result.
+    output: the logical axes of the result.
   """
   if jax.sharding.get_abstract_mesh().empty:
     return function
@@ -121,5 +120,5 @@ def on_each_chip(function, inputs: Sequence[tuple[str | None, ...]], output: tup
 
 
 def batch_divisor(mesh: Mesh) -> int:
-  """What the rows of a batch have to be divisible by."""
+  """The number of parts into which the mesh splits the rows of a batch."""
   return math.prod(mesh.shape[axis] for axis in BATCH_AXES)

@@ -1,4 +1,4 @@
-"""What the chips can do, and slices of them that need not be here."""
+"""Figures of chips, and TPU slices to compile for without having them."""
 
 from collections.abc import Sequence
 import importlib.util
@@ -13,7 +13,7 @@ from bert_jax.errors import UserError
 
 
 class Chip(NamedTuple):
-  """What a device can do at most, by its maker's figures."""
+  """Peak figures of a device, by its maker."""
 
   flops: float  # dense bf16 FLOP/s
   memory: float  # bytes of HBM
@@ -21,8 +21,8 @@ class Chip(NamedTuple):
   network: float  # bytes/s to the other chips of a slice or host, sent at once on all links
 
 
-# By the name that JAX has for the device. TPU, per chip: cloud.google.com/tpu/docs; GPU: NVIDIA's
-# data sheets, without sparsity.
+# By JAX's name of the device. TPU, per chip: cloud.google.com/tpu/docs; GPU: NVIDIA's data sheets,
+# without sparsity.
 _V5E = Chip(197e12, 16 * 2**30, 819e9, 200e9)
 _V5P = Chip(459e12, 95 * 2**30, 2765e9, 600e9)
 _V6E = Chip(918e12, 32 * 2**30, 1640e9, 448e9)
@@ -43,7 +43,7 @@ _CHIPS = {
     'NVIDIA H200 NVL': Chip(835e12, 141e9, 4800e9, 450e9),
 }
 
-# Slices that can be rented; the compiler knows more of the same generations.
+# Slices for rent; the compiler knows more of the same generations.
 KNOWN = {
     'v4': ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8'),
     'v5e': ('1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16'),
@@ -54,9 +54,9 @@ KNOWN = {
 
 
 def chip_of(devices: Sequence[jax.Device]) -> Chip | None:
-  """What each of these devices can do: a chip, or a core of it; None if that is not known."""
+  """The figures of each of these devices, a chip or a core of it; None if they are not known."""
   kind = devices[0].device_kind
-  # GPUs may add their memory: 'NVIDIA H100 80GB HBM3', which is neither the PCIe nor the NVL form.
+  # GPUs may add their memory: 'NVIDIA H100 80GB HBM3' is neither the PCIe nor the NVL form.
   names = [name for name in _CHIPS
            if kind == name or name.startswith('NVIDIA') and kind.startswith(name)]
   if not names:
@@ -67,23 +67,23 @@ def chip_of(devices: Sequence[jax.Device]) -> Chip | None:
 
 
 def memory_limit(device: jax.Device) -> float:
-  """What a device here has, in bytes; infinite for a TPU, whose compiler knows."""
+  """The memory of a device here in bytes; infinite for a TPU, whose compiler knows it."""
   if device.platform == 'tpu':
     return math.inf
-  if device.platform == 'cpu':  # all fake devices of a machine share its memory
+  if device.platform == 'cpu':  # all CPU devices share the machine's memory
     return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / jax.device_count()
   return device.memory_stats()['bytes_limit']
 
 
 def num_chips(devices: Sequence[jax.Device]) -> int:
-  """How many chips the devices are on; some TPUs have two cores that JAX sees as two devices."""
+  """The number of chips of the devices; JAX sees the two cores of some TPUs as two devices."""
   return len({(getattr(d, 'slice_index', 0), *getattr(d, 'coords', (d.id,))) for d in devices})
 
 
 def get(name: str, slices: int = 1) -> list[jax.Device]:
-  """The devices of a TPU slice by its name (v5e:4x4), to compile for; none of them has to be here.
+  """The devices of a TPU slice by its name (v5e:4x4), to compile for; none has to be here.
 
-  With `slices` those of several, joined by the network of the data centre.
+  With `slices` the devices of several slices, which the network of the data centre joins.
 
   Raises:
     UserError: an unknown slice, or libtpu is not installed.

@@ -19,7 +19,7 @@ _CONFIG = config_flags.DEFINE_config_file(
 
 
 def is_given() -> bool:
-  """Whether there is a --config."""
+  """True if the command line has a --config."""
   return flags.FLAGS['config'].value is not None
 
 
@@ -30,7 +30,7 @@ def get() -> ConfigDict:
     UserError: the file cannot be loaded.
   """
   path = config_flags.get_config_filename(flags.FLAGS['config'])
-  if not pathlib.Path(path).is_file():  # ml_collections says so when it is used, at length
+  if not pathlib.Path(path).is_file():  # ml_collections would say so at length
     raise errors.UserError(f'--config={path} is no file')
   config = _CONFIG.value
   for name in given():  # a shell expands ~ at the beginning of a word only
@@ -47,7 +47,7 @@ def given() -> dict[str, Any]:
 
 
 def explain(argv: list[str], error: Exception):
-  """Says what is wrong with the file, or names the nearest field where an override is misspelt."""
+  """Raises UserError with the mistake in the file, or the field nearest to a misspelt override."""
   del error
   path = next((a.partition('=')[2] for a in argv if a.startswith(('--config=', '-config='))), None)
   if not path or not pathlib.Path(path).is_file():
@@ -57,6 +57,6 @@ def explain(argv: list[str], error: Exception):
   except errors.UserError:
     raise
   except Exception as e:  # whatever the code in it does
-    what = 'it has no get_config()' if isinstance(e, KeyError) else f'{type(e).__name__}: {e}'
-    raise errors.UserError(f'--config={path} cannot be loaded: {what}') from e
+    reason = 'it has no get_config()' if isinstance(e, KeyError) else f'{type(e).__name__}: {e}'
+    raise errors.UserError(f'--config={path} cannot be loaded: {reason}') from e
   config_lib.check_overrides(config, argv[1:])

@@ -1,9 +1,9 @@
-"""What a run trains, ready for the loop."""
+"""A run that is ready for the training loop."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
-from typing import NamedTuple
 
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.interop.pretrained import Pretrained
@@ -11,8 +11,9 @@ from bert_jax.tasks.task import Task
 from bert_jax.tasks.task import TaskData
 
 
-class Job(NamedTuple):
-  """A task with its data, and what has to be known of it besides."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+  """A task with its data, and facts about both."""
 
   task: Task
   data: TaskData
@@ -24,4 +25,4 @@ class Job(NamedTuple):
   parameters: int  # of the encoder and what is trained on top, but for a new classifier
   steps: str  # in words
   lengths: Sequence[int]  # L of the rows
-  kept: Mapping[str, Any]  # what run.json keeps for those who load the model
+  kept: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # more fields of run.json

@@ -1,13 +1,12 @@
-"""Fields of the command line that have no effect in a run: each is refused, with what to give.
+"""Fields of the command line that have no effect in a run: each is refused, with its reason.
 
-A default without effect is fine: a config file serves many runs. One table says what has none and
-when; a field that is added to a config and is not used in every run gets a row here.
+A default without effect is fine: a config file serves many runs. `RULES` and `RULES_WITH_DATA` are
+the tables of such fields; a new field that not every run uses gets a row there.
 """
 
 from collections.abc import Callable
 from collections.abc import Iterable
 import dataclasses
-from typing import Any
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -20,12 +19,21 @@ from bert_jax.labelled import glue
 from bert_jax.model import architectures
 from bert_jax.runs.job import Job
 
+_PRETRAINING, _FINETUNING = 'pretraining', 'fine-tuning'
+
 
 class Rule(NamedTuple):
   """When fields have no effect."""
 
   fields: tuple[str, ...]
-  reason: Callable[..., str]  # of the config (and the job): why they have none; '' = they have one
+  reason: Callable[..., str | bool]  # of the config (and the job); false = they have an effect
+  runs: tuple[str, ...] = (_PRETRAINING, _FINETUNING)
+
+
+def _by_records(c: ConfigDict) -> str:
+  return dataset.is_prepared(c.data.source) and (
+      f'data.source={c.data.source} is a folder of token records: give the flag to '
+      'bert_jax.prepare')
 
 
 def _by_vocabulary(c: ConfigDict) -> str:
@@ -34,32 +42,23 @@ def _by_vocabulary(c: ConfigDict) -> str:
   if c.data.vocab:
     return f'no vocabulary is trained, data.vocab={c.data.vocab} is given: leave one of them out'
   name = 'init_from' if c.init_from else 'teacher'
-  return (f'the text is read with the vocabulary of {name}={c[name]}'
-          if c[name] else '')
+  return c[name] and f'the text is read with the vocabulary of {name}={c[name]}'
 
 
 def _by_lowercase(c: ConfigDict) -> str:
   if not c.data.vocab or dataset.is_prepared(c.data.source):
     return _by_vocabulary(c)
   kind = tokenizer_lib.load(c.data.vocab, c.data.lowercase).kind
-  return '' if kind == 'wordpiece' else (
+  return kind != 'wordpiece' and (
       f'data.vocab={c.data.vocab} is a {kind} model, which says itself what it does with capitals')
-
-
-def _by_records(c: ConfigDict) -> str:
-  if dataset.is_prepared(c.data.source):
-    return (f'data.source={c.data.source} is a folder of token records: give the flag to '
-            'bert_jax.prepare')
-  return ''
 
 
 def _by_language(c: ConfigDict) -> str:
   if c.data.language.startswith('zh') or _by_records(c):
     return _by_records(c)
-  if c.data.lines_are_sentences or c.data.format == 'wikitext':
-    given = 'lines_are_sentences' if c.data.lines_are_sentences else 'format'
-    return f'data.{given}={c.data[given]} says where sentences end'
-  return ''
+  if c.data.lines_are_sentences:
+    return f'data.lines_are_sentences={c.data.lines_are_sentences} says where sentences end'
+  return c.data.format == 'wikitext' and 'data.format=wikitext says where sentences end'
 
 
 def _by_format(c: ConfigDict) -> str:
@@ -73,120 +72,108 @@ def _by_text_column(c: ConfigDict) -> str:
   if _by_records(c) or c.data.source.startswith('tfds:'):
     return _by_records(c)
   files = [] if c.data.source == 'builtin' else corpus.find_files(c.data.source)
-  return '' if any(corpus.format_of(file, c.data.format) == 'jsonl' for file in files) else (
+  return all(corpus.format_of(file, c.data.format) != 'jsonl' for file in files) and (
       f'data.source={c.data.source} is plain text: only JSON lines (data.format=jsonl) and tfds '
       'have columns')
 
 
 def _by_benchmark(c: ConfigDict) -> str:
-  if c.data.format.startswith('glue') or c.data.format in ('swag', 'commonsenseqa'):
-    return f'data.format={c.data.format} names the columns and the labels itself: leave it out'
-  return ''
+  return (c.data.format.startswith('glue') or c.data.format in ('swag', 'commonsenseqa')) and (
+      f'data.format={c.data.format} names the columns and the labels itself: leave it out')
 
 
 def _by_problem(c: ConfigDict) -> str:
   return _by_benchmark(c) or (
-      'data.problem=regression has no labels: leave it out'
-      if c.data.get('problem') == 'regression' else '')
+      c.data.get('problem') == 'regression'
+      and 'data.problem=regression has no labels: leave it out')
 
 
 def _by_pair(c: ConfigDict) -> str:
   paired = c.data.text_pair_column or (
       c.data.format.startswith('glue') and glue.find(c.data.format).text_pair)
-  return 'of a pair of texts the longer one is cut: it is for single texts' if paired else ''
+  return paired and 'of a pair of texts the longer one is cut: it is for single texts'
 
 
 def _by_stride(c: ConfigDict) -> str:
   room = c.max_len - 4  # [CLS] question [SEP] window [SEP], a question of one token
-  return '' if c.data.doc_stride <= room else (
+  return c.data.doc_stride > room and (
       f'a window of max_len={c.max_len} holds at most {room} tokens of the text: give at most that')
 
 
-def _of_pretraining(reason: Callable[[ConfigDict], str]) -> Callable[[ConfigDict], str]:
-  return lambda c: reason(c) if c.task == 'pretrain' else ''
-
-
-def _of_finetuning(reason: Callable[[ConfigDict], str]) -> Callable[[ConfigDict], str]:
-  return lambda c: reason(c) if c.task != 'pretrain' else ''
-
-
-def _unit(unit: str) -> Callable[[ConfigDict], str]:
-  return lambda c: '' if c.masking.unit == unit else (
+def _by_unit(unit: str) -> Callable[[ConfigDict], str]:
+  return lambda c: c.masking.unit != unit and (
       f'it is for masking.unit={unit}, the unit is {c.masking.unit}')
 
 
-_BEFORE = (
+RULES = (
     Rule(('batch_size', 'max_len'), lambda c: c.phases and (
         f"phases={tuple(c.phases)} say it for every step: change these, or give "
         "--config.phases='()' too")),
-    Rule(('model.vocab_size', 'data.tokenizer'), _of_pretraining(_by_vocabulary)),
-    Rule(('model.vocab_size',), _of_finetuning(
-        lambda c: 'the vocabulary is that of init_from: leave it out')),
+    Rule(('model.vocab_size', 'data.tokenizer'), _by_vocabulary, (_PRETRAINING,)),
+    Rule(('model.vocab_size',), lambda c: 'the vocabulary is that of init_from: leave it out',
+         (_FINETUNING,)),
     Rule(('data.lowercase',), _by_lowercase),
     Rule(('data.heldout', 'data.lines_are_sentences'), _by_records),
     Rule(('data.language',), _by_language),
-    Rule(('data.format',), _of_pretraining(_by_format)),
-    Rule(('data.text_column',), _of_pretraining(_by_text_column)),
-    Rule(('masking.span_p', 'masking.span_max'), _unit('span')),
-    Rule(('masking.ngram_max',), _unit('ngram')),
-    Rule(('masking.random_by_frequency',), lambda c: '' if c.masking.replace_random else (
+    Rule(('data.format',), _by_format, (_PRETRAINING,)),
+    Rule(('data.text_column',), _by_text_column, (_PRETRAINING,)),
+    Rule(('masking.span_p', 'masking.span_max'), _by_unit('span')),
+    Rule(('masking.ngram_max',), _by_unit('ngram')),
+    Rule(('masking.random_by_frequency',), lambda c: not c.masking.replace_random and (
         'masking.replace_random=0 puts in no random token')),
     Rule(('model.type_vocab_size',), lambda c: (
-        f'model.architecture={c.model.architecture} has no segments'
-        if c.model.architecture in ('distilbert', 'modernbert') else '')),
-    Rule(('eval_every', 'keep_best', 'data.n_best', 'data.eval_columns'), _of_finetuning(
-        lambda c: '' if c.data.eval else 'nothing is evaluated: give data.eval')),
+        c.model.architecture in ('distilbert', 'modernbert')
+        and f'model.architecture={c.model.architecture} has no segments')),
+    Rule(('eval_every', 'keep_best', 'data.n_best', 'data.eval_columns'),
+         lambda c: not c.data.eval and 'nothing is evaluated: give data.eval', (_FINETUNING,)),
     Rule(('data.problem', 'data.skip_labels', 'data.text_column', 'data.text_pair_column',
-          'data.label_column', 'data.choices_column'), _of_finetuning(_by_benchmark)),
+          'data.label_column', 'data.choices_column'), _by_benchmark, (_FINETUNING,)),
     Rule(('data.labels', 'data.skip_labels'), _by_problem),
     Rule(('data.skip_labels',), lambda c: (
-        'it is for data.problem=single_label' if c.data.get('problem') == 'multi_label' else '')),
+        c.data.get('problem') == 'multi_label' and 'it is for data.problem=single_label')),
     Rule(('data.long',), _by_pair),
     Rule(('data.doc_stride',), _by_stride),
 )
-# What is known when the data is read.
-_WITH_DATA = (
+RULES_WITH_DATA = (  # their reasons take the job too
     Rule(('eval_every', 'eval_batches', 'keep_best'), lambda c, job: (
-        '' if job.data.has_held_out else 'no text is held out: give data.heldout, or records that '
-        'have some')),
-    Rule(('profile_steps',), lambda c, job: c.profile_steps and c.profile_steps[0] > job.train_steps
-         and f'the run has {job.train_steps} steps'),
-    Rule(('data.null_threshold',), lambda c, job: '' if job.data.null_threshold is not None else (
-        f'every question of data.train={c.data.train} has an answer')),
+        not job.data.has_held_out
+        and 'no text is held out: give data.heldout, or records that have some')),
+    Rule(('profile_steps',), lambda c, job: (
+        c.profile_steps and c.profile_steps[0] > job.train_steps
+        and f'the run has {job.train_steps} steps')),
+    Rule(('data.null_threshold',), lambda c, job: (
+        job.data.null_threshold is None
+        and f'every question of data.train={c.data.train} has an answer')),
 )
 
 
-def _check(rules: Iterable[Rule], given: Iterable[str], config: ConfigDict, *facts: Any):
+def _check(rules: Iterable[Rule], given: Iterable[str], config: ConfigDict, *job: Job):
+  run = _PRETRAINING if config.task == 'pretrain' else _FINETUNING
   for name in given:
     for rule in rules:
-      if name not in rule.fields:
+      if name not in rule.fields or run not in rule.runs:
         continue
       try:
-        reason = rule.reason(config, *facts)
-      except UserError:  # a file that cannot be read: who needs it says so
+        reason = rule.reason(config, *job)
+      except UserError:  # a file that cannot be read: its reader says so
         continue
       if reason:
         raise UserError(f'--config.{name} has no effect here: {reason}')
 
 
 def check(config: ConfigDict, given: Iterable[str]):
-  """Raises UserError for a field that was given and has no effect.
-
-  Args:
-    config: checked.
-    given: names of the fields of the command line.
-  """
+  """Raises UserError for a field on the command line that has no effect; `given` names them."""
   architecture = config.model.architecture
   if architecture in architectures.ALL:
-    known = {f.name for f in dataclasses.fields(architectures.ALL[architecture].config)}
-    known |= {'add_tokens', 'embedding_init', 'reinit_layers'}
+    fields = {f.name for f in dataclasses.fields(architectures.ALL[architecture].config)}
+    fields |= {'add_tokens', 'embedding_init', 'reinit_layers'}
     for name in given:
-      if name.startswith('model.') and name.partition('.')[2] not in known:
+      if name.startswith('model.') and name.partition('.')[2] not in fields:
         raise UserError(f'--config.{name} has no effect here: model.architecture={architecture} '
                         'has no such field')
-  _check(_BEFORE, given, config)
+  _check(RULES, given, config)
 
 
 def check_with_data(config: ConfigDict, given: Iterable[str], job: Job):
-  """The same for what only the data tells."""
-  _check(_WITH_DATA, given, config, job)
+  """The same for fields whose effect depends on the data."""
+  _check(RULES_WITH_DATA, given, config, job)

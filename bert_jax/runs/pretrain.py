@@ -1,4 +1,4 @@
-"""A pretraining run: corpus, vocabulary, rows."""
+"""A pretraining run: a corpus, an objective, masks."""
 
 import math
 
@@ -45,21 +45,17 @@ def _check_best(metric: str, data: PretrainingData):
   """Raises UserError now, not at the first evaluation, if no evaluation has this score."""
   if not data.has_held_out:
     raise UserError(f'keep_best={metric!r} needs held-out text: set data.heldout')
-  known = data.score_names()
-  if metric not in known:
+  names = data.score_names()
+  if metric not in names:
     raise UserError(f'keep_best={metric!r} is no score of the evaluation: it has '
-                    f'{", ".join(known)}')
+                    f'{", ".join(names)}')
 
 
 def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
              workdir: epath.Path) -> Job:
-  """Opens the corpus and makes the task.
+  """Opens the corpus, fills in the vocabulary of the config, and makes the task.
 
-  Args:
-    config: checked.
-    model: to start from; None = fresh, or from the run's own checkpoint.
-    mesh: of the run.
-    workdir: of the run.
+  `model` is that to start from; None = fresh parameters, or those of the run's own checkpoint.
 
   Raises:
     UserError: a mistake in the config or the corpus.
@@ -69,22 +65,22 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   if config.init_from or teacher:
     initial.adopt_vocabulary(config, model or teacher, workdir)
   corpus = dataset.open_corpus(config.data, config.model.vocab_size, workdir, jax.process_count())
-  # A given or a trained vocabulary may be smaller or larger than what the config asks for.
-  with config.unlocked():
+  with config.unlocked():  # a given or a trained vocabulary may have another size
     config.model.vocab_size = corpus.tokenizer.vocab_size
+  for what, name, other in (('init_from', config.init_from, model),
+                            ('teacher', config.teacher, teacher)):
+    if other:
+      initial.check_vocabulary(what, name, other, corpus.tokenizer, workdir / 'vocabulary')
   if model:
-    initial.check_vocabulary('init_from', config.init_from, model, corpus.tokenizer,
-                             workdir / 'vocabulary')
     initial.check_sizes(config, model)
-  train_steps = _train_steps(config, corpus)
-  phases = config_lib.phases_of(config, train_steps)
-  if teacher:
-    initial.check_vocabulary('teacher', config.teacher, teacher, corpus.tokenizer,
-                             workdir / 'vocabulary')
-  objective = catalogue.create(config.objective, config.data.sequences,
-                               config_lib.bert_config(config.model), teacher and teacher.config)
+
+  bert_config = config_lib.bert_config(config.model)
+  objective = catalogue.create(config.objective, config.data.sequences, bert_config,
+                               teacher and teacher.config)
   task = Pretraining(objective, masking_config, vocabulary(corpus, masking_config),
                      initial.frozen(teacher))
+  train_steps = _train_steps(config, corpus)
+  phases = config_lib.phases_of(config, train_steps)
   data = PretrainingData.create(
       task, corpus, phases, seed=config.seed, eval_batches=config.eval_batches,
       pack=config.data.pack, sequences=config.data.sequences, feed=mesh_lib.feed(mesh))
@@ -92,11 +88,8 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
     _check_best(config.keep_best, data)
   steps = f'{train_steps:,}: ' + ', then '.join(
       f'{p.steps:,} of {p.batch_size} rows of {p.max_len}' for p in phases)
-  start = model or (teacher and initial.student(teacher, config_lib.bert_config(config.model)))
-  return Job(task, data, train_steps, corpus.tokenizer, start, corpus.train.digest,
-             ('seed', 'data.pack', 'data.sequences'), objective.parameters(), steps,
-             [phase.max_len for phase in phases], {})
-
-
-def finish(config: ConfigDict, workdir: epath.Path):
-  """Nothing is left to do."""
+  return Job(
+      task=task, data=data, train_steps=train_steps, tokenizer=corpus.tokenizer,
+      start=model or (teacher and initial.student(teacher, bert_config)),
+      records=corpus.train.digest, fed_by=('seed', 'data.pack', 'data.sequences'),
+      parameters=objective.parameters(), steps=steps, lengths=[phase.max_len for phase in phases])

@@ -15,6 +15,7 @@ from etils import epath
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
+from ml_collections import FrozenConfigDict
 
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
@@ -37,105 +38,13 @@ from bert_jax.runtime import processes
 from bert_jax.runtime import sealed
 from bert_jax.runtime import storage
 from bert_jax.training import checkpoint
+from bert_jax.training import integrity
 from bert_jax.training import loop
 from bert_jax.training import metrics_log
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import profiler
 
-_VERSIONS = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
-
-
-def _earlier(workdir: epath.Path) -> dict[str, Any]:
-  """What run.json says; nothing if there is none."""
-  path = workdir / 'run.json'
-  return sealed.read(path) if path.exists() else {}
-
-
-def _check_same_run(workdir: epath.Path, config: ConfigDict, job: Job) -> list[drift.Change]:
-  """What differs from the run in `workdir`, if there is one.
-
-  Raises:
-    UserError: it is another run, or was fed other rows.
-  """
-  earlier = _earlier(workdir)
-  if not earlier:
-    return []
-  if earlier['records'] != job.records:
-    raise UserError(f'{workdir} was trained on other rows (their digest was {earlier["records"]}, '
-                    f'now it is {job.records}): use another --workdir')
-  return drift.check(str(workdir), drift.changes(earlier['config'], config.to_dict()), job.fed_by,
-                     config.allow_schedule_change)
-
-
-def _start(config: ConfigDict, workdir: epath.Path, started: bool) -> Pretrained | None:
-  """The model to start from; fills in what the config leaves to it, or to an earlier start.
-
-  A run that has started, with a checkpoint of its own, needs none.
-  """
-  earlier = _earlier(workdir).get('config')
-  with config.unlocked():
-    for name, value in earlier['model'].items() if earlier else ():
-      if config.model.get(name) is None:
-        config.model[name] = value
-  model = initial.load(config) if config.init_from and not started else None
-  if model:
-    initial.adopt_sizes(config, model)
-  unset = [name for name, value in config.model.items() if value is None]
-  if unset:
-    raise UserError(f'model.{unset[0]} is not set: this config takes it from a model, give its '
-                    'folder as init_from')
-  if config.task != 'pretrain' and not config.init_from and not started:
-    raise UserError('init_from is not set: fine-tuning starts from a pretrained model')
-  if config.model.add_tokens and not config.init_from:
-    raise UserError(f'model.add_tokens={config.model.add_tokens} extends the vocabulary of another '
-                    'model: give its folder as init_from')
-  return model
-
-
-def _agree(config: ConfigDict, workdir: epath.Path):
-  """Raises UserError if the processes of the run are not of one mind, or of one version."""
-  if jax.process_count() == 1:
-    return
-  source = hashlib.blake2b(digest_size=8)
-  for path in sorted(pathlib.Path(__file__).parents[1].rglob('*.py')):
-    source.update(path.read_bytes())
-  versions = {name: importlib.metadata.version(name) for name in _VERSIONS}
-  processes.agree('version', json.dumps(versions | {'bert_jax': source.hexdigest()}, indent=1))
-  processes.agree('config', json.dumps({'workdir': str(workdir), **config.to_dict()}, indent=1,
-                                       default=str))
-
-
-def _write_run(workdir: epath.Path, config: ConfigDict, job: Job):
-  if jax.process_index():
-    return
-  versions = {name: importlib.metadata.version(name) for name in _VERSIONS}
-  partial, tokenizer = workdir / 'run.json.partial', workdir / 'tokenizer'
-  if not tokenizer.exists() or _earlier(workdir).get('tokenizer') != sealed.digests(tokenizer):
-    job.tokenizer.save(tokenizer)  # a workdir has all that predict needs
-  command = shlex.join(['python', *sys.orig_argv[1:]])
-  content = {'command': command, 'config': config.to_dict(), 'records': job.records,
-             'versions': versions, 'tokenizer': sealed.digests(tokenizer), **job.kept}
-  partial.write_text(json.dumps(sealed.seal(content), indent=2) + '\n')
-  partial.replace(workdir / 'run.json')
-
-
-def _summary(config: ConfigDict, job: Job, mesh: Mesh,
-             folder: storage.Folder) -> Iterator[tuple[str, str]]:
-  """(what, value) lines that say what is about to run."""
-  c = job.task.model.config
-  yield 'model', (f'{c.architecture}, {job.parameters:,} parameters: {c.num_layers} layers of '
-                  f'{c.hidden_size}, {c.dtype}')
-  yield 'mesh', (f'{mesh.size} {mesh.devices.flat[0].device_kind}: '
-                 + ', '.join(f'{k} {v}' for k, v in mesh.shape.items())
-                 + f'; sharding {config.sharding}')
-  with sharding.in_context(mesh, config.sharding):
-    paths = attention.describe(c, job.lengths)
-  yield 'attention', paths
-  yield from job.data.describe()
-  yield 'steps', job.steps
-  yield 'workdir', str(folder)
-  if folder.local != folder.path:
-    yield 'kept here', str(folder.local)
+_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
 
 @pool.without_main_module()
@@ -143,7 +52,7 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
   """Trains what `config` says in `workdir`, or goes on with it.
 
   Args:
-    config: of the run; fields that are resolved are changed in it.
+    config: of the run; it stays as it is.
     workdir: local or gs://.
     given: the fields of the command line, with the values that the config file has for them; each
       must have an effect.
@@ -155,12 +64,13 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
     raise UserError('--workdir is empty: give the folder of the run')
   storage.check('--workdir', workdir)
   workdir = epath.Path(workdir).expanduser()
+  config = config.copy_and_resolve_references()
   notes = config_lib.fit_phases(config, given)
   config_lib.check(config)
   no_effect.check(config, given)
-  optimizer_config = optimizer_lib.OptimizerConfig(**config.optimizer)
+  optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
   if config.train_steps:
-    optimizer_lib.learning_rate(optimizer_config, config.train_steps)
+    optimizer_lib.learning_rate(optimizer, config.train_steps)
   sharding.rules(config.sharding)
   profiler.check(config.profile_steps)
   on_cpu = config.platform == 'cpu' or (config.platform == 'auto' and not host.has_accelerator())
@@ -172,44 +82,145 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
     _agree(config, workdir)
     with lock.held(workdir):
       try:
-        _train(config, workdir, given, notes)
+        config = _train(config, optimizer, workdir, given, notes)
       except KeyboardInterrupt as e:
-        raise KeyboardInterrupt(checkpoint.newest(workdir)) from e
-      (pretrain if config.task == 'pretrain' else finetune).finish(config, workdir)
+        steps = integrity.steps(workdir / 'checkpoints')
+        raise KeyboardInterrupt(
+            f': the newest checkpoint is that of step {max(steps)}, run the same command to go on'
+            if steps else f': {workdir} holds no checkpoint yet, the same command starts again'
+        ) from e
+      if config.task != 'pretrain':
+        finetune.finish(config, workdir)
 
 
-def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any], notes: Sequence[str]):
-  """The part that all processes do together."""
+def _agree(config: ConfigDict, workdir: epath.Path):
+  """Raises UserError if the processes of the run differ in their config or their versions."""
+  if jax.process_count() == 1:
+    return
+  source = hashlib.blake2b(digest_size=8)
+  for path in sorted(pathlib.Path(__file__).parents[1].rglob('*.py')):
+    source.update(path.read_bytes())
+  processes.agree('version', json.dumps(_versions() | {'bert_jax': source.hexdigest()}, indent=1))
+  processes.agree('config', json.dumps({'workdir': str(workdir), **config.to_dict()}, indent=1,
+                                       default=str))
+
+
+def _versions() -> dict[str, str]:
+  return {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: epath.Path,
+           given: Mapping[str, Any], notes: Sequence[str]) -> FrozenConfigDict:
+  """Resolves the config and trains; all processes do this together. Returns the whole config."""
   mesh = mesh_lib.make_mesh(**config.mesh)
-  config_lib.set_dtype(config, mesh)
   metrics_log.check_writable(path)
   folder = storage.Folder(path, checkpoint.APART, jax.process_index())
   folder.fetch()
-  workdir = folder.local  # of all but the checkpoints
-  model = _start(config, workdir, checkpoint.has_checkpoint(path))
+  workdir = folder.local  # of everything but the checkpoints
+  run_json = sealed.read(workdir / 'run.json') if (workdir / 'run.json').exists() else {}
+
+  # ---- The config and the job: nothing changes them afterwards -----------------------------------
+  config_lib.set_dtype(config, mesh)
+  model = _start(config, run_json, has_started=bool(integrity.steps(path / 'checkpoints')))
   config_lib.check_sizes(config)
   for phase in config_lib.phases_of(config):
     mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
                         config.model.num_heads)
-
   kind = pretrain if config.task == 'pretrain' else finetune
   job = kind.make_job(config, model, mesh, workdir)
   no_effect.check_with_data(config, given, job)
-  changed = _check_same_run(workdir, config, job)
-  checkpoints = checkpoint.Checkpoints(path, config.keep_checkpoints, config.keep_best,
-                                       config.keep_every, config.data.get('eval', ''))
+  config = FrozenConfigDict(config)
+
+  # ---- The run before in this workdir ------------------------------------------------------------
+  changes = []
+  if run_json:
+    if run_json['records'] != job.records:
+      raise UserError(f'{workdir} was trained on other rows (their digest was '
+                      f'{run_json["records"]}, now it is {job.records}): use another --workdir')
+    changes = drift.check(str(workdir), drift.changes(run_json['config'], config.to_dict()),
+                          job.fed_by, config.allow_schedule_change)
+  checkpoints = checkpoint.Checkpoints(
+      path, keep=config.keep_checkpoints, best=config.keep_best, every=config.keep_every,
+      judged_on=config.data.get('eval', ''))
   if (checkpoints.latest() or 0) > job.train_steps:
     raise UserError(f'{path} holds a run of {checkpoints.latest()} steps, more than train_steps='
                     f'{job.train_steps}: use another --workdir')
-  _write_run(workdir, config, job)
+
+  # ---- Training ----------------------------------------------------------------------------------
+  if not jax.process_index():
+    _write_run(workdir, config, job, run_json)
   folder.push()
   console.print_summary(_summary(config, job, mesh, folder))
   console.print_summary([('note', note) for note in notes])
-  console.print_summary([('changed', str(change)) for change in changed])
-  changes = []
+  console.print_summary([('changed', str(change)) for change in changes])
+  initial_changes = []
   if job.start:
-    changes.append(initial.from_model(job.start, config.init_from or config.teacher,
-                                      config.model.get('reinit_layers', 0)))
+    initial_changes.append(initial.from_model(job.start, config.init_from or config.teacher,
+                                              config.model.get('reinit_layers', 0)))
   if config.model.embedding_init and checkpoints.latest() is None:
-    changes.append(initial.from_word_vectors(config.model.embedding_init, job.tokenizer))
-  loop.train(job.task, job.data, config, job.train_steps, mesh, folder, checkpoints, changes)
+    initial_changes.append(initial.from_word_vectors(config.model.embedding_init, job.tokenizer))
+  loop.train(
+      job.task, job.data, mesh=mesh, sharding=config.sharding, workdir=folder,
+      checkpoints=checkpoints, optimizer=optimizer, seed=config.seed, train_steps=job.train_steps,
+      log_every=config.log_every, eval_every=config.eval_every,
+      checkpoint_every=config.checkpoint_every, keep_best=config.keep_best,
+      profile_steps=config.profile_steps, log_batch_digest=config.log_batch_digest,
+      loader_workers=config.data.loader_workers, initial=initial_changes)
+  return config
+
+
+def _start(config: ConfigDict, run_json: Mapping[str, Any],
+           has_started: bool) -> Pretrained | None:
+  """The model to start from; fills in the sizes that the config leaves to it.
+
+  A run that has started takes them from its run.json and needs no model.
+  """
+  with config.unlocked():
+    for name, value in run_json['config']['model'].items() if run_json else ():
+      if config.model.get(name) is None:
+        config.model[name] = value
+  model = initial.load(config) if config.init_from and not has_started else None
+  if model:
+    initial.adopt_sizes(config, model)
+  unset = [name for name, value in config.model.items() if value is None]
+  if unset:
+    raise UserError(f'model.{unset[0]} is not set: this config takes it from a model, give its '
+                    'folder as init_from')
+  if config.task != 'pretrain' and not config.init_from and not has_started:
+    raise UserError('init_from is not set: fine-tuning starts from a pretrained model')
+  if config.model.add_tokens and not config.init_from:
+    raise UserError(f'model.add_tokens={config.model.add_tokens} extends the vocabulary of another '
+                    'model: give its folder as init_from')
+  return model
+
+
+def _write_run(workdir: epath.Path, config: FrozenConfigDict, job: Job,
+               run_json: Mapping[str, Any]):
+  """Writes run.json and the tokeniser: with them a workdir has all that predict needs."""
+  partial, tokenizer = workdir / 'run.json.partial', workdir / 'tokenizer'
+  if not tokenizer.exists() or run_json.get('tokenizer') != sealed.digests(tokenizer):
+    job.tokenizer.save(tokenizer)
+  command = shlex.join(['python', *sys.orig_argv[1:]])
+  content = {'command': command, 'config': config.to_dict(), 'records': job.records,
+             'versions': _versions(), 'tokenizer': sealed.digests(tokenizer), **job.kept}
+  partial.write_text(json.dumps(sealed.seal(content), indent=2) + '\n')
+  partial.replace(workdir / 'run.json')
+
+
+def _summary(config: FrozenConfigDict, job: Job, mesh: Mesh,
+             folder: storage.Folder) -> Iterator[tuple[str, str]]:
+  """(name, value) lines about the run, printed before it starts."""
+  c = job.task.model.config
+  yield 'model', (f'{c.architecture}, {job.parameters:,} parameters: {c.num_layers} layers of '
+                  f'{c.hidden_size}, {c.dtype}')
+  yield 'mesh', (f'{mesh.size} {mesh.devices.flat[0].device_kind}: '
+                 + ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
+                 + f'; sharding {config.sharding}')
+  with sharding.in_context(mesh, config.sharding):
+    paths = attention.describe(c, job.lengths)
+  yield 'attention', paths
+  yield from job.data.describe()
+  yield 'steps', job.steps
+  yield 'workdir', str(folder)
+  if folder.local != folder.path:
+    yield 'kept here', str(folder.local)

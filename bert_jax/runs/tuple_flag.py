@@ -9,13 +9,13 @@ from ml_collections.config_flags import tuple_parser
 
 
 class Parser(tuple_parser.TupleParser):
-  """Tuples as Python writes them, or their elements between commas: whole numbers, else strings.
+  """Parses tuples as Python writes them, or whole numbers and strings between commas.
 
-  The parser of ml_collections takes a,b,c for one string.
+  The parser of ml_collections takes a,b,c for one string. Brackets that Python does not understand
+  raise a ValueError.
   """
 
   def parse(self, argument: Any) -> tuple:
-    """The tuple; raises ValueError for brackets that Python does not understand."""
     if not isinstance(argument, str):
       return super().parse(argument)
     text = argument.strip()

@@ -1,4 +1,4 @@
-"""What XLA compiled is kept between runs: a second start need not compile it again."""
+"""Compiled programs are kept on disk: a second start does not compile them again."""
 
 import contextlib
 import hashlib
@@ -9,35 +9,34 @@ import jax
 
 from bert_jax.runtime import host
 
-_MOST = 5 * 2**30  # bytes that are kept
-_LEAST = 0.2  # seconds of compiling that are worth a file
+_MOST_BYTES = 5 * 2**30
+_LEAST_SECONDS = 0.2  # of compiling that are worth a file
 
 
 def _machine() -> str:
-  """Names what the code is made for: a home folder may be shared by unlike CPUs."""
+  """Names the target of the code: a home folder may be shared by unlike CPUs."""
   if jax.default_backend() != 'cpu':
     return jax.default_backend()
-  described = platform.machine()
+  description = platform.machine()
   with contextlib.suppress(OSError):
-    text = pathlib.Path('/proc/cpuinfo').read_text()
-    described += ''.join(sorted({x for x in text.split('\n') if x.startswith(('flags', 'model'))}))
-  return 'cpu-' + hashlib.blake2b(described.encode(), digest_size=4).hexdigest()
+    lines = pathlib.Path('/proc/cpuinfo').read_text().split('\n')
+    description += ''.join(sorted({x for x in lines if x.startswith(('flags', 'model'))}))
+  return 'cpu-' + hashlib.blake2b(description.encode(), digest_size=4).hexdigest()
 
 
 def _drop_oldest(folder: pathlib.Path):
-  """Leaves the newest `_MOST` bytes."""
-  kept = 0
+  total = 0
   for path in sorted(folder.glob('*-cache'), key=lambda path: path.stat().st_mtime, reverse=True):
-    kept += path.stat().st_size
-    if kept > _MOST:
+    total += path.stat().st_size
+    if total > _MOST_BYTES:
       path.unlink(missing_ok=True)
 
 
 def keep():
-  """Keeps compiled programs in ~/.cache/bert_jax/compiled; to be called before the first compiles.
+  """Keeps compiled programs in ~/.cache/bert_jax/compiled; call it before the first compiles.
 
   JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=false keeps nothing.
-  Where no file can be written there is none.
+  If the folder cannot be written, nothing is kept.
   """
   if jax.config.jax_compilation_cache_dir:
     return
@@ -48,4 +47,4 @@ def keep():
   except OSError:
     return
   jax.config.update('jax_compilation_cache_dir', str(folder))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', _LEAST)
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', _LEAST_SECONDS)

@@ -1,4 +1,4 @@
-"""The machine of this process: its cache, its accelerators, and memory for computing on a CPU."""
+"""The machine of this process: its accelerators, cores, cache folder and freed memory."""
 
 import ctypes
 import glob
@@ -7,38 +7,40 @@ import pathlib
 
 from etils import epath
 
-# Of the memory that is kept: at most this share of the machine's, and so many times that of the
-# first steps, or more if it would be given back more often than after so many steps.
-_MOST, _MORE, _FIRST, _SELDOM = 0.5, 1.25, 3, 20
+# Upper bound on the freed memory that we keep, as a fraction of the machine's memory.
+_MOST_OF_MACHINE = 0.5
+_FIRST_STEPS = 3  # the limit starts from the memory that they need
+_HEADROOM = 1.25  # the limit is that memory times this factor
+_RARELY = 20  # steps; if memory is given back more often than this, the limit grows
 
 # Parameters of glibc's mallopt (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 
 def has_accelerator() -> bool:
-  """Whether the kernel shows a TPU or a GPU; asks without starting JAX."""
+  """True if the kernel shows a TPU or a GPU; does not start JAX."""
   return any(map(glob.glob, ('/dev/accel*', '/dev/vfio/[0-9]*', '/dev/nvidia[0-9]*', '/dev/kfd')))
 
 
 def cores() -> int:
-  """How many this process may use."""
+  """The number of cores that this process may use."""
   if hasattr(os, 'sched_getaffinity'):  # Linux
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
 
 
 def cache_folder() -> pathlib.Path:
-  """Where bert_jax keeps files of this machine that it can make again."""
+  """The folder for files of this machine that bert_jax can make again."""
   return pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache',
                       'bert_jax')
 
 
 def keep_freed_memory():
-  """Tells glibc to keep the memory that is freed, in one arena; elsewhere it does nothing.
+  """Tells glibc to keep freed memory, in one arena; does nothing without glibc.
 
-  XLA allocates the temporaries of every step anew. glibc would give each large block back to the
-  kernel and fault it in again page by page: a sixth to a quarter of a step's time on 2 cores.
-  To be called before JAX starts its threads: those that run keep arenas of their own.
+  XLA allocates the temporaries of every step anew. By default glibc returns each large block to the
+  kernel and faults it in again page by page: a sixth to a quarter of a step's time on 2 cores.
+  Call this before JAX starts its threads: running threads keep arenas of their own.
   """
   try:
     mallopt = ctypes.CDLL(None).mallopt
@@ -50,27 +52,29 @@ def keep_freed_memory():
 
 
 class FreedMemory:
-  """What is kept of it from one step to the next: what a step needs, and a quarter more.
+  """Gives freed memory back to the kernel if it exceeds the need of a step by a quarter.
 
-  Blocks of gigabytes do not always fit again into the holes that they left: kept for ever, 12 GB
-  were held where 4 are used. Where steps come to need more, memory is given back again and again
-  until the limit has grown to that; the step after it is a slow one.
+  Blocks of gigabytes do not always fit again into the holes that they left: without a limit a run
+  held 12 GB where it used 4. If steps come to need more, memory is given back again and again until
+  the limit has grown to the need; the step after each time is slow.
   """
 
   def __init__(self):
-    self._calls, self._given_back, self._limit = 0, -_SELDOM, 0.0
+    self._steps = 0
+    self._given_back_at = -_RARELY
+    self._limit = 0.0  # pages
 
   def after_step(self):
-    """To be called after each step; it costs microseconds until it acts."""
+    """Call this after each step; it costs microseconds unless it gives memory back."""
     try:
       pages = int(epath.Path('/proc/self/statm').read_text().split()[1])
-      self._calls += 1
-      if self._calls <= _FIRST:
-        self._limit = max(self._limit, _MORE * pages)
-      elif pages > min(self._limit, _MOST * os.sysconf('SC_PHYS_PAGES')):
+      self._steps += 1
+      if self._steps <= _FIRST_STEPS:
+        self._limit = max(self._limit, _HEADROOM * pages)
+      elif pages > min(self._limit, _MOST_OF_MACHINE * os.sysconf('SC_PHYS_PAGES')):
         ctypes.CDLL(None).malloc_trim(0)
-        if self._calls - self._given_back < _SELDOM:
-          self._limit *= _MORE
-        self._given_back = self._calls
+        if self._steps - self._given_back_at < _RARELY:
+          self._limit *= _HEADROOM
+        self._given_back_at = self._steps
     except (AttributeError, OSError, ValueError):
       return

@@ -1,8 +1,8 @@
-"""One run a workdir: a lock that names its holder and does not outlive it.
+"""One run per workdir: a lock that names its holder and ends with it.
 
-A local folder has the kernel's lock, which ends with its process. A bucket has an object that is
-written only if nobody else wrote it in between. Its holder writes it again every few seconds; a
-holder that stops doing so is gone. No clocks are compared.
+A local folder uses the kernel's lock, which ends with its process. A bucket holds an object with
+conditional writes. Its holder rewrites it every few seconds; a holder that stops is gone. No clocks
+are compared.
 """
 
 from collections.abc import Iterator
@@ -29,38 +29,25 @@ from bert_jax.runtime import storage
 
 NAME = '.lock'
 BEAT_SECONDS = 15  # between two writes of the holder of a bucket
-STALE_SECONDS = 120  # without a write the holder is gone
+STALE_SECONDS = 120  # a holder that has not written for so long is gone
 
 
 class _Held(Exception):
-  """Another run holds the lock; the argument says who."""
+  """Another run holds the lock; the argument describes it."""
 
 
-def _me() -> dict[str, Any]:
+def _this_process() -> dict[str, Any]:
   since = datetime.datetime.now(datetime.UTC)
   return {'host': socket.gethostname(), 'pid': os.getpid(), 'since': f'{since:%F %T} UTC'}
 
 
-def _parsed(content: bytes) -> dict[str, Any]:
-  """The holder that a lock names; nothing if it was released, or its holder died as it wrote."""
+def _parse(content: bytes) -> dict[str, Any]:
+  """The holder that a lock names; {} if it was released, or its holder died while writing."""
   try:
     holder = json.loads(content)
   except ValueError:
     return {}
   return holder if isinstance(holder, dict) and holder.keys() >= {'host', 'pid', 'since'} else {}
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-  """Silences C++: at its first read tensorstore tells standard error where its credentials are."""
-  stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-  try:
-    os.dup2(nowhere, 2)
-    yield
-  finally:
-    os.dup2(stderr, 2)
-    os.close(stderr)
-    os.close(nowhere)
 
 
 class _FolderLock:
@@ -71,17 +58,15 @@ class _FolderLock:
     self._lock = filelock.FileLock(self._path, blocking=False, thread_local=False)
 
   def acquire(self):
-    """Takes the lock; raises _Held if another process has it."""
     self._path.parent.mkdir(parents=True, exist_ok=True)
     try:
       self._lock.acquire()
     except filelock.Timeout:
-      raise _Held(_parsed(self._path.read_bytes())) from None
-    self._path.write_text(json.dumps(_me()))
+      raise _Held(_parse(self._path.read_bytes())) from None
+    self._path.write_text(json.dumps(_this_process()))
 
   def release(self):
-    """Lets the next run in. The file stays: a lock on a removed file excludes nobody."""
-    self._path.write_text('')
+    self._path.write_text('')  # the file stays: a lock on a removed file excludes nobody
     self._lock.release()
 
 
@@ -93,10 +78,12 @@ class _BucketLock:
     bucket, _, folder = os.fspath(workdir).removeprefix('gs://').strip('/').partition('/')
     self._store = tensorstore.KvStore.open(
         {'driver': 'gcs', 'bucket': bucket, 'path': f'{folder}/' if folder else ''}).result()
-    self._me, self._beats, self._generation = _me(), 0, b''
+    self._me = _this_process()
+    self._beats = 0
+    self._generation = b''  # of the object, as this process last read or wrote it
     self._ended = threading.Event()
     self._thread = threading.Thread(target=self._beat, daemon=True)
-    with _quiet():
+    with _without_stderr():  # at its first read tensorstore prints where its credentials are
       self._read()
 
   def _read(self) -> bytes:
@@ -105,7 +92,7 @@ class _BucketLock:
     return read.value
 
   def _write(self) -> bool:
-    """False if somebody else wrote since this process last did or read."""
+    """Returns False if another process wrote since this one last wrote or read."""
     self._beats += 1
     content = json.dumps({**self._me, 'beat': self._beats}).encode()
     written = self._store.write(NAME, content, if_equal=self._generation).result().generation
@@ -113,13 +100,9 @@ class _BucketLock:
     return bool(written)
 
   def acquire(self):
-    """Takes the lock; waits for a sign of life where it has a holder.
-
-    Raises:
-      _Held: another run lives.
-    """
+    """Takes the lock; if it has a holder, waits for a sign of life first."""
     content = self._read()
-    holder = _parsed(content)
+    holder = _parse(content)
     if holder and not self._is_gone(holder):
       print(f'bert_jax: {self._workdir} was locked by process {holder["pid"]} on {holder["host"]}: '
             f'waiting up to {STALE_SECONDS:.0f} s for a sign of life', file=sys.stderr, flush=True)
@@ -130,31 +113,43 @@ class _BucketLock:
           raise _Held(holder)
         content = now
     if not self._write():
-      raise _Held(_parsed(self._read()))
+      raise _Held(_parse(self._read()))
     self._thread.start()
 
   def _is_gone(self, holder: dict[str, Any]) -> bool:
-    """Whether the holder was a process of this machine that no longer runs."""
+    """True if the holder was a process of this machine that no longer runs."""
     return holder['host'] == socket.gethostname() and not pathlib.Path(
         f'/proc/{holder["pid"]}').exists() and pathlib.Path('/proc/self').exists()
 
   def _beat(self):
     while not self._ended.wait(BEAT_SECONDS):
       try:
-        mine = self._write()
+        is_mine = self._write()
       except Exception:  # each storage has errors of its own, and the next beat may get through
         continue
-      if not mine:
+      if not is_mine:
         print(f'bert_jax: another run took over {self._workdir}, because this one gave no sign of '
               f'life for {STALE_SECONDS:.0f} s: ended', file=sys.stderr, flush=True)
         os._exit(errors.EXIT_FAILED)
 
   def release(self):
-    """Lets the next run in; a bucket that cannot be reached lets it in by and by."""
     self._ended.set()
     self._thread.join()
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # if the bucket is out of reach, the lock grows stale
       self._store.write(NAME, None, if_equal=self._generation).result()
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+  """Silences C++ code too."""
+  stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+  try:
+    os.dup2(nowhere, 2)
+    yield
+  finally:
+    os.dup2(stderr, 2)
+    os.close(stderr)
+    os.close(nowhere)
 
 
 def _acquired(workdir: epath.Path) -> _FolderLock | _BucketLock:
@@ -178,25 +173,26 @@ def _acquired(workdir: epath.Path) -> _FolderLock | _BucketLock:
 
 @contextlib.contextmanager
 def held(workdir: epath.Path) -> Iterator[None]:
-  """Has the first process hold the lock of a workdir, for all processes of the run.
+  """Holds the lock of a workdir in the first process, for all processes of the run.
 
   Raises:
-    UserError: another run holds it, or nothing can be written there.
+    UserError: another run holds it, or the workdir cannot be written.
   """
-  lock, refused = None, ''
+  lock, refusal = None, ''
   if not jax.process_index():
     try:
       lock = _acquired(workdir)
     except UserError as e:
-      refused = str(e)
-  refused = processes.from_first('lock', refused)
-  if refused:
-    raise UserError(refused)
-  if lock:
-    errors.before_end.append(lock.release)
+      refusal = str(e)
+  refusal = processes.from_first('lock', refusal)
+  if refusal:
+    raise UserError(refusal)
+  if not lock:
+    yield
+    return
+  errors.before_end.append(lock.release)
   try:
     yield
   finally:
-    if lock:
-      errors.before_end.remove(lock.release)
-      lock.release()
+    errors.before_end.remove(lock.release)
+    lock.release()

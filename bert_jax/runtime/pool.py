@@ -20,7 +20,7 @@ from bert_jax.errors import Failed
 
 @contextlib.contextmanager
 def without_main_module() -> Iterator[None]:
-  """Worker processes that start inside do not import the main module, which they do not need.
+  """Keeps worker processes that start inside from importing the main module.
 
   A script that calls run.run without `if __name__ == '__main__'` would begin anew in each of them.
   """
@@ -34,13 +34,13 @@ def without_main_module() -> Iterator[None]:
 
 
 def begin_worker(*_):
-  """To be called in a worker process: signals are for its parent, with which it ends."""
+  """Prepares a worker process: it ignores signals and ends with its parent."""
   os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the processes are the parallelism
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)
   parent = multiprocessing.parent_process().sentinel
 
-  def die_with_parent():  # a killed parent would leave its workers waiting for ever
+  def die_with_parent():  # else the workers of a killed parent would wait for ever
     multiprocessing.connection.wait([parent])
     os._exit(1)
 
@@ -49,7 +49,7 @@ def begin_worker(*_):
 
 def ordered_map(function: Callable[[Any], Any], items: Iterable[Any],
                 workers: int) -> Iterator[Any]:
-  """function(item) for each item, in order; at most three items a worker are under way.
+  """Yields function(item) for each item, in order; holds at most three items per worker.
 
   Args:
     function: picklable.

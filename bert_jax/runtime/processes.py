@@ -1,8 +1,8 @@
-"""The processes of a run, one for each host: how they find each other, agree, and notice a death.
+"""The processes of a run, one per host: how they join, agree, and notice that one is gone.
 
-A process that dies would leave the others waiting in a collective, or aborted by JAX's coordination
-service with pages of C++. Here every process says that it lives, and all end with one line that
-names the one that is gone.
+When a process dies, the others would wait in a collective, or JAX's coordination service would
+abort them with pages of C++. Here every process sends signs of life, and all end with one line that
+names the dead one.
 """
 
 from collections.abc import Callable
@@ -26,22 +26,23 @@ from bert_jax.errors import EXIT_FAILED
 from bert_jax.errors import Failed
 from bert_jax.errors import UserError
 
-# Without a sign of life a process is gone; JAX itself gives up after 100 s without naming anyone.
+# A process without a sign of life for so long is gone. (JAX gives up after 100 s and names nobody.)
 GONE_SECONDS = float(os.environ.get('BERT_JAX_GONE_SECONDS', 60))
 BEAT_SECONDS = GONE_SECONDS / 12  # between two signs of life
 START_SECONDS = float(os.environ.get('BERT_JAX_START_SECONDS', 300))  # for all to start
 
-# What XLA says that no other process has to do with: a step that does not fit the memory, say.
-_OWN = ('RESOURCE_EXHAUSTED', 'INVALID_ARGUMENT', 'UNIMPLEMENTED')
+# Errors of XLA that no other process causes: a step that does not fit the memory, for example.
+_OWN_ERRORS = ('RESOURCE_EXHAUSTED', 'INVALID_ARGUMENT', 'UNIMPLEMENTED')
+
+_GONE = 'gone'  # the key under which the first process that notices a death announces it
 
 _watching = threading.Event()
-_ending = threading.Event()  # why is said: what fails as the others end is no news
-_GONE = 'gone'  # the key of the first verdict, for all to read
+_ending = threading.Event()  # the reason is printed: errors that follow from it are no news
 
 
 def _state():
-  """What JAX knows of the processes before any device is asked for; its client is None if alone."""
-  from jax._src import distributed  # what orbax and others use: there is no public name
+  """JAX's knowledge of the processes before it has devices; `client` is None in a run of one."""
+  from jax._src import distributed  # as orbax does: there is no public name
   return distributed.global_state
 
 
@@ -50,7 +51,7 @@ def _say(message: str):
 
 
 def _end(message: str):
-  """Ends the process from whatever thread: the main one may be waiting for the dead."""
+  """Ends the process from any thread: the main thread may be waiting for the dead process."""
   _ending.set()
   _say(f'{message}. What was saved is sound: start all processes again to go on')
   _be_last()
@@ -58,7 +59,7 @@ def _end(message: str):
 
 
 def _be_last():
-  """Has process 0 wait for the others to end: the coordination service ends with it."""
+  """Lets process 0 wait for the others to end: the coordination service ends with it."""
   if _watching.is_set() and _state().process_id == 0:
     time.sleep(2 * BEAT_SECONDS)
 
@@ -83,37 +84,37 @@ def _reach(address: str, seconds: float):
       time.sleep(0.5)
 
 
-def _by_hand(address: str) -> dict:
+def _environment_options(address: str) -> dict:
   try:
-    found = {name: int(os.environ[f'JAX_{name.upper()}'])
-             for name in ('num_processes', 'process_id')}
+    numbers = {name: int(os.environ[f'JAX_{name.upper()}'])
+               for name in ('num_processes', 'process_id')}
   except (KeyError, ValueError) as e:
     raise UserError(f'JAX_COORDINATOR_ADDRESS={address} is set, so JAX_NUM_PROCESSES and '
                     f'JAX_PROCESS_ID have to be numbers: {e}') from e
-  if found['process_id']:
+  if numbers['process_id']:
     _reach(address, START_SECONDS)
-  return {'coordinator_address': address, **found}
+  return {'coordinator_address': address, **numbers}
 
 
 def _is_cluster(platform: str) -> bool:
-  """Whether JAX can find the other processes itself: Slurm, or the hosts of a TPU slice."""
+  """True if JAX can find the other processes itself: in Slurm, or on the hosts of a TPU slice."""
   if int(os.environ.get('SLURM_NTASKS', 1)) > 1 and 'SLURM_STEP_ID' in os.environ:
     return True
   return platform != 'cpu' and bool(glob.glob('/dev/accel*') or glob.glob('/dev/vfio/[0-9]*'))
 
 
 def _has_devices() -> bool:
-  """Whether JAX was used before, as in a notebook: then it can find no other processes."""
+  """True if JAX was used before, as in a notebook: then it can find no other processes."""
   from jax._src import xla_bridge  # there is no public name
   return xla_bridge.backends_are_initialized()
 
 
 def _join(platform: str):
-  """Joins the other processes of this run, before JAX is used; done once, it stays so.
+  """Joins the other processes of this run, before JAX is used; the second call does nothing.
 
-  JAX_COORDINATOR_ADDRESS (host:port of the first process), JAX_NUM_PROCESSES and JAX_PROCESS_ID in
-  the environment say which they are. On the hosts of a TPU slice (VMs, GKE) and in a Slurm job step
-  of several tasks JAX finds them itself. All else is a run of one process.
+  The environment names them: JAX_COORDINATOR_ADDRESS (host:port of the first process),
+  JAX_NUM_PROCESSES and JAX_PROCESS_ID. On the hosts of a TPU slice (VMs, GKE) and in a Slurm job
+  step of several tasks JAX finds them itself. Any other run has one process.
 
   Raises:
     UserError: the environment is not complete.
@@ -123,7 +124,7 @@ def _join(platform: str):
   if jax.distributed.is_initialized():
     return
   if address:
-    options = _by_hand(address)
+    options = _environment_options(address)
   elif _is_cluster(platform):
     if _has_devices():
       if jax.process_count() == 1:
@@ -139,7 +140,7 @@ def _join(platform: str):
   except (RuntimeError, ValueError) as e:
     if isinstance(e, ValueError) and not address and 'SLURM_STEP_ID' not in os.environ:
       _on_abort(None)
-      return  # a TPU that knows of no other host: in a notebook, say
+      return  # a TPU that knows of no other host, in a notebook for example
     raise Failed(f'the processes of this run did not find each other: {e}') from e
 
 
@@ -147,10 +148,10 @@ def _join(platform: str):
 
 
 def meet(name: str, seconds: float = START_SECONDS):
-  """Waits until all processes are here.
+  """Waits until all processes have called it.
 
   Raises:
-    Failed: naming those that did not come in time.
+    Failed: some did not in time; the message names them.
   """
   client = _state().client
   if client is None:
@@ -164,40 +165,40 @@ def meet(name: str, seconds: float = START_SECONDS):
                  f'{seconds:.0f} s') from e
 
 
-def agree(what: str, value: str):
-  """Raises UserError if not all processes have the same `value`, naming the first that differs."""
+def agree(name: str, value: str):
+  """Raises UserError if the processes have different values; names the first that differs."""
   client = _state().client
   if client is None:
     return
-  client.key_value_set(f'bert_jax/{what}/{jax.process_index()}', value)
-  meet(what)
-  first = client.blocking_key_value_get(f'bert_jax/{what}/0', 10_000)
+  client.key_value_set(f'bert_jax/{name}/{jax.process_index()}', value)
+  meet(name)
+  first = client.blocking_key_value_get(f'bert_jax/{name}/0', 10_000)
   for i in range(1, jax.process_count()):
-    other = client.blocking_key_value_get(f'bert_jax/{what}/{i}', 10_000)
+    other = client.blocking_key_value_get(f'bert_jax/{name}/{i}', 10_000)
     if other != first:
-      raise UserError(f'process {i} has another {what} than process 0: {_difference(first, other)}')
+      raise UserError(f'process {i} has another {name} than process 0: {_difference(first, other)}')
 
 
-def from_first(what: str, value: str) -> str:
-  """The `value` of process 0, for which the others wait."""
+def from_first(name: str, value: str) -> str:
+  """The value of process 0; the others wait for it."""
   client = _state().client
   if client is None:
     return value
   if not jax.process_index():
-    client.key_value_set(f'bert_jax/{what}', value)
-  return client.blocking_key_value_get(f'bert_jax/{what}', int(1000 * START_SECONDS))
+    client.key_value_set(f'bert_jax/{name}', value)
+  return client.blocking_key_value_get(f'bert_jax/{name}', int(1000 * START_SECONDS))
 
 
-def gathered(here: float) -> list[float]:
-  """A number of each process; all have to ask."""
+def gathered(value: float) -> list[float]:
+  """The value of each process; all have to call it."""
   if jax.process_count() == 1:
-    return [here]
-  return multihost_utils.process_allgather(np.float32(here)).tolist()
+    return [value]
+  return multihost_utils.process_allgather(np.float32(value)).tolist()
 
 
-def anywhere(here: bool) -> bool:
-  """Whether something holds in any of the processes; all have to ask."""
-  return any(gathered(here))
+def anywhere(value: bool) -> bool:
+  """True if `value` is true in any of the processes; all have to call it."""
+  return any(gathered(value))
 
 
 def _difference(first: str, other: str) -> str:
@@ -210,37 +211,32 @@ def _difference(first: str, other: str) -> str:
 # ---- noticing -----------------------------------------------------------------------------------
 
 
-def _start_watch():
-  """Says that this process lives, and listens to the others, in a thread."""
-  _on_abort(lambda: _end('process 0 is gone, where the coordination service ran'))
-  _watching.set()
-  threading.Thread(target=_watch, name='watch', daemon=True).start()
-
-
 def _watch():
+  """Sends signs of life of this process, and ends it when another one sends none."""
   state = _state()  # not jax.process_index(): the platform may not be chosen yet
-  client, me, count = state.client, state.process_id, state.num_processes
-  beat, seen = 0, {}  # seen: process -> (its last beat, when it changed)
-  heard = time.monotonic()  # of the service
+  client, count = state.client, state.num_processes
+  beat = 0
+  last_beats = {}  # process -> (its last beat, when it changed)
+  service_heard_at = time.monotonic()
   while _watching.is_set():
     try:
       beat += 1
-      client.key_value_set(f'bert_jax/alive/{me}', str(beat), allow_overwrite=True)
-      found = {key.rpartition('/')[2]: value
+      client.key_value_set(f'bert_jax/alive/{state.process_id}', str(beat), allow_overwrite=True)
+      beats = {key.rpartition('/')[2]: value
                for key, value in client.key_value_dir_get('bert_jax/alive')}
     except Exception:  # trouble that passes, or the service is gone: then `_on_abort` speaks
-      if time.monotonic() - heard > GONE_SECONDS:
+      if time.monotonic() - service_heard_at > GONE_SECONDS:
         return
       time.sleep(BEAT_SECONDS)
       continue
-    heard = now = time.monotonic()
-    if _GONE in found:
-      _end(found[_GONE])
+    service_heard_at = now = time.monotonic()
+    if _GONE in beats:
+      _end(beats[_GONE])
     for process in range(count):
-      value, since = seen.get(process, (None, now))
-      if found.get(str(process)) != value:
+      last_beat, since = last_beats.get(process, (None, now))
+      if beats.get(str(process)) != last_beat:
         since = now
-      seen[process] = found.get(str(process)), since
+      last_beats[process] = beats.get(str(process)), since
       if now - since > GONE_SECONDS and _watching.is_set():
         verdict = f'process {process} of {count} is gone: no sign of life for {GONE_SECONDS:.0f} s'
         with contextlib.suppress(Exception):  # the others will see it for themselves
@@ -250,7 +246,7 @@ def _watch():
 
 
 def _on_abort(action: Callable[[], None] | None):
-  """Has `action` run when C++ aborts the process, as Python itself cannot; None = no more."""
+  """Runs `action` when C++ aborts the process, as Python itself cannot; None = nothing."""
   if action is None:
     ctypes.CDLL(None).signal(signal.SIGABRT, None)
     return
@@ -264,11 +260,11 @@ def _on_abort(action: Callable[[], None] | None):
 
 
 def _explain(error: Exception):
-  """Before an error ends this process: does it come from the death of another?
+  """Before an error ends this process: waits for the watch if another process caused it.
 
-  A collective fails at once when another process dies; who it was takes `GONE_SECONDS` to be sure.
+  A collective fails at once when another process dies; to know which takes `GONE_SECONDS`.
   """
-  if not isinstance(error, jax.errors.JaxRuntimeError) or str(error).startswith(_OWN):
+  if not isinstance(error, jax.errors.JaxRuntimeError) or str(error).startswith(_OWN_ERRORS):
     _be_last()  # it is this process's own, or everyone's
     return
   if not _ending.is_set():
@@ -279,14 +275,16 @@ def _explain(error: Exception):
 
 @contextlib.contextmanager
 def together(platform: str = 'auto') -> Iterator[None]:
-  """A run with the other processes, if there are any: joined, watched, left.
+  """Joins the other processes of the run, if there are any, and watches them until it ends.
 
   Raises:
     UserError, Failed: they cannot be joined.
   """
   _join(platform)
   if (_state().num_processes or 1) > 1:
-    _start_watch()
+    _on_abort(lambda: _end('process 0 is gone, where the coordination service ran'))
+    _watching.set()
+    threading.Thread(target=_watch, name='watch', daemon=True).start()
   try:
     yield
   except Exception as e:

@@ -1,4 +1,4 @@
-"""JSON files that know whether they are whole: the checksum of the content is in the content."""
+"""JSON files that contain the checksum of their content."""
 
 from collections.abc import Mapping
 import hashlib
@@ -18,19 +18,19 @@ def _digest(content: bytes) -> str:
 
 
 def seal(content: Mapping[str, Any]) -> dict[str, Any]:
-  """`content`, which JSON can hold, with its checksum."""
+  """Adds the checksum to `content`."""
   return {**content, _FIELD: _digest(json.dumps(content, sort_keys=True).encode())}
 
 
 def read(path: epath.Path) -> dict[str, Any]:
-  """The content of a sealed file.
+  """The content of a sealed file, without its checksum.
 
   Raises:
     UserError: it cannot be read, or is not as it was written.
   """
   content = storage.read_json(path)
-  found = content.pop(_FIELD, None)
-  if found != seal(content)[_FIELD]:
+  checksum = content.pop(_FIELD, None)
+  if checksum != seal(content)[_FIELD]:
     raise UserError(f'{path} is damaged: its content has not the checksum that it was written with')
   return content
 
@@ -40,9 +40,9 @@ def digests(folder: epath.Path) -> dict[str, str]:
   return {path.name: _digest(path.read_bytes()) for path in sorted(folder.iterdir())}
 
 
-def check(folder: epath.Path, known: Mapping[str, str]):
-  """Raises UserError if a file of a folder is not that of `digests`."""
-  for name, digest in known.items():
+def check(folder: epath.Path, expected: Mapping[str, str]):
+  """Raises UserError if a file of a folder has not its expected digest."""
+  for name, digest in expected.items():
     path = folder / name
     if not path.exists():
       raise UserError(f'{path} is missing')

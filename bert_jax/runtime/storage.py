@@ -1,9 +1,10 @@
-"""Buckets and local disks: memory-mapping needs files on this machine; and JSON files on both.
+"""Files in buckets and on this machine, and JSON files in both.
 
-Buckets are read and written through epath, so by gcsfs, or TensorFlow where that is installed.
+epath reads and writes buckets, through gcsfs or TensorFlow. Memory-mapping needs local copies.
 """
 
 from collections.abc import Collection
+from collections.abc import Mapping
 import hashlib
 import json
 import os
@@ -22,18 +23,18 @@ _LARGEST_JSON = 256 << 20  # bytes of a description or a vocabulary
 
 
 def parse_json(text: str | bytes) -> Any:
-  """What JSON says; half of a surrogate pair, which is no character, becomes U+FFFD.
+  """Parses JSON; half of a surrogate pair, which is no character, becomes U+FFFD.
 
   Raises:
-    ValueError: it is none, or so deep or with such numbers that Python gives up; says where.
+    ValueError: it is no JSON, or Python gives up on its depth or its numbers; says where.
   """
   try:
-    found = json.loads(text)
+    content = json.loads(text)
     if _SURROGATE_ESCAPE.search(text if isinstance(text, str) else text.decode(errors='replace')):
-      written = json.dumps(found, ensure_ascii=False)
+      written = json.dumps(content, ensure_ascii=False)
       if _SURROGATE.search(written):
         return json.loads(_SURROGATE.sub('\ufffd', written))
-    return found
+    return content
   except json.JSONDecodeError as e:
     line = f'line {e.lineno}, ' if e.lineno > 1 else ''
     raise ValueError(f'{e.msg} at {line}column {e.colno}') from e
@@ -60,12 +61,12 @@ def read_json(path: epath.Path) -> dict:
 
 
 def is_remote(path: str) -> bool:
-  """Whether a path names a bucket, gs://... say."""
+  """True if a path names a bucket: gs://..."""
   return '://' in path
 
 
 def check(name: str, path: str):
-  """Raises UserError if a path that was given as `name` is in a bucket that cannot be reached."""
+  """Raises UserError if the path that was given as `name` is in a bucket out of reach."""
   if not is_remote(path):
     return
   if not path.startswith('gs://'):
@@ -79,15 +80,15 @@ def check(name: str, path: str):
 
 
 def local_folder(remote: str) -> epath.Path:
-  """Where the files of a remote folder are on this machine."""
+  """The folder of this machine for copies of a remote folder's files."""
   name = hashlib.sha256(remote.rstrip('/').encode()).hexdigest()[:16]
   return epath.Path(host.cache_folder() / name)
 
 
 def _copy(source: epath.Path, target: epath.Path):
-  """Copies a file; under its name there is either all of it or nothing."""
+  """Copies a file; its name appears when the copy is complete."""
   target.parent.mkdir(parents=True, exist_ok=True)
-  if is_remote(os.fspath(target)):  # a bucket shows an object when all of it is there
+  if is_remote(os.fspath(target)):  # a bucket shows complete objects only
     source.copy(target, overwrite=True)
     return
   partial = target.parent / f'{target.name}.partial'
@@ -96,93 +97,92 @@ def _copy(source: epath.Path, target: epath.Path):
 
 
 def _state(path: epath.Path) -> tuple[int, int]:
-  """Size and time of change, by which a changed file is known."""
-  found = os.stat(path)
-  return found.st_size, found.st_mtime_ns
+  """Size and time of the last change: other numbers mean that the file changed."""
+  stat = os.stat(path)
+  return stat.st_size, stat.st_mtime_ns
 
 
 def _files(folder: epath.Path) -> list[epath.Path]:
   """All files below a folder, the manifest last. (A bucket has no recursive glob.)"""
-  found = []
+  files = []
   for path in sorted(folder.iterdir()):
-    found += _files(path) if path.is_dir() else [path]
-  return sorted(found, key=lambda path: path.name == 'manifest.json')
+    files += _files(path) if path.is_dir() else [path]
+  return sorted(files, key=lambda path: path.name == 'manifest.json')
+
+
+def _copy_all(paths: Mapping[epath.Path, epath.Path], label: str):
+  for source, target in tqdm.tqdm(paths.items(), label, unit=' files', leave=False, disable=None):
+    _copy(source, target)
 
 
 def upload(local: epath.Path, remote: epath.Path):
   """Copies a local folder into a bucket, its manifest last."""
-  for path in tqdm.tqdm(_files(local), 'uploading', unit=' files', leave=False, disable=None):
-    _copy(path, remote / path.relative_to(local).as_posix())
+  _copy_all({path: remote / path.relative_to(local).as_posix() for path in _files(local)},
+            'uploading')
 
 
 def download(remote: epath.Path) -> epath.Path:
-  """Copies a remote folder to this machine, unless it is there already, and says where."""
+  """Copies a remote folder to this machine, if it is not there yet; returns the copy."""
   local = local_folder(os.fspath(remote))
   local.parent.mkdir(parents=True, exist_ok=True)
   with filelock.FileLock(f'{local}.lock'):  # the processes of one machine share the copy
     manifest = local / 'manifest.json'
     if not manifest.exists() or manifest.read_bytes() != (remote / manifest.name).read_bytes():
-      for path in tqdm.tqdm(_files(remote), 'copying', unit=' files', leave=False, disable=None):
-        _copy(path, local / path.relative_to(remote).as_posix())
+      _copy_all({path: local / path.relative_to(remote).as_posix() for path in _files(remote)},
+                'copying')
   return local
 
 
 class Folder:
-  """A folder that may be in a bucket: what grows is kept on this machine and uploaded whole.
+  """A folder that may be in a bucket; its files are kept on this machine and uploaded whole.
+
+  The constructor makes no folder yet.
 
   Attributes:
     path: the folder.
-    local: the files on this machine; `path` itself if that is local.
+    local: its files on this machine; the same as `path` if that is local.
+    apart: names in it that others write straight to the bucket; they are not copied.
+    process: number of this process; only the first one uploads.
   """
 
   def __init__(self, path: epath.Path, apart: Collection[str] = (), process: int = 0):
-    """Makes nothing yet.
-
-    Args:
-      path: the folder.
-      apart: names in it that are written straight to the bucket and not kept here.
-      process: which one this is; the first alone uploads.
-    """
-    self.path, self.local = path, path
-    self._apart, self._process = frozenset(apart), process
-    self._known: dict[str, tuple[int, int]] = {}  # name: size and time of what the bucket has
-    if is_remote(os.fspath(path)):
-      self.local = local_folder(f'{os.fspath(path)}#{process}')
+    self.path = path
+    self.apart = frozenset(apart)
+    self.process = process
+    self._uploaded: dict[str, tuple[int, int]] = {}  # `_state` of the files that the bucket has
+    remote = is_remote(os.fspath(path))
+    self.local = local_folder(f'{os.fspath(path)}#{process}') if remote else path
 
   def __str__(self) -> str:
     return os.fspath(self.path)
 
   def fetch(self):
-    """Makes the files here those of the bucket; what else is here goes."""
+    """Downloads the files of the bucket and deletes all others on this machine."""
     if self.local is self.path:
       return
-    remote = [path for top in self._top() for path in (_files(top) if top.is_dir() else [top])]
-    names = {path.relative_to(self.path).as_posix(): path for path in remote}
+    tops = self.path.iterdir() if self.path.exists() else ()
+    tops = [top for top in tops if top.name not in self.apart]
+    remote = {path.relative_to(self.path).as_posix(): path
+              for top in tops for path in (_files(top) if top.is_dir() else [top])}
     self.local.mkdir(parents=True, exist_ok=True)
     for path in _files(self.local):
-      if path.relative_to(self.local).as_posix() not in names:
+      if path.relative_to(self.local).as_posix() not in remote:
         path.unlink()
     # Token records are large and never change: with the same manifest they are the same.
-    same = {name.partition('/')[0] for name, path in names.items()
+    same = {name.partition('/')[0] for name, path in remote.items()
             if name.endswith('/manifest.json') and (self.local / name).exists()
             and (self.local / name).read_bytes() == path.read_bytes()}
-    for name, path in tqdm.tqdm(names.items(), 'copying', unit=' files', leave=False,
-                                disable=None):
-      if name.partition('/')[0] not in same or not (self.local / name).exists():
-        _copy(path, self.local / name)
-      self._known[name] = _state(self.local / name)
+    _copy_all({path: self.local / name for name, path in remote.items()
+               if name.partition('/')[0] not in same or not (self.local / name).exists()},
+              'copying')
+    self._uploaded = {name: _state(self.local / name) for name in remote}
 
   def push(self):
-    """Uploads what was written since the last time."""
-    if self.local is self.path or self._process:
+    """Uploads the files that changed since the last time."""
+    if self.local is self.path or self.process:
       return
     for path in _files(self.local):
       name, state = path.relative_to(self.local).as_posix(), _state(path)
-      if self._known.get(name) != state:
+      if self._uploaded.get(name) != state:
         _copy(path, self.path / name)
-        self._known[name] = state
-
-  def _top(self) -> list[epath.Path]:
-    if not self.path.exists():
-      return []
-    return [path for path in self.path.iterdir() if path.name not in self._apart]
+        self._uploaded[name] = state

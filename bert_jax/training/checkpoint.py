@@ -35,10 +35,10 @@ def absolute(path: epath.Path) -> epath.Path:
 
 
 class _Manager(ocp.CheckpointManager):
-  """Orbax's, which does not ask on its own whether to stop.
+  """Orbax's manager, which does not decide itself when to stop.
 
-  It would ask with the number of the step, `preemption.Notice` with its own: JAX would agree on a
-  place to stop at that nobody reaches.
+  It would ask JAX with the number of the step, `preemption.Notice` with numbers of its own: JAX
+  would agree on a place that nobody reaches.
   """
 
   def reached_preemption(self, step: int) -> bool:
@@ -47,23 +47,30 @@ class _Manager(ocp.CheckpointManager):
 
 
 class Checkpoints:
-  """The `checkpoints/` folder of a workdir: one folder a step, `params` apart from the rest.
+  """The `checkpoints/` and `best/` folders of a workdir: one folder a step, `params` apart.
 
   Args of the constructor:
     workdir: of the run.
-    keep: so many of the newest.
-    best: the score of an evaluation whose best parameters are kept in `best/`; '' = none.
+    keep: number of the newest checkpoints that stay.
+    best: the score that decides which parameters stay in `best/`: the lowest of a loss or error,
+      the highest of any other; '' = none.
     every: checkpoints of steps that it divides stay too; 0 = none.
-    judged_on: names what is evaluated; scores of something else are not compared with.
+    judged_on: names the evaluated data; scores on other data are not compared.
   """
 
   def __init__(self, workdir: epath.Path, keep: int, best: str = '', every: int = 0,
                judged_on: str = ''):
     self._workdir = absolute(workdir)
-    self._best = _Best(self._workdir, best, judged_on) if best else None
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=every or None, create=True)
-    self._manager = _Manager(self._workdir / 'checkpoints', options=options,
-                             item_names=('params', 'optimizer', integrity.ITEM))
+    self._score = best
+    self._judge = {'metric': best, 'judged_on': judged_on}
+    self._manager = _Manager(
+        self._workdir / 'checkpoints', item_names=('params', 'optimizer', integrity.ITEM),
+        options=ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=every or None,
+                                             create=True))
+    # Each of the best is better than the one before it: the newest is the best.
+    self._best = best and _Manager(
+        self._workdir / 'best', item_names=('params', integrity.ITEM),
+        options=ocp.CheckpointManagerOptions(max_to_keep=1, create=True))
 
   def latest(self) -> int | None:
     """The newest complete step, None if there is none."""
@@ -78,7 +85,7 @@ class Checkpoints:
     """
     if step == self.latest():
       return
-    with _told(self._workdir):
+    with _explained(self._workdir):
       self._check_folder(state)
       _save(self._manager, step, _items(state))
 
@@ -92,7 +99,7 @@ class Checkpoints:
       self._manager.reload()
       console.print_summary([
           ('deleted', f'{directory} was deleted under the run: it begins again')])
-    # Asked first, because a writer that runs out of space leaves pages of tracebacks from threads.
+    # A writer that runs out of space would leave pages of tracebacks from threads.
     needed = sum(shard.data.nbytes for x in jax.tree.leaves(_items(state))
                  for shard in x.addressable_shards if shard.replica_id == 0)
     free = shutil.disk_usage(directory).free
@@ -101,68 +108,84 @@ class Checkpoints:
                     f'{free / 1e6:,.1f} MB are free', directory)
 
   def restore(self, abstract: TrainState) -> tuple[TrainState, int]:
-    """The state of the newest sound checkpoint, and its step.
+    """The state of the newest sound checkpoint, with the shardings of `abstract`, and its step.
 
     Damaged ones, the best one too, are named and moved into `damaged/` of the workdir.
-
-    Args:
-      abstract: ShapeDtypeStructs with shardings.
 
     Raises:
       UserError: the checkpoint is of another model, or none is sound.
     """
-    directory, wanted = self._manager.directory, _items(abstract)
-    for step in reversed(integrity.steps(directory)):
-      try:
-        found = integrity.read(directory / str(step), wanted)
-      except integrity.Damaged as e:
-        self._set_aside(self._manager, step, e)
+    for step in reversed(integrity.steps(self._manager.directory)):
+      items = self._read(self._manager, step, _items(abstract))
+      if items is None:
         continue
-      if self._best:
-        try:
-          self._best.check(abstract.params)
-        except integrity.Damaged as e:
-          self._set_aside(self._best.manager, self._best.manager.latest_step(), e)
-      optimizer = found['optimizer']
-      return TrainState(optimizer['step'], found['params'], optimizer['moments'], {}), step
+      if self._best and (best_step := self._best.latest_step()) is not None:
+        self._read(self._best, best_step, {'params': abstract.params})
+      optimizer = items['optimizer']
+      return TrainState(optimizer['step'], items['params'], optimizer['moments'], {}), step
     raise UserError(f'no checkpoint of {self._workdir} is sound, all are in '
                     f'{self._workdir}/damaged: start over with another --workdir')
 
-  def _set_aside(self, manager: ocp.CheckpointManager, step: int, damage: integrity.Damaged):
+  def _read(self, manager: _Manager, step: int,
+            abstract: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The items of a checkpoint; None if it is damaged, and in `damaged/` now."""
+    try:
+      return integrity.read(manager.directory / str(step), abstract)
+    except integrity.Damaged as e:
+      self._set_aside(manager, step, e)
+      return None
+
+  def _set_aside(self, manager: _Manager, step: int, damage: integrity.Damaged):
     folder = manager.directory / str(step)
     target = integrity.set_aside(self._workdir, folder)
     manager.reload()
     console.print_summary([('damaged', f'{folder}: {damage}; it is in {target} now')])
 
   def check(self):
-    """Raises what went wrong with a save in the background, if anything has: see `save`."""
-    with _told(self._workdir):
+    """Raises the error of a save in the background, if it failed: see `save`."""
+    with _explained(self._workdir):
       self._manager.check_for_errors()
 
   def wait(self):
-    """Waits until the last save is complete; raises what went wrong with it: see `save`."""
-    with _told(self._workdir):
+    """Waits until the last save is complete; raises its error: see `save`."""
+    with _explained(self._workdir):
       self._manager.wait_until_finished()
 
   def offer(self, params: Any, step: int, scores: Mapping[str, float]):
-    """Keeps the parameters of `step` in `best/` if they score better than those kept there.
+    """Keeps the parameters of `step` in `best/` if they score better than those in it.
 
-    Returns when they are there: a checkpoint of the run that comes after may count on it, because
-    nobody evaluates this step again.
+    Returns when they are written: the run's next checkpoint may count on them, because nobody
+    evaluates this step again.
 
     Raises:
       Failed: they cannot be written.
     """
-    if self._best:
-      with _told(self._workdir):
+    if not self._best or not math.isfinite(scores[self._score]):
+      return
+    with _explained(self._workdir):
+      best_step = self._best.latest_step()
+      if best_step is not None:
         try:
-          self._best.offer(params, step, scores)
+          best = integrity.description(self._best.directory / str(best_step))
         except integrity.Damaged as e:
-          self._set_aside(self._best.manager, self._best.manager.latest_step(), e)
-          self._best.offer(params, step, scores)
+          self._set_aside(self._best, best_step, e)
+        else:
+          if self._is_still_best(best, scores[self._score]):
+            return
+          if best_step >= step:  # the run was set back, and now scores otherwise
+            processes.meet(f'better than the best/{best_step}, at {step}')  # all have read it
+            self._best.delete(best_step)
+      _save(self._best, step, {'params': params}, score=scores[self._score], **self._judge)
+      self._best.wait_until_finished()
+
+  def _is_still_best(self, best: Mapping[str, Any], score: float) -> bool:
+    """True if the best checkpoint, by its description, has at least as good a score."""
+    sign = -1 if self._score.endswith(('loss', 'error')) else 1
+    is_comparable = all(best.get(name, value) == value for name, value in self._judge.items())
+    return is_comparable and sign * score <= sign * best['score']
 
   def close(self):
-    """Waits, then lets go of the folders."""
+    """Waits for the last save, then closes the managers."""
     self.wait()
     self._manager.close()
     if self._best:
@@ -170,12 +193,12 @@ class Checkpoints:
 
 
 @contextlib.contextmanager
-def _told(workdir: epath.Path) -> Iterator[None]:
-  """Makes one line of what orbax and tensorstore say when they cannot write."""
+def _explained(workdir: epath.Path) -> Iterator[None]:
+  """Turns the errors of orbax and tensorstore, if they cannot write, into one line."""
   try:
     yield
   except Exception as e:  # each part of orbax and tensorstore has errors of its own
-    # What fails in an exchange with other processes is theirs to explain.
+    # `processes` explains errors of an exchange with other processes.
     if isinstance(e, (UserError, jax.errors.JaxRuntimeError)) or storage_trouble(e):
       raise
     raise Failed(f'a checkpoint cannot be written to {workdir}: {" ".join(str(e).split())[:300]}; '
@@ -183,71 +206,18 @@ def _told(workdir: epath.Path) -> Iterator[None]:
 
 
 def _items(state: TrainState) -> dict[str, Any]:
-  """What is saved of a state: `params` apart, because who loads a model reads no more."""
+  """The saved parts of a state: `params` apart, because who loads a model reads no more."""
   return {'params': state.params, 'optimizer': {'step': state.step, 'moments': state.opt_state}}
 
 
-def _save(manager: ocp.CheckpointManager, step: int, items: Mapping[str, Any], **facts):
+def _save(manager: _Manager, step: int, items: Mapping[str, Any], **more: Any):
   saved = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
-  described = ocp.args.JsonSave(integrity.describe(step, items, **facts))
-  manager.save(step, args=ocp.args.Composite(**saved, **{integrity.ITEM: described}), force=True)
-
-
-class _Best:
-  """The `best/` folder of a workdir: the parameters whose evaluation had the best score so far."""
-
-  def __init__(self, workdir: epath.Path, metric: str, judged_on: str):
-    """`metric` is the score that decides: the lowest of a loss or error, else the highest."""
-    self.metric = metric
-    self._judge = {'metric': metric, 'judged_on': judged_on}
-    self._sign = -1 if metric.endswith(('loss', 'error')) else 1
-    # Each is better than the one before, so that the newest is the best.
-    options = ocp.CheckpointManagerOptions(max_to_keep=1, create=True)
-    self.manager = _Manager(workdir / 'best', options=options,
-                            item_names=('params', integrity.ITEM))
-
-  def offer(self, params: Any, step: int, scores: Mapping[str, float]):
-    """See Checkpoints."""
-    score, kept = scores[self.metric], self.manager.latest_step()
-    if not math.isfinite(score):
-      return
-    if kept is not None:
-      known = integrity.description(self.manager.directory / str(kept))
-      if (all(known.get(name, value) == value for name, value in self._judge.items())
-          and self._sign * score <= self._sign * known['score']):
-        return
-      if kept >= step:  # by the run before, which went on from there; here it came out otherwise
-        processes.meet(f'better than the best/{kept}, at {step}')  # all have read it
-        self.manager.delete(kept)
-    _save(self.manager, step, {'params': params}, score=score, **self._judge)
-    self.manager.wait_until_finished()
-
-  def check(self, abstract: Any):
-    """Raises integrity.Damaged if what is kept is not what was saved."""
-    kept = self.manager.latest_step()
-    if kept is not None:
-      integrity.read(self.manager.directory / str(kept), {'params': abstract})
-
-  def close(self):
-    """See Checkpoints."""
-    self.manager.close()
-
-
-def has_checkpoint(workdir: epath.Path) -> bool:
-  """Whether a workdir has a complete checkpoint; asks the folder alone, no other process."""
-  return bool(integrity.steps(workdir / 'checkpoints'))
-
-
-def newest(workdir: epath.Path) -> str:
-  """The end of a message about a run that was broken off: the checkpoint from which it goes on."""
-  steps = integrity.steps(workdir / 'checkpoints')
-  if not steps:
-    return f': {workdir} holds no checkpoint yet, the same command starts again'
-  return f': the newest checkpoint is that of step {max(steps)}, run the same command to go on'
+  description = ocp.args.JsonSave(integrity.describe(step, items, **more))
+  manager.save(step, args=ocp.args.Composite(**saved, **{integrity.ITEM: description}), force=True)
 
 
 def on_one_device(abstract: Any) -> Any:
-  """ShapeDtypeStructs, to be restored to this process's first device."""
+  """ShapeDtypeStructs on this process's first device."""
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), abstract)
 
@@ -258,27 +228,15 @@ def _complete(workdir: epath.Path) -> list[epath.Path]:
           for step in reversed(integrity.steps(absolute(workdir) / name))]
 
 
-def _name(workdir: epath.Path, folder: epath.Path) -> str:
-  """A checkpoint as the user knows it."""
-  return f'{workdir}/{folder.parent.name}/{folder.name}'
-
-
-def _lost_best(workdir: epath.Path) -> list[epath.Path]:
-  """The best checkpoint that a run set aside as damaged, where no other took its place."""
-  folder = absolute(workdir) / 'damaged'
-  return list(folder.glob('best-*'))[:1] if not integrity.steps(workdir / 'best') and (
-      folder.exists()) else []
-
-
 def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
                    allow_older: bool = False) -> tuple[Any, int]:
   """The parameters of a workdir's best or else newest checkpoint on one device, and its step.
 
   Args:
-    workdir: of the run that made it.
+    workdir: of a run.
     abstract: ShapeDtypeStructs of the parameters.
-    step: of the checkpoint that is wanted instead.
-    allow_older: where it is damaged, take the next sound one, and say so.
+    step: reads the checkpoint of this step instead.
+    allow_older: if the checkpoint is damaged, reads the next sound one, and says so.
 
   Raises:
     UserError: there is none, it is damaged, or it is of another model.
@@ -286,13 +244,17 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
   if not any((workdir / name).exists() for name in FOLDERS):
     raise UserError(f'{workdir} holds no checkpoints: train with --workdir={workdir} first')
   complete = _complete(workdir)
-  wanted = [folder for folder in complete if step is None or folder.name == str(step)]
-  if not wanted:
+  candidates = [folder for folder in complete if step is None or folder.name == str(step)]
+  if not candidates:
     names = ', '.join(f'{folder.parent.name}/{folder.name}' for folder in complete)
     raise UserError(f'{workdir} has no checkpoint of step {step}, but {names}' if names else
                     f'{workdir} holds no complete checkpoint yet')
-  damage = [f'{_name(workdir, folder)} is damaged' for folder in _lost_best(workdir)]
-  for folder in wanted:
+
+  damage = []
+  set_aside = absolute(workdir) / 'damaged'
+  if set_aside.exists() and not integrity.steps(workdir / 'best'):
+    damage += [f'{_name(workdir, folder)} is damaged' for folder in set_aside.glob('best-*')][:1]
+  for folder in candidates:
     try:
       params = integrity.read(folder, {'params': on_one_device(abstract)})['params']
     except integrity.Damaged as e:
@@ -308,4 +270,9 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
       print(f'bert_jax: {line}; {_name(workdir, folder)} is used', file=sys.stderr, flush=True)
     return params, int(folder.name)
   raise UserError(f'{workdir} holds no sound checkpoint{"" if step is None else f" of step {step}"}'
-                  f': all {len(wanted)} are damaged')
+                  f': all {len(candidates)} are damaged')
+
+
+def _name(workdir: epath.Path, folder: epath.Path) -> str:
+  """A checkpoint for people."""
+  return f'{workdir}/{folder.parent.name}/{folder.name}'

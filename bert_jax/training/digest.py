@@ -1,4 +1,4 @@
-"""What a run was fed, in 64 bits a step: equal digests mean equal rows, in whatever processes."""
+"""Digests of batches, 64 bits a step: equal digests mean equal rows, on any processes."""
 
 import collections
 from collections.abc import Sequence
@@ -13,11 +13,10 @@ _ALL = 1 << 64
 
 
 def batch_digest(batch: Any) -> int:
-  """The sum of hashes of a batch's rows, which are told apart by the row numbers in them.
+  """The sum of the hashes of a batch's rows, which contain their own numbers.
 
   Args:
-    batch: a tree of host arrays [B, ...], one process's share; those with as many rows as each
-      other are read together.
+    batch: a tree of host arrays [B, ...], one process's share; arrays of equal B are joined.
   """
   groups = collections.defaultdict(list)
   for leaf in jax.tree.leaves(batch):
@@ -29,11 +28,11 @@ def batch_digest(batch: Any) -> int:
 
 
 def global_digests(digests: Sequence[int], first: bool) -> list[str]:
-  """The digests of whole batches from those of every process's share, in hexadecimal.
+  """The digests of whole batches, in hexadecimal; all processes have to call it.
 
   Args:
-    digests: of the steps, each of this process's share.
-    first: whether this process is the first of those that have this share.
+    digests: for each step, the digest of this process's share.
+    first: True if this process is the first of those with this share.
   """
   mine = np.array(digests, np.uint64) * np.uint64(first)
   if jax.process_count() > 1:  # as 32-bit halves: JAX has no 64-bit integers by default

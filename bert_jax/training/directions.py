@@ -1,7 +1,7 @@
 """Directions of an update besides Adam's: LAMB, StableAdamW and Muon.
 
-They compare or transform whole matrices, and the layers of the encoder are stacked, [N, ...]: each
-of them works on every layer by itself.
+They compare or transform whole matrices. The layers of the encoder are stacked, [N, ...]: each
+direction works on every layer by itself.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def _is_within(path: tuple, *parts: str) -> bool:
 
 
 def _each_layer(function: Callable[..., jax.Array], *trees: Any) -> Any:
-  """The function of the leaves, and of each layer of those that are stacked."""
+  """Maps `function` over the leaves, and over each layer of the stacked ones."""
   def change(path, *leaves):
     return (jax.vmap(function) if _is_within(path, 'layers') else function)(*leaves)
 
@@ -26,7 +26,7 @@ def _each_layer(function: Callable[..., jax.Array], *trees: Any) -> Any:
 
 
 def trust_ratio() -> optax.GradientTransformation:
-  """Scales each update to the norm of its parameter: LAMB (You et al. 2020, arXiv:1904.00962)."""
+  """Scales each update to its parameter's norm: LAMB (You et al. 2020, arXiv:1904.00962)."""
   ratio = optax.scale_by_trust_ratio()
 
   def update(updates, params):
@@ -37,10 +37,10 @@ def trust_ratio() -> optax.GradientTransformation:
 
 def stable_adam(b1: float, b2: float, eps: float,
                 decay: optax.GradientTransformation) -> optax.GradientTransformation:
-  """Adam and decay, smaller where Adam's second moment lags behind the gradient.
+  """Adam and decay with smaller steps if Adam's second moment lags behind the gradient.
 
-  The update of a matrix is divided by max(1, RMS(g / sqrt(v))): StableAdamW (Wortsman et al. 2023,
-  arXiv:2304.13013, algorithm 2), which takes the place of clipping.
+  Divides the update of a matrix by max(1, RMS(g / sqrt(v))): StableAdamW (Wortsman et al. 2023,
+  arXiv:2304.13013, algorithm 2). It replaces clipping.
   """
   steps = optax.chain(optax.scale_by_adam(b1=b1, b2=b2, eps=eps), decay)
 
@@ -58,22 +58,22 @@ def stable_adam(b1: float, b2: float, eps: float,
 
 
 def muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
-  """The matrices of the encoder's layers orthogonalised, `adam` for everything else.
+  """Orthogonalises the updates of the layers' matrices; `adam` for everything else.
 
-  Muon (Jordan et al. 2024) through optax, its updates of the size that Adam's have, so that both
-  take the same rate and decay (Liu et al. 2025, arXiv:2502.16982). Query, key and value are one
-  matrix, as they are stored.
+  Muon (Jordan et al. 2024) through optax, with updates as large as Adam's, so that both take the
+  same rate and decay (Liu et al. 2025, arXiv:2502.16982). Query, key and value are one matrix, as
+  they are stored.
   """
 
   def matrices(updates):
     return jax.tree.map(lambda _: contrib.MuonDimensionNumbers(-2, -1), updates)
 
   def label(path, _):
-    # 'first' is ModernBERT's first layer, which is like none of its stacked ones.
+    # 'first' is ModernBERT's first layer, which differs from its stacked ones.
     in_layer = _is_within(path, 'layers', 'first')
     return 'muon' if in_layer and path[-1].key.endswith('kernel') else 'adam'
 
-  def labels(params):  # boxes (their logical axes) are leaves here
+  def labels(params):  # the boxes of parameters are leaves here
     return jax.tree_util.tree_map_with_path(
         label, params, is_leaf=lambda x: not isinstance(x, dict))
 

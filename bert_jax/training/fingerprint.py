@@ -1,8 +1,8 @@
-"""Fingerprints of arrays: the same on every mesh, another after any change of a single element.
+"""Fingerprints of arrays: equal on every mesh, different after any change of a single element.
 
-Every element is a word of 32 bits, mixed with its index in the whole array; the words are summed,
-which wraps around. Mixing is a bijection of the word, so that one changed word always shows, and
-several escape with a chance of 2^-32. File hashes would not survive being resharded.
+Every element is a word of 32 bits. It is mixed with its index in the whole array, and the mixed
+words are summed modulo 2^32. Mixing is a bijection of the word: one changed word always shows,
+several changed words escape with a chance of 2^-32. Hashes of files would change with the sharding.
 """
 
 import functools
@@ -22,30 +22,26 @@ def _mixed_sum(x: jax.Array) -> jax.Array:
   h = (h ^ h >> 16) * jnp.uint32(0x85EBCA6B)
   h = (h ^ h >> 13) * jnp.uint32(0xC2B2AE35)
   h ^= h >> 16
-  if x.ndim:  # rows first, which the cores of a CPU share, and not merged with what follows
+  if x.ndim:  # rows first: the cores of a CPU share them; the barrier keeps the two sums apart
     h = jax.lax.optimization_barrier(jnp.sum(h, -1, dtype=jnp.uint32))
   return jnp.sum(h, dtype=jnp.uint32)
 
 
 @functools.cache
 def _summing(mesh: jax.sharding.Mesh | None):
-  """Compiled for each shape; of several processes each gets the sum of the whole array."""
+  """The jitted sum over a whole array; every process gets the result."""
   everywhere = mesh and jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
   return jax.jit(_mixed_sum, out_shardings=everywhere)
 
 
-def _name(path: tuple) -> str:
-  return '/'.join(str(next(getattr(key, a) for a in ('key', 'name', 'idx') if hasattr(key, a)))
-                  for key in path)
-
-
 def named_leaves(tree: Any) -> dict[str, Any]:
-  """The leaves of a tree by the names on the way to each, joined with slashes."""
-  return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+  """The leaves of a tree by their paths: {'params/bert/pooler/bias': leaf, ...}."""
+  return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf
+          for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def of(tree: Any) -> dict[str, str]:
-  """The fingerprint of each array of a tree, in hexadecimal; waits until they are computed."""
+  """The fingerprint of each array of a tree, in hexadecimal; waits for them."""
   leaves = named_leaves(tree)
   meshes = {name: getattr(getattr(x, 'sharding', None), 'mesh', None) for name, x in leaves.items()}
   # One after another: many small collectives in flight starve each other on a CPU of few cores.

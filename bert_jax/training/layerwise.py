@@ -1,6 +1,6 @@
-"""Other learning rates for other layers: frozen ones, and rates that fall towards the embeddings.
+"""Learning rates by layer: frozen layers, and rates that fall towards the embeddings.
 
-The layers of the encoder are stacked, [N, ...]: what differs between them is a factor along N.
+The layers of the encoder are stacked, [N, ...]: a layer's rate is a factor along N.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import optax
 
 
 def _by_part(updates: Any, embeddings: Callable, layers: Callable) -> Any:
-  """The updates, those of the embeddings, with their projection, and of the layers changed."""
+  """Applies `embeddings` to updates of the embeddings and their projection, `layers` to layers'."""
 
   def change(path, update):
     parts = [key.key for key in path]
@@ -28,7 +28,7 @@ def _along_layers(factors: jax.Array, update: jax.Array) -> jax.Array:
 
 
 def freeze(layers: int) -> optax.GradientTransformation:
-  """No update for the embeddings, their projection and the first `layers` layers."""
+  """Zeroes the updates of the embeddings, their projection and the first `layers` layers."""
 
   def frozen(update: jax.Array) -> jax.Array:
     return _along_layers(jnp.arange(len(update)) >= layers, update)
@@ -37,10 +37,10 @@ def freeze(layers: int) -> optax.GradientTransformation:
 
 
 def decay_rate(decay: float) -> optax.GradientTransformation:
-  """Updates times a power of `decay` by depth, as google-research/electra's `_get_layer_lrs`.
+  """Scales updates by depth, as google-research/electra's `_get_layer_lrs`.
 
-  The embeddings and their projection have depth 0, the layers 1 to N, and the head N + 2; depth d
-  is scaled by decay ** (N + 2 - d). N is known from the layers themselves.
+  The embeddings and their projection have depth 0, the layers 1 to N, and the head N + 2. The
+  factor of depth d is decay ** (N + 2 - d).
   """
 
   def scale(updates, params):

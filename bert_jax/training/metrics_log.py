@@ -1,4 +1,4 @@
-"""What a person sees of a run: summary, progress bar, metrics.jsonl, TensorBoard, curves.png."""
+"""The metrics of a run for people: progress bar, metrics.jsonl, TensorBoard, curves.png."""
 
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -16,39 +16,36 @@ from bert_jax.errors import UserError
 from bert_jax.runtime import console
 from bert_jax.runtime import processes
 
-# Of a fine-tuning run.
-_DRAWN = ('loss', 'accuracy', 'f1', 'matthews', 'pearson', 'spearman', 'exact_match')
+# Metrics of a fine-tuning run that curves.png shows.
+_FINETUNING_CURVES = ('loss', 'accuracy', 'f1', 'matthews', 'pearson', 'spearman', 'exact_match')
 
 
 def _readable(path: epath.Path) -> Iterator[tuple[str, dict[str, Any]]]:
-  """The lines of metrics.jsonl that are whole, as text and as what they say."""
+  """The complete lines of metrics.jsonl, as text and parsed."""
   for line in path.read_text().splitlines() if path.exists() else ():
     try:
-      found = json.loads(line)
-      if isinstance(found['step'], int):
-        yield line, found
+      metrics = json.loads(line)
+      if isinstance(metrics['step'], int):
+        yield line, metrics
     except (json.JSONDecodeError, KeyError, TypeError):
       continue  # cut short by a kill
 
 
 def is_evaluated(workdir: epath.Path, step: int) -> bool:
-  """Whether metrics.jsonl has the evaluation after `step`; all processes ask what the first has."""
-  here = not jax.process_index() and any(
-      found['step'] == step and any(name.startswith('eval_') for name in found)
-      for _, found in _readable(workdir / 'metrics.jsonl'))
-  return processes.anywhere(here)
+  """True if the first process's metrics.jsonl has the evaluation after `step`; all must ask."""
+  is_logged = not jax.process_index() and any(
+      metrics['step'] == step and any(name.startswith('eval_') for name in metrics)
+      for _, metrics in _readable(workdir / 'metrics.jsonl'))
+  return processes.anywhere(is_logged)
 
 
 def truncate_metrics(path: epath.Path, step: int):
-  """Cuts metrics.jsonl back to the lines up to `step`: what came after is made again.
-
-  A last line that was cut short by a kill goes too.
-  """
+  """Cuts metrics.jsonl back to the complete lines up to `step`: later steps are made again."""
   if not path.exists():
     return
-  kept = [line + '\n' for line, found in _readable(path) if found['step'] <= step]
+  lines = [line + '\n' for line, metrics in _readable(path) if metrics['step'] <= step]
   partial = path.parent / (path.name + '.partial')
-  partial.write_text(''.join(kept))
+  partial.write_text(''.join(lines))
   partial.replace(path)
 
 
@@ -58,7 +55,7 @@ def read_metrics(path: epath.Path) -> list[dict[str, Any]]:
 
 
 class _Bar(tqdm.tqdm):
-  """A progress bar with the time left as `duration` says it."""
+  """A progress bar that formats the time left with `console.duration`."""
 
   @property
   def format_dict(self):
@@ -71,8 +68,14 @@ def _decimal(value: float | None) -> str:
   return '-' if value is None else f'{value:.3f}'
 
 
-class Report:
-  """Writes the metrics of one process; every method does nothing in the others."""
+class MetricsLog:
+  """Writes the metrics of a run; in all processes but the first, every method does nothing.
+
+  Args of the constructor:
+    workdir: a local folder.
+    first_step, last_step: of the run; lines of later steps than `first_step` are cut off.
+    active: True in the first process.
+  """
 
   def __init__(self, workdir: epath.Path, *, first_step: int, last_step: int, active: bool):
     self._active = active
@@ -83,12 +86,12 @@ class Report:
     self._file = self._path.open('a')
     self._board = tensorboardX.SummaryWriter(str(workdir / 'tensorboard'),
                                              purge_step=first_step + 1)
-    self._curves = workdir / 'curves.png'
     self._bar = _Bar(
         total=last_step, initial=first_step, unit=' steps', disable=None, dynamic_ncols=True,
         smoothing=0.05,
         bar_format='{l_bar}{bar}| {n_fmt}/{total_fmt} [{left} left, {rate_fmt}{postfix}]')
-    self._last_step, self._began, self._first_step = last_step, time.monotonic(), first_step
+    self._began = time.monotonic()
+    self._first_step = first_step
 
   def train(self, step: int, metrics: dict[str, Any]):
     """Logs training metrics after `step` updates."""
@@ -96,60 +99,56 @@ class Report:
       return
     self._write(step, metrics)
     speed = metrics['tokens_per_second']
-    shown = {name: _decimal(metrics[name]) for name in metrics
+    shown = {name: _decimal(value) for name, value in metrics.items()
              if name.endswith(('loss', 'accuracy'))}
     shown['tokens/s'] = f'{speed:,.0f}' if speed else '-'
-    # The bar has 80 columns to live in: the rest stands in the lines of the evaluations.
+    # The bar has room for two: the others stand in the lines of the evaluations.
     in_bar = {name: shown[name] for name in ('loss', 'tokens/s') if name in shown}
-    self._bar.set_postfix(in_bar, refresh=False)
-    self._bar.update(step - self._bar.n)
-    if self._bar.disable:  # no terminal: one line instead of a bar
-      rate = (time.monotonic() - self._began) / max(step - self._first_step, 1)
-      left = rate * (self._last_step - step)
-      print(f'step {step}/{self._last_step}  ' + '  '.join(f'{k} {v}' for k, v in shown.items())
-            + f'  {console.duration(left)} left', flush=True)
-      self._bar.n = step
+    bar = self._bar
+    bar.set_postfix(in_bar, refresh=False)
+    bar.update(step - bar.n)
+    if bar.disable:  # no terminal: one line instead of a bar
+      seconds_per_step = (time.monotonic() - self._began) / max(step - self._first_step, 1)
+      left = console.duration(seconds_per_step * (bar.total - step))
+      metrics_text = '  '.join(f'{name} {text}' for name, text in shown.items())
+      print(f'step {step}/{bar.total}  {metrics_text}  {left} left', flush=True)
+      bar.n = step
 
-  def evaluation(self, step: int, metrics: dict[str, float | None]):
-    """Logs held-out metrics after `step` updates and draws the curves anew."""
-    if not self._active or not metrics:
+  def evaluation(self, step: int, scores: dict[str, float | None]):
+    """Logs held-out scores after `step` updates and draws the curves anew."""
+    if not self._active or not scores:
       return
-    self._write(step, {f'eval_{name}': value for name, value in metrics.items()})
-    shown = '  '.join(f'{name} {_decimal(value)}' for name, value in metrics.items())
+    self._write(step, {f'eval_{name}': value for name, value in scores.items()})
+    shown = '  '.join(f'{name} {_decimal(value)}' for name, value in scores.items())
     self._bar.write(f'step {step}  held out:  {shown}')
-    self.draw()
+    draw_curves(read_metrics(self._path), self._path.parent / 'curves.png')
 
-  def warn(self, step: int, findings: Iterable[str]):
+  def warn(self, step: int, warnings: Iterable[str]):
     """Logs what looks wrong after `step` updates."""
-    for finding in findings:  # in every process: each finds the same
-      if self._active:
-        self._file.write(json.dumps({'step': step, 'warning': finding}) + '\n')
-        self._file.flush()
-        self._bar.write(f'step {step}  warning: {finding}')
+    for warning in warnings if self._active else ():
+      self._write_line({'step': step, 'warning': warning})
+      self._bar.write(f'step {step}  warning: {warning}')
 
   def _write(self, step: int, metrics: dict[str, Any]):
     # JSON has no NaN: a loss that is not finite is written as null.
     plain = {name: None if isinstance(value, float) and not math.isfinite(value) else value
              for name, value in metrics.items()}
-    self._file.write(json.dumps({'step': step, **plain}) + '\n')
-    self._file.flush()
+    self._write_line({'step': step, **plain})
     for name, value in plain.items():
-      if isinstance(value, (int, float)):
-        group = 'eval/' + name[5:] if name.startswith('eval_') else 'train/' + name
-        self._board.add_scalar(group, value, step)
+      if isinstance(value, int | float):
+        tag = 'eval/' + name[5:] if name.startswith('eval_') else 'train/' + name
+        self._board.add_scalar(tag, value, step)
+
+  def _write_line(self, content: dict[str, Any]):
+    self._file.write(json.dumps(content) + '\n')
+    self._file.flush()
 
   def flush(self):
-    """Has everything that was logged in the files."""
+    """Writes the events of TensorBoard that are buffered."""
     if self._active:
       self._board.flush()
 
-  def draw(self):
-    """Draws curves.png from metrics.jsonl."""
-    if self._active:
-      draw_curves(read_metrics(self._path), self._curves)
-
   def close(self):
-    """Finishes the bar and the files."""
     if self._active:
       self._bar.close()
       self._file.close()
@@ -158,8 +157,9 @@ class Report:
 
 def _title(name: str) -> str:
   objective, separator, measure = name.partition('_')
-  return f'{objective.upper()} {measure}' if separator and name not in _DRAWN else name.replace(
-      '_', ' ')
+  if not separator or name in _FINETUNING_CURVES:
+    return name.replace('_', ' ')
+  return f'{objective.upper()} {measure}'
 
 
 def draw_curves(lines: list[dict[str, Any]], path: epath.Path):
@@ -167,11 +167,11 @@ def draw_curves(lines: list[dict[str, Any]], path: epath.Path):
   import matplotlib  # slow to import, and drawn only after an evaluation
   matplotlib.use('Agg')
   from matplotlib import pyplot as plt
-  known = {key.removeprefix('eval_') for line in lines for key in line}
-  names = sorted((name for name in known if name.endswith(('_loss', '_accuracy'))),
+  logged = {key.removeprefix('eval_') for line in lines for key in line}
+  names = sorted((name for name in logged if name.endswith(('_loss', '_accuracy'))),
                  key=lambda name: (name.rpartition('_')[0], name.endswith('accuracy')))
-  # Of one objective there is one loss; what else its evaluations have are the task's scores.
-  names = names or [name for name in _DRAWN if name in known]
+  # A fine-tuning run has a single 'loss' and the scores of its task.
+  names = names or [name for name in _FINETUNING_CURVES if name in logged]
   if not names:
     return
   figure, axes = plt.subplots(1, len(names), figsize=(4 * len(names), 3.2), squeeze=False,

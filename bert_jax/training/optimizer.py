@@ -7,12 +7,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from bert_jax import errors
 from bert_jax.errors import UserError
 from bert_jax.training import directions
 from bert_jax.training import layerwise
 
 NAMES = ('adamw', 'bert_adamw', 'lamb', 'stable_adamw', 'muon')
 DECAYS = ('linear', '1-sqrt')
+
+_BOUNDS = (
+    (('learning_rate', 'eps', 'decay_ratio'), lambda x: x > 0, 'must be positive'),
+    (('warmup_steps', 'weight_decay', 'clip_norm'), lambda x: x >= 0, 'must not be negative'),
+    (('b1', 'b2'), lambda x: 0 <= x < 1, 'must lie in [0, 1)'),
+    (('warmup_ratio', 'layer_decay', 'decay_ratio'), lambda x: 0 <= x <= 1, 'must lie in [0, 1]'),
+    (('frozen_layers',), lambda x: x >= -1, 'must be at least -1'),
+    (('accumulation',), lambda x: x >= 1, 'must be at least 1'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,44 +46,28 @@ class OptimizerConfig:
   frozen_layers: int = -1  # -1 = none, 0 = the embeddings, n = these and the first n layers
 
   def __post_init__(self):
-    if self.name not in NAMES:
-      raise UserError(f'optimizer.name={self.name!r} is unknown: use {", ".join(NAMES)}')
-    if self.decay not in DECAYS:
-      raise UserError(f'optimizer.decay={self.decay!r} is unknown: use {", ".join(DECAYS)}')
-    for name in ('learning_rate', 'eps', 'decay_ratio'):
-      if not getattr(self, name) > 0:
-        raise UserError(f'optimizer.{name}={getattr(self, name)} must be positive')
-    for name in ('warmup_steps', 'weight_decay', 'clip_norm'):
-      if getattr(self, name) < 0:
-        raise UserError(f'optimizer.{name}={getattr(self, name)} must not be negative')
-    for name in ('b1', 'b2'):
-      if not 0 <= getattr(self, name) < 1:
-        raise UserError(f'optimizer.{name}={getattr(self, name)} must lie in [0, 1)')
-    for name in ('warmup_ratio', 'layer_decay', 'decay_ratio'):
-      if not 0 <= getattr(self, name) <= 1:
-        raise UserError(f'optimizer.{name}={getattr(self, name)} must lie in [0, 1]')
-    if self.warmup_ratio and self.warmup_steps:
-      raise UserError(f'optimizer.warmup_steps={self.warmup_steps} and warmup_ratio='
-                      f'{self.warmup_ratio}: give one of them and set the other to 0')
-    if self.frozen_layers < -1:
-      raise UserError(f'optimizer.frozen_layers={self.frozen_layers} must be at least -1')
-    if self.accumulation < 1:
-      raise UserError(f'optimizer.accumulation={self.accumulation} must be at least 1')
+    errors.require_choice('optimizer.name', self.name, NAMES)
+    errors.require_choice('optimizer.decay', self.decay, DECAYS)
+    for names, holds, rule in _BOUNDS:
+      errors.require_each(self, names, holds, rule, group='optimizer.')
+    errors.require(not (self.warmup_ratio and self.warmup_steps),
+                   f'optimizer.warmup_steps={self.warmup_steps} and warmup_ratio='
+                   f'{self.warmup_ratio}: give one of them and set the other to 0')
 
 
 def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
   """peak * min(t / warmup, 1, (T - t) / (T - S)): up to the peak, then down to 0 at the end.
 
-  S, where the rate begins to fall, is the end of the warmup, as published, or comes later: the
-  schedule that is called warmup-stable-decay. With 1-sqrt the rate falls from there as
-  1 - sqrt((t - S) / (T - S)) (Haegele et al. 2024, arXiv:2405.18392).
+  S, where the rate begins to fall, is the end of the warmup, as published. A later S makes the
+  schedule warmup-stable-decay. With 1-sqrt the rate falls as 1 - sqrt((t - S) / (T - S)) (Haegele
+  et al. 2024, arXiv:2405.18392).
 
   Args:
     config: the peak, the warmup and the decay.
     train_steps: T.
 
   Returns:
-    A function from the number of updates made before, t, to the rate of the next one; float32.
+    A function from the number of updates so far, t, to the rate of the next one; float32.
 
   Raises:
     UserError: the warmup takes the whole run.
@@ -105,11 +98,10 @@ class UncorrectedAdamState(NamedTuple):
 
 
 def scale_by_uncorrected_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-  """Adam without bias correction, as google-research/bert `optimization.py` has it."""
+  """Adam without bias correction, as in google-research/bert `optimization.py`."""
 
   def init(params):
-    return UncorrectedAdamState(jax.tree.map(jnp.zeros_like, params),
-                                jax.tree.map(jnp.zeros_like, params))
+    return UncorrectedAdamState(optax.tree.zeros_like(params), optax.tree.zeros_like(params))
 
   def update(grads, state, params=None):
     del params
@@ -122,13 +114,13 @@ def scale_by_uncorrected_adam(b1: float, b2: float, eps: float) -> optax.Gradien
 
 
 def decays(params) -> dict:
-  """True for every parameter that weight decay pulls on: all but biases and LayerNorm."""
+  """True for every parameter with weight decay: all but biases and LayerNorm."""
 
   def decayed(path, _):
     name = path[-1].key
-    return name != 'scale' and name != 'bias' and not name.endswith('_bias')
+    return name not in ('scale', 'bias') and not name.endswith('_bias')
 
-  # Boxes (their logical axes) are leaves here: what counts is the parameter's own name.
+  # The boxes of parameters are leaves here, so that the last key is the parameter's name.
   return jax.tree_util.tree_map_with_path(
       decayed, params, is_leaf=lambda x: not isinstance(x, dict))
 
@@ -141,14 +133,14 @@ def _direction(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   return {
       'adamw': lambda: [adam, decay],
       'bert_adamw': lambda: [scale_by_uncorrected_adam(**moments), decay],
-      # As its authors have it, what is not decayed is not adapted either.
+      # As in the paper's code, parameters without decay are not adapted either.
       'lamb': lambda: [adam, decay, optax.masked(directions.trust_ratio(), decays)],
       'stable_adamw': lambda: [directions.stable_adam(**moments, decay=decay)],
       'muon': lambda: [directions.muon(adam), decay]}[config.name]()
 
 
 def after_skipped(before: optax.OptState, updated: optax.OptState) -> optax.OptState:
-  """The state of `make_optimizer` when a step is skipped: only the schedule, its last, goes on."""
+  """The state of `make_optimizer` after a skipped step: only the schedule, its last part, moves."""
   return (*before[:-1], updated[-1])
 
 
@@ -156,8 +148,9 @@ def make_optimizer(config: OptimizerConfig, train_steps: int) -> optax.GradientT
   """Clip, Adam, decay the matrices, scale by the schedule (Loshchilov and Hutter 2019, AdamW)."""
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
   steps = [clip, *_direction(config)]
-  if config.frozen_layers >= 0:  # before clipping too: they do not count in the norm
-    steps = [layerwise.freeze(config.frozen_layers), *steps, layerwise.freeze(config.frozen_layers)]
+  if config.frozen_layers >= 0:
+    freeze = layerwise.freeze(config.frozen_layers)
+    steps = [freeze, *steps, freeze]  # first before clipping: frozen layers do not add to the norm
   if config.layer_decay != 1:
     steps.append(layerwise.decay_rate(config.layer_decay))
   return optax.chain(*steps, optax.scale_by_learning_rate(learning_rate(config, train_steps)))

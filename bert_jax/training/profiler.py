@@ -19,32 +19,29 @@ def check(steps: Sequence[int]):
 
 
 class Profiler:
-  """Traces from one step to another, once.
-
-  Args of the constructor:
-    steps: the first and the last, counted from 1; () = none.
-    folder: where TensorBoard looks.
-  """
+  """Traces from the first to the last of two steps, counted from 1; () = no trace."""
 
   def __init__(self, steps: Sequence[int], folder: epath.Path):
-    self._steps, self._folder, self._runs = tuple(steps), folder, False
+    self._first, self._last = steps or (None, None)
+    self._folder = folder
+    self._traces = False
 
   def before(self, step: int):
-    """To be called before step number `step`."""
-    if self._steps and step == self._steps[0]:
+    """Call this before each step."""
+    if step == self._first:
       jax.profiler.start_trace(str(self._folder))
-      self._runs = True
+      self._traces = True
 
-  def after(self, step: int, result: Any):
-    """To be called after it, with what it gives."""
-    if self._runs and step == self._steps[1]:
-      jax.block_until_ready(result)
+  def after(self, step: int, metrics: Any):
+    """Call this after each step, with its metrics."""
+    if self._traces and step == self._last:
+      jax.block_until_ready(metrics)
       self.close()
 
   def close(self):
     """Ends a trace that still runs."""
-    if self._runs:
+    if self._traces:
       jax.profiler.stop_trace()
-      self._runs = False
-      print_summary([('profile', f'steps {self._steps[0]} to {self._steps[1]}: '
+      self._traces = False
+      print_summary([('profile', f'steps {self._first} to {self._last}: '
                                  f'tensorboard --logdir={self._folder}')])

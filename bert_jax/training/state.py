@@ -18,12 +18,12 @@ from bert_jax.training import optimizer as optimizer_lib
 
 
 class TrainState(NamedTuple):
-  """Everything that training changes, and what it uses besides."""
+  """Everything that a training step reads and writes, besides its batch."""
 
-  step: jax.Array  # [] int32, the steps made, those that were skipped too
+  step: jax.Array  # [] int32, the number of steps so far, with skipped ones
   params: Any
   opt_state: Any
-  frozen: Any  # used but not trained, and no part of a checkpoint: a teacher
+  frozen: Any  # not trained and not in checkpoints: a teacher
 
 
 def root_key(seed: int) -> jax.Array:
@@ -33,11 +33,11 @@ def root_key(seed: int) -> jax.Array:
 
 def make_init(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
               preset: str) -> tuple[Callable[[jax.Array], TrainState], TrainState]:
-  """A function from a key to the state of step 0, made in place on its devices; and its shapes.
+  """A function from a key to the state of step 0, which it makes in place; and the state's shapes.
 
-  The shapes are ShapeDtypeStructs with shardings: what a checkpoint is restored to. The moments
-  inherit the specs of the parameters, because the optimiser sees them in their boxes. What the task
-  has frozen is among the shapes only: `place` brings it.
+  The shapes are ShapeDtypeStructs with shardings: `restore` takes them. The moments inherit the
+  specs of the parameters, because the optimiser sees them in their boxes. The frozen arrays of the
+  task are among the shapes only: `place` brings them.
 
   Raises:
     UserError: the mesh does not divide a parameter.
@@ -60,7 +60,7 @@ def make_init(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
 
 
 def place(tree: Any, abstract: Any) -> Any:
-  """Host arrays, of which every process has all, on the devices that `abstract` says."""
+  """Places host arrays, which every process has in full, with the shardings of `abstract`."""
   return jax.tree.map(lambda x, like: jax.make_array_from_callback(
       like.shape, like.sharding, lambda index: x[index]), tree, abstract)
 
@@ -74,8 +74,8 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
   With microbatches every objective is still divided by its count over the whole batch, so that the
   gradient is that of the whole batch (to rounding; dropout draws other bits).
 
-  Where the loss or its gradient is not finite, only the number of the step changes, also in the
-  schedule, and the metric 'skipped' is 1.
+  If the loss or its gradient is not finite, the step is skipped: only its number changes, also in
+  the schedule, and the metric 'skipped' is 1.
   """
 
   def step(state: TrainState, batch):
@@ -93,8 +93,8 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
       grads, metrics = gradients(batch, {})
     else:
       # Only the counts are used: the compiler drops the forward pass.
-      found = task.loss(state.params, state.frozen, batch, key)
-      counts = {name: count for name, (_, count) in found.items() if name in task.loss_weights}
+      whole = task.loss(state.params, state.frozen, batch, key)
+      counts = {name: count for name, (_, count) in whole.items() if name in task.loss_weights}
       # Strided, so that each microbatch takes its rows from every device.
       micro = jax.tree.map(
           lambda x: jnp.moveaxis(x.reshape(-1, accumulation, *x.shape[1:]), 1, 0), batch)
@@ -107,12 +107,12 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
     norm = optax.tree.norm(grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     updated = optax.apply_updates(state.params, updates), opt_state
-    # One step that is not finite would spoil everything that comes after: it changes nothing.
     skipped = state.params, optimizer_lib.after_skipped(state.opt_state, opt_state)
-    sound = jnp.isfinite(norm) & jnp.isfinite(losses.total_loss(metrics, task.loss_weights))
-    params, opt_state = jax.tree.map(lambda new, old: jnp.where(sound, new, old), updated, skipped)
+    is_finite = jnp.isfinite(norm) & jnp.isfinite(losses.total_loss(metrics, task.loss_weights))
+    params, opt_state = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old),
+                                     updated, skipped)
     metrics['grad_norm'] = (norm, jnp.float32(1))
-    metrics['skipped'] = (1 - sound.astype(jnp.float32), jnp.float32(1))
+    metrics['skipped'] = (1 - is_finite.astype(jnp.float32), jnp.float32(1))
     return TrainState(state.step + 1, params, opt_state, state.frozen), metrics
 
   shardings = jax.tree.map(lambda x: x.sharding, abstract)
@@ -122,7 +122,7 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
 
 
 def make_eval_step(task: Task, mesh: Mesh, preset: str) -> Callable:
-  """The jitted evaluation step: (state, batch) -> what the task measures, on every device."""
+  """The jitted evaluation step: (state, batch) -> `Task.measure`, on every device."""
   return sharding.with_mesh(
       lambda state, batch: task.measure(state.params, state.frozen, batch), mesh, preset,
       out_shardings=mesh_lib.replicated(mesh))

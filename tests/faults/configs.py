@@ -180,22 +180,21 @@ def draw(rng: random.Random, folder: pathlib.Path) -> tuple[str, dict[str, str]]
                               else fields[field]) for field in chosen}
 
 
-def _stop(task, config, train_steps, mesh, workdir, checkpoints, initial=()):
+def _stop(task, data, *, checkpoints, **fields):
   """Instead of the training loop."""
-  del task, config, train_steps, mesh, workdir, initial
+  del task, data, fields
   checkpoints.close()
 
 
-def _trace(task, config, train_steps, mesh, workdir, checkpoints, initial=()):
+def _trace(task, data, *, checkpoints, mesh, sharding, optimizer, train_steps, seed, **fields):
   """Instead of the training loop: its step is traced, with the rows of the first step."""
-  settings = optimizer_lib.OptimizerConfig(**config.optimizer)
-  optimizer = optimizer_lib.make_optimizer(settings, train_steps)
-  optimizer_lib.learning_rate(settings, train_steps)
-  _, abstract = state_lib.make_init(task, optimizer, mesh, config.sharding)
-  step = state_lib.make_train_step(task, optimizer, mesh, config.sharding, abstract,
-                                   seed=config.seed, accumulation=settings.accumulation)
-  step.lower(abstract, mesh_lib.put_batch(task.rows(0), mesh))
-  _stop(task, config, train_steps, mesh, workdir, checkpoints, initial)
+  del fields
+  transform = optimizer_lib.make_optimizer(optimizer, train_steps)
+  _, abstract = state_lib.make_init(task, transform, mesh, sharding)
+  step = state_lib.make_train_step(task, transform, mesh, sharding, abstract, seed=seed,
+                                   accumulation=optimizer.accumulation)
+  step.lower(abstract, mesh_lib.put_batch(data.rows(0), mesh))
+  checkpoints.close()
 
 
 def type_it(words: list[str], share: float, out: str):

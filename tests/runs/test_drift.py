@@ -27,7 +27,7 @@ def outcome(name, fed_by, allowed=False) -> str:
 
 def test_fields_of_pretraining():
   fed_by = ('seed', 'data.pack', 'data.sequences')
-  for name in drift._flat(config_lib.pretraining('tiny').to_dict()):
+  for name in config_lib.flat(config_lib.pretraining('tiny')):
     expected = ('harmless' if name in HARMLESS else
                 'schedule' if name in SCHEDULE or name.startswith('optimizer.') else
                 'another' if name in fed_by or not name.startswith('data.') else 'harmless')

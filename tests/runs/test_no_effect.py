@@ -109,7 +109,7 @@ def test_with_effect(corpus_file, records, vocab, task, fields, name):
 
 def test_every_row_of_the_table_is_tried():
   tried = {name for _, _, name, _ in CASES}
-  assert {name for rule in no_effect._BEFORE for name in rule.fields} <= tried
+  assert {name for rule in no_effect.RULES for name in rule.fields} <= tried
 
 
 def test_fields_of_another_architecture(corpus_file):

@@ -28,7 +28,7 @@ def test_a_folder_of_ones_own_wins(no_folder):
 
 
 def test_the_oldest_go(no_folder, monkeypatch):
-  monkeypatch.setattr(compile_cache, '_MOST', 250)
+  monkeypatch.setattr(compile_cache, '_MOST_BYTES', 250)
   compile_cache.keep()
   folder = no_folder / 'bert_jax' / 'compiled' / compile_cache._machine()
   assert jax.config.jax_compilation_cache_dir == str(folder)

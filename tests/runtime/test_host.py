@@ -26,7 +26,7 @@ memory, held = host.FreedMemory(), []
 above = [step(1) for _ in range(3)]
 unit = int(resident() / 1e6)
 above += [step(unit // 8)] + [step(2 * unit) for _ in range(6)]
-host._MOST = 0
+host._MOST_OF_MACHINE = 0
 above.append(step(unit // 4))
 print(json.dumps([unit] + held))
 """

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.data import loader
 from bert_jax.errors import UserError
 from bert_jax.parallel import topology
 from bert_jax.runtime import storage
 from bert_jax.training import loop
-from bert_jax.training import metric_lines as lines_lib
+from bert_jax.training import metric_lines
 from bert_jax.training import metrics_log
+from bert_jax.training import state as state_lib
+from bert_jax.training.optimizer import OptimizerConfig
 from bert_jax.training.state import TrainState
 from tests import conftest
 
@@ -38,6 +39,7 @@ class Task:
   """Steps of growing numbers of tokens; an evaluation takes 1,000 seconds."""
 
   loss_weights = {'a_loss': 1.0}
+  frozen = {}
   has_held_out = True
 
   def __init__(self, clock):
@@ -77,16 +79,17 @@ def written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_ever
     clock.now += 2.0**state.step + (500 if state.step == first else 0)
     return state._replace(step=state.step + 1), metrics[state.step]
 
-  checkpoints = types.SimpleNamespace(save=save, check=lambda: None, close=lambda: None,
-                                      offer=lambda *_: None)
-  config = conftest.tiny_config('', log_every=log_every, checkpoint_every=checkpoint_every,
-                                eval_every=eval_every, **more)
-  run = loop._Run(Task(clock), Task(clock), config, steps, conftest.sub_mesh(1, 1),
-                  storage.Folder(epath.Path(tmp_path)), checkpoints, lambda step: 0.5, first, clock)
-  try:
-    run.steps(train_step, TrainState(first, None, None, None))
-  finally:
-    run.close()
+  begin = TrainState(first, None, None, {})
+  monkeypatch.setattr(state_lib, 'make_init', lambda *_: (lambda key: begin, begin))
+  monkeypatch.setattr(state_lib, 'make_train_step', lambda *_, **__: train_step)
+  checkpoints = types.SimpleNamespace(
+      save=save, check=lambda: None, close=lambda: None, offer=lambda *_: None,
+      latest=lambda: first or None, restore=lambda _: (begin, first))
+  loop.train(Task(clock), Task(clock), mesh=conftest.sub_mesh(1, 1), sharding='dp',
+             workdir=storage.Folder(epath.Path(tmp_path)), checkpoints=checkpoints,
+             optimizer=OptimizerConfig(warmup_steps=0), seed=0, train_steps=steps,
+             log_every=log_every, checkpoint_every=checkpoint_every, eval_every=eval_every,
+             clock=clock, **more)
   return [line for line in metrics_log.read_metrics(epath.Path(tmp_path) / 'metrics.jsonl')
           if 'loss' in line]
 
@@ -126,7 +129,7 @@ def test_the_best_by_a_score_of_nothing_is_refused(tmp_path, monkeypatch):
 
 def test_a_step_of_nothing_has_no_loss(tmp_path, monkeypatch):
   nothing = (jnp.float32(0), jnp.float32(0))
-  monkeypatch.setattr(Task, 'objectives', {'a_loss': 1.0, 'b_loss': 1.0})
+  monkeypatch.setattr(Task, 'loss_weights', {'a_loss': 1.0, 'b_loss': 1.0})
   for a, expected in ((jnp.float32(1), 1.0), (jnp.float32(0), None)):
     monkeypatch.setitem(globals(), 'metrics_of', lambda step, a=a, whole=metrics_of: {
         **whole(step), 'a_loss': (a, a), 'b_loss': nothing})
@@ -162,43 +165,39 @@ class Later:
 
 def test_a_device_that_runs_behind_ends_a_line_when_it_is_ready(monkeypatch):
   """The line is written after the next rows, for which the host waits; they are the next line's."""
-  clock, told = Clock(), []
-  told_report = types.SimpleNamespace(train=lambda step, line: told.append(line),
-                                      warn=lambda *_: None)
-  health = types.SimpleNamespace(line=lambda *_: [], steps=lambda *_: None)
-  batches = types.SimpleNamespace(waited=0.0)
+  clock, written_lines = Clock(), []
   monkeypatch.setattr(jax, 'device_get', lambda tree: jax.tree.map(float, tree))
-  lines = lines_lib.Lines(Task(clock), lambda step: 0.5, conftest.sub_mesh(1, 1), told_report,
-                          health, batches, clock)
-  assert lines.idle()
-  lines.start_clock(0)
+  lines = metric_lines.MetricLines(clock)
+  assert lines.is_idle()
+  lines.start_clock()
 
-  for now, waits in ((1010, 3.0), (1030, 5.0)):
+  for step, now, waits in ((1, 1010, 3.0), (2, 1030, 5.0)):
     result = jax.tree.map(lambda x: Later(float(x)), metrics_of(0))
-    batches.waited = waits
+    lines._waited = waits
     lines.add(result)
-    assert not lines.idle()
+    assert not lines.is_idle()
     clock.asked.clear()
-    lines.end(1 if now == 1010 else 2)
-    assert not clock.asked.is_set() and batches.waited == 0
+    lines.end(step)
+    assert not clock.asked.is_set() and lines._waited == 0
     clock.now = now
     for x in jax.tree.leaves(result):
       x.done.set()
-    assert clock.asked.wait(10) and lines.idle()
-    batches.waited = 7.0  # for the rows of the step after it
+    assert clock.asked.wait(10) and lines.is_idle()
+    lines._waited = 7.0  # for the rows of the step after it
     clock.now += 15
-    lines.write()
-  assert [(line['tokens_per_second'], line['data_wait']) for line in told] == [
+    written_lines.append(metric_lines.values(
+        lines.fetch(), loss_weights={'a_loss': 1.0}, learning_rate=0.5, flops=1.0, peak_flops=None))
+  assert [(line['tokens_per_second'], line['data_wait']) for line in written_lines] == [
       (50 / 10, 3 / 10), (50 / 20, 5 / 20)]
 
 
-def test_only_a_wait_with_an_idle_device_counts():
+def test_only_a_wait_with_an_idle_device_counts(monkeypatch):
   clock, idle = Clock(), [True, False, True]
-
-  def batches():
-    for seconds in (2.0, 30.0, 0.5):
+  lines = metric_lines.MetricLines(clock)
+  monkeypatch.setattr(lines, 'is_idle', lambda: idle.pop(0))
+  waited = []
+  for seconds in (2.0, 30.0, 0.5):
+    with lines.waiting_for_rows():
       clock.now += seconds
-      yield seconds
-
-  watched = loader.Watched(batches(), idle=lambda: idle.pop(0), clock=clock)
-  assert [(next(watched), watched.waited) for _ in range(3)] == [(2, 2), (30, 2), (0.5, 2.5)]
+    waited.append(lines._waited)
+  assert waited == [2, 2, 2.5]

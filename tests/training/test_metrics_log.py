@@ -22,7 +22,7 @@ def test_metrics_are_cut_back_and_a_half_written_line_goes(tmp_path):
 
 
 def test_what_is_not_finite_is_null_in_json(tmp_path, capsys):
-  r = metrics_log.Report(epath.Path(tmp_path), first_step=0, last_step=10, active=True)
+  r = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=True)
   r.train(5, {'loss': float('nan'), 'mlm_loss': 2.0, 'tokens_per_second': None})
   r.evaluation(5, {'mlm_loss': 3.0, 'nsp_loss': None, 'unigram_entropy': 4.0})
   r.close()
@@ -51,7 +51,7 @@ def test_the_bar_says_the_time_left_in_days():
 
 
 def test_another_process_writes_nothing(tmp_path):
-  r = metrics_log.Report(epath.Path(tmp_path), first_step=0, last_step=10, active=False)
+  r = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=False)
   r.train(5, {'loss': 1.0, 'tokens_per_second': 1.0})
   r.evaluation(5, {'loss': 1.0})
   r.close()

@@ -1,0 +1,40 @@
+"""One evaluation alone: what is kept and logged, and in which order."""
+
+import types
+
+import numpy as np
+
+from bert_jax.training import evaluation
+from bert_jax.training.state import TrainState
+from tests import conftest
+
+
+def evaluate(events, stops=False):
+  """Runs an evaluation of one batch after step 7; its events are appended to the list."""
+
+  def scores(measure, step):
+    return {'loss': float(measure(np.full((1, 2), step)).sum())}
+
+  def event(name):
+    return lambda *args: events.append((name, *args))
+
+  return evaluation.run(
+      TrainState(7, 'params', None, None), 7, data=types.SimpleNamespace(evaluate=scores),
+      eval_step=lambda state, batch: np.asarray(batch), mesh=conftest.sub_mesh(1, 1),
+      notice=types.SimpleNamespace(reached=lambda: stops), keep_best='loss',
+      checkpoints=types.SimpleNamespace(offer=event('offer')),
+      log=types.SimpleNamespace(evaluation=event('log'), warn=event('warn')),
+      health=types.SimpleNamespace(evaluation=lambda step, scores: ['a warning']))
+
+
+def test_the_best_is_kept_before_the_log_says_that_it_was_evaluated():
+  events = []
+  assert evaluate(events)
+  assert events == [('offer', 'params', 7, {'loss': 14.0}), ('log', 7, {'loss': 14.0}),
+                    ('warn', 7, ['a warning'])]
+
+
+def test_an_interrupted_evaluation_leaves_nothing():
+  events = []
+  assert not evaluate(events, stops=True)
+  assert not events
