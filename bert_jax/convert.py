@@ -24,8 +24,8 @@ def main(argv: list[str]):
   if not _INPUT.value:
     raise errors.UserError('give --input=DIR, the model to convert')
   from bert_jax.interop import conversion  # after the flags: JAX takes a while to import
-  conversion.convert(_INPUT.value, _OUTPUT.value, _TO.value, _VERIFY.value, _STEP.value,
-                  _ALLOW_OLDER.value)
+  conversion.convert(_INPUT.value, _OUTPUT.value, _TO.value, verify_only=_VERIFY.value,
+                     step=_STEP.value, allow_older=_ALLOW_OLDER.value)
 
 
 if __name__ == '__main__':
