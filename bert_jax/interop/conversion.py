@@ -21,11 +21,7 @@ FORMATS = {'huggingface': huggingface, 'bert_jax': native, 'stablehlo': stablehl
 
 
 def _write(model: Pretrained, directory: epath.Path, to: str):
-  """Writes the model, reads it back and compares.
-
-  Raises:
-    UserError: the two differ.
-  """
+  """Writes the model, reads it back and compares; raises UserError if the two differ."""
   FORMATS[to].save(model, directory)
   if to == 'stablehlo':
     print_summary(stablehlo.compare(model, directory))
@@ -38,11 +34,7 @@ def _parts(model: Pretrained) -> str:
 
 
 def _check_sound(source: str):
-  """Checks the model in a folder, and every checkpoint of a workdir.
-
-  Raises:
-    UserError: something is damaged.
-  """
+  """Checks the model in a folder, and every checkpoint of a workdir; raises UserError."""
   folder = epath.Path(source)
   if (folder / native.WORKDIR_FILE).exists():
     checkpoints = [checkpoint.absolute(folder) / name / str(step) for name in checkpoint.FOLDERS

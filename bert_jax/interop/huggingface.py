@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
 import dataclasses
+import functools
 import json
-from typing import Any
-from typing import NamedTuple
 
 from etils import epath
 import numpy as np
@@ -120,35 +119,23 @@ def _weight_files(directory: epath.Path) -> list[epath.Path]:
                   'model.safetensors.index.json')
 
 
-class _Tensor(NamedTuple):
-  """A tensor that is not read before it is asked for."""
-
-  file: Any
-  name: str
-
-  @property
-  def shape(self) -> tuple[int, ...]:
-    return tuple(self.file.get_slice(self.name).get_shape())
-
-  def read(self) -> np.ndarray:
-    return self.file.get_tensor(self.name)
-
-
 @contextlib.contextmanager
-def _open(files: list[epath.Path], canonical: Callable[[str], str]) -> Iterator[dict[str, _Tensor]]:
-  """The tensors of some files by canonical name."""
+def _open(files: list[epath.Path], canonical: Callable[[str], str]) -> Iterator[tuple[dict, dict]]:
+  """({canonical name: function that reads the tensor}, {canonical name: shape})."""
+  readers, shapes = {}, {}
   with contextlib.ExitStack() as stack:
-    tensors = {}
     for path in files:
       try:
         file = stack.enter_context(safetensors.safe_open(str(path), 'numpy'))
       except (safetensors.SafetensorError, OSError) as e:
         raise UserError(f'{path} is corrupt or no safetensors file: {e}') from e
-      for name in file.keys():  # noqa: SIM118, it is no dict
-        if canonical(name) in tensors:
-          raise UserError(f'{path}: {name} is there twice, under two names')
-        tensors[canonical(name)] = _Tensor(file, name)
-    yield tensors
+      for theirs in file.keys():  # noqa: SIM118, it is no dict
+        name = canonical(theirs)
+        if name in readers:
+          raise UserError(f'{path}: {theirs} is there twice, under two names')
+        readers[name] = functools.partial(file.get_tensor, theirs)
+        shapes[name] = tuple(file.get_slice(theirs).get_shape())
+    yield readers, shapes
 
 
 def _shorten(names: list[str]) -> str:
@@ -188,19 +175,21 @@ def load(directory: epath.Path) -> Pretrained:
   config = dataclasses.replace(config, max_positions=config.max_positions - unused)
   needed, task = family.architectures[architecture]
   with _open(_weight_files(directory),
-             lambda name: family.canonical(name, architecture)) as tensors:
+             lambda name: family.canonical(name, architecture)) as (readers, shapes):
     def get(name):
-      tensor = tensors[name].read()
+      tensor = readers[name]()
       return tensor[unused:] if name == _POSITIONS else tensor
 
-    if 'cls.predictions.decoder.bias' in tensors:
-      tensors.setdefault('cls.predictions.bias', tensors['cls.predictions.decoder.bias'])
-    shapes = {name: tensor.shape for name, tensor in tensors.items() if name not in _BUFFERS}
+    if 'cls.predictions.decoder.bias' in readers:
+      for table in (readers, shapes):
+        table.setdefault('cls.predictions.bias', table['cls.predictions.decoder.bias'])
     if unused and shapes.get(_POSITIONS):
       rows, *width = shapes[_POSITIONS]
       shapes[_POSITIONS] = (rows - unused, *width)
+    for name in _BUFFERS:
+      shapes.pop(name, None)
     for copy, of in _TIED.items():
-      if shapes.pop(copy, None) and not (of in tensors and np.array_equal(get(copy), get(of))):
+      if shapes.pop(copy, None) and not (of in readers and np.array_equal(get(copy), get(of))):
         raise UserError(f'{directory}: {copy} differs from {of}: BERT has one tensor for both')
     groups = groups_of(shapes.keys(), needed)
     outputs = shapes.get('classifier.bias', (0,))[0] if 'classifier' in groups else 0

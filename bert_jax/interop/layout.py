@@ -69,16 +69,21 @@ def _per_entry(leaf: str, tensor: str, config: BertConfig) -> _Rule:
 
 
 def _qkv(leaf: str, tensors: Sequence[str], config: BertConfig) -> _Rule:
-  """Query, key and value, [H * K, ...] each; ours is [..., H * 3 * K], the three side by side."""
-  h, k = config.num_heads, config.head_size
+  """Query, key and value, [H * K, ...] each; ours is [..., H * 3 * K], the three side by side.
+
+  They are three tensors, or one that holds them one below the other.
+  """
+  h, k, is_one = config.num_heads, config.head_size, len(tensors) == 1
 
   def read(*parts):
+    parts = np.split(parts[0], 3) if is_one else parts
     heads = [x.T.reshape(*x.T.shape[:-1], h, k) for x in parts]
     return [np.stack(heads, -2).reshape(*parts[0].T.shape[:-1], -1)]
 
   def write(x):
     heads = x.reshape(*x.shape[:-1], h, 3, k)
-    return [heads[..., i, :].reshape(*x.shape[:-1], -1).T for i in range(3)]
+    parts = [heads[..., i, :].reshape(*x.shape[:-1], -1).T for i in range(3)]
+    return [np.concatenate(parts)] if is_one else parts
 
   return _Rule([leaf], tensors, read, write)
 
@@ -88,13 +93,6 @@ def _joined(leaves: Sequence[str], tensor: str) -> _Rule:
   return _Rule(leaves, [tensor],
                read=lambda x: [part.T for part in np.split(x, len(leaves))],
                write=lambda *parts: [np.concatenate([part.T for part in parts])])
-
-
-def _joined_qkv(leaf: str, tensor: str, config: BertConfig) -> _Rule:
-  """As `_qkv`, of one tensor that holds the three one below the other."""
-  rule = _qkv(leaf, [tensor], config)
-  return rule._replace(read=lambda x: rule.read(*np.split(x, 3)),
-                       write=lambda x: [np.concatenate(rule.write(x))])
 
 
 def _in_layer(rules: Iterable[_Rule], leaf: str, tensor: str = 'encoder.layer.{}',
@@ -132,7 +130,7 @@ def _bert(config: BertConfig) -> list[_Rule]:
 def _modern(config: modern.ModernConfig) -> list[_Rule]:
   """The encoder of ModernBERT: a first layer without a norm before it, then groups of layers."""
   layer = [
-      _joined_qkv('attention/qkv_kernel', 'attn.Wqkv.weight', config),
+      _qkv('attention/qkv_kernel', ['attn.Wqkv.weight'], config),
       _transpose('attention/out_kernel', 'attn.Wo.weight'),
       _copy('feed_forward_norm/scale', 'mlp_norm.weight'),
       _joined(['feed_forward/up/kernel', 'feed_forward/gate/kernel'], 'mlp.Wi.weight'),
@@ -175,12 +173,9 @@ def _rules(config: BertConfig, present: Collection[str]) -> list[_Rule]:
 
 def from_tensors(get: Callable[[str], np.ndarray], config: BertConfig,
                  present: Collection[str]) -> Any:
-  """Builds the tree of parameters, float32, from tensors under their canonical names.
+  """Builds the tree of parameters, float32, of a model with the encoder and these groups.
 
-  Args:
-    get: gives a tensor by name.
-    config: of the model; the shapes are expected to fit it.
-    present: groups besides the encoder.
+  `get` gives a tensor by its canonical name; the shapes are expected to fit the config.
   """
   leaves = {}
 

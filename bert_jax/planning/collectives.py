@@ -34,13 +34,9 @@ class Collective(NamedTuple):
   @property
   def sent(self) -> float:
     """Bytes that each device sends, along a ring."""
-    return sent(self.kind, self.bytes, self.devices)
-
-
-def sent(kind: str, size: float, devices: int) -> float:
-  """Bytes that each device sends for a collective of `size` bytes, along a ring of `devices`."""
-  share = (devices - 1) / devices
-  return size * {'all-reduce': 2 * share, 'collective-permute': 1.0}.get(kind, share)
+    share = (self.devices - 1) / self.devices
+    factors = {'all-reduce': 2 * share, 'collective-permute': 1.0}
+    return self.bytes * factors.get(self.kind, share)
 
 
 def _integers(text: str) -> list[int]:
@@ -85,12 +81,7 @@ def _axes(group: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
 
 
 def read(text: str, mesh: Mesh) -> list[Collective]:
-  """The collectives in the text of a compiled program; those in loops are counted once.
-
-  Args:
-    text: HLO of the program of each device.
-    mesh: whose devices, in order, the program's partitions are.
-  """
+  """The collectives in the HLO of a program for each device of `mesh`; loops are counted once."""
   totals, computation = {}, ''
   for line in text.splitlines():
     if match := _COMPUTATION.match(line):
@@ -130,7 +121,7 @@ def weak_scaling(step: Iterable[Collective], mesh: Mesh, sizes: Iterable[int]) -
 
   Args:
     step: the collectives of a step on `mesh`.
-    mesh: for which it was compiled.
+    mesh: of the step.
     sizes: numbers of devices; those that the other axes do not divide are left out.
 
   Returns:
@@ -143,6 +134,7 @@ def weak_scaling(step: Iterable[Collective], mesh: Mesh, sizes: Iterable[int]) -
   for size in sizes:
     if size % others == 0:
       grown = size // others
-      scaled[size] = sum(sent(c.kind, c.bytes, max(c.devices * grown // data, 1))
-                         if 'data' in c.axes else c.sent for c in step)
+      scaled[size] = sum(
+          c._replace(devices=max(c.devices * grown // data, 1)).sent if 'data' in c.axes else c.sent
+          for c in step)
   return scaled

@@ -97,11 +97,7 @@ def estimate(config: ConfigDict, work: Work, mesh: Mesh,
   v5e with 32 rows of 128 they give 61.6 GB of traffic, all layers unrolled 56.6: with few layers
   the core's own memory keeps more or less.)
 
-  Args:
-    config: of the run.
-    work: of the phase.
-    mesh: of the devices.
-    compile_all: gives the figures of programs; None = one after another in this process.
+  `compile_all` gives the figures of programs; None = one after another in this process.
   """
   fewest, more = work.task.model.config.fewest_layers
   steps = [Program(layers=more), Program(layers=fewest), Program(), Program(evaluates=True)]
