@@ -205,7 +205,7 @@ def load(directory: epath.Path) -> Pretrained:
   problem = ''
   if task == 'question_answering':
     labels = SPAN_LABELS
-  elif task == 'sequence_classification':  # where it is not said, as transformers guesses it
+  elif task == 'sequence_classification':  # transformers guesses like this
     problem = 'regression' if outputs == 1 else 'single_label'
     problem = _PROBLEMS.get(fields.get('problem_type'), problem)
   return Pretrained(config, params, tokenizer, task, labels, problem, {'source': str(directory)})

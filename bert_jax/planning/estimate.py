@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
-import functools
 from typing import Any
 
 from jax.sharding import Mesh
@@ -28,7 +27,7 @@ class Estimate:
   phase: Phase
   devices: int  # of the mesh
   chips: int  # that the devices are on
-  # What the training and the evaluation step need, as the compiler says; None = does not fit.
+  # Memory of the training and of the evaluation step; None = does not fit.
   memory: dict[str, int] | None
   eval_memory: dict[str, int] | None
   missing: float  # bytes by which the larger step does not fit; 0 = both fit
@@ -101,10 +100,11 @@ def estimate(config: ConfigDict, work: Work, mesh: Mesh,
   """
   fewest, more = work.task.model.config.fewest_layers
   steps = [Program(layers=more), Program(layers=fewest), Program(), Program(evaluates=True)]
-  if not compile_all:
-    compile_all = functools.partial(map, functools.partial(
-        programs.compile_program, config, work, mesh))
-  large, small, training, evaluation = compile_all(steps)  # the longest first
+  if compile_all:
+    large, small, training, evaluation = compile_all(steps)  # the longest first
+  else:
+    large, small, training, evaluation = (
+        programs.compile_program(config, work, mesh, step) for step in steps)
   phase, devices = work.phase, list(mesh.devices.flat)
   model_flops = work.task.flops_per_token(phase.max_len) * phase.batch_size * phase.max_len
   flops, counted, traffic, exchanged = 0.0, 0.0, 0.0, []

@@ -61,7 +61,7 @@ def _in_child(config: ConfigDict, name: str, phase: int,
 
 def _plan(config: ConfigDict, name: str, price: float,
           search: bool) -> tuple[list[estimate_lib.Estimate], list]:
-  """Prints the estimates of all phases on one slice, and returns them and what a search found."""
+  """Prints and returns the estimates of all phases on one slice, and the results of searches."""
   mesh = _mesh(config, name)
   devices = list(mesh.devices.flat)
   config = config.copy_and_resolve_references()  # each slice has a dtype of its own

@@ -83,7 +83,7 @@ class Figures(NamedTuple):
   seconds: float = 0.0  # to compile it
   flops: float = 0.0
   traffic: float = 0.0  # bytes to and from memory
-  collectives: Sequence[Collective] = ()  # only where they were asked for
+  collectives: Sequence[Collective] = ()  # of a smaller model only
   program: jax.stages.Compiled | None = None
 
 

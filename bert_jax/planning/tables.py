@@ -90,7 +90,7 @@ def compared(plans: dict[str, list[Estimate]], price: float) -> str:
 
 
 def largest(results: Sequence[Largest]) -> str:
-  """The largest batches that a search found."""
+  """The results of a search."""
   return table([['sharding', 'remat', 'rows a device', 'GiB']] + [
       [x.preset, x.remat, str(x.rows) if x.rows else 'none', f'{x.memory / _GIB:.2f}']
       for x in results])
