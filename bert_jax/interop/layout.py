@@ -105,10 +105,10 @@ def _in_layer(rules: Iterable[_Rule], leaf: str, tensor: str = 'encoder.layer.{}
 
 def _bert(config: BertConfig) -> list[_Rule]:
   """The encoder of every architecture but ModernBERT."""
+  qkv = [f'attention.self.{name}' for name in ('query', 'key', 'value')]
   layer = [
-      *(_qkv(f'attention/qkv_{ours}',
-             [f'attention.self.{x}.{theirs}' for x in ('query', 'key', 'value')], config)
-        for ours, theirs in (('kernel', 'weight'), ('bias', 'bias'))),
+      _qkv('attention/qkv_kernel', [f'{name}.weight' for name in qkv], config),
+      _qkv('attention/qkv_bias', [f'{name}.bias' for name in qkv], config),
       _transpose('attention/out_kernel', 'attention.output.dense.weight'),
       _copy('attention/out_bias', 'attention.output.dense.bias'),
       *_norm('attention_norm', 'attention.output.LayerNorm'),

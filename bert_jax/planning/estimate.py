@@ -13,9 +13,7 @@ from bert_jax.parallel import topology
 from bert_jax.planning import collectives
 from bert_jax.planning import programs
 from bert_jax.planning.collectives import Collective
-from bert_jax.planning.programs import Figures
 from bert_jax.planning.programs import Program
-from bert_jax.planning.programs import Work
 
 _WEAK_SCALING_DEVICES = (1, 4, 16, 64, 256, 1024)
 
@@ -86,8 +84,8 @@ class Estimate:
         'tokens', 'sent', 'seconds', 'step_seconds', 'mfu', 'chip_hours')}
 
 
-def estimate(config: ConfigDict, work: Work, mesh: Mesh,
-             compile_all: Callable[[Sequence[Program]], Sequence[Figures]] | None = None
+def estimate(config: ConfigDict, work: programs.Work, mesh: Mesh,
+             compile_all: Callable[[list[Program]], Sequence[programs.Figures]] | None = None
              ) -> Estimate:
   """Compiles the steps of one phase of a run for the devices of `mesh`.
 

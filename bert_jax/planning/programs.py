@@ -37,7 +37,7 @@ _UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 
 
 class Work(NamedTuple):
-  """The step of one phase of a run."""
+  """The step of one phase of a run, by its shapes alone."""
 
   task: Task
   batch: Any  # a tree of ShapeDtypeStructs
