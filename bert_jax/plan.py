@@ -24,8 +24,8 @@ def main(argv: list[str]):
   config = config_flag.get()
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # the compiler's log is not the plan
   from bert_jax.planning import planner  # after the flags: JAX takes a while to import
-  planner.plan(config, planner.Options(_TOPOLOGY.value, _PRICE.value, _SEARCH.value, _OUT.value),
-            config_flag.given())
+  planner.plan(config, _TOPOLOGY.value, price=_PRICE.value, search=_SEARCH.value, out=_OUT.value,
+               given=config_flag.given())
 
 
 if __name__ == '__main__':

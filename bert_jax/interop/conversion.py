@@ -1,4 +1,4 @@
-"""Checkpoints in and out, each conversion proven before it says done."""
+"""Converts checkpoints, in and out, and proves each conversion before it says done."""
 
 import contextlib
 import shutil
@@ -17,34 +17,30 @@ from bert_jax.runtime.console import print_summary
 from bert_jax.training import checkpoint
 from bert_jax.training import integrity
 
-FORMATS = ('huggingface', 'bert_jax', 'stablehlo')
+FORMATS = {'huggingface': huggingface, 'bert_jax': native, 'stablehlo': stablehlo}
 
 
 def _write(model: Pretrained, directory: epath.Path, to: str):
-  """Writes the model, reads it back and compares.
-
-  Raises:
-    UserError: what was read back is not the same.
-  """
-  {'huggingface': huggingface.save, 'bert_jax': native.save, 'stablehlo': stablehlo.save}[to](
-      model, directory)
+  """Writes the model, reads it back and compares; raises UserError if the two differ."""
+  FORMATS[to].save(model, directory)
   if to == 'stablehlo':
     print_summary(stablehlo.compare(model, directory))
   else:
     print_summary(verify.compare(model, load_lib.load(str(directory)), directory))
 
 
-def _check_sound(source: str):
-  """Prints what is sound of a folder: every checkpoint of a workdir, else the model that it holds.
+def _parts(model: Pretrained) -> str:
+  return ', '.join(('encoder', *model.groups))
 
-  Raises:
-    UserError: something is damaged.
-  """
-  folder, damaged = epath.Path(source), []
+
+def _check_sound(source: str):
+  """Checks the model in a folder, and every checkpoint of a workdir; raises UserError."""
+  folder = epath.Path(source)
   if (folder / native.WORKDIR_FILE).exists():
-    found = [checkpoint.absolute(folder) / name / str(step) for name in checkpoint.FOLDERS
-             for step in integrity.steps(folder / name)]
-    for path in found:
+    checkpoints = [checkpoint.absolute(folder) / name / str(step) for name in checkpoint.FOLDERS
+                   for step in integrity.steps(folder / name)]
+    damaged = []
+    for path in checkpoints:
       name = f'{path.parent.name}/{path.name}'
       try:
         arrays = [x for item in integrity.check(path)['arrays'].values() for x in item]
@@ -53,35 +49,35 @@ def _check_sound(source: str):
         damaged.append(name)
         print_summary([(name, f'DAMAGED: {e}')])
     if damaged:
-      raise UserError(f'{len(damaged)} of {len(found)} checkpoints of {source} are damaged: '
+      raise UserError(f'{len(damaged)} of {len(checkpoints)} checkpoints of {source} are damaged: '
                       f'{", ".join(damaged)}')
   model = load_lib.load(source)
-  print_summary([('sound', f'{source}: {model.config.num_layers} layers of '
-                           f'{model.config.hidden_size}, {", ".join(("encoder", *model.groups))}')])
+  c = model.config
+  print_summary([
+      ('sound', f'{source}: {c.num_layers} layers of {c.hidden_size}, {_parts(model)}')])
 
 
-def convert(source: str, output: str | None, to: str | None, verify_only: bool = False,
+def convert(source: str, output: str | None, to: str | None, *, verify_only: bool = False,
             step: int | None = None, allow_older: bool = False):
-  """Reads any model and writes it as `to` asks; or, with `verify_only`, compares without writing.
+  """Reads a model in any format and writes it in another; with `verify_only` it only checks.
 
   Args:
     source: what `load` takes.
-    output: the new folder; with `verify_only` one to compare with, None = a conversion is tried in
-      a temporary folder.
-    to: huggingface, bert_jax or stablehlo; not needed to compare two folders. With `verify_only`
-      and neither: is the source sound, every checkpoint of it?
-    step: of the source's checkpoint, if it is a workdir; None = the best or else the newest.
+    output: the new folder; with `verify_only` a folder to compare with.
+    to: one of FORMATS. With `verify_only` and no output the conversion is tried in a temporary
+      folder; with `verify_only` and neither, the source is checked with all its checkpoints.
+    step: checkpoint of a workdir; None = the best or else the newest.
     allow_older: where that one is damaged, take the next sound one.
 
   Raises:
-    UserError: the source is no sound model, the output is there already, or the two differ.
+    UserError: the source is no sound model, the output exists already, or the two differ.
   """
   if verify_only and not output and not to:
     if step is not None or allow_older:
       raise UserError('--verify alone checks every checkpoint: leave out --step and --allow_older')
     return _check_sound(source)
-  comparing = verify_only and output
-  if not comparing and to not in FORMATS:
+  compares = verify_only and output
+  if not compares and to not in FORMATS:
     wrong = f'--to={to} is unknown: use' if to else 'give --to, one of'
     raise UserError(f'{wrong} {", ".join(FORMATS)}')
   if not output and not verify_only:
@@ -93,8 +89,8 @@ def convert(source: str, output: str | None, to: str | None, verify_only: bool =
   model = load_lib.load(source, step, allow_older)
   c = model.config
   print_summary([('model', f'{source}: {c.num_layers} layers of {c.hidden_size}, '
-                           f'{c.vocab_size:,} entries, {", ".join(("encoder", *model.groups))}')])
-  if comparing:
+                           f'{c.vocab_size:,} entries, {_parts(model)}')])
+  if compares:
     print_summary(verify.compare(model, load_lib.load(output), directory))
     return print_summary([('equal', f'{source} and {output} hold the same model')])
   if verify_only:

@@ -1,8 +1,7 @@
-"""The families of models that are read and written: what transformers calls their parts.
+"""The families of models that we read and write: transformers' names for their parts.
 
-Most members of the family differ in names only. A family says under which names its tensors and the
-fields of its config.json stand, and what else its folders have; the names of BERT are the canonical
-ones.
+Most members of the family differ in names only. BERT's names are the canonical ones; a family has a
+table of its own names of tensors and of fields of config.json.
 """
 
 from collections.abc import Callable
@@ -15,11 +14,11 @@ from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.tasks import task_list
 
-# Of an architecture: what it must have besides the encoder, and the task of its classifier.
+# {class: (its groups besides the encoder, the task of its classifier)}.
 Architectures = Mapping[str, tuple[tuple[str, ...], str]]
-Names = tuple[tuple[str, str], ...]  # (ours, theirs): how names begin; the first that fits counts
+Names = tuple[tuple[str, str], ...]  # (our prefix, theirs); the first that fits counts
 
-# Of config.json -> of BertConfig.
+# {field of config.json: field of BertConfig}.
 _FIELDS = {
     'vocab_size': 'vocab_size', 'hidden_size': 'hidden_size', 'num_hidden_layers': 'num_layers',
     'num_attention_heads': 'num_heads', 'intermediate_size': 'intermediate_size',
@@ -44,57 +43,45 @@ def _inverse(table: Names) -> Names:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """A `model_type` of transformers.
+  """A `model_type` of transformers."""
 
-  Attributes:
-    name: the model_type, and the architecture of our config; the encoder's tensors begin with it.
-    title: how its classes begin.
-    architectures: its classes.
-    heads: how the names of tensors begin that are not the encoder's.
-    layer: how the tensors of a layer begin.
-    in_layer: names within a layer.
-    names: all other names.
-    of_class: names that only one class has.
-    fields: of config.json -> of our config.
-    published: fields of config.json that can have but one value, and are that if missing.
-    constants: fields of our config that config.json does not have.
-    unused_positions: rows of the position table before that of the first token, by config.json.
-    settings: fields of config.json that follow from the tokeniser.
-    prefix: of the encoder's tensors, if it is not the name.
-    read: config.json under the names of `fields`, where newer versions write it otherwise.
-  """
-
-  name: str
-  title: str
-  architectures: Architectures
-  heads: tuple[str, ...]
-  layer: str = 'encoder.layer.{}.'
-  in_layer: Names = ()
-  names: Names = ()
-  of_class: Mapping[str, Names] = dataclasses.field(default_factory=dict)
+  name: str  # the model_type, and `architecture` in our config
+  title: str  # prefix of its classes
+  architectures: Architectures  # its classes
+  heads: tuple[str, ...]  # prefixes of the tensors that are not the encoder's
+  layer: str = 'encoder.layer.{}.'  # prefix of a layer's tensors
+  in_layer: Names = ()  # names within a layer
+  names: Names = ()  # all other names
+  of_class: Mapping[str, Names] = dataclasses.field(default_factory=dict)  # of one class only
+  # {field of config.json: field of our config}.
   fields: Mapping[str, str] = dataclasses.field(default_factory=lambda: _FIELDS)
+  # Fields of config.json that can have but one value, also where they are missing.
   published: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _PUBLISHED)
+  # Fields of our config that config.json does not have.
   constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # config.json -> rows of the position table before that of the first token.
   unused_positions: Callable[[Mapping[str, Any]], int] = lambda config: 0
+  # Fields of config.json that follow from the tokeniser.
   settings: Callable[[Tokenizer], dict[str, Any]] = lambda t: {'pad_token_id': t.pad_id}
-  prefix: str = ''
+  prefix: str = ''  # of the encoder's tensors; '' = the name
+  # config.json of a newer version -> the names in `fields`.
   read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
 
   def canonical(self, name: str, architecture: str = '') -> str:
-    """A tensor's name as BERT has it, without the encoder's prefix; of a class."""
+    """BERT's name of a tensor of a class, without the encoder's prefix."""
     name = name.removeprefix(f'{self.prefix or self.name}.')
-    name = re.sub(r'LayerNorm\.(gamma|beta)$',  # today's words for the LayerNorm's
-                  lambda m: 'LayerNorm.' + {'gamma': 'weight', 'beta': 'bias'}[m[1]], name)
-    found = re.match(re.escape(self.layer).replace(r'\{\}', r'(\d+)'), name)
-    if found:
-      return f'encoder.layer.{found[1]}.' + _renamed(name[found.end():], _inverse(self.in_layer))
+    for old, new in (('gamma', 'weight'), ('beta', 'bias')):
+      name = re.sub(rf'LayerNorm\.{old}$', f'LayerNorm.{new}', name)
+    match = re.match(re.escape(self.layer).replace(r'\{\}', r'(\d+)'), name)
+    if match:
+      return f'encoder.layer.{match[1]}.' + _renamed(name[match.end():], _inverse(self.in_layer))
     return _renamed(name, _inverse((*self.of_class.get(architecture, ()), *self.names)))
 
   def original(self, name: str, architecture: str) -> str:
-    """The inverse, for a class; with the prefix."""
-    found = re.match(r'encoder\.layer\.(\d+)\.', name)
-    if found:
-      name = self.layer.format(found[1]) + _renamed(name[found.end():], self.in_layer)
+    """The inverse of `canonical`, with the prefix."""
+    match = re.match(r'encoder\.layer\.(\d+)\.', name)
+    if match:
+      name = self.layer.format(match[1]) + _renamed(name[match.end():], self.in_layer)
     else:
       name = _renamed(name, (*self.of_class.get(architecture, ()), *self.names))
     bare = name.startswith(self.heads) or architecture == f'{self.title}Model'
@@ -116,7 +103,7 @@ BERT = Family(
 
 
 def _unused(config: Mapping[str, Any]) -> int:
-  """fairseq numbers the tokens from the padding's id on (Liu et al. 2019, arXiv:1907.11692)."""
+  """fairseq counts positions from the padding's id on (Liu et al. 2019, arXiv:1907.11692)."""
   padding = config.get('pad_token_id', 1)
   if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
     raise UserError(f'config.json has pad_token_id={padding!r}: a RoBERTa needs the number')
@@ -127,7 +114,7 @@ def _ends(t: Tokenizer) -> dict[str, Any]:
   return {'pad_token_id': t.pad_id, 'bos_token_id': t.cls_id, 'eos_token_id': t.sep_id}
 
 
-# The same function as BERT's pooler and classifier, its first half in the head.
+# BERT's pooler and classifier under other names: the pooler is a part of the head.
 _WHOLE_CLASSIFIER = (('pooler.dense.', 'classifier.dense.'),
                      ('classifier.', 'classifier.out_proj.'))
 
@@ -200,8 +187,8 @@ DISTILBERT = Family(
 
 
 def _read_modern(config: Mapping[str, Any]) -> Mapping[str, Any]:
-  """transformers 5 writes out every layer's kind, and the angles by kind."""
-  found, kinds = dict(config), config.get('layer_types')
+  """Reads config.json of transformers 5, which has every layer's kind and the angles by kind."""
+  fields, kinds = dict(config), config.get('layer_types')
   angles = config.get('rope_parameters') or {}
   try:
     for ours, kind in (('global', 'full_attention'), ('local', 'sliding_attention')):
@@ -210,17 +197,17 @@ def _read_modern(config: Mapping[str, Any]) -> Mapping[str, Any]:
         raise UserError(f'config.json has rope_type={of_kind["rope_type"]!r}: only the default is '
                         'known')
       if 'rope_theta' in of_kind:
-        found[f'{ours}_rope_theta'] = of_kind['rope_theta']
+        fields[f'{ours}_rope_theta'] = of_kind['rope_theta']
     if kinds:
       every = kinds.index('full_attention', 1) if 'full_attention' in kinds[1:] else len(kinds)
       expected = ['sliding_attention' if i % every else 'full_attention' for i in range(len(kinds))]
       if kinds != expected:
         raise UserError('config.json has layer_types without a period: every n-th layer has to be '
                         'full_attention, from the first on')
-      found['global_attn_every_n_layers'] = every
+      fields['global_attn_every_n_layers'] = every
   except (AttributeError, TypeError) as e:
     raise UserError(f'config.json has malformed layer_types or rope_parameters: {e}') from e
-  return found
+  return fields
 
 
 MODERN = Family(

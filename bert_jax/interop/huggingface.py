@@ -1,7 +1,7 @@
-"""Models in the Hugging Face layout: config.json, safetensors, vocabulary; both ways.
+"""Reads and writes models in the Hugging Face layout: config.json, safetensors, vocabulary.
 
-What is read and written is what transformers' PyTorch classes have (`modeling_bert.py` and those of
-the other families), under every prefix and every old name that the hub has used.
+The tensors are those of transformers' PyTorch classes (`modeling_bert.py` and its siblings). The
+reader accepts every prefix and every old name that the hub has used.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
 import dataclasses
+import functools
 import json
 
 from etils import epath
@@ -33,60 +34,64 @@ from bert_jax.tasks import task_list
 _ACTIVATIONS = {'gelu': 'gelu', 'gelu_python': 'gelu', 'gelu_new': 'gelu_tanh',
                 'gelu_pytorch_tanh': 'gelu_tanh', 'relu': 'relu'}
 _NEEDED = ('vocab_size', 'hidden_size', 'num_layers', 'num_heads', 'intermediate_size')
-_PROBLEMS = {'single_label': 'single_label_classification',
-             'multi_label': 'multi_label_classification', 'regression': 'regression'}
-# Copies of other tensors, and a buffer that older versions saved.
+_PROBLEMS = {'single_label_classification': 'single_label',
+             'multi_label_classification': 'multi_label', 'regression': 'regression'}
+# Copies of other tensors, and buffers that older versions saved.
 _TIED = {'cls.predictions.decoder.weight': 'embeddings.word_embeddings.weight',
          'cls.predictions.decoder.bias': 'cls.predictions.bias'}
 _BUFFERS = ('embeddings.position_ids', 'embeddings.token_type_ids')
 _POSITIONS = 'embeddings.position_embeddings.weight'
 
 
-def config_from(theirs: Mapping, path: epath.Path, family: Family = families.BERT) -> BertConfig:
-  """The config of a config.json, or of google-research/bert's bert_config.json.
+def _key(table: Mapping[str, str], value: str) -> str:
+  """The first key with this value."""
+  return next(key for key, other in table.items() if other == value)
+
+
+def config_from(fields: Mapping, path: epath.Path, family: Family = families.BERT) -> BertConfig:
+  """The config that the fields of a config.json (or of Google's bert_config.json) describe.
 
   Raises:
-    UserError: a field is missing, or asks for something that the family does not have.
+    UserError: a field is missing, or has a value that the family does not have.
   """
-  theirs = family.read(theirs)
-  missing = [name for name, ours in family.fields.items() if ours in _NEEDED and name not in theirs]
+  fields = family.read(fields)
+  missing = [name for name, ours in family.fields.items() if ours in _NEEDED and name not in fields]
   if missing:
     raise UserError(f'{path} has no {", ".join(missing)}: it is no config of a {family.title}')
   for name, published in family.published.items():
-    if theirs.get(name, published) != published:
-      raise UserError(f'{path}: {name}={theirs[name]!r} is not what {family.title} has '
+    if fields.get(name, published) != published:
+      raise UserError(f'{path}: {name}={fields[name]!r} is not what {family.title} has '
                       f'({published!r})')
-  fields = {ours: theirs[name] for name, ours in family.fields.items() if name in theirs}
-  activation = fields.pop('activation', 'gelu')
+  values = {ours: fields[name] for name, ours in family.fields.items() if name in fields}
+  activation = values.pop('activation', 'gelu')
   if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-    name = next(name for name, ours in family.fields.items() if ours == 'activation')
-    raise UserError(f'{path}: {name}={activation!r} is unknown: known are '
-                    f'{", ".join(_ACTIVATIONS)}')
+    raise UserError(f'{path}: {_key(family.fields, "activation")}={activation!r} is unknown: known '
+                    f'are {", ".join(_ACTIVATIONS)}')
   known = architectures.ALL[family.name].config.__dataclass_fields__
-  for name, value in fields.items():
+  for name, value in values.items():
     kind = type(known[name].default)
     if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
       raise UserError(f'{path}: the value {value!r} for {name} is no {kind.__name__}')
   return architectures.make_config(
-      {**fields, **family.constants, 'activation': _ACTIVATIONS[activation],
+      {**values, **family.constants, 'activation': _ACTIVATIONS[activation],
        'architecture': family.name})
 
 
 def _read_config(directory: epath.Path) -> tuple[dict, Family, str]:
-  """(config.json, family, architecture)."""
+  """(fields of config.json, family, architecture)."""
   path = directory / 'config.json'
-  theirs = storage.read_json(path)
-  model_type = theirs.get('model_type', 'bert')
+  fields = storage.read_json(path)
+  model_type = fields.get('model_type', 'bert')
   family = families.ALL.get(model_type) if isinstance(model_type, str) else None
   if not family:
     raise UserError(f'{path}: model_type={model_type!r} is unknown: known are '
                     f'{", ".join(families.ALL)}')
-  classes = theirs.get('architectures') or [f'{family.title}Model']
+  classes = fields.get('architectures') or [f'{family.title}Model']
   architecture = str(classes[0] if isinstance(classes, list) else classes)
   if architecture not in family.architectures:
     raise UserError(f'{path}: the architecture {architecture} of {model_type} is unknown: known '
                     f'are {", ".join(family.architectures)}')
-  return theirs, family, architecture
+  return fields, family, architecture
 
 
 def _weight_files(directory: epath.Path) -> list[epath.Path]:
@@ -115,20 +120,22 @@ def _weight_files(directory: epath.Path) -> list[epath.Path]:
 
 
 @contextlib.contextmanager
-def _tensors(files: list[epath.Path], canonical: Callable[[str], str]) -> Iterator[dict]:
-  """Readers of the tensors, by canonical name; nothing is read before it is asked for."""
+def _open(files: list[epath.Path], canonical: Callable[[str], str]) -> Iterator[tuple[dict, dict]]:
+  """({canonical name: function that reads the tensor}, {canonical name: shape})."""
+  readers, shapes = {}, {}
   with contextlib.ExitStack() as stack:
-    found = {}
     for path in files:
       try:
         file = stack.enter_context(safetensors.safe_open(str(path), 'numpy'))
       except (safetensors.SafetensorError, OSError) as e:
         raise UserError(f'{path} is corrupt or no safetensors file: {e}') from e
-      for name in file.keys():  # noqa: SIM118, it is no dict
-        if canonical(name) in found:
-          raise UserError(f'{path}: {name} is there twice, under two names')
-        found[canonical(name)] = (file, name)
-    yield found
+      for theirs in file.keys():  # noqa: SIM118, it is no dict
+        name = canonical(theirs)
+        if name in readers:
+          raise UserError(f'{path}: {theirs} is there twice, under two names')
+        readers[name] = functools.partial(file.get_tensor, theirs)
+        shapes[name] = tuple(file.get_slice(theirs).get_shape())
+    yield readers, shapes
 
 
 def _shorten(names: list[str]) -> str:
@@ -136,7 +143,7 @@ def _shorten(names: list[str]) -> str:
 
 
 def groups_of(names: Collection[str], needed: Collection[str] = ()) -> tuple[str, ...]:
-  """The groups that some of these tensors belong to, and those that are needed."""
+  """The needed groups, and every group that one of these tensors belongs to."""
   return tuple(group for group, start in layout.GROUPS.items()
                if group in needed or any(name.startswith(start) for name in names))
 
@@ -162,32 +169,28 @@ def load(directory: epath.Path) -> Pretrained:
   Raises:
     UserError: something is missing, surplus, of another shape, corrupt, or no BERT.
   """
-  theirs, family, architecture = _read_config(directory)
-  config = config_from(theirs, directory / 'config.json', family)
-  unused = family.unused_positions(theirs)
-  if unused:
-    config = dataclasses.replace(config, max_positions=config.max_positions - unused)
-  with _tensors(_weight_files(directory),
-                lambda name: family.canonical(name, architecture)) as found:
+  fields, family, architecture = _read_config(directory)
+  config = config_from(fields, directory / 'config.json', family)
+  unused = family.unused_positions(fields)
+  config = dataclasses.replace(config, max_positions=config.max_positions - unused)
+  needed, task = family.architectures[architecture]
+  with _open(_weight_files(directory),
+             lambda name: family.canonical(name, architecture)) as (readers, shapes):
     def get(name):
-      file, theirs = found[name]
-      tensor = file.get_tensor(theirs)
+      tensor = readers[name]()
       return tensor[unused:] if name == _POSITIONS else tensor
 
-    shapes = {name: tuple(file.get_slice(theirs).get_shape())
-              for name, (file, theirs) in found.items()}
+    if 'cls.predictions.decoder.bias' in readers:
+      for table in (readers, shapes):
+        table.setdefault('cls.predictions.bias', table['cls.predictions.decoder.bias'])
     if unused and shapes.get(_POSITIONS):
       rows, *width = shapes[_POSITIONS]
       shapes[_POSITIONS] = (rows - unused, *width)
-    if 'cls.predictions.bias' not in found and 'cls.predictions.decoder.bias' in found:
-      found['cls.predictions.bias'] = found['cls.predictions.decoder.bias']
-      shapes['cls.predictions.bias'] = shapes['cls.predictions.decoder.bias']
     for name in _BUFFERS:
       shapes.pop(name, None)
     for copy, of in _TIED.items():
-      if shapes.pop(copy, None) and not (of in found and np.array_equal(get(copy), get(of))):
+      if shapes.pop(copy, None) and not (of in readers and np.array_equal(get(copy), get(of))):
         raise UserError(f'{directory}: {copy} differs from {of}: BERT has one tensor for both')
-    needed, task = family.architectures[architecture]
     groups = groups_of(shapes.keys(), needed)
     outputs = shapes.get('classifier.bias', (0,))[0] if 'classifier' in groups else 0
     check_shapes(shapes, layout.expected_shapes(config, groups, outputs), directory)
@@ -195,25 +198,21 @@ def load(directory: epath.Path) -> Pretrained:
   tokenizer = tokenizer_lib.load(directory)
   check_vocabulary(config, tokenizer, directory)
   try:
-    names = {int(i): str(label) for i, label in (theirs.get('id2label') or {}).items()}
+    names = {int(i): str(label) for i, label in (fields.get('id2label') or {}).items()}
   except (AttributeError, ValueError) as e:
     raise UserError(f'{directory}/config.json: id2label is no table of numbers and names') from e
   labels = tuple(names.get(i, f'LABEL_{i}') for i in range(outputs))
-  return Pretrained(
-      config, params, tokenizer, task=task,
-      labels=(task and task_list.ALL[task].labels) or labels,
-      problem=_problem(theirs, outputs) if task == 'sequence_classification' else '',
-      facts={'source': str(directory)})
-
-
-def _problem(theirs: dict, outputs: int) -> str:
-  """The kind of sequence classification; where it is not said, as transformers guesses it."""
-  known = {name: ours for ours, name in _PROBLEMS.items()}
-  return known.get(theirs.get('problem_type'), 'regression' if outputs == 1 else 'single_label')
+  if task:
+    labels = task_list.ALL[task].labels or labels
+  problem = ''
+  if task == 'sequence_classification':  # transformers guesses like this
+    problem = 'regression' if outputs == 1 else 'single_label'
+    problem = _PROBLEMS.get(fields.get('problem_type'), problem)
+  return Pretrained(config, params, tokenizer, task, labels, problem, {'source': str(directory)})
 
 
 def architecture_of(model: Pretrained, family: Family) -> str:
-  """The smallest of transformers' classes that holds all that the model has."""
+  """The smallest of transformers' classes that holds all groups of the model."""
   for name, (needed, task) in family.architectures.items():
     if task == model.task and set(model.groups) - {'pooler'} == set(needed) - {'pooler'}:
       return name
@@ -222,25 +221,22 @@ def architecture_of(model: Pretrained, family: Family) -> str:
 
 
 def save(model: Pretrained, directory: epath.Path):
-  """Writes a model in the Hugging Face layout into a folder, which is made if it is not there."""
+  """Writes a model in the Hugging Face layout; makes the folder if there is none."""
   directory.mkdir(parents=True, exist_ok=True)
   family, c = families.ALL[model.config.architecture], model.config
   architecture = architecture_of(model, family)
-  activation = next(name for name, ours in _ACTIVATIONS.items()
-                    if ours == c.activation)
-  theirs = {
-      'architectures': [architecture], 'model_type': family.name,
-      **{name: activation if ours == 'activation' else getattr(c, ours)
-         for name, ours in family.fields.items()},
-      **family.published, **family.settings(model.tokenizer), 'dtype': 'float32'}
-  unused = family.unused_positions(theirs)
-  theirs['max_position_embeddings'] += unused
+  fields = {'architectures': [architecture], 'model_type': family.name,
+            **{name: getattr(c, ours) for name, ours in family.fields.items()},
+            **family.published, **family.settings(model.tokenizer), 'dtype': 'float32'}
+  fields[_key(family.fields, 'activation')] = _key(_ACTIVATIONS, c.activation)
+  unused = family.unused_positions(fields)
+  fields['max_position_embeddings'] += unused
   if model.labels:
-    theirs |= {'id2label': {str(i): label for i, label in enumerate(model.labels)},
+    fields |= {'id2label': {str(i): label for i, label in enumerate(model.labels)},
                'label2id': {label: i for i, label in enumerate(model.labels)}}
   if model.problem:
-    theirs['problem_type'] = _PROBLEMS[model.problem]
-  (directory / 'config.json').write_text(json.dumps(theirs, indent=2) + '\n')
+    fields['problem_type'] = _key(_PROBLEMS, model.problem)
+  (directory / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
   tensors = layout.to_tensors(model.params, c)
   if unused:
     tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], ((unused, 0), (0, 0)))

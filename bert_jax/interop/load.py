@@ -1,4 +1,4 @@
-"""Any model by its folder or its name on the Hugging Face hub."""
+"""Loads a model of any format by its folder, or by its name on the Hugging Face hub."""
 
 import re
 
@@ -30,7 +30,7 @@ def load(directory: str, step: int | None = None, allow_older: bool = False) -> 
   Args:
     directory: a workdir that main has trained, a checkpoint of bert_jax, a folder in the Hugging
       Face layout, a TensorFlow checkpoint of google-research/bert, or a name on the hub.
-    step: of a workdir's checkpoint; None = the best, or the newest where none was chosen.
+    step: checkpoint of a workdir; None = the best, or the newest where none was chosen.
     allow_older: where that one is damaged, take the next sound one.
 
   Raises:

@@ -1,6 +1,6 @@
-"""bert_jax's own folders: the workdir of a run, and the checkpoint that `convert` writes.
+"""Reads and writes bert_jax's own folders: the workdir of a run, and checkpoints of `convert`.
 
-A checkpoint is a folder with `bert.json` (the model and what is known of it), `params/` (orbax) and
+Such a checkpoint is a folder with `bert.json` (all but the arrays), `params/` (orbax) and
 `tokenizer/`.
 """
 
@@ -40,7 +40,7 @@ def _config(fields: Any, path: epath.Path) -> BertConfig:
 
 
 def save(model: Pretrained, directory: epath.Path):
-  """Writes a checkpoint into a folder, which is made if it is not there."""
+  """Writes a checkpoint; makes the folder if there is none."""
   directory = checkpoint.absolute(directory)
   directory.mkdir(parents=True, exist_ok=True)
   model.tokenizer.save(directory / 'tokenizer')
@@ -92,15 +92,10 @@ def _scores(workdir: epath.Path, step: int) -> dict[str, float]:
 
 def load_workdir(directory: epath.Path, step: int | None = None,
                  allow_older: bool = False) -> Pretrained:
-  """Reads the best checkpoint of a run, or the newest where none was chosen.
-
-  Args:
-    directory: the workdir.
-    step: of the checkpoint that is wanted instead.
-    allow_older: where it is damaged, take the next sound one.
+  """Reads a checkpoint of a run; `step` and `allow_older` choose it as in `load.load`.
 
   Raises:
-    UserError: there is none yet, it is damaged, or it does not fit `run.json`.
+    UserError: there is no checkpoint yet, it is damaged, or it does not fit `run.json`.
   """
   path = directory / WORKDIR_FILE
   run = sealed.read(path)
@@ -110,22 +105,24 @@ def load_workdir(directory: epath.Path, step: int | None = None,
   tokenizer = tokenizer_lib.load(directory / 'tokenizer')
   check_vocabulary(config, tokenizer, directory / 'tokenizer')
   data, task, labels = fields.get('data', {}), fields.get('task'), tuple(run.get('labels', ()))
-  if task != 'pretrain':
+  pretrains = task == 'pretrain'
+  if pretrains:
+    name = fields.get('objective', '')
+    # A student's parameters are those of any masked LM.
+    name = 'mlm' if name == 'distillation' else name
+    objective = catalogue.create(name, data.get('sequences'), config)
+    abstract = nn.unbox(jax.eval_shape(objective.init, jax.random.key(0)))
+  else:
     groups = pretrained.head_groups(config, task)
     abstract = pretrained.abstract_params(config, groups, task, len(labels))
-    params, step = checkpoint.restore_params(directory, abstract, step, allow_older)
-  else:
-    # A student's parameters are those of any masked LM.
-    name = fields.get('objective', '')
-    objective = catalogue.create('mlm' if name == 'distillation' else name, data.get('sequences'),
-                                 config)
-    abstract = nn.unbox(jax.eval_shape(objective.init, jax.random.key(0)))
-    params, step = checkpoint.restore_params(directory, abstract, step, allow_older)
-    params = objective.exported(params)
+  params, step = checkpoint.restore_params(directory, abstract, step, allow_older)
   facts = {'source': str(directory), 'data': data.get('source') or data.get('train'), 'steps': step,
            'command': run.get('command'), 'scores': _scores(directory, step)}
-  if task != 'pretrain':
-    facts |= {'max_len': fields.get('max_len'), 'null_threshold': run.get('null_threshold')} | {
-        name: data[name] for name in ('long', 'doc_stride', 'max_answer_len') if name in data}
+  if pretrains:
+    params = objective.exported(params)
+  else:
+    facts |= {'max_len': fields.get('max_len'), 'null_threshold': run.get('null_threshold')}
+    facts |= {name: data[name] for name in ('long', 'doc_stride', 'max_answer_len')
+              if name in data}
   return Pretrained(config, params, tokenizer, task if task in task_list.WITH_HEAD else '', labels,
                     run.get('problem', ''), facts)

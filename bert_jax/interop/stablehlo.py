@@ -1,4 +1,4 @@
-"""The encoder as one StableHLO file, to be served without bert_jax."""
+"""Exports the encoder as one StableHLO file, to be served without bert_jax."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -15,7 +15,7 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
 from bert_jax.model.encoder import Batch
 
-FILE = 'encoder.stablehlo'
+_FILE = 'encoder.stablehlo'
 _PLATFORMS = ('cpu', 'cuda', 'tpu')
 _README = """# A BERT encoder as StableHLO
 
@@ -34,10 +34,10 @@ The vocabulary is in `tokenizer/`.
 """
 
 
-def encoder(model: Pretrained):
+def _encoder(model: Pretrained):
   """A function (ids, type_ids, mask: [B, L] int32) -> (hidden [B, L, D], pooled [B, D]), float32.
 
-  Without a pooler the second is the hidden state of [CLS].
+  Without a pooler, `pooled` is the hidden state of [CLS].
   """
   variables = {'params': jax.tree.map(jnp.asarray, model.params['params']['bert'])}
   # A kernel is for one platform and for lengths that are known.
@@ -52,18 +52,17 @@ def encoder(model: Pretrained):
       pooled = module.apply(variables, hidden, first, method='pool')[:, 0]
     return hidden.astype(jnp.float32), pooled.astype(jnp.float32)
 
-  return encode
+  return jax.jit(encode)
 
 
 def save(model: Pretrained, directory: epath.Path):
-  """Writes the encoder, its tokeniser and a README into a folder, made if it is not there."""
+  """Writes the encoder, its tokeniser and a README; makes the folder if there is none."""
   directory.mkdir(parents=True, exist_ok=True)
   longest = model.config.max_positions
   batch, length = jax.export.symbolic_shape('b, l', constraints=[f'l <= {longest}'])
   tokens = jax.ShapeDtypeStruct((batch, length), jnp.int32)
-  export = jax.export.export(jax.jit(encoder(model)), platforms=_PLATFORMS)
-  exported = export(tokens, tokens, tokens)
-  (directory / FILE).write_bytes(exported.serialize())
+  exported = jax.export.export(_encoder(model), platforms=_PLATFORMS)(tokens, tokens, tokens)
+  (directory / _FILE).write_bytes(exported.serialize())
   model.tokenizer.save(directory / 'tokenizer')
   note = '' if 'pooler' in model.groups else ' (the model has no pooler: `pooled` is [CLS] itself)'
   (directory / 'README.md').write_text(
@@ -71,17 +70,18 @@ def save(model: Pretrained, directory: epath.Path):
 
 
 def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str]]:
-  """(what, finding) lines that show what was written in `directory` to be the same encoder.
+  """(name, result) lines that show the encoder in `directory` to be the model's.
 
   Raises:
-    UserError: it is not.
+    UserError: its outputs differ.
   """
-  exported = jax.export.deserialize((directory / FILE).read_bytes())
+  ours = _encoder(model)
+  exported = jax.export.deserialize((directory / _FILE).read_bytes())
   for rows, length in ((1, 8), (3, min(21, model.config.max_positions))):
     batch = verify.sample(model, rows, length)
     inputs = batch.ids, batch.type_ids, batch.pair_index
-    for ours, theirs in zip(jax.jit(encoder(model))(*inputs), exported.call(*inputs)):
-      worst = float(np.max(np.abs(np.asarray(ours) - np.asarray(theirs))))
+    for a, b in zip(ours(*inputs), exported.call(*inputs)):
+      worst = float(np.max(np.abs(np.asarray(a) - np.asarray(b))))
       if not worst <= verify.TOLERANCE:
-        raise UserError(f'{directory / FILE}: the outputs differ by {worst:.2g}')
+        raise UserError(f'{directory / _FILE}: the outputs differ by {worst:.2g}')
   yield 'outputs', 'of two batch shapes, equal to the source'

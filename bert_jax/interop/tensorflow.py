@@ -1,4 +1,4 @@
-"""Google's TensorFlow checkpoints: bert_model.ckpt.*, bert_config.json, vocab.txt.
+"""Reads Google's TensorFlow checkpoints: bert_model.ckpt.*, bert_config.json, vocab.txt.
 
 The names are those of google-research/bert (`modeling.py`, `run_pretraining.py`). Needs tensorflow,
 an optional install.
@@ -18,7 +18,7 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.pretrained import check_vocabulary
 from bert_jax.runtime import storage
 
-# Of the optimiser and the run, not of the model.
+# Variables of the optimiser and the run.
 _IGNORED = re.compile(r'(^|/)(adam_[mv]|global_step|AdamWeightDecayOptimizer(_\d+)?)$')
 _NAMES = {'cls.predictions.output_bias': 'cls.predictions.bias',
           'cls.seq_relationship.output_weights': 'cls.seq_relationship.weight',
@@ -26,7 +26,7 @@ _NAMES = {'cls.predictions.output_bias': 'cls.predictions.bias',
 
 
 def _canonical(name: str) -> tuple[str, bool]:
-  """(the name in PyTorch's layout, whether the matrix lies the other way there)."""
+  """(the canonical name of a variable, True if the variable is its transpose)."""
   name = re.sub(r'/layer_(\d+)', r'/layer/\1', name).replace('/', '.')
   name = families.BERT.canonical(name)
   if name.endswith('.kernel'):
@@ -55,23 +55,22 @@ def load(directory: epath.Path) -> Pretrained:
                     'hold one')
   try:
     reader = tf.train.load_checkpoint(str(indices[0]).removesuffix('.index'))
-    there = reader.get_variable_to_shape_map()
+    variables = reader.get_variable_to_shape_map()
   except (tf.errors.OpError, ValueError) as e:
     raise UserError(f'{indices[0]} cannot be read: {e}') from e
   shapes, sources = {}, {}
-  for name, shape in there.items():
-    if _IGNORED.search(name):
-      continue
-    ours, transposed = _canonical(name)
-    shapes[ours] = tuple(reversed(shape)) if transposed else tuple(shape)
-    sources[ours] = name, transposed
+  for variable, shape in variables.items():
+    if not _IGNORED.search(variable):
+      name, transposed = _canonical(variable)
+      shapes[name] = tuple(reversed(shape) if transposed else shape)
+      sources[name] = variable, transposed
 
   def get(name: str) -> np.ndarray:
-    theirs, transposed = sources[name]
+    variable, transposed = sources[name]
     try:
-      tensor = reader.get_tensor(theirs)
+      tensor = reader.get_tensor(variable)
     except (tf.errors.OpError, IndexError, RuntimeError) as e:  # the last two where it is cut short
-      raise UserError(f'{directory}: {theirs} cannot be read: {e}') from e
+      raise UserError(f'{directory}: {variable} cannot be read: {e}') from e
     return tensor.T if transposed else tensor
 
   groups = huggingface.groups_of(shapes.keys())

@@ -1,4 +1,4 @@
-"""Are two models the same? Tensors, outputs and tokenisation, compared one by one."""
+"""Compares two models: tensors, outputs and tokenisation, one by one."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -23,7 +23,7 @@ from bert_jax.model.heads import BertForPreTraining
 from bert_jax.model.heads import ReplacedTokenHead
 
 _SPECIAL = ' '.join(SPECIAL_TOKENS)
-# Strings at which tokenisers are known to differ.
+# Strings on which tokenisers are known to differ.
 HOSTILE = (
     '', ' ', 'Hello, world!', 'HELLO hello HeLLo', 'unaffable embeddings', "don't can't it's",
     'naïve café São Tomé Ångström', 'e\u0301 vs \u00e9', 'İstanbul ŞIK ıI', 'ΑΒΓ αβγ ς Σ',
@@ -36,13 +36,12 @@ HOSTILE = (
     '`code` ~tilde~ ^caret^ |pipe| <tag>', '。、！？（）', 'ａｂｃ１２３',
     "``quoted'' ''x`` ```y'''", '9,9 10, 1,2,3 5,,', 'unit\x1cseparator\x85next',
 )
-# The class of transformers that has these heads; where it has the logits of each.
+# The class of transformers that has exactly these heads, and its names for the logits of each.
 _CLASSES = {('mlm', 'nsp'): 'ForPreTraining', ('mlm',): 'ForMaskedLM', ('rtd',): 'ForPreTraining',
             ('nsp',): 'ForNextSentencePrediction', (): 'Model'}
-_LOGITS = {'mlm': ('MLM logits', ('prediction_logits', 'logits')),
-           'nsp': ('NSP logits', ('seq_relationship_logits', 'sop_logits', 'logits')),
-           'rtd': ('RTD logits', ('logits',))}
-# To the source's outputs; the arithmetic is the same, only the order of sums may differ.
+_LOGITS = {'mlm': ('prediction_logits', 'logits'),
+           'nsp': ('seq_relationship_logits', 'sop_logits', 'logits'), 'rtd': ('logits',)}
+# Largest difference between outputs: the arithmetic is the same, the order of sums may differ.
 TOLERANCE = 2e-5
 
 
@@ -50,7 +49,7 @@ def sample(model: Pretrained, rows: int, length: int) -> Batch:
   """A batch [rows, length] with padding, of ids drawn from the whole vocabulary."""
   rng = np.random.default_rng(0)
   ids = rng.integers(0, model.config.vocab_size, (rows, length)).astype(np.int32)
-  ids[ids == model.tokenizer.pad_id] = model.tokenizer.unk_id  # some count only what is no padding
+  ids[ids == model.tokenizer.pad_id] = model.tokenizer.unk_id  # RoBERTa counts positions by padding
   used = np.maximum(length - np.arange(rows) * length // 3, 1)
   pair_index = (np.arange(length) < used[:, None]).astype(np.int32)
   type_ids = ((np.arange(length) > length // 3) * pair_index).astype(np.int32)
@@ -63,76 +62,72 @@ def _batch(model: Pretrained) -> Batch:
   return sample(model, 3, min(24, model.config.max_positions))
 
 
-def outputs(model: Pretrained) -> dict[str, np.ndarray]:
-  """Hidden states, and what the pretraining heads say, of a fixed batch, float32."""
+def _outputs(model: Pretrained) -> dict[str, np.ndarray]:
+  """Hidden states and logits of the pretraining heads of a fixed batch, float32, by name."""
   batch = _batch(model)
   config = dataclasses.replace(model.config, dtype='float32')
   first = jnp.zeros((3, 1), jnp.int32)
-  real = batch.pair_index > 0
+  is_real = batch.pair_index > 0
   module, heads = architectures.encoder(config), BertForPreTraining(config)
 
   def run(params):
     encoder = {'params': params['params']['bert']}
     hidden = module.apply(encoder, batch, method='encode')
-    found = {'hidden states': hidden[real]}
+    results = {'hidden states': hidden[is_real]}
     if 'pooler' in model.groups:
-      found['pooled output'] = module.apply(encoder, hidden, first, method='pool')
+      results['pooled output'] = module.apply(encoder, hidden, first, method='pool')
     if 'mlm' in model.groups:
       logits = heads.apply(params, hidden, batch.positions, method='mlm_logits')
-      found['MLM logits'] = logits[..., :config.vocab_size][real]
+      results['MLM logits'] = logits[..., :config.vocab_size][is_real]
     if 'nsp' in model.groups:
-      found['NSP logits'] = heads.apply(params, hidden, first, method='nsp_logits')
+      results['NSP logits'] = heads.apply(params, hidden, first, method='nsp_logits')
     if 'rtd' in model.groups:
-      found['RTD logits'] = ReplacedTokenHead(config).apply(
-          {'params': params['params']['rtd']}, hidden)[real]
-    return found
+      results['RTD logits'] = ReplacedTokenHead(config).apply(
+          {'params': params['params']['rtd']}, hidden)[is_real]
+    return results
 
   return jax.tree.map(np.asarray, jax.jit(run)(model.params))
 
 
 def _transformers_outputs(directory: epath.Path, model: Pretrained) -> dict[str, np.ndarray]:
-  """The same from transformers' PyTorch classes."""
+  """The outputs of transformers' PyTorch class, but for the pooled one."""
   import torch
   import transformers
 
   transformers.utils.logging.set_verbosity_error()
   transformers.utils.logging.disable_progress_bar()
-  batch = _batch(model)
   heads = tuple(group for group in model.groups if group in _LOGITS)
   name = families.ALL[model.config.architecture].title + _CLASSES[heads]
-  theirs, loading = getattr(transformers, name).from_pretrained(
+  module, loading = getattr(transformers, name).from_pretrained(
       str(directory), output_loading_info=True)
   if loading['missing_keys'] and not name.endswith('Model'):
     raise UserError(f'{directory}: transformers misses {sorted(loading["missing_keys"])}')
+  batch = _batch(model)
   ids, types, mask = (torch.tensor(np.array(x), dtype=torch.long)
                       for x in (batch.ids, batch.type_ids, batch.pair_index))
   with torch.no_grad():
-    found = theirs.eval()(input_ids=ids, token_type_ids=types, attention_mask=mask,
-                          output_hidden_states=True)
-  real = batch.pair_index > 0
-  results = {'hidden states': found.hidden_states[-1].numpy()[real]}
-  for group in heads:
-    what, names = _LOGITS[group]
-    logits = next(found[name] for name in names if name in found).numpy()
-    results[what] = logits[:, None] if group == 'nsp' else logits[real]
+    outputs = module.eval()(input_ids=ids, token_type_ids=types, attention_mask=mask,
+                            output_hidden_states=True)
+  is_real = batch.pair_index > 0
+  results = {'hidden states': outputs.hidden_states[-1].numpy()[is_real]}
+  for head in heads:
+    logits = next(outputs[name] for name in _LOGITS[head] if name in outputs).numpy()
+    results[f'{head.upper()} logits'] = logits[:, None] if head == 'nsp' else logits[is_real]
   return results
 
 
 def _compare_outputs(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray],
-                     what: str) -> Iterator[tuple[str, str]]:
+                     source: str) -> Iterator[tuple[str, str]]:
   for name in (name for name in ours if name in theirs):
     worst = float(np.max(np.abs(ours[name] - theirs[name])))
     if not worst <= TOLERANCE:
-      raise UserError(f'{what}: the {name} differ by {worst:.2g} (at most {TOLERANCE} is rounding)')
-    yield name, f'differ from {what} by at most {worst:.2g}'
+      raise UserError(f'{source}: the {name} differ by {worst:.2g} (at most {TOLERANCE} is '
+                      'rounding)')
+    yield name, f'differ from {source} by at most {worst:.2g}'
 
 
 def _compare_tensors(a: Pretrained, b: Pretrained) -> int:
-  """The number of tensors.
-
-  Raises:
-    UserError: naming the first that differs.
-  """
+  """The number of tensors; raises UserError, naming the first tensor that differs."""
   ours, theirs = (layout.to_tensors(jax.device_get(m.params), m.config) for m in (a, b))
   if ours.keys() != theirs.keys():
     raise UserError(f'only one of the models has {", ".join(sorted(ours.keys() ^ theirs.keys()))}')
@@ -148,11 +143,36 @@ def published_ids(directory: epath.Path) -> list[list[int]]:
   return [tokenizer.encode(text).ids for text in HOSTILE]
 
 
+def _compare_tokenisation(a: Pretrained, b: Pretrained,
+                          directory: epath.Path) -> Iterator[tuple[str, str]]:
+  for text in HOSTILE:
+    first, second = (m.tokenizer.encode_batch([text])[0] for m in (a, b))
+    if first != second:
+      raise UserError(f'the tokenisers differ at {text!r}: {first} and {second}')
+  t, differences = a.tokenizer, []
+  if (directory / 'tokenizer.json').exists() and isinstance(t, (WordPiece, SentencePiece)):
+    for text, ids in zip(HOSTILE, published_ids(directory)):
+      inner = t.encode_batch([text])[0]
+      if text == _SPECIAL:  # tokenizer.json parses special tokens in a text, we do not
+        if isinstance(t, SentencePiece):
+          continue
+        inner = [t.vocab.index(token) for token in SPECIAL_TOKENS]
+      expected = [t.cls_id, *inner, t.sep_id]
+      if ids != expected and isinstance(t, WordPiece):
+        raise UserError(f'{directory}/tokenizer.json differs at {text!r}: {ids} and {expected}')
+      if ids != expected:
+        differences.append(text)
+  yield 'tokenisation', f'{len(HOSTILE)} hostile strings, all equal'
+  if differences:  # every fast tokeniser of ALBERT differs for digits before a comma
+    yield 'note', (f'tokenizer.json differs in {len(differences)} of them, at {differences[0]!r} '
+                   'first')
+
+
 def compare(a: Pretrained, b: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str]]:
-  """(what, finding) lines that show `b`, read from `directory`, to be the same model as `a`.
+  """(name, result) lines that show `b`, read from `directory`, to be the same model as `a`.
 
   Raises:
-    UserError: it is not.
+    UserError: the models differ.
   """
   for field in dataclasses.fields(a.config):
     ours, theirs = (getattr(m.config, field.name) for m in (a, b))
@@ -162,30 +182,11 @@ def compare(a: Pretrained, b: Pretrained, directory: epath.Path) -> Iterator[tup
     raise UserError(f'one model is for {a.task or "pretraining"} with labels {a.labels}, the other '
                     f'for {b.task or "pretraining"} with {b.labels}')
   yield 'tensors', f'{_compare_tensors(a, b)}, all equal to the bit'
-  ours = outputs(a)
-  yield from _compare_outputs(ours, outputs(b), 'the source')
-  for text in HOSTILE:
-    first, second = (m.tokenizer.encode_batch([text])[0] for m in (a, b))
-    if first != second:
-      raise UserError(f'the tokenisers differ at {text!r}: {first} and {second}')
-  if (directory / 'tokenizer.json').exists() and isinstance(a.tokenizer, WordPiece):
-    t = a.tokenizer
-    for text, ids in zip(HOSTILE, published_ids(directory)):
-      # What is written as a special token is one there, and text to us.
-      inner = ([t.vocab.index(token) for token in SPECIAL_TOKENS] if text == _SPECIAL
-               else t.encode_batch([text])[0])
-      expected = [t.cls_id, *inner, t.sep_id]
-      if ids != expected:
-        raise UserError(f'{directory}/tokenizer.json differs at {text!r}: {ids} and {expected}')
-  yield 'tokenisation', f'{len(HOSTILE)} hostile strings, all equal'
-  if (directory / 'tokenizer.json').exists() and isinstance(a.tokenizer, SentencePiece):
-    differ = [text for text, ids in zip(HOSTILE, published_ids(directory)) if text != _SPECIAL
-              and ids != [a.tokenizer.cls_id, *a.tokenizer.encode_batch([text])[0],
-                          a.tokenizer.sep_id]]
-    if differ:  # as in every fast tokeniser of ALBERT, for digits before a comma
-      yield 'note', f'tokenizer.json differs in {len(differ)} of them, at {differ[0]!r} first'
+  outputs = _outputs(a)
+  yield from _compare_outputs(outputs, _outputs(b), 'the source')
+  yield from _compare_tokenisation(a, b, directory)
   if (directory / 'config.json').exists():
     if importlib.util.find_spec('torch') and importlib.util.find_spec('transformers'):
-      yield from _compare_outputs(ours, _transformers_outputs(directory, a), 'PyTorch')
+      yield from _compare_outputs(outputs, _transformers_outputs(directory, a), 'PyTorch')
     else:
       yield 'note', 'not compared with PyTorch: torch and transformers are not installed'

@@ -1,5 +1,7 @@
-"""The programs of a run, compiled for devices that need not be here, without its data."""
+"""Compiles the programs of a run for devices that need not be here, without the run's data."""
 
+from collections.abc import Sequence
+import math
 import re
 import time
 from typing import Any
@@ -16,53 +18,54 @@ from bert_jax.data.phases import Phase
 from bert_jax.data.rows import Rows
 from bert_jax.data.windows import Layout
 from bert_jax.objectives import catalogue
-from bert_jax.objectives.masking import MaskingConfig
-from bert_jax.objectives.masking import Vocabulary
+from bert_jax.objectives import masking
 from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel import topology
+from bert_jax.planning import collectives
+from bert_jax.planning.collectives import Collective
 from bert_jax.runs import initial
+from bert_jax.tasks import pretraining as pretraining_lib
 from bert_jax.tasks.finetuning_data import FineTuningData
-from bert_jax.tasks.pretraining import Batch
-from bert_jax.tasks.pretraining import Pretraining
 from bert_jax.tasks.task import Task
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 
-# Only larger products than this many MiB become loops.
+# Gather parameters before their products, not piece by piece in loops around them, as the TPU
+# compiler prefers: it counts the body of a loop once. Only larger products (MiB) become loops.
 _WHOLE_GATHERS = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'}
 _UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 
 
 class Work(NamedTuple):
-  """What a step of one phase of a run does."""
+  """The step of one phase of a run, by its shapes alone."""
 
   task: Task
   batch: Any  # a tree of ShapeDtypeStructs
   phase: Phase  # its batch_size counts rows
 
-  def with_model(self, config: ConfigDict) -> 'Work':
-    """The same with the model that the config describes."""
-    return self._replace(task=self.task.with_config(config_lib.bert_config(config.model)))
-
 
 def pretraining(config: ConfigDict, phase: Phase) -> Work:
-  """The step of a phase of pretraining, without a corpus."""
-  masking = MaskingConfig(**config.masking)
+  """The step of a phase of pretraining."""
+  settings = masking.MaskingConfig(**config.masking)
   layout = Layout.create(phase.max_len, config.data.pack, config.data.sequences)
   b, p = phase.batch_size, layout.pairs
-  tokens, pairs = (jax.ShapeDtypeStruct((b, n), jnp.int32) for n in (phase.max_len, p))
-  one = jax.ShapeDtypeStruct((b,), jnp.int32)
-  rows = Rows(tokens, tokens, tokens, tokens, pairs, pairs,
-              jax.ShapeDtypeStruct((b, p), jnp.float32), one,
-              tokens if masking.unit != 'token' else None)
+  tokens = jax.ShapeDtypeStruct((b, phase.max_len), jnp.int32)
+  pairs = jax.ShapeDtypeStruct((b, p), jnp.int32)
+  rows = Rows(ids=tokens, type_ids=tokens, positions=tokens, pair_index=tokens,
+              cls_positions=pairs, labels=pairs,
+              pair_weights=jax.ShapeDtypeStruct((b, p), jnp.float32),
+              row=jax.ShapeDtypeStruct((b,), jnp.int32),
+              word_start=tokens if settings.unit != 'token' else None)
+  rate = jax.ShapeDtypeStruct((b,), jnp.float32) if settings.final_rate else None
   teacher = initial.teacher(config)
   objective = catalogue.create(config.objective, config.data.sequences,
                                config_lib.bert_config(config.model), teacher and teacher.config)
   size = config.model.vocab_size
-  frequencies = np.ones(size, np.float32) if masking.random_by_frequency else None
-  vocabulary = Vocabulary(size, special_ids=(0, 1, 2, 3, 4), mask_id=4, frequencies=frequencies)
-  task = Pretraining(objective, masking, vocabulary, initial.frozen(teacher))
-  rate = jax.ShapeDtypeStruct((b,), jnp.float32) if masking.final_rate else None
-  return Work(task, Batch(rows, rate), phase)
+  vocabulary = masking.Vocabulary(
+      size, special_ids=(0, 1, 2, 3, 4), mask_id=4,
+      frequencies=np.ones(size, np.float32) if settings.random_by_frequency else None)
+  task = pretraining_lib.Pretraining(objective, settings, vocabulary, initial.frozen(teacher))
+  return Work(task, pretraining_lib.Batch(rows, rate), phase)
 
 
 def finetuning(data: FineTuningData, steps: int) -> Work:
@@ -72,89 +75,87 @@ def finetuning(data: FineTuningData, steps: int) -> Work:
   return Work(data.task, batch, Phase(steps, length, rows))
 
 
-class OutOfMemory(Exception):
-  """The compiler says that a program does not fit."""
+class Figures(NamedTuple):
+  """The compiler's figures for a program on each device. It counts the body of a loop once."""
 
-  def __init__(self, used: float, limit: float):
-    super().__init__(f'{used} of {limit} bytes')
-    self.used, self.limit = used, limit
-
-
-class Compiled(NamedTuple):
-  """A program for each device, and what the compiler says of it."""
-
-  program: jax.stages.Compiled
-  seconds: float  # that it took to compile
-
-  @property
-  def memory(self) -> dict[str, int]:
-    """Bytes on each device: arguments, temporaries, results (but for reused arguments), code."""
-    m = self.program.memory_analysis()
-    return {'arguments': m.argument_size_in_bytes, 'temporaries': m.temp_size_in_bytes,
-            'results': m.output_size_in_bytes - m.alias_size_in_bytes,
-            'code': m.generated_code_size_in_bytes}
-
-  @property
-  def flops(self) -> float:
-    """FLOPs of each device, the body of a loop counted once."""
-    return self.program.cost_analysis().get('flops', 0.0)
-
-  @property
-  def traffic(self) -> float:
-    """Bytes to and from memory of each device, the body of a loop counted once."""
-    return self.program.cost_analysis().get('bytes accessed', 0.0)
+  memory: dict[str, int] | None = None  # bytes by kind; None = it does not fit
+  missing: float = 0.0  # bytes by which it does not fit
+  seconds: float = 0.0  # to compile it
+  flops: float = 0.0
+  traffic: float = 0.0  # bytes to and from memory
+  collectives: Sequence[Collective] = ()  # of a smaller model only
+  program: jax.stages.Compiled | None = None
 
 
-def _compile(lowered: jax.stages.Lowered, options: dict[str, str] | None = None) -> Compiled:
+def _compile(lowered: jax.stages.Lowered, limit: float = math.inf,
+             options: dict[str, str] | None = None) -> Figures:
+  """Compiles for devices with `limit` bytes of memory; infinite = only the compiler knows."""
   began = time.monotonic()
   try:
     program = lowered.compile(compiler_options=options)
   except jax.errors.JaxRuntimeError as e:
-    found = re.search(r'Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm', str(e)) or re.search(
+    match = re.search(r'Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm', str(e)) or re.search(
         r'\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)', str(e))
-    if not found:
+    if not match:
       raise
-    used, limit = (float(found[i]) * _UNITS[found[i + 1]] for i in (1, 3))
-    raise OutOfMemory(used, limit) from None
-  return Compiled(program, time.monotonic() - began)
+    used, used_unit, available, unit = match.groups()
+    return Figures(missing=float(used) * _UNITS[used_unit] - float(available) * _UNITS[unit])
+  seconds, costs = time.monotonic() - began, program.cost_analysis()
+  sizes = program.memory_analysis()
+  memory = {'arguments': sizes.argument_size_in_bytes, 'temporaries': sizes.temp_size_in_bytes,
+            'results': sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
+            'code': sizes.generated_code_size_in_bytes}
+  return Figures(memory, max(0.0, sum(memory.values()) - limit), seconds,
+                 flops=costs.get('flops', 0.0), traffic=costs.get('bytes accessed', 0.0),
+                 program=program)
 
 
-def _placed(work: Work, mesh: Mesh) -> Any:
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=mesh_lib.batch_sharding(mesh)), work.batch)
+def _batch(work: Work, mesh: Mesh) -> Any:
+  sharding = mesh_lib.batch_sharding(mesh)
+  return jax.tree.map(lambda x: x.update(sharding=sharding), work.batch)
 
 
-def train_step(work: Work, config: ConfigDict, mesh: Mesh, whole_gathers: bool = False) -> Compiled:
-  """Compiles the training step.
-
-  Args:
-    work: of the phase.
-    config: of the run.
-    mesh: of the devices.
-    whole_gathers: gather parameters before their products and not piece by piece in loops around
-      them, as the TPU compiler prefers: it counts the body of a loop once.
-
-  Raises:
-    OutOfMemory: it does not fit.
-  """
+def train_step(work: Work, config: ConfigDict, mesh: Mesh, whole_gathers: bool = False) -> Figures:
+  """Compiles the training step; `whole_gathers` makes all its FLOPs countable on a TPU."""
   settings = optimizer_lib.OptimizerConfig(**config.optimizer)
   # The schedule is data to the program: its length changes no figure.
   optimizer = optimizer_lib.make_optimizer(settings, max(settings.warmup_steps, 1) * 10)
-  _, abstract = state_lib.make_init(work.task, optimizer, mesh, config.sharding)
-  step = state_lib.make_train_step(work.task, optimizer, mesh, config.sharding, abstract,
+  _, state = state_lib.make_init(work.task, optimizer, mesh, config.sharding)
+  step = state_lib.make_train_step(work.task, optimizer, mesh, config.sharding, state,
                                    seed=config.seed, accumulation=settings.accumulation)
-  on_tpu = mesh.devices.flat[0].platform == 'tpu'
-  return _compile(step.lower(abstract, _placed(work, mesh)),
-                  _WHOLE_GATHERS if whole_gathers and on_tpu else None)
+  device = mesh.devices.flat[0]
+  return _compile(step.lower(state, _batch(work, mesh)), topology.memory_limit(device),
+                  _WHOLE_GATHERS if whole_gathers and device.platform == 'tpu' else None)
 
 
-def eval_step(work: Work, config: ConfigDict, mesh: Mesh) -> Compiled:
-  """Compiles the evaluation step.
-
-  Raises:
-    OutOfMemory: it does not fit.
-  """
+def eval_step(work: Work, config: ConfigDict, mesh: Mesh) -> Figures:
+  """Compiles the evaluation step."""
   optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(), 100_000)
-  _, abstract = state_lib.make_init(work.task, optimizer, mesh, config.sharding)
+  _, state = state_lib.make_init(work.task, optimizer, mesh, config.sharding)
   step = state_lib.make_eval_step(work.task, mesh, config.sharding)
-  return _compile(step.lower(abstract, _placed(work, mesh)))
+  return _compile(step.lower(state, _batch(work, mesh)),
+                  topology.memory_limit(mesh.devices.flat[0]))
+
+
+class Program(NamedTuple):
+  """One of the programs of a phase."""
+
+  evaluates: bool = False  # the evaluation step; else the training step
+  layers: int = 0  # of a smaller model, unrolled, whose costs can be read; 0 = the run's own
+
+
+def compile_program(config: ConfigDict, work: Work, mesh: Mesh, program: Program) -> Figures:
+  """The figures of one program, in plain types; with the collectives of a smaller model."""
+  if not program.layers:
+    step = eval_step if program.evaluates else train_step
+    return step(work, config, mesh)._replace(program=None)
+  config = config.copy_and_resolve_references()
+  config.update_from_flattened_dict({
+      'model.num_layers': program.layers, 'model.scan_unroll': program.layers,
+      'optimizer.accumulation': 1})
+  task = work.task.with_config(config_lib.bert_config(config.model))
+  figures = train_step(work._replace(task=task), config, mesh, whole_gathers=True)
+  if figures.program:
+    exchanged = collectives.read(figures.program.as_text(), mesh)
+    figures = figures._replace(collectives=exchanged, program=None)
+  return figures

@@ -1,6 +1,8 @@
-"""The largest batch that fits, for each choice of remat and of sharding."""
+"""Finds the largest batch that fits, for each choice of sharding and of remat."""
 
+from collections.abc import Callable
 from collections.abc import Iterator
+import functools
 from typing import NamedTuple
 
 from jax.sharding import Mesh
@@ -11,60 +13,45 @@ from bert_jax.model.bert_config import REMAT
 from bert_jax.parallel import sharding
 from bert_jax.planning import programs
 
-_MOST = 4096  # rows for each device of the batch axes: nobody trains with more
+_MOST_ROWS = 4096  # for each device of the batch axes: nobody trains with more
 
 
 class Largest(NamedTuple):
-  """What was found for one choice."""
+  """The largest batch of one choice."""
 
   remat: str
   preset: str
   rows: int  # for each device of the batch axes; 0 = not even one fits
-  memory: int  # bytes that the largest needs on each device
+  memory: int  # bytes that it needs on each device
 
 
 def _needs(config: ConfigDict, phase: Phase, mesh: Mesh, rows: int) -> int | None:
   """Bytes that a step with so many rows for each device needs; None if it does not fit."""
   phase = phase._replace(batch_size=rows * sharding.batch_divisor(mesh))
-  try:
-    return sum(programs.train_step(programs.pretraining(config, phase), config,
-                                   mesh).memory.values())
-  except programs.OutOfMemory:
-    return None
+  figures = programs.train_step(programs.pretraining(config, phase), config, mesh)
+  return None if figures.missing else sum(figures.memory.values())
 
 
-def _largest(config: ConfigDict, phase: Phase, mesh: Mesh, limit: float) -> tuple[int, int]:
-  """(rows, bytes), to within an eighth: doubled until it does not fit, then halved between."""
-  def needs(rows):
-    found = _needs(config, phase, mesh, rows)
-    return found if found is not None and found <= limit else None
-
+def _largest(needs: Callable[[int], int | None]) -> tuple[int, int]:
+  """(rows, bytes), to within an eighth: doubles until it does not fit, then bisects."""
   fits, memory, rows = 0, 0, 8
-  while rows <= _MOST and (found := needs(rows)):
-    fits, memory, rows = rows, found, rows * 2
-  low, high = fits, rows
-  while high - low > max(low // 8, 1):
-    middle = (low + high) // 2
-    if found := needs(middle):
-      low, memory = middle, found
+  while rows <= _MOST_ROWS and (needed := needs(rows)):
+    fits, memory, rows = rows, needed, rows * 2
+  while rows - fits > max(fits // 8, 1):
+    middle = (fits + rows) // 2
+    if needed := needs(middle):
+      fits, memory = middle, needed
     else:
-      high = middle
-  return low, memory
+      rows = middle
+  return fits, memory
 
 
-def search(config: ConfigDict, phase: Phase, mesh: Mesh, limit: float) -> Iterator[Largest]:
-  """The largest batch of each choice, one after another.
-
-  Args:
-    config: of pretraining.
-    phase: its rows are what is searched for.
-    mesh: to compile for.
-    limit: bytes of each device, where the compiler knows none; infinite = it does.
-  """
+def search(config: ConfigDict, phase: Phase, mesh: Mesh) -> Iterator[Largest]:
+  """The largest batch of each choice, one after another; the rows of `phase` do not count."""
   presets = ['dp', 'fsdp'] if mesh.shape['model'] == 1 else list(sharding.PRESETS)
   for preset in presets:
     for remat in REMAT:
       c = config.copy_and_resolve_references()
       c.update_from_flattened_dict({'sharding': preset, 'model.remat': remat,
                                     'optimizer.accumulation': 1})
-      yield Largest(remat, preset, *_largest(c, phase, mesh, limit))
+      yield Largest(remat, preset, *_largest(functools.partial(_needs, c, phase, mesh)))

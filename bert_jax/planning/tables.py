@@ -1,4 +1,4 @@
-"""Plans as text: what a person reads before renting chips."""
+"""Prints plans: the text that a person reads before renting chips."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -24,15 +24,8 @@ def _memory(memory: dict[str, int] | None) -> str:
   return f'{sum(memory.values()) / _GIB:.2f} GiB ({parts})'
 
 
-def _bound(e: Estimate) -> str:
-  slowest = max(e.seconds, key=e.seconds.get)
-  parts = ', '.join(f'{name} {1e3 * value:.1f}' for name, value in e.seconds.items())
-  return (f'{1e3 * e.step_seconds:.1f} ms, bound by {slowest} ({parts}), '
-          f'{_amount(e.tokens / e.step_seconds, "tokens/s")}')
-
-
 def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
-  """(what, value) of one phase."""
+  """(name, value) lines of one phase."""
   if e.missing:
     yield 'fits', f'NO: {e.missing / _GIB:.2f} GiB of memory are missing on each device'
   elif e.chip:
@@ -57,7 +50,10 @@ def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
                    f'operations: each device sends {_amount(c.sent, "B")}')
   if not e.chip:
     return
-  yield 'roofline', _bound(e)
+  slowest = max(e.seconds, key=e.seconds.get)
+  parts = ', '.join(f'{name} {1e3 * value:.1f}' for name, value in e.seconds.items())
+  yield 'roofline', (f'{1e3 * e.step_seconds:.1f} ms, bound by {slowest} ({parts}), '
+                     f'{_amount(e.tokens / e.step_seconds, "tokens/s")}')
   yield 'MFU', f'{e.mfu:.1%} at the roofline'
   hours = e.chip_hours / e.chips
   cost = f', {e.chip_hours * price:,.0f} at {price:g} an hour' if price else ''
@@ -78,11 +74,11 @@ def weak_scaling(e: Estimate) -> str:
                 ['sent', *(_amount(size, 'B') for size in e.weak_scaling.values())]])
 
 
-def compared(found: dict[str, list[Estimate]], price: float) -> str:
+def compared(plans: dict[str, list[Estimate]], price: float) -> str:
   """A row for each slice: the whole run."""
   rows = [['slice', 'chips', 'fits', 'ms a step', 'MFU', 'hours', 'chip-hours',
            *(['cost'] if price else [])]]
-  for name, phases in found.items():
+  for name, phases in plans.items():
     cells = [name, str(phases[0].chips), 'no' if any(e.missing for e in phases) else 'yes']
     if all(e.chip and e.flops for e in phases):
       total = sum(e.chip_hours for e in phases)
@@ -93,8 +89,8 @@ def compared(found: dict[str, list[Estimate]], price: float) -> str:
   return table(rows)
 
 
-def largest(found: Sequence[Largest]) -> str:
-  """What a search found."""
+def largest(results: Sequence[Largest]) -> str:
+  """The results of a search."""
   return table([['sharding', 'remat', 'rows a device', 'GiB']] + [
       [x.preset, x.remat, str(x.rows) if x.rows else 'none', f'{x.memory / _GIB:.2f}']
-      for x in found])
+      for x in results])

@@ -27,10 +27,9 @@ def test_every_form_is_read():
 
 
 def test_bytes_sent_along_a_ring():
-  assert collectives.sent('all-reduce', 1000, 4) == 1500
-  assert collectives.sent('all-gather', 1000, 4) == 750
-  assert collectives.sent('reduce-scatter', 1000, 4) == 750
-  assert collectives.sent('all-reduce', 1000, 1) == 0
+  for kind, devices, sent in (('all-reduce', 4, 1500), ('all-gather', 4, 750),
+                              ('reduce-scatter', 4, 750), ('all-reduce', 1, 0)):
+    assert Collective(kind, ('data',), devices, count=1, bytes=1000).sent == sent
 
 
 def test_extrapolated():
