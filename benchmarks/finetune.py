@@ -14,8 +14,7 @@ import dataclasses
 import json
 import runpy
 import time
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import app
 from absl import flags
@@ -42,6 +41,7 @@ from bert_jax.tasks import question_answering
 from bert_jax.tasks import token_classification
 from bert_jax.tasks.finetuning_data import Output
 from bert_jax.tasks.finetuning_data import by_example
+from bert_jax.training import evaluation
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 
@@ -177,7 +177,7 @@ class JaxRun:
     self._step = state_lib.make_train_step(self.task, optimizer, mesh, config.sharding, abstract,
                                            seed=config.seed,
                                            accumulation=self.settings.accumulation)
-    self._eval = state_lib.make_eval_step(self.task, mesh, config.sharding)
+    self._eval = evaluation.make_eval_step(self.task, mesh, config.sharding)
     self.seconds, self.compiling, self.shapes = 0.0, 0.0, set()
 
   def save(self, folder: epath.Path):

@@ -4,8 +4,7 @@ A file in `configs/` starts from `pretraining` or `finetuning` and changes the f
 Any field can be given on the command line: --config.optimizer.learning_rate=2e-4.
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import difflib
 import math

@@ -6,9 +6,7 @@
   1   anything else (a full disk, a dead host, a bug): worth a retry
 """
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 import errno
 import os
 import signal

@@ -22,8 +22,7 @@ import re
 import statistics
 import subprocess
 import sys
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))

@@ -3,10 +3,7 @@
 Any tokeniser of the library `tokenizers`, but its special tokens are not parsed.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import functools
 import json

@@ -4,8 +4,7 @@ A document is a string, a paragraph or sentence on each line. Readers hold one d
 can be run again from the start, and name the file and line that they cannot read.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import glob
 import gzip
@@ -13,8 +12,7 @@ import importlib.util
 import os
 import re
 import types
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import zlib
 
 from etils import epath

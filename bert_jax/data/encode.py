@@ -1,8 +1,7 @@
 """From documents to arrays of tokens: the work of each worker process of `prepare`."""
 
 import collections
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import functools
 import itertools
 import json

@@ -4,9 +4,7 @@ An unfinished output folder also holds progress/, the results of the finished st
 command continues after them.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 import dataclasses
 import functools
 import itertools

@@ -22,8 +22,7 @@ import hashlib
 import json
 import mmap
 import os
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from etils import epath
 import numpy as np

@@ -1,9 +1,6 @@
 """Vocabularies: training from a corpus, extension by words, and vectors of their entries."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import io
 
 from etils import epath

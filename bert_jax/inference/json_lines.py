@@ -1,17 +1,12 @@
 """JSON lines in and out: a bad line costs that line alone, a killed job goes on where it was."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-from typing import Any
-from typing import BinaryIO
-from typing import NamedTuple
-from typing import TextIO
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from etils import epath
 import jax

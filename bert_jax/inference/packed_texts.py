@@ -4,8 +4,7 @@ Short texts share a row, isolated from each other by the pair index, as in train
 speak of, and one compilation serves them all.
 """
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax

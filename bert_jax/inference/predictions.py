@@ -1,7 +1,6 @@
 """Predictions over JSON lines: one object in, one object out, in order."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import itertools

@@ -1,8 +1,6 @@
 """Embeddings as an array file: .npy, or .safetensors with one tensor `embeddings`."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import tempfile
 

@@ -4,8 +4,7 @@ Most members of the family differ in names only. BERT's names are the canonical 
 table of its own names of tensors and of fields of config.json.
 """
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import re
 from typing import Any

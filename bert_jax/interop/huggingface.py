@@ -4,10 +4,7 @@ The tensors are those of transformers' PyTorch classes (`modeling_bert.py` and i
 reader accepts every prefix and every old name that the hub has used.
 """
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 import contextlib
 import dataclasses
 import functools

@@ -5,12 +5,8 @@ Tensors have canonical names, those of transformers' PyTorch BERT: the encoder's
 encoder a checkpoint holds groups of tensors; a group is complete or absent.
 """
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 from flax import traverse_util

@@ -1,8 +1,7 @@
 """A text and endings or answers to choose from: SWAG and its like."""
 
 from collections.abc import Iterator
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 

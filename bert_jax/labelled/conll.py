@@ -1,8 +1,6 @@
 """Words with a tag each: CoNLL files and JSON lines; and the entities that tags stand for."""
 
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from ml_collections import ConfigDict

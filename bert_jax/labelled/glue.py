@@ -4,8 +4,7 @@ Files are those of the benchmark's own download: tsv in which quotes mean nothin
 and development files without a header.
 """
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from etils import epath

@@ -5,8 +5,7 @@ each other by the pair index, so that there is little padding. How many rows a s
 little; it is rounded up to one of a few numbers, each of which is compiled once.
 """
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 import hashlib

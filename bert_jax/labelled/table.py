@@ -1,12 +1,10 @@
 """Files of examples with named columns: csv, tsv, JSON lines, and tensorflow-datasets."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import csv
 import gzip
 import io
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import zlib
 
 from etils import epath

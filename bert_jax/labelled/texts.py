@@ -1,11 +1,8 @@
 """Texts and pairs with a label, labels or a number: examples of sequence classification."""
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import math
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 

@@ -1,10 +1,8 @@
 """The list of architectures, and the functions that find theirs by the name in a config."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bert_jax.errors import require_choice
 from bert_jax.model.albert import Albert

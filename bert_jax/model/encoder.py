@@ -2,9 +2,7 @@
 
 from collections.abc import Callable
 import functools
-from typing import Any
-from typing import NamedTuple
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from flax import linen as nn
 import jax

@@ -7,8 +7,7 @@ of a text in every third layer and the neighbourhood of each token in the others
 import dataclasses
 import functools
 import math
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flax import linen as nn
 import jax

@@ -7,7 +7,7 @@ multiple negatives; a third text of an example, if it has one, is one more that 
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.attention import MASKED
+from bert_jax.model.kernels import MASKED
 from bert_jax.objectives.losses import cross_entropy
 
 

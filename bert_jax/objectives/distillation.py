@@ -5,8 +5,7 @@ over the vocabulary and the direction of its hidden states, as the authors' `dis
 """
 
 import dataclasses
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp

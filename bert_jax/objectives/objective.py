@@ -1,10 +1,7 @@
 """The base of all objectives, and the records that their losses read."""
 
 import dataclasses
-from typing import Any
-from typing import ClassVar
-from typing import NamedTuple
-from typing import Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp

@@ -5,8 +5,7 @@ whether it was replaced. They share the embeddings. Only the discriminator is ex
 """
 
 import dataclasses
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp

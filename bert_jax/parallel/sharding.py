@@ -3,8 +3,7 @@
 The modules name the meaning of an axis ('embed', 'heads', ...); a preset maps it to the mesh.
 """
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import math
 from typing import Any

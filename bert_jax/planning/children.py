@@ -3,9 +3,7 @@
 The TPU compiler keeps to one core, and two compilations in one process have been seen to crash it.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import multiprocessing
 from multiprocessing import connection

@@ -1,7 +1,6 @@
 """Estimates what a run takes: does it fit, what limits its step, what does it cost as a whole."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 

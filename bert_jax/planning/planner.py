@@ -1,8 +1,6 @@
 """Plans a run: for slices that need not be here, or for the devices that are."""
 
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import itertools
 import json
 import os
@@ -16,7 +14,7 @@ from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
-from bert_jax.model import attention
+from bert_jax.model import attention_paths
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.parallel import topology
@@ -77,7 +75,7 @@ def _plan(config: ConfigDict, name: str, price: float,
         f'{config.model.dtype})')
   lengths = [work.phase.max_len for work in works]
   with sharding.in_context(mesh, config.sharding):
-    print(f'  attention: {attention.describe(works[0].task.model.config, lengths)}')
+    print(f'  attention: {attention_paths.describe(works[0].task.model.config, lengths)}')
   estimates, searches = [], []
   for i, work in enumerate(works):
     phase = work.phase

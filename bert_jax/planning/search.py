@@ -1,7 +1,6 @@
 """Finds the largest batch that fits, for each choice of sharding and of remat."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import functools
 from typing import NamedTuple
 

@@ -1,7 +1,6 @@
 """Prints plans: the text that a person reads before renting chips."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bert_jax.planning.estimate import Estimate
 from bert_jax.planning.search import Largest

@@ -3,11 +3,9 @@
 Only the fields that are named here may change: a new field is refused until it is named.
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import json
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import traverse_util
 

@@ -1,7 +1,6 @@
 """The start of a run: another model's parameters, words new to it, vectors of words."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,6 @@
 """A run that is ready for the training loop."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 

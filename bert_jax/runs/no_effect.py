@@ -4,8 +4,7 @@ A default without effect is fine: a config file serves many runs. `RULES` and `R
 the tables of such fields; a new field that not every run uses gets a row there.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 import dataclasses
 from typing import NamedTuple
 

@@ -1,8 +1,6 @@
 """From a config and a workdir to a trained model: checks, mesh, data, task, loop."""
 
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import hashlib
 import importlib.metadata
 import json
@@ -20,7 +18,7 @@ from ml_collections import FrozenConfigDict
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.model import attention
+from bert_jax.model import attention_paths
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.runs import drift
@@ -33,6 +31,7 @@ from bert_jax.runtime import compile_cache
 from bert_jax.runtime import console
 from bert_jax.runtime import host
 from bert_jax.runtime import lock
+from bert_jax.runtime import platforms
 from bert_jax.runtime import pool
 from bert_jax.runtime import processes
 from bert_jax.runtime import sealed
@@ -77,7 +76,7 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
   if on_cpu:
     host.keep_freed_memory()  # before JAX starts its threads
   with processes.together(config.platform):
-    mesh_lib.select_platform(config.platform)
+    platforms.select_platform(config.platform)
     compile_cache.keep()
     _agree(config, workdir)
     with lock.held(workdir):
@@ -217,7 +216,7 @@ def _summary(config: FrozenConfigDict, job: Job, mesh: Mesh,
                  + ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
                  + f'; sharding {config.sharding}')
   with sharding.in_context(mesh, config.sharding):
-    paths = attention.describe(c, job.lengths)
+    paths = attention_paths.describe(c, job.lengths)
   yield 'attention', paths
   yield from job.data.describe()
   yield 'steps', job.steps

@@ -1,9 +1,7 @@
 """A function over many items in worker processes, in order, with bounded memory."""
 
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 import concurrent.futures
 from concurrent.futures.process import BrokenProcessPool
 import contextlib

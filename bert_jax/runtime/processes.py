@@ -5,8 +5,7 @@ abort them with pages of C++. Here every process sends signs of life, and all en
 names the dead one.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import ctypes
 import glob

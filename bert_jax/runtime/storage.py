@@ -3,8 +3,7 @@
 epath reads and writes buckets, through gcsfs or TensorFlow. Memory-mapping needs local copies.
 """
 
-from collections.abc import Collection
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 import hashlib
 import json
 import os

@@ -5,8 +5,7 @@ in several counts where it has most context, and the best spans of all windows c
 """
 
 from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special

@@ -1,13 +1,9 @@
 """The host half of a fine-tuning task: packed examples, and evaluations of whole files."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import re
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from etils import epath
 import jax

@@ -1,9 +1,6 @@
 """The record that describes a fine-tuning task: each file of a task ends with one, its KIND."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import json
 from typing import Any

@@ -1,9 +1,7 @@
 """Scores of predictions on the host, as the tasks' own scorers have them."""
 
 from collections import Counter
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import re
 import string
 

@@ -1,7 +1,6 @@
 """The best of several endings or answers (SWAG; Devlin et al. 2019, section 4.4)."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 
@@ -18,7 +17,7 @@ from bert_jax.labelled.choices import ChoiceExample
 from bert_jax.labelled.packed_examples import Batch
 from bert_jax.labelled.packed_examples import Features
 from bert_jax.model import architectures
-from bert_jax.model.attention import MASKED
+from bert_jax.model.kernels import MASKED
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning
 from bert_jax.tasks import finetuning_data

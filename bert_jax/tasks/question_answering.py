@@ -17,9 +17,9 @@ from bert_jax.labelled.packed_examples import Batch
 from bert_jax.labelled.packed_examples import Features
 from bert_jax.labelled.squad import Question
 from bert_jax.model import architectures
-from bert_jax.model.attention import MASKED
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
+from bert_jax.model.kernels import MASKED
 from bert_jax.objectives import losses
 from bert_jax.tasks import answers
 from bert_jax.tasks import finetuning

@@ -4,8 +4,7 @@ From pairs, with a third text that contradicts where there is one, or from singl
 which is read twice, under other dropout.
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import NamedTuple
 

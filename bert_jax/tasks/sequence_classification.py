@@ -1,7 +1,6 @@
 """A label, labels or a number for a text or a pair (Devlin et al. 2019, section 4.1)."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 

@@ -4,11 +4,8 @@ The device half is pure: parameters, losses and measurements of a batch. The hos
 batches and judges the model. Planning and most tests need the device half alone, and so no data.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from typing import Any
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 from flax import linen as nn
 import jax

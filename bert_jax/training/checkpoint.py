@@ -1,7 +1,6 @@
 """Checkpoints through orbax: sharded, asynchronous, atomic, the newest few kept, proven sound."""
 
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import contextlib
 import errno
 import math

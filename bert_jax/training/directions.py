@@ -1,11 +1,11 @@
-"""Directions of an update besides Adam's: LAMB, StableAdamW and Muon.
+"""Directions of an update besides Adam's: Adam without bias correction, LAMB, StableAdamW, Muon.
 
 They compare or transform whole matrices. The layers of the encoder are stacked, [N, ...]: each
 direction works on every layer by itself.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,29 @@ def _each_layer(function: Callable[..., jax.Array], *trees: Any) -> Any:
     return (jax.vmap(function) if _is_within(path, 'layers') else function)(*leaves)
 
   return jax.tree_util.tree_map_with_path(change, *trees)
+
+
+class UncorrectedAdamState(NamedTuple):
+  """Moments of Adam without a step count."""
+
+  mu: optax.Updates
+  nu: optax.Updates
+
+
+def scale_by_uncorrected_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+  """Adam without bias correction, as in google-research/bert `optimization.py`."""
+
+  def init(params):
+    return UncorrectedAdamState(optax.tree.zeros_like(params), optax.tree.zeros_like(params))
+
+  def update(grads, state, params=None):
+    del params
+    mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, grads)
+    nu = jax.tree.map(lambda n, g: b2 * n + (1 - b2) * g * g, state.nu, grads)
+    updates = jax.tree.map(lambda m, n: m / (jnp.sqrt(n) + eps), mu, nu)
+    return updates, UncorrectedAdamState(mu, nu)
+
+  return optax.GradientTransformation(init, update)
 
 
 def trust_ratio() -> optax.GradientTransformation:

@@ -7,12 +7,21 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
 from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel import sharding
 from bert_jax.runtime import preemption
+from bert_jax.tasks.task import Task
 from bert_jax.tasks.task import TaskData
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.health import Health
 from bert_jax.training.metrics_log import MetricsLog
 from bert_jax.training.state import TrainState
+
+
+def make_eval_step(task: Task, mesh: Mesh, preset: str) -> Callable:
+  """The jitted evaluation step: (state, batch) -> `Task.measure`, on every device."""
+  return sharding.with_mesh(
+      lambda state, batch: task.measure(state.params, state.frozen, batch), mesh, preset,
+      out_shardings=mesh_lib.replicated(mesh))
 
 
 def run(state: TrainState, step: int, *, data: TaskData,

@@ -5,10 +5,7 @@ steps in a row end the run.
 """
 
 import collections
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import math
 import statistics
 import time

@@ -1,8 +1,7 @@
 """The training loop of every task: `train` reads from the first step to the last."""
 
 import collections
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import functools
 import time
@@ -107,7 +106,7 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
         _write_line, task=task, data=data, mesh=mesh, log=log, health=health,
         learning_rate=optimizer_lib.learning_rate(optimizer, train_steps))
     evaluate = functools.partial(
-        evaluation.run, data=data, eval_step=state_lib.make_eval_step(task, mesh, sharding),
+        evaluation.run, data=data, eval_step=evaluation.make_eval_step(task, mesh, sharding),
         mesh=mesh, notice=notice, keep_best=keep_best, checkpoints=checkpoints, log=log,
         health=health)
     steps_ahead = 0 if jax.default_backend() == 'cpu' else _STEPS_AHEAD

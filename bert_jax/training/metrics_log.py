@@ -1,7 +1,6 @@
 """The metrics of a run for people: progress bar, metrics.jsonl, TensorBoard, curves.png."""
 
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import json
 import math
 import time

@@ -1,7 +1,6 @@
 """AdamW as BERT used it, and what came after it, through optax: schedule, clipping, decay."""
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -90,29 +89,6 @@ def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
   return schedule
 
 
-class UncorrectedAdamState(NamedTuple):
-  """Moments of Adam without a step count."""
-
-  mu: optax.Updates
-  nu: optax.Updates
-
-
-def scale_by_uncorrected_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-  """Adam without bias correction, as in google-research/bert `optimization.py`."""
-
-  def init(params):
-    return UncorrectedAdamState(optax.tree.zeros_like(params), optax.tree.zeros_like(params))
-
-  def update(grads, state, params=None):
-    del params
-    mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, grads)
-    nu = jax.tree.map(lambda n, g: b2 * n + (1 - b2) * g * g, state.nu, grads)
-    updates = jax.tree.map(lambda m, n: m / (jnp.sqrt(n) + eps), mu, nu)
-    return updates, UncorrectedAdamState(mu, nu)
-
-  return optax.GradientTransformation(init, update)
-
-
 def decays(params) -> dict:
   """True for every parameter with weight decay: all but biases and LayerNorm."""
 
@@ -132,7 +108,7 @@ def _direction(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   adam = optax.scale_by_adam(**moments)
   return {
       'adamw': lambda: [adam, decay],
-      'bert_adamw': lambda: [scale_by_uncorrected_adam(**moments), decay],
+      'bert_adamw': lambda: [directions.scale_by_uncorrected_adam(**moments), decay],
       # As in the paper's code, parameters without decay are not adapted either.
       'lamb': lambda: [adam, decay, optax.masked(directions.trust_ratio(), decays)],
       'stable_adamw': lambda: [directions.stable_adam(**moments, decay=decay)],

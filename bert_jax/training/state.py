@@ -1,8 +1,7 @@
 """The training state, made sharded, and the jitted steps over it."""
 
 from collections.abc import Callable
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 import jax
@@ -119,10 +118,3 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
   return sharding.with_mesh(step, mesh, preset, donate_argnums=0,
                             in_shardings=(shardings, mesh_lib.batch_sharding(mesh)),
                             out_shardings=(shardings, mesh_lib.replicated(mesh)))
-
-
-def make_eval_step(task: Task, mesh: Mesh, preset: str) -> Callable:
-  """The jitted evaluation step: (state, batch) -> `Task.measure`, on every device."""
-  return sharding.with_mesh(
-      lambda state, batch: task.measure(state.params, state.frozen, batch), mesh, preset,
-      out_shardings=mesh_lib.replicated(mesh))

@@ -1,7 +1,6 @@
 """Installs bert_jax for the chip of a notebook's machine, and checks that JAX runs on that chip."""
 
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import glob
 from importlib import metadata
 import os

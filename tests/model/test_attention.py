@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.model.attention import attention_bias
-from bert_jax.model.attention import dot_product_attention
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.dot_product import attention_bias
+from bert_jax.model.dot_product import dot_product_attention
 from bert_jax.model.encoder import Batch
 from bert_jax.model.encoder import Bert
 

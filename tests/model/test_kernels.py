@@ -11,7 +11,8 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.model import architectures
-from bert_jax.model import attention
+from bert_jax.model import attention_paths
+from bert_jax.model import dot_product
 from bert_jax.model import fused_attention
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
@@ -85,11 +86,11 @@ def test_splash_is_the_plain_path_to_rounding(shape):
 ])
 def test_choice(name, length, platform, fields, expected):
   config = dataclasses.replace(CONFIG, attention=name, **fields)
-  assert attention.choose_path(config, length, platform) == expected
+  assert attention_paths.choose_path(config, length, platform) == expected
 
 
 def test_described():
-  assert attention.describe(CONFIG, (128, 512), 'gpu') == (
+  assert attention_paths.describe(CONFIG, (128, 512), 'gpu') == (
       'xla for rows of 128: cudnn gains nothing below 512; xla for rows of 512: dtype=float32 '
       '(bfloat16 allows cudnn)')
 
@@ -97,14 +98,15 @@ def test_described():
 def test_a_kernel_that_cannot_be_had():
   config = dataclasses.replace(CONFIG, attention='splash', attention_dropout=0.1)
   with pytest.raises(UserError, match=r'attention=splash cannot be had: attention_dropout=0.1'):
-    attention.choose_path(config, 512, 'tpu')
+    attention_paths.choose_path(config, 512, 'tpu')
   config = dataclasses.replace(CONFIG, attention='fused')
   with pytest.raises(UserError, match='fused cannot be had: 640 is above 512'):
-    attention.choose_path(config, 640, 'tpu')
+    attention_paths.choose_path(config, 640, 'tpu')
   with pytest.raises(UserError, match='3 heads of 20 fill no blocks of 128'):
-    attention.choose_path(dataclasses.replace(config, hidden_size=60, num_heads=3), 128, 'tpu')
+    config = dataclasses.replace(config, hidden_size=60, num_heads=3)
+    attention_paths.choose_path(config, 128, 'tpu')
   with pytest.raises(UserError, match='cudnn is not for tpu'):
-    attention.choose_path(dataclasses.replace(CONFIG, attention='cudnn'), 512, 'tpu')
+    attention_paths.choose_path(dataclasses.replace(CONFIG, attention='cudnn'), 512, 'tpu')
   with pytest.raises(UserError, match="model.attention='flash' is unknown"):
     dataclasses.replace(CONFIG, attention='flash')
 
@@ -150,8 +152,8 @@ def test_fused_is_the_plain_path_that_drops_the_same(length, rate):
                                for h in range(4)]) for b in range(4)])
 
   def plain(qkv):
-    out = attention.dot_product_attention(
-        *jnp.unstack(qkv, axis=2), attention.attention_bias(pair_index),
+    out = dot_product.dot_product_attention(
+        *jnp.unstack(qkv, axis=2), dot_product.attention_bias(pair_index),
         lambda weights: jnp.where(keep, weights / (1 - rate), 0))
     return jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)), out
 
@@ -244,7 +246,7 @@ def test_what_is_told_is_what_a_chip_of_the_mesh_can_do():
   for preset, shape, fits in (('tp', (1, 2), True), ('tp', (1, 4), False), ('dp', (1, 4), True)):
     with sharding.in_context(conftest.sub_mesh(*shape), preset):
       if fits:
-        assert attention.choose_path(wide, 128) == ('fused', 'asked for')
+        assert attention_paths.choose_path(wide, 128) == ('fused', 'asked for')
       else:
         with pytest.raises(UserError, match='1 heads of 64 fill no blocks of 128'):
-          attention.choose_path(wide, 128)
+          attention_paths.choose_path(wide, 128)

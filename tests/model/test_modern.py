@@ -11,10 +11,10 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.model import heads
-from bert_jax.model.attention import attention_bias
-from bert_jax.model.attention import dot_product_attention
-from bert_jax.model.attention import local_attention
+from bert_jax.model.dot_product import attention_bias
+from bert_jax.model.dot_product import dot_product_attention
 from bert_jax.model.encoder import Batch
+from bert_jax.model.local_attention import local_attention
 from bert_jax.model.modern import Modern
 from bert_jax.model.modern import ModernConfig
 from bert_jax.model.modern import rotary
