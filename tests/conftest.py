@@ -108,3 +108,10 @@ def poems(tmp_path_factory) -> pathlib.Path:
   folder = tmp_path_factory.mktemp('tfds')
   Poems(data_dir=folder, file_format='array_record').download_and_prepare()
   return folder
+
+
+@pytest.fixture(scope='module', autouse=True)
+def compiled_programs_end_with_their_file():
+  """Frees the programs of a test file, of which a whole run would hold gigabytes."""
+  yield
+  jax.clear_caches()

@@ -1,6 +1,7 @@
 """Chinese from text to filled masks: words segmented in `prepare`, masked whole."""
 
 import numpy as np
+import pytest
 
 import bert_jax
 from bert_jax.data import preparation
@@ -10,6 +11,7 @@ from tests import conftest
 WHERE = {'猫': '床', '狗': '门', '鸟': '树', '鱼': '水', '马': '草', '牛': '山'}
 
 
+@pytest.mark.slow
 def test_fill_mask_after_a_short_run_with_whole_words_masked(tmp_path):
   rng = np.random.default_rng(0)
   sentences = [f'{animal}{verb}在{place}上。' for animal, place in WHERE.items() for verb in '坐睡']

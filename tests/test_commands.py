@@ -217,6 +217,7 @@ def test_predict_needs_a_task_and_a_model(workdir, tmp_path):
   assert_mistake(run('predict', '--task=score', f'--model={tmp_path}'), 'holds no model')
 
 
+@pytest.mark.slow
 def test_full_disk_while_saving(tmp_path, corpus_file):
   disk = tmp_path / 'disk'
   disk.mkdir()

@@ -33,7 +33,8 @@ def finetune(config, tmp_path):
            # six seeds' dropout).
            'sentence_embedding': 4}[config.task]
   assert abs(lines[0]['loss'] - math.log(guess)) < 0.7
-  assert 'eval_' + config.keep_best in lines[-1]
+  resolved = json.loads((tmp_path / 'run/run.json').read_text())['config']
+  assert 'eval_' + resolved['keep_best'] in lines[-1]
 
 
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda p: p.stem)

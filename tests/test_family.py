@@ -158,6 +158,7 @@ def test_layers_are_counted_only_where_each_has_its_own(trained, tmp_path):
 
 
 @pytest.mark.parametrize('member', ['albert', 'modernbert'])
+@pytest.mark.slow
 def test_costs_follow_from_few_layers(member):
   from bert_jax.data.phases import Phase
   from bert_jax.planning import estimate

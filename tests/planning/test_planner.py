@@ -1,5 +1,6 @@
 """python -m bert_jax.plan, for the devices here and, by the real TPU compiler, for slices."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -34,7 +35,8 @@ def test_local(tmp_path, capsys):
   (phase,) = json.loads((tmp_path / 'planner.json').read_text())['local']['phases']
   assert phase['devices'] == 8 and phase['missing'] == 0 and phase['tokens'] == 512
   # Parameters and two moments, float32, whole on every device; the batch is small.
-  objective = catalogue.create('', c.data.sequences, config_lib.bert_config(c.model))
+  model = dataclasses.replace(config_lib.bert_config(c.model), dtype='float32')
+  objective = catalogue.create('', c.data.sequences, model)
   parameters = objective.parameters() + 24 * (64 + 1)
   batch = 4 * (4 * 64 + 3 * 8 + 1)  # a row: int32 and float32
   assert phase['memory']['arguments'] == pytest.approx(12 * parameters + batch, rel=1e-3)
@@ -77,6 +79,7 @@ def tpu():
   return topology.get
 
 
+@pytest.mark.slow
 def test_tiny_and_base_compile_for_a_slice(tpu, capsys, tmp_path):
   """With a mesh that the slice cannot hold, and heads that the model axis does not divide."""
   c = config_lib.pretraining('tiny')
@@ -116,6 +119,7 @@ def test_a_chip_draws_its_own_share_only(tpu, base):
   assert figures.memory['temporaries'] < 3 * 2**30
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_says_by_how_much(tpu, base, capsys):
   base.update_from_flattened_dict({'phases': (), 'train_steps': 10, 'batch_size': 8192,
                                    'max_len': 512, 'model.num_layers': 2})

@@ -125,7 +125,8 @@ def test_regression_and_several_labels(pretrained, tmp_path):
   c = make_config('sequence_classification', pretrained, tmp_path, **{
       'data.problem': 'regression', 'data.label_column': 'value', 'train_epochs': 16.0})
   run.run(c, str(tmp_path / 'value'))
-  assert c.keep_best == 'spearman'
+  resolved = json.loads((tmp_path / 'value/run.json').read_text())['config']
+  assert resolved['keep_best'] == 'spearman'
   assert last_scores(tmp_path / 'value')['eval_pearson'] > 0.95
   bert = bert_lib.load(str(tmp_path / 'value'))
   good, bad = (x['value'] for x in sequence_classification.classify(bert, ['w1 good', 'w1 bad w2']))

@@ -72,6 +72,7 @@ STEPS = ('--config.train_steps=60', '--config.checkpoint_every=10', '--config.lo
          '--config.eval_every=30', '--config.eval_batches=1')
 
 
+@pytest.mark.slow
 def test_a_machine_that_lost_its_disk_goes_on_from_the_bucket(bucket, tmp_path, corpus_file):
   text = shutil.copy(corpus_file, tmp_path / 'text.txt')
   alone = test_commands.run(*test_commands.train(text, tmp_path / 'alone', *STEPS))

@@ -59,6 +59,7 @@ def run_together(processes: int, records: str, workdir, *more: str) -> list[dict
       '--config.log_every=4', '--config.eval_every=4', '--config.eval_batches=1', *more))
 
 
+@pytest.mark.slow
 def test_fine_tuning(tmp_path):
   fields = {'init_from': made_tasks.model(tmp_path / 'model'), 'batch_size': 8, 'max_len': 32,
             'train_epochs': 0, 'train_steps': 4, 'log_every': 1, 'model.dropout': 0,
@@ -177,6 +178,7 @@ def test_after_a_death_the_run_goes_on_exactly(records, tmp_path, alone, victim)
   assert len(alone) == 24
 
 
+@pytest.mark.slow
 def test_processes_with_other_configs(records, tmp_path):
   running = start(2, tmp_path / 'run', *test_commands.train(records, tmp_path / 'run'),
                   each=lambda i: (f'--config.seed={i}',))
@@ -207,6 +209,7 @@ def test_a_coordinator_that_is_not_there(records, tmp_path):
   assert 'the coordinator at localhost:1 cannot be reached after 2 s' in done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_never_comes(records, tmp_path):
   running = start(2, tmp_path / 'run', *test_commands.train(records, tmp_path / 'run'),
                   env={'BERT_JAX_START_SECONDS': '5'})
