@@ -31,7 +31,7 @@ from bert_jax.data import preparation
 from bert_jax.data import records
 from bert_jax.data import rows
 from bert_jax.data import tokenizer as tokenizer_lib
-from bert_jax.data.windows import Layout
+from bert_jax.data.pairs import Layout
 
 _ENGLISH = flags.DEFINE_string('english', None, 'Glob of English text.', required=True)
 _ENGLISH_VOCAB = flags.DEFINE_string('english_vocab', None, 'Its vocab.txt.', required=True)

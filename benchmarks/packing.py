@@ -7,9 +7,9 @@ packed rows with half of the pairs short. Each side sees `--tokens` real tokens,
 step; all are then evaluated on the same held-out rows of one long pair with the same masks. Takes
 some three hours on 2 CPU cores.
 
-All start from one model that has left the plateau of the token frequencies. A model this small
-leaves it half-way through 10 million tokens, at a step that depends on the seed: from fresh weights
-the seeds of one side differ by 0.2 nat, which hides whatever packing does.
+All sides start from one model that has left the plateau of the token frequencies: configs/tiny.py
+after 2,000 steps on rows of 64. A model this small leaves the plateau late on rows of 128, at a step
+that depends on the seed. From fresh weights the seeds of one side differ by 0.2 nat.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ import numpy as np
 
 from bert_jax import config as config_lib
 from bert_jax.data import dataset
+from bert_jax.data import pairs as pairs_lib
 from bert_jax.data import preparation
-from bert_jax.data import windows
+from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import Rows
 from bert_jax.data.rows import RowSource
-from bert_jax.data.windows import Layout
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.runs import pretrain
@@ -45,7 +45,8 @@ _SOURCE = flags.DEFINE_string('source', None, 'Glob of text files.', required=Tr
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for records and runs.', required=True)
 _TOKENS = flags.DEFINE_integer('tokens', 10_000_000, 'Real tokens of each run.')
 _SEEDS = flags.DEFINE_integer('seeds', 3, 'Runs of each side.')
-_ROWS = 32  # packed rows in a step
+_START_STEPS = 2000  # of the common start, in the rows of configs/tiny.py
+_LENGTH, _ROWS = 128, 32  # tokens in a row, and packed rows in a step
 _LONG = 0.8  # of a row, the least that a pair of the evaluation has
 # Packed or not, and the share of short pairs.
 _SIDES = {'packed': (True, 0.1), 'unpacked': (False, 0.1), 'packed, half short': (True, 0.5)}
@@ -58,7 +59,8 @@ def _fill(corpus: dataset.Corpus, max_len: int, pack: bool) -> float:
 
 def _config(records: str, side: str, seed: int, corpus: dataset.Corpus, start: str = ''):
   c = runpy.run_path('configs/tiny.py')['get_config']()
-  pack, windows.SHORT_SHARE = _SIDES[side]
+  c.max_len = _LENGTH
+  pack, pairs_lib.SHORT_SHARE = _SIDES[side]
   fill = _fill(corpus, c.max_len, pack)
   c.data.source, c.data.pack, c.seed, c.init_from = records, pack, seed, start
   c.batch_size = _ROWS if pack else round(_ROWS * _fill(corpus, c.max_len, True) / fill)
@@ -73,7 +75,7 @@ def _evaluate(workdir: str, config, corpus: dataset.Corpus) -> dict[str, float]:
   c = config
   model_config = dataclasses.replace(config_lib.bert_config(c.model),
                                      vocab_size=corpus.tokenizer.vocab_size)
-  windows.SHORT_SHARE = 0.1
+  pairs_lib.SHORT_SHARE = 0.1
   masking_config = MaskingConfig(**c.masking)
   task = Pretraining(catalogue.create('', 'next_sentence', model_config), masking_config,
                      pretrain.vocabulary(corpus, masking_config))
@@ -99,7 +101,9 @@ def main(_):
     preparation.prepare(preparation.Settings(source=_SOURCE.value, vocab_size=8192), records)
   corpus = dataset.open_records(epath.Path(records))
   start = os.path.join(_WORKDIR.value, 'start')
-  run.run(_config(records, 'packed', 0, corpus), start)
+  config = runpy.run_path('configs/tiny.py')['get_config']()
+  config.data.source, config.train_steps = records, _START_STEPS
+  run.run(config, start)
   found = {side: [] for side in _SIDES}
   for seed in range(1, _SEEDS.value + 1):
     for side in _SIDES:

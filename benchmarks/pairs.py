@@ -15,8 +15,8 @@ import numpy as np
 from sklearn import ensemble
 
 from bert_jax.data import dataset
+from bert_jax.data import pairs as pairs_lib
 from bert_jax.data import rows
-from bert_jax.data import windows
 from bert_jax.data.records import Records
 
 _RECORDS = flags.DEFINE_string('records', None, 'Folder of bert_jax.prepare.', required=True)
@@ -30,7 +30,7 @@ def character(c: str) -> int:
   return tests.index(True)
 
 
-def features(records: Records, pairs: windows.Pairs, classes: np.ndarray) -> np.ndarray:
+def features(records: Records, pairs: pairs_lib.Pairs, classes: np.ndarray) -> np.ndarray:
   """What the rule sees of each asked pair.
 
   Args:
@@ -68,11 +68,11 @@ def accuracy_of_rule(x: np.ndarray, label: np.ndarray) -> float:
   return rule.fit(x[fitted], label[fitted]).score(x[scored], label[scored])
 
 
-def epoch(source: rows.RowSource, max_windows: int) -> tuple[windows.Pairs, int]:
+def epoch(source: rows.RowSource, max_windows: int) -> tuple[pairs_lib.Pairs, int]:
   """The pairs of the first windows of an epoch as their rows hold them, and the number of rows."""
   count = min(max_windows, len(source._first_block) - 1)
   by_window = [source._window(0, window) for window in range(count)]
-  pairs = windows.Pairs(*map(np.concatenate, zip(*by_window)))
+  pairs = pairs_lib.Pairs(*map(np.concatenate, zip(*by_window)))
   return pairs.take(pairs.a_length > 0), len(pairs.label)
 
 
@@ -84,7 +84,7 @@ def main(_):
   classes = np.array([(character(entry[0]), character(entry[-1])) for entry in entries])
   for sequences in ('next_sentence', 'sentence_order'):
     for max_len in (128, 512):
-      layout = windows.Layout.create(max_len, True, sequences)
+      layout = pairs_lib.Layout.create(max_len, True, sequences)
       source = rows.RowSource(corpus.train, layout, 0, corpus.tokenizer)
       pairs, row_count = epoch(source, max_windows=10**9)
       asked = pairs.has_b

@@ -17,8 +17,8 @@ from ml_collections import config_dict
 
 from bert_jax import errors
 from bert_jax.data import phases as phases_lib
+from bert_jax.data.pairs import SEQUENCES
 from bert_jax.data.phases import Phases
-from bert_jax.data.windows import SEQUENCES
 from bert_jax.errors import UserError
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig

@@ -10,15 +10,16 @@ import numpy as np
 
 from bert_jax.data import corpus
 from bert_jax.data import encode
+from bert_jax.data import pairs as pairs_lib
 from bert_jax.data import preparation
 from bert_jax.data import records
 from bert_jax.data import survey as survey_lib
-from bert_jax.data import windows
 from bert_jax.runtime import console
 
 _CJK = re.compile('[\u3400-\u9fff\u3040-\u30ff]')  # characters written without spaces
 _BUCKETS = 2**np.arange(1, 17)  # of histograms
-_LAYOUT = windows.Layout.create(128, True, 'next_sentence')  # of the rows whose labels are counted
+# Of the rows whose labels are counted.
+_LAYOUT = pairs_lib.Layout.create(128, True, 'next_sentence')
 
 
 class CorpusStatistics(NamedTuple):
@@ -59,7 +60,7 @@ def _count_labels(encoded: list[encode.Encoded], vocab_size: int) -> np.ndarray:
     manifest = {'splits': {'sample': [shard]}, 'vocab_size': vocab_size, 'digest': ''}
     split = records.open_split(directory, manifest, 'sample', verify=False)
     blocks = np.random.default_rng(0).permutation(split.num_blocks)[:64]
-    pairs, _, _ = windows.make_pairs(split, blocks, _LAYOUT, (0,))
+    pairs, _, _ = pairs_lib.make_pairs(split, blocks, _LAYOUT, (0,))
     return np.bincount(pairs.label[pairs.has_b], minlength=2)
 
 

@@ -1,6 +1,6 @@
 """Rows for pretraining as a pure function of (records, layout, seed, row number).
 
-Every epoch shuffles the blocks of the records and takes them in windows (see windows.py). The token
+Every epoch shuffles the blocks of the records and takes them in windows (see pairs.py). The token
 counts of the blocks alone give the number of rows in an epoch and in each of its windows, so any
 row of any epoch is found without making those before it.
 """
@@ -13,11 +13,11 @@ from typing import NamedTuple
 from absl import logging
 import numpy as np
 
-from bert_jax.data import windows
+from bert_jax.data import pairs as pairs_lib
+from bert_jax.data.pairs import Layout
+from bert_jax.data.pairs import Pairs
 from bert_jax.data.records import Records
 from bert_jax.data.tokenizer import Tokenizer
-from bert_jax.data.windows import Layout
-from bert_jax.data.windows import Pairs
 from bert_jax.errors import UserError
 
 _WINDOW = 3_000  # tokens of a window for each position of a row: some 4,000 chunks
@@ -148,7 +148,7 @@ class RowSource:
         break
       # In a corpus of one window, text that is poured needs as many rows in every epoch.
       for rows in (None, 0) if count == 1 else (None,):
-        window_rows = windows.make_pairs(self.records, blocks, self.layout, (sample,), rows)[-1]
+        window_rows = pairs_lib.make_pairs(self.records, blocks, self.layout, (sample,), rows)[-1]
         needed = max(needed, window_rows / weight)
     if not needed:
       raise UserError('the corpus holds no token')
@@ -167,7 +167,7 @@ class RowSource:
     blocks = order[self._first_block[window]:self._first_block[window + 1]]
     rows = int(first_row[window + 1] - first_row[window])
     key = (self._seed, epoch, window)
-    pairs, row, needed = windows.make_pairs(self.records, blocks, self.layout, key, rows)
+    pairs, row, needed = pairs_lib.make_pairs(self.records, blocks, self.layout, key, rows)
     if needed > rows and not self._warned:
       self._warned = True
       left_out = int((pairs.a_length + pairs.b_length)[row >= rows].sum())
@@ -208,7 +208,7 @@ class RowSource:
     """Statistics of the first window's rows."""
     order, first_row = self._permutation(0)
     rows = int(first_row[1])
-    pairs, _, _ = windows.make_pairs(self.records, order[:self._first_block[1]], self.layout,
+    pairs, _, _ = pairs_lib.make_pairs(self.records, order[:self._first_block[1]], self.layout,
                                      (self._seed, 0, 0), rows)
     with_b = pairs.has_b.sum()
     counted = with_b if self.layout.sequences != 'full_sentences' else len(pairs.label)

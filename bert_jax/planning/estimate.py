@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.data.phases import Phase
 from bert_jax.model import architectures
-from bert_jax.parallel import topology
+from bert_jax.parallel import chip_figures
 from bert_jax.planning import collectives
 from bert_jax.planning import programs
 from bert_jax.planning.collectives import Collective
@@ -38,7 +38,7 @@ class Estimate:
   collectives: Sequence[Collective]
   weak_scaling: dict[int, float]  # {devices: bytes sent} if the data axis and the rows grow
   model_flops: float  # the model's own on all devices; recomputation is not counted
-  chip: topology.Chip | None  # peaks of a device; None = unknown
+  chip: chip_figures.Chip | None  # peaks of a device; None = unknown
 
   @property
   def tokens(self) -> int:
@@ -113,11 +113,11 @@ def estimate(config: ConfigDict, work: programs.Work, mesh: Mesh,
     exchanged = collectives.extrapolate(small.collectives, large.collectives, 1 + ratio)
     flops = max(counted, model_flops / len(devices))
   return Estimate(
-      phase=phase, devices=len(devices), chips=topology.num_chips(devices),
+      phase=phase, devices=len(devices), chips=chip_figures.num_chips(devices),
       memory=training.memory, eval_memory=evaluation.memory,
       missing=max(training.missing, evaluation.missing),
       compile_seconds=(training.seconds, evaluation.seconds), flops=flops, counted_flops=counted,
       whole_gathers=devices[0].platform == 'tpu' and config.sharding.startswith('fsdp'),
       traffic=traffic, collectives=exchanged,
       weak_scaling=collectives.weak_scaling(exchanged, mesh, _WEAK_SCALING_DEVICES),
-      model_flops=model_flops, chip=topology.chip_of(devices))
+      model_flops=model_flops, chip=chip_figures.chip_of(devices))

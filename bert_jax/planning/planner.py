@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.model import attention_paths
+from bert_jax.parallel import chip_figures
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.parallel import topology
@@ -70,7 +71,7 @@ def _plan(config: ConfigDict, name: str, price: float,
     mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
                         config.model.num_heads)
   axes = ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
-  print(f'\n{name}: {topology.num_chips(devices)} {devices[0].device_kind} '
+  print(f'\n{name}: {chip_figures.num_chips(devices)} {devices[0].device_kind} '
         f'(mesh {axes}; sharding {config.sharding}; remat {config.model.remat}; '
         f'{config.model.dtype})')
   lengths = [work.phase.max_len for work in works]

@@ -13,13 +13,13 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax import config as config_lib
+from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phase
 from bert_jax.data.rows import Rows
-from bert_jax.data.windows import Layout
 from bert_jax.objectives import catalogue
 from bert_jax.objectives import masking
+from bert_jax.parallel import chip_figures
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.parallel import topology
 from bert_jax.planning import collectives
 from bert_jax.planning.collectives import Collective
 from bert_jax.runs import initial
@@ -124,7 +124,7 @@ def train_step(work: Work, config: ConfigDict, mesh: Mesh, whole_gathers: bool =
   step = state_lib.make_train_step(work.task, optimizer, mesh, config.sharding, state,
                                    seed=config.seed, accumulation=settings.accumulation)
   device = mesh.devices.flat[0]
-  return _compile(step.lower(state, _batch(work, mesh)), topology.memory_limit(device),
+  return _compile(step.lower(state, _batch(work, mesh)), chip_figures.memory_limit(device),
                   _WHOLE_GATHERS if whole_gathers and device.platform == 'tpu' else None)
 
 
@@ -134,7 +134,7 @@ def eval_step(work: Work, config: ConfigDict, mesh: Mesh) -> Figures:
   _, state = state_lib.make_init(work.task, optimizer, mesh, config.sharding)
   step = evaluation.make_eval_step(work.task, mesh, config.sharding)
   return _compile(step.lower(state, _batch(work, mesh)),
-                  topology.memory_limit(mesh.devices.flat[0]))
+                  chip_figures.memory_limit(mesh.devices.flat[0]))
 
 
 class Program(NamedTuple):

@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 from bert_jax import config as config_lib
 from bert_jax.data import dataset
 from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.pairs import Layout
 from bert_jax.data.rows import RowSource
-from bert_jax.data.windows import Layout
 from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.objectives import catalogue

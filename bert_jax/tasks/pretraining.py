@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.dataset import Corpus
+from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import Rows
 from bert_jax.data.rows import RowSource
-from bert_jax.data.windows import Layout
 from bert_jax.errors import UserError
 from bert_jax.model import dropout_bits
 from bert_jax.model.bert_config import BertConfig

@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from bert_jax.data import loader
 from bert_jax.errors import Preempted
+from bert_jax.parallel import chip_figures
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.parallel import topology
 from bert_jax.runtime import console
 from bert_jax.runtime import host
 from bert_jax.runtime import preemption
@@ -166,7 +166,7 @@ def _write_line(line: metric_lines.Line, *, task: Task, data: TaskData, mesh: Me
   Raises:
     Failed: the loss was not finite for several steps in a row.
   """
-  chip = topology.chip_of(mesh.devices.flat)
+  chip = chip_figures.chip_of(mesh.devices.flat)
   values = metric_lines.values(
       line, loss_weights=task.loss_weights, learning_rate=float(learning_rate(line.step - 1)),
       flops=data.flops(line.step - 1, line.tokens),

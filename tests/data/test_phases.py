@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource
-from bert_jax.data.windows import Layout
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.tasks.pretraining import Pretraining

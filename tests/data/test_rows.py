@@ -8,9 +8,9 @@ import pytest
 from scipy import stats
 
 from benchmarks import pairs as benchmark
+from bert_jax.data import pairs as pairs_lib
 from bert_jax.data import rows as rows_lib
-from bert_jax.data import windows
-from bert_jax.data.windows import Layout
+from bert_jax.data.pairs import Layout
 from tests.data.made import FIRST
 from tests.data.made import TOKENIZER
 from tests.data.made import make_records
@@ -56,7 +56,7 @@ def pairs_of(batch, i):
 
 @settings(deadline=None, max_examples=120)
 @given(documents=CORPORA, max_len=st.sampled_from([8, 16, 32]), pairs=st.sampled_from([1, 3, 8]),
-       sequences=st.sampled_from(windows.SEQUENCES), seed=st.integers(0, 3),
+       sequences=st.sampled_from(pairs_lib.SEQUENCES), seed=st.integers(0, 3),
        shards=st.integers(1, 3), block=st.sampled_from([16, 100, 8192]))
 def test_every_epoch_of_every_corpus(documents, max_len, pairs, sequences, seed, shards, block):
   records = make_records(documents, block, shards)
@@ -129,7 +129,7 @@ def prose(chinese):
 
 
 @pytest.mark.parametrize('chinese', [False, True])
-@pytest.mark.parametrize('sequences', windows.SEQUENCES[:2])
+@pytest.mark.parametrize('sequences', pairs_lib.SEQUENCES[:2])
 def test_bounds_lengths_punctuation_and_capitals_do_not_tell_the_label(sequences, chinese):
   # Pairs that are cut inside sentences, too, let the rule guess 0.64 to 0.85 of the labels.
   records, classes = prose(chinese)
@@ -166,7 +166,7 @@ def test_a_document_with_most_of_the_text_gives_no_false_label():
 
 def test_rows_by_hand():
   records = make_records([[2, 3], [4, 1]])  # tokens 5 6 | 7 8 9 || 10 11 12 13 | 14
-  pairs = windows.Pairs(*(np.array(x) for x in (
+  pairs = pairs_lib.Pairs(*(np.array(x) for x in (
       [[0, 5], [5, 2], [0, 0]], [[1, 1], [4, 2], [0, 0]], [[2, 1], [9, 0], [0, 0]],
       [[2, 1], [1, 0], [0, 0]], [[1, 0], [0, 0], [0, 0]])))
   rows = rows_lib.gather(records, pairs, Layout(12, 2), TOKENIZER, np.array([7, 8, 9]), words=True)
@@ -188,7 +188,7 @@ def test_rows_by_hand():
 def test_words_start_at_segments_and_where_the_records_say():
   # Every third token starts a word: 6 9 12 ...; a segment that begins inside a word starts one too.
   records = make_records([[6, 6], [6, 6]], words=lambda tokens: tokens % 3 == 0)
-  pairs = windows.Pairs(*(np.array([[x]]) for x in (2, 4, 6, 3, 0)))  # 7 8 9 10 | 11 12 13
+  pairs = pairs_lib.Pairs(*(np.array([[x]]) for x in (2, 4, 6, 3, 0)))  # 7 8 9 10 | 11 12 13
   rows = rows_lib.gather(records, pairs, Layout(12, 1), TOKENIZER, np.array([0]), words=True)
   np.testing.assert_array_equal(rows.ids[0], [1, 7, 8, 9, 10, 2, 11, 12, 13, 2, 0, 0])
   np.testing.assert_array_equal(rows.word_start[0], [1, 1, 0, 1, 0, 1, 1, 1, 0, 1, 0, 0])

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
+from bert_jax.parallel import chip_figures
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import topology
 
@@ -94,15 +95,15 @@ def test_peaks():
     def __init__(self, kind, core=0):
       self.device_kind, self.id, self.coords = kind, core, (0, 0, 0)
 
-  assert topology.chip_of(jax.devices()[:1]) is None
-  assert topology.chip_of([Device('TPU v5 lite')]).flops == 197e12
+  assert chip_figures.chip_of(jax.devices()[:1]) is None
+  assert chip_figures.chip_of([Device('TPU v5 lite')]).flops == 197e12
   for kind, flops, bandwidth in (
       ('H100 80GB HBM3', 989e12, 3350e9), ('H100 PCIe', 756e12, 2000e9),
       ('H100 NVL', 835e12, 3900e9), ('H200', 989e12, 4800e9), ('H200 NVL', 835e12, 4800e9),
       ('A100-SXM4-80GB', 312e12, 2039e9), ('A100 80GB PCIe', 312e12, 2039e9)):
-    chip = topology.chip_of([Device(f'NVIDIA {kind}')])
+    chip = chip_figures.chip_of([Device(f'NVIDIA {kind}')])
     assert (chip.flops, chip.bandwidth) == (flops, bandwidth), kind
   # Two devices of one chip are half a chip each.
   cores = [Device('TPU7x', core) for core in (0, 1)]
-  assert topology.num_chips(cores) == 1
-  assert topology.chip_of(cores).flops == 2307e12 / 2
+  assert chip_figures.num_chips(cores) == 1
+  assert chip_figures.chip_of(cores).flops == 2307e12 / 2

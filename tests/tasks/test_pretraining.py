@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data import rows as rows_lib
+from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phases
-from bert_jax.data.windows import Layout
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining

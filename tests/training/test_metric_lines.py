@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.parallel import topology
+from bert_jax.parallel import chip_figures
 from bert_jax.runtime import storage
 from bert_jax.training import loop
 from bert_jax.training import metric_lines
@@ -68,7 +68,7 @@ def metrics_of(step):
 def written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_every, first=0, **more):
   """The training lines of a run whose steps take 1, 2, 4, ... seconds, and the first 500 more."""
   clock = Clock()
-  monkeypatch.setattr(topology, 'chip_of', lambda _: topology.Chip(10.0, 1, 1, 1))
+  monkeypatch.setattr(chip_figures, 'chip_of', lambda _: chip_figures.Chip(10.0, 1, 1, 1))
 
   def save(state, step):
     clock.now += 100

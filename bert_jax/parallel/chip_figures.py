@@ -1,0 +1,67 @@
+"""Peak figures of chips: FLOP/s, memory, bandwidth, network."""
+
+from collections.abc import Sequence
+import math
+import os
+from typing import NamedTuple
+
+import jax
+
+
+class Chip(NamedTuple):
+  """Peak figures of a device, by its maker."""
+
+  flops: float  # dense bf16 FLOP/s
+  memory: float  # bytes of HBM
+  bandwidth: float  # bytes/s to and from HBM
+  network: float  # bytes/s to the other chips of a slice or host, sent at once on all links
+
+
+# By JAX's name of the device. TPU, per chip: cloud.google.com/tpu/docs; GPU: NVIDIA's data sheets,
+# without sparsity.
+_V5E = Chip(197e12, 16 * 2**30, 819e9, 200e9)
+_V5P = Chip(459e12, 95 * 2**30, 2765e9, 600e9)
+_V6E = Chip(918e12, 32 * 2**30, 1640e9, 448e9)
+_CHIPS = {
+    'TPU v4': Chip(275e12, 32 * 2**30, 1228e9, 300e9),
+    'TPU v5 lite': _V5E,
+    'TPU v5e': _V5E,
+    'TPU v5': _V5P,
+    'TPU v5p': _V5P,
+    'TPU v6 lite': _V6E,
+    'TPU v6e': _V6E,
+    'TPU7x': Chip(2307e12, 192 * 2**30, 7380e9, 1200e9),
+    'NVIDIA A100': Chip(312e12, 80e9, 2039e9, 300e9),
+    'NVIDIA H100': Chip(989e12, 80e9, 3350e9, 450e9),
+    'NVIDIA H100 PCIe': Chip(756e12, 80e9, 2000e9, 300e9),
+    'NVIDIA H100 NVL': Chip(835e12, 94e9, 3900e9, 300e9),
+    'NVIDIA H200': Chip(989e12, 141e9, 4800e9, 450e9),
+    'NVIDIA H200 NVL': Chip(835e12, 141e9, 4800e9, 450e9),
+}
+
+
+def chip_of(devices: Sequence[jax.Device]) -> Chip | None:
+  """The figures of each of these devices, a chip or a core of it; None if they are not known."""
+  kind = devices[0].device_kind
+  # GPUs may add their memory: 'NVIDIA H100 80GB HBM3' is neither the PCIe nor the NVL form.
+  names = [name for name in _CHIPS
+           if kind == name or name.startswith('NVIDIA') and kind.startswith(name)]
+  if not names:
+    return None
+  chip = _CHIPS[max(names, key=len)]
+  cores = len(devices) / num_chips(devices)
+  return Chip(*(value / cores for value in chip))
+
+
+def memory_limit(device: jax.Device) -> float:
+  """The memory of a device here in bytes; infinite for a TPU, whose compiler knows it."""
+  if device.platform == 'tpu':
+    return math.inf
+  if device.platform == 'cpu':  # all CPU devices share the machine's memory
+    return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / jax.device_count()
+  return device.memory_stats()['bytes_limit']
+
+
+def num_chips(devices: Sequence[jax.Device]) -> int:
+  """The number of chips of the devices; JAX sees the two cores of some TPUs as two devices."""
+  return len({(getattr(d, 'slice_index', 0), *getattr(d, 'coords', (d.id,))) for d in devices})
