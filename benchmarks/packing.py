@@ -8,8 +8,8 @@ step; all are then evaluated on the same held-out rows of one long pair with the
 some three hours on 2 CPU cores.
 
 All sides start from one model that has left the plateau of the token frequencies: configs/tiny.py
-after 2,000 steps on rows of 64. A model this small leaves the plateau late on rows of 128, at a step
-that depends on the seed. From fresh weights the seeds of one side differ by 0.2 nat.
+after 2,000 steps on rows of 64. A model this small leaves the plateau late on rows of 128, at a
+step that depends on the seed. From fresh weights the seeds of one side differ by 0.2 nat.
 """
 
 import dataclasses
