@@ -59,7 +59,7 @@ def memory_limit(device: jax.Device) -> float:
     return math.inf
   if device.platform == 'cpu':  # all CPU devices share the machine's memory
     return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / jax.device_count()
-  return device.memory_stats()['bytes_limit']
+  return (device.memory_stats() or {}).get('bytes_limit', math.inf)
 
 
 def num_chips(devices: Sequence[jax.Device]) -> int:
