@@ -92,7 +92,7 @@ def test_the_digest_is_of_tokeniser_and_content(tmp_path):
 _SEEK = '''
 import sys, time
 import numpy as np
-from bert_jax.data import records, rows, windows
+from bert_jax.data import pairs, records, rows
 from tests.data import made
 folder = made.path(sys.argv[1])
 types = (np.uint16, np.uint8, np.uint16, np.int64, np.int64)
@@ -102,7 +102,7 @@ shard = records.Shard(*arrays[:4], np.array(arrays[4]).reshape(-1, 3))
 for max_len in (128, 512):
   began = time.process_time()
   corpus = records.Records([shard], '')
-  source = rows.RowSource(corpus, windows.Layout(max_len, 8), 0, made.TOKENIZER)
+  source = rows.RowSource(corpus, pairs.Layout(max_len, 8), 0, made.TOKENIZER)
   batch = source.batch(123_456_789, 256)
   print(time.process_time() - began, (batch.pair_index > 0).mean())
 status = open('/proc/self/status').read()
