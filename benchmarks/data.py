@@ -19,17 +19,11 @@ import tempfile
 import threading
 import time
 
-from absl import app
-from absl import flags
+from absl import app, flags
 from etils import epath
 import numpy as np
 
-from bert_jax.data import corpus
-from bert_jax.data import dataset
-from bert_jax.data import loader
-from bert_jax.data import preparation
-from bert_jax.data import records
-from bert_jax.data import rows
+from bert_jax.data import corpus, dataset, loader, preparation, records, rows
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.pairs import Layout
 

@@ -16,8 +16,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from absl import app
-from absl import flags
+from absl import app, flags
 from etils import epath
 
 _DATA = flags.DEFINE_string('data', None, 'Folder of corpora and tasks.', required=True)

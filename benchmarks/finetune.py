@@ -16,8 +16,7 @@ import runpy
 import time
 from typing import Any, NamedTuple
 
-from absl import app
-from absl import flags
+from absl import app, flags
 from etils import epath
 from flax import linen as nn
 import jax
@@ -32,15 +31,11 @@ from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.labelled import table
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch
-from bert_jax.model.encoder import Bert
+from bert_jax.model.encoder import Batch, Bert
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.runs import finetune
-from bert_jax.runs import initial
-from bert_jax.tasks import question_answering
-from bert_jax.tasks import token_classification
-from bert_jax.tasks.finetuning_data import Output
-from bert_jax.tasks.finetuning_data import by_example
+from bert_jax.runs import finetune, initial
+from bert_jax.tasks import question_answering, token_classification
+from bert_jax.tasks.finetuning_data import Output, by_example
 from bert_jax.training import evaluation
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib

@@ -10,8 +10,7 @@ import json
 import os
 import time
 
-from absl import app
-from absl import flags
+from absl import app, flags
 
 os.environ.update(JAX_PLATFORMS='cpu', TPU_SKIP_MDS_QUERY='1', TPU_WORKER_HOSTNAMES='localhost',
                   TPU_ACCELERATOR_TYPE='v5litepod-16')
@@ -19,9 +18,11 @@ os.environ.update(JAX_PLATFORMS='cpu', TPU_SKIP_MDS_QUERY='1', TPU_WORKER_HOSTNA
 import jax  # noqa: E402
 from jax.experimental import topologies  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
-from jax.sharding import Mesh  # noqa: E402
-from jax.sharding import NamedSharding  # noqa: E402
-from jax.sharding import PartitionSpec  # noqa: E402
+from jax.sharding import (
+  Mesh,  # noqa: E402
+  NamedSharding,  # noqa: E402
+  PartitionSpec,  # noqa: E402
+)
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
 import transformers  # noqa: E402

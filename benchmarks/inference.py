@@ -13,8 +13,7 @@ import glob
 import gzip
 import time
 
-from absl import app
-from absl import flags
+from absl import app, flags
 import numpy as np
 from scipy import stats
 import torch

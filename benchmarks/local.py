@@ -17,8 +17,7 @@ import time
 from typing import NamedTuple
 
 from absl import app
-from PIL import Image
-from PIL import PngImagePlugin
+from PIL import Image, PngImagePlugin
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PICTURE = 'docs/tiny_curves.png'

@@ -12,8 +12,7 @@ import csv
 import subprocess
 import sys
 
-from absl import app
-from absl import flags
+from absl import app, flags
 from etils import epath
 import numpy as np
 

@@ -17,28 +17,22 @@ import json
 import os
 import runpy
 
-from absl import app
-from absl import flags
+from absl import app, flags
 from etils import epath
 from flax import linen as nn
 import jax
 import numpy as np
 
 from bert_jax import config as config_lib
-from bert_jax.data import dataset
+from bert_jax.data import dataset, preparation
 from bert_jax.data import pairs as pairs_lib
-from bert_jax.data import preparation
 from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phases
-from bert_jax.data.rows import Rows
-from bert_jax.data.rows import RowSource
+from bert_jax.data.rows import Rows, RowSource
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
-from bert_jax.runs import pretrain
-from bert_jax.runs import run
-from bert_jax.tasks.pretraining import Batch
-from bert_jax.tasks.pretraining import Pretraining
-from bert_jax.tasks.pretraining import PretrainingData
+from bert_jax.runs import pretrain, run
+from bert_jax.tasks.pretraining import Batch, Pretraining, PretrainingData
 from bert_jax.training import checkpoint
 
 _SOURCE = flags.DEFINE_string('source', None, 'Glob of text files.', required=True)

@@ -8,15 +8,13 @@ trees) and scored on the other half: 0.5 means that these give nothing away. Cap
 cased vocabulary.
 """
 
-from absl import app
-from absl import flags
+from absl import app, flags
 from etils import epath
 import numpy as np
 from sklearn import ensemble
 
-from bert_jax.data import dataset
+from bert_jax.data import dataset, rows
 from bert_jax.data import pairs as pairs_lib
-from bert_jax.data import rows
 from bert_jax.data.records import Records
 
 _RECORDS = flags.DEFINE_string('records', None, 'Folder of bert_jax.prepare.', required=True)

@@ -10,8 +10,7 @@ in each.
 import functools
 import os
 
-from absl import app
-from absl import flags
+from absl import app, flags
 import numpy as np
 
 from benchmarks import turns

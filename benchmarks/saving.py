@@ -13,8 +13,7 @@ import statistics
 import tempfile
 import time
 
-from absl import app
-from absl import flags
+from absl import app, flags
 from etils import epath
 import jax
 import numpy as np

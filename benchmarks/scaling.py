@@ -13,8 +13,7 @@ import subprocess
 import sys
 import tempfile
 
-from absl import app
-from absl import flags
+from absl import app, flags
 from etils import epath
 
 from benchmarks import turns

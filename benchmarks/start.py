@@ -12,8 +12,7 @@ import subprocess
 import sys
 import time
 
-from absl import app
-from absl import flags
+from absl import app, flags
 from etils import epath
 
 from bert_jax.planning import tables

@@ -13,8 +13,7 @@ import itertools
 import json
 import subprocess
 
-from absl import app
-from absl import flags
+from absl import app, flags
 
 from bert_jax.data import tokenizer as tokenizer_lib
 

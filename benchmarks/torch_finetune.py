@@ -8,8 +8,7 @@ import torch
 import transformers
 
 from bert_jax.labelled.packed_examples import Features
-from bert_jax.tasks.finetuning_data import FineTuningData
-from bert_jax.tasks.finetuning_data import Split
+from bert_jax.tasks.finetuning_data import FineTuningData, Split
 from bert_jax.training import optimizer as optimizer_lib
 
 _CLASSES = {'sequence_classification': 'BertForSequenceClassification',

@@ -14,8 +14,7 @@ import runpy
 import subprocess
 from typing import Any
 
-from absl import app
-from absl import flags
+from absl import app, flags
 
 from bert_jax import config as config_lib
 from bert_jax.data.phases import Phase

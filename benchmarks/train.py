@@ -22,15 +22,13 @@ import sys
 import time
 from typing import Any
 
-from absl import app
-from absl import flags
+from absl import app, flags
 from etils import epath
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import train_steps
-from benchmarks import turns
+from benchmarks import train_steps, turns
 from bert_jax import config as config_lib
 from bert_jax.parallel import mesh as mesh_lib
 

@@ -9,8 +9,7 @@ import importlib.metadata
 import json
 from typing import Any
 
-from absl import app
-from absl import flags
+from absl import app, flags
 from etils import epath
 import jax
 from jax.sharding import Mesh

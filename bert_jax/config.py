@@ -12,8 +12,7 @@ from typing import Any
 
 from flax import traverse_util
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
-from ml_collections import config_dict
+from ml_collections import ConfigDict, config_dict
 
 from bert_jax import errors
 from bert_jax.data import phases as phases_lib

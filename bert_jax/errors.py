@@ -14,9 +14,7 @@ import sys
 from typing import Any
 import warnings
 
-from absl import app
-from absl import flags
-from absl import logging
+from absl import app, flags, logging
 
 EXIT_FAILED = 1
 EXIT_MISTAKE = 2

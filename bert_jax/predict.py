@@ -51,8 +51,7 @@ def main(argv: list[str]):
   except ValueError as e:
     raise errors.UserError(f'--layers={",".join(_LAYERS.value)}: layers are whole numbers') from e
   from bert_jax.inference import predictions  # after the flags: JAX takes a while to import
-  from bert_jax.runtime import compile_cache
-  from bert_jax.runtime import host
+  from bert_jax.runtime import compile_cache, host
   if not host.has_accelerator():
     host.keep_freed_memory()
   compile_cache.keep()

@@ -37,9 +37,11 @@ def main(argv: list[str]):
     raise errors.UserError('give --vocab=FILE or --vocab_size=N, not both')
   if not 0 <= _HELDOUT.value < 1:
     raise errors.UserError(f'--heldout={_HELDOUT.value} must lie in [0, 1)')
-  from bert_jax.data import beam  # after the flags: tokenizers and numpy take a while to import
-  from bert_jax.data import corpus_check
-  from bert_jax.data import preparation
+  from bert_jax.data import (
+    beam,  # after the flags: tokenizers and numpy take a while to import
+    corpus_check,
+    preparation,
+  )
   settings = preparation.Settings(
       source=_INPUT.value, format=_FORMAT.value, language=_LANGUAGE.value,
       text_column=_TEXT_COLUMN.value, lines_are_sentences=_LINES.value, vocab=_VOCAB.value,

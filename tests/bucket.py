@@ -7,8 +7,7 @@ wrote an object in between: they are added here.
 from http import HTTPStatus
 import sys
 
-from gcp_storage_emulator import exceptions
-from gcp_storage_emulator import server
+from gcp_storage_emulator import exceptions, server
 from gcp_storage_emulator.handlers import objects
 
 NAME = 'house'

@@ -13,12 +13,10 @@ import jax
 import numpy as np
 
 from bert_jax.data.tokenizer import WordPiece
-from bert_jax.interop import huggingface
-from bert_jax.interop import pretrained
+from bert_jax.interop import huggingface, pretrained
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch
-from bert_jax.model.encoder import Bert
+from bert_jax.model.encoder import Batch, Bert
 
 WORDS = [f'w{i}' for i in range(20)]
 NAMES = [f'n{i}' for i in range(5)]

@@ -8,8 +8,7 @@ import shutil
 from safetensors import numpy
 
 from bert_jax.runs import run
-from tests import conftest
-from tests import made_tasks
+from tests import conftest, made_tasks
 
 ROOT = pathlib.Path(__file__).parent.parent
 

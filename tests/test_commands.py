@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax.training import checkpoint
-from bert_jax.training import integrity
+from bert_jax.training import checkpoint, integrity
 from tests import conftest
 
 ROOT = pathlib.Path(__file__).parent.parent

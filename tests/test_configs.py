@@ -8,8 +8,7 @@ import runpy
 import pytest
 
 from bert_jax.runs import run
-from tests import conftest
-from tests import made_tasks
+from tests import conftest, made_tasks
 from tests.interop import torch_bert
 
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / 'configs').glob('*.py'))

@@ -9,9 +9,7 @@ import sys
 
 import pytest
 
-from tests import conftest
-from tests import made_tasks
-from tests import typed
+from tests import conftest, made_tasks, typed
 from tests.test_configs import SMALL
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -12,19 +12,15 @@ import pytest
 import bert_jax
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
-from bert_jax.interop import conversion
-from bert_jax.interop import load
+from bert_jax.interop import conversion, load
 from bert_jax.model.albert import AlbertConfig
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.distilbert import DistilBertConfig
 from bert_jax.model.electra import ElectraConfig
 from bert_jax.model.modern import ModernConfig
-from bert_jax.runs import initial
-from bert_jax.runs import run
-from bert_jax.training import checkpoint
-from bert_jax.training import integrity
-from tests import conftest
-from tests import made_tasks
+from bert_jax.runs import initial, run
+from bert_jax.training import checkpoint, integrity
+from tests import conftest, made_tasks
 
 _SIZES = dict(vocab_size=200, hidden_size=32, num_heads=4, intermediate_size=64, max_positions=64)
 MEMBERS = {
@@ -161,8 +157,7 @@ def test_layers_are_counted_only_where_each_has_its_own(trained, tmp_path):
 @pytest.mark.slow
 def test_costs_follow_from_few_layers(member):
   from bert_jax.data.phases import Phase
-  from bert_jax.planning import estimate
-  from bert_jax.planning import programs
+  from bert_jax.planning import estimate, programs
 
   config = make_config(member, 'builtin', **{'data.pack': False})
   more = {'modernbert': 10, 'albert': 8}.get(member, 4)

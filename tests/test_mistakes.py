@@ -8,8 +8,7 @@ import shutil
 
 import pytest
 
-from tests import mistakes
-from tests import typed
+from tests import mistakes, typed
 
 PAGE = (mistakes.ROOT / 'docs/mistakes.md').read_text()
 TABLE = re.findall(r'^\| `(.+)` \| (.+) \|$', PAGE, re.M)

@@ -10,9 +10,7 @@ import time
 import pytest
 
 from tests import conftest
-from tests.test_commands import assert_mistake
-from tests.test_commands import command
-from tests.test_commands import run
+from tests.test_commands import assert_mistake, command, run
 
 
 def prepare(source, output, *flags, **kwargs):

@@ -18,10 +18,7 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.data import corpus
-from bert_jax.data import encode
-from bert_jax.data import preparation
-from bert_jax.data import survey
+from bert_jax.data import corpus, encode, preparation, survey
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.runtime import storage

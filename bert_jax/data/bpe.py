@@ -12,8 +12,7 @@ from typing import Any
 from etils import epath
 import numpy as np
 import tokenizers
-from tokenizers import normalizers
-from tokenizers import pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers
 
 from bert_jax.errors import UserError
 from bert_jax.runtime import storage

@@ -18,10 +18,8 @@ import zlib
 from etils import epath
 import sentencex
 
-from bert_jax.data import builtin
-from bert_jax.data import languages
-from bert_jax.errors import Failed
-from bert_jax.errors import UserError
+from bert_jax.data import builtin, languages
+from bert_jax.errors import Failed, UserError
 from bert_jax.runtime import storage
 
 FORMATS = ('auto', 'text', 'jsonl', 'wikitext')

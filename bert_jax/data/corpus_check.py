@@ -8,11 +8,8 @@ from typing import NamedTuple
 from etils import epath
 import numpy as np
 
-from bert_jax.data import corpus
-from bert_jax.data import encode
+from bert_jax.data import corpus, encode, preparation, records
 from bert_jax.data import pairs as pairs_lib
-from bert_jax.data import preparation
-from bert_jax.data import records
 from bert_jax.data import survey as survey_lib
 from bert_jax.runtime import console
 

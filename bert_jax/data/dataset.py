@@ -8,8 +8,7 @@ from etils import epath
 from ml_collections import ConfigDict
 import numpy as np
 
-from bert_jax.data import preparation
-from bert_jax.data import records
+from bert_jax.data import preparation, records
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.corpus import Settings
 from bert_jax.errors import UserError

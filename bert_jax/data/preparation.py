@@ -17,20 +17,14 @@ from etils import epath
 import numpy as np
 from tqdm import auto as tqdm
 
-from bert_jax.data import corpus
-from bert_jax.data import encode
-from bert_jax.data import records
+from bert_jax.data import corpus, encode, records, vocabulary
 from bert_jax.data import survey as survey_lib
 from bert_jax.data import tokenizer as tokenizer_lib
-from bert_jax.data import vocabulary
 from bert_jax.data.corpus import Settings
 from bert_jax.data.survey import Survey
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
-from bert_jax.runtime import console
-from bert_jax.runtime import host
-from bert_jax.runtime import pool
-from bert_jax.runtime import storage
+from bert_jax.runtime import console, host, pool, storage
 
 _SHARD = 256 << 20  # bytes of text in a shard
 _IN_PROCESS = 4 << 20  # bytes of text for which no worker is started

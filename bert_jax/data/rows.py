@@ -14,8 +14,7 @@ from absl import logging
 import numpy as np
 
 from bert_jax.data import pairs as pairs_lib
-from bert_jax.data.pairs import Layout
-from bert_jax.data.pairs import Pairs
+from bert_jax.data.pairs import Layout, Pairs
 from bert_jax.data.records import Records
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError

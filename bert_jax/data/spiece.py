@@ -10,13 +10,11 @@ from typing import NamedTuple
 import unicodedata
 
 from etils import epath
-from google.protobuf import empty_pb2
-from google.protobuf import unknown_fields
+from google.protobuf import empty_pb2, unknown_fields
 import numpy as np
 import sentencepiece
 import tokenizers
-from tokenizers import normalizers
-from tokenizers import pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers
 
 from bert_jax.errors import UserError
 from bert_jax.runtime import storage

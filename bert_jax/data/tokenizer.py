@@ -15,8 +15,7 @@ from etils import epath
 import numpy as np
 import tokenizers
 
-from bert_jax.data import bpe
-from bert_jax.data import spiece
+from bert_jax.data import bpe, spiece
 from bert_jax.errors import UserError
 from bert_jax.runtime import storage
 

@@ -10,9 +10,7 @@ from tokenizers import trainers
 
 from bert_jax.data import bpe
 from bert_jax.data.spiece import SentencePiece
-from bert_jax.data.tokenizer import SPECIAL_TOKENS
-from bert_jax.data.tokenizer import Tokenizer
-from bert_jax.data.tokenizer import WordPiece
+from bert_jax.data.tokenizer import SPECIAL_TOKENS, Tokenizer, WordPiece
 from bert_jax.errors import UserError
 
 KINDS = ('wordpiece', 'sentencepiece', 'bpe')

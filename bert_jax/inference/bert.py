@@ -14,8 +14,7 @@ from bert_jax.data import inputs as inputs_lib
 from bert_jax.data import long_inputs
 from bert_jax.data.inputs import Input
 from bert_jax.errors import UserError
-from bert_jax.inference import forward
-from bert_jax.inference import packed_texts
+from bert_jax.inference import forward, packed_texts
 from bert_jax.inference.packed_texts import Packed
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained

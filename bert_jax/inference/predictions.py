@@ -11,14 +11,11 @@ from typing import BinaryIO
 from etils import epath
 import tqdm
 
-from bert_jax.errors import Failed
-from bert_jax.errors import UserError
+from bert_jax.errors import Failed, UserError
 from bert_jax.inference import bert as bert_lib
-from bert_jax.inference import json_lines
-from bert_jax.inference import vectors
+from bert_jax.inference import json_lines, vectors
 from bert_jax.inference.bert import Bert
-from bert_jax.inference.json_lines import Example
-from bert_jax.inference.json_lines import Line
+from bert_jax.inference.json_lines import Example, Line
 from bert_jax.runtime import storage
 from bert_jax.tasks import task_list
 from bert_jax.tasks.kind import LinePrediction

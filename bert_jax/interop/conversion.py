@@ -7,15 +7,11 @@ import tempfile
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.interop import huggingface
+from bert_jax.interop import huggingface, native, stablehlo, verify
 from bert_jax.interop import load as load_lib
-from bert_jax.interop import native
-from bert_jax.interop import stablehlo
-from bert_jax.interop import verify
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.runtime.console import print_summary
-from bert_jax.training import checkpoint
-from bert_jax.training import integrity
+from bert_jax.training import checkpoint, integrity
 
 FORMATS = {'huggingface': huggingface, 'bert_jax': native, 'stablehlo': stablehlo}
 

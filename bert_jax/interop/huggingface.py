@@ -17,12 +17,10 @@ from safetensors.numpy import save_file
 
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
-from bert_jax.interop import families
-from bert_jax.interop import layout
+from bert_jax.interop import families, layout
 from bert_jax.interop.card import model_card
 from bert_jax.interop.families import Family
-from bert_jax.interop.pretrained import Pretrained
-from bert_jax.interop.pretrained import check_vocabulary
+from bert_jax.interop.pretrained import Pretrained, check_vocabulary
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.runtime import storage

@@ -17,8 +17,7 @@ import numpy as np
 from bert_jax.model import modern
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
-from bert_jax.model.heads import BertForPreTraining
-from bert_jax.model.heads import ReplacedTokenHead
+from bert_jax.model.heads import BertForPreTraining, ReplacedTokenHead
 
 # The groups, and the prefix of their tensors' names.
 GROUPS = {'pooler': 'pooler.', 'mlm': 'cls.predictions.', 'nsp': 'cls.seq_relationship.',

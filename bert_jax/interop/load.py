@@ -6,8 +6,7 @@ from etils import epath
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.interop import huggingface
-from bert_jax.interop import native
+from bert_jax.interop import huggingface, native
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.training import fingerprint
 

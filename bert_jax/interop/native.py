@@ -15,18 +15,14 @@ import orbax.checkpoint as ocp
 
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
-from bert_jax.interop import layout
-from bert_jax.interop import pretrained
-from bert_jax.interop.pretrained import Pretrained
-from bert_jax.interop.pretrained import check_vocabulary
+from bert_jax.interop import layout, pretrained
+from bert_jax.interop.pretrained import Pretrained, check_vocabulary
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
 from bert_jax.runtime import sealed
 from bert_jax.tasks import task_list
-from bert_jax.training import checkpoint
-from bert_jax.training import integrity
-from bert_jax.training import metrics_log
+from bert_jax.training import checkpoint, integrity, metrics_log
 
 CHECKPOINT_FILE = 'bert.json'
 WORKDIR_FILE = 'run.json'

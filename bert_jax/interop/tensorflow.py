@@ -11,11 +11,8 @@ import numpy as np
 
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
-from bert_jax.interop import families
-from bert_jax.interop import huggingface
-from bert_jax.interop import layout
-from bert_jax.interop.pretrained import Pretrained
-from bert_jax.interop.pretrained import check_vocabulary
+from bert_jax.interop import families, huggingface, layout
+from bert_jax.interop.pretrained import Pretrained, check_vocabulary
 from bert_jax.runtime import storage
 
 # Variables of the optimiser and the run.

@@ -11,16 +11,13 @@ import numpy as np
 import tokenizers
 
 from bert_jax.data.spiece import SentencePiece
-from bert_jax.data.tokenizer import SPECIAL_TOKENS
-from bert_jax.data.tokenizer import WordPiece
+from bert_jax.data.tokenizer import SPECIAL_TOKENS, WordPiece
 from bert_jax.errors import UserError
-from bert_jax.interop import families
-from bert_jax.interop import layout
+from bert_jax.interop import families, layout
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
 from bert_jax.model.encoder import Batch
-from bert_jax.model.heads import BertForPreTraining
-from bert_jax.model.heads import ReplacedTokenHead
+from bert_jax.model.heads import BertForPreTraining, ReplacedTokenHead
 
 _SPECIAL = ' '.join(SPECIAL_TOKENS)
 # Strings on which tokenisers are known to differ.

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from bert_jax.errors import UserError
-from bert_jax.labelled import glue
-from bert_jax.labelled import table
+from bert_jax.labelled import glue, table
 from bert_jax.labelled.table import Row
 
 PROBLEMS = ('single_label', 'multi_label', 'regression')

@@ -5,15 +5,12 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from bert_jax.errors import require_choice
-from bert_jax.model.albert import Albert
-from bert_jax.model.albert import AlbertConfig
+from bert_jax.model.albert import Albert, AlbertConfig
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.distilbert import DistilBertConfig
 from bert_jax.model.electra import ElectraConfig
-from bert_jax.model.encoder import Bert
-from bert_jax.model.encoder import Encoder
-from bert_jax.model.modern import Modern
-from bert_jax.model.modern import ModernConfig
+from bert_jax.model.encoder import Bert, Encoder
+from bert_jax.model.modern import Modern, ModernConfig
 
 
 class Architecture(NamedTuple):

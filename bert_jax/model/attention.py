@@ -12,12 +12,9 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model import attention_paths
-from bert_jax.model import dot_product
-from bert_jax.model import kernels
+from bert_jax.model import attention_paths, dot_product, kernels
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.embeddings import truncated_normal
-from bert_jax.model.embeddings import zeros
+from bert_jax.model.embeddings import truncated_normal, zeros
 from bert_jax.model.kernels import MASKED
 from bert_jax.model.local_attention import local_attention
 

@@ -5,8 +5,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from bert_jax.errors import require
-from bert_jax.errors import require_choice
+from bert_jax.errors import require, require_choice
 
 ACTIVATIONS = ('gelu', 'gelu_tanh', 'relu')
 ATTENTION = ('auto', 'xla', 'fused', 'splash', 'cudnn')

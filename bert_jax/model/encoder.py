@@ -10,9 +10,7 @@ import jax.numpy as jnp
 
 from bert_jax.model import attention
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.embeddings import Embeddings
-from bert_jax.model.embeddings import LayerNorm
-from bert_jax.model.embeddings import dense
+from bert_jax.model.embeddings import Embeddings, LayerNorm, dense
 
 
 class Batch(NamedTuple):

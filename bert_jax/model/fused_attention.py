@@ -16,10 +16,8 @@ from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.model import dropout_bits
-from bert_jax.model import kernels
-from bert_jax.model.kernels import LANES
-from bert_jax.model.kernels import MASKED
+from bert_jax.model import dropout_bits, kernels
+from bert_jax.model.kernels import LANES, MASKED
 from bert_jax.parallel import sharding
 
 _QUERIES = 128  # queries that a core takes at a time

@@ -8,12 +8,8 @@ import jax.numpy as jnp
 
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.embeddings import LayerNorm
-from bert_jax.model.embeddings import dense
-from bert_jax.model.embeddings import zeros
-from bert_jax.model.encoder import Batch
-from bert_jax.model.encoder import activation
-from bert_jax.model.encoder import take_positions
+from bert_jax.model.embeddings import LayerNorm, dense, zeros
+from bert_jax.model.encoder import Batch, activation, take_positions
 from bert_jax.model.kernels import MASKED
 
 

@@ -14,15 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.errors import require
-from bert_jax.errors import require_choice
-from bert_jax.model import attention
-from bert_jax.model import encoder
-from bert_jax.model import pooling
+from bert_jax.errors import require, require_choice
+from bert_jax.model import attention, encoder, pooling
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.embeddings import Embeddings
-from bert_jax.model.embeddings import LayerNorm
-from bert_jax.model.embeddings import dense
+from bert_jax.model.embeddings import Embeddings, LayerNorm, dense
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bert_jax.errors import require
-from bert_jax.errors import require_choice
+from bert_jax.errors import require, require_choice
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives.distillation import Distillation

@@ -11,10 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.model.heads import BertForPreTraining
-from bert_jax.objectives import losses
-from bert_jax.objectives import objective
-from bert_jax.objectives.objective import Example
-from bert_jax.objectives.objective import Keys
+from bert_jax.objectives import losses, objective
+from bert_jax.objectives.objective import Example, Keys
 
 _TEMPERATURE = 2.0
 

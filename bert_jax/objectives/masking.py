@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.errors import require
-from bert_jax.errors import require_choice
+from bert_jax.errors import require, require_choice
 from bert_jax.objectives import masking_units
 
 # Units of masking. Every position belongs to one, which reaches up to the start of the next.

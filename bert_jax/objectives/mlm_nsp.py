@@ -10,10 +10,8 @@ from typing import Any
 
 import jax
 
-from bert_jax.objectives import losses
-from bert_jax.objectives import objective
-from bert_jax.objectives.objective import Example
-from bert_jax.objectives.objective import Keys
+from bert_jax.objectives import losses, objective
+from bert_jax.objectives.objective import Example, Keys
 
 
 @dataclasses.dataclass(frozen=True)

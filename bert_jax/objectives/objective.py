@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
-from bert_jax.model.heads import BertForPreTraining
-from bert_jax.model.heads import count_parameters
+from bert_jax.model.heads import BertForPreTraining, count_parameters
 from bert_jax.objectives.losses import Metrics
 from bert_jax.objectives.masking import Masked
 

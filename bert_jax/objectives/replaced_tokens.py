@@ -12,10 +12,8 @@ import jax.numpy as jnp
 
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining
-from bert_jax.objectives import losses
-from bert_jax.objectives import objective
-from bert_jax.objectives.objective import Example
-from bert_jax.objectives.objective import Keys
+from bert_jax.objectives import losses, objective
+from bert_jax.objectives.objective import Example, Keys
 
 
 def sample(key: jax.Array, logits: jax.Array, row: jax.Array) -> jax.Array:

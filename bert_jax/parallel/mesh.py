@@ -7,10 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
 from bert_jax.errors import UserError

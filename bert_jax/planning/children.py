@@ -6,8 +6,7 @@ The TPU compiler keeps to one core, and two compilations in one process have bee
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import multiprocessing
-from multiprocessing import connection
-from multiprocessing import resource_tracker
+from multiprocessing import connection, resource_tracker
 import os
 import signal
 import traceback

@@ -10,8 +10,7 @@ from ml_collections import ConfigDict
 from bert_jax.data.phases import Phase
 from bert_jax.model import architectures
 from bert_jax.parallel import chip_figures
-from bert_jax.planning import collectives
-from bert_jax.planning import programs
+from bert_jax.planning import collectives, programs
 from bert_jax.planning.collectives import Collective
 from bert_jax.planning.programs import Program
 

@@ -15,17 +15,12 @@ from ml_collections import ConfigDict
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.model import attention_paths
-from bert_jax.parallel import chip_figures
+from bert_jax.parallel import chip_figures, sharding, topology
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.parallel import sharding
-from bert_jax.parallel import topology
-from bert_jax.planning import children
+from bert_jax.planning import children, programs, tables
 from bert_jax.planning import estimate as estimate_lib
-from bert_jax.planning import programs
 from bert_jax.planning import search as search_lib
-from bert_jax.planning import tables
-from bert_jax.runs import initial
-from bert_jax.runs import no_effect
+from bert_jax.runs import initial, no_effect
 
 LOCAL = 'local'
 

@@ -16,8 +16,7 @@ from bert_jax import config as config_lib
 from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phase
 from bert_jax.data.rows import Rows
-from bert_jax.objectives import catalogue
-from bert_jax.objectives import masking
+from bert_jax.objectives import catalogue, masking
 from bert_jax.parallel import chip_figures
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.planning import collectives

@@ -6,8 +6,7 @@ import runpy
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from bert_jax import config as config_lib
 from bert_jax import errors

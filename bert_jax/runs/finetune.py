@@ -11,8 +11,7 @@ from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.inference import bert as bert_lib
 from bert_jax.interop import layout
-from bert_jax.interop.pretrained import Pretrained
-from bert_jax.interop.pretrained import head_groups
+from bert_jax.interop.pretrained import Pretrained, head_groups
 from bert_jax.model.heads import count_parameters
 from bert_jax.runs import initial
 from bert_jax.runs.job import Job

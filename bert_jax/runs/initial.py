@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
 
-from bert_jax.data import dataset
+from bert_jax.data import dataset, vocabulary
 from bert_jax.data import tokenizer as tokenizer_lib
-from bert_jax.data import vocabulary
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.interop import layout

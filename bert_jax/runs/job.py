@@ -6,8 +6,7 @@ from typing import Any
 
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.tasks.task import Task
-from bert_jax.tasks.task import TaskData
+from bert_jax.tasks.task import Task, TaskData
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from bert_jax.data import corpus
-from bert_jax.data import dataset
+from bert_jax.data import corpus, dataset
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.labelled import glue

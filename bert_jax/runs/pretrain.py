@@ -14,14 +14,12 @@ from bert_jax.data.pairs import Layout
 from bert_jax.data.rows import RowSource
 from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.objectives import catalogue
-from bert_jax.objectives import masking
+from bert_jax.objectives import catalogue, masking
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import initial
 from bert_jax.runs.job import Job
-from bert_jax.tasks.pretraining import Pretraining
-from bert_jax.tasks.pretraining import PretrainingData
+from bert_jax.tasks.pretraining import Pretraining, PretrainingData
 
 
 def _train_steps(config: ConfigDict, corpus: dataset.Corpus) -> int:

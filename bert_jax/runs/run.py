@@ -12,8 +12,7 @@ from typing import Any
 from etils import epath
 import jax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
-from ml_collections import FrozenConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict
 
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
@@ -21,27 +20,21 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import attention_paths
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
-from bert_jax.runs import drift
-from bert_jax.runs import finetune
-from bert_jax.runs import initial
-from bert_jax.runs import no_effect
-from bert_jax.runs import pretrain
+from bert_jax.runs import drift, finetune, initial, no_effect, pretrain
 from bert_jax.runs.job import Job
-from bert_jax.runtime import compile_cache
-from bert_jax.runtime import console
-from bert_jax.runtime import host
-from bert_jax.runtime import lock
-from bert_jax.runtime import platforms
-from bert_jax.runtime import pool
-from bert_jax.runtime import processes
-from bert_jax.runtime import sealed
-from bert_jax.runtime import storage
-from bert_jax.training import checkpoint
-from bert_jax.training import integrity
-from bert_jax.training import loop
-from bert_jax.training import metrics_log
+from bert_jax.runtime import (
+  compile_cache,
+  console,
+  host,
+  lock,
+  platforms,
+  pool,
+  processes,
+  sealed,
+  storage,
+)
+from bert_jax.training import checkpoint, integrity, loop, metrics_log, profiler
 from bert_jax.training import optimizer as optimizer_lib
-from bert_jax.training import profiler
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 

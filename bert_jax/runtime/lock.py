@@ -24,8 +24,7 @@ import tensorstore
 
 from bert_jax import errors
 from bert_jax.errors import UserError
-from bert_jax.runtime import processes
-from bert_jax.runtime import storage
+from bert_jax.runtime import processes, storage
 
 NAME = '.lock'
 BEAT_SECONDS = 15  # between two writes of the holder of a bucket

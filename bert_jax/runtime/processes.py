@@ -21,9 +21,7 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
-from bert_jax.errors import EXIT_FAILED
-from bert_jax.errors import Failed
-from bert_jax.errors import UserError
+from bert_jax.errors import EXIT_FAILED, Failed, UserError
 
 # A process without a sign of life for so long is gone. (JAX gives up after 100 s and names nobody.)
 GONE_SECONDS = float(os.environ.get('BERT_JAX_GONE_SECONDS', 60))

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.labelled.packed_examples import Batch
-from bert_jax.model import dropout_bits
-from bert_jax.model import embeddings
+from bert_jax.model import dropout_bits, embeddings
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.objectives.losses import Metrics

@@ -13,10 +13,7 @@ import numpy as np
 
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
-from bert_jax.labelled.packed_examples import Batch
-from bert_jax.labelled.packed_examples import Batches
-from bert_jax.labelled.packed_examples import Features
-from bert_jax.labelled.packed_examples import Located
+from bert_jax.labelled.packed_examples import Batch, Batches, Features, Located
 from bert_jax.objectives import losses
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding

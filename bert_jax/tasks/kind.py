@@ -14,8 +14,7 @@ from ml_collections import ConfigDict
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
-from bert_jax.tasks.finetuning_data import FineTuningData
-from bert_jax.tasks.finetuning_data import not_empty
+from bert_jax.tasks.finetuning_data import FineTuningData, not_empty
 
 Answer = dict[str, Any]  # one JSON object
 Bert = Any  # an `inference.bert.Bert`, which stands above this room

@@ -14,14 +14,11 @@ from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.labelled import choices
 from bert_jax.labelled.choices import ChoiceExample
-from bert_jax.labelled.packed_examples import Batch
-from bert_jax.labelled.packed_examples import Features
+from bert_jax.labelled.packed_examples import Batch, Features
 from bert_jax.model import architectures
 from bert_jax.model.kernels import MASKED
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning
-from bert_jax.tasks import finetuning_data
-from bert_jax.tasks import kind
+from bert_jax.tasks import finetuning, finetuning_data, kind
 from bert_jax.tasks.sequence_classification import BertForSequenceClassification
 
 

@@ -12,20 +12,15 @@ import numpy as np
 from bert_jax.data.dataset import Corpus
 from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phases
-from bert_jax.data.rows import Rows
-from bert_jax.data.rows import RowSource
+from bert_jax.data.rows import Rows, RowSource
 from bert_jax.errors import UserError
 from bert_jax.model import dropout_bits
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
-from bert_jax.objectives import losses
-from bert_jax.objectives import masking
+from bert_jax.objectives import losses, masking
 from bert_jax.objectives.losses import Metrics
-from bert_jax.objectives.masking import MaskingConfig
-from bert_jax.objectives.masking import Vocabulary
-from bert_jax.objectives.objective import Example
-from bert_jax.objectives.objective import Keys
-from bert_jax.objectives.objective import Objective
+from bert_jax.objectives.masking import MaskingConfig, Vocabulary
+from bert_jax.objectives.objective import Example, Keys, Objective
 from bert_jax.parallel.mesh import Feed
 
 _EVAL_SEED = 0  # of held-out rows and masks: they are the same in every evaluation of every run

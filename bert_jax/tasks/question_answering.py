@@ -13,18 +13,14 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.labelled import squad
-from bert_jax.labelled.packed_examples import Batch
-from bert_jax.labelled.packed_examples import Features
+from bert_jax.labelled.packed_examples import Batch, Features
 from bert_jax.labelled.squad import Question
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.model.kernels import MASKED
 from bert_jax.objectives import losses
-from bert_jax.tasks import answers
-from bert_jax.tasks import finetuning
-from bert_jax.tasks import finetuning_data
-from bert_jax.tasks import kind
+from bert_jax.tasks import answers, finetuning, finetuning_data, kind
 from bert_jax.tasks import metrics as metrics_lib
 
 # For models that were fine-tuned elsewhere: the published window, stride and answer length.

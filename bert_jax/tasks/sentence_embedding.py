@@ -16,19 +16,13 @@ import numpy as np
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
-from bert_jax.labelled import table
-from bert_jax.labelled import texts
-from bert_jax.labelled.packed_examples import Batch
-from bert_jax.labelled.packed_examples import Features
-from bert_jax.model import architectures
-from bert_jax.model import pooling
+from bert_jax.labelled import table, texts
+from bert_jax.labelled.packed_examples import Batch, Features
+from bert_jax.model import architectures, pooling
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
-from bert_jax.objectives import contrastive
-from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning
-from bert_jax.tasks import finetuning_data
-from bert_jax.tasks import kind
+from bert_jax.objectives import contrastive, losses
+from bert_jax.tasks import finetuning, finetuning_data, kind
 from bert_jax.tasks import metrics as metrics_lib
 
 _SCORES = ('pearson', 'spearman')

@@ -1,10 +1,12 @@
 """The fine-tuning tasks. A new task is one file beside this one, and its line in ALL."""
 
-from bert_jax.tasks import multiple_choice
-from bert_jax.tasks import question_answering
-from bert_jax.tasks import sentence_embedding
-from bert_jax.tasks import sequence_classification
-from bert_jax.tasks import token_classification
+from bert_jax.tasks import (
+  multiple_choice,
+  question_answering,
+  sentence_embedding,
+  sequence_classification,
+  token_classification,
+)
 
 ALL = {module.KIND.name: module.KIND for module in (
     sequence_classification,

@@ -15,17 +15,13 @@ from tokenizers import pre_tokenizers
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
-from bert_jax.labelled import conll
-from bert_jax.labelled import texts
-from bert_jax.labelled.packed_examples import Batch
-from bert_jax.labelled.packed_examples import Features
+from bert_jax.labelled import conll, texts
+from bert_jax.labelled.packed_examples import Batch, Features
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning
-from bert_jax.tasks import finetuning_data
-from bert_jax.tasks import kind
+from bert_jax.tasks import finetuning, finetuning_data, kind
 from bert_jax.tasks import metrics as metrics_lib
 
 # As BERT's own tokeniser splits a text, whatever the vocabulary: at spaces, around punctuation and

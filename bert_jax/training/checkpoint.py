@@ -13,13 +13,8 @@ from etils import epath
 import jax
 import orbax.checkpoint as ocp
 
-from bert_jax.errors import Failed
-from bert_jax.errors import UserError
-from bert_jax.errors import storage_trouble
-from bert_jax.runtime import console
-from bert_jax.runtime import lock
-from bert_jax.runtime import processes
-from bert_jax.runtime import storage
+from bert_jax.errors import Failed, UserError, storage_trouble
+from bert_jax.runtime import console, lock, processes, storage
 from bert_jax.training import integrity
 from bert_jax.training.state import TrainState
 

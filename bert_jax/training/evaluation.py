@@ -9,8 +9,7 @@ from bert_jax.errors import UserError
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.runtime import preemption
-from bert_jax.tasks.task import Task
-from bert_jax.tasks.task import TaskData
+from bert_jax.tasks.task import Task, TaskData
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.health import Health
 from bert_jax.training.metrics_log import MetricsLog

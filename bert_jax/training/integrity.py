@@ -14,9 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from bert_jax.errors import UserError
-from bert_jax.runtime import processes
-from bert_jax.runtime import sealed
-from bert_jax.runtime import storage
+from bert_jax.runtime import processes, sealed, storage
 from bert_jax.training import fingerprint
 
 ITEM = 'fingerprints'

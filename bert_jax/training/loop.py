@@ -15,20 +15,11 @@ from bert_jax.data import loader
 from bert_jax.errors import Preempted
 from bert_jax.parallel import chip_figures
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.runtime import console
-from bert_jax.runtime import host
-from bert_jax.runtime import preemption
-from bert_jax.runtime import processes
-from bert_jax.runtime import storage
-from bert_jax.tasks.task import Task
-from bert_jax.tasks.task import TaskData
-from bert_jax.training import digest
-from bert_jax.training import evaluation
+from bert_jax.runtime import console, host, preemption, processes, storage
+from bert_jax.tasks.task import Task, TaskData
+from bert_jax.training import digest, evaluation, metric_lines, metrics_log, profiler
 from bert_jax.training import health as health_lib
-from bert_jax.training import metric_lines
-from bert_jax.training import metrics_log
 from bert_jax.training import optimizer as optimizer_lib
-from bert_jax.training import profiler
 from bert_jax.training import state as state_lib
 from bert_jax.training.checkpoint import Checkpoints
 

@@ -12,8 +12,7 @@ import tensorboardX
 from tqdm import auto as tqdm
 
 from bert_jax.errors import UserError
-from bert_jax.runtime import console
-from bert_jax.runtime import processes
+from bert_jax.runtime import console, processes
 
 # Metrics of a fine-tuning run that curves.png shows.
 _FINETUNING_CURVES = ('loss', 'accuracy', 'f1', 'matthews', 'pearson', 'spearman', 'exact_match')

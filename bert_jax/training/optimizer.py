@@ -8,8 +8,7 @@ import optax
 
 from bert_jax import errors
 from bert_jax.errors import UserError
-from bert_jax.training import directions
-from bert_jax.training import layerwise
+from bert_jax.training import directions, layerwise
 
 NAMES = ('adamw', 'bert_adamw', 'lamb', 'stable_adamw', 'muon')
 DECAYS = ('linear', '1-sqrt')

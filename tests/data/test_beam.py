@@ -1,9 +1,7 @@
 import numpy as np
 import pytest
 
-from bert_jax.data import beam
-from bert_jax.data import dataset
-from bert_jax.data import preparation
+from bert_jax.data import beam, dataset, preparation
 from bert_jax.errors import UserError
 from tests import conftest
 from tests.data import made

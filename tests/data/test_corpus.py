@@ -3,8 +3,7 @@ import json
 
 import pytest
 
-from bert_jax.data import builtin
-from bert_jax.data import corpus
+from bert_jax.data import builtin, corpus
 from bert_jax.errors import UserError
 
 

@@ -1,7 +1,6 @@
 import numpy as np
 
-from bert_jax.data import corpus_check
-from bert_jax.data import preparation
+from bert_jax.data import corpus_check, preparation
 from tests import conftest
 
 

@@ -6,10 +6,8 @@ from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import MaskingConfig
-from bert_jax.tasks.pretraining import Pretraining
-from bert_jax.tasks.pretraining import PretrainingData
-from tests.data.made import TOKENIZER
-from tests.data.made import varied
+from bert_jax.tasks.pretraining import Pretraining, PretrainingData
+from tests.data.made import TOKENIZER, varied
 
 
 def test_locate():

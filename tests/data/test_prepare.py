@@ -6,16 +6,10 @@ from etils import epath
 import numpy as np
 import pytest
 
-from bert_jax.data import dataset
-from bert_jax.data import encode
-from bert_jax.data import preparation
-from bert_jax.data import records
-from bert_jax.data import survey
+from bert_jax.data import dataset, encode, preparation, records, survey
 from bert_jax.data import tokenizer as tokenizer_lib
-from bert_jax.errors import Failed
-from bert_jax.errors import UserError
-from bert_jax.runtime import pool
-from bert_jax.runtime import storage
+from bert_jax.errors import Failed, UserError
+from bert_jax.runtime import pool, storage
 from tests import conftest
 
 

@@ -1,7 +1,6 @@
 import functools
 
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
@@ -11,10 +10,7 @@ from benchmarks import pairs as benchmark
 from bert_jax.data import pairs as pairs_lib
 from bert_jax.data import rows as rows_lib
 from bert_jax.data.pairs import Layout
-from tests.data.made import FIRST
-from tests.data.made import TOKENIZER
-from tests.data.made import make_records
-from tests.data.made import varied
+from tests.data.made import FIRST, TOKENIZER, make_records, varied
 
 CORPORA = st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=12), min_size=2, max_size=25)
 

@@ -9,9 +9,8 @@ import pytest
 import sentencepiece
 import transformers
 
-from bert_jax.data import spiece
+from bert_jax.data import spiece, vocabulary
 from bert_jax.data import tokenizer as tokenizer_lib
-from bert_jax.data import vocabulary
 from bert_jax.errors import UserError
 from bert_jax.interop import verify
 from tests.data.test_tokenizer import TEXTS

@@ -17,18 +17,22 @@ import traceback
 os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'
 os.environ['JAX_PLATFORMS'] = 'cpu'
 
-from absl import app  # noqa: E402
-from absl import flags  # noqa: E402
-from absl import logging  # noqa: E402
+from absl import (
+  app,  # noqa: E402
+  flags,  # noqa: E402
+  logging,  # noqa: E402
+)
 
 from bert_jax import errors  # noqa: E402
-from tests.faults import configs  # noqa: E402
-from tests.faults import corruption  # noqa: E402
-from tests.faults import fuzz  # noqa: E402
-from tests.faults import kills  # noqa: E402
-from tests.faults import runs  # noqa: E402
-from tests.faults import soak  # noqa: E402
-from tests.faults import surroundings  # noqa: E402
+from tests.faults import (
+  configs,  # noqa: E402
+  corruption,  # noqa: E402
+  fuzz,  # noqa: E402
+  kills,  # noqa: E402
+  runs,  # noqa: E402
+  soak,  # noqa: E402
+  surroundings,  # noqa: E402
+)
 
 _OUT = flags.DEFINE_string('out', 'runs/faults', 'Folder for the trials and what they need.')
 _KINDS = flags.DEFINE_list('kinds', None, 'Some of the kinds; by default all.')

@@ -21,23 +21,15 @@ from typing import Any
 from etils import epath
 
 from bert_jax.config import flat
-from bert_jax.data import bpe
-from bert_jax.data import preparation
-from bert_jax.model.bert_config import ACTIVATIONS
-from bert_jax.model.bert_config import ATTENTION
-from bert_jax.model.bert_config import DTYPES
-from bert_jax.model.bert_config import REMAT
+from bert_jax.data import bpe, preparation
+from bert_jax.model.bert_config import ACTIVATIONS, ATTENTION, DTYPES, REMAT
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import tuple_flag
 from bert_jax.training import loop
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
-from tests import conftest
-from tests import made_tasks
-from tests import test_commands
-from tests import typed
-from tests.faults.runs import Bench
-from tests.faults.runs import Trial
+from tests import conftest, made_tasks, test_commands, typed
+from tests.faults.runs import Bench, Trial
 
 BATCH = 25  # command lines of a trial
 SECONDS = 300  # of a core that one may take; a machine with other work needs longer

@@ -14,12 +14,10 @@ import jax
 from bert_jax.errors import UserError
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.training import checkpoint
-from bert_jax.training import fingerprint
+from bert_jax.training import checkpoint, fingerprint
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
-from tests.faults.runs import Bench
-from tests.faults.runs import Trial
+from tests.faults.runs import Bench, Trial
 from tests.training.test_state import make_task
 
 STEPS = (10, 20, 30)

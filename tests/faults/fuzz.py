@@ -25,23 +25,15 @@ import sentencepiece
 import tokenizers
 
 from bert_jax import config as config_lib
-from bert_jax.data import bpe
-from bert_jax.data import corpus
-from bert_jax.data import tokenizer
+from bert_jax.data import bpe, corpus, tokenizer
 from bert_jax.errors import UserError
 from bert_jax.inference import json_lines as lines_lib
-from bert_jax.interop import huggingface
-from bert_jax.interop import layout
+from bert_jax.interop import huggingface, layout
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.labelled import choices
-from bert_jax.labelled import conll
-from bert_jax.labelled import squad
-from bert_jax.labelled import table
+from bert_jax.labelled import choices, conll, squad, table
 from bert_jax.model.modern import ModernConfig
-from tests import conftest
-from tests import made_tasks
-from tests.faults.runs import Bench
-from tests.faults.runs import Trial
+from tests import conftest, made_tasks
+from tests.faults.runs import Bench, Trial
 
 BATCH = 1000  # inputs of a trial
 SECONDS, MIB = 10, 1024  # that one input may take

@@ -10,12 +10,7 @@ import time
 from etils import epath
 
 from bert_jax.training import integrity
-from tests.faults.runs import EVERY
-from tests.faults.runs import LAYOUTS
-from tests.faults.runs import STEPS
-from tests.faults.runs import Bench
-from tests.faults.runs import Trial
-from tests.faults.runs import send
+from tests.faults.runs import EVERY, LAYOUTS, STEPS, Bench, Trial, send
 
 GRACE = 15  # seconds from SIGTERM to the end
 

@@ -16,8 +16,7 @@ from etils import epath
 import filelock
 
 from bert_jax.training import integrity
-from tests import conftest
-from tests import test_commands
+from tests import conftest, test_commands
 from tests.runtime import test_processes
 
 STEPS, EVERY = 60, 4  # of a run, and from one checkpoint to the next

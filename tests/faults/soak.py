@@ -6,8 +6,7 @@ import shutil
 import statistics
 import time
 
-from tests.faults.runs import Bench
-from tests.faults.runs import Trial
+from tests.faults.runs import Bench, Trial
 
 STEPS, EVERY = 20_000, 50
 # What a later quarter may have more than the second one.

@@ -10,8 +10,7 @@ import time
 from etils import epath
 
 from bert_jax.training import integrity
-from tests.faults.runs import Bench
-from tests.faults.runs import Trial
+from tests.faults.runs import Bench, Trial
 
 _SOURCE = pathlib.Path(__file__).with_name('storage.c')
 # What a run may end with: 0 if it goes on, else it is told of. orbax gives up a save that takes

@@ -10,8 +10,7 @@ import torch
 import transformers
 
 import bert_jax
-from bert_jax.data import inputs
-from bert_jax.data import long_inputs
+from bert_jax.data import inputs, long_inputs
 from bert_jax.data.inputs import Input
 from bert_jax.errors import UserError
 from bert_jax.inference import packed_texts

@@ -5,14 +5,11 @@ import json
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import bert_jax
-from bert_jax.errors import Failed
-from bert_jax.errors import UserError
-from bert_jax.inference import json_lines
-from bert_jax.inference import predictions
+from bert_jax.errors import Failed, UserError
+from bert_jax.inference import json_lines, predictions
 from bert_jax.tasks.kind import LinePrediction
 from tests.interop import torch_bert
 

@@ -8,17 +8,14 @@ from etils import epath
 import jax.export
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 import torch
 import transformers
 
 import bert_jax
 from bert_jax.errors import UserError
-from bert_jax.interop import conversion
-from bert_jax.interop import huggingface
+from bert_jax.interop import conversion, huggingface, native
 from bert_jax.interop import load as load_lib
-from bert_jax.interop import native
 from bert_jax.model import kernels
 from bert_jax.runs import run
 from bert_jax.runtime import sealed

@@ -12,12 +12,8 @@ import torch
 import transformers
 
 from bert_jax.errors import UserError
-from bert_jax.interop import families
-from bert_jax.interop import huggingface
-from bert_jax.interop import layout
-from bert_jax.interop import verify
-from bert_jax.model import architectures
-from bert_jax.model import heads
+from bert_jax.interop import families, huggingface, layout, verify
+from bert_jax.model import architectures, heads
 from bert_jax.tasks import sequence_classification
 from tests.interop import torch_bert
 

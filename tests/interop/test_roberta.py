@@ -14,14 +14,10 @@ import transformers
 from bert_jax.data import bpe
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.errors import UserError
-from bert_jax.interop import families
-from bert_jax.interop import huggingface
-from bert_jax.interop import layout
-from bert_jax.interop import verify
+from bert_jax.interop import families, huggingface, layout, verify
 from bert_jax.model.encoder import Bert
 from bert_jax.model.heads import BertForPreTraining
-from bert_jax.tasks import answers
-from bert_jax.tasks import sequence_classification
+from bert_jax.tasks import answers, sequence_classification
 from tests import conftest
 
 TEXTS = [s for d in conftest.make_documents(30) for s in d]

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.inputs import Input
-from bert_jax.labelled.packed_examples import Batches
-from bert_jax.labelled.packed_examples import Features
+from bert_jax.labelled.packed_examples import Batches, Features
 
 
 def make(count, seed=0, longest=40, most=3):

@@ -7,12 +7,7 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
-from bert_jax.labelled import choices
-from bert_jax.labelled import conll
-from bert_jax.labelled import glue
-from bert_jax.labelled import squad
-from bert_jax.labelled import table
-from bert_jax.labelled import texts
+from bert_jax.labelled import choices, conll, glue, squad, table, texts
 
 
 def data(task, **fields):

@@ -5,10 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.dot_product import attention_bias
-from bert_jax.model.dot_product import dot_product_attention
-from bert_jax.model.encoder import Batch
-from bert_jax.model.encoder import Bert
+from bert_jax.model.dot_product import attention_bias, dot_product_attention
+from bert_jax.model.encoder import Batch, Bert
 
 # One head of width 3 over the words I / love / machine / learning, computed by hand.
 Q = [[1, 0, .5], [.2, 1, .3], [.7, .5, .1], [0, .3, .9]]

@@ -9,8 +9,7 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
-from bert_jax.model import architectures
-from bert_jax.model import heads
+from bert_jax.model import architectures, heads
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
 

@@ -2,8 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 from scipy import stats

@@ -10,16 +10,11 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.model import architectures
-from bert_jax.model import attention_paths
-from bert_jax.model import dot_product
-from bert_jax.model import fused_attention
+from bert_jax.model import architectures, attention_paths, dot_product, fused_attention
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch
-from bert_jax.model.encoder import Bert
+from bert_jax.model.encoder import Batch, Bert
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.parallel import sharding
-from bert_jax.parallel import topology
+from bert_jax.parallel import sharding, topology
 from tests import conftest
 
 CONFIG = BertConfig(vocab_size=50, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64,

@@ -11,14 +11,10 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.model import heads
-from bert_jax.model.dot_product import attention_bias
-from bert_jax.model.dot_product import dot_product_attention
+from bert_jax.model.dot_product import attention_bias, dot_product_attention
 from bert_jax.model.encoder import Batch
 from bert_jax.model.local_attention import local_attention
-from bert_jax.model.modern import Modern
-from bert_jax.model.modern import ModernConfig
-from bert_jax.model.modern import rotary
-from bert_jax.model.modern import rotate
+from bert_jax.model.modern import Modern, ModernConfig, rotary, rotate
 
 CONFIG = ModernConfig(vocab_size=60, hidden_size=16, num_layers=4, num_heads=2,
                       intermediate_size=24, max_positions=64, local_window=8)

@@ -14,8 +14,7 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import distillation
 from bert_jax.objectives.distillation import Distillation
 from bert_jax.objectives.masking import Masked
-from bert_jax.objectives.objective import Example
-from bert_jax.objectives.objective import Keys
+from bert_jax.objectives.objective import Example, Keys
 from tests.interop import torch_bert
 
 CONFIG = BertConfig(vocab_size=100, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64,

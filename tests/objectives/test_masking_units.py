@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bert_jax.objectives import masking
-from bert_jax.objectives import masking_units
+from bert_jax.objectives import masking, masking_units
 
 V, SPECIAL, MASK = 1000, (0, 100, 101, 102, 103), 103
 ORDINARY = np.setdiff1d(np.arange(V), SPECIAL)

@@ -15,11 +15,9 @@ from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
 from bert_jax.model.electra import ElectraConfig
 from bert_jax.model.heads import BertForPreTraining
-from bert_jax.objectives import catalogue
-from bert_jax.objectives import replaced_tokens
+from bert_jax.objectives import catalogue, replaced_tokens
 from bert_jax.objectives.masking import Masked
-from bert_jax.objectives.objective import Example
-from bert_jax.objectives.objective import Keys
+from bert_jax.objectives.objective import Example, Keys
 from bert_jax.objectives.replaced_tokens import ReplacedTokens
 from tests.interop import torch_bert
 

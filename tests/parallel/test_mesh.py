@@ -3,9 +3,8 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.parallel import chip_figures
+from bert_jax.parallel import chip_figures, topology
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.parallel import topology
 
 
 @pytest.mark.parametrize('asked, made', [

@@ -11,8 +11,7 @@ import pytest
 
 from bert_jax.data.phases import Phase
 from bert_jax.parallel import sharding
-from bert_jax.planning import collectives
-from bert_jax.planning import programs
+from bert_jax.planning import collectives, programs
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 from tests import conftest

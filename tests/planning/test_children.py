@@ -9,8 +9,7 @@ import time
 
 import pytest
 
-from bert_jax.errors import Failed
-from bert_jax.errors import UserError
+from bert_jax.errors import Failed, UserError
 from bert_jax.planning import children
 from tests import test_commands
 

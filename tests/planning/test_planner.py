@@ -16,11 +16,8 @@ from bert_jax.errors import UserError
 from bert_jax.objectives import catalogue
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import topology
-from bert_jax.planning import planner
-from bert_jax.planning import programs
-from bert_jax.planning import search
-from tests import conftest
-from tests import test_commands
+from bert_jax.planning import planner, programs, search
+from tests import conftest, test_commands
 from tests.planning.test_programs import small_config
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

@@ -12,11 +12,8 @@ from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import topology
-from bert_jax.planning import estimate
-from bert_jax.planning import programs
-from bert_jax.planning import tables
-from bert_jax.tasks.pretraining import Pretraining
-from bert_jax.tasks.pretraining import PretrainingData
+from bert_jax.planning import estimate, programs, tables
+from bert_jax.tasks.pretraining import Pretraining, PretrainingData
 from tests import conftest
 
 

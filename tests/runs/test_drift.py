@@ -6,8 +6,7 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
-from bert_jax.runs import drift
-from bert_jax.runs import finetune
+from bert_jax.runs import drift, finetune
 
 SCHEDULE = {'train_steps', 'train_epochs', 'phases', 'batch_size', 'max_len'}
 HARMLESS = {'log_every', 'eval_every', 'eval_batches', 'checkpoint_every', 'keep_checkpoints',

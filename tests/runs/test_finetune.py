@@ -15,22 +15,21 @@ import transformers
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.inference import bert as bert_lib
-from bert_jax.interop import conversion
-from bert_jax.interop import layout
+from bert_jax.interop import conversion, layout
 from bert_jax.interop import load as load_lib
 from bert_jax.labelled import squad
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.runs import finetune
-from bert_jax.runs import run
-from bert_jax.tasks import metrics
-from bert_jax.tasks import multiple_choice
-from bert_jax.tasks import question_answering
-from bert_jax.tasks import sequence_classification
-from bert_jax.tasks import token_classification
+from bert_jax.runs import finetune, run
+from bert_jax.tasks import (
+  metrics,
+  multiple_choice,
+  question_answering,
+  sequence_classification,
+  token_classification,
+)
 from bert_jax.tasks.finetuning_data import FineTuningData
 from bert_jax.training import checkpoint
-from tests import conftest
-from tests import made_tasks
+from tests import conftest, made_tasks
 
 
 @pytest.fixture(scope='module', autouse=True)

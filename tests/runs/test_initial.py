@@ -15,13 +15,10 @@ import bert_jax
 from bert_jax import config as config_lib
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
-from bert_jax.interop import conversion
-from bert_jax.interop import huggingface
-from bert_jax.interop import verify
+from bert_jax.interop import conversion, huggingface, verify
 from bert_jax.model import architectures
 from bert_jax.model.distilbert import DistilBertConfig
-from bert_jax.runs import initial
-from bert_jax.runs import run
+from bert_jax.runs import initial, run
 from tests import conftest
 from tests.interop import torch_bert
 

@@ -9,10 +9,8 @@ from bert_jax import config as config_lib
 from bert_jax.data import languages
 from bert_jax.data import phases as phases_lib
 from bert_jax.errors import UserError
-from bert_jax.runs import no_effect
-from bert_jax.runs import tuple_flag
-from tests import conftest
-from tests import tiny
+from bert_jax.runs import no_effect, tuple_flag
+from tests import conftest, tiny
 
 
 @pytest.fixture(scope='module')

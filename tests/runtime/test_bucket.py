@@ -14,11 +14,9 @@ import fsspec
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.runtime import lock
-from bert_jax.runtime import storage
+from bert_jax.runtime import lock, storage
 from tests import bucket as emulator
-from tests import made_tasks
-from tests import test_commands
+from tests import made_tasks, test_commands
 from tests.runtime import test_processes
 
 

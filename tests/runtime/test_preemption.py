@@ -12,10 +12,8 @@ import pytest
 from bert_jax.errors import Preempted
 from bert_jax.runs import run
 from bert_jax.tasks.pretraining import PretrainingData
-from bert_jax.training import integrity
-from bert_jax.training import metrics_log
-from tests import conftest
-from tests import test_commands
+from bert_jax.training import integrity, metrics_log
+from tests import conftest, test_commands
 from tests.runtime import test_processes
 from tests.runtime.test_processes import records  # noqa: F401
 

@@ -12,8 +12,7 @@ import pytest
 
 from bert_jax.data import preparation
 from bert_jax.runtime import lock
-from tests import made_tasks
-from tests import test_commands
+from tests import made_tasks, test_commands
 from tests.test_commands import ROOT
 
 

@@ -6,8 +6,7 @@ import pytest
 from bert_jax.data.tokenizer import WordPiece
 from bert_jax.errors import UserError
 from bert_jax.labelled.squad import Question
-from bert_jax.tasks import answers
-from bert_jax.tasks import question_answering
+from bert_jax.tasks import answers, question_answering
 
 WORDS = [f'w{i}' for i in range(10)]
 TOKENIZER = WordPiece(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'who', *WORDS])

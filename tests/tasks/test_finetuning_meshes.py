@@ -8,12 +8,10 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.interop import load as load_lib
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.runs import finetune
-from bert_jax.runs import initial
+from bert_jax.runs import finetune, initial
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
-from tests import conftest
-from tests import made_tasks
+from tests import conftest, made_tasks
 
 
 def losses(config, mesh, preset):

@@ -8,22 +8,16 @@ import torch
 import transformers
 
 from bert_jax import config as config_lib
-from bert_jax.interop import families
-from bert_jax.interop import huggingface
-from bert_jax.interop import layout
+from bert_jax.interop import families, huggingface, layout
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.runs import finetune
-from bert_jax.runs import initial
-from bert_jax.tasks.finetuning_data import Output
-from bert_jax.tasks.finetuning_data import by_example
-from bert_jax.tasks.finetuning_data import by_input
+from bert_jax.runs import finetune, initial
+from bert_jax.tasks.finetuning_data import Output, by_example, by_input
 from bert_jax.training import evaluation
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
-from tests import conftest
-from tests import made_tasks
+from tests import conftest, made_tasks
 
 _CLASSES = {'sequence_classification': transformers.BertForSequenceClassification,
             'token_classification': transformers.BertForTokenClassification,

@@ -3,8 +3,7 @@
 import functools
 import types
 
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
@@ -17,11 +16,8 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives.masking import MaskingConfig
-from bert_jax.tasks.pretraining import Pretraining
-from bert_jax.tasks.pretraining import PretrainingData
-from tests.data.made import FIRST
-from tests.data.made import TOKENIZER
-from tests.data.made import make_records
+from bert_jax.tasks.pretraining import Pretraining, PretrainingData
+from tests.data.made import FIRST, TOKENIZER, make_records
 
 L, P, V = 32, 4, 4096
 CONFIG = BertConfig(vocab_size=V, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32,

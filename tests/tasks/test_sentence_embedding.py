@@ -17,8 +17,7 @@ from bert_jax.labelled.packed_examples import Batch
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.modern import ModernConfig
 from bert_jax.runs import run
-from bert_jax.tasks.sentence_embedding import BertForSentenceEmbedding
-from bert_jax.tasks.sentence_embedding import SentenceEmbedding
+from bert_jax.tasks.sentence_embedding import BertForSentenceEmbedding, SentenceEmbedding
 from tests import made_tasks
 
 

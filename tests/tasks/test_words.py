@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from bert_jax.data import bpe
-from bert_jax.data import vocabulary
+from bert_jax.data import bpe, vocabulary
 from bert_jax.tasks import token_classification
 from tests.data.test_tokenizer import TEXTS
 

@@ -11,8 +11,7 @@ import optax
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.training import checkpoint
-from bert_jax.training import integrity
+from bert_jax.training import checkpoint, integrity
 from bert_jax.training.state import TrainState
 from tests import conftest
 

@@ -12,9 +12,7 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.parallel import chip_figures
 from bert_jax.runtime import storage
-from bert_jax.training import loop
-from bert_jax.training import metric_lines
-from bert_jax.training import metrics_log
+from bert_jax.training import loop, metric_lines, metrics_log
 from bert_jax.training import state as state_lib
 from bert_jax.training.optimizer import OptimizerConfig
 from bert_jax.training.state import TrainState

@@ -7,8 +7,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.model.encoder import Batch
-from bert_jax.model.modern import Modern
-from bert_jax.model.modern import ModernConfig
+from bert_jax.model.modern import Modern, ModernConfig
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training.optimizer import OptimizerConfig
 

@@ -11,12 +11,10 @@ from bert_jax.data.rows import Rows
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.losses import total_loss
-from bert_jax.objectives.masking import MaskingConfig
-from bert_jax.objectives.masking import Vocabulary
+from bert_jax.objectives.masking import MaskingConfig, Vocabulary
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
-from bert_jax.tasks.pretraining import Batch
-from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.tasks.pretraining import Batch, Pretraining
 from bert_jax.training import evaluation
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
