@@ -61,7 +61,7 @@ MEMBERS = {
                           'model.scan_unroll': 1}),
     'Chinese BERT': Member('chinese_base', 'chinese', tasks=('chnsenticorp',)),
 }
-_RECORDS = {  # what `prepare` is asked for
+_RECORDS = {  # arguments of `prepare`
     'wordpiece': ('corpus_en_wikipedia', '--vocab_size=8192'),
     'bpe': ('corpus_en_wikipedia', '--vocab_size=8192', '--tokenizer=bpe', '--nolowercase'),
     'sentencepiece': ('corpus_en_wikipedia', '--vocab_size=8192', '--tokenizer=sentencepiece'),
@@ -94,9 +94,9 @@ def _pretrain(name: str, suffix: str = '', **others) -> epath.Path:
   records = home / f'records_{member.records}'
   workdir = home / (name.replace(' ', '_').lower() + suffix)
   if not (records / 'manifest.json').exists():
-    corpus, *asked = _RECORDS[member.records]
+    corpus, *arguments = _RECORDS[member.records]
     _call('-m', 'bert_jax.prepare', f'--input={_DATA.value}/{corpus}/*.txt.gz',
-          f'--output={records}', *asked)
+          f'--output={records}', *arguments)
   changes = _SIZE | member.overrides | {'train_steps': _STEPS.value, 'data.source': records}
   if name == 'DistilBERT':
     changes['teacher'] = home / 'bert'
@@ -118,23 +118,23 @@ def _twin(name: str) -> epath.Path:
 
 def _speeds(names: list[str]) -> dict[str, float]:
   """Real tokens a second of each."""
-  found = {name: [] for name in names}
+  speeds = {name: [] for name in names}
   for i in range(_ROUNDS.value):
     for name in names:
       lines = _metrics(_pretrain(name, f'_speed{i}', **{
           'train_steps': 80, 'log_every': 20, 'optimizer.warmup_steps': 20, 'eval_batches': 1}))
-      found[name] += [x['tokens_per_second'] for x in lines[1:] if 'tokens_per_second' in x]
-  return {name: statistics.median(speeds) for name, speeds in found.items()}
+      speeds[name] += [x['tokens_per_second'] for x in lines[1:] if 'tokens_per_second' in x]
+  return {name: statistics.median(values) for name, values in speeds.items()}
 
 
 def _finetune(task: str, models: list[epath.Path]) -> list[list[float]]:
   """The scores of each model over the seeds."""
-  train, evaluation, epochs, asked = _TASKS[task]
+  train, evaluation, epochs, arguments = _TASKS[task]
   folder = epath.Path(f'{models[0]}_{task}')
   if not (folder / 'sweep.csv').exists():
     _call('launch/sweep.py', '--config=configs/sequence_classification.py', f'--workdir={folder}',
           f'--sweep=init_from={",".join(map(str, models))}',
-          f'--sweep=seed={",".join(map(str, range(_SEEDS.value)))}', '--parallel=2', *asked,
+          f'--sweep=seed={",".join(map(str, range(_SEEDS.value)))}', '--parallel=2', *arguments,
           *_fields({'data.train': f'{_DATA.value}/{train}',
                     'data.eval': f'{_DATA.value}/{evaluation}', 'train_epochs': epochs,
                     'optimizer.learning_rate': 3e-4, 'model.dropout': 0.1,
@@ -152,9 +152,9 @@ def _row(name: str, speed: float) -> list[str]:
   score = evaluated[f'eval_{member.score}']
   cells = [name, f'{member.score} {score:.3f}', f'{speed:,.0f}']
   for task in member.tasks:
-    found = _finetune(task, [workdir, twin])
-    cells += [f'{100 * statistics.mean(scores):.1f}' for scores in found]
-    print(name, task, *found, flush=True)
+    scores = _finetune(task, [workdir, twin])
+    cells += [f'{100 * statistics.mean(values):.1f}' for values in scores]
+    print(name, task, *scores, flush=True)
   return cells
 
 

@@ -108,8 +108,8 @@ def _some(path: str, most: int) -> str:
     content = json.loads(text)
     paragraphs = [{'context': p['context'], 'qas': [qa]} for article in content['data']
                   for p in article['paragraphs'] for qa in p['qas']]
-    kept = [paragraphs[i] for i in rng.permutation(len(paragraphs))[:most]]
-    text = json.dumps({'data': [{'paragraphs': kept}]})
+    drawn = [paragraphs[i] for i in rng.permutation(len(paragraphs))[:most]]
+    text = json.dumps({'data': [{'paragraphs': drawn}]})
   else:
     header, *lines = text.rstrip('\n').split('\n')
     text = '\n'.join([header, *(lines[i] for i in rng.permutation(len(lines))[:most])]) + '\n'
@@ -205,7 +205,7 @@ class JaxRun:
 
 
 def _outputs(run: JaxRun) -> list[Output]:
-  """What the model says of the evaluated file."""
+  """Predictions of the model on the evaluated file."""
   return [Output(located, jax.device_get(run.measure(located.batch))[1])
           for located in run.data.evals[0].batches.in_order()]
 
@@ -214,7 +214,7 @@ def _torch_outputs(run: JaxRun, theirs: torch_finetune.TorchRun) -> list[Output]
   """The same of PyTorch's, each input's logits put where a batch has them; nothing is reduced."""
   (split,), task = run.data.evals, run.config.task
   logits, first = theirs.logits(split), split.batches.features.first
-  found = []
+  outputs = []
   for located in split.batches.in_order():
     if task in ('token_classification', 'question_answering'):
       pair_index = located.batch.inputs.pair_index
@@ -224,8 +224,8 @@ def _torch_outputs(run: JaxRun, theirs: torch_finetune.TorchRun) -> list[Output]
     else:
       shown = np.stack([np.concatenate(logits[first[i]:first[i + 1]]) for i in located.examples])
       values = np.pad(shown, ((0, len(located.batch.members) - len(shown)), (0, 0)))
-    found.append(Output(located, values))
-  return found
+    outputs.append(Output(located, values))
+  return outputs
 
 
 def _reduced(run: JaxRun, outputs: list[Output]) -> list[Output]:
@@ -267,9 +267,9 @@ def _parity(name: str, case: Case) -> dict[str, Any]:
   run = JaxRun(_config(case, {'model.dropout': 0.0, 'model.attention_dropout': 0.0}), _STEPS)
   folder = epath.Path(_WORKDIR.value) / 'heads' / name
   run.save(folder)
-  made = (run.config.task, run.data, str(folder), run.settings, _STEPS, 0.0, 0)
-  torch_finetune.TorchRun(*made).step(0)  # warm, and forgotten
-  theirs = torch_finetune.TorchRun(*made)
+  arguments = (run.config.task, run.data, str(folder), run.settings, _STEPS, 0.0, 0)
+  torch_finetune.TorchRun(*arguments).step(0)  # warm, and forgotten
+  theirs = torch_finetune.TorchRun(*arguments)
   losses = np.array([(run.step(i), theirs.step(i)) for i in range(_STEPS)])
   timed = _STEPS - len(run.shapes)
   return {'worst_loss': float(np.abs(losses[:, 0] - losses[:, 1]).max()),
@@ -327,7 +327,7 @@ def _print_quality(lines: list[dict[str, Any]]):
 
 
 def main(_):
-  """Runs what is not in the file yet, and prints the table."""
+  """Runs the cases that the file lacks, and prints the table."""
   epath.Path(_WORKDIR.value).mkdir(parents=True, exist_ok=True)
   path = epath.Path(_WORKDIR.value) / f'{_MODE.value}.jsonl'
   lines = [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
@@ -340,9 +340,9 @@ def main(_):
     if any(key.items() <= line.items() for line in lines):
       continue
     case = TASKS[key['task']]
-    found = (_parity(key['task'], case) if _MODE.value == 'parity'
+    results = (_parity(key['task'], case) if _MODE.value == 'parity'
              else _quality(case, key['seed'], key['side']))
-    lines.append({**key, **found})
+    lines.append({**key, **results})
     with path.open('a') as file:
       file.write(json.dumps(lines[-1]) + '\n')
     print(json.dumps(lines[-1]), flush=True)

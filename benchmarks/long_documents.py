@@ -1,4 +1,4 @@
-"""What to read of a long text: the ways of data.long compared on reviews above 512 tokens.
+"""The ways of data.long compared on reviews of more than 512 tokens.
 
   python -m benchmarks.long_documents --train=imdb/train.tsv.gz --eval=imdb/test.tsv.gz \
       --model=MODEL --workdir=runs/long

@@ -1,4 +1,4 @@
-"""What the training loop adds to its steps: a whole run beside the step alone.
+"""The overhead of the training loop: a whole run beside the step alone.
 
   python -m benchmarks.loop --text='corpus/*.txt.gz' --workdir=runs/loop
 

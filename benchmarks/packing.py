@@ -98,17 +98,17 @@ def main(_):
   config = runpy.run_path('configs/tiny.py')['get_config']()
   config.data.source, config.train_steps = records, _START_STEPS
   run.run(config, start)
-  found = {side: [] for side in _SIDES}
+  losses_of = {side: [] for side in _SIDES}
   for seed in range(1, _SEEDS.value + 1):
     for side in _SIDES:
       workdir = os.path.join(_WORKDIR.value, f'{side.replace(", ", "-").replace(" ", "-")}-{seed}')
       config = _config(records, side, seed, corpus, start)
       run.run(config, workdir)
       metrics = _evaluate(workdir, config, corpus)
-      found[side].append(metrics['mlm_loss'])
+      losses_of[side].append(metrics['mlm_loss'])
       print(json.dumps({'side': side, 'seed': seed, 'steps': config.train_steps,
                         'rows': config.batch_size, **metrics}), flush=True)
-  for side, losses in found.items():
+  for side, losses in losses_of.items():
     print(f'{side}: held-out MLM loss on long pairs {np.mean(losses):.4f}, seeds '
           f'{min(losses):.4f} to {max(losses):.4f}')
 

@@ -1,4 +1,4 @@
-"""Rows of a corpus: how full they are, how many pairs they ask about, what gives a label away.
+"""Rows of a corpus: how full they are, their labelled pairs, and how well a rule guesses the labels.
 
   python -m benchmarks.pairs --records=DIR
 
@@ -29,7 +29,7 @@ def character(c: str) -> int:
 
 
 def features(records: Records, pairs: pairs_lib.Pairs, classes: np.ndarray) -> np.ndarray:
-  """What the rule sees of each asked pair.
+  """The features that the rule sees of each labelled pair.
 
   Args:
     records: the corpus.

@@ -129,18 +129,18 @@ def _keras(rows: dict[str, np.ndarray]):
       intermediate_dim=sizes['intermediate_size'], max_sequence_length=512))
   model.compile(optimizer=keras.optimizers.AdamW(_RATE), jit_compile=True,
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=False))
-  made = []
+  batches = []
   most = max((batch['labels'] >= 0).sum(1).max() for batch in _batches(rows))
   for batch in _batches(rows):
     chosen = batch['labels'] >= 0
     order = np.argsort(~chosen, axis=1, kind='stable')[:, :most]
-    made.append(({'token_ids': batch['ids'], 'segment_ids': batch['segments'],
+    batches.append(({'token_ids': batch['ids'], 'segment_ids': batch['segments'],
                   'padding_mask': batch['mask'], 'mask_positions': order.astype(np.int32)},
                  np.maximum(np.take_along_axis(batch['labels'], order, 1), 0),
                  np.take_along_axis(chosen, order, 1).astype(np.float32)))
 
   def step(i: int) -> float:
-    inputs, labels, weights = made[i % len(made)]
+    inputs, labels, weights = batches[i % len(batches)]
     return float(np.ravel(model.train_on_batch(inputs, labels, sample_weight=weights))[0])
 
   return step, f'keras-hub {keras_hub.__version__}, keras {keras.__version__}'

@@ -63,13 +63,13 @@ def _chips(folder: epath.Path) -> list[list[str]]:
   rows, alone = [['slice', 'chips', 'ms a step', 'network, ms', 'MFU', 'efficiency at best',
                   'at worst']], {}
   for name in _TOPOLOGIES.value:
-    found = _plan(name, len(topology.get(name)), folder)
-    seconds = found['seconds']
+    plan = _plan(name, len(topology.get(name)), folder)
+    seconds = plan['seconds']
     busy = max(seconds['compute'], seconds['memory'])
     first = alone.setdefault(name.partition(':')[0], busy)
-    rows.append([name, str(found['chips']), f'{1e3 * found["step_seconds"]:.1f}',
-                 f'{1e3 * seconds["network"]:.1f}', f'{found["mfu"]:.1%}',
-                 f'{first / found["step_seconds"]:.1%}',
+    rows.append([name, str(plan['chips']), f'{1e3 * plan["step_seconds"]:.1f}',
+                 f'{1e3 * seconds["network"]:.1f}', f'{plan["mfu"]:.1%}',
+                 f'{first / plan["step_seconds"]:.1%}',
                  f'{first / (busy + seconds["network"]):.1%}'])
     print(rows[-1], file=sys.stderr, flush=True)
   return rows

@@ -34,9 +34,9 @@ def _ours(chips: int, **model) -> dict[str, Any]:
   mesh = mesh_lib.make_mesh(devices=topology.get(_TOPOLOGY.value))
   config_lib.set_dtype(config, mesh)
   work = programs.pretraining(config, Phase(1, _LENGTH.value, _ROWS.value * chips))
-  found = programs.train_step(work, config, mesh)
-  return {'seconds': found.seconds, 'flops': found.flops, 'traffic': found.traffic,
-          'temporaries': found.memory['temporaries']}
+  figures = programs.train_step(work, config, mesh)
+  return {'seconds': figures.seconds, 'flops': figures.flops, 'traffic': figures.traffic,
+          'temporaries': figures.memory['temporaries']}
 
 
 def _peers(chips: int) -> dict[str, Any]:
@@ -47,13 +47,13 @@ def _peers(chips: int) -> dict[str, Any]:
   return json.loads(done.stdout.strip().rpartition('\n')[2])
 
 
-def _cell(found: dict[str, Any], peer: dict[str, Any] | None, key: str, unit: float,
+def _cell(figures: dict[str, Any], peer: dict[str, Any] | None, key: str, unit: float,
           form: str) -> str:
   """A figure, and its ratio to the peer's."""
-  if found[key] is None:
+  if figures[key] is None:
     return '-'
-  ratio = f' ({found[key] / peer[key]:.2f})' if peer and found is not peer else ''
-  return f'{found[key] / unit:{form}}{ratio}'
+  ratio = f' ({figures[key] / peer[key]:.2f})' if peer and figures is not peer else ''
+  return f'{figures[key] / unit:{form}}{ratio}'
 
 
 def main(_):
@@ -70,9 +70,9 @@ def main(_):
   for name, side in sides.items():
     if not side:
       continue
-    found = side()
-    peer = peer or (found if _PEER.value else None)
-    cells = [_cell(found, peer, *column) for column in (
+    figures = side()
+    peer = peer or (figures if _PEER.value else None)
+    cells = [_cell(figures, peer, *column) for column in (
         ('seconds', 1, '.0f'), ('flops', 1e12, '.2f'), ('traffic', 1e9, '.1f'),
         ('temporaries', 2**30, '.2f'))]
     print(f'| {name} | {" | ".join(cells)} |', flush=True)

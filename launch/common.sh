@@ -9,7 +9,7 @@ fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 DRY_RUN=false
 
-fail() { # message: a mistake in what was given
+fail() { # message: a mistake of the user
   echo "bert_jax: $1" >&2
   exit 2
 }

@@ -32,20 +32,20 @@ from absl import flags  # noqa: E402
 from bert_jax import errors  # noqa: E402
 
 _CONFIG = flags.DEFINE_string('config', None, 'A config file.')
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the runs and of what is made of them.')
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the runs and of their tables.')
 _SWEEP = flags.DEFINE_multi_string('sweep', [], 'FIELD=VALUE,VALUE,...')
 _PARALLEL = flags.DEFINE_integer('parallel', 1, 'Runs at a time, each in a process of its own.',
                                  lower_bound=1)
 
 
 class Result(NamedTuple):
-  """What came of one run."""
+  """The result of one run."""
 
   values: dict[str, str]  # of the swept fields
   metric: str  # the score that runs are compared by
   score: float | None  # None = failed
   scores: dict[str, Any]  # of the last evaluation
-  status: str  # 'done', or what went wrong
+  status: str  # 'done', or the error
 
 
 def split(values: str) -> list[str]:
