@@ -1,4 +1,4 @@
-"""Rows of a corpus: how full they are, their labelled pairs, and how well a rule guesses the labels.
+"""Rows of a corpus: how full they are, their labelled pairs, and how a rule guesses labels.
 
   python -m benchmarks.pairs --records=DIR
 
