@@ -32,15 +32,15 @@ def _generation(request, storage) -> str:
 
 def _with_generations(handler):
   def handle(request, response, storage, *args, **kwargs):
-    found = _generation(request, storage)
-    if request.query.get('ifGenerationMatch', [found]) != [found]:
+    current = _generation(request, storage)
+    if request.query.get('ifGenerationMatch', [current]) != [current]:
       response.status = HTTPStatus.PRECONDITION_FAILED
-    elif request.query.get('ifGenerationNotMatch') == [found]:
+    elif request.query.get('ifGenerationNotMatch') == [current]:
       response.status = HTTPStatus.NOT_MODIFIED
     else:
       handler(request, response, storage, *args, **kwargs)
-    if found != '0':
-      response['x-goog-generation'] = found
+    if current != '0':
+      response['x-goog-generation'] = current
   return handle
 
 

@@ -19,16 +19,16 @@ PAGES = {str(path.relative_to(ROOT)): path.read_text()
 
 def blocks(language: str) -> list[str]:
   """The code blocks of all pages, each once."""
-  found = [block for page in PAGES.values()
+  texts = [block for page in PAGES.values()
            for block in re.findall(rf'```{language}\n(.*?)```', page, re.DOTALL)]
-  return list(dict.fromkeys(found))
+  return list(dict.fromkeys(texts))
 
 
 def commands() -> list[str]:
   """The command lines of the bash blocks, each once, continued lines joined."""
-  found = [re.sub(' +', ' ', line) for block in blocks('bash')
+  lines = [re.sub(' +', ' ', line) for block in blocks('bash')
            for line in block.replace('\\\n', ' ').splitlines() if line.strip()]
-  return list(dict.fromkeys(found))
+  return list(dict.fromkeys(lines))
 
 
 def shell(line):
@@ -88,13 +88,13 @@ def finetuning(line, workdir, tmp_path):
 @pytest.fixture(scope='module')
 def fine_tuned(tmp_path_factory):
   """Untrained models with a head, as the workdirs that the guides predict with."""
-  folder, found = tmp_path_factory.mktemp('fine_tuned'), {}
+  folder, workdirs = tmp_path_factory.mktemp('fine_tuned'), {}
   for name, task, labels in (('sst2', 'sequence_classification', ('negative', 'positive')),
                              ('ner', 'token_classification', ('B-PER', 'O')),
                              ('squad', 'question_answering', ('start', 'end')),
                              ('choices', 'multiple_choice', ('score',))):
-    found[f'runs/{name}'] = made_tasks.with_head(folder / name, task, labels)
-  return found
+    workdirs[f'runs/{name}'] = made_tasks.with_head(folder / name, task, labels)
+  return workdirs
 
 
 @pytest.mark.parametrize('line', commands()[2:])

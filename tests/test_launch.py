@@ -110,10 +110,10 @@ def test_tpu_vm_runs_on_every_host():
 
 
 def test_tpu_vm_goes_on_after_preemption():
-  found = commands('tpu_vm', 'resume', '--name=b', '--zone=z', '--spot', '--', *FLAGS)
-  assert [command[4] for command in found if command[0] == 'gcloud'] == [
+  calls = commands('tpu_vm', 'resume', '--name=b', '--zone=z', '--spot', '--', *FLAGS)
+  assert [command[4] for command in calls if command[0] == 'gcloud'] == [
       'delete', 'create', 'scp', 'ssh', 'ssh']
-  assert [command[:2] for command in found if command[0] == 'git'] == [['git', 'archive']]
+  assert [command[:2] for command in calls if command[0] == 'git'] == [['git', 'archive']]
 
 
 def manifest(*arguments) -> dict:

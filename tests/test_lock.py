@@ -14,10 +14,11 @@ def pins(name):
 
 @pytest.mark.parametrize('name', ['requirements', 'requirements-tpu', 'requirements-gpu'])
 def test_the_lock_has_the_pins(name):
-  asked = [*pins('requirements.txt'), *pins(f'{name}.txt')]
+  pinned = [*pins('requirements.txt'), *pins(f'{name}.txt')]
   locked = pins(f'{name}.lock')
-  assert len(asked) > 20
-  assert {(package.lower().replace('_', '-'), version) for package, version in asked} <= set(locked)
+  assert len(pinned) > 20
+  names = {(package.lower().replace('_', '-'), version) for package, version in pinned}
+  assert names <= set(locked)
 
 
 @pytest.mark.parametrize('name', ['requirements', 'requirements-tpu', 'requirements-gpu'])

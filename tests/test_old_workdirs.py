@@ -62,10 +62,10 @@ def test_a_killed_run_goes_on(old):
 def test_models_answer_as_they_did(old, task, model, line, answer):
   pathlib.Path('in.jsonl').write_text(json.dumps(line) + '\n')
   predictions.run(task, model, 'in.jsonl', 'out.jsonl')
-  found, expected = json.loads(pathlib.Path('out.jsonl').read_text()), old[answer]
+  answer_now, expected = json.loads(pathlib.Path('out.jsonl').read_text()), old[answer]
   if task == 'score':
-    assert [x['token'] for x in found['tokens']] == [x['token'] for x in expected['tokens']]
-    assert found['surprisal'] == pytest.approx(expected['surprisal'], rel=1e-6)
+    assert [x['token'] for x in answer_now['tokens']] == [x['token'] for x in expected['tokens']]
+    assert answer_now['surprisal'] == pytest.approx(expected['surprisal'], rel=1e-6)
   else:
-    assert found['label'] == expected['label']
-    assert found['probabilities'] == pytest.approx(expected['probabilities'], rel=1e-5)
+    assert answer_now['label'] == expected['label']
+    assert answer_now['probabilities'] == pytest.approx(expected['probabilities'], rel=1e-5)

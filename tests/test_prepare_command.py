@@ -24,13 +24,13 @@ def files(folder):
 
 def workers_of(group):
   """The live processes of a process group."""
-  found = []
+  names = []
   for stat in pathlib.Path('/proc').glob('[0-9]*/stat'):
     with contextlib.suppress(OSError):
       state, _, pgrp = stat.read_text().rpartition(')')[2].split()[:3]
       if int(pgrp) == group and state != 'Z':
-        found.append(stat.parent.name)
-  return found
+        names.append(stat.parent.name)
+  return names
 
 
 @pytest.fixture(scope='module')

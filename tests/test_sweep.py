@@ -52,8 +52,8 @@ def test_a_score_is_that_of_the_last_evaluation(tmp_path, metric, values):
   (tmp_path / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in (
       {'step': 1, f'eval_{metric}': values[0]}, {'step': 2, f'eval_{metric}': values[1]},
       {'step': 2, 'loss': 0.1})))
-  found = SWEEP['read_result'](tmp_path, {'seed': '0'}, 'done')
-  assert found.score == values[1] and found.scores == {'step': 2, metric: values[1]}
+  last = SWEEP['read_result'](tmp_path, {'seed': '0'}, 'done')
+  assert last.score == values[1] and last.scores == {'step': 2, metric: values[1]}
 
 
 def test_a_sweep_goes_on_and_names_what_fails(tmp_path):

@@ -47,35 +47,35 @@ _PIECES = (
 
 def mutate(rng: random.Random, content: bytes) -> bytes:
   """One to four changes."""
-  found = bytearray(content)
+  content = bytearray(content)
   for _ in range(rng.randint(1, 4)):
-    at, length = rng.randrange(len(found) + 1), rng.choice((1, 4, 30, 300))
+    at, length = rng.randrange(len(content) + 1), rng.choice((1, 4, 30, 300))
     way = rng.randrange(8)
-    if way == 0 and found:
-      found[min(at, len(found) - 1)] ^= 1 << rng.randrange(8)
+    if way == 0 and content:
+      content[min(at, len(content) - 1)] ^= 1 << rng.randrange(8)
     elif way == 1:
-      del found[at:at + length]
+      del content[at:at + length]
     elif way == 2:
-      found[at:at] = found[at:at + length] * rng.choice((1, 3, 50))
+      content[at:at] = content[at:at + length] * rng.choice((1, 3, 50))
     elif way == 3:
-      found[at:at] = rng.randbytes(length)
+      content[at:at] = rng.randbytes(length)
     elif way == 4:
-      found[at:at + rng.choice((0, 1, 5))] = rng.choice(_PIECES)
+      content[at:at + rng.choice((0, 1, 5))] = rng.choice(_PIECES)
     elif way == 5 and rng.random() < 0.3:
-      del found[at:]
+      del content[at:]
     elif way == 6:
       # A whole word or number becomes another one.
-      words = [i for i in range(len(found)) if chr(found[i]).isalnum()][:10_000]
+      words = [i for i in range(len(content)) if chr(content[i]).isalnum()][:10_000]
       if words:
         start = end = rng.choice(words)
-        while end < len(found) and chr(found[end]).isalnum():
+        while end < len(content) and chr(content[end]).isalnum():
           end += 1
-        found[start:end] = rng.choice(_PIECES[9:22])
+        content[start:end] = rng.choice(_PIECES[9:22])
     else:
-      other = rng.randrange(len(found) + 1)
-      found[at:at + length], found[other:other + length] = (
-          found[other:other + length], found[at:at + length])
-  return bytes(found)
+      other = rng.randrange(len(content) + 1)
+      content[at:at + length], content[other:other + length] = (
+          content[other:other + length], content[at:at + length])
+  return bytes(content)
 
 
 def _drain(examples):

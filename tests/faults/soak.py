@@ -40,11 +40,11 @@ def soak(bench: Bench, number: int) -> Trial:
   if running.returncode:
     return Trial('ended early', False, error[-300:])
   quarters = [[s for s in samples if a * STEPS < 4 * s[0] <= (a + 1) * STEPS] for a in (1, 3)]
-  found = {}
+  medians = {}
   for name in ('memory', 'threads', 'files'):
-    found[name] = [statistics.median(s[2][name] for s in quarter) for quarter in quarters]
-  found['seconds'] = [(q[-1][1] - q[0][1]) / (q[-1][0] - q[0][0]) for q in quarters]
-  grown = [name for name, (before, after) in found.items() if after > _MOST[name] * before]
+    medians[name] = [statistics.median(s[2][name] for s in quarter) for quarter in quarters]
+  medians['seconds'] = [(q[-1][1] - q[0][1]) / (q[-1][0] - q[0][0]) for q in quarters]
+  grown = [name for name, (before, after) in medians.items() if after > _MOST[name] * before]
   shutil.rmtree(workdir)
-  shown = ', '.join(f'{name} {a:.4g} then {b:.4g}' for name, (a, b) in found.items())
+  shown = ', '.join(f'{name} {a:.4g} then {b:.4g}' for name, (a, b) in medians.items())
   return Trial('grew: ' + ', '.join(grown) if grown else 'nothing grew', not grown, shown)
