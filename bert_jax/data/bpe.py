@@ -3,9 +3,8 @@
 Any tokeniser of the library `tokenizers`, but its special tokens are not parsed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
-import functools
 import json
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
+from bert_jax.data import tokenizer_base
 from bert_jax.errors import UserError
 from bert_jax.runtime import storage
 
@@ -44,7 +44,7 @@ def _check_ids(vocab: Any, where: Any):
                       'entries')
 
 
-class ByteBPE:
+class ByteBPE(tokenizer_base.LibraryTokenizer):
   """Bytes merged into ever longer pieces.
 
   Args of the constructor:
@@ -56,6 +56,7 @@ class ByteBPE:
   """
 
   kind = 'bpe'
+  roles = tuple(_NAMES)
 
   def __init__(self, settings: dict[str, Any], where: Any = 'tokenizer.json'):
     self._settings = settings
@@ -76,50 +77,27 @@ class ByteBPE:
       setattr(self, f'{role}_id', index)
     around = settings.get('post_processor') or {}
     self.separators = 2 if around.get('type') == 'RobertaProcessing' else 1
-    self.vocab_size = max(entries.values()) + 1
-    if self.vocab_size > _MAX_ENTRIES:
-      raise UserError(f'{where} has an entry of id {self.vocab_size - 1}: the most is '
-                      f'{_MAX_ENTRIES - 1}')
-    self._entries = [''] * self.vocab_size
+    size = max(entries.values()) + 1
+    if size > _MAX_ENTRIES:
+      raise UserError(f'{where} has an entry of id {size - 1}: the most is {_MAX_ENTRIES - 1}')
+    self.vocab = [''] * size
     for entry, i in entries.items():
-      self._entries[i] = entry
+      self.vocab[i] = entry
 
-  @functools.cached_property
-  def _with_masks(self) -> tokenizers.Tokenizer:
-    parsing = tokenizers.Tokenizer.from_str(self.library.to_str())
-    parsing.add_special_tokens([tokenizers.AddedToken(
-        self._entries[self.mask_id], lstrip=True, special=True)])
-    return parsing
-
-  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-    encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=False)
-    return [e.ids for e in encodings]
-
-  def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list]]:
-    encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
+  def _spans(self, text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
     # The piece that begins a word includes the space before it, which the offsets leave out.
-    return [(e.ids, [(end - len(text[start:end].lstrip()), end) for start, end in e.offsets])
-            for text, e in zip(texts, encodings)]
-
-  def encode_with_masks(self, text: str) -> list[int]:
-    text = text.replace('[MASK]', self._entries[self.mask_id])
-    return self._with_masks.encode(text, add_special_tokens=False).ids
+    return [(end - len(text[start:end].lstrip()), end) for start, end in offsets]
 
   def word_starts(self) -> np.ndarray:
-    return np.array([entry.startswith(_SPACE) for entry in self._entries])
-
-  def tokens(self, ids: Sequence[int]) -> list[str]:
-    return [self._entries[i] for i in ids]
+    return np.array([entry.startswith(_SPACE) for entry in self.vocab])
 
   def serialized(self) -> bytes:
     return json.dumps(self._settings, sort_keys=True).encode()
 
   def save(self, directory: epath.Path):
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / 'tokenizer.json').write_text(json.dumps(self._settings, ensure_ascii=False))
-    roles = {f'{role}_token': self._entries[getattr(self, f'{role}_id')] for role in _NAMES}
-    config = {'tokenizer_class': 'PreTrainedTokenizerFast', **roles}
-    (directory / 'tokenizer_config.json').write_text(json.dumps(config, indent=2) + '\n')
+    content = json.dumps(self._settings, ensure_ascii=False).encode()
+    self._save(directory, {'tokenizer.json': content},
+               {'tokenizer_class': 'PreTrainedTokenizerFast'})
 
 
 def _untrained(model: tokenizers.models.BPE, *, lowercase: bool,
