@@ -6,7 +6,6 @@ command continues after them.
 
 from collections.abc import Callable, Iterable, Iterator
 import dataclasses
-import functools
 import itertools
 import json
 import os
@@ -168,11 +167,12 @@ class _Preparation:
       survey = Survey(*self._once('survey', self._survey))
       self._once('vocabulary', lambda: self._save_tokenizer(survey))
       tokenizer = tokenizer_lib.load(self.output / 'tokenizer')
-      encoder = encode.Encoder(tokenizer, self.settings)
-      self._once('heldout_keys', lambda: encoder.keys(
-          list(itertools.chain.from_iterable(self._heldout(survey)))))
-      shards = self._write_training(survey, tokenizer, workers)
-      self._finish(survey, tokenizer, encoder, shards)
+      heldout = self._once('heldout', lambda: self._heldout(survey, tokenizer))
+      encoder = encode.Encoder(tokenizer, self.settings, heldout['keys'], reopen=(
+          os.fspath(self.output / 'tokenizer'), self.settings,
+          os.fspath(self.progress / 'heldout.json')))
+      shards = self._write_training(survey, encoder, workers)
+      self._finish(survey, encoder, heldout['documents'], shards)
     except UserError:
       if not (self.progress / 'shard-00000.json').exists():  # no work is lost
         shutil.rmtree(self.output, ignore_errors=True)  # it holds nothing but this preparation
@@ -189,28 +189,26 @@ class _Preparation:
     tokenizer.save(self.output / 'tokenizer')
     return tokenizer_lib.digest(tokenizer)
 
-  def _heldout(self, survey: Survey) -> list[list[str]]:
-    """The sentences of the held-out documents."""
-    return self._once('heldout_sentences', lambda: [
-        self.settings.sentences(document)
-        for document in (self.source.read() if survey.heldout_below else ())
-        if survey.is_held_out(document)])
+  def _heldout(self, survey: Survey, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The held-out documents as lists of sentences, and a key of each sentence."""
+    documents = [self.settings.sentences(document)
+                 for document in (self.source.read() if survey.heldout_below else ())
+                 if survey.is_held_out(document)]
+    sentences = list(itertools.chain.from_iterable(documents))
+    keys = encode.Encoder(tokenizer, self.settings).keys(sentences)
+    return {'documents': documents, 'keys': keys}
 
-  def _write_training(self, survey: Survey, tokenizer: Tokenizer,
+  def _write_training(self, survey: Survey, encoder: encode.Encoder,
                       workers: int) -> list[dict[str, Any]]:
     """Writes the shards of the training text; returns the results of `write_shard`."""
     shards = [json.loads(path.read_text())
               for path in sorted(self.progress.glob('shard-*.json'))]
     training = (d for d in self.source.read() if not survey.is_held_out(d))
     training = itertools.islice(training, sum(shard['read'] for shard in shards), None)
-    keys = self.progress / 'heldout_keys.json'
     if workers == 1 or survey.size <= _IN_PROCESS:
-      encoder = encode.Encoder(tokenizer, self.settings, json.loads(keys.read_text()))
       parts = map(encoder.documents, encode.batches(training))
     else:
-      work = functools.partial(encode.encode, tokenizer=os.fspath(self.output / 'tokenizer'),
-                               settings=self.settings, heldout=os.fspath(keys))
-      parts = pool.ordered_map(work, encode.batches(training), workers)
+      parts = pool.ordered_map(encoder.documents, encode.batches(training), workers)
     with _progress_bar(survey.size, 'tokenising') as progress:
       progress.update(sum(shard['size'] for shard in shards))
 
@@ -226,18 +224,18 @@ class _Preparation:
       for first in parts:
         number = f'{len(shards):05}'
         shards.append(self._once(f'shard-{number}', lambda: write_shard(
-            self.output, f'train-{number}', tokenizer.vocab_size, parts_of_shard(first))))
+            self.output, f'train-{number}', encoder.tokenizer.vocab_size, parts_of_shard(first))))
     return shards
 
-  def _finish(self, survey: Survey, tokenizer: Tokenizer, encoder: encode.Encoder,
+  def _finish(self, survey: Survey, encoder: encode.Encoder, documents: list[list[str]],
               shards: list[dict[str, Any]]):
     """Writes the held-out shard without sentences of the training text, and the manifest."""
+    tokenizer = encoder.tokenizer
     counts = token_counts(shards, tokenizer.vocab_size)
     if not counts.sum():
       shutil.rmtree(self.progress)  # there is nothing to continue
       raise UserError(f'data.source={self.settings.source!r} holds no text that the vocabulary can '
                       'encode')
-    documents = self._heldout(survey)
     sentences = list(itertools.chain.from_iterable(documents))
     seen = {sentences[i] for shard in shards for i in shard['seen']}
     fresh = [[s for s in document if s not in seen] for document in documents]
@@ -276,25 +274,22 @@ def prepare(settings: Settings, output: str, workers: int = 0):
   """
   if settings.vocab:  # its mistakes are reported before the text is read
     tokenizer_lib.load(settings.vocab, settings.lowercase)
-  workers = workers or host.cores()
-  folder = epath.Path(output)
+  folder, is_remote = epath.Path(output), storage.is_remote(output)
   if (folder / 'manifest.json').exists():
     other = changed_setting(folder, settings)
     if other:
       raise UserError(f'{output} is not empty: it holds records made with another {other}; use '
                       'another folder')
     return  # the records are complete
-  if not storage.is_remote(output):
-    _Preparation(settings, folder).run(workers)
-    return
-  local = storage.local_folder(output)
+  local = storage.local_folder(output) if is_remote else folder
   uploading = (local / 'manifest.json').exists() and not changed_setting(local, settings)
   if not uploading:
-    if folder.exists() and any(folder.iterdir()):
+    if is_remote and folder.exists() and any(folder.iterdir()):
       raise UserError(f'{output} is not empty: use another folder')
-    _Preparation(settings, local).run(workers)
-  storage.upload(local, folder)
-  shutil.rmtree(local)
+    _Preparation(settings, local).run(workers or host.cores())
+  if is_remote:
+    storage.upload(local, folder)
+    shutil.rmtree(local)
 
 
 def changed_setting(folder: epath.Path, settings: Settings) -> str | None:

@@ -1,15 +1,15 @@
 """A text and endings or answers to choose from: SWAG and its like."""
 
 from collections.abc import Iterator
+import string
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require_choice
 from bert_jax.labelled import table
 
 FORMATS = ('auto', 'jsonl', 'swag', 'commonsenseqa')
-_LETTERS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'
 
 
 class ChoiceExample(NamedTuple):
@@ -30,10 +30,8 @@ def are_choices(value: Any) -> bool:
 def _label(row: table.Row, value: Any, choices: int) -> int:
   """An index, as a number or as a letter."""
   text = str(value).strip()
-  if text in _LETTERS and len(text) == 1:
-    index = _LETTERS.index(text)
-  else:
-    index = int(text) if text.isdigit() else -1
+  is_letter = len(text) == 1 and text in string.ascii_uppercase
+  index = ord(text) - ord('A') if is_letter else int(text) if text.isdigit() else -1
   if not 0 <= index < choices:
     raise UserError(f'{row.where}: the label {value!r} is none of the {choices} choices: give its '
                     'number from 0, or its letter')
@@ -65,8 +63,7 @@ def read(path: str, data: ConfigDict, labelled: bool = True) -> Iterator[ChoiceE
   Raises:
     UserError: naming the line that is not like this.
   """
-  if data.format not in FORMATS:
-    raise UserError(f'data.format={data.format!r} is unknown: use {", ".join(FORMATS)}')
+  require_choice('data.format', data.format, FORMATS)
   rows = table.read_separated(path, 'csv') if data.format == 'swag' else table.read_jsonl(path)
   for row in rows:
     text, choices, label = _fields(row, data)

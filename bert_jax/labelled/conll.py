@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require_choice
 from bert_jax.labelled import table
 
 FORMATS = ('auto', 'conll', 'jsonl')
@@ -106,8 +106,7 @@ def read(path: str, data: ConfigDict, labelled: bool = True) -> Iterator[TaggedW
   Raises:
     UserError: naming the line that is not like this.
   """
-  if data.format not in FORMATS:
-    raise UserError(f'data.format={data.format!r} is unknown: use {", ".join(FORMATS)}')
+  require_choice('data.format', data.format, FORMATS)
   name = path.removesuffix('.gz')
   if data.format == 'conll' or (data.format == 'auto' and not name.endswith('.jsonl')):
     yield from _read_conll(path, _column(data, 'text_column'),

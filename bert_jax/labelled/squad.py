@@ -1,5 +1,6 @@
 """Questions on a text: SQuAD v1.1 and v2.0 files (Rajpurkar et al. 2016, 2018)."""
 
+import collections
 from typing import NamedTuple
 
 from bert_jax.errors import UserError
@@ -36,11 +37,9 @@ def read(path: str) -> list[Question]:
   except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as e:
     raise UserError(f'{path} is not in SQuAD\'s format (data, paragraphs, qas): '
                     f'{type(e).__name__} {e}') from e
-  seen = set()
-  for question in questions:
-    if question.id in seen:
-      raise UserError(f'{path}: the id {question.id!r} is there twice')
-    seen.add(question.id)
+  for name, count in collections.Counter(question.id for question in questions).items():
+    if count > 1:
+      raise UserError(f'{path}: the id {name!r} is there twice')
   return questions
 
 
