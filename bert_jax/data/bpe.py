@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
 from bert_jax.data import tokenizer_base
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
 _NAMES = {'cls': ('<s>', '[CLS]'), 'pad': ('<pad>', '[PAD]'), 'sep': ('</s>', '[SEP]'),
@@ -36,8 +36,7 @@ def _one_line(problem: str) -> Iterator[None]:
 
 def _check_ids(vocab: Any, where: Any):
   """Raises UserError for ids with large gaps, through which the library would loop."""
-  if not isinstance(vocab, dict):
-    raise UserError(f'{where} has no vocabulary of entries and their ids')
+  require(isinstance(vocab, dict), f'{where} has no vocabulary of entries and their ids')
   for entry, i in vocab.items():
     if not isinstance(i, int) or not 0 <= i < 2 * len(vocab):
       raise UserError(f'{where}: the id of {entry[:50]!r} is {str(i)[:50]}, among {len(vocab)} '
@@ -72,14 +71,13 @@ class ByteBPE(tokenizer_base.LibraryTokenizer):
     entries = {**self.library.get_vocab(with_added_tokens=True), **added}
     for role, names in _NAMES.items():
       index = next((entries[name] for name in names if name in entries), None)
-      if index is None:
-        raise UserError(f'{where} has no {" or ".join(names)}: BERT needs it')
+      require(index is not None, f'{where} has no {" or ".join(names)}: BERT needs it')
       setattr(self, f'{role}_id', index)
     around = settings.get('post_processor') or {}
     self.separators = 2 if around.get('type') == 'RobertaProcessing' else 1
     size = max(entries.values()) + 1
-    if size > _MAX_ENTRIES:
-      raise UserError(f'{where} has an entry of id {size - 1}: the most is {_MAX_ENTRIES - 1}')
+    require(size <= _MAX_ENTRIES,
+            f'{where} has an entry of id {size - 1}: the most is {_MAX_ENTRIES - 1}')
     self.vocab = [''] * size
     for entry, i in entries.items():
       self.vocab[i] = entry
@@ -128,9 +126,9 @@ def train(texts: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool) 
   """
   alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
   special = [names[0] for names in _NAMES.values()]
-  if vocab_size < len(alphabet) + len(special):
-    raise UserError(f'model.vocab_size={vocab_size} leaves no room for the {len(alphabet)} bytes '
-                    f'and {len(special)} special tokens of data.tokenizer=bpe')
+  require(vocab_size >= len(alphabet) + len(special),
+          f'model.vocab_size={vocab_size} leaves no room for the {len(alphabet)} bytes and '
+          f'{len(special)} special tokens of data.tokenizer=bpe')
   tokenizer = _untrained(tokenizers.models.BPE(), lowercase=lowercase, prefix_space=True)
   tokenizer.train_from_iterator(texts(), tokenizers.trainers.BpeTrainer(
       vocab_size=vocab_size, min_frequency=2, special_tokens=special, initial_alphabet=alphabet,

@@ -290,9 +290,13 @@ def open_source(settings: Settings, scratch: epath.Path) -> Source:
   """Opens a glob, tfds:NAME or the built-in corpus, which is first written into `scratch`."""
   if settings.source == 'builtin':
     text = scratch / 'builtin.txt.gz'
-    if not text.exists():
-      builtin.extract(text)
-    return Source(('builtin',), lambda: read_file(str(text), 'text', 'text'))
+
+    def read_builtin() -> Iterator[str]:
+      if not text.exists():
+        builtin.extract(text)
+      return read_file(str(text), 'text', 'text')
+
+    return Source(('builtin',), read_builtin)
   require_choice('data.format', settings.format, FORMATS)
   if settings.source.startswith('tfds:'):
     name = settings.source.removeprefix('tfds:')

@@ -85,9 +85,8 @@ def check(settings: corpus.Settings) -> CorpusStatistics:
       size += encoded[-1].size
       cjk += sum(len(_CJK.findall(d)) for d in batch)
       characters += sum(map(len, batch))
-      for document in filter(survey.is_held_out, batch):
-        heldout_counts += np.bincount(encoder.documents([document]).tokens,
-                                      minlength=tokenizer.vocab_size)
+      heldout = encoder.documents(filter(survey.is_held_out, batch))
+      heldout_counts += np.bincount(heldout.tokens, minlength=tokenizer.vocab_size)
   counts = sum(np.bincount(e.tokens, minlength=tokenizer.vocab_size) for e in encoded)
   return CorpusStatistics(
       survey=survey, lines=lines.total, repeated_lines=lines.total - lines.different(),

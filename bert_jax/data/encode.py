@@ -99,10 +99,13 @@ class Encoder:
     seen = []
     if self._heldout:
       seen = [i for key in _keys(tokens, lengths) for i in self._heldout.get(key, ())]
-    document = np.repeat(np.arange(len(documents)), [len(d) for d in documents])
-    counts = np.bincount(document[lengths > 0], minlength=len(documents))
-    lengths, counts = records.split_long(lengths[lengths > 0], counts[counts > 0])
-    return Encoded(tokens, words, lengths, counts, heldout=seen, documents=len(documents), size=0)
+    sentences = np.fromiter(map(len, documents), np.int64, len(documents))
+    document = np.repeat(np.arange(len(documents)), sentences)
+    document = document[lengths > 0]
+    lengths, pieces = records.cut(lengths[lengths > 0], records.LONGEST_SENTENCE)
+    counts = np.bincount(np.repeat(document, pieces))
+    return Encoded(tokens, words, lengths, counts[counts > 0], heldout=seen,
+                   documents=len(documents), size=0)
 
   def keys(self, sentences: list[str]) -> list[str]:
     """A key of each sentence: the same for sentences that the model cannot tell apart."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data import packing
-from bert_jax.data.records import Records
+from bert_jax.data.records import Records, cut
 
 SEQUENCES = ('next_sentence', 'sentence_order', 'full_sentences')
 SHORT_SHARE = 0.1  # of the chunks get a random length, as published (short_seq_prob)
@@ -93,12 +93,8 @@ def _read_window(records: Records, blocks: np.ndarray, layout: Layout) -> Window
     offsets.append(np.full(len(starts), records.blocks[number, 0] - tokens))
     sentences += len(block)
     tokens += int(records.blocks[number + 1, 0] - records.blocks[number, 0])
-  sentence = np.concatenate(lengths).astype(np.int64)
-  longest = layout.max_len - 2
-  pieces = -(-sentence // longest)
+  length, pieces = cut(np.concatenate(lengths).astype(np.int64), layout.max_len - 2)
   first = np.concatenate([[0], np.cumsum(pieces)])
-  length = np.full(first[-1], longest)
-  length[first[1:] - 1] = sentence - (pieces - 1) * longest
   alone = np.repeat(pieces > 1, pieces)
   if layout.sequences == 'sentence_order':
     alone[first[np.concatenate(opening)]] = True

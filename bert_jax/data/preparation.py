@@ -22,7 +22,7 @@ from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.corpus import Settings
 from bert_jax.data.survey import Survey
 from bert_jax.data.tokenizer import Tokenizer
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.runtime import console, host, pool, storage
 
 _SHARD = 256 << 20  # bytes of text in a shard
@@ -57,11 +57,10 @@ def cross_entropy(heldout_counts: np.ndarray, train_counts: np.ndarray) -> float
 
 def check_documents(source: str, survey: Survey):
   """Raises UserError for a corpus of which no next-sentence pairs can be made."""
-  if not survey.documents:
-    raise UserError(f'data.source={source!r} holds no document: it is empty or blank lines')
-  if survey.different == 1:
-    raise UserError(f'data.source={source!r} holds one document: a next sentence from another '
-                    'document needs at least two. Put a blank line between documents')
+  require(survey.documents,
+          f'data.source={source!r} holds no document: it is empty or blank lines')
+  require(survey.different > 1, f'data.source={source!r} holds one document: a next sentence from '
+          'another document needs at least two. Put a blank line between documents')
 
 
 def make_tokenizer(settings: Settings, source: corpus.Source, survey: Survey) -> Tokenizer:
@@ -146,9 +145,8 @@ class _Preparation:
     elif output.exists() and not output.is_dir():
       raise UserError(f'{output} is a file: use another --output')
     elif output.exists():
-      others = sorted(path.name for path in output.iterdir() if path != self.progress)
-      if others:
-        raise UserError(f'{output} is not empty (it holds {others[0]}): use another folder')
+      for name in sorted(path.name for path in output.iterdir() if path != self.progress):
+        raise UserError(f'{output} is not empty (it holds {name}): use another folder')
 
   def _once(self, name: str, make: Callable[[], Any]) -> Any:
     """A JSON value that is made once and stored in progress/."""
@@ -277,9 +275,12 @@ def prepare(settings: Settings, output: str, workers: int = 0):
   folder, is_remote = epath.Path(output), storage.is_remote(output)
   if (folder / 'manifest.json').exists():
     other = changed_setting(folder, settings)
-    if other:
-      raise UserError(f'{output} is not empty: it holds records made with another {other}; use '
-                      'another folder')
+    require(not other, f'{output} is not empty: it holds records made with another {other}; use '
+            'another folder')
+    inputs = records.read_manifest(folder)['settings'].get('inputs')  # Beam keeps none
+    source = corpus.open_source(settings, folder / 'progress')
+    require(inputs is None or inputs == list(source.inputs),
+            f'{output} holds records of files that have changed since: use another folder')
     return  # the records are complete
   local = storage.local_folder(output) if is_remote else folder
   uploading = (local / 'manifest.json').exists() and not changed_setting(local, settings)
@@ -297,17 +298,6 @@ def changed_setting(folder: epath.Path, settings: Settings) -> str | None:
   earlier = records.read_manifest(folder)['settings']
   return next((name for name, value in dataclasses.asdict(settings).items()
                if earlier.get(name) != value), None)
-
-
-def check_inputs(settings: Settings, output: str):
-  """Raises UserError if complete records are of files that have changed since."""
-  folder = epath.Path(output)
-  if not (folder / 'manifest.json').exists() or changed_setting(folder, settings):
-    return
-  inputs = records.read_manifest(folder)['settings'].get('inputs')
-  if inputs is not None and inputs != list(
-      corpus.open_source(settings, folder / 'progress').inputs):
-    raise UserError(f'{output} holds records of files that have changed since: use another folder')
 
 
 def print_summary(output: str):

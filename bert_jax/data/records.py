@@ -119,16 +119,12 @@ def token_dtype(vocab_size: int) -> np.dtype:
   return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
-def split_long(lengths: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Sentence lengths and counts with sentences above `LONGEST_SENTENCE` in several pieces."""
-  pieces = -(-lengths // LONGEST_SENTENCE)
-  if not len(lengths) or pieces.max() == 1:
-    return lengths, counts
-  document = np.repeat(np.arange(len(counts)), counts)
-  rest = lengths - (pieces - 1) * LONGEST_SENTENCE
-  out = np.full(pieces.sum(), LONGEST_SENTENCE)
-  out[np.cumsum(pieces) - 1] = rest
-  return out, np.bincount(document, pieces, len(counts)).astype(counts.dtype)
+def cut(lengths: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
+  """Lengths with each one above `longest` in pieces, and the number of pieces of each."""
+  pieces = -(-lengths // longest)
+  shorter = np.full(pieces.sum(), longest)
+  shorter[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * longest
+  return shorter, pieces
 
 
 class Records:

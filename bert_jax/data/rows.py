@@ -205,11 +205,9 @@ class RowSource:
 
   def sample(self) -> RowStatistics:
     """Statistics of the first window's rows."""
-    order, first_row = self._permutation(0)
-    rows = int(first_row[1])
-    pairs, _, _ = pairs_lib.make_pairs(self.records, order[:self._first_block[1]], self.layout,
-                                     (self._seed, 0, 0), rows)
+    pairs = self._window(0, 0)
     with_b = pairs.has_b.sum()
-    counted = with_b if self.layout.sequences != 'full_sentences' else len(pairs.label)
+    counted = with_b if self.layout.sequences != 'full_sentences' else (pairs.a_length > 0).sum()
+    rows = len(pairs.label)
     return RowStatistics(fill=int(pairs.size.sum()) / rows / self.layout.max_len,
                          pairs=counted / rows, unchanged=1 - pairs.label.sum() / max(with_b, 1))

@@ -16,7 +16,7 @@ import tokenizers
 
 from bert_jax.data import bpe, spiece, tokenizer_base
 from bert_jax.data.tokenizer_base import Tokenizer
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
 # In the order in which trained vocabularies begin, and under the names every published one uses.
@@ -128,12 +128,10 @@ def read_vocab(path: str | epath.Path) -> list[str]:
 
 def _checked_vocab(vocab: list[str], path: str | epath.Path) -> list[str]:
   missing = [token for token in SPECIAL_TOKENS if token not in vocab]
-  if missing:
-    raise UserError(f'{path}: the vocabulary has no {", ".join(missing)}: BERT needs '
-                    f'{", ".join(SPECIAL_TOKENS)}, each on a line of its own')
+  require(not missing, f'{path}: the vocabulary has no {", ".join(missing)}: BERT needs '
+          f'{", ".join(SPECIAL_TOKENS)}, each on a line of its own')
   entry, count = collections.Counter(vocab).most_common(1)[0]
-  if count > 1:
-    raise UserError(f'{path}: the entry {entry!r} stands in the vocabulary twice')
+  require(count == 1, f'{path}: the entry {entry!r} stands in the vocabulary twice')
   return vocab
 
 
@@ -161,9 +159,9 @@ def _settings(directory: epath.Path) -> dict:
              'tokenize_chinese_chars': 'handle_chinese_chars'}
     settings |= {ours: config[theirs] for theirs, ours in names.items() if theirs in config}
   for name in ('lowercase', 'strip_accents', 'handle_chinese_chars'):
-    if not isinstance(settings.get(name), bool | None):
-      raise UserError(f'{directory}: its tokenizer has {name}={settings[name]!r}, which is neither '
-                      'true nor false')
+    value = settings.get(name)
+    require(isinstance(value, bool | None),
+            f'{directory}: its tokenizer has {name}={value!r}, which is neither true nor false')
   return settings
 
 
@@ -186,25 +184,23 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
   Raises:
     UserError: there is no vocabulary, or a cased one would be read in lower case.
   """
-  path, settings = epath.Path(path), {}
+  path = epath.Path(path)
+  settings = {}
   directory = path if path.is_dir() else None
   if directory:
     names = ('vocab.txt', spiece.FILE, 'tokenizer.json', 'vocab.json')
     path = next((directory / name for name in names if (directory / name).exists()), None)
-    if not path:
-      raise UserError(f'{directory} holds neither vocab.txt nor spiece.model nor tokenizer.json')
+    require(path, f'{directory} holds neither vocab.txt nor spiece.model nor tokenizer.json')
   if path.suffix == '.model':
     return spiece.load(path)
-  byte_level = bpe.load(path) if path.suffix == '.json' else None
-  if byte_level:
+  if path.suffix == '.json' and (byte_level := bpe.load(path)):
     return byte_level
   if directory:
     settings = _settings(directory)
   vocab = _vocab_of_json(path) if path.suffix == '.json' else read_vocab(path)
   if lowercase is None:
     lowercase = settings.get('lowercase', True)
-  if lowercase and is_cased(vocab):
-    raise UserError(f'{path} is a cased vocabulary (its words have capitals) and the text would be '
-                    'lower-cased: set data.lowercase=False')
+  require(not lowercase or not is_cased(vocab), f'{path} is a cased vocabulary (its words have '
+          'capitals) and the text would be lower-cased: set data.lowercase=False')
   return WordPiece(vocab, lowercase, settings.get('strip_accents'),
                    settings.get('handle_chinese_chars', True), settings.get('whole', ()))

@@ -95,16 +95,11 @@ def _strings(row: table.Row, column: str) -> tuple[str, ...]:
 
 
 def read(path: str, data: ConfigDict, labelled: bool = True) -> Iterator[TaggedWords]:
-  """The sentences of a file.
+  """The sentences of a file; raises UserError that names a line of another form.
 
-  Args:
-    path: CoNLL (a word and its tags on a line, spaces or tabs between them, a blank line between
-      sentences), or JSON lines with a list of words and a list of tags.
-    data: the config group `data`: format, text_column, label_column.
-    labelled: False = the tags are not read.
-
-  Raises:
-    UserError: naming the line that is not like this.
+  CoNLL has a word and its tags on a line, spaces or tabs between them, and a blank line between
+  sentences; JSON lines have a list of words and a list of tags. The config group `data` gives the
+  format and the columns. Unless `labelled`, the tags are not read.
   """
   require_choice('data.format', data.format, FORMATS)
   name = path.removesuffix('.gz')

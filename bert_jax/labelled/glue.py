@@ -9,7 +9,7 @@ import dataclasses
 
 from etils import epath
 
-from bert_jax.errors import UserError
+from bert_jax.errors import require
 from bert_jax.labelled import table
 from bert_jax.labelled.table import Row
 
@@ -61,9 +61,8 @@ TASKS = {
 
 def find(data_format: str) -> Glue:
   """The task that `data.format` names."""
-  if data_format not in TASKS:
-    raise UserError(f'data.format={data_format!r} is unknown: of GLUE there are '
-                    f'{", ".join(TASKS)}')
+  require(data_format in TASKS,
+          f'data.format={data_format!r} is unknown: of GLUE there are {", ".join(TASKS)}')
   return TASKS[data_format]
 
 

@@ -26,19 +26,12 @@ _SHARES = (0.5, 0.9, 1.0)  # each number of rows is enough for this share of an 
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-  """Examples as the model reads them: each is one input, or several (chunks, choices).
+  """Examples as the model reads them: each is one input, or several (chunks, choices)."""
 
-  Attributes:
-    inputs: of all examples, one after another.
-    owners: [inputs] int64, the example of each, ascending.
-    targets: [examples, ...] the gold value of each, or None.
-    token_targets: for each input [tokens, ...] int32, or None.
-  """
-
-  inputs: Sequence[Input]
-  owners: np.ndarray
-  targets: np.ndarray | None = None
-  token_targets: Sequence[np.ndarray] | None = None
+  inputs: Sequence[Input]  # of all examples, one after another
+  owners: np.ndarray  # [inputs] int64, the example of each, ascending
+  targets: np.ndarray | None = None  # [examples, ...] the gold value of each
+  token_targets: Sequence[np.ndarray] | None = None  # for each input [tokens, ...] int32
 
   @property
   def count(self) -> int:
@@ -90,11 +83,6 @@ class _Packed(NamedTuple):
   examples: np.ndarray
   inputs: np.ndarray  # [n] numbers of their inputs
   row_of: np.ndarray  # [n] the row of each
-  rows: int  # the rows that they need
-
-
-def _most_rows(parts: list[_Packed]) -> int:
-  return max(part.rows for part in parts)
 
 
 def _rounded_up(n: int, multiple: int) -> int:
@@ -138,22 +126,22 @@ class Batches:
       self._epoch, self._order = epoch, rng.permutation(self.features.count)
     return self._order[within * self.batch_size:(within + 1) * self.batch_size]
 
-  def _packed(self, examples: np.ndarray) -> list[_Packed]:
-    """Each microbatch of some examples."""
-    first, parts = self.features.first, []
+  def _packed(self, examples: np.ndarray) -> tuple[list[_Packed], int]:
+    """The microbatches of some examples, and the rows that the largest one needs."""
+    first, parts, needed = self.features.first, [], 0
     for m in range(self._microbatches):
       part = examples[m::self._microbatches]
       inputs = [np.arange(first[i], first[i + 1]) for i in part]
       inputs = np.concatenate(inputs or [np.array([], int)])
       row_of, rows = packing.pack(self.features.sizes[inputs], self.length, self._slots)
-      parts.append(_Packed(part, inputs, row_of, rows))
-    return parts
+      parts.append(_Packed(part, inputs, row_of))
+      needed = max(needed, rows)
+    return parts, needed
 
   @functools.cached_property
   def _first_epoch(self) -> list[int]:
-    """The rows of a microbatch that each step of the first epoch needs."""
-    steps = map(self.examples, range(self.steps_per_epoch))
-    return [_most_rows(self._packed(examples)) for examples in steps]
+    """The rows that each step of the first epoch needs."""
+    return [self._packed(self.examples(step))[1] for step in range(self.steps_per_epoch)]
 
   @functools.cached_property
   def rows(self) -> tuple[int, ...]:
@@ -203,16 +191,16 @@ class Batches:
   def batch(self, step: int) -> Batch:
     """The batch of a training step."""
     examples = self.examples(step)
-    parts = self._packed(examples)
-    return self._place(examples, parts, self._rows_for(_most_rows(parts))).batch
+    parts, needed = self._packed(examples)
+    return self._place(examples, parts, self._rows_for(needed)).batch
 
   def in_order(self) -> Iterator[Located]:
     """All examples once, in order, in batches of one shape: for evaluations."""
     examples = np.arange(self.features.count)
     batches = np.split(examples, range(self.batch_size, len(examples), self.batch_size))
     packed = [self._packed(batch) for batch in batches]
-    rows = _rounded_up(max(map(_most_rows, packed)), self._multiple)
-    for batch, parts in zip(batches, packed):
+    rows = _rounded_up(max(needed for _, needed in packed), self._multiple)
+    for batch, (parts, _) in zip(batches, packed):
       yield self._place(batch, parts, rows)
 
   def fill(self) -> float:

@@ -3,7 +3,7 @@
 import collections
 from typing import NamedTuple
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.labelled import table
 from bert_jax.runtime import storage
 
@@ -24,11 +24,7 @@ class Question(NamedTuple):
 
 
 def read(path: str) -> list[Question]:
-  """The questions of a file.
-
-  Raises:
-    UserError: it is not in SQuAD's format.
-  """
+  """The questions of a file; raises UserError if it is not in SQuAD's format."""
   try:
     articles = storage.parse_json(table.read_text(path))['data']
     questions = [_question(qa, paragraph['context'])
@@ -38,8 +34,7 @@ def read(path: str) -> list[Question]:
     raise UserError(f'{path} is not in SQuAD\'s format (data, paragraphs, qas): '
                     f'{type(e).__name__} {e}') from e
   for name, count in collections.Counter(question.id for question in questions).items():
-    if count > 1:
-      raise UserError(f'{path}: the id {name!r} is there twice')
+    require(count == 1, f'{path}: the id {name!r} is there twice')
   return questions
 
 

@@ -11,7 +11,7 @@ import zlib
 from etils import epath
 
 from bert_jax.data import corpus
-from bert_jax.errors import UserError, require_choice
+from bert_jax.errors import UserError, require, require_choice
 from bert_jax.runtime import storage
 
 FORMATS = ('auto', 'csv', 'tsv', 'jsonl')
@@ -46,17 +46,12 @@ class Row(NamedTuple):
       value = float(self[column])
     except (TypeError, ValueError) as e:
       raise UserError(f'{self.where}: {column!r} is {self[column]!r}, not a number') from e
-    if not math.isfinite(value):
-      raise UserError(f'{self.where}: {column!r} is {value}')
+    require(math.isfinite(value), f'{self.where}: {column!r} is {value}')
     return value
 
 
 def read_text(path: str) -> str:
-  """The text of a file, which may be gzipped, without a byte order mark.
-
-  Raises:
-    UserError: it cannot be read, is not UTF-8, or unpacks to far too much.
-  """
+  """The UTF-8 text of a file, which may be gzipped, without a byte order mark."""
   try:
     data = epath.Path(path).read_bytes()
     if data[:2] == b'\x1f\x8b':
@@ -82,8 +77,7 @@ def read_jsonl(path: str) -> Iterator[Row]:
       values = storage.parse_json(line)
     except ValueError as e:
       raise UserError(f'{where}: not JSON ({e})') from e
-    if not isinstance(values, dict):
-      raise UserError(f'{where}: no JSON object')
+    require(isinstance(values, dict), f'{where}: no JSON object')
     yield Row(where, values)
 
 
@@ -121,15 +115,13 @@ def read_tfds(name: str, split: str) -> Iterator[Row]:
 def read(source: str, data_format: str, split: str) -> Iterator[Row]:
   """The rows of a file, or of tfds:NAME[@SPLIT]; `split` is for a NAME without one.
 
-  Raises:
-    UserError: (also while iterating) it cannot be read.
+  Raises UserError, also while iterating, if it cannot be read.
   """
   if source.startswith('tfds:'):
     return read_tfds(source.removeprefix('tfds:'), split)
   require_choice('data.format', data_format, FORMATS)
   if data_format == 'auto':
     data_format = source.removesuffix('.gz').rpartition('.')[2]
-    if data_format not in FORMATS:
-      raise UserError(f'{source}: its name does not say what it is: set data.format to csv, tsv or '
-                      'jsonl')
+    require(data_format in FORMATS, f'{source}: its name does not say what it is: set data.format '
+            'to csv, tsv or jsonl')
   return read_jsonl(source) if data_format == 'jsonl' else read_separated(source, data_format)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from bert_jax.errors import UserError, require_choice
+from bert_jax.errors import require, require_choice
 from bert_jax.labelled import glue, table
 from bert_jax.labelled.glue import Columns
 from bert_jax.labelled.table import Row
@@ -23,15 +23,11 @@ class TextExample(NamedTuple):
 
 
 def given_labels(labels: Sequence[Any]) -> tuple[str, ...]:
-  """The names in data.labels, numbers too as strings, as files have them.
-
-  Raises:
-    UserError: an empty name, or one that stands there twice.
-  """
+  """The names in data.labels, numbers too as strings, as files have them; each once."""
   names = tuple(map(str, labels))
   for i, name in enumerate(names):
-    if not name or name in names[:i]:
-      raise UserError(f'data.labels={",".join(names)}: {name!r} is empty or stands there twice')
+    require(name and name not in names[:i],
+            f'data.labels={",".join(names)}: {name!r} is empty or stands there twice')
   return names
 
 
@@ -52,29 +48,22 @@ def _label(row: Row, c: Columns) -> Any:
     if len(names) > 1:  # a column of 0 or 1 for each
       return tuple(name for name in names if row.number(name))
     value = row[c.label]
-    if not isinstance(value, list):
-      raise UserError(f'{row.where}: {c.label!r} is {value!r}, not a list of labels: for columns '
-                      'of 0 and 1 give data.label_column=first,second,...')
+    require(isinstance(value, list), f'{row.where}: {c.label!r} is {value!r}, not a list of '
+            'labels: for columns of 0 and 1 give data.label_column=first,second,...')
     return tuple(map(str, value))
   value = str(row[c.label])
-  if not value:
-    raise UserError(f'{row.where}: {c.label!r} is empty')
+  require(value, f'{row.where}: {c.label!r} is empty')
   return c.labels[c.written.index(value)] if value in c.written else value
 
 
 def read(source: str, data_format: str, c: Columns, split: str,
          labelled: bool = True) -> Iterator[TextExample]:
-  """The examples of a file or of tfds:NAME.
+  """The examples of a file or of tfds:NAME; raises UserError for an unsuitable column.
 
   Args:
-    source: path, or tfds:NAME.
     data_format: one of `table.FORMATS`, or a GLUE task.
-    c: the columns.
     split: train, validation or test.
     labelled: False = the labels are not read.
-
-  Raises:
-    UserError: a column is missing, or holds something else.
   """
   rows = (glue.read(source, glue.find(data_format), split) if data_format.startswith('glue')
           else table.read(source, data_format, split))
