@@ -46,12 +46,8 @@ def _check_ids(vocab: Any, where: Any):
 class ByteBPE(tokenizer_base.LibraryTokenizer):
   """Bytes merged into ever longer pieces.
 
-  Args of the constructor:
-    settings: content of a tokenizer.json.
-    where: its origin, for error messages.
-
-  Raises:
-    UserError: it is no byte-level BPE, or lacks a special token.
+  The constructor takes the content of a tokenizer.json, and its origin for messages. It raises
+  UserError for something else, or if a special token is missing.
   """
 
   kind = 'bpe'

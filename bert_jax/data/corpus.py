@@ -20,7 +20,7 @@ from etils import epath
 import sentencex
 
 from bert_jax.data import builtin
-from bert_jax.errors import Failed, UserError, require_choice
+from bert_jax.errors import Failed, UserError, require, require_choice
 from bert_jax.runtime import storage
 
 FORMATS = ('auto', 'text', 'jsonl', 'wikitext')
@@ -55,9 +55,8 @@ _LANGUAGES = (
 
 def check_language(name: str, language: str):
   """Raises UserError if the value of `name` is no code of a language; zh-cn counts as zh."""
-  if language.partition('-')[0] not in _LANGUAGES.split():
-    raise UserError(f'{name}={language!r} is no code of a language: give that of ISO 639, such as '
-                    'en, de, zh')
+  require(language.partition('-')[0] in _LANGUAGES.split(), f'{name}={language!r} is no code of a '
+          'language: give that of ISO 639, such as en, de, zh')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,16 +114,14 @@ def find_files(pattern: str) -> list[str]:
     files = sorted(str(p) for p in epath.Path(root).glob(rest))
   else:
     files = sorted(glob.glob(pattern, recursive=True))
-  if files == [pattern] and epath.Path(pattern).is_dir():
-    raise UserError(f'{pattern} is a folder without manifest.json, so no token records: give the '
-                    f"files, such as '{pattern.rstrip('/')}/*.txt'")
+  require(files != [pattern] or not epath.Path(pattern).is_dir(),
+          f'{pattern} is a folder without manifest.json, so no token records: give the files, such '
+          f"as '{pattern.rstrip('/')}/*.txt'")
   files = [f for f in files if not epath.Path(f).is_dir()]
-  if not files:
-    raise UserError(f'{pattern!r} matches no file: give a quoted glob such as '
-                    f"'corpus/*.txt.gz', 'tfds:NAME' or 'builtin'")
+  require(files, f'{pattern!r} matches no file: give a quoted glob such as '
+          f"'corpus/*.txt.gz', 'tfds:NAME' or 'builtin'")
   for file in files:
-    if epath.Path(file).stat().length == 0:
-      raise UserError(f'{file} is empty: remove it or leave it out')
+    require(epath.Path(file).stat().length, f'{file} is empty: remove it or leave it out')
   return files
 
 
@@ -180,13 +177,9 @@ def format_of(file: str, data_format: str) -> str:
 def read_file(file: str, data_format: str, text_column: str) -> Iterator[str]:
   """The documents of one file, gzipped if its name ends in .gz; a document ends with its file.
 
-  Args:
-    data_format: text (a blank line between documents), jsonl (an object a line) or wikitext
-      (` = Title = ` begins an article).
-    text_column: name of the text in a JSON object.
-
-  Raises:
-    UserError: no UTF-8 or no text, invalid JSON, damaged gzip, a document that is too long.
+  The format is text (a blank line between documents), jsonl (an object a line, whose text stands
+  in `text_column`) or wikitext (` = Title = ` begins an article). UserError names the line of
+  invalid UTF-8 or JSON, damaged gzip, or a document that is too long.
   """
   if data_format == 'jsonl':
     for number, line in enumerate(_lines(file), 1):
@@ -277,9 +270,8 @@ def tfds_documents(name: str, text_column: str) -> Iterator[str]:
   source = open_tfds(name, 'train')
   for i in range(len(source)):
     example = source[i]
-    if text_column not in example:
-      raise UserError(f'tfds:{name} has no column {text_column!r}: set text_column to one of '
-                      f'{", ".join(sorted(example))}')
+    require(text_column in example, f'tfds:{name} has no column {text_column!r}: set text_column '
+            f'to one of {", ".join(sorted(example))}')
     text = example[text_column]
     text = text.decode('utf-8') if isinstance(text, bytes) else str(text)
     if text := text.strip():

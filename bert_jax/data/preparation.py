@@ -30,7 +30,6 @@ _IN_PROCESS = 4 << 20  # bytes of text for which no worker is started
 
 
 def _progress_bar(total: int | None, desc: str) -> tqdm.tqdm:
-  """A progress bar over bytes of text."""
   return tqdm.tqdm(total=total, desc=desc, unit='B', unit_scale=True, leave=False, disable=None,
                    dynamic_ncols=True)
 

@@ -42,7 +42,6 @@ class WordPiece(tokenizer_base.LibraryTokenizer):
   Equal to google-research/bert `tokenization.py`.
 
   Args of the constructor:
-    vocab: the entries, in the order of their ids.
     strip_accents: None = like `lowercase`, as published.
     split_chinese: each CJK character is a word of its own.
     whole: entries with punctuation, such as "covid-19", which are matched before the text is split.
@@ -177,12 +176,9 @@ def _vocab_of_json(path: epath.Path) -> list[str]:
 def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
   """Loads vocab.txt, tokenizer.json, a SentencePiece model (*.model), or a folder with one of them.
 
-  Args:
-    path: the file or the folder. The vocab.json of a byte-level BPE has its merges.txt beside it.
-    lowercase: of a WordPiece vocabulary; None = as its folder's tokenizer_config.json says.
-
-  Raises:
-    UserError: there is no vocabulary, or a cased one would be read in lower case.
+  The vocab.json of a byte-level BPE has its merges.txt beside it. `lowercase` is for WordPiece;
+  None = as the folder's tokenizer_config.json says. Raises UserError if there is no vocabulary, or
+  a cased one would be read in lower case.
   """
   path = epath.Path(path)
   settings = {}

@@ -83,12 +83,8 @@ def _read_lines(path: str, field: str) -> Iterator[str]:
 def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
   """Appends the words of a text file, one a line such as "covid-19", to a WordPiece vocabulary.
 
-  Returns:
-    The extended tokeniser, and notes for the user.
-
-  Raises:
-    UserError: no such file or no new word in it, a line of several words, another kind of
-      tokeniser.
+  Returns the extended tokeniser, and notes for the user. Raises UserError if there is no such file
+  or no new word in it, for a line of several words, and for another kind of tokeniser.
   """
   require(isinstance(tokenizer, WordPiece),
           f'model.add_tokens={path} needs a WordPiece vocabulary, this is {tokenizer.kind}')
