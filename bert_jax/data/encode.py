@@ -70,11 +70,9 @@ class Encoder:
 
   def __init__(self, tokenizer: tokenizer_lib.Tokenizer, settings: Settings,
                heldout: Iterable[str] = (), reopen: tuple[Any, ...] = ()):
-    """Prepares to encode.
+    """Prepares to encode, and to recognise held-out sentences by their keys in `heldout`.
 
-    Args:
-      heldout: keys of the held-out sentences, to be recognised in the training text.
-      reopen: arguments of `_reopened` that give a worker process the same encoder.
+    `reopen` holds the arguments of `_reopened` that give a worker process the same encoder.
     """
     self.tokenizer, self._settings, self._reopen = tokenizer, settings, reopen
     self._heldout = collections.defaultdict(list)
@@ -99,9 +97,8 @@ class Encoder:
     seen = []
     if self._heldout:
       seen = [i for key in _keys(tokens, lengths) for i in self._heldout.get(key, ())]
-    sentences = np.fromiter(map(len, documents), np.int64, len(documents))
-    document = np.repeat(np.arange(len(documents)), sentences)
-    document = document[lengths > 0]
+    counts = np.fromiter(map(len, documents), np.int64, len(documents))
+    document = np.repeat(np.arange(len(documents)), counts)[lengths > 0]
     lengths, pieces = records.cut(lengths[lengths > 0], records.LONGEST_SENTENCE)
     counts = np.bincount(np.repeat(document, pieces))
     return Encoded(tokens, words, lengths, counts[counts > 0], heldout=seen,

@@ -17,11 +17,9 @@ import numpy as np
 from tqdm import auto as tqdm
 
 from bert_jax.data import corpus, encode, records, vocabulary
-from bert_jax.data import survey as survey_lib
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.corpus import Settings
-from bert_jax.data.survey import Survey
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.survey import Survey, survey_of
 from bert_jax.errors import UserError, require
 from bert_jax.runtime import console, host, pool, storage
 
@@ -62,7 +60,8 @@ def check_documents(source: str, survey: Survey):
           'another document needs at least two. Put a blank line between documents')
 
 
-def make_tokenizer(settings: Settings, source: corpus.Source, survey: Survey) -> Tokenizer:
+def make_tokenizer(settings: Settings, source: corpus.Source,
+                   survey: Survey) -> tokenizer_lib.Tokenizer:
   """Loads the vocabulary of the settings, or trains one."""
   if settings.vocab:
     return tokenizer_lib.load(settings.vocab, settings.lowercase)
@@ -101,8 +100,8 @@ def token_counts(shards: Iterable[dict[str, Any]], vocab_size: int) -> np.ndarra
   return sum((np.array(shard['counts']) for shard in shards), np.zeros(vocab_size, np.int64))
 
 
-def finish(folder: epath.Path, settings: dict[str, Any], tokenizer: Tokenizer, *, documents: int,
-           size: int, notes: list[str], splits: dict[str, list[dict[str, Any]]]):
+def finish(folder: epath.Path, settings: dict[str, Any], tokenizer: tokenizer_lib.Tokenizer, *,
+           documents: int, size: int, notes: list[str], splits: dict[str, list[dict[str, Any]]]):
   """Writes counts.npy, and at last the manifest, which makes the records complete.
 
   `splits` holds the results of `write_shard` for 'train' and 'heldout'.
@@ -176,7 +175,7 @@ class _Preparation:
       raise
 
   def _survey(self) -> Survey:
-    survey = survey_lib.survey(with_progress(self.source.read(), 'reading'), self.settings.heldout)
+    survey = survey_of(with_progress(self.source.read(), 'reading'), self.settings.heldout)
     check_documents(self.settings.source, survey)
     self._once('settings', lambda: self._requested)  # written once all text could be read
     return survey
@@ -186,7 +185,7 @@ class _Preparation:
     tokenizer.save(self.output / 'tokenizer')
     return tokenizer_lib.digest(tokenizer)
 
-  def _heldout(self, survey: Survey, tokenizer: Tokenizer) -> dict[str, Any]:
+  def _heldout(self, survey: Survey, tokenizer: tokenizer_lib.Tokenizer) -> dict[str, Any]:
     """The held-out documents as lists of sentences, and a key of each sentence."""
     documents = [self.settings.sentences(document)
                  for document in (self.source.read() if survey.heldout_below else ())

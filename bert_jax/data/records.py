@@ -132,14 +132,14 @@ class Records:
 
   def __init__(self, shards: Iterable[Shard], digest: str, reopen: tuple[Any, ...] = ()):
     """`reopen`: arguments of `open_split` that give another process the same records."""
-    self._shards, self.digest, self._reopen = tuple(shards), digest, reopen
-    sizes = [[0, 0, 0, 0], *([*s.blocks[-1], len(s.blocks) - 1] for s in self._shards)]
+    self.shards, self.digest, self._reopen = tuple(shards), digest, reopen
+    sizes = [[0, 0, 0, 0], *([*s.blocks[-1], len(s.blocks) - 1] for s in self.shards)]
     # [shards + 1, 4] tokens, sentences, documents and blocks before each shard.
     self._base = np.cumsum(np.array(sizes, np.int64), axis=0)
     self.num_tokens, self.num_sentences, self.num_documents, self.num_blocks = map(
         int, self._base[-1])
     # [G + 1, 3]: (tokens, sentences, documents started) before each block of the whole split.
-    self.blocks = np.concatenate([s.blocks[:-1] + b[:3] for s, b in zip(self._shards, self._base)]
+    self.blocks = np.concatenate([s.blocks[:-1] + b[:3] for s, b in zip(self.shards, self._base)]
                                  + [self._base[-1:, :3]])
 
   def __reduce__(self):
@@ -154,20 +154,20 @@ class Records:
       starts, the document of its first sentence).
     """
     k = int(np.searchsorted(self._base[:, 3], number, side='right')) - 1
-    shard, local = self._shards[k], number - self._base[k, 3]
+    shard, local = self.shards[k], number - self._base[k, 3]
     (_, s0, d0), (_, s1, d1) = shard.blocks[local], shard.blocks[local + 1]
     starts = np.asarray(shard.documents[d0:d1]) - s0
     continues = not len(starts) or starts[0] > 0  # the document of the block before
     return np.asarray(shard.sentences[s0:s1]), starts, int(self._base[k, 2] + d0 - continues)
 
   def _take(self, position: np.ndarray, read) -> np.ndarray:
-    if len(self._shards) == 1:
-      return read(self._shards[0], position)
+    if len(self.shards) == 1:
+      return read(self.shards[0], position)
     shard = np.searchsorted(self._base[:, 0], position, side='right') - 1
     out = np.empty(position.shape, np.int32)
     for k in np.unique(shard):
       inside = shard == k
-      out[inside] = read(self._shards[k], position[inside] - self._base[k, 0])
+      out[inside] = read(self.shards[k], position[inside] - self._base[k, 0])
     return out
 
   def tokens(self, position: np.ndarray) -> np.ndarray:

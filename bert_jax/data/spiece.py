@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
 from bert_jax.data.tokenizer_base import CONFIG, Offsets, Tokenizer
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
 FILE = 'spiece.model'
@@ -34,9 +34,6 @@ class Cleaning(NamedTuple):
   lowercase: bool = False
   strip_accents: bool = False
 
-
-# The published ALBERTs were trained on such text; their folders do not always say so.
-_ALBERT = Cleaning(lowercase=True, strip_accents=True)
 
 
 def _cleaned(text: str, cleaning: Cleaning) -> str:
@@ -191,19 +188,16 @@ class SentencePiece(Tokenizer):
 
 def _cleaning_of(directory: epath.Path) -> Cleaning:
   """The cleaning that the files beside a model name; without them, that of a published ALBERT."""
-  default, settings = Cleaning(), {}
-  model_config = directory / 'config.json'
-  if model_config.exists() and storage.read_json(model_config).get('model_type') == 'albert':
-    default = _ALBERT
-  if (directory / CONFIG).exists():
-    settings = storage.read_json(directory / CONFIG)
-  lowercase = settings.get('do_lower_case', default.lowercase)
-  keep_accents = settings.get('keep_accents', not default.strip_accents)
-  for name, value in (('do_lower_case', lowercase), ('keep_accents', keep_accents)):
-    if not isinstance(value, bool):
-      raise UserError(f'{directory}/{CONFIG} has {name}={value!r}, which is neither true nor '
-                      'false')
-  return Cleaning(lowercase, not keep_accents)
+  files = directory / 'config.json', directory / CONFIG
+  model_config, settings = (storage.read_json(f) if f.exists() else {} for f in files)
+  # The published ALBERTs were trained on clean text; their folders do not always say so.
+  is_albert = model_config.get('model_type') == 'albert'
+  cleaning = {'do_lower_case': is_albert, 'keep_accents': not is_albert}
+  cleaning |= {name: settings[name] for name in cleaning if name in settings}
+  for name, value in cleaning.items():
+    require(isinstance(value, bool),
+            f'{directory}/{CONFIG} has {name}={value!r}, which is neither true nor false')
+  return Cleaning(cleaning['do_lower_case'], not cleaning['keep_accents'])
 
 
 def load(path: epath.Path) -> SentencePiece:
