@@ -19,6 +19,7 @@ from bert_jax.runtime import storage
 
 _NAMES = {'cls': ('<s>', '[CLS]'), 'pad': ('<pad>', '[PAD]'), 'sep': ('</s>', '[SEP]'),
           'unk': ('<unk>', '[UNK]'), 'mask': ('<mask>', '[MASK]')}
+_SPECIAL = [names[0] for names in _NAMES.values()]  # as RoBERTa writes them
 _MAX_ENTRIES = 2**24  # no vocabulary comes near
 _SPACE = '\u0120'  # how the space before a word is written in an entry
 
@@ -106,7 +107,7 @@ def _untrained(model: tokenizers.models.BPE, *, lowercase: bool,
 
 def _with_special_tokens(tokenizer: tokenizers.Tokenizer, *, prefix_space: bool) -> ByteBPE:
   """Adds RoBERTa's special tokens, and its rule where they stand."""
-  cls, pad, sep, unk, mask = (names[0] for names in _NAMES.values())
+  cls, pad, sep, unk, mask = _SPECIAL
   tokenizer.add_special_tokens([cls, pad, sep, unk])
   tokenizer.add_special_tokens([tokenizers.AddedToken(mask, lstrip=True, special=True)])
   tokenizer.post_processor = tokenizers.processors.RobertaProcessing(
@@ -121,13 +122,12 @@ def train(texts: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool) 
   The first word of a text is encoded like any other, as if a space stood before it.
   """
   alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-  special = [names[0] for names in _NAMES.values()]
-  require(vocab_size >= len(alphabet) + len(special),
+  require(vocab_size >= len(alphabet) + len(_SPECIAL),
           f'model.vocab_size={vocab_size} leaves no room for the {len(alphabet)} bytes and '
-          f'{len(special)} special tokens of data.tokenizer=bpe')
+          f'{len(_SPECIAL)} special tokens of data.tokenizer=bpe')
   tokenizer = _untrained(tokenizers.models.BPE(), lowercase=lowercase, prefix_space=True)
   tokenizer.train_from_iterator(texts(), tokenizers.trainers.BpeTrainer(
-      vocab_size=vocab_size, min_frequency=2, special_tokens=special, initial_alphabet=alphabet,
+      vocab_size=vocab_size, min_frequency=2, special_tokens=_SPECIAL, initial_alphabet=alphabet,
       show_progress=False))
   return _with_special_tokens(tokenizer, prefix_space=True)
 

@@ -15,7 +15,7 @@ from bert_jax.runtime import console
 
 _CJK = re.compile('[\u3400-\u9fff\u3040-\u30ff]')  # characters written without spaces
 _BUCKETS = 2**np.arange(1, 17)  # of histograms
-# Of the rows whose labels are counted.
+# The rows whose labels the report counts.
 _LAYOUT = Layout.create(128, True, 'next_sentence')
 
 

@@ -45,18 +45,6 @@ def is_prepared(source: str) -> bool:
       epath.Path(source) / 'manifest.json').exists()
 
 
-def _open_prepared(data: ConfigDict) -> Corpus:
-  directory = epath.Path(data.source)
-  corpus = open_records(storage.download(directory) if storage.is_remote(data.source)
-                        else directory)
-  digest = tokenizer_lib.digest
-  if data.vocab and digest(tokenizer_lib.load(data.vocab, data.lowercase)) != digest(
-      corpus.tokenizer):
-    raise UserError(f'data.vocab={data.vocab} is not the vocabulary that made the records in '
-                    f'{data.source}: leave data.vocab out, or prepare the text again with it')
-  return corpus
-
-
 def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
                 processes: int = 1) -> Corpus:
   """Opens `data.source`: token records, or text, which is prepared in the workdir first.
@@ -70,7 +58,14 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
     UserError: the corpus or vocabulary cannot be used, or the workdir holds another one.
   """
   if is_prepared(data.source):
-    return _open_prepared(data)
+    source = epath.Path(data.source)
+    corpus = open_records(storage.download(source) if storage.is_remote(data.source) else source)
+    if data.vocab:
+      given = tokenizer_lib.load(data.vocab, data.lowercase)
+      require(tokenizer_lib.digest(given) == tokenizer_lib.digest(corpus.tokenizer),
+              f'data.vocab={data.vocab} is not the vocabulary that made the records in '
+              f'{data.source}: leave data.vocab out, or prepare the text again with it')
+    return corpus
   require(processes == 1,
           f'data.source={data.source!r} is text, and {processes} processes train on it: make token '
           'records with bert_jax.prepare first, and give their folder')

@@ -220,8 +220,8 @@ def _rows_to_keep(pairs: Pairs, row: np.ndarray, space: np.ndarray, rows: int | 
   room = np.concatenate([[0], np.cumsum(space)])
   if rows is None:
     return int(np.argmax(room >= text))
-  kept = np.arange(min(count, rows) + 1)
-  fits = room[kept] + (rows - kept) * layout.max_len >= text[kept]
+  keep = np.arange(min(count, rows) + 1)
+  fits = room[keep] + (rows - keep) * layout.max_len >= text[keep]
   return int(np.flatnonzero(fits).max(initial=0))
 
 
@@ -267,14 +267,14 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[
     least = keep * 7 // 8 if layout.pairs > 1 else keep
 
   while True:  # the pairs beyond the first `keep` rows are poured into gaps, then into new rows
-    kept = row < keep
-    left = layout.max_len - np.bincount(row[kept], pairs.size[kept], keep).astype(np.int64)
-    slots = layout.pairs - np.bincount(row[kept], minlength=keep)
+    is_kept = row < keep
+    left = layout.max_len - np.bincount(row[is_kept], pairs.size[is_kept], keep).astype(np.int64)
+    slots = layout.pairs - np.bincount(row[is_kept], minlength=keep)
     start, length, into, needed = packing.pour(
-        *_stretches(pairs.take(~kept), segment_starts), space=left, slots=slots,
+        *_stretches(pairs.take(~is_kept), segment_starts), space=left, slots=slots,
         max_len=layout.max_len, max_items=layout.pairs)
     if needed <= rows or keep == least:
       none = np.zeros_like(start)
-      parts = zip(pairs.take(kept), (start, length, none, none, none))
-      return Pairs(*map(np.concatenate, parts)), np.concatenate([row[kept], into]), needed
+      parts = zip(pairs.take(is_kept), (start, length, none, none, none))
+      return Pairs(*map(np.concatenate, parts)), np.concatenate([row[is_kept], into]), needed
     keep = max(keep - 2 * (needed - rows) - keep // 64, least)

@@ -135,14 +135,12 @@ class _Preparation:
     if begun.exists():
       earlier = json.loads(begun.read_text())
       for name, value in self._requested.items():
-        if earlier.get(name) != value:
-          was = ('of files that have changed since' if name == 'inputs' else
-                 f'with another {name} ({earlier.get(name)}, now {value})')
-          raise UserError(f'{output} holds an interrupted preparation {was}: remove it or use '
-                          'another folder')
-    elif output.exists() and not output.is_dir():
-      raise UserError(f'{output} is a file: use another --output')
+        was = ('of files that have changed since' if name == 'inputs' else
+               f'with another {name} ({earlier.get(name)}, now {value})')
+        require(earlier.get(name) == value, f'{output} holds an interrupted preparation {was}: '
+                'remove it or use another folder')
     elif output.exists():
+      require(output.is_dir(), f'{output} is a file: use another --output')
       for name in sorted(path.name for path in output.iterdir() if path != self.progress):
         raise UserError(f'{output} is not empty (it holds {name}): use another folder')
 
@@ -283,8 +281,8 @@ def prepare(settings: Settings, output: str, workers: int = 0):
   local = storage.local_folder(output) if is_remote else folder
   uploading = (local / 'manifest.json').exists() and not changed_setting(local, settings)
   if not uploading:
-    if is_remote and folder.exists() and any(folder.iterdir()):
-      raise UserError(f'{output} is not empty: use another folder')
+    require(not is_remote or not folder.exists() or not any(folder.iterdir()),
+            f'{output} is not empty: use another folder')
     _Preparation(settings, local).run(workers or host.cores())
   if is_remote:
     storage.upload(local, folder)
