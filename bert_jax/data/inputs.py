@@ -92,9 +92,7 @@ def place(inputs: Sequence[Input], members: np.ndarray, row_of: np.ndarray, *, r
           length: int, slots: int, pad_id: int) -> InputRows:
   """Lays inputs out in R = `rows` rows of L = `length` tokens and P = `slots` inputs at most.
 
-  Args:
-    members: [n] numbers of the inputs to lay out.
-    row_of: [n] the row of each.
+  `members` [n] holds the numbers of the inputs to lay out, `row_of` [n] the row of each.
   """
   order = np.argsort(row_of, kind='stable')
   members = members[order]

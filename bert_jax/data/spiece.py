@@ -35,7 +35,6 @@ class Cleaning(NamedTuple):
   strip_accents: bool = False
 
 
-
 def _cleaned(text: str, cleaning: Cleaning) -> str:
   """The text as ALBERT's `preprocess_text` leaves it."""
   text = ' '.join(text.split()).replace('``', '"').replace("''", '"')

@@ -152,15 +152,15 @@ def _settings(directory: epath.Path) -> dict:
     except (TypeError, KeyError) as e:
       raise UserError(f'{directory}/tokenizer.json: an entry of added_tokens has no content or '
                       'does not say whether it is special') from e
-  if (directory / 'tokenizer_config.json').exists():
-    config = storage.read_json(directory / 'tokenizer_config.json')
-    names = {'do_lower_case': 'lowercase', 'strip_accents': 'strip_accents',
-             'tokenize_chinese_chars': 'handle_chinese_chars'}
-    settings |= {ours: config[theirs] for theirs, ours in names.items() if theirs in config}
-  for name in ('lowercase', 'strip_accents', 'handle_chinese_chars'):
-    value = settings.get(name)
+  config = directory / tokenizer_base.CONFIG
+  config = storage.read_json(config) if config.exists() else {}
+  for theirs, ours in (('do_lower_case', 'lowercase'), ('strip_accents', 'strip_accents'),
+                       ('tokenize_chinese_chars', 'handle_chinese_chars')):
+    if theirs in config:
+      settings[ours] = config[theirs]
+    value = settings.get(ours)
     require(isinstance(value, bool | None),
-            f'{directory}: its tokenizer has {name}={value!r}, which is neither true nor false')
+            f'{directory}: its tokenizer has {ours}={value!r}, which is neither true nor false')
   return settings
 
 

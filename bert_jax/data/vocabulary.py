@@ -109,15 +109,14 @@ def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
 def read_word_vectors(path: str, entries: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
   """Reads the vectors of known words from word2vec's text format.
 
+  Its lines are "word v1 v2 ... vD"; the first may be "count D". Raises UserError if the file is
+  malformed, or has none of the words.
+
   Args:
-    path: a file of lines "word v1 v2 ... vD"; its first line may be "count D".
     entries: the id of each requested word.
 
   Returns:
     ([n] ids, [n, D] float32 vectors).
-
-  Raises:
-    UserError: the file is malformed, or has none of the words.
   """
   vectors, width = {}, None
   for number, line in enumerate(_read_lines(path, 'model.embedding_init'), 1):
