@@ -15,7 +15,7 @@ CONFIG = 'tokenizer_config.json'
 
 
 class Tokenizer:
-  """Text to token ids."""
+  """Text to token ids; each kind defines the methods that have no body here."""
 
   kind: str  # wordpiece, sentencepiece or bpe
   roles: Sequence[str] = ('pad', 'unk', 'cls', 'sep', 'mask')  # of the special tokens
