@@ -162,7 +162,7 @@ def main(_):
     write('en.txt', english)
     compare('English', f'{folder}/en.txt', _ENGLISH_VOCAB.value, f'{folder}/records')
     measure_loader(f'{folder}/records')
-    split = lambda document: '\n'.join(corpus.split_sentences(document, 'text', 'en', False))
+    split = lambda document: '\n'.join(corpus.Settings('').sentences(document))
     write('lines.txt', '\n\n'.join(map(split, english.split('\n\n'))))
     compare('English, lines are sentences', f'{folder}/lines.txt', _ENGLISH_VOCAB.value,
             f'{folder}/records', lines_are_sentences=True)

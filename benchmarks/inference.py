@@ -35,7 +35,7 @@ def _sentences() -> list[str]:
   for path in sorted(glob.glob(_TEXT.value)):
     with (gzip.open if path.endswith('.gz') else open)(path, 'rt', encoding='utf-8') as file:
       for line in file:
-        found += corpus.split_sentences(line, 'text', 'en', False) if line.strip() else []
+        found += corpus.Settings('').sentences(line) if line.strip() else []
         if len(found) > 20 * _COUNT.value:
           break
   return [found[i] for i in np.random.default_rng(0).permutation(len(found))[:_COUNT.value]]

@@ -16,7 +16,7 @@ from absl import app, flags
 from etils import epath
 import numpy as np
 
-from bert_jax.data import long_inputs
+from bert_jax.data import inputs
 from bert_jax.interop import load as load_lib
 from bert_jax.labelled import table
 
@@ -56,7 +56,7 @@ def main(_):
   for split, source in _FILES.items():
     if not (workdir / f'{split}.tsv').exists():
       _write(workdir / f'{split}.tsv', source.value, _COUNTS[split].value)
-  ways = ','.join(long_inputs.CUTS + long_inputs.CHUNKS)
+  ways = ','.join(inputs.LONG)
   sys.exit(subprocess.run([
       sys.executable, 'launch/sweep.py', '--config=configs/long_documents.py',
       f'--workdir={workdir}', f'--sweep=data.long={ways}', f'--config.init_from={_MODEL.value}',

@@ -53,7 +53,6 @@ def main(argv: list[str]):
   if _BEAM.value is not None:
     beam.run(settings, _OUTPUT.value, _BEAM.value.split())
   else:
-    preparation.check_inputs(settings, _OUTPUT.value)
     preparation.prepare(settings, _OUTPUT.value, _WORKERS.value)
   preparation.print_summary(_OUTPUT.value)
 

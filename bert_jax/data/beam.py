@@ -20,7 +20,7 @@ from etils import epath
 
 from bert_jax.data import corpus, encode, preparation, survey
 from bert_jax.data import tokenizer as tokenizer_lib
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
 _SPLITS = ('train', 'heldout')
@@ -62,22 +62,18 @@ def _finish(files: Sequence[dict[str, dict[str, Any]]], *, settings: corpus.Sett
 
 
 def run(settings: corpus.Settings, output: str, options: Sequence[str] = ()):
-  """Runs the pipeline with Beam's `options` and writes the manifest.
-
-  Raises:
-    UserError: no vocabulary, or an output folder that is not empty.
-  """
+  """Runs the pipeline with Beam's `options` and writes the manifest."""
   try:
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
   except ImportError as e:
     raise UserError(f'--beam needs a package that is not installed ({e}): pip install '
                     'apache-beam') from e
-  if not settings.vocab:
-    raise UserError('Beam needs --vocab: train one with bert_jax.prepare on a part of the text')
+  require(settings.vocab,
+          'Beam needs --vocab: train one with bert_jax.prepare on a part of the text')
   folder = epath.Path(output)
-  if folder.exists() and any(folder.iterdir()):
-    raise UserError(f'{output} is not empty: use another folder')
+  require(not folder.exists() or not any(folder.iterdir()),
+          f'{output} is not empty: use another folder')
   files = list(enumerate(corpus.find_files(settings.source)))
   # The workers have neither this machine's files nor its folder.
   tokenizer_lib.load(settings.vocab, settings.lowercase).save(folder / 'tokenizer')

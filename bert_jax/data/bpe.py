@@ -3,9 +3,8 @@
 Any tokeniser of the library `tokenizers`, but its special tokens are not parsed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
-import functools
 import json
 from typing import Any
 
@@ -14,11 +13,13 @@ import numpy as np
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
-from bert_jax.errors import UserError
+from bert_jax.data import tokenizer_base
+from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
 _NAMES = {'cls': ('<s>', '[CLS]'), 'pad': ('<pad>', '[PAD]'), 'sep': ('</s>', '[SEP]'),
           'unk': ('<unk>', '[UNK]'), 'mask': ('<mask>', '[MASK]')}
+_SPECIAL = [names[0] for names in _NAMES.values()]  # as RoBERTa writes them
 _MAX_ENTRIES = 2**24  # no vocabulary comes near
 _SPACE = '\u0120'  # how the space before a word is written in an entry
 
@@ -36,26 +37,22 @@ def _one_line(problem: str) -> Iterator[None]:
 
 def _check_ids(vocab: Any, where: Any):
   """Raises UserError for ids with large gaps, through which the library would loop."""
-  if not isinstance(vocab, dict):
-    raise UserError(f'{where} has no vocabulary of entries and their ids')
+  require(isinstance(vocab, dict), f'{where} has no vocabulary of entries and their ids')
   for entry, i in vocab.items():
     if not isinstance(i, int) or not 0 <= i < 2 * len(vocab):
       raise UserError(f'{where}: the id of {entry[:50]!r} is {str(i)[:50]}, among {len(vocab)} '
                       'entries')
 
 
-class ByteBPE:
+class ByteBPE(tokenizer_base.LibraryTokenizer):
   """Bytes merged into ever longer pieces.
 
-  Args of the constructor:
-    settings: content of a tokenizer.json.
-    where: its origin, for error messages.
-
-  Raises:
-    UserError: it is no byte-level BPE, or lacks a special token.
+  The constructor takes the content of a tokenizer.json, and its origin for messages. It raises
+  UserError for something else, or if a special token is missing.
   """
 
   kind = 'bpe'
+  roles = tuple(_NAMES)
 
   def __init__(self, settings: dict[str, Any], where: Any = 'tokenizer.json'):
     self._settings = settings
@@ -71,55 +68,31 @@ class ByteBPE:
     entries = {**self.library.get_vocab(with_added_tokens=True), **added}
     for role, names in _NAMES.items():
       index = next((entries[name] for name in names if name in entries), None)
-      if index is None:
-        raise UserError(f'{where} has no {" or ".join(names)}: BERT needs it')
+      require(index is not None, f'{where} has no {" or ".join(names)}: BERT needs it')
       setattr(self, f'{role}_id', index)
     around = settings.get('post_processor') or {}
     self.separators = 2 if around.get('type') == 'RobertaProcessing' else 1
-    self.vocab_size = max(entries.values()) + 1
-    if self.vocab_size > _MAX_ENTRIES:
-      raise UserError(f'{where} has an entry of id {self.vocab_size - 1}: the most is '
-                      f'{_MAX_ENTRIES - 1}')
-    self._entries = [''] * self.vocab_size
+    size = max(entries.values()) + 1
+    require(size <= _MAX_ENTRIES,
+            f'{where} has an entry of id {size - 1}: the most is {_MAX_ENTRIES - 1}')
+    self.vocab = [''] * size
     for entry, i in entries.items():
-      self._entries[i] = entry
+      self.vocab[i] = entry
 
-  @functools.cached_property
-  def _with_masks(self) -> tokenizers.Tokenizer:
-    parsing = tokenizers.Tokenizer.from_str(self.library.to_str())
-    parsing.add_special_tokens([tokenizers.AddedToken(
-        self._entries[self.mask_id], lstrip=True, special=True)])
-    return parsing
-
-  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-    encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=False)
-    return [e.ids for e in encodings]
-
-  def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list]]:
-    encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
+  def _spans(self, text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
     # The piece that begins a word includes the space before it, which the offsets leave out.
-    return [(e.ids, [(end - len(text[start:end].lstrip()), end) for start, end in e.offsets])
-            for text, e in zip(texts, encodings)]
-
-  def encode_with_masks(self, text: str) -> list[int]:
-    text = text.replace('[MASK]', self._entries[self.mask_id])
-    return self._with_masks.encode(text, add_special_tokens=False).ids
+    return [(end - len(text[start:end].lstrip()), end) for start, end in offsets]
 
   def word_starts(self) -> np.ndarray:
-    return np.array([entry.startswith(_SPACE) for entry in self._entries])
-
-  def tokens(self, ids: Sequence[int]) -> list[str]:
-    return [self._entries[i] for i in ids]
+    return np.array([entry.startswith(_SPACE) for entry in self.vocab])
 
   def serialized(self) -> bytes:
     return json.dumps(self._settings, sort_keys=True).encode()
 
   def save(self, directory: epath.Path):
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / 'tokenizer.json').write_text(json.dumps(self._settings, ensure_ascii=False))
-    roles = {f'{role}_token': self._entries[getattr(self, f'{role}_id')] for role in _NAMES}
-    config = {'tokenizer_class': 'PreTrainedTokenizerFast', **roles}
-    (directory / 'tokenizer_config.json').write_text(json.dumps(config, indent=2) + '\n')
+    content = json.dumps(self._settings, ensure_ascii=False).encode()
+    self._save(directory, {'tokenizer.json': content},
+               {'tokenizer_class': 'PreTrainedTokenizerFast'})
 
 
 def _untrained(model: tokenizers.models.BPE, *, lowercase: bool,
@@ -134,7 +107,7 @@ def _untrained(model: tokenizers.models.BPE, *, lowercase: bool,
 
 def _with_special_tokens(tokenizer: tokenizers.Tokenizer, *, prefix_space: bool) -> ByteBPE:
   """Adds RoBERTa's special tokens, and its rule where they stand."""
-  cls, pad, sep, unk, mask = (names[0] for names in _NAMES.values())
+  cls, pad, sep, unk, mask = _SPECIAL
   tokenizer.add_special_tokens([cls, pad, sep, unk])
   tokenizer.add_special_tokens([tokenizers.AddedToken(mask, lstrip=True, special=True)])
   tokenizer.post_processor = tokenizers.processors.RobertaProcessing(
@@ -149,13 +122,12 @@ def train(texts: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool) 
   The first word of a text is encoded like any other, as if a space stood before it.
   """
   alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-  special = [names[0] for names in _NAMES.values()]
-  if vocab_size < len(alphabet) + len(special):
-    raise UserError(f'model.vocab_size={vocab_size} leaves no room for the {len(alphabet)} bytes '
-                    f'and {len(special)} special tokens of data.tokenizer=bpe')
+  require(vocab_size >= len(alphabet) + len(_SPECIAL),
+          f'model.vocab_size={vocab_size} leaves no room for the {len(alphabet)} bytes and '
+          f'{len(_SPECIAL)} special tokens of data.tokenizer=bpe')
   tokenizer = _untrained(tokenizers.models.BPE(), lowercase=lowercase, prefix_space=True)
   tokenizer.train_from_iterator(texts(), tokenizers.trainers.BpeTrainer(
-      vocab_size=vocab_size, min_frequency=2, special_tokens=special, initial_alphabet=alphabet,
+      vocab_size=vocab_size, min_frequency=2, special_tokens=_SPECIAL, initial_alphabet=alphabet,
       show_progress=False))
   return _with_special_tokens(tokenizer, prefix_space=True)
 

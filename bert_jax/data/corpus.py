@@ -4,6 +4,7 @@ A document is a string, a paragraph or sentence on each line. Readers hold one d
 can be run again from the start, and name the file and line that they cannot read.
 """
 
+import codecs
 from collections.abc import Callable, Iterator
 import dataclasses
 import glob
@@ -18,8 +19,8 @@ import zlib
 from etils import epath
 import sentencex
 
-from bert_jax.data import builtin, languages
-from bert_jax.errors import Failed, UserError
+from bert_jax.data import builtin
+from bert_jax.errors import Failed, UserError, require, require_choice
 from bert_jax.runtime import storage
 
 FORMATS = ('auto', 'text', 'jsonl', 'wikitext')
@@ -27,15 +28,35 @@ FORMATS = ('auto', 'text', 'jsonl', 'wikitext')
 # h5py, that is nearest_neighbors, and glue, wikipedia and c4 stay unknown.
 _TFDS_OF_TEXT = ('question_answering', 'structured', 'summarization', 'text',
                  'text_simplification', 'translate')
-
-_READ = 1 << 20  # bytes read at once
 _LONGEST_DOCUMENT = 64 << 20  # bytes; documents are held in memory one at a time
 # Tokenisers take a hundred times the memory of a sentence: sentences beyond 16,384 characters are
 # cut at white space, or anywhere if they have none.
 _SENTENCE = re.compile(r'.{1,16384}(?:\s|$)|.{1,16384}', re.DOTALL)
-_BLANK_LINE = re.compile(rb'\n[ \t\r\f\v]*\n')
-_WIKITEXT_HEADING = re.compile(rb'(?:^|(?<=\n)) ?= (?!=)[^\n]*[^=\n] = ?(?=\n)')
+_WIKITEXT_HEADING = re.compile(rb' ?= (?!=)[^\n]*[^=\n] = ?\n?')
 _WIKITEXT_SUBHEADING = re.compile(r'^ ?= = .* = = ?$')
+# ISO 639-1, and the three-letter codes for which sentencex has a rule (Wikimedia's fallbacks).
+# sentencex has no list of them and silently treats an unknown one, such as 'german', as English.
+_LANGUAGES = (
+    'aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy '
+    'da de dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu '
+    'hy hz ia id ie ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb '
+    'lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om '
+    'or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st su sv '
+    'sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu '
+    'aae abs ace acm ady aeb aln als alt ami anp apc arn arq ary arz ast atj avk awa azb ban bar '
+    'bat bbc bcc bci bdr bew bgn bjn blk bpy bqi btm bug bxr cbk crh csb dsb dtp dty dua egl eml '
+    'ext fit fiu fon frc frp frr fur gag gan gcf gcr gld glk gom gor gsw guc hak hif hke hrx hsb '
+    'hsn hyw iba ike inh jut kaa kab kbd kbp kea kge khw kiu kjh kjp koi krc krl ksh ksw kum lad '
+    'lbe lez lij liv ljp lki lld lmo lrc ltg lua luz lzh lzz mad mag mai map mdf mhr min mnc mnw '
+    'mrj mui mwl myv mzn nah nap nds nia nrm nyo olo pcd pdc pdt pfl pms pnt pwn qug rgn rmy roa '
+    'rsk rue rup ruq rut sah scn sdc sdh ses sgs shi shy sjd skr sli sma smn srn sro stq sty szl '
+    'szy tay tcy tet trv ttj tyv udm vec vep vls vmf vmw vot vro wls wuu xal xmf yue')
+
+
+def check_language(name: str, language: str):
+  """Raises UserError if the value of `name` is no code of a language; zh-cn counts as zh."""
+  require(language.partition('-')[0] in _LANGUAGES.split(), f'{name}={language!r} is no code of a '
+          'language: give that of ISO 639, such as en, de, zh')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +75,29 @@ class Settings:
   heldout: float = 0.02
 
   def __post_init__(self):
-    languages.check('data.language', self.language)
+    check_language('data.language', self.language)
 
   def sentences(self, document: str) -> list[str]:
-    """The sentences of a document."""
-    return split_sentences(document, self.format, self.language, self.lines_are_sentences)
+    """The sentences of a document, by sentencex (rules of Wikimedia for 200 languages).
+
+    WikiText separates its tokens by spaces, so a sentence ends at ` . `. Its marks around hyphens
+    and commas inside words and numbers are removed.
+    """
+    is_wikitext = self.format == 'wikitext'
+    if is_wikitext:
+      for mark in '-,.':
+        document = document.replace(f' @{mark}@ ', mark)
+    lines = document.split('\n')
+    if is_wikitext:
+      lines = [line for line in lines if not _WIKITEXT_SUBHEADING.match(line)]
+    if self.lines_are_sentences:
+      sentences = lines
+    elif is_wikitext:
+      sentences = (s for line in lines for s in re.split(r'(?<= [.!?]) ', line.strip()))
+    else:
+      sentences = (s for line in lines if line for s in sentencex.segment(self.language, line))
+    pieces = (piece for s in sentences for piece in _SENTENCE.findall(s))
+    return [s for s in map(str.strip, pieces) if s]
 
 
 class Source(NamedTuple):
@@ -75,16 +114,14 @@ def find_files(pattern: str) -> list[str]:
     files = sorted(str(p) for p in epath.Path(root).glob(rest))
   else:
     files = sorted(glob.glob(pattern, recursive=True))
-  if files == [pattern] and epath.Path(pattern).is_dir():
-    raise UserError(f'{pattern} is a folder without manifest.json, so no token records: give the '
-                    f"files, such as '{pattern.rstrip('/')}/*.txt'")
+  require(files != [pattern] or not epath.Path(pattern).is_dir(),
+          f'{pattern} is a folder without manifest.json, so no token records: give the files, such '
+          f"as '{pattern.rstrip('/')}/*.txt'")
   files = [f for f in files if not epath.Path(f).is_dir()]
-  if not files:
-    raise UserError(f'{pattern!r} matches no file: give a quoted glob such as '
-                    f"'corpus/*.txt.gz', 'tfds:NAME' or 'builtin'")
+  require(files, f'{pattern!r} matches no file: give a quoted glob such as '
+          f"'corpus/*.txt.gz', 'tfds:NAME' or 'builtin'")
   for file in files:
-    if epath.Path(file).stat().length == 0:
-      raise UserError(f'{file} is empty: remove it or leave it out')
+    require(epath.Path(file).stat().length, f'{file} is empty: remove it or leave it out')
   return files
 
 
@@ -99,28 +136,35 @@ def _decode(data: bytes, file: str, line: int) -> str:
                     'convert the file to UTF-8') from e
 
 
-def _split(stream, separator: re.Pattern, file: str) -> Iterator[tuple[bytes, int]]:
-  """The parts between separators, each with the line at which it begins."""
-  rest, line = b'', 1
-  while True:
-    block = stream.read(_READ)
-    if line == 1 and not rest:
-      block = block.removeprefix(b'\xef\xbb\xbf')  # byte order mark
-    if rest.endswith(b'\r') and block.startswith(b'\n'):
-      rest = rest[:-1]
-    rest += block.replace(b'\r\n', b'\n') or b'\n'  # the same records for either line end
-    start = 0
-    for match in separator.finditer(rest):
-      yield rest[start:match.start()], line
-      line += rest.count(b'\n', start, match.end())
-      start = match.end()
-    rest = rest[start:]
-    if not block:
-      yield rest, line
-      return
-    if len(rest) > _LONGEST_DOCUMENT:
-      raise UserError(f'{file}: the document that begins at line {line} is longer than '
+def _lines(file: str) -> Iterator[bytes]:
+  """The lines of a file, gzipped if its name ends in .gz; Windows' line ends become \\n."""
+  number = 0
+  try:
+    with epath.Path(file).open('rb') as raw:
+      stream = gzip.open(raw, 'rb') if file.endswith('.gz') else raw
+      while line := stream.readline(_LONGEST_DOCUMENT):
+        number += 1
+        if number == 1:
+          line = line.removeprefix(codecs.BOM_UTF8)
+        yield line[:-2] + b'\n' if line.endswith(b'\r\n') else line
+  except (gzip.BadGzipFile, EOFError, zlib.error) as e:
+    raise UserError(f'{file}: damaged gzip after line {number}: {e}') from e
+
+
+def _split(file: str, is_separator: Callable[[bytes], Any]) -> Iterator[tuple[bytes, int]]:
+  """The text between the lines that separate documents, and the line at which it begins."""
+  lines, size, first = [], 0, 1
+  for number, line in enumerate(_lines(file), 1):
+    if is_separator(line):
+      yield b''.join(lines), first
+      lines, size, first = [], 0, number + 1
+      continue
+    lines.append(line)
+    size += len(line)
+    if size > _LONGEST_DOCUMENT:
+      raise UserError(f'{file}: the document that begins at line {first} is longer than '
                       f'{_LONGEST_DOCUMENT >> 20} MiB: put a blank line between documents')
+  yield b''.join(lines), first
 
 
 def format_of(file: str, data_format: str) -> str:
@@ -133,31 +177,22 @@ def format_of(file: str, data_format: str) -> str:
 def read_file(file: str, data_format: str, text_column: str) -> Iterator[str]:
   """The documents of one file, gzipped if its name ends in .gz; a document ends with its file.
 
-  Args:
-    data_format: text (a blank line between documents), jsonl (an object a line) or wikitext
-      (` = Title = ` begins an article).
-    text_column: name of the text in a JSON object.
-
-  Raises:
-    UserError: no UTF-8 or no text, invalid JSON, damaged gzip, a document that is too long.
+  The format is text (a blank line between documents), jsonl (an object a line, whose text stands
+  in `text_column`) or wikitext (` = Title = ` begins an article). UserError names the line of
+  invalid UTF-8 or JSON, damaged gzip, or a document that is too long.
   """
-  line = 0
-  try:
-    with epath.Path(file).open('rb') as raw:
-      stream = gzip.open(raw, 'rb') if file.endswith('.gz') else raw
-      if data_format == 'jsonl':
-        for line, data in enumerate(iter(lambda: stream.readline(_LONGEST_DOCUMENT), b''), 1):
-          if len(data) == _LONGEST_DOCUMENT:
-            raise UserError(f'{file}, line {line}: longer than {_LONGEST_DOCUMENT >> 20} MiB')
-          if data.strip():
-            yield _json_text(_decode(data, file, line), text_column, file, line)
-      else:
-        separator = _WIKITEXT_HEADING if data_format == 'wikitext' else _BLANK_LINE
-        for data, line in _split(stream, separator, file):
-          if text := _decode(data, file, line).strip():
-            yield text
-  except (gzip.BadGzipFile, EOFError, zlib.error) as e:
-    raise UserError(f'{file}: damaged gzip after line {line}: {e}') from e
+  if data_format == 'jsonl':
+    for number, line in enumerate(_lines(file), 1):
+      if len(line) == _LONGEST_DOCUMENT:
+        raise UserError(f'{file}, line {number}: longer than {_LONGEST_DOCUMENT >> 20} MiB')
+      if line.strip():
+        yield _json_text(_decode(line, file, number), text_column, file, number)
+    return
+  is_separator = (_WIKITEXT_HEADING.fullmatch if data_format == 'wikitext' else
+                  lambda line: not line.strip())
+  for data, first in _split(file, is_separator):
+    if text := _decode(data, file, first).strip():
+      yield text
 
 
 def _json_text(line: str, text_column: str, file: str, number: int) -> str:
@@ -173,12 +208,11 @@ def _json_text(line: str, text_column: str, file: str, number: int) -> str:
   raise UserError(f'{file}, line {number}: {problem}')
 
 
-def open_tfds(name: str, split: str, data_dir: str | None = None) -> Any:
+def open_tfds(name: str, split: str) -> Any:
   """A split of a tensorflow-datasets data set: len() and [i] give its examples as dicts.
 
-  Args:
-    name: of the data set, which is downloaded and prepared if its folder does not exist.
-    data_dir: folder of data sets; None = TFDS_DATA_DIR, or tfds' own default.
+  The folder of data sets is TFDS_DATA_DIR, or tfds' own default. A data set without a folder is
+  downloaded and prepared.
 
   Raises:
     Failed: a download failed.
@@ -191,8 +225,7 @@ def open_tfds(name: str, split: str, data_dir: str | None = None) -> Any:
       importlib.import_module(f'tensorflow_datasets.{package}')
     _unpack_without_tensorflow()
     # Not builder_kwargs: a prepared folder keeps its format.
-    return tfds.data_source(name, split=split,
-                            data_dir=data_dir or os.environ.get('TFDS_DATA_DIR'),
+    return tfds.data_source(name, split=split, data_dir=os.environ.get('TFDS_DATA_DIR'),
                             download_and_prepare_kwargs={'file_format': 'array_record'})
   except ImportError as e:
     raise UserError(f'tfds:{name} needs a package that is not installed ({_first_line(e)}): '
@@ -232,14 +265,13 @@ def _first_line(error: BaseException) -> str:
   return str(error).partition('\n')[0]
 
 
-def tfds_documents(name: str, text_column: str, data_dir: str | None = None) -> Iterator[str]:
+def tfds_documents(name: str, text_column: str) -> Iterator[str]:
   """The texts in one feature of a data set's train split."""
-  source = open_tfds(name, 'train', data_dir)
+  source = open_tfds(name, 'train')
   for i in range(len(source)):
     example = source[i]
-    if text_column not in example:
-      raise UserError(f'tfds:{name} has no column {text_column!r}: set text_column to one of '
-                      f'{", ".join(sorted(example))}')
+    require(text_column in example, f'tfds:{name} has no column {text_column!r}: set text_column '
+            f'to one of {", ".join(sorted(example))}')
     text = example[text_column]
     text = text.decode('utf-8') if isinstance(text, bytes) else str(text)
     if text := text.strip():
@@ -250,11 +282,14 @@ def open_source(settings: Settings, scratch: epath.Path) -> Source:
   """Opens a glob, tfds:NAME or the built-in corpus, which is first written into `scratch`."""
   if settings.source == 'builtin':
     text = scratch / 'builtin.txt.gz'
-    if not text.exists():
-      builtin.extract(text)
-    return Source(('builtin',), lambda: read_file(str(text), 'text', 'text'))
-  if settings.format not in FORMATS:
-    raise UserError(f'data.format={settings.format!r} is unknown: use {", ".join(FORMATS)}')
+
+    def read_builtin() -> Iterator[str]:
+      if not text.exists():
+        builtin.extract(text)
+      return read_file(str(text), 'text', 'text')
+
+    return Source(('builtin',), read_builtin)
+  require_choice('data.format', settings.format, FORMATS)
   if settings.source.startswith('tfds:'):
     name = settings.source.removeprefix('tfds:')
     return Source((settings.source,), lambda: tfds_documents(name, settings.text_column))
@@ -266,26 +301,3 @@ def open_source(settings: Settings, scratch: epath.Path) -> Source:
       yield from read_file(file, format_of(file, settings.format), settings.text_column)
 
   return Source(tuple(f'{f} {s.length} {s.mtime}' for f, s in zip(files, stats)), read)
-
-
-def split_sentences(document: str, data_format: str, language: str,
-                    lines_are_sentences: bool) -> list[str]:
-  """The sentences of a document, by sentencex (rules of Wikimedia for 200 languages).
-
-  WikiText separates its tokens by spaces, so a sentence ends at ` . `. Its marks around hyphens and
-  commas inside words and numbers are removed.
-  """
-  if data_format == 'wikitext':
-    for mark in '-,.':
-      document = document.replace(f' @{mark}@ ', mark)
-  lines = document.split('\n')
-  if data_format == 'wikitext':
-    lines = [line for line in lines if not _WIKITEXT_SUBHEADING.match(line)]
-  if lines_are_sentences:
-    sentences = lines
-  elif data_format == 'wikitext':
-    sentences = (s for line in lines for s in re.split(r'(?<= [.!?]) ', line.strip()))
-  else:
-    sentences = (s for line in lines if line for s in sentencex.segment(language, line))
-  pieces = (piece for s in sentences for piece in _SENTENCE.findall(s))
-  return [s for s in map(str.strip, pieces) if s]

@@ -9,20 +9,20 @@ from etils import epath
 import numpy as np
 
 from bert_jax.data import corpus, encode, preparation, records
-from bert_jax.data import pairs as pairs_lib
-from bert_jax.data import survey as survey_lib
+from bert_jax.data.pairs import Layout, make_pairs
+from bert_jax.data.survey import Distinct, Survey, survey_of, text_hash
 from bert_jax.runtime import console
 
 _CJK = re.compile('[\u3400-\u9fff\u3040-\u30ff]')  # characters written without spaces
 _BUCKETS = 2**np.arange(1, 17)  # of histograms
-# Of the rows whose labels are counted.
-_LAYOUT = pairs_lib.Layout.create(128, True, 'next_sentence')
+# The rows whose labels the report counts.
+_LAYOUT = Layout.create(128, True, 'next_sentence')
 
 
 class CorpusStatistics(NamedTuple):
   """Results of a check. Numbers about tokens are those of the sample."""
 
-  survey: survey_lib.Survey
+  survey: Survey
   lines: int
   repeated_lines: int  # copies of lines, without the first of each
   sample: float  # share of the text that was tokenised
@@ -40,62 +40,54 @@ class CorpusStatistics(NamedTuple):
     return self.counts[self.unk_id] / max(self.counts.sum(), 1)
 
 
-def _count_lines(documents: Iterator[str], distinct: survey_lib.Distinct) -> Iterator[str]:
-  """Passes the documents on, and counts their lines."""
-  for document in documents:
-    for line in document.split('\n'):
-      if line := line.strip():
-        distinct.add(survey_lib.text_hash(line.encode()))
-    yield document
-
-
-def _count_labels(encoded: list[encode.Encoded], vocab_size: int) -> np.ndarray:
-  """Labels of the next-sentence pairs in one window of rows."""
-  with tempfile.TemporaryDirectory() as folder:
-    directory = epath.Path(folder)
-    shard = preparation.write_shard(directory, 'sample-00000', vocab_size, encoded)['entry']
-    manifest = {'splits': {'sample': [shard]}, 'vocab_size': vocab_size, 'digest': ''}
-    split = records.open_split(directory, manifest, 'sample', verify=False)
-    blocks = np.random.default_rng(0).permutation(split.num_blocks)[:64]
-    pairs, _, _ = pairs_lib.make_pairs(split, blocks, _LAYOUT, (0,))
-    return np.bincount(pairs.label[pairs.has_b], minlength=2)
-
-
 def check(settings: corpus.Settings) -> CorpusStatistics:
-  """Reads a corpus once, and tokenises at most 256 MiB of it.
-
-  Raises:
-    UserError: the text cannot be read, or the vocabulary not used.
-  """
+  """Reads a corpus once, and tokenises at most 256 MiB of it."""
   with tempfile.TemporaryDirectory() as scratch:
-    source = corpus.open_source(settings, epath.Path(scratch))
-    lines = survey_lib.Distinct()
-    documents = preparation.with_progress(source.read(), 'reading')
-    survey = survey_lib.survey(_count_lines(documents, lines), settings.heldout)
+    folder = epath.Path(scratch)
+    source = corpus.open_source(settings, folder)
+    lines = Distinct()
+
+    def counting_lines():
+      for document in preparation.with_progress(source.read(), 'reading'):
+        for line in filter(None, map(str.strip, document.split('\n'))):
+          lines.add(text_hash(line.encode()))
+        yield document
+
+    survey = survey_of(counting_lines(), settings.heldout)
     if not survey.documents:
       preparation.check_documents(settings.source, survey)
     tokenizer = preparation.make_tokenizer(settings, source, survey)
     encoder = encode.Encoder(tokenizer, settings)
-    documents = preparation.with_progress(source.read(), 'tokenising', survey.size)
-    sampled = (d for d in documents if survey.in_vocabulary_text(d) or survey.is_held_out(d))
-    encoded, size, cjk, characters = [], 0, 0, 0
+    cjk = characters = 0
     heldout_counts = np.zeros(tokenizer.vocab_size, np.int64)
-    for batch in encode.batches(sampled):
-      encoded.append(encoder.documents(batch))
-      size += encoded[-1].size
-      cjk += sum(len(_CJK.findall(d)) for d in batch)
-      characters += sum(map(len, batch))
-      for document in filter(survey.is_held_out, batch):
-        heldout_counts += np.bincount(encoder.documents([document]).tokens,
-                                      minlength=tokenizer.vocab_size)
-  counts = sum(np.bincount(e.tokens, minlength=tokenizer.vocab_size) for e in encoded)
+
+    def encoded_sample():
+      nonlocal cjk, characters
+      documents = preparation.with_progress(source.read(), 'tokenising', survey.size)
+      sampled = (d for d in documents if survey.in_vocabulary_text(d) or survey.is_held_out(d))
+      for batch in encode.batches(sampled):
+        cjk += sum(len(_CJK.findall(d)) for d in batch)
+        characters += sum(map(len, batch))
+        heldout = encoder.documents(filter(survey.is_held_out, batch))
+        heldout_counts[:] += np.bincount(heldout.tokens, minlength=tokenizer.vocab_size)
+        yield encoder.documents(batch)
+
+    sample = preparation.write_shard(folder, 'sample-00000', tokenizer.vocab_size,
+                                     encoded_sample())
+    manifest = {'splits': {'sample': [sample['entry']]}, 'vocab_size': tokenizer.vocab_size,
+                'digest': ''}
+    split = records.open_split(folder, manifest, 'sample', verify=False)
+  labels = np.zeros(2, int)
+  if split.num_tokens > 1:
+    blocks = np.random.default_rng(0).permutation(split.num_blocks)[:64]
+    pairs, _, _ = make_pairs(split, blocks, _LAYOUT, (0,))
+    labels = np.bincount(pairs.label[pairs.has_b], minlength=2)
+  shard, counts = split.shards[0], np.array(sample['counts'])
   return CorpusStatistics(
       survey=survey, lines=lines.total, repeated_lines=lines.total - lines.different(),
-      sample=size / max(survey.size, 1), sentences=np.concatenate([e.lengths for e in encoded]),
-      documents=np.concatenate([e.counts for e in encoded]), counts=counts,
-      unk_id=tokenizer.unk_id, cjk=cjk / max(characters, 1),
-      labels=(_count_labels(encoded, tokenizer.vocab_size) if counts.sum() > 1
-              else np.zeros(2, int)),
+      sample=sample['size'] / max(survey.size, 1), sentences=shard.sentences,
+      documents=np.diff(shard.documents, append=split.num_sentences), counts=counts,
+      unk_id=tokenizer.unk_id, cjk=cjk / max(characters, 1), labels=labels,
       plateau=preparation.cross_entropy(heldout_counts, counts - heldout_counts))
 
 

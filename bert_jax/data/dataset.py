@@ -11,7 +11,7 @@ import numpy as np
 from bert_jax.data import preparation, records
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.corpus import Settings
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
 
@@ -30,40 +30,13 @@ def open_records(directory: epath.Path) -> Corpus:
   """Opens a local folder that `prepare` made; raises UserError if a file is not as it was."""
   manifest = records.read_manifest(directory)
   tokenizer = tokenizer_lib.load(directory / 'tokenizer')
-  if tokenizer_lib.digest(tokenizer) != manifest['tokenizer']:
-    raise UserError(f'{directory}/tokenizer is not the tokeniser that made these records: run '
-                    'bert_jax.prepare again into an empty folder')
+  require(tokenizer_lib.digest(tokenizer) == manifest['tokenizer'],
+          f'{directory}/tokenizer is not the tokeniser that made these records: run '
+          'bert_jax.prepare again into an empty folder')
   train, heldout = (records.open_split(directory, manifest, split)
                     for split in ('train', 'heldout'))
   return Corpus(tokenizer, train, heldout, np.load(os.fspath(directory / 'counts.npy')),
                 manifest['unigram_entropy'], tuple(manifest['notes']))
-
-
-def _open_prepared(data: ConfigDict) -> Corpus:
-  directory = epath.Path(data.source)
-  corpus = open_records(storage.download(directory) if storage.is_remote(data.source)
-                        else directory)
-  if data.vocab:
-    given = tokenizer_lib.load(data.vocab, data.lowercase)
-    if tokenizer_lib.digest(given) != tokenizer_lib.digest(corpus.tokenizer):
-      raise UserError(f'data.vocab={data.vocab} is not the vocabulary that made the records in '
-                      f'{data.source}: leave data.vocab out, or prepare the text again with it')
-  return corpus
-
-
-def _prepare_in(workdir: epath.Path, data: ConfigDict, vocab_size: int) -> Corpus:
-  directory = workdir / 'corpus'
-  fields = {f.name for f in dataclasses.fields(Settings)} & set(data.keys())
-  settings = Settings(**{name: data[name] for name in fields},
-                      vocab_size=None if data.vocab else vocab_size)
-  if not (directory / 'manifest.json').exists():
-    preparation.prepare(settings, os.fspath(directory))
-  name = preparation.changed_setting(directory, settings)
-  if name:
-    was = records.read_manifest(directory)['settings'].get(name)
-    raise UserError(f'{workdir} was made with data.{name}={was!r}, now it is '
-                    f'{getattr(settings, name)!r}: use another --workdir')
-  return open_records(directory)
 
 
 def is_prepared(source: str) -> bool:
@@ -85,8 +58,26 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
     UserError: the corpus or vocabulary cannot be used, or the workdir holds another one.
   """
   if is_prepared(data.source):
-    return _open_prepared(data)
-  if processes > 1:
-    raise UserError(f'data.source={data.source!r} is text, and {processes} processes train on it: '
-                    'make token records with bert_jax.prepare first, and give their folder')
-  return _prepare_in(workdir, data, vocab_size)
+    source = epath.Path(data.source)
+    corpus = open_records(storage.download(source) if storage.is_remote(data.source) else source)
+    if data.vocab:
+      given = tokenizer_lib.load(data.vocab, data.lowercase)
+      require(tokenizer_lib.digest(given) == tokenizer_lib.digest(corpus.tokenizer),
+              f'data.vocab={data.vocab} is not the vocabulary that made the records in '
+              f'{data.source}: leave data.vocab out, or prepare the text again with it')
+    return corpus
+  require(processes == 1,
+          f'data.source={data.source!r} is text, and {processes} processes train on it: make token '
+          'records with bert_jax.prepare first, and give their folder')
+  directory = workdir / 'corpus'
+  fields = {f.name for f in dataclasses.fields(Settings)} & set(data.keys())
+  settings = Settings(**{name: data[name] for name in fields},
+                      vocab_size=None if data.vocab else vocab_size)
+  if not (directory / 'manifest.json').exists():
+    preparation.prepare(settings, os.fspath(directory))
+  name = preparation.changed_setting(directory, settings)
+  if name:
+    was = records.read_manifest(directory)['settings'].get(name)
+    raise UserError(f'{workdir} was made with data.{name}={was!r}, now it is '
+                    f'{getattr(settings, name)!r}: use another --workdir')
+  return open_records(directory)

@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,15 +69,21 @@ class Encoder:
   """Turns documents into arrays."""
 
   def __init__(self, tokenizer: tokenizer_lib.Tokenizer, settings: Settings,
-               heldout: Iterable[str] = ()):
-    """`heldout`: keys of the held-out sentences, to be recognised in the training text."""
-    self._tokenizer, self._settings = tokenizer, settings
+               heldout: Iterable[str] = (), reopen: tuple[Any, ...] = ()):
+    """Prepares to encode, and to recognise held-out sentences by their keys in `heldout`.
+
+    `reopen` holds the arguments of `_reopened` that give a worker process the same encoder.
+    """
+    self.tokenizer, self._settings, self._reopen = tokenizer, settings, reopen
     self._heldout = collections.defaultdict(list)
     for i, key in enumerate(heldout):
       self._heldout[bytes.fromhex(key)].append(i)
     self._heldout.pop(b'', None)  # a sentence without tokens occurs in no text
     self._starts = tokenizer.word_starts()
     self._dtype = records.token_dtype(tokenizer.vocab_size)
+
+  def __reduce__(self):
+    return _reopened, self._reopen
 
   def documents(self, documents: Iterable[str]) -> Encoded:
     """Splits and encodes whole documents."""
@@ -91,10 +97,12 @@ class Encoder:
     seen = []
     if self._heldout:
       seen = [i for key in _keys(tokens, lengths) for i in self._heldout.get(key, ())]
-    document = np.repeat(np.arange(len(documents)), [len(d) for d in documents])
-    counts = np.bincount(document[lengths > 0], minlength=len(documents))
-    lengths, counts = records.split_long(lengths[lengths > 0], counts[counts > 0])
-    return Encoded(tokens, words, lengths, counts, heldout=seen, documents=len(documents), size=0)
+    counts = np.fromiter(map(len, documents), np.int64, len(documents))
+    document = np.repeat(np.arange(len(documents)), counts)[lengths > 0]
+    lengths, pieces = records.cut(lengths[lengths > 0], records.LONGEST_SENTENCE)
+    counts = np.bincount(np.repeat(document, pieces))
+    return Encoded(tokens, words, lengths, counts[counts > 0], heldout=seen,
+                   documents=len(documents), size=0)
 
   def keys(self, sentences: list[str]) -> list[str]:
     """A key of each sentence: the same for sentences that the model cannot tell apart."""
@@ -109,23 +117,19 @@ class Encoder:
   def _encode_batch(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     chinese = self._settings.language.startswith('zh')
     if chinese:
-      ids, words = _chinese(self._tokenizer, sentences)
+      ids, words = _chinese(self.tokenizer, sentences)
     else:
-      ids, words = self._tokenizer.encode_batch(sentences), True
+      ids, words = self.tokenizer.encode_batch(sentences), True
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     tokens = np.fromiter(itertools.chain.from_iterable(ids), self._dtype, int(lengths.sum()))
     # Entries of SentencePiece and BPE mark words by spaces, which Chinese does not have.
-    if not chinese or self._tokenizer.kind == 'wordpiece':
+    if not chinese or self.tokenizer.kind == 'wordpiece':
       words = self._starts[tokens] & words
     return tokens, words, lengths
 
 
 @functools.cache
-def _encoder(tokenizer: str, settings: Settings, heldout: str) -> Encoder:
-  keys = json.loads(pathlib.Path(heldout).read_text())
+def _reopened(tokenizer: str, settings: Settings, heldout: str) -> Encoder:
+  """The encoder of a worker process, which reads the folder and the file of keys once."""
+  keys = json.loads(pathlib.Path(heldout).read_text())['keys']
   return Encoder(tokenizer_lib.load(tokenizer), settings, keys)
-
-
-def encode(documents: list[str], *, tokenizer: str, settings: Settings, heldout: str) -> Encoded:
-  """Encodes documents in a worker process, which reads the folder and the file of keys once."""
-  return _encoder(tokenizer, settings, heldout).documents(documents)

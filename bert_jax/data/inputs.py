@@ -1,4 +1,8 @@
-"""Inputs of the model: a text or a pair with its special tokens, and several of them in a row."""
+"""Inputs of the model: a text or a pair with its special tokens, and several of them in a row.
+
+A text that is longer than the position table is cut, or read in chunks. Sun et al. 2019
+(https://arxiv.org/abs/1905.05583, section 5.3) get the best results with head_tail.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,6 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.tokenizer import Tokenizer
+
+CUTS = ('head', 'tail', 'head_tail')
+CHUNKS = ('chunks_mean', 'chunks_max', 'chunks_attention')
+LONG = CUTS + CHUNKS  # how a text above max_len is read
+_HEAD, _HEAD_OF = 128, 510  # the paper keeps the first 128 and the last 382 of 510 tokens
 
 
 class Input(NamedTuple):
@@ -42,6 +51,32 @@ def cut_pair(first: Sequence[int], second: Sequence[int],
   return first, second[:room - len(first)]
 
 
+def pieces(ids: Sequence[int], room: int, how: str) -> list[Sequence[int]]:
+  """One piece of at most `room` tokens for a method of CUTS, all chunks of a text for CHUNKS."""
+  if len(ids) <= room:
+    return [ids]
+  if how == 'head':
+    return [ids[:room]]
+  if how == 'tail':
+    return [ids[len(ids) - room:]]
+  if how == 'head_tail':
+    head = room * _HEAD // _HEAD_OF
+    return [[*ids[:head], *ids[len(ids) - (room - head):]]]
+  return [ids[i:i + room] for i in range(0, len(ids), room)]
+
+
+def by_text(vectors: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """The vectors [chunks, D] of texts, by text: ([texts, C, D], [texts, C] bool, True for a chunk).
+
+  `owners` [chunks] holds the text of each chunk, ascending from 0 without gaps.
+  """
+  counts = np.bincount(owners)
+  is_chunk = np.arange(counts.max()) < counts[:, None]
+  grouped = np.zeros((*is_chunk.shape, vectors.shape[1]), vectors.dtype)
+  grouped[is_chunk] = vectors
+  return grouped, is_chunk
+
+
 class InputRows(NamedTuple):
   """Several inputs in each row."""
 
@@ -53,14 +88,15 @@ class InputRows(NamedTuple):
   index: np.ndarray  # [R, P] int64 number of the input; -1 in an empty slot
 
 
-def place(inputs: Sequence[Input], row_of: np.ndarray, rows: int, length: int, slots: int,
-          pad_id: int) -> InputRows:
+def place(inputs: Sequence[Input], members: np.ndarray, row_of: np.ndarray, *, rows: int,
+          length: int, slots: int, pad_id: int) -> InputRows:
   """Lays inputs out in R = `rows` rows of L = `length` tokens and P = `slots` inputs at most.
 
-  `row_of` [inputs] holds the row of each input.
+  `members` [n] holds the numbers of the inputs to lay out, `row_of` [n] the row of each.
   """
-  members = np.argsort(row_of, kind='stable')
-  row_of = row_of[members]
+  order = np.argsort(row_of, kind='stable')
+  members = members[order]
+  row_of = row_of[order]
   sizes = np.array([len(inputs[i].ids) for i in members], np.int64)
   first = np.searchsorted(row_of, np.arange(rows))  # [R] the first input of each row
   slot = np.arange(len(members)) - first[row_of]

@@ -15,7 +15,6 @@ def batches(rows: Callable[[int], Any], first_step: int, last_step: int, workers
 
   Args:
     rows: step -> batch, a pure function; picklable if there are workers.
-    first_step, last_step: the range of steps.
     workers: processes that make batches in turn; 0 = a thread of this process.
     ahead: batches that each worker makes before they are requested.
   """

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data import packing
-from bert_jax.data.records import Records
+from bert_jax.data.records import Records, cut
 
 SEQUENCES = ('next_sentence', 'sentence_order', 'full_sentences')
 SHORT_SHARE = 0.1  # of the chunks get a random length, as published (short_seq_prob)
@@ -93,12 +93,8 @@ def _read_window(records: Records, blocks: np.ndarray, layout: Layout) -> Window
     offsets.append(np.full(len(starts), records.blocks[number, 0] - tokens))
     sentences += len(block)
     tokens += int(records.blocks[number + 1, 0] - records.blocks[number, 0])
-  sentence = np.concatenate(lengths).astype(np.int64)
-  longest = layout.max_len - 2
-  pieces = -(-sentence // longest)
+  length, pieces = cut(np.concatenate(lengths).astype(np.int64), layout.max_len - 2)
   first = np.concatenate([[0], np.cumsum(pieces)])
-  length = np.full(first[-1], longest)
-  length[first[1:] - 1] = sentence - (pieces - 1) * longest
   alone = np.repeat(pieces > 1, pieces)
   if layout.sequences == 'sentence_order':
     alone[first[np.concatenate(opening)]] = True
@@ -224,8 +220,8 @@ def _rows_to_keep(pairs: Pairs, row: np.ndarray, space: np.ndarray, rows: int | 
   room = np.concatenate([[0], np.cumsum(space)])
   if rows is None:
     return int(np.argmax(room >= text))
-  kept = np.arange(min(count, rows) + 1)
-  fits = room[kept] + (rows - kept) * layout.max_len >= text[kept]
+  keep = np.arange(min(count, rows) + 1)
+  fits = room[keep] + (rows - keep) * layout.max_len >= text[keep]
   return int(np.flatnonzero(fits).max(initial=0))
 
 
@@ -271,14 +267,14 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[
     least = keep * 7 // 8 if layout.pairs > 1 else keep
 
   while True:  # the pairs beyond the first `keep` rows are poured into gaps, then into new rows
-    kept = row < keep
-    left = layout.max_len - np.bincount(row[kept], pairs.size[kept], keep).astype(np.int64)
-    slots = layout.pairs - np.bincount(row[kept], minlength=keep)
+    is_kept = row < keep
+    left = layout.max_len - np.bincount(row[is_kept], pairs.size[is_kept], keep).astype(np.int64)
+    slots = layout.pairs - np.bincount(row[is_kept], minlength=keep)
     start, length, into, needed = packing.pour(
-        *_stretches(pairs.take(~kept), segment_starts), space=left, slots=slots,
+        *_stretches(pairs.take(~is_kept), segment_starts), space=left, slots=slots,
         max_len=layout.max_len, max_items=layout.pairs)
     if needed <= rows or keep == least:
       none = np.zeros_like(start)
-      parts = zip(pairs.take(kept), (start, length, none, none, none))
-      return Pairs(*map(np.concatenate, parts)), np.concatenate([row[kept], into]), needed
+      parts = zip(pairs.take(is_kept), (start, length, none, none, none))
+      return Pairs(*map(np.concatenate, parts)), np.concatenate([row[is_kept], into]), needed
     keep = max(keep - 2 * (needed - rows) - keep // 64, least)

@@ -5,7 +5,7 @@ from fractions import Fraction
 import math
 from typing import NamedTuple
 
-from bert_jax.errors import UserError
+from bert_jax.errors import require
 
 
 class Phase(NamedTuple):
@@ -19,17 +19,16 @@ class Phase(NamedTuple):
 def check(phases: Sequence[Sequence[int]]):
   """Raises UserError for phases that are no triples of positive numbers."""
   for phase in phases:
-    if not isinstance(phase, Sequence) or len(phase) != 3 or not all(
-        isinstance(n, int) and n > 0 for n in phase):
-      raise UserError(f'phases={tuple(phases)}: each is (steps, max_len, batch_size), positive: '
-                      "'((900, 128, 32), (100, 512, 32))' are two")
+    require(isinstance(phase, Sequence) and len(phase) == 3
+            and all(isinstance(n, int) and n > 0 for n in phase),
+            f'phases={tuple(phases)}: each is (steps, max_len, batch_size), positive: '
+            "'((900, 128, 32), (100, 512, 32))' are two")
 
 
 def scaled(phases: Sequence[Sequence[int]], train_steps: int) -> tuple[tuple[int, int, int], ...]:
   """The phases with `train_steps` steps in all, by largest remainder; each has at least one."""
-  if train_steps < len(phases):
-    raise UserError(f'train_steps={train_steps} is less than one step for each of the '
-                    f"{len(phases)} phases: give more, or --config.phases='()'")
+  require(train_steps >= len(phases), f'train_steps={train_steps} is less than one step for each '
+          f"of the {len(phases)} phases: give more, or --config.phases='()'")
   total = sum(steps for steps, _, _ in phases)
   shares = [divmod(steps * train_steps, total) for steps, _, _ in phases]
   counts = [max(1, whole) for whole, _ in shares]
@@ -49,9 +48,9 @@ class Phases(tuple[Phase, ...]):
     """The phases of a config, or one phase of the whole run; raises UserError for a wrong sum."""
     phases = phases or ((train_steps, max_len, batch_size),)
     check(phases)
-    if sum(phase[0] for phase in phases) != train_steps:
-      raise UserError(f'the steps of phases={tuple(phases)} sum to {sum(p[0] for p in phases)}, '
-                      f'not to train_steps={train_steps}')
+    total = sum(phase[0] for phase in phases)
+    require(total == train_steps, f'the steps of phases={tuple(phases)} sum to {total}, not to '
+            f'train_steps={train_steps}')
     return cls(Phase(*phase) for phase in phases)
 
   def locate(self, step: int) -> tuple[int, Phase, int]:

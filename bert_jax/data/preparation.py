@@ -6,7 +6,6 @@ command continues after them.
 
 from collections.abc import Callable, Iterable, Iterator
 import dataclasses
-import functools
 import itertools
 import json
 import os
@@ -18,12 +17,10 @@ import numpy as np
 from tqdm import auto as tqdm
 
 from bert_jax.data import corpus, encode, records, vocabulary
-from bert_jax.data import survey as survey_lib
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.corpus import Settings
-from bert_jax.data.survey import Survey
-from bert_jax.data.tokenizer import Tokenizer
-from bert_jax.errors import UserError
+from bert_jax.data.survey import Survey, survey_of
+from bert_jax.errors import UserError, require
 from bert_jax.runtime import console, host, pool, storage
 
 _SHARD = 256 << 20  # bytes of text in a shard
@@ -31,7 +28,6 @@ _IN_PROCESS = 4 << 20  # bytes of text for which no worker is started
 
 
 def _progress_bar(total: int | None, desc: str) -> tqdm.tqdm:
-  """A progress bar over bytes of text."""
   return tqdm.tqdm(total=total, desc=desc, unit='B', unit_scale=True, leave=False, disable=None,
                    dynamic_ncols=True)
 
@@ -58,14 +54,14 @@ def cross_entropy(heldout_counts: np.ndarray, train_counts: np.ndarray) -> float
 
 def check_documents(source: str, survey: Survey):
   """Raises UserError for a corpus of which no next-sentence pairs can be made."""
-  if not survey.documents:
-    raise UserError(f'data.source={source!r} holds no document: it is empty or blank lines')
-  if survey.different == 1:
-    raise UserError(f'data.source={source!r} holds one document: a next sentence from another '
-                    'document needs at least two. Put a blank line between documents')
+  require(survey.documents,
+          f'data.source={source!r} holds no document: it is empty or blank lines')
+  require(survey.different > 1, f'data.source={source!r} holds one document: a next sentence from '
+          'another document needs at least two. Put a blank line between documents')
 
 
-def make_tokenizer(settings: Settings, source: corpus.Source, survey: Survey) -> Tokenizer:
+def make_tokenizer(settings: Settings, source: corpus.Source,
+                   survey: Survey) -> tokenizer_lib.Tokenizer:
   """Loads the vocabulary of the settings, or trains one."""
   if settings.vocab:
     return tokenizer_lib.load(settings.vocab, settings.lowercase)
@@ -104,8 +100,8 @@ def token_counts(shards: Iterable[dict[str, Any]], vocab_size: int) -> np.ndarra
   return sum((np.array(shard['counts']) for shard in shards), np.zeros(vocab_size, np.int64))
 
 
-def finish(folder: epath.Path, settings: dict[str, Any], tokenizer: Tokenizer, *, documents: int,
-           size: int, notes: list[str], splits: dict[str, list[dict[str, Any]]]):
+def finish(folder: epath.Path, settings: dict[str, Any], tokenizer: tokenizer_lib.Tokenizer, *,
+           documents: int, size: int, notes: list[str], splits: dict[str, list[dict[str, Any]]]):
   """Writes counts.npy, and at last the manifest, which makes the records complete.
 
   `splits` holds the results of `write_shard` for 'train' and 'heldout'.
@@ -139,17 +135,14 @@ class _Preparation:
     if begun.exists():
       earlier = json.loads(begun.read_text())
       for name, value in self._requested.items():
-        if earlier.get(name) != value:
-          was = ('of files that have changed since' if name == 'inputs' else
-                 f'with another {name} ({earlier.get(name)}, now {value})')
-          raise UserError(f'{output} holds an interrupted preparation {was}: remove it or use '
-                          'another folder')
-    elif output.exists() and not output.is_dir():
-      raise UserError(f'{output} is a file: use another --output')
+        was = ('of files that have changed since' if name == 'inputs' else
+               f'with another {name} ({earlier.get(name)}, now {value})')
+        require(earlier.get(name) == value, f'{output} holds an interrupted preparation {was}: '
+                'remove it or use another folder')
     elif output.exists():
-      others = sorted(path.name for path in output.iterdir() if path != self.progress)
-      if others:
-        raise UserError(f'{output} is not empty (it holds {others[0]}): use another folder')
+      require(output.is_dir(), f'{output} is a file: use another --output')
+      for name in sorted(path.name for path in output.iterdir() if path != self.progress):
+        raise UserError(f'{output} is not empty (it holds {name}): use another folder')
 
   def _once(self, name: str, make: Callable[[], Any]) -> Any:
     """A JSON value that is made once and stored in progress/."""
@@ -168,18 +161,19 @@ class _Preparation:
       survey = Survey(*self._once('survey', self._survey))
       self._once('vocabulary', lambda: self._save_tokenizer(survey))
       tokenizer = tokenizer_lib.load(self.output / 'tokenizer')
-      encoder = encode.Encoder(tokenizer, self.settings)
-      self._once('heldout_keys', lambda: encoder.keys(
-          list(itertools.chain.from_iterable(self._heldout(survey)))))
-      shards = self._write_training(survey, tokenizer, workers)
-      self._finish(survey, tokenizer, encoder, shards)
+      heldout = self._once('heldout', lambda: self._heldout(survey, tokenizer))
+      encoder = encode.Encoder(tokenizer, self.settings, heldout['keys'], reopen=(
+          os.fspath(self.output / 'tokenizer'), self.settings,
+          os.fspath(self.progress / 'heldout.json')))
+      shards = self._write_training(survey, encoder, workers)
+      self._finish(survey, encoder, heldout['documents'], shards)
     except UserError:
       if not (self.progress / 'shard-00000.json').exists():  # no work is lost
         shutil.rmtree(self.output, ignore_errors=True)  # it holds nothing but this preparation
       raise
 
   def _survey(self) -> Survey:
-    survey = survey_lib.survey(with_progress(self.source.read(), 'reading'), self.settings.heldout)
+    survey = survey_of(with_progress(self.source.read(), 'reading'), self.settings.heldout)
     check_documents(self.settings.source, survey)
     self._once('settings', lambda: self._requested)  # written once all text could be read
     return survey
@@ -189,28 +183,26 @@ class _Preparation:
     tokenizer.save(self.output / 'tokenizer')
     return tokenizer_lib.digest(tokenizer)
 
-  def _heldout(self, survey: Survey) -> list[list[str]]:
-    """The sentences of the held-out documents."""
-    return self._once('heldout_sentences', lambda: [
-        self.settings.sentences(document)
-        for document in (self.source.read() if survey.heldout_below else ())
-        if survey.is_held_out(document)])
+  def _heldout(self, survey: Survey, tokenizer: tokenizer_lib.Tokenizer) -> dict[str, Any]:
+    """The held-out documents as lists of sentences, and a key of each sentence."""
+    documents = [self.settings.sentences(document)
+                 for document in (self.source.read() if survey.heldout_below else ())
+                 if survey.is_held_out(document)]
+    sentences = list(itertools.chain.from_iterable(documents))
+    keys = encode.Encoder(tokenizer, self.settings).keys(sentences)
+    return {'documents': documents, 'keys': keys}
 
-  def _write_training(self, survey: Survey, tokenizer: Tokenizer,
+  def _write_training(self, survey: Survey, encoder: encode.Encoder,
                       workers: int) -> list[dict[str, Any]]:
     """Writes the shards of the training text; returns the results of `write_shard`."""
     shards = [json.loads(path.read_text())
               for path in sorted(self.progress.glob('shard-*.json'))]
     training = (d for d in self.source.read() if not survey.is_held_out(d))
     training = itertools.islice(training, sum(shard['read'] for shard in shards), None)
-    keys = self.progress / 'heldout_keys.json'
     if workers == 1 or survey.size <= _IN_PROCESS:
-      encoder = encode.Encoder(tokenizer, self.settings, json.loads(keys.read_text()))
       parts = map(encoder.documents, encode.batches(training))
     else:
-      work = functools.partial(encode.encode, tokenizer=os.fspath(self.output / 'tokenizer'),
-                               settings=self.settings, heldout=os.fspath(keys))
-      parts = pool.ordered_map(work, encode.batches(training), workers)
+      parts = pool.ordered_map(encoder.documents, encode.batches(training), workers)
     with _progress_bar(survey.size, 'tokenising') as progress:
       progress.update(sum(shard['size'] for shard in shards))
 
@@ -226,18 +218,18 @@ class _Preparation:
       for first in parts:
         number = f'{len(shards):05}'
         shards.append(self._once(f'shard-{number}', lambda: write_shard(
-            self.output, f'train-{number}', tokenizer.vocab_size, parts_of_shard(first))))
+            self.output, f'train-{number}', encoder.tokenizer.vocab_size, parts_of_shard(first))))
     return shards
 
-  def _finish(self, survey: Survey, tokenizer: Tokenizer, encoder: encode.Encoder,
+  def _finish(self, survey: Survey, encoder: encode.Encoder, documents: list[list[str]],
               shards: list[dict[str, Any]]):
     """Writes the held-out shard without sentences of the training text, and the manifest."""
+    tokenizer = encoder.tokenizer
     counts = token_counts(shards, tokenizer.vocab_size)
     if not counts.sum():
       shutil.rmtree(self.progress)  # there is nothing to continue
       raise UserError(f'data.source={self.settings.source!r} holds no text that the vocabulary can '
                       'encode')
-    documents = self._heldout(survey)
     sentences = list(itertools.chain.from_iterable(documents))
     seen = {sentences[i] for shard in shards for i in shard['seen']}
     fresh = [[s for s in document if s not in seen] for document in documents]
@@ -276,25 +268,25 @@ def prepare(settings: Settings, output: str, workers: int = 0):
   """
   if settings.vocab:  # its mistakes are reported before the text is read
     tokenizer_lib.load(settings.vocab, settings.lowercase)
-  workers = workers or host.cores()
-  folder = epath.Path(output)
+  folder, is_remote = epath.Path(output), storage.is_remote(output)
   if (folder / 'manifest.json').exists():
     other = changed_setting(folder, settings)
-    if other:
-      raise UserError(f'{output} is not empty: it holds records made with another {other}; use '
-                      'another folder')
+    require(not other, f'{output} is not empty: it holds records made with another {other}; use '
+            'another folder')
+    inputs = records.read_manifest(folder)['settings'].get('inputs')  # Beam keeps none
+    source = corpus.open_source(settings, folder / 'progress')
+    require(inputs is None or inputs == list(source.inputs),
+            f'{output} holds records of files that have changed since: use another folder')
     return  # the records are complete
-  if not storage.is_remote(output):
-    _Preparation(settings, folder).run(workers)
-    return
-  local = storage.local_folder(output)
+  local = storage.local_folder(output) if is_remote else folder
   uploading = (local / 'manifest.json').exists() and not changed_setting(local, settings)
   if not uploading:
-    if folder.exists() and any(folder.iterdir()):
-      raise UserError(f'{output} is not empty: use another folder')
-    _Preparation(settings, local).run(workers)
-  storage.upload(local, folder)
-  shutil.rmtree(local)
+    require(not is_remote or not folder.exists() or not any(folder.iterdir()),
+            f'{output} is not empty: use another folder')
+    _Preparation(settings, local).run(workers or host.cores())
+  if is_remote:
+    storage.upload(local, folder)
+    shutil.rmtree(local)
 
 
 def changed_setting(folder: epath.Path, settings: Settings) -> str | None:
@@ -302,17 +294,6 @@ def changed_setting(folder: epath.Path, settings: Settings) -> str | None:
   earlier = records.read_manifest(folder)['settings']
   return next((name for name, value in dataclasses.asdict(settings).items()
                if earlier.get(name) != value), None)
-
-
-def check_inputs(settings: Settings, output: str):
-  """Raises UserError if complete records are of files that have changed since."""
-  folder = epath.Path(output)
-  if not (folder / 'manifest.json').exists() or changed_setting(folder, settings):
-    return
-  inputs = records.read_manifest(folder)['settings'].get('inputs')
-  if inputs is not None and inputs != list(
-      corpus.open_source(settings, folder / 'progress').inputs):
-    raise UserError(f'{output} holds records of files that have changed since: use another folder')
 
 
 def print_summary(output: str):

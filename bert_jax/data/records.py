@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from etils import epath
 import numpy as np
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 
 BLOCK = 8_192  # tokens
 LONGEST_SENTENCE = 32_768  # tokens; a longer one is stored as several
@@ -119,16 +119,12 @@ def token_dtype(vocab_size: int) -> np.dtype:
   return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
-def split_long(lengths: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Sentence lengths and counts with sentences above `LONGEST_SENTENCE` in several pieces."""
-  pieces = -(-lengths // LONGEST_SENTENCE)
-  if not len(lengths) or pieces.max() == 1:
-    return lengths, counts
-  document = np.repeat(np.arange(len(counts)), counts)
-  rest = lengths - (pieces - 1) * LONGEST_SENTENCE
-  out = np.full(pieces.sum(), LONGEST_SENTENCE)
-  out[np.cumsum(pieces) - 1] = rest
-  return out, np.bincount(document, pieces, len(counts)).astype(counts.dtype)
+def cut(lengths: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
+  """Lengths with each one above `longest` in pieces, and the number of pieces of each."""
+  pieces = -(-lengths // longest)
+  shorter = np.full(pieces.sum(), longest)
+  shorter[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * longest
+  return shorter, pieces
 
 
 class Records:
@@ -136,15 +132,14 @@ class Records:
 
   def __init__(self, shards: Iterable[Shard], digest: str, reopen: tuple[Any, ...] = ()):
     """`reopen`: arguments of `open_split` that give another process the same records."""
-    self._shards, self.digest, self._reopen = tuple(shards), digest, reopen
-    sizes = np.array([[*s.blocks[-1], len(s.blocks) - 1] for s in self._shards], np.int64)
+    self.shards, self.digest, self._reopen = tuple(shards), digest, reopen
+    sizes = [[0, 0, 0, 0], *([*s.blocks[-1], len(s.blocks) - 1] for s in self.shards)]
     # [shards + 1, 4] tokens, sentences, documents and blocks before each shard.
-    self._base = np.zeros((len(self._shards) + 1, 4), np.int64)
-    self._base[1:] = np.cumsum(sizes.reshape(-1, 4), axis=0)
+    self._base = np.cumsum(np.array(sizes, np.int64), axis=0)
     self.num_tokens, self.num_sentences, self.num_documents, self.num_blocks = map(
         int, self._base[-1])
     # [G + 1, 3]: (tokens, sentences, documents started) before each block of the whole split.
-    self.blocks = np.concatenate([s.blocks[:-1] + b[:3] for s, b in zip(self._shards, self._base)]
+    self.blocks = np.concatenate([s.blocks[:-1] + b[:3] for s, b in zip(self.shards, self._base)]
                                  + [self._base[-1:, :3]])
 
   def __reduce__(self):
@@ -159,20 +154,20 @@ class Records:
       starts, the document of its first sentence).
     """
     k = int(np.searchsorted(self._base[:, 3], number, side='right')) - 1
-    shard, local = self._shards[k], number - self._base[k, 3]
+    shard, local = self.shards[k], number - self._base[k, 3]
     (_, s0, d0), (_, s1, d1) = shard.blocks[local], shard.blocks[local + 1]
     starts = np.asarray(shard.documents[d0:d1]) - s0
     continues = not len(starts) or starts[0] > 0  # the document of the block before
     return np.asarray(shard.sentences[s0:s1]), starts, int(self._base[k, 2] + d0 - continues)
 
   def _take(self, position: np.ndarray, read) -> np.ndarray:
-    if len(self._shards) == 1:
-      return read(self._shards[0], position)
+    if len(self.shards) == 1:
+      return read(self.shards[0], position)
     shard = np.searchsorted(self._base[:, 0], position, side='right') - 1
     out = np.empty(position.shape, np.int32)
     for k in np.unique(shard):
       inside = shard == k
-      out[inside] = read(self._shards[k], position[inside] - self._base[k, 0])
+      out[inside] = read(self.shards[k], position[inside] - self._base[k, 0])
     return out
 
   def tokens(self, position: np.ndarray) -> np.ndarray:
@@ -196,11 +191,6 @@ def map_file(path: str, dtype: np.dtype) -> np.ndarray:
   return np.frombuffer(pages, dtype)
 
 
-def _file_hash(path: str) -> str:
-  with open(path, 'rb') as file:
-    return hashlib.file_digest(file, 'sha256').hexdigest()
-
-
 def read_manifest(directory: epath.Path) -> dict[str, Any]:
   """The manifest of a folder; raises UserError if there is none, or one of a newer bert_jax."""
   try:
@@ -209,9 +199,8 @@ def read_manifest(directory: epath.Path) -> dict[str, Any]:
   except (OSError, ValueError, KeyError) as e:
     raise UserError(f'{directory} holds no complete token records ({e}): run bert_jax.prepare '
                     'again') from e
-  if version != _VERSION:
-    raise UserError(f'{directory} holds records of version {version}, this bert_jax reads version '
-                    f'{_VERSION}: run bert_jax.prepare again with another --output')
+  require(version == _VERSION, f'{directory} holds records of version {version}, this bert_jax '
+          f'reads version {_VERSION}: run bert_jax.prepare again with another --output')
   return manifest
 
 
@@ -231,19 +220,18 @@ def write_manifest(directory: epath.Path, manifest: dict[str, Any]):
 
 def _map_shard(directory: epath.Path, entry: dict[str, Any], vocab_size: int) -> Shard:
   """Maps the files of a shard; raises UserError if one is missing or has another length."""
-  lengths = {'tokens': (token_dtype(vocab_size), entry['tokens']),
-             'words': (np.dtype(np.uint8), -(-entry['tokens'] // 8)),
-             'sentences': (np.dtype(np.uint16), entry['sentences']),
-             'documents': (np.dtype(np.int64), entry['documents']),
-             'blocks': (np.dtype(np.int64), 3 * (entry['blocks'] + 1))}
+  contents = {'tokens': (token_dtype(vocab_size), entry['tokens']),
+              'words': (np.dtype(np.uint8), -(-entry['tokens'] // 8)),
+              'sentences': (np.dtype(np.uint16), entry['sentences']),
+              'documents': (np.dtype(np.int64), entry['documents']),
+              'blocks': (np.dtype(np.int64), 3 * (entry['blocks'] + 1))}
   arrays = {}
-  for file, (dtype, length) in lengths.items():
+  for file, (dtype, length) in contents.items():
     path = os.fspath(directory / f'{entry["name"]}.{file}.bin')
     expected = length * dtype.itemsize
     try:
       size = os.path.getsize(path)
-      if size != expected:
-        raise UserError(f'{path} has {size:,} bytes, {expected:,} were written: {_REMEDY}')
+      require(size == expected, f'{path} has {size:,} bytes, {expected:,} were written: {_REMEDY}')
       arrays[file] = map_file(path, dtype)
     except OSError as e:
       raise UserError(f'{path} cannot be read ({e.strerror or e}): {_REMEDY}') from e
@@ -255,20 +243,20 @@ def open_split(directory: epath.Path, manifest: dict[str, Any], split: str, *,
                verify: bool = True) -> Records:
   """Opens the shards of one split (train or heldout) in a local folder.
 
-  Args:
-    verify: compare the digest of every file; lengths are always compared.
-
-  Raises:
-    UserError: a file is missing, cut short, or changed since it was prepared.
+  Raises UserError if a file is missing, cut short, or (with `verify`) has another digest.
   """
   entries = manifest['splits'][split]
   shards = [_map_shard(directory, entry, manifest['vocab_size']) for entry in entries]
   if verify:
     hashes = {os.fspath(directory / f'{entry["name"]}.{file}.bin'): sha256
               for entry in entries for file, sha256 in entry['sha256'].items()}
+
+    def check(path: str):
+      with open(path, 'rb') as file:
+        require(hashlib.file_digest(file, 'sha256').hexdigest() == hashes[path],
+                f'{path} was changed after it was prepared (its sha256 is not that in the '
+                f'manifest): {_REMEDY}')
+
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-      for path, actual in zip(hashes, pool.map(_file_hash, hashes)):
-        if actual != hashes[path]:
-          raise UserError(f'{path} was changed after it was prepared (its sha256 is not that in '
-                          f'the manifest): {_REMEDY}')
+      list(pool.map(check, hashes))
   return Records(shards, manifest['digest'], (directory, manifest, split))

@@ -13,11 +13,10 @@ from typing import NamedTuple
 from absl import logging
 import numpy as np
 
-from bert_jax.data import pairs as pairs_lib
-from bert_jax.data.pairs import Layout, Pairs
+from bert_jax.data.pairs import Layout, Pairs, make_pairs
 from bert_jax.data.records import Records
 from bert_jax.data.tokenizer import Tokenizer
-from bert_jax.errors import UserError
+from bert_jax.errors import require
 
 _WINDOW = 3_000  # tokens of a window for each position of a row: some 4,000 chunks
 _SAMPLED_WINDOWS = 3  # to estimate the number of rows that the corpus needs
@@ -113,10 +112,9 @@ class RowSource:
 
   def __init__(self, records: Records, layout: Layout, seed: int, tokenizer: Tokenizer,
                words: bool = False):
-    """See `gather` for the arguments; `seed` seeds the shuffling and the pairs.
+    """See `gather` for the arguments; raises UserError if the records hold no token.
 
-    Raises:
-      UserError: the records hold no token.
+    `seed` seeds the shuffling and the pairs.
     """
     self.records, self.layout, self.tokenizer, self.words = records, layout, tokenizer, words
     self._seed = seed
@@ -147,10 +145,9 @@ class RowSource:
         break
       # In a corpus of one window, text that is poured needs as many rows in every epoch.
       for rows in (None, 0) if count == 1 else (None,):
-        window_rows = pairs_lib.make_pairs(self.records, blocks, self.layout, (sample,), rows)[-1]
+        window_rows = make_pairs(self.records, blocks, self.layout, (sample,), rows)[-1]
         needed = max(needed, window_rows / weight)
-    if not needed:
-      raise UserError('the corpus holds no token')
+    require(needed, 'the corpus holds no token')
     reserve = 0 if self.layout.pairs > 1 else _RESERVE_UNPACKED
     return math.ceil(needed * int(self._weights.sum()) * (1 + reserve)) + count
 
@@ -166,7 +163,7 @@ class RowSource:
     blocks = order[self._first_block[window]:self._first_block[window + 1]]
     rows = int(first_row[window + 1] - first_row[window])
     key = (self._seed, epoch, window)
-    pairs, row, needed = pairs_lib.make_pairs(self.records, blocks, self.layout, key, rows)
+    pairs, row, needed = make_pairs(self.records, blocks, self.layout, key, rows)
     if needed > rows and not self._warned:
       self._warned = True
       left_out = int((pairs.a_length + pairs.b_length)[row >= rows].sum())
@@ -205,11 +202,9 @@ class RowSource:
 
   def sample(self) -> RowStatistics:
     """Statistics of the first window's rows."""
-    order, first_row = self._permutation(0)
-    rows = int(first_row[1])
-    pairs, _, _ = pairs_lib.make_pairs(self.records, order[:self._first_block[1]], self.layout,
-                                     (self._seed, 0, 0), rows)
+    pairs = self._window(0, 0)
     with_b = pairs.has_b.sum()
-    counted = with_b if self.layout.sequences != 'full_sentences' else len(pairs.label)
+    counted = with_b if self.layout.sequences != 'full_sentences' else (pairs.a_length > 0).sum()
+    rows = len(pairs.label)
     return RowStatistics(fill=int(pairs.size.sum()) / rows / self.layout.max_len,
                          pairs=counted / rows, unchanged=1 - pairs.label.sum() / max(with_b, 1))

@@ -16,11 +16,11 @@ import sentencepiece
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
-from bert_jax.errors import UserError
+from bert_jax.data.tokenizer_base import CONFIG, Offsets, Tokenizer
+from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
 FILE = 'spiece.model'
-_SETTINGS = 'tokenizer_config.json'
 _SPACE = '\u2581'  # how the space before a word is written in a piece
 # Numbers of fields in sentencepiece_model.proto.
 _TRAINER, _NORMALIZER = 2, 3  # of the model
@@ -33,10 +33,6 @@ class Cleaning(NamedTuple):
 
   lowercase: bool = False
   strip_accents: bool = False
-
-
-# The published ALBERTs were trained on such text; their folders do not always say so.
-_ALBERT = Cleaning(lowercase=True, strip_accents=True)
 
 
 def _cleaned(text: str, cleaning: Cleaning) -> str:
@@ -73,13 +69,13 @@ def _fields(message: bytes) -> dict[int, int | bytes]:
   return {field.field_number: field.data for field in unknown}
 
 
-class SentencePiece:
+class SentencePiece(Tokenizer):
   """A SentencePiece model; its ids are the library's own, but for digits before a comma.
 
   Special tokens that the model does not have get the ids after its last piece.
   """
 
-  kind, separators = 'sentencepiece', 1
+  kind = 'sentencepiece'
   _NAMES = {'pad': ('<pad>', '[PAD]'), 'unk': ('<unk>', '[UNK]'), 'cls': ('[CLS]', '<cls>'),
             'sep': ('[SEP]', '<sep>'), 'mask': ('[MASK]', '<mask>')}
 
@@ -87,41 +83,35 @@ class SentencePiece:
     self._model, self._cleaning = model, cleaning
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     self._size = self._processor.get_piece_size()
-    self._entries = [self._processor.id_to_piece(i) for i in range(self._size)]
-    unknown = self._processor.unk_id()
+    self.vocab = [self._processor.id_to_piece(i) for i in range(self._size)]
+    ids = {piece: i for i, piece in enumerate(self.vocab)}
     for role, names in self._NAMES.items():
-      known = (i for i in map(self._processor.piece_to_id, names)
-               if i != unknown and self._entries[i] in names)
-      index = unknown if role == 'unk' else next(known, None)
-      if index is None:
-        index = len(self._entries)
-        self._entries.append(f'[{role.upper()}]')
+      index = next((ids[name] for name in names if name in ids), len(self.vocab))
+      if role == 'unk':
+        index = self._processor.unk_id()
+      if index == len(self.vocab):
+        self.vocab.append(f'[{role.upper()}]')
       setattr(self, f'{role}_id', index)
-    self.vocab_size = len(self._entries)
     self._commas = {i: self._without_comma(piece)
-                    for i, piece in enumerate(self._entries[:self._size])
+                    for i, piece in enumerate(self.vocab[:self._size])
                     if piece[-1:] == ',' and piece[-2:-1].isdigit()}
 
-  def _without_comma(self, piece: str) -> list[str]:
-    """The pieces of "9,": of its digits, encoded anew, and the comma."""
+  def _without_comma(self, piece: str) -> list[tuple[int, int]]:
+    """(id, characters) of the pieces of "9,": of its digits, encoded anew, and of the comma."""
     pieces = self._processor.encode(piece[:-1].replace(_SPACE, ''), out_type=str)
     if piece[0] != _SPACE:
       pieces[:1] = [x.removeprefix(_SPACE) for x in pieces[:1]]
-    return [*filter(None, pieces), ',']
-
-  def _split(self, index: int) -> list[int]:
-    """The ids that ALBERT has for one of the library's."""
-    if index not in self._commas:
-      return [index]
-    return list(map(self._processor.piece_to_id, self._commas[index]))
+    return [(self._processor.piece_to_id(x), len(x.removeprefix(_SPACE)))
+            for x in (*pieces, ',') if x]
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     encoded = self._processor.encode([_cleaned(text, self._cleaning) for text in texts])
     if not self._commas:
       return encoded
-    return [[i for index in ids for i in self._split(index)] for ids in encoded]
+    return [[i for index in ids for i, _ in self._commas.get(index, [(index, 0)])]
+            for ids in encoded]
 
-  def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list]]:
+  def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
     encodings = []
     for text in texts:
       clean, places = _cleaned(text, self._cleaning), _places(text, self._cleaning)
@@ -129,13 +119,12 @@ class SentencePiece:
       for index, (start, end) in zip(encoded['ids'], encoded['offsets']):
         # The piece that begins a word includes the space before it.
         start = end - len(clean[start:end].lstrip())
-        ids += self._split(index)
-        *first, _ = self._commas.get(index, [''])
-        for piece in first:
-          stop = min(start + len(piece.removeprefix(_SPACE)), end)
+        for i, length in self._commas.get(index, [(index, end - start)]):
+          stop = min(start + length, end)
+          ids.append(i)
           spans.append((start, stop))
           start = stop
-        spans.append((start, end))
+        spans[-1] = spans[-1][0], end
       begins = [places[min(start, len(places) - 1)][0] for start, _ in spans]
       encodings.append((ids, [(begin, places[end - 1][1] if end > start else begin)
                               for begin, (start, end) in zip(begins, spans)]))
@@ -143,14 +132,11 @@ class SentencePiece:
 
   def word_starts(self) -> np.ndarray:
     return np.array([i >= self._size or entry.startswith(_SPACE)
-                     for i, entry in enumerate(self._entries)])
+                     for i, entry in enumerate(self.vocab)])
 
   def encode_with_masks(self, text: str) -> list[int]:
     first, *rest = self.encode_batch(text.split('[MASK]'))
     return first + [i for part in rest for i in (self.mask_id, *part)]
-
-  def tokens(self, ids: Sequence[int]) -> list[str]:
-    return [self._entries[i] for i in ids]
 
   def serialized(self) -> bytes:
     return self._model + json.dumps(['albert', *self._cleaning]).encode()
@@ -168,7 +154,7 @@ class SentencePiece:
     p = self._processor
     ids = range(self._size)
     complete = tokenizers.Tokenizer(tokenizers.models.Unigram(
-        [(self._entries[i], p.get_score(i) - 100 * (i in self._commas)) for i in ids],
+        [(self.vocab[i], p.get_score(i) - 100 * (i in self._commas)) for i in ids],
         p.unk_id(), any(map(p.is_byte, ids))))
     spaces = ''.join(x for x in map(chr, range(0x3001)) if x.isspace())
     steps = [normalizers.Replace(tokenizers.Regex(f'[{spaces}]+'), ' '), normalizers.Strip(),
@@ -184,42 +170,33 @@ class SentencePiece:
     complete.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(_SPACE, 'always')])
     complete.decoder = tokenizers.decoders.Metaspace(_SPACE, 'always')
-    controls = [self._entries[i] for i in ids if p.is_control(i) or p.is_unknown(i)]
-    complete.add_special_tokens(controls + self._entries[self._size:])
-    cls, sep = self.tokens([self.cls_id, self.sep_id])
-    complete.post_processor = tokenizers.processors.TemplateProcessing(
-        single=f'{cls}:0 $A:0 {sep}:0', pair=f'{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1',
-        special_tokens=[(cls, self.cls_id), (sep, self.sep_id)])
+    controls = [self.vocab[i] for i in ids if p.is_control(i) or p.is_unknown(i)]
+    complete.add_special_tokens(controls + self.vocab[self._size:])
+    complete.post_processor = self._around_texts()
     return complete
 
   def save(self, directory: epath.Path):
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / FILE).write_bytes(self._model)
-    roles = {f'{role}_token': self._entries[getattr(self, f'{role}_id')] for role in self._NAMES}
-    settings = {'tokenizer_class': 'AlbertTokenizer', 'do_lower_case': self._cleaning.lowercase,
-                'keep_accents': not self._cleaning.strip_accents, **roles}
-    complete = self._complete()
+    files, complete = {FILE: self._model}, self._complete()
     if complete:
-      settings['tokenizer_class'] = 'PreTrainedTokenizerFast'
-      (directory / 'tokenizer.json').write_text(complete.to_str())
-    (directory / _SETTINGS).write_text(json.dumps(settings, indent=2) + '\n')
+      files['tokenizer.json'] = complete.to_str().encode()
+    self._save(directory, files, {
+        'tokenizer_class': 'PreTrainedTokenizerFast' if complete else 'AlbertTokenizer',
+        'do_lower_case': self._cleaning.lowercase,
+        'keep_accents': not self._cleaning.strip_accents})
 
 
 def _cleaning_of(directory: epath.Path) -> Cleaning:
   """The cleaning that the files beside a model name; without them, that of a published ALBERT."""
-  default, settings = Cleaning(), {}
-  model_config = directory / 'config.json'
-  if model_config.exists() and storage.read_json(model_config).get('model_type') == 'albert':
-    default = _ALBERT
-  if (directory / _SETTINGS).exists():
-    settings = storage.read_json(directory / _SETTINGS)
-  lowercase = settings.get('do_lower_case', default.lowercase)
-  keep_accents = settings.get('keep_accents', not default.strip_accents)
-  for name, value in (('do_lower_case', lowercase), ('keep_accents', keep_accents)):
-    if not isinstance(value, bool):
-      raise UserError(f'{directory}/{_SETTINGS} has {name}={value!r}, which is neither true nor '
-                      'false')
-  return Cleaning(lowercase, not keep_accents)
+  files = directory / 'config.json', directory / CONFIG
+  model_config, settings = (storage.read_json(f) if f.exists() else {} for f in files)
+  # The published ALBERTs were trained on clean text; their folders do not always say so.
+  is_albert = model_config.get('model_type') == 'albert'
+  cleaning = {'do_lower_case': is_albert, 'keep_accents': not is_albert}
+  cleaning |= {name: settings[name] for name in cleaning if name in settings}
+  for name, value in cleaning.items():
+    require(isinstance(value, bool),
+            f'{directory}/{CONFIG} has {name}={value!r}, which is neither true nor false')
+  return Cleaning(cleaning['do_lower_case'], not cleaning['keep_accents'])
 
 
 def load(path: epath.Path) -> SentencePiece:

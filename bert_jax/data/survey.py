@@ -74,7 +74,7 @@ class Survey(NamedTuple):
     return value >= self.heldout_below and (value >> 8) % 10_000 < 10_000 * share
 
 
-def survey(documents: Iterable[str], heldout: float) -> Survey:
+def survey_of(documents: Iterable[str], heldout: float) -> Survey:
   """Reads a corpus once, and chooses a share of its documents to hold out."""
   distinct, size = Distinct(), 0
   for document in documents:

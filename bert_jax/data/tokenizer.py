@@ -4,61 +4,25 @@ Text of a corpus is encoded without parsing special tokens: a "[MASK]" that some
 Only fill_mask parses them.
 """
 
+import collections
 from collections.abc import Sequence
-import functools
 import hashlib
 import json
-from typing import Protocol
 import unicodedata
 
 from etils import epath
 import numpy as np
 import tokenizers
 
-from bert_jax.data import bpe, spiece
-from bert_jax.errors import UserError
+from bert_jax.data import bpe, spiece, tokenizer_base
+from bert_jax.data.tokenizer_base import Tokenizer
+from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
 # In the order in which trained vocabularies begin, and under the names every published one uses.
 SPECIAL_TOKENS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
 # A cased vocabulary read in lower case would turn every capitalised word into pieces or [UNK].
 _CASED_SHARE = 0.05  # of the words, from which a vocabulary is cased
-# Token ids of a text, and the characters [start, end) of each token.
-Offsets = tuple[list[int], list[tuple[int, int]]]
-
-
-class Tokenizer(Protocol):
-  """The interface of every tokeniser."""
-
-  kind: str
-  vocab_size: int
-  pad_id: int
-  unk_id: int
-  cls_id: int
-  sep_id: int
-  mask_id: int
-  separators: int  # between two texts
-
-  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text, without special tokens."""
-
-  def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
-    """Token ids of each text, and the characters [start, end) of each token."""
-
-  def encode_with_masks(self, text: str) -> list[int]:
-    """Token ids of a text in which "[MASK]" stands for the mask token."""
-
-  def word_starts(self) -> np.ndarray:
-    """[V] bool: True for entries that start a word."""
-
-  def tokens(self, ids: Sequence[int]) -> list[str]:
-    """The vocabulary entry of each id."""
-
-  def serialized(self) -> bytes:
-    """Everything that decides the ids: the vocabulary and its settings."""
-
-  def save(self, directory: epath.Path):
-    """Writes the files that `load` reads, as Hugging Face has them."""
 
 
 def special_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -72,32 +36,18 @@ def digest(tokenizer: Tokenizer) -> str:
   return hashlib.blake2b(tokenizer.serialized(), digest_size=16).hexdigest()
 
 
-def _with_marks(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
-  """The offsets, with the accents that stripping has removed from the end of a token."""
-  if text.isascii():
-    return offsets
-
-  def behind(end):
-    while end < len(text) and unicodedata.category(text[end]).startswith('M'):
-      end += 1
-    return end
-
-  return [(start, behind(end)) for start, end in offsets]
-
-
-class WordPiece:
+class WordPiece(tokenizer_base.LibraryTokenizer):
   """BERT's own: clean, split at spaces, punctuation and CJK characters, longest match first.
 
   Equal to google-research/bert `tokenization.py`.
 
   Args of the constructor:
-    vocab: the entries, in the order of their ids.
     strip_accents: None = like `lowercase`, as published.
     split_chinese: each CJK character is a word of its own.
     whole: entries with punctuation, such as "covid-19", which are matched before the text is split.
   """
 
-  kind, separators = 'wordpiece', 1
+  kind = 'wordpiece'
 
   def __init__(self, vocab: Sequence[str], lowercase: bool = True,
                strip_accents: bool | None = None, split_chinese: bool = True,
@@ -105,7 +55,6 @@ class WordPiece:
     self.vocab, self.lowercase, self.whole = list(vocab), lowercase, tuple(whole)
     self._strip_accents, self._split_chinese = strip_accents, split_chinese
     ids = {token: i for i, token in enumerate(self.vocab)}
-    self.vocab_size = len(self.vocab)
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
         ids[token] for token in SPECIAL_TOKENS)
     self.library = tokenizers.Tokenizer(
@@ -117,28 +66,20 @@ class WordPiece:
     self.library.add_tokens([tokenizers.AddedToken(word, single_word=True, normalized=True)
                                 for word in self.whole])
 
-  @functools.cached_property
-  def _with_masks(self) -> tokenizers.Tokenizer:
-    parsing = tokenizers.Tokenizer.from_str(self.library.to_str())
-    parsing.add_special_tokens(['[MASK]'])
-    return parsing
+  def _spans(self, text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The offsets, with the accents that stripping has removed from the end of a token."""
+    if text.isascii():
+      return offsets
 
-  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-    encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=False)
-    return [e.ids for e in encodings]
+    def behind(end):
+      while end < len(text) and unicodedata.category(text[end]).startswith('M'):
+        end += 1
+      return end
 
-  def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
-    encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
-    return [(e.ids, _with_marks(text, e.offsets)) for text, e in zip(texts, encodings)]
-
-  def encode_with_masks(self, text: str) -> list[int]:
-    return self._with_masks.encode(text, add_special_tokens=False).ids
+    return [(start, behind(end)) for start, end in offsets]
 
   def word_starts(self) -> np.ndarray:
     return np.array([not token.startswith('##') for token in self.vocab])
-
-  def tokens(self, ids: Sequence[int]) -> list[str]:
-    return [self.vocab[i] for i in ids]
 
   def extended(self, words: Sequence[str]) -> 'WordPiece':
     """The same tokeniser with more entries, after all others."""
@@ -160,24 +101,15 @@ class WordPiece:
       settings.append(self.whole)
     return json.dumps(settings).encode()
 
-  def _complete(self) -> tokenizers.Tokenizer:
-    """The tokeniser that parses special tokens and adds [CLS] and [SEP]."""
+  def save(self, directory: epath.Path):
     complete = tokenizers.Tokenizer.from_str(self.library.to_str())
     complete.add_special_tokens(list(SPECIAL_TOKENS))
-    complete.post_processor = tokenizers.processors.TemplateProcessing(
-        single='[CLS]:0 $A:0 [SEP]:0', pair='[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1',
-        special_tokens=[('[CLS]', self.cls_id), ('[SEP]', self.sep_id)])
-    return complete
-
-  def save(self, directory: epath.Path):
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / 'vocab.txt').write_text('\n'.join(self.vocab) + '\n')
-    settings = {'tokenizer_class': 'BertTokenizer', 'do_lower_case': self.lowercase,
+    complete.post_processor = self._around_texts()
+    self._save(directory, {'vocab.txt': ('\n'.join(self.vocab) + '\n').encode(),
+                           'tokenizer.json': complete.to_str().encode()},
+               {'tokenizer_class': 'BertTokenizer', 'do_lower_case': self.lowercase,
                 'strip_accents': self._strip_accents,
-                'tokenize_chinese_chars': self._split_chinese,
-                **{f'{token[1:-1].lower()}_token': token for token in SPECIAL_TOKENS}}
-    (directory / 'tokenizer_config.json').write_text(json.dumps(settings, indent=2) + '\n')
-    (directory / 'tokenizer.json').write_text(self._complete().to_str())
+                'tokenize_chinese_chars': self._split_chinese})
 
 
 def read_vocab(path: str | epath.Path) -> list[str]:
@@ -195,13 +127,10 @@ def read_vocab(path: str | epath.Path) -> list[str]:
 
 def _checked_vocab(vocab: list[str], path: str | epath.Path) -> list[str]:
   missing = [token for token in SPECIAL_TOKENS if token not in vocab]
-  if missing:
-    raise UserError(f'{path}: the vocabulary has no {", ".join(missing)}: BERT needs '
-                    f'{", ".join(SPECIAL_TOKENS)}, each on a line of its own')
-  if len(set(vocab)) < len(vocab):
-    seen = set()
-    twice = next(t for t in vocab if t in seen or seen.add(t))
-    raise UserError(f'{path}: the entry {twice!r} stands in the vocabulary twice')
+  require(not missing, f'{path}: the vocabulary has no {", ".join(missing)}: BERT needs '
+          f'{", ".join(SPECIAL_TOKENS)}, each on a line of its own')
+  entry, count = collections.Counter(vocab).most_common(1)[0]
+  require(count == 1, f'{path}: the entry {entry!r} stands in the vocabulary twice')
   return vocab
 
 
@@ -223,15 +152,15 @@ def _settings(directory: epath.Path) -> dict:
     except (TypeError, KeyError) as e:
       raise UserError(f'{directory}/tokenizer.json: an entry of added_tokens has no content or '
                       'does not say whether it is special') from e
-  if (directory / 'tokenizer_config.json').exists():
-    config = storage.read_json(directory / 'tokenizer_config.json')
-    names = {'do_lower_case': 'lowercase', 'strip_accents': 'strip_accents',
-             'tokenize_chinese_chars': 'handle_chinese_chars'}
-    settings |= {ours: config[theirs] for theirs, ours in names.items() if theirs in config}
-  for name in ('lowercase', 'strip_accents', 'handle_chinese_chars'):
-    if not isinstance(settings.get(name), bool | None):
-      raise UserError(f'{directory}: its tokenizer has {name}={settings[name]!r}, which is neither '
-                      'true nor false')
+  config = directory / tokenizer_base.CONFIG
+  config = storage.read_json(config) if config.exists() else {}
+  for theirs, ours in (('do_lower_case', 'lowercase'), ('strip_accents', 'strip_accents'),
+                       ('tokenize_chinese_chars', 'handle_chinese_chars')):
+    if theirs in config:
+      settings[ours] = config[theirs]
+    value = settings.get(ours)
+    require(isinstance(value, bool | None),
+            f'{directory}: its tokenizer has {ours}={value!r}, which is neither true nor false')
   return settings
 
 
@@ -247,32 +176,27 @@ def _vocab_of_json(path: epath.Path) -> list[str]:
 def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
   """Loads vocab.txt, tokenizer.json, a SentencePiece model (*.model), or a folder with one of them.
 
-  Args:
-    path: the file or the folder. The vocab.json of a byte-level BPE has its merges.txt beside it.
-    lowercase: of a WordPiece vocabulary; None = as its folder's tokenizer_config.json says.
-
-  Raises:
-    UserError: there is no vocabulary, or a cased one would be read in lower case.
+  The vocab.json of a byte-level BPE has its merges.txt beside it. `lowercase` is for WordPiece;
+  None = as the folder's tokenizer_config.json says. Raises UserError if there is no vocabulary, or
+  a cased one would be read in lower case.
   """
-  path, settings = epath.Path(path), {}
+  path = epath.Path(path)
+  settings = {}
   directory = path if path.is_dir() else None
   if directory:
     names = ('vocab.txt', spiece.FILE, 'tokenizer.json', 'vocab.json')
     path = next((directory / name for name in names if (directory / name).exists()), None)
-    if not path:
-      raise UserError(f'{directory} holds neither vocab.txt nor spiece.model nor tokenizer.json')
+    require(path, f'{directory} holds neither vocab.txt nor spiece.model nor tokenizer.json')
   if path.suffix == '.model':
     return spiece.load(path)
-  byte_level = bpe.load(path) if path.suffix == '.json' else None
-  if byte_level:
+  if path.suffix == '.json' and (byte_level := bpe.load(path)):
     return byte_level
   if directory:
     settings = _settings(directory)
   vocab = _vocab_of_json(path) if path.suffix == '.json' else read_vocab(path)
   if lowercase is None:
     lowercase = settings.get('lowercase', True)
-  if lowercase and is_cased(vocab):
-    raise UserError(f'{path} is a cased vocabulary (its words have capitals) and the text would be '
-                    'lower-cased: set data.lowercase=False')
+  require(not lowercase or not is_cased(vocab), f'{path} is a cased vocabulary (its words have '
+          'capitals) and the text would be lower-cased: set data.lowercase=False')
   return WordPiece(vocab, lowercase, settings.get('strip_accents'),
                    settings.get('handle_chinese_chars', True), settings.get('whole', ()))

@@ -11,7 +11,7 @@ from tokenizers import trainers
 from bert_jax.data import bpe
 from bert_jax.data.spiece import SentencePiece
 from bert_jax.data.tokenizer import SPECIAL_TOKENS, Tokenizer, WordPiece
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require, require_choice
 
 KINDS = ('wordpiece', 'sentencepiece', 'bpe')
 
@@ -46,10 +46,9 @@ def train(kind: str, texts: Callable[[], Iterable[str]], vocab_size: int,
   Raises:
     UserError: an unknown kind, a size that cannot be, or too little text for it.
   """
-  if kind not in KINDS:
-    raise UserError(f'data.tokenizer={kind!r} is unknown: use {", ".join(KINDS)}')
-  if vocab_size <= len(SPECIAL_TOKENS):
-    raise UserError(f'model.vocab_size={vocab_size} leaves no room beside the special tokens')
+  require_choice('data.tokenizer', kind, KINDS)
+  require(vocab_size > len(SPECIAL_TOKENS),
+          f'model.vocab_size={vocab_size} leaves no room beside the special tokens')
   if kind == 'wordpiece':
     return _train_wordpiece(texts, vocab_size, lowercase)
   if kind == 'bpe':
@@ -84,31 +83,23 @@ def _read_lines(path: str, field: str) -> Iterator[str]:
 def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
   """Appends the words of a text file, one a line such as "covid-19", to a WordPiece vocabulary.
 
-  Returns:
-    The extended tokeniser, and notes for the user.
-
-  Raises:
-    UserError: no such file or no new word in it, a line of several words, another kind of
-      tokeniser.
+  Returns the extended tokeniser, and notes for the user. Raises UserError if there is no such file
+  or no new word in it, for a line of several words, and for another kind of tokeniser.
   """
-  if not isinstance(tokenizer, WordPiece):
-    raise UserError(f'model.add_tokens={path} needs a WordPiece vocabulary, this is '
-                    f'{tokenizer.kind}')
+  require(isinstance(tokenizer, WordPiece),
+          f'model.add_tokens={path} needs a WordPiece vocabulary, this is {tokenizer.kind}')
   known, words, already = set(tokenizer.vocab), [], []
   for number, line in enumerate(_read_lines(path, 'model.add_tokens'), 1):
     word = tokenizer.clean(line)
     if not word:
       continue
-    if len(word.split()) > 1:
-      raise UserError(f'{path}, line {number}: {line.strip()!r} is {len(word.split())} words: an '
-                      'entry is one')
-    if len(word) > 100:
-      raise UserError(f'{path}, line {number}: a word of {len(word)} characters; WordPiece '
-                      'reads at most 100')
+    require(len(word.split()) == 1, f'{path}, line {number}: {line.strip()!r} is '
+            f'{len(word.split())} words: an entry is one')
+    require(len(word) <= 100, f'{path}, line {number}: a word of {len(word)} characters; '
+            'WordPiece reads at most 100')
     (already if word in known else words).append(word)
     known.add(word)
-  if not words:
-    raise UserError(f'model.add_tokens={path} holds no word that the vocabulary does not have')
+  require(words, f'model.add_tokens={path} holds no word that the vocabulary does not have')
   notes = [f'{len(words)} words added to the vocabulary']
   if already:
     notes.append(f'{len(already)} words of {path} were in the vocabulary already')
@@ -118,15 +109,14 @@ def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
 def read_word_vectors(path: str, entries: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
   """Reads the vectors of known words from word2vec's text format.
 
+  Its lines are "word v1 v2 ... vD"; the first may be "count D". Raises UserError if the file is
+  malformed, or has none of the words.
+
   Args:
-    path: a file of lines "word v1 v2 ... vD"; its first line may be "count D".
     entries: the id of each requested word.
 
   Returns:
     ([n] ids, [n, D] float32 vectors).
-
-  Raises:
-    UserError: the file is malformed, or has none of the words.
   """
   vectors, width = {}, None
   for number, line in enumerate(_read_lines(path, 'model.embedding_init'), 1):
@@ -144,6 +134,6 @@ def read_word_vectors(path: str, entries: Mapping[str, int]) -> tuple[np.ndarray
       if not np.all(np.isfinite(vector)):
         raise UserError(f'{path}, line {number}: the vector of {word!r} is not finite')
       vectors[entries[word]] = vector
-  if not vectors or not width:
-    raise UserError(f'model.embedding_init={path} has a vector for no entry of the vocabulary')
+  require(vectors and width,
+          f'model.embedding_init={path} has a vector for no entry of the vocabulary')
   return np.array(list(vectors)), np.stack(list(vectors.values()))

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
-from bert_jax.data import long_inputs
 from bert_jax.data.inputs import Input
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require_choice
 from bert_jax.inference import forward, packed_texts
 from bert_jax.inference.packed_texts import Packed
 from bert_jax.interop import load as load_lib
@@ -96,7 +95,7 @@ class Bert:
   def _rows(self, texts: Sequence[Text], long: str, max_len: int | None) -> tuple[
       list[Input], np.ndarray]:
     """(rows, number of the text of each): one row of each text, or its chunks."""
-    long_inputs.check(long)
+    require_choice('long', long, inputs_lib.LONG)
     longest = self.config.max_positions if max_len is None else max_len
     if longest > self.config.max_positions:
       raise UserError(f'max_len={max_len} is above the {self.config.max_positions} positions of '
@@ -107,7 +106,7 @@ class Bert:
     for i, parts in enumerate(self._ids(texts)):
       room = longest - inputs_lib.special_tokens(self.tokenizer, len(parts))
       if len(parts) == 1:
-        cut = [(piece,) for piece in long_inputs.pieces(parts[0], room, long)]
+        cut = [(piece,) for piece in inputs_lib.pieces(parts[0], room, long)]
       else:
         cut = [inputs_lib.cut_pair(*parts, room)]
       rows += [inputs_lib.join(self.tokenizer, *pieces) for pieces in cut]
@@ -226,7 +225,7 @@ class Bert:
     if vectors is None:
       return np.zeros((0, self.config.hidden_size * len(layers)), np.float32)
     if len(owners) > len(texts):
-      vectors = np.asarray(chunks.combine(*long_inputs.by_text(vectors, owners), long))
+      vectors = np.asarray(chunks.combine(*inputs_lib.by_text(vectors, owners), long))
     return _unit(vectors) if normalize else vectors
 
   def similarity(self, texts: Sequence[Text], others: Sequence[Text] | None = None,

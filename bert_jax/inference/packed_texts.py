@@ -67,9 +67,8 @@ def pack(inputs: Sequence[Input], pad_id: int, longest: int, tokens: int) -> Ite
   for length, members, row_of, count in _placed(lengths, longest):
     step = max(tokens // length, 1)
     padded = count - count % step + _rows(count % step)
-    placed = inputs_lib.place([inputs[i] for i in members], row_of, rows=padded, length=length,
+    placed = inputs_lib.place(inputs, members, row_of, rows=padded, length=length,
                               slots=_MOST_TEXTS, pad_id=pad_id)
     batch = Batch(placed.ids, placed.type_ids, placed.positions, placed.pair_index)
-    index = np.where(placed.index >= 0, members[placed.index], -1)
     for i in range(0, padded, step):
-      yield jax.tree.map(lambda x: x[i:i + step], Packed(batch, placed.starts, index))
+      yield jax.tree.map(lambda x: x[i:i + step], Packed(batch, placed.starts, placed.index))

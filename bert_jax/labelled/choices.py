@@ -1,15 +1,15 @@
 """A text and endings or answers to choose from: SWAG and its like."""
 
 from collections.abc import Iterator
+import string
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require, require_choice
 from bert_jax.labelled import table
 
 FORMATS = ('auto', 'jsonl', 'swag', 'commonsenseqa')
-_LETTERS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'
 
 
 class ChoiceExample(NamedTuple):
@@ -30,13 +30,10 @@ def are_choices(value: Any) -> bool:
 def _label(row: table.Row, value: Any, choices: int) -> int:
   """An index, as a number or as a letter."""
   text = str(value).strip()
-  if text in _LETTERS and len(text) == 1:
-    index = _LETTERS.index(text)
-  else:
-    index = int(text) if text.isdigit() else -1
-  if not 0 <= index < choices:
-    raise UserError(f'{row.where}: the label {value!r} is none of the {choices} choices: give its '
-                    'number from 0, or its letter')
+  is_letter = len(text) == 1 and text in string.ascii_uppercase
+  index = ord(text) - ord('A') if is_letter else int(text) if text.isdigit() else -1
+  require(0 <= index < choices, f'{row.where}: the label {value!r} is none of the {choices} '
+          'choices: give its number from 0, or its letter')
   return index
 
 
@@ -54,23 +51,17 @@ def _fields(row: table.Row, data: ConfigDict) -> tuple[Any, Any, str]:
 
 
 def read(path: str, data: ConfigDict, labelled: bool = True) -> Iterator[ChoiceExample]:
-  """The examples of a file.
+  """The examples of a file; raises UserError that names a line of another form.
 
-  Args:
-    path: JSON lines with a text, a list of choices and a label (its number from 0 or its letter);
-      SWAG's csv; or CommonsenseQA's JSON lines.
-    data: the config group `data`: format, text_column, choices_column, label_column.
-    labelled: False = the file need not say which choice is right.
-
-  Raises:
-    UserError: naming the line that is not like this.
+  JSON lines have a text, a list of choices and a label (its number from 0, or its letter); there
+  are SWAG's csv and CommonsenseQA's JSON lines too. The config group `data` gives the format and
+  the columns. Unless `labelled`, the file need not say which choice is right.
   """
-  if data.format not in FORMATS:
-    raise UserError(f'data.format={data.format!r} is unknown: use {", ".join(FORMATS)}')
+  require_choice('data.format', data.format, FORMATS)
   rows = table.read_separated(path, 'csv') if data.format == 'swag' else table.read_jsonl(path)
   for row in rows:
     text, choices, label = _fields(row, data)
-    if not isinstance(text, str) or not are_choices(choices):
-      raise UserError(f'{row.where}: a text and a list of at least two choices are needed')
+    require(isinstance(text, str) and are_choices(choices),
+            f'{row.where}: a text and a list of at least two choices are needed')
     yield ChoiceExample(row.where, text, tuple(choices),
                         _label(row, row[label], len(choices)) if labelled else -1)

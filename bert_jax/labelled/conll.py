@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require, require_choice
 from bert_jax.labelled import table
 
 FORMATS = ('auto', 'conll', 'jsonl')
@@ -74,40 +74,31 @@ def _read_conll(path: str, word_column: int, tag_column: int | None) -> Iterator
       words, tags = [], []
       continue
     first = first if words else number
-    fields = line.split(separator)
-    if tag_column is not None and len(fields) < 2:
-      raise UserError(f'{path}, line {number}: {line!r} has a word without a tag')
+    where, fields = f'{path}, line {number}', line.split(separator)
+    require(tag_column is None or len(fields) > 1, f'{where}: {line!r} has a word without a tag')
     try:
       words.append(fields[word_column].strip())
       tags += [fields[tag_column].strip()] if tag_column is not None else []
     except IndexError as e:
-      raise UserError(f'{path}, line {number}: {line!r} has no columns {word_column} and '
-                      f'{tag_column}') from e
-    if not words[-1] or (tags and not tags[-1]):
-      raise UserError(f'{path}, line {number}: an empty word or tag in {line!r}')
+      raise UserError(f'{where}: {line!r} has no columns {word_column} and {tag_column}') from e
+    require(words[-1] and (not tags or tags[-1]), f'{where}: an empty word or tag in {line!r}')
 
 
 def _strings(row: table.Row, column: str) -> tuple[str, ...]:
   value = row[column]
-  if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
-    raise UserError(f'{row.where}: {column!r} is no list of strings')
+  require(isinstance(value, list) and all(isinstance(x, str) for x in value),
+          f'{row.where}: {column!r} is no list of strings')
   return tuple(value)
 
 
 def read(path: str, data: ConfigDict, labelled: bool = True) -> Iterator[TaggedWords]:
-  """The sentences of a file.
+  """The sentences of a file; raises UserError that names a line of another form.
 
-  Args:
-    path: CoNLL (a word and its tags on a line, spaces or tabs between them, a blank line between
-      sentences), or JSON lines with a list of words and a list of tags.
-    data: the config group `data`: format, text_column, label_column.
-    labelled: False = the tags are not read.
-
-  Raises:
-    UserError: naming the line that is not like this.
+  CoNLL has a word and its tags on a line, spaces or tabs between them, and a blank line between
+  sentences; JSON lines have a list of words and a list of tags. The config group `data` gives the
+  format and the columns. Unless `labelled`, the tags are not read.
   """
-  if data.format not in FORMATS:
-    raise UserError(f'data.format={data.format!r} is unknown: use {", ".join(FORMATS)}')
+  require_choice('data.format', data.format, FORMATS)
   name = path.removesuffix('.gz')
   if data.format == 'conll' or (data.format == 'auto' and not name.endswith('.jsonl')):
     yield from _read_conll(path, _column(data, 'text_column'),
@@ -116,7 +107,7 @@ def read(path: str, data: ConfigDict, labelled: bool = True) -> Iterator[TaggedW
   for row in table.read_jsonl(path):
     words = _strings(row, data.text_column)
     tags = _strings(row, data.label_column) if labelled else ()
-    if labelled and len(words) != len(tags):
-      raise UserError(f'{row.where}: {len(words)} words and {len(tags)} tags')
+    require(not labelled or len(words) == len(tags),
+            f'{row.where}: {len(words)} words and {len(tags)} tags')
     if words:
       yield TaggedWords(row.where, words, tags)

@@ -5,56 +5,64 @@ and development files without a header.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import dataclasses
 
 from etils import epath
 
-from bert_jax.errors import UserError
+from bert_jax.errors import require
 from bert_jax.labelled import table
 from bert_jax.labelled.table import Row
 
 _NLI = ('entailment', 'not_entailment')
+_MNLI = ('entailment', 'neutral', 'contradiction')
 
 
-class Glue(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Columns:
+  """The columns of a table that hold the texts and the labels."""
+
+  text: str
+  text_pair: str  # '' = none
+  label: str  # one column, or a comma-separated column of 0 and 1 for each label
+  problem: str  # single_label, multi_label or regression
+  labels: tuple[str, ...]  # () = all that the training file has
+  written: tuple[str, ...] = ()  # the files' values for each; () = the same
+
+
+@dataclasses.dataclass(frozen=True)
+class Glue(Columns):
   """One task of the benchmark."""
 
-  text: str  # columns of the files: the first text
-  text_pair: str  # the second text; '' = none
-  label: str
-  labels: tuple[str, ...]  # names of the classes; none for a regression
-  written: tuple[str, ...]  # the files' values for each
-  submission: str  # name of the file of predictions
-  metric: str  # the score that chooses the best checkpoint
-  tfds: tuple[str, str] = ('', '')  # text columns in tensorflow-datasets, where they differ
+  submission: str = ''  # name of the file of predictions
+  metric: str = 'accuracy'  # the score that chooses the best checkpoint
+  tfds: tuple[str, ...] = ()  # text columns in tensorflow-datasets; () = the same
 
 
 TASKS = {
-    'glue/cola': Glue('sentence', '', 'label', ('unacceptable', 'acceptable'), ('0', '1'),
-                      'CoLA.tsv', 'matthews'),
-    'glue/sst2': Glue('sentence', '', 'label', ('negative', 'positive'), ('0', '1'), 'SST-2.tsv',
-                      'accuracy'),
-    'glue/mrpc': Glue('#1 String', '#2 String', 'Quality', ('not_equivalent', 'equivalent'),
-                      ('0', '1'), 'MRPC.tsv', 'f1', ('sentence1', 'sentence2')),
-    'glue/stsb': Glue('sentence1', 'sentence2', 'score', (), (), 'STS-B.tsv', 'spearman'),
-    'glue/qqp': Glue('question1', 'question2', 'is_duplicate', ('not_duplicate', 'duplicate'),
-                     ('0', '1'), 'QQP.tsv', 'f1'),
-    'glue/mnli': Glue('sentence1', 'sentence2', 'gold_label',
-                      ('entailment', 'neutral', 'contradiction'),
-                      ('entailment', 'neutral', 'contradiction'), 'MNLI-m.tsv', 'accuracy',
-                      ('premise', 'hypothesis')),
-    'glue/qnli': Glue('question', 'sentence', 'label', _NLI, _NLI, 'QNLI.tsv', 'accuracy'),
-    'glue/rte': Glue('sentence1', 'sentence2', 'label', _NLI, _NLI, 'RTE.tsv', 'accuracy'),
-    'glue/wnli': Glue('sentence1', 'sentence2', 'label', ('not_entailment', 'entailment'),
-                      ('0', '1'), 'WNLI.tsv', 'accuracy'),
+    'glue/cola': Glue('sentence', '', 'label', 'single_label', ('unacceptable', 'acceptable'),
+                      ('0', '1'), 'CoLA.tsv', 'matthews'),
+    'glue/sst2': Glue('sentence', '', 'label', 'single_label', ('negative', 'positive'),
+                      ('0', '1'), 'SST-2.tsv'),
+    'glue/mrpc': Glue('#1 String', '#2 String', 'Quality', 'single_label',
+                      ('not_equivalent', 'equivalent'), ('0', '1'), 'MRPC.tsv', 'f1',
+                      ('sentence1', 'sentence2')),
+    'glue/stsb': Glue('sentence1', 'sentence2', 'score', 'regression', (), (), 'STS-B.tsv',
+                      'spearman'),
+    'glue/qqp': Glue('question1', 'question2', 'is_duplicate', 'single_label',
+                     ('not_duplicate', 'duplicate'), ('0', '1'), 'QQP.tsv', 'f1'),
+    'glue/mnli': Glue('sentence1', 'sentence2', 'gold_label', 'single_label',
+                      _MNLI, _MNLI, 'MNLI-m.tsv', tfds=('premise', 'hypothesis')),
+    'glue/qnli': Glue('question', 'sentence', 'label', 'single_label', _NLI, _NLI, 'QNLI.tsv'),
+    'glue/rte': Glue('sentence1', 'sentence2', 'label', 'single_label', _NLI, _NLI, 'RTE.tsv'),
+    'glue/wnli': Glue('sentence1', 'sentence2', 'label', 'single_label',
+                      ('not_entailment', 'entailment'), ('0', '1'), 'WNLI.tsv'),
 }
 
 
 def find(data_format: str) -> Glue:
   """The task that `data.format` names."""
-  if data_format not in TASKS:
-    raise UserError(f'data.format={data_format!r} is unknown: of GLUE there are '
-                    f'{", ".join(TASKS)}')
+  require(data_format in TASKS,
+          f'data.format={data_format!r} is unknown: of GLUE there are {", ".join(TASKS)}')
   return TASKS[data_format]
 
 
@@ -76,16 +84,14 @@ def read(source: str, task: Glue, split: str) -> Iterator[Row]:
 
 
 def _from_tfds(name: str, task: Glue, split: str) -> Iterator[Row]:
-  theirs = (task.tfds[0] or task.text, task.tfds[1] or task.text_pair)
-  label = 'label'
   split = split if not name.startswith('glue/mnli') or split == 'train' else f'{split}_matched'
+  ours = [column for column in (task.text, task.text_pair) if column]
   for row in table.read_tfds(name, split):
-    values = {ours: row[column]
-              for ours, column in zip((task.text, task.text_pair), theirs) if ours}
-    if row.values.get(label) is not None:
-      value = row.values[label]
-      if task.labels and value in task.labels:
-        value = task.written[task.labels.index(value)]
+    values = {column: row[theirs] for column, theirs in zip(ours, task.tfds or ours)}
+    value = row.values.get('label')
+    if value in task.labels:
+      value = task.written[task.labels.index(value)]
+    if value is not None:
       values[task.label] = value
     yield Row(row.where, values)
 

@@ -26,19 +26,12 @@ _SHARES = (0.5, 0.9, 1.0)  # each number of rows is enough for this share of an 
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-  """Examples as the model reads them: each is one input, or several (chunks, choices).
+  """Examples as the model reads them: each is one input, or several (chunks, choices)."""
 
-  Attributes:
-    inputs: of all examples, one after another.
-    owners: [inputs] int64, the example of each, ascending.
-    targets: [examples, ...] the gold value of each, or None.
-    token_targets: for each input [tokens, ...] int32, or None.
-  """
-
-  inputs: Sequence[Input]
-  owners: np.ndarray
-  targets: np.ndarray | None = None
-  token_targets: Sequence[np.ndarray] | None = None
+  inputs: Sequence[Input]  # of all examples, one after another
+  owners: np.ndarray  # [inputs] int64, the example of each, ascending
+  targets: np.ndarray | None = None  # [examples, ...] the gold value of each
+  token_targets: Sequence[np.ndarray] | None = None  # for each input [tokens, ...] int32
 
   @property
   def count(self) -> int:
@@ -84,6 +77,18 @@ class Located(NamedTuple):
   index: np.ndarray  # [R, P] number of the input in each slot; -1 = none
 
 
+class _Packed(NamedTuple):
+  """A microbatch as `packing.pack` has packed it."""
+
+  examples: np.ndarray
+  inputs: np.ndarray  # [n] numbers of their inputs
+  row_of: np.ndarray  # [n] the row of each
+
+
+def _rounded_up(n: int, multiple: int) -> int:
+  return -(-n // multiple) * multiple
+
+
 def _interleaved(*parts: np.ndarray) -> np.ndarray:
   """The rows of microbatches, strided as the training step takes them apart."""
   return np.stack(parts, 1).reshape(-1, *parts[0].shape[1:])
@@ -99,7 +104,6 @@ class Batches:
     Args:
       features: the examples, at least one.
       batch_size: E, examples in a step.
-      pad_id: the token of padding.
       seed: of the order, which is another in every epoch.
       row_multiple: divisor of the rows of a microbatch, for the mesh.
       microbatches: of a step, each packed for itself.
@@ -108,11 +112,11 @@ class Batches:
     self._pad_id, self._seed = pad_id, seed
     self._multiple, self._microbatches = row_multiple, microbatches
     sizes = features.sizes
-    self.length = -(-int(sizes.max()) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE  # L
+    self.length = _rounded_up(int(sizes.max()), _LENGTH_MULTIPLE)  # L
     self._slots = int(min(_MOST_SLOTS, max(self.length // sizes.min(), 1)))  # P
     self._most_inputs = int(np.diff(features.first).max())  # C
     self.steps_per_epoch = -(-features.count // batch_size)
-    self._epoch, self._order = -1, None  # the last one asked for, and the order of its examples
+    self._epoch, self._order = -1, None  # the newest one, and its order
 
   def examples(self, step: int) -> np.ndarray:
     """The examples of a training step: each once an epoch, whose last step may have fewer."""
@@ -122,97 +126,82 @@ class Batches:
       self._epoch, self._order = epoch, rng.permutation(self.features.count)
     return self._order[within * self.batch_size:(within + 1) * self.batch_size]
 
-  # ---- the number of rows -----------------------------------------------------------------------
-
-  def _parts(self, examples: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(examples, their inputs) of each microbatch."""
-    first, parts = self.features.first, []
+  def _packed(self, examples: np.ndarray) -> tuple[list[_Packed], int]:
+    """The microbatches of some examples, and the rows that the largest one needs."""
+    first, parts, needed = self.features.first, [], 0
     for m in range(self._microbatches):
       part = examples[m::self._microbatches]
       inputs = [np.arange(first[i], first[i + 1]) for i in part]
-      parts.append((part, np.concatenate(inputs or [np.array([], int)])))
-    return parts
-
-  def _pack(self, inputs: np.ndarray) -> tuple[np.ndarray, int]:
-    return packing.pack(self.features.sizes[inputs], self.length, self._slots)
-
-  def _needed(self, examples: np.ndarray) -> int:
-    """Rows of the largest microbatch."""
-    return max(self._pack(inputs)[1] for _, inputs in self._parts(examples))
-
-  def _rounded(self, rows: int) -> int:
-    return -(-rows // self._multiple) * self._multiple
+      inputs = np.concatenate(inputs or [np.array([], int)])
+      row_of, rows = packing.pack(self.features.sizes[inputs], self.length, self._slots)
+      parts.append(_Packed(part, inputs, row_of))
+      needed = max(needed, rows)
+    return parts, needed
 
   @functools.cached_property
   def _first_epoch(self) -> list[int]:
-    """The rows that each step of it needs."""
-    return [self._needed(self.examples(i)) for i in range(self.steps_per_epoch)]
+    """The rows that each step of the first epoch needs."""
+    return [self._packed(self.examples(step))[1] for step in range(self.steps_per_epoch)]
 
   @functools.cached_property
   def rows(self) -> tuple[int, ...]:
     """The numbers of rows that training uses: enough for half, most and all steps of an epoch."""
     needed = np.sort(self._first_epoch)
     at = [needed[int(np.ceil(share * len(needed))) - 1] for share in _SHARES]
-    return tuple(sorted({self._rounded(int(n)) for n in at}))
+    return tuple(sorted({_rounded_up(int(n), self._multiple) for n in at}))
 
   def _rows_for(self, needed: int) -> int:
     enough = [rows for rows in self.rows if rows >= needed]
     # A later epoch may need more than the first: by quarters, so that it seldom happens again.
     last = self.rows[-1]
-    quarter = self._rounded(max(last // 4, 1))
-    return enough[0] if enough else last + -(-(needed - last) // quarter) * quarter
+    quarter = _rounded_up(max(last // 4, 1), self._multiple)
+    return enough[0] if enough else last + _rounded_up(needed - last, quarter)
 
-  # ---- batches ----------------------------------------------------------------------------------
-
-  def _place(self, examples: np.ndarray, rows: int) -> Located:
-    parts = [self._microbatch(*part, rows) for part in self._parts(examples)]
-    batch, index = jax.tree.map(_interleaved, *parts)
+  def _place(self, examples: np.ndarray, parts: list[_Packed], rows: int) -> Located:
+    batch, index = jax.tree.map(_interleaved, *(self._microbatch(part, rows) for part in parts))
     batch = batch._replace(row=np.arange(len(batch.row), dtype=np.int32))
     return Located(batch, examples, index)
 
-  def _microbatch(self, examples: np.ndarray, inputs: np.ndarray,
-                  rows: int) -> tuple[Batch, np.ndarray]:
+  def _microbatch(self, part: _Packed, rows: int) -> tuple[Batch, np.ndarray]:
     """The batch, and the number of the input in each slot [R, P]; -1 = none."""
     f = self.features
-    row_of, _ = self._pack(inputs)
-    placed = inputs_lib.place([f.inputs[i] for i in inputs], row_of, rows=rows, length=self.length,
+    placed = inputs_lib.place(f.inputs, part.inputs, part.row_of, rows=rows, length=self.length,
                               slots=self._slots, pad_id=self._pad_id)
-    filled = placed.index >= 0
-    index = np.full(filled.shape, -1, np.int64)
-    index[filled] = inputs[placed.index[filled]]
-
-    slot_of = np.zeros(len(inputs), np.int32)
-    slot_of[placed.index[filled]] = np.flatnonzero(filled)
+    is_filled = placed.index >= 0
+    slot_of = dict(zip(placed.index[is_filled].tolist(), np.flatnonzero(is_filled).tolist()))
     members = np.full((self.batch_size // self._microbatches, self._most_inputs), -1, np.int32)
-    counts = f.first[examples + 1] - f.first[examples]
-    members[:len(examples)][np.arange(self._most_inputs) < counts[:, None]] = slot_of
+    counts = f.first[part.examples + 1] - f.first[part.examples]
+    has_input = np.arange(self._most_inputs) < counts[:, None]
+    members[:len(counts)][has_input] = [slot_of[i] for i in part.inputs.tolist()]
 
     targets = token_targets = None
     if f.targets is not None:
       targets = np.zeros((len(members), *f.targets.shape[1:]), f.targets.dtype)
-      targets[:len(examples)] = f.targets[examples]
+      targets[:len(counts)] = f.targets[part.examples]
     if f.token_targets is not None:
       token_targets = np.zeros((rows, self.length, *f.token_targets[0].shape[1:]), np.int32)
-      for row, slot in zip(*np.nonzero(filled)):
-        values, start = f.token_targets[index[row, slot]], placed.starts[row, slot]
+      for row, slot in zip(*np.nonzero(is_filled)):
+        values, start = f.token_targets[placed.index[row, slot]], placed.starts[row, slot]
         token_targets[row, start:start + len(values)] = values
     tokens = Inputs(placed.ids, placed.type_ids, placed.positions, placed.pair_index)
     batch = Batch(inputs=tokens, starts=placed.starts, members=members,
                   row=np.arange(rows, dtype=np.int32), targets=targets, token_targets=token_targets)
-    return batch, index
+    return batch, placed.index
 
   def batch(self, step: int) -> Batch:
     """The batch of a training step."""
     examples = self.examples(step)
-    return self._place(examples, self._rows_for(self._needed(examples))).batch
+    parts, needed = self._packed(examples)
+    return self._place(examples, parts, self._rows_for(needed)).batch
 
   def in_order(self) -> Iterator[Located]:
     """All examples once, in order, in batches of one shape: for evaluations."""
-    parts = np.split(np.arange(self.features.count),
-                     range(self.batch_size, self.features.count, self.batch_size))
-    rows = self._rounded(max(map(self._needed, parts)))
-    for examples in parts:
-      yield self._place(examples, rows)
+    examples = np.arange(self.features.count)
+    batches = np.split(examples, range(self.batch_size, len(examples), self.batch_size))
+    packed = [self._packed(batch) for batch in batches]
+    rows = _rounded_up(max(needed for _, needed in packed), self._multiple)
+    for batch, (parts, _) in zip(batches, packed):
+      yield self._place(batch, parts, rows)
 
   def fill(self) -> float:
     """The share of real tokens in the rows of an epoch."""

@@ -1,8 +1,9 @@
 """Questions on a text: SQuAD v1.1 and v2.0 files (Rajpurkar et al. 2016, 2018)."""
 
+import collections
 from typing import NamedTuple
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.labelled import table
 from bert_jax.runtime import storage
 
@@ -23,11 +24,7 @@ class Question(NamedTuple):
 
 
 def read(path: str) -> list[Question]:
-  """The questions of a file.
-
-  Raises:
-    UserError: it is not in SQuAD's format.
-  """
+  """The questions of a file; raises UserError if it is not in SQuAD's format."""
   try:
     articles = storage.parse_json(table.read_text(path))['data']
     questions = [_question(qa, paragraph['context'])
@@ -36,11 +33,8 @@ def read(path: str) -> list[Question]:
   except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as e:
     raise UserError(f'{path} is not in SQuAD\'s format (data, paragraphs, qas): '
                     f'{type(e).__name__} {e}') from e
-  seen = set()
-  for question in questions:
-    if question.id in seen:
-      raise UserError(f'{path}: the id {question.id!r} is there twice')
-    seen.add(question.id)
+  for name, count in collections.Counter(question.id for question in questions).items():
+    require(count == 1, f'{path}: the id {name!r} is there twice')
   return questions
 
 

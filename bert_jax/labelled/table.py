@@ -4,13 +4,14 @@ from collections.abc import Iterator, Sequence
 import csv
 import gzip
 import io
+import math
 from typing import Any, NamedTuple
 import zlib
 
 from etils import epath
 
 from bert_jax.data import corpus
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require, require_choice
 from bert_jax.runtime import storage
 
 FORMATS = ('auto', 'csv', 'tsv', 'jsonl')
@@ -19,17 +20,13 @@ _LARGEST_RATIO = 100  # a larger one may unpack to so many times its size
 
 
 class Row(NamedTuple):
-  """One line of a table."""
+  """One line of a table; its methods raise UserError for a column that is missing or unsuitable."""
 
   where: str  # 'train.tsv, line 7', for messages
   values: dict[str, Any]  # strings in csv and tsv
 
   def __getitem__(self, column: str) -> Any:
-    """The value of a column, whose name may be a path into JSON objects: question.stem.
-
-    Raises:
-      UserError: there is no such column.
-    """
+    """The value of a column, whose name may be a path into JSON objects: question.stem."""
     value = self.values
     for key in ([column] if column in value else column.split('.')):
       if not isinstance(value, dict) or value.get(key) is None:
@@ -38,26 +35,32 @@ class Row(NamedTuple):
       value = value[key]
     return value
 
+  def text(self, column: str) -> str:
+    value = self[column]
+    if not isinstance(value, str):
+      raise UserError(f'{self.where}: {column!r} is {value!r}, not text')
+    return value
 
-def _unpacked(path: str, data: bytes) -> bytes:
-  """The content of a gzip file: text is a few times as large; a bomb would fill the memory."""
-  largest = max(_LARGEST_UNPACKED, _LARGEST_RATIO * len(data))
-  content = gzip.GzipFile(fileobj=io.BytesIO(data)).read(largest + 1)
-  if len(content) > largest:
-    raise UserError(f'{path}: its {len(data):,} bytes unpack to more than {largest >> 20} MiB: '
-                    'that is no text')
-  return content
+  def number(self, column: str) -> float:
+    try:
+      value = float(self[column])
+    except (TypeError, ValueError) as e:
+      raise UserError(f'{self.where}: {column!r} is {self[column]!r}, not a number') from e
+    require(math.isfinite(value), f'{self.where}: {column!r} is {value}')
+    return value
 
 
 def read_text(path: str) -> str:
-  """The text of a file, which may be gzipped, without a byte order mark.
-
-  Raises:
-    UserError: it cannot be read, or is not UTF-8.
-  """
+  """The UTF-8 text of a file, which may be gzipped, without a byte order mark."""
   try:
     data = epath.Path(path).read_bytes()
-    return (_unpacked(path, data) if data[:2] == b'\x1f\x8b' else data).decode('utf-8-sig')
+    if data[:2] == b'\x1f\x8b':
+      packed, largest = len(data), max(_LARGEST_UNPACKED, _LARGEST_RATIO * len(data))
+      data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(largest + 1)
+      if len(data) > largest:  # it would fill the memory
+        raise UserError(f'{path}: its {packed:,} bytes unpack to more than {largest >> 20} MiB: '
+                        'that is no text')
+    return data.decode('utf-8-sig')
   except (OSError, EOFError, zlib.error) as e:
     raise UserError(f'{path} cannot be read: {getattr(e, "strerror", None) or e}') from e
   except UnicodeDecodeError as e:
@@ -69,13 +72,13 @@ def read_jsonl(path: str) -> Iterator[Row]:
   for number, line in enumerate(read_text(path).split('\n'), 1):
     if not line.strip():
       continue
+    where = f'{path}, line {number}'
     try:
       values = storage.parse_json(line)
     except ValueError as e:
-      raise UserError(f'{path}, line {number}: not JSON ({e})') from e
-    if not isinstance(values, dict):
-      raise UserError(f'{path}, line {number}: no JSON object')
-    yield Row(f'{path}, line {number}', values)
+      raise UserError(f'{where}: not JSON ({e})') from e
+    require(isinstance(values, dict), f'{where}: no JSON object')
+    yield Row(where, values)
 
 
 def read_separated(path: str, data_format: str,
@@ -95,17 +98,6 @@ def read_separated(path: str, data_format: str,
     raise UserError(f'{path}, line {reader.line_num}: {e}') from e
 
 
-def _format_of(path: str, data_format: str) -> str:
-  """The given format of a file; of `auto` the one that its name says."""
-  if data_format != 'auto':
-    return data_format
-  suffix = path.removesuffix('.gz').rpartition('.')[2]
-  if suffix not in FORMATS:
-    raise UserError(f'{path}: its name does not say what it is: set data.format to csv, tsv or '
-                    'jsonl')
-  return suffix
-
-
 def read_tfds(name: str, split: str) -> Iterator[Row]:
   """The examples of a tensorflow-datasets NAME or NAME@SPLIT; class numbers become names."""
   name, _, given = name.partition('@')
@@ -123,12 +115,13 @@ def read_tfds(name: str, split: str) -> Iterator[Row]:
 def read(source: str, data_format: str, split: str) -> Iterator[Row]:
   """The rows of a file, or of tfds:NAME[@SPLIT]; `split` is for a NAME without one.
 
-  Raises:
-    UserError: (also while iterating) it cannot be read.
+  Raises UserError, also while iterating, if it cannot be read.
   """
   if source.startswith('tfds:'):
     return read_tfds(source.removeprefix('tfds:'), split)
-  if data_format not in FORMATS:
-    raise UserError(f'data.format={data_format!r} is unknown: use {", ".join(FORMATS)}')
-  data_format = _format_of(source, data_format)
+  require_choice('data.format', data_format, FORMATS)
+  if data_format == 'auto':
+    data_format = source.removesuffix('.gz').rpartition('.')[2]
+    require(data_format in FORMATS, f'{source}: its name does not say what it is: set data.format '
+            'to csv, tsv or jsonl')
   return read_jsonl(source) if data_format == 'jsonl' else read_separated(source, data_format)

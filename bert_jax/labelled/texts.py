@@ -1,13 +1,13 @@
 """Texts and pairs with a label, labels or a number: examples of sequence classification."""
 
 from collections.abc import Iterable, Iterator, Sequence
-import math
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from bert_jax.errors import UserError
+from bert_jax.errors import require, require_choice
 from bert_jax.labelled import glue, table
+from bert_jax.labelled.glue import Columns
 from bert_jax.labelled.table import Row
 
 PROBLEMS = ('single_label', 'multi_label', 'regression')
@@ -22,98 +22,54 @@ class TextExample(NamedTuple):
   label: Any  # a class's name; a tuple of names; a number; None = not read
 
 
-class Columns(NamedTuple):
-  """The columns of a table that hold the texts and the labels."""
-
-  text: str
-  text_pair: str  # '' = none
-  label: str  # one column, or a comma-separated column of 0 and 1 for each label
-  problem: str  # one of PROBLEMS
-  labels: tuple[str, ...]  # () = all that the training file has
-  written: tuple[str, ...]  # how the files write these; () = the same
-
-
 def given_labels(labels: Sequence[Any]) -> tuple[str, ...]:
-  """The names in data.labels, numbers too as strings, as files have them.
-
-  Raises:
-    UserError: an empty name, or one that stands there twice.
-  """
+  """The names in data.labels, numbers too as strings, as files have them; each once."""
   names = tuple(map(str, labels))
   for i, name in enumerate(names):
-    if not name or name in names[:i]:
-      raise UserError(f'data.labels={",".join(names)}: {name!r} is empty or stands there twice')
+    require(name and name not in names[:i],
+            f'data.labels={",".join(names)}: {name!r} is empty or stands there twice')
   return names
 
 
 def columns(data: ConfigDict) -> Columns:
   """The columns of the config group `data`, or of the GLUE task that data.format names."""
-  if data.problem not in PROBLEMS:
-    raise UserError(f'data.problem={data.problem!r} is unknown: use {", ".join(PROBLEMS)}')
+  require_choice('data.problem', data.problem, PROBLEMS)
   if data.format.startswith('glue'):
-    task = glue.find(data.format)
-    return Columns(task.text, task.text_pair, task.label,
-                   'single_label' if task.labels else 'regression', task.labels, task.written)
+    return glue.find(data.format)
   return Columns(data.text_column, data.text_pair_column, data.label_column, data.problem,
-                 given_labels(data.labels), ())
-
-
-def text_of(row: Row, column: str) -> str:
-  """The text in a column; raises UserError for anything else."""
-  value = row[column]
-  if not isinstance(value, str):
-    raise UserError(f'{row.where}: {column!r} is {value!r}, not text')
-  return value
-
-
-def number_of(row: Row, column: str) -> float:
-  """The finite number in a column; raises UserError for anything else."""
-  try:
-    value = float(row[column])
-  except (TypeError, ValueError) as e:
-    raise UserError(f'{row.where}: {column!r} is {row[column]!r}, not a number') from e
-  if not math.isfinite(value):
-    raise UserError(f'{row.where}: {column!r} is {value}')
-  return value
+                 given_labels(data.labels))
 
 
 def _label(row: Row, c: Columns) -> Any:
   if c.problem == 'regression':
-    return number_of(row, c.label)
+    return row.number(c.label)
   if c.problem == 'multi_label':
     names = c.label.split(',')
     if len(names) > 1:  # a column of 0 or 1 for each
-      return tuple(name for name in names if number_of(row, name))
+      return tuple(name for name in names if row.number(name))
     value = row[c.label]
-    if not isinstance(value, list):
-      raise UserError(f'{row.where}: {c.label!r} is {value!r}, not a list of labels: for columns '
-                      'of 0 and 1 give data.label_column=first,second,...')
+    require(isinstance(value, list), f'{row.where}: {c.label!r} is {value!r}, not a list of '
+            'labels: for columns of 0 and 1 give data.label_column=first,second,...')
     return tuple(map(str, value))
   value = str(row[c.label])
-  if not value:
-    raise UserError(f'{row.where}: {c.label!r} is empty')
+  require(value, f'{row.where}: {c.label!r} is empty')
   return c.labels[c.written.index(value)] if value in c.written else value
 
 
 def read(source: str, data_format: str, c: Columns, split: str,
          labelled: bool = True) -> Iterator[TextExample]:
-  """The examples of a file or of tfds:NAME.
+  """The examples of a file or of tfds:NAME; raises UserError for an unsuitable column.
 
   Args:
-    source: path, or tfds:NAME.
     data_format: one of `table.FORMATS`, or a GLUE task.
-    c: the columns.
     split: train, validation or test.
     labelled: False = the labels are not read.
-
-  Raises:
-    UserError: a column is missing, or holds something else.
   """
   rows = (glue.read(source, glue.find(data_format), split) if data_format.startswith('glue')
           else table.read(source, data_format, split))
   for row in rows:
-    pair = text_of(row, c.text_pair) if c.text_pair else None
-    yield TextExample(row.where, text_of(row, c.text), pair, _label(row, c) if labelled else None)
+    pair = row.text(c.text_pair) if c.text_pair else None
+    yield TextExample(row.where, row.text(c.text), pair, _label(row, c) if labelled else None)
 
 
 def are_scores(labels: Iterable[Any]) -> bool:
@@ -130,10 +86,10 @@ def label_names(examples: Iterable[TextExample], c: Columns) -> tuple[str, ...]:
     return ('value',)
   if c.labels:
     return c.labels
-  if c.problem == 'multi_label' and ',' in c.label:
+  has_several = c.problem == 'multi_label'
+  if has_several and ',' in c.label:
     return tuple(c.label.split(','))
-  several = c.problem == 'multi_label'
-  labels = {label for e in examples for label in (e.label if several else [e.label])}
+  labels = {label for e in examples for label in (e.label if has_several else [e.label])}
   try:
     return tuple(sorted(labels, key=int))
   except ValueError:

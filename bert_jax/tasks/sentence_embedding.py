@@ -16,7 +16,7 @@ import numpy as np
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
-from bert_jax.labelled import table, texts
+from bert_jax.labelled import table
 from bert_jax.labelled.packed_examples import Batch, Features
 from bert_jax.model import architectures, pooling
 from bert_jax.model.bert_config import BertConfig
@@ -106,13 +106,12 @@ def _create(config, tokenizer, mesh):
              if name]
 
   def training(row):
-    values = tuple(texts.text_of(row, name) for name in columns)
+    values = tuple(row.text(name) for name in columns)
     return Example(values * 2 if len(values) == 1 else values, None)
 
   def held_out(row):
     first, second, score = map(str, data.eval_columns)
-    return Example((texts.text_of(row, first), texts.text_of(row, second)),
-                   texts.number_of(row, score))
+    return Example((row.text(first), row.text(second)), row.number(score))
 
   def load(path, split='validation', example_of=held_out):
     rows = table.read(path, data.format, split)

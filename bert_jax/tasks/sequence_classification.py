@@ -11,9 +11,8 @@ import numpy as np
 from scipy import special
 
 from bert_jax.data import inputs as inputs_lib
-from bert_jax.data import long_inputs
 from bert_jax.data.tokenizer import Tokenizer
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require_choice
 from bert_jax.labelled import glue, texts
 from bert_jax.labelled.packed_examples import Batch, Features
 from bert_jax.labelled.texts import TextExample
@@ -92,7 +91,7 @@ def features(examples: Sequence[TextExample], tokenizer: Tokenizer, max_len: int
     if example.text_pair is not None:
       parts = [inputs_lib.cut_pair(a, b, max_len - inputs_lib.special_tokens(tokenizer, 2))]
     else:
-      parts = [(piece,) for piece in long_inputs.pieces(a, max_len - 2, long)]
+      parts = [(piece,) for piece in inputs_lib.pieces(a, max_len - 2, long)]
     inputs += [inputs_lib.join(tokenizer, *part) for part in parts]
     owners += [i] * len(parts)
   return Features(inputs, np.array(owners, np.int64), targets)
@@ -124,7 +123,7 @@ def _scores(split, outputs, problem, labels):
 
 def _create(config, tokenizer, mesh):
   data, columns = config.data, texts.columns(config.data)
-  long_inputs.check(data.long)
+  require_choice('long', data.long, inputs_lib.LONG)
   skipped, notes = tuple(map(str, data.skip_labels)), []
 
   def read(path, split):
@@ -167,7 +166,7 @@ def class_logits(bert: kind.Bert, inputs: Sequence[str | tuple[str, str]]) -> np
   f = features([TextExample('', *pair, None) for pair in pairs], bert.tokenizer,
                bert.trained_length, long=long)
   pooled = bert.per_text(f.inputs, functools.partial(finetuning.apply_head, head, method='pooled'))
-  vectors = chunks.combine(*map(jnp.asarray, long_inputs.by_text(pooled, f.owners)), long)
+  vectors = chunks.combine(*map(jnp.asarray, inputs_lib.by_text(pooled, f.owners)), long)
   return np.asarray(head.apply(bert.params, vectors, method='classify'))
 
 

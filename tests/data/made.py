@@ -29,7 +29,7 @@ def make_records(documents, block=records.BLOCK, shards=1, words=None) -> record
     manifest = {'splits': {'all': entries}, 'vocab_size': 1 << 20, 'digest': ''}
     found = records.open_split(epath.Path(folder), manifest, 'all')
     # The maps stay valid after their files are gone, but not everywhere: copy what is small.
-    found._shards = tuple(records.Shard(*map(np.array, s)) for s in found._shards)
+    found.shards = tuple(records.Shard(*map(np.array, s)) for s in found.shards)
     return found
 
 

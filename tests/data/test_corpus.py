@@ -12,20 +12,20 @@ def _documents(path, data_format='auto', column='text'):
   return list(corpus.open_source(settings, None).read())
 
 
+def _sentences(document, **settings):
+  return corpus.Settings('', **settings).sentences(document)
+
+
 def test_blank_lines_part_documents(tmp_path):
   (tmp_path / 'a.txt').write_bytes('\ufeffOne. Two.\r\nThree.\n\n\n \nFour.'.encode())
   with gzip.open(tmp_path / 'b.txt.gz', 'wt') as f:
     f.write('Five.\n')
   assert _documents(tmp_path / '*.txt*') == ['One. Two.\nThree.', 'Four.', 'Five.']
-  assert corpus.split_sentences('One. Two.\r\nThree.', 'text', 'en', False) == [
-      'One.', 'Two.', 'Three.']
-  assert corpus.split_sentences('One. Two.\r\nThree.', 'text', 'en', True) == [
-      'One. Two.', 'Three.']
+  assert _sentences('One. Two.\r\nThree.') == ['One.', 'Two.', 'Three.']
+  assert _sentences('One. Two.\r\nThree.', lines_are_sentences=True) == ['One. Two.', 'Three.']
 
 
-@pytest.mark.parametrize('size', [1, 3, 7, 1 << 20])
-def test_documents_do_not_depend_on_how_much_is_read_at_once(tmp_path, monkeypatch, size):
-  monkeypatch.setattr(corpus, '_READ', size)
+def test_documents_do_not_depend_on_line_ends(tmp_path):
   (tmp_path / 'a.txt').write_text('\n\nA b\nc\n \t\nd é\n\n\n\ne\n\n')
   assert _documents(tmp_path / 'a.txt') == ['A b\nc', 'd é', 'e']
   (tmp_path / 'b.txt').write_bytes((tmp_path / 'a.txt').read_bytes().replace(b'\n', b'\r\n'))
@@ -36,10 +36,10 @@ def test_documents_do_not_depend_on_how_much_is_read_at_once(tmp_path, monkeypat
 
 def test_a_sentence_without_an_end_is_cut_at_white_space():
   words = 'word ' * 10_000
-  pieces = corpus.split_sentences(words, 'text', 'en', True)
+  pieces = _sentences(words, lines_are_sentences=True)
   assert max(map(len, pieces)) <= 16_384 and ' '.join(pieces) == words.strip()
   assert {piece[:5] for piece in pieces} == {'word '}
-  assert list(map(len, corpus.split_sentences('x' * 40_000, 'text', 'en', True))) == [
+  assert list(map(len, _sentences('x' * 40_000, lines_are_sentences=True))) == [
       16_384, 16_384, 7_232]
 
 
@@ -67,16 +67,16 @@ def test_wikitext(tmp_path):
       ' Yes \n \n = = Gameplay = = \n \n = = = Deep = = = \n\n Played . \n'
       ' = Tower = \n\n Tall .\n')
   first, second = _documents(tmp_path / 'wiki.train.raw', 'wikitext')
-  assert corpus.split_sentences(first, 'wikitext', 'en', False) == [
+  assert _sentences(first, format='wikitext') == [
       'It was-at last 1,000.5 m .', 'It ended !', 'Really ?', 'Yes', 'Played .']
   assert second == 'Tall .'
 
 
 def test_sentences_in_english_and_chinese():
-  split = lambda text, language: corpus.split_sentences(text, 'text', language, False)
-  assert split('Dr. Smith came in Jan. 1990. He left.', 'en') == [
+  assert _sentences('Dr. Smith came in Jan. 1990. He left.') == [
       'Dr. Smith came in Jan. 1990.', 'He left.']
-  assert split('今天天气很好。我们去公园吧！', 'zh') == ['今天天气很好。', '我们去公园吧！']
+  assert _sentences('今天天气很好。我们去公园吧！', language='zh') == [
+      '今天天气很好。', '我们去公园吧！']
 
 
 @pytest.mark.parametrize('name, content, message', [
@@ -120,13 +120,14 @@ def test_nothing_matches(tmp_path):
     _documents(tmp_path, 'xml')
 
 
-def test_tfds_errors(tmp_path, poems):
-  read = lambda column: sorted(corpus.tfds_documents('poems', column, data_dir=str(poems)))
+def test_tfds_errors(poems, monkeypatch):
+  monkeypatch.setenv('TFDS_DATA_DIR', str(poems))
+  read = lambda column: sorted(corpus.tfds_documents('poems', column))
   assert read('text')[:2] == ['Poem 0 is red.\nIt is short.', 'Poem 1 is red.\nIt is short.']
   with pytest.raises(UserError, match="no column 'body'.*id, text"):
     read('body')
   with pytest.raises(UserError, match='no_such_set'):
-    list(corpus.tfds_documents('no_such_set', 'text', data_dir=str(poems)))
+    list(corpus.tfds_documents('no_such_set', 'text'))
   info = next(poems.rglob('dataset_info.json'))  # as most data sets are stored
   whole = info.read_text()
   info.write_text(whole.replace('array_record', 'tfrecord'))

@@ -296,12 +296,11 @@ def test_chinese_words_are_marked_without_spaces_too(tmp_path, kind, size):
 def test_files_that_have_changed_since_are_told(tmp_path):
   source = conftest.write_corpus(tmp_path / 'a.txt', conftest.make_documents(40))
   settings = preparation.Settings(source, vocab_size=200)
-  preparation.check_inputs(settings, str(tmp_path / 'r'))  # there is nothing yet
   preparation.prepare(settings, str(tmp_path / 'r'), 1)
-  preparation.check_inputs(settings, str(tmp_path / 'r'))
+  preparation.prepare(settings, str(tmp_path / 'r'), 1)
   conftest.write_corpus(tmp_path / 'a.txt', conftest.make_documents(50))
   with pytest.raises(UserError, match='holds records of files that have changed since'):
-    preparation.check_inputs(settings, str(tmp_path / 'r'))
+    preparation.prepare(settings, str(tmp_path / 'r'), 1)
 
 
 def test_tfds_is_prepared_and_trained_on(tmp_path, poems, monkeypatch):

@@ -56,8 +56,8 @@ def test_blocks_and_shards_are_numbered_through(shards):
 
 def test_sentences_too_long_to_store_are_split():
   longest = records.LONGEST_SENTENCE
-  lengths, counts = records.split_long(np.array([3, 2 * longest + 5, 7]), np.array([1, 2]))
-  assert lengths.tolist() == [3, longest, longest, 5, 7] and counts.tolist() == [1, 4]
+  lengths, pieces = records.cut(np.array([3, 2 * longest + 5, 7]), longest)
+  assert lengths.tolist() == [3, longest, longest, 5, 7] and pieces.tolist() == [1, 3, 1]
 
 
 def test_damage_is_named(tmp_path):

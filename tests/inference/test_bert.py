@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import bert_jax
-from bert_jax.data import inputs, long_inputs
+from bert_jax.data import inputs
 from bert_jax.data.inputs import Input
 from bert_jax.errors import UserError
 from bert_jax.inference import packed_texts
@@ -132,8 +132,8 @@ def test_long_texts(small):
 
 def test_the_papers_cut():
   ids = list(range(1000))
-  assert long_inputs.pieces(ids, 510, 'head_tail') == [ids[:128] + ids[-382:]]
-  assert [len(p) for p in long_inputs.pieces(ids, 510, 'chunks_mean')] == [510, 490]
+  assert inputs.pieces(ids, 510, 'head_tail') == [ids[:128] + ids[-382:]]
+  assert [len(p) for p in inputs.pieces(ids, 510, 'chunks_mean')] == [510, 490]
 
 
 def test_packing_loses_nothing():

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from bert_jax import config as config_lib
-from bert_jax.data import languages
+from bert_jax.data import corpus
 from bert_jax.data import phases as phases_lib
 from bert_jax.errors import UserError
 from bert_jax.runs import no_effect, tuple_flag
@@ -227,10 +227,10 @@ def test_numbers_are_finite(name, value):
 
 def test_languages():
   for code in ('en', 'zh', 'zh-tw', 'de', 'sv', 'gsw'):
-    languages.check('data.language', code)
+    corpus.check_language('data.language', code)
   for code in ('', 'german', 'xx', 'EN', 'en_US'):
     with pytest.raises(UserError, match='is no code of a language'):
-      languages.check('data.language', code)
+      corpus.check_language('data.language', code)
 
 
 def test_a_task_of_another_config():

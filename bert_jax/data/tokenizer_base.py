@@ -1,0 +1,97 @@
+"""The interface of every tokeniser, and the code that they share."""
+
+from collections.abc import Sequence
+import functools
+import json
+from typing import Any
+
+from etils import epath
+import numpy as np
+import tokenizers
+
+# Token ids of a text, and the characters [start, end) of each token.
+Offsets = tuple[list[int], list[tuple[int, int]]]
+CONFIG = 'tokenizer_config.json'
+
+
+class Tokenizer:
+  """Text to token ids; each kind defines the methods that have no body here."""
+
+  kind: str  # wordpiece, sentencepiece or bpe
+  roles: Sequence[str] = ('pad', 'unk', 'cls', 'sep', 'mask')  # of the special tokens
+  separators = 1  # number of [SEP] between two texts
+  vocab: list[str]  # the entries, in the order of their ids
+  pad_id: int
+  unk_id: int
+  cls_id: int
+  sep_id: int
+  mask_id: int
+
+  @property
+  def vocab_size(self) -> int:
+    return len(self.vocab)
+
+  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each text, without special tokens."""
+
+  def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
+    """Token ids of each text, and the characters [start, end) of each token."""
+
+  def encode_with_masks(self, text: str) -> list[int]:
+    """Token ids of a text in which "[MASK]" stands for the mask token."""
+
+  def word_starts(self) -> np.ndarray:
+    """[V] bool: True for entries that start a word."""
+
+  def tokens(self, ids: Sequence[int]) -> list[str]:
+    """The vocabulary entry of each id."""
+    return [self.vocab[i] for i in ids]
+
+  def serialized(self) -> bytes:
+    """Everything that decides the ids: the vocabulary and its settings."""
+
+  def save(self, directory: epath.Path):
+    """Writes the files that `load` reads, as Hugging Face has them."""
+
+  def _save(self, directory: epath.Path, files: dict[str, bytes], settings: dict[str, Any]):
+    """Writes `files`, and tokenizer_config.json with `settings` and the special tokens."""
+    special = {f'{role}_token': self.vocab[getattr(self, f'{role}_id')] for role in self.roles}
+    config = (json.dumps({**settings, **special}, indent=2) + '\n').encode()
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in {**files, CONFIG: config}.items():
+      (directory / name).write_bytes(content)
+
+  def _around_texts(self) -> tokenizers.processors.PostProcessor:
+    """[CLS] A [SEP] B [SEP], for an exported tokeniser."""
+    cls, sep = self.tokens([self.cls_id, self.sep_id])
+    return tokenizers.processors.TemplateProcessing(
+        single=f'{cls}:0 $A:0 {sep}:0', pair=f'{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1',
+        special_tokens=[(cls, self.cls_id), (sep, self.sep_id)])
+
+
+class LibraryTokenizer(Tokenizer):
+  """A tokeniser that the package `tokenizers` runs, as the attribute `library`."""
+
+  library: tokenizers.Tokenizer
+
+  def _spans(self, text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The characters of each token, from the library's offsets."""
+
+  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [e.ids for e in encodings]
+
+  def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
+    encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
+    return [(e.ids, self._spans(text, e.offsets)) for text, e in zip(texts, encodings)]
+
+  @functools.cached_property
+  def _with_masks(self) -> tokenizers.Tokenizer:
+    parsing = tokenizers.Tokenizer.from_str(self.library.to_str())
+    mask = self.vocab[self.mask_id]
+    parsing.add_special_tokens([tokenizers.AddedToken(mask, lstrip=True, special=True)])
+    return parsing
+
+  def encode_with_masks(self, text: str) -> list[int]:
+    text = text.replace('[MASK]', self.vocab[self.mask_id])
+    return self._with_masks.encode(text, add_special_tokens=False).ids
