@@ -36,7 +36,6 @@ from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import finetune, initial
 from bert_jax.tasks import question_answering, token_classification
 from bert_jax.tasks.finetuning_data import Output, by_example
-from bert_jax.training import evaluation
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 
@@ -172,7 +171,7 @@ class JaxRun:
     self._step = state_lib.make_train_step(self.task, optimizer, mesh, config.sharding, abstract,
                                            seed=config.seed,
                                            accumulation=self.settings.accumulation)
-    self._eval = evaluation.make_eval_step(self.task, mesh, config.sharding)
+    self._eval = state_lib.make_eval_step(self.task, mesh, config.sharding)
     self.seconds, self.compiling, self.shapes = 0.0, 0.0, set()
 
   def save(self, folder: epath.Path):

@@ -12,12 +12,12 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.data import loader
-from bert_jax.errors import Preempted
+from bert_jax.errors import Preempted, UserError
 from bert_jax.parallel import chip_figures
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runtime import console, host, preemption, processes, storage
 from bert_jax.tasks.task import Task, TaskData
-from bert_jax.training import digest, evaluation, metric_lines, metrics_log, profiler
+from bert_jax.training import digest, metric_lines, metrics_log, profiler
 from bert_jax.training import health as health_lib
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
@@ -97,9 +97,8 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
         _write_line, task=task, data=data, mesh=mesh, log=log, health=health,
         learning_rate=optimizer_lib.learning_rate(optimizer, train_steps))
     evaluate = functools.partial(
-        evaluation.run, data=data, eval_step=evaluation.make_eval_step(task, mesh, sharding),
-        mesh=mesh, notice=notice, keep_best=keep_best, checkpoints=checkpoints, log=log,
-        health=health)
+        _evaluate, data=data, eval_step=state_lib.make_eval_step(task, mesh, sharding), mesh=mesh,
+        notice=notice, keep_best=keep_best, checkpoints=checkpoints, log=log, health=health)
     steps_ahead = 0 if jax.default_backend() == 'cpu' else _STEPS_AHEAD
     in_flight = collections.deque(maxlen=1 + steps_ahead)
     freed_memory = host.FreedMemory()
@@ -158,19 +157,50 @@ def _write_line(line: metric_lines.Line, *, task: Task, data: TaskData, mesh: Me
     Failed: the loss was not finite for several steps in a row.
   """
   chip = chip_figures.chip_of(mesh.devices.flat)
-  values = metric_lines.values(
-      line, loss_weights=task.loss_weights, learning_rate=float(learning_rate(line.step - 1)),
+  values = line.values(
+      loss_weights=task.loss_weights, learning_rate=float(learning_rate(line.step - 1)),
       flops=data.flops(line.step - 1, line.tokens),
       peak_flops=chip.flops * mesh.size if chip else None)
   feeds_first = mesh_lib.feed(mesh).first
   if line.digests:
     values['batch_digests'] = digest.global_digests(line.digests, feeds_first)
-  log.train(line.step, values)
-  log.warn(line.step, health.line(values, processes.gathered(values['data_wait'] or 0.0)))
+  waited = processes.gathered(values['data_wait'] or 0.0)
+  log.train(line.step, values, health.line(values, waited))
   last_step = health.steps(line.step - len(line.skipped) + 1, line.skipped)
   if last_step:
     rows = [digest.batch_digest(data.rows(last_step - 1))]
     health_lib.give_up(last_step, *digest.global_digests(rows, feeds_first))
+
+
+def _evaluate(state: state_lib.TrainState, step: int, *, data: TaskData,
+              eval_step: Callable[[state_lib.TrainState, Any], Any], mesh: Mesh,
+              notice: preemption.Notice, keep_best: str, checkpoints: Checkpoints,
+              log: metrics_log.MetricsLog, health: health_lib.Health) -> bool:
+  """Evaluates the state after `step` steps, keeps it if it is the best, and logs its scores.
+
+  Returns:
+    False if SIGTERM interrupted the evaluation: the run that goes on makes it up.
+
+  Raises:
+    UserError: no position counts for the score that `keep_best` names.
+  """
+
+  def measure(batch):
+    if notice.reached():
+      raise preemption.Stopped
+    return eval_step(state, mesh_lib.put_batch(batch, mesh))
+
+  try:
+    scores = data.evaluate(measure, step)
+  except preemption.Stopped:
+    return False
+  if keep_best and scores[keep_best] is None:
+    raise UserError(f'keep_best={keep_best}: no position of the evaluation counts for it: hold '
+                    'out more text, evaluate more of it (eval_batches), or use another score')
+  checkpoints.offer(state.params, step, scores)
+  # The log comes last: with its line in metrics.jsonl an evaluation counts as made.
+  log.evaluation(step, scores, health.evaluation(step, scores))
+  return True
 
 
 def _stop(checkpoints: Checkpoints, step: int, train_steps: int):

@@ -8,7 +8,7 @@ import optax
 
 from bert_jax import errors
 from bert_jax.errors import UserError
-from bert_jax.training import directions, layerwise
+from bert_jax.training import transforms
 
 NAMES = ('adamw', 'bert_adamw', 'lamb', 'stable_adamw', 'muon')
 DECAYS = ('linear', '1-sqrt')
@@ -107,11 +107,11 @@ def _direction(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   adam = optax.scale_by_adam(**moments)
   return {
       'adamw': lambda: [adam, decay],
-      'bert_adamw': lambda: [directions.scale_by_uncorrected_adam(**moments), decay],
+      'bert_adamw': lambda: [transforms.scale_by_uncorrected_adam(**moments), decay],
       # As in the paper's code, parameters without decay are not adapted either.
-      'lamb': lambda: [adam, decay, optax.masked(directions.trust_ratio(), decays)],
-      'stable_adamw': lambda: [directions.stable_adam(**moments, decay=decay)],
-      'muon': lambda: [directions.muon(adam), decay]}[config.name]()
+      'lamb': lambda: [adam, decay, optax.masked(transforms.trust_ratio(), decays)],
+      'stable_adamw': lambda: [transforms.stable_adam(**moments, decay=decay)],
+      'muon': lambda: [transforms.muon(adam), decay]}[config.name]()
 
 
 def after_skipped(before: optax.OptState, updated: optax.OptState) -> optax.OptState:
@@ -124,8 +124,8 @@ def make_optimizer(config: OptimizerConfig, train_steps: int) -> optax.GradientT
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
   steps = [clip, *_direction(config)]
   if config.frozen_layers >= 0:
-    freeze = layerwise.freeze(config.frozen_layers)
+    freeze = transforms.freeze(config.frozen_layers)
     steps = [freeze, *steps, freeze]  # first before clipping: frozen layers do not add to the norm
   if config.layer_decay != 1:
-    steps.append(layerwise.decay_rate(config.layer_decay))
+    steps.append(transforms.decay_rate(config.layer_decay))
   return optax.chain(*steps, optax.scale_by_learning_rate(learning_rate(config, train_steps)))

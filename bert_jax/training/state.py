@@ -118,3 +118,10 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
   return sharding.with_mesh(step, mesh, preset, donate_argnums=0,
                             in_shardings=(shardings, mesh_lib.batch_sharding(mesh)),
                             out_shardings=(shardings, mesh_lib.replicated(mesh)))
+
+
+def make_eval_step(task: Task, mesh: Mesh, preset: str) -> Callable:
+  """The jitted evaluation step: (state, batch) -> `Task.measure`, on every device."""
+  return sharding.with_mesh(
+      lambda state, batch: task.measure(state.params, state.frozen, batch), mesh, preset,
+      out_shardings=mesh_lib.replicated(mesh))

@@ -14,7 +14,6 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import finetune, initial
 from bert_jax.tasks.finetuning_data import Output, by_example, by_input
-from bert_jax.training import evaluation
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 from tests import conftest, made_tasks
@@ -145,7 +144,7 @@ def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
       name = families.BERT.canonical(name)
       np.testing.assert_allclose(ours[name], x.detach().numpy(), atol=2e-4)
   theirs.eval()
-  evaluate, (split,) = evaluation.make_eval_step(task, mesh, 'dp'), data.evals
+  evaluate, (split,) = state_lib.make_eval_step(task, mesh, 'dp'), data.evals
   outputs = [Output(x, jax.device_get(evaluate(state, mesh_lib.put_batch(x.batch, mesh)))[1])
              for x in split.batches.in_order()]
   compare_outputs(theirs, task_name, split.batches.features, outputs)
