@@ -30,13 +30,19 @@ before_end: list[Callable[[], None]] = []  # called before `_end` ends the proce
 class UserError(Exception):
   """A mistake in what was given. The message says in one line what, where and what to do."""
 
+  status = EXIT_MISTAKE
+
 
 class Failed(Exception):
   """A failure that is no mistake of the user's. The message says in one line what to do."""
 
+  status = EXIT_FAILED
+
 
 class Preempted(Exception):
   """The run was asked to stop by SIGTERM and has saved everything."""
+
+  status = EXIT_PREEMPTED
 
 
 def require(condition: bool, message: str):
@@ -130,12 +136,8 @@ def run_command(main: Callable[[list[str]], None],
       if len(argv) > 1 and not known_only:
         raise UserError(f'unexpected argument {argv[1]!r}: flags are written --name=value')
       main(argv)
-    except UserError as e:
-      _end(e, EXIT_MISTAKE)
-    except Failed as e:
-      _end(e, EXIT_FAILED)
-    except Preempted as e:
-      _end(e, EXIT_PREEMPTED)
+    except (UserError, Failed, Preempted) as e:
+      _end(e, e.status)
     except KeyboardInterrupt as e:
       _end(f'interrupted{e}', EXIT_INTERRUPTED)
     except Exception as e:

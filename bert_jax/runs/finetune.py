@@ -35,16 +35,10 @@ def _best(config: ConfigDict, data: FineTuningData) -> str:
 
 def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
              workdir: epath.Path) -> Job:
-  """Reads the examples and makes the task.
+  """Reads the examples, fills in the fields of the config that count epochs, and makes the task.
 
-  Args:
-    config: checked; fields that are counted in epochs are filled in.
-    model: to start from; None = from the run's own checkpoint.
-    mesh: of the run.
-    workdir: of the run.
-
-  Raises:
-    UserError: a mistake in the config or the data.
+  `model` is that to start from; None = the run's own checkpoint. Raises UserError for a mistake in
+  the config or the data.
   """
   if model:
     initial.check_sizes(config, model)

@@ -46,10 +46,8 @@ def load(config: ConfigDict) -> Pretrained:
   """The model that `init_from` names, its vocabulary extended by `model.add_tokens`.
 
   A new entry starts as the mean of the pieces that it was made of before, in the token table and
-  in the bias of the MLM head.
-
-  Raises:
-    UserError: there is no sound model, or a word that cannot be added.
+  in the bias of the MLM head. Raises UserError without a sound model, or for a word that cannot be
+  added.
   """
   model = _load(config.init_from)
   if not config.model.add_tokens:
@@ -79,11 +77,7 @@ def _extended(model: Pretrained, tokenizer: Tokenizer) -> Pretrained:
 
 
 def teacher(config: ConfigDict) -> Pretrained | None:
-  """The model that `teacher` names, if any.
-
-  Raises:
-    UserError: there is none, or it has no masked LM head or another width.
-  """
+  """The model that `teacher` names, if any; raises UserError if it cannot teach this one."""
   if not config.teacher:
     return None
   model = _load(config.teacher)
@@ -194,9 +188,6 @@ def from_model(model: Pretrained, name: str,
 
   With `reinit_layers` so many top layers, and the pooler, stay fresh (Zhang et al. 2021,
   https://arxiv.org/abs/2006.05987). Messages call the model `name`.
-
-  Raises:
-    UserError: more layers than there are.
   """
   layers = model.config.num_layers
   if not 0 <= reinit_layers <= layers:
@@ -233,10 +224,8 @@ def from_word_vectors(path: str, tokenizer: Tokenizer) -> Callable[[Any], Any]:
   """A function that puts a word2vec text file's vectors into the token table.
 
   One factor scales all vectors to the root mean square of the entries that they replace: the file
-  sets the angles, and the size stays as the rest of the model expects it.
-
-  Raises:
-    UserError: the file is malformed, or has vectors for no entry of the vocabulary.
+  sets the angles, and the size stays as the rest of the model expects it. Raises UserError if the
+  file is malformed, or has vectors for no entry of the vocabulary.
   """
   entries = {token: i for i, token in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
   ids, vectors = vocabulary.read_word_vectors(path, entries)

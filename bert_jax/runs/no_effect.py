@@ -145,10 +145,22 @@ RULES_WITH_DATA = (  # their reasons take the job too
 )
 
 
-def _check(rules: Iterable[Rule], given: Iterable[str], config: ConfigDict, *job: Job):
+def check(config: ConfigDict, given: Iterable[str], *job: Job):
+  """Raises UserError for a field on the command line that has no effect; `given` names them.
+
+  With a job it applies the rules that depend on the data, without one the others.
+  """
+  architecture = config.model.architecture
+  if architecture in architectures.ALL and not job:
+    fields = {f.name for f in dataclasses.fields(architectures.ALL[architecture].config)}
+    fields |= {'add_tokens', 'embedding_init', 'reinit_layers'}
+    for name in given:
+      if name.startswith('model.') and name.partition('.')[2] not in fields:
+        raise UserError(f'--config.{name} has no effect here: model.architecture={architecture} '
+                        'has no such field')
   run = _PRETRAINING if config.task == 'pretrain' else _FINETUNING
   for name in given:
-    for rule in rules:
+    for rule in RULES_WITH_DATA if job else RULES:
       if name not in rule.fields or run not in rule.runs:
         continue
       try:
@@ -158,20 +170,3 @@ def _check(rules: Iterable[Rule], given: Iterable[str], config: ConfigDict, *job
       if reason:
         raise UserError(f'--config.{name} has no effect here: {reason}')
 
-
-def check(config: ConfigDict, given: Iterable[str]):
-  """Raises UserError for a field on the command line that has no effect; `given` names them."""
-  architecture = config.model.architecture
-  if architecture in architectures.ALL:
-    fields = {f.name for f in dataclasses.fields(architectures.ALL[architecture].config)}
-    fields |= {'add_tokens', 'embedding_init', 'reinit_layers'}
-    for name in given:
-      if name.startswith('model.') and name.partition('.')[2] not in fields:
-        raise UserError(f'--config.{name} has no effect here: model.architecture={architecture} '
-                        'has no such field')
-  _check(RULES, given, config)
-
-
-def check_with_data(config: ConfigDict, given: Iterable[str], job: Job):
-  """The same for fields whose effect depends on the data."""
-  _check(RULES_WITH_DATA, given, config, job)

@@ -54,9 +54,7 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   """Opens the corpus, fills in the vocabulary of the config, and makes the task.
 
   `model` is that to start from; None = fresh parameters, or those of the run's own checkpoint.
-
-  Raises:
-    UserError: a mistake in the config or the corpus.
+  Raises UserError for a mistake in the config or the corpus.
   """
   masking_config = MaskingConfig(**config.masking)
   teacher = initial.teacher(config)

@@ -22,17 +22,7 @@ from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.runs import drift, finetune, initial, no_effect, pretrain
 from bert_jax.runs.job import Job
-from bert_jax.runtime import (
-  compile_cache,
-  console,
-  host,
-  lock,
-  platforms,
-  pool,
-  processes,
-  sealed,
-  storage,
-)
+from bert_jax.runtime import console, host, lock, platforms, pool, processes, sealed, storage
 from bert_jax.training import checkpoint, integrity, loop, metrics_log, profiler
 from bert_jax.training import optimizer as optimizer_lib
 
@@ -44,7 +34,7 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
   """Trains what `config` says in `workdir`, or goes on with it.
 
   Args:
-    config: of the run; it stays as it is.
+    config: it stays as it is.
     workdir: local or gs://.
     given: the fields of the command line, with the values that the config file has for them; each
       must have an effect.
@@ -70,7 +60,7 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
     host.keep_freed_memory()  # before JAX starts its threads
   with processes.together(config.platform):
     platforms.select_platform(config.platform)
-    compile_cache.keep()
+    platforms.keep_compiled()
     _agree(config, workdir)
     with lock.held(workdir):
       try:
@@ -120,7 +110,7 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
                         config.model.num_heads)
   kind = pretrain if config.task == 'pretrain' else finetune
   job = kind.make_job(config, model, mesh, workdir)
-  no_effect.check_with_data(config, given, job)
+  no_effect.check(config, given, job)
   config = FrozenConfigDict(config)
 
   # ---- The run before in this workdir ------------------------------------------------------------

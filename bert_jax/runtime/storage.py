@@ -40,11 +40,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_json(path: epath.Path) -> dict:
-  """The object in a JSON file.
-
-  Raises:
-    UserError: the file cannot be read, is too large, or holds no JSON object.
-  """
+  """The object in a JSON file; raises UserError if it holds none, or one that is too large."""
   try:
     size = path.stat().length
     if size > _LARGEST_JSON:

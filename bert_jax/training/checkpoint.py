@@ -105,10 +105,8 @@ class Checkpoints:
   def restore(self, abstract: TrainState) -> tuple[TrainState, int]:
     """The state of the newest sound checkpoint, with the shardings of `abstract`, and its step.
 
-    Damaged ones, the best one too, are named and moved into `damaged/` of the workdir.
-
-    Raises:
-      UserError: the checkpoint is of another model, or none is sound.
+    Damaged ones, the best one too, are named and moved into `damaged/` of the workdir. Raises
+    UserError if the checkpoint is of another model, or none is sound.
     """
     for step in reversed(integrity.steps(self._manager.directory)):
       items = self._read(self._manager, step, integrity.read, _items(abstract))
@@ -155,10 +153,7 @@ class Checkpoints:
     """Keeps the parameters of `step` in `best/` if they score better than those in it.
 
     Returns when they are written: the run's next checkpoint may count on them, because nobody
-    evaluates this step again.
-
-    Raises:
-      Failed: they cannot be written.
+    evaluates this step again. Raises Failed if they cannot be written.
     """
     if not self._best or not math.isfinite(scores[self._score]):
       return

@@ -54,11 +54,7 @@ def steps(directory: epath.Path) -> list[int]:
 
 
 def description(folder: epath.Path) -> dict[str, Any]:
-  """The description of the items of a step.
-
-  Raises:
-    Damaged: it is missing, or not as it was written.
-  """
+  """The description of the items of a step; raises Damaged if it is not as it was written."""
   try:
     content = sealed.read(folder / ITEM / 'metadata')
   except UserError as e:
@@ -128,11 +124,7 @@ def _compare(item: str, fingerprints: Mapping[str, str], saved: Mapping[str, lis
 
 
 def check(folder: epath.Path) -> dict[str, Any]:
-  """Reads a whole checkpoint of any model; returns its description.
-
-  Raises:
-    Damaged: it is not what was saved.
-  """
+  """Reads a whole checkpoint of any model; returns its description or raises Damaged."""
   saved, handler = description(folder), ocp.PyTreeCheckpointHandler()
   for item, arrays in saved['arrays'].items():
     try:

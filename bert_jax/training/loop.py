@@ -17,7 +17,7 @@ from bert_jax.parallel import chip_figures
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runtime import console, host, preemption, processes, storage
 from bert_jax.tasks.task import Task, TaskData
-from bert_jax.training import digest, metric_lines, metrics_log, profiler
+from bert_jax.training import fingerprint, metric_lines, metrics_log, profiler
 from bert_jax.training import health as health_lib
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
@@ -110,7 +110,7 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
     for step in range(first_step + 1, train_steps + 1):
       with lines.waiting_for_rows():
         batch = next(batches)
-      batch_digest = digest.batch_digest(batch) if log_batch_digest else None
+      batch_digest = fingerprint.batch_digest(batch) if log_batch_digest else None
       trace.before(step)
       batch = mesh_lib.put_batch(batch, mesh)
       with jax.transfer_guard('disallow'):  # nothing else may go to the device or come back
@@ -151,11 +151,7 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
 def _write_line(line: metric_lines.Line, *, task: Task, data: TaskData, mesh: Mesh,
                 log: metrics_log.MetricsLog, health: health_lib.Health,
                 learning_rate: Callable[[int], Any]):
-  """Logs a line of training metrics and its warnings.
-
-  Raises:
-    Failed: the loss was not finite for several steps in a row.
-  """
+  """Logs a line of training metrics; raises Failed after too many skipped steps in a row."""
   chip = chip_figures.chip_of(mesh.devices.flat)
   values = line.values(
       loss_weights=task.loss_weights, learning_rate=float(learning_rate(line.step - 1)),
@@ -163,13 +159,13 @@ def _write_line(line: metric_lines.Line, *, task: Task, data: TaskData, mesh: Me
       peak_flops=chip.flops * mesh.size if chip else None)
   feeds_first = mesh_lib.feed(mesh).first
   if line.digests:
-    values['batch_digests'] = digest.global_digests(line.digests, feeds_first)
+    values['batch_digests'] = fingerprint.global_digests(line.digests, feeds_first)
   waited = processes.gathered(values['data_wait'] or 0.0)
   log.train(line.step, values, health.line(values, waited))
   last_step = health.steps(line.step - len(line.skipped) + 1, line.skipped)
   if last_step:
-    rows = [digest.batch_digest(data.rows(last_step - 1))]
-    health_lib.give_up(last_step, *digest.global_digests(rows, feeds_first))
+    rows = [fingerprint.batch_digest(data.rows(last_step - 1))]
+    health_lib.give_up(last_step, *fingerprint.global_digests(rows, feeds_first))
 
 
 def _evaluate(state: state_lib.TrainState, step: int, *, data: TaskData,
@@ -178,11 +174,8 @@ def _evaluate(state: state_lib.TrainState, step: int, *, data: TaskData,
               log: metrics_log.MetricsLog, health: health_lib.Health) -> bool:
   """Evaluates the state after `step` steps, keeps it if it is the best, and logs its scores.
 
-  Returns:
-    False if SIGTERM interrupted the evaluation: the run that goes on makes it up.
-
-  Raises:
-    UserError: no position counts for the score that `keep_best` names.
+  Returns False if SIGTERM interrupted the evaluation: the run that goes on makes it up. Raises
+  UserError if no position counts for the score that `keep_best` names.
   """
 
   def measure(batch):
@@ -204,11 +197,7 @@ def _evaluate(state: state_lib.TrainState, step: int, *, data: TaskData,
 
 
 def _stop(checkpoints: Checkpoints, step: int, train_steps: int):
-  """Ends the run after SIGTERM, once the last checkpoint is complete.
-
-  Raises:
-    Preempted: always.
-  """
+  """Raises Preempted after SIGTERM, once the last checkpoint is complete."""
   checkpoints.wait()
   raise Preempted(f'stopped by SIGTERM after step {step} of {train_steps}, everything is '
                   'saved: run the same command to go on')
