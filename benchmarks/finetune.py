@@ -158,7 +158,7 @@ class JaxRun:
   def __init__(self, config, train_steps: int = 0):
     self.config, mesh = config, mesh_lib.make_mesh(**config.mesh)
     model = load_lib.load(config.init_from)
-    initial.adopt_sizes(config, model)
+    initial.adopt_sizes(config, vars(model.config))
     job = finetune.make_job(config, model, mesh, epath.Path(_WORKDIR.value))
     self.task, self.data = job.task, job.data
     self.model, self.train_steps = model, train_steps or job.train_steps

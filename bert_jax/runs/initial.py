@@ -1,7 +1,8 @@
 """The start of a run: another model's parameters, words new to it, vectors of words."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 from typing import Any
 
 from etils import epath
@@ -27,13 +28,8 @@ from bert_jax.training import state as state_lib
 _FREE = ('dtype', 'attention', 'remat', 'scan_unroll', 'dropout', 'attention_dropout',
          'initializer_range', 'vocab_size')
 
-
-def _flat(tree: Any) -> dict[str, Any]:
-  return traverse_util.flatten_dict(tree, sep='/')
-
-
-def _nested(flat: dict[str, Any]) -> Any:
-  return traverse_util.unflatten_dict(flat, sep='/')
+_flat = functools.partial(traverse_util.flatten_dict, sep='/')
+_nested = functools.partial(traverse_util.unflatten_dict, sep='/')
 
 
 def _load(folder: str) -> Pretrained:
@@ -123,12 +119,12 @@ def frozen(model: Pretrained | None) -> Any:
   return _nested({name: box.replace_boxed(params[name]) for name, box in boxes.items()})
 
 
-def adopt_sizes(config: ConfigDict, model: Pretrained):
-  """Fills in the sizes that the config leaves to `init_from`."""
+def adopt_sizes(config: ConfigDict, sizes: Mapping[str, Any]):
+  """Fills in the fields of the group `model` that the config leaves to another model."""
   with config.unlocked():
-    for field in dataclasses.fields(model.config):
-      if config.model.get(field.name) is None:
-        config.model[field.name] = getattr(model.config, field.name)
+    for name, value in sizes.items():
+      if config.model.get(name) is None:
+        config.model[name] = value
 
 
 def adopt_vocabulary(config: ConfigDict, model: Pretrained | None, workdir: epath.Path):

@@ -157,13 +157,9 @@ def _start(config: ConfigDict, run_json: Mapping[str, Any],
 
   A run that has started takes them from its run.json and needs no model.
   """
-  with config.unlocked():
-    for name, value in run_json['config']['model'].items() if run_json else ():
-      if config.model.get(name) is None:
-        config.model[name] = value
+  initial.adopt_sizes(config, run_json['config']['model'] if run_json else {})
   model = initial.load(config) if config.init_from and not has_started else None
-  if model:
-    initial.adopt_sizes(config, model)
+  initial.adopt_sizes(config, vars(model.config) if model else {})
   unset = [name for name, value in config.model.items() if value is None]
   if unset:
     raise UserError(f'model.{unset[0]} is not set: this config takes it from a model, give its '

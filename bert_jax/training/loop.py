@@ -157,15 +157,13 @@ def _write_line(line: metric_lines.Line, *, task: Task, data: TaskData, mesh: Me
       loss_weights=task.loss_weights, learning_rate=float(learning_rate(line.step - 1)),
       flops=data.flops(line.step - 1, line.tokens),
       peak_flops=chip.flops * mesh.size if chip else None)
-  feeds_first = mesh_lib.feed(mesh).first
+  global_digests = functools.partial(fingerprint.global_digests, first=mesh_lib.feed(mesh).first)
   if line.digests:
-    values['batch_digests'] = fingerprint.global_digests(line.digests, feeds_first)
+    values['batch_digests'] = global_digests(line.digests)
   waited = processes.gathered(values['data_wait'] or 0.0)
   log.train(line.step, values, health.line(values, waited))
-  last_step = health.steps(line.step - len(line.skipped) + 1, line.skipped)
-  if last_step:
-    rows = [fingerprint.batch_digest(data.rows(last_step - 1))]
-    health_lib.give_up(last_step, *fingerprint.global_digests(rows, feeds_first))
+  health.steps(line.step - len(line.skipped) + 1, line.skipped, lambda step: global_digests(
+      [fingerprint.batch_digest(data.rows(step - 1))])[0])
 
 
 def _evaluate(state: state_lib.TrainState, step: int, *, data: TaskData,

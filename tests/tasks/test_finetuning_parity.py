@@ -108,7 +108,7 @@ def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
       **made_tasks.files(task_name, tmp_path, 60, 30), **overrides})
   mesh = conftest.sub_mesh(2, 1)
   model = load_lib.load(c.init_from)
-  initial.adopt_sizes(c, model)
+  initial.adopt_sizes(c, vars(model.config))
   job = finetune.make_job(c, model, mesh, epath.Path(tmp_path))
   task, data, settings = job.task, job.data, optimizer_lib.OptimizerConfig(**c.optimizer)
   optimizer = optimizer_lib.make_optimizer(settings, 12)
