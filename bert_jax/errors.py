@@ -104,7 +104,7 @@ def quiet_storage():
 
 
 def run_command(main: Callable[[list[str]], None],
-                explain: Callable[[list[str], Exception], None] = lambda argv, error: None,
+                explain: Callable[[list[str]], None] = lambda argv: None,
                 known_only: bool = False):
   """Runs a command's `main(argv)` with absl flags and the exit statuses above.
 
@@ -119,7 +119,7 @@ def run_command(main: Callable[[list[str]], None],
       try:
         return flags.FLAGS(argv, known_only=known_only)
       except Exception as e:  # a config file is code, and fails as it likes
-        explain(argv, e)
+        explain(argv)
         raise UserError(e) from e
     except UserError as e:
       _end(e, EXIT_MISTAKE)

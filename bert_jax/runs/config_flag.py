@@ -70,9 +70,8 @@ def given() -> dict[str, Any]:
   return {name: flags.FLAGS[f'config.{name}'].default for name in names}
 
 
-def explain(argv: list[str], error: Exception):
+def explain(argv: list[str]):
   """Raises UserError with the mistake in the file, or the field nearest to a misspelt override."""
-  del error
   path = next((a.partition('=')[2] for a in argv if a.startswith(('--config=', '-config='))), None)
   if not path or not pathlib.Path(path).is_file():
     return

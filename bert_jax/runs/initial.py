@@ -48,28 +48,21 @@ def load(config: ConfigDict) -> Pretrained:
   model = _load(config.init_from)
   if not config.model.add_tokens:
     return model
-  extended, notes = vocabulary.add_words(model.tokenizer, config.model.add_tokens)
+  tokenizer, notes = vocabulary.add_words(model.tokenizer, config.model.add_tokens)
   print_summary([('note', note) for note in notes])
-  return _extended(model, extended)
-
-
-def _extended(model: Pretrained, tokenizer: Tokenizer) -> Pretrained:
-  """The model with the vocabulary of `tokenizer`, whose first entries are the model's own."""
   old, new = model.config.vocab_size, tokenizer.vocab_size
-  config = dataclasses.replace(model.config, vocab_size=new)
+  extended_config = dataclasses.replace(model.config, vocab_size=new)
   pieces = model.tokenizer.encode_batch(tokenizer.tokens(range(old, new)))
-
-  def extend(table):
-    extended = np.zeros((config.padded_vocab_size, *table.shape[1:]), table.dtype)
+  params = _flat(model.params)
+  for name in {'params/bert/embeddings/token', 'params/mlm_bias'} & params.keys():
+    table = params[name]
+    extended = np.zeros((extended_config.padded_vocab_size, *table.shape[1:]), table.dtype)
     extended[:old] = table[:old]
     for i, ids in enumerate(pieces, old):
       extended[i] = table[ids].mean(0)
-    return extended
-
-  params = _flat(model.params)
-  for name in {'params/bert/embeddings/token', 'params/mlm_bias'} & params.keys():
-    params[name] = extend(params[name])
-  return dataclasses.replace(model, config=config, params=_nested(params), tokenizer=tokenizer)
+    params[name] = extended
+  return dataclasses.replace(model, config=extended_config, params=_nested(params),
+                             tokenizer=tokenizer)
 
 
 def teacher(config: ConfigDict) -> Pretrained | None:

@@ -51,9 +51,10 @@ class Health:
       self._skipped_in_a_row = self._skipped_in_a_row + 1 if was_skipped else 0
       if self._skipped_in_a_row == _MAX_SKIPPED:
         raise Failed(
-            f'the loss or its gradient was not finite in {_MAX_SKIPPED} steps in a row, the last of '
-            f'them step {step} (rows {digest(step)}). Likely: optimizer.learning_rate is too high, '
-            'the warmup too short, or the text broken; newer checkpoints may hold what led to it')
+            f'the loss or its gradient was not finite in {_MAX_SKIPPED} steps in a row, the last '
+            f'of them step {step} (rows {digest(step)}). Likely: optimizer.learning_rate is too '
+            'high, the warmup too short, or the text broken; newer checkpoints may hold what led '
+            'to it')
 
   def line(self, metrics: Mapping[str, Any], waited: Sequence[float]) -> Iterator[str]:
     """Warnings about a line of training metrics.

@@ -148,13 +148,6 @@ class MetricsLog:
       self._board.close()
 
 
-def _title(name: str) -> str:
-  objective, separator, measure = name.partition('_')
-  if not separator or name in _FINETUNING_CURVES:
-    return name.replace('_', ' ')
-  return f'{objective.upper()} {measure}'
-
-
 def _draw_curves(lines: list[dict[str, Any]], path: epath.Path):
   """Draws each loss and accuracy over the steps, training as a line and held-out as points."""
   import matplotlib  # slow to import, and drawn only after an evaluation
@@ -178,7 +171,10 @@ def _draw_curves(lines: list[dict[str, Any]], path: epath.Path):
     floor = [line['eval_unigram_entropy'] for line in lines if line.get('eval_unigram_entropy')]
     if name == 'mlm_loss' and floor:
       axis.axhline(floor[-1], color='gray', ls=':', lw=1.2, label='token frequencies')
-    axis.set(title=_title(name), xlabel='step')
+    words = name.split('_', 1)
+    if name not in _FINETUNING_CURVES:
+      words[0] = words[0].upper()  # an objective
+    axis.set(title=' '.join(words), xlabel='step')
     axis.spines[['top', 'right']].set_visible(False)
     if axis.lines:
       axis.legend(frameon=False)
