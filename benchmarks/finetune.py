@@ -166,7 +166,7 @@ class JaxRun:
     optimizer = optimizer_lib.make_optimizer(self.settings, self.train_steps)
     init, abstract = state_lib.make_init(self.task, optimizer, mesh, config.sharding)
     state = init(state_lib.root_key(config.seed))
-    self.state = state._replace(params=initial.from_model(job.start, 'model')(state.params))
+    self.state = state._replace(params=initial.from_model(state.params, job.start, 'model'))
     self._mesh = mesh
     self._step = state_lib.make_train_step(self.task, optimizer, mesh, config.sharding, abstract,
                                            seed=config.seed,

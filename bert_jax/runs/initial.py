@@ -1,6 +1,6 @@
 """The start of a run: another model's parameters, words new to it, vectors of words."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -171,9 +171,8 @@ def _parts(names: set[str]) -> str:
                            for part in parts}))
 
 
-def from_model(model: Pretrained, name: str,
-               reinit_layers: int = 0) -> Callable[[Any], Any]:
-  """A function from fresh parameters to those of the model; arrays that it lacks stay fresh.
+def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0) -> Any:
+  """The parameters of the model, placed as the fresh ones; arrays that it lacks stay fresh.
 
   With `reinit_layers` so many top layers, and the pooler, stay fresh (Zhang et al. 2021,
   https://arxiv.org/abs/2006.05987). Messages call the model `name`.
@@ -181,36 +180,30 @@ def from_model(model: Pretrained, name: str,
   layers = model.config.num_layers
   if not 0 <= reinit_layers <= layers:
     raise UserError(f'model.reinit_layers={reinit_layers}: {name} has {layers} layers')
+  ours = _flat(fresh)
   theirs = {path: x for path, x in _flat(model.params).items()
             if not reinit_layers or '/pooler/' not in path}
+  unused, new = _parts(theirs.keys() - ours.keys()), _parts(ours.keys() - theirs.keys())
+  print_summary([
+      ('initialised', f'{len(ours.keys() & theirs.keys())} arrays from {name}'),
+      *([('new', f'{new}: not in {name}')] if new and not reinit_layers else []),
+      *([('new', f'the top {reinit_layers} layers, {new}')] if reinit_layers else []),
+      *([('left out', f'{unused}: not in this run')] if unused else [])])
 
   def merge(copy, fresh):
     return jnp.concatenate([copy[:layers - reinit_layers], fresh[layers - reinit_layers:]])
 
-  def start(fresh):
-    ours = _flat(fresh)
-    unused, new = _parts(theirs.keys() - ours.keys()), _parts(ours.keys() - theirs.keys())
-    print_summary([
-        ('initialised', f'{len(ours.keys() & theirs.keys())} arrays from {name}'),
-        *([('new', f'{new}: not in {name}')] if new and not reinit_layers else []),
-        *([('new', f'the top {reinit_layers} layers, {new}')] if reinit_layers else []),
-        *([('left out', f'{unused}: not in this run')] if unused else [])])
-
-    def placed(path, x):
-      if path not in theirs:
-        return x
-      copy = state_lib.place(np.asarray(theirs[path]), x)
-      if reinit_layers and '/layers/' in path:
-        return jax.jit(merge, out_shardings=x.sharding)(copy, x)
-      return copy
-
-    return _nested({path: placed(path, x) for path, x in ours.items()})
-
-  return start
+  for path, x in ours.items():  # in this order in every process
+    if path not in theirs:
+      continue
+    ours[path] = state_lib.place(np.asarray(theirs[path]), x)
+    if reinit_layers and '/layers/' in path:
+      ours[path] = jax.jit(merge, out_shardings=x.sharding)(ours[path], x)
+  return _nested(ours)
 
 
-def from_word_vectors(path: str, tokenizer: Tokenizer) -> Callable[[Any], Any]:
-  """A function that puts a word2vec text file's vectors into the token table.
+def from_word_vectors(params: Any, path: str, tokenizer: Tokenizer) -> Any:
+  """The parameters with the vectors of a word2vec text file in the token table.
 
   One factor scales all vectors to the root mean square of the entries that they replace: the file
   sets the angles, and the size stays as the rest of the model expects it. Raises UserError if the
@@ -218,22 +211,17 @@ def from_word_vectors(path: str, tokenizer: Tokenizer) -> Callable[[Any], Any]:
   """
   entries = {token: i for i, token in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
   ids, vectors = vocabulary.read_word_vectors(path, entries)
+  embeddings = params['params']['bert']['embeddings']
+  table = embeddings['token']
+  if vectors.shape[1] != table.shape[1]:
+    raise UserError(f'model.embedding_init={path} has vectors of {vectors.shape[1]}, the model '
+                    f'is {table.shape[1]} wide')
+  print_summary([('initialised', f'{len(ids):,} of {len(entries):,} token embeddings from {path}')])
 
-  def start(params):
-    embeddings = params['params']['bert']['embeddings']
-    table = embeddings['token']
-    if vectors.shape[1] != table.shape[1]:
-      raise UserError(f'model.embedding_init={path} has vectors of {vectors.shape[1]}, the model '
-                      f'is {table.shape[1]} wide')
-    print_summary([('initialised', f'{len(ids):,} of {len(entries):,} token embeddings from '
-                                   f'{path}')])
+  def put(table):
+    size = np.sqrt(np.mean(np.square(vectors)))
+    old = jnp.sqrt(jnp.mean(jnp.square(table[ids])))
+    return table.at[ids].set(vectors / size * old)
 
-    def put(table):
-      size = np.sqrt(np.mean(np.square(vectors)))
-      old = jnp.sqrt(jnp.mean(jnp.square(table[ids])))
-      return table.at[ids].set(vectors / size * old)
-
-    embeddings['token'] = jax.jit(put, out_shardings=table.sharding)(table)
-    return params
-
-  return start
+  embeddings['token'] = jax.jit(put, out_shardings=table.sharding)(table)
+  return params

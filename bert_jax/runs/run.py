@@ -135,19 +135,22 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
   console.print_summary(_summary(config, job, mesh, folder))
   console.print_summary([('note', note) for note in notes])
   console.print_summary([('changed', str(change)) for change in changes])
-  initial_changes = []
-  if job.start:
-    initial_changes.append(initial.from_model(job.start, config.init_from or config.teacher,
-                                              config.model.get('reinit_layers', 0)))
-  if config.model.embedding_init and checkpoints.latest() is None:
-    initial_changes.append(initial.from_word_vectors(config.model.embedding_init, job.tokenizer))
+
+  def start(params):
+    if job.start:
+      params = initial.from_model(params, job.start, config.init_from or config.teacher,
+                                  config.model.get('reinit_layers', 0))
+    if config.model.embedding_init:
+      params = initial.from_word_vectors(params, config.model.embedding_init, job.tokenizer)
+    return params
+
   loop.train(
       job.task, job.data, mesh=mesh, sharding=config.sharding, workdir=folder,
       checkpoints=checkpoints, optimizer=optimizer, seed=config.seed, train_steps=job.train_steps,
       log_every=config.log_every, eval_every=config.eval_every,
       checkpoint_every=config.checkpoint_every, keep_best=config.keep_best,
       profile_steps=config.profile_steps, log_batch_digest=config.log_batch_digest,
-      loader_workers=config.data.loader_workers, initial=initial_changes)
+      loader_workers=config.data.loader_workers, initial=start)
   return config
 
 

@@ -33,14 +33,14 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
           checkpoints: Checkpoints, optimizer: optimizer_lib.OptimizerConfig, seed: int,
           train_steps: int, log_every: int, eval_every: int, checkpoint_every: int,
           keep_best: str = '', profile_steps: Sequence[int] = (), log_batch_digest: bool = False,
-          loader_workers: int = 0, initial: Sequence[Callable[[Any], Any]] = (),
+          loader_workers: int = 0, initial: Callable[[Any], Any] = lambda params: params,
           clock: Callable[[], float] = time.monotonic):
   """Trains `task` on `data` for `train_steps` steps, from the newest checkpoint if there is one.
 
   Args (the others are fields of the config, see config.py):
     workdir: takes metrics.jsonl, tensorboard/ and curves.png.
     train_steps: length of the whole run.
-    initial: functions that change fresh parameters, applied in turn if there is no checkpoint.
+    initial: changes fresh parameters, if there is no checkpoint.
     clock: seconds, for the speed in the metrics.
 
   Raises:
@@ -62,8 +62,7 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
   else:
     first_step = 0
     state = init(state_lib.root_key(seed))
-    for change in initial:
-      state = state._replace(params=change(state.params))
+    state = state._replace(params=initial(state.params))
 
   def evaluates(step: int) -> bool:
     return data.has_held_out and (step == train_steps or step % eval_every == 0)

@@ -21,7 +21,7 @@ def losses(config, mesh, preset):
   optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(**config.optimizer), 9)
   init, abstract = state_lib.make_init(job.task, optimizer, mesh, preset)
   state = init(state_lib.root_key(0))
-  state = state._replace(params=initial.from_model(job.start, 'model')(state.params))
+  state = state._replace(params=initial.from_model(state.params, job.start, 'model'))
   step = state_lib.make_train_step(job.task, optimizer, mesh, preset, abstract, seed=0,
                                    accumulation=1)
   found = []

@@ -114,7 +114,7 @@ def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
   optimizer = optimizer_lib.make_optimizer(settings, 12)
   init, abstract = state_lib.make_init(task, optimizer, mesh, 'dp')
   state = init(state_lib.root_key(0))
-  state = state._replace(params=initial.from_model(job.start, 'model')(state.params))
+  state = state._replace(params=initial.from_model(state.params, job.start, 'model'))
   step = state_lib.make_train_step(task, optimizer, mesh, 'dp', abstract, seed=0, accumulation=1)
 
   folder = epath.Path(tmp_path) / 'with_head'
