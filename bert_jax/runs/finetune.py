@@ -63,8 +63,8 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
       steps=f'{train_steps:,} of {config.batch_size} examples, {train_steps / epoch:.4g} epochs of '
             f'{epoch:,}',
       lengths=[batches.length],
-      kept={'labels': list(data.labels), 'problem': data.problem,
-            'null_threshold': data.null_threshold})
+      extra={'labels': list(data.labels), 'problem': data.problem,
+             'null_threshold': data.null_threshold})
 
 
 def finish(config: ConfigDict, workdir: epath.Path):

@@ -183,7 +183,7 @@ def _write_run(workdir: epath.Path, config: FrozenConfigDict, job: Job,
     job.tokenizer.save(tokenizer)
   command = shlex.join(['python', *sys.orig_argv[1:]])
   content = {'command': command, 'config': config.to_dict(), 'records': job.records,
-             'versions': _versions(), 'tokenizer': sealed.digests(tokenizer), **job.kept}
+             'versions': _versions(), 'tokenizer': sealed.digests(tokenizer), **job.extra}
   partial.write_text(json.dumps(sealed.seal(content), indent=2) + '\n')
   partial.replace(workdir / 'run.json')
 

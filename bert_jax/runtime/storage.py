@@ -141,14 +141,16 @@ class Folder:
   Attributes:
     path: the folder.
     local: its files on this machine; the same as `path` if that is local.
+
+  Args of the constructor:
     apart: names in it that others write straight to the bucket; they are not copied.
     process: number of this process; only the first one uploads.
   """
 
   def __init__(self, path: epath.Path, apart: Collection[str] = (), process: int = 0):
     self.path = path
-    self.apart = apart
-    self.process = process
+    self._apart = apart
+    self._process = process
     self._uploaded: dict[str, tuple[int, int]] = {}  # `_state` of the files that the bucket has
     remote = is_remote(os.fspath(path))
     self.local = local_folder(f'{os.fspath(path)}#{process}') if remote else path
@@ -160,7 +162,7 @@ class Folder:
     """Downloads the files of the bucket and deletes all others on this machine."""
     if self.local is self.path:
       return
-    remote = _files(self.path, self.apart) if self.path.exists() else {}
+    remote = _files(self.path, self._apart) if self.path.exists() else {}
     self.local.mkdir(parents=True, exist_ok=True)
     for name, path in _files(self.local).items():
       if name not in remote:
@@ -175,7 +177,7 @@ class Folder:
 
   def push(self):
     """Uploads the files that changed since the last time."""
-    if self.local is self.path or self.process:
+    if self.local is self.path or self._process:
       return
     for name, path in _files(self.local).items():
       state = _state(path)
