@@ -45,7 +45,6 @@ class Checkpoints:
   """The `checkpoints/` and `best/` folders of a workdir: one folder a step, `params` apart.
 
   Args of the constructor:
-    workdir: of the run.
     keep: number of the newest checkpoints that stay.
     best: the score that decides which parameters stay in `best/`: the lowest of a loss or error,
       the highest of any other; '' = none.
@@ -222,7 +221,7 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
   """The parameters of a workdir's best or else newest checkpoint on one device, and its step.
 
   Args:
-    workdir: of a run.
+    workdir: folder of a run.
     abstract: ShapeDtypeStructs of the parameters.
     step: reads the checkpoint of this step instead.
     allow_older: if the checkpoint is damaged, reads the next sound one, and says so.

@@ -59,8 +59,7 @@ def of(tree: Any) -> dict[str, str]:
 def batch_digest(batch: Any) -> int:
   """The sum of the hashes of a batch's rows, which contain their own numbers.
 
-  Args:
-    batch: a tree of host arrays [B, ...], one process's share; arrays of equal B are joined.
+  The batch is a tree of host arrays [B, ...], one process's share; arrays of equal B are joined.
   """
   groups = collections.defaultdict(list)
   for leaf in jax.tree.leaves(batch):
@@ -74,9 +73,7 @@ def batch_digest(batch: Any) -> int:
 def global_digests(digests: Sequence[int], first: bool) -> list[str]:
   """The digests of whole batches, in hexadecimal; all processes have to call it.
 
-  Args:
-    digests: for each step, the digest of this process's share.
-    first: True if this process is the first of those with this share.
+  `digests` are those of this process's shares, `first` is True in the first process of a share.
   """
   mine = np.array(digests, np.uint64) * np.uint64(first)
   if jax.process_count() > 1:  # as 32-bit halves: JAX has no 64-bit integers by default

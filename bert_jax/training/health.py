@@ -57,12 +57,7 @@ class Health:
             'to it')
 
   def line(self, metrics: Mapping[str, Any], waited: Sequence[float]) -> Iterator[str]:
-    """Warnings about a line of training metrics.
-
-    Args:
-      metrics: of the line.
-      waited: for each process, the fraction of the time in which its device waited for rows.
-    """
+    """Warnings about a line of metrics, and the fractions of time that processes wait for rows."""
     yield from self._new(self._about_losses(metrics))
     if time.monotonic() - self._began > _SETTLED:
       yield from self._new(_about_waits(waited))

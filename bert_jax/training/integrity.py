@@ -95,7 +95,7 @@ def read(folder: epath.Path, abstract: Mapping[str, Any],
   """Reads items of a checkpoint and compares their fingerprints; all processes together.
 
   Args:
-    folder: of a step.
+    folder: the checkpoint of a step.
     abstract: trees of ShapeDtypeStructs with shardings, by item.
     saved: the description of the items; None = read it too.
 

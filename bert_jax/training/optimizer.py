@@ -58,11 +58,7 @@ def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
 
   S, where the rate begins to fall, is the end of the warmup, as published. A later S makes the
   schedule warmup-stable-decay. With 1-sqrt the rate falls as 1 - sqrt((t - S) / (T - S)) (Haegele
-  et al. 2024, arXiv:2405.18392).
-
-  Args:
-    config: the peak, the warmup and the decay.
-    train_steps: T.
+  et al. 2024, arXiv:2405.18392). T is `train_steps`.
 
   Returns:
     A function from the number of updates so far, t, to the rate of the next one; float32.

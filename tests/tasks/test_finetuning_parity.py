@@ -119,7 +119,8 @@ def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
 
   folder = epath.Path(tmp_path) / 'with_head'
   huggingface.save(Pretrained(config_lib.bert_config(c.model), jax.device_get(state.params),
-                              model.tokenizer, task_name, data.labels, job.extra['problem']), folder)
+                              model.tokenizer, task_name, data.labels,
+                              job.extra['problem']), folder)
   theirs, torch_optimizer = torch_side(folder, task_name, settings)
   rate, f = optimizer_lib.learning_rate(settings, 12), data.train.batches.features
   losses = []
