@@ -36,7 +36,6 @@ from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import finetune, initial
 from bert_jax.tasks import question_answering, token_classification
 from bert_jax.tasks.finetuning_data import Output, by_example
-from bert_jax.training import evaluation
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 
@@ -159,7 +158,7 @@ class JaxRun:
   def __init__(self, config, train_steps: int = 0):
     self.config, mesh = config, mesh_lib.make_mesh(**config.mesh)
     model = load_lib.load(config.init_from)
-    initial.adopt_sizes(config, model)
+    initial.adopt_sizes(config, vars(model.config))
     job = finetune.make_job(config, model, mesh, epath.Path(_WORKDIR.value))
     self.task, self.data = job.task, job.data
     self.model, self.train_steps = model, train_steps or job.train_steps
@@ -167,12 +166,12 @@ class JaxRun:
     optimizer = optimizer_lib.make_optimizer(self.settings, self.train_steps)
     init, abstract = state_lib.make_init(self.task, optimizer, mesh, config.sharding)
     state = init(state_lib.root_key(config.seed))
-    self.state = state._replace(params=initial.from_model(job.start, 'model')(state.params))
+    self.state = state._replace(params=initial.from_model(state.params, job.start, 'model'))
     self._mesh = mesh
     self._step = state_lib.make_train_step(self.task, optimizer, mesh, config.sharding, abstract,
                                            seed=config.seed,
                                            accumulation=self.settings.accumulation)
-    self._eval = evaluation.make_eval_step(self.task, mesh, config.sharding)
+    self._eval = state_lib.make_eval_step(self.task, mesh, config.sharding)
     self.seconds, self.compiling, self.shapes = 0.0, 0.0, set()
 
   def save(self, folder: epath.Path):

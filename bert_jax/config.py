@@ -52,12 +52,10 @@ def model(size: str | BertConfig) -> ConfigDict:
 
 def sizes_of_init_from(group: ConfigDict):
   """Unsets the sizes in the group `model`: the run takes them from `init_from`."""
-  group.architecture = config_dict.placeholder(str)
-  for field in ('vocab_size', 'hidden_size', 'num_layers', 'num_heads', 'intermediate_size',
-                'max_positions', 'type_vocab_size'):
-    group[field] = config_dict.placeholder(int)
-  group.activation = config_dict.placeholder(str)
-  group.layer_norm_eps = config_dict.placeholder(float)
+  for field in ('architecture', 'vocab_size', 'hidden_size', 'num_layers', 'num_heads',
+                'intermediate_size', 'max_positions', 'type_vocab_size', 'activation',
+                'layer_norm_eps'):
+    group[field] = config_dict.placeholder(type(group[field]))
 
 
 def set_dtype(config: ConfigDict, mesh: Mesh):
@@ -190,14 +188,8 @@ def check_overrides(config: ConfigDict, arguments: list[str]):
 def fit_phases(config: ConfigDict, given: Mapping[str, Any]) -> list[str]:
   """Scales phases, in place, to another number of train_steps; and a warmup to a shorter run.
 
-  So --config.train_steps alone shortens a run of two phases.
-
-  Args:
-    config: of the run.
-    given: fields of the command line, with the values that the config file has for them.
-
-  Returns:
-    Notes for the user.
+  So --config.train_steps alone shortens a run of two phases. `given` has the fields of the command
+  line, with their values in the config file. Returns notes for the user.
 
   Raises:
     UserError: malformed phases, or fewer steps than phases.
@@ -237,9 +229,9 @@ def check(config: ConfigDict):
   errors.require(bool(config.train_steps) != bool(config.train_epochs),
                  f'train_steps={config.train_steps} and train_epochs={config.train_epochs}: '
                  'give one of them and set the other to 0')
-  for length in _lengths(config):
-    errors.require(length >= 8, f'max_len={length} is too short for [CLS] A [SEP] B [SEP]: give at '
-                                'least 8')
+  for phase in phases_of(config):
+    errors.require(phase.max_len >= 8, f'max_len={phase.max_len} is too short for [CLS] A [SEP] B '
+                                       '[SEP]: give at least 8')
   _check_at_least(0, config.data, ('loader_workers',), group='data.')
   (_check_pretraining if config.task == 'pretrain' else _check_finetuning)(config)
 
@@ -280,10 +272,6 @@ def phases_of(config: ConfigDict, train_steps: int = 0) -> Phases:
                        config.batch_size)
 
 
-def _lengths(config: ConfigDict) -> list[int]:
-  return [phase.max_len for phase in phases_of(config)]
-
-
 def check_sizes(config: ConfigDict):
   """Raises UserError for fields that do not fit the model, whose sizes are known by now."""
   bert = bert_config(config.model)
@@ -297,7 +285,7 @@ def check_sizes(config: ConfigDict):
   if config.optimizer.frozen_layers > config.model.num_layers:
     raise UserError(f'optimizer.frozen_layers={config.optimizer.frozen_layers} is above '
                     f'model.num_layers={config.model.num_layers}')
-  for length in _lengths(config):
-    if length > config.model.max_positions:
-      raise UserError(f'max_len={length} is above model.max_positions='
+  for phase in phases_of(config):
+    if phase.max_len > config.model.max_positions:
+      raise UserError(f'max_len={phase.max_len} is above model.max_positions='
                       f'{config.model.max_positions}: the position table has no row for it')

@@ -16,9 +16,7 @@ _VERIFY = flags.DEFINE_bool(
 flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
 
 
-def main(argv: list[str]):
-  """Flags in, one call."""
-  del argv
+def _main(argv: list[str]):
   if not _INPUT.value:
     raise errors.UserError('give --input=DIR, the model to convert')
   from bert_jax.interop import conversion  # after the flags: JAX takes a while to import
@@ -28,4 +26,4 @@ def main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(main)
+  errors.run_command(_main)

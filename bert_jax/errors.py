@@ -30,13 +30,19 @@ before_end: list[Callable[[], None]] = []  # called before `_end` ends the proce
 class UserError(Exception):
   """A mistake in what was given. The message says in one line what, where and what to do."""
 
+  status = EXIT_MISTAKE
+
 
 class Failed(Exception):
   """A failure that is no mistake of the user's. The message says in one line what to do."""
 
+  status = EXIT_FAILED
+
 
 class Preempted(Exception):
   """The run was asked to stop by SIGTERM and has saved everything."""
+
+  status = EXIT_PREEMPTED
 
 
 def require(condition: bool, message: str):
@@ -98,7 +104,7 @@ def quiet_storage():
 
 
 def run_command(main: Callable[[list[str]], None],
-                explain: Callable[[list[str], Exception], None] = lambda argv, error: None,
+                explain: Callable[[list[str]], None] = lambda argv: None,
                 known_only: bool = False):
   """Runs a command's `main(argv)` with absl flags and the exit statuses above.
 
@@ -113,7 +119,7 @@ def run_command(main: Callable[[list[str]], None],
       try:
         return flags.FLAGS(argv, known_only=known_only)
       except Exception as e:  # a config file is code, and fails as it likes
-        explain(argv, e)
+        explain(argv)
         raise UserError(e) from e
     except UserError as e:
       _end(e, EXIT_MISTAKE)
@@ -130,12 +136,8 @@ def run_command(main: Callable[[list[str]], None],
       if len(argv) > 1 and not known_only:
         raise UserError(f'unexpected argument {argv[1]!r}: flags are written --name=value')
       main(argv)
-    except UserError as e:
-      _end(e, EXIT_MISTAKE)
-    except Failed as e:
-      _end(e, EXIT_FAILED)
-    except Preempted as e:
-      _end(e, EXIT_PREEMPTED)
+    except (UserError, Failed, Preempted) as e:
+      _end(e, e.status)
     except KeyboardInterrupt as e:
       _end(f'interrupted{e}', EXIT_INTERRUPTED)
     except Exception as e:

@@ -16,13 +16,11 @@ _HEAD = flags.DEFINE_integer('head', None, 'attention.png: from 1; the mean of a
 _OUTPUT = flags.DEFINE_string('output', None, 'A file: .html or .png.')
 
 
-def main(argv: list[str]):
-  """Flags in, one call."""
-  del argv
+def _main(argv: list[str]):
   from bert_jax.views import show  # after the flags: JAX takes a while to import
   show.show(_MODEL.value, _VIEW.value, texts=_TEXT.value, words=_WORDS.value,
             output=_OUTPUT.value, layer=_LAYER.value, head=_HEAD.value)
 
 
 if __name__ == '__main__':
-  errors.run_command(main)
+  errors.run_command(_main)

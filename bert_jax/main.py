@@ -8,9 +8,7 @@ from bert_jax.runs import config_flag
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, local or gs://.')
 
 
-def main(argv: list[str]):
-  """Flags in, one call."""
-  del argv
+def _main(argv: list[str]):
   if not config_flag.is_given() or _WORKDIR.value is None:
     raise errors.UserError('give both --config=configs/tiny.py (or another) and --workdir=DIR')
   config = config_flag.get()
@@ -19,4 +17,4 @@ def main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(main, config_flag.explain)
+  errors.run_command(_main, config_flag.explain)

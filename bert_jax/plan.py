@@ -16,9 +16,7 @@ _SEARCH = flags.DEFINE_bool('search', False, 'Find the largest batch that fits f
 _OUT = flags.DEFINE_string('out', '', 'Write all figures there as JSON.')
 
 
-def main(argv: list[str]):
-  """Flags in, one call."""
-  del argv
+def _main(argv: list[str]):
   if not config_flag.is_given():
     raise errors.UserError('give --config=configs/large.py (or another)')
   config = config_flag.get()
@@ -29,4 +27,4 @@ def main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(main, config_flag.explain)
+  errors.run_command(_main, config_flag.explain)

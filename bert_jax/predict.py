@@ -35,26 +35,19 @@ _USED_BY = {'pooling': 'embed', 'normalize': 'embed', 'layers': 'embed', 'max_le
             'null_threshold': 'question_answering'}
 
 
-def _check_used():
+def _main(argv: list[str]):
   for name, task in _USED_BY.items():
-    if task != _TASK.value and flags.FLAGS[name].present:
+    if flags.FLAGS[name].present and _TASK.value and _TASK.value != task:
       raise errors.UserError(f'--{name} has no effect here: it is for --task={task}')
-
-
-def main(argv: list[str]):
-  """Flags in, one call."""
-  del argv
-  if _TASK.value:
-    _check_used()
   try:
     layers = tuple(map(int, _LAYERS.value))
   except ValueError as e:
     raise errors.UserError(f'--layers={",".join(_LAYERS.value)}: layers are whole numbers') from e
   from bert_jax.inference import predictions  # after the flags: JAX takes a while to import
-  from bert_jax.runtime import compile_cache, host
+  from bert_jax.runtime import host, platforms
   if not host.has_accelerator():
     host.keep_freed_memory()
-  compile_cache.keep()
+  platforms.keep_compiled()
   options = predictions.Options(
       pooling=_POOLING.value, normalize=_NORMALIZE.value, layers=layers, long=_LONG.value,
       max_len=_MAX_LEN.value, null_threshold=_NULL_THRESHOLD.value)
@@ -64,4 +57,4 @@ def main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(main)
+  errors.run_command(_main)

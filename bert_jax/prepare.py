@@ -27,9 +27,7 @@ _BEAM = flags.DEFINE_string('beam', None, 'Run as an Apache Beam pipeline with t
                             "'--runner=DataflowRunner --project=...', say.")
 
 
-def main(argv: list[str]):
-  """Flags in, one call."""
-  del argv
+def _main(argv: list[str]):
   if not _INPUT.value or not (_OUTPUT.value or _CHECK.value):
     raise errors.UserError("give both --input='corpus/*.txt' (or tfds:NAME, or builtin) and "
                            '--output=DIR, or --input and --check')
@@ -37,11 +35,8 @@ def main(argv: list[str]):
     raise errors.UserError('give --vocab=FILE or --vocab_size=N, not both')
   if not 0 <= _HELDOUT.value < 1:
     raise errors.UserError(f'--heldout={_HELDOUT.value} must lie in [0, 1)')
-  from bert_jax.data import (
-    beam,  # after the flags: tokenizers and numpy take a while to import
-    corpus_check,
-    preparation,
-  )
+  # After the flags: tokenizers and numpy take a while to import.
+  from bert_jax.data import beam, corpus_check, preparation
   settings = preparation.Settings(
       source=_INPUT.value, format=_FORMAT.value, language=_LANGUAGE.value,
       text_column=_TEXT_COLUMN.value, lines_are_sentences=_LINES.value, vocab=_VOCAB.value,
@@ -58,4 +53,4 @@ def main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(main)
+  errors.run_command(_main)

@@ -38,7 +38,7 @@ def _phases(config: ConfigDict, mesh: Mesh) -> Iterator[programs.Work]:
     return
   from bert_jax.runs import finetune
   model = initial.load(config)
-  initial.adopt_sizes(config, model)
+  initial.adopt_sizes(config, vars(model.config))
   with tempfile.TemporaryDirectory() as folder:
     job = finetune.make_job(config, model, mesh, epath.Path(folder))
   yield programs.finetuning(job.data, job.train_steps)

@@ -25,7 +25,6 @@ from bert_jax.runs import initial
 from bert_jax.tasks import pretraining as pretraining_lib
 from bert_jax.tasks.finetuning_data import FineTuningData
 from bert_jax.tasks.task import Task
-from bert_jax.training import evaluation
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 
@@ -131,7 +130,7 @@ def eval_step(work: Work, config: ConfigDict, mesh: Mesh) -> Figures:
   """Compiles the evaluation step."""
   optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(), 100_000)
   _, state = state_lib.make_init(work.task, optimizer, mesh, config.sharding)
-  step = evaluation.make_eval_step(work.task, mesh, config.sharding)
+  step = state_lib.make_eval_step(work.task, mesh, config.sharding)
   return _compile(step.lower(state, _batch(work, mesh)),
                   chip_figures.memory_limit(mesh.devices.flat[0]))
 

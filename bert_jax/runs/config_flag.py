@@ -1,18 +1,47 @@
 """The flag --config=FILE and its overrides --config.FIELD=VALUE, for the commands that have it."""
 
+import ast
+import csv
 import os
 import pathlib
+import re
 import runpy
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
+from ml_collections.config_flags import tuple_parser
 
 from bert_jax import config as config_lib
 from bert_jax import errors
-from bert_jax.runs import tuple_flag
 
-config_flags.register_flag_parser_for_type(tuple, tuple_flag.Parser())
+
+class TupleParser(tuple_parser.TupleParser):
+  """Parses tuples as Python writes them, or whole numbers and strings between commas.
+
+  The parser of ml_collections takes a,b,c for one string. Brackets that Python does not understand
+  raise a ValueError.
+  """
+
+  def parse(self, argument: Any) -> tuple:
+    if not isinstance(argument, str):
+      return super().parse(argument)
+    text = argument.strip()
+    if text[:1] in ('(', '[', "'"):
+      try:
+        value = ast.literal_eval(text)
+        return tuple(value) if isinstance(value, tuple | list) else (value,)
+      except (ValueError, SyntaxError) as e:
+        inner = text[1:-1]
+        if text[0] + text[-1] not in ('()', '[]') or re.search(r'[\[\]()]', inner):
+          raise ValueError(f'{text} is no list: give a,b,c') from e
+        text = inner
+    elements = next(csv.reader([text], skipinitialspace=True), [])
+    return tuple(int(x) if re.fullmatch(r'0|-?[1-9]\d*', x) else x
+                 for x in map(str.strip, elements))
+
+
+config_flags.register_flag_parser_for_type(tuple, TupleParser())
 _CONFIG = config_flags.DEFINE_config_file(
     'config', help_string='A config file; its fields are overridden as --config.FIELD=VALUE.')
 
@@ -23,11 +52,7 @@ def is_given() -> bool:
 
 
 def get() -> ConfigDict:
-  """The config with its overrides.
-
-  Raises:
-    UserError: the file cannot be loaded.
-  """
+  """The config with its overrides; raises UserError if the file cannot be loaded."""
   path = config_flags.get_config_filename(flags.FLAGS['config'])
   if not pathlib.Path(path).is_file():  # ml_collections would say so at length
     raise errors.UserError(f'--config={path} is no file')
@@ -45,9 +70,8 @@ def given() -> dict[str, Any]:
   return {name: flags.FLAGS[f'config.{name}'].default for name in names}
 
 
-def explain(argv: list[str], error: Exception):
+def explain(argv: list[str]):
   """Raises UserError with the mistake in the file, or the field nearest to a misspelt override."""
-  del error
   path = next((a.partition('=')[2] for a in argv if a.startswith(('--config=', '-config='))), None)
   if not path or not pathlib.Path(path).is_file():
     return

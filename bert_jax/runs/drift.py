@@ -11,19 +11,19 @@ from flax import traverse_util
 
 from bert_jax.errors import UserError
 
-# Fields and groups that change the output of a run, its devices or its rounding.
-_HARMLESS = ('log_every', 'eval_every', 'eval_batches', 'checkpoint_every', 'keep_checkpoints',
-             'keep_every', 'keep_best', 'profile_steps', 'log_batch_digest', 'platform', 'mesh',
-             'sharding', 'init_from', 'allow_schedule_change', 'model.dtype', 'model.attention',
-             'model.remat', 'model.scan_unroll', 'optimizer.accumulation', 'data.loader_workers')
-# Fields that say where examples are and how to read them: a digest of the rows shows a change.
-_READING = tuple(f'data.{name}' for name in (
-    'source', 'vocab', 'format', 'language', 'lines_are_sentences', 'tokenizer', 'lowercase',
-    'train', 'text_column', 'text_pair_column', 'label_column', 'choices_column', 'skip_labels',
-    'doc_stride'))
-# Fields of evaluations and predictions alone.
-_SCORING = tuple(f'data.{name}' for name in (
-    'heldout', 'eval', 'eval_columns', 'test', 'n_best', 'max_answer_len', 'null_threshold'))
+_HARMLESS = (
+    # Fields and groups that change the output of a run, its devices or its rounding.
+    'log_every', 'eval_every', 'eval_batches', 'checkpoint_every', 'keep_checkpoints', 'keep_every',
+    'keep_best', 'profile_steps', 'log_batch_digest', 'platform', 'mesh', 'sharding', 'init_from',
+    'allow_schedule_change', 'model.dtype', 'model.attention', 'model.remat', 'model.scan_unroll',
+    'optimizer.accumulation', 'data.loader_workers',
+    # Where examples are and how to read them: a digest of the rows shows a change.
+    'data.source', 'data.vocab', 'data.format', 'data.language', 'data.lines_are_sentences',
+    'data.tokenizer', 'data.lowercase', 'data.train', 'data.text_column', 'data.text_pair_column',
+    'data.label_column', 'data.choices_column', 'data.skip_labels', 'data.doc_stride',
+    # Evaluations and predictions alone.
+    'data.heldout', 'data.eval', 'data.eval_columns', 'data.test', 'data.n_best',
+    'data.max_answer_len', 'data.null_threshold')
 # Fields that change every later step.
 _SCHEDULE = ('train_steps', 'train_epochs', 'phases', 'batch_size', 'max_len', 'optimizer')
 
@@ -58,14 +58,10 @@ def check(workdir: str, differences: Sequence[Change], fed_by: Sequence[str],
   Raises:
     UserError: it would be another run, or has another schedule without `allow_schedule_change`.
   """
-  harmless, schedule, others = [], [], []
-  for change in differences:
-    if change.name in fed_by:
-      others.append(change)
-    elif change.is_in(_HARMLESS + _READING + _SCORING):
-      harmless.append(change)
-    else:
-      (schedule if change.is_in(_SCHEDULE) else others).append(change)
+  harmless = [x for x in differences if x.is_in(_HARMLESS) and x.name not in fed_by]
+  schedule = [x for x in differences
+              if x.is_in(_SCHEDULE) and x.name not in fed_by and x not in harmless]
+  others = [x for x in differences if x not in harmless + schedule]
   if others:
     raise UserError(f'{workdir} holds a run with {", ".join(map(str, others))}: that is another '
                     'run, use another --workdir')

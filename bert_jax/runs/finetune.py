@@ -35,16 +35,10 @@ def _best(config: ConfigDict, data: FineTuningData) -> str:
 
 def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
              workdir: epath.Path) -> Job:
-  """Reads the examples and makes the task.
+  """Reads the examples, fills in the fields of the config that count epochs, and makes the task.
 
-  Args:
-    config: checked; fields that are counted in epochs are filled in.
-    model: to start from; None = from the run's own checkpoint.
-    mesh: of the run.
-    workdir: of the run.
-
-  Raises:
-    UserError: a mistake in the config or the data.
+  `model` is that to start from; None = the run's own checkpoint. Raises UserError for a mistake in
+  the config or the data.
   """
   if model:
     initial.check_sizes(config, model)
@@ -69,8 +63,8 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
       steps=f'{train_steps:,} of {config.batch_size} examples, {train_steps / epoch:.4g} epochs of '
             f'{epoch:,}',
       lengths=[batches.length],
-      kept={'labels': list(data.labels), 'problem': data.problem,
-            'null_threshold': data.null_threshold})
+      extra={'labels': list(data.labels), 'problem': data.problem,
+             'null_threshold': data.null_threshold})
 
 
 def finish(config: ConfigDict, workdir: epath.Path):

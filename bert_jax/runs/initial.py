@@ -1,7 +1,8 @@
 """The start of a run: another model's parameters, words new to it, vectors of words."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 from typing import Any
 
 from etils import epath
@@ -27,13 +28,8 @@ from bert_jax.training import state as state_lib
 _FREE = ('dtype', 'attention', 'remat', 'scan_unroll', 'dropout', 'attention_dropout',
          'initializer_range', 'vocab_size')
 
-
-def _flat(tree: Any) -> dict[str, Any]:
-  return traverse_util.flatten_dict(tree, sep='/')
-
-
-def _nested(flat: dict[str, Any]) -> Any:
-  return traverse_util.unflatten_dict(flat, sep='/')
+_flat = functools.partial(traverse_util.flatten_dict, sep='/')
+_nested = functools.partial(traverse_util.unflatten_dict, sep='/')
 
 
 def _load(folder: str) -> Pretrained:
@@ -46,44 +42,31 @@ def load(config: ConfigDict) -> Pretrained:
   """The model that `init_from` names, its vocabulary extended by `model.add_tokens`.
 
   A new entry starts as the mean of the pieces that it was made of before, in the token table and
-  in the bias of the MLM head.
-
-  Raises:
-    UserError: there is no sound model, or a word that cannot be added.
+  in the bias of the MLM head. Raises UserError without a sound model, or for a word that cannot be
+  added.
   """
   model = _load(config.init_from)
   if not config.model.add_tokens:
     return model
-  extended, notes = vocabulary.add_words(model.tokenizer, config.model.add_tokens)
+  tokenizer, notes = vocabulary.add_words(model.tokenizer, config.model.add_tokens)
   print_summary([('note', note) for note in notes])
-  return _extended(model, extended)
-
-
-def _extended(model: Pretrained, tokenizer: Tokenizer) -> Pretrained:
-  """The model with the vocabulary of `tokenizer`, whose first entries are the model's own."""
   old, new = model.config.vocab_size, tokenizer.vocab_size
-  config = dataclasses.replace(model.config, vocab_size=new)
+  extended_config = dataclasses.replace(model.config, vocab_size=new)
   pieces = model.tokenizer.encode_batch(tokenizer.tokens(range(old, new)))
-
-  def extend(table):
-    extended = np.zeros((config.padded_vocab_size, *table.shape[1:]), table.dtype)
+  params = _flat(model.params)
+  for name in {'params/bert/embeddings/token', 'params/mlm_bias'} & params.keys():
+    table = params[name]
+    extended = np.zeros((extended_config.padded_vocab_size, *table.shape[1:]), table.dtype)
     extended[:old] = table[:old]
     for i, ids in enumerate(pieces, old):
       extended[i] = table[ids].mean(0)
-    return extended
-
-  params = _flat(model.params)
-  for name in {'params/bert/embeddings/token', 'params/mlm_bias'} & params.keys():
-    params[name] = extend(params[name])
-  return dataclasses.replace(model, config=config, params=_nested(params), tokenizer=tokenizer)
+    params[name] = extended
+  return dataclasses.replace(model, config=extended_config, params=_nested(params),
+                             tokenizer=tokenizer)
 
 
 def teacher(config: ConfigDict) -> Pretrained | None:
-  """The model that `teacher` names, if any.
-
-  Raises:
-    UserError: there is none, or it has no masked LM head or another width.
-  """
+  """The model that `teacher` names, if any; raises UserError if it cannot teach this one."""
   if not config.teacher:
     return None
   model = _load(config.teacher)
@@ -129,12 +112,12 @@ def frozen(model: Pretrained | None) -> Any:
   return _nested({name: box.replace_boxed(params[name]) for name, box in boxes.items()})
 
 
-def adopt_sizes(config: ConfigDict, model: Pretrained):
-  """Fills in the sizes that the config leaves to `init_from`."""
+def adopt_sizes(config: ConfigDict, sizes: Mapping[str, Any]):
+  """Fills in the fields of the group `model` that the config leaves to another model."""
   with config.unlocked():
-    for field in dataclasses.fields(model.config):
-      if config.model.get(field.name) is None:
-        config.model[field.name] = getattr(model.config, field.name)
+    for name, value in sizes.items():
+      if config.model.get(name) is None:
+        config.model[name] = value
 
 
 def adopt_vocabulary(config: ConfigDict, model: Pretrained | None, workdir: epath.Path):
@@ -188,74 +171,57 @@ def _parts(names: set[str]) -> str:
                            for part in parts}))
 
 
-def from_model(model: Pretrained, name: str,
-               reinit_layers: int = 0) -> Callable[[Any], Any]:
-  """A function from fresh parameters to those of the model; arrays that it lacks stay fresh.
+def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0) -> Any:
+  """The parameters of the model, placed as the fresh ones; arrays that it lacks stay fresh.
 
   With `reinit_layers` so many top layers, and the pooler, stay fresh (Zhang et al. 2021,
   https://arxiv.org/abs/2006.05987). Messages call the model `name`.
-
-  Raises:
-    UserError: more layers than there are.
   """
   layers = model.config.num_layers
   if not 0 <= reinit_layers <= layers:
     raise UserError(f'model.reinit_layers={reinit_layers}: {name} has {layers} layers')
+  ours = _flat(fresh)
   theirs = {path: x for path, x in _flat(model.params).items()
             if not reinit_layers or '/pooler/' not in path}
+  unused, new = _parts(theirs.keys() - ours.keys()), _parts(ours.keys() - theirs.keys())
+  print_summary([
+      ('initialised', f'{len(ours.keys() & theirs.keys())} arrays from {name}'),
+      *([('new', f'{new}: not in {name}')] if new and not reinit_layers else []),
+      *([('new', f'the top {reinit_layers} layers, {new}')] if reinit_layers else []),
+      *([('left out', f'{unused}: not in this run')] if unused else [])])
 
   def merge(copy, fresh):
     return jnp.concatenate([copy[:layers - reinit_layers], fresh[layers - reinit_layers:]])
 
-  def start(fresh):
-    ours = _flat(fresh)
-    unused, new = _parts(theirs.keys() - ours.keys()), _parts(ours.keys() - theirs.keys())
-    print_summary([
-        ('initialised', f'{len(ours.keys() & theirs.keys())} arrays from {name}'),
-        *([('new', f'{new}: not in {name}')] if new and not reinit_layers else []),
-        *([('new', f'the top {reinit_layers} layers, {new}')] if reinit_layers else []),
-        *([('left out', f'{unused}: not in this run')] if unused else [])])
-
-    def placed(path, x):
-      if path not in theirs:
-        return x
-      copy = state_lib.place(np.asarray(theirs[path]), x)
-      if reinit_layers and '/layers/' in path:
-        return jax.jit(merge, out_shardings=x.sharding)(copy, x)
-      return copy
-
-    return _nested({path: placed(path, x) for path, x in ours.items()})
-
-  return start
+  for path, x in ours.items():  # in this order in every process
+    if path not in theirs:
+      continue
+    ours[path] = state_lib.place(np.asarray(theirs[path]), x)
+    if reinit_layers and '/layers/' in path:
+      ours[path] = jax.jit(merge, out_shardings=x.sharding)(ours[path], x)
+  return _nested(ours)
 
 
-def from_word_vectors(path: str, tokenizer: Tokenizer) -> Callable[[Any], Any]:
-  """A function that puts a word2vec text file's vectors into the token table.
+def from_word_vectors(params: Any, path: str, tokenizer: Tokenizer) -> Any:
+  """The parameters with the vectors of a word2vec text file in the token table.
 
   One factor scales all vectors to the root mean square of the entries that they replace: the file
-  sets the angles, and the size stays as the rest of the model expects it.
-
-  Raises:
-    UserError: the file is malformed, or has vectors for no entry of the vocabulary.
+  sets the angles, and the size stays as the rest of the model expects it. Raises UserError if the
+  file is malformed, or has vectors for no entry of the vocabulary.
   """
   entries = {token: i for i, token in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
   ids, vectors = vocabulary.read_word_vectors(path, entries)
+  embeddings = params['params']['bert']['embeddings']
+  table = embeddings['token']
+  if vectors.shape[1] != table.shape[1]:
+    raise UserError(f'model.embedding_init={path} has vectors of {vectors.shape[1]}, the model '
+                    f'is {table.shape[1]} wide')
+  print_summary([('initialised', f'{len(ids):,} of {len(entries):,} token embeddings from {path}')])
 
-  def start(params):
-    embeddings = params['params']['bert']['embeddings']
-    table = embeddings['token']
-    if vectors.shape[1] != table.shape[1]:
-      raise UserError(f'model.embedding_init={path} has vectors of {vectors.shape[1]}, the model '
-                      f'is {table.shape[1]} wide')
-    print_summary([('initialised', f'{len(ids):,} of {len(entries):,} token embeddings from '
-                                   f'{path}')])
+  def put(table):
+    size = np.sqrt(np.mean(np.square(vectors)))
+    old = jnp.sqrt(jnp.mean(jnp.square(table[ids])))
+    return table.at[ids].set(vectors / size * old)
 
-    def put(table):
-      size = np.sqrt(np.mean(np.square(vectors)))
-      old = jnp.sqrt(jnp.mean(jnp.square(table[ids])))
-      return table.at[ids].set(vectors / size * old)
-
-    embeddings['token'] = jax.jit(put, out_shardings=table.sharding)(table)
-    return params
-
-  return start
+  embeddings['token'] = jax.jit(put, out_shardings=table.sharding)(table)
+  return params

@@ -23,4 +23,4 @@ class Job:
   parameters: int  # of the encoder and what is trained on top, but for a new classifier
   steps: str  # in words
   lengths: Sequence[int]  # L of the rows
-  kept: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # more fields of run.json
+  extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # more fields of run.json

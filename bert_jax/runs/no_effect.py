@@ -28,12 +28,6 @@ class Rule(NamedTuple):
   runs: tuple[str, ...] = (_PRETRAINING, _FINETUNING)
 
 
-def _by_records(c: ConfigDict) -> str:
-  return dataset.is_prepared(c.data.source) and (
-      f'data.source={c.data.source} is a folder of token records: give the flag to '
-      'bert_jax.prepare')
-
-
 def _by_vocabulary(c: ConfigDict) -> str:
   if dataset.is_prepared(c.data.source):
     return f'the records in data.source={c.data.source} have their vocabulary: prepare others'
@@ -51,51 +45,19 @@ def _by_lowercase(c: ConfigDict) -> str:
       f'data.vocab={c.data.vocab} is a {kind} model, which says itself what it does with capitals')
 
 
-def _by_language(c: ConfigDict) -> str:
-  if c.data.language.startswith('zh') or _by_records(c):
-    return _by_records(c)
-  if c.data.lines_are_sentences:
-    return f'data.lines_are_sentences={c.data.lines_are_sentences} says where sentences end'
-  return c.data.format == 'wikitext' and 'data.format=wikitext says where sentences end'
-
-
-def _by_format(c: ConfigDict) -> str:
-  if c.data.source == 'builtin' or (
-      c.data.source.startswith('tfds:') and c.data.format != 'wikitext'):
-    return f'data.source={c.data.source} has a format of its own: leave it out'
-  return _by_records(c)
-
-
 def _by_text_column(c: ConfigDict) -> str:
-  if _by_records(c) or c.data.source.startswith('tfds:'):
-    return _by_records(c)
+  if c.data.source.startswith('tfds:'):
+    return ''
   files = [] if c.data.source == 'builtin' else corpus.find_files(c.data.source)
   return all(corpus.format_of(file, c.data.format) != 'jsonl' for file in files) and (
       f'data.source={c.data.source} is plain text: only JSON lines (data.format=jsonl) and tfds '
       'have columns')
 
 
-def _by_benchmark(c: ConfigDict) -> str:
-  return (c.data.format.startswith('glue') or c.data.format in ('swag', 'commonsenseqa')) and (
-      f'data.format={c.data.format} names the columns and the labels itself: leave it out')
-
-
-def _by_problem(c: ConfigDict) -> str:
-  return _by_benchmark(c) or (
-      c.data.get('problem') == 'regression'
-      and 'data.problem=regression has no labels: leave it out')
-
-
 def _by_pair(c: ConfigDict) -> str:
   paired = c.data.text_pair_column or (
       c.data.format.startswith('glue') and glue.find(c.data.format).text_pair)
   return paired and 'of a pair of texts the longer one is cut: it is for single texts'
-
-
-def _by_stride(c: ConfigDict) -> str:
-  room = c.max_len - 4  # [CLS] question [SEP] window [SEP], a question of one token
-  return c.data.doc_stride > room and (
-      f'a window of max_len={c.max_len} holds at most {room} tokens of the text: give at most that')
 
 
 def _by_unit(unit: str) -> Callable[[ConfigDict], str]:
@@ -111,9 +73,21 @@ RULES = (
     Rule(('model.vocab_size',), lambda c: 'the vocabulary is that of init_from: leave it out',
          (_FINETUNING,)),
     Rule(('data.lowercase',), _by_lowercase),
-    Rule(('data.heldout', 'data.lines_are_sentences'), _by_records),
-    Rule(('data.language',), _by_language),
-    Rule(('data.format',), _by_format, (_PRETRAINING,)),
+    Rule(('data.heldout', 'data.lines_are_sentences', 'data.language', 'data.format',
+          'data.text_column'), lambda c: dataset.is_prepared(c.data.source) and (
+              f'data.source={c.data.source} is a folder of token records: give the flag to '
+              'bert_jax.prepare'), (_PRETRAINING,)),
+    Rule(('data.language',), lambda c: (
+        c.data.lines_are_sentences and not c.data.language.startswith('zh')
+        and f'data.lines_are_sentences={c.data.lines_are_sentences} says where sentences end')),
+    Rule(('data.language',), lambda c: (
+        c.data.format == 'wikitext' and not c.data.language.startswith('zh')
+        and 'data.format=wikitext says where sentences end')),
+    Rule(('data.format',), lambda c: (
+        (c.data.source == 'builtin'
+         or (c.data.source.startswith('tfds:') and c.data.format != 'wikitext'))
+        and f'data.source={c.data.source} has a format of its own: leave it out'),
+         (_PRETRAINING,)),
     Rule(('data.text_column',), _by_text_column, (_PRETRAINING,)),
     Rule(('masking.span_p', 'masking.span_max'), _by_unit('span')),
     Rule(('masking.ngram_max',), _by_unit('ngram')),
@@ -124,13 +98,21 @@ RULES = (
         and f'model.architecture={c.model.architecture} has no segments')),
     Rule(('eval_every', 'keep_best', 'data.n_best', 'data.eval_columns'),
          lambda c: not c.data.eval and 'nothing is evaluated: give data.eval', (_FINETUNING,)),
-    Rule(('data.problem', 'data.skip_labels', 'data.text_column', 'data.text_pair_column',
-          'data.label_column', 'data.choices_column'), _by_benchmark, (_FINETUNING,)),
-    Rule(('data.labels', 'data.skip_labels'), _by_problem),
+    Rule(('data.problem', 'data.labels', 'data.skip_labels', 'data.text_column',
+          'data.text_pair_column', 'data.label_column', 'data.choices_column'), lambda c: (
+              (c.data.format.startswith('glue') or c.data.format in ('swag', 'commonsenseqa'))
+              and f'data.format={c.data.format} names the columns and the labels itself: leave it '
+              'out'), (_FINETUNING,)),
+    Rule(('data.labels', 'data.skip_labels'), lambda c: (
+        c.data.get('problem') == 'regression'
+        and 'data.problem=regression has no labels: leave it out')),
     Rule(('data.skip_labels',), lambda c: (
         c.data.get('problem') == 'multi_label' and 'it is for data.problem=single_label')),
     Rule(('data.long',), _by_pair),
-    Rule(('data.doc_stride',), _by_stride),
+    # [CLS] question [SEP] window [SEP], with a question of one token.
+    Rule(('data.doc_stride',), lambda c: c.data.doc_stride > c.max_len - 4 and (
+        f'a window of max_len={c.max_len} holds at most {c.max_len - 4} tokens of the text: give '
+        'at most that')),
 )
 RULES_WITH_DATA = (  # their reasons take the job too
     Rule(('eval_every', 'eval_batches', 'keep_best'), lambda c, job: (
@@ -145,10 +127,22 @@ RULES_WITH_DATA = (  # their reasons take the job too
 )
 
 
-def _check(rules: Iterable[Rule], given: Iterable[str], config: ConfigDict, *job: Job):
+def check(config: ConfigDict, given: Iterable[str], *job: Job):
+  """Raises UserError for a field on the command line that has no effect; `given` names them.
+
+  With a job it applies the rules that depend on the data, without one the others.
+  """
+  architecture = config.model.architecture
+  if architecture in architectures.ALL and not job:
+    fields = {f.name for f in dataclasses.fields(architectures.ALL[architecture].config)}
+    fields |= {'add_tokens', 'embedding_init', 'reinit_layers'}
+    for name in given:
+      if name.startswith('model.') and name.partition('.')[2] not in fields:
+        raise UserError(f'--config.{name} has no effect here: model.architecture={architecture} '
+                        'has no such field')
   run = _PRETRAINING if config.task == 'pretrain' else _FINETUNING
   for name in given:
-    for rule in rules:
+    for rule in RULES_WITH_DATA if job else RULES:
       if name not in rule.fields or run not in rule.runs:
         continue
       try:
@@ -158,20 +152,3 @@ def _check(rules: Iterable[Rule], given: Iterable[str], config: ConfigDict, *job
       if reason:
         raise UserError(f'--config.{name} has no effect here: {reason}')
 
-
-def check(config: ConfigDict, given: Iterable[str]):
-  """Raises UserError for a field on the command line that has no effect; `given` names them."""
-  architecture = config.model.architecture
-  if architecture in architectures.ALL:
-    fields = {f.name for f in dataclasses.fields(architectures.ALL[architecture].config)}
-    fields |= {'add_tokens', 'embedding_init', 'reinit_layers'}
-    for name in given:
-      if name.startswith('model.') and name.partition('.')[2] not in fields:
-        raise UserError(f'--config.{name} has no effect here: model.architecture={architecture} '
-                        'has no such field')
-  _check(RULES, given, config)
-
-
-def check_with_data(config: ConfigDict, given: Iterable[str], job: Job):
-  """The same for fields whose effect depends on the data."""
-  _check(RULES_WITH_DATA, given, config, job)

@@ -39,24 +39,12 @@ def vocabulary(corpus: dataset.Corpus, masking_config: MaskingConfig) -> masking
   return masking.Vocabulary(tokenizer.vocab_size, special_ids, tokenizer.mask_id, frequencies)
 
 
-def _check_best(metric: str, data: PretrainingData):
-  """Raises UserError now, not at the first evaluation, if no evaluation has this score."""
-  if not data.has_held_out:
-    raise UserError(f'keep_best={metric!r} needs held-out text: set data.heldout')
-  names = data.score_names()
-  if metric not in names:
-    raise UserError(f'keep_best={metric!r} is no score of the evaluation: it has '
-                    f'{", ".join(names)}')
-
-
 def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
              workdir: epath.Path) -> Job:
   """Opens the corpus, fills in the vocabulary of the config, and makes the task.
 
   `model` is that to start from; None = fresh parameters, or those of the run's own checkpoint.
-
-  Raises:
-    UserError: a mistake in the config or the corpus.
+  Raises UserError for a mistake in the config or the corpus.
   """
   masking_config = MaskingConfig(**config.masking)
   teacher = initial.teacher(config)
@@ -82,8 +70,11 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   data = PretrainingData.create(
       task, corpus, phases, seed=config.seed, eval_batches=config.eval_batches,
       pack=config.data.pack, sequences=config.data.sequences, feed=mesh_lib.feed(mesh))
-  if config.keep_best:
-    _check_best(config.keep_best, data)
+  if config.keep_best and not data.has_held_out:
+    raise UserError(f'keep_best={config.keep_best!r} needs held-out text: set data.heldout')
+  if config.keep_best and config.keep_best not in data.score_names():
+    raise UserError(f'keep_best={config.keep_best!r} is no score of the evaluation: it has '
+                    f'{", ".join(data.score_names())}')
   steps = f'{train_steps:,}: ' + ', then '.join(
       f'{p.steps:,} of {p.batch_size} rows of {p.max_len}' for p in phases)
   return Job(

@@ -22,17 +22,7 @@ from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.runs import drift, finetune, initial, no_effect, pretrain
 from bert_jax.runs.job import Job
-from bert_jax.runtime import (
-  compile_cache,
-  console,
-  host,
-  lock,
-  platforms,
-  pool,
-  processes,
-  sealed,
-  storage,
-)
+from bert_jax.runtime import console, host, lock, platforms, pool, processes, sealed, storage
 from bert_jax.training import checkpoint, integrity, loop, metrics_log, profiler
 from bert_jax.training import optimizer as optimizer_lib
 
@@ -44,7 +34,7 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
   """Trains what `config` says in `workdir`, or goes on with it.
 
   Args:
-    config: of the run; it stays as it is.
+    config: it stays as it is.
     workdir: local or gs://.
     given: the fields of the command line, with the values that the config file has for them; each
       must have an effect.
@@ -70,7 +60,7 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
     host.keep_freed_memory()  # before JAX starts its threads
   with processes.together(config.platform):
     platforms.select_platform(config.platform)
-    compile_cache.keep()
+    platforms.keep_compiled()
     _agree(config, workdir)
     with lock.held(workdir):
       try:
@@ -120,7 +110,7 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
                         config.model.num_heads)
   kind = pretrain if config.task == 'pretrain' else finetune
   job = kind.make_job(config, model, mesh, workdir)
-  no_effect.check_with_data(config, given, job)
+  no_effect.check(config, given, job)
   config = FrozenConfigDict(config)
 
   # ---- The run before in this workdir ------------------------------------------------------------
@@ -145,19 +135,22 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
   console.print_summary(_summary(config, job, mesh, folder))
   console.print_summary([('note', note) for note in notes])
   console.print_summary([('changed', str(change)) for change in changes])
-  initial_changes = []
-  if job.start:
-    initial_changes.append(initial.from_model(job.start, config.init_from or config.teacher,
-                                              config.model.get('reinit_layers', 0)))
-  if config.model.embedding_init and checkpoints.latest() is None:
-    initial_changes.append(initial.from_word_vectors(config.model.embedding_init, job.tokenizer))
+
+  def start(params):
+    if job.start:
+      params = initial.from_model(params, job.start, config.init_from or config.teacher,
+                                  config.model.get('reinit_layers', 0))
+    if config.model.embedding_init:
+      params = initial.from_word_vectors(params, config.model.embedding_init, job.tokenizer)
+    return params
+
   loop.train(
       job.task, job.data, mesh=mesh, sharding=config.sharding, workdir=folder,
       checkpoints=checkpoints, optimizer=optimizer, seed=config.seed, train_steps=job.train_steps,
       log_every=config.log_every, eval_every=config.eval_every,
       checkpoint_every=config.checkpoint_every, keep_best=config.keep_best,
       profile_steps=config.profile_steps, log_batch_digest=config.log_batch_digest,
-      loader_workers=config.data.loader_workers, initial=initial_changes)
+      loader_workers=config.data.loader_workers, initial=start)
   return config
 
 
@@ -167,13 +160,9 @@ def _start(config: ConfigDict, run_json: Mapping[str, Any],
 
   A run that has started takes them from its run.json and needs no model.
   """
-  with config.unlocked():
-    for name, value in run_json['config']['model'].items() if run_json else ():
-      if config.model.get(name) is None:
-        config.model[name] = value
+  initial.adopt_sizes(config, run_json['config']['model'] if run_json else {})
   model = initial.load(config) if config.init_from and not has_started else None
-  if model:
-    initial.adopt_sizes(config, model)
+  initial.adopt_sizes(config, vars(model.config) if model else {})
   unset = [name for name, value in config.model.items() if value is None]
   if unset:
     raise UserError(f'model.{unset[0]} is not set: this config takes it from a model, give its '
@@ -194,7 +183,7 @@ def _write_run(workdir: epath.Path, config: FrozenConfigDict, job: Job,
     job.tokenizer.save(tokenizer)
   command = shlex.join(['python', *sys.orig_argv[1:]])
   content = {'command': command, 'config': config.to_dict(), 'records': job.records,
-             'versions': _versions(), 'tokenizer': sealed.digests(tokenizer), **job.kept}
+             'versions': _versions(), 'tokenizer': sealed.digests(tokenizer), **job.extra}
   partial.write_text(json.dumps(sealed.seal(content), indent=2) + '\n')
   partial.replace(workdir / 'run.json')
 

@@ -5,7 +5,7 @@ conditional writes. Its holder rewrites it every few seconds; a holder that stop
 are compared.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import datetime
 import json
@@ -31,10 +31,6 @@ BEAT_SECONDS = 15  # between two writes of the holder of a bucket
 STALE_SECONDS = 120  # a holder that has not written for so long is gone
 
 
-class _Held(Exception):
-  """Another run holds the lock; the argument describes it."""
-
-
 def _this_process() -> dict[str, Any]:
   since = datetime.datetime.now(datetime.UTC)
   return {'host': socket.gethostname(), 'pid': os.getpid(), 'since': f'{since:%F %T} UTC'}
@@ -49,24 +45,30 @@ def _parse(content: bytes) -> dict[str, Any]:
   return holder if isinstance(holder, dict) and holder.keys() >= {'host', 'pid', 'since'} else {}
 
 
-class _FolderLock:
-  """The lock of a local folder."""
+def _in_use(workdir: epath.Path, content: bytes) -> UserError:
+  holder = _parse(content)
+  who = (f'process {holder["pid"]} on {holder["host"]}, since {holder["since"]}' if holder
+         else 'another process')
+  return UserError(f'{workdir} is in use by {who}: wait until that run ends, or use another '
+                   '--workdir')
 
-  def __init__(self, workdir: epath.Path):
-    self._path = pathlib.Path(workdir) / NAME
-    self._lock = filelock.FileLock(self._path, blocking=False, thread_local=False)
 
-  def acquire(self):
-    self._path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-      self._lock.acquire()
-    except filelock.Timeout:
-      raise _Held(_parse(self._path.read_bytes())) from None
-    self._path.write_text(json.dumps(_this_process()))
+def _acquire_folder(workdir: epath.Path) -> Callable[[], None]:
+  """Takes the lock of a local folder; returns the function that releases it."""
+  path = pathlib.Path(workdir) / NAME
+  path.parent.mkdir(parents=True, exist_ok=True)
+  lock = filelock.FileLock(path, blocking=False, thread_local=False)
+  try:
+    lock.acquire()
+  except filelock.Timeout:
+    raise _in_use(workdir, path.read_bytes()) from None
+  path.write_text(json.dumps(_this_process()))
 
-  def release(self):
-    self._path.write_text('')  # the file stays: a lock on a removed file excludes nobody
-    self._lock.release()
+  def release():
+    path.write_text('')  # the file stays: a lock on a removed file excludes nobody
+    lock.release()
+
+  return release
 
 
 class _BucketLock:
@@ -102,23 +104,18 @@ class _BucketLock:
     """Takes the lock; if it has a holder, waits for a sign of life first."""
     content = self._read()
     holder = _parse(content)
-    if holder and not self._is_gone(holder):
+    if holder and not _has_ended(holder):
       print(f'bert_jax: {self._workdir} was locked by process {holder["pid"]} on {holder["host"]}: '
             f'waiting up to {STALE_SECONDS:.0f} s for a sign of life', file=sys.stderr, flush=True)
       deadline = time.monotonic() + STALE_SECONDS
       while time.monotonic() < deadline and content:
         time.sleep(BEAT_SECONDS / 5)
-        if (now := self._read()) != content and now:
-          raise _Held(holder)
-        content = now
+        before, content = content, self._read()
+        if content and content != before:
+          raise _in_use(self._workdir, before)
     if not self._write():
-      raise _Held(_parse(self._read()))
+      raise _in_use(self._workdir, self._read())
     self._thread.start()
-
-  def _is_gone(self, holder: dict[str, Any]) -> bool:
-    """True if the holder was a process of this machine that no longer runs."""
-    return holder['host'] == socket.gethostname() and not pathlib.Path(
-        f'/proc/{holder["pid"]}').exists() and pathlib.Path('/proc/self').exists()
 
   def _beat(self):
     while not self._ended.wait(BEAT_SECONDS):
@@ -138,6 +135,12 @@ class _BucketLock:
       self._store.write(NAME, None, if_equal=self._generation).result()
 
 
+def _has_ended(holder: dict[str, Any]) -> bool:
+  """True if the holder was a process of this machine that no longer runs."""
+  return holder['host'] == socket.gethostname() and not pathlib.Path(
+      f'/proc/{holder["pid"]}').exists() and pathlib.Path('/proc/self').exists()
+
+
 @contextlib.contextmanager
 def _without_stderr() -> Iterator[None]:
   """Silences C++ code too."""
@@ -151,23 +154,21 @@ def _without_stderr() -> Iterator[None]:
     os.close(nowhere)
 
 
-def _acquired(workdir: epath.Path) -> _FolderLock | _BucketLock:
-  """The lock of a workdir, taken by this process."""
+def _acquire(workdir: epath.Path) -> Callable[[], None]:
+  """Takes the lock of a workdir; returns the function that releases it."""
   try:
-    lock = (_BucketLock if storage.is_remote(os.fspath(workdir)) else _FolderLock)(workdir)
+    if not storage.is_remote(os.fspath(workdir)):
+      return _acquire_folder(workdir)
+    lock = _BucketLock(workdir)
     lock.acquire()
-  except _Held as e:
-    holder = e.args[0]
-    who = (f'process {holder["pid"]} on {holder["host"]}, since {holder["since"]}' if holder
-           else 'another process')
-    raise UserError(f'{workdir} is in use by {who}: wait until that run ends, or use another '
-                    '--workdir') from e
+    return lock.release
+  except UserError:
+    raise
   except Exception as e:  # each storage has errors of its own
     if errors.storage_trouble(e) == 'the disk is full':
       raise
     reason = getattr(e, 'strerror', None) or e
     raise UserError(f'--workdir={workdir} cannot be written: {reason}') from e
-  return lock
 
 
 @contextlib.contextmanager
@@ -177,21 +178,17 @@ def held(workdir: epath.Path) -> Iterator[None]:
   Raises:
     UserError: another run holds it, or the workdir cannot be written.
   """
-  lock, refusal = None, ''
+  release, refusal = (lambda: None), ''
   if not jax.process_index():
     try:
-      lock = _acquired(workdir)
+      release = _acquire(workdir)
     except UserError as e:
       refusal = str(e)
   refusal = processes.from_first('lock', refusal)
-  if refusal:
-    raise UserError(refusal)
-  if not lock:
-    yield
-    return
-  errors.before_end.append(lock.release)
+  errors.require(not refusal, refusal)
+  errors.before_end.append(release)
   try:
     yield
   finally:
-    errors.before_end.remove(lock.release)
-    lock.release()
+    errors.before_end.remove(release)
+    release()

@@ -1,6 +1,10 @@
-"""The platform that JAX computes on."""
+"""The platform that JAX computes on, and its compiled programs, which stay on disk."""
 
+import contextlib
 import glob
+import hashlib
+import pathlib
+import platform as platform_lib
 
 import jax
 
@@ -9,6 +13,8 @@ from bert_jax.errors import UserError
 from bert_jax.runtime import host
 
 PLATFORMS = ('auto', 'cpu', 'gpu', 'tpu')
+_MAX_CACHE_BYTES = 5 * 2**30
+_MIN_COMPILE_SECONDS = 0.2  # that are worth a file
 
 
 def select_platform(platform: str):
@@ -28,3 +34,36 @@ def select_platform(platform: str):
                     'or give --config.platform=cpu')
   if platform not in ('auto', backend):
     raise UserError(f'platform={platform!r} has no device here: JAX finds {backend!r}')
+
+
+def _machine() -> str:
+  """Names the target of the code: a home folder may be shared by unlike CPUs."""
+  if jax.default_backend() != 'cpu':
+    return jax.default_backend()
+  description = platform_lib.machine()
+  with contextlib.suppress(OSError):
+    lines = pathlib.Path('/proc/cpuinfo').read_text().split('\n')
+    description += ''.join(sorted({x for x in lines if x.startswith(('flags', 'model'))}))
+  return 'cpu-' + hashlib.blake2b(description.encode(), digest_size=4).hexdigest()
+
+
+def keep_compiled():
+  """Keeps compiled programs in ~/.cache/bert_jax/compiled; call it before the first compiles.
+
+  JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=false keeps nothing.
+  If the folder cannot be written, nothing is kept. The oldest programs make room for new ones.
+  """
+  if jax.config.jax_compilation_cache_dir:
+    return
+  folder = host.cache_folder() / 'compiled' / _machine()
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    total = 0
+    for path in sorted(folder.glob('*-cache'), key=lambda path: -path.stat().st_mtime):
+      total += path.stat().st_size
+      if total > _MAX_CACHE_BYTES:
+        path.unlink(missing_ok=True)
+  except OSError:
+    return
+  jax.config.update('jax_compilation_cache_dir', str(folder))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', _MIN_COMPILE_SECONDS)

@@ -49,13 +49,7 @@ def ordered_map(function: Callable[[Any], Any], items: Iterable[Any],
                 workers: int) -> Iterator[Any]:
   """Yields function(item) for each item, in order; holds at most three items per worker.
 
-  Args:
-    function: picklable.
-    items: read as they are needed.
-    workers: processes.
-
-  Raises:
-    Failed: a worker died.
+  The function must be picklable. Raises Failed if a worker dies.
   """
   # Not fork: the parent may have threads (JAX's, tokenizers').
   pool = concurrent.futures.ProcessPoolExecutor(

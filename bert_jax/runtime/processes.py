@@ -112,10 +112,6 @@ def _join(platform: str):
   The environment names them: JAX_COORDINATOR_ADDRESS (host:port of the first process),
   JAX_NUM_PROCESSES and JAX_PROCESS_ID. On the hosts of a TPU slice (VMs, GKE) and in a Slurm job
   step of several tasks JAX finds them itself. Any other run has one process.
-
-  Raises:
-    UserError: the environment is not complete.
-    Failed: the first process cannot be reached, or it is too late to join.
   """
   address = os.environ.get('JAX_COORDINATOR_ADDRESS')
   if jax.distributed.is_initialized():
@@ -144,22 +140,18 @@ def _join(platform: str):
 # ---- agreeing -----------------------------------------------------------------------------------
 
 
-def meet(name: str, seconds: float = START_SECONDS):
-  """Waits until all processes have called it.
-
-  Raises:
-    Failed: some did not in time; the message names them.
-  """
+def meet(name: str):
+  """Waits until all processes have called it; raises Failed, with their names, if some do not."""
   client = _state().client
   if client is None:
     return
   try:
-    client.wait_at_barrier(f'bert_jax/{name}', timeout_in_ms=int(1000 * seconds))
+    client.wait_at_barrier(f'bert_jax/{name}', timeout_in_ms=int(1000 * START_SECONDS))
   except RuntimeError as e:
     missing = re.search(r'timed out task names:\s*([\d\s,]+)', str(e))
     who = ', '.join(missing[1].split()) if missing else 'some'
     raise Failed(f'process {who} of {jax.process_count()} did not come to {name!r} within '
-                 f'{seconds:.0f} s') from e
+                 f'{START_SECONDS:.0f} s') from e
 
 
 def agree(name: str, value: str):
@@ -169,11 +161,14 @@ def agree(name: str, value: str):
     return
   client.key_value_set(f'bert_jax/{name}/{jax.process_index()}', value)
   meet(name)
-  first = client.blocking_key_value_get(f'bert_jax/{name}/0', 10_000)
-  for i in range(1, jax.process_count()):
-    other = client.blocking_key_value_get(f'bert_jax/{name}/{i}', 10_000)
+  first, *others = (client.blocking_key_value_get(f'bert_jax/{name}/{i}', 10_000)
+                    for i in range(jax.process_count()))
+  for i, other in enumerate(others, 1):
     if other != first:
-      raise UserError(f'process {i} has another {name} than process 0: {_difference(first, other)}')
+      pairs = zip(first.splitlines(), other.splitlines())
+      a, b = next(((a, b) for a, b in pairs if a != b), ('more lines', 'fewer lines'))
+      raise UserError(f'process {i} has another {name} than process 0: {b.strip()[:80]!r} and '
+                      f'{a.strip()[:80]!r}')
 
 
 def from_first(name: str, value: str) -> str:
@@ -196,13 +191,6 @@ def gathered(value: float) -> list[float]:
 def anywhere(value: bool) -> bool:
   """True if `value` is true in any of the processes; all have to call it."""
   return any(gathered(value))
-
-
-def _difference(first: str, other: str) -> str:
-  """The first lines of two texts that differ."""
-  pairs = list(zip(first.splitlines(), other.splitlines()))
-  a, b = next(((a, b) for a, b in pairs if a != b), ('more lines', 'fewer lines'))
-  return f'{b.strip()[:80]!r} and {a.strip()[:80]!r}'
 
 
 # ---- noticing -----------------------------------------------------------------------------------
@@ -230,11 +218,10 @@ def _watch():
     if _GONE in beats:
       _end(beats[_GONE])
     for process in range(count):
-      last_beat, since = last_beats.get(process, (None, now))
-      if beats.get(str(process)) != last_beat:
-        since = now
-      last_beats[process] = beats.get(str(process)), since
-      if now - since > GONE_SECONDS and _watching.is_set():
+      last_beat = beats.get(str(process))
+      if last_beats.get(process, (None, 0))[0] != last_beat:
+        last_beats[process] = last_beat, now
+      if now - last_beats[process][1] > GONE_SECONDS and _watching.is_set():
         verdict = f'process {process} of {count} is gone: no sign of life for {GONE_SECONDS:.0f} s'
         with contextlib.suppress(Exception):  # the others will see it for themselves
           client.key_value_set(f'bert_jax/alive/{_GONE}', verdict, allow_overwrite=True)
@@ -248,11 +235,8 @@ def _on_abort(action: Callable[[], None] | None):
     ctypes.CDLL(None).signal(signal.SIGABRT, None)
     return
 
-  def handler(number):
-    del number
-    action()
-
-  _on_abort.handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(handler)  # kept from being collected
+  # An attribute, so that it is not collected.
+  _on_abort.handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: action())
   ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort.handler)
 
 
@@ -274,21 +258,20 @@ def _explain(error: Exception):
 def together(platform: str = 'auto') -> Iterator[None]:
   """Joins the other processes of the run, if there are any, and watches them until it ends.
 
-  Raises:
-    UserError, Failed: they cannot be joined.
+  Raises UserError or Failed if they cannot be joined.
   """
   _join(platform)
-  if (_state().num_processes or 1) > 1:
-    _on_abort(lambda: _end('process 0 is gone, where the coordination service ran'))
-    _watching.set()
-    threading.Thread(target=_watch, name='watch', daemon=True).start()
+  if (_state().num_processes or 1) == 1:
+    yield
+    return
+  _on_abort(lambda: _end('process 0 is gone, where the coordination service ran'))
+  _watching.set()
+  threading.Thread(target=_watch, name='watch', daemon=True).start()
   try:
     yield
   except Exception as e:
-    if _watching.is_set():
-      _explain(e)
+    _explain(e)
     raise
   finally:
-    if _watching.is_set():
-      _watching.clear()
-      _on_abort(None)
+    _watching.clear()
+    _on_abort(None)

@@ -23,11 +23,7 @@ def seal(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(path: epath.Path) -> dict[str, Any]:
-  """The content of a sealed file, without its checksum.
-
-  Raises:
-    UserError: it cannot be read, or is not as it was written.
-  """
+  """The content of a sealed file; raises UserError if it is not as it was written."""
   content = storage.read_json(path)
   checksum = content.pop(_FIELD, None)
   if checksum != seal(content)[_FIELD]:

@@ -30,9 +30,7 @@ def parse_json(text: str | bytes) -> Any:
   try:
     content = json.loads(text)
     if _SURROGATE_ESCAPE.search(text if isinstance(text, str) else text.decode(errors='replace')):
-      written = json.dumps(content, ensure_ascii=False)
-      if _SURROGATE.search(written):
-        return json.loads(_SURROGATE.sub('\ufffd', written))
+      content = json.loads(_SURROGATE.sub('\ufffd', json.dumps(content, ensure_ascii=False)))
     return content
   except json.JSONDecodeError as e:
     line = f'line {e.lineno}, ' if e.lineno > 1 else ''
@@ -42,11 +40,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_json(path: epath.Path) -> dict:
-  """The object in a JSON file.
-
-  Raises:
-    UserError: the file cannot be read, is too large, or holds no JSON object.
-  """
+  """The object in a JSON file; raises UserError if it holds none, or one that is too large."""
   try:
     size = path.stat().length
     if size > _LARGEST_JSON:
@@ -84,6 +78,19 @@ def local_folder(remote: str) -> epath.Path:
   return epath.Path(host.cache_folder() / name)
 
 
+def _files(folder: epath.Path, apart: Collection[str] = ()) -> dict[str, epath.Path]:
+  """All files below a folder by their names in it, without `apart`; manifests come last."""
+  files = {}
+  for path in sorted(folder.iterdir()):  # a bucket has no recursive glob
+    if path.name in apart:
+      continue
+    if path.is_dir():
+      files |= {f'{path.name}/{name}': file for name, file in _files(path).items()}
+    else:
+      files[path.name] = path
+  return dict(sorted(files.items(), key=lambda item: item[1].name == 'manifest.json'))
+
+
 def _copy(source: epath.Path, target: epath.Path):
   """Copies a file; its name appears when the copy is complete."""
   target.parent.mkdir(parents=True, exist_ok=True)
@@ -95,29 +102,25 @@ def _copy(source: epath.Path, target: epath.Path):
   partial.replace(target)
 
 
+def _copy_all(files: Mapping[str, epath.Path], folder: epath.Path, label: str):
+  for name, path in tqdm.tqdm(files.items(), label, unit=' files', leave=False, disable=None):
+    _copy(path, folder / name)
+
+
 def _state(path: epath.Path) -> tuple[int, int]:
   """Size and time of the last change: other numbers mean that the file changed."""
   stat = os.stat(path)
   return stat.st_size, stat.st_mtime_ns
 
 
-def _files(folder: epath.Path) -> list[epath.Path]:
-  """All files below a folder, the manifest last. (A bucket has no recursive glob.)"""
-  files = []
-  for path in sorted(folder.iterdir()):
-    files += _files(path) if path.is_dir() else [path]
-  return sorted(files, key=lambda path: path.name == 'manifest.json')
-
-
-def _copy_all(paths: Mapping[epath.Path, epath.Path], label: str):
-  for source, target in tqdm.tqdm(paths.items(), label, unit=' files', leave=False, disable=None):
-    _copy(source, target)
+def _is_same(name: str, local: epath.Path, remote: epath.Path) -> bool:
+  """True if a file exists in two folders with equal content."""
+  return (local / name).exists() and (local / name).read_bytes() == (remote / name).read_bytes()
 
 
 def upload(local: epath.Path, remote: epath.Path):
   """Copies a local folder into a bucket, its manifest last."""
-  _copy_all({path: remote / path.relative_to(local).as_posix() for path in _files(local)},
-            'uploading')
+  _copy_all(_files(local), remote, 'uploading')
 
 
 def download(remote: epath.Path) -> epath.Path:
@@ -125,10 +128,8 @@ def download(remote: epath.Path) -> epath.Path:
   local = local_folder(os.fspath(remote))
   local.parent.mkdir(parents=True, exist_ok=True)
   with filelock.FileLock(f'{local}.lock'):  # the processes of one machine share the copy
-    manifest = local / 'manifest.json'
-    if not manifest.exists() or manifest.read_bytes() != (remote / manifest.name).read_bytes():
-      _copy_all({path: local / path.relative_to(remote).as_posix() for path in _files(remote)},
-                'copying')
+    if not _is_same('manifest.json', local, remote):
+      _copy_all(_files(remote), local, 'copying')
   return local
 
 
@@ -140,14 +141,16 @@ class Folder:
   Attributes:
     path: the folder.
     local: its files on this machine; the same as `path` if that is local.
+
+  Args of the constructor:
     apart: names in it that others write straight to the bucket; they are not copied.
     process: number of this process; only the first one uploads.
   """
 
   def __init__(self, path: epath.Path, apart: Collection[str] = (), process: int = 0):
     self.path = path
-    self.apart = frozenset(apart)
-    self.process = process
+    self._apart = apart
+    self._process = process
     self._uploaded: dict[str, tuple[int, int]] = {}  # `_state` of the files that the bucket has
     remote = is_remote(os.fspath(path))
     self.local = local_folder(f'{os.fspath(path)}#{process}') if remote else path
@@ -159,29 +162,25 @@ class Folder:
     """Downloads the files of the bucket and deletes all others on this machine."""
     if self.local is self.path:
       return
-    tops = self.path.iterdir() if self.path.exists() else ()
-    tops = [top for top in tops if top.name not in self.apart]
-    remote = {path.relative_to(self.path).as_posix(): path
-              for top in tops for path in (_files(top) if top.is_dir() else [top])}
+    remote = _files(self.path, self._apart) if self.path.exists() else {}
     self.local.mkdir(parents=True, exist_ok=True)
-    for path in _files(self.local):
-      if path.relative_to(self.local).as_posix() not in remote:
+    for name, path in _files(self.local).items():
+      if name not in remote:
         path.unlink()
     # Token records are large and never change: with the same manifest they are the same.
-    same = {name.partition('/')[0] for name, path in remote.items()
-            if name.endswith('/manifest.json') and (self.local / name).exists()
-            and (self.local / name).read_bytes() == path.read_bytes()}
-    _copy_all({path: self.local / name for name, path in remote.items()
-               if name.partition('/')[0] not in same or not (self.local / name).exists()},
-              'copying')
+    same = {name.partition('/')[0] for name in remote
+            if name.endswith('/manifest.json') and _is_same(name, self.local, self.path)}
+    missing = {name: path for name, path in remote.items()
+               if name.partition('/')[0] not in same or not (self.local / name).exists()}
+    _copy_all(missing, self.local, 'copying')
     self._uploaded = {name: _state(self.local / name) for name in remote}
 
   def push(self):
     """Uploads the files that changed since the last time."""
-    if self.local is self.path or self.process:
+    if self.local is self.path or self._process:
       return
-    for path in _files(self.local):
-      name, state = path.relative_to(self.local).as_posix(), _state(path)
+    for name, path in _files(self.local).items():
+      state = _state(path)
       if self._uploaded.get(name) != state:
         _copy(path, self.path / name)
         self._uploaded[name] = state

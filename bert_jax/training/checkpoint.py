@@ -1,8 +1,9 @@
 """Checkpoints through orbax: sharded, asynchronous, atomic, the newest few kept, proven sound."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import errno
+import itertools
 import math
 import os
 import shutil
@@ -14,7 +15,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from bert_jax.errors import Failed, UserError, storage_trouble
-from bert_jax.runtime import console, lock, processes, storage
+from bert_jax.runtime import console, lock, processes, sealed, storage
 from bert_jax.training import integrity
 from bert_jax.training.state import TrainState
 
@@ -44,7 +45,6 @@ class Checkpoints:
   """The `checkpoints/` and `best/` folders of a workdir: one folder a step, `params` apart.
 
   Args of the constructor:
-    workdir: of the run.
     keep: number of the newest checkpoints that stay.
     best: the score that decides which parameters stay in `best/`: the lowest of a loss or error,
       the highest of any other; '' = none.
@@ -104,36 +104,39 @@ class Checkpoints:
   def restore(self, abstract: TrainState) -> tuple[TrainState, int]:
     """The state of the newest sound checkpoint, with the shardings of `abstract`, and its step.
 
-    Damaged ones, the best one too, are named and moved into `damaged/` of the workdir.
-
-    Raises:
-      UserError: the checkpoint is of another model, or none is sound.
+    Damaged ones, the best one too, are named and moved into `damaged/` of the workdir. Raises
+    UserError if the checkpoint is of another model, or none is sound.
     """
     for step in reversed(integrity.steps(self._manager.directory)):
-      items = self._read(self._manager, step, _items(abstract))
+      items = self._read(self._manager, step, integrity.read, _items(abstract))
       if items is None:
         continue
       if self._best and (best_step := self._best.latest_step()) is not None:
-        self._read(self._best, best_step, {'params': abstract.params})
+        self._read(self._best, best_step, integrity.read, {'params': abstract.params})
       optimizer = items['optimizer']
       return TrainState(optimizer['step'], items['params'], optimizer['moments'], {}), step
     raise UserError(f'no checkpoint of {self._workdir} is sound, all are in '
                     f'{self._workdir}/damaged: start over with another --workdir')
 
-  def _read(self, manager: _Manager, step: int,
-            abstract: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The items of a checkpoint; None if it is damaged, and in `damaged/` now."""
-    try:
-      return integrity.read(manager.directory / str(step), abstract)
-    except integrity.Damaged as e:
-      self._set_aside(manager, step, e)
-      return None
-
-  def _set_aside(self, manager: _Manager, step: int, damage: integrity.Damaged):
+  def _read(self, manager: _Manager, step: int, read: Callable[..., dict], *args) -> dict | None:
+    """The result of `read(folder, *args)`; None if the checkpoint is damaged, and set aside now."""
     folder = manager.directory / str(step)
-    target = integrity.set_aside(self._workdir, folder)
+    try:
+      return read(folder, *args)
+    except integrity.Damaged as e:
+      damage = e
+    target = self._workdir / 'damaged' / f'{folder.parent.name}-{step}'
+    for number in itertools.count(2):  # nothing is written over
+      if not target.exists():
+        break
+      target = target.parent / f'{folder.parent.name}-{step}-{number}'
+    if not jax.process_index():
+      target.parent.mkdir(parents=True, exist_ok=True)
+      folder.rename(target)
+    processes.anywhere(False)  # the other processes wait here until it is moved
     manager.reload()
     console.print_summary([('damaged', f'{folder}: {damage}; it is in {target} now')])
+    return None
 
   def check(self):
     """Raises the error of a save in the background, if it failed: see `save`."""
@@ -149,34 +152,24 @@ class Checkpoints:
     """Keeps the parameters of `step` in `best/` if they score better than those in it.
 
     Returns when they are written: the run's next checkpoint may count on them, because nobody
-    evaluates this step again.
-
-    Raises:
-      Failed: they cannot be written.
+    evaluates this step again. Raises Failed if they cannot be written.
     """
     if not self._best or not math.isfinite(scores[self._score]):
       return
     with _explained(self._workdir):
       best_step = self._best.latest_step()
-      if best_step is not None:
-        try:
-          best = integrity.description(self._best.directory / str(best_step))
-        except integrity.Damaged as e:
-          self._set_aside(self._best, best_step, e)
-        else:
-          if self._is_still_best(best, scores[self._score]):
-            return
-          if best_step >= step:  # the run was set back, and now scores otherwise
-            processes.meet(f'better than the best/{best_step}, at {step}')  # all have read it
-            self._best.delete(best_step)
+      best = (self._read(self._best, best_step, integrity.description)
+              if best_step is not None else None)
+      if best:
+        sign = -1 if self._score.endswith(('loss', 'error')) else 1
+        is_comparable = all(best.get(name, value) == value for name, value in self._judge.items())
+        if is_comparable and sign * scores[self._score] <= sign * best['score']:
+          return
+        if best_step >= step:  # the run was set back, and now scores otherwise
+          processes.meet(f'better than the best/{best_step}, at {step}')  # all have read it
+          self._best.delete(best_step)
       _save(self._best, step, {'params': params}, score=scores[self._score], **self._judge)
       self._best.wait_until_finished()
-
-  def _is_still_best(self, best: Mapping[str, Any], score: float) -> bool:
-    """True if the best checkpoint, by its description, has at least as good a score."""
-    sign = -1 if self._score.endswith(('loss', 'error')) else 1
-    is_comparable = all(best.get(name, value) == value for name, value in self._judge.items())
-    return is_comparable and sign * score <= sign * best['score']
 
   def close(self):
     """Waits for the last save, then closes the managers."""
@@ -206,8 +199,9 @@ def _items(state: TrainState) -> dict[str, Any]:
 
 def _save(manager: _Manager, step: int, items: Mapping[str, Any], **more: Any):
   saved = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
-  description = ocp.args.JsonSave(integrity.describe(step, items, **more))
-  manager.save(step, args=ocp.args.Composite(**saved, **{integrity.ITEM: description}), force=True)
+  description = sealed.seal({'step': step, 'arrays': integrity.arrays(items), **more})
+  saved[integrity.ITEM] = ocp.args.JsonSave(description)
+  manager.save(step, args=ocp.args.Composite(**saved), force=True)
 
 
 def on_one_device(abstract: Any) -> Any:
@@ -227,7 +221,7 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
   """The parameters of a workdir's best or else newest checkpoint on one device, and its step.
 
   Args:
-    workdir: of a run.
+    workdir: folder of a run.
     abstract: ShapeDtypeStructs of the parameters.
     step: reads the checkpoint of this step instead.
     allow_older: if the checkpoint is damaged, reads the next sound one, and says so.
@@ -247,26 +241,22 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
   damage = []
   set_aside = absolute(workdir) / 'damaged'
   if set_aside.exists() and not integrity.steps(workdir / 'best'):
-    damage += [f'{_name(workdir, folder)} is damaged' for folder in set_aside.glob('best-*')][:1]
+    damage += [f'{workdir}/damaged/{x.name} is damaged' for x in set_aside.glob('best-*')][:1]
   for folder in candidates:
+    name = f'{workdir}/{folder.parent.name}/{folder.name}'
     try:
       params = integrity.read(folder, {'params': on_one_device(abstract)})['params']
     except integrity.Damaged as e:
       if _complete(workdir) != complete:  # the run goes on, and has deleted this one
         return restore_params(workdir, abstract, step, allow_older)
-      damage.append(f'{_name(workdir, folder)} is damaged: {e}')
+      damage.append(f'{name} is damaged: {e}')
       continue
     if damage and step is None and not allow_older:
-      raise UserError(f'{damage[0]}; the next sound one is {_name(workdir, folder)}: '
-                      'run main again, which makes lost steps anew, or take this one with '
-                      f'--step={folder.name} or --allow_older of convert and predict')
+      raise UserError(f'{damage[0]}; the next sound one is {name}: run main again, which makes '
+                      f'lost steps anew, or take this one with --step={folder.name} or '
+                      '--allow_older of convert and predict')
     for line in damage if step is None else ():
-      print(f'bert_jax: {line}; {_name(workdir, folder)} is used', file=sys.stderr, flush=True)
+      print(f'bert_jax: {line}; {name} is used', file=sys.stderr, flush=True)
     return params, int(folder.name)
   raise UserError(f'{workdir} holds no sound checkpoint{"" if step is None else f" of step {step}"}'
                   f': all {len(candidates)} are damaged')
-
-
-def _name(workdir: epath.Path, folder: epath.Path) -> str:
-  """A checkpoint for people."""
-  return f'{workdir}/{folder.parent.name}/{folder.name}'

@@ -5,7 +5,7 @@ steps in a row end the run.
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import math
 import statistics
 import time
@@ -13,7 +13,7 @@ from typing import Any
 
 from bert_jax.errors import Failed
 
-MOST_SKIPPED = 5  # in a row
+_MAX_SKIPPED = 5  # in a row
 _SPIKE_LINES = 20  # a spike is compared with so many lines,
 _SPIKE_NATS = 0.5  # and stands so far above their median at least
 _SETTLED = 60  # seconds, after which the first windows of rows are made and files are cached
@@ -42,21 +42,22 @@ class Health:
         self._names.add(name)
         yield text
 
-  def steps(self, first: int, skipped: Sequence[bool]) -> int | None:
-    """Counts skipped steps, from `first` on; returns the step at which the run has to end."""
+  def steps(self, first: int, skipped: Sequence[bool], digest: Callable[[int], str]):
+    """Counts skipped steps, from `first` on.
+
+    Raises Failed, with the digest of the step's rows, after too many in a row.
+    """
     for step, was_skipped in enumerate(skipped, first):
       self._skipped_in_a_row = self._skipped_in_a_row + 1 if was_skipped else 0
-      if self._skipped_in_a_row == MOST_SKIPPED:
-        return step
-    return None
+      if self._skipped_in_a_row == _MAX_SKIPPED:
+        raise Failed(
+            f'the loss or its gradient was not finite in {_MAX_SKIPPED} steps in a row, the last '
+            f'of them step {step} (rows {digest(step)}). Likely: optimizer.learning_rate is too '
+            'high, the warmup too short, or the text broken; newer checkpoints may hold what led '
+            'to it')
 
   def line(self, metrics: Mapping[str, Any], waited: Sequence[float]) -> Iterator[str]:
-    """Warnings about a line of training metrics.
-
-    Args:
-      metrics: of the line.
-      waited: for each process, the fraction of the time in which its device waited for rows.
-    """
+    """Warnings about a line of metrics, and the fractions of time that processes wait for rows."""
     yield from self._new(self._about_losses(metrics))
     if time.monotonic() - self._began > _SETTLED:
       yield from self._new(_about_waits(waited))
@@ -64,7 +65,7 @@ class Health:
   def _about_losses(self, metrics: Mapping[str, Any]) -> Warnings:
     if metrics['skipped_steps']:
       yield ('skipped', f'{metrics["skipped_steps"]} steps had a loss or gradient that is not '
-             f'finite and changed nothing; {MOST_SKIPPED} in a row end the run. Likely: '
+             f'finite and changed nothing; {_MAX_SKIPPED} in a row end the run. Likely: '
              'optimizer.learning_rate is too high, the warmup too short, or the text broken')
     loss = metrics['loss']
     if loss is None or not math.isfinite(loss):
@@ -120,11 +121,3 @@ def _about_learning(scores: Mapping[str, float | None]) -> Warnings:
     yield ('pairs', f'MLM learns and {pairs} does not (accuracy {accuracy:.2f}). Likely: the '
            'documents are a sentence or two long, or not separated by blank lines, so that pairs '
            'carry no signal')
-
-
-def give_up(step: int, digest: str):
-  """Raises Failed: the steps up to `step`, whose rows have this digest, changed nothing."""
-  raise Failed(
-      f'the loss or its gradient was not finite in {MOST_SKIPPED} steps in a row, the last of them '
-      f'step {step} (rows {digest}). Likely: optimizer.learning_rate is too high, the warmup too '
-      'short, or the text broken; newer checkpoints may hold what led to it')

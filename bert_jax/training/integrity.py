@@ -27,17 +27,19 @@ class Damaged(Exception):
   """A checkpoint is not what was saved; the message says where."""
 
 
+def _types(tree: Any) -> dict[str, list]:
+  """The type and shape of each array of a tree."""
+  return {name: [str(x.dtype), list(x.shape)]
+          for name, x in fingerprint.named_leaves(tree).items()}
+
+
 def arrays(items: Mapping[str, Any]) -> dict[str, dict[str, list]]:
   """Type, shape and fingerprint of each array of `items` ({name: tree}); waits for them."""
-  fingerprints = fingerprint.of(items)
-  return {item: {name: [str(x.dtype), list(x.shape), fingerprints[f'{item}/{name}']]
-                 for name, x in fingerprint.named_leaves(tree).items()}
-          for item, tree in items.items()}
-
-
-def describe(step: int, items: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-  """The description that is saved beside `items`, as JSON."""
-  return sealed.seal({'step': step, 'arrays': arrays(items), **more})
+  result = {}
+  for item, tree in items.items():
+    fingerprints = fingerprint.of(tree)
+    result[item] = {name: [*types, fingerprints[name]] for name, types in _types(tree).items()}
+  return result
 
 
 def steps(directory: epath.Path) -> list[int]:
@@ -52,11 +54,7 @@ def steps(directory: epath.Path) -> list[int]:
 
 
 def description(folder: epath.Path) -> dict[str, Any]:
-  """The description of the items of a step.
-
-  Raises:
-    Damaged: it is missing, or not as it was written.
-  """
+  """The description of the items of a step; raises Damaged if it is not as it was written."""
   try:
     content = sealed.read(folder / ITEM / 'metadata')
   except UserError as e:
@@ -68,10 +66,8 @@ def description(folder: epath.Path) -> dict[str, Any]:
 
 def _check_fit(folder: epath.Path, saved: Mapping[str, Any], abstract: Mapping[str, Any]):
   for item, tree in abstract.items():
-    ours = {name: [str(x.dtype), list(x.shape)]
-            for name, x in fingerprint.named_leaves(tree).items()}
-    theirs = {name: [dtype, shape]
-              for name, (dtype, shape, _) in saved['arrays'].get(item, {}).items()}
+    ours = _types(tree)
+    theirs = {name: array[:2] for name, array in saved['arrays'].get(item, {}).items()}
     for name in sorted(ours.keys() | theirs.keys()):
       if ours.get(name) != theirs.get(name):
         raise UserError(f'{folder} does not fit this config: {item}/{name} is '
@@ -99,9 +95,9 @@ def read(folder: epath.Path, abstract: Mapping[str, Any],
   """Reads items of a checkpoint and compares their fingerprints; all processes together.
 
   Args:
-    folder: of a step.
+    folder: the checkpoint of a step.
     abstract: trees of ShapeDtypeStructs with shardings, by item.
-    saved: the result of `describe`; None = read it too.
+    saved: the description of the items; None = read it too.
 
   Raises:
     Damaged: it is not what was saved.
@@ -122,18 +118,13 @@ def read(folder: epath.Path, abstract: Mapping[str, Any],
 
 
 def _compare(item: str, fingerprints: Mapping[str, str], saved: Mapping[str, list]):
-  saved = {name: saved_fingerprint for name, (_, _, saved_fingerprint) in saved.items()}
   for name in sorted(fingerprints.keys() | saved.keys()):
-    if fingerprints.get(name) != saved.get(name):
+    if name not in saved or fingerprints.get(name) != saved[name][2]:
       raise Damaged(f'{item}/{name} has not the fingerprint that it was saved with')
 
 
 def check(folder: epath.Path) -> dict[str, Any]:
-  """Reads a whole checkpoint of any model; returns its description.
-
-  Raises:
-    Damaged: it is not what was saved.
-  """
+  """Reads a whole checkpoint of any model; returns its description or raises Damaged."""
   saved, handler = description(folder), ocp.PyTreeCheckpointHandler()
   for item, arrays in saved['arrays'].items():
     try:
@@ -145,17 +136,3 @@ def check(folder: epath.Path) -> dict[str, Any]:
       raise Damaged(f'{item} cannot be read: {" ".join(str(e).split())[:300]}') from e
     _compare(item, fingerprints, arrays)
   return saved
-
-
-def set_aside(workdir: epath.Path, folder: epath.Path) -> epath.Path:
-  """Moves a damaged checkpoint into `damaged/` of its workdir, where nothing is written over."""
-  target = workdir / 'damaged' / f'{folder.parent.name}-{folder.name}'
-  for number in range(2, 1000):
-    if not target.exists():
-      break
-    target = target.parent / f'{folder.parent.name}-{folder.name}-{number}'
-  if not jax.process_index():
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder.rename(target)
-  processes.anywhere(False)  # the other processes wait here until it is moved
-  return target

@@ -12,12 +12,12 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.data import loader
-from bert_jax.errors import Preempted
+from bert_jax.errors import Preempted, UserError
 from bert_jax.parallel import chip_figures
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runtime import console, host, preemption, processes, storage
 from bert_jax.tasks.task import Task, TaskData
-from bert_jax.training import digest, evaluation, metric_lines, metrics_log, profiler
+from bert_jax.training import fingerprint, metric_lines, metrics_log, profiler
 from bert_jax.training import health as health_lib
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
@@ -33,14 +33,14 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
           checkpoints: Checkpoints, optimizer: optimizer_lib.OptimizerConfig, seed: int,
           train_steps: int, log_every: int, eval_every: int, checkpoint_every: int,
           keep_best: str = '', profile_steps: Sequence[int] = (), log_batch_digest: bool = False,
-          loader_workers: int = 0, initial: Sequence[Callable[[Any], Any]] = (),
+          loader_workers: int = 0, initial: Callable[[Any], Any] = lambda params: params,
           clock: Callable[[], float] = time.monotonic):
   """Trains `task` on `data` for `train_steps` steps, from the newest checkpoint if there is one.
 
   Args (the others are fields of the config, see config.py):
     workdir: takes metrics.jsonl, tensorboard/ and curves.png.
     train_steps: length of the whole run.
-    initial: functions that change fresh parameters, applied in turn if there is no checkpoint.
+    initial: changes fresh parameters, if there is no checkpoint.
     clock: seconds, for the speed in the metrics.
 
   Raises:
@@ -62,8 +62,7 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
   else:
     first_step = 0
     state = init(state_lib.root_key(seed))
-    for change in initial:
-      state = state._replace(params=change(state.params))
+    state = state._replace(params=initial(state.params))
 
   def evaluates(step: int) -> bool:
     return data.has_held_out and (step == train_steps or step % eval_every == 0)
@@ -97,9 +96,8 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
         _write_line, task=task, data=data, mesh=mesh, log=log, health=health,
         learning_rate=optimizer_lib.learning_rate(optimizer, train_steps))
     evaluate = functools.partial(
-        evaluation.run, data=data, eval_step=evaluation.make_eval_step(task, mesh, sharding),
-        mesh=mesh, notice=notice, keep_best=keep_best, checkpoints=checkpoints, log=log,
-        health=health)
+        _evaluate, data=data, eval_step=state_lib.make_eval_step(task, mesh, sharding), mesh=mesh,
+        notice=notice, keep_best=keep_best, checkpoints=checkpoints, log=log, health=health)
     steps_ahead = 0 if jax.default_backend() == 'cpu' else _STEPS_AHEAD
     in_flight = collections.deque(maxlen=1 + steps_ahead)
     freed_memory = host.FreedMemory()
@@ -111,7 +109,7 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
     for step in range(first_step + 1, train_steps + 1):
       with lines.waiting_for_rows():
         batch = next(batches)
-      batch_digest = digest.batch_digest(batch) if log_batch_digest else None
+      batch_digest = fingerprint.batch_digest(batch) if log_batch_digest else None
       trace.before(step)
       batch = mesh_lib.put_batch(batch, mesh)
       with jax.transfer_guard('disallow'):  # nothing else may go to the device or come back
@@ -152,33 +150,51 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
 def _write_line(line: metric_lines.Line, *, task: Task, data: TaskData, mesh: Mesh,
                 log: metrics_log.MetricsLog, health: health_lib.Health,
                 learning_rate: Callable[[int], Any]):
-  """Logs a line of training metrics and its warnings.
-
-  Raises:
-    Failed: the loss was not finite for several steps in a row.
-  """
+  """Logs a line of training metrics; raises Failed after too many skipped steps in a row."""
   chip = chip_figures.chip_of(mesh.devices.flat)
-  values = metric_lines.values(
-      line, loss_weights=task.loss_weights, learning_rate=float(learning_rate(line.step - 1)),
+  values = line.values(
+      loss_weights=task.loss_weights, learning_rate=float(learning_rate(line.step - 1)),
       flops=data.flops(line.step - 1, line.tokens),
       peak_flops=chip.flops * mesh.size if chip else None)
-  feeds_first = mesh_lib.feed(mesh).first
+  global_digests = functools.partial(fingerprint.global_digests, first=mesh_lib.feed(mesh).first)
   if line.digests:
-    values['batch_digests'] = digest.global_digests(line.digests, feeds_first)
-  log.train(line.step, values)
-  log.warn(line.step, health.line(values, processes.gathered(values['data_wait'] or 0.0)))
-  last_step = health.steps(line.step - len(line.skipped) + 1, line.skipped)
-  if last_step:
-    rows = [digest.batch_digest(data.rows(last_step - 1))]
-    health_lib.give_up(last_step, *digest.global_digests(rows, feeds_first))
+    values['batch_digests'] = global_digests(line.digests)
+  waited = processes.gathered(values['data_wait'] or 0.0)
+  log.train(line.step, values, health.line(values, waited))
+  health.steps(line.step - len(line.skipped) + 1, line.skipped, lambda step: global_digests(
+      [fingerprint.batch_digest(data.rows(step - 1))])[0])
+
+
+def _evaluate(state: state_lib.TrainState, step: int, *, data: TaskData,
+              eval_step: Callable[[state_lib.TrainState, Any], Any], mesh: Mesh,
+              notice: preemption.Notice, keep_best: str, checkpoints: Checkpoints,
+              log: metrics_log.MetricsLog, health: health_lib.Health) -> bool:
+  """Evaluates the state after `step` steps, keeps it if it is the best, and logs its scores.
+
+  Returns False if SIGTERM interrupted the evaluation: the run that goes on makes it up. Raises
+  UserError if no position counts for the score that `keep_best` names.
+  """
+
+  def measure(batch):
+    if notice.reached():
+      raise preemption.Stopped
+    return eval_step(state, mesh_lib.put_batch(batch, mesh))
+
+  try:
+    scores = data.evaluate(measure, step)
+  except preemption.Stopped:
+    return False
+  if keep_best and scores[keep_best] is None:
+    raise UserError(f'keep_best={keep_best}: no position of the evaluation counts for it: hold '
+                    'out more text, evaluate more of it (eval_batches), or use another score')
+  checkpoints.offer(state.params, step, scores)
+  # The log comes last: with its line in metrics.jsonl an evaluation counts as made.
+  log.evaluation(step, scores, health.evaluation(step, scores))
+  return True
 
 
 def _stop(checkpoints: Checkpoints, step: int, train_steps: int):
-  """Ends the run after SIGTERM, once the last checkpoint is complete.
-
-  Raises:
-    Preempted: always.
-  """
+  """Raises Preempted after SIGTERM, once the last checkpoint is complete."""
   checkpoints.wait()
   raise Preempted(f'stopped by SIGTERM after step {step} of {train_steps}, everything is '
                   'saved: run the same command to go on')

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 import contextlib
+import dataclasses
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -12,38 +13,54 @@ from bert_jax.objectives import losses
 from bert_jax.objectives.losses import Metrics
 
 
-class Line(NamedTuple):
-  """The metrics of a few steps, on the host."""
+@dataclasses.dataclass
+class Line:
+  """The metrics of a few steps."""
 
-  step: int  # the last of the steps
-  sums: dict[str, tuple[float, float]]  # (sum, count) of each metric, without skipped steps
-  skipped: list[bool]  # for each step
-  digests: list[int]  # of the batch of each step, if the run logs them
-  seconds: float | None  # the time of the timed steps; None = no step is timed
-  tokens: float  # real tokens in the timed steps
-  waited: float  # seconds in which the device waited for rows
+  step: int = 0  # the last of the steps
+  metrics: list[Metrics] = dataclasses.field(default_factory=list)  # of each step
+  digests: list[int] = dataclasses.field(default_factory=list)  # of each batch, if they are logged
+  timed_steps: int = 0  # the last ones of the line
+  waited: float = 0.0  # seconds in which the device waited for rows
+  began: futures.Future[float] | None = None
+  ended: futures.Future[float] | None = None
 
+  @property
+  def skipped(self) -> list[bool]:
+    """True for each skipped step."""
+    return [bool(metrics['skipped'][0]) for metrics in self.metrics]
 
-class _Pending(NamedTuple):
-  """A line whose steps the device may not have made yet."""
+  @property
+  def tokens(self) -> float:
+    """Real tokens in the timed steps."""
+    timed = self.metrics[len(self.metrics) - self.timed_steps:]
+    return sum(float(metrics['tokens'][0]) for metrics in timed)
 
-  step: int
-  metrics: list[Metrics]
-  digests: list[int]
-  timed_steps: int  # the last ones of the line
-  began: futures.Future[float]
-  ended: futures.Future[float]
-  waited: float
+  def values(self, *, loss_weights: Mapping[str, float], learning_rate: float, flops: float,
+             peak_flops: float | None) -> dict[str, Any]:
+    """The line as metrics.jsonl has it, after `MetricLines.fetch`.
+
+    Args:
+      loss_weights: weight in the total loss of each metric that is a loss.
+      learning_rate: of the last step.
+      flops: model FLOPs of the timed steps.
+      peak_flops: FLOP/s of all devices together; None = not known.
+    """
+    applied = [metrics for metrics, skipped in zip(self.metrics, self.skipped) if not skipped]
+    sums = {name: tuple(sum(float(metrics[name][i]) for metrics in applied) for i in (0, 1))
+            for name in self.metrics[0] if name not in ('skipped', 'tokens')}
+    seconds = self.ended.result() - self.began.result() if self.timed_steps else None
+    return {
+        'loss': losses.mean_loss(sums, loss_weights), **losses.means(sums),
+        'learning_rate': learning_rate,
+        'tokens_per_second': self.tokens / seconds if seconds else None,
+        'mfu': flops / seconds / peak_flops if seconds and peak_flops else None,
+        'data_wait': self.waited / seconds if seconds else None,
+        'skipped_steps': sum(self.skipped)}
 
 
 def _is_ready(metrics: Metrics) -> bool:
   return all(x.is_ready() for x in jax.tree.leaves(metrics))
-
-
-def _resolved(value: float) -> futures.Future[float]:
-  future = futures.Future()
-  future.set_result(value)
-  return future
 
 
 class MetricLines:
@@ -56,18 +73,15 @@ class MetricLines:
   def __init__(self, clock: Callable[[], float] = time.monotonic):
     self._clock = clock
     self._watcher = futures.ThreadPoolExecutor(1)
-    self._metrics: list[Metrics] = []
-    self._digests: list[int] = []
     self._newest: Metrics | None = None
-    self._timed_steps = 0
-    self._waited = 0.0
-    self.pending: _Pending | None = None  # the line that ended last, until it is fetched
+    self._line = Line()
+    self.pending: Line | None = None  # the line that ended last, until it is fetched
 
   def start_clock(self):
     """Leaves the time until now out: only the steps after it are timed."""
-    self._began = _resolved(self._clock())
-    self._timed_steps = 0
-    self._waited = 0.0
+    self._line.began = self._time_when_ready(None)
+    self._line.timed_steps = 0
+    self._line.waited = 0.0
 
   @contextlib.contextmanager
   def waiting_for_rows(self) -> Iterator[None]:
@@ -75,24 +89,26 @@ class MetricLines:
     began = self._clock()
     yield
     if self.is_idle():
-      self._waited += self._clock() - began
+      self._line.waited += self._clock() - began
 
   def add(self, metrics: Metrics, digest: int | None = None):
     """Adds a step, which the device may not have made yet, and the digest of its batch."""
-    self._metrics.append(metrics)
     self._newest = metrics
-    self._timed_steps += 1
+    self._line.metrics.append(metrics)
+    self._line.timed_steps += 1
     if digest is not None:
-      self._digests.append(digest)
+      self._line.digests.append(digest)
 
   def is_idle(self) -> bool:
     """True if the device has made all steps."""
-    return self._newest is None or _is_ready(self._newest)
+    return _is_ready(self._newest)
 
-  def _time_when_ready(self, metrics: Metrics) -> futures.Future[float]:
+  def _time_when_ready(self, metrics: Metrics | None) -> futures.Future[float]:
     """The time now if `metrics` are ready; else a thread waits for them and takes the time."""
     if _is_ready(metrics):
-      return _resolved(self._clock())
+      now = futures.Future()
+      now.set_result(self._clock())
+      return now
 
     def wait() -> float:
       jax.block_until_ready(metrics)
@@ -102,47 +118,13 @@ class MetricLines:
 
   def end(self, step: int):
     """Makes a line of the steps up to `step`."""
-    ended = self._time_when_ready(self._newest)
-    self.pending = _Pending(
-        step=step, metrics=self._metrics, digests=self._digests, timed_steps=self._timed_steps,
-        began=self._began, ended=ended, waited=self._waited)
-    self._metrics = []
-    self._digests = []
-    self._began = ended
-    self._timed_steps = 0
-    self._waited = 0.0
+    self.pending = self._line
+    self.pending.step = step
+    self.pending.ended = self._time_when_ready(self._newest)
+    self._line = Line(began=self.pending.ended)
 
   def fetch(self) -> Line:
-    """Returns the pending line; waits for its last step."""
+    """Returns the pending line with its metrics on the host; waits for its last step."""
     line, self.pending = self.pending, None
-    fetched = jax.device_get(line.metrics)
-    skipped = [bool(metrics.pop('skipped')[0]) for metrics in fetched]
-    tokens = [float(metrics.pop('tokens')[0]) for metrics in fetched]
-    real = [metrics for metrics, was_skipped in zip(fetched, skipped) if not was_skipped]
-    sums = {name: tuple(sum(float(metrics[name][i]) for metrics in real) for i in (0, 1))
-            for name in fetched[0]}
-    timed = line.timed_steps
-    return Line(step=line.step, sums=sums, skipped=skipped, digests=line.digests,
-                seconds=line.ended.result() - line.began.result() if timed else None,
-                tokens=sum(tokens[-timed:]) if timed else 0.0, waited=line.waited)
-
-
-def values(line: Line, *, loss_weights: Mapping[str, float], learning_rate: float, flops: float,
-           peak_flops: float | None) -> dict[str, Any]:
-  """A line as metrics.jsonl has it.
-
-  Args:
-    line: the steps.
-    loss_weights: weight in the total loss of each metric that is a loss.
-    learning_rate: of the last step.
-    flops: model FLOPs of the timed steps.
-    peak_flops: FLOP/s of all devices together; None = not known.
-  """
-  seconds = line.seconds
-  return {
-      'loss': losses.mean_loss(line.sums, loss_weights), **losses.means(line.sums),
-      'learning_rate': learning_rate,
-      'tokens_per_second': line.tokens / seconds if seconds else None,
-      'mfu': flops / seconds / peak_flops if seconds and peak_flops else None,
-      'data_wait': line.waited / seconds if seconds else None,
-      'skipped_steps': sum(line.skipped)}
+    line.metrics = jax.device_get(line.metrics)
+    return line

@@ -1,6 +1,7 @@
 """The metrics of a run for people: progress bar, metrics.jsonl, TensorBoard, curves.png."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+import contextlib
 import json
 import math
 import time
@@ -18,22 +19,20 @@ from bert_jax.runtime import console, processes
 _FINETUNING_CURVES = ('loss', 'accuracy', 'f1', 'matthews', 'pearson', 'spearman', 'exact_match')
 
 
-def _readable(path: epath.Path) -> Iterator[tuple[str, dict[str, Any]]]:
-  """The complete lines of metrics.jsonl, as text and parsed."""
-  for line in path.read_text().splitlines() if path.exists() else ():
-    try:
-      metrics = json.loads(line)
-      if isinstance(metrics['step'], int):
-        yield line, metrics
-    except (json.JSONDecodeError, KeyError, TypeError):
-      continue  # cut short by a kill
+def read_metrics(path: epath.Path) -> list[dict[str, Any]]:
+  """The complete lines of metrics.jsonl; none if there is no such file."""
+  lines = []
+  for text in path.read_text().splitlines() if path.exists() else ():
+    with contextlib.suppress(json.JSONDecodeError):  # a kill cuts the last line short
+      lines.append(json.loads(text))
+  return [line for line in lines if isinstance(line, dict) and isinstance(line.get('step'), int)]
 
 
 def is_evaluated(workdir: epath.Path, step: int) -> bool:
   """True if the first process's metrics.jsonl has the evaluation after `step`; all must ask."""
   is_logged = not jax.process_index() and any(
-      metrics['step'] == step and any(name.startswith('eval_') for name in metrics)
-      for _, metrics in _readable(workdir / 'metrics.jsonl'))
+      line['step'] == step and any(name.startswith('eval_') for name in line)
+      for line in read_metrics(workdir / 'metrics.jsonl'))
   return processes.anywhere(is_logged)
 
 
@@ -41,15 +40,10 @@ def truncate_metrics(path: epath.Path, step: int):
   """Cuts metrics.jsonl back to the complete lines up to `step`: later steps are made again."""
   if not path.exists():
     return
-  lines = [line + '\n' for line, metrics in _readable(path) if metrics['step'] <= step]
   partial = path.parent / (path.name + '.partial')
-  partial.write_text(''.join(lines))
+  partial.write_text(''.join(
+      json.dumps(line) + '\n' for line in read_metrics(path) if line['step'] <= step))
   partial.replace(path)
-
-
-def read_metrics(path: epath.Path) -> list[dict[str, Any]]:
-  """The lines of metrics.jsonl; none if there is no such file."""
-  return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 class _Bar(tqdm.tqdm):
@@ -91,8 +85,8 @@ class MetricsLog:
     self._began = time.monotonic()
     self._first_step = first_step
 
-  def train(self, step: int, metrics: dict[str, Any]):
-    """Logs training metrics after `step` updates."""
+  def train(self, step: int, metrics: dict[str, Any], warnings: Iterable[str] = ()):
+    """Logs training metrics after `step` updates, and what looks wrong."""
     if not self._active:
       return
     self._write(step, metrics)
@@ -111,19 +105,20 @@ class MetricsLog:
       metrics_text = '  '.join(f'{name} {text}' for name, text in shown.items())
       print(f'step {step}/{bar.total}  {metrics_text}  {left} left', flush=True)
       bar.n = step
+    self._warn(step, warnings)
 
-  def evaluation(self, step: int, scores: dict[str, float | None]):
-    """Logs held-out scores after `step` updates and draws the curves anew."""
+  def evaluation(self, step: int, scores: dict[str, float | None], warnings: Iterable[str] = ()):
+    """Logs held-out scores after `step` updates and what looks wrong; draws the curves anew."""
     if not self._active or not scores:
       return
     self._write(step, {f'eval_{name}': value for name, value in scores.items()})
     shown = '  '.join(f'{name} {_decimal(value)}' for name, value in scores.items())
     self._bar.write(f'step {step}  held out:  {shown}')
-    draw_curves(read_metrics(self._path), self._path.parent / 'curves.png')
+    _draw_curves(read_metrics(self._path), self._path.parent / 'curves.png')
+    self._warn(step, warnings)
 
-  def warn(self, step: int, warnings: Iterable[str]):
-    """Logs what looks wrong after `step` updates."""
-    for warning in warnings if self._active else ():
+  def _warn(self, step: int, warnings: Iterable[str]):
+    for warning in warnings:
       self._write_line({'step': step, 'warning': warning})
       self._bar.write(f'step {step}  warning: {warning}')
 
@@ -153,14 +148,7 @@ class MetricsLog:
       self._board.close()
 
 
-def _title(name: str) -> str:
-  objective, separator, measure = name.partition('_')
-  if not separator or name in _FINETUNING_CURVES:
-    return name.replace('_', ' ')
-  return f'{objective.upper()} {measure}'
-
-
-def draw_curves(lines: list[dict[str, Any]], path: epath.Path):
+def _draw_curves(lines: list[dict[str, Any]], path: epath.Path):
   """Draws each loss and accuracy over the steps, training as a line and held-out as points."""
   import matplotlib  # slow to import, and drawn only after an evaluation
   matplotlib.use('Agg')
@@ -183,7 +171,10 @@ def draw_curves(lines: list[dict[str, Any]], path: epath.Path):
     floor = [line['eval_unigram_entropy'] for line in lines if line.get('eval_unigram_entropy')]
     if name == 'mlm_loss' and floor:
       axis.axhline(floor[-1], color='gray', ls=':', lw=1.2, label='token frequencies')
-    axis.set(title=_title(name), xlabel='step')
+    words = name.split('_', 1)
+    if name not in _FINETUNING_CURVES:
+      words[0] = words[0].upper()  # an objective
+    axis.set(title=' '.join(words), xlabel='step')
     axis.spines[['top', 'right']].set_visible(False)
     if axis.lines:
       axis.legend(frameon=False)

@@ -8,7 +8,7 @@ import optax
 
 from bert_jax import errors
 from bert_jax.errors import UserError
-from bert_jax.training import directions, layerwise
+from bert_jax.training import transforms
 
 NAMES = ('adamw', 'bert_adamw', 'lamb', 'stable_adamw', 'muon')
 DECAYS = ('linear', '1-sqrt')
@@ -58,11 +58,7 @@ def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
 
   S, where the rate begins to fall, is the end of the warmup, as published. A later S makes the
   schedule warmup-stable-decay. With 1-sqrt the rate falls as 1 - sqrt((t - S) / (T - S)) (Haegele
-  et al. 2024, arXiv:2405.18392).
-
-  Args:
-    config: the peak, the warmup and the decay.
-    train_steps: T.
+  et al. 2024, arXiv:2405.18392). T is `train_steps`.
 
   Returns:
     A function from the number of updates so far, t, to the rate of the next one; float32.
@@ -100,32 +96,23 @@ def decays(params) -> dict:
       decayed, params, is_leaf=lambda x: not isinstance(x, dict))
 
 
-def _direction(config: OptimizerConfig) -> list[optax.GradientTransformation]:
-  """From gradients to updates, with weight decay, before the rate."""
+def make_optimizer(config: OptimizerConfig, train_steps: int) -> optax.GradientTransformation:
+  """Clip, Adam, decay the matrices, scale by the schedule (Loshchilov and Hutter 2019, AdamW)."""
   moments = dict(b1=config.b1, b2=config.b2, eps=config.eps)
   decay = optax.add_decayed_weights(config.weight_decay, mask=decays)
   adam = optax.scale_by_adam(**moments)
-  return {
-      'adamw': lambda: [adam, decay],
-      'bert_adamw': lambda: [directions.scale_by_uncorrected_adam(**moments), decay],
+  direction = {  # from gradients to updates, with weight decay, before the rate
+      'adamw': [adam, decay],
+      'bert_adamw': [transforms.scale_by_uncorrected_adam(**moments), decay],
       # As in the paper's code, parameters without decay are not adapted either.
-      'lamb': lambda: [adam, decay, optax.masked(directions.trust_ratio(), decays)],
-      'stable_adamw': lambda: [directions.stable_adam(**moments, decay=decay)],
-      'muon': lambda: [directions.muon(adam), decay]}[config.name]()
-
-
-def after_skipped(before: optax.OptState, updated: optax.OptState) -> optax.OptState:
-  """The state of `make_optimizer` after a skipped step: only the schedule, its last part, moves."""
-  return (*before[:-1], updated[-1])
-
-
-def make_optimizer(config: OptimizerConfig, train_steps: int) -> optax.GradientTransformation:
-  """Clip, Adam, decay the matrices, scale by the schedule (Loshchilov and Hutter 2019, AdamW)."""
+      'lamb': [adam, decay, optax.masked(transforms.trust_ratio(), decays)],
+      'stable_adamw': [transforms.stable_adam(**moments, decay=decay)],
+      'muon': [transforms.muon(adam), decay]}[config.name]
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
-  steps = [clip, *_direction(config)]
+  steps = [clip, *direction]
   if config.frozen_layers >= 0:
-    freeze = layerwise.freeze(config.frozen_layers)
+    freeze = transforms.freeze(config.frozen_layers)
     steps = [freeze, *steps, freeze]  # first before clipping: frozen layers do not add to the norm
   if config.layer_decay != 1:
-    steps.append(layerwise.decay_rate(config.layer_decay))
+    steps.append(transforms.decay_rate(config.layer_decay))
   return optax.chain(*steps, optax.scale_by_learning_rate(learning_rate(config, train_steps)))

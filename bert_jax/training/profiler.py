@@ -1,6 +1,7 @@
 """Traces of a few steps, for TensorBoard's profile page and xprof."""
 
 from collections.abc import Sequence
+import contextlib
 from typing import Any
 
 from etils import epath
@@ -24,24 +25,18 @@ class Profiler:
   def __init__(self, steps: Sequence[int], folder: epath.Path):
     self._first, self._last = steps or (None, None)
     self._folder = folder
-    self._traces = False
+    self._trace = contextlib.ExitStack()
+    self.close = self._trace.close  # ends a trace that still runs
 
   def before(self, step: int):
     """Call this before each step."""
     if step == self._first:
-      jax.profiler.start_trace(str(self._folder))
-      self._traces = True
+      self._trace.callback(print_summary, [(
+          'profile', f'steps {step} to {self._last}: tensorboard --logdir={self._folder}')])
+      self._trace.enter_context(jax.profiler.trace(str(self._folder)))
 
   def after(self, step: int, metrics: Any):
     """Call this after each step, with its metrics."""
-    if self._traces and step == self._last:
+    if step == self._last:
       jax.block_until_ready(metrics)
       self.close()
-
-  def close(self):
-    """Ends a trace that still runs."""
-    if self._traces:
-      jax.profiler.stop_trace()
-      self._traces = False
-      print_summary([('profile', f'steps {self._first} to {self._last}: '
-                                 f'tensorboard --logdir={self._folder}')])

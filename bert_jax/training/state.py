@@ -13,7 +13,6 @@ from bert_jax.objectives import losses
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.tasks.task import Task
-from bert_jax.training import optimizer as optimizer_lib
 
 
 class TrainState(NamedTuple):
@@ -106,7 +105,8 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
     norm = optax.tree.norm(grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     updated = optax.apply_updates(state.params, updates), opt_state
-    skipped = state.params, optimizer_lib.after_skipped(state.opt_state, opt_state)
+    # After a skipped step only the schedule moves: it is the last part of `make_optimizer`.
+    skipped = state.params, (*state.opt_state[:-1], opt_state[-1])
     is_finite = jnp.isfinite(norm) & jnp.isfinite(losses.total_loss(metrics, task.loss_weights))
     params, opt_state = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old),
                                      updated, skipped)
@@ -118,3 +118,10 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
   return sharding.with_mesh(step, mesh, preset, donate_argnums=0,
                             in_shardings=(shardings, mesh_lib.batch_sharding(mesh)),
                             out_shardings=(shardings, mesh_lib.replicated(mesh)))
+
+
+def make_eval_step(task: Task, mesh: Mesh, preset: str) -> Callable:
+  """The jitted evaluation step: (state, batch) -> `Task.measure`, on every device."""
+  return sharding.with_mesh(
+      lambda state, batch: task.measure(state.params, state.frozen, batch), mesh, preset,
+      out_shardings=mesh_lib.replicated(mesh))

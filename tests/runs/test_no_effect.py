@@ -9,7 +9,7 @@ from bert_jax import config as config_lib
 from bert_jax.data import corpus
 from bert_jax.data import phases as phases_lib
 from bert_jax.errors import UserError
-from bert_jax.runs import no_effect, tuple_flag
+from bert_jax.runs import config_flag, no_effect
 from tests import conftest, tiny
 
 
@@ -126,15 +126,15 @@ def test_what_only_the_data_tells():
   for name, reason in (('eval_every', 'no text is held out'), ('eval_batches', 'no text is held'),
                        ('profile_steps', 'the run has 12 steps')):
     with pytest.raises(UserError, match=f'--config.{name} has no effect here: {reason}'):
-      no_effect.check_with_data(c, [name], job)
+      no_effect.check(c, [name], job)
   c.profile_steps = (12, 60)
   data.has_held_out = True
-  no_effect.check_with_data(c, ['eval_every', 'eval_batches', 'profile_steps'], job)
+  no_effect.check(c, ['eval_every', 'eval_batches', 'profile_steps'], job)
   c = config_lib.finetuning('question_answering')
   with pytest.raises(UserError, match='every question of data.train= has an answer'):
-    no_effect.check_with_data(c, ['data.null_threshold'], job)
+    no_effect.check(c, ['data.null_threshold'], job)
   data.null_threshold = 0.0
-  no_effect.check_with_data(c, ['data.null_threshold'], job)
+  no_effect.check(c, ['data.null_threshold'], job)
 
 
 # ---- shorter runs -------------------------------------------------------------------------------
@@ -208,13 +208,13 @@ def test_unused_lengths_are_not_checked():
     ('()', ()), ('not good,bad', ('not good', 'bad')), ('"x,y",z', ('x,y', 'z')),
     ('((1,16,8),(1,32,8))', ((1, 16, 8), (1, 32, 8))), ('10,15', (10, 15)), ('-1', (-1,))])
 def test_lists_on_a_command_line(text, value):
-  assert tuple_flag.Parser().parse(text) == value
+  assert config_flag.TupleParser().parse(text) == value
 
 
 @pytest.mark.parametrize('text', ['((a),b)', "('a',", '(', '((1,2),x)'])
 def test_what_is_no_list(text):
   with pytest.raises(ValueError, match='is no list'):
-    tuple_flag.Parser().parse(text)
+    config_flag.TupleParser().parse(text)
 
 
 @pytest.mark.parametrize('name', ['optimizer.learning_rate', 'masking.rate', 'train_epochs',

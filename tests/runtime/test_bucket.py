@@ -50,7 +50,7 @@ def train(source, workdir, *flags):
 
 
 def names(folder: epath.Path) -> set[str]:
-  return {path.relative_to(folder).as_posix() for path in storage._files(folder)}
+  return set(storage._files(folder))
 
 
 def read_metrics(workdir: epath.Path) -> list[dict]:
@@ -119,27 +119,27 @@ def test_one_run_at_a_time(bucket, monkeypatch, capfd):
   monkeypatch.setattr(lock, 'STALE_SECONDS', 0.5)
   late = lock._BucketLock(bucket)
   assert late._read() == b''
-  first = lock._acquired(bucket)
+  release_first = lock._acquire(bucket)
   assert not late._write()
   with pytest.raises(UserError, match=f'is in use by process {os.getpid()} on '):
-    lock._acquired(bucket)  # its beat goes on
-  first.release()
+    lock._acquire(bucket)  # its beat goes on
+  release_first()
   assert late._read() == b''
   late._me |= {'host': 'elsewhere', 'pid': 1}
   assert late._write()
   began = time.monotonic()
-  second = lock._acquired(bucket)  # the holder gives no sign of life
+  release_second = lock._acquire(bucket)  # the holder gives no sign of life
   assert time.monotonic() - began >= 0.5
   assert 'was locked by process 1 on elsewhere: waiting' in capfd.readouterr().err
   assert not late._write()
-  second.release()
+  release_second()
   gone = subprocess.Popen(['true'])
   gone.wait()
   late._read()
   late._me |= {'host': socket.gethostname(), 'pid': gone.pid}
   assert late._write()
   began = time.monotonic()
-  lock._acquired(bucket).release()  # a process of this machine that is gone: no wait
+  lock._acquire(bucket)()  # a process of this machine that is gone: no wait
   assert time.monotonic() - began < 0.4 and late._read() == b''
 
 

@@ -5,7 +5,7 @@ import os
 import jax
 import pytest
 
-from bert_jax.runtime import compile_cache
+from bert_jax.runtime import platforms
 
 
 @pytest.fixture
@@ -22,25 +22,25 @@ def no_folder(tmp_path, monkeypatch):
 
 def test_a_folder_of_ones_own_wins(no_folder):
   jax.config.update('jax_compilation_cache_dir', '/mine')
-  compile_cache.keep()
+  platforms.keep_compiled()
   assert jax.config.jax_compilation_cache_dir == '/mine'
   assert not list(no_folder.iterdir())
 
 
 def test_the_oldest_go(no_folder, monkeypatch):
-  monkeypatch.setattr(compile_cache, '_MOST_BYTES', 250)
-  compile_cache.keep()
-  folder = no_folder / 'bert_jax' / 'compiled' / compile_cache._machine()
+  monkeypatch.setattr(platforms, '_MAX_CACHE_BYTES', 250)
+  platforms.keep_compiled()
+  folder = no_folder / 'bert_jax' / 'compiled' / platforms._machine()
   assert jax.config.jax_compilation_cache_dir == str(folder)
   for age in range(4):
     (folder / f'{age}-cache').write_bytes(bytes(100))
     os.utime(folder / f'{age}-cache', (1e9 - age, 1e9 - age))
   jax.config.update('jax_compilation_cache_dir', None)
-  compile_cache.keep()
+  platforms.keep_compiled()
   assert sorted(path.name for path in folder.iterdir()) == ['0-cache', '1-cache']
 
 
 def test_where_nothing_can_be_written_there_is_none(no_folder):
   (no_folder / 'bert_jax').write_text('a file')
-  compile_cache.keep()
+  platforms.keep_compiled()
   assert jax.config.jax_compilation_cache_dir is None

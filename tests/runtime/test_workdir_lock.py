@@ -38,18 +38,18 @@ def test_it_ends_with_its_process(tmp_path):
   script = ('import subprocess, time\n'
             'from etils import epath\n'
             'from bert_jax.runtime import lock\n'
-            f'taken = lock._acquired(epath.Path({str(tmp_path)!r}))\n'
+            f'taken = lock._acquire(epath.Path({str(tmp_path)!r}))\n'
             'subprocess.Popen(["sleep", "20"])\n'
             'print("held", flush=True)\n'
             'time.sleep(60)')
   holder = subprocess.Popen([sys.executable, '-c', script], stdout=subprocess.PIPE, text=True)
   assert holder.stdout.readline() == 'held\n'
   with pytest.raises(UserError, match=f'in use by process {holder.pid} on '):
-    lock._acquired(epath.Path(tmp_path))
+    lock._acquire(epath.Path(tmp_path))
   holder.send_signal(signal.SIGKILL)
   holder.wait()
   began = time.monotonic()
-  lock._acquired(epath.Path(tmp_path)).release()
+  lock._acquire(epath.Path(tmp_path))()
   assert time.monotonic() - began < 1
 
 
@@ -62,4 +62,4 @@ def test_a_holder_that_died_as_it_wrote(tmp_path, content):
 
 def test_a_folder_that_cannot_be_written():
   with pytest.raises(UserError, match='--workdir=/proc/nowhere cannot be written'):
-    lock._acquired(epath.Path('/proc/nowhere'))
+    lock._acquire(epath.Path('/proc/nowhere'))

@@ -16,12 +16,12 @@ from tests import conftest, made_tasks
 
 def losses(config, mesh, preset):
   model = load_lib.load(config.init_from)
-  initial.adopt_sizes(config, model)
+  initial.adopt_sizes(config, vars(model.config))
   job = finetune.make_job(config, model, mesh, epath.Path('unused'))
   optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(**config.optimizer), 9)
   init, abstract = state_lib.make_init(job.task, optimizer, mesh, preset)
   state = init(state_lib.root_key(0))
-  state = state._replace(params=initial.from_model(job.start, 'model')(state.params))
+  state = state._replace(params=initial.from_model(state.params, job.start, 'model'))
   step = state_lib.make_train_step(job.task, optimizer, mesh, preset, abstract, seed=0,
                                    accumulation=1)
   found = []

@@ -14,7 +14,6 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import finetune, initial
 from bert_jax.tasks.finetuning_data import Output, by_example, by_input
-from bert_jax.training import evaluation
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 from tests import conftest, made_tasks
@@ -109,18 +108,19 @@ def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
       **made_tasks.files(task_name, tmp_path, 60, 30), **overrides})
   mesh = conftest.sub_mesh(2, 1)
   model = load_lib.load(c.init_from)
-  initial.adopt_sizes(c, model)
+  initial.adopt_sizes(c, vars(model.config))
   job = finetune.make_job(c, model, mesh, epath.Path(tmp_path))
   task, data, settings = job.task, job.data, optimizer_lib.OptimizerConfig(**c.optimizer)
   optimizer = optimizer_lib.make_optimizer(settings, 12)
   init, abstract = state_lib.make_init(task, optimizer, mesh, 'dp')
   state = init(state_lib.root_key(0))
-  state = state._replace(params=initial.from_model(job.start, 'model')(state.params))
+  state = state._replace(params=initial.from_model(state.params, job.start, 'model'))
   step = state_lib.make_train_step(task, optimizer, mesh, 'dp', abstract, seed=0, accumulation=1)
 
   folder = epath.Path(tmp_path) / 'with_head'
   huggingface.save(Pretrained(config_lib.bert_config(c.model), jax.device_get(state.params),
-                              model.tokenizer, task_name, data.labels, job.kept['problem']), folder)
+                              model.tokenizer, task_name, data.labels,
+                              job.extra['problem']), folder)
   theirs, torch_optimizer = torch_side(folder, task_name, settings)
   rate, f = optimizer_lib.learning_rate(settings, 12), data.train.batches.features
   losses = []
@@ -145,7 +145,7 @@ def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
       name = families.BERT.canonical(name)
       np.testing.assert_allclose(ours[name], x.detach().numpy(), atol=2e-4)
   theirs.eval()
-  evaluate, (split,) = evaluation.make_eval_step(task, mesh, 'dp'), data.evals
+  evaluate, (split,) = state_lib.make_eval_step(task, mesh, 'dp'), data.evals
   outputs = [Output(x, jax.device_get(evaluate(state, mesh_lib.put_batch(x.batch, mesh)))[1])
              for x in split.batches.in_order()]
   compare_outputs(theirs, task_name, split.batches.features, outputs)

@@ -4,7 +4,7 @@ import types
 
 import numpy as np
 
-from bert_jax.training import evaluation
+from bert_jax.training import loop
 from bert_jax.training.state import TrainState
 from tests import conftest
 
@@ -18,20 +18,20 @@ def evaluate(events, stops=False):
   def event(name):
     return lambda *args: events.append((name, *args))
 
-  return evaluation.run(
+  return loop._evaluate(
       TrainState(7, 'params', None, None), 7, data=types.SimpleNamespace(evaluate=scores),
       eval_step=lambda state, batch: np.asarray(batch), mesh=conftest.sub_mesh(1, 1),
       notice=types.SimpleNamespace(reached=lambda: stops), keep_best='loss',
       checkpoints=types.SimpleNamespace(offer=event('offer')),
-      log=types.SimpleNamespace(evaluation=event('log'), warn=event('warn')),
+      log=types.SimpleNamespace(evaluation=event('log')),
       health=types.SimpleNamespace(evaluation=lambda step, scores: ['a warning']))
 
 
 def test_the_best_is_kept_before_the_log_says_that_it_was_evaluated():
   events = []
   assert evaluate(events)
-  assert events == [('offer', 'params', 7, {'loss': 14.0}), ('log', 7, {'loss': 14.0}),
-                    ('warn', 7, ['a warning'])]
+  assert events == [('offer', 'params', 7, {'loss': 14.0}),
+                    ('log', 7, {'loss': 14.0}, ['a warning'])]
 
 
 def test_an_interrupted_evaluation_leaves_nothing():

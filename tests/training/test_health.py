@@ -49,11 +49,12 @@ def test_skipped_steps_are_told_once_and_end_the_run_five_in_a_row():
   (found,) = said(watch, line(5.0, 2))
   assert found.startswith('2 steps had a loss or gradient that is not finite')
   assert not said(watch, line(5.0, 1))
-  assert watch.steps(1, [True, True, False, True, True]) is None
-  assert watch.steps(6, [True, True]) is None  # four in a row, over two lines
-  assert watch.steps(8, [True, True, True]) == 8
+  watch.steps(1, [True, True, False, True, True], str)
+  watch.steps(6, [True, True], str)  # four in a row, over two lines
+  with pytest.raises(Failed, match=r'in 5 steps in a row, the last of them step 8 \(rows of 8\)'):
+    watch.steps(8, [True, True, True], 'of {}'.format)
   watch = health_lib.Health(3000)
-  assert watch.steps(1, [True] * 4 + [False] + [True] * 4) is None
+  watch.steps(1, [True] * 4 + [False] + [True] * 4, str)
 
 
 def test_who_waits_for_rows(settled):

@@ -6,8 +6,8 @@ import optax
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.training import layerwise
 from bert_jax.training import optimizer as optimizer_lib
+from bert_jax.training import transforms
 
 
 def tree(value=1.0):
@@ -24,7 +24,7 @@ def apply(transformation, updates):
 
 
 def test_the_rate_falls_towards_the_embeddings():
-  found = apply(layerwise.decay_rate(0.5), tree())
+  found = apply(transforms.decay_rate(0.5), tree())
   np.testing.assert_allclose(found['bert']['layers']['attention']['kernel'][:, 0, 0],
                              [0.0625, 0.125, 0.25])  # depths 1, 2, 3; the head has 5
   np.testing.assert_allclose(found['bert']['layers']['norm']['scale'][:, 1], [0.0625, 0.125, 0.25])
@@ -36,7 +36,7 @@ def test_the_rate_falls_towards_the_embeddings():
 
 @pytest.mark.parametrize('layers, expected', [(0, [1, 1, 1]), (2, [0, 0, 1]), (3, [0, 0, 0])])
 def test_frozen_layers(layers, expected):
-  found = apply(layerwise.freeze(layers), tree())
+  found = apply(transforms.freeze(layers), tree())
   assert found['bert']['layers']['attention']['kernel'][:, 0, 0].tolist() == expected
   assert (found['bert']['embeddings']['token'] == 0).all()
   assert (found['bert']['projection']['kernel'] == 0).all()

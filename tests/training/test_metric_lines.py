@@ -171,20 +171,20 @@ def test_a_device_that_runs_behind_ends_a_line_when_it_is_ready(monkeypatch):
 
   for step, now, waits in ((1, 1010, 3.0), (2, 1030, 5.0)):
     result = jax.tree.map(lambda x: Later(float(x)), metrics_of(0))
-    lines._waited = waits
+    lines._line.waited = waits
     lines.add(result)
     assert not lines.is_idle()
     clock.asked.clear()
     lines.end(step)
-    assert not clock.asked.is_set() and lines._waited == 0
+    assert not clock.asked.is_set() and lines._line.waited == 0
     clock.now = now
     for x in jax.tree.leaves(result):
       x.done.set()
     assert clock.asked.wait(10) and lines.is_idle()
-    lines._waited = 7.0  # for the rows of the step after it
+    lines._line.waited = 7.0  # for the rows of the step after it
     clock.now += 15
-    written_lines.append(metric_lines.values(
-        lines.fetch(), loss_weights={'a_loss': 1.0}, learning_rate=0.5, flops=1.0, peak_flops=None))
+    written_lines.append(lines.fetch().values(
+        loss_weights={'a_loss': 1.0}, learning_rate=0.5, flops=1.0, peak_flops=None))
   assert [(line['tokens_per_second'], line['data_wait']) for line in written_lines] == [
       (50 / 10, 3 / 10), (50 / 20, 5 / 20)]
 
@@ -197,5 +197,5 @@ def test_only_a_wait_with_an_idle_device_counts(monkeypatch):
   for seconds in (2.0, 30.0, 0.5):
     with lines.waiting_for_rows():
       clock.now += seconds
-    waited.append(lines._waited)
+    waited.append(lines._line.waited)
   assert waited == [2, 2, 2.5]

@@ -15,7 +15,6 @@ from bert_jax.objectives.masking import MaskingConfig, Vocabulary
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.tasks.pretraining import Batch, Pretraining
-from bert_jax.training import evaluation
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 from tests import conftest
@@ -138,7 +137,7 @@ def test_evaluation_has_no_dropout_and_fixed_masks():
   optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(warmup_steps=0), 10)
   init, _ = state_lib.make_init(task, optimizer, mesh, 'tp')
   state = init(state_lib.root_key(0))
-  step = evaluation.make_eval_step(task, mesh, 'tp')
+  step = state_lib.make_eval_step(task, mesh, 'tp')
   batch = mesh_lib.put_batch(make_batch(), mesh)
   one, two = step(state, batch), step(state, batch)
   jax.tree.map(np.testing.assert_array_equal, one, two)

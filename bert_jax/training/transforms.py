@@ -1,7 +1,7 @@
-"""Directions of an update besides Adam's: Adam without bias correction, LAMB, StableAdamW, Muon.
+"""Transformations of updates besides optax's: LAMB, StableAdamW, Muon, rates by layer.
 
-They compare or transform whole matrices. The layers of the encoder are stacked, [N, ...]: each
-direction works on every layer by itself.
+The layers of the encoder are stacked, [N, ...]. Each transformation works on every layer by itself:
+it maps over N, or its factors lie along N.
 """
 
 from collections.abc import Callable
@@ -107,3 +107,42 @@ def muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
   orthogonal = optax.chain(contrib.scale_by_muon(weight_dimension_numbers=matrices),
                            optax.stateless(to_adams_size))
   return optax.partition({'muon': orthogonal, 'adam': adam}, labels)
+
+
+def _by_part(updates: Any, embeddings: Callable, layers: Callable) -> Any:
+  """Applies `embeddings` to updates of the embeddings and their projection, `layers` to layers'."""
+  def change(path, update):
+    if _is_within(path, 'embeddings', 'projection'):
+      return embeddings(update)
+    return layers(update) if _is_within(path, 'layers') else update
+
+  return jax.tree_util.tree_map_with_path(change, updates)
+
+
+def _along_layers(factors: jax.Array, update: jax.Array) -> jax.Array:
+  return update * factors.astype(update.dtype).reshape(-1, *[1] * (update.ndim - 1))
+
+
+def freeze(layers: int) -> optax.GradientTransformation:
+  """Zeroes the updates of the embeddings, their projection and the first `layers` layers."""
+  def frozen(update: jax.Array) -> jax.Array:
+    return _along_layers(jnp.arange(len(update)) >= layers, update)
+
+  return optax.stateless(lambda updates, params: _by_part(updates, jnp.zeros_like, frozen))
+
+
+def decay_rate(decay: float) -> optax.GradientTransformation:
+  """Scales updates by depth, as google-research/electra's `_get_layer_lrs`.
+
+  The embeddings and their projection have depth 0, the layers 1 to N, and the head N + 2. The
+  factor of depth d is decay ** (N + 2 - d).
+  """
+
+  def scale(updates, params):
+    del params
+    layers = next(len(x) for path, x in jax.tree_util.tree_leaves_with_path(updates)
+                  if _is_within(path, 'layers'))
+    return _by_part(updates, lambda x: x * decay ** (layers + 2),
+                    lambda x: _along_layers(decay ** (layers + 1 - jnp.arange(layers)), x))
+
+  return optax.stateless(scale)
