@@ -39,15 +39,12 @@ _LARGEST = 2**32 - 1  # bound on whole numbers: seeds have 32 bits
 
 
 def model(size: str | BertConfig) -> ConfigDict:
-  """The group `model` of a size: the fields of a `BertConfig`, and others for its start."""
+  """The group `model` of a size: the fields of a `BertConfig`."""
   if isinstance(size, str):
     layers, width = SIZES[size]
     size = BertConfig(num_layers=layers, hidden_size=width, num_heads=width // 64,
                       intermediate_size=4 * width)
-  c = ConfigDict(dataclasses.asdict(size))
-  c.add_tokens = ''  # with init_from: a file of words, one a line, that its vocabulary gains
-  c.embedding_init = ''  # a word2vec text file: the token table starts from its vectors
-  return c
+  return ConfigDict(dataclasses.asdict(size))
 
 
 def sizes_of_init_from(group: ConfigDict):
@@ -97,6 +94,8 @@ def _run(task: str) -> ConfigDict:
   # A workdir, checkpoint, Hugging Face folder or hub name whose parameters and vocabulary to start
   # from; a checkpoint of this run wins.
   c.init_from = ''
+  c.add_tokens = ''  # with init_from: a file of words, one a line, that its vocabulary gains
+  c.embedding_init = ''  # a word2vec text file: the token table starts from its vectors
   c.platform = 'auto'  # auto, cpu, gpu, tpu; a named one without a device stops the run
   c.mesh = ConfigDict({'replica': 1, 'data': -1, 'model': 1})  # devices on each axis; -1 = the rest
   c.sharding = 'tp'  # dp, fsdp, tp, fsdp_tp: how parameters are split (tp with mesh.model=1 is dp)
@@ -144,7 +143,7 @@ def finetuning(task: str) -> ConfigDict:
   c.model = model('base')
   sizes_of_init_from(c.model)
   c.model.scan_unroll = 12  # faster steps for a few seconds more of compilation
-  c.model.reinit_layers = 0  # top layers (and the pooler) that start fresh (Zhang et al. 2021)
+  c.reinit_layers = 0  # top layers (and the pooler) that start fresh (Zhang et al. 2021)
   c.optimizer.learning_rate = 3e-5
   c.optimizer.warmup_steps, c.optimizer.warmup_ratio = 0, 0.1
   # Of BERT layer by layer: 1 = all the same (Clark et al. 2020: 0.8 for base, 0.9 for large).
@@ -277,7 +276,7 @@ def check_sizes(config: ConfigDict):
   bert = bert_config(config.model)
   counts_layers = {'optimizer.layer_decay': config.optimizer.layer_decay != 1,
                    'optimizer.frozen_layers': config.optimizer.frozen_layers > 0,
-                   'model.reinit_layers': config.model.get('reinit_layers', 0) > 0}
+                   'reinit_layers': config.get('reinit_layers', 0) > 0}
   for name, counts in counts_layers.items():
     errors.require(not counts or bert.stacked_layers == bert.num_layers,
                    f'{name} counts layers of one kind with parameters of their own: '

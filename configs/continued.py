@@ -4,7 +4,7 @@
       --config.init_from=MODEL --config.data.source='corpus/*.txt.gz'
 
 MODEL is a Hugging Face folder or hub name, a checkpoint of bert_jax or a workdir; sizes and
-vocabulary are the model's own. --config.model.add_tokens=words.txt extends the vocabulary by the
+vocabulary are the model's own. --config.add_tokens=words.txt extends the vocabulary by the
 words of your domain. Afterwards: python -m bert_jax.convert --to=huggingface.
 
 Ran: all-MiniLM-L6-v2 (its MLM head is new) on 33 MB of textbooks, 12 minutes on 2 CPU cores,

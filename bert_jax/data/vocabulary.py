@@ -87,9 +87,9 @@ def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
   or no new word in it, for a line of several words, and for another kind of tokeniser.
   """
   require(isinstance(tokenizer, WordPiece),
-          f'model.add_tokens={path} needs a WordPiece vocabulary, this is {tokenizer.kind}')
+          f'add_tokens={path} needs a WordPiece vocabulary, this is {tokenizer.kind}')
   known, words, already = set(tokenizer.vocab), [], []
-  for number, line in enumerate(_read_lines(path, 'model.add_tokens'), 1):
+  for number, line in enumerate(_read_lines(path, 'add_tokens'), 1):
     word = tokenizer.clean(line)
     if not word:
       continue
@@ -99,7 +99,7 @@ def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
             'WordPiece reads at most 100')
     (already if word in known else words).append(word)
     known.add(word)
-  require(words, f'model.add_tokens={path} holds no word that the vocabulary does not have')
+  require(words, f'add_tokens={path} holds no word that the vocabulary does not have')
   notes = [f'{len(words)} words added to the vocabulary']
   if already:
     notes.append(f'{len(already)} words of {path} were in the vocabulary already')
@@ -119,7 +119,7 @@ def read_word_vectors(path: str, entries: Mapping[str, int]) -> tuple[np.ndarray
     ([n] ids, [n, D] float32 vectors).
   """
   vectors, width = {}, None
-  for number, line in enumerate(_read_lines(path, 'model.embedding_init'), 1):
+  for number, line in enumerate(_read_lines(path, 'embedding_init'), 1):
     word, *values = line.rstrip(' ').split(' ')
     if number == 1 and len(values) == 1 and word.isdigit():
       continue
@@ -135,5 +135,5 @@ def read_word_vectors(path: str, entries: Mapping[str, int]) -> tuple[np.ndarray
         raise UserError(f'{path}, line {number}: the vector of {word!r} is not finite')
       vectors[entries[word]] = vector
   require(vectors and width,
-          f'model.embedding_init={path} has a vector for no entry of the vocabulary')
+          f'embedding_init={path} has a vector for no entry of the vocabulary')
   return np.array(list(vectors)), np.stack(list(vectors.values()))

@@ -28,6 +28,10 @@ _HARMLESS = (
 _SCHEDULE = ('train_steps', 'train_epochs', 'phases', 'batch_size', 'max_len', 'optimizer')
 
 
+# Fields that older runs have under another name.
+_MOVED = {f'model.{name}': name for name in ('add_tokens', 'embedding_init', 'reinit_layers')}
+
+
 class Change(NamedTuple):
   """A field, its value in the run and its value now."""
 
@@ -47,6 +51,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
   """The fields of both configs that differ; as JSON has them, so that a tuple equals a list."""
   old = traverse_util.flatten_dict(before, sep='.')
   new = traverse_util.flatten_dict(json.loads(json.dumps(now)), sep='.')
+  old = {_MOVED.get(name, name): value for name, value in old.items()}
   return [Change(name, value, new[name]) for name, value in old.items()
           if name in new and new[name] != value]
 

@@ -39,16 +39,16 @@ def _load(folder: str) -> Pretrained:
 
 
 def load(config: ConfigDict) -> Pretrained:
-  """The model that `init_from` names, its vocabulary extended by `model.add_tokens`.
+  """The model that `init_from` names, its vocabulary extended by `add_tokens`.
 
   A new entry starts as the mean of the pieces that it was made of before, in the token table and
   in the bias of the MLM head. Raises UserError without a sound model, or for a word that cannot be
   added.
   """
   model = _load(config.init_from)
-  if not config.model.add_tokens:
+  if not config.add_tokens:
     return model
-  tokenizer, notes = vocabulary.add_words(model.tokenizer, config.model.add_tokens)
+  tokenizer, notes = vocabulary.add_words(model.tokenizer, config.add_tokens)
   print_summary([('note', note) for note in notes])
   old, new = model.config.vocab_size, tokenizer.vocab_size
   extended_config = dataclasses.replace(model.config, vocab_size=new)
@@ -179,7 +179,7 @@ def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0)
   """
   layers = model.config.num_layers
   if not 0 <= reinit_layers <= layers:
-    raise UserError(f'model.reinit_layers={reinit_layers}: {name} has {layers} layers')
+    raise UserError(f'reinit_layers={reinit_layers}: {name} has {layers} layers')
   ours = _flat(fresh)
   theirs = {path: x for path, x in _flat(model.params).items()
             if not reinit_layers or '/pooler/' not in path}
@@ -214,7 +214,7 @@ def from_word_vectors(params: Any, path: str, tokenizer: Tokenizer) -> Any:
   embeddings = params['params']['bert']['embeddings']
   table = embeddings['token']
   if vectors.shape[1] != table.shape[1]:
-    raise UserError(f'model.embedding_init={path} has vectors of {vectors.shape[1]}, the model '
+    raise UserError(f'embedding_init={path} has vectors of {vectors.shape[1]}, the model '
                     f'is {table.shape[1]} wide')
   print_summary([('initialised', f'{len(ids):,} of {len(entries):,} token embeddings from {path}')])
 

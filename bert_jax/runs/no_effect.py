@@ -135,7 +135,6 @@ def check(config: ConfigDict, given: Iterable[str], *job: Job):
   architecture = config.model.architecture
   if architecture in architectures.ALL and not job:
     fields = {f.name for f in dataclasses.fields(architectures.ALL[architecture].config)}
-    fields |= {'add_tokens', 'embedding_init', 'reinit_layers'}
     for name in given:
       if name.startswith('model.') and name.partition('.')[2] not in fields:
         raise UserError(f'--config.{name} has no effect here: model.architecture={architecture} '

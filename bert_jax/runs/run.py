@@ -139,9 +139,9 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
   def start(params):
     if job.start:
       params = initial.from_model(params, job.start, config.init_from or config.teacher,
-                                  config.model.get('reinit_layers', 0))
-    if config.model.embedding_init:
-      params = initial.from_word_vectors(params, config.model.embedding_init, job.tokenizer)
+                                  config.get('reinit_layers', 0))
+    if config.embedding_init:
+      params = initial.from_word_vectors(params, config.embedding_init, job.tokenizer)
     return params
 
   loop.train(
@@ -169,8 +169,8 @@ def _start(config: ConfigDict, run_json: Mapping[str, Any],
                     'folder as init_from')
   if config.task != 'pretrain' and not config.init_from and not has_started:
     raise UserError('init_from is not set: fine-tuning starts from a pretrained model')
-  if config.model.add_tokens and not config.init_from:
-    raise UserError(f'model.add_tokens={config.model.add_tokens} extends the vocabulary of another '
+  if config.add_tokens and not config.init_from:
+    raise UserError(f'add_tokens={config.add_tokens} extends the vocabulary of another '
                     'model: give its folder as init_from')
   return model
 

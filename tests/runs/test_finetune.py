@@ -285,7 +285,7 @@ def test_reinitialised_layers_and_frozen_ones(pretrained, tmp_path):
 
   start = load_lib.load(pretrained).params['params']['bert']
   kernel = lambda tree, layer: np.asarray(tree['layers']['attention']['qkv_kernel'][layer])
-  fresh = params('fresh', **{'model.reinit_layers': 1, 'optimizer.learning_rate': 1e-9})
+  fresh = params('fresh', **{'reinit_layers': 1, 'optimizer.learning_rate': 1e-9})
   np.testing.assert_allclose(kernel(fresh, 0), kernel(start, 0), atol=1e-6)
   assert np.abs(kernel(fresh, 1) - kernel(start, 1)).max() > 0.05
   assert np.abs(np.asarray(fresh['pooler']['kernel']) - start['pooler']['kernel']).max() > 0.05
@@ -294,7 +294,7 @@ def test_reinitialised_layers_and_frozen_ones(pretrained, tmp_path):
   assert (np.asarray(frozen['embeddings']['token']) == start['embeddings']['token']).all()
   assert (kernel(frozen, 1) != kernel(start, 1)).any()
   with pytest.raises(UserError, match='reinit_layers=3: .* has 2 layers'):
-    params('none', **{'model.reinit_layers': 3})
+    params('none', **{'reinit_layers': 3})
 
 
 @pytest.mark.parametrize('task, best', [('token_classification', 'f1'),

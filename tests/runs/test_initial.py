@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop import conversion, huggingface, verify
 from bert_jax.model import architectures
 from bert_jax.model.distilbert import DistilBertConfig
-from bert_jax.runs import initial, run
+from bert_jax.runs import drift, initial, run
 from tests import conftest
 from tests.interop import torch_bert
 
@@ -91,7 +91,7 @@ def test_heads_that_the_run_does_not_have_are_left_out(tmp_path, corpus_file, ca
 
 def test_new_words_start_as_the_mean_of_their_pieces(published, tmp_path, corpus_file):
   (tmp_path / 'words.txt').write_text('Kingbird\nstonehouse\n\nking\n')
-  run.run(config(corpus_file, published, **{'model.add_tokens': str(tmp_path / 'words.txt')}),
+  run.run(config(corpus_file, published, **{'add_tokens': str(tmp_path / 'words.txt')}),
           str(tmp_path / 'run'))
   before, after = (bert_jax.from_pretrained(str(d)) for d in (published, tmp_path / 'run'))
   assert after.config.vocab_size == VOCAB + 2  # king was there already
@@ -114,7 +114,7 @@ def test_new_words_start_as_the_mean_of_their_pieces(published, tmp_path, corpus
 
 def test_new_words_with_hyphens_and_underscores(published, tmp_path, corpus_file):
   (tmp_path / 'words.txt').write_text('COVID-19\nsnake_case\n3.5mm\n')
-  run.run(config(corpus_file, published, **{'model.add_tokens': str(tmp_path / 'words.txt')}),
+  run.run(config(corpus_file, published, **{'add_tokens': str(tmp_path / 'words.txt')}),
           str(tmp_path / 'run'))
   before, after = (bert_jax.from_pretrained(str(d)) for d in (published, tmp_path / 'run'))
   assert after.tokenizer.vocab[VOCAB:] == ['covid-19', 'snake_case', '3.5mm']
@@ -143,7 +143,7 @@ def test_word_vectors(tmp_path, corpus_file, capsys):
   plain = conftest.tiny_config(corpus_file, train_steps=1, **overrides)
   run.run(plain, str(tmp_path / 'plain'))
   run.run(conftest.tiny_config(corpus_file, train_steps=1, **overrides, **{
-      'model.embedding_init': str(tmp_path / 'vectors.txt')}), str(tmp_path / 'run'))
+      'embedding_init': str(tmp_path / 'vectors.txt')}), str(tmp_path / 'run'))
   assert 'initialised     2 of ' in capsys.readouterr().out
   before, after = (bert_jax.from_pretrained(str(tmp_path / d)) for d in ('plain', 'run'))
   ids = [after.tokenizer.vocab.index(word) for word in ('king', 'river')]
@@ -162,19 +162,19 @@ def write(path, text):
 def test_mistakes(published, tmp_path, corpus_file):
   words = tmp_path / 'words.txt'
   for i, (overrides, message) in enumerate((
-      ({'model.add_tokens': write(words, 'new york\n')}, "line 1: 'new york' is 2 words: an"),
-      ({'model.add_tokens': write(tmp_path / 'none.txt', 'king\n')}, 'holds no word that'),
-      ({'model.add_tokens': '/nowhere'}, 'model.add_tokens=/nowhere cannot be read'),
-      ({'model.add_tokens': str(words), 'init_from': ''}, 'model.hidden_size is not set'),
-      ({'model.embedding_init': write(tmp_path / 'v', 'king 1 2\nriver 1\n')}, 'line 2: 1 numbers'),
-      ({'model.embedding_init': write(tmp_path / 'w', 'king 1 2\n')}, 'vectors of 2, the model is'),
-      ({'model.embedding_init': write(tmp_path / 'x', 'king a b\n')}, "no numbers after 'king'"),
-      ({'model.embedding_init': write(tmp_path / 'y', 'zebra 1 2\n')}, 'for no entry'),
+      ({'add_tokens': write(words, 'new york\n')}, "line 1: 'new york' is 2 words: an"),
+      ({'add_tokens': write(tmp_path / 'none.txt', 'king\n')}, 'holds no word that'),
+      ({'add_tokens': '/nowhere'}, 'add_tokens=/nowhere cannot be read'),
+      ({'add_tokens': str(words), 'init_from': ''}, 'model.hidden_size is not set'),
+      ({'embedding_init': write(tmp_path / 'v', 'king 1 2\nriver 1\n')}, 'line 2: 1 numbers'),
+      ({'embedding_init': write(tmp_path / 'w', 'king 1 2\n')}, 'vectors of 2, the model is'),
+      ({'embedding_init': write(tmp_path / 'x', 'king a b\n')}, "no numbers after 'king'"),
+      ({'embedding_init': write(tmp_path / 'y', 'zebra 1 2\n')}, 'for no entry'),
       ({'init_from': str(tmp_path / 'empty')}, 'holds no model'),
       ({'max_len': 128}, 'max_len=128 is above model.max_positions=64'))):
     with pytest.raises(UserError, match=message):
       run.run(config(corpus_file, published, **overrides), str(tmp_path / f'run{i}'))
-  c = conftest.tiny_config(corpus_file, **{'model.add_tokens': str(words)})
+  c = conftest.tiny_config(corpus_file, **{'add_tokens': str(words)})
   with pytest.raises(UserError, match='extends the vocabulary of another model'):
     run.run(c, str(tmp_path / 'fresh'))
 
@@ -188,10 +188,15 @@ def test_cased_models_stay_cased(published, tmp_path, corpus_file):
   assert not huggingface.load(epath.Path(folder)).tokenizer.lowercase
 
 
-def test_every_field_of_the_model_group_is_known():
-  group = config_lib.model('tiny')
-  assert config_lib.bert_config(group).hidden_size == 128
-  assert {'add_tokens', 'embedding_init'} < set(group.keys())
+@pytest.mark.parametrize('name', ['add_tokens', 'embedding_init', 'reinit_layers'])
+def test_fields_of_the_start_are_not_the_models(name):
+  config = config_lib.finetuning('sequence_classification')
+  assert name in config and name not in config.model
+  with pytest.raises(UserError, match=f'unknown config field --config.model.{name}: did you mean '
+                                      f'--config.{name}'):
+    config_lib.check_overrides(config, [f'--config.model.{name}=x'])
+  before, now = {'model': {name: 'x'}}, {name: 'y', 'model': {}}
+  assert drift.changes(before, now) == [drift.Change(name, 'x', 'y')]
 
 
 def test_a_student_begins_with_layers_of_its_teacher(tmp_path, capsys):
