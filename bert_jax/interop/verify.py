@@ -33,9 +33,7 @@ HOSTILE = (
     '`code` ~tilde~ ^caret^ |pipe| <tag>', '。、！？（）', 'ａｂｃ１２３',
     "``quoted'' ''x`` ```y'''", '9,9 10, 1,2,3 5,,', 'unit\x1cseparator\x85next',
 )
-# The class of transformers that has exactly these heads, and its names for the logits of each.
-_CLASSES = {('mlm', 'nsp'): 'ForPreTraining', ('mlm',): 'ForMaskedLM', ('rtd',): 'ForPreTraining',
-            ('nsp',): 'ForNextSentencePrediction', (): 'Model'}
+# Names of the logits of each head in the outputs of transformers' classes.
 _LOGITS = {'mlm': ('prediction_logits', 'logits'),
            'nsp': ('seq_relationship_logits', 'sop_logits', 'logits'), 'rtd': ('logits',)}
 # Largest difference between outputs: the arithmetic is the same, the order of sums may differ.
@@ -94,7 +92,7 @@ def _transformers_outputs(directory: epath.Path, model: Pretrained) -> dict[str,
   transformers.utils.logging.set_verbosity_error()
   transformers.utils.logging.disable_progress_bar()
   heads = tuple(group for group in model.groups if group in _LOGITS)
-  name = families.ALL[model.config.architecture].title + _CLASSES[heads]
+  name = families.ALL[model.config.architecture].class_of(heads, '')
   module, loading = getattr(transformers, name).from_pretrained(
       str(directory), output_loading_info=True)
   if loading['missing_keys'] and not name.endswith('Model'):

@@ -1,8 +1,8 @@
-"""BERT's encoder, a stack of post-LayerNorm transformer layers, and the protocol of encoders."""
+"""BERT's encoder, a stack of post-LayerNorm transformer layers."""
 
 from collections.abc import Callable
 import functools
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 import jax
@@ -27,32 +27,6 @@ class Intermediates(NamedTuple):
 
   hidden: jax.Array  # [N + 1, B, L, D]: the embeddings, then every layer
   attention: jax.Array  # [N, B, H, L, L]: the attention weights
-
-
-class Encoder(Protocol):
-  """The interface of an encoder, a Linen module, for heads and tools."""
-
-  config: BertConfig
-  embeddings: Embeddings  # its `decode` is the decoder of the masked LM head
-
-  def encode(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
-    """Returns the hidden states of the last layer, [B, L, D] in the compute dtype.
-
-    With `mutable=['intermediates']` Linen also returns the collection that `intermediates` reads.
-    """
-
-  def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
-    """Returns the input of heads on texts: [B, L, D] and [B, P] int32 -> [B, P, D]."""
-
-  def features(self, hidden: jax.Array) -> jax.Array:
-    """Returns the input of heads on tokens: [..., D] -> [..., D]."""
-
-  def __call__(self, batch: Batch, cls_positions: jax.Array, *,
-               deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
-    """Encodes and pools: (hidden [B, L, D], pooled [B, P, D])."""
-
-  def intermediates(self, collection: dict[str, Any]) -> Intermediates:
-    """Puts the `intermediates` collection of `encode` in the order of the layers."""
 
 
 def take_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
@@ -142,7 +116,10 @@ def stacked(layer: type[nn.Module], config: BertConfig, length: int,
 
 
 class Bert(nn.Module):
-  """Embeddings, N encoder layers, and the pooler over each pair's [CLS]; an `Encoder`."""
+  """Embeddings, N encoder layers, and the pooler over each pair's [CLS].
+
+  Other architectures override parts. Heads and tools use the public methods and `embeddings`.
+  """
 
   config: BertConfig
 
@@ -153,34 +130,42 @@ class Bert(nn.Module):
       self.projection = dense(c, c.hidden_size, ('pooled', 'embed'), bias_axis='embed_act')
     self.pooler = dense(c, c.hidden_size, ('embed', 'pooled'), bias_axis='embed')
 
-  def run_layers(self, x: jax.Array, mask: attention.Mask, deterministic: bool) -> jax.Array:
+  def run_layers(self, x: jax.Array, batch: Batch, deterministic: bool) -> jax.Array:
     """Runs all layers: [B, L, D] -> [B, L, D]."""
-    c = self.config
+    c, mask = self.config, attention.make_mask(self, batch.pair_index)
     layers = stacked(rematerialised(EncoderLayer, c), c, c.num_layers, self.is_initializing())
     return layers(c, deterministic, name='layers')(x, mask)[0]
 
   @nn.compact
   def encode(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
+    """Returns the hidden states of the last layer, [B, L, D] in the compute dtype.
+
+    With `mutable=['intermediates']` Linen also returns the collection that `intermediates` reads.
+    """
     x = self.embeddings(batch.ids, batch.type_ids, batch.positions,
                         deterministic=deterministic)  # [B, L, E]
     if self.config.projects:
       x = self.projection(x)  # [B, L, D]
     self.sow('intermediates', 'embedded', x)
-    return self.run_layers(x, attention.make_mask(self, batch.pair_index), deterministic)
+    return self.run_layers(x, batch, deterministic)
 
   def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
+    """Returns the input of heads on texts: [B, L, D] and [B, P] int32 -> [B, P, D]."""
     pooled = self.pooler(take_positions(hidden, cls_positions))  # [B, P, D]
     return activation(self.config.pooler_activation)(pooled)
 
   def features(self, hidden: jax.Array) -> jax.Array:
+    """Returns the input of heads on tokens: [..., D] -> [..., D]."""
     return hidden
 
   def __call__(self, batch: Batch, cls_positions: jax.Array, *,
                deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
+    """Encodes and pools: (hidden [B, L, D], pooled [B, P, D])."""
     hidden = self.encode(batch, deterministic=deterministic)
     return hidden, self.pool(hidden, cls_positions)
 
   def intermediates(self, collection: dict[str, Any]) -> Intermediates:
+    """Puts the `intermediates` collection of `encode` in the order of the layers."""
     embedded, layers = collection['embedded'][0], collection['layers']
     hidden = layers['hidden'][0].reshape(-1, *embedded.shape)  # ALBERT's groups become one axis
     weights = layers['attention']['weights'][0]

@@ -8,7 +8,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax.data.phases import Phase
-from bert_jax.model import architectures
 from bert_jax.parallel import chip_figures
 from bert_jax.planning import collectives, programs
 from bert_jax.planning.collectives import Collective
@@ -95,7 +94,7 @@ def estimate(config: ConfigDict, work: programs.Work, mesh: Mesh,
 
   `compile_all` gives the figures of programs; None = one after another in this process.
   """
-  fewest, more = architectures.fewest_layers(work.task.model.config)
+  fewest, more = work.task.model.config.fewest_layers
   steps = [Program(layers=more), Program(layers=fewest), Program(), Program(evaluates=True)]
   if compile_all:
     large, small, training, evaluation = compile_all(steps)  # the longest first
