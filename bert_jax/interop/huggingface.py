@@ -173,7 +173,7 @@ def _card(model: Pretrained, architecture: str) -> str:
   counted = {'pooler', 'mlm', 'nsp'} & set(model.groups)
   parameters = count_parameters(layout.abstract_params(c, counted), c)
   rows = {'Data': facts.get('data'), 'Steps': facts.get('steps'),
-          'Parts': ', '.join(('encoder', *model.groups)), 'Labels': ', '.join(model.labels),
+          'Parts': model.parts, 'Labels': ', '.join(model.labels),
           'Command': facts.get('command') and f'`{facts["command"]}`'}
   table = [f'| {name} | {value} |' for name, value in rows.items() if value]
   scores = [f'| {name} | {value:.4f} |' for name, value in (facts.get('scores') or {}).items()

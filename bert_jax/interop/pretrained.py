@@ -55,6 +55,11 @@ class Pretrained:
   facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
+  def parts(self) -> str:
+    """The encoder and the groups, for people."""
+    return ', '.join(('encoder', *self.groups))
+
+  @property
   def groups(self) -> tuple[str, ...]:
     """The parameters beside those of the encoder: pooler, mlm, nsp, those of the task's head."""
     own = task_list.ALL[self.task].parts if self.task else ()
