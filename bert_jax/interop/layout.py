@@ -21,6 +21,7 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import dense
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining, ReplacedTokenHead
+from bert_jax.tasks import task_list
 
 # The groups, and the prefix of their tensors' names.
 GROUPS = {'pooler': 'pooler.', 'mlm': 'cls.predictions.', 'nsp': 'cls.seq_relationship.',
@@ -237,8 +238,12 @@ def groups(params: Any) -> tuple[str, ...]:
                if leaf.get(group, group) in (tree['bert'] if group == 'pooler' else tree))
 
 
-def abstract_params(config: BertConfig, present: Collection[str], num_labels: int = 0) -> Any:
-  """The parameters of a model with these groups: ShapeDtypeStructs, boxed with logical axes."""
+def abstract_params(config: BertConfig, present: Collection[str], num_labels: int = 0,
+                    task: str = '') -> Any:
+  """Returns the parameters of a model with these groups: a tree of ShapeDtypeStructs.
+
+  Those of GROUPS are boxed with their logical axes. Others belong to the head of `task`.
+  """
   key, tokens = jax.random.key(0), jax.ShapeDtypeStruct((1, 8), jnp.int32)
   tree = jax.eval_shape(BertForPreTraining(config).init, key, Batch(*[tokens] * 4), tokens,
                         tokens)['params']
@@ -255,4 +260,8 @@ def abstract_params(config: BertConfig, present: Collection[str], num_labels: in
   for name, head in heads.items():
     if name in present:
       tree[name] = jax.eval_shape(head.init, key, hidden)['params']
+  others = set(present) - GROUPS.keys()
+  if others:
+    head = task_list.ALL[task].abstract_params(config, num_labels)['params']
+    tree |= {name: head[name] for name in others}
   return {'params': tree}

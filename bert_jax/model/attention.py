@@ -16,6 +16,7 @@ from bert_jax.model import attention_paths, dot_product, kernels
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import truncated_normal, zeros
 from bert_jax.model.kernels import MASKED
+from bert_jax.model.local_attention import local_attention
 
 
 def _path(module: nn.Module, length: int) -> str:
@@ -69,8 +70,7 @@ def attend(module: nn.Module, qkv: jax.Array, mask: Mask, *, deterministic: bool
   if rotate:
     query, key = rotate(query), rotate(key)
   if reach and not module.is_mutable_collection('intermediates'):
-    return dot_product.local_attention(
-        query, key, value, mask.pair_index, reach, dropout).reshape(flat)
+    return local_attention(query, key, value, mask.pair_index, reach, dropout).reshape(flat)
   if path == 'xla':
     bias = mask.bias
     if reach:

@@ -11,8 +11,9 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.model import heads
-from bert_jax.model.dot_product import attention_bias, dot_product_attention, local_attention
+from bert_jax.model.dot_product import attention_bias, dot_product_attention
 from bert_jax.model.encoder import Batch
+from bert_jax.model.local_attention import local_attention
 from bert_jax.model.modern import Modern, ModernConfig, rotary, rotate
 
 CONFIG = ModernConfig(vocab_size=60, hidden_size=16, num_layers=4, num_heads=2,

@@ -1,0 +1,46 @@
+"""Attention to the neighbourhood of each token, linear in the length of the row."""
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.dot_product import dot_product_attention
+from bert_jax.model.kernels import MASKED
+
+
+def local_attention(query: jax.Array, key: jax.Array, value: jax.Array, pair_index: jax.Array,
+                    reach: int, drop=lambda weights: weights) -> jax.Array:
+  """Attention to the tokens of the same pair that are at most `reach` away.
+
+  In blocks of `reach` tokens, each of which sees itself and its two neighbours: linear in L.
+
+  Args:
+    query, key, value: [B, L, H, K].
+    pair_index: [B, L] int32, as of `attention_bias`.
+    reach: tokens to either side.
+    drop: applied to the attention weights (dropout).
+
+  Returns:
+    [B, L, H, K] in the dtype of `query`.
+  """
+  rows, length = pair_index.shape
+  blocks = -(-length // reach)
+
+  def in_blocks(x):
+    """[B, L, ...] -> [B * blocks, reach, ...]."""
+    x = jnp.pad(x, [(0, 0), (0, blocks * reach - length), *[(0, 0)] * (x.ndim - 2)])
+    return x.reshape(rows * blocks, reach, *x.shape[2:])
+
+  def around(x):
+    """[B, L, ...] -> [B * blocks, 3 * reach, ...]: each block between its neighbours."""
+    x = jnp.pad(x, [(0, 0), (reach, (blocks + 1) * reach - length), *[(0, 0)] * (x.ndim - 2)])
+    parts = [x[:, i * reach:(i + blocks) * reach].reshape(rows, blocks, reach, *x.shape[2:])
+             for i in range(3)]
+    return jnp.concatenate(parts, axis=2).reshape(rows * blocks, 3 * reach, *x.shape[2:])
+
+  of_query, of_key = in_blocks(pair_index), around(pair_index)
+  distance = jnp.arange(reach)[:, None] - (jnp.arange(3 * reach)[None, :] - reach)
+  visible = ((of_query[:, :, None] == of_key[:, None, :]) & (of_key[:, None, :] > 0)
+             & (jnp.abs(distance) <= reach))  # [B * blocks, reach, 3 * reach]
+  bias = jnp.where(visible, 0.0, MASKED)[:, None]  # [B * blocks, 1, reach, 3 * reach]
+  out = dot_product_attention(in_blocks(query), around(key), around(value), bias, drop)
+  return out.reshape(rows, blocks * reach, *out.shape[2:])[:, :length]
