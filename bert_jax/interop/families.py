@@ -53,7 +53,8 @@ class Family:
 
   name: str  # the model_type, and `architecture` in our config
   title: str  # prefix of its classes
-  pretraining: Mapping[str, tuple[str, ...]]  # {class: its groups}; 'ForMaskedLM' for short
+  # {class for pretraining, without the title: its groups besides the encoder}.
+  pretraining: Mapping[str, tuple[str, ...]]
   layer: str = 'encoder.layer.{}.'  # prefix of a layer's tensors
   in_layer: Names = ()  # names within a layer
   names: Names = ()  # all other names
@@ -72,7 +73,7 @@ class Family:
 
   @functools.cached_property
   def architectures(self) -> dict[str, tuple[tuple[str, ...], str]]:
-    """{class: (its groups besides the encoder, the task of its classifier)}."""
+    """All classes: {name: (groups besides the encoder, task of the classifier)}."""
     shared = ('pooler',) if architectures.ALL[self.name].config.pooler_is_shared else ()
     classes = {'Model': ((), '')}
     for name, groups in self.pretraining.items():
@@ -83,9 +84,9 @@ class Family:
     return {self.title + name: description for name, description in classes.items()}
 
   def class_of(self, groups: Collection[str], task: str) -> str:
-    """The smallest class that holds all these groups."""
-    for name, (needed, its_task) in self.architectures.items():
-      if its_task == task and set(groups) - {'pooler'} == set(needed) - {'pooler'}:
+    """Returns the class with these groups and this task; raises UserError if there is none."""
+    for name, (needed, task_of_class) in self.architectures.items():
+      if task_of_class == task and set(groups) - {'pooler'} == set(needed) - {'pooler'}:
         return name
     raise UserError(f'no {self.title} class of transformers has the heads {", ".join(groups)} '
                     'together')

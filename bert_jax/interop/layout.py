@@ -38,8 +38,8 @@ class _Rule(NamedTuple):
   tensors: Sequence[str]  # names; {} stands for the number of the layer
   read: Callable[..., Arrays]  # tensors -> leaves
   write: Callable[..., Arrays]  # leaves -> tensors
-  layers: Sequence[int] = (0,)  # their numbers
-  stacked: bool = False  # True if a leaf stacks the layers along its first axis
+  layers: Sequence[int] = (0,)  # numbers of the layers that follow this rule
+  stacked: bool = False  # True if a leaf stacks these layers along its first axis
 
 
 def _copy(leaf: str, tensor: str) -> _Rule:
