@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from bert_jax.data.tokenizer import WordPiece
-from bert_jax.interop import huggingface, pretrained
-from bert_jax.interop.pretrained import Pretrained
+from bert_jax.interop import huggingface, layout
+from bert_jax.interop.pretrained import Pretrained, head_groups
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch, Bert
 
@@ -42,8 +42,8 @@ def with_head(folder: pathlib.Path, task: str, labels: tuple[str, ...]) -> str:
   config = BertConfig(vocab_size=len(_VOCAB), hidden_size=32, num_layers=2, num_heads=4,
                       intermediate_size=64, max_positions=64, initializer_range=0.1)
   rng = np.random.default_rng(0)
-  groups = pretrained.head_groups(config, task)
-  abstract = pretrained.abstract_params(config, groups, task, len(labels))
+  abstract = nn.unbox(
+      layout.abstract_params(config, head_groups(config, task), len(labels), task))
   params = jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(np.float32), abstract)
   problem = 'single_label' if task == 'sequence_classification' else ''
   huggingface.save(Pretrained(config, params, WordPiece(_VOCAB), task, labels, problem),

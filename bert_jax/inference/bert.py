@@ -17,7 +17,6 @@ from bert_jax.inference import forward, packed_texts
 from bert_jax.inference.packed_texts import Packed
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.model import chunks
 from bert_jax.model import pooling as pooling_lib
 
 # Tokens of a batch: a CPU's caches hold few, an accelerator needs enough to do.
@@ -225,7 +224,7 @@ class Bert:
     if vectors is None:
       return np.zeros((0, self.config.hidden_size * len(layers)), np.float32)
     if len(owners) > len(texts):
-      vectors = np.asarray(chunks.combine(*inputs_lib.by_text(vectors, owners), long))
+      vectors = np.asarray(pooling_lib.combine_chunks(*inputs_lib.by_text(vectors, owners), long))
     return _unit(vectors) if normalize else vectors
 
   def similarity(self, texts: Sequence[Text], others: Sequence[Text] | None = None,

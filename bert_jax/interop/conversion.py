@@ -25,10 +25,6 @@ def _write(model: Pretrained, directory: epath.Path, to: str):
     print_summary(verify.compare(model, load_lib.load(str(directory)), directory))
 
 
-def _parts(model: Pretrained) -> str:
-  return ', '.join(('encoder', *model.groups))
-
-
 def _check_sound(source: str):
   """Checks the model in a folder, and every checkpoint of a workdir; raises UserError."""
   folder = epath.Path(source)
@@ -50,7 +46,7 @@ def _check_sound(source: str):
   model = load_lib.load(source)
   c = model.config
   print_summary([
-      ('sound', f'{source}: {c.num_layers} layers of {c.hidden_size}, {_parts(model)}')])
+      ('sound', f'{source}: {c.num_layers} layers of {c.hidden_size}, {model.parts}')])
 
 
 def convert(source: str, output: str | None, to: str | None, *, verify_only: bool = False,
@@ -85,7 +81,7 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
   model = load_lib.load(source, step, allow_older)
   c = model.config
   print_summary([('model', f'{source}: {c.num_layers} layers of {c.hidden_size}, '
-                           f'{c.vocab_size:,} entries, {_parts(model)}')])
+                           f'{c.vocab_size:,} entries, {model.parts}')])
   if compares:
     print_summary(verify.compare(model, load_lib.load(output), directory))
     return print_summary([('equal', f'{source} and {output} hold the same model')])

@@ -4,29 +4,36 @@ Most members of the family differ in names only. BERT's names are the canonical 
 table of its own names of tensors and of fields of config.json.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 import dataclasses
+import functools
 import re
 from typing import Any
 
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
+from bert_jax.interop import layout
+from bert_jax.model import architectures
 from bert_jax.tasks import task_list
 
-# {class: (its groups besides the encoder, the task of its classifier)}.
-Architectures = Mapping[str, tuple[tuple[str, ...], str]]
 Names = tuple[tuple[str, str], ...]  # (our prefix, theirs); the first that fits counts
 
 # {field of config.json: field of BertConfig}.
-_FIELDS = {
+_SIZES = {
     'vocab_size': 'vocab_size', 'hidden_size': 'hidden_size', 'num_hidden_layers': 'num_layers',
     'num_attention_heads': 'num_heads', 'intermediate_size': 'intermediate_size',
-    'max_position_embeddings': 'max_positions', 'type_vocab_size': 'type_vocab_size',
-    'hidden_dropout_prob': 'dropout', 'attention_probs_dropout_prob': 'attention_dropout',
+    'max_position_embeddings': 'max_positions'}
+_FIELDS = _SIZES | {
+    'type_vocab_size': 'type_vocab_size', 'hidden_dropout_prob': 'dropout',
+    'attention_probs_dropout_prob': 'attention_dropout',
     'initializer_range': 'initializer_range', 'layer_norm_eps': 'layer_norm_eps',
     'hidden_act': 'activation'}
 _PUBLISHED = {'position_embedding_type': 'absolute', 'is_decoder': False,
               'add_cross_attention': False, 'tie_word_embeddings': True}
+
+
+# Prefixes of the tensors that are not the encoder's.
+_HEADS = tuple(start for group, start in layout.GROUPS.items() if group != 'pooler')
 
 
 def _renamed(name: str, table: Names) -> str:
@@ -46,8 +53,8 @@ class Family:
 
   name: str  # the model_type, and `architecture` in our config
   title: str  # prefix of its classes
-  architectures: Architectures  # its classes
-  heads: tuple[str, ...]  # prefixes of the tensors that are not the encoder's
+  # {class for pretraining, without the title: its groups besides the encoder}.
+  pretraining: Mapping[str, tuple[str, ...]]
   layer: str = 'encoder.layer.{}.'  # prefix of a layer's tensors
   in_layer: Names = ()  # names within a layer
   names: Names = ()  # all other names
@@ -56,8 +63,6 @@ class Family:
   fields: Mapping[str, str] = dataclasses.field(default_factory=lambda: _FIELDS)
   # Fields of config.json that can have but one value, also where they are missing.
   published: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _PUBLISHED)
-  # Fields of our config that config.json does not have.
-  constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # config.json -> rows of the position table before that of the first token.
   unused_positions: Callable[[Mapping[str, Any]], int] = lambda config: 0
   # Fields of config.json that follow from the tokeniser.
@@ -65,6 +70,26 @@ class Family:
   prefix: str = ''  # of the encoder's tensors; '' = the name
   # config.json of a newer version -> the names in `fields`.
   read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
+
+  @functools.cached_property
+  def architectures(self) -> dict[str, tuple[tuple[str, ...], str]]:
+    """All classes: {name: (groups besides the encoder, task of the classifier)}."""
+    shared = ('pooler',) if architectures.ALL[self.name].config.pooler_is_shared else ()
+    classes = {'Model': ((), '')}
+    for name, groups in self.pretraining.items():
+      classes[name] = groups, ''
+    for task, kind in task_list.ALL.items():
+      if kind.transformers:
+        classes[kind.transformers] = tuple(dict.fromkeys(shared + kind.parts)), task
+    return {self.title + name: description for name, description in classes.items()}
+
+  def class_of(self, groups: Collection[str], task: str) -> str:
+    """Returns the class with these groups and this task; raises UserError if there is none."""
+    for name, (needed, task_of_class) in self.architectures.items():
+      if task_of_class == task and set(groups) - {'pooler'} == set(needed) - {'pooler'}:
+        return name
+    raise UserError(f'no {self.title} class of transformers has the heads {", ".join(groups)} '
+                    'together')
 
   def canonical(self, name: str, architecture: str = '') -> str:
     """BERT's name of a tensor of a class, without the encoder's prefix."""
@@ -80,25 +105,20 @@ class Family:
     """The inverse of `canonical`, with the prefix."""
     match = re.match(r'encoder\.layer\.(\d+)\.', name)
     if match:
-      name = self.layer.format(match[1]) + _renamed(name[match.end():], self.in_layer)
+      theirs = self.layer.format(match[1]) + _renamed(name[match.end():], self.in_layer)
     else:
-      name = _renamed(name, (*self.of_class.get(architecture, ()), *self.names))
-    bare = name.startswith(self.heads) or architecture == f'{self.title}Model'
-    return name if bare else f'{self.prefix or self.name}.{name}'
-
-
-def _classifiers(title: str, pooler: bool = False) -> Architectures:
-  """The classes of the fine-tuning tasks; `pooler`: each of them has a pooler."""
-  return {title + kind.transformers: (tuple(dict.fromkeys(('pooler',) * pooler + kind.parts)), name)
-          for name, kind in task_list.ALL.items() if kind.transformers}
+      theirs = _renamed(name, (*self.of_class.get(architecture, ()), *self.names))
+    # A pooler of another name is a part of the head.
+    is_head = name.startswith(_HEADS) or (
+        name.startswith('pooler.') and not theirs.startswith('pooler.'))
+    bare = is_head or architecture == f'{self.title}Model'
+    return theirs if bare else f'{self.prefix or self.name}.{theirs}'
 
 
 BERT = Family(
     'bert', 'Bert',
-    {'BertModel': ((), ''), 'BertForPreTraining': (('pooler', 'mlm', 'nsp'), ''),
-     'BertForMaskedLM': (('mlm',), ''), 'BertForNextSentencePrediction': (('pooler', 'nsp'), ''),
-     **_classifiers('Bert')},
-    heads=('cls.', 'classifier.', 'qa_outputs.'))
+    {'ForPreTraining': ('pooler', 'mlm', 'nsp'), 'ForMaskedLM': ('mlm',),
+     'ForNextSentencePrediction': ('pooler', 'nsp')})
 
 
 def _unused(config: Mapping[str, Any]) -> int:
@@ -118,9 +138,7 @@ _WHOLE_CLASSIFIER = (('pooler.dense.', 'classifier.dense.'),
                      ('classifier.', 'classifier.out_proj.'))
 
 ROBERTA = Family(
-    'roberta', 'Roberta',
-    {'RobertaModel': ((), ''), 'RobertaForMaskedLM': (('mlm',), ''), **_classifiers('Roberta')},
-    heads=('lm_head.', 'classifier.', 'qa_outputs.'),
+    'roberta', 'Roberta', {'ForMaskedLM': ('mlm',)},
     names=(('cls.predictions.transform.LayerNorm.', 'lm_head.layer_norm.'),
            ('cls.predictions.transform.dense.', 'lm_head.dense.'),
            ('cls.predictions.', 'lm_head.')),
@@ -129,9 +147,7 @@ ROBERTA = Family(
 
 ALBERT = Family(
     'albert', 'Albert',
-    {'AlbertModel': ((), ''), 'AlbertForPreTraining': (('pooler', 'mlm', 'nsp'), ''),
-     'AlbertForMaskedLM': (('mlm',), ''), **_classifiers('Albert')},
-    heads=('predictions.', 'sop_classifier.', 'classifier.', 'qa_outputs.'),
+    {'ForPreTraining': ('pooler', 'mlm', 'nsp'), 'ForMaskedLM': ('mlm',)},
     layer='encoder.albert_layer_groups.{}.albert_layers.0.',
     in_layer=(('attention.output.dense.', 'attention.dense.'),
               ('attention.output.LayerNorm.', 'attention.LayerNorm.'),
@@ -147,10 +163,7 @@ ALBERT = Family(
     published=_PUBLISHED | {'inner_group_num': 1}, settings=_ends)
 
 ELECTRA = Family(
-    'electra', 'Electra',
-    {'ElectraModel': ((), ''), 'ElectraForPreTraining': (('rtd',), ''),
-     'ElectraForMaskedLM': (('mlm',), ''), **_classifiers('Electra')},
-    heads=('generator_', 'discriminator_', 'classifier.', 'qa_outputs.', 'sequence_summary.'),
+    'electra', 'Electra', {'ForPreTraining': ('rtd',), 'ForMaskedLM': ('mlm',)},
     names=(('embeddings.projection.', 'embeddings_project.'),
            ('cls.predictions.transform.', 'generator_predictions.'),
            ('cls.predictions.bias', 'generator_lm_head.bias'),
@@ -160,10 +173,7 @@ ELECTRA = Family(
     fields=_FIELDS | {'embedding_size': 'embedding_size', 'generator_size': 'generator_size'})
 
 DISTILBERT = Family(
-    'distilbert', 'DistilBert',
-    {'DistilBertModel': ((), ''), 'DistilBertForMaskedLM': (('mlm',), ''),
-     **_classifiers('DistilBert')},
-    heads=('vocab_', 'pre_classifier.', 'classifier.', 'qa_outputs.'),
+    'distilbert', 'DistilBert', {'ForMaskedLM': ('mlm',)},
     layer='transformer.layer.{}.',
     in_layer=(('attention.self.query.', 'attention.q_lin.'),
               ('attention.self.key.', 'attention.k_lin.'),
@@ -182,7 +192,7 @@ DISTILBERT = Family(
             'max_position_embeddings': 'max_positions', 'dropout': 'dropout',
             'attention_dropout': 'attention_dropout', 'initializer_range': 'initializer_range',
             'activation': 'activation'},
-    published={'tie_word_embeddings': True}, constants={'type_vocab_size': 0})
+    published={'tie_word_embeddings': True})
 
 
 def _read_modern(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -211,24 +221,20 @@ def _read_modern(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 MODERN = Family(
     'modernbert', 'ModernBert',
-    {'ModernBertModel': ((), ''), 'ModernBertForMaskedLM': (('pooler', 'mlm'), ''),
-     **_classifiers('ModernBert', pooler=True)},
-    heads=('head.', 'decoder.', 'classifier.'), prefix='model', layer='layers.{}.',
+    {'ForMaskedLM': ('pooler', 'mlm')}, prefix='model', layer='layers.{}.',
     names=(('embeddings.word_embeddings.', 'embeddings.tok_embeddings.'), ('pooler.', 'head.'),
            ('cls.predictions.bias', 'decoder.bias'), ('cls.predictions.decoder.', 'decoder.')),
     of_class={'ModernBertForQuestionAnswering': (('qa_outputs.', 'classifier.'),)},
-    fields={'vocab_size': 'vocab_size', 'hidden_size': 'hidden_size',
-            'num_hidden_layers': 'num_layers', 'num_attention_heads': 'num_heads',
-            'intermediate_size': 'intermediate_size', 'max_position_embeddings': 'max_positions',
-            'initializer_range': 'initializer_range', 'norm_eps': 'layer_norm_eps',
-            'hidden_activation': 'activation', 'attention_dropout': 'attention_dropout',
-            'embedding_dropout': 'dropout', 'global_attn_every_n_layers': 'global_every',
-            'local_attention': 'local_window', 'global_rope_theta': 'global_theta',
-            'local_rope_theta': 'local_theta', 'classifier_pooling': 'classifier_pooling'},
+    fields=_SIZES | {
+        'initializer_range': 'initializer_range', 'norm_eps': 'layer_norm_eps',
+        'hidden_activation': 'activation', 'attention_dropout': 'attention_dropout',
+        'embedding_dropout': 'dropout', 'global_attn_every_n_layers': 'global_every',
+        'local_attention': 'local_window', 'global_rope_theta': 'global_theta',
+        'local_rope_theta': 'local_theta', 'classifier_pooling': 'classifier_pooling'},
     published={'norm_bias': False, 'attention_bias': False, 'mlp_bias': False, 'decoder_bias': True,
                'classifier_bias': False, 'classifier_activation': 'gelu',
                'tie_word_embeddings': True},
-    constants={'type_vocab_size': 0}, read=_read_modern,
+    read=_read_modern,
     settings=lambda t: {**_ends(t), 'cls_token_id': t.cls_id, 'sep_token_id': t.sep_id})
 
 ALL = {family.name: family for family in (BERT, ROBERTA, ALBERT, ELECTRA, DISTILBERT, MODERN)}

@@ -4,25 +4,24 @@ The tensors are those of transformers' PyTorch classes (`modeling_bert.py` and i
 reader accepts every prefix and every old name that the hub has used.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-import contextlib
+from collections.abc import Mapping
 import dataclasses
-import functools
 import json
+import math
 
 from etils import epath
 import numpy as np
 import safetensors
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import families, layout
-from bert_jax.interop.card import model_card
 from bert_jax.interop.families import Family
 from bert_jax.interop.pretrained import Pretrained, check_vocabulary
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.heads import count_parameters
 from bert_jax.runtime import storage
 from bert_jax.tasks import task_list
 
@@ -68,8 +67,7 @@ def config_from(fields: Mapping, path: epath.Path, family: Family = families.BER
     if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
       raise UserError(f'{path}: the value {value!r} for {name} is no {kind.__name__}')
   return architectures.make_config(
-      {**values, **family.constants, 'activation': _ACTIVATIONS[activation],
-       'architecture': family.name})
+      {**values, 'activation': _ACTIVATIONS[activation], 'architecture': family.name})
 
 
 def _read_config(directory: epath.Path) -> tuple[dict, Family, str]:
@@ -114,48 +112,20 @@ def _weight_files(directory: epath.Path) -> list[epath.Path]:
                   'model.safetensors.index.json')
 
 
-@contextlib.contextmanager
-def _open(files: list[epath.Path], canonical: Callable[[str], str]) -> Iterator[tuple[dict, dict]]:
-  """({canonical name: function that reads the tensor}, {canonical name: shape})."""
-  readers, shapes = {}, {}
-  with contextlib.ExitStack() as stack:
-    for path in files:
-      try:
-        file = stack.enter_context(safetensors.safe_open(str(path), 'numpy'))
-      except (safetensors.SafetensorError, OSError) as e:
-        raise UserError(f'{path} is corrupt or no safetensors file: {e}') from e
-      for theirs in file.keys():  # noqa: SIM118, it is no dict
-        name = canonical(theirs)
-        if name in readers:
-          raise UserError(f'{path}: {theirs} is there twice, under two names')
-        readers[name] = functools.partial(file.get_tensor, theirs)
-        shapes[name] = tuple(file.get_slice(theirs).get_shape())
-    yield readers, shapes
-
-
-def _shorten(names: list[str]) -> str:
-  return ', '.join(names[:5]) + (f' and {len(names) - 5} more' if len(names) > 5 else '')
-
-
-def groups_of(names: Collection[str], needed: Collection[str] = ()) -> tuple[str, ...]:
-  """The needed groups, and every group that one of these tensors belongs to."""
-  return tuple(group for group, start in layout.GROUPS.items()
-               if group in needed or any(name.startswith(start) for name in names))
-
-
-def check_shapes(shapes: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]],
-                 directory: epath.Path):
-  """Raises UserError, naming them, if tensors are missing, surplus or of another shape."""
-  missing = sorted(expected.keys() - shapes.keys())
-  surplus = sorted(shapes.keys() - expected.keys())
-  if missing:
-    raise UserError(f'{directory} lacks tensors: {_shorten(missing)}')
-  if surplus:
-    raise UserError(f'{directory} has tensors that its architecture does not: {_shorten(surplus)}')
-  for name, shape in expected.items():
-    if shapes[name] != shape:
-      raise UserError(f'{directory}: {name} has shape {list(shapes[name])}, its config asks for '
-                      f'{list(shape)}')
+def _tensors(directory: epath.Path, family: Family, architecture: str) -> dict[str, np.ndarray]:
+  """Reads all tensors of a folder, by canonical name."""
+  tensors = {}
+  for path in _weight_files(directory):
+    try:
+      content = load_file(str(path))
+    except (safetensors.SafetensorError, OSError) as e:
+      raise UserError(f'{path} is corrupt or no safetensors file: {e}') from e
+    for theirs, x in content.items():
+      name = family.canonical(theirs, architecture)
+      if name in tensors:
+        raise UserError(f'{path}: {theirs} is there twice, under two names')
+      tensors[name] = x
+  return tensors
 
 
 def load(directory: epath.Path) -> Pretrained:
@@ -169,27 +139,18 @@ def load(directory: epath.Path) -> Pretrained:
   unused = family.unused_positions(fields)
   config = dataclasses.replace(config, max_positions=config.max_positions - unused)
   needed, task = family.architectures[architecture]
-  with _open(_weight_files(directory),
-             lambda name: family.canonical(name, architecture)) as (readers, shapes):
-    def get(name):
-      tensor = readers[name]()
-      return tensor[unused:] if name == _POSITIONS else tensor
-
-    if 'cls.predictions.decoder.bias' in readers:
-      for table in (readers, shapes):
-        table.setdefault('cls.predictions.bias', table['cls.predictions.decoder.bias'])
-    if unused and shapes.get(_POSITIONS):
-      rows, *width = shapes[_POSITIONS]
-      shapes[_POSITIONS] = (rows - unused, *width)
-    for name in _BUFFERS:
-      shapes.pop(name, None)
-    for copy, of in _TIED.items():
-      if shapes.pop(copy, None) and not (of in readers and np.array_equal(get(copy), get(of))):
-        raise UserError(f'{directory}: {copy} differs from {of}: BERT has one tensor for both')
-    groups = groups_of(shapes.keys(), needed)
-    outputs = shapes.get('classifier.bias', (0,))[0] if 'classifier' in groups else 0
-    check_shapes(shapes, layout.expected_shapes(config, groups, outputs), directory)
-    params = layout.from_tensors(get, config, groups)
+  tensors = _tensors(directory, family, architecture)
+  if 'cls.predictions.decoder.bias' in tensors:
+    tensors.setdefault('cls.predictions.bias', tensors['cls.predictions.decoder.bias'])
+  if unused and np.ndim(tensors.get(_POSITIONS)):
+    tensors[_POSITIONS] = tensors[_POSITIONS][unused:]
+  for name in _BUFFERS:
+    tensors.pop(name, None)
+  for copy, of in _TIED.items():
+    if copy in tensors and not np.array_equal(tensors.pop(copy), tensors.get(of)):
+      raise UserError(f'{directory}: {copy} differs from {of}: BERT has one tensor for both')
+  params = layout.from_tensors(tensors, config, needed, directory)
+  outputs = layout.num_labels(tensors)
   tokenizer = tokenizer_lib.load(directory)
   check_vocabulary(config, tokenizer, directory)
   try:
@@ -206,20 +167,37 @@ def load(directory: epath.Path) -> Pretrained:
   return Pretrained(config, params, tokenizer, task, labels, problem, {'source': str(directory)})
 
 
-def architecture_of(model: Pretrained, family: Family) -> str:
-  """The smallest of transformers' classes that holds all groups of the model."""
-  for name, (needed, task) in family.architectures.items():
-    if task == model.task and set(model.groups) - {'pooler'} == set(needed) - {'pooler'}:
-      return name
-  raise UserError(f'no {family.title} class of transformers has the heads '
-                  f'{", ".join(model.groups)} together')
+def _card(model: Pretrained, architecture: str) -> str:
+  """A README.md in the hub's form: the model, how it was made, how to load it."""
+  c, facts = model.config, model.facts
+  counted = {'pooler', 'mlm', 'nsp'} & set(model.groups)
+  parameters = count_parameters(layout.abstract_params(c, counted), c)
+  rows = {'Data': facts.get('data'), 'Steps': facts.get('steps'),
+          'Parts': model.parts, 'Labels': ', '.join(model.labels),
+          'Command': facts.get('command') and f'`{facts["command"]}`'}
+  table = [f'| {name} | {value} |' for name, value in rows.items() if value]
+  scores = [f'| {name} | {value:.4f} |' for name, value in (facts.get('scores') or {}).items()
+            if isinstance(value, (int, float)) and math.isfinite(value)]
+  if facts.get('scores'):
+    scores = ['Held-out scores:', '', '| | |', '| --- | --- |', *scores, '']
+  return '\n'.join([
+      '---', 'library_name: transformers', 'tags:', '- bert', '- bert_jax', '---', '',
+      f'# BERT, {c.num_layers} layers of {c.hidden_size}', '',
+      f'{parameters:,} parameters, {c.vocab_size:,} vocabulary entries '
+      f'({model.tokenizer.kind}), inputs of up to {c.max_positions} tokens. Exported from '
+      f'`{facts.get("source", "bert_jax")}` by bert_jax; every tensor, the outputs and the '
+      'tokenisation were compared with the source.', '',
+      '| | |', '| --- | --- |', *table, '', *scores,
+      '```python', f'from transformers import AutoTokenizer, {architecture}', '',
+      "tokenizer = AutoTokenizer.from_pretrained('THIS_FOLDER')",
+      f"model = {architecture}.from_pretrained('THIS_FOLDER')", '```', ''])
 
 
 def save(model: Pretrained, directory: epath.Path):
   """Writes a model in the Hugging Face layout; makes the folder if there is none."""
   directory.mkdir(parents=True, exist_ok=True)
   family, c = families.ALL[model.config.architecture], model.config
-  architecture = architecture_of(model, family)
+  architecture = family.class_of(model.groups, model.task)
   fields = {'architectures': [architecture], 'model_type': family.name,
             **{name: getattr(c, ours) for name, ours in family.fields.items()},
             **family.published, **family.settings(model.tokenizer), 'dtype': 'float32'}
@@ -238,7 +216,7 @@ def save(model: Pretrained, directory: epath.Path):
   tensors = {family.original(name, architecture): np.ascontiguousarray(x)
              for name, x in tensors.items()}
   save_file(tensors, str(directory / 'model.safetensors'), metadata={'format': 'pt'})
-  (directory / 'README.md').write_text(model_card(model, architecture))
+  (directory / 'README.md').write_text(_card(model, architecture))
   model.tokenizer.save(directory)
   path = directory / 'tokenizer_config.json'
   if path.exists():

@@ -5,7 +5,8 @@ Tensors have canonical names, those of transformers' PyTorch BERT: the encoder's
 encoder a checkpoint holds groups of tensors; a group is complete or absent.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import functools
 from typing import Any, NamedTuple
 
 from flax import linen as nn
@@ -14,10 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.errors import UserError
 from bert_jax.model import modern
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.embeddings import dense
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining, ReplacedTokenHead
+from bert_jax.tasks import task_list
 
 # The groups, and the prefix of their tensors' names.
 GROUPS = {'pooler': 'pooler.', 'mlm': 'cls.predictions.', 'nsp': 'cls.seq_relationship.',
@@ -34,7 +38,8 @@ class _Rule(NamedTuple):
   tensors: Sequence[str]  # names; {} stands for the number of the layer
   read: Callable[..., Arrays]  # tensors -> leaves
   write: Callable[..., Arrays]  # leaves -> tensors
-  layers: Sequence[int] | None = None  # the layers that a leaf stacks along its first axis
+  layers: Sequence[int] = (0,)  # numbers of the layers that follow this rule
+  stacked: bool = False  # True if a leaf stacks these layers along its first axis
 
 
 def _copy(leaf: str, tensor: str) -> _Rule:
@@ -91,10 +96,10 @@ def _joined(leaves: Sequence[str], tensor: str) -> _Rule:
 
 
 def _in_layer(rules: Iterable[_Rule], leaf: str, tensor: str = 'encoder.layer.{}',
-              layers: Sequence[int] | None = None) -> list[_Rule]:
-  """The rules of a layer, where the tree and the names of the tensors have it."""
+              **layers: Any) -> list[_Rule]:
+  """Puts the rules of a layer where the tree and the names of the tensors have it."""
   return [rule._replace(leaves=[f'{leaf}/{name}' for name in rule.leaves],
-                        tensors=[f'{tensor}.{name}' for name in rule.tensors], layers=layers)
+                        tensors=[f'{tensor}.{name}' for name in rule.tensors], **layers)
           for rule in rules]
 
 
@@ -114,7 +119,7 @@ def _bert(config: BertConfig) -> list[_Rule]:
       _per_entry('bert/embeddings/token', 'embeddings.word_embeddings.weight', config),
       _copy('bert/embeddings/position', 'embeddings.position_embeddings.weight'),
       *_norm('bert/embeddings/norm', 'embeddings.LayerNorm'),
-      *_in_layer(layer, 'bert/layers', layers=range(config.stacked_layers))]
+      *_in_layer(layer, 'bert/layers', layers=range(config.stacked_layers), stacked=True)]
   if config.type_vocab_size:
     rules.append(_copy('bert/embeddings/segment', 'embeddings.token_type_embeddings.weight'))
   if config.projects:
@@ -137,7 +142,7 @@ def _modern(config: modern.ModernConfig) -> list[_Rule]:
       *_in_layer(layer, 'bert/first', 'encoder.layer.0')]
   layer.append(_copy('attention_norm/scale', 'attn_norm.weight'))
   for place, name in enumerate(modern.group_names(config)):
-    rules += _in_layer(layer, f'bert/layers/{name}',
+    rules += _in_layer(layer, f'bert/layers/{name}', stacked=True,
                        layers=range(1 + place, config.num_layers, config.global_every))
   return rules
 
@@ -166,38 +171,63 @@ def _rules(config: BertConfig, present: Collection[str]) -> list[_Rule]:
   return encoder + [rule for group in GROUPS if group in present for rule in by_group[group]]
 
 
-def from_tensors(get: Callable[[str], np.ndarray], config: BertConfig,
-                 present: Collection[str]) -> Any:
-  """Builds the tree of parameters, float32, of a model with the encoder and these groups.
+def from_tensors(tensors: Mapping[str, np.ndarray], config: BertConfig, needed: Collection[str],
+                 source: Any) -> Any:
+  """Builds a tree of parameters, float32, from the tensors of a checkpoint.
 
-  `get` gives a tensor by its canonical name; the shapes are expected to fit the config.
+  Args:
+    tensors: by canonical name.
+    config: of the model.
+    needed: groups that the checkpoint must have; it may have others.
+    source: folder of the checkpoint, for messages.
+
+  Raises:
+    UserError: tensors are missing, surplus or of another shape.
   """
+  present = [group for group, start in GROUPS.items()
+             if group in needed or any(name.startswith(start) for name in tensors)]
+  _check_shapes(tensors, config, present, source)
   leaves = {}
-
-  def read(rule, layer=None):
-    names = [name.format(layer) for name in rule.tensors]
-    return rule.read(*(np.asarray(get(name)).astype(np.float32) for name in names))
-
   for rule in _rules(config, present):
-    if rule.layers is None:
-      arrays = read(rule)
-    else:
-      arrays = map(np.stack, zip(*(read(rule, layer) for layer in rule.layers)))
-    leaves.update(zip(rule.leaves, arrays))
+    layers = [rule.read(*(tensors[name.format(i)].astype(np.float32) for name in rule.tensors))
+              for i in rule.layers]
+    for leaf, arrays in zip(rule.leaves, zip(*layers)):
+      leaves[leaf] = np.stack(arrays) if rule.stacked else arrays[0]
   return {'params': traverse_util.unflatten_dict(leaves, sep='/')}
 
 
 def to_tensors(params: Any, config: BertConfig) -> dict[str, np.ndarray]:
-  """The tensors of a tree of parameters, by canonical name; the inverse of `from_tensors`."""
-  leaves, tensors = traverse_util.flatten_dict(params['params'], sep='/'), {}
+  """Returns the tensors of a tree of parameters, by canonical name."""
+  leaves = traverse_util.flatten_dict(jax.tree.map(np.asarray, params['params']), sep='/')
+  tensors = {}
   for rule in _rules(config, groups(params)):
-    arrays = [np.asarray(leaves[name]) for name in rule.leaves]
-    if rule.layers is None:
-      tensors.update(zip(rule.tensors, rule.write(*arrays)))
-    for i, layer in enumerate(rule.layers or ()):
-      names = [name.format(layer) for name in rule.tensors]
-      tensors.update(zip(names, rule.write(*(x[i] for x in arrays))))
+    for place, layer in enumerate(rule.layers):
+      arrays = [leaves[leaf][place] if rule.stacked else leaves[leaf] for leaf in rule.leaves]
+      tensors.update(zip([name.format(layer) for name in rule.tensors], rule.write(*arrays)))
   return tensors
+
+
+def _check_shapes(tensors: Mapping[str, np.ndarray], config: BertConfig, present: Collection[str],
+                  source: Any):
+  """Raises UserError, naming them, if tensors are missing, surplus or of another shape."""
+  abstract = nn.unbox(abstract_params(config, present, num_labels(tensors)))
+  zeros = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), abstract)
+  shapes = {name: x.shape for name, x in to_tensors(zeros, config).items()}
+  for problem, names in (('lacks tensors', shapes.keys() - tensors.keys()),
+                         ('has tensors that its architecture does not',
+                          tensors.keys() - shapes.keys())):
+    if names:
+      more = f' and {len(names) - 5} more' if len(names) > 5 else ''
+      raise UserError(f'{source} {problem}: {", ".join(sorted(names)[:5])}{more}')
+  for name, shape in shapes.items():
+    if tensors[name].shape != shape:
+      raise UserError(f'{source}: {name} has shape {list(tensors[name].shape)}, its config asks '
+                      f'for {list(shape)}')
+
+
+def num_labels(tensors: Mapping[str, np.ndarray]) -> int:
+  """Returns the number of outputs of the classifier; 0 without one."""
+  return np.size(tensors.get('classifier.bias', ()))
 
 
 def groups(params: Any) -> tuple[str, ...]:
@@ -208,30 +238,30 @@ def groups(params: Any) -> tuple[str, ...]:
                if leaf.get(group, group) in (tree['bert'] if group == 'pooler' else tree))
 
 
-def abstract_params(config: BertConfig, present: Collection[str], num_labels: int = 0) -> Any:
-  """The parameters of a model with these groups: ShapeDtypeStructs, boxed with logical axes."""
+def abstract_params(config: BertConfig, present: Collection[str], num_labels: int = 0,
+                    task: str = '') -> Any:
+  """Returns the parameters of a model with these groups: a tree of ShapeDtypeStructs.
+
+  Those of GROUPS are boxed with their logical axes. Others belong to the head of `task`.
+  """
   key, tokens = jax.random.key(0), jax.ShapeDtypeStruct((1, 8), jnp.int32)
   tree = jax.eval_shape(BertForPreTraining(config).init, key, Batch(*[tokens] * 4), tokens,
                         tokens)['params']
-  nsp = tree.pop('nsp')
   if 'pooler' not in present:
     del tree['bert']['pooler']
-  if 'mlm' not in present:
+  if 'mlm' in present:
+    del tree['nsp']
+  else:
     tree = {'bert': tree['bert']}
-  if 'rtd' in present:
-    hidden = jax.ShapeDtypeStruct((1, config.hidden_size), jnp.float32)
-    tree['rtd'] = jax.eval_shape(ReplacedTokenHead(config).init, key, hidden)['params']
-  for name, outputs in (('nsp', 2), ('classifier', num_labels), ('qa_outputs', 2)):
-    if name in present:  # the logical axes are those of the next-sentence head
-      shapes = {'kernel': (config.hidden_size, outputs), 'bias': (outputs,)}
-      tree[name] = {leaf: nsp[leaf].replace_boxed(jax.ShapeDtypeStruct(shape, jnp.float32))
-                    for leaf, shape in shapes.items()}
+  outputs = functools.partial(dense, config, axes=('embed', 'labels'), dtype=jnp.float32)
+  heads = {'nsp': outputs(2), 'rtd': ReplacedTokenHead(config), 'classifier': outputs(num_labels),
+           'qa_outputs': outputs(2)}
+  hidden = jax.ShapeDtypeStruct((1, config.hidden_size), jnp.float32)
+  for name, head in heads.items():
+    if name in present:
+      tree[name] = jax.eval_shape(head.init, key, hidden)['params']
+  others = set(present) - GROUPS.keys()
+  if others:
+    head = task_list.ALL[task].abstract_params(config, num_labels)['params']
+    tree |= {name: head[name] for name in others}
   return {'params': tree}
-
-
-def expected_shapes(config: BertConfig, present: Collection[str],
-                    num_labels: int = 0) -> dict[str, tuple[int, ...]]:
-  """Name and shape of every tensor of a model with these groups."""
-  abstract = nn.unbox(abstract_params(config, present, num_labels))
-  zeros = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), abstract)
-  return {name: x.shape for name, x in to_tensors(zeros, config).items()}

@@ -6,7 +6,7 @@ from etils import epath
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.interop import huggingface, native
+from bert_jax.interop import huggingface, native, tensorflow
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.training import fingerprint
 
@@ -52,13 +52,10 @@ def _read(directory: str, step: int | None, allow_older: bool) -> Pretrained:
   if step is not None or allow_older:
     raise UserError(f'{directory} is no workdir: --step and --allow_older choose among the '
                     'checkpoints of a run')
-  if (folder / native.CHECKPOINT_FILE).exists():
-    return native.load(folder)
-  if (folder / 'config.json').exists():
-    return huggingface.load(folder)
-  if (folder / 'bert_config.json').exists():
-    from bert_jax.interop import tensorflow  # an optional install
-    return tensorflow.load(folder)
+  for name, read in ((native.CHECKPOINT_FILE, native.load), ('config.json', huggingface.load),
+                     ('bert_config.json', tensorflow.load)):
+    if (folder / name).exists():
+      return read(folder)
   raise UserError(f'{directory} holds no model: none of {native.WORKDIR_FILE} (a workdir), '
                   f'{native.CHECKPOINT_FILE} (a checkpoint of bert_jax), config.json (Hugging '
                   'Face), bert_config.json (TensorFlow) is there')

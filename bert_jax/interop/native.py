@@ -15,8 +15,8 @@ import orbax.checkpoint as ocp
 
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
-from bert_jax.interop import layout, pretrained
-from bert_jax.interop.pretrained import Pretrained, check_vocabulary
+from bert_jax.interop import layout
+from bert_jax.interop.pretrained import Pretrained, check_vocabulary, head_groups
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
@@ -68,7 +68,7 @@ def load(directory: epath.Path) -> Pretrained:
   tokenizer = tokenizer_lib.load(directory / 'tokenizer')
   check_vocabulary(config, tokenizer, directory)
   abstract = checkpoint.on_one_device(
-      pretrained.abstract_params(config, groups, task, len(labels)))
+      nn.unbox(layout.abstract_params(config, groups, len(labels), task)))
   try:
     params = integrity.read(checkpoint.absolute(directory), {'params': abstract}, content)['params']
   except integrity.Damaged as e:
@@ -107,11 +107,10 @@ def load_workdir(directory: epath.Path, step: int | None = None,
     # A student's parameters are those of any masked LM.
     name = 'mlm' if name == 'distillation' else name
     objective = catalogue.create(name, data.get('sequences'), config)
-    abstract = nn.unbox(jax.eval_shape(objective.init, jax.random.key(0)))
+    abstract = jax.eval_shape(objective.init, jax.random.key(0))
   else:
-    groups = pretrained.head_groups(config, task)
-    abstract = pretrained.abstract_params(config, groups, task, len(labels))
-  params, step = checkpoint.restore_params(directory, abstract, step, allow_older)
+    abstract = layout.abstract_params(config, head_groups(config, task), len(labels), task)
+  params, step = checkpoint.restore_params(directory, nn.unbox(abstract), step, allow_older)
   facts = {'source': str(directory), 'data': data.get('source') or data.get('train'), 'steps': step,
            'command': run.get('command'), 'scores': _scores(directory, step)}
   if pretrains:

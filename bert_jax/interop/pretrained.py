@@ -1,10 +1,7 @@
 """A model with all that is needed to use it, to train it further or to hand it on."""
 
-from collections.abc import Collection
 import dataclasses
 from typing import Any
-
-from flax import linen as nn
 
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
@@ -20,17 +17,6 @@ def head_groups(config: BertConfig, task: str) -> set[str]:
   """
   parts = task_list.ALL[task].parts if task in task_list.ALL else ()
   return {*parts, *(('pooler',) if parts and config.pooler_is_shared else ())}
-
-
-def abstract_params(config: BertConfig, groups: Collection[str], task: str = '',
-                    num_labels: int = 0) -> Any:
-  """The tree of ShapeDtypeStructs of a model with these groups; a task's own are its head's."""
-  params = nn.unbox(layout.abstract_params(config, groups, num_labels))
-  own = set(groups) - layout.GROUPS.keys()
-  if own:
-    head = task_list.ALL[task].abstract_params(config, num_labels)['params']
-    params['params'] |= {name: head[name] for name in own}
-  return params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +39,11 @@ class Pretrained:
   labels: tuple[str, ...] = ()
   problem: str = ''
   facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def parts(self) -> str:
+    """The encoder and the groups, for people."""
+    return ', '.join(('encoder', *self.groups))
 
   @property
   def groups(self) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
   """
   ours = _encoder(model)
   exported = jax.export.deserialize((directory / _FILE).read_bytes())
-  for rows, length in ((1, 8), (3, min(21, model.config.max_positions))):
+  for rows, length in ((1, 8), (3, 21)):
     batch = verify.sample(model, rows, length)
     inputs = batch.ids, batch.type_ids, batch.pair_index
     for a, b in zip(ours(*inputs), exported.call(*inputs)):

@@ -7,7 +7,6 @@ an optional install.
 import re
 
 from etils import epath
-import numpy as np
 
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
@@ -55,24 +54,15 @@ def load(directory: epath.Path) -> Pretrained:
     variables = reader.get_variable_to_shape_map()
   except (tf.errors.OpError, ValueError) as e:
     raise UserError(f'{indices[0]} cannot be read: {e}') from e
-  shapes, sources = {}, {}
-  for variable, shape in variables.items():
-    if not _IGNORED.search(variable):
-      name, transposed = _canonical(variable)
-      shapes[name] = tuple(reversed(shape) if transposed else shape)
-      sources[name] = variable, transposed
-
-  def get(name: str) -> np.ndarray:
-    variable, transposed = sources[name]
+  tensors = {}
+  for variable in filter(lambda name: not _IGNORED.search(name), variables):
     try:
-      tensor = reader.get_tensor(variable)
+      x = reader.get_tensor(variable)
     except (tf.errors.OpError, IndexError, RuntimeError) as e:  # the last two where it is cut short
       raise UserError(f'{directory}: {variable} cannot be read: {e}') from e
-    return tensor.T if transposed else tensor
-
-  groups = huggingface.groups_of(shapes.keys())
-  huggingface.check_shapes(shapes, layout.expected_shapes(config, groups), directory)
-  params = layout.from_tensors(get, config, groups)
+    name, transposed = _canonical(variable)
+    tensors[name] = x.T if transposed else x
+  params = layout.from_tensors(tensors, config, (), directory)
   # The published folders do not say; a vocabulary with capitals is read as cased.
   vocab = tokenizer_lib.read_vocab(directory / 'vocab.txt')
   tokenizer = tokenizer_lib.WordPiece(vocab, lowercase=not tokenizer_lib.is_cased(vocab))

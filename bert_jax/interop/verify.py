@@ -33,18 +33,16 @@ HOSTILE = (
     '`code` ~tilde~ ^caret^ |pipe| <tag>', '。、！？（）', 'ａｂｃ１２３',
     "``quoted'' ''x`` ```y'''", '9,9 10, 1,2,3 5,,', 'unit\x1cseparator\x85next',
 )
-# The class of transformers that has exactly these heads, and its names for the logits of each.
-_CLASSES = {('mlm', 'nsp'): 'ForPreTraining', ('mlm',): 'ForMaskedLM', ('rtd',): 'ForPreTraining',
-            ('nsp',): 'ForNextSentencePrediction', (): 'Model'}
+# Names of the logits of each head in the outputs of transformers' classes.
 _LOGITS = {'mlm': ('prediction_logits', 'logits'),
            'nsp': ('seq_relationship_logits', 'sop_logits', 'logits'), 'rtd': ('logits',)}
 # Largest difference between outputs: the arithmetic is the same, the order of sums may differ.
 TOLERANCE = 2e-5
 
 
-def sample(model: Pretrained, rows: int, length: int) -> Batch:
-  """A batch [rows, length] with padding, of ids drawn from the whole vocabulary."""
-  rng = np.random.default_rng(0)
+def sample(model: Pretrained, rows: int = 3, length: int = 24) -> Batch:
+  """Makes a batch [rows, length] with padding, of ids drawn from the whole vocabulary."""
+  rng, length = np.random.default_rng(0), min(length, model.config.max_positions)
   ids = rng.integers(0, model.config.vocab_size, (rows, length)).astype(np.int32)
   ids[ids == model.tokenizer.pad_id] = model.tokenizer.unk_id  # RoBERTa counts positions by padding
   used = np.maximum(length - np.arange(rows) * length // 3, 1)
@@ -55,13 +53,9 @@ def sample(model: Pretrained, rows: int, length: int) -> Batch:
   return Batch(ids, type_ids, positions, pair_index)
 
 
-def _batch(model: Pretrained) -> Batch:
-  return sample(model, 3, min(24, model.config.max_positions))
-
-
 def _outputs(model: Pretrained) -> dict[str, np.ndarray]:
   """Hidden states and logits of the pretraining heads of a fixed batch, float32, by name."""
-  batch = _batch(model)
+  batch = sample(model)
   config = dataclasses.replace(model.config, dtype='float32')
   first = jnp.zeros((3, 1), jnp.int32)
   is_real = batch.pair_index > 0
@@ -94,12 +88,12 @@ def _transformers_outputs(directory: epath.Path, model: Pretrained) -> dict[str,
   transformers.utils.logging.set_verbosity_error()
   transformers.utils.logging.disable_progress_bar()
   heads = tuple(group for group in model.groups if group in _LOGITS)
-  name = families.ALL[model.config.architecture].title + _CLASSES[heads]
+  name = families.ALL[model.config.architecture].class_of(heads, '')
   module, loading = getattr(transformers, name).from_pretrained(
       str(directory), output_loading_info=True)
   if loading['missing_keys'] and not name.endswith('Model'):
     raise UserError(f'{directory}: transformers misses {sorted(loading["missing_keys"])}')
-  batch = _batch(model)
+  batch = sample(model)
   ids, types, mask = (torch.tensor(np.array(x), dtype=torch.long)
                       for x in (batch.ids, batch.type_ids, batch.pair_index))
   with torch.no_grad():

@@ -7,8 +7,7 @@ from flax import linen as nn
 import jax
 
 from bert_jax.errors import require
-from bert_jax.model import encoder
-from bert_jax.model.attention import Mask
+from bert_jax.model import attention, encoder
 from bert_jax.model.bert_config import BertConfig
 
 
@@ -33,6 +32,10 @@ class AlbertConfig(BertConfig):
   def stacked_layers(self) -> int:
     return self.groups
 
+  @property
+  def fewest_layers(self) -> tuple[int, int]:
+    return self.groups, 2 * self.groups
+
 
 class SharedLayer(nn.Module):
   """One layer, applied N / G times; one turn of the scan over groups."""
@@ -41,7 +44,7 @@ class SharedLayer(nn.Module):
   deterministic: bool
 
   @nn.compact
-  def __call__(self, x: jax.Array, mask: Mask) -> tuple[jax.Array, None]:
+  def __call__(self, x: jax.Array, mask: attention.Mask) -> tuple[jax.Array, None]:
     """[B, L, D] -> ([B, L, D], None)."""
     c = self.config
     layer = encoder.rematerialised(encoder.EncoderLayer, c)
@@ -58,7 +61,7 @@ class Albert(encoder.Bert):
 
   config: AlbertConfig
 
-  def run_layers(self, x: jax.Array, mask: Mask, deterministic: bool) -> jax.Array:
-    c = self.config
+  def run_layers(self, x: jax.Array, batch: encoder.Batch, deterministic: bool) -> jax.Array:
+    c, mask = self.config, attention.make_mask(self, batch.pair_index)
     groups = encoder.stacked(SharedLayer, c, c.groups, self.is_initializing())
     return groups(c, deterministic, name='layers')(x, mask)[0]

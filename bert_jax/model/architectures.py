@@ -18,29 +18,19 @@ class Architecture(NamedTuple):
 
   config: type[BertConfig]
   encoder: Callable[[BertConfig], Encoder] = Bert
-  # Numbers of layers are `first_layers` and a multiple of `layer_step`.
-  layer_step: Callable[[BertConfig], int] = lambda config: 1
-  first_layers: int = 0
 
 
 ALL = {'bert': Architecture(BertConfig),
        'roberta': Architecture(BertConfig),
        'distilbert': Architecture(DistilBertConfig),
-       'albert': Architecture(AlbertConfig, Albert, lambda config: config.groups),
+       'albert': Architecture(AlbertConfig, Albert),
        'electra': Architecture(ElectraConfig),
-       'modernbert': Architecture(ModernConfig, Modern, lambda config: config.global_every, 1)}
+       'modernbert': Architecture(ModernConfig, Modern)}
 
 
 def encoder(config: BertConfig) -> Encoder:
   """Returns the encoder that a config describes."""
   return ALL[config.architecture].encoder(config)
-
-
-def fewest_layers(config: BertConfig) -> tuple[int, int]:
-  """Returns the two smallest numbers of layers that a model of this kind can have."""
-  architecture = ALL[config.architecture]
-  step = architecture.layer_step(config)
-  return architecture.first_layers + step, architecture.first_layers + 2 * step
 
 
 def make_config(fields: Mapping[str, Any]) -> BertConfig:

@@ -114,6 +114,11 @@ class BertConfig:
     return self.num_layers
 
   @property
+  def fewest_layers(self) -> tuple[int, int]:
+    """The two smallest numbers of layers that a model of this kind can have."""
+    return 1, 2
+
+  @property
   def padded_vocab_size(self) -> int:
     """Rows of the stored token table: V rounded up to a multiple of 128."""
     return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE

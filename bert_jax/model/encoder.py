@@ -1,4 +1,4 @@
-"""BERT's encoder, a stack of post-LayerNorm transformer layers, and the protocol of encoders."""
+"""BERT's encoder, a stack of post-LayerNorm transformer layers."""
 
 from collections.abc import Callable
 import functools
@@ -142,7 +142,10 @@ def stacked(layer: type[nn.Module], config: BertConfig, length: int,
 
 
 class Bert(nn.Module):
-  """Embeddings, N encoder layers, and the pooler over each pair's [CLS]; an `Encoder`."""
+  """An `Encoder`: embeddings, N layers, and the pooler over each pair's [CLS].
+
+  Other architectures override parts.
+  """
 
   config: BertConfig
 
@@ -153,9 +156,9 @@ class Bert(nn.Module):
       self.projection = dense(c, c.hidden_size, ('pooled', 'embed'), bias_axis='embed_act')
     self.pooler = dense(c, c.hidden_size, ('embed', 'pooled'), bias_axis='embed')
 
-  def run_layers(self, x: jax.Array, mask: attention.Mask, deterministic: bool) -> jax.Array:
+  def run_layers(self, x: jax.Array, batch: Batch, deterministic: bool) -> jax.Array:
     """Runs all layers: [B, L, D] -> [B, L, D]."""
-    c = self.config
+    c, mask = self.config, attention.make_mask(self, batch.pair_index)
     layers = stacked(rematerialised(EncoderLayer, c), c, c.num_layers, self.is_initializing())
     return layers(c, deterministic, name='layers')(x, mask)[0]
 
@@ -166,7 +169,7 @@ class Bert(nn.Module):
     if self.config.projects:
       x = self.projection(x)  # [B, L, D]
     self.sow('intermediates', 'embedded', x)
-    return self.run_layers(x, attention.make_mask(self, batch.pair_index), deterministic)
+    return self.run_layers(x, batch, deterministic)
 
   def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
     pooled = self.pooler(take_positions(hidden, cls_positions))  # [B, P, D]

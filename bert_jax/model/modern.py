@@ -66,6 +66,10 @@ class ModernConfig(BertConfig):
     return (self.num_layers - 1) // self.global_every
 
   @property
+  def fewest_layers(self) -> tuple[int, int]:
+    return 1 + self.global_every, 1 + 2 * self.global_every
+
+  @property
   def out_stddev(self) -> float:
     """Standard deviation of kernels that write to the residual stream (Radford et al. 2019)."""
     return self.initializer_range / math.sqrt(2 * self.num_layers)
@@ -181,8 +185,8 @@ class PredictionHead(nn.Module):
     return LayerNorm(c, name='norm')(encoder.activation('gelu')(y))
 
 
-class Modern(nn.Module):
-  """Embeddings of tokens, N layers, a last norm and the head that all tasks share; an `Encoder`."""
+class Modern(encoder.Bert):
+  """Embeddings of tokens, N layers, a last norm and the head that all tasks share."""
 
   config: ModernConfig
 
@@ -191,13 +195,8 @@ class Modern(nn.Module):
     self.final_norm = LayerNorm(self.config)
     self.pooler = PredictionHead(self.config)
 
-  @nn.compact
-  def encode(self, batch: encoder.Batch, *, deterministic: bool = True) -> jax.Array:
-    c = self.config
-    x = self.embeddings(batch.ids, batch.type_ids, batch.positions,
-                        deterministic=deterministic)  # [B, L, D]
-    self.sow('intermediates', 'embedded', x)
-    mask = attention.make_mask(self, batch.pair_index)
+  def run_layers(self, x: jax.Array, batch: encoder.Batch, deterministic: bool) -> jax.Array:
+    c, mask = self.config, attention.make_mask(self, batch.pair_index)
     angles = {'global': rotary(batch.positions, c.head_size, c.global_theta),
               'local': rotary(batch.positions, c.head_size, c.local_theta)}
     first = encoder.rematerialised(Layer, c)

@@ -1,9 +1,10 @@
-"""One vector for each text of a packed batch."""
+"""One vector for each text: of a packed batch, or of chunks."""
 
 import jax
 import jax.numpy as jnp
 
 from bert_jax.model.encoder import take_positions
+from bert_jax.model.kernels import MASKED
 
 POOLINGS = ('cls', 'mean', 'max', 'none')
 
@@ -30,3 +31,27 @@ def pool(hidden: jax.Array, pair_index: jax.Array, starts: jax.Array, how: str) 
     return jnp.max(hidden, axis=1, where=(pair_index == text)[:, :, None], initial=-jnp.inf)
 
   return jax.vmap(largest, out_axes=1)(texts)
+
+
+def combine_chunks(vectors: jax.Array, exists: jax.Array, how: str) -> jax.Array:
+  """Combines the chunks of long texts (Sun et al. 2019, section 5.3): [T, C, D] -> [T, D].
+
+  T is the number of texts, C that of the chunks of each.
+  chunks_attention has no weights of its own: every chunk attends to all with scaled dot products,
+  and the results are averaged.
+
+  Args:
+    vectors: [T, C, D] float32.
+    exists: [T, C] bool, False where a text has fewer chunks.
+    how: chunks_mean, chunks_max or chunks_attention; of one chunk all give the chunk itself.
+  """
+  if vectors.shape[1] == 1:
+    return vectors[:, 0]
+  real = exists[:, :, None].astype(vectors.dtype)  # [T, C, 1]
+  if how == 'chunks_max':
+    return jnp.where(exists[:, :, None], vectors, MASKED).max(1)
+  if how == 'chunks_attention':
+    scores = jnp.einsum('tcd,tkd->tck', vectors, vectors) / jnp.sqrt(vectors.shape[-1])
+    weights = jax.nn.softmax(jnp.where(exists[:, None, :], scores, MASKED), axis=-1)  # [T, C, C]
+    vectors = jnp.einsum('tck,tkd->tcd', weights, vectors)
+  return (vectors * real).sum(1) / jnp.maximum(real.sum(1), 1)

@@ -10,13 +10,9 @@ from jax.experimental import topologies
 from bert_jax.errors import UserError
 
 # Slices for rent; the compiler knows more of the same generations.
-KNOWN = {
-    'v4': ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8'),
-    'v5e': ('1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16'),
-    'v5p': ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8', '8x8x16'),
-    'v6e': ('1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16'),
-    'tpu7x': ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8'),
-}
+_FLAT = ('1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
+_CUBES = ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8')
+KNOWN = {'v4': _CUBES, 'v5e': _FLAT, 'v5p': (*_CUBES, '8x8x16'), 'v6e': _FLAT, 'tpu7x': _CUBES}
 
 
 def get(name: str, slices: int = 1) -> list[jax.Device]:

@@ -1,24 +1,25 @@
 """Estimates what a run takes: does it fit, what limits its step, what does it cost as a whole."""
 
-from collections.abc import Callable, Sequence
-import dataclasses
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+import functools
+from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax.data.phases import Phase
-from bert_jax.model import architectures
-from bert_jax.parallel import chip_figures
+from bert_jax.model.bert_config import REMAT
+from bert_jax.parallel import chip_figures, sharding
 from bert_jax.planning import collectives, programs
 from bert_jax.planning.collectives import Collective
 from bert_jax.planning.programs import Program
 
+# Upper bound on the rows for each device of the batch axes: nobody trains with more.
+_MOST_ROWS = 4096
 _WEAK_SCALING_DEVICES = (1, 4, 16, 64, 256, 1024)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Estimate:
+class Estimate(NamedTuple):
   """One phase of a run on one mesh. Sizes are bytes on each device, times are seconds."""
 
   phase: Phase
@@ -38,49 +39,19 @@ class Estimate:
   weak_scaling: dict[int, float]  # {devices: bytes sent} if the data axis and the rows grow
   model_flops: float  # the model's own on all devices; recomputation is not counted
   chip: chip_figures.Chip | None  # peaks of a device; None = unknown
-
-  @property
-  def tokens(self) -> int:
-    """Positions in a step's rows."""
-    return self.phase.batch_size * self.phase.max_len
-
-  @property
-  def sent(self) -> float:
-    """Bytes that a device sends in a step."""
-    return sum(c.sent for c in self.collectives)
-
-  @property
-  def seconds(self) -> dict[str, float]:
-    """The least time of a step for computing, for memory and for the network, each at its peak."""
-    if not self.chip:
-      return {}
-    return {'compute': self.flops / self.chip.flops, 'memory': self.traffic / self.chip.bandwidth,
-            'network': self.sent / self.chip.network}
-
-  @property
-  def step_seconds(self) -> float | None:
-    """The roofline: a step cannot be faster than the slowest of these."""
-    return max(self.seconds.values(), default=None)
-
-  @property
-  def mfu(self) -> float | None:
-    """The share of the peak that the model's own FLOPs can reach."""
-    if not self.chip or not self.step_seconds:
-      return None
-    return self.model_flops / (self.step_seconds * self.chip.flops * self.devices)
-
-  @property
-  def chip_hours(self) -> float | None:
-    """The least chip-hours of all steps of the phase."""
-    return self.step_seconds and self.phase.steps * self.step_seconds / 3600 * self.chips
+  tokens: int  # positions in a step's rows
+  sent: float  # bytes that a device sends in a step
+  # The rest follows from the peaks of the chip: {} or None if they are unknown.
+  seconds: dict[str, float]  # least times of a step for computing, for memory and for the network
+  step_seconds: float | None  # the roofline: a step cannot be faster than the slowest of these
+  mfu: float | None  # share of the peak that the model's own FLOPs can reach
+  chip_hours: float | None  # least chip-hours of all steps of the phase
 
   def as_json(self) -> dict[str, Any]:
-    """Fields and properties in plain types."""
-    plain = dataclasses.asdict(self)
-    plain |= {'phase': self.phase._asdict(), 'chip': self.chip and self.chip._asdict(),
-              'collectives': [{**c._asdict(), 'sent': c.sent} for c in self.collectives]}
-    return plain | {name: getattr(self, name) for name in (
-        'tokens', 'sent', 'seconds', 'step_seconds', 'mfu', 'chip_hours')}
+    """The fields in plain types."""
+    return self._asdict() | {
+        'phase': self.phase._asdict(), 'chip': self.chip and self.chip._asdict(),
+        'collectives': [{**c._asdict(), 'sent': c.sent} for c in self.collectives]}
 
 
 def estimate(config: ConfigDict, work: programs.Work, mesh: Mesh,
@@ -95,7 +66,7 @@ def estimate(config: ConfigDict, work: programs.Work, mesh: Mesh,
 
   `compile_all` gives the figures of programs; None = one after another in this process.
   """
-  fewest, more = architectures.fewest_layers(work.task.model.config)
+  fewest, more = work.task.model.config.fewest_layers
   steps = [Program(layers=more), Program(layers=fewest), Program(), Program(evaluates=True)]
   if compile_all:
     large, small, training, evaluation = compile_all(steps)  # the longest first
@@ -103,7 +74,9 @@ def estimate(config: ConfigDict, work: programs.Work, mesh: Mesh,
     large, small, training, evaluation = (
         programs.compile_program(config, work, mesh, step) for step in steps)
   phase, devices = work.phase, list(mesh.devices.flat)
-  model_flops = work.task.flops_per_token(phase.max_len) * phase.batch_size * phase.max_len
+  chip, chips = chip_figures.chip_of(devices), chip_figures.num_chips(devices)
+  tokens = phase.batch_size * phase.max_len
+  model_flops = work.task.flops_per_token(phase.max_len) * tokens
   flops, counted, traffic, exchanged = 0.0, 0.0, 0.0, []
   if small.memory and large.memory:
     ratio = (config.model.num_layers - fewest) / (more - fewest)
@@ -111,12 +84,62 @@ def estimate(config: ConfigDict, work: programs.Work, mesh: Mesh,
     traffic = small.traffic + ratio * (large.traffic - small.traffic)
     exchanged = collectives.extrapolate(small.collectives, large.collectives, 1 + ratio)
     flops = max(counted, model_flops / len(devices))
+  sent = sum(c.sent for c in exchanged)
+  seconds, step_seconds, mfu, chip_hours = {}, None, None, None
+  if chip:
+    seconds = {'compute': flops / chip.flops, 'memory': traffic / chip.bandwidth,
+               'network': sent / chip.network}
+    step_seconds = max(seconds.values())
+    chip_hours = phase.steps * step_seconds / 3600 * chips
+  if step_seconds:
+    mfu = model_flops / (step_seconds * chip.flops * len(devices))
   return Estimate(
-      phase=phase, devices=len(devices), chips=chip_figures.num_chips(devices),
-      memory=training.memory, eval_memory=evaluation.memory,
-      missing=max(training.missing, evaluation.missing),
+      phase=phase, devices=len(devices), chips=chips, memory=training.memory,
+      eval_memory=evaluation.memory, missing=max(training.missing, evaluation.missing),
       compile_seconds=(training.seconds, evaluation.seconds), flops=flops, counted_flops=counted,
       whole_gathers=devices[0].platform == 'tpu' and config.sharding.startswith('fsdp'),
       traffic=traffic, collectives=exchanged,
       weak_scaling=collectives.weak_scaling(exchanged, mesh, _WEAK_SCALING_DEVICES),
-      model_flops=model_flops, chip=chip_figures.chip_of(devices))
+      model_flops=model_flops, chip=chip, tokens=tokens, sent=sent, seconds=seconds,
+      step_seconds=step_seconds, mfu=mfu, chip_hours=chip_hours)
+
+
+class Largest(NamedTuple):
+  """The largest batch of one choice."""
+
+  remat: str
+  preset: str
+  rows: int  # for each device of the batch axes; 0 = not even one fits
+  memory: int  # bytes that it needs on each device
+
+
+def _needs(config: ConfigDict, phase: Phase, mesh: Mesh, rows: int) -> int | None:
+  """Bytes that a step with so many rows for each device needs; None if it does not fit."""
+  phase = phase._replace(batch_size=rows * sharding.batch_divisor(mesh))
+  figures = programs.train_step(programs.pretraining(config, phase), config, mesh)
+  return None if figures.missing else sum(figures.memory.values())
+
+
+def _largest(needs: Callable[[int], int | None]) -> tuple[int, int]:
+  """(rows, bytes), to within an eighth: doubles until it does not fit, then bisects."""
+  fits, memory, rows = 0, 0, 8
+  while rows <= _MOST_ROWS and (needed := needs(rows)):
+    fits, memory, rows = rows, needed, rows * 2
+  while rows - fits > max(fits // 8, 1):
+    middle = (fits + rows) // 2
+    if needed := needs(middle):
+      fits, memory = middle, needed
+    else:
+      rows = middle
+  return fits, memory
+
+
+def search(config: ConfigDict, phase: Phase, mesh: Mesh) -> Iterator[Largest]:
+  """The largest batch of each choice, one after another; the rows of `phase` do not count."""
+  presets = ['dp', 'fsdp'] if mesh.shape['model'] == 1 else list(sharding.PRESETS)
+  for preset in presets:
+    for remat in REMAT:
+      c = config.copy_and_resolve_references()
+      c.update_from_flattened_dict({'sharding': preset, 'model.remat': remat,
+                                    'optimizer.accumulation': 1})
+      yield Largest(remat, preset, *_largest(functools.partial(_needs, c, phase, mesh)))

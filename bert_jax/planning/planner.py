@@ -19,7 +19,6 @@ from bert_jax.parallel import chip_figures, sharding, topology
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.planning import children, programs, tables
 from bert_jax.planning import estimate as estimate_lib
-from bert_jax.planning import search as search_lib
 from bert_jax.runs import initial, no_effect
 
 LOCAL = 'local'
@@ -86,7 +85,7 @@ def _plan(config: ConfigDict, name: str, price: float,
     if estimate.weak_scaling:
       print('\n' + tables.weak_scaling(estimate))
     if search:
-      largest = list(search_lib.search(config, phase, mesh))
+      largest = list(estimate_lib.search(config, phase, mesh))
       searches.append([x._asdict() for x in largest])
       print('\n' + tables.largest(largest))
     estimates.append(estimate)

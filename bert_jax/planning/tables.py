@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from bert_jax.planning.estimate import Estimate
-from bert_jax.planning.search import Largest
+from bert_jax.planning.estimate import Estimate, Largest
 
 _GIB = 2**30
 

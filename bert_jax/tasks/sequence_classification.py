@@ -16,7 +16,7 @@ from bert_jax.errors import UserError, require_choice
 from bert_jax.labelled import glue, texts
 from bert_jax.labelled.packed_examples import Batch, Features
 from bert_jax.labelled.texts import TextExample
-from bert_jax.model import architectures, chunks
+from bert_jax.model import architectures, pooling
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.objectives import losses
@@ -68,7 +68,7 @@ class SequenceClassification(finetuning.FineTuning):
     """[E, labels]."""
     pooled = apply(batch.inputs, batch.starts, method='pooled')  # [R, P, D]
     vectors = pooled.reshape(-1, pooled.shape[-1])[jnp.maximum(batch.members, 0)]  # [E, C, D]
-    return apply(chunks.combine(vectors, batch.members >= 0, self.long), method='classify')
+    return apply(pooling.combine_chunks(vectors, batch.members >= 0, self.long), method='classify')
 
   def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
     """Cross-entropy and accuracy; binary cross-entropy; or the squared error (as transformers)."""
@@ -166,7 +166,7 @@ def class_logits(bert: kind.Bert, inputs: Sequence[str | tuple[str, str]]) -> np
   f = features([TextExample('', *pair, None) for pair in pairs], bert.tokenizer,
                bert.trained_length, long=long)
   pooled = bert.per_text(f.inputs, functools.partial(finetuning.apply_head, head, method='pooled'))
-  vectors = chunks.combine(*map(jnp.asarray, inputs_lib.by_text(pooled, f.owners)), long)
+  vectors = pooling.combine_chunks(*map(jnp.asarray, inputs_lib.by_text(pooled, f.owners)), long)
   return np.asarray(head.apply(bert.params, vectors, method='classify'))
 
 

@@ -71,17 +71,18 @@ def write_png(attention: Attention, path: str, layer: int | None = None, head: i
   axes.tick_params(length=0)
   axes.spines[:].set_visible(False)
   axes.set_xlabel(f'attention of each row to each column: {title}')
-  with matplotlib.rc_context({'font.family': fonts()}):
-    picture.savefig(path, dpi=120)
+  save_picture(picture, path)
 
 
-def fonts() -> list[str]:
-  """Fonts to draw tokens with: matplotlib's own has no Chinese characters."""
+def save_picture(picture: figure.Figure, path: str):
+  """Draws tokens with the fonts that are installed: matplotlib's own has no Chinese characters."""
   from matplotlib import font_manager
   installed = {font.name for font in font_manager.fontManager.ttflist}
   chinese = ('Noto Sans CJK SC', 'Noto Sans CJK JP', 'WenQuanYi Zen Hei', 'PingFang SC',
              'Microsoft YaHei', 'SimHei')
-  return ['DejaVu Sans', *(name for name in chinese if name in installed)]
+  fonts = ['DejaVu Sans', *(name for name in chinese if name in installed)]
+  with matplotlib.rc_context({'font.family': fonts}):
+    picture.savefig(path, dpi=120)
 
 
 def write_html(attention: Attention, path: str):

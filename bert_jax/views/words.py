@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-import matplotlib
 from matplotlib import figure
 import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.inference.bert import Bert
-from bert_jax.views.attention_page import fonts
+from bert_jax.views.attention_page import save_picture
 
 
 def _in_context(bert: Bert, text: str, word: str) -> np.ndarray:
@@ -93,5 +92,4 @@ class TokenTable:
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_xlabel('the two principal components of the token embeddings')
-    with matplotlib.rc_context({'font.family': fonts()}):
-      picture.savefig(path, dpi=120)
+    save_picture(picture, path)

@@ -58,10 +58,10 @@ def make(architecture: str, folder: pathlib.Path, layers=2, width=64, **fields):
 
 
 def inputs(model, batch):
-  found = torch_bert.inputs(batch)
+  results = torch_bert.inputs(batch)
   if model.config.model_type in ('distilbert', 'modernbert'):
-    del found['token_type_ids']
-  return found
+    del results['token_type_ids']
+  return results
 
 
 def close(ours, theirs, tolerance=5e-5):
@@ -70,19 +70,19 @@ def close(ours, theirs, tolerance=5e-5):
 
 
 def outputs(params, config, batch):
-  """Hidden states, and the logits of the heads that there are, by group."""
+  """Hidden states, and the logits of the heads, by group."""
   tree = params['params']
   hidden = architectures.encoder(config).apply({'params': tree['bert']}, batch, method='encode')
-  found, module = {}, heads.BertForPreTraining(config)
+  results, module = {}, heads.BertForPreTraining(config)
   if 'mlm_bias' in tree:
-    found['mlm'] = module.apply(params, hidden, batch.positions,
-                                method='mlm_logits')[..., :config.vocab_size]
+    results['mlm'] = module.apply(params, hidden, batch.positions,
+                                  method='mlm_logits')[..., :config.vocab_size]
   if 'nsp' in tree:
-    found['nsp'] = module.apply(params, hidden, np.zeros((len(batch.ids), 1), np.int32),
-                                method='nsp_logits')[:, 0]
+    results['nsp'] = module.apply(params, hidden, np.zeros((len(batch.ids), 1), np.int32),
+                                  method='nsp_logits')[:, 0]
   if 'rtd' in tree:
-    found['rtd'] = heads.ReplacedTokenHead(config).apply({'params': tree['rtd']}, hidden)
-  return hidden, found
+    results['rtd'] = heads.ReplacedTokenHead(config).apply({'params': tree['rtd']}, hidden)
+  return hidden, results
 
 
 def cross_entropy(logits, labels):
@@ -97,15 +97,15 @@ def test_hidden_states_logits_losses_and_gradients(tmp_path, title, kind, layers
   model = huggingface.load(epath.Path(tmp_path))
   batch = verify.sample(model, 3, 64)  # to the last position
   real = batch.pair_index > 0
-  asked = inputs(theirs, batch)
-  found = theirs(**asked, output_hidden_states=True)
+  tensors = inputs(theirs, batch)
+  results = theirs(**tensors, output_hidden_states=True)
   theirs_by_group = {
-      'Albert': lambda: {'mlm': found.prediction_logits, 'nsp': found.sop_logits},
-      'Electra': lambda: {'rtd' if kind == 'ForPreTraining' else 'mlm': found.logits},
-      'DistilBert': lambda: {'mlm': found.logits},
-      'ModernBert': lambda: {'mlm': found.logits}}[title]()
+      'Albert': lambda: {'mlm': results.prediction_logits, 'nsp': results.sop_logits},
+      'Electra': lambda: {'rtd' if kind == 'ForPreTraining' else 'mlm': results.logits},
+      'DistilBert': lambda: {'mlm': results.logits},
+      'ModernBert': lambda: {'mlm': results.logits}}[title]()
   hidden, logits = jax.jit(outputs, static_argnums=1)(model.params, model.config, batch)
-  close(np.asarray(hidden)[real], found.hidden_states[-1][torch.tensor(real)])
+  close(np.asarray(hidden)[real], results.hidden_states[-1][torch.tensor(real)])
   assert logits.keys() == theirs_by_group.keys()
   for name, x in logits.items():
     where = slice(None) if name == 'nsp' else torch.tensor(real)
@@ -115,32 +115,32 @@ def test_hidden_states_logits_losses_and_gradients(tmp_path, title, kind, layers
             'nsp': np.array([0, 1, 1]), 'rtd': (batch.ids % 5 == 0).astype(np.int64)}
 
   def loss(params):
-    total, found = 0.0, outputs(params, model.config, batch)[1]
-    if 'mlm' in found:
+    total, results = 0.0, outputs(params, model.config, batch)[1]
+    if 'mlm' in results:
       predicted = labels['mlm'] >= 0
-      total += cross_entropy(found['mlm'][predicted], labels['mlm'][predicted])
-    if 'nsp' in found:
-      total += cross_entropy(found['nsp'], labels['nsp'])
-    if 'rtd' in found:
-      x, wrong = found['rtd'][real], labels['rtd'][real]
+      total += cross_entropy(results['mlm'][predicted], labels['mlm'][predicted])
+    if 'nsp' in results:
+      total += cross_entropy(results['nsp'], labels['nsp'])
+    if 'rtd' in results:
+      x, wrong = results['rtd'][real], labels['rtd'][real]
       total += jnp.mean(jnp.logaddexp(0, x) - x * wrong)
     return total
 
   named = {'AlbertForPreTraining': ('mlm', 'nsp'), 'ElectraForPreTraining': ('rtd',)}.get(
       title + kind, ('mlm',))
   words = {'nsp': 'sentence_order_label'}
-  expected = theirs(**asked, **{words.get(n, 'labels'): torch.tensor(labels[n], dtype=torch.long)
+  expected = theirs(**tensors, **{words.get(n, 'labels'): torch.tensor(labels[n], dtype=torch.long)
                                 for n in named}).loss
   ours, gradient = jax.jit(jax.value_and_grad(loss))(model.params)
   assert abs(float(ours) - expected.item()) < 2e-5
   expected.backward()
   family = families.ALL[model.config.architecture]
-  wanted = {family.canonical(name): x.grad.numpy() for name, x in theirs.named_parameters()
+  theirs_by_name = {family.canonical(name): x.grad.numpy() for name, x in theirs.named_parameters()
             if x.grad is not None}
   gradients = layout.to_tensors(gradient, model.config)
-  assert gradients.keys() == wanted.keys()
-  whole = np.sqrt(sum(np.sum(np.square(x)) for x in wanted.values()))
-  for name, x in wanted.items():
+  assert gradients.keys() == theirs_by_name.keys()
+  whole = np.sqrt(sum(np.sum(np.square(x)) for x in theirs_by_name.values()))
+  for name, x in theirs_by_name.items():
     limit = 1e-3 * max(np.linalg.norm(x), whole / 1000)
     assert np.linalg.norm(gradients[name] - x) <= limit, name
 
@@ -170,9 +170,9 @@ def test_every_architecture_comes_back(tmp_path, architecture):
       str(tmp_path / 'b'), output_loading_info=True)
   assert not loading['missing_keys'] and not loading['unexpected_keys']
   assert again.config.model_type == model.config.architecture
-  found = dict(verify.compare(model, huggingface.load(epath.Path(tmp_path / 'b')),
-                              epath.Path(tmp_path / 'b')))
-  assert any('PyTorch' in what + value for what, value in found.items()), found
+  results = dict(verify.compare(model, huggingface.load(epath.Path(tmp_path / 'b')),
+                                epath.Path(tmp_path / 'b')))
+  assert any('PyTorch' in what + value for what, value in results.items()), results
 
 
 @pytest.mark.parametrize('title, fields, message', [

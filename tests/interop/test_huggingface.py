@@ -213,11 +213,11 @@ def test_bad_folders_are_refused_in_one_line(copy, breaks, message):
 
 def test_a_name_of_the_hub(monkeypatch, pretraining):
   import huggingface_hub
-  asked = []
+  names = []
   monkeypatch.setattr(huggingface_hub, 'snapshot_download',
-                      lambda name, allow_patterns: asked.append(name) or str(pretraining))
+                      lambda name, allow_patterns: names.append(name) or str(pretraining))
   assert_same(load_lib.load('google-bert/bert-base-uncased'), load(pretraining))
-  assert asked == ['google-bert/bert-base-uncased']
+  assert names == ['google-bert/bert-base-uncased']
 
   def offline(name, allow_patterns):
     raise ConnectionError('no route')

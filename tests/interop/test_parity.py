@@ -79,22 +79,23 @@ def test_outputs_losses_and_gradients(tmp_path, size, padded):
   masked, labels = mask(batch), np.array([[0], [1], [1]])
   real = batch.pair_index > 0
 
-  found = theirs(**torch_bert.inputs(batch), output_hidden_states=True,
-                 labels=torch_labels(batch, masked), next_sentence_label=torch.tensor(labels[:, 0]))
+  results = theirs(**torch_bert.inputs(batch), output_hidden_states=True,
+                   labels=torch_labels(batch, masked),
+                   next_sentence_label=torch.tensor(labels[:, 0]))
   hidden, pooled = apply(Bert(config), {'params': model.params['params']['bert']}, batch,
                          first(batch))
   mlm, nsp = apply(BertForPreTraining(config), model.params, batch, batch.positions, first(batch))
-  close(np.asarray(hidden)[real], found.hidden_states[-1][torch.tensor(real)], 2e-5)
-  close(pooled[:, 0], theirs.bert.pooler(found.hidden_states[-1]), 2e-5)
-  close(np.asarray(mlm)[..., :vocab][real], found.prediction_logits[torch.tensor(real)], 2e-5)
-  close(nsp[:, 0], found.seq_relationship_logits, 2e-5)
+  close(np.asarray(hidden)[real], results.hidden_states[-1][torch.tensor(real)], 2e-5)
+  close(pooled[:, 0], theirs.bert.pooler(results.hidden_states[-1]), 2e-5)
+  close(np.asarray(mlm)[..., :vocab][real], results.prediction_logits[torch.tensor(real)], 2e-5)
+  close(nsp[:, 0], results.seq_relationship_logits, 2e-5)
 
   def total(params):
     return sum(our_loss(config, params, batch, masked, labels).values())
 
   loss, gradient = jax.jit(jax.value_and_grad(total))(model.params)
-  assert abs(float(loss) - found.loss.item()) <= 1e-5
-  found.loss.backward()
+  assert abs(float(loss) - results.loss.item()) <= 1e-5
+  results.loss.backward()
   ours = layout.to_tensors(gradient, config)
   expected = {families.BERT.canonical(name): x.grad.numpy()
               for name, x in theirs.named_parameters()}
@@ -187,9 +188,9 @@ def test_task_heads(tmp_path):
   assert model.task == 'question_answering'
   head = question_answering.BertForQuestionAnswering(model.config)
   ours = np.asarray(apply(head, model.params, batch))
-  found = theirs(**torch_bert.inputs(batch))
-  close(ours[..., 0][real], found.start_logits[torch.tensor(real)], 2e-5)
-  close(ours[..., 1][real], found.end_logits[torch.tensor(real)], 2e-5)
+  results = theirs(**torch_bert.inputs(batch))
+  close(ours[..., 0][real], results.start_logits[torch.tensor(real)], 2e-5)
+  close(ours[..., 1][real], results.end_logits[torch.tensor(real)], 2e-5)
 
   theirs, model = load('BertForMultipleChoice')
   assert model.task == 'multiple_choice'

@@ -59,22 +59,22 @@ def test_masked_lm(tmp_path, layers, width):
   assert c.max_positions == 64 and c.type_vocab_size == 1 and c.layer_norm_eps == 1e-5
   batch = verify.sample(model, 3, 64)  # to the last position
   real = batch.pair_index > 0
-  wanted = np.where(real & (batch.ids % 3 == 0), batch.ids, -100)
+  labels = np.where(real & (batch.ids % 3 == 0), batch.ids, -100)
 
   def loss(params):
     hidden = Bert(c).apply({'params': params['params']['bert']}, batch, method='encode')
     logits = BertForPreTraining(c).apply(params, hidden, batch.positions, method='mlm_logits')
     logits = logits[..., :c.vocab_size]
-    of_label = jnp.take_along_axis(jax.nn.log_softmax(logits), np.maximum(wanted, 0)[..., None], -1)
-    return -jnp.sum(of_label[..., 0] * (wanted >= 0)) / np.sum(wanted >= 0), (hidden, logits)
+    of_label = jnp.take_along_axis(jax.nn.log_softmax(logits), np.maximum(labels, 0)[..., None], -1)
+    return -jnp.sum(of_label[..., 0] * (labels >= 0)) / np.sum(labels >= 0), (hidden, logits)
 
   (ours, (hidden, logits)), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(model.params)
-  found = theirs(**inputs(batch), labels=torch.tensor(wanted, dtype=torch.long),
-                 output_hidden_states=True)
-  close(np.asarray(hidden)[real], found.hidden_states[-1][torch.tensor(real)])
-  close(np.asarray(logits)[real], found.logits[torch.tensor(real)])
-  assert abs(float(ours) - found.loss.item()) < 1e-5
-  found.loss.backward()
+  results = theirs(**inputs(batch), labels=torch.tensor(labels, dtype=torch.long),
+                   output_hidden_states=True)
+  close(np.asarray(hidden)[real], results.hidden_states[-1][torch.tensor(real)])
+  close(np.asarray(logits)[real], results.logits[torch.tensor(real)])
+  assert abs(float(ours) - results.loss.item()) < 1e-5
+  results.loss.backward()
   expected = {families.ROBERTA.canonical(name): x.grad.numpy()
               for name, x in theirs.named_parameters()}
   position = 'embeddings.position_embeddings.weight'
@@ -118,8 +118,8 @@ def test_exports_are_verified(tmp_path):
   model = huggingface.load(epath.Path(tmp_path / 'a'))
   huggingface.save(model, epath.Path(tmp_path / 'b'))
   again = huggingface.load(epath.Path(tmp_path / 'b'))
-  found = dict(verify.compare(model, again, epath.Path(tmp_path / 'b')))
-  assert any('PyTorch' in what + value for what, value in found.items()), found
+  results = dict(verify.compare(model, again, epath.Path(tmp_path / 'b')))
+  assert any('PyTorch' in what + value for what, value in results.items()), results
 
 
 def test_pairs_have_two_separators(tmp_path):

@@ -18,7 +18,7 @@ tf = pytest.importorskip('tensorflow')
 
 
 def published_name(name: str) -> tuple[str, bool]:
-  """google-research/bert's name of a tensor of transformers, and whether it is transposed there."""
+  """google-research/bert's name of a tensor of transformers, and True if it is transposed there."""
   name = re.sub(r'layer\.(\d+)', r'layer_\1', name).replace('.', '/')
   name = name.replace('LayerNorm/weight', 'LayerNorm/gamma').replace('LayerNorm/bias',
                                                                     'LayerNorm/beta')

@@ -65,8 +65,7 @@ def test_flops_of_base_at_128():
 @pytest.mark.parametrize('name', architectures.ALL)
 def test_the_fewest_layers_make_a_model(name):
   config = architectures.make_config({'architecture': name})
-  one, two = (dataclasses.replace(config, num_layers=n)
-              for n in architectures.fewest_layers(config))
+  one, two = (dataclasses.replace(config, num_layers=n) for n in config.fewest_layers)
   assert 1 <= one.stacked_layers <= two.stacked_layers and one.num_layers < two.num_layers
 
 

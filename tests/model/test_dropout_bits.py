@@ -32,8 +32,8 @@ def test_the_hash_is_the_published_one():
   for x in (0, 1, 2**31, 2**32 - 1, 123456789):
     assert int(dropout_bits.mix(jnp.uint32(x))) == mixed(x)
   k = np.asarray(jax.random.key_data(key()))
-  found = jax.random.bits(key(), (3, 4, 5), 'uint32')
-  assert int(found[2, 1, 3]) == mixed(
+  drawn = jax.random.bits(key(), (3, 4, 5), 'uint32')
+  assert int(drawn[2, 1, 3]) == mixed(
       (mixed((1 * 5 + 3) ^ int(k[0])) + mixed(2 ^ int(k[1]))) & 0xFFFFFFFF)
 
 
@@ -77,8 +77,8 @@ def test_keys_are_independent(bits):
     assert abs(np.mean(uniform * other)) * 12 * np.sqrt(uniform.size) < 5
   data = np.asarray(jax.random.key_data(key()))
   for near in (data ^ np.uint32([1, 0]), data ^ np.uint32([0, 1]), data[::-1]):
-    made = dropout_bits.key_of(jax.random.wrap_key_data(jnp.asarray(near), impl='threefry2x32'))
-    other = jax.random.bits(made, SHAPE, 'uint32')
+    near_key = dropout_bits.key_of(jax.random.wrap_key_data(jnp.asarray(near), impl='threefry2x32'))
+    other = jax.random.bits(near_key, SHAPE, 'uint32')
     other = np.asarray(other).reshape(-1) / 2**32 - 0.5
     assert abs(np.mean(uniform * other)) * 12 * np.sqrt(uniform.size) < 5
 

@@ -56,8 +56,8 @@ def test_splash_is_the_plain_path_to_rounding(shape):
       sharding.with_mesh(f, conftest.sub_mesh(*shape), 'tp') if shape else jax.jit(f)
       for f in (loss(CONFIG), loss(dataclasses.replace(CONFIG, attention='splash'))))
   (_, expected), expected_grads = plain(params, batch)
-  (_, found), grads = fast(params, batch)
-  np.testing.assert_allclose(found[real], expected[real], atol=2e-5)
+  (_, actual), grads = fast(params, batch)
+  np.testing.assert_allclose(actual[real], expected[real], atol=2e-5)
   scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(expected_grads))
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6 * scale), grads,
                expected_grads)
@@ -126,8 +126,8 @@ def fused_inputs(length=128):
 
 
 @functools.partial(jax.jit, static_argnames=('length', 'rate'))
-def kept(key, row, head, length, rate=RATE):
-  """Which weights are kept in a row: [L, L] bool."""
+def kept_weights(key, row, head, length, rate=RATE):
+  """The weights that dropout keeps in a row: [L, L] bool."""
   return jnp.concatenate([
       fused_attention.keep_mask(key, row, head, np.int32(part), length, rate)
       for part in range(length // 128)])
@@ -143,7 +143,7 @@ def fused_loss(qkv, pair_index, random, rate=RATE):
 def test_fused_is_the_plain_path_that_drops_the_same(length, rate):
   qkv, pair_index, random = fused_inputs(length)
   words = jax.random.key_data(random)
-  keep = jnp.stack([jnp.stack([kept(words, np.uint32(b), np.uint32(h), length, rate)
+  keep = jnp.stack([jnp.stack([kept_weights(words, np.uint32(b), np.uint32(h), length, rate)
                                for h in range(4)]) for b in range(4)])
 
   def plain(qkv):
@@ -153,15 +153,16 @@ def test_fused_is_the_plain_path_that_drops_the_same(length, rate):
     return jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)), out
 
   (_, expected), expected_grad = jax.jit(jax.value_and_grad(plain, has_aux=True))(qkv)
-  (_, found), grad = jax.jit(jax.value_and_grad(fused_loss, has_aux=True), static_argnums=3)(
+  (_, actual), grad = jax.jit(jax.value_and_grad(fused_loss, has_aux=True), static_argnums=3)(
       qkv, pair_index, random, rate)
-  np.testing.assert_allclose(found, expected, atol=1e-6)
+  np.testing.assert_allclose(actual, expected, atol=1e-6)
   np.testing.assert_allclose(grad, expected_grad, atol=1e-6)
 
 
 def test_fused_drops_at_its_rate_and_nothing_twice():
   key = jax.random.key_data(jax.random.key(3))
-  keep = np.stack([kept(key, np.uint32(b), np.uint32(h), 256) for b in range(3) for h in range(3)])
+  keep = np.stack([kept_weights(key, np.uint32(b), np.uint32(h), 256)
+                   for b in range(3) for h in range(3)])
   keep = keep.reshape(18, 128, 256)  # each part of the queries by itself
   assert abs(keep.mean() - 0.9) < 5 * np.sqrt(0.09 / keep.size)
   for axis in (1, 2):  # by query and by key
@@ -176,9 +177,10 @@ def test_fused_drops_the_same_on_every_mesh():
   loss = jax.value_and_grad(fused_loss, has_aux=True)
   (_, alone), grad = jax.jit(loss)(*arguments)
   for preset, shape in (('dp', (4, 1)), ('tp', (2, 2))):
-    (_, found), found_grad = sharding.with_mesh(loss, conftest.sub_mesh(*shape), preset)(*arguments)
-    np.testing.assert_array_equal(found, alone)
-    np.testing.assert_array_equal(found_grad, grad)
+    split = sharding.with_mesh(loss, conftest.sub_mesh(*shape), preset)
+    (_, actual), actual_grad = split(*arguments)
+    np.testing.assert_array_equal(actual, alone)
+    np.testing.assert_array_equal(actual_grad, grad)
 
 
 def test_fused_in_the_model_is_plain_without_dropout_and_drops_with_it():

@@ -45,10 +45,10 @@ def test_local_attention_is_masked_attention(length, reach):
   near = np.abs(np.arange(length)[:, None] - np.arange(length)) <= reach
   bias = jnp.where(near, attention_bias(batch.pair_index), -1e9)
   plain = dot_product_attention(query, key, value, bias)
-  found = jax.jit(local_attention, static_argnames='reach')(query, key, value, batch.pair_index,
-                                                            reach)
+  actual = jax.jit(local_attention, static_argnames='reach')(query, key, value, batch.pair_index,
+                                                             reach)
   real = batch.pair_index > 0
-  np.testing.assert_allclose(found[real], plain[real], atol=2e-6)
+  np.testing.assert_allclose(actual[real], plain[real], atol=2e-6)
 
 
 def test_rotations_by_hand():
@@ -58,8 +58,8 @@ def test_rotations_by_hand():
   for i, p in enumerate((0, 1, 3)):
     c, s = np.cos([p, p / 10]), np.sin([p, p / 10])
     expected = [*(x[:2] * c - x[2:] * s), *(x[2:] * c + x[:2] * s)]
-    found = rotate(jnp.asarray(x, jnp.float32)[None, None, None], angles[:, :, i:i + 1])
-    np.testing.assert_allclose(np.ravel(found), expected, rtol=1e-6)
+    actual = rotate(jnp.asarray(x, jnp.float32)[None, None, None], angles[:, :, i:i + 1])
+    np.testing.assert_allclose(np.ravel(actual), expected, rtol=1e-6)
 
 
 def test_a_text_is_the_same_wherever_it_lies_and_whatever_is_beside_it():
@@ -75,16 +75,16 @@ def test_a_text_is_the_same_wherever_it_lies_and_whatever_is_beside_it():
 def test_who_asks_for_weights_gets_the_same_states():
   batch = packed()
   hidden = ENCODE(variables(), batch)
-  again, kept = ENCODE(variables(), batch, mutable=('intermediates',))
+  again, collections = ENCODE(variables(), batch, mutable=('intermediates',))
   real = batch.pair_index > 0
   np.testing.assert_allclose(again[real], hidden[real], atol=2e-5)
-  found = Modern(CONFIG).intermediates(kept['intermediates'])
-  assert found.hidden.shape == (5, 2, 40, 16) and found.attention.shape == (4, 2, 2, 40, 40)
-  np.testing.assert_array_equal(found.hidden[-1], again)
+  actual = Modern(CONFIG).intermediates(collections['intermediates'])
+  assert actual.hidden.shape == (5, 2, 40, 16) and actual.attention.shape == (4, 2, 2, 40, 40)
+  np.testing.assert_array_equal(actual.hidden[-1], again)
   at = np.arange(40)
   far = np.abs(at[:, None] - at) > 4
   for layer, local in enumerate((False, True, True, False)):
-    weights = np.asarray(found.attention[layer])[0, :, :22, :22]
+    weights = np.asarray(actual.attention[layer])[0, :, :22, :22]
     assert (weights[:, far[:22, :22]].max() == 0) == local
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
 

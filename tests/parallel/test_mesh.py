@@ -7,19 +7,19 @@ from bert_jax.parallel import chip_figures, topology
 from bert_jax.parallel import mesh as mesh_lib
 
 
-@pytest.mark.parametrize('asked, made', [
+@pytest.mark.parametrize('sizes, expected', [
     ((1, -1, 1), (1, 8, 1)), ((1, -1, 2), (1, 4, 2)), ((2, 2, 2), (2, 2, 2)),
     ((-1, 2, 1), (4, 2, 1))])
-def test_minus_one_is_the_rest(asked, made):
-  mesh = mesh_lib.make_mesh(*asked)
-  assert tuple(mesh.shape.values()) == made and mesh.axis_names == mesh_lib.AXES
+def test_minus_one_is_the_rest(sizes, expected):
+  mesh = mesh_lib.make_mesh(*sizes)
+  assert tuple(mesh.shape.values()) == expected and mesh.axis_names == mesh_lib.AXES
 
 
-@pytest.mark.parametrize('asked', [(1, 3, 1), (1, -1, 3), (1, -1, -1), (1, 0, 1), (1, -2, 1),
+@pytest.mark.parametrize('sizes', [(1, 3, 1), (1, -1, 3), (1, -1, -1), (1, 0, 1), (1, -2, 1),
                                    (2, 8, 1)])
-def test_sizes_that_do_not_fit(asked):
-  with pytest.raises(UserError, match='mesh ' + 'x'.join(map(str, asked))):
-    mesh_lib.make_mesh(*asked)
+def test_sizes_that_do_not_fit(sizes):
+  with pytest.raises(UserError, match='mesh ' + 'x'.join(map(str, sizes))):
+    mesh_lib.make_mesh(*sizes)
 
 
 def test_rows_go_over_replica_and_data():

@@ -44,13 +44,13 @@ def test_every_parameter_is_where_the_preset_says(preset):
 @pytest.fixture(scope='module')
 def steps():
   """The text of each preset's step on 2 x 2 (data x model) devices, and what it sends."""
-  mesh, found = conftest.sub_mesh(2, 2), {}
+  mesh, by_preset = conftest.sub_mesh(2, 2), {}
   for preset in sharding.PRESETS:
     c = small_config(**{'sharding': preset, 'model.num_layers': 2})
     text = programs.train_step(programs.pretraining(c, Phase(10, 64, ROWS)), c,
                                mesh).program.as_text()
-    found[preset] = text, {(x.kind, x.axes): x for x in collectives.read(text, mesh)}
-  return found
+    by_preset[preset] = text, {(x.kind, x.axes): x for x in collectives.read(text, mesh)}
+  return by_preset
 
 
 def test_data_parallel_only_sums_gradients(steps):

@@ -16,8 +16,8 @@ HLO = (pathlib.Path(__file__).parent / 'collectives.hlo').read_text()
 
 
 def test_every_form_is_read():
-  found = collectives.read(HLO, conftest.sub_mesh(4, 2))
-  assert found == [
+  actual = collectives.read(HLO, conftest.sub_mesh(4, 2))
+  assert actual == [
       Collective('all-gather', ('data',), 4, 1, 8 * 4 * 4),
       Collective('all-gather', ('model',), 2, 2, 64 * 8 * 2 + 64 * 8 * 2),
       Collective('all-reduce', ('data',), 4, 1, 16 * 4 + 4 * 8 * 2),

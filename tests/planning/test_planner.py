@@ -16,7 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.objectives import catalogue
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import topology
-from bert_jax.planning import planner, programs, search
+from bert_jax.planning import estimate, planner, programs
 from tests import conftest, test_commands
 from tests.planning.test_programs import small_config
 
@@ -41,14 +41,14 @@ def test_local(tmp_path, capsys):
 
 @pytest.mark.parametrize('most', [0, 7, 8, 100, 5000])
 def test_largest_batch(most):
-  rows, memory = search._largest(lambda rows: 1000 + 10 * rows if rows <= most else None)
+  rows, memory = estimate._largest(lambda rows: 1000 + 10 * rows if rows <= most else None)
   assert rows <= most and rows >= min(most, 4096) * 7 / 8 - 1
   assert memory == (1000 + 10 * rows if rows else 0)
 
 
 def test_what_a_batch_needs():
   c, mesh = small_config(**{'model.num_layers': 1}), conftest.sub_mesh(2, 1)
-  small, large = (search._needs(c, Phase(10, 64, 8), mesh, rows) for rows in (4, 64))
+  small, large = (estimate._needs(c, Phase(10, 64, 8), mesh, rows) for rows in (4, 64))
   assert large > 2 * small
 
 

@@ -12,7 +12,7 @@ from scipy import special
 import bert_jax
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
-from bert_jax.interop import pretrained
+from bert_jax.interop import layout, pretrained
 from bert_jax.labelled.packed_examples import Batch
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.modern import ModernConfig
@@ -74,7 +74,7 @@ def test_pairs_are_learned_and_used(tmp_path, negative):
 @pytest.mark.parametrize('config', [BertConfig(num_layers=1), ModernConfig(num_layers=1)])
 def test_the_parameters_that_are_loaded_are_those_of_the_task(config):
   groups = pretrained.head_groups(config, 'sentence_embedding')
-  loaded = pretrained.abstract_params(config, groups)
+  loaded = nn.unbox(layout.abstract_params(config, groups))
   task = SentenceEmbedding(BertForSentenceEmbedding(config, 'mean'))
   trained = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
   assert jax.tree.structure(loaded) == jax.tree.structure(trained)

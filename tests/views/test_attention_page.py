@@ -35,36 +35,36 @@ def test_weights_are_pytorchs(folder, bert):
   with torch.no_grad():
     expected = theirs(torch.tensor([row.ids]), token_type_ids=torch.tensor([row.type_ids]),
                       output_attentions=True).attentions
-  found = attention_lib.attention(bert, 'w1 w2 w3', 'w4')
-  assert found.tokens == ['[CLS]', 'w1', 'w2', 'w3', '[SEP]', 'w4', '[SEP]']
-  np.testing.assert_allclose(found.weights, torch.stack(expected)[:, 0].numpy(), atol=1e-6)
-  np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
+  attention = attention_lib.attention(bert, 'w1 w2 w3', 'w4')
+  assert attention.tokens == ['[CLS]', 'w1', 'w2', 'w3', '[SEP]', 'w4', '[SEP]']
+  np.testing.assert_allclose(attention.weights, torch.stack(expected)[:, 0].numpy(), atol=1e-6)
+  np.testing.assert_allclose(attention.weights.sum(-1), 1, atol=1e-5)
 
 
 def test_the_page_is_whole_and_holds_the_weights(bert, tmp_path):
-  found = attention_lib.attention(bert, 'w1 w2')
-  found = found._replace(tokens=['[CLS]', '</script>', '猫', '[SEP]'])
-  attention_lib.write_html(found, str(tmp_path / 'a.html'))
+  attention = attention_lib.attention(bert, 'w1 w2')
+  attention = attention._replace(tokens=['[CLS]', '</script>', '猫', '[SEP]'])
+  attention_lib.write_html(attention, str(tmp_path / 'a.html'))
   page = (tmp_path / 'a.html').read_text()
   assert not re.search(r'(src|href)\s*=', page) and page.count('</script>') == 1
   data = json.loads(re.search(r'const data = (\{.*\});', page)[1])
-  assert data['tokens'] == found.tokens
+  assert data['tokens'] == attention.tokens
   weights = np.frombuffer(base64.b64decode(data['weights']), np.uint8).reshape(2, 2, 4, 4)
-  np.testing.assert_allclose(weights / 255, found.weights, atol=0.5 / 255 + 1e-6)
+  np.testing.assert_allclose(weights / 255, attention.weights, atol=0.5 / 255 + 1e-6)
 
 
 def test_the_picture_shows_the_chosen_head(bert, tmp_path, monkeypatch):
-  found = attention_lib.attention(bert, 'w1 w2')
+  attention = attention_lib.attention(bert, 'w1 w2')
   shown = []
   from matplotlib import axes
   monkeypatch.setattr(axes.Axes, 'imshow', lambda self, x, **options: shown.append(x))
-  attention_lib.write_png(found, str(tmp_path / 'a.png'), layer=2, head=1)
-  attention_lib.write_png(found, str(tmp_path / 'b.png'))
-  np.testing.assert_array_equal(shown[0], found.weights[1, 0])
-  np.testing.assert_allclose(shown[1], found.weights.mean((0, 1)), atol=1e-7)
+  attention_lib.write_png(attention, str(tmp_path / 'a.png'), layer=2, head=1)
+  attention_lib.write_png(attention, str(tmp_path / 'b.png'))
+  np.testing.assert_array_equal(shown[0], attention.weights[1, 0])
+  np.testing.assert_allclose(shown[1], attention.weights.mean((0, 1)), atol=1e-7)
   assert (tmp_path / 'a.png').read_bytes().startswith(b'\x89PNG')
   with pytest.raises(UserError, match='layer=3 is not there: the model has 2'):
-    attention_lib.write_png(found, str(tmp_path / 'c.png'), layer=3)
+    attention_lib.write_png(attention, str(tmp_path / 'c.png'), layer=3)
 
 
 def test_mistakes_of_the_command(folder, tmp_path):

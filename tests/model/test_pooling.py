@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from bert_jax.model import chunks
+from bert_jax.model import pooling
 
 
 @pytest.mark.parametrize('how', ['chunks_mean', 'chunks_max', 'chunks_attention'])
 def test_combine(how):
   rng = np.random.default_rng(0)
   vectors = rng.normal(size=(3, 4, 5)).astype(np.float32)
-  there = np.array([[True, True, True, False], [True, False, False, False], [True] * 4])
-  found = np.asarray(chunks.combine(vectors, there, how))
-  for text, real, combined in zip(vectors, there, found):
+  exists = np.array([[True, True, True, False], [True, False, False, False], [True] * 4])
+  results = np.asarray(pooling.combine_chunks(vectors, exists, how))
+  for text, real, combined in zip(vectors, exists, results):
     part = text[real]
     scores = np.exp(part @ part.T / np.sqrt(5))
     expected = {'chunks_mean': part.mean(0), 'chunks_max': part.max(0),
@@ -22,4 +22,4 @@ def test_combine(how):
 
 def test_one_chunk_is_itself():
   vectors = np.ones((2, 1, 3), np.float32)
-  assert (chunks.combine(vectors, np.ones((2, 1), bool), 'head') == vectors[:, 0]).all()
+  assert (pooling.combine_chunks(vectors, np.ones((2, 1), bool), 'head') == vectors[:, 0]).all()
