@@ -39,19 +39,6 @@ class Options:
   null_threshold: float | None = None  # of question_answering
 
 
-def _fill_mask(bert: Bert, examples: Sequence[Example], _: Options) -> list[Example]:
-  return [{'masks': masks} for masks in bert.fill_mask([e['text'] for e in examples])]
-
-
-def _next_sentence(bert: Bert, examples: Sequence[Example], _: Options) -> list[Example]:
-  pairs = [(e['text'], e['text_pair']) for e in examples]
-  return [{'is_next': probability} for probability in bert.next_sentence(pairs)]
-
-
-def _score(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
-  return bert.score([e['text'] for e in examples], options.long)
-
-
 def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
   texts = [e['text'] for e in examples]
   embeddings = bert.embed(
@@ -67,9 +54,13 @@ def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Ex
 
 
 TASKS = {
-    'fill_mask': LinePrediction(('text',), _fill_mask),
-    'next_sentence': LinePrediction(('text', 'text_pair'), _next_sentence),
-    'score': LinePrediction(('text',), _score),
+    'fill_mask': LinePrediction(('text',), lambda bert, examples, _: [
+        {'masks': masks} for masks in bert.fill_mask([e['text'] for e in examples])]),
+    'next_sentence': LinePrediction(('text', 'text_pair'), lambda bert, examples, _: [
+        {'is_next': p}
+        for p in bert.next_sentence([(e['text'], e['text_pair']) for e in examples])]),
+    'score': LinePrediction(('text',), lambda bert, examples, options: bert.score(
+        [e['text'] for e in examples], options.long)),
     'embed': LinePrediction(('text',), _embed),
     **{name: kind.lines for name, kind in task_list.ALL.items() if kind.lines},
 }
@@ -93,15 +84,12 @@ def _answers(task: LinePrediction, bert: Bert, lines: Sequence[Line],
 def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
             write: Callable[[Example], None], options: Options, strict: bool = False,
             done: json_lines.Done = json_lines.Done()) -> json_lines.Done:
-  """Writes an answer for each example of `source`, with a progress bar on a terminal.
+  """Writes an answer for each JSON line of `source`, with a progress bar on a terminal.
 
   Args:
-    task: its record.
-    bert: the model.
-    source: JSON lines.
+    task, bert, source, options: of the job.
     name: of the source, for messages.
     write: gets each answer, or {'error'}, behind the line's further fields.
-    options: of the task.
     strict: end with the first line that cannot be answered.
     done: the examples that were answered before: they are passed over.
 
@@ -169,13 +157,8 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
   OUTPUT.partial. Embeddings are written as an array where it ends in .npy or .safetensors: that has
   no place for an error, and begins anew.
 
-  Args:
-    task: one of TASKS.
-    model: a folder or name; `checkpoint` chooses one of a workdir, as for `bert.load`.
-    source: JSON lines.
-    output: JSON lines or an array.
-    options: of the task.
-    strict: end with the first line that cannot be answered.
+  `model` is a folder or name, of which `checkpoint` chooses one as for `bert.load`. A `strict` job
+  ends with the first line that cannot be answered.
 
   Raises:
     UserError: a mistake in the arguments or the source.
@@ -191,9 +174,8 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
     answer_all = functools.partial(predict, TASKS[task], bert, stream, name, options=options)
     if as_array:
       with vectors.writer(path) as add:
-        answer_all(write=lambda answer: add(answer['embedding']), strict=True)
-      return
-    if not output:
+        done = answer_all(write=lambda answer: add(answer['embedding']), strict=True)
+    elif not output:
       done = answer_all(write=json_lines.write(sys.stdout), strict=strict)
     else:
       job = {}

@@ -1,20 +1,29 @@
-"""The device half of a fine-tuning task: a head on the encoder and its loss on packed examples."""
+"""Fine-tuning: a head on the encoder, its loss on packed examples, evaluations of whole files."""
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
+import numpy as np
 
-from bert_jax.labelled.packed_examples import Batch
+from bert_jax.data import inputs as inputs_lib
+from bert_jax.data import long_inputs
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.labelled.packed_examples import Batch, Batches, Features, Located
 from bert_jax.model import dropout_bits, embeddings
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
+from bert_jax.objectives import losses
 from bert_jax.objectives.losses import Metrics
+from bert_jax.parallel.mesh import Feed
+
+_LABELS_SHOWN = 16  # in the summary of a run
 
 
 def output_layer(config: BertConfig, outputs: int) -> nn.Dense:
@@ -31,26 +40,92 @@ def apply_head(head: nn.Module, params: Any, batch: Inputs, starts: jax.Array,
   return head.apply(params, batch, starts, method=method)
 
 
+# ---- texts to inputs ----------------------------------------------------------------------------
+
+
+def encode(texts: Sequence[Sequence[str]], tokenizer: Tokenizer) -> list[tuple[list[int], ...]]:
+  """The token ids of the parts of each text."""
+  ids = iter(tokenizer.encode_batch([part for parts in texts for part in parts]))
+  return [tuple(next(ids) for _ in parts) for parts in texts]
+
+
+def text_inputs(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_len: int,
+                long: str = 'head') -> tuple[list[inputs_lib.Input], np.ndarray]:
+  """The inputs of texts (text,) and pairs (text, text), and the number of the text of each.
+
+  A text or pair is one input of at most `max_len` tokens; with long='chunks_...' a text above it
+  is several.
+  """
+  inputs, owners = [], []
+  for i, parts in enumerate(encode(texts, tokenizer)):
+    room = max_len - inputs_lib.special_tokens(tokenizer, len(parts))
+    if len(parts) == 2:
+      pieces = [inputs_lib.cut_pair(*parts, room)]
+    else:
+      pieces = [(piece,) for piece in long_inputs.pieces(*parts, room, long)]
+    inputs += [inputs_lib.join(tokenizer, *piece) for piece in pieces]
+    owners += [i] * len(pieces)
+  return inputs, np.array(owners, np.int64)
+
+
+# ---- files and their outputs --------------------------------------------------------------------
+
+
+class Split(NamedTuple):
+  """The examples of one file."""
+
+  name: str  # '' for the first file of data.eval; a suffix of the scores for others
+  examples: Sequence[Any]
+  batches: Batches
+
+
+class Output(NamedTuple):
+  """The reduced logits of one batch, on the host."""
+
+  located: Located
+  logits: np.ndarray
+
+
+def by_example(outputs: list[Output]) -> np.ndarray:
+  """The logits of each example of a file, [examples, ...], from those of its batches [E, ...]."""
+  return np.concatenate([output.logits[:len(output.located.examples)] for output in outputs])
+
+
+def by_input(outputs: list[Output], count: int) -> list[np.ndarray]:
+  """The logits of each of `count` inputs, [tokens, ...], from those of batches [R, L, ...]."""
+  of_input = [None] * count
+  for located, logits in outputs:
+    pair_index = located.batch.inputs.pair_index
+    for row, slot in zip(*np.nonzero(located.index >= 0)):
+      of_input[located.index[row, slot]] = logits[row][pair_index[row] == slot + 1]
+  return of_input
+
+
+# ---- the two halves of a task -------------------------------------------------------------------
+
+
 @dataclasses.dataclass(frozen=True)
 class FineTuning(abc.ABC):
-  """A model with a head, called with [R, L] inputs and the [R, P] positions of [CLS]."""
+  """The device half of a task, and the features and scores of its examples.
+
+  The model is called with [R, L] inputs and the [R, P] positions of [CLS].
+  """
 
   model: nn.Module
+  labels: tuple[str, ...] = ()  # names of the head's outputs
+
+  loss_weights: ClassVar[dict[str, float]] = {'loss': 1.0}
+  frozen: ClassVar[dict[str, Any]] = {}
+  score_names: ClassVar[tuple[str, ...]]  # the scores that every file has
+  best_score: ClassVar[str] = ''  # the score that keep_best='auto' stands for; '' = the kind's
+  problem: ClassVar[str] = ''  # of sequence classification, as run.json keeps it
+  null_threshold: ClassVar[float | None] = None  # None = every question has an answer
 
   def with_config(self, config: BertConfig) -> 'FineTuning':
     """The same task with a model of other sizes."""
     return dataclasses.replace(self, model=self.model.clone(config=config))
 
-  @property
-  def loss_weights(self) -> dict[str, float]:
-    return {'loss': 1.0}
-
-  @property
-  def frozen(self) -> dict[str, Any]:
-    return {}
-
   def init(self, key: jax.Array) -> Any:
-    """Parameters, boxed with their logical axes."""
     tokens = jnp.zeros((1, 8), jnp.int32)
     return self.model.init(key, Inputs(*[tokens] * 4), tokens[:, :1])
 
@@ -78,7 +153,6 @@ class FineTuning(abc.ABC):
     return self.logits(apply, batch)
 
   def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> Metrics:
-    """The metrics, and 'tokens': the real tokens of the batch."""
     del frozen
     tokens = jnp.sum(batch.inputs.pair_index > 0).astype(jnp.float32)
     return {**self.metrics(self._forward(params, batch, key), batch),
@@ -93,3 +167,68 @@ class FineTuning(abc.ABC):
   def flops_per_token(self, length: int) -> float:
     """Model FLOPs of the encoder."""
     return self.model.config.flops_per_token(length, 0)
+
+  @abc.abstractmethod
+  def features(self, examples: Sequence[Any], tokenizer: Tokenizer, config: ConfigDict, *,
+               path: str, is_train: bool) -> Features:
+    """The inputs and targets of the examples of the file `path`."""
+
+  @abc.abstractmethod
+  def scores(self, split: Split, outputs: list[Output]) -> dict[str, float]:
+    """The scores of a file, from the outputs of its batches."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuningData:
+  """The host half: the examples of a run."""
+
+  task: FineTuning
+  train: Split
+  evals: tuple[Split, ...]  # the files that are evaluated; () = no evaluation
+  feed: Feed  # the part of a batch that this process feeds
+  notes: Sequence[str]  # lines for the summary of the run
+
+  def _share(self, batch: Batch) -> Batch:
+    return jax.tree.map(lambda x: x[self.feed.rows(len(x))], batch)
+
+  def rows(self, step: int) -> Batch:
+    return self._share(self.train.batches.batch(step))
+
+  @property
+  def has_held_out(self) -> bool:
+    return bool(self.evals)
+
+  def evaluate(self, evaluate_batch: Callable[[Batch], Any],
+               step: int) -> dict[str, float | None]:
+    """The mean loss and the scores of every file."""
+    del step
+    results = {}
+    for split in self.evals:
+      sums, outputs = np.zeros(2), []
+      for located in split.batches.in_order():
+        metrics, logits = jax.device_get(evaluate_batch(self._share(located.batch)))
+        sums += metrics['loss']
+        outputs.append(Output(located, logits))
+      suffix = f'_{split.name}' if split.name else ''
+      scores = {**losses.means({'loss': sums}), **self.task.scores(split, outputs)}
+      results |= {name + suffix: value for name, value in scores.items()}
+    return results
+
+  def flops(self, step: int, tokens: float) -> float:
+    del step
+    return self.task.flops_per_token(self.train.batches.length) * tokens
+
+  def describe(self) -> Iterator[tuple[str, str]]:
+    batches, labels = self.train.batches, self.task.labels
+    sizes = [f'{len(self.train.examples):,} to train on']
+    sizes += [f'{len(split.examples):,} to evaluate{" " * bool(split.name)}{split.name}'
+              for split in self.evals]
+    yield 'examples', ', '.join(sizes)
+    more = len(labels) - _LABELS_SHOWN
+    if labels:
+      yield 'labels', ', '.join(labels[:_LABELS_SHOWN]) + (f' and {more} more' if more > 0 else '')
+    yield f'rows of {batches.length}', (
+        f'{" or ".join(map(str, batches.rows))} for {batches.batch_size} examples, '
+        f'{batches.fill():.1%} real tokens')
+    for note in self.notes:
+      yield 'note', note

@@ -13,12 +13,11 @@ from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.labelled import choices
-from bert_jax.labelled.choices import ChoiceExample
 from bert_jax.labelled.packed_examples import Batch, Features
 from bert_jax.model import architectures
 from bert_jax.model.kernels import MASKED
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning, finetuning_data, kind
+from bert_jax.tasks import finetuning, kind
 from bert_jax.tasks.sequence_classification import BertForSequenceClassification
 
 
@@ -28,9 +27,19 @@ class BertForMultipleChoice(BertForSequenceClassification):
   num_labels: int = 1
 
 
+def _inputs(examples: Sequence[tuple[str, Sequence[str]]], tokenizer: Tokenizer,
+            max_len: int) -> tuple[list[inputs_lib.Input], np.ndarray]:
+  """[CLS] text [SEP] choice [SEP] for each choice, and the number of the example of each."""
+  pairs = [(text, choice) for text, endings in examples for choice in endings]
+  inputs, _ = finetuning.text_inputs(pairs, tokenizer, max_len)
+  return inputs, np.repeat(np.arange(len(examples)), [len(endings) for _, endings in examples])
+
+
 @dataclasses.dataclass(frozen=True)
 class MultipleChoice(finetuning.FineTuning):
-  """A softmax over the choices of each text."""
+  """A softmax over the choices of each text; the right one is the target."""
+
+  score_names = ('accuracy',)
 
   def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
     """[E, C]; -1e9 where an example has fewer choices."""
@@ -42,45 +51,26 @@ class MultipleChoice(finetuning.FineTuning):
     is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
     return losses.classification(logits, batch.targets, is_real)
 
+  def features(self, examples, tokenizer, config, **_):
+    inputs, owners = _inputs([(e.text, e.choices) for e in examples], tokenizer, config.max_len)
+    return Features(inputs, owners, np.array([e.label for e in examples], np.int32))
 
-def features(examples: Sequence[ChoiceExample], tokenizer: Tokenizer, max_len: int) -> Features:
-  """[CLS] text [SEP] choice [SEP] for each choice; the right one is the target."""
-  texts = tokenizer.encode_batch([e.text for e in examples])
-  endings = iter(tokenizer.encode_batch([choice for e in examples for choice in e.choices]))
-  inputs, owners = [], []
-  room = max_len - inputs_lib.special_tokens(tokenizer, 2)
-  for i, (example, text) in enumerate(zip(examples, texts)):
-    for _ in example.choices:
-      inputs.append(inputs_lib.join(tokenizer, *inputs_lib.cut_pair(text, next(endings), room)))
-      owners.append(i)
-  return Features(inputs, np.array(owners, np.int64),
-                  np.array([e.label for e in examples], np.int32))
+  def scores(self, split, outputs):
+    right = finetuning.by_example(outputs).argmax(1) == split.batches.features.targets
+    return {'accuracy': float(np.mean(right))}
 
 
-def _scores(split, outputs):
-  right = finetuning_data.by_example(outputs).argmax(1) == split.batches.features.targets
-  return {'accuracy': float(np.mean(right))}
-
-
-def _create(config, tokenizer, mesh):
-  def load(path):
-    examples = finetuning_data.not_empty(choices.read(path, config.data), path)
-    return examples, features(examples, tokenizer, config.max_len)
-
-  task = MultipleChoice(BertForMultipleChoice(architectures.make_config(config.model)))
-  return finetuning_data.create(
-      task, config, tokenizer, mesh, train=load(config.data.train), load=load, labels=('score',),
-      score_names=('accuracy',), scores=_scores)
+def _make(config, *_):
+  return MultipleChoice(BertForMultipleChoice(architectures.make_config(config.model)), ('score',))
 
 
 def choose(bert: kind.Bert, examples: Sequence[tuple[str, Sequence[str]]]) -> list[kind.Answer]:
   """For each (text, choices) {'choice', 'probabilities'}: the number of the best, from 0."""
   head = KIND.head_of(bert)
-  f = features([ChoiceExample('', text, tuple(endings), -1) for text, endings in examples],
-               bert.tokenizer, bert.trained_length)
-  pooled = bert.per_text(f.inputs, functools.partial(finetuning.apply_head, head, method='pooled'))
+  inputs, owners = _inputs(examples, bert.tokenizer, bert.trained_length)
+  pooled = bert.per_text(inputs, functools.partial(finetuning.apply_head, head, method='pooled'))
   scores = np.asarray(head.apply(bert.params, pooled, method='classify'))[:, 0]
-  parts = (special.softmax(part.astype(np.float64)) for part in np.split(scores, f.first[1:-1]))
+  parts = (special.softmax(scores[owners == i].astype(np.float64)) for i in range(len(examples)))
   return [{'choice': int(p.argmax()), 'probabilities': p.tolist()} for p in parts]
 
 
@@ -91,8 +81,7 @@ def _answer(bert, examples, _):
 
 
 def _write_test(bert, _, examples):
-  answers = choose(bert, [(e.text, e.choices) for e in examples])
-  yield 'predictions.jsonl', kind.json_lines(answers)
+  return kind.json_lines(choose(bert, [(e.text, e.choices) for e in examples]))
 
 
 def _set_fields(c):
@@ -106,9 +95,9 @@ KIND = kind.TaskKind(
     parts=('pooler', 'classifier'),
     best_score='accuracy',
     set_fields=_set_fields,
-    create=_create,
+    read=lambda path, data, split, _: choices.read(path, data, labelled=split != 'test'),
+    make=_make,
     head=lambda config, num_labels: BertForMultipleChoice(config),
     lines=kind.LinePrediction(('text',), _answer, optional=('choices',)),
-    read_test=lambda data: choices.read(data.test, data, labelled=False),
     write_test=_write_test,
     transformers='ForMultipleChoice')

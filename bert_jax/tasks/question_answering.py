@@ -1,10 +1,9 @@
 """The span of a text that answers a question (SQuAD; Devlin et al. 2019, 4.2 and 4.3)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 import functools
 import json
-from typing import NamedTuple
 
 from flax import linen as nn
 import jax
@@ -20,7 +19,7 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.model.kernels import MASKED
 from bert_jax.objectives import losses
-from bert_jax.tasks import answers, finetuning, finetuning_data, kind
+from bert_jax.tasks import answers, finetuning, kind
 from bert_jax.tasks import metrics as metrics_lib
 
 # For models that were fine-tuned elsewhere: the published window, stride and answer length.
@@ -45,8 +44,56 @@ class BertForQuestionAnswering(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
+class Windows(Features):
+  """The windows of questions, and the texts that they show."""
+
+  contexts: Sequence[answers.Context] = ()  # of each question
+
+
+def _target(context: answers.Context, window: answers.Window, question: Question) -> np.ndarray:
+  """[tokens, 2] int32: 1 where the answer starts and ends; on [CLS] if the window lacks it."""
+  target = np.zeros((len(window.input.ids), 2), np.int32)
+  start = end = 0
+  if question.answers:
+    begin = question.starts[0]
+    span = answers.token_span(context.spans, begin, begin + len(question.answers[0]))
+    if span and window.first <= span[0] and span[1] < window.first + window.count:
+      start, end = (window.offset + token - window.first for token in span)
+  target[start, 0] = target[end, 1] = 1
+  return target
+
+
+def features(questions: Sequence[Question], contexts: Sequence[answers.Context], *,
+             by_window: bool) -> Windows:
+  """The windows of questions; each window is an example, or all windows of a question are one."""
+  inputs, owners, targets = [], [], []
+  for i, (question, context) in enumerate(zip(questions, contexts)):
+    for window in context.windows:
+      owners.append(len(inputs) if by_window else i)
+      inputs.append(window.input)
+      targets.append(_target(context, window, question))
+  return Windows(inputs, np.array(owners, np.int64), token_targets=targets, contexts=contexts)
+
+
+Candidates = list[tuple[list[answers.Span], float]]  # (best spans, score of no answer)
+
+
+def _candidates(contexts: Sequence[answers.Context], logits: Iterable[np.ndarray], *, n_best: int,
+                max_answer_len: int) -> Candidates:
+  """The best spans of each text and the score of no answer, from the logits of all windows."""
+  logits = iter(logits)
+  return [answers.best_spans(context, [next(logits) for _ in context.windows], n_best=n_best,
+                             max_answer_len=max_answer_len) for context in contexts]
+
+
+@dataclasses.dataclass(frozen=True)
 class QuestionAnswering(finetuning.FineTuning):
   """Start and end of the answer."""
+
+  n_best: int = 20  # starts and ends of each window that are tried
+  max_answer_len: int = 30  # tokens
+  null_threshold: float | None = None
+  score_names = ('exact_match', 'f1')
 
   def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
     """The mean of the two cross-entropies over the tokens of each window; both right."""
@@ -63,105 +110,58 @@ class QuestionAnswering(finetuning.FineTuning):
     return {'loss': losses.weighted(of_windows, is_real),
             'accuracy': losses.weighted(right, is_real)}
 
+  def features(self, examples, tokenizer, config, *, path, is_train):
+    try:
+      contexts = answers.read([(q.question, q.context) for q in examples], tokenizer,
+                              config.max_len, config.data.doc_stride)
+    except UserError as e:
+      raise UserError(f'{path}: {e}') from e
+    return features(examples, contexts, by_window=is_train)
 
-class Example(NamedTuple):
-  """A question and the windows of its text."""
+  def candidates(self, split: finetuning.Split, outputs: list[finetuning.Output]) -> Candidates:
+    """The best spans of each question of a file, and the score of no answer."""
+    f = split.batches.features
+    return _candidates(f.contexts, finetuning.by_input(outputs, len(f.inputs)), n_best=self.n_best,
+                       max_answer_len=self.max_answer_len)
 
-  question: Question
-  context: answers.Context
-
-
-def _target(context: answers.Context, window: answers.Window, question: Question) -> np.ndarray:
-  """[tokens, 2] int32: 1 where the answer starts and ends; on [CLS] if the window lacks it."""
-  target = np.zeros((len(window.input.ids), 2), np.int32)
-  start = end = 0
-  if question.answers:
-    begin = question.starts[0]
-    span = answers.token_span(context.spans, begin, begin + len(question.answers[0]))
-    if span and window.first <= span[0] and span[1] < window.first + window.count:
-      start, end = (window.offset + token - window.first for token in span)
-  target[start, 0] = target[end, 1] = 1
-  return target
-
-
-def features(examples: Sequence[Example], *, by_window: bool) -> Features:
-  """The windows of questions; each window is an example, or all windows of a question are one."""
-  inputs, owners, targets = [], [], []
-  for i, (question, context) in enumerate(examples):
-    for window in context.windows:
-      owners.append(len(inputs) if by_window else i)
-      inputs.append(window.input)
-      targets.append(_target(context, window, question))
-  return Features(inputs, np.array(owners, np.int64), token_targets=targets)
+  def scores(self, split, outputs):
+    """Exact match and F1 of the official scorers; for v2.0 also with the best threshold."""
+    questions, candidates = split.examples, self.candidates(split, outputs)
+    unanswerable = self.null_threshold is not None
+    scores = metrics_lib.answers(questions, predicted(questions, candidates, self.null_threshold),
+                                 unanswerable=unanswerable)
+    if not unanswerable:
+      return scores
+    margins = [null - spans[0].score if spans else np.inf for spans, null in candidates]
+    return scores | metrics_lib.best_threshold(
+        questions, predicted(questions, candidates, np.inf), margins)
 
 
-Candidates = list[tuple[list[answers.Span], float]]  # (best spans, score of no answer)
-
-
-def candidates(split: finetuning_data.Split, outputs: list[finetuning_data.Output], *,
-               n_best: int, max_answer_len: int) -> Candidates:
-  """The best spans of each question, and the score of no answer."""
-  logits = iter(finetuning_data.by_input(outputs, len(split.batches.features.inputs)))
-  return [answers.best_spans(context, [next(logits) for _ in context.windows], n_best=n_best,
-                             max_answer_len=max_answer_len)
-          for _, context in split.examples]
-
-
-def predicted(split: finetuning_data.Split, of_questions: Candidates,
+def predicted(questions: Sequence[Question], candidates: Candidates,
               null_threshold: float | None) -> dict[str, str]:
   """id -> the answer."""
   return {q.id: answers.answer(q.context, spans, null, null_threshold)['answer']
-          for (q, _), (spans, null) in zip(split.examples, of_questions)}
+          for q, (spans, null) in zip(questions, candidates)}
 
 
-def _scores(split, outputs, *, n_best, max_answer_len, null_threshold):
-  """Exact match and F1 of the official scorers; for v2.0 also with the best threshold."""
-  of_questions = candidates(split, outputs, n_best=n_best, max_answer_len=max_answer_len)
-  questions = [question for question, _ in split.examples]
-  unanswerable = null_threshold is not None
-  scores = metrics_lib.answers(questions, predicted(split, of_questions, null_threshold),
-                               unanswerable=unanswerable)
-  if not unanswerable:
-    return scores
-  margins = [null - spans[0].score if spans else np.inf for spans, null in of_questions]
-  return scores | metrics_lib.best_threshold(
-      questions, predicted(split, of_questions, np.inf), margins)
-
-
-def _create(config, tokenizer, mesh):
-  data = config.data
-
-  def windows(questions, path):
-    try:
-      contexts = answers.read([(q.question, q.context) for q in questions], tokenizer,
-                              config.max_len, data.doc_stride)
-    except UserError as e:
-      raise UserError(f'{path}: {e}') from e
-    return list(map(Example, questions, contexts))
-
-  def load(path):
-    examples = windows(finetuning_data.not_empty(squad.read(path), path), path)
-    return examples, features(examples, by_window=False)
-
-  questions = finetuning_data.not_empty(squad.read(data.train), data.train)
+def _read(path, data, split, notes):
+  questions = kind.not_empty(squad.read(path), path)
+  if split != 'train':
+    return questions
   in_place = [q for q in questions if q.in_place]
-  notes = []
   if len(in_place) < len(questions):
-    notes.append(f'{len(questions) - len(in_place):,} of {len(questions):,} questions of '
-                 f'{data.train} are left out: their answer does not stand where it is said to')
-  in_place = finetuning_data.not_empty(
-      in_place, f'{data.train} (of questions whose answer stands at its place)')
-  unanswerable = any(not q.answers for q in in_place)
-  null_threshold = data.null_threshold if unanswerable else None
-  train = windows(in_place, data.train)
-  head = BertForQuestionAnswering(architectures.make_config(config.model))
-  return finetuning_data.create(
-      QuestionAnswering(head), config, tokenizer, mesh,
-      train=(train, features(train, by_window=True)), load=load, labels=KIND.labels,
-      score_names=('exact_match', 'f1'),
-      scores=functools.partial(_scores, n_best=data.n_best, max_answer_len=data.max_answer_len,
-                               null_threshold=null_threshold),
-      notes=notes, null_threshold=null_threshold)
+    notes.append(f'{len(questions) - len(in_place):,} of {len(questions):,} questions of {path} '
+                 'are left out: their answer does not stand where it is said to')
+  return kind.not_empty(in_place, f'{path} (of questions whose answer stands at its place)')
+
+
+def _make(config, questions, _):
+  data = config.data
+  unanswerable = any(not q.answers for q in questions)
+  return QuestionAnswering(
+      BertForQuestionAnswering(architectures.make_config(config.model)), KIND.labels,
+      n_best=data.n_best, max_answer_len=data.max_answer_len,
+      null_threshold=data.null_threshold if unanswerable else None)
 
 
 def answer(bert: kind.Bert, questions: Sequence[tuple[str, str]],
@@ -177,16 +177,12 @@ def answer(bert: kind.Bert, questions: Sequence[tuple[str, str]],
   if 'doc_stride' not in facts:
     max_len = min(_WINDOW, max_len)
   contexts = answers.read(questions, bert.tokenizer, max_len, facts.get('doc_stride', _STRIDE))
-  logits = iter(bert.per_token(
-      [window.input for context in contexts for window in context.windows],
-      functools.partial(finetuning.apply_head, KIND.head_of(bert))))
-  results = []
-  for (_, text), context in zip(questions, contexts):
-    spans, null = answers.best_spans(
-        context, [next(logits) for _ in context.windows], n_best=_N_BEST,
-        max_answer_len=facts.get('max_answer_len', _ANSWER_LEN))
-    results.append(answers.answer(text, spans, null, null_threshold))
-  return results
+  logits = bert.per_token([window.input for context in contexts for window in context.windows],
+                          functools.partial(finetuning.apply_head, KIND.head_of(bert)))
+  candidates = _candidates(contexts, logits, n_best=_N_BEST,
+                           max_answer_len=facts.get('max_answer_len', _ANSWER_LEN))
+  return [answers.answer(text, spans, null, null_threshold)
+          for (_, text), (spans, null) in zip(questions, candidates)]
 
 
 def _answer(bert, examples, options):
@@ -225,11 +221,11 @@ KIND = kind.TaskKind(
     parts=('qa_outputs',),
     best_score='f1',
     set_fields=_set_fields,
+    read=_read,
+    make=_make,
     check=_check,
-    create=_create,
     head=lambda config, num_labels: BertForQuestionAnswering(config),
     labels=('start', 'end'),
     lines=kind.LinePrediction(('question', 'context'), _answer),
-    read_test=lambda data: squad.read(data.test),
     write_test=_write_test,
     transformers='ForQuestionAnswering')

@@ -4,7 +4,7 @@ From pairs, with a third text that contradicts where there is one, or from singl
 which is read twice, under other dropout.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import dataclasses
 from typing import NamedTuple
 
@@ -13,16 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.data import inputs as inputs_lib
-from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.labelled import table, texts
 from bert_jax.labelled.packed_examples import Batch, Features
 from bert_jax.model import architectures, pooling
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
-from bert_jax.objectives import contrastive, losses
-from bert_jax.tasks import finetuning, finetuning_data, kind
+from bert_jax.objectives import losses
+from bert_jax.tasks import finetuning, kind
 from bert_jax.tasks import metrics as metrics_lib
 
 _SCORES = ('pearson', 'spearman')
@@ -44,6 +42,13 @@ class BertForSentenceEmbedding(nn.Module):
     return pooling.pool(hidden, batch.pair_index, starts, self.pooling)
 
 
+class Example(NamedTuple):
+  """A line: a text, a near one, perhaps a contrary one; in held-out files two and a score."""
+
+  texts: tuple[str, ...]
+  score: float | None
+
+
 @dataclasses.dataclass(frozen=True)
 class SentenceEmbedding(finetuning.FineTuning):
   """Each text is to be nearer to its own partner than to all others of the batch.
@@ -52,6 +57,7 @@ class SentenceEmbedding(finetuning.FineTuning):
   """
 
   temperature: float = 0.05  # cosines are divided by it
+  score_names = _SCORES
 
   def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
     """Vectors of length 1 of the texts of each example: [E, C, D] float32."""
@@ -64,7 +70,7 @@ class SentenceEmbedding(finetuning.FineTuning):
   def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
     """Cross-entropy over the other texts of the batch; accuracy: the partner is the nearest."""
     exists = batch.members >= 0  # [E, C]
-    of_examples, right = contrastive.contrast(logits, exists, self.temperature)
+    of_examples, right = losses.contrast(logits, exists, self.temperature)
     is_real = exists[:, 0].astype(jnp.float32)
     return {'loss': losses.weighted(of_examples, is_real),
             'accuracy': losses.weighted(right, is_real)}
@@ -73,59 +79,41 @@ class SentenceEmbedding(finetuning.FineTuning):
     """The cosine of the first two texts, [E]."""
     return jnp.sum(logits[:, 0] * logits[:, 1], axis=-1)
 
+  def features(self, examples, tokenizer, config, **_):
+    """[CLS] text [SEP] for each text; the targets are the scores, if there are any."""
+    single = [(text,) for e in examples for text in e.texts]
+    inputs, _ = finetuning.text_inputs(single, tokenizer, config.max_len)
+    owners = np.repeat(np.arange(len(examples)), [len(e.texts) for e in examples])
+    scores = [e.score for e in examples]
+    return Features(inputs, owners, None if None in scores else np.array(scores, np.float32))
 
-class Example(NamedTuple):
-  """A line: a text, a near one, perhaps a contrary one; in held-out files two and a score."""
-
-  texts: tuple[str, ...]
-  score: float | None
-
-
-def features(examples: Sequence[Example], tokenizer: Tokenizer, max_len: int) -> Features:
-  """[CLS] text [SEP] for each text of an example; the targets are the scores, if there are any."""
-  ids = iter(tokenizer.encode_batch([text for e in examples for text in e.texts]))
-  inputs, owners = [], []
-  for i, example in enumerate(examples):
-    inputs += [inputs_lib.join(tokenizer, next(ids)[:max_len - 2]) for _ in example.texts]
-    owners += [i] * len(example.texts)
-  scores = [e.score for e in examples]
-  return Features(inputs, np.array(owners, np.int64),
-                  None if None in scores else np.array(scores, np.float32))
+  def scores(self, split, outputs):
+    """The correlations of the cosines with the scores of the file, as for STS-B."""
+    scores = metrics_lib.regression(split.batches.features.targets, finetuning.by_example(outputs))
+    return {name: scores[name] for name in _SCORES}
 
 
-def _scores(split, outputs):
-  """The correlations of the cosines with the scores of the file, as for STS-B."""
-  scores = metrics_lib.regression(split.batches.features.targets,
-                                  finetuning_data.by_example(outputs))
-  return {name: scores[name] for name in _SCORES}
+def _columns(data):
+  return [name for name in (data.text_column, data.text_pair_column, data.negative_column) if name]
 
 
-def _create(config, tokenizer, mesh):
+def _read(path, data, split, _):
+  for row in table.read(path, data.format, split):
+    if split == 'train':
+      values = tuple(texts.text_of(row, name) for name in _columns(data))
+      yield Example(values * 2 if len(values) == 1 else values, None)
+    else:
+      first, second, score = map(str, data.eval_columns)
+      yield Example((texts.text_of(row, first), texts.text_of(row, second)),
+                    texts.number_of(row, score))
+
+
+def _make(config, examples, _):
   data = config.data
-  columns = [name for name in (data.text_column, data.text_pair_column, data.negative_column)
-             if name]
-
-  def training(row):
-    values = tuple(texts.text_of(row, name) for name in columns)
-    return Example(values * 2 if len(values) == 1 else values, None)
-
-  def held_out(row):
-    first, second, score = map(str, data.eval_columns)
-    return Example((texts.text_of(row, first), texts.text_of(row, second)),
-                   texts.number_of(row, score))
-
-  def load(path, split='validation', example_of=held_out):
-    rows = table.read(path, data.format, split)
-    examples = finetuning_data.not_empty(map(example_of, rows), path)
-    return examples, features(examples, tokenizer, config.max_len)
-
-  train = load(data.train, 'train', training)
-  if len(train[0]) < 2:
+  if len(examples) < 2:
     raise UserError(f'{data.train} holds one example: there is nothing to tell it from')
   head = BertForSentenceEmbedding(architectures.make_config(config.model), data.pooling)
-  return finetuning_data.create(
-      SentenceEmbedding(head, data.temperature), config, tokenizer, mesh, train=train, load=load,
-      labels=(), score_names=_SCORES, scores=_scores)
+  return SentenceEmbedding(head, temperature=data.temperature)
 
 
 def _set_fields(c):
@@ -166,5 +154,6 @@ KIND = kind.TaskKind(
     parts=(),
     best_score='spearman',
     set_fields=_set_fields,
-    check=_check,
-    create=_create)
+    read=_read,
+    make=_make,
+    check=_check)

@@ -21,7 +21,7 @@ from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning, finetuning_data, kind
+from bert_jax.tasks import finetuning, kind
 from bert_jax.tasks import metrics as metrics_lib
 
 # As BERT's own tokeniser splits a text, whatever the vocabulary: at spaces, around punctuation and
@@ -51,20 +51,6 @@ class BertForTokenClassification(nn.Module):
     return self.classifier(self.dropout(hidden, deterministic=deterministic))
 
 
-@dataclasses.dataclass(frozen=True)
-class TokenClassification(finetuning.FineTuning):
-  """A tag for the first piece of each word."""
-
-  def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
-    """Cross-entropy and accuracy over the words."""
-    is_word = (batch.token_targets > 0).astype(jnp.float32)
-    return losses.classification(logits, jnp.maximum(batch.token_targets - 1, 0), is_word)
-
-  def reduced(self, logits: jax.Array) -> jax.Array:
-    """The likeliest tag of each token, [R, L]."""
-    return logits.argmax(-1)
-
-
 def find_words(text: str) -> list[tuple[int, int]]:
   """The places of the words in running text: characters [start, end)."""
   return [place for _, place in _WORDS.pre_tokenize_str(text)]
@@ -77,8 +63,8 @@ def word_pieces(sentences: Sequence[Sequence[str]],
   A word that the tokeniser sees nothing in becomes [UNK].
   """
   space = ' ' if tokenizer.kind == 'bpe' else ''  # the others put it there themselves
-  pieces = iter(tokenizer.encode_batch([space + word for words in sentences for word in words]))
-  return [[next(pieces) or [tokenizer.unk_id] for _ in words] for words in sentences]
+  encoded = finetuning.encode([[space + word for word in words] for words in sentences], tokenizer)
+  return [[pieces or [tokenizer.unk_id] for pieces in words] for words in encoded]
 
 
 def _windows(words: Sequence[Sequence[int]], room: int) -> list[list[int]]:
@@ -94,19 +80,20 @@ def _windows(words: Sequence[Sequence[int]], room: int) -> list[list[int]]:
   return windows
 
 
-def features(sentences: Sequence[Sequence[Sequence[int]]], tokenizer: Tokenizer, max_len: int,
-             tags: Sequence[Sequence[int]] | None = None) -> Features:
-  """The inputs of sentences of pieces of words.
+def _features(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_len: int,
+              tags: Sequence[Sequence[int]] | None = None) -> Features:
+  """The inputs of sentences of words.
 
   Token targets are 1 + the tag on the first piece of each word (1 where no tags are given) and 0
   on all else.
   """
   inputs, owners, targets = [], [], []
-  for i, words in enumerate(sentences):
-    for window in _windows(words, max_len - 2):
+  room = max_len - 2
+  for i, words in enumerate(word_pieces(sentences, tokenizer)):
+    for window in _windows(words, room):
       ids, marks = [], [0]
       for word in window:
-        pieces = words[word][:max_len - 2]
+        pieces = words[word][:room]
         ids += pieces
         marks += [1 + (tags[i][word] if tags is not None else 0)] + [0] * (len(pieces) - 1)
       inputs.append(inputs_lib.join(tokenizer, ids))
@@ -116,11 +103,10 @@ def features(sentences: Sequence[Sequence[Sequence[int]]], tokenizer: Tokenizer,
 
 
 def _of_words(f: Features, per_token: Sequence[np.ndarray]) -> list[np.ndarray]:
-  """The values on the first pieces of words, by sentence: [words, ...].
+  """The values on the first pieces of words, by sentence, from those of each input [tokens, ...].
 
-  Args:
-    f: the features of the sentences.
-    per_token: for each input [tokens, ...].
+  Returns:
+    For each sentence [words, ...].
   """
   parts = [[] for _ in range(f.count)]
   for owner, marks, values in zip(f.owners, f.token_targets, per_token):
@@ -128,54 +114,59 @@ def _of_words(f: Features, per_token: Sequence[np.ndarray]) -> list[np.ndarray]:
   return [np.concatenate(of_sentence) for of_sentence in parts]
 
 
-def predicted(split: finetuning_data.Split, outputs: list[finetuning_data.Output],
-              labels: Sequence[str]) -> list[list[str]]:
-  """The tags of every sentence of a file."""
-  f = split.batches.features
-  per_token = finetuning_data.by_input(outputs, len(f.inputs))
-  return [[labels[i] for i in tags] for tags in _of_words(f, per_token)]
+@dataclasses.dataclass(frozen=True)
+class TokenClassification(finetuning.FineTuning):
+  """A tag for the first piece of each word."""
 
+  score_names = ('precision', 'recall', 'f1', 'accuracy')
 
-def _scores(split, outputs, labels):
-  gold = [sentence.tags for sentence in split.examples]
-  return metrics_lib.entities(gold, predicted(split, outputs, labels))
+  def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
+    """Cross-entropy and accuracy over the words."""
+    is_word = (batch.token_targets > 0).astype(jnp.float32)
+    return losses.classification(logits, jnp.maximum(batch.token_targets - 1, 0), is_word)
 
+  def reduced(self, logits: jax.Array) -> jax.Array:
+    """The likeliest tag of each token, [R, L]."""
+    return logits.argmax(-1)
 
-def _create(config, tokenizer, mesh):
-  data = config.data
-
-  def read(path):
-    return finetuning_data.not_empty(conll.read(path, data), path)
-
-  train = read(data.train)
-  labels = texts.given_labels(data.labels) or tuple(sorted(
-      conll.with_partners({tag for s in train for tag in s.tags})))
-  number = {label: i for i, label in enumerate(labels)}
-  if len(labels) == 1:
-    raise UserError(f'{data.train} has the tag {labels[0]!r} only: there is nothing to learn from '
-                    'one class')
-
-  def with_features(sentences):
-    for s in sentences:
+  def features(self, examples, tokenizer, config, **_):
+    number = {label: i for i, label in enumerate(self.labels)}
+    for s in examples:
       unknown = sorted(set(s.tags) - number.keys())
       if unknown:
-        raise UserError(f'{s.where}: the tag {unknown[0]!r} is none of the {len(labels)} tags: '
-                        f'{", ".join(labels[:_TAGS_SHOWN])}')
-    pieces = word_pieces([s.words for s in sentences], tokenizer)
-    tags = [[number[tag] for tag in s.tags] for s in sentences]
-    return sentences, features(pieces, tokenizer, config.max_len, tags)
+        raise UserError(f'{s.where}: the tag {unknown[0]!r} is none of the {len(number)} tags: '
+                        f'{", ".join(self.labels[:_TAGS_SHOWN])}')
+    return _features([s.words for s in examples], tokenizer, config.max_len,
+                     [[number[tag] for tag in s.tags] for s in examples])
 
+  def predicted(self, split: finetuning.Split,
+                outputs: list[finetuning.Output]) -> list[list[str]]:
+    """The tags of every sentence of a file."""
+    f = split.batches.features
+    per_token = finetuning.by_input(outputs, len(f.inputs))
+    return [[self.labels[i] for i in tags] for tags in _of_words(f, per_token)]
+
+  def scores(self, split, outputs):
+    return metrics_lib.entities([s.tags for s in split.examples], self.predicted(split, outputs))
+
+
+def _read(path, data, split, _):
+  return conll.read(path, data, labelled=split != 'test')
+
+
+def _make(config, examples, _):
+  labels = texts.given_labels(config.data.labels) or tuple(sorted(
+      conll.with_partners({tag for s in examples for tag in s.tags})))
+  if len(labels) == 1:
+    raise UserError(f'{config.data.train} has the tag {labels[0]!r} only: there is nothing to '
+                    'learn from one class')
   head = BertForTokenClassification(architectures.make_config(config.model), len(labels))
-  return finetuning_data.create(
-      TokenClassification(head), config, tokenizer, mesh, train=with_features(train),
-      load=lambda path: with_features(read(path)), labels=labels,
-      score_names=('precision', 'recall', 'f1', 'accuracy'),
-      scores=functools.partial(_scores, labels=labels))
+  return TokenClassification(head, labels)
 
 
 def _tag_probabilities(bert: kind.Bert, sentences: Sequence[Sequence[str]]) -> list[np.ndarray]:
   """The probabilities of each word's tags, [words, tags], of sentences of words."""
-  f = features(word_pieces(sentences, bert.tokenizer), bert.tokenizer, bert.trained_length)
+  f = _features(sentences, bert.tokenizer, bert.trained_length)
   per_token = bert.per_token(f.inputs,
                              functools.partial(finetuning.apply_head, KIND.head_of(bert)))
   return [special.softmax(x.astype(np.float64), -1) for x in _of_words(f, per_token)]
@@ -200,14 +191,9 @@ def tag(bert: kind.Bert, inputs: Sequence[str]) -> list[kind.Answer]:
   return answers
 
 
-def _answer(bert, examples, _):
-  return tag(bert, [e['text'] for e in examples])
-
-
 def _write_test(bert, _, sentences):
-  lines = []
-  for sentence, probabilities in zip(sentences,
-                                     _tag_probabilities(bert, [s.words for s in sentences])):
+  lines, of_words = [], _tag_probabilities(bert, [s.words for s in sentences])
+  for sentence, probabilities in zip(sentences, of_words):
     lines += [f'{word} {bert.model.labels[i]}'
               for word, i in zip(sentence.words, probabilities.argmax(-1))] + ['']
   yield 'predictions.conll', '\n'.join(lines) + '\n'
@@ -227,9 +213,10 @@ KIND = kind.TaskKind(
     parts=('classifier',),
     best_score='f1',
     set_fields=_set_fields,
-    create=_create,
+    read=_read,
+    make=_make,
     head=BertForTokenClassification,
-    lines=kind.LinePrediction(('text',), _answer),
-    read_test=lambda data: conll.read(data.test, data, labelled=False),
+    lines=kind.LinePrediction(
+        ('text',), lambda bert, examples, _: tag(bert, [e['text'] for e in examples])),
     write_test=_write_test,
     transformers='ForTokenClassification')

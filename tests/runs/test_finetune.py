@@ -27,7 +27,7 @@ from bert_jax.tasks import (
   sequence_classification,
   token_classification,
 )
-from bert_jax.tasks.finetuning_data import FineTuningData
+from bert_jax.tasks.finetuning import FineTuningData
 from bert_jax.training import checkpoint
 from tests import conftest, made_tasks
 
