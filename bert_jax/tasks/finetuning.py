@@ -16,9 +16,7 @@ from bert_jax.data import inputs as inputs_lib
 from bert_jax.data import long_inputs
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.labelled.packed_examples import Batch, Batches, Features, Located
-from bert_jax.model import dropout_bits, embeddings
-from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch as Inputs
+from bert_jax.model import bert_config, dropout_bits, embeddings, encoder
 from bert_jax.objectives import losses
 from bert_jax.objectives.losses import Metrics
 from bert_jax.parallel.mesh import Feed
@@ -26,7 +24,7 @@ from bert_jax.parallel.mesh import Feed
 _LABELS_SHOWN = 16  # in the summary of a run
 
 
-def output_layer(config: BertConfig, outputs: int) -> nn.Dense:
+def output_layer(config: bert_config.BertConfig, outputs: int) -> nn.Dense:
   """The last layer of a head: [..., D] -> [..., outputs] float32."""
   return nn.Dense(
       outputs, dtype=jnp.float32, bias_init=embeddings.zeros('labels'),
@@ -34,7 +32,7 @@ def output_layer(config: BertConfig, outputs: int) -> nn.Dense:
 
 
 @functools.partial(jax.jit, static_argnames=('head', 'method'))
-def apply_head(head: nn.Module, params: Any, batch: Inputs, starts: jax.Array,
+def apply_head(head: nn.Module, params: Any, batch: encoder.Batch, starts: jax.Array,
                method: str | None = None) -> jax.Array:
   """Runs a head without dropout, compiled once for each head and shape."""
   return head.apply(params, batch, starts, method=method)
@@ -121,13 +119,13 @@ class FineTuning(abc.ABC):
   problem: ClassVar[str] = ''  # of sequence classification, as run.json keeps it
   null_threshold: ClassVar[float | None] = None  # None = every question has an answer
 
-  def with_config(self, config: BertConfig) -> 'FineTuning':
+  def with_config(self, config: bert_config.BertConfig) -> 'FineTuning':
     """The same task with a model of other sizes."""
     return dataclasses.replace(self, model=self.model.clone(config=config))
 
   def init(self, key: jax.Array) -> Any:
     tokens = jnp.zeros((1, 8), jnp.int32)
-    return self.model.init(key, Inputs(*[tokens] * 4), tokens[:, :1])
+    return self.model.init(key, encoder.Batch(*[tokens] * 4), tokens[:, :1])
 
   def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
     """The head's outputs; `apply` runs the model, with dropout or without."""

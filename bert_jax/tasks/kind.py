@@ -16,8 +16,7 @@ from ml_collections import ConfigDict
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.labelled.packed_examples import Batches
-from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch as Inputs
+from bert_jax.model import bert_config, encoder
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.tasks.finetuning import FineTuning, FineTuningData, Split
@@ -78,7 +77,7 @@ class TaskKind:
   # raises UserError for values of the config that the task cannot have
   check: Callable[[ConfigDict], None] = lambda config: None
   # (config, number of labels) -> the model with the head that is loaded for predictions
-  head: Callable[[BertConfig, int], nn.Module] | None = None
+  head: Callable[[bert_config.BertConfig, int], nn.Module] | None = None
   labels: tuple[str, ...] = ()  # names of the head's outputs that are the same for all data
   lines: LinePrediction | None = None  # prediction of JSON lines
   # (bert, group `data`, examples of data.test) -> the files of predictions
@@ -109,11 +108,11 @@ class TaskKind:
     """The examples of data.test; raises UserError for a mistake in the file, or an empty one."""
     return not_empty(self.read(data.test, data, 'test', []), data.test)
 
-  def abstract_params(self, config: BertConfig, num_labels: int) -> Any:
+  def abstract_params(self, config: bert_config.BertConfig, num_labels: int) -> Any:
     """The tree of ShapeDtypeStructs of a model with this head."""
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     return nn.unbox(jax.eval_shape(self.head(config, num_labels).init, jax.random.key(0),
-                                   Inputs(*[tokens] * 4), tokens))
+                                   encoder.Batch(*[tokens] * 4), tokens))
 
   def head_of(self, bert: Bert) -> nn.Module:
     """The head of a trained model; raises UserError if the model is for another task."""

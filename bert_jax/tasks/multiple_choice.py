@@ -12,10 +12,8 @@ from scipy import special
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
-from bert_jax.labelled import choices
-from bert_jax.labelled.packed_examples import Batch, Features
-from bert_jax.model import architectures
-from bert_jax.model.kernels import MASKED
+from bert_jax.labelled import choices, packed_examples
+from bert_jax.model import architectures, kernels
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning, kind
 from bert_jax.tasks.sequence_classification import BertForSequenceClassification
@@ -41,19 +39,19 @@ class MultipleChoice(finetuning.FineTuning):
 
   score_names = ('accuracy',)
 
-  def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
+  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
     """[E, C]; -1e9 where an example has fewer choices."""
     scores = apply(batch.inputs, batch.starts).reshape(-1)  # [R * P]
-    return jnp.where(batch.members >= 0, scores[jnp.maximum(batch.members, 0)], MASKED)
+    return jnp.where(batch.members >= 0, scores[jnp.maximum(batch.members, 0)], kernels.MASKED)
 
-  def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
+  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """Cross-entropy and accuracy."""
     is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
     return losses.classification(logits, batch.targets, is_real)
 
   def features(self, examples, tokenizer, config, **_):
     inputs, owners = _inputs([(e.text, e.choices) for e in examples], tokenizer, config.max_len)
-    return Features(inputs, owners, np.array([e.label for e in examples], np.int32))
+    return packed_examples.Features(inputs, owners, np.array([e.label for e in examples], np.int32))
 
   def scores(self, split, outputs):
     right = finetuning.by_example(outputs).argmax(1) == split.batches.features.targets

@@ -51,7 +51,6 @@ class Pretraining:
     return self.objective.loss_weights
 
   def with_config(self, config: BertConfig) -> 'Pretraining':
-    """The same task with a model of other sizes."""
     return dataclasses.replace(self, objective=self.objective.with_config(config))
 
   def init(self, key: jax.Array) -> Any:
@@ -65,7 +64,7 @@ class Pretraining:
                         rate=batch.rate)
 
   def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> Metrics:
-    """The metrics of the objective, and 'tokens'; key None = the fixed masks of evaluations."""
+    """The metrics of the objective; key None = the fixed masks of evaluations."""
     rows = batch.rows
     if key is None:
       mask_key, dropout_key = jax.random.key(_EVAL_SEED, impl='threefry2x32'), None
@@ -84,7 +83,6 @@ class Pretraining:
     return {**metrics, 'tokens': (tokens, jnp.float32(1))}
 
   def measure(self, params: Any, frozen: Any, batch: Batch) -> Metrics:
-    """The loss with fixed masks and without dropout."""
     return self.loss(params, frozen, batch, None)
 
   def flops_per_token(self, length: int) -> float:
@@ -149,9 +147,11 @@ class PretrainingData:
 
   def score_names(self) -> list[str]:
     """The names of the scores that `evaluate` returns."""
-    params = jax.eval_shape(lambda: nn.unbox(self.task.init(jax.random.key(0))))
-    frozen = jax.eval_shape(lambda: nn.unbox(self.task.frozen))
-    measured = jax.eval_shape(self.task.measure, params, frozen, self.rows(0))
+    def measure():
+      params, frozen = nn.unbox((self.task.init(jax.random.key(0)), self.task.frozen))
+      return self.task.measure(params, frozen, self.rows(0))
+
+    measured = jax.eval_shape(measure)
     return ['loss', *(name for name in measured if name != 'tokens'), 'unigram_entropy']
 
   def evaluate(self, evaluate_batch: Callable[[Batch], Metrics],
@@ -177,12 +177,10 @@ class PretrainingData:
             'unigram_entropy': self.corpus.unigram_entropy}
 
   def flops(self, step: int, tokens: float) -> float:
-    """Model FLOPs of training on `tokens` real tokens in rows of the length of `step`."""
     _, phase, _ = self.phases.locate(step)
     return self.task.objective.flops_per_token(phase.max_len, self._rate_at(step)) * tokens
 
   def describe(self) -> Iterator[tuple[str, str]]:
-    """(name, value) lines for the summary before a run."""
     c = self.corpus
     yield 'corpus', (f'{c.train.num_tokens:,} tokens in {c.train.num_documents:,} documents, held '
                      f'out {c.heldout.num_tokens:,} in {c.heldout.num_documents:,}')

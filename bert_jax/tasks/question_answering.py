@@ -11,13 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.labelled import squad
-from bert_jax.labelled.packed_examples import Batch, Features
+from bert_jax.labelled import packed_examples, squad
 from bert_jax.labelled.squad import Question
-from bert_jax.model import architectures
-from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch as Inputs
-from bert_jax.model.kernels import MASKED
+from bert_jax.model import architectures, bert_config, encoder, kernels
 from bert_jax.objectives import losses
 from bert_jax.tasks import answers, finetuning, kind
 from bert_jax.tasks import metrics as metrics_lib
@@ -30,13 +26,13 @@ _N_BEST = 20
 class BertForQuestionAnswering(nn.Module):
   """Two scores for each token, without dropout before them: the answer starts or ends there."""
 
-  config: BertConfig
+  config: bert_config.BertConfig
 
   def setup(self):
     self.bert = architectures.encoder(self.config)
     self.qa_outputs = finetuning.output_layer(self.config, 2)
 
-  def __call__(self, batch: Inputs, cls_positions: jax.Array | None = None, *,
+  def __call__(self, batch: encoder.Batch, cls_positions: jax.Array | None = None, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs -> logits [B, L, 2] float32: the start, the end."""
     del cls_positions
@@ -44,7 +40,7 @@ class BertForQuestionAnswering(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Windows(Features):
+class Windows(packed_examples.Features):
   """The windows of questions, and the texts that they show."""
 
   contexts: Sequence[answers.Context] = ()  # of each question
@@ -95,14 +91,14 @@ class QuestionAnswering(finetuning.FineTuning):
   null_threshold: float | None = None
   score_names = ('exact_match', 'f1')
 
-  def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
+  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """The mean of the two cross-entropies over the tokens of each window; both right."""
     slots = jnp.arange(1, batch.starts.shape[1] + 1)
     member = batch.inputs.pair_index[:, None, :] == slots[:, None]  # [R, P, L]
     is_real = member.any(-1).astype(jnp.float32)  # [R, P]
     of_windows, right = 0.0, True
     for i in (0, 1):
-      scores = jnp.where(member, logits[:, None, :, i], MASKED)  # [R, P, L]
+      scores = jnp.where(member, logits[:, None, :, i], kernels.MASKED)  # [R, P, L]
       chosen = jnp.where(batch.token_targets[:, None, :, i] > 0, scores, 0)
       chosen = jnp.where(member, chosen, 0).sum(-1)
       of_windows += 0.5 * (jax.nn.logsumexp(scores, axis=-1) - chosen)

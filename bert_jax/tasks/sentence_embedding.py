@@ -14,11 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.labelled import table, texts
-from bert_jax.labelled.packed_examples import Batch, Features
-from bert_jax.model import architectures, pooling
-from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch as Inputs
+from bert_jax.labelled import packed_examples, table, texts
+from bert_jax.model import architectures, bert_config, encoder, pooling
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning, kind
 from bert_jax.tasks import metrics as metrics_lib
@@ -30,13 +27,13 @@ _POOLINGS = pooling.POOLINGS[:-1]  # but for 'none', a vector for each token
 class BertForSentenceEmbedding(nn.Module):
   """A vector for each text, pooled from its hidden states; no parameters of its own."""
 
-  config: BertConfig
+  config: bert_config.BertConfig
   pooling: str  # cls, mean, max
 
   def setup(self):
     self.bert = architectures.encoder(self.config)
 
-  def __call__(self, batch: Inputs, starts: jax.Array, *, deterministic: bool = True) -> jax.Array:
+  def __call__(self, batch: encoder.Batch, starts: jax.Array, *, deterministic: bool = True) -> jax.Array:
     """[B, L] inputs and [B, P] int32 starts of the texts -> [B, P, D] float32."""
     hidden = self.bert.encode(batch, deterministic=deterministic)
     return pooling.pool(hidden, batch.pair_index, starts, self.pooling)
@@ -59,7 +56,7 @@ class SentenceEmbedding(finetuning.FineTuning):
   temperature: float = 0.05  # cosines are divided by it
   score_names = _SCORES
 
-  def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
+  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
     """Vectors of length 1 of the texts of each example: [E, C, D] float32."""
     vectors = apply(batch.inputs, batch.starts)  # [R, P, D]
     # Empty slots are zeros, where a norm has no gradient.
@@ -67,7 +64,7 @@ class SentenceEmbedding(finetuning.FineTuning):
     vectors = vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))
     return vectors.reshape(-1, vectors.shape[-1])[jnp.maximum(batch.members, 0)]
 
-  def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
+  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """Cross-entropy over the other texts of the batch; accuracy: the partner is the nearest."""
     exists = batch.members >= 0  # [E, C]
     of_examples, right = losses.contrast(logits, exists, self.temperature)
@@ -85,7 +82,8 @@ class SentenceEmbedding(finetuning.FineTuning):
     inputs, _ = finetuning.text_inputs(single, tokenizer, config.max_len)
     owners = np.repeat(np.arange(len(examples)), [len(e.texts) for e in examples])
     scores = [e.score for e in examples]
-    return Features(inputs, owners, None if None in scores else np.array(scores, np.float32))
+    targets = None if None in scores else np.array(scores, np.float32)
+    return packed_examples.Features(inputs, owners, targets)
 
   def scores(self, split, outputs):
     """The correlations of the cosines with the scores of the file, as for STS-B."""

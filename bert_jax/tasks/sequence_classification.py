@@ -12,12 +12,8 @@ from scipy import special
 
 from bert_jax.data import long_inputs
 from bert_jax.errors import UserError
-from bert_jax.labelled import glue, texts
-from bert_jax.labelled.packed_examples import Batch, Features
-from bert_jax.labelled.texts import TextExample
-from bert_jax.model import architectures, chunks
-from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch as Inputs
+from bert_jax.labelled import glue, packed_examples, texts
+from bert_jax.model import architectures, bert_config, chunks, encoder
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning, kind
 from bert_jax.tasks import metrics as metrics_lib
@@ -32,7 +28,7 @@ _LABELS_SHOWN = 20  # in messages
 class BertForSequenceClassification(nn.Module):
   """A dense layer on the pooled [CLS]."""
 
-  config: BertConfig
+  config: bert_config.BertConfig
   num_labels: int  # 1 for a regression
 
   def setup(self):
@@ -40,7 +36,7 @@ class BertForSequenceClassification(nn.Module):
     self.dropout = nn.Dropout(self.config.dropout)
     self.classifier = finetuning.output_layer(self.config, self.num_labels)
 
-  def pooled(self, batch: Inputs, cls_positions: jax.Array, *,
+  def pooled(self, batch: encoder.Batch, cls_positions: jax.Array, *,
              deterministic: bool = True) -> jax.Array:
     """[B, L] inputs and [B, P] int32 positions of [CLS] -> pooled outputs [B, P, D]."""
     return self.bert(batch, cls_positions, deterministic=deterministic)[1]
@@ -49,14 +45,14 @@ class BertForSequenceClassification(nn.Module):
     """Pooled outputs [..., D] -> logits [..., num_labels] float32."""
     return self.classifier(self.dropout(pooled, deterministic=deterministic))
 
-  def __call__(self, batch: Inputs, cls_positions: jax.Array, *,
+  def __call__(self, batch: encoder.Batch, cls_positions: jax.Array, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs and [B, P] int32 positions of [CLS] -> logits [B, P, num_labels] float32."""
     pooled = self.pooled(batch, cls_positions, deterministic=deterministic)
     return self.classify(pooled, deterministic=deterministic)
 
 
-def _parts(examples: Sequence[TextExample]) -> list[tuple[str, ...]]:
+def _parts(examples: Sequence[texts.TextExample]) -> list[tuple[str, ...]]:
   return [(e.text,) if e.text_pair is None else (e.text, e.text_pair) for e in examples]
 
 
@@ -72,13 +68,13 @@ class SequenceClassification(finetuning.FineTuning):
   def score_names(self) -> tuple[str, ...]:
     return _SCORES[self.problem]
 
-  def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
+  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
     """[E, labels]."""
     pooled = apply(batch.inputs, batch.starts, method='pooled')  # [R, P, D]
     vectors = pooled.reshape(-1, pooled.shape[-1])[jnp.maximum(batch.members, 0)]  # [E, C, D]
     return apply(chunks.combine(vectors, batch.members >= 0, self.long), method='classify')
 
-  def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
+  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """Cross-entropy and accuracy; binary cross-entropy; or the squared error (as transformers)."""
     is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
     if self.problem == 'regression':
@@ -90,9 +86,9 @@ class SequenceClassification(finetuning.FineTuning):
 
   def features(self, examples, tokenizer, config, **_):
     inputs, owners = finetuning.text_inputs(_parts(examples), tokenizer, config.max_len, self.long)
-    return Features(inputs, owners, self._targets(examples))
+    return packed_examples.Features(inputs, owners, self._targets(examples))
 
-  def _targets(self, examples: Sequence[TextExample]) -> np.ndarray:
+  def _targets(self, examples: Sequence[texts.TextExample]) -> np.ndarray:
     """[n] int32 classes, [n] float32 numbers, or [n, labels] float32 of 0 and 1."""
     if self.problem == 'regression':
       return np.array([e.label for e in examples], np.float32)

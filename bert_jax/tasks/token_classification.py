@@ -15,11 +15,8 @@ from tokenizers import pre_tokenizers
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
-from bert_jax.labelled import conll, texts
-from bert_jax.labelled.packed_examples import Batch, Features
-from bert_jax.model import architectures
-from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch as Inputs
+from bert_jax.labelled import conll, packed_examples, texts
+from bert_jax.model import architectures, bert_config, encoder
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning, kind
 from bert_jax.tasks import metrics as metrics_lib
@@ -35,7 +32,7 @@ _TAGS_SHOWN = 20  # in messages
 class BertForTokenClassification(nn.Module):
   """A dense layer on the hidden state of each token."""
 
-  config: BertConfig
+  config: bert_config.BertConfig
   num_labels: int
 
   def setup(self):
@@ -43,7 +40,7 @@ class BertForTokenClassification(nn.Module):
     self.dropout = nn.Dropout(self.config.dropout)
     self.classifier = finetuning.output_layer(self.config, self.num_labels)
 
-  def __call__(self, batch: Inputs, cls_positions: jax.Array | None = None, *,
+  def __call__(self, batch: encoder.Batch, cls_positions: jax.Array | None = None, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs -> logits [B, L, num_labels] float32."""
     del cls_positions
@@ -81,7 +78,7 @@ def _windows(words: Sequence[Sequence[int]], room: int) -> list[list[int]]:
 
 
 def _features(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_len: int,
-              tags: Sequence[Sequence[int]] | None = None) -> Features:
+              tags: Sequence[Sequence[int]] | None = None) -> packed_examples.Features:
   """The inputs of sentences of words.
 
   Token targets are 1 + the tag on the first piece of each word (1 where no tags are given) and 0
@@ -99,10 +96,10 @@ def _features(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_len:
       inputs.append(inputs_lib.join(tokenizer, ids))
       owners.append(i)
       targets.append(np.array([*marks, 0], np.int32))
-  return Features(inputs, np.array(owners, np.int64), token_targets=targets)
+  return packed_examples.Features(inputs, np.array(owners, np.int64), token_targets=targets)
 
 
-def _of_words(f: Features, per_token: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _of_words(f: packed_examples.Features, per_token: Sequence[np.ndarray]) -> list[np.ndarray]:
   """The values on the first pieces of words, by sentence, from those of each input [tokens, ...].
 
   Returns:
@@ -120,7 +117,7 @@ class TokenClassification(finetuning.FineTuning):
 
   score_names = ('precision', 'recall', 'f1', 'accuracy')
 
-  def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
+  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """Cross-entropy and accuracy over the words."""
     is_word = (batch.token_targets > 0).astype(jnp.float32)
     return losses.classification(logits, jnp.maximum(batch.token_targets - 1, 0), is_word)
