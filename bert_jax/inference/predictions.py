@@ -18,7 +18,6 @@ from bert_jax.inference.bert import Bert
 from bert_jax.inference.json_lines import Example, Line
 from bert_jax.runtime import storage
 from bert_jax.tasks import task_list
-from bert_jax.tasks.kind import LinePrediction
 
 # We read a window of examples before we answer any. The first holds one, so that its answer comes
 # at once; each holds twice as many as the one before: texts of like length run best together.
@@ -53,6 +52,15 @@ def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Ex
       for (ids, offsets), of_text in zip(encoded, embeddings)]
 
 
+@dataclasses.dataclass(frozen=True)
+class LinePrediction:
+  """A task that answers JSON lines, as each `tasks.finetuning.FineTuning` does."""
+
+  fields: tuple[str, ...]  # names of the texts that an example must have
+  answer: Callable[[Bert, Sequence[Example], Options], list[Example]]  # to each example
+  optional: tuple[str, ...] = ()  # names of further fields that are read
+
+
 TASKS = {
     'fill_mask': LinePrediction(('text',), lambda bert, examples, _: [
         {'masks': masks} for masks in bert.fill_mask([e['text'] for e in examples])]),
@@ -62,7 +70,7 @@ TASKS = {
     'score': LinePrediction(('text',), lambda bert, examples, options: bert.score(
         [e['text'] for e in examples], options.long)),
     'embed': LinePrediction(('text',), _embed),
-    **{name: kind.lines for name, kind in task_list.ALL.items() if kind.lines},
+    **{name: task for name, task in task_list.ALL.items() if task.fields},
 }
 
 

@@ -30,7 +30,7 @@ def _best(config: ConfigDict, data: FineTuningData) -> str:
                     f'{", ".join(known)}')
   if config.keep_best != 'auto':
     return config.keep_best
-  return data.task.best_score or task_list.ALL[config.task].best_score
+  return data.task.auto_score or data.task.best_score
 
 
 def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,

@@ -1,25 +1,35 @@
 """Fine-tuning: a head on the encoder, its loss on packed examples, evaluations of whole files."""
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import functools
+import json
+import re
 from typing import Any, ClassVar, NamedTuple
 
+from etils import epath
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data import long_inputs
 from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.errors import UserError
 from bert_jax.labelled.packed_examples import Batch, Batches, Features, Located
 from bert_jax.model import bert_config, dropout_bits, embeddings, encoder
 from bert_jax.objectives import losses
 from bert_jax.objectives.losses import Metrics
-from bert_jax.parallel.mesh import Feed
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel import sharding
+
+Answer = dict[str, Any]  # one JSON object
+Bert = Any  # an `inference.bert.Bert`, which stands above this room
+Files = Iterator[tuple[str, str]]  # (name, content) of each
 
 _LABELS_SHOWN = 16  # in the summary of a run
 
@@ -84,6 +94,25 @@ class Output(NamedTuple):
   logits: np.ndarray
 
 
+def not_empty(examples: Iterable[Any], path: str) -> list[Any]:
+  """A list of the examples of a file; raises UserError if there are none."""
+  examples = list(examples)
+  if not examples:
+    raise UserError(f'{path} holds no example')
+  return examples
+
+
+def _eval_files(data: ConfigDict) -> list[tuple[str, str]]:
+  """(suffix of the scores, path) of each file of data.eval, which are comma-separated."""
+  paths = [path for path in data.eval.split(',') if path]
+  names = [re.split(r'[.@]', epath.Path(path).name)[0] for path in paths]
+  twice = next((name for name in names[1:] if names[1:].count(name) > 1), None)
+  if twice:
+    raise UserError(f'data.eval={data.eval}: the scores of two files would both end in '
+                    f'{twice!r}: give them other names')
+  return [(name if i else '', path) for i, (name, path) in enumerate(zip(names, paths))]
+
+
 def by_example(outputs: list[Output]) -> np.ndarray:
   """The logits of each example of a file, [examples, ...], from those of its batches [E, ...]."""
   return np.concatenate([output.logits[:len(output.located.examples)] for output in outputs])
@@ -99,12 +128,15 @@ def by_input(outputs: list[Output], count: int) -> list[np.ndarray]:
   return of_input
 
 
-# ---- the two halves of a task -------------------------------------------------------------------
+def json_lines(answers: Iterable[Answer]) -> Files:
+  """The file of predictions with an answer on each line."""
+  yield 'predictions.jsonl', ''.join(
+      json.dumps(answer, ensure_ascii=False) + '\n' for answer in answers)
 
 
 @dataclasses.dataclass(frozen=True)
 class FineTuning(abc.ABC):
-  """The device half of a task, and the features and scores of its examples.
+  """A fine-tuning task: each one is a subclass, and an instance is the device half of a run.
 
   The model is called with [R, L] inputs and the [R, P] positions of [CLS].
   """
@@ -112,12 +144,97 @@ class FineTuning(abc.ABC):
   model: nn.Module
   labels: tuple[str, ...] = ()  # names of the head's outputs
 
-  loss_weights: ClassVar[dict[str, float]] = {'loss': 1.0}
-  frozen: ClassVar[dict[str, Any]] = {}
+  name: ClassVar[str]  # in config.task and predict --task
+  parts: ClassVar[tuple[str, ...]] = ()  # parameters beside the encoder's; () = it is trained alone
+  best_score: ClassVar[str]  # default of keep_best
+  auto_score: ClassVar[str] = ''  # the score that keep_best='auto' stands for; '' = best_score
   score_names: ClassVar[tuple[str, ...]]  # the scores that every file has
-  best_score: ClassVar[str] = ''  # the score that keep_best='auto' stands for; '' = the kind's
+  # (config, number of labels) -> the model that is loaded for predictions
+  head: ClassVar[Callable[[bert_config.BertConfig, int], nn.Module]]
+  fields: ClassVar[tuple[str, ...]] = ()  # texts of the JSON lines that predict answers; () = none
+  optional: ClassVar[tuple[str, ...]] = ()  # further fields of them that are read
+  transformers: ClassVar[str] = ''  # end of its class's name there: ForTokenClassification
   problem: ClassVar[str] = ''  # of sequence classification, as run.json keeps it
   null_threshold: ClassVar[float | None] = None  # None = every question has an answer
+  # raises UserError for values of the config that the task cannot have
+  check: ClassVar[Callable[[ConfigDict], None]] = staticmethod(lambda config: None)
+  loss_weights: ClassVar[dict[str, float]] = {'loss': 1.0}
+  frozen: ClassVar[dict[str, Any]] = {}
+
+  # ---- the task ---------------------------------------------------------------------------------
+
+  @staticmethod
+  @abc.abstractmethod
+  def set_fields(c: ConfigDict):
+    """Adds the task's fields to the config, and changes defaults."""
+
+  @staticmethod
+  @abc.abstractmethod
+  def read(path: str, data: ConfigDict, split: str, notes: list[str]) -> Iterable[Any]:
+    """The examples of a file.
+
+    Args:
+      path: of the file.
+      data: the config group `data`.
+      split: train, validation or test; examples of 'test' need no labels.
+      notes: gets lines for the summary of the run.
+    """
+
+  @classmethod
+  @abc.abstractmethod
+  def make(cls, config: ConfigDict, examples: list[Any], notes: list[str]) -> 'FineTuning':
+    """The task of a run, for its training examples."""
+
+  @staticmethod
+  def answer(bert: Bert, examples: Sequence[Answer], options: Any) -> list[Answer]:
+    """An answer to each example of JSON lines; `options` are those of predict."""
+    raise NotImplementedError
+
+  @staticmethod
+  def write_test(bert: Bert, data: ConfigDict, examples: list[Any]) -> Files:
+    """The files of predictions for the examples of data.test."""
+    raise NotImplementedError
+
+  @classmethod
+  def create(cls, config: ConfigDict, tokenizer: Tokenizer, mesh: Mesh) -> 'FineTuningData':
+    """Reads the examples of a run, makes its task and plans its batches."""
+    data, notes = config.data, []
+
+    def plan(name, path, examples, is_train, **options):
+      features = task.features(examples, tokenizer, config, path=path, is_train=is_train)
+      return Split(name, examples, Batches(
+          features, batch_size=config.batch_size, pad_id=tokenizer.pad_id,
+          row_multiple=sharding.batch_divisor(mesh), **options))
+
+    examples = not_empty(cls.read(data.train, data, 'train', notes), data.train)
+    task = cls.make(config, examples, notes)
+    train = plan('', data.train, examples, True, seed=config.seed,
+                 microbatches=config.optimizer.accumulation)
+    evals = []
+    for name, path in _eval_files(data):
+      examples = not_empty(cls.read(path, data, 'validation', notes), path)
+      evals.append(plan(name, path, examples, False))
+    return FineTuningData(task, train, tuple(evals), mesh_lib.feed(mesh), notes)
+
+  @classmethod
+  def test_examples(cls, data: ConfigDict) -> list[Any]:
+    """The examples of data.test; raises UserError for a mistake in the file, or an empty one."""
+    return not_empty(cls.read(data.test, data, 'test', []), data.test)
+
+  @classmethod
+  def abstract_params(cls, config: bert_config.BertConfig, num_labels: int) -> Any:
+    """The tree of ShapeDtypeStructs of a model with this head."""
+    tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+    return nn.unbox(jax.eval_shape(cls.head(config, num_labels).init, jax.random.key(0),
+                                   encoder.Batch(*[tokens] * 4), tokens))
+
+  @classmethod
+  def head_of(cls, bert: Bert) -> nn.Module:
+    """The head of a trained model; raises UserError if the model is for another task."""
+    bert.require_task(cls.name)
+    return cls.head(bert.config, len(bert.model.labels))
+
+  # ---- the device half --------------------------------------------------------------------------
 
   def with_config(self, config: bert_config.BertConfig) -> 'FineTuning':
     """The same task with a model of other sizes."""
@@ -166,6 +283,8 @@ class FineTuning(abc.ABC):
     """Model FLOPs of the encoder."""
     return self.model.config.flops_per_token(length, 0)
 
+  # ---- examples ---------------------------------------------------------------------------------
+
   @abc.abstractmethod
   def features(self, examples: Sequence[Any], tokenizer: Tokenizer, config: ConfigDict, *,
                path: str, is_train: bool) -> Features:
@@ -183,7 +302,7 @@ class FineTuningData:
   task: FineTuning
   train: Split
   evals: tuple[Split, ...]  # the files that are evaluated; () = no evaluation
-  feed: Feed  # the part of a batch that this process feeds
+  feed: mesh_lib.Feed  # the part of a batch that this process feeds
   notes: Sequence[str]  # lines for the summary of the run
 
   def _share(self, batch: Batch) -> Batch:

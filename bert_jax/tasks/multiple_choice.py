@@ -15,7 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.labelled import choices, packed_examples
 from bert_jax.model import architectures, kernels
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning, kind
+from bert_jax.tasks import finetuning
 from bert_jax.tasks.sequence_classification import BertForSequenceClassification
 
 
@@ -37,7 +37,38 @@ def _inputs(examples: Sequence[tuple[str, Sequence[str]]], tokenizer: Tokenizer,
 class MultipleChoice(finetuning.FineTuning):
   """A softmax over the choices of each text; the right one is the target."""
 
+  name = 'multiple_choice'
+  parts = ('pooler', 'classifier')
+  best_score = 'accuracy'
   score_names = ('accuracy',)
+  head = staticmethod(lambda config, num_labels: BertForMultipleChoice(config))
+  fields = ('text',)
+  optional = ('choices',)
+  transformers = 'ForMultipleChoice'
+
+  @staticmethod
+  def set_fields(c):
+    c.data.format = 'auto'  # jsonl; swag (csv), commonsenseqa: their own columns
+    del c.data.text_pair_column
+    c.data.choices_column = 'choices'  # a list; the label is its number from 0, or its letter
+
+  @classmethod
+  def make(cls, config, *_):
+    return cls(BertForMultipleChoice(architectures.make_config(config.model)), ('score',))
+
+  @staticmethod
+  def read(path, data, split, _):
+    return choices.read(path, data, labelled=split != 'test')
+
+  @staticmethod
+  def answer(bert, examples, _):
+    if not all(choices.are_choices(e.get('choices')) for e in examples):
+      raise UserError("'choices' has to be a list of at least two texts")
+    return choose(bert, [(e['text'], e['choices']) for e in examples])
+
+  @staticmethod
+  def write_test(bert, _, examples):
+    return finetuning.json_lines(choose(bert, [(e.text, e.choices) for e in examples]))
 
   def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
     """[E, C]; -1e9 where an example has fewer choices."""
@@ -58,44 +89,12 @@ class MultipleChoice(finetuning.FineTuning):
     return {'accuracy': float(np.mean(right))}
 
 
-def _make(config, *_):
-  return MultipleChoice(BertForMultipleChoice(architectures.make_config(config.model)), ('score',))
-
-
-def choose(bert: kind.Bert, examples: Sequence[tuple[str, Sequence[str]]]) -> list[kind.Answer]:
+def choose(bert: finetuning.Bert,
+           examples: Sequence[tuple[str, Sequence[str]]]) -> list[finetuning.Answer]:
   """For each (text, choices) {'choice', 'probabilities'}: the number of the best, from 0."""
-  head = KIND.head_of(bert)
+  head = MultipleChoice.head_of(bert)
   inputs, owners = _inputs(examples, bert.tokenizer, bert.trained_length)
   pooled = bert.per_text(inputs, functools.partial(finetuning.apply_head, head, method='pooled'))
   scores = np.asarray(head.apply(bert.params, pooled, method='classify'))[:, 0]
   parts = (special.softmax(scores[owners == i].astype(np.float64)) for i in range(len(examples)))
   return [{'choice': int(p.argmax()), 'probabilities': p.tolist()} for p in parts]
-
-
-def _answer(bert, examples, _):
-  if not all(choices.are_choices(e.get('choices')) for e in examples):
-    raise UserError("'choices' has to be a list of at least two texts")
-  return choose(bert, [(e['text'], e['choices']) for e in examples])
-
-
-def _write_test(bert, _, examples):
-  return kind.json_lines(choose(bert, [(e.text, e.choices) for e in examples]))
-
-
-def _set_fields(c):
-  c.data.format = 'auto'  # jsonl; swag (csv), commonsenseqa: their own columns
-  del c.data.text_pair_column
-  c.data.choices_column = 'choices'  # a list; the label is its number from 0, or its letter
-
-
-KIND = kind.TaskKind(
-    name='multiple_choice',
-    parts=('pooler', 'classifier'),
-    best_score='accuracy',
-    set_fields=_set_fields,
-    read=lambda path, data, split, _: choices.read(path, data, labelled=split != 'test'),
-    make=_make,
-    head=lambda config, num_labels: BertForMultipleChoice(config),
-    lines=kind.LinePrediction(('text',), _answer, optional=('choices',)),
-    write_test=_write_test,
-    transformers='ForMultipleChoice')

@@ -15,7 +15,7 @@ from bert_jax.labelled import packed_examples, squad
 from bert_jax.labelled.squad import Question
 from bert_jax.model import architectures, bert_config, encoder, kernels
 from bert_jax.objectives import losses
-from bert_jax.tasks import answers, finetuning, kind
+from bert_jax.tasks import answers, finetuning
 from bert_jax.tasks import metrics as metrics_lib
 
 # For models that were fine-tuned elsewhere: the published window, stride and answer length.
@@ -86,10 +86,69 @@ def _candidates(contexts: Sequence[answers.Context], logits: Iterable[np.ndarray
 class QuestionAnswering(finetuning.FineTuning):
   """Start and end of the answer."""
 
+  labels: tuple[str, ...] = ('start', 'end')
   n_best: int = 20  # starts and ends of each window that are tried
   max_answer_len: int = 30  # tokens
   null_threshold: float | None = None
+
+  name = 'question_answering'
+  parts = ('qa_outputs',)
+  best_score = 'f1'
   score_names = ('exact_match', 'f1')
+  head = staticmethod(lambda config, num_labels: BertForQuestionAnswering(config))
+  fields = ('question', 'context')
+  transformers = 'ForQuestionAnswering'
+
+  @staticmethod
+  def set_fields(c):
+    c.data.format = 'squad'  # v1.1 or v2.0: with questions that have no answer it is v2.0
+    del c.data.text_column, c.data.text_pair_column, c.data.label_column
+    c.data.doc_stride = 128  # tokens from the start of one window to the next
+    c.data.n_best = 20  # starts and ends of each window that are tried
+    c.data.max_answer_len = 30  # tokens
+    c.data.null_threshold = 0.0  # v2.0: how far "no answer" must score above the best answer
+    c.max_len = 384
+    c.train_epochs = 2.0
+
+  @staticmethod
+  def check(config):
+    if config.data.format != 'squad':
+      raise UserError(f'data.format={config.data.format!r} is unknown: use squad')
+    for name in ('doc_stride', 'n_best', 'max_answer_len'):
+      if config.data[name] < 1:
+        raise UserError(f'data.{name}={config.data[name]} must be at least 1')
+
+  @staticmethod
+  def read(path, data, split, notes):
+    questions = finetuning.not_empty(squad.read(path), path)
+    if split != 'train':
+      return questions
+    in_place = [q for q in questions if q.in_place]
+    if len(in_place) < len(questions):
+      notes.append(f'{len(questions) - len(in_place):,} of {len(questions):,} questions of {path} '
+                   'are left out: their answer does not stand where it is said to')
+    return finetuning.not_empty(in_place, f'{path} (of questions whose answer stands at its place)')
+
+  @classmethod
+  def make(cls, config, questions, _):
+    data = config.data
+    unanswerable = any(not q.answers for q in questions)
+    return cls(
+        BertForQuestionAnswering(architectures.make_config(config.model)), n_best=data.n_best,
+        max_answer_len=data.max_answer_len,
+        null_threshold=data.null_threshold if unanswerable else None)
+
+  @staticmethod
+  def answer(bert, examples, options):
+    return answer(bert, [(e['question'], e['context']) for e in examples], options.null_threshold)
+
+  @staticmethod
+  def write_test(bert, _, questions):
+    results = answer(bert, [(q.question, q.context) for q in questions],
+                     bert.model.facts['null_threshold'])
+    for name, field in (('predictions.json', 'answer'), ('n_best.json', 'n_best')):
+      yield name, json.dumps({q.id: result[field] for q, result in zip(questions, results)},
+                             ensure_ascii=False) + '\n'
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """The mean of the two cross-entropies over the tokens of each window; both right."""
@@ -140,28 +199,8 @@ def predicted(questions: Sequence[Question], candidates: Candidates,
           for q, (spans, null) in zip(questions, candidates)}
 
 
-def _read(path, data, split, notes):
-  questions = kind.not_empty(squad.read(path), path)
-  if split != 'train':
-    return questions
-  in_place = [q for q in questions if q.in_place]
-  if len(in_place) < len(questions):
-    notes.append(f'{len(questions) - len(in_place):,} of {len(questions):,} questions of {path} '
-                 'are left out: their answer does not stand where it is said to')
-  return kind.not_empty(in_place, f'{path} (of questions whose answer stands at its place)')
-
-
-def _make(config, questions, _):
-  data = config.data
-  unanswerable = any(not q.answers for q in questions)
-  return QuestionAnswering(
-      BertForQuestionAnswering(architectures.make_config(config.model)), KIND.labels,
-      n_best=data.n_best, max_answer_len=data.max_answer_len,
-      null_threshold=data.null_threshold if unanswerable else None)
-
-
-def answer(bert: kind.Bert, questions: Sequence[tuple[str, str]],
-           null_threshold: float | None = None) -> list[kind.Answer]:
+def answer(bert: finetuning.Bert, questions: Sequence[tuple[str, str]],
+           null_threshold: float | None = None) -> list[finetuning.Answer]:
   """For each (question, text) {'answer', 'start', 'end', 'probability', 'n_best'}.
 
   Args:
@@ -174,54 +213,8 @@ def answer(bert: kind.Bert, questions: Sequence[tuple[str, str]],
     max_len = min(_WINDOW, max_len)
   contexts = answers.read(questions, bert.tokenizer, max_len, facts.get('doc_stride', _STRIDE))
   logits = bert.per_token([window.input for context in contexts for window in context.windows],
-                          functools.partial(finetuning.apply_head, KIND.head_of(bert)))
+                          functools.partial(finetuning.apply_head, QuestionAnswering.head_of(bert)))
   candidates = _candidates(contexts, logits, n_best=_N_BEST,
                            max_answer_len=facts.get('max_answer_len', _ANSWER_LEN))
   return [answers.answer(text, spans, null, null_threshold)
           for (_, text), (spans, null) in zip(questions, candidates)]
-
-
-def _answer(bert, examples, options):
-  return answer(bert, [(e['question'], e['context']) for e in examples], options.null_threshold)
-
-
-def _write_test(bert, _, questions):
-  results = answer(bert, [(q.question, q.context) for q in questions],
-                   bert.model.facts['null_threshold'])
-  for name, field in (('predictions.json', 'answer'), ('n_best.json', 'n_best')):
-    yield name, json.dumps({q.id: result[field] for q, result in zip(questions, results)},
-                           ensure_ascii=False) + '\n'
-
-
-def _set_fields(c):
-  c.data.format = 'squad'  # v1.1 or v2.0: with questions that have no answer it is v2.0
-  del c.data.text_column, c.data.text_pair_column, c.data.label_column
-  c.data.doc_stride = 128  # tokens from the start of one window to the next
-  c.data.n_best = 20  # starts and ends of each window that are tried
-  c.data.max_answer_len = 30  # tokens
-  c.data.null_threshold = 0.0  # v2.0: how far "no answer" must score above the best answer
-  c.max_len = 384
-  c.train_epochs = 2.0
-
-
-def _check(config):
-  if config.data.format != 'squad':
-    raise UserError(f'data.format={config.data.format!r} is unknown: use squad')
-  for name in ('doc_stride', 'n_best', 'max_answer_len'):
-    if config.data[name] < 1:
-      raise UserError(f'data.{name}={config.data[name]} must be at least 1')
-
-
-KIND = kind.TaskKind(
-    name='question_answering',
-    parts=('qa_outputs',),
-    best_score='f1',
-    set_fields=_set_fields,
-    read=_read,
-    make=_make,
-    check=_check,
-    head=lambda config, num_labels: BertForQuestionAnswering(config),
-    labels=('start', 'end'),
-    lines=kind.LinePrediction(('question', 'context'), _answer),
-    write_test=_write_test,
-    transformers='ForQuestionAnswering')

@@ -17,7 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.labelled import packed_examples, table, texts
 from bert_jax.model import architectures, bert_config, encoder, pooling
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning, kind
+from bert_jax.tasks import finetuning
 from bert_jax.tasks import metrics as metrics_lib
 
 _SCORES = ('pearson', 'spearman')
@@ -33,7 +33,8 @@ class BertForSentenceEmbedding(nn.Module):
   def setup(self):
     self.bert = architectures.encoder(self.config)
 
-  def __call__(self, batch: encoder.Batch, starts: jax.Array, *, deterministic: bool = True) -> jax.Array:
+  def __call__(self, batch: encoder.Batch, starts: jax.Array, *,
+               deterministic: bool = True) -> jax.Array:
     """[B, L] inputs and [B, P] int32 starts of the texts -> [B, P, D] float32."""
     hidden = self.bert.encode(batch, deterministic=deterministic)
     return pooling.pool(hidden, batch.pair_index, starts, self.pooling)
@@ -54,7 +55,64 @@ class SentenceEmbedding(finetuning.FineTuning):
   """
 
   temperature: float = 0.05  # cosines are divided by it
+
+  name = 'sentence_embedding'
+  best_score = 'spearman'
   score_names = _SCORES
+
+  @staticmethod
+  def set_fields(c):
+    c.data.format = 'auto'  # csv, tsv, jsonl
+    del c.data.label_column
+    # With text_pair_column='' each text is its own partner, under other dropout (SimCSE).
+    c.data.text_pair_column = 'text_pair'
+    c.data.negative_column = ''  # a third text, which contradicts the first
+    c.data.eval_columns = ('sentence1', 'sentence2', 'score')  # of data.eval
+    c.data.pooling = 'mean'  # cls, mean, max
+    c.data.temperature = 0.05  # the cosines are divided by it
+    c.batch_size = 64
+    c.max_len = 64
+    c.train_epochs = 1.0
+
+  @staticmethod
+  def check(config):
+    data = config.data
+    if data.pooling not in _POOLINGS:
+      raise UserError(f'data.pooling={data.pooling!r} is unknown: use {", ".join(_POOLINGS)}')
+    if not data.temperature > 0:
+      raise UserError(f'data.temperature={data.temperature} must be positive')
+    if data.negative_column and not data.text_pair_column:
+      raise UserError(f'data.negative_column={data.negative_column} needs data.text_pair_column '
+                      'too: the text that is near')
+    if not data.text_pair_column and not config.model.dropout:
+      raise UserError('a text is compared with itself under other dropout: give '
+                      'data.text_pair_column, or a model.dropout above 0')
+    if data.test:
+      raise UserError(f'data.test={data.test}: this task predicts no file; predict --task=embed '
+                      'gives the vectors of one')
+    if len(data.eval_columns) != 3:
+      raise UserError(f'data.eval_columns={tuple(data.eval_columns)} must name two texts and a '
+                      'score')
+
+  @staticmethod
+  def read(path, data, split, _):
+    columns = (data.text_column, data.text_pair_column, data.negative_column)
+    for row in table.read(path, data.format, split):
+      if split == 'train':
+        values = tuple(texts.text_of(row, column) for column in columns if column)
+        yield Example(values * 2 if len(values) == 1 else values, None)
+      else:
+        first, second, score = map(str, data.eval_columns)
+        yield Example((texts.text_of(row, first), texts.text_of(row, second)),
+                      texts.number_of(row, score))
+
+  @classmethod
+  def make(cls, config, examples, _):
+    data = config.data
+    if len(examples) < 2:
+      raise UserError(f'{data.train} holds one example: there is nothing to tell it from')
+    head = BertForSentenceEmbedding(architectures.make_config(config.model), data.pooling)
+    return cls(head, temperature=data.temperature)
 
   def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
     """Vectors of length 1 of the texts of each example: [E, C, D] float32."""
@@ -89,69 +147,3 @@ class SentenceEmbedding(finetuning.FineTuning):
     """The correlations of the cosines with the scores of the file, as for STS-B."""
     scores = metrics_lib.regression(split.batches.features.targets, finetuning.by_example(outputs))
     return {name: scores[name] for name in _SCORES}
-
-
-def _columns(data):
-  return [name for name in (data.text_column, data.text_pair_column, data.negative_column) if name]
-
-
-def _read(path, data, split, _):
-  for row in table.read(path, data.format, split):
-    if split == 'train':
-      values = tuple(texts.text_of(row, name) for name in _columns(data))
-      yield Example(values * 2 if len(values) == 1 else values, None)
-    else:
-      first, second, score = map(str, data.eval_columns)
-      yield Example((texts.text_of(row, first), texts.text_of(row, second)),
-                    texts.number_of(row, score))
-
-
-def _make(config, examples, _):
-  data = config.data
-  if len(examples) < 2:
-    raise UserError(f'{data.train} holds one example: there is nothing to tell it from')
-  head = BertForSentenceEmbedding(architectures.make_config(config.model), data.pooling)
-  return SentenceEmbedding(head, temperature=data.temperature)
-
-
-def _set_fields(c):
-  c.data.format = 'auto'  # csv, tsv, jsonl
-  del c.data.label_column
-  # With text_pair_column='' each text is its own partner, under other dropout (SimCSE).
-  c.data.text_pair_column = 'text_pair'
-  c.data.negative_column = ''  # a third text, which contradicts the first
-  c.data.eval_columns = ('sentence1', 'sentence2', 'score')  # of data.eval
-  c.data.pooling = 'mean'  # cls, mean, max
-  c.data.temperature = 0.05  # the cosines are divided by it
-  c.batch_size = 64
-  c.max_len = 64
-  c.train_epochs = 1.0
-
-
-def _check(config):
-  data = config.data
-  if data.pooling not in _POOLINGS:
-    raise UserError(f'data.pooling={data.pooling!r} is unknown: use {", ".join(_POOLINGS)}')
-  if not data.temperature > 0:
-    raise UserError(f'data.temperature={data.temperature} must be positive')
-  if data.negative_column and not data.text_pair_column:
-    raise UserError(f'data.negative_column={data.negative_column} needs data.text_pair_column too: '
-                    'the text that is near')
-  if not data.text_pair_column and not config.model.dropout:
-    raise UserError('a text is compared with itself under other dropout: give '
-                    'data.text_pair_column, or a model.dropout above 0')
-  if data.test:
-    raise UserError(f'data.test={data.test}: this task predicts no file; predict --task=embed '
-                    'gives the vectors of one')
-  if len(data.eval_columns) != 3:
-    raise UserError(f'data.eval_columns={tuple(data.eval_columns)} must name two texts and a score')
-
-
-KIND = kind.TaskKind(
-    name='sentence_embedding',
-    parts=(),
-    best_score='spearman',
-    set_fields=_set_fields,
-    read=_read,
-    make=_make,
-    check=_check)

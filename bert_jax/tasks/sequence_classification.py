@@ -15,7 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.labelled import glue, packed_examples, texts
 from bert_jax.model import architectures, bert_config, chunks, encoder
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning, kind
+from bert_jax.tasks import finetuning
 from bert_jax.tasks import metrics as metrics_lib
 
 _SCORES = {'single_label': ('accuracy', 'f1', 'matthews'),
@@ -62,7 +62,76 @@ class SequenceClassification(finetuning.FineTuning):
 
   problem: str = 'single_label'  # or multi_label, regression
   long: str = 'head'  # how texts above max_len are read
-  best_score: str = ''
+  auto_score: str = ''
+
+  name = 'sequence_classification'
+  parts = ('pooler', 'classifier')
+  best_score = 'auto'  # accuracy; spearman for regressions; GLUE's own
+  head = BertForSequenceClassification
+  fields = ('text',)
+  optional = ('text_pair',)
+  check = staticmethod(lambda config: long_inputs.check(config.data.long))
+  transformers = 'ForSequenceClassification'
+
+  @staticmethod
+  def set_fields(c):
+    # auto, csv, tsv, jsonl; glue/cola, glue/sst2, glue/mrpc, glue/stsb, glue/qqp, glue/mnli,
+    # glue/qnli, glue/rte, glue/wnli: columns, labels and problem are the benchmark's then
+    c.data.format = 'auto'
+    # single_label, multi_label (a list of labels, or a comma-separated label_column with 0 and 1 in
+    # each), regression
+    c.data.problem = 'single_label'
+    c.data.labels = ()  # names in order; () = all that the training file has
+    c.data.skip_labels = ()  # rows with these labels are left out: '-' of SNLI and OCNLI, say
+    # How a text above max_len is read: head, tail, head_tail (128 + 382 of 510), or all of it in
+    # chunks_max, chunks_mean, chunks_attention.
+    c.data.long = 'head'
+
+  @staticmethod
+  def read(path, data, split, notes):
+    labelled = split != 'test'
+    examples = finetuning.not_empty(
+        texts.read(path, data.format, texts.columns(data), split, labelled), path)
+    skipped = tuple(map(str, data.skip_labels))
+    if not (skipped and labelled):
+      return examples
+    rest = [e for e in examples if e.label not in skipped]
+    notes.append(f'{len(examples) - len(rest):,} of {len(examples):,} rows of {path} are left out: '
+                 f'their label is {" or ".join(skipped)} (data.skip_labels)')
+    return finetuning.not_empty(rest, f'{path} (without the labels {", ".join(skipped)})')
+
+  @classmethod
+  def make(cls, config, examples, notes):
+    data, columns = config.data, texts.columns(config.data)
+    labels = texts.label_names(examples, columns)
+    if columns.problem == 'single_label' and not columns.labels and texts.are_scores(labels):
+      notes.append(f'the {len(labels)} labels of {data.train} are numbers, such as {labels[0]}, '
+                   'and taken for classes: data.problem=regression predicts the number itself')
+    if columns.problem == 'single_label' and len({e.label for e in examples}) == 1:
+      raise UserError(f'{data.train} has the label {examples[0].label!r} only: there is nothing to '
+                      'learn from one class')
+    is_glue = data.format.startswith('glue')
+    return cls(
+        cls.head(architectures.make_config(config.model), len(labels)), labels,
+        problem=columns.problem, long=data.long,
+        auto_score=glue.find(data.format).metric if is_glue else _BEST[columns.problem])
+
+  @staticmethod
+  def answer(bert, examples, _):
+    if not all(isinstance(e.get('text_pair', ''), str) for e in examples):
+      raise UserError("'text_pair' has to be a text")
+    names = ('text', 'text_pair')
+    return classify(bert, [tuple(e[name] for name in names if name in e) for e in examples])
+
+  @staticmethod
+  def write_test(bert, data, examples):
+    inputs = _parts(examples)
+    if not data.format.startswith('glue'):
+      yield from finetuning.json_lines(classify(bert, inputs))
+      return
+    task, logits = glue.find(data.format), class_logits(bert, inputs)
+    predictions = logits.argmax(1) if task.labels else logits[:, 0]
+    yield glue.submission_name(task, data.test), glue.submission(task, predictions.tolist())
 
   @property
   def score_names(self) -> tuple[str, ...]:
@@ -111,38 +180,12 @@ class SequenceClassification(finetuning.FineTuning):
     return metrics_lib.single_label(gold, logits.argmax(1), len(self.labels))
 
 
-def _read(path, data, split, notes):
-  labelled = split != 'test'
-  examples = kind.not_empty(
-      texts.read(path, data.format, texts.columns(data), split, labelled), path)
-  skipped = tuple(map(str, data.skip_labels))
-  if not (skipped and labelled):
-    return examples
-  rest = [e for e in examples if e.label not in skipped]
-  notes.append(f'{len(examples) - len(rest):,} of {len(examples):,} rows of {path} are left out: '
-               f'their label is {" or ".join(skipped)} (data.skip_labels)')
-  return kind.not_empty(rest, f'{path} (without the labels {", ".join(skipped)})')
+Texts = Sequence[str | tuple[str, ...]]  # texts and pairs
 
 
-def _make(config, examples, notes):
-  data, columns = config.data, texts.columns(config.data)
-  labels = texts.label_names(examples, columns)
-  if columns.problem == 'single_label' and not columns.labels and texts.are_scores(labels):
-    notes.append(f'the {len(labels)} labels of {data.train} are numbers, such as {labels[0]}, and '
-                 'taken for classes: data.problem=regression predicts the number itself')
-  if columns.problem == 'single_label' and len({e.label for e in examples}) == 1:
-    raise UserError(f'{data.train} has the label {examples[0].label!r} only: there is nothing to '
-                    'learn from one class')
-  is_glue = data.format.startswith('glue')
-  return SequenceClassification(
-      BertForSequenceClassification(architectures.make_config(config.model), len(labels)), labels,
-      problem=columns.problem, long=data.long,
-      best_score=glue.find(data.format).metric if is_glue else _BEST[columns.problem])
-
-
-def class_logits(bert: kind.Bert, inputs: Sequence[str | tuple[str, ...]]) -> np.ndarray:
+def class_logits(bert: finetuning.Bert, inputs: Texts) -> np.ndarray:
   """[texts, labels] of texts or pairs."""
-  head = KIND.head_of(bert)
+  head = SequenceClassification.head_of(bert)
   long = bert.model.facts.get('long') or 'head'
   parts = [(text,) if isinstance(text, str) else text for text in inputs]
   rows, owners = finetuning.text_inputs(parts, bert.tokenizer, bert.trained_length, long)
@@ -151,7 +194,7 @@ def class_logits(bert: kind.Bert, inputs: Sequence[str | tuple[str, ...]]) -> np
   return np.asarray(head.apply(bert.params, vectors, method='classify'))
 
 
-def classify(bert: kind.Bert, inputs: Sequence[str | tuple[str, ...]]) -> list[kind.Answer]:
+def classify(bert: finetuning.Bert, inputs: Texts) -> list[finetuning.Answer]:
   """For each text or pair {'label', 'probabilities'}, or {'value'} of a regression.
 
   With several labels at once {'labels', 'probabilities'}: those above one half.
@@ -166,48 +209,3 @@ def classify(bert: kind.Bert, inputs: Sequence[str | tuple[str, ...]]) -> list[k
              'probabilities': dict(zip(labels, row.tolist()))} for row in special.expit(logits)]
   return [{'label': labels[row.argmax()], 'probabilities': dict(zip(labels, row.tolist()))}
           for row in special.softmax(logits, -1)]
-
-
-def _answer(bert, examples, _):
-  if not all(isinstance(e.get('text_pair', ''), str) for e in examples):
-    raise UserError("'text_pair' has to be a text")
-  names = ('text', 'text_pair')
-  return classify(bert, [tuple(e[name] for name in names if name in e) for e in examples])
-
-
-def _write_test(bert, data, examples):
-  inputs = _parts(examples)
-  if not data.format.startswith('glue'):
-    yield from kind.json_lines(classify(bert, inputs))
-    return
-  task, logits = glue.find(data.format), class_logits(bert, inputs)
-  predictions = logits.argmax(1) if task.labels else logits[:, 0]
-  yield glue.submission_name(task, data.test), glue.submission(task, predictions.tolist())
-
-
-def _set_fields(c):
-  # auto, csv, tsv, jsonl; glue/cola, glue/sst2, glue/mrpc, glue/stsb, glue/qqp, glue/mnli,
-  # glue/qnli, glue/rte, glue/wnli: columns, labels and problem are the benchmark's then
-  c.data.format = 'auto'
-  # single_label, multi_label (a list of labels, or a comma-separated label_column with 0 and 1 in
-  # each), regression
-  c.data.problem = 'single_label'
-  c.data.labels = ()  # names in order; () = all that the training file has
-  c.data.skip_labels = ()  # rows with these labels are left out: '-' of SNLI and OCNLI, say
-  # How a text above max_len is read: head, tail, head_tail (128 + 382 of 510), or all of it in
-  # chunks_max, chunks_mean, chunks_attention.
-  c.data.long = 'head'
-
-
-KIND = kind.TaskKind(
-    name='sequence_classification',
-    parts=('pooler', 'classifier'),
-    best_score='auto',  # accuracy; spearman for regressions; GLUE's own
-    set_fields=_set_fields,
-    read=_read,
-    make=_make,
-    check=lambda config: long_inputs.check(config.data.long),
-    head=BertForSequenceClassification,
-    lines=kind.LinePrediction(('text',), _answer, optional=('text_pair',)),
-    write_test=_write_test,
-    transformers='ForSequenceClassification')

@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.labelled import conll, packed_examples, texts
 from bert_jax.model import architectures, bert_config, encoder
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning, kind
+from bert_jax.tasks import finetuning
 from bert_jax.tasks import metrics as metrics_lib
 
 # As BERT's own tokeniser splits a text, whatever the vocabulary: at spaces, around punctuation and
@@ -115,7 +115,47 @@ def _of_words(f: packed_examples.Features, per_token: Sequence[np.ndarray]) -> l
 class TokenClassification(finetuning.FineTuning):
   """A tag for the first piece of each word."""
 
+  name = 'token_classification'
+  parts = ('classifier',)
+  best_score = 'f1'
   score_names = ('precision', 'recall', 'f1', 'accuracy')
+  head = BertForTokenClassification
+  fields = ('text',)
+  transformers = 'ForTokenClassification'
+
+  @staticmethod
+  def set_fields(c):
+    # conll (words and tags in columns, from 0, or from -1 at the end), or jsonl with a list of each
+    c.data.format = 'auto'
+    c.data.text_column = '0'
+    c.data.label_column = '-1'
+    c.data.labels = ()  # tags in order; () = all that the training file has
+    c.optimizer.learning_rate = 5e-5
+
+  @staticmethod
+  def read(path, data, split, _):
+    return conll.read(path, data, labelled=split != 'test')
+
+  @classmethod
+  def make(cls, config, examples, _):
+    labels = texts.given_labels(config.data.labels) or tuple(sorted(
+        conll.with_partners({tag for s in examples for tag in s.tags})))
+    if len(labels) == 1:
+      raise UserError(f'{config.data.train} has the tag {labels[0]!r} only: there is nothing to '
+                      'learn from one class')
+    return cls(cls.head(architectures.make_config(config.model), len(labels)), labels)
+
+  @staticmethod
+  def answer(bert, examples, _):
+    return tag(bert, [e['text'] for e in examples])
+
+  @staticmethod
+  def write_test(bert, _, sentences):
+    lines, of_words = [], _tag_probabilities(bert, [s.words for s in sentences])
+    for sentence, probabilities in zip(sentences, of_words):
+      lines += [f'{word} {bert.model.labels[i]}'
+                for word, i in zip(sentence.words, probabilities.argmax(-1))] + ['']
+    yield 'predictions.conll', '\n'.join(lines) + '\n'
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """Cross-entropy and accuracy over the words."""
@@ -147,29 +187,16 @@ class TokenClassification(finetuning.FineTuning):
     return metrics_lib.entities([s.tags for s in split.examples], self.predicted(split, outputs))
 
 
-def _read(path, data, split, _):
-  return conll.read(path, data, labelled=split != 'test')
-
-
-def _make(config, examples, _):
-  labels = texts.given_labels(config.data.labels) or tuple(sorted(
-      conll.with_partners({tag for s in examples for tag in s.tags})))
-  if len(labels) == 1:
-    raise UserError(f'{config.data.train} has the tag {labels[0]!r} only: there is nothing to '
-                    'learn from one class')
-  head = BertForTokenClassification(architectures.make_config(config.model), len(labels))
-  return TokenClassification(head, labels)
-
-
-def _tag_probabilities(bert: kind.Bert, sentences: Sequence[Sequence[str]]) -> list[np.ndarray]:
+def _tag_probabilities(bert: finetuning.Bert,
+                       sentences: Sequence[Sequence[str]]) -> list[np.ndarray]:
   """The probabilities of each word's tags, [words, tags], of sentences of words."""
   f = _features(sentences, bert.tokenizer, bert.trained_length)
-  per_token = bert.per_token(f.inputs,
-                             functools.partial(finetuning.apply_head, KIND.head_of(bert)))
+  apply = functools.partial(finetuning.apply_head, TokenClassification.head_of(bert))
+  per_token = bert.per_token(f.inputs, apply)
   return [special.softmax(x.astype(np.float64), -1) for x in _of_words(f, per_token)]
 
 
-def tag(bert: kind.Bert, inputs: Sequence[str]) -> list[kind.Answer]:
+def tag(bert: finetuning.Bert, inputs: Sequence[str]) -> list[finetuning.Answer]:
   """For each text {'entities': [{'start', 'end', 'text', 'label', 'probability'}]}.
 
   Start and end count characters; the probability is the mean of that of the entity's tags.
@@ -186,34 +213,3 @@ def tag(bert: kind.Bert, inputs: Sequence[str]) -> list[kind.Answer]:
           'probability': float(probabilities[e.first:e.last + 1].max(-1).mean())})
     answers.append({'entities': entities})
   return answers
-
-
-def _write_test(bert, _, sentences):
-  lines, of_words = [], _tag_probabilities(bert, [s.words for s in sentences])
-  for sentence, probabilities in zip(sentences, of_words):
-    lines += [f'{word} {bert.model.labels[i]}'
-              for word, i in zip(sentence.words, probabilities.argmax(-1))] + ['']
-  yield 'predictions.conll', '\n'.join(lines) + '\n'
-
-
-def _set_fields(c):
-  # conll (words and tags in columns, from 0, or from -1 at the end), or jsonl with a list of each
-  c.data.format = 'auto'
-  c.data.text_column = '0'
-  c.data.label_column = '-1'
-  c.data.labels = ()  # tags in order; () = all that the training file has
-  c.optimizer.learning_rate = 5e-5
-
-
-KIND = kind.TaskKind(
-    name='token_classification',
-    parts=('classifier',),
-    best_score='f1',
-    set_fields=_set_fields,
-    read=_read,
-    make=_make,
-    head=BertForTokenClassification,
-    lines=kind.LinePrediction(
-        ('text',), lambda bert, examples, _: tag(bert, [e['text'] for e in examples])),
-    write_test=_write_test,
-    transformers='ForTokenClassification')

@@ -10,7 +10,6 @@ from safetensors.numpy import load_file, save_file
 import bert_jax
 from bert_jax.errors import Failed, UserError
 from bert_jax.inference import json_lines, predictions
-from bert_jax.tasks.kind import LinePrediction
 from tests.interop import torch_bert
 
 
@@ -74,8 +73,9 @@ def test_few_batches_for_one_bad_line(monkeypatch):
 
   text = ''.join(json.dumps({'text': 'bad' if i == 700 else str(i)}) + '\n' for i in range(1023))
   found = []
-  done = predictions.predict(LinePrediction(('text',), answer), None, io.BytesIO(text.encode()),
-                             'in', found.append, predictions.Options())
+  done = predictions.predict(
+      predictions.LinePrediction(('text',), answer), None, io.BytesIO(text.encode()), 'in',
+      found.append, predictions.Options())
   assert done == (1023, 1) and len(calls) < 30
   assert [x.get('n') for x in found] == [None if i == 700 else str(i) for i in range(1023)]
 
