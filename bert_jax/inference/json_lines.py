@@ -1,7 +1,7 @@
 """JSON lines in and out: a bad line costs that line alone, a killed job goes on where it was."""
 
 import codecs
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import hashlib
@@ -69,13 +69,10 @@ def merge(rest: Example, answer: Example) -> Example:
   return {**merged, **answer}
 
 
-def write(sink: TextIO) -> Callable[[Example], None]:
-  """A function that writes an answer; it raises ValueError for NaN, which JSON has not."""
-  def write_line(answer):
-    sink.write(json.dumps(answer, ensure_ascii=False, allow_nan=False) + '\n')
-    sink.flush()
-
-  return write_line
+def write(sink: TextIO, answer: Example):
+  """Writes an answer; raises ValueError for NaN, which JSON has not."""
+  sink.write(json.dumps(answer, ensure_ascii=False, allow_nan=False) + '\n')
+  sink.flush()
 
 
 def identity(model: Pretrained) -> str:

@@ -1,19 +1,23 @@
 """Predictions over JSON lines: one object in, one object out, in order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import dataclasses
 import functools
 import itertools
 import sys
+import tempfile
 import time
 from typing import BinaryIO
 
 from etils import epath
+import numpy as np
+from safetensors.numpy import save
 import tqdm
 
 from bert_jax.errors import Failed, UserError
 from bert_jax.inference import bert as bert_lib
-from bert_jax.inference import json_lines, vectors
+from bert_jax.inference import json_lines
 from bert_jax.inference.bert import Bert
 from bert_jax.inference.json_lines import Example, Line
 from bert_jax.runtime import storage
@@ -24,6 +28,7 @@ from bert_jax.tasks import task_list
 # A window that takes long grows no more: a kill loses the answers that are not written.
 _FIRST_WINDOW, _LARGEST_WINDOW = 1, 4096
 _LONG_ENOUGH = 10.0  # seconds
+_ARRAYS = ('.npy', '.safetensors')  # formats of embeddings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,13 +135,6 @@ def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
   return json_lines.Done(count, errors)
 
 
-def _open(source: str | None) -> BinaryIO:
-  try:
-    return epath.Path(source).open('rb') if source else sys.stdin.buffer
-  except OSError as e:
-    raise UserError(f'--input={source} cannot be read: {e.strerror or e}') from e
-
-
 def _load(task: str | None, model: str | None, options: Options, **checkpoint) -> Bert:
   """The model, for a task that it can do."""
   if task not in TASKS:
@@ -157,6 +155,33 @@ def _load(task: str | None, model: str | None, options: Options, **checkpoint) -
   return bert
 
 
+@contextlib.contextmanager
+def _array_writer(path: epath.Path) -> Iterator[Callable[[Sequence[float]], None]]:
+  """A function that appends a vector to .npy, or to .safetensors with one tensor `embeddings`.
+
+  It raises ValueError for NaN or infinity. The vectors are collected on disk before, because both
+  formats begin with their number.
+  """
+  rows = 0
+
+  def add(vector):
+    nonlocal rows
+    row = np.asarray(vector, np.float32)
+    if not np.isfinite(row).all():
+      raise ValueError('NaN or infinity')
+    body.write(row.tobytes())
+    rows += 1
+
+  with json_lines.partial(path, binary=True) as (sink, _), tempfile.TemporaryFile() as body:
+    yield add
+    body.flush()
+    array = np.memmap(body, np.float32, 'r').reshape(rows, -1)
+    if path.name.endswith('.npy'):
+      np.save(sink, array)
+    else:
+      sink.write(save({'embeddings': array}))
+
+
 def run(task: str | None, model: str | None, source: str | None, output: str | None,
         options: Options = Options(), strict: bool = False, **checkpoint):
   """`predict` between files; None stands for standard input and output.
@@ -172,19 +197,23 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
     UserError: a mistake in the arguments or the source.
     Failed: some lines could not be answered; all others are.
   """
-  as_array = bool(output) and output.endswith(vectors.SUFFIXES)
+  as_array = bool(output) and output.endswith(_ARRAYS)
   if as_array and (task != 'embed' or options.pooling == 'none'):
     raise UserError(f'--output={output} holds one vector a text: only --task=embed makes them, '
                     'with --pooling=cls, mean or max')
   bert = _load(task, model, options, **checkpoint)
   name, path = source or 'standard input', epath.Path(output or '')
-  with _open(source) as stream:
+  try:
+    stream = epath.Path(source).open('rb') if source else sys.stdin.buffer
+  except OSError as e:
+    raise UserError(f'--input={source} cannot be read: {e.strerror or e}') from e
+  with stream:
     answer_all = functools.partial(predict, TASKS[task], bert, stream, name, options=options)
     if as_array:
-      with vectors.writer(path) as add:
+      with _array_writer(path) as add:
         done = answer_all(write=lambda answer: add(answer['embedding']), strict=True)
     elif not output:
-      done = answer_all(write=json_lines.write(sys.stdout), strict=strict)
+      done = answer_all(write=functools.partial(json_lines.write, sys.stdout), strict=strict)
     else:
       job = {}
       if source and not storage.is_remote(output):
@@ -195,7 +224,8 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
         if before.examples:
           print(f'bert_jax: {before.examples:,} examples were answered before: {output} goes on',
                 file=sys.stderr, flush=True)
-        done = answer_all(write=json_lines.write(sink), strict=strict, done=before)
+        write = functools.partial(json_lines.write, sink)
+        done = answer_all(write=write, strict=strict, done=before)
   if done.errors:
     raise Failed(f'{done.errors:,} of {done.examples:,} examples could not be answered: "error" '
                  f'says why in each of their lines of {output or "the output"}')

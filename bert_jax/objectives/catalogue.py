@@ -7,8 +7,7 @@ from bert_jax.errors import require, require_choice
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives.distillation import Distillation
-from bert_jax.objectives.mlm_nsp import MaskedLM
-from bert_jax.objectives.objective import Objective
+from bert_jax.objectives.objective import MaskedLM, Objective
 from bert_jax.objectives.replaced_tokens import ReplacedTokens
 
 

@@ -1,6 +1,6 @@
 """The pretraining task: an objective on masked rows, and the rows of a corpus."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -42,13 +42,8 @@ class Pretraining:
   vocabulary: Vocabulary
   frozen: Any = dataclasses.field(default_factory=dict)  # a teacher
 
-  @property
-  def model(self) -> nn.Module:
-    return self.objective.model
-
-  @property
-  def loss_weights(self) -> Mapping[str, float]:
-    return self.objective.loss_weights
+  model = property(lambda self: self.objective.model)
+  loss_weights = property(lambda self: self.objective.loss_weights)
 
   def with_config(self, config: BertConfig) -> 'Pretraining':
     return dataclasses.replace(self, objective=self.objective.with_config(config))

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,10 +15,11 @@ from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.labelled import conll, packed_examples, texts
-from bert_jax.model import architectures, bert_config, encoder
+from bert_jax.model import architectures, encoder
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning
 from bert_jax.tasks import metrics as metrics_lib
+from bert_jax.tasks.sequence_classification import BertForSequenceClassification
 
 # As BERT's own tokeniser splits a text, whatever the vocabulary: at spaces, around punctuation and
 # around the characters of Chinese.
@@ -29,23 +29,15 @@ _WORDS = pre_tokenizers.Sequence([
 _TAGS_SHOWN = 20  # in messages
 
 
-class BertForTokenClassification(nn.Module):
+class BertForTokenClassification(BertForSequenceClassification):
   """A dense layer on the hidden state of each token."""
-
-  config: bert_config.BertConfig
-  num_labels: int
-
-  def setup(self):
-    self.bert = architectures.encoder(self.config)
-    self.dropout = nn.Dropout(self.config.dropout)
-    self.classifier = finetuning.output_layer(self.config, self.num_labels)
 
   def __call__(self, batch: encoder.Batch, cls_positions: jax.Array | None = None, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs -> logits [B, L, num_labels] float32."""
     del cls_positions
     hidden = self.bert.features(self.bert.encode(batch, deterministic=deterministic))
-    return self.classifier(self.dropout(hidden, deterministic=deterministic))
+    return self.classify(hidden, deterministic=deterministic)
 
 
 def find_words(text: str) -> list[tuple[int, int]]:
@@ -64,17 +56,15 @@ def word_pieces(sentences: Sequence[Sequence[str]],
   return [[pieces or [tokenizer.unk_id] for pieces in words] for words in encoded]
 
 
-def _windows(words: Sequence[Sequence[int]], room: int) -> list[list[int]]:
-  """The words of a sentence in as few inputs as hold them, cut between words: their numbers."""
-  windows, used = [[]], 0
+def _windows(words: Sequence[Sequence[int]], room: int) -> list[tuple[int, int]]:
+  """The words [first, end) of each of the fewest inputs that hold a sentence, cut between words."""
+  firsts, used = [0], 0
   for i, pieces in enumerate(words):
-    size = min(len(pieces), room)
-    if used + size > room:
-      windows.append([])
+    if used + len(pieces) > room:
+      firsts.append(i)
       used = 0
-    windows[-1].append(i)
-    used += size
-  return windows
+    used += len(pieces)
+  return list(zip(firsts, [*firsts[1:], len(words)]))
 
 
 def _features(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_len: int,
@@ -85,17 +75,17 @@ def _features(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_len:
   on all else.
   """
   inputs, owners, targets = [], [], []
-  room = max_len - 2
-  for i, words in enumerate(word_pieces(sentences, tokenizer)):
-    for window in _windows(words, room):
-      ids, marks = [], [0]
-      for word in window:
-        pieces = words[word][:room]
-        ids += pieces
-        marks += [1 + (tags[i][word] if tags is not None else 0)] + [0] * (len(pieces) - 1)
-      inputs.append(inputs_lib.join(tokenizer, ids))
+  for i, pieces_of_words in enumerate(word_pieces(sentences, tokenizer)):
+    words = [pieces[:max_len - 2] for pieces in pieces_of_words]
+    marks = [1 + tag for tag in tags[i]] if tags is not None else [1] * len(words)
+    for first, end in _windows(words, max_len - 2):
+      window, target = [], [0]
+      for pieces, mark in zip(words[first:end], marks[first:end]):
+        window += pieces
+        target += [mark] + [0] * (len(pieces) - 1)
+      inputs.append(inputs_lib.join(tokenizer, window))
       owners.append(i)
-      targets.append(np.array([*marks, 0], np.int32))
+      targets.append(np.array([*target, 0], np.int32))
   return packed_examples.Features(inputs, np.array(owners, np.int64), token_targets=targets)
 
 

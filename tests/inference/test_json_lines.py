@@ -93,21 +93,16 @@ def with_weight(tmp_path, value):
 
 def killed_after(monkeypatch, count):
   """Has a job end as by a kill once so many answers are written, in the middle of the next."""
-  write = json_lines.write
+  write, written = json_lines.write, []
 
-  def begin(sink):
-    write_line, written = write(sink), []
+  def dying(sink, answer):
+    if len(written) == count:
+      sink.write('{"embedding": [0.1, ')
+      sink.flush()
+      raise KeyboardInterrupt
+    written.append(write(sink, answer))
 
-    def dying(answer):
-      if len(written) == count:
-        sink.write('{"embedding": [0.1, ')
-        sink.flush()
-        raise KeyboardInterrupt
-      written.append(write_line(answer))
-
-    return dying
-
-  monkeypatch.setattr(json_lines, 'write', begin)
+  monkeypatch.setattr(json_lines, 'write', dying)
 
 
 @pytest.mark.parametrize('changed', ['', 'input', 'options', 'model'])
