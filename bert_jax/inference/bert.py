@@ -53,14 +53,6 @@ class Bert:
     self.model = dataclasses.replace(model, params=jax.tree.map(jnp.asarray, model.params))
     self.config, self.params, self.tokenizer = model.config, self.model.params, model.tokenizer
 
-  # ---- for the fine-tuning tasks ----------------------------------------------------------------
-
-  def require_task(self, task: str):
-    """Raises UserError if the model has not been fine-tuned for `task`."""
-    if self.model.task != task:
-      raise UserError('this model is for '
-                      f'{self.model.task or "no task: it has not been fine-tuned"}, not for {task}')
-
   @property
   def trained_length(self) -> int:
     """The longest input that the model was fine-tuned on, in tokens."""
@@ -114,19 +106,14 @@ class Bert:
            *values: np.ndarray) -> Iterator[tuple[Packed, Any]]:
     """(batch, function(params, batch, [R, P] positions, *[R, P] values)) of each batch of texts.
 
-    Args:
-      rows: of the texts.
-      function: compiled.
-      positions: [texts] int32, from the start of each text; None = their starts.
-      values: [texts] int32 each.
+    `positions` [texts] count from the start of each text; None = the starts. `values` are [texts].
     """
-    def spread(packed, x):
-      return np.where(packed.index >= 0, x[packed.index], 0).astype(np.int32)
+    offsets = np.zeros(len(rows), np.int32) if positions is None else positions
 
     def run(packed):
-      offsets = 0 if positions is None else spread(packed, positions)
-      return packed, function(self.params, packed.batch, packed.starts + offsets,
-                              *(spread(packed, x) for x in values))
+      shift, *others = (np.where(packed.index >= 0, x[packed.index], 0).astype(np.int32)
+                        for x in (offsets, *values))
+      return packed, function(self.params, packed.batch, packed.starts + shift, *others)
 
     batches = packed_texts.pack(rows, self.tokenizer.pad_id, self.config.max_positions,
                                 _BATCH_TOKENS[jax.default_backend()])

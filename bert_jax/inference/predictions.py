@@ -149,7 +149,7 @@ def _load(task: str | None, model: str | None, options: Options, **checkpoint) -
     raise UserError(f'--max_len={options.max_len} is above the {bert.config.max_positions} '
                     f'positions of {model}')
   if task in task_list.ALL:
-    bert.require_task(task)
+    task_list.ALL[task].head_of(bert)  # refuses a model for another task
   else:
     TASKS[task].answer(bert, [], options)  # a mistake in the options is no line's
   return bert

@@ -256,8 +256,6 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
     ids: [B, L] int32 tokens.
     pair_index: [B, L] int32, 0 on padding, 1..P on the tokens of each pair.
     row: [B] int32, the number of each row in the global batch.
-    config: the rule.
-    vocabulary: of the tokeniser.
     pairs: P, the most pairs in a row.
     word_start: [B, L] int32, 1 where a word starts, on special tokens and on the token after one;
       needed unless tokens are masked one by one.

@@ -37,7 +37,7 @@ def with_dropout(key: jax.Array | None) -> dict[str, Any]:
   return {'deterministic': key is None, 'rngs': {} if key is None else {'dropout': key}}
 
 
-def init_masked_lm(model: BertForPreTraining, key: jax.Array, with_pairs: bool) -> Any:
+def init_masked_lm(model: BertForPreTraining, key: jax.Array, with_pairs: bool = False) -> Any:
   """Makes the variables of encoder and masked-LM head, and with pairs of pooler and pair head."""
   tokens = jnp.zeros((1, 8), jnp.int32)
   position = tokens[:, :1]
@@ -58,17 +58,10 @@ class Objective:
 
   def init(self, key: jax.Array) -> Any:
     """Makes the variables, boxed with their logical axes."""
-    return init_masked_lm(self.model, key, with_pairs=False)
+    return init_masked_lm(self.model, key)
 
   def loss(self, params: Any, frozen: Any, example: Example, keys: Keys) -> Metrics:
-    """Computes the losses and other metrics.
-
-    Args:
-      params: the variables that are trained.
-      frozen: those that are not, such as a teacher's.
-      example: [B, ...].
-      keys: of the step.
-    """
+    """Computes the losses and other metrics; `frozen` are variables such as a teacher's."""
     raise NotImplementedError
 
   def exported(self, params: Any) -> Any:

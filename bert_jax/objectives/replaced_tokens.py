@@ -48,7 +48,7 @@ class ReplacedTokens(objective.Objective):
     first, second = jax.random.split(key)
     batch = Batch(*[jnp.zeros((1, 8), jnp.int32)] * 4)
     tree = self.model.init(first, batch, method='rtd_logits')['params']
-    generator = objective.init_masked_lm(self.generator, second, with_pairs=False)['params']
+    generator = objective.init_masked_lm(self.generator, second)['params']
     del generator['bert']['embeddings']
     return {'params': {**tree, 'generator': generator}}
 

@@ -224,14 +224,15 @@ class FineTuning(abc.ABC):
   @classmethod
   def abstract_params(cls, config: bert_config.BertConfig, num_labels: int) -> Any:
     """The tree of ShapeDtypeStructs of a model with this head."""
-    tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
-    return nn.unbox(jax.eval_shape(cls.head(config, num_labels).init, jax.random.key(0),
-                                   encoder.Batch(*[tokens] * 4), tokens))
+    return nn.unbox(jax.eval_shape(cls(cls.head(config, num_labels)).init, jax.random.key(0)))
 
   @classmethod
   def head_of(cls, bert: Bert) -> nn.Module:
     """The head of a trained model; raises UserError if the model is for another task."""
-    bert.require_task(cls.name)
+    if bert.model.task != cls.name:
+      raise UserError('this model is for '
+                      f'{bert.model.task or "no task: it has not been fine-tuned"}, not for '
+                      f'{cls.name}')
     return cls.head(bert.config, len(bert.model.labels))
 
   # ---- the device half --------------------------------------------------------------------------

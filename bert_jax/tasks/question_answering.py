@@ -18,9 +18,7 @@ from bert_jax.objectives import losses
 from bert_jax.tasks import answers, finetuning
 from bert_jax.tasks import metrics as metrics_lib
 
-# For models that were fine-tuned elsewhere: the published window, stride and answer length.
-_WINDOW, _STRIDE, _ANSWER_LEN = 384, 128, 30
-_N_BEST = 20
+_WINDOW, _STRIDE = 384, 128  # as published, for models that were fine-tuned elsewhere
 
 
 class BertForQuestionAnswering(nn.Module):
@@ -203,18 +201,15 @@ def answer(bert: finetuning.Bert, questions: Sequence[tuple[str, str]],
            null_threshold: float | None = None) -> list[finetuning.Answer]:
   """For each (question, text) {'answer', 'start', 'end', 'probability', 'n_best'}.
 
-  Args:
-    bert: with the head of this task.
-    questions: with the texts that answer them.
-    null_threshold: no answer ('') is given if it scores above the best by more; None = never.
+  No answer ('') is given if it scores above the best by more than `null_threshold`; None = never.
   """
-  facts, max_len = bert.model.facts, bert.trained_length
+  task, facts, max_len = QuestionAnswering, bert.model.facts, bert.trained_length
   if 'doc_stride' not in facts:
     max_len = min(_WINDOW, max_len)
   contexts = answers.read(questions, bert.tokenizer, max_len, facts.get('doc_stride', _STRIDE))
   logits = bert.per_token([window.input for context in contexts for window in context.windows],
-                          functools.partial(finetuning.apply_head, QuestionAnswering.head_of(bert)))
-  candidates = _candidates(contexts, logits, n_best=_N_BEST,
-                           max_answer_len=facts.get('max_answer_len', _ANSWER_LEN))
+                          functools.partial(finetuning.apply_head, task.head_of(bert)))
+  candidates = _candidates(contexts, logits, n_best=task.n_best,
+                           max_answer_len=facts.get('max_answer_len', task.max_answer_len))
   return [answers.answer(text, spans, null, null_threshold)
           for (_, text), (spans, null) in zip(questions, candidates)]
