@@ -13,10 +13,8 @@ import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data import long_inputs
-from bert_jax.data.inputs import Input
 from bert_jax.errors import UserError
 from bert_jax.inference import forward, packed_texts
-from bert_jax.inference.packed_texts import Packed
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import chunks
@@ -77,11 +75,11 @@ class Bert:
   def _ids(self, texts: Sequence[Text]) -> list[tuple[list[int], ...]]:
     return finetuning.encode(self._parts(texts), self.tokenizer)
 
-  def row(self, text: Text) -> Input:
+  def row(self, text: Text) -> inputs_lib.Input:
     """The input of a text or pair: its tokens and the special ones."""
     return self._whole_row(*self._ids([text])[0])
 
-  def _whole_row(self, *parts: Sequence[int]) -> Input:
+  def _whole_row(self, *parts: Sequence[int]) -> inputs_lib.Input:
     row = inputs_lib.join(self.tokenizer, *parts)
     if len(row.ids) > self.config.max_positions:
       raise UserError(f'a text of {len(row.ids)} tokens is longer than the '
@@ -89,7 +87,7 @@ class Bert:
     return row
 
   def _rows(self, texts: Sequence[Text], long: str,
-            max_len: int | None) -> tuple[list[Input], np.ndarray]:
+            max_len: int | None) -> tuple[list[inputs_lib.Input], np.ndarray]:
     """The rows of texts, and the number of the text of each."""
     long_inputs.check(long)
     longest = self.config.max_positions if max_len is None else max_len
@@ -102,8 +100,8 @@ class Bert:
 
   # ---- rows to results --------------------------------------------------------------------------
 
-  def _run(self, rows: Sequence[Input], function, positions: np.ndarray | None = None,
-           *values: np.ndarray) -> Iterator[tuple[Packed, Any]]:
+  def _run(self, rows: Sequence[inputs_lib.Input], function, positions: np.ndarray | None = None,
+           *values: np.ndarray) -> Iterator[tuple[packed_texts.Packed, Any]]:
     """(batch, function(params, batch, [R, P] positions, *[R, P] values)) of each batch of texts.
 
     `positions` [texts] count from the start of each text; None = the starts. `values` are [texts].
@@ -121,7 +119,8 @@ class Bert:
     for (packed, output), _ in itertools.pairwise(itertools.chain(map(run, batches), [None])):
       yield packed, jax.device_get(output)
 
-  def per_text(self, rows: Sequence[Input], function, *values: np.ndarray) -> np.ndarray | None:
+  def per_text(self, rows: Sequence[inputs_lib.Input], function,
+               *values: np.ndarray) -> np.ndarray | None:
     """Outputs of `function` [R, P, ...] for each text, [texts, ...]; None without texts."""
     results = None
     for packed, output in self._run(rows, function, *values):
@@ -131,7 +130,7 @@ class Bert:
       results[packed.index[is_text]] = output[is_text]
     return results
 
-  def per_token(self, rows: Sequence[Input], function) -> list[np.ndarray]:
+  def per_token(self, rows: Sequence[inputs_lib.Input], function) -> list[np.ndarray]:
     """Outputs of `function` [R, L, ...] for each text, special tokens included: [tokens, ...]."""
     results = [None] * len(rows)
     for packed, output in self._run(rows, function):
@@ -288,7 +287,7 @@ class Bert:
     for first in range(0, len(ids), _SCORED_AT_ONCE):
       surprisals += self._score_part(ids, first)
     total = sum(surprisals)
-    with np.errstate(over='ignore'):  # infinity is told where it is written
+    with np.errstate(over='ignore'):  # the writer reports infinity
       perplexity = float(np.exp(total / len(ids)))
     return {'tokens': [{'token': token, 'surprisal': surprisal}
                        for token, surprisal in zip(self.tokenizer.tokens(ids), surprisals)],
@@ -308,7 +307,8 @@ class Bert:
     return self.per_text(rows, surprisals, np.array(positions), np.array(targets)).tolist()
 
 
-def _put_tokens(results: list, rows: Sequence[Input], packed: Packed, output: np.ndarray):
+def _put_tokens(results: list, rows: Sequence[inputs_lib.Input], packed: packed_texts.Packed,
+                output: np.ndarray):
   """Puts the tokens' part of [R, L, ...] into the result of each text of a batch."""
   for row, slot in zip(*np.nonzero(packed.index >= 0)):
     text, start = packed.index[row, slot], packed.starts[row, slot]

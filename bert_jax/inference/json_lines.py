@@ -126,7 +126,7 @@ def partial(path: epath.Path, job: dict[str, Any] | None = None,
   After a kill the same job goes on: OUTPUT.partial.json says which one it was.
 
   Args:
-    path: of the output.
+    path: OUTPUT.
     job: all that the answers depend on; {} or None = a killed job begins anew.
     binary: opens the file for bytes.
   """

@@ -42,10 +42,10 @@ def pack(inputs: Sequence[Input], pad_id: int, longest: int, tokens: int) -> Ite
   """Packs texts into batches, in no particular order.
 
   Args:
-    inputs: of at least one token and at most `longest`.
+    inputs: texts of at least one token and at most `longest`.
     pad_id: the token of padding.
     longest: upper bound on the length of a row.
-    tokens: of a batch at most, padding included.
+    tokens: upper bound on the tokens of a batch, padding included.
   """
   lengths = np.array([len(text.ids) for text in inputs])
   left = np.arange(len(inputs))

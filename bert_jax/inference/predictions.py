@@ -38,9 +38,9 @@ class Options:
   pooling: str = 'mean'
   normalize: bool = False
   layers: tuple[int, ...] = (-1,)
-  long: str | None = None  # of embed ('head' by default) and of score
+  long: str | None = None  # for embed ('head' by default) and score
   max_len: int | None = None
-  null_threshold: float | None = None  # of question_answering
+  null_threshold: float | None = None  # for question_answering
 
 
 def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
@@ -100,8 +100,8 @@ def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
   """Writes an answer for each JSON line of `source`, with a progress bar on a terminal.
 
   Args:
-    task, bert, source, options: of the job.
-    name: of the source, for messages.
+    task, bert, source, options: the job.
+    name: the name of the source in messages.
     write: gets each answer, or {'error'}, behind the line's further fields.
     strict: end with the first line that cannot be answered.
     done: the examples that were answered before: they are passed over.

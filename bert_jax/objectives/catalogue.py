@@ -31,8 +31,8 @@ def name_of(objective: str, sequences: str, architecture: str) -> str:
 
   Args:
     objective: by name; '' = replaced_tokens for ELECTRA, else the default of the sequences.
-    sequences: of the rows, as in `data.sequences`.
-    architecture: of the model.
+    sequences: the kind of rows, as in `data.sequences`.
+    architecture: the model's.
 
   Raises:
     UserError: it is unknown, or neither for these rows nor for this architecture.

@@ -148,10 +148,10 @@ def join_words(key: jax.Array, word_start: jax.Array, special: jax.Array,
   at the next special token.
 
   Args:
-    key: of the row.
+    key: the key of the row.
     word_start: [L] bool, True also on special tokens, on padding and on the tokens after them.
     special: [L] bool, special tokens and padding.
-    probabilities: of 1, 2, ... words.
+    probabilities: the probability of 1, 2, ... words.
 
   Returns:
     [L] bool, True where units start.
@@ -198,7 +198,7 @@ def _whole_units(key: jax.Array, start: jax.Array, size: jax.Array, n: jax.Array
   `most` predictions have no room are left out.
 
   Args:
-    key: of the row.
+    key: the key of the row.
     start, size: [L] int32, start and size in tokens of each token's unit.
     n, budget, most: numbers of tokens.
   """
@@ -252,7 +252,7 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
   """Masks a batch of rows.
 
   Args:
-    key: of the step; each row folds in its own global number.
+    key: the key of the step; each row folds in its own global number.
     ids: [B, L] int32 tokens.
     pair_index: [B, L] int32, 0 on padding, 1..P on the tokens of each pair.
     row: [B] int32, the number of each row in the global batch.

@@ -10,7 +10,6 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining, count_parameters
 from bert_jax.objectives import losses
-from bert_jax.objectives.losses import Metrics
 from bert_jax.objectives.masking import Masked
 
 
@@ -60,7 +59,7 @@ class Objective:
     """Makes the variables, boxed with their logical axes."""
     return init_masked_lm(self.model, key)
 
-  def loss(self, params: Any, frozen: Any, example: Example, keys: Keys) -> Metrics:
+  def loss(self, params: Any, frozen: Any, example: Example, keys: Keys) -> losses.Metrics:
     """Computes the losses and other metrics; `frozen` are variables such as a teacher's."""
     raise NotImplementedError
 
@@ -97,7 +96,7 @@ class MaskedLM(Objective):
   def init(self, key: jax.Array) -> Any:
     return init_masked_lm(self.model, key, with_pairs=bool(self.pair_objective))
 
-  def loss(self, params: Any, frozen: Any, example: Example, keys: Keys) -> Metrics:
+  def loss(self, params: Any, frozen: Any, example: Example, keys: Keys) -> losses.Metrics:
     """mlm_loss, mlm_accuracy, and the same of nsp or sop."""
     del frozen
     masked, pairs = example.masked, self.pair_objective

@@ -52,11 +52,11 @@ def read(questions: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_len: in
   encoded = dict(zip(texts, tokenizer.encode_with_offsets(texts)))
   question_ids = tokenizer.encode_batch([question for question, _ in questions])
   contexts = []
-  for question, (shown, text) in zip(question_ids, questions):
+  for question, (words, text) in zip(question_ids, questions):
     ids, spans = encoded[text]
     room = max_len - len(question) - inputs_lib.special_tokens(tokenizer, 2)
     if room < 1:
-      raise UserError(f'the question {shown[:60]!r} has {len(question)} tokens, which leaves no '
+      raise UserError(f'the question {words[:60]!r} has {len(question)} tokens, which leaves no '
                       f'room for its text in {max_len}: make max_len larger')
     offset, stride = len(question) + 1 + tokenizer.separators, min(doc_stride, room)
     windows = []
@@ -90,8 +90,8 @@ def best_spans(context: Context, logits: Sequence[np.ndarray], *, n_best: int,
   """(the best spans of a text, best first; the score of no answer).
 
   Args:
-    context: with W windows.
-    logits: of each window [tokens, 2] of starts and ends.
+    context: the text in windows.
+    logits: for each window [tokens, 2] scores of a start and of an end.
     n_best: upper bound on the spans, and on the starts and ends of each window that are tried.
     max_answer_len: upper bound on the tokens of an answer.
   """

@@ -23,7 +23,6 @@ from bert_jax.errors import UserError
 from bert_jax.labelled.packed_examples import Batch, Batches, Features, Located
 from bert_jax.model import bert_config, dropout_bits, embeddings, encoder
 from bert_jax.objectives import losses
-from bert_jax.objectives.losses import Metrics
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 
@@ -154,7 +153,7 @@ class FineTuning(abc.ABC):
   fields: ClassVar[tuple[str, ...]] = ()  # texts of the JSON lines that predict answers; () = none
   optional: ClassVar[tuple[str, ...]] = ()  # further fields of them that are read
   transformers: ClassVar[str] = ''  # end of its class's name there: ForTokenClassification
-  problem: ClassVar[str] = ''  # of sequence classification, as run.json keeps it
+  problem: ClassVar[str] = ''  # the kind of labels, for sequence classification alone
   null_threshold: ClassVar[float | None] = None  # None = every question has an answer
   # raises UserError for values of the config that the task cannot have
   check: ClassVar[Callable[[ConfigDict], None]] = staticmethod(lambda config: None)
@@ -171,13 +170,10 @@ class FineTuning(abc.ABC):
   @staticmethod
   @abc.abstractmethod
   def read(path: str, data: ConfigDict, split: str, notes: list[str]) -> Iterable[Any]:
-    """The examples of a file.
+    """The examples of a file, by the config group `data`.
 
-    Args:
-      path: of the file.
-      data: the config group `data`.
-      split: train, validation or test; examples of 'test' need no labels.
-      notes: gets lines for the summary of the run.
+    `split` is train, validation or test; examples of 'test' need no labels. The method adds lines
+    for the summary of the run to `notes`.
     """
 
   @classmethod
@@ -238,7 +234,7 @@ class FineTuning(abc.ABC):
   # ---- the device half --------------------------------------------------------------------------
 
   def with_config(self, config: bert_config.BertConfig) -> 'FineTuning':
-    """The same task with a model of other sizes."""
+    """This task with a model of other sizes."""
     return dataclasses.replace(self, model=self.model.clone(config=config))
 
   def init(self, key: jax.Array) -> Any:
@@ -250,7 +246,7 @@ class FineTuning(abc.ABC):
     return apply(batch.inputs, batch.starts)
 
   @abc.abstractmethod
-  def metrics(self, logits: jax.Array, batch: Batch) -> Metrics:
+  def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
     """'loss' and other metrics of a batch."""
 
   def reduced(self, logits: jax.Array) -> jax.Array:
@@ -268,13 +264,13 @@ class FineTuning(abc.ABC):
 
     return self.logits(apply, batch)
 
-  def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> Metrics:
+  def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> losses.Metrics:
     del frozen
     tokens = jnp.sum(batch.inputs.pair_index > 0).astype(jnp.float32)
     return {**self.metrics(self._forward(params, batch, key), batch),
             'tokens': (tokens, jnp.float32(1))}
 
-  def measure(self, params: Any, frozen: Any, batch: Batch) -> tuple[Metrics, jax.Array]:
+  def measure(self, params: Any, frozen: Any, batch: Batch) -> tuple[losses.Metrics, jax.Array]:
     """(metrics, reduced logits), without dropout."""
     del frozen
     logits = self._forward(params, batch, None)

@@ -48,8 +48,11 @@ def entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) 
     return {(i, entity) for i, tags in enumerate(sentences) for entity in conll.entities(tags)}
 
   of_gold, of_predicted = numbered(gold), numbered(predicted)
-  pairs = zip(gold, predicted, strict=True)
-  correct = [x == y for a, b in pairs for x, y in zip(a, b, strict=True)]
+  correct = []
+  for a, b in zip(gold, predicted, strict=True):
+    if len(a) != len(b):
+      raise ValueError(f'{len(a)} gold and {len(b)} predicted tags')
+    correct += [x == y for x, y in zip(a, b)]
   both = len(of_gold & of_predicted)
   precision = both / len(of_predicted) if of_predicted else 0.0
   recall = both / len(of_gold) if of_gold else 0.0

@@ -18,12 +18,10 @@ from bert_jax.model import dropout_bits
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.objectives import losses, masking
-from bert_jax.objectives.losses import Metrics
-from bert_jax.objectives.masking import MaskingConfig, Vocabulary
 from bert_jax.objectives.objective import Example, Keys, Objective
 from bert_jax.parallel.mesh import Feed
 
-_EVAL_SEED = 0  # of held-out rows and masks: they are the same in every evaluation of every run
+_EVAL_SEED = 0  # held-out rows and masks are the same in every evaluation of every run
 
 
 class Batch(NamedTuple):
@@ -38,8 +36,8 @@ class Pretraining:
   """The device half: masks rows and computes the losses of an objective."""
 
   objective: Objective
-  masking: MaskingConfig
-  vocabulary: Vocabulary
+  masking: masking.MaskingConfig
+  vocabulary: masking.Vocabulary
   frozen: Any = dataclasses.field(default_factory=dict)  # a teacher
 
   model = property(lambda self: self.objective.model)
@@ -58,7 +56,7 @@ class Pretraining:
                         pairs=rows.cls_positions.shape[1], word_start=rows.word_start,
                         rate=batch.rate)
 
-  def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> Metrics:
+  def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> losses.Metrics:
     """The metrics of the objective; key None = the fixed masks of evaluations."""
     rows = batch.rows
     if key is None:
@@ -77,7 +75,7 @@ class Pretraining:
     tokens = jnp.sum(rows.pair_index > 0).astype(jnp.float32)
     return {**metrics, 'tokens': (tokens, jnp.float32(1))}
 
-  def measure(self, params: Any, frozen: Any, batch: Batch) -> Metrics:
+  def measure(self, params: Any, frozen: Any, batch: Batch) -> losses.Metrics:
     return self.loss(params, frozen, batch, None)
 
   def flops_per_token(self, length: int) -> float:
@@ -94,7 +92,7 @@ class PretrainingData:
   phases: Phases
   eval_batches: int  # upper bound on the batches of an evaluation; 0 = every held-out row
   train_rows: tuple[RowSource, ...]  # one source for each phase
-  eval_rows: tuple[RowSource, ...]  # the same for the held-out text; empty without such text
+  eval_rows: tuple[RowSource, ...]  # one source for each phase; empty without held-out text
   feed: Feed = Feed()  # the part of a batch that this process feeds
 
   @classmethod
@@ -149,7 +147,7 @@ class PretrainingData:
     measured = jax.eval_shape(measure)
     return ['loss', *(name for name in measured if name != 'tokens'), 'unigram_entropy']
 
-  def evaluate(self, evaluate_batch: Callable[[Batch], Metrics],
+  def evaluate(self, evaluate_batch: Callable[[Batch], losses.Metrics],
                step: int) -> dict[str, float | None]:
     """Means over the held-out rows at the length of the last step trained, with fixed masks.
 

@@ -18,7 +18,7 @@ from bert_jax.objectives import losses
 from bert_jax.tasks import answers, finetuning
 from bert_jax.tasks import metrics as metrics_lib
 
-_WINDOW, _STRIDE = 384, 128  # as published, for models that were fine-tuned elsewhere
+_WINDOW, _STRIDE = 384, 128  # the published tokens, for models that were fine-tuned elsewhere
 
 
 class BertForQuestionAnswering(nn.Module):
@@ -41,7 +41,7 @@ class BertForQuestionAnswering(nn.Module):
 class Windows(packed_examples.Features):
   """The windows of questions, and the texts that they show."""
 
-  contexts: Sequence[answers.Context] = ()  # of each question
+  contexts: Sequence[answers.Context] = ()  # one for each question
 
 
 def _target(context: answers.Context, window: answers.Window, question: Question) -> np.ndarray:
