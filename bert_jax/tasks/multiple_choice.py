@@ -96,5 +96,6 @@ def choose(bert: finetuning.Bert,
   inputs, owners = _inputs(examples, bert.tokenizer, bert.trained_length)
   pooled = bert.per_text(inputs, functools.partial(finetuning.apply_head, head, method='pooled'))
   scores = np.asarray(head.apply(bert.params, pooled, method='classify'))[:, 0]
-  parts = (special.softmax(scores[owners == i].astype(np.float64)) for i in range(len(examples)))
-  return [{'choice': int(p.argmax()), 'probabilities': p.tolist()} for p in parts]
+  parts = np.split(scores, np.searchsorted(owners, np.arange(1, len(examples))))
+  return [{'choice': int(p.argmax()), 'probabilities': p.tolist()}
+          for p in (special.softmax(part.astype(np.float64)) for part in parts)]
