@@ -34,8 +34,8 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch, Bert
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import finetune, initial
-from bert_jax.tasks import question_answering, token_classification
-from bert_jax.tasks.finetuning_data import Output, by_example
+from bert_jax.tasks import question_answering
+from bert_jax.tasks.finetuning import Output, by_example
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 
@@ -178,8 +178,8 @@ class JaxRun:
     """The model as it is now, for transformers."""
     huggingface.save(Pretrained(
         config_lib.bert_config(self.config.model), jax.device_get(self.state.params),
-        self.model.tokenizer, self.config.task, self.data.labels,
-        self.data.problem), folder)
+        self.model.tokenizer, self.config.task, self.task.labels,
+        self.task.problem), folder)
 
   def step(self, number: int) -> float:
     """One update; its loss. The first of each shape counts as compilation."""
@@ -237,20 +237,18 @@ def _torch_scores(run: JaxRun, outputs: list[Output]) -> dict[str, float]:
   total, count = np.sum([run.task.metrics(output.logits, output.located.batch)['loss']
                          for output in outputs], axis=0)
   return {'loss': float(total / count),
-          **run.data.scores(run.data.evals[0], _reduced(run, outputs))}
+          **run.task.scores(run.data.evals[0], _reduced(run, outputs))}
 
 
 def _predictions(run: JaxRun, outputs: list[Output]) -> list[Any]:
   """Classes, numbers, tags or answers."""
-  (split,), labels = run.data.evals, run.data.labels
+  (split,), labels = run.data.evals, run.task.labels
   if run.config.task == 'token_classification':
-    sentences = token_classification.predicted(split, outputs, labels)
+    sentences = run.task.predicted(split, outputs)
     return [tag for tags in sentences for tag in tags]
   if run.config.task == 'question_answering':
-    candidates = question_answering.candidates(
-        split, outputs, n_best=run.config.data.n_best,
-        max_answer_len=run.config.data.max_answer_len)
-    return list(question_answering.predicted(split, candidates, None).values())
+    candidates = run.task.candidates(split, outputs)
+    return list(question_answering.predicted(split.examples, candidates, None).values())
   logits = by_example(outputs)
   return logits[:, 0].tolist() if labels == ('value',) else logits.argmax(1).tolist()
 

@@ -4,6 +4,7 @@ import collections
 from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -11,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
-from bert_jax.data.inputs import Input
 from bert_jax.errors import UserError, require_choice
 from bert_jax.inference import forward, packed_texts
-from bert_jax.inference.packed_texts import Packed
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import pooling as pooling_lib
+from bert_jax.tasks import finetuning
 
 # Tokens of a batch: a CPU's caches hold few, an accelerator needs enough to do.
 _BATCH_TOKENS = collections.defaultdict(lambda: 16384, cpu=2048)
@@ -49,14 +49,6 @@ class Bert:
     self.model = dataclasses.replace(model, params=jax.tree.map(jnp.asarray, model.params))
     self.config, self.params, self.tokenizer = model.config, self.model.params, model.tokenizer
 
-  # ---- for the fine-tuning tasks ----------------------------------------------------------------
-
-  def require_task(self, task: str):
-    """Raises UserError if the model has not been fine-tuned for `task`."""
-    if self.model.task != task:
-      raise UserError('this model is for '
-                      f'{self.model.task or "no task: it has not been fine-tuned"}, not for {task}')
-
   @property
   def trained_length(self) -> int:
     """The longest input that the model was fine-tuned on, in tokens."""
@@ -69,31 +61,32 @@ class Bert:
       raise UserError(f'this model has no {title}: it was trained without, or it was left out of '
                       'the checkpoint')
 
-  def _ids(self, texts: Sequence[Text]) -> list[tuple[list[int], ...]]:
-    """The token ids of each text, or of both texts of a pair."""
+  def _parts(self, texts: Sequence[Text]) -> list[tuple[str, ...]]:
     if isinstance(texts, str):
       raise UserError('give a list of texts, not a string')
     parts = [tuple(text) if isinstance(text, tuple | list) else (text,) for text in texts]
     for i, part in enumerate(parts):
       if len(part) not in (1, 2) or not all(isinstance(text, str) for text in part):
         raise UserError(f'text {i + 1} is neither a string nor a pair of strings')
-    flat = iter(self.tokenizer.encode_batch([text for part in parts for text in part]))
-    return [tuple(next(flat) for _ in part) for part in parts]
+    return parts
 
-  def row(self, text: Text) -> Input:
+  def _ids(self, texts: Sequence[Text]) -> list[tuple[list[int], ...]]:
+    return finetuning.encode(self._parts(texts), self.tokenizer)
+
+  def row(self, text: Text) -> inputs_lib.Input:
     """The input of a text or pair: its tokens and the special ones."""
     return self._whole_row(*self._ids([text])[0])
 
-  def _whole_row(self, *parts: Sequence[int]) -> Input:
+  def _whole_row(self, *parts: Sequence[int]) -> inputs_lib.Input:
     row = inputs_lib.join(self.tokenizer, *parts)
     if len(row.ids) > self.config.max_positions:
       raise UserError(f'a text of {len(row.ids)} tokens is longer than the '
                       f'{self.config.max_positions} positions of the model: shorten it')
     return row
 
-  def _rows(self, texts: Sequence[Text], long: str, max_len: int | None) -> tuple[
-      list[Input], np.ndarray]:
-    """(rows, number of the text of each): one row of each text, or its chunks."""
+  def _rows(self, texts: Sequence[Text], long: str,
+            max_len: int | None) -> tuple[list[inputs_lib.Input], np.ndarray]:
+    """The rows of texts, and the number of the text of each."""
     require_choice('long', long, inputs_lib.LONG)
     longest = self.config.max_positions if max_len is None else max_len
     if longest > self.config.max_positions:
@@ -101,55 +94,44 @@ class Bert:
                       'the model')
     if longest < 8:
       raise UserError(f'max_len={max_len} must be at least 8')
-    rows, owners = [], []
-    for i, parts in enumerate(self._ids(texts)):
-      room = longest - inputs_lib.special_tokens(self.tokenizer, len(parts))
-      if len(parts) == 1:
-        cut = [(piece,) for piece in inputs_lib.pieces(parts[0], room, long)]
-      else:
-        cut = [inputs_lib.cut_pair(*parts, room)]
-      rows += [inputs_lib.join(self.tokenizer, *pieces) for pieces in cut]
-      owners += [i] * len(cut)
-    return rows, np.array(owners, np.int64)
+    return finetuning.text_inputs(self._parts(texts), self.tokenizer, longest, long)
 
   # ---- rows to results --------------------------------------------------------------------------
 
-  def run_packed(self, rows: Sequence[Input], function, *per_text: np.ndarray) -> Iterator[
-      tuple[Packed, Any]]:
-    """(batch, function(params, batch, ...)), the next batch under way while one is used.
+  def _run(self, rows: Sequence[inputs_lib.Input], function, positions: np.ndarray | None = None,
+           *values: np.ndarray) -> Iterator[tuple[packed_texts.Packed, Any]]:
+    """(batch, function(params, batch, [R, P] positions, *[R, P] values)) of each batch of texts.
 
-    Args:
-      rows: of the texts.
-      function: compiled; gets [R, P] int32 arrays, without `per_text` the starts of the texts.
-      per_text: [texts] int32 values for it; the first are positions, from the start of each text.
+    `positions` [texts] count from the start of each text; None = the starts. `values` are [texts].
     """
-    waiting = None
-    for packed in packed_texts.pack(rows, self.tokenizer.pad_id, self.config.max_positions,
-                                    _BATCH_TOKENS[jax.default_backend()]):
-      values = [np.where(packed.index >= 0, x[packed.index], 0).astype(np.int32) for x in per_text]
-      if values:
-        values[0] = values[0] + packed.starts
-      output = function(self.params, packed.batch, *(values or [packed.starts]))
-      if waiting:
-        yield waiting[0], jax.device_get(waiting[1])
-      waiting = packed, output
-    if waiting:
-      yield waiting[0], jax.device_get(waiting[1])
+    offsets = np.zeros(len(rows), np.int32) if positions is None else positions
 
-  def per_text(self, rows: Sequence[Input], function, *per_text: np.ndarray) -> np.ndarray:
+    def run(packed):
+      shift, *others = (np.where(packed.index >= 0, x[packed.index], 0).astype(np.int32)
+                        for x in (offsets, *values))
+      return packed, function(self.params, packed.batch, packed.starts + shift, *others)
+
+    batches = packed_texts.pack(rows, self.tokenizer.pad_id, self.config.max_positions,
+                                _BATCH_TOKENS[jax.default_backend()])
+    # The next batch is under way while one is used.
+    for (packed, output), _ in itertools.pairwise(itertools.chain(map(run, batches), [None])):
+      yield packed, jax.device_get(output)
+
+  def per_text(self, rows: Sequence[inputs_lib.Input], function,
+               *values: np.ndarray) -> np.ndarray | None:
     """Outputs of `function` [R, P, ...] for each text, [texts, ...]; None without texts."""
     results = None
-    for packed, output in self.run_packed(rows, function, *per_text):
+    for packed, output in self._run(rows, function, *values):
       if results is None:
         results = np.zeros((len(rows), *output.shape[2:]), output.dtype)
       is_text = packed.index >= 0
       results[packed.index[is_text]] = output[is_text]
     return results
 
-  def per_token(self, rows: Sequence[Input], function) -> list[np.ndarray]:
+  def per_token(self, rows: Sequence[inputs_lib.Input], function) -> list[np.ndarray]:
     """Outputs of `function` [R, L, ...] for each text, special tokens included: [tokens, ...]."""
     results = [None] * len(rows)
-    for packed, output in self.run_packed(rows, function):
+    for packed, output in self._run(rows, function):
       _put_tokens(results, rows, packed, output)
     return results
 
@@ -162,18 +144,17 @@ class Bert:
     Arguments as for `embed`.
     """
     rows, _ = self._rows(texts, 'head', max_len)
-    layers = self._layers(layers)
-    if 'pooler' in self.model.groups:
-      function = functools.partial(forward.hidden_and_pooled, self.config, layers=layers)
-      pooled = np.zeros((len(rows), self.config.hidden_size), np.float32)
-      hidden = [None] * len(rows)
-      for packed, (of_tokens, of_texts) in self.run_packed(rows, function):
+    has_pooler = 'pooler' in self.model.groups
+    run = forward.hidden_and_pooled if has_pooler else forward.hidden_states
+    function = functools.partial(run, self.config, layers=self._layers(layers))
+    pooled = np.zeros((len(rows), self.config.hidden_size), np.float32) if has_pooler else None
+    hidden = [None] * len(rows)
+    for packed, output in self._run(rows, function):
+      if has_pooler:
+        output, of_texts = output
         is_text = packed.index >= 0
         pooled[packed.index[is_text]] = of_texts[is_text]
-        _put_tokens(hidden, rows, packed, of_tokens)
-    else:
-      function = functools.partial(forward.hidden_states, self.config, layers=layers)
-      hidden, pooled = self.per_token(rows, function), None
+      _put_tokens(hidden, rows, packed, output)
     length = max((len(h) for h in hidden), default=0)
     mask = np.arange(length) < np.array([len(h) for h in hidden])[:, None]
     padded = np.zeros((*mask.shape, hidden[0].shape[1] if hidden else 0), np.float32)
@@ -304,7 +285,7 @@ class Bert:
     for first in range(0, len(ids), _SCORED_AT_ONCE):
       surprisals += self._score_part(ids, first)
     total = sum(surprisals)
-    with np.errstate(over='ignore'):  # infinity is told where it is written
+    with np.errstate(over='ignore'):  # the writer reports infinity
       perplexity = float(np.exp(total / len(ids)))
     return {'tokens': [{'token': token, 'surprisal': surprisal}
                        for token, surprisal in zip(self.tokenizer.tokens(ids), surprisals)],
@@ -324,7 +305,8 @@ class Bert:
     return self.per_text(rows, surprisals, np.array(positions), np.array(targets)).tolist()
 
 
-def _put_tokens(results: list, rows: Sequence[Input], packed: Packed, output: np.ndarray):
+def _put_tokens(results: list, rows: Sequence[inputs_lib.Input], packed: packed_texts.Packed,
+                output: np.ndarray):
   """Puts the tokens' part of [R, L, ...] into the result of each text of a batch."""
   for row, slot in zip(*np.nonzero(packed.index >= 0)):
     text, start = packed.index[row, slot], packed.starts[row, slot]

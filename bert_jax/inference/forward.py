@@ -30,13 +30,12 @@ def hidden_states(config: BertConfig, params: Any, batch: Batch, starts: jax.Arr
 def hidden_and_pooled(config: BertConfig, params: Any, batch: Batch, starts: jax.Array,
                       layers: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
   """(hidden states of some layers, pooled outputs [R, P, D])."""
-  if layers == (-1,):
-    hidden = last = hidden_states(config, params, batch, starts, layers)
-  else:
-    states = hidden_states(config, params, batch, starts, (*layers, -1))
-    hidden, last = states[..., :-config.hidden_size], states[..., -config.hidden_size:]
-  return hidden, architectures.encoder(config).apply(
-      {'params': params['params']['bert']}, last, starts, method='pool')
+  computed = layers if layers == (-1,) else (*layers, -1)
+  states = hidden_states(config, params, batch, starts, computed)
+  pooled = architectures.encoder(config).apply(
+      {'params': params['params']['bert']}, states[..., -config.hidden_size:], starts,
+      method='pool')
+  return states[..., :config.hidden_size * len(layers)], pooled
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'layers', 'pooling'))

@@ -1,12 +1,13 @@
 """JSON lines in and out: a bad line costs that line alone, a killed job goes on where it was."""
 
-from collections.abc import Callable, Iterator, Sequence
+import codecs
+from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-from typing import Any, BinaryIO, NamedTuple, TextIO
+from typing import IO, Any, BinaryIO, NamedTuple, TextIO
 
 from etils import epath
 import jax
@@ -16,8 +17,6 @@ from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.runtime import storage
-
-_BYTE_ORDER_MARK = b'\xef\xbb\xbf'
 
 Example = dict[str, Any]
 
@@ -29,23 +28,6 @@ class Line(NamedTuple):
   example: Example  # the fields of the task
   rest: Example  # further fields, which are handed through
   error: str  # '' = it can be used
-
-
-def read(stream: BinaryIO, name: str, fields: Sequence[str],
-         optional: Sequence[str] = ()) -> Iterator[Line]:
-  """The lines of a file but for blank ones.
-
-  Args:
-    stream: the file.
-    name: of it, for messages.
-    fields: names of texts that an example must have.
-    optional: names of further fields of the task.
-  """
-  for number, line in enumerate(stream, 1):
-    if number == 1:
-      line = line.removeprefix(_BYTE_ORDER_MARK)
-    if line.strip():
-      yield _parse(line, f'{name}, line {number}', fields, optional)
 
 
 def _parse(line: bytes, where: str, fields: Sequence[str], optional: Sequence[str]) -> Line:
@@ -64,6 +46,19 @@ def _parse(line: bytes, where: str, fields: Sequence[str], optional: Sequence[st
   return Line(where, example, rest, error and f'{where}: {error}')
 
 
+def read(stream: BinaryIO, name: str, fields: Sequence[str],
+         optional: Sequence[str] = ()) -> Iterator[Line]:
+  """The lines of the file `name` but for blank ones.
+
+  An example must have the texts `fields`, and may have the `optional` fields of its task.
+  """
+  for number, line in enumerate(stream, 1):
+    if number == 1:
+      line = line.removeprefix(codecs.BOM_UTF8)
+    if line.strip():
+      yield _parse(line, f'{name}, line {number}', fields, optional)
+
+
 def merge(rest: Example, answer: Example) -> Example:
   """The further fields of a line, then its answer; a field whose name clashes is input_NAME."""
   merged = {}
@@ -74,13 +69,10 @@ def merge(rest: Example, answer: Example) -> Example:
   return {**merged, **answer}
 
 
-def write(sink: TextIO) -> Callable[[Example], None]:
-  """A function that writes an answer; it raises ValueError for NaN, which JSON has not."""
-  def write_line(answer):
-    sink.write(json.dumps(answer, ensure_ascii=False, allow_nan=False) + '\n')
-    sink.flush()
-
-  return write_line
+def write(sink: TextIO, answer: Example):
+  """Writes an answer; raises ValueError for NaN, which JSON has not."""
+  sink.write(json.dumps(answer, ensure_ascii=False, allow_nan=False) + '\n')
+  sink.flush()
 
 
 def identity(model: Pretrained) -> str:
@@ -119,22 +111,32 @@ def _keep_whole_lines(path: epath.Path) -> Done:
   return Done(examples, errors)
 
 
+def _is_of(about: epath.Path, job: dict[str, Any]) -> bool:
+  try:
+    return storage.read_json(about) == json.loads(json.dumps(job))
+  except UserError:
+    return False  # there is none, or the job was killed as it was written
+
+
 @contextlib.contextmanager
-def partial(path: epath.Path, job: dict[str, Any]) -> Iterator[tuple[TextIO, Done]]:
+def partial(path: epath.Path, job: dict[str, Any] | None = None,
+            binary: bool = False) -> Iterator[tuple[IO, Done]]:
   """OUTPUT.partial, which becomes OUTPUT at the end; a mistake removes it.
 
   After a kill the same job goes on: OUTPUT.partial.json says which one it was.
 
   Args:
-    path: of the output.
-    job: all that the answers depend on; {} = a killed job begins anew.
+    path: OUTPUT.
+    job: all that the answers depend on; {} or None = a killed job begins anew.
+    binary: opens the file for bytes.
   """
   growing, about = (path.parent / f'{path.name}.{end}' for end in ('partial', 'partial.json'))
   done = Done()
   try:
-    if job and growing.exists() and about.exists() and _is_of(about, job):
+    if job and growing.exists() and _is_of(about, job):
       done = _keep_whole_lines(growing)
-    sink = growing.open('a' if done.examples else 'w', encoding='utf-8')
+    mode = 'a' if done.examples else 'w'
+    sink = growing.open('wb') if binary else growing.open(mode, encoding='utf-8')
     if job and not done.examples:
       about.write_text(json.dumps(job))
   except OSError as e:
@@ -149,10 +151,3 @@ def partial(path: epath.Path, job: dict[str, Any]) -> Iterator[tuple[TextIO, Don
     raise
   growing.replace(path)
   about.unlink(missing_ok=True)
-
-
-def _is_of(about: epath.Path, job: dict[str, Any]) -> bool:
-  try:
-    return storage.read_json(about) == json.loads(json.dumps(job))
-  except UserError:
-    return False  # killed as it was written

@@ -38,37 +38,27 @@ def _rows(n: int) -> int:
   return 0 if not n else _power(n) if n <= 8 else -(-n // 8) * 8
 
 
-def _placed(lengths: np.ndarray, longest: int) -> Iterator[
-    tuple[int, np.ndarray, np.ndarray, int]]:
-  """(row length, the texts in rows of it, the row of each, number of rows).
-
-  Long rows come first: short texts fill the rest of them.
-  """
-  left = np.arange(len(lengths))
-  while left.size:
-    power = min(_power(int(lengths[left].max())), longest)
-    length = max(power, min(_SHORTEST_ROW, longest))
-    row_of, count = packing.pack(lengths[left], length, _MOST_TEXTS,
-                                 fillers=power // 2 if power > _SHARED_LENGTH else 0)
-    yield length, left[row_of >= 0], row_of[row_of >= 0], count
-    left = left[row_of < 0]
-
-
 def pack(inputs: Sequence[Input], pad_id: int, longest: int, tokens: int) -> Iterator[Packed]:
   """Packs texts into batches, in no particular order.
 
   Args:
-    inputs: of at least one token and at most `longest`.
+    inputs: texts of at least one token and at most `longest`.
     pad_id: the token of padding.
     longest: upper bound on the length of a row.
-    tokens: of a batch at most, padding included.
+    tokens: upper bound on the tokens of a batch, padding included.
   """
   lengths = np.array([len(text.ids) for text in inputs])
-  for length, members, row_of, count in _placed(lengths, longest):
+  left = np.arange(len(inputs))
+  while left.size:  # long rows come first: short texts fill the rest of them
+    power = min(_power(int(lengths[left].max())), longest)
+    length = max(power, min(_SHORTEST_ROW, longest))
+    row_of, count = packing.pack(lengths[left], length, _MOST_TEXTS,
+                                 fillers=power // 2 if power > _SHARED_LENGTH else 0)
+    members, left, row_of = left[row_of >= 0], left[row_of < 0], row_of[row_of >= 0]
     step = max(tokens // length, 1)
-    padded = count - count % step + _rows(count % step)
-    placed = inputs_lib.place(inputs, members, row_of, rows=padded, length=length,
+    rows = count - count % step + _rows(count % step)
+    placed = inputs_lib.place(inputs, members, row_of, rows=rows, length=length,
                               slots=_MOST_TEXTS, pad_id=pad_id)
     batch = Batch(placed.ids, placed.type_ids, placed.positions, placed.pair_index)
-    for i in range(0, padded, step):
+    for i in range(0, rows, step):
       yield jax.tree.map(lambda x: x[i:i + step], Packed(batch, placed.starts, placed.index))

@@ -1,30 +1,34 @@
 """Predictions over JSON lines: one object in, one object out, in order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import dataclasses
 import functools
 import itertools
 import sys
+import tempfile
 import time
 from typing import BinaryIO
 
 from etils import epath
+import numpy as np
+from safetensors.numpy import save
 import tqdm
 
 from bert_jax.errors import Failed, UserError
 from bert_jax.inference import bert as bert_lib
-from bert_jax.inference import json_lines, vectors
+from bert_jax.inference import json_lines
 from bert_jax.inference.bert import Bert
 from bert_jax.inference.json_lines import Example, Line
 from bert_jax.runtime import storage
 from bert_jax.tasks import task_list
-from bert_jax.tasks.kind import LinePrediction
 
 # We read a window of examples before we answer any. The first holds one, so that its answer comes
 # at once; each holds twice as many as the one before: texts of like length run best together.
 # A window that takes long grows no more: a kill loses the answers that are not written.
 _FIRST_WINDOW, _LARGEST_WINDOW = 1, 4096
 _LONG_ENOUGH = 10.0  # seconds
+_ARRAYS = ('.npy', '.safetensors')  # formats of embeddings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,22 +38,9 @@ class Options:
   pooling: str = 'mean'
   normalize: bool = False
   layers: tuple[int, ...] = (-1,)
-  long: str | None = None  # of embed ('head' by default) and of score
+  long: str | None = None  # for embed ('head' by default) and score
   max_len: int | None = None
-  null_threshold: float | None = None  # of question_answering
-
-
-def _fill_mask(bert: Bert, examples: Sequence[Example], _: Options) -> list[Example]:
-  return [{'masks': masks} for masks in bert.fill_mask([e['text'] for e in examples])]
-
-
-def _next_sentence(bert: Bert, examples: Sequence[Example], _: Options) -> list[Example]:
-  pairs = [(e['text'], e['text_pair']) for e in examples]
-  return [{'is_next': probability} for probability in bert.next_sentence(pairs)]
-
-
-def _score(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
-  return bert.score([e['text'] for e in examples], options.long)
+  null_threshold: float | None = None  # for question_answering
 
 
 def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
@@ -66,12 +57,25 @@ def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Ex
       for (ids, offsets), of_text in zip(encoded, embeddings)]
 
 
+@dataclasses.dataclass(frozen=True)
+class LinePrediction:
+  """A task that answers JSON lines, as each `tasks.finetuning.FineTuning` does."""
+
+  fields: tuple[str, ...]  # names of the texts that an example must have
+  answer: Callable[[Bert, Sequence[Example], Options], list[Example]]  # to each example
+  optional: tuple[str, ...] = ()  # names of further fields that are read
+
+
 TASKS = {
-    'fill_mask': LinePrediction(('text',), _fill_mask),
-    'next_sentence': LinePrediction(('text', 'text_pair'), _next_sentence),
-    'score': LinePrediction(('text',), _score),
+    'fill_mask': LinePrediction(('text',), lambda bert, examples, _: [
+        {'masks': masks} for masks in bert.fill_mask([e['text'] for e in examples])]),
+    'next_sentence': LinePrediction(('text', 'text_pair'), lambda bert, examples, _: [
+        {'is_next': p}
+        for p in bert.next_sentence([(e['text'], e['text_pair']) for e in examples])]),
+    'score': LinePrediction(('text',), lambda bert, examples, options: bert.score(
+        [e['text'] for e in examples], options.long)),
     'embed': LinePrediction(('text',), _embed),
-    **{name: kind.lines for name, kind in task_list.ALL.items() if kind.lines},
+    **{name: task for name, task in task_list.ALL.items() if task.fields},
 }
 
 
@@ -93,15 +97,12 @@ def _answers(task: LinePrediction, bert: Bert, lines: Sequence[Line],
 def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
             write: Callable[[Example], None], options: Options, strict: bool = False,
             done: json_lines.Done = json_lines.Done()) -> json_lines.Done:
-  """Writes an answer for each example of `source`, with a progress bar on a terminal.
+  """Writes an answer for each JSON line of `source`, with a progress bar on a terminal.
 
   Args:
-    task: its record.
-    bert: the model.
-    source: JSON lines.
-    name: of the source, for messages.
+    task, bert, source, options: the job.
+    name: the name of the source in messages.
     write: gets each answer, or {'error'}, behind the line's further fields.
-    options: of the task.
     strict: end with the first line that cannot be answered.
     done: the examples that were answered before: they are passed over.
 
@@ -134,13 +135,6 @@ def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
   return json_lines.Done(count, errors)
 
 
-def _open(source: str | None) -> BinaryIO:
-  try:
-    return epath.Path(source).open('rb') if source else sys.stdin.buffer
-  except OSError as e:
-    raise UserError(f'--input={source} cannot be read: {e.strerror or e}') from e
-
-
 def _load(task: str | None, model: str | None, options: Options, **checkpoint) -> Bert:
   """The model, for a task that it can do."""
   if task not in TASKS:
@@ -155,10 +149,37 @@ def _load(task: str | None, model: str | None, options: Options, **checkpoint) -
     raise UserError(f'--max_len={options.max_len} is above the {bert.config.max_positions} '
                     f'positions of {model}')
   if task in task_list.ALL:
-    bert.require_task(task)
+    task_list.ALL[task].head_of(bert)  # refuses a model for another task
   else:
     TASKS[task].answer(bert, [], options)  # a mistake in the options is no line's
   return bert
+
+
+@contextlib.contextmanager
+def _array_writer(path: epath.Path) -> Iterator[Callable[[Sequence[float]], None]]:
+  """A function that appends a vector to .npy, or to .safetensors with one tensor `embeddings`.
+
+  It raises ValueError for NaN or infinity. The vectors are collected on disk before, because both
+  formats begin with their number.
+  """
+  rows = 0
+
+  def add(vector):
+    nonlocal rows
+    row = np.asarray(vector, np.float32)
+    if not np.isfinite(row).all():
+      raise ValueError('NaN or infinity')
+    body.write(row.tobytes())
+    rows += 1
+
+  with json_lines.partial(path, binary=True) as (sink, _), tempfile.TemporaryFile() as body:
+    yield add
+    body.flush()
+    array = np.memmap(body, np.float32, 'r').reshape(rows, -1)
+    if path.name.endswith('.npy'):
+      np.save(sink, array)
+    else:
+      sink.write(save({'embeddings': array}))
 
 
 def run(task: str | None, model: str | None, source: str | None, output: str | None,
@@ -169,32 +190,30 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
   OUTPUT.partial. Embeddings are written as an array where it ends in .npy or .safetensors: that has
   no place for an error, and begins anew.
 
-  Args:
-    task: one of TASKS.
-    model: a folder or name; `checkpoint` chooses one of a workdir, as for `bert.load`.
-    source: JSON lines.
-    output: JSON lines or an array.
-    options: of the task.
-    strict: end with the first line that cannot be answered.
+  `model` is a folder or name, of which `checkpoint` chooses one as for `bert.load`. A `strict` job
+  ends with the first line that cannot be answered.
 
   Raises:
     UserError: a mistake in the arguments or the source.
     Failed: some lines could not be answered; all others are.
   """
-  as_array = bool(output) and output.endswith(vectors.SUFFIXES)
+  as_array = bool(output) and output.endswith(_ARRAYS)
   if as_array and (task != 'embed' or options.pooling == 'none'):
     raise UserError(f'--output={output} holds one vector a text: only --task=embed makes them, '
                     'with --pooling=cls, mean or max')
   bert = _load(task, model, options, **checkpoint)
   name, path = source or 'standard input', epath.Path(output or '')
-  with _open(source) as stream:
+  try:
+    stream = epath.Path(source).open('rb') if source else sys.stdin.buffer
+  except OSError as e:
+    raise UserError(f'--input={source} cannot be read: {e.strerror or e}') from e
+  with stream:
     answer_all = functools.partial(predict, TASKS[task], bert, stream, name, options=options)
     if as_array:
-      with vectors.writer(path) as add:
-        answer_all(write=lambda answer: add(answer['embedding']), strict=True)
-      return
-    if not output:
-      done = answer_all(write=json_lines.write(sys.stdout), strict=strict)
+      with _array_writer(path) as add:
+        done = answer_all(write=lambda answer: add(answer['embedding']), strict=True)
+    elif not output:
+      done = answer_all(write=functools.partial(json_lines.write, sys.stdout), strict=strict)
     else:
       job = {}
       if source and not storage.is_remote(output):
@@ -205,7 +224,8 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
         if before.examples:
           print(f'bert_jax: {before.examples:,} examples were answered before: {output} goes on',
                 file=sys.stderr, flush=True)
-        done = answer_all(write=json_lines.write(sink), strict=strict, done=before)
+        write = functools.partial(json_lines.write, sink)
+        done = answer_all(write=write, strict=strict, done=before)
   if done.errors:
     raise Failed(f'{done.errors:,} of {done.examples:,} examples could not be answered: "error" '
                  f'says why in each of their lines of {output or "the output"}')

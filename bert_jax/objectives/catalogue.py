@@ -7,8 +7,7 @@ from bert_jax.errors import require, require_choice
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives.distillation import Distillation
-from bert_jax.objectives.mlm_nsp import MaskedLM
-from bert_jax.objectives.objective import Objective
+from bert_jax.objectives.objective import MaskedLM, Objective
 from bert_jax.objectives.replaced_tokens import ReplacedTokens
 
 
@@ -32,8 +31,8 @@ def name_of(objective: str, sequences: str, architecture: str) -> str:
 
   Args:
     objective: by name; '' = replaced_tokens for ELECTRA, else the default of the sequences.
-    sequences: of the rows, as in `data.sequences`.
-    architecture: of the model.
+    sequences: the kind of rows, as in `data.sequences`.
+    architecture: the model's.
 
   Raises:
     UserError: it is unknown, or neither for these rows nor for this architecture.

@@ -83,7 +83,7 @@ class Distillation(objective.Objective):
     return total
 
   def flops_per_token(self, length: int, predictions: float) -> float:
-    """Of both models, with logits at every token; the teacher has no backward pass."""
+    """Model FLOPs of both, with logits at every token and no backward pass of the teacher."""
     del predictions  # their logits are among those of all tokens
     return (self.model.config.flops_per_token(length, 1)
             + self.teacher.config.flops_per_token(length, 1) / 3)

@@ -5,10 +5,11 @@ Means of means are wrong as soon as counts differ between devices or microbatche
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from bert_jax.model.kernels import MASKED
 
 Metrics = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), float32 scalars
 
@@ -30,6 +31,28 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
   return log_partition - chosen, chosen >= highest
 
 
+def contrast(vectors: jax.Array, exists: jax.Array,
+             temperature: float) -> tuple[jax.Array, jax.Array]:
+  """Cross-entropy of a text's partner among the other texts of the batch, by their cosines.
+
+  The loss of SimCSE (Gao et al. 2021, https://arxiv.org/abs/2104.08821) and of
+  sentence-transformers' multiple negatives. The third texts of examples are no text's partner.
+
+  Args:
+    vectors: [E, C, D] float32 of length 1: of each example a text, its partner, perhaps a third.
+    exists: [E, C] bool, False for texts that an example lacks.
+    temperature: the divisor of the cosines.
+
+  Returns:
+    (losses [E] in nat, is_right [E] bool: the partner is the nearest).
+  """
+  others = jnp.moveaxis(vectors[:, 1:], 1, 0).reshape(-1, vectors.shape[-1])  # partners, then third
+  cosines = jnp.einsum('ed,od->eo', vectors[:, 0], others, preferred_element_type=jnp.float32)
+  other_exists = jnp.moveaxis(exists[:, 1:], 1, 0).reshape(-1)
+  logits = jnp.where(other_exists, cosines / temperature, MASKED)
+  return cross_entropy(logits, jnp.arange(len(exists)))
+
+
 def weighted(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
   """(sum of values * weights, sum of weights)."""
   return jnp.sum(values * weights), jnp.sum(weights)
@@ -46,15 +69,10 @@ def classification(logits: jax.Array, labels: jax.Array, weights: jax.Array,
           f'{prefix}accuracy': weighted(is_right, weights)}
 
 
-def mean(metric: tuple[Any, Any]) -> Any:
-  """sum / count, and 0 for a count of 0."""
-  total, count = metric
-  return total / jnp.maximum(count, 1)
-
-
 def total_loss(metrics: Metrics, loss_weights: Mapping[str, float]) -> jax.Array:
-  """The loss that is minimised, a float32 scalar: the weighted sum of the objectives' means."""
-  return sum(weight * mean(metrics[name]) for name, weight in loss_weights.items())
+  """The loss that is minimised, a float32 scalar: the weighted sum of the means, 0 for no count."""
+  means = {name: metrics[name][0] / jnp.maximum(metrics[name][1], 1) for name in loss_weights}
+  return sum(weight * means[name] for name, weight in loss_weights.items())
 
 
 def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.errors import require, require_choice
-from bert_jax.objectives import masking_units
 
 # Units of masking. Every position belongs to one, which reaches up to the start of the next.
 UNITS = ('token', 'whole_word', 'span', 'ngram')
@@ -141,6 +140,42 @@ def cumulative_frequencies(counts: np.ndarray, special_ids: tuple[int, ...]) -> 
   return (np.cumsum(counts) / counts.sum()).astype(np.float32)
 
 
+def join_words(key: jax.Array, word_start: jax.Array, special: jax.Array,
+               probabilities: np.ndarray) -> jax.Array:
+  """Joins runs of words of random length to units, which never reach across a special token.
+
+  Between two special tokens the lengths of the units are independent draws; the last one is cut off
+  at the next special token.
+
+  Args:
+    key: the key of the row.
+    word_start: [L] bool, True also on special tokens, on padding and on the tokens after them.
+    special: [L] bool, special tokens and padding.
+    probabilities: the probability of 1, 2, ... words.
+
+  Returns:
+    [L] bool, True where units start.
+  """
+  size = word_start.shape[0]
+  word = jnp.cumsum(word_start) - 1  # [L], the word of each position
+  indices = jnp.arange(size)
+  is_special = jnp.zeros(size, bool).at[word].max(special)  # by word, like all below
+  drawn = jax.random.uniform(key, (size,))
+  words = 1 + jnp.searchsorted(jnp.asarray(np.cumsum(probabilities)[:-1], jnp.float32), drawn,
+                               side='right')
+  # The next special word behind each word: the smallest index of one, looking from the right.
+  behind = jax.lax.cummin(jnp.where(is_special, indices, size), reverse=True)
+  behind = jnp.append(behind[1:], size)
+  jump = jnp.where(is_special, indices + 1, jnp.minimum(indices + words, behind))
+  jump = jnp.append(jnp.minimum(jump, size), size)  # [L + 1], the end jumps to itself
+  # Marks the words that a walk from the first one visits, in log2(L) rounds of doubled jumps.
+  visited = jnp.zeros(size + 1, bool).at[0].set(True)
+  for _ in range(size.bit_length()):
+    visited = visited.at[jump].max(visited)
+    jump = jump[jump]
+  return word_start & visited[word]
+
+
 def _budgets(key: jax.Array, n: jax.Array, rate: jax.Array, most: int) -> jax.Array:
   """Numbers of tokens to draw from the n ordinary ones of each group: [P] int32 -> [P] int32.
 
@@ -163,7 +198,7 @@ def _whole_units(key: jax.Array, start: jax.Array, size: jax.Array, n: jax.Array
   `most` predictions have no room are left out.
 
   Args:
-    key: of the row.
+    key: the key of the row.
     start, size: [L] int32, start and size in tokens of each token's unit.
     n, budget, most: numbers of tokens.
   """
@@ -217,12 +252,10 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
   """Masks a batch of rows.
 
   Args:
-    key: of the step; each row folds in its own global number.
+    key: the key of the step; each row folds in its own global number.
     ids: [B, L] int32 tokens.
     pair_index: [B, L] int32, 0 on padding, 1..P on the tokens of each pair.
     row: [B] int32, the number of each row in the global batch.
-    config: the rule.
-    vocabulary: of the tokeniser.
     pairs: P, the most pairs in a row.
     word_start: [B, L] int32, 1 where a word starts, on special tokens and on the token after one;
       needed unless tokens are masked one by one.
@@ -245,7 +278,7 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
     if config.unit == 'token':
       unit_start = jnp.ones_like(unit_start)
     elif len(lengths) > 1:
-      unit_start = masking_units.join_words(
+      unit_start = join_words(
           jax.random.fold_in(draw_key, 1), unit_start, ~eligible, lengths)
     positions, valid = _select_row(draw_key, eligible, pair_index, unit_start, rate, pairs, most,
                                    whole=config.is_whole)

@@ -1,4 +1,4 @@
-"""The base of all objectives, and the records that their losses read."""
+"""The base of all objectives, the records that their losses read, and masked LM."""
 
 import dataclasses
 from typing import Any, ClassVar, NamedTuple, Self
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining, count_parameters
-from bert_jax.objectives.losses import Metrics
+from bert_jax.objectives import losses
 from bert_jax.objectives.masking import Masked
 
 
@@ -36,7 +36,7 @@ def with_dropout(key: jax.Array | None) -> dict[str, Any]:
   return {'deterministic': key is None, 'rngs': {} if key is None else {'dropout': key}}
 
 
-def init_masked_lm(model: BertForPreTraining, key: jax.Array, with_pairs: bool) -> Any:
+def init_masked_lm(model: BertForPreTraining, key: jax.Array, with_pairs: bool = False) -> Any:
   """Makes the variables of encoder and masked-LM head, and with pairs of pooler and pair head."""
   tokens = jnp.zeros((1, 8), jnp.int32)
   position = tokens[:, :1]
@@ -57,17 +57,10 @@ class Objective:
 
   def init(self, key: jax.Array) -> Any:
     """Makes the variables, boxed with their logical axes."""
-    return init_masked_lm(self.model, key, with_pairs=False)
+    return init_masked_lm(self.model, key)
 
-  def loss(self, params: Any, frozen: Any, example: Example, keys: Keys) -> Metrics:
-    """Computes the losses and other metrics.
-
-    Args:
-      params: the variables that are trained.
-      frozen: those that are not, such as a teacher's.
-      example: [B, ...].
-      keys: of the step.
-    """
+  def loss(self, params: Any, frozen: Any, example: Example, keys: Keys) -> losses.Metrics:
+    """Computes the losses and other metrics; `frozen` are variables such as a teacher's."""
     raise NotImplementedError
 
   def exported(self, params: Any) -> Any:
@@ -82,3 +75,36 @@ class Objective:
   def flops_per_token(self, length: int, predictions: float) -> float:
     """Model FLOPs of a training step, as `BertConfig.flops_per_token`."""
     return self.model.config.flops_per_token(length, predictions)
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedLM(Objective):
+  """Masked LM, alone or with a question about sentence pairs.
+
+  Devlin et al. 2019 (section 3.1) ask for the next sentence: does B follow A? Lan et al. 2020
+  (ALBERT) ask for the order: does B come after A, or before it? Liu et al. 2019 (RoBERTa) train
+  masked LM alone.
+  """
+
+  pair_objective: str | None = 'nsp'  # or sop; None = the pair head is left out
+
+  @property
+  def loss_weights(self) -> dict[str, float]:
+    names = ('mlm', self.pair_objective) if self.pair_objective else ('mlm',)
+    return {f'{name}_loss': 1.0 for name in names}
+
+  def init(self, key: jax.Array) -> Any:
+    return init_masked_lm(self.model, key, with_pairs=bool(self.pair_objective))
+
+  def loss(self, params: Any, frozen: Any, example: Example, keys: Keys) -> losses.Metrics:
+    """mlm_loss, mlm_accuracy, and the same of nsp or sop."""
+    del frozen
+    masked, pairs = example.masked, self.pair_objective
+    mlm_logits, pair_logits = self.model.apply(
+        params, example.inputs, masked.positions, example.cls_positions if pairs else None,
+        **with_dropout(keys.dropout))
+    metrics = losses.classification(mlm_logits, masked.targets, masked.weights, 'mlm_')
+    if pairs:
+      metrics |= losses.classification(pair_logits, example.labels, example.pair_weights,
+                                       f'{pairs}_')
+    return metrics

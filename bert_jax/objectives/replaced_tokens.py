@@ -48,7 +48,7 @@ class ReplacedTokens(objective.Objective):
     first, second = jax.random.split(key)
     batch = Batch(*[jnp.zeros((1, 8), jnp.int32)] * 4)
     tree = self.model.init(first, batch, method='rtd_logits')['params']
-    generator = objective.init_masked_lm(self.generator, second, with_pairs=False)['params']
+    generator = objective.init_masked_lm(self.generator, second)['params']
     del generator['bert']['embeddings']
     return {'params': {**tree, 'generator': generator}}
 
@@ -84,7 +84,7 @@ class ReplacedTokens(objective.Objective):
     return {'params': {name: x for name, x in params['params'].items() if name != 'generator'}}
 
   def flops_per_token(self, length: int, predictions: float) -> float:
-    """Of both models."""
+    """Model FLOPs of both models."""
     c = self.model.config
     return (c.flops_per_token(length, 0) + 6 * (c.hidden_size**2 + c.hidden_size)
             + c.generator().flops_per_token(length, predictions))

@@ -17,20 +17,20 @@ from bert_jax.runs import initial
 from bert_jax.runs.job import Job
 from bert_jax.runtime.console import print_summary
 from bert_jax.tasks import task_list
-from bert_jax.tasks.finetuning_data import FineTuningData
+from bert_jax.tasks.finetuning import FineTuningData
 
 _FED_BY = ('seed', 'batch_size', 'max_len', 'optimizer.accumulation')
 
 
 def _best(config: ConfigDict, data: FineTuningData) -> str:
   """The score that the best checkpoint is chosen by."""
-  known = ('loss', *data.score_names)
+  known = ('loss', *data.task.score_names)
   if config.keep_best not in ('', 'auto', *known):
     raise UserError(f'keep_best={config.keep_best!r} is no score of this task: use '
                     f'{", ".join(known)}')
   if config.keep_best != 'auto':
     return config.keep_best
-  return data.best_score or task_list.ALL[config.task].best_score
+  return data.task.auto_score or data.task.best_score
 
 
 def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
@@ -57,14 +57,14 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   encoder = layout.abstract_params(bert, {'pooler'} & head_groups(bert, config.task))
   return Job(
       task=data.task, data=data, train_steps=train_steps, tokenizer=tokenizer,
-      start=initial.with_head_of(model, config.task, data.labels) if model else None,
+      start=initial.with_head_of(model, config.task, data.task.labels) if model else None,
       records=batches.features.digest(), fed_by=_FED_BY,
       parameters=count_parameters(encoder, bert),
       steps=f'{train_steps:,} of {config.batch_size} examples, {train_steps / epoch:.4g} epochs of '
             f'{epoch:,}',
       lengths=[batches.length],
-      extra={'labels': list(data.labels), 'problem': data.problem,
-             'null_threshold': data.null_threshold})
+      extra={'labels': list(data.task.labels), 'problem': data.task.problem,
+             'null_threshold': data.task.null_threshold})
 
 
 def finish(config: ConfigDict, workdir: epath.Path):

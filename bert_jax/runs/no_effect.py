@@ -122,7 +122,7 @@ RULES_WITH_DATA = (  # their reasons take the job too
         c.profile_steps and c.profile_steps[0] > job.train_steps
         and f'the run has {job.train_steps} steps')),
     Rule(('data.null_threshold',), lambda c, job: (
-        job.data.null_threshold is None
+        job.task.null_threshold is None
         and f'every question of data.train={c.data.train} has an answer')),
 )
 

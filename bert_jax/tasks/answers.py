@@ -48,23 +48,21 @@ def read(questions: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_len: in
   Raises:
     UserError: a question that leaves no room for its text.
   """
+  texts = list(dict.fromkeys(text for _, text in questions))
+  encoded = dict(zip(texts, tokenizer.encode_with_offsets(texts)))
   question_ids = tokenizer.encode_batch([question for question, _ in questions])
-  distinct = {text: i for i, text in enumerate(dict.fromkeys(text for _, text in questions))}
-  encoded = tokenizer.encode_with_offsets(list(distinct))
   contexts = []
-  for question, (shown, text) in zip(question_ids, questions):
-    ids, spans = encoded[distinct[text]]
+  for question, (words, text) in zip(question_ids, questions):
+    ids, spans = encoded[text]
     room = max_len - len(question) - inputs_lib.special_tokens(tokenizer, 2)
     if room < 1:
-      raise UserError(f'the question {shown[:60]!r} has {len(question)} tokens, which leaves no '
+      raise UserError(f'the question {words[:60]!r} has {len(question)} tokens, which leaves no '
                       f'room for its text in {max_len}: make max_len larger')
-    offset = len(question) + 1 + tokenizer.separators
-    windows, start, end = [], 0, 0
-    while not windows or end < len(ids):
-      start = start + min(doc_stride, room) if windows else 0
-      end = min(start + room, len(ids))
-      window = inputs_lib.join(tokenizer, question, ids[start:end])
-      windows.append(Window(window, start, offset, end - start))
+    offset, stride = len(question) + 1 + tokenizer.separators, min(doc_stride, room)
+    windows = []
+    for start in range(0, max(len(ids) - room, 0) + stride, stride):
+      part = ids[start:start + room]
+      windows.append(Window(inputs_lib.join(tokenizer, question, part), start, offset, len(part)))
     contexts.append(Context(spans, windows))
   return contexts
 
@@ -75,17 +73,16 @@ def token_span(spans: Sequence[tuple[int, int]], start: int, end: int) -> tuple[
   return (tokens[0], tokens[-1]) if tokens else None
 
 
-def _most_context(windows: Sequence[Window], number: int) -> np.ndarray:
-  """[tokens of the window] bool: no other window shows the token more context."""
-  def context(w, positions):
-    left, right = positions - w.first, w.first + w.count - 1 - positions
-    inside = (left >= 0) & (right >= 0)
-    return np.where(inside, np.minimum(left, right) + 0.01 * w.count, -1.0)
-
-  own = windows[number]
-  positions = own.first + np.arange(own.count)
-  every = np.stack([context(w, positions) for w in windows])
-  return every.argmax(0) == number  # of equals the first
+def _most_context(windows: Sequence[Window]) -> np.ndarray:
+  """[tokens of the text] the first window that shows a token with most context on both sides."""
+  highest = np.full(windows[-1].first + windows[-1].count, -1.0)
+  window_of = np.zeros(highest.shape, np.int64)
+  for number, w in enumerate(windows):
+    left = np.arange(w.count)
+    context = np.minimum(left, w.count - 1 - left) + 0.01 * w.count
+    more = w.first + np.flatnonzero(context > highest[w.first:w.first + w.count])
+    highest[more], window_of[more] = context[more - w.first], number
+  return window_of
 
 
 def best_spans(context: Context, logits: Sequence[np.ndarray], *, n_best: int,
@@ -93,27 +90,24 @@ def best_spans(context: Context, logits: Sequence[np.ndarray], *, n_best: int,
   """(the best spans of a text, best first; the score of no answer).
 
   Args:
-    context: with W windows.
-    logits: of each window [tokens, 2] of starts and ends.
+    context: the text in windows.
+    logits: for each window [tokens, 2] scores of a start and of an end.
     n_best: upper bound on the spans, and on the starts and ends of each window that are tried.
     max_answer_len: upper bound on the tokens of an answer.
   """
   candidates, null = {}, np.inf
+  most_context = _most_context(context.windows)
   for number, (window, scores) in enumerate(zip(context.windows, logits)):
     scores = np.asarray(scores, np.float64)
     null = min(null, float(scores[0].sum()))
     shown = scores[window.offset:window.offset + window.count]
-    if not len(shown):
-      continue
-    allowed = _most_context(context.windows, number)
-    starts = [i for i in np.argsort(-shown[:, 0], kind='stable')[:n_best] if allowed[i]]
-    ends = np.argsort(-shown[:, 1], kind='stable')[:n_best]
-    for i in starts:
+    starts, ends = np.argsort(-shown, axis=0, kind='stable')[:n_best].T
+    for i in starts[most_context[window.first + starts] == number]:
       for j in ends:
         if 0 <= j - i < max_answer_len:
-          characters = (context.spans[window.first + i][0], context.spans[window.first + j][1])
+          place = (context.spans[window.first + i][0], context.spans[window.first + j][1])
           score = float(shown[i, 0] + shown[j, 1])
-          candidates[characters] = max(score, candidates.get(characters, -np.inf))
+          candidates[place] = max(score, candidates.get(place, -np.inf))
   spans = sorted((Span(score, *place) for place, score in candidates.items()), reverse=True)
   return spans[:n_best], null
 
@@ -132,16 +126,12 @@ def answer(text: str, spans: Sequence[Span], null: float,
     {'answer', 'start', 'end', 'probability', 'n_best': [the same of each]}; without an answer ''
     at 0, 0.
   """
-  candidates = [{'answer': text[s.start:s.end], 'start': s.start, 'end': s.end, 'score': s.score}
-                for s in spans]
-  none = {'answer': '', 'start': 0, 'end': 0, 'score': null}
-  if null_threshold is not None or not candidates:
-    candidates.append(none)
-    candidates.sort(key=lambda c: -c['score'])
-  scores = np.array([c.pop('score') for c in candidates])
-  for candidate, probability in zip(candidates, special.softmax(scores)):
-    candidate['probability'] = float(probability)
-  given = next((c for c in candidates if c is not none), none)
-  if null_threshold is not None and (not spans or null - spans[0].score > null_threshold):
-    given = none
-  return {**given, 'n_best': [dict(c) for c in candidates[:_MOST_RIVALS]]}
+  no_answer = Span(null, 0, 0)
+  is_silent = not spans or (null_threshold is not None and null - spans[0].score > null_threshold)
+  chosen, ranked = no_answer if is_silent else spans[0], list(spans)
+  if null_threshold is not None or not spans:
+    ranked = sorted([*spans, no_answer], key=lambda span: -span.score)
+  probabilities = special.softmax([span.score for span in ranked])
+  results = [{'answer': text[s.start:s.end], 'start': s.start, 'end': s.end,
+              'probability': float(p)} for s, p in zip(ranked, probabilities)]
+  return {**results[ranked.index(chosen)], 'n_best': results[:_MOST_RIVALS]}

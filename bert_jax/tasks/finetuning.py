@@ -1,23 +1,38 @@
-"""The device half of a fine-tuning task: a head on the encoder and its loss on packed examples."""
+"""Fine-tuning: a head on the encoder, its loss on packed examples, evaluations of whole files."""
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import functools
-from typing import Any
+import json
+import re
+from typing import Any, ClassVar, NamedTuple
 
+from etils import epath
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+import numpy as np
 
-from bert_jax.labelled.packed_examples import Batch
-from bert_jax.model import dropout_bits, embeddings
-from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch as Inputs
-from bert_jax.objectives.losses import Metrics
+from bert_jax.data import inputs as inputs_lib
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.errors import UserError
+from bert_jax.labelled.packed_examples import Batch, Batches, Features, Located
+from bert_jax.model import bert_config, dropout_bits, embeddings, encoder
+from bert_jax.objectives import losses
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel import sharding
+
+Answer = dict[str, Any]  # one JSON object
+Bert = Any  # an `inference.bert.Bert`, which stands above this room
+Files = Iterator[tuple[str, str]]  # (name, content) of each
+
+_LABELS_SHOWN = 16  # in the summary of a run
 
 
-def output_layer(config: BertConfig, outputs: int) -> nn.Dense:
+def output_layer(config: bert_config.BertConfig, outputs: int) -> nn.Dense:
   """The last layer of a head: [..., D] -> [..., outputs] float32."""
   return nn.Dense(
       outputs, dtype=jnp.float32, bias_init=embeddings.zeros('labels'),
@@ -25,41 +40,212 @@ def output_layer(config: BertConfig, outputs: int) -> nn.Dense:
 
 
 @functools.partial(jax.jit, static_argnames=('head', 'method'))
-def apply_head(head: nn.Module, params: Any, batch: Inputs, starts: jax.Array,
+def apply_head(head: nn.Module, params: Any, batch: encoder.Batch, starts: jax.Array,
                method: str | None = None) -> jax.Array:
   """Runs a head without dropout, compiled once for each head and shape."""
   return head.apply(params, batch, starts, method=method)
 
 
+# ---- texts to inputs ----------------------------------------------------------------------------
+
+
+def encode(texts: Sequence[Sequence[str]], tokenizer: Tokenizer) -> list[tuple[list[int], ...]]:
+  """The token ids of the parts of each text."""
+  ids = iter(tokenizer.encode_batch([part for parts in texts for part in parts]))
+  return [tuple(next(ids) for _ in parts) for parts in texts]
+
+
+def text_inputs(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_len: int,
+                long: str = 'head') -> tuple[list[inputs_lib.Input], np.ndarray]:
+  """The inputs of texts (text,) and pairs (text, text), and the number of the text of each.
+
+  A text or pair is one input of at most `max_len` tokens; with long='chunks_...' a text above it
+  is several.
+  """
+  inputs, owners = [], []
+  for i, parts in enumerate(encode(texts, tokenizer)):
+    room = max_len - inputs_lib.special_tokens(tokenizer, len(parts))
+    if len(parts) == 2:
+      pieces = [inputs_lib.cut_pair(*parts, room)]
+    else:
+      pieces = [(piece,) for piece in inputs_lib.pieces(*parts, room, long)]
+    inputs += [inputs_lib.join(tokenizer, *piece) for piece in pieces]
+    owners += [i] * len(pieces)
+  return inputs, np.array(owners, np.int64)
+
+
+# ---- files and their outputs --------------------------------------------------------------------
+
+
+class Split(NamedTuple):
+  """The examples of one file."""
+
+  name: str  # '' for the first file of data.eval; a suffix of the scores for others
+  examples: Sequence[Any]
+  batches: Batches
+
+
+class Output(NamedTuple):
+  """The reduced logits of one batch, on the host."""
+
+  located: Located
+  logits: np.ndarray
+
+
+def not_empty(examples: Iterable[Any], path: str) -> list[Any]:
+  """A list of the examples of a file; raises UserError if there are none."""
+  examples = list(examples)
+  if not examples:
+    raise UserError(f'{path} holds no example')
+  return examples
+
+
+def _eval_files(data: ConfigDict) -> list[tuple[str, str]]:
+  """(suffix of the scores, path) of each file of data.eval, which are comma-separated."""
+  paths = [path for path in data.eval.split(',') if path]
+  names = [re.split(r'[.@]', epath.Path(path).name)[0] for path in paths]
+  twice = next((name for name in names[1:] if names[1:].count(name) > 1), None)
+  if twice:
+    raise UserError(f'data.eval={data.eval}: the scores of two files would both end in '
+                    f'{twice!r}: give them other names')
+  return [(name if i else '', path) for i, (name, path) in enumerate(zip(names, paths))]
+
+
+def by_example(outputs: list[Output]) -> np.ndarray:
+  """The logits of each example of a file, [examples, ...], from those of its batches [E, ...]."""
+  return np.concatenate([output.logits[:len(output.located.examples)] for output in outputs])
+
+
+def by_input(outputs: list[Output], count: int) -> list[np.ndarray]:
+  """The logits of each of `count` inputs, [tokens, ...], from those of batches [R, L, ...]."""
+  of_input = [None] * count
+  for located, logits in outputs:
+    pair_index = located.batch.inputs.pair_index
+    for row, slot in zip(*np.nonzero(located.index >= 0)):
+      of_input[located.index[row, slot]] = logits[row][pair_index[row] == slot + 1]
+  return of_input
+
+
+def json_lines(answers: Iterable[Answer]) -> Files:
+  """The file of predictions with an answer on each line."""
+  yield 'predictions.jsonl', ''.join(
+      json.dumps(answer, ensure_ascii=False) + '\n' for answer in answers)
+
+
 @dataclasses.dataclass(frozen=True)
 class FineTuning(abc.ABC):
-  """A model with a head, called with [R, L] inputs and the [R, P] positions of [CLS]."""
+  """A fine-tuning task: each one is a subclass, and an instance is the device half of a run.
+
+  The model is called with [R, L] inputs and the [R, P] positions of [CLS].
+  """
 
   model: nn.Module
+  labels: tuple[str, ...] = ()  # names of the head's outputs
 
-  def with_config(self, config: BertConfig) -> 'FineTuning':
-    """The same task with a model of other sizes."""
+  name: ClassVar[str]  # in config.task and predict --task
+  parts: ClassVar[tuple[str, ...]] = ()  # parameters beside the encoder's; () = it is trained alone
+  best_score: ClassVar[str]  # default of keep_best
+  auto_score: ClassVar[str] = ''  # the score that keep_best='auto' stands for; '' = best_score
+  score_names: ClassVar[tuple[str, ...]]  # the scores that every file has
+  # (config, number of labels) -> the model that is loaded for predictions
+  head: ClassVar[Callable[[bert_config.BertConfig, int], nn.Module]]
+  fields: ClassVar[tuple[str, ...]] = ()  # texts of the JSON lines that predict answers; () = none
+  optional: ClassVar[tuple[str, ...]] = ()  # further fields of them that are read
+  transformers: ClassVar[str] = ''  # end of its class's name there: ForTokenClassification
+  problem: ClassVar[str] = ''  # the kind of labels, for sequence classification alone
+  null_threshold: ClassVar[float | None] = None  # None = every question has an answer
+  # raises UserError for values of the config that the task cannot have
+  check: ClassVar[Callable[[ConfigDict], None]] = staticmethod(lambda config: None)
+  loss_weights: ClassVar[dict[str, float]] = {'loss': 1.0}
+  frozen: ClassVar[dict[str, Any]] = {}
+
+  # ---- the task ---------------------------------------------------------------------------------
+
+  @staticmethod
+  @abc.abstractmethod
+  def set_fields(c: ConfigDict):
+    """Adds the task's fields to the config, and changes defaults."""
+
+  @staticmethod
+  @abc.abstractmethod
+  def read(path: str, data: ConfigDict, split: str, notes: list[str]) -> Iterable[Any]:
+    """The examples of a file, by the config group `data`.
+
+    `split` is train, validation or test; examples of 'test' need no labels. The method adds lines
+    for the summary of the run to `notes`.
+    """
+
+  @classmethod
+  @abc.abstractmethod
+  def make(cls, config: ConfigDict, examples: list[Any], notes: list[str]) -> 'FineTuning':
+    """The task of a run, for its training examples."""
+
+  @staticmethod
+  def answer(bert: Bert, examples: Sequence[Answer], options: Any) -> list[Answer]:
+    """An answer to each example of JSON lines; `options` are those of predict."""
+    raise NotImplementedError
+
+  @staticmethod
+  def write_test(bert: Bert, data: ConfigDict, examples: list[Any]) -> Files:
+    """The files of predictions for the examples of data.test."""
+    raise NotImplementedError
+
+  @classmethod
+  def create(cls, config: ConfigDict, tokenizer: Tokenizer, mesh: Mesh) -> 'FineTuningData':
+    """Reads the examples of a run, makes its task and plans its batches."""
+    data, notes = config.data, []
+
+    def plan(name, path, examples, is_train, **options):
+      features = task.features(examples, tokenizer, config, path=path, is_train=is_train)
+      return Split(name, examples, Batches(
+          features, batch_size=config.batch_size, pad_id=tokenizer.pad_id,
+          row_multiple=sharding.batch_divisor(mesh), **options))
+
+    examples = not_empty(cls.read(data.train, data, 'train', notes), data.train)
+    task = cls.make(config, examples, notes)
+    train = plan('', data.train, examples, True, seed=config.seed,
+                 microbatches=config.optimizer.accumulation)
+    evals = []
+    for name, path in _eval_files(data):
+      examples = not_empty(cls.read(path, data, 'validation', notes), path)
+      evals.append(plan(name, path, examples, False))
+    return FineTuningData(task, train, tuple(evals), mesh_lib.feed(mesh), notes)
+
+  @classmethod
+  def test_examples(cls, data: ConfigDict) -> list[Any]:
+    """The examples of data.test; raises UserError for a mistake in the file, or an empty one."""
+    return not_empty(cls.read(data.test, data, 'test', []), data.test)
+
+  @classmethod
+  def abstract_params(cls, config: bert_config.BertConfig, num_labels: int) -> Any:
+    """The tree of ShapeDtypeStructs of a model with this head."""
+    return nn.unbox(jax.eval_shape(cls(cls.head(config, num_labels)).init, jax.random.key(0)))
+
+  @classmethod
+  def head_of(cls, bert: Bert) -> nn.Module:
+    """The head of a trained model; raises UserError if the model is for another task."""
+    if bert.model.task != cls.name:
+      raise UserError('this model is for '
+                      f'{bert.model.task or "no task: it has not been fine-tuned"}, not for '
+                      f'{cls.name}')
+    return cls.head(bert.config, len(bert.model.labels))
+
+  # ---- the device half --------------------------------------------------------------------------
+
+  def with_config(self, config: bert_config.BertConfig) -> 'FineTuning':
+    """This task with a model of other sizes."""
     return dataclasses.replace(self, model=self.model.clone(config=config))
 
-  @property
-  def loss_weights(self) -> dict[str, float]:
-    return {'loss': 1.0}
-
-  @property
-  def frozen(self) -> dict[str, Any]:
-    return {}
-
   def init(self, key: jax.Array) -> Any:
-    """Parameters, boxed with their logical axes."""
     tokens = jnp.zeros((1, 8), jnp.int32)
-    return self.model.init(key, Inputs(*[tokens] * 4), tokens[:, :1])
+    return self.model.init(key, encoder.Batch(*[tokens] * 4), tokens[:, :1])
 
   def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
     """The head's outputs; `apply` runs the model, with dropout or without."""
     return apply(batch.inputs, batch.starts)
 
   @abc.abstractmethod
-  def metrics(self, logits: jax.Array, batch: Batch) -> Metrics:
+  def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
     """'loss' and other metrics of a batch."""
 
   def reduced(self, logits: jax.Array) -> jax.Array:
@@ -77,14 +263,13 @@ class FineTuning(abc.ABC):
 
     return self.logits(apply, batch)
 
-  def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> Metrics:
-    """The metrics, and 'tokens': the real tokens of the batch."""
+  def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> losses.Metrics:
     del frozen
     tokens = jnp.sum(batch.inputs.pair_index > 0).astype(jnp.float32)
     return {**self.metrics(self._forward(params, batch, key), batch),
             'tokens': (tokens, jnp.float32(1))}
 
-  def measure(self, params: Any, frozen: Any, batch: Batch) -> tuple[Metrics, jax.Array]:
+  def measure(self, params: Any, frozen: Any, batch: Batch) -> tuple[losses.Metrics, jax.Array]:
     """(metrics, reduced logits), without dropout."""
     del frozen
     logits = self._forward(params, batch, None)
@@ -93,3 +278,70 @@ class FineTuning(abc.ABC):
   def flops_per_token(self, length: int) -> float:
     """Model FLOPs of the encoder."""
     return self.model.config.flops_per_token(length, 0)
+
+  # ---- examples ---------------------------------------------------------------------------------
+
+  @abc.abstractmethod
+  def features(self, examples: Sequence[Any], tokenizer: Tokenizer, config: ConfigDict, *,
+               path: str, is_train: bool) -> Features:
+    """The inputs and targets of the examples of the file `path`."""
+
+  @abc.abstractmethod
+  def scores(self, split: Split, outputs: list[Output]) -> dict[str, float]:
+    """The scores of a file, from the outputs of its batches."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuningData:
+  """The host half: the examples of a run."""
+
+  task: FineTuning
+  train: Split
+  evals: tuple[Split, ...]  # the files that are evaluated; () = no evaluation
+  feed: mesh_lib.Feed  # the part of a batch that this process feeds
+  notes: Sequence[str]  # lines for the summary of the run
+
+  def _share(self, batch: Batch) -> Batch:
+    return jax.tree.map(lambda x: x[self.feed.rows(len(x))], batch)
+
+  def rows(self, step: int) -> Batch:
+    return self._share(self.train.batches.batch(step))
+
+  @property
+  def has_held_out(self) -> bool:
+    return bool(self.evals)
+
+  def evaluate(self, evaluate_batch: Callable[[Batch], Any],
+               step: int) -> dict[str, float | None]:
+    """The mean loss and the scores of every file."""
+    del step
+    results = {}
+    for split in self.evals:
+      sums, outputs = np.zeros(2), []
+      for located in split.batches.in_order():
+        metrics, logits = jax.device_get(evaluate_batch(self._share(located.batch)))
+        sums += metrics['loss']
+        outputs.append(Output(located, logits))
+      suffix = f'_{split.name}' if split.name else ''
+      scores = {**losses.means({'loss': sums}), **self.task.scores(split, outputs)}
+      results |= {name + suffix: value for name, value in scores.items()}
+    return results
+
+  def flops(self, step: int, tokens: float) -> float:
+    del step
+    return self.task.flops_per_token(self.train.batches.length) * tokens
+
+  def describe(self) -> Iterator[tuple[str, str]]:
+    batches, labels = self.train.batches, self.task.labels
+    sizes = [f'{len(self.train.examples):,} to train on']
+    sizes += [f'{len(split.examples):,} to evaluate{" " * bool(split.name)}{split.name}'
+              for split in self.evals]
+    yield 'examples', ', '.join(sizes)
+    more = len(labels) - _LABELS_SHOWN
+    if labels:
+      yield 'labels', ', '.join(labels[:_LABELS_SHOWN]) + (f' and {more} more' if more > 0 else '')
+    yield f'rows of {batches.length}', (
+        f'{" or ".join(map(str, batches.rows))} for {batches.batch_size} examples, '
+        f'{batches.fill():.1%} real tokens')
+    for note in self.notes:
+      yield 'note', note

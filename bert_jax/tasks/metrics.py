@@ -44,12 +44,14 @@ def entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) 
 
   As conlleval has them (Tjong Kim Sang and Buchholz 2000); 0 where undefined.
   """
-  of_gold, of_predicted, correct = set(), set(), []
-  for i, (a, b) in enumerate(zip(gold, predicted, strict=True)):
+  def numbered(sentences):
+    return {(i, entity) for i, tags in enumerate(sentences) for entity in conll.entities(tags)}
+
+  of_gold, of_predicted = numbered(gold), numbered(predicted)
+  correct = []
+  for a, b in zip(gold, predicted, strict=True):
     if len(a) != len(b):
       raise ValueError(f'{len(a)} gold and {len(b)} predicted tags')
-    of_gold |= {(i, entity) for entity in conll.entities(a)}
-    of_predicted |= {(i, entity) for entity in conll.entities(b)}
     correct += [x == y for x, y in zip(a, b)]
   both = len(of_gold & of_predicted)
   precision = both / len(of_predicted) if of_predicted else 0.0

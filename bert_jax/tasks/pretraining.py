@@ -1,6 +1,6 @@
 """The pretraining task: an objective on masked rows, and the rows of a corpus."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -18,12 +18,10 @@ from bert_jax.model import dropout_bits
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.objectives import losses, masking
-from bert_jax.objectives.losses import Metrics
-from bert_jax.objectives.masking import MaskingConfig, Vocabulary
 from bert_jax.objectives.objective import Example, Keys, Objective
 from bert_jax.parallel.mesh import Feed
 
-_EVAL_SEED = 0  # of held-out rows and masks: they are the same in every evaluation of every run
+_EVAL_SEED = 0  # held-out rows and masks are the same in every evaluation of every run
 
 
 class Batch(NamedTuple):
@@ -38,20 +36,14 @@ class Pretraining:
   """The device half: masks rows and computes the losses of an objective."""
 
   objective: Objective
-  masking: MaskingConfig
-  vocabulary: Vocabulary
+  masking: masking.MaskingConfig
+  vocabulary: masking.Vocabulary
   frozen: Any = dataclasses.field(default_factory=dict)  # a teacher
 
-  @property
-  def model(self) -> nn.Module:
-    return self.objective.model
-
-  @property
-  def loss_weights(self) -> Mapping[str, float]:
-    return self.objective.loss_weights
+  model = property(lambda self: self.objective.model)
+  loss_weights = property(lambda self: self.objective.loss_weights)
 
   def with_config(self, config: BertConfig) -> 'Pretraining':
-    """The same task with a model of other sizes."""
     return dataclasses.replace(self, objective=self.objective.with_config(config))
 
   def init(self, key: jax.Array) -> Any:
@@ -64,8 +56,8 @@ class Pretraining:
                         pairs=rows.cls_positions.shape[1], word_start=rows.word_start,
                         rate=batch.rate)
 
-  def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> Metrics:
-    """The metrics of the objective, and 'tokens'; key None = the fixed masks of evaluations."""
+  def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> losses.Metrics:
+    """The metrics of the objective; key None = the fixed masks of evaluations."""
     rows = batch.rows
     if key is None:
       mask_key, dropout_key = jax.random.key(_EVAL_SEED, impl='threefry2x32'), None
@@ -83,8 +75,7 @@ class Pretraining:
     tokens = jnp.sum(rows.pair_index > 0).astype(jnp.float32)
     return {**metrics, 'tokens': (tokens, jnp.float32(1))}
 
-  def measure(self, params: Any, frozen: Any, batch: Batch) -> Metrics:
-    """The loss with fixed masks and without dropout."""
+  def measure(self, params: Any, frozen: Any, batch: Batch) -> losses.Metrics:
     return self.loss(params, frozen, batch, None)
 
   def flops_per_token(self, length: int) -> float:
@@ -101,7 +92,7 @@ class PretrainingData:
   phases: Phases
   eval_batches: int  # upper bound on the batches of an evaluation; 0 = every held-out row
   train_rows: tuple[RowSource, ...]  # one source for each phase
-  eval_rows: tuple[RowSource, ...]  # the same for the held-out text; empty without such text
+  eval_rows: tuple[RowSource, ...]  # one source for each phase; empty without held-out text
   feed: Feed = Feed()  # the part of a batch that this process feeds
 
   @classmethod
@@ -149,12 +140,14 @@ class PretrainingData:
 
   def score_names(self) -> list[str]:
     """The names of the scores that `evaluate` returns."""
-    params = jax.eval_shape(lambda: nn.unbox(self.task.init(jax.random.key(0))))
-    frozen = jax.eval_shape(lambda: nn.unbox(self.task.frozen))
-    measured = jax.eval_shape(self.task.measure, params, frozen, self.rows(0))
+    def measure():
+      params, frozen = nn.unbox((self.task.init(jax.random.key(0)), self.task.frozen))
+      return self.task.measure(params, frozen, self.rows(0))
+
+    measured = jax.eval_shape(measure)
     return ['loss', *(name for name in measured if name != 'tokens'), 'unigram_entropy']
 
-  def evaluate(self, evaluate_batch: Callable[[Batch], Metrics],
+  def evaluate(self, evaluate_batch: Callable[[Batch], losses.Metrics],
                step: int) -> dict[str, float | None]:
     """Means over the held-out rows at the length of the last step trained, with fixed masks.
 
@@ -177,12 +170,10 @@ class PretrainingData:
             'unigram_entropy': self.corpus.unigram_entropy}
 
   def flops(self, step: int, tokens: float) -> float:
-    """Model FLOPs of training on `tokens` real tokens in rows of the length of `step`."""
     _, phase, _ = self.phases.locate(step)
     return self.task.objective.flops_per_token(phase.max_len, self._rate_at(step)) * tokens
 
   def describe(self) -> Iterator[tuple[str, str]]:
-    """(name, value) lines for the summary before a run."""
     c = self.corpus
     yield 'corpus', (f'{c.train.num_tokens:,} tokens in {c.train.num_documents:,} documents, held '
                      f'out {c.heldout.num_tokens:,} in {c.heldout.num_documents:,}')

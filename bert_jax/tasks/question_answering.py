@@ -1,10 +1,9 @@
 """The span of a text that answers a question (SQuAD; Devlin et al. 2019, 4.2 and 4.3)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 import functools
 import json
-from typing import NamedTuple
 
 from flax import linen as nn
 import jax
@@ -12,32 +11,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.labelled import squad
-from bert_jax.labelled.packed_examples import Batch, Features
+from bert_jax.labelled import packed_examples, squad
 from bert_jax.labelled.squad import Question
-from bert_jax.model import architectures
-from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch as Inputs
-from bert_jax.model.kernels import MASKED
+from bert_jax.model import architectures, bert_config, encoder, kernels
 from bert_jax.objectives import losses
-from bert_jax.tasks import answers, finetuning, finetuning_data, kind
+from bert_jax.tasks import answers, finetuning
 from bert_jax.tasks import metrics as metrics_lib
 
-# For models that were fine-tuned elsewhere: the published window, stride and answer length.
-_WINDOW, _STRIDE, _ANSWER_LEN = 384, 128, 30
-_N_BEST = 20
+_WINDOW, _STRIDE = 384, 128  # the published tokens, for models that were fine-tuned elsewhere
 
 
 class BertForQuestionAnswering(nn.Module):
   """Two scores for each token, without dropout before them: the answer starts or ends there."""
 
-  config: BertConfig
+  config: bert_config.BertConfig
 
   def setup(self):
     self.bert = architectures.encoder(self.config)
     self.qa_outputs = finetuning.output_layer(self.config, 2)
 
-  def __call__(self, batch: Inputs, cls_positions: jax.Array | None = None, *,
+  def __call__(self, batch: encoder.Batch, cls_positions: jax.Array | None = None, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs -> logits [B, L, 2] float32: the start, the end."""
     del cls_positions
@@ -45,30 +38,10 @@ class BertForQuestionAnswering(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class QuestionAnswering(finetuning.FineTuning):
-  """Start and end of the answer."""
+class Windows(packed_examples.Features):
+  """The windows of questions, and the texts that they show."""
 
-  def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
-    """The mean of the two cross-entropies over the tokens of each window; both right."""
-    slots = jnp.arange(1, batch.starts.shape[1] + 1)
-    member = batch.inputs.pair_index[:, None, :] == slots[:, None]  # [R, P, L]
-    is_real = member.any(-1).astype(jnp.float32)  # [R, P]
-    of_windows, right = 0.0, True
-    for i in (0, 1):
-      scores = jnp.where(member, logits[:, None, :, i], MASKED)  # [R, P, L]
-      chosen = jnp.where(batch.token_targets[:, None, :, i] > 0, scores, 0)
-      chosen = jnp.where(member, chosen, 0).sum(-1)
-      of_windows += 0.5 * (jax.nn.logsumexp(scores, axis=-1) - chosen)
-      right &= chosen >= scores.max(-1)
-    return {'loss': losses.weighted(of_windows, is_real),
-            'accuracy': losses.weighted(right, is_real)}
-
-
-class Example(NamedTuple):
-  """A question and the windows of its text."""
-
-  question: Question
-  context: answers.Context
+  contexts: Sequence[answers.Context] = ()  # one for each question
 
 
 def _target(context: answers.Context, window: answers.Window, question: Question) -> np.ndarray:
@@ -84,152 +57,159 @@ def _target(context: answers.Context, window: answers.Window, question: Question
   return target
 
 
-def features(examples: Sequence[Example], *, by_window: bool) -> Features:
+def features(questions: Sequence[Question], contexts: Sequence[answers.Context], *,
+             by_window: bool) -> Windows:
   """The windows of questions; each window is an example, or all windows of a question are one."""
   inputs, owners, targets = [], [], []
-  for i, (question, context) in enumerate(examples):
+  for i, (question, context) in enumerate(zip(questions, contexts)):
     for window in context.windows:
       owners.append(len(inputs) if by_window else i)
       inputs.append(window.input)
       targets.append(_target(context, window, question))
-  return Features(inputs, np.array(owners, np.int64), token_targets=targets)
+  return Windows(inputs, np.array(owners, np.int64), token_targets=targets, contexts=contexts)
 
 
 Candidates = list[tuple[list[answers.Span], float]]  # (best spans, score of no answer)
 
 
-def candidates(split: finetuning_data.Split, outputs: list[finetuning_data.Output], *,
-               n_best: int, max_answer_len: int) -> Candidates:
-  """The best spans of each question, and the score of no answer."""
-  logits = iter(finetuning_data.by_input(outputs, len(split.batches.features.inputs)))
+def _candidates(contexts: Sequence[answers.Context], logits: Iterable[np.ndarray], *, n_best: int,
+                max_answer_len: int) -> Candidates:
+  """The best spans of each text and the score of no answer, from the logits of all windows."""
+  logits = iter(logits)
   return [answers.best_spans(context, [next(logits) for _ in context.windows], n_best=n_best,
-                             max_answer_len=max_answer_len)
-          for _, context in split.examples]
+                             max_answer_len=max_answer_len) for context in contexts]
 
 
-def predicted(split: finetuning_data.Split, of_questions: Candidates,
+@dataclasses.dataclass(frozen=True)
+class QuestionAnswering(finetuning.FineTuning):
+  """Start and end of the answer."""
+
+  labels: tuple[str, ...] = ('start', 'end')
+  n_best: int = 20  # starts and ends of each window that are tried
+  max_answer_len: int = 30  # tokens
+  null_threshold: float | None = None
+
+  name = 'question_answering'
+  parts = ('qa_outputs',)
+  best_score = 'f1'
+  score_names = ('exact_match', 'f1')
+  head = staticmethod(lambda config, num_labels: BertForQuestionAnswering(config))
+  fields = ('question', 'context')
+  transformers = 'ForQuestionAnswering'
+
+  @staticmethod
+  def set_fields(c):
+    c.data.format = 'squad'  # v1.1 or v2.0: with questions that have no answer it is v2.0
+    del c.data.text_column, c.data.text_pair_column, c.data.label_column
+    c.data.doc_stride = 128  # tokens from the start of one window to the next
+    c.data.n_best = 20  # starts and ends of each window that are tried
+    c.data.max_answer_len = 30  # tokens
+    c.data.null_threshold = 0.0  # v2.0: how far "no answer" must score above the best answer
+    c.max_len = 384
+    c.train_epochs = 2.0
+
+  @staticmethod
+  def check(config):
+    if config.data.format != 'squad':
+      raise UserError(f'data.format={config.data.format!r} is unknown: use squad')
+    for name in ('doc_stride', 'n_best', 'max_answer_len'):
+      if config.data[name] < 1:
+        raise UserError(f'data.{name}={config.data[name]} must be at least 1')
+
+  @staticmethod
+  def read(path, data, split, notes):
+    questions = finetuning.not_empty(squad.read(path), path)
+    if split != 'train':
+      return questions
+    in_place = [q for q in questions if q.in_place]
+    if len(in_place) < len(questions):
+      notes.append(f'{len(questions) - len(in_place):,} of {len(questions):,} questions of {path} '
+                   'are left out: their answer does not stand where it is said to')
+    return finetuning.not_empty(in_place, f'{path} (of questions whose answer stands at its place)')
+
+  @classmethod
+  def make(cls, config, questions, _):
+    data = config.data
+    unanswerable = any(not q.answers for q in questions)
+    return cls(
+        BertForQuestionAnswering(architectures.make_config(config.model)), n_best=data.n_best,
+        max_answer_len=data.max_answer_len,
+        null_threshold=data.null_threshold if unanswerable else None)
+
+  @staticmethod
+  def answer(bert, examples, options):
+    return answer(bert, [(e['question'], e['context']) for e in examples], options.null_threshold)
+
+  @staticmethod
+  def write_test(bert, _, questions):
+    results = answer(bert, [(q.question, q.context) for q in questions],
+                     bert.model.facts['null_threshold'])
+    for name, field in (('predictions.json', 'answer'), ('n_best.json', 'n_best')):
+      yield name, json.dumps({q.id: result[field] for q, result in zip(questions, results)},
+                             ensure_ascii=False) + '\n'
+
+  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
+    """The mean of the two cross-entropies over the tokens of each window; both right."""
+    slots = jnp.arange(1, batch.starts.shape[1] + 1)
+    member = batch.inputs.pair_index[:, None, :] == slots[:, None]  # [R, P, L]
+    is_real = member.any(-1).astype(jnp.float32)  # [R, P]
+    of_windows, right = 0.0, True
+    for i in (0, 1):
+      scores = jnp.where(member, logits[:, None, :, i], kernels.MASKED)  # [R, P, L]
+      chosen = jnp.where(batch.token_targets[:, None, :, i] > 0, scores, 0)
+      chosen = jnp.where(member, chosen, 0).sum(-1)
+      of_windows += 0.5 * (jax.nn.logsumexp(scores, axis=-1) - chosen)
+      right &= chosen >= scores.max(-1)
+    return {'loss': losses.weighted(of_windows, is_real),
+            'accuracy': losses.weighted(right, is_real)}
+
+  def features(self, examples, tokenizer, config, *, path, is_train):
+    try:
+      contexts = answers.read([(q.question, q.context) for q in examples], tokenizer,
+                              config.max_len, config.data.doc_stride)
+    except UserError as e:
+      raise UserError(f'{path}: {e}') from e
+    return features(examples, contexts, by_window=is_train)
+
+  def candidates(self, split: finetuning.Split, outputs: list[finetuning.Output]) -> Candidates:
+    """The best spans of each question of a file, and the score of no answer."""
+    f = split.batches.features
+    return _candidates(f.contexts, finetuning.by_input(outputs, len(f.inputs)), n_best=self.n_best,
+                       max_answer_len=self.max_answer_len)
+
+  def scores(self, split, outputs):
+    """Exact match and F1 of the official scorers; for v2.0 also with the best threshold."""
+    questions, candidates = split.examples, self.candidates(split, outputs)
+    unanswerable = self.null_threshold is not None
+    scores = metrics_lib.answers(questions, predicted(questions, candidates, self.null_threshold),
+                                 unanswerable=unanswerable)
+    if not unanswerable:
+      return scores
+    margins = [null - spans[0].score if spans else np.inf for spans, null in candidates]
+    return scores | metrics_lib.best_threshold(
+        questions, predicted(questions, candidates, np.inf), margins)
+
+
+def predicted(questions: Sequence[Question], candidates: Candidates,
               null_threshold: float | None) -> dict[str, str]:
   """id -> the answer."""
   return {q.id: answers.answer(q.context, spans, null, null_threshold)['answer']
-          for (q, _), (spans, null) in zip(split.examples, of_questions)}
+          for q, (spans, null) in zip(questions, candidates)}
 
 
-def _scores(split, outputs, *, n_best, max_answer_len, null_threshold):
-  """Exact match and F1 of the official scorers; for v2.0 also with the best threshold."""
-  of_questions = candidates(split, outputs, n_best=n_best, max_answer_len=max_answer_len)
-  questions = [question for question, _ in split.examples]
-  unanswerable = null_threshold is not None
-  scores = metrics_lib.answers(questions, predicted(split, of_questions, null_threshold),
-                               unanswerable=unanswerable)
-  if not unanswerable:
-    return scores
-  margins = [null - spans[0].score if spans else np.inf for spans, null in of_questions]
-  return scores | metrics_lib.best_threshold(
-      questions, predicted(split, of_questions, np.inf), margins)
-
-
-def _create(config, tokenizer, mesh):
-  data = config.data
-
-  def windows(questions, path):
-    try:
-      contexts = answers.read([(q.question, q.context) for q in questions], tokenizer,
-                              config.max_len, data.doc_stride)
-    except UserError as e:
-      raise UserError(f'{path}: {e}') from e
-    return list(map(Example, questions, contexts))
-
-  def load(path):
-    examples = windows(finetuning_data.not_empty(squad.read(path), path), path)
-    return examples, features(examples, by_window=False)
-
-  questions = finetuning_data.not_empty(squad.read(data.train), data.train)
-  in_place = [q for q in questions if q.in_place]
-  notes = []
-  if len(in_place) < len(questions):
-    notes.append(f'{len(questions) - len(in_place):,} of {len(questions):,} questions of '
-                 f'{data.train} are left out: their answer does not stand where it is said to')
-  in_place = finetuning_data.not_empty(
-      in_place, f'{data.train} (of questions whose answer stands at its place)')
-  unanswerable = any(not q.answers for q in in_place)
-  null_threshold = data.null_threshold if unanswerable else None
-  train = windows(in_place, data.train)
-  head = BertForQuestionAnswering(architectures.make_config(config.model))
-  return finetuning_data.create(
-      QuestionAnswering(head), config, tokenizer, mesh,
-      train=(train, features(train, by_window=True)), load=load, labels=KIND.labels,
-      score_names=('exact_match', 'f1'),
-      scores=functools.partial(_scores, n_best=data.n_best, max_answer_len=data.max_answer_len,
-                               null_threshold=null_threshold),
-      notes=notes, null_threshold=null_threshold)
-
-
-def answer(bert: kind.Bert, questions: Sequence[tuple[str, str]],
-           null_threshold: float | None = None) -> list[kind.Answer]:
+def answer(bert: finetuning.Bert, questions: Sequence[tuple[str, str]],
+           null_threshold: float | None = None) -> list[finetuning.Answer]:
   """For each (question, text) {'answer', 'start', 'end', 'probability', 'n_best'}.
 
-  Args:
-    bert: with the head of this task.
-    questions: with the texts that answer them.
-    null_threshold: no answer ('') is given if it scores above the best by more; None = never.
+  No answer ('') is given if it scores above the best by more than `null_threshold`; None = never.
   """
-  facts, max_len = bert.model.facts, bert.trained_length
+  task, facts, max_len = QuestionAnswering, bert.model.facts, bert.trained_length
   if 'doc_stride' not in facts:
     max_len = min(_WINDOW, max_len)
   contexts = answers.read(questions, bert.tokenizer, max_len, facts.get('doc_stride', _STRIDE))
-  logits = iter(bert.per_token(
-      [window.input for context in contexts for window in context.windows],
-      functools.partial(finetuning.apply_head, KIND.head_of(bert))))
-  results = []
-  for (_, text), context in zip(questions, contexts):
-    spans, null = answers.best_spans(
-        context, [next(logits) for _ in context.windows], n_best=_N_BEST,
-        max_answer_len=facts.get('max_answer_len', _ANSWER_LEN))
-    results.append(answers.answer(text, spans, null, null_threshold))
-  return results
-
-
-def _answer(bert, examples, options):
-  return answer(bert, [(e['question'], e['context']) for e in examples], options.null_threshold)
-
-
-def _write_test(bert, _, questions):
-  results = answer(bert, [(q.question, q.context) for q in questions],
-                   bert.model.facts['null_threshold'])
-  for name, field in (('predictions.json', 'answer'), ('n_best.json', 'n_best')):
-    yield name, json.dumps({q.id: result[field] for q, result in zip(questions, results)},
-                           ensure_ascii=False) + '\n'
-
-
-def _set_fields(c):
-  c.data.format = 'squad'  # v1.1 or v2.0: with questions that have no answer it is v2.0
-  del c.data.text_column, c.data.text_pair_column, c.data.label_column
-  c.data.doc_stride = 128  # tokens from the start of one window to the next
-  c.data.n_best = 20  # starts and ends of each window that are tried
-  c.data.max_answer_len = 30  # tokens
-  c.data.null_threshold = 0.0  # v2.0: how far "no answer" must score above the best answer
-  c.max_len = 384
-  c.train_epochs = 2.0
-
-
-def _check(config):
-  if config.data.format != 'squad':
-    raise UserError(f'data.format={config.data.format!r} is unknown: use squad')
-  for name in ('doc_stride', 'n_best', 'max_answer_len'):
-    if config.data[name] < 1:
-      raise UserError(f'data.{name}={config.data[name]} must be at least 1')
-
-
-KIND = kind.TaskKind(
-    name='question_answering',
-    parts=('qa_outputs',),
-    best_score='f1',
-    set_fields=_set_fields,
-    check=_check,
-    create=_create,
-    head=lambda config, num_labels: BertForQuestionAnswering(config),
-    labels=('start', 'end'),
-    lines=kind.LinePrediction(('question', 'context'), _answer),
-    read_test=lambda data: squad.read(data.test),
-    write_test=_write_test,
-    transformers='ForQuestionAnswering')
+  logits = bert.per_token([window.input for context in contexts for window in context.windows],
+                          functools.partial(finetuning.apply_head, task.head_of(bert)))
+  candidates = _candidates(contexts, logits, n_best=task.n_best,
+                           max_answer_len=facts.get('max_answer_len', task.max_answer_len))
+  return [answers.answer(text, spans, null, null_threshold)
+          for (_, text), (spans, null) in zip(questions, candidates)]

@@ -4,7 +4,7 @@ From pairs, with a third text that contradicts where there is one, or from singl
 which is read twice, under other dropout.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import dataclasses
 from typing import NamedTuple
 
@@ -13,16 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.data import inputs as inputs_lib
-from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
-from bert_jax.labelled import table
-from bert_jax.labelled.packed_examples import Batch, Features
-from bert_jax.model import architectures, pooling
-from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch as Inputs
-from bert_jax.objectives import contrastive, losses
-from bert_jax.tasks import finetuning, finetuning_data, kind
+from bert_jax.labelled import packed_examples, table
+from bert_jax.model import architectures, bert_config, encoder, pooling
+from bert_jax.objectives import losses
+from bert_jax.tasks import finetuning
 from bert_jax.tasks import metrics as metrics_lib
 
 _SCORES = ('pearson', 'spearman')
@@ -32,16 +27,24 @@ _POOLINGS = pooling.POOLINGS[:-1]  # but for 'none', a vector for each token
 class BertForSentenceEmbedding(nn.Module):
   """A vector for each text, pooled from its hidden states; no parameters of its own."""
 
-  config: BertConfig
+  config: bert_config.BertConfig
   pooling: str  # cls, mean, max
 
   def setup(self):
     self.bert = architectures.encoder(self.config)
 
-  def __call__(self, batch: Inputs, starts: jax.Array, *, deterministic: bool = True) -> jax.Array:
+  def __call__(self, batch: encoder.Batch, starts: jax.Array, *,
+               deterministic: bool = True) -> jax.Array:
     """[B, L] inputs and [B, P] int32 starts of the texts -> [B, P, D] float32."""
     hidden = self.bert.encode(batch, deterministic=deterministic)
     return pooling.pool(hidden, batch.pair_index, starts, self.pooling)
+
+
+class Example(NamedTuple):
+  """A line: a text, a near one, perhaps a contrary one; in held-out files two and a score."""
+
+  texts: tuple[str, ...]
+  score: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,65 @@ class SentenceEmbedding(finetuning.FineTuning):
 
   temperature: float = 0.05  # cosines are divided by it
 
-  def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
+  name = 'sentence_embedding'
+  best_score = 'spearman'
+  score_names = _SCORES
+
+  @staticmethod
+  def set_fields(c):
+    c.data.format = 'auto'  # csv, tsv, jsonl
+    del c.data.label_column
+    # With text_pair_column='' each text is its own partner, under other dropout (SimCSE).
+    c.data.text_pair_column = 'text_pair'
+    c.data.negative_column = ''  # a third text, which contradicts the first
+    c.data.eval_columns = ('sentence1', 'sentence2', 'score')  # of data.eval
+    c.data.pooling = 'mean'  # cls, mean, max
+    c.data.temperature = 0.05  # the cosines are divided by it
+    c.batch_size = 64
+    c.max_len = 64
+    c.train_epochs = 1.0
+
+  @staticmethod
+  def check(config):
+    data = config.data
+    if data.pooling not in _POOLINGS:
+      raise UserError(f'data.pooling={data.pooling!r} is unknown: use {", ".join(_POOLINGS)}')
+    if not data.temperature > 0:
+      raise UserError(f'data.temperature={data.temperature} must be positive')
+    if data.negative_column and not data.text_pair_column:
+      raise UserError(f'data.negative_column={data.negative_column} needs data.text_pair_column '
+                      'too: the text that is near')
+    if not data.text_pair_column and not config.model.dropout:
+      raise UserError('a text is compared with itself under other dropout: give '
+                      'data.text_pair_column, or a model.dropout above 0')
+    if data.test:
+      raise UserError(f'data.test={data.test}: this task predicts no file; predict --task=embed '
+                      'gives the vectors of one')
+    if len(data.eval_columns) != 3:
+      raise UserError(f'data.eval_columns={tuple(data.eval_columns)} must name two texts and a '
+                      'score')
+
+  @staticmethod
+  def read(path, data, split, _):
+    columns = (data.text_column, data.text_pair_column, data.negative_column)
+    for row in table.read(path, data.format, split):
+      if split == 'train':
+        values = tuple(row.text(column) for column in columns if column)
+        yield Example(values * 2 if len(values) == 1 else values, None)
+      else:
+        first, second, score = map(str, data.eval_columns)
+        yield Example((row.text(first), row.text(second)),
+                      row.number(score))
+
+  @classmethod
+  def make(cls, config, examples, _):
+    data = config.data
+    if len(examples) < 2:
+      raise UserError(f'{data.train} holds one example: there is nothing to tell it from')
+    head = BertForSentenceEmbedding(architectures.make_config(config.model), data.pooling)
+    return cls(head, temperature=data.temperature)
+
+  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
     """Vectors of length 1 of the texts of each example: [E, C, D] float32."""
     vectors = apply(batch.inputs, batch.starts)  # [R, P, D]
     # Empty slots are zeros, where a norm has no gradient.
@@ -61,10 +122,10 @@ class SentenceEmbedding(finetuning.FineTuning):
     vectors = vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))
     return vectors.reshape(-1, vectors.shape[-1])[jnp.maximum(batch.members, 0)]
 
-  def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
+  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """Cross-entropy over the other texts of the batch; accuracy: the partner is the nearest."""
     exists = batch.members >= 0  # [E, C]
-    of_examples, right = contrastive.contrast(logits, exists, self.temperature)
+    of_examples, right = losses.contrast(logits, exists, self.temperature)
     is_real = exists[:, 0].astype(jnp.float32)
     return {'loss': losses.weighted(of_examples, is_real),
             'accuracy': losses.weighted(right, is_real)}
@@ -73,97 +134,16 @@ class SentenceEmbedding(finetuning.FineTuning):
     """The cosine of the first two texts, [E]."""
     return jnp.sum(logits[:, 0] * logits[:, 1], axis=-1)
 
+  def features(self, examples, tokenizer, config, **_):
+    """[CLS] text [SEP] for each text; the targets are the scores, if there are any."""
+    single = [(text,) for e in examples for text in e.texts]
+    inputs, _ = finetuning.text_inputs(single, tokenizer, config.max_len)
+    owners = np.repeat(np.arange(len(examples)), [len(e.texts) for e in examples])
+    scores = [e.score for e in examples]
+    targets = None if None in scores else np.array(scores, np.float32)
+    return packed_examples.Features(inputs, owners, targets)
 
-class Example(NamedTuple):
-  """A line: a text, a near one, perhaps a contrary one; in held-out files two and a score."""
-
-  texts: tuple[str, ...]
-  score: float | None
-
-
-def features(examples: Sequence[Example], tokenizer: Tokenizer, max_len: int) -> Features:
-  """[CLS] text [SEP] for each text of an example; the targets are the scores, if there are any."""
-  ids = iter(tokenizer.encode_batch([text for e in examples for text in e.texts]))
-  inputs, owners = [], []
-  for i, example in enumerate(examples):
-    inputs += [inputs_lib.join(tokenizer, next(ids)[:max_len - 2]) for _ in example.texts]
-    owners += [i] * len(example.texts)
-  scores = [e.score for e in examples]
-  return Features(inputs, np.array(owners, np.int64),
-                  None if None in scores else np.array(scores, np.float32))
-
-
-def _scores(split, outputs):
-  """The correlations of the cosines with the scores of the file, as for STS-B."""
-  scores = metrics_lib.regression(split.batches.features.targets,
-                                  finetuning_data.by_example(outputs))
-  return {name: scores[name] for name in _SCORES}
-
-
-def _create(config, tokenizer, mesh):
-  data = config.data
-  columns = [name for name in (data.text_column, data.text_pair_column, data.negative_column)
-             if name]
-
-  def training(row):
-    values = tuple(row.text(name) for name in columns)
-    return Example(values * 2 if len(values) == 1 else values, None)
-
-  def held_out(row):
-    first, second, score = map(str, data.eval_columns)
-    return Example((row.text(first), row.text(second)), row.number(score))
-
-  def load(path, split='validation', example_of=held_out):
-    rows = table.read(path, data.format, split)
-    examples = finetuning_data.not_empty(map(example_of, rows), path)
-    return examples, features(examples, tokenizer, config.max_len)
-
-  train = load(data.train, 'train', training)
-  if len(train[0]) < 2:
-    raise UserError(f'{data.train} holds one example: there is nothing to tell it from')
-  head = BertForSentenceEmbedding(architectures.make_config(config.model), data.pooling)
-  return finetuning_data.create(
-      SentenceEmbedding(head, data.temperature), config, tokenizer, mesh, train=train, load=load,
-      labels=(), score_names=_SCORES, scores=_scores)
-
-
-def _set_fields(c):
-  c.data.format = 'auto'  # csv, tsv, jsonl
-  del c.data.label_column
-  # With text_pair_column='' each text is its own partner, under other dropout (SimCSE).
-  c.data.text_pair_column = 'text_pair'
-  c.data.negative_column = ''  # a third text, which contradicts the first
-  c.data.eval_columns = ('sentence1', 'sentence2', 'score')  # of data.eval
-  c.data.pooling = 'mean'  # cls, mean, max
-  c.data.temperature = 0.05  # the cosines are divided by it
-  c.batch_size = 64
-  c.max_len = 64
-  c.train_epochs = 1.0
-
-
-def _check(config):
-  data = config.data
-  if data.pooling not in _POOLINGS:
-    raise UserError(f'data.pooling={data.pooling!r} is unknown: use {", ".join(_POOLINGS)}')
-  if not data.temperature > 0:
-    raise UserError(f'data.temperature={data.temperature} must be positive')
-  if data.negative_column and not data.text_pair_column:
-    raise UserError(f'data.negative_column={data.negative_column} needs data.text_pair_column too: '
-                    'the text that is near')
-  if not data.text_pair_column and not config.model.dropout:
-    raise UserError('a text is compared with itself under other dropout: give '
-                    'data.text_pair_column, or a model.dropout above 0')
-  if data.test:
-    raise UserError(f'data.test={data.test}: this task predicts no file; predict --task=embed '
-                    'gives the vectors of one')
-  if len(data.eval_columns) != 3:
-    raise UserError(f'data.eval_columns={tuple(data.eval_columns)} must name two texts and a score')
-
-
-KIND = kind.TaskKind(
-    name='sentence_embedding',
-    parts=(),
-    best_score='spearman',
-    set_fields=_set_fields,
-    check=_check,
-    create=_create)
+  def scores(self, split, outputs):
+    """The correlations of the cosines with the scores of the file, as for STS-B."""
+    scores = metrics_lib.regression(split.batches.features.targets, finetuning.by_example(outputs))
+    return {name: scores[name] for name in _SCORES}

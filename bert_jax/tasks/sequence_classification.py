@@ -11,16 +11,11 @@ import numpy as np
 from scipy import special
 
 from bert_jax.data import inputs as inputs_lib
-from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError, require_choice
-from bert_jax.labelled import glue, texts
-from bert_jax.labelled.packed_examples import Batch, Features
-from bert_jax.labelled.texts import TextExample
-from bert_jax.model import architectures, pooling
-from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch as Inputs
+from bert_jax.labelled import glue, packed_examples, texts
+from bert_jax.model import architectures, bert_config, encoder, pooling
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning, finetuning_data, kind
+from bert_jax.tasks import finetuning
 from bert_jax.tasks import metrics as metrics_lib
 
 _SCORES = {'single_label': ('accuracy', 'f1', 'matthews'),
@@ -33,7 +28,7 @@ _LABELS_SHOWN = 20  # in messages
 class BertForSequenceClassification(nn.Module):
   """A dense layer on the pooled [CLS]."""
 
-  config: BertConfig
+  config: bert_config.BertConfig
   num_labels: int  # 1 for a regression
 
   def setup(self):
@@ -41,7 +36,7 @@ class BertForSequenceClassification(nn.Module):
     self.dropout = nn.Dropout(self.config.dropout)
     self.classifier = finetuning.output_layer(self.config, self.num_labels)
 
-  def pooled(self, batch: Inputs, cls_positions: jax.Array, *,
+  def pooled(self, batch: encoder.Batch, cls_positions: jax.Array, *,
              deterministic: bool = True) -> jax.Array:
     """[B, L] inputs and [B, P] int32 positions of [CLS] -> pooled outputs [B, P, D]."""
     return self.bert(batch, cls_positions, deterministic=deterministic)[1]
@@ -50,11 +45,15 @@ class BertForSequenceClassification(nn.Module):
     """Pooled outputs [..., D] -> logits [..., num_labels] float32."""
     return self.classifier(self.dropout(pooled, deterministic=deterministic))
 
-  def __call__(self, batch: Inputs, cls_positions: jax.Array, *,
+  def __call__(self, batch: encoder.Batch, cls_positions: jax.Array, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs and [B, P] int32 positions of [CLS] -> logits [B, P, num_labels] float32."""
     pooled = self.pooled(batch, cls_positions, deterministic=deterministic)
     return self.classify(pooled, deterministic=deterministic)
+
+
+def _parts(examples: Sequence[texts.TextExample]) -> list[tuple[str, ...]]:
+  return [(e.text,) if e.text_pair is None else (e.text, e.text_pair) for e in examples]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +62,88 @@ class SequenceClassification(finetuning.FineTuning):
 
   problem: str = 'single_label'  # or multi_label, regression
   long: str = 'head'  # how texts above max_len are read
+  auto_score: str = ''
 
-  def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
+  name = 'sequence_classification'
+  parts = ('pooler', 'classifier')
+  best_score = 'auto'  # accuracy; spearman for regressions; GLUE's own
+  head = BertForSequenceClassification
+  fields = ('text',)
+  optional = ('text_pair',)
+  check = staticmethod(lambda config: require_choice('long', config.data.long, inputs_lib.LONG))
+  transformers = 'ForSequenceClassification'
+
+  @staticmethod
+  def set_fields(c):
+    # auto, csv, tsv, jsonl; glue/cola, glue/sst2, glue/mrpc, glue/stsb, glue/qqp, glue/mnli,
+    # glue/qnli, glue/rte, glue/wnli: columns, labels and problem are the benchmark's then
+    c.data.format = 'auto'
+    # single_label, multi_label (a list of labels, or a comma-separated label_column with 0 and 1 in
+    # each), regression
+    c.data.problem = 'single_label'
+    c.data.labels = ()  # names in order; () = all that the training file has
+    c.data.skip_labels = ()  # rows with these labels are left out: '-' of SNLI and OCNLI, say
+    # How a text above max_len is read: head, tail, head_tail (128 + 382 of 510), or all of it in
+    # chunks_max, chunks_mean, chunks_attention.
+    c.data.long = 'head'
+
+  @staticmethod
+  def read(path, data, split, notes):
+    labelled = split != 'test'
+    examples = finetuning.not_empty(
+        texts.read(path, data.format, texts.columns(data), split, labelled), path)
+    skipped = tuple(map(str, data.skip_labels))
+    if not (skipped and labelled):
+      return examples
+    rest = [e for e in examples if e.label not in skipped]
+    notes.append(f'{len(examples) - len(rest):,} of {len(examples):,} rows of {path} are left out: '
+                 f'their label is {" or ".join(skipped)} (data.skip_labels)')
+    return finetuning.not_empty(rest, f'{path} (without the labels {", ".join(skipped)})')
+
+  @classmethod
+  def make(cls, config, examples, notes):
+    data, columns = config.data, texts.columns(config.data)
+    labels = texts.label_names(examples, columns)
+    if columns.problem == 'single_label' and not columns.labels and texts.are_scores(labels):
+      notes.append(f'the {len(labels)} labels of {data.train} are numbers, such as {labels[0]}, '
+                   'and taken for classes: data.problem=regression predicts the number itself')
+    if columns.problem == 'single_label' and len({e.label for e in examples}) == 1:
+      raise UserError(f'{data.train} has the label {examples[0].label!r} only: there is nothing to '
+                      'learn from one class')
+    is_glue = data.format.startswith('glue')
+    return cls(
+        cls.head(architectures.make_config(config.model), len(labels)), labels,
+        problem=columns.problem, long=data.long,
+        auto_score=glue.find(data.format).metric if is_glue else _BEST[columns.problem])
+
+  @staticmethod
+  def answer(bert, examples, _):
+    if not all(isinstance(e.get('text_pair', ''), str) for e in examples):
+      raise UserError("'text_pair' has to be a text")
+    names = ('text', 'text_pair')
+    return classify(bert, [tuple(e[name] for name in names if name in e) for e in examples])
+
+  @staticmethod
+  def write_test(bert, data, examples):
+    inputs = _parts(examples)
+    if not data.format.startswith('glue'):
+      yield from finetuning.json_lines(classify(bert, inputs))
+      return
+    task, logits = glue.find(data.format), class_logits(bert, inputs)
+    predictions = logits.argmax(1) if task.labels else logits[:, 0]
+    yield glue.submission_name(task, data.test), glue.submission(task, predictions.tolist())
+
+  @property
+  def score_names(self) -> tuple[str, ...]:
+    return _SCORES[self.problem]
+
+  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
     """[E, labels]."""
     pooled = apply(batch.inputs, batch.starts, method='pooled')  # [R, P, D]
     vectors = pooled.reshape(-1, pooled.shape[-1])[jnp.maximum(batch.members, 0)]  # [E, C, D]
     return apply(pooling.combine_chunks(vectors, batch.members >= 0, self.long), method='classify')
 
-  def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
+  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """Cross-entropy and accuracy; binary cross-entropy; or the squared error (as transformers)."""
     is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
     if self.problem == 'regression':
@@ -80,97 +153,48 @@ class SequenceClassification(finetuning.FineTuning):
       return {'loss': losses.weighted(of_labels.mean(-1), is_real)}
     return losses.classification(logits, batch.targets, is_real)
 
+  def features(self, examples, tokenizer, config, **_):
+    inputs, owners = finetuning.text_inputs(_parts(examples), tokenizer, config.max_len, self.long)
+    return packed_examples.Features(inputs, owners, self._targets(examples))
 
-def features(examples: Sequence[TextExample], tokenizer: Tokenizer, max_len: int, *, long: str,
-             targets: np.ndarray | None = None) -> Features:
-  """The inputs of texts: one each, or with long='chunks_...' a text's chunks."""
-  first = tokenizer.encode_batch([e.text for e in examples])
-  second = tokenizer.encode_batch([e.text_pair or '' for e in examples])
-  inputs, owners = [], []
-  for i, (example, a, b) in enumerate(zip(examples, first, second)):
-    if example.text_pair is not None:
-      parts = [inputs_lib.cut_pair(a, b, max_len - inputs_lib.special_tokens(tokenizer, 2))]
-    else:
-      parts = [(piece,) for piece in inputs_lib.pieces(a, max_len - 2, long)]
-    inputs += [inputs_lib.join(tokenizer, *part) for part in parts]
-    owners += [i] * len(parts)
-  return Features(inputs, np.array(owners, np.int64), targets)
+  def _targets(self, examples: Sequence[texts.TextExample]) -> np.ndarray:
+    """[n] int32 classes, [n] float32 numbers, or [n, labels] float32 of 0 and 1."""
+    if self.problem == 'regression':
+      return np.array([e.label for e in examples], np.float32)
+    number = {label: i for i, label in enumerate(self.labels)}
+    targets = np.zeros((len(examples), len(number)), np.float32)
+    for i, e in enumerate(examples):
+      for label in (e.label if self.problem == 'multi_label' else (e.label,)):
+        if label not in number:
+          raise UserError(f'{e.where}: the label {label!r} is none of the {len(number)} labels: '
+                          f'{", ".join(self.labels[:_LABELS_SHOWN])}')
+        targets[i, number[label]] = 1
+    return targets if self.problem == 'multi_label' else targets.argmax(1).astype(np.int32)
 
-
-def _targets(examples: Sequence[TextExample], problem: str, labels: Sequence[str]) -> np.ndarray:
-  """[n] int32 classes, [n] float32 numbers, or [n, labels] float32 of 0 and 1."""
-  if problem == 'regression':
-    return np.array([e.label for e in examples], np.float32)
-  number = {label: i for i, label in enumerate(labels)}
-  targets = np.zeros((len(examples), len(labels)), np.float32)
-  for i, e in enumerate(examples):
-    for label in (e.label if problem == 'multi_label' else (e.label,)):
-      if label not in number:
-        raise UserError(f'{e.where}: the label {label!r} is none of the {len(labels)} labels: '
-                        f'{", ".join(labels[:_LABELS_SHOWN])}')
-      targets[i, number[label]] = 1
-  return targets if problem == 'multi_label' else targets.argmax(1).astype(np.int32)
+  def scores(self, split, outputs):
+    gold, logits = split.batches.features.targets, finetuning.by_example(outputs)
+    if self.problem == 'regression':
+      return metrics_lib.regression(gold, logits[:, 0])
+    if self.problem == 'multi_label':
+      return metrics_lib.multi_label(gold > 0, logits > 0)
+    return metrics_lib.single_label(gold, logits.argmax(1), len(self.labels))
 
 
-def _scores(split, outputs, problem, labels):
-  gold, logits = split.batches.features.targets, finetuning_data.by_example(outputs)
-  if problem == 'regression':
-    return metrics_lib.regression(gold, logits[:, 0])
-  if problem == 'multi_label':
-    return metrics_lib.multi_label(gold > 0, logits > 0)
-  return metrics_lib.single_label(gold, logits.argmax(1), len(labels))
+Texts = Sequence[str | tuple[str, ...]]  # texts and pairs
 
 
-def _create(config, tokenizer, mesh):
-  data, columns = config.data, texts.columns(config.data)
-  require_choice('long', data.long, inputs_lib.LONG)
-  skipped, notes = tuple(map(str, data.skip_labels)), []
-
-  def read(path, split):
-    examples = finetuning_data.not_empty(texts.read(path, data.format, columns, split), path)
-    if not skipped:
-      return examples
-    kept = [e for e in examples if e.label not in skipped]
-    notes.append(f'{len(examples) - len(kept):,} of {len(examples):,} rows of {path} are left '
-                 f'out: their label is {" or ".join(skipped)} (data.skip_labels)')
-    return finetuning_data.not_empty(kept, f'{path} (without the labels {", ".join(skipped)})')
-
-  train = read(data.train, 'train')
-  labels = texts.label_names(train, columns)
-  if columns.problem == 'single_label' and not columns.labels and texts.are_scores(labels):
-    notes.append(f'the {len(labels)} labels of {data.train} are numbers, such as {labels[0]}, and '
-                 'taken for classes: data.problem=regression predicts the number itself')
-  if columns.problem == 'single_label' and len({e.label for e in train}) == 1:
-    raise UserError(f'{data.train} has the label {train[0].label!r} only: there is nothing to '
-                    'learn from one class')
-
-  def with_features(examples):
-    targets = _targets(examples, columns.problem, labels)
-    return examples, features(examples, tokenizer, config.max_len, long=data.long, targets=targets)
-
-  head = BertForSequenceClassification(architectures.make_config(config.model), len(labels))
-  is_glue = data.format.startswith('glue')
-  return finetuning_data.create(
-      SequenceClassification(head, columns.problem, data.long), config, tokenizer, mesh,
-      train=with_features(train), load=lambda path: with_features(read(path, 'validation')),
-      labels=labels, score_names=_SCORES[columns.problem],
-      scores=functools.partial(_scores, problem=columns.problem, labels=labels),
-      best_score=glue.find(data.format).metric if is_glue else _BEST[columns.problem],
-      notes=notes, problem=columns.problem)
-
-
-def class_logits(bert: kind.Bert, inputs: Sequence[str | tuple[str, str]]) -> np.ndarray:
+def class_logits(bert: finetuning.Bert, inputs: Texts) -> np.ndarray:
   """[texts, labels] of texts or pairs."""
-  head, pairs = KIND.head_of(bert), [(x, None) if isinstance(x, str) else x for x in inputs]
+  head = SequenceClassification.head_of(bert)
   long = bert.model.facts.get('long') or 'head'
-  f = features([TextExample('', *pair, None) for pair in pairs], bert.tokenizer,
-               bert.trained_length, long=long)
-  pooled = bert.per_text(f.inputs, functools.partial(finetuning.apply_head, head, method='pooled'))
-  vectors = pooling.combine_chunks(*map(jnp.asarray, inputs_lib.by_text(pooled, f.owners)), long)
+  parts = [(text,) if isinstance(text, str) else text for text in inputs]
+  rows, owners = finetuning.text_inputs(parts, bert.tokenizer, bert.trained_length, long)
+  pooled = bert.per_text(rows, functools.partial(finetuning.apply_head, head, method='pooled'))
+  vectors = pooling.combine_chunks(*map(jnp.asarray, inputs_lib.by_text(pooled, owners)), long)
   return np.asarray(head.apply(bert.params, vectors, method='classify'))
 
 
-def classify(bert: kind.Bert, inputs: Sequence[str | tuple[str, str]]) -> list[kind.Answer]:
+def classify(bert: finetuning.Bert, inputs: Texts) -> list[finetuning.Answer]:
   """For each text or pair {'label', 'probabilities'}, or {'value'} of a regression.
 
   With several labels at once {'labels', 'probabilities'}: those above one half.
@@ -185,51 +209,3 @@ def classify(bert: kind.Bert, inputs: Sequence[str | tuple[str, str]]) -> list[k
              'probabilities': dict(zip(labels, row.tolist()))} for row in special.expit(logits)]
   return [{'label': labels[row.argmax()], 'probabilities': dict(zip(labels, row.tolist()))}
           for row in special.softmax(logits, -1)]
-
-
-def _answer(bert, examples, _):
-  if not all(isinstance(e.get('text_pair', ''), str) for e in examples):
-    raise UserError("'text_pair' has to be a text")
-  return classify(bert, [(e['text'], e['text_pair']) if 'text_pair' in e else e['text']
-                         for e in examples])
-
-
-def _read_test(data):
-  return texts.read(data.test, data.format, texts.columns(data), 'test', labelled=False)
-
-
-def _write_test(bert, data, examples):
-  inputs = [e.text if e.text_pair is None else (e.text, e.text_pair) for e in examples]
-  if data.format.startswith('glue'):
-    task, logits = glue.find(data.format), class_logits(bert, inputs)
-    predictions = logits.argmax(1) if task.labels else logits[:, 0]
-    yield glue.submission_name(task, data.test), glue.submission(task, predictions.tolist())
-  else:
-    yield 'predictions.jsonl', kind.json_lines(classify(bert, inputs))
-
-
-def _set_fields(c):
-  # auto, csv, tsv, jsonl; glue/cola, glue/sst2, glue/mrpc, glue/stsb, glue/qqp, glue/mnli,
-  # glue/qnli, glue/rte, glue/wnli: columns, labels and problem are the benchmark's then
-  c.data.format = 'auto'
-  # single_label, multi_label (a list of labels, or a comma-separated label_column with 0 and 1 in
-  # each), regression
-  c.data.problem = 'single_label'
-  c.data.labels = ()  # names in order; () = all that the training file has
-  c.data.skip_labels = ()  # rows with these labels are left out: '-' of SNLI and OCNLI, say
-  # How a text above max_len is read: head, tail, head_tail (128 + 382 of 510), or all of it in
-  # chunks_max, chunks_mean, chunks_attention.
-  c.data.long = 'head'
-
-
-KIND = kind.TaskKind(
-    name='sequence_classification',
-    parts=('pooler', 'classifier'),
-    best_score='auto',  # accuracy; spearman for regressions; GLUE's own
-    set_fields=_set_fields,
-    create=_create,
-    head=BertForSequenceClassification,
-    lines=kind.LinePrediction(('text',), _answer, optional=('text_pair',)),
-    read_test=_read_test,
-    write_test=_write_test,
-    transformers='ForSequenceClassification')

@@ -8,11 +8,11 @@ from bert_jax.tasks import (
   token_classification,
 )
 
-ALL = {module.KIND.name: module.KIND for module in (
-    sequence_classification,
-    token_classification,
-    question_answering,
-    multiple_choice,
-    sentence_embedding,
+ALL = {task.name: task for task in (
+    sequence_classification.SequenceClassification,
+    token_classification.TokenClassification,
+    question_answering.QuestionAnswering,
+    multiple_choice.MultipleChoice,
+    sentence_embedding.SentenceEmbedding,
 )}
-WITH_HEAD = {name: kind for name, kind in ALL.items() if kind.parts}
+WITH_HEAD = {name: task for name, task in ALL.items() if task.parts}

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,14 +14,12 @@ from tokenizers import pre_tokenizers
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
-from bert_jax.labelled import conll, texts
-from bert_jax.labelled.packed_examples import Batch, Features
-from bert_jax.model import architectures
-from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch as Inputs
+from bert_jax.labelled import conll, packed_examples, texts
+from bert_jax.model import architectures, encoder
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning, finetuning_data, kind
+from bert_jax.tasks import finetuning
 from bert_jax.tasks import metrics as metrics_lib
+from bert_jax.tasks.sequence_classification import BertForSequenceClassification
 
 # As BERT's own tokeniser splits a text, whatever the vocabulary: at spaces, around punctuation and
 # around the characters of Chinese.
@@ -32,37 +29,15 @@ _WORDS = pre_tokenizers.Sequence([
 _TAGS_SHOWN = 20  # in messages
 
 
-class BertForTokenClassification(nn.Module):
+class BertForTokenClassification(BertForSequenceClassification):
   """A dense layer on the hidden state of each token."""
 
-  config: BertConfig
-  num_labels: int
-
-  def setup(self):
-    self.bert = architectures.encoder(self.config)
-    self.dropout = nn.Dropout(self.config.dropout)
-    self.classifier = finetuning.output_layer(self.config, self.num_labels)
-
-  def __call__(self, batch: Inputs, cls_positions: jax.Array | None = None, *,
+  def __call__(self, batch: encoder.Batch, cls_positions: jax.Array | None = None, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs -> logits [B, L, num_labels] float32."""
     del cls_positions
     hidden = self.bert.features(self.bert.encode(batch, deterministic=deterministic))
-    return self.classifier(self.dropout(hidden, deterministic=deterministic))
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenClassification(finetuning.FineTuning):
-  """A tag for the first piece of each word."""
-
-  def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
-    """Cross-entropy and accuracy over the words."""
-    is_word = (batch.token_targets > 0).astype(jnp.float32)
-    return losses.classification(logits, jnp.maximum(batch.token_targets - 1, 0), is_word)
-
-  def reduced(self, logits: jax.Array) -> jax.Array:
-    """The likeliest tag of each token, [R, L]."""
-    return logits.argmax(-1)
+    return self.classify(hidden, deterministic=deterministic)
 
 
 def find_words(text: str) -> list[tuple[int, int]]:
@@ -77,50 +52,48 @@ def word_pieces(sentences: Sequence[Sequence[str]],
   A word that the tokeniser sees nothing in becomes [UNK].
   """
   space = ' ' if tokenizer.kind == 'bpe' else ''  # the others put it there themselves
-  pieces = iter(tokenizer.encode_batch([space + word for words in sentences for word in words]))
-  return [[next(pieces) or [tokenizer.unk_id] for _ in words] for words in sentences]
+  encoded = finetuning.encode([[space + word for word in words] for words in sentences], tokenizer)
+  return [[pieces or [tokenizer.unk_id] for pieces in words] for words in encoded]
 
 
-def _windows(words: Sequence[Sequence[int]], room: int) -> list[list[int]]:
-  """The words of a sentence in as few inputs as hold them, cut between words: their numbers."""
-  windows, used = [[]], 0
+def _windows(words: Sequence[Sequence[int]], room: int) -> list[tuple[int, int]]:
+  """The words [first, end) of each of the fewest inputs that hold a sentence, cut between words."""
+  firsts, used = [0], 0
   for i, pieces in enumerate(words):
-    size = min(len(pieces), room)
-    if used + size > room:
-      windows.append([])
+    if used + len(pieces) > room:
+      firsts.append(i)
       used = 0
-    windows[-1].append(i)
-    used += size
-  return windows
+    used += len(pieces)
+  return list(zip(firsts, [*firsts[1:], len(words)]))
 
 
-def features(sentences: Sequence[Sequence[Sequence[int]]], tokenizer: Tokenizer, max_len: int,
-             tags: Sequence[Sequence[int]] | None = None) -> Features:
-  """The inputs of sentences of pieces of words.
+def _features(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_len: int,
+              tags: Sequence[Sequence[int]] | None = None) -> packed_examples.Features:
+  """The inputs of sentences of words.
 
   Token targets are 1 + the tag on the first piece of each word (1 where no tags are given) and 0
   on all else.
   """
   inputs, owners, targets = [], [], []
-  for i, words in enumerate(sentences):
-    for window in _windows(words, max_len - 2):
-      ids, marks = [], [0]
-      for word in window:
-        pieces = words[word][:max_len - 2]
-        ids += pieces
-        marks += [1 + (tags[i][word] if tags is not None else 0)] + [0] * (len(pieces) - 1)
-      inputs.append(inputs_lib.join(tokenizer, ids))
+  for i, pieces_of_words in enumerate(word_pieces(sentences, tokenizer)):
+    words = [pieces[:max_len - 2] for pieces in pieces_of_words]
+    marks = [1 + tag for tag in tags[i]] if tags is not None else [1] * len(words)
+    for first, end in _windows(words, max_len - 2):
+      window, target = [], [0]
+      for pieces, mark in zip(words[first:end], marks[first:end]):
+        window += pieces
+        target += [mark] + [0] * (len(pieces) - 1)
+      inputs.append(inputs_lib.join(tokenizer, window))
       owners.append(i)
-      targets.append(np.array([*marks, 0], np.int32))
-  return Features(inputs, np.array(owners, np.int64), token_targets=targets)
+      targets.append(np.array([*target, 0], np.int32))
+  return packed_examples.Features(inputs, np.array(owners, np.int64), token_targets=targets)
 
 
-def _of_words(f: Features, per_token: Sequence[np.ndarray]) -> list[np.ndarray]:
-  """The values on the first pieces of words, by sentence: [words, ...].
+def _of_words(f: packed_examples.Features, per_token: Sequence[np.ndarray]) -> list[np.ndarray]:
+  """The values on the first pieces of words, by sentence, from those of each input [tokens, ...].
 
-  Args:
-    f: the features of the sentences.
-    per_token: for each input [tokens, ...].
+  Returns:
+    For each sentence [words, ...].
   """
   parts = [[] for _ in range(f.count)]
   for owner, marks, values in zip(f.owners, f.token_targets, per_token):
@@ -128,60 +101,92 @@ def _of_words(f: Features, per_token: Sequence[np.ndarray]) -> list[np.ndarray]:
   return [np.concatenate(of_sentence) for of_sentence in parts]
 
 
-def predicted(split: finetuning_data.Split, outputs: list[finetuning_data.Output],
-              labels: Sequence[str]) -> list[list[str]]:
-  """The tags of every sentence of a file."""
-  f = split.batches.features
-  per_token = finetuning_data.by_input(outputs, len(f.inputs))
-  return [[labels[i] for i in tags] for tags in _of_words(f, per_token)]
+@dataclasses.dataclass(frozen=True)
+class TokenClassification(finetuning.FineTuning):
+  """A tag for the first piece of each word."""
 
+  name = 'token_classification'
+  parts = ('classifier',)
+  best_score = 'f1'
+  score_names = ('precision', 'recall', 'f1', 'accuracy')
+  head = BertForTokenClassification
+  fields = ('text',)
+  transformers = 'ForTokenClassification'
 
-def _scores(split, outputs, labels):
-  gold = [sentence.tags for sentence in split.examples]
-  return metrics_lib.entities(gold, predicted(split, outputs, labels))
+  @staticmethod
+  def set_fields(c):
+    # conll (words and tags in columns, from 0, or from -1 at the end), or jsonl with a list of each
+    c.data.format = 'auto'
+    c.data.text_column = '0'
+    c.data.label_column = '-1'
+    c.data.labels = ()  # tags in order; () = all that the training file has
+    c.optimizer.learning_rate = 5e-5
 
+  @staticmethod
+  def read(path, data, split, _):
+    return conll.read(path, data, labelled=split != 'test')
 
-def _create(config, tokenizer, mesh):
-  data = config.data
+  @classmethod
+  def make(cls, config, examples, _):
+    labels = texts.given_labels(config.data.labels) or tuple(sorted(
+        conll.with_partners({tag for s in examples for tag in s.tags})))
+    if len(labels) == 1:
+      raise UserError(f'{config.data.train} has the tag {labels[0]!r} only: there is nothing to '
+                      'learn from one class')
+    return cls(cls.head(architectures.make_config(config.model), len(labels)), labels)
 
-  def read(path):
-    return finetuning_data.not_empty(conll.read(path, data), path)
+  @staticmethod
+  def answer(bert, examples, _):
+    return tag(bert, [e['text'] for e in examples])
 
-  train = read(data.train)
-  labels = texts.given_labels(data.labels) or tuple(sorted(
-      conll.with_partners({tag for s in train for tag in s.tags})))
-  number = {label: i for i, label in enumerate(labels)}
-  if len(labels) == 1:
-    raise UserError(f'{data.train} has the tag {labels[0]!r} only: there is nothing to learn from '
-                    'one class')
+  @staticmethod
+  def write_test(bert, _, sentences):
+    lines, of_words = [], _tag_probabilities(bert, [s.words for s in sentences])
+    for sentence, probabilities in zip(sentences, of_words):
+      lines += [f'{word} {bert.model.labels[i]}'
+                for word, i in zip(sentence.words, probabilities.argmax(-1))] + ['']
+    yield 'predictions.conll', '\n'.join(lines) + '\n'
 
-  def with_features(sentences):
-    for s in sentences:
+  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
+    """Cross-entropy and accuracy over the words."""
+    is_word = (batch.token_targets > 0).astype(jnp.float32)
+    return losses.classification(logits, jnp.maximum(batch.token_targets - 1, 0), is_word)
+
+  def reduced(self, logits: jax.Array) -> jax.Array:
+    """The likeliest tag of each token, [R, L]."""
+    return logits.argmax(-1)
+
+  def features(self, examples, tokenizer, config, **_):
+    number = {label: i for i, label in enumerate(self.labels)}
+    for s in examples:
       unknown = sorted(set(s.tags) - number.keys())
       if unknown:
-        raise UserError(f'{s.where}: the tag {unknown[0]!r} is none of the {len(labels)} tags: '
-                        f'{", ".join(labels[:_TAGS_SHOWN])}')
-    pieces = word_pieces([s.words for s in sentences], tokenizer)
-    tags = [[number[tag] for tag in s.tags] for s in sentences]
-    return sentences, features(pieces, tokenizer, config.max_len, tags)
+        raise UserError(f'{s.where}: the tag {unknown[0]!r} is none of the {len(number)} tags: '
+                        f'{", ".join(self.labels[:_TAGS_SHOWN])}')
+    return _features([s.words for s in examples], tokenizer, config.max_len,
+                     [[number[tag] for tag in s.tags] for s in examples])
 
-  head = BertForTokenClassification(architectures.make_config(config.model), len(labels))
-  return finetuning_data.create(
-      TokenClassification(head), config, tokenizer, mesh, train=with_features(train),
-      load=lambda path: with_features(read(path)), labels=labels,
-      score_names=('precision', 'recall', 'f1', 'accuracy'),
-      scores=functools.partial(_scores, labels=labels))
+  def predicted(self, split: finetuning.Split,
+                outputs: list[finetuning.Output]) -> list[list[str]]:
+    """The tags of every sentence of a file."""
+    f = split.batches.features
+    per_token = finetuning.by_input(outputs, len(f.inputs))
+    return [[self.labels[i] for i in tags] for tags in _of_words(f, per_token)]
+
+  def scores(self, split, outputs):
+    return metrics_lib.entities([s.tags for s in split.examples], self.predicted(split, outputs))
 
 
-def _tag_probabilities(bert: kind.Bert, sentences: Sequence[Sequence[str]]) -> list[np.ndarray]:
+def _tag_probabilities(bert: finetuning.Bert,
+                       sentences: Sequence[Sequence[str]]) -> list[np.ndarray]:
   """The probabilities of each word's tags, [words, tags], of sentences of words."""
-  f = features(word_pieces(sentences, bert.tokenizer), bert.tokenizer, bert.trained_length)
-  per_token = bert.per_token(f.inputs,
-                             functools.partial(finetuning.apply_head, KIND.head_of(bert)))
+  f = _features(sentences, bert.tokenizer, bert.trained_length)
+  apply = functools.partial(finetuning.apply_head, TokenClassification.head_of(bert))
+  per_token = bert.per_token(f.inputs, apply)
   return [special.softmax(x.astype(np.float64), -1) for x in _of_words(f, per_token)]
 
 
-def tag(bert: kind.Bert, inputs: Sequence[str]) -> list[kind.Answer]:
+def tag(bert: finetuning.Bert, inputs: Sequence[str]) -> list[finetuning.Answer]:
   """For each text {'entities': [{'start', 'end', 'text', 'label', 'probability'}]}.
 
   Start and end count characters; the probability is the mean of that of the entity's tags.
@@ -198,38 +203,3 @@ def tag(bert: kind.Bert, inputs: Sequence[str]) -> list[kind.Answer]:
           'probability': float(probabilities[e.first:e.last + 1].max(-1).mean())})
     answers.append({'entities': entities})
   return answers
-
-
-def _answer(bert, examples, _):
-  return tag(bert, [e['text'] for e in examples])
-
-
-def _write_test(bert, _, sentences):
-  lines = []
-  for sentence, probabilities in zip(sentences,
-                                     _tag_probabilities(bert, [s.words for s in sentences])):
-    lines += [f'{word} {bert.model.labels[i]}'
-              for word, i in zip(sentence.words, probabilities.argmax(-1))] + ['']
-  yield 'predictions.conll', '\n'.join(lines) + '\n'
-
-
-def _set_fields(c):
-  # conll (words and tags in columns, from 0, or from -1 at the end), or jsonl with a list of each
-  c.data.format = 'auto'
-  c.data.text_column = '0'
-  c.data.label_column = '-1'
-  c.data.labels = ()  # tags in order; () = all that the training file has
-  c.optimizer.learning_rate = 5e-5
-
-
-KIND = kind.TaskKind(
-    name='token_classification',
-    parts=('classifier',),
-    best_score='f1',
-    set_fields=_set_fields,
-    create=_create,
-    head=BertForTokenClassification,
-    lines=kind.LinePrediction(('text',), _answer),
-    read_test=lambda data: conll.read(data.test, data, labelled=False),
-    write_test=_write_test,
-    transformers='ForTokenClassification')

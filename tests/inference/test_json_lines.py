@@ -10,7 +10,6 @@ from safetensors.numpy import load_file, save_file
 import bert_jax
 from bert_jax.errors import Failed, UserError
 from bert_jax.inference import json_lines, predictions
-from bert_jax.tasks.kind import LinePrediction
 from tests.interop import torch_bert
 
 
@@ -74,8 +73,9 @@ def test_few_batches_for_one_bad_line(monkeypatch):
 
   text = ''.join(json.dumps({'text': 'bad' if i == 700 else str(i)}) + '\n' for i in range(1023))
   found = []
-  done = predictions.predict(LinePrediction(('text',), answer), None, io.BytesIO(text.encode()),
-                             'in', found.append, predictions.Options())
+  done = predictions.predict(
+      predictions.LinePrediction(('text',), answer), None, io.BytesIO(text.encode()), 'in',
+      found.append, predictions.Options())
   assert done == (1023, 1) and len(calls) < 30
   assert [x.get('n') for x in found] == [None if i == 700 else str(i) for i in range(1023)]
 
@@ -93,21 +93,16 @@ def with_weight(tmp_path, value):
 
 def killed_after(monkeypatch, count):
   """Has a job end as by a kill once so many answers are written, in the middle of the next."""
-  write = json_lines.write
+  write, written = json_lines.write, []
 
-  def begin(sink):
-    write_line, written = write(sink), []
+  def dying(sink, answer):
+    if len(written) == count:
+      sink.write('{"embedding": [0.1, ')
+      sink.flush()
+      raise KeyboardInterrupt
+    written.append(write(sink, answer))
 
-    def dying(answer):
-      if len(written) == count:
-        sink.write('{"embedding": [0.1, ')
-        sink.flush()
-        raise KeyboardInterrupt
-      written.append(write_line(answer))
-
-    return dying
-
-  monkeypatch.setattr(json_lines, 'write', begin)
+  monkeypatch.setattr(json_lines, 'write', dying)
 
 
 @pytest.mark.parametrize('changed', ['', 'input', 'options', 'model'])

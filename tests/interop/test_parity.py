@@ -15,8 +15,7 @@ from bert_jax.interop import families, huggingface, layout
 from bert_jax.model.encoder import Bert
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives.masking import Masked
-from bert_jax.objectives.mlm_nsp import MaskedLM
-from bert_jax.objectives.objective import Example, Keys
+from bert_jax.objectives.objective import Example, Keys, MaskedLM
 from bert_jax.tasks import (
   multiple_choice,
   question_answering,

@@ -25,9 +25,10 @@ from bert_jax.tasks import (
   multiple_choice,
   question_answering,
   sequence_classification,
+  task_list,
   token_classification,
 )
-from bert_jax.tasks.finetuning_data import FineTuningData
+from bert_jax.tasks.finetuning import FineTuningData
 from bert_jax.training import checkpoint
 from tests import conftest, made_tasks
 
@@ -304,8 +305,8 @@ def test_reinitialised_layers_and_frozen_ones(pretrained, tmp_path):
 def test_the_score_that_decides_where_none_is_named(task, best):
   c = config_lib.finetuning(task)
   c.keep_best = 'auto'
-  scores = types.SimpleNamespace(best_score='', score_names=('f1', 'accuracy', 'spearman'))
-  assert finetune._best(c, scores) == best
+  data = types.SimpleNamespace(task=task_list.ALL[task])
+  assert finetune._best(c, data) == best
 
 
 def test_labels_that_are_left_out(pretrained, tmp_path, capsys):

@@ -121,8 +121,9 @@ def test_fields_of_another_architecture(corpus_file):
 def test_what_only_the_data_tells():
   c = tiny.get_config()
   c.profile_steps = (50, 60)
-  data = types.SimpleNamespace(has_held_out=False, null_threshold=None)
-  job = types.SimpleNamespace(data=data, train_steps=12)
+  data = types.SimpleNamespace(has_held_out=False)
+  task = types.SimpleNamespace(null_threshold=None)
+  job = types.SimpleNamespace(data=data, task=task, train_steps=12)
   for name, reason in (('eval_every', 'no text is held out'), ('eval_batches', 'no text is held'),
                        ('profile_steps', 'the run has 12 steps')):
     with pytest.raises(UserError, match=f'--config.{name} has no effect here: {reason}'):
@@ -133,7 +134,7 @@ def test_what_only_the_data_tells():
   c = config_lib.finetuning('question_answering')
   with pytest.raises(UserError, match='every question of data.train= has an answer'):
     no_effect.check(c, ['data.null_threshold'], job)
-  data.null_threshold = 0.0
+  task.null_threshold = 0.0
   no_effect.check(c, ['data.null_threshold'], job)
 
 

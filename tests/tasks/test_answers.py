@@ -45,15 +45,14 @@ def test_token_spans():
 def test_targets_point_at_the_answer_or_at_cls():
   context = read()
   asked = Question('1', 'who', TEXT, ('w5 w6',), (15,))
-  example = question_answering.Example(asked, context)
-  f = question_answering.features([example], by_window=True)
+  f = question_answering.features([asked], [context], by_window=True)
   found = [np.argwhere(x).tolist() for x in f.token_targets]
   assert found == [[[0, 0], [0, 1]],  # w0..w4: not there
                    [[6, 0], [7, 1]],  # w2..w6
                    [[4, 0], [5, 1]],  # w4..w8
                    [[0, 0], [0, 1]]]  # w6..w9: only its end
   assert f.count == 4
-  whole = question_answering.features([example], by_window=False)
+  whole = question_answering.features([asked], [context], by_window=False)
   assert whole.count == 1 and len(whole.inputs) == 4
 
 
