@@ -21,6 +21,7 @@ from absl import app, flags
 from etils import epath
 from flax import linen as nn
 import jax
+from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax import config as config_lib
@@ -73,8 +74,9 @@ def _evaluate(workdir: str, config, corpus: dataset.Corpus) -> dict[str, float]:
   masking_config = MaskingConfig(**c.masking)
   task = Pretraining(catalogue.create('', 'next_sentence', model_config), masking_config,
                      pretrain.vocabulary(corpus, masking_config))
+  unpacked = ConfigDict({'pack': False, 'sequences': 'next_sentence'})
   data = PretrainingData.create(task, corpus, Phases.create((), c.train_steps, c.max_len, 64),
-                                seed=0, eval_batches=0, pack=False)
+                                unpacked, seed=0, eval_batches=0)
   shapes = jax.eval_shape(task.init, jax.random.key(0))
   params, _ = checkpoint.restore_params(epath.Path(workdir), nn.unbox(shapes))
   loss = jax.jit(lambda params, batch: task.loss(params, None, batch, None))

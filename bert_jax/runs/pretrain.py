@@ -68,8 +68,8 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   train_steps = _train_steps(config, corpus)
   phases = config_lib.phases_of(config, train_steps)
   data = PretrainingData.create(
-      task, corpus, phases, seed=config.seed, eval_batches=config.eval_batches,
-      pack=config.data.pack, sequences=config.data.sequences, feed=mesh_lib.feed(mesh))
+      task, corpus, phases, config.data, seed=config.seed, eval_batches=config.eval_batches,
+      feed=mesh_lib.feed(mesh))
   if config.keep_best and not data.has_held_out:
     raise UserError(f'keep_best={config.keep_best!r} needs held-out text: set data.heldout')
   if config.keep_best and config.keep_best not in data.score_names():

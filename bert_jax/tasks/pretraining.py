@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax.data.dataset import Corpus
@@ -96,19 +97,18 @@ class PretrainingData:
   feed: Feed = Feed()  # the part of a batch that this process feeds
 
   @classmethod
-  def create(cls, task: Pretraining, corpus: Corpus, phases: Phases, *, seed: int,
-             eval_batches: int, pack: bool = True, sequences: str = 'next_sentence',
-             feed: Feed = Feed()) -> 'PretrainingData':
-    """Makes a row source for each phase.
+  def create(cls, task: Pretraining, corpus: Corpus, phases: Phases, data: ConfigDict, *,
+             seed: int, eval_batches: int, feed: Feed = Feed()) -> 'PretrainingData':
+    """Makes a row source for each phase, by the config group `data`.
 
     Raises:
       UserError: a pair objective, and no pair fits into a row.
     """
 
     def sources(records, seed):
-      return tuple(RowSource(records, Layout.create(phase.max_len, pack, sequences), seed,
-                             corpus.tokenizer, words=task.masking.unit != 'token')
-                   for phase in phases)
+      layouts = [Layout.create(phase.max_len, data.pack, data.sequences) for phase in phases]
+      return tuple(RowSource(records, layout, seed, corpus.tokenizer,
+                             words=task.masking.unit != 'token') for layout in layouts)
 
     train = sources(corpus.train, seed)
     for phase, source in zip(phases, train):

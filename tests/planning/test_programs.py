@@ -33,8 +33,8 @@ def test_shapes_are_those_of_a_run(corpus_file, tmp_path, overrides):
   phases = config_lib.phases_of(c)
   objective = catalogue.create('', c.data.sequences, config_lib.bert_config(c.model))
   data = PretrainingData.create(
-      Pretraining(objective, MaskingConfig(**c.masking), None), corpus, phases, seed=0,
-      eval_batches=1, pack=c.data.pack, sequences=c.data.sequences)
+      Pretraining(objective, MaskingConfig(**c.masking), None), corpus, phases, c.data, seed=0,
+      eval_batches=1)
   real = jax.tree.map(lambda x: (x.shape, x.dtype), data.rows(0))
   planned = jax.tree.map(lambda x: (x.shape, x.dtype), programs.pretraining(c, phases[0]).batch)
   assert jax.tree.structure(real) == jax.tree.structure(planned)
