@@ -26,9 +26,9 @@ class BertConfig:
 
   The legend of every shape in this package:
 
-    B rows          L positions in a row      D width             H heads
-    K head width    F feed-forward width      V vocabulary        M masked positions in a row
-    P pairs in a row                          N layers            E embedding width, if not D
+      B rows          L positions in a row      D width             H heads
+      K head width    F feed-forward width      V vocabulary        M masked positions in a row
+      P pairs in a row                          N layers            E embedding width, if not D
   """
 
   # The name in transformers (`model_type`): bert and roberta; others have a class of their own.

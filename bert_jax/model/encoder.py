@@ -142,10 +142,7 @@ def stacked(layer: type[nn.Module], config: BertConfig, length: int,
 
 
 class Bert(nn.Module):
-  """An `Encoder`: embeddings, N layers, and the pooler over each pair's [CLS].
-
-  Other architectures override parts.
-  """
+  """BERT's `Encoder`: embeddings, N layers, and the pooler over each pair's [CLS]."""
 
   config: BertConfig
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.kernels import MASKED
-
 Metrics = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), float32 scalars
 
 
@@ -29,28 +27,6 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
   highest = jax.lax.stop_gradient(logits.max(-1))
   log_partition = jnp.log(jnp.exp(logits - highest[..., None]).sum(-1)) + highest
   return log_partition - chosen, chosen >= highest
-
-
-def contrast(vectors: jax.Array, exists: jax.Array,
-             temperature: float) -> tuple[jax.Array, jax.Array]:
-  """Cross-entropy of a text's partner among the other texts of the batch, by their cosines.
-
-  The loss of SimCSE (Gao et al. 2021, https://arxiv.org/abs/2104.08821) and of
-  sentence-transformers' multiple negatives. The third texts of examples are no text's partner.
-
-  Args:
-    vectors: [E, C, D] float32 of length 1: of each example a text, its partner, perhaps a third.
-    exists: [E, C] bool, False for texts that an example lacks.
-    temperature: the divisor of the cosines.
-
-  Returns:
-    (losses [E] in nat, is_right [E] bool: the partner is the nearest).
-  """
-  others = jnp.moveaxis(vectors[:, 1:], 1, 0).reshape(-1, vectors.shape[-1])  # partners, then third
-  cosines = jnp.einsum('ed,od->eo', vectors[:, 0], others, preferred_element_type=jnp.float32)
-  other_exists = jnp.moveaxis(exists[:, 1:], 1, 0).reshape(-1)
-  logits = jnp.where(other_exists, cosines / temperature, MASKED)
-  return cross_entropy(logits, jnp.arange(len(exists)))
 
 
 def weighted(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:

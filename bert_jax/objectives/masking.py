@@ -1,11 +1,9 @@
 """Masking for masked language modelling, on the device, inside the jitted step.
 
 Per pair, max(1, round(rate * n)) of its n ordinary tokens are drawn without replacement; then each
-drawn token independently becomes [MASK], a random ordinary token, or stays itself. Whole words and
-n-grams are drawn from the whole row, on average as many tokens, because a short pair has no room
-for long words; each has the same probability, whatever its length. Every row has its own key,
-folded from (seed, step) and the row's global number: the masks are the same on every mesh and in
-every split into microbatches, and no chip draws another chip's.
+drawn token independently becomes [MASK], a random ordinary token, or stays itself. Every row has
+its own key, folded from (seed, step) and the row's global number: the masks are the same on every
+mesh and in every split into microbatches, and no chip draws another chip's.
 """
 
 import dataclasses
@@ -17,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.errors import require, require_choice
+from bert_jax.objectives import masking_units
 
 # Units of masking. Every position belongs to one, which reaches up to the start of the next.
 UNITS = ('token', 'whole_word', 'span', 'ngram')
@@ -140,42 +139,6 @@ def cumulative_frequencies(counts: np.ndarray, special_ids: tuple[int, ...]) -> 
   return (np.cumsum(counts) / counts.sum()).astype(np.float32)
 
 
-def join_words(key: jax.Array, word_start: jax.Array, special: jax.Array,
-               probabilities: np.ndarray) -> jax.Array:
-  """Joins runs of words of random length to units, which never reach across a special token.
-
-  Between two special tokens the lengths of the units are independent draws; the last one is cut off
-  at the next special token.
-
-  Args:
-    key: the key of the row.
-    word_start: [L] bool, True also on special tokens, on padding and on the tokens after them.
-    special: [L] bool, special tokens and padding.
-    probabilities: the probability of 1, 2, ... words.
-
-  Returns:
-    [L] bool, True where units start.
-  """
-  size = word_start.shape[0]
-  word = jnp.cumsum(word_start) - 1  # [L], the word of each position
-  indices = jnp.arange(size)
-  is_special = jnp.zeros(size, bool).at[word].max(special)  # by word, like all below
-  drawn = jax.random.uniform(key, (size,))
-  words = 1 + jnp.searchsorted(jnp.asarray(np.cumsum(probabilities)[:-1], jnp.float32), drawn,
-                               side='right')
-  # The next special word behind each word: the smallest index of one, looking from the right.
-  behind = jax.lax.cummin(jnp.where(is_special, indices, size), reverse=True)
-  behind = jnp.append(behind[1:], size)
-  jump = jnp.where(is_special, indices + 1, jnp.minimum(indices + words, behind))
-  jump = jnp.append(jnp.minimum(jump, size), size)  # [L + 1], the end jumps to itself
-  # Marks the words that a walk from the first one visits, in log2(L) rounds of doubled jumps.
-  visited = jnp.zeros(size + 1, bool).at[0].set(True)
-  for _ in range(size.bit_length()):
-    visited = visited.at[jump].max(visited)
-    jump = jump[jump]
-  return word_start & visited[word]
-
-
 def _budgets(key: jax.Array, n: jax.Array, rate: jax.Array, most: int) -> jax.Array:
   """Numbers of tokens to draw from the n ordinary ones of each group: [P] int32 -> [P] int32.
 
@@ -187,26 +150,6 @@ def _budgets(key: jax.Array, n: jax.Array, rate: jax.Array, most: int) -> jax.Ar
   shift = jax.random.randint(key, (), 0, total)
   up_to = (jnp.cumsum(budgets) * most + shift) // total  # drawn in the groups up to each
   return jnp.where(total > most, jnp.diff(up_to, prepend=0), budgets)
-
-
-def _whole_units(key: jax.Array, start: jax.Array, size: jax.Array, n: jax.Array, budget: jax.Array,
-                 most: int) -> jax.Array:
-  """Draws whole units from n tokens, whose units are in random order: [L] bool, the drawn tokens.
-
-  The tokens form a circle, and a window of `budget` tokens begins at a random one. The units that
-  start in it are drawn: each with probability budget / n, whatever its size. Units for which the
-  `most` predictions have no room are left out.
-
-  Args:
-    key: the key of the row.
-    start, size: [L] int32, start and size in tokens of each token's unit.
-    n, budget, most: numbers of tokens.
-  """
-  n = jnp.maximum(n, 1)
-  begin = (start - jax.random.randint(key, (), 0, n)) % n  # start of the unit in the window
-  drawn = begin < budget
-  first = jnp.min(jnp.where(drawn, begin, budget))  # before it a unit from outside may reach in
-  return drawn & (begin - first + size <= most)
 
 
 def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, unit_start: jax.Array,
@@ -234,7 +177,8 @@ def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, unit
   if whole:
     start = jnp.full(length, length).at[unit].min(jnp.where(ordinary, place, length))[unit]
     size = jnp.zeros(length, jnp.int32).at[unit].add(ordinary)[unit]
-    taken = ordinary & _whole_units(jax.random.fold_in(key, 3), start, size, n[0], budgets[0], most)
+    taken = ordinary & masking_units.draw_whole(
+        jax.random.fold_in(key, 3), start, size, n[0], budgets[0], most)
   else:
     first = jnp.cumsum(n) - n  # where each group starts in this order
     of_group = lambda x: jnp.append(x, 0)[group - 1]  # [L], 0 for tokens that are not eligible
@@ -278,7 +222,7 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
     if config.unit == 'token':
       unit_start = jnp.ones_like(unit_start)
     elif len(lengths) > 1:
-      unit_start = join_words(
+      unit_start = masking_units.join_words(
           jax.random.fold_in(draw_key, 1), unit_start, ~eligible, lengths)
     positions, valid = _select_row(draw_key, eligible, pair_index, unit_start, rate, pairs, most,
                                    whole=config.is_whole)

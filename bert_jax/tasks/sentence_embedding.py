@@ -16,6 +16,7 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.labelled import packed_examples, table
 from bert_jax.model import architectures, bert_config, encoder, pooling
+from bert_jax.model.kernels import MASKED
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning
 from bert_jax.tasks import metrics as metrics_lib
@@ -45,6 +46,28 @@ class Example(NamedTuple):
 
   texts: tuple[str, ...]
   score: float | None
+
+
+def contrast(vectors: jax.Array, exists: jax.Array,
+             temperature: float) -> tuple[jax.Array, jax.Array]:
+  """Cross-entropy of a text's partner among the other texts of the batch, by their cosines.
+
+  The loss of SimCSE (Gao et al. 2021, https://arxiv.org/abs/2104.08821) and of
+  sentence-transformers' multiple negatives. The third texts of examples are no text's partner.
+
+  Args:
+    vectors: [E, C, D] float32 of length 1: of each example a text, its partner, perhaps a third.
+    exists: [E, C] bool, False for texts that an example lacks.
+    temperature: the divisor of the cosines.
+
+  Returns:
+    (losses [E] in nat, is_right [E] bool: the partner is the nearest).
+  """
+  others = jnp.moveaxis(vectors[:, 1:], 1, 0).reshape(-1, vectors.shape[-1])  # partners, then third
+  cosines = jnp.einsum('ed,od->eo', vectors[:, 0], others, preferred_element_type=jnp.float32)
+  other_exists = jnp.moveaxis(exists[:, 1:], 1, 0).reshape(-1)
+  logits = jnp.where(other_exists, cosines / temperature, MASKED)
+  return losses.cross_entropy(logits, jnp.arange(len(exists)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +148,7 @@ class SentenceEmbedding(finetuning.FineTuning):
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """Cross-entropy over the other texts of the batch; accuracy: the partner is the nearest."""
     exists = batch.members >= 0  # [E, C]
-    of_examples, right = losses.contrast(logits, exists, self.temperature)
+    of_examples, right = contrast(logits, exists, self.temperature)
     is_real = exists[:, 0].astype(jnp.float32)
     return {'loss': losses.weighted(of_examples, is_real),
             'accuracy': losses.weighted(right, is_real)}

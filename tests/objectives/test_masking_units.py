@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bert_jax.objectives import masking
+from bert_jax.objectives import masking, masking_units
 
 V, SPECIAL, MASK = 1000, (0, 100, 101, 102, 103), 103
 ORDINARY = np.setdiff1d(np.arange(V), SPECIAL)
@@ -154,7 +154,7 @@ def _unit_lengths(unit, seed=0):
   probabilities = masking.MaskingConfig(unit=unit).unit_lengths()
   keys = jax.random.split(jax.random.key(seed), rows)
   starts = np.asarray(jax.jit(jax.vmap(
-      lambda k, w, s: masking.join_words(k, w, s, probabilities)))(keys, word_start, special))
+      lambda k, w, s: masking_units.join_words(k, w, s, probabilities)))(keys, word_start, special))
   assert starts[:, :2].all()
   return probabilities, np.concatenate([np.diff(np.flatnonzero(row[1:])) for row in starts])
 
@@ -177,7 +177,7 @@ def test_units_by_hand():
   word_start = jnp.array([1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1], bool)
   special = jnp.array([1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1], bool)
   always = lambda n: np.eye(4)[n - 1]
-  join = lambda n: np.flatnonzero(masking.join_words(jax.random.key(0), word_start, special,
+  join = lambda n: np.flatnonzero(masking_units.join_words(jax.random.key(0), word_start, special,
                                                    always(n))).tolist()
   assert join(1) == [0, 1, 3, 4, 5, 6, 7, 9, 10]
   assert join(2) == [0, 1, 4, 5, 6, 9, 10]
