@@ -27,6 +27,7 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
 
 import pathlib
+import signal
 
 import jax
 from jax.sharding import AxisType
@@ -35,6 +36,9 @@ import pytest
 
 from bert_jax.parallel import mesh as mesh_lib
 from tests import tiny
+
+# A shell starts commands in the background with SIGINT ignored, and their children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORDS = ['the', 'a', 'his', 'her', 'old', 'new', 'small', 'large', 'red', 'green', 'house', 'river',
          'tree', 'stone', 'bird', 'horse', 'king', 'child', 'runs', 'sees', 'finds', 'takes',

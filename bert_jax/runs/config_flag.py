@@ -1,47 +1,18 @@
 """The flag --config=FILE and its overrides --config.FIELD=VALUE, for the commands that have it."""
 
-import ast
-import csv
 import os
 import pathlib
-import re
 import runpy
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
-from ml_collections.config_flags import tuple_parser
 
 from bert_jax import config as config_lib
 from bert_jax import errors
+from bert_jax.runs import tuple_flag
 
-
-class TupleParser(tuple_parser.TupleParser):
-  """Parses tuples as Python writes them, or whole numbers and strings between commas.
-
-  The parser of ml_collections takes a,b,c for one string. Brackets that Python does not understand
-  raise a ValueError.
-  """
-
-  def parse(self, argument: Any) -> tuple:
-    if not isinstance(argument, str):
-      return super().parse(argument)
-    text = argument.strip()
-    if text[:1] in ('(', '[', "'"):
-      try:
-        value = ast.literal_eval(text)
-        return tuple(value) if isinstance(value, tuple | list) else (value,)
-      except (ValueError, SyntaxError) as e:
-        inner = text[1:-1]
-        if text[0] + text[-1] not in ('()', '[]') or re.search(r'[\[\]()]', inner):
-          raise ValueError(f'{text} is no list: give a,b,c') from e
-        text = inner
-    elements = next(csv.reader([text], skipinitialspace=True), [])
-    return tuple(int(x) if re.fullmatch(r'0|-?[1-9]\d*', x) else x
-                 for x in map(str.strip, elements))
-
-
-config_flags.register_flag_parser_for_type(tuple, TupleParser())
+config_flags.register_flag_parser_for_type(tuple, tuple_flag.Parser())
 _CONFIG = config_flags.DEFINE_config_file(
     'config', help_string='A config file; its fields are overridden as --config.FIELD=VALUE.')
 

@@ -24,7 +24,7 @@ from bert_jax.config import flat
 from bert_jax.data import bpe, preparation
 from bert_jax.model.bert_config import ACTIVATIONS, ATTENTION, DTYPES, REMAT
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.runs import config_flag
+from bert_jax.runs import tuple_flag
 from bert_jax.training import loop
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
@@ -209,7 +209,7 @@ def _unused(config: str, overrides: dict[str, str], run: dict[str, Any]) -> str:
     if text in resolved.get(name, ()):
       continue
     if isinstance(value, list):
-      given = json.loads(json.dumps(config_flag.TupleParser().parse(text)))
+      given = json.loads(json.dumps(tuple_flag.Parser().parse(text)))
     elif isinstance(value, bool):
       given = text.lower() in ('true', '1', 't')
     elif isinstance(value, int | float):

@@ -9,7 +9,7 @@ from bert_jax import config as config_lib
 from bert_jax.data import corpus
 from bert_jax.data import phases as phases_lib
 from bert_jax.errors import UserError
-from bert_jax.runs import config_flag, no_effect
+from bert_jax.runs import no_effect, tuple_flag
 from tests import conftest, tiny
 
 
@@ -209,13 +209,13 @@ def test_unused_lengths_are_not_checked():
     ('()', ()), ('not good,bad', ('not good', 'bad')), ('"x,y",z', ('x,y', 'z')),
     ('((1,16,8),(1,32,8))', ((1, 16, 8), (1, 32, 8))), ('10,15', (10, 15)), ('-1', (-1,))])
 def test_lists_on_a_command_line(text, value):
-  assert config_flag.TupleParser().parse(text) == value
+  assert tuple_flag.Parser().parse(text) == value
 
 
 @pytest.mark.parametrize('text', ['((a),b)', "('a',", '(', '((1,2),x)'])
 def test_what_is_no_list(text):
   with pytest.raises(ValueError, match='is no list'):
-    config_flag.TupleParser().parse(text)
+    tuple_flag.Parser().parse(text)
 
 
 @pytest.mark.parametrize('name', ['optimizer.learning_rate', 'masking.rate', 'train_epochs',

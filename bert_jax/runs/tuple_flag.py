@@ -1,0 +1,33 @@
+"""The parser of overrides that are tuples: --config.data.labels=a,b,c."""
+
+import ast
+import csv
+import re
+from typing import Any
+
+from ml_collections.config_flags import tuple_parser
+
+
+class Parser(tuple_parser.TupleParser):
+  """Parses tuples as Python writes them, or whole numbers and strings between commas.
+
+  The parser of ml_collections takes a,b,c for one string. Brackets that Python does not understand
+  raise a ValueError.
+  """
+
+  def parse(self, argument: Any) -> tuple:
+    if not isinstance(argument, str):
+      return super().parse(argument)
+    text = argument.strip()
+    if text[:1] in ('(', '[', "'"):
+      try:
+        value = ast.literal_eval(text)
+        return tuple(value) if isinstance(value, tuple | list) else (value,)
+      except (ValueError, SyntaxError) as e:
+        inner = text[1:-1]
+        if text[0] + text[-1] not in ('()', '[]') or re.search(r'[\[\]()]', inner):
+          raise ValueError(f'{text} is no list: give a,b,c') from e
+        text = inner
+    elements = next(csv.reader([text], skipinitialspace=True), [])
+    return tuple(int(x) if re.fullmatch(r'0|-?[1-9]\d*', x) else x
+                 for x in map(str.strip, elements))
