@@ -15,7 +15,7 @@ import pytest
 
 import bert_jax
 from bert_jax.training import checkpoint, integrity
-from tests import conftest
+from tests import conftest, typed
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = 'tests/tiny.py'
@@ -32,6 +32,20 @@ def run(module, *flags, **kwargs):
   return subprocess.run(**command(module, *flags), **kwargs)
 
 
+@pytest.fixture(scope='module')
+def run_typed(tmp_path_factory):
+  """`run` in processes that have imported everything already."""
+  error = tmp_path_factory.mktemp('typed') / 'stderr'
+  with typed.server() as start:
+    def run(module, *flags, input=''):
+      status = start(module, list(flags), ROOT, error, stdin=input,
+                     environment={'XLA_FLAGS': conftest.xla_flags(1)})
+      return subprocess.CompletedProcess(
+          flags, status, pathlib.Path(f'{error}.out').read_text(), error.read_text())
+
+    yield run
+
+
 def train(source, workdir, *flags):
   return ('main', f'--config={CONFIG}', f'--workdir={os.path.relpath(workdir, ROOT)}',
           f'--config.data.source={source}', *flags)
@@ -44,8 +58,9 @@ def assert_mistake(done, message):
   assert done.stderr.startswith('bert_jax: ') and message in done.stderr, done.stderr
 
 
-LONG = ('--config.train_steps=400', '--config.checkpoint_every=50', '--config.log_every=10',
-        '--config.eval_every=200', '--config.log_batch_digest=True')
+LONG = ('--config.train_steps=200', '--config.checkpoint_every=25', '--config.log_every=5',
+        '--config.eval_every=100', '--config.log_batch_digest=True')
+LONGER = (*LONG, '--config.train_steps=4000')  # it is stopped before its end
 
 
 def final_bits(workdir):
@@ -79,7 +94,7 @@ def wait_for_step(workdir, step):
 
 @pytest.fixture(scope='module')
 def alone(tmp_path_factory, corpus_file):
-  """The workdir of 400 steps that nothing disturbed."""
+  """The workdir of 200 steps that nothing disturbed."""
   folder = tmp_path_factory.mktemp('alone') / 'run'
   done = run(*train(corpus_file, folder, *LONG))
   assert done.returncode == 0, done.stderr
@@ -101,28 +116,28 @@ def test_of_two_at_once_one_trains_and_the_other_says_who(tmp_path, alone, corpu
 
 def test_killed_and_resumed_ends_with_the_same_bits(tmp_path, alone, corpus_file):
   killed = subprocess.Popen(**command(*train(corpus_file, tmp_path / 'killed', *LONG)))
-  wait_for_step(tmp_path / 'killed', 130)
+  wait_for_step(tmp_path / 'killed', 65)
   killed.send_signal(signal.SIGKILL)
   killed.communicate()
   saved = checkpoint.Checkpoints(epath.Path(tmp_path / 'killed'), 3)
-  assert saved.latest() is not None and saved.latest() < 400
+  assert saved.latest() is not None and saved.latest() < 200
   saved.close()
   assert 'pid' in (tmp_path / 'killed/.lock').read_text()  # the kernel released it all the same
   resumed = run(*train(corpus_file, tmp_path / 'killed', *LONG))
   assert resumed.returncode == 0, resumed.stderr
   assert 'from step' in resumed.stdout
   (step, bits), (step_alone, bits_alone) = (final_bits(d) for d in (tmp_path / 'killed', alone))
-  assert step == step_alone == 400
+  assert step == step_alone == 200
   assert bits == bits_alone
   # metrics.jsonl was cut back to the checkpoint: every step stands there once, with its loss.
   lines = metrics(tmp_path / 'killed')
   assert lines == metrics(alone) and len([x for x in lines if 'loss' in x]) == 40
   digests = [d for x in lines for d in x.get('batch_digests', ())]
-  assert len(set(digests)) == len(digests) == 400
+  assert len(set(digests)) == len(digests) == 200
 
 
 def test_sigterm_saves_and_says_so(tmp_path, corpus_file):
-  process = subprocess.Popen(**command(*train(corpus_file, tmp_path / 'run', *LONG)))
+  process = subprocess.Popen(**command(*train(corpus_file, tmp_path / 'run', *LONGER)))
   wait_for_step(tmp_path / 'run', 60)
   process.send_signal(signal.SIGTERM)
   _, err = process.communicate(timeout=200)
@@ -134,8 +149,8 @@ def test_sigterm_saves_and_says_so(tmp_path, corpus_file):
 
 
 def test_ctrl_c_names_the_newest_checkpoint(tmp_path, corpus_file):
-  process = subprocess.Popen(**command(*train(corpus_file, tmp_path / 'run', *LONG)))
-  wait_for_step(tmp_path / 'run', 130)
+  process = subprocess.Popen(**command(*train(corpus_file, tmp_path / 'run', *LONGER)))
+  wait_for_step(tmp_path / 'run', 60)
   process.send_signal(signal.SIGINT)
   _, err = process.communicate(timeout=200)
   newest = max(integrity.steps(epath.Path(tmp_path / 'run/checkpoints')))
@@ -155,40 +170,41 @@ def test_ctrl_c_names_the_newest_checkpoint(tmp_path, corpus_file):
     ('--cnofig=x', 'cnofig'),
     ('stray', "unexpected argument 'stray'"),
 ])
-def test_a_wrong_flag_is_one_line_and_exit_2(tmp_path, corpus_file, flag, message):
-  done = run(*train(corpus_file, tmp_path / 'run', flag))
+def test_a_wrong_flag_is_one_line_and_exit_2(run_typed, tmp_path, corpus_file, flag, message):
+  done = run_typed(*train(corpus_file, tmp_path / 'run', flag))
   assert_mistake(done, message)
   assert not (tmp_path / 'run/checkpoints').exists()
 
 
-def test_main_needs_a_config_and_a_workdir(tmp_path):
-  assert_mistake(run('main'), 'give both --config')
-  assert_mistake(run('main', '--config=configs/nowhere.py', '--workdir=x'), 'configs/nowhere.py')
+def test_main_needs_a_config_and_a_workdir(run_typed, tmp_path):
+  assert_mistake(run_typed('main'), 'give both --config')
+  done = run_typed('main', '--config=configs/nowhere.py', '--workdir=x')
+  assert_mistake(done, 'configs/nowhere.py')
 
 
 @pytest.fixture(scope='module')
-def workdir(tmp_path_factory, corpus_file):
+def workdir(run_typed, tmp_path_factory, corpus_file):
   folder = tmp_path_factory.mktemp('predict') / 'run'
-  done = run(*train(corpus_file, folder))
+  done = run_typed(*train(corpus_file, folder))
   assert done.returncode == 0, done.stderr
   return folder
 
 
-def test_predict(workdir, tmp_path):
+def test_predict(run_typed, workdir, tmp_path):
   def predict(task, text):
-    done = run('predict', f'--task={task}', f'--model={workdir}', input=text)
+    done = run_typed('predict', f'--task={task}', f'--model={workdir}', input=text)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
   bert = bert_jax.from_pretrained(str(workdir))
-  found = predict('fill_mask', '{"text": "The [MASK] runs."}\n\n{"text": "A [MASK]."}\n')
-  assert len(found) == 2
-  assert found[0]['masks'][0]['candidates'][0]['token'] == (
+  answers = predict('fill_mask', '{"text": "The [MASK] runs."}\n\n{"text": "A [MASK]."}\n')
+  assert len(answers) == 2
+  assert answers[0]['masks'][0]['candidates'][0]['token'] == (
       bert.fill_mask('The [MASK] runs.')[0]['candidates'][0]['token'])
-  found = predict('next_sentence', '{"text": "A tree.", "text_pair": "The king."}')
-  assert found[0]['is_next'] == pytest.approx(bert.next_sentence([('A tree.', 'The king.')])[0])
-  found = predict('score', '{"text": "The king runs."}')
-  assert found[0]['pseudo_perplexity'] == pytest.approx(
+  answers = predict('next_sentence', '{"text": "A tree.", "text_pair": "The king."}')
+  assert answers[0]['is_next'] == pytest.approx(bert.next_sentence([('A tree.', 'The king.')])[0])
+  answers = predict('score', '{"text": "The king runs."}')
+  assert answers[0]['pseudo_perplexity'] == pytest.approx(
       bert.score('The king runs.')['pseudo_perplexity'], rel=1e-5)
 
 
@@ -200,20 +216,22 @@ def test_predict(workdir, tmp_path):
     ('[1]\n', 'line 1: needs'),
     ('{"text": "no mask"}\n', 'line 1: no [MASK]'),
 ])
-def test_predict_on_wrong_input_leaves_the_output_alone(workdir, tmp_path, text, message):
+def test_predict_on_wrong_input_leaves_the_output_alone(run_typed, workdir, tmp_path, text,
+                                                        message):
   (tmp_path / 'in.jsonl').write_text(text)
   (tmp_path / 'out.jsonl').write_text('before')
-  done = run('predict', '--task=fill_mask', f'--model={workdir}', f'--input={tmp_path}/in.jsonl',
-             f'--output={tmp_path}/out.jsonl', '--strict')
+  done = run_typed('predict', '--task=fill_mask', f'--model={workdir}',
+                   f'--input={tmp_path}/in.jsonl', f'--output={tmp_path}/out.jsonl', '--strict')
   assert_mistake(done, message)
   assert (tmp_path / 'out.jsonl').read_text() == 'before'
   assert sorted(p.name for p in tmp_path.iterdir()) == ['in.jsonl', 'out.jsonl']
 
 
-def test_predict_needs_a_task_and_a_model(workdir, tmp_path):
-  assert_mistake(run('predict', '--task=translate', '--model=x'), 'next_sentence, score, embed')
-  assert_mistake(run('predict', '--task=score'), 'give --model')
-  assert_mistake(run('predict', '--task=score', f'--model={tmp_path}'), 'holds no model')
+def test_predict_needs_a_task_and_a_model(run_typed, workdir, tmp_path):
+  done = run_typed('predict', '--task=translate', '--model=x')
+  assert_mistake(done, 'next_sentence, score, embed')
+  assert_mistake(run_typed('predict', '--task=score'), 'give --model')
+  assert_mistake(run_typed('predict', '--task=score', f'--model={tmp_path}'), 'holds no model')
 
 
 @pytest.mark.slow

@@ -60,7 +60,12 @@ def teacher(tmp_path_factory, corpus_file) -> str:
   return str(workdir)
 
 
-@pytest.fixture(scope='module', params=MEMBERS)
+# In the default tests RoBERTa and DistilBERT are left out: they share BERT's encoder.
+_SLOW = ('roberta', 'distilbert')
+
+
+@pytest.fixture(scope='module', params=[
+    pytest.param(member, marks=pytest.mark.slow if member in _SLOW else ()) for member in MEMBERS])
 def trained(request, tmp_path_factory, corpus_file):
   """(member, its config again, workdir) of a run of 12 steps, dp."""
   workdir, overrides = tmp_path_factory.mktemp(request.param) / 'run', {}

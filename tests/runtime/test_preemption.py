@@ -88,7 +88,8 @@ def test_evaluations_are_broken_off_and_made_when_the_run_goes_on(tmp_path, corp
   assert saved(tmp_path / 'run', 'best') == saved(tmp_path / 'unbroken', 'best') != []
 
 
-@pytest.mark.parametrize('told', [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('told', [1, 0])
 def test_all_processes_stop_at_the_same_step(records, tmp_path, told):  # noqa: F811
   arguments = test_commands.train(records, tmp_path / 'run', *LONG)
   running = test_processes.start(2, tmp_path / 'run', *arguments)
