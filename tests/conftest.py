@@ -6,10 +6,10 @@ import os
 import shutil
 import tempfile
 
-# Compiling takes longer than what is compiled: a third of the time without the expensive passes,
+# Compiling takes longer than computing. It takes a third of the time without the expensive passes,
 # without splitting programs among more threads than the tests have cores, and with XLA's older way
-# to compile fusions, where it still has it.
-# JAX_DISABLE_MOST_OPTIMIZATIONS=0 runs them as users do.
+# to compile fusions, where XLA still has it.
+# JAX_DISABLE_MOST_OPTIMIZATIONS=0 compiles as for users.
 os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'
 if os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1') == '1':
   os.environ['XLA_FLAGS'] += ' --xla_cpu_parallel_codegen_split_count=1'
@@ -19,7 +19,7 @@ os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['OMP_NUM_THREADS'] = '1'  # PyTorch's threads spin while they wait; the cores are taken
 os.environ['EPATH_USE_TF'] = 'false'  # TensorFlow's gs:// cannot be led to an emulator
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
-  # Many tests and the commands that they start compile the same: once in a run of the tests.
+  # Many tests and their commands compile the same programs: a run of the tests compiles each once.
   _CACHE = tempfile.mkdtemp(prefix='bert_jax_tests_')
   atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
   os.environ['JAX_COMPILATION_CACHE_DIR'] = _CACHE

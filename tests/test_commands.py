@@ -68,11 +68,11 @@ def final_bits(workdir):
   with checkpoint.ocp.CheckpointManager(workdir / 'checkpoints',
                                         item_names=('params', 'optimizer')) as manager:
     step = manager.latest_step()
-    found = manager.restore(step, args=checkpoint.ocp.args.Composite(
+    state = manager.restore(step, args=checkpoint.ocp.args.Composite(
         params=checkpoint.ocp.args.StandardRestore(),
         optimizer=checkpoint.ocp.args.StandardRestore()))
-  return step, [np.asarray(x).tobytes() for x in jax.tree.leaves((found['params'],
-                                                                  found['optimizer']))]
+  return step, [np.asarray(x).tobytes() for x in jax.tree.leaves((state['params'],
+                                                                  state['optimizer']))]
 
 
 def metrics(workdir):

@@ -1,4 +1,4 @@
-"""Every command of the README and the guides is run, with its sizes and paths made small."""
+"""Every command of the README and the guides runs, with small sizes and local paths."""
 
 import os
 import pathlib
@@ -61,7 +61,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory, corpus_file):
-  """What `bash launch/local.sh` leaves, in small; the other commands use it as runs/tiny."""
+  """A small workdir of `bash launch/local.sh`; the other commands use it as runs/tiny."""
   folder = tmp_path_factory.mktemp('readme')
   flags = ' '.join(f'--config.{name}={value}' for name, value in SMALL.items())
   out = shell(f'bash launch/local.sh {folder}/runs/tiny --config.data.source={corpus_file} {flags}')

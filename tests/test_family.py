@@ -60,7 +60,7 @@ def teacher(tmp_path_factory, corpus_file) -> str:
   return str(workdir)
 
 
-# In the default tests RoBERTa and DistilBERT are left out: they share BERT's encoder.
+# The default tests leave out RoBERTa and DistilBERT: they share BERT's encoder.
 _SLOW = ('roberta', 'distilbert')
 
 
@@ -115,7 +115,7 @@ def test_it_is_used(trained, tmp_path):
   assert layers.shape == (1, 64)
   np.testing.assert_allclose(layers[:, 32:], bert.embed([text], 'mean'), atol=1e-5)
   if member == 'electra':
-    assert bert.model.groups == ('rtd',)  # what is kept is the discriminator
+    assert bert.model.groups == ('rtd',)  # the export holds the discriminator
     with pytest.raises(UserError, match='no masked-LM head'):
       bert.fill_mask('[MASK]')
   else:
@@ -131,7 +131,7 @@ def finetuning_config(task, workdir, tmp_path, **overrides):
   return config
 
 
-# What a head on tokens reads is another thing in a ModernBERT.
+# In a ModernBERT a head on tokens reads another input.
 @pytest.mark.parametrize('task', ['sequence_classification', 'token_classification',
                                   'question_answering'])
 def test_fine_tuned_exported_and_read_again(trained, tmp_path, task):
@@ -169,8 +169,8 @@ def test_costs_follow_from_few_layers(member):
   config.update_from_flattened_dict({'model.num_layers': more, 'model.scan_unroll': more})
   mesh, phase = conftest.sub_mesh(2, 1), Phase(10, 64, 8)
   work = programs.pretraining(config, phase)
-  found = estimate.estimate(config, work, mesh)
-  np.testing.assert_allclose(found.flops, programs.train_step(work, config, mesh).flops, rtol=0.02)
+  costs = estimate.estimate(config, work, mesh)
+  np.testing.assert_allclose(costs.flops, programs.train_step(work, config, mesh).flops, rtol=0.02)
   parameters = sum(np.prod(x.shape) for x in jax.tree.leaves(
       jax.eval_shape(work.task.init, jax.random.key(0))))
-  assert found.memory['arguments'] > 3 * 4 * parameters
+  assert costs.memory['arguments'] > 3 * 4 * parameters

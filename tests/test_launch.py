@@ -1,4 +1,4 @@
-"""What the launch scripts would do, to the letter; and that shellcheck has nothing to say."""
+"""The commands of the launch scripts, to the letter; shellcheck accepts the scripts."""
 
 import os
 import pathlib
@@ -101,7 +101,7 @@ def test_several_hosts_need_an_ssh_agent(tmp_path, held, type, status):
 def test_tpu_vm_runs_on_every_host():
   (command,) = commands('tpu_vm', 'run', '--name=b', '--zone=z', '--type=v4-32', '--', *FLAGS)
   assert command[:-1] == [*TPU.split(), 'ssh', 'b', '--zone=z', '--worker=all']
-  # What a shell on the host would make of it.
+  # As a shell on the host splits it.
   words = shlex.split(command[-1].removeprefix('--command='))
   assert words[:5] == ['cd', 'bert_jax', '&&', '{', 'env']
   assert words[5] == 'LIBTPU_INIT_ARGS=--xla_enable_async_all_gather=true'
@@ -117,7 +117,7 @@ def test_tpu_vm_goes_on_after_preemption():
 
 
 def manifest(*arguments) -> dict:
-  """What kubectl would apply."""
+  """The objects that kubectl would apply."""
   text = launch('gke', '--dry-run', 'apply', '--name=b', '--image=x/y&z', *arguments, '--',
                 *FLAGS).stdout
   given, applied = text.rsplit('\n', 2)[:2]

@@ -1,4 +1,4 @@
-"""The .lock files are what the requirements ask for, with a hash for every file."""
+"""The .lock files meet the requirements and have a hash for every file."""
 
 import pathlib
 import re

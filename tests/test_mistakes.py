@@ -1,4 +1,4 @@
-"""docs/mistakes.md: what is typed, and the one line that it gets, to the letter."""
+"""docs/mistakes.md: each command and its one line of output, to the letter."""
 
 import contextlib
 import pathlib
@@ -16,21 +16,21 @@ TABLE = re.findall(r'^\| `(.+)` \| (.+) \|$', PAGE, re.M)
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory) -> pathlib.Path:
-  made = tmp_path_factory.mktemp('mistakes')
-  with contextlib.chdir(made):  # the commands are typed there: paths are as short as a user's
-    mistakes.make(made)
-  return made
+  path = tmp_path_factory.mktemp('mistakes')
+  with contextlib.chdir(path):  # the commands are typed there: paths are as short as a user's
+    mistakes.make(path)
+  return path
 
 
 @pytest.fixture(scope='module')
 def run():
-  """Starts commands in processes that have imported what they import."""
+  """Starts commands in processes that already hold their imports."""
   with typed.server() as run:
     yield run
 
 
 def answer(run, folder, command: str) -> tuple[int, str]:
-  """The exit status of a command and what it wrote on standard error."""
+  """The exit status of a command, and its standard error."""
   module, *arguments = shlex.split(command)
   status = run(module, arguments, folder, folder / 'stderr')
   return status, (folder / 'stderr').read_text()

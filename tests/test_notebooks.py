@@ -130,8 +130,8 @@ print(json.dumps([pins] + [metadata.version(n) for n in ('jax', 'jaxlib', 'libtp
 def colab(tmp_path_factory):
   """A machine like Colab's: the Python of its environment, and the address of a repository."""
   folder = tmp_path_factory.mktemp('colab')
-  made = subprocess.run(['python3.13', '-m', 'venv', folder / 'env'], check=False)
-  if made.returncode:
+  completed = subprocess.run(['python3.13', '-m', 'venv', folder / 'env'], check=False)
+  if completed.returncode:
     pytest.skip('Colab has Python 3.13, and this machine has not')
   python = str(folder / 'env/bin/python')
   subprocess.run([python, '-m', 'pip', 'install', '--quiet', *FREEZE], check=True)
@@ -144,7 +144,7 @@ def colab(tmp_path_factory):
 
 
 def begin_on_colab(folder, python: str, repository: str, **environ) -> tuple[str, str]:
-  """What the first cells of a notebook tell, and how they fail, if they do.
+  """The output of the first cells of a notebook, and their error, if any.
 
   They run in a kernel that has imported numpy, as Colab's has.
   """
@@ -197,7 +197,7 @@ def test_on_colab_the_chip_of_the_runtime_is_used(colab, tmp_path, monkeypatch):
 
 @pytest.fixture(scope='module')
 def pretrained(tmp_path_factory):
-  """What the first notebook leaves, and its outputs."""
+  """The files of the first notebook, and its outputs."""
   workdir = str(tmp_path_factory.mktemp('notebooks') / 'tiny')
   return workdir, execute('pretrain', STEPS=20, WORKDIR=workdir)
 

@@ -1,8 +1,8 @@
-"""Workdirs and checkpoints of an earlier version are still read, and runs go on in them.
+"""Runs read the workdirs and checkpoints of an earlier version and go on in them.
 
-`old_workdirs.tar.gz` holds what commit c1713c2 wrote: a pretraining run of 8 steps that was killed
-after the checkpoint of step 4, a fine-tuning run, a converted checkpoint, and in expected.json what
-that commit made of each.
+`old_workdirs.tar.gz` holds the files of commit c1713c2: a pretraining run of 8 steps that was
+killed after the checkpoint of step 4, a fine-tuning run, a converted checkpoint, and in
+expected.json the results of that commit for each.
 """
 
 import json
@@ -22,7 +22,7 @@ SIZES = {'model.hidden_size': 8, 'model.num_heads': 2, 'model.intermediate_size'
 
 @pytest.fixture
 def old(tmp_path, monkeypatch):
-  """The folder that they were made in."""
+  """The folder of the unpacked workdirs."""
   with tarfile.open(ARCHIVE) as archive:
     archive.extractall(tmp_path, filter='data')
   monkeypatch.chdir(tmp_path)

@@ -95,16 +95,16 @@ def until(holds, seconds: float = 600):
     time.sleep(0.2)
 
 
-def facts(job: str) -> tuple[str, ...]:
+def status_of(job: str) -> tuple[str, ...]:
   """State, exit status (with the signal) and restarts of a job."""
-  found = dict(re.findall(r'(\w+)=(\S+)', ask('scontrol', 'show', 'job', job)))
-  return tuple(found[name] for name in ('JobState', 'ExitCode', 'Restarts'))
+  fields = dict(re.findall(r'(\w+)=(\S+)', ask('scontrol', 'show', 'job', job)))
+  return tuple(fields[name] for name in ('JobState', 'ExitCode', 'Restarts'))
 
 
 def ended(job: str) -> tuple[str, ...]:
-  """The facts of a job when it has ended."""
-  until(lambda: facts(job)[0] in ('COMPLETED', 'FAILED', 'CANCELLED'))
-  return facts(job)
+  """The status of a job after its end."""
+  until(lambda: status_of(job)[0] in ('COMPLETED', 'FAILED', 'CANCELLED'))
+  return status_of(job)
 
 
 def start(folder: pathlib.Path, *command: str) -> subprocess.Popen:
@@ -173,9 +173,9 @@ def test_a_job_that_is_preempted_ends_with_the_same_bits(checkout, records, tmp_
   log = (checkout / 'run.log').read_text()
   stops = sorted({int(step) for step in re.findall('by SIGTERM after step ([0-9]+)', log)})
   assert len(stops) == 2 and 10 <= stops[0] < 70 <= stops[1] < 120, log
-  unbroken, found = (checkpoints(tmp_path / name) for name in ('alone', 'run'))
-  assert list(unbroken) == [120] and list(found) == [*stops, 120]
-  assert unbroken[120] == found[120] != found[stops[1]]
+  unbroken, preempted = (checkpoints(tmp_path / name) for name in ('alone', 'run'))
+  assert list(unbroken) == [120] and list(preempted) == [*stops, 120]
+  assert unbroken[120] == preempted[120] != preempted[stops[1]]
 
 
 def test_cancel_saves_and_is_the_end(checkout, records, tmp_path):  # noqa: F811
@@ -204,8 +204,8 @@ def test_no_task_is_stopped_because_another_ends(checkout, tmp_path, status, sec
   python.write_text(STUB.format(status=status, seconds=seconds))
   python.chmod(0o755)
   job = submit(make_checkout(tmp_path / 'checkout', tmp_path / 'venv'), 'stub', 'x')
-  until(lambda: facts(job)[0] == 'FAILED' or facts(job)[2] == '1', 120)
-  state, ended_with, restarts = facts(job)
+  until(lambda: status_of(job)[0] == 'FAILED' or status_of(job)[2] == '1', 120)
+  state, ended_with, restarts = status_of(job)
   ask('scancel', job)
   if status == 75:
     assert restarts == '1' and state != 'FAILED'

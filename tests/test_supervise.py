@@ -1,4 +1,4 @@
-"""launch/supervise.py: what is started again, what is given up, what is passed on."""
+"""launch/supervise.py: which runs it restarts, which it gives up, which status it passes on."""
 
 import importlib.util
 import os

@@ -27,10 +27,10 @@ def make_records(documents, block=records.BLOCK, shards=1, words=None) -> record
         writer.add(tokens, starts, lengths, np.array([len(documents[d]) for d in part]))
       entries.append(writer.close())
     manifest = {'splits': {'all': entries}, 'vocab_size': 1 << 20, 'digest': ''}
-    found = records.open_split(epath.Path(folder), manifest, 'all')
-    # The maps stay valid after their files are gone, but not everywhere: copy what is small.
-    found.shards = tuple(records.Shard(*map(np.array, s)) for s in found.shards)
-    return found
+    split = records.open_split(epath.Path(folder), manifest, 'all')
+    # Maps of deleted files stay valid on some systems only: copy the small arrays.
+    split.shards = tuple(records.Shard(*map(np.array, s)) for s in split.shards)
+    return split
 
 
 def varied(documents=300, seed=0, **kwargs) -> records.Records:

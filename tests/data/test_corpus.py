@@ -47,9 +47,9 @@ def test_half_of_a_surrogate_pair_is_replaced(tmp_path):
   """JSON can write it, UTF-8 cannot."""
   (tmp_path / 'a.jsonl').write_text('\ufeff' + r'{"text": "one \ud83d two \uDC00\ud83d\ude00"}'
                                     + '\n' + r'{"text": "\ud55c\uae00"}')
-  found = _documents(tmp_path / 'a.jsonl')
-  assert found == ['one \ufffd two \ufffd\U0001f600', '한글']
-  assert len(found[0].encode()) == 19
+  documents = _documents(tmp_path / 'a.jsonl')
+  assert documents == ['one \ufffd two \ufffd\U0001f600', '한글']
+  assert len(documents[0].encode()) == 19
 
 
 def test_json_lines(tmp_path):
@@ -147,9 +147,9 @@ class A:
     """Return the :func:`~numpy.mean` of all the ``values`` that were given."""
 ''')
   docstrings = builtin.module_docstrings(source)
-  found = [p for d in docstrings for p in builtin.paragraphs(d)]
-  assert found == ['First paragraph that says quite enough to be kept here.',
-                   'Return the numpy.mean of all the values that were given.']
+  paragraphs = [p for d in docstrings for p in builtin.paragraphs(d)]
+  assert paragraphs == ['First paragraph that says quite enough to be kept here.',
+                        'Return the numpy.mean of all the values that were given.']
   assert not builtin.is_prose('x = [1, 2, 3]; y = f(x) + g(x) * 2')
   source.write_text('def broken(')
   assert builtin.module_docstrings(source) == []

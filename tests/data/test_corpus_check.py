@@ -9,24 +9,24 @@ def _check(tmp_path, documents, separator='\n\n', vocab_size=300, **settings):
   path.write_text(separator.join('\n'.join(d) for d in documents) + '\n')
   settings = preparation.Settings(str(path), vocab_size=None if 'vocab' in settings else vocab_size,
                               **settings)
-  found = corpus_check.check(settings)
-  return found, list(corpus_check.warnings(found, settings))
+  report = corpus_check.check(settings)
+  return report, list(corpus_check.warnings(report, settings))
 
 
 def test_a_sound_corpus_has_exact_counts_and_no_warnings(tmp_path, capsys):
   documents = conftest.make_documents(80)
-  found, warnings = _check(tmp_path, documents)
+  report, warnings = _check(tmp_path, documents)
   assert warnings == []
-  assert found.survey.documents == 80 and found.lines == sum(map(len, documents))
-  assert len(found.sentences) == found.lines and found.documents.tolist() == list(map(
+  assert report.survey.documents == 80 and report.lines == sum(map(len, documents))
+  assert len(report.sentences) == report.lines and report.documents.tolist() == list(map(
       len, documents))
-  assert found.sentences.sum() == found.counts.sum()
-  assert abs(found.labels[0] - found.labels[1]) <= 1
-  assert 2 < found.plateau < np.log(300)
+  assert report.sentences.sum() == report.counts.sum()
+  assert abs(report.labels[0] - report.labels[1]) <= 1
+  assert 2 < report.plateau < np.log(300)
   assert not any(p.name != 'c.txt' for p in tmp_path.iterdir())  # nothing is written
   corpus_check.print_report(preparation.Settings(str(tmp_path / 'c.txt'), vocab_size=300))
   out = capsys.readouterr().out
-  assert f'{found.counts.sum():,}, 0.00% unknown' in out and 'WARNING' not in out
+  assert f'{report.counts.sum():,}, 0.00% unknown' in out and 'WARNING' not in out
   assert '8 - 15' in out and '#' in out
 
 

@@ -12,16 +12,16 @@ def step_and_process(step: int) -> tuple[int, int]:
 
 
 def test_workers_leave_signals_to_their_parent_and_end_when_closed():
-  made = loader.batches(step_and_process, 3, 40, workers=1)
-  step, worker = next(made)
+  batches = loader.batches(step_and_process, 3, 40, workers=1)
+  step, worker = next(batches)
   assert step == 3 and worker != os.getpid()
   os.kill(worker, signal.SIGTERM)
-  assert [step for step, _ in made] == list(range(4, 40))
-  made.close()
+  assert [step for step, _ in batches] == list(range(4, 40))
+  batches.close()
   assert worker not in [x.pid for x in multiprocessing.active_children()]
 
 
 def test_steps_in_order_without_workers():
-  made = loader.batches(step_and_process, 5, 9)
-  assert list(made) == [(step, os.getpid()) for step in range(5, 9)]
-  made.close()
+  batches = loader.batches(step_and_process, 5, 9)
+  assert list(batches) == [(step, os.getpid()) for step in range(5, 9)]
+  batches.close()

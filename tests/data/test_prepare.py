@@ -22,8 +22,8 @@ def _open(workdir, source, vocab_size=200, **data):
 def _prepare(output, source, workers=1, vocab_size=200, **settings):
   if 'vocab' in settings:
     vocab_size = None
-  asked = preparation.Settings(str(source), vocab_size=vocab_size, **settings)
-  preparation.prepare(asked, str(output), workers)
+  options = preparation.Settings(str(source), vocab_size=vocab_size, **settings)
+  preparation.prepare(options, str(output), workers)
   return dataset.open_records(epath.Path(output))
 
 
@@ -199,9 +199,9 @@ def test_a_worker_that_dies_is_told():
 
 
 def test_prepared_records_are_what_a_run_reads(tmp_path, corpus_file):
-  made = _prepare(tmp_path / 'r', corpus_file)
+  prepared = _prepare(tmp_path / 'r', corpus_file)
   corpus = _open(tmp_path / 'w', str(tmp_path / 'r'))
-  assert corpus.train.digest == made.train.digest
+  assert corpus.train.digest == prepared.train.digest
   assert not (tmp_path / 'w/corpus').exists()
   _open(tmp_path / 'w', str(tmp_path / 'r'), vocab=str(tmp_path / 'r/tokenizer'))
   other = tmp_path / 'vocab.txt'
@@ -219,7 +219,7 @@ def test_several_processes_ask_for_prepared_records(tmp_path, corpus_file):
 
 
 def test_to_a_bucket_and_back(tmp_path, corpus_file, monkeypatch):
-  """A local folder plays the bucket: the copying is what is tested."""
+  """A local folder plays the bucket: this tests the copying."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   monkeypatch.setattr(storage, 'is_remote', lambda path: str(path).startswith(str(tmp_path / 'b')))
   bucket = tmp_path / 'b/records'

@@ -23,11 +23,11 @@ def _write(folder, vocab_size=70_000, block=records.BLOCK):
 
 def test_round_trip(tmp_path):
   manifest = _write(tmp_path)
-  found = records.open_split(made.path(tmp_path), manifest, 'train')
-  assert (found.num_tokens, found.num_sentences, found.num_documents) == (11, 5, 3)
-  assert found.tokens(np.arange(11)).tolist() == [1, 2, 69_999, *range(10, 18)]
-  assert found.word_starts(np.arange(11)).tolist() == [1, 0, 1, 1, 0, 1, 1, 0, 0, 1, 1]
-  lengths, starts, document = found.block(0)
+  split = records.open_split(made.path(tmp_path), manifest, 'train')
+  assert (split.num_tokens, split.num_sentences, split.num_documents) == (11, 5, 3)
+  assert split.tokens(np.arange(11)).tolist() == [1, 2, 69_999, *range(10, 18)]
+  assert split.word_starts(np.arange(11)).tolist() == [1, 0, 1, 1, 0, 1, 1, 0, 0, 1, 1]
+  lengths, starts, document = split.block(0)
   assert lengths.tolist() == [2, 1, 3, 1, 4] and starts.tolist() == [0, 2, 3] and document == 0
   assert (tmp_path / 'train-00000.tokens.bin').stat().st_size == 44  # four bytes a token
   small = records.open_split(made.path(tmp_path), _write(tmp_path, 60_000), 'train', verify=False)
@@ -37,21 +37,21 @@ def test_round_trip(tmp_path):
 @pytest.mark.parametrize('shards', [1, 2, 3])
 def test_blocks_and_shards_are_numbered_through(shards):
   documents = [[5, 5], [30, 30, 30, 30], [7], [9, 9, 9], [4]]
-  found = made.make_records(documents, block=16, shards=shards)
-  assert found.tokens(np.arange(found.num_tokens)).tolist() == list(
+  split = made.make_records(documents, block=16, shards=shards)
+  assert split.tokens(np.arange(split.num_tokens)).tolist() == list(
       range(made.FIRST, made.FIRST + 168))
   lengths, of_document = [], []
-  for i in range(found.num_blocks):
-    block, starts, document = found.block(i)
-    assert found.blocks[i + 1, 0] - found.blocks[i, 0] == block.sum()
+  for i in range(split.num_blocks):
+    block, starts, document = split.block(i)
+    assert split.blocks[i + 1, 0] - split.blocks[i, 0] == block.sum()
     inside = document + np.searchsorted(starts, np.arange(len(block)), side='right')
     of_document += (inside - (len(starts) > 0 and starts[0] == 0)).tolist()
     lengths += block.tolist()
   assert lengths == [n for d in documents for n in d]
   assert of_document == [i for i, d in enumerate(documents) for _ in d]
-  assert found.blocks[-1].tolist() == [168, 11, 5]
+  assert split.blocks[-1].tolist() == [168, 11, 5]
   # Long documents are cut between sentences, others are whole.
-  assert max(found.block(i)[0].sum() for i in range(found.num_blocks)) <= 40
+  assert max(split.block(i)[0].sum() for i in range(split.num_blocks)) <= 40
 
 
 def test_sentences_too_long_to_store_are_split():

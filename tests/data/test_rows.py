@@ -22,7 +22,7 @@ def source(records, max_len=32, seed=0, pairs=4, sequences='next_sentence', **kw
 def pairs_of(batch, i):
   """(label, A, B) of every pair in row i, after checks of everything that stands in the row."""
   ids, pair, types = batch.ids[i], batch.pair_index[i], batch.type_ids[i]
-  found = []
+  triples = []
   end = 0
   for p in range(1, batch.cls_positions.shape[1] + 1):
     here = np.flatnonzero(pair == p)
@@ -45,9 +45,9 @@ def pairs_of(batch, i):
     for part in (a, b):
       np.testing.assert_array_equal(part, np.arange(part[0], part[0] + len(part)) if len(part)
                                     else part)
-    found.append((int(batch.labels[i, p - 1]), a, b))
+    triples.append((int(batch.labels[i, p - 1]), a, b))
   assert (ids[end:] == 0).all() and (pair[end:] == 0).all() and (types[end:] == 0).all()
-  return found
+  return triples
 
 
 @settings(deadline=None, max_examples=120)

@@ -20,26 +20,26 @@ TEXT = 'Café  ``NAÏVE\'\' e\u0301'
 
 @pytest.fixture(scope='module')
 def model() -> bytes:
-  """Of lower-case letters without accents, each a piece at least."""
-  made = io.BytesIO()
+  """A model of lower-case letters without accents; each letter is a piece."""
+  buffer = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(
       sentence_iterator=iter([x.lower() for x in TEXTS] + ['cafe naive "quoted"']),
-      model_writer=made, vocab_size=90, hard_vocab_limit=False, minloglevel=2, pad_id=0, unk_id=1,
+      model_writer=buffer, vocab_size=90, hard_vocab_limit=False, minloglevel=2, pad_id=0, unk_id=1,
       bos_id=-1, eos_id=-1, control_symbols=['[CLS]', '[SEP]', '[MASK]'])
-  return made.getvalue()
+  return buffer.getvalue()
 
 
 @pytest.fixture(scope='module')
 def with_commas() -> bytes:
-  """Of numbers, with pieces like "9," as the published ALBERTs have them."""
+  """A model of numbers, with pieces like "9," as in the published ALBERTs."""
   numbers = [f'{n}, {n},{n % 7} ("{n}")' for n in range(100)]
-  made = io.BytesIO()
+  buffer = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(numbers), model_writer=made, vocab_size=90, minloglevel=2, pad_id=0,
+      sentence_iterator=iter(numbers), model_writer=buffer, vocab_size=90, minloglevel=2, pad_id=0,
       unk_id=1, bos_id=-1, eos_id=-1, control_symbols=['[CLS]', '[SEP]', '[MASK]'],
       user_defined_symbols=['9,', '3,'], split_by_number=False, split_by_unicode_script=False,
       hard_vocab_limit=False)
-  return made.getvalue()
+  return buffer.getvalue()
 
 
 def published(model: bytes, cleaning: spiece.Cleaning, text: str) -> list[int]:
@@ -107,12 +107,12 @@ def test_a_published_albert_reads_lower_case_without_accents(tmp_path, model):
 @pytest.mark.parametrize('cleaning', [spiece.Cleaning(), spiece.Cleaning(True, True)])
 def test_hostile_strings_are_cut_as_published(model, with_commas, cleaning):
   commas = spiece.SentencePiece(with_commas, cleaning)
-  for made in (model, with_commas):
-    t = spiece.SentencePiece(made, cleaning)
+  for serialized in (model, with_commas):
+    t = spiece.SentencePiece(serialized, cleaning)
     for text in (*verify.HOSTILE, TEXT, 'x ``9,9\'\' 13,'):
       if '[MASK]' in text:  # theirs looks its text up as if it were a piece
         continue
-      expected = published(made, cleaning, text)
+      expected = published(serialized, cleaning, text)
       (ids, spans), = t.encode_with_offsets([text])
       assert t.encode_batch([text]) == [ids] == [expected], text
       assert len(spans) == len(ids) and all(0 <= a <= b <= len(text) for a, b in spans)
@@ -125,8 +125,8 @@ def test_hostile_strings_are_cut_as_published(model, with_commas, cleaning):
 @pytest.mark.parametrize('cleaning', [spiece.Cleaning(), spiece.Cleaning(True, True)])
 def test_an_export_reads_the_same_in_transformers(tmp_path, with_commas, cleaning):
   trained = vocabulary.train('sentencepiece', lambda: TEXTS, 120, True)._model
-  for i, made in enumerate((trained, with_commas)):
-    t = spiece.SentencePiece(made, cleaning)
+  for i, serialized in enumerate((trained, with_commas)):
+    t = spiece.SentencePiece(serialized, cleaning)
     path = epath.Path(tmp_path / str(i))
     t.save(path)
     (path / 'config.json').write_text('{"model_type": "albert"}')

@@ -39,7 +39,7 @@ _KINDS = flags.DEFINE_list('kinds', None, 'Some of the kinds; by default all.')
 _MINUTES = flags.DEFINE_float('minutes', 0, 'Stop after so many; 0 = when all is done.')
 _SEED = flags.DEFINE_integer('seed', 0, 'Of the order in which trials are tried with --minutes.')
 
-# name: (a trial by its number, how many, what it is)
+# name: (a trial by its number, how many, a description)
 KINDS = {
     'kill': (kills.kill, 100, 'SIGKILL at a random moment, then resumed'),
     'term': (kills.term, 100, 'SIGTERM at a random moment, then resumed'),
@@ -66,7 +66,7 @@ def _table(lines):
 
 
 def main(_):
-  """Tries what has not been tried."""
+  """Runs the trials that have no line yet."""
   logging.set_verbosity(logging.ERROR)
   errors.quiet_storage()
   bench = runs.Bench(pathlib.Path(_OUT.value).resolve())

@@ -34,7 +34,7 @@ from tests.faults.runs import Bench, Trial
 BATCH = 25  # command lines of a trial
 SECONDS = 300  # of a core that one may take; a machine with other work needs longer
 _TRACED, _TRAINED = 0.25, 0.05  # shares of the command lines whose step is traced, that train
-# Lines of runs that end with 1: nothing was wrong with what was given.
+# Lines of runs that end with 1 although their values are valid.
 _KNOWN = ('the memory is too small', 'the loss was not finite')
 
 _HEAD = 'from bert_jax import config\n\n\ndef get_config():\n'
@@ -223,7 +223,7 @@ def _unused(config: str, overrides: dict[str, str], run: dict[str, Any]) -> str:
 
 def judge(status: int | None, error: str, config: str, overrides: dict[str, str],
           workdir: pathlib.Path) -> str:
-  """What is wrong with the end of a command, '' if nothing."""
+  """The fault in the end of a command, '' without one."""
   lines = error.splitlines()
   if status in (None, -signal.SIGXCPU, -signal.SIGKILL):
     return f'hangs, or takes more than {SECONDS} s'

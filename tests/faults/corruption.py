@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged in a random place, and then restored."""
+"""Damages checkpoints in a random place, then restores them."""
 
 import contextlib
 import functools
@@ -75,7 +75,7 @@ def _damage(rng: random.Random, folder: pathlib.Path, way: str) -> str:
 
 
 def corrupt(bench: Bench, number: int) -> Trial:
-  """One damage to the newest checkpoint: it is detected, or what is restored has the same bits."""
+  """Damages the newest checkpoint: restoring detects it or gives the same bits."""
   rng, way = random.Random(f'corrupt {number}'), WAYS[number % len(WAYS)]
   abstract, known = _made(bench.folder / 'to corrupt')
   with tempfile.TemporaryDirectory() as temporary:
@@ -87,12 +87,12 @@ def corrupt(bench: Bench, number: int) -> Trial:
       with contextlib.redirect_stdout(told), contextlib.closing(
           checkpoint.Checkpoints(epath.Path(workdir), 3)) as saved:
         state, step = saved.restore(abstract)
-      found = fingerprint.of(state)
+      fingerprints = fingerprint.of(state)
     except UserError as e:
       return Trial('refused', False, f'{way} {where}: {e}')
     except Exception as e:  # any other end is the finding
       return Trial('crashed', False, f'{way} {where}: {type(e).__name__}: {e}'[:300])
-    if found != known[step]:
+    if fingerprints != known[step]:
       return Trial('WRONG PARAMETERS', False, f'{way} {where}')
     if step == STEPS[-1]:
       return Trial('harmless', True, f'{way} {where}')

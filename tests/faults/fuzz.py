@@ -1,4 +1,4 @@
-"""Files from strangers, mutated: every reader either reads them or says in one line what is wrong.
+"""Files from strangers, mutated: every reader reads them or names the mistake in one line.
 
 A child process reads one input after another, because native readers may abort or hang; the parent
 starts another where it ended. `python -m tests.faults.fuzz READER FIRST COUNT FOLDER` is the child.
@@ -158,12 +158,12 @@ def make_seeds(folder: pathlib.Path):
   _make_modern(folder)
   vocab = made_tasks._VOCAB
   (folder / 'sound-vocab.txt').write_text('\n'.join(vocab) + '\n')
-  made = io.BytesIO()
+  buffer = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(s for d in conftest.make_documents(60) for s in d), model_writer=made,
-      vocab_size=80, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, hard_vocab_limit=False,
-      control_symbols=['[CLS]', '[SEP]', '[MASK]'], minloglevel=2)
-  (folder / 'sound-spiece.model').write_bytes(made.getvalue())
+      sentence_iterator=iter(s for d in conftest.make_documents(60) for s in d),
+      model_writer=buffer, vocab_size=80, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1,
+      hard_vocab_limit=False, control_symbols=['[CLS]', '[SEP]', '[MASK]'], minloglevel=2)
+  (folder / 'sound-spiece.model').write_bytes(buffer.getvalue())
   made_tasks.questions(folder / 'sound-squad.json', 6)
   made_tasks.tags(folder / 'sound-tags.conll', 12)
   made_tasks.choices(folder / 'sound-choices.jsonl', 8)
@@ -188,7 +188,7 @@ def _make_modern(folder: pathlib.Path):
 
 
 def child(name: str, first: int, count: int, folder: pathlib.Path):
-  """Reads inputs; prints the number of each before it, and what went wrong after it."""
+  """Reads inputs; prints the number of each before it, and any error after it."""
   content, read = readers(folder)[name]
   read(content)
   for number in range(first, first + count):
@@ -210,7 +210,7 @@ def child(name: str, first: int, count: int, folder: pathlib.Path):
 
 
 def _read_in_children(name: str, first: int, end: int, place: pathlib.Path) -> list[str]:
-  """What went wrong with inputs `first` to `end - 1` of a reader."""
+  """The failures of a reader on inputs `first` to `end - 1`."""
   findings, last = [], first
   while first < end:
     running = subprocess.Popen(

@@ -28,7 +28,7 @@ _FLAGS = (f'--config.train_steps={STEPS}', f'--config.checkpoint_every={EVERY}',
 
 
 class Trial(NamedTuple):
-  """What came of breaking something once."""
+  """The result of one fault."""
 
   outcome: str  # one of the kind's outcomes; the table counts them
   sound: bool  # whether the promise held
@@ -70,7 +70,7 @@ class Bench:
     return [subprocess.Popen(**command)]
 
   def finish(self, layout: str, workdir: pathlib.Path, *more: str) -> str:
-    """Runs to the end; what went wrong, '' if nothing."""
+    """Runs to the end; returns the error, '' without one."""
     statuses, errors = self.ended(self.start(layout, workdir, *more))
     return '' if set(statuses) == {0} else f'{statuses}: {errors[0][-300:]}'
 
@@ -102,10 +102,10 @@ class Bench:
     return self._known[layout]
 
   def compare(self, layout: str, workdir: pathlib.Path) -> str:
-    """What differs between a run and the unbroken one, '' if nothing."""
+    """The difference between a run and the unbroken one, '' without one."""
     fingerprints, digests, _ = self.reference(layout)
-    found, rows = outcome_of(workdir)
-    if found != fingerprints:
+    own_fingerprints, rows = outcome_of(workdir)
+    if own_fingerprints != fingerprints:
       return 'other parameters or moments'
     if rows != digests:
       return f'other rows: {len(rows)} digests of {len(digests)}'
@@ -115,9 +115,9 @@ class Bench:
 
 def outcome_of(workdir: pathlib.Path) -> tuple[dict, list[str]]:
   """The fingerprints of the last checkpoint, and the digests of every step's rows."""
-  found = integrity.description(epath.Path(workdir / f'checkpoints/{STEPS}'))
+  description = integrity.description(epath.Path(workdir / f'checkpoints/{STEPS}'))
   lines = [json.loads(x) for x in (workdir / 'metrics.jsonl').read_text().splitlines()]
-  return found['arrays'], [d for line in lines for d in line.get('batch_digests', ())]
+  return description['arrays'], [d for line in lines for d in line.get('batch_digests', ())]
 
 
 def send(running: list[subprocess.Popen], number: signal.Signals):

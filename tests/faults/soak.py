@@ -9,7 +9,7 @@ import time
 from tests.faults.runs import Bench, Trial
 
 STEPS, EVERY = 20_000, 50
-# What a later quarter may have more than the second one.
+# The growth that a later quarter may show over the second one.
 _MOST = {'memory': 1.05, 'threads': 1.05, 'files': 1.05, 'seconds': 1.3}
 
 

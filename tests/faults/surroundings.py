@@ -13,8 +13,8 @@ from bert_jax.training import integrity
 from tests.faults.runs import Bench, Trial
 
 _SOURCE = pathlib.Path(__file__).with_name('storage.c')
-# What a run may end with: 0 if it goes on, else it is told of. orbax gives up a save that takes
-# longer than it waits by the calendar's clock.
+# The statuses that a run may end with: 0 if it goes on, else one with a message. orbax gives up a
+# save that takes longer than its limit by the calendar's clock.
 WAYS = {'full': (1,), 'read-only': (1, 2), 'slow': (0,), 'clock': (0, 1), 'cleared': (0, 1)}
 _LASTS = 3  # seconds that a clock jumps or storage is slow
 
@@ -37,7 +37,7 @@ def _clear(rng: random.Random, workdir: pathlib.Path) -> str:
 
 
 def _told(way: str, status: int, error: str) -> str:
-  """What is wrong with how a run ended, '' if nothing."""
+  """The fault in the end of a run, '' without one."""
   # orbax may have warned before.
   lines = [line for line in error.strip().splitlines() if not re.match(r'W\d{4} ', line)]
   if status not in WAYS[way]:
@@ -48,7 +48,7 @@ def _told(way: str, status: int, error: str) -> str:
 
 
 def surroundings(bench: Bench, number: int) -> Trial:
-  """One run: what comes, comes at a random moment; it goes again, and the run is started again."""
+  """One run: the fault comes at a random moment and goes again; then the run starts again."""
   way, rng = list(WAYS)[number % len(WAYS)], random.Random(f'surroundings {number}')
   workdir, on = bench.folder / f'surroundings {number}', bench.folder / f'on {number}'
   _, _, seconds = bench.reference('1 device')

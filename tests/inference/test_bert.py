@@ -1,4 +1,4 @@
-"""A model in use: what comes back is what PyTorch gives, alone or packed, short or long."""
+"""A model in use: its results equal those of PyTorch, alone or packed, short or long."""
 
 import pathlib
 
@@ -42,19 +42,19 @@ def test_hidden_states_and_pooled_output_are_pytorchs(minilm):
   inputs = tokenizer(TEXTS[:12], padding=True, return_tensors='pt')
   with torch.no_grad():
     expected = theirs(**inputs)
-  found = minilm.encode(TEXTS[:12])
-  np.testing.assert_array_equal(found.mask, inputs['attention_mask'].numpy() > 0)
-  np.testing.assert_allclose(found.hidden[found.mask],
-                             expected.last_hidden_state.numpy()[found.mask], atol=2e-5)
-  np.testing.assert_allclose(found.pooled, expected.pooler_output.numpy(), atol=2e-5)
-  assert not found.hidden[~found.mask].any()
+  encoded = minilm.encode(TEXTS[:12])
+  np.testing.assert_array_equal(encoded.mask, inputs['attention_mask'].numpy() > 0)
+  np.testing.assert_allclose(encoded.hidden[encoded.mask],
+                             expected.last_hidden_state.numpy()[encoded.mask], atol=2e-5)
+  np.testing.assert_allclose(encoded.pooled, expected.pooler_output.numpy(), atol=2e-5)
+  assert not encoded.hidden[~encoded.mask].any()
 
 
 def test_embeddings_are_those_of_sentence_transformers(minilm):
   theirs = sentence_transformers.SentenceTransformer(MINILM, device='cpu')
   expected = theirs.encode(TEXTS)  # mean pooling, 256 tokens at most, normalised
-  found = minilm.embed(TEXTS, 'mean', normalize=True, max_len=256)
-  np.testing.assert_allclose(found, expected, atol=1e-5)
+  vectors = minilm.embed(TEXTS, 'mean', normalize=True, max_len=256)
+  np.testing.assert_allclose(vectors, expected, atol=1e-5)
   np.testing.assert_allclose(minilm.similarity(TEXTS[:3], TEXTS[:5]),
                              expected[:3] @ expected[:5].T, atol=2e-5)
 
@@ -62,12 +62,12 @@ def test_embeddings_are_those_of_sentence_transformers(minilm):
 def test_any_layer(small):
   bert, theirs = small
   texts = ['w1 w2 w3 w4', 'w9']
-  for text, found in zip(texts, bert.embed(texts, 'none', layers=(0, 1, -1))):
+  for text, vectors in zip(texts, bert.embed(texts, 'none', layers=(0, 1, -1))):
     ids = bert.row(text).ids
     with torch.no_grad():
       expected = theirs(torch.tensor([ids]), output_hidden_states=True).hidden_states
     expected = torch.cat([expected[0], expected[1], expected[2]], -1)[0].numpy()
-    np.testing.assert_allclose(found, expected[1:-1], atol=2e-5)
+    np.testing.assert_allclose(vectors, expected[1:-1], atol=2e-5)
 
 
 def test_a_text_does_not_feel_its_neighbours(small):

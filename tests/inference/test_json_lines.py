@@ -38,8 +38,8 @@ def test_a_bad_line_costs_that_line_alone(folder, bert, tmp_path):
   source.write_bytes(b'\n'.join(BAD))
   with pytest.raises(Failed, match='8 of 12 examples could not be answered: "error" says why in '):
     predictions.run('fill_mask', folder, str(source), str(output))
-  found = [json.loads(line) for line in output.read_text().splitlines()]
-  errors = [(x.get('error') or '').removeprefix(f'{source}, ') for x in found]
+  answers = [json.loads(line) for line in output.read_text().splitlines()]
+  errors = [(x.get('error') or '').removeprefix(f'{source}, ') for x in answers]
   assert [error.split(':')[0] for error in errors] == [
       '', 'line 3', 'line 4', '', 'line 6', 'line 7', 'line 8', 'line 9', 'line 10', '', 'line 12',
       '']
@@ -47,12 +47,12 @@ def test_a_bad_line_costs_that_line_alone(folder, bert, tmp_path):
                      5: 'needs a JSON', 6: 'invalid UTF-8', 7: 'not JSON (Out of range float',
                      8: 'not JSON (Out of range float', 10: 'longer than the 64 positions'}.items():
     assert message in errors[i], errors[i]
-  assert found[0]['id'] == 7 and found[5]['id'] == 'x'
-  assert found[3] == {'id': {'n': [1, None]}, 'input_masks': 5, 'input_error': 'mine',
-                      'masks': bert.fill_mask('w3 [MASK]')}
-  assert found[9]['\ufffd'] == '\U0001f600'
+  assert answers[0]['id'] == 7 and answers[5]['id'] == 'x'
+  assert answers[3] == {'id': {'n': [1, None]}, 'input_masks': 5, 'input_error': 'mine',
+                        'masks': bert.fill_mask('w3 [MASK]')}
+  assert answers[9]['\ufffd'] == '\U0001f600'
   for i, text in ((0, 'w1 [MASK]'), (9, 'w5 \ufffd[MASK]'), (11, 'w6 [MASK]')):
-    assert [c['token'] for c in found[i]['masks'][0]['candidates']] == [
+    assert [c['token'] for c in answers[i]['masks'][0]['candidates']] == [
         c['token'] for c in bert.fill_mask(text)[0]['candidates']]
   assert sorted(p.name for p in tmp_path.iterdir()) == ['in.jsonl', 'out.jsonl']
   with pytest.raises(UserError, match='in.jsonl, line 3: no'):
@@ -61,7 +61,7 @@ def test_a_bad_line_costs_that_line_alone(folder, bert, tmp_path):
 
 
 def test_few_batches_for_one_bad_line(monkeypatch):
-  """It is looked for by halves."""
+  """predict searches for it by halves."""
   calls = []
 
   def answer(model, examples, options):
@@ -72,12 +72,12 @@ def test_few_batches_for_one_bad_line(monkeypatch):
     return [{'n': e['text']} for e in examples]
 
   text = ''.join(json.dumps({'text': 'bad' if i == 700 else str(i)}) + '\n' for i in range(1023))
-  found = []
+  answers = []
   done = predictions.predict(
       predictions.LinePrediction(('text',), answer), None, io.BytesIO(text.encode()), 'in',
-      found.append, predictions.Options())
+      answers.append, predictions.Options())
   assert done == (1023, 1) and len(calls) < 30
-  assert [x.get('n') for x in found] == [None if i == 700 else str(i) for i in range(1023)]
+  assert [x.get('n') for x in answers] == [None if i == 700 else str(i) for i in range(1023)]
 
 
 def with_weight(tmp_path, value):
@@ -92,7 +92,7 @@ def with_weight(tmp_path, value):
 
 
 def killed_after(monkeypatch, count):
-  """Has a job end as by a kill once so many answers are written, in the middle of the next."""
+  """Ends a job as a kill would, after so many answers, in the middle of the next."""
   write, written = json_lines.write, []
 
   def dying(sink, answer):
@@ -116,24 +116,24 @@ def test_a_killed_job_goes_on_if_it_is_the_same(folder, tmp_path, monkeypatch, c
     with pytest.raises(KeyboardInterrupt):
       predictions.run('embed', folder, str(source), str(output))
   assert not output.exists()
-  kept = (tmp_path / 'out.jsonl.partial').read_bytes()
-  assert kept.count(b'\n') == 23 and not kept.endswith(b'\n')
+  partial = (tmp_path / 'out.jsonl.partial').read_bytes()
+  assert partial.count(b'\n') == 23 and not partial.endswith(b'\n')
   options, model = predictions.Options('cls' if changed == 'options' else 'mean'), folder
   if changed == 'input':
     source.write_text(source.read_text() + '\n')
   if changed == 'model':
     model = with_weight(tmp_path, 0.5)
-  asked = []
+  examples = []
   ask = predictions._answers
-  monkeypatch.setattr(predictions, '_answers', lambda *a: asked.extend(a[2]) or ask(*a))
+  monkeypatch.setattr(predictions, '_answers', lambda *a: examples.extend(a[2]) or ask(*a))
   with pytest.raises(Failed, match='1 of 41 examples could not'):
     predictions.run('embed', model, str(source), str(output), options)
-  assert len(asked) == (40 if changed else 18)  # of 41, 23 of which are there
+  assert len(examples) == (40 if changed else 18)  # of 41, of which 23 are written
   assert ('23 examples were answered before' in capsys.readouterr().err) is not bool(changed)
-  found = [json.loads(line) for line in output.read_text().splitlines()]
-  assert 'error' in found[0] and [x['id'] for x in found[1:]] == list(range(40))
+  answers = [json.loads(line) for line in output.read_text().splitlines()]
+  assert 'error' in answers[0] and [x['id'] for x in answers[1:]] == list(range(40))
   np.testing.assert_allclose(
-      [x['embedding'] for x in found[1:]],
+      [x['embedding'] for x in answers[1:]],
       bert_jax.from_pretrained(model).embed(texts, options.pooling), atol=1e-5)
   assert not list(tmp_path.glob('*partial*'))
 
@@ -146,14 +146,14 @@ def test_long_texts_are_scored_whole(bert):
   assert short['surprisal'] == pytest.approx(sum(t['surprisal'] for t in short['tokens']))
   assert short['pseudo_perplexity'] == pytest.approx(np.exp(short['surprisal'] / 62))
   assert bert.score(' '.join(words[:62]), 'chunks') == short
-  found = bert.score(' '.join(words), 'chunks')
-  assert [t['token'] for t in found['tokens']] == words
+  scored = bert.score(' '.join(words), 'chunks')
+  assert [t['token'] for t in scored['tokens']] == words
   # A token far from both ends has 31 tokens before it and 30 behind; one at an end its chunk.
   for i, start in ((100, 69), (31, 0), (10, 0), (149, 88)):
     masked = [*words[start:i], '[MASK]', *words[i + 1:start + 62]]
     (mask,) = bert.fill_mask(' '.join(masked), bert.config.vocab_size)
     (expected,) = (c['surprisal'] for c in mask['candidates'] if c['token'] == words[i])
-    assert found['tokens'][i]['surprisal'] == pytest.approx(expected, rel=1e-4)
+    assert scored['tokens'][i]['surprisal'] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize('value', [np.nan, np.inf])

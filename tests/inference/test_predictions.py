@@ -54,10 +54,10 @@ def test_a_vector_for_each_token_with_its_place(folder, tmp_path):
 
 
 def answers(folder, task, lines, options=predictions.Options(), strict=False):
-  found = []
+  rows = []
   predictions.predict(predictions.TASKS[task], bert_jax.from_pretrained(folder),
-                      io.BytesIO(lines.encode()), 'in', found.append, options, strict)
-  return found
+                      io.BytesIO(lines.encode()), 'in', rows.append, options, strict)
+  return rows
 
 
 def test_the_first_answer_comes_at_once(folder):

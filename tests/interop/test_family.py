@@ -1,4 +1,4 @@
-"""The members of the family: the numbers of transformers' PyTorch classes; what comes back."""
+"""The members of the family: the numbers of transformers' PyTorch classes; round trips."""
 
 import pathlib
 
@@ -19,7 +19,7 @@ from tests.interop import torch_bert
 
 _COMMON = {'vocab_size': 700, 'max_position_embeddings': 64}
 _NO_DROPOUT = {'hidden_dropout_prob': 0.0, 'attention_probs_dropout_prob': 0.0}
-# Two sizes each: (layers, width), and what belongs to the family.
+# Two sizes each: (layers, width), and the options of the member.
 FAMILIES = {
     'Albert': lambda n, d: transformers.AlbertConfig(
         **_COMMON, **_NO_DROPOUT, num_hidden_layers=n, hidden_size=d, num_attention_heads=4,

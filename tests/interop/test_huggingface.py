@@ -1,4 +1,4 @@
-"""Folders in the Hugging Face layout: their old names, what comes back, what is refused."""
+"""Folders in the Hugging Face layout: their old names, round trips, refusals."""
 
 import json
 import pathlib
@@ -135,7 +135,7 @@ def test_settings_of_the_tokeniser(copy):
   (copy / 'tokenizer_config.json').write_text(json.dumps({'do_lower_case': True}))
   tokenizer = load(copy).tokenizer
   assert len(tokenizer.encode_batch(text)[0]) == 3
-  # What was set comes out again.
+  # The export has the values of the import.
   tokenizer.save(epath.Path(copy))
   assert json.loads((copy / 'tokenizer_config.json').read_text())['strip_accents'] is None
 

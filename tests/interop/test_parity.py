@@ -40,7 +40,7 @@ def close(ours, theirs, tolerance):
 
 
 def mask(batch, seed=0):
-  """Three positions of each row, the last of a padded row without weight; and what stood there."""
+  """Three positions of each row, random targets; the last of a padded row has no weight."""
   rng = np.random.default_rng(seed)
   lengths = batch.pair_index.sum(1)
   positions = np.stack([rng.permutation(max(n, 3))[:3] for n in lengths]).astype(np.int32)

@@ -1,4 +1,4 @@
-"""RoBERTa's folders: the numbers of transformers' PyTorch classes, and what comes back."""
+"""RoBERTa's folders: the numbers of transformers' PyTorch classes, and round trips."""
 
 import pathlib
 

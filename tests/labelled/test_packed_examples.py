@@ -38,11 +38,11 @@ def check(batch, examples, features, microbatches=1):
         assert part.targets[e] == features.targets[mine[e]]
       for member, number in zip(part.members[e], numbers):
         row, slot = divmod(int(member), part.starts.shape[1])
-        start, wanted = part.starts[row, slot], features.inputs[number]
-        at = slice(start, start + len(wanted.ids))
-        assert part.inputs.ids[row, at].tolist() == list(wanted.ids)
-        assert part.inputs.type_ids[row, at].tolist() == list(wanted.type_ids)
-        assert part.inputs.positions[row, at].tolist() == list(range(len(wanted.ids)))
+        start, expected = part.starts[row, slot], features.inputs[number]
+        at = slice(start, start + len(expected.ids))
+        assert part.inputs.ids[row, at].tolist() == list(expected.ids)
+        assert part.inputs.type_ids[row, at].tolist() == list(expected.type_ids)
+        assert part.inputs.positions[row, at].tolist() == list(range(len(expected.ids)))
         assert (part.inputs.pair_index[row, at] == slot + 1).all()
         assert (part.token_targets[row, at] == number).all()
     used = sum(len(features.inputs[n].ids) for i in mine

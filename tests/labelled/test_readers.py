@@ -1,4 +1,4 @@
-"""Tables, GLUE, CoNLL, SQuAD and choices: what is read, and what is said of what is wrong."""
+"""Tables, GLUE, CoNLL, SQuAD and choices: the examples, and the messages about mistakes."""
 
 import gzip
 import json
@@ -238,8 +238,8 @@ def test_squad_files(tmp_path):
          {'id': '3', 'question': 'Whom?', 'answers': [{'text': 'Bob', 'answer_start': 3}]}]
   paragraph = {'context': 'Ann sees Bob.', 'qas': qas}
   path.write_text(json.dumps({'data': [{'paragraphs': [paragraph]}]}))
-  found = squad.read(str(path))
-  assert [(q.id, q.answers, q.in_place) for q in found] == [
+  questions = squad.read(str(path))
+  assert [(q.id, q.answers, q.in_place) for q in questions] == [
       ('1', ('Ann',), True), ('2', (), True), ('3', ('Bob',), False)]
   path.write_text(json.dumps({'data': [{'paragraphs': [{'context': 'x', 'qas': qas[:1] * 2}]}]}))
   with pytest.raises(UserError, match="the id '1' is there twice"):

@@ -1,4 +1,4 @@
-"""The kernels say what the plain path says, and are chosen where they can."""
+"""The kernels compute the same as the plain path; a model uses them where they can run."""
 
 import dataclasses
 import functools

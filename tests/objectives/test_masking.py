@@ -77,9 +77,9 @@ def test_rate_split_and_most_predictions_are_config():
   config = masking.MaskingConfig(rate=0.4, replace_mask=0.5, replace_random=0.5, max_predictions=10)
   masked = jax.tree.map(np.asarray, _mask(jax.random.key(2), ids, pair_index, config))
   assert masked.positions.shape == (400, 10)
-  wanted = [min(10, max(1, round(0.4 * ((pair_index[r] > 0) & ~np.isin(ids[r], SPECIAL)).sum())))
-            for r in range(400)]
-  np.testing.assert_array_equal(masked.weights.sum(1), wanted)
+  expected = [min(10, max(1, round(0.4 * ((pair_index[r] > 0) & ~np.isin(ids[r], SPECIAL)).sum())))
+              for r in range(400)]
+  np.testing.assert_array_equal(masked.weights.sum(1), expected)
   new = np.take_along_axis(masked.ids, masked.positions, 1)[masked.weights > 0]
   assert stats.binomtest(int((new == MASK).sum()), len(new), 0.5).pvalue > 1e-4
 

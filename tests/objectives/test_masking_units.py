@@ -44,11 +44,11 @@ def masked_by(config, rows, pairs=1, seed=0, frequencies=None, **kwargs):
 
 
 def drawn(masked, shape):
-  """[B, L] bool: what is predicted."""
-  found = np.zeros(shape, bool)
+  """[B, L] bool: the predicted positions."""
+  predicted = np.zeros(shape, bool)
   for row, (positions, weights) in enumerate(zip(masked.positions, masked.weights)):
-    found[row, positions[weights > 0]] = True
-  return found
+    predicted[row, positions[weights > 0]] = True
+  return predicted
 
 
 def words_of(rows):
@@ -212,9 +212,9 @@ def test_random_tokens_by_frequency():
   rows = make_rows(500, seed=3)
   masked = masked_by(config, rows, frequencies=cumulative)
   new = np.take_along_axis(masked.ids, masked.positions, 1)[masked.weights > 0]
-  found = np.bincount(new, minlength=V)
-  assert found.sum() == found[[5, 6, 7]].sum()
-  assert stats.chisquare(found[[5, 6, 7]], len(new) * np.array([0.6, 0.3, 0.1])).pvalue > 1e-4
+  histogram = np.bincount(new, minlength=V)
+  assert histogram.sum() == histogram[[5, 6, 7]].sum()
+  assert stats.chisquare(histogram[[5, 6, 7]], len(new) * np.array([0.6, 0.3, 0.1])).pvalue > 1e-4
 
 
 def test_a_rate_for_each_row():

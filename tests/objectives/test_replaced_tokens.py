@@ -1,4 +1,4 @@
-"""ELECTRA's objective: PyTorch's losses, what is drawn, where gradients go."""
+"""ELECTRA's objective: PyTorch's losses, the drawn tokens, the paths of gradients."""
 
 import dataclasses
 
@@ -78,7 +78,7 @@ def test_losses_are_those_of_pytorch(tmp_path, monkeypatch):
   generators['bert'] = {n: x for n, x in generators['bert'].items() if n != 'embeddings'}
   params = {'params': {**loaded[0].params['params'], 'generator': generators}}
   config = dataclasses.replace(loaded[0].config, generator_size=0.25)
-  found = losses(objective(config), params, example)
+  metrics = losses(objective(config), params, example)
 
   batch, masked = example.inputs, example.masked
   labels = np.full(batch.ids.shape, -100)
@@ -91,8 +91,8 @@ def test_losses_are_those_of_pytorch(tmp_path, monkeypatch):
   mlm = generator(**tensors, labels=torch.tensor(labels)).loss.item()
   rtd = discriminator(**(tensors | {'input_ids': torch.tensor(ids, dtype=torch.long)}),
                       labels=torch.tensor(replaced, dtype=torch.float)).loss.item()
-  assert abs(found['mlm_loss'] - mlm) < 2e-5 and abs(found['rtd_loss'] - rtd) < 2e-5
-  assert abs(found['rtd_replaced'] - replaced.sum() / batch.pair_index.sum()) < 1e-6
+  assert abs(metrics['mlm_loss'] - mlm) < 2e-5 and abs(metrics['rtd_loss'] - rtd) < 2e-5
+  assert abs(metrics['rtd_replaced'] - replaced.sum() / batch.pair_index.sum()) < 1e-6
   assert objective().loss_weights == {'mlm_loss': 1.0, 'rtd_loss': 50.0}
 
 
@@ -110,9 +110,9 @@ def test_draws_follow_the_generator_and_the_rows_numbers():
 def test_a_generator_that_is_right_replaces_nothing(monkeypatch):
   example = make_example()
   monkeypatch.setattr(replaced_tokens, 'sample', lambda *_: jnp.asarray(example.masked.targets))
-  found = losses(objective(), initial(objective()), example)
-  assert found['rtd_replaced'] == 0
-  assert abs(found['rtd_loss'] - np.log(2)) < 0.1  # untrained, its scores are near 0
+  metrics = losses(objective(), initial(objective()), example)
+  assert metrics['rtd_replaced'] == 0
+  assert abs(metrics['rtd_loss'] - np.log(2)) < 0.1  # untrained, its scores are near 0
 
 
 def test_only_the_masked_lm_trains_the_generator():
@@ -133,14 +133,14 @@ def test_only_the_masked_lm_trains_the_generator():
 
 @pytest.mark.parametrize('embedding_size', [32, 64])
 def test_parameters_are_counted(embedding_size):
-  found = objective(dataclasses.replace(CONFIG, embedding_size=embedding_size))
-  params = initial(found)
+  electra = objective(dataclasses.replace(CONFIG, embedding_size=embedding_size))
+  params = initial(electra)
   stored = sum(x.size for x in jax.tree.leaves(params))
   stored -= 64 * 64 + 64 if 'pooler' in params['params']['bert'] else 0
   padding = (CONFIG.padded_vocab_size - 300) * (embedding_size + 1)
-  assert stored - padding == found.parameters()
-  kept = found.exported(params)['params']
-  assert set(kept) == {'bert', 'rtd'}
+  assert stored - padding == electra.parameters()
+  exported = electra.exported(params)['params']
+  assert set(exported) == {'bert', 'rtd'}
 
 
 @pytest.mark.parametrize('arguments, message', [

@@ -1,4 +1,4 @@
-"""Where each preset puts every parameter, and what its step sends.
+"""The place of every parameter in each preset, and the traffic of its step.
 
 The golden files are written anew by: python -m tests.parallel.test_sharding
 """
@@ -43,7 +43,7 @@ def test_every_parameter_is_where_the_preset_says(preset):
 
 @pytest.fixture(scope='module')
 def steps():
-  """The text of each preset's step on 2 x 2 (data x model) devices, and what it sends."""
+  """The text of each preset's step on 2 x 2 (data x model) devices, and its traffic."""
   mesh, by_preset = conftest.sub_mesh(2, 2), {}
   for preset in sharding.PRESETS:
     c = small_config(**{'sharding': preset, 'model.num_layers': 2})

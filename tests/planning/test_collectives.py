@@ -43,7 +43,7 @@ def test_extrapolated():
 
 @pytest.mark.parametrize('preset', ['dp', 'fsdp'])
 def test_weak_scaling_foretells_a_larger_mesh(preset):
-  """What a product of a larger mesh sends is what that of a smaller one says."""
+  """The traffic of a product on a larger mesh follows from that on a smaller one."""
   def program(devices):
     mesh = conftest.sub_mesh(devices, 1)
     whole, split = mesh_lib.replicated(mesh), mesh_lib.batch_sharding(mesh)

@@ -71,8 +71,8 @@ def test_only_what_differs_and_is_known_to_both():
 
 
 def test_all_that_differs_is_named():
-  found = [drift.Change('log_every', 1, 2), drift.Change('seed', 0, 1),
-           drift.Change('train_steps', 5, 6), drift.Change('task', 'a', 'b')]
+  changes = [drift.Change('log_every', 1, 2), drift.Change('seed', 0, 1),
+             drift.Change('train_steps', 5, 6), drift.Change('task', 'a', 'b')]
   with pytest.raises(UserError, match=r'^w holds a run with seed=0 \(now 1\), task=a \(now b\): '):
-    drift.check('w', found, (), True)
-  assert drift.check('w', [found[0], found[2]], (), True) == [found[0], found[2]]
+    drift.check('w', changes, (), True)
+  assert drift.check('w', [changes[0], changes[2]], (), True) == [changes[0], changes[2]]

@@ -1,4 +1,4 @@
-"""Fine-tuning as a user does it: a config, a workdir, predictions, an export; and its mistakes."""
+"""Fine-tuning as users do it: a config, a workdir, predictions, an export; their mistakes."""
 
 import json
 import pathlib
@@ -102,7 +102,7 @@ def test_an_export_says_the_same_in_transformers(classifier, tmp_path):
 
 
 def test_the_best_checkpoint_is_kept_and_loaded(pretrained, tmp_path):
-  # A rate so high that what was learned is lost again: the last evaluation is not the best.
+  # The rate is so high that the run forgets again: the last evaluation is not the best.
   c = make_config('sequence_classification', pretrained, tmp_path,
                   **{'train_epochs': 6.0, 'eval_every': 0, 'optimizer.learning_rate': 2e-2,
                      'optimizer.warmup_ratio': 0.5, 'optimizer.clip_norm': 0.0})
@@ -115,9 +115,9 @@ def test_the_best_checkpoint_is_kept_and_loaded(pretrained, tmp_path):
   assert model.facts['scores']['accuracy'] == evaluations[step]
   assert [p.name for p in (tmp_path / 'run/best').iterdir() if p.name.isdigit()] == [str(step)]
   examples = [line.split('\t') for line in pathlib.Path(c.data.eval).read_text().split('\n')[1:-1]]
-  found = sequence_classification.classify(bert_lib.load(str(tmp_path / 'run')),
-                                           [text for text, _, _ in examples])
-  right = np.mean([a['label'] == label for a, (_, label, _) in zip(found, examples)])
+  answers = sequence_classification.classify(bert_lib.load(str(tmp_path / 'run')),
+                                             [text for text, _, _ in examples])
+  right = np.mean([a['label'] == label for a, (_, label, _) in zip(answers, examples)])
   assert right == pytest.approx(evaluations[step])
 
 
@@ -159,8 +159,8 @@ def test_long_texts(pretrained, tmp_path, long):
   bert = bert_lib.load(str(tmp_path / 'run'))
   assert bert.model.facts['long'] == long
   lines = [line.split('\t') for line in pathlib.Path(c.data.eval).read_text().split('\n')[1:-1]]
-  found = sequence_classification.classify(bert, [text for text, _, _ in lines])
-  right = np.mean([a['label'] == label for a, (_, label, _) in zip(found, lines)])
+  answers = sequence_classification.classify(bert, [text for text, _, _ in lines])
+  right = np.mean([a['label'] == label for a, (_, label, _) in zip(answers, lines)])
   best = max(x['eval_accuracy'] for x in read_metrics(tmp_path / 'run') if 'eval_loss' in x)
   assert right == pytest.approx(best)
 
@@ -212,8 +212,8 @@ def test_answers(pretrained, tmp_path, unanswerable):
   assert bool(nothing['answer']) != unanswerable
   predicted = json.loads((tmp_path / 'run/predictions/predictions.json').read_text())
   best = max(x['eval_f1'] for x in read_metrics(tmp_path / 'run') if 'eval_loss' in x)
-  found = metrics.answers(squad.read(c.data.test), predicted, unanswerable=unanswerable)
-  assert found['f1'] == pytest.approx(best)
+  results = metrics.answers(squad.read(c.data.test), predicted, unanswerable=unanswerable)
+  assert results['f1'] == pytest.approx(best)
 
 
 def test_choices(pretrained, tmp_path):
@@ -223,10 +223,10 @@ def test_choices(pretrained, tmp_path):
   run.run(c, str(tmp_path / 'run'))
   assert last_scores(tmp_path / 'run')['eval_accuracy'] > 0.95
   bert = bert_lib.load(str(tmp_path / 'run'))
-  found = multiple_choice.choose(
+  answers = multiple_choice.choose(
       bert, [('w1', ['w2 bad', 'w3 good']), ('w4', ['w5 bad', 'bad', 'w6 good'])])
-  assert [x['choice'] for x in found] == [1, 2]
-  assert [len(x['probabilities']) for x in found] == [2, 3]
+  assert [x['choice'] for x in answers] == [1, 2]
+  assert [len(x['probabilities']) for x in answers] == [2, 3]
   conversion.convert(str(tmp_path / 'run'), str(tmp_path / 'hf'), 'huggingface')
   theirs = transformers.BertForMultipleChoice.from_pretrained(tmp_path / 'hf').eval()
   rows = [bert.row(('w4', choice)) for choice in ('w5 bad', 'w1 bad', 'w6 good')]
@@ -234,8 +234,8 @@ def test_choices(pretrained, tmp_path):
             'token_type_ids': torch.tensor([[r.type_ids for r in rows]])}
   expected = torch.softmax(theirs(**inputs).logits[0], -1).tolist()
   again = bert_lib.load(str(tmp_path / 'hf'))
-  found, = multiple_choice.choose(again, [('w4', ['w5 bad', 'w1 bad', 'w6 good'])])
-  assert found['probabilities'] == pytest.approx(expected, abs=1e-5)
+  answer, = multiple_choice.choose(again, [('w4', ['w5 bad', 'w1 bad', 'w6 good'])])
+  assert answer['probabilities'] == pytest.approx(expected, abs=1e-5)
 
 
 def test_resumed_ends_with_the_same_bits(pretrained, tmp_path):
@@ -259,7 +259,7 @@ def test_resumed_ends_with_the_same_bits(pretrained, tmp_path):
   finally:
     FineTuningData.rows = rows
   assert read_metrics(tmp_path / 'cut')[-1]['step'] < 20
-  # What it started from is not needed any more.
+  # The run no longer needs the model that it started from.
   run.run(make_config('sequence_classification', '', tmp_path, **overrides), str(tmp_path / 'cut'))
 
   def losses(name):
@@ -376,8 +376,8 @@ def test_several_evaluation_files(pretrained, tmp_path):
 
 
 def test_a_glue_submission(pretrained, tmp_path):
-  made = pathlib.Path(made_tasks.sequences(tmp_path / 'made.tsv', 240)).read_text()
-  rows = [line.split('\t') for line in made.split('\n')[1:-1]]
+  table = pathlib.Path(made_tasks.sequences(tmp_path / 'made.tsv', 240)).read_text()
+  rows = [line.split('\t') for line in table.split('\n')[1:-1]]
   lines = [f'{text}\t{int(label == "yes")}' for text, label, _ in rows]
   for name in ('sst_train', 'sst_dev'):
     (tmp_path / f'{name}.tsv').write_text('\n'.join(['sentence\tlabel', *lines]) + '\n')

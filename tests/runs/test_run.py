@@ -1,4 +1,4 @@
-"""Whole runs in this process: what a workdir holds, resuming, refusing."""
+"""Whole runs in this process: the files of a workdir, resuming, refusals."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def test_what_a_workdir_holds(finished):
   saved = json.loads((finished / 'run.json').read_text())
   assert saved['config']['train_steps'] == 12 and saved['versions']['jax'] == jax.__version__
   assert saved['config']['model']['vocab_size'] <= 200
-  assert saved['config']['model']['dtype'] == 'float32'  # what auto is on a CPU
+  assert saved['config']['model']['dtype'] == 'float32'  # the meaning of auto on a CPU
   assert (finished / 'curves.png').read_bytes().startswith(b'\x89PNG')
   assert any(p.name.startswith('events.') for p in (finished / 'tensorboard').iterdir())
 
@@ -119,7 +119,7 @@ def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus
 
 
 def test_a_resumed_run_says_what_changed(finished, corpus_file, tmp_path, capsys):
-  """What is harmless is allowed, and so is a longer schedule that was asked for."""
+  """Harmless changes are allowed, and so is a longer schedule on request."""
   shutil.copytree(finished, tmp_path / 'run')
   config = conftest.tiny_config(corpus_file, train_steps=14, allow_schedule_change=True,
                                 log_every=1, sharding='dp', **{

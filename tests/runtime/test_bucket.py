@@ -89,13 +89,13 @@ def test_a_machine_that_lost_its_disk_goes_on_from_the_bucket(bucket, tmp_path, 
   assert step == step_alone == 60 and bits == bits_alone
   lines = read_metrics(bucket)
   assert lines == read_metrics(tmp_path / 'alone') and len(lines) == 14
-  found = names(bucket)
-  assert {'run.json', 'curves.png', 'tokenizer/vocab.txt', 'corpus/manifest.json'} <= found
-  assert len([name for name in found if name.startswith('tensorboard/')]) == 2
+  objects = names(bucket)
+  assert {'run.json', 'curves.png', 'tokenizer/vocab.txt', 'corpus/manifest.json'} <= objects
+  assert len([name for name in objects if name.startswith('tensorboard/')]) == 2
   # Of a run in a bucket, everything that reads a workdir reads it there.
-  asked = tmp_path / 'asked.jsonl'
-  asked.write_text('{"text": "The old [MASK] runs."}\n')
-  done = test_commands.run('predict', '--task=fill_mask', f'--model={bucket}', f'--input={asked}',
+  source = tmp_path / 'asked.jsonl'
+  source.write_text('{"text": "The old [MASK] runs."}\n')
+  done = test_commands.run('predict', '--task=fill_mask', f'--model={bucket}', f'--input={source}',
                            f'--output={tmp_path}/said.jsonl')
   assert done.returncode == 0, done.stderr
   assert json.loads((tmp_path / 'said.jsonl').read_text())['masks'][0]['position'] == 3

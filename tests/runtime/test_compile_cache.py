@@ -1,4 +1,4 @@
-"""What XLA compiled is kept: where, how much, and for whom."""
+"""The cache of compiled programs: its folder, its size, its users."""
 
 import os
 
@@ -10,7 +10,7 @@ from bert_jax.runtime import platforms
 
 @pytest.fixture
 def no_folder(tmp_path, monkeypatch):
-  """JAX as it is for users, who name no folder; afterwards as it was."""
+  """JAX with the defaults of users, who name no folder; restores the settings afterwards."""
   names = ('jax_compilation_cache_dir', 'jax_persistent_cache_min_compile_time_secs')
   before = {name: getattr(jax.config, name) for name in names}
   jax.config.update('jax_compilation_cache_dir', None)

@@ -1,4 +1,4 @@
-"""What is made of errors that are nobody's mistake."""
+"""Errors that no user caused."""
 
 import asyncio
 import gc

@@ -77,15 +77,15 @@ def test_fine_tuning(tmp_path):
 
 @pytest.mark.parametrize('several', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_row_digests_are_those_of_one_process(records, tmp_path, several):
-  found = {n: run_together(n, records, tmp_path / f'run{n}') for n in (1, several)}
+  runs = {n: run_together(n, records, tmp_path / f'run{n}') for n in (1, several)}
   digests = {n: [d for line in lines for d in line.get('batch_digests', ())]
-             for n, lines in found.items()}
+             for n, lines in runs.items()}
   assert len(digests[1]) == len(set(digests[1])) == 4  # of every step, and no two alike
   assert digests[1] == digests[several]
-  losses = {n: [line['loss'] for line in lines if 'loss' in line] for n, lines in found.items()}
+  losses = {n: [line['loss'] for line in lines if 'loss' in line] for n, lines in runs.items()}
   assert losses[several] == pytest.approx(losses[1], rel=1e-5)  # and so are the masks
   evaluations = {n: [line['eval_loss'] for line in lines if 'eval_loss' in line]
-                 for n, lines in found.items()}
+                 for n, lines in runs.items()}
   assert evaluations[several] == pytest.approx(evaluations[1], rel=1e-5)
 
 
@@ -126,8 +126,8 @@ def test_any_preset_and_number_of_processes_goes_on_with_any(records, tmp_path):
     workdir = tmp_path / f'{first[1]}-{second[1]}'
     half(first, workdir)
     shutil.rmtree(workdir / 'checkpoints/20')
-    found = half(second, workdir)
-    assert found == pytest.approx(whole, rel=2e-4), (first, second)
+    losses = half(second, workdir)
+    assert losses == pytest.approx(whole, rel=2e-4), (first, second)
 
 
 # ---- deaths and disagreements -------------------------------------------------------------------

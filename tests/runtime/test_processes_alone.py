@@ -1,4 +1,4 @@
-"""What a process without others does."""
+"""A process that runs alone."""
 
 import threading
 
@@ -11,14 +11,14 @@ from bert_jax.runtime import processes
 
 @pytest.fixture
 def tpu(monkeypatch):
-  """A machine with a TPU; the list of what JAX was asked to join."""
-  asked = []
-  monkeypatch.setattr(jax.distributed, 'initialize', lambda **options: asked.append(options))
+  """A machine with a TPU; the list of the calls that join processes."""
+  calls = []
+  monkeypatch.setattr(jax.distributed, 'initialize', lambda **options: calls.append(options))
   monkeypatch.setattr(processes, '_is_cluster', lambda platform: True)
   monkeypatch.setattr(processes, '_on_abort', lambda action: None)
   for name in ('JAX_COORDINATOR_ADDRESS', 'SLURM_STEP_ID'):
     monkeypatch.delenv(name, raising=False)
-  return asked
+  return calls
 
 
 def test_a_tpu_that_knows_of_no_other_host_is_a_run_of_one_process(tpu, monkeypatch):
@@ -42,8 +42,8 @@ def test_the_hosts_of_a_slice_are_joined_once(tpu, monkeypatch):
 
 
 def test_the_tasks_of_a_slurm_step_are_joined_on_any_platform(monkeypatch):
-  asked = []
-  monkeypatch.setattr(jax.distributed, 'initialize', lambda **options: asked.append(options))
+  calls = []
+  monkeypatch.setattr(jax.distributed, 'initialize', lambda **options: calls.append(options))
   monkeypatch.setattr(processes, '_on_abort', lambda action: None)
   monkeypatch.setattr(processes, '_has_devices', lambda: False)
   monkeypatch.delenv('JAX_COORDINATOR_ADDRESS', raising=False)
@@ -51,7 +51,7 @@ def test_the_tasks_of_a_slurm_step_are_joined_on_any_platform(monkeypatch):
     monkeypatch.setenv('SLURM_NTASKS', tasks)
     monkeypatch.setenv('SLURM_STEP_ID', '0')
     with processes.together('cpu'):
-      assert len(asked) == joined
+      assert len(calls) == joined
 
 
 def test_in_a_notebook_that_has_looked_at_its_tpu(tpu, monkeypatch):

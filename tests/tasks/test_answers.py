@@ -44,27 +44,27 @@ def test_token_spans():
 
 def test_targets_point_at_the_answer_or_at_cls():
   context = read()
-  asked = Question('1', 'who', TEXT, ('w5 w6',), (15,))
-  f = question_answering.features([asked], [context], by_window=True)
-  found = [np.argwhere(x).tolist() for x in f.token_targets]
-  assert found == [[[0, 0], [0, 1]],  # w0..w4: not there
-                   [[6, 0], [7, 1]],  # w2..w6
-                   [[4, 0], [5, 1]],  # w4..w8
-                   [[0, 0], [0, 1]]]  # w6..w9: only its end
+  question = Question('1', 'who', TEXT, ('w5 w6',), (15,))
+  f = question_answering.features([question], [context], by_window=True)
+  targets = [np.argwhere(x).tolist() for x in f.token_targets]
+  assert targets == [[[0, 0], [0, 1]],  # w0..w4: not there
+                     [[6, 0], [7, 1]],  # w2..w6
+                     [[4, 0], [5, 1]],  # w4..w8
+                     [[0, 0], [0, 1]]]  # w6..w9: only its end
   assert f.count == 4
-  whole = question_answering.features([asked], [context], by_window=False)
+  whole = question_answering.features([question], [context], by_window=False)
   assert whole.count == 1 and len(whole.inputs) == 4
 
 
 def logits(context, *scores):
   """Of each window, from {(token of the text, 0 start or 1 end): logit}; -5 elsewhere."""
-  found = []
+  rows = []
   for window, chosen in zip(context.windows, scores):
     values = np.full((len(window.input.ids), 2), -5.0)
     for (token, end), value in chosen.items():
       values[window.offset + token - window.first if token is not None else 0, end] = value
-    found.append(values)
-  return found
+    rows.append(values)
+  return rows
 
 
 def test_best_spans():

@@ -24,11 +24,11 @@ def losses(config, mesh, preset):
   state = state._replace(params=initial.from_model(state.params, job.start, 'model'))
   step = state_lib.make_train_step(job.task, optimizer, mesh, preset, abstract, seed=0,
                                    accumulation=1)
-  found = []
+  sums = []
   for i in range(3):
     state, metrics = step(state, mesh_lib.put_batch(job.data.rows(i), mesh))
-    found.append(metrics['loss'])
-  return [float(total / count) for total, count in jax.device_get(found)]
+    sums.append(metrics['loss'])
+  return [float(total / count) for total, count in jax.device_get(sums)]
 
 
 @pytest.mark.parametrize('task', ['multiple_choice', 'sequence_classification',

@@ -22,8 +22,8 @@ _CLASSES = {'sequence_classification': transformers.BertForSequenceClassificatio
             'token_classification': transformers.BertForTokenClassification,
             'question_answering': transformers.BertForQuestionAnswering,
             'multiple_choice': transformers.BertForMultipleChoice}
-# Softmaxes over keys, tokens or choices do not see what all of these share: the gradient of such a
-# bias is zero but for rounding, and Adam makes steps of that.
+# Softmaxes over keys, tokens or choices cancel a bias that all of these share: its gradient is zero
+# but for rounding, and Adam turns the rounding into steps.
 _NOISE = {'sequence_classification': ('key.bias',), 'token_classification': ('key.bias',),
           'question_answering': ('key.bias', 'qa_outputs.bias', 'layer.1.output.LayerNorm.bias'),
           'multiple_choice': ('key.bias', 'classifier.bias')}
@@ -41,12 +41,12 @@ def torch_loss(model, task, f, examples):
   """The mean of transformers' own losses of single examples: no padding that could take part."""
   losses, weights = [], []
   for i in examples:
-    found = [f.inputs[n] for n in range(f.first[i], f.first[i + 1])]
-    length = max(len(x.ids) for x in found)
+    members = [f.inputs[n] for n in range(f.first[i], f.first[i + 1])]
+    length = max(len(x.ids) for x in members)
     pad = lambda rows: torch.tensor([[*r, *[0] * (length - len(r))] for r in rows])
-    inputs = {'input_ids': pad([x.ids for x in found]),
-              'token_type_ids': pad([x.type_ids for x in found]),
-              'attention_mask': pad([[1] * len(x.ids) for x in found])}
+    inputs = {'input_ids': pad([x.ids for x in members]),
+              'token_type_ids': pad([x.type_ids for x in members]),
+              'attention_mask': pad([[1] * len(x.ids) for x in members])}
     number = f.first[i]
     if task == 'multiple_choice':
       inputs = {name: x[None] for name, x in inputs.items()}
@@ -84,16 +84,16 @@ def compare_outputs(theirs, task_name, f, outputs):
     for number, x in enumerate(f.inputs[:20]):
       if task_name == 'multiple_choice':
         break
-      found = theirs(input_ids=torch.tensor([x.ids]), token_type_ids=torch.tensor([x.type_ids]))
+      reference = theirs(input_ids=torch.tensor([x.ids]), token_type_ids=torch.tensor([x.type_ids]))
       if task_name == 'sequence_classification':
-        np.testing.assert_allclose(by_example(outputs)[number], found.logits[0], atol=1e-3)
+        np.testing.assert_allclose(by_example(outputs)[number], reference.logits[0], atol=1e-3)
       elif task_name == 'token_classification':
-        tags = found.logits[0].argmax(-1).numpy()
+        tags = reference.logits[0].argmax(-1).numpy()
         assert (by_input(outputs, len(f.inputs))[number] == tags).all()
       else:
         ours = by_input(outputs, len(f.inputs))[number]
-        expected = torch.stack([found.start_logits[0], found.end_logits[0]], -1).numpy()
-        # What all tokens share is noise too.
+        expected = torch.stack([reference.start_logits[0], reference.end_logits[0]], -1).numpy()
+        # A shift of all tokens is noise too.
         np.testing.assert_allclose(ours - ours.mean(0), expected - expected.mean(0), atol=1e-3)
 
 

@@ -52,7 +52,7 @@ def test_a_packed_pair_changes_no_bit_of_the_others(documents, seed, data):
   ids = np.array(rows.ids[0])
   other = np.where((rows.pair_index[0] == changed) & (ids >= FIRST),
                    (ids * 7 + 1000) % V, ids)
-  other[rows.pair_index[0] == 0] = 77  # nor does what stands in the padding
+  other[rows.pair_index[0] == 0] = 77  # nor do the tokens of the padding
   (mlm, nsp), (mlm_other, nsp_other) = _logits(rows, ids), _logits(rows, other)
   rest = (rows.pair_index[0] > 0) & (rows.pair_index[0] != changed)
   assert (mlm[0, rest] == mlm_other[0, rest]).all()

@@ -1,4 +1,4 @@
-"""Vectors of sentences: the loss by hand, what is learned, mistakes."""
+"""Vectors of sentences: the loss by hand, training, mistakes."""
 
 import json
 
@@ -47,11 +47,11 @@ def test_the_loss_by_hand():
   cosines = vectors[:3, 0] @ others.T / 0.05
   expected = -special.log_softmax(cosines, axis=1)[np.arange(3), np.arange(3)]
   task = SentenceEmbedding(None, temperature=0.05)
-  found = task.metrics(jnp.asarray(vectors, jnp.float32),
-                       Batch(None, None, members, None, None, None))
-  np.testing.assert_allclose(found['loss'][0], expected.sum(), rtol=1e-5)
-  assert found['loss'][1] == 3
-  assert found['accuracy'][0] == np.sum(cosines.argmax(1) == np.arange(3))
+  metrics = task.metrics(jnp.asarray(vectors, jnp.float32),
+                         Batch(None, None, members, None, None, None))
+  np.testing.assert_allclose(metrics['loss'][0], expected.sum(), rtol=1e-5)
+  assert metrics['loss'][1] == 3
+  assert metrics['accuracy'][0] == np.sum(cosines.argmax(1) == np.arange(3))
   np.testing.assert_allclose(task.reduced(jnp.asarray(vectors)),
                              np.sum(vectors[:, 0] * vectors[:, 1], -1), rtol=1e-5)
 
@@ -60,15 +60,15 @@ def test_the_loss_by_hand():
 def test_pairs_are_learned_and_used(tmp_path, negative):
   run.run(make_config(tmp_path, **{'data.negative_column': negative}), str(tmp_path / 'run'))
   assert last(tmp_path / 'run')['eval_spearman'] > 0.8
-  # What predict and Python give is what was scored.
+  # predict and Python give the scored vectors.
   bert = bert_jax.from_pretrained(str(tmp_path / 'run'))
   lines = [json.loads(x) for x in (tmp_path / 'eval.jsonl').read_text().splitlines()]
   a, b = (bert.embed([line[name] for line in lines], 'mean')
           for name in ('sentence1', 'sentence2'))
   cosines = np.sum(a * b, -1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
   scores = np.array([line['score'] for line in lines])
-  found = np.corrcoef(cosines, scores)[0, 1]
-  assert abs(found - last(tmp_path / 'run')['eval_pearson']) < 1e-4
+  correlation = np.corrcoef(cosines, scores)[0, 1]
+  assert abs(correlation - last(tmp_path / 'run')['eval_pearson']) < 1e-4
 
 
 @pytest.mark.parametrize('config', [BertConfig(num_layers=1), ModernConfig(num_layers=1)])

@@ -1,4 +1,4 @@
-"""What a word is to a tagger, whatever the vocabulary."""
+"""The words of a tagger, for every kind of vocabulary."""
 
 import json
 
@@ -20,12 +20,12 @@ def test_words_as_berts_own_tokeniser_splits_them():
 def test_pieces_are_those_of_words_after_a_space(kind, size):
   t = vocabulary.train(kind, lambda: TEXTS, size, True)
   words = TEXTS[0].split()
-  found = token_classification.word_pieces([words, ['\u200b'], words[:1]], t)
+  by_text = token_classification.word_pieces([words, ['\u200b'], words[:1]], t)
   spaced = t.encode_batch([' ' + ' '.join(words)])[0]
-  assert [i for pieces in found[0] for i in pieces] == spaced
-  assert found[2] == found[0][:1] and all(t.word_starts()[pieces[0]] for pieces in found[0])
+  assert [i for pieces in by_text[0] for i in pieces] == spaced
+  assert by_text[2] == by_text[0][:1] and all(t.word_starts()[pieces[0]] for pieces in by_text[0])
   if kind == 'wordpiece':
-    assert found[1] == [[t.unk_id]]
+    assert by_text[1] == [[t.unk_id]]
 
 
 def test_words_of_a_published_bpe_have_the_space_before_them():

@@ -1,4 +1,4 @@
-"""One evaluation alone: what is kept and logged, and in which order."""
+"""One evaluation alone: its checkpoint, its lines, and their order."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""What a run is warned of, once; and when it is given up."""
+"""Each warning comes once; a run that cannot recover stops."""
 
 import json
 import math
@@ -23,7 +23,7 @@ def settled(monkeypatch):
   return health_lib.Health(3000)
 
 
-def said(watch, metrics, waited=(0.0,)):
+def warnings(watch, metrics, waited=(0.0,)):
   return list(watch.line(metrics, waited))
 
 
@@ -31,24 +31,24 @@ def test_a_spike_is_told_once():
   watch = health_lib.Health(3000)
   noise = [0.1, -0.1, 0.05, -0.05]
   for i in range(40):
-    assert not said(watch, line(7 - 0.05 * i + noise[i % 4]))
-  assert not said(watch, line(6.3))  # within what the last lines make likely
-  (found,) = said(watch, line(9.0))
-  assert re.match(r'the loss jumped from about 5\.\d\d to 9\.00\.', found)
-  assert not said(watch, line(9.5)) and not said(watch, line(math.nan))
+    assert not warnings(watch, line(7 - 0.05 * i + noise[i % 4]))
+  assert not warnings(watch, line(6.3))  # within the likely range of the last lines
+  (warning,) = warnings(watch, line(9.0))
+  assert re.match(r'the loss jumped from about 5\.\d\d to 9\.00\.', warning)
+  assert not warnings(watch, line(9.5)) and not warnings(watch, line(math.nan))
 
 
 def test_no_spike_of_a_few_lines():
   watch = health_lib.Health(3000)
   for loss in (5, 5, 5, 9, 5, 5, 5, 5, 5):
-    assert not said(watch, line(loss))
+    assert not warnings(watch, line(loss))
 
 
 def test_skipped_steps_are_told_once_and_end_the_run_five_in_a_row():
   watch = health_lib.Health(3000)
-  (found,) = said(watch, line(5.0, 2))
-  assert found.startswith('2 steps had a loss or gradient that is not finite')
-  assert not said(watch, line(5.0, 1))
+  (warning,) = warnings(watch, line(5.0, 2))
+  assert warning.startswith('2 steps had a loss or gradient that is not finite')
+  assert not warnings(watch, line(5.0, 1))
   watch.steps(1, [True, True, False, True, True], str)
   watch.steps(6, [True, True], str)  # four in a row, over two lines
   with pytest.raises(Failed, match=r'in 5 steps in a row, the last of them step 8 \(rows of 8\)'):
@@ -58,21 +58,21 @@ def test_skipped_steps_are_told_once_and_end_the_run_five_in_a_row():
 
 
 def test_who_waits_for_rows(settled):
-  assert not said(settled, line(5.0), [0.04])
-  (found,) = said(settled, line(5.0), [0.5])
-  assert 'the device waited 50% of the time for rows: more data.loader_workers' in found
-  assert not said(settled, line(5.0), [0.5])
+  assert not warnings(settled, line(5.0), [0.04])
+  (warning,) = warnings(settled, line(5.0), [0.5])
+  assert 'the device waited 50% of the time for rows: more data.loader_workers' in warning
+  assert not warnings(settled, line(5.0), [0.5])
 
 
 def test_a_slow_host_is_named(settled):
-  (found,) = said(settled, line(5.0), [0.01, 0.02, 0.4, 0.01])
-  assert 'process 2 of 4 is slower than the others' in found and 'waited 40%' in found
-  (found,) = said(settled, line(5.0), [0.3, 0.3, 0.4, 0.3])  # all of them: not one host's fault
-  assert 'the device waited 40%' in found
+  (warning,) = warnings(settled, line(5.0), [0.01, 0.02, 0.4, 0.01])
+  assert 'process 2 of 4 is slower than the others' in warning and 'waited 40%' in warning
+  (warning,) = warnings(settled, line(5.0), [0.3, 0.3, 0.4, 0.3])  # every host waits
+  assert 'the device waited 40%' in warning
 
 
 def test_nobody_waits_at_the_start():
-  assert not said(health_lib.Health(3000), line(5.0), [0.9])
+  assert not warnings(health_lib.Health(3000), line(5.0), [0.9])
 
 
 def scores(mlm, accuracy, name='nsp'):
@@ -80,17 +80,17 @@ def scores(mlm, accuracy, name='nsp'):
 
 
 def test_objectives_that_do_not_learn():
-  def found(step, values, steps=3000):
+  def messages(step, values, steps=3000):
     return list(health_lib.Health(steps).evaluation(step, values))
 
-  assert not found(999, scores(7.0, 0.5)) and not found(1000, scores(6.9, 0.6))
-  assert not found(500, scores(7.0, 0.5), steps=999)  # nothing is expected of a short run
-  assert 'still that of guessing by token frequency: 6.96 and 7.00' in found(
+  assert not messages(999, scores(7.0, 0.5)) and not messages(1000, scores(6.9, 0.6))
+  assert not messages(500, scores(7.0, 0.5), steps=999)  # nothing is expected of a short run
+  assert 'still that of guessing by token frequency: 6.96 and 7.00' in messages(
       1000, scores(6.96, 0.5))[0]
-  assert '(while NSP learns): 6.96' in found(1000, scores(6.96, 0.7))[0]
-  assert 'MLM learns and SOP does not (accuracy 0.54)' in found(1000, scores(5, 0.54, 'sop'))[0]
-  assert not found(1000, {'mlm_loss': 5.0, 'unigram_entropy': 7.0})  # no pairs
-  assert not found(1000, {'accuracy': 0.5})  # fine-tuning
+  assert '(while NSP learns): 6.96' in messages(1000, scores(6.96, 0.7))[0]
+  assert 'MLM learns and SOP does not (accuracy 0.54)' in messages(1000, scores(5, 0.54, 'sop'))[0]
+  assert not messages(1000, {'mlm_loss': 5.0, 'unigram_entropy': 7.0})  # no pairs
+  assert not messages(1000, {'accuracy': 0.5})  # fine-tuning
   watch = health_lib.Health(3000)
   assert [len(list(watch.evaluation(step, scores(7, 0.5)))) for step in (1000, 2000)] == [1, 0]
 
@@ -98,11 +98,11 @@ def test_objectives_that_do_not_learn():
 def test_an_evaluation_of_nothing_is_told_once():
   watch = health_lib.Health(3000)
   empty = {'mlm_loss': 5.0, 'nsp_loss': None, 'nsp_accuracy': None, 'unigram_entropy': 7.0}
-  (found,) = watch.evaluation(1000, empty)
-  assert found.startswith('no position of the evaluation counts for nsp_loss, nsp_accuracy: hold')
+  (warning,) = watch.evaluation(1000, empty)
+  assert warning.startswith('no position of the evaluation counts for nsp_loss, nsp_accuracy: hold')
   assert not list(watch.evaluation(2000, empty))
   assert len(list(health_lib.Health(9).evaluation(1, dict.fromkeys(empty)))) == 1
-  assert not said(watch, line(None))
+  assert not warnings(watch, line(None))
 
 
 def test_a_run_that_explodes_is_given_up(tmp_path, corpus_file):

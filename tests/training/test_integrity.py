@@ -1,4 +1,4 @@
-"""Checkpoints that know whether they are sound: what is damaged is named, set aside, not used."""
+"""Checkpoints that prove themselves: a run names damaged ones, sets them aside, skips them."""
 
 import json
 import shutil
@@ -41,9 +41,9 @@ def workdir(tmp_path):
 
 def restore(workdir):
   saved = checkpoint.Checkpoints(epath.Path(workdir), 3, 'f1')
-  found = saved.restore(abstract_of(state_of(1)))
+  restored = saved.restore(abstract_of(state_of(1)))
   saved.close()
-  return found
+  return restored
 
 
 def data_file(folder):
@@ -141,7 +141,7 @@ def test_a_damaged_best_one_makes_room(workdir):
 
 
 def offered(workdir, step, score, metric='f1', judged_on=''):
-  """What is in best/ when a run has offered this."""
+  """The steps in best/ after a run offers this score."""
   saved = checkpoint.Checkpoints(epath.Path(workdir), 3, metric, judged_on=judged_on)
   saved.offer(state_of(step).params, step, {metric: score})
   saved.close()
@@ -224,12 +224,12 @@ def test_a_run_that_goes_on_deletes_what_is_read(workdir, monkeypatch):
   shutil.rmtree(workdir / 'best')
   read = integrity.read
 
-  def late(folder, wanted):
+  def late(folder, shapes):
     if folder.name == '6':
       saved = checkpoint.Checkpoints(epath.Path(workdir), 1)
       saved.save(state_of(8), 8)
       saved.close()
-    return read(folder, wanted)
+    return read(folder, shapes)
 
   monkeypatch.setattr(integrity, 'read', late)
   params, step = checkpoint.restore_params(epath.Path(workdir), abstract)
@@ -238,8 +238,8 @@ def test_a_run_that_goes_on_deletes_what_is_read(workdir, monkeypatch):
 
 
 def test_the_whole_of_a_checkpoint_is_checked_without_its_model(workdir):
-  found = integrity.check(epath.Path(workdir / 'checkpoints/6'))
-  assert {item: len(arrays) for item, arrays in found['arrays'].items()} == {
+  description = integrity.check(epath.Path(workdir / 'checkpoints/6'))
+  assert {item: len(arrays) for item, arrays in description['arrays'].items()} == {
       'params': 2, 'optimizer': 6}
   flip(next((workdir / 'checkpoints/6/optimizer/d').iterdir()))
   with pytest.raises(integrity.Damaged, match='optimizer'):

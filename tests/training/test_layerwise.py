@@ -24,23 +24,23 @@ def apply(transformation, updates):
 
 
 def test_the_rate_falls_towards_the_embeddings():
-  found = apply(transforms.decay_rate(0.5), tree())
-  np.testing.assert_allclose(found['bert']['layers']['attention']['kernel'][:, 0, 0],
+  scaled = apply(transforms.decay_rate(0.5), tree())
+  np.testing.assert_allclose(scaled['bert']['layers']['attention']['kernel'][:, 0, 0],
                              [0.0625, 0.125, 0.25])  # depths 1, 2, 3; the head has 5
-  np.testing.assert_allclose(found['bert']['layers']['norm']['scale'][:, 1], [0.0625, 0.125, 0.25])
-  assert (found['bert']['embeddings']['token'] == 0.03125).all()
-  assert (found['bert']['projection']['kernel'] == 0.03125).all()
-  assert (found['bert']['pooler']['kernel'] == 1).all()
-  assert (found['classifier']['kernel'] == 1).all()
+  np.testing.assert_allclose(scaled['bert']['layers']['norm']['scale'][:, 1], [0.0625, 0.125, 0.25])
+  assert (scaled['bert']['embeddings']['token'] == 0.03125).all()
+  assert (scaled['bert']['projection']['kernel'] == 0.03125).all()
+  assert (scaled['bert']['pooler']['kernel'] == 1).all()
+  assert (scaled['classifier']['kernel'] == 1).all()
 
 
 @pytest.mark.parametrize('layers, expected', [(0, [1, 1, 1]), (2, [0, 0, 1]), (3, [0, 0, 0])])
 def test_frozen_layers(layers, expected):
-  found = apply(transforms.freeze(layers), tree())
-  assert found['bert']['layers']['attention']['kernel'][:, 0, 0].tolist() == expected
-  assert (found['bert']['embeddings']['token'] == 0).all()
-  assert (found['bert']['projection']['kernel'] == 0).all()
-  assert (found['classifier']['kernel'] == 1).all()
+  updates = apply(transforms.freeze(layers), tree())
+  assert updates['bert']['layers']['attention']['kernel'][:, 0, 0].tolist() == expected
+  assert (updates['bert']['embeddings']['token'] == 0).all()
+  assert (updates['bert']['projection']['kernel'] == 0).all()
+  assert (updates['classifier']['kernel'] == 1).all()
 
 
 def test_what_is_frozen_does_not_move_nor_count_in_the_norm():
@@ -56,7 +56,7 @@ def test_what_is_frozen_does_not_move_nor_count_in_the_norm():
   assert (new['bert']['projection']['kernel'] == 2).all()
   assert (new['bert']['layers']['attention']['kernel'][:2] == 2).all()
   assert (new['bert']['layers']['attention']['kernel'][2] < 2).all()
-  # Moments see gradients clipped by the norm of what is trained: 2 * 2 + 2 + 2 * 4 entries of 1.
+  # The clipping norm is that of the trained entries: 2 * 2 + 2 + 2 * 4 of them, each 1.
   (_, _, adam, *_) = state
   expected = 0.1 / np.sqrt(4 + 2 + 8)
   np.testing.assert_allclose(adam.mu['params']['classifier']['kernel'], expected, rtol=1e-5)

@@ -22,7 +22,7 @@ _TOKENS = 50  # of step 1, one more in each that follows
 
 
 class Clock:
-  """Stands still but for what the test lets pass."""
+  """A clock that only the test moves."""
 
   def __init__(self):
     self.now = 1000.0
@@ -133,8 +133,8 @@ def test_a_step_of_nothing_has_no_loss(tmp_path, monkeypatch):
         **whole(step), 'a_loss': (a, a), 'b_loss': nothing})
     workdir = tmp_path / str(expected)
     workdir.mkdir()
-    (found,) = written(workdir, monkeypatch, 1, 1, 100, 100)
-    assert (found['loss'], found['a_loss'], found['b_loss']) == (expected, expected, None)
+    (row,) = written(workdir, monkeypatch, 1, 1, 100, 100)
+    assert (row['loss'], row['a_loss'], row['b_loss']) == (expected, expected, None)
 
 
 def test_a_run_that_goes_on_leaves_its_own_first_step_out(tmp_path, monkeypatch):

@@ -34,11 +34,11 @@ def test_what_is_not_finite_is_null_in_json(tmp_path, capsys):
   assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
 
 
-@pytest.mark.parametrize('seconds, said', [
+@pytest.mark.parametrize('seconds, text', [
     (0.4, '0 s'), (59.4, '59 s'), (59.6, '1 min'), (3_599, '59 min'), (12_000, '3 h 20 min'),
     (86_400, '1 d 0 h'), (367_200, '4 d 6 h')])
-def test_durations(seconds, said):
-  assert console.duration(seconds) == said
+def test_durations(seconds, text):
+  assert console.duration(seconds) == text
 
 
 def test_the_bar_says_the_time_left_in_days():
@@ -66,5 +66,5 @@ def test_a_workdir_is_made_or_refused(tmp_path):
 
 
 def test_batches_start_at_any_step():
-  found = list(loader.batches(lambda step: {'x': np.full(2, step)}, 5, 9))
-  assert [int(b['x'][0]) for b in found] == [5, 6, 7, 8]
+  batches = list(loader.batches(lambda step: {'x': np.full(2, step)}, 5, 9))
+  assert [int(b['x'][0]) for b in batches] == [5, 6, 7, 8]

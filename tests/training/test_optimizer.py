@@ -104,10 +104,10 @@ def stepped(optimizer, params, count=3):
   return params
 
 
-def assert_layers_equal(found, apart):
-  found = {**{str(i): jax.tree.map(lambda x, i=i: x[i], found['layers']) for i in range(2)},
-           'head': found['head']}
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), found, apart)
+def assert_layers_equal(stacked, apart):
+  stacked = {**{str(i): jax.tree.map(lambda x, i=i: x[i], stacked['layers']) for i in range(2)},
+             'head': stacked['head']}
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), stacked, apart)
 
 
 PLAIN = dict(learning_rate=0.1, warmup_steps=0, clip_norm=0.0, weight_decay=0.3)
@@ -120,14 +120,14 @@ def test_lamb_takes_each_layer_by_itself():
       optax.scale_by_adam(), optax.add_decayed_weights(0.3, optimizer_lib.decays),
       optax.masked(optax.scale_by_trust_ratio(), optimizer_lib.decays),
       optax.scale_by_learning_rate(rate))
-  found = optimizer_lib.make_optimizer(OptimizerConfig('lamb', **PLAIN), 10)
-  assert_layers_equal(stepped(found, stacked), stepped(expected, apart))
+  lamb = optimizer_lib.make_optimizer(OptimizerConfig('lamb', **PLAIN), 10)
+  assert_layers_equal(stepped(lamb, stacked), stepped(expected, apart))
 
 
 def test_stable_adamw_follows_its_algorithm_for_each_layer():
   stacked, apart = stacked_params()
   config = OptimizerConfig('stable_adamw', **PLAIN, b2=0.5)
-  found = stepped(optimizer_lib.make_optimizer(config, 10), stacked)
+  updated = stepped(optimizer_lib.make_optimizer(config, 10), stacked)
   params = jax.tree.map(lambda x: np.asarray(x, np.float64), apart)
   decays, slowed = optimizer_lib.decays(params), []
   m = v = jax.tree.map(np.zeros_like, params)
@@ -144,21 +144,21 @@ def test_stable_adamw_follows_its_algorithm_for_each_layer():
 
     params = jax.tree.map(update, params, m, v, grads, decays)
   assert max(slowed) > 1.2 and min(slowed) == 1
-  assert_layers_equal(found, params)
+  assert_layers_equal(updated, params)
 
 
 def test_muon_orthogonalises_the_matrices_of_each_layer():
   stacked, _ = stacked_params()
   config = OptimizerConfig('muon', **PLAIN | dict(weight_decay=0.0))
-  found = stepped(optimizer_lib.make_optimizer(config, 10), stacked, count=1)
+  updated = stepped(optimizer_lib.make_optimizer(config, 10), stacked, count=1)
   adam = stepped(optimizer_lib.make_optimizer(
       OptimizerConfig('adamw', **PLAIN | dict(weight_decay=0.0)), 10), stacked, count=1)
-  moved = np.asarray(stacked['layers']['up']['kernel'] - found['layers']['up']['kernel'])
+  moved = np.asarray(stacked['layers']['up']['kernel'] - updated['layers']['up']['kernel'])
   for layer in moved:
     values = np.linalg.svd(layer, compute_uv=False) / (0.1 * 0.2 * np.sqrt(8))
-    assert values.min() > 0.6 and values.max() < 1.3  # what Newton and Schulz leave after 5 steps
+    assert values.min() > 0.6 and values.max() < 1.3  # after 5 steps of Newton and Schulz
   for name in ('head', 'layers'):
-    left, right = found[name], adam[name]
+    left, right = updated[name], adam[name]
     if name == 'layers':
       left, right = ({**x, 'up': x['up']['bias']} for x in (left, right))
     jax.tree.map(np.testing.assert_array_equal, left, right)
@@ -171,8 +171,8 @@ def test_muon_takes_the_first_layer_of_modernbert_too():
   params = nn.unbox(jax.jit(Modern(config).init)(
       jax.random.key(0), Batch(*[tokens] * 4), tokens[:, :1]))['params']
   config = OptimizerConfig('muon', **PLAIN | dict(weight_decay=0.0))
-  found = stepped(optimizer_lib.make_optimizer(config, 10), params, count=1)
-  moved = jax.tree.map(lambda a, b: np.asarray(a - b), params, found)
+  updated = stepped(optimizer_lib.make_optimizer(config, 10), params, count=1)
+  moved = jax.tree.map(lambda a, b: np.asarray(a - b), params, updated)
   matrices = [moved['first'][part][name] for part, name in
               (('attention', 'qkv_kernel'), ('attention', 'out_kernel'))]
   matrices += [moved['first']['feed_forward'][name]['kernel'] for name in ('up', 'gate', 'down')]

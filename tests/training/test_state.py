@@ -70,7 +70,7 @@ def alone():
 
 
 def test_golden_step(alone):
-  """Frozen numbers: they change only if what a step computes is changed on purpose."""
+  """Frozen numbers: they change only with an intended change of the computation."""
   losses, state, metrics = alone
   np.testing.assert_allclose(losses, GOLDEN_LOSSES, rtol=1e-5)
   np.testing.assert_allclose(float(metrics['grad_norm'][0]), GOLDEN_GRAD_NORM, rtol=1e-4)
@@ -111,7 +111,7 @@ def test_parameters_and_moments_are_split_as_the_rules_say():
 
 
 def test_logits_stay_split_over_the_vocabulary():
-  """with_logical_constraint does nothing without rules in context: look at what was compiled."""
+  """with_logical_constraint does nothing without rules in context: read the compiled program."""
   mesh = conftest.sub_mesh(2, 4)
   task = make_task()
   optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(warmup_steps=0), 10)
