@@ -1,7 +1,7 @@
 """A bucket on this machine: python -m tests.bucket PORT; `variables(PORT)` lead a process there.
 
-gcp-storage-emulator knows nothing of generations, by which tensorstore tells whether somebody else
-wrote an object in between: they are added here.
+tensorstore compares generations to notice that another process wrote an object in between.
+gcp-storage-emulator has no generations: this module adds them.
 """
 
 from http import HTTPStatus
@@ -14,7 +14,7 @@ NAME = 'house'
 
 
 def variables(port: int) -> dict[str, str]:
-  """Of the environment of a process whose gs:// this is."""
+  """The environment variables of a process whose gs:// is this bucket."""
   address = f'http://127.0.0.1:{port}'
   return {'STORAGE_EMULATOR_HOST': address, 'TENSORSTORE_GCS_HTTP_URL': address,
           'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'none',
@@ -22,7 +22,7 @@ def variables(port: int) -> dict[str, str]:
 
 
 def _generation(request, storage) -> str:
-  """Of the object that a request names; '0' if there is none."""
+  """The generation of the object that a request names; '0' without one."""
   bucket, name = request.params['bucket_name'], request.params.get('object_id')
   try:
     return storage.get_file_obj(bucket, name or request.query['name'][0])['generation']

@@ -16,7 +16,7 @@ if os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1') == '1':
   if metadata.version('jaxlib').startswith('0.10.'):
     os.environ['XLA_FLAGS'] += ' --xla_cpu_use_fusion_emitters=false'
 os.environ['JAX_PLATFORMS'] = 'cpu'
-os.environ['OMP_NUM_THREADS'] = '1'  # PyTorch's threads spin while they wait; the cores are taken
+os.environ['OMP_NUM_THREADS'] = '1'  # PyTorch's threads spin while they wait: the cores are busy
 os.environ['EPATH_USE_TF'] = 'false'  # TensorFlow's gs:// cannot be led to an emulator
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   # Many tests and their commands compile the same programs: a run of the tests compiles each once.
@@ -116,6 +116,6 @@ def poems(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope='module', autouse=True)
 def compiled_programs_end_with_their_file():
-  """Frees the programs of a test file, of which a whole run would hold gigabytes."""
+  """Frees the programs of a test file: over a whole run they would fill gigabytes."""
   yield
   jax.clear_caches()

@@ -94,7 +94,7 @@ def wait_for_step(workdir, step):
 
 @pytest.fixture(scope='module')
 def alone(tmp_path_factory, corpus_file):
-  """The workdir of 200 steps that nothing disturbed."""
+  """The workdir of 200 undisturbed steps."""
   folder = tmp_path_factory.mktemp('alone') / 'run'
   done = run(*train(corpus_file, folder, *LONG))
   assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Every file in configs/, shrunk to a few seconds, is run."""
+"""Runs every file in configs/, shrunk to a few seconds."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Every member of the family on the same rails: meshes, resuming, use, fine-tuning, plan."""
+"""The same tests for every member of the family: meshes, resuming, use, fine-tuning, plan."""
 
 import dataclasses
 import json

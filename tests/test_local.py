@@ -1,4 +1,4 @@
-"""The figures of launch/local.sh: all places that say them agree."""
+"""The figures of launch/local.sh: all places that state them agree."""
 
 import shutil
 

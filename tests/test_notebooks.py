@@ -70,7 +70,7 @@ def test_a_placeholder_for_an_address_is_told(tmp_path, monkeypatch):
   assert not list(tmp_path.iterdir())
 
 
-# As they are written by nvidia-smi of drivers 550, 580 and 610, and by one without its driver.
+# The output of nvidia-smi of drivers 550, 580 and 610, and of one without its driver.
 SMI = '| NVIDIA-SMI 550.54.15    Driver Version: 550.54.15    CUDA Version: {}     |'
 NEW_SMI = '| NVIDIA-SMI 610.43.02    KMD Version: 610.43.02    CUDA UMD Version: {}     |'
 NO_DRIVER = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
@@ -184,7 +184,7 @@ def test_on_colab_the_chip_of_the_runtime_is_used(colab, tmp_path, monkeypatch):
   assert re.search(rf'^{restarts}(.*, )?numpy(, .*)? in memory',
       told, re.M)
   told, error = begin_on_colab(tmp_path, python, repository, **tpu)
-  assert restarts not in told  # and the chip is a lie
+  assert restarts not in told  # and the chip is only claimed
   assert re.match('RuntimeError: this machine has a TPU, but JAX .* runs on the CPU', error)
   result = subprocess.run([python, '-c', VERSIONS], capture_output=True, text=True, check=True)
   (pin,), jax, jaxlib, libtpu = json.loads(result.stdout)

@@ -55,7 +55,7 @@ def test_a_step_runs_every_listed_file(corpus_file, tmp_path):
     _, state = state_lib.make_init(job.task, optimizer, mesh, config.sharding)
     step = state_lib.make_train_step(job.task, optimizer, mesh, config.sharding, state, seed=0,
                                      accumulation=1)
-    later = 1000  # a step of an epoch whose rows nothing has asked for yet
+    later = 1000  # a step of an epoch whose rows no test has read yet
     batch = mesh_lib.put_batch(job.data.rows(later), mesh)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
                           batch)

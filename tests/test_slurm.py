@@ -1,4 +1,4 @@
-"""launch/slurm.sh on a real Slurm of one node: which jobs are queued again, and with which bits."""
+"""launch/slurm.sh on a real Slurm of one node: which jobs it queues again, and with which bits."""
 
 import getpass
 import os
@@ -167,7 +167,7 @@ def test_a_job_that_is_preempted_ends_with_the_same_bits(checkout, records, tmp_
                '--wrap=true').strip()
   assert ended(urgent) == ('COMPLETED', '0:0', '0')
   test_commands.wait_for_step(tmp_path / 'run', 70)
-  # As --signal=TERM@120 tells the tasks before the time is up: the run's 75 queues it again.
+  # As --signal=TERM@120 does before the time limit: status 75 queues the run again.
   ask('scancel', '--signal=TERM', job)
   assert ended(job) == ('COMPLETED', '0:0', '2')
   log = (checkout / 'run.log').read_text()

@@ -65,7 +65,7 @@ def test_held_out_documents_share_no_sentence_with_the_training_text(tmp_path):
 @pytest.mark.parametrize('workers', [1, 2])
 def test_held_out_sentences_are_those_that_no_training_text_has_as_tokens(tmp_path, monkeypatch,
                                                                           workers):
-  """The same letters in other case, with other accents or spaces are the same to the model."""
+  """Letters with other case, accents or spaces are the same to the model."""
   monkeypatch.setattr(preparation, '_IN_PROCESS', 0)
   documents = conftest.make_documents(60)
   for i, document in enumerate(documents):  # no two documents write it alike
@@ -108,7 +108,7 @@ def test_kept_in_the_workdir(tmp_path, corpus_file):
   assert first.train.digest == again.train.digest
   assert first.unigram_entropy == again.unigram_entropy
   other = _open(tmp_path / 'v', corpus_file)
-  assert other.train.digest == first.train.digest  # made anew, it is the same
+  assert other.train.digest == first.train.digest  # a new one is the same
   with pytest.raises(UserError, match='made with data.heldout=0.1, now it is 0.2'):
     _open(tmp_path / 'w', corpus_file, heldout=0.2)
 

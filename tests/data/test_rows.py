@@ -20,7 +20,7 @@ def source(records, max_len=32, seed=0, pairs=4, sequences='next_sentence', **kw
 
 
 def pairs_of(batch, i):
-  """(label, A, B) of every pair in row i, after checks of everything that stands in the row."""
+  """(label, A, B) of every pair in row i, after checks of all contents of the row."""
   ids, pair, types = batch.ids[i], batch.pair_index[i], batch.type_ids[i]
   triples = []
   end = 0
@@ -38,7 +38,7 @@ def pairs_of(batch, i):
     ordinary = ids[here] >= FIRST
     a, b = ids[here][ordinary & (types[here] == 0)], ids[here][ordinary & (types[here] == 1)]
     assert ids[here[0] + 1 + len(a)] == TOKENIZER.sep_id
-    assert batch.pair_weights[i, p - 1] == (len(b) > 0)  # a text alone is not asked about
+    assert batch.pair_weights[i, p - 1] == (len(b) > 0)  # a text alone has no label
     segments = 3 if len(b) else 2
     assert len(here) == len(a) + len(b) + segments  # no other special token
     np.testing.assert_array_equal(types[here], [0] * (len(a) + 2) + [1] * (len(here) - len(a) - 2))
@@ -78,7 +78,7 @@ def test_every_epoch_of_every_corpus(documents, max_len, pairs, sequences, seed,
             assert label == 0
             continue
           assert sequences != 'full_sentences' and document(b[0]) == document(b[-1])
-          # Asked pairs are whole sentences.
+          # Labelled pairs are whole sentences.
           assert {a[0], a[-1] + 1, b[0], b[-1] + 1} <= bounds
           # Every label is true to the source.
           if sequences == 'sentence_order':

@@ -1,4 +1,4 @@
-"""Small runs that are broken on purpose, and the unbroken ones that they are compared with."""
+"""Small runs to break on purpose, and the unbroken runs to compare with them."""
 
 from collections.abc import Mapping
 import hashlib
@@ -86,11 +86,11 @@ class Bench:
     return [process.returncode for process in running], errors
 
   def reference(self, layout: str) -> tuple[dict, list[str], float]:
-    """Of the unbroken run: fingerprints, digests of every step's rows, seconds that it took."""
+    """The unbroken run's fingerprints, digests of every step's rows, and seconds."""
     if layout not in self._known:
       workdir = self.folder / f'unbroken {layout} {self._code}'
       path = workdir / 'seconds'
-      with filelock.FileLock(self.folder / 'unbroken.lock'):  # kinds tried side by side
+      with filelock.FileLock(self.folder / 'unbroken.lock'):  # several kinds may run side by side
         if not path.exists():
           for _ in range(2):  # the second one finds everything compiled
             shutil.rmtree(workdir, ignore_errors=True)
@@ -121,7 +121,7 @@ def outcome_of(workdir: pathlib.Path) -> tuple[dict, list[str]]:
 
 
 def send(running: list[subprocess.Popen], number: signal.Signals):
-  """To all processes of a run that still live."""
+  """Sends a signal to all live processes of a run."""
   for process in running:
     if process.poll() is None:
       process.send_signal(number)

@@ -1,4 +1,4 @@
-"""predict on lines that are bad, jobs that are killed, and weights that are broken."""
+"""predict on bad lines, after kills, and with broken weights."""
 
 import io
 import json

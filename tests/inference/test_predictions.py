@@ -1,4 +1,4 @@
-"""predict: JSON lines in, JSON lines or arrays out, in order, however many there are."""
+"""predict: JSON lines in, JSON lines or arrays out, in order, for any number of lines."""
 
 import io
 import json

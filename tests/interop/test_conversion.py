@@ -1,4 +1,4 @@
-"""Conversions prove themselves, and leave nothing behind when they cannot."""
+"""Conversions verify themselves, and leave no files if they fail."""
 
 import json
 import pathlib

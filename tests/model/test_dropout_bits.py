@@ -1,4 +1,4 @@
-"""Dropout's bits: a function of key and place alone, without a pattern that a test can see."""
+"""Dropout's bits: a function of key and place alone, without a detectable pattern."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def bits():
 
 
 def test_the_hash_is_the_published_one():
-  """By Python's integers of any size."""
+  """Against the same hash in Python's integers."""
   def mixed(x):
     x = (x ^ x >> 16) * 0x7FEB352D & 0xFFFFFFFF
     x = (x ^ x >> 15) * 0x846CA68B & 0xFFFFFFFF

@@ -101,7 +101,7 @@ def test_the_soft_loss_is_that_of_all_real_tokens_as_published():
 
 @pytest.mark.parametrize('name', ['soft_loss', 'mlm_loss', 'cosine_loss'])
 def test_a_smaller_student_comes_nearer(name):
-  """By each loss alone: together they pull to different sides where the teacher knows nothing."""
+  """By each loss alone: together they disagree where the teacher knows nothing."""
   objective, teacher = make(dataclasses.replace(CONFIG, num_layers=1))
   params = initial(objective, 2)
 

@@ -95,7 +95,7 @@ def test_each_packed_pair_has_its_own_number():
 
 
 def test_too_few_predictions_are_spread_over_the_pairs():
-  """Each pair gets its share of M, rounded up or down by chance: none is starved by its place."""
+  """Each pair gets its share of M, rounded up or down by chance, whatever its place."""
   tokens, most = np.array([20, 20, 20, 20, 10, 34]), 11
   ids = np.full((4000, 128), 500, np.int32)
   pair_index = np.repeat(np.append(np.arange(1, 7), 0), [*tokens, 4])[None].repeat(4000, 0)

@@ -1,4 +1,4 @@
-"""Processes of a plan: a crash is tried again, and none stays behind."""
+"""Processes of a plan: the plan repeats a crashed one, and none stays behind."""
 
 import os
 import pathlib
@@ -54,7 +54,7 @@ def _in_session(leader: int) -> list[int]:
 
 
 def _stop(process: subprocess.Popen, send, number: int, status: int):
-  """Sends a signal to a command: it ends at once with one line, and no child stays."""
+  """Sends a signal to a command: it ends at once with one line and leaves no child."""
   began = time.monotonic()
   send(process.pid, number)
   _, err = process.communicate(timeout=60)

@@ -129,7 +129,7 @@ def test_what_does_not_fit_says_by_how_much(tpu, base, capsys):
 @pytest.mark.parametrize('length, dropout, kernel', [(512, 0.1, 'backward_attention'),
                                                      (1024, 0.0, 'splash')])
 def test_kernel_in_long_rows(tpu, base, length, dropout, kernel):
-  """With it a step holds at least the weights of two layers less."""
+  """With it a step saves at least the memory of the attention weights of two layers."""
   mesh = mesh_lib.make_mesh(devices=tpu('v5e:2x2'))
   needed = {}
   for attention in ('auto', 'xla'):

@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_told_by_the_compiler(message):
 
 @pytest.mark.parametrize('share', [0.3, 1.2])
 def test_a_count_below_the_models_own_is_noticed(share):
-  """Of two layers, of one, of all and of the evaluation; made-up figures of two devices."""
+  """Invented figures of two devices: two layers, one, all, and the evaluation."""
   mesh, c = conftest.sub_mesh(2, 1), small_config()
   work = programs.pretraining(c, Phase(10, 64, 8))
   for_each_token = work.task.flops_per_token(64)

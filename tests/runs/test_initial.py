@@ -42,7 +42,7 @@ def published(tmp_path_factory, corpus_file):
 
 
 def config(source, start, **overrides):
-  """tests/tiny.py with the sizes of the model in `start`, and a learning rate of nothing."""
+  """tests/tiny.py with the sizes of the model in `start`, and a learning rate near zero."""
   c = conftest.tiny_config(source, init_from=str(start), train_steps=2, **{
       'optimizer.learning_rate': 1e-30, 'optimizer.warmup_steps': 0, 'data.heldout': 0.0})
   with c.unlocked():
@@ -65,7 +65,7 @@ def test_a_published_model_goes_on(published, tmp_path, corpus_file, capsys):
   assert ours.config.hidden_size == 32 and ours.tokenizer.vocab == theirs.tokenizer.vocab
   texts = ['the old king', 'a river']
   np.testing.assert_allclose(ours.embed(texts), theirs.embed(texts), atol=1e-6)
-  # The model that it came from is not needed to go on.
+  # The run goes on without the model that it started from.
   gone = shutil.copytree(published, tmp_path / 'gone')
   run.run(config(corpus_file, gone), str(tmp_path / 'again'))
   shutil.rmtree(gone)
@@ -102,7 +102,7 @@ def test_new_words_start_as_the_mean_of_their_pieces(published, tmp_path, corpus
     assert len(pieces) > 1 and after.tokenizer.encode_batch([word])[0] == [i]
     np.testing.assert_allclose(table(after)[i], table(before)[pieces].mean(0), atol=1e-7)
   assert np.abs(table(after)[VOCAB + 2:]).max() < 1e-20
-  # The export has them too.
+  # The export has the new words too.
   conversion.convert(str(tmp_path / 'run'), str(tmp_path / 'hf'), 'huggingface')
   tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / 'hf'))
   assert tokenizer.tokenize('A Kingbird sees the stonehouse') == [
@@ -180,7 +180,7 @@ def test_mistakes(published, tmp_path, corpus_file):
 
 
 def test_cased_models_stay_cased(published, tmp_path, corpus_file):
-  """A folder that says do_lower_case=false is read and trained with capitals."""
+  """A folder with do_lower_case=false trains with capitals."""
   folder = pathlib.Path(shutil.copytree(published, tmp_path / 'cased'))
   (folder / 'tokenizer_config.json').write_text('{"do_lower_case": false}')
   run.run(config(corpus_file, folder), str(tmp_path / 'run'))

@@ -1,4 +1,4 @@
-"""Fields that are given have an effect or are refused; runs made shorter; lists that are typed."""
+"""Given fields have an effect or the run refuses them; shorter runs; lists on command lines."""
 
 import pathlib
 import types
@@ -23,7 +23,7 @@ def records(tmp_path_factory) -> str:
 
 PHASES = {'phases': ((1, 16, 8), (1, 32, 8))}
 RECORDS = {'data.source': 'RECORDS'}
-# task, fields of the config, the one that is given, why it has no effect.
+# task, fields of the config, the given one, the reason why it has no effect.
 CASES = [
     ('pretrain', PHASES, 'batch_size', 'phases=.* say it for every step'),
     ('pretrain', PHASES, 'max_len', 'phases=.* say it for every step'),

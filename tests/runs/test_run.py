@@ -290,7 +290,7 @@ def test_other_sequences_have_their_own_objectives(tmp_path, corpus_file, sequen
 
 
 def test_rows_made_in_worker_processes_are_the_same(tmp_path, finished, corpus_file):
-  """Of records on disk, by the digests of every step."""
+  """Compares records on disk by the digests of every step."""
   digests = []
   for workers in (0, 1):
     config = conftest.tiny_config(str(finished / 'corpus'), train_steps=2, log_batch_digest=True,

@@ -92,7 +92,7 @@ def test_a_machine_that_lost_its_disk_goes_on_from_the_bucket(bucket, tmp_path, 
   objects = names(bucket)
   assert {'run.json', 'curves.png', 'tokenizer/vocab.txt', 'corpus/manifest.json'} <= objects
   assert len([name for name in objects if name.startswith('tensorboard/')]) == 2
-  # Of a run in a bucket, everything that reads a workdir reads it there.
+  # Every reader of a workdir reads it in the bucket.
   source = tmp_path / 'asked.jsonl'
   source.write_text('{"text": "The old [MASK] runs."}\n')
   done = test_commands.run('predict', '--task=fill_mask', f'--model={bucket}', f'--input={source}',
@@ -114,7 +114,7 @@ def test_a_tuned_model_its_best_checkpoint_and_its_predictions(bucket, tmp_path)
 
 
 def test_one_run_at_a_time(bucket, monkeypatch, capfd):
-  """By conditional writes: whoever read an older state of the lock does not get it."""
+  """Writes are conditional: a process that read an older state of the lock does not get it."""
   monkeypatch.setattr(lock, 'BEAT_SECONDS', 0.1)
   monkeypatch.setattr(lock, 'STALE_SECONDS', 0.5)
   late = lock._BucketLock(bucket)
@@ -128,7 +128,7 @@ def test_one_run_at_a_time(bucket, monkeypatch, capfd):
   late._me |= {'host': 'elsewhere', 'pid': 1}
   assert late._write()
   began = time.monotonic()
-  release_second = lock._acquire(bucket)  # the holder gives no sign of life
+  release_second = lock._acquire(bucket)  # the holder sends no heartbeat
   assert time.monotonic() - began >= 0.5
   assert 'was locked by process 1 on elsewhere: waiting' in capfd.readouterr().err
   assert not late._write()

@@ -76,7 +76,7 @@ def test_evaluations_are_broken_off_and_made_when_the_run_goes_on(tmp_path, corp
       run.run(config, str(tmp_path / 'run'))
     assert saved(tmp_path / 'run')[-1] == step
   run.run(config, str(tmp_path / 'run'))
-  whole = measured.count(12) - 1  # one batch was begun in vain
+  whole = measured.count(12) - 1  # the run drops one batch
   assert whole > 1 and measured.count(6) == whole + 2
   assert list(told) == []
 
@@ -94,7 +94,7 @@ def test_all_processes_stop_at_the_same_step(records, tmp_path, told):  # noqa: 
   arguments = test_commands.train(records, tmp_path / 'run', *LONG)
   running = test_processes.start(2, tmp_path / 'run', *arguments)
   test_commands.wait_for_step(tmp_path / 'run', 20)
-  running[told].send_signal(signal.SIGTERM)  # one alone: the others hear of it
+  running[told].send_signal(signal.SIGTERM)  # the others learn of it
   ended = [process.communicate(timeout=100) for process in running]
   assert [process.returncode for process in running] == [75, 75], ended
   steps = {err.split('after step ')[1].split()[0] for _, err in ended}

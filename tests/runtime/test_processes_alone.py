@@ -65,7 +65,7 @@ def test_in_a_notebook_that_has_looked_at_its_tpu(tpu, monkeypatch):
 
 @pytest.mark.parametrize('ending', [True, False])
 def test_the_last_word_is_which_process_is_gone(monkeypatch, capsys, ending):
-  """When process 0 has said it and waits, the others end, and its exchanges with them fail."""
+  """Process 0 names it and waits; the others end, and its exchanges with them fail."""
   monkeypatch.setattr(processes, 'GONE_SECONDS', 0)
   monkeypatch.setattr(processes, 'BEAT_SECONDS', 0)
   monkeypatch.setattr(processes.os, '_exit', lambda code: None)

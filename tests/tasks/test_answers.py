@@ -57,7 +57,7 @@ def test_targets_point_at_the_answer_or_at_cls():
 
 
 def logits(context, *scores):
-  """Of each window, from {(token of the text, 0 start or 1 end): logit}; -5 elsewhere."""
+  """Logits of each window, from {(token of the text, 0 start or 1 end): logit}; -5 elsewhere."""
   rows = []
   for window, chosen in zip(context.windows, scores):
     values = np.full((len(window.input.ids), 2), -5.0)

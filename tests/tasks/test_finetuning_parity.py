@@ -38,7 +38,7 @@ CASES = {
 
 
 def torch_loss(model, task, f, examples):
-  """The mean of transformers' own losses of single examples: no padding that could take part."""
+  """The mean of transformers' own losses of single examples, without padding."""
   losses, weights = [], []
   for i in examples:
     members = [f.inputs[n] for n in range(f.first[i], f.first[i + 1])]
@@ -79,7 +79,7 @@ def torch_side(folder, task_name, settings):
 
 
 def compare_outputs(theirs, task_name, f, outputs):
-  """Of the first inputs of the evaluated file."""
+  """Compares the outputs for the first inputs of the evaluated file."""
   with torch.inference_mode():
     for number, x in enumerate(f.inputs[:20]):
       if task_name == 'multiple_choice':
@@ -136,7 +136,7 @@ def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
     torch_optimizer.step()
     losses.append((total / count, expected.item()))
   assert max(abs(a - b) for a, b in losses) <= 1e-4
-  assert abs(losses[-1][0] - losses[0][0]) > 1e-3  # it did move
+  assert abs(losses[-1][0] - losses[0][0]) > 1e-3  # training changed the loss
 
   # After them the parameters are the same, and so are the outputs of an evaluation.
   ours = layout.to_tensors(jax.device_get(state.params), config_lib.bert_config(c.model))

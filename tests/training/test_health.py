@@ -18,7 +18,7 @@ def line(loss, skipped_steps=0):
 
 @pytest.fixture
 def settled(monkeypatch):
-  """Of a run that is long past its start."""
+  """The health of a run that is long past its start."""
   monkeypatch.setattr(health_lib, '_SETTLED', -1)
   return health_lib.Health(3000)
 
@@ -84,7 +84,7 @@ def test_objectives_that_do_not_learn():
     return list(health_lib.Health(steps).evaluation(step, values))
 
   assert not messages(999, scores(7.0, 0.5)) and not messages(1000, scores(6.9, 0.6))
-  assert not messages(500, scores(7.0, 0.5), steps=999)  # nothing is expected of a short run
+  assert not messages(500, scores(7.0, 0.5), steps=999)  # a short run need not learn
   assert 'still that of guessing by token frequency: 6.96 and 7.00' in messages(
       1000, scores(6.96, 0.5))[0]
   assert '(while NSP learns): 6.96' in messages(1000, scores(6.96, 0.7))[0]

@@ -30,7 +30,7 @@ def abstract_of(state: TrainState):
 
 @pytest.fixture
 def workdir(tmp_path):
-  """With checkpoints of steps 2, 4 and 6, that of 4 also the best."""
+  """A workdir with checkpoints of steps 2, 4 and 6; step 4 is also the best."""
   saved = checkpoint.Checkpoints(epath.Path(tmp_path), 3, 'f1')
   for step, score in ((2, 0.5), (4, 0.9), (6, 0.7)):
     saved.offer(state_of(step).params, step, {'f1': score})
@@ -47,7 +47,7 @@ def restore(workdir):
 
 
 def data_file(folder):
-  """The file that small parameters are read from: orbax leaves another copy, of each process."""
+  """The file from which orbax reads small parameters; each process leaves another copy."""
   return next((folder / 'params/d').iterdir())
 
 
@@ -206,7 +206,7 @@ def test_whoever_loads_a_model_gets_the_next(workdir, capsys):
 
 
 def test_a_best_one_that_was_set_aside_is_missed(workdir):
-  """Else its place would be taken by the newest, without a word."""
+  """Otherwise the newest would silently take its place."""
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state_of(1).params)
   flip(data_file(workdir / 'best/4'))
   assert restore(workdir)[1] == 6

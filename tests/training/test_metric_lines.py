@@ -145,7 +145,7 @@ def test_a_run_that_goes_on_leaves_its_own_first_step_out(tmp_path, monkeypatch)
 
 
 class Later:
-  """A result of a device that computes it until it is told to be done."""
+  """A result that a device computes until the test ends the computation."""
 
   def __init__(self, value):
     self._value, self.done = value, threading.Event()
@@ -162,7 +162,7 @@ class Later:
 
 
 def test_a_device_that_runs_behind_ends_a_line_when_it_is_ready(monkeypatch):
-  """The line is written after the next rows, for which the host waits; they are the next line's."""
+  """The line comes after the next rows; the wait for them counts in the next line."""
   clock, written_lines = Clock(), []
   monkeypatch.setattr(jax, 'device_get', lambda tree: jax.tree.map(float, tree))
   lines = metric_lines.MetricLines(clock)

@@ -1,4 +1,4 @@
-"""The attention that is shown is the attention that was computed."""
+"""The page shows the computed attention."""
 
 import base64
 import json
