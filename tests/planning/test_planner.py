@@ -106,6 +106,7 @@ def base():
   return c
 
 
+@pytest.mark.slow
 def test_a_chip_draws_its_own_share_only(tpu, base):
   """Base on 2 x 2 chips: no random number, mask or activation of all 64 rows on any."""
   mesh = mesh_lib.make_mesh(devices=tpu('v5e:2x2'))
