@@ -1,6 +1,8 @@
 """Eight fake CPU devices for every test, and the small corpora that the tests share."""
 
 import atexit
+import ctypes
+import gc
 from importlib import metadata
 import os
 import shutil
@@ -115,7 +117,10 @@ def poems(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(scope='module', autouse=True)
-def compiled_programs_end_with_their_file():
-  """Frees the programs of a test file: over a whole run they would fill gigabytes."""
+def memory_ends_with_its_file():
+  """Frees the programs and the memory of a test file: a whole run would fill gigabytes."""
   yield
   jax.clear_caches()
+  gc.collect()
+  if hasattr(ctypes.CDLL(None), 'malloc_trim'):  # a run on a CPU keeps the memory that it freed
+    ctypes.CDLL(None).malloc_trim(0)
