@@ -146,7 +146,8 @@ def finetuning(task: str) -> ConfigDict:
   c.reinit_layers = 0  # top layers (and the pooler) that start fresh (Zhang et al. 2021)
   c.optimizer.learning_rate = 3e-5
   c.optimizer.warmup_steps, c.optimizer.warmup_ratio = 0, 0.1
-  # Of BERT layer by layer: 1 = all the same (Clark et al. 2020: 0.8 for base, 0.9 for large).
+  # Factor on the rate from each layer to the one below; 1 = the same rate for all layers (Clark
+  # et al. 2020: 0.8 for base, 0.9 for large).
   c.optimizer.layer_decay = 1.0
   c.optimizer.frozen_layers = -1  # -1 = none, 0 = the embeddings, n = these and the first n layers
   d = c.data

@@ -133,8 +133,8 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
     _write_run(workdir, config, job, run_json)
   folder.push()
   console.print_summary(_summary(config, job, mesh, folder))
-  console.print_summary([('note', note) for note in notes])
-  console.print_summary([('changed', str(change)) for change in changes])
+  console.print_summary([*(('note', note) for note in notes),
+                         *(('changed', str(change)) for change in changes)])
 
   def start(params):
     if job.start:

@@ -217,16 +217,28 @@ def _watch():
     service_heard_at = now = time.monotonic()
     if _GONE in beats:
       _end(beats[_GONE])
-    for process in range(count):
-      last_beat = beats.get(str(process))
-      if last_beats.get(process, (None, 0))[0] != last_beat:
-        last_beats[process] = last_beat, now
-      if now - last_beats[process][1] > GONE_SECONDS and _watching.is_set():
-        verdict = f'process {process} of {count} is gone: no sign of life for {GONE_SECONDS:.0f} s'
-        with contextlib.suppress(Exception):  # the others will see it for themselves
-          client.key_value_set(f'bert_jax/alive/{_GONE}', verdict, allow_overwrite=True)
-        _end(verdict)
+    process = _silent(range(count), beats, last_beats, now)
+    if process is not None and _watching.is_set():
+      verdict = f'process {process} of {count} is gone: no sign of life for {GONE_SECONDS:.0f} s'
+      with contextlib.suppress(Exception):  # the others will see it for themselves
+        client.key_value_set(f'bert_jax/alive/{_GONE}', verdict, allow_overwrite=True)
+      _end(verdict)
     time.sleep(BEAT_SECONDS)
+
+
+def _silent(processes: range, beats: dict[str, str], last_beats: dict, now: float) -> int | None:
+  """The first process without a new beat for `GONE_SECONDS`, None = all live.
+
+  A process that has sent no beat yet counts from the first call. Updates `last_beats`.
+  """
+  for process in processes:
+    beat, since = beats.get(str(process)), now
+    if process in last_beats and last_beats[process][0] == beat:
+      since = last_beats[process][1]
+    last_beats[process] = beat, since
+    if now - since > GONE_SECONDS:
+      return process
+  return None
 
 
 def _on_abort(action: Callable[[], None] | None):

@@ -12,6 +12,7 @@ import pytest
 
 from bert_jax.data import preparation
 from bert_jax.runtime import lock
+from bert_jax.runtime import processes as processes_lib
 from tests import made_tasks, test_commands
 from tests.test_commands import ROOT
 
@@ -146,7 +147,7 @@ def alone(records, tmp_path_factory) -> list:
 
 def kill_one(processes: int, victim: int, workdir, arguments):
   """Kills one of a run's processes; the others end and name it."""
-  running = start(processes, workdir, *arguments, env={'BERT_JAX_GONE_SECONDS': '16'})
+  running = start(processes, workdir, *arguments, env={'BERT_JAX_GONE_SECONDS': '8'})
   metrics, deadline = workdir / 'metrics.jsonl', time.monotonic() + 200
   while not metrics.exists() or len(metrics.read_text().splitlines()) < 12:
     assert time.monotonic() < deadline
@@ -155,7 +156,7 @@ def kill_one(processes: int, victim: int, workdir, arguments):
   running[victim].kill()
   killed = time.monotonic()
   ended = [process.communicate(timeout=100) for process in running]
-  assert time.monotonic() - killed < 40
+  assert time.monotonic() - killed < 30
   for i, (process, (_, err)) in enumerate(zip(running, ended)):
     if i != victim:
       assert process.returncode == 1, err
@@ -188,10 +189,29 @@ def test_processes_with_other_configs(records, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_process_without_a_new_beat_is_gone(monkeypatch):
+  monkeypatch.setattr(processes_lib, 'GONE_SECONDS', 8)
+  last_beats = {}
+
+  def silent(now, **beats):
+    return processes_lib._silent(range(2), {x[1:]: beat for x, beat in beats.items()}, last_beats,
+                                 now)
+
+  assert silent(100, p0='1') is None  # process 1 has sent nothing yet
+  assert silent(107, p0='1') is None
+  assert silent(108, p0='2', p1='1') is None  # both have news
+  assert silent(115, p0='2', p1='2') is None
+  assert silent(116, p0='2', p1='3') is None  # 8 s after the beat of process 0: not above 8
+  assert silent(116.5, p0='2', p1='3') == 0
+  last_beats.clear()
+  assert silent(10, p0='1') is None
+  assert silent(18.5, p0='2') == 1  # it never sent a beat
+
+
 def test_a_workdir_that_is_in_use(records, tmp_path):
   with lock.held(epath.Path(tmp_path / 'run')):
     running = start(2, tmp_path / 'run', *test_commands.train(records, tmp_path / 'run'),
-                    env={'BERT_JAX_GONE_SECONDS': '16'})
+                    env={'BERT_JAX_GONE_SECONDS': '8'})
     ended = [process.communicate(timeout=100) for process in running]
   assert [process.returncode for process in running] == [2, 2], ended
   for _, err in ended:
