@@ -35,6 +35,8 @@ SIZES = {
     'base': (12, 768), 'large': (24, 1024),
 }
 
+# The fields of which one says how long a run is.
+_LENGTHS = ('train_steps', 'train_epochs', 'train_minutes')
 _LARGEST = 2**32 - 1  # bound on whole numbers: seeds have 32 bits
 
 
@@ -74,6 +76,9 @@ def _run(task: str) -> ConfigDict:
   c.seed = 0  # of the parameters, the rows, the masks and the dropout
   c.train_steps = 0  # updates; or give train_epochs and 0 here
   c.train_epochs = 0.0  # passes over the data; not together with train_steps
+  # Minutes of steps, or 0: the run measures its steps, then fixes train_steps. Compilation,
+  # evaluations and checkpoints come on top. Phases give the shares of the steps.
+  c.train_minutes = 0.0
   c.batch_size = 32  # rows (pretraining) or examples (fine-tuning) over all devices
   c.max_len = 512  # tokens in a row (pretraining) or an input (fine-tuning), special ones included
   # Optional phases of (steps, max_len, batch_size) instead of max_len and batch_size; another
@@ -127,6 +132,7 @@ def pretraining(size: str | BertConfig) -> ConfigDict:
   c.data.lines_are_sentences = False  # True = the text is split already
   c.data.tokenizer = 'wordpiece'  # to train: wordpiece, sentencepiece, bpe (of bytes)
   c.data.lowercase = True  # lower-case the text and strip its accents (WordPiece alone strips)
+  c.data.words = 0  # only the first so many words of the source, split at white space; 0 = all
   c.data.heldout = 0.02  # fraction of the documents for evaluation (10,000 at most)
   c.masking = ConfigDict(dataclasses.asdict(MaskingConfig()))
   return c.lock()
@@ -221,14 +227,14 @@ def check(config: ConfigDict):
   for name, value in flat(config).items():
     if isinstance(value, float):
       errors.require(math.isfinite(value), f'{name}={value} must be a finite number')
-    if isinstance(value, int) or name == 'train_epochs':
+    if isinstance(value, int) or name in _LENGTHS:
       errors.require(value <= _LARGEST, f'{name}={value} must be at most {_LARGEST}')
   _check_at_least(1, config, ('batch_size', 'max_len', 'log_every', 'keep_checkpoints'))
-  _check_at_least(0, config, ('train_steps', 'train_epochs', 'seed', 'eval_every',
-                              'checkpoint_every', 'keep_every'))
-  errors.require(bool(config.train_steps) != bool(config.train_epochs),
-                 f'train_steps={config.train_steps} and train_epochs={config.train_epochs}: '
-                 'give one of them and set the other to 0')
+  _check_at_least(0, config, (*_LENGTHS, 'seed', 'eval_every', 'checkpoint_every', 'keep_every'))
+  given = ', '.join(f'{name}={config[name]}' for name in _LENGTHS if config[name])
+  errors.require(given and ',' not in given,
+                 f'{given or "the run has no length"}: give one of {", ".join(_LENGTHS)} and set '
+                 'the others to 0')
   for phase in phases_of(config):
     errors.require(phase.max_len >= 8, f'max_len={phase.max_len} is too short for [CLS] A [SEP] B '
                                        '[SEP]: give at least 8')
@@ -245,8 +251,10 @@ def _check_pretraining(config: ConfigDict):
   MaskingConfig(**config.masking)
   _check_at_least(1, config, ('eval_every', 'checkpoint_every'))
   _check_at_least(0, config, ('eval_batches',))
+  _check_at_least(0, config.data, ('words',), group='data.')
   if config.train_epochs and config.phases:
-    raise UserError('phases are counted in steps: give train_steps, not train_epochs, with them')
+    raise UserError('phases are shares of the steps: give train_steps or train_minutes with them, '
+                    'not train_epochs')
   errors.require_choice('data.sequences', config.data.sequences, SEQUENCES)
   name = catalogue.name_of(config.objective, config.data.sequences,
                            config.model.architecture or 'bert')
@@ -267,9 +275,10 @@ def _check_finetuning(config: ConfigDict):
 
 
 def phases_of(config: ConfigDict, train_steps: int = 0) -> Phases:
-  """The phases of a run; while train_epochs are not counted in steps yet, one phase of one step."""
-  return Phases.create(config.phases, train_steps or config.train_steps or 1, config.max_len,
-                       config.batch_size)
+  """The phases of a run; before its length is counted in steps, those of the config or one step."""
+  planned = sum(phase[0] for phase in config.phases)
+  return Phases.create(config.phases, train_steps or config.train_steps or planned or 1,
+                       config.max_len, config.batch_size)
 
 
 def check_sizes(config: ConfigDict):

@@ -21,6 +21,8 @@ _TOKENIZER = flags.DEFINE_string('tokenizer', 'wordpiece', 'What to train: wordp
 _LOWERCASE = flags.DEFINE_bool('lowercase', True, 'Lower-case the text and strip its accents.')
 _HELDOUT = flags.DEFINE_float('heldout', 0.02, 'Share of the documents kept for evaluation, 10,000 '
                               'documents at most.')
+_WORDS = flags.DEFINE_integer('words', 0, 'Prepare only the first so many words; 0 = all.',
+                              lower_bound=0)
 _WORKERS = flags.DEFINE_integer('workers', 0, 'Processes; 0 = one for each core.')
 _CHECK = flags.DEFINE_bool('check', False, 'Only report on the text; write nothing.')
 _BEAM = flags.DEFINE_string('beam', None, 'Run as an Apache Beam pipeline with these options: '
@@ -41,7 +43,8 @@ def _main(argv: list[str]):
       source=_INPUT.value, format=_FORMAT.value, language=_LANGUAGE.value,
       text_column=_TEXT_COLUMN.value, lines_are_sentences=_LINES.value, vocab=_VOCAB.value,
       vocab_size=None if _VOCAB.value else _VOCAB_SIZE.value or 30_522,
-      tokenizer=_TOKENIZER.value, lowercase=_LOWERCASE.value, heldout=_HELDOUT.value)
+      tokenizer=_TOKENIZER.value, lowercase=_LOWERCASE.value, heldout=_HELDOUT.value,
+      words=_WORDS.value)
   if _CHECK.value:
     corpus_check.print_report(settings)
     return

@@ -51,6 +51,9 @@ def _examples(folder: pathlib.Path):
   (folder / 'choice_9.jsonl').write_text('{"text": "a", "choices": ["b", "c"], "label": 9}\n')
   (folder / 'questions.jsonl').write_text('{"question": "Who?"}\n')
   (folder / 'texts.jsonl').write_text('{"text": "w1 [MASK] w2"}\n')
+  (folder / 'pairs.jsonl').write_text('{"sentence_good": "a", "sentence_bad": "b", "UID": "u"}\n')
+  (folder / 'glue/CoLA').mkdir(parents=True)
+  (folder / 'glue/CoLA/train.tsv').write_text('x\t1\t\tw1\n')
 
 
 def _break_weights(folder: pathlib.Path):

@@ -1,5 +1,6 @@
 """Every command of the README and the guides runs, with small sizes and local paths."""
 
+import json
 import os
 import pathlib
 import re
@@ -85,6 +86,21 @@ def finetuning(line, workdir, tmp_path):
                      *(f'--config.{name}={value}' for name, value in fields.items())])
 
 
+def evaluation(line, tmp_path, corpus_file):
+  """A command of `evaluate` on made files."""
+  pair = {'sentence_good': 'the king runs', 'sentence_bad': 'the king run', 'UID': 'agreement',
+          'linguistics_term': 'verbs'}
+  (tmp_path / 'pairs.jsonl').write_text(json.dumps(pair) + '\n')
+  (tmp_path / 'GLUE/SST-2').mkdir(parents=True)
+  for name in ('train', 'dev'):
+    (tmp_path / f'GLUE/SST-2/{name}.tsv').write_text(
+        'sentence\tlabel\n' + 'the king\t1\na tree\t0\n' * 8)
+  for name, path in (("'blimp/*.jsonl'", f'{tmp_path}/pairs.jsonl'), ('=GLUE', f'={tmp_path}/GLUE'),
+                     ("'held_out/*.txt'", corpus_file), ('=scores/', f'={tmp_path}/scores/')):
+    line = line.replace(name, path)
+  return line + ' --rates=1e-4 --seeds=1 --epochs=1 --batch_size=8' * ('glue' in line)
+
+
 @pytest.fixture(scope='module')
 def fine_tuned(tmp_path_factory):
   """Untrained models with a head, as the workdirs that the guides predict with."""
@@ -110,6 +126,8 @@ def test_command(line, run, workdir, tmp_path, corpus_file, fine_tuned):
     (workdir / 'exported').mkdir(exist_ok=True)
   if '--view' in line:  # words that the small vocabulary knows
     line = line.replace('list,string', 'the,a').replace('file', 'the')
+  if 'bert_jax.evaluate' in line:
+    line = evaluation(line, tmp_path, corpus_file)
   line = line.replace('=5e-5,3e-5', '=5e-5').replace('seed=0,1,2', 'seed=0')
   if re.search('configs/(sequence|token|question|multiple)_', line):
     line = finetuning(line, workdir, tmp_path)

@@ -132,8 +132,7 @@ def finetuning_config(task, workdir, tmp_path, **overrides):
 
 
 # In a ModernBERT a head on tokens reads another input.
-@pytest.mark.parametrize('task', ['sequence_classification', 'token_classification',
-                                  'question_answering'])
+@pytest.mark.parametrize('task', ['sequence_classification', 'token_classification'])
 def test_fine_tuned_exported_and_read_again(trained, tmp_path, task):
   member, _, workdir = trained
   if task != 'sequence_classification' and member != 'modernbert':

@@ -8,8 +8,8 @@ import runpy
 import sys
 
 _PRELOADED = ['bert_jax.runs.run', 'bert_jax.interop.conversion', 'bert_jax.inference.predictions',
-              'bert_jax.data.preparation', 'bert_jax.planning.planner', 'bert_jax.views.show',
-              'tests.typed']
+              'bert_jax.data.preparation', 'bert_jax.evaluation.suites',
+              'bert_jax.planning.planner', 'bert_jax.views.show', 'tests.typed']
 ROOT = pathlib.Path(__file__).parents[1]
 
 

@@ -71,6 +71,8 @@ def run(settings: corpus.Settings, output: str, options: Sequence[str] = ()):
                     'apache-beam') from e
   require(settings.vocab,
           'Beam needs --vocab: train one with bert_jax.prepare on a part of the text')
+  require(not settings.words, f'--words={settings.words} has no effect with Beam, which reads the '
+          'files in no order')
   folder = epath.Path(output)
   require(not folder.exists() or not any(folder.iterdir()),
           f'{output} is not empty: use another folder')

@@ -5,11 +5,12 @@ can be run again from the start, and name the file and line that they cannot rea
 """
 
 import codecs
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import dataclasses
 import glob
 import gzip
 import importlib.util
+import itertools
 import os
 import re
 import types
@@ -32,6 +33,7 @@ _LONGEST_DOCUMENT = 64 << 20  # bytes; documents are held in memory one at a tim
 # Tokenisers take a hundred times the memory of a sentence: sentences beyond 16,384 characters are
 # cut at white space, or anywhere if they have none.
 _SENTENCE = re.compile(r'.{1,16384}(?:\s|$)|.{1,16384}', re.DOTALL)
+_WORD = re.compile(r'\S+')
 _WIKITEXT_HEADING = re.compile(rb' ?= (?!=)[^\n]*[^=\n] = ?\n?')
 _WIKITEXT_SUBHEADING = re.compile(r'^ ?= = .* = = ?$')
 # ISO 639-1, and the three-letter codes for which sentencex has a rule (Wikimedia's fallbacks).
@@ -73,6 +75,7 @@ class Settings:
   tokenizer: str = 'wordpiece'
   lowercase: bool = True
   heldout: float = 0.02
+  words: int = 0  # only the first so many of the source; 0 = all
 
   def __post_init__(self):
     check_language('data.language', self.language)
@@ -278,8 +281,35 @@ def tfds_documents(name: str, text_column: str) -> Iterator[str]:
       yield text
 
 
+def first_words(documents: Iterable[str], words: int) -> Iterator[str]:
+  """The documents that hold the first `words` words, the last one cut; white space ends a word.
+
+  Raises:
+    UserError: at the end, if they hold fewer.
+  """
+  left = words
+  for document in documents:
+    ends = [word.end() for word in itertools.islice(_WORD.finditer(document), left)]
+    if ends:
+      yield document[:ends[-1]] if len(ends) == left else document
+    left -= len(ends)
+    if not left:
+      return
+  raise UserError(f'data.words={words:,}: the corpus has only {words - left:,} words')
+
+
 def open_source(settings: Settings, scratch: epath.Path) -> Source:
-  """Opens a glob, tfds:NAME or the built-in corpus, which is first written into `scratch`."""
+  """Opens a glob, tfds:NAME or the built-in corpus, which is first written into `scratch`.
+
+  The source ends after the first `settings.words` words.
+  """
+  source = _open_whole(settings, scratch)
+  if not settings.words:
+    return source
+  return source._replace(read=lambda: first_words(source.read(), settings.words))
+
+
+def _open_whole(settings: Settings, scratch: epath.Path) -> Source:
   if settings.source == 'builtin':
     text = scratch / 'builtin.txt.gz'
 

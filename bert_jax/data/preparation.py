@@ -292,8 +292,8 @@ def prepare(settings: Settings, output: str, workers: int = 0):
 def changed_setting(folder: epath.Path, settings: Settings) -> str | None:
   """The name of the first setting in which complete records differ."""
   earlier = records.read_manifest(folder)['settings']
-  return next((name for name, value in dataclasses.asdict(settings).items()
-               if earlier.get(name) != value), None)
+  return next((field.name for field in dataclasses.fields(settings)
+               if earlier.get(field.name, field.default) != getattr(settings, field.name)), None)
 
 
 def print_summary(output: str):

@@ -56,7 +56,8 @@ class Bert:
 
   # ---- texts to rows ----------------------------------------------------------------------------
 
-  def _require_head(self, group: str, title: str):
+  def require_head(self, group: str, title: str):
+    """Raises UserError without the parameters `group` of the head that users know as `title`."""
     if group not in self.model.groups:
       raise UserError(f'this model has no {title}: it was trained without, or it was left out of '
                       'the checkpoint')
@@ -222,7 +223,7 @@ class Bert:
       the likeliest first; positions count [CLS] as 0, surprisal is -log probability in nat. For
       several texts a list of these.
     """
-    self._require_head('mlm', 'masked-LM head')
+    self.require_head('mlm', 'masked-LM head')
     if isinstance(text, str):
       return self.fill_mask([text], top_k)[0]
     if not text:
@@ -250,7 +251,7 @@ class Bert:
 
   def next_sentence(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
     """The probability that the second text of each pair follows the first."""
-    self._require_head('nsp', 'next-sentence head')
+    self.require_head('nsp', 'next-sentence head')
     rows = [self._whole_row(*parts) for parts in self._ids(pairs)]
     logits = self.per_text(rows, functools.partial(forward.nsp_logits, self.config))
     return [] if logits is None else jax.nn.softmax(logits)[:, 0].tolist()
@@ -268,7 +269,7 @@ class Bert:
       others) in nat, their sum, and the exponential of their mean. For several texts a list of
       these.
     """
-    self._require_head('mlm', 'masked-LM head')
+    self.require_head('mlm', 'masked-LM head')
     if long not in (None, 'chunks'):
       raise UserError(f'long={long!r} is unknown for scores: use chunks, or leave it out')
     if not isinstance(text, str):

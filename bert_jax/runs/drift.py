@@ -19,13 +19,15 @@ _HARMLESS = (
     'optimizer.accumulation', 'data.loader_workers',
     # Where examples are and how to read them: a digest of the rows shows a change.
     'data.source', 'data.vocab', 'data.format', 'data.language', 'data.lines_are_sentences',
-    'data.tokenizer', 'data.lowercase', 'data.train', 'data.text_column', 'data.text_pair_column',
-    'data.label_column', 'data.choices_column', 'data.skip_labels', 'data.doc_stride',
+    'data.tokenizer', 'data.lowercase', 'data.words', 'data.train', 'data.text_column',
+    'data.text_pair_column', 'data.label_column', 'data.choices_column', 'data.skip_labels',
+    'data.doc_stride',
     # Evaluations and predictions alone.
     'data.heldout', 'data.eval', 'data.eval_columns', 'data.test', 'data.n_best',
     'data.max_answer_len', 'data.null_threshold')
 # Fields that change every later step.
-_SCHEDULE = ('train_steps', 'train_epochs', 'phases', 'batch_size', 'max_len', 'optimizer')
+_SCHEDULE = ('train_steps', 'train_epochs', 'train_minutes', 'phases', 'batch_size', 'max_len',
+             'optimizer')
 
 
 # Fields that older runs have under another name.

@@ -73,7 +73,7 @@ RULES = (
     Rule(('model.vocab_size',), lambda c: 'the vocabulary is that of init_from: leave it out',
          (_FINETUNING,)),
     Rule(('data.lowercase',), _by_lowercase),
-    Rule(('data.heldout', 'data.lines_are_sentences', 'data.language', 'data.format',
+    Rule(('data.heldout', 'data.words', 'data.lines_are_sentences', 'data.language', 'data.format',
           'data.text_column'), lambda c: dataset.is_prepared(c.data.source) and (
               f'data.source={c.data.source} is a folder of token records: give the flag to '
               'bert_jax.prepare'), (_PRETRAINING,)),

@@ -75,10 +75,12 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   if config.keep_best and config.keep_best not in data.score_names():
     raise UserError(f'keep_best={config.keep_best!r} is no score of the evaluation: it has '
                     f'{", ".join(data.score_names())}')
+  epochs = sum(p.steps * p.batch_size / source.rows for p, source in zip(phases, data.train_rows))
   steps = f'{train_steps:,}: ' + ', then '.join(
       f'{p.steps:,} of {p.batch_size} rows of {p.max_len}' for p in phases)
   return Job(
       task=task, data=data, train_steps=train_steps, tokenizer=corpus.tokenizer,
       start=model or (teacher and initial.student(teacher, bert_config)),
       records=corpus.train.digest, fed_by=('seed', 'data.pack', 'data.sequences'),
-      parameters=objective.parameters(), steps=steps, lengths=[phase.max_len for phase in phases])
+      parameters=objective.parameters(), steps=f'{steps}; {epochs:.3g} epochs',
+      lengths=[phase.max_len for phase in phases])

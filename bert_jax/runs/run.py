@@ -20,7 +20,7 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import attention_paths
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
-from bert_jax.runs import drift, finetune, initial, no_effect, pretrain
+from bert_jax.runs import drift, finetune, initial, no_effect, pretrain, time_budget
 from bert_jax.runs.job import Job
 from bert_jax.runtime import console, host, lock, platforms, pool, processes, sealed, storage
 from bert_jax.training import checkpoint, integrity, loop, metrics_log, profiler
@@ -109,7 +109,10 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
     mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
                         config.model.num_heads)
   kind = pretrain if config.task == 'pretrain' else finetune
-  job = kind.make_job(config, model, mesh, workdir)
+  make_job = lambda config: kind.make_job(config, model, mesh, workdir)
+  if config.train_minutes:
+    notes = [*notes, time_budget.fix_steps(config, run_json, make_job, optimizer, mesh)]
+  job = make_job(config)
   no_effect.check(config, given, job)
   config = FrozenConfigDict(config)
 

@@ -153,3 +153,14 @@ class A:
   assert not builtin.is_prose('x = [1, 2, 3]; y = f(x) + g(x) * 2')
   source.write_text('def broken(')
   assert builtin.module_docstrings(source) == []
+
+
+def test_the_first_words():
+  documents = ['one two\nthree', ' four  five ', 'six']
+  for words, expected in ((2, ['one two']), (3, ['one two\nthree']),
+                          (4, ['one two\nthree', ' four']),
+                          (5, ['one two\nthree', ' four  five']),
+                          (6, ['one two\nthree', ' four  five ', 'six'])):
+    assert list(corpus.first_words(documents, words)) == expected
+  with pytest.raises(UserError, match='data.words=7: the corpus has only 6 words'):
+    list(corpus.first_words(documents, 7))

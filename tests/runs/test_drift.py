@@ -8,7 +8,7 @@ from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.runs import drift, finetune
 
-SCHEDULE = {'train_steps', 'train_epochs', 'phases', 'batch_size', 'max_len'}
+SCHEDULE = {'train_steps', 'train_epochs', 'train_minutes', 'phases', 'batch_size', 'max_len'}
 HARMLESS = {'log_every', 'eval_every', 'eval_batches', 'checkpoint_every', 'keep_checkpoints',
             'keep_every', 'keep_best', 'profile_steps', 'log_batch_digest', 'platform',
             'mesh.replica', 'mesh.data', 'mesh.model', 'sharding', 'init_from', 'model.dtype',

@@ -1,0 +1,138 @@
+"""Which BERT is worth more after the same minutes on the same machine?
+
+  python -m benchmarks.race --text='corpus/*.txt.gz' --held_out='held_out/*.txt' \\
+      --pairs='blimp/*.jsonl' --glue=GLUE --minutes=30 --workdir=runs/race
+
+Sides: transformers' PyTorch BERT as its users train it (`benchmarks.torch_pretrain`), a BERT of the
+same size here, and `configs/speedrun.py`. All read the same first words of the text with the same
+vocabulary and train one after another. `bert_jax.evaluate` scores all of them: the masked-LM loss
+of the held-out text with the same masks, minimal pairs, and GLUE beside random twins. Ends in a
+table (WORKDIR/race.md) and a picture of loss over minutes (WORKDIR/race.png). The same command goes
+on where it was. Needs torch and transformers.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+from absl import app, flags
+
+_TEXT = flags.DEFINE_string('text', None, 'Glob of text files.', required=True)
+_WORDS = flags.DEFINE_integer('words', 10_000_000, 'Words of the text that are read.')
+_HELD_OUT = flags.DEFINE_string('held_out', None, 'Glob of other text files.', required=True)
+_PAIRS = flags.DEFINE_string('pairs', None, "Minimal pairs in BLiMP's JSON lines.")
+_GLUE = flags.DEFINE_string('glue', None, 'Folder of GLUE.')
+_GLUE_FLAGS = flags.DEFINE_list('glue_flags', [], 'Further flags of the suite, without --.')
+_MINUTES = flags.DEFINE_float('minutes', 30, 'Of training, for each side.')
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
+_SIDES = flags.DEFINE_list('sides', ['pytorch', 'bert', 'speedrun'], 'Some of the sides.')
+
+_POINTS = 10  # of each line of the picture
+_TITLES = {'pytorch': 'PyTorch BERT (transformers)', 'bert': 'bert_jax, BERT',
+           'speedrun': 'bert_jax, speedrun'}
+# A BERT of 4 layers of 256, with the choices of configs/tiny.py.
+_BERT = {'train_steps': 0, 'phases': '()', 'max_len': 128, 'batch_size': 32,
+         'data.sequences': 'full_sentences', 'model.dropout': 0.0, 'model.attention_dropout': 0.0,
+         'model.initializer_range': 0.08, 'model.scan_unroll': 4, 'optimizer.learning_rate': 2e-3,
+         'optimizer.warmup_steps': 0, 'optimizer.warmup_ratio': 0.1, 'checkpoint_every': 250,
+         'keep_checkpoints': 1000}
+
+
+def _call(module: str, *arguments: str):
+  print('$ python -m', module, *arguments, flush=True)
+  subprocess.run([sys.executable, '-m', module, *arguments], check=True)
+
+
+def _train(side: str, home: pathlib.Path):
+  """Trains a side, unless it is trained already."""
+  records, workdir = home / 'records', home / side
+  minutes = _MINUTES.value
+  if side == 'pytorch':
+    if not (workdir / 'run.json').exists():
+      _call('benchmarks.torch_pretrain', f'--records={records}', f'--minutes={minutes}',
+            f'--output={workdir}')
+    return
+  name, overrides = ('speedrun', {}) if side == 'speedrun' else ('mini', _BERT)
+  _call('bert_jax.main', f'--config=configs/{name}.py', f'--workdir={workdir}',
+        *(f'--config.{field}={value}' for field, value in overrides.items()),
+        f'--config.train_minutes={minutes}', f'--config.data.source={records}')
+
+
+def _models(side: str, home: pathlib.Path) -> dict[float, list[str]]:
+  """{minutes of training: flags of `evaluate` for the model of that time}."""
+  workdir, minutes = home / side, _MINUTES.value
+  if side == 'pytorch':
+    return {minutes * tenth / 10: [f'--model={workdir}/{tenth}'] for tenth in range(1, 11)}
+  last = json.loads((workdir / 'run.json').read_text())['config']['train_steps']
+  steps = sorted(int(path.name) for path in (workdir / 'checkpoints').iterdir()
+                 if path.name.isdigit())
+  step_of = {min(steps, key=lambda step: abs(step - last * i / _POINTS))
+             for i in range(1, _POINTS + 1)}
+  return {minutes * step / last: [f'--model={workdir}', f'--step={step}']
+          for step in sorted(step_of)}
+
+
+def _evaluate(name: str, suite: str, data: str, home: pathlib.Path, *arguments: str) -> dict:
+  output = home / 'scores' / f'{name}-{suite}.json'
+  if not output.exists():
+    _call('bert_jax.evaluate', f'--suite={suite}', f'--data={data}', f'--output={output}',
+          *arguments)
+  return json.loads(output.read_text())
+
+
+def _scores(side: str, home: pathlib.Path) -> tuple[dict[float, float], dict[str, str]]:
+  """({minutes: held-out loss}, the cells of the table)."""
+  losses = {}
+  for minutes, model in _models(side, home).items():
+    report = _evaluate(f'{side}-{minutes:.1f}', 'masked_lm', _HELD_OUT.value, home, *model)
+    losses[minutes] = report['loss']
+  cells = {'held-out loss': f'{list(losses.values())[-1]:.3f}'}
+  if _PAIRS.value:
+    last = _evaluate(side, 'minimal_pairs', _PAIRS.value, home, *model)['rows'][-1]
+    cells['minimal pairs'] = f'{100 * last["accuracy"]:.1f} ± {100 * last["standard error"]:.1f}'
+  if _GLUE.value:
+    rows = _evaluate(side, 'glue', _GLUE.value, home, *model, '--twin',
+                     *(f'--{flag}' for flag in _GLUE_FLAGS.value))['rows']
+    for row in rows:
+      cells[row['task']] = f'{100 * row["model"]:.1f} ({100 * row["twin"]:.1f})'
+  return losses, cells
+
+
+def _draw(lines: dict[str, dict[float, float]], path: pathlib.Path):
+  import matplotlib
+  matplotlib.use('Agg')
+  from matplotlib import pyplot as plt
+  figure, axis = plt.subplots(figsize=(7, 4), layout='constrained')
+  for side, losses in lines.items():
+    axis.plot(*zip(*losses.items()), marker='.', label=_TITLES[side])
+    axis.annotate(f'{list(losses.values())[-1]:.2f}', list(losses.items())[-1],
+                  textcoords='offset points', xytext=(6, -3))
+  axis.set(xlabel='minutes of training', ylabel='masked-LM loss of held-out text, nat a token',
+           xlim=(0, None))
+  axis.legend(frameon=False)
+  axis.spines[['top', 'right']].set_visible(False)
+  figure.savefig(path, dpi=120)
+
+
+def main(_):
+  """Trains, scores, prints a table, draws."""
+  home = pathlib.Path(_WORKDIR.value)
+  if not (home / 'records/manifest.json').exists():
+    _call('bert_jax.prepare', f'--input={_TEXT.value}', f'--output={home}/records',
+          '--vocab_size=8192', '--heldout=0.01', f'--words={_WORDS.value}')
+  for side in _SIDES.value:
+    _train(side, home)
+  lines, table = {}, []
+  for side in _SIDES.value:
+    lines[side], cells = _scores(side, home)
+    table.append({'model': _TITLES[side], **cells})
+  rows = [list(table[0]), ['---'] * len(table[0]), *(list(row.values()) for row in table)]
+  text = ''.join(f'| {" | ".join(row)} |\n' for row in rows)
+  (home / 'race.md').write_text(text)
+  _draw(lines, home / 'race.png')
+  print(text)
+
+
+if __name__ == '__main__':
+  app.run(main)

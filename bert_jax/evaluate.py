@@ -1,0 +1,47 @@
+"""Scores a model: python -m bert_jax.evaluate --model=DIR --suite=minimal_pairs --data=..."""
+
+from absl import flags
+
+from bert_jax import errors
+from bert_jax.runs import checkpoint_flags
+
+_MODEL = flags.DEFINE_string(
+    'model', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
+_SUITE = flags.DEFINE_string('suite', None, 'minimal_pairs, masked_lm, glue.')
+_DATA = flags.DEFINE_string(
+    'data', None, 'minimal_pairs: JSON lines as BLiMP has them. masked_lm: text files. glue: a '
+    "folder with the tasks' folders, or tfds:glue.")
+_OUTPUT = flags.DEFINE_string('output', None, 'FILE.json; FILE.md and FILE.png appear beside it.')
+_OPTIONS = {
+    'rate': flags.DEFINE_float('rate', 0.15, 'masked_lm: fraction of the tokens to mask.'),
+    'seed': flags.DEFINE_integer('seed', 0, 'masked_lm: random seed of the masks.'),
+    'max_len': flags.DEFINE_integer('max_len', 128, 'masked_lm, glue: tokens of a row.'),
+    'seeds': flags.DEFINE_integer('seeds', 3, 'glue: runs of each task and rate.', lower_bound=1),
+    'rates': flags.DEFINE_list('rates', ['1e-4', '5e-5', '3e-5'],
+                               'glue: learning rates to choose from.'),
+    'epochs': flags.DEFINE_float('epochs', 3.0, 'glue: passes over the training examples.'),
+    'batch_size': flags.DEFINE_integer('batch_size', 32, 'glue: examples of a step.'),
+    'most': flags.DEFINE_integer('most', 0, 'glue: training examples of a task; 0 = all.'),
+    'twin': flags.DEFINE_bool('twin', False, 'glue: a model with random parameters beside it.'),
+}
+flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
+
+
+def _main(argv: list[str]):
+  options = {name: flag.value for name, flag in _OPTIONS.items() if flags.FLAGS[name].present}
+  if 'rates' in options:
+    try:
+      options['rates'] = tuple(map(float, options['rates']))
+    except ValueError as e:
+      raise errors.UserError(f'--rates: {e}') from e
+  from bert_jax.evaluation import suites  # after the flags: JAX takes a while to import
+  from bert_jax.runtime import host, platforms
+  if not host.has_accelerator():
+    host.keep_freed_memory()
+  platforms.keep_compiled()
+  suites.run(_MODEL.value, _SUITE.value, _DATA.value, _OUTPUT.value, options,
+             step=checkpoint_flags.STEP.value, allow_older=checkpoint_flags.ALLOW_OLDER.value)
+
+
+if __name__ == '__main__':
+  errors.run_command(_main)

@@ -1,0 +1,202 @@
+"""GLUE: fine-tunes a model on each task that a folder holds, with several seeds and rates.
+
+Wang et al. 2019, https://arxiv.org/abs/1804.07461. The learning rate and the best epoch are chosen
+on a part of the training file that is kept apart. The development file is scored and chooses
+nothing.
+"""
+
+from collections.abc import Sequence
+import json
+import statistics
+from typing import NamedTuple
+
+from etils import epath
+from flax import linen as nn
+import jax
+import numpy as np
+
+from bert_jax import config as config_lib
+from bert_jax.errors import UserError
+from bert_jax.evaluation.report import Report
+from bert_jax.inference import json_lines
+from bert_jax.interop import native
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.labelled import glue, table
+from bert_jax.model import architectures
+from bert_jax.model.encoder import Batch
+from bert_jax.runs import run
+from bert_jax.runtime import storage
+
+_APART = 0.1  # fraction of the training examples that chooses the rate and the epoch
+_MOST_APART = 2000
+_DEV = {'mnli': 'dev_matched'}  # others: dev
+
+
+class Files(NamedTuple):
+  """The files of a task."""
+
+  train: str
+  apart: str
+  dev: str
+
+
+class Recipe(NamedTuple):
+  """How each task is fine-tuned."""
+
+  seeds: int = 3
+  rates: Sequence[float] = (1e-4, 5e-5, 3e-5)
+  epochs: float = 3.0
+  batch_size: int = 32
+  max_len: int = 128
+  most: int = 0  # training examples of a task; 0 = all
+
+
+def _names(task: str) -> set[str]:
+  """The names that the folder of a task may have, in lower case: sst2, sst-2."""
+  title = glue.TASKS[f'glue/{task}'].submission.removesuffix('.tsv').removesuffix('-m')
+  return {task, title.lower()}
+
+
+def _file(folder: epath.Path, name: str) -> epath.Path:
+  """A file of a task, gzipped or not; raises UserError if there is none."""
+  for ending in ('.tsv', '.tsv.gz'):
+    if (folder / f'{name}{ending}').exists():
+      return folder / f'{name}{ending}'
+  raise UserError(f'{folder} lacks {name}.tsv: a folder of GLUE has the training and the '
+                  'development file of its task')
+
+
+def _split(task: str, source: epath.Path, folder: epath.Path, most: int):
+  """Writes train.tsv and apart.tsv: the lines of a training file, divided by a fixed seed."""
+  lines = table.read_text(str(source)).rstrip('\n').split('\n')
+  has_header = task != 'cola' or lines[0].startswith('index\t')
+  head = lines[:has_header]
+  rows = lines[has_header:]
+  order = np.random.default_rng(0).permutation(len(rows))
+  apart = min(round(_APART * len(rows)), _MOST_APART)
+  train = order[apart:apart + most] if most else order[apart:]
+  folder.mkdir(parents=True, exist_ok=True)
+  for name, chosen in (('apart', order[:apart]), ('train', train)):
+    content = [*head, *(rows[i] for i in np.sort(chosen))]
+    (folder / f'{name}.tsv').write_text('\n'.join(content) + '\n')
+
+
+def find_tasks(data: str, folder: epath.Path, most: int = 0) -> dict[str, Files]:
+  """The files of each task of GLUE that `data` has.
+
+  Args:
+    data: a folder in GLUE's layout (SST-2/train.tsv, SST-2/dev.tsv, ...), or tfds:glue.
+    folder: for the divided training files.
+    most: training examples of a task; 0 = all.
+
+  Raises:
+    UserError: a task that lacks a file, or no task at all.
+  """
+  tasks = [name.removeprefix('glue/') for name in glue.TASKS]
+  if data == 'tfds:glue':
+    end = f':{100 - round(100 * _APART)}%'
+    return {task: Files(f'tfds:glue/{task}@train[{end}]', f'tfds:glue/{task}@train[{end[1:]}:]',
+                        f'tfds:glue/{task}@validation') for task in tasks}
+  root = epath.Path(data)
+  if not root.is_dir():
+    raise UserError(f'--data={data} is no folder: give one with the folders of GLUE (SST-2, ...)')
+  files = {}
+  for task in tasks:
+    folders = [path for path in root.iterdir() if path.name.lower() in _names(task)]
+    if not folders:
+      continue
+    dev = _file(folders[0], _DEV.get(task, 'dev'))
+    _split(task, _file(folders[0], 'train'), folder / task, most)
+    files[task] = Files(str(folder / task / 'train.tsv'), str(folder / task / 'apart.tsv'),
+                        str(dev))
+  if not files:
+    raise UserError(f'--data={data} holds no task of GLUE: its folders are named SST-2, CoLA, ...')
+  return files
+
+
+def twin_of(model: Pretrained) -> Pretrained:
+  """A model with the sizes and the tokeniser of another, and random parameters."""
+  tokens = np.zeros((1, 8), np.int32)
+  params = architectures.encoder(model.config).init(
+      jax.random.key(0), Batch(*[tokens] * 4), tokens[:, :1])
+  params = {'params': {'bert': nn.unbox(params)['params']}}
+  return Pretrained(model.config, params, model.tokenizer)
+
+
+def _begin(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe, twin: bool):
+  """Writes the models that the runs start from; refuses a folder with runs of another evaluation.
+
+  More seeds and rates may come later.
+  """
+  job = {'model': json_lines.identity(model), 'data': data, **recipe._asdict()}
+  del job['seeds'], job['rates']
+  about = folder / 'job.json'
+  if about.exists() and storage.read_json(about) != job:
+    raise UserError(f'{folder} holds the runs of another model, recipe or folder of tasks: use '
+                    'another --output')
+  if not (folder / 'model').exists():
+    native.save(model, folder / 'model')
+  if twin and not (folder / 'twin').exists():
+    native.save(twin_of(model), folder / 'twin')
+  about.write_text(json.dumps(job))
+
+
+def _fine_tune(task: str, model: str, files: Files, recipe: Recipe, rate: float, seed: int,
+               workdir: epath.Path) -> tuple[float, float]:
+  """The scores of a run at its best epoch: (on the part kept apart, on the development file)."""
+  result = workdir / 'scores.json'
+  if not result.exists():
+    config = config_lib.finetuning('sequence_classification')
+    config.update_from_flattened_dict({
+        'init_from': model, 'data.train': files.train, 'data.eval': f'{files.apart},{files.dev}',
+        'data.format': f'glue/{task}', 'optimizer.learning_rate': rate, 'seed': seed,
+        'train_epochs': recipe.epochs, 'batch_size': recipe.batch_size, 'max_len': recipe.max_len,
+        'model.scan_unroll': 1})
+    run.run(config, str(workdir))
+    lines = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+    name = f'eval_{glue.TASKS[f"glue/{task}"].metric}'
+    dev = next(key for key in lines[-1] if key.startswith(f'{name}_'))
+    best = max((line for line in lines if line.get(name) is not None), key=lambda x: x[name])
+    result.write_text(json.dumps([best[name], best[dev]]))
+  return tuple(json.loads(result.read_text()))
+
+
+def _scores(task: str, model: str, files: Files, recipe: Recipe,
+            folder: epath.Path) -> tuple[float, list[float]]:
+  """(the chosen rate, the development scores of its seeds)."""
+  results = {rate: [_fine_tune(task, model, files, recipe, rate, seed, folder / f'{rate:g}-{seed}')
+                    for seed in range(recipe.seeds)] for rate in recipe.rates}
+  best = max(results, key=lambda rate: statistics.mean(apart for apart, _ in results[rate]))
+  return best, [dev for _, dev in results[best]]
+
+
+def evaluate(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe,
+             twin: bool) -> Report:
+  """Mean and deviation of each task's score, and those of a random twin.
+
+  Args:
+    model: to fine-tune.
+    data: a folder in GLUE's layout, or tfds:glue.
+    folder: of the runs; finished ones are not made again.
+    recipe: of fine-tuning.
+    twin: fine-tune a model of the same sizes with random parameters too.
+
+  Raises:
+    UserError: a mistake in the data, or a folder with the runs of another evaluation.
+  """
+  tasks = find_tasks(data, folder / 'data', recipe.most)
+  _begin(model, data, folder, recipe, twin)
+  names = ('model', 'twin') if twin else ('model',)
+  columns = ['task', 'score']
+  for name in names:
+    columns += [name, f'{name}, deviation', f'{name}, rate']
+  rows = []
+  for task, files in tasks.items():
+    row = [task, glue.TASKS[f'glue/{task}'].metric]
+    for name in names:
+      rate, scores = _scores(task, str(folder / name), files, recipe, folder / f'{task}-{name}')
+      row += [statistics.mean(scores), statistics.stdev(scores) if len(scores) > 1 else None, rate]
+    rows.append(row)
+  means = [statistics.mean(row[i] for row in rows) for i in range(2, len(columns), 3)]
+  rows.append(['mean', ''] + [value for mean in means for value in (mean, None, None)])
+  return Report(recipe._asdict(), columns, rows, 'model')

@@ -1,0 +1,106 @@
+"""Masked-LM loss of a text: in nat a token, a word and a byte.
+
+Models with different vocabularies can be compared by the word and by the byte: the loss a token
+times the tokens of the text, over its words or bytes.
+"""
+
+from collections.abc import Iterator
+import functools
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import tqdm
+
+from bert_jax.data import corpus
+from bert_jax.data import inputs as inputs_lib
+from bert_jax.errors import require
+from bert_jax.evaluation.report import Report
+from bert_jax.inference import forward
+from bert_jax.inference.bert import Bert
+from bert_jax.model.encoder import Batch
+
+_BATCH_TOKENS = 8192
+
+
+def _pieces(bert: Bert, documents: Iterator[str], length: int) -> Iterator[list[int]]:
+  """The tokens of each document, cut into pieces that fill a row of `length` tokens."""
+  room = length - inputs_lib.special_tokens(bert.tokenizer, 1)
+  for document in documents:
+    ids = bert.tokenizer.encode_batch([document])[0]
+    yield from (ids[i:i + room] for i in range(0, len(ids), room))
+
+
+def _batches(bert: Bert, pieces: list[list[int]], length: int, rate: float,
+             seed: int) -> Iterator[tuple[Batch, np.ndarray, np.ndarray, np.ndarray]]:
+  """(batch [R, L], positions [R, M], targets [R, M], is_real [R, M]) with fixed masks.
+
+  The masks depend on the text, the rate and the seed alone. Each masked token becomes [MASK].
+  """
+  rng, rows = np.random.default_rng(seed), max(_BATCH_TOKENS // length, 1)
+  slots = max(1, math.ceil(rate * length))
+  for first in range(0, len(pieces), rows):
+    window = pieces[first:first + rows]
+    numbers = np.arange(len(window))
+    placed = inputs_lib.place([inputs_lib.join(bert.tokenizer, piece) for piece in window],
+                              numbers, numbers, rows=rows, length=length, slots=1,
+                              pad_id=bert.tokenizer.pad_id)
+    positions, is_real = np.zeros((2, rows, slots), np.int32)
+    for row, piece in enumerate(window):
+      chosen = 1 + rng.permutation(len(piece))[:max(1, round(rate * len(piece)))]
+      positions[row, :len(chosen)] = np.sort(chosen)
+      is_real[row, :len(chosen)] = 1
+    targets = np.take_along_axis(placed.ids, positions, axis=1)
+    masked = np.where(is_real, bert.tokenizer.mask_id, targets)
+    np.put_along_axis(placed.ids, positions, masked, axis=1)
+    yield Batch(placed.ids, placed.type_ids, placed.positions, placed.pair_index), positions, \
+        targets, is_real
+
+
+def evaluate(bert: Bert, source: str, *, rate: float = 0.15, max_len: int = 128,
+             seed: int = 0) -> Report:
+  """The masked-LM loss of the documents of text files.
+
+  Args:
+    bert: with a masked-LM head.
+    source: a glob of text files, a blank line between documents.
+    rate: fraction of the tokens of a row that are masked.
+    max_len: tokens of a row, special ones included.
+    seed: random seed of the masks.
+
+  Raises:
+    UserError: no masked-LM head, no text, or a rate or length that cannot be.
+  """
+  bert.require_head('mlm', 'masked-LM head')
+  require(0 < rate < 1, f'--rate={rate} must lie in (0, 1)')
+  require(8 <= max_len <= bert.config.max_positions,
+          f'--max_len={max_len} must be at least 8 and at most the {bert.config.max_positions} '
+          'positions of the model')
+  documents = [document for file in corpus.find_files(source)
+               for document in corpus.read_file(file, corpus.format_of(file, 'auto'), 'text')]
+  pieces = list(_pieces(bert, iter(documents), max_len))
+  require(bool(pieces), f'--data={source} holds no text')
+  loss_sum = jax.jit(functools.partial(_loss_sum, bert.config))
+  total = count = 0
+  batches = _batches(bert, pieces, max_len, rate, seed)
+  for *inputs, is_real in tqdm.tqdm(batches, unit=' batches', disable=None, leave=False):
+    total += float(loss_sum(bert.params, *inputs, is_real))
+    count += int(is_real.sum())
+  loss, tokens = total / count, sum(map(len, pieces))
+  units = {'token': tokens, 'word': sum(len(document.split()) for document in documents),
+           'byte': sum(len(document.encode()) for document in documents)}
+  rows = [[unit, number, loss * tokens / number, _exp(loss * tokens / number)]
+          for unit, number in units.items()]
+  facts = {'loss': loss, 'masked_tokens': count, 'rate': rate, 'max_len': max_len, 'seed': seed}
+  return Report(facts, ('unit', 'in the text', 'nat', 'perplexity'), rows[::-1], 'nat')
+
+
+def _exp(nat: float) -> float:
+  with np.errstate(over='ignore'):
+    return float(np.exp(nat))
+
+
+def _loss_sum(config: Any, params: Any, batch: Batch, positions, targets, is_real) -> jax.Array:
+  surprisals = forward.surprisals(config, params, batch, positions, targets)
+  return (surprisals * is_real).sum()

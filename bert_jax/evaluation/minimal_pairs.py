@@ -1,0 +1,112 @@
+"""Minimal pairs: how often a masked LM prefers the acceptable sentence (BLiMP).
+
+Warstadt et al. 2020, https://arxiv.org/abs/1912.00582. The score of a sentence is its
+pseudo-log-likelihood (Salazar et al. 2020, https://arxiv.org/abs/1910.14659): the sum of
+log P(token | the others) over its tokens, each of which is masked alone.
+"""
+
+from collections.abc import Sequence
+import functools
+import json
+import math
+import time
+from typing import Any, NamedTuple
+
+from etils import epath
+import numpy as np
+import tqdm
+
+from bert_jax.data import corpus
+from bert_jax.data.inputs import Input
+from bert_jax.evaluation.report import Report
+from bert_jax.inference import forward, json_lines
+from bert_jax.inference.bert import Bert
+from bert_jax.labelled import table
+
+_PAIRS_AT_ONCE = 512  # of a window: a kill loses the scores of one
+
+
+class Pair(NamedTuple):
+  """Two sentences that differ in one point of grammar."""
+
+  good: str
+  bad: str
+  paradigm: str
+  phenomenon: str
+
+
+def read(source: str) -> list[Pair]:
+  """The pairs of the JSON lines that a glob names, gzipped or not, in BLiMP's fields.
+
+  Raises:
+    UserError: a line without one of the fields.
+  """
+  return [Pair(*map(row.text, ('sentence_good', 'sentence_bad', 'UID', 'linguistics_term')))
+          for file in corpus.find_files(source) for row in table.read_jsonl(file)]
+
+
+def pseudo_log_likelihoods(bert: Bert, texts: Sequence[str]) -> np.ndarray:
+  """The pseudo-log-likelihood of each text in nat, [texts] float64.
+
+  The masked copies of all texts share packed rows.
+  """
+  rows, positions, targets, owners = [], [], [], []
+  for i, text in enumerate(texts):
+    row = bert.row(text)
+    for position in range(1, len(row.ids) - 1):
+      masked = list(row.ids)
+      masked[position] = bert.tokenizer.mask_id
+      rows.append(Input(masked, row.type_ids))
+      positions.append(position)
+      targets.append(row.ids[position])
+      owners.append(i)
+  surprisals = bert.per_text(rows, functools.partial(forward.surprisals, bert.config),
+                             np.array(positions), np.array(targets))
+  return -np.bincount(owners, surprisals, minlength=len(texts))
+
+
+def _score(bert: Bert, pairs: Sequence[Pair], path: epath.Path, job: dict[str, Any]):
+  """Writes the scores of all pairs to `path`, one JSON object each; goes on after a kill."""
+  with json_lines.partial(path, job) as (sink, before):
+    began = time.monotonic()
+    with tqdm.tqdm(total=len(pairs), initial=before.examples, unit=' pairs', disable=None) as bar:
+      for first in range(before.examples, len(pairs), _PAIRS_AT_ONCE):
+        window = pairs[first:first + _PAIRS_AT_ONCE]
+        scores = pseudo_log_likelihoods(bert, [text for pair in window for text in pair[:2]])
+        for pair, good, bad in zip(window, scores[::2].tolist(), scores[1::2].tolist()):
+          json_lines.write(sink, {'UID': pair.paradigm, 'good': good, 'bad': bad})
+        bar.update(len(window))
+    speed = (len(pairs) - before.examples) / (time.monotonic() - began)
+    print(f'{speed:,.0f} pairs a second', flush=True)
+
+
+def _row(name: str, is_right: Sequence[bool]) -> list[Any]:
+  accuracy = float(np.mean(is_right))
+  return [name, len(is_right), accuracy, math.sqrt(accuracy * (1 - accuracy) / len(is_right))]
+
+
+def evaluate(bert: Bert, source: str, path: epath.Path) -> Report:
+  """Accuracy by paradigm, by phenomenon and in all, with its standard error.
+
+  Args:
+    bert: with a masked-LM head.
+    source: a glob of files of pairs.
+    path: of the report; the scores of all pairs are in PATH.pairs.jsonl.
+  """
+  bert.require_head('mlm', 'masked-LM head')
+  pairs = read(source)
+  scores = path.with_suffix('.pairs.jsonl')
+  _score(bert, pairs, scores, {'model': json_lines.identity(bert.model), 'pairs': pairs})
+  lines = [json.loads(line) for line in scores.read_text().splitlines()]
+  is_right = np.array([line['good'] > line['bad'] for line in lines])
+  rows = []
+  for phenomenon in sorted({pair.phenomenon for pair in pairs}):
+    of = np.array([pair.phenomenon == phenomenon for pair in pairs])
+    paradigms = sorted({pair.paradigm for pair in pairs if pair.phenomenon == phenomenon})
+    rows += [_row(f'{phenomenon}: {name}', is_right[[pair.paradigm == name for pair in pairs]])
+             for name in paradigms]
+    if len(paradigms) > 1:
+      rows.append(_row(phenomenon, is_right[of]))
+  rows.append(_row('all', is_right))
+  return Report({'accuracy': rows[-1][2]}, ('pairs of', 'pairs', 'accuracy', 'standard error'),
+                rows, 'accuracy')

@@ -1,0 +1,77 @@
+"""The table that an evaluation ends in: for the terminal, and as JSON, Markdown and a picture."""
+
+from collections.abc import Sequence
+import json
+from typing import Any, NamedTuple
+
+from etils import epath
+
+
+class Report(NamedTuple):
+  """The result of a suite.
+
+  Attributes:
+    facts: about the evaluation, such as the number of pairs; written to the JSON file.
+    columns: names of the columns; the first holds names, the others numbers or None.
+    rows: of the table, the most important one last.
+    bars: the column that the picture shows.
+  """
+
+  facts: dict[str, Any]
+  columns: Sequence[str]
+  rows: Sequence[Sequence[Any]]
+  bars: str
+
+
+def _cell(value: Any) -> str:
+  if value is None:
+    return '-'
+  return f'{value:,.4g}' if isinstance(value, float) else f'{value:,}' if isinstance(
+      value, int) else str(value)
+
+
+def _cells(report: Report) -> list[list[str]]:
+  return [list(report.columns), *([_cell(value) for value in row] for row in report.rows)]
+
+
+def text(report: Report) -> str:
+  """The table in columns of equal width."""
+  cells = _cells(report)
+  widths = [max(map(len, column)) for column in zip(*cells)]
+  lines = []
+  for name, *numbers in cells:
+    aligned = [number.rjust(width) for number, width in zip(numbers, widths[1:])]
+    lines.append('  '.join([name.ljust(widths[0]), *aligned]).rstrip())
+  return '\n'.join(lines)
+
+
+def markdown(report: Report) -> str:
+  """The table in Markdown."""
+  head, *rows = _cells(report)
+  lines = [head, ['---'] * len(head), *rows]
+  return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
+
+
+def _draw(report: Report, path: epath.Path):
+  import matplotlib  # slow to import, and needed once at the end
+  matplotlib.use('Agg')
+  from matplotlib import pyplot as plt
+  column = list(report.columns).index(report.bars)
+  shown = [row for row in report.rows if row[column] is not None]
+  figure, axis = plt.subplots(figsize=(7, 0.8 + 0.28 * len(shown)), layout='constrained')
+  bars = axis.barh([str(row[0]) for row in shown], [row[column] for row in shown])
+  axis.bar_label(bars, [_cell(row[column]) for row in shown], padding=3)
+  axis.invert_yaxis()
+  axis.set(xlabel=report.bars)
+  axis.spines[['top', 'right']].set_visible(False)
+  with path.open('wb') as file:
+    figure.savefig(file, dpi=120, format='png')
+  plt.close(figure)
+
+
+def write(report: Report, path: epath.Path):
+  """Writes FILE.json, and the table beside it as FILE.md and FILE.png."""
+  rows = [dict(zip(report.columns, row)) for row in report.rows]
+  path.with_suffix('.md').write_text(markdown(report))
+  _draw(report, path.with_suffix('.png'))
+  path.write_text(json.dumps({**report.facts, 'rows': rows}, indent=2) + '\n')

@@ -1,0 +1,59 @@
+"""The suites of `bert_jax.evaluate`, and one evaluation from its flags to its files."""
+
+from typing import Any
+
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.evaluation import glue_suite, held_out_text, minimal_pairs, report
+from bert_jax.inference import bert as bert_lib
+from bert_jax.interop import load as load_lib
+
+# The options that each suite uses, beside the model and the data.
+SUITES = {
+    'minimal_pairs': (),
+    'masked_lm': ('rate', 'max_len', 'seed'),
+    'glue': ('seeds', 'rates', 'epochs', 'batch_size', 'max_len', 'most', 'twin'),
+}
+
+
+def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
+        step: int | None = None, allow_older: bool = False):
+  """Evaluates a model, prints the table and writes it to `output` (JSON), and as .md and .png.
+
+  Args:
+    model: a folder or a name, as `load` takes it.
+    suite: one of SUITES.
+    data: of the suite.
+    output: FILE.json.
+    options: those that were given; the suite must use each.
+    step: checkpoint of a workdir, as `load` takes it; so is `allow_older`.
+
+  Raises:
+    UserError: a mistake in the arguments or the data.
+  """
+  if suite not in SUITES:
+    wrong = f'--suite={suite} is unknown: use' if suite else 'give --suite, one of'
+    raise UserError(f'{wrong} {", ".join(SUITES)}')
+  for name, value in (('model', model), ('data', data), ('output', output)):
+    if not value:
+      raise UserError(f'give --{name}')
+  if not output.endswith('.json'):
+    raise UserError(f'--output={output} must end in .json')
+  for name in options:
+    if name not in SUITES[suite]:
+      raise UserError(f'--{name} has no effect here: --suite={suite} does not use it')
+  path = epath.Path(output)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  if suite == 'glue':
+    twin = options.pop('twin', False)
+    recipe = glue_suite.Recipe(**options)
+    result = glue_suite.evaluate(load_lib.load(model, step, allow_older), data,
+                                 path.with_suffix('.runs'), recipe, twin)
+  elif suite == 'masked_lm':
+    result = held_out_text.evaluate(bert_lib.load(model, step, allow_older), data, **options)
+  else:
+    result = minimal_pairs.evaluate(bert_lib.load(model, step, allow_older), data, path)
+  print(report.text(result))
+  facts = {'suite': suite, 'model': model, 'step': step, 'data': data, **result.facts}
+  report.write(result._replace(facts=facts), path)

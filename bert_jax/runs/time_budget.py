@@ -1,0 +1,95 @@
+"""Time as a budget: the number of steps that fit into `train_minutes`."""
+
+from collections.abc import Callable, Mapping
+import contextlib
+import time
+from typing import Any
+
+from flax import linen as nn
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from bert_jax import config as config_lib
+from bert_jax.data import loader
+from bert_jax.data import phases as phases_lib
+from bert_jax.errors import UserError
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.runs.job import Job
+from bert_jax.runtime import processes
+from bert_jax.training import optimizer as optimizer_lib
+from bert_jax.training import state as state_lib
+
+_WARM = 2  # steps before the clock starts: the first one compiles
+_LEAST, _MOST, _SECONDS = 3, 200, 10.0  # timed steps of each phase, and about their time
+_PROVISIONAL_STEPS = 1000  # of the schedule while we measure
+
+
+def fix_steps(config: ConfigDict, run_json: Mapping[str, Any],
+              make_job: Callable[[ConfigDict], Job], optimizer: optimizer_lib.OptimizerConfig,
+              mesh: Mesh) -> str:
+  """Sets `train_steps` and scales the phases, in place; returns a note for the user.
+
+  A run that has begun with the same minutes goes on with the steps in its run.json. All processes
+  call this together.
+
+  Raises:
+    UserError: the minutes hold fewer steps than the run has phases.
+  """
+  before = run_json.get('config', {})
+  if before.get('train_minutes') == config.train_minutes:
+    steps, speed = before['train_steps'], 'as measured when the run began'
+  else:
+    seconds = _seconds_per_step(config, make_job, optimizer, mesh)
+    steps, speed = int(60 * config.train_minutes / seconds), f'{seconds:.3g} s each'
+    if steps < max(len(config.phases), 1):
+      raise UserError(f'train_minutes={config.train_minutes} is too short: a step takes '
+                      f'{seconds:.3g} s')
+  _set_steps(config, steps)
+  return f'train_minutes={config.train_minutes:g} are {steps:,} steps, {speed}'
+
+
+def _set_steps(config: ConfigDict, steps: int):
+  with config.unlocked():
+    config.train_steps = steps
+    if config.phases:
+      config.phases = phases_lib.scaled(config.phases, steps)
+
+
+def _seconds_per_step(config: ConfigDict, make_job: Callable[[ConfigDict], Job],
+                      optimizer: optimizer_lib.OptimizerConfig, mesh: Mesh) -> float:
+  """The mean time of a step over the phases of the run."""
+  provisional = config.copy_and_resolve_references()
+  steps = max(_PROVISIONAL_STEPS, 2 * optimizer.warmup_steps)
+  _set_steps(provisional, steps)
+  job = make_job(provisional)
+  transform = optimizer_lib.make_optimizer(optimizer, steps)
+  init, abstract = state_lib.make_init(job.task, transform, mesh, config.sharding)
+  train_step = state_lib.make_train_step(
+      job.task, transform, mesh=mesh, preset=config.sharding, abstract=abstract, seed=config.seed,
+      accumulation=optimizer.accumulation)
+  state = init(state_lib.root_key(config.seed))
+  state = state._replace(frozen=state_lib.place(nn.unbox(job.task.frozen), abstract.frozen))
+  seconds = first_step = 0
+  for phase in config_lib.phases_of(provisional):
+    most = first_step + _WARM + 1 + _MOST
+    with contextlib.closing(loader.batches(job.data.rows, first_step, most)) as batches:
+      state = _run(train_step, state, batches, _WARM, mesh)[0]
+      state, probe = _run(train_step, state, batches, 1, mesh)
+      count = min(max(_LEAST, int(_SECONDS / probe)), _MOST)
+      state, timed = _run(train_step, state, batches, count, mesh)
+    seconds += timed / count * phase.steps / steps
+    first_step += phase.steps
+  return seconds
+
+
+def _run(train_step, state: state_lib.TrainState, batches, count: int,
+         mesh: Mesh) -> tuple[state_lib.TrainState, float]:
+  """(state after `count` steps, the seconds they took in the slowest process)."""
+  began = time.monotonic()
+  for _ in range(count):
+    state, metrics = train_step(state, mesh_lib.put_batch(next(batches), mesh))
+    if jax.default_backend() == 'cpu':  # it is host and device, as in the training loop
+      jax.block_until_ready(metrics)
+  jax.block_until_ready(metrics)
+  return state, max(processes.gathered(time.monotonic() - began))

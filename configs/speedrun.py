@@ -1,0 +1,31 @@
+"""The best encoder for given minutes: a small ModernBERT with Muon, on at most 10M words.
+
+  bash launch/speedrun.sh --text='corpus/*.txt.gz' --minutes=30
+
+The script prepares the text, trains for the minutes and scores the model; docs/speedrun.md has
+figures. On an accelerator the model has about the size of the small GPT-BERT (12 layers of 384,
+Charpentier and Samuel 2024, arXiv:2410.24159), on a CPU 4 layers of 256.
+"""
+
+from bert_jax import config
+from bert_jax.model.modern import ModernConfig
+from bert_jax.runtime import host
+
+
+def get_config():
+  """Muon, 30% masked, whole rows of text."""
+  on_cpu = not host.has_accelerator()
+  layers, width, heads, rows = (4, 256, 4, 32) if on_cpu else (13, 384, 6, 256)
+  c = config.pretraining(ModernConfig(
+      vocab_size=8192, num_layers=layers, hidden_size=width, num_heads=heads,
+      intermediate_size=3 * width // 2, max_positions=512, local_window=128, dtype='auto',
+      classifier_pooling='mean', scan_unroll=layers))
+  c.train_steps, c.train_minutes = 0, 30.0
+  c.phases, c.max_len, c.batch_size = (), 128, rows
+  c.data.sequences, c.data.heldout = 'full_sentences', 0.01
+  c.masking.rate = 0.3
+  c.optimizer.name, c.optimizer.learning_rate = 'muon', 3e-3
+  c.optimizer.warmup_steps, c.optimizer.warmup_ratio = 0, 0.05
+  c.log_every, c.eval_every, c.checkpoint_every = 50, 500, 250
+  c.keep_checkpoints = 1000
+  return c

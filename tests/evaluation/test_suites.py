@@ -1,0 +1,228 @@
+"""Evaluations: scores equal PyTorch's, hand-computed tables, resumption, mistakes."""
+
+import gzip
+import json
+import math
+
+from etils import epath
+import numpy as np
+import pytest
+import torch
+
+import bert_jax
+from bert_jax.errors import UserError
+from bert_jax.evaluation import glue_suite, held_out_text, minimal_pairs, report, suites
+from bert_jax.interop import load, native
+from tests.interop import torch_bert
+
+
+@pytest.fixture(scope='module')
+def model(tmp_path_factory):
+  """(folder, PyTorch's model) of a random tiny BERT of 64 positions."""
+  folder = tmp_path_factory.mktemp('model')
+  theirs = torch_bert.make('BertForMaskedLM', folder, max_position_embeddings=64)
+  return str(folder), theirs
+
+
+def write_pairs(path, count: int):
+  rng = np.random.default_rng(0)
+  lines = []
+  for i in range(count):
+    words = [f'w{n}' for n in rng.integers(0, 900, rng.integers(3, 20))]
+    other = [*words]
+    other[int(rng.integers(len(words)))] = 'w901'
+    lines.append(json.dumps({
+        'sentence_good': ' '.join(words), 'sentence_bad': ' '.join(other),
+        'UID': f'paradigm{i % 3}', 'linguistics_term': 'first' if i % 3 else 'second'}))
+  path.write_bytes(gzip.compress(('\n'.join(lines) + '\n').encode()))
+  return [json.loads(line) for line in lines]
+
+
+def torch_score(theirs, ids: list[int], mask_id: int) -> float:
+  copies = torch.tensor([ids] * (len(ids) - 2))
+  places = torch.arange(1, len(ids) - 1)
+  copies[torch.arange(len(copies)), places] = mask_id
+  with torch.no_grad():
+    logits = theirs(copies).logits[torch.arange(len(copies)), places]
+  return torch.log_softmax(logits, -1)[torch.arange(len(copies)), torch.tensor(ids[1:-1])].sum(
+      ).item()
+
+
+def test_pairs_are_scored_as_by_pytorch(model, tmp_path):
+  folder, theirs = model
+  lines = write_pairs(tmp_path / 'pairs.jsonl.gz', 200)
+  suites.run(folder, 'minimal_pairs', str(tmp_path / 'pairs.jsonl.gz'),
+             str(tmp_path / 'out.json'), {})
+  scores = [json.loads(x) for x in (tmp_path / 'out.pairs.jsonl').read_text().splitlines()]
+  bert, right = bert_jax.from_pretrained(folder), {}
+  for line, score in zip(lines, scores, strict=True):
+    good, bad = (torch_score(theirs, list(bert.row(line[f'sentence_{x}']).ids),
+                             bert.tokenizer.mask_id) for x in ('good', 'bad'))
+    assert abs(score['good'] - good) < 1e-4 and abs(score['bad'] - bad) < 1e-4
+    for name in (f'{line["linguistics_term"]}: {line["UID"]}', 'all'):
+      right.setdefault(name, []).append(good > bad)
+  written = json.loads((tmp_path / 'out.json').read_text())
+  rows = {row['pairs of']: row for row in written['rows']}
+  assert set(rows) == {*right, 'first'} and written['rows'][-1]['pairs of'] == 'all'
+  for name, of in right.items():
+    p = np.mean(of)
+    assert rows[name]['pairs'] == len(of) and rows[name]['accuracy'] == pytest.approx(p)
+    assert rows[name]['standard error'] == pytest.approx(math.sqrt(p * (1 - p) / len(of)))
+  assert (tmp_path / 'out.md').read_text().count('\n') == 2 + len(rows)
+  assert (tmp_path / 'out.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_a_killed_evaluation_goes_on(model, tmp_path, monkeypatch):
+  folder, _ = model
+  write_pairs(tmp_path / 'pairs.jsonl.gz', 30)
+  monkeypatch.setattr(minimal_pairs, '_PAIRS_AT_ONCE', 8)
+  arguments = (folder, 'minimal_pairs', str(tmp_path / 'pairs.jsonl.gz'))
+  suites.run(*arguments, str(tmp_path / 'whole.json'), {})
+  score, calls = minimal_pairs.pseudo_log_likelihoods, []
+
+  def killed_at_the_third(bert, texts):
+    calls.append(len(texts))
+    if len(calls) == 3:
+      raise KeyboardInterrupt
+    return score(bert, texts)
+
+  monkeypatch.setattr(minimal_pairs, 'pseudo_log_likelihoods', killed_at_the_third)
+  with pytest.raises(KeyboardInterrupt):
+    suites.run(*arguments, str(tmp_path / 'out.json'), {})
+  suites.run(*arguments, str(tmp_path / 'out.json'), {})
+  assert calls == [16, 16, 16, 16, 12]  # two windows were scored before the kill, two after
+  assert (tmp_path / 'out.pairs.jsonl').read_text() == (tmp_path / 'whole.pairs.jsonl').read_text()
+
+
+def test_the_loss_of_a_text_is_pytorchs(model, tmp_path):
+  folder, theirs = model
+  words = [f'w{n}' for n in np.random.default_rng(1).integers(0, 900, 150)]
+  text = ' '.join(words[:100]) + '\n\n' + ' '.join(words[100:])
+  (tmp_path / 'text.txt').write_text(text)
+  bert = bert_jax.from_pretrained(folder)
+  result = held_out_text.evaluate(bert, str(tmp_path / 'text.txt'), rate=0.2, max_len=32)
+  pieces = list(held_out_text._pieces(bert, iter(text.split('\n\n')), 32))
+  assert [len(piece) for piece in pieces] == [30, 30, 30, 10, 30, 20]
+  total = count = 0
+  for batch, positions, targets, is_real in held_out_text._batches(bert, pieces, 32, 0.2, 0):
+    for row, piece in enumerate(pieces):
+      n = len(piece) + 2
+      chosen = positions[row][is_real[row] > 0]
+      assert len(set(chosen)) == len(chosen) == round(0.2 * len(piece))
+      with torch.no_grad():
+        logits = theirs(torch.tensor(batch.ids[row:row + 1, :n].astype(np.int64))).logits[0]
+      gold = torch.tensor(targets[row][is_real[row] > 0].astype(np.int64))
+      assert (batch.ids[row][chosen] == bert.tokenizer.mask_id).all()
+      assert gold.tolist() == [piece[i - 1] for i in chosen]
+      total -= torch.log_softmax(logits[torch.tensor(chosen)], -1)[
+          torch.arange(len(chosen)), gold].sum().item()
+      count += len(chosen)
+  assert result.facts['loss'] == pytest.approx(total / count, abs=1e-5)
+  loss = {unit: (number, nat) for unit, number, nat, _ in result.rows}
+  assert loss['word'] == (150, pytest.approx(total / count))  # each word is a token here
+  size = len(text.replace('\n\n', '').encode())
+  assert loss['byte'] == (size, pytest.approx(total / count * 150 / size))
+
+
+def test_tables():
+  result = report.Report({}, ('name', 'score', 'n'), [['a', 0.51234, 1200], ['bb', None, 3]],
+                         'score')
+  assert report.text(result) == 'name   score      n\na     0.5123  1,200\nbb         -      3'
+  assert report.markdown(result).splitlines()[2] == '| a | 0.5123 | 1,200 |'
+
+
+def write_task(rows: int, seed: int):
+  """A task like SST-2: the word w1 is positive, w2 negative."""
+  rng = np.random.default_rng(seed)
+  lines = ['sentence\tlabel']
+  for _ in range(rows):
+    label = int(rng.integers(2))
+    words = [f'w{n}' for n in rng.integers(10, 900, 5)]
+    words[int(rng.integers(5))] = f'w{2 - label}'
+    lines.append(f'{" ".join(words)}\t{label}')
+  return '\n'.join(lines) + '\n'
+
+
+@pytest.fixture
+def glue(tmp_path):
+  """A folder of GLUE with one task."""
+  data = tmp_path / 'glue' / 'SST-2'
+  data.mkdir(parents=True)
+  (data / 'train.tsv').write_text(write_task(60, 0))
+  (data / 'dev.tsv').write_text(write_task(20, 1))
+  return data.parent
+
+
+def test_glue_chooses_on_a_part_of_train_and_reports_dev(model, glue, tmp_path, monkeypatch):
+  apart = {('model', 1e-3): (0.6, 0.8), ('model', 1e-5): (0.7, 0.6),  # of seeds 0 and 1
+           ('twin', 1e-3): (0.5, 0.5), ('twin', 1e-5): (0.5, 0.6)}
+  dev = {('model', 1e-3): (0.5, 0.7), ('model', 1e-5): (0.9, 0.9),  # better, but not chosen
+         ('twin', 1e-3): (0.9, 0.9), ('twin', 1e-5): (0.25, 0.5)}
+
+  def fine_tune(task, source, files, recipe, rate, seed, workdir):
+    name = 'twin' if source.endswith('twin') else 'model'
+    assert task == 'sst2' and files.dev == str(glue / 'SST-2/dev.tsv')
+    return apart[name, rate][seed], dev[name, rate][seed]
+
+  monkeypatch.setattr(glue_suite, '_fine_tune', fine_tune)
+  options = {'seeds': 2, 'rates': (1e-3, 1e-5), 'twin': True}
+  suites.run(model[0], 'glue', str(glue), str(tmp_path / 'out.json'), options)
+  row, mean = json.loads((tmp_path / 'out.json').read_text())['rows']
+  assert (row['task'], row['score']) == ('sst2', 'accuracy')
+  assert (row['model'], row['model, rate']) == (pytest.approx(0.6), 1e-3)
+  assert row['model, deviation'] == pytest.approx(0.1 * 2 ** 0.5)
+  assert (row['twin'], row['twin, rate']) == (pytest.approx(0.375), 1e-5)
+  assert mean['model'] == row['model'] and mean['twin'] == row['twin']
+  split = tmp_path / 'out.runs/data/sst2'
+  train, rest = ((split / f'{name}.tsv').read_text().splitlines()[1:]
+                 for name in ('train', 'apart'))
+  assert len(train) == 54 and len(rest) == 6
+  assert sorted(train + rest) == sorted((glue / 'SST-2/train.tsv').read_text().splitlines()[1:])
+
+
+def test_glue_fine_tunes_and_makes_finished_runs_once(model, glue, tmp_path, monkeypatch):
+  options = {'seeds': 1, 'rates': (3e-3,), 'epochs': 2.0, 'batch_size': 8, 'max_len': 16}
+  arguments = (model[0], 'glue', str(glue), str(tmp_path / 'out.json'), options)
+  suites.run(*arguments)
+  workdir = tmp_path / 'out.runs/sst2-model/0.003-0'
+  lines = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+  best = max((line for line in lines if 'eval_accuracy' in line),
+             key=lambda line: line['eval_accuracy'])
+  dev, = (value for name, value in best.items() if name.startswith('eval_accuracy_'))
+  report_before = (tmp_path / 'out.json').read_text()
+  assert json.loads(report_before)['rows'][0]['model'] == dev
+  monkeypatch.setattr(glue_suite.run, 'run', None)
+  suites.run(*arguments)
+  assert (tmp_path / 'out.json').read_text() == report_before
+  with pytest.raises(UserError, match='out.runs holds the runs of another model, recipe'):
+    suites.run(*arguments[:4], options | {'epochs': 3.0})
+
+
+def test_mistakes(model, tmp_path):
+  folder, _ = model
+  good = tmp_path / 'pairs.jsonl'
+  good.write_text('{"sentence_good": "a", "sentence_bad": "b", "UID": "u"}\n')
+  (tmp_path / 'glue/CoLA').mkdir(parents=True)
+  (tmp_path / 'glue/CoLA/train.tsv').write_text('x\t1\t\ta\n')
+  (tmp_path / 'empty').mkdir()
+  out = str(tmp_path / 'out.json')
+  for arguments, message in (
+      ((folder, 'blimp', 'x', out, {}), '--suite=blimp is unknown: use minimal_pairs, masked_lm'),
+      ((folder, '', 'x', out, {}), 'give --suite, one of'),
+      ((folder, 'glue', '', out, {}), 'give --data'),
+      ((folder, 'glue', 'x', 'out', {}), '--output=out must end in .json'),
+      ((folder, 'minimal_pairs', 'x', out, {'rate': 0.2}), '--rate has no effect here'),
+      ((folder, 'minimal_pairs', str(good), out, {}),
+       f"{good}, line 1: no column 'linguistics_term'"),
+      ((folder, 'minimal_pairs', '/nowhere', out, {}), 'matches no file'),
+      ((folder, 'masked_lm', str(good), out, {'rate': 1.5}), '--rate=1.5 must lie in'),
+      ((folder, 'masked_lm', str(good), out, {'max_len': 65}), '--max_len=65 must be at least 8'),
+      ((folder, 'glue', str(tmp_path / 'glue'), out, {}), 'CoLA lacks dev.tsv'),
+      ((folder, 'glue', str(tmp_path / 'empty'), out, {}), 'holds no task of GLUE'),
+      ((folder, 'glue', '/nowhere', out, {}), '--data=/nowhere is no folder')):
+    with pytest.raises(UserError, match=message.replace('(', r'\(')):
+      suites.run(*arguments)
+  headless = tmp_path / 'headless'
+  native.save(glue_suite.twin_of(load.load(folder)), epath.Path(headless))
+  with pytest.raises(UserError, match='this model has no masked-LM head'):
+    suites.run(str(headless), 'minimal_pairs', str(good), out, {})
