@@ -21,6 +21,7 @@ _SIDE = flags.DEFINE_enum('side', None, _SIDES, 'Which peer.', required=True)
 _ROWS = flags.DEFINE_string('rows', None, 'What `benchmarks.train` wrote.', required=True)
 _SIZES = flags.DEFINE_list('sizes', None, 'Layers, width, heads.', required=True)
 _DEVICE = flags.DEFINE_string('device', 'cpu', 'cpu or cuda.')
+_ATTENTION_DROPOUT = flags.DEFINE_float('attention_dropout', 0.1, "Of PyTorch's model.")
 _RATE = 1e-4
 
 
@@ -35,7 +36,8 @@ def _torch(rows: dict[str, np.ndarray]):
   import torch
   import transformers
   device, side = _DEVICE.value, _SIDE.value
-  config = transformers.BertConfig(**_sizes())
+  config = transformers.BertConfig(
+      **_sizes(), attention_probs_dropout_prob=_ATTENTION_DROPOUT.value)
   torch.manual_seed(0)
   model = transformers.BertForPreTraining(config).to(device).train()
   optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, fused=True)

@@ -32,8 +32,8 @@ from benchmarks import train_steps, turns
 from bert_jax import config as config_lib
 from bert_jax.parallel import mesh as mesh_lib
 
-_TEXT = flags.DEFINE_string('text', None, 'Glob of text files.', required=True)
-_VOCAB = flags.DEFINE_string('vocab', None, 'vocab.txt of 30,522 pieces.', required=True)
+_TEXT = flags.DEFINE_string('text', None, 'Glob of text files, or token records.', required=True)
+_VOCAB = flags.DEFINE_string('vocab', '', 'vocab.txt of 30,522 pieces; records have theirs.')
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for rows and figures.', required=True)
 _SIZES = flags.DEFINE_list('sizes', ['tiny', 'base'], 'Models.')
 _LENGTHS = flags.DEFINE_list('lengths', ['128'], 'Tokens in a row.')
@@ -41,6 +41,8 @@ _BATCH = flags.DEFINE_integer('batch', 8, 'Rows of a step.')
 _DTYPE = flags.DEFINE_string('dtype', 'float32', 'Of bert_jax: float32, bfloat16.')
 _SIDES = flags.DEFINE_list('sides', ['torch', 'torch_full', 'torch_bf16', 'torch_bf16_full', 'flax',
                                      'keras'], 'Peers; also torch_compile, torch_packed.')
+_ATTENTION_DROPOUT = flags.DEFINE_float('attention_dropout', 0.1, 'Of bert_jax and torch.')
+_UNROLL = flags.DEFINE_integer('scan_unroll', 0, 'Layers in each turn of the scan; 0 = all.')
 _ROUNDS = flags.DEFINE_integer('rounds', 5, 'Turns of each side.')
 _STEPS = flags.DEFINE_integer('steps', 4, 'Steps in a turn that are counted.')
 _PYTHONS = {
@@ -74,7 +76,10 @@ def _start(size: str, length: int, workdir: epath.Path) -> dict[str, turns.Side]
   run = {'size': size, 'workdir': str(workdir), 'config': {
       'model.vocab_size': 30_522, 'model.dtype': _DTYPE.value, 'phases': (),
       'train_steps': 100_000, 'max_len': length, 'batch_size': _BATCH.value,
-      'data.source': _TEXT.value, 'data.vocab': _VOCAB.value}}
+      'data.source': _TEXT.value, 'data.vocab': _VOCAB.value,
+      'model.attention_dropout': _ATTENTION_DROPOUT.value}}
+  if _UNROLL.value:
+    run['config']['model.scan_unroll'] = _UNROLL.value
   (workdir / 'run.json').write_text(json.dumps(run))
   rows, tokens = {}, {}
   for name, pack in (('packed', True), ('padded', False)):
@@ -90,7 +95,8 @@ def _start(size: str, length: int, workdir: epath.Path) -> dict[str, turns.Side]
     python = _PYTHONS[side].value if side in _PYTHONS else sys.executable
     sides[side] = turns.Side(
         [python, '-m', 'benchmarks.peers', f'--side={side}', f'--rows={rows[name]}',
-         f'--sizes={layers},{width},{width // 64}', f'--device={device}'], tokens[name])
+         f'--sizes={layers},{width},{width // 64}', f'--device={device}',
+         f'--attention_dropout={_ATTENTION_DROPOUT.value}'], tokens[name])
   return sides
 
 

@@ -30,7 +30,8 @@ def commands(script, *arguments) -> list[list[str]]:
 
 def test_shellcheck():
   shellcheck = pathlib.Path(sys.executable).parent / 'shellcheck'
-  scripts = sorted(str(path.relative_to(ROOT)) for path in (ROOT / 'launch').glob('*.sh'))
+  scripts = sorted(str(path.relative_to(ROOT)) for folder in ('launch', 'benchmarks')
+                   for path in (ROOT / folder).glob('*.sh'))
   assert len(scripts) >= 8
   done = subprocess.run([shellcheck, '-x', *scripts], cwd=ROOT, text=True, capture_output=True)
   assert not done.stdout + done.stderr

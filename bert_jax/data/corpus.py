@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import zlib
 
 from etils import epath
-import sentencex
 
 from bert_jax.data import builtin
 from bert_jax.errors import Failed, UserError, require, require_choice
@@ -86,6 +85,7 @@ class Settings:
     WikiText separates its tokens by spaces, so a sentence ends at ` . `. Its marks around hyphens
     and commas inside words and numbers are removed.
     """
+    import sentencex  # training on token records does without it
     is_wikitext = self.format == 'wikitext'
     if is_wikitext:
       for mark in '-,.':

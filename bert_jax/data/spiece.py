@@ -12,7 +12,6 @@ import unicodedata
 from etils import epath
 from google.protobuf import empty_pb2, unknown_fields
 import numpy as np
-import sentencepiece
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
@@ -80,6 +79,7 @@ class SentencePiece(Tokenizer):
             'sep': ('[SEP]', '<sep>'), 'mask': ('[MASK]', '<mask>')}
 
   def __init__(self, model: bytes, cleaning: Cleaning = Cleaning()):
+    import sentencepiece  # other tokenisers do without it
     self._model, self._cleaning = model, cleaning
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     self._size = self._processor.get_piece_size()

@@ -5,7 +5,6 @@ import io
 
 from etils import epath
 import numpy as np
-import sentencepiece
 from tokenizers import trainers
 
 from bert_jax.data import bpe
@@ -53,6 +52,7 @@ def train(kind: str, texts: Callable[[], Iterable[str]], vocab_size: int,
     return _train_wordpiece(texts, vocab_size, lowercase)
   if kind == 'bpe':
     return bpe.train(texts, vocab_size, lowercase)
+  import sentencepiece  # other tokenisers do without it
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(

@@ -9,7 +9,6 @@ from typing import Any
 
 from etils import epath
 import jax
-import tensorboardX
 from tqdm import auto as tqdm
 
 from bert_jax.errors import UserError
@@ -60,6 +59,16 @@ def _decimal(value: float | None) -> str:
   return '-' if value is None else f'{value:.3f}'
 
 
+def _open_board(folder: epath.Path, first_step: int) -> Any:
+  """The writer of TensorBoard's files; None where tensorboardX is not installed."""
+  try:
+    import tensorboardX
+  except ImportError:
+    console.print_lines([('note', 'tensorboardX is not installed: no files for TensorBoard')])
+    return None
+  return tensorboardX.SummaryWriter(str(folder), purge_step=first_step + 1)
+
+
 class MetricsLog:
   """Writes the metrics of a run; in all processes but the first, every method does nothing.
 
@@ -76,8 +85,7 @@ class MetricsLog:
     self._path = workdir / 'metrics.jsonl'
     truncate_metrics(self._path, first_step)
     self._file = self._path.open('a')
-    self._board = tensorboardX.SummaryWriter(str(workdir / 'tensorboard'),
-                                             purge_step=first_step + 1)
+    self._board = _open_board(workdir / 'tensorboard', first_step)
     self._bar = _Bar(
         total=last_step, initial=first_step, unit=' steps', disable=None, dynamic_ncols=True,
         smoothing=0.05,
@@ -128,7 +136,7 @@ class MetricsLog:
              for name, value in metrics.items()}
     self._write_line({'step': step, **plain})
     for name, value in plain.items():
-      if isinstance(value, int | float):
+      if self._board and isinstance(value, int | float):
         tag = 'eval/' + name[5:] if name.startswith('eval_') else 'train/' + name
         self._board.add_scalar(tag, value, step)
 
@@ -138,14 +146,15 @@ class MetricsLog:
 
   def flush(self):
     """Writes the events of TensorBoard that are buffered."""
-    if self._active:
+    if self._active and self._board:
       self._board.flush()
 
   def close(self):
     if self._active:
       self._bar.close()
       self._file.close()
-      self._board.close()
+      if self._board:
+        self._board.close()
 
 
 def _draw_curves(lines: list[dict[str, Any]], path: epath.Path):
