@@ -99,6 +99,7 @@ _FLOATS = ('0.1', '0.5', '0.9', '1', '1e-3', '2')
 _HOSTILE_FLOATS = ('0', '-1', 'nan', 'inf', '-inf', '1e300', '1e-300', '1.0000001', 'x', '')
 # Numbers that are honoured, but take hours or all memory.
 _COSTLY = {'train_steps': 64, 'batch_size': 64, 'max_len': 512, 'train_epochs': 100,
+           'train_minutes': 0.05,
            'data.loader_workers': 2, 'masking.max_predictions': 64, 'optimizer.accumulation': 8,
            'model.*': 512}
 
@@ -203,7 +204,8 @@ def _unused(config: str, overrides: dict[str, str], run: dict[str, Any]) -> str:
     value = run['config']
     for part in name.split('.'):
       value = value.get(part) if isinstance(value, dict) else None
-    resolved = {'eval_every': ('0',), 'checkpoint_every': ('0',), 'keep_best': ('auto',),
+    resolved = {'train_steps': ('0',), 'eval_every': ('0',), 'checkpoint_every': ('0',),
+                'keep_best': ('auto',),
                 'init_from': (), 'model.dtype': ('auto',),
                 'model.vocab_size': (text,)}  # at most that: a trained one
     if text in resolved.get(name, ()):
