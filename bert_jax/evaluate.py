@@ -21,7 +21,8 @@ _OPTIONS = {
                                'glue: learning rates to choose from.'),
     'epochs': flags.DEFINE_float('epochs', 3.0, 'glue: passes over the training examples.'),
     'batch_size': flags.DEFINE_integer('batch_size', 32, 'glue: examples of a step.'),
-    'most': flags.DEFINE_integer('most', 0, 'glue: training examples of a task; 0 = all.'),
+    'most': flags.DEFINE_integer('most', 0, 'glue: training examples of a task; 0 = all.',
+                                 lower_bound=0),
     'twin': flags.DEFINE_bool('twin', False, 'glue: a model with random parameters beside it.'),
 }
 flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help

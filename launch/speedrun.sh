@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The best encoder for given minutes: bash launch/speedrun.sh --text='corpus/*.txt.gz' \
-#   --held_out='held_out/*.txt' [--pairs='blimp/*.jsonl'] [--glue=GLUE] [--minutes=30] [--workdir=DIR]
+# The best encoder for given minutes:
+#   bash launch/speedrun.sh --text='corpus/*.txt.gz' --held_out='held_out/*.txt' \
+#     [--pairs='blimp/*.jsonl'] [--glue=GLUE] [--minutes=30] [--workdir=runs/speedrun]
 # Makes .venv, installs, prepares at most 10M words of the text, trains configs/speedrun.py, and ends
 # in a table of scores and a picture of loss over minutes. Run again, it goes on where it was.
 # shellcheck source=launch/venv.sh

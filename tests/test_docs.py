@@ -87,7 +87,7 @@ def finetuning(line, workdir, tmp_path):
 
 
 def evaluation(line, tmp_path, corpus_file):
-  """A command of `evaluate` on made files."""
+  """A command of `evaluate` or of the speedrun on made files."""
   pair = {'sentence_good': 'the king runs', 'sentence_bad': 'the king run', 'UID': 'agreement',
           'linguistics_term': 'verbs'}
   (tmp_path / 'pairs.jsonl').write_text(json.dumps(pair) + '\n')
@@ -96,8 +96,11 @@ def evaluation(line, tmp_path, corpus_file):
     (tmp_path / f'GLUE/SST-2/{name}.tsv').write_text(
         'sentence\tlabel\n' + 'the king\t1\na tree\t0\n' * 8)
   for name, path in (("'blimp/*.jsonl'", f'{tmp_path}/pairs.jsonl'), ('=GLUE', f'={tmp_path}/GLUE'),
-                     ("'held_out/*.txt'", corpus_file), ('=scores/', f'={tmp_path}/scores/')):
+                     ("'held_out/*.txt'", corpus_file), ("'corpus/*.txt.gz'", corpus_file),
+                     ('=scores/', f'={tmp_path}/scores/')):
     line = line.replace(name, path)
+  if 'speedrun' in line:
+    return line + f' --minutes=0.05 --words=3000 --workdir={tmp_path}/speedrun'
   return line + ' --rates=1e-4 --seeds=1 --epochs=1 --batch_size=8' * ('glue' in line)
 
 
@@ -126,7 +129,7 @@ def test_command(line, run, workdir, tmp_path, corpus_file, fine_tuned):
     (workdir / 'exported').mkdir(exist_ok=True)
   if '--view' in line:  # words that the small vocabulary knows
     line = line.replace('list,string', 'the,a').replace('file', 'the')
-  if 'bert_jax.evaluate' in line:
+  if 'bert_jax.evaluate' in line or 'speedrun.sh' in line:
     line = evaluation(line, tmp_path, corpus_file)
   line = line.replace('=5e-5,3e-5', '=5e-5').replace('seed=0,1,2', 'seed=0')
   if re.search('configs/(sequence|token|question|multiple)_', line):
@@ -134,7 +137,7 @@ def test_command(line, run, workdir, tmp_path, corpus_file, fine_tuned):
   elif 'bert_jax.plan' in line:
     line = line.replace('v5e:4x4', 'local') + " --config.model.num_layers=1 --config.phases='()'"
     line += ''.join(f' --config.{name}={value}' for name, value in SMALL.items())
-  elif line.startswith('bash launch/'):
+  elif line.startswith('bash launch/') and 'speedrun' not in line:
     line = line.replace('.sh ', '.sh --dry-run ', 1)
   elif 'bert_jax.main' in line or 'supervise.py' in line:
     replaced = re.compile(r'--(workdir|config\.(data|mesh|phases))')

@@ -18,6 +18,7 @@ import tqdm
 
 from bert_jax.data import corpus
 from bert_jax.data.inputs import Input
+from bert_jax.errors import require
 from bert_jax.evaluation.report import Report
 from bert_jax.inference import forward, json_lines
 from bert_jax.inference.bert import Bert
@@ -39,10 +40,12 @@ def read(source: str) -> list[Pair]:
   """The pairs of the JSON lines that a glob names, gzipped or not, in BLiMP's fields.
 
   Raises:
-    UserError: a line without one of the fields.
+    UserError: a line without one of the fields, or no line.
   """
-  return [Pair(*map(row.text, ('sentence_good', 'sentence_bad', 'UID', 'linguistics_term')))
-          for file in corpus.find_files(source) for row in table.read_jsonl(file)]
+  pairs = [Pair(*map(row.text, ('sentence_good', 'sentence_bad', 'UID', 'linguistics_term')))
+           for file in corpus.find_files(source) for row in table.read_jsonl(file)]
+  require(bool(pairs), f'--data={source} holds no pair')
+  return pairs
 
 
 def pseudo_log_likelihoods(bert: Bert, texts: Sequence[str]) -> np.ndarray:
