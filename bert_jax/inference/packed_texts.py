@@ -15,7 +15,8 @@ from bert_jax.data import packing
 from bert_jax.data.inputs import Input
 from bert_jax.model.encoder import Batch
 
-_MOST_TEXTS = 16  # upper bound on the texts in a row (P)
+# Bounds on the slots of a row (P). A head costs as much for an empty slot as for a text.
+_FEWEST_SLOTS, _MOST_SLOTS = 4, 16
 _SHARED_LENGTH = 64  # texts up to this length share rows of this length
 _SHORTEST_ROW = 32
 
@@ -52,13 +53,14 @@ def pack(inputs: Sequence[Input], pad_id: int, longest: int, tokens: int) -> Ite
   while left.size:  # long rows come first: short texts fill the rest of them
     power = min(_power(int(lengths[left].max())), longest)
     length = max(power, min(_SHORTEST_ROW, longest))
-    row_of, count = packing.pack(lengths[left], length, _MOST_TEXTS,
+    row_of, count = packing.pack(lengths[left], length, _MOST_SLOTS,
                                  fillers=power // 2 if power > _SHARED_LENGTH else 0)
     members, left, row_of = left[row_of >= 0], left[row_of < 0], row_of[row_of >= 0]
     step = max(tokens // length, 1)
     rows = count - count % step + _rows(count % step)
-    placed = inputs_lib.place(inputs, members, row_of, rows=rows, length=length,
-                              slots=_MOST_TEXTS, pad_id=pad_id)
+    slots = max(_power(int(np.bincount(row_of).max())), _FEWEST_SLOTS)
+    placed = inputs_lib.place(inputs, members, row_of, rows=rows, length=length, slots=slots,
+                              pad_id=pad_id)
     batch = Batch(placed.ids, placed.type_ids, placed.positions, placed.pair_index)
     for i in range(0, rows, step):
       yield jax.tree.map(lambda x: x[i:i + step], Packed(batch, placed.starts, placed.index))
