@@ -28,7 +28,7 @@ for part in "${parts[@]}"; do
   left=$((60 * ${MINUTES:-9} - SECONDS))
   # In turns with PyTorch, compiled: padded rows as its users have them, and identical ones.
   steps=(benchmarks.train "--text=$records" "--workdir=$out/$part" --dtype=bfloat16 --rounds=3
-    "--steps=${STEPS:-10}" "--sides=${PEERS:-torch_compile,torch_packed}")
+    "--steps=${STEPS:-10}" "--sides=torch_compile,torch_packed")
   flags="${XLA_FLAGS:-}"
   case "$part" in
     versions) command=(benchmarks.gpu_versions "--output=$out/versions.json") ;;

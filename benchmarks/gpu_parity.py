@@ -119,10 +119,10 @@ def main(_):
       for name, (dtype, path) in _PATHS.items():
         if path == 'cudnn' and not on_gpu:
           continue
-        found = _distances(_results(ours, arrays, dtype, path), reference)
-        bounds = {x: 1e-4 if dtype == 'float32' else 2 * half[x] for x in found}
-        within = all(found[x] <= bounds[x] for x in ('logits', 'gradients'))
-        lines.append({'length': length, 'path': name, **found, 'within': within})
+        distances = _distances(_results(ours, arrays, dtype, path), reference)
+        bounds = {x: 1e-4 if dtype == 'float32' else 2 * half[x] for x in distances}
+        within = all(distances[x] <= bounds[x] for x in ('logits', 'gradients'))
+        lines.append({'length': length, 'path': name, **distances, 'within': within})
   for line in lines:
     print(json.dumps(line), flush=True)
   epath.Path(_OUTPUT.value).write_text(json.dumps(lines, indent=1))

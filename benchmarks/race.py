@@ -35,8 +35,8 @@ _TITLES = {'pytorch': 'PyTorch BERT (transformers)', 'bert': 'bert_jax, BERT',
 _BERT = {'train_steps': 0, 'phases': '()', 'max_len': 128, 'batch_size': 32,
          'data.sequences': 'full_sentences', 'model.dropout': 0.0, 'model.attention_dropout': 0.0,
          'model.initializer_range': 0.08, 'model.scan_unroll': 4, 'optimizer.learning_rate': 2e-3,
-         'optimizer.warmup_steps': 0, 'optimizer.warmup_ratio': 0.1, 'checkpoint_every': 250,
-         'keep_checkpoints': 1000}
+         'optimizer.warmup_steps': 0, 'optimizer.warmup_ratio': 0.1}
+_CHECKPOINTS = {'checkpoint_every': 50, 'keep_checkpoints': 10_000}  # points of the picture
 
 
 def _call(module: str, *arguments: str):
@@ -55,7 +55,7 @@ def _train(side: str, home: pathlib.Path):
     return
   name, overrides = ('speedrun', {}) if side == 'speedrun' else ('mini', _BERT)
   _call('bert_jax.main', f'--config=configs/{name}.py', f'--workdir={workdir}',
-        *(f'--config.{field}={value}' for field, value in overrides.items()),
+        *(f'--config.{field}={value}' for field, value in (overrides | _CHECKPOINTS).items()),
         f'--config.train_minutes={minutes}', f'--config.data.source={records}')
 
 

@@ -15,6 +15,7 @@ import os
 import time
 
 from absl import app, flags
+from etils import epath
 import torch
 import transformers
 
@@ -33,7 +34,7 @@ _WARM, _TIMED = 5, 20  # steps before the clock starts, and steps that tell the 
 
 def _rows(tokenizer) -> list[dict[str, list[int]]]:
   """All text of the records, each paragraph with its special tokens, joined and cut."""
-  settings = records.read_manifest(_folder())['settings']
+  settings = records.read_manifest(epath.Path(_RECORDS.value))['settings']
   settings.pop('inputs')
   documents = corpus.open_source(corpus.Settings(**settings), None).read()
   lines = [line for document in documents for line in document.split('\n')]
@@ -44,16 +45,10 @@ def _rows(tokenizer) -> list[dict[str, list[int]]]:
   return [rows[i] for i in order]
 
 
-def _folder():
-  from etils import epath
-  return epath.Path(_RECORDS.value)
-
-
 class _Run:
   """A model with its optimiser and a schedule of `minutes`."""
 
   def __init__(self, tokenizer, rows, rate: float, minutes: float):
-    torch.manual_seed(0)
     transformers.set_seed(0)
     config = transformers.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=_LENGTH,
                                      **_SIZES)
@@ -106,7 +101,7 @@ class _Run:
 
 def main(_):
   """Tunes, trains, saves, and writes DIR/run.json."""
-  tokenizer = transformers.BertTokenizerFast.from_pretrained(str(_folder() / 'tokenizer'))
+  tokenizer = transformers.BertTokenizerFast.from_pretrained(f'{_RECORDS.value}/tokenizer')
   rows = _rows(tokenizer)
   apart, rows = rows[:_APART], rows[_APART:]
   losses = {}

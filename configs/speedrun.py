@@ -1,6 +1,6 @@
 """The best encoder for given minutes: a small ModernBERT with Muon, on at most 10M words.
 
-  bash launch/speedrun.sh --text='corpus/*.txt.gz' --minutes=30
+  bash launch/speedrun.sh --text='corpus/*.txt.gz' --held_out='held_out/*.txt' --minutes=30
 
 The script prepares the text, trains for the minutes and scores the model; docs/speedrun.md has
 figures. On an accelerator the model has about the size of the small GPT-BERT (12 layers of 384,
@@ -28,5 +28,4 @@ def get_config():
   c.optimizer.name, c.optimizer.learning_rate = 'muon', 6e-3
   c.optimizer.warmup_steps, c.optimizer.warmup_ratio = 0, 0.05
   c.log_every, c.eval_every, c.checkpoint_every = 50, 500, 250
-  c.keep_checkpoints = 1000
   return c

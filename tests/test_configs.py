@@ -12,7 +12,8 @@ from tests import conftest, made_tasks
 from tests.interop import torch_bert
 
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / 'configs').glob('*.py'))
-# Nothing is held out: no evaluation compiles. tests/test_family.py evaluates every architecture.
+# Nothing is held out: no evaluation compiles. tests/test_family.py evaluates every architecture,
+# some of them in its slow tests.
 SMALL = {'model.hidden_size': 32, 'model.num_heads': 4, 'model.intermediate_size': 64,
          'model.num_layers': 2, 'model.max_positions': 64, 'model.vocab_size': 200,
          'model.scan_unroll': 1, 'batch_size': 8, 'train_steps': 2, 'max_len': 32, 'log_every': 1,

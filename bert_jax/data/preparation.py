@@ -133,7 +133,7 @@ class _Preparation:
     """Raises UserError if the output folder holds something else."""
     output, begun = self.output, self.progress / 'settings.json'
     if begun.exists():
-      earlier = json.loads(begun.read_text())
+      earlier = _with_defaults(json.loads(begun.read_text()))
       for name, value in self._requested.items():
         was = ('of files that have changed since' if name == 'inputs' else
                f'with another {name} ({earlier.get(name)}, now {value})')
@@ -291,9 +291,14 @@ def prepare(settings: Settings, output: str, workers: int = 0):
 
 def changed_setting(folder: epath.Path, settings: Settings) -> str | None:
   """The name of the first setting in which complete records differ."""
-  earlier = records.read_manifest(folder)['settings']
-  return next((field.name for field in dataclasses.fields(settings)
-               if earlier.get(field.name, field.default) != getattr(settings, field.name)), None)
+  earlier = _with_defaults(records.read_manifest(folder)['settings'])
+  return next((name for name, value in dataclasses.asdict(settings).items()
+               if earlier[name] != value), None)
+
+
+def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
+  """Stored settings, with the defaults of fields that are newer than they are."""
+  return {**{field.name: field.default for field in dataclasses.fields(Settings)}, **settings}
 
 
 def print_summary(output: str):

@@ -117,13 +117,7 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
   config = FrozenConfigDict(config)
 
   # ---- The run before in this workdir ------------------------------------------------------------
-  changes = []
-  if run_json:
-    if run_json['records'] != job.records:
-      raise UserError(f'{workdir} was trained on other rows (their digest was '
-                      f'{run_json["records"]}, now it is {job.records}): use another --workdir')
-    changes = drift.check(str(workdir), drift.changes(run_json['config'], config.to_dict()),
-                          job.fed_by, config.allow_schedule_change)
+  changes = _changes(workdir, run_json, config, job)
   checkpoints = checkpoint.Checkpoints(
       path, keep=config.keep_checkpoints, best=config.keep_best, every=config.keep_every,
       judged_on=config.data.get('eval', ''))
@@ -155,6 +149,18 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
       profile_steps=config.profile_steps, log_batch_digest=config.log_batch_digest,
       loader_workers=config.data.loader_workers, initial=start)
   return config
+
+
+def _changes(workdir: epath.Path, run_json: Mapping[str, Any], config: FrozenConfigDict,
+             job: Job) -> list[drift.Change]:
+  """The fields that differ from the run in the workdir; UserError if this is another run."""
+  if not run_json:
+    return []
+  if run_json['records'] != job.records:
+    raise UserError(f'{workdir} was trained on other rows (their digest was '
+                    f'{run_json["records"]}, now it is {job.records}): use another --workdir')
+  return drift.check(str(workdir), drift.changes(run_json['config'], config.to_dict()),
+                     job.fed_by, config.allow_schedule_change)
 
 
 def _start(config: ConfigDict, run_json: Mapping[str, Any],

@@ -22,7 +22,8 @@ from bert_jax.training import state as state_lib
 
 _WARM = 2  # steps before the clock starts: the first one compiles
 _LEAST, _MOST, _SECONDS = 3, 200, 10.0  # timed steps of each phase, and about their time
-_PROVISIONAL_STEPS = 1000  # of the schedule while we measure
+# Of the schedule while we measure: every phase is longer than its measurement.
+_PROVISIONAL_STEPS = 1_000_000
 
 
 def fix_steps(config: ConfigDict, run_json: Mapping[str, Any],

@@ -391,8 +391,7 @@ def test_a_glue_submission(pretrained, tmp_path):
 
 
 def test_other_examples_or_batches_in_the_same_workdir(classifier, pretrained, tmp_path):
-  folder = classifier.parent
-  c = make_config('sequence_classification', pretrained, folder, batch_size=8)
+  c = make_config('sequence_classification', pretrained, classifier.parent, batch_size=8)
   with pytest.raises(UserError, match=r'batch_size=16 \(now 8\)'):
     run.run(c, str(classifier))
   c = make_config('sequence_classification', pretrained, tmp_path, seed=0)

@@ -188,7 +188,6 @@ def test_processes_with_other_configs(records, tmp_path):
     assert 'process 1 has another config than process 0' in err and '"seed": 1' in err
 
 
-@pytest.mark.slow
 def test_a_process_without_a_new_beat_is_gone(monkeypatch):
   monkeypatch.setattr(processes_lib, 'GONE_SECONDS', 8)
   last_beats = {}
@@ -208,6 +207,7 @@ def test_a_process_without_a_new_beat_is_gone(monkeypatch):
   assert silent(18.5, p0='2') == 1  # it never sent a beat
 
 
+@pytest.mark.slow
 def test_a_workdir_that_is_in_use(records, tmp_path):
   with lock.held(epath.Path(tmp_path / 'run')):
     running = start(2, tmp_path / 'run', *test_commands.train(records, tmp_path / 'run'),
