@@ -159,6 +159,13 @@ def test_packing_loses_nothing():
   assert padding < 0.06 * tokens and len(shapes) <= 4
 
 
+def test_rows_have_no_more_slots_than_they_need():
+  for length, slots in ((16, 4), (9, 4), (5, 8), (2, 16)):  # in rows of 32
+    rows = [Input([1] * length, [0] * length)] * 64
+    packed, = packed_texts.pack(rows, pad_id=0, longest=128, tokens=4096)
+    assert packed.batch.ids.shape[1] == 32 and packed.index.shape[1] == slots
+
+
 def test_scores_and_masks_are_pytorchs(small):
   bert, theirs = small
   text = 'w1 w2 w3'
