@@ -41,6 +41,8 @@ from tests import tiny
 
 # A shell starts commands in the background with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# A test that asks for another platform first would leave that platform to all tests after it.
+jax.devices()
 
 WORDS = ['the', 'a', 'his', 'her', 'old', 'new', 'small', 'large', 'red', 'green', 'house', 'river',
          'tree', 'stone', 'bird', 'horse', 'king', 'child', 'runs', 'sees', 'finds', 'takes',

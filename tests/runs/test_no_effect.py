@@ -29,7 +29,8 @@ CASES = [
     ('pretrain', PHASES, 'max_len', 'phases=.* say it for every step'),
     *(('pretrain', RECORDS, name, 'records have|records in|folder of token records')
       for name in ('model.vocab_size', 'data.tokenizer', 'data.lowercase', 'data.heldout',
-                   'data.lines_are_sentences', 'data.language', 'data.format', 'data.text_column')),
+                   'data.words', 'data.lines_are_sentences', 'data.language', 'data.format',
+                   'data.text_column')),
     ('pretrain', {'data.vocab': 'VOCAB'}, 'model.vocab_size', 'data.vocab=.* is given'),
     ('pretrain', {'data.vocab': 'VOCAB'}, 'data.tokenizer', 'data.vocab=.* is given'),
     ('pretrain', {'init_from': 'x'}, 'model.vocab_size', 'vocabulary of init_from=x'),
