@@ -39,7 +39,13 @@ def finetune(config, tmp_path):
   assert 'eval_' + resolved['keep_best'] in lines[-1]
 
 
-@pytest.mark.parametrize('path', CONFIGS, ids=lambda p: p.stem)
+# They differ from a config of the default tests in sizes and rates only.
+SLOW = ('mini', 'small', 'medium', 'large')
+
+
+@pytest.mark.parametrize('path', [
+    pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem in SLOW else ())
+    for path in CONFIGS])
 def test_config(path, tmp_path, corpus_file):
   config = runpy.run_path(str(path))['get_config']()
   assert config.is_locked

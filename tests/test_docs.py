@@ -18,16 +18,16 @@ PAGES = {str(path.relative_to(ROOT)): path.read_text()
          for path in (ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md')))}
 
 
-def blocks(language: str) -> list[str]:
-  """The code blocks of all pages, each once."""
-  texts = [block for page in PAGES.values()
+def blocks(language: str, pages=PAGES) -> list[str]:
+  """The code blocks of the pages, each once."""
+  texts = [block for page in pages.values()
            for block in re.findall(rf'```{language}\n(.*?)```', page, re.DOTALL)]
   return list(dict.fromkeys(texts))
 
 
-def commands() -> list[str]:
+def commands(pages=PAGES) -> list[str]:
   """The command lines of the bash blocks, each once, continued lines joined."""
-  lines = [re.sub(' +', ' ', line) for block in blocks('bash')
+  lines = [re.sub(' +', ' ', line) for block in blocks('bash', pages)
            for line in block.replace('\\\n', ' ').splitlines() if line.strip()]
   return list(dict.fromkeys(lines))
 
@@ -116,7 +116,15 @@ def fine_tuned(tmp_path_factory):
   return workdirs
 
 
-@pytest.mark.parametrize('line', commands()[2:])
+def cases() -> list:
+  """The commands after the first two; those of the guides that train for a while are slow."""
+  trains = re.compile(r'bert_jax\.(main|plan)|launch/s|suite=glue')
+  of_readme = commands({'README.md': PAGES['README.md']})
+  return [pytest.param(line, marks=pytest.mark.slow)
+          if trains.search(line) and line not in of_readme else line for line in commands()[2:]]
+
+
+@pytest.mark.parametrize('line', cases())
 def test_command(line, run, workdir, tmp_path, corpus_file, fine_tuned):
   for name, model in fine_tuned.items() if '_jax.main' not in line else ():
     line = line.replace(f'={name}', f'={model}')

@@ -60,8 +60,8 @@ def teacher(tmp_path_factory, corpus_file) -> str:
   return str(workdir)
 
 
-# The default tests have the members that differ most from BERT: another objective, another encoder.
-_SLOW = ('roberta', 'distilbert', 'albert')
+# The default tests have the member that differs most from BERT.
+_SLOW = ('roberta', 'distilbert', 'albert', 'electra')
 
 
 @pytest.fixture(scope='module', params=[

@@ -1,4 +1,7 @@
-"""Scores of predictions on the host, as the tasks' own scorers have them."""
+"""Scores of predictions on the host, as the tasks' own scorers have them.
+
+scikit-learn and scipy.stats are imported where they score: they take a second of every start.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,8 +9,6 @@ import re
 import string
 
 import numpy as np
-from scipy import stats
-from sklearn import metrics as sk
 
 from bert_jax.labelled import conll
 from bert_jax.labelled.squad import Question
@@ -18,6 +19,8 @@ _PUNCTUATION = str.maketrans('', '', string.punctuation)
 
 def single_label(gold: np.ndarray, predicted: np.ndarray, classes: int) -> dict[str, float]:
   """Accuracy, F1 (of the second of two classes, else the mean over classes), Matthews; [n] int."""
+  from sklearn import metrics as sk
+
   average = 'binary' if classes == 2 else 'macro'
   return {'accuracy': float(np.mean(gold == predicted)),
           'f1': float(sk.f1_score(gold, predicted, average=average, zero_division=0)),
@@ -26,6 +29,8 @@ def single_label(gold: np.ndarray, predicted: np.ndarray, classes: int) -> dict[
 
 def multi_label(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
   """Accuracy (all labels right), F1 over all labels, mean of each label's F1; [n, classes] 0, 1."""
+  from sklearn import metrics as sk
+
   return {'accuracy': float(np.mean((gold == predicted).all(1))),
           'f1': float(sk.f1_score(gold, predicted, average='micro', zero_division=0)),
           'f1_macro': float(sk.f1_score(gold, predicted, average='macro', zero_division=0))}
@@ -33,6 +38,8 @@ def multi_label(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
 
 def regression(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
   """Pearson's and Spearman's correlation, 0 where one side is constant; the squared error."""
+  from scipy import stats
+
   constant = np.ptp(gold) == 0 or np.ptp(predicted) == 0
   return {'pearson': 0.0 if constant else float(stats.pearsonr(gold, predicted).statistic),
           'spearman': 0.0 if constant else float(stats.spearmanr(gold, predicted).statistic),

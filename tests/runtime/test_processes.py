@@ -76,7 +76,8 @@ def test_fine_tuning(tmp_path):
     assert values[0] and values[1] == pytest.approx(values[0], rel=1e-5)
 
 
-@pytest.mark.parametrize('several', [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('several', [2, 4])
 def test_row_digests_are_those_of_one_process(records, tmp_path, several):
   runs = {n: run_together(n, records, tmp_path / f'run{n}') for n in (1, several)}
   digests = {n: [d for line in lines for d in line.get('batch_digests', ())]
