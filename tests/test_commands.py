@@ -59,7 +59,7 @@ def assert_mistake(done, message):
 
 
 LONG = ('--config.train_steps=200', '--config.checkpoint_every=25', '--config.log_every=5',
-        '--config.eval_every=100', '--config.log_batch_digest=True')
+        '--config.data.heldout=0.1', '--config.eval_every=100', '--config.log_batch_digest=True')
 LONGER = (*LONG, '--config.train_steps=4000')  # it is stopped before its end
 
 

@@ -39,8 +39,8 @@ def finetune(config, tmp_path):
   assert 'eval_' + resolved['keep_best'] in lines[-1]
 
 
-# They differ from a config of the default tests in sizes and rates only.
-SLOW = ('mini', 'small', 'medium', 'large')
+# They differ from configs of the default tests in sizes, rates and masks only.
+SLOW = ('mini', 'small', 'medium', 'base', 'large', 'chinese_base', 'roberta_base')
 
 
 @pytest.mark.parametrize('path', [

@@ -132,7 +132,8 @@ def finetuning_config(task, workdir, tmp_path, **overrides):
 
 
 # In a ModernBERT a head on tokens reads another input.
-@pytest.mark.parametrize('task', ['sequence_classification', 'token_classification'])
+@pytest.mark.parametrize('task', [
+    pytest.param('sequence_classification', marks=pytest.mark.slow), 'token_classification'])
 def test_fine_tuned_exported_and_read_again(trained, tmp_path, task):
   member, _, workdir = trained
   if task != 'sequence_classification' and member != 'modernbert':

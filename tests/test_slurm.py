@@ -147,8 +147,7 @@ def checkout(tmp_path_factory):
 def flags(source, workdir, steps: int) -> tuple[str, ...]:
   return (f'--config={test_commands.CONFIG}', f'--workdir={workdir}',
           f'--config.data.source={source}', '--config.platform=cpu',
-          f'--config.train_steps={steps}', f'--config.eval_every={steps}',
-          f'--config.checkpoint_every={steps}')
+          f'--config.train_steps={steps}', f'--config.checkpoint_every={steps}')
 
 
 def checkpoints(workdir: pathlib.Path) -> dict[int, dict]:

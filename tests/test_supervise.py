@@ -54,9 +54,8 @@ def test_a_killed_run_goes_on_and_sigterm_is_the_end(tmp_path, corpus_file):
   env = {**os.environ, 'PYTHONUNBUFFERED': '1'}
   process = subprocess.Popen(
       [sys.executable, 'launch/supervise.py', config, workdir, source, '--pause=0',
-       '--config.train_steps=5000', '--config.checkpoint_every=10', '--config.log_every=5',
-       '--config.eval_every=5000'], cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE)
+       '--config.train_steps=5000', '--config.checkpoint_every=10', '--config.log_every=5'],
+      cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
   test_commands.wait_for_step(tmp_path / 'run', 20)
   children = subprocess.run(['pgrep', '-P', str(process.pid)], capture_output=True, text=True)
   os.kill(int(children.stdout.split()[0]), signal.SIGKILL)

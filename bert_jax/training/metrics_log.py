@@ -14,6 +14,8 @@ from tqdm import auto as tqdm
 from bert_jax.errors import UserError
 from bert_jax.runtime import console, processes
 
+# Seconds from one curves.png to the next: it takes longer to draw than a small model to train.
+_BETWEEN_CURVES = 30
 # Metrics of a fine-tuning run that curves.png shows.
 _FINETUNING_CURVES = ('loss', 'accuracy', 'f1', 'matthews', 'pearson', 'spearman', 'exact_match')
 
@@ -90,7 +92,8 @@ class MetricsLog:
         total=last_step, initial=first_step, unit=' steps', disable=None, dynamic_ncols=True,
         smoothing=0.05,
         bar_format='{l_bar}{bar}| {n_fmt}/{total_fmt} [{left} left, {rate_fmt}{postfix}]')
-    self._began = time.monotonic()
+    self._began = self._drawn = time.monotonic()
+    self._has_new_scores = False
     self._first_step = first_step
 
   def train(self, step: int, metrics: dict[str, Any], warnings: Iterable[str] = ()):
@@ -116,14 +119,20 @@ class MetricsLog:
     self._warn(step, warnings)
 
   def evaluation(self, step: int, scores: dict[str, float | None], warnings: Iterable[str] = ()):
-    """Logs held-out scores after `step` updates and what looks wrong; draws the curves anew."""
+    """Logs held-out scores after `step` updates and what looks wrong; draws the curves."""
     if not self._active or not scores:
       return
     self._write(step, {f'eval_{name}': value for name, value in scores.items()})
     shown = '  '.join(f'{name} {_decimal(value)}' for name, value in scores.items())
     self._bar.write(f'step {step}  held out:  {shown}')
-    _draw_curves(read_metrics(self._path), self._path.parent / 'curves.png')
+    self._has_new_scores = True
+    if time.monotonic() - self._drawn > _BETWEEN_CURVES:
+      self._draw()
     self._warn(step, warnings)
+
+  def _draw(self):
+    _draw_curves(read_metrics(self._path), self._path.parent / 'curves.png')
+    self._drawn, self._has_new_scores = time.monotonic(), False
 
   def _warn(self, step: int, warnings: Iterable[str]):
     for warning in warnings:
@@ -150,7 +159,10 @@ class MetricsLog:
       self._board.flush()
 
   def close(self):
+    """Draws the curves of the last scores, and closes the files."""
     if self._active:
+      if self._has_new_scores:
+        self._draw()
       self._bar.close()
       self._file.close()
       if self._board:

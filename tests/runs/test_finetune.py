@@ -189,7 +189,7 @@ def test_a_tagger(pretrained, tmp_path):
   assert metrics.entities(tags_of(c.data.test, 1), tags_of(predicted, 1))['f1'] == best
 
 
-@pytest.mark.parametrize('unanswerable', [False, True])
+@pytest.mark.parametrize('unanswerable', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_answers(pretrained, tmp_path, unanswerable):
   files = {f'data.{name}': made_tasks.questions(tmp_path / f'{name}-{unanswerable}.json', count,
                                                 seed, unanswerable)

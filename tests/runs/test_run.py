@@ -26,11 +26,16 @@ def lines(workdir):
   return [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
 
 
+def evaluated(source, **overrides):
+  """A config of runs with evaluations."""
+  return conftest.tiny_config(source, **{'data.heldout': 0.1, **overrides})
+
+
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory, corpus_file):
   """A finished run of 12 steps on 8 devices."""
   workdir = tmp_path_factory.mktemp('finished') / 'run'
-  run.run(conftest.tiny_config(corpus_file, **{'model.dtype': 'auto'}), str(workdir))
+  run.run(evaluated(corpus_file, **{'model.dtype': 'auto'}), str(workdir))
   return workdir
 
 
@@ -68,7 +73,7 @@ def test_checkpoints_kept(finished):
 
 def test_the_same_command_again_says_that_it_is_finished(finished, corpus_file, capsys):
   before = (finished / 'metrics.jsonl').read_bytes()
-  run.run(conftest.tiny_config(corpus_file), str(finished))
+  run.run(evaluated(corpus_file), str(finished))
   assert 'holds the whole run of 12 steps' in capsys.readouterr().out
   assert (finished / 'metrics.jsonl').read_bytes() == before
 
@@ -87,7 +92,7 @@ def test_a_finished_run_whose_newest_checkpoint_is_damaged(finished, corpus_file
   assert bert_jax.from_pretrained(str(workdir), allow_older=True).model.facts['steps'] == 8
   assert not (workdir / 'damaged').exists()
   capsys.readouterr()
-  run.run(conftest.tiny_config(corpus_file), str(workdir))
+  run.run(evaluated(corpus_file), str(workdir))
   told = ' '.join(capsys.readouterr().out.split())
   assert 'resumed from step 8, 4 steps are made again' in told and 'holds the whole' not in told
   assert (workdir / 'damaged/checkpoints-12').is_dir()
@@ -95,7 +100,7 @@ def test_a_finished_run_whose_newest_checkpoint_is_damaged(finished, corpus_file
   timed = ('tokens_per_second', 'data_wait')
   assert [{k: v for k, v in x.items() if k not in timed} for x in lines(workdir)] == [
       {k: v for k, v in x.items() if k not in timed} for x in before]
-  run.run(conftest.tiny_config(corpus_file), str(workdir))
+  run.run(evaluated(corpus_file), str(workdir))
   assert 'holds the whole run of 12 steps' in capsys.readouterr().out
 
 
@@ -111,9 +116,9 @@ def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus
        r'with optimizer.learning_rate=0.001 \(now 0.1\), train_steps=12 \(now 14\): every later '
        'learning rate or row changes with it; .* --config.allow_schedule_change=True')):
     with pytest.raises(UserError, match=message):
-      run.run(conftest.tiny_config(corpus_file, **overrides), str(finished))
+      run.run(evaluated(corpus_file, **overrides), str(finished))
   with pytest.raises(UserError, match='a run of 12 steps, more than train_steps=10'):
-    run.run(conftest.tiny_config(corpus_file, train_steps=10, allow_schedule_change=True),
+    run.run(evaluated(corpus_file, train_steps=10, allow_schedule_change=True),
             str(finished))
   assert sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('[!.]*') if p.is_file()) == before
 
@@ -121,7 +126,7 @@ def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus
 def test_a_resumed_run_says_what_changed(finished, corpus_file, tmp_path, capsys):
   """Harmless changes are allowed, and so is a longer schedule on request."""
   shutil.copytree(finished, tmp_path / 'run')
-  config = conftest.tiny_config(corpus_file, train_steps=14, allow_schedule_change=True,
+  config = evaluated(corpus_file, train_steps=14, allow_schedule_change=True,
                                 log_every=1, sharding='dp', **{
                                     'mesh.model': 2, 'model.dtype': 'bfloat16'})
   run.run(config, str(tmp_path / 'run'))
@@ -267,7 +272,7 @@ def test_predictions(finished):
                                                   ('full_sentences', None)])
 def test_other_sequences_have_their_own_objectives(tmp_path, corpus_file, sequences, objective,
                                                    capsys):
-  config = conftest.tiny_config(corpus_file, train_steps=2, eval_every=2, **{
+  config = evaluated(corpus_file, train_steps=2, eval_every=2, **{
       'data.sequences': sequences, 'masking.unit': 'span', 'masking.final_rate': 0.3,
       'masking.random_by_frequency': True, 'optimizer.warmup_steps': 1})
   run.run(config, str(tmp_path / 'run'))
@@ -312,7 +317,8 @@ from tests import conftest
 started, start = [], BaseProcess.start
 BaseProcess.start = lambda self: (started.append(self.name.partition('-')[0]), start(self))
 preparation._IN_PROCESS, preparation.host.cores = 0, lambda: 2
-run.run(conftest.tiny_config(sys.argv[1], **{'data.loader_workers': 1}), 'run')
+run.run(conftest.tiny_config(
+    sys.argv[1], **{'data.loader_workers': 1, 'data.heldout': 0.1}), 'run')
 assert __file__.endswith('script.py')
 print(*sorted(set(started)))
 """

@@ -67,7 +67,7 @@ def wait_for(path: epath.Path):
 
 
 STEPS = ('--config.train_steps=60', '--config.checkpoint_every=10', '--config.log_every=5',
-         '--config.eval_every=30', '--config.eval_batches=1')
+         '--config.data.heldout=0.1', '--config.eval_every=30', '--config.eval_batches=1')
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def saved(workdir, folder='checkpoints') -> list[int]:
 
 def test_before_the_first_step(tmp_path, corpus_file):
   process = subprocess.Popen(**test_commands.command(*test_commands.train(
-      corpus_file, tmp_path / 'run', *LONG)))
+      corpus_file, tmp_path / 'run', '--config.train_steps=2000')))
   while not (tmp_path / 'run').exists():
     assert process.poll() is None
     time.sleep(0.05)
@@ -60,7 +60,7 @@ def test_a_second_signal_ends_at_once():
 def test_evaluations_are_broken_off_and_made_when_the_run_goes_on(tmp_path, corpus_file,
                                                                   monkeypatch):
   config = conftest.tiny_config(corpus_file, keep_best='mlm_loss', checkpoint_every=100,
-                                log_every=3)
+                                log_every=3, **{'data.heldout': 0.1})
   run.run(config, str(tmp_path / 'unbroken'))
   evaluate, measured = PretrainingData.evaluate, []
   told = iter([True, True, False, True, False])  # also in the evaluation of the run that goes on

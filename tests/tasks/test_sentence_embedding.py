@@ -56,7 +56,7 @@ def test_the_loss_by_hand():
                              np.sum(vectors[:, 0] * vectors[:, 1], -1), rtol=1e-5)
 
 
-@pytest.mark.parametrize('negative', ['', 'contrary'])
+@pytest.mark.parametrize('negative', ['', pytest.param('contrary', marks=pytest.mark.slow)])
 def test_pairs_are_learned_and_used(tmp_path, negative):
   run.run(make_config(tmp_path, **{'data.negative_column': negative}), str(tmp_path / 'run'))
   assert last(tmp_path / 'run')['eval_spearman'] > 0.8

@@ -34,6 +34,19 @@ def test_what_is_not_finite_is_null_in_json(tmp_path, capsys):
   assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
 
 
+def test_curves_are_drawn_every_half_minute_and_at_the_end(tmp_path, monkeypatch):
+  drawn, now = [], [0.0]
+  monkeypatch.setattr(metrics_log.time, 'monotonic', lambda: now[0])
+  monkeypatch.setattr(metrics_log, '_draw_curves', lambda lines, path: drawn.append(len(lines)))
+  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=True)
+  for seconds in (1, 29, 31, 32, 60):
+    now[0] = float(seconds)
+    log.evaluation(seconds, {'mlm_loss': 3.0})
+  assert drawn == [3]
+  log.close()
+  assert drawn == [3, 5]
+
+
 @pytest.mark.parametrize('seconds, text', [
     (0.4, '0 s'), (59.4, '59 s'), (59.6, '1 min'), (3_599, '59 min'), (12_000, '3 h 20 min'),
     (86_400, '1 d 0 h'), (367_200, '4 d 6 h')])
