@@ -40,7 +40,8 @@ def finetune(config, tmp_path):
 
 
 # They differ from configs of the default tests in sizes, rates and masks only.
-SLOW = ('mini', 'small', 'medium', 'base', 'large', 'chinese_base', 'roberta_base')
+SLOW = ('mini', 'small', 'medium', 'base', 'large', 'chinese_base', 'roberta_base',
+        'modern_base')
 
 
 @pytest.mark.parametrize('path', [

@@ -79,6 +79,7 @@ def trained(request, tmp_path_factory, corpus_file):
   return request.param, again, workdir
 
 
+@pytest.mark.slow
 def test_losses_are_the_same_on_another_mesh(trained, tmp_path):
   _, again, workdir = trained
   other = again(sharding='fsdp_tp', **{'mesh.data': 4, 'mesh.model': 2})

@@ -28,6 +28,7 @@ from bert_jax.runtime import processes, storage
 
 NAME = '.lock'
 BEAT_SECONDS = 15  # between two writes of the holder of a bucket
+_SECONDS_TO_SIGN = 2  # at most, from taking the lock of a local folder to writing its holder
 STALE_SECONDS = 120  # a holder that has not written for so long is gone
 
 
@@ -61,6 +62,9 @@ def _acquire_folder(workdir: epath.Path) -> Callable[[], None]:
   try:
     lock.acquire()
   except filelock.Timeout:
+    deadline = time.monotonic() + _SECONDS_TO_SIGN
+    while not _parse(path.read_bytes()) and time.monotonic() < deadline:
+      time.sleep(0.05)  # the holder has the kernel's lock, and is about to write its name
     raise _in_use(workdir, path.read_bytes()) from None
   path.write_text(json.dumps(_this_process()))
 

@@ -15,7 +15,7 @@ from tests import conftest
 
 def _open(workdir, source, vocab_size=200, **data):
   config = conftest.tiny_config(source).data
-  config.update(data)
+  config.update({'heldout': 0.1, **data})
   return dataset.open_corpus(config, vocab_size, epath.Path(workdir))
 
 

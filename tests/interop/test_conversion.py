@@ -33,7 +33,7 @@ def theirs(tmp_path_factory):
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory, corpus_file):
   folder = tmp_path_factory.mktemp('run') / 'run'
-  run.run(conftest.tiny_config(corpus_file), str(folder))
+  run.run(conftest.tiny_config(corpus_file, **{'data.heldout': 0.1}), str(folder))
   return folder
 
 

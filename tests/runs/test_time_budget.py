@@ -53,6 +53,7 @@ def test_a_measured_run_is_an_ordinary_one(corpus_file, tmp_path, monkeypatch, c
     run.run(config(corpus_file, 0.031), str(tmp_path / 'measured'))
 
 
+@pytest.mark.slow
 def test_phases_give_the_shares_of_the_steps(corpus_file, tmp_path):
   # Ten steps of each phase take a second here, whatever their size.
   run.run(config(corpus_file, 0.021, phases=((3, 16, 8), (1, 32, 8))), str(tmp_path / 'run'))

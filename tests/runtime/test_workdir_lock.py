@@ -6,9 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 from etils import epath
+import filelock
 import pytest
 
 from bert_jax import errors
@@ -51,6 +53,19 @@ def test_it_ends_with_its_process(tmp_path):
   began = time.monotonic()
   lock._acquire(epath.Path(tmp_path))()
   assert time.monotonic() - began < 1
+
+
+def test_a_holder_that_is_about_to_write(tmp_path):
+  """Two runs that start at once: the loser waits for the name of the other."""
+  taken = filelock.FileLock(tmp_path / lock.NAME, thread_local=False)
+  taken.acquire()
+  holder = json.dumps({'host': 'other', 'pid': 7, 'since': 'now'})
+  writer = threading.Timer(0.3, (tmp_path / lock.NAME).write_text, [holder])
+  writer.start()
+  with pytest.raises(UserError, match='is in use by process 7 on other, since now'):
+    lock._acquire(epath.Path(tmp_path))
+  writer.join()
+  taken.release()
 
 
 @pytest.mark.parametrize('content', ['', '{"pid": ', '[]', '{}'])
