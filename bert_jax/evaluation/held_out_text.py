@@ -6,9 +6,13 @@ times the tokens of the text, over its words or bytes.
 
 from collections.abc import Iterator
 import functools
+import hashlib
+import itertools
+import json
 import math
 from typing import Any
 
+from etils import epath
 import jax
 import numpy as np
 import tqdm
@@ -17,7 +21,7 @@ from bert_jax.data import corpus
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.errors import require
 from bert_jax.evaluation.report import Report
-from bert_jax.inference import forward
+from bert_jax.inference import forward, json_lines
 from bert_jax.inference.bert import Bert
 from bert_jax.model.encoder import Batch
 
@@ -32,13 +36,17 @@ def _pieces(bert: Bert, documents: Iterator[str], length: int) -> Iterator[list[
     yield from (ids[i:i + room] for i in range(0, len(ids), room))
 
 
+def _rows(length: int) -> int:
+  return max(_BATCH_TOKENS // length, 1)
+
+
 def _batches(bert: Bert, pieces: list[list[int]], length: int, rate: float,
              seed: int) -> Iterator[tuple[Batch, np.ndarray, np.ndarray, np.ndarray]]:
   """(batch [R, L], positions [R, M], targets [R, M], is_real [R, M]) with fixed masks.
 
   The masks depend on the text, the rate and the seed alone. Each masked token becomes [MASK].
   """
-  rng, rows = np.random.default_rng(seed), max(_BATCH_TOKENS // length, 1)
+  rng, rows = np.random.default_rng(seed), _rows(length)
   slots = max(1, math.ceil(rate * length))
   for first in range(0, len(pieces), rows):
     window = pieces[first:first + rows]
@@ -58,13 +66,28 @@ def _batches(bert: Bert, pieces: list[list[int]], length: int, rate: float,
         targets, is_real
 
 
-def evaluate(bert: Bert, source: str, *, rate: float = 0.15, max_len: int = 128,
+def _write_sums(bert: Bert, pieces: list[list[int]], path: epath.Path, masks: dict[str, Any]):
+  """Writes each batch's sum of losses and its masked tokens to `path`; goes on after a kill."""
+  loss_sum = jax.jit(functools.partial(_loss_sum, bert.config))
+  text = hashlib.blake2b(json.dumps(pieces).encode(), digest_size=16).hexdigest()
+  job = {'model': json_lines.identity(bert.model), 'text': text, **masks}
+  with json_lines.partial(path, job) as (sink, before):
+    batches = itertools.islice(_batches(bert, pieces, **masks), before.examples, None)
+    count = -(-len(pieces) // _rows(masks['length']))
+    for *inputs, is_real in tqdm.tqdm(batches, total=count, initial=before.examples,
+                                      unit=' batches', disable=None):
+      json_lines.write(sink, {'loss': float(loss_sum(bert.params, *inputs, is_real)),
+                              'tokens': int(is_real.sum())})
+
+
+def evaluate(bert: Bert, source: str, path: epath.Path, *, rate: float = 0.15, max_len: int = 128,
              seed: int = 0) -> Report:
   """The masked-LM loss of the documents of text files.
 
   Args:
     bert: with a masked-LM head.
     source: a glob of text files, a blank line between documents.
+    path: of the report; the sums of all batches are in PATH.batches.jsonl.
     rate: fraction of the tokens of a row that are masked.
     max_len: tokens of a row, special ones included.
     seed: random seed of the masks.
@@ -81,13 +104,11 @@ def evaluate(bert: Bert, source: str, *, rate: float = 0.15, max_len: int = 128,
                for document in corpus.read_file(file, corpus.format_of(file, 'auto'), 'text')]
   pieces = list(_pieces(bert, iter(documents), max_len))
   require(bool(pieces), f'--data={source} holds no text')
-  loss_sum = jax.jit(functools.partial(_loss_sum, bert.config))
-  total = count = 0
-  batches = _batches(bert, pieces, max_len, rate, seed)
-  for *inputs, is_real in tqdm.tqdm(batches, unit=' batches', disable=None, leave=False):
-    total += float(loss_sum(bert.params, *inputs, is_real))
-    count += int(is_real.sum())
-  loss, tokens = total / count, sum(map(len, pieces))
+  sums = path.with_suffix('.batches.jsonl')
+  _write_sums(bert, pieces, sums, {'rate': rate, 'length': max_len, 'seed': seed})
+  lines = [json.loads(line) for line in sums.read_text().splitlines()]
+  count, tokens = sum(line['tokens'] for line in lines), sum(map(len, pieces))
+  loss = sum(line['loss'] for line in lines) / count
   units = {'token': tokens, 'word': sum(len(document.split()) for document in documents),
            'byte': sum(len(document.encode()) for document in documents)}
   rows = [[unit, number, loss * tokens / number, _exp(loss * tokens / number)]

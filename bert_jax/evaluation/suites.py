@@ -51,7 +51,7 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
     result = glue_suite.evaluate(load_lib.load(model, step, allow_older), data,
                                  path.with_suffix('.runs'), recipe, twin)
   elif suite == 'masked_lm':
-    result = held_out_text.evaluate(bert_lib.load(model, step, allow_older), data, **options)
+    result = held_out_text.evaluate(bert_lib.load(model, step, allow_older), data, path, **options)
   else:
     result = minimal_pairs.evaluate(bert_lib.load(model, step, allow_older), data, path)
   print(report.text(result))

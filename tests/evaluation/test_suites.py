@@ -12,6 +12,7 @@ import torch
 import bert_jax
 from bert_jax.errors import UserError
 from bert_jax.evaluation import glue_suite, held_out_text, minimal_pairs, report, suites
+from bert_jax.inference import json_lines
 from bert_jax.interop import load, native
 from tests.interop import torch_bert
 
@@ -100,7 +101,8 @@ def test_the_loss_of_a_text_is_pytorchs(model, tmp_path):
   text = ' '.join(words[:100]) + '\n\n' + ' '.join(words[100:])
   (tmp_path / 'text.txt').write_text(text)
   bert = bert_jax.from_pretrained(folder)
-  result = held_out_text.evaluate(bert, str(tmp_path / 'text.txt'), rate=0.2, max_len=32)
+  result = held_out_text.evaluate(bert, str(tmp_path / 'text.txt'),
+                                  epath.Path(tmp_path / 'out.json'), rate=0.2, max_len=32)
   pieces = list(held_out_text._pieces(bert, iter(text.split('\n\n')), 32))
   assert [len(piece) for piece in pieces] == [30, 30, 30, 10, 30, 20]
   total = count = 0
@@ -122,6 +124,33 @@ def test_the_loss_of_a_text_is_pytorchs(model, tmp_path):
   assert loss['word'] == (150, pytest.approx(total / count))  # each word is a token here
   size = len(text.replace('\n\n', '').encode())
   assert loss['byte'] == (size, pytest.approx(total / count * 150 / size))
+
+
+def test_a_killed_loss_of_a_text_goes_on(model, tmp_path, monkeypatch):
+  bert = bert_jax.from_pretrained(model[0])
+  words = [f'w{n}' for n in np.random.default_rng(1).integers(0, 900, 300)]
+  (tmp_path / 'text.txt').write_text(' '.join(words))
+  monkeypatch.setattr(held_out_text, '_BATCH_TOKENS', 64)  # two rows of 32: five batches
+
+  def evaluate(name):
+    return held_out_text.evaluate(bert, str(tmp_path / 'text.txt'),
+                                  epath.Path(tmp_path / f'{name}.json'), max_len=32)
+
+  whole, write, written = evaluate('whole'), json_lines.write, []
+
+  def killed_at_the_third(sink, line):
+    written.append(line)
+    if len(written) == 3:
+      raise KeyboardInterrupt
+    write(sink, line)
+
+  monkeypatch.setattr(json_lines, 'write', killed_at_the_third)
+  with pytest.raises(KeyboardInterrupt):
+    evaluate('out')
+  assert evaluate('out') == whole
+  assert len(written) == 3 + 3  # the third, which was lost, and those after it: not the first two
+  assert (tmp_path / 'out.batches.jsonl').read_text() == (
+      tmp_path / 'whole.batches.jsonl').read_text()
 
 
 def test_tables():
