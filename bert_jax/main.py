@@ -13,7 +13,13 @@ def _main(argv: list[str]):
     raise errors.UserError('give both --config=configs/tiny.py (or another) and --workdir=DIR')
   config = config_flag.get()
   from bert_jax.runs import run  # after the flags: JAX takes a while to import
-  run.run(config, _WORKDIR.value, config_flag.given())
+  try:
+    run.run(config, _WORKDIR.value, config_flag.given())
+  except Exception as e:
+    from bert_jax.planning import out_of_memory
+    if not out_of_memory.describes(e) or config.task != 'pretrain' or config.init_from:
+      raise
+    raise errors.Failed(out_of_memory.explain(config, config_flag.given())) from e
 
 
 if __name__ == '__main__':

@@ -134,6 +134,11 @@ def _largest(needs: Callable[[int], int | None]) -> tuple[int, int]:
   return fits, memory
 
 
+def largest_rows(config: ConfigDict, phase: Phase, mesh: Mesh) -> tuple[int, int]:
+  """(rows for each device of the batch axes, bytes) of the largest batch; 0 rows = none fits."""
+  return _largest(functools.partial(_needs, config, phase, mesh))
+
+
 def search(config: ConfigDict, phase: Phase, mesh: Mesh) -> Iterator[Largest]:
   """The largest batch of each choice, one after another; the rows of `phase` do not count."""
   presets = ['dp', 'fsdp'] if mesh.shape['model'] == 1 else list(sharding.PRESETS)
@@ -142,4 +147,4 @@ def search(config: ConfigDict, phase: Phase, mesh: Mesh) -> Iterator[Largest]:
       c = config.copy_and_resolve_references()
       c.update_from_flattened_dict({'sharding': preset, 'model.remat': remat,
                                     'optimizer.accumulation': 1})
-      yield Largest(remat, preset, *_largest(functools.partial(_needs, c, phase, mesh)))
+      yield Largest(remat, preset, *largest_rows(c, phase, mesh))

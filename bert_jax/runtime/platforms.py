@@ -3,8 +3,10 @@
 import contextlib
 import glob
 import hashlib
+import importlib.util
 import pathlib
 import platform as platform_lib
+import re
 
 import jax
 
@@ -15,6 +17,20 @@ from bert_jax.runtime import host
 PLATFORMS = ('auto', 'cpu', 'gpu', 'tpu')
 _MAX_CACHE_BYTES = 5 * 2**30
 _MIN_COMPILE_SECONDS = 0.2  # that are worth a file
+
+_NVIDIA = pathlib.Path('/proc/driver/nvidia/version')
+# The oldest driver for each plugin of JAX, and what to install for the driver that is here.
+_DRIVERS = {'jax_cuda13_plugin': (580, "install '.[cuda12]', which needs 525, or a newer driver"),
+            'jax_cuda12_plugin': (525, 'install a newer driver')}
+
+
+def _driver_trouble() -> str:
+  """Says that the NVIDIA driver is too old for the installed CUDA; '' = nothing is known."""
+  match = _NVIDIA.exists() and re.search(r'\s(\d+)\.[\d.]+', _NVIDIA.read_text())
+  for plugin, (oldest, advice) in _DRIVERS.items():
+    if match and importlib.util.find_spec(plugin) and int(match[1]) < oldest:
+      return f'the NVIDIA driver {match[0].strip()} is older than {oldest}: {advice}'
+  return ''
 
 
 def select_platform(platform: str):
@@ -27,11 +43,13 @@ def select_platform(platform: str):
   try:
     backend = jax.default_backend()
   except (RuntimeError, AssertionError) as e:  # CUDA's plugin asserts, without a message
-    raise UserError(f'platform={platform!r} has no device here: {e}'.rstrip(': ')) from e
+    raise UserError(f'platform={platform!r} has no device here: '
+                    f'{_driver_trouble() or e}'.rstrip(': ')) from e
   if platform == 'auto' and backend == 'cpu' and host.has_accelerator():
-    raise UserError('there is an accelerator here, but JAX finds only CPUs: install '
-                    'requirements-tpu.txt or requirements-gpu.txt (or another process holds it), '
-                    'or give --config.platform=cpu')
+    advice = _driver_trouble() or ('install requirements-tpu.txt or requirements-gpu.txt (or '
+                                   'another process holds it)')
+    raise UserError(f'there is an accelerator here, but JAX finds only CPUs: {advice}, or give '
+                    '--config.platform=cpu')
   if platform not in ('auto', backend):
     raise UserError(f'platform={platform!r} has no device here: JAX finds {backend!r}')
 

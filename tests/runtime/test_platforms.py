@@ -3,6 +3,7 @@
 import jax
 import pytest
 
+from bert_jax.errors import UserError
 from bert_jax.runtime import platforms
 
 
@@ -15,3 +16,28 @@ def test_jax_is_asked_for_the_gpu_that_is_there(monkeypatch, nvidia, expected):
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
   platforms.select_platform('gpu')
   assert updates == [('jax_platforms', expected)]
+
+
+# The first line of the file, with the closed and with the open driver.
+VERSIONS = ('NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Wed Sep  6 19:13:39 UTC 2023\n',
+            'NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build\n')
+
+
+@pytest.mark.parametrize('version', VERSIONS)
+@pytest.mark.parametrize('driver, plugin, message', [
+    ('535.104.05', 'jax_cuda13_plugin', "the NVIDIA driver 535.104.05 is older than 580: install "
+     "'.[cuda12]', which needs 525, or a newer driver"),
+    ('470.82.01', 'jax_cuda12_plugin',
+     'the NVIDIA driver 470.82.01 is older than 525: install a newer driver'),
+    ('580.65.06', 'jax_cuda13_plugin', 'install requirements-tpu.txt'),
+    ('', 'jax_cuda13_plugin', 'install requirements-tpu.txt')])
+def test_a_driver_that_is_too_old(monkeypatch, tmp_path, version, driver, plugin, message):
+  if driver:
+    (tmp_path / 'version').write_text(version.format(driver))
+  monkeypatch.setattr(platforms, '_NVIDIA', tmp_path / 'version')
+  monkeypatch.setattr(platforms.importlib.util, 'find_spec', lambda name: name == plugin or None)
+  monkeypatch.setattr(platforms.host, 'has_accelerator', lambda: True)
+  with pytest.raises(UserError) as error:
+    platforms.select_platform('auto')
+  assert str(error.value).startswith(
+      f'there is an accelerator here, but JAX finds only CPUs: {message}')

@@ -1,0 +1,44 @@
+"""The line that ends a pretraining run whose step does not fit into the memory of its devices."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from bert_jax import config as config_lib
+from bert_jax.parallel import chip_figures, sharding
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.planning import estimate, programs
+
+_GIB = 2**30
+
+
+def describes(error: BaseException) -> bool:
+  """True if a device ran out of memory."""
+  return isinstance(error, jax.errors.JaxRuntimeError) and 'RESOURCE_EXHAUSTED' in str(error)
+
+
+def explain(config: ConfigDict, given: Mapping[str, Any] = {}) -> str:
+  """The need of the largest step, the memory of a device, and the largest batch that fits.
+
+  Args:
+    config: of a pretraining run with random parameters.
+    given: the fields of the command line, with the values of the config file.
+  """
+  config = config.copy_and_resolve_references()
+  mesh = mesh_lib.make_mesh(**config.mesh)
+  config_lib.fit_phases(config, given)
+  config_lib.set_dtype(config, mesh)
+  phase = max(config_lib.phases_of(config), key=lambda phase: phase.batch_size * phase.max_len)
+  limit = chip_figures.memory_limit(mesh.devices.flat[0])
+  figures = programs.train_step(programs.pretraining(config, phase), config, mesh)
+  # A TPU's compiler refuses a program that does not fit, and says by how much.
+  need = (f'{sum(figures.memory.values()) / _GIB:.1f} GiB of each device, which has '
+          f'{limit / _GIB:.1f}' if figures.memory
+          else f'{figures.missing / _GIB:.1f} GiB more than each device has')
+  rows, _ = estimate.largest_rows(config, phase, mesh)
+  fits = (f'batch_size={rows * sharding.batch_divisor(mesh)} fits' if rows
+          else 'not even one row fits')
+  return (f'out of memory: a step of {phase.batch_size} rows of {phase.max_len} needs {need}. By '
+          f'the compiler {fits}; bert_jax.plan --topology=local --search tries remat and sharding')
