@@ -39,9 +39,9 @@ def finetune(config, tmp_path):
   assert 'eval_' + resolved['keep_best'] in lines[-1]
 
 
-# They differ from configs of the default tests in sizes, rates and masks only.
-SLOW = ('mini', 'small', 'medium', 'base', 'large', 'chinese_base', 'roberta_base',
-        'modern_base')
+# Other default tests train what these configs train, but for sizes, rates and masks.
+SLOW = ('mini', 'small', 'medium', 'base', 'large', 'chinese_base', 'roberta_base', 'modern_base',
+        'long_documents')
 
 
 @pytest.mark.parametrize('path', [

@@ -31,9 +31,9 @@ def losses(config, mesh, preset):
   return [float(total / count) for total, count in jax.device_get(sums)]
 
 
-@pytest.mark.parametrize('task', [
-    pytest.param('multiple_choice', marks=pytest.mark.slow), 'sequence_classification',
-    pytest.param('sentence_embedding', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('task', ['multiple_choice', 'sequence_classification',
+                                  'sentence_embedding'])
 def test_meshes_give_the_same_losses(tmp_path, task):
   c = config_lib.finetuning(task)
   c.update_from_flattened_dict({
