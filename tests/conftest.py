@@ -41,8 +41,6 @@ from tests import tiny
 
 # A shell starts commands in the background with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# A test that asks for another platform first would leave that platform to all tests after it.
-jax.devices()
 
 WORDS = ['the', 'a', 'his', 'her', 'old', 'new', 'small', 'large', 'red', 'green', 'house', 'river',
          'tree', 'stone', 'bird', 'horse', 'king', 'child', 'runs', 'sees', 'finds', 'takes',
@@ -90,6 +88,12 @@ def sub_mesh(data: int, model: int, replica: int = 1) -> jax.sharding.Mesh:
   shape = (replica, data, model)
   return jax.make_mesh(shape, mesh_lib.AXES, axis_types=(AxisType.Auto,) * 3,
                        devices=jax.devices()[:int(np.prod(shape))])
+
+
+@pytest.fixture(scope='session', autouse=True)
+def devices():
+  """The fake devices, before a test asks for another platform: JAX would keep that platform."""
+  return jax.devices()
 
 
 @pytest.fixture(scope='session')
