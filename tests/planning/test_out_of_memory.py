@@ -1,15 +1,18 @@
 """A run whose step does not fit names its need and the batch that fits."""
 
+import os
 import re
+import subprocess
+import sys
 
 import jax
-import pytest
 
 from bert_jax.data.phases import Phase
 from bert_jax.parallel import chip_figures
 from bert_jax.planning import out_of_memory, programs
 from tests import conftest
 from tests.planning.test_programs import small_config
+from tests.test_commands import ROOT
 
 
 def needs(config, rows, mesh) -> int:
@@ -40,24 +43,25 @@ def test_other_errors_are_not_taken_for_it():
   assert not out_of_memory.describes(OSError('RESOURCE_EXHAUSTED: a quota'))
 
 
-@pytest.mark.parametrize('task, starts', [('pretrain', ''), ('pretrain', 'x'), ('other', '')])
-def test_main_ends_with_the_line(monkeypatch, task, starts):
-  """A config without random parameters keeps the general line."""
-  from bert_jax import errors, main
-  from bert_jax.runs import config_flag, run
+# main, when the allocator refuses: on a CPU the kernel would kill the process instead.
+SCRIPT = """
+import runpy, sys
+import jax
+from bert_jax.parallel import chip_figures
+from bert_jax.runs import run
 
-  config = small_config()
-  config.task, config.init_from = task, starts
-  error = jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory')
+def fail(*_):
+  raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory while trying to allocate')
 
-  def fail(*_):
-    raise error
+run.run, chip_figures.memory_limit = fail, lambda device: 10_000
+sys.argv = ['main', '--config=tests/tiny.py', '--workdir=x', '--config.train_steps=7']
+runpy.run_module('bert_jax.main', run_name='__main__')
+"""
 
-  monkeypatch.setattr(run, 'run', fail)
-  for name, value in (('is_given', True), ('get', config), ('given', {})):
-    monkeypatch.setattr(config_flag, name, lambda value=value: value)
-  monkeypatch.setattr(main, '_WORKDIR', type('Flag', (), {'value': 'x'}))
-  monkeypatch.setattr(out_of_memory, 'explain', lambda config, given: 'the line')
-  expected = errors.Failed if (task, starts) == ('pretrain', '') else jax.errors.JaxRuntimeError
-  with pytest.raises(expected):
-    main._main([])
+
+def test_main_ends_with_the_line():
+  done = subprocess.run([sys.executable, '-c', SCRIPT], cwd=ROOT, capture_output=True, text=True,
+                        env={**os.environ, 'XLA_FLAGS': conftest.xla_flags(1)})
+  assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+  assert done.stderr.startswith('bert_jax: out of memory: a step of 8 rows of 32 needs 0.0 GiB')
+  assert 'not even one row fits' in done.stderr
