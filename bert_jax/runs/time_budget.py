@@ -22,7 +22,7 @@ from bert_jax.training import state as state_lib
 
 _WARM = 2  # steps before the clock starts: the first one compiles
 _LEAST, _MOST, _SECONDS = 3, 200, 10.0  # timed steps of each phase, and about their time
-# Of the schedule while we measure: every phase is longer than its measurement.
+# The schedule has so many steps while we measure: every phase is longer than its measurement.
 _PROVISIONAL_STEPS = 1_000_000
 
 

@@ -147,8 +147,7 @@ def test_regression_and_several_labels(pretrained, tmp_path):
   assert 'yes' in sequence_classification.classify(bert, ['w1 good'])[0]['labels']
 
 
-@pytest.mark.parametrize('long', ['chunks_attention',
-                                  pytest.param('head_tail', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('long', ['chunks_attention', 'head_tail'])
 def test_long_texts(pretrained, tmp_path, long):
   files = {f'data.{name}': made_tasks.sequences(tmp_path / f'long-{name}.tsv', count, seed, 60)
            for name, count, seed in (('train', 160, 0), ('eval', 40, 1))}
