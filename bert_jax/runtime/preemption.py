@@ -50,4 +50,5 @@ class Notice:
     return self._heard_at is not None
 
   def close(self):
-    signal.signal(signal.SIGTERM, self._previous)
+    if not self._several:  # several have only to part: one that SIGTERM ends would leave the others
+      signal.signal(signal.SIGTERM, self._previous)

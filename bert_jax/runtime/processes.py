@@ -281,6 +281,7 @@ def together(platform: str = 'auto') -> Iterator[None]:
   threading.Thread(target=_watch, name='watch', daemon=True).start()
   try:
     yield
+    meet('end')  # JAX, at exit, waits 100 s for a dead process and aborts without a name
   except Exception as e:
     _explain(e)
     raise

@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import time
 
 from etils import epath
@@ -24,8 +26,9 @@ def records(tmp_path_factory, corpus_file) -> str:
   return folder
 
 
-def start(processes: int, workdir, *arguments: str, each=lambda i: (), env=None) -> list:
-  """Starts main on four devices in all; `each` gives a process flags of its own."""
+def start(processes: int, workdir, *arguments: str, each=lambda i: (), env=None,
+          script='') -> list:
+  """Starts main, or a script, on four devices in all; `each` gives a process flags of its own."""
   with socket.socket() as free:
     free.bind(('localhost', 0))
     port = free.getsockname()[1]
@@ -34,6 +37,8 @@ def start(processes: int, workdir, *arguments: str, each=lambda i: (), env=None)
     command = test_commands.command(*arguments, f'--workdir={os.path.relpath(workdir, ROOT)}',
                                     '--config.log_batch_digest=True', *each(i),
                                     devices=4 // processes)
+    if script:
+      command['args'] = [sys.executable, '-c', script, *arguments]
     command['env'].update(JAX_COORDINATOR_ADDRESS=f'localhost:{port}', JAX_PROCESS_ID=str(i),
                           JAX_NUM_PROCESSES=str(processes), JAX_PLATFORMS='cpu', **(env or {}))
     running.append(subprocess.Popen(**command))
@@ -177,6 +182,28 @@ def test_after_a_death_the_run_goes_on_exactly(records, tmp_path, alone, victim)
   lines = together(4, tmp_path / 'run', *arguments)
   assert [(line['step'], line['loss']) for line in lines if 'loss' in line] == alone
   assert len(alone) == 24
+
+
+# The second process gets the signal of argv after its last step, while the first waits for it.
+PARTING = """
+import os, signal, sys, time
+from bert_jax.runtime import preemption, processes
+signal.signal(signal.SIGTERM, lambda *_: os._exit(75))  # as commands do before and after a run
+with processes.together('cpu'):
+  preemption.Notice().close()
+  if os.environ['JAX_PROCESS_ID'] == '1':
+    os.kill(os.getpid(), int(sys.argv[1]))
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize('number, statuses', [(signal.SIGTERM, [0, 0]), (signal.SIGKILL, [1, -9])])
+def test_a_signal_after_the_last_step(number, statuses):
+  running = start(2, ROOT, str(int(number)), script=PARTING, env={'BERT_JAX_GONE_SECONDS': '3'})
+  ended = [process.communicate(timeout=60) for process in running]
+  assert [process.returncode for process in running] == statuses, ended
+  lines = ended[0][1].splitlines()
+  assert [('process 1 of 2 is gone' in line) for line in lines] == [True] * (statuses[0] == 1)
 
 
 @pytest.mark.slow
