@@ -101,6 +101,7 @@ def alone(tmp_path_factory, corpus_file):
   return folder
 
 
+@pytest.mark.slow
 def test_of_two_at_once_one_trains_and_the_other_says_who(tmp_path, alone, corpus_file):
   running = [subprocess.Popen(**command(*train(corpus_file, tmp_path / 'run', *LONG)))
              for _ in range(2)]

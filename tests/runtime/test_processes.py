@@ -170,6 +170,7 @@ def kill_one(processes: int, victim: int, workdir, arguments):
       assert last.startswith(f'bert_jax: process {victim}') and 'is gone' in last, err
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_named(records, tmp_path):
   kill_one(2, 1, tmp_path / 'run', test_commands.train(records, tmp_path / 'run', *KILLED))
 
