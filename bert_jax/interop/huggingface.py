@@ -194,9 +194,16 @@ def _card(model: Pretrained, architecture: str) -> str:
 
 
 def save(model: Pretrained, directory: epath.Path):
-  """Writes a model in the Hugging Face layout; makes the folder if there is none."""
-  directory.mkdir(parents=True, exist_ok=True)
+  """Writes a model in the Hugging Face layout; makes the folder if there is none.
+
+  Raises:
+    UserError: transformers has no such model.
+  """
   family, c = families.ALL[model.config.architecture], model.config
+  if getattr(c, 'conv_reach', 0):
+    raise UserError(f'transformers\' {family.title} has no short convolutions (model.conv_reach='
+                    f'{c.conv_reach}): the format bert_jax has them')
+  directory.mkdir(parents=True, exist_ok=True)
   architecture = family.class_of(model.groups, model.task)
   fields = {'architectures': [architecture], 'model_type': family.name,
             **{name: getattr(c, ours) for name, ours in family.fields.items()},

@@ -135,6 +135,9 @@ def _modern(config: modern.ModernConfig) -> list[_Rule]:
       _copy('feed_forward_norm/scale', 'mlp_norm.weight'),
       _joined(['feed_forward/up/kernel', 'feed_forward/gate/kernel'], 'mlp.Wi.weight'),
       _transpose('feed_forward/down/kernel', 'mlp.Wo.weight')]
+  if config.conv_reach:
+    layer += [_copy('attention_convolution/taps', 'attn_convolution.weight'),
+              _copy('feed_forward_convolution/taps', 'mlp_convolution.weight')]
   rules = [
       _per_entry('bert/embeddings/token', 'embeddings.word_embeddings.weight', config),
       _copy('bert/embeddings/norm/scale', 'embeddings.norm.weight'),

@@ -18,6 +18,7 @@ from bert_jax.errors import require, require_choice
 from bert_jax.model import attention, encoder, pooling
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import Embeddings, LayerNorm, dense
+from bert_jax.model.short_convolution import ShortConvolution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,7 @@ class ModernConfig(BertConfig):
   global_theta: float = 160_000.0  # base of the rotary angles in layers that see all of a text
   local_theta: float = 10_000.0  # base of the rotary angles in the others
   classifier_pooling: str = 'cls'  # input of heads on texts: cls, the first token, or mean
+  conv_reach: int = 0  # tokens to either side in short convolutions; ModernBERT has none
 
   has_positions: ClassVar[bool] = False
   has_segments: ClassVar[bool] = False
@@ -52,6 +54,7 @@ class ModernConfig(BertConfig):
     require(self.local_window >= 2 and self.local_window % 2 == 0,
             f'model.local_window={self.local_window} must be even: half of it lies on either side '
             'of a token')
+    require(self.conv_reach >= 0, f'model.conv_reach={self.conv_reach} must not be negative')
     require_choice('model.classifier_pooling', self.classifier_pooling, ('cls', 'mean'))
     require(self.head_size % 2 == 0,
             f'a head of {self.head_size} cannot be rotated in pairs: make model.hidden_size / '
@@ -142,9 +145,11 @@ class Layer(nn.Module):
         c, reach=c.local_window // 2 if self.is_local else 0, out_stddev=c.out_stddev,
         output_dropout=c.attention_dropout, name='attention')
     y = x if self.is_first else LayerNorm(c, name='attention_norm')(x)
+    y = ShortConvolution(c.conv_reach, name='attention_convolution')(y, mask.pair_index)
     x = x + attend(y, mask, rotate=functools.partial(rotate, angles=angles),
                    deterministic=self.deterministic)
     y = LayerNorm(c, name='feed_forward_norm')(x)
+    y = ShortConvolution(c.conv_reach, name='feed_forward_convolution')(y, mask.pair_index)
     x = x + FeedForward(c, self.deterministic, name='feed_forward')(y)
     self.sow('intermediates', 'hidden', x)
     return nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act'))
