@@ -20,7 +20,7 @@ from absl import app, flags
 _RECORDS = flags.DEFINE_string('records', None, 'A folder of bert_jax.prepare.', required=True)
 _HELD_OUT = flags.DEFINE_string('held_out', None, 'Glob of other text files.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
-_STEPS = flags.DEFINE_integer('steps', 700, 'Of each run.')
+_STEPS = flags.DEFINE_integer('steps', 1000, 'Of each run.')
 _SEEDS = flags.DEFINE_integer('seeds', 3, 'Runs of each variant.')
 _VARIANTS = flags.DEFINE_list('variants', None, 'Some of the variants; by default all.')
 
@@ -37,9 +37,12 @@ VARIANTS = {
     'dropout 0.1': {'model.dropout': 0.1},
     '1-sqrt decay of the last fifth': {'optimizer.decay': '1-sqrt', 'optimizer.decay_ratio': 0.2},
     'weight decay 0.1': {'optimizer.weight_decay': 0.1},
-    'rows of 64': {'max_len': 64, 'batch_size': 64},
+    'no convolutions': {'model.conv_reach': 0},
+    'convolutions over two neighbours': {'model.conv_reach': 2},
+    'rows of 64': {'max_len': 64, 'batch_size': 32},
     # train_steps: a factor on those of the recipe.
-    '16 rows, twice the steps': {'batch_size': 16, 'train_steps': 2},
+    '32 rows, half the steps': {'batch_size': 32, 'train_steps': 0.5},
+    '8 rows, twice the steps': {'batch_size': 8, 'train_steps': 2},
 }
 
 
@@ -48,7 +51,7 @@ def _run(name: str, seed: int, home: pathlib.Path) -> dict[str, float]:
   folder = home / f'{re.sub("[^a-z0-9]+", "_", name.lower())}-{seed}'
   overrides = {'train_minutes': 0, **VARIANTS[name], 'seed': seed,
                'data.source': _RECORDS.value, 'log_every': 20,
-               'train_steps': _STEPS.value * VARIANTS[name].get('train_steps', 1)}
+               'train_steps': int(_STEPS.value * VARIANTS[name].get('train_steps', 1))}
   overrides |= {'eval_every': overrides['train_steps'],
                 'checkpoint_every': overrides['train_steps']}
   scores = pathlib.Path(f'{folder}.json')

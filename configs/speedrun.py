@@ -13,13 +13,13 @@ from bert_jax.runtime import host
 
 
 def get_config():
-  """Muon, 30% masked, full rows of text."""
+  """Muon, short convolutions, 30% masked, full rows of text, small batches."""
   on_cpu = not host.has_accelerator()
-  layers, width, heads, rows = (4, 256, 4, 32) if on_cpu else (13, 384, 6, 256)
+  layers, width, heads, rows = (4, 256, 4, 16) if on_cpu else (13, 384, 6, 256)
   c = config.pretraining(ModernConfig(
       vocab_size=8192, num_layers=layers, hidden_size=width, num_heads=heads,
       intermediate_size=3 * width // 2, max_positions=512, local_window=128, dtype='auto',
-      classifier_pooling='mean', scan_unroll=layers))
+      classifier_pooling='mean', conv_reach=1, scan_unroll=layers))
   c.train_steps, c.train_minutes = 0, 30.0
   c.phases, c.max_len, c.batch_size = (), 128, rows
   c.data.sequences, c.data.heldout = 'full_sentences', 0.01

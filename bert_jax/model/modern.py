@@ -54,7 +54,7 @@ class ModernConfig(BertConfig):
     require(self.local_window >= 2 and self.local_window % 2 == 0,
             f'model.local_window={self.local_window} must be even: half of it lies on either side '
             'of a token')
-    require(self.conv_reach >= 0, f'model.conv_reach={self.conv_reach} must not be negative')
+    require(0 <= self.conv_reach <= 16, f'model.conv_reach={self.conv_reach} must lie in [0, 16]')
     require_choice('model.classifier_pooling', self.classifier_pooling, ('cls', 'mean'))
     require(self.head_size % 2 == 0,
             f'a head of {self.head_size} cannot be rotated in pairs: make model.hidden_size / '

@@ -117,6 +117,8 @@ def test_published_sizes():
 @pytest.mark.parametrize('wrong, message', [
     ({'local_window': 7}, 'local_window=7 must be even'),
     ({'classifier_pooling': 'max'}, "classifier_pooling='max' is unknown"),
+    ({'conv_reach': 17}, 'conv_reach=17 must lie in'),
+    ({'conv_reach': -1}, 'conv_reach=-1 must lie in'),
     ({'num_layers': 5}, 'num_layers=5 must be 1 more than a multiple'),
     ({'global_every': 1}, 'at least 2'),
     ({'num_heads': 16}, 'a head of 1 cannot be rotated'),
