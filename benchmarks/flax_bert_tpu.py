@@ -27,6 +27,8 @@ import numpy as np  # noqa: E402
 import optax  # noqa: E402
 import transformers  # noqa: E402
 
+from bert_jax.planning import traffic  # noqa: E402
+
 _TOPOLOGY = flags.DEFINE_string('topology', 'v5e:4x4', 'TPU slice.')
 _ROWS = flags.DEFINE_integer('rows', 512, 'Rows over all chips.')
 _LENGTH = flags.DEFINE_integer('length', 128, 'Tokens in a row.')
@@ -70,8 +72,8 @@ def main(_):
   began = time.monotonic()
   compiled = lowered.compile()
   seconds = time.monotonic() - began
-  costs = compiled.cost_analysis()
-  print(json.dumps({'seconds': seconds, 'flops': costs['flops'], 'traffic': costs['bytes accessed'],
+  print(json.dumps({'seconds': seconds, 'flops': compiled.cost_analysis()['flops'],
+                    'traffic': traffic.total(traffic.operations(compiled.as_text())),
                     'temporaries': compiled.memory_analysis().temp_size_in_bytes}))
 
 

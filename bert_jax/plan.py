@@ -13,6 +13,7 @@ _TOPOLOGY = flags.DEFINE_list(
 _PRICE = flags.DEFINE_float('price', 0.0, 'Of a chip for an hour: costs are shown.', lower_bound=0)
 _SEARCH = flags.DEFINE_bool('search', False, 'Find the largest batch that fits for each remat '
                             'choice and sharding.')
+_EXPLAIN = flags.DEFINE_bool('explain', False, 'Show which operations of a step move most memory.')
 _OUT = flags.DEFINE_string('out', '', 'Write all figures there as JSON.')
 
 
@@ -22,8 +23,8 @@ def _main(argv: list[str]):
   config = config_flag.get()
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # the compiler's log is not the plan
   from bert_jax.planning import planner  # after the flags: JAX takes a while to import
-  planner.plan(config, _TOPOLOGY.value, price=_PRICE.value, search=_SEARCH.value, out=_OUT.value,
-               given=config_flag.given())
+  planner.plan(config, _TOPOLOGY.value, price=_PRICE.value, search=_SEARCH.value,
+               explain=_EXPLAIN.value, out=_OUT.value, given=config_flag.given())
 
 
 if __name__ == '__main__':

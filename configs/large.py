@@ -15,5 +15,6 @@ def get_config():
   c = config.pretraining('large')
   c.model.dtype = 'auto'
   c.model.remat = 'dots'
+  c.sharding = 'fsdp_tp'  # by `plan` on v5e:4x4: a third of the memory traffic of 'tp'
   c.data.heldout = 0.005
   return c

@@ -8,13 +8,13 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 import numpy as np
 
+from bert_jax.planning import hlo
+
 _KINDS = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute')
-_BYTES = {'pred': 1, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 'bf16': 2, 'f16': 2, 's32': 4, 'u32': 4,
-          'f32': 4, 's64': 8, 'u64': 8, 'f64': 8}
 _INSTRUCTION = re.compile(
     rf'^\s*(?:ROOT )?%?[\w.-]+ = (.*?) ({"|".join(_KINDS)})(-start)?\((.*)$')
 _COMPUTATION = re.compile(r'^(?:ENTRY )?%?([\w.-]+) \(.*\{\s*$')
-_SHAPE = re.compile(r'(\w+)\[([\d,]*)\]')
+_CHANNEL = re.compile(r'channel_id=(\d+)')
 # The three forms in which the compilers write groups of devices.
 _IOTA = re.compile(r'replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]"
@@ -39,14 +39,9 @@ class Collective(NamedTuple):
     return self.bytes * factors.get(self.kind, share)
 
 
-def _integers(text: str) -> list[int]:
-  return [int(number) for number in text.split(',') if number]
-
-
 def _result_size(result: str, asynchronous: bool) -> int:
   """Bytes of a result; that of an asynchronous start is (operands, results[, contexts])."""
-  sizes = [_BYTES.get(dtype, 0) * math.prod(_integers(shape))
-           for dtype, shape in _SHAPE.findall(result)]
+  sizes = [array.size for array in hlo.arrays(result)]
   if not asynchronous or not result.startswith('('):
     return sum(sizes)
   return max(sizes) if len(sizes) < 5 else sum(sizes) // 2
@@ -54,8 +49,8 @@ def _result_size(result: str, asynchronous: bool) -> int:
 
 def _iota(shape: str, transposed: str | None) -> np.ndarray:
   """The numbers 0, 1, ... in an array of this shape, its axes permuted."""
-  order = np.arange(math.prod(_integers(shape))).reshape(_integers(shape))
-  return order.transpose(_integers(transposed)) if transposed else order
+  order = np.arange(math.prod(hlo.integers(shape))).reshape(hlo.integers(shape))
+  return order.transpose(hlo.integers(transposed)) if transposed else order
 
 
 def _first_group(operands: str, size: int) -> np.ndarray:
@@ -70,7 +65,7 @@ def _first_group(operands: str, size: int) -> np.ndarray:
     combined = re.findall(r"'(\w+)'", combined)
     return order[tuple(slice(None) if name in combined else 0 for name in sizes)].reshape(-1)
   if match := _LISTS.search(operands):
-    return np.array(_integers(match[1]))
+    return np.array(hlo.integers(match[1]))
   return np.arange(size)  # no groups: all devices
 
 
@@ -82,13 +77,18 @@ def _axes(group: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
 
 def read(text: str, mesh: Mesh) -> list[Collective]:
   """The collectives in the HLO of a program for each device of `mesh`; loops are counted once."""
-  totals, computation = {}, ''
+  totals, computation, seen = {}, '', set()
   for line in text.splitlines():
     if match := _COMPUTATION.match(line):
       computation = match[1]
     if not (match := _INSTRUCTION.match(line)):
       continue
     result, kind, start, operands = match.groups()
+    # The TPU compiler writes an exchange that runs beside several operations once for each.
+    channel = _CHANNEL.search(operands)
+    if channel and channel[1] in seen:
+      continue
+    seen.add(channel and channel[1])
     size = _result_size(result, bool(start))
     group = _first_group(operands, mesh.size)
     if kind == 'reduce-scatter':

@@ -10,9 +10,10 @@ from ml_collections import ConfigDict
 from bert_jax.data.phases import Phase
 from bert_jax.model.bert_config import REMAT
 from bert_jax.parallel import chip_figures, sharding
-from bert_jax.planning import collectives, programs
+from bert_jax.planning import collectives, programs, traffic
 from bert_jax.planning.collectives import Collective
 from bert_jax.planning.programs import Program
+from bert_jax.planning.traffic import Operation
 
 # Upper bound on the rows for each device of the batch axes: nobody trains with more.
 _MOST_ROWS = 4096
@@ -32,8 +33,7 @@ class Estimate(NamedTuple):
   compile_seconds: tuple[float, float]  # of the training and the evaluation step
   flops: float  # of a step on each device; at least the model's own share
   counted_flops: float  # those that the compiler counts
-  # The counted step gathers parameters before their products; a run may gather them in loops.
-  whole_gathers: bool
+  operations: Sequence[Operation]  # of the training step, those that move most memory first
   traffic: float  # bytes to and from the memory of each device in a step
   collectives: Sequence[Collective]
   weak_scaling: dict[int, float]  # {devices: bytes sent} if the data axis and the rows grow
@@ -51,7 +51,8 @@ class Estimate(NamedTuple):
     """The fields in plain types."""
     return self._asdict() | {
         'phase': self.phase._asdict(), 'chip': self.chip and self.chip._asdict(),
-        'collectives': [{**c._asdict(), 'sent': c.sent} for c in self.collectives]}
+        'collectives': [{**c._asdict(), 'sent': c.sent} for c in self.collectives],
+        'operations': [operation._asdict() for operation in self.operations]}
 
 
 def estimate(config: ConfigDict, work: programs.Work, mesh: Mesh,
@@ -59,10 +60,9 @@ def estimate(config: ConfigDict, work: programs.Work, mesh: Mesh,
              ) -> Estimate:
   """Compiles the steps of one phase of a run for the devices of `mesh`.
 
-  The compiler counts the body of a loop once. So the costs of a training step follow from those of
-  two smaller models, of one and of two layers, unrolled and with whole gathers. (For BERT-large on
-  v5e with 32 rows of 128 they give 61.6 GB of traffic, all layers unrolled 56.6: with few layers
-  the core's own memory keeps more or less.)
+  The compiler counts FLOPs in a loop once. So FLOPs and collectives of a training step follow from
+  those of two smaller models, of one and of two layers, unrolled. Memory traffic is counted in the
+  step itself.
 
   `compile_all` gives the figures of programs; None = one after another in this process.
   """
@@ -77,17 +77,17 @@ def estimate(config: ConfigDict, work: programs.Work, mesh: Mesh,
   chip, chips = chip_figures.chip_of(devices), chip_figures.num_chips(devices)
   tokens = phase.batch_size * phase.max_len
   model_flops = work.task.flops_per_token(phase.max_len) * tokens
-  flops, counted, traffic, exchanged = 0.0, 0.0, 0.0, []
-  if small.memory and large.memory:
+  flops, counted, moved, exchanged = 0.0, 0.0, 0.0, []
+  if small.memory and large.memory and training.memory:
     ratio = (config.model.num_layers - fewest) / (more - fewest)
     counted = small.flops + ratio * (large.flops - small.flops)
-    traffic = small.traffic + ratio * (large.traffic - small.traffic)
+    moved = traffic.total(training.operations)
     exchanged = collectives.extrapolate(small.collectives, large.collectives, 1 + ratio)
     flops = max(counted, model_flops / len(devices))
   sent = sum(c.sent for c in exchanged)
   seconds, step_seconds, mfu, chip_hours = {}, None, None, None
   if chip:
-    seconds = {'compute': flops / chip.flops, 'memory': traffic / chip.bandwidth,
+    seconds = {'compute': flops / chip.flops, 'memory': moved / chip.bandwidth,
                'network': sent / chip.network}
     step_seconds = max(seconds.values())
     chip_hours = phase.steps * step_seconds / 3600 * chips
@@ -97,8 +97,7 @@ def estimate(config: ConfigDict, work: programs.Work, mesh: Mesh,
       phase=phase, devices=len(devices), chips=chips, memory=training.memory,
       eval_memory=evaluation.memory, missing=max(training.missing, evaluation.missing),
       compile_seconds=(training.seconds, evaluation.seconds), flops=flops, counted_flops=counted,
-      whole_gathers=devices[0].platform == 'tpu' and config.sharding.startswith('fsdp'),
-      traffic=traffic, collectives=exchanged,
+      operations=training.operations, traffic=moved, collectives=exchanged,
       weak_scaling=collectives.weak_scaling(exchanged, mesh, _WEAK_SCALING_DEVICES),
       model_flops=model_flops, chip=chip, tokens=tokens, sent=sent, seconds=seconds,
       step_seconds=step_seconds, mfu=mfu, chip_hours=chip_hours)

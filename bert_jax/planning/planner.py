@@ -52,8 +52,8 @@ def _in_child(config: ConfigDict, name: str, phase: int,
   return programs.compile_program(config, work, mesh, program)
 
 
-def _plan(config: ConfigDict, name: str, price: float,
-          search: bool) -> tuple[list[estimate_lib.Estimate], list]:
+def _plan(config: ConfigDict, name: str, price: float, search: bool,
+          explain: bool) -> tuple[list[estimate_lib.Estimate], list]:
   """Prints and returns the estimates of all phases on one slice, and the results of searches."""
   mesh = _mesh(config, name)
   devices = list(mesh.devices.flat)
@@ -84,6 +84,8 @@ def _plan(config: ConfigDict, name: str, price: float,
       print(f'    {what:14}  {value}')
     if estimate.weak_scaling:
       print('\n' + tables.weak_scaling(estimate))
+    if explain and estimate.traffic:
+      print('\n' + tables.operations(estimate))
     if search:
       largest = list(estimate_lib.search(config, phase, mesh))
       searches.append([x._asdict() for x in largest])
@@ -93,7 +95,7 @@ def _plan(config: ConfigDict, name: str, price: float,
 
 
 def plan(config: ConfigDict, topologies: Sequence[str], *, price: float = 0.0,
-         search: bool = False, out: str = '', given: Mapping[str, Any] = {}):
+         search: bool = False, explain: bool = False, out: str = '', given: Mapping[str, Any] = {}):
   """Compiles a run's steps for each slice and prints what it would take.
 
   Args:
@@ -101,6 +103,7 @@ def plan(config: ConfigDict, topologies: Sequence[str], *, price: float = 0.0,
     topologies: names of TPU slices, or 'local'.
     price: of a chip for an hour, in any currency; 0 = costs are not shown.
     search: find the largest batches too.
+    explain: show which operations move most memory.
     out: where to write the figures as JSON; '' = nowhere.
     given: the fields of the command line, with the values of the config file.
 
@@ -114,7 +117,7 @@ def plan(config: ConfigDict, topologies: Sequence[str], *, price: float = 0.0,
   no_effect.check(config, given)
   if LOCAL not in topologies:
     jax.config.update('jax_platforms', 'cpu')  # nothing runs, and nothing is taken from a run
-  plans = {name: _plan(config, name, price, search) for name in topologies}
+  plans = {name: _plan(config, name, price, search, explain) for name in topologies}
   if len(plans) > 1:
     print('\n' + tables.compared({name: phases for name, (phases, _) in plans.items()}, price))
   if out:

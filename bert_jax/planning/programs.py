@@ -19,8 +19,9 @@ from bert_jax.data.rows import Rows
 from bert_jax.objectives import catalogue, masking
 from bert_jax.parallel import chip_figures
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.planning import collectives
+from bert_jax.planning import collectives, traffic
 from bert_jax.planning.collectives import Collective
+from bert_jax.planning.traffic import Operation
 from bert_jax.runs import initial
 from bert_jax.tasks import pretraining as pretraining_lib
 from bert_jax.tasks.finetuning import FineTuningData
@@ -28,9 +29,6 @@ from bert_jax.tasks.task import Task
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 
-# Gather parameters before their products, not piece by piece in loops around them, as the TPU
-# compiler prefers: it counts the body of a loop once. Only larger products (MiB) become loops.
-_WHOLE_GATHERS = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'}
 _UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 
 
@@ -74,23 +72,22 @@ def finetuning(data: FineTuningData, steps: int) -> Work:
 
 
 class Figures(NamedTuple):
-  """The compiler's figures for a program on each device. It counts the body of a loop once."""
+  """The compiler's figures for a program on each device. It counts FLOPs in a loop once."""
 
   memory: dict[str, int] | None = None  # bytes by kind; None = it does not fit
   missing: float = 0.0  # bytes by which it does not fit
   seconds: float = 0.0  # to compile it
   flops: float = 0.0
-  traffic: float = 0.0  # bytes to and from memory
+  operations: Sequence[Operation] = ()  # of the run's own training step only
   collectives: Sequence[Collective] = ()  # of a smaller model only
   program: jax.stages.Compiled | None = None
 
 
-def _compile(lowered: jax.stages.Lowered, limit: float = math.inf,
-             options: dict[str, str] | None = None) -> Figures:
+def _compile(lowered: jax.stages.Lowered, limit: float = math.inf) -> Figures:
   """Compiles for devices with `limit` bytes of memory; infinite = only the compiler knows."""
   began = time.monotonic()
   try:
-    program = lowered.compile(compiler_options=options)
+    program = lowered.compile()
   except jax.errors.JaxRuntimeError as e:
     match = re.search(r'Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm', str(e)) or re.search(
         r'\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)', str(e))
@@ -104,8 +101,7 @@ def _compile(lowered: jax.stages.Lowered, limit: float = math.inf,
             'results': sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
             'code': sizes.generated_code_size_in_bytes}
   return Figures(memory, max(0.0, sum(memory.values()) - limit), seconds,
-                 flops=costs.get('flops', 0.0), traffic=costs.get('bytes accessed', 0.0),
-                 program=program)
+                 flops=costs.get('flops', 0.0), program=program)
 
 
 def _batch(work: Work, mesh: Mesh) -> Any:
@@ -113,17 +109,16 @@ def _batch(work: Work, mesh: Mesh) -> Any:
   return jax.tree.map(lambda x: x.update(sharding=sharding), work.batch)
 
 
-def train_step(work: Work, config: ConfigDict, mesh: Mesh, whole_gathers: bool = False) -> Figures:
-  """Compiles the training step; `whole_gathers` makes all its FLOPs countable on a TPU."""
+def train_step(work: Work, config: ConfigDict, mesh: Mesh) -> Figures:
+  """Compiles the training step."""
   settings = optimizer_lib.OptimizerConfig(**config.optimizer)
   # The schedule is data to the program: its length changes no figure.
   optimizer = optimizer_lib.make_optimizer(settings, max(settings.warmup_steps, 1) * 10)
   _, state = state_lib.make_init(work.task, optimizer, mesh, config.sharding)
   step = state_lib.make_train_step(work.task, optimizer, mesh, config.sharding, state,
                                    seed=config.seed, accumulation=settings.accumulation)
-  device = mesh.devices.flat[0]
-  return _compile(step.lower(state, _batch(work, mesh)), chip_figures.memory_limit(device),
-                  _WHOLE_GATHERS if whole_gathers and device.platform == 'tpu' else None)
+  return _compile(step.lower(state, _batch(work, mesh)),
+                  chip_figures.memory_limit(mesh.devices.flat[0]))
 
 
 def eval_step(work: Work, config: ConfigDict, mesh: Mesh) -> Figures:
@@ -143,16 +138,21 @@ class Program(NamedTuple):
 
 
 def compile_program(config: ConfigDict, work: Work, mesh: Mesh, program: Program) -> Figures:
-  """The figures of one program, in plain types; with the collectives of a smaller model."""
+  """The figures of one program, in plain types."""
+  if program.evaluates:
+    return eval_step(work, config, mesh)._replace(program=None)
   if not program.layers:
-    step = eval_step if program.evaluates else train_step
-    return step(work, config, mesh)._replace(program=None)
+    figures = train_step(work, config, mesh)
+    if figures.program:
+      operations = traffic.operations(figures.program.as_text())
+      figures = figures._replace(operations=operations, program=None)
+    return figures
   config = config.copy_and_resolve_references()
   config.update_from_flattened_dict({
       'model.num_layers': program.layers, 'model.scan_unroll': program.layers,
       'optimizer.accumulation': 1})
   task = work.task.with_config(config_lib.bert_config(config.model))
-  figures = train_step(work._replace(task=task), config, mesh, whole_gathers=True)
+  figures = train_step(work._replace(task=task), config, mesh)
   if figures.program:
     exchanged = collectives.read(figures.program.as_text(), mesh)
     figures = figures._replace(collectives=exchanged, program=None)

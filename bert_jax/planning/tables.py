@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from bert_jax.planning.estimate import Estimate, Largest
 
 _GIB = 2**30
+_LARGEST_OPERATIONS = 10
 
 
 def _amount(value: float, unit: str) -> str:
@@ -38,11 +39,10 @@ def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
                    f'{_amount(e.traffic / per_device, "B")}')
   if e.counted_flops < e.flops:
     yield 'counted', (f'only {_amount(e.counted_flops / per_device, "FLOP")} for each token: the '
-                      "FLOPs above are the model's own, without recomputation; the memory traffic "
-                      'is a part')
-  elif e.whole_gathers:
-    yield 'counted', ('of a step that gathers parameters whole: a run may gather them in loops, '
-                      'which move more memory and are counted once')
+                      "FLOPs above are the model's own, without recomputation")
+  if cycles := sum(x.cycles for x in e.operations):
+    yield 'expected', (f'{_amount(cycles, "cycles")} by the compiler, without kernels, copies and '
+                       'exchanges: compare settings by it')
   for c in e.collectives:
     yield c.kind, (f'{_amount(c.bytes, "B")} over {" and ".join(c.axes)} in {c.count:.0f} '
                    f'operations: each device sends {_amount(c.sent, "B")}')
@@ -70,6 +70,18 @@ def weak_scaling(e: Estimate) -> str:
   """Bytes that a device sends in a step, by the number of devices."""
   return table([['devices', *map(str, e.weak_scaling)],
                 ['sent', *(_amount(size, 'B') for size in e.weak_scaling.values())]])
+
+
+def operations(e: Estimate) -> str:
+  """The operations that move most of a step's memory traffic, and the module of each."""
+  all_cycles = sum(x.cycles for x in e.operations)
+  rows = [['traffic', 'share', *(['cycles'] if all_cycles else []), 'part of the step', 'module',
+           'operation', 'instructions']]
+  for x in e.operations[:_LARGEST_OPERATIONS]:
+    cycles = [f'{x.cycles / all_cycles:.0%}'] if all_cycles else []
+    rows.append([_amount(x.bytes, 'B'), f'{x.bytes / e.traffic:.0%}', *cycles,
+                 x.part or "the compiler's copies", x.module, x.kind, str(x.count)])
+  return table(rows)
 
 
 def compared(plans: dict[str, list[Estimate]], price: float) -> str:

@@ -102,14 +102,15 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
           lambda total, part: (jax.tree.map(jnp.add, total, gradients(part, counts)), None),
           zero, micro)[0]
 
-    norm = optax.tree.norm(grads)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    updated = optax.apply_updates(state.params, updates), opt_state
-    # After a skipped step only the schedule moves: it is the last part of `make_optimizer`.
-    skipped = state.params, (*state.opt_state[:-1], opt_state[-1])
-    is_finite = jnp.isfinite(norm) & jnp.isfinite(losses.total_loss(metrics, task.loss_weights))
-    params, opt_state = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old),
-                                     updated, skipped)
+    with jax.named_scope('optimizer'):
+      norm = optax.tree.norm(grads)
+      updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+      updated = optax.apply_updates(state.params, updates), opt_state
+      # After a skipped step only the schedule moves: it is the last part of `make_optimizer`.
+      skipped = state.params, (*state.opt_state[:-1], opt_state[-1])
+      is_finite = jnp.isfinite(norm) & jnp.isfinite(losses.total_loss(metrics, task.loss_weights))
+      params, opt_state = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old),
+                                       updated, skipped)
     metrics['grad_norm'] = (norm, jnp.float32(1))
     metrics['skipped'] = (1 - is_finite.astype(jnp.float32), jnp.float32(1))
     return TrainState(state.step + 1, params, opt_state, state.frozen), metrics

@@ -25,12 +25,15 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 
 def test_local(tmp_path, capsys):
   c = small_config(**{'model.num_layers': 2, 'model.dtype': 'auto'})
-  planner.plan(c, ['local'], out=str(tmp_path / 'planner.json'))
+  planner.plan(c, ['local'], explain=True, out=str(tmp_path / 'planner.json'))
   shown = capsys.readouterr().out
   assert 'remat none; float32)' in shown
   assert '10 steps of 8 rows of 64' in shown and 'all-reduce' in shown
   (phase,) = json.loads((tmp_path / 'planner.json').read_text())['local']['phases']
   assert phase['devices'] == 8 and phase['missing'] == 0 and phase['tokens'] == 512
+  assert phase['traffic'] == sum(x['bytes'] for x in phase['operations'])
+  table = shown.partition('| traffic | share | part')[2].splitlines()[2:12]
+  assert len(table) == 10 and any('optimizer' in row for row in table)
   # Parameters and two moments, float32, whole on every device; the batch is small.
   model = dataclasses.replace(config_lib.bert_config(c.model), dtype='float32')
   objective = catalogue.create('', c.data.sequences, model)

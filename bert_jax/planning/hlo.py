@@ -1,0 +1,112 @@
+"""Reads the text of a compiled program (HLO): its instructions, their sizes, how often they run."""
+
+from collections.abc import Iterator
+import math
+import re
+from typing import NamedTuple
+
+_BYTES = {'pred': 1, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 'bf16': 2, 'f16': 2, 's32': 4, 'u32': 4,
+          'f32': 4, 's64': 8, 'u64': 8, 'f64': 8}
+_COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.-]+) \(.*\{\s*$')
+_INSTRUCTION = re.compile(r'^\s+(ROOT )?%?([\w.-]+) = (.*)$')
+_ARRAY = re.compile(r'(\w+)\[([\d,]*)\](?:\{([^{}]*)\})?')
+_SPACE = re.compile(r'S\((\d+)\)')  # of a TPU's layout: 1 is the core's own memory
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+
+
+def integers(text: str) -> list[int]:
+  """'4,8' -> [4, 8]."""
+  return [int(number) for number in text.split(',') if number]
+
+
+class Array(NamedTuple):
+  """An array in the result of an instruction."""
+
+  size: int  # bytes
+  is_far: bool  # in the memory of the chip (HBM, RAM), not in that of its core
+
+
+def arrays(result: str) -> list[Array]:
+  """The arrays of a result such as 'bf16[4,8]{1,0:T(8,128)S(1)}' or a tuple of these."""
+  return [Array(_BYTES[dtype] * math.prod(integers(shape)), not _SPACE.search(layout))
+          for dtype, shape, layout in _ARRAY.findall(result) if dtype in _BYTES]
+
+
+class Instruction(NamedTuple):
+  """One line of a computation."""
+
+  name: str
+  result: str  # type and layout
+  opcode: str
+  operands: tuple[str, ...]  # names
+  attributes: str
+  is_root: bool
+
+  def called(self, attribute: str) -> str:
+    """Returns the name of a computation: `calls` of a fusion, `body` or `condition` of a loop."""
+    return re.search(rf'\b{attribute}=%?([\w.-]+)', self.attributes)[1]
+
+
+def _closing(text: str) -> int:
+  """The place of the parenthesis that closes the one before `text`."""
+  depth = 1
+  for i, letter in enumerate(text):
+    depth += (letter == '(') - (letter == ')')
+    if not depth:
+      return i
+  return len(text)
+
+
+def _instruction(line: str) -> Instruction | None:
+  match = _INSTRUCTION.match(line)
+  if not match:
+    return None
+  root, name, rest = match.groups()
+  if rest.startswith('('):  # a tuple
+    end = _closing(rest[1:]) + 2
+    result, rest = rest[:end], rest[end + 1:]
+  else:
+    result, _, rest = rest.partition(' ')
+  opcode, _, rest = rest.partition('(')
+  end = _closing(rest)
+  operands = rest[:end] if opcode in ('parameter', 'constant') else re.findall(
+      r'%([\w.-]+)', rest[:end])
+  operands = (operands,) if isinstance(operands, str) else tuple(operands)
+  return Instruction(name, result, opcode, operands, rest[end + 1:], bool(root))
+
+
+class Program:
+  """The computations of a program."""
+
+  def __init__(self, text: str):
+    self.computations: dict[str, dict[str, Instruction]] = {}
+    current, self.entry = {}, ''
+    for line in text.splitlines():
+      if match := _COMPUTATION.match(line):
+        current = self.computations.setdefault(match[2], {})
+        self.entry = match[2] if match[1] else self.entry
+      elif instruction := _instruction(line):
+        current[instruction.name] = instruction
+
+  def _turns(self, loop: Instruction) -> int:
+    """How often a loop runs: its known count, or the bound that its condition compares with."""
+    if match := _TRIPS.search(loop.attributes):
+      return int(match[1])
+    bounds = [int(x.operands[0]) for x in self.computations[loop.called('condition')].values()
+              if x.opcode == 'constant' and x.operands[0].isdigit()]
+    return max(bounds, default=1)
+
+  def walk(self, computation: str = '', times: int = 1
+           ) -> Iterator[tuple[dict[str, Instruction], Instruction, int]]:
+    """Yields (computation, instruction, how often it runs) with loops unrolled.
+
+    A fusion is one instruction.
+    """
+    inside = self.computations[computation or self.entry]
+    for instruction in inside.values():
+      if instruction.opcode == 'while':
+        yield from self.walk(instruction.called('body'), times * self._turns(instruction))
+      elif instruction.opcode == 'call':
+        yield from self.walk(instruction.called('to_apply'), times)
+      else:
+        yield inside, instruction, times

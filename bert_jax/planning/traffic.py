@@ -1,0 +1,134 @@
+"""What a compiled step reads from and writes to the memory of a device, and for which module.
+
+Of a TPU, the core's own memory does not count: the compiler keeps small arrays there, and the
+`bytes accessed` of its cost analysis count those too.
+"""
+
+from collections.abc import Iterator, Sequence
+import re
+from typing import NamedTuple
+
+from bert_jax.planning import hlo
+from bert_jax.planning.hlo import Instruction
+
+_SLICES = ('dynamic-slice', 'slice', 'gather')
+_FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'iota', 'after-all',
+         'conditional', 'opt-barrier', 'partition-id', 'replica-id')
+_MOVES = ('copy-start', 'slice-start', 'dynamic-slice-start')  # between the two memories of a TPU
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_WRAPPERS = re.compile(r'^(jit|jvp|transpose|vmap|shard_map|checkpoint|rematted_computation|while'
+                       r'|body|cond|closed_call|eval_jaxpr|branch_\d+_fun)\b')
+
+
+class Operation(NamedTuple):
+  """All instructions of one kind for one module."""
+
+  part: str  # of the step: forward, backward, recomputed, update; '' = the compiler's own copies
+  module: str  # layers/attention; '' = outside of the model
+  kind: str  # dot_general, convert_element_type, ...
+  count: int  # instructions in the program; a loop has its own once
+  bytes: float  # in a step, read and written
+  cycles: float  # in a step, as the TPU compiler expects; 0 for kernels, copies and exchanges
+
+
+class _Reader:
+  """The bytes that each instruction of a program moves."""
+
+  def __init__(self, program: hlo.Program):
+    self._program = program
+
+  def bytes(self, inside: dict[str, Instruction], x: Instruction) -> float:
+    """Bytes that one run of an instruction moves to and from the device's memory."""
+    if x.opcode in _FREE or x.opcode.endswith('-done') or 'AllocateBuffer' in x.attributes:
+      return 0
+    if x.opcode in _MOVES:  # (source, target, ...): one of the two is in the core's memory
+      source, target = hlo.arrays(x.result)[:2]
+      return (source.is_far + target.is_far) * min(source.size, target.size)
+    read = sum(self._read(inside, x, i) for i, name in enumerate(x.operands)
+               if name in inside and all(array.is_far for array in hlo.arrays(inside[name].result)))
+    return read + sum(size for size, array in self._written(inside, x) if array.is_far)
+
+  def _read(self, inside: dict[str, Instruction], x: Instruction, i: int) -> int:
+    """Bytes that an instruction reads of its operand number `i`: a slice reads its result only."""
+    whole = _size(inside[x.operands[i]])
+    if i == 0 and x.opcode in _SLICES:
+      return min(whole, _size(x))
+    if i == 0 and x.opcode == 'dynamic-update-slice':
+      return 0
+    if x.opcode != 'fusion':
+      return whole
+    fused = self._program.computations[x.called('calls')]
+    parameter = next(y for y in fused.values()
+                     if y.opcode == 'parameter' and y.operands[0] == str(i))
+    return min(whole, self._read_within(fused, parameter))
+
+  def _read_within(self, inside: dict[str, Instruction], value: Instruction) -> int:
+    """Bytes that the instructions of a fusion read of one of its values."""
+    total = 0
+    for x in inside.values():
+      for i, name in enumerate(x.operands):
+        if name == value.name and x.opcode != 'parameter':
+          total += (self._read_within(inside, x) if x.opcode == 'bitcast'
+                    else self._read(inside, x, i))
+    return total
+
+  def _written(self, inside: dict[str, Instruction], x: Instruction
+               ) -> Iterator[tuple[int, hlo.Array]]:
+    """The bytes that an instruction writes of each array; an update in place is the update only."""
+    if x.opcode.endswith('-start'):  # an exchange; its result has the operands too
+      yield from ((array.size, array) for name in x.operands
+                  for array in hlo.arrays(inside[name].result))
+      return
+    roots, within = [x], inside
+    if x.opcode == 'fusion':
+      within = self._program.computations[x.called('calls')]
+      root = next(y for y in within.values() if y.is_root)
+      roots = [within[name] for name in root.operands] if root.opcode == 'tuple' else [root]
+    arrays = hlo.arrays(x.result)
+    if len(roots) != len(arrays):
+      yield from ((array.size, array) for array in arrays)
+      return
+    for root, array in zip(roots, arrays):
+      while root.opcode == 'bitcast' and root.operands[0] in within:
+        root = within[root.operands[0]]
+      is_update = root.opcode == 'dynamic-update-slice'
+      yield _size(within[root.operands[1]]) if is_update else array.size, array
+
+
+def _size(x: Instruction) -> int:
+  return sum(array.size for array in hlo.arrays(x.result))
+
+
+def _place(x: Instruction) -> tuple[str, str, str]:
+  """(part, module, kind) from the name that JAX gave the operation."""
+  match = re.search(r'op_name="(jit\([^":]*)', x.attributes)
+  if not match:
+    return '', '', x.opcode
+  name = match[1].rstrip(')')
+  part = ('recomputed' if 'rematted_computation' in name else 'backward' if 'transpose(' in name
+          else 'forward' if 'jvp(' in name else 'update')
+  *modules, kind = name.split('/')
+  # A method shows as `module.method`; a private one and a product's letters say nothing more.
+  modules = [name.rpartition('.')[2] for name in modules
+             if not _WRAPPERS.match(name) and '._' not in name and '->' not in name]
+  return part, '/'.join(modules), kind
+
+
+def operations(text: str) -> list[Operation]:
+  """The operations of a program, from the text of its HLO, those that move most first."""
+  program = hlo.Program(text)
+  reader, totals = _Reader(program), {}
+  for inside, x, times in program.walk():
+    expected = _CYCLES.search(x.attributes)
+    size, cycles = reader.bytes(inside, x), int(expected[1]) if expected else 0
+    if size or cycles:
+      place = _place(x)
+      count, *sums = totals.get(place, (0, 0, 0))
+      totals[place] = count + 1, sums[0] + times * size, sums[1] + times * cycles
+  return sorted((Operation(*place, *values) for place, values in totals.items()),
+                key=lambda operation: -operation.bytes)
+
+
+def total(operations: Sequence[Operation]) -> float:
+  """Bytes in a step."""
+  return sum(operation.bytes for operation in operations)
