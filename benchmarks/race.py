@@ -31,10 +31,11 @@ _SIDES = flags.DEFINE_list('sides', ['pytorch', 'bert', 'speedrun'], 'Some of th
 _POINTS = 10  # of each line of the picture
 _TITLES = {'pytorch': 'PyTorch BERT (transformers)', 'bert': 'bert_jax, BERT',
            'speedrun': 'bert_jax, speedrun'}
-# A BERT of 4 layers of 256, with the choices of configs/tiny.py.
+# A BERT of 4 layers of 256, with the choices of configs/tiny.py and the rate that PyTorch's side
+# found best. With the 2e-3 of configs/tiny.py it stays on the plateau for 30 minutes.
 _BERT = {'train_steps': 0, 'phases': '()', 'max_len': 128, 'batch_size': 32,
          'data.sequences': 'full_sentences', 'model.dropout': 0.0, 'model.attention_dropout': 0.0,
-         'model.initializer_range': 0.08, 'model.scan_unroll': 4, 'optimizer.learning_rate': 2e-3,
+         'model.initializer_range': 0.08, 'model.scan_unroll': 4, 'optimizer.learning_rate': 5e-4,
          'optimizer.warmup_steps': 0, 'optimizer.warmup_ratio': 0.1}
 _CHECKPOINTS = {'checkpoint_every': 50, 'keep_checkpoints': 10_000}  # points of the picture
 
