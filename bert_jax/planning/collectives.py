@@ -88,7 +88,8 @@ def read(text: str, mesh: Mesh) -> list[Collective]:
     channel = _CHANNEL.search(operands)
     if channel and channel[1] in seen:
       continue
-    seen.add(channel and channel[1])
+    if channel:
+      seen.add(channel[1])
     size = _result_size(result, bool(start))
     group = _first_group(operands, mesh.size)
     if kind == 'reduce-scatter':

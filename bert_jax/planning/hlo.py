@@ -75,8 +75,8 @@ def _instruction(line: str) -> Instruction | None:
   return Instruction(name, result, opcode, operands, rest[end + 1:], bool(root))
 
 
-class Program:
-  """The computations of a program."""
+class Module:
+  """The computations of a program, by name."""
 
   def __init__(self, text: str):
     self.computations: dict[str, dict[str, Instruction]] = {}

@@ -34,8 +34,8 @@ class Operation(NamedTuple):
 class _Reader:
   """The bytes that each instruction of a program moves."""
 
-  def __init__(self, program: hlo.Program):
-    self._program = program
+  def __init__(self, module: hlo.Module):
+    self._module = module
 
   def bytes(self, inside: dict[str, Instruction], x: Instruction) -> float:
     """Bytes that one run of an instruction moves to and from the device's memory."""
@@ -57,7 +57,7 @@ class _Reader:
       return 0
     if x.opcode != 'fusion':
       return whole
-    fused = self._program.computations[x.called('calls')]
+    fused = self._module.computations[x.called('calls')]
     parameter = next(y for y in fused.values()
                      if y.opcode == 'parameter' and y.operands[0] == str(i))
     return min(whole, self._read_within(fused, parameter))
@@ -81,7 +81,7 @@ class _Reader:
       return
     roots, within = [x], inside
     if x.opcode == 'fusion':
-      within = self._program.computations[x.called('calls')]
+      within = self._module.computations[x.called('calls')]
       root = next(y for y in within.values() if y.is_root)
       roots = [within[name] for name in root.operands] if root.opcode == 'tuple' else [root]
     arrays = hlo.arrays(x.result)
@@ -116,9 +116,9 @@ def _place(x: Instruction) -> tuple[str, str, str]:
 
 def operations(text: str) -> list[Operation]:
   """The operations of a program, from the text of its HLO, those that move most first."""
-  program = hlo.Program(text)
-  reader, totals = _Reader(program), {}
-  for inside, x, times in program.walk():
+  module = hlo.Module(text)
+  reader, totals = _Reader(module), {}
+  for inside, x, times in module.walk():
     expected = _CYCLES.search(x.attributes)
     size, cycles = reader.bytes(inside, x), int(expected[1]) if expected else 0
     if size or cycles:
