@@ -13,6 +13,7 @@ on where it was. Needs torch and transformers.
 
 import json
 import pathlib
+import shlex
 import subprocess
 import sys
 
@@ -23,7 +24,7 @@ _WORDS = flags.DEFINE_integer('words', 10_000_000, 'Words of the text that are r
 _HELD_OUT = flags.DEFINE_string('held_out', None, 'Glob of other text files.', required=True)
 _PAIRS = flags.DEFINE_string('pairs', None, "Minimal pairs in BLiMP's JSON lines.")
 _GLUE = flags.DEFINE_string('glue', None, 'Folder of GLUE.')
-_GLUE_FLAGS = flags.DEFINE_list('glue_flags', [], 'Further flags of the suite, without --.')
+_GLUE_FLAGS = flags.DEFINE_string('glue_flags', '', "Further flags of the suite: '--seeds=1 ...'.")
 _MINUTES = flags.DEFINE_float('minutes', 30, 'Of training, for each side.')
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
 _SIDES = flags.DEFINE_list('sides', ['pytorch', 'bert', 'speedrun'], 'Some of the sides.')
@@ -94,7 +95,7 @@ def _scores(side: str, home: pathlib.Path) -> tuple[dict[float, float], dict[str
     cells['minimal pairs'] = f'{100 * last["accuracy"]:.1f} ± {100 * last["standard error"]:.1f}'
   if _GLUE.value:
     rows = _evaluate(side, 'glue', _GLUE.value, home, *model, '--twin',
-                     *(f'--{flag}' for flag in _GLUE_FLAGS.value))['rows']
+                     *shlex.split(_GLUE_FLAGS.value))['rows']
     for row in rows:
       cells[row['task']] = f'{100 * row["model"]:.1f} ({100 * row["twin"]:.1f})'
   return losses, cells
