@@ -11,9 +11,6 @@ import numpy as np
 from bert_jax.planning import hlo
 
 _KINDS = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute')
-_INSTRUCTION = re.compile(
-    rf'^\s*(?:ROOT )?%?[\w.-]+ = (.*?) ({"|".join(_KINDS)})(-start)?\((.*)$')
-_COMPUTATION = re.compile(r'^(?:ENTRY )?%?([\w.-]+) \(.*\{\s*$')
 _CHANNEL = re.compile(r'channel_id=(\d+)')
 # The three forms in which the compilers write groups of devices.
 _IOTA = re.compile(r'replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
@@ -53,18 +50,18 @@ def _iota(shape: str, transposed: str | None) -> np.ndarray:
   return order.transpose(hlo.integers(transposed)) if transposed else order
 
 
-def _first_group(operands: str, size: int) -> np.ndarray:
+def _first_group(attributes: str, size: int) -> np.ndarray:
   """The devices of an instruction's first group, by their place in the mesh of `size` devices."""
-  if match := _IOTA.search(operands):
+  if match := _IOTA.search(attributes):
     groups, devices, shape, transposed = match.groups()
     return _iota(shape, transposed).reshape(int(groups), int(devices))[0]
-  if match := _MESH.search(operands):
+  if match := _MESH.search(attributes):
     axes, shape, transposed, combined = match.groups()
     sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", axes)}
     order = _iota(shape or str(size), transposed).reshape(tuple(sizes.values()))
     combined = re.findall(r"'(\w+)'", combined)
     return order[tuple(slice(None) if name in combined else 0 for name in sizes)].reshape(-1)
-  if match := _LISTS.search(operands):
+  if match := _LISTS.search(attributes):
     return np.array(hlo.integers(match[1]))
   return np.arange(size)  # no groups: all devices
 
@@ -77,21 +74,21 @@ def _axes(group: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
 
 def read(text: str, mesh: Mesh) -> list[Collective]:
   """The collectives in the HLO of a program for each device of `mesh`; loops are counted once."""
-  totals, computation, seen = {}, '', set()
-  for line in text.splitlines():
-    if match := _COMPUTATION.match(line):
-      computation = match[1]
-    if not (match := _INSTRUCTION.match(line)):
+  totals, seen = {}, set()
+  instructions = [(computation, x) for computation, inside in hlo.Module(text).computations.items()
+                  for x in inside.values()]
+  for computation, x in instructions:
+    kind = x.opcode.removesuffix('-start')
+    if kind not in _KINDS:
       continue
-    result, kind, start, operands = match.groups()
     # The TPU compiler writes an exchange that runs beside several operations once for each.
-    channel = _CHANNEL.search(operands)
+    channel = _CHANNEL.search(x.attributes)
     if channel and channel[1] in seen:
       continue
     if channel:
       seen.add(channel[1])
-    size = _result_size(result, bool(start))
-    group = _first_group(operands, mesh.size)
+    size = _result_size(x.result, x.opcode != kind)
+    group = _first_group(x.attributes, mesh.size)
     if kind == 'reduce-scatter':
       size *= len(group)
     if computation.startswith('all-reduce-scatter'):  # the TPU compiler's name for the two in one

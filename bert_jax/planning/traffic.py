@@ -1,7 +1,7 @@
-"""What a compiled step reads from and writes to the memory of a device, and for which module.
+"""The memory traffic of a compiled step on each device, by the module that causes it.
 
-Of a TPU, the core's own memory does not count: the compiler keeps small arrays there, and the
-`bytes accessed` of its cost analysis count those too.
+On a TPU the core's own memory does not count: the compiler keeps small arrays there, and the
+`bytes accessed` of its cost analysis include them. The branches of a conditional do not count.
 """
 
 from collections.abc import Iterator, Sequence
@@ -75,16 +75,17 @@ class _Reader:
   def _written(self, inside: dict[str, Instruction], x: Instruction
                ) -> Iterator[tuple[int, hlo.Array]]:
     """The bytes that an instruction writes of each array; an update in place is the update only."""
-    if x.opcode.endswith('-start'):  # an exchange; its result has the operands too
-      yield from ((array.size, array) for name in x.operands
-                  for array in hlo.arrays(inside[name].result))
+    arrays = hlo.arrays(x.result)
+    if x.opcode.endswith('-start'):  # an exchange: (operands, results, ...), or results alone
+      count = sum(len(hlo.arrays(inside[name].result)) for name in x.operands)
+      results = arrays[count:2 * count] or arrays
+      yield from ((array.size, array) for array in results)
       return
     roots, within = [x], inside
     if x.opcode == 'fusion':
       within = self._module.computations[x.called('calls')]
       root = next(y for y in within.values() if y.is_root)
       roots = [within[name] for name in root.operands] if root.opcode == 'tuple' else [root]
-    arrays = hlo.arrays(x.result)
     if len(roots) != len(arrays):
       yield from ((array.size, array) for array in arrays)
       return

@@ -22,6 +22,8 @@ def test_counted_by_hand():
                 0),
       Operation('forward', 'encode/layers/attention', 'convert_element_type', 1,
                 24 * _ARRAY + indices, 2400),
+      # Reads one part, writes four.
+      Operation('', '', 'all-gather-start', 1, 5 * _ARRAY, 0),
       # The first addition stays in the memory of the core.
       Operation('update', 'optimizer', 'add', 1, 2 * _ARRAY, 0),
       Operation('', '', 'copy-start', 1, _ARRAY, 0)]
