@@ -13,7 +13,7 @@ from bert_jax.runtime import host
 
 
 def get_config():
-  """Muon, short convolutions, 30% masked, full rows of text, small batches."""
+  """Muon, short convolutions, 40% masked, full rows of text, small batches."""
   on_cpu = not host.has_accelerator()
   layers, width, heads, rows = (4, 256, 4, 16) if on_cpu else (13, 384, 6, 256)
   c = config.pretraining(ModernConfig(
@@ -24,8 +24,8 @@ def get_config():
   c.phases, c.max_len, c.batch_size = (), 128, rows
   c.data.sequences, c.data.heldout = 'full_sentences', 0.01
   # All predicted tokens become [MASK]: the scores mask tokens too, and few minutes teach little.
-  c.masking.rate, c.masking.replace_mask, c.masking.replace_random = 0.3, 1.0, 0.0
-  c.optimizer.name, c.optimizer.learning_rate = 'muon', 6e-3
+  c.masking.rate, c.masking.replace_mask, c.masking.replace_random = 0.4, 1.0, 0.0
+  c.optimizer.name, c.optimizer.learning_rate = 'muon', 4e-3
   c.optimizer.warmup_steps, c.optimizer.warmup_ratio = 0, 0.05
   c.log_every, c.eval_every, c.checkpoint_every = 50, 500, 250
   return c
