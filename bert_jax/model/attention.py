@@ -69,7 +69,10 @@ def attend(module: nn.Module, qkv: jax.Array, mask: Mask, *, deterministic: bool
   query, key, value = (qkv.reshape(of_heads)[:, :, :, i] for i in range(3))  # [B, L, H, K]
   if rotate:
     query, key = rotate(query), rotate(key)
-  if reach and not module.is_mutable_collection('intermediates'):
+  # In blocks each token computes 3 * reach weights, which pays in long rows only. The kernels
+  # cannot see less than a whole pair.
+  in_blocks = path != 'xla' or qkv.shape[1] > 3 * reach
+  if reach and in_blocks and not module.is_mutable_collection('intermediates'):
     return local_attention(query, key, value, mask.pair_index, reach, dropout).reshape(flat)
   if path == 'xla':
     bias = mask.bias
