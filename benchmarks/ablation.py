@@ -17,6 +17,8 @@ import sys
 
 from absl import app, flags
 
+from bert_jax.data import phases
+
 _RECORDS = flags.DEFINE_string('records', None, 'A folder of bert_jax.prepare.', required=True)
 _HELD_OUT = flags.DEFINE_string('held_out', None, 'Glob of other text files.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
@@ -27,11 +29,12 @@ _VARIANTS = flags.DEFINE_list('variants', None, 'Some of the variants; by defaul
 VARIANTS = {
     'recipe': {},
     'AdamW': {'optimizer.name': 'adamw', 'optimizer.learning_rate': 2e-3},
-    'half the rate': {'optimizer.learning_rate': 3e-3},
+    'half the rate': {'optimizer.learning_rate': 2e-3},
+    'rate 6e-3': {'optimizer.learning_rate': 6e-3},
     '80% [MASK] and 10% random': {'masking.replace_mask': 0.8, 'masking.replace_random': 0.1},
     '15% masked': {'masking.rate': 0.15},
-    '40% masked': {'masking.rate': 0.4},
-    '30% to 15% masked': {'masking.final_rate': 0.15},
+    '30% masked': {'masking.rate': 0.3},
+    '40% to 15% masked': {'masking.final_rate': 0.15},
     'whole words': {'masking.unit': 'whole_word'},
     'pairs and NSP': {'data.sequences': 'next_sentence'},
     'dropout 0.1': {'model.dropout': 0.1},
@@ -39,10 +42,11 @@ VARIANTS = {
     'weight decay 0.1': {'optimizer.weight_decay': 0.1},
     'no convolutions': {'model.conv_reach': 0},
     'convolutions over two neighbours': {'model.conv_reach': 2},
-    'rows of 64': {'max_len': 64, 'batch_size': 32},
-    # train_steps: a factor on those of the recipe.
-    '32 rows, half the steps': {'batch_size': 32, 'train_steps': 0.5},
-    '8 rows, twice the steps': {'batch_size': 8, 'train_steps': 2},
+    # Phases are shares of the steps; train_steps is a factor on those of the recipe.
+    'rows of 128 only': {'phases': ((1, 128, 16),)},
+    'rows of 64 only': {'phases': ((1, 64, 32),)},
+    'twice the rows, half the steps': {'phases': ((8, 64, 64), (2, 128, 32)), 'train_steps': 0.5},
+    'half the rows, twice the steps': {'phases': ((8, 64, 16), (2, 128, 8)), 'train_steps': 2},
 }
 
 
@@ -52,6 +56,8 @@ def _run(name: str, seed: int, home: pathlib.Path) -> dict[str, float]:
   overrides = {'train_minutes': 0, **VARIANTS[name], 'seed': seed,
                'data.source': _RECORDS.value, 'log_every': 20,
                'train_steps': int(_STEPS.value * VARIANTS[name].get('train_steps', 1))}
+  if 'phases' in overrides:
+    overrides['phases'] = phases.scaled(overrides['phases'], overrides['train_steps'])
   overrides |= {'eval_every': overrides['train_steps'],
                 'checkpoint_every': overrides['train_steps']}
   scores = pathlib.Path(f'{folder}.json')

@@ -121,7 +121,9 @@ def pretraining(size: str | BertConfig) -> ConfigDict:
   c.objective = ''
   c.teacher = ''  # of distillation: a model, as init_from
   c.model = model(size)
-  c.data.source = 'builtin'  # builtin, a glob of text files, tfds:NAME, or a folder of `prepare`
+  # builtin, a glob of text files, tfds:NAME, a folder of `prepare`, or several of these with their
+  # shares of the rows: 'wiki/*.gz=0.7,books/*.gz=0.3'; 'a=0.7:0.3,b=0.3:0.7' change over the run.
+  c.data.source = 'builtin'
   c.data.sequences = 'next_sentence'  # or sentence_order (ALBERT), full_sentences (RoBERTa)
   c.data.pack = True  # up to 8 pairs in a row, isolated from each other; False = one
   c.data.vocab = ''  # vocab.txt or a SentencePiece .model; '' = train one from the corpus

@@ -1,5 +1,6 @@
 """The corpus of a run: token records that `prepare` made, or text that is prepared on the spot."""
 
+from collections.abc import Sequence
 import dataclasses
 import os
 from typing import NamedTuple
@@ -8,7 +9,7 @@ from etils import epath
 from ml_collections import ConfigDict
 import numpy as np
 
-from bert_jax.data import preparation, records
+from bert_jax.data import mixture, preparation, records
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.corpus import Settings
 from bert_jax.errors import UserError, require
@@ -40,14 +41,22 @@ def open_records(directory: epath.Path) -> Corpus:
 
 
 def is_prepared(source: str) -> bool:
-  """True if `data.source` is a folder of token records."""
+  """True if `data.source` is a folder of token records, or a mixture of such folders."""
+  parts = mixture.parse(source)
+  if parts:
+    return all(is_prepared(part.source) for part in parts)
   return source != 'builtin' and not source.startswith('tfds:') and (
       epath.Path(source) / 'manifest.json').exists()
 
 
+def sources(source: str) -> tuple[str, ...]:
+  """The single corpora that `data.source` names."""
+  return tuple(part.source for part in mixture.parse(source)) or (source,)
+
+
 def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
                 processes: int = 1) -> Corpus:
-  """Opens `data.source`: token records, or text, which is prepared in the workdir first.
+  """Opens `data.source`: token records, text, which is prepared in the workdir first, or a mixture.
 
   Args:
     data: the config group `data`.
@@ -57,6 +66,9 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
   Raises:
     UserError: the corpus or vocabulary cannot be used, or the workdir holds another one.
   """
+  parts = mixture.parse(data.source)
+  if parts:
+    return _open_mixture(parts, data, vocab_size, workdir, processes)
   if is_prepared(data.source):
     source = epath.Path(data.source)
     corpus = open_records(storage.download(source) if storage.is_remote(data.source) else source)
@@ -70,9 +82,7 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
           f'data.source={data.source!r} is text, and {processes} processes train on it: make token '
           'records with bert_jax.prepare first, and give their folder')
   directory = workdir / 'corpus'
-  fields = {f.name for f in dataclasses.fields(Settings)} & set(data.keys())
-  settings = Settings(**{name: data[name] for name in fields},
-                      vocab_size=None if data.vocab else vocab_size)
+  settings = _settings(data, None if data.vocab else vocab_size)
   if not (directory / 'manifest.json').exists():
     preparation.prepare(settings, os.fspath(directory))
   name = preparation.changed_setting(directory, settings)
@@ -81,3 +91,48 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
     raise UserError(f'{workdir} was made with data.{name}={was!r}, now it is '
                     f'{getattr(settings, name)!r}: use another --workdir')
   return open_records(directory)
+
+
+def _settings(data: ConfigDict, vocab_size: int | None) -> Settings:
+  fields = {f.name for f in dataclasses.fields(Settings)} & set(data.keys())
+  return Settings(**{name: data[name] for name in fields}, vocab_size=vocab_size)
+
+
+def _open_mixture(parts: Sequence[mixture.Part], data: ConfigDict, vocab_size: int,
+                  workdir: epath.Path, processes: int) -> Corpus:
+  """Opens the corpora of a mixture, which share a vocabulary.
+
+  Texts without one take that of the first records, or one that is trained on all texts.
+  """
+  of_parts = [data.copy_and_resolve_references() for _ in parts]
+  for of_part, part in zip(of_parts, parts):
+    of_part.source = part.source
+  texts = [of_part for of_part in of_parts if not is_prepared(of_part.source)]
+  vocab = data.vocab
+  if texts and not vocab:
+    records_of = [part.source for part in parts if is_prepared(part.source)]
+    vocab = f'{records_of[0]}/tokenizer' if records_of else os.fspath(workdir / 'vocabulary')
+    if not records_of and not epath.Path(vocab).exists():
+      preparation.train_vocabulary([_settings(text, vocab_size) for text in texts],
+                                   epath.Path(vocab))
+  for text in texts:
+    text.vocab = vocab
+  opened = [open_corpus(of_part, vocab_size, workdir / 'corpora' / str(i), processes)
+            for i, of_part in enumerate(of_parts)]
+  first = opened[0]
+  for part, corpus in zip(parts, opened):
+    require(tokenizer_lib.digest(corpus.tokenizer) == tokenizer_lib.digest(first.tokenizer),
+            f'the records in {part.source} have another vocabulary than those in '
+            f'{parts[0].source}: prepare one of them again with --vocab')
+  weights = tuple((part.start, part.end) for part in parts)
+  train = mixture.MixedRecords(tuple(corpus.train for corpus in opened), weights)
+  held_out = [corpus.heldout for corpus in opened if corpus.heldout.num_tokens]
+  # As many counts as there are tokens, in the shares of the whole run.
+  counts = sum(np.mean(w) * train.num_tokens * corpus.counts / max(corpus.counts.sum(), 1)
+               for w, corpus in zip(weights, opened)).astype(np.int64)
+  tokens = sum((np.bincount(held.tokens(np.arange(held.num_tokens)), minlength=len(counts))
+                for held in held_out), np.zeros_like(counts))
+  return Corpus(
+      first.tokenizer, train, mixture.MixedRecords(tuple(held_out), weights), counts,
+      preparation.cross_entropy(tokens, counts),
+      tuple(f'{part.source}: {note}' for part, c in zip(parts, opened) for note in c.notes))

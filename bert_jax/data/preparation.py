@@ -4,7 +4,7 @@ An unfinished output folder also holds progress/, the results of the finished st
 command continues after them.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import itertools
 import json
@@ -72,6 +72,15 @@ def make_tokenizer(settings: Settings, source: corpus.Source,
         yield from settings.sentences(document)
 
   return vocabulary.train(settings.tokenizer, sentences, settings.vocab_size, settings.lowercase)
+
+
+def train_vocabulary(texts: Sequence[Settings], folder: epath.Path):
+  """Trains one vocabulary on several texts, and saves it in `folder`; `texts` differ in source."""
+  sources = [corpus.open_source(text, folder / 'progress') for text in texts]
+  together = corpus.Source((), lambda: itertools.chain.from_iterable(
+      source.read() for source in sources))
+  survey = survey_of(with_progress(together.read(), 'reading'), texts[0].heldout)
+  make_tokenizer(texts[0], together, survey).save(folder)
 
 
 def write_shard(directory: epath.Path, name: str, vocab_size: int,

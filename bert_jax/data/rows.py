@@ -187,8 +187,11 @@ class RowSource:
             first: int = 0) -> Rows:
     """The rows of a step, or the share that one process feeds; step 0 begins at row `first`."""
     row = np.arange(batch_size)[share]
-    return gather(self.records, self._pairs(first + step * batch_size + row), self.layout,
-                  self.tokenizer, row, self.words)
+    return self.take(first + step * batch_size + row, row)
+
+  def take(self, number: np.ndarray, row: np.ndarray) -> Rows:
+    """Some rows of the walk; `row` are their numbers in the global batch. [B] int64 both."""
+    return gather(self.records, self._pairs(number), self.layout, self.tokenizer, row, self.words)
 
   def epoch_batches(self, batch_size: int,
                     share: slice | np.ndarray = slice(None)) -> Iterator[Rows]:

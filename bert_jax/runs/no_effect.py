@@ -46,9 +46,11 @@ def _by_lowercase(c: ConfigDict) -> str:
 
 
 def _by_text_column(c: ConfigDict) -> str:
-  if c.data.source.startswith('tfds:'):
+  sources = dataset.sources(c.data.source)
+  if any(source.startswith('tfds:') for source in sources):
     return ''
-  files = [] if c.data.source == 'builtin' else corpus.find_files(c.data.source)
+  files = [file for source in sources if source != 'builtin' and not dataset.is_prepared(source)
+           for file in corpus.find_files(source)]
   return all(corpus.format_of(file, c.data.format) != 'jsonl' for file in files) and (
       f'data.source={c.data.source} is plain text: only JSON lines (data.format=jsonl) and tfds '
       'have columns')

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
-from bert_jax.data import dataset
+from bert_jax.data import dataset, mixture
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.pairs import Layout
 from bert_jax.data.rows import RowSource
@@ -25,6 +25,9 @@ from bert_jax.tasks.pretraining import Pretraining, PretrainingData
 def _train_steps(config: ConfigDict, corpus: dataset.Corpus) -> int:
   if config.train_steps:
     return config.train_steps
+  if isinstance(corpus.train, mixture.MixedRecords):
+    raise UserError(f'train_epochs={config.train_epochs} of the mixture data.source='
+                    f'{config.data.source} are not defined: give train_steps')
   layout = Layout.create(config.max_len, config.data.pack, config.data.sequences)
   rows = RowSource(corpus.train, layout, config.seed, corpus.tokenizer).rows
   return math.ceil(config.train_epochs * rows / config.batch_size)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
 
+from bert_jax.data import mixture
 from bert_jax.data.dataset import Corpus
 from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phases
@@ -107,6 +108,9 @@ class PretrainingData:
 
     def sources(records, seed):
       layouts = [Layout.create(phase.max_len, data.pack, data.sequences) for phase in phases]
+      if isinstance(records, mixture.MixedRecords):
+        return mixture.mixed_rows(records, layouts, phases, seed, corpus.tokenizer,
+                                  words=task.masking.unit != 'token')
       return tuple(RowSource(records, layout, seed, corpus.tokenizer,
                              words=task.masking.unit != 'token') for layout in layouts)
 

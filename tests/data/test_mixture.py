@@ -1,0 +1,96 @@
+"""Mixtures of corpora: shares, order and rows, by counting."""
+
+import numpy as np
+import pytest
+
+from bert_jax.data import mixture
+from bert_jax.data.pairs import Layout
+from bert_jax.data.phases import Phases
+from bert_jax.data.rows import RowSource
+from bert_jax.errors import UserError
+from tests.data.made import TOKENIZER, varied
+
+SHARES = ((0.7, 0.7), (0.3, 0.3))
+CHANGING = ((0.7, 0.3), (0.2, 0.2), (0.1, 0.5))
+
+
+@pytest.mark.parametrize('source, expected', [
+    ('wiki/*.gz=0.7,books/*.gz=0.3', [('wiki/*.gz', 0.7, 0.7), ('books/*.gz', 0.3, 0.3)]),
+    ('a=3,b=1', [('a', 0.75, 0.75), ('b', 0.25, 0.25)]),
+    ('a=1:0,b=1:4', [('a', 0.5, 0.0), ('b', 0.5, 1.0)]),
+    ('tfds:wikipedia/20230601.en=2,builtin=2',
+     [('tfds:wikipedia/20230601.en', 0.5, 0.5), ('builtin', 0.5, 0.5)]),
+    ('corpus/*.txt.gz', []), ('dumps/date=today/*.txt', []), ('builtin', [])])
+def test_sources_and_weights(source, expected):
+  assert [tuple(part) for part in mixture.parse(source)] == expected
+
+
+@pytest.mark.parametrize('source, message', [
+    ('a=0.7,b', "'b' has no weight"), ('a=0,b=0', 'the weights sum to 0'),
+    ('a=1:0,b=1:0', 'the weights sum to 0'), ('a=1.2.3,b=1', 'a weight that is no number')])
+def test_wrong_weights_are_refused(source, message):
+  with pytest.raises(UserError, match=message):
+    mixture.parse(source)
+
+
+@pytest.mark.parametrize('weights', [SHARES, ((1 / 3, 1 / 3),) * 3,
+                                     ((0.999, 0.999), (0.001, 0.001)), CHANGING])
+def test_shares_hold_over_any_thousand_rows(weights):
+  plan = mixture.Plan(weights, 50_000)
+  corpus, rank = plan.locate(np.arange(50_000))
+  for i, (start, end) in enumerate(weights):
+    of_corpus = np.concatenate([[0], np.cumsum(corpus == i)])
+    np.testing.assert_array_equal(rank[corpus == i], np.arange(of_corpus[-1]))  # none is left out
+    share = (of_corpus[1000:] - of_corpus[:-1000]) / 1000
+    middle = (np.arange(len(share)) + 500) / 50_000
+    assert np.abs(share - start - (end - start) * middle).max() <= 0.005
+    assert [plan.before(n)[i] for n in (0, 1, 999, 1000, 31_234, 50_000)] == [
+        of_corpus[n] for n in (0, 1, 999, 1000, 31_234, 50_000)]
+
+
+def mixed(phases, weights=SHARES, seed=3):
+  parts = varied(120, seed=0), varied(80, seed=1)
+  layouts = [Layout(phase.max_len, 4) for phase in phases]
+  records = mixture.MixedRecords(parts, weights)
+  return parts, mixture.mixed_rows(records, layouts, phases, seed, TOKENIZER, words=True)
+
+
+def test_rows_are_those_of_the_corpora_in_turn():
+  phases = Phases.create(((40, 32, 12),), 40, 0, 0)
+  parts, (rows,) = mixed(phases)
+  sources = [RowSource(part, Layout(32, 4), 3, TOKENIZER, words=True) for part in parts]
+  corpus, _ = rows.plan.locate(np.arange(480))
+  assert np.bincount(corpus).tolist() == [336, 144]
+  taken = [0, 0]
+  for step in range(40):
+    batch = rows.batch(step, 12)
+    np.testing.assert_array_equal(batch.row, np.arange(12))
+    for i in range(12):
+      source = corpus[step * 12 + i]
+      expected = sources[source].take(np.array([taken[source]]), np.array([i]))
+      taken[source] += 1
+      for name, of_batch, alone in zip(batch._fields, batch, expected):
+        np.testing.assert_array_equal(of_batch[i], alone[0], name)
+  parts_of_batch = [rows.batch(7, 12, share) for share in (slice(0, 5), slice(5, 12))]
+  for whole, left, right in zip(rows.batch(7, 12), *parts_of_batch):
+    np.testing.assert_array_equal(whole, np.concatenate([left, right]))
+
+
+def test_each_corpus_goes_on_where_the_phase_before_ended():
+  phases = Phases.create(((30, 32, 10), (20, 64, 10)), 50, 0, 0)
+  parts, (short, long) = mixed(phases)
+  counts = short.plan.before(300)
+  for source_of_short, source_of_long, count, first in zip(
+      short.sources, long.sources, counts, long.first):
+    assert first == int(np.ceil(count / source_of_short.rows * source_of_long.rows - 1e-6))
+  corpus, rank = long.plan.locate(np.arange(300, 310))
+  expected = long.sources[corpus[0]].take(
+      np.array([long.first[corpus[0]] + rank[0] - counts[corpus[0]]]), np.array([0]))
+  np.testing.assert_array_equal(long.batch(0, 10).ids[0], expected.ids[0])
+
+
+def test_held_out_rows_are_those_of_all_corpora():
+  phases = Phases.create(((4, 32, 8),), 4, 0, 0)
+  parts, (rows,) = mixed(phases)
+  tokens = sum((batch.ids >= 5).sum() for batch in rows.epoch_batches(8))
+  assert tokens == sum(part.num_tokens for part in parts)

@@ -1,0 +1,60 @@
+"""Runs on a mixture of corpora: one vocabulary, resumed to the bit, mistakes."""
+
+import json
+import pathlib
+import re
+
+from etils import epath
+import pytest
+
+from bert_jax.data import dataset
+from bert_jax.errors import UserError
+from bert_jax.runs import run
+from bert_jax.training import integrity
+from tests import conftest
+
+
+@pytest.fixture(scope='module')
+def texts(tmp_path_factory) -> pathlib.Path:
+  """A folder of two texts without a word in common."""
+  folder = tmp_path_factory.mktemp('texts')
+  documents = conftest.make_documents(60)
+  conftest.write_corpus(folder / 'a.txt', documents)
+  conftest.write_corpus(folder / 'b.txt', [[re.sub(r'\w+', lambda m: m[0][::-1] + 'q', sentence)
+                                            for sentence in document] for document in documents])
+  return folder
+
+
+def train(source, workdir, **overrides):
+  run.run(conftest.tiny_config(source, **{'data.heldout': 0.1, **overrides}), str(workdir))
+
+
+def test_a_mixture_of_texts_is_prepared_once_and_resumes_to_the_bit(texts, tmp_path):
+  source, workdir = f'{texts}/a.txt=3:1,{texts}/b.txt=1:3', tmp_path / 'run'
+  train(source, workdir, log_batch_digest=True)
+  corpora = [dataset.open_records(epath.Path(workdir / 'corpora' / name / 'corpus'))
+             for name in '01']
+  shared = epath.Path(workdir / 'vocabulary')
+  for corpus in corpora:  # every word of both is known
+    assert corpus.counts[corpus.tokenizer.unk_id] == 0
+  assert shared.exists() and corpora[0].tokenizer.vocab_size == corpora[1].tokenizer.vocab_size
+  checkpoints = epath.Path(workdir / 'checkpoints')
+  whole = integrity.description(checkpoints / '12')['arrays']
+  (checkpoints / '12').rmtree()
+  train(source, workdir, log_batch_digest=True)
+  assert integrity.description(checkpoints / '12')['arrays'] == whole
+
+  lines = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+  plateau = [line['eval_unigram_entropy'] for line in lines if 'eval_unigram_entropy' in line]
+  alone = [corpus.unigram_entropy for corpus in corpora]
+  assert plateau[-1] > max(alone)  # two texts without a common word are harder to guess
+  with pytest.raises(UserError, match='trained on other rows'):  # other shares
+    train(source.replace('3:1', '1:1'), workdir, log_batch_digest=True)
+
+
+def test_records_of_a_mixture_share_their_vocabulary(texts, tmp_path):
+  for name in 'ab':
+    train(f'{texts}/{name}.txt', tmp_path / name, train_steps=1, **{'optimizer.warmup_steps': 0})
+  with pytest.raises(UserError, match='have another vocabulary than those in .*prepare one of them '
+                                      'again with --vocab'):
+    train(f'{tmp_path}/a/corpus=1,{tmp_path}/b/corpus=1', tmp_path / 'run')
