@@ -105,17 +105,20 @@ def quiet_storage():
 
 def run_command(main: Callable[[list[str]], None],
                 explain: Callable[[list[str]], None] = lambda argv: None,
+                rewrite: Callable[[list[str]], list[str]] = list,
                 known_only: bool = False):
   """Runs a command's `main(argv)` with absl flags and the exit statuses above.
 
   Args:
     main: gets the rest of the command line, without the flags.
     explain: may raise a better UserError for a flag that could not be parsed.
+    rewrite: changes the command line before it is parsed.
     known_only: leave unknown flags to `main`.
   """
 
   def parse(argv):
     try:
+      argv = rewrite(argv)
       try:
         return flags.FLAGS(argv, known_only=known_only)
       except Exception as e:  # a config file is code, and fails as it likes

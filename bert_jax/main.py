@@ -23,4 +23,4 @@ def _main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(_main, config_flag.explain)
+  errors.run_command(_main, config_flag.explain, config_flag.with_paths)
