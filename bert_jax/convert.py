@@ -13,6 +13,8 @@ _TO = flags.DEFINE_string('to', None, 'huggingface, bert_jax, or stablehlo (the 
 _VERIFY = flags.DEFINE_bool(
     'verify', False, 'Check only: is --input sound? With --output: are they equal? With --to: can '
     'it be converted?')
+_PUSH = flags.DEFINE_string('push', '', 'ORGANISATION/NAME on the Hugging Face hub: upload the '
+                             'result, and every kept checkpoint of a workdir as a branch.')
 flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
 
 
@@ -22,7 +24,7 @@ def _main(argv: list[str]):
   from bert_jax.interop import conversion  # after the flags: JAX takes a while to import
   conversion.convert(_INPUT.value, _OUTPUT.value, _TO.value, verify_only=_VERIFY.value,
                      step=checkpoint_flags.STEP.value,
-                     allow_older=checkpoint_flags.ALLOW_OLDER.value)
+                     allow_older=checkpoint_flags.ALLOW_OLDER.value, push=_PUSH.value)
 
 
 if __name__ == '__main__':

@@ -1,13 +1,14 @@
 """Converts checkpoints, in and out, and proves each conversion before it says done."""
 
 import contextlib
+import functools
 import shutil
 import tempfile
 
 from etils import epath
 
-from bert_jax.errors import UserError
-from bert_jax.interop import huggingface, native, stablehlo, verify
+from bert_jax.errors import UserError, require
+from bert_jax.interop import hub, huggingface, native, stablehlo, verify
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.runtime.console import print_summary
@@ -50,7 +51,7 @@ def _check_sound(source: str):
 
 
 def convert(source: str, output: str | None, to: str | None, *, verify_only: bool = False,
-            step: int | None = None, allow_older: bool = False):
+            step: int | None = None, allow_older: bool = False, push: str = ''):
   """Reads a model in any format and writes it in another; with `verify_only` it only checks.
 
   Args:
@@ -60,6 +61,7 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
       folder; with `verify_only` and neither, the source is checked with all its checkpoints.
     step: checkpoint of a workdir; None = the best or else the newest.
     allow_older: where that one is damaged, take the next sound one.
+    push: ORGANISATION/NAME on the Hugging Face hub, to which the result goes; '' = nowhere.
 
   Raises:
     UserError: the source is no sound model, the output exists already, or the two differ.
@@ -74,17 +76,23 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
     raise UserError(f'{wrong} {", ".join(FORMATS)}')
   if not output and not verify_only:
     raise UserError('give --output=DIR, a new folder, or --verify to try a conversion only')
+  if push:
+    require(to == 'huggingface' and output and not verify_only,
+            '--push takes --to=huggingface and --output=DIR')
+    hub.check_name(push)
   directory = epath.Path(output) if output else None
-  if not verify_only and directory.exists() and (
-      not directory.is_dir() or any(directory.iterdir())):
+  converted = not verify_only and directory.exists() and (
+      not directory.is_dir() or any(directory.iterdir()))
+  if converted and not push:  # with it the last upload may have failed
     raise UserError(f'--output={output} is there already: nothing is written over')
   model = load_lib.load(source, step, allow_older)
   c = model.config
   print_summary([('model', f'{source}: {c.num_layers} layers of {c.hidden_size}, '
                            f'{c.vocab_size:,} entries, {model.parts}')])
-  if compares:
+  if compares or converted:
     print_summary(verify.compare(model, load_lib.load(output), directory))
-    return print_summary([('equal', f'{source} and {output} hold the same model')])
+    print_summary([('equal', f'{source} and {output} hold the same model')])
+    return hub.push(source, directory, push, functools.partial(_write, to=to)) if push else None
   if verify_only:
     with tempfile.TemporaryDirectory() as temporary:
       _write(model, epath.Path(temporary) / 'model', to)
@@ -98,4 +106,7 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
     shutil.rmtree(partial, ignore_errors=True)
     raise
   partial.replace(directory)
-  return print_summary([('done', f'{directory}')])
+  print_summary([('done', f'{directory}')])
+  if push:
+    hub.push(source, directory, push, functools.partial(_write, to=to))
+  return None

@@ -1,0 +1,72 @@
+"""Gives a model away: a converted folder goes to the Hugging Face hub.
+
+The chosen checkpoint becomes the branch main. Every kept checkpoint of a workdir becomes a branch
+of its own, step-N: others can study the course of the training.
+"""
+
+from collections.abc import Callable
+import re
+import tempfile
+
+from etils import epath
+
+from bert_jax.errors import Failed, UserError, require
+from bert_jax.interop import load, native
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.runtime.console import print_summary
+from bert_jax.training import checkpoint, integrity
+
+_FOLDER = 'THIS_FOLDER'  # in the model card, where a reader puts the name
+
+
+def check_name(repo: str):
+  """Raises UserError if `repo` is no name of a model on the hub."""
+  require(re.fullmatch(r'[\w.-]+/[\w.-]+', repo), f'--push={repo} is no name on the hub: give '
+          'ORGANISATION/NAME')
+
+
+def push(source: str, folder: epath.Path, repo: str,
+         write: Callable[[Pretrained, epath.Path], None]):
+  """Uploads a converted model, and the other checkpoints of its workdir.
+
+  Args:
+    source: the model that was converted; a workdir has more checkpoints.
+    folder: the converted model.
+    repo: ORGANISATION/NAME. It is made if it is not there.
+    write: converts a model into a new folder.
+
+  Raises:
+    UserError: nobody is logged in, or they may not write there.
+    Failed: the hub or the network fails; the same call uploads what is missing.
+  """
+  _upload(folder, repo, 'main')
+  workdir = epath.Path(source)
+  if not (workdir / native.WORKDIR_FILE).exists():
+    return
+  for step in integrity.steps(checkpoint.absolute(workdir) / 'checkpoints'):
+    with tempfile.TemporaryDirectory() as temporary:
+      of_step = epath.Path(temporary) / 'model'
+      write(load.load(source, step), of_step)
+      _upload(of_step, repo, f'step-{step}')
+
+
+def _upload(folder: epath.Path, repo: str, branch: str):
+  import huggingface_hub  # only here: all else works without it
+
+  card = folder / 'README.md'
+  card.write_text(card.read_text().replace(f"'{_FOLDER}'", f"'{repo}'" + (
+      '' if branch == 'main' else f", revision='{branch}'")))
+  api = huggingface_hub.HfApi()
+  try:
+    api.create_repo(repo, exist_ok=True)
+    if branch != 'main':
+      api.create_branch(repo, branch=branch, exist_ok=True)
+    api.upload_folder(repo_id=repo, folder_path=str(folder), revision=branch,
+                      commit_message='Upload by bert_jax')
+  except Exception as e:  # its own errors, and those of the network underneath
+    missing_token = isinstance(e, huggingface_hub.errors.LocalTokenNotFoundError)
+    if missing_token or getattr(getattr(e, 'response', None), 'status_code', 0) in (401, 403):
+      raise UserError(f'--push={repo}: you may not write there: log in with `hf auth '
+                      'login`, or set HF_TOKEN to a token that may write') from e
+    raise Failed(f'--push={repo}: {e}: the same command uploads what is missing') from e
+  print_summary([('pushed', f'{repo}, branch {branch}')])
