@@ -97,7 +97,8 @@ class LibraryTokenizer(Tokenizer):
   def _with_masks(self) -> tokenizers.Tokenizer:
     mask = self.vocab[self.mask_id]
     parsing = self._parsing(mask)
-    parsing.add_special_tokens([tokenizers.AddedToken(mask, lstrip=True, special=True)])
+    if self.mask_id not in parsing.get_added_tokens_decoder():  # it has rules of its own there
+      parsing.add_special_tokens([tokenizers.AddedToken(mask, lstrip=True, special=True)])
     return parsing
 
   def encode_with_masks(self, text: str) -> list[int]:
