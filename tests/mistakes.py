@@ -3,7 +3,10 @@
 import gzip
 import json
 import pathlib
+import pickle
+import posixpath
 import shutil
+import zipfile
 
 from safetensors import numpy
 
@@ -65,6 +68,14 @@ def _break_weights(folder: pathlib.Path):
   numpy.save_file(tensors, path)
 
 
+def _pickle_code(folder: pathlib.Path):
+  """A copy of the model with a function among its pickled weights."""
+  shutil.copytree(folder / 'model', folder / 'pickled')
+  (folder / 'pickled/model.safetensors').unlink()
+  with zipfile.ZipFile(folder / 'pickled/pytorch_model.bin', 'w') as file:
+    file.writestr('archive/data.pkl', pickle.dumps({'w': posixpath.join, 'v': len}, 2))
+
+
 def make(folder: pathlib.Path):
   """Writes the files; `run` is a finished run, `model` a Hugging Face folder."""
   (folder / 'configs').symlink_to(ROOT / 'configs')
@@ -82,6 +93,7 @@ def make(folder: pathlib.Path):
     (folder / name).mkdir()
     (folder / name / 'config.json').write_text(json.dumps(content))
   _break_weights(folder)
+  _pickle_code(folder)
   (folder / 'file').write_text('')
   (folder / 'nobody').mkdir()
   run.run(conftest.tiny_config('corpus.txt', train_steps=2, checkpoint_every=1,

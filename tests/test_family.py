@@ -18,6 +18,7 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.distilbert import DistilBertConfig
 from bert_jax.model.electra import ElectraConfig
 from bert_jax.model.modern import ModernConfig
+from bert_jax.model.mpnet import MPNetConfig
 from bert_jax.runs import initial, run
 from bert_jax.training import checkpoint, integrity
 from tests import conftest, made_tasks
@@ -26,6 +27,8 @@ _SIZES = dict(vocab_size=200, hidden_size=32, num_heads=4, intermediate_size=64,
 MEMBERS = {
     'roberta': (BertConfig(**_SIZES, architecture='roberta', num_layers=2, type_vocab_size=1),
                 {'data.sequences': 'full_sentences'}),
+    'mpnet': (MPNetConfig(**_SIZES | {'vocab_size': 300}, num_layers=2),
+              {'data.sequences': 'full_sentences', 'data.tokenizer': 'bpe'}),
     'albert': (AlbertConfig(**_SIZES, num_layers=4, groups=2, embedding_size=16),
                {'data.sequences': 'sentence_order', 'masking.unit': 'ngram'}),
     'electra': (ElectraConfig(**_SIZES, num_layers=2, embedding_size=16, generator_size=0.5),
@@ -61,7 +64,7 @@ def teacher(tmp_path_factory, corpus_file) -> str:
 
 
 # The default tests have the member that differs most from BERT.
-_SLOW = ('roberta', 'distilbert', 'albert', 'electra')
+_SLOW = ('roberta', 'mpnet', 'distilbert', 'albert', 'electra')
 
 
 @pytest.fixture(scope='module', params=[

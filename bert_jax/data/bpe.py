@@ -1,9 +1,10 @@
-"""Byte-level BPE (Radford et al. 2019), as RoBERTa and ModernBERT have it: no text is unknown.
+"""Tokenisers in a tokenizer.json: BPE and unigram models of the library `tokenizers`.
 
-Any tokeniser of the library `tokenizers`, but its special tokens are not parsed.
+RoBERTa and ModernBERT have byte-level BPE (Radford et al. 2019): no text is unknown. XLM-R has a
+unigram model, mmBERT a BPE that writes spaces as SentencePiece does. Special tokens are not parsed.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 import contextlib
 import json
 from typing import Any
@@ -17,11 +18,13 @@ from bert_jax.data import tokenizer_base
 from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
-_NAMES = {'cls': ('<s>', '[CLS]'), 'pad': ('<pad>', '[PAD]'), 'sep': ('</s>', '[SEP]'),
-          'unk': ('<unk>', '[UNK]'), 'mask': ('<mask>', '[MASK]')}
+_NAMES = {'cls': ('<s>', '[CLS]', '<bos>'), 'pad': ('<pad>', '[PAD]'),
+          'sep': ('</s>', '[SEP]', '<eos>'), 'unk': ('<unk>', '[UNK]'),
+          'mask': ('<mask>', '[MASK]')}
 _SPECIAL = [names[0] for names in _NAMES.values()]  # as RoBERTa writes them
 _MAX_ENTRIES = 2**24  # no vocabulary comes near
-_SPACE = '\u0120'  # how the space before a word is written in an entry
+# How the space before a word is written in an entry, with and without the byte level.
+_SPACES = {True: '\u0120', False: '\u2581'}
 
 
 @contextlib.contextmanager
@@ -35,6 +38,18 @@ def _one_line(problem: str) -> Iterator[None]:
     raise UserError(f'{problem}: {" ".join(str(e).split())[:200]}') from e
 
 
+def _without(pieces: Collection[str], model: dict[str, Any]) -> dict[str, Any]:
+  """The model without these pieces of a unigram, which a text must not match.
+
+  They stay in their places under names with a space, which no piece of a text has. A BPE has no
+  merges that lead to a special token.
+  """
+  if model['type'] != 'Unigram':
+    return model
+  return model | {'vocab': [[f'{piece} ' if piece in pieces else piece, score]
+                            for piece, score in model['vocab']]}
+
+
 def _check_ids(vocab: Any, where: Any):
   """Raises UserError for ids with large gaps, through which the library would loop."""
   require(isinstance(vocab, dict), f'{where} has no vocabulary of entries and their ids')
@@ -44,34 +59,36 @@ def _check_ids(vocab: Any, where: Any):
                       'entries')
 
 
-class ByteBPE(tokenizer_base.LibraryTokenizer):
-  """Bytes merged into ever longer pieces.
+class JsonTokenizer(tokenizer_base.LibraryTokenizer):
+  """A BPE or a unigram model, with the rules around it that its file has.
 
   The constructor takes the content of a tokenizer.json, and its origin for messages. It raises
   UserError for something else, or if a special token is missing.
   """
 
-  kind = 'bpe'
   roles = tuple(_NAMES)
 
   def __init__(self, settings: dict[str, Any], where: Any = 'tokenizer.json'):
     self._settings = settings
-    _check_ids((settings.get('model') or {}).get('vocab'), where)
+    model = settings.get('model') or {}
+    self.kind = str(model.get('type', 'bpe')).lower()
+    if self.kind == 'bpe':
+      _check_ids(model.get('vocab'), where)
     with _one_line(f'{where} is no tokenizer'):
-      tokenizers.Tokenizer.from_str(json.dumps(settings))  # raises if it is malformed
+      complete = tokenizers.Tokenizer.from_str(json.dumps(settings))  # raises if it is malformed
       tokens = settings.get('added_tokens') or ()
       added = {x['content']: int(x['id']) for x in tokens}
-      # Special ones are text in a corpus; others, such as runs of spaces, are entries.
-      plain = settings | {'post_processor': None,
-                          'added_tokens': [x for x in tokens if not x['special']]}
-      self.library = tokenizers.Tokenizer.from_str(json.dumps(plain))
-    entries = {**self.library.get_vocab(with_added_tokens=True), **added}
+      special = {x['content']: added[x['content']] for x in tokens if x['special']}
+      self.library = self._parsing()
+    entries = {**complete.get_vocab(with_added_tokens=True), **added}
     for role, names in _NAMES.items():
-      index = next((entries[name] for name in names if name in entries), None)
+      # Gemma's <s> is an entry of HTML: a special token comes first.
+      index = next((known[name] for known in (special, entries) for name in names
+                    if name in known), None)
       require(index is not None, f'{where} has no {" or ".join(names)}: BERT needs it')
       setattr(self, f'{role}_id', index)
-    around = settings.get('post_processor') or {}
-    self.separators = 2 if around.get('type') == 'RobertaProcessing' else 1
+    around = [complete.num_special_tokens_to_add(is_pair) for is_pair in (False, True)]
+    self.separators = max(around[1] - around[0], 1)
     size = max(entries.values()) + 1
     require(size <= _MAX_ENTRIES,
             f'{where} has an entry of id {size - 1}: the most is {_MAX_ENTRIES - 1}')
@@ -79,12 +96,22 @@ class ByteBPE(tokenizer_base.LibraryTokenizer):
     for entry, i in entries.items():
       self.vocab[i] = entry
 
+  def _parsing(self, *special: str) -> tokenizers.Tokenizer:
+    """A tokeniser that finds these special tokens in a text; the others are text."""
+    tokens, model = self._settings.get('added_tokens') or (), self._settings['model']
+    # Those that are not special, such as runs of spaces, are entries.
+    text = [x['content'] for x in tokens if x['special'] and x['content'] not in special]
+    plain = {'post_processor': None, 'model': _without(text, model),
+             'added_tokens': [x for x in tokens if x['content'] not in text]}
+    return tokenizers.Tokenizer.from_str(json.dumps(self._settings | plain))
+
   def _spans(self, text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
     # The piece that begins a word includes the space before it, which the offsets leave out.
     return [(end - len(text[start:end].lstrip()), end) for start, end in offsets]
 
   def word_starts(self) -> np.ndarray:
-    return np.array([entry.startswith(_SPACE) for entry in self.vocab])
+    space = _SPACES['ByteLevel' in json.dumps(self._settings.get('pre_tokenizer'))]
+    return np.array([entry.startswith(space) for entry in self.vocab])
 
   def serialized(self) -> bytes:
     return json.dumps(self._settings, sort_keys=True).encode()
@@ -105,7 +132,7 @@ def _untrained(model: tokenizers.models.BPE, *, lowercase: bool,
   return tokenizer
 
 
-def _with_special_tokens(tokenizer: tokenizers.Tokenizer, *, prefix_space: bool) -> ByteBPE:
+def _with_special_tokens(tokenizer: tokenizers.Tokenizer, *, prefix_space: bool) -> JsonTokenizer:
   """Adds RoBERTa's special tokens, and its rule where they stand."""
   cls, pad, sep, unk, mask = _SPECIAL
   tokenizer.add_special_tokens([cls, pad, sep, unk])
@@ -113,10 +140,10 @@ def _with_special_tokens(tokenizer: tokenizers.Tokenizer, *, prefix_space: bool)
   tokenizer.post_processor = tokenizers.processors.RobertaProcessing(
       (sep, tokenizer.token_to_id(sep)), (cls, tokenizer.token_to_id(cls)),
       add_prefix_space=prefix_space)
-  return ByteBPE(json.loads(tokenizer.to_str()))
+  return JsonTokenizer(json.loads(tokenizer.to_str()))
 
 
-def train(texts: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool) -> ByteBPE:
+def train(texts: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool) -> JsonTokenizer:
   """Trains a vocabulary of at most `vocab_size` entries, special tokens included.
 
   The first word of a text is encoded like any other, as if a space stood before it.
@@ -132,14 +159,14 @@ def train(texts: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool) 
   return _with_special_tokens(tokenizer, prefix_space=True)
 
 
-def load(path: epath.Path) -> ByteBPE | None:
-  """Loads a tokenizer.json, or a vocab.json with merges.txt beside it; None = it is no BPE."""
+def load(path: epath.Path) -> JsonTokenizer | None:
+  """Loads a tokenizer.json, or a vocab.json with merges.txt; None = it is of another kind."""
   merges = path.parent / 'merges.txt'
   content = storage.read_json(path)
   if path.name != 'vocab.json' or not merges.exists():
     model = content.get('model')
-    is_bpe = isinstance(model, dict) and model.get('type') == 'BPE'
-    return ByteBPE(content, path) if is_bpe else None
+    is_known = isinstance(model, dict) and model.get('type') in ('BPE', 'Unigram')
+    return JsonTokenizer(content, path) if is_known else None
   _check_ids(content, path)
   with _one_line(f'{path} and {merges} are no BPE'):
     model = tokenizers.models.BPE.from_file(str(path), str(merges))

@@ -68,6 +68,15 @@ def _fields(message: bytes) -> dict[int, int | bytes]:
   return {field.field_number: field.data for field in unknown}
 
 
+def character_map(model: bytes) -> bytes | None:
+  """The normalisation of a unigram model, b'' = it has none; None = the model is no unigram."""
+  fields = _fields(model)
+  trainer, normalizer = (_fields(fields.get(x, b'')) for x in (_TRAINER, _NORMALIZER))
+  if trainer.get(_MODEL_TYPE, _UNIGRAM) != _UNIGRAM:
+    return None
+  return normalizer.get(_CHARACTER_MAP, b'')
+
+
 class SentencePiece(Tokenizer):
   """A SentencePiece model; its ids are the library's own, but for digits before a comma.
 
@@ -147,9 +156,8 @@ class SentencePiece(Tokenizer):
     A unigram model cannot cut "9," after the fact. As transformers converts ALBERT's models, such
     pieces get a score so low that others are taken: nearly always the same ones.
     """
-    model = _fields(self._model)
-    trainer, normalizer = (_fields(model.get(x, b'')) for x in (_TRAINER, _NORMALIZER))
-    if trainer.get(_MODEL_TYPE, _UNIGRAM) != _UNIGRAM:
+    normalization = character_map(self._model)
+    if normalization is None:
       return None
     p = self._processor
     ids = range(self._size)
@@ -164,8 +172,8 @@ class SentencePiece(Tokenizer):
       steps += [normalizers.NFKD(), normalizers.Replace(tokenizers.Regex(f'[{marks}]'), '')]
     if self._cleaning.lowercase:
       steps.append(normalizers.Lowercase())
-    if normalizer.get(_CHARACTER_MAP):
-      steps.append(normalizers.Precompiled(normalizer[_CHARACTER_MAP]))
+    if normalization:
+      steps.append(normalizers.Precompiled(normalization))
     complete.normalizer = normalizers.Sequence(steps)
     complete.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(_SPACE, 'always')])

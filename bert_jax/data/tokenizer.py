@@ -1,11 +1,11 @@
-"""Tokenisers: WordPiece; SentencePiece is in `spiece.py`, byte-level BPE in `bpe.py`.
+"""Tokenisers: WordPiece; the others are in `spiece.py`, `fairseq.py` and `bpe.py`.
 
 Text of a corpus is encoded without parsing special tokens: a "[MASK]" that somebody wrote is text.
 Only fill_mask parses them.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 import hashlib
 import json
 import unicodedata
@@ -14,13 +14,14 @@ from etils import epath
 import numpy as np
 import tokenizers
 
-from bert_jax.data import bpe, spiece, tokenizer_base
+from bert_jax.data import bpe, fairseq, spiece, tokenizer_base
 from bert_jax.data.tokenizer_base import Tokenizer
 from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
 # In the order in which trained vocabularies begin, and under the names every published one uses.
 SPECIAL_TOKENS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
+_MPNET = ('<pad>', '[UNK]', '<s>', '</s>', '<mask>')  # as in fairseq, but for [UNK]
 # A cased vocabulary read in lower case would turn every capitalised word into pieces or [UNK].
 _CASED_SHARE = 0.05  # of the words, from which a vocabulary is cased
 
@@ -34,6 +35,10 @@ def special_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
 def digest(tokenizer: Tokenizer) -> str:
   """A short hash of the vocabulary and its settings."""
   return hashlib.blake2b(tokenizer.serialized(), digest_size=16).hexdigest()
+
+
+def _special_of(vocab: Collection[str]) -> tuple[str, ...]:
+  return _MPNET if all(token in vocab for token in _MPNET) else SPECIAL_TOKENS
 
 
 class WordPiece(tokenizer_base.LibraryTokenizer):
@@ -55,8 +60,10 @@ class WordPiece(tokenizer_base.LibraryTokenizer):
     self.vocab, self.lowercase, self.whole = list(vocab), lowercase, tuple(whole)
     self._strip_accents, self._split_chinese = strip_accents, split_chinese
     ids = {token: i for i, token in enumerate(self.vocab)}
+    self.special = _special_of(ids)
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
-        ids[token] for token in SPECIAL_TOKENS)
+        ids[token] for token in self.special)
+    self.separators = 2 if self.special == _MPNET else 1
     self.library = tokenizers.Tokenizer(
         tokenizers.models.WordPiece(ids, unk_token='[UNK]', max_input_chars_per_word=100))
     self.library.normalizer = tokenizers.normalizers.BertNormalizer(
@@ -103,11 +110,14 @@ class WordPiece(tokenizer_base.LibraryTokenizer):
 
   def save(self, directory: epath.Path):
     complete = tokenizers.Tokenizer.from_str(self.library.to_str())
-    complete.add_special_tokens(list(SPECIAL_TOKENS))
+    is_mpnet = self.special == _MPNET
+    complete.add_special_tokens([*self.special[:-1], tokenizers.AddedToken(
+        self.special[-1], lstrip=is_mpnet, special=True)])
     complete.post_processor = self._around_texts()
     self._save(directory, {'vocab.txt': ('\n'.join(self.vocab) + '\n').encode(),
                            'tokenizer.json': complete.to_str().encode()},
-               {'tokenizer_class': 'BertTokenizer', 'do_lower_case': self.lowercase,
+               {'tokenizer_class': 'MPNetTokenizer' if is_mpnet else 'BertTokenizer',
+                'do_lower_case': self.lowercase,
                 'strip_accents': self._strip_accents,
                 'tokenize_chinese_chars': self._split_chinese})
 
@@ -126,7 +136,7 @@ def read_vocab(path: str | epath.Path) -> list[str]:
 
 
 def _checked_vocab(vocab: list[str], path: str | epath.Path) -> list[str]:
-  missing = [token for token in SPECIAL_TOKENS if token not in vocab]
+  missing = [token for token in _special_of(vocab) if token not in vocab]
   require(not missing, f'{path}: the vocabulary has no {", ".join(missing)}: BERT needs '
           f'{", ".join(SPECIAL_TOKENS)}, each on a line of its own')
   entry, count = collections.Counter(vocab).most_common(1)[0]
@@ -168,8 +178,8 @@ def _vocab_of_json(path: epath.Path) -> list[str]:
   """The entries of a WordPiece tokenizer.json, in the order of their ids."""
   model = storage.read_json(path).get('model') or {}
   if model.get('type') != 'WordPiece' or not isinstance(model.get('vocab'), dict):
-    raise UserError(f'{path} is of type {model.get("type")!r}: known are WordPiece and BPE, and '
-                    'SentencePiece as spiece.model')
+    raise UserError(f'{path} is of type {model.get("type")!r}: known are WordPiece, BPE and '
+                    'Unigram')
   return _checked_vocab(sorted(model['vocab'], key=model['vocab'].get), path)
 
 
@@ -184,13 +194,13 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
   settings = {}
   directory = path if path.is_dir() else None
   if directory:
-    names = ('vocab.txt', spiece.FILE, 'tokenizer.json', 'vocab.json')
+    names = ('vocab.txt', spiece.FILE, 'tokenizer.json', fairseq.FILE, 'vocab.json')
     path = next((directory / name for name in names if (directory / name).exists()), None)
     require(path, f'{directory} holds neither vocab.txt nor spiece.model nor tokenizer.json')
   if path.suffix == '.model':
-    return spiece.load(path)
-  if path.suffix == '.json' and (byte_level := bpe.load(path)):
-    return byte_level
+    return fairseq.load(path) if path.name == fairseq.FILE else spiece.load(path)
+  if path.suffix == '.json' and (tokenizer := bpe.load(path)):
+    return tokenizer
   if directory:
     settings = _settings(directory)
   vocab = _vocab_of_json(path) if path.suffix == '.json' else read_vocab(path)

@@ -62,8 +62,11 @@ class Tokenizer:
       (directory / name).write_bytes(content)
 
   def _around_texts(self) -> tokenizers.processors.PostProcessor:
-    """[CLS] A [SEP] B [SEP], for an exported tokeniser."""
+    """[CLS] A [SEP] B [SEP], for an exported tokeniser; two [SEP] between them in MPNet."""
     cls, sep = self.tokens([self.cls_id, self.sep_id])
+    if self.separators == 2:
+      return tokenizers.processors.RobertaProcessing(
+          (sep, self.sep_id), (cls, self.cls_id), add_prefix_space=False)
     return tokenizers.processors.TemplateProcessing(
         single=f'{cls}:0 $A:0 {sep}:0', pair=f'{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1',
         special_tokens=[(cls, self.cls_id), (sep, self.sep_id)])
@@ -85,11 +88,17 @@ class LibraryTokenizer(Tokenizer):
     encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
     return [(e.ids, self._spans(text, e.offsets)) for text, e in zip(texts, encodings)]
 
+  def _parsing(self, *special: str) -> tokenizers.Tokenizer:
+    """A copy of `library` that a caller may teach these special tokens."""
+    del special
+    return tokenizers.Tokenizer.from_str(self.library.to_str())
+
   @functools.cached_property
   def _with_masks(self) -> tokenizers.Tokenizer:
-    parsing = tokenizers.Tokenizer.from_str(self.library.to_str())
     mask = self.vocab[self.mask_id]
-    parsing.add_special_tokens([tokenizers.AddedToken(mask, lstrip=True, special=True)])
+    parsing = self._parsing(mask)
+    if self.mask_id not in parsing.get_added_tokens_decoder():  # it has rules of its own there
+      parsing.add_special_tokens([tokenizers.AddedToken(mask, lstrip=True, special=True)])
     return parsing
 
   def encode_with_masks(self, text: str) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.interop import layout
-from bert_jax.model import architectures
+from bert_jax.model import architectures, mpnet
 from bert_jax.tasks import task_list
 
 Names = tuple[tuple[str, str], ...]  # (our prefix, theirs); the first that fits counts
@@ -129,6 +129,14 @@ def _unused(config: Mapping[str, Any]) -> int:
   return padding + 1
 
 
+def _unused_mpnet(config: Mapping[str, Any]) -> int:
+  padding = config.get('pad_token_id', 1)
+  if padding != 1:
+    raise UserError(f"pad_token_id={padding!r}: transformers' MPNet counts positions from id 1 on, "
+                    'so the padding needs this id (data.tokenizer=bpe gives it)')
+  return 2
+
+
 def _ends(t: Tokenizer) -> dict[str, Any]:
   return {'pad_token_id': t.pad_id, 'bos_token_id': t.cls_id, 'eos_token_id': t.sep_id}
 
@@ -144,6 +152,23 @@ ROBERTA = Family(
            ('cls.predictions.', 'lm_head.')),
     of_class={'RobertaForSequenceClassification': _WHOLE_CLASSIFIER},
     unused_positions=_unused, settings=_ends)
+
+XLM_ROBERTA, CAMEMBERT = (
+    dataclasses.replace(ROBERTA, name=name, title=title, prefix='roberta',
+                        of_class={f'{title}ForSequenceClassification': _WHOLE_CLASSIFIER})
+    for name, title in (('xlm-roberta', 'XLMRoberta'), ('camembert', 'Camembert')))
+
+MPNET = dataclasses.replace(
+    ROBERTA, name='mpnet', title='MPNet',
+    in_layer=(('attention.self.query.', 'attention.attn.q.'),
+              ('attention.self.key.', 'attention.attn.k.'),
+              ('attention.self.value.', 'attention.attn.v.'),
+              ('attention.output.dense.', 'attention.attn.o.'),
+              ('attention.output.LayerNorm.', 'attention.LayerNorm.')),
+    of_class={'MPNetForSequenceClassification': _WHOLE_CLASSIFIER},
+    fields={name: ours for name, ours in _FIELDS.items() if name != 'type_vocab_size'},
+    published={'relative_attention_num_buckets': mpnet.BUCKETS, 'tie_word_embeddings': True},
+    unused_positions=_unused_mpnet)
 
 ALBERT = Family(
     'albert', 'Albert',
@@ -237,4 +262,5 @@ MODERN = Family(
     read=_read_modern,
     settings=lambda t: {**_ends(t), 'cls_token_id': t.cls_id, 'sep_token_id': t.sep_id})
 
-ALL = {family.name: family for family in (BERT, ROBERTA, ALBERT, ELECTRA, DISTILBERT, MODERN)}
+ALL = {family.name: family for family in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, ALBERT,
+                                          ELECTRA, DISTILBERT, MODERN)}

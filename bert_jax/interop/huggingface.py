@@ -1,4 +1,4 @@
-"""Reads and writes models in the Hugging Face layout: config.json, safetensors, vocabulary.
+"""Reads and writes models in the Hugging Face layout: config.json, weights, vocabulary.
 
 The tensors are those of transformers' PyTorch classes (`modeling_bert.py` and its siblings). The
 reader accepts every prefix and every old name that the hub has used.
@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
-from bert_jax.interop import families, layout
+from bert_jax.interop import families, layout, torch_pickle
 from bert_jax.interop.families import Family
 from bert_jax.interop.pretrained import Pretrained, check_vocabulary
 from bert_jax.model import architectures
@@ -88,10 +88,12 @@ def _read_config(directory: epath.Path) -> tuple[dict, Family, str]:
 
 
 def _weight_files(directory: epath.Path) -> list[epath.Path]:
-  index = directory / 'model.safetensors.index.json'
-  if (directory / 'model.safetensors').exists():
-    return [directory / 'model.safetensors']
-  if index.exists():
+  for whole in ('model.safetensors', 'pytorch_model.bin'):
+    index = directory / f'{whole}.index.json'
+    if (directory / whole).exists():
+      return [directory / whole]
+    if not index.exists():
+      continue
     weight_map = storage.read_json(index).get('weight_map')
     if not isinstance(weight_map, dict):
       raise UserError(f'{index} has no weight_map')
@@ -103,13 +105,8 @@ def _weight_files(directory: epath.Path) -> list[epath.Path]:
     if missing:
       raise UserError(f'{directory} lacks {", ".join(missing)}, which {index.name} names')
     return [directory / name for name in names]
-  if list(directory.glob('*.bin')):
-    raise UserError(
-        f'{directory} holds its weights as a pickle (.bin), which runs code when it is read; in an '
-        'environment with torch and transformers convert it: python -c "from transformers import '
-        f"AutoModelForPreTraining as A; A.from_pretrained('{directory}').save_pretrained('NEW')\"")
-  raise UserError(f'{directory} holds no weights: neither model.safetensors nor '
-                  'model.safetensors.index.json')
+  raise UserError(f'{directory} holds no weights: neither model.safetensors nor pytorch_model.bin, '
+                  'whole or in parts with an index.json')
 
 
 def _tensors(directory: epath.Path, family: Family, architecture: str) -> dict[str, np.ndarray]:
@@ -117,7 +114,7 @@ def _tensors(directory: epath.Path, family: Family, architecture: str) -> dict[s
   tensors = {}
   for path in _weight_files(directory):
     try:
-      content = load_file(str(path))
+      content = torch_pickle.load_file(path) if path.suffix == '.bin' else load_file(str(path))
     except (safetensors.SafetensorError, OSError) as e:
       raise UserError(f'{path} is corrupt or no safetensors file: {e}') from e
     for theirs, x in content.items():

@@ -122,6 +122,8 @@ def _bert(config: BertConfig) -> list[_Rule]:
       *_in_layer(layer, 'bert/layers', layers=range(config.stacked_layers), stacked=True)]
   if config.type_vocab_size:
     rules.append(_copy('bert/embeddings/segment', 'embeddings.token_type_embeddings.weight'))
+  if config.biases_attention:
+    rules.append(_copy('bert/relative_bias', 'encoder.relative_attention_bias.weight'))
   if config.projects:
     rules += _linear('bert/projection', 'embeddings.projection')
   return rules

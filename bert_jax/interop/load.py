@@ -11,13 +11,17 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.training import fingerprint
 
 _HUB_FILES = ['config.json', '*.safetensors', 'model.safetensors.index.json', 'vocab.txt',
-              'tokenizer.json', 'tokenizer_config.json', 'spiece.model']
+              'tokenizer.json', 'tokenizer_config.json', '*.model']
+_HUB_PICKLES = ['pytorch_model*.bin', 'pytorch_model.bin.index.json']
 
 
 def _from_hub(name: str) -> epath.Path:
   import huggingface_hub  # only here: all else works without it
   try:
-    return epath.Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
+    folder = epath.Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
+    if not list(folder.glob('*.safetensors')):
+      huggingface_hub.snapshot_download(name, allow_patterns=_HUB_PICKLES)
+    return folder
   except Exception as e:  # its own errors, and those of the network underneath
     raise UserError(f'{name} is no folder here, and no model of that name could be fetched from '
                     f'the Hugging Face hub: {e}') from e

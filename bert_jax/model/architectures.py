@@ -11,6 +11,7 @@ from bert_jax.model.distilbert import DistilBertConfig
 from bert_jax.model.electra import ElectraConfig
 from bert_jax.model.encoder import Bert, Encoder
 from bert_jax.model.modern import Modern, ModernConfig
+from bert_jax.model.mpnet import MPNet, MPNetConfig
 
 
 class Architecture(NamedTuple):
@@ -22,6 +23,9 @@ class Architecture(NamedTuple):
 
 ALL = {'bert': Architecture(BertConfig),
        'roberta': Architecture(BertConfig),
+       'xlm-roberta': Architecture(BertConfig),
+       'camembert': Architecture(BertConfig),
+       'mpnet': Architecture(MPNetConfig, MPNet),
        'distilbert': Architecture(DistilBertConfig),
        'albert': Architecture(AlbertConfig, Albert),
        'electra': Architecture(ElectraConfig),

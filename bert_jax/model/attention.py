@@ -31,7 +31,7 @@ class Mask(NamedTuple):
   """Visibility within a row: the tokens of one pair see each other."""
 
   pair_index: jax.Array  # [B, L] int32, 0 on padding, 1..P on the tokens of each pair
-  bias: jax.Array | None  # [B, 1, L, L] from `attention_bias`; None = a kernel computes it
+  bias: jax.Array | None  # [B, 1 or H, L, L], added to the scores; None = a kernel computes it
 
 
 def make_mask(module: nn.Module, pair_index: jax.Array) -> Mask:

@@ -21,6 +21,8 @@ def _obstacle(config: BertConfig, kernel: str, length: int, platform: str) -> st
   heads = config.num_heads // sharding.parts('heads')
   if platform not in _PLATFORMS[kernel]:
     return f'{kernel} is not for {platform}'
+  if config.biases_attention:
+    return f'no kernel adds the biases of {config.architecture}'
   if kernel == 'fused' and length > _LONGEST:
     return f'{length} is above {_LONGEST}'
   if kernel in ('fused', 'splash') and length % LANES:

@@ -58,6 +58,7 @@ class BertConfig:
   has_positions: ClassVar[bool] = True  # a table of learned positions
   has_segments: ClassVar[bool] = True  # a table of learned segments
   has_biases: ClassVar[bool] = True  # in the norms and in attention
+  biases_attention: ClassVar[bool] = False  # layers add a bias of their own to the mask's
   always_projects: ClassVar[bool] = False  # embeddings are projected from E to D even where E = D
   pooler_activation: ClassVar[str] = 'tanh'
   pooler_is_shared: ClassVar[bool] = False  # heads on tokens and the decoder use the pooler too

@@ -32,7 +32,7 @@ def test_words_of_a_published_bpe_have_the_space_before_them():
   """A RoBERTa's writes the first word of a text without it; a word of its own would be another."""
   settings = json.loads(vocabulary.train('bpe', lambda: TEXTS, 300, True).serialized())
   settings['pre_tokenizer']['add_prefix_space'] = False
-  t = bpe.ByteBPE(settings)
+  t = bpe.JsonTokenizer(settings)
   word = TEXTS[0].split()[0]
   (pieces,), = token_classification.word_pieces([[word]], t)
   assert pieces == t.encode_batch([' ' + word])[0] != t.encode_batch([word])[0]

@@ -1,0 +1,77 @@
+"""sentencepiece.bpe.model of XLM-R and CamemBERT: SentencePiece with fairseq's own ids.
+
+fairseq put its special tokens before the pieces, and <mask> after them (Conneau et al. 2020,
+https://arxiv.org/abs/1911.02116; Martin et al. 2020, https://arxiv.org/abs/1911.03894).
+"""
+
+import json
+
+from etils import epath
+import tokenizers
+from tokenizers import normalizers, pre_tokenizers
+
+from bert_jax.data import spiece
+from bert_jax.data.bpe import JsonTokenizer
+from bert_jax.data.tokenizer_base import CONFIG
+from bert_jax.errors import UserError, require
+from bert_jax.runtime import storage
+
+FILE = 'sentencepiece.bpe.model'
+_PIECES = ['<unk>', '<s>', '</s>']  # with which every such model begins
+_SPACE = '\u2581'
+
+Pieces = list[tuple[str, float]]  # pieces and their log probabilities
+
+
+def _is_camembert(directory: epath.Path) -> bool:
+  files = [directory / name for name in ('config.json', CONFIG)]
+  fields = [storage.read_json(f) if f.exists() else {} for f in files]
+  names = fields[0].get('model_type'), fields[1].get('tokenizer_class')
+  return any(str(name).lower().startswith('camembert') for name in names)
+
+
+def _with_offset(pieces: Pieces, is_camembert: bool) -> tuple[Pieces, list[str]]:
+  """All entries, and the names of the special ones but <mask>."""
+  if is_camembert:  # it met <s>, </s> and <unk> as pieces too; the first two it uses there
+    first = [('<s>NOTUSED', 0.0), ('<pad>', 0.0), ('</s>NOTUSED', 0.0), ('<unk>', 0.0),
+             ('<unk>NOTUSED', -100.0)]
+    entries, special = [*first, *pieces[1:]], [*(name for name, _ in first), '<s>', '</s>']
+  else:
+    special = ['<s>', '<pad>', '</s>', '<unk>']
+    entries = [*((name, 0.0) for name in special), *pieces[3:]]
+  return [*entries, ('<mask>', 0.0)], special
+
+
+def load(path: epath.Path) -> JsonTokenizer:
+  """Reads a model file; config.json and tokenizer_config.json beside it tell whose it is.
+
+  Raises:
+    UserError: the file is no unigram model of fairseq's kind.
+  """
+  import sentencepiece  # other tokenisers do without it
+  try:
+    model = path.read_bytes()
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+  except OSError as e:
+    raise UserError(f'data.vocab={str(path)!r} cannot be read: {e.strerror or e}') from e
+  except RuntimeError as e:
+    raise UserError(f'{path} is no SentencePiece model: {e}') from e
+  normalization = spiece.character_map(model)
+  pieces = [(processor.id_to_piece(i), processor.get_score(i))
+            for i in range(processor.get_piece_size())]
+  require(normalization is not None and [piece for piece, _ in pieces[:3]] == _PIECES,
+          f'{path} is no unigram model that begins with {", ".join(_PIECES)}, as XLM-R and '
+          'CamemBERT have it: name a model of another kind spiece.model')
+  entries, special = _with_offset(pieces, _is_camembert(path.parent))
+  complete = tokenizers.Tokenizer(tokenizers.models.Unigram(entries, special.index('<unk>'), False))
+  if normalization:
+    complete.normalizer = normalizers.Precompiled(normalization)
+  complete.pre_tokenizer = pre_tokenizers.Sequence(
+      [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(_SPACE, 'always')])
+  complete.decoder = tokenizers.decoders.Metaspace(_SPACE, 'always')
+  complete.add_special_tokens(special)
+  complete.add_special_tokens([tokenizers.AddedToken('<mask>', lstrip=True, special=True)])
+  complete.post_processor = tokenizers.processors.TemplateProcessing(
+      single='<s> $A </s>', pair='<s> $A </s> </s> $B </s>',
+      special_tokens=[(name, complete.token_to_id(name)) for name in ('<s>', '</s>')])
+  return JsonTokenizer(json.loads(complete.to_str()), path)

@@ -1,0 +1,139 @@
+"""Reads pytorch_model.bin, the zip file that torch.save writes, without torch and without its code.
+
+A pickle is a program: it may call any function that it names. This reader knows the few names of a
+state dict and refuses a file with any other before the first step of it runs.
+"""
+
+import collections
+import io
+import math
+import pickle
+import pickletools
+from typing import Any, NamedTuple
+import zipfile
+
+from etils import epath
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.errors import UserError
+
+_DTYPES = {'torch.FloatStorage': np.dtype(np.float32), 'torch.HalfStorage': np.dtype(np.float16),
+           'torch.BFloat16Storage': np.dtype(jnp.bfloat16),
+           'torch.LongStorage': np.dtype(np.int64)}
+_TENSOR, _PARAMETER = 'torch._utils._rebuild_tensor_v2', 'torch._utils._rebuild_parameter'
+_DICT = 'collections.OrderedDict'
+_KNOWN = {*_DTYPES, _TENSOR, _PARAMETER, _DICT}
+
+
+class _Tensor(NamedTuple):
+  """The arguments of a tensor. A pickle can set no attribute of it, as it could of an array."""
+
+  storage: tuple[str, str]  # name of its dtype in torch, and of its file
+  offset: int  # in entries of the storage, like the strides
+  shape: tuple[int, ...]
+  strides: tuple[int, ...]
+
+
+def _globals(content: bytes) -> set[str]:
+  """The dotted names that a pickle asks for. Nothing of it runs."""
+  names, memo, strings = set(), {}, ['', '']
+  for opcode, value, _ in pickletools.genops(content):
+    if opcode.name in ('GLOBAL', 'INST'):
+      names.add(value.replace(' ', '.'))
+    elif opcode.name == 'STACK_GLOBAL':  # of protocol 4: the last two strings
+      names.add('.'.join(strings[-2:]))
+    elif opcode.name.startswith('EXT'):
+      names.add(f'the extension {value}')
+    elif opcode.name == 'MEMOIZE':
+      memo[len(memo)] = strings[-1]
+    elif 'PUT' in opcode.name:
+      memo[value] = strings[-1]
+    elif 'GET' in opcode.name:
+      strings.append(memo.get(value, ''))
+    elif isinstance(value, str):
+      strings.append(value)
+  return names
+
+
+class _StateDict(pickle.Unpickler):
+  """Calls nothing but these two methods and OrderedDict."""
+
+  def find_class(self, module: str, name: str) -> Any:
+    name = f'{module}.{name}'
+    if name in _DTYPES:
+      return name
+    known = {_DICT: collections.OrderedDict, _TENSOR: self._tensor, _PARAMETER: self._parameter}
+    if name not in known:  # a name that `_globals` could not see
+      raise pickle.UnpicklingError(f'it names {name}, which no state dict needs')
+    return known[name]
+
+  def persistent_load(self, pid: Any) -> tuple[str, str]:
+    kind, dtype, key, *_ = pid
+    if kind != 'storage' or dtype not in _DTYPES or not isinstance(key, str):
+      raise pickle.UnpicklingError(f'{pid!r:.80} is no storage')
+    return dtype, key
+
+  def _tensor(self, storage, offset, shape, strides, *_) -> _Tensor:
+    return _Tensor(storage, offset, tuple(shape), tuple(strides))
+
+  def _parameter(self, tensor, *_) -> _Tensor:
+    return tensor
+
+
+def _array(tensor: _Tensor, storages: dict[str, np.ndarray]) -> np.ndarray:
+  """A view of its storage; raises ValueError if it reaches beyond it."""
+  dtype, key = tensor.storage
+  flat = storages[key].view(_DTYPES[dtype])
+  numbers = (tensor.offset, *tensor.shape, *tensor.strides)
+  if any(type(x) is not int or x < 0 for x in numbers) or len(tensor.shape) != len(tensor.strides):
+    raise ValueError(f'{numbers} are no sizes and strides')
+  last = tensor.offset + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides))
+  if math.prod(tensor.shape) and last >= flat.size:
+    raise ValueError(f'a tensor {list(tensor.shape)} ends beyond its storage of {flat.size}')
+  return np.lib.stride_tricks.as_strided(
+      flat[tensor.offset:], tensor.shape, [flat.itemsize * step for step in tensor.strides],
+      writeable=False)
+
+
+def _read(file: zipfile.ZipFile, path: epath.Path) -> dict[str, np.ndarray]:
+  (folder,) = (name.removesuffix('data.pkl') for name in file.namelist()
+               if name.endswith('/data.pkl') and name.count('/') == 1)
+  order = file.read(f'{folder}byteorder') if f'{folder}byteorder' in file.namelist() else b'little'
+  if order != b'little':
+    raise UserError(f'{path} was written on a big-endian machine: load it with torch and save it '
+                    'as safetensors')
+  content = file.read(f'{folder}data.pkl')
+  refused = sorted(_globals(content) - _KNOWN)
+  if refused:
+    raise UserError(f'{path} names {", ".join(refused)}, which no state dict of tensors needs: the '
+                    'file is refused, nothing of it ran')
+  state = _StateDict(io.BytesIO(content)).load()
+  if not isinstance(state, dict) or not all(
+      isinstance(name, str) and isinstance(x, _Tensor) for name, x in state.items()):
+    raise UserError(f'{path} is no state dict: it must hold tensors by name and nothing else')
+  storages = {key: np.frombuffer(file.read(f'{folder}data/{key}'), np.uint8)
+              for key in {x.storage[1] for x in state.values()}}
+  return {name: _array(x, storages) for name, x in state.items()}
+
+
+def load_file(path: epath.Path) -> dict[str, np.ndarray]:
+  """Reads a state dict: arrays by name, float32, float16, bfloat16 or int64, as they were saved.
+
+  Raises:
+    UserError: the file is of another format or damaged, or names anything but tensors.
+  """
+  try:
+    with path.open('rb') as file:
+      if file.read(2) != b'PK':
+        raise UserError(
+            f'{path} is no zip file, as torch.save writes since 1.6: convert it in an environment '
+            'with torch and transformers: python -c "from transformers import '
+            f"AutoModelForPreTraining as A; A.from_pretrained('{path.parent}').save_pretrained("
+            "'NEW')\"")
+      with zipfile.ZipFile(file) as content:
+        return _read(content, path)
+  except UserError:
+    raise
+  except Exception as e:  # a damaged pickle raises anything
+    raise UserError(f'{path} is damaged or no state dict of torch: {e}') from e
