@@ -14,7 +14,7 @@ from etils import epath
 import numpy as np
 import tokenizers
 
-from bert_jax.data import bpe, spiece, tokenizer_base
+from bert_jax.data import bpe, deberta_pieces, spiece, tokenizer_base
 from bert_jax.data.tokenizer_base import Tokenizer
 from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
@@ -184,13 +184,15 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
   settings = {}
   directory = path if path.is_dir() else None
   if directory:
-    names = ('vocab.txt', spiece.FILE, 'tokenizer.json', 'vocab.json')
+    names = ('vocab.txt', spiece.FILE, 'tokenizer.json', deberta_pieces.FILE, 'vocab.json')
     path = next((directory / name for name in names if (directory / name).exists()), None)
     require(path, f'{directory} holds neither vocab.txt nor spiece.model nor tokenizer.json')
-  if path.suffix == '.model':
+  if path.suffix == '.model' and path.name != deberta_pieces.FILE:
     return spiece.load(path)
   if path.suffix == '.json' and (byte_level := bpe.load(path)):
     return byte_level
+  if path.suffix in ('.json', '.model') and (pieces := deberta_pieces.load(path)):
+    return pieces
   if directory:
     settings = _settings(directory)
   vocab = _vocab_of_json(path) if path.suffix == '.json' else read_vocab(path)

@@ -246,7 +246,7 @@ def _read_deberta(config: Mapping[str, Any]) -> Mapping[str, Any]:
   terms = config.get('pos_att_type') or ''
   return {'relative_attention': False, 'position_biased_input': True, 'share_att_key': False,
           'position_buckets': -1, 'norm_rel_ebd': 'none', **config,
-          'pos_att_type': '|'.join(terms) if isinstance(terms, list) else terms}
+          'pos_att_type': '|'.join(map(str, terms)) if isinstance(terms, list) else terms}
 
 
 DEBERTA = Family(

@@ -11,7 +11,7 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.training import fingerprint
 
 _HUB_FILES = ['config.json', '*.safetensors', 'model.safetensors.index.json', 'vocab.txt',
-              'tokenizer.json', 'tokenizer_config.json', 'spiece.model']
+              'tokenizer.json', 'tokenizer_config.json', 'spiece.model', 'spm.model']
 
 
 def _from_hub(name: str) -> epath.Path:

@@ -50,7 +50,9 @@ class DebertaConfig(BertConfig):
             f'model.pos_att_type={self.pos_att_type!r} is unknown: use c2p, p2c or c2p|p2c')
     require_choice('model.norm_rel_ebd', self.norm_rel_ebd, ('layer_norm', 'none'))
     require_choice('model.conv_act', self.conv_act, ('tanh', 'gelu', 'gelu_tanh', 'relu'))
-    require(self.position_buckets < 1 or 2 <= self.position_buckets // 2 < self.farthest - 1,
+    half = self.position_buckets // 2
+    require(self.position_buckets < 1 or half >= 2 and (
+        half < self.farthest - 1 or half >= self.max_positions - 1),
             f'model.position_buckets={self.position_buckets}: give at least 4, and less than '
             f'2 * ({self.farthest} - 1), or -1 for a row of the table for each distance')
     require(self.conv_kernel_size == 0 or self.conv_kernel_size % 2 == 1 and self.num_layers > 1,
@@ -97,7 +99,7 @@ def table_rows(config: DebertaConfig, length: int) -> np.ndarray:
     [2 L + 1] int32.
   """
   distance = np.arange(-length, length + 1)
-  if config.position_buckets > 0:
+  if 0 < config.position_buckets < 2 * (config.farthest - 1):  # or no distance is beyond half
     half = config.position_buckets // 2
     size = np.maximum(np.abs(distance), half).astype(np.float32) / np.float32(half)
     steps = np.log(size) / np.log(np.float32((config.farthest - 1) / half)) * np.float32(half - 1)

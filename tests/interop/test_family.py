@@ -37,6 +37,7 @@ FAMILIES = {
         intermediate_size=3 * d, relative_attention=True, position_biased_input=False,
         pos_att_type='p2c|c2p' if n == 2 else ['c2p', 'p2c'], share_att_key=n == 2,
         norm_rel_ebd='layer_norm' if n == 2 else 'none', position_buckets=16 if n == 2 else -1,
+        initializer_range=0.1,  # so that positions have a share in the gradients
         conv_kernel_size=0 if n == 2 else 3, conv_act='gelu'),
     'ModernBert': lambda n, d: transformers.ModernBertConfig(
         **_COMMON, num_hidden_layers=4 if n == 2 else 7, global_attn_every_n_layers=3,
