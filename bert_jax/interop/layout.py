@@ -123,7 +123,8 @@ def _bert(config: BertConfig) -> list[_Rule]:
       _per_entry('bert/embeddings/token', 'embeddings.word_embeddings.weight', config),
       _copy('bert/embeddings/position', 'embeddings.position_embeddings.weight'),
       *_norm('bert/embeddings/norm', 'embeddings.LayerNorm'),
-      *_in_layer(_bert_layer(config), 'bert/layers', layers=range(config.stacked_layers), stacked=True)]
+      *_in_layer(_bert_layer(config), 'bert/layers', layers=range(config.stacked_layers),
+                 stacked=True)]
   if config.type_vocab_size:
     rules.append(_copy('bert/embeddings/segment', 'embeddings.token_type_embeddings.weight'))
   if config.projects:

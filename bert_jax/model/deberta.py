@@ -35,7 +35,7 @@ class DebertaConfig(BertConfig):
   pos_att_type: str = 'p2c|c2p'  # scores beside those of content: c2p, p2c or both
   share_att_key: bool = True  # positions use the projections of the content
   norm_rel_ebd: str = 'layer_norm'  # of the table of relative positions: layer_norm or none
-  conv_kernel_size: int = 0  # tokens in the convolution beside the first layer (v2); 0 = it has none
+  conv_kernel_size: int = 0  # tokens in the convolution beside the first layer (v2); 0 = none
   conv_act: str = 'tanh'  # of the convolution: tanh, gelu, gelu_tanh or relu
 
   has_positions: ClassVar[bool] = False
@@ -109,10 +109,11 @@ def table_rows(config: DebertaConfig, length: int) -> np.ndarray:
 
 
 def skew(x: jax.Array) -> jax.Array:
-  """Takes y[..., i, j] = x[..., i, j - i + L - 1] by a change of shape: [..., L, 2 L] -> [..., L, L].
+  """Takes y[i, j] = x[i, j - i + L - 1] by a change of shape: [..., L, 2 L] -> [..., L, L].
 
   So scores by distance become scores by token, without a gather and its scatter in the gradient,
-  which are slow on a TPU.
+  which are slow on a TPU. The tokens of a text stand side by side: their distance in the row is
+  that of their positions.
   """
   *outer, length, _ = x.shape
   flat = x.reshape(*outer, -1)[..., length - 1:-1]
@@ -211,8 +212,10 @@ class Convolution(nn.Module):
     reach = c.conv_kernel_size // 2
     wide = jnp.pad(x, ((0, 0), (reach, reach), (0, 0)))
     of_text = jnp.pad(pair_index, ((0, 0), (reach, reach)))
-    taps = [jnp.where((of_text[:, i:i + length] == pair_index)[:, :, None], wide[:, i:i + length], 0)
-            for i in range(c.conv_kernel_size)]
+    taps = []
+    for i in range(c.conv_kernel_size):
+      is_same = of_text[:, i:i + length] == pair_index  # [B, L]
+      taps.append(jnp.where(is_same[:, :, None], wide[:, i:i + length], 0))
     z = dense(c, d, ('embed', 'pooled'), name='taps')(jnp.concatenate(taps, -1))
     z = nn.Dropout(c.dropout, deterministic=self.deterministic)(z)
     y = LayerNorm(c, name='norm')(y + encoder.activation(c.conv_act)(z))

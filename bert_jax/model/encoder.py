@@ -94,8 +94,7 @@ class EncoderLayer(nn.Module):
 
   config: BertConfig
   deterministic: bool
-
-  attends_with = attention.SelfAttention
+  attends_with = attention.SelfAttention  # no field: a subclass has another
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: attention.Mask) -> tuple[jax.Array, None]:

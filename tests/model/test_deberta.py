@@ -14,7 +14,7 @@ import transformers
 from transformers.models.deberta_v2 import modeling_deberta_v2 as reference
 
 from bert_jax.errors import UserError
-from bert_jax.interop import huggingface, verify
+from bert_jax.interop import huggingface, stablehlo, verify
 from bert_jax.model import attention_paths, heads
 from bert_jax.model.deberta import Deberta, DebertaConfig, skew, table_rows
 from bert_jax.model.encoder import Batch
@@ -39,7 +39,8 @@ def encode(batch, config=CONFIG, **more):
 
 
 @pytest.mark.parametrize('buckets, farthest, length', [
-    (256, 512, 512), (256, -1, 700), (256, 120, 100), (8, 64, 64), (32, 40, 100), (-1, -1, 64), (-1, 20, 64)])
+    (256, 512, 512), (256, -1, 700), (256, 120, 100), (8, 64, 64), (32, 40, 100),
+    (-1, -1, 64), (-1, 20, 64)])
 def test_rows_of_distances_are_those_of_the_reference(buckets, farthest, length):
   config = dataclasses.replace(CONFIG, position_buckets=buckets, max_relative_positions=farthest,
                                max_positions=min(512, max(farthest, length)))
@@ -176,6 +177,13 @@ def test_parameters_are_counted_as_published(fields):
 def test_wrong_choices_are_refused(wrong, message):
   with pytest.raises(UserError, match=message):
     dataclasses.replace(CONFIG, **wrong)
+
+
+def test_no_program_for_all_lengths(tmp_path):
+  model = dataclasses.make_dataclass('Model', ['config'])(CONFIG)
+  with pytest.raises(UserError, match='cannot hold the relative positions of deberta-v2'):
+    stablehlo.save(model, epath.Path(tmp_path / 'served'))
+  assert not (tmp_path / 'served').exists()
 
 
 def test_no_kernel_is_chosen():

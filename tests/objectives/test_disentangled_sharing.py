@@ -68,8 +68,9 @@ def test_the_discriminator_reads_the_sum_and_the_export_holds_it(monkeypatch):
   metrics = jax.jit(objective.loss)(params, {}, example, KEYS)
   ids = replaced_tokens.replace(example.inputs.ids, example.masked.positions,
                                 example.masked.weights, drawn)
-  scores = jax.jit(functools.partial(objective.model.apply, method='rtd_logits'))({'params': {**exported, 'rtd': params['params']['rtd']}},
-      example.inputs._replace(ids=ids))
+  score = jax.jit(functools.partial(objective.model.apply, method='rtd_logits'))
+  scores = score({'params': {**exported, 'rtd': params['params']['rtd']}},
+                 example.inputs._replace(ids=ids))
   original = example.inputs.ids.copy()
   for row, slot in zip(*np.nonzero(example.masked.weights)):
     original[row, example.masked.positions[row, slot]] = example.masked.targets[row, slot]
