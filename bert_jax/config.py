@@ -116,8 +116,8 @@ def pretraining(size: str | BertConfig) -> ConfigDict:
   c.batch_size = 256
   c.phases = ((900_000, 128, 256), (100_000, 512, 256))
   c.eval_batches = 100  # most batches of an evaluation; 0 = every held-out row
-  # mlm_nsp, mlm_sop, mlm, replaced_tokens, distillation; '' = the one of data.sequences, or
-  # ELECTRA's.
+  # mlm_nsp, mlm_sop, mlm, replaced_tokens, replaced_tokens_gdes, distillation; '' = the one of
+  # data.sequences, or ELECTRA's.
   c.objective = ''
   c.teacher = ''  # of distillation: a model, as init_from
   c.model = model(size)

@@ -41,7 +41,7 @@ def finetune(config, tmp_path):
 
 # Other default tests train what these configs train, but for sizes, rates and masks.
 SLOW = ('mini', 'small', 'medium', 'base', 'large', 'chinese_base', 'roberta_base', 'modern_base',
-        'long_documents')
+        'long_documents', 'deberta_v3_base')
 
 
 @pytest.mark.parametrize('path', [
@@ -78,7 +78,7 @@ def test_config(path, tmp_path, corpus_file):
   # Untrained, it guesses among the vocabulary and, of pairs, the two labels.
   vocabulary = json.loads((tmp_path / 'run/run.json').read_text())['config']['model']['vocab_size']
   # The labels of a pair, and ELECTRA's of every token.
-  labels = 50 if config.model.architecture == 'electra' else (
-      config.data.sequences != 'full_sentences')
+  detects = config.model.architecture == 'electra' or config.objective.startswith('replaced')
+  labels = 50 if detects else config.data.sequences != 'full_sentences'
   loss = lines[0]['mlm_loss' if config.objective == 'distillation' else 'loss']
   assert abs(loss - math.log(vocabulary) - labels * math.log(2)) < 1.0

@@ -15,6 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop import conversion, load
 from bert_jax.model.albert import AlbertConfig
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.deberta import DebertaConfig
 from bert_jax.model.distilbert import DistilBertConfig
 from bert_jax.model.electra import ElectraConfig
 from bert_jax.model.modern import ModernConfig
@@ -33,6 +34,8 @@ MEMBERS = {
                {'data.sequences': 'sentence_order', 'masking.unit': 'ngram'}),
     'electra': (ElectraConfig(**_SIZES, num_layers=2, embedding_size=16, generator_size=0.5),
                 {'data.sequences': 'full_sentences', 'optimizer.learning_rate': 3e-3}),
+    'deberta-v2': (DebertaConfig(**_SIZES, num_layers=2, position_buckets=16),
+                   {'data.sequences': 'full_sentences', 'objective': 'replaced_tokens_gdes'}),
     'modernbert': (ModernConfig(**_SIZES, num_layers=4, local_window=8),
                    {'data.sequences': 'full_sentences', 'masking.rate': 0.3}),
     'distilbert': (DistilBertConfig(**_SIZES, num_layers=1),
@@ -64,7 +67,7 @@ def teacher(tmp_path_factory, corpus_file) -> str:
 
 
 # The default tests have the member that differs most from BERT.
-_SLOW = ('roberta', 'mpnet', 'distilbert', 'albert', 'electra')
+_SLOW = ('roberta', 'mpnet', 'distilbert', 'albert', 'electra', 'deberta-v2')
 
 
 @pytest.fixture(scope='module', params=[
@@ -118,8 +121,8 @@ def test_it_is_used(trained, tmp_path):
   layers = bert.embed([text], 'mean', layers=(0, -1))
   assert layers.shape == (1, 64)
   np.testing.assert_allclose(layers[:, 32:], bert.embed([text], 'mean'), atol=1e-5)
-  if member == 'electra':
-    assert bert.model.groups == ('rtd',)  # the export holds the discriminator
+  if member in ('electra', 'deberta-v2'):  # the export holds the discriminator
+    assert bert.model.groups == (('rtd',) if member == 'electra' else ())
     with pytest.raises(UserError, match='no masked-LM head'):
       bert.fill_mask('[MASK]')
   else:

@@ -14,7 +14,7 @@ from etils import epath
 import numpy as np
 import tokenizers
 
-from bert_jax.data import bpe, fairseq, spiece, tokenizer_base
+from bert_jax.data import bpe, deberta_pieces, fairseq, spiece, tokenizer_base
 from bert_jax.data.tokenizer_base import Tokenizer
 from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
@@ -194,12 +194,14 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
   settings = {}
   directory = path if path.is_dir() else None
   if directory:
-    names = ('vocab.txt', spiece.FILE, 'tokenizer.json', fairseq.FILE, 'vocab.json')
+    names = ('vocab.txt', spiece.FILE, 'tokenizer.json', fairseq.FILE, deberta_pieces.FILE,
+             'vocab.json')
     path = next((directory / name for name in names if (directory / name).exists()), None)
     require(path, f'{directory} holds neither vocab.txt nor spiece.model nor tokenizer.json')
   if path.suffix == '.model':
-    return fairseq.load(path) if path.name == fairseq.FILE else spiece.load(path)
-  if path.suffix == '.json' and (tokenizer := bpe.load(path)):
+    of_name = {fairseq.FILE: fairseq.load, deberta_pieces.FILE: deberta_pieces.load}
+    return of_name.get(path.name, spiece.load)(path)
+  if path.suffix == '.json' and (tokenizer := deberta_pieces.load(path) or bpe.load(path)):
     return tokenizer
   if directory:
     settings = _settings(directory)

@@ -67,6 +67,8 @@ class Family:
   unused_positions: Callable[[Mapping[str, Any]], int] = lambda config: 0
   # Fields of config.json that follow from the tokeniser.
   settings: Callable[[Tokenizer], dict[str, Any]] = lambda t: {'pad_token_id': t.pad_id}
+  heads: tuple[str, ...] = ()  # prefixes of further tensors that are not the encoder's
+  ignored: tuple[str, ...] = ()  # prefixes of tensors that are not read
   prefix: str = ''  # of the encoder's tensors; '' = the name
   # config.json of a newer version -> the names in `fields`.
   read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
@@ -109,7 +111,7 @@ class Family:
     else:
       theirs = _renamed(name, (*self.of_class.get(architecture, ()), *self.names))
     # A pooler of another name is a part of the head.
-    is_head = name.startswith(_HEADS) or (
+    is_head = name.startswith((*_HEADS, *self.heads)) or (
         name.startswith('pooler.') and not theirs.startswith('pooler.'))
     bare = is_head or architecture == f'{self.title}Model'
     return theirs if bare else f'{self.prefix or self.name}.{theirs}'
@@ -262,5 +264,32 @@ MODERN = Family(
     read=_read_modern,
     settings=lambda t: {**_ends(t), 'cls_token_id': t.cls_id, 'sep_token_id': t.sep_id})
 
-ALL = {family.name: family for family in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, ALBERT,
-                                          ELECTRA, DISTILBERT, MODERN)}
+
+def _read_deberta(config: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Fills in what config.json leaves out, as transformers does."""
+  terms = config.get('pos_att_type') or ''
+  return {'relative_attention': False, 'position_biased_input': True, 'share_att_key': False,
+          'position_buckets': -1, 'norm_rel_ebd': 'none', **config,
+          'pos_att_type': '|'.join(map(str, terms)) if isinstance(terms, list) else terms}
+
+
+DEBERTA = Family(
+    'deberta-v2', 'DebertaV2', {'ForMaskedLM': ('mlm',)}, prefix='deberta',
+    in_layer=tuple((f'attention.self.{name}.', f'attention.self.{name}_proj.')
+                   for name in ('query', 'key', 'value')),
+    # The published checkpoints have other names for the head than the class writes by default.
+    names=(('cls.predictions.', 'cls.predictions.'),
+           ('cls.predictions.transform.dense.', 'lm_predictions.lm_head.dense.'),
+           ('cls.predictions.transform.LayerNorm.', 'lm_predictions.lm_head.LayerNorm.'),
+           ('cls.predictions.', 'lm_predictions.lm_head.')),
+    fields={name: ours for name, ours in _FIELDS.items() if ours != 'type_vocab_size'} | {
+        name: name for name in ('position_buckets', 'max_relative_positions', 'pos_att_type',
+                                'share_att_key', 'norm_rel_ebd', 'conv_kernel_size', 'conv_act')},
+    published={'relative_attention': True, 'position_biased_input': False, 'type_vocab_size': 0,
+               'conv_groups': 1, 'pooler_dropout': 0, 'pooler_hidden_act': 'gelu',
+               'tie_word_embeddings': True},
+    heads=('pooler.',), ignored=('mask_predictions.', 'embeddings.position_embeddings.'),
+    read=_read_deberta)
+
+ALL = {family.name: family for family in (
+    BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, ALBERT, ELECTRA, DISTILBERT, DEBERTA, MODERN)}

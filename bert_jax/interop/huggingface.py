@@ -64,7 +64,8 @@ def config_from(fields: Mapping, path: epath.Path, family: Family = families.BER
   known = architectures.ALL[family.name].config.__dataclass_fields__
   for name, value in values.items():
     kind = type(known[name].default)
-    if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+    if (isinstance(value, bool) != (kind is bool)
+        or not isinstance(value, (int, float) if kind is float else kind)):
       raise UserError(f'{path}: the value {value!r} for {name} is no {kind.__name__}')
   return architectures.make_config(
       {**values, 'activation': _ACTIVATIONS[activation], 'architecture': family.name})
@@ -119,6 +120,8 @@ def _tensors(directory: epath.Path, family: Family, architecture: str) -> dict[s
       raise UserError(f'{path} is corrupt or no safetensors file: {e}') from e
     for theirs, x in content.items():
       name = family.canonical(theirs, architecture)
+      if name.startswith(family.ignored):
+        continue
       if name in tensors:
         raise UserError(f'{path}: {theirs} is there twice, under two names')
       tensors[name] = x

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.model import modern
+from bert_jax.model import deberta, modern
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import dense
 from bert_jax.model.encoder import Batch
@@ -103,10 +103,10 @@ def _in_layer(rules: Iterable[_Rule], leaf: str, tensor: str = 'encoder.layer.{}
           for rule in rules]
 
 
-def _bert(config: BertConfig) -> list[_Rule]:
-  """The encoder of every architecture but ModernBERT."""
+def _bert_layer(config: BertConfig) -> list[_Rule]:
+  """A layer of every architecture but ModernBERT."""
   qkv = [f'attention.self.{name}' for name in ('query', 'key', 'value')]
-  layer = [
+  return [
       _qkv('attention/qkv_kernel', [f'{name}.weight' for name in qkv], config),
       _qkv('attention/qkv_bias', [f'{name}.bias' for name in qkv], config),
       _transpose('attention/out_kernel', 'attention.output.dense.weight'),
@@ -115,11 +115,16 @@ def _bert(config: BertConfig) -> list[_Rule]:
       *_linear('feed_forward/up', 'intermediate.dense'),
       *_linear('feed_forward/down', 'output.dense'),
       *_norm('feed_forward_norm', 'output.LayerNorm')]
+
+
+def _bert(config: BertConfig) -> list[_Rule]:
+  """The encoder of every architecture but ModernBERT and DeBERTa."""
   rules = [
       _per_entry('bert/embeddings/token', 'embeddings.word_embeddings.weight', config),
       _copy('bert/embeddings/position', 'embeddings.position_embeddings.weight'),
       *_norm('bert/embeddings/norm', 'embeddings.LayerNorm'),
-      *_in_layer(layer, 'bert/layers', layers=range(config.stacked_layers), stacked=True)]
+      *_in_layer(_bert_layer(config), 'bert/layers', layers=range(config.stacked_layers),
+                 stacked=True)]
   if config.type_vocab_size:
     rules.append(_copy('bert/embeddings/segment', 'embeddings.token_type_embeddings.weight'))
   if config.biases_attention:
@@ -127,6 +132,35 @@ def _bert(config: BertConfig) -> list[_Rule]:
   if config.projects:
     rules += _linear('bert/projection', 'embeddings.projection')
   return rules
+
+
+def _convolution(leaf: str, tensor: str, config: BertConfig) -> _Rule:
+  """The kernel of a convolution, [out, in, taps]; ours is [taps * in, out]."""
+  return _Rule([leaf], [tensor],
+               read=lambda x: [x.T.reshape(-1, len(x))],
+               write=lambda x: [x.reshape(-1, config.hidden_size, x.shape[-1]).T])
+
+
+def _deberta(config: deberta.DebertaConfig) -> list[_Rule]:
+  """The encoder of DeBERTa: a layer beside a convolution, if it has one, then the others."""
+  layer, rest = _bert_layer(config), range(config.num_layers)
+  if not config.share_att_key:
+    for name, term in (('key', 'c2p'), ('query', 'p2c')):
+      if term in config.pos_att_type:
+        layer += _linear(f'attention/pos_{name}', f'attention.self.pos_{name}_proj')
+  rules = [
+      _per_entry('bert/embeddings/token', 'embeddings.word_embeddings.weight', config),
+      *_norm('bert/embeddings/norm', 'embeddings.LayerNorm'),
+      _copy('bert/relative/table', 'encoder.rel_embeddings.weight')]
+  if config.norm_rel_ebd == 'layer_norm':
+    rules += _norm('bert/relative/norm', 'encoder.LayerNorm')
+  if config.conv_kernel_size:
+    rest = rest[1:]
+    rules += [*_in_layer(layer, 'bert/first', 'encoder.layer.0'),
+              _convolution('bert/convolution/taps/kernel', 'encoder.conv.conv.weight', config),
+              _copy('bert/convolution/taps/bias', 'encoder.conv.conv.bias'),
+              *_norm('bert/convolution/norm', 'encoder.conv.LayerNorm')]
+  return rules + _in_layer(layer, 'bert/layers', layers=rest, stacked=True)
 
 
 def _modern(config: modern.ModernConfig) -> list[_Rule]:
@@ -168,7 +202,7 @@ def _rules(config: BertConfig, present: Collection[str]) -> list[_Rule]:
                    _copy('bert/pooler/norm/scale', 'pooler.norm.weight')],
         'mlm': [mlm_bias]}
   else:
-    encoder = _bert(config)
+    encoder = (_deberta if config.architecture == 'deberta-v2' else _bert)(config)
     by_group |= {
         'pooler': _linear('bert/pooler', 'pooler.dense'),
         'mlm': [*_linear('mlm_dense', 'cls.predictions.transform.dense'),

@@ -9,7 +9,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.interop import verify
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
@@ -56,7 +56,14 @@ def _encoder(model: Pretrained):
 
 
 def save(model: Pretrained, directory: epath.Path):
-  """Writes the encoder, its tokeniser and a README; makes the folder if there is none."""
+  """Writes the encoder, its tokeniser and a README; makes the folder if there is none.
+
+  Raises:
+    UserError: its shapes are none of a program for all lengths.
+  """
+  require(not model.config.has_relative_scores,
+          f'a program for texts of all lengths cannot hold the relative positions of '
+          f'{model.config.architecture}: the formats huggingface and bert_jax have them')
   directory.mkdir(parents=True, exist_ok=True)
   longest = model.config.max_positions
   batch, length = jax.export.symbolic_shape('b, l', constraints=[f'l <= {longest}'])

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from bert_jax.errors import require_choice
 from bert_jax.model.albert import Albert, AlbertConfig
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.deberta import Deberta, DebertaConfig
 from bert_jax.model.distilbert import DistilBertConfig
 from bert_jax.model.electra import ElectraConfig
 from bert_jax.model.encoder import Bert, Encoder
@@ -29,6 +30,7 @@ ALL = {'bert': Architecture(BertConfig),
        'distilbert': Architecture(DistilBertConfig),
        'albert': Architecture(AlbertConfig, Albert),
        'electra': Architecture(ElectraConfig),
+       'deberta-v2': Architecture(DebertaConfig, Deberta),
        'modernbert': Architecture(ModernConfig, Modern)}
 
 

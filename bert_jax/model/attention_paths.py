@@ -19,6 +19,8 @@ _PLATFORMS = {'fused': ('tpu', 'cpu'), 'splash': ('tpu', 'cpu'), 'cudnn': ('gpu'
 def _obstacle(config: BertConfig, kernel: str, length: int, platform: str) -> str:
   """Returns the reason why a kernel cannot be used; '' if it can."""
   heads = config.num_heads // sharding.parts('heads')
+  if config.has_relative_scores:
+    return f'{config.architecture} adds scores of relative positions'
   if platform not in _PLATFORMS[kernel]:
     return f'{kernel} is not for {platform}'
   if config.biases_attention:

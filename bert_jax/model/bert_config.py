@@ -60,6 +60,7 @@ class BertConfig:
   has_biases: ClassVar[bool] = True  # in the norms and in attention
   biases_attention: ClassVar[bool] = False  # layers add a bias of their own to the mask's
   always_projects: ClassVar[bool] = False  # embeddings are projected from E to D even where E = D
+  has_relative_scores: ClassVar[bool] = False  # in attention, which no kernel adds
   pooler_activation: ClassVar[str] = 'tanh'
   pooler_is_shared: ClassVar[bool] = False  # heads on tokens and the decoder use the pooler too
 

@@ -94,13 +94,14 @@ class EncoderLayer(nn.Module):
 
   config: BertConfig
   deterministic: bool
+  attends_with = attention.SelfAttention  # no field: a subclass has another
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: attention.Mask) -> tuple[jax.Array, None]:
     """[B, L, D] -> ([B, L, D], None)."""
     c = self.config
     dropout = nn.Dropout(c.dropout, deterministic=self.deterministic)
-    attend = attention.SelfAttention(c, name='attention')
+    attend = self.attends_with(c, name='attention')
     y = attend(x, mask, deterministic=self.deterministic)
     x = LayerNorm(c, name='attention_norm')(x + dropout(y))
     y = FeedForward(c, name='feed_forward')(x)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from bert_jax.errors import require, require_choice
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.heads import BertForPreTraining
+from bert_jax.objectives.disentangled_sharing import DisentangledSharing
 from bert_jax.objectives.distillation import Distillation
 from bert_jax.objectives.objective import MaskedLM, Objective
 from bert_jax.objectives.replaced_tokens import ReplacedTokens
@@ -16,13 +17,15 @@ class Entry(NamedTuple):
 
   create: Callable[..., Objective]  # from the model, and from its teacher if there is one
   sequences: tuple[str, ...] = ('next_sentence', 'sentence_order', 'full_sentences')  # it serves
+  members: tuple[str, ...] = ()  # architectures with a generator; () = all others
 
 
 # The first one that serves the sequences is their default.
 ALL = {'mlm_nsp': Entry(lambda model: MaskedLM(model, 'nsp'), ('next_sentence',)),
        'mlm_sop': Entry(lambda model: MaskedLM(model, 'sop'), ('sentence_order',)),
        'mlm': Entry(lambda model: MaskedLM(model, None)),
-       'replaced_tokens': Entry(ReplacedTokens),
+       'replaced_tokens': Entry(ReplacedTokens, members=('electra',)),
+       'replaced_tokens_gdes': Entry(DisentangledSharing, members=('electra', 'deberta-v2')),
        'distillation': Entry(Distillation)}
 
 
@@ -46,9 +49,10 @@ def name_of(objective: str, sequences: str, architecture: str) -> str:
   require(sequences in served,
           f'objective={objective} cannot be asked of data.sequences={sequences}: it needs '
           f'data.sequences={" or ".join(served)}')
-  require((objective == 'replaced_tokens') == (architecture == 'electra'),
-          f'objective={objective} is not for model.architecture={architecture}: replaced_tokens '
-          'and electra go together (configs/electra_small.py)')
+  members = ALL[objective].members
+  require(architecture in members if members else architecture != 'electra',
+          f'objective={objective} is not for model.architecture={architecture}: electra needs '
+          'replaced_tokens or replaced_tokens_gdes, deberta-v2 can have the latter')
   return objective
 
 

@@ -52,6 +52,13 @@ class ReplacedTokens(objective.Objective):
     del generator['bert']['embeddings']
     return {'params': {**tree, 'generator': generator}}
 
+  def split(self, params: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the parameters of the generator and of the discriminator."""
+    discriminator = dict(params['params'])
+    generator = discriminator.pop('generator')
+    shared = {**generator['bert'], 'embeddings': discriminator['bert']['embeddings']}
+    return {**generator, 'bert': shared}, discriminator
+
   def loss(self, params: Any, frozen: Any, example: Example, keys: Keys) -> losses.Metrics:
     """Computes the metrics of both models.
 
@@ -61,12 +68,10 @@ class ReplacedTokens(objective.Objective):
     """
     del frozen
     first, second = (None, None) if keys.dropout is None else jax.random.split(keys.dropout)
-    discriminator = dict(params['params'])
-    generator = discriminator.pop('generator')
-    shared = {'bert': {**generator['bert'], 'embeddings': discriminator['bert']['embeddings']}}
+    generator, discriminator = self.split(params)
     masked, inputs = example.masked, example.inputs
-    logits, _ = self.generator.apply({'params': {**generator, **shared}}, inputs, masked.positions,
-                                     None, **objective.with_dropout(first))
+    logits, _ = self.generator.apply({'params': generator}, inputs, masked.positions, None,
+                                     **objective.with_dropout(first))
 
     drawn = sample(keys.sampling, jax.lax.stop_gradient(logits), example.row)
     ids = replace(inputs.ids, masked.positions, masked.weights, drawn)

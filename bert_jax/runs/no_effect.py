@@ -96,7 +96,7 @@ RULES = (
     Rule(('masking.random_by_frequency',), lambda c: not c.masking.replace_random and (
         'masking.replace_random=0 puts in no random token')),
     Rule(('model.type_vocab_size',), lambda c: (
-        c.model.architecture in ('distilbert', 'modernbert', 'mpnet')
+        c.model.architecture in ('distilbert', 'modernbert', 'mpnet', 'deberta-v2')
         and f'model.architecture={c.model.architecture} has no segments')),
     Rule(('eval_every', 'keep_best', 'data.n_best', 'data.eval_columns'),
          lambda c: not c.data.eval and 'nothing is evaluated: give data.eval', (_FINETUNING,)),

@@ -112,7 +112,7 @@ def muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
 def _by_part(updates: Any, embeddings: Callable, layers: Callable) -> Any:
   """Applies `embeddings` to updates of the embeddings and their projection, `layers` to layers'."""
   def change(path, update):
-    if _is_within(path, 'embeddings', 'projection'):
+    if _is_within(path, 'embeddings', 'projection', 'relative'):
       return embeddings(update)
     return layers(update) if _is_within(path, 'layers') else update
 

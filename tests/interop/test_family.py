@@ -31,13 +31,21 @@ FAMILIES = {
     'DistilBert': lambda n, d: transformers.DistilBertConfig(
         **_COMMON, n_layers=n, dim=d, n_heads=4, hidden_dim=3 * d, dropout=0.0,
         attention_dropout=0.0, seq_classif_dropout=0.0, qa_dropout=0.0),
+    # As v3; and as v2, with projections of its own for positions.
+    'DebertaV2': lambda n, d: transformers.DebertaV2Config(
+        **_COMMON, **_NO_DROPOUT, num_hidden_layers=n, hidden_size=d, num_attention_heads=4,
+        intermediate_size=3 * d, relative_attention=True, position_biased_input=False,
+        pos_att_type='p2c|c2p' if n == 2 else ['c2p', 'p2c'], share_att_key=n == 2,
+        norm_rel_ebd='layer_norm' if n == 2 else 'none', position_buckets=16 if n == 2 else -1,
+        initializer_range=0.1,  # so that positions have a share in the gradients
+        conv_kernel_size=0 if n == 2 else 3, conv_act='gelu'),
     'ModernBert': lambda n, d: transformers.ModernBertConfig(
         **_COMMON, num_hidden_layers=4 if n == 2 else 7, global_attn_every_n_layers=3,
         hidden_size=d, num_attention_heads=4, intermediate_size=3 * d, local_attention=16,
         pad_token_id=0, cls_token_id=2, sep_token_id=3, bos_token_id=2, eos_token_id=3)}
 SIZES = [(2, 64), (4, 128)]
 HEADS = {'Albert': 'ForPreTraining', 'Electra': 'ForPreTraining', 'DistilBert': 'ForMaskedLM',
-         'ModernBert': 'ForMaskedLM'}
+         'DebertaV2': 'ForMaskedLM', 'ModernBert': 'ForMaskedLM'}
 
 
 def make(architecture: str, folder: pathlib.Path, layers=2, width=64, **fields):
@@ -103,6 +111,7 @@ def test_hidden_states_logits_losses_and_gradients(tmp_path, title, kind, layers
       'Albert': lambda: {'mlm': results.prediction_logits, 'nsp': results.sop_logits},
       'Electra': lambda: {'rtd' if kind == 'ForPreTraining' else 'mlm': results.logits},
       'DistilBert': lambda: {'mlm': results.logits},
+      'DebertaV2': lambda: {'mlm': results.logits},
       'ModernBert': lambda: {'mlm': results.logits}}[title]()
   hidden, logits = jax.jit(outputs, static_argnums=1)(model.params, model.config, batch)
   close(np.asarray(hidden)[real], results.hidden_states[-1][torch.tensor(real)])
@@ -158,7 +167,8 @@ def test_classifiers(tmp_path, title, fields):
 
 
 @pytest.mark.parametrize('architecture', [
-    name for title in FAMILIES for name in families.ALL[title.lower()].architectures])
+    name for title in FAMILIES for family in families.ALL.values() if family.title == title
+    for name in family.architectures])
 def test_every_architecture_comes_back(tmp_path, architecture):
   make(architecture, tmp_path / 'a')
   model = huggingface.load(epath.Path(tmp_path / 'a'))

@@ -1,0 +1,141 @@
+"""The pieces of DeBERTa v2 and v3: a unigram model without a character map of its own.
+
+Equal to transformers' DebertaV2Tokenizer, which reads a SentencePiece model (`spm.model`), and to
+any tokenizer.json with a unigram model (Kudo 2018). Special tokens are not parsed.
+"""
+
+from collections.abc import Sequence
+import json
+from typing import Any
+
+from etils import epath
+import numpy as np
+import tokenizers
+from tokenizers import normalizers, pre_tokenizers
+
+from bert_jax.data import tokenizer_base
+from bert_jax.errors import UserError, require
+from bert_jax.runtime import storage
+
+FILE = 'spm.model'
+_SPACE = '\u2581'  # how the space before a word is written in a piece
+_NAMES = {'pad': ('[PAD]', '<pad>'), 'unk': ('[UNK]', '<unk>'), 'cls': ('[CLS]', '<s>'),
+          'sep': ('[SEP]', '</s>'), 'mask': ('[MASK]', '<mask>')}
+_MOST_UNUSED = 1024  # entries of a model's table beyond those of its tokeniser: v3 has 99
+
+
+class UnigramPieces(tokenizer_base.LibraryTokenizer):
+  """The likeliest pieces of each word.
+
+  The constructor takes the content of a tokenizer.json, and its origin for messages. It raises
+  UserError for something else, or if a special token is missing.
+  """
+
+  kind = 'sentencepiece'
+
+  def __init__(self, settings: dict[str, Any], where: Any = 'tokenizer.json'):
+    # `save` puts in special tokens around a text; rows are cut and padded elsewhere.
+    self._settings = settings | dict.fromkeys(('post_processor', 'truncation', 'padding'))
+    try:
+      pieces, added = settings['model']['vocab'], settings.get('added_tokens') or []
+      entries = {i: piece for i, (piece, _) in enumerate(pieces)}
+      entries |= {token['id']: token['content'] for token in added}
+      special = {token['id'] for token in added if token['special']}
+      require(sorted(entries) == list(range(len(entries))), f'{where} has gaps between its ids')
+      # No text holds a piece with a space: a special token that somebody wrote is text.
+      hidden = [[' ' + piece, score] if i in special else [piece, score]
+                for i, (piece, score) in enumerate(pieces)]
+      plain = self._settings | {'model': settings['model'] | {'vocab': hidden},
+                          'added_tokens': [token for token in added if not token['special']]}
+      self.library = tokenizers.Tokenizer.from_str(json.dumps(plain))
+    except UserError:
+      raise
+    except Exception as e:  # those of the library have no class of their own
+      raise UserError(f'{where} is no unigram tokenizer: {" ".join(str(e).split())[:200]}') from e
+    self.vocab = [entries[i] for i in range(len(entries))]
+    ids = {piece: i for i, piece in entries.items()}
+    for role, names in _NAMES.items():
+      index = next((ids[name] for name in names if name in ids), None)
+      require(index is not None, f'{where} has no {" or ".join(names)}: BERT needs it')
+      setattr(self, f'{role}_id', index)
+
+  def _spans(self, text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    # The piece that begins a word includes the space before it.
+    return [(end - len(text[start:end].lstrip()), end) for start, end in offsets]
+
+  def word_starts(self) -> np.ndarray:
+    return np.array([entry.startswith(_SPACE) for entry in self.vocab])
+
+  def encode_with_masks(self, text: str) -> list[int]:
+    first, *rest = self.encode_batch(text.split('[MASK]'))
+    return first + [i for part in rest for i in (self.mask_id, *part)]
+
+  def serialized(self) -> bytes:
+    return json.dumps(self._settings, sort_keys=True).encode()
+
+  def save(self, directory: epath.Path):
+    # Not through the library: it reads some scores as their neighbours.
+    around = json.loads(self._around_texts().__getstate__())
+    complete = json.dumps(self._settings | {'post_processor': around}, ensure_ascii=False)
+    self._save(directory, {'tokenizer.json': complete.encode()},
+               {'tokenizer_class': 'PreTrainedTokenizerFast'})
+
+
+def _added(names: Sequence[str], first: int, special: bool) -> list[dict[str, Any]]:
+  """The entries of `added_tokens`, from the id `first` on."""
+  flags = {'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False}
+  return [{'id': i, 'content': name, 'special': special, **flags}
+          for i, name in enumerate(names, first)]
+
+
+def _from_model(path: epath.Path) -> dict[str, Any]:
+  """The content of the tokenizer.json of a SentencePiece model, as transformers converts it."""
+  import sentencepiece  # other tokenisers do without it
+
+  try:
+    model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+  except OSError as e:
+    raise UserError(f'data.vocab={str(path)!r} cannot be read: {e.strerror or e}') from e
+  except RuntimeError as e:
+    raise UserError(f'{path} is no SentencePiece model: {e}') from e
+  settings = path.parent / tokenizer_base.CONFIG
+  settings = storage.read_json(settings) if settings.exists() else {}
+  pieces = [(model.id_to_piece(i), model.get_score(i)) for i in range(model.get_piece_size())]
+  added = []
+  for i, (piece, score) in enumerate(pieces):
+    is_special = model.is_control(i) or model.is_unknown(i)
+    if is_special or score == 0:  # 0 is no logarithm of a frequency: the user has defined the piece
+      added += _added([piece], i, is_special)
+  if '[MASK]' not in dict(pieces):
+    added += _added(['[MASK]'], len(pieces), True)
+  library = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, model.unk_id(), False))
+  library.normalizer = normalizers.Sequence([
+      *([normalizers.Lowercase()] if settings.get('do_lower_case') else []),
+      normalizers.Replace(tokenizers.Regex(r'\s{2,}|[\n\r\t]'), ' '), normalizers.NFC(),
+      normalizers.Strip(left=False, right=True)])
+  library.pre_tokenizer = pre_tokenizers.Sequence([
+      *([pre_tokenizers.Punctuation()] if settings.get('split_by_punct') else []),
+      pre_tokenizers.Metaspace(_SPACE, 'always')])
+  library.decoder = tokenizers.decoders.Metaspace(_SPACE, 'always')
+  return json.loads(library.to_str()) | {'added_tokens': added}
+
+
+def load(path: epath.Path) -> UnigramPieces | None:
+  """Loads spm.model, or a tokenizer.json; None = it is no unigram model with a [CLS].
+
+  The table of a published model has more entries than its tokeniser: those that its config.json
+  counts are added, under names of their own.
+  """
+  content = _from_model(path) if path.name == FILE else storage.read_json(path)
+  model, config = content.get('model'), path.parent / 'config.json'
+  if not isinstance(model, dict) or model.get('type') != 'Unigram':
+    return None
+  names = {token.get('content') for token in content.get('added_tokens') or []}
+  if '[CLS]' not in names | {piece for piece, _ in model.get('vocab', [])}:
+    return None  # another unigram model, as XLM-R has it
+  size = UnigramPieces(content, path).vocab_size
+  wanted = storage.read_json(config).get('vocab_size') if config.exists() else None
+  if isinstance(wanted, int) and size < wanted <= size + _MOST_UNUSED:
+    unused = _added([f'[unused{i}]' for i in range(size, wanted)], size, True)
+    content = content | {'added_tokens': [*(content.get('added_tokens') or []), *unused]}
+  return UnigramPieces(content, path)

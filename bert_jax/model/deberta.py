@@ -1,0 +1,249 @@
+"""DeBERTa v2 and v3 (He et al. 2021, https://arxiv.org/abs/2006.03654 and 2111.09543).
+
+Content and relative position have vectors of their own: a token attends by content to content, by
+content to position (c2p) and by position to content (p2c).
+"""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar, NamedTuple
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.errors import require, require_choice
+from bert_jax.model import attention, encoder
+from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.dot_product import dot_product_attention
+from bert_jax.model.embeddings import LayerNorm, dense, truncated_normal, zeros
+
+_TERMS = ('c2p', 'p2c')
+
+
+@dataclasses.dataclass(frozen=True)
+class DebertaConfig(BertConfig):
+  """Sizes of a DeBERTa; the defaults are those of the published v3 base."""
+
+  architecture: str = 'deberta-v2'
+  vocab_size: int = 128_100
+  type_vocab_size: int = 0
+  layer_norm_eps: float = 1e-7
+  position_buckets: int = 256  # distances that are told apart, half on either side; -1 = each
+  max_relative_positions: int = -1  # distance from which all are alike; -1 = max_positions
+  pos_att_type: str = 'p2c|c2p'  # scores beside those of content: c2p, p2c or both
+  share_att_key: bool = True  # positions use the projections of the content
+  norm_rel_ebd: str = 'layer_norm'  # of the table of relative positions: layer_norm or none
+  conv_kernel_size: int = 0  # tokens in the convolution beside the first layer (v2); 0 = none
+  conv_act: str = 'tanh'  # of the convolution: tanh, gelu, gelu_tanh or relu
+
+  has_positions: ClassVar[bool] = False
+  has_segments: ClassVar[bool] = False
+  has_relative_scores: ClassVar[bool] = True
+  pooler_activation: ClassVar[str] = 'gelu'
+
+  def __post_init__(self):
+    super().__post_init__()
+    terms = self.pos_att_type.split('|')
+    require(set(terms) <= set(_TERMS) and len(set(terms)) == len(terms),
+            f'model.pos_att_type={self.pos_att_type!r} is unknown: use c2p, p2c or c2p|p2c')
+    require_choice('model.norm_rel_ebd', self.norm_rel_ebd, ('layer_norm', 'none'))
+    require_choice('model.conv_act', self.conv_act, ('tanh', 'gelu', 'gelu_tanh', 'relu'))
+    half = self.position_buckets // 2
+    require(self.position_buckets < 1 or half >= 2 and (
+        half < self.farthest - 1 or half >= self.max_positions - 1),
+            f'model.position_buckets={self.position_buckets}: give at least 4, and less than '
+            f'2 * ({self.farthest} - 1), or -1 for a row of the table for each distance')
+    require(self.conv_kernel_size == 0 or self.conv_kernel_size % 2 == 1 and self.num_layers > 1,
+            f'model.conv_kernel_size={self.conv_kernel_size} must be odd, or 0, in a model of at '
+            'least 2 layers')
+
+  @property
+  def farthest(self) -> int:
+    """The distance from which all are alike."""
+    return self.max_positions if self.max_relative_positions < 1 else self.max_relative_positions
+
+  @property
+  def span(self) -> int:
+    """Rows of the table of relative positions on either side."""
+    return self.position_buckets if self.position_buckets > 0 else self.farthest
+
+  @property
+  def stacked_layers(self) -> int:
+    """The layers after the one with the convolution, or all."""
+    return self.num_layers - bool(self.conv_kernel_size)
+
+  @property
+  def fewest_layers(self) -> tuple[int, int]:
+    return (2, 3) if self.conv_kernel_size else (1, 2)
+
+  def generator(self) -> 'DebertaConfig':
+    """Sizes of the generator in replaced token detection: as wide, half as deep."""
+    return dataclasses.replace(self, num_layers=max(1, self.num_layers // 2), conv_kernel_size=0)
+
+  def flops_per_token(self, length: int, predictions: float) -> float:
+    terms = len(self.pos_att_type.split('|'))
+    return (super().flops_per_token(length, predictions)
+            + 6 * terms * self.num_layers * self.hidden_size * length)
+
+
+@functools.lru_cache
+def table_rows(config: DebertaConfig, length: int) -> np.ndarray:
+  """Finds the row of the table for each distance from query to key, i - j = -L..L.
+
+  Up to half of `position_buckets` each distance has a row of its own, beyond it rows stand for ever
+  more distances, in logarithmic steps. In float32, as the reference rounds.
+
+  Returns:
+    [2 L + 1] int32.
+  """
+  distance = np.arange(-length, length + 1)
+  if 0 < config.position_buckets < 2 * (config.farthest - 1):  # or no distance is beyond half
+    half = config.position_buckets // 2
+    size = np.maximum(np.abs(distance), half).astype(np.float32) / np.float32(half)
+    steps = np.log(size) / np.log(np.float32((config.farthest - 1) / half)) * np.float32(half - 1)
+    bucket = (np.ceil(steps) + half) * np.sign(distance)
+    distance = np.where(np.abs(distance) <= half, distance, bucket)
+  return np.clip(distance + config.span, 0, 2 * config.span - 1).astype(np.int32)
+
+
+def skew(x: jax.Array) -> jax.Array:
+  """Takes y[i, j] = x[i, j - i + L - 1] by a change of shape: [..., L, 2 L] -> [..., L, L].
+
+  So scores by distance become scores by token, without a gather and its scatter in the gradient,
+  which are slow on a TPU. The tokens of a text stand side by side: their distance in the row is
+  that of their positions.
+  """
+  *outer, length, _ = x.shape
+  flat = x.reshape(*outer, -1)[..., length - 1:-1]
+  return flat.reshape(*outer, length, 2 * length - 1)[..., :length]
+
+
+class Mask(NamedTuple):
+  """An `attention.Mask`, and the part of the relative positions that rows of this length use."""
+
+  pair_index: jax.Array  # [B, L] int32
+  bias: jax.Array  # [B, 1, L, L] float32
+  table: jax.Array  # [R, D]: rows of the table, normalised, from the lowest in `table_rows` on
+
+
+class RelativePositions(nn.Module):
+  """The table of relative positions, which all layers share: L -> [R, D] in the compute dtype."""
+
+  config: DebertaConfig
+
+  @nn.compact
+  def __call__(self, length: int) -> jax.Array:
+    c, rows = self.config, table_rows(self.config, length)
+    init = truncated_normal(c.initializer_range, 'position', 'embed')
+    table = self.param('table', init, (2 * c.span, c.hidden_size))
+    table = nn.with_logical_constraint(table, (None, 'embed_act'))[rows.min():rows.max() + 1]
+    if c.norm_rel_ebd == 'layer_norm':
+      table = LayerNorm(c, name='norm')(table)
+    return table.astype(c.compute_dtype)
+
+
+class DisentangledAttention(attention.SelfAttention):
+  """Multi-head self-attention by content and by relative position."""
+
+  config: DebertaConfig
+
+  @nn.compact
+  def __call__(self, x: jax.Array, mask: Mask, *, deterministic: bool) -> jax.Array:
+    """[B, L, D] -> [B, L, D], before the residual."""
+    c = self.config
+    d, heads = c.hidden_size, (c.num_heads, 3, c.head_size)
+    kernel = self.param('qkv_kernel', truncated_normal(c.initializer_range, 'embed', 'heads'),
+                        (d, 3 * d)).astype(x.dtype)
+    shift = self.param('qkv_bias', zeros('heads'), (3 * d,)).astype(x.dtype)
+    qkv = nn.with_logical_constraint(
+        (x.reshape(-1, d) @ kernel + shift).reshape(*x.shape[:2], 3 * d), ('batch', 'seq', 'heads'))
+    query, key, value = jnp.moveaxis(qkv.reshape(*x.shape[:2], *heads), 3, 0)  # [B, L, H, K]
+    table = nn.Dropout(c.dropout, deterministic=deterministic)(mask.table)
+
+    def positions(part, name):
+      """Queries (part 0) or keys (part 1) of the relative positions, [R, H, K]."""
+      if c.share_att_key:
+        kernel_of, shift_of = kernel.reshape(d, *heads)[:, :, part], shift.reshape(heads)[:, part]
+        return jnp.einsum('rd,dhk->rhk', table, kernel_of) + shift_of
+      y = dense(c, d, ('embed', 'heads'), name=name)(table)
+      return y.reshape(-1, c.num_heads, c.head_size)
+
+    terms, rows = c.pos_att_type.split('|'), table_rows(c, x.shape[1])
+    rows = rows - rows.min()
+    scores = 0.0  # [B, H, L, L]
+    if 'c2p' in terms:
+      by_distance = positions(1, 'pos_key')[rows[-2::-1]]  # [2 L, H, K], L - 1 down to -L
+      scores += skew(jnp.einsum('blhk,rhk->bhlr', query, by_distance))
+    if 'p2c' in terms:
+      by_distance = positions(0, 'pos_query')[rows[1:]]  # [2 L, H, K], 1 - L up to L
+      scores += skew(jnp.einsum('blhk,rhk->bhlr', key, by_distance)).swapaxes(2, 3)
+    scale = (1 + len(terms)) ** -0.5  # of the sum of the scores, beside 1 / sqrt(K)
+    bias = mask.bias + scores * (scale * c.head_size ** -0.5)
+
+    def keep_and_drop(weights):
+      self.sow('intermediates', 'weights', weights)  # [B, H, L, L]
+      return nn.Dropout(c.attention_dropout, deterministic=deterministic)(weights)
+
+    out = dot_product_attention(query * scale, key, value, bias, keep_and_drop).reshape(x.shape)
+    return self._project('out', out, d, c.initializer_range, ('heads', 'embed'))
+
+
+class Layer(encoder.EncoderLayer):
+  """A layer of BERT with disentangled attention."""
+
+  attends_with = DisentangledAttention
+
+
+class Convolution(nn.Module):
+  """LayerNorm(y + activation(convolution of x)), beside the first layer, which turns x into y.
+
+  A token sees its neighbours in its own text.
+  """
+
+  config: DebertaConfig
+  deterministic: bool
+
+  @nn.compact
+  def __call__(self, x: jax.Array, y: jax.Array, pair_index: jax.Array) -> jax.Array:
+    """[B, L, D], [B, L, D] and [B, L] int32 -> [B, L, D]."""
+    c, (_, length, d) = self.config, x.shape
+    reach = c.conv_kernel_size // 2
+    wide = jnp.pad(x, ((0, 0), (reach, reach), (0, 0)))
+    of_text = jnp.pad(pair_index, ((0, 0), (reach, reach)))
+    taps = []
+    for i in range(c.conv_kernel_size):
+      is_same = of_text[:, i:i + length] == pair_index  # [B, L]
+      taps.append(jnp.where(is_same[:, :, None], wide[:, i:i + length], 0))
+    z = dense(c, d, ('embed', 'pooled'), name='taps')(jnp.concatenate(taps, -1))
+    z = nn.Dropout(c.dropout, deterministic=self.deterministic)(z)
+    y = LayerNorm(c, name='norm')(y + encoder.activation(c.conv_act)(z))
+    self.sow('intermediates', 'hidden', y)
+    return y
+
+
+class Deberta(encoder.Bert):
+  """BERT with disentangled attention, and in v2 a convolution beside the first layer."""
+
+  config: DebertaConfig
+
+  def run_layers(self, x: jax.Array, batch: encoder.Batch, deterministic: bool) -> jax.Array:
+    c = self.config
+    mask = Mask(*attention.make_mask(self, batch.pair_index),
+                RelativePositions(c, name='relative')(x.shape[1]))
+    layer = encoder.rematerialised(Layer, c)
+    if c.conv_kernel_size:
+      y, _ = layer(c, deterministic, name='first')(x, mask)
+      x = Convolution(c, deterministic, name='convolution')(x, y, batch.pair_index)
+    layers = encoder.stacked(layer, c, c.stacked_layers, self.is_initializing())
+    return layers(c, deterministic, name='layers')(x, mask)[0]
+
+  def intermediates(self, collection: dict[str, Any]) -> encoder.Intermediates:
+    others = super().intermediates(collection)
+    if not self.config.conv_kernel_size:
+      return others
+    first = collection['convolution']['hidden'][0], collection['first']['attention']['weights'][0]
+    return encoder.Intermediates(
+        jnp.concatenate([others.hidden[:1], first[0][None], others.hidden[1:]]),
+        jnp.concatenate([first[1][None], others.attention]))

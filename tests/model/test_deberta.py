@@ -1,0 +1,210 @@
+"""DeBERTa's parts: by hand, and against transformers' for each of its options."""
+
+import dataclasses
+import functools
+
+from etils import epath
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers.models.deberta_v2 import modeling_deberta_v2 as reference
+
+from bert_jax.errors import UserError
+from bert_jax.interop import huggingface, stablehlo, verify
+from bert_jax.model import attention_paths, heads
+from bert_jax.model.deberta import Deberta, DebertaConfig, skew, table_rows
+from bert_jax.model.encoder import Batch
+from tests.interop import test_family, torch_bert
+from tests.model.test_modern import packed
+
+CONFIG = DebertaConfig(vocab_size=60, hidden_size=16, num_layers=3, num_heads=2,
+                       intermediate_size=24, max_positions=64, position_buckets=8,
+                       conv_kernel_size=3, dropout=0.0, attention_dropout=0.0,
+                       initializer_range=0.1)
+
+
+@functools.cache
+def variables(config=CONFIG):
+  init = jax.jit(Deberta(config).init)
+  return nn.unbox(init(jax.random.key(0), packed(), np.zeros((2, 1), np.int32)))
+
+
+def encode(batch, config=CONFIG, **more):
+  return jax.jit(functools.partial(Deberta(config).apply, method='encode', **more))(
+      variables(), batch)
+
+
+@pytest.mark.parametrize('buckets, farthest, length', [
+    (256, 512, 512), (256, -1, 700), (256, 120, 100), (8, 64, 64), (32, 40, 100),
+    (-1, -1, 64), (-1, 20, 64)])
+def test_rows_of_distances_are_those_of_the_reference(buckets, farthest, length):
+  config = dataclasses.replace(CONFIG, position_buckets=buckets, max_relative_positions=farthest,
+                               max_positions=min(512, max(farthest, length)))
+  at = torch.zeros(1, length + 1, 1)
+  theirs = reference.build_relative_position(at, at, buckets, config.farthest)[0]
+  theirs = torch.clamp(theirs + config.span, 0, 2 * config.span - 1).numpy()
+  rows = table_rows(config, length)
+  np.testing.assert_array_equal(rows[length:], theirs[:, 0])  # from a query on, to the first key
+  np.testing.assert_array_equal(rows[length::-1], theirs[0])
+
+
+def test_rows_by_hand():
+  # Half of 8 buckets: distances up to 4 are exact; log(63/4) is three steps of log(2.507).
+  rows = table_rows(dataclasses.replace(CONFIG, max_positions=64), 64) - 8
+  assert rows[64:71].tolist() == [0, 1, 2, 3, 4, 5, 5]
+  assert [rows[64 + d] for d in (10, 11, 25, 26, 63, 64)] == [5, 6, 6, 7, 7, 7]
+  assert [rows[64 - d] for d in (1, 4, 5, 11, 26, 63)] == [-1, -4, -5, -6, -7, -7]
+
+
+def test_scores_by_distance_become_scores_by_token():
+  x = np.random.default_rng(0).normal(size=(2, 5, 10)).astype(np.float32)
+  expected = [[[row[i, j - i + 4] for j in range(5)] for i in range(5)] for row in x]
+  np.testing.assert_array_equal(skew(jnp.asarray(x)), expected)
+
+
+@pytest.mark.parametrize('options', [
+    {'pos_att_type': 'c2p', 'position_buckets': -1, 'max_relative_positions': 12},
+    {'pos_att_type': ['p2c'], 'share_att_key': False},
+    {'conv_kernel_size': 5, 'share_att_key': False, 'pos_att_type': 'c2p'}])
+def test_every_option_is_as_in_transformers(tmp_path, options):
+  fields = {'num_hidden_layers': 2, 'share_att_key': True, 'position_buckets': 8,
+            'norm_rel_ebd': 'layer_norm', 'pos_att_type': 'c2p|p2c', **options}
+  torch.manual_seed(0)
+  theirs = transformers.DebertaV2Model(transformers.DebertaV2Config(
+      vocab_size=200, hidden_size=32, num_attention_heads=2, intermediate_size=48,
+      max_position_embeddings=64, relative_attention=True, position_biased_input=False,
+      initializer_range=0.2, **fields)).eval()
+  with torch.no_grad():
+    for name, tensor in theirs.named_parameters():
+      if name.endswith('bias'):
+        tensor.add_(0.1 * torch.randn(tensor.shape))
+  theirs.save_pretrained(str(tmp_path))
+  torch_bert.write_vocab(tmp_path, 200)
+  model = huggingface.load(epath.Path(tmp_path))
+  batch = verify.sample(model, 2, 40)
+  real = batch.pair_index > 0
+  expected = theirs(**torch_bert.inputs(batch), output_hidden_states=True, output_attentions=True)
+  _, collections = jax.jit(functools.partial(
+      Deberta(model.config).apply, method='encode', mutable=('intermediates',)))(
+          {'params': model.params['params']['bert']}, batch)
+  ours = Deberta(model.config).intermediates(collections['intermediates'])
+  assert len(ours.hidden) == len(expected.hidden_states) == 3
+  for a, b in zip(ours.hidden, expected.hidden_states):
+    test_family.close(np.asarray(a)[real], b[torch.tensor(real)], 2e-5)
+  for a, b in zip(ours.attention, expected.attentions):
+    test_family.close(np.asarray(a)[0], b[0], 2e-6)  # of the row without padding
+
+
+def test_the_heads_of_published_checkpoints_are_read(tmp_path):
+  theirs = test_family.make('DebertaV2ForMaskedLM', tmp_path, legacy=False)
+  tensors = {**theirs.state_dict(), 'mask_predictions.dense.weight': torch.zeros(2, 2),
+             'deberta.embeddings.position_embeddings.weight': torch.zeros(64, 64)}
+  theirs.save_pretrained(str(tmp_path), state_dict=tensors)
+  model = huggingface.load(epath.Path(tmp_path))
+  assert model.groups == ('mlm',)
+  batch = verify.sample(model)
+  logits = jax.jit(heads.BertForPreTraining(model.config).apply)(
+      model.params, batch, batch.positions, None)[0]
+  real = batch.pair_index > 0
+  expected = theirs(**torch_bert.inputs(batch)).logits[torch.tensor(real)]
+  test_family.close(np.asarray(logits)[..., :700][real], expected, 2e-5)
+  huggingface.save(model, epath.Path(tmp_path / 'again'))  # under the names of transformers
+  again, loading = transformers.DebertaV2ForMaskedLM.from_pretrained(
+      str(tmp_path / 'again'), output_loading_info=True)
+  assert not loading['missing_keys'] and not loading['unexpected_keys']
+  torch.testing.assert_close(again.eval()(**torch_bert.inputs(batch)).logits[torch.tensor(real)],
+                             expected, atol=2e-6, rtol=0)
+
+
+def test_a_text_is_the_same_wherever_it_lies_and_whatever_is_beside_it():
+  batch = packed()
+  other = batch.ids.copy()
+  other[:, :22] = (other[:, :22] + 7) % 50 + 5
+  a, b = (encode(batch._replace(ids=ids)) for ids in (batch.ids, other))
+  assert np.array_equal(a[:, 22:33], b[:, 22:33]) and not np.array_equal(a[:, :22], b[:, :22])
+  alone = Batch(*(x[:, 22:33] for x in batch._replace(pair_index=(batch.pair_index > 0) * 1)))
+  np.testing.assert_allclose(encode(alone), a[:, 22:33], atol=2e-5)
+
+
+def test_other_ways_to_compute_give_the_same():
+  batch = packed()
+  real = batch.pair_index > 0
+
+  def value_and_gradient(config):
+    def loss(params):
+      return jnp.sum(jnp.sin(Deberta(config).apply(params, batch, method='encode'))[real])
+
+    return jax.jit(jax.value_and_grad(loss))(variables())
+
+  whole = value_and_gradient(CONFIG)
+  again = value_and_gradient(dataclasses.replace(CONFIG, remat='full'))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-3), whole, again)
+  half = encode(batch, dataclasses.replace(CONFIG, dtype='bfloat16'))
+  assert half.dtype == jnp.bfloat16
+  assert np.max(np.abs(np.asarray(half, np.float32) - encode(batch))[real]) < 0.1
+
+
+@pytest.mark.parametrize('fields', [{}, {'conv_kernel_size': 3, 'share_att_key': False}])
+def test_parameters_are_counted_as_published(fields):
+  config = DebertaConfig(**fields)
+  with torch.device('meta'):
+    theirs = transformers.DebertaV2ForMaskedLM(transformers.DebertaV2Config(
+        hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072,
+        relative_attention=True, position_biased_input=False, pos_att_type='p2c|c2p',
+        norm_rel_ebd='layer_norm', position_buckets=256, **({'share_att_key': True} | fields)))
+  tokens = jnp.zeros((1, 8), jnp.int32)
+  tree = jax.eval_shape(heads.BertForPreTraining(config).init, jax.random.key(0),
+                        Batch(*[tokens] * 4), tokens, None)
+  assert heads.count_parameters(tree, config) == sum(
+      x.numel() for x in theirs.parameters())
+  # Beside BERT's products: at 512 each of two terms costs as much as queries times keys.
+  assert config.flops_per_token(512, 0) == 6 * 12 * (12 * 768**2) + 12 * 12 * 768 * 512 * 2
+
+
+@pytest.mark.parametrize('wrong, message', [
+    ({'pos_att_type': 'p2p'}, "pos_att_type='p2p' is unknown: use c2p, p2c"),
+    ({'pos_att_type': 'c2p|c2p'}, 'is unknown'), ({'pos_att_type': ''}, 'is unknown'),
+    ({'norm_rel_ebd': 'rms'}, "norm_rel_ebd='rms' is unknown"),
+    ({'position_buckets': 2}, 'position_buckets=2: give at least 4'),
+    ({'max_relative_positions': 5}, 'position_buckets=8: give at least 4, and less than'),
+    ({'conv_kernel_size': 2}, 'conv_kernel_size=2 must be odd, or 0'),
+    ({'num_layers': 1}, 'in a model of at least 2 layers'),
+    ({'conv_act': 'swish'}, "conv_act='swish' is unknown")])
+def test_wrong_choices_are_refused(wrong, message):
+  with pytest.raises(UserError, match=message):
+    dataclasses.replace(CONFIG, **wrong)
+
+
+def test_no_program_for_all_lengths(tmp_path):
+  model = dataclasses.make_dataclass('Model', ['config'])(CONFIG)
+  with pytest.raises(UserError, match='cannot hold the relative positions of deberta-v2'):
+    stablehlo.save(model, epath.Path(tmp_path / 'served'))
+  assert not (tmp_path / 'served').exists()
+
+
+def test_no_kernel_is_chosen():
+  reason = 'deberta-v2 adds scores of relative positions'
+  assert attention_paths.choose_path(CONFIG, 512, 'tpu') == ('xla', reason)
+  for kernel in ('fused', 'splash'):
+    with pytest.raises(UserError, match=f'attention={kernel} cannot be had: {reason}'):
+      attention_paths.choose_path(dataclasses.replace(CONFIG, attention=kernel), 512, 'tpu')
+
+
+@pytest.mark.parametrize('fields, message', [
+    ({'relative_attention': False}, 'relative_attention=False is not what DebertaV2 has'),
+    ({'position_biased_input': True}, 'position_biased_input=True is not what DebertaV2 has'),
+    ({'pooler_dropout': 0.1}, 'pooler_dropout=0.1 is not what DebertaV2 has'),
+    ({'pos_att_type': None}, "pos_att_type='' is unknown"),
+    ({'pos_att_type': [1]}, "pos_att_type='1' is unknown"),
+    ({'pos_att_type': 1}, 'the value 1 for pos_att_type is no str'),
+    ({'share_att_key': 1}, 'the value 1 for share_att_key is no bool'),
+    ({'num_hidden_layers': True}, 'the value True for num_layers is no int')])
+def test_a_config_that_does_not_fit(fields, message):
+  config = test_family.FAMILIES['DebertaV2'](2, 64).to_dict() | fields
+  with pytest.raises(UserError, match=message):
+    huggingface.config_from(config, epath.Path('config.json'),
+                            huggingface.families.ALL['deberta-v2'])
