@@ -3,7 +3,7 @@
 The scores are those that trec_eval gives for the run files.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 import json
 
 from etils import epath
@@ -11,9 +11,8 @@ import numpy as np
 import tqdm
 
 from bert_jax.errors import require
-from bert_jax.evaluation import beir
 from bert_jax.evaluation.report import Report
-from bert_jax.inference import json_lines, search, stored_vectors
+from bert_jax.inference import beir, json_lines, search, stored_vectors
 from bert_jax.inference.bert import Bert
 from bert_jax.tasks import ranking_scores, reranking
 
@@ -24,13 +23,13 @@ _QUERIES_AT_ONCE = 16  # of the reranker: a kill loses the scores of so many
 Run = dict[str, list[tuple[str, float]]]
 
 
-def _sorted(documents: Sequence[str], scores: Sequence[float]) -> list[tuple[str, float]]:
-  return sorted(zip(documents, scores), key=lambda hit: (hit[1], hit[0]), reverse=True)
+def _sorted(hits: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+  return sorted(hits, key=lambda hit: (hit[1], hit[0]), reverse=True)
 
 
 def _search(bert: Bert, corpus: beir.Texts, queries: beir.Texts, path: epath.Path,
-            **options) -> tuple[Run, dict[str, list[int]]]:
-  """The run, and the numbers of the documents of each query, sorted alike.
+            **options) -> Run:
+  """The nearest documents of each query.
 
   A query is no hit of its own, as in BEIR, whose ArguAna has its queries in the corpus.
   """
@@ -38,38 +37,35 @@ def _search(bert: Bert, corpus: beir.Texts, queries: beir.Texts, path: epath.Pat
   for texts, file in zip((corpus, queries), files):
     stored_vectors.write(bert, texts, len(texts.ids), texts.digest, file, **options)
   hits = search.search(np.load(files[1]), files[0], _DEPTH + 1)
-  run, numbers = {}, {}
-  number_of = {name: i for i, name in enumerate(corpus.ids)}
+  run = {}
   for query, scores, index in zip(queries.ids, hits.scores.tolist(), hits.index.tolist()):
     kept = [(corpus.ids[i], score) for i, score in zip(index, scores) if corpus.ids[i] != query]
-    run[query] = _sorted(*zip(*kept[:_DEPTH])) if kept else []
-    numbers[query] = [number_of[name] for name, _ in run[query]]
-  return run, numbers
+    run[query] = _sorted(kept[:_DEPTH])
+  return run
 
 
-def _rerank(reranker: Bert, corpus: beir.Texts, queries: beir.Texts,
-            numbers: dict[str, list[int]], path: epath.Path) -> Run:
+def _rerank(reranker: Bert, corpus: beir.Texts, queries: beir.Texts, run: Run,
+            path: epath.Path) -> Run:
   """The same documents in the order of a cross-encoder, whose scores PATH.reranked.jsonl keeps."""
-  needed = {i for of_query in numbers.values() for i in of_query}
-  texts = {i: text for i, text in enumerate(corpus) if i in needed}
+  needed = {name for hits in run.values() for name, _ in hits}
+  texts = {name: text for name, text in zip(corpus.ids, corpus) if name in needed}
   asked = list(zip(queries.ids, queries))
   job = {'model': json_lines.identity(reranker.model), 'corpus': corpus.digest,
-         'queries': queries.digest, 'documents': numbers}
+         'queries': queries.digest, 'run': run}
   kept = path.with_suffix('.reranked.jsonl')
   with json_lines.partial(kept, job) as (sink, before), tqdm.tqdm(
       total=len(asked), initial=before.examples, desc='reranking', unit=' queries',
       disable=None) as bar:
     for first in range(before.examples, len(asked), _QUERIES_AT_ONCE):
       window = asked[first:first + _QUERIES_AT_ONCE]
-      pairs = [(text, texts[i]) for name, text in window for i in numbers[name]]
-      scores = iter(reranking.pair_logits(reranker, pairs).tolist() if pairs else ())
+      scores = iter(reranking.pair_logits(reranker, [
+          (text, texts[document]) for name, text in window for document, _ in run[name]]).tolist())
       for name, _ in window:
-        json_lines.write(sink, {'query': name, 'scores': [
-            [corpus.ids[i], next(scores)] for i in numbers[name]]})
+        json_lines.write(sink, {'query': name, 'hits': [
+            (document, next(scores)) for document, _ in run[name]]})
       bar.update(len(window))
   lines = map(json.loads, kept.read_text().splitlines())
-  return {line['query']: _sorted(*zip(*line['scores'])) if line['scores'] else []
-          for line in lines}
+  return {line['query']: _sorted(map(tuple, line['hits'])) for line in lines}
 
 
 def write_run(run: Run, path: epath.Path):
@@ -108,11 +104,11 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
     reranking.Reranking.head_of(reranker)
   require(epath.Path(source).is_dir(), f'--data={source} is no folder')
   corpus, queries, qrels = beir.load(epath.Path(source), split)
-  run, numbers = _search(bert, corpus, queries, path, pooling=pooling, max_len=max_len)
+  run = _search(bert, corpus, queries, path, pooling=pooling, max_len=max_len)
   write_run(run, path.with_suffix('.run'))
   rows = [['search', *scores(run, qrels).values()]]
   if reranker:
-    run = _rerank(reranker, corpus, queries, numbers, path)
+    run = _rerank(reranker, corpus, queries, run, path)
     write_run(run, path.with_suffix('.reranked.run'))
     rows.append([f'reranked top {_DEPTH}', *scores(run, qrels).values()])
   facts = {'split': split, 'documents': len(corpus.ids), 'queries': len(queries.ids),

@@ -75,8 +75,8 @@ def open_vectors(path: str | os.PathLike) -> np.ndarray:
   except (OSError, ValueError) as e:
     raise UserError(f'{path} cannot be read as an array (.npy): {e}') from e
   require(vectors.ndim == 2 and vectors.dtype in (np.float32, np.float16),
-          f'{path} holds {vectors.dtype}{list(vectors.shape)}: vectors [n, D] of float32 or float16 '
-          'are needed')
+          f'{path} holds {vectors.dtype}{list(vectors.shape)}: vectors [n, D] of float32 or '
+          'float16 are needed')
   return vectors
 
 

@@ -168,6 +168,8 @@ class Reranking(finetuning.FineTuning):
 def pair_logits(bert: finetuning.Bert, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
   """The scores of (query, document) pairs before the sigmoid: [pairs] float32."""
   Reranking.head_of(bert)
+  if not pairs:
+    return np.zeros(0, np.float32)
   return sequence_classification.class_logits(bert, pairs)[:, 0]
 
 
@@ -178,10 +180,8 @@ def rank(bert: finetuning.Bert,
   A document is its number from 0, a score lies in (0, 1): the sigmoid of the logit, as CrossEncoder
   gives it.
   """
-  if not examples:
-    return []
   logits = pair_logits(bert, [(query, d) for query, documents in examples for d in documents])
   ends = np.cumsum([len(documents) for _, documents in examples])
   return [{'ranking': [{'document': int(i), 'score': float(special.expit(part[i]))}
                        for i in np.argsort(-part, kind='stable')]}
-          for part in np.split(logits.astype(np.float64), ends[:-1])]
+          for part in np.split(logits.astype(np.float64), ends)[:len(examples)]]

@@ -26,8 +26,7 @@ class Texts:
     """Reads the ids; with `only` those of its keys alone.
 
     Raises:
-      UserError: a line is no text with an id, an id stands twice or holds a space, or there is
-        no text.
+      UserError: a line is no text with an id, or an id stands twice or holds a space.
     """
     self._path, self._only = path, only
     self.ids, digest, known = [], hashlib.blake2b(digest_size=16), set()
@@ -38,7 +37,6 @@ class Texts:
       known.add(name)
       self.ids.append(name)
       digest.update(f'{name}\0{text}\0'.encode())
-    require(bool(self.ids), f'{path} holds no text')
     self.digest = digest.hexdigest()
 
   def _read(self) -> Iterator[tuple[str, str]]:
