@@ -39,7 +39,8 @@ def _are_texts(value: Any) -> bool:
 
 def _lists(row: table.Row) -> tuple[list[str], list[float]]:
   """The documents and grades of a line with the positives and negatives of a query."""
-  positives, negatives = row['positives'], row.values.get('negatives') or []
+  positives = row['positives'] if 'positives' in row.values else [row['positive']]
+  negatives = row.values.get('negatives') or []
   require(_are_texts(positives) and _are_texts(negatives),
           f"{row.where}: 'positives' and 'negatives' have to be lists of texts")
   return positives + negatives, [1.0] * len(positives) + [0.0] * len(negatives)
@@ -66,8 +67,8 @@ class Reranking(finetuning.FineTuning):
 
   @staticmethod
   def set_fields(c):
-    # JSON lines {"query", "positives", "negatives"}, or csv, tsv and JSON lines with a query, a
-    # document and a grade in each line, whose columns the next fields name.
+    # JSON lines {"query", "positives", "negatives"}, as `mine` writes them with a "positive", or
+    # csv, tsv and JSON lines with a query, a document and a grade, whose columns follow.
     c.data.format = 'auto'
     c.data.text_column, c.data.text_pair_column = 'query', 'document'
     # binary: cross-entropy of each pair, relevant (a grade above 0) or not; graded: squared error
@@ -81,7 +82,7 @@ class Reranking(finetuning.FineTuning):
     for row in table.read(path, data.format, split):
       query = row.text(data.text_column)
       group = groups.setdefault(query, Group(row.where, query, [], []))
-      if 'positives' in row.values:
+      if row.values.keys() & {'positives', 'negatives'}:
         documents, grades = _lists(row)
       else:
         documents = [row.text(data.text_pair_column)]

@@ -144,6 +144,7 @@ def test_equal_scores_count_against_the_model():
     ('', {'data.loss': 'pairwise'}, 'data.loss=.pairwise. is unknown: use binary'),
     ('{"query": "a", "positives": ["b"], "negatives": "c"}', {}, 'have to be lists of texts'),
     ('{"query": "a", "positives": [], "negatives": []}', {}, 'line 1: the query has no document'),
+    ('{"query": "a", "negatives": ["b"]}', {}, "line 1: no column 'positive'"),
     ('{"query": "a", "document": "b"}', {}, "no column 'label'"),
     ('{"query": "a", "positives": ["b"]}', {}, 'all documents have the grade 1'),
     ('{"query": "a", "document": "b", "label": 0}', {'data.eval': ''},
