@@ -12,7 +12,7 @@ _CORPUS = flags.DEFINE_string('corpus', None, 'JSON lines {"_id", "title", "text
 _OUTPUT = flags.DEFINE_string('output', None, 'JSON lines {"query", "positive", "negatives"}.')
 _COLUMNS = flags.DEFINE_list('columns', ['query', 'positive'], 'Of --input.')
 _RANKS = flags.DEFINE_list('ranks', ['1', '50'], 'First and last rank of the negatives.')
-_COUNT = flags.DEFINE_integer('count', 1, 'Negatives of a pair at most.', lower_bound=1)
+_COUNT = flags.DEFINE_integer('count', 1, 'Negatives of a pair.', lower_bound=1)
 _MARGIN = flags.DEFINE_float('margin', 0.05, 'Cosine of the positive above that of a negative.')
 _POOLING = flags.DEFINE_string('pooling', 'mean', 'cls, mean, max.')
 _MAX_LEN = flags.DEFINE_integer('max_len', None, 'Longest text in tokens.')

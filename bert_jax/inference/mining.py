@@ -7,7 +7,7 @@ import json
 from etils import epath
 import numpy as np
 
-from bert_jax.errors import UserError, require
+from bert_jax.errors import require
 from bert_jax.inference import beir, json_lines, search, stored_vectors
 from bert_jax.inference import bert as bert_lib
 from bert_jax.labelled import table
@@ -23,14 +23,26 @@ def _vectors(bert: bert_lib.Bert, texts: Sequence[str], path: epath.Path,
   return dict(zip(texts, np.load(path)))
 
 
+def _positives(pairs: Sequence[tuple[str, str]], texts: beir.Texts) -> dict[str, set[int]]:
+  """The numbers of the texts that are positives of each query."""
+  places = {positive: [] for _, positive in pairs}
+  for i, text in enumerate(texts):
+    if text in places:
+      places[text].append(i)
+  numbers = {}
+  for query, positive in pairs:
+    numbers.setdefault(query, set()).update(places[positive])
+  return numbers
+
+
 def mine(model: str, source: str, corpus: str, output: str, *,
          columns: Sequence[str] = ('query', 'positive'), ranks: tuple[int, int] = (1, 50),
          count: int = 1, margin: float = 0.05, pooling: str = 'mean', max_len: int | None = None,
          step: int | None = None, allow_older: bool = False):
-  """Writes JSON lines {"query", "positive", "negative", "negatives"}, the hardest negative first.
+  """Writes JSON lines {"query", "positive", "negative_1", ..., "negatives"}, the hardest first.
 
-  After a kill it goes on; OUTPUT.corpus.npy and others beside it have the vectors. A pair without a
-  negative is left out.
+  After a kill it goes on; OUTPUT.corpus.npy and others beside it have the vectors. A pair with
+  fewer than `count` negatives is left out.
 
   Args:
     model: a folder or a name, as `load` takes it with `step` and `allow_older`.
@@ -40,7 +52,7 @@ def mine(model: str, source: str, corpus: str, output: str, *,
     output: the file.
     columns: of the query and the positive.
     ranks: the first and the last rank, from 1, of documents that are taken.
-    count: negatives of a pair at most.
+    count: negatives of a pair.
     margin: the cosine of a negative is at least so much below that of the positive (Moreira et al.
       2024, https://arxiv.org/abs/2407.15831: a nearer document is often a positive).
     pooling, max_len: as for `Bert.embed`.
@@ -65,13 +77,7 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   positives = _vectors(bert, [positive for _, positive in pairs], positives, **options)
   stored_vectors.write(bert, texts, len(texts.ids), texts.digest, documents, **options)
 
-  places = {}  # of the positives in the corpus
-  for i, text in enumerate(texts):
-    if text in positives:
-      places.setdefault(text, []).append(i)
-  excluded = {}  # of each query
-  for query, positive in pairs:
-    excluded.setdefault(query, set()).update(places.get(positive, ()))
+  excluded = _positives(pairs, texts)
   hits = search.search(np.stack(list(queries.values())), documents,
                        ranks[1] + max(map(len, excluded.values())))
   near = {query: [(i, score) for i, score in zip(*of_query) if i not in excluded[query]]
@@ -79,6 +85,9 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   chosen = [[i for i, score in near[query][ranks[0] - 1:ranks[1]]
              if score <= queries[query] @ positives[positive] - margin][:count]
             for query, positive in pairs]
+  chosen = [numbers if len(numbers) == count else [] for numbers in chosen]
+  require(any(chosen),
+          f'no pair has {count} negatives: widen --ranks, or lower --margin or --count')
   _write(pairs, chosen, texts, path)
 
 
@@ -86,15 +95,14 @@ def _write(pairs: Sequence[tuple[str, str]], chosen: Sequence[Sequence[int]], te
            path: epath.Path):
   """Writes the pairs with their negatives, which `chosen` numbers in the corpus."""
   needed = {i for numbers in chosen for i in numbers}
-  if not needed:
-    raise UserError('no pair has a negative: widen --ranks, or lower --margin')
   text_of = {i: text for i, text in enumerate(texts) if i in needed}
   with json_lines.partial(path) as (sink, _):
     for (query, positive), numbers in zip(pairs, chosen):
       if numbers:
         negatives = [text_of[i] for i in numbers]
-        json_lines.write(sink, {'query': query, 'positive': positive, 'negative': negatives[0],
+        named = {f'negative_{n}': text for n, text in enumerate(negatives, 1)}
+        json_lines.write(sink, {'query': query, 'positive': positive, **named,
                                 'negatives': negatives})
-  without = sum(not numbers for numbers in chosen)
-  print_summary([('pairs', f'{len(pairs) - without:,} with {sum(map(len, chosen)):,} negatives, '
-                           f'{without:,} without one are left out')])
+  full = sum(map(bool, chosen))
+  print_summary([('pairs', f'{full:,} with their negatives, {len(pairs) - full:,} with too few are '
+                           'left out')])

@@ -46,14 +46,15 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
   """
   require(not storage.is_remote(str(path)), f'{path}: vectors are written to a local folder only')
   require(pooling != 'none', 'pooling=none gives no vector of a text: use cls, mean or max')
-  bert.embed([], pooling, max_len=max_len)  # refuses a wrong argument before there is a file
+  # Without texts it refuses a wrong argument before there is a file.
+  width = bert.embed([], pooling, max_len=max_len).shape[1]
   about = path.parent / f'{path.name}.json'
   job = {'model': json_lines.identity(bert.model), 'texts': digest, 'count': count,
          'pooling': pooling, 'max_len': max_len}
   done = _done(path, about, job)
   if not done:
     about.unlink(missing_ok=True)
-    np.lib.format.open_memmap(path, 'w+', np.float32, (count, bert.config.hidden_size))
+    np.lib.format.open_memmap(path, 'w+', np.float32, (count, width))
   left = itertools.islice(texts, done, None)
   with tqdm.tqdm(total=count, initial=done, desc=path.name, unit=' texts', disable=None) as bar:
     while window := list(itertools.islice(left, _WINDOW)):

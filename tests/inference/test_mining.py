@@ -38,7 +38,7 @@ def mine(files, output, **options):
 
 def test_negatives_are_those_of_a_whole_sort(files, tmp_path):
   model, _, texts, pairs = files
-  lines = mine(files, tmp_path / 'out.jsonl', ranks=(3, 12), count=4, margin=0.02)
+  lines = mine(files, tmp_path / 'out.jsonl', ranks=(3, 12), count=2, margin=0.02)
   bert = bert_jax.from_pretrained(model)
   expected, cut = [], 0
   for query, positive in pairs:
@@ -46,11 +46,11 @@ def test_negatives_are_those_of_a_whole_sort(files, tmp_path):
     cosines = bert.similarity([query], others)[0]
     order = np.argsort(-cosines, kind='stable')[2:12]
     limit = bert.similarity([query], [positive])[0, 0] - 0.02
-    right = [others[i] for i in order if cosines[i] <= limit][:4]
+    right = [others[i] for i in order if cosines[i] <= limit][:2]
     cut += cosines[order[0]] > limit
-    if right:
-      expected.append({'query': query, 'positive': positive, 'negative': right[0],
-                       'negatives': right})
+    if len(right) == 2:
+      expected.append({'query': query, 'positive': positive, 'negatives': right,
+                       **{f'negative_{n + 1}': text for n, text in enumerate(right)}})
   assert lines == expected
   assert cut > 2 and 0 < len(lines) < len(pairs)  # the margin decides for some and drops some
 
@@ -59,10 +59,10 @@ def test_both_tasks_read_them(files, tmp_path):
   lines = mine(files, tmp_path / 'out.jsonl', margin=-2.0, count=3)
   assert len(lines) == 12 and {len(line['negatives']) for line in lines} == {3}
   data = config_lib.finetuning('sentence_embedding').data
-  data.text_column, data.text_pair_column, data.negative_column = 'query', 'positive', 'negative'
+  data.text_column, data.text_pair_column, data.negative_column = 'query', 'positive', 'negative_1'
   examples = list(SentenceEmbedding.read(str(tmp_path / 'out.jsonl'), data, 'train', []))
   assert [e.texts for e in examples] == [
-      (line['query'], line['positive'], line['negative']) for line in lines]
+      (line['query'], line['positive'], line['negative_1']) for line in lines]
   groups = Reranking.read(str(tmp_path / 'out.jsonl'),
                           config_lib.finetuning('reranking').data, 'train', [])
   assert len(groups) == 10
@@ -75,7 +75,7 @@ def test_mistakes(files, tmp_path):
       ({'ranks': (0, 5)}, '--ranks=0,5 must be a first rank from 1 on'),
       ({'ranks': (5,)}, '--ranks=5 must be'), ({'columns': ('q',)}, '--columns=q must name'),
       ({'columns': ('q', 'r')}, "line 2: no column 'r'"),
-      ({'margin': 3.0}, 'no pair has a negative: widen --ranks, or lower --margin'),
+      ({'margin': 3.0}, 'no pair has 1 negatives: widen --ranks'),
       ({'pooling': 'none'}, 'pooling=none gives no vector of a text')):
     with pytest.raises(UserError, match=message):
       mine(files, tmp_path / 'out.jsonl', **options)
