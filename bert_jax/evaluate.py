@@ -7,15 +7,20 @@ from bert_jax.runs import checkpoint_flags
 
 _MODEL = flags.DEFINE_string(
     'model', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
-_SUITE = flags.DEFINE_string('suite', None, 'minimal_pairs, masked_lm, glue.')
+_SUITE = flags.DEFINE_string('suite', None, 'minimal_pairs, masked_lm, glue, retrieval.')
 _DATA = flags.DEFINE_string(
     'data', None, 'minimal_pairs: JSON lines as BLiMP has them. masked_lm: text files. glue: a '
-    "folder with the tasks' folders, or tfds:glue.")
+    "folder with the tasks' folders, or tfds:glue. retrieval: a folder in BEIR's layout.")
 _OUTPUT = flags.DEFINE_string('output', None, 'FILE.json; FILE.md and FILE.png appear beside it.')
 _OPTIONS = {
     'rate': flags.DEFINE_float('rate', 0.15, 'masked_lm: fraction of the tokens to mask.'),
     'seed': flags.DEFINE_integer('seed', 0, 'masked_lm: random seed of the masks.'),
-    'max_len': flags.DEFINE_integer('max_len', 128, 'masked_lm, glue: tokens of a row.'),
+    'max_len': flags.DEFINE_integer('max_len', 128, 'masked_lm, glue: tokens of a row. '
+                                    'retrieval: of a text, by default all that the model reads.'),
+    'split': flags.DEFINE_string('split', 'test', 'retrieval: of qrels/SPLIT.tsv.'),
+    'pooling': flags.DEFINE_string('pooling', 'mean', 'retrieval: cls, mean, max.'),
+    'rerank': flags.DEFINE_string('rerank', '', 'retrieval: a cross-encoder, as --model, which '
+                                  'orders the best 100 documents of each query anew.'),
     'seeds': flags.DEFINE_integer('seeds', 3, 'glue: runs of each task and rate.', lower_bound=1),
     'rates': flags.DEFINE_list('rates', ['1e-4', '5e-5', '3e-5'],
                                'glue: learning rates to choose from.'),

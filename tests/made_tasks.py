@@ -125,12 +125,24 @@ def choices(path: pathlib.Path, count: int, seed: int = 0) -> str:
   return str(path)
 
 
+def rankings(path: pathlib.Path, count: int, seed: int = 0) -> str:
+  """JSON lines: a query of one to three words, a document with "good", two to four with "bad"."""
+  rng, lines = np.random.default_rng(seed), []
+  for i in range(count):
+    lines.append(json.dumps({
+        'query': f'w{i % 20} ' + ' '.join(_words(rng, 1, 3)) + f' {"abcdefghij"[i // 20 % 10]}',
+        'positives': [' '.join(_words(rng)) + ' good'],
+        'negatives': [' '.join(_words(rng)) + ' bad' for _ in range(rng.integers(2, 5))]}))
+  path.write_text('\n'.join(lines) + '\n')
+  return str(path)
+
+
 FILES = {'sequence_classification': sequences, 'token_classification': tags,
          'question_answering': questions, 'multiple_choice': choices,
-         'sentence_embedding': pairs}
+         'sentence_embedding': pairs, 'reranking': rankings}
 SUFFIXES = {'sequence_classification': 'tsv', 'token_classification': 'conll',
             'question_answering': 'json', 'multiple_choice': 'jsonl',
-            'sentence_embedding': 'jsonl'}
+            'sentence_embedding': 'jsonl', 'reranking': 'jsonl'}
 
 
 def files(task: str, folder: pathlib.Path, train: int = 160, held_out: int = 40) -> dict[str, str]:

@@ -59,6 +59,18 @@ def _examples(folder: pathlib.Path):
   (folder / 'glue/CoLA/train.tsv').write_text('x\t1\t\tw1\n')
 
 
+def _rankings(folder: pathlib.Path):
+  made_tasks.rankings(folder / 'rank.jsonl', 10)
+  (folder / 'no_positive.jsonl').write_text('{"query": "w1", "document": "w2", "label": 0}\n')
+  (folder / 'near.tsv').write_text('query\tpositive\nw1\tw2\n')
+  (folder / 'beir/qrels').mkdir(parents=True)
+  (folder / 'beir/corpus.jsonl').write_text('{"_id": "d1", "text": "w2"}\n')
+  (folder / 'beir/queries.jsonl').write_text('{"_id": "q1", "text": "w1"}\n')
+  for split, line in (('test', 'q1\td1\t1'), ('lost', 'q1\td9\t1'), ('unasked', 'q9\td1\t1'),
+                      ('hopeless', 'q1\td1\t0')):
+    (folder / f'beir/qrels/{split}.tsv').write_text(f'query-id\tcorpus-id\tscore\n{line}\n')
+
+
 def _break_weights(folder: pathlib.Path):
   """A copy of the model with a NaN."""
   shutil.copytree(folder / 'model', folder / 'nan')
@@ -87,6 +99,7 @@ def make(folder: pathlib.Path):
   _texts(folder)
   _vocabularies(folder)
   _examples(folder)
+  _rankings(folder)
   made_tasks.model(folder / 'model')
   for name, content in (('gpt', {'model_type': 'gpt2', 'architectures': ['GPT2Model']}),
                         ('no_sizes', {'model_type': 'bert'})):

@@ -95,7 +95,12 @@ def evaluation(line, tmp_path, corpus_file):
   for name in ('train', 'dev'):
     (tmp_path / f'GLUE/SST-2/{name}.tsv').write_text(
         'sentence\tlabel\n' + 'the king\t1\na tree\t0\n' * 8)
+  for name, text in (('corpus', 'w1 w2'), ('queries', 'w1')):
+    (tmp_path / f'{name}.jsonl').write_text(json.dumps({'_id': 'a', 'text': text}) + '\n')
+  (tmp_path / 'qrels').mkdir()
+  (tmp_path / 'qrels/test.tsv').write_text('query-id\tcorpus-id\tscore\na\ta\t1\n')
   for name, path in (("'blimp/*.jsonl'", f'{tmp_path}/pairs.jsonl'), ('=GLUE', f'={tmp_path}/GLUE'),
+                     ('=BEIR/scifact', f'={tmp_path}'),
                      ("'held_out/*.txt'", corpus_file), ("'corpus/*.txt.gz'", corpus_file),
                      ('=scores/', f'={tmp_path}/scores/')):
     line = line.replace(name, path)
@@ -111,7 +116,8 @@ def fine_tuned(tmp_path_factory):
   for name, task, labels in (('sst2', 'sequence_classification', ('negative', 'positive')),
                              ('ner', 'token_classification', ('B-PER', 'O')),
                              ('squad', 'question_answering', ('start', 'end')),
-                             ('choices', 'multiple_choice', ('score',))):
+                             ('choices', 'multiple_choice', ('score',)),
+                             ('reranker', 'sequence_classification', ('score',))):
     workdirs[f'runs/{name}'] = made_tasks.with_head(folder / name, task, labels)
   return workdirs
 
@@ -132,7 +138,13 @@ def test_command(line, run, workdir, tmp_path, corpus_file, fine_tuned):
   if 'bert_jax.prepare' in line:
     line = (line.replace("'corpus/*.txt.gz'", corpus_file).replace('=30522', '=200')
             .replace('records/mine', f'{tmp_path}/records'))
-  if 'bert_jax.convert' in line or 'bert_jax.explore' in line:
+  if 'bert_jax.mine' in line:
+    (tmp_path / 'corpus.jsonl').write_text(
+        ''.join(json.dumps({'_id': f'{i}', 'text': f'the king {i}'}) + '\n' for i in range(9)))
+    (tmp_path / 'pairs.jsonl').write_text('{"query": "the king 1", "positive": "the king 1"}\n')
+    line = line.replace('pairs.jsonl', f'{tmp_path}/pairs.jsonl').replace(
+        '=corpus.jsonl', f'={tmp_path}/corpus.jsonl').replace('=0.05', '=0')
+  if re.search(r'bert_jax\.(convert|explore|mine)', line):
     line = line.replace('exported/', f'{workdir}/exported/')
     (workdir / 'exported').mkdir(exist_ok=True)
   if '--view' in line:  # words that the small vocabulary knows
@@ -140,7 +152,7 @@ def test_command(line, run, workdir, tmp_path, corpus_file, fine_tuned):
   if 'bert_jax.evaluate' in line or 'speedrun.sh' in line:
     line = evaluation(line, tmp_path, corpus_file)
   line = line.replace('=5e-5,3e-5', '=5e-5').replace('seed=0,1,2', 'seed=0')
-  if re.search('configs/(sequence|token|question|multiple)_', line):
+  if re.search(r'configs/(sequence_|token_|question_|multiple_|reranking)', line):
     line = finetuning(line, workdir, tmp_path)
   elif 'bert_jax.plan' in line:
     line = line.replace('v5e:4x4', 'local') + " --config.model.num_layers=1 --config.phases='()'"

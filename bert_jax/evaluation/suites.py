@@ -5,7 +5,7 @@ from typing import Any
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.evaluation import glue_suite, held_out_text, minimal_pairs, report
+from bert_jax.evaluation import glue_suite, held_out_text, minimal_pairs, report, retrieval
 from bert_jax.inference import bert as bert_lib
 from bert_jax.interop import load as load_lib
 
@@ -14,6 +14,7 @@ SUITES = {
     'minimal_pairs': (),
     'masked_lm': ('rate', 'max_len', 'seed'),
     'glue': ('seeds', 'rates', 'epochs', 'batch_size', 'max_len', 'most', 'twin'),
+    'retrieval': ('split', 'pooling', 'max_len', 'rerank'),
 }
 
 
@@ -52,6 +53,11 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
                                  path.with_suffix('.runs'), recipe, twin)
   elif suite == 'masked_lm':
     result = held_out_text.evaluate(bert_lib.load(model, step, allow_older), data, path, **options)
+  elif suite == 'retrieval':
+    rerank = options.pop('rerank', '')
+    reranker = bert_lib.load(rerank) if rerank else None
+    result = retrieval.evaluate(bert_lib.load(model, step, allow_older), data, path,
+                                reranker=reranker, **options)
   else:
     result = minimal_pairs.evaluate(bert_lib.load(model, step, allow_older), data, path)
   print(report.text(result))

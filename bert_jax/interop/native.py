@@ -119,5 +119,6 @@ def load_workdir(directory: epath.Path, step: int | None = None,
     facts |= {'max_len': fields.get('max_len'), 'null_threshold': run.get('null_threshold')}
     facts |= {name: data[name] for name in ('long', 'doc_stride', 'max_answer_len')
               if name in data}
-  return Pretrained(config, params, tokenizer, task if task in task_list.WITH_HEAD else '', labels,
+  kind = task_list.WITH_HEAD.get(task)
+  return Pretrained(config, params, tokenizer, kind.model_task or task if kind else '', labels,
                     run.get('problem', ''), facts)

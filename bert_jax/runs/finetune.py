@@ -57,7 +57,8 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   encoder = layout.abstract_params(bert, {'pooler'} & head_groups(bert, config.task))
   return Job(
       task=data.task, data=data, train_steps=train_steps, tokenizer=tokenizer,
-      start=initial.with_head_of(model, config.task, data.task.labels) if model else None,
+      start=model and initial.with_head_of(
+          model, kind.model_task or config.task, data.task.labels),
       records=batches.features.digest(), fed_by=_FED_BY,
       parameters=count_parameters(encoder, bert),
       steps=f'{train_steps:,} of {config.batch_size} examples, {train_steps / epoch:.4g} epochs of '

@@ -136,8 +136,12 @@ def adopt_vocabulary(config: ConfigDict, model: Pretrained | None, workdir: epat
 
 
 def with_head_of(model: Pretrained, task: str, labels: Sequence[str]) -> Pretrained:
-  """The model without its classifier, unless that is for this task and these labels."""
-  if (model.task, model.labels) == (task, tuple(labels)):
+  """The model without its classifier, unless that is for this task and these labels.
+
+  The name of a single output says nothing.
+  """
+  if model.task == task and (model.labels == tuple(labels)
+                             or len(model.labels) == len(labels) == 1):
     return model
   heads = {part for kind in task_list.ALL.values() for part in kind.parts}
   tree = {name: x for name, x in model.params['params'].items() if name not in heads}

@@ -143,6 +143,7 @@ class FineTuning(abc.ABC):
   labels: tuple[str, ...] = ()  # names of the head's outputs
 
   name: ClassVar[str]  # in config.task and predict --task
+  model_task: ClassVar[str] = ''  # the task whose models these are; '' = its own
   parts: ClassVar[tuple[str, ...]] = ()  # parameters beside the encoder's; () = it is trained alone
   best_score: ClassVar[str]  # default of keep_best
   auto_score: ClassVar[str] = ''  # the score that keep_best='auto' stands for; '' = best_score

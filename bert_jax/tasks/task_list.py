@@ -3,6 +3,7 @@
 from bert_jax.tasks import (
   multiple_choice,
   question_answering,
+  reranking,
   sentence_embedding,
   sequence_classification,
   token_classification,
@@ -14,5 +15,6 @@ ALL = {task.name: task for task in (
     question_answering.QuestionAnswering,
     multiple_choice.MultipleChoice,
     sentence_embedding.SentenceEmbedding,
+    reranking.Reranking,
 )}
 WITH_HEAD = {name: task for name, task in ALL.items() if task.parts}

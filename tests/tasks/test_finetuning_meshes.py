@@ -33,7 +33,7 @@ def losses(config, mesh, preset):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('task', ['multiple_choice', 'sequence_classification',
-                                  'sentence_embedding'])
+                                  'sentence_embedding', 'reranking'])
 def test_meshes_give_the_same_losses(tmp_path, task):
   c = config_lib.finetuning(task)
   c.update_from_flattened_dict({

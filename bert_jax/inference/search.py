@@ -1,0 +1,130 @@
+"""Exact search: the vectors of a file with the largest products with each query.
+
+The file is read in blocks and never lies in memory as a whole. Several devices share each block.
+"""
+
+import functools
+import os
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+import numpy as np
+
+from bert_jax.errors import UserError, require
+from bert_jax.parallel import mesh as mesh_lib
+
+_BLOCK = 32768  # vectors that are scored at once
+_QUERIES = 1024  # queries that are scored at once: their scores of a block take 128 MiB
+_GROUP = 32  # neighbouring vectors of which the best is compared first
+
+
+class Hits(NamedTuple):
+  """The best vectors for each query, best first; of equal ones the smaller number comes first."""
+
+  scores: np.ndarray  # [Q, k] float32
+  index: np.ndarray  # [Q, k] int32, rows of the file
+
+
+def _best_of(hits: Hits, queries: jax.Array, block: jax.Array, start: jax.Array,
+             total: jax.Array) -> Hits:
+  """The best of `hits` and of a block [B, D] whose first vector has the number `start`.
+
+  `lax.top_k` is slow on wide rows. The k best lie in the k groups with the largest maxima, so that
+  few scores are left to compare. It takes the first of equal values: candidates stand in order.
+  """
+  k = hits.scores.shape[-1]
+  scores = jnp.einsum('qd,bd->qb', queries, block.astype(jnp.float32), precision='highest')
+  index = start + jnp.arange(block.shape[0], dtype=jnp.int32)
+  scores = jnp.where(index < total, scores, -jnp.inf)
+  groups = scores.reshape(len(queries), -1, _GROUP)  # [Q, G, 32]
+  chosen = jnp.sort(jax.lax.top_k(groups.max(-1), min(k, groups.shape[1]))[1])  # [Q, k]
+  left = jnp.take_along_axis(groups, chosen[:, :, None], axis=1)  # [Q, k, 32]
+  numbers = index.reshape(-1, _GROUP)[chosen]
+  left, numbers = (jnp.concatenate([old, new.reshape(len(queries), -1)], axis=1)
+                   for old, new in zip(hits, (left, numbers)))
+  best, places = jax.lax.top_k(left, k)
+  return Hits(best, jnp.take_along_axis(numbers, places, axis=1))
+
+
+@functools.partial(jax.jit, static_argnames='mesh')
+def _step(mesh: Mesh, hits: Hits, queries: jax.Array, block: jax.Array, starts: jax.Array,
+          total: jax.Array) -> Hits:
+  """Each of n devices keeps the best of its own part of all blocks: Hits of [n, C, Q, k].
+
+  The queries [C, Q, D] come in C parts, one after another.
+  """
+  shared, whole = mesh_lib.batch_sharding(mesh).spec, mesh_lib.replicated(mesh).spec
+
+  def on_device(hits, queries, block, starts, total):
+    def part(of_part):
+      return _best_of(*of_part, block, starts[0], total)
+
+    hits = jax.tree.map(lambda x: x[0], hits)
+    return jax.tree.map(lambda x: x[None], jax.lax.map(part, (hits, queries)))
+
+  return jax.shard_map(on_device, mesh=mesh, in_specs=(shared, whole, shared, shared, whole),
+                       out_specs=shared, check_vma=False)(hits, queries, block, starts, total)
+
+
+def open_vectors(path: str | os.PathLike) -> np.ndarray:
+  """A memory map [n, D] of a .npy file of float32 or float16; raises UserError for another."""
+  try:
+    vectors = np.load(os.fspath(path), mmap_mode='r')
+  except (OSError, ValueError) as e:
+    raise UserError(f'{path} cannot be read as an array (.npy): {e}') from e
+  require(vectors.ndim == 2 and vectors.dtype in (np.float32, np.float16),
+          f'{path} holds {vectors.dtype}{list(vectors.shape)}: vectors [n, D] of float32 or '
+          'float16 are needed')
+  return vectors
+
+
+def _block(path: str | os.PathLike, first: int, rows: int) -> np.ndarray:
+  """The vectors from `first` on, with zeros behind the last one: [rows, D]."""
+  # Each block is mapped anew: pages of the whole file would count as memory of the process.
+  vectors = open_vectors(path)[first:first + rows]
+  block = np.zeros((rows, vectors.shape[1]), vectors.dtype)
+  block[:len(vectors)] = vectors
+  return block
+
+
+def search(queries: np.ndarray, path: str | os.PathLike, k: int) -> Hits:
+  """The k vectors with the largest products with each query, or all if there are fewer.
+
+  Args:
+    queries: [Q, D] float32, at least one.
+    path: a .npy file [n, D] of float32 or float16.
+
+  Raises:
+    UserError: the file holds no vectors, or vectors of another size than the queries.
+  """
+  total, width = open_vectors(path).shape
+  require(width == queries.shape[1] and total > 0,
+          f'{path} holds {total} vectors of {width}: vectors of {queries.shape[1]} are needed')
+  mesh = mesh_lib.make_mesh()
+  n, k = mesh.size, min(k, total)
+  rows = min(_BLOCK // n, -(-total // n))  # of a device
+  rows = -(-rows // _GROUP) * _GROUP
+  parts = -(-len(queries) // _QUERIES)
+  size = -(-len(queries) // parts)
+  padded = np.zeros((parts * size, width), np.float32)
+  padded[:len(queries)] = queries
+  padded = jnp.asarray(padded.reshape(parts, size, width))
+
+  put = functools.partial(jax.device_put, device=mesh_lib.batch_sharding(mesh))
+  hits = put(Hits(np.full((n, parts, size, k), -np.inf, np.float32),
+                  np.full((n, parts, size, k), -1, np.int32)))
+  for first in range(0, total, n * rows):
+    block = put(_block(path, first, n * rows))
+    jax.block_until_ready(hits)  # one block is read while another one is scored, and no third
+    starts = first + rows * np.arange(n, dtype=np.int32)
+    hits = _step(mesh, hits, padded, block, put(starts), np.int32(total))
+  return _merged(jax.device_get(hits), len(queries), k)
+
+
+def _merged(hits: Hits, queries: int, k: int) -> Hits:
+  """The best of all devices: Hits of [n, C, Q, k] -> [queries, k]."""
+  scores, index = (np.moveaxis(x, 0, 2).reshape(-1, len(x) * k)[:queries] for x in hits)
+  order = np.lexsort((index, -scores))[:, :k]  # the last key comes first
+  return Hits(np.take_along_axis(scores, order, 1), np.take_along_axis(index, order, 1))

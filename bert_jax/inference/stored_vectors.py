@@ -1,0 +1,70 @@
+"""Vectors of many texts in a file, written window by window: a kill loses the newest window."""
+
+from collections.abc import Iterable
+import itertools
+import json
+from typing import Any
+
+from etils import epath
+import numpy as np
+import tqdm
+
+from bert_jax.errors import UserError, require
+from bert_jax.inference import json_lines
+from bert_jax.inference.bert import Bert
+from bert_jax.runtime import storage
+
+_WINDOW = 2048  # texts
+
+
+def _done(path: epath.Path, about: epath.Path, job: dict[str, Any]) -> int:
+  """The vectors of the same job that are in the file."""
+  try:
+    content = storage.read_json(about) if path.exists() else {}
+  except UserError:  # the job had only begun
+    return 0
+  done = content.pop('done', 0)
+  return done if content == job else 0
+
+
+def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath.Path,
+          pooling: str = 'mean', max_len: int | None = None):
+  """Writes a .npy file [count, D] float32 of vectors of length 1; goes on after a kill.
+
+  PATH.json says what the file holds: the same job does nothing more.
+
+  Args:
+    bert: the model.
+    texts: `count` of them, at least one.
+    digest: of the texts.
+    path: of the file, on this machine.
+    pooling: cls, mean or max.
+    max_len: as for `Bert.embed`.
+
+  Raises:
+    UserError: an argument of another kind.
+  """
+  require(not storage.is_remote(str(path)), f'{path}: vectors are written to a local folder only')
+  require(pooling != 'none', 'pooling=none gives no vector of a text: use cls, mean or max')
+  # Without texts it refuses a wrong argument before there is a file.
+  width = bert.embed([], pooling, max_len=max_len).shape[1]
+  about = path.parent / f'{path.name}.json'
+  job = {'model': json_lines.identity(bert.model), 'texts': digest, 'count': count,
+         'pooling': pooling, 'max_len': max_len}
+  done = _done(path, about, job)
+  if not done:
+    about.unlink(missing_ok=True)
+    np.lib.format.open_memmap(path, 'w+', np.float32, (count, width))
+  left = itertools.islice(texts, done, None)
+  with tqdm.tqdm(total=count, initial=done, desc=path.name, unit=' texts', disable=None) as bar:
+    while window := list(itertools.islice(left, _WINDOW)):
+      # The file is mapped anew each time: pages of all of it would count as memory of the process.
+      vectors = np.load(path, mmap_mode='r+')
+      vectors[done:done + len(window)] = bert.embed(window, pooling, normalize=True,
+                                                    max_len=max_len)
+      vectors.flush()
+      done += len(window)
+      partial = path.parent / f'{about.name}.partial'
+      partial.write_text(json.dumps({**job, 'done': done}))
+      partial.replace(about)
+      bar.update(len(window))

@@ -1,0 +1,39 @@
+"""Hard negatives of pairs: python -m bert_jax.mine --model=DIR --input=FILE --corpus=FILE ..."""
+
+from absl import flags
+
+from bert_jax import errors
+from bert_jax.runs import checkpoint_flags
+
+_MODEL = flags.DEFINE_string(
+    'model', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
+_INPUT = flags.DEFINE_string('input', None, 'Pairs: a query and a positive; csv, tsv, JSON lines.')
+_CORPUS = flags.DEFINE_string('corpus', None, 'JSON lines {"_id", "title", "text"}.')
+_OUTPUT = flags.DEFINE_string('output', None, 'JSON lines {"query", "positive", "negatives"}.')
+_COLUMNS = flags.DEFINE_list('columns', ['query', 'positive'], 'Of --input.')
+_RANKS = flags.DEFINE_list('ranks', ['1', '50'], 'First and last rank of the negatives.')
+_COUNT = flags.DEFINE_integer('count', 1, 'Negatives of a pair.', lower_bound=1)
+_MARGIN = flags.DEFINE_float('margin', 0.05, 'Cosine of the positive above that of a negative.')
+_POOLING = flags.DEFINE_string('pooling', 'mean', 'cls, mean, max.')
+_MAX_LEN = flags.DEFINE_integer('max_len', None, 'Longest text in tokens.')
+flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
+
+
+def _main(argv: list[str]):
+  try:
+    ranks = tuple(map(int, _RANKS.value))
+  except ValueError as e:
+    raise errors.UserError(f'--ranks={",".join(_RANKS.value)}: ranks are whole numbers') from e
+  from bert_jax.inference import mining  # after the flags: JAX takes a while to import
+  from bert_jax.runtime import host, platforms
+  if not host.has_accelerator():
+    host.keep_freed_memory()
+  platforms.keep_compiled()
+  mining.mine(_MODEL.value, _INPUT.value, _CORPUS.value, _OUTPUT.value, columns=_COLUMNS.value,
+              ranks=ranks, count=_COUNT.value, margin=_MARGIN.value, pooling=_POOLING.value,
+              max_len=_MAX_LEN.value, step=checkpoint_flags.STEP.value,
+              allow_older=checkpoint_flags.ALLOW_OLDER.value)
+
+
+if __name__ == '__main__':
+  errors.run_command(_main)

@@ -1,0 +1,35 @@
+"""Scores of a ranked list of documents, as trec_eval has them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+NAMES = {'ndcg_10': 'NDCG@10', 'mrr_10': 'MRR@10', 'map': 'MAP', 'recall': 'recall'}
+_FIRST = 10  # documents that NDCG and MRR look at
+
+
+def of_query(ranked: np.ndarray, judged: np.ndarray) -> dict[str, float]:
+  """The scores of one query.
+
+  Args:
+    ranked: [n] grades of the ranked documents, the best document first; above 0 is relevant.
+    judged: [m] grades of all documents that the query's judgements name, one above 0 at least.
+
+  Returns:
+    NDCG@10 with the grades as gains (Järvelin and Kekäläinen 2002), MRR@10, MAP and recall of the
+    list.
+  """
+  gains, ideal = (np.maximum(x, 0) for x in (ranked, np.sort(judged)[::-1]))
+  discounts = 1 / np.log2(np.arange(_FIRST) + 2)
+  dcg, best = (x[:_FIRST] @ discounts[:len(x)] for x in (gains, ideal))
+  is_relevant, relevant = gains > 0, np.sum(ideal > 0)
+  places = 1 + np.flatnonzero(is_relevant)
+  precision = np.arange(1, len(places) + 1) / places
+  first = places[0] if len(places) else _FIRST + 1
+  return {'ndcg_10': float(dcg / best), 'mrr_10': 1 / float(first) if first <= _FIRST else 0.0,
+          'map': float(precision.sum() / relevant), 'recall': float(len(places) / relevant)}
+
+
+def mean(of_queries: Sequence[dict[str, float]]) -> dict[str, float]:
+  """The mean of each score over the queries."""
+  return {name: float(np.mean([scores[name] for scores in of_queries])) for name in NAMES}

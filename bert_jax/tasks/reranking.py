@@ -1,0 +1,188 @@
+"""The documents of a query in order of relevance, by a cross-encoder: one score for each pair.
+
+Nogueira and Cho 2019, https://arxiv.org/abs/1901.04085. Its models are sequence classifiers with
+one output, which sentence-transformers' CrossEncoder reads too.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from bert_jax.errors import UserError, require, require_choice
+from bert_jax.labelled import packed_examples, table
+from bert_jax.model import architectures, kernels
+from bert_jax.objectives import losses
+from bert_jax.tasks import finetuning, ranking_scores, sequence_classification
+from bert_jax.tasks.sequence_classification import BertForSequenceClassification
+
+LOSSES = ('binary', 'graded', 'listwise')
+_SCORES = ('ndcg_10', 'mrr_10', 'map')
+
+
+class Group(NamedTuple):
+  """A query and its documents."""
+
+  where: str  # its first line, for messages
+  query: str
+  documents: list[str]
+  grades: list[float]  # of the documents; above 0 is relevant, () = not known
+
+
+def _are_texts(value: Any) -> bool:
+  return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _lists(row: table.Row) -> tuple[list[str], list[float]]:
+  """The documents and grades of a line with the positives and negatives of a query."""
+  positives = row['positives'] if 'positives' in row.values else [row['positive']]
+  negatives = row.values.get('negatives') or []
+  require(_are_texts(positives) and _are_texts(negatives),
+          f"{row.where}: 'positives' and 'negatives' have to be lists of texts")
+  return positives + negatives, [1.0] * len(positives) + [0.0] * len(negatives)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reranking(finetuning.FineTuning):
+  """Scores each pair of a query and a document; `batch_size` counts queries."""
+
+  labels: tuple[str, ...] = ('score',)
+  kind: str = 'binary'  # one of LOSSES
+  highest: float = 1.0  # grade of the training file, which the loss 'graded' divides by
+
+  name = 'reranking'
+  model_task = 'sequence_classification'
+  parts = ('pooler', 'classifier')
+  problem = 'regression'
+  best_score = 'ndcg_10'
+  score_names = _SCORES
+  head = staticmethod(lambda config, _: BertForSequenceClassification(config, 1))
+  fields = ('query',)
+  optional = ('documents',)
+  check = staticmethod(lambda config: require_choice('data.loss', config.data.loss, LOSSES))
+
+  @staticmethod
+  def set_fields(c):
+    # JSON lines {"query", "positives", "negatives"}, as `mine` writes them with a "positive", or
+    # csv, tsv and JSON lines with a query, a document and a grade, whose columns follow.
+    c.data.format = 'auto'
+    c.data.text_column, c.data.text_pair_column = 'query', 'document'
+    # binary: cross-entropy of each pair, relevant (a grade above 0) or not; graded: squared error
+    # of the sigmoid and the grade over the highest; listwise: ListNet, over a query's documents.
+    c.data.loss = 'binary'
+    c.batch_size = 8
+
+  @staticmethod
+  def read(path, data, split, _):
+    groups = {}
+    for row in table.read(path, data.format, split):
+      query = row.text(data.text_column)
+      group = groups.setdefault(query, Group(row.where, query, [], []))
+      if row.values.keys() & {'positives', 'negatives'}:
+        documents, grades = _lists(row)
+      else:
+        documents = [row.text(data.text_pair_column)]
+        grades = [0.0 if split == 'test' else row.number(data.label_column)]
+      group.documents.extend(documents)
+      group.grades.extend(grades)
+    for group in groups.values():
+      require(bool(group.documents), f'{group.where}: the query has no document')
+      if split == 'validation':
+        require(max(group.grades) > 0, f'{group.where}: no document of the query '
+                                       f'{group.query!r} is relevant: there is nothing to score')
+    return list(groups.values())
+
+  @classmethod
+  def make(cls, config, examples, _):
+    grades = [grade for group in examples for grade in group.grades]
+    require(max(grades) > min(grades), f'{config.data.train}: all documents have the grade '
+                                       f'{grades[0]:g}: there is nothing to learn')
+    head = cls.head(architectures.make_config(config.model), 1)
+    return cls(head, kind=config.data.loss, highest=max(max(grades), 1e-6))
+
+  @classmethod
+  def head_of(cls, bert):
+    model = bert.model
+    if (model.task, len(model.labels)) != (cls.model_task, 1):
+      raise UserError(f'this model scores no pairs: it is for {model.task or "no task"} with '
+                      f'{len(model.labels)} labels, not for {cls.name}')
+    return cls.head(bert.config, 1)
+
+  @staticmethod
+  def answer(bert, examples, _):
+    if not all(_are_texts(e.get('documents')) and e['documents'] for e in examples):
+      raise UserError("'documents' has to be a list of texts")
+    return rank(bert, [(e['query'], e['documents']) for e in examples])
+
+  @staticmethod
+  def write_test(bert, _, examples):
+    return finetuning.json_lines(rank(bert, [(e.query, e.documents) for e in examples]))
+
+  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
+    """[E, C]; -1e9 where a query has fewer documents."""
+    scores = apply(batch.inputs, batch.starts).reshape(-1)  # [R * P]
+    return jnp.where(batch.members >= 0, scores[jnp.maximum(batch.members, 0)], kernels.MASKED)
+
+  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
+    """'loss' of `kind`: its count is that of pairs, or of queries for 'listwise'.
+
+    listwise is ListNet (Cao et al. 2007, https://doi.org/10.1145/1273496.1273513): cross-entropy
+    of the softmax of the grades and that of the logits.
+    """
+    exists = batch.members >= 0  # [E, C]
+    if self.kind == 'listwise':
+      gold = jax.nn.softmax(jnp.where(exists, batch.targets, kernels.MASKED))
+      of_queries = -jnp.sum(gold * jax.nn.log_softmax(logits), axis=-1)
+      return {'loss': losses.weighted(of_queries, exists[:, 0].astype(jnp.float32))}
+    logits = jnp.where(exists, logits, 0)
+    if self.kind == 'graded':
+      of_pairs = jnp.square(jax.nn.sigmoid(logits) - batch.targets / self.highest)
+    else:
+      of_pairs = jnp.logaddexp(0, logits) - (batch.targets > 0) * logits
+    return {'loss': losses.weighted(of_pairs, exists.astype(jnp.float32))}
+
+  def features(self, examples, tokenizer, config, **_):
+    """[CLS] query [SEP] document [SEP] for each document; the targets are [queries, C] grades."""
+    pairs = [(group.query, document) for group in examples for document in group.documents]
+    inputs, _ = finetuning.text_inputs(pairs, tokenizer, config.max_len)
+    sizes = [len(group.documents) for group in examples]
+    targets = np.zeros((len(examples), max(sizes)), np.float32)
+    targets[np.arange(max(sizes)) < np.array(sizes)[:, None]] = np.concatenate(
+        [group.grades for group in examples])
+    return packed_examples.Features(inputs, np.repeat(np.arange(len(examples)), sizes), targets)
+
+  def scores(self, split, outputs):
+    """NDCG@10, MRR@10 and MAP; of documents with equal scores the least relevant comes first."""
+    of_queries = []
+    for group, logits in zip(split.examples, finetuning.by_example(outputs), strict=True):
+      grades = np.array(group.grades)
+      order = np.lexsort((grades, -logits[:len(grades)]))
+      of_queries.append(ranking_scores.of_query(grades[order], grades))
+    scores = ranking_scores.mean(of_queries)
+    return {name: scores[name] for name in _SCORES}
+
+
+def pair_logits(bert: finetuning.Bert, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+  """The scores of (query, document) pairs before the sigmoid: [pairs] float32."""
+  Reranking.head_of(bert)
+  if not pairs:
+    return np.zeros(0, np.float32)
+  return sequence_classification.class_logits(bert, pairs)[:, 0]
+
+
+def rank(bert: finetuning.Bert,
+         examples: Sequence[tuple[str, Sequence[str]]]) -> list[finetuning.Answer]:
+  """For each (query, documents) {'ranking': [{'document', 'score'}]}, the best document first.
+
+  A document is its number from 0, a score lies in (0, 1): the sigmoid of the logit, as CrossEncoder
+  gives it.
+  """
+  logits = pair_logits(bert, [(query, d) for query, documents in examples for d in documents])
+  ends = np.cumsum([len(documents) for _, documents in examples])
+  return [{'ranking': [{'document': int(i), 'score': float(special.expit(part[i]))}
+                       for i in np.argsort(-part, kind='stable')]}
+          for part in np.split(logits.astype(np.float64), ends)[:len(examples)]]

@@ -1,0 +1,83 @@
+"""Mined negatives: those of a whole sort, by rank and margin; both tasks read them."""
+
+import json
+
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax import config as config_lib
+from bert_jax.errors import UserError
+from bert_jax.inference import mining
+from bert_jax.tasks.reranking import Reranking
+from bert_jax.tasks.sentence_embedding import SentenceEmbedding
+from tests import made_tasks
+
+
+@pytest.fixture(scope='module')
+def files(tmp_path_factory):
+  """A model, a corpus of 60 texts, 12 pairs of 10 queries: two have two positives."""
+  path, rng = tmp_path_factory.mktemp('mine'), np.random.default_rng(0)
+  texts = [' '.join(f'w{n}' for n in rng.integers(0, 20, 5)) for _ in range(60)]
+  pairs = [(f'w{i} w{i + 3}', texts[i]) for i in range(10)]
+  pairs += [(pairs[0][0], texts[20]), (pairs[1][0], 'w1 is not in the corpus')]
+  (path / 'corpus.jsonl').write_text(''.join(
+      json.dumps({'_id': f'd{i}', 'title': text[:2], 'text': text[2:].strip()}) + '\n'
+      if text[2] == ' ' else json.dumps({'_id': f'd{i}', 'text': text}) + '\n'
+      for i, text in enumerate(texts)))
+  (path / 'pairs.tsv').write_text('q\tp\n' + ''.join(f'{q}\t{p}\n' for q, p in pairs))
+  return made_tasks.model(path / 'model'), path, texts, pairs
+
+
+def mine(files, output, **options):
+  model, path, _, _ = files
+  mining.mine(model, str(path / 'pairs.tsv'), str(path / 'corpus.jsonl'), str(output),
+              **{'columns': ('q', 'p'), **options})
+  return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def test_negatives_are_those_of_a_whole_sort(files, tmp_path):
+  model, _, texts, pairs = files
+  lines = mine(files, tmp_path / 'out.jsonl', ranks=(3, 12), count=2, margin=0.02)
+  bert = bert_jax.from_pretrained(model)
+  expected, cut = [], 0
+  for query, positive in pairs:
+    others = [t for t in texts if (query, t) not in pairs]
+    cosines = bert.similarity([query], others)[0]
+    order = np.argsort(-cosines, kind='stable')[2:12]
+    limit = bert.similarity([query], [positive])[0, 0] - 0.02
+    right = [others[i] for i in order if cosines[i] <= limit][:2]
+    cut += cosines[order[0]] > limit
+    if len(right) == 2:
+      expected.append({'query': query, 'positive': positive, 'negatives': right,
+                       **{f'negative_{n + 1}': text for n, text in enumerate(right)}})
+  assert lines == expected
+  assert cut > 2 and 0 < len(lines) < len(pairs)  # the margin decides for some and drops some
+
+
+def test_both_tasks_read_them(files, tmp_path):
+  lines = mine(files, tmp_path / 'out.jsonl', margin=-2.0, count=3)
+  assert len(lines) == 12 and {len(line['negatives']) for line in lines} == {3}
+  data = config_lib.finetuning('sentence_embedding').data
+  data.text_column, data.text_pair_column, data.negative_column = 'query', 'positive', 'negative_1'
+  examples = list(SentenceEmbedding.read(str(tmp_path / 'out.jsonl'), data, 'train', []))
+  assert [e.texts for e in examples] == [
+      (line['query'], line['positive'], line['negative_1']) for line in lines]
+  groups = Reranking.read(str(tmp_path / 'out.jsonl'),
+                          config_lib.finetuning('reranking').data, 'train', [])
+  assert len(groups) == 10
+  assert groups[2].documents == [lines[2]['positive'], *lines[2]['negatives']]
+  assert groups[2].grades == [1, 0, 0, 0]
+
+
+def test_mistakes(files, tmp_path):
+  for options, message in (
+      ({'ranks': (0, 5)}, '--ranks=0,5 must be a first rank from 1 on'),
+      ({'ranks': (5,)}, '--ranks=5 must be'), ({'columns': ('q',)}, '--columns=q must name'),
+      ({'columns': ('q', 'r')}, "line 2: no column 'r'"),
+      ({'margin': 3.0}, 'no pair has 1 negatives: widen --ranks'),
+      ({'pooling': 'none'}, 'pooling=none gives no vector of a text')):
+    with pytest.raises(UserError, match=message):
+      mine(files, tmp_path / 'out.jsonl', **options)
+  with pytest.raises(UserError, match='give --corpus'):
+    mining.mine(files[0], 'x', '', 'y')
