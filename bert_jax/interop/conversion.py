@@ -7,22 +7,30 @@ import tempfile
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.interop import huggingface, native, stablehlo, verify
+from bert_jax.interop import huggingface, native, sentence_transformers, stablehlo, verify
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.runtime.console import print_summary
 from bert_jax.training import checkpoint, integrity
 
-FORMATS = {'huggingface': huggingface, 'bert_jax': native, 'stablehlo': stablehlo}
+FORMATS = {'huggingface': huggingface, 'bert_jax': native, 'stablehlo': stablehlo,
+           'sentence_transformers': sentence_transformers}
 
 
 def _write(model: Pretrained, directory: epath.Path, to: str):
   """Writes the model, reads it back and compares; raises UserError if the two differ."""
+  if to == 'sentence_transformers':
+    model = sentence_transformers.exported(model)
   FORMATS[to].save(model, directory)
   if to == 'stablehlo':
     print_summary(stablehlo.compare(model, directory))
   else:
     print_summary(verify.compare(model, load_lib.load(str(directory)), directory))
+  if to == 'sentence_transformers':
+    print_summary(sentence_transformers.compare(model, directory))
+  elif to == 'huggingface' and model.sentence:
+    print_summary([('left out', 'pooling, modules and prompts: --to=sentence_transformers writes '
+                                'them')])
 
 
 def _check_sound(source: str):

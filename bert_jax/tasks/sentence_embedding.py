@@ -91,7 +91,7 @@ class SentenceEmbedding(finetuning.FineTuning):
     c.data.text_pair_column = 'text_pair'
     c.data.negative_column = ''  # a third text, which contradicts the first
     c.data.eval_columns = ('sentence1', 'sentence2', 'score')  # of data.eval
-    c.data.pooling = 'mean'  # cls, mean, max
+    c.data.pooling = ''  # cls, mean, max; '' = that of init_from where it says one, else mean
     c.data.temperature = 0.05  # the cosines are divided by it
     c.batch_size = 64
     c.max_len = 64
@@ -100,7 +100,7 @@ class SentenceEmbedding(finetuning.FineTuning):
   @staticmethod
   def check(config):
     data = config.data
-    if data.pooling not in _POOLINGS:
+    if data.pooling not in ('', *_POOLINGS):
       raise UserError(f'data.pooling={data.pooling!r} is unknown: use {", ".join(_POOLINGS)}')
     if not data.temperature > 0:
       raise UserError(f'data.temperature={data.temperature} must be positive')
