@@ -6,10 +6,13 @@ from bert_jax import errors
 from bert_jax.runs import checkpoint_flags
 
 _INPUT = flags.DEFINE_string(
-    'input', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name, or a '
+    'input', None, 'A workdir, a checkpoint of bert_jax, a folder of Hugging Face or '
+    'sentence-transformers or hub name, or a '
     'TensorFlow checkpoint of google-research/bert.')
 _OUTPUT = flags.DEFINE_string('output', None, 'A new folder.')
-_TO = flags.DEFINE_string('to', None, 'huggingface, bert_jax, or stablehlo (the encoder alone).')
+_TO = flags.DEFINE_string(
+    'to', None, 'huggingface, bert_jax, sentence_transformers (the encoder and its way to the '
+    'vector of a text), or stablehlo (the encoder alone).')
 _VERIFY = flags.DEFINE_bool(
     'verify', False, 'Check only: is --input sound? With --output: are they equal? With --to: can '
     'it be converted?')

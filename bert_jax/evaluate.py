@@ -18,7 +18,8 @@ _OPTIONS = {
     'max_len': flags.DEFINE_integer('max_len', 128, 'masked_lm, glue: tokens of a row. '
                                     'retrieval: of a text, by default all that the model reads.'),
     'split': flags.DEFINE_string('split', 'test', 'retrieval: of qrels/SPLIT.tsv.'),
-    'pooling': flags.DEFINE_string('pooling', 'mean', 'retrieval: cls, mean, max.'),
+    'pooling': flags.DEFINE_string(
+        'pooling', None, "retrieval: cls, mean, max; by default the model's own, or mean."),
     'rerank': flags.DEFINE_string('rerank', '', 'retrieval: a cross-encoder, as --model, which '
                                   'orders the best 100 documents of each query anew.'),
     'seeds': flags.DEFINE_integer('seeds', 3, 'glue: runs of each task and rate.', lower_bound=1),

@@ -14,7 +14,8 @@ _COLUMNS = flags.DEFINE_list('columns', ['query', 'positive'], 'Of --input.')
 _RANKS = flags.DEFINE_list('ranks', ['1', '50'], 'First and last rank of the negatives.')
 _COUNT = flags.DEFINE_integer('count', 1, 'Negatives of a pair.', lower_bound=1)
 _MARGIN = flags.DEFINE_float('margin', 0.05, 'Cosine of the positive above that of a negative.')
-_POOLING = flags.DEFINE_string('pooling', 'mean', 'cls, mean, max.')
+_POOLING = flags.DEFINE_string(
+    'pooling', None, "cls, mean, max; by default the model's own, or mean.")
 _MAX_LEN = flags.DEFINE_integer('max_len', None, 'Longest text in tokens.')
 flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
 

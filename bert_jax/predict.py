@@ -14,8 +14,16 @@ _MODEL = flags.DEFINE_string(
 _INPUT = flags.DEFINE_string('input', None, 'JSON lines; standard input by default.')
 _OUTPUT = flags.DEFINE_string(
     'output', None, 'JSON lines; .npy or .safetensors for embeddings; standard output by default.')
-_POOLING = flags.DEFINE_string('pooling', 'mean', 'embed: cls, mean, max, or none = each token.')
-_NORMALIZE = flags.DEFINE_bool('normalize', False, 'embed: vectors of length 1.')
+_POOLING = flags.DEFINE_string(
+    'pooling', None, 'embed: cls, mean, max, or none = each token; by default as the model says, '
+    'or mean.')
+_NORMALIZE = flags.DEFINE_bool(
+    'normalize', None, 'embed: vectors of length 1; by default as the model says, or no.')
+_PROMPT = flags.DEFINE_string(
+    'prompt', None, "embed: name of the model's prompt before each text, '' = none; by default as "
+    'the model says.')
+_DIM = flags.DEFINE_integer(
+    'dim', None, 'embed: the first entries of each vector, brought to length 1.')
 _LAYERS = flags.DEFINE_list(
     'layers', ['-1'], 'embed: layers side by side, 0 = the embeddings, -1 = the last.')
 _LONG = flags.DEFINE_string(
@@ -33,7 +41,7 @@ flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
 
 # Flags that a single task uses: with another one they have no effect.
 _USED_BY = {'pooling': 'embed', 'normalize': 'embed', 'layers': 'embed', 'max_len': 'embed',
-            'null_threshold': 'question_answering'}
+            'prompt': 'embed', 'dim': 'embed', 'null_threshold': 'question_answering'}
 
 
 def _main(argv: list[str]):
@@ -51,7 +59,8 @@ def _main(argv: list[str]):
   platforms.keep_compiled()
   options = predictions.Options(
       pooling=_POOLING.value, normalize=_NORMALIZE.value, layers=layers, long=_LONG.value,
-      max_len=_MAX_LEN.value, null_threshold=_NULL_THRESHOLD.value)
+      max_len=_MAX_LEN.value, prompt=_PROMPT.value, dim=_DIM.value,
+      null_threshold=_NULL_THRESHOLD.value)
   predictions.run(_TASK.value, _MODEL.value, _INPUT.value, _OUTPUT.value, options, _STRICT.value,
                   step=checkpoint_flags.STEP.value,
                   allow_older=checkpoint_flags.ALLOW_OLDER.value)

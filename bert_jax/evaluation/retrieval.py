@@ -84,7 +84,7 @@ def scores(run: Run, qrels: beir.Qrels) -> dict[str, float]:
 
 
 def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
-             pooling: str = 'mean', max_len: int | None = None,
+             pooling: str | None = None, max_len: int | None = None,
              reranker: Bert | None = None) -> Report:
   """NDCG@10, MRR@10, MAP@100 and recall@100 of the nearest documents by the cosine.
 
@@ -93,7 +93,7 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
     source: a folder in BEIR's layout.
     path: of the report; PATH.corpus.npy and PATH.queries.npy have the vectors, PATH.run the hits.
     split: its judgements are in qrels/SPLIT.tsv.
-    pooling: cls, mean or max.
+    pooling: cls, mean or max; None = the model's own, or mean.
     max_len: tokens of a text; None = as many as the model has positions.
     reranker: a cross-encoder that orders the hits anew, in PATH.reranked.run.
 

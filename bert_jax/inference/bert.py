@@ -16,6 +16,7 @@ from bert_jax.errors import UserError, require_choice
 from bert_jax.inference import forward, packed_texts
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.interop.sentence_layout import SentenceLayout, unit
 from bert_jax.model import pooling as pooling_lib
 from bert_jax.tasks import finetuning
 
@@ -170,44 +171,72 @@ class Bert:
                         f'{-n - 1} from the end')
     return tuple(int(i) for i in layers)
 
-  def embed(self, texts: Sequence[Text], pooling: str = 'mean', *, normalize: bool = False,
-            layers: Sequence[int] = (-1,), long: str = 'head',
-            max_len: int | None = None) -> np.ndarray | list[np.ndarray]:
+  def embed(self, texts: Sequence[Text], pooling: str | None = None, *,
+            normalize: bool | None = None, layers: Sequence[int] = (-1,), long: str = 'head',
+            max_len: int | None = None, prompt: str | None = None,
+            dim: int | None = None) -> np.ndarray | list[np.ndarray]:
     """A vector for each text.
+
+    A folder of sentence-transformers has its own pooling, dense layers, norm, prompts and longest
+    input; an argument replaces its part of them.
 
     Args:
       texts: B strings, or pairs.
-      pooling: 'cls', 'mean' or 'max' over the tokens; 'none' = a vector for each token.
-      normalize: to length 1.
+      pooling: 'cls', 'mean' or 'max' over the tokens; 'none' = a vector for each token, without
+        dense layers and prompts; None = the model's own, else the mean.
+      normalize: to length 1; None = as the model says, else no.
       layers: side by side: 0 = embeddings, 1..N, or from the end, -1 = the last; (-4, -3, -2, -1)
         is the paper's best for NER.
       long: the part of a text above `max_len` that is read: 'head', 'tail', 'head_tail' (128 +
         382), or all of it, its chunks combined: 'chunks_mean', 'chunks_max', 'chunks_attention'.
-      max_len: tokens of a text, special ones included; None = as many as the model has positions.
+      max_len: tokens of a text, special ones included; None = as the model says, else as many as it
+        has positions.
+      prompt: the name of a prompt of the model, which goes before each text; '' = no prompt; None =
+        its default one, if it has one.
+      dim: the first `dim` entries are kept and brought to length 1; None = all.
 
     Returns:
-      [B, D * len(layers)] float32; for 'none' a list of [n, D * len(layers)], n being the tokens of
-      each text without the special ones.
+      [B, D * len(layers)] float32, or as wide as the model's last dense layer; for 'none' a list of
+      [n, D * len(layers)], n being the tokens of each text without the special ones.
     """
-    if pooling not in pooling_lib.POOLINGS:
+    own = self.model.sentence or SentenceLayout()
+    if pooling not in (None, *pooling_lib.POOLINGS):
       raise UserError(f'pooling={pooling!r} is unknown: use {", ".join(pooling_lib.POOLINGS)}')
     layers = self._layers(layers)
-    rows, owners = self._rows(texts, long, max_len)
     if pooling == 'none':
-      if long != 'head':
-        raise UserError('pooling=none gives the vectors of the first tokens: long must be head')
-      special = {self.tokenizer.cls_id, self.tokenizer.sep_id}
-      is_text = [np.array([i not in special for i in row.ids]) for row in rows]
-      function = functools.partial(forward.hidden_states, self.config, layers=layers)
-      return [_unit(hidden[keep]) if normalize else hidden[keep]
-              for hidden, keep in zip(self.per_token(rows, function), is_text)]
-    function = functools.partial(forward.vectors, self.config, layers=layers, pooling=pooling)
-    vectors = self.per_text(rows, function)
+      if long != 'head' or prompt or dim is not None:
+        raise UserError('pooling=none gives the vectors of the first tokens: long must be head, '
+                        'without prompt and dim')
+      return self._token_vectors(texts, layers, max_len, normalize)
+    before, poolings = own.prompt(prompt), (pooling,) if pooling else own.pooling
+    rows, owners = self._rows(own.prepared(self._parts(texts), before), long,
+                              own.max_len if max_len is None else max_len)
+    # A prompt that is not pooled hides the first tokens of a text, [CLS] too.
+    hidden = 1 + len(self._ids([before])[0][0]) if before and not own.include_prompt else 0
+    shift = [min(hidden, len(row.ids) - 1) * is_first
+             for row, is_first in zip(rows, np.diff(owners, prepend=-1))]
+    function = functools.partial(forward.vectors, self.config, layers=layers, poolings=poolings)
+    vectors = self.per_text(rows, function, np.array(shift, np.int32))
     if vectors is None:
-      return np.zeros((0, self.config.hidden_size * len(layers)), np.float32)
+      vectors = np.zeros((0, self.config.hidden_size * len(layers) * len(poolings)), np.float32)
     if len(owners) > len(texts):
       vectors = np.asarray(pooling_lib.combine_chunks(*inputs_lib.by_text(vectors, owners), long))
-    return _unit(vectors) if normalize else vectors
+    vectors = own.apply(vectors, normalize)
+    if dim is None:
+      return vectors
+    if not 1 <= dim <= vectors.shape[1]:
+      raise UserError(f'dim={dim}: the vectors of this model have 1 to {vectors.shape[1]} entries')
+    return unit(vectors[:, :dim])
+
+  def _token_vectors(self, texts: Sequence[Text], layers: tuple[int, ...], max_len: int | None,
+                     normalize: bool | None) -> list[np.ndarray]:
+    """The hidden states of each text without those of special tokens."""
+    rows, _ = self._rows(texts, 'head', max_len)
+    special = {self.tokenizer.cls_id, self.tokenizer.sep_id}
+    is_text = [np.array([i not in special for i in row.ids]) for row in rows]
+    function = functools.partial(forward.hidden_states, self.config, layers=layers)
+    return [unit(hidden[keep]) if normalize else hidden[keep]
+            for hidden, keep in zip(self.per_token(rows, function), is_text)]
 
   def similarity(self, texts: Sequence[Text], others: Sequence[Text] | None = None,
                  **options) -> np.ndarray:
@@ -312,11 +341,6 @@ def _put_tokens(results: list, rows: Sequence[inputs_lib.Input], packed: packed_
   for row, slot in zip(*np.nonzero(packed.index >= 0)):
     text, start = packed.index[row, slot], packed.starts[row, slot]
     results[text] = output[row, start:start + len(rows[text].ids)].astype(np.float32)
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-  norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
-  return vectors / np.maximum(norms, 1e-12)
 
 
 def load(directory: str, step: int | None = None, allow_older: bool = False) -> Bert:

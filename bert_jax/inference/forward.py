@@ -38,12 +38,18 @@ def hidden_and_pooled(config: BertConfig, params: Any, batch: Batch, starts: jax
   return states[..., :config.hidden_size * len(layers)], pooled
 
 
-@functools.partial(jax.jit, static_argnames=('config', 'layers', 'pooling'))
+@functools.partial(jax.jit, static_argnames=('config', 'layers', 'poolings'))
 def vectors(config: BertConfig, params: Any, batch: Batch, starts: jax.Array,
-            layers: tuple[int, ...], pooling: str) -> jax.Array:
-  """Pooled hidden states: [R, P, D * len(layers)]."""
+            layers: tuple[int, ...], poolings: tuple[str, ...]) -> jax.Array:
+  """Hidden states of each text from its start on, pooled: [R, P, D * len(layers + poolings)].
+
+  Poolings stand side by side.
+  """
   hidden = hidden_states(config, params, batch, starts, layers)
-  return pooling_lib.pool(hidden, batch.pair_index, starts, pooling)
+  start = jnp.take_along_axis(starts, jnp.maximum(batch.pair_index - 1, 0), axis=1)  # [R, L]
+  kept = jnp.where(jnp.arange(start.shape[1]) >= start, batch.pair_index, 0)
+  return jnp.concatenate(
+      [pooling_lib.pool(hidden, kept, starts, how) for how in poolings], axis=-1)
 
 
 @functools.partial(jax.jit, static_argnames=('config',))

@@ -83,6 +83,9 @@ def identity(model: Pretrained) -> str:
       'problem': model.problem, 'facts': model.facts,
       'tokenizer': tokenizer_lib.digest(model.tokenizer)}
   digest.update(json.dumps(description, sort_keys=True).encode())
+  if model.sentence:
+    for name, content in sorted(model.sentence.files(model.config.hidden_size).items()):
+      digest.update(name.encode() + content)
   for x in jax.tree.leaves(model.params):
     digest.update(np.ascontiguousarray(x))
   return digest.hexdigest()

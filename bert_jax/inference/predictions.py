@@ -35,11 +35,13 @@ _ARRAYS = ('.npy', '.safetensors')  # formats of embeddings
 class Options:
   """The arguments of `Bert.embed`, and the threshold of no answer."""
 
-  pooling: str = 'mean'
-  normalize: bool = False
+  pooling: str | None = None
+  normalize: bool | None = None
   layers: tuple[int, ...] = (-1,)
   long: str | None = None  # for embed ('head' by default) and score
   max_len: int | None = None
+  prompt: str | None = None
+  dim: int | None = None
   null_threshold: float | None = None  # for question_answering
 
 
@@ -47,7 +49,7 @@ def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Ex
   texts = [e['text'] for e in examples]
   embeddings = bert.embed(
       texts, options.pooling, normalize=options.normalize, layers=options.layers,
-      long=options.long or 'head', max_len=options.max_len)
+      long=options.long or 'head', max_len=options.max_len, prompt=options.prompt, dim=options.dim)
   if options.pooling != 'none':
     return [{'embedding': vector.tolist()} for vector in embeddings]
   encoded = bert.tokenizer.encode_with_offsets(texts)

@@ -28,7 +28,7 @@ def _done(path: epath.Path, about: epath.Path, job: dict[str, Any]) -> int:
 
 
 def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath.Path,
-          pooling: str = 'mean', max_len: int | None = None):
+          pooling: str | None = None, max_len: int | None = None):
   """Writes a .npy file [count, D] float32 of vectors of length 1; goes on after a kill.
 
   PATH.json says what the file holds: the same job does nothing more.
@@ -38,7 +38,7 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
     texts: `count` of them, at least one.
     digest: of the texts.
     path: of the file, on this machine.
-    pooling: cls, mean or max.
+    pooling: cls, mean or max; None = the model's own, or mean.
     max_len: as for `Bert.embed`.
 
   Raises:

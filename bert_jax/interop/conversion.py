@@ -8,22 +8,30 @@ import tempfile
 from etils import epath
 
 from bert_jax.errors import UserError, require
-from bert_jax.interop import hub, huggingface, native, stablehlo, verify
+from bert_jax.interop import hub, huggingface, native, sentence_transformers, stablehlo, verify
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.runtime.console import print_summary
 from bert_jax.training import checkpoint, integrity
 
-FORMATS = {'huggingface': huggingface, 'bert_jax': native, 'stablehlo': stablehlo}
+FORMATS = {'huggingface': huggingface, 'bert_jax': native, 'stablehlo': stablehlo,
+           'sentence_transformers': sentence_transformers}
 
 
 def _write(model: Pretrained, directory: epath.Path, to: str):
   """Writes the model, reads it back and compares; raises UserError if the two differ."""
+  if to == 'sentence_transformers':
+    model = sentence_transformers.exported(model)
   FORMATS[to].save(model, directory)
   if to == 'stablehlo':
     print_summary(stablehlo.compare(model, directory))
   else:
     print_summary(verify.compare(model, load_lib.load(str(directory)), directory))
+  if to == 'sentence_transformers':
+    print_summary(sentence_transformers.compare(model, directory))
+  elif to == 'huggingface' and model.sentence:
+    print_summary([('left out', 'pooling, modules and prompts: --to=sentence_transformers writes '
+                                'them')])
 
 
 def _check_sound(source: str):
@@ -77,8 +85,8 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
   if not output and not verify_only:
     raise UserError('give --output=DIR, a new folder, or --verify to try a conversion only')
   if push:
-    require(to == 'huggingface' and output and not verify_only,
-            '--push takes --to=huggingface and --output=DIR')
+    require(to in ('huggingface', 'sentence_transformers') and output and not verify_only,
+            '--push takes --to=huggingface or sentence_transformers, and --output=DIR')
     hub.check_name(push)
   directory = epath.Path(output) if output else None
   converted = not verify_only and directory.exists() and (

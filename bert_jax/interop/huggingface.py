@@ -4,7 +4,7 @@ The tensors are those of transformers' PyTorch classes (`modeling_bert.py` and i
 reader accepts every prefix and every old name that the hub has used.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import json
 import math
@@ -167,8 +167,11 @@ def load(directory: epath.Path) -> Pretrained:
   return Pretrained(config, params, tokenizer, task, labels, problem, {'source': str(directory)})
 
 
-def _card(model: Pretrained, architecture: str) -> str:
-  """A README.md in the hub's form: the model, how it was made, how to load it."""
+def card(model: Pretrained, header: Sequence[str], usage: Sequence[str]) -> str:
+  """A README.md in the hub's form: the model, how it was made, how to load it.
+
+  `header` are the lines of its metadata, which end with the tags, `usage` those of Python.
+  """
   c, facts = model.config, model.facts
   counted = {'pooler', 'mlm', 'nsp'} & set(model.groups)
   parameters = count_parameters(layout.abstract_params(c, counted), c)
@@ -181,16 +184,14 @@ def _card(model: Pretrained, architecture: str) -> str:
   if facts.get('scores'):
     scores = ['Held-out scores:', '', '| | |', '| --- | --- |', *scores, '']
   return '\n'.join([
-      '---', 'library_name: transformers', 'tags:', '- bert', '- bert_jax', '---', '',
+      '---', *header, '- bert', '- bert_jax', '---', '',
       f'# BERT, {c.num_layers} layers of {c.hidden_size}', '',
       f'{parameters:,} parameters, {c.vocab_size:,} vocabulary entries '
       f'({model.tokenizer.kind}), inputs of up to {c.max_positions} tokens. Exported from '
       f'`{facts.get("source", "bert_jax")}` by bert_jax; every tensor, the outputs and the '
       'tokenisation were compared with the source.', '',
       '| | |', '| --- | --- |', *table, '', *scores,
-      '```python', f'from transformers import AutoTokenizer, {architecture}', '',
-      "tokenizer = AutoTokenizer.from_pretrained('THIS_FOLDER')",
-      f"model = {architecture}.from_pretrained('THIS_FOLDER')", '```', ''])
+      '```python', *usage, '```', ''])
 
 
 def save(model: Pretrained, directory: epath.Path):
@@ -223,7 +224,11 @@ def save(model: Pretrained, directory: epath.Path):
   tensors = {family.original(name, architecture): np.ascontiguousarray(x)
              for name, x in tensors.items()}
   save_file(tensors, str(directory / 'model.safetensors'), metadata={'format': 'pt'})
-  (directory / 'README.md').write_text(_card(model, architecture))
+  usage = (f'from transformers import AutoTokenizer, {architecture}', '',
+           "tokenizer = AutoTokenizer.from_pretrained('THIS_FOLDER')",
+           f"model = {architecture}.from_pretrained('THIS_FOLDER')")
+  header = ('library_name: transformers', 'tags:')
+  (directory / 'README.md').write_text(card(model, header, usage))
   model.tokenizer.save(directory)
   path = directory / 'tokenizer_config.json'
   if path.exists():

@@ -6,12 +6,15 @@ from etils import epath
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.interop import huggingface, native, tensorflow
+from bert_jax.interop import huggingface, native, sentence_layout, sentence_transformers, tensorflow
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.training import fingerprint
 
 _HUB_FILES = ['config.json', '*.safetensors', 'model.safetensors.index.json', 'vocab.txt',
-              'tokenizer.json', 'tokenizer_config.json', '*.model']
+              'tokenizer.json', 'tokenizer_config.json', '*.model',
+              # Of sentence-transformers; older folders have the encoder in 0_Transformer.
+              'modules.json', 'sentence_*_config.json', 'config_sentence_transformers.json',
+              '?_*/*.json', '0_*/vocab.txt']
 _HUB_PICKLES = ['pytorch_model*.bin', 'pytorch_model.bin.index.json']
 
 
@@ -32,7 +35,8 @@ def load(directory: str, step: int | None = None, allow_older: bool = False) -> 
 
   Args:
     directory: a workdir that main has trained, a checkpoint of bert_jax, a folder in the Hugging
-      Face layout, a TensorFlow checkpoint of google-research/bert, or a name on the hub.
+      Face layout or of sentence-transformers, a TensorFlow checkpoint of google-research/bert, or
+      a name on the hub.
     step: checkpoint of a workdir; None = the best, or the newest where none was chosen.
     allow_older: where that one is damaged, take the next sound one.
 
@@ -56,8 +60,9 @@ def _read(directory: str, step: int | None, allow_older: bool) -> Pretrained:
   if step is not None or allow_older:
     raise UserError(f'{directory} is no workdir: --step and --allow_older choose among the '
                     'checkpoints of a run')
-  for name, read in ((native.CHECKPOINT_FILE, native.load), ('config.json', huggingface.load),
-                     ('bert_config.json', tensorflow.load)):
+  for name, read in ((native.CHECKPOINT_FILE, native.load),
+                     (sentence_layout.FILE, sentence_transformers.load),
+                     ('config.json', huggingface.load), ('bert_config.json', tensorflow.load)):
     if (folder / name).exists():
       return read(folder)
   raise UserError(f'{directory} holds no model: none of {native.WORKDIR_FILE} (a workdir), '

@@ -1,7 +1,7 @@
 """Reads and writes bert_jax's own folders: the workdir of a run, and checkpoints of `convert`.
 
-Such a checkpoint is a folder with `bert.json` (all but the arrays), `params/` (orbax) and
-`tokenizer/`.
+Such a checkpoint is a folder with `bert.json` (all but the arrays), `params/` (orbax),
+`tokenizer/`, and `sentence/` where the model has its own way to the vector of a text.
 """
 
 import dataclasses
@@ -15,8 +15,9 @@ import orbax.checkpoint as ocp
 
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
-from bert_jax.interop import layout
+from bert_jax.interop import layout, sentence_layout
 from bert_jax.interop.pretrained import Pretrained, check_vocabulary, head_groups
+from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
@@ -26,6 +27,7 @@ from bert_jax.training import checkpoint, integrity, metrics_log
 
 CHECKPOINT_FILE = 'bert.json'
 WORKDIR_FILE = 'run.json'
+_SENTENCE = 'sentence'
 
 
 def _config(fields: Any, path: epath.Path) -> BertConfig:
@@ -46,6 +48,9 @@ def save(model: Pretrained, directory: epath.Path):
              'labels': model.labels, 'problem': model.problem, 'facts': model.facts,
              'tokenizer': sealed.digests(directory / 'tokenizer'),
              'arrays': integrity.arrays({'params': model.params})}
+  if model.sentence:
+    model.sentence.write(directory / _SENTENCE, model.config.hidden_size)
+    content[_SENTENCE] = sealed.digests(directory / _SENTENCE)
   (directory / CHECKPOINT_FILE).write_text(json.dumps(sealed.seal(content), indent=2) + '\n')
 
 
@@ -73,8 +78,12 @@ def load(directory: epath.Path) -> Pretrained:
     params = integrity.read(checkpoint.absolute(directory), {'params': abstract}, content)['params']
   except integrity.Damaged as e:
     raise UserError(f'{directory} is damaged: {e}') from e
+  sentence = None
+  if _SENTENCE in content:
+    sealed.check(directory / _SENTENCE, content[_SENTENCE])
+    sentence = sentence_layout.read(directory / _SENTENCE, config, tokenizer)
   return Pretrained(config, params, tokenizer, task, labels,
-                    content.get('problem', ''), content.get('facts', {}))
+                    content.get('problem', ''), content.get('facts', {}), sentence)
 
 
 def _scores(workdir: epath.Path, step: int) -> dict[str, float]:
@@ -120,5 +129,6 @@ def load_workdir(directory: epath.Path, step: int | None = None,
     facts |= {name: data[name] for name in ('long', 'doc_stride', 'max_answer_len')
               if name in data}
   kind = task_list.WITH_HEAD.get(task)
+  sentence = SentenceLayout((data['pooling'],)) if data.get('pooling') else None
   return Pretrained(config, params, tokenizer, kind.model_task or task if kind else '', labels,
-                    run.get('problem', ''), facts)
+                    run.get('problem', ''), facts, sentence)

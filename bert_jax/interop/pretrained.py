@@ -6,6 +6,7 @@ from typing import Any
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.interop import layout
+from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.tasks import task_list
 
@@ -30,6 +31,7 @@ class Pretrained:
     problem: of sequence classification: single_label, multi_label, regression.
     facts: about its training: 'source', 'steps', 'scores', 'command'; about fine-tuning
       'max_len' and 'long' (how its texts were cut), 'doc_stride', 'max_answer_len'.
+    sentence: how it makes a vector of a text; None = it does not say.
   """
 
   config: BertConfig
@@ -39,6 +41,7 @@ class Pretrained:
   labels: tuple[str, ...] = ()
   problem: str = ''
   facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+  sentence: SentenceLayout | None = None
 
   @property
   def parts(self) -> str:

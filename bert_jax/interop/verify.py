@@ -107,8 +107,9 @@ def _transformers_outputs(directory: epath.Path, model: Pretrained) -> dict[str,
   return results
 
 
-def _compare_outputs(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray],
-                     source: str) -> Iterator[tuple[str, str]]:
+def compare_outputs(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray],
+                    source: str) -> Iterator[tuple[str, str]]:
+  """(name, result) lines for arrays of equal names; raises UserError where two differ."""
   for name in (name for name in ours if name in theirs):
     worst = float(np.max(np.abs(ours[name] - theirs[name])))
     if not worst <= TOLERANCE:
@@ -172,12 +173,15 @@ def compare(a: Pretrained, b: Pretrained, directory: epath.Path) -> Iterator[tup
   if (a.task, a.labels) != (b.task, b.labels):
     raise UserError(f'one model is for {a.task or "pretraining"} with labels {a.labels}, the other '
                     f'for {b.task or "pretraining"} with {b.labels}')
+  width = a.config.hidden_size
+  if a.sentence and b.sentence and a.sentence.files(width) != b.sentence.files(width):
+    raise UserError('the models differ in pooling, in the modules behind it, or in prompts')
   yield 'tensors', f'{_compare_tensors(a, b)}, all equal to the bit'
   outputs = _outputs(a)
-  yield from _compare_outputs(outputs, _outputs(b), 'the source')
+  yield from compare_outputs(outputs, _outputs(b), 'the source')
   yield from _compare_tokenisation(a, b, directory)
   if (directory / 'config.json').exists():
     if importlib.util.find_spec('torch') and importlib.util.find_spec('transformers'):
-      yield from _compare_outputs(outputs, _transformers_outputs(directory, a), 'PyTorch')
+      yield from compare_outputs(outputs, _transformers_outputs(directory, a), 'PyTorch')
     else:
       yield 'note', 'not compared with PyTorch: torch and transformers are not installed'

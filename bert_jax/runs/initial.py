@@ -19,6 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop import layout
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.runtime.console import print_summary
 from bert_jax.tasks import task_list
@@ -118,6 +119,27 @@ def adopt_sizes(config: ConfigDict, sizes: Mapping[str, Any]):
     for name, value in sizes.items():
       if config.model.get(name) is None:
         config.model[name] = value
+
+
+def adopt_pooling(config: ConfigDict, run_json: Mapping[str, Any], model: Pretrained | None):
+  """Fills in data.pooling where the config leaves it to the model: the model's own, else the mean.
+
+  A run that goes on takes it from its run.json. Raises UserError for several poolings at once.
+  """
+  if config.data.get('pooling') != '':
+    return
+  if run_json:
+    config.data.pooling = run_json['config']['data']['pooling']
+    return
+  own = model.sentence if model and model.sentence else SentenceLayout()
+  if len(own.pooling) > 1:
+    raise UserError(f'init_from={config.init_from} pools {" and ".join(own.pooling)} side by side, '
+                    'a run does one of them: give data.pooling')
+  config.data.pooling, = own.pooling
+  kinds = [module.kind for module in own.modules if module.tensors]
+  if kinds:
+    print_summary([('left out', f'{", ".join(kinds)} of {config.init_from}: a run trains the '
+                                'pooled hidden states')])
 
 
 def adopt_vocabulary(config: ConfigDict, model: Pretrained | None, workdir: epath.Path):

@@ -172,6 +172,7 @@ def _start(config: ConfigDict, run_json: Mapping[str, Any],
   initial.adopt_sizes(config, run_json['config']['model'] if run_json else {})
   model = initial.load(config) if config.init_from and not has_started else None
   initial.adopt_sizes(config, vars(model.config) if model else {})
+  initial.adopt_pooling(config, run_json, model)
   unset = [name for name, value in config.model.items() if value is None]
   if unset:
     raise UserError(f'model.{unset[0]} is not set: this config takes it from a model, give its '

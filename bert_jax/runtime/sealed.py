@@ -32,8 +32,9 @@ def read(path: epath.Path) -> dict[str, Any]:
 
 
 def digests(folder: epath.Path) -> dict[str, str]:
-  """The digest of each file of a folder, by its name."""
-  return {path.name: _digest(path.read_bytes()) for path in sorted(folder.iterdir())}
+  """The digest of each file in a folder and those in it, by its path from there."""
+  return {str(path.relative_to(folder)): _digest(path.read_bytes())
+          for path in sorted([*folder.glob('*'), *folder.glob('*/*')]) if not path.is_dir()}
 
 
 def check(folder: epath.Path, expected: Mapping[str, str]):

@@ -200,7 +200,7 @@ class FineTuning(abc.ABC):
       features = task.features(examples, tokenizer, config, path=path, is_train=is_train)
       return Split(name, examples, Batches(
           features, batch_size=config.batch_size, pad_id=tokenizer.pad_id,
-          row_multiple=sharding.batch_divisor(mesh), **options))
+          row_multiple=sharding.batch_divisor(mesh) * data.get('cached_parts', 1), **options))
 
     examples = not_empty(cls.read(data.train, data, 'train', notes), data.train)
     task = cls.make(config, examples, notes)
@@ -253,16 +253,16 @@ class FineTuning(abc.ABC):
     """The part of the logits that the scores need: an evaluation fetches no more."""
     return logits
 
-  def _forward(self, params: Any, batch: Batch, key: jax.Array | None) -> jax.Array:
+  def _applied(self, params: Any, row: jax.Array, key: jax.Array | None) -> Callable:
+    """The model as a function of its inputs; `row` [R] holds the numbers of their rows."""
     rngs = {}
     if key is not None:
       # Every microbatch of a step gets the same key: its first row tells them apart.
-      rngs['dropout'] = dropout_bits.key_of(jax.random.fold_in(key, jnp.min(batch.row)))
+      rngs['dropout'] = dropout_bits.key_of(jax.random.fold_in(key, jnp.min(row)))
+    return functools.partial(self.model.apply, params, deterministic=key is None, rngs=rngs)
 
-    def apply(*args, **kwargs):
-      return self.model.apply(params, *args, deterministic=key is None, rngs=rngs, **kwargs)
-
-    return self.logits(apply, batch)
+  def _forward(self, params: Any, batch: Batch, key: jax.Array | None) -> jax.Array:
+    return self.logits(self._applied(params, batch.row, key), batch)
 
   def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> losses.Metrics:
     del frozen

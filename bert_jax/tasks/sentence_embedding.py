@@ -70,18 +70,28 @@ def contrast(vectors: jax.Array, exists: jax.Array,
   return losses.cross_entropy(logits, jnp.arange(len(exists)))
 
 
+def unit(vectors: jax.Array) -> jax.Array:
+  """Vectors [..., D] at length 1; zeros, where a norm has no gradient, stay zeros."""
+  squares = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
+  return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))
+
+
 @dataclasses.dataclass(frozen=True)
 class SentenceEmbedding(finetuning.FineTuning):
   """Each text is to be nearer to its own partner than to all others of the batch.
 
-  With microbatches (`optimizer.accumulation`) the others are those of the microbatch.
+  With microbatches (`optimizer.accumulation`) the others are those of the microbatch; with
+  `cached_parts` they are those of the whole batch, whose parts are encoded one by one. With
+  `matryoshka` so are the first entries of the vectors at each of its widths, at length 1 again
+  (Kusupati et al. 2022, https://arxiv.org/abs/2205.13147): the loss is the weighted sum.
   """
 
   temperature: float = 0.05  # cosines are divided by it
+  matryoshka: tuple[tuple[int, float], ...] = ()  # (width, weight); () = the whole vector alone
+  cached_parts: int = 1  # of the rows of a batch
 
   name = 'sentence_embedding'
   best_score = 'spearman'
-  score_names = _SCORES
 
   @staticmethod
   def set_fields(c):
@@ -89,10 +99,16 @@ class SentenceEmbedding(finetuning.FineTuning):
     del c.data.label_column
     # With text_pair_column='' each text is its own partner, under other dropout (SimCSE).
     c.data.text_pair_column = 'text_pair'
-    c.data.negative_column = ''  # a third text, which contradicts the first
+    # A third text, which contradicts the first; of several columns their names between commas.
+    c.data.negative_column = ''
     c.data.eval_columns = ('sentence1', 'sentence2', 'score')  # of data.eval
-    c.data.pooling = 'mean'  # cls, mean, max
+    c.data.pooling = ''  # cls, mean, max; '' = that of init_from where it says one, else mean
     c.data.temperature = 0.05  # the cosines are divided by it
+    # The loss is the sum of those of the first 256, 128 ... entries of a vector: (256, 128, 64).
+    c.data.matryoshka = ()  # () = the whole vector alone
+    c.data.matryoshka_weights = ()  # of the parts of the sum; () = 1 for each
+    # Parts of a batch that are encoded one by one, for batches beyond memory: a third more time.
+    c.data.cached_parts = 1
     c.batch_size = 64
     c.max_len = 64
     c.train_epochs = 1.0
@@ -100,8 +116,10 @@ class SentenceEmbedding(finetuning.FineTuning):
   @staticmethod
   def check(config):
     data = config.data
-    if data.pooling not in _POOLINGS:
+    if data.pooling not in ('', *_POOLINGS):
       raise UserError(f'data.pooling={data.pooling!r} is unknown: use {", ".join(_POOLINGS)}')
+    if data.cached_parts < 1:
+      raise UserError(f'data.cached_parts={data.cached_parts} must be at least 1')
     if not data.temperature > 0:
       raise UserError(f'data.temperature={data.temperature} must be positive')
     if data.negative_column and not data.text_pair_column:
@@ -113,13 +131,26 @@ class SentenceEmbedding(finetuning.FineTuning):
     if data.test:
       raise UserError(f'data.test={data.test}: this task predicts no file; predict --task=embed '
                       'gives the vectors of one')
+    widths, weights = tuple(data.matryoshka), tuple(data.matryoshka_weights)
+    if len(set(widths)) < len(widths) or not all(
+        isinstance(width, int) and width > 0 for width in widths):
+      raise UserError(f'data.matryoshka={widths} must be whole numbers above 0, each once')
+    if weights and len(weights) != len(widths):
+      raise UserError(f'data.matryoshka_weights={weights} must have a weight for each of '
+                      f'data.matryoshka={widths}')
+    try:
+      enough = all(float(weight) > 0 for weight in weights)
+    except ValueError:
+      enough = False
+    if not enough:
+      raise UserError(f'data.matryoshka_weights={weights} must be numbers above 0')
     if len(data.eval_columns) != 3:
       raise UserError(f'data.eval_columns={tuple(data.eval_columns)} must name two texts and a '
                       'score')
 
   @staticmethod
   def read(path, data, split, _):
-    columns = (data.text_column, data.text_pair_column, data.negative_column)
+    columns = (data.text_column, data.text_pair_column, *data.negative_column.split(','))
     for row in table.read(path, data.format, split):
       if split == 'train':
         values = tuple(row.text(column) for column in columns if column)
@@ -135,27 +166,65 @@ class SentenceEmbedding(finetuning.FineTuning):
     if len(examples) < 2:
       raise UserError(f'{data.train} holds one example: there is nothing to tell it from')
     head = BertForSentenceEmbedding(architectures.make_config(config.model), data.pooling)
-    return cls(head, temperature=data.temperature)
+    widths = tuple(data.matryoshka)
+    if max(widths, default=0) > head.config.hidden_size:
+      raise UserError(f'data.matryoshka={widths}: the vectors of this model have '
+                      f'{head.config.hidden_size} entries')
+    weights = map(float, data.matryoshka_weights or [1] * len(widths))
+    return cls(head, temperature=data.temperature, matryoshka=tuple(zip(widths, weights)),
+               cached_parts=data.cached_parts)
+
+  def _forward(self, params, batch, key):
+    """As for every task; with `cached_parts` the memory of one part (GradCache).
+
+    The vectors of all parts come first; behind the gradient of the loss by vector each part is
+    encoded again for its own (Gao et al. 2021, https://arxiv.org/abs/2101.06983).
+    """
+    if self.cached_parts == 1:
+      return super()._forward(params, batch, key)
+
+    def encode(part):
+      inputs, starts, row = part
+      return self._applied(params, row, key)(inputs, starts)
+
+    # Strided, so that each part takes its rows from every device.
+    parts = jax.tree.map(
+        lambda x: jnp.moveaxis(x.reshape(-1, self.cached_parts, *x.shape[1:]), 1, 0),
+        (batch.inputs, batch.starts, batch.row))
+    vectors = jax.lax.map(jax.checkpoint(encode, prevent_cse=False), parts)  # [n, R / n, P, D]
+    vectors = jnp.moveaxis(vectors, 0, 1).reshape(-1, *vectors.shape[2:])
+    return self.logits(lambda *_: vectors, batch)
 
   def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
     """Vectors of length 1 of the texts of each example: [E, C, D] float32."""
-    vectors = apply(batch.inputs, batch.starts)  # [R, P, D]
-    # Empty slots are zeros, where a norm has no gradient.
-    squares = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
-    vectors = vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))
+    vectors = unit(apply(batch.inputs, batch.starts))  # [R, P, D]
     return vectors.reshape(-1, vectors.shape[-1])[jnp.maximum(batch.members, 0)]
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """Cross-entropy over the other texts of the batch; accuracy: the partner is the nearest."""
     exists = batch.members >= 0  # [E, C]
     of_examples, right = contrast(logits, exists, self.temperature)
+    if self.matryoshka:
+      of_examples = sum(
+          weight * contrast(unit(logits[..., :width]), exists, self.temperature)[0]
+          for width, weight in self.matryoshka)
     is_real = exists[:, 0].astype(jnp.float32)
     return {'loss': losses.weighted(of_examples, is_real),
             'accuracy': losses.weighted(right, is_real)}
 
   def reduced(self, logits: jax.Array) -> jax.Array:
-    """The cosine of the first two texts, [E]."""
-    return jnp.sum(logits[:, 0] * logits[:, 1], axis=-1)
+    """The cosine of the first two texts, by the whole vectors and at each width: [E, 1 + n]."""
+    cuts = [logits, *(unit(logits[..., :width]) for width, _ in self.matryoshka)]
+    return jnp.stack([jnp.sum(x[:, 0] * x[:, 1], axis=-1) for x in cuts], axis=-1)
+
+  @property
+  def _ends(self) -> list[str]:
+    """The ends of the names of the scores: of the whole vectors, and at each width."""
+    return ['', *(f'_{width}' for width, _ in self.matryoshka)]
+
+  @property
+  def score_names(self) -> tuple[str, ...]:
+    return tuple(name + end for end in self._ends for name in _SCORES)
 
   def features(self, examples, tokenizer, config, **_):
     """[CLS] text [SEP] for each text; the targets are the scores, if there are any."""
@@ -167,6 +236,12 @@ class SentenceEmbedding(finetuning.FineTuning):
     return packed_examples.Features(inputs, owners, targets)
 
   def scores(self, split, outputs):
-    """The correlations of the cosines with the scores of the file, as for STS-B."""
-    scores = metrics_lib.regression(split.batches.features.targets, finetuning.by_example(outputs))
-    return {name: scores[name] for name in _SCORES}
+    """The correlations of the cosines with the scores of the file, as for STS-B.
+
+    Those of the whole vectors, and of the first entries under names such as spearman_64.
+    """
+    results = {}
+    for end, cosines in zip(self._ends, finetuning.by_example(outputs).T):
+      scores = metrics_lib.regression(split.batches.features.targets, cosines)
+      results |= {name + end: scores[name] for name in _SCORES}
+    return results

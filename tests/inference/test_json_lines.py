@@ -118,7 +118,7 @@ def test_a_killed_job_goes_on_if_it_is_the_same(folder, tmp_path, monkeypatch, c
   assert not output.exists()
   partial = (tmp_path / 'out.jsonl.partial').read_bytes()
   assert partial.count(b'\n') == 23 and not partial.endswith(b'\n')
-  options, model = predictions.Options('cls' if changed == 'options' else 'mean'), folder
+  options, model = predictions.Options('cls' if changed == 'options' else None), folder
   if changed == 'input':
     source.write_text(source.read_text() + '\n')
   if changed == 'model':
