@@ -18,9 +18,18 @@ from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import attention_paths
+from bert_jax.model.heads import count_parameters
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
-from bert_jax.runs import drift, finetune, initial, no_effect, pretrain, time_budget
+from bert_jax.runs import (
+  drift,
+  finetune,
+  frozen_base,
+  initial,
+  no_effect,
+  pretrain,
+  time_budget,
+)
 from bert_jax.runs.job import Job
 from bert_jax.runtime import console, host, lock, platforms, pool, processes, sealed, storage
 from bert_jax.training import checkpoint, integrity, loop, metrics_log, profiler
@@ -109,7 +118,8 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
     mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
                         config.model.num_heads)
   kind = pretrain if config.task == 'pretrain' else finetune
-  make_job = lambda config: kind.make_job(config, model, mesh, workdir)
+  make_job = lambda config: frozen_base.adapt(
+      kind.make_job(config, model, mesh, workdir), config, path)
   if config.train_minutes:
     notes = [*notes, time_budget.fix_steps(config, run_json, make_job, optimizer, mesh)]
   job = make_job(config)
@@ -128,6 +138,7 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
   # ---- Training ----------------------------------------------------------------------------------
   if not jax.process_index():
     _write_run(workdir, config, job, run_json)
+  frozen_base.save(job, path)
   folder.push()
   console.print_summary(_summary(config, job, mesh, folder))
   console.print_summary([*(('note', note) for note in notes),
@@ -203,6 +214,10 @@ def _summary(config: FrozenConfigDict, job: Job, mesh: Mesh,
   c = job.task.model.config
   yield 'model', (f'{c.architecture}, {job.parameters:,} parameters: {c.num_layers} layers of '
                   f'{c.hidden_size}, {c.dtype}')
+  if job.base:
+    trained = count_parameters(jax.eval_shape(job.task.init, jax.random.key(0)), c)
+    yield 'lora', (f'rank {config.lora.rank} on {", ".join(config.lora.targets)}: {trained:,} '
+                   'parameters are trained')
   yield 'mesh', (f'{mesh.size} {mesh.devices.flat[0].device_kind}: '
                  + ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
                  + f'; sharding {config.sharding}')
