@@ -96,6 +96,7 @@ def _run(task: str) -> ConfigDict:
   # or error, and predict uses it. '' = none.
   c.keep_best = ''
   c.profile_steps = ()  # (first, last) step to trace into tensorboard/, for its profile page
+  c.trackers = ('tensorboard',)  # who get the metrics too: tensorboard, wandb (pip install wandb)
   c.log_batch_digest = False  # True = write a digest of the rows of every step to metrics.jsonl
   # A workdir, checkpoint, Hugging Face folder or hub name whose parameters and vocabulary to start
   # from; a checkpoint of this run wins.

@@ -1,6 +1,7 @@
 """From a config and a workdir to a trained model: checks, mesh, data, task, loop."""
 
 from collections.abc import Iterator, Mapping, Sequence
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -32,7 +33,7 @@ from bert_jax.runs import (
 )
 from bert_jax.runs.job import Job
 from bert_jax.runtime import console, host, lock, platforms, pool, processes, sealed, storage
-from bert_jax.training import checkpoint, integrity, loop, metrics_log, profiler
+from bert_jax.training import checkpoint, integrity, loop, metrics_log, profiler, trackers
 from bert_jax.training import optimizer as optimizer_lib
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
@@ -64,6 +65,7 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
     optimizer_lib.learning_rate(optimizer, config.train_steps)
   sharding.rules(config.sharding)
   profiler.check(config.profile_steps)
+  trackers.check(config.trackers, given='trackers' in given)
   on_cpu = config.platform == 'cpu' or (config.platform == 'auto' and not host.has_accelerator())
   if on_cpu:
     host.keep_freed_memory()  # before JAX starts its threads
@@ -158,7 +160,8 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
       log_every=config.log_every, eval_every=config.eval_every,
       checkpoint_every=config.checkpoint_every, keep_best=config.keep_best,
       profile_steps=config.profile_steps, log_batch_digest=config.log_batch_digest,
-      loader_workers=config.data.loader_workers, initial=start)
+      loader_workers=config.data.loader_workers, initial=start,
+      start_trackers=functools.partial(trackers.start, config.trackers, config.to_dict()))
   return config
 
 
