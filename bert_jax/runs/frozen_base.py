@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.errors import require
 from bert_jax.interop import native
+from bert_jax.model.heads import count_parameters
 from bert_jax.runs import initial
 from bert_jax.runs.job import Job
 from bert_jax.runtime import processes
@@ -24,7 +25,7 @@ def adapt(job: Job, config: ConfigDict, workdir: epath.Path) -> Job:
   """The job with the factors of the config group `lora` on its base; itself for a rank of 0.
 
   The base is that of `job.start`, or of a run that goes on, that in the workdir. Raises UserError
-  if neither exists, or the latter is damaged.
+  if neither exists, the latter is damaged, or a target matches nothing.
   """
   if not config.lora.rank:
     return job
@@ -38,7 +39,10 @@ def adapt(job: Job, config: ConfigDict, workdir: epath.Path) -> Job:
   else:
     base = initial.load_on_host(str(folder))
   task = lora.adapt(job.task, config.lora, initial.boxed(base))
-  return dataclasses.replace(job, task=task, start=start, base=base)
+  trained = count_parameters(jax.eval_shape(task.init, jax.random.key(0)), base.config)
+  adapter = (f'rank {config.lora.rank} on {", ".join(config.lora.targets)}: {trained:,} parameters '
+             'are trained')
+  return dataclasses.replace(job, task=task, start=start, base=base, adapter=adapter)
 
 
 def save(job: Job, workdir: epath.Path):

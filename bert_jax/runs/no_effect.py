@@ -90,7 +90,7 @@ RULES = (
          (_PRETRAINING,)),
     Rule(('data.text_column',), _by_text_column, (_PRETRAINING,)),
     Rule(('lora.alpha', 'lora.targets'), lambda c: not c.lora.rank and (
-        'lora.rank=0: all parameters are trained')),
+        'lora.rank=0 trains all parameters')),
     Rule(('masking.span_p', 'masking.span_max'), _by_unit('span')),
     Rule(('masking.ngram_max',), _by_unit('ngram')),
     Rule(('masking.random_by_frequency',), lambda c: not c.masking.replace_random and (

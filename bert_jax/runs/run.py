@@ -19,7 +19,6 @@ from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import attention_paths
-from bert_jax.model.heads import count_parameters
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.runs import (
@@ -218,9 +217,7 @@ def _summary(config: FrozenConfigDict, job: Job, mesh: Mesh,
   yield 'model', (f'{c.architecture}, {job.parameters:,} parameters: {c.num_layers} layers of '
                   f'{c.hidden_size}, {c.dtype}')
   if job.base:
-    trained = count_parameters(jax.eval_shape(job.task.init, jax.random.key(0)), c)
-    yield 'lora', (f'rank {config.lora.rank} on {", ".join(config.lora.targets)}: {trained:,} '
-                   'parameters are trained')
+    yield 'lora', job.adapter
   yield 'mesh', (f'{mesh.size} {mesh.devices.flat[0].device_kind}: '
                  + ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
                  + f'; sharding {config.sharding}')
