@@ -24,6 +24,7 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.tasks import task_list
+from bert_jax.training.lora import LoraConfig
 from bert_jax.training.optimizer import OptimizerConfig
 
 TASKS = ('pretrain', *task_list.ALL)
@@ -95,6 +96,7 @@ def _run(task: str) -> ConfigDict:
   # or error, and predict uses it. '' = none.
   c.keep_best = ''
   c.profile_steps = ()  # (first, last) step to trace into tensorboard/, for its profile page
+  c.trackers = ('tensorboard',)  # who get the metrics too: tensorboard, wandb (pip install wandb)
   c.log_batch_digest = False  # True = write a digest of the rows of every step to metrics.jsonl
   # A workdir, checkpoint, Hugging Face folder or hub name whose parameters and vocabulary to start
   # from; a checkpoint of this run wins.
@@ -106,6 +108,7 @@ def _run(task: str) -> ConfigDict:
   c.sharding = 'tp'  # dp, fsdp, tp, fsdp_tp: how parameters are split (tp with mesh.model=1 is dp)
   c.data = ConfigDict({'loader_workers': 0})  # processes that make rows; 0 = a thread of this one
   c.optimizer = ConfigDict(dataclasses.asdict(OptimizerConfig()))
+  c.lora = ConfigDict(dataclasses.asdict(LoraConfig()))
   return c
 
 
@@ -241,7 +244,16 @@ def check(config: ConfigDict):
     errors.require(phase.max_len >= 8, f'max_len={phase.max_len} is too short for [CLS] A [SEP] B '
                                        '[SEP]: give at least 8')
   _check_at_least(0, config.data, ('loader_workers',), group='data.')
+  _check_lora(config)
   (_check_pretraining if config.task == 'pretrain' else _check_finetuning)(config)
+
+
+def _check_lora(config: ConfigDict):
+  LoraConfig(**config.lora)
+  for name in ('embedding_init', 'reinit_layers'):
+    errors.require(not (config.lora.rank and config.get(name)),
+                   f'{name}={config.get(name)} changes parameters that lora.rank='
+                   f'{config.lora.rank} freezes: give one of them')
 
 
 def _check_at_least(least: int, fields: ConfigDict, names: Sequence[str], group: str = ''):

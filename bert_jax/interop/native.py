@@ -23,7 +23,7 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
 from bert_jax.runtime import sealed
 from bert_jax.tasks import task_list
-from bert_jax.training import checkpoint, integrity, metrics_log
+from bert_jax.training import checkpoint, integrity, lora, metrics_log
 
 CHECKPOINT_FILE = 'bert.json'
 WORKDIR_FILE = 'run.json'
@@ -119,7 +119,12 @@ def load_workdir(directory: epath.Path, step: int | None = None,
     abstract = jax.eval_shape(objective.init, jax.random.key(0))
   else:
     abstract = layout.abstract_params(config, head_groups(config, task), len(labels), task)
+  factors = lora.LoraConfig(**fields.get('lora', {}))
+  if factors.rank:
+    abstract = jax.eval_shape(lambda x: lora.trained(x, factors, jax.random.key(0)), abstract)
   params, step = checkpoint.restore_params(directory, nn.unbox(abstract), step, allow_older)
+  if factors.rank:
+    params = lora.merge(params, load(directory / checkpoint.BASE).params, factors)
   facts = {'source': str(directory), 'data': data.get('source') or data.get('train'), 'steps': step,
            'command': run.get('command'), 'scores': _scores(directory, step)}
   if pretrains:

@@ -40,7 +40,7 @@ def _phases(config: ConfigDict, mesh: Mesh) -> Iterator[programs.Work]:
   initial.adopt_sizes(config, vars(model.config))
   with tempfile.TemporaryDirectory() as folder:
     job = finetune.make_job(config, model, mesh, epath.Path(folder))
-  yield programs.finetuning(job.data, job.train_steps)
+  yield programs.finetuning(config, job.data, job.train_steps)
 
 
 def _in_child(config: ConfigDict, name: str, phase: int,

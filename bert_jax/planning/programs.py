@@ -26,6 +26,7 @@ from bert_jax.runs import initial
 from bert_jax.tasks import pretraining as pretraining_lib
 from bert_jax.tasks.finetuning import FineTuningData
 from bert_jax.tasks.task import Task
+from bert_jax.training import lora
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 
@@ -61,14 +62,14 @@ def pretraining(config: ConfigDict, phase: Phase) -> Work:
       size, special_ids=(0, 1, 2, 3, 4), mask_id=4,
       frequencies=np.ones(size, np.float32) if settings.random_by_frequency else None)
   task = pretraining_lib.Pretraining(objective, settings, vocabulary, initial.frozen(teacher))
-  return Work(task, pretraining_lib.Batch(rows, rate), phase)
+  return Work(lora.adapt(task, config.lora), pretraining_lib.Batch(rows, rate), phase)
 
 
-def finetuning(data: FineTuningData, steps: int) -> Work:
+def finetuning(config: ConfigDict, data: FineTuningData, steps: int) -> Work:
   """The first step of fine-tuning on the examples of a run."""
   batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data.rows(0))
   rows, length = batch.inputs.ids.shape
-  return Work(data.task, batch, Phase(steps, length, rows))
+  return Work(lora.adapt(data.task, config.lora), batch, Phase(steps, length, rows))
 
 
 class Figures(NamedTuple):

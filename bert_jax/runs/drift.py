@@ -14,9 +14,9 @@ from bert_jax.errors import UserError
 _HARMLESS = (
     # Fields and groups that change the output of a run, its devices or its rounding.
     'log_every', 'eval_every', 'eval_batches', 'checkpoint_every', 'keep_checkpoints', 'keep_every',
-    'keep_best', 'profile_steps', 'log_batch_digest', 'platform', 'mesh', 'sharding', 'init_from',
-    'allow_schedule_change', 'model.dtype', 'model.attention', 'model.remat', 'model.scan_unroll',
-    'optimizer.accumulation', 'data.loader_workers',
+    'keep_best', 'profile_steps', 'trackers', 'log_batch_digest', 'platform', 'mesh', 'sharding',
+    'init_from', 'allow_schedule_change', 'model.dtype', 'model.attention', 'model.remat',
+    'model.scan_unroll', 'optimizer.accumulation', 'data.loader_workers',
     # Where examples are and how to read them: a digest of the rows shows a change.
     'data.source', 'data.vocab', 'data.format', 'data.language', 'data.lines_are_sentences',
     'data.tokenizer', 'data.lowercase', 'data.words', 'data.train', 'data.text_column',

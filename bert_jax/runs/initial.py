@@ -33,7 +33,7 @@ _flat = functools.partial(traverse_util.flatten_dict, sep='/')
 _nested = functools.partial(traverse_util.unflatten_dict, sep='/')
 
 
-def _load(folder: str) -> Pretrained:
+def load_on_host(folder: str) -> Pretrained:
   """A model on the host: on a device it would take room from the run."""
   model = load_lib.load(folder)
   return dataclasses.replace(model, params=jax.tree.map(np.asarray, model.params))
@@ -46,7 +46,7 @@ def load(config: ConfigDict) -> Pretrained:
   in the bias of the MLM head. Raises UserError without a sound model, or for a word that cannot be
   added.
   """
-  model = _load(config.init_from)
+  model = load_on_host(config.init_from)
   if not config.add_tokens:
     return model
   tokenizer, notes = vocabulary.add_words(model.tokenizer, config.add_tokens)
@@ -70,7 +70,7 @@ def teacher(config: ConfigDict) -> Pretrained | None:
   """The model that `teacher` names, if any; raises UserError if it cannot teach this one."""
   if not config.teacher:
     return None
-  model = _load(config.teacher)
+  model = load_on_host(config.teacher)
   if 'mlm' not in model.groups:
     raise UserError(f'teacher={config.teacher} has no masked LM head to learn from')
   if model.config.hidden_size != config.model.hidden_size:
@@ -102,15 +102,19 @@ def student(model: Pretrained, config: BertConfig) -> Pretrained | None:
   return dataclasses.replace(model, config=config, task='', labels=(), params=_nested(params))
 
 
-def frozen(model: Pretrained | None) -> Any:
-  """The parameters of a teacher that training uses, boxed with their logical axes."""
-  if not model:
-    return {}
-  groups = tuple(group for group in model.groups
-                 if group == 'mlm' or (group == 'pooler' and model.config.pooler_is_shared))
+def boxed(model: Pretrained, groups: Sequence[str] = ()) -> Any:
+  """The parameters of the encoder and of `groups`, boxed with their logical axes."""
   boxes = _flat(layout.abstract_params(model.config, groups))
   params = _flat(model.params)
   return _nested({name: box.replace_boxed(params[name]) for name, box in boxes.items()})
+
+
+def frozen(model: Pretrained | None) -> Any:
+  """The parameters of a teacher that training uses."""
+  if not model:
+    return {}
+  return boxed(model, [group for group in model.groups
+                       if group == 'mlm' or (group == 'pooler' and model.config.pooler_is_shared)])
 
 
 def adopt_sizes(config: ConfigDict, sizes: Mapping[str, Any]):

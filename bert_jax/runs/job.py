@@ -18,6 +18,8 @@ class Job:
   train_steps: int
   tokenizer: Tokenizer
   start: Pretrained | None  # the model that fresh parameters come from
+  base: Pretrained | None = None  # the frozen model of a LoRA run
+  adapter: str = ''  # its factors, in words
   records: str  # digest of the data
   fed_by: Sequence[str]  # fields of the config that decide which rows a step sees
   parameters: int  # of the encoder and what is trained on top, but for a new classifier

@@ -91,6 +91,8 @@ RULES = (
         and f'data.source={c.data.source} has a format of its own: leave it out'),
          (_PRETRAINING,)),
     Rule(('data.text_column',), _by_text_column, (_PRETRAINING,)),
+    Rule(('lora.alpha', 'lora.targets'), lambda c: not c.lora.rank and (
+        'lora.rank=0 trains all parameters')),
     Rule(('masking.span_p', 'masking.span_max'), _by_unit('span')),
     Rule(('masking.ngram_max',), _by_unit('ngram')),
     Rule(('masking.random_by_frequency',), lambda c: not c.masking.replace_random and (
@@ -124,7 +126,7 @@ RULES_WITH_DATA = (  # their reasons take the job too
         c.profile_steps and c.profile_steps[0] > job.train_steps
         and f'the run has {job.train_steps} steps')),
     Rule(('data.null_threshold',), lambda c, job: (
-        job.task.null_threshold is None
+        job.data.task.null_threshold is None
         and f'every question of data.train={c.data.train} has an answer')),
 )
 

@@ -1,6 +1,7 @@
 """From a config and a workdir to a trained model: checks, mesh, data, task, loop."""
 
 from collections.abc import Iterator, Mapping, Sequence
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -20,10 +21,18 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import attention_paths
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
-from bert_jax.runs import drift, finetune, initial, no_effect, pretrain, time_budget
+from bert_jax.runs import (
+  drift,
+  finetune,
+  frozen_base,
+  initial,
+  no_effect,
+  pretrain,
+  time_budget,
+)
 from bert_jax.runs.job import Job
 from bert_jax.runtime import console, host, lock, platforms, pool, processes, sealed, storage
-from bert_jax.training import checkpoint, integrity, loop, metrics_log, profiler
+from bert_jax.training import checkpoint, integrity, loop, metrics_log, profiler, trackers
 from bert_jax.training import optimizer as optimizer_lib
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
@@ -55,6 +64,7 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
     optimizer_lib.learning_rate(optimizer, config.train_steps)
   sharding.rules(config.sharding)
   profiler.check(config.profile_steps)
+  trackers.check(config.trackers, given='trackers' in given)
   on_cpu = config.platform == 'cpu' or (config.platform == 'auto' and not host.has_accelerator())
   if on_cpu:
     host.keep_freed_memory()  # before JAX starts its threads
@@ -109,7 +119,8 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
     mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
                         config.model.num_heads)
   kind = pretrain if config.task == 'pretrain' else finetune
-  make_job = lambda config: kind.make_job(config, model, mesh, workdir)
+  make_job = lambda config: frozen_base.adapt(
+      kind.make_job(config, model, mesh, workdir), config, path)
   if config.train_minutes:
     notes = [*notes, time_budget.fix_steps(config, run_json, make_job, optimizer, mesh)]
   job = make_job(config)
@@ -128,6 +139,7 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
   # ---- Training ----------------------------------------------------------------------------------
   if not jax.process_index():
     _write_run(workdir, config, job, run_json)
+  frozen_base.save(job, path)
   folder.push()
   console.print_summary(_summary(config, job, mesh, folder))
   console.print_summary([*(('note', note) for note in notes),
@@ -147,7 +159,8 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
       log_every=config.log_every, eval_every=config.eval_every,
       checkpoint_every=config.checkpoint_every, keep_best=config.keep_best,
       profile_steps=config.profile_steps, log_batch_digest=config.log_batch_digest,
-      loader_workers=config.data.loader_workers, initial=start)
+      loader_workers=config.data.loader_workers, initial=start,
+      start_trackers=functools.partial(trackers.start, config.trackers, config.to_dict()))
   return config
 
 
@@ -204,6 +217,8 @@ def _summary(config: FrozenConfigDict, job: Job, mesh: Mesh,
   c = job.task.model.config
   yield 'model', (f'{c.architecture}, {job.parameters:,} parameters: {c.num_layers} layers of '
                   f'{c.hidden_size}, {c.dtype}')
+  if job.base:
+    yield 'lora', job.adapter
   yield 'mesh', (f'{mesh.size} {mesh.devices.flat[0].device_kind}: '
                  + ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
                  + f'; sharding {config.sharding}')

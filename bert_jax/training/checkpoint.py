@@ -20,7 +20,8 @@ from bert_jax.training import integrity
 from bert_jax.training.state import TrainState
 
 FOLDERS = ('best', 'checkpoints')  # of a workdir; whoever loads a model looks in this order
-APART = (*FOLDERS, 'damaged', lock.NAME)  # never copied between a bucket and this machine
+BASE = 'base'  # the frozen model of a LoRA run, a folder of a workdir
+APART = (*FOLDERS, BASE, 'damaged', lock.NAME)  # never copied between a bucket and this machine
 _SPARE_BYTES = 100_000  # for the metadata of a checkpoint and the run's other files
 
 

@@ -17,7 +17,7 @@ from bert_jax.parallel import chip_figures
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runtime import console, host, preemption, processes, storage
 from bert_jax.tasks.task import Task, TaskData
-from bert_jax.training import fingerprint, metric_lines, metrics_log, profiler
+from bert_jax.training import fingerprint, metric_lines, metrics_log, profiler, trackers
 from bert_jax.training import health as health_lib
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
@@ -33,13 +33,16 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
           checkpoints: Checkpoints, optimizer: optimizer_lib.OptimizerConfig, seed: int,
           train_steps: int, log_every: int, eval_every: int, checkpoint_every: int,
           keep_best: str = '', profile_steps: Sequence[int] = (), log_batch_digest: bool = False,
-          loader_workers: int = 0, initial: Callable[[Any], Any] = lambda params: params,
+          loader_workers: int = 0,
+          start_trackers: trackers.Start = lambda workdir, first_step: (),
+          initial: Callable[[Any], Any] = lambda params: params,
           clock: Callable[[], float] = time.monotonic):
   """Trains `task` on `data` for `train_steps` steps, from the newest checkpoint if there is one.
 
   Args (the others are fields of the config, see config.py):
-    workdir: takes metrics.jsonl, tensorboard/ and curves.png.
+    workdir: takes metrics.jsonl, curves.png and the files of trackers.
     train_steps: length of the whole run.
+    start_trackers: as of `MetricsLog`.
     initial: changes fresh parameters, if there is no checkpoint.
     clock: seconds, for the speed in the metrics.
 
@@ -88,7 +91,7 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
     batches = closed_at_end(loader.batches(data.rows, first_step, train_steps, loader_workers))
     log = closed_at_end(metrics_log.MetricsLog(
         workdir.local, first_step=first_step, last_step=train_steps,
-        active=jax.process_index() == 0))
+        active=jax.process_index() == 0, start_trackers=start_trackers))
     trace = closed_at_end(profiler.Profiler(profile_steps, workdir.local / 'tensorboard'))
     lines = metric_lines.MetricLines(clock)
     health = health_lib.Health(train_steps)
@@ -137,7 +140,6 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
         write_line(lines.fetch())
         if evaluates(step) and not stopping:
           stopping = not evaluate(state, step)
-        log.flush()
         workdir.push()
         if saves or stopping:
           checkpoints.save(state, step)

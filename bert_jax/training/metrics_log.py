@@ -1,4 +1,4 @@
-"""The metrics of a run for people: progress bar, metrics.jsonl, TensorBoard, curves.png."""
+"""The metrics of a run for people: progress bar, metrics.jsonl, curves.png, trackers."""
 
 from collections.abc import Iterable
 import contextlib
@@ -13,6 +13,7 @@ from tqdm import auto as tqdm
 
 from bert_jax.errors import UserError
 from bert_jax.runtime import console, processes
+from bert_jax.training import trackers as trackers_lib
 
 # Seconds from one curves.png to the next: it takes longer to draw than a small model to train.
 _BETWEEN_CURVES = 30
@@ -61,16 +62,6 @@ def _decimal(value: float | None) -> str:
   return '-' if value is None else f'{value:.3f}'
 
 
-def _open_board(folder: epath.Path, first_step: int) -> Any:
-  """The writer of TensorBoard's files; None where tensorboardX is not installed."""
-  try:
-    import tensorboardX
-  except ImportError:
-    console.print_lines([('note', 'tensorboardX is not installed: no files for TensorBoard')])
-    return None
-  return tensorboardX.SummaryWriter(str(folder), purge_step=first_step + 1)
-
-
 class MetricsLog:
   """Writes the metrics of a run; in all processes but the first, every method does nothing.
 
@@ -78,16 +69,18 @@ class MetricsLog:
     workdir: a local folder.
     first_step, last_step: of the run; lines of later steps than `first_step` are cut off.
     active: True in the first process.
+    start_trackers: starts those that get every line too.
   """
 
-  def __init__(self, workdir: epath.Path, *, first_step: int, last_step: int, active: bool):
+  def __init__(self, workdir: epath.Path, *, first_step: int, last_step: int, active: bool,
+               start_trackers: trackers_lib.Start = lambda workdir, first_step: ()):
     self._active = active
     if not active:
       return
     self._path = workdir / 'metrics.jsonl'
     truncate_metrics(self._path, first_step)
     self._file = self._path.open('a')
-    self._board = _open_board(workdir / 'tensorboard', first_step)
+    self._trackers = start_trackers(workdir, first_step)
     self._bar = _Bar(
         total=last_step, initial=first_step, unit=' steps', disable=None, dynamic_ncols=True,
         smoothing=0.05,
@@ -144,19 +137,14 @@ class MetricsLog:
     plain = {name: None if isinstance(value, float) and not math.isfinite(value) else value
              for name, value in metrics.items()}
     self._write_line({'step': step, **plain})
-    for name, value in plain.items():
-      if self._board and isinstance(value, int | float):
-        tag = 'eval/' + name[5:] if name.startswith('eval_') else 'train/' + name
-        self._board.add_scalar(tag, value, step)
+    scalars = {'eval/' + name[5:] if name.startswith('eval_') else 'train/' + name: value
+               for name, value in plain.items() if isinstance(value, int | float)}
+    for tracker in self._trackers if scalars else ():
+      tracker.log(step, scalars)
 
   def _write_line(self, content: dict[str, Any]):
     self._file.write(json.dumps(content) + '\n')
     self._file.flush()
-
-  def flush(self):
-    """Writes the events of TensorBoard that are buffered."""
-    if self._active and self._board:
-      self._board.flush()
 
   def close(self):
     """Draws the curves of the last scores, and closes the files."""
@@ -165,8 +153,10 @@ class MetricsLog:
         self._draw()
       self._bar.close()
       self._file.close()
-      if self._board:
-        self._board.close()
+      workdir = self._path.parent
+      evaluations = [line for line in read_metrics(self._path) if 'eval_loss' in line]
+      for tracker in self._trackers:
+        tracker.finish(workdir, evaluations)
 
 
 def _draw_curves(lines: list[dict[str, Any]], path: epath.Path):

@@ -10,7 +10,7 @@ from bert_jax.runs import drift, finetune
 
 SCHEDULE = {'train_steps', 'train_epochs', 'train_minutes', 'phases', 'batch_size', 'max_len'}
 HARMLESS = {'log_every', 'eval_every', 'eval_batches', 'checkpoint_every', 'keep_checkpoints',
-            'keep_every', 'keep_best', 'profile_steps', 'log_batch_digest', 'platform',
+            'keep_every', 'keep_best', 'profile_steps', 'trackers', 'log_batch_digest', 'platform',
             'mesh.replica', 'mesh.data', 'mesh.model', 'sharding', 'init_from', 'model.dtype',
             'model.attention', 'model.remat', 'model.scan_unroll', 'optimizer.accumulation',
             'allow_schedule_change', 'data.source', 'data.vocab', 'data.loader_workers'}

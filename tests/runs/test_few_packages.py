@@ -33,7 +33,7 @@ def test_training_on_records_without_the_others(corpus_file, tmp_path):
       [sys.executable, '-c', SCRIPT.format(absent=ABSENT, records=records, workdir=str(workdir))],
       cwd=ROOT, capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
-  assert 'tensorboardX is not installed: no files for TensorBoard' in done.stdout
+  assert 'tensorboardX is not installed: no record for tensorboard' in done.stdout
   lines = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
   assert lines[-1]['step'] == 2 and 'eval_loss' in lines[-1]
   assert not (workdir / 'tensorboard').exists()

@@ -40,6 +40,8 @@ CASES = [
     ('pretrain', {'data.format': 'wikitext'}, 'data.language', 'where sentences end'),
     ('pretrain', {'data.source': 'builtin'}, 'data.format', 'a format of its own'),
     ('pretrain', {}, 'data.text_column', 'is plain text'),
+    ('pretrain', {}, 'lora.alpha', 'lora.rank=0 trains all parameters'),
+    ('pretrain', {}, 'lora.targets', 'lora.rank=0 trains all parameters'),
     ('pretrain', {}, 'masking.span_p', 'masking.unit=span, the unit is token'),
     ('pretrain', {'masking.unit': 'ngram'}, 'masking.span_max', 'masking.unit=span'),
     ('pretrain', {'masking.unit': 'span'}, 'masking.ngram_max', 'masking.unit=ngram'),
@@ -122,9 +124,9 @@ def test_fields_of_another_architecture(corpus_file):
 def test_what_only_the_data_tells():
   c = tiny.get_config()
   c.profile_steps = (50, 60)
-  data = types.SimpleNamespace(has_held_out=False)
   task = types.SimpleNamespace(null_threshold=None)
-  job = types.SimpleNamespace(data=data, task=task, train_steps=12)
+  data = types.SimpleNamespace(has_held_out=False, task=task)
+  job = types.SimpleNamespace(data=data, train_steps=12)
   for name, reason in (('eval_every', 'no text is held out'), ('eval_batches', 'no text is held'),
                        ('profile_steps', 'the run has 12 steps')):
     with pytest.raises(UserError, match=f'--config.{name} has no effect here: {reason}'):

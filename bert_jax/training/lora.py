@@ -1,0 +1,143 @@
+"""LoRA (Hu et al. 2021, https://arxiv.org/abs/2106.09685): low-rank factors on a frozen model.
+
+A kernel W [..., in, out] becomes W + alpha / rank * A B, with A [..., in, rank] and B
+[..., rank, out]; each of the stacked layers has a pair. The base, which is frozen, is the encoder
+without its pooler. The factors, the pooler and the heads are trained. A step merges both and runs
+the model on the result: no module knows of LoRA.
+"""
+
+from collections.abc import Iterable
+import dataclasses
+import functools
+import math
+import re
+from typing import Any
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax import errors
+from bert_jax.model.bert_config import BertConfig
+from bert_jax.objectives.losses import Metrics
+from bert_jax.tasks.task import Task
+
+_flat = functools.partial(traverse_util.flatten_dict, sep='/')
+_nested = functools.partial(traverse_util.unflatten_dict, sep='/')
+_A, _B = '/lora_a', '/lora_b'  # below the path of their kernel
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+  """The factors."""
+
+  rank: int = 0  # 0 = all parameters are trained, without factors
+  alpha: float = 16.0  # the product of the factors counts alpha / rank times
+  # Kernels with factors: qkv, out, up, gate, down, or a part that holds some: attention,
+  # feed_forward.
+  targets: tuple[str, ...] = ('qkv', 'out')
+
+  def __post_init__(self):
+    errors.require(self.rank >= 0, f'lora.rank={self.rank} must not be negative')
+    errors.require(self.alpha > 0, f'lora.alpha={self.alpha} must be positive')
+    errors.require(bool(self.targets) or not self.rank,
+                   f'lora.targets is empty, and lora.rank={self.rank}: name the kernels')
+
+
+def _is_base(path: str) -> bool:
+  return path.startswith('params/bert/') and '/pooler/' not in path
+
+
+def base(params: Any) -> Any:
+  """The part of a model's parameters that is frozen."""
+  return _nested({path: x for path, x in _flat(params).items() if _is_base(path)})
+
+
+def heads(params: Any) -> Any:
+  """The part of a model's parameters that is trained as it is; {} without any."""
+  return _nested({path: x for path, x in _flat(params).items() if not _is_base(path)})
+
+
+def _targets(paths: Iterable[str], names: tuple[str, ...]) -> list[str]:
+  """The paths of the kernels that are named; raises UserError for a name without a kernel."""
+  parts = {path: re.sub('[/_]kernel$', '', path).split('/')[2:] for path in sorted(paths)
+           if _is_base(path) and path.endswith('kernel')}
+  known = sorted({part for of_kernel in parts.values() for part in of_kernel} - {'layers'})
+  for name in names:
+    errors.require(name in known, f'lora.targets: {name!r} matches no kernel of this model, it has '
+                                  f'{", ".join(known)}')
+  return [path for path, of_kernel in parts.items() if set(names) & set(of_kernel)]
+
+
+def trained(params: Any, config: LoraConfig, key: jax.Array) -> Any:
+  """The heads, and the factors of the targets: A normal with deviation in^-1/2, B zero.
+
+  `params` are those of the whole model, boxed; the factors inherit the axes of their kernel.
+
+  Raises:
+    UserError: a target matches no kernel.
+  """
+  flat = _flat(params)
+  tree = _flat(heads(params))
+  for i, path in enumerate(_targets(flat, config.targets)):
+    box = flat[path]
+    *layers, size, features = box.value.shape
+    a = jax.random.normal(jax.random.fold_in(key, i), (*layers, size, config.rank))
+    tree[path + _A] = box.replace(value=a / math.sqrt(size), names=(*box.names[:-1], None))
+    tree[path + _B] = box.replace(value=jnp.zeros((*layers, config.rank, features)),
+                                  names=(*box.names[:-2], None, box.names[-1]))
+  return _nested(tree)
+
+
+def merge(trained: Any, base: Any, config: LoraConfig) -> Any:
+  """The parameters of the whole model, from the unboxed trained and frozen ones."""
+  merged, tree = _flat(base), _flat(trained)
+  for path, w in merged.items():
+    if path + _A in tree:
+      product = jnp.matmul(tree.pop(path + _A), tree.pop(path + _B), precision='highest')
+      merged[path] = w + config.alpha / config.rank * product
+  return _nested(merged | tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+  """A `Task` that trains the factors and heads of another task."""
+
+  task: Task
+  config: LoraConfig
+  base: Any = None  # boxed host arrays; None = zeros of the same shapes, for plans
+
+  model = property(lambda self: self.task.model)
+  loss_weights = property(lambda self: self.task.loss_weights)
+
+  @property
+  def frozen(self) -> Any:
+    """The base, and what the task itself freezes."""
+    whole = self.base or jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape),
+                                      base(jax.eval_shape(self.task.init, jax.random.key(0))))
+    return {'base': whole, 'task': self.task.frozen}
+
+  def with_config(self, config: BertConfig) -> 'Lora':
+    return dataclasses.replace(self, task=self.task.with_config(config), base=None)
+
+  def init(self, key: jax.Array) -> Any:
+    return trained(self.task.init(key), self.config, jax.random.fold_in(key, 0))
+
+  def loss(self, params: Any, frozen: Any, batch: Any, key: jax.Array | None) -> Metrics:
+    whole = merge(params, frozen['base'], self.config)
+    return self.task.loss(whole, frozen['task'], batch, key)
+
+  def measure(self, params: Any, frozen: Any, batch: Any) -> Any:
+    whole = merge(params, frozen['base'], self.config)
+    return self.task.measure(whole, frozen['task'], batch)
+
+  def flops_per_token(self, length: int) -> float:
+    """Model FLOPs of the task: a gradient of every kernel, although some are frozen."""
+    return self.task.flops_per_token(length)
+
+
+def adapt(task: Task, fields: Any, base: Any = None) -> Task:
+  """The task as the config group `lora` has it: itself for a rank of 0."""
+  config = LoraConfig(**fields)
+  return Lora(task, config, base) if config.rank else task
