@@ -37,8 +37,8 @@ def _positives(pairs: Sequence[tuple[str, str]], texts: beir.Texts) -> dict[str,
 
 def mine(model: str, source: str, corpus: str, output: str, *,
          columns: Sequence[str] = ('query', 'positive'), ranks: tuple[int, int] = (1, 50),
-         count: int = 1, margin: float = 0.05, pooling: str | None = None, max_len: int | None = None,
-         step: int | None = None, allow_older: bool = False):
+         count: int = 1, margin: float = 0.05, pooling: str | None = None,
+         max_len: int | None = None, step: int | None = None, allow_older: bool = False):
   """Writes JSON lines {"query", "positive", "negative_1", ..., "negatives"}, the hardest first.
 
   After a kill it goes on; OUTPUT.corpus.npy and others beside it have the vectors. A pair with
