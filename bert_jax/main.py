@@ -3,7 +3,7 @@
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.runs import config_flag
+from bert_jax.runs import config_flag, named_configs
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, local or gs://.')
 
@@ -23,4 +23,4 @@ def _main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(_main, config_flag.explain, config_flag.with_paths)
+  errors.run_command(_main, config_flag.explain, named_configs.with_paths)

@@ -5,7 +5,7 @@ import os
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.runs import config_flag
+from bert_jax.runs import config_flag, named_configs
 
 _TOPOLOGY = flags.DEFINE_list(
     'topology', ['local'], 'TPU slices by generation and shape: v4:2x2x1, v5e:4x4, v5p:2x2x4, '
@@ -28,4 +28,4 @@ def _main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(_main, config_flag.explain, config_flag.with_paths)
+  errors.run_command(_main, config_flag.explain, named_configs.with_paths)

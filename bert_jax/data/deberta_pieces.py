@@ -130,8 +130,7 @@ def load(path: epath.Path) -> UnigramPieces | None:
   model, config = content.get('model'), path.parent / 'config.json'
   if not isinstance(model, dict) or model.get('type') != 'Unigram':
     return None
-  names = {token.get('content') for token in content.get('added_tokens') or []}
-  if '[CLS]' not in names | {piece for piece, _ in model.get('vocab', [])}:
+  if '"[CLS]"' not in json.dumps([content.get('added_tokens'), model.get('vocab')]):
     return None  # another unigram model, as XLM-R has it
   size = UnigramPieces(content, path).vocab_size
   wanted = storage.read_json(config).get('vocab_size') if config.exists() else None

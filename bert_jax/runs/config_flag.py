@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import re
 import runpy
 from typing import Any
 
@@ -17,31 +16,6 @@ config_flags.register_flag_parser_for_type(tuple, tuple_flag.Parser())
 _CONFIG = config_flags.DEFINE_config_file(
     'config', help_string='A config file, or the name of one of bert_jax: tiny. Its fields are '
     'overridden as --config.FIELD=VALUE.')
-_HOME = pathlib.Path(__file__).parents[1]
-
-
-def _named() -> dict[str, pathlib.Path]:
-  """{name: file} of the configs that travel with the package, or lie beside it in a checkout."""
-  folders = [folder for folder in (_HOME / 'configs', _HOME.parent / 'configs') if folder.is_dir()]
-  return {path.stem: path for folder in folders for path in sorted(folder.glob('*.py'))}
-
-
-def with_paths(argv: list[str]) -> list[str]:
-  """The command line with the file of a config that it only names: --config=tiny.
-
-  Raises:
-    UserError: no config has this name.
-  """
-  def with_path(argument: str) -> str:
-    match = re.fullmatch(r'(--?config=)(\w+)', argument)
-    if not match or pathlib.Path(match[2]).is_file():
-      return argument
-    names = _named()
-    errors.require(match[2] in names, f'--config={match[2]} is no file and no config of bert_jax: '
-                   f'there are {", ".join(sorted(names))}')
-    return f'{match[1]}{names[match[2]]}'
-
-  return list(map(with_path, argv))
 
 
 def is_given() -> bool:

@@ -51,7 +51,7 @@ def test_fields_of_fine_tuning(task):
             if outcome(f'data.{name}', finetune._FED_BY, allowed=True) == 'another'}
   assert others == set(config_lib.finetuning(task).data) - READ
   assert others <= {'problem', 'labels', 'long', 'negative_column', 'pooling', 'temperature',
-                    'loss'}
+                    'matryoshka', 'matryoshka_weights', 'cached_parts', 'loss'}
 
 
 def test_what_a_fine_tuned_model_is_may_not_change():

@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.runs import config_flag
+from bert_jax.runs import named_configs
 from tests import conftest
 from tests.test_configs import SMALL
 
@@ -22,14 +22,14 @@ def test_a_name_stands_for_the_file_of_a_config(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   argv = ['main', '--config=tiny', '--config.seed=1', '--workdir=tiny']
   path = ROOT / 'configs/tiny.py'
-  assert config_flag.with_paths(argv) == ['main', f'--config={path}', *argv[2:]]
+  assert named_configs.with_paths(argv) == ['main', f'--config={path}', *argv[2:]]
   own = ['main', '--config=my/tiny.py']
-  assert config_flag.with_paths(own) == own
+  assert named_configs.with_paths(own) == own
   pathlib.Path('tiny').write_text('')  # a file of that name is meant before the config
-  assert config_flag.with_paths(argv) == argv
+  assert named_configs.with_paths(argv) == argv
   with pytest.raises(UserError, match='--config=tinny is no file and no config of bert_jax: there '
                                       'are albert_base, base, '):
-    config_flag.with_paths(['main', '--config=tinny'])
+    named_configs.with_paths(['main', '--config=tinny'])
 
 
 @pytest.mark.slow

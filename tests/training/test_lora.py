@@ -138,12 +138,11 @@ def test_moments_are_a_small_part_at_the_size_of_mini_lm():
 
 
 KERNELS = {  # (kernels of these targets, rows and columns of all their layers)
-    'roberta': ({'layers/attention/qkv_kernel', 'layers/feed_forward/up/kernel'},
-                2 * (32 + 96 + 32 + 64)),
+    **dict.fromkeys(('roberta', 'mpnet', 'electra', 'deberta-v2'), (
+        {'layers/attention/qkv_kernel', 'layers/feed_forward/up/kernel'},
+        2 * (32 + 96 + 32 + 64))),
     'albert': ({'layers/attention/qkv_kernel', 'layers/feed_forward/up/kernel'},
                2 * (32 + 96 + 32 + 64)),  # of two groups, for four layers
-    'electra': ({'layers/attention/qkv_kernel', 'layers/feed_forward/up/kernel'},
-                2 * (32 + 96 + 32 + 64)),
     'distilbert': ({'layers/attention/qkv_kernel', 'layers/feed_forward/up/kernel'},
                    32 + 96 + 32 + 64),
     'modernbert': ({f'{layers}/{kernel}' for layers in ('first', *(

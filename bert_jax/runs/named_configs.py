@@ -1,0 +1,32 @@
+"""The configs of the package by their names: --config=tiny."""
+
+import pathlib
+import re
+
+from bert_jax.errors import require
+
+_HOME = pathlib.Path(__file__).parents[1]
+
+
+def _named() -> dict[str, pathlib.Path]:
+  """{name: file} of the configs that travel with the package, or lie beside it in a checkout."""
+  folders = [folder for folder in (_HOME / 'configs', _HOME.parent / 'configs') if folder.is_dir()]
+  return {path.stem: path for folder in folders for path in sorted(folder.glob('*.py'))}
+
+
+def with_paths(argv: list[str]) -> list[str]:
+  """The command line with the file of a config that it only names: --config=tiny.
+
+  Raises:
+    UserError: no config has this name.
+  """
+  def with_path(argument: str) -> str:
+    match = re.fullmatch(r'(--?config=)(\w+)', argument)
+    if not match or pathlib.Path(match[2]).is_file():
+      return argument
+    names = _named()
+    require(match[2] in names, f'--config={match[2]} is no file and no config of bert_jax: there '
+            f'are {", ".join(sorted(names))}')
+    return f'{match[1]}{names[match[2]]}'
+
+  return list(map(with_path, argv))
