@@ -165,7 +165,8 @@ class SentenceEmbedding(finetuning.FineTuning):
     data = config.data
     if len(examples) < 2:
       raise UserError(f'{data.train} holds one example: there is nothing to tell it from')
-    head = BertForSentenceEmbedding(architectures.make_config(config.model), data.pooling)
+    head = BertForSentenceEmbedding(architectures.make_config(config.model),
+                                    data.pooling or 'mean')
     widths = tuple(data.matryoshka)
     if max(widths, default=0) > head.config.hidden_size:
       raise UserError(f'data.matryoshka={widths}: the vectors of this model have '

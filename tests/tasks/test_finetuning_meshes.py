@@ -17,6 +17,7 @@ from tests import conftest, made_tasks
 def losses(config, mesh, preset):
   model = load_lib.load(config.init_from)
   initial.adopt_sizes(config, vars(model.config))
+  initial.adopt_pooling(config, {}, model)
   job = finetune.make_job(config, model, mesh, epath.Path('unused'))
   optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(**config.optimizer), 9)
   init, abstract = state_lib.make_init(job.task, optimizer, mesh, preset)
