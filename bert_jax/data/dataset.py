@@ -126,13 +126,14 @@ def _open_mixture(parts: Sequence[mixture.Part], data: ConfigDict, vocab_size: i
             f'{parts[0].source}: prepare one of them again with --vocab')
   weights = tuple((part.start, part.end) for part in parts)
   train = mixture.MixedRecords(tuple(corpus.train for corpus in opened), weights)
-  held_out = [corpus.heldout for corpus in opened if corpus.heldout.num_tokens]
+  held_out = [(corpus.heldout, w) for corpus, w in zip(opened, weights)
+              if corpus.heldout.num_tokens]
   # As many counts as there are tokens, in the shares of the whole run.
   counts = sum(np.mean(w) * train.num_tokens * corpus.counts / max(corpus.counts.sum(), 1)
                for w, corpus in zip(weights, opened)).astype(np.int64)
   tokens = sum((np.bincount(held.tokens(np.arange(held.num_tokens)), minlength=len(counts))
-                for held in held_out), np.zeros_like(counts))
+                for held, _ in held_out), np.zeros_like(counts))
+  apart = mixture.MixedRecords(*zip(*held_out)) if held_out else mixture.MixedRecords((), ())
   return Corpus(
-      first.tokenizer, train, mixture.MixedRecords(tuple(held_out), weights), counts,
-      preparation.cross_entropy(tokens, counts),
+      first.tokenizer, train, apart, counts, preparation.cross_entropy(tokens, counts),
       tuple(f'{part.source}: {note}' for part, c in zip(parts, opened) for note in c.notes))

@@ -12,7 +12,7 @@ from bert_jax.training import fingerprint
 
 _HUB_FILES = ['config.json', '*.safetensors', 'model.safetensors.index.json', 'vocab.txt',
               'tokenizer.json', 'tokenizer_config.json', '*.model',
-              # Of sentence-transformers; older folders have the encoder in 0_Transformer.
+              # Folders of sentence-transformers; older ones have the encoder in 0_Transformer.
               'modules.json', 'sentence_*_config.json', 'config_sentence_transformers.json',
               '?_*/*.json', '0_*/vocab.txt']
 _HUB_PICKLES = ['pytorch_model*.bin', 'pytorch_model.bin.index.json']

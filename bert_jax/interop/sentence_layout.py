@@ -1,4 +1,4 @@
-"""What sentence-transformers puts behind an encoder: pooling, dense layers, norms, prompts.
+"""The modules behind an encoder of sentence-transformers: pooling, dense layers, norms, prompts.
 
 In its folders modules.json lists the modules, and each has a folder with its config.json
 (https://www.sbert.net/docs/package_reference/base/modules.html). The modules run on the host: they

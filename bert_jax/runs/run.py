@@ -119,8 +119,7 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
     mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
                         config.model.num_heads)
   kind = pretrain if config.task == 'pretrain' else finetune
-  make_job = lambda config: frozen_base.adapt(
-      kind.make_job(config, model, mesh, workdir), config, path)
+  make_job = lambda c: frozen_base.adapt(kind.make_job(c, model, mesh, workdir), c, path)
   if config.train_minutes:
     notes = [*notes, time_budget.fix_steps(config, run_json, make_job, optimizer, mesh)]
   job = make_job(config)

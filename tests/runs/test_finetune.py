@@ -298,11 +298,9 @@ def test_reinitialised_layers_and_frozen_ones(pretrained, tmp_path):
     params('none', **{'reinit_layers': 3})
 
 
-@pytest.mark.parametrize('task, best', [('token_classification', 'f1'),
-                                        ('question_answering', 'f1'),
-                                        ('multiple_choice', 'accuracy'),
-                                        ('sentence_embedding', 'spearman'),
-                                        ('reranking', 'ndcg_10')])
+@pytest.mark.parametrize('task, best', [
+    ('token_classification', 'f1'), ('question_answering', 'f1'), ('multiple_choice', 'accuracy'),
+    ('sentence_embedding', 'spearman'), ('reranking', 'ndcg_10')])
 def test_the_score_that_decides_where_none_is_named(task, best):
   c = config_lib.finetuning(task)
   c.keep_best = 'auto'

@@ -5,9 +5,12 @@ import pathlib
 import re
 
 from etils import epath
+import numpy as np
 import pytest
 
-from bert_jax.data import dataset
+from bert_jax.data import dataset, mixture, preparation
+from bert_jax.data.pairs import Layout
+from bert_jax.data.phases import Phases
 from bert_jax.errors import UserError
 from bert_jax.runs import run
 from bert_jax.training import integrity
@@ -58,3 +61,22 @@ def test_records_of_a_mixture_share_their_vocabulary(texts, tmp_path):
   with pytest.raises(UserError, match='have another vocabulary than those in .*prepare one of them '
                                       'again with --vocab'):
     train(f'{tmp_path}/a/corpus=1,{tmp_path}/b/corpus=1', tmp_path / 'run')
+
+
+def test_a_part_may_hold_nothing_out(texts, tmp_path):
+  vocab = str(texts / 'vocab.txt')
+  (texts / 'vocab.txt').write_text(
+      '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *'abcdefghijklmnopqrstuvwxyz.',
+                 *(f'##{c}' for c in 'abcdefghijklmnopqrstuvwxyz0123456789')]) + '\n')
+  for name, heldout in (('a', 0.0), ('b', 0.1)):
+    preparation.prepare(preparation.Settings(f'{texts}/{name}.txt', vocab=vocab, heldout=heldout),
+                        str(tmp_path / name))
+  config = conftest.tiny_config(f'{tmp_path}/a=3,{tmp_path}/b=1')
+  corpus = dataset.open_corpus(config.data, 200, epath.Path(tmp_path / 'run'))
+  assert len(corpus.train.parts) == 2 and corpus.heldout.weights == ((0.25, 0.25),)
+  assert corpus.heldout.num_tokens == dataset.open_records(
+      epath.Path(tmp_path / 'b')).heldout.num_tokens
+  phases = Phases.create(((2, 32, 8),), 2, 0, 0)
+  (rows,) = mixture.mixed_rows(corpus.heldout, [Layout(32, 4)], phases, 0, corpus.tokenizer, False)
+  tokens = [~np.isin(batch.ids, (0, 2, 3)) for batch in rows.epoch_batches(8)]  # no special ones
+  assert np.sum(tokens) == corpus.heldout.num_tokens
