@@ -165,6 +165,7 @@ def finetuning(task: str) -> ConfigDict:
   d.train = ''  # file, or tfds:NAME[@SPLIT]
   d.eval = ''  # files, comma-separated, the scores of all but the first under their names
   d.test = ''  # file that is predicted at the end, into WORKDIR/predictions
+  d.eval_fields = ()  # fields of this group that are other in data.eval: text_column=sentence
   d.format = 'auto'  # by the file's name
   d.text_column, d.text_pair_column, d.label_column = 'text', '', 'label'
   c.keep_best = task_list.ALL[task].best_score

@@ -7,16 +7,21 @@ from bert_jax.runs import checkpoint_flags
 
 _MODEL = flags.DEFINE_string(
     'model', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
-_SUITE = flags.DEFINE_string('suite', None, 'minimal_pairs, masked_lm, glue, retrieval.')
+_SUITE = flags.DEFINE_string('suite', None, 'minimal_pairs, masked_lm, glue, retrieval, task.')
 _DATA = flags.DEFINE_string(
     'data', None, 'minimal_pairs: JSON lines as BLiMP has them. masked_lm: text files. glue: a '
-    "folder with the tasks' folders, or tfds:glue. retrieval: a folder in BEIR's layout.")
+    "folder with the tasks' folders, or tfds:glue. retrieval: a folder in BEIR's layout. "
+    'task: a file of examples, as data.eval.')
 _OUTPUT = flags.DEFINE_string('output', None, 'FILE.json; FILE.md and FILE.png appear beside it.')
 _OPTIONS = {
     'rate': flags.DEFINE_float('rate', 0.15, 'masked_lm: fraction of the tokens to mask.'),
     'seed': flags.DEFINE_integer('seed', 0, 'masked_lm: random seed of the masks.'),
     'max_len': flags.DEFINE_integer('max_len', 128, 'masked_lm, glue: tokens of a row. '
-                                    'retrieval: of a text, by default all that the model reads.'),
+                                    'retrieval: of a text, by default all that the model reads. '
+                                    'task: of an input, by default as the model was fine-tuned.'),
+    'task': flags.DEFINE_string('task', '', "task: that of the config; by default the model's."),
+    'fields': flags.DEFINE_list('fields', [], 'task: fields of the config group data, '
+                                'text_column=sentence,format=tsv.'),
     'split': flags.DEFINE_string('split', 'test', 'retrieval: of qrels/SPLIT.tsv.'),
     'pooling': flags.DEFINE_string(
         'pooling', None, "retrieval: cls, mean, max; by default the model's own, or mean."),
@@ -26,7 +31,8 @@ _OPTIONS = {
     'rates': flags.DEFINE_list('rates', ['1e-4', '5e-5', '3e-5'],
                                'glue: learning rates to choose from.'),
     'epochs': flags.DEFINE_float('epochs', 3.0, 'glue: passes over the training examples.'),
-    'batch_size': flags.DEFINE_integer('batch_size', 32, 'glue: examples of a step.'),
+    'batch_size': flags.DEFINE_integer('batch_size', 32, 'glue, task: examples of a step.',
+                                       lower_bound=1),
     'most': flags.DEFINE_integer('most', 0, 'glue: training examples of a task; 0 = all.',
                                  lower_bound=0),
     'twin': flags.DEFINE_bool('twin', False, 'glue: a model with random parameters beside it.'),

@@ -100,13 +100,14 @@ def evaluation(line, tmp_path, corpus_file):
   (tmp_path / 'qrels').mkdir()
   (tmp_path / 'qrels/test.tsv').write_text('query-id\tcorpus-id\tscore\na\ta\t1\n')
   for name, path in (("'blimp/*.jsonl'", f'{tmp_path}/pairs.jsonl'), ('=GLUE', f'={tmp_path}/GLUE'),
+                     ('=SST-2', f'={tmp_path}/GLUE/SST-2'),
                      ('=BEIR/scifact', f'={tmp_path}'),
                      ("'held_out/*.txt'", corpus_file), ("'corpus/*.txt.gz'", corpus_file),
                      ('=scores/', f'={tmp_path}/scores/')):
     line = line.replace(name, path)
   if 'speedrun' in line:
     return line + f' --minutes=0.05 --words=3000 --workdir={tmp_path}/speedrun'
-  return line + ' --rates=1e-4 --seeds=1 --epochs=1 --batch_size=8' * ('glue' in line)
+  return line + ' --rates=1e-4 --seeds=1 --epochs=1 --batch_size=8' * ('suite=glue' in line)
 
 
 @pytest.fixture(scope='module')

@@ -5,7 +5,14 @@ from typing import Any
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.evaluation import glue_suite, held_out_text, minimal_pairs, report, retrieval
+from bert_jax.evaluation import (
+  glue_suite,
+  held_out_text,
+  minimal_pairs,
+  report,
+  retrieval,
+  task_scores,
+)
 from bert_jax.inference import bert as bert_lib
 from bert_jax.interop import load as load_lib
 
@@ -15,6 +22,7 @@ SUITES = {
     'masked_lm': ('rate', 'max_len', 'seed'),
     'glue': ('seeds', 'rates', 'epochs', 'batch_size', 'max_len', 'most', 'twin'),
     'retrieval': ('split', 'pooling', 'max_len', 'rerank'),
+    'task': ('task', 'fields', 'max_len', 'batch_size'),
 }
 
 
@@ -51,6 +59,8 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
     recipe = glue_suite.Recipe(**options)
     result = glue_suite.evaluate(load_lib.load(model, step, allow_older), data,
                                  path.with_suffix('.runs'), recipe, twin)
+  elif suite == 'task':
+    result = task_scores.evaluate(model, bert_lib.load(model, step, allow_older), data, **options)
   elif suite == 'masked_lm':
     result = held_out_text.evaluate(bert_lib.load(model, step, allow_older), data, path, **options)
   elif suite == 'retrieval':

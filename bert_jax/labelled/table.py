@@ -122,6 +122,8 @@ def read(source: str, data_format: str, split: str) -> Iterator[Row]:
   require_choice('data.format', data_format, FORMATS)
   if data_format == 'auto':
     data_format = source.removesuffix('.gz').rpartition('.')[2]
+    if data_format == 'txt' and '\t' in read_text(source).partition('\n')[0]:
+      data_format = 'tsv'
     require(data_format in FORMATS, f'{source}: its name does not say what it is: set data.format '
             'to csv, tsv or jsonl')
   return read_jsonl(source) if data_format == 'jsonl' else read_separated(source, data_format)

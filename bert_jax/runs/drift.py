@@ -23,8 +23,8 @@ _HARMLESS = (
     'data.text_pair_column', 'data.label_column', 'data.choices_column', 'data.skip_labels',
     'data.doc_stride',
     # Evaluations and predictions alone.
-    'data.heldout', 'data.eval', 'data.eval_columns', 'data.test', 'data.n_best',
-    'data.max_answer_len', 'data.null_threshold')
+    'data.heldout', 'data.eval', 'data.eval_columns', 'data.eval_fields', 'data.test',
+    'data.n_best', 'data.max_answer_len', 'data.null_threshold')
 # Fields that change every later step.
 _SCHEDULE = ('train_steps', 'train_epochs', 'train_minutes', 'phases', 'batch_size', 'max_len',
              'optimizer')

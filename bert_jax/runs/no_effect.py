@@ -100,7 +100,7 @@ RULES = (
     Rule(('model.type_vocab_size',), lambda c: (
         c.model.architecture in ('distilbert', 'modernbert', 'mpnet', 'deberta-v2')
         and f'model.architecture={c.model.architecture} has no segments')),
-    Rule(('eval_every', 'keep_best', 'data.n_best', 'data.eval_columns'),
+    Rule(('eval_every', 'keep_best', 'data.n_best', 'data.eval_columns', 'data.eval_fields'),
          lambda c: not c.data.eval and 'nothing is evaluated: give data.eval', (_FINETUNING,)),
     Rule(('data.problem', 'data.labels', 'data.skip_labels', 'data.text_column',
           'data.text_pair_column', 'data.label_column', 'data.choices_column'), lambda c: (

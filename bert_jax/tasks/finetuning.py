@@ -19,6 +19,7 @@ import numpy as np
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
+from bert_jax.labelled import replaced_fields
 from bert_jax.labelled.packed_examples import Batch, Batches, Features, Located
 from bert_jax.model import bert_config, dropout_bits, embeddings, encoder
 from bert_jax.objectives import losses
@@ -157,6 +158,9 @@ class FineTuning(abc.ABC):
   null_threshold: ClassVar[float | None] = None  # None = every question has an answer
   # raises UserError for values of the config that the task cannot have
   check: ClassVar[Callable[[ConfigDict], None]] = staticmethod(lambda config: None)
+  # raises UserError for training examples that nothing can be learned from
+  check_training: ClassVar[Callable[[ConfigDict, list[Any]], None]] = staticmethod(
+      lambda config, examples: None)
   loss_weights: ClassVar[dict[str, float]] = {'loss': 1.0}
   frozen: ClassVar[dict[str, Any]] = {}
 
@@ -179,7 +183,7 @@ class FineTuning(abc.ABC):
   @classmethod
   @abc.abstractmethod
   def make(cls, config: ConfigDict, examples: list[Any], notes: list[str]) -> 'FineTuning':
-    """The task of a run, for its training examples."""
+    """The task of a run for its training examples, or of an evaluation for those of its file."""
 
   @staticmethod
   def answer(bert: Bert, examples: Sequence[Answer], options: Any) -> list[Answer]:
@@ -203,12 +207,13 @@ class FineTuning(abc.ABC):
           row_multiple=sharding.batch_divisor(mesh) * data.get('cached_parts', 1), **options))
 
     examples = not_empty(cls.read(data.train, data, 'train', notes), data.train)
+    cls.check_training(config, examples)
     task = cls.make(config, examples, notes)
     train = plan('', data.train, examples, True, seed=config.seed,
                  microbatches=config.optimizer.accumulation)
-    evals = []
+    evals, eval_data = [], replaced_fields.replace(data, data.eval_fields, 'data.eval_fields')
     for name, path in _eval_files(data):
-      examples = not_empty(cls.read(path, data, 'validation', notes), path)
+      examples = not_empty(cls.read(path, eval_data, 'validation', notes), path)
       evals.append(plan(name, path, examples, False))
     return FineTuningData(task, train, tuple(evals), mesh_lib.feed(mesh), notes)
 
@@ -292,6 +297,17 @@ class FineTuning(abc.ABC):
     """The scores of a file, from the outputs of its batches."""
 
 
+def scores_of(task: FineTuning, split: Split,
+              measure: Callable[[Batch], tuple[losses.Metrics, jax.Array]]) -> dict[str, float]:
+  """The mean loss and the scores of a file; `measure` is that of the task, for a whole batch."""
+  sums, outputs = np.zeros(2), []
+  for located in split.batches.in_order():
+    metrics, logits = jax.device_get(measure(located.batch))
+    sums += metrics['loss']
+    outputs.append(Output(located, logits))
+  return {**losses.means({'loss': sums}), **task.scores(split, outputs)}
+
+
 @dataclasses.dataclass(frozen=True)
 class FineTuningData:
   """The host half: the examples of a run."""
@@ -318,13 +334,8 @@ class FineTuningData:
     del step
     results = {}
     for split in self.evals:
-      sums, outputs = np.zeros(2), []
-      for located in split.batches.in_order():
-        metrics, logits = jax.device_get(evaluate_batch(self._share(located.batch)))
-        sums += metrics['loss']
-        outputs.append(Output(located, logits))
       suffix = f'_{split.name}' if split.name else ''
-      scores = {**losses.means({'loss': sums}), **self.task.scores(split, outputs)}
+      scores = scores_of(self.task, split, lambda batch: evaluate_batch(self._share(batch)))
       results |= {name + suffix: value for name, value in scores.items()}
     return results
 

@@ -96,13 +96,17 @@ class Reranking(finetuning.FineTuning):
                                        f'{group.query!r} is relevant: there is nothing to score')
     return list(groups.values())
 
+  @staticmethod
+  def check_training(config, examples):
+    grades = {grade for group in examples for grade in group.grades}
+    require(len(grades) > 1, f'{config.data.train}: all documents have the grade '
+                             f'{min(grades):g}: there is nothing to learn')
+
   @classmethod
   def make(cls, config, examples, _):
-    grades = [grade for group in examples for grade in group.grades]
-    require(max(grades) > min(grades), f'{config.data.train}: all documents have the grade '
-                                       f'{grades[0]:g}: there is nothing to learn')
+    highest = max(grade for group in examples for grade in group.grades)
     head = cls.head(architectures.make_config(config.model), 1)
-    return cls(head, kind=config.data.loss, highest=max(max(grades), 1e-6))
+    return cls(head, kind=config.data.loss, highest=max(highest, 1e-6))
 
   @classmethod
   def head_of(cls, bert):

@@ -160,11 +160,14 @@ class SentenceEmbedding(finetuning.FineTuning):
         yield Example((row.text(first), row.text(second)),
                       row.number(score))
 
+  @staticmethod
+  def check_training(config, examples):
+    if len(examples) < 2:
+      raise UserError(f'{config.data.train} holds one example: there is nothing to tell it from')
+
   @classmethod
   def make(cls, config, examples, _):
     data = config.data
-    if len(examples) < 2:
-      raise UserError(f'{data.train} holds one example: there is nothing to tell it from')
     head = BertForSentenceEmbedding(architectures.make_config(config.model),
                                     data.pooling or 'mean')
     widths = tuple(data.matryoshka)

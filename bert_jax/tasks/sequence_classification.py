@@ -100,6 +100,13 @@ class SequenceClassification(finetuning.FineTuning):
                  f'their label is {" or ".join(skipped)} (data.skip_labels)')
     return finetuning.not_empty(rest, f'{path} (without the labels {", ".join(skipped)})')
 
+  @staticmethod
+  def check_training(config, examples):
+    if (texts.columns(config.data).problem == 'single_label'
+        and len({e.label for e in examples}) == 1):
+      raise UserError(f'{config.data.train} has the label {examples[0].label!r} only: there is '
+                      'nothing to learn from one class')
+
   @classmethod
   def make(cls, config, examples, notes):
     data, columns = config.data, texts.columns(config.data)
@@ -107,9 +114,6 @@ class SequenceClassification(finetuning.FineTuning):
     if columns.problem == 'single_label' and not columns.labels and texts.are_scores(labels):
       notes.append(f'the {len(labels)} labels of {data.train} are numbers, such as {labels[0]}, '
                    'and taken for classes: data.problem=regression predicts the number itself')
-    if columns.problem == 'single_label' and len({e.label for e in examples}) == 1:
-      raise UserError(f'{data.train} has the label {examples[0].label!r} only: there is nothing to '
-                      'learn from one class')
     is_glue = data.format.startswith('glue')
     return cls(
         cls.head(architectures.make_config(config.model), len(labels)), labels,

@@ -98,6 +98,8 @@ _TUPLES = {
     'data.matryoshka_weights': ('()', '1,2', '(0.5,)', '0,1', '1'),
     'trackers': ('()', 'tensorboard', 'tensorboard,tensorboard', 'tensorboard,paper'),
     'lora.targets': ('qkv,out', 'attention', 'up,down', 'feed_forward', 'query', '()'),
+    'data.eval_fields': ('()', 'text_column=text', 'label_column=label,format=tsv', 'text=a',
+                         'text_column', 'train=a', 'labels=a'),
     'data.eval_columns': ('text,text_pair,score', 'sentence1,sentence2,score', 'a,b', '()')}
 _HOSTILE_TUPLES = ('(', '((', "('a',", '1,,2', 'nan', '((1,2),3)', '(None,)', '"', '[]')
 _INTEGERS = ('1', '2', '3', '4', '8', '16', '32', '64')

@@ -39,8 +39,8 @@ def test_fields_of_pretraining():
 
 # Where the examples stand and how they are read (their digest is compared), and evaluation alone.
 READ = {'train', 'text_column', 'text_pair_column', 'label_column', 'choices_column', 'format',
-        'skip_labels', 'doc_stride', 'eval', 'eval_columns', 'test', 'n_best', 'max_answer_len',
-        'null_threshold', 'loader_workers'}
+        'skip_labels', 'doc_stride', 'eval', 'eval_columns', 'eval_fields', 'test', 'n_best',
+        'max_answer_len', 'null_threshold', 'loader_workers'}
 
 
 @pytest.mark.parametrize('task', ['sequence_classification', 'token_classification',

@@ -52,6 +52,7 @@ CASES = [
     ('sequence_classification', {}, 'keep_best', 'give data.eval'),
     ('question_answering', {}, 'data.n_best', 'give data.eval'),
     ('sentence_embedding', {}, 'data.eval_columns', 'give data.eval'),
+    ('sequence_classification', {}, 'data.eval_fields', 'give data.eval'),
     *(('sequence_classification', {'data.format': 'glue/sst2'}, name, 'data.format=glue/sst2 names')
       for name in ('data.problem', 'data.labels', 'data.skip_labels', 'data.text_column',
                    'data.text_pair_column', 'data.label_column')),

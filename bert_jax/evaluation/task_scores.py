@@ -1,0 +1,104 @@
+"""The scores of a fine-tuned model on any file of its task, without training."""
+
+from collections.abc import Sequence
+import re
+
+from etils import epath
+import jax
+from ml_collections import ConfigDict
+
+from bert_jax import config as config_lib
+from bert_jax.errors import UserError, require, require_choice
+from bert_jax.evaluation.report import Report
+from bert_jax.inference.bert import Bert
+from bert_jax.interop import native
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.labelled import replaced_fields
+from bert_jax.labelled.packed_examples import Batches
+from bert_jax.runs import initial
+from bert_jax.runtime import sealed
+from bert_jax.tasks import finetuning, task_list
+from bert_jax.tasks.finetuning import FineTuning
+
+_OF_TRAINING = ('train', 'eval', 'test', 'eval_fields', 'loader_workers')  # fields of `data`
+
+
+def _config(name: str, model: Pretrained, kind: type[FineTuning]) -> ConfigDict:
+  """The config of the task, with what the model and its run say about reading examples."""
+  config = config_lib.finetuning(kind.name)
+  config.init_from = name
+  initial.adopt_sizes(config, vars(model.config))
+  workdir_file, fields = epath.Path(name) / native.WORKDIR_FILE, {}
+  if workdir_file.exists() and (run := sealed.read(workdir_file)['config'])['task'] == kind.name:
+    fields = {field: x for field, x in run['data'].items() if field not in _OF_TRAINING}
+    config.max_len = run['max_len']
+  facts = {'labels': model.labels if kind.model_task in ('', kind.name) else None,
+           'problem': model.problem, **model.facts}
+  fields |= {field: facts[field] for field in facts.keys() & set(config.data)
+             if facts[field] is not None and facts[field] != ()}
+  config.max_len = facts.get('max_len') or config.max_len
+  with config.unlocked():
+    config.data.update({field: x for field, x in fields.items() if field in config.data})
+  initial.adopt_pooling(config, {}, model)
+  return config
+
+
+def _check_labels(task: FineTuning, model: Pretrained, name: str):
+  """Raises UserError unless the model's outputs are the labels of the file, in their order."""
+  unnamed = all(re.fullmatch(r'LABEL_\d+', label) for label in model.labels)
+  same = len(task.labels) == len(model.labels) if unnamed or len(model.labels) == 1 else (
+      task.labels == model.labels)
+  require(same, f'--model={name} has the labels {", ".join(model.labels)}, this file needs '
+                f'{", ".join(task.labels)}')
+
+
+def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
+             fields: Sequence[str] = (), max_len: int = 0, batch_size: int = 32) -> Report:
+  """The mean loss and the scores of a file of examples.
+
+  Examples are read as in the model's run, where it has one.
+
+  Args:
+    name: of the model, as `load` takes it.
+    bert: the model, with the head of its task.
+    data: a file, or tfds:NAME[@SPLIT], as `data.eval`.
+    task: one of `task_list.ALL`; '' = that of the model's head.
+    fields: of the config group `data`, 'text_column=sentence'.
+    max_len: tokens of an input; 0 = as the model was fine-tuned.
+    batch_size: examples at once.
+
+  Raises:
+    UserError: a model without a head, or for another task; a mistake in the file.
+  """
+  model = bert.model
+  if not (task or model.task):
+    raise UserError(f'--model={name} has no head of a task: fine-tune it first, or give '
+                    '--task=sentence_embedding')
+  require_choice('--task', task or model.task, task_list.ALL)
+  kind = task_list.ALL[task or model.task]
+  if kind.parts:
+    kind.head_of(bert)  # raises the error of another task
+  config = _config(name, model, kind)
+  config.max_len = max_len or min(config.max_len, model.config.max_positions)
+  require(8 <= config.max_len <= model.config.max_positions,
+          f'--max_len={config.max_len} must be at least 8 and at most the '
+          f'{model.config.max_positions} positions of the model')
+  replaced = replaced_fields.replace(config.data, fields, '--fields')
+  replaced.train = data  # messages name the file
+  config.data = replaced
+
+  notes = []
+  examples = finetuning.not_empty(kind.read(data, config.data, 'validation', notes), data)
+  of_task = kind.make(config, examples, notes)
+  if kind.parts:
+    _check_labels(of_task, model, name)
+  features = of_task.features(examples, model.tokenizer, config, path=data, is_train=False)
+  batches = Batches(features, batch_size=batch_size, pad_id=model.tokenizer.pad_id)
+  split = finetuning.Split('', examples, batches)
+  measure = jax.jit(lambda params, batch: of_task.measure(params, {}, batch))
+  scores = finetuning.scores_of(of_task, split, lambda batch: measure(model.params, batch))
+  best = of_task.auto_score or of_task.best_score
+  rows = [[score, value] for score, value in scores.items() if score != best]
+  rows.append([best, scores[best]])
+  return Report({'task': kind.name, 'examples': len(examples), **scores}, ('score', 'value'), rows,
+                'value')

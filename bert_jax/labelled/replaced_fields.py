@@ -1,0 +1,30 @@
+"""Fields of the config group `data` that some files need otherwise, such as names of columns."""
+
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
+from bert_jax.errors import require, require_choice
+
+
+def replace(data: ConfigDict, fields: Sequence[str], flag: str) -> ConfigDict:
+  """A copy of `data` with other values of some fields that are strings.
+
+  Args:
+    data: the config group.
+    fields: 'text_column=sentence', 'format=tsv'.
+    flag: the name of the flag that has the fields, for messages.
+
+  Raises:
+    UserError: a field that `data` lacks or that is no string, or no '='.
+  """
+  data = data.copy_and_resolve_references()
+  known = [name for name in data if isinstance(data[name], str) and name not in ('train', 'eval',
+                                                                                'test')]
+  for field in fields:
+    name, equals, value = str(field).partition('=')
+    require(bool(equals), f'{flag}={",".join(map(str, fields))} must be FIELD=VALUE,...: '
+                          'text_column=sentence')
+    require_choice(f'the field in {flag}', name, known)
+    data[name] = value
+  return data

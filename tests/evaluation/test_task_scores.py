@@ -1,0 +1,102 @@
+"""Scores of a fine-tuned model on a file, without training: those that its run had; mistakes."""
+
+import json
+
+import pytest
+
+from bert_jax import config as config_lib
+from bert_jax.errors import UserError
+from bert_jax.evaluation import suites
+from bert_jax.interop import conversion
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.runs import run
+from tests import conftest, made_tasks
+
+
+@pytest.fixture(scope='module', autouse=True)
+def one_device():
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(mesh_lib, 'make_mesh', lambda **_: conftest.sub_mesh(1, 1))
+    yield
+
+
+@pytest.fixture(scope='module')
+def pretrained(tmp_path_factory):
+  return made_tasks.model(tmp_path_factory.mktemp('pretrained') / 'model')
+
+
+def train(task, pretrained, folder, **overrides):
+  """Trains two steps; returns (files, the scores of the run)."""
+  config, files = config_lib.finetuning(task), made_tasks.files(task, folder, 32, 40)
+  config.update_from_flattened_dict({
+      'init_from': pretrained, 'batch_size': 16, 'max_len': 24, 'train_epochs': 1.0,
+      'optimizer.learning_rate': 3e-3, 'model.scan_unroll': 1, **files, **overrides})
+  run.run(config, str(folder / 'run'))
+  lines = [json.loads(line) for line in (folder / 'run/metrics.jsonl').open()]
+  scores = [line for line in lines if 'eval_loss' in line][-1]
+  return files, {name.removeprefix('eval_'): x for name, x in scores.items()
+                 if name.startswith('eval_')}
+
+
+def score(model, data, folder, **options):
+  suites.run(str(model), 'task', data, str(folder / 'scores.json'), options)
+  return json.loads((folder / 'scores.json').read_text())
+
+
+@pytest.mark.parametrize('task', list(made_tasks.FILES))
+def test_the_scores_of_the_run(task, pretrained, tmp_path):
+  files, expected = train(task, pretrained, tmp_path)
+  options = {'task': task} if task in ('sentence_embedding', 'reranking') else {}
+  report = score(tmp_path / 'run', files['data.eval'], tmp_path, batch_size=16, **options)
+  assert report['examples'] == 40 and report['task'] == task
+  for name in expected.keys() - {'seconds'}:
+    assert report[name] == pytest.approx(expected[name], abs=1e-5), name
+  if task == 'sequence_classification':  # as somebody else's folder, which has no config
+    conversion.convert(str(tmp_path / 'run'), str(tmp_path / 'hf'), 'huggingface')
+    again = score(tmp_path / 'hf', files['data.eval'], tmp_path, max_len=24)
+    assert again['accuracy'] == report['accuracy']
+    assert again['loss'] == pytest.approx(report['loss'], abs=1e-5)
+
+
+def test_other_names_of_columns(pretrained, tmp_path):
+  """In data.eval and in --fields; a file with tabs may be named .txt."""
+  files = made_tasks.files('sequence_classification', tmp_path, 32, 40)
+  lines = open(files['data.eval']).read()
+  other = tmp_path / 'other.txt'
+  other.write_text(lines.replace('text\tlabel', 'sentence\tgold', 1))
+  fields = ('text_column=sentence', 'label_column=gold')
+  _, expected = train('sequence_classification', pretrained, tmp_path,
+                      **{'data.eval_fields': fields, 'data.eval': str(other)})
+  for data, options in ((str(other), {'fields': fields}), (files['data.eval'], {})):
+    report = score(tmp_path / 'run', data, tmp_path, **options)
+    assert report['accuracy'] == expected['accuracy']
+  no = tmp_path / 'no.tsv'  # one class, nothing to learn, is enough to score
+  no.write_text(''.join(line for line in lines.splitlines(keepends=True) if '\tyes\t' not in line))
+  assert score(tmp_path / 'run', str(no), tmp_path)['examples'] < 40
+
+  for options, message in (
+      ({'fields': ('text=sentence',)}, "the field in --fields='text' is unknown"),
+      ({'fields': ('sentence',)}, '--fields=sentence must be FIELD=VALUE'),
+      ({'task': 'reranking'}, 'scores no pairs: it is for sequence_classification with 2 labels'),
+      ({'task': 'question_answering'}, 'this model is for sequence_classification, not for q'),
+      ({'max_len': 65}, '--max_len=65 must be at least 8 and at most the 64 positions'),
+      ({}, "no column 'text'")):
+    with pytest.raises(UserError, match=message.replace('(', r'\(')):
+      score(tmp_path / 'run', str(other), tmp_path, **options)
+  with pytest.raises(UserError, match='has no head of a task'):
+    score(pretrained, str(other), tmp_path)
+  maybe = tmp_path / 'maybe.tsv'
+  maybe.write_text('text\tlabel\nw1 good\tmaybe\n')
+  with pytest.raises(UserError, match="maybe.tsv, line 2: the label 'maybe' is none of the 2"):
+    score(tmp_path / 'run', str(maybe), tmp_path)
+
+
+def test_labels_of_glue(tmp_path):
+  """A model with other labels than the file's is refused; LABEL_0 says nothing."""
+  (tmp_path / 'dev.tsv').write_text('sentence\tlabel\nw1 good\t1\nw2 bad\t0\n')
+  options = {'fields': ('format=glue/sst2',)}
+  unnamed = made_tasks.with_head(tmp_path / 'a', 'sequence_classification', ('LABEL_0', 'LABEL_1'))
+  assert score(unnamed, str(tmp_path / 'dev.tsv'), tmp_path, **options)['examples'] == 2
+  other = made_tasks.with_head(tmp_path / 'b', 'sequence_classification', ('yes', 'no'))
+  with pytest.raises(UserError, match='has the labels yes, no, this file needs negative, positive'):
+    score(other, str(tmp_path / 'dev.tsv'), tmp_path, **options)
