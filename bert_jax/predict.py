@@ -8,7 +8,7 @@ from bert_jax.runs import checkpoint_flags
 _TASK = flags.DEFINE_string(
     'task', None, 'fill_mask, next_sentence, score, embed; of a fine-tuned model its own: '
     'sequence_classification, token_classification, question_answering, multiple_choice, '
-    'reranking.')
+    'reranking, sparse_embedding.')
 _MODEL = flags.DEFINE_string(
     'model', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
 _INPUT = flags.DEFINE_string('input', None, 'JSON lines; standard input by default.')

@@ -17,6 +17,7 @@ from bert_jax.interop import huggingface, layout
 from bert_jax.interop.pretrained import Pretrained, head_groups
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch, Bert
+from bert_jax.tasks import task_list
 
 WORDS = [f'w{i}' for i in range(20)]
 NAMES = [f'n{i}' for i in range(5)]
@@ -37,13 +38,20 @@ def model(folder: pathlib.Path, **sizes) -> str:
   return str(folder)
 
 
-def with_head(folder: pathlib.Path, task: str, labels: tuple[str, ...]) -> str:
-  """The same with a random head for a task."""
+def start(folder: pathlib.Path, task: str) -> str:
+  """A model that a task can start from."""
+  return (with_head(folder, '', (), ('mlm',)) if task_list.ALL[task].starts_from
+          else model(folder))
+
+
+def with_head(folder: pathlib.Path, task: str, labels: tuple[str, ...],
+              groups: tuple[str, ...] = ()) -> str:
+  """The same with a random head for a task, or with the heads of `groups`."""
   config = BertConfig(vocab_size=len(_VOCAB), hidden_size=32, num_layers=2, num_heads=4,
                       intermediate_size=64, max_positions=64, initializer_range=0.1)
   rng = np.random.default_rng(0)
   abstract = nn.unbox(
-      layout.abstract_params(config, head_groups(config, task), len(labels), task))
+      layout.abstract_params(config, groups or head_groups(config, task), len(labels), task))
   params = jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(np.float32), abstract)
   problem = 'single_label' if task == 'sequence_classification' else ''
   huggingface.save(Pretrained(config, params, WordPiece(_VOCAB), task, labels, problem),
@@ -139,10 +147,10 @@ def rankings(path: pathlib.Path, count: int, seed: int = 0) -> str:
 
 FILES = {'sequence_classification': sequences, 'token_classification': tags,
          'question_answering': questions, 'multiple_choice': choices,
-         'sentence_embedding': pairs, 'reranking': rankings}
+         'sentence_embedding': pairs, 'sparse_embedding': pairs, 'reranking': rankings}
 SUFFIXES = {'sequence_classification': 'tsv', 'token_classification': 'conll',
             'question_answering': 'json', 'multiple_choice': 'jsonl',
-            'sentence_embedding': 'jsonl', 'reranking': 'jsonl'}
+            'sentence_embedding': 'jsonl', 'sparse_embedding': 'jsonl', 'reranking': 'jsonl'}
 
 
 def files(task: str, folder: pathlib.Path, train: int = 160, held_out: int = 40) -> dict[str, str]:

@@ -23,8 +23,8 @@ SMALL = {'model.hidden_size': 32, 'model.num_heads': 4, 'model.intermediate_size
 
 def finetune(config, tmp_path):
   config.update_from_flattened_dict({
-      'init_from': made_tasks.model(tmp_path / 'model'), 'batch_size': 8, 'max_len': 32,
-      'log_every': 1, 'train_epochs': 0.0, 'train_steps': 2, 'model.scan_unroll': 1,
+      'init_from': made_tasks.start(tmp_path / 'model', config.task), 'batch_size': 8,
+      'max_len': 32, 'log_every': 1, 'train_epochs': 0.0, 'train_steps': 2, 'model.scan_unroll': 1,
       **made_tasks.files(config.task, tmp_path, 20, 8)})
   run.run(config, str(tmp_path / 'run'))
   lines = [json.loads(x) for x in (tmp_path / 'run/metrics.jsonl').read_text().splitlines()]
@@ -33,7 +33,7 @@ def finetune(config, tmp_path):
            'multiple_choice': 3,  # labels, tags, about as many tokens, choices
            # Two texts of a pair share words: random weights already leave 4 of 8 (1.27 to 1.54 over
            # six seeds' dropout).
-           'sentence_embedding': 4, 'reranking': 2}[config.task]
+           'sentence_embedding': 4, 'sparse_embedding': 8, 'reranking': 2}[config.task]
   assert abs(lines[0]['loss'] - math.log(guess)) < 0.7
   resolved = json.loads((tmp_path / 'run/run.json').read_text())['config']
   assert 'eval_' + resolved['keep_best'] in lines[-1]

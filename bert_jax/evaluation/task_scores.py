@@ -76,7 +76,7 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
                     '--task=sentence_embedding')
   require_choice('--task', task or model.task, task_list.ALL)
   kind = task_list.ALL[task or model.task]
-  if kind.parts:
+  if kind.name in task_list.WITH_HEAD:
     kind.head_of(bert)  # raises the error of another task
   config = _config(name, model, kind)
   config.max_len = max_len or min(config.max_len, model.config.max_positions)
@@ -90,7 +90,7 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
   notes = []
   examples = finetuning.not_empty(kind.read(data, config.data, 'validation', notes), data)
   of_task = kind.make(config, examples, notes)
-  if kind.parts:
+  if kind.name in task_list.WITH_HEAD:
     _check_labels(of_task, model, name)
   features = of_task.features(examples, model.tokenizer, config, path=data, is_train=False)
   batches = Batches(features, batch_size=batch_size, pad_id=model.tokenizer.pad_id)

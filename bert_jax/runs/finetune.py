@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax.data import tokenizer as tokenizer_lib
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.inference import bert as bert_lib
 from bert_jax.interop import layout
 from bert_jax.interop.pretrained import Pretrained, head_groups
@@ -44,6 +44,9 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
     initial.check_sizes(config, model)
   tokenizer = model.tokenizer if model else tokenizer_lib.load(workdir / 'tokenizer')
   kind = task_list.ALL[config.task]
+  for head in kind.starts_from if model else ():
+    require(head in model.groups, f'init_from={config.init_from} has no head {head!r}: '
+                                  f'task={config.task} starts from a masked LM')
   data = kind.create(config, tokenizer, mesh)
   if config.data.test:
     kind.test_examples(config.data)  # a mistake in it is found now, not after the training

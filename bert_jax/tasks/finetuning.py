@@ -146,6 +146,7 @@ class FineTuning(abc.ABC):
   name: ClassVar[str]  # in config.task and predict --task
   model_task: ClassVar[str] = ''  # the task whose models these are; '' = its own
   parts: ClassVar[tuple[str, ...]] = ()  # parameters beside the encoder's; () = it is trained alone
+  starts_from: ClassVar[tuple[str, ...]] = ()  # heads that the model to start from must have
   best_score: ClassVar[str]  # default of keep_best
   auto_score: ClassVar[str] = ''  # the score that keep_best='auto' stands for; '' = best_score
   score_names: ClassVar[tuple[str, ...]]  # the scores that every file has

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax.errors import UserError
@@ -76,6 +77,25 @@ def unit(vectors: jax.Array) -> jax.Array:
   return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))
 
 
+def check_texts(config: ConfigDict):
+  """Raises UserError for values of the fields about the texts of an example and their contrast."""
+  data = config.data
+  if not data.temperature > 0:
+    raise UserError(f'data.temperature={data.temperature} must be positive')
+  if data.negative_column and not data.text_pair_column:
+    raise UserError(f'data.negative_column={data.negative_column} needs data.text_pair_column '
+                    'too: the text that is near')
+  if not data.text_pair_column and not config.model.dropout:
+    raise UserError('a text is compared with itself under other dropout: give '
+                    'data.text_pair_column, or a model.dropout above 0')
+  if data.test:
+    raise UserError(f'data.test={data.test}: this task predicts no file; predict gives the '
+                    'vectors of one')
+  if len(data.eval_columns) != 3:
+    raise UserError(f'data.eval_columns={tuple(data.eval_columns)} must name two texts and a '
+                    'score')
+
+
 @dataclasses.dataclass(frozen=True)
 class SentenceEmbedding(finetuning.FineTuning):
   """Each text is to be nearer to its own partner than to all others of the batch.
@@ -120,17 +140,7 @@ class SentenceEmbedding(finetuning.FineTuning):
       raise UserError(f'data.pooling={data.pooling!r} is unknown: use {", ".join(_POOLINGS)}')
     if data.cached_parts < 1:
       raise UserError(f'data.cached_parts={data.cached_parts} must be at least 1')
-    if not data.temperature > 0:
-      raise UserError(f'data.temperature={data.temperature} must be positive')
-    if data.negative_column and not data.text_pair_column:
-      raise UserError(f'data.negative_column={data.negative_column} needs data.text_pair_column '
-                      'too: the text that is near')
-    if not data.text_pair_column and not config.model.dropout:
-      raise UserError('a text is compared with itself under other dropout: give '
-                      'data.text_pair_column, or a model.dropout above 0')
-    if data.test:
-      raise UserError(f'data.test={data.test}: this task predicts no file; predict --task=embed '
-                      'gives the vectors of one')
+    check_texts(config)
     widths, weights = tuple(data.matryoshka), tuple(data.matryoshka_weights)
     if len(set(widths)) < len(widths) or not all(
         isinstance(width, int) and width > 0 for width in widths):
@@ -144,9 +154,6 @@ class SentenceEmbedding(finetuning.FineTuning):
       enough = False
     if not enough:
       raise UserError(f'data.matryoshka_weights={weights} must be numbers above 0')
-    if len(data.eval_columns) != 3:
-      raise UserError(f'data.eval_columns={tuple(data.eval_columns)} must name two texts and a '
-                      'score')
 
   @staticmethod
   def read(path, data, split, _):

@@ -6,6 +6,7 @@ from bert_jax.tasks import (
   reranking,
   sentence_embedding,
   sequence_classification,
+  sparse_embedding,
   token_classification,
 )
 
@@ -15,6 +16,8 @@ ALL = {task.name: task for task in (
     question_answering.QuestionAnswering,
     multiple_choice.MultipleChoice,
     sentence_embedding.SentenceEmbedding,
+    sparse_embedding.SparseEmbedding,
     reranking.Reranking,
 )}
-WITH_HEAD = {name: task for name, task in ALL.items() if task.parts}
+# Their models have a head of their own.
+WITH_HEAD = {name: task for name, task in ALL.items() if hasattr(task, 'head')}

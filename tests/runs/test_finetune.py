@@ -300,12 +300,12 @@ def test_reinitialised_layers_and_frozen_ones(pretrained, tmp_path):
 
 @pytest.mark.parametrize('task, best', [
     ('token_classification', 'f1'), ('question_answering', 'f1'), ('multiple_choice', 'accuracy'),
-    ('sentence_embedding', 'spearman'), ('reranking', 'ndcg_10')])
+    ('sentence_embedding', 'spearman'), ('sparse_embedding', 'spearman'), ('reranking', 'ndcg_10')])
 def test_the_score_that_decides_where_none_is_named(task, best):
   c = config_lib.finetuning(task)
   c.keep_best = 'auto'
   kind = task_list.ALL[task]
-  data = types.SimpleNamespace(task=kind(None) if task == 'sentence_embedding' else kind)
+  data = types.SimpleNamespace(task=kind(None) if task.endswith('_embedding') else kind)
   assert finetune._best(c, data) == best
 
 

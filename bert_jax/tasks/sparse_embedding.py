@@ -1,0 +1,146 @@
+"""Sparse vectors of texts: a weight for each entry of the vocabulary, from the masked-LM head.
+
+SPLADE (Formal et al. 2021, https://arxiv.org/abs/2107.05720; max pooling as in version 2,
+https://arxiv.org/abs/2109.10086). The model is an encoder with its masked-LM head: any masked LM
+starts one, and a trained one exports as one.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.errors import require_each
+from bert_jax.labelled import packed_examples
+from bert_jax.model import architectures, encoder
+from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.heads import BertForPreTraining
+from bert_jax.objectives import losses
+from bert_jax.tasks import finetuning, sentence_embedding
+
+_TEXTS_AT_ONCE = 256  # of predictions: a text has a weight for each entry of the vocabulary
+
+
+class BertForSparseEmbedding(BertForPreTraining):
+  """log(1 + relu(logit)) of each entry at the token of a text where it is largest."""
+
+  def __call__(self, batch: encoder.Batch, starts: jax.Array, *,
+               deterministic: bool = True) -> jax.Array:
+    """[B, L] inputs and [B, P] int32 starts of the texts -> [B, P, padded V] float32."""
+    hidden = self.bert.encode(batch, deterministic=deterministic)
+    everywhere = jnp.broadcast_to(jnp.arange(hidden.shape[1]), hidden.shape[:2])
+    logits = self.mlm_logits(hidden, everywhere)  # [B, L, padded V]
+
+    def best_token(text):
+      return jnp.argmax(jnp.where((batch.pair_index == text)[:, :, None], logits, -jnp.inf), axis=1)
+
+    # The gradient of a maximum would hold every text's mask of the logits at once.
+    texts = jnp.arange(1, starts.shape[1] + 1)
+    at = jnp.moveaxis(jax.lax.map(best_token, texts), 0, 1)  # [B, P, padded V]
+    exists = (batch.pair_index[:, None] == texts[:, None]).any(-1)  # [B, P]
+    largest = jnp.where(exists[:, :, None], jnp.take_along_axis(logits, at, axis=1), 0)
+    return jnp.log1p(jax.nn.relu(largest))
+
+
+def flops(vectors: jax.Array, exists: jax.Array) -> jax.Array:
+  """The squares of the entries' mean weights, summed over the vocabulary: a scalar.
+
+  The FLOPS regulariser (Paria et al. 2020, https://arxiv.org/abs/2004.05665): it counts the
+  products that a search in an inverted index needs, and makes vectors sparse.
+
+  Args:
+    vectors: [..., V] float32, none negative.
+    exists: [...] bool, False for texts that are padding.
+  """
+  total = jnp.sum(jnp.where(exists[..., None], vectors, 0), axis=range(exists.ndim))
+  return jnp.sum(jnp.square(total / jnp.maximum(exists.sum(), 1)))
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseEmbedding(sentence_embedding.SentenceEmbedding):
+  """Each text is to have a larger product with its own partner than with the others of the batch.
+
+  The total loss adds the FLOPS of the first texts (queries) and of the others (documents).
+  """
+
+  temperature: float = 1.0  # products are divided by it
+  query_flops: float = 5e-5  # weights in the total loss
+  document_flops: float = 3e-5
+
+  name = 'sparse_embedding'
+  parts = ('mlm',)
+  starts_from = ('mlm',)
+  fields = ('text',)
+
+  @staticmethod
+  def set_fields(c):
+    sentence_embedding.SentenceEmbedding.set_fields(c)
+    for name in ('pooling', 'matryoshka', 'matryoshka_weights', 'cached_parts'):
+      del c.data[name]
+    c.data.temperature = 1.0  # products are divided by it
+    # Weights of the FLOPS of queries and of documents in the total loss: larger is sparser.
+    c.data.query_flops, c.data.document_flops = 5e-5, 3e-5
+    c.batch_size = 16  # a text has a logit for each token and each entry of the vocabulary
+
+  @staticmethod
+  def check(config):
+    sentence_embedding.check_texts(config)
+    require_each(config.data, ('query_flops', 'document_flops'), lambda x: x >= 0,
+                 'must not be negative', 'data.')
+
+  @classmethod
+  def make(cls, config, examples, _):
+    data = config.data
+    return cls(BertForSparseEmbedding(architectures.make_config(config.model)),
+               temperature=data.temperature, query_flops=data.query_flops,
+               document_flops=data.document_flops)
+
+  @staticmethod
+  def answer(bert, examples, _):
+    answers = []
+    for first in range(0, len(examples), _TEXTS_AT_ONCE):
+      for row in vectors(bert, [e['text'] for e in examples[first:first + _TEXTS_AT_ONCE]]):
+        largest = np.argsort(-row, kind='stable')[:np.count_nonzero(row)]
+        answers.append({'entries': dict(zip(bert.tokenizer.tokens(largest),
+                                            row[largest].tolist()))})
+    return answers
+
+  @property
+  def loss_weights(self) -> dict[str, float]:
+    return {'loss': 1.0, 'query_flops': self.query_flops, 'document_flops': self.document_flops}
+
+  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
+    """The vectors of the texts of each example: [E, C, padded V] float32."""
+    weights = apply(batch.inputs, batch.starts)  # [R, P, padded V]
+    return weights.reshape(-1, weights.shape[-1])[jnp.maximum(batch.members, 0)]
+
+  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
+    """The contrast as 'loss', both FLOPS, and 'entries': the mean number that are not 0."""
+    exists, one = batch.members >= 0, jnp.float32(1)
+    entries = jnp.sum(logits > 0, axis=-1).astype(jnp.float32)
+    return {**super().metrics(logits, batch),
+            'query_flops': (flops(logits[:, :1], exists[:, :1]), one),
+            'document_flops': (flops(logits[:, 1:], exists[:, 1:]), one),
+            'entries': losses.weighted(entries, exists.astype(jnp.float32))}
+
+
+@functools.partial(jax.jit, static_argnames=('config',))
+def _weights(config: BertConfig, params: Any, batch: encoder.Batch, starts: jax.Array) -> jax.Array:
+  return BertForSparseEmbedding(config).apply(params, batch, starts)
+
+
+def vectors(bert: finetuning.Bert, texts: Sequence[str]) -> np.ndarray:
+  """The weights of the entries of the vocabulary for some texts: [texts, V] float32.
+
+  A longer text than the model reads is cut at the end. Raises UserError for a model without a
+  masked-LM head.
+  """
+  bert.require_head('mlm', 'masked-LM head')
+  inputs, _ = finetuning.text_inputs([(text,) for text in texts], bert.tokenizer,
+                                     bert.trained_length)
+  weights = bert.per_text(inputs, functools.partial(_weights, bert.config))
+  return weights[:, :bert.config.vocab_size]
