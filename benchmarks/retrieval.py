@@ -1,0 +1,155 @@
+"""Search and reranking fine-tuned beside sentence-transformers on PyTorch, on questions of SQuAD.
+
+  python -m benchmarks.retrieval --train=train-v1.1.json.gz --dev=dev-v1.1.json.gz \\
+      --model=sentence-transformers/all-MiniLM-L6-v2 --workdir=runs/retrieval
+
+A question is a query and its paragraph the only relevant document; other paragraphs of the same
+article are negatives. The corpus has all paragraphs of the development file. Both sides fine-tune
+an embedder (contrast within the batch and with one negative) and a cross-encoder (binary
+cross-entropy over a paragraph and three negatives), for the same steps on the same examples.
+`bert_jax.evaluate` scores both: NDCG@10 of the search before and after fine-tuning, and of its best
+100 in the order of the cross-encoder. Seconds are those of a whole training: imports, reading and
+compilation count. The same command goes on where it was. Needs torch and sentence-transformers.
+"""
+
+from collections.abc import Iterator
+import json
+import math
+import pathlib
+import subprocess
+import sys
+import time
+from typing import Any
+
+from absl import app, flags
+from etils import epath
+import numpy as np
+
+from bert_jax.inference import beir
+from bert_jax.labelled import table
+from bert_jax.tasks import ranking_scores
+
+_TRAIN = flags.DEFINE_string('train', None, "SQuAD's training file.", required=True)
+_DEV = flags.DEFINE_string('dev', None, "SQuAD's development file.", required=True)
+_MODEL = flags.DEFINE_string('model', None, 'To start from.', required=True)
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for data and runs.', required=True)
+_STEPS = flags.DEFINE_integer('steps', 200, 'Of each training.')
+_QUERIES = flags.DEFINE_integer('queries', 200, 'Questions of the development file.')
+
+_SIDES = {'pytorch': 'sentence-transformers', 'bert_jax': 'bert_jax'}
+_NEGATIVES = 3  # of a query of the cross-encoder
+_BATCH = {'embedder': 16, 'reranker': 8}  # queries of a step
+_RATE, _LENGTH = 5e-5, 128
+
+
+def _articles(path: str) -> list[list[tuple[str, list[str]]]]:
+  """(paragraph, its questions) of each article that has enough of them for negatives."""
+  articles = [[(paragraph['context'], [qa['question'] for qa in paragraph['qas']])
+               for paragraph in article['paragraphs']]
+              for article in json.loads(table.read_text(path))['data']]
+  return [article for article in articles if len(article) > _NEGATIVES]
+
+
+def _examples(rng: np.random.Generator, count: int) -> Iterator[dict[str, Any]]:
+  """Questions with their paragraph and three others of the article, in random order."""
+  pairs = [(article, i, question) for article in _articles(_TRAIN.value)
+           for i, (_, questions) in enumerate(article) for question in questions]
+  for number in rng.permutation(len(pairs))[:count]:
+    article, i, question = pairs[number]
+    others = rng.choice([j for j in range(len(article)) if j != i], _NEGATIVES, replace=False)
+    negatives = [article[j][0] for j in others]
+    yield {'query': question, 'positive': article[i][0], 'negative': negatives[0],
+           'positives': [article[i][0]], 'negatives': negatives}
+
+
+def _write_data(home: pathlib.Path):
+  """Writes HOME/beir in BEIR's layout, and the examples of each training."""
+  rng = np.random.default_rng(0)
+  for name, size in _BATCH.items():
+    lines = [json.dumps(example) for example in _examples(rng, size * _STEPS.value)]
+    (home / f'{name}.jsonl').write_text('\n'.join(lines) + '\n')
+  paragraphs = [paragraph for article in _articles(_DEV.value) for paragraph in article]
+  asked = [(question, i) for i, (_, questions) in enumerate(paragraphs) for question in questions]
+  chosen = [asked[i] for i in rng.permutation(len(asked))[:_QUERIES.value]]
+  (home / 'beir/qrels').mkdir(parents=True, exist_ok=True)
+  for name, texts in (('corpus', [text for text, _ in paragraphs]),
+                      ('queries', [question for question, _ in chosen])):
+    lines = [json.dumps({'_id': f'{name[0]}{i}', 'text': text}) for i, text in enumerate(texts)]
+    (home / f'beir/{name}.jsonl').write_text('\n'.join(lines) + '\n')
+  lines = ['query-id\tcorpus-id\tscore']
+  lines += [f'q{i}\tc{paragraph}\t1' for i, (_, paragraph) in enumerate(chosen)]
+  (home / 'beir/qrels/test.tsv').write_text('\n'.join(lines) + '\n')
+
+
+def _call(*arguments: str):
+  print('$ python -m', *arguments, flush=True)
+  subprocess.run([sys.executable, '-m', *arguments], check=True)
+
+
+def _train(side: str, kind: str, home: pathlib.Path) -> float:
+  """Trains an embedder or a cross-encoder, unless that is done; returns its seconds."""
+  result = home / f'{side}-{kind}.json'
+  if result.exists():
+    return json.loads(result.read_text())
+  fields = {'steps': _STEPS.value, 'batch_size': _BATCH[kind], 'rate': _RATE, 'length': _LENGTH}
+  began = time.monotonic()
+  if side == 'pytorch':
+    _call('benchmarks.torch_retrieval', f'--kind={kind}', f'--model={_MODEL.value}',
+          f'--data={home}/{kind}.jsonl', f'--output={home}/{side}/{kind}',
+          *(f'--{name}={value}' for name, value in fields.items()))
+  else:
+    columns = {'data.text_column': 'query', 'data.text_pair_column': 'positive',
+               'data.negative_column': 'negative'} if kind == 'embedder' else {}
+    config = 'sentence_embedding' if kind == 'embedder' else 'reranking'
+    overrides = columns | {
+        'init_from': _MODEL.value, 'data.train': f'{home}/{kind}.jsonl', 'train_epochs': 0,
+        'train_steps': _STEPS.value, 'batch_size': _BATCH[kind], 'max_len': _LENGTH,
+        'optimizer.learning_rate': _RATE}
+    _call('bert_jax.main', f'--config=configs/{config}.py', f'--workdir={home}/{side}/{kind}',
+          *(f'--config.{name}={value}' for name, value in overrides.items()))
+  result.write_text(json.dumps(time.monotonic() - began))
+  return json.loads(result.read_text())
+
+
+def _ndcg(path: pathlib.Path, home: pathlib.Path) -> np.ndarray:
+  """NDCG@10 of each query of a run file."""
+  qrels = beir.load(epath.Path(home / 'beir'), 'test')[2]
+  hits = {query: [] for query in qrels}
+  for line in path.read_text().splitlines():
+    query, _, document, *_ = line.split()
+    hits[query].append(qrels[query].get(document, 0))
+  return np.array([ranking_scores.of_query(np.array(hits[query]), np.array(list(of.values())))[
+      'ndcg_10'] for query, of in qrels.items()])
+
+
+def _score(name: str, home: pathlib.Path, *models: str):
+  output = home / f'scores/{name}.json'
+  if not output.exists():
+    _call('bert_jax.evaluate', '--suite=retrieval', f'--data={home}/beir', f'--output={output}',
+          '--max_len=256', *models)
+
+
+def main(_):
+  """Makes the data, trains and scores both sides, prints a table."""
+  home = pathlib.Path(_WORKDIR.value)
+  home.mkdir(parents=True, exist_ok=True)
+  if not (home / 'beir/qrels/test.tsv').exists():
+    _write_data(home)
+  seconds = {(side, kind): _train(side, kind, home) for kind in _BATCH for side in _SIDES}
+  _score('zero_shot', home, f'--model={_MODEL.value}')
+  for side in _SIDES:
+    _score(side, home, f'--model={home}/{side}/embedder', f'--rerank={home}/{side}/reranker')
+  print('| model | NDCG@10 | seconds of training |\n| --- | --- | --- |')
+  rows = [('before fine-tuning', 'zero_shot.run', '')]
+  for side, title in _SIDES.items():
+    rows += [(f'embedder, {title}', f'{side}.run', f'{seconds[side, "embedder"]:.0f}'),
+             (f'its best 100 reranked, {title}', f'{side}.reranked.run',
+              f'{seconds[side, "reranker"]:.0f}')]
+  for title, run, cell in rows:
+    scores = _ndcg(home / 'scores' / run, home)
+    error = scores.std(ddof=1) / math.sqrt(len(scores))
+    print(f'| {title} | {scores.mean():.4f} ± {error:.4f} | {cell} |')
+
+
+if __name__ == '__main__':
+  app.run(main)
