@@ -12,6 +12,7 @@ on where it was. Needs torch and transformers.
 """
 
 import json
+import math
 import pathlib
 import shlex
 import subprocess
@@ -108,8 +109,12 @@ def _draw(lines: dict[str, dict[float, float]], path: pathlib.Path):
   figure, axis = plt.subplots(figsize=(7, 4), layout='constrained')
   for side, losses in lines.items():
     axis.plot(*zip(*losses.items()), marker='.', label=_TITLES[side])
-    axis.annotate(f'{list(losses.values())[-1]:.2f}', list(losses.items())[-1],
-                  textcoords='offset points', xytext=(6, -3))
+  bottom, top = axis.get_ylim()
+  place = -math.inf
+  for minutes, loss in sorted((list(losses.items())[-1] for losses in lines.values()),
+                              key=lambda end: end[1]):
+    place = max(loss, place + 0.05 * (top - bottom))  # labels of near ends stand apart
+    axis.annotate(f'{loss:.2f}', (minutes, place), textcoords='offset points', xytext=(6, -3))
   axis.set(xlabel='minutes of training', ylabel='masked-LM loss of held-out text, nat a token',
            xlim=(0, None))
   axis.legend(frameon=False)
