@@ -28,10 +28,11 @@ def _config(name: str, model: Pretrained, kind: type[FineTuning]) -> ConfigDict:
   config = config_lib.finetuning(kind.name)
   config.init_from = name
   initial.adopt_sizes(config, vars(model.config))
-  workdir_file, fields = epath.Path(name) / native.WORKDIR_FILE, {}
-  if workdir_file.exists() and (run := sealed.read(workdir_file)['config'])['task'] == kind.name:
-    fields = {field: x for field, x in run['data'].items() if field not in _OF_TRAINING}
-    config.max_len = run['max_len']
+  about, fields = epath.Path(name) / native.WORKDIR_FILE, {}
+  of_run = sealed.read(about)['config'] if about.exists() else {}
+  if of_run.get('task') == kind.name:
+    fields = {field: x for field, x in of_run['data'].items() if field not in _OF_TRAINING}
+    config.max_len = of_run['max_len']
   facts = {'labels': model.labels if kind.model_task in ('', kind.name) else None,
            'problem': model.problem, **model.facts}
   fields |= {field: facts[field] for field in facts.keys() & set(config.data)
@@ -56,7 +57,7 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
              fields: Sequence[str] = (), max_len: int = 0, batch_size: int = 32) -> Report:
   """The mean loss and the scores of a file of examples.
 
-  Examples are read as in the model's run, where it has one.
+  Examples are read as those that the model was trained on, if it is a workdir.
 
   Args:
     name: of the model, as `load` takes it.
@@ -78,6 +79,8 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
   kind = task_list.ALL[task or model.task]
   if kind.name in task_list.WITH_HEAD:
     kind.head_of(bert)  # raises the error of another task
+  for head in kind.starts_from:
+    require(head in model.groups, f'--model={name} has no head {head!r}, which {kind.name} needs')
   config = _config(name, model, kind)
   config.max_len = max_len or min(config.max_len, model.config.max_positions)
   require(8 <= config.max_len <= model.config.max_positions,
