@@ -77,10 +77,8 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
                     '--task=sentence_embedding')
   require_choice('--task', task or model.task, task_list.ALL)
   kind = task_list.ALL[task or model.task]
-  if kind.name in task_list.WITH_HEAD:
-    kind.head_of(bert)  # raises the error of another task
-  for head in kind.starts_from:
-    require(head in model.groups, f'--model={name} has no head {head!r}, which {kind.name} needs')
+  if kind.parts:
+    kind.head_of(bert)  # refuses a model for another task
   config = _config(name, model, kind)
   config.max_len = max_len or min(config.max_len, model.config.max_positions)
   require(8 <= config.max_len <= model.config.max_positions,

@@ -99,6 +99,11 @@ class SparseEmbedding(sentence_embedding.SentenceEmbedding):
                temperature=data.temperature, query_flops=data.query_flops,
                document_flops=data.document_flops)
 
+  @classmethod
+  def head_of(cls, bert):
+    bert.require_head('mlm', 'masked-LM head')
+    return BertForSparseEmbedding(bert.config)
+
   @staticmethod
   def answer(bert, examples, _):
     answers = []
@@ -139,7 +144,7 @@ def vectors(bert: finetuning.Bert, texts: Sequence[str]) -> np.ndarray:
   A longer text than the model reads is cut at the end. Raises UserError for a model without a
   masked-LM head.
   """
-  bert.require_head('mlm', 'masked-LM head')
+  SparseEmbedding.head_of(bert)
   inputs, _ = finetuning.text_inputs([(text,) for text in texts], bert.tokenizer,
                                      bert.trained_length)
   weights = bert.per_text(inputs, functools.partial(_weights, bert.config))

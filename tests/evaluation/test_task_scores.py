@@ -80,7 +80,7 @@ def test_other_names_of_columns(tmp_path):
       ({}, "no column 'text'")):
     with pytest.raises(UserError, match=message.replace('(', r'\(')):
       score(tmp_path / 'run', str(other), tmp_path, **options)
-  with pytest.raises(UserError, match="has no head 'mlm', which sparse_embedding needs"):
+  with pytest.raises(UserError, match='this model has no masked-LM head'):
     score(tmp_path / 'model', str(other), tmp_path, task='sparse_embedding')
   with pytest.raises(UserError, match='has no head of a task'):
     score(tmp_path / 'model', str(other), tmp_path)
