@@ -216,7 +216,7 @@ def _unused(config: str, overrides: dict[str, str], run: dict[str, Any]) -> str:
       value = value.get(part) if isinstance(value, dict) else None
     resolved = {'train_steps': ('0',), 'eval_every': ('0',), 'checkpoint_every': ('0',),
                 'keep_best': ('auto',),
-                'init_from': (), 'model.dtype': ('auto',),
+                'init_from': (), 'model.dtype': ('auto',), 'data.pooling': ('',),
                 'model.vocab_size': (text,)}  # at most that: a trained one
     if text in resolved.get(name, ()):
       continue
