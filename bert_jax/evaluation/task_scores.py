@@ -32,7 +32,6 @@ def _config(name: str, model: Pretrained, kind: type[FineTuning]) -> ConfigDict:
   of_run = sealed.read(about)['config'] if about.exists() else {}
   if of_run.get('task') == kind.name:
     fields = {field: x for field, x in of_run['data'].items() if field not in _OF_TRAINING}
-    config.max_len = of_run['max_len']
   facts = {'labels': model.labels if kind.model_task in ('', kind.name) else None,
            'problem': model.problem, **model.facts}
   fields |= {field: facts[field] for field in facts.keys() & set(config.data)

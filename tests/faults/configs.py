@@ -129,6 +129,7 @@ def make(folder: pathlib.Path):
   (folder / 'vectors.txt').write_text(''.join(
       f'{word} {" ".join(["0.5"] * 32)}\n' for word in conftest.WORDS[:9]))
   made_tasks.model(folder / 'model')
+  made_tasks.start(folder / 'masked_lm', 'sparse_embedding')
   for name, start in _ARCHITECTURES.items():
     (folder / f'{name}.py').write_text(
         'from bert_jax.model import albert, electra, modern\n' + _HEAD + '  c = ' + start
@@ -142,7 +143,8 @@ def make(folder: pathlib.Path):
     lines = ''.join(f'  c.{name} = {task + "/" + pathlib.Path(path).name!r}\n'
                     for name, path in files.items())
     (folder / f'{task}.py').write_text(
-        _HEAD + f'  c = config.finetuning({task!r})\n' + _FINETUNING + lines + '  return c\n')
+        _HEAD + f'  c = config.finetuning({task!r})\n' + _FINETUNING + lines
+        + "  c.init_from = 'masked_lm'\n" * (task == 'sparse_embedding') + '  return c\n')
 
 
 CONFIGS = (*_ARCHITECTURES, 'phases', *made_tasks.FILES)
