@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
 from bert_jax.data import tokenizer_base
+from bert_jax.data.tokenizer_base import added_tokens
 from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
@@ -21,7 +22,6 @@ FILE = 'spm.model'
 _SPACE = '\u2581'  # how the space before a word is written in a piece
 _NAMES = {'pad': ('[PAD]', '<pad>'), 'unk': ('[UNK]', '<unk>'), 'cls': ('[CLS]', '<s>'),
           'sep': ('[SEP]', '</s>'), 'mask': ('[MASK]', '<mask>')}
-_MOST_UNUSED = 1024  # entries of a model's table beyond those of its tokeniser: v3 has 99
 
 
 class UnigramPieces(tokenizer_base.LibraryTokenizer):
@@ -81,13 +81,6 @@ class UnigramPieces(tokenizer_base.LibraryTokenizer):
                {'tokenizer_class': 'PreTrainedTokenizerFast'})
 
 
-def _added(names: Sequence[str], first: int, special: bool) -> list[dict[str, Any]]:
-  """The entries of `added_tokens`, from the id `first` on."""
-  flags = {'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False}
-  return [{'id': i, 'content': name, 'special': special, **flags}
-          for i, name in enumerate(names, first)]
-
-
 def _from_model(path: epath.Path) -> dict[str, Any]:
   """The content of the tokenizer.json of a SentencePiece model, as transformers converts it."""
   import sentencepiece  # other tokenisers do without it
@@ -105,9 +98,9 @@ def _from_model(path: epath.Path) -> dict[str, Any]:
   for i, (piece, score) in enumerate(pieces):
     is_special = model.is_control(i) or model.is_unknown(i)
     if is_special or score == 0:  # 0 is no logarithm of a frequency: the user has defined the piece
-      added += _added([piece], i, is_special)
+      added += added_tokens([piece], i, is_special)
   if '[MASK]' not in dict(pieces):
-    added += _added(['[MASK]'], len(pieces), True)
+    added += added_tokens(['[MASK]'], len(pieces), True)
   library = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, model.unk_id(), False))
   library.normalizer = normalizers.Sequence([
       *([normalizers.Lowercase()] if settings.get('do_lower_case') else []),
@@ -121,20 +114,11 @@ def _from_model(path: epath.Path) -> dict[str, Any]:
 
 
 def load(path: epath.Path) -> UnigramPieces | None:
-  """Loads spm.model, or a tokenizer.json; None = it is no unigram model with a [CLS].
-
-  The table of a published model has more entries than its tokeniser: those that its config.json
-  counts are added, under names of their own.
-  """
+  """Loads spm.model, or a tokenizer.json; None = it is no unigram model with a [CLS]."""
   content = _from_model(path) if path.name == FILE else storage.read_json(path)
-  model, config = content.get('model'), path.parent / 'config.json'
+  model = content.get('model')
   if not isinstance(model, dict) or model.get('type') != 'Unigram':
     return None
   if '"[CLS]"' not in json.dumps([content.get('added_tokens'), model.get('vocab')]):
     return None  # another unigram model, as XLM-R has it
-  size = UnigramPieces(content, path).vocab_size
-  wanted = storage.read_json(config).get('vocab_size') if config.exists() else None
-  if isinstance(wanted, int) and size < wanted <= size + _MOST_UNUSED:
-    unused = _added([f'[unused{i}]' for i in range(size, wanted)], size, True)
-    content = content | {'added_tokens': [*(content.get('added_tokens') or []), *unused]}
   return UnigramPieces(content, path)

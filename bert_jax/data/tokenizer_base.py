@@ -47,6 +47,11 @@ class Tokenizer:
     """The vocabulary entry of each id."""
     return [self.vocab[i] for i in ids]
 
+  def padded(self, size: int) -> 'Tokenizer':
+    """The tokeniser with `size` entries, of which no text has the new ones; self if it cannot."""
+    del size
+    return self
+
   def serialized(self) -> bytes:
     """Everything that decides the ids: the vocabulary and its settings."""
 
@@ -72,10 +77,23 @@ class Tokenizer:
         special_tokens=[(cls, self.cls_id), (sep, self.sep_id)])
 
 
+def unused_names(first: int, size: int) -> list[str]:
+  """Names of the entries `first` to `size` - 1, which stand for nothing."""
+  return [f'[unused{i}]' for i in range(first, size)]
+
+
+def added_tokens(names: Sequence[str], first: int, special: bool) -> list[dict[str, Any]]:
+  """Entries of `added_tokens` in a tokenizer.json, from the id `first` on."""
+  flags = {'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False}
+  return [{'id': i, 'content': name, 'special': special, **flags}
+          for i, name in enumerate(names, first)]
+
+
 class LibraryTokenizer(Tokenizer):
   """A tokeniser that the package `tokenizers` runs, as the attribute `library`."""
 
   library: tokenizers.Tokenizer
+  _settings: dict[str, Any]  # the content of its tokenizer.json, where `padded` has no other source
 
   def _spans(self, text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The characters of each token, from the library's offsets."""
@@ -87,6 +105,12 @@ class LibraryTokenizer(Tokenizer):
   def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
     encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
     return [(e.ids, self._spans(text, e.offsets)) for text, e in zip(texts, encodings)]
+
+  def padded(self, size: int) -> 'LibraryTokenizer':
+    first = self.vocab_size
+    unused = added_tokens(unused_names(first, size), first, special=True)
+    known = self._settings.get('added_tokens') or []
+    return type(self)(self._settings | {'added_tokens': [*known, *unused]})
 
   def _parsing(self, *special: str) -> tokenizers.Tokenizer:
     """A copy of `library` that a caller may teach these special tokens."""

@@ -14,6 +14,7 @@ from bert_jax.errors import require
 from bert_jax.evaluation.report import Report
 from bert_jax.inference import beir, json_lines, search, stored_vectors
 from bert_jax.inference.bert import Bert
+from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
 from bert_jax.tasks import ranking_scores, reranking
 
 _DEPTH = 100  # documents of a query that are scored
@@ -34,8 +35,8 @@ def _search(bert: Bert, corpus: beir.Texts, queries: beir.Texts, path: epath.Pat
   A query is no hit of its own, as in BEIR, whose ArguAna has its queries in the corpus.
   """
   files = [path.with_suffix(f'.{name}.npy') for name in ('corpus', 'queries')]
-  for texts, file in zip((corpus, queries), files):
-    stored_vectors.write(bert, texts, len(texts.ids), texts.digest, file, **options)
+  for texts, file, prompts in zip((corpus, queries), files, (DOCUMENT, QUERY)):
+    stored_vectors.write(bert, texts, len(texts.ids), texts.digest, file, prompts, **options)
   hits = search.search(np.load(files[1]), files[0], _DEPTH + 1)
   run = {}
   for query, scores, index in zip(queries.ids, hits.scores.tolist(), hits.index.tolist()):

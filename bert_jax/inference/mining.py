@@ -10,16 +10,17 @@ import numpy as np
 from bert_jax.errors import require
 from bert_jax.inference import beir, json_lines, search, stored_vectors
 from bert_jax.inference import bert as bert_lib
+from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
 from bert_jax.labelled import table
 from bert_jax.runtime.console import print_summary
 
 
-def _vectors(bert: bert_lib.Bert, texts: Sequence[str], path: epath.Path,
+def _vectors(bert: bert_lib.Bert, texts: Sequence[str], path: epath.Path, prompts: Sequence[str],
              **options) -> dict[str, np.ndarray]:
   """The vector of each text."""
   texts = list(dict.fromkeys(texts))
   digest = hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).hexdigest()
-  stored_vectors.write(bert, texts, len(texts), digest, path, **options)
+  stored_vectors.write(bert, texts, len(texts), digest, path, prompts, **options)
   return dict(zip(texts, np.load(path)))
 
 
@@ -73,9 +74,10 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   bert, options = bert_lib.load(model, step, allow_older), {'pooling': pooling, 'max_len': max_len}
   queries, positives, documents = (path.parent / f'{path.name}.{name}.npy'
                                    for name in ('queries', 'positives', 'corpus'))
-  queries = _vectors(bert, [query for query, _ in pairs], queries, **options)
-  positives = _vectors(bert, [positive for _, positive in pairs], positives, **options)
-  stored_vectors.write(bert, texts, len(texts.ids), texts.digest, documents, **options)
+  queries = _vectors(bert, [query for query, _ in pairs], queries, QUERY, **options)
+  positives = _vectors(bert, [positive for _, positive in pairs], positives, DOCUMENT, **options)
+  stored_vectors.write(bert, texts, len(texts.ids), texts.digest, documents, DOCUMENT,
+                       **options)
 
   excluded = _positives(pairs, texts)
   hits = search.search(np.stack(list(queries.values())), documents,

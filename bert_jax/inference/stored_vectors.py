@@ -1,6 +1,6 @@
 """Vectors of many texts in a file, written window by window: a kill loses the newest window."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 import itertools
 import json
 from typing import Any
@@ -28,7 +28,7 @@ def _done(path: epath.Path, about: epath.Path, job: dict[str, Any]) -> int:
 
 
 def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath.Path,
-          pooling: str | None = None, max_len: int | None = None):
+          prompts: Sequence[str], pooling: str | None = None, max_len: int | None = None):
   """Writes a .npy file [count, D] float32 of vectors of length 1; goes on after a kill.
 
   PATH.json says what the file holds: the same job does nothing more.
@@ -38,6 +38,8 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
     texts: `count` of them, at least one.
     digest: of the texts.
     path: of the file, on this machine.
+    prompts: `sentence_layout.QUERY` or `DOCUMENT`: the first of them that the model has goes before
+      each text; without any of them its default one does.
     pooling: cls, mean or max; None = the model's own, or mean.
     max_len: as for `Bert.embed`.
 
@@ -48,9 +50,11 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
   require(pooling != 'none', 'pooling=none gives no vector of a text: use cls, mean or max')
   # Without texts it refuses a wrong argument before there is a file.
   width = bert.embed([], pooling, max_len=max_len).shape[1]
+  known = bert.model.sentence.prompts if bert.model.sentence else {}
+  prompt = next((name for name in prompts if name in known), None)
   about = path.parent / f'{path.name}.json'
   job = {'model': json_lines.identity(bert.model), 'texts': digest, 'count': count,
-         'pooling': pooling, 'max_len': max_len}
+         'pooling': pooling, 'max_len': max_len, 'prompt': known.get(prompt)}
   done = _done(path, about, job)
   if not done:
     about.unlink(missing_ok=True)
@@ -61,7 +65,7 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
       # The file is mapped anew each time: pages of all of it would count as memory of the process.
       vectors = np.load(path, mmap_mode='r+')
       vectors[done:done + len(window)] = bert.embed(window, pooling, normalize=True,
-                                                    max_len=max_len)
+                                                    max_len=max_len, prompt=prompt)
       vectors.flush()
       done += len(window)
       partial = path.parent / f'{about.name}.partial'

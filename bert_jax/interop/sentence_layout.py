@@ -26,6 +26,9 @@ FILE = 'modules.json'
 _PACKAGE = 'sentence_transformers'
 _SETTINGS, _ENCODER_SETTINGS = 'config_sentence_transformers.json', 'sentence_bert_config.json'
 _POOLING, _WEIGHTS = '1_Pooling', 'model.safetensors'
+# The names of prompts before queries and documents, as `encode_query` and `encode_document` of
+# sentence-transformers look for them.
+QUERY, DOCUMENT = ('query',), ('document', 'passage', 'corpus')
 # Our poolings in the order in which several stand side by side, by their names in older folders.
 _OLD_POOLINGS = {'pooling_mode_cls_token': 'cls', 'pooling_mode_max_tokens': 'max',
                  'pooling_mode_mean_tokens': 'mean'}

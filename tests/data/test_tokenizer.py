@@ -162,3 +162,17 @@ def test_an_accent_that_is_stripped_belongs_to_its_token():
   text = 'cafe\u0301 x'
   (_, spans), = t.encode_with_offsets([text])
   assert [text[a:b] for a, b in spans] == ['cafe\u0301', 'x']
+
+
+def test_a_table_that_is_padded_for_speed(tmp_path):
+  entries = [*tokenizer_lib.SPECIAL_TOKENS, 'dog', 'un', '##used', '[', ']']
+  _vocab(tmp_path / 'vocab.txt', entries)
+  (tmp_path / 'config.json').write_text('{"vocab_size": 64}')
+  t = tokenizer_lib.load(tmp_path)
+  assert t.vocab == [*entries, *(f'[unused{i}]' for i in range(10, 64))]
+  assert t.encode_batch(['dog [unused10]']) == [[5, 8, 1, 9]]
+  t.save(epath.Path(tmp_path / 'again'))
+  assert tokenizer_lib.load(tmp_path / 'again').vocab == t.vocab
+  for rows in (65, 1088):  # as of a vocab.txt that has lost its end, as of another model
+    (tmp_path / 'config.json').write_text(f'{{"vocab_size": {rows}}}')
+    assert tokenizer_lib.load(tmp_path).vocab == entries

@@ -1,5 +1,6 @@
 """Retrieval: scores equal trec_eval's, hits equal a whole sort's, resumption, mistakes."""
 
+import dataclasses
 import json
 
 from etils import epath
@@ -12,6 +13,9 @@ from bert_jax.errors import UserError
 from bert_jax.evaluation import retrieval, suites
 from bert_jax.inference import beir, stored_vectors
 from bert_jax.inference import bert as bert_lib
+from bert_jax.interop import load as load_lib
+from bert_jax.interop import sentence_transformers
+from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.tasks import ranking_scores, reranking
 from tests import made_tasks
 
@@ -126,6 +130,26 @@ def test_the_files_of_an_evaluation(folder, models, tmp_path):
     assert row['MRR@10'] == pytest.approx(expected['mrr_10'], abs=1e-9)
     assert row['MAP@100'] == pytest.approx(expected['map'], abs=1e-9)
     assert row['recall@100'] == pytest.approx(expected['recall'], abs=1e-9)
+
+
+def test_queries_and_documents_have_their_own_prompts(folder, models, tmp_path):
+  model = load_lib.load(models[0])
+  for name, prompts in (('own', {'query': 'w1 w2 ', 'passage': 'w3 '}), ('other', {'x': 'w4 '})):
+    layout = SentenceLayout(prompts=prompts, default_prompt='x' if 'x' in prompts else None)
+    sentence_transformers.save(dataclasses.replace(model, sentence=layout),
+                               epath.Path(tmp_path / name))
+    suites.run(str(tmp_path / name), 'retrieval', str(folder), str(tmp_path / f'{name}.json'), {})
+    documents, queries = ([json.loads(line) for line in (folder / f'{kind}.jsonl').open()]
+                          for kind in ('corpus', 'queries'))
+    bert = bert_jax.from_pretrained(models[0])
+    before = prompts.get('x', prompts.get('passage')), prompts.get('x', prompts.get('query'))
+    texts = [f'{before[0]}{d["title"]} {d["text"]}' if d['title'] else before[0] + d['text']
+             for d in documents]
+    np.testing.assert_allclose(np.load(tmp_path / f'{name}.corpus.npy'),
+                               bert.embed(texts, normalize=True), atol=1e-6)
+    np.testing.assert_allclose(
+        np.load(tmp_path / f'{name}.queries.npy'),
+        bert.embed([before[1] + q['text'] for q in queries[:-1]], normalize=True), atol=1e-6)
 
 
 def test_a_killed_evaluation_goes_on(folder, models, tmp_path, monkeypatch):

@@ -41,14 +41,14 @@ def write_tokenizer(title: str, folder: pathlib.Path):
   (folder / 'vocab.txt').write_text('\n'.join([*_MPNET_FIRST, *letters, *words, '<mask>']) + '\n')
 
 
-def make(architecture: str, folder: pathlib.Path, layers=2, width=64, **fields):
+def make(architecture: str, folder: pathlib.Path, layers=2, width=64, unused=0, **fields):
   """A random model in evaluation mode, saved with its tokeniser; biases and norms away from 0."""
   title = next(name for name in MODELS if architecture.startswith(name))
   folder.mkdir(exist_ok=True)
   write_tokenizer(title, folder)
   config = getattr(transformers, f'{title}Config')(
-      vocab_size=tokenizer_lib.load(folder).vocab_size, num_hidden_layers=layers, hidden_size=width,
-      num_attention_heads=4, intermediate_size=3 * width, max_position_embeddings=164,
+      vocab_size=tokenizer_lib.load(folder).vocab_size + unused, num_hidden_layers=layers,
+      hidden_size=width, num_attention_heads=4, intermediate_size=3 * width, max_position_embeddings=164,
       layer_norm_eps=1e-5, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
       **({} if title == 'MPNet' else {'type_vocab_size': 1}), **fields)
   torch.manual_seed(0)
@@ -132,6 +132,25 @@ def test_every_architecture_comes_back(tmp_path, architecture):
   tokens = transformers.AutoTokenizer.from_pretrained(str(tmp_path / 'b'))
   if not architecture.endswith('MultipleChoice'):
     again(**tokens('the quick', 'brown fox', return_tensors='pt'))
+
+
+def test_a_table_with_more_rows_than_the_vocabulary(tmp_path):
+  theirs = make('XLMRobertaForMaskedLM', tmp_path / 'a', unused=35)  # as multilingual E5 has
+  bert = bert_jax.from_pretrained(tmp_path / 'a')
+  plain = json.loads((tmp_path / 'a/config.json').read_text())['vocab_size'] - 35
+  assert bert.tokenizer.vocab[plain:] == [f'[unused{i}]' for i in range(plain, plain + 35)]
+  text = f'one [unused{plain}] two'  # what somebody wrote is text
+  assert max(bert.row(text).ids) < plain
+  tokens = torch.tensor([bert.row(text).ids])
+  with torch.no_grad():
+    hidden = theirs(tokens, output_hidden_states=True).hidden_states[-1].numpy()
+  np.testing.assert_allclose(bert.encode([text]).hidden, hidden, atol=1e-5)
+  huggingface.save(bert.model, epath.Path(tmp_path / 'b'))
+  again = huggingface.load(epath.Path(tmp_path / 'b'))
+  assert_same(again, bert.model)
+  assert again.tokenizer.vocab == bert.tokenizer.vocab
+  exported = transformers.AutoTokenizer.from_pretrained(str(tmp_path / 'b'))
+  assert len(exported) == plain + 35
 
 
 @pytest.mark.parametrize('title', MODELS)
