@@ -29,7 +29,7 @@ class Encoded(NamedTuple):
   size: int  # bytes of their text
 
 
-def batches(texts: Iterable[str], size: int = 1 << 20) -> Iterator[list[str]]:
+def batches(texts: Iterable[str], size: int = 1 << 18) -> Iterator[list[str]]:
   """Texts in lists of at least `size` characters, but for the last."""
   batch, characters = [], 0
   for text in texts:
@@ -50,13 +50,19 @@ def _chinese(tokenizer: tokenizer_lib.Tokenizer,
   """
   import rjieba  # its dictionary takes half a second to load
 
-  tokens, starts = [], []
-  for sentence, (ids, offsets) in zip(sentences, tokenizer.encode_with_offsets(sentences)):
-    words = {start for _, start, _ in rjieba.tokenize(sentence)}
-    tokens.append(ids)
-    starts.extend([begin in words and (i == 0 or begin != offsets[i - 1][0])
-                   for i, (begin, _) in enumerate(offsets)])
-  return tokens, np.array(starts, bool)
+  def flat(lists: Iterable[Iterable[int]]) -> np.ndarray:
+    return np.fromiter(itertools.chain.from_iterable(lists), np.int64)
+
+  encoded = tokenizer.encode_with_offsets(sentences)
+  tokens = [ids for ids, _ in encoded]
+  sizes = np.fromiter(map(len, sentences), np.int64, len(sentences))
+  # Characters are counted over all sentences together. A word starts where the one before it ends.
+  ends = np.cumsum(flat(map(len, rjieba.cut(sentence)) for sentence in sentences))
+  is_start = np.zeros(sizes.sum() + 1, bool)
+  is_start[0], is_start[ends] = True, True
+  before = np.repeat(np.cumsum(sizes) - sizes, [len(ids) for ids in tokens])
+  begins = before + flat(itertools.chain.from_iterable(spans) for _, spans in encoded)[::2]
+  return tokens, is_start[begins] & (np.diff(begins, prepend=-1) != 0)
 
 
 def _keys(tokens: np.ndarray, lengths: np.ndarray) -> list[bytes]:

@@ -6,6 +6,7 @@ Only fill_mask parses them.
 
 import collections
 from collections.abc import Collection, Sequence
+import functools
 import hashlib
 import json
 import unicodedata
@@ -37,6 +38,12 @@ def special_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
 def digest(tokenizer: Tokenizer) -> str:
   """A short hash of the vocabulary and its settings."""
   return hashlib.blake2b(tokenizer.serialized(), digest_size=16).hexdigest()
+
+
+@functools.cache  # a text asks for each of its characters
+def _is_mark(character: str) -> bool:
+  """True for an accent that stands behind its letter, a character of its own."""
+  return unicodedata.category(character).startswith('M')
 
 
 def _special_of(vocab: Collection[str]) -> tuple[str, ...]:
@@ -77,11 +84,11 @@ class WordPiece(tokenizer_base.LibraryTokenizer):
 
   def _spans(self, text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The offsets, with the accents that stripping has removed from the end of a token."""
-    if text.isascii():
+    if text.isascii() or not any(map(_is_mark, set(text))):
       return offsets
 
     def behind(end):
-      while end < len(text) and unicodedata.category(text[end]).startswith('M'):
+      while end < len(text) and _is_mark(text[end]):
         end += 1
       return end
 

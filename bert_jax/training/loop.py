@@ -124,8 +124,7 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
       freed_memory.after_step()
       trace.after(step, metrics)
 
-      if lines.pending:  # fetched a step late, so that the device never waits for the host
-        checkpoints.check()
+      if lines.pending:  # fetched a step late, so that an accelerator never waits for the host
         write_line(lines.fetch())
       if step == first_step + 1:  # it compiles: the clock starts after it
         jax.block_until_ready(metrics)
@@ -135,7 +134,10 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
       saves = step % checkpoint_every == 0 or step == train_steps
       pauses = saves or evaluates(step) or stopping
       if step % log_every == 0 or pauses:
+        checkpoints.check()
         lines.end(step)
+        if not steps_ahead and not pauses:  # a CPU has made the step: nothing waits for its line
+          write_line(lines.fetch())
       if pauses:  # a checkpoint comes after its metrics: a kill loses neither
         write_line(lines.fetch())
         if evaluates(step) and not stopping:
