@@ -2,8 +2,8 @@
 
   python -m benchmarks.start --records=records/mine --workdir=runs/start
 
-The first run compiles; the others find its programs in the cache, which begins empty. A line is
-written a step late, so the second step has begun too. Prints a table.
+The first run compiles; the others find its programs in the cache, which begins empty. On an
+accelerator the line comes a step late. Prints a table.
 """
 
 import os

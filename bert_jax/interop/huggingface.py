@@ -15,6 +15,7 @@ import safetensors
 from safetensors.numpy import load_file, save_file
 
 from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data import tokenizer_base
 from bert_jax.errors import UserError
 from bert_jax.interop import families, layout, torch_pickle
 from bert_jax.interop.families import Family
@@ -164,7 +165,18 @@ def load(directory: epath.Path) -> Pretrained:
   if task == 'sequence_classification':  # transformers guesses like this
     problem = 'regression' if outputs == 1 else 'single_label'
     problem = _PROBLEMS.get(fields.get('problem_type'), problem)
-  return Pretrained(config, params, tokenizer, task, labels, problem, {'source': str(directory)})
+  facts = {'source': str(directory)}
+  longest = _longest_input(directory)
+  if task and longest < config.max_positions:
+    facts['max_len'] = longest
+  return Pretrained(config, params, tokenizer, task, labels, problem, facts)
+
+
+def _longest_input(directory: epath.Path) -> float:
+  """Tokens to which transformers cuts an input: `model_max_length`, by default infinite."""
+  path = directory / tokenizer_base.CONFIG
+  longest = (storage.read_json(path) if path.exists() else {}).get('model_max_length')
+  return longest if isinstance(longest, int) and longest > 0 else math.inf
 
 
 def card(model: Pretrained, header: Sequence[str], usage: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ def load(directory: epath.Path) -> Pretrained:
   """
   model = huggingface.load(directory / sentence_layout.listed(directory)[0].path)
   return dataclasses.replace(
-      model, facts={'source': str(directory)},
+      model, facts={**model.facts, 'source': str(directory)},
       sentence=sentence_layout.read(directory, model.config, model.tokenizer))
 
 

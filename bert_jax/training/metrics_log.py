@@ -93,7 +93,6 @@ class MetricsLog:
     """Logs training metrics after `step` updates, and what looks wrong."""
     if not self._active:
       return
-    self._write(step, metrics)
     speed = metrics['tokens_per_second']
     shown = {name: _decimal(value) for name, value in metrics.items()
              if name.endswith(('loss', 'accuracy'))}
@@ -109,6 +108,7 @@ class MetricsLog:
       metrics_text = '  '.join(f'{name} {text}' for name, text in shown.items())
       print(f'step {step}/{bar.total}  {metrics_text}  {left} left', flush=True)
       bar.n = step
+    self._write(step, metrics)
     self._warn(step, warnings)
 
   def evaluation(self, step: int, scores: dict[str, float | None], warnings: Iterable[str] = ()):

@@ -5,6 +5,7 @@ same numbers: TensorBoard drops what it has of them, Weights & Biases takes each
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import functools
 import importlib.util
 import json
 import os
@@ -42,11 +43,16 @@ class TensorBoard:
   package = 'tensorboardX'
 
   def start(self, config, workdir, commit, first_step):
+    self._folder, self._first_step = str(workdir / 'tensorboard'), first_step
+    self._config = json.dumps({'commit': commit, **config}, indent=2, default=str)
+
+  @functools.cached_property
+  def _writer(self) -> Any:
+    """Opened by the first line: the package imports PyTorch if it can, which takes seconds."""
     import tensorboardX
-    self._writer = tensorboardX.SummaryWriter(str(workdir / 'tensorboard'),
-                                              purge_step=first_step + 1)
-    content = json.dumps({'commit': commit, **config}, indent=2, default=str)
-    self._writer.add_text('config', f'```\n{content}\n```', first_step)
+    writer = tensorboardX.SummaryWriter(self._folder, purge_step=self._first_step + 1)
+    writer.add_text('config', f'```\n{self._config}\n```', self._first_step)
+    return writer
 
   def log(self, step, scalars):
     for name, value in scalars.items():

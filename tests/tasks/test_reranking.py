@@ -107,6 +107,14 @@ def test_learned_predicted_and_read_by_sentence_transformers(tmp_path):
 
   assert (again.model.task, again.model.problem) == ('sequence_classification', 'regression')
 
+  # A folder that sentence-transformers wrote says how long its inputs are.
+  CrossEncoder(str(tmp_path / 'out'), max_length=9).save_pretrained(str(tmp_path / 'short'))
+  short = bert_jax.from_pretrained(str(tmp_path / 'short'))
+  pairs = [(examples[0]['query'], document + ' and more' * 4) for document in 'abc']
+  theirs = CrossEncoder(str(tmp_path / 'short')).predict(pairs, activation_fn=torch.nn.Identity())
+  np.testing.assert_allclose(reranking.pair_logits(short, pairs), theirs, atol=1e-5)
+  assert np.abs(reranking.pair_logits(again, pairs) - theirs).max() > 1e-3
+
 
 def test_a_reranker_that_is_trained_further_keeps_its_head(tmp_path, monkeypatch):
   source = made_tasks.with_head(tmp_path / 'old', 'sequence_classification', ('LABEL_0',))
