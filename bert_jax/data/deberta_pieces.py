@@ -4,7 +4,6 @@ Equal to transformers' DebertaV2Tokenizer, which reads a SentencePiece model (`s
 any tokenizer.json with a unigram model (Kudo 2018). Special tokens are not parsed.
 """
 
-from collections.abc import Sequence
 import json
 from typing import Any
 

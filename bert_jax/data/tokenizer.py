@@ -26,7 +26,7 @@ _MPNET = ('<pad>', '[UNK]', '<s>', '</s>', '<mask>')  # as in fairseq, but for [
 # A cased vocabulary read in lower case would turn every capitalised word into pieces or [UNK].
 _CASED_SHARE = 0.05  # of the words, from which a vocabulary is cased
 _TABLE_MULTIPLE = 64  # to which tables beside a vocab.txt are padded, for speed
-_MOST_UNUSED = 1024  # rows of a table beyond the vocabulary: DeBERTa v3 has 99, a multilingual E5 35
+_MOST_UNUSED = 1024  # rows of a table beyond the vocabulary: DeBERTa v3 has 99, multilingual E5 35
 
 
 def special_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -105,7 +105,7 @@ class WordPiece(tokenizer_base.LibraryTokenizer):
                      self._split_chinese, [*self.whole, *whole])
 
   def padded(self, size: int) -> 'WordPiece':
-    if size % _TABLE_MULTIPLE:  # a vocab.txt that has lost its end must not be taken for a short one
+    if size % _TABLE_MULTIPLE:  # a vocab.txt that has lost its end must not pass for a short one
       return self
     unused = tokenizer_base.unused_names(self.vocab_size, size)
     return WordPiece([*self.vocab, *unused], self.lowercase, self._strip_accents,

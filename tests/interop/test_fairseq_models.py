@@ -48,8 +48,9 @@ def make(architecture: str, folder: pathlib.Path, layers=2, width=64, unused=0, 
   write_tokenizer(title, folder)
   config = getattr(transformers, f'{title}Config')(
       vocab_size=tokenizer_lib.load(folder).vocab_size + unused, num_hidden_layers=layers,
-      hidden_size=width, num_attention_heads=4, intermediate_size=3 * width, max_position_embeddings=164,
-      layer_norm_eps=1e-5, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+      hidden_size=width, num_attention_heads=4, intermediate_size=3 * width,
+      max_position_embeddings=164, layer_norm_eps=1e-5, hidden_dropout_prob=0.0,
+      attention_probs_dropout_prob=0.0,
       **({} if title == 'MPNet' else {'type_vocab_size': 1}), **fields)
   torch.manual_seed(0)
   model = getattr(transformers, architecture)(config).eval()
