@@ -93,7 +93,7 @@ class LibraryTokenizer(Tokenizer):
   """A tokeniser that the package `tokenizers` runs, as the attribute `library`."""
 
   library: tokenizers.Tokenizer
-  _settings: dict[str, Any]  # the content of its tokenizer.json, where `padded` has no other source
+  _settings: dict[str, Any]  # the content of a tokenizer.json; a WordPiece has none
 
   def _spans(self, text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The characters of each token, from the library's offsets."""
