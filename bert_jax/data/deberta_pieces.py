@@ -13,7 +13,6 @@ import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
 from bert_jax.data import tokenizer_base
-from bert_jax.data.tokenizer_base import added_tokens
 from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
@@ -97,9 +96,9 @@ def _from_model(path: epath.Path) -> dict[str, Any]:
   for i, (piece, score) in enumerate(pieces):
     is_special = model.is_control(i) or model.is_unknown(i)
     if is_special or score == 0:  # 0 is no logarithm of a frequency: the user has defined the piece
-      added += added_tokens([piece], i, is_special)
+      added += tokenizer_base.added_tokens([piece], i, is_special)
   if '[MASK]' not in dict(pieces):
-    added += added_tokens(['[MASK]'], len(pieces), True)
+    added += tokenizer_base.added_tokens(['[MASK]'], len(pieces), True)
   library = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, model.unk_id(), False))
   library.normalizer = normalizers.Sequence([
       *([normalizers.Lowercase()] if settings.get('do_lower_case') else []),

@@ -12,6 +12,7 @@ import tqdm
 from bert_jax.errors import UserError, require
 from bert_jax.inference import json_lines
 from bert_jax.inference.bert import Bert
+from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.runtime import storage
 
 _WINDOW = 2048  # texts
@@ -50,11 +51,11 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
   require(pooling != 'none', 'pooling=none gives no vector of a text: use cls, mean or max')
   # Without texts it refuses a wrong argument before there is a file.
   width = bert.embed([], pooling, max_len=max_len).shape[1]
-  known = bert.model.sentence.prompts if bert.model.sentence else {}
-  prompt = next((name for name in prompts if name in known), None)
+  layout = bert.model.sentence or SentenceLayout()
+  prompt = next((name for name in prompts if name in layout.prompts), None)
   about = path.parent / f'{path.name}.json'
   job = {'model': json_lines.identity(bert.model), 'texts': digest, 'count': count,
-         'pooling': pooling, 'max_len': max_len, 'prompt': known.get(prompt)}
+         'pooling': pooling, 'max_len': max_len, 'prompt': layout.prompt(prompt)}
   done = _done(path, about, job)
   if not done:
     about.unlink(missing_ok=True)

@@ -136,10 +136,10 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
       if step % log_every == 0 or pauses:
         checkpoints.check()
         lines.end(step)
-        if not steps_ahead and not pauses:  # a CPU has made the step: nothing waits for its line
+        # A checkpoint comes after its metrics: a kill loses neither. A CPU has made the step now.
+        if pauses or not steps_ahead:
           write_line(lines.fetch())
-      if pauses:  # a checkpoint comes after its metrics: a kill loses neither
-        write_line(lines.fetch())
+      if pauses:
         if evaluates(step) and not stopping:
           stopping = not evaluate(state, step)
         workdir.push()
