@@ -48,10 +48,8 @@ def _main(argv: list[str]):
     except ValueError as e:
       raise errors.UserError(f'--rates: {e}') from e
   from bert_jax.evaluation import suites  # after the flags: JAX takes a while to import
-  from bert_jax.runtime import host, platforms
-  if not host.has_accelerator():
-    host.keep_freed_memory()
-  platforms.keep_compiled()
+  from bert_jax.runtime import platforms
+  platforms.begin_command()
   suites.run(_MODEL.value, _SUITE.value, _DATA.value, _OUTPUT.value, options,
              step=checkpoint_flags.STEP.value, allow_older=checkpoint_flags.ALLOW_OLDER.value)
 

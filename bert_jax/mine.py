@@ -26,10 +26,8 @@ def _main(argv: list[str]):
   except ValueError as e:
     raise errors.UserError(f'--ranks={",".join(_RANKS.value)}: ranks are whole numbers') from e
   from bert_jax.inference import mining  # after the flags: JAX takes a while to import
-  from bert_jax.runtime import host, platforms
-  if not host.has_accelerator():
-    host.keep_freed_memory()
-  platforms.keep_compiled()
+  from bert_jax.runtime import platforms
+  platforms.begin_command()
   mining.mine(_MODEL.value, _INPUT.value, _CORPUS.value, _OUTPUT.value, columns=_COLUMNS.value,
               ranks=ranks, count=_COUNT.value, margin=_MARGIN.value, pooling=_POOLING.value,
               max_len=_MAX_LEN.value, step=checkpoint_flags.STEP.value,

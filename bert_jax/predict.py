@@ -53,10 +53,8 @@ def _main(argv: list[str]):
   except ValueError as e:
     raise errors.UserError(f'--layers={",".join(_LAYERS.value)}: layers are whole numbers') from e
   from bert_jax.inference import predictions  # after the flags: JAX takes a while to import
-  from bert_jax.runtime import host, platforms
-  if not host.has_accelerator():
-    host.keep_freed_memory()
-  platforms.keep_compiled()
+  from bert_jax.runtime import platforms
+  platforms.begin_command()
   options = predictions.Options(
       pooling=_POOLING.value, normalize=_NORMALIZE.value, layers=layers, long=_LONG.value,
       max_len=_MAX_LEN.value, prompt=_PROMPT.value, dim=_DIM.value,

@@ -3,15 +3,20 @@
 from collections.abc import Sequence
 import functools
 import json
+import math
 from typing import Any
 
 from etils import epath
 import numpy as np
 import tokenizers
 
+from bert_jax.errors import require
+from bert_jax.runtime import storage
+
 # Token ids of a text, and the characters [start, end) of each token.
 Offsets = tuple[list[int], list[tuple[int, int]]]
 CONFIG = 'tokenizer_config.json'
+_SHORTEST = 8  # tokens of the longest input
 
 
 class Tokenizer:
@@ -75,6 +80,21 @@ class Tokenizer:
     return tokenizers.processors.TemplateProcessing(
         single=f'{cls}:0 $A:0 {sep}:0', pair=f'{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1',
         special_tokens=[(cls, self.cls_id), (sep, self.sep_id)])
+
+
+def longest_input(directory: epath.Path) -> float:
+  """Tokens to which transformers cuts an input, `model_max_length`; infinite if it says nothing.
+
+  Raises:
+    UserError: it is no number, or too small for a text.
+  """
+  path = directory / CONFIG
+  longest = storage.read_json(path).get('model_max_length') if path.exists() else None
+  if longest is None:
+    return math.inf
+  require(isinstance(longest, int | float) and longest >= _SHORTEST,
+          f'{path} has model_max_length={longest!r}: it must be a number, at least {_SHORTEST}')
+  return longest
 
 
 def unused_names(first: int, size: int) -> list[str]:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from bert_jax import config as config_lib
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.evaluation.report import Report
 from bert_jax.inference import json_lines
 from bert_jax.interop import native
@@ -90,10 +90,11 @@ def find_tasks(data: str, folder: epath.Path, most: int = 0) -> dict[str, Files]
     most: training examples of a task; 0 = all.
 
   Raises:
-    UserError: a task that lacks a file, or no task at all.
+    UserError: a task that lacks a file, no task at all, or `most` of tfds:glue.
   """
   tasks = [name.removeprefix('glue/') for name in glue.TASKS]
   if data == 'tfds:glue':
+    require(not most, f'--most={most} is for a folder of GLUE: tfds:glue is used whole')
     end = f':{100 - round(100 * _APART)}%'
     return {task: Files(f'tfds:glue/{task}@train[{end}]', f'tfds:glue/{task}@train[{end[1:]}:]',
                         f'tfds:glue/{task}@validation') for task in tasks}
@@ -184,6 +185,7 @@ def evaluate(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe,
   Raises:
     UserError: a mistake in the data, or a folder with the runs of another evaluation.
   """
+  require(bool(recipe.rates), '--rates is empty: give one learning rate at least')
   tasks = find_tasks(data, folder / 'data', recipe.most)
   _begin(model, data, folder, recipe, twin)
   names = ('model', 'twin') if twin else ('model',)

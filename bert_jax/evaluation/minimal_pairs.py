@@ -6,7 +6,6 @@ log P(token | the others) over its tokens, each of which is masked alone.
 """
 
 from collections.abc import Sequence
-import functools
 import json
 import math
 import time
@@ -17,13 +16,13 @@ import numpy as np
 import tqdm
 
 from bert_jax.data import corpus
-from bert_jax.data.inputs import Input
 from bert_jax.errors import require
 from bert_jax.evaluation.report import Report
-from bert_jax.inference import forward, json_lines
+from bert_jax.inference import json_lines
 from bert_jax.inference.bert import Bert
 from bert_jax.labelled import table
 
+_FIELDS = ('sentence_good', 'sentence_bad', 'UID', 'linguistics_term')
 _PAIRS_AT_ONCE = 512  # of a window: a kill loses the scores of one
 
 
@@ -40,32 +39,19 @@ def read(source: str) -> list[Pair]:
   """The pairs of the JSON lines that a glob names, gzipped or not, in BLiMP's fields.
 
   Raises:
-    UserError: a line without one of the fields, or no line.
+    UserError: a line without one of the fields or with an empty one, or no line.
   """
-  pairs = [Pair(*map(row.text, ('sentence_good', 'sentence_bad', 'UID', 'linguistics_term')))
-           for file in corpus.find_files(source) for row in table.read_jsonl(file)]
+  pairs = []
+  for row in (row for file in corpus.find_files(source) for row in table.read_jsonl(file)):
+    pairs.append(Pair(*map(row.text, _FIELDS)))
+    require(all(map(str.strip, pairs[-1])), f'{row.where}: one of {", ".join(_FIELDS)} is empty')
   require(bool(pairs), f'--data={source} holds no pair')
   return pairs
 
 
 def pseudo_log_likelihoods(bert: Bert, texts: Sequence[str]) -> np.ndarray:
-  """The pseudo-log-likelihood of each text in nat, [texts] float64.
-
-  The masked copies of all texts share packed rows.
-  """
-  rows, positions, targets, owners = [], [], [], []
-  for i, text in enumerate(texts):
-    row = bert.row(text)
-    for position in range(1, len(row.ids) - 1):
-      masked = list(row.ids)
-      masked[position] = bert.tokenizer.mask_id
-      rows.append(Input(masked, row.type_ids))
-      positions.append(position)
-      targets.append(row.ids[position])
-      owners.append(i)
-  surprisals = bert.per_text(rows, functools.partial(forward.surprisals, bert.config),
-                             np.array(positions), np.array(targets))
-  return -np.bincount(owners, surprisals, minlength=len(texts))
+  """The pseudo-log-likelihood of each text in nat, [texts] float64."""
+  return -np.array([scored['surprisal'] for scored in bert.score(texts)])
 
 
 def _score(bert: Bert, pairs: Sequence[Pair], path: epath.Path, job: dict[str, Any]):

@@ -22,7 +22,7 @@ from bert_jax.tasks import finetuning
 
 # Tokens of a batch: a CPU's caches hold few, an accelerator needs enough to do.
 _BATCH_TOKENS = collections.defaultdict(lambda: 16384, cpu=2048)
-_SCORED_AT_ONCE = 1024  # tokens of a text, each of which makes a row
+_SCORED_AT_ONCE = 4096  # tokens of texts, each of which makes a masked copy of its text
 
 Text = str | tuple[str, str]  # a text, or a pair of them
 
@@ -289,7 +289,7 @@ class Bert:
     """How expected each token of a text is when it alone is masked (Salazar et al. 2020).
 
     Args:
-      text: one, or several.
+      text: one, or several, whose masked copies share batches.
       long: 'chunks' scores each token of a text above the position table within the chunk of the
         text around it; None refuses such a text.
 
@@ -301,38 +301,50 @@ class Bert:
     self.require_head('mlm', 'masked-LM head')
     if long not in (None, 'chunks'):
       raise UserError(f'long={long!r} is unknown for scores: use chunks, or leave it out')
-    if not isinstance(text, str):
-      return [self.score(one, long) for one in text]
-    (ids,), = self._ids([text])
-    if not ids:
-      raise UserError(f'{text!r} holds no token to score')
-    special = inputs_lib.special_tokens(self.tokenizer, 1)
-    if not long and len(ids) + special > self.config.max_positions:
-      raise UserError(f'a text of {len(ids) + special} tokens is longer than the '
-                      f'{self.config.max_positions} positions of the model: shorten it, or score '
-                      'it with long=chunks')
-    surprisals = []
-    for first in range(0, len(ids), _SCORED_AT_ONCE):
-      surprisals += self._score_part(ids, first)
-    total = sum(surprisals)
-    with np.errstate(over='ignore'):  # the writer reports infinity
-      perplexity = float(np.exp(total / len(ids)))
-    return {'tokens': [{'token': token, 'surprisal': surprisal}
-                       for token, surprisal in zip(self.tokenizer.tokens(ids), surprisals)],
-            'surprisal': total, 'pseudo_perplexity': perplexity}
+    if isinstance(text, str):
+      return self.score([text], long)[0]
+    special, longest = inputs_lib.special_tokens(self.tokenizer, 1), self.config.max_positions
+    texts = []
+    for one, (ids, *pair) in zip(text, self._ids(text)):
+      if pair:
+        raise UserError(f'{one!r} is a pair: score each of its texts')
+      if not ids:
+        raise UserError(f'{one!r} holds no token to score')
+      if not long and len(ids) + special > longest:
+        raise UserError(f'a text of {len(ids) + special} tokens is longer than the {longest} '
+                        'positions of the model: shorten it, or score it with long=chunks')
+      texts.append(ids)
+    results = []
+    for ids, surprisals in zip(texts, self._surprisals(texts, longest - special)):
+      total = sum(surprisals)
+      with np.errstate(over='ignore'):  # the writer reports infinity
+        perplexity = float(np.exp(total / len(ids)))
+      tokens = [{'token': token, 'surprisal': surprisal}
+                for token, surprisal in zip(self.tokenizer.tokens(ids), surprisals)]
+      results.append({'tokens': tokens, 'surprisal': total, 'pseudo_perplexity': perplexity})
+    return results
 
-  def _score_part(self, ids: list[int], first: int) -> list[float]:
-    """The surprisals of the tokens from `first` on, `_SCORED_AT_ONCE` at most."""
-    room = self.config.max_positions - inputs_lib.special_tokens(self.tokenizer, 1)
-    rows, positions, targets = [], [], ids[first:first + _SCORED_AT_ONCE]
-    for i in range(first, first + len(targets)):
-      start = max(0, min(i - room // 2, len(ids) - room))
-      masked = ids[start:start + room]
-      masked[i - start] = self.tokenizer.mask_id
-      rows.append(inputs_lib.join(self.tokenizer, masked))
-      positions.append(1 + i - start)
-    surprisals = functools.partial(forward.surprisals, self.config)
-    return self.per_text(rows, surprisals, np.array(positions), np.array(targets)).tolist()
+  def _surprisals(self, texts: Sequence[list[int]], room: int) -> Iterator[list[float]]:
+    """The surprisal of each token of each text, masked alone among `room` tokens at most.
+
+    The masked copies of all texts share packed rows.
+    """
+    places = [(ids, i) for ids in texts for i in range(len(ids))]
+    surprisals = []
+    for first in range(0, len(places), _SCORED_AT_ONCE):
+      rows, positions, targets = [], [], []
+      for ids, i in places[first:first + _SCORED_AT_ONCE]:
+        start = max(0, min(i - room // 2, len(ids) - room))
+        masked = ids[start:start + room]
+        masked[i - start] = self.tokenizer.mask_id
+        rows.append(inputs_lib.join(self.tokenizer, masked))
+        positions.append(1 + i - start)
+        targets.append(ids[i])
+      surprisals += self.per_text(rows, functools.partial(forward.surprisals, self.config),
+                                  np.array(positions), np.array(targets)).tolist()
+    remaining = iter(surprisals)
+    for ids in texts:
+      yield list(itertools.islice(remaining, len(ids)))
 
 
 def _put_tokens(results: list, rows: Sequence[inputs_lib.Input], packed: packed_texts.Packed,

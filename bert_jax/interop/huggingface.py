@@ -166,17 +166,10 @@ def load(directory: epath.Path) -> Pretrained:
     problem = 'regression' if outputs == 1 else 'single_label'
     problem = _PROBLEMS.get(fields.get('problem_type'), problem)
   facts = {'source': str(directory)}
-  longest = _longest_input(directory)
+  longest = tokenizer_base.longest_input(directory)
   if task and longest < config.max_positions:
-    facts['max_len'] = longest
+    facts['max_len'] = int(longest)
   return Pretrained(config, params, tokenizer, task, labels, problem, facts)
-
-
-def _longest_input(directory: epath.Path) -> float:
-  """Tokens to which transformers cuts an input: `model_max_length`, by default infinite."""
-  path = directory / tokenizer_base.CONFIG
-  longest = (storage.read_json(path) if path.exists() else {}).get('model_max_length')
-  return longest if isinstance(longest, int) and longest > 0 else math.inf
 
 
 def card(model: Pretrained, header: Sequence[str], usage: Sequence[str]) -> str:

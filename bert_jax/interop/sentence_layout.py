@@ -272,9 +272,8 @@ def read(directory: epath.Path, config: BertConfig,
     steps.append(_read_module(kind, directory / path, now))
     now = steps[-1].config['out_features'] if kind == 'Dense' else now
   settings, limits = _json(directory / _SETTINGS), _json(encoder / _ENCODER_SETTINGS)
-  longest = limits.get('max_seq_length') or _json(encoder / tokenizer_base.CONFIG).get(
-      'model_max_length')
-  require(isinstance(longest, int | float | None), f'{encoder}: the longest input {longest!r} is '
+  longest = limits.get('max_seq_length') or tokenizer_base.longest_input(encoder)
+  require(isinstance(longest, int | float), f'{encoder}: the longest input {longest!r} is '
           'no number')
   prompts, default = settings.get('prompts') or {}, settings.get('default_prompt_name')
   require(isinstance(prompts, dict) and all(isinstance(x, str) for x in prompts.values()),
@@ -283,6 +282,6 @@ def read(directory: epath.Path, config: BertConfig,
           f'default_prompt_name={default!r} is none of its prompts')
   return SentenceLayout(
       pooling, include_prompt, tuple(steps), prompts, default,
-      settings.get('similarity_fn_name') or 'cosine', longest and int(min(longest, positions)),
+      settings.get('similarity_fn_name') or 'cosine', int(min(longest, positions)),
       bool(limits.get('do_lower_case')) and not getattr(tokenizer, 'lowercase', False),
       settings.get('truncate_dim'))

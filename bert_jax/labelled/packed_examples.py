@@ -12,6 +12,7 @@ import hashlib
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
@@ -67,6 +68,10 @@ class Batch(NamedTuple):
   row: np.ndarray  # [R] int32 the number of each row in the step
   targets: np.ndarray | None  # [E, ...]
   token_targets: np.ndarray | None  # [R, L, ...] int32; 0 on padding
+
+  def by_example(self, values: jax.Array) -> jax.Array:
+    """Values of inputs [R, P, ...] by example: [E, C, ...]; any value where `members` has -1."""
+    return values.reshape(-1, *values.shape[2:])[jnp.maximum(self.members, 0)]
 
 
 class Located(NamedTuple):

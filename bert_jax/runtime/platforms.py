@@ -85,3 +85,13 @@ def keep_compiled():
     return
   jax.config.update('jax_compilation_cache_dir', str(folder))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', _MIN_COMPILE_SECONDS)
+
+
+def begin_command():
+  """Prepares a command that runs a model: freed memory and compiled programs are kept.
+
+  Call it before the first array is made.
+  """
+  if not host.has_accelerator():
+    host.keep_freed_memory()
+  keep_compiled()

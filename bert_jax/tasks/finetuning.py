@@ -21,7 +21,7 @@ from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.labelled import replaced_fields
 from bert_jax.labelled.packed_examples import Batch, Batches, Features, Located
-from bert_jax.model import bert_config, dropout_bits, embeddings, encoder
+from bert_jax.model import bert_config, dropout_bits, embeddings, encoder, kernels
 from bert_jax.objectives import losses
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
@@ -110,6 +110,12 @@ def _eval_files(data: ConfigDict) -> list[tuple[str, str]]:
     raise UserError(f'data.eval={data.eval}: the scores of two files would both end in '
                     f'{twice!r}: give them other names')
   return [(name if i else '', path) for i, (name, path) in enumerate(zip(names, paths))]
+
+
+def choice_scores(apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
+  """The score of each input of an example, [E, C]; -1e9 where an example has fewer inputs."""
+  scores = batch.by_example(apply(batch.inputs, batch.starts))[..., 0]
+  return jnp.where(batch.members >= 0, scores, kernels.MASKED)
 
 
 def by_example(outputs: list[Output]) -> np.ndarray:

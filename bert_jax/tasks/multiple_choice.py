@@ -13,7 +13,7 @@ from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.labelled import choices, packed_examples
-from bert_jax.model import architectures, kernels
+from bert_jax.model import architectures
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning
 from bert_jax.tasks.sequence_classification import BertForSequenceClassification
@@ -72,8 +72,7 @@ class MultipleChoice(finetuning.FineTuning):
 
   def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
     """[E, C]; -1e9 where an example has fewer choices."""
-    scores = apply(batch.inputs, batch.starts).reshape(-1)  # [R * P]
-    return jnp.where(batch.members >= 0, scores[jnp.maximum(batch.members, 0)], kernels.MASKED)
+    return finetuning.choice_scores(apply, batch)
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """Cross-entropy and accuracy."""

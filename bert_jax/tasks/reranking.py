@@ -128,8 +128,7 @@ class Reranking(finetuning.FineTuning):
 
   def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
     """[E, C]; -1e9 where a query has fewer documents."""
-    scores = apply(batch.inputs, batch.starts).reshape(-1)  # [R * P]
-    return jnp.where(batch.members >= 0, scores[jnp.maximum(batch.members, 0)], kernels.MASKED)
+    return finetuning.choice_scores(apply, batch)
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """'loss' of `kind`: its count is that of pairs, or of queries for 'listwise'.

@@ -208,8 +208,7 @@ class SentenceEmbedding(finetuning.FineTuning):
 
   def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
     """Vectors of length 1 of the texts of each example: [E, C, D] float32."""
-    vectors = unit(apply(batch.inputs, batch.starts))  # [R, P, D]
-    return vectors.reshape(-1, vectors.shape[-1])[jnp.maximum(batch.members, 0)]
+    return batch.by_example(unit(apply(batch.inputs, batch.starts)))
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """Cross-entropy over the other texts of the batch; accuracy: the partner is the nearest."""

@@ -143,8 +143,7 @@ class SequenceClassification(finetuning.FineTuning):
 
   def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
     """[E, labels]."""
-    pooled = apply(batch.inputs, batch.starts, method='pooled')  # [R, P, D]
-    vectors = pooled.reshape(-1, pooled.shape[-1])[jnp.maximum(batch.members, 0)]  # [E, C, D]
+    vectors = batch.by_example(apply(batch.inputs, batch.starts, method='pooled'))  # [E, C, D]
     return apply(pooling.combine_chunks(vectors, batch.members >= 0, self.long), method='classify')
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:

@@ -120,8 +120,7 @@ class SparseEmbedding(sentence_embedding.SentenceEmbedding):
 
   def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
     """The vectors of the texts of each example: [E, C, padded V] float32."""
-    weights = apply(batch.inputs, batch.starts)  # [R, P, padded V]
-    return weights.reshape(-1, weights.shape[-1])[jnp.maximum(batch.members, 0)]
+    return batch.by_example(apply(batch.inputs, batch.starts))
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """The contrast as 'loss', both FLOPS, and 'entries': the mean number that are not 0."""

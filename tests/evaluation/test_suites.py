@@ -234,6 +234,9 @@ def test_mistakes(model, tmp_path):
   (tmp_path / 'glue/CoLA').mkdir(parents=True)
   (tmp_path / 'glue/CoLA/train.tsv').write_text('x\t1\t\ta\n')
   (tmp_path / 'empty').mkdir()
+  silent = tmp_path / 'silent.jsonl'
+  silent.write_text('{"sentence_good": "a", "sentence_bad": " ", "UID": "u", '
+                    '"linguistics_term": "t"}\n')
   out = str(tmp_path / 'out.json')
   for arguments, message in (
       ((folder, 'blimp', 'x', out, {}), '--suite=blimp is unknown: use minimal_pairs, masked_lm'),
@@ -243,12 +246,15 @@ def test_mistakes(model, tmp_path):
       ((folder, 'minimal_pairs', 'x', out, {'rate': 0.2}), '--rate has no effect here'),
       ((folder, 'minimal_pairs', str(good), out, {}),
        f"{good}, line 1: no column 'linguistics_term'"),
+      ((folder, 'minimal_pairs', str(silent), out, {}), f'{silent}, line 1: one of sentence_good'),
       ((folder, 'minimal_pairs', '/nowhere', out, {}), 'matches no file'),
       ((folder, 'masked_lm', str(good), out, {'rate': 1.5}), '--rate=1.5 must lie in'),
       ((folder, 'masked_lm', str(good), out, {'max_len': 65}), '--max_len=65 must be at least 8'),
       ((folder, 'glue', str(tmp_path / 'glue'), out, {}), 'CoLA lacks dev.tsv'),
       ((folder, 'glue', str(tmp_path / 'empty'), out, {}), 'holds no task of GLUE'),
-      ((folder, 'glue', '/nowhere', out, {}), '--data=/nowhere is no folder')):
+      ((folder, 'glue', '/nowhere', out, {}), '--data=/nowhere is no folder'),
+      ((folder, 'glue', str(tmp_path / 'glue'), out, {'rates': ()}), '--rates is empty'),
+      ((folder, 'glue', 'tfds:glue', out, {'most': 8}), '--most=8 is for a folder of GLUE')):
     with pytest.raises(UserError, match=message.replace('(', r'\(')):
       suites.run(*arguments)
   headless = tmp_path / 'headless'

@@ -13,6 +13,7 @@ import bert_jax
 from bert_jax.data import inputs
 from bert_jax.data.inputs import Input
 from bert_jax.errors import UserError
+from bert_jax.inference import bert as bert_lib
 from bert_jax.inference import packed_texts
 from tests.interop import torch_bert
 
@@ -181,6 +182,20 @@ def test_scores_and_masks_are_pytorchs(small):
   assert both[0] == bert.fill_mask('w1 [MASK] w2', top_k=2)
 
 
+@pytest.mark.parametrize('at_once', (7, 4096))
+def test_many_texts_are_scored_as_each_alone(small, monkeypatch, at_once):
+  bert, _ = small
+  monkeypatch.setattr(bert_lib, '_SCORED_AT_ONCE', at_once)  # 7 masked copies end within a text
+  texts = [' '.join(f'w{i + j}' for j in range(i % 5 + 1)) for i in range(9)] + ['w3 ' * 90]
+  for text, scored in zip(texts, bert.score(texts, 'chunks'), strict=True):
+    alone = bert.score(text, 'chunks')
+    assert [entry['token'] for entry in scored['tokens']] == text.split()
+    np.testing.assert_allclose([entry['surprisal'] for entry in scored['tokens']],
+                               [entry['surprisal'] for entry in alone['tokens']], atol=1e-5)
+    assert scored['surprisal'] == sum(entry['surprisal'] for entry in scored['tokens'])
+  assert bert.score([]) == []
+
+
 def test_next_sentences_are_pytorchs(small):
   bert, theirs = small
   pairs = [('w1 w2', 'w3'), ('w4', 'w5 w6 w7')]
@@ -204,6 +219,8 @@ def test_mistakes(small, minilm):
       (lambda: bert.embed(['w1'], max_len=4), 'max_len=4 must be at least 8'),
       (lambda: bert.fill_mask('w1'), 'no .MASK. in'),
       (lambda: bert.score('w1 ' * 80), 'longer than the 64 positions'),
+      (lambda: bert.score(['w1', ' ']), "' ' holds no token to score"),
+      (lambda: bert.score([('w1', 'w2')]), "'w2'.* is a pair: score each"),
       (lambda: minilm.fill_mask('A [MASK].'), 'this model has no masked-LM head'),
       (lambda: minilm.next_sentence([('a', 'b')]), 'this model has no next-sentence head')):
     with pytest.raises(UserError, match=message):

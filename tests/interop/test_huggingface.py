@@ -203,6 +203,8 @@ def pickle_only(folder):
     (lambda d: (d / 'config.json').unlink(), 'holds no model: none of run.json'),
     (shorten_vocab, 'has 997 entries, the model 1000'),
     (lambda d: (d / 'vocab.txt').unlink(), 'holds neither vocab.txt'),
+    (lambda d: (d / 'tokenizer_config.json').write_text('{"model_max_length": 4}'),
+     'model_max_length=4: it must be a number, at least 8'),
 ])
 def test_bad_folders_are_refused_in_one_line(copy, breaks, message):
   breaks(copy)
@@ -225,3 +227,17 @@ def test_a_name_of_the_hub(monkeypatch, pretraining):
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', offline)
   with pytest.raises(UserError, match='runs/none is no folder here, and no model .* no route'):
     load_lib.load('runs/none')
+
+
+@pytest.mark.parametrize('files, others', [
+    (['config.json', 'model.safetensors', 'vocab.json', 'merges.txt', 'tokenizer_config.json'],
+     ['tf_model.h5', 'flax_model.msgpack', 'pytorch_model.bin', 'dict.txt', 'README.md']),
+    (['config.json', 'model.safetensors', 'sentencepiece.bpe.model', 'tokenizer.json'],
+     ['onnx/model.onnx', 'openvino/openvino_model.bin']),
+    (['modules.json', '0_Transformer/config.json', '0_Transformer/vocab.txt',
+      '0_Transformer/model.safetensors', '1_Pooling/config.json', '2_Dense/model.safetensors'],
+     ['0_Transformer/pytorch_model.bin.old', 'eval/similarity.csv'])])
+def test_the_files_of_a_model_and_no_others_come_from_the_hub(files, others):
+  from huggingface_hub.utils import filter_repo_objects
+  fetched = filter_repo_objects([*files, *others], allow_patterns=load_lib._HUB_FILES)
+  assert list(fetched) == files

@@ -11,6 +11,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.parallel import chip_figures
+from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runtime import storage
 from bert_jax.training import loop, metric_lines, metrics_log
 from bert_jax.training import state as state_lib
@@ -135,6 +136,19 @@ def test_a_step_of_nothing_has_no_loss(tmp_path, monkeypatch):
     workdir.mkdir()
     (row,) = written(workdir, monkeypatch, 1, 1, 100, 100)
     assert (row['loss'], row['a_loss'], row['b_loss']) == (expected, expected, None)
+
+
+@pytest.mark.parametrize('platform, ahead', [('cpu', 0), ('tpu', 1)])
+def test_a_cpu_writes_a_line_before_its_next_step(tmp_path, monkeypatch, platform, ahead):
+  begun, logged, put = [], [], mesh_lib.put_batch
+  tracker = types.SimpleNamespace(
+      log=lambda step, scalars: logged.append((step, len(begun))), finish=lambda *_: None)
+  monkeypatch.setattr(mesh_lib, 'put_batch',
+                      lambda batch, mesh: begun.append(batch) or put(batch, mesh))
+  monkeypatch.setattr(jax, 'default_backend', lambda: platform)
+  monkeypatch.setattr(Task, 'has_held_out', False)
+  written(tmp_path, monkeypatch, 6, 2, 100, 100, start_trackers=lambda *_: [tracker])
+  assert logged == [(2, 2 + ahead), (4, 4 + ahead), (6, 6)]
 
 
 def test_a_run_that_goes_on_leaves_its_own_first_step_out(tmp_path, monkeypatch):

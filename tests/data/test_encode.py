@@ -1,0 +1,36 @@
+"""Where Chinese words start, against a loop over characters."""
+
+import hypothesis
+from hypothesis import strategies as st
+import rjieba
+
+from bert_jax.data import bpe, encode
+from bert_jax.data.tokenizer import SPECIAL_TOKENS, WordPiece
+
+_CHARACTERS = '中国人民大学生活在北京的研究所里。，ab c9é\u0301😀'
+_SENTENCES = st.text(_CHARACTERS, max_size=12).map(str.strip).filter(bool)
+_WORDPIECE = WordPiece([*SPECIAL_TOKENS, *'中国人民大学生活在北京的里。ab9', '##b', '##9', 'e'])
+_BPE = bpe.train(lambda: ['中国人民大学', '北京的研究所里 ab c9'] * 4, 300, lowercase=False)
+
+
+def _slow(tokenizer, sentences):
+  starts = []
+  for sentence, (_, spans) in zip(sentences, tokenizer.encode_with_offsets(sentences)):
+    begins, at = set(), 0
+    for word in rjieba.cut(sentence):
+      begins.add(at)
+      at += len(word)
+    before = None
+    for begin, _ in spans:
+      starts.append(begin in begins and begin != before)
+      before = begin
+  return starts
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(st.lists(_SENTENCES, max_size=6))
+def test_chinese_words_start_where_the_word_before_ends(sentences):
+  for tokenizer in (_WORDPIECE, _BPE):
+    tokens, is_start = encode._chinese(tokenizer, sentences)
+    assert tokens == tokenizer.encode_batch(sentences)
+    assert is_start.tolist() == _slow(tokenizer, sentences)
