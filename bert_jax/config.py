@@ -198,7 +198,7 @@ def check_overrides(config: ConfigDict, arguments: list[str]):
 
 
 def fit_phases(config: ConfigDict, given: Mapping[str, Any]) -> list[str]:
-  """Scales phases, in place, to another number of train_steps; and a warmup to a shorter run.
+  """Scales the phases, in place, to another train_steps, and the warmup to a shorter run.
 
   So --config.train_steps alone shortens a run of two phases. `given` has the fields of the command
   line, with their values in the config file. Returns notes for the user.
@@ -212,13 +212,11 @@ def fit_phases(config: ConfigDict, given: Mapping[str, Any]) -> list[str]:
     return []
   before, warmup = given.get('train_steps', planned), config.optimizer.warmup_steps
   notes = [f'phases of {planned:,} steps scaled to {steps:,}']
-  with config.unlocked():
-    config.phases = phases_lib.scaled(config.phases, steps)
-    if (warmup and steps < before and 'train_steps' in given
-        and 'optimizer.warmup_steps' not in given):
-      config.optimizer.warmup_steps = round(warmup * steps / before)
-      notes.append(f'warmup of {warmup:,} of {before:,} steps scaled to '
-                   f'{config.optimizer.warmup_steps:,} of {steps:,}')
+  config.phases = phases_lib.scaled(config.phases, steps)
+  if warmup and steps < before and 'train_steps' in given and 'optimizer.warmup_steps' not in given:
+    config.optimizer.warmup_steps = round(warmup * steps / before)
+    notes.append(f'warmup of {warmup:,} of {before:,} steps scaled to '
+                 f'{config.optimizer.warmup_steps:,} of {steps:,}')
   return notes
 
 
@@ -237,10 +235,10 @@ def check(config: ConfigDict):
       errors.require(value <= _LARGEST, f'{name}={value} must be at most {_LARGEST}')
   _check_at_least(1, config, ('batch_size', 'max_len', 'log_every', 'keep_checkpoints'))
   _check_at_least(0, config, (*_LENGTHS, 'seed', 'eval_every', 'checkpoint_every', 'keep_every'))
-  given = ', '.join(f'{name}={config[name]}' for name in _LENGTHS if config[name])
-  errors.require(given and ',' not in given,
-                 f'{given or "the run has no length"}: give one of {", ".join(_LENGTHS)} and set '
-                 'the others to 0')
+  lengths = [f'{name}={config[name]}' for name in _LENGTHS if config[name]]
+  errors.require(len(lengths) == 1,
+                 f'{", ".join(lengths) or "the run has no length"}: give one of '
+                 f'{", ".join(_LENGTHS)} and set the others to 0')
   for phase in phases_of(config):
     errors.require(phase.max_len >= 8, f'max_len={phase.max_len} is too short for [CLS] A [SEP] B '
                                        '[SEP]: give at least 8')

@@ -6,9 +6,8 @@ from bert_jax import errors
 from bert_jax.runs import checkpoint_flags
 
 _INPUT = flags.DEFINE_string(
-    'input', None, 'A workdir, a checkpoint of bert_jax, a folder of Hugging Face or '
-    'sentence-transformers or hub name, or a '
-    'TensorFlow checkpoint of google-research/bert.')
+    'input', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face or sentence-transformers '
+    'folder, a hub name, or a TensorFlow checkpoint of google-research/bert.')
 _OUTPUT = flags.DEFINE_string('output', None, 'A new folder.')
 _TO = flags.DEFINE_string(
     'to', None, 'huggingface, bert_jax, sentence_transformers (the encoder and its way to the '
@@ -25,9 +24,11 @@ def _main(argv: list[str]):
   if not _INPUT.value:
     raise errors.UserError('give --input=DIR, the model to convert')
   from bert_jax.interop import conversion  # after the flags: JAX takes a while to import
-  conversion.convert(_INPUT.value, _OUTPUT.value, _TO.value, verify_only=_VERIFY.value,
-                     step=checkpoint_flags.STEP.value,
-                     allow_older=checkpoint_flags.ALLOW_OLDER.value, push=_PUSH.value)
+  from bert_jax.runtime import storage
+  with storage.exclusive('--output', _OUTPUT.value):
+    conversion.convert(_INPUT.value, _OUTPUT.value, _TO.value, verify_only=_VERIFY.value,
+                       step=checkpoint_flags.STEP.value,
+                       allow_older=checkpoint_flags.ALLOW_OLDER.value, push=_PUSH.value)
 
 
 if __name__ == '__main__':

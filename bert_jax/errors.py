@@ -3,6 +3,7 @@
   0   done
   2   a mistake in what was given: never worth retrying, nothing was lost or written over
   75  stopped by SIGTERM with everything saved: run the same command to go on
+  130 interrupted by Ctrl-C
   1   anything else (a full disk, a dead host, a bug): worth a retry
 """
 
@@ -64,6 +65,21 @@ def require_each(fields: Any, names: Sequence[str], holds: Callable[[Any], bool]
     require(holds(value), f'{group}{name}={value} {rule}')
 
 
+def whole_numbers(flag: str, values: Sequence[str]) -> tuple[int, ...]:
+  """The numbers of a list flag; raises UserError for a value that is no whole number."""
+  try:
+    return tuple(map(int, values))
+  except ValueError as e:
+    raise UserError(f'{flag}={",".join(values)}: these are whole numbers') from e
+
+
+def _with_home(argument: str) -> str:
+  """Replaces ~/ at the start of a flag's value: a shell replaces it at the start of a word only."""
+  name, equals, value = argument.partition('=')
+  is_flag = equals and name.startswith('-') and value.startswith('~/')
+  return f'{name}={os.path.expanduser(value)}' if is_flag else argument
+
+
 def _end(message: str, status: int):
   print(f'bert_jax: {" ".join(str(message).split())}', file=sys.stderr, flush=True)
   for action in before_end:
@@ -118,7 +134,7 @@ def run_command(main: Callable[[list[str]], None],
 
   def parse(argv):
     try:
-      argv = rewrite(argv)
+      argv = rewrite([_with_home(argument) for argument in argv])
       try:
         return flags.FLAGS(argv, known_only=known_only)
       except Exception as e:  # a config file is code, and fails as it likes
@@ -142,7 +158,7 @@ def run_command(main: Callable[[list[str]], None],
     except (UserError, Failed, Preempted) as e:
       _end(e, e.status)
     except KeyboardInterrupt as e:
-      _end(f'interrupted{e}', EXIT_INTERRUPTED)
+      _end(f'interrupted: {e}' if str(e) else 'interrupted', EXIT_INTERRUPTED)
     except Exception as e:
       if 'RESOURCE_EXHAUSTED' in str(e) or isinstance(e, MemoryError):
         _end('the memory is too small for this: make the batch, its rows or the model smaller '

@@ -15,7 +15,8 @@ _DATA = flags.DEFINE_string(
 _OUTPUT = flags.DEFINE_string('output', None, 'FILE.json; FILE.md and FILE.png appear beside it.')
 _OPTIONS = {
     'rate': flags.DEFINE_float('rate', 0.15, 'masked_lm: fraction of the tokens to mask.'),
-    'seed': flags.DEFINE_integer('seed', 0, 'masked_lm: random seed of the masks.'),
+    'seed': flags.DEFINE_integer('seed', 0, 'masked_lm: random seed of the masks.',
+                                 lower_bound=0),
     'max_len': flags.DEFINE_integer('max_len', 128, 'masked_lm, glue: tokens of a row. '
                                     'retrieval: of a text, by default all that the model reads. '
                                     'task: of an input, by default as the model was fine-tuned.'),
@@ -41,17 +42,18 @@ flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
 
 
 def _main(argv: list[str]):
-  options = {name: flag.value for name, flag in _OPTIONS.items() if flags.FLAGS[name].present}
+  options = {name: flag.value for name, flag in _OPTIONS.items() if flag.present}
   if 'rates' in options:
     try:
       options['rates'] = tuple(map(float, options['rates']))
     except ValueError as e:
       raise errors.UserError(f'--rates: {e}') from e
   from bert_jax.evaluation import suites  # after the flags: JAX takes a while to import
-  from bert_jax.runtime import platforms
+  from bert_jax.runtime import platforms, storage
   platforms.begin_command()
-  suites.run(_MODEL.value, _SUITE.value, _DATA.value, _OUTPUT.value, options,
-             step=checkpoint_flags.STEP.value, allow_older=checkpoint_flags.ALLOW_OLDER.value)
+  with storage.exclusive('--output', _OUTPUT.value):
+    suites.run(_MODEL.value, _SUITE.value, _DATA.value, _OUTPUT.value, options,
+               step=checkpoint_flags.STEP.value, allow_older=checkpoint_flags.ALLOW_OLDER.value)
 
 
 if __name__ == '__main__':

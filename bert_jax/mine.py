@@ -10,10 +10,12 @@ _MODEL = flags.DEFINE_string(
 _INPUT = flags.DEFINE_string('input', None, 'Pairs: a query and a positive; csv, tsv, JSON lines.')
 _CORPUS = flags.DEFINE_string('corpus', None, 'JSON lines {"_id", "title", "text"}.')
 _OUTPUT = flags.DEFINE_string('output', None, 'JSON lines {"query", "positive", "negatives"}.')
-_COLUMNS = flags.DEFINE_list('columns', ['query', 'positive'], 'Of --input.')
+_COLUMNS = flags.DEFINE_list(
+    'columns', ['query', 'positive'], 'Columns of the query and the positive.')
 _RANKS = flags.DEFINE_list('ranks', ['1', '50'], 'First and last rank of the negatives.')
 _COUNT = flags.DEFINE_integer('count', 1, 'Negatives of a pair.', lower_bound=1)
-_MARGIN = flags.DEFINE_float('margin', 0.05, 'Cosine of the positive above that of a negative.')
+_MARGIN = flags.DEFINE_float(
+    'margin', 0.05, 'Least cosine of the positive minus that of a negative.')
 _POOLING = flags.DEFINE_string(
     'pooling', None, "cls, mean, max; by default the model's own, or mean.")
 _MAX_LEN = flags.DEFINE_integer('max_len', None, 'Longest text in tokens.')
@@ -21,17 +23,15 @@ flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
 
 
 def _main(argv: list[str]):
-  try:
-    ranks = tuple(map(int, _RANKS.value))
-  except ValueError as e:
-    raise errors.UserError(f'--ranks={",".join(_RANKS.value)}: ranks are whole numbers') from e
+  ranks = errors.whole_numbers('--ranks', _RANKS.value)
   from bert_jax.inference import mining  # after the flags: JAX takes a while to import
-  from bert_jax.runtime import platforms
+  from bert_jax.runtime import platforms, storage
   platforms.begin_command()
-  mining.mine(_MODEL.value, _INPUT.value, _CORPUS.value, _OUTPUT.value, columns=_COLUMNS.value,
-              ranks=ranks, count=_COUNT.value, margin=_MARGIN.value, pooling=_POOLING.value,
-              max_len=_MAX_LEN.value, step=checkpoint_flags.STEP.value,
-              allow_older=checkpoint_flags.ALLOW_OLDER.value)
+  with storage.exclusive('--output', _OUTPUT.value):
+    mining.mine(_MODEL.value, _INPUT.value, _CORPUS.value, _OUTPUT.value, columns=_COLUMNS.value,
+                ranks=ranks, count=_COUNT.value, margin=_MARGIN.value, pooling=_POOLING.value,
+                max_len=_MAX_LEN.value, step=checkpoint_flags.STEP.value,
+                allow_older=checkpoint_flags.ALLOW_OLDER.value)
 
 
 if __name__ == '__main__':

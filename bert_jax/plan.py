@@ -10,7 +10,8 @@ from bert_jax.runs import config_flag, named_configs
 _TOPOLOGY = flags.DEFINE_list(
     'topology', ['local'], 'TPU slices by generation and shape: v4:2x2x1, v5e:4x4, v5p:2x2x4, '
     'v6e:4x4, tpu7x:2x2x1, ...; local = the devices here.')
-_PRICE = flags.DEFINE_float('price', 0.0, 'Of a chip for an hour: costs are shown.', lower_bound=0)
+_PRICE = flags.DEFINE_float(
+    'price', 0.0, 'Price of a chip for an hour; adds the costs.', lower_bound=0)
 _SEARCH = flags.DEFINE_bool('search', False, 'Find the largest batch that fits for each remat '
                             'choice and sharding.')
 _EXPLAIN = flags.DEFINE_bool('explain', False, 'Show which operations of a step move most memory.')

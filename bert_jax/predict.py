@@ -48,20 +48,18 @@ def _main(argv: list[str]):
   for name, task in _USED_BY.items():
     if flags.FLAGS[name].present and _TASK.value and _TASK.value != task:
       raise errors.UserError(f'--{name} has no effect here: it is for --task={task}')
-  try:
-    layers = tuple(map(int, _LAYERS.value))
-  except ValueError as e:
-    raise errors.UserError(f'--layers={",".join(_LAYERS.value)}: layers are whole numbers') from e
+  layers = errors.whole_numbers('--layers', _LAYERS.value)
   from bert_jax.inference import predictions  # after the flags: JAX takes a while to import
-  from bert_jax.runtime import platforms
+  from bert_jax.runtime import platforms, storage
   platforms.begin_command()
   options = predictions.Options(
       pooling=_POOLING.value, normalize=_NORMALIZE.value, layers=layers, long=_LONG.value,
       max_len=_MAX_LEN.value, prompt=_PROMPT.value, dim=_DIM.value,
       null_threshold=_NULL_THRESHOLD.value)
-  predictions.run(_TASK.value, _MODEL.value, _INPUT.value, _OUTPUT.value, options, _STRICT.value,
-                  step=checkpoint_flags.STEP.value,
-                  allow_older=checkpoint_flags.ALLOW_OLDER.value)
+  with storage.exclusive('--output', _OUTPUT.value):
+    predictions.run(_TASK.value, _MODEL.value, _INPUT.value, _OUTPUT.value, options, _STRICT.value,
+                    step=checkpoint_flags.STEP.value,
+                    allow_older=checkpoint_flags.ALLOW_OLDER.value)
 
 
 if __name__ == '__main__':

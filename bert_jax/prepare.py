@@ -9,10 +9,11 @@ _OUTPUT = flags.DEFINE_string('output', None, 'Folder for the records, local or 
                               'of the same command interrupted.')
 _VOCAB = flags.DEFINE_string('vocab', '', 'vocab.txt, a SentencePiece .model or a folder with one.')
 _VOCAB_SIZE = flags.DEFINE_integer('vocab_size', None, 'Train a vocabulary of this size (30,522 '
-                                   'without --vocab).')
+                                   'without --vocab).', lower_bound=6)
 _FORMAT = flags.DEFINE_string('format', 'auto', 'text (a blank line between documents), jsonl or '
                               'wikitext; auto = jsonl where the file name says so, else text.')
-_TEXT_COLUMN = flags.DEFINE_string('text_column', 'text', 'Of JSON objects or a tfds data set.')
+_TEXT_COLUMN = flags.DEFINE_string(
+    'text_column', 'text', 'Field of JSON objects or of a tfds data set with the text.')
 _LANGUAGE = flags.DEFINE_string('language', 'en', 'For splitting into sentences (ISO 639); zh also '
                                 'splits into words.')
 _LINES = flags.DEFINE_bool('lines_are_sentences', False, 'The text is split already.')
@@ -23,10 +24,28 @@ _HELDOUT = flags.DEFINE_float('heldout', 0.02, 'Share of the documents kept for 
                               'documents at most.')
 _WORDS = flags.DEFINE_integer('words', 0, 'Prepare only the first so many words; 0 = all.',
                               lower_bound=0)
-_WORKERS = flags.DEFINE_integer('workers', 0, 'Processes; 0 = one for each core.')
+_WORKERS = flags.DEFINE_integer('workers', 0, 'Processes; 0 = one for each core.', lower_bound=0)
 _CHECK = flags.DEFINE_bool('check', False, 'Only report on the text; write nothing.')
 _BEAM = flags.DEFINE_string('beam', None, 'Run as an Apache Beam pipeline with these options: '
                             "'--runner=DataflowRunner --project=...', say.")
+
+
+def _check_effects():
+  """Raises UserError for a flag that is given and has no effect beside the others."""
+  text_is_split = _LINES.value and not _LANGUAGE.value.startswith('zh')
+  has_own_format = _INPUT.value == 'builtin' or (
+      _INPUT.value.startswith('tfds:') and _FORMAT.value != 'wikitext')
+  for name, obstacle, why in (
+      ('tokenizer', _VOCAB.value, f'--vocab={_VOCAB.value}: no vocabulary is trained'),
+      ('output', _CHECK.value, '--check writes nothing'),
+      ('workers', _CHECK.value, '--check runs in one process'),
+      ('workers', _BEAM.value is not None, '--beam names the workers'),
+      ('beam', _CHECK.value, '--check runs here'),
+      ('language', text_is_split, '--lines_are_sentences: no sentence is split'),
+      ('format', has_own_format, f'--input={_INPUT.value} has a format of its own'),
+      ('text_column', _INPUT.value == 'builtin', '--input=builtin has no columns')):
+    if flags.FLAGS[name].present and obstacle:
+      raise errors.UserError(f'--{name} has no effect here: {why}')
 
 
 def _main(argv: list[str]):
@@ -35,6 +54,7 @@ def _main(argv: list[str]):
                            '--output=DIR, or --input and --check')
   if _VOCAB.value and _VOCAB_SIZE.value:
     raise errors.UserError('give --vocab=FILE or --vocab_size=N, not both')
+  _check_effects()
   if not 0 <= _HELDOUT.value < 1:
     raise errors.UserError(f'--heldout={_HELDOUT.value} must lie in [0, 1)')
   # After the flags: tokenizers and numpy take a while to import.

@@ -33,6 +33,16 @@ def workers_of(group):
   return names
 
 
+@pytest.mark.parametrize('flags, message', [
+    (['--vocab=v.txt', '--tokenizer=bpe'], '--tokenizer has no effect here: --vocab=v.txt'),
+    (['--check'], '--output has no effect here: --check writes nothing'),
+    (['--lines_are_sentences', '--language=de'], '--language has no effect here'),
+    (['--workers=-1'], 'flag --workers=-1')])
+def test_flags_without_effect(corpus_file, tmp_path, flags, message):
+  assert_mistake(prepare(corpus_file, tmp_path / 'r', *flags), message)
+  assert not (tmp_path / 'r').exists()
+
+
 @pytest.fixture(scope='module')
 def vocab(tmp_path_factory, corpus_file) -> str:
   folder = tmp_path_factory.mktemp('vocab') / 'records'

@@ -20,7 +20,7 @@ from etils import epath
 
 from bert_jax.data import corpus, encode, preparation, survey
 from bert_jax.data import tokenizer as tokenizer_lib
-from bert_jax.errors import UserError, require
+from bert_jax.errors import UserError, require, require_choice
 from bert_jax.runtime import storage
 
 _SPLITS = ('train', 'heldout')
@@ -28,7 +28,11 @@ _SPLITS = ('train', 'heldout')
 
 def _write_shards(numbered: tuple[int, str], *, settings: corpus.Settings,
                   output: str) -> dict[str, dict[str, Any]]:
-  """Writes the training and held-out shard of a file (number, name): {split: of `write_shard`}."""
+  """Writes the training and the held-out shard of the file (number, name).
+
+  Returns:
+    {split: the result of `preparation.write_shard`}.
+  """
   number, file = numbered
   data_format = corpus.format_of(file, settings.format)
   tokenizer = tokenizer_lib.load(epath.Path(output) / 'tokenizer')
@@ -69,12 +73,15 @@ def run(settings: corpus.Settings, output: str, options: Sequence[str] = ()):
   except ImportError as e:
     raise UserError(f'--beam needs a package that is not installed ({e}): pip install '
                     'apache-beam') from e
+  require_choice('data.format', settings.format, corpus.FORMATS)
+  require(settings.source != 'builtin' and not settings.source.startswith('tfds:'),
+          f'--input={settings.source} is no file: Beam reads files')
   require(settings.vocab,
           'Beam needs --vocab: train one with bert_jax.prepare on a part of the text')
   require(not settings.words, f'--words={settings.words} has no effect with Beam, which reads the '
           'files in no order')
   folder = epath.Path(output)
-  require(not folder.exists() or not any(folder.iterdir()),
+  require(not folder.exists() or folder.is_dir() and not any(folder.iterdir()),
           f'{output} is not empty: use another folder')
   files = list(enumerate(corpus.find_files(settings.source)))
   # The workers have neither this machine's files nor its folder.

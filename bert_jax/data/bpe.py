@@ -4,8 +4,7 @@ RoBERTa and ModernBERT have byte-level BPE (Radford et al. 2019): no text is unk
 unigram model, mmBERT a BPE that writes spaces as SentencePiece does. Special tokens are not parsed.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-import contextlib
+from collections.abc import Callable, Collection, Iterable
 import json
 from typing import Any
 
@@ -27,22 +26,11 @@ _MAX_ENTRIES = 2**24  # no vocabulary comes near
 _SPACES = {True: '\u0120', False: '\u2581'}
 
 
-@contextlib.contextmanager
-def _one_line(problem: str) -> Iterator[None]:
-  """Turns errors of the library, which have no class of their own, into a UserError."""
-  try:
-    yield
-  except BaseException as e:  # where Rust panics it is not even an Exception
-    if not isinstance(e, Exception) and type(e).__name__ != 'PanicException':
-      raise
-    raise UserError(f'{problem}: {" ".join(str(e).split())[:200]}') from e
-
-
 def _without(pieces: Collection[str], model: dict[str, Any]) -> dict[str, Any]:
-  """The model without these pieces of a unigram, which a text must not match.
+  """Hides pieces of a unigram model from texts; other models stay as they are.
 
-  They stay in their places under names with a space, which no piece of a text has. A BPE has no
-  merges that lead to a special token.
+  A hidden piece keeps its id. Its name gets a space, which no piece of a text contains. A BPE needs
+  no hiding: none of its merges makes a special token.
   """
   if model['type'] != 'Unigram':
     return model
@@ -66,27 +54,21 @@ class JsonTokenizer(tokenizer_base.LibraryTokenizer):
   UserError for something else, or if a special token is missing.
   """
 
-  roles = tuple(_NAMES)
-
   def __init__(self, settings: dict[str, Any], where: Any = 'tokenizer.json'):
     self._settings = settings
     model = settings.get('model') or {}
     self.kind = str(model.get('type', 'bpe')).lower()
     if self.kind == 'bpe':
       _check_ids(model.get('vocab'), where)
-    with _one_line(f'{where} is no tokenizer'):
+    with tokenizer_base.library_errors(f'{where} is no tokenizer'):
       complete = tokenizers.Tokenizer.from_str(json.dumps(settings))  # raises if it is malformed
       tokens = settings.get('added_tokens') or ()
       added = {x['content']: int(x['id']) for x in tokens}
       special = {x['content']: added[x['content']] for x in tokens if x['special']}
       self.library = self._parsing()
     entries = {**complete.get_vocab(with_added_tokens=True), **added}
-    for role, names in _NAMES.items():
-      # Gemma's <s> is an entry of HTML: a special token comes first.
-      index = next((known[name] for known in (special, entries) for name in names
-                    if name in known), None)
-      require(index is not None, f'{where} has no {" or ".join(names)}: BERT needs it')
-      setattr(self, f'{role}_id', index)
+    # Gemma's <s> is an entry of HTML: a special token comes first.
+    self._find_special(_NAMES, where, special, entries)
     around = [complete.num_special_tokens_to_add(is_pair) for is_pair in (False, True)]
     self.separators = max(around[1] - around[0], 1)
     size = max(entries.values()) + 1
@@ -105,16 +87,9 @@ class JsonTokenizer(tokenizer_base.LibraryTokenizer):
              'added_tokens': [x for x in tokens if x['content'] not in text]}
     return tokenizers.Tokenizer.from_str(json.dumps(self._settings | plain))
 
-  def _spans(self, text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    # The piece that begins a word includes the space before it, which the offsets leave out.
-    return [(end - len(text[start:end].lstrip()), end) for start, end in offsets]
-
   def word_starts(self) -> np.ndarray:
     space = _SPACES['ByteLevel' in json.dumps(self._settings.get('pre_tokenizer'))]
     return np.array([entry.startswith(space) for entry in self.vocab])
-
-  def serialized(self) -> bytes:
-    return json.dumps(self._settings, sort_keys=True).encode()
 
   def save(self, directory: epath.Path):
     content = json.dumps(self._settings, ensure_ascii=False).encode()
@@ -168,7 +143,7 @@ def load(path: epath.Path) -> JsonTokenizer | None:
     is_known = isinstance(model, dict) and model.get('type') in ('BPE', 'Unigram')
     return JsonTokenizer(content, path) if is_known else None
   _check_ids(content, path)
-  with _one_line(f'{path} and {merges} are no BPE'):
+  with tokenizer_base.library_errors(f'{path} and {merges} are no BPE'):
     model = tokenizers.models.BPE.from_file(str(path), str(merges))
   return _with_special_tokens(_untrained(model, lowercase=False, prefix_space=False),
                               prefix_space=False)

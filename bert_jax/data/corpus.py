@@ -24,8 +24,8 @@ from bert_jax.errors import Failed, UserError, require, require_choice
 from bert_jax.runtime import storage
 
 FORMATS = ('auto', 'text', 'jsonl', 'wikitext')
-# tfds imports its packages in turn and stops at the first import error. Without TensorFlow, and so
-# h5py, that is nearest_neighbors, and glue, wikipedia and c4 stay unknown.
+# tfds imports its packages in turn and stops at the first error. nearest_neighbors needs h5py, a
+# package of TensorFlow. Without it tfds does not reach glue, wikipedia and c4: we import these.
 _TFDS_OF_TEXT = ('question_answering', 'structured', 'summarization', 'text',
                  'text_simplification', 'translate')
 _LONGEST_DOCUMENT = 64 << 20  # bytes; documents are held in memory one at a time
@@ -112,8 +112,10 @@ class Source(NamedTuple):
 
 def find_files(pattern: str) -> list[str]:
   """The files that a glob (local or gs://) names, sorted; raises UserError if one is empty."""
-  if '://' in pattern:
+  if storage.is_remote(pattern):
     root, _, rest = pattern.rpartition('/')
+    storage.check('source', root)
+    require('*' not in root, f'{pattern}: in a bucket only the name of a file may be a pattern')
     files = sorted(str(p) for p in epath.Path(root).glob(rest))
   else:
     files = sorted(glob.glob(pattern, recursive=True))
@@ -124,7 +126,11 @@ def find_files(pattern: str) -> list[str]:
   require(files, f'{pattern!r} matches no file: give a quoted glob such as '
           f"'corpus/*.txt.gz', 'tfds:NAME' or 'builtin'")
   for file in files:
-    require(epath.Path(file).stat().length, f'{file} is empty: remove it or leave it out')
+    try:
+      size, _ = storage.size_and_time(epath.Path(file))
+    except OSError as e:
+      raise UserError(f'{file} cannot be read: {e.strerror or e}') from e
+    require(size, f'{file} is empty: remove it or leave it out')
   return files
 
 
@@ -152,6 +158,8 @@ def _lines(file: str) -> Iterator[bytes]:
         yield line[:-2] + b'\n' if line.endswith(b'\r\n') else line
   except (gzip.BadGzipFile, EOFError, zlib.error) as e:
     raise UserError(f'{file}: damaged gzip after line {number}: {e}') from e
+  except OSError as e:
+    raise UserError(f'{file} cannot be read: {e.strerror or e}') from e
 
 
 def _split(file: str, is_separator: Callable[[bytes], Any]) -> Iterator[tuple[bytes, int]]:
@@ -189,7 +197,9 @@ def read_file(file: str, data_format: str, text_column: str) -> Iterator[str]:
       if len(line) == _LONGEST_DOCUMENT:
         raise UserError(f'{file}, line {number}: longer than {_LONGEST_DOCUMENT >> 20} MiB')
       if line.strip():
-        yield _json_text(_decode(line, file, number), text_column, file, number)
+        text = _json_text(_decode(line, file, number), text_column, file, number)
+        if text.strip():
+          yield text
     return
   is_separator = (_WIKITEXT_HEADING.fullmatch if data_format == 'wikitext' else
                   lambda line: not line.strip())
@@ -276,7 +286,9 @@ def tfds_documents(name: str, text_column: str) -> Iterator[str]:
     require(text_column in example, f'tfds:{name} has no column {text_column!r}: set text_column '
             f'to one of {", ".join(sorted(example))}')
     text = example[text_column]
-    text = text.decode('utf-8') if isinstance(text, bytes) else str(text)
+    require(isinstance(text, bytes | str),
+            f'tfds:{name}: {text_column!r} is no text: set text_column to a column of texts')
+    text = _decode(text, f'tfds:{name}, example {i}', 1) if isinstance(text, bytes) else text
     if text := text.strip():
       yield text
 
@@ -324,10 +336,10 @@ def _open_whole(settings: Settings, scratch: epath.Path) -> Source:
     name = settings.source.removeprefix('tfds:')
     return Source((settings.source,), lambda: tfds_documents(name, settings.text_column))
   files = find_files(settings.source)
-  stats = [epath.Path(file).stat() for file in files]
+  stats = [storage.size_and_time(epath.Path(file)) for file in files]
 
   def read() -> Iterator[str]:
     for file in files:
       yield from read_file(file, format_of(file, settings.format), settings.text_column)
 
-  return Source(tuple(f'{f} {s.length} {s.mtime}' for f, s in zip(files, stats)), read)
+  return Source(tuple(f'{f} {size} {time}' for f, (size, time) in zip(files, stats)), read)

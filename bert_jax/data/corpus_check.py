@@ -41,7 +41,7 @@ class CorpusStatistics(NamedTuple):
 
 
 def check(settings: corpus.Settings) -> CorpusStatistics:
-  """Reads a corpus once, and tokenises at most 256 MiB of it."""
+  """Surveys a corpus, and tokenises about 256 MiB of it and its held-out documents."""
   with tempfile.TemporaryDirectory() as scratch:
     folder = epath.Path(scratch)
     source = corpus.open_source(settings, folder)
@@ -54,7 +54,7 @@ def check(settings: corpus.Settings) -> CorpusStatistics:
         yield document
 
     survey = survey_of(counting_lines(), settings.heldout)
-    if not survey.documents:
+    if not survey.documents:  # one document is a warning of the report, not a mistake
       preparation.check_documents(settings.source, survey)
     tokenizer = preparation.make_tokenizer(settings, source, survey)
     encoder = encode.Encoder(tokenizer, settings)
@@ -112,7 +112,7 @@ def warnings(stats: CorpusStatistics, settings: corpus.Settings) -> Iterator[str
   if np.mean(stats.sentences > 256) > 0.01:
     yield (f'{np.mean(stats.sentences > 256):.1%} of the sentences have more than 256 tokens: is '
            f'--language={settings.language} right, and has the text marks at sentence ends?')
-  if stats.cjk > 0.3 and settings.language in ('en', ''):
+  if stats.cjk > 0.3 and settings.language == 'en':
     yield (f'{stats.cjk:.0%} of the characters are Chinese or Japanese: give --language=zh or ja, '
            'or sentences and words are not found')
   share = stats.labels[0] / max(stats.labels.sum(), 1)
@@ -122,7 +122,7 @@ def warnings(stats: CorpusStatistics, settings: corpus.Settings) -> Iterator[str
 
 
 def histogram(values: np.ndarray) -> Iterator[str]:
-  """A line with a bar for each power of two that occurs."""
+  """A line with a bar for each power of two from the smallest value to the largest."""
   bucket = np.searchsorted(_BUCKETS, values, side='right')
   shares = np.bincount(bucket, minlength=len(_BUCKETS) + 1) / max(len(values), 1)
   used = np.flatnonzero(shares)

@@ -9,7 +9,7 @@ from etils import epath
 from ml_collections import ConfigDict
 import numpy as np
 
-from bert_jax.data import mixture, preparation, records
+from bert_jax.data import mixture, preparation, records, tokenizer_base
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.corpus import Settings
 from bert_jax.errors import UserError, require
@@ -36,8 +36,15 @@ def open_records(directory: epath.Path) -> Corpus:
           'bert_jax.prepare again into an empty folder')
   train, heldout = (records.open_split(directory, manifest, split)
                     for split in ('train', 'heldout'))
-  return Corpus(tokenizer, train, heldout, np.load(os.fspath(directory / 'counts.npy')),
-                manifest['unigram_entropy'], tuple(manifest['notes']))
+  path = directory / 'counts.npy'
+  try:
+    counts = np.load(os.fspath(path))
+  except (OSError, ValueError) as e:
+    raise UserError(f'{path} cannot be read ({e}): {records.REMEDY}') from e
+  require(counts.shape == (manifest['vocab_size'],),
+          f'{path} does not belong to these records: {records.REMEDY}')
+  return Corpus(tokenizer, train, heldout, counts, manifest['unigram_entropy'],
+                tuple(manifest['notes']))
 
 
 def is_prepared(source: str) -> bool:
@@ -45,8 +52,10 @@ def is_prepared(source: str) -> bool:
   parts = mixture.parse(source)
   if parts:
     return all(is_prepared(part.source) for part in parts)
-  return source != 'builtin' and not source.startswith('tfds:') and (
-      epath.Path(source) / 'manifest.json').exists()
+  if source == 'builtin' or source.startswith('tfds:'):
+    return False
+  storage.check('data.source', source)
+  return (epath.Path(source) / 'manifest.json').exists()
 
 
 def sources(source: str) -> tuple[str, ...]:
@@ -60,8 +69,8 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
 
   Args:
     data: the config group `data`.
-    vocab_size: of a vocabulary to train.
-    processes: that train together; only a single one may prepare text.
+    vocab_size: the size of a vocabulary that is trained here.
+    processes: the number of processes of the run; only a run of one may prepare text.
 
   Raises:
     UserError: the corpus or vocabulary cannot be used, or the workdir holds another one.
@@ -78,19 +87,24 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
               f'data.vocab={data.vocab} is not the vocabulary that made the records in '
               f'{data.source}: leave data.vocab out, or prepare the text again with it')
     return corpus
-  require(processes == 1,
-          f'data.source={data.source!r} is text, and {processes} processes train on it: make token '
-          'records with bert_jax.prepare first, and give their folder')
+  _require_one_process(data.source, processes)
   directory = workdir / 'corpus'
   settings = _settings(data, None if data.vocab else vocab_size)
   if not (directory / 'manifest.json').exists():
     preparation.prepare(settings, os.fspath(directory))
-  name = preparation.changed_setting(directory, settings)
-  if name:
-    was = records.read_manifest(directory)['settings'].get(name)
-    raise UserError(f'{workdir} was made with data.{name}={was!r}, now it is '
+  changed = preparation.changed_setting(directory, settings)
+  if changed:
+    name, before = changed
+    group = 'model' if name == 'vocab_size' else 'data'
+    raise UserError(f'{workdir} was made with {group}.{name}={before!r}, now it is '
                     f'{getattr(settings, name)!r}: use another --workdir')
   return open_records(directory)
+
+
+def _require_one_process(source: str, processes: int):
+  require(processes == 1,
+          f'data.source={source!r} is text, and {processes} processes train on it: make token '
+          'records with bert_jax.prepare first, and give their folder')
 
 
 def _settings(data: ConfigDict, vocab_size: int | None) -> Settings:
@@ -112,7 +126,8 @@ def _open_mixture(parts: Sequence[mixture.Part], data: ConfigDict, vocab_size: i
   if texts and not vocab:
     records_of = [part.source for part in parts if is_prepared(part.source)]
     vocab = f'{records_of[0]}/tokenizer' if records_of else os.fspath(workdir / 'vocabulary')
-    if not records_of and not epath.Path(vocab).exists():
+    if not records_of and not (epath.Path(vocab) / tokenizer_base.CONFIG).exists():  # saved last
+      _require_one_process(data.source, processes)
       preparation.train_vocabulary([_settings(text, vocab_size) for text in texts],
                                    epath.Path(vocab))
   for text in texts:
@@ -133,7 +148,7 @@ def _open_mixture(parts: Sequence[mixture.Part], data: ConfigDict, vocab_size: i
                for w, corpus in zip(weights, opened)).astype(np.int64)
   tokens = sum((np.bincount(held.tokens(np.arange(held.num_tokens)), minlength=len(counts))
                 for held, _ in held_out), np.zeros_like(counts))
-  apart = mixture.MixedRecords(*zip(*held_out)) if held_out else mixture.MixedRecords((), ())
+  heldout = mixture.MixedRecords(tuple(held for held, _ in held_out), tuple(w for _, w in held_out))
   return Corpus(
-      first.tokenizer, train, apart, counts, preparation.cross_entropy(tokens, counts),
+      first.tokenizer, train, heldout, counts, preparation.cross_entropy(tokens, counts),
       tuple(f'{part.source}: {note}' for part, c in zip(parts, opened) for note in c.notes))

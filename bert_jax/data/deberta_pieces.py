@@ -12,8 +12,8 @@ import numpy as np
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
-from bert_jax.data import tokenizer_base
-from bert_jax.errors import UserError, require
+from bert_jax.data import spiece, tokenizer_base
+from bert_jax.errors import require
 from bert_jax.runtime import storage
 
 FILE = 'spm.model'
@@ -34,7 +34,7 @@ class UnigramPieces(tokenizer_base.LibraryTokenizer):
   def __init__(self, settings: dict[str, Any], where: Any = 'tokenizer.json'):
     # `save` puts in special tokens around a text; rows are cut and padded elsewhere.
     self._settings = settings | dict.fromkeys(('post_processor', 'truncation', 'padding'))
-    try:
+    with tokenizer_base.library_errors(f'{where} is no unigram tokenizer'):
       pieces, added = settings['model']['vocab'], settings.get('added_tokens') or []
       entries = {i: piece for i, (piece, _) in enumerate(pieces)}
       entries |= {token['id']: token['content'] for token in added}
@@ -44,32 +44,15 @@ class UnigramPieces(tokenizer_base.LibraryTokenizer):
       hidden = [[' ' + piece, score] if i in special else [piece, score]
                 for i, (piece, score) in enumerate(pieces)]
       plain = self._settings | {'model': settings['model'] | {'vocab': hidden},
-                          'added_tokens': [token for token in added if not token['special']]}
+                                'added_tokens': [token for token in added if not token['special']]}
       self.library = tokenizers.Tokenizer.from_str(json.dumps(plain))
-    except UserError:
-      raise
-    except Exception as e:  # those of the library have no class of their own
-      raise UserError(f'{where} is no unigram tokenizer: {" ".join(str(e).split())[:200]}') from e
     self.vocab = [entries[i] for i in range(len(entries))]
-    ids = {piece: i for i, piece in entries.items()}
-    for role, names in _NAMES.items():
-      index = next((ids[name] for name in names if name in ids), None)
-      require(index is not None, f'{where} has no {" or ".join(names)}: BERT needs it')
-      setattr(self, f'{role}_id', index)
-
-  def _spans(self, text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    # The piece that begins a word includes the space before it.
-    return [(end - len(text[start:end].lstrip()), end) for start, end in offsets]
+    self._find_special(_NAMES, where, {piece: i for i, piece in entries.items()})
 
   def word_starts(self) -> np.ndarray:
     return np.array([entry.startswith(_SPACE) for entry in self.vocab])
 
-  def encode_with_masks(self, text: str) -> list[int]:
-    first, *rest = self.encode_batch(text.split('[MASK]'))
-    return first + [i for part in rest for i in (self.mask_id, *part)]
-
-  def serialized(self) -> bytes:
-    return json.dumps(self._settings, sort_keys=True).encode()
+  encode_with_masks = tokenizer_base.Tokenizer.encode_with_masks
 
   def save(self, directory: epath.Path):
     # Not through the library: it reads some scores as their neighbours.
@@ -81,16 +64,9 @@ class UnigramPieces(tokenizer_base.LibraryTokenizer):
 
 def _from_model(path: epath.Path) -> dict[str, Any]:
   """The content of the tokenizer.json of a SentencePiece model, as transformers converts it."""
-  import sentencepiece  # other tokenisers do without it
-
-  try:
-    model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
-  except OSError as e:
-    raise UserError(f'data.vocab={str(path)!r} cannot be read: {e.strerror or e}') from e
-  except RuntimeError as e:
-    raise UserError(f'{path} is no SentencePiece model: {e}') from e
-  settings = path.parent / tokenizer_base.CONFIG
-  settings = storage.read_json(settings) if settings.exists() else {}
+  content, model = spiece.read_model(path)
+  require(spiece.character_map(content) is not None, f'{path} is no unigram model, as DeBERTa has')
+  settings = storage.read_json_if_any(path.parent / tokenizer_base.CONFIG)
   pieces = [(model.id_to_piece(i), model.get_score(i)) for i in range(model.get_piece_size())]
   added = []
   for i, (piece, score) in enumerate(pieces):

@@ -44,9 +44,11 @@ def batches(texts: Iterable[str], size: int = 1 << 18) -> Iterator[list[str]]:
 
 def _chinese(tokenizer: tokenizer_lib.Tokenizer,
              sentences: list[str]) -> tuple[list[list[int]], np.ndarray]:
-  """Tokens of each sentence, and where Chinese words start among all of them.
+  """Encodes Chinese sentences and marks the starts of words.
 
-  A character that is cut into pieces, as in a byte-level BPE, starts with the first.
+  Returns:
+    The tokens of each sentence, and [T] bool over all tokens: True where a word starts. Of the
+    pieces of one character, as a byte-level BPE has them, only the first can start a word.
   """
   import rjieba  # its dictionary takes half a second to load
 

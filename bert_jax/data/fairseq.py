@@ -13,7 +13,7 @@ from tokenizers import normalizers, pre_tokenizers
 from bert_jax.data import spiece
 from bert_jax.data.bpe import JsonTokenizer
 from bert_jax.data.tokenizer_base import CONFIG
-from bert_jax.errors import UserError, require
+from bert_jax.errors import require
 from bert_jax.runtime import storage
 
 FILE = 'sentencepiece.bpe.model'
@@ -24,8 +24,7 @@ Pieces = list[tuple[str, float]]  # pieces and their log probabilities
 
 
 def _is_camembert(directory: epath.Path) -> bool:
-  files = [directory / name for name in ('config.json', CONFIG)]
-  fields = [storage.read_json(f) if f.exists() else {} for f in files]
+  fields = [storage.read_json_if_any(directory / name) for name in ('config.json', CONFIG)]
   names = fields[0].get('model_type'), fields[1].get('tokenizer_class')
   return any(str(name).lower().startswith('camembert') for name in names)
 
@@ -48,14 +47,7 @@ def load(path: epath.Path) -> JsonTokenizer:
   Raises:
     UserError: the file is no unigram model of fairseq's kind.
   """
-  import sentencepiece  # other tokenisers do without it
-  try:
-    model = path.read_bytes()
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-  except OSError as e:
-    raise UserError(f'data.vocab={str(path)!r} cannot be read: {e.strerror or e}') from e
-  except RuntimeError as e:
-    raise UserError(f'{path} is no SentencePiece model: {e}') from e
+  model, processor = spiece.read_model(path)
   normalization = spiece.character_map(model)
   pieces = [(processor.id_to_piece(i), processor.get_score(i))
             for i in range(processor.get_piece_size())]

@@ -11,7 +11,7 @@ from bert_jax.runtime import pool
 
 def batches(rows: Callable[[int], Any], first_step: int, last_step: int, workers: int = 0,
             ahead: int = 4) -> grain.DatasetIterator:
-  """The batches of steps `first_step` .. `last_step - 1`, a few of them made ahead; to be closed.
+  """Makes the batches of steps `first_step` to `last_step` - 1 ahead; the caller closes it.
 
   Args:
     rows: step -> batch, a pure function; picklable if there are workers.

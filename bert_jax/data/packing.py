@@ -12,8 +12,8 @@ def pack(sizes: np.ndarray, max_len: int, most: int,
   Args:
     sizes: [C] int64, each at most `max_len`. Equally long items are placed in the order given.
     max_len: L.
-    most: items in a row, P at most.
-    fillers: items up to this long only go where space is left; they open no row.
+    most: P, the largest number of items in a row.
+    fillers: items up to this long only go where space is left; they open no row unless P is 1.
 
   Returns:
     ([C] int64 row of each item, -1 for a filler without one; number of rows).
@@ -52,7 +52,7 @@ def pour(start: np.ndarray, end: np.ndarray, *, space: np.ndarray, slots: np.nda
   """Cuts stretches of text [start, end) into pieces that fill gaps row by row, then new rows.
 
   Args:
-    start, end: [T] int64.
+    start, end: [T] int64, positions of the stretches in the corpus.
     space: [R] int64 tokens that each row has left; a piece takes two for [CLS] and [SEP].
     slots: [R] int64 items that each row may still take.
     max_len: L, of new rows.

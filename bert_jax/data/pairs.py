@@ -242,7 +242,7 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[
   """Makes the pairs of a window.
 
   Args:
-    blocks: [] int64, the blocks of the window.
+    blocks: [blocks] int64, the numbers of the window's blocks.
     key: seeds the generator.
     rows: of the window; None = as few as keep most pairs. Fewer rows pour more text; 0 pours all
       text, which gives the same pairs for every key.

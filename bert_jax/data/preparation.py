@@ -81,6 +81,7 @@ def train_vocabulary(texts: Sequence[Settings], folder: epath.Path):
       source.read() for source in sources))
   survey = survey_of(with_progress(together.read(), 'reading'), texts[0].heldout)
   make_tokenizer(texts[0], together, survey).save(folder)
+  shutil.rmtree(folder / 'progress', ignore_errors=True)
 
 
 def write_shard(directory: epath.Path, name: str, vocab_size: int,
@@ -150,18 +151,22 @@ class _Preparation:
                 'remove it or use another folder')
     elif output.exists():
       require(output.is_dir(), f'{output} is a file: use another --output')
-      for name in sorted(path.name for path in output.iterdir() if path != self.progress):
-        raise UserError(f'{output} is not empty (it holds {name}): use another folder')
+      strangers = [path.name for path in output.iterdir() if path != self.progress]
+      if self.progress.exists():  # of a preparation that was killed early, or the user's own
+        strangers += [f'progress/{path.name}' for path in self.progress.iterdir()
+                      if path.name != 'builtin.txt.gz' and not path.name.endswith('.partial')]
+      require(not strangers, f'{output} is not empty (it holds {min(strangers, default="")}): use '
+                             'another folder')
+    try:
+      self.progress.mkdir(parents=True, exist_ok=True)  # before the text is read
+    except OSError as e:
+      raise UserError(f'{output} cannot be written: {e.strerror or e}') from e
 
   def _once(self, name: str, make: Callable[[], Any]) -> Any:
     """A JSON value that is made once and stored in progress/."""
     path = self.progress / f'{name}.json'
     if not path.exists():
-      value = make()
-      self.progress.mkdir(parents=True, exist_ok=True)
-      partial = self.progress / f'{name}.json.partial'
-      partial.write_text(json.dumps(value))
-      partial.replace(path)
+      storage.write_whole(path, json.dumps(make()))
     return json.loads(path.read_text())
 
   def run(self, workers: int):
@@ -236,7 +241,7 @@ class _Preparation:
     tokenizer = encoder.tokenizer
     counts = token_counts(shards, tokenizer.vocab_size)
     if not counts.sum():
-      shutil.rmtree(self.progress)  # there is nothing to continue
+      shutil.rmtree(self.progress)  # without shards in it, `run` deletes the output too
       raise UserError(f'data.source={self.settings.source!r} holds no text that the vocabulary can '
                       'encode')
     sentences = list(itertools.chain.from_iterable(documents))
@@ -277,11 +282,12 @@ def prepare(settings: Settings, output: str, workers: int = 0):
   """
   if settings.vocab:  # its mistakes are reported before the text is read
     tokenizer_lib.load(settings.vocab, settings.lowercase)
+  storage.check('--output', output)
   folder, is_remote = epath.Path(output), storage.is_remote(output)
   if (folder / 'manifest.json').exists():
     other = changed_setting(folder, settings)
-    require(not other, f'{output} is not empty: it holds records made with another {other}; use '
-            'another folder')
+    require(not other, f'{output} is not empty: it holds records made with another '
+                       f'{other and other[0]}; use another folder')
     inputs = records.read_manifest(folder)['settings'].get('inputs')  # Beam keeps none
     source = corpus.open_source(settings, folder / 'progress')
     require(inputs is None or inputs == list(source.inputs),
@@ -298,10 +304,10 @@ def prepare(settings: Settings, output: str, workers: int = 0):
     shutil.rmtree(local)
 
 
-def changed_setting(folder: epath.Path, settings: Settings) -> str | None:
-  """The name of the first setting in which complete records differ."""
+def changed_setting(folder: epath.Path, settings: Settings) -> tuple[str, Any] | None:
+  """The first setting in which complete records differ, and its value there."""
   earlier = _with_defaults(records.read_manifest(folder)['settings'])
-  return next((name for name, value in dataclasses.asdict(settings).items()
+  return next(((name, earlier[name]) for name, value in dataclasses.asdict(settings).items()
                if earlier[name] != value), None)
 
 

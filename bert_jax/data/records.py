@@ -1,6 +1,6 @@
 """Token records on disk: a tokenised corpus in shards that are memory-mapped, never read whole.
 
-  manifest.json        counts, settings, the digest of every file; written last
+  manifest.json        counts, settings, digests of the tokeniser and the .bin files; written last
   tokenizer/           the vocabulary that made the tokens
   counts.npy           [V] int64, how often each entry occurs in the training text
   train-00000.*        the shards of the training text, and heldout-00000.* likewise:
@@ -28,11 +28,12 @@ from etils import epath
 import numpy as np
 
 from bert_jax.errors import UserError, require
+from bert_jax.runtime import storage
 
 BLOCK = 8_192  # tokens
 LONGEST_SENTENCE = 32_768  # tokens; a longer one is stored as several
 _VERSION = 1
-_REMEDY = 'run bert_jax.prepare again into an empty folder'
+REMEDY = 'run bert_jax.prepare again into an empty folder'
 
 
 class Shard(NamedTuple):
@@ -150,7 +151,7 @@ class Records:
     """One block's sentences.
 
     Returns:
-      ([S] uint16 tokens in each sentence, [] int64 the sentences of the block at which a document
+      ([S] uint16 tokens in each sentence, [E] int64 the sentences of the block at which a document
       starts, the document of its first sentence).
     """
     k = int(np.searchsorted(self._base[:, 3], number, side='right')) - 1
@@ -196,7 +197,7 @@ def read_manifest(directory: epath.Path) -> dict[str, Any]:
   try:
     manifest = json.loads((directory / 'manifest.json').read_text())
     version = manifest['version']
-  except (OSError, ValueError, KeyError) as e:
+  except (OSError, ValueError, KeyError, TypeError) as e:
     raise UserError(f'{directory} holds no complete token records ({e}): run bert_jax.prepare '
                     'again') from e
   require(version == _VERSION, f'{directory} holds records of version {version}, this bert_jax '
@@ -212,10 +213,8 @@ def digest(manifest: dict[str, Any]) -> str:
 
 def write_manifest(directory: epath.Path, manifest: dict[str, Any]):
   """Writes manifest.json with version and digest, at once or not at all."""
-  partial = directory / 'manifest.json.partial'
   content = {'version': _VERSION, 'digest': digest(manifest), **manifest}
-  partial.write_text(json.dumps(content, indent=1) + '\n')
-  partial.replace(directory / 'manifest.json')
+  storage.write_whole(directory / 'manifest.json', json.dumps(content, indent=1) + '\n')
 
 
 def _map_shard(directory: epath.Path, entry: dict[str, Any], vocab_size: int) -> Shard:
@@ -231,10 +230,10 @@ def _map_shard(directory: epath.Path, entry: dict[str, Any], vocab_size: int) ->
     expected = length * dtype.itemsize
     try:
       size = os.path.getsize(path)
-      require(size == expected, f'{path} has {size:,} bytes, {expected:,} were written: {_REMEDY}')
+      require(size == expected, f'{path} has {size:,} bytes, {expected:,} were written: {REMEDY}')
       arrays[file] = map_file(path, dtype)
     except OSError as e:
-      raise UserError(f'{path} cannot be read ({e.strerror or e}): {_REMEDY}') from e
+      raise UserError(f'{path} cannot be read ({e.strerror or e}): {REMEDY}') from e
   arrays['blocks'] = np.array(arrays['blocks']).reshape(-1, 3)  # small: kept in memory
   return Shard(**arrays)
 
@@ -255,7 +254,7 @@ def open_split(directory: epath.Path, manifest: dict[str, Any], split: str, *,
       with open(path, 'rb') as file:
         require(hashlib.file_digest(file, 'sha256').hexdigest() == hashes[path],
                 f'{path} was changed after it was prepared (its sha256 is not that in the '
-                f'manifest): {_REMEDY}')
+                f'manifest): {REMEDY}')
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
       list(pool.map(check, hashes))

@@ -36,7 +36,7 @@ class Rows(NamedTuple):
   labels: np.ndarray  # [B, P] 0 = B follows A; 1 = B is from elsewhere, or comes before A
   # [B, P] float32, 1 for a pair; 0 for a single text, which serves masked LM only, or none
   pair_weights: np.ndarray
-  row: np.ndarray  # [B] number of the row in the global batch
+  row: np.ndarray  # [B] number of the row in the global batch, or in an epoch in evaluations
   word_start: np.ndarray | None = None  # [B, L] 1 where a word starts; None unless requested
 
 
@@ -127,6 +127,7 @@ class RowSource:
     count = max(min(records.num_tokens // (_WINDOW * layout.max_len), records.num_blocks), 1)
     self._first_block = np.arange(count + 1) * records.num_blocks // count  # of each window
     self.rows = self._rows_needed()  # in an epoch
+    # A cache for each instance: one of the class would keep every source alive.
     self._permutation = functools.lru_cache(maxsize=2)(self._permutation)
     self._window = functools.lru_cache(maxsize=3)(self._window)
     self._warned = False
@@ -166,9 +167,9 @@ class RowSource:
     pairs, row, needed = make_pairs(self.records, blocks, self.layout, key, rows)
     if needed > rows and not self._warned:
       self._warned = True
-      left_out = int((pairs.a_length + pairs.b_length)[row >= rows].sum())
+      tokens = pairs.a_length + pairs.b_length
       logging.warning('%d tokens of %d found no place in their window of epoch %d: the corpus '
-                      'varies too much', left_out, self._weights[blocks].sum(), epoch)
+                      'varies too much', tokens[row >= rows].sum(), tokens.sum(), epoch)
     return _by_row(pairs, row, rows, self.layout, np.random.default_rng((*key, _SHUFFLE)))
 
   def _pairs(self, number: np.ndarray) -> Pairs:

@@ -6,7 +6,7 @@ Equal to google-research/albert `tokenization.py` and to the slow AlbertTokenize
 from collections.abc import Sequence
 import json
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import unicodedata
 
 from etils import epath
@@ -43,7 +43,7 @@ def _cleaned(text: str, cleaning: Cleaning) -> str:
 
 
 def _places(text: str, cleaning: Cleaning) -> list[tuple[int, int]]:
-  """The characters [start, end) of the text behind each character of the cleaned text."""
+  """For each character of the cleaned text, the characters [start, end) that it comes from."""
   places, i = [], 0
   for part in re.finditer(r'\S+', text):
     if places:
@@ -143,10 +143,6 @@ class SentencePiece(Tokenizer):
     return np.array([i >= self._size or entry.startswith(_SPACE)
                      for i, entry in enumerate(self.vocab)])
 
-  def encode_with_masks(self, text: str) -> list[int]:
-    first, *rest = self.encode_batch(text.split('[MASK]'))
-    return first + [i for part in rest for i in (self.mask_id, *part)]
-
   def serialized(self) -> bytes:
     return self._model + json.dumps(['albert', *self._cleaning]).encode()
 
@@ -195,8 +191,8 @@ class SentencePiece(Tokenizer):
 
 def _cleaning_of(directory: epath.Path) -> Cleaning:
   """The cleaning that the files beside a model name; without them, that of a published ALBERT."""
-  files = directory / 'config.json', directory / CONFIG
-  model_config, settings = (storage.read_json(f) if f.exists() else {} for f in files)
+  model_config, settings = (storage.read_json_if_any(directory / name)
+                            for name in ('config.json', CONFIG))
   # The published ALBERTs were trained on clean text; their folders do not always say so.
   is_albert = model_config.get('model_type') == 'albert'
   cleaning = {'do_lower_case': is_albert, 'keep_accents': not is_albert}
@@ -207,14 +203,20 @@ def _cleaning_of(directory: epath.Path) -> Cleaning:
   return Cleaning(cleaning['do_lower_case'], not cleaning['keep_accents'])
 
 
-def load(path: epath.Path) -> SentencePiece:
-  """Reads a model file and the settings in its folder; raises UserError if it is no model."""
+def read_model(path: epath.Path) -> tuple[bytes, Any]:
+  """The bytes of a SentencePiece model and its processor; raises UserError if it is no model."""
+  import sentencepiece  # other tokenisers do without it
   try:
     model = path.read_bytes()
+    require(model, f'{path} is empty: it is no SentencePiece model')
+    return model, sentencepiece.SentencePieceProcessor(model_proto=model)
   except OSError as e:
     raise UserError(f'data.vocab={str(path)!r} cannot be read: {e.strerror or e}') from e
-  cleaning = _cleaning_of(path.parent) if path.name == FILE else Cleaning()
-  try:
-    return SentencePiece(model, cleaning)
   except RuntimeError as e:
     raise UserError(f'{path} is no SentencePiece model: {e}') from e
+
+
+def load(path: epath.Path) -> SentencePiece:
+  """Reads a model file and the settings in its folder; raises UserError if it is no model."""
+  model, _ = read_model(path)
+  return SentencePiece(model, _cleaning_of(path.parent) if path.name == FILE else Cleaning())

@@ -24,7 +24,7 @@ def text_hash(text: bytes) -> int:
 
 
 class Distinct:
-  """Counts how many of many texts are different, exactly up to 4 million, else by a sample."""
+  """Counts distinct texts: exactly up to 4 million, from a sample beyond that."""
 
   def __init__(self, capacity: int = _HASHES_IN_MEMORY):
     self._capacity, self.below = capacity, HASHES  # hashes from `below` up are ignored
@@ -41,7 +41,7 @@ class Distinct:
         self._hashes = array.array('Q', (h for h in self._hashes if h < self.below))
 
   def smallest(self) -> np.ndarray:
-    """The different hashes below `below`, ascending: [] uint64."""
+    """The distinct hashes below `below`, ascending: [hashes] uint64."""
     return np.unique(np.frombuffer(self._hashes, np.uint64))
 
   def different(self) -> int:

@@ -1,4 +1,4 @@
-"""Tokenisers: WordPiece; the others are in `spiece.py`, `fairseq.py` and `bpe.py`.
+"""Tokenisers: WordPiece. `spiece.py`, `fairseq.py`, `deberta_pieces.py` and `bpe.py` have others.
 
 Text of a corpus is encoded without parsing special tokens: a "[MASK]" that somebody wrote is text.
 Only fill_mask parses them.
@@ -80,7 +80,7 @@ class WordPiece(tokenizer_base.LibraryTokenizer):
     self.library.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     self.library.decoder = tokenizers.decoders.WordPiece()
     self.library.add_tokens([tokenizers.AddedToken(word, single_word=True, normalized=True)
-                                for word in self.whole])
+                             for word in self.whole])
 
   def _spans(self, text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The offsets, with the accents that stripping has removed from the end of a token."""
@@ -167,19 +167,19 @@ def is_cased(vocab: Sequence[str]) -> bool:
 
 
 def _settings(directory: epath.Path) -> dict:
-  """A WordPiece folder's settings by BertNormalizer's names; tokenizer_config.json comes first."""
-  settings = {}
-  if (directory / 'tokenizer.json').exists():
-    content = storage.read_json(directory / 'tokenizer.json')
-    settings = content.get('normalizer') or {}
-    try:
-      settings['whole'] = [str(token['content']) for token in content.get('added_tokens') or ()
-                           if not token['special']]
-    except (TypeError, KeyError) as e:
-      raise UserError(f'{directory}/tokenizer.json: an entry of added_tokens has no content or '
-                      'does not say whether it is special') from e
-  config = directory / tokenizer_base.CONFIG
-  config = storage.read_json(config) if config.exists() else {}
+  """A WordPiece folder's settings by BertNormalizer's names; tokenizer_config.json comes first.
+
+  'added' holds its added tokens: (id, content, whether it is special).
+  """
+  content = storage.read_json_if_any(directory / 'tokenizer.json')
+  settings = content.get('normalizer') or {}
+  try:
+    settings['added'] = sorted((int(token['id']), str(token['content']), bool(token['special']))
+                               for token in content.get('added_tokens') or ())
+  except (TypeError, KeyError, ValueError) as e:
+    raise UserError(f'{directory}/tokenizer.json: an entry of added_tokens has no id, has no '
+                    'content or does not say whether it is special') from e
+  config = storage.read_json_if_any(directory / tokenizer_base.CONFIG)
   for theirs, ours in (('do_lower_case', 'lowercase'), ('strip_accents', 'strip_accents'),
                        ('tokenize_chinese_chars', 'handle_chinese_chars')):
     if theirs in config:
@@ -192,25 +192,40 @@ def _settings(directory: epath.Path) -> dict:
 
 def _vocab_of_json(path: epath.Path) -> list[str]:
   """The entries of a WordPiece tokenizer.json, in the order of their ids."""
-  model = storage.read_json(path).get('model') or {}
-  if model.get('type') != 'WordPiece' or not isinstance(model.get('vocab'), dict):
-    raise UserError(f'{path} is of type {model.get("type")!r}: known are WordPiece, BPE and '
-                    'Unigram')
-  return _checked_vocab(sorted(model['vocab'], key=model['vocab'].get), path)
+  model = storage.read_json(path).get('model')
+  kind = model.get('type') if isinstance(model, dict) else None
+  require(kind == 'WordPiece' and isinstance(model.get('vocab'), dict),
+          f'{path} is of type {kind!r}: known are WordPiece, BPE and Unigram; a vocab.json needs '
+          'its merges.txt beside it')
+  ids = model['vocab']
+  require(set(ids.values()) == set(range(len(ids))), f'{path} has gaps between its ids')
+  return _checked_vocab(sorted(ids, key=ids.get), path)
+
+
+def _with_added(vocab: list[str], added: Sequence[tuple[int, str, bool]], path: epath.Path
+                ) -> tuple[list[str], list[str]]:
+  """(the entries with the added tokens at their ids, the added tokens that texts hold)."""
+  vocab, known = list(vocab), set(vocab)
+  for index, content, _ in added:
+    if content not in known:
+      require(index == len(vocab), f'{path}: tokenizer.json adds {content!r} as entry {index}, the '
+                                   f'vocabulary has {len(vocab)}: there are gaps between its ids')
+      vocab.append(content)
+  return vocab, [content for _, content, special in added if not special]
 
 
 def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
   """Loads vocab.txt, tokenizer.json, a SentencePiece model (*.model), or a folder with one of them.
 
   The vocab.json of a byte-level BPE has its merges.txt beside it. `lowercase` is for WordPiece;
-  None = as the folder's tokenizer_config.json says. The table of a published model may have more
-  rows than its vocabulary has entries: the config.json beside it counts them. Raises UserError if
-  there is no vocabulary, or a cased one would be read in lower case.
+  None = as tokenizer_config.json or tokenizer.json says. The table of a published model may have
+  more rows than its vocabulary has entries: the config.json beside it counts them. Raises UserError
+  if there is no vocabulary, or a cased one would be read in lower case.
   """
   path = epath.Path(path)
   tokenizer = _read(path, lowercase)
   config = (path if path.is_dir() else path.parent) / 'config.json'
-  rows = storage.read_json(config).get('vocab_size') if config.exists() else None
+  rows = storage.read_json_if_any(config).get('vocab_size')
   if isinstance(rows, int) and 0 < rows - tokenizer.vocab_size <= _MOST_UNUSED:
     return tokenizer.padded(rows)
   return tokenizer
@@ -223,18 +238,19 @@ def _read(path: epath.Path, lowercase: bool | None) -> Tokenizer:
     names = ('vocab.txt', spiece.FILE, 'tokenizer.json', fairseq.FILE, deberta_pieces.FILE,
              'vocab.json')
     path = next((directory / name for name in names if (directory / name).exists()), None)
-    require(path, f'{directory} holds neither vocab.txt nor spiece.model nor tokenizer.json')
+    require(path, f'{directory} holds no vocabulary: none of {", ".join(names)}')
   if path.suffix == '.model':
     of_name = {fairseq.FILE: fairseq.load, deberta_pieces.FILE: deberta_pieces.load}
     return of_name.get(path.name, spiece.load)(path)
   if path.suffix == '.json' and (tokenizer := deberta_pieces.load(path) or bpe.load(path)):
     return tokenizer
-  if directory:
-    settings = _settings(directory)
+  if directory or path.name == 'tokenizer.json':
+    settings = _settings(path.parent)
   vocab = _vocab_of_json(path) if path.suffix == '.json' else read_vocab(path)
+  vocab, whole = _with_added(vocab, settings.get('added', ()), path)
   if lowercase is None:
     lowercase = settings.get('lowercase', True)
   require(not lowercase or not is_cased(vocab), f'{path} is a cased vocabulary (its words have '
           'capitals) and the text would be lower-cased: set data.lowercase=False')
   return WordPiece(vocab, lowercase, settings.get('strip_accents'),
-                   settings.get('handle_chinese_chars', True), settings.get('whole', ()))
+                   settings.get('handle_chinese_chars', True), whole)

@@ -1,6 +1,7 @@
 """The interface of every tokeniser, and the code that they share."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import functools
 import json
 import math
@@ -10,7 +11,7 @@ from etils import epath
 import numpy as np
 import tokenizers
 
-from bert_jax.errors import require
+from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
 # Token ids of a text, and the characters [start, end) of each token.
@@ -44,6 +45,8 @@ class Tokenizer:
 
   def encode_with_masks(self, text: str) -> list[int]:
     """Token ids of a text in which "[MASK]" stands for the mask token."""
+    first, *rest = self.encode_batch(text.split('[MASK]'))
+    return first + [i for part in rest for i in (self.mask_id, *part)]
 
   def word_starts(self) -> np.ndarray:
     """[V] bool: True for entries that start a word."""
@@ -53,7 +56,7 @@ class Tokenizer:
     return [self.vocab[i] for i in ids]
 
   def padded(self, size: int) -> 'Tokenizer':
-    """The tokeniser with `size` entries, of which no text has the new ones; self if it cannot."""
+    """A tokeniser with `size` entries. No text gets the new ones. Returns self if it cannot."""
     del size
     return self
 
@@ -89,7 +92,7 @@ def longest_input(directory: epath.Path) -> float:
     UserError: it is no number, or too small for a text.
   """
   path = directory / CONFIG
-  longest = storage.read_json(path).get('model_max_length') if path.exists() else None
+  longest = storage.read_json_if_any(path).get('model_max_length')
   if longest is None:
     return math.inf
   require(isinstance(longest, int | float) and longest >= _SHORTEST,
@@ -109,6 +112,19 @@ def added_tokens(names: Sequence[str], first: int, special: bool) -> list[dict[s
           for i, name in enumerate(names, first)]
 
 
+@contextlib.contextmanager
+def library_errors(problem: str) -> Iterator[None]:
+  """Turns errors of the library, which have no class of their own, into a UserError."""
+  try:
+    yield
+  except UserError:
+    raise
+  except BaseException as e:  # where Rust panics it is not even an Exception
+    if not isinstance(e, Exception) and type(e).__name__ != 'PanicException':
+      raise
+    raise UserError(f'{problem}: {" ".join(str(e).split())[:200]}') from e
+
+
 class LibraryTokenizer(Tokenizer):
   """A tokeniser that the package `tokenizers` runs, as the attribute `library`."""
 
@@ -116,7 +132,8 @@ class LibraryTokenizer(Tokenizer):
   _settings: dict[str, Any]  # the content of a tokenizer.json; a WordPiece has none
 
   def _spans(self, text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The characters of each token, from the library's offsets."""
+    """The characters of each token, without the space before a word."""
+    return [(end - len(text[start:end].lstrip()), end) for start, end in offsets]
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -125,6 +142,17 @@ class LibraryTokenizer(Tokenizer):
   def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
     encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
     return [(e.ids, self._spans(text, e.offsets)) for text, e in zip(texts, encodings)]
+
+  def _find_special(self, names: Mapping[str, Sequence[str]], where: Any,
+                    *vocabularies: Mapping[str, int]):
+    """Sets the id of each role: its first name in the first vocabulary that has one."""
+    for role, spellings in names.items():
+      index = next((ids[name] for ids in vocabularies for name in spellings if name in ids), None)
+      require(index is not None, f'{where} has no {" or ".join(spellings)}: BERT needs it')
+      setattr(self, f'{role}_id', index)
+
+  def serialized(self) -> bytes:
+    return json.dumps(self._settings, sort_keys=True).encode()
 
   def padded(self, size: int) -> 'LibraryTokenizer':
     first = self.vocab_size

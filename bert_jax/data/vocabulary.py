@@ -88,7 +88,7 @@ def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
   """
   require(isinstance(tokenizer, WordPiece),
           f'add_tokens={path} needs a WordPiece vocabulary, this is {tokenizer.kind}')
-  known, words, already = set(tokenizer.vocab), [], []
+  known, words, skipped = set(tokenizer.vocab), [], 0
   for number, line in enumerate(_read_lines(path, 'add_tokens'), 1):
     word = tokenizer.clean(line)
     if not word:
@@ -97,12 +97,16 @@ def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
             f'{len(word.split())} words: an entry is one')
     require(len(word) <= 100, f'{path}, line {number}: a word of {len(word)} characters; '
             'WordPiece reads at most 100')
-    (already if word in known else words).append(word)
-    known.add(word)
+    if word in known:
+      skipped += 1
+    else:
+      words.append(word)
+      known.add(word)
   require(words, f'add_tokens={path} holds no word that the vocabulary does not have')
   notes = [f'{len(words)} words added to the vocabulary']
-  if already:
-    notes.append(f'{len(already)} words of {path} were in the vocabulary already')
+  if skipped:
+    notes.append(f'{skipped} lines of {path} were left out: the vocabulary or a line before has '
+                 'the word')
   return tokenizer.extended(words), notes
 
 

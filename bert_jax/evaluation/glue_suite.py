@@ -7,6 +7,7 @@ nothing.
 
 from collections.abc import Sequence
 import json
+import shutil
 import statistics
 from typing import NamedTuple
 
@@ -66,9 +67,20 @@ def _file(folder: epath.Path, name: str) -> epath.Path:
                   'development file of its task')
 
 
-def _split(task: str, source: epath.Path, folder: epath.Path, most: int):
-  """Writes train.tsv and apart.tsv: the lines of a training file, divided by a fixed seed."""
-  lines = table.read_text(str(source)).rstrip('\n').split('\n')
+class Source(NamedTuple):
+  """The data of a task as GLUE has them: two files, or twice tfds:NAME."""
+
+  train: str
+  dev: str
+
+
+def _divided(task: str, source: Source, folder: epath.Path, most: int) -> Files:
+  """Divides the training examples by a fixed seed, into train.tsv and apart.tsv of a new folder."""
+  if source.train.startswith('tfds:'):
+    end = 100 - round(100 * _APART)
+    return Files(f'{source.train}@train[:{end}%]', f'{source.train}@train[{end}%:]',
+                 f'{source.dev}@validation')
+  lines = table.read_text(source.train).rstrip('\n').split('\n')
   has_header = task != 'cola' or lines[0].startswith('index\t')
   head = lines[:has_header]
   rows = lines[has_header:]
@@ -78,15 +90,15 @@ def _split(task: str, source: epath.Path, folder: epath.Path, most: int):
   folder.mkdir(parents=True, exist_ok=True)
   for name, chosen in (('apart', order[:apart]), ('train', train)):
     content = [*head, *(rows[i] for i in np.sort(chosen))]
-    (folder / f'{name}.tsv').write_text('\n'.join(content) + '\n')
+    storage.write_whole(folder / f'{name}.tsv', '\n'.join(content) + '\n')
+  return Files(str(folder / 'train.tsv'), str(folder / 'apart.tsv'), source.dev)
 
 
-def find_tasks(data: str, folder: epath.Path, most: int = 0) -> dict[str, Files]:
-  """The files of each task of GLUE that `data` has.
+def find_tasks(data: str, most: int = 0) -> dict[str, Source]:
+  """The data of each task of GLUE that `data` has.
 
   Args:
     data: a folder in GLUE's layout (SST-2/train.tsv, SST-2/dev.tsv, ...), or tfds:glue.
-    folder: for the divided training files.
     most: training examples of a task; 0 = all.
 
   Raises:
@@ -95,24 +107,19 @@ def find_tasks(data: str, folder: epath.Path, most: int = 0) -> dict[str, Files]
   tasks = [name.removeprefix('glue/') for name in glue.TASKS]
   if data == 'tfds:glue':
     require(not most, f'--most={most} is for a folder of GLUE: tfds:glue is used whole')
-    end = f':{100 - round(100 * _APART)}%'
-    return {task: Files(f'tfds:glue/{task}@train[{end}]', f'tfds:glue/{task}@train[{end[1:]}:]',
-                        f'tfds:glue/{task}@validation') for task in tasks}
+    return {task: Source(f'tfds:glue/{task}', f'tfds:glue/{task}') for task in tasks}
   root = epath.Path(data)
   if not root.is_dir():
     raise UserError(f'--data={data} is no folder: give one with the folders of GLUE (SST-2, ...)')
-  files = {}
+  sources = {}
   for task in tasks:
     folders = [path for path in root.iterdir() if path.name.lower() in _names(task)]
-    if not folders:
-      continue
-    dev = _file(folders[0], _DEV.get(task, 'dev'))
-    _split(task, _file(folders[0], 'train'), folder / task, most)
-    files[task] = Files(str(folder / task / 'train.tsv'), str(folder / task / 'apart.tsv'),
-                        str(dev))
-  if not files:
+    if folders:
+      sources[task] = Source(str(_file(folders[0], 'train')),
+                             str(_file(folders[0], _DEV.get(task, 'dev'))))
+  if not sources:
     raise UserError(f'--data={data} holds no task of GLUE: its folders are named SST-2, CoLA, ...')
-  return files
+  return sources
 
 
 def twin_of(model: Pretrained) -> Pretrained:
@@ -135,11 +142,13 @@ def _begin(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe, twi
   if about.exists() and storage.read_json(about) != job:
     raise UserError(f'{folder} holds the runs of another model, recipe or folder of tasks: use '
                     'another --output')
-  if not (folder / 'model').exists():
-    native.save(model, folder / 'model')
-  if twin and not (folder / 'twin').exists():
-    native.save(twin_of(model), folder / 'twin')
-  about.write_text(json.dumps(job))
+  folder.mkdir(parents=True, exist_ok=True)
+  storage.write_whole(about, json.dumps(job))
+  for name, make in (('model', lambda: model), ('twin', lambda: twin_of(model))):
+    whole = (folder / name / native.CHECKPOINT_FILE).exists()  # it is written last
+    if not whole and (twin or name == 'model'):
+      shutil.rmtree(folder / name, ignore_errors=True)
+      native.save(make(), folder / name)
 
 
 def _fine_tune(task: str, model: str, files: Files, recipe: Recipe, rate: float, seed: int,
@@ -158,7 +167,7 @@ def _fine_tune(task: str, model: str, files: Files, recipe: Recipe, rate: float,
     name = f'eval_{glue.TASKS[f"glue/{task}"].metric}'
     dev = next(key for key in lines[-1] if key.startswith(f'{name}_'))
     best = max((line for line in lines if line.get(name) is not None), key=lambda x: x[name])
-    result.write_text(json.dumps([best[name], best[dev]]))
+    storage.write_whole(result, json.dumps([best[name], best[dev]]))
   return tuple(json.loads(result.read_text()))
 
 
@@ -186,14 +195,15 @@ def evaluate(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe,
     UserError: a mistake in the data, or a folder with the runs of another evaluation.
   """
   require(bool(recipe.rates), '--rates is empty: give one learning rate at least')
-  tasks = find_tasks(data, folder / 'data', recipe.most)
+  sources = find_tasks(data, recipe.most)
   _begin(model, data, folder, recipe, twin)
   names = ('model', 'twin') if twin else ('model',)
   columns = ['task', 'score']
   for name in names:
     columns += [name, f'{name}, deviation', f'{name}, rate']
   rows = []
-  for task, files in tasks.items():
+  for task, source in sources.items():
+    files = _divided(task, source, folder / 'data' / task, recipe.most)
     row = [task, glue.TASKS[f'glue/{task}'].metric]
     for name in names:
       rate, scores = _scores(task, str(folder / name), files, recipe, folder / f'{task}-{name}')

@@ -1,10 +1,10 @@
 """Masked-LM loss of a text: in nat a token, a word and a byte.
 
 Models with different vocabularies can be compared by the word and by the byte: the loss a token
-times the tokens of the text, over its words or bytes.
+times the tokens of the text, over its words or bytes. White space separates words.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import functools
 import hashlib
 import itertools
@@ -26,9 +26,10 @@ from bert_jax.inference.bert import Bert
 from bert_jax.model.encoder import Batch
 
 _BATCH_TOKENS = 8192
+_LARGEST_EXPONENT = 700.0  # of a double
 
 
-def _pieces(bert: Bert, documents: Iterator[str], length: int) -> Iterator[list[int]]:
+def _pieces(bert: Bert, documents: Iterable[str], length: int) -> Iterator[list[int]]:
   """The tokens of each document, cut into pieces that fill a row of `length` tokens."""
   room = length - inputs_lib.special_tokens(bert.tokenizer, 1)
   for document in documents:
@@ -102,7 +103,7 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, rate: float = 0.15, m
           'positions of the model')
   documents = [document for file in corpus.find_files(source)
                for document in corpus.read_file(file, corpus.format_of(file, 'auto'), 'text')]
-  pieces = list(_pieces(bert, iter(documents), max_len))
+  pieces = list(_pieces(bert, documents, max_len))
   require(bool(pieces), f'--data={source} holds no text')
   sums = path.with_suffix('.batches.jsonl')
   _write_sums(bert, pieces, sums, {'rate': rate, 'length': max_len, 'seed': seed})
@@ -117,11 +118,12 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, rate: float = 0.15, m
   return Report(facts, ('unit', 'in the text', 'nat', 'perplexity'), rows[::-1], 'nat')
 
 
-def _exp(nat: float) -> float:
-  with np.errstate(over='ignore'):
-    return float(np.exp(nat))
+def _exp(nat: float) -> float | None:
+  """The exponential; None where it is too large, as for the "words" of Chinese."""
+  return math.exp(nat) if nat < _LARGEST_EXPONENT else None
 
 
-def _loss_sum(config: Any, params: Any, batch: Batch, positions, targets, is_real) -> jax.Array:
+def _loss_sum(config: Any, params: Any, batch: Batch, positions: jax.Array, targets: jax.Array,
+              is_real: jax.Array) -> jax.Array:
   surprisals = forward.surprisals(config, params, batch, positions, targets)
   return (surprisals * is_real).sum()

@@ -23,7 +23,7 @@ from bert_jax.inference.bert import Bert
 from bert_jax.labelled import table
 
 _FIELDS = ('sentence_good', 'sentence_bad', 'UID', 'linguistics_term')
-_PAIRS_AT_ONCE = 512  # of a window: a kill loses the scores of one
+_PAIRS_AT_ONCE = 512  # pairs of a window: a kill loses the scores of one window
 
 
 class Pair(NamedTuple):

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
+from bert_jax.runtime import storage
+
 
 class Report(NamedTuple):
   """The result of a suite.
@@ -26,8 +28,9 @@ class Report(NamedTuple):
 def _cell(value: Any) -> str:
   if value is None:
     return '-'
-  return f'{value:,.4g}' if isinstance(value, float) else f'{value:,}' if isinstance(
-      value, int) else str(value)
+  if isinstance(value, float):
+    return f'{value:,.4g}'
+  return f'{value:,}' if isinstance(value, int) else str(value)
 
 
 def _cells(report: Report) -> list[list[str]]:
@@ -74,4 +77,5 @@ def write(report: Report, path: epath.Path):
   rows = [dict(zip(report.columns, row)) for row in report.rows]
   path.with_suffix('.md').write_text(markdown(report))
   _draw(report, path.with_suffix('.png'))
-  path.write_text(json.dumps({**report.facts, 'rows': rows}, indent=2) + '\n')
+  storage.write_whole(
+      path, json.dumps({**report.facts, 'rows': rows}, indent=2, allow_nan=False) + '\n')

@@ -1,4 +1,4 @@
-"""Retrieval: how well the vectors of a model find the documents of queries, and a reranker after.
+"""Retrieval: how well a model's vectors find the documents of queries, and a reranker orders them.
 
 The scores are those that trec_eval gives for the run files.
 """
@@ -32,7 +32,7 @@ def _search(bert: Bert, corpus: beir.Texts, queries: beir.Texts, path: epath.Pat
             **options) -> Run:
   """The nearest documents of each query.
 
-  A query is no hit of its own, as in BEIR, whose ArguAna has its queries in the corpus.
+  A document with the id of the query does not count, as in BEIR: ArguAna's corpus has its queries.
   """
   files = [path.with_suffix(f'.{name}.npy') for name in ('corpus', 'queries')]
   for texts, file, prompts in zip((corpus, queries), files, (DOCUMENT, QUERY)):
@@ -95,7 +95,7 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
     path: of the report; PATH.corpus.npy and PATH.queries.npy have the vectors, PATH.run the hits.
     split: its judgements are in qrels/SPLIT.tsv.
     pooling: cls, mean or max; None = the model's own, or mean.
-    max_len: tokens of a text; None = as many as the model has positions.
+    max_len: as for `Bert.embed`.
     reranker: a cross-encoder that orders the hits anew, in PATH.reranked.run.
 
   Raises:

@@ -15,6 +15,7 @@ from bert_jax.evaluation import (
 )
 from bert_jax.inference import bert as bert_lib
 from bert_jax.interop import load as load_lib
+from bert_jax.runtime import storage
 
 # The options that each suite uses, beside the model and the data.
 SUITES = {
@@ -52,24 +53,24 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
   for name in options:
     if name not in SUITES[suite]:
       raise UserError(f'--{name} has no effect here: --suite={suite} does not use it')
-  path = epath.Path(output)
-  path.parent.mkdir(parents=True, exist_ok=True)
+  path, options = epath.Path(output), dict(options)
+  storage.make_parent('--output', path)
   if suite == 'glue':
     twin = options.pop('twin', False)
-    recipe = glue_suite.Recipe(**options)
     result = glue_suite.evaluate(load_lib.load(model, step, allow_older), data,
-                                 path.with_suffix('.runs'), recipe, twin)
-  elif suite == 'task':
-    result = task_scores.evaluate(model, bert_lib.load(model, step, allow_older), data, **options)
-  elif suite == 'masked_lm':
-    result = held_out_text.evaluate(bert_lib.load(model, step, allow_older), data, path, **options)
-  elif suite == 'retrieval':
-    rerank = options.pop('rerank', '')
-    reranker = bert_lib.load(rerank) if rerank else None
-    result = retrieval.evaluate(bert_lib.load(model, step, allow_older), data, path,
-                                reranker=reranker, **options)
+                                 path.with_suffix('.runs'), glue_suite.Recipe(**options), twin)
   else:
-    result = minimal_pairs.evaluate(bert_lib.load(model, step, allow_older), data, path)
+    bert = bert_lib.load(model, step, allow_older)
+    if suite == 'task':
+      result = task_scores.evaluate(model, bert, data, **options)
+    elif suite == 'masked_lm':
+      result = held_out_text.evaluate(bert, data, path, **options)
+    elif suite == 'retrieval':
+      rerank = options.pop('rerank', '')
+      result = retrieval.evaluate(bert, data, path, **options,
+                                  reranker=bert_lib.load(rerank) if rerank else None)
+    else:
+      result = minimal_pairs.evaluate(bert, data, path)
   print(report.text(result))
   facts = {'suite': suite, 'model': model, 'step': step, 'data': data, **result.facts}
   report.write(result._replace(facts=facts), path)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import re
+from typing import Any
 
 from etils import epath
 import jax
@@ -16,11 +17,20 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.labelled import replaced_fields
 from bert_jax.labelled.packed_examples import Batches
 from bert_jax.runs import initial
-from bert_jax.runtime import sealed
+from bert_jax.runtime import console, sealed
 from bert_jax.tasks import finetuning, task_list
 from bert_jax.tasks.finetuning import FineTuning
 
 _OF_TRAINING = ('train', 'eval', 'test', 'eval_fields', 'loader_workers')  # fields of `data`
+
+
+def _fields_of_run(name: str, kind: type[FineTuning]) -> dict[str, Any]:
+  """The fields of `data` of a workdir whose run had this task; {} of another model."""
+  about = epath.Path(name) / native.WORKDIR_FILE
+  run = sealed.read(about)['config'] if about.exists() else {}
+  if run.get('task') != kind.name:
+    return {}
+  return {field: x for field, x in run['data'].items() if field not in _OF_TRAINING}
 
 
 def _config(name: str, model: Pretrained, kind: type[FineTuning]) -> ConfigDict:
@@ -28,14 +38,11 @@ def _config(name: str, model: Pretrained, kind: type[FineTuning]) -> ConfigDict:
   config = config_lib.finetuning(kind.name)
   config.init_from = name
   initial.adopt_sizes(config, vars(model.config))
-  about, fields = epath.Path(name) / native.WORKDIR_FILE, {}
-  of_run = sealed.read(about)['config'] if about.exists() else {}
-  if of_run.get('task') == kind.name:
-    fields = {field: x for field, x in of_run['data'].items() if field not in _OF_TRAINING}
-  facts = {'labels': model.labels if kind.model_task in ('', kind.name) else None,
-           'problem': model.problem, **model.facts}
-  fields |= {field: facts[field] for field in facts.keys() & set(config.data)
-             if facts[field] is not None and facts[field] != ()}
+  facts = {'problem': model.problem, **model.facts}
+  if kind.model_task in ('', kind.name):
+    facts['labels'] = model.labels
+  fields = _fields_of_run(name, kind) | {
+      field: value for field, value in facts.items() if value is not None and value != ()}
   config.max_len = facts.get('max_len') or config.max_len
   with config.unlocked():
     config.data.update({field: x for field, x in fields.items() if field in config.data})
@@ -90,6 +97,7 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
   notes = []
   examples = finetuning.not_empty(kind.read(data, config.data, 'validation', notes), data)
   of_task = kind.make(config, examples, notes)
+  console.print_summary([('note', note) for note in notes])
   if kind.name in task_list.WITH_HEAD:
     _check_labels(of_task, model, name)
   features = of_task.features(examples, model.tokenizer, config, path=data, is_train=False)

@@ -77,7 +77,8 @@ def load(folder: epath.Path, split: str) -> tuple[Texts, Texts, Qrels]:
   """(corpus, the queries that the split judges, its judgements).
 
   Raises:
-    UserError: a file is missing or malformed, or judgements name what is in neither file.
+    UserError: a file is missing or malformed, or a judgement names a query or document that its
+      file lacks.
   """
   path = folder / 'qrels' / f'{split}.tsv'
   qrels = read_qrels(path)

@@ -58,7 +58,7 @@ class Bert:
   # ---- texts to rows ----------------------------------------------------------------------------
 
   def require_head(self, group: str, title: str):
-    """Raises UserError without the parameters `group` of the head that users know as `title`."""
+    """Raises UserError if the model lacks the parameters `group`, which users know as `title`."""
     if group not in self.model.groups:
       raise UserError(f'this model has no {title}: it was trained without, or it was left out of '
                       'the checkpoint')
@@ -120,10 +120,13 @@ class Bert:
       yield packed, jax.device_get(output)
 
   def per_text(self, rows: Sequence[inputs_lib.Input], function,
-               *values: np.ndarray) -> np.ndarray | None:
-    """Outputs of `function` [R, P, ...] for each text, [texts, ...]; None without texts."""
+               positions: np.ndarray | None = None, *values: np.ndarray) -> np.ndarray | None:
+    """Outputs of `function` [R, P, ...] for each text, [texts, ...]; None without texts.
+
+    `positions` and `values` are those of `_run`.
+    """
     results = None
-    for packed, output in self._run(rows, function, *values):
+    for packed, output in self._run(rows, function, positions, *values):
       if results is None:
         results = np.zeros((len(rows), *output.shape[2:]), output.dtype)
       is_text = packed.index >= 0
@@ -189,15 +192,15 @@ class Bert:
         is the paper's best for NER.
       long: the part of a text above `max_len` that is read: 'head', 'tail', 'head_tail' (128 +
         382), or all of it, its chunks combined: 'chunks_mean', 'chunks_max', 'chunks_attention'.
-      max_len: tokens of a text, special ones included; None = as the model says, else as many as it
-        has positions.
+      max_len: tokens of a text, special ones included; None = as the model says (but for 'none'),
+        else as many as it has positions.
       prompt: the name of a prompt of the model, which goes before each text; '' = no prompt; None =
         its default one, if it has one.
       dim: the first `dim` entries are kept and brought to length 1; None = all.
 
     Returns:
-      [B, D * len(layers)] float32, or as wide as the model's last dense layer; for 'none' a list of
-      [n, D * len(layers)], n being the tokens of each text without the special ones.
+      [B, D * layers * poolings] float32, or as wide as the model's last dense layer; for 'none' a
+      list of [n, D * layers], n being the tokens of each text without the special ones.
     """
     own = self.model.sentence or SentenceLayout()
     if pooling not in (None, *pooling_lib.POOLINGS):
@@ -209,6 +212,9 @@ class Bert:
                         'without prompt and dim')
       return self._token_vectors(texts, layers, max_len, normalize)
     before, poolings = own.prompt(prompt), (pooling,) if pooling else own.pooling
+    if before and long in ('tail', 'head_tail'):
+      raise UserError(f'long={long} would cut off the prompt {before!r}: use head or chunks, or '
+                      "prompt=''")
     rows, owners = self._rows(own.prepared(self._parts(texts), before), long,
                               own.max_len if max_len is None else max_len)
     # A prompt that is not pooled hides the first tokens of a text, [CLS] too.
@@ -258,7 +264,9 @@ class Bert:
     if not text:
       return []
     mask, rows, owners, positions = self.tokenizer.mask_id, [], [], []
-    for i, one in enumerate(text):
+    for i, (one, *pair) in enumerate(self._parts(text)):
+      if pair:
+        raise UserError(f'text {i + 1} is a pair: fill the masks of single texts')
       row = self._whole_row(self.tokenizer.encode_with_masks(one))
       masked = [j for j, token in enumerate(row.ids) if token == mask]
       if not masked:
@@ -281,7 +289,10 @@ class Bert:
   def next_sentence(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
     """The probability that the second text of each pair follows the first."""
     self.require_head('nsp', 'next-sentence head')
-    rows = [self._whole_row(*parts) for parts in self._ids(pairs)]
+    ids = self._ids(pairs)
+    if not all(len(parts) == 2 for parts in ids):
+      raise UserError('a next sentence needs pairs of texts')
+    rows = [self._whole_row(*parts) for parts in ids]
     logits = self.per_text(rows, functools.partial(forward.nsp_logits, self.config))
     return [] if logits is None else jax.nn.softmax(logits)[:, 0].tolist()
 

@@ -41,9 +41,9 @@ def hidden_and_pooled(config: BertConfig, params: Any, batch: Batch, starts: jax
 @functools.partial(jax.jit, static_argnames=('config', 'layers', 'poolings'))
 def vectors(config: BertConfig, params: Any, batch: Batch, starts: jax.Array,
             layers: tuple[int, ...], poolings: tuple[str, ...]) -> jax.Array:
-  """Hidden states of each text from its start on, pooled: [R, P, D * len(layers + poolings)].
+  """Hidden states of each text from its start on, pooled: [R, P, D * layers * poolings].
 
-  Poolings stand side by side.
+  Layers and poolings stand side by side.
   """
   hidden = hidden_states(config, params, batch, starts, layers)
   start = jnp.take_along_axis(starts, jnp.maximum(batch.pair_index - 1, 0), axis=1)  # [R, L]

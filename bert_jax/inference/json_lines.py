@@ -15,7 +15,7 @@ import numpy as np
 
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
-from bert_jax.interop.pretrained import Pretrained
+from bert_jax.interop.pretrained import FACTS_OF_DATA, Pretrained
 from bert_jax.runtime import storage
 
 Example = dict[str, Any]
@@ -76,11 +76,12 @@ def write(sink: TextIO, answer: Example):
 
 
 def identity(model: Pretrained) -> str:
-  """The digest of all that a model's answers depend on."""
+  """The digest of all that a model's answers depend on, wherever it lies."""
   digest = hashlib.blake2b(digest_size=16)
+  facts = {name: model.facts.get(name) for name in ('max_len', 'null_threshold', *FACTS_OF_DATA)}
   description = {
       'config': dataclasses.asdict(model.config), 'task': model.task, 'labels': model.labels,
-      'problem': model.problem, 'facts': model.facts,
+      'problem': model.problem, 'facts': facts,
       'tokenizer': tokenizer_lib.digest(model.tokenizer)}
   digest.update(json.dumps(description, sort_keys=True).encode())
   if model.sentence:
@@ -135,9 +136,12 @@ def partial(path: epath.Path, job: dict[str, Any] | None = None,
   """
   growing, about = (path.parent / f'{path.name}.{end}' for end in ('partial', 'partial.json'))
   done = Done()
+  storage.make_parent('--output', path)
   try:
     if job and growing.exists() and _is_of(about, job):
       done = _keep_whole_lines(growing)
+    if not done.examples:  # what is there is of another job
+      about.unlink(missing_ok=True)
     mode = 'a' if done.examples else 'w'
     sink = growing.open('wb') if binary else growing.open(mode, encoding='utf-8')
     if job and not done.examples:

@@ -12,6 +12,7 @@ from bert_jax.inference import beir, json_lines, search, stored_vectors
 from bert_jax.inference import bert as bert_lib
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
 from bert_jax.labelled import table
+from bert_jax.runtime import storage
 from bert_jax.runtime.console import print_summary
 
 
@@ -70,12 +71,13 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   require(bool(pairs), f'{source} holds no pair')
   texts, path = beir.Texts(epath.Path(corpus)), epath.Path(output)
   require(bool(texts.ids), f'{corpus} holds no text')
-  path.parent.mkdir(parents=True, exist_ok=True)
+  storage.make_parent('--output', path)
   bert, options = bert_lib.load(model, step, allow_older), {'pooling': pooling, 'max_len': max_len}
-  queries, positives, documents = (path.parent / f'{path.name}.{name}.npy'
-                                   for name in ('queries', 'positives', 'corpus'))
-  queries = _vectors(bert, [query for query, _ in pairs], queries, QUERY, **options)
-  positives = _vectors(bert, [positive for _, positive in pairs], positives, DOCUMENT, **options)
+  query_file, positive_file, documents = (path.parent / f'{path.name}.{name}.npy'
+                                          for name in ('queries', 'positives', 'corpus'))
+  queries = _vectors(bert, [query for query, _ in pairs], query_file, QUERY, **options)
+  positives = _vectors(bert, [positive for _, positive in pairs], positive_file, DOCUMENT,
+                       **options)
   stored_vectors.write(bert, texts, len(texts.ids), texts.digest, documents, DOCUMENT,
                        **options)
 

@@ -1,7 +1,7 @@
 """Texts of mixed length -> packed batches of a few fixed shapes.
 
-Short texts share a row, isolated from each other by the pair index, as in training: no padding to
-speak of, and one compilation serves them all.
+Short texts share a row, isolated from each other by the pair index, as in training: there is little
+padding, and one compilation serves all.
 """
 
 from collections.abc import Iterator, Sequence

@@ -188,9 +188,9 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
         options: Options = Options(), strict: bool = False, **checkpoint):
   """`predict` between files; None stands for standard input and output.
 
-  The output appears under its name only when it is whole; a job that was killed goes on in
-  OUTPUT.partial. Embeddings are written as an array where it ends in .npy or .safetensors: that has
-  no place for an error, and begins anew.
+  The output appears under its name only when it is complete; a killed job goes on in
+  OUTPUT.partial. An output that ends in .npy or .safetensors is an array of embeddings: it has no
+  place for an error, so the first bad line ends the job, and a killed job begins anew.
 
   `model` is a folder or name, of which `checkpoint` chooses one as for `bert.load`. A `strict` job
   ends with the first line that cannot be answered.
@@ -219,9 +219,9 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
     else:
       job = {}
       if source and not storage.is_remote(output):
-        stat = epath.Path(source).stat()
-        job = {'task': task, 'model': json_lines.identity(bert.model), 'input': [
-            source, stat.length, stat.mtime], 'options': dataclasses.asdict(options)}
+        job = {'task': task, 'model': json_lines.identity(bert.model),
+               'input': [source, *storage.size_and_time(epath.Path(source))],
+               'options': dataclasses.asdict(options)}
       with json_lines.partial(path, job) as (sink, before):
         if before.examples:
           print(f'bert_jax: {before.examples:,} examples were answered before: {output} goes on',

@@ -31,8 +31,8 @@ def _best_of(hits: Hits, queries: jax.Array, block: jax.Array, start: jax.Array,
              total: jax.Array) -> Hits:
   """The best of `hits` and of a block [B, D] whose first vector has the number `start`.
 
-  `lax.top_k` is slow on wide rows. The k best lie in the k groups with the largest maxima, so that
-  few scores are left to compare. It takes the first of equal values: candidates stand in order.
+  `lax.top_k` is slow on wide rows. The k best lie in the k groups with the largest maxima: only
+  these are compared. Of equal values top_k takes the first, so the candidates stand in order.
   """
   k = hits.scores.shape[-1]
   scores = jnp.einsum('qd,bd->qb', queries, block.astype(jnp.float32), precision='highest')

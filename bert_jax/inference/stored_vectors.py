@@ -49,7 +49,7 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
   """
   require(not storage.is_remote(str(path)), f'{path}: vectors are written to a local folder only')
   require(pooling != 'none', 'pooling=none gives no vector of a text: use cls, mean or max')
-  # Without texts it refuses a wrong argument before there is a file.
+  # Without texts: this checks the arguments before the file exists, and gives the width.
   width = bert.embed([], pooling, max_len=max_len).shape[1]
   layout = bert.model.sentence or SentenceLayout()
   prompt = next((name for name in prompts if name in layout.prompts), None)
@@ -69,7 +69,5 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
                                                     max_len=max_len, prompt=prompt)
       vectors.flush()
       done += len(window)
-      partial = path.parent / f'{about.name}.partial'
-      partial.write_text(json.dumps({**job, 'done': done}))
-      partial.replace(about)
+      storage.write_whole(about, json.dumps({**job, 'done': done}))
       bar.update(len(window))

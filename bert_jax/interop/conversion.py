@@ -8,7 +8,15 @@ import tempfile
 from etils import epath
 
 from bert_jax.errors import UserError, require
-from bert_jax.interop import hub, huggingface, native, sentence_transformers, stablehlo, verify
+from bert_jax.interop import (
+  hub,
+  huggingface,
+  native,
+  sentence_layout,
+  sentence_transformers,
+  stablehlo,
+  verify,
+)
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.runtime.console import print_summary
@@ -47,6 +55,8 @@ def _check_sound(source: str):
         arrays = [x for item in integrity.check(path)['arrays'].values() for x in item]
         print_summary([(name, f'sound, {len(arrays)} arrays')])
       except integrity.Damaged as e:
+        if not path.exists():  # the run goes on, and has deleted it
+          continue
         damaged.append(name)
         print_summary([(name, f'DAMAGED: {e}')])
     if damaged:
@@ -74,20 +84,23 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
   Raises:
     UserError: the source is no sound model, the output exists already, or the two differ.
   """
+  if push:
+    require(to in ('huggingface', 'sentence_transformers') and output and not verify_only,
+            '--push takes --to=huggingface or sentence_transformers, and --output=DIR')
+    hub.check_name(push)
   if verify_only and not output and not to:
-    if step is not None or allow_older:
-      raise UserError('--verify alone checks every checkpoint: leave out --step and --allow_older')
-    return _check_sound(source)
+    require(step is None and not allow_older,
+            '--verify alone checks every checkpoint: leave out --step and --allow_older')
+    _check_sound(source)
+    return
   compares = verify_only and output
+  require(not (compares and to), f'--to={to} has no effect here: --verify compares --input and '
+                                 '--output')
   if not compares and to not in FORMATS:
     wrong = f'--to={to} is unknown: use' if to else 'give --to, one of'
     raise UserError(f'{wrong} {", ".join(FORMATS)}')
   if not output and not verify_only:
     raise UserError('give --output=DIR, a new folder, or --verify to try a conversion only')
-  if push:
-    require(to in ('huggingface', 'sentence_transformers') and output and not verify_only,
-            '--push takes --to=huggingface or sentence_transformers, and --output=DIR')
-    hub.check_name(push)
   directory = epath.Path(output) if output else None
   converted = not verify_only and directory.exists() and (
       not directory.is_dir() or any(directory.iterdir()))
@@ -97,14 +110,29 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
   c = model.config
   print_summary([('model', f'{source}: {c.num_layers} layers of {c.hidden_size}, '
                            f'{c.vocab_size:,} entries, {model.parts}')])
+  if converted:
+    files = ('config.json', *([sentence_layout.FILE] if to == 'sentence_transformers' else []))
+    require(all((directory / name).exists() for name in files),
+            f'--output={output} is there already, and no folder of --to={to}')
   if compares or converted:
-    print_summary(verify.compare(model, load_lib.load(output), directory))
+    other = load_lib.load(output)
+    if (directory / sentence_layout.FILE).exists():  # it has no heads
+      model = sentence_transformers.exported(model)
+    print_summary(verify.compare(model, other, directory))
     print_summary([('equal', f'{source} and {output} hold the same model')])
-    return hub.push(source, directory, push, functools.partial(_write, to=to)) if push else None
-  if verify_only:
+  elif verify_only:
     with tempfile.TemporaryDirectory() as temporary:
       _write(model, epath.Path(temporary) / 'model', to)
-    return print_summary([('verified', f'{source} can be written as {to}; nothing was kept')])
+    print_summary([('verified', f'{source} can be written as {to}; nothing was kept')])
+  else:
+    _write_whole(model, directory, to)
+    print_summary([('done', f'{directory}')])
+  if push:
+    hub.push(source, directory, push, functools.partial(_write, to=to))
+
+
+def _write_whole(model: Pretrained, directory: epath.Path, to: str):
+  """Writes a folder that has its name only when it is complete and compared."""
   partial = directory.parent / (directory.name + '.partial')
   with contextlib.suppress(FileNotFoundError):
     shutil.rmtree(partial)
@@ -114,7 +142,3 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
     shutil.rmtree(partial, ignore_errors=True)
     raise
   partial.replace(directory)
-  print_summary([('done', f'{directory}')])
-  if push:
-    hub.push(source, directory, push, functools.partial(_write, to=to))
-  return None

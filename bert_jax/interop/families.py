@@ -91,7 +91,7 @@ class Family:
       if task_of_class == task and set(groups) - {'pooler'} == set(needed) - {'pooler'}:
         return name
     raise UserError(f'no {self.title} class of transformers has the heads {", ".join(groups)} '
-                    'together')
+                    'together: --to=bert_jax keeps them')
 
   def canonical(self, name: str, architecture: str = '') -> str:
     """BERT's name of a tensor of a class, without the encoder's prefix."""
@@ -234,6 +234,8 @@ def _read_modern(config: Mapping[str, Any]) -> Mapping[str, Any]:
                         'known')
       if 'rope_theta' in of_kind:
         fields[f'{ours}_rope_theta'] = of_kind['rope_theta']
+    if kinds and not isinstance(kinds, list):
+      raise TypeError('layer_types is no list')
     if kinds:
       every = kinds.index('full_attention', 1) if 'full_attention' in kinds[1:] else len(kinds)
       expected = ['sliding_attention' if i % every else 'full_attention' for i in range(len(kinds))]

@@ -1,4 +1,4 @@
-"""Gives a model away: a converted folder goes to the Hugging Face hub.
+"""Uploads converted models to the Hugging Face hub.
 
 The chosen checkpoint becomes the branch main. Every kept checkpoint of a workdir becomes a branch
 of its own, step-N: others can study the course of the training.
@@ -11,12 +11,12 @@ import tempfile
 from etils import epath
 
 from bert_jax.errors import Failed, UserError, require
-from bert_jax.interop import load, native
+from bert_jax.interop import huggingface, load, native
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.runtime.console import print_summary
 from bert_jax.training import checkpoint, integrity
 
-_FOLDER = 'THIS_FOLDER'  # in the model card, where a reader puts the name
+_CARD = 'README.md'
 
 
 def check_name(repo: str):
@@ -43,26 +43,34 @@ def push(source: str, folder: epath.Path, repo: str,
   workdir = epath.Path(source)
   if not (workdir / native.WORKDIR_FILE).exists():
     return
-  for step in integrity.steps(checkpoint.absolute(workdir) / 'checkpoints'):
+  checkpoints = checkpoint.absolute(workdir) / 'checkpoints'
+  for step in integrity.steps(checkpoints):
     with tempfile.TemporaryDirectory() as temporary:
       of_step = epath.Path(temporary) / 'model'
-      write(load.load(source, step), of_step)
+      try:
+        model = load.load(source, step)
+      except UserError as e:
+        if (checkpoints / str(step)).exists():  # else the run goes on, and has deleted it
+          print_summary([('left out', str(e))])
+        continue
+      write(model, of_step)
       _upload(of_step, repo, f'step-{step}')
 
 
 def _upload(folder: epath.Path, repo: str, branch: str):
   import huggingface_hub  # only here: all else works without it
 
-  card = folder / 'README.md'
-  card.write_text(card.read_text().replace(f"'{_FOLDER}'", f"'{repo}'" + (
-      '' if branch == 'main' else f", revision='{branch}'")))
+  name = f"'{repo}'" + ('' if branch == 'main' else f", revision='{branch}'")
+  card = (folder / _CARD).read_text().replace(f"'{huggingface.PLACEHOLDER}'", name)
   api = huggingface_hub.HfApi()
   try:
     api.create_repo(repo, exist_ok=True)
     if branch != 'main':
       api.create_branch(repo, branch=branch, exist_ok=True)
     api.upload_folder(repo_id=repo, folder_path=str(folder), revision=branch,
-                      commit_message='Upload by bert_jax')
+                      ignore_patterns=_CARD, commit_message='Upload by bert_jax')
+    api.upload_file(repo_id=repo, path_or_fileobj=card.encode(), path_in_repo=_CARD,
+                    revision=branch, commit_message='Upload by bert_jax')
   except Exception as e:  # its own errors, and those of the network underneath
     missing_token = isinstance(e, huggingface_hub.errors.LocalTokenNotFoundError)
     if missing_token or getattr(getattr(e, 'response', None), 'status_code', 0) in (401, 403):

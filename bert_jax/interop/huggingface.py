@@ -36,6 +36,7 @@ _TIED = {'cls.predictions.decoder.weight': 'embeddings.word_embeddings.weight',
          'cls.predictions.decoder.bias': 'cls.predictions.bias'}
 _BUFFERS = ('embeddings.position_ids', 'embeddings.token_type_ids')
 _POSITIONS = 'embeddings.position_embeddings.weight'
+PLACEHOLDER = 'THIS_FOLDER'
 
 
 def _key(table: Mapping[str, str], value: str) -> str:
@@ -49,7 +50,13 @@ def config_from(fields: Mapping, path: epath.Path, family: Family = families.BER
   Raises:
     UserError: a field is missing, or has a value that the family does not have.
   """
-  fields = family.read(fields)
+  try:
+    return _config_from(family.read(fields), path, family)
+  except UserError as e:
+    raise UserError(str(e) if str(path) in str(e) else f'{path}: {e}') from e
+
+
+def _config_from(fields: Mapping, path: epath.Path, family: Family) -> BertConfig:
   missing = [name for name, ours in family.fields.items() if ours in _NEEDED and name not in fields]
   if missing:
     raise UserError(f'{path} has no {", ".join(missing)}: it is no config of a {family.title}')
@@ -164,7 +171,7 @@ def load(directory: epath.Path) -> Pretrained:
   problem = ''
   if task == 'sequence_classification':  # transformers guesses like this
     problem = 'regression' if outputs == 1 else 'single_label'
-    problem = _PROBLEMS.get(fields.get('problem_type'), problem)
+    problem = _PROBLEMS.get(str(fields.get('problem_type')), problem)
   facts = {'source': str(directory)}
   longest = tokenizer_base.longest_input(directory)
   if task and longest < config.max_positions:
@@ -175,7 +182,8 @@ def load(directory: epath.Path) -> Pretrained:
 def card(model: Pretrained, header: Sequence[str], usage: Sequence[str]) -> str:
   """A README.md in the hub's form: the model, how it was made, how to load it.
 
-  `header` are the lines of its metadata, which end with the tags, `usage` those of Python.
+  `header` are the lines of its metadata, which end with the tags, `usage` those of Python, with
+  PLACEHOLDER for the name of the model.
   """
   c, facts = model.config, model.facts
   counted = {'pooler', 'mlm', 'nsp'} & set(model.groups)
@@ -230,8 +238,8 @@ def save(model: Pretrained, directory: epath.Path):
              for name, x in tensors.items()}
   save_file(tensors, str(directory / 'model.safetensors'), metadata={'format': 'pt'})
   usage = (f'from transformers import AutoTokenizer, {architecture}', '',
-           "tokenizer = AutoTokenizer.from_pretrained('THIS_FOLDER')",
-           f"model = {architecture}.from_pretrained('THIS_FOLDER')")
+           f"tokenizer = AutoTokenizer.from_pretrained('{PLACEHOLDER}')",
+           f"model = {architecture}.from_pretrained('{PLACEHOLDER}')")
   header = ('library_name: transformers', 'tags:')
   (directory / 'README.md').write_text(card(model, header, usage))
   model.tokenizer.save(directory)

@@ -272,9 +272,8 @@ def num_labels(tensors: Mapping[str, np.ndarray]) -> int:
 def groups(params: Any) -> tuple[str, ...]:
   """The groups that a tree of parameters has."""
   tree = params['params']
-  leaf = {'mlm': 'mlm_bias'}
-  return tuple(group for group in GROUPS
-               if leaf.get(group, group) in (tree['bert'] if group == 'pooler' else tree))
+  has = {'pooler': 'pooler' in tree['bert'], 'mlm': 'mlm_bias' in tree}
+  return tuple(group for group in GROUPS if has.get(group, group in tree))
 
 
 def abstract_params(config: BertConfig, present: Collection[str], num_labels: int = 0,

@@ -14,15 +14,16 @@ _HUB_FILES = ['config.json', '*.safetensors', 'model.safetensors.index.json', 'v
               'tokenizer.json', 'tokenizer_config.json', '*.model', 'vocab.json', 'merges.txt',
               # Folders of sentence-transformers; older ones have the encoder in 0_Transformer.
               'modules.json', 'sentence_*_config.json', 'config_sentence_transformers.json',
-              '?_*/*.json', '0_*/vocab.txt']
-_HUB_PICKLES = ['pytorch_model*.bin', 'pytorch_model.bin.index.json']
+              '?_*/*.json', '0_*/*.txt']
+_HUB_PICKLES = ['pytorch_model*.bin', 'pytorch_model.bin.index.json', '0_*/pytorch_model*.bin',
+                '0_*/pytorch_model.bin.index.json']
 
 
 def _from_hub(name: str) -> epath.Path:
   import huggingface_hub  # only here: all else works without it
   try:
     folder = epath.Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
-    if not list(folder.glob('*.safetensors')):
+    if not [*folder.glob('*.safetensors'), *folder.glob('0_*/*.safetensors')]:
       huggingface_hub.snapshot_download(name, allow_patterns=_HUB_PICKLES)
     return folder
   except Exception as e:  # its own errors, and those of the network underneath

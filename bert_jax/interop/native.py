@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
-from bert_jax.interop import layout, sentence_layout
+from bert_jax.interop import layout, pretrained, sentence_layout
 from bert_jax.interop.pretrained import Pretrained, check_vocabulary, head_groups
 from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.model import architectures
@@ -131,8 +131,7 @@ def load_workdir(directory: epath.Path, step: int | None = None,
     params = objective.exported(params)
   else:
     facts |= {'max_len': fields.get('max_len'), 'null_threshold': run.get('null_threshold')}
-    facts |= {name: data[name] for name in ('long', 'doc_stride', 'max_answer_len')
-              if name in data}
+    facts |= {name: data[name] for name in pretrained.FACTS_OF_DATA if name in data}
   kind = task_list.WITH_HEAD.get(task)
   sentence = SentenceLayout((data['pooling'],)) if data.get('pooling') else None
   return Pretrained(config, params, tokenizer, kind.model_task or task if kind else '', labels,

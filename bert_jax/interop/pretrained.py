@@ -10,6 +10,9 @@ from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.tasks import task_list
 
+# Facts on which the answers of a fine-tuned model depend: fields of its run's config group `data`.
+FACTS_OF_DATA = ('long', 'doc_stride', 'n_best', 'max_answer_len')
+
 
 def head_groups(config: BertConfig, task: str) -> set[str]:
   """The parameters of a model for a task beside those of the encoder.
@@ -30,7 +33,7 @@ class Pretrained:
     labels: the names of the classifier's outputs.
     problem: of sequence classification: single_label, multi_label, regression.
     facts: about its training: 'source', 'steps', 'scores', 'command'; about fine-tuning
-      'max_len' and 'long' (how its texts were cut), 'doc_stride', 'max_answer_len'.
+      'max_len', 'null_threshold', and FACTS_OF_DATA.
     sentence: how it makes a vector of a text; None = it does not say.
   """
 

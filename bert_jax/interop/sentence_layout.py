@@ -24,6 +24,7 @@ from bert_jax.runtime import storage
 
 FILE = 'modules.json'
 _PACKAGE = 'sentence_transformers'
+_FIRST = ('Transformer', 'Pooling')  # the first two modules
 _SETTINGS, _ENCODER_SETTINGS = 'config_sentence_transformers.json', 'sentence_bert_config.json'
 _POOLING, _WEIGHTS = '1_Pooling', 'model.safetensors'
 # The names of prompts before queries and documents, as `encode_query` and `encode_document` of
@@ -189,11 +190,6 @@ class Listed(NamedTuple):
   path: str  # of its folder; '' = the model's own
 
 
-def _json(path: epath.Path) -> dict[str, Any]:
-  """The object in a file, {} without the file."""
-  return storage.read_json(path) if path.exists() else {}
-
-
 def listed(directory: epath.Path) -> list[Listed]:
   """The modules of a folder; raises UserError for an unknown one, which it names."""
   path = directory / FILE
@@ -203,10 +199,10 @@ def listed(directory: epath.Path) -> list[Listed]:
     raise UserError(f'{path} is no list of modules with a type and a path') from e
   modules = []
   for place, (kind, folder) in enumerate(rows):
-    package, *_, name = kind.split('.')
-    known = (('Transformer',), ('Pooling',))[place] if place < 2 else tuple(_KINDS)
-    require(package == _PACKAGE and name in known, f'{path}: the module {kind} is unknown in place '
-            f'{place}: known is {" or ".join(known)}')
+    parts = kind.split('.')
+    name, known = parts[-1], _FIRST[place:place + 1] or tuple(_KINDS)
+    require(parts[0] == _PACKAGE and name in known, f'{path}: the module {kind} is unknown in '
+            f'place {place}: known is {" or ".join(known)}')
     require(epath.Path(folder).name == folder, f'{path} names {folder!r}, which is no folder in '
             'its own')
     modules.append(Listed(name, folder))
@@ -231,15 +227,16 @@ def _read_pooling(path: epath.Path) -> tuple[tuple[str, ...], bool]:
 
 def _read_module(kind: str, folder: epath.Path, width: int) -> Module:
   """A module behind the pooling, whose input has this width."""
-  config, path = _json(folder / 'config.json'), folder / _WEIGHTS
-  places = {config.get(f'module_{end}_name') for end in ('input', 'output')}
-  require(places <= {None, 'sentence_embedding'} and not config.get('use_residual'),
+  config, path = storage.read_json_if_any(folder / 'config.json'), folder / _WEIGHTS
+  places = [config.get(f'module_{end}_name') for end in ('input', 'output')]
+  require(all(x in (None, 'sentence_embedding') for x in places) and not config.get('use_residual'),
           f'{folder} is no plain {kind} of the pooled vector: it has a residual, or other names of '
           'its input and output')
   if kind == 'Dense':
     config.setdefault('activation_function', _TANH)
-    require(config['activation_function'] in _ACTIVATIONS, f'{folder}: the activation_function '
-            f'{config["activation_function"]} is unknown: known are {", ".join(_ACTIVATIONS)}')
+    require(str(config['activation_function']) in _ACTIVATIONS,
+            f'{folder}: the activation_function {config["activation_function"]} is unknown: known '
+            f'are {", ".join(_ACTIVATIONS)}')
   shapes = _KINDS[kind].shapes(config, width)
   if not shapes:
     return Module(kind, config, {})
@@ -271,17 +268,21 @@ def read(directory: epath.Path, config: BertConfig,
   for kind, path in modules[2:]:
     steps.append(_read_module(kind, directory / path, now))
     now = steps[-1].config['out_features'] if kind == 'Dense' else now
-  settings, limits = _json(directory / _SETTINGS), _json(encoder / _ENCODER_SETTINGS)
+  settings = storage.read_json_if_any(directory / _SETTINGS)
+  limits = storage.read_json_if_any(encoder / _ENCODER_SETTINGS)
   longest = limits.get('max_seq_length') or tokenizer_base.longest_input(encoder)
   require(isinstance(longest, int | float), f'{encoder}: the longest input {longest!r} is '
           'no number')
   prompts, default = settings.get('prompts') or {}, settings.get('default_prompt_name')
   require(isinstance(prompts, dict) and all(isinstance(x, str) for x in prompts.values()),
           f'{directory}/{_SETTINGS}: prompts={prompts!r} is no table of names and texts')
-  require(default is None or default in prompts, f'{directory}/{_SETTINGS}: '
+  require(default is None or default in list(prompts), f'{directory}/{_SETTINGS}: '
           f'default_prompt_name={default!r} is none of its prompts')
+  dim = settings.get('truncate_dim')
+  require(dim is None or isinstance(dim, int) and dim > 0,
+          f'{directory}/{_SETTINGS}: truncate_dim={dim!r} is no positive number')
   return SentenceLayout(
       pooling, include_prompt, tuple(steps), prompts, default,
       settings.get('similarity_fn_name') or 'cosine', int(min(longest, positions)),
       bool(limits.get('do_lower_case')) and not getattr(tokenizer, 'lowercase', False),
-      settings.get('truncate_dim'))
+      dim)

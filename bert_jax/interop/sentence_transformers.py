@@ -19,7 +19,7 @@ from bert_jax.model.encoder import Batch
 _HEADER = ('library_name: sentence-transformers', 'pipeline_tag: sentence-similarity', 'tags:',
            '- sentence-transformers', '- sentence-similarity', '- feature-extraction')
 _USAGE = ('from sentence_transformers import SentenceTransformer', '',
-          "model = SentenceTransformer('THIS_FOLDER')",
+          f"model = SentenceTransformer('{huggingface.PLACEHOLDER}')",
           "vectors = model.encode(['A first text.', 'A second text.'])")
 
 

@@ -59,7 +59,7 @@ def save(model: Pretrained, directory: epath.Path):
   """Writes the encoder, its tokeniser and a README; makes the folder if there is none.
 
   Raises:
-    UserError: its shapes are none of a program for all lengths.
+    UserError: its attention has relative positions, which depend on the length.
   """
   require(not model.config.has_relative_scores,
           f'a program for texts of all lengths cannot hold the relative positions of '

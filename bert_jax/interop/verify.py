@@ -57,7 +57,7 @@ def _outputs(model: Pretrained) -> dict[str, np.ndarray]:
   """Hidden states and logits of the pretraining heads of a fixed batch, float32, by name."""
   batch = sample(model)
   config = dataclasses.replace(model.config, dtype='float32')
-  first = jnp.zeros((3, 1), jnp.int32)
+  first = jnp.zeros((len(batch.ids), 1), jnp.int32)
   is_real = batch.pair_index > 0
   module, heads = architectures.encoder(config), BertForPreTraining(config)
 

@@ -31,7 +31,8 @@ def _label(row: table.Row, value: Any, choices: int) -> int:
   """An index, as a number or as a letter."""
   text = str(value).strip()
   is_letter = len(text) == 1 and text in string.ascii_uppercase
-  index = ord(text) - ord('A') if is_letter else int(text) if text.isdigit() else -1
+  index = ord(text) - ord('A') if is_letter else (
+      int(text) if text.isdecimal() and len(text) < 10 else -1)
   require(0 <= index < choices, f'{row.where}: the label {value!r} is none of the {choices} '
           'choices: give its number from 0, or its letter')
   return index

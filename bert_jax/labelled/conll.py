@@ -100,7 +100,7 @@ def read(path: str, data: ConfigDict, labelled: bool = True) -> Iterator[TaggedW
   """
   require_choice('data.format', data.format, FORMATS)
   name = path.removesuffix('.gz')
-  if data.format == 'conll' or (data.format == 'auto' and not name.endswith('.jsonl')):
+  if data.format == 'conll' or (data.format == 'auto' and not name.endswith(('.jsonl', '.json'))):
     yield from _read_conll(path, _column(data, 'text_column'),
                            _column(data, 'label_column') if labelled else None)
     return

@@ -64,13 +64,17 @@ class Batch(NamedTuple):
 
   inputs: Inputs  # [R, L] each
   starts: np.ndarray  # [R, P] int32 where in its row each input begins; 0 where there is none
-  members: np.ndarray  # [E, C] int32 row * P + slot of each input of an example; -1 = none
+  # [E, C] int32 row * P + slot of each input of an example in its microbatch; -1 = none
+  members: np.ndarray
   row: np.ndarray  # [R] int32 the number of each row in the step
   targets: np.ndarray | None  # [E, ...]
   token_targets: np.ndarray | None  # [R, L, ...] int32; 0 on padding
 
   def by_example(self, values: jax.Array) -> jax.Array:
-    """Values of inputs [R, P, ...] by example: [E, C, ...]; any value where `members` has -1."""
+    """Values of inputs [R, P, ...] of a microbatch by example: [E, C, ...].
+
+    They are arbitrary where `members` has -1.
+    """
     return values.reshape(-1, *values.shape[2:])[jnp.maximum(self.members, 0)]
 
 
@@ -150,7 +154,7 @@ class Batches:
 
   @functools.cached_property
   def rows(self) -> tuple[int, ...]:
-    """The numbers of rows that training uses: enough for half, most and all steps of an epoch."""
+    """Numbers of rows that are enough for half, most and all steps of the first epoch."""
     needed = np.sort(self._first_epoch)
     at = [needed[int(np.ceil(share * len(needed))) - 1] for share in _SHARES]
     return tuple(sorted({_rounded_up(int(n), self._multiple) for n in at}))
@@ -190,7 +194,8 @@ class Batches:
         token_targets[row, start:start + len(values)] = values
     tokens = Inputs(placed.ids, placed.type_ids, placed.positions, placed.pair_index)
     batch = Batch(inputs=tokens, starts=placed.starts, members=members,
-                  row=np.arange(rows, dtype=np.int32), targets=targets, token_targets=token_targets)
+                  row=np.zeros(rows, np.int32),  # `_place` numbers them
+                  targets=targets, token_targets=token_targets)
     return batch, placed.index
 
   def batch(self, step: int) -> Batch:

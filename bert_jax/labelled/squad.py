@@ -40,5 +40,8 @@ def read(path: str) -> list[Question]:
 
 def _question(qa: dict, context: str) -> Question:
   answers = [] if qa.get('is_impossible') else qa.get('answers', [])
+  texts = [qa['question'], context, *(answer['text'] for answer in answers)]
+  if not all(isinstance(text, str) for text in texts):
+    raise TypeError('a question, a context or an answer is no string')
   return Question(str(qa['id']), qa['question'], context, tuple(a['text'] for a in answers),
                   tuple(int(a.get('answer_start', -1)) for a in answers))

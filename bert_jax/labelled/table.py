@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import zlib
 
 from etils import epath
+import numpy as np
 
 from bert_jax.data import corpus
 from bert_jax.errors import UserError, require, require_choice
@@ -29,6 +30,8 @@ class Row(NamedTuple):
     """The value of a column, whose name may be a path into JSON objects: question.stem."""
     value = self.values
     for key in ([column] if column in value else column.split('.')):
+      if column in self.values and value[column] is None:
+        raise UserError(f'{self.where}: no column {column!r} in this line')
       if not isinstance(value, dict) or value.get(key) is None:
         known = ', '.join(repr(name) for name in self.values if name is not None)
         raise UserError(f'{self.where}: no column {column!r}: there are {known}')
@@ -44,8 +47,8 @@ class Row(NamedTuple):
   def number(self, column: str) -> float:
     try:
       value = float(self[column])
-    except (TypeError, ValueError) as e:
-      raise UserError(f'{self.where}: {column!r} is {self[column]!r}, not a number') from e
+    except (TypeError, ValueError, OverflowError) as e:
+      raise UserError(f'{self.where}: {column!r} is {self[column]!r:.50}, not a number') from e
     require(math.isfinite(value), f'{self.where}: {column!r} is {value}')
     return value
 
@@ -108,7 +111,9 @@ def read_tfds(name: str, split: str) -> Iterator[Row]:
     values = {key: value.decode('utf-8') if isinstance(value, bytes) else value
               for key, value in source[i].items()}
     for key, names in classes.items():
-      values[key] = names[values[key]] if values[key] >= 0 else None
+      value = values[key]
+      values[key] = ([names[number] for number in value] if np.ndim(value) else
+                     names[value] if value >= 0 else None)
     yield Row(f'tfds:{name}, example {i}', values)
 
 

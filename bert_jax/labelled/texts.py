@@ -91,6 +91,6 @@ def label_names(examples: Iterable[TextExample], c: Columns) -> tuple[str, ...]:
     return tuple(c.label.split(','))
   labels = {label for e in examples for label in (e.label if has_several else [e.label])}
   try:
-    return tuple(sorted(labels, key=int))
+    return tuple(sorted(labels, key=lambda name: (int(name), name)))
   except ValueError:
     return tuple(sorted(labels))

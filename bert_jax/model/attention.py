@@ -20,7 +20,7 @@ from bert_jax.model.local_attention import local_attention
 
 
 def _path(module: nn.Module, length: int) -> str:
-  """Chooses the path for `module`: xla for init, whose rows are short, and to sow the weights."""
+  """Chooses the path of `module`; short rows at init and sown weights need xla."""
   if module.is_initializing():
     return 'xla'
   path, _ = attention_paths.choose_path(module.config, length)
@@ -64,13 +64,13 @@ def attend(module: nn.Module, qkv: jax.Array, mask: Mask, *, deterministic: bool
     module.sow('intermediates', 'weights', weights)  # [B, H, L, L]
     return dropout(weights)
 
-  # Reshaped for each part, so that their gradients add up in the wide shape of `qkv`.
+  # One reshape for each part: XLA adds up their gradients in the shape of `qkv`.
   of_heads = (*qkv.shape[:2], c.num_heads, 3, c.head_size)
   query, key, value = (qkv.reshape(of_heads)[:, :, :, i] for i in range(3))  # [B, L, H, K]
   if rotate:
     query, key = rotate(query), rotate(key)
-  # In blocks each token computes 3 * reach weights, which pays in long rows only. The kernels
-  # cannot see less than a whole pair.
+  # The blocks compute 3 * reach weights for each token, which saves work only in longer rows. The
+  # kernels have no window.
   in_blocks = path != 'xla' or qkv.shape[1] > 3 * reach
   if reach and in_blocks and not module.is_mutable_collection('intermediates'):
     return local_attention(query, key, value, mask.pair_index, reach, dropout).reshape(flat)
@@ -106,10 +106,10 @@ class SelfAttention(nn.Module):
     """[B, L, D] -> [B, L, D], before the residual; the other arguments as of `attend`."""
     c = self.config
     width = c.num_heads * c.head_size
-    # One product of width 3D reads x once. The query, key and value of a head stand side by side:
-    # so the fused kernel reads them, and each chip of the model axis has those of its own heads.
-    # All axes are as wide as they can be: a TPU pads a last one of K = 64 to 128, or transposes,
-    # and XLA's CPU backend runs products of two axes faster than of three.
+    # One product of width 3D reads x once. Query, key and value of a head are adjacent: the fused
+    # kernel reads this layout, and each chip of the model axis holds whole heads. Both axes are
+    # merged: a TPU pads a last axis of K = 64 to 128, and XLA's CPU backend multiplies matrices
+    # faster than three-dimensional arrays.
     qkv = self._project('qkv', x, 3 * width, c.initializer_range, ('embed', 'heads'))
     qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'heads'))  # [B, L, H * 3 * K]
     out = attend(self, qkv, mask, deterministic=deterministic, rotate=rotate,

@@ -13,7 +13,7 @@ _SHORTEST = 512
 # Longest row for the fused kernel: its [L, L] weights fit several times into a TPU core's memory.
 _LONGEST = 512
 _BEST = {'tpu': ('fused', 'splash'), 'gpu': ('cudnn',), 'cuda': ('cudnn',)}
-_PLATFORMS = {'fused': ('tpu', 'cpu'), 'splash': ('tpu', 'cpu'), 'cudnn': ('gpu', 'cuda', 'rocm')}
+_PLATFORMS = {'fused': ('tpu', 'cpu'), 'splash': ('tpu', 'cpu'), 'cudnn': ('gpu', 'cuda')}
 
 
 def _obstacle(config: BertConfig, kernel: str, length: int, platform: str) -> str:

@@ -14,9 +14,8 @@ DTYPES = ('auto', 'float32', 'bfloat16')
 
 _LARGEST = 2**24  # upper bound on every size in a model
 
-# The vocabulary is stored padded to a multiple of this, whatever the mesh, so that the shapes in a
-# checkpoint never depend on the number of chips, and every model axis divides them that is a power
-# of two up to 128.
+# The token table has a multiple of this many rows on every mesh: checkpoint shapes do not depend on
+# the number of chips, and any model axis that is a power of two up to 128 divides them.
 VOCAB_MULTIPLE = 128
 
 
@@ -31,7 +30,7 @@ class BertConfig:
       P pairs in a row                          N layers            E embedding width, if not D
   """
 
-  # The name in transformers (`model_type`): bert and roberta; others have a class of their own.
+  # The `model_type` of transformers; `architectures.ALL` lists the config class of each.
   architecture: str = 'bert'
   vocab_size: int = 30522  # V, entries of the vocabulary, without the padding of the table
   hidden_size: int = 768  # D

@@ -30,7 +30,7 @@ class DebertaConfig(BertConfig):
   vocab_size: int = 128_100
   type_vocab_size: int = 0
   layer_norm_eps: float = 1e-7
-  position_buckets: int = 256  # distances that are told apart, half on either side; -1 = each
+  position_buckets: int = 256  # distances told apart on either side, half of them exactly; -1 = all
   max_relative_positions: int = -1  # distance from which all are alike; -1 = max_positions
   pos_att_type: str = 'p2c|c2p'  # scores beside those of content: c2p, p2c or both
   share_att_key: bool = True  # positions use the projections of the content
@@ -85,15 +85,16 @@ class DebertaConfig(BertConfig):
   def flops_per_token(self, length: int, predictions: float) -> float:
     terms = len(self.pos_att_type.split('|'))
     return (super().flops_per_token(length, predictions)
-            + 6 * terms * self.num_layers * self.hidden_size * length)
+            + 6 * terms * self.num_layers * self.hidden_size * length
+            + 6 * self.conv_kernel_size * self.hidden_size**2)
 
 
 @functools.lru_cache
 def table_rows(config: DebertaConfig, length: int) -> np.ndarray:
-  """Finds the row of the table for each distance from query to key, i - j = -L..L.
+  """Computes the row of the table for each distance i - j = -L..L of query i and key j.
 
-  Up to half of `position_buckets` each distance has a row of its own, beyond it rows stand for ever
-  more distances, in logarithmic steps. In float32, as the reference rounds.
+  Each distance up to half of `position_buckets` has its own row. Beyond it the rows cover ranges
+  that grow logarithmically. Float32 rounds as the reference does.
 
   Returns:
     [2 L + 1] int32.
@@ -197,9 +198,9 @@ class Layer(encoder.EncoderLayer):
 
 
 class Convolution(nn.Module):
-  """LayerNorm(y + activation(convolution of x)), beside the first layer, which turns x into y.
+  """LayerNorm(y + activation(convolution(x))); x is the input of the first layer, y its output.
 
-  A token sees its neighbours in its own text.
+  The convolution reads only neighbours of the same text.
   """
 
   config: DebertaConfig
@@ -232,11 +233,12 @@ class Deberta(encoder.Bert):
     c = self.config
     mask = Mask(*attention.make_mask(self, batch.pair_index),
                 RelativePositions(c, name='relative')(x.shape[1]))
-    layer = encoder.rematerialised(Layer, c)
     if c.conv_kernel_size:
-      y, _ = layer(c, deterministic, name='first')(x, mask)
+      first = encoder.rematerialised(Layer, c, in_scan=False)
+      y, _ = first(c, deterministic, name='first')(x, mask)
       x = Convolution(c, deterministic, name='convolution')(x, y, batch.pair_index)
-    layers = encoder.stacked(layer, c, c.stacked_layers, self.is_initializing())
+    layers = encoder.stacked(encoder.rematerialised(Layer, c), c, c.stacked_layers,
+                             self.is_initializing())
     return layers(c, deterministic, name='layers')(x, mask)[0]
 
   def intermediates(self, collection: dict[str, Any]) -> encoder.Intermediates:

@@ -1,8 +1,8 @@
-"""Random bits for dropout: a hash of a key and a place, a fraction of the work of threefry.
+"""Random bits for dropout: a hash of a key and a position, which is much cheaper than threefry.
 
-Dropout needs a word for every activation of every layer, twice where the backward pass computes it
-again, and the words only have to look independent. As with threefry a word depends on the key and
-its place alone: every mesh drops the same, and each chip draws its own share.
+Dropout draws a 32-bit word for every activation, and again where the backward pass recomputes it.
+The words need not be cryptographically strong. A word depends on the key and its position alone:
+every mesh drops the same activations, and each chip draws only its own share.
 """
 
 import jax

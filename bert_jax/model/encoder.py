@@ -55,6 +55,11 @@ class Encoder(Protocol):
     """Puts the `intermediates` collection of `encode` in the order of the layers."""
 
 
+def init_batch() -> Batch:
+  """Makes the input that initialises a module: [1, 8] zeros each."""
+  return Batch(*[jnp.zeros((1, 8), jnp.int32)] * 4)
+
+
 def take_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
   """Takes the vectors at some positions of each row: [B, L, D] and [B, M] int32 -> [B, M, D]."""
   return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
@@ -110,14 +115,18 @@ class EncoderLayer(nn.Module):
     return nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act')), None
 
 
-def rematerialised(layer: type[nn.Module], config: BertConfig) -> type[nn.Module]:
-  """Returns a layer that recomputes its activations in the backward pass as `config.remat` says."""
+def rematerialised(layer: type[nn.Module], config: BertConfig,
+                   in_scan: bool = True) -> type[nn.Module]:
+  """Returns a layer that recomputes its activations in the backward pass as `config.remat` says.
+
+  `in_scan` is False for a layer outside the scan over layers.
+  """
   if config.remat == 'none':
     return layer
   policy = {'dots': jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
             'full': None}[config.remat]
-  # A loop keeps the two computations of a layer apart; unrolled, the compiler would merge them.
-  return nn.remat(layer, policy=policy, prevent_cse=config.scan_unroll > 1)
+  # A loop keeps the two computations of a layer apart; elsewhere the compiler would merge them.
+  return nn.remat(layer, policy=policy, prevent_cse=not in_scan or config.scan_unroll > 1)
 
 
 def _in_dtype(dtype: jnp.dtype, params: dict) -> dict:

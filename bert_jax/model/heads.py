@@ -48,7 +48,7 @@ class BertForPreTraining(nn.Module):
 
   @nn.compact  # declares the bias only when called, as `setup` does with the other parameters
   def mlm_logits(self, hidden: jax.Array, positions: jax.Array) -> jax.Array:
-    """Logits over the vocabulary at the masked positions only.
+    """Computes the logits over the vocabulary at `positions`.
 
     Args:
       hidden: [B, L, D] from the encoder.

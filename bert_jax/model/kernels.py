@@ -7,7 +7,7 @@ from bert_jax.parallel import sharding
 
 # Score of a token that must not be seen. Finite: a softmax over padding alone gives no NaN.
 MASKED = -1e9
-LANES = 128  # of a TPU's registers: row lengths and the width of the heads are multiples of it
+LANES = 128  # width of a TPU's registers: the TPU kernels need row lengths that are multiples of it
 _SPLASH_BLOCKS = (512, 384, 256, LANES)  # queries, and keys, that splash holds at a time
 _ROWS = ('batch', 'seq')
 _HEADS = ('batch', 'seq', 'heads', 'kv')

@@ -1,7 +1,7 @@
 """The modern encoder: ModernBERT (Warner et al. 2024, https://arxiv.org/abs/2412.13663).
 
 Pre-norm layers without biases, rotary positions, a gated feed-forward, and attention that sees all
-of a text in every third layer and the neighbourhood of each token in the others.
+of a text in every third layer by default, and the neighbourhood of each token in the others.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class ModernConfig(BertConfig):
   dropout: float = 0.0
   attention_dropout: float = 0.0
   layer_norm_eps: float = 1e-5
-  global_every: int = 3  # the first layer and every third after it see all of a text
+  global_every: int = 3  # the first layer and every `global_every`-th after it see all of a text
   local_window: int = 128  # tokens around each that the others see, half on either side
   global_theta: float = 160_000.0  # base of the rotary angles in layers that see all of a text
   local_theta: float = 10_000.0  # base of the rotary angles in the others
@@ -48,7 +48,8 @@ class ModernConfig(BertConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    require(self.global_every >= 2 and (self.num_layers - 1) % self.global_every == 0,
+    require(self.global_every >= 2 and self.num_layers > 1
+            and (self.num_layers - 1) % self.global_every == 0,
             f'model.num_layers={self.num_layers} must be 1 more than a multiple of '
             f'model.global_every={self.global_every}, which is at least 2')
     require(self.local_window >= 2 and self.local_window % 2 == 0,
@@ -204,7 +205,7 @@ class Modern(encoder.Bert):
     c, mask = self.config, attention.make_mask(self, batch.pair_index)
     angles = {'global': rotary(batch.positions, c.head_size, c.global_theta),
               'local': rotary(batch.positions, c.head_size, c.local_theta)}
-    first = encoder.rematerialised(Layer, c)
+    first = encoder.rematerialised(Layer, c, in_scan=False)
     x = first(c, deterministic, is_local=False, is_first=True, name='first')(
         x, mask, angles['global'])
     groups = encoder.stacked(encoder.rematerialised(Group, c), c, c.stacked_layers,

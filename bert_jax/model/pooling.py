@@ -1,4 +1,4 @@
-"""One vector for each text: of a packed batch, or of chunks."""
+"""Pooling: one vector for each text, from its tokens or from its chunks."""
 
 import jax
 import jax.numpy as jnp

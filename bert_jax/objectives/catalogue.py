@@ -15,9 +15,9 @@ from bert_jax.objectives.replaced_tokens import ReplacedTokens
 class Entry(NamedTuple):
   """An objective that a config can name."""
 
-  create: Callable[..., Objective]  # from the model, and from its teacher if there is one
+  create: Callable[..., Objective]  # (model), or (model, teacher) for distillation
   sequences: tuple[str, ...] = ('next_sentence', 'sentence_order', 'full_sentences')  # it serves
-  members: tuple[str, ...] = ()  # architectures with a generator; () = all others
+  members: tuple[str, ...] = ()  # architectures that it trains; () = all but electra
 
 
 # The first one that serves the sequences is their default.
@@ -38,7 +38,7 @@ def name_of(objective: str, sequences: str, architecture: str) -> str:
     architecture: the model's.
 
   Raises:
-    UserError: it is unknown, or neither for these rows nor for this architecture.
+    UserError: the objective is unknown, or does not fit the rows or the architecture.
   """
   if not objective and architecture == 'electra':
     return 'replaced_tokens'

@@ -45,6 +45,11 @@ def classification(logits: jax.Array, labels: jax.Array, weights: jax.Array,
           f'{prefix}accuracy': weighted(is_right, weights)}
 
 
+def token_count(pair_index: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The metric 'tokens': the number of real tokens of a batch."""
+  return jnp.sum(pair_index > 0).astype(jnp.float32), jnp.float32(1)
+
+
 def total_loss(metrics: Metrics, loss_weights: Mapping[str, float]) -> jax.Array:
   """The loss that is minimised, a float32 scalar: the weighted sum of the means, 0 for no count."""
   means = {name: metrics[name][0] / jnp.maximum(metrics[name][1], 1) for name in loss_weights}
@@ -52,13 +57,13 @@ def total_loss(metrics: Metrics, loss_weights: Mapping[str, float]) -> jax.Array
 
 
 def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
-  """The mean of each metric, on the host; None where no position counts, which is no 0."""
+  """Computes the mean of each metric on the host; None where the count is 0."""
   return {name: float(total / count) if count else None for name, (total, count) in sums.items()}
 
 
 def mean_loss(sums: Mapping[str, tuple[float, float]],
               loss_weights: Mapping[str, float]) -> float | None:
-  """`total_loss`, on the host; None where no position counts for any objective."""
+  """Computes `total_loss` on the host; None where all counts are 0."""
   parts = [weight * sums[name][0] / sums[name][1] for name, weight in loss_weights.items()
            if sums[name][1]]
   return float(sum(parts)) if parts else None

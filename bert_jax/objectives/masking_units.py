@@ -1,7 +1,7 @@
-"""Units of masking that are more than one token: spans and n-grams of words, and whole words.
+"""Masking units of several tokens: whole words, n-grams and spans of words.
 
-Whole words and n-grams are drawn from the whole row, on average as many tokens, because a short
-pair has no room for long words. Each has the same probability, whatever its length.
+Whole words and n-grams are drawn from the whole row, because the budget of a short pair has no room
+for a long word. Every unit has the same probability, whatever its length.
 """
 
 import jax

@@ -4,10 +4,9 @@ import dataclasses
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
-import jax.numpy as jnp
 
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch
+from bert_jax.model.encoder import Batch, init_batch
 from bert_jax.model.heads import BertForPreTraining, count_parameters
 from bert_jax.objectives import losses
 from bert_jax.objectives.masking import Masked
@@ -25,7 +24,7 @@ class Example(NamedTuple):
 
 
 class Keys(NamedTuple):
-  """Randomness of a step; the loss of a row must depend on its number, not on where it lies."""
+  """The random keys of a step; a draw for a row depends on its number, not on its device."""
 
   dropout: jax.Array | None  # None = no dropout
   sampling: jax.Array
@@ -38,9 +37,9 @@ def with_dropout(key: jax.Array | None) -> dict[str, Any]:
 
 def init_masked_lm(model: BertForPreTraining, key: jax.Array, with_pairs: bool = False) -> Any:
   """Makes the variables of encoder and masked-LM head, and with pairs of pooler and pair head."""
-  tokens = jnp.zeros((1, 8), jnp.int32)
-  position = tokens[:, :1]
-  return model.init(key, Batch(*[tokens] * 4), position, position if with_pairs else None)
+  batch = init_batch()
+  position = batch.ids[:, :1]
+  return model.init(key, batch, position, position if with_pairs else None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.encoder import Batch
+from bert_jax.model.encoder import init_batch
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives import losses, objective
 from bert_jax.objectives.objective import Example, Keys
@@ -46,8 +46,7 @@ class ReplacedTokens(objective.Objective):
   def init(self, key: jax.Array) -> Any:
     """Variables of the discriminator, and under 'generator' those that it does not share."""
     first, second = jax.random.split(key)
-    batch = Batch(*[jnp.zeros((1, 8), jnp.int32)] * 4)
-    tree = self.model.init(first, batch, method='rtd_logits')['params']
+    tree = self.model.init(first, init_batch(), method='rtd_logits')['params']
     generator = objective.init_masked_lm(self.generator, second)['params']
     del generator['bert']['embeddings']
     return {'params': {**tree, 'generator': generator}}

@@ -18,7 +18,7 @@ KNOWN = {'v4': _CUBES, 'v5e': _FLAT, 'v5p': (*_CUBES, '8x8x16'), 'v6e': _FLAT, '
 def get(name: str, slices: int = 1) -> list[jax.Device]:
   """The devices of a TPU slice by its name (v5e:4x4), to compile for; none has to be here.
 
-  With `slices` the devices of several slices, which the network of the data centre joins.
+  `slices` is the number of such slices; the network of the data centre joins them.
 
   Raises:
     UserError: an unknown slice, or libtpu is not installed.

@@ -1,6 +1,6 @@
 """Runs functions in processes of their own, as many at a time as there are cores.
 
-The TPU compiler keeps to one core, and two compilations in one process have been seen to crash it.
+The TPU compiler keeps to one core, and two compilations at once in one process have crashed it.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -113,8 +113,9 @@ class Largest(NamedTuple):
 
 
 def _needs(config: ConfigDict, phase: Phase, mesh: Mesh, rows: int) -> int | None:
-  """Bytes that a step with so many rows for each device needs; None if it does not fit."""
-  phase = phase._replace(batch_size=rows * sharding.batch_divisor(mesh))
+  """Bytes that a step needs with so many rows for each device and microbatch; None = no room."""
+  phase = phase._replace(
+      batch_size=rows * sharding.batch_divisor(mesh) * config.optimizer.accumulation)
   figures = programs.train_step(programs.pretraining(config, phase), config, mesh)
   return None if figures.missing else sum(figures.memory.values())
 
@@ -134,7 +135,10 @@ def _largest(needs: Callable[[int], int | None]) -> tuple[int, int]:
 
 
 def largest_rows(config: ConfigDict, phase: Phase, mesh: Mesh) -> tuple[int, int]:
-  """(rows for each device of the batch axes, bytes) of the largest batch; 0 rows = none fits."""
+  """(rows, bytes) of the largest batch: rows for each device of the batch axes and microbatch.
+
+  0 rows = not even one fits.
+  """
   return _largest(functools.partial(_needs, config, phase, mesh))
 
 

@@ -38,7 +38,7 @@ def explain(config: ConfigDict, given: Mapping[str, Any] = {}) -> str:
           f'{limit / _GIB:.1f}' if figures.memory
           else f'{figures.missing / _GIB:.1f} GiB more than each device has')
   rows, _ = estimate.largest_rows(config, phase, mesh)
-  fits = (f'batch_size={rows * sharding.batch_divisor(mesh)} fits' if rows
-          else 'not even one row fits')
+  largest = rows * sharding.batch_divisor(mesh) * config.optimizer.accumulation
+  fits = f'batch_size={largest} fits' if rows else 'not even one row fits'
   return (f'out of memory: a step of {phase.batch_size} rows of {phase.max_len} needs {need}. By '
           f'the compiler {fits}; bert_jax.plan --topology=local --search tries remat and sharding')

@@ -13,13 +13,14 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.model import attention_paths
 from bert_jax.parallel import chip_figures, sharding, topology
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.planning import children, programs, tables
 from bert_jax.planning import estimate as estimate_lib
 from bert_jax.runs import initial, no_effect
+from bert_jax.runtime import platforms, storage
 
 LOCAL = 'local'
 
@@ -31,13 +32,14 @@ def _mesh(config: ConfigDict, name: str) -> Mesh:
 
 def _phases(config: ConfigDict, mesh: Mesh) -> Iterator[programs.Work]:
   """The work of each phase of the run."""
+  model = initial.load(config) if config.init_from else None
+  initial.adopt_sizes(config, vars(model.config) if model else {})
   if config.task == 'pretrain':
     for phase in config_lib.phases_of(config):
       yield programs.pretraining(config, phase)
     return
   from bert_jax.runs import finetune
-  model = initial.load(config)
-  initial.adopt_sizes(config, vars(model.config))
+  require(model, 'init_from is not set: fine-tuning starts from a pretrained model')
   with tempfile.TemporaryDirectory() as folder:
     job = finetune.make_job(config, model, mesh, epath.Path(folder))
   yield programs.finetuning(config, job.data, job.train_steps)
@@ -110,12 +112,23 @@ def plan(config: ConfigDict, topologies: Sequence[str], *, price: float = 0.0,
   Raises:
     UserError: an unknown slice, or one that the config does not fit.
   """
+  require(topologies, 'give --topology=local, or a slice such as v5e:4x4')
   if search and config.task != 'pretrain':
     raise UserError(f'--search is for pretraining; task={config.task}')
+  if out:
+    storage.make_parent('--out', epath.Path(out))
   config_lib.fit_phases(config, given)
   config_lib.check(config)
   no_effect.check(config, given)
-  if LOCAL not in topologies:
+  require(not config.train_minutes, f'train_minutes={config.train_minutes}: only the run itself '
+                                    'measures its steps: give train_steps')
+  require(config.task != 'pretrain' or config.train_steps, f'train_epochs={config.train_epochs}: '
+          'a plan has no corpus to count: give train_steps')
+  if LOCAL in topologies:
+    platforms.select_platform(config.platform)
+  else:
+    require('platform' not in given,
+            f'--config.platform has no effect here: --topology={",".join(topologies)} says it')
     jax.config.update('jax_platforms', 'cpu')  # nothing runs, and nothing is taken from a run
   plans = {name: _plan(config, name, price, search, explain) for name in topologies}
   if len(plans) > 1:
@@ -123,4 +136,4 @@ def plan(config: ConfigDict, topologies: Sequence[str], *, price: float = 0.0,
   if out:
     content = {name: {'phases': [phase.as_json() for phase in phases], 'search': searches}
                for name, (phases, searches) in plans.items()}
-    epath.Path(out).write_text(json.dumps(content, indent=2) + '\n')
+    storage.write_whole(epath.Path(out), json.dumps(content, indent=2) + '\n')

@@ -142,19 +142,15 @@ def compile_program(config: ConfigDict, work: Work, mesh: Mesh, program: Program
   """The figures of one program, in plain types."""
   if program.evaluates:
     return eval_step(work, config, mesh)._replace(program=None)
-  if not program.layers:
-    figures = train_step(work, config, mesh)
-    if figures.program:
-      operations = traffic.operations(figures.program.as_text())
-      figures = figures._replace(operations=operations, program=None)
-    return figures
-  config = config.copy_and_resolve_references()
-  config.update_from_flattened_dict({
-      'model.num_layers': program.layers, 'model.scan_unroll': program.layers,
-      'optimizer.accumulation': 1})
-  task = work.task.with_config(config_lib.bert_config(config.model))
-  figures = train_step(work._replace(task=task), config, mesh)
+  if program.layers:
+    config = config.copy_and_resolve_references()
+    config.update_from_flattened_dict({
+        'model.num_layers': program.layers, 'model.scan_unroll': program.layers,
+        'optimizer.accumulation': 1})
+    work = work._replace(task=work.task.with_config(config_lib.bert_config(config.model)))
+  figures = train_step(work, config, mesh)
   if figures.program:
-    exchanged = collectives.read(figures.program.as_text(), mesh)
-    figures = figures._replace(collectives=exchanged, program=None)
-  return figures
+    text = figures.program.as_text()
+    figures = (figures._replace(collectives=collectives.read(text, mesh)) if program.layers
+               else figures._replace(operations=traffic.operations(text)))
+  return figures._replace(program=None)

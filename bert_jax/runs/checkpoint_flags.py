@@ -3,6 +3,6 @@
 from absl import flags
 
 STEP = flags.DEFINE_integer(
-    'step', None, 'Of the checkpoint of a workdir; by default the best, or else the newest.')
+    'step', None, 'Step of the checkpoint of a workdir; by default the best, else the newest.')
 ALLOW_OLDER = flags.DEFINE_bool(
     'allow_older', False, 'Where that checkpoint is damaged, take the next sound one.')

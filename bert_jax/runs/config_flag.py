@@ -1,6 +1,5 @@
 """The flag --config=FILE and its overrides --config.FIELD=VALUE, for the commands that have it."""
 
-import os
 import pathlib
 import runpy
 from typing import Any
@@ -28,12 +27,7 @@ def get() -> ConfigDict:
   path = config_flags.get_config_filename(flags.FLAGS['config'])
   if not pathlib.Path(path).is_file():  # ml_collections would say so at length
     raise errors.UserError(f'--config={path} is no file')
-  config = _CONFIG.value
-  for name in given():  # a shell expands ~ at the beginning of a word only
-    value = config_lib.flat(config)[name]
-    if isinstance(value, str) and value.startswith('~/'):
-      config.update_from_flattened_dict({name: os.path.expanduser(value)})
-  return config
+  return _CONFIG.value
 
 
 def given() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from flax import traverse_util
 from bert_jax.errors import UserError
 
 _HARMLESS = (
-    # Fields and groups that change the output of a run, its devices or its rounding.
+    # Fields and groups of what a run writes, of its devices and of its rounding.
     'log_every', 'eval_every', 'eval_batches', 'checkpoint_every', 'keep_checkpoints', 'keep_every',
     'keep_best', 'profile_steps', 'trackers', 'log_batch_digest', 'platform', 'mesh', 'sharding',
     'init_from', 'allow_schedule_change', 'model.dtype', 'model.attention', 'model.remat',

@@ -37,8 +37,8 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
              workdir: epath.Path) -> Job:
   """Reads the examples, fills in the fields of the config that count epochs, and makes the task.
 
-  `model` is that to start from; None = the run's own checkpoint. Raises UserError for a mistake in
-  the config or the data.
+  The run starts from `model`; None = from its own checkpoint. Raises UserError for a mistake in the
+  config or the data.
   """
   if model:
     initial.check_sizes(config, model)
@@ -53,10 +53,9 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   batches, bert = data.train.batches, data.task.model.config
   epoch = batches.steps_per_epoch
   train_steps = config.train_steps or math.ceil(config.train_epochs * epoch)
-  with config.unlocked():
-    config.eval_every = config.eval_every or epoch
-    config.checkpoint_every = config.checkpoint_every or epoch
-    config.keep_best = _best(config, data) if data.evals else ''
+  config.eval_every = config.eval_every or epoch
+  config.checkpoint_every = config.checkpoint_every or epoch
+  config.keep_best = _best(config, data) if data.evals else ''
   encoder = layout.abstract_params(bert, {'pooler'} & head_groups(bert, config.task))
   return Job(
       task=data.task, data=data, train_steps=train_steps, tokenizer=tokenizer,

@@ -24,7 +24,7 @@ from bert_jax.training import checkpoint, lora
 def adapt(job: Job, config: ConfigDict, workdir: epath.Path) -> Job:
   """The job with the factors of the config group `lora` on its base; itself for a rank of 0.
 
-  The base is that of `job.start`, or of a run that goes on, that in the workdir. Raises UserError
+  The base comes from `job.start`; a run that goes on reads it from its workdir. Raises UserError
   if neither exists, the latter is damaged, or a target matches nothing.
   """
   if not config.lora.rank:

@@ -90,7 +90,6 @@ def student(model: Pretrained, config: BertConfig) -> Pretrained | None:
   if (not {theirs.architecture, config.architecture} <= {'bert', 'roberta', 'distilbert'}
       or layers > theirs.num_layers or config.type_vocab_size not in (0, theirs.type_vocab_size)
       or any(getattr(theirs, name) != getattr(config, name) for name in same)):
-    print_summary([('student', 'begins at random: the teacher is of another kind or size')])
     return None
   chosen = np.arange(layers) * theirs.num_layers // layers
   params = {name: x[chosen] if '/layers/' in name else x for name, x in _flat(model.params).items()
@@ -156,9 +155,8 @@ def adopt_vocabulary(config: ConfigDict, model: Pretrained | None, workdir: epat
     return
   if model:
     model.tokenizer.save(folder)
-  with config.unlocked():
-    config.data.vocab = str(folder)
-    config.data.lowercase = getattr(tokenizer_lib.load(folder), 'lowercase', config.data.lowercase)
+  config.data.vocab = str(folder)
+  config.data.lowercase = getattr(tokenizer_lib.load(folder), 'lowercase', config.data.lowercase)
 
 
 def with_head_of(model: Pretrained, task: str, labels: Sequence[str]) -> Pretrained:
@@ -186,7 +184,7 @@ def check_vocabulary(what: str, name: str, model: Pretrained, corpus: Tokenizer,
 
 
 def check_sizes(config: ConfigDict, model: Pretrained):
-  """Raises UserError if the config has a model of other sizes, or with other functions in it."""
+  """Raises UserError unless the config describes the architecture and the sizes of `model`."""
   for field in dataclasses.fields(model.config):
     ours, theirs = config.model.get(field.name), getattr(model.config, field.name)
     if field.name not in _FREE and ours != theirs:
@@ -202,7 +200,7 @@ def _parts(names: set[str]) -> str:
 
 
 def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0) -> Any:
-  """The parameters of the model, placed as the fresh ones; arrays that it lacks stay fresh.
+  """Puts the parameters of `model` in place of the fresh ones; arrays that it lacks stay fresh.
 
   With `reinit_layers` so many top layers, and the pooler, stay fresh (Zhang et al. 2021,
   https://arxiv.org/abs/2006.05987). Messages call the model `name`.
@@ -214,11 +212,14 @@ def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0)
   theirs = {path: x for path, x in _flat(model.params).items()
             if not reinit_layers or '/pooler/' not in path}
   unused, new = _parts(theirs.keys() - ours.keys()), _parts(ours.keys() - theirs.keys())
-  print_summary([
-      ('initialised', f'{len(ours.keys() & theirs.keys())} arrays from {name}'),
-      *([('new', f'{new}: not in {name}')] if new and not reinit_layers else []),
-      *([('new', f'the top {reinit_layers} layers, {new}')] if reinit_layers else []),
-      *([('left out', f'{unused}: not in this run')] if unused else [])])
+  lines = [('initialised', f'{len(ours.keys() & theirs.keys())} arrays from {name}')]
+  if reinit_layers:
+    lines.append(('new', f'the top {reinit_layers} layers, {new}'))
+  elif new:
+    lines.append(('new', f'{new}: not in {name}'))
+  if unused:
+    lines.append(('left out', f'{unused}: not in this run'))
+  print_summary(lines)
 
   def merge(copy, fresh):
     return jnp.concatenate([copy[:layers - reinit_layers], fresh[layers - reinit_layers:]])

@@ -4,7 +4,7 @@ A default without effect is fine: a config file serves many runs. `RULES` and `R
 the tables of such fields; a new field that not every run uses gets a row there.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 import dataclasses
 from typing import NamedTuple
 
@@ -98,7 +98,8 @@ RULES = (
     Rule(('masking.random_by_frequency',), lambda c: not c.masking.replace_random and (
         'masking.replace_random=0 puts in no random token')),
     Rule(('model.type_vocab_size',), lambda c: (
-        c.model.architecture in ('distilbert', 'modernbert', 'mpnet', 'deberta-v2')
+        c.model.architecture in architectures.ALL
+        and not architectures.ALL[c.model.architecture].config.has_segments
         and f'model.architecture={c.model.architecture} has no segments')),
     Rule(('eval_every', 'keep_best', 'data.n_best', 'data.eval_columns', 'data.eval_fields'),
          lambda c: not c.data.eval and 'nothing is evaluated: give data.eval', (_FINETUNING,)),
@@ -131,7 +132,7 @@ RULES_WITH_DATA = (  # their reasons take the job too
 )
 
 
-def check(config: ConfigDict, given: Iterable[str], *job: Job):
+def check(config: ConfigDict, given: Collection[str], job: Job | None = None):
   """Raises UserError for a field on the command line that has no effect; `given` names them.
 
   With a job it applies the rules that depend on the data, without one the others.
@@ -149,7 +150,7 @@ def check(config: ConfigDict, given: Iterable[str], *job: Job):
       if name not in rule.fields or run not in rule.runs:
         continue
       try:
-        reason = rule.reason(config, *job)
+        reason = rule.reason(config, job) if job else rule.reason(config)
       except UserError:  # a file that cannot be read: its reader says so
         continue
       if reason:

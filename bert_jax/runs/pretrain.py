@@ -46,7 +46,7 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
              workdir: epath.Path) -> Job:
   """Opens the corpus, fills in the vocabulary of the config, and makes the task.
 
-  `model` is that to start from; None = fresh parameters, or those of the run's own checkpoint.
+  The run starts from `model`; None = from fresh parameters or its own checkpoint.
   Raises UserError for a mistake in the config or the corpus.
   """
   masking_config = MaskingConfig(**config.masking)
@@ -54,8 +54,8 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   if config.init_from or teacher:
     initial.adopt_vocabulary(config, model or teacher, workdir)
   corpus = dataset.open_corpus(config.data, config.model.vocab_size, workdir, jax.process_count())
-  with config.unlocked():  # a given or a trained vocabulary may have another size
-    config.model.vocab_size = corpus.tokenizer.vocab_size
+  # A given or a trained vocabulary may have another size.
+  config.model.vocab_size = corpus.tokenizer.vocab_size
   for what, name, other in (('init_from', config.init_from, model),
                             ('teacher', config.teacher, teacher)):
     if other:

@@ -1,6 +1,7 @@
 """From a config and a workdir to a trained model: checks, mesh, data, task, loop."""
 
 from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -78,8 +79,8 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
       except KeyboardInterrupt as e:
         steps = integrity.steps(workdir / 'checkpoints')
         raise KeyboardInterrupt(
-            f': the newest checkpoint is that of step {max(steps)}, run the same command to go on'
-            if steps else f': {workdir} holds no checkpoint yet, the same command starts again'
+            f'the newest checkpoint is that of step {max(steps)}, run the same command to go on'
+            if steps else f'{workdir} holds no checkpoint yet, the same command starts again'
         ) from e
       if config.task != 'pretrain':
         finetune.finish(config, workdir)
@@ -113,16 +114,24 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
 
   # ---- The config and the job: nothing changes them afterwards -----------------------------------
   config_lib.set_dtype(config, mesh)
-  model = _start(config, run_json, has_started=bool(integrity.steps(path / 'checkpoints')))
+  has_started = bool(integrity.steps(path / 'checkpoints'))
+  model = _start(config, run_json, has_started)
   config_lib.check_sizes(config)
   for phase in config_lib.phases_of(config):
     mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
                         config.model.num_heads)
-  kind = pretrain if config.task == 'pretrain' else finetune
-  make_job = lambda c: frozen_base.adapt(kind.make_job(c, model, mesh, workdir), c, path)
+
+  def make_job(config: ConfigDict) -> Job:
+    kind = pretrain if config.task == 'pretrain' else finetune
+    job = kind.make_job(config, model, mesh, workdir)
+    if has_started:  # its own checkpoint has the parameters, whatever the teacher has
+      job = dataclasses.replace(job, start=None)
+    return frozen_base.adapt(job, config, path)
+
   if config.train_minutes:
     notes = [*notes, time_budget.fix_steps(config, run_json, make_job, optimizer, mesh)]
   job = make_job(config)
+  optimizer_lib.learning_rate(optimizer, job.train_steps)  # a warmup longer than the run is refused
   no_effect.check(config, given, job)
   config = FrozenConfigDict(config)
 
@@ -148,6 +157,9 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
     if job.start:
       params = initial.from_model(params, job.start, config.init_from or config.teacher,
                                   config.get('reinit_layers', 0))
+    elif config.get('teacher'):
+      console.print_summary([
+          ('student', 'begins at random: the teacher is of another kind or size')])
     if config.embedding_init:
       params = initial.from_word_vectors(params, config.embedding_init, job.tokenizer)
     return params
@@ -159,7 +171,8 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
       checkpoint_every=config.checkpoint_every, keep_best=config.keep_best,
       profile_steps=config.profile_steps, log_batch_digest=config.log_batch_digest,
       loader_workers=config.data.loader_workers, initial=start,
-      start_trackers=functools.partial(trackers.start, config.trackers, config.to_dict()))
+      start_trackers=functools.partial(
+          trackers.start, config.trackers, config.to_dict(), path.name))
   return config
 
 
@@ -200,14 +213,13 @@ def _start(config: ConfigDict, run_json: Mapping[str, Any],
 def _write_run(workdir: epath.Path, config: FrozenConfigDict, job: Job,
                run_json: Mapping[str, Any]):
   """Writes run.json and the tokeniser: with them a workdir has all that predict needs."""
-  partial, tokenizer = workdir / 'run.json.partial', workdir / 'tokenizer'
+  tokenizer = workdir / 'tokenizer'
   if not tokenizer.exists() or run_json.get('tokenizer') != sealed.digests(tokenizer):
     job.tokenizer.save(tokenizer)
   command = shlex.join(['python', *sys.orig_argv[1:]])
   content = {'command': command, 'config': config.to_dict(), 'records': job.records,
              'versions': _versions(), 'tokenizer': sealed.digests(tokenizer), **job.extra}
-  partial.write_text(json.dumps(sealed.seal(content), indent=2) + '\n')
-  partial.replace(workdir / 'run.json')
+  storage.write_whole(workdir / 'run.json', json.dumps(sealed.seal(content), indent=2) + '\n')
 
 
 def _summary(config: FrozenConfigDict, job: Job, mesh: Mesh,

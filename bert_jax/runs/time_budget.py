@@ -51,10 +51,9 @@ def fix_steps(config: ConfigDict, run_json: Mapping[str, Any],
 
 
 def _set_steps(config: ConfigDict, steps: int):
-  with config.unlocked():
-    config.train_steps = steps
-    if config.phases:
-      config.phases = phases_lib.scaled(config.phases, steps)
+  config.train_steps = steps
+  if config.phases:
+    config.phases = phases_lib.scaled(config.phases, steps)
 
 
 def _seconds_per_step(config: ConfigDict, make_job: Callable[[ConfigDict], Job],
@@ -74,7 +73,8 @@ def _seconds_per_step(config: ConfigDict, make_job: Callable[[ConfigDict], Job],
   seconds = first_step = 0
   for phase in config_lib.phases_of(provisional):
     most = first_step + _WARM + 1 + _MOST
-    with contextlib.closing(loader.batches(job.data.rows, first_step, most)) as batches:
+    workers = config.data.loader_workers
+    with contextlib.closing(loader.batches(job.data.rows, first_step, most, workers)) as batches:
       state = _run(train_step, state, batches, _WARM, mesh)[0]
       state, probe = _run(train_step, state, batches, 1, mesh)
       count = min(max(_LEAST, int(_SECONDS / probe)), _MOST)

@@ -11,8 +11,8 @@ from ml_collections.config_flags import tuple_parser
 class Parser(tuple_parser.TupleParser):
   """Parses tuples as Python writes them, or whole numbers and strings between commas.
 
-  The parser of ml_collections takes a,b,c for one string. Brackets that Python does not understand
-  raise a ValueError.
+  The parser of ml_collections takes a,b,c for one string. Nested or unclosed brackets that Python
+  cannot read raise a ValueError.
   """
 
   def parse(self, argument: Any) -> tuple:

@@ -104,6 +104,10 @@ class _BucketLock:
     self._generation = written or self._generation
     return bool(written)
 
+  def _is_own(self, content: bytes) -> bool:
+    holder = _parse(content)
+    return all(holder.get(name) == value for name, value in self._me.items())
+
   def acquire(self):
     """Takes the lock; if it has a holder, waits for a sign of life first."""
     content = self._read()
@@ -124,7 +128,8 @@ class _BucketLock:
   def _beat(self):
     while not self._ended.wait(BEAT_SECONDS):
       try:
-        is_mine = self._write()
+        # A write may arrive whose answer is lost: then the next one finds this run's own.
+        is_mine = self._write() or self._is_own(self._read())
       except Exception:  # each storage has errors of its own, and the next beat may get through
         continue
       if not is_mine:
@@ -141,8 +146,9 @@ class _BucketLock:
 
 def _has_ended(holder: dict[str, Any]) -> bool:
   """True if the holder was a process of this machine that no longer runs."""
-  return holder['host'] == socket.gethostname() and not pathlib.Path(
-      f'/proc/{holder["pid"]}').exists() and pathlib.Path('/proc/self').exists()
+  proc = pathlib.Path('/proc')  # Linux has it
+  return (holder['host'] == socket.gethostname() and (proc / 'self').exists()
+          and not (proc / str(holder['pid'])).exists())
 
 
 @contextlib.contextmanager

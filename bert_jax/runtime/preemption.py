@@ -50,5 +50,6 @@ class Notice:
     return self._heard_at is not None
 
   def close(self):
-    if not self._several:  # several have only to part: one that SIGTERM ends would leave the others
+    # Several processes keep the handler: one that SIGTERM ended now would leave the others waiting.
+    if not self._several:
       signal.signal(signal.SIGTERM, self._previous)

@@ -23,16 +23,29 @@ import numpy as np
 
 from bert_jax.errors import EXIT_FAILED, Failed, UserError
 
+
+def _seconds(variable: str, default: float) -> float:
+  """A positive number of seconds from the environment."""
+  try:
+    seconds = float(os.environ.get(variable, default))
+  except ValueError:
+    seconds = 0.0
+  if not 0 < seconds < 1e6:
+    raise UserError(f'{variable}={os.environ[variable]} is no positive number of seconds')
+  return seconds
+
+
 # A process without a sign of life for so long is gone. (JAX gives up after 100 s and names nobody.)
-GONE_SECONDS = float(os.environ.get('BERT_JAX_GONE_SECONDS', 60))
+GONE_SECONDS = _seconds('BERT_JAX_GONE_SECONDS', 60)
 BEAT_SECONDS = GONE_SECONDS / 12  # between two signs of life
-START_SECONDS = float(os.environ.get('BERT_JAX_START_SECONDS', 300))  # for all to start
+START_SECONDS = _seconds('BERT_JAX_START_SECONDS', 300)  # for all to start
 
 # Errors of XLA that no other process causes: a step that does not fit the memory, for example.
 _OWN_ERRORS = ('RESOURCE_EXHAUSTED', 'INVALID_ARGUMENT', 'UNIMPLEMENTED')
 
 _GONE = 'gone'  # the key under which the first process that notices a death announces it
 
+_runs = 0  # of these processes so far: the names of what they agree on differ between runs
 _watching = threading.Event()
 _ending = threading.Event()  # the reason is printed: errors that follow from it are no news
 
@@ -41,6 +54,10 @@ def _state():
   """JAX's knowledge of the processes before it has devices; `client` is None in a run of one."""
   from jax._src import distributed  # as orbax does: there is no public name
   return distributed.global_state
+
+
+def _key(name: str) -> str:
+  return f'bert_jax/{_runs}/{name}'
 
 
 def _say(message: str):
@@ -88,6 +105,9 @@ def _environment_options(address: str) -> dict:
   except (KeyError, ValueError) as e:
     raise UserError(f'JAX_COORDINATOR_ADDRESS={address} is set, so JAX_NUM_PROCESSES and '
                     f'JAX_PROCESS_ID have to be numbers: {e}') from e
+  if not 0 <= numbers['process_id'] < numbers['num_processes']:
+    raise UserError(f'JAX_PROCESS_ID={numbers["process_id"]} must be at least 0 and below '
+                    f'JAX_NUM_PROCESSES={numbers["num_processes"]}')
   if numbers['process_id']:
     _reach(address, START_SECONDS)
   return {'coordinator_address': address, **numbers}
@@ -146,7 +166,7 @@ def meet(name: str):
   if client is None:
     return
   try:
-    client.wait_at_barrier(f'bert_jax/{name}', timeout_in_ms=int(1000 * START_SECONDS))
+    client.wait_at_barrier(_key(name), timeout_in_ms=int(1000 * START_SECONDS))
   except RuntimeError as e:
     missing = re.search(r'timed out task names:\s*([\d\s,]+)', str(e))
     who = ', '.join(missing[1].split()) if missing else 'some'
@@ -159,9 +179,9 @@ def agree(name: str, value: str):
   client = _state().client
   if client is None:
     return
-  client.key_value_set(f'bert_jax/{name}/{jax.process_index()}', value)
+  client.key_value_set(_key(f'{name}/{jax.process_index()}'), value)
   meet(name)
-  first, *others = (client.blocking_key_value_get(f'bert_jax/{name}/{i}', 10_000)
+  first, *others = (client.blocking_key_value_get(_key(f'{name}/{i}'), 10_000)
                     for i in range(jax.process_count()))
   for i, other in enumerate(others, 1):
     if other != first:
@@ -177,8 +197,8 @@ def from_first(name: str, value: str) -> str:
   if client is None:
     return value
   if not jax.process_index():
-    client.key_value_set(f'bert_jax/{name}', value)
-  return client.blocking_key_value_get(f'bert_jax/{name}', int(1000 * START_SECONDS))
+    client.key_value_set(_key(name), value)
+  return client.blocking_key_value_get(_key(name), int(1000 * START_SECONDS))
 
 
 def gathered(value: float) -> list[float]:
@@ -253,9 +273,9 @@ def _on_abort(action: Callable[[], None] | None):
 
 
 def _explain(error: Exception):
-  """Before an error ends this process: waits for the watch if another process caused it.
+  """Waits for the watch to name the dead process, if one caused the error that ends this one.
 
-  A collective fails at once when another process dies; to know which takes `GONE_SECONDS`.
+  A collective fails at once when another process dies; the watch names it after `GONE_SECONDS`.
   """
   if not isinstance(error, jax.errors.JaxRuntimeError) or str(error).startswith(_OWN_ERRORS):
     _be_last()  # it is this process's own, or everyone's
@@ -272,7 +292,9 @@ def together(platform: str = 'auto') -> Iterator[None]:
 
   Raises UserError or Failed if they cannot be joined.
   """
+  global _runs
   _join(platform)
+  _runs += 1
   if (_state().num_processes or 1) == 1:
     yield
     return

@@ -3,10 +3,12 @@
 epath reads and writes buckets, through gcsfs or TensorFlow. Memory-mapping needs local copies.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+import contextlib
 import hashlib
 import json
 import os
+import pathlib
 import re
 from typing import Any
 
@@ -14,7 +16,7 @@ from etils import epath
 import filelock
 from tqdm import auto as tqdm
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.runtime import host
 
 _SURROGATE_ESCAPE, _SURROGATE = re.compile(r'\\u[dD][89a-fA-F]'), re.compile('[\ud800-\udfff]')
@@ -39,10 +41,22 @@ def parse_json(text: str | bytes) -> Any:
     raise ValueError('it is nested too deeply') from e
 
 
+def size_and_time(path: epath.Path) -> tuple[int, int]:
+  """The bytes of a file and the second of its last change.
+
+  epath's own `stat` asks for the name of the owner, which a container may not know.
+  """
+  if is_remote(os.fspath(path)):
+    stat = path.stat()
+    return stat.length, int(stat.mtime)
+  stat = os.stat(path)
+  return stat.st_size, int(stat.st_mtime)
+
+
 def read_json(path: epath.Path) -> dict:
   """The object in a JSON file; raises UserError if it holds none, or one that is too large."""
   try:
-    size = path.stat().length
+    size, _ = size_and_time(path)
     if size > _LARGEST_JSON:
       raise UserError(f'{path} has {size >> 20} MiB: that is no description of a model')
     content = parse_json(path.read_bytes())
@@ -53,6 +67,53 @@ def read_json(path: epath.Path) -> dict:
   return content
 
 
+def read_json_if_any(path: epath.Path) -> dict:
+  """The object in a JSON file, {} without the file; raises UserError as `read_json`."""
+  return read_json(path) if path.exists() else {}
+
+
+def write_whole(path: epath.Path, text: str):
+  """Writes a file that has its name only when it is complete."""
+  partial = path.parent / f'{path.name}.partial'
+  partial.write_text(text)
+  partial.replace(path)
+
+
+def make_parent(flag: str, path: epath.Path):
+  """Makes the folder of an output, which was given as `flag`; raises UserError if it cannot."""
+  try:
+    require(not path.is_dir(), f'{flag}={path} is a folder: give a file')
+    path.parent.mkdir(parents=True, exist_ok=True)
+  except OSError as e:
+    raise UserError(f'{flag}={path} cannot be written: {e.strerror or e}') from e
+
+
+@contextlib.contextmanager
+def exclusive(flag: str, output: str | None) -> Iterator[None]:
+  """Keeps other processes of this machine from writing the output that was given as `flag`.
+
+  Raises:
+    UserError: another process writes it.
+  """
+  if not output:
+    yield
+    return
+  name = hashlib.sha256(os.path.abspath(output).encode()).hexdigest()[:16]
+  lock = filelock.FileLock(host.cache_folder() / 'locks' / name, blocking=False)
+  try:
+    pathlib.Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+    lock.acquire()
+  except filelock.Timeout as e:
+    raise UserError(f'{flag}={output}: another process writes it: wait until that ends, or give '
+                    f'another {flag}') from e
+  except OSError:  # a home that cannot be written: nothing keeps the two apart
+    pass
+  try:
+    yield
+  finally:
+    lock.release()
+
+
 def is_remote(path: str) -> bool:
   """True if a path names a bucket: gs://..."""
   return '://' in path
@@ -60,10 +121,10 @@ def is_remote(path: str) -> bool:
 
 def check(name: str, path: str):
   """Raises UserError if the path that was given as `name` is in a bucket out of reach."""
+  require('://' not in path or path.startswith('gs://'),
+          f'{name}={path}: buckets are named gs://BUCKET/FOLDER')
   if not is_remote(path):
     return
-  if not path.startswith('gs://'):
-    raise UserError(f'{name}={path}: buckets are named gs://BUCKET/FOLDER')
   try:
     epath.Path(path).exists()
   except ImportError as e:
@@ -82,7 +143,7 @@ def _files(folder: epath.Path, apart: Collection[str] = ()) -> dict[str, epath.P
   """All files below a folder by their names in it, without `apart`; manifests come last."""
   files = {}
   for path in sorted(folder.iterdir()):  # a bucket has no recursive glob
-    if path.name in apart:
+    if path.name in apart or os.path.islink(path):  # W&B links to its newest run
       continue
     if path.is_dir():
       files |= {f'{path.name}/{name}': file for name, file in _files(path).items()}
@@ -108,7 +169,7 @@ def _copy_all(files: Mapping[str, epath.Path], folder: epath.Path, label: str):
 
 
 def _state(path: epath.Path) -> tuple[int, int]:
-  """Size and time of the last change: other numbers mean that the file changed."""
+  """Size and nanosecond of the last change: other numbers mean that the file changed."""
   stat = os.stat(path)
   return stat.st_size, stat.st_mtime_ns
 
@@ -166,7 +227,7 @@ class Folder:
     self.local.mkdir(parents=True, exist_ok=True)
     for name, path in _files(self.local).items():
       if name not in remote:
-        path.unlink()
+        path.unlink(missing_ok=True)
     # Token records are large and never change: with the same manifest they are the same.
     same = {name.partition('/')[0] for name in remote
             if name.endswith('/manifest.json') and _is_same(name, self.local, self.path)}

@@ -50,19 +50,21 @@ def read(questions: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_len: in
   """
   texts = list(dict.fromkeys(text for _, text in questions))
   encoded = dict(zip(texts, tokenizer.encode_with_offsets(texts)))
-  question_ids = tokenizer.encode_batch([question for question, _ in questions])
+  encoded_questions = tokenizer.encode_batch([question for question, _ in questions])
   contexts = []
-  for question, (words, text) in zip(question_ids, questions):
+  for question_ids, (question, text) in zip(encoded_questions, questions):
     ids, spans = encoded[text]
-    room = max_len - len(question) - inputs_lib.special_tokens(tokenizer, 2)
+    room = max_len - len(question_ids) - inputs_lib.special_tokens(tokenizer, 2)
     if room < 1:
-      raise UserError(f'the question {words[:60]!r} has {len(question)} tokens, which leaves no '
-                      f'room for its text in {max_len}: make max_len larger')
-    offset, stride = len(question) + 1 + tokenizer.separators, min(doc_stride, room)
+      raise UserError(f'the question {question[:60]!r} has {len(question_ids)} tokens, which '
+                      f'leaves no room for its text in {max_len}: make max_len larger')
+    offset = len(question_ids) + 1 + tokenizer.separators
+    stride = min(doc_stride, room)
     windows = []
     for start in range(0, max(len(ids) - room, 0) + stride, stride):
       part = ids[start:start + room]
-      windows.append(Window(inputs_lib.join(tokenizer, question, part), start, offset, len(part)))
+      joined = inputs_lib.join(tokenizer, question_ids, part)
+      windows.append(Window(joined, start, offset, len(part)))
     contexts.append(Context(spans, windows))
   return contexts
 

@@ -27,7 +27,7 @@ from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 
 Answer = dict[str, Any]  # one JSON object
-Bert = Any  # an `inference.bert.Bert`, which stands above this room
+Bert = Any  # an `inference.bert.Bert`, whose module imports this one
 Files = Iterator[tuple[str, str]]  # (name, content) of each
 
 _LABELS_SHOWN = 16  # in the summary of a run
@@ -58,10 +58,10 @@ def encode(texts: Sequence[Sequence[str]], tokenizer: Tokenizer) -> list[tuple[l
 
 def text_inputs(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_len: int,
                 long: str = 'head') -> tuple[list[inputs_lib.Input], np.ndarray]:
-  """The inputs of texts (text,) and pairs (text, text), and the number of the text of each.
+  """The inputs of texts (text,) and pairs (text, text), and the number of each input's text.
 
-  A text or pair is one input of at most `max_len` tokens; with long='chunks_...' a text above it
-  is several.
+  An input has at most `max_len` tokens. long='chunks_...' splits a longer text into several inputs,
+  the other ways cut it.
   """
   inputs, owners = [], []
   for i, parts in enumerate(encode(texts, tokenizer)):
@@ -151,7 +151,7 @@ class FineTuning(abc.ABC):
 
   name: ClassVar[str]  # in config.task and predict --task
   model_task: ClassVar[str] = ''  # the task whose models these are; '' = its own
-  parts: ClassVar[tuple[str, ...]] = ()  # parameters beside the encoder's; () = it is trained alone
+  parts: ClassVar[tuple[str, ...]] = ()  # groups of parameters beside the encoder's
   starts_from: ClassVar[tuple[str, ...]] = ()  # heads that the model to start from must have
   best_score: ClassVar[str]  # default of keep_best
   auto_score: ClassVar[str] = ''  # the score that keep_best='auto' stands for; '' = best_score
@@ -159,15 +159,10 @@ class FineTuning(abc.ABC):
   # (config, number of labels) -> the model that is loaded for predictions
   head: ClassVar[Callable[[bert_config.BertConfig, int], nn.Module]]
   fields: ClassVar[tuple[str, ...]] = ()  # texts of the JSON lines that predict answers; () = none
-  optional: ClassVar[tuple[str, ...]] = ()  # further fields of them that are read
-  transformers: ClassVar[str] = ''  # end of its class's name there: ForTokenClassification
+  optional: ClassVar[tuple[str, ...]] = ()  # optional fields of these JSON lines
+  transformers: ClassVar[str] = ''  # suffix of the class in transformers: ForTokenClassification
   problem: ClassVar[str] = ''  # the kind of labels, for sequence classification alone
   null_threshold: ClassVar[float | None] = None  # None = every question has an answer
-  # raises UserError for values of the config that the task cannot have
-  check: ClassVar[Callable[[ConfigDict], None]] = staticmethod(lambda config: None)
-  # raises UserError for training examples that nothing can be learned from
-  check_training: ClassVar[Callable[[ConfigDict, list[Any]], None]] = staticmethod(
-      lambda config, examples: None)
   loss_weights: ClassVar[dict[str, float]] = {'loss': 1.0}
   frozen: ClassVar[dict[str, Any]] = {}
 
@@ -177,6 +172,16 @@ class FineTuning(abc.ABC):
   @abc.abstractmethod
   def set_fields(c: ConfigDict):
     """Adds the task's fields to the config, and changes defaults."""
+
+  @staticmethod
+  def check(config: ConfigDict):
+    """Raises UserError for a value of the config that the task cannot have."""
+    del config
+
+  @staticmethod
+  def check_training(config: ConfigDict, examples: list[Any]):
+    """Raises UserError for training examples that teach the model nothing."""
+    del config, examples
 
   @staticmethod
   @abc.abstractmethod
@@ -250,8 +255,8 @@ class FineTuning(abc.ABC):
     return dataclasses.replace(self, model=self.model.clone(config=config))
 
   def init(self, key: jax.Array) -> Any:
-    tokens = jnp.zeros((1, 8), jnp.int32)
-    return self.model.init(key, encoder.Batch(*[tokens] * 4), tokens[:, :1])
+    batch = encoder.init_batch()
+    return self.model.init(key, batch, batch.ids[:, :1])
 
   def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
     """The head's outputs; `apply` runs the model, with dropout or without."""
@@ -278,9 +283,8 @@ class FineTuning(abc.ABC):
 
   def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> losses.Metrics:
     del frozen
-    tokens = jnp.sum(batch.inputs.pair_index > 0).astype(jnp.float32)
     return {**self.metrics(self._forward(params, batch, key), batch),
-            'tokens': (tokens, jnp.float32(1))}
+            'tokens': losses.token_count(batch.inputs.pair_index)}
 
   def measure(self, params: Any, frozen: Any, batch: Batch) -> tuple[losses.Metrics, jax.Array]:
     """(metrics, reduced logits), without dropout."""

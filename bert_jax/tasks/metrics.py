@@ -123,8 +123,9 @@ def best_threshold(questions: Sequence[Question], predicted: Mapping[str, str],
 
   Args:
     questions: n, with or without answers.
-    predicted: id -> the best answer, were there one.
-    margins: [n] score of no answer minus that of the answer, which is given up to the threshold.
+    predicted: id -> the best answer that is not empty.
+    margins: [n] score of no answer minus score of the answer; a question is answered if its margin
+      is at most the threshold.
 
   Returns:
     best_exact_match, best_f1, and the threshold of the latter.

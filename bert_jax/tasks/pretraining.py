@@ -74,8 +74,7 @@ class Pretraining:
     # Masking folds the numbers of rows into its key; no row has this number.
     keys = Keys(dropout_key, jax.random.fold_in(mask_key, 2**32 - 1))
     metrics = self.objective.loss(params, frozen, example, keys)
-    tokens = jnp.sum(rows.pair_index > 0).astype(jnp.float32)
-    return {**metrics, 'tokens': (tokens, jnp.float32(1))}
+    return {**metrics, 'tokens': losses.token_count(rows.pair_index)}
 
   def measure(self, params: Any, frozen: Any, batch: Batch) -> losses.Metrics:
     return self.loss(params, frozen, batch, None)
@@ -108,11 +107,10 @@ class PretrainingData:
 
     def sources(records, seed):
       layouts = [Layout.create(phase.max_len, data.pack, data.sequences) for phase in phases]
+      words = task.masking.unit != 'token'
       if isinstance(records, mixture.MixedRecords):
-        return mixture.mixed_rows(records, layouts, phases, seed, corpus.tokenizer,
-                                  words=task.masking.unit != 'token')
-      return tuple(RowSource(records, layout, seed, corpus.tokenizer,
-                             words=task.masking.unit != 'token') for layout in layouts)
+        return mixture.mixed_rows(records, layouts, phases, seed, corpus.tokenizer, words=words)
+      return tuple(RowSource(records, layout, seed, corpus.tokenizer, words) for layout in layouts)
 
     train = sources(corpus.train, seed)
     for phase, source in zip(phases, train):

@@ -149,15 +149,15 @@ class QuestionAnswering(finetuning.FineTuning):
                              ensure_ascii=False) + '\n'
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """The mean of the two cross-entropies over the tokens of each window; both right."""
+    """'loss': mean cross-entropy of start and end; 'accuracy': both have the highest score."""
     slots = jnp.arange(1, batch.starts.shape[1] + 1)
     member = batch.inputs.pair_index[:, None, :] == slots[:, None]  # [R, P, L]
     is_real = member.any(-1).astype(jnp.float32)  # [R, P]
     of_windows, right = 0.0, True
     for i in (0, 1):
       scores = jnp.where(member, logits[:, None, :, i], kernels.MASKED)  # [R, P, L]
-      chosen = jnp.where(batch.token_targets[:, None, :, i] > 0, scores, 0)
-      chosen = jnp.where(member, chosen, 0).sum(-1)
+      is_target = member & (batch.token_targets[:, None, :, i] > 0)  # [R, P, L]
+      chosen = jnp.where(is_target, scores, 0).sum(-1)
       of_windows += 0.5 * (jax.nn.logsumexp(scores, axis=-1) - chosen)
       right &= chosen >= scores.max(-1)
     return {'loss': losses.weighted(of_windows, is_real),
@@ -209,7 +209,7 @@ def answer(bert: finetuning.Bert, questions: Sequence[tuple[str, str]],
   contexts = answers.read(questions, bert.tokenizer, max_len, facts.get('doc_stride', _STRIDE))
   logits = bert.per_token([window.input for context in contexts for window in context.windows],
                           functools.partial(finetuning.apply_head, task.head_of(bert)))
-  candidates = _candidates(contexts, logits, n_best=task.n_best,
+  candidates = _candidates(contexts, logits, n_best=facts.get('n_best', task.n_best),
                            max_answer_len=facts.get('max_answer_len', task.max_answer_len))
   return [answers.answer(text, spans, null, null_threshold)
           for (_, text), (spans, null) in zip(questions, candidates)]

@@ -30,7 +30,7 @@ class Group(NamedTuple):
   where: str  # its first line, for messages
   query: str
   documents: list[str]
-  grades: list[float]  # of the documents; above 0 is relevant, () = not known
+  grades: list[float]  # of the documents; above 0 is relevant; 0 where a file need not have them
 
 
 def _are_texts(value: Any) -> bool:
@@ -52,7 +52,7 @@ class Reranking(finetuning.FineTuning):
 
   labels: tuple[str, ...] = ('score',)
   kind: str = 'binary'  # one of LOSSES
-  highest: float = 1.0  # grade of the training file, which the loss 'graded' divides by
+  highest: float = 1.0  # grade of the examples given to `make`; the loss 'graded' divides by it
 
   name = 'reranking'
   model_task = 'sequence_classification'

@@ -1,7 +1,7 @@
-"""Vectors of texts whose cosine says how near they are in meaning, by contrast within a batch.
+"""Sentence embeddings: a contrastive loss within the batch trains the cosine of two texts.
 
-From pairs, with a third text that contradicts where there is one, or from single texts, each of
-which is read twice, under other dropout.
+An example is a pair, a pair with negatives, or a single text, which is encoded twice with other
+dropout.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class BertForSentenceEmbedding(nn.Module):
 
 
 class Example(NamedTuple):
-  """A line: a text, a near one, perhaps a contrary one; in held-out files two and a score."""
+  """A line: a text, its partner and its negatives; in held-out files two texts and a score."""
 
   texts: tuple[str, ...]
   score: float | None
@@ -54,17 +54,18 @@ def contrast(vectors: jax.Array, exists: jax.Array,
   """Cross-entropy of a text's partner among the other texts of the batch, by their cosines.
 
   The loss of SimCSE (Gao et al. 2021, https://arxiv.org/abs/2104.08821) and of
-  sentence-transformers' multiple negatives. The third texts of examples are no text's partner.
+  sentence-transformers' multiple negatives. The negatives of an example are no text's partner.
 
   Args:
-    vectors: [E, C, D] float32 of length 1: of each example a text, its partner, perhaps a third.
+    vectors: [E, C, D] float32: of each example a text, its partner and its negatives; of length 1
+      where the products are to be cosines.
     exists: [E, C] bool, False for texts that an example lacks.
     temperature: the divisor of the cosines.
 
   Returns:
     (losses [E] in nat, is_right [E] bool: the partner is the nearest).
   """
-  others = jnp.moveaxis(vectors[:, 1:], 1, 0).reshape(-1, vectors.shape[-1])  # partners, then third
+  others = jnp.moveaxis(vectors[:, 1:], 1, 0).reshape(-1, vectors.shape[-1])  # partners, negatives
   cosines = jnp.einsum('ed,od->eo', vectors[:, 0], others, preferred_element_type=jnp.float32)
   other_exists = jnp.moveaxis(exists[:, 1:], 1, 0).reshape(-1)
   logits = jnp.where(other_exists, cosines / temperature, MASKED)
@@ -100,10 +101,10 @@ def check_texts(config: ConfigDict):
 class SentenceEmbedding(finetuning.FineTuning):
   """Each text is to be nearer to its own partner than to all others of the batch.
 
-  With microbatches (`optimizer.accumulation`) the others are those of the microbatch; with
-  `cached_parts` they are those of the whole batch, whose parts are encoded one by one. With
-  `matryoshka` so are the first entries of the vectors at each of its widths, at length 1 again
-  (Kusupati et al. 2022, https://arxiv.org/abs/2205.13147): the loss is the weighted sum.
+  `optimizer.accumulation` contrasts the texts of each microbatch. `cached_parts` encodes a batch
+  part by part and contrasts all of its texts. `matryoshka` also contrasts the first entries of the
+  vectors, brought to length 1 again, at each of its widths (Kusupati et al. 2022,
+  https://arxiv.org/abs/2205.13147): the loss is the weighted sum.
   """
 
   temperature: float = 0.05  # cosines are divided by it
@@ -149,23 +150,22 @@ class SentenceEmbedding(finetuning.FineTuning):
       raise UserError(f'data.matryoshka_weights={weights} must have a weight for each of '
                       f'data.matryoshka={widths}')
     try:
-      enough = all(float(weight) > 0 for weight in weights)
-    except ValueError:
-      enough = False
-    if not enough:
+      are_positive = all(float(weight) > 0 for weight in weights)
+    except (TypeError, ValueError):
+      are_positive = False
+    if not are_positive:
       raise UserError(f'data.matryoshka_weights={weights} must be numbers above 0')
 
   @staticmethod
   def read(path, data, split, _):
     columns = (data.text_column, data.text_pair_column, *data.negative_column.split(','))
+    first, second, score = map(str, data.eval_columns)
     for row in table.read(path, data.format, split):
       if split == 'train':
         values = tuple(row.text(column) for column in columns if column)
         yield Example(values * 2 if len(values) == 1 else values, None)
       else:
-        first, second, score = map(str, data.eval_columns)
-        yield Example((row.text(first), row.text(second)),
-                      row.number(score))
+        yield Example((row.text(first), row.text(second)), row.number(score))
 
   @staticmethod
   def check_training(config, examples):
@@ -186,10 +186,10 @@ class SentenceEmbedding(finetuning.FineTuning):
                cached_parts=data.cached_parts)
 
   def _forward(self, params, batch, key):
-    """As for every task; with `cached_parts` the memory of one part (GradCache).
+    """Encodes a batch; `cached_parts` keeps the activations of one part at a time (GradCache).
 
-    The vectors of all parts come first; behind the gradient of the loss by vector each part is
-    encoded again for its own (Gao et al. 2021, https://arxiv.org/abs/2101.06983).
+    The forward pass keeps only the vectors. The backward pass encodes each part again (Gao et al.
+    2021, https://arxiv.org/abs/2101.06983).
     """
     if self.cached_parts == 1:
       return super()._forward(params, batch, key)

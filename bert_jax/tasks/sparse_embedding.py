@@ -26,7 +26,7 @@ _TEXTS_AT_ONCE = 256  # of predictions: a text has a weight for each entry of th
 
 
 class BertForSparseEmbedding(BertForPreTraining):
-  """log(1 + relu(logit)) of each entry at the token of a text where it is largest."""
+  """log(1 + relu(logit)) of each entry, at the token of a text where the logit is largest."""
 
   def __call__(self, batch: encoder.Batch, starts: jax.Array, *,
                deterministic: bool = True) -> jax.Array:
@@ -38,7 +38,7 @@ class BertForSparseEmbedding(BertForPreTraining):
     def best_token(text):
       return jnp.argmax(jnp.where((batch.pair_index == text)[:, :, None], logits, -jnp.inf), axis=1)
 
-    # The gradient of a maximum would hold every text's mask of the logits at once.
+    # argmax and a gather: the gradient of max would keep masks of all logits, [P, L, padded V].
     texts = jnp.arange(1, starts.shape[1] + 1)
     at = jnp.moveaxis(jax.lax.map(best_token, texts), 0, 1)  # [B, P, padded V]
     exists = (batch.pair_index[:, None] == texts[:, None]).any(-1)  # [B, P]
@@ -124,11 +124,16 @@ class SparseEmbedding(sentence_embedding.SentenceEmbedding):
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """The contrast as 'loss', both FLOPS, and 'entries': the mean number that are not 0."""
-    exists, one = batch.members >= 0, jnp.float32(1)
+    exists = batch.members >= 0  # [E, C]
+
+    def weighted_flops(texts: slice) -> tuple[jax.Array, jax.Array]:
+      count = jnp.sum(exists[:, texts]).astype(jnp.float32)  # microbatches add up to their mean
+      return flops(logits[:, texts], exists[:, texts]) * count, count
+
     entries = jnp.sum(logits > 0, axis=-1).astype(jnp.float32)
     return {**super().metrics(logits, batch),
-            'query_flops': (flops(logits[:, :1], exists[:, :1]), one),
-            'document_flops': (flops(logits[:, 1:], exists[:, 1:]), one),
+            'query_flops': weighted_flops(slice(0, 1)),
+            'document_flops': weighted_flops(slice(1, None)),
             'entries': losses.weighted(entries, exists.astype(jnp.float32))}
 
 

@@ -42,7 +42,7 @@ class TaskData(Protocol):
   has_held_out: bool  # False = `evaluate` has nothing to evaluate
 
   def rows(self, step: int) -> Any:
-    """This process's share of a step's batch: a tree of host arrays [B / processes, ...]."""
+    """The rows of a step's batch that this process feeds: a tree of host arrays [rows, ...]."""
 
   def evaluate(self, evaluate_batch: Callable[[Any], Any], step: int) -> dict[str, float | None]:
     """Held-out metrics after `step` steps; None for a metric without a single position.

@@ -47,11 +47,11 @@ def find_words(text: str) -> list[tuple[int, int]]:
 
 def word_pieces(sentences: Sequence[Sequence[str]],
                 tokenizer: Tokenizer) -> list[list[list[int]]]:
-  """The pieces of every word as after a space, punctuation too, in training and in use.
+  """The pieces of each word, encoded as if a space came before it, punctuation too.
 
-  A word that the tokeniser sees nothing in becomes [UNK].
+  A word without pieces becomes [UNK].
   """
-  space = ' ' if tokenizer.kind == 'bpe' else ''  # the others put it there themselves
+  space = ' ' if tokenizer.kind == 'bpe' else ''  # the other tokenisers add the space themselves
   encoded = finetuning.encode([[space + word for word in words] for words in sentences], tokenizer)
   return [[pieces or [tokenizer.unk_id] for pieces in words] for words in encoded]
 
@@ -75,10 +75,11 @@ def _features(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_len:
   on all else.
   """
   inputs, owners, targets = [], [], []
+  room = max_len - inputs_lib.special_tokens(tokenizer, 1)
   for i, pieces_of_words in enumerate(word_pieces(sentences, tokenizer)):
-    words = [pieces[:max_len - 2] for pieces in pieces_of_words]
+    words = [pieces[:room] for pieces in pieces_of_words]
     marks = [1 + tag for tag in tags[i]] if tags is not None else [1] * len(words)
-    for first, end in _windows(words, max_len - 2):
+    for first, end in _windows(words, room):
       window, target = [], [0]
       for pieces, mark in zip(words[first:end], marks[first:end]):
         window += pieces

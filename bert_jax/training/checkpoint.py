@@ -187,7 +187,7 @@ def _explained(workdir: epath.Path) -> Iterator[None]:
     yield
   except Exception as e:  # each part of orbax and tensorstore has errors of its own
     # `processes` explains errors of an exchange with other processes.
-    if isinstance(e, (UserError, jax.errors.JaxRuntimeError)) or storage_trouble(e):
+    if isinstance(e, (UserError, Failed, jax.errors.JaxRuntimeError)) or storage_trouble(e):
       raise
     raise Failed(f'a checkpoint cannot be written to {workdir}: {" ".join(str(e).split())[:300]}; '
                  'what was complete is sound: run the same command again') from e

@@ -50,10 +50,12 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 def of(tree: Any) -> dict[str, str]:
   """The fingerprint of each array of a tree, in hexadecimal; waits for them."""
-  leaves = named_leaves(tree)
-  meshes = {name: getattr(getattr(x, 'sharding', None), 'mesh', None) for name, x in leaves.items()}
+  def fingerprint(x: Any) -> str:
+    mesh = getattr(getattr(x, 'sharding', None), 'mesh', None)
+    return f'{int(_summing(mesh)(x)):08x}'
+
   # One after another: many small collectives in flight starve each other on a CPU of few cores.
-  return {name: f'{int(_summing(meshes[name])(x)):08x}' for name, x in leaves.items()}
+  return {name: fingerprint(x) for name, x in named_leaves(tree).items()}
 
 
 def batch_digest(batch: Any) -> int:

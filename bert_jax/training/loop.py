@@ -1,4 +1,4 @@
-"""The training loop of every task: `train` reads from the first step to the last."""
+"""The training loop of every task."""
 
 import collections
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
   Args (the others are fields of the config, see config.py):
     workdir: takes metrics.jsonl, curves.png and the files of trackers.
     train_steps: length of the whole run.
-    start_trackers: as of `MetricsLog`.
+    start_trackers: starts the trackers, as in `MetricsLog`.
     initial: changes fresh parameters, if there is no checkpoint.
     clock: seconds, for the speed in the metrics.
 
@@ -92,7 +92,8 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
     log = closed_at_end(metrics_log.MetricsLog(
         workdir.local, first_step=first_step, last_step=train_steps,
         active=jax.process_index() == 0, start_trackers=start_trackers))
-    trace = closed_at_end(profiler.Profiler(profile_steps, workdir.local / 'tensorboard'))
+    trace = closed_at_end(profiler.Profiler(
+        profile_steps, workdir.local / 'tensorboard', first_step))
     lines = metric_lines.MetricLines(clock)
     health = health_lib.Health(train_steps)
     write_line = functools.partial(

@@ -78,7 +78,7 @@ class MetricLines:
     self.pending: Line | None = None  # the line that ended last, until it is fetched
 
   def start_clock(self):
-    """Leaves the time until now out: only the steps after it are timed."""
+    """Starts the clock anew: the line times only the steps from now on."""
     self._line.began = self._time_when_ready(None)
     self._line.timed_steps = 0
     self._line.waited = 0.0

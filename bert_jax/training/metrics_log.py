@@ -12,7 +12,7 @@ import jax
 from tqdm import auto as tqdm
 
 from bert_jax.errors import UserError
-from bert_jax.runtime import console, processes
+from bert_jax.runtime import console, processes, storage
 from bert_jax.training import trackers as trackers_lib
 
 # Seconds from one curves.png to the next: it takes longer to draw than a small model to train.
@@ -40,12 +40,9 @@ def is_evaluated(workdir: epath.Path, step: int) -> bool:
 
 def truncate_metrics(path: epath.Path, step: int):
   """Cuts metrics.jsonl back to the complete lines up to `step`: later steps are made again."""
-  if not path.exists():
-    return
-  partial = path.parent / (path.name + '.partial')
-  partial.write_text(''.join(
-      json.dumps(line) + '\n' for line in read_metrics(path) if line['step'] <= step))
-  partial.replace(path)
+  if path.exists():
+    storage.write_whole(path, ''.join(
+        json.dumps(line) + '\n' for line in read_metrics(path) if line['step'] <= step))
 
 
 class _Bar(tqdm.tqdm):
@@ -160,7 +157,7 @@ class MetricsLog:
 
 
 def _draw_curves(lines: list[dict[str, Any]], path: epath.Path):
-  """Draws each loss and accuracy over the steps, training as a line and held-out as points."""
+  """Draws each loss and score over the steps; dots mark the held-out ones."""
   import matplotlib  # slow to import, and drawn only after an evaluation
   matplotlib.use('Agg')
   from matplotlib import pyplot as plt

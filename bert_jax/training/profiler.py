@@ -20,10 +20,17 @@ def check(steps: Sequence[int]):
 
 
 class Profiler:
-  """Traces from the first to the last of two steps, counted from 1; () = no trace."""
+  """Traces the steps from the first to the last of two, counted from 1; () = no trace.
 
-  def __init__(self, steps: Sequence[int], folder: epath.Path):
+  A run that goes on after the first of them says that it traces nothing.
+  """
+
+  def __init__(self, steps: Sequence[int], folder: epath.Path, done: int = 0):
+    """`done` is the number of steps that the run has made before."""
     self._first, self._last = steps or (None, None)
+    if steps and steps[0] <= done:
+      print_summary([('note', f'profile_steps={tuple(steps)}: nothing is traced, {done} steps are '
+                              'done')])
     self._folder = folder
     self._trace = contextlib.ExitStack()
     self.close = self._trace.close  # ends a trace that still runs

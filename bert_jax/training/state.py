@@ -21,7 +21,7 @@ class TrainState(NamedTuple):
   step: jax.Array  # [] int32, the number of steps so far, with skipped ones
   params: Any
   opt_state: Any
-  frozen: Any  # not trained and not in checkpoints: a teacher
+  frozen: Any  # not trained and not in checkpoints: a teacher, the base of LoRA
 
 
 def root_key(seed: int) -> jax.Array:
@@ -31,7 +31,7 @@ def root_key(seed: int) -> jax.Array:
 
 def make_init(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
               preset: str) -> tuple[Callable[[jax.Array], TrainState], TrainState]:
-  """A function from a key to the state of step 0, which it makes in place; and the state's shapes.
+  """Returns `init`, which makes the sharded state of step 0 from a key, and the state's shapes.
 
   The shapes are ShapeDtypeStructs with shardings: `restore` takes them. The moments inherit the
   specs of the parameters, because the optimiser sees them in their boxes. The frozen arrays of the

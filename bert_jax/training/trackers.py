@@ -19,7 +19,7 @@ from etils import epath
 from bert_jax.errors import UserError, require_choice
 from bert_jax.runtime import console, storage
 
-Start = Callable[[epath.Path, int], Sequence['Tracker']]  # from the workdir and the first step
+Start = Callable[[epath.Path, int], Sequence['Tracker']]  # from a local workdir and the first step
 
 
 class Tracker(Protocol):
@@ -27,8 +27,12 @@ class Tracker(Protocol):
 
   package: ClassVar[str]  # to import and to install
 
-  def start(self, config: Mapping[str, Any], workdir: epath.Path, commit: str, first_step: int):
-    """Begins the record, or continues it after `first_step`; `commit` may be ''."""
+  def start(self, config: Mapping[str, Any], name: str, workdir: epath.Path, commit: str,
+            first_step: int):
+    """Begins the record of the run `name`, or continues it after `first_step`.
+
+    `workdir` is local; `commit` may be ''.
+    """
 
   def log(self, step: int, scalars: Mapping[str, float]):
     """Logs numbers after `step` updates, all under train/ or all under eval/."""
@@ -42,7 +46,8 @@ class TensorBoard:
 
   package = 'tensorboardX'
 
-  def start(self, config, workdir, commit, first_step):
+  def start(self, config, name, workdir, commit, first_step):
+    del name
     self._folder, self._first_step = str(workdir / 'tensorboard'), first_step
     self._config = json.dumps({'commit': commit, **config}, indent=2, default=str)
 
@@ -67,13 +72,13 @@ class TensorBoard:
 class WeightsAndBiases:
   """A run of W&B; its id and the last steps that it has are in WORKDIR/wandb.json.
 
-  The variables of W&B (WANDB_PROJECT, WANDB_MODE, ...) hold. W&B counts calls itself, so 'step' is
-  a number of its own, over which everything is drawn.
+  The environment variables of W&B (WANDB_PROJECT, WANDB_MODE, ...) apply. W&B numbers its calls
+  itself, so the step of the run is a metric, 'step', and the x-axis of every chart.
   """
 
   package = 'wandb'
 
-  def start(self, config, workdir, commit, first_step):
+  def start(self, config, name, workdir, commit, first_step):
     del first_step
     import wandb
     self._wandb, self._path = wandb, workdir / 'wandb.json'
@@ -82,7 +87,7 @@ class WeightsAndBiases:
     self._save()
     try:
       self._run = wandb.init(
-          project=os.environ.get('WANDB_PROJECT', 'bert_jax'), name=workdir.name,
+          project=os.environ.get('WANDB_PROJECT', 'bert_jax'), name=name,
           id=self._record['id'], resume='allow', dir=str(workdir),
           config={**config, 'commit': commit}, allow_val_change=True,
           settings=wandb.Settings(console='off'))
@@ -93,9 +98,7 @@ class WeightsAndBiases:
     self._run.define_metric('*', step_metric='step')
 
   def _save(self):
-    partial = self._path.parent / f'{self._path.name}.partial'
-    partial.write_text(json.dumps(self._record))
-    partial.replace(self._path)
+    storage.write_whole(self._path, json.dumps(self._record))
 
   def log(self, step, scalars):
     kind = next(iter(scalars)).partition('/')[0]
@@ -149,15 +152,15 @@ def _commit() -> str:
   return done.stdout.strip()
 
 
-def start(names: Sequence[str], config: Mapping[str, Any], workdir: epath.Path,
+def start(names: Sequence[str], config: Mapping[str, Any], run: str, workdir: epath.Path,
           first_step: int) -> list[Tracker]:
-  """Starts the trackers of a run; raises UserError if one cannot start."""
+  """Starts the trackers of the run of this name; raises UserError if one cannot start."""
   trackers, commit = [], _commit()
   for name in names:
     tracker = ALL[name]()
     if not _is_installed(tracker.package):
       console.print_lines([('note', f'{tracker.package} is not installed: no record for {name}')])
       continue
-    tracker.start(config, workdir, commit, first_step)
+    tracker.start(config, run, workdir, commit, first_step)
     trackers.append(tracker)
   return trackers

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
+from bert_jax.errors import require
+
 
 def _is_within(path: tuple, *parts: str) -> bool:
   return any(key.key in parts for key in path if hasattr(key, 'key'))
@@ -140,8 +142,9 @@ def decay_rate(decay: float) -> optax.GradientTransformation:
 
   def scale(updates, params):
     del params
-    layers = next(len(x) for path, x in jax.tree_util.tree_leaves_with_path(updates)
-                  if _is_within(path, 'layers'))
+    layers = next((len(x) for path, x in jax.tree_util.tree_leaves_with_path(updates)
+                   if _is_within(path, 'layers')), 0)
+    require(layers, f'optimizer.layer_decay={decay} has no effect here: no layer is trained')
     return _by_part(updates, lambda x: x * decay ** (layers + 2),
                     lambda x: _along_layers(decay ** (layers + 1 - jnp.arange(layers)), x))
 

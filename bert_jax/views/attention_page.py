@@ -47,7 +47,7 @@ def _selected(attention: Attention, layer: int | None,
   """Weights [L, L] of a layer and head, and their title."""
   for name, value, count in zip(('layer', 'head'), (layer, head), attention.weights.shape):
     if value is not None and not 1 <= value <= count:
-      raise UserError(f'{name}={value} is not there: the model has {count}')
+      raise UserError(f'--{name}={value} is not there: the model has {count}')
   weights = attention.weights if layer is None else attention.weights[layer - 1:layer]
   weights = weights if head is None else weights[:, head - 1:head]
   title = ', '.join((f'layer {layer}' if layer else 'all layers',
@@ -65,8 +65,9 @@ def write_png(attention: Attention, path: str, layer: int | None = None, head: i
   picture = figure.Figure(figsize=(size, size), layout='constrained')
   axes = picture.subplots()
   axes.imshow(weights, cmap='Blues', vmin=0)
-  axes.set_xticks(range(len(attention.tokens)), attention.tokens, rotation=90)
-  axes.set_yticks(range(len(attention.tokens)), attention.tokens)
+  places = range(len(attention.tokens))
+  axes.set_xticks(places, attention.tokens, rotation=90, parse_math=False)
+  axes.set_yticks(places, attention.tokens, parse_math=False)
   axes.xaxis.tick_top()
   axes.tick_params(length=0)
   axes.spines[:].set_visible(False)
@@ -75,7 +76,7 @@ def write_png(attention: Attention, path: str, layer: int | None = None, head: i
 
 
 def save_picture(picture: figure.Figure, path: str):
-  """Draws tokens with the fonts that are installed: matplotlib's own has no Chinese characters."""
+  """Saves a picture with the installed Chinese fonts: matplotlib's own font has no Chinese."""
   from matplotlib import font_manager
   installed = {font.name for font in font_manager.fontManager.ttflist}
   chinese = ('Noto Sans CJK SC', 'Noto Sans CJK JP', 'WenQuanYi Zen Hei', 'PingFang SC',

@@ -8,7 +8,9 @@ from bert_jax.inference.bert import Bert
 from bert_jax.views import attention_page
 from bert_jax.views import words as words_lib
 
-VIEWS = ('attention', 'contexts', 'neighbours', 'analogy')
+# The flags that each view uses, beside the model.
+VIEWS = {'attention': ('text', 'output', 'layer', 'head'), 'contexts': ('text', 'words'),
+         'neighbours': ('words', 'output'), 'analogy': ('words', 'output')}
 
 
 def _attention(bert: Bert, texts: Sequence[str], output: str | None, layer: int | None,
@@ -17,6 +19,8 @@ def _attention(bert: Bert, texts: Sequence[str], output: str | None, layer: int 
     raise UserError('--view=attention needs --text once, or twice for a pair')
   if not output or not output.endswith(('.html', '.png')):
     raise UserError('--view=attention needs --output=FILE.html or FILE.png')
+  if output.endswith('.html') and (layer is not None or head is not None):
+    raise UserError('--layer and --head have no effect here: the page shows all of them')
   attention = attention_page.attention(bert, *texts)
   if output.endswith('.html'):
     attention_page.write_html(attention, output)
@@ -63,7 +67,12 @@ def show(model: str | None, view: str | None, texts: Sequence[str], words: Seque
     UserError: an unknown view, a missing argument, or an output that cannot be written.
   """
   if view not in VIEWS:
-    raise UserError(f'--view={view} is unknown: use {", ".join(VIEWS)}')
+    wrong = f'--view={view} is unknown: use' if view else 'give --view, one of'
+    raise UserError(f'{wrong} {", ".join(VIEWS)}')
+  given = {'text': texts, 'words': words, 'output': output, 'layer': layer, 'head': head}
+  for name, value in given.items():
+    if value not in (None, '', [], ()) and name not in VIEWS[view]:
+      raise UserError(f'--{name} has no effect here: --view={view} does not use it')
   if not model:
     raise UserError('give --model=DIR')
   if view in ('neighbours', 'analogy') and output and not output.endswith('.png'):

@@ -1,26 +1,43 @@
 """Words as vectors: one word in two contexts, and the token table as a space of words."""
 
 from collections.abc import Sequence
+import re
 
 from matplotlib import figure
 import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.inference.bert import Bert
+from bert_jax.tasks import answers
 from bert_jax.views.attention_page import save_picture
 
 
+def _place(word: str, text: str) -> tuple[int, int]:
+  """The characters [start, end) of a word's first occurrence; as a whole word of this case first.
+
+  Raises:
+    UserError: it does not occur.
+  """
+  plain = re.escape(word)
+  for pattern in (rf'(?<!\w){plain}(?!\w)', rf'(?<!\w)(?i:{plain})(?!\w)', plain):
+    if match := word and re.search(pattern, text):
+      return match.span()
+  raise UserError(f'the word {word!r} does not occur in {text!r}')
+
+
 def _in_context(bert: Bert, text: str, word: str) -> np.ndarray:
-  """[N + 1, D]: the mean over the pieces of a word's first occurrence, in each layer."""
-  pieces, ids = (bert.tokenizer.encode_batch([x])[0] for x in (word, text))
-  if not pieces:
+  """[N + 1, D]: the mean over the tokens of a word's first occurrence, in each layer."""
+  (_, spans), = bert.tokenizer.encode_with_offsets([text])
+  tokens = answers.token_span(spans, *_place(word, text))
+  if not tokens:
     raise UserError(f'the word {word!r} has no token')
-  starts = [i for i in range(len(ids)) if ids[i:i + len(pieces)] == pieces]
-  if not starts:
-    raise UserError(f'the word {word!r} does not occur in {text!r}')
+  first, last = tokens
   layers = range(bert.config.num_layers + 1)
   hidden = bert.embed([text], 'none', layers=layers)[0]  # [n, D * (N + 1)]
-  return hidden[starts[0]:starts[0] + len(pieces)].mean(0).reshape(len(layers), -1)
+  if last >= len(hidden):
+    raise UserError(f'the word {word!r} stands behind the first {len(hidden)} tokens of a text, '
+                    'which the model reads: shorten the text')
+  return hidden[first:last + 1].mean(0).reshape(len(layers), -1)
 
 
 def similarities(bert: Bert, texts: Sequence[str], word: str) -> np.ndarray:
@@ -30,7 +47,8 @@ def similarities(bert: Bert, texts: Sequence[str], word: str) -> np.ndarray:
     UserError: not two texts, or the word is not in both.
   """
   if len(texts) != 2:
-    raise UserError(f'a word is compared in two texts, not in {len(texts)}')
+    raise UserError(f'--view=contexts compares a word in two texts, not in {len(texts)}: give '
+                    '--text twice')
   a, b = (_in_context(bert, text, word) for text in texts)
   return np.sum(a * b, 1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
 
@@ -47,11 +65,14 @@ class TokenTable:
     self.vectors = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
 
   def _id_of(self, word: str) -> int:
-    ids = [self._ids[word]] if word in self._ids else self._tokenizer.encode_batch([word])[0]
-    if len(ids) != 1 or self.entries[ids[0]] == '[UNK]':
+    # As a word of a text, then as an entry: byte-level BPE has "king" inside words, "Ġking" for it.
+    ids = self._tokenizer.encode_batch([f' {word}'])[0]
+    if len(ids) == 1 and ids[0] != self._tokenizer.unk_id:
+      return ids[0]
+    if word not in self._ids:
       pieces = ' '.join(self.entries[i] for i in ids)
       raise UserError(f'{word!r} is not one entry of the vocabulary but: {pieces or "nothing"}')
-    return ids[0]
+    return self._ids[word]
 
   def _nearest(self, vector: np.ndarray, count: int,
                without: Sequence[int]) -> list[tuple[str, float]]:
@@ -87,7 +108,7 @@ class TokenTable:
     axes = picture.subplots()
     axes.scatter(*points.T, s=12, color='tab:blue')
     for word, point in zip(words, points):
-      axes.annotate(word, point, xytext=(4, 3), textcoords='offset points')
+      axes.annotate(word, point, xytext=(4, 3), textcoords='offset points', parse_math=False)
     axes.margins(x=0.2, y=0.08)
     axes.set_xticks([])
     axes.set_yticks([])

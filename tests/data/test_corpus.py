@@ -72,6 +72,21 @@ def test_wikitext(tmp_path):
   assert second == 'Tall .'
 
 
+def test_json_lines_without_text_are_no_documents(tmp_path):
+  (tmp_path / 'a.jsonl').write_text('{"text": ""}\n{"text": "One."}\n{"text": " \\n"}\n')
+  assert list(corpus.read_file(str(tmp_path / 'a.jsonl'), 'jsonl', 'text')) == ['One.']
+
+
+@pytest.mark.parametrize('pattern, message', [
+    ('https://host/a.txt', 'buckets are named gs://BUCKET/FOLDER'),
+    ('gone.txt', 'cannot be read: No such file')])
+def test_sources_out_of_reach(tmp_path, monkeypatch, pattern, message):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'gone.txt').symlink_to('nowhere')
+  with pytest.raises(UserError, match=message):
+    corpus.find_files(pattern)
+
+
 def test_sentences_in_english_and_chinese():
   assert _sentences('Dr. Smith came in Jan. 1990. He left.') == [
       'Dr. Smith came in Jan. 1990.', 'He left.']

@@ -193,6 +193,41 @@ def _die(item):
   os._exit(9)
 
 
+def test_a_folder_of_the_users_own_is_not_taken_for_progress(tmp_path, corpus_file):
+  (tmp_path / 'r/progress').mkdir(parents=True)
+  (tmp_path / 'r/progress/notes.txt').write_text('mine')
+  with pytest.raises(UserError, match='is not empty .it holds progress/notes.txt.: use another'):
+    _prepare(tmp_path / 'r', corpus_file)
+  assert (tmp_path / 'r/progress/notes.txt').read_text() == 'mine'
+
+
+def test_an_output_that_cannot_be_written_is_told_before_the_text_is_read(corpus_file, monkeypatch):
+  monkeypatch.setattr(preparation, 'survey_of', None)
+  with pytest.raises(UserError, match='cannot be written: Not a directory'):
+    _prepare(f'{corpus_file}/records', corpus_file)
+
+
+def test_counts_that_are_not_those_of_the_records(tmp_path, corpus_file):
+  _prepare(tmp_path / 'r', corpus_file)
+  np.save(tmp_path / 'r/counts.npy', np.zeros(3, np.int64))
+  with pytest.raises(UserError, match='counts.npy does not belong to these records: run bert_jax'):
+    dataset.open_records(epath.Path(tmp_path / 'r'))
+  (tmp_path / 'r/counts.npy').unlink()
+  with pytest.raises(UserError, match='counts.npy cannot be read'):
+    dataset.open_records(epath.Path(tmp_path / 'r'))
+
+
+def test_a_mixture_whose_vocabulary_was_not_trained_goes_on(tmp_path, corpus_file):
+  (tmp_path / 'w/vocabulary/progress').mkdir(parents=True)  # of a run that was killed
+  corpus = _open(tmp_path / 'w', f'{corpus_file}=1,{corpus_file}=1')
+  assert 100 < corpus.tokenizer.vocab_size <= 200
+  assert not (tmp_path / 'w/vocabulary/progress').exists()
+  with pytest.raises(UserError, match='is text, and 2 processes train on it'):
+    dataset.open_corpus(conftest.tiny_config(f'{corpus_file}=1,{corpus_file}=1').data, 200,
+                        epath.Path(tmp_path / 'v'), processes=2)
+  assert not (tmp_path / 'v').exists()
+
+
 def test_a_worker_that_dies_is_told():
   with pytest.raises(Failed, match='a worker process died'):
     list(pool.ordered_map(_die, range(10), 2))

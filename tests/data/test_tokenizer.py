@@ -33,6 +33,37 @@ def test_the_published_example():
                                         102]
 
 
+def test_tokens_that_were_added_to_a_published_vocabulary(tmp_path):
+  (tmp_path / 'vocab.txt').write_text('\n'.join([*tokenizer_lib.SPECIAL_TOKENS, 'the', 'dog', '-',
+                                                 'covid', '19']))
+  theirs = transformers.BertTokenizerFast(str(tmp_path / 'vocab.txt'))
+  theirs.add_tokens(['covid-19', 'brand-new'])
+  theirs.add_special_tokens({'additional_special_tokens': ['[E1]']})
+  theirs.save_pretrained(tmp_path / 'saved')
+  ours = tokenizer_lib.load(str(tmp_path / 'saved'))
+  texts = ['the covid-19 dog', 'covid 19 brand-new', 'the [E1] dog']
+  assert ours.vocab_size == len(theirs) == 13
+  assert ours.encode_batch(texts[:2]) == [
+      theirs(text, add_special_tokens=False)['input_ids'] for text in texts[:2]]
+  assert ours.vocab.index('[E1]') not in ours.encode_batch(texts)[2]  # in a corpus it is text
+  ours.save(epath.Path(tmp_path / 'again'))
+  again = tokenizer_lib.load(str(tmp_path / 'again'))
+  assert again.vocab == ours.vocab and again.encode_batch(texts) == ours.encode_batch(texts)
+
+
+@pytest.mark.parametrize('name, content, message', [
+    ('vocab.json', '{"model": 7, "[CLS]": 1}', 'a vocab.json needs its merges.txt beside it'),
+    ('tokenizer.json', '{"model": [1]}', 'is of type None'),
+    ('tokenizer.json', '{"model": {"type": "WordPiece", "vocab": {"a": 0, "b": 2}}}',
+     'has gaps between its ids'),
+    ('spiece.model', '', 'is empty: it is no SentencePiece model'),
+    ('spm.model', '', 'is empty: it is no SentencePiece model')])
+def test_files_that_are_no_vocabulary(tmp_path, name, content, message):
+  (tmp_path / name).write_text(content)
+  with pytest.raises(UserError, match=message):
+    tokenizer_lib.load(str(tmp_path))
+
+
 def test_special_tokens_in_a_corpus_are_text():
   assert _published().encode_batch(['the [MASK] dog']) == [[1996, 1031, 7308, 1033, 3899]]
 

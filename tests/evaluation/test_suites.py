@@ -153,6 +153,10 @@ def test_a_killed_loss_of_a_text_goes_on(model, tmp_path, monkeypatch):
       tmp_path / 'whole.batches.jsonl').read_text()
 
 
+def test_a_perplexity_that_no_number_holds():
+  assert held_out_text._exp(1.0) == math.e and held_out_text._exp(1000.0) is None
+
+
 def test_tables():
   result = report.Report({}, ('name', 'score', 'n'), [['a', 0.51234, 1200], ['bb', None, 3]],
                          'score')
@@ -194,6 +198,7 @@ def test_glue_chooses_on_a_part_of_train_and_reports_dev(model, glue, tmp_path, 
     return apart[name, rate][seed], dev[name, rate][seed]
 
   monkeypatch.setattr(glue_suite, '_fine_tune', fine_tune)
+  (tmp_path / 'out.runs/model').mkdir(parents=True)  # of an evaluation that was killed as it began
   options = {'seeds': 2, 'rates': (1e-3, 1e-5), 'twin': True}
   suites.run(model[0], 'glue', str(glue), str(tmp_path / 'out.json'), options)
   row, mean = json.loads((tmp_path / 'out.json').read_text())['rows']
@@ -207,6 +212,9 @@ def test_glue_chooses_on_a_part_of_train_and_reports_dev(model, glue, tmp_path, 
                  for name in ('train', 'apart'))
   assert len(train) == 54 and len(rest) == 6
   assert sorted(train + rest) == sorted((glue / 'SST-2/train.tsv').read_text().splitlines()[1:])
+  with pytest.raises(UserError, match='out.runs holds the runs of another model, recipe'):
+    suites.run(model[0], 'glue', str(glue), str(tmp_path / 'out.json'), {**options, 'most': 10})
+  assert (split / 'train.tsv').read_text().splitlines()[1:] == train
 
 
 def test_glue_fine_tunes_and_makes_finished_runs_once(model, glue, tmp_path, monkeypatch):

@@ -218,6 +218,8 @@ def test_mistakes(small, minilm):
       (lambda: bert.embed(['w1'], layers=(3,)), 'layer 3 is not there: the model has 0'),
       (lambda: bert.embed(['w1'], max_len=4), 'max_len=4 must be at least 8'),
       (lambda: bert.fill_mask('w1'), 'no .MASK. in'),
+      (lambda: bert.fill_mask(['w1 [MASK]', ('[MASK]', 'w1')]), 'text 2 is a pair'),
+      (lambda: bert.next_sentence(['w1']), 'needs pairs of texts'),
       (lambda: bert.score('w1 ' * 80), 'longer than the 64 positions'),
       (lambda: bert.score(['w1', ' ']), "' ' holds no token to score"),
       (lambda: bert.score([('w1', 'w2')]), "'w2'.* is a pair: score each"),

@@ -2,7 +2,9 @@
 
 import io
 import json
+import shutil
 
+from etils import epath
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -10,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 import bert_jax
 from bert_jax.errors import Failed, UserError
 from bert_jax.inference import json_lines, predictions
+from bert_jax.interop import load as load_lib
 from tests.interop import torch_bert
 
 
@@ -103,6 +106,30 @@ def killed_after(monkeypatch, count):
     written.append(write(sink, answer))
 
   monkeypatch.setattr(json_lines, 'write', dying)
+
+
+def test_another_jobs_answers_are_not_taken_for_ones_own(tmp_path):
+  path, about = epath.Path(tmp_path / 'out.jsonl'), tmp_path / 'out.jsonl.partial.json'
+  job = json_lines.partial(path, {'input': 'a'})
+  job.__enter__()  # and is killed
+  assert about.exists()
+  with json_lines.partial(path):  # of another job, which says nothing about itself
+    assert not about.exists()
+  job.gen.close()
+
+
+def test_a_model_that_was_moved_is_the_same(folder, tmp_path):
+  shutil.copytree(folder, tmp_path / 'elsewhere')
+  one, other = (load_lib.load(str(path)) for path in (folder, tmp_path / 'elsewhere'))
+  assert json_lines.identity(one) == json_lines.identity(other)
+
+
+def test_an_output_that_cannot_be_written(folder, tmp_path):
+  (tmp_path / 'in.jsonl').write_text('{"text": "w1"}\n')
+  for output, message in ((tmp_path, 'is a folder: give a file'),
+                          (tmp_path / 'in.jsonl' / 'out.jsonl', 'cannot be written')):
+    with pytest.raises(UserError, match=message):
+      predictions.run('embed', folder, str(tmp_path / 'in.jsonl'), str(output))
 
 
 @pytest.mark.parametrize('changed', ['', 'input', 'options', 'model'])

@@ -14,6 +14,7 @@ from bert_jax.errors import Failed, UserError
 from bert_jax.interop import conversion, load, verify
 from bert_jax.runs import run
 from tests import conftest
+from tests.interop import torch_bert
 
 
 class Hub:
@@ -106,6 +107,22 @@ def test_a_failed_upload_is_repeated_by_the_same_command(hub, workdir, tmp_path)
   assert len(hub.branches) == 4
   with pytest.raises(UserError, match='is there already: nothing is written over'):
     conversion.convert(*arguments)
+
+
+def test_a_failed_upload_of_an_embedder_is_repeated_too(hub, tmp_path):
+  torch_bert.make('BertForPreTraining', tmp_path / 'model')
+  arguments = str(tmp_path / 'model'), str(tmp_path / 'out'), 'sentence_transformers'
+  hub.status = 400
+  with pytest.raises(Failed):
+    conversion.convert(*arguments, push='us/bert')
+  hub.status = 200
+  conversion.convert(*arguments, push='us/bert')
+  assert 'modules.json' in hub.branches['main']
+  assert "'us/bert'" in hub.branches['main']['README.md'].decode()
+  assert 'THIS_FOLDER' in (tmp_path / 'out/README.md').read_text()  # for another name
+  (tmp_path / 'out/modules.json').unlink()
+  with pytest.raises(UserError, match='is there already, and no folder of --to=sentence_transf'):
+    conversion.convert(*arguments, push='us/bert')
 
 
 @pytest.mark.parametrize('name', ['bert', 'us/bert/x', 'us/', 'u s/bert'])

@@ -202,7 +202,7 @@ def pickle_only(folder):
     (lambda d: (d / 'config.json').write_text('{'), 'config.json cannot be read'),
     (lambda d: (d / 'config.json').unlink(), 'holds no model: none of run.json'),
     (shorten_vocab, 'has 997 entries, the model 1000'),
-    (lambda d: (d / 'vocab.txt').unlink(), 'holds neither vocab.txt'),
+    (lambda d: (d / 'vocab.txt').unlink(), 'holds no vocabulary: none of vocab.txt'),
     (lambda d: (d / 'tokenizer_config.json').write_text('{"model_max_length": 4}'),
      'model_max_length=4: it must be a number, at least 8'),
 ])
@@ -241,3 +241,5 @@ def test_the_files_of_a_model_and_no_others_come_from_the_hub(files, others):
   from huggingface_hub.utils import filter_repo_objects
   fetched = filter_repo_objects([*files, *others], allow_patterns=load_lib._HUB_FILES)
   assert list(fetched) == files
+  pickles = ['pytorch_model.bin', '0_Transformer/pytorch_model.bin']
+  assert list(filter_repo_objects(pickles, allow_patterns=load_lib._HUB_PICKLES)) == pickles

@@ -130,6 +130,8 @@ def test_the_chunks_of_a_long_text_have_one_prompt(tmp_path, encoder):
   apart = [ours.embed([' '.join(words[:13])], prompt='query'), ours.embed([' '.join(words[13:])])]
   np.testing.assert_allclose(together[0], np.mean(apart, 0)[0], atol=1e-5)
   np.testing.assert_allclose(together[1], ours.embed(['w1'], prompt='query')[0], atol=1e-5)
+  with pytest.raises(UserError, match="long=tail would cut off the prompt 'w7 '"):
+    ours.embed([' '.join(words)], prompt='query', long='tail')
 
 
 def test_the_old_layout(tmp_path, encoder):

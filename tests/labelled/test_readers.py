@@ -62,6 +62,9 @@ def test_half_of_a_surrogate_pair_is_replaced(tmp_path):
     ('a.tsv', 'text\tlabel\nx\t1\n', {'problem': 'any'}, 'use single_label'),
     ('a.tsv', 'text\tlabel\nx\thigh\n', {'problem': 'regression'}, "'high', not a number"),
     ('a.tsv', 'text\tlabel\nx\tnan\n', {'problem': 'regression'}, "'label' is nan"),
+    ('a.jsonl', '{"text": "x", "label": 1' + 400 * '0' + '}', {'problem': 'regression'},
+     'not a number'),
+    ('a.jsonl', '{"text": "x", "label": null}', {}, "no column 'label' in this line"),
     ('a.tsv', 'text\tlabel\nx\thigh\n', {'problem': 'multi_label'}, 'not a list of labels'),
 ])
 def test_tables_that_cannot_be_used(tmp_path, name, content, fields, message):
@@ -94,8 +97,8 @@ def test_several_labels(tmp_path):
 
 def test_labels_are_in_numerical_order():
   columns = texts.columns(data('sequence_classification'))
-  examples = [texts.TextExample('', 'x', None, label) for label in ('10', '9', '1')]
-  assert texts.label_names(examples, columns) == ('1', '9', '10')
+  examples = [texts.TextExample('', 'x', None, label) for label in ('10', '9', '1', '01')]
+  assert texts.label_names(examples, columns) == ('01', '1', '9', '10')
 
 
 # One line of each file, as the benchmark has it: train or development, and test.

@@ -49,6 +49,27 @@ def test_largest_batch(most):
   assert memory == (1000 + 10 * rows if rows else 0)
 
 
+def test_a_batch_is_divisible_into_microbatches(monkeypatch):
+  tried = []
+  monkeypatch.setattr(estimate.programs, 'train_step', lambda work, *_: (
+      tried.append(work.phase.batch_size) or estimate.programs.Figures({'arguments': 1})))
+  c, mesh = small_config(**{'optimizer.accumulation': 3}), conftest.sub_mesh(2, 1)
+  estimate._needs(c, Phase(10, 64, 8), mesh, rows=7)
+  assert tried == [7 * 2 * 3]
+
+
+@pytest.mark.parametrize('fields, arguments, message', [
+    ({}, {'topologies': []}, 'give --topology=local'),
+    ({'train_steps': 0, 'train_minutes': 5.0}, {}, 'only the run itself measures its steps'),
+    ({'train_steps': 0, 'train_epochs': 2.0, 'phases': ()}, {}, 'a plan has no corpus to count: give train_'),
+    ({'platform': 'tpu'}, {}, "platform='tpu' has no device here"),
+    ({}, {'given': {'platform': 'auto'}, 'topologies': ['v5e:2x2']}, 'platform has no effect here'),
+    ({}, {'out': __file__ + '/x.json'}, '--out=.*x.json cannot be written')])
+def test_a_plan_that_cannot_be_is_refused_before_it_compiles(fields, arguments, message):
+  with pytest.raises(UserError, match=message):
+    planner.plan(small_config(**fields), **{'topologies': ['local'], **arguments})
+
+
 def test_what_a_batch_needs():
   c, mesh = small_config(**{'model.num_layers': 1}), conftest.sub_mesh(2, 1)
   small, large = (estimate._needs(c, Phase(10, 64, 8), mesh, rows) for rows in (4, 64))

@@ -146,6 +146,22 @@ def test_continued_pretraining(corpus_file, tmp_path):
   assert changed == {'layers', 'pooler', 'mlm_dense', 'mlm_norm', 'mlm_bias', 'nsp'}
 
 
+def test_a_student_goes_on_with_its_own_base(corpus_file, tmp_path):
+  short = {'train_steps': 2, 'optimizer.warmup_steps': 1}
+  for seed, name in enumerate(('teacher', 'start')):
+    run.run(conftest.tiny_config(corpus_file, **short, seed=seed), str(tmp_path / name))
+  c = conftest.tiny_config(
+      corpus_file, **short, **LORA, init_from=str(tmp_path / 'start'), objective='distillation',
+      teacher=str(tmp_path / 'teacher'), allow_schedule_change=True)
+  c.data.source = str(tmp_path / 'teacher/corpus')  # both were trained on its records
+  run.run(c, str(tmp_path / 'run'))
+  base = arrays(tmp_path / 'run/base')
+  c.train_steps = 3
+  run.run(c, str(tmp_path / 'run'))
+  for path, x in arrays(tmp_path / 'run/base').items():
+    np.testing.assert_array_equal(x, base[path])
+
+
 def test_a_plan_counts_no_moments_of_frozen_parameters(finished, tmp_path):
   source, c, _ = finished
   model = initial.load(c)

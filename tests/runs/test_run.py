@@ -227,6 +227,14 @@ def test_mistakes_are_named_before_anything_is_written(tmp_path, corpus_file, ov
   assert not list((tmp_path / 'run').glob('checkpoints/*'))
 
 
+def test_a_warmup_longer_than_the_epochs_leaves_no_run_behind(corpus_file, tmp_path):
+  c = conftest.tiny_config(corpus_file, train_steps=0, train_epochs=1.0)
+  c.optimizer.warmup_steps = 10**6
+  with pytest.raises(UserError, match='optimizer.warmup_steps=1000000 leaves nothing of the'):
+    run.run(c, str(tmp_path / 'run'))
+  assert not (tmp_path / 'run/run.json').exists()
+
+
 def test_a_workdir_that_cannot_be_written(tmp_path, corpus_file):
   (tmp_path / 'file').write_text('')
   with pytest.raises(UserError, match='--workdir=.*/file/run cannot be written'):

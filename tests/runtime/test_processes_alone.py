@@ -5,7 +5,7 @@ import threading
 import jax
 import pytest
 
-from bert_jax.errors import Failed
+from bert_jax.errors import Failed, UserError
 from bert_jax.runtime import processes
 
 
@@ -52,6 +52,20 @@ def test_the_tasks_of_a_slurm_step_are_joined_on_any_platform(monkeypatch):
     monkeypatch.setenv('SLURM_STEP_ID', '0')
     with processes.together('cpu'):
       assert len(calls) == joined
+
+
+def test_a_process_that_is_none_of_the_run(monkeypatch):
+  for name, value in (('NUM_PROCESSES', '2'), ('PROCESS_ID', '2')):
+    monkeypatch.setenv(f'JAX_{name}', value)
+  with pytest.raises(UserError, match='JAX_PROCESS_ID=2 must be at least 0 and below JAX_NUM_PROC'):
+    processes._environment_options('localhost:1')
+
+
+@pytest.mark.parametrize('value', ['60s', '0', '-1', 'nan'])
+def test_a_time_that_is_none(monkeypatch, value):
+  monkeypatch.setenv('BERT_JAX_GONE_SECONDS', value)
+  with pytest.raises(UserError, match=f'BERT_JAX_GONE_SECONDS={value} is no positive number'):
+    processes._seconds('BERT_JAX_GONE_SECONDS', 60)
 
 
 def test_in_a_notebook_that_has_looked_at_its_tpu(tpu, monkeypatch):

@@ -72,6 +72,18 @@ def test_the_loss_and_its_gradient_are_those_of_sentence_transformers():
   assert metrics['entries'][0] == np.count_nonzero(vectors) and metrics['entries'][1] == 15
 
 
+def test_microbatches_add_up_to_their_mean():
+  rng = np.random.default_rng(0)
+  vectors = np.maximum(rng.normal(size=(4, 2, 40)), 0).astype(np.float32)
+  task = SparseEmbedding(None)
+  halves = [task.metrics(jnp.asarray(part), Batch(
+      None, None, np.arange(4).reshape(2, 2), None, None, None)) for part in np.split(vectors, 2)]
+  for i, name in enumerate(('query_flops', 'document_flops')):
+    total, count = (sum(float(half[name][j]) for half in halves) for j in (0, 1))
+    flops = [np.sum(part[:, i].mean(0) ** 2) for part in np.split(vectors, 2)]
+    np.testing.assert_allclose(total / count, np.mean(flops), rtol=1e-6)
+
+
 def test_texts_that_are_padding_do_not_count():
   vectors = jnp.asarray([[1.0, 2.0], [3.0, 0.0], [9.0, 9.0]])
   exists = jnp.asarray([True, True, False])

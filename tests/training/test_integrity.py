@@ -1,5 +1,6 @@
 """Checkpoints that prove themselves: a run names damaged ones, sets them aside, skips them."""
 
+import errno
 import json
 import shutil
 
@@ -119,6 +120,19 @@ def test_another_model_is_a_mistake_and_no_damage(workdir):
     saved.restore(abstract_of(state_of(1, width=32)))
   assert saved.latest() == 6 and not (workdir / 'damaged').exists()
   saved.close()
+
+
+@pytest.mark.parametrize('error', [PermissionError(13, 'no'), OSError(errno.ESTALE, 'stale')])
+def test_a_description_out_of_reach_is_no_damage(tmp_path, monkeypatch, error):
+  (tmp_path / '4').mkdir()
+
+  def refuse(*_):
+    raise UserError('cannot be read') from error
+
+  monkeypatch.setattr(integrity.sealed, 'read', refuse)
+  with pytest.raises(OSError) as raised:
+    integrity.description(epath.Path(tmp_path / '4'))
+  assert raised.value is error
 
 
 def test_a_storage_that_is_busy_is_no_damage(workdir, monkeypatch):

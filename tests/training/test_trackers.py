@@ -64,7 +64,7 @@ def write(workdir, first_step, train, evaluated, names=('tensorboard', 'wandb'))
   workdir.mkdir(exist_ok=True)
   log = metrics_log.MetricsLog(
       epath.Path(workdir), first_step=first_step, last_step=8, active=True,
-      start_trackers=functools.partial(trackers.start, names, CONFIG))
+      start_trackers=functools.partial(trackers.start, names, CONFIG, workdir.name))
   for step in train:
     log.train(step, {'loss': 1 / step, 'tokens_per_second': 5.0, 'mfu': None})
     if step in evaluated:
@@ -159,7 +159,7 @@ def test_a_tracker_that_is_not_installed(corpus_file, tmp_path, monkeypatch, cap
   with pytest.raises(UserError, match='pip install wandb'):
     trackers.check(('tensorboard', 'wandb'), given=False)
   trackers.check(('tensorboard',), given=False)  # the default, on a machine with few packages
-  assert trackers.start(('tensorboard',), CONFIG, epath.Path(tmp_path), 0) == []
+  assert trackers.start(('tensorboard',), CONFIG, 'run', epath.Path(tmp_path), 0) == []
   assert 'tensorboardX is not installed: no record for tensorboard' in capsys.readouterr().out
   assert not (tmp_path / 'run').exists()
 
@@ -170,4 +170,4 @@ def test_a_service_that_refuses_is_one_line(tmp_path, monkeypatch):
 
   monkeypatch.setattr(wandb, 'init', refuse)
   with pytest.raises(UserError, match='trackers: wandb does not start: no API key; `wandb login`'):
-    trackers.start(('wandb',), CONFIG, epath.Path(tmp_path), 0)
+    trackers.start(('wandb',), CONFIG, 'run', epath.Path(tmp_path), 0)

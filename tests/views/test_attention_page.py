@@ -75,11 +75,19 @@ def test_mistakes_of_the_command(folder, tmp_path):
       (('attention', ['w1'], [], None), 'needs --output'),
       (('attention', ['w1'], [], str(tmp_path / 'no' / 'a.html')), 'cannot be written'),
       (('contexts', ['w1', 'w2'], ['w3'], None), "'w3' does not occur in 'w1'"),
-      (('contexts', ['w1'], ['w1'], None), 'compared in two texts, not in 1'),
+      (('contexts', ['w1'], ['w1'], None), 'a word in two texts, not in 1'),
       (('neighbours', [], [], None), 'needs --words'),
       (('neighbours', [], ['zzz'], None), "'zzz' is not one entry of the vocabulary"),
       (('neighbours', [], ['w1'], 'map.pdf'), 'the map is a picture'),
       (('analogy', [], ['w1', 'w2'], None), 'needs --words=A,B,C')):
     with pytest.raises(UserError, match=message):
       show.show(str(folder), *arguments, None, None)
+  for view, options, message in (
+      ('attention', dict(texts=['w1'], output=out, layer=1), '--layer and --head have no effect'),
+      ('attention', dict(texts=['w1'], words=['w1'], output=out), '--words has no effect here'),
+      ('contexts', dict(texts=['w1', 'w1'], words=['w1'], output=out), '--output has no effect'),
+      ('neighbours', dict(texts=['w1'], words=['w1']), '--text has no effect here'),
+      (None, {}, 'give --view, one of attention')):
+    with pytest.raises(UserError, match=message):
+      show.show(str(folder), view, **{'texts': [], 'words': [], 'output': None, **options})
   assert not list(pathlib.Path(tmp_path).iterdir())

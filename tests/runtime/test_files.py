@@ -1,0 +1,65 @@
+"""Files of this machine: sizes, whole writes, outputs that two processes want."""
+
+import json
+import os
+import pwd
+
+from etils import epath
+import pytest
+
+from bert_jax import errors
+from bert_jax.data import corpus
+from bert_jax.errors import UserError
+from bert_jax.runtime import storage
+
+
+def test_the_owner_of_a_file_need_not_be_known(tmp_path, monkeypatch):
+  (tmp_path / 'a.json').write_text('{"text": "One."}')
+
+  def unknown(uid):
+    raise KeyError(f'getpwuid(): uid not found: {uid}')
+
+  monkeypatch.setattr(pwd, 'getpwuid', unknown)  # as in a container with a user of its own
+  stat = os.stat(tmp_path / 'a.json')
+  assert storage.size_and_time(epath.Path(tmp_path / 'a.json')) == (16, int(stat.st_mtime))
+  assert storage.read_json(epath.Path(tmp_path / 'a.json')) == {'text': 'One.'}
+  assert corpus.find_files(f'{tmp_path}/*.json') == [str(tmp_path / 'a.json')]
+
+
+def test_two_processes_do_not_write_one_output(tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  output = str(tmp_path / 'out.json')
+  with storage.exclusive('--output', output):
+    refused = pytest.raises(UserError, match='--output=.*out.json: another process writes it: wait')
+    with refused, storage.exclusive('--output', os.path.relpath(output)):
+      raise AssertionError
+    with storage.exclusive('--output', str(tmp_path / 'other.json')):
+      pass
+  with storage.exclusive('--output', output), storage.exclusive('--output', None):
+    pass
+
+
+def test_links_are_no_files_of_a_folder(tmp_path):
+  (tmp_path / 'run').mkdir()
+  (tmp_path / 'run/a').write_text('a')
+  (tmp_path / 'latest').symlink_to('run')
+  (tmp_path / 'gone').symlink_to('nowhere')
+  assert list(storage._files(epath.Path(tmp_path))) == ['run/a']
+
+
+def test_an_output_is_whole_or_not_there(tmp_path):
+  path = epath.Path(tmp_path / 'a.json')
+  storage.write_whole(path, json.dumps(1))
+  assert path.read_text() == '1' and [x.name for x in path.parent.iterdir()] == ['a.json']
+
+
+def test_a_home_in_the_value_of_a_flag(monkeypatch):
+  monkeypatch.setenv('HOME', '/home/me')
+  assert [errors._with_home(x) for x in ('--model=~/a=b', '--text=~5', '~/x', 'a=~/x')] == [
+      '--model=/home/me/a=b', '--text=~5', '~/x', 'a=~/x']
+
+
+def test_lists_of_whole_numbers():
+  assert errors.whole_numbers('--layers', ['-1', '4']) == (-1, 4)
+  with pytest.raises(UserError, match='--layers=1,x: these are whole numbers'):
+    errors.whole_numbers('--layers', ['1', 'x'])
