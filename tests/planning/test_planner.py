@@ -61,7 +61,7 @@ def test_a_batch_is_divisible_into_microbatches(monkeypatch):
 @pytest.mark.parametrize('fields, arguments, message', [
     ({}, {'topologies': []}, 'give --topology=local'),
     ({'train_steps': 0, 'train_minutes': 5.0}, {}, 'only the run itself measures its steps'),
-    ({'train_steps': 0, 'train_epochs': 2.0, 'phases': ()}, {}, 'a plan has no corpus to count: give train_'),
+    ({'train_steps': 0, 'train_epochs': 2.0, 'phases': ()}, {}, 'a plan has no corpus to count'),
     ({'platform': 'tpu'}, {}, "platform='tpu' has no device here"),
     ({}, {'given': {'platform': 'auto'}, 'topologies': ['v5e:2x2']}, 'platform has no effect here'),
     ({}, {'out': __file__ + '/x.json'}, '--out=.*x.json cannot be written')])
