@@ -9,7 +9,7 @@ _OUTPUT = flags.DEFINE_string('output', None, 'Folder for the records, local or 
                               'of the same command interrupted.')
 _VOCAB = flags.DEFINE_string('vocab', '', 'vocab.txt, a SentencePiece .model or a folder with one.')
 _VOCAB_SIZE = flags.DEFINE_integer('vocab_size', None, 'Train a vocabulary of this size (30,522 '
-                                   'without --vocab).', lower_bound=6)
+                                   'without --vocab).')
 _FORMAT = flags.DEFINE_string('format', 'auto', 'text (a blank line between documents), jsonl or '
                               'wikitext; auto = jsonl where the file name says so, else text.')
 _TEXT_COLUMN = flags.DEFINE_string(
@@ -52,19 +52,19 @@ def _main(argv: list[str]):
   if not _INPUT.value or not (_OUTPUT.value or _CHECK.value):
     raise errors.UserError("give both --input='corpus/*.txt' (or tfds:NAME, or builtin) and "
                            '--output=DIR, or --input and --check')
-  if _VOCAB.value and _VOCAB_SIZE.value:
+  if _VOCAB.value and _VOCAB_SIZE.value is not None:
     raise errors.UserError('give --vocab=FILE or --vocab_size=N, not both')
   _check_effects()
   if not 0 <= _HELDOUT.value < 1:
     raise errors.UserError(f'--heldout={_HELDOUT.value} must lie in [0, 1)')
   # After the flags: tokenizers and numpy take a while to import.
   from bert_jax.data import beam, corpus_check, preparation
+  vocab_size = 30_522 if _VOCAB_SIZE.value is None else _VOCAB_SIZE.value
   settings = preparation.Settings(
       source=_INPUT.value, format=_FORMAT.value, language=_LANGUAGE.value,
       text_column=_TEXT_COLUMN.value, lines_are_sentences=_LINES.value, vocab=_VOCAB.value,
-      vocab_size=None if _VOCAB.value else _VOCAB_SIZE.value or 30_522,
-      tokenizer=_TOKENIZER.value, lowercase=_LOWERCASE.value, heldout=_HELDOUT.value,
-      words=_WORDS.value)
+      vocab_size=None if _VOCAB.value else vocab_size, tokenizer=_TOKENIZER.value,
+      lowercase=_LOWERCASE.value, heldout=_HELDOUT.value, words=_WORDS.value)
   if _CHECK.value:
     corpus_check.print_report(settings)
     return

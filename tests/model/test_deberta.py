@@ -162,7 +162,9 @@ def test_parameters_are_counted_as_published(fields):
   assert heads.count_parameters(tree, config) == sum(
       x.numel() for x in theirs.parameters())
   # Beside BERT's products: at 512 each of two terms costs as much as queries times keys.
-  assert config.flops_per_token(512, 0) == 6 * 12 * (12 * 768**2) + 12 * 12 * 768 * 512 * 2
+  convolution = 6 * fields.get('conv_kernel_size', 0) * 768**2
+  assert config.flops_per_token(512, 0) == (
+      6 * 12 * (12 * 768**2) + 12 * 12 * 768 * 512 * 2 + convolution)
 
 
 @pytest.mark.parametrize('wrong, message', [

@@ -199,7 +199,7 @@ def test_fields_of_the_start_are_not_the_models(name):
   assert drift.changes(before, now) == [drift.Change(name, 'x', 'y')]
 
 
-def test_a_student_begins_with_layers_of_its_teacher(tmp_path, capsys):
+def test_a_student_begins_with_layers_of_its_teacher(tmp_path):
   torch_bert.make('BertForMaskedLM', tmp_path, hidden_size=32, num_attention_heads=4,
                   num_hidden_layers=4, intermediate_size=64, max_position_embeddings=64,
                   vocab_size=VOCAB)
@@ -217,5 +217,16 @@ def test_a_student_begins_with_layers_of_its_teacher(tmp_path, capsys):
              for m in (teacher, half)]
   np.testing.assert_array_equal(kernels[1], np.asarray(kernels[0])[[0, 2]])
   assert initial.student(teacher, DistilBertConfig(num_layers=5, **sizes)) is None
-  assert 'student         begins at random: the teacher is of another' in capsys.readouterr().out
   assert initial.student(teacher, DistilBertConfig(**sizes | {'num_heads': 2})) is None
+
+
+def test_a_student_of_another_size_says_that_it_begins_at_random(corpus_file, tmp_path, capsys):
+  short = {'train_steps': 2, 'optimizer.warmup_steps': 1}
+  run.run(conftest.tiny_config(corpus_file, **short), str(tmp_path / 'teacher'))
+  c = conftest.tiny_config(
+      corpus_file, **short, objective='distillation', teacher=str(tmp_path / 'teacher'),
+      **{'model.hidden_size': 16})
+  c.data.source = str(tmp_path / 'teacher/corpus')  # both see the records of one vocabulary
+  capsys.readouterr()
+  run.run(c, str(tmp_path / 'run'))
+  assert 'student         begins at random: the teacher is of another' in capsys.readouterr().out

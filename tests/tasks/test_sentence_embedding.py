@@ -173,7 +173,7 @@ def test_pairs_are_learned_and_used(tmp_path, negative):
   assert abs(correlation - last(tmp_path / 'run')['eval_pearson']) < 1e-4
 
 
-@pytest.mark.parametrize('config', [BertConfig(num_layers=1), ModernConfig(num_layers=1)])
+@pytest.mark.parametrize('config', [BertConfig(num_layers=1), ModernConfig(num_layers=4)])
 def test_the_parameters_that_are_loaded_are_those_of_the_task(config):
   groups = pretrained.head_groups(config, 'sentence_embedding')
   loaded = nn.unbox(layout.abstract_params(config, groups))
