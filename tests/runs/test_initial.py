@@ -220,12 +220,12 @@ def test_a_student_begins_with_layers_of_its_teacher(tmp_path):
   assert initial.student(teacher, DistilBertConfig(**sizes | {'num_heads': 2})) is None
 
 
-def test_a_student_of_another_size_says_that_it_begins_at_random(corpus_file, tmp_path, capsys):
+def test_a_deeper_student_says_that_it_begins_at_random(corpus_file, tmp_path, capsys):
   short = {'train_steps': 2, 'optimizer.warmup_steps': 1}
   run.run(conftest.tiny_config(corpus_file, **short), str(tmp_path / 'teacher'))
   c = conftest.tiny_config(
       corpus_file, **short, objective='distillation', teacher=str(tmp_path / 'teacher'),
-      **{'model.hidden_size': 16})
+      **{'model.num_layers': 3})
   c.data.source = str(tmp_path / 'teacher/corpus')  # both see the records of one vocabulary
   capsys.readouterr()
   run.run(c, str(tmp_path / 'run'))
