@@ -220,6 +220,7 @@ def test_a_student_begins_with_layers_of_its_teacher(tmp_path):
   assert initial.student(teacher, DistilBertConfig(**sizes | {'num_heads': 2})) is None
 
 
+@pytest.mark.slow
 def test_a_deeper_student_says_that_it_begins_at_random(corpus_file, tmp_path, capsys):
   short = {'train_steps': 2, 'optimizer.warmup_steps': 1}
   run.run(conftest.tiny_config(corpus_file, **short), str(tmp_path / 'teacher'))
