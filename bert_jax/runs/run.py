@@ -115,6 +115,9 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
   # ---- The config and the job: nothing changes them afterwards -----------------------------------
   config_lib.set_dtype(config, mesh)
   has_started = bool(integrity.steps(path / 'checkpoints'))
+  if has_started and not run_json:
+    raise UserError(f'{path} holds checkpoints and no run.json, which says what they were trained '
+                    'with: bring the file back, or use another --workdir')
   model = _start(config, run_json, has_started)
   config_lib.check_sizes(config)
   for phase in config_lib.phases_of(config):

@@ -235,6 +235,15 @@ def test_a_warmup_longer_than_the_epochs_leaves_no_run_behind(corpus_file, tmp_p
   assert not (tmp_path / 'run/run.json').exists()
 
 
+def test_checkpoints_without_their_run_json_are_left_alone(finished, tmp_path, corpus_file):
+  workdir = shutil.copytree(finished, tmp_path / 'run')
+  (workdir / 'run.json').unlink()
+  before = sorted(workdir.rglob('*'))
+  with pytest.raises(UserError, match='holds checkpoints and no run.json'):
+    run.run(evaluated(corpus_file, train_steps=14), str(workdir))
+  assert [p for p in sorted(workdir.rglob('*')) if p.suffix != '.lock'] == before
+
+
 def test_a_workdir_that_cannot_be_written(tmp_path, corpus_file):
   (tmp_path / 'file').write_text('')
   with pytest.raises(UserError, match='--workdir=.*/file/run cannot be written'):
