@@ -44,7 +44,8 @@ _DATA = flags.DEFINE_string('data', None, 'Folder of data sets.', required=True)
 _MODEL = flags.DEFINE_string('model', None, 'Hugging Face folder.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for results.', required=True)
 _TASKS = flags.DEFINE_list('tasks', None, 'Some of the tasks; by default all.')
-_STEPS = 50  # of parity
+_STEPS = flags.DEFINE_integer('steps', 50, 'Of parity.')
+_BATCH_SIZE = flags.DEFINE_integer('batch_size', 0, 'Of parity; 0 = that of the config.')
 _QUALITY_SIDES = ('bert_jax', 'torch')
 
 
@@ -84,6 +85,8 @@ TASKS = {
                   {'train_epochs': 1.0, 'optimizer.learning_rate': 1e-4, 'batch_size': 16},
                   # F1 spreads by points from seed to seed: many runs, so of a small model.
                   seeds=10, layers=2, most=(800, 200)),
+    'squad_384': Case('question_answering', 'squad_v1.1/train-v1.1.json.gz',
+                      'squad_v1.1/dev-v1.1.json.gz', {'max_len': 384}, 'f1', most=(800, 200)),
     'commonsenseqa': Case('multiple_choice', 'commonsenseqa_v1.0/train.jsonl.gz',
                           'commonsenseqa_v1.0/dev.jsonl', {'data.format': 'commonsenseqa'},
                           'accuracy'),
@@ -260,21 +263,24 @@ def _same(ours: list[Any], theirs: list[Any]) -> float:
 
 
 def _parity(name: str, case: Case) -> dict[str, Any]:
-  """50 steps of both sides in turns."""
-  run = JaxRun(_config(case, {'model.dropout': 0.0, 'model.attention_dropout': 0.0}), _STEPS)
+  """Some steps of both sides in turns."""
+  steps = _STEPS.value
+  overrides = {'batch_size': _BATCH_SIZE.value} if _BATCH_SIZE.value else {}
+  run = JaxRun(_config(case, {'model.dropout': 0.0, 'model.attention_dropout': 0.0, **overrides}),
+               steps)
   folder = epath.Path(_WORKDIR.value) / 'heads' / name
   run.save(folder)
-  arguments = (run.config.task, run.data, str(folder), run.settings, _STEPS, 0.0, 0)
+  arguments = (run.config.task, run.data, str(folder), run.settings, steps, 0.0, 0)
   torch_finetune.TorchRun(*arguments).step(0)  # warm, and forgotten
   theirs = torch_finetune.TorchRun(*arguments)
-  losses = np.array([(run.step(i), theirs.step(i)) for i in range(_STEPS)])
-  timed = _STEPS - len(run.shapes)
+  losses = np.array([(run.step(i), theirs.step(i)) for i in range(steps)])
+  timed = steps - len(run.shapes)
   return {'worst_loss': float(np.abs(losses[:, 0] - losses[:, 1]).max()),
           'first_loss': losses[0].tolist(), 'last_loss': losses[-1].tolist(),
           'same': _same(_predictions(run, _outputs(run)),
                         _predictions(run, _reduced(run, _torch_outputs(run, theirs)))),
           'ms': 1e3 * run.seconds / timed / run.config.batch_size,
-          'torch_ms': 1e3 * theirs.seconds / _STEPS / run.config.batch_size,
+          'torch_ms': 1e3 * theirs.seconds / steps / run.config.batch_size,
           'compilations': len(run.shapes), 'compiling': run.compiling,
           'fill': run.data.train.batches.fill()}
 
@@ -299,7 +305,7 @@ def _quality(case: Case, seed: int, side: str) -> dict[str, Any]:
 
 
 def _print_parity(lines: list[dict[str, Any]]):
-  print('| task | worst difference of 50 losses | same predictions | ms an example | PyTorch | '
+  print('| task | worst difference of the losses | same predictions | ms an example | PyTorch | '
         'compilations |\n| --- | --- | --- | --- | --- | --- |')
   for x in lines:
     print(f'| {x["task"]} | {x["worst_loss"]:.1e} | {x["same"]:.2%} | {x["ms"]:.1f} | '
