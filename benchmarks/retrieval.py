@@ -40,7 +40,7 @@ _QUERIES = flags.DEFINE_integer('queries', 200, 'Questions of the development fi
 _SIDES = {'pytorch': 'sentence-transformers', 'bert_jax': 'bert_jax'}
 _NEGATIVES = 3  # of a query of the cross-encoder
 _BATCH = {'embedder': 16, 'reranker': 8}  # queries of a step
-_LONGER = {'embedder': 1, 'reranker': 2}
+_LONGER = {'embedder': 1, 'reranker': 2}  # times --steps
 _RATE, _LENGTH = 5e-5, 128
 
 
