@@ -58,8 +58,8 @@ def assert_mistake(done, message):
   assert done.stderr.startswith('bert_jax: ') and message in done.stderr, done.stderr
 
 
-LONG = ('--config.train_steps=200', '--config.checkpoint_every=25', '--config.log_every=5',
-        '--config.data.heldout=0.1', '--config.eval_every=100', '--config.log_batch_digest=True')
+LONG = ('--config.train_steps=120', '--config.checkpoint_every=25', '--config.log_every=5',
+        '--config.data.heldout=0.1', '--config.eval_every=60', '--config.log_batch_digest=True')
 LONGER = (*LONG, '--config.train_steps=4000')  # it is stopped before its end
 
 
@@ -94,7 +94,7 @@ def wait_for_step(workdir, step):
 
 @pytest.fixture(scope='module')
 def alone(tmp_path_factory, corpus_file):
-  """The workdir of 200 undisturbed steps."""
+  """The workdir of 120 undisturbed steps."""
   folder = tmp_path_factory.mktemp('alone') / 'run'
   done = run(*train(corpus_file, folder, *LONG))
   assert done.returncode == 0, done.stderr
@@ -121,20 +121,20 @@ def test_killed_and_resumed_ends_with_the_same_bits(tmp_path, alone, corpus_file
   killed.send_signal(signal.SIGKILL)
   killed.communicate()
   saved = checkpoint.Checkpoints(epath.Path(tmp_path / 'killed'), 3)
-  assert saved.latest() is not None and saved.latest() < 200
+  assert saved.latest() is not None and saved.latest() < 120
   saved.close()
   assert 'pid' in (tmp_path / 'killed/.lock').read_text()  # the kernel released it all the same
   resumed = run(*train(corpus_file, tmp_path / 'killed', *LONG))
   assert resumed.returncode == 0, resumed.stderr
   assert 'from step' in resumed.stdout
   (step, bits), (step_alone, bits_alone) = (final_bits(d) for d in (tmp_path / 'killed', alone))
-  assert step == step_alone == 200
+  assert step == step_alone == 120
   assert bits == bits_alone
   # metrics.jsonl was cut back to the checkpoint: every step stands there once, with its loss.
   lines = metrics(tmp_path / 'killed')
-  assert lines == metrics(alone) and len([x for x in lines if 'loss' in x]) == 40
+  assert lines == metrics(alone) and len([x for x in lines if 'loss' in x]) == 24
   digests = [d for x in lines for d in x.get('batch_digests', ())]
-  assert len(set(digests)) == len(digests) == 200
+  assert len(set(digests)) == len(digests) == 120
 
 
 def test_sigterm_saves_and_says_so(tmp_path, corpus_file):

@@ -68,6 +68,21 @@ def _check_sound(source: str):
       ('sound', f'{source}: {c.num_layers} layers of {c.hidden_size}, {model.parts}')])
 
 
+def _check_flags(output: str | None, to: str | None, verify_only: bool, push: str):
+  """Raises UserError for flags that say too little, or that have no effect together."""
+  if push:
+    require(to in ('huggingface', 'sentence_transformers') and output and not verify_only,
+            '--push takes --to=huggingface or sentence_transformers, and --output=DIR')
+    hub.check_name(push)
+  if verify_only and output:
+    require(not to, f'--to={to} has no effect here: --verify compares --input and --output')
+  elif to or not verify_only:
+    wrong = f'--to={to} is unknown: use' if to else 'give --to, one of'
+    require(to in FORMATS, f'{wrong} {", ".join(FORMATS)}')
+    require(output or verify_only,
+            'give --output=DIR, a new folder, or --verify to try a conversion only')
+
+
 def convert(source: str, output: str | None, to: str | None, *, verify_only: bool = False,
             step: int | None = None, allow_older: bool = False, push: str = ''):
   """Reads a model in any format and writes it in another; with `verify_only` it only checks.
@@ -84,23 +99,13 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
   Raises:
     UserError: the source is no sound model, the output exists already, or the two differ.
   """
-  if push:
-    require(to in ('huggingface', 'sentence_transformers') and output and not verify_only,
-            '--push takes --to=huggingface or sentence_transformers, and --output=DIR')
-    hub.check_name(push)
+  _check_flags(output, to, verify_only, push)
   if verify_only and not output and not to:
     require(step is None and not allow_older,
             '--verify alone checks every checkpoint: leave out --step and --allow_older')
     _check_sound(source)
     return
   compares = verify_only and output
-  require(not (compares and to), f'--to={to} has no effect here: --verify compares --input and '
-                                 '--output')
-  if not compares and to not in FORMATS:
-    wrong = f'--to={to} is unknown: use' if to else 'give --to, one of'
-    raise UserError(f'{wrong} {", ".join(FORMATS)}')
-  if not output and not verify_only:
-    raise UserError('give --output=DIR, a new folder, or --verify to try a conversion only')
   directory = epath.Path(output) if output else None
   converted = not verify_only and directory.exists() and (
       not directory.is_dir() or any(directory.iterdir()))

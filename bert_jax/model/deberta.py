@@ -18,6 +18,7 @@ from bert_jax.model import attention, encoder
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.dot_product import dot_product_attention
 from bert_jax.model.embeddings import LayerNorm, dense, truncated_normal, zeros
+from bert_jax.model.short_convolution import neighbours
 
 _TERMS = ('c2p', 'p2c')
 
@@ -209,15 +210,9 @@ class Convolution(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, y: jax.Array, pair_index: jax.Array) -> jax.Array:
     """[B, L, D], [B, L, D] and [B, L] int32 -> [B, L, D]."""
-    c, (_, length, d) = self.config, x.shape
-    reach = c.conv_kernel_size // 2
-    wide = jnp.pad(x, ((0, 0), (reach, reach), (0, 0)))
-    of_text = jnp.pad(pair_index, ((0, 0), (reach, reach)))
-    taps = []
-    for i in range(c.conv_kernel_size):
-      is_same = of_text[:, i:i + length] == pair_index  # [B, L]
-      taps.append(jnp.where(is_same[:, :, None], wide[:, i:i + length], 0))
-    z = dense(c, d, ('embed', 'pooled'), name='taps')(jnp.concatenate(taps, -1))
+    c = self.config
+    taps = [*neighbours(x, pair_index, c.conv_kernel_size // 2)]
+    z = dense(c, c.hidden_size, ('embed', 'pooled'), name='taps')(jnp.concatenate(taps, -1))
     z = nn.Dropout(c.dropout, deterministic=self.deterministic)(z)
     y = LayerNorm(c, name='norm')(y + encoder.activation(c.conv_act)(z))
     self.sow('intermediates', 'hidden', y)

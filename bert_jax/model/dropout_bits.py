@@ -53,3 +53,14 @@ _HASH = extend.define_prng_impl(
 def key_of(key: jax.Array) -> jax.Array:
   """Returns the dropout key of a model, with the data of a threefry key."""
   return jax.random.wrap_key_data(jax.random.key_data(key), impl=_HASH)
+
+
+def microbatch_key(key: jax.Array, row: jax.Array) -> jax.Array:
+  """Returns the dropout key of a microbatch.
+
+  Args:
+    key: the threefry key of the step, the same for all of its microbatches.
+    row: [R] int32, the numbers of the rows of the microbatch: the first tells it apart.
+  """
+  # row[0] is the same number, but takes the chips several messages to learn.
+  return key_of(jax.random.fold_in(key, jnp.min(row)))

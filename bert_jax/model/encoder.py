@@ -163,9 +163,13 @@ class Bert(nn.Module):
       self.projection = dense(c, c.hidden_size, ('pooled', 'embed'), bias_axis='embed_act')
     self.pooler = dense(c, c.hidden_size, ('embed', 'pooled'), bias_axis='embed')
 
+  def attention_mask(self, batch: Batch) -> attention.Mask:
+    """Who attends to whom in all layers."""
+    return attention.make_mask(self, batch.pair_index)
+
   def run_layers(self, x: jax.Array, batch: Batch, deterministic: bool) -> jax.Array:
     """Runs all layers: [B, L, D] -> [B, L, D]."""
-    c, mask = self.config, attention.make_mask(self, batch.pair_index)
+    c, mask = self.config, self.attention_mask(batch)
     layers = stacked(rematerialised(EncoderLayer, c), c, c.num_layers, self.is_initializing())
     return layers(c, deterministic, name='layers')(x, mask)[0]
 

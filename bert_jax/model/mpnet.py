@@ -7,7 +7,6 @@ import dataclasses
 import math
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -57,13 +56,10 @@ class MPNet(encoder.Bert):
 
   config: MPNetConfig
 
-  def run_layers(self, x: jax.Array, batch: encoder.Batch, deterministic: bool) -> jax.Array:
+  def attention_mask(self, batch: encoder.Batch) -> attention.Mask:
     c, mask = self.config, attention.make_mask(self, batch.pair_index)
     init = truncated_normal(c.initializer_range, 'position', 'heads')
     table = self.param('relative_bias', init, (BUCKETS, c.num_heads))
     # The tokens of a pair stand side by side: places in the row are as far apart as positions.
-    bias = jnp.moveaxis(table[buckets(x.shape[1])], -1, 0)  # [H, L, L]
-    mask = mask._replace(bias=mask.bias + bias)  # [B, H, L, L] float32
-    layers = encoder.stacked(encoder.rematerialised(encoder.EncoderLayer, c), c, c.num_layers,
-                             self.is_initializing())
-    return layers(c, deterministic, name='layers')(x, mask)[0]
+    bias = jnp.moveaxis(table[buckets(batch.ids.shape[1])], -1, 0)  # [H, L, L]
+    return mask._replace(bias=mask.bias + bias)  # [B, H, L, L] float32

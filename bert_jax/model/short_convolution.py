@@ -5,9 +5,30 @@ front of attention and one in front of the feed-forward. A small model learns fr
 before its attention finds them.
 """
 
+from collections.abc import Iterator
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+
+
+def neighbours(x: jax.Array, pair_index: jax.Array, reach: int) -> Iterator[jax.Array]:
+  """For each i from -reach to reach, x[t + i] of every token t; 0 if that is of another text.
+
+  Args:
+    x: [B, L, D].
+    pair_index: [B, L] int32, the number of the text of each token.
+    reach: tokens to either side.
+
+  Yields:
+    [B, L, D].
+  """
+  length = x.shape[1]
+  around = ((0, 0), (reach, reach))
+  wide, of_text = jnp.pad(x, (*around, (0, 0))), jnp.pad(pair_index, around)
+  for i in range(2 * reach + 1):
+    is_same = of_text[:, i:i + length] == pair_index  # [B, L]
+    yield jnp.where(is_same[:, :, None], wide[:, i:i + length], 0)
 
 
 class ShortConvolution(nn.Module):
@@ -25,11 +46,7 @@ class ShortConvolution(nn.Module):
       return x
     zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), (None, 'norm'))
     taps = self.param('taps', zeros, (2 * self.reach + 1, x.shape[-1])).astype(x.dtype)
-    length = x.shape[1]
-    around = ((0, 0), (self.reach, self.reach))
-    wide, of_text = jnp.pad(x, (*around, (0, 0))), jnp.pad(pair_index, around)
     y = x
-    for i, tap in enumerate(taps):
-      is_same = of_text[:, i:i + length] == pair_index  # [B, L]
-      y += jnp.where(is_same[:, :, None], wide[:, i:i + length], 0) * tap
+    for tap, neighbour in zip(taps, neighbours(x, pair_index, self.reach)):
+      y += neighbour * tap
     return y

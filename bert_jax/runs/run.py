@@ -140,12 +140,7 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
 
   # ---- The run before in this workdir ------------------------------------------------------------
   changes = _changes(workdir, run_json, config, job)
-  checkpoints = checkpoint.Checkpoints(
-      path, keep=config.keep_checkpoints, best=config.keep_best, every=config.keep_every,
-      judged_on=config.data.get('eval', ''))
-  if (checkpoints.latest() or 0) > job.train_steps:
-    raise UserError(f'{path} holds a run of {checkpoints.latest()} steps, more than train_steps='
-                    f'{job.train_steps}: use another --workdir')
+  checkpoints = _checkpoints(path, config, job)
 
   # ---- Training ----------------------------------------------------------------------------------
   if not jax.process_index():
@@ -156,27 +151,42 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
   console.print_summary([*(('note', note) for note in notes),
                          *(('changed', str(change)) for change in changes)])
 
-  def start(params):
-    if job.start:
-      params = initial.from_model(params, job.start, config.init_from or config.teacher,
-                                  config.get('reinit_layers', 0))
-    elif config.get('teacher'):
-      console.print_summary([
-          ('student', 'begins at random: the teacher is of another kind or size')])
-    if config.embedding_init:
-      params = initial.from_word_vectors(params, config.embedding_init, job.tokenizer)
-    return params
-
   loop.train(
       job.task, job.data, mesh=mesh, sharding=config.sharding, workdir=folder,
       checkpoints=checkpoints, optimizer=optimizer, seed=config.seed, train_steps=job.train_steps,
       log_every=config.log_every, eval_every=config.eval_every,
       checkpoint_every=config.checkpoint_every, keep_best=config.keep_best,
       profile_steps=config.profile_steps, log_batch_digest=config.log_batch_digest,
-      loader_workers=config.data.loader_workers, initial=start,
+      loader_workers=config.data.loader_workers,
+      initial=functools.partial(_initial_params, config=config, job=job),
       start_trackers=functools.partial(
           trackers.start, config.trackers, config.to_dict(), path.name))
   return config
+
+
+def _checkpoints(path: epath.Path, config: FrozenConfigDict, job: Job) -> checkpoint.Checkpoints:
+  """The checkpoints of the workdir; UserError if they are of a longer run."""
+  checkpoints = checkpoint.Checkpoints(
+      path, keep=config.keep_checkpoints, best=config.keep_best, every=config.keep_every,
+      judged_on=config.data.get('eval', ''))
+  newest = checkpoints.latest() or 0
+  if newest > job.train_steps:
+    raise UserError(f'{path} holds a run of {newest} steps, more than train_steps='
+                    f'{job.train_steps}: use another --workdir')
+  return checkpoints
+
+
+def _initial_params(params: Any, config: FrozenConfigDict, job: Job) -> Any:
+  """Random parameters, replaced by those of the model that the run starts from."""
+  if job.start:
+    params = initial.from_model(params, job.start, config.init_from or config.teacher,
+                                config.get('reinit_layers', 0))
+  elif config.get('teacher'):
+    console.print_summary([
+        ('student', 'begins at random: the teacher is of another kind or size')])
+  if config.embedding_init:
+    params = initial.from_word_vectors(params, config.embedding_init, job.tokenizer)
+  return params
 
 
 def _changes(workdir: epath.Path, run_json: Mapping[str, Any], config: FrozenConfigDict,

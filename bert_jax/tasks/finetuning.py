@@ -274,8 +274,7 @@ class FineTuning(abc.ABC):
     """The model as a function of its inputs; `row` [R] holds the numbers of their rows."""
     rngs = {}
     if key is not None:
-      # Every microbatch of a step gets the same key: its first row tells them apart.
-      rngs['dropout'] = dropout_bits.key_of(jax.random.fold_in(key, jnp.min(row)))
+      rngs['dropout'] = dropout_bits.microbatch_key(key, row)
     return functools.partial(self.model.apply, params, deterministic=key is None, rngs=rngs)
 
   def _forward(self, params: Any, batch: Batch, key: jax.Array | None) -> jax.Array:

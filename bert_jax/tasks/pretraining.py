@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from flax import linen as nn
 import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
 
@@ -65,9 +64,7 @@ class Pretraining:
       mask_key, dropout_key = jax.random.key(_EVAL_SEED, impl='threefry2x32'), None
     else:
       mask_key, dropout_key = jax.random.split(key)
-      # Every microbatch of a step gets the same key: its first row tells them apart. (rows.row[0]
-      # is the same number, but takes the chips several messages to learn.)
-      dropout_key = dropout_bits.key_of(jax.random.fold_in(dropout_key, jnp.min(rows.row)))
+      dropout_key = dropout_bits.microbatch_key(dropout_key, rows.row)
     masked = self.mask(mask_key, batch)
     inputs = Inputs(masked.ids, rows.type_ids, rows.positions, rows.pair_index)
     example = Example(inputs, masked, rows.row, rows.cls_positions, rows.labels, rows.pair_weights)

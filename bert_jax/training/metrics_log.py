@@ -82,9 +82,10 @@ class MetricsLog:
         total=last_step, initial=first_step, unit=' steps', disable=None, dynamic_ncols=True,
         smoothing=0.05,
         bar_format='{l_bar}{bar}| {n_fmt}/{total_fmt} [{left} left, {rate_fmt}{postfix}]')
-    self._began = self._drawn = time.monotonic()
+    self._drawn = time.monotonic()
     self._has_new_scores = False
     self._first_step = first_step
+    self._timed_from = first_step, self._drawn  # (step, seconds), of the time left
 
   def train(self, step: int, metrics: dict[str, Any], warnings: Iterable[str] = ()):
     """Logs training metrics after `step` updates, and what looks wrong."""
@@ -100,8 +101,10 @@ class MetricsLog:
     bar.set_postfix(in_bar, refresh=False)
     bar.update(step - bar.n)
     if bar.disable:  # no terminal: one line instead of a bar
-      seconds_per_step = (time.monotonic() - self._began) / max(step - self._first_step, 1)
-      left = console.duration(seconds_per_step * (bar.total - step))
+      (first, began), now = self._timed_from, time.monotonic()
+      left = console.duration((now - began) / max(step - first, 1) * (bar.total - step))
+      if bar.n == self._first_step:  # the first steps compile: later lines do not count them
+        self._timed_from = step, now
       metrics_text = '  '.join(f'{name} {text}' for name, text in shown.items())
       print(f'step {step}/{bar.total}  {metrics_text}  {left} left', flush=True)
       bar.n = step

@@ -24,15 +24,15 @@ def test_the_need_and_the_batch_that_fits(monkeypatch):
   mesh = conftest.sub_mesh(1, 1)
   monkeypatch.setattr(out_of_memory.mesh_lib, 'make_mesh', lambda **_: mesh)
   config = small_config(**{'model.num_layers': 1, 'model.dtype': 'auto', 'train_steps': 0,
-                           'phases': ((10, 32, 32), (10, 64, 24))})
+                           'phases': ((10, 32, 12), (10, 64, 8))})
   resolved = small_config(**{'model.num_layers': 1, 'model.dtype': 'float32'})
-  limit = needs(resolved, 16, mesh)  # so many rows fit exactly
+  limit = needs(resolved, 7, mesh)  # so many rows fit exactly
   monkeypatch.setattr(chip_figures, 'memory_limit', lambda device: limit)
   line = out_of_memory.explain(config)
-  need = needs(resolved, 24, mesh) / 2**30
-  assert line.startswith(f'out of memory: a step of 24 rows of 64 needs {need:.1f} GiB of each '
+  need = needs(resolved, 8, mesh) / 2**30
+  assert line.startswith(f'out of memory: a step of 8 rows of 64 needs {need:.1f} GiB of each '
                          f'device, which has {limit / 2**30:.1f}. By the compiler batch_size=')
-  assert int(re.search(r'batch_size=(\d+) fits', line)[1]) in range(14, 17)
+  assert re.search(r'batch_size=(\d+) fits', line)[1] == '7'
 
 
 def test_other_errors_are_not_taken_for_it():
@@ -41,17 +41,20 @@ def test_other_errors_are_not_taken_for_it():
   assert not out_of_memory.describes(OSError('RESOURCE_EXHAUSTED: a quota'))
 
 
-# main, when the allocator refuses: on a CPU the kernel would kill the process instead.
+# main, when the allocator refuses: on a CPU the kernel would kill the process instead. The search
+# for the largest batch, which the test above makes, is left out.
 SCRIPT = """
 import runpy, sys
 import jax
 from bert_jax.parallel import chip_figures
+from bert_jax.planning import estimate
 from bert_jax.runs import run
 
 def fail(*_):
   raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory while trying to allocate')
 
 run.run, chip_figures.memory_limit = fail, lambda device: 10_000
+estimate.largest_rows = lambda *_: (0, 0)
 sys.argv = ['main', '--config=tests/tiny.py', '--workdir=x', '--config.train_steps=7']
 runpy.run_module('bert_jax.main', run_name='__main__')
 """

@@ -63,6 +63,18 @@ def test_the_bar_says_the_time_left_in_days():
   bar.close()
 
 
+def test_the_time_left_forgets_the_compilation(tmp_path, monkeypatch, capsys):
+  now = [0.0]
+  monkeypatch.setattr(metrics_log.time, 'monotonic', lambda: now[0])
+  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=100, last_step=200, active=True)
+  for step, seconds in ((110, 30.0), (120, 35.0), (140, 45.0)):
+    now[0] = seconds
+    log.train(step, {'loss': 1.0, 'tokens_per_second': 1.0})
+  log.close()
+  lefts = [line.split('  ')[-1] for line in capsys.readouterr().out.splitlines()]
+  assert lefts == ['4 min left', '40 s left', '30 s left']
+
+
 def test_another_process_writes_nothing(tmp_path):
   r = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=False)
   r.train(5, {'loss': 1.0, 'tokens_per_second': 1.0})
