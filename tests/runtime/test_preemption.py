@@ -1,5 +1,6 @@
-"""SIGTERM: all processes save the same step and end with 75, a second one ends at once."""
+"""SIGTERM: all processes save the same step and end with 75, a second one ends at once. Ctrl-C."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from bert_jax.errors import Preempted
 from bert_jax.runs import run
+from bert_jax.runtime import preemption
 from bert_jax.tasks.pretraining import PretrainingData
 from bert_jax.training import integrity, metrics_log
 from tests import conftest, test_commands
@@ -55,6 +57,22 @@ def test_a_second_signal_ends_at_once():
                         capture_output=True)
   assert done.stdout.split() == ['False', 'True', 'True'] and done.returncode == 1
   assert len(done.stderr.splitlines()) == 1 and 'a second SIGTERM' in done.stderr
+
+
+class InterruptedWhenDeleted:
+  def __del__(self):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.01)  # Python handles the signal here
+
+
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+def test_ctrl_c_in_a_callback_is_not_lost():
+  with contextlib.closing(preemption.Notice()) as notice:
+    assert not notice.reached()
+    InterruptedWhenDeleted()  # Python drops the exception
+    with pytest.raises(KeyboardInterrupt):
+      notice.reached()
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_evaluations_are_broken_off_and_made_when_the_run_goes_on(tmp_path, corpus_file,
