@@ -3,6 +3,8 @@
 Ctrl-C ends a run at once, and is not lost where Python drops exceptions.
 """
 
+from collections.abc import Iterator
+import contextlib
 import os
 import signal
 import sys
@@ -19,6 +21,19 @@ ONE_SIGNAL = 2.0  # seconds
 
 class Stopped(Exception):
   """SIGTERM interrupted work that is done again when the run goes on."""
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+  """Delays Ctrl-C to the end of the block, for code of others that does not expect it."""
+  heard = []
+  previous = signal.signal(signal.SIGINT, lambda *arguments: heard.append(arguments))
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGINT, previous)
+  if heard and callable(previous):  # it is not ignored
+    previous(*heard[0])
 
 
 class Notice:

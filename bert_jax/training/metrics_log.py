@@ -12,7 +12,7 @@ import jax
 from tqdm import auto as tqdm
 
 from bert_jax.errors import UserError
-from bert_jax.runtime import console, processes, storage
+from bert_jax.runtime import console, preemption, processes, storage
 from bert_jax.training import trackers as trackers_lib
 
 # Seconds from one curves.png to the next: it takes longer to draw than a small model to train.
@@ -139,8 +139,9 @@ class MetricsLog:
     self._write_line({'step': step, **plain})
     scalars = {'eval/' + name[5:] if name.startswith('eval_') else 'train/' + name: value
                for name, value in plain.items() if isinstance(value, int | float)}
-    for tracker in self._trackers if scalars else ():
-      tracker.log(step, scalars)
+    with preemption.uninterrupted():  # TensorBoard's queue can lose what follows an interrupt
+      for tracker in self._trackers if scalars else ():
+        tracker.log(step, scalars)
 
   def _write_line(self, content: dict[str, Any]):
     self._file.write(json.dumps(content) + '\n')

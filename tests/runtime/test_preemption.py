@@ -75,6 +75,26 @@ def test_ctrl_c_in_a_callback_is_not_lost():
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_block_is_not_interrupted():
+  ended = False
+  with pytest.raises(KeyboardInterrupt), preemption.uninterrupted():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.01)  # Python handles the signal here
+    ended = True
+  assert ended and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_ignored_ctrl_c_stays_ignored():
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  try:
+    with preemption.uninterrupted():
+      os.kill(os.getpid(), signal.SIGINT)
+      time.sleep(0.01)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+  finally:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_evaluations_are_broken_off_and_made_when_the_run_goes_on(tmp_path, corpus_file,
                                                                   monkeypatch):
   config = conftest.tiny_config(corpus_file, keep_best='mlm_loss', checkpoint_every=100,

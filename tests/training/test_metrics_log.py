@@ -1,5 +1,8 @@
 import io
 import json
+import os
+import signal
+import time
 
 from etils import epath
 import numpy as np
@@ -73,6 +76,31 @@ def test_the_time_left_forgets_the_compilation(tmp_path, monkeypatch, capsys):
   log.close()
   lefts = [line.split('  ')[-1] for line in capsys.readouterr().out.splitlines()]
   assert lefts == ['4 min left', '40 s left', '30 s left']
+
+
+class InterruptedTracker:
+  """Ctrl-C comes in the middle of a call."""
+
+  def __init__(self):
+    self.logged = []
+
+  def log(self, step, scalars):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.01)  # Python handles the signal here
+    self.logged.append((step, scalars))
+
+  def finish(self, workdir, evaluations):
+    self.logged.append('finished')
+
+
+def test_ctrl_c_waits_for_the_trackers(tmp_path):
+  tracker = InterruptedTracker()
+  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=True,
+                               start_trackers=lambda workdir, first_step: [tracker])
+  with pytest.raises(KeyboardInterrupt):
+    log.train(5, {'loss': 1.0, 'tokens_per_second': 1.0})
+  log.close()
+  assert tracker.logged == [(5, {'train/loss': 1.0, 'train/tokens_per_second': 1.0}), 'finished']
 
 
 def test_another_process_writes_nothing(tmp_path):
