@@ -51,7 +51,7 @@ def _main(argv: list[str]):
   from bert_jax.evaluation import suites  # after the flags: JAX takes a while to import
   from bert_jax.runtime import platforms, storage
   platforms.begin_command()
-  with storage.exclusive('--output', _OUTPUT.value):
+  with storage.exclusive('--output', _OUTPUT.value, _DATA.value):
     suites.run(_MODEL.value, _SUITE.value, _DATA.value, _OUTPUT.value, options,
                step=checkpoint_flags.STEP.value, allow_older=checkpoint_flags.ALLOW_OLDER.value)
 

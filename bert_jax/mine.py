@@ -27,7 +27,7 @@ def _main(argv: list[str]):
   from bert_jax.inference import mining  # after the flags: JAX takes a while to import
   from bert_jax.runtime import platforms, storage
   platforms.begin_command()
-  with storage.exclusive('--output', _OUTPUT.value):
+  with storage.exclusive('--output', _OUTPUT.value, _INPUT.value, _CORPUS.value):
     mining.mine(_MODEL.value, _INPUT.value, _CORPUS.value, _OUTPUT.value, columns=_COLUMNS.value,
                 ranks=ranks, count=_COUNT.value, margin=_MARGIN.value, pooling=_POOLING.value,
                 max_len=_MAX_LEN.value, step=checkpoint_flags.STEP.value,

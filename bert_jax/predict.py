@@ -56,7 +56,7 @@ def _main(argv: list[str]):
       pooling=_POOLING.value, normalize=_NORMALIZE.value, layers=layers, long=_LONG.value,
       max_len=_MAX_LEN.value, prompt=_PROMPT.value, dim=_DIM.value,
       null_threshold=_NULL_THRESHOLD.value)
-  with storage.exclusive('--output', _OUTPUT.value):
+  with storage.exclusive('--output', _OUTPUT.value, _INPUT.value):
     predictions.run(_TASK.value, _MODEL.value, _INPUT.value, _OUTPUT.value, options, _STRICT.value,
                     step=checkpoint_flags.STEP.value,
                     allow_older=checkpoint_flags.ALLOW_OLDER.value)

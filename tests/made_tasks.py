@@ -25,6 +25,10 @@ _VOCAB = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *WORDS, *NAMES, 'good', 
           '?', '.', *'abcdefghijklmnopqrstuvwxyz', '##s']
 
 
+def tokenizer() -> WordPiece:
+  return WordPiece(_VOCAB)
+
+
 def model(folder: pathlib.Path, **sizes) -> str:
   """A random encoder in the Hugging Face layout, 2 layers of 32."""
   config = BertConfig(**(dict(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data import records
+from bert_jax.data import chinese_words, records
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.corpus import Settings
 
@@ -40,31 +40,6 @@ def batches(texts: Iterable[str], size: int = 1 << 18) -> Iterator[list[str]]:
       batch, characters = [], 0
   if batch:
     yield batch
-
-
-def _chinese(tokenizer: tokenizer_lib.Tokenizer,
-             sentences: list[str]) -> tuple[list[list[int]], np.ndarray]:
-  """Encodes Chinese sentences and marks the starts of words.
-
-  Returns:
-    The tokens of each sentence, and [T] bool over all tokens: True where a word starts. Of the
-    pieces of one character, as a byte-level BPE has them, only the first can start a word.
-  """
-  import rjieba  # its dictionary takes half a second to load
-
-  def flat(lists: Iterable[Iterable[int]]) -> np.ndarray:
-    return np.fromiter(itertools.chain.from_iterable(lists), np.int64)
-
-  encoded = tokenizer.encode_with_offsets(sentences)
-  tokens = [ids for ids, _ in encoded]
-  sizes = np.fromiter(map(len, sentences), np.int64, len(sentences))
-  # Characters are counted over all sentences together. A word starts where the one before it ends.
-  ends = np.cumsum(flat(map(len, rjieba.cut(sentence)) for sentence in sentences))
-  is_start = np.zeros(sizes.sum() + 1, bool)
-  is_start[0], is_start[ends] = True, True
-  before = np.repeat(np.cumsum(sizes) - sizes, [len(ids) for ids in tokens])
-  begins = before + flat(itertools.chain.from_iterable(spans) for _, spans in encoded)[::2]
-  return tokens, is_start[begins] & (np.diff(begins, prepend=-1) != 0)
 
 
 def _keys(tokens: np.ndarray, lengths: np.ndarray) -> list[bytes]:
@@ -123,17 +98,14 @@ class Encoder:
     return tuple(np.concatenate(arrays) for arrays in zip(*parts))
 
   def _encode_batch(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    chinese = self._settings.language.startswith('zh')
-    if chinese:
-      ids, words = _chinese(self.tokenizer, sentences)
+    is_chinese = self._settings.language.startswith('zh')
+    if is_chinese:
+      ids, words = chinese_words.encode(self.tokenizer, sentences)
     else:
-      ids, words = self.tokenizer.encode_batch(sentences), True
+      ids = self.tokenizer.encode_batch(sentences)
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     tokens = np.fromiter(itertools.chain.from_iterable(ids), self._dtype, int(lengths.sum()))
-    # Entries of SentencePiece and BPE mark words by spaces, which Chinese does not have.
-    if not chinese or self.tokenizer.kind == 'wordpiece':
-      words = self._starts[tokens] & words
-    return tokens, words, lengths
+    return tokens, words if is_chinese else self._starts[tokens], lengths
 
 
 @functools.cache

@@ -79,7 +79,7 @@ def _divided(task: str, source: Source, folder: epath.Path, most: int) -> Files:
   if source.train.startswith('tfds:'):
     end = 100 - round(100 * _APART)
     return Files(f'{source.train}@train[:{end}%]', f'{source.train}@train[{end}%:]',
-                 f'{source.dev}@validation')
+                 source.dev)
   lines = table.read_text(source.train).rstrip('\n').split('\n')
   has_header = task != 'cola' or lines[0].startswith('index\t')
   head = lines[:has_header]
@@ -138,12 +138,12 @@ def _begin(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe, twi
   """
   job = {'model': json_lines.identity(model), 'data': data, **recipe._asdict()}
   del job['seeds'], job['rates']
-  about = folder / 'job.json'
-  if about.exists() and storage.read_json(about) != job:
+  job_file = folder / 'job.json'
+  if job_file.exists() and storage.read_json(job_file) != job:
     raise UserError(f'{folder} holds the runs of another model, recipe or folder of tasks: use '
                     'another --output')
   folder.mkdir(parents=True, exist_ok=True)
-  storage.write_whole(about, json.dumps(job))
+  storage.write_whole(job_file, json.dumps(job))
   for name, make in (('model', lambda: model), ('twin', lambda: twin_of(model))):
     whole = (folder / name / native.CHECKPOINT_FILE).exists()  # it is written last
     if not whole and (twin or name == 'model'):

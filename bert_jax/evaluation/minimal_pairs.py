@@ -16,6 +16,7 @@ import numpy as np
 import tqdm
 
 from bert_jax.data import corpus
+from bert_jax.data import inputs as inputs_lib
 from bert_jax.errors import require
 from bert_jax.evaluation.report import Report
 from bert_jax.inference import json_lines
@@ -33,6 +34,7 @@ class Pair(NamedTuple):
   bad: str
   paradigm: str
   phenomenon: str
+  where: str  # file and line, for messages
 
 
 def read(source: str) -> list[Pair]:
@@ -43,10 +45,18 @@ def read(source: str) -> list[Pair]:
   """
   pairs = []
   for row in (row for file in corpus.find_files(source) for row in table.read_jsonl(file)):
-    pairs.append(Pair(*map(row.text, _FIELDS)))
+    pairs.append(Pair(*map(row.text, _FIELDS), row.where))
     require(all(map(str.strip, pairs[-1])), f'{row.where}: one of {", ".join(_FIELDS)} is empty')
   require(bool(pairs), f'--data={source} holds no pair')
   return pairs
+
+
+def _check_lengths(bert: Bert, pairs: Sequence[Pair]):
+  """Raises UserError for a sentence without a token, or with more than the model can read."""
+  room = bert.config.max_positions - inputs_lib.special_tokens(bert.tokenizer, 1)
+  for i, ids in enumerate(bert.tokenizer.encode_batch([x for pair in pairs for x in pair[:2]])):
+    require(0 < len(ids) <= room, f'{pairs[i // 2].where}: {_FIELDS[i % 2]} has {len(ids)} tokens, '
+            f'this model scores sentences of 1 to {room}: leave the pair out')
 
 
 def pseudo_log_likelihoods(bert: Bert, texts: Sequence[str]) -> np.ndarray:
@@ -84,6 +94,7 @@ def evaluate(bert: Bert, source: str, path: epath.Path) -> Report:
   """
   bert.require_head('mlm', 'masked-LM head')
   pairs = read(source)
+  _check_lengths(bert, pairs)
   scores = path.with_suffix('.pairs.jsonl')
   _score(bert, pairs, scores, {'model': json_lines.identity(bert.model), 'pairs': pairs})
   lines = [json.loads(line) for line in scores.read_text().splitlines()]

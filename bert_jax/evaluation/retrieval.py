@@ -40,8 +40,8 @@ def _search(bert: Bert, corpus: beir.Texts, queries: beir.Texts, path: epath.Pat
   hits = search.search(np.load(files[1]), files[0], _DEPTH + 1)
   run = {}
   for query, scores, index in zip(queries.ids, hits.scores.tolist(), hits.index.tolist()):
-    kept = [(corpus.ids[i], score) for i, score in zip(index, scores) if corpus.ids[i] != query]
-    run[query] = _sorted(kept[:_DEPTH])
+    others = [(corpus.ids[i], score) for i, score in zip(index, scores) if corpus.ids[i] != query]
+    run[query] = _sorted(others[:_DEPTH])
   return run
 
 
@@ -113,6 +113,7 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
     write_run(run, path.with_suffix('.reranked.run'))
     rows.append([f'reranked top {_DEPTH}', *scores(run, qrels).values()])
   facts = {'split': split, 'documents': len(corpus.ids), 'queries': len(queries.ids),
-           'pooling': pooling, 'max_len': max_len}
+           'pooling': pooling, 'max_len': max_len,
+           'reranker': reranker and reranker.model.facts.get('source')}
   columns = ('hits of', 'NDCG@10', 'MRR@10', f'MAP@{_DEPTH}', f'recall@{_DEPTH}')
   return Report(facts, columns, rows, 'NDCG@10')

@@ -21,20 +21,25 @@ from bert_jax.runtime import console, sealed
 from bert_jax.tasks import finetuning, task_list
 from bert_jax.tasks.finetuning import FineTuning
 
-_OF_TRAINING = ('train', 'eval', 'test', 'eval_fields', 'loader_workers')  # fields of `data`
+# Fields of `data` that say how a run trains, not how it reads an example.
+_OF_TRAINING = ('train', 'eval', 'test', 'eval_fields', 'loader_workers', 'cached_parts')
 
 
 def _fields_of_run(name: str, kind: type[FineTuning]) -> dict[str, Any]:
   """The fields of `data` of a workdir whose run had this task; {} of another model."""
-  about = epath.Path(name) / native.WORKDIR_FILE
-  run = sealed.read(about)['config'] if about.exists() else {}
+  path = epath.Path(name) / native.WORKDIR_FILE
+  run = sealed.read(path)['config'] if path.exists() else {}
   if run.get('task') != kind.name:
     return {}
   return {field: x for field, x in run['data'].items() if field not in _OF_TRAINING}
 
 
-def _config(name: str, model: Pretrained, kind: type[FineTuning]) -> ConfigDict:
-  """The config of the task, with what the model and its run say about reading examples."""
+def _config(name: str, model: Pretrained, kind: type[FineTuning],
+            replaced: Sequence[str]) -> ConfigDict:
+  """The config of the task, with what the model and its run say about reading examples.
+
+  `replaced` are the fields of --fields; raises UserError for one that the task cannot have.
+  """
   config = config_lib.finetuning(kind.name)
   config.init_from = name
   initial.adopt_sizes(config, vars(model.config))
@@ -43,10 +48,13 @@ def _config(name: str, model: Pretrained, kind: type[FineTuning]) -> ConfigDict:
     facts['labels'] = model.labels
   fields = _fields_of_run(name, kind) | {
       field: value for field, value in facts.items() if value is not None and value != ()}
-  config.max_len = facts.get('max_len') or config.max_len
+  longest = facts.get('max_len') or (model.sentence and model.sentence.max_len) or config.max_len
+  config.max_len = min(longest, model.config.max_positions)
   with config.unlocked():
     config.data.update({field: x for field, x in fields.items() if field in config.data})
+  config.data = replaced_fields.replace(config.data, replaced, '--fields')
   initial.adopt_pooling(config, {}, model)
+  kind.check(config)
   return config
 
 
@@ -85,27 +93,25 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
   kind = task_list.ALL[task or model.task]
   if kind.parts:
     kind.head_of(bert)  # refuses a model for another task
-  config = _config(name, model, kind)
-  config.max_len = max_len or min(config.max_len, model.config.max_positions)
+  config = _config(name, model, kind, fields)
+  config.max_len = max_len or config.max_len
   require(8 <= config.max_len <= model.config.max_positions,
           f'--max_len={config.max_len} must be at least 8 and at most the '
           f'{model.config.max_positions} positions of the model')
-  replaced = replaced_fields.replace(config.data, fields, '--fields')
-  replaced.train = data  # messages name the file
-  config.data = replaced
+  config.data.train = data  # messages name the file
 
   notes = []
   examples = finetuning.not_empty(kind.read(data, config.data, 'validation', notes), data)
-  of_task = kind.make(config, examples, notes)
+  task_of_file = kind.make(config, examples, notes)
   console.print_summary([('note', note) for note in notes])
   if kind.name in task_list.WITH_HEAD:
-    _check_labels(of_task, model, name)
-  features = of_task.features(examples, model.tokenizer, config, path=data, is_train=False)
+    _check_labels(task_of_file, model, name)
+  features = task_of_file.features(examples, model.tokenizer, config, path=data, is_train=False)
   batches = Batches(features, batch_size=batch_size, pad_id=model.tokenizer.pad_id)
   split = finetuning.Split('', examples, batches)
-  measure = jax.jit(lambda params, batch: of_task.measure(params, {}, batch))
-  scores = finetuning.scores_of(of_task, split, lambda batch: measure(model.params, batch))
-  best = of_task.auto_score or of_task.best_score
+  measure = jax.jit(lambda params, batch: task_of_file.measure(params, {}, batch))
+  scores = finetuning.scores_of(task_of_file, split, lambda batch: measure(model.params, batch))
+  best = task_of_file.auto_score or task_of_file.best_score
   rows = [[score, value] for score, value in scores.items() if score != best]
   rows.append([best, scores[best]])
   return Report({'task': kind.name, 'examples': len(examples), **scores}, ('score', 'value'), rows,

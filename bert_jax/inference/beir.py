@@ -30,7 +30,7 @@ class Texts:
     """
     self._path, self._only = path, only
     self.ids, digest, known = [], hashlib.blake2b(digest_size=16), set()
-    for name, text in self._read():
+    for name, text, _ in self._read():
       require(name not in known, f'{path}: the _id {name!r} is there twice')
       require(len(name.split()) == 1, f'{path}: the _id {name!r} is empty or holds a space, which '
                                       'a run file cannot have')
@@ -39,7 +39,8 @@ class Texts:
       digest.update(f'{name}\0{text}\0'.encode())
     self.digest = digest.hexdigest()
 
-  def _read(self) -> Iterator[tuple[str, str]]:
+  def _read(self) -> Iterator[tuple[str, str, str]]:
+    """The id of each text, the text with its title, and without."""
     try:
       stream = self._path.open('rb')
     except OSError as e:
@@ -50,10 +51,14 @@ class Texts:
         name, title = line.example['_id'], line.example.get('title') or ''
         require(isinstance(title, str), f"{line.where}: 'title' is no text")
         if self._only is None or name in self._only:
-          yield name, f'{title} {line.example["text"]}'.strip()
+          yield name, f'{title} {line.example["text"]}'.strip(), line.example['text']
 
   def __iter__(self) -> Iterator[str]:
-    return (text for _, text in self._read())
+    """Each text with its title."""
+    return (text for _, text, _ in self._read())
+
+  def with_and_without_title(self) -> Iterator[tuple[str, str]]:
+    return ((text, body) for _, text, body in self._read())
 
 
 Qrels = dict[str, dict[str, int]]  # {query: {document: grade}}; above 0 is relevant

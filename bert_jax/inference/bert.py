@@ -31,7 +31,7 @@ class Encoded(NamedTuple):
   """The encoder's outputs for B texts, the longest of L tokens with the special ones."""
 
   hidden: np.ndarray  # [B, L, D] float32, 0 on padding
-  pooled: np.ndarray | None  # [B, D] float32, tanh(dense([CLS])); None without a pooler
+  pooled: np.ndarray | None  # [B, D] float32, the pooler's output at [CLS]; None without a pooler
   mask: np.ndarray  # [B, L] bool, True on tokens
 
 
@@ -247,6 +247,9 @@ class Bert:
   def similarity(self, texts: Sequence[Text], others: Sequence[Text] | None = None,
                  **options) -> np.ndarray:
     """The cosine of each text with each other: [B, B'] float32; `options` as for `embed`."""
+    if options.get('pooling') == 'none' or 'normalize' in options:
+      raise UserError('similarity compares one vector of length 1 for each text: pooling cannot be '
+                      'none, and normalize has no effect')
     a = self.embed(texts, normalize=True, **options)
     return a @ (a if others is None else self.embed(others, normalize=True, **options)).T
 

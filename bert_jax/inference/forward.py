@@ -1,4 +1,7 @@
-"""Compiled forward passes of (config, parameters, batch [R, L], positions [R, P])."""
+"""Compiled forward passes of packed texts.
+
+R rows of L tokens hold up to P texts each; positions [R, P] are of the texts' first tokens.
+"""
 
 import functools
 from typing import Any
@@ -47,9 +50,9 @@ def vectors(config: BertConfig, params: Any, batch: Batch, starts: jax.Array,
   """
   hidden = hidden_states(config, params, batch, starts, layers)
   start = jnp.take_along_axis(starts, jnp.maximum(batch.pair_index - 1, 0), axis=1)  # [R, L]
-  kept = jnp.where(jnp.arange(start.shape[1]) >= start, batch.pair_index, 0)
+  pooled = jnp.where(jnp.arange(start.shape[1]) >= start, batch.pair_index, 0)
   return jnp.concatenate(
-      [pooling_lib.pool(hidden, kept, starts, how) for how in poolings], axis=-1)
+      [pooling_lib.pool(hidden, pooled, starts, how) for how in poolings], axis=-1)
 
 
 @functools.partial(jax.jit, static_argnames=('config',))

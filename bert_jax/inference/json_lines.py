@@ -115,9 +115,9 @@ def _keep_whole_lines(path: epath.Path) -> Done:
   return Done(examples, errors)
 
 
-def _is_of(about: epath.Path, job: dict[str, Any]) -> bool:
+def _is_of(job_file: epath.Path, job: dict[str, Any]) -> bool:
   try:
-    return storage.read_json(about) == json.loads(json.dumps(job))
+    return storage.read_json(job_file) == json.loads(json.dumps(job))
   except UserError:
     return False  # there is none, or the job was killed as it was written
 
@@ -134,18 +134,18 @@ def partial(path: epath.Path, job: dict[str, Any] | None = None,
     job: all that the answers depend on; {} or None = a killed job begins anew.
     binary: opens the file for bytes.
   """
-  growing, about = (path.parent / f'{path.name}.{end}' for end in ('partial', 'partial.json'))
+  growing, job_file = (path.parent / f'{path.name}.{end}' for end in ('partial', 'partial.json'))
   done = Done()
   storage.make_parent('--output', path)
   try:
-    if job and growing.exists() and _is_of(about, job):
+    if job and growing.exists() and _is_of(job_file, job):
       done = _keep_whole_lines(growing)
     if not done.examples:  # what is there is of another job
-      about.unlink(missing_ok=True)
+      job_file.unlink(missing_ok=True)
     mode = 'a' if done.examples else 'w'
     sink = growing.open('wb') if binary else growing.open(mode, encoding='utf-8')
     if job and not done.examples:
-      about.write_text(json.dumps(job))
+      job_file.write_text(json.dumps(job))
   except OSError as e:
     raise UserError(f'--output={path} cannot be written: {e.strerror or e}') from e
   try:
@@ -154,7 +154,7 @@ def partial(path: epath.Path, job: dict[str, Any] | None = None,
   except BaseException as e:
     if isinstance(e, UserError) or not job:
       growing.unlink()
-      about.unlink(missing_ok=True)
+      job_file.unlink(missing_ok=True)
     raise
   growing.replace(path)
-  about.unlink(missing_ok=True)
+  job_file.unlink(missing_ok=True)

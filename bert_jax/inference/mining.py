@@ -26,11 +26,11 @@ def _vectors(bert: bert_lib.Bert, texts: Sequence[str], path: epath.Path, prompt
 
 
 def _positives(pairs: Sequence[tuple[str, str]], texts: beir.Texts) -> dict[str, set[int]]:
-  """The numbers of the texts that are positives of each query."""
+  """The numbers of the texts that are positives of each query, with their title or without."""
   places = {positive: [] for _, positive in pairs}
-  for i, text in enumerate(texts):
-    if text in places:
-      places[text].append(i)
+  for i, writings in enumerate(texts.with_and_without_title()):
+    for writing in set(writings) & places.keys():
+      places[writing].append(i)
   numbers = {}
   for query, positive in pairs:
     numbers.setdefault(query, set()).update(places[positive])
@@ -82,6 +82,10 @@ def mine(model: str, source: str, corpus: str, output: str, *,
                        **options)
 
   excluded = _positives(pairs, texts)
+  strangers = sum(not excluded[query] for query, _ in pairs)
+  if strangers:
+    print_summary([('note', f'{strangers:,} of {len(pairs):,} pairs have no positive in the '
+                            'corpus: none of its texts is excluded for them')])
   hits = search.search(np.stack(list(queries.values())), documents,
                        ranks[1] + max(map(len, excluded.values())))
   near = {query: [(i, score) for i, score in zip(*of_query) if i not in excluded[query]]

@@ -40,18 +40,18 @@ def _best_of(hits: Hits, queries: jax.Array, block: jax.Array, start: jax.Array,
   scores = jnp.where(index < total, scores, -jnp.inf)
   groups = scores.reshape(len(queries), -1, _GROUP)  # [Q, G, 32]
   chosen = jnp.sort(jax.lax.top_k(groups.max(-1), min(k, groups.shape[1]))[1])  # [Q, k]
-  left = jnp.take_along_axis(groups, chosen[:, :, None], axis=1)  # [Q, k, 32]
+  candidates = jnp.take_along_axis(groups, chosen[:, :, None], axis=1)  # [Q, k, 32]
   numbers = index.reshape(-1, _GROUP)[chosen]
-  left, numbers = (jnp.concatenate([old, new.reshape(len(queries), -1)], axis=1)
-                   for old, new in zip(hits, (left, numbers)))
-  best, places = jax.lax.top_k(left, k)
+  candidates, numbers = (jnp.concatenate([old, new.reshape(len(queries), -1)], axis=1)
+                         for old, new in zip(hits, (candidates, numbers)))
+  best, places = jax.lax.top_k(candidates, k)
   return Hits(best, jnp.take_along_axis(numbers, places, axis=1))
 
 
 @functools.partial(jax.jit, static_argnames='mesh')
 def _step(mesh: Mesh, hits: Hits, queries: jax.Array, block: jax.Array, starts: jax.Array,
           total: jax.Array) -> Hits:
-  """Each of n devices keeps the best of its own part of all blocks: Hits of [n, C, Q, k].
+  """The best of `hits` and of one block, on each of n devices for its own part: [n, C, Q, k].
 
   The queries [C, Q, D] come in C parts, one after another.
   """

@@ -18,10 +18,10 @@ from bert_jax.runtime import storage
 _WINDOW = 2048  # texts
 
 
-def _done(path: epath.Path, about: epath.Path, job: dict[str, Any]) -> int:
-  """The vectors of the same job that are in the file."""
+def _vectors_done(path: epath.Path, job_file: epath.Path, job: dict[str, Any]) -> int:
+  """The number of vectors that the same job has written to the file."""
   try:
-    content = storage.read_json(about) if path.exists() else {}
+    content = storage.read_json(job_file) if path.exists() else {}
   except UserError:  # the job had only begun
     return 0
   done = content.pop('done', 0)
@@ -53,21 +53,21 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
   width = bert.embed([], pooling, max_len=max_len).shape[1]
   layout = bert.model.sentence or SentenceLayout()
   prompt = next((name for name in prompts if name in layout.prompts), None)
-  about = path.parent / f'{path.name}.json'
+  job_file = path.parent / f'{path.name}.json'
   job = {'model': json_lines.identity(bert.model), 'texts': digest, 'count': count,
          'pooling': pooling, 'max_len': max_len, 'prompt': layout.prompt(prompt)}
-  done = _done(path, about, job)
+  done = _vectors_done(path, job_file, job)
   if not done:
-    about.unlink(missing_ok=True)
+    job_file.unlink(missing_ok=True)
     np.lib.format.open_memmap(path, 'w+', np.float32, (count, width))
-  left = itertools.islice(texts, done, None)
+  remaining = itertools.islice(texts, done, None)
   with tqdm.tqdm(total=count, initial=done, desc=path.name, unit=' texts', disable=None) as bar:
-    while window := list(itertools.islice(left, _WINDOW)):
+    while window := list(itertools.islice(remaining, _WINDOW)):
       # The file is mapped anew each time: pages of all of it would count as memory of the process.
       vectors = np.load(path, mmap_mode='r+')
       vectors[done:done + len(window)] = bert.embed(window, pooling, normalize=True,
                                                     max_len=max_len, prompt=prompt)
       vectors.flush()
       done += len(window)
-      storage.write_whole(about, json.dumps({**job, 'done': done}))
+      storage.write_whole(job_file, json.dumps({**job, 'done': done}))
       bar.update(len(window))

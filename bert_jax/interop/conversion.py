@@ -37,9 +37,6 @@ def _write(model: Pretrained, directory: epath.Path, to: str):
     print_summary(verify.compare(model, load_lib.load(str(directory)), directory))
   if to == 'sentence_transformers':
     print_summary(sentence_transformers.compare(model, directory))
-  elif to == 'huggingface' and model.sentence:
-    print_summary([('left out', 'pooling, modules and prompts: --to=sentence_transformers writes '
-                                'them')])
 
 
 def _check_sound(source: str):

@@ -245,5 +245,7 @@ def save(model: Pretrained, directory: epath.Path):
   model.tokenizer.save(directory)
   path = directory / 'tokenizer_config.json'
   if path.exists():
-    settings = json.loads(path.read_text()) | {'model_max_length': c.max_positions}
+    # transformers cuts an input where the task did.
+    longest = model.facts.get('max_len') if model.task else None
+    settings = json.loads(path.read_text()) | {'model_max_length': longest or c.max_positions}
     path.write_text(json.dumps(settings, indent=2) + '\n')

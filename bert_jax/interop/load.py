@@ -56,6 +56,9 @@ def _read(directory: str, step: int | None, allow_older: bool) -> Pretrained:
   folder = epath.Path(directory)
   if not folder.exists() and re.fullmatch(r'[\w.-]+/[\w.-]+', directory):
     folder = _from_hub(directory)
+  if not folder.exists():
+    raise UserError(f'{directory} is no folder here, and no name on the Hugging Face hub, which '
+                    'would be ORGANISATION/NAME')
   if (folder / native.WORKDIR_FILE).exists():
     return native.load_workdir(folder, step, allow_older)
   if step is not None or allow_older:

@@ -264,10 +264,10 @@ def read(directory: epath.Path, config: BertConfig,
     return None
   encoder = directory / modules[0].path
   pooling, include_prompt = _read_pooling(directory / modules[1].path / 'config.json')
-  steps, now = [], config.hidden_size * len(pooling)
+  steps, width = [], config.hidden_size * len(pooling)
   for kind, path in modules[2:]:
-    steps.append(_read_module(kind, directory / path, now))
-    now = steps[-1].config['out_features'] if kind == 'Dense' else now
+    steps.append(_read_module(kind, directory / path, width))
+    width = steps[-1].config['out_features'] if kind == 'Dense' else width
   settings = storage.read_json_if_any(directory / _SETTINGS)
   limits = storage.read_json_if_any(encoder / _ENCODER_SETTINGS)
   longest = limits.get('max_seq_length') or tokenizer_base.longest_input(encoder)

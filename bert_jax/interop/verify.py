@@ -160,6 +160,11 @@ def _compare_tokenisation(a: Pretrained, b: Pretrained,
                    'first')
 
 
+def _of_task(model: Pretrained) -> str:
+  kind = ' '.join(part for part in (model.task or 'pretraining', model.problem) if part)
+  return f'{kind} with the labels {", ".join(model.labels)}' if model.labels else kind
+
+
 def compare(a: Pretrained, b: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str]]:
   """(name, result) lines that show `b`, read from `directory`, to be the same model as `a`.
 
@@ -170,12 +175,18 @@ def compare(a: Pretrained, b: Pretrained, directory: epath.Path) -> Iterator[tup
     ours, theirs = (getattr(m.config, field.name) for m in (a, b))
     if ours != theirs and field.name not in ('dtype', 'attention', 'remat', 'scan_unroll'):
       raise UserError(f'{field.name} is {ours} in one model and {theirs} in the other')
-  if (a.task, a.labels) != (b.task, b.labels):
-    raise UserError(f'one model is for {a.task or "pretraining"} with labels {a.labels}, the other '
-                    f'for {b.task or "pretraining"} with {b.labels}')
+  if (a.task, a.labels, a.problem) != (b.task, b.labels, b.problem):
+    raise UserError(f'one model is for {_of_task(a)}, the other for {_of_task(b)}')
+  for name, least in (('max_len', a.config.max_positions), ('long', 'head')):
+    ours, theirs = (m.facts.get(name) or least for m in (a, b))
+    if a.task and ours != theirs:
+      yield 'note', f'{name} is {ours} in one model and {theirs} in the other: long texts differ'
   width = a.config.hidden_size
   if a.sentence and b.sentence and a.sentence.files(width) != b.sentence.files(width):
     raise UserError('the models differ in pooling, in the modules behind it, or in prompts')
+  if bool(a.sentence) != bool(b.sentence):
+    yield 'left out', ('pooling, modules and prompts: only one of the models has them; '
+                       '--to=sentence_transformers writes them')
   yield 'tensors', f'{_compare_tensors(a, b)}, all equal to the bit'
   outputs = _outputs(a)
   yield from compare_outputs(outputs, _outputs(b), 'the source')

@@ -70,14 +70,15 @@ def attend(module: nn.Module, qkv: jax.Array, mask: Mask, *, deterministic: bool
   if rotate:
     query, key = rotate(query), rotate(key)
   # The blocks compute 3 * reach weights for each token, which saves work only in longer rows. The
-  # kernels have no window.
-  in_blocks = path != 'xla' or qkv.shape[1] > 3 * reach
+  # kernels have no window. An exported program is for rows of all lengths: it has no blocks.
+  length = qkv.shape[1]
+  in_blocks = path != 'xla' or (isinstance(length, int) and length > 3 * reach)
   if reach and in_blocks and not module.is_mutable_collection('intermediates'):
     return local_attention(query, key, value, mask.pair_index, reach, dropout).reshape(flat)
   if path == 'xla':
     bias = mask.bias
     if reach:
-      at = jnp.arange(qkv.shape[1])
+      at = jnp.arange(length)
       is_near = jnp.abs(at[:, None] - at[None, :]) <= reach  # [L, L]
       bias = jnp.where(is_near, bias, MASKED)
     return dot_product.dot_product_attention(query, key, value, bias, keep_and_drop).reshape(flat)

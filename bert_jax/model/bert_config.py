@@ -56,7 +56,7 @@ class BertConfig:
   # Constants of an architecture. They are not fields: the architecture's name implies them.
   has_positions: ClassVar[bool] = True  # a table of learned positions
   has_segments: ClassVar[bool] = True  # a table of learned segments
-  has_biases: ClassVar[bool] = True  # in the norms and in attention
+  has_biases: ClassVar[bool] = True  # of the norms and of attention's projections
   biases_attention: ClassVar[bool] = False  # layers add a bias of their own to the mask's
   always_projects: ClassVar[bool] = False  # embeddings are projected from E to D even where E = D
   has_relative_scores: ClassVar[bool] = False  # in attention, which no kernel adds

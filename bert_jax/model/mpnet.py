@@ -31,18 +31,20 @@ class MPNetConfig(BertConfig):
   biases_attention: ClassVar[bool] = True
 
 
-def buckets(length: int) -> np.ndarray:
-  """The row of the table for each query and key of a row (Raffel et al. 2020, arXiv:1910.10683).
+def buckets(longest: int) -> np.ndarray:
+  """The row of the table for each distance of a key from its query (Raffel et al. 2020).
 
-  Half of the buckets are for keys after the query. In each half the first 8 are for one distance
-  each, the others for ranges that grow by a constant factor.
+  https://arxiv.org/abs/1910.10683. Half of the buckets are for keys after the query. In each half
+  the first 8 are for one distance each, the others for ranges that grow by a constant factor.
+
+  Args:
+    longest: the length of the longest row.
 
   Returns:
-    [L, L] int32.
+    [2 * longest - 1] int32, from a key `longest - 1` after the query to one as far before it.
   """
   half, exact = BUCKETS // 2, BUCKETS // 4
-  at = np.arange(length)
-  behind = at[:, None] - at[None, :]  # [L, L]
+  behind = np.arange(1 - longest, longest)
   distance = np.abs(behind)
   # In float32, as transformers computes it.
   logs = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
@@ -61,5 +63,8 @@ class MPNet(encoder.Bert):
     init = truncated_normal(c.initializer_range, 'position', 'heads')
     table = self.param('relative_bias', init, (BUCKETS, c.num_heads))
     # The tokens of a pair stand side by side: places in the row are as far apart as positions.
-    bias = jnp.moveaxis(table[buckets(batch.ids.shape[1])], -1, 0)  # [H, L, L]
+    at = jnp.arange(batch.ids.shape[1])
+    behind = at[:, None] - at[None, :]  # [L, L]
+    bias = table[buckets(c.max_positions)][behind + c.max_positions - 1]  # [L, L, H]
+    bias = jnp.moveaxis(bias, -1, 0)
     return mask._replace(bias=mask.bias + bias)  # [B, H, L, L] float32

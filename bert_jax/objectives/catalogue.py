@@ -19,6 +19,9 @@ class Entry(NamedTuple):
   sequences: tuple[str, ...] = ('next_sentence', 'sentence_order', 'full_sentences')  # it serves
   members: tuple[str, ...] = ()  # architectures that it trains; () = all but electra
 
+  def trains(self, architecture: str) -> bool:
+    return architecture in self.members if self.members else architecture != 'electra'
+
 
 # The first one that serves the sequences is their default.
 ALL = {'mlm_nsp': Entry(lambda model: MaskedLM(model, 'nsp'), ('next_sentence',)),
@@ -49,10 +52,10 @@ def name_of(objective: str, sequences: str, architecture: str) -> str:
   require(sequences in served,
           f'objective={objective} cannot be asked of data.sequences={sequences}: it needs '
           f'data.sequences={" or ".join(served)}')
-  members = ALL[objective].members
-  require(architecture in members if members else architecture != 'electra',
-          f'objective={objective} is not for model.architecture={architecture}: electra needs '
-          'replaced_tokens or replaced_tokens_gdes, deberta-v2 can have the latter')
+  fitting = [name for name, entry in ALL.items()
+             if sequences in entry.sequences and entry.trains(architecture)]
+  require(objective in fitting, f'objective={objective} is not for model.architecture='
+          f'{architecture}: use {" or ".join(fitting)}')
   return objective
 
 

@@ -43,8 +43,9 @@ class MaskingConfig:
   max_predictions: int = 0  # most predictions in a row (M); 0 = as many as the rate asks for
 
   def __post_init__(self):
-    require(0 < self.rate < 1 and 0 <= self.final_rate < 1,
-            f'masking.rate={self.rate} and masking.final_rate={self.final_rate} must lie in (0, 1)')
+    require(0 < self.rate < 1, f'masking.rate={self.rate} must lie in (0, 1)')
+    require(0 <= self.final_rate < 1,
+            f'masking.final_rate={self.final_rate} must be 0, or lie in (0, 1)')
     require_choice('masking.unit', self.unit, UNITS)
     require(0 < self.span_p < 1 and min(self.span_max, self.ngram_max) >= 1,
             f'masking.span_p={self.span_p} must lie in (0, 1), masking.span_max={self.span_max} '

@@ -137,7 +137,7 @@ def adopt_pooling(config: ConfigDict, run_json: Mapping[str, Any], model: Pretra
   own = model.sentence if model and model.sentence else SentenceLayout()
   if len(own.pooling) > 1:
     raise UserError(f'init_from={config.init_from} pools {" and ".join(own.pooling)} side by side, '
-                    'a run does one of them: give data.pooling')
+                    'a run does one of them: give data.pooling (evaluate: --fields=pooling=mean)')
   config.data.pooling, = own.pooling
   kinds = [module.kind for module in own.modules if module.tensors]
   if kinds:

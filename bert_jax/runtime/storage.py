@@ -5,6 +5,7 @@ epath reads and writes buckets, through gcsfs or TensorFlow. Memory-mapping need
 
 from collections.abc import Collection, Iterator, Mapping
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -89,15 +90,23 @@ def make_parent(flag: str, path: epath.Path):
 
 
 @contextlib.contextmanager
-def exclusive(flag: str, output: str | None) -> Iterator[None]:
+def exclusive(flag: str, output: str | None, *sources: str | None) -> Iterator[None]:
   """Keeps other processes of this machine from writing the output that was given as `flag`.
 
+  Args:
+    flag: the name of the output.
+    output: a file or a folder; None = there is none.
+    sources: the files or globs that the command reads.
+
   Raises:
-    UserError: another process writes it.
+    UserError: another process writes the output, or the command reads it.
   """
   if not output:
     yield
     return
+  read = [path for source in sources if source for path in (source, *glob.glob(source))]
+  require(os.path.realpath(output) not in map(os.path.realpath, read),
+          f'{flag}={output} would overwrite what this command reads: give another {flag}')
   name = hashlib.sha256(os.path.abspath(output).encode()).hexdigest()[:16]
   lock = filelock.FileLock(host.cache_folder() / 'locks' / name, blocking=False)
   try:

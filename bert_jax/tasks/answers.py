@@ -80,8 +80,8 @@ def _most_context(windows: Sequence[Window]) -> np.ndarray:
   highest = np.full(windows[-1].first + windows[-1].count, -1.0)
   window_of = np.zeros(highest.shape, np.int64)
   for number, w in enumerate(windows):
-    left = np.arange(w.count)
-    context = np.minimum(left, w.count - 1 - left) + 0.01 * w.count
+    before = np.arange(w.count)
+    context = np.minimum(before, w.count - 1 - before) + 0.01 * w.count
     more = w.first + np.flatnonzero(context > highest[w.first:w.first + w.count])
     highest[more], window_of[more] = context[more - w.first], number
   return window_of

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-NAMES = {'ndcg_10': 'NDCG@10', 'mrr_10': 'MRR@10', 'map': 'MAP', 'recall': 'recall'}
 _FIRST = 10  # documents that NDCG and MRR look at
 
 
@@ -31,5 +30,5 @@ def of_query(ranked: np.ndarray, judged: np.ndarray) -> dict[str, float]:
 
 
 def mean(of_queries: Sequence[dict[str, float]]) -> dict[str, float]:
-  """The mean of each score over the queries."""
-  return {name: float(np.mean([scores[name] for scores in of_queries])) for name in NAMES}
+  """The mean of each score over the queries, of which there is one at least."""
+  return {name: float(np.mean([scores[name] for scores in of_queries])) for name in of_queries[0]}

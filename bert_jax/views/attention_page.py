@@ -22,6 +22,7 @@ class Attention(NamedTuple):
 
   tokens: list[str]  # L, special ones included
   weights: np.ndarray  # [N, H, L, L] float32: layer, head, from, to; sums to 1 over the last
+  special: list[str]  # the tokens that the tokeniser adds: [CLS] and [SEP]
 
 
 def attention(bert: Bert, text: str, text_pair: str | None = None) -> Attention:
@@ -39,7 +40,9 @@ def attention(bert: Bert, text: str, text_pair: str | None = None) -> Attention:
   _, collections = encode({'params': bert.params['params']['bert']}, batch)
   weights = encoder.intermediates(collections['intermediates']).attention  # [N, 1, H, L, L]
   weights = np.asarray(weights, np.float32)[:, 0]
-  return Attention(bert.tokenizer.tokens(row.ids), weights)
+  tokenizer = bert.tokenizer
+  return Attention(tokenizer.tokens(row.ids), weights,
+                   tokenizer.tokens([tokenizer.cls_id, tokenizer.sep_id]))
 
 
 def _selected(attention: Attention, layer: int | None,
@@ -91,7 +94,7 @@ def write_html(attention: Attention, path: str):
   layers, heads, length, _ = attention.weights.shape
   scaled = np.round(attention.weights * 255).astype(np.uint8)
   data = {'tokens': attention.tokens, 'layers': layers, 'heads': heads, 'length': length,
-          'weights': base64.b64encode(scaled.tobytes()).decode()}
+          'special': attention.special, 'weights': base64.b64encode(scaled.tobytes()).decode()}
   template = importlib.resources.files('bert_jax.views').joinpath('attention.html').read_text()
   # A token may be "</script>".
   page = template.replace('"DATA"', json.dumps(data, ensure_ascii=False).replace('<', '\\u003c'))

@@ -48,12 +48,12 @@ def _table(bert: Bert, words: Sequence[str], output: str | None, analogy: bool):
     results = [(f'{words[1]} - {words[0]} + {words[2]}', table.analogy(*words))]
   else:
     results = ((word, table.neighbours(word)) for word in words)
-  shown = list(words)
+  shown = {table.id_of(word): word for word in words}
   for title, nearest in results:
     print(title)
     for entry, cosine in nearest:
       print(f'  {cosine:6.3f}  {entry}')
-    shown += [entry for entry, _ in nearest if entry not in shown]
+    shown = {table.ids[entry]: entry for entry, _ in nearest} | shown
   if output:
     table.write_map(shown, output)
     print(f'{output}: a map of {len(shown)} words')

@@ -1,6 +1,6 @@
 """Words as vectors: one word in two contexts, and the token table as a space of words."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import re
 
 from matplotlib import figure
@@ -61,18 +61,24 @@ class TokenTable:
     table = table[:bert.config.vocab_size]
     self._tokenizer = bert.tokenizer
     self.entries = bert.tokenizer.tokens(range(len(table)))
-    self._ids = {entry: i for i, entry in enumerate(self.entries)}
+    self.ids = {entry: i for i, entry in enumerate(self.entries)}
     self.vectors = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
 
-  def _id_of(self, word: str) -> int:
-    # As a word of a text, then as an entry: byte-level BPE has "king" inside words, "Ġking" for it.
+  def id_of(self, word: str) -> int:
+    """The entry of a word of a text, else the entry that is written like this.
+
+    Byte-level BPE has the entry "king" inside words, and "Ġking" for the word.
+
+    Raises:
+      UserError: the word is not one entry of the vocabulary.
+    """
     ids = self._tokenizer.encode_batch([f' {word}'])[0]
     if len(ids) == 1 and ids[0] != self._tokenizer.unk_id:
       return ids[0]
-    if word not in self._ids:
+    if word not in self.ids:
       pieces = ' '.join(self.entries[i] for i in ids)
       raise UserError(f'{word!r} is not one entry of the vocabulary but: {pieces or "nothing"}')
-    return self._ids[word]
+    return self.ids[word]
 
   def _nearest(self, vector: np.ndarray, count: int,
                without: Sequence[int]) -> list[tuple[str, float]]:
@@ -87,28 +93,31 @@ class TokenTable:
     Raises:
       UserError: the word is not one entry of the vocabulary.
     """
-    i = self._id_of(word)
+    i = self.id_of(word)
     return self._nearest(self.vectors[i], count, [i])
 
   def analogy(self, a: str, b: str, c: str, count: int = 10) -> list[tuple[str, float]]:
     """`b` is to `a` as which entry is to `c`? Those nearest to b - a + c (Mikolov et al. 2013)."""
-    i, j, k = map(self._id_of, (a, b, c))
+    i, j, k = map(self.id_of, (a, b, c))
     return self._nearest(self.vectors[j] - self.vectors[i] + self.vectors[k], count, [i, j, k])
 
-  def flat(self, words: Sequence[str]) -> np.ndarray:
-    """Two coordinates of each word, the first principal components: [n, 2]."""
-    x = self.vectors[[self._id_of(word) for word in words]]
+  def flat(self, ids: Sequence[int]) -> np.ndarray:
+    """Two coordinates of each entry, the first principal components: [n, 2]."""
+    x = self.vectors[list(ids)]
     u, s, _ = np.linalg.svd(x - x.mean(0), full_matrices=False)
     return np.pad(u * s, ((0, 0), (0, 2)))[:, :2]
 
-  def write_map(self, words: Sequence[str], path: str):
-    """Draws words on a plane, similar ones near each other as far as a plane can show it."""
-    points = self.flat(words)
+  def write_map(self, names: Mapping[int, str], path: str):
+    """Draws entries on a plane, similar ones near each other as far as a plane can show it.
+
+    `names` has the name of each entry by its id.
+    """
+    points = self.flat(list(names))
     picture = figure.Figure(figsize=(7, 7), layout='constrained')
     axes = picture.subplots()
     axes.scatter(*points.T, s=12, color='tab:blue')
-    for word, point in zip(words, points):
-      axes.annotate(word, point, xytext=(4, 3), textcoords='offset points', parse_math=False)
+    for name, point in zip(names.values(), points):
+      axes.annotate(name, point, xytext=(4, 3), textcoords='offset points', parse_math=False)
     axes.margins(x=0.2, y=0.08)
     axes.set_xticks([])
     axes.set_yticks([])

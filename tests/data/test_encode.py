@@ -4,12 +4,14 @@ import hypothesis
 from hypothesis import strategies as st
 import rjieba
 
-from bert_jax.data import bpe, encode
+from bert_jax.data import bpe, chinese_words
 from bert_jax.data.tokenizer import SPECIAL_TOKENS, WordPiece
 
-_CHARACTERS = '中国人民大学生活在北京的研究所里。，ab c9é\u0301😀'
+_CHARACTERS = '-中国人民大学生活在北京的研究所里。，ab c9é\u0301😀$～の한\u3000\u200b'
 _SENTENCES = st.text(_CHARACTERS, max_size=12).map(str.strip).filter(bool)
 _WORDPIECE = WordPiece([*SPECIAL_TOKENS, *'中国人民大学生活在北京的里。ab9', '##b', '##9', 'e'])
+_WHOLE_WORDS = _WORDPIECE.extended(['c-9', '大-学'])
+_TOGETHER = WordPiece(_WORDPIECE.vocab, split_chinese=False)
 _BPE = bpe.train(lambda: ['中国人民大学', '北京的研究所里 ab c9'] * 4, 300, lowercase=False)
 
 
@@ -24,13 +26,16 @@ def _slow(tokenizer, sentences):
     for begin, _ in spans:
       starts.append(begin in begins and begin != before)
       before = begin
+  if tokenizer.kind == 'wordpiece':  # a piece inside of its word starts none
+    flat = [i for ids in tokenizer.encode_batch(sentences) for i in ids]
+    starts = [start and not tokenizer.vocab[i].startswith('##') for start, i in zip(starts, flat)]
   return starts
 
 
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(st.lists(_SENTENCES, max_size=6))
 def test_chinese_words_start_where_the_word_before_ends(sentences):
-  for tokenizer in (_WORDPIECE, _BPE):
-    tokens, is_start = encode._chinese(tokenizer, sentences)
+  for tokenizer in (_WORDPIECE, _WHOLE_WORDS, _TOGETHER, _BPE):
+    tokens, is_start = chinese_words.encode(tokenizer, sentences)
     assert tokens == tokenizer.encode_batch(sentences)
     assert is_start.tolist() == _slow(tokenizer, sentences)

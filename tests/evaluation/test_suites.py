@@ -14,6 +14,8 @@ from bert_jax.errors import UserError
 from bert_jax.evaluation import glue_suite, held_out_text, minimal_pairs, report, suites
 from bert_jax.inference import json_lines
 from bert_jax.interop import load, native
+from bert_jax.labelled import glue as glue_lib
+from bert_jax.labelled import table
 from tests.interop import torch_bert
 
 
@@ -269,3 +271,35 @@ def test_mistakes(model, tmp_path):
   native.save(glue_suite.twin_of(load.load(folder)), epath.Path(headless))
   with pytest.raises(UserError, match='this model has no masked-LM head'):
     suites.run(str(headless), 'minimal_pairs', str(good), out, {})
+
+
+def test_a_sentence_that_is_too_long_costs_no_scores(model, tmp_path):
+  """Lengths are known before anything is scored: a killed job still goes on."""
+  folder, _ = model
+  pair = {'sentence_good': 'w1 w2', 'sentence_bad': 'w2 w1', 'UID': 'u', 'linguistics_term': 't'}
+  path, out = tmp_path / 'pairs.jsonl', tmp_path / 'out.json'
+  path.write_text(json.dumps(pair) + '\n' + json.dumps({**pair, 'sentence_bad': 'w1 ' * 63}) + '\n')
+  (tmp_path / 'out.pairs.jsonl.partial').write_text('earlier')
+  with pytest.raises(UserError, match='pairs.jsonl, line 2: sentence_bad has 63 tokens, this model '
+                     'scores sentences of 1 to 62'):
+    suites.run(folder, 'minimal_pairs', str(path), str(out), {})
+  assert (tmp_path / 'out.pairs.jsonl.partial').read_text() == 'earlier'
+
+
+def test_glue_of_tfds_has_a_development_split_for_each_task(monkeypatch):
+  """MNLI's is validation_matched."""
+  asked = []
+
+  def read(name, split):
+    asked.append((name, split))
+    return iter(())
+
+  monkeypatch.setattr(table, 'read_tfds', read)
+  for task, source in glue_suite.find_tasks('tfds:glue').items():
+    files = glue_suite._divided(task, source, epath.Path('unused'), 0)
+    for path, split in zip(files, ('train', 'validation', 'validation')):
+      assert not list(glue_lib.read(path, glue_lib.find(f'glue/{task}'), split))
+  assert len(asked) == 27
+  assert {split for name, split in asked if name == 'glue/mnli'} == {'validation_matched'}
+  assert {split for name, split in asked if name == 'glue/sst2'} == {'validation'}
+  assert {name.partition('@')[2] for name, _ in asked} == {'', 'train[:90%]', 'train[90%:]'}

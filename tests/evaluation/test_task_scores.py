@@ -1,13 +1,16 @@
 """Scores of a fine-tuned model on a file, without training: those that its run had; mistakes."""
 
+import dataclasses
 import json
 
+from etils import epath
 import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.evaluation import suites
-from bert_jax.interop import conversion
+from bert_jax.interop import conversion, load, sentence_transformers
+from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import run
 from tests import conftest, made_tasks
@@ -88,6 +91,31 @@ def test_other_names_of_columns(tmp_path):
   maybe.write_text('text\tlabel\nw1 good\tmaybe\n')
   with pytest.raises(UserError, match="maybe.tsv, line 2: the label 'maybe' is none of the 2"):
     score(tmp_path / 'run', str(maybe), tmp_path)
+
+
+def test_fields_of_training_and_of_other_tasks(tmp_path):
+  """A run that encodes in parts is scored whole; a value that the task cannot have is refused."""
+  files, expected = train('sentence_embedding', tmp_path, **{'data.cached_parts': 2})
+  options = {'task': 'sentence_embedding'}
+  report = score(tmp_path / 'run', files['data.eval'], tmp_path, **options)
+  assert report['spearman'] == pytest.approx(expected['spearman'], abs=1e-5)
+  with pytest.raises(UserError, match="data.pooling='median' is unknown"):
+    score(tmp_path / 'run', files['data.eval'], tmp_path, fields=('pooling=median',), **options)
+  # Of a model that pools twice, one way is scored, at the length that its folder gives.
+  folder = tmp_path / 'both'
+  two = SentenceLayout(('cls', 'mean'), max_len=40)
+  sentence_transformers.save(
+      sentence_transformers.exported(dataclasses.replace(
+          load.load(str(tmp_path / 'model')), sentence=two)), epath.Path(folder))
+  with pytest.raises(UserError, match='pools cls and mean side by side.*--fields=pooling=mean'):
+    score(folder, files['data.eval'], tmp_path, **options)
+  texts = tmp_path / 'long.tsv'
+  texts.write_text('sentence1\tsentence2\tscore\n' + ''.join(
+      f'w1 {"w2 " * n}\tw3 {"w4 " * n}\t{n}\n' for n in (10, 30, 50)))
+  options['fields'] = ('pooling=mean',)
+  report, of_40, of_64 = (score(folder, str(texts), tmp_path, **options, **length)
+                          for length in ({}, {'max_len': 40}, {'max_len': 64}))
+  assert report == of_40 and report['pearson'] != of_64['pearson']
 
 
 def test_labels_of_glue(tmp_path):

@@ -60,6 +60,12 @@ def test_embeddings_are_those_of_sentence_transformers(minilm):
                              expected[:3] @ expected[:5].T, atol=2e-5)
 
 
+def test_similarity_has_one_vector_of_length_1_for_each_text(minilm):
+  for options in ({'pooling': 'none'}, {'normalize': False}):
+    with pytest.raises(UserError, match='pooling cannot be none, and normalize has no effect'):
+      minilm.similarity(TEXTS[:2], **options)
+
+
 def test_any_layer(small):
   bert, theirs = small
   texts = ['w1 w2 w3 w4', 'w9']

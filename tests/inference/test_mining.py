@@ -55,6 +55,17 @@ def test_negatives_are_those_of_a_whole_sort(files, tmp_path):
   assert cut > 2 and 0 < len(lines) < len(pairs)  # the margin decides for some and drops some
 
 
+def test_a_positive_that_is_a_text_without_its_title_is_no_negative(files, tmp_path):
+  model, path, *_ = files
+  lines = [{'_id': 'a', 'title': 'w1', 'text': 'w2 w3 w4'}, {'_id': 'b', 'text': 'w2 w3 w5'}]
+  (tmp_path / 'corpus.jsonl').write_text('\n'.join(map(json.dumps, lines)) + '\n')
+  (tmp_path / 'pairs.tsv').write_text('query\tpositive\nw2\tw2 w3 w4\nw3\tw9 w9\n')
+  mining.mine(model, str(tmp_path / 'pairs.tsv'), str(tmp_path / 'corpus.jsonl'),
+              str(tmp_path / 'out.jsonl'), margin=-2.0, count=1)
+  first, second = map(json.loads, (tmp_path / 'out.jsonl').read_text().splitlines())
+  assert first['negatives'] == ['w2 w3 w5'] and len(second['negatives']) == 1
+
+
 def test_both_tasks_read_them(files, tmp_path):
   lines = mine(files, tmp_path / 'out.jsonl', margin=-2.0, count=3)
   assert len(lines) == 12 and {len(line['negatives']) for line in lines} == {3}

@@ -1,5 +1,6 @@
 """Conversions verify themselves, and leave no files if they fail."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -14,12 +15,14 @@ import transformers
 
 import bert_jax
 from bert_jax.errors import UserError
-from bert_jax.interop import conversion, huggingface, native
+from bert_jax.evaluation import glue_suite
+from bert_jax.interop import conversion, huggingface, native, stablehlo
 from bert_jax.interop import load as load_lib
-from bert_jax.model import kernels
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.model import architectures, kernels
 from bert_jax.runs import run
 from bert_jax.runtime import sealed
-from tests import conftest
+from tests import conftest, made_tasks
 from tests.interop import torch_bert
 
 
@@ -179,3 +182,37 @@ def test_a_flipped_bit_of_ours_is_named(theirs, tmp_path, name):
   path.write_bytes(content)
   with pytest.raises(UserError, match='damaged|cannot be read'):
     conversion.convert(str(tmp_path / 'ours'), None, None, verify_only=True)
+
+
+@pytest.mark.parametrize('member', ['modernbert', 'mpnet'])
+def test_stablehlo_of_members_whose_attention_depends_on_the_length(member, tmp_path):
+  """The model itself computes the longer of the compared rows in blocks, where it has windows."""
+  local = {'local_window': 8} if member == 'modernbert' else {}
+  tokenizer = made_tasks.tokenizer()
+  config = architectures.make_config({
+      'architecture': member, 'vocab_size': tokenizer.vocab_size, 'hidden_size': 32,
+      'num_heads': 4, 'num_layers': 4, 'intermediate_size': 64, 'max_positions': 64, **local})
+  model = glue_suite.twin_of(Pretrained(config, {}, tokenizer))
+  stablehlo.save(model, epath.Path(tmp_path))
+  assert list(stablehlo.compare(model, epath.Path(tmp_path)))
+
+
+def test_an_exported_classifier_reads_as_much_of_a_text(tmp_path, capsys):
+  """Its run cut texts at max_len; transformers cuts at model_max_length."""
+  folder = made_tasks.with_head(tmp_path / 'a', 'sequence_classification', ('no', 'yes'))
+  model = load_lib.load(folder)
+  trained = dataclasses.replace(model, facts={**model.facts, 'max_len': 24, 'long': 'tail'})
+  native.save(trained, epath.Path(tmp_path / 'b'))
+  conversion.convert(str(tmp_path / 'b'), str(tmp_path / 'c'), 'huggingface')
+  assert load_lib.load(str(tmp_path / 'c')).facts['max_len'] == 24
+  assert transformers.AutoTokenizer.from_pretrained(str(tmp_path / 'c')).model_max_length == 24
+  out = capsys.readouterr().out
+  assert 'long is tail in one model and head in the other: long texts differ' in out
+  assert 'max_len is' not in out
+  conversion.convert(str(tmp_path / 'b'), folder, None, verify_only=True)
+  assert 'max_len is 24 in one model and 64 in the other' in capsys.readouterr().out
+  other = dataclasses.replace(model, problem='multi_label')
+  native.save(other, epath.Path(tmp_path / 'd'))
+  with pytest.raises(UserError, match='for sequence_classification single_label with the labels no'
+                     ', yes, the other for sequence_classification multi_label'):
+    conversion.convert(folder, str(tmp_path / 'd'), None, verify_only=True)

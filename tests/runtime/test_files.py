@@ -39,6 +39,19 @@ def test_two_processes_do_not_write_one_output(tmp_path, monkeypatch):
     pass
 
 
+def test_an_output_is_none_of_the_sources(tmp_path):
+  source, link = tmp_path / 'in.jsonl', tmp_path / 'link.jsonl'
+  source.write_text('{}')
+  link.symlink_to(source)
+  for output, sources in ((source, (str(source),)), (link, (None, str(source))),
+                          (source, (str(tmp_path / '*.jsonl'),)),
+                          (os.path.relpath(source), ('x', str(link)))):
+    refused = pytest.raises(UserError, match='--output=.* would overwrite what this command reads')
+    with refused, storage.exclusive('--output', str(output), *sources):
+      source.write_text('lost')
+  assert source.read_text() == '{}'
+
+
 def test_links_are_no_files_of_a_folder(tmp_path):
   (tmp_path / 'run').mkdir()
   (tmp_path / 'run/a').write_text('a')

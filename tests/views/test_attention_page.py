@@ -48,7 +48,7 @@ def test_the_page_is_whole_and_holds_the_weights(bert, tmp_path):
   page = (tmp_path / 'a.html').read_text()
   assert not re.search(r'(src|href)\s*=', page) and page.count('</script>') == 1
   data = json.loads(re.search(r'const data = (\{.*\});', page)[1])
-  assert data['tokens'] == attention.tokens
+  assert data['tokens'] == attention.tokens and data['special'] == ['[CLS]', '[SEP]']
   weights = np.frombuffer(base64.b64decode(data['weights']), np.uint8).reshape(2, 2, 4, 4)
   np.testing.assert_allclose(weights / 255, attention.weights, atol=0.5 / 255 + 1e-6)
 

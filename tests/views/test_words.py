@@ -54,8 +54,11 @@ def test_a_word_of_a_byte_level_vocabulary_is_the_entry_with_a_space():
       params={'params': {'bert': {'embeddings': {'token': table}}}}, tokenizer=tokenizer,
       config=types.SimpleNamespace(vocab_size=tokenizer.vocab_size))
   words = TokenTable(bert)
-  assert tokenizer.vocab[entry] == 'Ġking' and words._id_of('king') == entry
-  assert words._id_of('Ġking') == entry and words._id_of('<mask>') == tokenizer.mask_id
+  assert tokenizer.vocab[entry] == 'Ġking' and words.id_of('king') == entry
+  assert words.id_of('Ġking') == entry and words.id_of('<mask>') == tokenizer.mask_id
+  inner = words.ids['k']  # the letter inside words
+  np.testing.assert_allclose(np.linalg.norm(np.diff(words.flat([entry, inner]), axis=0)),
+                             np.linalg.norm(words.vectors[entry] - words.vectors[inner]), atol=1e-5)
 
 
 def test_a_word_behind_the_longest_input(bert):
@@ -87,12 +90,12 @@ def test_neighbours_and_analogies(bert):
 def test_the_map_keeps_what_two_axes_can(bert):
   table = TokenTable(bert)
   words = ['king', 'queen', 'prince', 'red', 'green', 'blue']
-  points = table.flat(words)
+  points = table.flat([table.id_of(word) for word in words])
   royal, colours = points[:3], points[3:]
   spread = max(np.ptp(royal, 0).max(), np.ptp(colours, 0).max())
   assert np.linalg.norm(royal.mean(0) - colours.mean(0)) > spread
   np.testing.assert_allclose(points.mean(0), 0, atol=1e-5)
-  assert table.flat(['king']).shape == (1, 2)
+  assert table.flat([table.id_of('king')]).shape == (1, 2)
 
 
 def test_what_the_command_prints(bert, tmp_path, capsys):
