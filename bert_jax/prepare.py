@@ -1,5 +1,7 @@
 """Text to token records: python -m bert_jax.prepare --input='corpus/*.txt.gz' --output=DIR"""
 
+import re
+
 from absl import flags
 
 from bert_jax import errors
@@ -30,22 +32,62 @@ _BEAM = flags.DEFINE_string('beam', None, 'Run as an Apache Beam pipeline with t
                             "'--runner=DataflowRunner --project=...', say.")
 
 
-def _check_effects():
-  """Raises UserError for a flag that is given and has no effect beside the others."""
-  text_is_split = _LINES.value and not _LANGUAGE.value.startswith('zh')
+_FIELDS = re.compile(r'(?<![\w/.])(?:data|model)\.(\w+)')
+
+
+def _flag(field: re.Match) -> str:
+  """The flag of a config field that a message names."""
+  name = {'source': 'input'}.get(field[1], field[1])
+  return f'--{name}' if name in flags.FLAGS else field[0]
+
+
+def _check_effects(vocabulary: str):
+  """Raises UserError for a flag that is given and has no effect beside the others.
+
+  `vocabulary` is the kind of the given one, '' if one is trained.
+  """
+  from bert_jax.data import corpus
+  is_text = not corpus.has_columns(_INPUT.value, _FORMAT.value)
+  is_zh = _LANGUAGE.value.startswith('zh')
   has_own_format = _INPUT.value == 'builtin' or (
       _INPUT.value.startswith('tfds:') and _FORMAT.value != 'wikitext')
   for name, obstacle, why in (
-      ('tokenizer', _VOCAB.value, f'--vocab={_VOCAB.value}: no vocabulary is trained'),
+      ('tokenizer', vocabulary, f'--vocab={_VOCAB.value}: no vocabulary is trained'),
+      ('lowercase', vocabulary not in ('', 'wordpiece'),
+       f'--vocab={_VOCAB.value} says itself what it does with capitals'),
       ('output', _CHECK.value, '--check writes nothing'),
       ('workers', _CHECK.value, '--check runs in one process'),
       ('workers', _BEAM.value is not None, '--beam names the workers'),
       ('beam', _CHECK.value, '--check runs here'),
-      ('language', text_is_split, '--lines_are_sentences: no sentence is split'),
+      ('language', _LINES.value and not is_zh, '--lines_are_sentences: no sentence is split'),
+      ('language', _FORMAT.value == 'wikitext' and not is_zh,
+       '--format=wikitext says where sentences end'),
       ('format', has_own_format, f'--input={_INPUT.value} has a format of its own'),
-      ('text_column', _INPUT.value == 'builtin', '--input=builtin has no columns')):
+      ('text_column', is_text, f'--input={_INPUT.value} is plain text and has no columns')):
     if flags.FLAGS[name].present and obstacle:
       raise errors.UserError(f'--{name} has no effect here: {why}')
+
+
+def _run():
+  # After the flags: tokenizers and numpy take a while to import.
+  from bert_jax.data import beam, corpus_check, preparation, tokenizer
+  from bert_jax.runtime import storage
+  vocab_size = 30_522 if _VOCAB_SIZE.value is None else _VOCAB_SIZE.value
+  settings = preparation.Settings(
+      source=_INPUT.value, format=_FORMAT.value, language=_LANGUAGE.value,
+      text_column=_TEXT_COLUMN.value, lines_are_sentences=_LINES.value, vocab=_VOCAB.value,
+      vocab_size=None if _VOCAB.value else vocab_size, tokenizer=_TOKENIZER.value,
+      lowercase=_LOWERCASE.value, heldout=_HELDOUT.value, words=_WORDS.value)
+  _check_effects(tokenizer.load(_VOCAB.value, _LOWERCASE.value).kind if _VOCAB.value else '')
+  if _CHECK.value:
+    corpus_check.print_report(settings)
+    return
+  with storage.exclusive('--output', _OUTPUT.value, _INPUT.value, _VOCAB.value):
+    if _BEAM.value is not None:
+      beam.run(settings, _OUTPUT.value, _BEAM.value.split())
+    else:
+      preparation.prepare(settings, _OUTPUT.value, _WORKERS.value)
+    preparation.print_summary(_OUTPUT.value)
 
 
 def _main(argv: list[str]):
@@ -54,25 +96,12 @@ def _main(argv: list[str]):
                            '--output=DIR, or --input and --check')
   if _VOCAB.value and _VOCAB_SIZE.value is not None:
     raise errors.UserError('give --vocab=FILE or --vocab_size=N, not both')
-  _check_effects()
   if not 0 <= _HELDOUT.value < 1:
     raise errors.UserError(f'--heldout={_HELDOUT.value} must lie in [0, 1)')
-  # After the flags: tokenizers and numpy take a while to import.
-  from bert_jax.data import beam, corpus_check, preparation
-  vocab_size = 30_522 if _VOCAB_SIZE.value is None else _VOCAB_SIZE.value
-  settings = preparation.Settings(
-      source=_INPUT.value, format=_FORMAT.value, language=_LANGUAGE.value,
-      text_column=_TEXT_COLUMN.value, lines_are_sentences=_LINES.value, vocab=_VOCAB.value,
-      vocab_size=None if _VOCAB.value else vocab_size, tokenizer=_TOKENIZER.value,
-      lowercase=_LOWERCASE.value, heldout=_HELDOUT.value, words=_WORDS.value)
-  if _CHECK.value:
-    corpus_check.print_report(settings)
-    return
-  if _BEAM.value is not None:
-    beam.run(settings, _OUTPUT.value, _BEAM.value.split())
-  else:
-    preparation.prepare(settings, _OUTPUT.value, _WORKERS.value)
-  preparation.print_summary(_OUTPUT.value)
+  try:
+    _run()
+  except errors.UserError as e:  # the same mistake in a run is one of a field
+    raise errors.UserError(_FIELDS.sub(_flag, str(e))) from e
 
 
 if __name__ == '__main__':

@@ -20,7 +20,7 @@ from etils import epath
 
 from bert_jax.data import corpus, encode, preparation, survey
 from bert_jax.data import tokenizer as tokenizer_lib
-from bert_jax.errors import UserError, require, require_choice
+from bert_jax.errors import Failed, UserError, require, require_choice
 from bert_jax.runtime import storage
 
 _SPLITS = ('train', 'heldout')
@@ -80,14 +80,19 @@ def run(settings: corpus.Settings, output: str, options: Sequence[str] = ()):
           'Beam needs --vocab: train one with bert_jax.prepare on a part of the text')
   require(not settings.words, f'--words={settings.words} has no effect with Beam, which reads the '
           'files in no order')
+  storage.check('--output', output)
   folder = epath.Path(output)
   require(not folder.exists() or folder.is_dir() and not any(folder.iterdir()),
           f'{output} is not empty: use another folder')
   files = list(enumerate(corpus.find_files(settings.source)))
   # The workers have neither this machine's files nor its folder.
   tokenizer_lib.load(settings.vocab, settings.lowercase).save(folder / 'tokenizer')
-  with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
-    _ = (pipeline | beam.Create(files) | beam.Reshuffle()
-         | beam.Map(functools.partial(_write_shards, settings=settings, output=output))
-         | beam.combiners.ToList()
-         | beam.Map(functools.partial(_finish, settings=settings, output=output)))
+  try:
+    with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
+      _ = (pipeline | beam.Create(files) | beam.Reshuffle()
+           | beam.Map(functools.partial(_write_shards, settings=settings, output=output))
+           | beam.combiners.ToList()
+           | beam.Map(functools.partial(_finish, settings=settings, output=output)))
+  except Exception as e:  # of any runner
+    mistake = UserError if isinstance(e, UserError) else Failed
+    raise mistake(f'the Beam pipeline has failed, delete {output} before the next: {e}') from e

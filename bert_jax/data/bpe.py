@@ -60,6 +60,7 @@ class JsonTokenizer(tokenizer_base.LibraryTokenizer):
     self.kind = str(model.get('type', 'bpe')).lower()
     if self.kind == 'bpe':
       _check_ids(model.get('vocab'), where)
+      self.before_word = ' '  # RoBERTa's file adds none: it takes each text for a whole one
     with tokenizer_base.library_errors(f'{where} is no tokenizer'):
       complete = tokenizers.Tokenizer.from_str(json.dumps(settings))  # raises if it is malformed
       tokens = settings.get('added_tokens') or ()

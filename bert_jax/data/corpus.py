@@ -98,7 +98,8 @@ class Settings:
     elif is_wikitext:
       sentences = (s for line in lines for s in re.split(r'(?<= [.!?]) ', line.strip()))
     else:
-      sentences = (s for line in lines if line for s in sentencex.segment(self.language, line))
+      language = self.language.partition('-')[0]  # sentencex splits fr-ca as English
+      sentences = (s for line in lines if line for s in sentencex.segment(language, line))
     pieces = (piece for s in sentences for piece in _SENTENCE.findall(s))
     return [s for s in map(str.strip, pieces) if s]
 
@@ -183,6 +184,13 @@ def format_of(file: str, data_format: str) -> str:
   if data_format != 'auto':
     return data_format
   return 'jsonl' if file.removesuffix('.gz').endswith(('.jsonl', '.json')) else 'text'
+
+
+def has_columns(source: str, data_format: str) -> bool:
+  """True if a glob, tfds:NAME or the built-in corpus has named columns: objects, not plain text."""
+  if source == 'builtin' or source.startswith('tfds:'):
+    return source != 'builtin'
+  return any(format_of(file, data_format) == 'jsonl' for file in find_files(source))
 
 
 def read_file(file: str, data_format: str, text_column: str) -> Iterator[str]:

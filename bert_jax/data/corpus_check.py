@@ -74,6 +74,7 @@ def check(settings: corpus.Settings) -> CorpusStatistics:
 
     sample = preparation.write_shard(folder, 'sample-00000', tokenizer.vocab_size,
                                      encoded_sample())
+    preparation.check_tokens(settings.source, sample['counts'])
     manifest = {'splits': {'sample': [sample['entry']]}, 'vocab_size': tokenizer.vocab_size,
                 'digest': ''}
     split = records.open_split(folder, manifest, 'sample', verify=False)

@@ -81,11 +81,7 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
   if is_prepared(data.source):
     source = epath.Path(data.source)
     corpus = open_records(storage.download(source) if storage.is_remote(data.source) else source)
-    if data.vocab:
-      given = tokenizer_lib.load(data.vocab, data.lowercase)
-      require(tokenizer_lib.digest(given) == tokenizer_lib.digest(corpus.tokenizer),
-              f'data.vocab={data.vocab} is not the vocabulary that made the records in '
-              f'{data.source}: leave data.vocab out, or prepare the text again with it')
+    _check_vocabulary(corpus, data, data.source)
     return corpus
   _require_one_process(data.source, processes)
   directory = workdir / 'corpus'
@@ -98,7 +94,18 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
     group = 'model' if name == 'vocab_size' else 'data'
     raise UserError(f'{workdir} was made with {group}.{name}={before!r}, now it is '
                     f'{getattr(settings, name)!r}: use another --workdir')
-  return open_records(directory)
+  corpus = open_records(directory)
+  _check_vocabulary(corpus, data, directory)
+  return corpus
+
+
+def _check_vocabulary(corpus: Corpus, data: ConfigDict, where: str | epath.Path):
+  """Raises UserError unless the vocabulary that is given, if any, made the records in `where`."""
+  if data.vocab:
+    given = tokenizer_lib.load(data.vocab, data.lowercase)
+    require(tokenizer_lib.digest(given) == tokenizer_lib.digest(corpus.tokenizer),
+            f'data.vocab={data.vocab} is not the vocabulary that made the records in {where}: '
+            'leave data.vocab out, or prepare the text again with it')
 
 
 def _require_one_process(source: str, processes: int):

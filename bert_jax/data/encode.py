@@ -102,7 +102,8 @@ class Encoder:
     if is_chinese:
       ids, words = chinese_words.encode(self.tokenizer, sentences)
     else:
-      ids = self.tokenizer.encode_batch(sentences)
+      before = self.tokenizer.before_word
+      ids = self.tokenizer.encode_batch([before + sentence for sentence in sentences])
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     tokens = np.fromiter(itertools.chain.from_iterable(ids), self._dtype, int(lengths.sum()))
     return tokens, words if is_chinese else self._starts[tokens], lengths

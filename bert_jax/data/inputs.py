@@ -41,9 +41,9 @@ def join(tokenizer: Tokenizer, first: Sequence[int], second: Sequence[int] | Non
 
 def cut_pair(first: Sequence[int], second: Sequence[int],
              room: int) -> tuple[Sequence[int], Sequence[int]]:
-  """Cuts a pair to `room` tokens: the second text down to half of the room, then the first.
+  """Cuts a pair to `room` tokens: the longer text first, until both have half of the room.
 
-  The first gets the odd token, as in google-research/bert `_truncate_seq_pair`.
+  The first text gets the odd token, as in google-research/bert `_truncate_seq_pair`.
   """
   if len(first) + len(second) <= room:
     return first, second
@@ -63,18 +63,6 @@ def pieces(ids: Sequence[int], room: int, how: str) -> list[Sequence[int]]:
     head = room * _HEAD // _HEAD_OF
     return [[*ids[:head], *ids[len(ids) - (room - head):]]]
   return [ids[i:i + room] for i in range(0, len(ids), room)]
-
-
-def by_text(vectors: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """The vectors [chunks, D] of texts, by text: ([texts, C, D], [texts, C] bool, True for a chunk).
-
-  `owners` [chunks] holds the text of each chunk, ascending from 0 without gaps.
-  """
-  counts = np.bincount(owners)
-  is_chunk = np.arange(counts.max()) < counts[:, None]
-  grouped = np.zeros((*is_chunk.shape, vectors.shape[1]), vectors.dtype)
-  grouped[is_chunk] = vectors
-  return grouped, is_chunk
 
 
 class InputRows(NamedTuple):

@@ -125,7 +125,7 @@ class Plan:
 
 @functools.lru_cache(maxsize=64)
 def _spread(counts: tuple[int, ...]) -> np.ndarray:
-  """The corpus of each row of a block, [1000]: the rows of each corpus lie evenly in it."""
+  """[sum of counts] the corpus of each row of a block; the rows of each corpus lie evenly in it."""
   place = np.concatenate([(np.arange(count) + 0.5) / count for count in counts if count])
   corpus = np.repeat(np.arange(len(counts)), counts)
   return corpus[np.argsort(place, kind='stable')]
@@ -174,9 +174,10 @@ class MixedRows:
 
   def epoch_batches(self, batch_size: int,
                     share: slice | np.ndarray = slice(None)) -> Iterator[Rows]:
-    """The batches of epoch 0 of every corpus, one after another."""
-    for source in self.sources:
-      yield from source.epoch_batches(batch_size, share)
+    """The batches of epoch 0 of every corpus: those of each corpus lie evenly among the others."""
+    batches = [source.epoch_batches(batch_size, share) for source in self.sources]
+    for corpus in _spread(tuple(-(-source.rows // batch_size) for source in self.sources)):
+      yield next(batches[corpus])
 
   def sample(self) -> RowStatistics:
     """Statistics of the first rows of each corpus, weighted by its rows in the run."""

@@ -60,6 +60,11 @@ def check_documents(source: str, survey: Survey):
           'another document needs at least two. Put a blank line between documents')
 
 
+def check_tokens(source: str, counts: Sequence[int]):
+  """Raises UserError for a corpus without tokens; `counts` tells how often each entry occurs."""
+  require(any(counts), f'data.source={source!r} holds no text that the vocabulary can encode')
+
+
 def make_tokenizer(settings: Settings, source: corpus.Source,
                    survey: Survey) -> tokenizer_lib.Tokenizer:
   """Loads the vocabulary of the settings, or trains one."""
@@ -130,20 +135,22 @@ def finish(folder: epath.Path, settings: dict[str, Any], tokenizer: tokenizer_li
 class _Preparation:
   """One corpus on its way into one local folder."""
 
-  def __init__(self, settings: Settings, output: epath.Path):
+  def __init__(self, settings: Settings, output: epath.Path, vocabulary_digest: str | None):
+    """`vocabulary_digest` is that of the given vocabulary; None = one is trained."""
     self.settings, self.output = settings, output
     self.progress = output / 'progress'
     self.source = corpus.open_source(settings, self.progress)
     self._requested = {
         **dataclasses.asdict(settings), 'inputs': list(self.source.inputs),
-        'vocab': settings.vocab and str(epath.Path(settings.vocab).resolve())}
+        'vocab': settings.vocab and str(epath.Path(settings.vocab).resolve()),
+        'vocabulary': vocabulary_digest}
     self._check_output()
 
   def _check_output(self):
     """Raises UserError if the output folder holds something else."""
     output, begun = self.output, self.progress / 'settings.json'
     if begun.exists():
-      earlier = _with_defaults(json.loads(begun.read_text()))
+      earlier = _with_defaults(storage.read_json(begun))
       for name, value in self._requested.items():
         was = ('of files that have changed since' if name == 'inputs' else
                f'with another {name} ({earlier.get(name)}, now {value})')
@@ -242,8 +249,7 @@ class _Preparation:
     counts = token_counts(shards, tokenizer.vocab_size)
     if not counts.sum():
       shutil.rmtree(self.progress)  # without shards in it, `run` deletes the output too
-      raise UserError(f'data.source={self.settings.source!r} holds no text that the vocabulary can '
-                      'encode')
+    check_tokens(self.settings.source, counts)
     sentences = list(itertools.chain.from_iterable(documents))
     seen = {sentences[i] for shard in shards for i in shard['seen']}
     fresh = [[s for s in document if s not in seen] for document in documents]
@@ -259,7 +265,7 @@ class _Preparation:
     unknown = counts[tokenizer.unk_id] / counts.sum()
     if unknown > 0.01:
       notes.append(f'{unknown:.1%} of the tokens are [UNK]: does the vocabulary fit the text?')
-    if not any(heldout['counts']):
+    if self.settings.heldout and not any(heldout['counts']):
       notes.append('nothing is held out: the corpus has too few documents')
     finish(self.output,
            {**dataclasses.asdict(self.settings), 'inputs': self._requested['inputs']}, tokenizer,
@@ -280,15 +286,19 @@ def prepare(settings: Settings, output: str, workers: int = 0):
     UserError: a mistake in the settings, the text or the output.
     Failed: a worker died; the same call continues.
   """
+  digest = None
   if settings.vocab:  # its mistakes are reported before the text is read
-    tokenizer_lib.load(settings.vocab, settings.lowercase)
+    digest = tokenizer_lib.digest(tokenizer_lib.load(settings.vocab, settings.lowercase))
   storage.check('--output', output)
   folder, is_remote = epath.Path(output), storage.is_remote(output)
   if (folder / 'manifest.json').exists():
     other = changed_setting(folder, settings)
     require(not other, f'{output} is not empty: it holds records made with another '
                        f'{other and other[0]}; use another folder')
-    inputs = records.read_manifest(folder)['settings'].get('inputs')  # Beam keeps none
+    manifest = records.read_manifest(folder)
+    require(digest in (None, manifest['tokenizer']), f'{output} holds records of another content '
+            f'of {settings.vocab}: use another folder')
+    inputs = manifest['settings'].get('inputs')  # Beam keeps none
     source = corpus.open_source(settings, folder / 'progress')
     require(inputs is None or inputs == list(source.inputs),
             f'{output} holds records of files that have changed since: use another folder')
@@ -298,7 +308,7 @@ def prepare(settings: Settings, output: str, workers: int = 0):
   if not uploading:
     require(not is_remote or not folder.exists() or not any(folder.iterdir()),
             f'{output} is not empty: use another folder')
-    _Preparation(settings, local).run(workers or host.cores())
+    _Preparation(settings, local, digest).run(workers or host.cores())
   if is_remote:
     storage.upload(local, folder)
     shutil.rmtree(local)

@@ -33,6 +33,8 @@ from bert_jax.runtime import storage
 BLOCK = 8_192  # tokens
 LONGEST_SENTENCE = 32_768  # tokens; a longer one is stored as several
 _VERSION = 1
+_ENTRIES = ('settings', 'tokenizer', 'vocab_size', 'documents', 'bytes', 'unigram_entropy', 'notes',
+            'splits', 'digest')  # of a manifest
 REMEDY = 'run bert_jax.prepare again into an empty folder'
 
 
@@ -198,10 +200,12 @@ def read_manifest(directory: epath.Path) -> dict[str, Any]:
     manifest = json.loads((directory / 'manifest.json').read_text())
     version = manifest['version']
   except (OSError, ValueError, KeyError, TypeError) as e:
-    raise UserError(f'{directory} holds no complete token records ({e}): run bert_jax.prepare '
-                    'again') from e
+    raise UserError(f'{directory} holds no complete token records ({e}): {REMEDY}') from e
   require(version == _VERSION, f'{directory} holds records of version {version}, this bert_jax '
           f'reads version {_VERSION}: run bert_jax.prepare again with another --output')
+  missing = [name for name in _ENTRIES if name not in manifest]
+  require(not missing, f'{directory}/manifest.json is none of token records, it has no '
+          f'{", ".join(missing)}: {REMEDY}')
   return manifest
 
 

@@ -83,8 +83,8 @@ def survey_of(documents: Iterable[str], heldout: float) -> Survey:
     size += len(text)
   hashes, different = distinct.smallest(), distinct.different()
   below = 0
-  # Next-sentence pairs need two documents on each side: with fewer than four nothing is held out.
+  # Next-sentence pairs need two documents on each side: fewer than four are all for training.
   if heldout and different >= 4:
-    count = min(max(2, round(heldout * different)), _MAX_HELD_OUT, len(hashes))
+    count = min(max(2, round(heldout * different)), different - 2, _MAX_HELD_OUT, len(hashes))
     below = int(hashes[count - 1]) + 1
   return Survey(distinct.total, different, size, below)

@@ -142,7 +142,7 @@ def read_vocab(path: str | epath.Path) -> list[str]:
   """Reads vocab.txt, one entry a line; raises UserError if it is no vocabulary of BERT."""
   try:
     # Split at \n alone: published vocabularies hold other characters that Python calls line ends.
-    vocab = epath.Path(path).read_bytes().decode('utf-8').removesuffix('\n').split('\n')
+    vocab = epath.Path(path).read_bytes().decode('utf-8-sig').removesuffix('\n').split('\n')
   except OSError as e:
     raise UserError(f'data.vocab={str(path)!r} cannot be read: {e.strerror or e}') from e
   except UnicodeDecodeError as e:

@@ -26,6 +26,7 @@ class Tokenizer:
   kind: str  # wordpiece, sentencepiece or bpe
   roles: Sequence[str] = ('pad', 'unk', 'cls', 'sep', 'mask')  # of the special tokens
   separators = 1  # number of [SEP] between two texts
+  before_word = ''  # what a caller writes before a word or sentence inside a text
   vocab: list[str]  # the entries, in the order of their ids
   pad_id: int
   unk_id: int

@@ -226,7 +226,7 @@ class Bert:
     if vectors is None:
       vectors = np.zeros((0, self.config.hidden_size * len(layers) * len(poolings)), np.float32)
     if len(owners) > len(texts):
-      vectors = np.asarray(pooling_lib.combine_chunks(*inputs_lib.by_text(vectors, owners), long))
+      vectors = pooling_lib.combine_texts(vectors, owners, long)
     vectors = own.apply(vectors, normalize)
     if dim is None:
       return vectors

@@ -1,6 +1,7 @@
 """Words with a tag each: CoNLL files and JSON lines; and the entities that tags stand for."""
 
 from collections.abc import Collection, Iterator, Sequence
+import re
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -9,6 +10,8 @@ from bert_jax.errors import UserError, require, require_choice
 from bert_jax.labelled import table
 
 FORMATS = ('auto', 'conll', 'jsonl')
+_CONLLU_COLUMNS = 10
+_NO_WORD = re.compile(r'\d+[-.]\d+')  # CoNLL-U: 8-9 repeats words that follow, 8.1 is not written
 
 
 class TaggedWords(NamedTuple):
@@ -30,14 +33,14 @@ class Entity(NamedTuple):
 def entities(tags: Sequence[str]) -> list[Entity]:
   """The entities of a sentence, as conlleval counts them.
 
-  Tags are O, or a letter, '-' and a label: B begins, I and M go on, E ends and S is alone. I after
-  O, after another label or at the start begins one too, so that IOB1, IOB2 (BIO), BIOES and BMES
-  are all read right.
+  Tags are O, or a letter, '-' and a label: B begins, I and M go on, E and L end, S and U are alone.
+  I after O, after another label or at the start begins one too, so that IOB1, IOB2 (BIO), BIOES,
+  BILOU and BMES are all read right.
   """
   spans, start, label, before = [], None, '', 'O'
   for i, tag in enumerate([*tags, 'O']):
     letter, _, name = tag.partition('-')
-    goes_on = letter in ('I', 'M', 'E') and before in ('B', 'I', 'M') and name == label
+    goes_on = letter in ('I', 'M', 'E', 'L') and before in ('B', 'I', 'M') and name == label
     if start is not None and not goes_on:
       spans.append(Entity(label, start, i - 1))
       start = None
@@ -62,9 +65,10 @@ def _column(data: ConfigDict, field: str) -> int:
 
 
 def _read_conll(path: str, word_column: int, tag_column: int | None) -> Iterator[TaggedWords]:
-  text, words, tags, first = table.read_text(path), [], [], 1
-  separator = '\t' if '\t' in text else None
-  for number, line in enumerate([*text.split('\n'), ''], 1):
+  lines, words, tags, first = table.read_text(path).split('\n'), [], [], 1
+  # A text of spaces can hold a tab.
+  separator = '\t' if sum('\t' in x for x in lines) > sum(' ' in x for x in lines) / 2 else None
+  for number, line in enumerate([*lines, ''], 1):
     line = line.rstrip('\r')
     # In CoNLL-U, where tabs separate, a line of "# text = ..." is a comment.
     comment = separator and line.startswith('#') and separator not in line
@@ -73,8 +77,10 @@ def _read_conll(path: str, word_column: int, tag_column: int | None) -> Iterator
         yield TaggedWords(f'{path}, line {first}', tuple(words), tuple(tags))
       words, tags = [], []
       continue
-    first = first if words else number
     where, fields = f'{path}, line {number}', line.split(separator)
+    if len(fields) == _CONLLU_COLUMNS and word_column and _NO_WORD.fullmatch(fields[0]):
+      continue
+    first = first if words else number
     require(tag_column is None or len(fields) > 1, f'{where}: {line!r} has a word without a tag')
     try:
       words.append(fields[word_column].strip())

@@ -39,7 +39,7 @@ def read(path: str) -> list[Question]:
 
 
 def _question(qa: dict, context: str) -> Question:
-  answers = [] if qa.get('is_impossible') else qa.get('answers', [])
+  answers = [] if qa.get('is_impossible') else qa['answers']
   texts = [qa['question'], context, *(answer['text'] for answer in answers)]
   if not all(isinstance(text, str) for text in texts):
     raise TypeError('a question, a context or an answer is no string')

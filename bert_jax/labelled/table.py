@@ -33,7 +33,7 @@ class Row(NamedTuple):
       if column in self.values and value[column] is None:
         raise UserError(f'{self.where}: no column {column!r} in this line')
       if not isinstance(value, dict) or value.get(key) is None:
-        known = ', '.join(repr(name) for name in self.values if name is not None)
+        known = ', '.join(map(repr, self.values))
         raise UserError(f'{self.where}: no column {column!r}: there are {known}')
       value = value[key]
     return value
@@ -91,14 +91,20 @@ def read_separated(path: str, data_format: str,
   Without the `names` of the columns they stand in the first line.
   """
   text = io.StringIO(read_text(path), newline='')
-  options = {'delimiter': '\t', 'quoting': csv.QUOTE_NONE} if data_format == 'tsv' else {}
+  is_tsv = data_format == 'tsv'
+  options = {'delimiter': '\t', 'quoting': csv.QUOTE_NONE} if is_tsv else {'strict': True}
   csv.field_size_limit(1 << 30)
   reader = csv.DictReader(text, fieldnames=names, **options)
+  first = 1  # line of the row that is read
   try:
     for values in reader:
-      yield Row(f'{path}, line {reader.line_num}', values)
+      where, beyond = f'{path}, line {reader.line_num}', values.pop(None, [])
+      require(not any(beyond), f'{where}: {len(values) + len(beyond)} fields for {len(values)} '
+              'columns: is a separator inside of a text?')
+      yield Row(where, values)
+      first = reader.line_num + 1
   except csv.Error as e:
-    raise UserError(f'{path}, line {reader.line_num}: {e}') from e
+    raise UserError(f'{path}, line {first}: {e}: is a quote open that should be ""?') from e
 
 
 def read_tfds(name: str, split: str) -> Iterator[Row]:

@@ -51,6 +51,8 @@ def _label(row: Row, c: Columns) -> Any:
     require(isinstance(value, list), f'{row.where}: {c.label!r} is {value!r}, not a list of '
             'labels: for columns of 0 and 1 give data.label_column=first,second,...')
     return tuple(map(str, value))
+  require(not isinstance(row[c.label], list | dict), f'{row.where}: {c.label!r} is '
+          f'{row[c.label]!r:.50}, not one label: several are for data.problem=multi_label')
   value = str(row[c.label])
   require(value, f'{row.where}: {c.label!r} is empty')
   return c.labels[c.written.index(value)] if value in c.written else value

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bert_jax.model.encoder import take_positions
 from bert_jax.model.kernels import MASKED
@@ -55,3 +56,22 @@ def combine_chunks(vectors: jax.Array, exists: jax.Array, how: str) -> jax.Array
     weights = jax.nn.softmax(jnp.where(exists[:, None, :], scores, MASKED), axis=-1)  # [T, C, C]
     vectors = jnp.einsum('tck,tkd->tcd', weights, vectors)
   return (vectors * real).sum(1) / jnp.maximum(real.sum(1), 1)
+
+
+def combine_texts(vectors: np.ndarray, owners: np.ndarray, how: str) -> np.ndarray:
+  """The combined chunks of each text: [chunks, D] -> [texts, D].
+
+  `owners` [chunks] holds the text of each chunk, ascending from 0 without gaps. `combine_chunks`
+  takes texts with about as many chunks at once: one long text pads few others.
+  """
+  counts = np.bincount(owners)
+  first = np.cumsum(counts) - counts
+  size = 1 << np.ceil(np.log2(counts)).astype(np.int64)  # chunks, the next power of two
+  combined = np.empty((len(counts), vectors.shape[1]), vectors.dtype)
+  for chunks in np.unique(size):
+    texts = np.flatnonzero(size == chunks)
+    place = first[texts, None] + np.arange(chunks)  # [T, C]
+    exists = np.arange(chunks) < counts[texts, None]
+    group = jnp.asarray(vectors[np.minimum(place, len(vectors) - 1)])
+    combined[texts] = combine_chunks(group, exists, how)
+  return combined

@@ -46,12 +46,8 @@ def _by_lowercase(c: ConfigDict) -> str:
 
 
 def _by_text_column(c: ConfigDict) -> str:
-  sources = dataset.sources(c.data.source)
-  if any(source.startswith('tfds:') for source in sources):
-    return ''
-  files = [file for source in sources if source != 'builtin' and not dataset.is_prepared(source)
-           for file in corpus.find_files(source)]
-  return all(corpus.format_of(file, c.data.format) != 'jsonl' for file in files) and (
+  texts = (x for x in dataset.sources(c.data.source) if not dataset.is_prepared(x))
+  return not any(corpus.has_columns(text, c.data.format) for text in texts) and (
       f'data.source={c.data.source} is plain text: only JSON lines (data.format=jsonl) and tfds '
       'have columns')
 

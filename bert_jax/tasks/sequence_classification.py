@@ -193,7 +193,7 @@ def class_logits(bert: finetuning.Bert, inputs: Texts) -> np.ndarray:
   parts = [(text,) if isinstance(text, str) else text for text in inputs]
   rows, owners = finetuning.text_inputs(parts, bert.tokenizer, bert.trained_length, long)
   pooled = bert.per_text(rows, functools.partial(finetuning.apply_head, head, method='pooled'))
-  vectors = pooling.combine_chunks(*map(jnp.asarray, inputs_lib.by_text(pooled, owners)), long)
+  vectors = pooling.combine_texts(pooled, owners, long)
   return np.asarray(head.apply(bert.params, vectors, method='classify'))
 
 

@@ -51,8 +51,8 @@ def word_pieces(sentences: Sequence[Sequence[str]],
 
   A word without pieces becomes [UNK].
   """
-  space = ' ' if tokenizer.kind == 'bpe' else ''  # the other tokenisers add the space themselves
-  encoded = finetuning.encode([[space + word for word in words] for words in sentences], tokenizer)
+  before = tokenizer.before_word
+  encoded = finetuning.encode([[before + word for word in words] for words in sentences], tokenizer)
   return [[pieces or [tokenizer.unk_id] for pieces in words] for words in encoded]
 
 

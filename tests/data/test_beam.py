@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data import beam, dataset, preparation
-from bert_jax.errors import UserError
+from bert_jax.errors import Failed, UserError
 from tests import conftest
 from tests.data import made
 
@@ -40,5 +40,8 @@ def test_the_direct_runner_makes_the_records_of_prepare(tmp_path):
                                minlength=many.tokenizer.vocab_size))
   with pytest.raises(UserError, match='is not empty'):
     beam.run(settings, str(tmp_path / 'many'))
+  (tmp_path / 'c1.txt').write_bytes(b'fine\n\n\xff\n')
+  with pytest.raises((UserError, Failed), match=r'failed, delete .*bad before the next: .*c1.txt'):
+    beam.run(settings, str(tmp_path / 'bad'), ['--runner=DirectRunner'])
   with pytest.raises(UserError, match='Beam needs --vocab'):
     beam.run(preparation.Settings(source), str(tmp_path / 'new'))

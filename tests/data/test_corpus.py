@@ -90,6 +90,9 @@ def test_sources_out_of_reach(tmp_path, monkeypatch, pattern, message):
 def test_sentences_in_english_and_chinese():
   assert _sentences('Dr. Smith came in Jan. 1990. He left.') == [
       'Dr. Smith came in Jan. 1990.', 'He left.']
+  french = 'M. Dupont est là. Il parle.'  # Canada's French has the rules of French
+  assert _sentences(french, language='fr-ca') == _sentences(french, language='fr')
+  assert _sentences(french, language='fr-ca') != _sentences(french, language='en')
   assert _sentences('今天天气很好。我们去公园吧！', language='zh') == [
       '今天天气很好。', '我们去公园吧！']
 

@@ -1,6 +1,8 @@
 import numpy as np
+import pytest
 
 from bert_jax.data import corpus_check, preparation
+from bert_jax.errors import UserError
 from tests import conftest
 
 
@@ -53,5 +55,7 @@ def test_faults_are_named_with_their_remedy(tmp_path):
   _, warnings = _check(tmp_path, [['今天天气很好' * 60, '我们去公园吧' * 60]] * 6)
   assert any('give --language=zh' in w for w in warnings)
   assert any('more than 256 tokens' in w for w in warnings)
+  with pytest.raises(UserError, match='holds no text that the vocabulary can encode'):
+    _check(tmp_path, [['\x01'], ['\x02'], ['\x03']], vocab=str(vocab))
   _, warnings = _check(tmp_path, [documents[0] * 60, documents[1]])
   assert any('would be true next sentences, not half' in w for w in warnings)

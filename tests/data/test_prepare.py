@@ -189,6 +189,23 @@ def test_mistakes_leave_nothing_behind(tmp_path, corpus_file):
   assert not (tmp_path / 'r').exists()
 
 
+def test_a_manifest_that_is_none_of_records(tmp_path, corpus_file):
+  (tmp_path / 'app').mkdir()
+  (tmp_path / 'app/manifest.json').write_text('{"version": 1, "name": "app"}')
+  for use in (lambda: _prepare(tmp_path / 'app', corpus_file),
+              lambda: _open(tmp_path / 'w', str(tmp_path / 'app'))):
+    with pytest.raises(UserError, match='is none of token records, it has no settings, tokenizer'):
+      use()
+
+
+def test_nearly_all_is_held_out_but_two_documents(tmp_path):
+  source = conftest.write_corpus(tmp_path / 'c.txt', conftest.make_documents(8))
+  corpus = _open(tmp_path / 'w', source, heldout=0.95)
+  assert (corpus.train.num_documents, corpus.heldout.num_documents) == (2, 6)
+  corpus = _open(tmp_path / 'v', source, heldout=0.0)
+  assert not corpus.heldout.num_tokens and not corpus.notes
+
+
 def _die(item):
   os._exit(9)
 
@@ -285,6 +302,47 @@ def test_a_given_vocabulary(tmp_path, corpus_file):
   given = _open(tmp_path / 'v', corpus_file, vocab=str(tmp_path / 'w/corpus/tokenizer/vocab.txt'))
   assert given.tokenizer.vocab == trained.tokenizer.vocab
   assert given.train.digest == trained.train.digest
+
+
+def test_a_given_vocabulary_that_has_changed_since(tmp_path, small_shards, monkeypatch):
+  source = conftest.write_corpus(tmp_path / 'c.txt', conftest.make_documents(250))
+  trained = _open(tmp_path / 'w', source)
+  vocab = tmp_path / 'vocab.txt'
+  vocab.write_text('\n'.join(trained.tokenizer.vocab) + '\n')
+  _open(tmp_path / 'v', source, vocab=str(vocab))
+  _prepare(tmp_path / 'r', source, vocab=str(vocab))
+  with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+    m.setattr(preparation._Preparation, '_finish', _interrupt)
+    _prepare(tmp_path / 'half', source, vocab=str(vocab))
+  vocab.write_text('\n'.join([*trained.tokenizer.vocab, 'more']) + '\n')
+  with pytest.raises(UserError, match='holds records of another content of .*vocab.txt'):
+    _prepare(tmp_path / 'r', source, vocab=str(vocab))
+  with pytest.raises(UserError, match='interrupted preparation with another vocabulary'):
+    _prepare(tmp_path / 'half', source, vocab=str(vocab))
+  with pytest.raises(UserError, match='is not the vocabulary that made the records in .*corpus'):
+    _open(tmp_path / 'v', source, vocab=str(vocab))
+
+
+def _interrupt(*_):
+  raise KeyboardInterrupt
+
+
+def test_a_published_bpe_has_the_space_before_a_sentence(tmp_path):
+  """RoBERTa's files add none before a text: a sentence inside of one would stick to the last."""
+  documents = [[f'The cat saw {i} birds.', 'The end came.'] for i in range(12)]
+  source = conftest.write_corpus(tmp_path / 'c.txt', documents)
+  trained = _open(tmp_path / 'w', source, 300, tokenizer='bpe').tokenizer
+  settings = json.loads(trained.serialized())
+  settings['pre_tokenizer']['add_prefix_space'] = False
+  (tmp_path / 'tokenizer.json').write_text(json.dumps(settings))
+  corpus = _open(tmp_path / 'v', source, vocab=str(tmp_path / 'tokenizer.json'), heldout=0.0,
+                 lines_are_sentences=True)
+  sentences = [s for document in _sentences(corpus, corpus.train) for s in document]
+  expected = corpus.tokenizer.encode_batch([f' {s}' for d in documents for s in d])
+  assert sentences == [' '.join(corpus.tokenizer.tokens(ids)) for ids in expected]
+  starts = corpus.train.word_starts(np.arange(corpus.train.num_tokens))
+  words = [s.rstrip('.').split() for d in documents for s in d]
+  assert starts.sum() == sum(map(len, words))
 
 
 def test_sentencepiece(tmp_path, corpus_file):

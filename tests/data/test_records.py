@@ -16,7 +16,8 @@ def _write(folder, vocab_size=70_000, block=records.BLOCK):
   writer.add(np.array([1, 2, 69_999]), words[:3], np.array([2, 1]), np.array([2]))
   writer.add(np.arange(10, 18), words[3:], np.array([3, 1, 4]), np.array([1, 2]))
   entry = writer.close()
-  manifest = {'tokenizer': 'x', 'vocab_size': vocab_size, 'splits': {'train': [entry]}}
+  manifest = {'tokenizer': 'x', 'vocab_size': vocab_size, 'splits': {'train': [entry]},
+              'settings': {}, 'documents': 3, 'bytes': 0, 'unigram_entropy': None, 'notes': []}
   records.write_manifest(made.path(folder), manifest)
   return records.read_manifest(made.path(folder))
 

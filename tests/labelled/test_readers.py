@@ -29,6 +29,9 @@ def test_csv_has_quotes_and_tsv_has_none(tmp_path):
   assert (example.text, example.label) == ('one, "two"\nlines', '1')
   example, = read_texts(tmp_path / 'a.tsv')
   assert (example.text, example.label) == ('"one', '1')
+  (tmp_path / 'b.csv').write_text('label,text\n1,x,,\n')  # as spreadsheets pad a line
+  example, = read_texts(tmp_path / 'b.csv')
+  assert (example.text, example.label) == ('x', '1')
 
 
 def test_jsonl_gzipped_with_nested_columns(tmp_path):
@@ -52,6 +55,10 @@ def test_half_of_a_surrogate_pair_is_replaced(tmp_path):
 @pytest.mark.parametrize('name, content, fields, message', [
     ('a.tsv', 'sentence\tlabel\nx\t1\n', {}, "line 2: no column 'text': there are 'sentence'"),
     ('a.tsv', 'text\tlabel\nx\n', {}, "line 2: no column 'label'"),
+    ('a.tsv', 'text\tlabel\nx\ty\t1\n', {}, 'line 2: 3 fields for 2 columns'),
+    ('a.csv', 'text,label\nx, y,1\n', {}, 'line 2: 3 fields for 2 columns'),
+    ('a.csv', 'text,label\nx,1\n"y,1\nz,1\n', {}, 'line 3: unexpected end of data: is a quote'),
+    ('a.jsonl', '{"text": "x", "label": ["a"]}', {}, r"'label' is \['a'\], not one label"),
     ('a.tsv', 'text\tlabel\nx\t\n', {}, "line 2: 'label' is empty"),
     ('a.jsonl', '{"text": "x", "label": 1}\n[1]\n', {}, 'line 2: no JSON object'),
     ('a.jsonl', '{"text": 3, "label": 1}\n', {}, "'text' is 3, not text"),
@@ -194,6 +201,14 @@ def test_conll_files(tmp_path):
   path.write_text('# text = 同样 的 词\n1\t同样\tO\t-\n2\t北京\tB-LOC\t-\r\n')
   assert read_tagged(path, text_column='1', label_column='2') == [
       (('同样', '北京'), ('O', 'B-LOC'))]
+  path.write_text('EU B-ORG\na\tb O\nis O\n')  # a tab between spaces is one of them
+  assert read_tagged(path, text_column='0', label_column='-1') == [
+      (('EU', 'a', 'is'), ('B-ORG', 'O', 'O'))]
+  rest = '\t_' * 6
+  path.write_text(f'# text = du vin\n1-2\tdu\t_\t_{rest}\n1\tde\t_\tADP{rest}\n'
+                  f'2\tle\t_\tDET{rest}\n2.1\tx\t_\tX{rest}\n3\tvin\t_\tNOUN{rest}\n')
+  assert read_tagged(path, text_column='1', label_column='3') == [
+      (('de', 'le', 'vin'), ('ADP', 'DET', 'NOUN'))]
   path.write_text('EU NNP I-NP B-ORG\n.\n')  # a test file may have words alone
   assert read_tagged(path, labelled=False) == [(('EU', '.'), ())]
   path = tmp_path / 'a.jsonl'
@@ -223,6 +238,7 @@ def test_tagged_files_that_cannot_be_used(tmp_path, name, content, fields, messa
     ('B-A M-A E-A S-B S-B', [('A', 0, 2), ('B', 3, 3), ('B', 4, 4)]),  # BMES
     ('B-A E-A I-A', [('A', 0, 1), ('A', 2, 2)]),  # BIOES: nothing goes on after an end
     ('S-A E-A', [('A', 0, 0), ('A', 1, 1)]),
+    ('B-A I-A L-A U-B', [('A', 0, 2), ('B', 3, 3)]),  # BILOU
     ('B-x-y I-x-y', [('x-y', 0, 1)]),
     ('O', []),
     ('B', [('', 0, 0)]),
@@ -248,7 +264,9 @@ def test_squad_files(tmp_path):
   with pytest.raises(UserError, match="the id '1' is there twice"):
     squad.read(str(path))
   endless = [qas[0] | {'answers': [{'text': 'Ann', 'answer_start': float('inf')}]}]
-  for articles in ([{}], [{'paragraphs': [{'context': 'x', 'qas': endless}]}]):
+  unanswered = [{'id': '1', 'question': 'Who?'}]
+  for articles in ([{}], *([{'paragraphs': [{'context': 'x', 'qas': q}]}]
+                           for q in (endless, unanswered))):
     path.write_text(json.dumps({'data': articles}))
     with pytest.raises(UserError, match="not in SQuAD's format"):
       squad.read(str(path))

@@ -20,6 +20,17 @@ def test_combine(how):
     np.testing.assert_allclose(combined, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize('how', ['chunks_mean', 'chunks_max', 'chunks_attention'])
+def test_texts_of_many_lengths_are_combined_each_on_its_own(how):
+  counts = [3, 1, 40, 4, 1, 2]
+  vectors = np.random.default_rng(0).normal(size=(sum(counts), 5)).astype(np.float32)
+  combined = pooling.combine_texts(vectors, np.repeat(np.arange(6), counts), how)
+  assert combined.shape == (6, 5) and combined.dtype == np.float32
+  for row, text in zip(combined, np.split(vectors, np.cumsum(counts)[:-1])):
+    alone = pooling.combine_chunks(text[None], np.ones((1, len(text)), bool), how)[0]
+    np.testing.assert_allclose(row, alone, rtol=1e-5, atol=1e-6)
+
+
 def test_one_chunk_is_itself():
   vectors = np.ones((2, 1, 3), np.float32)
   assert (pooling.combine_chunks(vectors, np.ones((2, 1), bool), 'head') == vectors[:, 0]).all()
