@@ -32,13 +32,19 @@ def _kinds() -> np.ndarray:
   return kinds
 
 
+def load():
+  """Loads jieba's dictionary, which takes half a second, and the table of characters."""
+  _jieba_starts([''])
+  _kinds()
+
+
 def _flat(lists: Iterable[Iterable[int]]) -> np.ndarray:
   return np.fromiter(itertools.chain.from_iterable(lists), np.int64)
 
 
 def _jieba_starts(sentences: Sequence[str]) -> np.ndarray:
   """[C] bool over the characters of all sentences: True where a word starts."""
-  import rjieba  # its dictionary takes half a second to load
+  import rjieba  # other languages do without it
 
   # A word starts where the one before it ends.
   ends = np.cumsum(_flat(map(len, rjieba.cut(sentence)) for sentence in sentences))

@@ -209,8 +209,7 @@ def read_file(file: str, data_format: str, text_column: str) -> Iterator[str]:
         if text.strip():
           yield text
     return
-  is_separator = (_WIKITEXT_HEADING.fullmatch if data_format == 'wikitext' else
-                  lambda line: not line.strip())
+  is_separator = _WIKITEXT_HEADING.fullmatch if data_format == 'wikitext' else bytes.isspace
   for data, first in _split(file, is_separator):
     if text := _decode(data, file, first).strip():
       yield text

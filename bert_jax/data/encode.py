@@ -63,6 +63,7 @@ class Encoder:
       self._heldout[bytes.fromhex(key)].append(i)
     self._heldout.pop(b'', None)  # a sentence without tokens occurs in no text
     self._starts = tokenizer.word_starts()
+    self._is_chinese = settings.language.startswith('zh')
     self._dtype = records.token_dtype(tokenizer.vocab_size)
 
   def __reduce__(self):
@@ -89,24 +90,32 @@ class Encoder:
 
   def keys(self, sentences: list[str]) -> list[str]:
     """A key of each sentence: the same for sentences that the model cannot tell apart."""
-    tokens, _, lengths = self._encode(sentences)
-    return [key.hex() for key in _keys(tokens, lengths)]
+    return [np.array(ids, self._dtype).tobytes().hex() for ids in self._ids(sentences)]
 
   def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tokens, word starts, and the length of each sentence."""
     parts = [self._encode_batch(batch) for batch in list(batches(sentences, _AT_ONCE)) or [[]]]
     return tuple(np.concatenate(arrays) for arrays in zip(*parts))
 
+  def _ids(self, sentences: list[str]) -> list[list[int]]:
+    before = '' if self._is_chinese else self.tokenizer.before_word
+    return self.tokenizer.encode_batch([before + sentence for sentence in sentences])
+
   def _encode_batch(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    is_chinese = self._settings.language.startswith('zh')
-    if is_chinese:
+    if self._is_chinese:
       ids, words = chinese_words.encode(self.tokenizer, sentences)
     else:
-      before = self.tokenizer.before_word
-      ids = self.tokenizer.encode_batch([before + sentence for sentence in sentences])
+      ids = self._ids(sentences)
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     tokens = np.fromiter(itertools.chain.from_iterable(ids), self._dtype, int(lengths.sum()))
-    return tokens, words if is_chinese else self._starts[tokens], lengths
+    return tokens, words if self._is_chinese else self._starts[tokens], lengths
+
+
+def warm_up(settings: Settings):
+  """Imports and loads what the first document needs."""
+  settings.sentences('')
+  if settings.language.startswith('zh'):
+    chinese_words.load()
 
 
 @functools.cache

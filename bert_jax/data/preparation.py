@@ -5,7 +5,9 @@ command continues after them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -25,6 +27,8 @@ from bert_jax.runtime import console, host, pool, storage
 
 _SHARD = 256 << 20  # bytes of text in a shard
 _IN_PROCESS = 4 << 20  # bytes of text for which no worker is started
+_Map = Callable[[Callable[[Any], encode.Encoded], Iterable[Any]], Iterable[encode.Encoded]]
+_AT_ONCE = 3  # batches for each worker that wait or are under way
 
 
 def _progress_bar(total: int | None, desc: str) -> tqdm.tqdm:
@@ -180,14 +184,20 @@ class _Preparation:
     """Prepares everything that an earlier run has left; a mistake leaves nothing behind."""
     try:
       survey = Survey(*self._once('survey', self._survey))
-      self._once('vocabulary', lambda: self._save_tokenizer(survey))
-      tokenizer = tokenizer_lib.load(self.output / 'tokenizer')
-      heldout = self._once('heldout', lambda: self._heldout(survey, tokenizer))
-      encoder = encode.Encoder(tokenizer, self.settings, heldout['keys'], reopen=(
-          os.fspath(self.output / 'tokenizer'), self.settings,
-          os.fspath(self.progress / 'heldout.json')))
-      shards = self._write_training(survey, encoder, workers)
-      self._finish(survey, encoder, heldout['documents'], shards)
+      in_process = workers == 1 or survey.size <= _IN_PROCESS
+      warm_up = functools.partial(encode.warm_up, self.settings)
+      with (contextlib.nullcontext() if in_process else
+            pool.processes(workers, warm_up)) as executor:
+        self._once('vocabulary', lambda: self._save_tokenizer(survey))
+        tokenizer = tokenizer_lib.load(self.output / 'tokenizer')
+        heldout = self._once('heldout', lambda: self._heldout(survey, tokenizer))
+        encoder = encode.Encoder(tokenizer, self.settings, heldout['keys'], reopen=(
+            os.fspath(self.output / 'tokenizer'), self.settings,
+            os.fspath(self.progress / 'heldout.json')))
+        ordered_map = map if in_process else functools.partial(
+            pool.ordered_map, executor, at_once=_AT_ONCE * workers)
+        shards = self._write_training(survey, encoder, ordered_map)
+        self._finish(survey, encoder, heldout['documents'], shards, ordered_map)
     except UserError:
       if not (self.progress / 'shard-00000.json').exists():  # no work is lost
         shutil.rmtree(self.output, ignore_errors=True)  # it holds nothing but this preparation
@@ -214,16 +224,13 @@ class _Preparation:
     return {'documents': documents, 'keys': keys}
 
   def _write_training(self, survey: Survey, encoder: encode.Encoder,
-                      workers: int) -> list[dict[str, Any]]:
+                      ordered_map: _Map) -> list[dict[str, Any]]:
     """Writes the shards of the training text; returns the results of `write_shard`."""
     shards = [json.loads(path.read_text())
               for path in sorted(self.progress.glob('shard-*.json'))]
     training = (d for d in self.source.read() if not survey.is_held_out(d))
     training = itertools.islice(training, sum(shard['read'] for shard in shards), None)
-    if workers == 1 or survey.size <= _IN_PROCESS:
-      parts = map(encoder.documents, encode.batches(training))
-    else:
-      parts = pool.ordered_map(encoder.documents, encode.batches(training), workers)
+    parts = iter(ordered_map(encoder.documents, encode.batches(training)))
     with _progress_bar(survey.size, 'tokenising') as progress:
       progress.update(sum(shard['size'] for shard in shards))
 
@@ -243,7 +250,7 @@ class _Preparation:
     return shards
 
   def _finish(self, survey: Survey, encoder: encode.Encoder, documents: list[list[str]],
-              shards: list[dict[str, Any]]):
+              shards: list[dict[str, Any]], ordered_map: _Map):
     """Writes the held-out shard without sentences of the training text, and the manifest."""
     tokenizer = encoder.tokenizer
     counts = token_counts(shards, tokenizer.vocab_size)
@@ -255,7 +262,7 @@ class _Preparation:
     fresh = [[s for s in document if s not in seen] for document in documents]
     batches = (fresh[i:i + 100] for i in range(0, len(fresh), 100))
     heldout = write_shard(self.output, 'heldout-00000', tokenizer.vocab_size,
-                          map(encoder.sentences, batches))
+                          ordered_map(encoder.sentences, batches))
     notes = []
     if seen:
       notes.append(f'{len(seen):,} held-out sentences that occur in the training text were left '

@@ -45,25 +45,34 @@ def begin_worker(*_):
   threading.Thread(target=die_with_parent, daemon=True).start()
 
 
-def ordered_map(function: Callable[[Any], Any], items: Iterable[Any],
-                workers: int) -> Iterator[Any]:
-  """Yields function(item) for each item, in order; holds at most three items per worker.
+@contextlib.contextmanager
+def processes(workers: int, warm_up: Callable[[], Any]) -> Iterator[concurrent.futures.Executor]:
+  """Worker processes, which start at once and call `warm_up`; they end with the context."""
+  # Not fork: the parent may have threads (JAX's, tokenizers').
+  executor = concurrent.futures.ProcessPoolExecutor(
+      workers, multiprocessing.get_context('spawn'), initializer=begin_worker)
+  try:
+    for _ in range(workers):
+      executor.submit(warm_up)
+    yield executor
+  finally:
+    executor.shutdown(wait=False, cancel_futures=True)
+
+
+def ordered_map(executor: concurrent.futures.Executor, function: Callable[[Any], Any],
+                items: Iterable[Any], at_once: int) -> Iterator[Any]:
+  """Yields function(item) for each item, in order; holds at most `at_once` items.
 
   The function must be picklable. Raises Failed if a worker dies.
   """
-  # Not fork: the parent may have threads (JAX's, tokenizers').
-  pool = concurrent.futures.ProcessPoolExecutor(
-      workers, multiprocessing.get_context('spawn'), initializer=begin_worker)
   waiting = deque()
   try:
     for item in items:
-      waiting.append(pool.submit(function, item))
-      if len(waiting) >= 3 * workers:
+      waiting.append(executor.submit(function, item))
+      if len(waiting) >= at_once:
         yield waiting.popleft().result()
     while waiting:
       yield waiting.popleft().result()
   except BrokenProcessPool as e:
     raise Failed('a worker process died, killed perhaps for want of memory: run the same command '
                  'again to go on, with fewer --workers if need be') from e
-  finally:
-    pool.shutdown(wait=False, cancel_futures=True)

@@ -246,8 +246,9 @@ def test_a_mixture_whose_vocabulary_was_not_trained_goes_on(tmp_path, corpus_fil
 
 
 def test_a_worker_that_dies_is_told():
-  with pytest.raises(Failed, match='a worker process died'):
-    list(pool.ordered_map(_die, range(10), 2))
+  with (pytest.raises(Failed, match='a worker process died'),
+        pool.processes(2, os.getpid) as executor):
+    list(pool.ordered_map(executor, _die, range(10), 6))
 
 
 def test_prepared_records_are_what_a_run_reads(tmp_path, corpus_file):
