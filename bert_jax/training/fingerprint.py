@@ -30,8 +30,8 @@ def _mixed_sum(x: jax.Array) -> jax.Array:
   h = (h ^ h >> 16) * jnp.uint32(0x85EBCA6B)
   h = (h ^ h >> 13) * jnp.uint32(0xC2B2AE35)
   h ^= h >> 16
-  if x.ndim:  # rows first: the cores of a CPU share them; the barrier keeps the two sums apart
-    h = jax.lax.optimization_barrier(jnp.sum(h, -1, dtype=jnp.uint32))
+  if x.ndim:  # XLA:CPU computes a sum over the first axis in vectors; the barrier keeps it apart
+    h = jax.lax.optimization_barrier(jnp.sum(h, 0, dtype=jnp.uint32))
   return jnp.sum(h, dtype=jnp.uint32)
 
 
