@@ -7,8 +7,8 @@ from absl import flags
 from bert_jax import errors
 
 _INPUT = flags.DEFINE_string('input', None, 'A quoted glob of files, tfds:NAME or builtin.')
-_OUTPUT = flags.DEFINE_string('output', None, 'Folder for the records, local or gs://; empty, or '
-                              'of the same command interrupted.')
+_OUTPUT = flags.DEFINE_string('output', None, 'Folder for the records, local or gs://. It is '
+                              'empty, or the same command was interrupted there.')
 _VOCAB = flags.DEFINE_string('vocab', '', 'vocab.txt, a SentencePiece .model or a folder with one.')
 _VOCAB_SIZE = flags.DEFINE_integer('vocab_size', None, 'Train a vocabulary of this size (30,522 '
                                    'without --vocab).')
@@ -22,8 +22,8 @@ _LINES = flags.DEFINE_bool('lines_are_sentences', False, 'The text is split alre
 _TOKENIZER = flags.DEFINE_string('tokenizer', 'wordpiece', 'What to train: wordpiece, '
                                  'sentencepiece or bpe.')
 _LOWERCASE = flags.DEFINE_bool('lowercase', True, 'Lower-case the text and strip its accents.')
-_HELDOUT = flags.DEFINE_float('heldout', 0.02, 'Share of the documents kept for evaluation, 10,000 '
-                              'documents at most.')
+_HELDOUT = flags.DEFINE_float('heldout', 0.02, 'Share of the documents kept for evaluation: '
+                              '10,000 documents at most, without that limit under --beam.')
 _WORDS = flags.DEFINE_integer('words', 0, 'Prepare only the first so many words; 0 = all.',
                               lower_bound=0)
 _WORKERS = flags.DEFINE_integer('workers', 0, 'Processes; 0 = one for each core.', lower_bound=0)

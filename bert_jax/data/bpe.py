@@ -23,7 +23,7 @@ _NAMES = {'cls': ('<s>', '[CLS]', '<bos>'), 'pad': ('<pad>', '[PAD]'),
 _SPECIAL = [names[0] for names in _NAMES.values()]  # as RoBERTa writes them
 _MAX_ENTRIES = 2**24  # no vocabulary comes near
 # How the space before a word is written in an entry, with and without the byte level.
-_SPACES = {True: '\u0120', False: '\u2581'}
+_SPACES = {True: '\u0120', False: tokenizer_base.SPACE}
 
 
 def _without(pieces: Collection[str], model: dict[str, Any]) -> dict[str, Any]:

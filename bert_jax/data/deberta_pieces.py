@@ -13,11 +13,11 @@ import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
 from bert_jax.data import spiece, tokenizer_base
+from bert_jax.data.tokenizer_base import SPACE
 from bert_jax.errors import require
 from bert_jax.runtime import storage
 
 FILE = 'spm.model'
-_SPACE = '\u2581'  # how the space before a word is written in a piece
 _NAMES = {'pad': ('[PAD]', '<pad>'), 'unk': ('[UNK]', '<unk>'), 'cls': ('[CLS]', '<s>'),
           'sep': ('[SEP]', '</s>'), 'mask': ('[MASK]', '<mask>')}
 
@@ -50,7 +50,7 @@ class UnigramPieces(tokenizer_base.LibraryTokenizer):
     self._find_special(_NAMES, where, {piece: i for i, piece in entries.items()})
 
   def word_starts(self) -> np.ndarray:
-    return np.array([entry.startswith(_SPACE) for entry in self.vocab])
+    return np.array([entry.startswith(SPACE) for entry in self.vocab])
 
   encode_with_masks = tokenizer_base.Tokenizer.encode_with_masks
 
@@ -82,8 +82,8 @@ def _from_model(path: epath.Path) -> dict[str, Any]:
       normalizers.Strip(left=False, right=True)])
   library.pre_tokenizer = pre_tokenizers.Sequence([
       *([pre_tokenizers.Punctuation()] if settings.get('split_by_punct') else []),
-      pre_tokenizers.Metaspace(_SPACE, 'always')])
-  library.decoder = tokenizers.decoders.Metaspace(_SPACE, 'always')
+      pre_tokenizers.Metaspace(SPACE, 'always')])
+  library.decoder = tokenizers.decoders.Metaspace(SPACE, 'always')
   return json.loads(library.to_str()) | {'added_tokens': added}
 
 

@@ -12,13 +12,12 @@ from tokenizers import normalizers, pre_tokenizers
 
 from bert_jax.data import spiece
 from bert_jax.data.bpe import JsonTokenizer
-from bert_jax.data.tokenizer_base import CONFIG
+from bert_jax.data.tokenizer_base import CONFIG, SPACE
 from bert_jax.errors import require
 from bert_jax.runtime import storage
 
 FILE = 'sentencepiece.bpe.model'
 _PIECES = ['<unk>', '<s>', '</s>']  # with which every such model begins
-_SPACE = '\u2581'
 
 Pieces = list[tuple[str, float]]  # pieces and their log probabilities
 
@@ -59,8 +58,8 @@ def load(path: epath.Path) -> JsonTokenizer:
   if normalization:
     complete.normalizer = normalizers.Precompiled(normalization)
   complete.pre_tokenizer = pre_tokenizers.Sequence(
-      [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(_SPACE, 'always')])
-  complete.decoder = tokenizers.decoders.Metaspace(_SPACE, 'always')
+      [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, 'always')])
+  complete.decoder = tokenizers.decoders.Metaspace(SPACE, 'always')
   complete.add_special_tokens(special)
   complete.add_special_tokens([tokenizers.AddedToken('<mask>', lstrip=True, special=True)])
   complete.post_processor = tokenizers.processors.TemplateProcessing(

@@ -15,12 +15,11 @@ import numpy as np
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
-from bert_jax.data.tokenizer_base import CONFIG, Offsets, Tokenizer
+from bert_jax.data.tokenizer_base import CONFIG, SPACE, Offsets, Tokenizer
 from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
 FILE = 'spiece.model'
-_SPACE = '\u2581'  # how the space before a word is written in a piece
 # Numbers of fields in sentencepiece_model.proto.
 _TRAINER, _NORMALIZER = 2, 3  # of the model
 _MODEL_TYPE, _UNIGRAM = 3, 1  # of the trainer: the field and a value of it
@@ -107,10 +106,10 @@ class SentencePiece(Tokenizer):
 
   def _without_comma(self, piece: str) -> list[tuple[int, int]]:
     """(id, characters) of the pieces of "9,": of its digits, encoded anew, and of the comma."""
-    pieces = self._processor.encode(piece[:-1].replace(_SPACE, ''), out_type=str)
-    if piece[0] != _SPACE:
-      pieces[:1] = [x.removeprefix(_SPACE) for x in pieces[:1]]
-    return [(self._processor.piece_to_id(x), len(x.removeprefix(_SPACE)))
+    pieces = self._processor.encode(piece[:-1].replace(SPACE, ''), out_type=str)
+    if piece[0] != SPACE:
+      pieces[:1] = [x.removeprefix(SPACE) for x in pieces[:1]]
+    return [(self._processor.piece_to_id(x), len(x.removeprefix(SPACE)))
             for x in (*pieces, ',') if x]
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -140,7 +139,7 @@ class SentencePiece(Tokenizer):
     return encodings
 
   def word_starts(self) -> np.ndarray:
-    return np.array([i >= self._size or entry.startswith(_SPACE)
+    return np.array([i >= self._size or entry.startswith(SPACE)
                      for i, entry in enumerate(self.vocab)])
 
   def serialized(self) -> bytes:
@@ -172,8 +171,8 @@ class SentencePiece(Tokenizer):
       steps.append(normalizers.Precompiled(normalization))
     complete.normalizer = normalizers.Sequence(steps)
     complete.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(_SPACE, 'always')])
-    complete.decoder = tokenizers.decoders.Metaspace(_SPACE, 'always')
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, 'always')])
+    complete.decoder = tokenizers.decoders.Metaspace(SPACE, 'always')
     controls = [self.vocab[i] for i in ids if p.is_control(i) or p.is_unknown(i)]
     complete.add_special_tokens(controls + self.vocab[self._size:])
     complete.post_processor = self._around_texts()

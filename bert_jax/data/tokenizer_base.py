@@ -1,5 +1,6 @@
 """The interface of every tokeniser, and the code that they share."""
 
+import abc
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import functools
@@ -17,11 +18,12 @@ from bert_jax.runtime import storage
 # Token ids of a text, and the characters [start, end) of each token.
 Offsets = tuple[list[int], list[tuple[int, int]]]
 CONFIG = 'tokenizer_config.json'
+SPACE = '\u2581'  # how SentencePiece writes the space before a word
 _SHORTEST = 8  # tokens of the longest input
 
 
-class Tokenizer:
-  """Text to token ids; each kind defines the methods that have no body here."""
+class Tokenizer(abc.ABC):
+  """Text to token ids."""
 
   kind: str  # wordpiece, sentencepiece or bpe
   roles: Sequence[str] = ('pad', 'unk', 'cls', 'sep', 'mask')  # of the special tokens
@@ -38,9 +40,11 @@ class Tokenizer:
   def vocab_size(self) -> int:
     return len(self.vocab)
 
+  @abc.abstractmethod
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, without special tokens."""
 
+  @abc.abstractmethod
   def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
     """Token ids of each text, and the characters [start, end) of each token."""
 
@@ -49,6 +53,7 @@ class Tokenizer:
     first, *rest = self.encode_batch(text.split('[MASK]'))
     return first + [i for part in rest for i in (self.mask_id, *part)]
 
+  @abc.abstractmethod
   def word_starts(self) -> np.ndarray:
     """[V] bool: True for entries that start a word."""
 
@@ -61,9 +66,11 @@ class Tokenizer:
     del size
     return self
 
+  @abc.abstractmethod
   def serialized(self) -> bytes:
     """Everything that decides the ids: the vocabulary and its settings."""
 
+  @abc.abstractmethod
   def save(self, directory: epath.Path):
     """Writes the files that `load` reads, as Hugging Face has them."""
 
