@@ -33,16 +33,6 @@ def workers_of(group):
   return names
 
 
-@pytest.mark.parametrize('flags, message', [
-    (['--vocab=v.txt', '--tokenizer=bpe'], '--tokenizer has no effect here: --vocab=v.txt'),
-    (['--check'], '--output has no effect here: --check writes nothing'),
-    (['--lines_are_sentences', '--language=de'], '--language has no effect here'),
-    (['--workers=-1'], 'flag --workers=-1')])
-def test_flags_without_effect(corpus_file, tmp_path, flags, message):
-  assert_mistake(prepare(corpus_file, tmp_path / 'r', *flags), message)
-  assert not (tmp_path / 'r').exists()
-
-
 @pytest.fixture(scope='module')
 def vocab(tmp_path_factory, corpus_file) -> str:
   folder = tmp_path_factory.mktemp('vocab') / 'records'
@@ -50,6 +40,17 @@ def vocab(tmp_path_factory, corpus_file) -> str:
   assert done.returncode == 0, done.stderr
   assert 'plateau' in done.stdout and 'digest' in done.stdout and '60 documents' in done.stdout
   return str(folder / 'tokenizer/vocab.txt')
+
+
+@pytest.mark.parametrize('flags, message', [
+    (['--vocab={vocab}', '--tokenizer=bpe'], '--tokenizer has no effect here: --vocab={vocab}'),
+    (['--check'], '--output has no effect here: --check writes nothing'),
+    (['--lines_are_sentences', '--language=de'], '--language has no effect here'),
+    (['--workers=-1'], 'flag --workers=-1')])
+def test_flags_without_effect(corpus_file, tmp_path, vocab, flags, message):
+  flags = [flag.format(vocab=vocab) for flag in flags]
+  assert_mistake(prepare(corpus_file, tmp_path / 'r', *flags), message.format(vocab=vocab))
+  assert not (tmp_path / 'r').exists()
 
 
 @pytest.fixture(scope='module')
