@@ -101,6 +101,17 @@ def storage_trouble(error: BaseException | None) -> str:
   return ''
 
 
+def machine_trouble(error: Exception) -> str:
+  """The line for an error of the machine: its disk or its memory; '' for any other error."""
+  if trouble := storage_trouble(error):  # first: tensorstore calls a full disk RESOURCE_EXHAUSTED
+    return (f'{trouble}: {error}. What was complete is sound: mend that and run the same command '
+            'again')
+  if 'RESOURCE_EXHAUSTED' in str(error) or isinstance(error, MemoryError):
+    return ('the memory is too small for this: make the batch, its rows or the model smaller '
+            f'(bert_jax.plan says what a step takes): {error}')
+  return ''
+
+
 def quiet_storage():
   """Drops the pages that orbax and tensorstore print besides the error that they raise."""
 
@@ -160,13 +171,9 @@ def run_command(main: Callable[[list[str]], None],
     except KeyboardInterrupt as e:
       _end(f'interrupted: {e}' if str(e) else 'interrupted', EXIT_INTERRUPTED)
     except Exception as e:
-      if 'RESOURCE_EXHAUSTED' in str(e) or isinstance(e, MemoryError):
-        _end('the memory is too small for this: make the batch, its rows or the model smaller '
-             f'(bert_jax.plan says what a step takes): {e}', EXIT_FAILED)
-      trouble = storage_trouble(e)
-      if not trouble:
+      explanation = machine_trouble(e)
+      if not explanation:
         raise
-      _end(f'{trouble}: {e}. What was complete is sound: mend that and run the same command again',
-           EXIT_FAILED)
+      _end(explanation, EXIT_FAILED)
 
   app.run(guarded, flags_parser=parse)

@@ -7,6 +7,7 @@ import jax
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
+from bert_jax import errors
 from bert_jax.parallel import chip_figures, sharding
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.planning import estimate, programs
@@ -16,7 +17,8 @@ _GIB = 2**30
 
 def describes(error: BaseException) -> bool:
   """True if a device ran out of memory."""
-  return isinstance(error, jax.errors.JaxRuntimeError) and 'RESOURCE_EXHAUSTED' in str(error)
+  return (isinstance(error, jax.errors.JaxRuntimeError) and 'RESOURCE_EXHAUSTED' in str(error)
+          and not errors.storage_trouble(error))
 
 
 def explain(config: ConfigDict, given: Mapping[str, Any] = {}) -> str:

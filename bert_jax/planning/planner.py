@@ -49,6 +49,7 @@ def _in_child(config: ConfigDict, name: str, phase: int,
               program: programs.Program) -> programs.Figures:
   """The figures of a program of a phase, in a process that inherits nothing."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  jax.config.update('jax_platforms', 'cpu')  # as in the parent: a run may hold the accelerator
   mesh = _mesh(config, name)
   work = next(itertools.islice(_phases(config, mesh), phase, None))
   return programs.compile_program(config, work, mesh, program)

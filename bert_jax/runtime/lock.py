@@ -1,8 +1,9 @@
 """One run per workdir: a lock that names its holder and ends with it.
 
-A local folder uses the kernel's lock, which ends with its process. A bucket holds an object with
-conditional writes. Its holder rewrites it every few seconds; a holder that stops is gone. No clocks
-are compared.
+A local folder uses the kernel's lock, which ends with its process. On a file system without such
+locks the existence of the file is the lock: filelock sees that its holder is dead, on the machine
+of the holder. A bucket holds an object with conditional writes. Its holder rewrites it every few
+seconds; a holder that stops is gone. No clocks are compared.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from typing import Any
+import warnings
 
 from etils import epath
 import filelock
@@ -30,11 +32,30 @@ NAME = '.lock'
 BEAT_SECONDS = 15  # between two writes of the holder of a bucket
 _SECONDS_TO_SIGN = 2  # at most, from taking the lock of a local folder to writing its holder
 STALE_SECONDS = 120  # a holder that has not written for so long is gone
+_PROC = pathlib.Path('/proc')  # Linux has it
 
 
 def _this_process() -> dict[str, Any]:
   since = datetime.datetime.now(datetime.UTC)
-  return {'host': socket.gethostname(), 'pid': os.getpid(), 'since': f'{since:%F %T} UTC'}
+  return {'host': socket.gethostname(), 'pid': os.getpid(), 'since': f'{since:%F %T} UTC',
+          'machine': _machine(), 'started': _start_time(os.getpid())}
+
+
+def _machine() -> str:
+  """The boot and the container within which process numbers are unique; '' = unknown."""
+  try:
+    boot = (_PROC / 'sys/kernel/random/boot_id').read_text().strip()
+    return f'{boot} {os.readlink(_PROC / "self/ns/pid")}'
+  except OSError:
+    return ''
+
+
+def _start_time(pid: int) -> str:
+  """When a process started, in clock ticks since the boot; '' if it no longer runs."""
+  try:
+    return (_PROC / str(pid) / 'stat').read_text().rpartition(')')[2].split()[19]
+  except OSError:
+    return ''
 
 
 def _parse(content: bytes) -> dict[str, Any]:
@@ -60,12 +81,18 @@ def _acquire_folder(workdir: epath.Path) -> Callable[[], None]:
   path.parent.mkdir(parents=True, exist_ok=True)
   lock = filelock.FileLock(path, blocking=False, thread_local=False)
   try:
-    lock.acquire()
+    with warnings.catch_warnings(action='ignore'):  # that there are no kernel's locks
+      lock.acquire()
   except filelock.Timeout:
+    if isinstance(lock, filelock.SoftFileLock):
+      raise UserError(f'{workdir} is in use by process {lock.pid}: wait until that run ends, or '
+                      f'use another --workdir. If it has ended, delete {path}') from None
     deadline = time.monotonic() + _SECONDS_TO_SIGN
     while not _parse(path.read_bytes()) and time.monotonic() < deadline:
       time.sleep(0.05)  # the holder has the kernel's lock, and is about to write its name
     raise _in_use(workdir, path.read_bytes()) from None
+  if isinstance(lock, filelock.SoftFileLock):
+    return lock.release
   path.write_text(json.dumps(_this_process()))
 
   def release():
@@ -146,9 +173,9 @@ class _BucketLock:
 
 def _has_ended(holder: dict[str, Any]) -> bool:
   """True if the holder was a process of this machine that no longer runs."""
-  proc = pathlib.Path('/proc')  # Linux has it
-  return (holder['host'] == socket.gethostname() and (proc / 'self').exists()
-          and not (proc / str(holder['pid'])).exists())
+  machine = _machine()
+  return bool(machine and machine == holder.get('machine')
+              and _start_time(holder['pid']) != holder.get('started'))
 
 
 @contextlib.contextmanager

@@ -115,7 +115,8 @@ def _environment_options(address: str) -> dict:
 
 def _is_cluster(platform: str) -> bool:
   """True if JAX can find the other processes itself: in Slurm, or on the hosts of a TPU slice."""
-  if int(os.environ.get('SLURM_NTASKS', 1)) > 1 and 'SLURM_STEP_ID' in os.environ:
+  # SLURM_NTASKS is that of the job in an interactive shell, which is a step of one task.
+  if int(os.environ.get('SLURM_STEP_NUM_TASKS', 1)) > 1:
     return True
   return platform != 'cpu' and bool(glob.glob('/dev/accel*') or glob.glob('/dev/vfio/[0-9]*'))
 
@@ -152,9 +153,10 @@ def _join(platform: str):
     jax.distributed.initialize(initialization_timeout=int(START_SECONDS), **options)
   except (RuntimeError, ValueError) as e:
     if isinstance(e, ValueError) and not address and 'SLURM_STEP_ID' not in os.environ:
-      _on_abort(None)
       return  # a TPU that knows of no other host, in a notebook for example
     raise Failed(f'the processes of this run did not find each other: {e}') from e
+  finally:
+    _on_abort(None)
 
 
 # ---- agreeing -----------------------------------------------------------------------------------

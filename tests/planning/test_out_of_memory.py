@@ -39,6 +39,8 @@ def test_other_errors_are_not_taken_for_it():
   assert out_of_memory.describes(jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory'))
   assert not out_of_memory.describes(jax.errors.JaxRuntimeError('INTERNAL: x'))
   assert not out_of_memory.describes(OSError('RESOURCE_EXHAUSTED: a quota'))
+  assert not out_of_memory.describes(
+      jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: ENOSPC No space left on device'))
 
 
 # main, when the allocator refuses: on a CPU the kernel would kill the process instead. The search

@@ -125,7 +125,7 @@ def test_one_run_at_a_time(bucket, monkeypatch, capfd):
     lock._acquire(bucket)  # its beat goes on
   release_first()
   assert late._read() == b''
-  late._me |= {'host': 'elsewhere', 'pid': 1}
+  late._me |= {'host': 'elsewhere', 'machine': 'elsewhere', 'pid': 1}
   assert late._write()
   began = time.monotonic()
   release_second = lock._acquire(bucket)  # the holder sends no heartbeat
@@ -136,7 +136,7 @@ def test_one_run_at_a_time(bucket, monkeypatch, capfd):
   gone = subprocess.Popen(['true'])
   gone.wait()
   late._read()
-  late._me |= {'host': socket.gethostname(), 'pid': gone.pid}
+  late._me |= {'machine': lock._machine(), 'pid': gone.pid}
   assert late._write()
   began = time.monotonic()
   lock._acquire(bucket)()  # a process of this machine that is gone: no wait

@@ -9,6 +9,7 @@ import types
 import warnings
 
 from absl import logging
+import jax
 import pytest
 import tensorstore
 
@@ -25,6 +26,20 @@ def test_trouble_with_storage_is_known_by_its_causes(cause, expected):
   error = ValueError('a save failed')
   error.__cause__ = cause
   assert storage_trouble(error) == expected
+
+
+FULL = ('RESOURCE_EXHAUSTED: Error writing local file "x": Failed to write: '
+        '[OS error 28: ENOSPC No space left on device]')
+
+
+@pytest.mark.parametrize('error, expected', [
+    (ValueError(FULL), 'the disk is full: '),
+    (jax.errors.JaxRuntimeError(FULL), 'the disk is full: '),
+    (jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory'), 'the memory is too small'),
+    (MemoryError(), 'the memory is too small'), (ValueError('a bug'), '')])
+def test_a_full_disk_is_not_a_lack_of_memory(error, expected):
+  explanation = errors.machine_trouble(error)
+  assert explanation.startswith(expected) and bool(explanation) == bool(expected)
 
 
 def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch):

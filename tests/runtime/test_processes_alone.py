@@ -34,8 +34,11 @@ def test_a_tpu_that_knows_of_no_other_host_is_a_run_of_one_process(tpu, monkeypa
 
 def test_the_hosts_of_a_slice_are_joined_once(tpu, monkeypatch):
   monkeypatch.setattr(processes, '_has_devices', lambda: False)
+  aborts = []
+  monkeypatch.setattr(processes, '_on_abort', aborts.append)
   with processes.together('auto'):
     assert len(tpu) == 1
+    assert len(aborts) == 2 and aborts[1] is None  # an abort in training is no matter of joining
   monkeypatch.setattr(jax.distributed, 'is_initialized', lambda: True)
   with processes.together('auto'):
     assert len(tpu) == 1
@@ -47,9 +50,10 @@ def test_the_tasks_of_a_slurm_step_are_joined_on_any_platform(monkeypatch):
   monkeypatch.setattr(processes, '_on_abort', lambda action: None)
   monkeypatch.setattr(processes, '_has_devices', lambda: False)
   monkeypatch.delenv('JAX_COORDINATOR_ADDRESS', raising=False)
+  monkeypatch.setenv('SLURM_STEP_ID', '0')
+  monkeypatch.setenv('SLURM_NTASKS', '2')  # of the job, in an interactive shell
   for tasks, joined in (('1', 0), ('2', 1)):
-    monkeypatch.setenv('SLURM_NTASKS', tasks)
-    monkeypatch.setenv('SLURM_STEP_ID', '0')
+    monkeypatch.setenv('SLURM_STEP_NUM_TASKS', tasks)
     with processes.together('cpu'):
       assert len(calls) == joined
 

@@ -1,5 +1,7 @@
 """The lock of a workdir: who is let in and who is refused."""
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -53,6 +55,48 @@ def test_it_ends_with_its_process(tmp_path):
   began = time.monotonic()
   lock._acquire(epath.Path(tmp_path))()
   assert time.monotonic() - began < 1
+
+
+def without_flock(*_):
+  raise OSError(errno.ENOSYS, 'Function not implemented')
+
+
+def test_a_file_system_without_the_kernels_locks(tmp_path, monkeypatch):
+  """A lock ends with its process there too."""
+  script = ('import fcntl, time\n'
+            'from etils import epath\n'
+            'from bert_jax.runtime import lock\n'
+            'from tests.runtime import test_workdir_lock\n'
+            'fcntl.flock = test_workdir_lock.without_flock\n'
+            f'taken = lock._acquire(epath.Path({str(tmp_path)!r}))\n'
+            'print("held", flush=True)\n'
+            'time.sleep(60)')
+  monkeypatch.setattr(fcntl, 'flock', without_flock)
+  holder = subprocess.Popen([sys.executable, '-c', script], stdout=subprocess.PIPE, text=True)
+  assert holder.stdout.readline() == 'held\n'
+  with pytest.raises(UserError) as refused:
+    lock._acquire(epath.Path(tmp_path))
+  assert str(refused.value) == (
+      f'{tmp_path} is in use by process {holder.pid}: wait until that run ends, or use another '
+      f'--workdir. If it has ended, delete {tmp_path}/{lock.NAME}')
+  holder.send_signal(signal.SIGKILL)
+  holder.wait()
+  lock._acquire(epath.Path(tmp_path))()
+  lock._acquire(epath.Path(tmp_path))()
+
+
+def test_whether_a_holder_has_ended(monkeypatch):
+  child = subprocess.Popen(['sleep', '60'])
+  holder = lock._this_process() | {'pid': child.pid, 'started': lock._start_time(child.pid)}
+  assert not lock._has_ended(lock._this_process()) and not lock._has_ended(holder)
+  assert lock._has_ended(holder | {'started': '7'})  # another process has its number now
+  child.kill()
+  child.wait()
+  assert lock._has_ended(holder)
+  # A container with the same host name has numbers of its own, and so has the next boot.
+  assert not lock._has_ended(holder | {'machine': 'boot pid:[7]'})
+  monkeypatch.setattr(lock, '_PROC', lock._PROC / 'nowhere')
+  assert not lock._has_ended(holder | {'machine': ''})
 
 
 def test_a_holder_that_is_about_to_write(tmp_path):
