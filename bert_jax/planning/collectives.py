@@ -25,8 +25,8 @@ class Collective(NamedTuple):
   kind: str  # all-reduce, all-gather, ...
   axes: tuple[str, ...]  # of the mesh, over which values are combined
   devices: int  # that take part in each
-  count: float  # operations
-  bytes: float  # of their results on each device; of a reduce-scatter's operands
+  count: int  # operations in a step
+  bytes: int  # of their results on each device; of a reduce-scatter's operands
 
   @property
   def sent(self) -> float:
@@ -73,11 +73,9 @@ def _axes(group: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
 
 
 def read(text: str, mesh: Mesh) -> list[Collective]:
-  """The collectives in the HLO of a program for each device of `mesh`; loops are counted once."""
+  """The collectives in the HLO of a program for each device of `mesh`, those of every loop turn."""
   totals, seen = {}, set()
-  instructions = [(computation, x) for computation, inside in hlo.Module(text).computations.items()
-                  for x in inside.values()]
-  for computation, x in instructions:
+  for computation, x, times in hlo.Module(text).walk(into_all=True):
     kind = x.opcode.removesuffix('-start')
     if kind not in _KINDS:
       continue
@@ -96,22 +94,8 @@ def read(text: str, mesh: Mesh) -> list[Collective]:
     if len(group) > 1:
       key = kind, _axes(group, mesh), len(group)
       count, total = totals.get(key, (0, 0))
-      totals[key] = count + 1, total + size
+      totals[key] = count + times, total + times * size
   return [Collective(*key, *values) for key, values in sorted(totals.items())]
-
-
-def extrapolate(one: Iterable[Collective], two: Iterable[Collective],
-                layers: float) -> list[Collective]:
-  """The collectives of a model of so many layers from those of models of one and of two."""
-  first, second = ({(c.kind, c.axes, c.devices): (c.count, c.bytes) for c in collectives}
-                   for collectives in (one, two))
-  extrapolated = []
-  for key in sorted(first.keys() | second.keys()):
-    a, b = (np.array(totals.get(key, (0, 0)), float) for totals in (first, second))
-    count, size = a + (layers - 1) * (b - a)
-    if count > 0 and size > 0:
-      extrapolated.append(Collective(*key, float(count), float(size)))
-  return extrapolated
 
 
 def weak_scaling(step: Iterable[Collective], mesh: Mesh, sizes: Iterable[int]) -> dict[int, float]:

@@ -60,9 +60,9 @@ def estimate(config: ConfigDict, work: programs.Work, mesh: Mesh,
              ) -> Estimate:
   """Compiles the steps of one phase of a run for the devices of `mesh`.
 
-  The compiler counts FLOPs in a loop once. So FLOPs and collectives of a training step follow from
-  those of two smaller models, of one and of two layers, unrolled. Memory traffic is counted in the
-  step itself.
+  The compiler counts FLOPs in a loop once. So the FLOPs of a training step follow from those of two
+  smaller models, of one and of two layers, unrolled. Memory traffic and collectives are counted in
+  the step itself.
 
   `compile_all` gives the figures of programs; None = one after another in this process.
   """
@@ -81,9 +81,8 @@ def estimate(config: ConfigDict, work: programs.Work, mesh: Mesh,
   if small.memory and large.memory and training.memory:
     ratio = (config.model.num_layers - fewest) / (more - fewest)
     counted = small.flops + ratio * (large.flops - small.flops)
-    moved = traffic.total(training.operations)
-    exchanged = collectives.extrapolate(small.collectives, large.collectives, 1 + ratio)
     flops = max(counted, model_flops / len(devices))
+    moved, exchanged = traffic.total(training.operations), training.collectives
   sent = sum(c.sent for c in exchanged)
   seconds, step_seconds, mfu, chip_hours = {}, None, None, None
   if chip:

@@ -11,6 +11,9 @@ _COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.-]+) \(.*\{\s*$')
 _INSTRUCTION = re.compile(r'^\s+(ROOT )?%?([\w.-]+) = (.*)$')
 _ARRAY = re.compile(r'(\w+)\[([\d,]*)\](?:\{([^{}]*)\})?')
 _SPACE = re.compile(r'S\((\d+)\)')  # of a TPU's layout: 1 is the core's own memory
+# The computations of a fusion, of an exchange that runs beside others and of a conditional.
+_INSIDE = re.compile(r'\b(?:calls|true_computation|false_computation|branch_computations)='
+                     r'(%?[\w.-]+|\{[^}]*\})')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
@@ -96,17 +99,21 @@ class Module:
               if x.opcode == 'constant' and x.operands[0].isdigit()]
     return max(bounds, default=1)
 
-  def walk(self, computation: str = '', times: int = 1
-           ) -> Iterator[tuple[dict[str, Instruction], Instruction, int]]:
-    """Yields (computation, instruction, how often it runs) with loops unrolled.
+  def walk(self, computation: str = '', times: int = 1, into_all: bool = False
+           ) -> Iterator[tuple[str, Instruction, int]]:
+    """Yields (name of the computation, instruction, how often it runs) with loops unrolled.
 
-    A fusion is one instruction.
+    A fusion or a conditional is one instruction; `into_all` also yields what is inside of them.
     """
-    inside = self.computations[computation or self.entry]
-    for instruction in inside.values():
+    computation = computation or self.entry
+    for instruction in self.computations[computation].values():
       if instruction.opcode == 'while':
-        yield from self.walk(instruction.called('body'), times * self._turns(instruction))
+        turns = times * self._turns(instruction)
+        yield from self.walk(instruction.called('body'), turns, into_all)
       elif instruction.opcode == 'call':
-        yield from self.walk(instruction.called('to_apply'), times)
+        yield from self.walk(instruction.called('to_apply'), times, into_all)
       else:
-        yield inside, instruction, times
+        yield computation, instruction, times
+        for names in _INSIDE.findall(instruction.attributes) if into_all else ():
+          for name in re.findall(r'[\w.-]+', names):
+            yield from self.walk(name, times, into_all)

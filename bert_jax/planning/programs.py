@@ -79,8 +79,8 @@ class Figures(NamedTuple):
   missing: float = 0.0  # bytes by which it does not fit
   seconds: float = 0.0  # to compile it
   flops: float = 0.0
-  operations: Sequence[Operation] = ()  # of the run's own training step only
-  collectives: Sequence[Collective] = ()  # of a smaller model only
+  operations: Sequence[Operation] = ()  # of the run's own training step only, as the next
+  collectives: Sequence[Collective] = ()
   program: jax.stages.Compiled | None = None
 
 
@@ -149,8 +149,8 @@ def compile_program(config: ConfigDict, work: Work, mesh: Mesh, program: Program
         'optimizer.accumulation': 1})
     work = work._replace(task=work.task.with_config(config_lib.bert_config(config.model)))
   figures = train_step(work, config, mesh)
-  if figures.program:
+  if figures.program and not program.layers:
     text = figures.program.as_text()
-    figures = (figures._replace(collectives=collectives.read(text, mesh)) if program.layers
-               else figures._replace(operations=traffic.operations(text)))
+    figures = figures._replace(operations=traffic.operations(text),
+                               collectives=collectives.read(text, mesh))
   return figures._replace(program=None)

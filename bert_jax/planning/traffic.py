@@ -119,9 +119,10 @@ def operations(text: str) -> list[Operation]:
   """The operations of a program, from the text of its HLO, those that move most first."""
   module = hlo.Module(text)
   reader, totals = _Reader(module), {}
-  for inside, x, times in module.walk():
+  for computation, x, times in module.walk():
     expected = _CYCLES.search(x.attributes)
-    size, cycles = reader.bytes(inside, x), int(expected[1]) if expected else 0
+    size = reader.bytes(module.computations[computation], x)
+    cycles = int(expected[1]) if expected else 0
     if size or cycles:
       place = _place(x)
       count, *sums = totals.get(place, (0, 0, 0))

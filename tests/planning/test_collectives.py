@@ -32,13 +32,18 @@ def test_bytes_sent_along_a_ring():
     assert Collective(kind, ('data',), devices, count=1, bytes=1000).sent == sent
 
 
-def test_extrapolated():
-  one = [Collective('all-reduce', ('data',), 4, 2, 100)]
-  two = [Collective('all-reduce', ('data',), 4, 2, 130),
-         Collective('all-gather', ('model',), 2, 1, 8)]
-  assert collectives.extrapolate(one, two, 5) == [
-      Collective('all-gather', ('model',), 2, 4, 32),
-      Collective('all-reduce', ('data',), 4, 2, 220)]
+def test_every_turn_of_a_loop_exchanges():
+  mesh = conftest.sub_mesh(4, 1)
+  whole, split = mesh_lib.replicated(mesh), mesh_lib.batch_sharding(mesh)
+  kernels = jax.ShapeDtypeStruct((5, 64, 64), jnp.float32, sharding=whole)
+  rows = jax.ShapeDtypeStruct((8, 64), jnp.float32, sharding=split)
+
+  def loss(kernels, x):
+    return jax.lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel).mean(0) + x, None), x, kernels)[0]
+
+  step = jax.jit(loss, out_shardings=split)
+  (exchange,) = collectives.read(step.lower(kernels, rows).compile().as_text(), mesh)
+  assert exchange == Collective('all-reduce', ('data',), 4, 5, 5 * 64 * 4)
 
 
 @pytest.mark.parametrize('preset', ['dp', 'fsdp'])

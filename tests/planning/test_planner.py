@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from bert_jax import config as config_lib
@@ -68,6 +69,16 @@ def test_a_batch_is_divisible_into_microbatches(monkeypatch):
 def test_a_plan_that_cannot_be_is_refused_before_it_compiles(fields, arguments, message):
   with pytest.raises(UserError, match=message):
     planner.plan(small_config(**fields), **{'topologies': ['local'], **arguments})
+
+
+def test_a_child_takes_no_accelerator(monkeypatch):
+  """A run may hold it, and JAX would wait for it or fail."""
+  platforms = []
+  monkeypatch.setattr(planner.programs, 'compile_program',
+                      lambda *_: platforms.append(jax.config.jax_platforms))
+  jax.config.update('jax_platforms', 'cpu,tpu')
+  planner._in_child(small_config(), 'local', 0, programs.Program())
+  assert platforms == ['cpu']
 
 
 def test_what_a_batch_needs():

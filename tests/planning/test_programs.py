@@ -60,6 +60,16 @@ def test_costs_of_all_layers_follow_from_one_and_two():
   assert 1.0 < 2 * result.flops / model_flops < 1.5
 
 
+def test_every_microbatch_exchanges_its_gradients():
+  mesh, sent = conftest.sub_mesh(2, 1), []
+  for accumulation in (1, 4):
+    c = small_config(**{'model.num_layers': 1, 'optimizer.accumulation': accumulation})
+    work = programs.pretraining(c, Phase(10, 64, 4 * 2 * accumulation))
+    figures = programs.compile_program(c, work, mesh, programs.Program())
+    sent.append(sum(x.sent for x in figures.collectives))
+  np.testing.assert_allclose(sent[1], 4 * sent[0], rtol=0.01)
+
+
 @pytest.mark.parametrize('message', [
     'Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by',
     'the total memory required for HLO temporaries (20.50G) exceeds available HBM (15.75G).'])
