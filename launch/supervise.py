@@ -37,6 +37,11 @@ def _say(message: str):
   print(f'supervise: {message}', file=sys.stderr, flush=True)
 
 
+def _exit_status(status: int) -> int:
+  """The status of a process that ended with `status`: a signal, below 0, is a failure."""
+  return status if status >= 0 else errors.EXIT_FAILED
+
+
 class Supervisor:
   """Runs a command again and again."""
 
@@ -59,7 +64,7 @@ class Supervisor:
         self._running.send_signal(signal.SIGTERM)
       status = self._running.wait()
       if self._told:
-        return errors.EXIT_PREEMPTED if status == -signal.SIGTERM else status
+        return errors.EXIT_PREEMPTED if status == -signal.SIGTERM else _exit_status(status)
       if status in _ENDS:
         return status
       step = newest_step(self._workdir)
@@ -70,7 +75,7 @@ class Supervisor:
       if failures == attempts:
         _say(f'the run failed {failures} times {where}, the last time with status {status}: given '
              'up')
-        return status if status > 0 else errors.EXIT_FAILED
+        return _exit_status(status)
       seconds = pause * 2 ** (failures - 1)
       _say(f'the run failed {where} with status {status}: started again in {seconds:.0f} s')
       time.sleep(seconds)

@@ -12,6 +12,7 @@ last evaluation: the best of several on the file that is scored would be chosen 
 
 from collections.abc import Callable
 from concurrent import futures
+import contextlib
 import csv
 import itertools
 import json
@@ -22,6 +23,7 @@ import re
 import statistics
 import subprocess
 import sys
+import threading
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -30,6 +32,8 @@ sys.path.insert(0, str(ROOT))
 from absl import flags  # noqa: E402
 
 from bert_jax import errors  # noqa: E402
+from bert_jax.runs import named_configs  # noqa: E402
+from bert_jax.training import metrics_log  # noqa: E402
 
 _CONFIG = flags.DEFINE_string('config', None, 'A config file.')
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the runs and of their tables.')
@@ -81,17 +85,13 @@ def folder_name(values: dict[str, str]) -> str:
   return re.sub(r'[^\w.=,+-]', '_', name)
 
 
-def _is_loss(metric: str) -> bool:
-  return metric.endswith(('loss', 'error'))
-
-
 def read_result(workdir: pathlib.Path, values: dict[str, str], status: str) -> Result:
   """The last evaluation in a run's metrics.jsonl."""
   try:
     metric = json.loads((workdir / 'run.json').read_text())['config'].get('keep_best') or 'loss'
-    lines = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
   except FileNotFoundError:
     return Result(values, 'loss', None, {}, status)
+  lines = metrics_log.read_metrics(workdir / 'metrics.jsonl')
   name = f'eval_{metric}'
   lines = [line for line in lines if line.get(name) is not None]
   if status != 'done' or not lines:
@@ -102,7 +102,32 @@ def read_result(workdir: pathlib.Path, values: dict[str, str], status: str) -> R
                                if key.startswith('eval_')}}, 'done')
 
 
-def run_one(config: str, workdir: pathlib.Path, values: dict[str, str],
+class Processes:
+  """The runs in progress."""
+
+  def __init__(self):
+    self._lock, self._running, self._is_closed = threading.Lock(), [], False
+
+  def run(self, command: list[str], **options: Any) -> int:
+    """Returns the exit status of a command; after `close` it does not start."""
+    with self._lock:
+      if self._is_closed:
+        return errors.EXIT_PREEMPTED
+      process = subprocess.Popen(command, **options)
+      self._running.append(process)
+    return process.wait()
+
+  def close(self):
+    """Ends all, and starts no more: each run saves what it has."""
+    with self._lock:
+      self._is_closed = True
+    for process in self._running:
+      process.terminate()
+    for process in self._running:
+      process.wait()
+
+
+def run_one(processes: Processes, config: str, workdir: pathlib.Path, values: dict[str, str],
             overrides: list[str]) -> Result:
   """Runs one combination, or goes on with it; its output is in log.txt."""
   workdir.mkdir(parents=True, exist_ok=True)
@@ -111,18 +136,18 @@ def run_one(config: str, workdir: pathlib.Path, values: dict[str, str],
   # Files that the fields name are found from here, the code from anywhere.
   path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])])
   with (workdir / 'log.txt').open('a') as log:
-    done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT,
-                          env={**os.environ, 'PYTHONPATH': path})
-  if done.returncode == 0:
+    status = processes.run(command, stdout=log, stderr=subprocess.STDOUT,
+                           env={**os.environ, 'PYTHONPATH': path})
+  if status == 0:
     return read_result(workdir, values, 'done')
   last = (workdir / 'log.txt').read_text().strip().rpartition('\n')[2]
-  return read_result(workdir, values, f'exit status {done.returncode}: {last}')
+  return read_result(workdir, values, f'exit status {status}: {last}')
 
 
 def _badness(results: list[Result]) -> Callable[[float], float]:
   """A key that sorts scores, the best first."""
   metric = next((r.metric for r in results if r.score is not None), 'loss')
-  return (lambda score: score) if _is_loss(metric) else operator.neg
+  return (lambda score: score) if metrics_log.is_loss(metric) else operator.neg
 
 
 def ranked(results: list[Result]) -> list[Result]:
@@ -213,10 +238,11 @@ def main(argv: list[str]):
   sweep, workdir = parse(_SWEEP.value), pathlib.Path(_WORKDIR.value).resolve()
   config = str(pathlib.Path(_CONFIG.value).resolve())
   combinations = [dict(zip(sweep, values)) for values in itertools.product(*sweep.values())]
-  results = []
-  with futures.ThreadPoolExecutor(_PARALLEL.value) as pool:
-    waiting = [pool.submit(run_one, config, workdir / folder_name(values), values, overrides)
-               for values in combinations]
+  results, processes = [], Processes()
+  errors.before_end.append(processes.close)  # at SIGTERM
+  with futures.ThreadPoolExecutor(_PARALLEL.value) as pool, contextlib.closing(processes):
+    waiting = [pool.submit(run_one, processes, config, workdir / folder_name(values), values,
+                           overrides) for values in combinations]
     for done in futures.as_completed(waiting):
       results.append(done.result())
       shown = ', '.join(f'{field}={value}' for field, value in results[-1].values.items())
@@ -233,4 +259,4 @@ def main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(main, known_only=True)
+  errors.run_command(main, rewrite=named_configs.with_paths, known_only=True)

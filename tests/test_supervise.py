@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from bert_jax import errors
 from tests import test_commands
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -46,6 +47,17 @@ def test_how_often(tmp_path, capsys, words, status, starts):
   assert (tmp_path / 'log').read_text() == 'x' * starts
   assert capsys.readouterr().err.count('started again') == sum(w not in (0, 2, 75) for w in (
       words + words[-1:] * 9)[:starts]) - (status == 1)
+
+
+def test_a_run_that_is_killed_after_sigterm(tmp_path):
+  """As by a platform whose grace period is over."""
+  before = signal.getsignal(signal.SIGTERM)
+  script = ('import os, signal, time; '
+            'signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL)); '
+            'os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)')
+  status = supervise.Supervisor([sys.executable, '-c', script], str(tmp_path)).run(3, 0)
+  signal.signal(signal.SIGTERM, before)
+  assert status == errors.EXIT_FAILED
 
 
 def test_a_killed_run_goes_on_and_sigterm_is_the_end(tmp_path, corpus_file):

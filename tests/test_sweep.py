@@ -4,13 +4,14 @@ import csv
 import json
 import pathlib
 import runpy
+import signal
 import statistics
 import subprocess
 import sys
 
 import pytest
 
-from tests import made_tasks
+from tests import made_tasks, test_commands
 
 ROOT = pathlib.Path(__file__).parent.parent
 SWEEP = runpy.run_path(str(ROOT / 'launch/sweep.py'), run_name='sweep')
@@ -77,13 +78,35 @@ def test_a_sweep_goes_on_and_names_what_fails(tmp_path):
   assert rows[1][2] == f'{json.loads(before.splitlines()[-1])["eval_accuracy"]:.4f}'
 
 
+def test_a_metrics_file_that_a_kill_cut_short(tmp_path):
+  (tmp_path / 'run.json').write_text(json.dumps({'config': {'keep_best': 'accuracy'}}))
+  (tmp_path / 'metrics.jsonl').write_text('{"step": 1, "eval_accuracy": 0.5}\n{"step": 2, "eval_ac')
+  assert SWEEP['read_result'](tmp_path, {'seed': '0'}, 'done').score == 0.5
+
+
+@pytest.mark.parametrize('number, status', [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path, number, status, corpus_file):
+  command = [sys.executable, 'launch/sweep.py', '--config', 'tests/tiny.py', '--sweep=seed=0,1',
+             f'--workdir={tmp_path}/sweep', f'--config.data.source={corpus_file}',
+             '--config.train_steps=100000', '--config.log_every=5']
+  running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+  first = tmp_path / 'sweep/seed=0'
+  test_commands.wait_for_step(first, 1)
+  running.send_signal(number)
+  _, told = running.communicate(timeout=60)
+  assert running.returncode == status and len(told.splitlines()) == 1, told
+  assert 'stopped by SIGTERM after step' in (first / 'log.txt').read_text()
+  assert not (tmp_path / 'sweep/seed=1').exists() or number == signal.SIGINT
+  assert not subprocess.run(['pgrep', '-f', f'{tmp_path}/sweep'], capture_output=True).stdout
+
+
 def test_mistakes(tmp_path):
   done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=x', '--sweep=seed=1'],
                         cwd=ROOT, capture_output=True, text=True)
   assert done.returncode == 2 and done.stderr.startswith('bert_jax: give --config=FILE')
-  done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=x', '--config=y', '--seed=1',
+  done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=x', '--config=y.py', '--seed=1',
                          '--sweep=seed=1'], cwd=ROOT, capture_output=True, text=True)
   assert done.returncode == 2 and "unexpected argument '--seed=1'" in done.stderr
-  done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=gs://b/x', '--config=y',
+  done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=gs://b/x', '--config=y.py',
                          '--sweep=seed=1'], cwd=ROOT, capture_output=True, text=True)
   assert done.returncode == 2 and '--workdir=gs://b/x: a sweep compares' in done.stderr

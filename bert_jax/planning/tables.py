@@ -16,11 +16,17 @@ def _amount(value: float, unit: str) -> str:
   return f'{value:.3g} {unit}'
 
 
-def _memory(memory: dict[str, int] | None) -> str:
+def _number(value: float) -> str:
+  """1234.5 -> '1,234', 1.2345 -> '1.23'."""
+  return f'{value:,.0f}' if value >= 1000 else f'{value:.3g}'
+
+
+def _compiled(memory: dict[str, int] | None, seconds: float) -> str:
+  """The memory of a program, and the time to compile it."""
   if memory is None:
     return 'does not fit'
   parts = ', '.join(f'{name} {size / _GIB:.2f}' for name, size in memory.items() if size > 1e6)
-  return f'{sum(memory.values()) / _GIB:.2f} GiB ({parts})'
+  return f'{sum(memory.values()) / _GIB:.2f} GiB ({parts}), compiled in {seconds:.0f} s'
 
 
 def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
@@ -29,8 +35,8 @@ def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
     yield 'fits', f'NO: {e.missing / _GIB:.2f} GiB of memory are missing on each device'
   elif e.chip:
     yield 'fits', f'yes, in {e.chip.memory / _GIB:.0f} GiB'
-  yield 'training', f'{_memory(e.memory)}, compiled in {e.compile_seconds[0]:.0f} s'
-  yield 'evaluation', f'{_memory(e.eval_memory)}, compiled in {e.compile_seconds[1]:.0f} s'
+  yield 'training', _compiled(e.memory, e.compile_seconds[0])
+  yield 'evaluation', _compiled(e.eval_memory, e.compile_seconds[1])
   if not e.flops:
     return
   per_device = e.tokens / e.devices
@@ -55,7 +61,7 @@ def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
   yield 'MFU', f'{e.mfu:.1%} at the roofline'
   hours = e.chip_hours / e.chips
   cost = f', {e.chip_hours * price:,.0f} at {price:g} an hour' if price else ''
-  yield 'all steps', (f'{e.phase.steps:,}: {hours:,.3g} hours at the roofline, {e.chip_hours:,.3g} '
+  yield 'all steps', (f'{e.phase.steps:,}: {_number(hours)} hours at the roofline, {_number(e.chip_hours)} '
                       f'chip-hours{cost}')
 
 

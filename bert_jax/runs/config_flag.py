@@ -25,9 +25,13 @@ def is_given() -> bool:
 def get() -> ConfigDict:
   """The config with its overrides; raises UserError if the file cannot be loaded."""
   path = config_flags.get_config_filename(flags.FLAGS['config'])
-  if not pathlib.Path(path).is_file():  # ml_collections would say so at length
-    raise errors.UserError(f'--config={path} is no file')
+  _check_file(path)
   return _CONFIG.value
+
+
+def _check_file(path: str):
+  # ml_collections would say so at length.
+  errors.require(pathlib.Path(path).is_file(), f'--config={path} is no file')
 
 
 def given() -> dict[str, Any]:
@@ -39,8 +43,9 @@ def given() -> dict[str, Any]:
 def explain(argv: list[str]):
   """Raises UserError with the mistake in the file, or the field nearest to a misspelt override."""
   path = next((a.partition('=')[2] for a in argv if a.startswith(('--config=', '-config='))), None)
-  if not path or not pathlib.Path(path).is_file():
+  if not path:
     return
+  _check_file(path)
   try:
     config = runpy.run_path(path)['get_config']()
   except errors.UserError:

@@ -14,8 +14,17 @@ def _named() -> dict[str, pathlib.Path]:
   return {path.stem: path for folder in folders for path in sorted(folder.glob('*.py'))}
 
 
+def _joined(argv: list[str]) -> list[str]:
+  """`--config FILE` becomes `--config=FILE`."""
+  joined, rest = [], iter(argv)
+  for argument in rest:
+    value = next(rest, None) if argument in ('--config', '-config') else None
+    joined.append(argument if value is None else f'{argument}={value}')
+  return joined
+
+
 def with_paths(argv: list[str]) -> list[str]:
-  """The command line with the file of a config that it only names: --config=tiny.
+  """The command line with --config=FILE also where it has a space, or only names the config.
 
   Raises:
     UserError: no config has this name.
@@ -29,4 +38,4 @@ def with_paths(argv: list[str]) -> list[str]:
             f'are {", ".join(sorted(names))}')
     return f'{match[1]}{names[match[2]]}'
 
-  return list(map(with_path, argv))
+  return list(map(with_path, _joined(argv)))

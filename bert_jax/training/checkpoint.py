@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 
 from bert_jax.errors import Failed, UserError, storage_trouble
 from bert_jax.runtime import console, lock, processes, sealed, storage
-from bert_jax.training import integrity
+from bert_jax.training import integrity, metrics_log
 from bert_jax.training.state import TrainState
 
 FOLDERS = ('best', 'checkpoints')  # of a workdir; whoever loads a model looks in this order
@@ -162,7 +162,7 @@ class Checkpoints:
       best = (self._read(self._best, best_step, integrity.description)
               if best_step is not None else None)
       if best:
-        sign = -1 if self._score.endswith(('loss', 'error')) else 1
+        sign = -1 if metrics_log.is_loss(self._score) else 1
         is_comparable = all(best.get(name, value) == value for name, value in self._judge.items())
         if is_comparable and sign * scores[self._score] <= sign * best['score']:
           return

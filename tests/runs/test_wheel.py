@@ -23,6 +23,9 @@ def test_a_name_stands_for_the_file_of_a_config(tmp_path, monkeypatch):
   argv = ['main', '--config=tiny', '--config.seed=1', '--workdir=tiny']
   path = ROOT / 'configs/tiny.py'
   assert named_configs.with_paths(argv) == ['main', f'--config={path}', *argv[2:]]
+  spaced = ['main', '--config', 'tiny', '--config.seed=1', '--workdir=tiny']
+  assert named_configs.with_paths(spaced) == named_configs.with_paths(argv)
+  assert named_configs.with_paths(['main', '--config']) == ['main', '--config']
   own = ['main', '--config=my/tiny.py']
   assert named_configs.with_paths(own) == own
   pathlib.Path('tiny').write_text('')  # a file of that name is meant before the config
