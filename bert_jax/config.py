@@ -210,14 +210,22 @@ def fit_phases(config: ConfigDict, given: Mapping[str, Any]) -> list[str]:
   steps, planned = config.train_steps, sum(phase[0] for phase in config.phases)
   if not planned or not steps > 0 or steps == planned or 'phases' in given:
     return []
-  before, warmup = given.get('train_steps', planned), config.optimizer.warmup_steps
-  notes = [f'phases of {planned:,} steps scaled to {steps:,}']
   config.phases = phases_lib.scaled(config.phases, steps)
-  if warmup and steps < before and 'train_steps' in given and 'optimizer.warmup_steps' not in given:
-    config.optimizer.warmup_steps = round(warmup * steps / before)
-    notes.append(f'warmup of {warmup:,} of {before:,} steps scaled to '
-                 f'{config.optimizer.warmup_steps:,} of {steps:,}')
-  return notes
+  return [f'phases of {planned:,} steps scaled to {steps:,}', *fit_warmup(config, given)]
+
+
+def fit_warmup(config: ConfigDict, given: Mapping[str, Any]) -> list[str]:
+  """Scales the warmup, in place, if the command line shortens a run of phases; returns notes.
+
+  `given` is that of `fit_phases`.
+  """
+  before, steps, warmup = (
+      given.get('train_steps', 0), config.train_steps, config.optimizer.warmup_steps)
+  if not config.phases or not warmup or steps >= before or 'optimizer.warmup_steps' in given:
+    return []
+  config.optimizer.warmup_steps = round(warmup * steps / before)
+  return [f'warmup of {warmup:,} of {before:,} steps scaled to '
+          f'{config.optimizer.warmup_steps:,} of {steps:,}']
 
 
 def check(config: ConfigDict):

@@ -104,8 +104,8 @@ def test_mistakes(tmp_path):
   done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=x', '--sweep=seed=1'],
                         cwd=ROOT, capture_output=True, text=True)
   assert done.returncode == 2 and done.stderr.startswith('bert_jax: give --config=FILE')
-  done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=x', '--config=y.py', '--seed=1',
-                         '--sweep=seed=1'], cwd=ROOT, capture_output=True, text=True)
+  done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=x', '--config=y.py',
+                         '--seed=1', '--sweep=seed=1'], cwd=ROOT, capture_output=True, text=True)
   assert done.returncode == 2 and "unexpected argument '--seed=1'" in done.stderr
   done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=gs://b/x', '--config=y.py',
                          '--sweep=seed=1'], cwd=ROOT, capture_output=True, text=True)

@@ -60,9 +60,9 @@ def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
                      f'{_amount(e.tokens / e.step_seconds, "tokens/s")}')
   yield 'MFU', f'{e.mfu:.1%} at the roofline'
   hours = e.chip_hours / e.chips
-  cost = f', {e.chip_hours * price:,.0f} at {price:g} an hour' if price else ''
-  yield 'all steps', (f'{e.phase.steps:,}: {_number(hours)} hours at the roofline, {_number(e.chip_hours)} '
-                      f'chip-hours{cost}')
+  cost = f', {_number(e.chip_hours * price)} at {price:g} an hour' if price else ''
+  yield 'all steps', (f'{e.phase.steps:,}: {_number(hours)} hours at the roofline, '
+                      f'{_number(e.chip_hours)} chip-hours{cost}')
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

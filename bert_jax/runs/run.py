@@ -62,7 +62,7 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
   no_effect.check(config, given)
   optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
   if config.train_steps:
-    optimizer_lib.learning_rate(optimizer, config.train_steps)
+    optimizer_lib.learning_rate(optimizer, config.train_steps)  # refuses a warmup longer than that
   sharding.rules(config.sharding)
   profiler.check(config.profile_steps)
   trackers.check(config.trackers, given='trackers' in given)
@@ -75,7 +75,7 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
     _agree(config, workdir)
     with lock.held(workdir):
       try:
-        config = _train(config, optimizer, workdir, given, notes)
+        config = _train(config, workdir, given, notes)
       except KeyboardInterrupt as e:
         steps = integrity.steps(workdir / 'checkpoints')
         raise KeyboardInterrupt(
@@ -102,8 +102,8 @@ def _versions() -> dict[str, str]:
   return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
-def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: epath.Path,
-           given: Mapping[str, Any], notes: Sequence[str]) -> FrozenConfigDict:
+def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any],
+           notes: Sequence[str]) -> FrozenConfigDict:
   """Resolves the config and trains; all processes do this together. Returns the whole config."""
   mesh = mesh_lib.make_mesh(**config.mesh)
   metrics_log.check_writable(path)
@@ -132,9 +132,10 @@ def _train(config: ConfigDict, optimizer: optimizer_lib.OptimizerConfig, path: e
     return frozen_base.adapt(job, config, path)
 
   if config.train_minutes:
-    notes = [*notes, time_budget.fix_steps(config, run_json, make_job, optimizer, mesh)]
+    notes = [*notes, *time_budget.fix_steps(config, given, run_json, make_job, mesh)]
   job = make_job(config)
-  optimizer_lib.learning_rate(optimizer, job.train_steps)  # a warmup longer than the run is refused
+  optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
+  optimizer_lib.learning_rate(optimizer, job.train_steps)
   no_effect.check(config, given, job)
   config = FrozenConfigDict(config)
 

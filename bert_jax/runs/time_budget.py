@@ -26,28 +26,41 @@ _LEAST, _MOST, _SECONDS = 3, 200, 10.0  # timed steps of each phase, and about t
 _PROVISIONAL_STEPS = 1_000_000
 
 
-def fix_steps(config: ConfigDict, run_json: Mapping[str, Any],
-              make_job: Callable[[ConfigDict], Job], optimizer: optimizer_lib.OptimizerConfig,
-              mesh: Mesh) -> str:
-  """Sets `train_steps` and scales the phases, in place; returns a note for the user.
+def fix_steps(config: ConfigDict, given: Mapping[str, Any], run_json: Mapping[str, Any],
+              make_job: Callable[[ConfigDict], Job], mesh: Mesh) -> list[str]:
+  """Sets `train_steps`, scales phases and warmup, in place; returns notes for the user.
 
-  A run that has begun with the same minutes goes on with the steps in its run.json. All processes
-  call this together.
+  A run that has begun with the same minutes and rows goes on with the steps in its run.json. All
+  processes call this together.
+
+  Args:
+    config: of the run.
+    given: the fields of the command line, with the values of the config file.
+    run_json: of the run before in the workdir; {} = there is none.
+    make_job: makes the job of a config.
+    mesh: of the run.
 
   Raises:
     UserError: the minutes hold fewer steps than the run has phases.
   """
-  before = run_json.get('config', {})
-  if before.get('train_minutes') == config.train_minutes:
+  before = run_json.get('config')
+  if before and _budget(before) == _budget(config):
     steps, speed = before['train_steps'], 'as measured when the run began'
   else:
-    seconds = _seconds_per_step(config, make_job, optimizer, mesh)
+    seconds = _seconds_per_step(config, make_job, mesh)
     steps, speed = int(60 * config.train_minutes / seconds), f'{seconds:.3g} s each'
     if steps < max(len(config.phases), 1):
       raise UserError(f'train_minutes={config.train_minutes} is too short: a step takes '
                       f'{seconds:.3g} s')
   _set_steps(config, steps)
-  return f'train_minutes={config.train_minutes:g} are {steps:,} steps, {speed}'
+  return [f'train_minutes={config.train_minutes:g} are {steps:,} steps, {speed}',
+          *config_lib.fit_warmup(config, given)]
+
+
+def _budget(config: Mapping[str, Any]) -> tuple:
+  """The minutes, and what each step of the run has to do."""
+  return (config['train_minutes'], config['batch_size'], config['max_len'],
+          [tuple(phase[1:]) for phase in config['phases']])
 
 
 def _set_steps(config: ConfigDict, steps: int):
@@ -57,8 +70,9 @@ def _set_steps(config: ConfigDict, steps: int):
 
 
 def _seconds_per_step(config: ConfigDict, make_job: Callable[[ConfigDict], Job],
-                      optimizer: optimizer_lib.OptimizerConfig, mesh: Mesh) -> float:
+                      mesh: Mesh) -> float:
   """The mean time of a step over the phases of the run."""
+  optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
   provisional = config.copy_and_resolve_references()
   steps = max(_PROVISIONAL_STEPS, 2 * optimizer.warmup_steps)
   _set_steps(provisional, steps)

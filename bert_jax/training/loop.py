@@ -104,7 +104,7 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
         notice=notice, keep_best=keep_best, checkpoints=checkpoints, log=log, health=health)
     steps_ahead = 0 if jax.default_backend() == 'cpu' else _STEPS_AHEAD
     in_flight = collections.deque(maxlen=1 + steps_ahead)
-    freed_memory = host.FreedMemory()
+    freed_memory, compiled = host.FreedMemory(), set()
 
     if owes_evaluation and not evaluate(state, first_step):
       _stop(checkpoints, first_step, train_steps)
@@ -127,7 +127,9 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
 
       if lines.pending:  # fetched a step late, so that an accelerator never waits for the host
         write_line(lines.fetch())
-      if step == first_step + 1:  # it compiles: the clock starts after it
+      shapes = tuple(x.shape for x in jax.tree.leaves(batch))
+      if shapes not in compiled:  # this step did: the clock starts after it
+        compiled.add(shapes)
         jax.block_until_ready(metrics)
         lines.start_clock()
 

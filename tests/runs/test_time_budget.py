@@ -7,6 +7,7 @@ import types
 from etils import epath
 import pytest
 
+from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import run, time_budget
@@ -51,6 +52,30 @@ def test_a_measured_run_is_an_ordinary_one(corpus_file, tmp_path, monkeypatch, c
   monkeypatch.setattr(time_budget, '_seconds_per_step', lambda *_: 0.1)
   with pytest.raises(UserError, match=r'train_minutes=0.021 \(now 0.031\), train_steps=12 \('):
     run.run(config(corpus_file, 0.031), str(tmp_path / 'measured'))
+
+
+def test_other_rows_are_measured_again(corpus_file, tmp_path, monkeypatch):
+  monkeypatch.setattr(time_budget, '_set_steps', lambda config, steps: None)
+  monkeypatch.setattr(time_budget, '_seconds_per_step', lambda *_: 2.0)
+  c = config(corpus_file, 1.0, phases=((3, 16, 8), (1, 32, 8)))
+  before = {**c.to_dict(), 'train_steps': 600, 'phases': [[450, 16, 8], [150, 32, 8]]}
+  for change, steps in ({}, 600), ({'phases': [[450, 16, 8], [150, 32, 4]]}, 30), (
+      {'train_minutes': 2.0}, 30):
+    (note,) = time_budget.fix_steps(c, {}, {'config': before | change}, None, None)
+    assert f' are {steps} steps, ' in note
+  (note,) = time_budget.fix_steps(c, {}, {}, None, None)
+  assert ' are 30 steps, 2 s each' in note
+
+
+def test_the_warmup_shrinks_with_the_run(monkeypatch):
+  monkeypatch.setattr(time_budget, '_seconds_per_step', lambda *_: 0.06)
+  c = config_lib.pretraining('base')
+  given = {'train_steps': c.train_steps, 'train_minutes': 0.0}
+  c.train_steps, c.train_minutes = 0, 10.0
+  notes = time_budget.fix_steps(c, given, {}, None, None)
+  assert notes[1] == 'warmup of 10,000 of 1,000,000 steps scaled to 100 of 10,000'
+  assert (c.train_steps, c.optimizer.warmup_steps) == (10_000, 100)
+  assert c.phases == ((9000, 128, 256), (1000, 512, 256))
 
 
 @pytest.mark.slow

@@ -40,12 +40,13 @@ class Task:
   loss_weights = {'a_loss': 1.0}
   frozen = {}
   has_held_out = True
+  longer_from = 1000  # the number of steps after which a row has two tokens
 
   def __init__(self, clock):
     self._clock = clock
 
   def rows(self, step):
-    return np.full((1, 1), step)
+    return np.full((1, 1 + (step >= self.longer_from)), step)
 
   def evaluate(self, evaluate_batch, step):
     self._clock.now += 1000
@@ -65,8 +66,8 @@ def metrics_of(step):
 
 
 def written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_every, first=0, **more):
-  """The training lines of a run whose steps take 1, 2, 4, ... seconds, and the first 500 more."""
-  clock = Clock()
+  """The training lines of a run whose steps take 1, 2, 4, ... seconds, and 500 to compile."""
+  clock, compiled = Clock(), set()
   monkeypatch.setattr(chip_figures, 'chip_of', lambda _: chip_figures.Chip(10.0, 1, 1, 1))
 
   def save(state, step):
@@ -75,7 +76,8 @@ def written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_ever
   metrics = [metrics_of(step) for step in range(steps)]
 
   def train_step(state, batch):
-    clock.now += 2.0**state.step + (500 if state.step == first else 0)
+    clock.now += 2.0**state.step + (0 if batch.shape in compiled else 500)
+    compiled.add(batch.shape)
     return state._replace(step=state.step + 1), metrics[state.step]
 
   begin = TrainState(first, None, None, {})
@@ -116,6 +118,13 @@ def test_a_line_has_the_time_of_its_own_steps(tmp_path, monkeypatch, steps, log_
     np.testing.assert_allclose(line['tokens_per_second'], speed, rtol=1e-9)
     np.testing.assert_allclose(line['mfu'], 3 * speed / 10, rtol=1e-9)
     assert line['data_wait'] == 0
+
+
+def test_the_first_step_of_a_longer_phase_compiles_too(tmp_path, monkeypatch):
+  monkeypatch.setattr(Task, 'longer_from', 3)  # the fourth step
+  lines = written(tmp_path, monkeypatch, 6, 2, 100, 100)
+  speeds = [(_TOKENS + 1) / 2, None, (2 * _TOKENS + 4 + 5) / (16 + 32)]
+  assert [line['tokens_per_second'] for line in lines] == speeds
 
 
 def test_the_best_by_a_score_of_nothing_is_refused(tmp_path, monkeypatch):
