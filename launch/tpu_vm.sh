@@ -101,9 +101,12 @@ install() {
 
 start() {
   [ ${#MAIN_FLAGS[@]} -gt 0 ] || fail 'give the flags of the run: -- --config=... --workdir=...'
-  # In braces, so that nothing that waits for it holds the connection.
-  on_all "cd bert_jax && { env $(quote "$(xla_flags "$generation")") nohup .venv/bin/python \
-launch/supervise.py $(quote "${MAIN_FLAGS[@]}") > run.log 2>&1 < /dev/null & }"
+  # The run holds a lock on each host, and a second one ends at once. It starts in braces, so that
+  # nothing that waits for it holds the connection.
+  on_all "cd bert_jax && exec 9> supervise.lock \
+&& { flock -n 9 || { echo 'bert_jax: a run is in progress here' >&2; exit 2; }; } \
+&& { env $(quote "$(xla_flags "$generation")") nohup .venv/bin/python launch/supervise.py \
+$(quote "${MAIN_FLAGS[@]}") > run.log 2>&1 < /dev/null & }"
 }
 
 delete() {
@@ -128,12 +131,15 @@ case "$ACTION" in
       state="$("${tpu[@]}" describe "$name" "${zone[@]}" --format='value(state)' 2> /dev/null ||
         echo GONE)"
     fi
-    if [ "$state" != READY ]; then
-      # A queued resource stays when its machines have gone.
-      if [ "$state" != GONE ] || [ "${OPTIONS[queued]}" = true ]; then delete; fi
-      create
-      install
-    fi
+    case "$state" in
+      READY) ;;
+      PREEMPTED | TERMINATED | GONE)
+        # A queued resource stays when its machines have gone.
+        if [ "$state" != GONE ] || [ "${OPTIONS[queued]}" = true ]; then delete; fi
+        create
+        install ;;
+      *) fail "$name is $state: wait until it is READY, or delete it" ;;
+    esac
     start ;;
   delete) delete ;;
   *) fail "give an action: create, install, run, log, resume or delete" ;;

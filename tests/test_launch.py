@@ -3,8 +3,10 @@
 import os
 import pathlib
 import shlex
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import yaml
@@ -104,10 +106,63 @@ def test_tpu_vm_runs_on_every_host():
   assert command[:-1] == [*TPU.split(), 'ssh', 'b', '--zone=z', '--worker=all']
   # As a shell on the host splits it.
   words = shlex.split(command[-1].removeprefix('--command='))
-  assert words[:5] == ['cd', 'bert_jax', '&&', '{', 'env']
-  assert words[5] == 'LIBTPU_INIT_ARGS=--xla_enable_async_all_gather=true'
-  assert words[6:] == ['nohup', '.venv/bin/python', 'launch/supervise.py', *FLAGS, '>', 'run.log',
-                       '2>&1', '<', '/dev/null', '&', '}']
+  first = words.index('env')
+  assert words[:2] == ['cd', 'bert_jax'] and words[first - 1] == '{'
+  assert words[first + 1] == 'LIBTPU_INIT_ARGS=--xla_enable_async_all_gather=true'
+  assert words[first + 2:] == ['nohup', '.venv/bin/python', 'launch/supervise.py', *FLAGS, '>',
+                               'run.log', '2>&1', '<', '/dev/null', '&', '}']
+
+
+def test_a_host_has_one_run_at_a_time(tmp_path):
+  """The command that the hosts get, in a folder with a Python that sleeps."""
+  (command,) = commands('tpu_vm', 'run', '--name=b', '--zone=z', '--', *FLAGS)
+  python = tmp_path / 'bert_jax/.venv/bin/python'
+  python.parent.mkdir(parents=True)
+  python.write_text('#!/bin/bash\necho $$; exec sleep 60\n')
+  python.chmod(0o755)
+  log = tmp_path / 'bert_jax/run.log'
+
+  def start():
+    return subprocess.run(['bash', '-c', command[-1].removeprefix('--command=')], cwd=tmp_path,
+                          capture_output=True, text=True)
+
+  def pid() -> int:
+    for _ in range(200):
+      if log.exists() and log.read_text():
+        return int(log.read_text())
+      time.sleep(0.05)
+    raise AssertionError('the run has not begun')
+
+  assert start().returncode == 0
+  first = pid()
+  second = start()
+  assert (second.returncode, second.stderr) == (2, 'bert_jax: a run is in progress here\n')
+  assert pid() == first  # its log is whole
+  os.kill(first, signal.SIGKILL)
+  while pathlib.Path(f'/proc/{first}').exists():
+    time.sleep(0.05)
+  assert start().returncode == 0
+  os.kill(pid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize('state, calls', [
+    ('READY', ['describe', 'ssh']),
+    ('PREEMPTED', ['describe', 'delete', 'create', 'scp', 'ssh', 'ssh']),
+    ('', ['describe', 'create', 'scp', 'ssh', 'ssh']),  # there is no such machine
+    ('CREATING', ['describe']), ('REPAIRING', ['describe'])])
+def test_what_resume_does_to_a_machine(tmp_path, state, calls):
+  (tmp_path / 'gcloud').write_text(
+      f'#!/bin/bash\necho "$4" >> {tmp_path}/calls\n'
+      f'if [ "$4" = describe ]; then [ -n "{state}" ] && echo {state}; fi\n')
+  (tmp_path / 'gcloud').chmod(0o755)
+  done = subprocess.run(
+      ['bash', 'launch/tpu_vm.sh', 'resume', '--name=b', '--zone=z', '--type=v5litepod-8', '--',
+       *FLAGS], cwd=ROOT, env={**os.environ, 'PATH': f'{tmp_path}:{os.environ["PATH"]}'}, text=True,
+      capture_output=True)
+  assert (tmp_path / 'calls').read_text().split() == calls
+  if len(calls) == 1:
+    assert (done.returncode, done.stderr) == (
+        2, f'bert_jax: b is {state}: wait until it is READY, or delete it\n')
 
 
 def test_tpu_vm_goes_on_after_preemption():

@@ -32,6 +32,8 @@ _CHIPS = {
     'TPU v6e': _V6E,
     'TPU7x': Chip(2307e12, 192 * 2**30, 7380e9, 1200e9),
     'NVIDIA A100': Chip(312e12, 80e9, 2039e9, 300e9),
+    'NVIDIA A100-PCIE-40GB': Chip(312e12, 40e9, 1555e9, 300e9),
+    'NVIDIA A100-SXM4-40GB': Chip(312e12, 40e9, 1555e9, 300e9),
     'NVIDIA H100': Chip(989e12, 80e9, 3350e9, 450e9),
     'NVIDIA H100 PCIe': Chip(756e12, 80e9, 2000e9, 300e9),
     'NVIDIA H100 NVL': Chip(835e12, 94e9, 3900e9, 300e9),
@@ -43,6 +45,8 @@ _CHIPS = {
 def chip_of(devices: Sequence[jax.Device]) -> Chip | None:
   """The figures of each of these devices, a chip or a core of it; None if they are not known."""
   kind = devices[0].device_kind
+  if ' MIG ' in kind:  # a part of a GPU
+    return None
   # GPUs may add their memory: 'NVIDIA H100 80GB HBM3' is neither the PCIe nor the NVL form.
   names = [name for name in _CHIPS
            if kind == name or name.startswith('NVIDIA') and kind.startswith(name)]

@@ -120,11 +120,14 @@ def _needs(config: ConfigDict, phase: Phase, mesh: Mesh, rows: int) -> int | Non
 
 
 def _largest(needs: Callable[[int], int | None]) -> tuple[int, int]:
-  """(rows, bytes), to within an eighth: doubles until it does not fit, then bisects."""
+  """(rows, bytes), to within an eighth: doubles until it does not fit, then bisects.
+
+  It stops at `_MOST_ROWS`.
+  """
   fits, memory, rows = 0, 0, 8
   while rows <= _MOST_ROWS and (needed := needs(rows)):
     fits, memory, rows = rows, needed, rows * 2
-  while rows - fits > max(fits // 8, 1):
+  while rows <= _MOST_ROWS and rows - fits > max(fits // 8, 1):
     middle = (fits + rows) // 2
     if needed := needs(middle):
       fits, memory = middle, needed

@@ -41,6 +41,9 @@ def explain(config: ConfigDict, given: Mapping[str, Any] = {}) -> str:
           else f'{figures.missing / _GIB:.1f} GiB more than each device has')
   rows, _ = estimate.largest_rows(config, phase, mesh)
   largest = rows * sharding.batch_divisor(mesh) * config.optimizer.accumulation
-  fits = f'batch_size={largest} fits' if rows else 'not even one row fits'
+  fits = 'not even one row fits'
+  if rows:  # a batch_size beside phases is refused
+    fits = (f'{largest} rows of {phase.max_len} fit (give them in phases)' if config.phases
+            else f'batch_size={largest} fits')
   return (f'out of memory: a step of {phase.batch_size} rows of {phase.max_len} needs {need}. By '
           f'the compiler {fits}; bert_jax.plan --topology=local --search tries remat and sharding')

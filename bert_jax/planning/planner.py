@@ -32,14 +32,12 @@ def _mesh(config: ConfigDict, name: str) -> Mesh:
 
 def _phases(config: ConfigDict, mesh: Mesh) -> Iterator[programs.Work]:
   """The work of each phase of the run."""
-  model = initial.load(config) if config.init_from else None
-  initial.adopt_sizes(config, vars(model.config) if model else {})
+  model = initial.start(config)
   if config.task == 'pretrain':
     for phase in config_lib.phases_of(config):
       yield programs.pretraining(config, phase)
     return
   from bert_jax.runs import finetune
-  require(model, 'init_from is not set: fine-tuning starts from a pretrained model')
   with tempfile.TemporaryDirectory() as folder:
     job = finetune.make_job(config, model, mesh, epath.Path(folder))
   yield programs.finetuning(config, job.data, job.train_steps)

@@ -32,6 +32,8 @@ def adapt(job: Job, config: ConfigDict, workdir: epath.Path) -> Job:
   folder, start = workdir / checkpoint.BASE, job.start
   require(bool(config.init_from) or folder.exists(),
           f'lora.rank={config.lora.rank} freezes a pretrained model: give its folder as init_from')
+  require(bool(start) or folder.exists(), f'{workdir} holds a run with lora.rank=0 (now '
+          f'{config.lora.rank}): that is another run, use another --workdir')
   if start:
     base = dataclasses.replace(start, params=lora.base(start.params), task='', labels=(),
                                problem='')

@@ -145,6 +145,35 @@ def adopt_pooling(config: ConfigDict, run_json: Mapping[str, Any], model: Pretra
                                 'pooled hidden states')])
 
 
+def start(config: ConfigDict, run_json: Mapping[str, Any] = {},
+          has_started: bool = False) -> Pretrained | None:
+  """The model that a run starts from, if any; fills in the fields that the config leaves to it.
+
+  Args:
+    config: its sizes and its pooling change in place.
+    run_json: of the run before in the workdir; {} = there is none.
+    has_started: True if the workdir has a checkpoint. Then the sizes are in `run_json`, and no
+      model is loaded.
+
+  Raises:
+    UserError: the config needs a model and names none.
+  """
+  adopt_sizes(config, run_json['config']['model'] if run_json else {})
+  model = load(config) if config.init_from and not has_started else None
+  adopt_sizes(config, vars(model.config) if model else {})
+  adopt_pooling(config, run_json, model)
+  unset = [name for name, value in config.model.items() if value is None]
+  if unset:
+    raise UserError(f'model.{unset[0]} is not set: this config takes it from a model, give its '
+                    'folder as init_from')
+  if config.task != 'pretrain' and not config.init_from and not has_started:
+    raise UserError('init_from is not set: fine-tuning starts from a pretrained model')
+  if config.add_tokens and not config.init_from:
+    raise UserError(f'add_tokens={config.add_tokens} extends the vocabulary of another '
+                    'model: give its folder as init_from')
+  return model
+
+
 def adopt_vocabulary(config: ConfigDict, model: Pretrained | None, workdir: epath.Path):
   """Makes the run read text with the model's vocabulary, if the config names no other.
 

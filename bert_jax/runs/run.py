@@ -18,7 +18,6 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
-from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import attention_paths
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
@@ -118,7 +117,7 @@ def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any],
   if has_started and not run_json:
     raise UserError(f'{path} holds checkpoints and no run.json, which says what they were trained '
                     'with: bring the file back, or use another --workdir')
-  model = _start(config, run_json, has_started)
+  model = initial.start(config, run_json, has_started)
   config_lib.check_sizes(config)
   for phase in config_lib.phases_of(config):
     mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
@@ -200,28 +199,6 @@ def _changes(workdir: epath.Path, run_json: Mapping[str, Any], config: FrozenCon
                     f'{run_json["records"]}, now it is {job.records}): use another --workdir')
   return drift.check(str(workdir), drift.changes(run_json['config'], config.to_dict()),
                      job.fed_by, config.allow_schedule_change)
-
-
-def _start(config: ConfigDict, run_json: Mapping[str, Any],
-           has_started: bool) -> Pretrained | None:
-  """The model to start from; fills in the sizes that the config leaves to it.
-
-  A run that has started takes them from its run.json and needs no model.
-  """
-  initial.adopt_sizes(config, run_json['config']['model'] if run_json else {})
-  model = initial.load(config) if config.init_from and not has_started else None
-  initial.adopt_sizes(config, vars(model.config) if model else {})
-  initial.adopt_pooling(config, run_json, model)
-  unset = [name for name, value in config.model.items() if value is None]
-  if unset:
-    raise UserError(f'model.{unset[0]} is not set: this config takes it from a model, give its '
-                    'folder as init_from')
-  if config.task != 'pretrain' and not config.init_from and not has_started:
-    raise UserError('init_from is not set: fine-tuning starts from a pretrained model')
-  if config.add_tokens and not config.init_from:
-    raise UserError(f'add_tokens={config.add_tokens} extends the vocabulary of another '
-                    'model: give its folder as init_from')
-  return model
 
 
 def _write_run(workdir: epath.Path, config: FrozenConfigDict, job: Job,

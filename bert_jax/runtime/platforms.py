@@ -45,7 +45,8 @@ def select_platform(platform: str):
   except (RuntimeError, AssertionError) as e:  # CUDA's plugin asserts, without a message
     raise UserError(f'platform={platform!r} has no device here: '
                     f'{_driver_trouble() or e}'.rstrip(': ')) from e
-  if platform == 'auto' and backend == 'cpu' and host.has_accelerator():
+  is_asked_for = jax.config.jax_platforms == 'cpu'  # by JAX_PLATFORMS
+  if platform == 'auto' and backend == 'cpu' and host.has_accelerator() and not is_asked_for:
     advice = _driver_trouble() or ('install requirements-tpu.txt or requirements-gpu.txt (or '
                                    'another process holds it)')
     raise UserError(f'there is an accelerator here, but JAX finds only CPUs: {advice}, or give '

@@ -99,9 +99,11 @@ def test_peaks():
   for kind, flops, bandwidth in (
       ('H100 80GB HBM3', 989e12, 3350e9), ('H100 PCIe', 756e12, 2000e9),
       ('H100 NVL', 835e12, 3900e9), ('H200', 989e12, 4800e9), ('H200 NVL', 835e12, 4800e9),
-      ('A100-SXM4-80GB', 312e12, 2039e9), ('A100 80GB PCIe', 312e12, 2039e9)):
+      ('A100-SXM4-80GB', 312e12, 2039e9), ('A100 80GB PCIe', 312e12, 2039e9),
+      ('A100-SXM4-40GB', 312e12, 1555e9)):
     chip = chip_figures.chip_of([Device(f'NVIDIA {kind}')])
     assert (chip.flops, chip.bandwidth) == (flops, bandwidth), kind
+  assert chip_figures.chip_of([Device('NVIDIA H100 80GB HBM3 MIG 1g.10gb')]) is None
   # Two devices of one chip are half a chip each.
   cores = [Device('TPU7x', core) for core in (0, 1)]
   assert chip_figures.num_chips(cores) == 1

@@ -43,10 +43,10 @@ def test_local(tmp_path, capsys):
   assert phase['memory']['arguments'] == pytest.approx(12 * parameters + batch, rel=1e-3)
 
 
-@pytest.mark.parametrize('most', [0, 7, 8, 100, 5000])
+@pytest.mark.parametrize('most', [0, 7, 8, 100, 4095, 5000])
 def test_largest_batch(most):
   rows, memory = estimate._largest(lambda rows: 1000 + 10 * rows if rows <= most else None)
-  assert rows <= most and rows >= min(most, 4096) * 7 / 8 - 1
+  assert rows <= min(most, 4096) and rows >= min(most, 4096) * 7 / 8 - 1
   assert memory == (1000 + 10 * rows if rows else 0)
 
 
@@ -63,6 +63,7 @@ def test_a_batch_is_divisible_into_microbatches(monkeypatch):
     ({}, {'topologies': []}, 'give --topology=local'),
     ({'train_steps': 0, 'train_minutes': 5.0}, {}, 'only the run itself measures its steps'),
     ({'train_steps': 0, 'train_epochs': 2.0, 'phases': ()}, {}, 'a plan has no corpus to count'),
+    ({'model.architecture': None}, {}, 'model.architecture is not set: this config takes it from'),
     ({'platform': 'tpu'}, {}, "platform='tpu' has no device here"),
     ({}, {'given': {'platform': 'auto'}, 'topologies': ['v5e:2x2']}, 'platform has no effect here'),
     ({}, {'out': __file__ + '/x.json'}, '--out=.*x.json cannot be written')])

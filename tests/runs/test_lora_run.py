@@ -194,6 +194,14 @@ def test_mistakes(finished, tmp_path, fields, line):
   assert not (tmp_path / 'run/checkpoints/0').exists()
 
 
+def test_the_workdir_of_a_run_without_lora(finished, tmp_path):
+  source, _, _ = finished
+  run.run(make_config(str(source), tmp_path, **{'lora.rank': 0, 'train_steps': 2}),
+          str(tmp_path / 'run'))
+  with pytest.raises(UserError, match=r'run holds a run with lora.rank=0 \(now 2\)'):
+    run.run(make_config(str(source), tmp_path, train_steps=2), str(tmp_path / 'run'))
+
+
 def test_pretraining_from_nothing_has_no_base(corpus_file, tmp_path):
   c = conftest.tiny_config(corpus_file, **LORA)
   with pytest.raises(UserError, match='lora.rank=2 freezes a pretrained model: give its folder as'):

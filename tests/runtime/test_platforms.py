@@ -23,6 +23,21 @@ VERSIONS = ('NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Wed Sep  6 19:1
             'NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build\n')
 
 
+@pytest.fixture
+def jax_platforms():
+  """Sets the variable JAX_PLATFORMS, as it were."""
+  before = jax.config.jax_platforms
+  yield lambda value: jax.config.update('jax_platforms', value)
+  jax.config.update('jax_platforms', before)
+
+
+def test_who_asks_for_the_cpu_gets_it(monkeypatch, jax_platforms):
+  """On a machine with an accelerator."""
+  monkeypatch.setattr(platforms.host, 'has_accelerator', lambda: True)
+  jax_platforms('cpu')
+  platforms.select_platform('auto')
+
+
 @pytest.mark.parametrize('version', VERSIONS)
 @pytest.mark.parametrize('driver, plugin, message', [
     ('535.104.05', 'jax_cuda13_plugin', "the NVIDIA driver 535.104.05 is older than 580: install "
@@ -31,7 +46,9 @@ VERSIONS = ('NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Wed Sep  6 19:1
      'the NVIDIA driver 470.82.01 is older than 525: install a newer driver'),
     ('580.65.06', 'jax_cuda13_plugin', 'install requirements-tpu.txt'),
     ('', 'jax_cuda13_plugin', 'install requirements-tpu.txt')])
-def test_a_driver_that_is_too_old(monkeypatch, tmp_path, version, driver, plugin, message):
+def test_a_driver_that_is_too_old(monkeypatch, jax_platforms, tmp_path, version, driver, plugin,
+                                  message):
+  jax_platforms(None)
   if driver:
     (tmp_path / 'version').write_text(version.format(driver))
   monkeypatch.setattr(platforms, '_NVIDIA', tmp_path / 'version')
