@@ -1,6 +1,7 @@
 """Changes of the config between a run and the run that goes on with it.
 
-Only the fields that are named here may change: a new field is refused until it is named.
+Only the fields that are named here may change: a new field is refused until it is named. A field
+that the older run does not have counts as unchanged.
 """
 
 from collections.abc import Mapping, Sequence

@@ -68,8 +68,9 @@ def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
   """
   warmup = config.warmup_steps or int(config.warmup_ratio * train_steps)
   if warmup >= train_steps:
-    raise UserError(f'optimizer.warmup_steps={warmup} leaves nothing of the {train_steps} training '
-                    'steps: make the run longer or the warmup shorter')
+    name = 'warmup_steps' if config.warmup_steps else 'warmup_ratio'
+    raise UserError(f'optimizer.{name}={getattr(config, name)} leaves nothing of the {train_steps} '
+                    'training steps: make the run longer or the warmup shorter')
 
   start = train_steps - config.decay_ratio * (train_steps - warmup)
 
