@@ -23,6 +23,7 @@ from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.tasks import task_list
 from bert_jax.training.lora import LoraConfig
 from bert_jax.training.optimizer import OptimizerConfig
@@ -261,6 +262,9 @@ def _check_lora(config: ConfigDict):
     errors.require(not (config.lora.rank and config.get(name)),
                    f'{name}={config.get(name)} changes parameters that lora.rank='
                    f'{config.lora.rank} freezes: give one of them')
+  errors.require(not config.lora.rank or config.optimizer.name != 'muon',
+                 'optimizer.name=muon is for the matrices of the layers, which lora.rank='
+                 f'{config.lora.rank} freezes: use adamw')
 
 
 def _check_at_least(least: int, fields: ConfigDict, names: Sequence[str], group: str = ''):
@@ -302,8 +306,9 @@ def phases_of(config: ConfigDict, train_steps: int = 0) -> Phases:
                        config.max_len, config.batch_size)
 
 
-def check_sizes(config: ConfigDict):
-  """Raises UserError for fields that do not fit the model, whose sizes are known by now."""
+def check_sizes(config: ConfigDict, mesh: Mesh):
+  """Raises UserError for fields that do not fit the mesh, or the model, whose sizes are known now.
+  """
   bert = bert_config(config.model)
   counts_layers = {'optimizer.layer_decay': config.optimizer.layer_decay != 1,
                    'optimizer.frozen_layers': config.optimizer.frozen_layers > 0,
@@ -312,6 +317,16 @@ def check_sizes(config: ConfigDict):
     errors.require(not counts or bert.stacked_layers == bert.num_layers,
                    f'{name} counts layers of one kind with parameters of their own: '
                    f'model.architecture={bert.architecture} has others')
+  trains_generator = config.task == 'pretrain' and catalogue.name_of(
+      config.objective, config.data.sequences, bert.architecture).startswith('replaced_tokens')
+  for name, default in (('layer_decay', 1.0), ('frozen_layers', -1)):
+    errors.require(not trains_generator or config.optimizer[name] == default,
+                   f'optimizer.{name}={config.optimizer[name]} counts the layers of one model: '
+                   'this run trains a generator beside it')
+  fresh = config.get('reinit_layers', 0)
+  errors.require(not fresh or config.optimizer.frozen_layers + fresh <= config.model.num_layers,
+                 f'reinit_layers={fresh} and optimizer.frozen_layers='
+                 f'{config.optimizer.frozen_layers}: a layer that starts fresh would stay as it is')
   if config.optimizer.frozen_layers > config.model.num_layers:
     raise UserError(f'optimizer.frozen_layers={config.optimizer.frozen_layers} is above '
                     f'model.num_layers={config.model.num_layers}')
@@ -319,3 +334,5 @@ def check_sizes(config: ConfigDict):
     if phase.max_len > config.model.max_positions:
       raise UserError(f'max_len={phase.max_len} is above model.max_positions='
                       f'{config.model.max_positions}: the position table has no row for it')
+    mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
+                        config.model.num_heads)

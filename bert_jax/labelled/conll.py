@@ -22,6 +22,9 @@ class TaggedWords(NamedTuple):
   tags: tuple[str, ...]  # as many; () where there are none
 
 
+_LETTERS = ('O', 'B', 'I', 'M', 'E', 'L', 'S', 'U')
+
+
 class Entity(NamedTuple):
   """Words that belong together, and their label."""
 
@@ -35,11 +38,13 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 
   Tags are O, or a letter, '-' and a label: B begins, I and M go on, E and L end, S and U are alone.
   I after O, after another label or at the start begins one too, so that IOB1, IOB2 (BIO), BIOES,
-  BILOU and BMES are all read right.
+  BILOU and BMES are all read right. Any other tag, such as NOUN, is the label of its word alone.
   """
   spans, start, label, before = [], None, '', 'O'
   for i, tag in enumerate([*tags, 'O']):
     letter, _, name = tag.partition('-')
+    if letter not in _LETTERS:
+      letter, name = 'S', tag
     goes_on = letter in ('I', 'M', 'E', 'L') and before in ('B', 'I', 'M') and name == label
     if start is not None and not goes_on:
       spans.append(Entity(label, start, i - 1))

@@ -20,7 +20,7 @@ from bert_jax.model.local_attention import local_attention
 
 
 def _path(module: nn.Module, length: int) -> str:
-  """Chooses the path of `module`; short rows at init and sown weights need xla."""
+  """The path of `module`: xla on the short rows of init, and where a caller asks for weights."""
   if module.is_initializing():
     return 'xla'
   path, _ = attention_paths.choose_path(module.config, length)

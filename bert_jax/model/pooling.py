@@ -62,7 +62,7 @@ def combine_texts(vectors: np.ndarray, owners: np.ndarray, how: str) -> np.ndarr
   """The combined chunks of each text: [chunks, D] -> [texts, D].
 
   `owners` [chunks] holds the text of each chunk, ascending from 0 without gaps. `combine_chunks`
-  takes texts with about as many chunks at once: one long text pads few others.
+  gets texts with similar numbers of chunks together, so that one long text does not pad all others.
   """
   counts = np.bincount(owners)
   first = np.cumsum(counts) - counts

@@ -46,5 +46,10 @@ class DisentangledSharing(ReplacedTokens):
     return _with_tokens(generator, table), _with_tokens(discriminator, tokens)
 
   def exported(self, params: Any) -> Any:
-    """Returns the encoder, with the sum of both tables; no class of DeBERTa has the other head."""
-    return {'params': {'bert': self.split(params)[1]['bert']}}
+    """Returns the discriminator, with the sum of both tables.
+
+    It comes without its head for DeBERTa: transformers has no class of DeBERTa with that head.
+    """
+    discriminator = self.split(params)[1]
+    names = ('bert',) if self.model.config.architecture == 'deberta-v2' else ('bert', 'rtd')
+    return {'params': {name: discriminator[name] for name in names}}

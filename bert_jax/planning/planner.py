@@ -61,10 +61,7 @@ def _plan(config: ConfigDict, name: str, price: float, search: bool,
   config = config.copy_and_resolve_references()  # each slice has a dtype of its own
   config_lib.set_dtype(config, mesh)
   works = list(_phases(config, mesh))
-  config_lib.check_sizes(config)
-  for phase in config_lib.phases_of(config):
-    mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
-                        config.model.num_heads)
+  config_lib.check_sizes(config, mesh)
   axes = ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
   print(f'\n{name}: {chip_figures.num_chips(devices)} {devices[0].device_kind} '
         f'(mesh {axes}; sharding {config.sharding}; remat {config.model.remat}; '

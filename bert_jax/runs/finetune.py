@@ -24,7 +24,7 @@ _FED_BY = ('seed', 'batch_size', 'max_len', 'optimizer.accumulation')
 
 def _best(config: ConfigDict, data: FineTuningData) -> str:
   """The score that the best checkpoint is chosen by."""
-  known = ('loss', *data.task.score_names)
+  known = ('loss',) * data.task.has_held_out_loss + tuple(data.task.score_names)
   if config.keep_best not in ('', 'auto', *known):
     raise UserError(f'keep_best={config.keep_best!r} is no score of this task: use '
                     f'{", ".join(known)}')

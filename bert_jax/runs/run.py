@@ -118,10 +118,7 @@ def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any],
     raise UserError(f'{path} holds checkpoints and no run.json, which says what they were trained '
                     'with: bring the file back, or use another --workdir')
   model = initial.start(config, run_json, has_started)
-  config_lib.check_sizes(config)
-  for phase in config_lib.phases_of(config):
-    mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
-                        config.model.num_heads)
+  config_lib.check_sizes(config, mesh)
 
   def make_job(config: ConfigDict) -> Job:
     kind = pretrain if config.task == 'pretrain' else finetune
@@ -167,8 +164,7 @@ def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any],
 def _checkpoints(path: epath.Path, config: FrozenConfigDict, job: Job) -> checkpoint.Checkpoints:
   """The checkpoints of the workdir; UserError if they are of a longer run."""
   checkpoints = checkpoint.Checkpoints(
-      path, keep=config.keep_checkpoints, best=config.keep_best, every=config.keep_every,
-      judged_on=config.data.get('eval', ''))
+      path, keep=config.keep_checkpoints, best=config.keep_best, every=config.keep_every)
   newest = checkpoints.latest() or 0
   if newest > job.train_steps:
     raise UserError(f'{path} holds a run of {newest} steps, more than train_steps='

@@ -35,9 +35,7 @@ _LABELS_SHOWN = 16  # in the summary of a run
 
 def output_layer(config: bert_config.BertConfig, outputs: int) -> nn.Dense:
   """The last layer of a head: [..., D] -> [..., outputs] float32."""
-  return nn.Dense(
-      outputs, dtype=jnp.float32, bias_init=embeddings.zeros('labels'),
-      kernel_init=embeddings.truncated_normal(config.initializer_range, 'embed', 'labels'))
+  return embeddings.dense(config, outputs, ('embed', 'labels'), dtype=jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames=('head', 'method'))
@@ -156,6 +154,7 @@ class FineTuning(abc.ABC):
   best_score: ClassVar[str]  # default of keep_best
   auto_score: ClassVar[str] = ''  # the score that keep_best='auto' stands for; '' = best_score
   score_names: ClassVar[tuple[str, ...]]  # the scores that every file has
+  has_held_out_loss: ClassVar[bool] = True  # False = the examples of data.eval are of another kind
   # (config, number of labels) -> the model that is loaded for predictions
   head: ClassVar[Callable[[bert_config.BertConfig, int], nn.Module]]
   fields: ClassVar[tuple[str, ...]] = ()  # texts of the JSON lines that predict answers; () = none
@@ -227,7 +226,7 @@ class FineTuning(abc.ABC):
     for name, path in _eval_files(data):
       examples = not_empty(cls.read(path, eval_data, 'validation', notes), path)
       evals.append(plan(name, path, examples, False))
-    return FineTuningData(task, train, tuple(evals), mesh_lib.feed(mesh), notes)
+    return FineTuningData(task, train, tuple(evals), mesh_lib.feed(mesh), notes, data.eval)
 
   @classmethod
   def test_examples(cls, data: ConfigDict) -> list[Any]:
@@ -309,13 +308,17 @@ class FineTuning(abc.ABC):
 
 def scores_of(task: FineTuning, split: Split,
               measure: Callable[[Batch], tuple[losses.Metrics, jax.Array]]) -> dict[str, float]:
-  """The mean loss and the scores of a file; `measure` is that of the task, for a whole batch."""
+  """The mean loss, if the task has one, and the scores of a file.
+
+  `measure` is that of the task, for a whole batch.
+  """
   sums, outputs = np.zeros(2), []
   for located in split.batches.in_order():
     metrics, logits = jax.device_get(measure(located.batch))
     sums += metrics['loss']
     outputs.append(Output(located, logits))
-  return {**losses.means({'loss': sums}), **task.scores(split, outputs)}
+  loss = losses.means({'loss': sums}) if task.has_held_out_loss else {}
+  return {**loss, **task.scores(split, outputs)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,6 +330,7 @@ class FineTuningData:
   evals: tuple[Split, ...]  # the files that are evaluated; () = no evaluation
   feed: mesh_lib.Feed  # the part of a batch that this process feeds
   notes: Sequence[str]  # lines for the summary of the run
+  files: str  # data.eval
 
   def _share(self, batch: Batch) -> Batch:
     return jax.tree.map(lambda x: x[self.feed.rows(len(x))], batch)
@@ -348,6 +352,10 @@ class FineTuningData:
       scores = scores_of(self.task, split, lambda batch: evaluate_batch(self._share(batch)))
       results |= {name + suffix: value for name, value in scores.items()}
     return results
+
+  def judged_on(self, step: int) -> str:
+    del step
+    return self.files
 
   def flops(self, step: int, tokens: float) -> float:
     del step

@@ -92,6 +92,8 @@ def choose(bert: finetuning.Bert,
            examples: Sequence[tuple[str, Sequence[str]]]) -> list[finetuning.Answer]:
   """For each (text, choices) {'choice', 'probabilities'}: the number of the best, from 0."""
   head = MultipleChoice.head_of(bert)
+  if not examples:
+    return []
   inputs, owners = _inputs(examples, bert.tokenizer, bert.trained_length)
   pooled = bert.per_text(inputs, functools.partial(finetuning.apply_head, head, method='pooled'))
   scores = np.asarray(head.apply(bert.params, pooled, method='classify'))[:, 0]

@@ -168,6 +168,11 @@ class PretrainingData:
     return {'loss': losses.mean_loss(sums, self.task.loss_weights), **losses.means(sums),
             'unigram_entropy': self.corpus.unigram_entropy}
 
+  def judged_on(self, step: int) -> str:
+    lengths = {phase.max_len for phase in self.phases}
+    _, phase, _ = self.phases.locate(max(step - 1, 0))
+    return f'rows of {phase.max_len}' if len(lengths) > 1 else ''
+
   def flops(self, step: int, tokens: float) -> float:
     _, phase, _ = self.phases.locate(step)
     return self.task.objective.flops_per_token(phase.max_len, self._rate_at(step)) * tokens

@@ -63,13 +63,16 @@ def contrast(vectors: jax.Array, exists: jax.Array,
     temperature: the divisor of the cosines.
 
   Returns:
-    (losses [E] in nat, is_right [E] bool: the partner is the nearest).
+    (losses [E] in nat, is_right [E] bool: the partner is nearer than all others).
   """
   others = jnp.moveaxis(vectors[:, 1:], 1, 0).reshape(-1, vectors.shape[-1])  # partners, negatives
   cosines = jnp.einsum('ed,od->eo', vectors[:, 0], others, preferred_element_type=jnp.float32)
   other_exists = jnp.moveaxis(exists[:, 1:], 1, 0).reshape(-1)
   logits = jnp.where(other_exists, cosines / temperature, MASKED)
-  return losses.cross_entropy(logits, jnp.arange(len(exists)))
+  of_examples, _ = losses.cross_entropy(logits, jnp.arange(len(exists)))
+  # Where all vectors are equal, nothing is right.
+  is_right = jnp.sum(logits >= jnp.diagonal(logits)[:, None], axis=-1) == 1
+  return of_examples, is_right
 
 
 def unit(vectors: jax.Array) -> jax.Array:
@@ -89,6 +92,11 @@ def check_texts(config: ConfigDict):
   if not data.text_pair_column and not config.model.dropout:
     raise UserError('a text is compared with itself under other dropout: give '
                     'data.text_pair_column, or a model.dropout above 0')
+  in_contrast = config.batch_size // config.optimizer.accumulation
+  if in_contrast < 2 and not data.negative_column:
+    raise UserError(f'batch_size={config.batch_size} by optimizer.accumulation='
+                    f'{config.optimizer.accumulation} leaves a text alone: there is nothing to '
+                    'tell it from')
   if data.test:
     raise UserError(f'data.test={data.test}: this task predicts no file; predict gives the '
                     'vectors of one')
@@ -113,6 +121,7 @@ class SentenceEmbedding(finetuning.FineTuning):
 
   name = 'sentence_embedding'
   best_score = 'spearman'
+  has_held_out_loss = False  # a pair of data.eval has a score, and is no positive
 
   @staticmethod
   def set_fields(c):
@@ -223,7 +232,10 @@ class SentenceEmbedding(finetuning.FineTuning):
             'accuracy': losses.weighted(right, is_real)}
 
   def reduced(self, logits: jax.Array) -> jax.Array:
-    """The cosine of the first two texts, by the whole vectors and at each width: [E, 1 + n]."""
+    """The product of the first two vectors, whole and at each width: [E, 1 + n].
+
+    The vectors of this task have length 1: their products are cosines.
+    """
     cuts = [logits, *(unit(logits[..., :width]) for width, _ in self.matryoshka)]
     return jnp.stack([jnp.sum(x[:, 0] * x[:, 1], axis=-1) for x in cuts], axis=-1)
 
@@ -246,7 +258,7 @@ class SentenceEmbedding(finetuning.FineTuning):
     return packed_examples.Features(inputs, owners, targets)
 
   def scores(self, split, outputs):
-    """The correlations of the cosines with the scores of the file, as for STS-B.
+    """The correlations of the products of two vectors with the scores of the file, as for STS-B.
 
     Those of the whole vectors, and of the first entries under names such as spearman_64.
     """

@@ -70,7 +70,8 @@ class SequenceClassification(finetuning.FineTuning):
   head = BertForSequenceClassification
   fields = ('text',)
   optional = ('text_pair',)
-  check = staticmethod(lambda config: require_choice('long', config.data.long, inputs_lib.LONG))
+  check = staticmethod(
+      lambda config: require_choice('data.long', config.data.long, inputs_lib.LONG))
   transformers = 'ForSequenceClassification'
 
   @staticmethod

@@ -118,6 +118,10 @@ class SparseEmbedding(sentence_embedding.SentenceEmbedding):
   def loss_weights(self) -> dict[str, float]:
     return {'loss': 1.0, 'query_flops': self.query_flops, 'document_flops': self.document_flops}
 
+  def flops_per_token(self, length: int) -> float:
+    """Model FLOPs of the encoder, and of the masked-LM head at every token."""
+    return self.model.config.flops_per_token(length, 1)
+
   def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
     """The vectors of the texts of each example: [E, C, padded V] float32."""
     return batch.by_example(apply(batch.inputs, batch.starts))
@@ -149,6 +153,8 @@ def vectors(bert: finetuning.Bert, texts: Sequence[str]) -> np.ndarray:
   masked-LM head.
   """
   SparseEmbedding.head_of(bert)
+  if not texts:
+    return np.zeros((0, bert.config.vocab_size), np.float32)
   inputs, _ = finetuning.text_inputs([(text,) for text in texts], bert.tokenizer,
                                      bert.trained_length)
   weights = bert.per_text(inputs, functools.partial(_weights, bert.config))

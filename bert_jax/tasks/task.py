@@ -52,6 +52,9 @@ class TaskData(Protocol):
       step: number of steps trained.
     """
 
+  def judged_on(self, step: int) -> str:
+    """Names the data of `evaluate` after `step` steps: scores on other data are not compared."""
+
   def flops(self, step: int, tokens: float) -> float:
     """Model FLOPs of training on `tokens` real tokens in rows of the length of `step`."""
 

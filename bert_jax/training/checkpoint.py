@@ -50,14 +50,11 @@ class Checkpoints:
     best: the score that decides which parameters stay in `best/`: the lowest of a loss or error,
       the highest of any other; '' = none.
     every: checkpoints of steps that it divides stay too; 0 = none.
-    judged_on: names the evaluated data; scores on other data are not compared.
   """
 
-  def __init__(self, workdir: epath.Path, keep: int, best: str = '', every: int = 0,
-               judged_on: str = ''):
+  def __init__(self, workdir: epath.Path, keep: int, best: str = '', every: int = 0):
     self._workdir = absolute(workdir)
     self._score = best
-    self._judge = {'metric': best, 'judged_on': judged_on}
     self._manager = _Manager(
         self._workdir / 'checkpoints', item_names=('params', 'optimizer', integrity.ITEM),
         options=ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=every or None,
@@ -149,27 +146,29 @@ class Checkpoints:
     with _explained(self._workdir):
       self._manager.wait_until_finished()
 
-  def offer(self, params: Any, step: int, scores: Mapping[str, float]):
+  def offer(self, params: Any, step: int, scores: Mapping[str, float], judged_on: str = ''):
     """Keeps the parameters of `step` in `best/` if they score better than those in it.
 
-    Returns when they are written: the run's next checkpoint may count on them, because nobody
-    evaluates this step again. Raises Failed if they cannot be written.
+    `judged_on` names the evaluated data: scores on other data are not compared, and the newer ones
+    win. Returns once the parameters are on disk: a run that goes on from the next checkpoint does
+    not evaluate this step again. Raises Failed if they cannot be written.
     """
     if not self._best or not math.isfinite(scores[self._score]):
       return
+    judge = {'metric': self._score, 'judged_on': judged_on}
     with _explained(self._workdir):
       best_step = self._best.latest_step()
       best = (self._read(self._best, best_step, integrity.description)
               if best_step is not None else None)
       if best:
         sign = -1 if metrics_log.is_loss(self._score) else 1
-        is_comparable = all(best.get(name, value) == value for name, value in self._judge.items())
+        is_comparable = all(best.get(name, value) == value for name, value in judge.items())
         if is_comparable and sign * scores[self._score] <= sign * best['score']:
           return
         if best_step >= step:  # the run was set back, and now scores otherwise
           processes.meet(f'better than the best/{best_step}, at {step}')  # all have read it
           self._best.delete(best_step)
-      _save(self._best, step, {'params': params}, score=scores[self._score], **self._judge)
+      _save(self._best, step, {'params': params}, score=scores[self._score], **judge)
       self._best.wait_until_finished()
 
   def close(self):

@@ -48,8 +48,9 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
 
   Raises:
     Preempted: SIGTERM came; everything is saved.
-    UserError: the checkpoint is of another model.
-    Failed: the loss was not finite for several steps in a row.
+    UserError: the checkpoint is of another model, or `keep_best` has no position to be judged on.
+    Failed: the loss was not finite for several steps in a row, or a checkpoint cannot be written.
+    OSError: the disk is full.
   """
   # ---- Programs ----------------------------------------------------------------------------------
   transform = optimizer_lib.make_optimizer(optimizer, train_steps)
@@ -194,7 +195,7 @@ def _evaluate(state: state_lib.TrainState, step: int, *, data: TaskData,
   if keep_best and scores[keep_best] is None:
     raise UserError(f'keep_best={keep_best}: no position of the evaluation counts for it: hold '
                     'out more text, evaluate more of it (eval_batches), or use another score')
-  checkpoints.offer(state.params, step, scores)
+  checkpoints.offer(state.params, step, scores, data.judged_on(step))
   # The log comes last: with its line in metrics.jsonl an evaluation counts as made.
   log.evaluation(step, scores, health.evaluation(step, scores))
   return True

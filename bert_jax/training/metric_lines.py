@@ -85,7 +85,7 @@ class MetricLines:
 
   @contextlib.contextmanager
   def waiting_for_rows(self) -> Iterator[None]:
-    """Counts the time inside if the device is idle at its end; else the wait costs nothing."""
+    """Counts the time of the block as waiting if the device has nothing left to do at its end."""
     began = self._clock()
     yield
     if self.is_idle():

@@ -64,8 +64,8 @@ def stable_adam(b1: float, b2: float, eps: float,
                 decay: optax.GradientTransformation) -> optax.GradientTransformation:
   """Adam and decay with smaller steps if Adam's second moment lags behind the gradient.
 
-  Divides the update of a matrix by max(1, RMS(g / sqrt(v))): StableAdamW (Wortsman et al. 2023,
-  arXiv:2304.13013, algorithm 2). It replaces clipping.
+  Divides the update of each parameter by max(1, RMS(g / sqrt(v))): StableAdamW (Wortsman et al.
+  2023, arXiv:2304.13013, algorithm 2). It replaces clipping.
   """
   steps = optax.chain(optax.scale_by_adam(b1=b1, b2=b2, eps=eps), decay)
 
@@ -112,9 +112,12 @@ def muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
 
 
 def _by_part(updates: Any, embeddings: Callable, layers: Callable) -> Any:
-  """Applies `embeddings` to updates of the embeddings and their projection, `layers` to layers'."""
+  """Applies `embeddings` to the updates below the layers, `layers` to those of the layers.
+
+  The former are the embeddings, their projection and the tables of relative positions.
+  """
   def change(path, update):
-    if _is_within(path, 'embeddings', 'projection', 'relative'):
+    if _is_within(path, 'embeddings', 'projection', 'relative', 'relative_bias'):
       return embeddings(update)
     return layers(update) if _is_within(path, 'layers') else update
 
@@ -126,7 +129,7 @@ def _along_layers(factors: jax.Array, update: jax.Array) -> jax.Array:
 
 
 def freeze(layers: int) -> optax.GradientTransformation:
-  """Zeroes the updates of the embeddings, their projection and the first `layers` layers."""
+  """Zeroes the updates below the layers, see `_by_part`, and those of the first `layers` layers."""
   def frozen(update: jax.Array) -> jax.Array:
     return _along_layers(jnp.arange(len(update)) >= layers, update)
 
@@ -136,8 +139,8 @@ def freeze(layers: int) -> optax.GradientTransformation:
 def decay_rate(decay: float) -> optax.GradientTransformation:
   """Scales updates by depth, as google-research/electra's `_get_layer_lrs`.
 
-  The embeddings and their projection have depth 0, the layers 1 to N, and the head N + 2. The
-  factor of depth d is decay ** (N + 2 - d).
+  What lies below the layers, see `_by_part`, has depth 0, the layers 1 to N, and the head N + 2.
+  The factor of depth d is decay ** (N + 2 - d).
   """
 
   def scale(updates, params):

@@ -242,6 +242,7 @@ def test_tagged_files_that_cannot_be_used(tmp_path, name, content, fields, messa
     ('B-x-y I-x-y', [('x-y', 0, 1)]),
     ('O', []),
     ('B', [('', 0, 0)]),
+    ('NOUN NOUN B_X', [('NOUN', 0, 0), ('NOUN', 1, 1), ('B_X', 2, 2)]),  # parts of speech
 ])
 def test_entities(tags, expected):
   assert [tuple(e) for e in conll.entities(tags.split())] == expected

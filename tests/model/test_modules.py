@@ -123,6 +123,7 @@ def test_bfloat16_computes_in_bfloat16_and_answers_in_float32():
   hidden = jax.eval_shape(lambda: half.apply(params, batch, method=lambda m, b: m.bert.encode(b)))
   logits, nsp = jax.jit(half.apply)(params, batch, at, at[:, :1] * 0)
   assert hidden.dtype == jnp.bfloat16 and logits.dtype == nsp.dtype == jnp.float32
-  assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
+  made = jax.eval_shape(half.init, jax.random.key(0), batch, at, at[:, :1] * 0)
+  assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(made))
   reference, _ = apply(params, batch, at, at[:, :1] * 0)
   np.testing.assert_allclose(logits[..., :50], reference[..., :50], atol=0.01)

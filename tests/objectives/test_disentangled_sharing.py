@@ -79,6 +79,14 @@ def test_the_discriminator_reads_the_sum_and_the_export_holds_it(monkeypatch):
   np.testing.assert_allclose(metrics['rtd_loss'][0], expected, rtol=1e-5)
 
 
+def test_electra_is_exported_with_its_head():
+  objective = DisentangledSharing(BertForPreTraining(ELECTRA))
+  params = initial(objective)
+  exported = objective.exported(params)['params']
+  assert set(exported) == {'bert', 'rtd'}
+  assert exported['rtd'] is params['params']['rtd']
+
+
 def test_its_generator_is_as_wide_and_half_as_deep():
   generator = dataclasses.replace(CONFIG, num_layers=6, conv_kernel_size=3).generator()
   assert generator == dataclasses.replace(CONFIG, num_layers=3)

@@ -1,5 +1,6 @@
 """Given fields have an effect or the run refuses them; shorter runs; lists on command lines."""
 
+import dataclasses
 import pathlib
 import types
 
@@ -9,7 +10,8 @@ from bert_jax import config as config_lib
 from bert_jax.data import corpus
 from bert_jax.data import phases as phases_lib
 from bert_jax.errors import UserError
-from bert_jax.runs import no_effect, tuple_flag
+from bert_jax.model.bert_config import BertConfig
+from bert_jax.runs import initial, no_effect, tuple_flag
 from tests import conftest, tiny
 
 
@@ -202,7 +204,30 @@ def test_phases_and_steps_that_are_both_given_must_agree():
 def test_unused_lengths_are_not_checked():
   c = conftest.tiny_config('x', phases=((6, 16, 8), (6, 32, 8)), max_len=512)
   config_lib.check(c)
-  config_lib.check_sizes(c)
+  config_lib.check_sizes(c, conftest.sub_mesh(1, 1))
+
+
+@pytest.mark.parametrize('field, value', [('layer_decay', 0.9), ('frozen_layers', 0)])
+def test_a_generator_has_layers_of_its_own(field, value):
+  c = conftest.tiny_config('x', **{'model.architecture': 'electra', f'optimizer.{field}': value})
+  with pytest.raises(UserError, match=f'optimizer.{field}={value} counts the layers of one model'):
+    config_lib.check_sizes(c, conftest.sub_mesh(1, 1))
+
+
+def test_layers_that_start_fresh_are_not_frozen():
+  c = config_lib.finetuning('sequence_classification')
+  initial.adopt_sizes(c, dataclasses.asdict(BertConfig()))
+  c.reinit_layers, c.optimizer.frozen_layers = 2, 10
+  config_lib.check_sizes(c, conftest.sub_mesh(1, 1))
+  c.optimizer.frozen_layers = 11
+  with pytest.raises(UserError, match='reinit_layers=2 and optimizer.frozen_layers=11: a layer'):
+    config_lib.check_sizes(c, conftest.sub_mesh(1, 1))
+
+
+def test_muon_has_nothing_to_do_beside_lora():
+  c = conftest.tiny_config('x', **{'lora.rank': 2, 'optimizer.name': 'muon'})
+  with pytest.raises(UserError, match='optimizer.name=muon is for the matrices of the layers'):
+    config_lib.check(c)
 
 
 # ---- lists and values ---------------------------------------------------------------------------

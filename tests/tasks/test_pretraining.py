@@ -1,5 +1,6 @@
 """Real packed rows through the whole model."""
 
+import dataclasses
 import functools
 import types
 
@@ -70,6 +71,14 @@ def make_task(batches, eval_batches=1, **masking):
   task = Pretraining(objective, MaskingConfig(**masking), None)
   return PretrainingData(task, types.SimpleNamespace(unigram_entropy=7.0),
                          Phases.create((), 9, 8, 1), eval_batches, (), (held_out,))
+
+
+def test_scores_of_rows_of_another_length_are_not_compared():
+  data = make_task(1)
+  assert {data.judged_on(step) for step in (0, 4, 9)} == {''}  # one length
+  phases = Phases.create(((4, 16, 1), (2, 16, 2), (3, 32, 1)), 9, 8, 1)
+  data = dataclasses.replace(data, phases=phases)
+  assert [data.judged_on(step) for step in (4, 6, 7, 9)] == ['rows of 16'] * 2 + ['rows of 32'] * 2
 
 
 def evaluation(counts, eval_batches=1):

@@ -58,6 +58,10 @@ def test_the_loss_by_hand():
   np.testing.assert_allclose(metrics['loss'][0], expected.sum(), rtol=1e-5)
   assert metrics['loss'][1] == 3
   assert metrics['accuracy'][0] == np.sum(cosines.argmax(1) == np.arange(3))
+  alike = jnp.ones((4, 3, 8), jnp.float32)  # collapsed: no text is nearer than the others
+  metrics = task.metrics(alike, Batch(None, None, members, None, None, None))
+  np.testing.assert_allclose(metrics['loss'][0] / 3, np.log(5), rtol=1e-5)
+  assert metrics['accuracy'][0] == 0
   np.testing.assert_allclose(task.reduced(jnp.asarray(vectors))[:, 0],
                              np.sum(vectors[:, 0] * vectors[:, 1], -1), rtol=1e-5)
 
@@ -161,6 +165,7 @@ def test_every_width_is_scored(tmp_path):
 @pytest.mark.parametrize('negative', ['', pytest.param('contrary', marks=pytest.mark.slow)])
 def test_pairs_are_learned_and_used(tmp_path, negative):
   run.run(make_config(tmp_path, **{'data.negative_column': negative}), str(tmp_path / 'run'))
+  assert 'eval_loss' not in last(tmp_path / 'run')  # half of the evaluated pairs are far apart
   assert last(tmp_path / 'run')['eval_spearman'] > 0.8
   # predict and Python give the scored vectors.
   bert = bert_jax.from_pretrained(str(tmp_path / 'run'))
@@ -205,7 +210,9 @@ def test_single_texts_are_their_own_partners(tmp_path):
     ({'data.eval_columns': ('a', 'b')}, 'two texts and a score'),
     ({'data.eval_columns': ('sentence1', 'sentence2', 'stars')}, "no column 'stars'"),
     ({'data.text_column': 'words'}, "no column 'words'"),
-    ({'data.test': 'x.jsonl'}, 'this task predicts no file')])
+    ({'data.test': 'x.jsonl'}, 'this task predicts no file'),
+    ({'keep_best': 'loss'}, "keep_best='loss' is no score of this task: use pearson, spearman"),
+    ({'optimizer.accumulation': 16}, 'batch_size=16 by optimizer.accumulation=16 leaves a text')])
 def test_mistakes(tmp_path, overrides, message):
   with pytest.raises(UserError, match=message):
     run.run(make_config(tmp_path, **overrides), str(tmp_path / 'run'))

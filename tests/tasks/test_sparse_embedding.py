@@ -15,6 +15,7 @@ from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import conversion
 from bert_jax.labelled.packed_examples import Batch
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.runs import run
 from bert_jax.tasks import sparse_embedding
 from bert_jax.tasks.sparse_embedding import SparseEmbedding
@@ -110,6 +111,14 @@ def test_a_run_learns_sparse_vectors_and_goes_on_as_a_masked_lm(tmp_path):
   bert = bert_jax.from_pretrained(str(tmp_path / 'run'))
   np.testing.assert_allclose(sparse_embedding.vectors(bert, TEXTS),
                              torch_vectors(theirs, bert, TEXTS).detach().numpy(), atol=1e-5)
+  assert sparse_embedding.vectors(bert, []).shape == (0, bert.config.vocab_size)
+
+
+def test_flops_count_the_head_at_every_token():
+  config = BertConfig(num_layers=2, hidden_size=8, num_heads=2, intermediate_size=16, vocab_size=50)
+  task = sparse_embedding.SparseEmbedding(sparse_embedding.BertForSparseEmbedding(config))
+  head = 6 * (8 * 8 + 8 * 50)
+  assert task.flops_per_token(16) == config.flops_per_token(16, 0) + head
 
 
 def test_mistakes(tmp_path):

@@ -19,7 +19,8 @@ def evaluate(events, stops=False):
     return lambda *args: events.append((name, *args))
 
   return loop._evaluate(
-      TrainState(7, 'params', None, None), 7, data=types.SimpleNamespace(evaluate=scores),
+      TrainState(7, 'params', None, None), 7, data=types.SimpleNamespace(
+          evaluate=scores, judged_on=lambda step: f'rows of {step}'),
       eval_step=lambda state, batch: np.asarray(batch), mesh=conftest.sub_mesh(1, 1),
       notice=types.SimpleNamespace(reached=lambda: stops), keep_best='loss',
       checkpoints=types.SimpleNamespace(offer=event('offer')),
@@ -30,7 +31,7 @@ def evaluate(events, stops=False):
 def test_the_best_is_kept_before_the_log_says_that_it_was_evaluated():
   events = []
   assert evaluate(events)
-  assert events == [('offer', 'params', 7, {'loss': 14.0}),
+  assert events == [('offer', 'params', 7, {'loss': 14.0}, 'rows of 7'),
                     ('log', 7, {'loss': 14.0}, ['a warning'])]
 
 

@@ -156,8 +156,8 @@ def test_a_damaged_best_one_makes_room(workdir):
 
 def offered(workdir, step, score, metric='f1', judged_on=''):
   """The steps in best/ after a run offers this score."""
-  saved = checkpoint.Checkpoints(epath.Path(workdir), 3, metric, judged_on=judged_on)
-  saved.offer(state_of(step).params, step, {metric: score})
+  saved = checkpoint.Checkpoints(epath.Path(workdir), 3, metric)
+  saved.offer(state_of(step).params, step, {metric: score}, judged_on)
   saved.close()
   return [int(p.name) for p in (workdir / 'best').iterdir()]
 

@@ -1,13 +1,20 @@
 """Layer-wise rates and frozen layers, by hand and through the optimiser."""
 
+from flax import linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from bert_jax.errors import UserError
+from bert_jax.interop import layout
+from bert_jax.model import architectures
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import transforms
+
+SIZES = dict(vocab_size=100, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=64,
+             max_positions=32)
 
 
 def tree(value=1.0):
@@ -41,6 +48,20 @@ def test_frozen_layers(layers, expected):
   assert (updates['bert']['embeddings']['token'] == 0).all()
   assert (updates['bert']['projection']['kernel'] == 0).all()
   assert (updates['classifier']['kernel'] == 1).all()
+
+
+@pytest.mark.parametrize('name', [
+    name for name, entry in architectures.ALL.items()
+    if entry.config(**SIZES).stacked_layers == SIZES['num_layers']])
+def test_all_below_the_heads_is_frozen(name):
+  """Of each architecture whose layers are counted: relative positions too."""
+  config = architectures.ALL[name].config(**SIZES)
+  params = jax.tree.map(lambda x: jnp.ones(x.shape), nn.unbox(
+      layout.abstract_params(config, {'mlm', 'pooler'})))
+  updates = apply(transforms.freeze(SIZES['num_layers']), params)
+  moving = {jax.tree_util.keystr(path) for path, x in
+            jax.tree_util.tree_leaves_with_path(updates['bert']) if x.any()}
+  assert not [path for path in moving if 'pooler' not in path]
 
 
 def test_what_is_frozen_does_not_move_nor_count_in_the_norm():
