@@ -44,7 +44,9 @@ _CHECKPOINTS = {'checkpoint_every': 50, 'keep_checkpoints': 10_000}  # points of
 
 def _call(module: str, *arguments: str):
   print('$ python -m', module, *arguments, flush=True)
-  subprocess.run([sys.executable, '-m', module, *arguments], check=True)
+  status = subprocess.run([sys.executable, '-m', module, *arguments]).returncode
+  if status:  # it has told why
+    sys.exit(status)
 
 
 def _train(side: str, home: pathlib.Path):

@@ -5,6 +5,7 @@ from absl import flags
 from bert_jax import errors
 from bert_jax.runs import config_flag, named_configs
 
+flags.adopt_module_key_flags(config_flag)  # listed by --help
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, local or gs://.')
 
 

@@ -7,6 +7,7 @@ from absl import flags
 from bert_jax import errors
 from bert_jax.runs import config_flag, named_configs
 
+flags.adopt_module_key_flags(config_flag)  # listed by --help
 _TOPOLOGY = flags.DEFINE_list(
     'topology', ['local'], 'TPU slices by generation and shape: v4:2x2x1, v5e:4x4, v5p:2x2x4, '
     'v6e:4x4, tpu7x:2x2x1, ...; local = the devices here.')

@@ -3,9 +3,10 @@
   python launch/supervise.py --config=configs/base.py --workdir=runs/base [FLAGS OF main] \
       [--attempts=3]
 
-Done (exit status 0) and a mistake (2) end it. After anything else the run is started again, where
-it was saved; when it has failed --attempts times without a new checkpoint it is given up, with its
-last exit status. SIGTERM is passed on to the run, and is the end (75) once everything is saved.
+A run that is done (exit status 0), a mistake (2) and Ctrl-C (130) end it. After anything else it
+starts the run again, from the newest checkpoint. After --attempts failures without a new checkpoint
+it gives up, with the last exit status. It passes SIGTERM on to the run, and ends (75) once the run
+has saved everything.
 """
 
 import pathlib

@@ -45,7 +45,8 @@ def _batches(bert: Bert, pieces: list[list[int]], length: int, rate: float,
              seed: int) -> Iterator[tuple[Batch, np.ndarray, np.ndarray, np.ndarray]]:
   """(batch [R, L], positions [R, M], targets [R, M], is_real [R, M]) with fixed masks.
 
-  The masks depend on the text, the rate and the seed alone. Each masked token becomes [MASK].
+  The tokens, the length of a row, the rate and the seed decide the masks. Each masked token becomes
+  [MASK].
   """
   rng, rows = np.random.default_rng(seed), _rows(length)
   slots = max(1, math.ceil(rate * length))

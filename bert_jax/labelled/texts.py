@@ -67,8 +67,11 @@ def read(source: str, data_format: str, c: Columns, split: str,
     split: train, validation or test.
     labelled: False = the labels are not read.
   """
-  rows = (glue.read(source, glue.find(data_format), split) if data_format.startswith('glue')
-          else table.read(source, data_format, split))
+  if data_format.startswith('glue'):
+    rows = glue.read(source, glue.find(data_format), split)
+  else:
+    require_choice('data.format', data_format, (*table.FORMATS, 'glue/TASK'))
+    rows = table.read(source, data_format, split)
   for row in rows:
     pair = row.text(c.text_pair) if c.text_pair else None
     yield TextExample(row.where, row.text(c.text), pair, _label(row, c) if labelled else None)

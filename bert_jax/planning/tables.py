@@ -17,7 +17,9 @@ def _amount(value: float, unit: str) -> str:
 
 
 def _number(value: float) -> str:
-  """1234.5 -> '1,234', 1.2345 -> '1.23'."""
+  """1234.5 -> '1,234', 1.2345 -> '1.23', 0.00012 -> 'less than 0.001'."""
+  if value < 0.001:
+    return 'less than 0.001'
   return f'{value:,.0f}' if value >= 1000 else f'{value:.3g}'
 
 

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+from etils import epath
+
 from bert_jax.errors import UserError
 from bert_jax.inference import bert as bert_lib
 from bert_jax.inference.bert import Bert
+from bert_jax.runtime import storage
 from bert_jax.views import attention_page
 from bert_jax.views import words as words_lib
 
@@ -77,6 +80,8 @@ def show(model: str | None, view: str | None, texts: Sequence[str], words: Seque
     raise UserError('give --model=DIR')
   if view in ('neighbours', 'analogy') and output and not output.endswith('.png'):
     raise UserError(f'--output={output}: the map is a picture, FILE.png')
+  if output:
+    storage.make_parent('--output', epath.Path(output))
   bert = bert_lib.load(model)
   try:
     if view == 'attention':

@@ -32,7 +32,7 @@ def train(task, folder, **overrides):
       **overrides})
   run.run(config, str(folder / 'run'))
   lines = [json.loads(line) for line in (folder / 'run/metrics.jsonl').open()]
-  scores = [line for line in lines if 'eval_loss' in line][-1]
+  scores = [line for line in lines if any(name.startswith('eval_') for name in line)][-1]
   return files, {name.removeprefix('eval_'): x for name, x in scores.items()
                  if name.startswith('eval_')}
 

@@ -73,7 +73,7 @@ def test_mistakes_of_the_command(folder, tmp_path):
       (('none', [], [], None), '--view=none is unknown: use attention, contexts'),
       (('attention', [], [], out), 'needs --text once'),
       (('attention', ['w1'], [], None), 'needs --output'),
-      (('attention', ['w1'], [], str(tmp_path / 'no' / 'a.html')), 'cannot be written'),
+      (('attention', ['w1'], [], str(folder / 'config.json/a.html')), 'cannot be written'),
       (('contexts', ['w1', 'w2'], ['w3'], None), "'w3' does not occur in 'w1'"),
       (('contexts', ['w1'], ['w1'], None), 'a word in two texts, not in 1'),
       (('neighbours', [], [], None), 'needs --words'),
