@@ -223,6 +223,7 @@ def test_choices(pretrained, tmp_path):
   run.run(c, str(tmp_path / 'run'))
   assert last_scores(tmp_path / 'run')['eval_accuracy'] > 0.95
   bert = bert_lib.load(str(tmp_path / 'run'))
+  assert multiple_choice.choose(bert, []) == []
   answers = multiple_choice.choose(
       bert, [('w1', ['w2 bad', 'w3 good']), ('w4', ['w5 bad', 'bad', 'w6 good'])])
   assert [x['choice'] for x in answers] == [1, 2]

@@ -19,7 +19,7 @@ from bert_jax.interop import conversion, huggingface, verify
 from bert_jax.model import architectures
 from bert_jax.model.distilbert import DistilBertConfig
 from bert_jax.runs import drift, initial, run
-from tests import conftest
+from tests import conftest, made_tasks
 from tests.interop import torch_bert
 
 VOCAB = 400
@@ -197,6 +197,17 @@ def test_fields_of_the_start_are_not_the_models(name):
     config_lib.check_overrides(config, [f'--config.model.{name}=x'])
   before, now = {'model': {name: 'x'}}, {name: 'y', 'model': {}}
   assert drift.changes(before, now) == [drift.Change(name, 'x', 'y')]
+
+
+def test_a_teacher_computes_as_its_student_does(tmp_path):
+  """It drops nothing, so that a kernel without dropout may serve it."""
+  c = config_lib.pretraining('tiny')
+  folder = made_tasks.start(tmp_path / 'teacher', 'sparse_embedding')
+  c.update_from_flattened_dict({'teacher': folder, 'model.hidden_size': 32,
+                                'model.dtype': 'bfloat16', 'model.attention': 'xla'})
+  theirs = initial.teacher(c).config
+  assert (theirs.dtype, theirs.attention) == ('bfloat16', 'xla')
+  assert theirs.dropout == theirs.attention_dropout == 0
 
 
 def test_a_student_begins_with_layers_of_its_teacher(tmp_path):

@@ -67,6 +67,11 @@ def test_the_picture_shows_the_chosen_head(bert, tmp_path, monkeypatch):
     attention_lib.write_png(attention, str(tmp_path / 'c.png'), layer=3)
 
 
+def test_the_folder_of_the_output_is_made(folder, tmp_path):
+  show.show(str(folder), 'attention', ['w1 w2'], [], str(tmp_path / 'new/folder/a.html'))
+  assert (tmp_path / 'new/folder/a.html').exists()
+
+
 def test_mistakes_of_the_command(folder, tmp_path):
   out = str(tmp_path / 'a.html')
   for arguments, message in (
