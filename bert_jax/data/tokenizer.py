@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 import functools
 import hashlib
 import json
+import re
 import unicodedata
 
 from etils import epath
@@ -26,6 +27,11 @@ _MPNET = ('<pad>', '[UNK]', '<s>', '</s>', '<mask>')  # as in fairseq, but for [
 # A cased vocabulary read in lower case would turn every capitalised word into pieces or [UNK].
 _CASED_SHARE = 0.05  # of the words, from which a vocabulary is cased
 _TABLE_MULTIPLE = 64  # to which tables beside a vocab.txt are padded, for speed
+# A text of these characters alone is simple: BERT's normaliser lower-cases letters of ASCII, puts
+# spaces around Han characters, and leaves the others as they are.
+_SIMPLE = re.compile('[ -~\xa1-\xac\xae-\xbf\xd7\xf7\u2010-\u2027\u2030-\u205e\u3001-\u3020'
+                     '\u3400-\u4dbf\u4e00-\u9fff\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40'
+                     '\uff5b-\uff65]*')
 _MOST_UNUSED = 1024  # rows of a table beyond the vocabulary: DeBERTa v3 has 99, multilingual E5 35
 
 
@@ -44,6 +50,12 @@ def digest(tokenizer: Tokenizer) -> str:
 def _is_mark(character: str) -> bool:
   """True for an accent that stands behind its letter, a character of its own."""
   return unicodedata.category(character).startswith('M')
+
+
+@functools.cache
+def _spaces_around_han() -> dict[int, str]:
+  """For `str.translate`."""
+  return {code: f' {chr(code)} ' for code in (*range(0x3400, 0x4dc0), *range(0x4e00, 0xa000))}
 
 
 def _special_of(vocab: Collection[str]) -> tuple[str, ...]:
@@ -78,9 +90,28 @@ class WordPiece(tokenizer_base.LibraryTokenizer):
     self.library.normalizer = tokenizers.normalizers.BertNormalizer(
         lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=split_chinese)
     self.library.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    self._of_normalised = tokenizers.Tokenizer(self.library.model)
+    self._of_normalised.pre_tokenizer = self.library.pre_tokenizer
     self.library.decoder = tokenizers.decoders.WordPiece()
     self.library.add_tokens([tokenizers.AddedToken(word, single_word=True, normalized=True)
                              for word in self.whole])
+
+  def _normalised(self, text: str) -> str | None:
+    """A simple text as the library's normaliser has it; None for other texts."""
+    if self.whole or not _SIMPLE.fullmatch(text):
+      return None
+    if self._split_chinese and not text.isascii():
+      text = text.translate(_spaces_around_han())
+    return text.lower() if self.lowercase else text
+
+  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    # The library's normaliser follows each character to its place: a third of all its time.
+    normalised = [self._normalised(text) for text in texts]
+    others = iter(super().encode_batch(
+        [text for text, simple in zip(texts, normalised) if simple is None]))
+    encodings = iter(self._of_normalised.encode_batch_fast(
+        [simple for simple in normalised if simple is not None], add_special_tokens=False))
+    return [next(others) if simple is None else next(encodings).ids for simple in normalised]
 
   def _spans(self, text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The offsets, with the accents that stripping has removed from the end of a token."""

@@ -2,6 +2,8 @@ import json
 import pathlib
 
 from etils import epath
+import hypothesis
+from hypothesis import strategies as st
 import pytest
 import tokenizers
 import transformers
@@ -186,6 +188,33 @@ def test_bad_vocabularies(tmp_path):
   (tmp_path / 'e.model').write_bytes(b'no model')
   with pytest.raises(UserError, match='no SentencePiece model'):
     tokenizer_lib.load(tmp_path / 'e.model')
+
+
+KINDS = [dict(lowercase=lowercase, strip_accents=strip, split_chinese=split)
+         for lowercase in (True, False) for strip in (None, True, False) for split in (True, False)]
+
+
+@pytest.mark.parametrize('settings', KINDS, ids=str)
+def test_every_simple_character_is_normalised_as_the_library_does(settings):
+  t = tokenizer_lib.WordPiece(tokenizer_lib.SPECIAL_TOKENS, **settings)
+  simple = [chr(i) for i in range(1 << 16) if tokenizer_lib._SIMPLE.fullmatch(chr(i))]
+  assert len(simple) > 27_000
+  assert [t._normalised(c) for c in simple] == [t.library.normalizer.normalize_str(c)
+                                                for c in simple]
+
+
+VOCAB = (*tokenizer_lib.SPECIAL_TOKENS, *'abcAB019.,-?!·，。“中国人é', '##a', '##b', '##1',
+         'ab', 'e')
+
+
+@hypothesis.given(
+    texts=st.lists(st.text(st.sampled_from(
+        'abAB01 .-·，。“”中国人é\u0301\t\u3000\xad\x7fΣｱがＡ𠀀😀')), max_size=5),
+    settings=st.sampled_from(KINDS), whole=st.sampled_from([(), ('a-b',)]))
+def test_simple_and_other_texts_have_the_tokens_of_the_library(texts, settings, whole):
+  t = tokenizer_lib.WordPiece([*VOCAB, *whole], whole=whole, **settings)
+  assert t.encode_batch(texts) == [
+      e.ids for e in t.library.encode_batch(texts, add_special_tokens=False)]
 
 
 def test_an_accent_that_is_stripped_belongs_to_its_token():
