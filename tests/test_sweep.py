@@ -84,7 +84,8 @@ def test_a_metrics_file_that_a_kill_cut_short(tmp_path):
   assert SWEEP['read_result'](tmp_path, {'seed': '0'}, 'done').score == 0.5
 
 
-@pytest.mark.parametrize('number, status', [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize('number, status', [
+    (signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)])
 def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path, number, status, corpus_file):
   command = [sys.executable, 'launch/sweep.py', '--config', 'tests/tiny.py', '--sweep=seed=0,1',
              f'--workdir={tmp_path}/sweep', f'--config.data.source={corpus_file}',

@@ -59,7 +59,7 @@ def fix_steps(config: ConfigDict, given: Mapping[str, Any], run_json: Mapping[st
 
 def _budget(config: Mapping[str, Any]) -> tuple:
   """The minutes, and what each step of the run has to do."""
-  return (config['train_minutes'], config['batch_size'], config['max_len'],
+  return (config.get('train_minutes'), config['batch_size'], config['max_len'],
           [tuple(phase[1:]) for phase in config['phases']])
 
 

@@ -20,21 +20,31 @@ def needs(config, rows, mesh) -> int:
   return sum(programs.train_step(work, config, mesh).memory.values())
 
 
-@pytest.mark.parametrize('fields, fits', [
-    ({'train_steps': 0, 'phases': ((10, 32, 12), (10, 64, 8))},
-     '7 rows of 64 fit (give them in phases)'),
-    ({'phases': (), 'batch_size': 8, 'max_len': 64}, 'batch_size=7 fits')])
-def test_the_need_and_the_batch_that_fits(monkeypatch, fields, fits):
+@pytest.fixture
+def mesh(monkeypatch):
+  """The mesh of one device that `explain` gets."""
   mesh = conftest.sub_mesh(1, 1)
   monkeypatch.setattr(out_of_memory.mesh_lib, 'make_mesh', lambda **_: mesh)
-  config = small_config(**{'model.num_layers': 1, 'model.dtype': 'auto', **fields})
+  return mesh
+
+
+def test_without_phases_it_names_batch_size(monkeypatch, mesh):
+  monkeypatch.setattr(out_of_memory.estimate, 'largest_rows', lambda *_: (7, 1))
+  config = small_config(**{'model.num_layers': 1, 'phases': (), 'batch_size': 8, 'max_len': 64})
+  assert 'By the compiler batch_size=7 fits; ' in out_of_memory.explain(config)
+
+
+def test_the_need_and_the_batch_that_fits(monkeypatch, mesh):
+  config = small_config(**{'model.num_layers': 1, 'model.dtype': 'auto', 'train_steps': 0,
+                           'phases': ((10, 32, 12), (10, 64, 8))})
   resolved = small_config(**{'model.num_layers': 1, 'model.dtype': 'float32'})
   limit = needs(resolved, 7, mesh)  # so many rows fit exactly
   monkeypatch.setattr(chip_figures, 'memory_limit', lambda device: limit)
   line = out_of_memory.explain(config)
   need = needs(resolved, 8, mesh) / 2**30
   assert line.startswith(f'out of memory: a step of 8 rows of 64 needs {need:.1f} GiB of each '
-                         f'device, which has {limit / 2**30:.1f}. By the compiler {fits};')
+                         f'device, which has {limit / 2**30:.1f}. By the compiler 7 rows of 64 fit '
+                         '(give them in phases);')
 
 
 def test_other_errors_are_not_taken_for_it():

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import types
 
 from etils import epath
 import jax
@@ -16,7 +17,7 @@ from bert_jax.interop import conversion
 from bert_jax.interop import load as load_lib
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.planning import programs
-from bert_jax.runs import finetune, initial, run
+from bert_jax.runs import finetune, frozen_base, initial, run
 from bert_jax.tasks import sequence_classification
 from bert_jax.training import loop
 from tests import conftest, made_tasks
@@ -195,11 +196,10 @@ def test_mistakes(finished, tmp_path, fields, line):
 
 
 def test_the_workdir_of_a_run_without_lora(finished, tmp_path):
-  source, _, _ = finished
-  run.run(make_config(str(source), tmp_path, **{'lora.rank': 0, 'train_steps': 2}),
-          str(tmp_path / 'run'))
+  """It has checkpoints, so that the run loads no other model, and no base."""
+  _, c, _ = finished
   with pytest.raises(UserError, match=r'run holds a run with lora.rank=0 \(now 2\)'):
-    run.run(make_config(str(source), tmp_path, train_steps=2), str(tmp_path / 'run'))
+    frozen_base.adapt(types.SimpleNamespace(start=None), c, epath.Path(tmp_path / 'run'))
 
 
 def test_pretraining_from_nothing_has_no_base(corpus_file, tmp_path):

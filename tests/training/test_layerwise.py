@@ -50,11 +50,9 @@ def test_frozen_layers(layers, expected):
   assert (updates['classifier']['kernel'] == 1).all()
 
 
-@pytest.mark.parametrize('name', [
-    name for name, entry in architectures.ALL.items()
-    if entry.config(**SIZES).stacked_layers == SIZES['num_layers']])
+@pytest.mark.parametrize('name', ['mpnet', 'electra', 'deberta-v2'])
 def test_all_below_the_heads_is_frozen(name):
-  """Of each architecture whose layers are counted: relative positions too."""
+  """Relative positions too."""
   config = architectures.ALL[name].config(**SIZES)
   params = jax.tree.map(lambda x: jnp.ones(x.shape), nn.unbox(
       layout.abstract_params(config, {'mlm', 'pooler'})))
