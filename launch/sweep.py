@@ -106,7 +106,8 @@ class Processes:
   """The runs in progress."""
 
   def __init__(self):
-    self._lock, self._running, self._is_closed = threading.Lock(), [], False
+    # SIGTERM may come while the main thread closes: it closes again.
+    self._lock, self._running, self._is_closed = threading.RLock(), [], False
 
   def run(self, command: list[str], **options: Any) -> int:
     """Returns the exit status of a command; after `close` it does not start."""

@@ -79,7 +79,8 @@ class Figures(NamedTuple):
   missing: float = 0.0  # bytes by which it does not fit
   seconds: float = 0.0  # to compile it
   flops: float = 0.0
-  operations: Sequence[Operation] = ()  # of the run's own training step only, as the next
+  # Of the run's own training step only.
+  operations: Sequence[Operation] = ()
   collectives: Sequence[Collective] = ()
   program: jax.stages.Compiled | None = None
 

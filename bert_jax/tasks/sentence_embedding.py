@@ -92,8 +92,7 @@ def check_texts(config: ConfigDict):
   if not data.text_pair_column and not config.model.dropout:
     raise UserError('a text is compared with itself under other dropout: give '
                     'data.text_pair_column, or a model.dropout above 0')
-  in_contrast = config.batch_size // config.optimizer.accumulation
-  if in_contrast < 2 and not data.negative_column:
+  if config.batch_size < 2 * config.optimizer.accumulation and not data.negative_column:
     raise UserError(f'batch_size={config.batch_size} by optimizer.accumulation='
                     f'{config.optimizer.accumulation} leaves a text alone: there is nothing to '
                     'tell it from')

@@ -328,65 +328,6 @@ def _interrupt(*_):
   raise KeyboardInterrupt
 
 
-def test_a_published_bpe_has_the_space_before_a_sentence(tmp_path):
-  """RoBERTa's files add none before a text: a sentence inside of one would stick to the last."""
-  documents = [[f'The cat saw {i} birds.', 'The end came.'] for i in range(12)]
-  source = conftest.write_corpus(tmp_path / 'c.txt', documents)
-  trained = _open(tmp_path / 'w', source, 300, tokenizer='bpe').tokenizer
-  settings = json.loads(trained.serialized())
-  settings['pre_tokenizer']['add_prefix_space'] = False
-  (tmp_path / 'tokenizer.json').write_text(json.dumps(settings))
-  corpus = _open(tmp_path / 'v', source, vocab=str(tmp_path / 'tokenizer.json'), heldout=0.0,
-                 lines_are_sentences=True)
-  sentences = [s for document in _sentences(corpus, corpus.train) for s in document]
-  expected = corpus.tokenizer.encode_batch([f' {s}' for d in documents for s in d])
-  assert sentences == [' '.join(corpus.tokenizer.tokens(ids)) for ids in expected]
-  starts = corpus.train.word_starts(np.arange(corpus.train.num_tokens))
-  words = [s.rstrip('.').split() for d in documents for s in d]
-  assert starts.sum() == sum(map(len, words))
-
-
-def test_sentencepiece(tmp_path, corpus_file):
-  corpus = _open(tmp_path / 'w', corpus_file, vocab_size=120, tokenizer='sentencepiece')
-  assert corpus.tokenizer.kind == 'sentencepiece' and corpus.tokenizer.vocab_size <= 120
-  assert corpus.counts[:5].sum() == 0
-  position = np.arange(corpus.train.num_tokens)
-  pieces = corpus.tokenizer.tokens(corpus.train.tokens(position))
-  assert corpus.train.word_starts(position).tolist() == [p.startswith('\u2581') for p in pieces]
-
-
-def test_chinese_words_are_marked(tmp_path):
-  documents = [['今天天气很好。我们去公园吧！', f'他有{i}只iPhone手机。']  for i in range(8)]
-  source = conftest.write_corpus(tmp_path / 'zh.txt', documents)
-  corpus = _open(tmp_path / 'w', source, language='zh', heldout=0.0)
-  assert {'猫', '公', '园'} - {'猫'} <= set(corpus.tokenizer.vocab)
-  assert corpus.train.num_sentences == 8 * 3
-  position = np.arange(corpus.train.num_tokens)
-  pieces = corpus.tokenizer.tokens(corpus.train.tokens(position))
-  words = []
-  for piece, start in zip(pieces, corpus.train.word_starts(position)):
-    if start:
-      words.append('')
-    words[-1] += piece.removeprefix('##')
-  assert {'今天天气', '公园', '手机', 'iphone', '我们', '。'} <= set(words)
-  assert '园' not in words and '机' not in words
-
-
-@pytest.mark.parametrize('kind, size', [('sentencepiece', 60), ('bpe', 330)])
-def test_chinese_words_are_marked_without_spaces_too(tmp_path, kind, size):
-  documents = [['今天天气很好。我们去公园吧！', f'他有{i}只手机。']  for i in range(8)]
-  source = conftest.write_corpus(tmp_path / 'zh.txt', documents)
-  corpus = _open(tmp_path / 'w', source, language='zh', heldout=0.0, tokenizer=kind,
-                 vocab_size=size)
-  t = corpus.tokenizer
-  (ids, offsets), = t.encode_with_offsets(['今天天气很好。'])
-  encoded = encode.Encoder(t, preparation.Settings('', language='zh')).documents(['今天天气很好。'])
-  assert encoded.tokens.tolist() == ids
-  starts = [offsets[i][0] for i in np.flatnonzero(encoded.words)]
-  assert starts == sorted(set(starts)) and starts[0] == 0 and len(starts) > 1
-  assert set(starts) <= {0, 4, 5, 6}  # 今天天气, 很, 好, 。
-
-
 def test_files_that_have_changed_since_are_told(tmp_path):
   source = conftest.write_corpus(tmp_path / 'a.txt', conftest.make_documents(40))
   settings = preparation.Settings(source, vocab_size=200)

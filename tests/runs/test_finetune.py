@@ -218,8 +218,7 @@ def test_answers(pretrained, tmp_path, unanswerable):
 
 def test_choices(pretrained, tmp_path):
   c = make_config('multiple_choice', pretrained, tmp_path)
-  with c.unlocked():
-    c.data.test = c.data.eval
+  c.data.test = c.data.eval
   run.run(c, str(tmp_path / 'run'))
   assert last_scores(tmp_path / 'run')['eval_accuracy'] > 0.95
   bert = bert_lib.load(str(tmp_path / 'run'))
