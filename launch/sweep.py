@@ -109,12 +109,17 @@ class Processes:
     # SIGTERM may come while the main thread closes: it closes again.
     self._lock, self._running, self._is_closed = threading.RLock(), [], False
 
-  def run(self, command: list[str], **options: Any) -> int:
-    """Returns the exit status of a command; after `close` it does not start."""
+  def run(self, command: list[str], log: pathlib.Path, env: dict[str, str]) -> int:
+    """Returns the exit status of a command that writes to `log`.
+
+    Raises CancelledError after `close`: the command does not start, its folder is not made.
+    """
     with self._lock:
       if self._is_closed:
-        return errors.EXIT_PREEMPTED
-      process = subprocess.Popen(command, **options)
+        raise futures.CancelledError
+      log.parent.mkdir(parents=True, exist_ok=True)
+      with log.open('a') as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env)
       self._running.append(process)
     return process.wait()
 
@@ -131,14 +136,11 @@ class Processes:
 def run_one(processes: Processes, config: str, workdir: pathlib.Path, values: dict[str, str],
             overrides: list[str]) -> Result:
   """Runs one combination, or goes on with it; its output is in log.txt."""
-  workdir.mkdir(parents=True, exist_ok=True)
   command = [sys.executable, '-m', 'bert_jax.main', f'--config={config}', f'--workdir={workdir}',
              *overrides, *(f'--config.{field}={value}' for field, value in values.items())]
   # Files that the fields name are found from here, the code from anywhere.
   path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])])
-  with (workdir / 'log.txt').open('a') as log:
-    status = processes.run(command, stdout=log, stderr=subprocess.STDOUT,
-                           env={**os.environ, 'PYTHONPATH': path})
+  status = processes.run(command, workdir / 'log.txt', {**os.environ, 'PYTHONPATH': path})
   if status == 0:
     return read_result(workdir, values, 'done')
   last = (workdir / 'log.txt').read_text().strip().rpartition('\n')[2]
