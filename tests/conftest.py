@@ -42,6 +42,9 @@ from tests import tiny
 # A shell starts commands in the background with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# To trace and to compile makes objects by the million, few of them in cycles.
+gc.set_threshold(100_000, 50, 100)
+
 WORDS = ['the', 'a', 'his', 'her', 'old', 'new', 'small', 'large', 'red', 'green', 'house', 'river',
          'tree', 'stone', 'bird', 'horse', 'king', 'child', 'runs', 'sees', 'finds', 'takes',
          'gives', 'holds', 'under', 'over', 'near', 'behind', 'and', 'but', 'then', 'slowly']

@@ -282,24 +282,26 @@ def abstract_params(config: BertConfig, present: Collection[str], num_labels: in
 
   Those of GROUPS are boxed with their logical axes. Others belong to the head of `task`.
   """
-  key, tokens = jax.random.key(0), jax.ShapeDtypeStruct((1, 8), jnp.int32)
-  tree = jax.eval_shape(BertForPreTraining(config).init, key, Batch(*[tokens] * 4), tokens,
-                        tokens)['params']
+  tree = {name: x for name, x in _abstract_pretraining_params(config).items()
+          if name == 'bert' or ('mlm' in present and name != 'nsp')}
   if 'pooler' not in present:
-    del tree['bert']['pooler']
-  if 'mlm' in present:
-    del tree['nsp']
-  else:
-    tree = {'bert': tree['bert']}
+    tree['bert'] = {name: x for name, x in tree['bert'].items() if name != 'pooler'}
   outputs = functools.partial(dense, config, axes=('embed', 'labels'), dtype=jnp.float32)
   heads = {'nsp': outputs(2), 'rtd': ReplacedTokenHead(config), 'classifier': outputs(num_labels),
            'qa_outputs': outputs(2)}
   hidden = jax.ShapeDtypeStruct((1, config.hidden_size), jnp.float32)
   for name, head in heads.items():
     if name in present:
-      tree[name] = jax.eval_shape(head.init, key, hidden)['params']
+      tree[name] = jax.eval_shape(head.init, jax.random.key(0), hidden)['params']
   others = set(present) - GROUPS.keys()
   if others:
     head = task_list.ALL[task].abstract_params(config, num_labels)['params']
     tree |= {name: head[name] for name in others}
   return {'params': tree}
+
+
+@functools.cache  # to trace a model takes a tenth of a second, and a run asks several times
+def _abstract_pretraining_params(config: BertConfig) -> Mapping[str, Any]:
+  tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+  return jax.eval_shape(BertForPreTraining(config).init, jax.random.key(0), Batch(*[tokens] * 4),
+                        tokens, tokens)['params']

@@ -24,6 +24,12 @@ BASE = 'base'  # the frozen model of a LoRA run, a folder of a workdir
 APART = (*FOLDERS, BASE, 'damaged', lock.NAME)  # never copied between a bucket and this machine
 _SPARE_BYTES = 100_000  # for the metadata of a checkpoint and the run's other files
 
+# The replicas of an array share the work of saving it. Each share is a program to compile, so one
+# replica saves a small array alone.
+ocp.type_handlers.register_type_handler(
+    jax.Array, ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=1 << 20),
+    override=True)
+
 
 def absolute(path: epath.Path) -> epath.Path:
   """The absolute path: orbax writes to no other, and says so only in its background thread."""

@@ -4,13 +4,15 @@ A run that goes on continues its record. It makes the steps after its checkpoint
 same numbers: TensorBoard drops what it has of them, Weights & Biases takes each step once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import functools
 import importlib.util
 import json
 import os
 import pathlib
 import subprocess
+import sys
 from typing import Any, ClassVar, Protocol
 import uuid
 
@@ -53,8 +55,9 @@ class TensorBoard:
 
   @functools.cached_property
   def _writer(self) -> Any:
-    """Opened by the first line: the package imports PyTorch if it can, which takes seconds."""
-    import tensorboardX
+    """Opened by the first line, which stands on the screen before the package is imported."""
+    with _hidden('torch'):  # imported for a type annotation: seconds, and 200 MB
+      import tensorboardX
     writer = tensorboardX.SummaryWriter(self._folder, purge_step=self._first_step + 1)
     writer.add_text('config', f'```\n{self._config}\n```', self._first_step)
     return writer
@@ -67,6 +70,19 @@ class TensorBoard:
   def finish(self, workdir, evaluations):
     del workdir, evaluations  # it has them
     self._writer.close()
+
+
+@contextlib.contextmanager
+def _hidden(package: str) -> Iterator[None]:
+  """A package that is not imported yet cannot be imported meanwhile."""
+  if package in sys.modules:
+    yield
+    return
+  sys.modules[package] = None
+  try:
+    yield
+  finally:
+    del sys.modules[package]
 
 
 class WeightsAndBiases:

@@ -260,6 +260,20 @@ def test_the_whole_of_a_checkpoint_is_checked_without_its_model(workdir):
     integrity.check(epath.Path(workdir / 'checkpoints/6'))
 
 
+def test_replicas_share_large_arrays_only(tmp_path, monkeypatch):
+  shares, slice_in_dim = [], jax.lax.slice_in_dim
+  monkeypatch.setattr(jax.lax, 'slice_in_dim', lambda x, **where: shares.append(
+      (where['limit_index'] - where['start_index']) * x.nbytes // x.shape[where['axis']]
+  ) or slice_in_dim(x, **where))
+  saved = checkpoint.Checkpoints(epath.Path(tmp_path), 1)
+  state = state_of(1, width=1 << 17)  # the kernel and its two moments have 8 MiB, the biases 0.5
+  saved.save(state, 1)
+  saved.wait()
+  assert shares == [1 << 20] * 8 * 3
+  jax.tree.map(np.testing.assert_array_equal, saved.restore(abstract_of(state))[0], state)
+  saved.close()
+
+
 def test_every_nth_stays(tmp_path):
   saved = checkpoint.Checkpoints(epath.Path(tmp_path), 2, every=4)
   for step in range(1, 11):
