@@ -1,6 +1,6 @@
 """Checkpoints through orbax: sharded, asynchronous, atomic, the newest few kept, proven sound."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import errno
 import itertools
@@ -23,12 +23,9 @@ FOLDERS = ('best', 'checkpoints')  # of a workdir; whoever loads a model looks i
 BASE = 'base'  # the frozen model of a LoRA run, a folder of a workdir
 APART = (*FOLDERS, BASE, 'damaged', lock.NAME)  # never copied between a bucket and this machine
 _SPARE_BYTES = 100_000  # for the metadata of a checkpoint and the run's other files
-
 # The replicas of an array share the work of saving it. Each share is a program to compile, so one
-# replica saves a small array alone.
-ocp.type_handlers.register_type_handler(
-    jax.Array, ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=1 << 20),
-    override=True)
+# replica saves an array alone if the shares would be smaller than this.
+_SMALLEST_SHARE = 1 << 20  # bytes
 
 
 def absolute(path: epath.Path) -> epath.Path:
@@ -37,11 +34,20 @@ def absolute(path: epath.Path) -> epath.Path:
 
 
 class _Manager(ocp.CheckpointManager):
-  """Orbax's manager, which does not decide itself when to stop.
+  """Orbax's manager of checkpoints with these items, which does not decide itself when to stop.
 
   It would ask JAX with the number of the step, `preemption.Notice` with numbers of its own: JAX
   would agree on a place that nobody reaches.
   """
+
+  def __init__(self, folder: epath.Path, items: Sequence[str], **options: Any):
+    arrays = ocp.type_handlers.create_type_handler_registry((
+        jax.Array,
+        ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_SMALLEST_SHARE)))
+    handlers = {name: ocp.PyTreeCheckpointHandler(type_handler_registry=arrays) for name in items}
+    handlers[integrity.ITEM] = ocp.JsonCheckpointHandler()
+    super().__init__(folder, item_handlers=handlers,
+                     options=ocp.CheckpointManagerOptions(create=True, **options))
 
   def reached_preemption(self, step: int) -> bool:
     del step
@@ -61,14 +67,10 @@ class Checkpoints:
   def __init__(self, workdir: epath.Path, keep: int, best: str = '', every: int = 0):
     self._workdir = absolute(workdir)
     self._score = best
-    self._manager = _Manager(
-        self._workdir / 'checkpoints', item_names=('params', 'optimizer', integrity.ITEM),
-        options=ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=every or None,
-                                             create=True))
+    self._manager = _Manager(self._workdir / 'checkpoints', ('params', 'optimizer'),
+                             max_to_keep=keep, keep_period=every or None)
     # Each of the best is better than the one before it: the newest is the best.
-    self._best = best and _Manager(
-        self._workdir / 'best', item_names=('params', integrity.ITEM),
-        options=ocp.CheckpointManagerOptions(max_to_keep=1, create=True))
+    self._best = best and _Manager(self._workdir / 'best', ('params',), max_to_keep=1)
 
   def latest(self) -> int | None:
     """The newest complete step, None if there is none."""
@@ -204,7 +206,7 @@ def _items(state: TrainState) -> dict[str, Any]:
 
 
 def _save(manager: _Manager, step: int, items: Mapping[str, Any], **more: Any):
-  saved = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
+  saved = {name: ocp.args.PyTreeSave(tree) for name, tree in items.items()}
   description = sealed.seal({'step': step, 'arrays': integrity.arrays(items), **more})
   saved[integrity.ITEM] = ocp.args.JsonSave(description)
   manager.save(step, args=ocp.args.Composite(**saved), force=True)
