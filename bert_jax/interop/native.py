@@ -21,6 +21,7 @@ from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
+from bert_jax.objectives.objective import abstract_variables
 from bert_jax.runtime import sealed
 from bert_jax.tasks import task_list
 from bert_jax.training import checkpoint, integrity, lora, metrics_log
@@ -116,7 +117,7 @@ def load_workdir(directory: epath.Path, step: int | None = None,
     # A student's parameters are those of any masked LM.
     name = 'mlm' if name == 'distillation' else name
     objective = catalogue.create(name, data.get('sequences'), config)
-    abstract = jax.eval_shape(objective.init, jax.random.key(0))
+    abstract = abstract_variables(objective)
   else:
     abstract = layout.abstract_params(config, head_groups(config, task), len(labels), task)
   factors = lora.LoraConfig(**fields.get('lora', {}))

@@ -1,6 +1,7 @@
 """The base of all objectives, the records that their losses read, and masked LM."""
 
 import dataclasses
+import functools
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -68,12 +69,17 @@ class Objective:
 
   def parameters(self) -> int:
     """Number of trained parameters, without the padding of the vocabulary."""
-    boxed = jax.eval_shape(self.init, jax.random.key(0))
-    return count_parameters(boxed, self.model.config)
+    return count_parameters(abstract_variables(self), self.model.config)
 
   def flops_per_token(self, length: int, predictions: float) -> float:
     """Model FLOPs of a training step, as `BertConfig.flops_per_token`."""
     return self.model.config.flops_per_token(length, predictions)
+
+
+@functools.cache  # a run asks several times, and to trace a model takes a tenth of a second
+def abstract_variables(objective: Objective) -> Any:
+  """Returns what `objective.init` makes, as boxed ShapeDtypeStructs."""
+  return jax.eval_shape(objective.init, jax.random.key(0))
 
 
 @dataclasses.dataclass(frozen=True)

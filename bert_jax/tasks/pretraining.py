@@ -19,7 +19,7 @@ from bert_jax.model import dropout_bits
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.objectives import losses, masking
-from bert_jax.objectives.objective import Example, Keys, Objective
+from bert_jax.objectives.objective import Example, Keys, Objective, abstract_variables
 from bert_jax.parallel.mesh import Feed
 
 _EVAL_SEED = 0  # held-out rows and masks are the same in every evaluation of every run
@@ -139,11 +139,8 @@ class PretrainingData:
 
   def score_names(self) -> list[str]:
     """The names of the scores that `evaluate` returns."""
-    def measure():
-      params, frozen = nn.unbox((self.task.init(jax.random.key(0)), self.task.frozen))
-      return self.task.measure(params, frozen, self.rows(0))
-
-    measured = jax.eval_shape(measure)
+    params, frozen = nn.unbox((abstract_variables(self.task.objective), self.task.frozen))
+    measured = jax.eval_shape(self.task.measure, params, frozen, self.rows(0))
     return ['loss', *(name for name in measured if name != 'tokens'), 'unigram_entropy']
 
   def evaluate(self, evaluate_batch: Callable[[Batch], losses.Metrics],

@@ -177,8 +177,10 @@ def _draw_curves(lines: list[dict[str, Any]], path: epath.Path):
   names = names or [name for name in _FINETUNING_CURVES if name in logged]
   if not names:
     return
-  figure, axes = plt.subplots(1, len(names), figsize=(4 * len(names), 3.2), squeeze=False,
-                              sharex=True, layout='constrained')
+  width = 4 * len(names)
+  figure, axes = plt.subplots(
+      1, len(names), figsize=(width, 3.2), squeeze=False, sharex=True, gridspec_kw=dict(
+          left=0.6 / width, right=1 - 0.15 / width, bottom=0.16, top=0.9, wspace=0.22))
   for axis, name in zip(axes[0], names):
     for key, style, label in ((name, dict(color='C0'), 'training'),
                               (f'eval_{name}', dict(color='C1', marker='o', ms=4), 'held out')):
