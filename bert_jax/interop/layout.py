@@ -19,8 +19,8 @@ from bert_jax.errors import UserError
 from bert_jax.model import deberta, modern
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import dense
-from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining, ReplacedTokenHead
+from bert_jax.objectives.objective import MaskedLM, abstract_variables
 from bert_jax.tasks import task_list
 
 # The groups, and the prefix of their tensors' names.
@@ -282,7 +282,8 @@ def abstract_params(config: BertConfig, present: Collection[str], num_labels: in
 
   Those of GROUPS are boxed with their logical axes. Others belong to the head of `task`.
   """
-  tree = {name: x for name, x in _abstract_pretraining_params(config).items()
+  whole = abstract_variables(MaskedLM(BertForPreTraining(config)))['params']
+  tree = {name: x for name, x in whole.items()
           if name == 'bert' or ('mlm' in present and name != 'nsp')}
   if 'pooler' not in present:
     tree['bert'] = {name: x for name, x in tree['bert'].items() if name != 'pooler'}
@@ -298,10 +299,3 @@ def abstract_params(config: BertConfig, present: Collection[str], num_labels: in
     head = task_list.ALL[task].abstract_params(config, num_labels)['params']
     tree |= {name: head[name] for name in others}
   return {'params': tree}
-
-
-@functools.cache  # to trace a model takes a tenth of a second, and a run asks several times
-def _abstract_pretraining_params(config: BertConfig) -> Mapping[str, Any]:
-  tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
-  return jax.eval_shape(BertForPreTraining(config).init, jax.random.key(0), Batch(*[tokens] * 4),
-                        tokens, tokens)['params']

@@ -79,7 +79,7 @@ class Figures(NamedTuple):
   missing: float = 0.0  # bytes by which it does not fit
   seconds: float = 0.0  # to compile it
   flops: float = 0.0
-  # Of the run's own training step only.
+  # Only the run's own training step has the rest.
   operations: Sequence[Operation] = ()
   collectives: Sequence[Collective] = ()
   program: jax.stages.Compiled | None = None

@@ -56,7 +56,7 @@ class TensorBoard:
   @functools.cached_property
   def _writer(self) -> Any:
     """Opened by the first line, which stands on the screen before the package is imported."""
-    with _hidden('torch'):  # imported for a type annotation: seconds, and 200 MB
+    with _hidden('torch'):  # imported for a type annotation: it takes seconds
       import tensorboardX
     writer = tensorboardX.SummaryWriter(self._folder, purge_step=self._first_step + 1)
     writer.add_text('config', f'```\n{self._config}\n```', self._first_step)
