@@ -9,6 +9,7 @@ import io
 import math
 import pickle
 import pickletools
+import re
 from typing import Any, NamedTuple
 import zipfile
 
@@ -18,12 +19,21 @@ import numpy as np
 
 from bert_jax.errors import UserError
 
-_DTYPES = {'torch.FloatStorage': np.dtype(np.float32), 'torch.HalfStorage': np.dtype(np.float16),
-           'torch.BFloat16Storage': np.dtype(jnp.bfloat16),
-           'torch.LongStorage': np.dtype(np.int64)}
+_DTYPES = {f'torch.{name}Storage': np.dtype(kind) for name, kind in (
+    ('Double', np.float64), ('Float', np.float32), ('Half', np.float16), ('BFloat16', jnp.bfloat16),
+    ('Long', np.int64), ('Int', np.int32), ('Short', np.int16), ('Char', np.int8),
+    ('Byte', np.uint8), ('Bool', np.bool_))}
 _TENSOR, _PARAMETER = 'torch._utils._rebuild_tensor_v2', 'torch._utils._rebuild_parameter'
 _DICT = 'collections.OrderedDict'
 _KNOWN = {*_DTYPES, _TENSOR, _PARAMETER, _DICT}
+# Names of torch for tensors that we do not read: complex, quantized, sparse, float8.
+_OTHER_TENSORS = re.compile(
+    r'torch\.(_utils\._rebuild_\w+|storage\.UntypedStorage|serialization\._get_layout|\w+Storage|Size'
+    r'|per_\w+_affine|(float|u?int)\d\w*)')
+
+
+class _Unread(Exception):
+  """The file holds tensors that torch reads and we do not."""
 
 
 class _Tensor(NamedTuple):
@@ -91,6 +101,9 @@ def _array(tensor: _Tensor, storages: dict[str, np.ndarray]) -> np.ndarray:
   last = tensor.offset + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides))
   if math.prod(tensor.shape) and last >= flat.size:
     raise ValueError(f'a tensor {list(tensor.shape)} ends beyond its storage of {flat.size}')
+  if math.prod(tensor.shape) > flat.size:  # a small file would fill the memory
+    raise _Unread(f'a tensor {list(tensor.shape)} that repeats the {flat.size} entries of its '
+                  'storage')
   return np.lib.stride_tricks.as_strided(
       flat[tensor.offset:], tensor.shape, [flat.itemsize * step for step in tensor.strides],
       writeable=False)
@@ -105,6 +118,8 @@ def _read(file: zipfile.ZipFile, path: epath.Path) -> dict[str, np.ndarray]:
                     'as safetensors')
   content = file.read(f'{folder}data.pkl')
   refused = sorted(_globals(content) - _KNOWN)
+  if refused and all(map(_OTHER_TENSORS.fullmatch, refused)):
+    raise _Unread(', '.join(refused))
   if refused:
     raise UserError(f'{path} names {", ".join(refused)}, which no state dict of tensors needs: the '
                     'file is refused, nothing of it ran')
@@ -118,10 +133,11 @@ def _read(file: zipfile.ZipFile, path: epath.Path) -> dict[str, np.ndarray]:
 
 
 def load_file(path: epath.Path) -> dict[str, np.ndarray]:
-  """Reads a state dict: arrays by name, float32, float16, bfloat16 or int64, as they were saved.
+  """Reads a state dict: arrays by name, of one of _DTYPES, as they were saved.
 
   Raises:
-    UserError: the file is of another format or damaged, or names anything but tensors.
+    UserError: the file is of another format or damaged, names anything but tensors, or holds
+      tensors of another kind.
   """
   try:
     with path.open('rb') as file:
@@ -135,5 +151,11 @@ def load_file(path: epath.Path) -> dict[str, np.ndarray]:
         return _read(content, path)
   except UserError:
     raise
+  except _Unread as e:
+    raise UserError(
+        f'{path} holds tensors that are not read ({e}): write {path.parent}/model.safetensors '
+        'beside it, where torch is installed: python -c "import torch, safetensors.torch as s; '
+        's.save_file({n: x.to_dense().dequantize().contiguous().clone() for n, x in torch.load('
+        f"'{path}', weights_only=True).items()}}, '{path.parent}/model.safetensors')\"") from e
   except Exception as e:  # a damaged pickle raises anything
     raise UserError(f'{path} is damaged or no state dict of torch: {e}') from e
