@@ -41,7 +41,8 @@ def make_mask(module: nn.Module, pair_index: jax.Array) -> Mask:
 
 
 def attend(module: nn.Module, qkv: jax.Array, mask: Mask, *, deterministic: bool,
-           rotate: Callable[[jax.Array], jax.Array] | None = None, reach: int = 0) -> jax.Array:
+           rotate: Callable[[jax.Array], jax.Array] | None = None,
+           reach: int | None = None) -> jax.Array:
   """Attention within the pairs, on the path that suits the config, the shapes and the platform.
 
   Args:
@@ -51,7 +52,7 @@ def attend(module: nn.Module, qkv: jax.Array, mask: Mask, *, deterministic: bool
     mask: from `make_mask`.
     deterministic: no dropout.
     rotate: applied to query and key, [B, L, H, K] each.
-    reach: how many tokens to either side a token sees; 0 = its whole pair.
+    reach: how many tokens to either side a token sees; None = its whole pair.
 
   Returns:
     [B, L, H * K] in the dtype of `qkv`.
@@ -71,13 +72,14 @@ def attend(module: nn.Module, qkv: jax.Array, mask: Mask, *, deterministic: bool
     query, key = rotate(query), rotate(key)
   # The blocks compute 3 * reach weights for each token, which saves work only in longer rows. The
   # kernels have no window. An exported program is for rows of all lengths: it has no blocks.
-  length = qkv.shape[1]
-  in_blocks = path != 'xla' or (isinstance(length, int) and length > 3 * reach)
-  if reach and in_blocks and not module.is_mutable_collection('intermediates'):
+  length, is_local = qkv.shape[1], reach is not None
+  in_blocks = is_local and (
+      path != 'xla' or (isinstance(length, int) and length > 3 * reach))
+  if in_blocks and not module.is_mutable_collection('intermediates'):
     return local_attention(query, key, value, mask.pair_index, reach, dropout).reshape(flat)
   if path == 'xla':
     bias = mask.bias
-    if reach:
+    if is_local:
       at = jnp.arange(length)
       is_near = jnp.abs(at[:, None] - at[None, :]) <= reach  # [L, L]
       bias = jnp.where(is_near, bias, MASKED)
@@ -97,7 +99,7 @@ class SelfAttention(nn.Module):
   """Multi-head self-attention with one projection to query, key and value."""
 
   config: BertConfig
-  reach: int = 0  # as of `attend`
+  reach: int | None = None  # as of `attend`
   out_stddev: float | None = None  # of the output projection; None = initializer_range
   output_dropout: float = 0.0
 

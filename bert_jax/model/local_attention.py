@@ -11,7 +11,8 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array, pair_ind
                     reach: int, drop=lambda weights: weights) -> jax.Array:
   """Attention to the tokens of the same pair that are at most `reach` away.
 
-  In blocks of `reach` tokens, each of which sees itself and its two neighbours: linear in L.
+  In blocks of `reach` tokens (1 for 0), each of which sees itself and its two neighbours: linear in
+  L.
 
   Args:
     query, key, value: [B, L, H, K].
@@ -23,24 +24,25 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array, pair_ind
     [B, L, H, K] in the dtype of `query`.
   """
   rows, length = pair_index.shape
-  blocks = -(-length // reach)
+  size = max(reach, 1)
+  blocks = -(-length // size)
 
   def in_blocks(x):
-    """[B, L, ...] -> [B * blocks, reach, ...]."""
-    x = jnp.pad(x, [(0, 0), (0, blocks * reach - length), *[(0, 0)] * (x.ndim - 2)])
-    return x.reshape(rows * blocks, reach, *x.shape[2:])
+    """[B, L, ...] -> [B * blocks, size, ...]."""
+    x = jnp.pad(x, [(0, 0), (0, blocks * size - length), *[(0, 0)] * (x.ndim - 2)])
+    return x.reshape(rows * blocks, size, *x.shape[2:])
 
   def around(x):
-    """[B, L, ...] -> [B * blocks, 3 * reach, ...]: each block between its neighbours."""
-    x = jnp.pad(x, [(0, 0), (reach, (blocks + 1) * reach - length), *[(0, 0)] * (x.ndim - 2)])
-    parts = [x[:, i * reach:(i + blocks) * reach].reshape(rows, blocks, reach, *x.shape[2:])
+    """[B, L, ...] -> [B * blocks, 3 * size, ...]: each block between its neighbours."""
+    x = jnp.pad(x, [(0, 0), (size, (blocks + 1) * size - length), *[(0, 0)] * (x.ndim - 2)])
+    parts = [x[:, i * size:(i + blocks) * size].reshape(rows, blocks, size, *x.shape[2:])
              for i in range(3)]
-    return jnp.concatenate(parts, axis=2).reshape(rows * blocks, 3 * reach, *x.shape[2:])
+    return jnp.concatenate(parts, axis=2).reshape(rows * blocks, 3 * size, *x.shape[2:])
 
   of_query, of_key = in_blocks(pair_index), around(pair_index)
-  distance = jnp.arange(reach)[:, None] - (jnp.arange(3 * reach)[None, :] - reach)
+  distance = jnp.arange(size)[:, None] - (jnp.arange(3 * size)[None, :] - size)
   visible = ((of_query[:, :, None] == of_key[:, None, :]) & (of_key[:, None, :] > 0)
-             & (jnp.abs(distance) <= reach))  # [B * blocks, reach, 3 * reach]
-  bias = jnp.where(visible, 0.0, MASKED)[:, None]  # [B * blocks, 1, reach, 3 * reach]
+             & (jnp.abs(distance) <= reach))  # [B * blocks, size, 3 * size]
+  bias = jnp.where(visible, 0.0, MASKED)[:, None]  # [B * blocks, 1, size, 3 * size]
   out = dot_product_attention(in_blocks(query), around(key), around(value), bias, drop)
-  return out.reshape(rows, blocks * reach, *out.shape[2:])[:, :length]
+  return out.reshape(rows, blocks * size, *out.shape[2:])[:, :length]

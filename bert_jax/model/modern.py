@@ -35,7 +35,7 @@ class ModernConfig(BertConfig):
   attention_dropout: float = 0.0
   layer_norm_eps: float = 1e-5
   global_every: int = 3  # the first layer and every `global_every`-th after it see all of a text
-  local_window: int = 128  # tokens around each that the others see, half on either side
+  local_window: int = 128  # tokens around each that the others see: `reach` on either side
   global_theta: float = 160_000.0  # base of the rotary angles in layers that see all of a text
   local_theta: float = 10_000.0  # base of the rotary angles in the others
   classifier_pooling: str = 'cls'  # input of heads on texts: cls, the first token, or mean
@@ -52,9 +52,9 @@ class ModernConfig(BertConfig):
             and (self.num_layers - 1) % self.global_every == 0,
             f'model.num_layers={self.num_layers} must be 1 more than a multiple of '
             f'model.global_every={self.global_every}, which is at least 2')
-    require(self.local_window >= 2 and self.local_window % 2 == 0,
-            f'model.local_window={self.local_window} must be even: half of it lies on either side '
-            'of a token')
+    require(self.local_window >= 0,
+            f'model.local_window={self.local_window} must not be negative: half of it lies on '
+            'either side of a token')
     require(0 <= self.conv_reach <= 16, f'model.conv_reach={self.conv_reach} must lie in [0, 16]')
     require_choice('model.classifier_pooling', self.classifier_pooling, ('cls', 'mean'))
     require(self.head_size % 2 == 0,
@@ -70,6 +70,11 @@ class ModernConfig(BertConfig):
     return (self.num_layers - 1) // self.global_every
 
   @property
+  def reach(self) -> int:
+    """Tokens to either side that a local layer sees: an odd window counts its middle."""
+    return self.local_window // 2
+
+  @property
   def fewest_layers(self) -> tuple[int, int]:
     return 1 + self.global_every, 1 + 2 * self.global_every
 
@@ -81,7 +86,7 @@ class ModernConfig(BertConfig):
   def flops_per_token(self, length: int, predictions: float) -> float:
     d, f, v, n = self.hidden_size, self.intermediate_size, self.vocab_size, self.num_layers
     seen = (1 + self.stacked_layers) * length + (n - 1 - self.stacked_layers) * min(
-        self.local_window + 1, length)
+        2 * self.reach + 1, length)
     return (6 * n * (4 * d * d + 3 * d * f) + 12 * d * seen
             + 6 * predictions * (d * d + d * v))
 
@@ -143,7 +148,7 @@ class Layer(nn.Module):
     """[B, L, D] -> [B, L, D]; `angles` from `rotary`."""
     c = self.config
     attend = attention.SelfAttention(
-        c, reach=c.local_window // 2 if self.is_local else 0, out_stddev=c.out_stddev,
+        c, reach=c.reach if self.is_local else None, out_stddev=c.out_stddev,
         output_dropout=c.attention_dropout, name='attention')
     y = x if self.is_first else LayerNorm(c, name='attention_norm')(x)
     y = ShortConvolution(c.conv_reach, name='attention_convolution')(y, mask.pair_index)

@@ -1,5 +1,7 @@
 """The members of the family: the numbers of transformers' PyTorch classes; round trips."""
 
+import functools
+import json
 import pathlib
 
 from etils import epath
@@ -183,6 +185,24 @@ def test_every_architecture_comes_back(tmp_path, architecture):
   results = dict(verify.compare(model, huggingface.load(epath.Path(tmp_path / 'b')),
                                 epath.Path(tmp_path / 'b')))
   assert any('PyTorch' in what + value for what, value in results.items()), results
+
+
+@pytest.mark.parametrize('window', [17, 3, 1, 0])
+def test_a_window_of_any_size_is_that_of_transformers(tmp_path, window):
+  theirs = make('ModernBertModel', tmp_path / 'a', local_attention=window)
+  model = huggingface.load(epath.Path(tmp_path / 'a'))
+  batch = verify.sample(model, 3, 64)
+  real = batch.pair_index > 0
+  expected = theirs(**inputs(theirs, batch)).last_hidden_state[torch.tensor(real)]
+  encode = jax.jit(functools.partial(architectures.encoder(model.config).apply, method='encode'),
+                   static_argnames='mutable')
+  params = {'params': model.params['params']['bert']}
+  close(np.asarray(encode(params, batch))[real], expected)
+  without_blocks, _ = encode(params, batch, mutable=('intermediates',))
+  close(np.asarray(without_blocks)[real], expected)
+  huggingface.save(model, epath.Path(tmp_path / 'b'))
+  written = json.loads((tmp_path / 'b/config.json').read_text())
+  assert written['local_attention'] == window
 
 
 @pytest.mark.parametrize('title, fields, message', [

@@ -38,7 +38,7 @@ ENCODE = jax.jit(functools.partial(Modern(CONFIG).apply, method='encode'),
                  static_argnames='mutable')
 
 
-@pytest.mark.parametrize('length, reach', [(40, 4), (40, 7), (5, 8), (16, 16)])
+@pytest.mark.parametrize('length, reach', [(40, 4), (40, 7), (5, 8), (16, 16), (9, 0)])
 def test_local_attention_is_masked_attention(length, reach):
   batch = packed(length=length)
   query, key, value = (jax.random.normal(jax.random.key(i), (2, length, 2, 8)) for i in range(3))
@@ -115,7 +115,7 @@ def test_published_sizes():
 
 
 @pytest.mark.parametrize('wrong, message', [
-    ({'local_window': 7}, 'local_window=7 must be even'),
+    ({'local_window': -1}, 'local_window=-1 must not be negative'),
     ({'classifier_pooling': 'max'}, "classifier_pooling='max' is unknown"),
     ({'conv_reach': 17}, 'conv_reach=17 must lie in'),
     ({'conv_reach': -1}, 'conv_reach=-1 must lie in'),
