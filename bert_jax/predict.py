@@ -15,8 +15,8 @@ _INPUT = flags.DEFINE_string('input', None, 'JSON lines; standard input by defau
 _OUTPUT = flags.DEFINE_string(
     'output', None, 'JSON lines; .npy or .safetensors for embeddings; standard output by default.')
 _POOLING = flags.DEFINE_string(
-    'pooling', None, 'embed: cls, mean, max, or none = each token; by default as the model says, '
-    'or mean.')
+    'pooling', None, 'embed: cls, mean, max, mean_sqrt_len_tokens, weightedmean, lasttoken, or '
+    'none = each token; by default as the model says, or mean.')
 _NORMALIZE = flags.DEFINE_bool(
     'normalize', None, 'embed: vectors of length 1; by default as the model says, or no.')
 _PROMPT = flags.DEFINE_string(

@@ -185,8 +185,8 @@ class Bert:
 
     Args:
       texts: B strings, or pairs.
-      pooling: 'cls', 'mean' or 'max' over the tokens; 'none' = a vector for each token, without
-        dense layers and prompts; None = the model's own, else the mean.
+      pooling: one of `model.pooling.POOLINGS`, such as 'cls', 'mean' or 'max'; 'none' = a vector
+        for each token, without dense layers and prompts; None = the model's own, else the mean.
       normalize: to length 1; None = as the model says, else no.
       layers: side by side: 0 = embeddings, 1..N, or from the end, -1 = the last; (-4, -3, -2, -1)
         is the paper's best for NER.

@@ -52,7 +52,7 @@ def vectors(config: BertConfig, params: Any, batch: Batch, starts: jax.Array,
   start = jnp.take_along_axis(starts, jnp.maximum(batch.pair_index - 1, 0), axis=1)  # [R, L]
   pooled = jnp.where(jnp.arange(start.shape[1]) >= start, batch.pair_index, 0)
   return jnp.concatenate(
-      [pooling_lib.pool(hidden, pooled, starts, how) for how in poolings], axis=-1)
+      [pooling_lib.pool(hidden, pooled, batch.positions, starts, how) for how in poolings], axis=-1)
 
 
 @functools.partial(jax.jit, static_argnames=('config',))

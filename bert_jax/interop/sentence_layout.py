@@ -26,13 +26,19 @@ FILE = 'modules.json'
 _PACKAGE = 'sentence_transformers'
 _FIRST = ('Transformer', 'Pooling')  # the first two modules
 _SETTINGS, _ENCODER_SETTINGS = 'config_sentence_transformers.json', 'sentence_bert_config.json'
+# Older folders call it by the kind of their encoder; the first that is there counts.
+_OLD_ENCODER_SETTINGS = [f'sentence_{kind}_config.json' for kind in (
+    'roberta', 'distilbert', 'camembert', 'albert', 'xlm-roberta')]
 _POOLING, _WEIGHTS = '1_Pooling', 'model.safetensors'
 # The names of prompts before queries and documents, as `encode_query` and `encode_document` of
 # sentence-transformers look for them.
 QUERY, DOCUMENT = ('query',), ('document', 'passage', 'corpus')
-# Our poolings in the order in which several stand side by side, by their names in older folders.
+# Poolings in the order in which several stand side by side, by their names in older folders.
 _OLD_POOLINGS = {'pooling_mode_cls_token': 'cls', 'pooling_mode_max_tokens': 'max',
-                 'pooling_mode_mean_tokens': 'mean'}
+                 'pooling_mode_mean_tokens': 'mean',
+                 'pooling_mode_mean_sqrt_len_tokens': 'mean_sqrt_len_tokens',
+                 'pooling_mode_weightedmean_tokens': 'weightedmean',
+                 'pooling_mode_lasttoken': 'lasttoken'}
 _TANH = 'torch.nn.modules.activation.Tanh'
 _ACTIVATIONS = {
     _TANH: np.tanh, 'torch.nn.modules.linear.Identity': lambda x: x,
@@ -96,7 +102,7 @@ class SentenceLayout:
   """How a model makes a vector of a text, as its folder says.
 
   Attributes:
-    pooling: one or several of cls, mean, max, side by side.
+    pooling: one or several of `model.pooling.POOLINGS`, side by side.
     include_prompt: whether the tokens of a prompt are pooled too.
     modules: the steps behind the pooling.
     prompts: the texts that go before a text, by name; `default_prompt` is the name of one or None.
@@ -269,7 +275,8 @@ def read(directory: epath.Path, config: BertConfig,
     steps.append(_read_module(kind, directory / path, width))
     width = steps[-1].config['out_features'] if kind == 'Dense' else width
   settings = storage.read_json_if_any(directory / _SETTINGS)
-  limits = storage.read_json_if_any(encoder / _ENCODER_SETTINGS)
+  limits = next(filter(None, (storage.read_json_if_any(encoder / name) for name in (
+      _ENCODER_SETTINGS, *_OLD_ENCODER_SETTINGS))), {})
   longest = limits.get('max_seq_length') or tokenizer_base.longest_input(encoder)
   require(isinstance(longest, int | float), f'{encoder}: the longest input {longest!r} is '
           'no number')

@@ -74,8 +74,8 @@ def _vectors(model: Pretrained, texts: list[str]) -> np.ndarray:
 
   def run(params):
     hidden = encoder.apply({'params': params['params']['bert']}, batch, method='encode')
-    parts = [pooling.pool(hidden, batch.pair_index, jnp.asarray(placed.starts), how)[:, 0]
-             for how in layout.pooling]
+    parts = [pooling.pool(hidden, batch.pair_index, batch.positions, jnp.asarray(placed.starts),
+                          how)[:, 0] for how in layout.pooling]
     return jnp.concatenate(parts, axis=-1)
 
   return layout.apply(np.asarray(jax.jit(run)(model.params)))

@@ -231,7 +231,8 @@ class Modern(encoder.Bert):
     hidden = self.encode(batch, deterministic=deterministic)
     if self.config.classifier_pooling == 'cls':
       return hidden, self.pool(hidden, cls_positions)
-    return hidden, self.features(pooling.pool(hidden, batch.pair_index, cls_positions, 'mean'))
+    return hidden, self.features(pooling.pool(
+        hidden, batch.pair_index, batch.positions, cls_positions, 'mean'))
 
   def intermediates(self, collection: dict[str, Any]) -> encoder.Intermediates:
     first, groups = collection['first'], collection['layers']

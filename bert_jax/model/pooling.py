@@ -7,31 +7,42 @@ import numpy as np
 from bert_jax.model.encoder import take_positions
 from bert_jax.model.kernels import MASKED
 
-POOLINGS = ('cls', 'mean', 'max', 'none')
+# As sentence-transformers names them. 'none' is a vector for each token.
+POOLINGS = ('cls', 'mean', 'max', 'mean_sqrt_len_tokens', 'weightedmean', 'lasttoken', 'none')
 
 
-def pool(hidden: jax.Array, pair_index: jax.Array, starts: jax.Array, how: str) -> jax.Array:
+def pool(hidden: jax.Array, pair_index: jax.Array, positions: jax.Array, starts: jax.Array,
+         how: str) -> jax.Array:
   """Pools the hidden states of each text, special tokens included: [B, L, D] -> [B, P, D] float32.
 
   Args:
     hidden: [B, L, D] from the encoder.
     pair_index: [B, L] int32, 0 on padding, p = 1..P on the tokens of the p-th text of the row.
+    positions: [B, L] int32, those of the tokens in their texts, from 0 on.
     starts: [B, P] int32, the position where each text begins.
-    how: 'cls' (the first token), 'mean' or 'max' over the tokens.
+    how: 'cls' and 'lasttoken' take the first and the last token, 'mean' and 'max' are over all
+      tokens. 'mean_sqrt_len_tokens' divides the sum by the root of the number of tokens.
+      'weightedmean' weighs the tokens 1, 2, 3, ...
   """
   hidden = hidden.astype(jnp.float32)
   if how == 'cls':
     return take_positions(hidden, starts)
   texts = jnp.arange(1, starts.shape[1] + 1)
-  if how == 'mean':
-    member = (pair_index[:, :, None] == texts).astype(jnp.float32)  # [B, L, P]
-    total = jnp.einsum('blp,bld->bpd', member, hidden)
-    return total / jnp.maximum(member.sum(1), 1)[:, :, None]
+  if how == 'max':
 
-  def largest(text):
-    return jnp.max(hidden, axis=1, where=(pair_index == text)[:, :, None], initial=-jnp.inf)
+    def largest(text):
+      return jnp.max(hidden, axis=1, where=(pair_index == text)[:, :, None], initial=-jnp.inf)
 
-  return jax.vmap(largest, out_axes=1)(texts)
+    return jax.vmap(largest, out_axes=1)(texts)
+  member = (pair_index[:, :, None] == texts).astype(jnp.float32)  # [B, L, P]
+  count = member.sum(1)  # [B, P]
+  if how == 'lasttoken':
+    return take_positions(hidden, jnp.maximum(starts + count.astype(jnp.int32) - 1, 0))
+  if how == 'weightedmean':
+    member *= (positions + 1)[:, :, None]
+  total = jnp.einsum('blp,bld->bpd', member, hidden)
+  weight = jnp.sqrt(count) if how == 'mean_sqrt_len_tokens' else member.sum(1)
+  return total / jnp.maximum(weight, 1)[:, :, None]
 
 
 def combine_chunks(vectors: jax.Array, exists: jax.Array, how: str) -> jax.Array:

@@ -30,7 +30,7 @@ class BertForSentenceEmbedding(nn.Module):
   """A vector for each text, pooled from its hidden states; no parameters of its own."""
 
   config: bert_config.BertConfig
-  pooling: str  # cls, mean, max
+  pooling: str  # one of _POOLINGS
 
   def setup(self):
     self.bert = architectures.encoder(self.config)
@@ -39,7 +39,7 @@ class BertForSentenceEmbedding(nn.Module):
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs and [B, P] int32 starts of the texts -> [B, P, D] float32."""
     hidden = self.bert.encode(batch, deterministic=deterministic)
-    return pooling.pool(hidden, batch.pair_index, starts, self.pooling)
+    return pooling.pool(hidden, batch.pair_index, batch.positions, starts, self.pooling)
 
 
 class Example(NamedTuple):
@@ -131,7 +131,9 @@ class SentenceEmbedding(finetuning.FineTuning):
     # A third text, which contradicts the first; of several columns their names between commas.
     c.data.negative_column = ''
     c.data.eval_columns = ('sentence1', 'sentence2', 'score')  # of data.eval
-    c.data.pooling = ''  # cls, mean, max; '' = that of init_from where it says one, else mean
+    # cls, mean, max, mean_sqrt_len_tokens, weightedmean, lasttoken; '' = that of init_from where it
+    # says one, else mean
+    c.data.pooling = ''
     c.data.temperature = 0.05  # the cosines are divided by it
     # The loss is the sum of those of the first 256, 128 ... entries of a vector: (256, 128, 64).
     c.data.matryoshka = ()  # () = the whole vector alone

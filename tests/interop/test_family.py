@@ -187,7 +187,7 @@ def test_every_architecture_comes_back(tmp_path, architecture):
   assert any('PyTorch' in what + value for what, value in results.items()), results
 
 
-@pytest.mark.parametrize('window', [17, 3, 1, 0])
+@pytest.mark.parametrize('window', [17, 1])
 def test_a_window_of_any_size_is_that_of_transformers(tmp_path, window):
   theirs = make('ModernBertModel', tmp_path / 'a', local_attention=window)
   model = huggingface.load(epath.Path(tmp_path / 'a'))

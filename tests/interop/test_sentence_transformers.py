@@ -58,6 +58,12 @@ LAYOUTS = {
     'cls': dict(modules=[dense(torch.nn.Tanh()), lambda _: models.Normalize()], pooling='cls'),
     'max': dict(modules=[dense(torch.nn.GELU(), bias=False), lambda _: models.LayerNorm(24)],
                 pooling='max'),
+    'last': dict(modules=[dense(torch.nn.Tanh(), 7)], pooling='lasttoken'),
+    'six': dict(modules=[], pooling=('lasttoken', 'weightedmean', 'max', 'mean_sqrt_len_tokens',
+                                     'cls', 'mean')),
+    'hidden prompts of the new': dict(
+        modules=[], include_prompt=False, prompts={'query': 'w7 find: '},
+        pooling=('mean_sqrt_len_tokens', 'weightedmean', 'lasttoken')),
     'two': dict(modules=[dense(torch.nn.ReLU()), lambda _: dense(torch.nn.Identity(), 9)(24)],
                 pooling=('mean', 'cls')),
     'prompts': dict(modules=[lambda _: models.Dropout(0.5)], truncate_dim=100,
@@ -134,14 +140,15 @@ def test_the_chunks_of_a_long_text_have_one_prompt(tmp_path, encoder):
     ours.embed([' '.join(words)], prompt='query', long='tail')
 
 
-def test_the_old_layout(tmp_path, encoder):
+@pytest.mark.parametrize('name', ['sentence_bert_config.json', 'sentence_xlm-roberta_config.json'])
+def test_the_old_layout(tmp_path, encoder, name):
   folder = tmp_path / 'old'
   shutil.copytree(encoder, folder / '0_Transformer')
   vocab = (folder / '0_Transformer/vocab.txt').read_text().replace('w4', 'W4')
   (folder / '0_Transformer/vocab.txt').write_text(vocab)  # never read: text is lower-cased before
   (folder / '0_Transformer/tokenizer_config.json').write_text(
       '{"do_lower_case": false, "model_max_length": 12, "tokenizer_class": "BertTokenizer"}')
-  (folder / '0_Transformer/sentence_bert_config.json').write_text(
+  (folder / '0_Transformer' / name).write_text(
       '{"max_seq_length": 10, "do_lower_case": true}')
   (folder / '1_Pooling').mkdir()
   (folder / '1_Pooling/config.json').write_text(json.dumps(
@@ -158,6 +165,18 @@ def test_the_old_layout(tmp_path, encoder):
   np.testing.assert_allclose(ours.embed(TEXTS), theirs(folder), atol=1e-5)
   conversion.convert(str(folder), str(tmp_path / 'new'), 'sentence_transformers')
   np.testing.assert_allclose(theirs(tmp_path / 'new'), theirs(folder), atol=1e-5)
+
+
+@pytest.mark.parametrize('flags', [
+    ('weightedmean_tokens',), (),
+    ('lasttoken', 'max_tokens', 'weightedmean_tokens', 'mean_sqrt_len_tokens')])
+def test_flags_of_older_folders(tmp_path, encoder, flags):
+  folder = made(tmp_path / 'old', encoder)
+  flags = {f'pooling_mode_{name}': True for name in flags}
+  (tmp_path / 'old/1_Pooling/config.json').write_text(json.dumps(
+      {'word_embedding_dimension': 128, 'pooling_mode_mean_tokens': False, **flags}))
+  np.testing.assert_allclose(bert_jax.from_pretrained(folder).embed(TEXTS), theirs(folder),
+                             atol=1e-5)
 
 
 def test_minilm_there_and_back(tmp_path, capsys):
@@ -205,10 +224,10 @@ def changed(folder, name, change):
     ('modules.json', lambda x: [x[0], x[1] | {'path': '../1_Pooling'}], 'no folder in its own'),
     ('modules.json', lambda x: {}, 'lists no module'),
     ('modules.json', lambda x: ['Transformer'], 'is no list of modules'),
-    ('1_Pooling/config.json', lambda x: {'pooling_mode': 'lasttoken'},
-     'the pooling lasttoken is unknown: known are cls, max, mean'),
-    ('1_Pooling/config.json', lambda x: {'pooling_mode_mean_sqrt_len_tokens': True},
-     'the pooling pooling_mode_mean_sqrt_len_tokens is unknown'),
+    ('1_Pooling/config.json', lambda x: {'pooling_mode': 'median'},
+     'the pooling median is unknown: known are cls, max, mean'),
+    ('1_Pooling/config.json', lambda x: {'pooling_mode_attention': True},
+     'the pooling pooling_mode_attention is unknown'),
     ('2_Dense/config.json', lambda x: x | {'activation_function': 'os.system'},
      'the activation_function os.system is unknown'),
     ('2_Dense/config.json', lambda x: x | {'use_residual': True}, 'it has a residual'),
