@@ -1,6 +1,6 @@
 """A text and endings or answers to choose from: SWAG and its like."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import string
 from typing import Any, NamedTuple
 
@@ -27,9 +27,13 @@ def are_choices(value: Any) -> bool:
           and all(isinstance(choice, str) for choice in value))
 
 
-def _label(row: table.Row, value: Any, choices: int) -> int:
-  """An index, as a number or as a letter."""
+def _label(row: table.Row, value: Any, choices: int, names: Sequence[str]) -> int:
+  """An index, as a number or as a letter, or as one of the `names` that the line has, if any."""
   text = str(value).strip()
+  if names:
+    require(names.count(text) == 1, f'{row.where}: the label {value!r} is none of the {choices} '
+            f'choices: give one of {", ".join(names)}')
+    return names.index(text)
   is_letter = len(text) == 1 and text in string.ascii_uppercase
   index = ord(text) - ord('A') if is_letter else (
       int(text) if text.isdecimal() and len(text) < 10 else -1)
@@ -38,15 +42,17 @@ def _label(row: table.Row, value: Any, choices: int) -> int:
   return index
 
 
-def _fields(row: table.Row, data: ConfigDict) -> tuple[Any, Any, str]:
-  """(text, choices, column of the label)."""
+def _fields(row: table.Row, data: ConfigDict) -> tuple[Any, Any, str, list[str]]:
+  """(text, choices, column of the label, the names of the choices in that column)."""
   if data.format == 'swag':
     endings = [row[f'ending{i}'] for i in range(4)]
-    return row['sent1'], [f'{row["sent2"]} {ending}' for ending in endings], 'label'
+    return row['sent1'], [f'{row["sent2"]} {ending}' for ending in endings], 'label', []
   if data.format != 'commonsenseqa':
-    return row[data.text_column], row[data.choices_column], data.label_column
+    return row[data.text_column], row[data.choices_column], data.label_column, []
   try:
-    return row['question.stem'], [c['text'] for c in row['question.choices']], 'answerKey'
+    choices = row['question.choices']
+    names = [str(c['label']).strip() for c in choices if 'label' in c]  # ARC has 1 to 4 too
+    return row['question.stem'], [c['text'] for c in choices], 'answerKey', names
   except (KeyError, TypeError) as e:
     raise UserError(f'{row.where}: question.choices is no list of objects with "text"') from e
 
@@ -61,8 +67,8 @@ def read(path: str, data: ConfigDict, labelled: bool = True) -> Iterator[ChoiceE
   require_choice('data.format', data.format, FORMATS)
   rows = table.read_separated(path, 'csv') if data.format == 'swag' else table.read_jsonl(path)
   for row in rows:
-    text, choices, label = _fields(row, data)
+    text, choices, label, names = _fields(row, data)
     require(isinstance(text, str) and are_choices(choices),
             f'{row.where}: a text and a list of at least two choices are needed')
     yield ChoiceExample(row.where, text, tuple(choices),
-                        _label(row, row[label], len(choices)) if labelled else -1)
+                        _label(row, row[label], len(choices), names) if labelled else -1)

@@ -7,10 +7,14 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from bert_jax.errors import UserError, require, require_choice
-from bert_jax.labelled import table
+from bert_jax.labelled import no_labels, table
 
 FORMATS = ('auto', 'conll', 'jsonl')
 _CONLLU_COLUMNS = 10
+_BOUNDS = ('-DOCSTART-', '#begin document', '#end document')  # of documents
+# Names of columns in a header, in lower case.
+_WORD_HEADS = {'word', 'words', 'token', 'tokens', 'form', 'text'}
+_TAG_HEADS = {'tag', 'tags', 'label', 'labels', 'ner', 'ner_tag', 'ner_tags', 'pos_tag', 'upos'}
 _NO_WORD = re.compile(r'\d+[-.]\d+')  # CoNLL-U: 8-9 repeats words that follow, 8.1 is not written
 
 
@@ -69,30 +73,124 @@ def _column(data: ConfigDict, field: str) -> int:
                     'names, count from 0, or from -1 at the end') from e
 
 
-def _read_conll(path: str, word_column: int, tag_column: int | None) -> Iterator[TaggedWords]:
-  lines, words, tags, first = table.read_text(path).split('\n'), [], [], 1
+class _Line(NamedTuple):
+  """A line of a CoNLL file, and its fields."""
+
+  number: int
+  text: str
+  fields: list[str]
+
+
+def _blocks(path: str) -> Iterator[list[_Line]]:
+  """The lines of each sentence with its comments, but for those that are comments for sure."""
+  lines, block = table.read_text(path).split('\n'), []
   # A text of spaces can hold a tab.
-  separator = '\t' if sum('\t' in x for x in lines) > sum(' ' in x for x in lines) / 2 else None
+  has_tabs = sum('\t' in x for x in lines) > sum(' ' in x for x in lines) / 2
   for number, line in enumerate([*lines, ''], 1):
     line = line.rstrip('\r')
     # In CoNLL-U, where tabs separate, a line of "# text = ..." is a comment.
-    comment = separator and line.startswith('#') and separator not in line
-    if not line.strip() or line.startswith('-DOCSTART-') or comment:
-      if words:
-        yield TaggedWords(f'{path}, line {first}', tuple(words), tuple(tags))
-      words, tags = [], []
+    is_comment = has_tabs and line.startswith('#') and '\t' not in line
+    if not line.strip() or line.startswith(_BOUNDS) or is_comment:
+      if block:
+        yield block
+      block = []
       continue
-    where, fields = f'{path}, line {number}', line.split(separator)
-    if len(fields) == _CONLLU_COLUMNS and word_column and _NO_WORD.fullmatch(fields[0]):
+    # A word may hold other white space: 10 000 with a no-break space.
+    fields = line.split('\t') if has_tabs else re.split(r'[ \t]+', line.strip(' \t'))
+    block.append(_Line(number, line, [field.strip() for field in fields]))
+
+
+def _at(line: _Line, column: int) -> str | None:
+  return line.fields[column] if -len(line.fields) <= column < len(line.fields) else None
+
+
+def _is_word(line: _Line) -> bool:
+  return not line.fields[0].startswith('#')
+
+
+def _without_comments(block: list[_Line], columns: tuple[int, int | None], known: Collection[str],
+                      widths: Collection[int]) -> list[_Line]:
+  """A sentence without the comments before it that have the form of words.
+
+  GermEval has '#', an address and a date between tabs, MultiCoNER '# id 17 domain=en'. A comment
+  begins with '#'. It has another number of fields than the words, or stands where they have their
+  numbers, or its tag is not `known`. A word '#' with the tag of another word is no comment.
+
+  Args:
+    block: the lines.
+    columns: of the word and the tag; None = there is no tag.
+    known: the tags of all lines that begin otherwise.
+    widths: the numbers of fields that these lines have.
+  """
+  words = [line for line in block if _is_word(line)]
+  widths = {len(line.fields) for line in words} or widths
+  numbered = columns[0] and words and all(line.fields[0].isdecimal() for line in words)
+  first = 0
+  while first < len(block) and not _is_word(block[first]):
+    fields = block[first].fields
+    another_form = widths and len(fields) not in widths and len(fields) > 1
+    no_tag = columns[1] is not None and _at(block[first], columns[1]) not in known
+    if not (another_form or numbered or (no_tag and fields[0] == '#')):
+      break
+    first += 1
+  return block[first:]
+
+
+def _check_form(path: str, block: list[_Line]):
+  """Raises UserError for a header, and for a line of a sentence with another number of fields."""
+  first = block[0]
+  for line in block:
+    where, heads = f'{path}, line {line.number}', {field.lower() for field in line.fields}
+    require(len(line.fields) > 1, f'{where}: {line.text!r} has a word without a tag')
+    require(not (heads & _WORD_HEADS and line.fields[-1].lower() in _TAG_HEADS),
+            f'{where}: {line.text!r:.50} are names of columns: CoNLL files have none, leave the '
+            'line out')
+    require(len(line.fields) == len(first.fields),
+            f'{where}: {len(line.fields)} fields, line {first.number} of the same sentence has '
+            f'{len(first.fields)}: does a word hold a space?')
+
+
+def _read_conll(path: str, word_column: int, tag_column: int | None, labels: Collection[str],
+                notes: list[str]) -> Iterator[TaggedWords]:
+  blocks = [[line for line in block if not (
+      len(line.fields) == _CONLLU_COLUMNS and word_column and _NO_WORD.fullmatch(line.fields[0]))]
+      for block in _blocks(path)]
+  words = [line for block in blocks for line in block if _is_word(line)]
+  widths, known = {len(line.fields) for line in words}, {'O', *labels}
+  if tag_column is not None:
+    known |= {_at(line, tag_column) for line in words}
+  left_out = []
+  for block in blocks:
+    sentence = _without_comments(block, (word_column, tag_column), known, widths)
+    left_out += block[:len(block) - len(sentence)]
+    if not sentence:
       continue
-    first = first if words else number
-    require(tag_column is None or len(fields) > 1, f'{where}: {line!r} has a word without a tag')
-    try:
-      words.append(fields[word_column].strip())
-      tags += [fields[tag_column].strip()] if tag_column is not None else []
-    except IndexError as e:
-      raise UserError(f'{where}: {line!r} has no columns {word_column} and {tag_column}') from e
-    require(words[-1] and (not tags or tags[-1]), f'{where}: an empty word or tag in {line!r}')
+    if tag_column is not None:
+      _check_form(path, sentence)
+    words, tags = [], []
+    for line in sentence:
+      where = f'{path}, line {line.number}'
+      word = _at(line, word_column)
+      tag = '' if tag_column is None else _at(line, tag_column)
+      require(word is not None and tag is not None,
+              f'{where}: {line.text!r} has no columns {word_column} and {tag_column}')
+      require(word and (tag_column is None or tag), f'{where}: an empty word or tag in '
+                                                    f'{line.text!r}')
+      words.append(word)
+      if tag_column is not None:
+        _check_tag(where, tag, labels)
+        tags.append(tag)
+    yield TaggedWords(f'{path}, line {sentence[0].number}', tuple(words), tuple(tags))
+  if left_out:
+    notes.append(f'{len(left_out):,} lines of {path} that begin with # are taken for comments, '
+                 f'such as line {left_out[0].number}: {left_out[0].text!r:.60}')
+
+
+def _check_tag(where: str, tag: str, labels: Collection[str]):
+  """Raises UserError for a tag that is none, unless `labels` name it."""
+  why = tag not in labels and no_labels.reason(tag, is_tag=True)
+  require(not why, f'{where}: the tag {tag!r} {why}: mend the line, or name every tag in '
+                   'data.labels')
 
 
 def _strings(row: table.Row, column: str) -> tuple[str, ...]:
@@ -102,23 +200,28 @@ def _strings(row: table.Row, column: str) -> tuple[str, ...]:
   return tuple(value)
 
 
-def read(path: str, data: ConfigDict, labelled: bool = True) -> Iterator[TaggedWords]:
+def read(path: str, data: ConfigDict, labelled: bool = True,
+         notes: list[str] | None = None) -> Iterator[TaggedWords]:
   """The sentences of a file; raises UserError that names a line of another form.
 
   CoNLL has a word and its tags on a line, spaces or tabs between them, and a blank line between
   sentences; JSON lines have a list of words and a list of tags. The config group `data` gives the
-  format and the columns. Unless `labelled`, the tags are not read.
+  format, the columns and the tags. Unless `labelled`, the tags are not read. A line about the
+  comments that are left out is added to `notes`.
   """
   require_choice('data.format', data.format, FORMATS)
-  name = path.removesuffix('.gz')
+  name, labels = path.removesuffix('.gz'), tuple(map(str, data.labels))
   if data.format == 'conll' or (data.format == 'auto' and not name.endswith(('.jsonl', '.json'))):
     yield from _read_conll(path, _column(data, 'text_column'),
-                           _column(data, 'label_column') if labelled else None)
+                           _column(data, 'label_column') if labelled else None, labels,
+                           [] if notes is None else notes)
     return
   for row in table.read_jsonl(path):
     words = _strings(row, data.text_column)
     tags = _strings(row, data.label_column) if labelled else ()
     require(not labelled or len(words) == len(tags),
             f'{row.where}: {len(words)} words and {len(tags)} tags')
+    for tag in tags:
+      _check_tag(row.where, tag, labels)
     if words:
       yield TaggedWords(row.where, words, tags)

@@ -6,6 +6,7 @@ and development files without a header.
 
 from collections.abc import Iterator, Sequence
 import dataclasses
+import math
 
 from etils import epath
 
@@ -27,6 +28,8 @@ class Columns:
   problem: str  # single_label, multi_label or regression
   labels: tuple[str, ...]  # () = all that the training file has
   written: tuple[str, ...] = ()  # the files' values for each; () = the same
+  # of the numbers of a regression
+  bounds: tuple[float, float] = dataclasses.field(default=(-math.inf, math.inf), kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +50,7 @@ TASKS = {
                       ('not_equivalent', 'equivalent'), ('0', '1'), 'MRPC.tsv', 'f1',
                       ('sentence1', 'sentence2')),
     'glue/stsb': Glue('sentence1', 'sentence2', 'score', 'regression', (), (), 'STS-B.tsv',
-                      'spearman'),
+                      'spearman', bounds=(0.0, 5.0)),
     'glue/qqp': Glue('question1', 'question2', 'is_duplicate', 'single_label',
                      ('not_duplicate', 'duplicate'), ('0', '1'), 'QQP.tsv', 'f1'),
     'glue/mnli': Glue('sentence1', 'sentence2', 'gold_label', 'single_label',
@@ -77,7 +80,7 @@ def read(source: str, task: Glue, split: str) -> Iterator[Row]:
   names = None
   if task.submission == 'CoLA.tsv' and not table.read_text(source).startswith('index\t'):
     names = ('source', 'label', 'mark', 'sentence')
-  for row in table.read_separated(source, 'tsv', names):
+  for row in table.read_separated(source, 'tsv', names, whole=False):
     # A column that no line has is a mistake; one that a single line lacks is GLUE's.
     if all(row.values.get(name, '') is not None for name in (task.text, task.text_pair) if name):
       yield row

@@ -20,7 +20,8 @@ class Question(NamedTuple):
   @property
   def in_place(self) -> bool:
     """True if the first answer stands at its place, or there is none."""
-    return not self.answers or self.context.startswith(self.answers[0], self.starts[0])
+    return not self.answers or (
+        self.starts[0] >= 0 and self.context.startswith(self.answers[0], self.starts[0]))
 
 
 def read(path: str) -> list[Question]:
@@ -39,9 +40,15 @@ def read(path: str) -> list[Question]:
 
 
 def _question(qa: dict, context: str) -> Question:
-  answers = [] if qa.get('is_impossible') else qa['answers']
+  is_impossible = qa.get('is_impossible', False)
+  if is_impossible not in (False, True, None):
+    raise TypeError(f'is_impossible is {is_impossible!r}, not true or false')
+  answers = [] if is_impossible else qa['answers']
   texts = [qa['question'], context, *(answer['text'] for answer in answers)]
   if not all(isinstance(text, str) for text in texts):
     raise TypeError('a question, a context or an answer is no string')
+  if not all(answer['text'].strip() for answer in answers):
+    raise ValueError(f'the question {qa["id"]!r} has an empty answer: where there is none, answers '
+                     'is []')
   return Question(str(qa['id']), qa['question'], context, tuple(a['text'] for a in answers),
                   tuple(int(a.get('answer_start', -1)) for a in answers))

@@ -25,10 +25,17 @@ class Row(NamedTuple):
 
   where: str  # 'train.tsv, line 7', for messages
   values: dict[str, Any]  # strings in csv and tsv
+  twice: frozenset[str] = frozenset()  # names that several columns have
+
+  def is_null(self, column: str) -> bool:
+    """True if the line has the column, and null in it."""
+    return column in self.values and self.values[column] is None
 
   def __getitem__(self, column: str) -> Any:
     """The value of a column, whose name may be a path into JSON objects: question.stem."""
     value = self.values
+    require(column not in self.twice, f'{self.where}: there are several columns {column!r}: give '
+                                      'them names of their own')
     for key in ([column] if column in value else column.split('.')):
       if column in self.values and value[column] is None:
         raise UserError(f'{self.where}: no column {column!r} in this line')
@@ -45,12 +52,17 @@ class Row(NamedTuple):
     return value
 
   def number(self, column: str) -> float:
+    """A finite number; false and true, and Python's 1_000, are none."""
+    value = self[column]
     try:
-      value = float(self[column])
+      if isinstance(value, bool) or (isinstance(value, str) and '_' in value):
+        raise ValueError
+      number = float(value)
     except (TypeError, ValueError, OverflowError) as e:
-      raise UserError(f'{self.where}: {column!r} is {self[column]!r:.50}, not a number') from e
-    require(math.isfinite(value), f'{self.where}: {column!r} is {value}')
-    return value
+      raise UserError(f'{self.where}: {column!r} is {value!r:.50}, not a number') from e
+    require(math.isfinite(number), f'{self.where}: {column!r} is {number}, not a number: leave the '
+                                   'line out')
+    return number
 
 
 def read_text(path: str) -> str:
@@ -84,11 +96,22 @@ def read_jsonl(path: str) -> Iterator[Row]:
     yield Row(where, values)
 
 
-def read_separated(path: str, data_format: str,
-                   names: Sequence[str] | None = None) -> Iterator[Row]:
+def _check_header(row: Row, names: Sequence[str], first: int):
+  """Raises UserError for a line that repeats the names of the columns, in any order."""
+  values = [(value or '').lstrip('\ufeff').strip() for value in row.values.values()]
+  require(sorted(values) != sorted(names), f'{row.where} repeats the names of the columns in line '
+          f'{first}, as in files that were joined: leave it out')
+
+
+def read_separated(path: str, data_format: str, names: Sequence[str] | None = None,
+                   whole: bool = True) -> Iterator[Row]:
   """The lines of a csv file (RFC 4180), or a tsv file, in which quotes mean nothing.
 
-  Without the `names` of the columns they stand in the first line.
+  Args:
+    path: the file.
+    data_format: csv or tsv.
+    names: of the columns; None = they stand in the first line.
+    whole: False = a line may lack its last fields, which are None.
   """
   text = io.StringIO(read_text(path), newline='')
   is_tsv = data_format == 'tsv'
@@ -97,11 +120,21 @@ def read_separated(path: str, data_format: str,
   reader = csv.DictReader(text, fieldnames=names, **options)
   first = 1  # line of the row that is read
   try:
+    columns = reader.fieldnames or []
+    header = reader.line_num
+    named = [name.strip() for name in columns if name.strip()]
+    twice = frozenset(name for name in named if named.count(name) > 1)
     for values in reader:
       where, beyond = f'{path}, line {reader.line_num}', values.pop(None, [])
       require(not any(beyond), f'{where}: {len(values) + len(beyond)} fields for {len(values)} '
               'columns: is a separator inside of a text?')
-      yield Row(where, values)
+      row = Row(where, values, twice)
+      missing = [name for name, value in values.items() if value is None and name]
+      require(not (whole and missing), f'{where}: {len(columns) - len(missing)} fields for '
+              f'{len(columns)} columns: no column {missing and missing[0]!r} in this line')
+      if header and len(columns) > 1:
+        _check_header(row, columns, header)
+      yield row
       first = reader.line_num + 1
   except csv.Error as e:
     raise UserError(f'{path}, line {first}: {e}: is a quote open that should be ""?') from e

@@ -1,16 +1,19 @@
 """Texts and pairs with a label, labels or a number: examples of sequence classification."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import collections
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from bert_jax.errors import require, require_choice
-from bert_jax.labelled import glue, table
+from bert_jax.labelled import glue, no_labels, table
 from bert_jax.labelled.glue import Columns
 from bert_jax.labelled.table import Row
 
 PROBLEMS = ('single_label', 'multi_label', 'regression')
+_FEW = 32  # so many examples may each have a label of their own
+LEFT_OUT = object()  # the label of a row that data.skip_labels leaves out
 
 
 class TextExample(NamedTuple):
@@ -19,7 +22,7 @@ class TextExample(NamedTuple):
   where: str  # for messages
   text: str
   text_pair: str | None
-  label: Any  # a class's name; a tuple of names; a number; None = not read
+  label: Any  # a class's name; a tuple of names; a number; LEFT_OUT; None = not read
 
 
 def given_labels(labels: Sequence[Any]) -> tuple[str, ...]:
@@ -40,32 +43,80 @@ def columns(data: ConfigDict) -> Columns:
                  given_labels(data.labels))
 
 
-def _label(row: Row, c: Columns) -> Any:
+def _value(row: Row, column: str) -> Any:
+  """The value of a label column, which may be null; raises UserError if there is no such column."""
+  return None if row.is_null(column) else row[column]
+
+
+def _written(value: Any) -> str:
+  """A value of a label column as people write it in data.labels and data.skip_labels."""
+  return 'null' if value is None else str(value).strip()
+
+
+def _is_true(row: Row, column: str) -> bool:
+  """The value of a column of 0 and 1, or of false and true."""
+  value = _value(row, column)
+  written = _written(value)
+  try:
+    number = float({'true': '1', 'false': '0'}.get(written.lower(), written))
+  except ValueError:
+    number = None
+  require(number in (0, 1), f'{row.where}: {column!r} is {value!r:.50}, not 0 or 1: write one of '
+                            f'them, or {no_labels.skipping(written)}')
+  return bool(number)
+
+
+def _several_labels(row: Row, c: Columns, skipped: Collection[str]) -> Any:
+  names = label_columns(c)
+  if len(names) > 1:  # a column of 0 or 1 for each
+    if any(_written(_value(row, name)) in skipped for name in names):
+      return LEFT_OUT
+    return tuple(name for name in names if _is_true(row, name))
+  values = row[c.label]
+  require(isinstance(values, list), f'{row.where}: {c.label!r} is {values!r:.50}, not a list of '
+          'labels: for columns of 0 and 1 give data.label_column=first,second,...')
+  require(not any(isinstance(value, list | dict) for value in values),
+          f'{row.where}: {c.label!r} is {values!r:.50}, not a list of labels but of lists')
+  labels = tuple(map(_written, values))
+  return LEFT_OUT if set(labels) & set(skipped) else labels
+
+
+def _label(row: Row, c: Columns, skipped: Collection[str]) -> Any:
   if c.problem == 'regression':
-    return row.number(c.label)
+    number, (least, most) = row.number(c.label), c.bounds
+    require(least <= number <= most, f'{row.where}: {c.label!r} is {number:g}, which does not lie '
+                                     f'in [{least:g}, {most:g}]: mend it, or leave the line out')
+    return number
   if c.problem == 'multi_label':
-    names = c.label.split(',')
-    if len(names) > 1:  # a column of 0 or 1 for each
-      return tuple(name for name in names if row.number(name))
-    value = row[c.label]
-    require(isinstance(value, list), f'{row.where}: {c.label!r} is {value!r}, not a list of '
-            'labels: for columns of 0 and 1 give data.label_column=first,second,...')
-    return tuple(map(str, value))
-  require(not isinstance(row[c.label], list | dict), f'{row.where}: {c.label!r} is '
-          f'{row[c.label]!r:.50}, not one label: several are for data.problem=multi_label')
-  value = str(row[c.label])
-  require(value, f'{row.where}: {c.label!r} is empty')
+    return _several_labels(row, c, skipped)
+  value = _value(row, c.label)
+  require(not isinstance(value, list | dict), f'{row.where}: {c.label!r} is {value!r:.50}, not one '
+          'label: several are for data.problem=multi_label')
+  value = _written(value)
+  if value in skipped:
+    return LEFT_OUT
+  require(value, f'{row.where}: {c.label!r} is empty: {no_labels.skipping(value)}')
   return c.labels[c.written.index(value)] if value in c.written else value
 
 
-def read(source: str, data_format: str, c: Columns, split: str,
-         labelled: bool = True) -> Iterator[TextExample]:
+def label_columns(c: Columns) -> tuple[str, ...]:
+  """The columns of a multi-label table, one for each label; one name is that of a list."""
+  names = tuple(c.label.split(','))
+  for i, name in enumerate(names):
+    require(name and name not in names[:i] or len(names) == 1,
+            f'data.label_column={c.label}: {name!r} is empty or stands there twice')
+  return names
+
+
+def read(source: str, data_format: str, c: Columns, split: str, labelled: bool = True,
+         skipped: Collection[str] = ()) -> Iterator[TextExample]:
   """The examples of a file or of tfds:NAME; raises UserError for an unsuitable column.
 
   Args:
     data_format: one of `table.FORMATS`, or a GLUE task.
     split: train, validation or test.
     labelled: False = the labels are not read.
+    skipped: values of the label, or of a column of 0 and 1, whose rows have the label LEFT_OUT.
   """
   if data_format.startswith('glue'):
     rows = glue.read(source, glue.find(data_format), split)
@@ -74,7 +125,30 @@ def read(source: str, data_format: str, c: Columns, split: str,
     rows = table.read(source, data_format, split)
   for row in rows:
     pair = row.text(c.text_pair) if c.text_pair else None
-    yield TextExample(row.where, row.text(c.text), pair, _label(row, c) if labelled else None)
+    yield TextExample(row.where, row.text(c.text), pair,
+                      _label(row, c, skipped) if labelled else None)
+
+
+def check_labels(examples: Sequence[TextExample], c: Columns) -> list[str]:
+  """Notes about doubtful labels of the training file; none where the user has named the labels.
+
+  Raises:
+    UserError: a label stands for none, or all examples have labels of their own.
+  """
+  if c.problem == 'regression' or c.labels or (
+      c.problem == 'multi_label' and len(label_columns(c)) > 1):
+    return []
+  places, counts = {}, collections.Counter()
+  for e in examples:
+    for label in e.label if c.problem == 'multi_label' else (e.label,):
+      places.setdefault(label, e.where)
+      counts[label] += 1
+  no_labels.check(places)
+  require(c.problem == 'multi_label' or len(places) < max(len(examples), _FEW),
+          f'each of the {len(examples):,} rows has a label of its own, such as '
+          f'{next(iter(places))!r:.50}: is data.label_column={c.label} right? If it is, name every '
+          'label in data.labels')
+  return no_labels.doubtful(places, counts)
 
 
 def are_scores(labels: Iterable[Any]) -> bool:
@@ -92,8 +166,8 @@ def label_names(examples: Iterable[TextExample], c: Columns) -> tuple[str, ...]:
   if c.labels:
     return c.labels
   has_several = c.problem == 'multi_label'
-  if has_several and ',' in c.label:
-    return tuple(c.label.split(','))
+  if has_several and len(label_columns(c)) > 1:
+    return label_columns(c)
   labels = {label for e in examples for label in (e.label if has_several else [e.label])}
   try:
     return tuple(sorted(labels, key=lambda name: (int(name), name)))

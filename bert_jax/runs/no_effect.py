@@ -107,8 +107,6 @@ RULES = (
     Rule(('data.labels', 'data.skip_labels'), lambda c: (
         c.data.get('problem') == 'regression'
         and 'data.problem=regression has no labels: leave it out')),
-    Rule(('data.skip_labels',), lambda c: (
-        c.data.get('problem') == 'multi_label' and 'it is for data.problem=single_label')),
     Rule(('data.long',), _by_pair),
     # [CLS] question [SEP] window [SEP], with a question of one token.
     Rule(('data.doc_stride',), lambda c: c.data.doc_stride > c.max_len - 4 and (

@@ -46,6 +46,15 @@ def _lists(row: table.Row) -> tuple[list[str], list[float]]:
   return positives + negatives, [1.0] * len(positives) + [0.0] * len(negatives)
 
 
+def _grade(row: table.Row, column: str) -> float:
+  """A number of at least 0, or false and true."""
+  value = row[column]
+  grade = float(value) if isinstance(value, bool) else row.number(column)
+  require(grade >= 0, f'{row.where}: {column!r} is {grade:g}: a grade is 0, not relevant, or above '
+                      'it: leave the line out, or write 0')
+  return grade
+
+
 @dataclasses.dataclass(frozen=True)
 class Reranking(finetuning.FineTuning):
   """Scores each pair of a query and a document; `batch_size` counts queries."""
@@ -86,7 +95,7 @@ class Reranking(finetuning.FineTuning):
         documents, grades = _lists(row)
       else:
         documents = [row.text(data.text_pair_column)]
-        grades = [0.0 if split == 'test' else row.number(data.label_column)]
+        grades = [0.0 if split == 'test' else _grade(row, data.label_column)]
       group.documents.extend(documents)
       group.grades.extend(grades)
     for group in groups.values():
@@ -101,6 +110,10 @@ class Reranking(finetuning.FineTuning):
     grades = {grade for group in examples for grade in group.grades}
     require(len(grades) > 1, f'{config.data.train}: all documents have the grade '
                              f'{min(grades):g}: there is nothing to learn')
+    between = [group for group in examples if any(0 < grade < 1 for grade in group.grades)]
+    require(config.data.loss != 'binary' or not between,
+            f'{between and between[0].where}: a grade lies between 0 and 1, and data.loss=binary '
+            'takes all above 0 for relevant: write 0 or 1, or give data.loss=graded')
 
   @classmethod
   def make(cls, config, examples, _):

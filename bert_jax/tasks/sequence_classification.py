@@ -83,20 +83,20 @@ class SequenceClassification(finetuning.FineTuning):
     # each), regression
     c.data.problem = 'single_label'
     c.data.labels = ()  # names in order; () = all that the training file has
-    c.data.skip_labels = ()  # rows with these labels are left out: '-' of SNLI and OCNLI, say
+    # Rows with these labels are left out: '-' of SNLI and OCNLI, -1 of Jigsaw's columns.
+    c.data.skip_labels = ()
     # How a text above max_len is read: head, tail, head_tail (128 + 382 of 510), or all of it in
     # chunks_max, chunks_mean, chunks_attention.
     c.data.long = 'head'
 
   @staticmethod
   def read(path, data, split, notes):
-    labelled = split != 'test'
+    labelled, skipped = split != 'test', tuple(map(str, data.skip_labels))
     examples = finetuning.not_empty(
-        texts.read(path, data.format, texts.columns(data), split, labelled), path)
-    skipped = tuple(map(str, data.skip_labels))
+        texts.read(path, data.format, texts.columns(data), split, labelled, skipped), path)
     if not (skipped and labelled):
       return examples
-    rest = [e for e in examples if e.label not in skipped]
+    rest = [e for e in examples if e.label is not texts.LEFT_OUT]
     notes.append(f'{len(examples) - len(rest):,} of {len(examples):,} rows of {path} are left out: '
                  f'their label is {" or ".join(skipped)} (data.skip_labels)')
     return finetuning.not_empty(rest, f'{path} (without the labels {", ".join(skipped)})')
@@ -111,6 +111,7 @@ class SequenceClassification(finetuning.FineTuning):
   @classmethod
   def make(cls, config, examples, notes):
     data, columns = config.data, texts.columns(config.data)
+    notes += texts.check_labels(examples, columns)
     labels = texts.label_names(examples, columns)
     if columns.problem == 'single_label' and not columns.labels and texts.are_scores(labels):
       notes.append(f'the {len(labels)} labels of {data.train} are numbers, such as {labels[0]}, '

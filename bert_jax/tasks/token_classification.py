@@ -124,8 +124,8 @@ class TokenClassification(finetuning.FineTuning):
     c.optimizer.learning_rate = 5e-5
 
   @staticmethod
-  def read(path, data, split, _):
-    return conll.read(path, data, labelled=split != 'test')
+  def read(path, data, split, notes):
+    return conll.read(path, data, labelled=split != 'test', notes=notes)
 
   @classmethod
   def make(cls, config, examples, _):

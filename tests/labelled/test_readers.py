@@ -54,7 +54,7 @@ def test_half_of_a_surrogate_pair_is_replaced(tmp_path):
 
 @pytest.mark.parametrize('name, content, fields, message', [
     ('a.tsv', 'sentence\tlabel\nx\t1\n', {}, "line 2: no column 'text': there are 'sentence'"),
-    ('a.tsv', 'text\tlabel\nx\n', {}, "line 2: no column 'label'"),
+    ('a.tsv', 'text\tlabel\nx\n', {}, "line 2: 1 fields for 2 columns: no column 'label'"),
     ('a.tsv', 'text\tlabel\nx\ty\t1\n', {}, 'line 2: 3 fields for 2 columns'),
     ('a.csv', 'text,label\nx, y,1\n', {}, 'line 2: 3 fields for 2 columns'),
     ('a.csv', 'text,label\nx,1\n"y,1\nz,1\n', {}, 'line 3: unexpected end of data: is a quote'),
@@ -72,7 +72,8 @@ def test_half_of_a_surrogate_pair_is_replaced(tmp_path):
     ('a.tsv', 'text\tlabel\nx\tnan\n', {'problem': 'regression'}, "'label' is nan"),
     ('a.jsonl', '{"text": "x", "label": 1' + 400 * '0' + '}', {'problem': 'regression'},
      'not a number'),
-    ('a.jsonl', '{"text": "x", "label": null}', {}, "no column 'label' in this line"),
+    ('a.jsonl', '{"text": "x", "label": null}', {'problem': 'regression'},
+     "no column 'label' in this line"),
     ('a.tsv', 'text\tlabel\nx\thigh\n', {'problem': 'multi_label'}, 'not a list of labels'),
 ])
 def test_tables_that_cannot_be_used(tmp_path, name, content, fields, message):
@@ -202,7 +203,7 @@ def test_conll_files(tmp_path):
   path.write_text('# text = 同样 的 词\n1\t同样\tO\t-\n2\t北京\tB-LOC\t-\r\n')
   assert read_tagged(path, text_column='1', label_column='2') == [
       (('同样', '北京'), ('O', 'B-LOC'))]
-  path.write_text('EU B-ORG\na\tb O\nis O\n')  # a tab between spaces is one of them
+  path.write_text('EU b B-ORG\na\tb O\nis b O\n')  # a tab between spaces is one of them
   assert read_tagged(path, text_column='0', label_column='-1') == [
       (('EU', 'a', 'is'), ('B-ORG', 'O', 'O'))]
   rest = '\t_' * 6

@@ -59,8 +59,6 @@ CASES = [
       for name in ('data.problem', 'data.labels', 'data.skip_labels', 'data.text_column',
                    'data.text_pair_column', 'data.label_column')),
     ('sequence_classification', {'data.problem': 'regression'}, 'data.labels', 'has no labels'),
-    ('sequence_classification', {'data.problem': 'multi_label'}, 'data.skip_labels',
-     'single_label'),
     ('sequence_classification', {'data.text_pair_column': 'b'}, 'data.long', 'single texts'),
     ('sequence_classification', {'data.format': 'glue/mrpc'}, 'data.long', 'single texts'),
     ('multiple_choice', {'data.format': 'swag'}, 'data.choices_column', 'data.format=swag names'),

@@ -1,0 +1,349 @@
+"""What is no label becomes no class: each value is an error, unless the user has named it."""
+
+import json
+import re
+import shlex
+
+import pytest
+
+from bert_jax import config as config_lib
+from bert_jax.errors import UserError
+from bert_jax.labelled import choices, conll, glue, no_labels, squad, table, texts
+from bert_jax.runs import tuple_flag
+from bert_jax.tasks.reranking import Reranking
+from bert_jax.tasks.sequence_classification import SequenceClassification
+from bert_jax.tasks.token_classification import TokenClassification
+
+
+def config(task='sequence_classification', **fields):
+  c = config_lib.finetuning(task)
+  with c.unlocked():
+    c.data.update(fields)
+  return c
+
+
+def train(path, **fields):
+  """(the examples, the notes) of a training file of sequence classification."""
+  c, notes = config(train=str(path), **fields), []
+  examples = SequenceClassification.read(str(path), c.data, 'train', notes)
+  SequenceClassification.check_training(c, examples)
+  notes += texts.check_labels(examples, texts.columns(c.data))
+  return examples, notes
+
+
+def override(message: str) -> dict[str, tuple]:
+  """The field that a message offers, as a shell and the command line read it."""
+  given = re.search(r'--config\.data\.(\w+)=(.*?)(?:, or |$)', message)
+  value, = shlex.split(given[2])
+  return {given[1]: tuple_flag.Parser().parse(value)}
+
+
+NO_LABELS = ('NaN', 'nan', 'None', 'null', 'NULL', 'NA', 'N/A', '#N/A', '<NA>', '-', '?', '_', '--',
+             '2010-02-02', '[2010-02-02]', '02.02.2010', '2/2/10', '2010-02-02T10:00:00Z',
+             'http://a.example/x', '-1', 'inf')
+
+
+@pytest.mark.parametrize('value', NO_LABELS)
+@pytest.mark.parametrize('name', ['a.csv', 'a.tsv', 'a.jsonl'])
+def test_one_label_a_row(tmp_path, name, value):
+  """The error names the line; what it offers leaves the row out, or makes the value a class."""
+  rows = [('one', '0'), ('two', value), ('three', '1'), ('four', '0')]
+  lines = {'csv': ['text,label', *map(','.join, rows)],
+           'tsv': ['text\tlabel', *map('\t'.join, rows)],
+           'jsonl': [json.dumps({'text': a, 'label': b}) for a, b in rows]}[name[2:]]
+  (tmp_path / name).write_text('\n'.join(lines) + '\n')
+  line = 2 if name == 'a.jsonl' else 3
+  with pytest.raises(UserError, match=f'line {line}: the label') as e:
+    train(tmp_path / name)
+  examples, notes = train(tmp_path / name, **override(str(e.value)))
+  assert [x.text for x in examples] == ['one', 'three', 'four']
+  assert notes[0].startswith('1 of 4 rows')
+  examples, _ = train(tmp_path / name, labels=('0', '1', value))
+  assert [x.label for x in examples] == ['0', value, '1', '0']
+
+
+@pytest.mark.parametrize('value, written', [(float('nan'), 'nan'), (None, 'null'),
+                                            (float('inf'), 'inf')])
+def test_values_of_json(tmp_path, value, written):
+  rows = [{'text': t, 'label': x} for t, x in (('a', 'yes'), ('b', value), ('c', 'no'))]
+  (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+  with pytest.raises(UserError, match=f"line 2: the label '{written}' stands for") as e:
+    train(tmp_path / 'a.jsonl')
+  assert [x.text for x in train(tmp_path / 'a.jsonl', **override(str(e.value)))[0]] == ['a', 'c']
+  for x in rows:
+    x['label'] = [x['label']]
+  (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+  with pytest.raises(UserError, match=f"line 2: the label '{written}' stands for") as e:
+    train(tmp_path / 'a.jsonl', problem='multi_label')
+  rest, _ = train(tmp_path / 'a.jsonl', problem='multi_label', **override(str(e.value)))
+  assert [x.label for x in rest] == [('yes',), ('no',)]
+
+
+def test_an_empty_label(tmp_path):
+  (tmp_path / 'a.csv').write_text('text,label\na,yes\nb,\nc, \nd,no\n')
+  with pytest.raises(UserError, match="line 3: 'label' is empty") as e:
+    train(tmp_path / 'a.csv')
+  examples, _ = train(tmp_path / 'a.csv', **override(str(e.value)))
+  assert [x.text for x in examples] == ['a', 'd']
+
+
+@pytest.mark.parametrize('labels, message', [
+    (('0', '1', '1.0'), "line 4: the labels '1' and '1.0' are the same number"),
+    (('1', '01', '2'), "line 3: the labels '1' and '01' are the same number"),
+    (('yes', 'no', '0.4'), "line 4: the label '0.4' is a number, others are names"),
+    (('0.0', '1.0', '-1.0'), "line 4: the label '-1.0' beside 0 often stands for")])
+def test_numbers_that_are_doubtful_as_labels(tmp_path, labels, message):
+  (tmp_path / 'a.tsv').write_text('text\tlabel\n' + ''.join(f'x\t{x}\n' for x in labels))
+  with pytest.raises(UserError, match=message):
+    train(tmp_path / 'a.tsv')
+  assert len(train(tmp_path / 'a.tsv', labels=labels)[0]) == 3
+
+
+@pytest.mark.parametrize('labels', [
+    ('-1', '1'), ('-2', '-1', '0', '1'), ('1.5', '2.0'), ('🙂', '🙁'), ('a.b', 'c/d'), ('Na', 'Ne'),
+    ('1', '2', '3'), ('+', '++'), ('v1.2.3', 'v2'), ('03', '12')])
+def test_labels_that_need_no_rule(tmp_path, labels):
+  (tmp_path / 'a.tsv').write_text('text\tlabel\n' + ''.join(f'x\t{x}\n' for x in labels * 2))
+  examples, notes = train(tmp_path / 'a.tsv')
+  assert {x.label for x in examples} == set(labels) and not notes
+
+
+@pytest.mark.parametrize('value', ['-1', '0.4', '', 'nan', 'yes', '2', '1_0', 'None'])
+@pytest.mark.parametrize('kind', ['csv', 'jsonl'])
+def test_columns_of_0_and_1(tmp_path, kind, value):
+  """Jigsaw's test labels have -1, civil comments fractions."""
+  rows = [('a', '1', '0'), ('b', value, value), ('c', '0.0', 'True')]
+  path = tmp_path / f'a.{kind}'
+  path.write_text('text,rude,spam\n' + '\n'.join(map(','.join, rows)) if kind == 'csv' else
+                  '\n'.join(json.dumps(dict(zip(('text', 'rude', 'spam'), row))) for row in rows))
+  fields = {'problem': 'multi_label', 'label_column': 'rude,spam'}
+  with pytest.raises(UserError, match=f"line {3 if kind == 'csv' else 2}: 'rude' is "
+                                      f"{value!r}, not 0 or 1") as e:
+    train(path, **fields)
+  examples, notes = train(path, **fields, **override(str(e.value)))
+  assert [(x.text, x.label) for x in examples] == [('a', ('rude',)), ('c', ('spam',))]
+  assert notes[0].startswith('1 of 3 rows')
+
+
+def test_columns_of_json(tmp_path):
+  """Numbers and truth values; null; columns within objects; a name that stands there twice."""
+  rows = [{'text': 'a', 'of': {'x': True, 'y': 0}}, {'text': 'b', 'of': {'x': 0.0, 'y': 1}}]
+  path = tmp_path / 'a.jsonl'
+  path.write_text('\n'.join(map(json.dumps, rows)))
+  fields = {'problem': 'multi_label', 'label_column': 'of.x,of.y'}
+  assert [x.label for x in train(path, **fields)[0]] == [('of.x',), ('of.y',)]
+  path.write_text(json.dumps({'text': 'a', 'x': 0, 'y': 0.5}))
+  with pytest.raises(UserError, match="'y' is 0.5, not 0 or 1"):
+    train(path, problem='multi_label', label_column='x,y')
+  path.write_text(json.dumps({'text': 'a', 'x': 0, 'y': None}))
+  with pytest.raises(UserError, match="'y' is None, not 0 or 1"):
+    train(path, problem='multi_label', label_column='x,y')
+  with pytest.raises(UserError, match="label_column=x,x: 'x' is empty or stands there twice"):
+    train(path, problem='multi_label', label_column='x,x')
+
+
+@pytest.mark.parametrize('value', ['nan', 'inf', '-Infinity', '', 'None', '1_000', '3,5', '2010-02-02',
+                                   float('nan'), True, None, [1]])
+def test_numbers_of_a_regression(tmp_path, value):
+  (tmp_path / 'a.jsonl').write_text(json.dumps({'text': 'x', 'label': value}))
+  with pytest.raises(UserError, match="line 1: .*(not a number|no column 'label' in this line)"):
+    train(tmp_path / 'a.jsonl', problem='regression')
+
+
+def test_numbers_that_sts_b_does_not_have(tmp_path):
+  head = 'sentence1\tsentence2\tscore\n'
+  (tmp_path / 'a.tsv').write_text(head + 'a\tb\t5.0\na\tb\t-1\n')
+  with pytest.raises(UserError, match=r"line 3: 'score' is -1, which does not lie in \[0, 5\]"):
+    train(tmp_path / 'a.tsv', format='glue/stsb')
+  assert glue.TASKS['glue/stsb'].submission == 'STS-B.tsv'
+
+
+@pytest.mark.parametrize('line, message', [
+    ('text,label,source', 'line 3 repeats the names of the columns in line 1'),
+    ('\ufefftext,label,source', 'line 3 repeats the names of the columns'),
+    ('label,text,source', 'line 3 repeats the names of the columns'),
+    ('good text,web', "line 3: 2 fields for 3 columns: no column 'source' in this line"),
+    ('# a comment', "line 3: 1 fields for 3 columns: no column 'label' in this line"),
+    ('good, bad,yes,web', 'line 3: 4 fields for 3 columns')])
+def test_lines_of_tables_that_are_no_rows(tmp_path, line, message):
+  """For every task that reads tables: a shifted column would be read as another."""
+  for name, separator in (('a.csv', ','), ('a.tsv', '\t')):
+    content = f'text,label,source\nx,no,web\n{line}\ny,yes,web\n'.replace(',', separator)
+    (tmp_path / name).write_text(content)
+    for read in (lambda path: train(path), lambda path: list(table.read(str(path), 'auto', 'x'))):
+      with pytest.raises(UserError, match=message):
+        read(tmp_path / name)
+
+
+def test_two_columns_of_one_name(tmp_path):
+  (tmp_path / 'a.tsv').write_text('text\tlabel\tlabel\tid\tid\nx\tyes\tno\t1\t1\n')
+  with pytest.raises(UserError, match="line 2: there are several columns 'label'"):
+    train(tmp_path / 'a.tsv')
+  (tmp_path / 'a.tsv').write_text('text\tlabel\tid\tid\nx\tyes\t1\t1\ny\tno\t1\t1\n')
+  assert [x.label for x in train(tmp_path / 'a.tsv')[0]] == ['yes', 'no']
+
+
+def test_every_row_has_a_label_of_its_own(tmp_path):
+  (tmp_path / 'a.tsv').write_text('text\tid\n' + ''.join(f'x\tq{i}\n' for i in range(40)))
+  with pytest.raises(UserError, match='each of the 40 rows has a label of its own, such as .q0.'):
+    train(tmp_path / 'a.tsv', label_column='id')
+  assert train(tmp_path / 'a.tsv', label_column='id', labels=tuple(f'q{i}' for i in range(40)))
+
+
+def test_doubtful_labels_are_noted(tmp_path):
+  rows = [*['a\tpos'] * 20, *['a\tneg'] * 20, 'a\tPos', 'a\t y ', 'a\tpos']
+  (tmp_path / 'a.tsv').write_text('text\tlabel\n' + '\n'.join(rows))
+  examples, notes = train(tmp_path / 'a.tsv')
+  assert sum(x.label == 'pos' for x in examples) == 21
+  assert notes == [f"the labels 'pos' and 'Pos' ({tmp_path}/a.tsv, line 42) differ in case alone, "
+                   'and are two classes']
+  assert no_labels.doubtful({'a': 'line 1', 'b': 'line 9', 'c': 'line 7'},
+                            {'a': 30, 'b': 1, 'c': 30}) == [
+      "1 of 3 labels have one row each: 'b' (line 9)"]
+
+
+# ---- words and tags -----------------------------------------------------------------------------
+
+
+def tagged(path, split='train', **fields):
+  """([(words, tags)], notes) of a file of token classification."""
+  notes = []
+  sentences = TokenClassification.read(
+      str(path), config('token_classification', **fields).data, split, notes)
+  return [(s.words, s.tags) for s in sentences], notes
+
+
+NOSTA = {'text_column': '1', 'label_column': '2'}
+# The beginning of a file as its makers publish it, the columns, the sentences, the comments.
+COMMENTS = {
+    'GermEval 2014': (
+        '#\thttp://a.example/x\t[2010-02-02]\n1\tIn\tO\tO\n2\tBonn\tB-LOC\tO\n\n'
+        '#\thttp://a.example/y\t[2010-02-03]\n1\t#\tO\tO\n2\tBonn\tB-LOC\tO\n', NOSTA,
+        [('In', 'Bonn'), ('#', 'Bonn')], 2),
+    'as many fields as the words': (
+        '#\thttp://a.example/x\t[2010-02-02]\n1\tBonn\tB-LOC\n2\tis\tO\n', NOSTA,
+        [('Bonn', 'is')], 1),
+    'without numbers': (
+        '#\thttp://a.example/x\t[2010-02-02]\nBonn\tNE\tB-LOC\n#\t$(\tO\n', {},
+        [('Bonn', '#')], 1),
+    'MultiCoNER': (
+        '# id 52f7\tdomain=en\nin _ _ O\nbonn _ _ B-LOC\n\n# id 52f8\tdomain=en\n# _ _ O\n', {},
+        [('in', 'bonn'), ('#',)], 2),
+    'CoNLL-2012': (
+        '#begin document (x/00); part 000\nx 0 In IN O\nx 1 Bonn NNP B-LOC\n\n#end document\n',
+        {'text_column': '2'}, [('In', 'Bonn')], 0),
+    'CoNLL-U': ('# text = In Bonn\n1\tIn\tO\n2\tBonn\tB-LOC\n', NOSTA, [('In', 'Bonn')], 0),
+    'hashtags': ('#bonn #\nis O\n\n#yolo #\n', {}, [('#bonn', 'is'), ('#yolo',)], 0),
+    'a sign of its own': ('# SYM\n\nis O\n1 SYM\n', {}, [('#',), ('is', '1')], 0),
+}
+
+
+@pytest.mark.parametrize('name', COMMENTS)
+def test_comments_of_conll_files(tmp_path, name):
+  """A line that begins with # is a comment, or a word with a tag that other words have."""
+  content, fields, words, comments = COMMENTS[name]
+  path = tmp_path / 'a.conll'
+  path.write_text(content)
+  sentences, notes = tagged(path, **fields)
+  assert [s[0] for s in sentences] == words
+  assert {tag for s in sentences for tag in s[1]} <= {'O', 'B-LOC', 'SYM', '#'}
+  assert len(notes) == bool(comments) and all(x.startswith(f'{comments} lines of') for x in notes)
+  if fields or name == 'as many fields as the words':  # without tags only the form tells
+    assert [s[0] for s in tagged(path, 'test', **fields)[0]] == words
+
+
+def test_a_word_of_a_sign_with_a_tag_that_data_labels_names(tmp_path):
+  (tmp_path / 'a.conll').write_text('# B-SIGN\nis O\n')
+  assert tagged(tmp_path / 'a.conll')[0] == [(('is',), ('O',))]
+  assert tagged(tmp_path / 'a.conll', labels=('O', 'B-SIGN'))[0] == [(('#', 'is'), ('B-SIGN', 'O'))]
+
+
+@pytest.mark.parametrize('content, message', [
+    ('is O\nNew York B-LOC\n', 'line 2: 3 fields, line 1 of the same sentence has 2'),
+    ('is O\n\na x O\nb O\n', 'line 4: 2 fields, line 3'),
+    ('word\ttag\nis\tO\n', 'line 1: .* are names of columns'),
+    ('is O\n\nToken POS ner_tags\na x O\n', 'line 3: .* are names of columns'),
+    ('is O\nBonn 2010-02-02\n', "line 2: the tag '2010-02-02' is a date"),
+    ('is O\nBonn _\n', "line 2: the tag '_' stands for a label that is missing"),
+    ('is O\nBonn None\n', "line 2: the tag 'None' stands for"),
+    ('is O\nBonn nan\n', "line 2: the tag 'nan' stands for"),
+    ('is O\nBonn -100\n', "line 2: the tag '-100' stands for"),
+    ('is O\nBonn http://a.example\n', 'is an address')])
+def test_tags_that_are_none(tmp_path, content, message):
+  (tmp_path / 'a.conll').write_text(content)
+  with pytest.raises(UserError, match=message) as e:
+    tagged(tmp_path / 'a.conll')
+  if 'name every tag' in str(e.value):
+    tag = content.split()[-1]
+    assert tagged(tmp_path / 'a.conll', labels=('O', tag))[0] == [(('is', 'Bonn'), ('O', tag))]
+    (tmp_path / 'a.jsonl').write_text(json.dumps({'0': ['is', 'Bonn'], '-1': ['O', tag]}))
+    with pytest.raises(UserError, match=message.removeprefix('line 2: ')):
+      tagged(tmp_path / 'a.jsonl')
+
+
+def test_white_space_within_a_word(tmp_path):
+  """French writes 10 000 with a no-break space: it is one word, and shifts no column."""
+  (tmp_path / 'a.conll').write_text('10\u00a0000 NUM O\n\u3000\neuros NOUN B-UNIT\n')
+  assert tagged(tmp_path / 'a.conll')[0] == [(('10\u00a0000',), ('O',)), (('euros',), ('B-UNIT',))]
+
+
+# ---- other tasks --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('grade, loss, message', [
+    (-1, 'binary', "line 2: 'label' is -1: a grade is 0"),
+    (-1, 'graded', "line 2: 'label' is -1: a grade is 0"),
+    (0.4, 'binary', 'line 1: a grade lies between 0 and 1, and data.loss=binary'),
+    (float('nan'), 'listwise', "line 2: 'label' is nan, not a number"),
+    ('None', 'graded', "line 2: 'label' is 'None', not a number"),
+    (0.4, 'graded', ''), (0.4, 'listwise', ''), (False, 'binary', '')])
+def test_grades(tmp_path, grade, loss, message):
+  rows = [{'query': 'q', 'document': 'a', 'label': True},
+          {'query': 'q', 'document': 'b', 'label': grade}]
+  path = tmp_path / 'a.jsonl'
+  path.write_text('\n'.join(map(json.dumps, rows)))
+  c = config('reranking', train=str(path), loss=loss)
+
+  def read():
+    groups = Reranking.read(str(path), c.data, 'train', [])
+    Reranking.check_training(c, groups)
+    return groups
+
+  if message:
+    with pytest.raises(UserError, match=message):
+      read()
+  else:
+    assert read()[0].grades == [1.0, float(grade)]
+
+
+def test_choices_are_named_by_their_own_labels(tmp_path):
+  """ARC numbers its choices from 1 in some lines: the answer 1 is the first one."""
+  def read(key, labels):
+    (tmp_path / 'a.jsonl').write_text(json.dumps({'answerKey': key, 'question': {
+        'stem': 'A', 'choices': [{'label': x, 'text': f'x{x}'} for x in labels]}}))
+    data = config('multiple_choice', format='commonsenseqa').data
+    return [e.label for e in choices.read(str(tmp_path / 'a.jsonl'), data)]
+
+  assert read('1', '1234') == [0] and read('4', '1234') == [3] and read('C', 'ABC') == [2]
+  for key in ('0', 'A', ''):
+    with pytest.raises(UserError, match='none of the 4 choices: give one of 1, 2, 3, 4'):
+      read(key, '1234')
+
+
+@pytest.mark.parametrize('changed, message', [
+    ({'is_impossible': 'false'}, "is_impossible is 'false', not true or false"),
+    ({'answers': [{'text': '', 'answer_start': 0}]}, "the question '1' has an empty answer"),
+    ({'answers': [{'text': ' ', 'answer_start': 3}]}, "the question '1' has an empty answer"),
+    ({'answers': [{'text': None, 'answer_start': 0}]}, 'an answer is no string')])
+def test_answers_that_are_none(tmp_path, changed, message):
+  qa = {'id': '1', 'question': '?', 'answers': [{'text': 'b', 'answer_start': 2}], **changed}
+  path = tmp_path / 'a.json'
+  path.write_text(json.dumps({'data': [{'paragraphs': [{'context': 'a b', 'qas': [qa]}]}]}))
+  with pytest.raises(UserError, match=message):
+    squad.read(str(path))
+
+
+def test_an_answer_before_its_text_is_out_of_place(tmp_path):
+  """Python counts a start of -1 from the end."""
+  assert not squad.Question('1', '?', 'a b', ('b',), (-1,)).in_place
+  assert squad.Question('1', '?', 'a b', ('b',), (2,)).in_place
