@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
-from bert_jax.labelled import choices, conll, glue, no_labels, squad, table, texts
+from bert_jax.labelled import choices, glue, no_labels, squad, table, texts
 from bert_jax.runs import tuple_flag
 from bert_jax.tasks.reranking import Reranking
 from bert_jax.tasks.sequence_classification import SequenceClassification
@@ -142,8 +142,8 @@ def test_columns_of_json(tmp_path):
     train(path, problem='multi_label', label_column='x,x')
 
 
-@pytest.mark.parametrize('value', ['nan', 'inf', '-Infinity', '', 'None', '1_000', '3,5', '2010-02-02',
-                                   float('nan'), True, None, [1]])
+@pytest.mark.parametrize('value', ['nan', 'inf', '-Infinity', '', 'None', '1_000', '3,5',
+                                   '2010-02-02', float('nan'), True, None, [1]])
 def test_numbers_of_a_regression(tmp_path, value):
   (tmp_path / 'a.jsonl').write_text(json.dumps({'text': 'x', 'label': value}))
   with pytest.raises(UserError, match="line 1: .*(not a number|no column 'label' in this line)"):
