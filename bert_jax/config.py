@@ -4,7 +4,7 @@ A file in `configs/` starts from `pretraining` or `finetuning` and changes the f
 Any field can be given on the command line: --config.optimizer.learning_rate=2e-4.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import difflib
 import math
@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict, config_dict
 
 from bert_jax import errors
-from bert_jax.data import phases as phases_lib
 from bert_jax.data.pairs import SEQUENCES
 from bert_jax.data.phases import Phases
 from bert_jax.errors import UserError
@@ -38,8 +37,9 @@ SIZES = {
 }
 
 # The fields of which one says how long a run is.
-_LENGTHS = ('train_steps', 'train_epochs', 'train_minutes')
-_LARGEST = 2**32 - 1  # bound on whole numbers: seeds have 32 bits
+LENGTHS = ('train_steps', 'train_epochs', 'train_minutes')
+# Bounds on whole numbers: the step has 31 bits, a seed has 32.
+_LARGEST, _LARGEST_SEED = 2**31 - 1, 2**32 - 1
 
 
 def model(size: str | BertConfig) -> ConfigDict:
@@ -83,8 +83,8 @@ def _run(task: str) -> ConfigDict:
   c.train_minutes = 0.0
   c.batch_size = 32  # rows (pretraining) or examples (fine-tuning) over all devices
   c.max_len = 512  # tokens in a row (pretraining) or an input (fine-tuning), special ones included
-  # Optional phases of (steps, max_len, batch_size) instead of max_len and batch_size; another
-  # train_steps scales them.
+  # Optional phases of (steps, max_len, batch_size). Another train_steps scales them; max_len and
+  # batch_size replace what all of them share.
   c.phases = ()
   c.log_every = 100  # steps between lines of metrics.jsonl
   c.eval_every = 10_000  # steps between evaluations on held-out data; always one at the end
@@ -189,44 +189,28 @@ def check_overrides(config: ConfigDict, arguments: list[str]):
       continue
     if any(field.startswith(name + '.') for field in fields):
       raise UserError(f'--config.{name} is a group: give one of its fields, --config.{name}.FIELD')
-    # The misspelt part may be the group or the field in it: compare whole names, then last parts.
-    by_end = {field.rpartition('.')[2]: field for field in fields}
-    near = difflib.get_close_matches(name, fields, 1, 0.6)
-    end = difflib.get_close_matches(name.rpartition('.')[2], by_end, 1, 0.6)
-    nearest = near[0] if near else by_end[end[0]] if end else None
-    hint = f'did you mean --config.{nearest}?' if nearest else f'known are {", ".join(fields)}'
+    nearest = max(fields, key=lambda field: sum(_likeness(name, field)))
+    of_field, of_group = _likeness(name, nearest)
+    group = name.rpartition('.')[0]
+    known = [field for field in fields if group and field.startswith(group + '.')] or fields
+    is_near = of_field >= (0.6 if of_group >= 0.1 or not group else 0.8)
+    hint = f'did you mean --config.{nearest}?' if is_near else f'known are {", ".join(known)}'
     raise UserError(f'unknown config field --config.{name}: {hint}')
 
 
-def fit_phases(config: ConfigDict, given: Mapping[str, Any]) -> list[str]:
-  """Scales the phases, in place, to another train_steps, and the warmup to a shorter run.
+def _likeness(name: str, field: str) -> tuple[float, float]:
+  """How well a name on the command line fits a field: in the last part, in the group (0 to 0.2).
 
-  So --config.train_steps alone shortens a run of two phases. `given` has the fields of the command
-  line, with their values in the config file. Returns notes for the user.
-
-  Raises:
-    UserError: malformed phases, or fewer steps than phases.
+  Words or initials stand for a longer name of the same group: heads for num_heads, lr for
+  learning_rate. A field of another group is meant only if its last part fits better.
   """
-  phases_lib.check(config.phases)
-  steps, planned = config.train_steps, sum(phase[0] for phase in config.phases)
-  if not planned or not steps > 0 or steps == planned or 'phases' in given:
-    return []
-  config.phases = phases_lib.scaled(config.phases, steps)
-  return [f'phases of {planned:,} steps scaled to {steps:,}', *fit_warmup(config, given)]
-
-
-def fit_warmup(config: ConfigDict, given: Mapping[str, Any]) -> list[str]:
-  """Scales the warmup, in place, if the command line shortens a run of phases; returns notes.
-
-  `given` is that of `fit_phases`.
-  """
-  before, steps, warmup = (
-      given.get('train_steps', 0), config.train_steps, config.optimizer.warmup_steps)
-  if not config.phases or not warmup or steps >= before or 'optimizer.warmup_steps' in given:
-    return []
-  config.optimizer.warmup_steps = round(warmup * steps / before)
-  return [f'warmup of {warmup:,} of {before:,} steps scaled to '
-          f'{config.optimizer.warmup_steps:,} of {steps:,}']
+  like = lambda a, b: difflib.SequenceMatcher(None, a, b).ratio()
+  (group, _, end), (of_group, _, of_field) = name.rpartition('.'), field.rpartition('.')
+  ends, groups, words = like(end, of_field), like(group, of_group), of_field.split('_')
+  is_short = set(end.split('_')) <= set(words) or end == ''.join(word[0] for word in words)
+  if is_short and (groups >= 0.5 or not group):
+    ends = max(ends, 0.75 + 0.2 * ends)
+  return ends, 0.2 * groups
 
 
 def check(config: ConfigDict):
@@ -240,14 +224,15 @@ def check(config: ConfigDict):
   for name, value in flat(config).items():
     if isinstance(value, float):
       errors.require(math.isfinite(value), f'{name}={value} must be a finite number')
-    if isinstance(value, int) or name in _LENGTHS:
-      errors.require(value <= _LARGEST, f'{name}={value} must be at most {_LARGEST}')
+    if isinstance(value, int) or name in LENGTHS:
+      largest = _LARGEST_SEED if name == 'seed' else _LARGEST
+      errors.require(value <= largest, f'{name}={value} must be at most {largest}')
   _check_at_least(1, config, ('batch_size', 'max_len', 'log_every', 'keep_checkpoints'))
-  _check_at_least(0, config, (*_LENGTHS, 'seed', 'eval_every', 'checkpoint_every', 'keep_every'))
-  lengths = [f'{name}={config[name]}' for name in _LENGTHS if config[name]]
+  _check_at_least(0, config, (*LENGTHS, 'seed', 'eval_every', 'checkpoint_every', 'keep_every'))
+  lengths = [f'{name}={config[name]}' for name in LENGTHS if config[name]]
   errors.require(len(lengths) == 1,
                  f'{", ".join(lengths) or "the run has no length"}: give one of '
-                 f'{", ".join(_LENGTHS)} and set the others to 0')
+                 f'{", ".join(LENGTHS)} and set the others to 0')
   for phase in phases_of(config):
     errors.require(phase.max_len >= 8, f'max_len={phase.max_len} is too short for [CLS] A [SEP] B '
                                        '[SEP]: give at least 8')
@@ -291,6 +276,7 @@ def _check_pretraining(config: ConfigDict):
 
 
 def _check_finetuning(config: ConfigDict):
+  _check_at_least(0, config, ('reinit_layers',))
   if config.phases:
     raise UserError(f'phases={tuple(config.phases)} are for pretraining: rows of a fine-tuning run '
                     'are as long as its examples')
@@ -323,8 +309,10 @@ def check_sizes(config: ConfigDict, mesh: Mesh):
     errors.require(not trains_generator or config.optimizer[name] == default,
                    f'optimizer.{name}={config.optimizer[name]} counts the layers of one model: '
                    'this run trains a generator beside it')
-  fresh = config.get('reinit_layers', 0)
-  errors.require(not fresh or config.optimizer.frozen_layers + fresh <= config.model.num_layers,
+  fresh, frozen = config.get('reinit_layers', 0), max(config.optimizer.frozen_layers, 0)
+  errors.require(fresh <= config.model.num_layers, f'reinit_layers={fresh} is above '
+                 f'model.num_layers={config.model.num_layers}')
+  errors.require(not fresh or frozen + fresh <= config.model.num_layers,
                  f'reinit_layers={fresh} and optimizer.frozen_layers='
                  f'{config.optimizer.frozen_layers}: a layer that starts fresh would stay as it is')
   if config.optimizer.frozen_layers > config.model.num_layers:

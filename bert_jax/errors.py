@@ -24,6 +24,10 @@ EXIT_INTERRUPTED = 130  # by Ctrl-C, as shells have it
 _STORAGE = {'the disk is full': (errno.ENOSPC, errno.EDQUOT),
             'the disk cannot be written': (errno.EROFS, errno.EIO, errno.ESTALE)}
 
+# What Python and absl say of a flag's value, and what we say instead.
+_WRONG_VALUES = {'Non-boolean argument': 'give true or false',
+                 'invalid literal for int': 'give a whole number',
+                 'could not convert string to float': 'give a number'}
 
 before_end: list[Callable[[], None]] = []  # called before `_end` ends the process
 
@@ -78,6 +82,15 @@ def _with_home(argument: str) -> str:
   name, equals, value = argument.partition('=')
   is_flag = equals and name.startswith('-') and value.startswith('~/')
   return f'{name}={os.path.expanduser(value)}' if is_flag else argument
+
+
+def _explained(error: Exception) -> str:
+  """The message of an error in the command line, in our words where the value has a wrong type."""
+  said = error.__context__
+  for start, remedy in _WRONG_VALUES.items():
+    if isinstance(said, ValueError) and str(said.args[0]).startswith(start):
+      return str(error).replace(str(said), remedy)
+  return str(error)
 
 
 def _end(message: str, status: int):
@@ -150,7 +163,7 @@ def run_command(main: Callable[[list[str]], None],
         return flags.FLAGS(argv, known_only=known_only)
       except Exception as e:  # a config file is code, and fails as it likes
         explain(argv)
-        raise UserError(e) from e
+        raise UserError(_explained(e)) from e
     except UserError as e:
       _end(e, EXIT_MISTAKE)
 

@@ -5,7 +5,7 @@
 
 ModernBERT-base (Warner et al. 2024, arXiv:2412.13663, table 3), its batch warmup in four steps; the
 rate falls as 1 - sqrt at the end instead of in a run of its own, and the outputs of attention have
-no dropout (0.1 there). For rows of 8,192 tokens add --config.max_len=8192 --config.phases='()'
+no dropout (0.1 there). For rows of 8,192 tokens add --config.max_len=8192
 --config.model.global_theta=160000. Hardware: a TPU slice. Not run yet.
 """
 

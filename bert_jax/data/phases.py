@@ -26,9 +26,12 @@ def check(phases: Sequence[Sequence[int]]):
 
 
 def scaled(phases: Sequence[Sequence[int]], train_steps: int) -> tuple[tuple[int, int, int], ...]:
-  """The phases with `train_steps` steps in all, by largest remainder; each has at least one."""
-  require(train_steps >= len(phases), f'train_steps={train_steps} is less than one step for each '
-          f"of the {len(phases)} phases: give more, or --config.phases='()'")
+  """The phases with `train_steps` steps in all, by largest remainder; each has at least one.
+
+  Of more phases than steps the longest stay.
+  """
+  longest = sorted(range(len(phases)), key=lambda i: -phases[i][0])[:train_steps]
+  phases = [phases[i] for i in sorted(longest)]
   total = sum(steps for steps, _, _ in phases)
   shares = [divmod(steps * train_steps, total) for steps, _, _ in phases]
   counts = [max(1, whole) for whole, _ in shares]

@@ -11,6 +11,7 @@ from bert_jax import errors
 from bert_jax.parallel import chip_figures, sharding
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.planning import estimate, programs
+from bert_jax.runs import length
 
 _GIB = 2**30
 
@@ -30,7 +31,7 @@ def explain(config: ConfigDict, given: Mapping[str, Any] = {}) -> str:
   """
   config = config.copy_and_resolve_references()
   mesh = mesh_lib.make_mesh(**config.mesh)
-  config_lib.fit_phases(config, given)
+  length.fit(config, given)
   config_lib.set_dtype(config, mesh)
   phase = max(config_lib.phases_of(config), key=lambda phase: phase.batch_size * phase.max_len)
   limit = chip_figures.memory_limit(mesh.devices.flat[0])

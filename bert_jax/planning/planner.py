@@ -19,7 +19,7 @@ from bert_jax.parallel import chip_figures, sharding, topology
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.planning import children, programs, tables
 from bert_jax.planning import estimate as estimate_lib
-from bert_jax.runs import initial, no_effect
+from bert_jax.runs import initial, length, no_effect
 from bert_jax.runtime import platforms, storage
 
 LOCAL = 'local'
@@ -113,7 +113,7 @@ def plan(config: ConfigDict, topologies: Sequence[str], *, price: float = 0.0,
     raise UserError(f'--search is for pretraining; task={config.task}')
   if out:
     storage.make_parent('--out', epath.Path(out))
-  config_lib.fit_phases(config, given)
+  length.fit(config, given)
   config_lib.check(config)
   no_effect.check(config, given)
   require(not config.train_minutes, f'train_minutes={config.train_minutes}: only the run itself '

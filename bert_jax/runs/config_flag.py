@@ -42,9 +42,12 @@ def given() -> dict[str, Any]:
 
 def explain(argv: list[str]):
   """Raises UserError with the mistake in the file, or the field nearest to a misspelt override."""
-  path = next((a.partition('=')[2] for a in argv if a.startswith(('--config=', '-config='))), None)
-  if not path:
+  paths = [a.partition('=')[2] for a in argv if a.startswith(('--config=', '-config='))]
+  if not paths:
     return
+  errors.require(len(paths) == 1, f'--config={paths[-1]} is given beside --config={paths[0]}: give '
+                 'one of them')
+  path = paths[0]
   _check_file(path)
   try:
     config = runpy.run_path(path)['get_config']()

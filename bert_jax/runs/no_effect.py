@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.data import corpus, dataset
 from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.phases import Phase
 from bert_jax.errors import UserError
 from bert_jax.labelled import glue
 from bert_jax.model import architectures
@@ -63,10 +64,15 @@ def _by_unit(unit: str) -> Callable[[ConfigDict], str]:
       f'it is for masking.unit={unit}, the unit is {c.masking.unit}')
 
 
+def _by_phases(name: str) -> Callable[[ConfigDict], str]:
+  place = Phase._fields.index(name)
+  return lambda c: any(phase[place] != c[name] for phase in c.phases) and (
+      f"phases={tuple(c.phases)} say it for every step: change these, or give "
+      "--config.phases='()' too")
+
+
 RULES = (
-    Rule(('batch_size', 'max_len'), lambda c: c.phases and (
-        f"phases={tuple(c.phases)} say it for every step: change these, or give "
-        "--config.phases='()' too")),
+    *(Rule((name,), _by_phases(name)) for name in ('batch_size', 'max_len')),
     Rule(('model.vocab_size', 'data.tokenizer'), _by_vocabulary, (_PRETRAINING,)),
     Rule(('model.vocab_size',), lambda c: 'the vocabulary is that of init_from: leave it out',
          (_FINETUNING,)),

@@ -26,6 +26,7 @@ from bert_jax.runs import (
   finetune,
   frozen_base,
   initial,
+  length,
   no_effect,
   pretrain,
   time_budget,
@@ -56,7 +57,8 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
   storage.check('--workdir', workdir)
   workdir = epath.Path(workdir).expanduser()
   config = config.copy_and_resolve_references()
-  notes = config_lib.fit_phases(config, given)
+  planned = length.planned_steps(config, given)
+  notes = length.fit(config, given)
   config_lib.check(config)
   no_effect.check(config, given)
   optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
@@ -74,7 +76,7 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
     _agree(config, workdir)
     with lock.held(workdir):
       try:
-        config = _train(config, workdir, given, notes)
+        config = _train(config, workdir, given, planned, notes)
       except KeyboardInterrupt as e:
         steps = integrity.steps(workdir / 'checkpoints')
         raise KeyboardInterrupt(
@@ -101,9 +103,12 @@ def _versions() -> dict[str, str]:
   return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
-def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any],
+def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any], planned: int,
            notes: Sequence[str]) -> FrozenConfigDict:
-  """Resolves the config and trains; all processes do this together. Returns the whole config."""
+  """Resolves the config and trains; all processes do this together. Returns the whole config.
+
+  The config file has `planned` steps.
+  """
   mesh = mesh_lib.make_mesh(**config.mesh)
   metrics_log.check_writable(path)
   folder = storage.Folder(path, checkpoint.APART, jax.process_index())
@@ -128,8 +133,10 @@ def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any],
     return frozen_base.adapt(job, config, path)
 
   if config.train_minutes:
-    notes = [*notes, *time_budget.fix_steps(config, given, run_json, make_job, mesh)]
+    notes = [*notes, *time_budget.fix_steps(config, run_json, make_job, mesh)]
   job = make_job(config)
+  if not config.train_steps or config.train_minutes:  # the steps are known only now
+    notes = [*notes, *length.fit_warmup(config, given, planned, job.train_steps)]
   optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
   optimizer_lib.learning_rate(optimizer, job.train_steps)
   no_effect.check(config, given, job)

@@ -26,16 +26,15 @@ _LEAST, _MOST, _SECONDS = 3, 200, 10.0  # timed steps of each phase, and about t
 _PROVISIONAL_STEPS = 1_000_000
 
 
-def fix_steps(config: ConfigDict, given: Mapping[str, Any], run_json: Mapping[str, Any],
+def fix_steps(config: ConfigDict, run_json: Mapping[str, Any],
               make_job: Callable[[ConfigDict], Job], mesh: Mesh) -> list[str]:
-  """Sets `train_steps`, scales phases and warmup, in place; returns notes for the user.
+  """Sets `train_steps` and scales the phases, in place; returns notes for the user.
 
   A run that has begun with the same minutes and rows goes on with the steps in its run.json. All
   processes call this together.
 
   Args:
     config: of the run.
-    given: the fields of the command line, with the values of the config file.
     run_json: of the run before in the workdir; {} = there is none.
     make_job: makes the job of a config.
     mesh: of the run.
@@ -53,8 +52,7 @@ def fix_steps(config: ConfigDict, given: Mapping[str, Any], run_json: Mapping[st
       raise UserError(f'train_minutes={config.train_minutes} is too short: a step takes '
                       f'{seconds:.3g} s')
   _set_steps(config, steps)
-  return [f'train_minutes={config.train_minutes:g} are {steps:,} steps, {speed}',
-          *config_lib.fit_warmup(config, given)]
+  return [f'train_minutes={config.train_minutes:g} are {steps:,} steps, {speed}']
 
 
 def _budget(config: Mapping[str, Any]) -> tuple:
@@ -72,9 +70,10 @@ def _set_steps(config: ConfigDict, steps: int):
 def _seconds_per_step(config: ConfigDict, make_job: Callable[[ConfigDict], Job],
                       mesh: Mesh) -> float:
   """The mean time of a step over the phases of the run."""
-  optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
   provisional = config.copy_and_resolve_references()
-  steps = max(_PROVISIONAL_STEPS, 2 * optimizer.warmup_steps)
+  provisional.optimizer.update(warmup_steps=0, warmup_ratio=0.5)  # it may be longer than the run
+  optimizer = optimizer_lib.OptimizerConfig(**provisional.optimizer)
+  steps = _PROVISIONAL_STEPS
   _set_steps(provisional, steps)
   job = make_job(provisional)
   transform = optimizer_lib.make_optimizer(optimizer, steps)

@@ -5,19 +5,20 @@ import csv
 import re
 from typing import Any
 
-from ml_collections.config_flags import tuple_parser
+from absl import flags
 
 
-class Parser(tuple_parser.TupleParser):
+class Parser(flags.ArgumentParser):
   """Parses tuples as Python writes them, or whole numbers and strings between commas.
 
-  The parser of ml_collections takes a,b,c for one string. Nested or unclosed brackets that Python
-  cannot read raise a ValueError.
+  The parser of ml_collections takes a,b,c for one string, and its flags join what they are given
+  several times. Of these flags the last wins, as of all others. Nested or unclosed brackets that
+  Python cannot read raise a ValueError.
   """
 
   def parse(self, argument: Any) -> tuple:
-    if not isinstance(argument, str):
-      return super().parse(argument)
+    if not isinstance(argument, str):  # the default
+      return argument
     text = argument.strip()
     if text[:1] in ('(', '[', "'"):
       try:

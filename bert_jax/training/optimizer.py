@@ -1,6 +1,7 @@
 """AdamW as BERT used it, and what came after it, through optax: schedule, clipping, decay."""
 
 import dataclasses
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from bert_jax.training import transforms
 
 NAMES = ('adamw', 'bert_adamw', 'lamb', 'stable_adamw', 'muon')
 DECAYS = ('linear', '1-sqrt')
+_MOST_STEPS = 2**31 - 1  # the step is int32
 
 _BOUNDS = (
     (('learning_rate', 'eps', 'decay_ratio'), lambda x: x > 0, 'must be positive'),
@@ -64,9 +66,12 @@ def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
     A function from the number of updates so far, t, to the rate of the next one; float32.
 
   Raises:
-    UserError: the warmup takes the whole run.
+    UserError: the warmup takes the whole run, or the step does not count so far.
   """
-  warmup = config.warmup_steps or int(config.warmup_ratio * train_steps)
+  errors.require(train_steps <= _MOST_STEPS, f'the run would have {train_steps:,} steps, and can '
+                 f'have {_MOST_STEPS:,}: make it shorter')
+  # The ratio as it is written: 0.29 * 100 is a little less than 29.
+  warmup = config.warmup_steps or int(Fraction(str(config.warmup_ratio)) * train_steps)
   if warmup >= train_steps:
     name = 'warmup_steps' if config.warmup_steps else 'warmup_ratio'
     raise UserError(f'optimizer.{name}={getattr(config, name)} leaves nothing of the {train_steps} '

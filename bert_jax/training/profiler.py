@@ -13,10 +13,12 @@ from bert_jax.runtime.console import print_summary
 
 def check(steps: Sequence[int]):
   """Raises UserError if these are not the first and the last step of a trace."""
-  if steps and (len(steps) != 2 or not all(isinstance(step, int) for step in steps)
-                or not 0 < steps[0] <= steps[1]):
-    raise UserError(f'profile_steps={tuple(steps)}: give the first and the last step to trace, '
-                    '10,15 say')
+  shown = ','.join(map(str, steps))
+  if steps and (len(steps) != 2 or not all(isinstance(step, int) and step > 0 for step in steps)):
+    raise UserError(f'profile_steps={shown}: give the first and the last step to trace, 10,15 say')
+  if steps and steps[0] > steps[1]:
+    raise UserError(f'profile_steps={shown}: the last step to trace, {steps[1]}, is before the '
+                    f'first, {steps[0]}: give {steps[1]},{steps[0]}')
 
 
 class Profiler:

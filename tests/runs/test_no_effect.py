@@ -8,7 +8,6 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.data import corpus
-from bert_jax.data import phases as phases_lib
 from bert_jax.errors import UserError
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.runs import initial, no_effect, tuple_flag
@@ -23,7 +22,7 @@ def records(tmp_path_factory) -> str:
   return str(folder)
 
 
-PHASES = {'phases': ((1, 16, 8), (1, 32, 8))}
+PHASES = {'phases': ((1, 16, 8), (1, 32, 16))}
 RECORDS = {'data.source': 'RECORDS'}
 # task, fields of the config, the given one, the reason why it has no effect.
 CASES = [
@@ -94,6 +93,7 @@ def test_without_effect(corpus_file, records, vocab, task, fields, name, reason)
 
 @pytest.mark.parametrize('task, fields, name', [
     ('pretrain', {}, 'batch_size'), ('pretrain', {}, 'model.vocab_size'),
+    ('pretrain', {'phases': ((1, 16, 8), (1, 32, 8))}, 'batch_size'),  # they say the same
     ('pretrain', {'data.vocab': 'VOCAB'}, 'data.lowercase'), ('pretrain', {}, 'data.language'),
     ('pretrain', {'data.source': '*.txt'}, 'data.format'), ('pretrain', {}, 'data.heldout'),
     ('pretrain', {'data.lines_are_sentences': True, 'data.language': 'zh'}, 'data.language'),
@@ -142,63 +142,6 @@ def test_what_only_the_data_tells():
   no_effect.check(c, ['data.null_threshold'], job)
 
 
-# ---- shorter runs -------------------------------------------------------------------------------
-
-@pytest.mark.parametrize('phases, steps, counts', [
-    (((900, 128, 8), (100, 512, 8)), 10, [9, 1]),
-    (((900, 128, 8), (100, 512, 8)), 1001, [901, 100]),
-    (((900, 128, 8), (100, 512, 8)), 4, [3, 1]), (((1, 8, 8), (1, 8, 4), (1, 8, 2)), 10, [4, 3, 3]),
-    (((1, 8, 8), (1, 8, 8), (98, 8, 8)), 3, [1, 1, 1]),
-    (((20_000, 8, 1), (20_000, 8, 2), (20_000, 8, 3), (340_000, 8, 4)), 100, [5, 5, 5, 85])])
-def test_phases_scale_by_their_shares(phases, steps, counts):
-  scaled = phases_lib.scaled(phases, steps)
-  assert [p[0] for p in scaled] == counts and sum(counts) == steps
-  assert [p[1:] for p in scaled] == [p[1:] for p in phases]
-
-
-def test_fewer_steps_than_phases():
-  with pytest.raises(UserError, match='train_steps=1 is less than one step for each of the 2'):
-    phases_lib.scaled(((9, 8, 8), (1, 8, 8)), 1)
-
-
-def test_train_steps_shortens_a_run_of_phases():
-  c = config_lib.pretraining('base')
-  c.train_steps = 1000
-  notes = config_lib.fit_phases(c, {'train_steps': 1_000_000})
-  assert c.phases == ((900, 128, 256), (100, 512, 256)) and c.optimizer.warmup_steps == 10
-  assert notes == ['phases of 1,000,000 steps scaled to 1,000',
-                   'warmup of 10,000 of 1,000,000 steps scaled to 10 of 1,000']
-  assert config_lib.fit_phases(c, {'train_steps': 1_000_000}) == []
-
-
-def test_a_warmup_that_is_given_stays():
-  c = config_lib.pretraining('base')
-  c.train_steps, c.optimizer.warmup_steps = 1000, 300
-  config_lib.fit_phases(c, {'train_steps': 1_000_000, 'optimizer.warmup_steps': 10_000})
-  assert c.phases[0][0] == 900 and c.optimizer.warmup_steps == 300
-  c = config_lib.pretraining('base')
-  c.train_steps, c.optimizer.warmup_steps = 1000, 300  # in Python, or by a config file
-  config_lib.fit_phases(c, {})
-  assert c.phases[0][0] == 900 and c.optimizer.warmup_steps == 300
-  c.train_steps = 500  # and on its command line
-  config_lib.fit_phases(c, {'train_steps': 1000})
-  assert c.phases[0][0] == 450 and c.optimizer.warmup_steps == 150
-
-
-def test_a_longer_run_keeps_its_warmup():
-  c = config_lib.pretraining('base')
-  c.train_steps = 2_000_000
-  assert len(config_lib.fit_phases(c, {'train_steps': 1_000_000})) == 1
-  assert c.phases[1][0] == 200_000 and c.optimizer.warmup_steps == 10_000
-
-
-def test_phases_and_steps_that_are_both_given_must_agree():
-  c = conftest.tiny_config('x', phases=((3, 16, 8), (4, 32, 8)))
-  assert config_lib.fit_phases(c, {'phases': (), 'train_steps': 2}) == []
-  with pytest.raises(UserError, match='sum to 7, not to train_steps=12'):
-    config_lib.check(c)
-
-
 def test_unused_lengths_are_not_checked():
   c = conftest.tiny_config('x', phases=((6, 16, 8), (6, 32, 8)), max_len=512)
   config_lib.check(c)
@@ -220,6 +163,15 @@ def test_layers_that_start_fresh_are_not_frozen():
   c.optimizer.frozen_layers = 11
   with pytest.raises(UserError, match='reinit_layers=2 and optimizer.frozen_layers=11: a layer'):
     config_lib.check_sizes(c, conftest.sub_mesh(1, 1))
+  for frozen in (-1, 0):
+    c.reinit_layers, c.optimizer.frozen_layers = 12, frozen  # all of them
+    config_lib.check_sizes(c, conftest.sub_mesh(1, 1))
+    c.reinit_layers = 13
+    with pytest.raises(UserError, match='^reinit_layers=13 is above model.num_layers=12$'):
+      config_lib.check_sizes(c, conftest.sub_mesh(1, 1))
+  c.reinit_layers, c.data.train = -1, 'x'
+  with pytest.raises(UserError, match='^reinit_layers=-1 must not be negative$'):
+    config_lib.check(c)
 
 
 def test_muon_has_nothing_to_do_beside_lora():

@@ -372,5 +372,5 @@ def test_profile(corpus_file, tmp_path, capsys):
   traces = list((tmp_path / 'run/tensorboard').rglob('*.xplane.pb'))
   assert len(traces) == 1 and traces[0].stat().st_size > 10_000
   config.profile_steps = (3, 2)
-  with pytest.raises(UserError, match=r'profile_steps=\(3, 2\): give the first and the last'):
+  with pytest.raises(UserError, match='profile_steps=3,2: the last step to trace, 2, is before'):
     run.run(config, str(tmp_path / 'other'))

@@ -2,16 +2,16 @@
 
 import itertools
 import json
+import re
 import types
 
 from etils import epath
 import pytest
 
-from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import run, time_budget
-from bert_jax.training import integrity
+from bert_jax.training import integrity, loop
 from tests import conftest
 
 
@@ -61,21 +61,48 @@ def test_other_rows_are_measured_again(corpus_file, tmp_path, monkeypatch):
   before = {**c.to_dict(), 'train_steps': 600, 'phases': [[450, 16, 8], [150, 32, 8]]}
   for change, steps in ({}, 600), ({'phases': [[450, 16, 8], [150, 32, 4]]}, 30), (
       {'train_minutes': 2.0}, 30):
-    (note,) = time_budget.fix_steps(c, {}, {'config': before | change}, None, None)
+    (note,) = time_budget.fix_steps(c, {'config': before | change}, None, None)
     assert f' are {steps} steps, ' in note
-  (note,) = time_budget.fix_steps(c, {}, {}, None, None)
+  (note,) = time_budget.fix_steps(c, {}, None, None)
   assert ' are 30 steps, 2 s each' in note
 
 
-def test_the_warmup_shrinks_with_the_run(monkeypatch):
-  monkeypatch.setattr(time_budget, '_seconds_per_step', lambda *_: 0.06)
-  c = config_lib.pretraining('base')
-  given = {'train_steps': c.train_steps, 'train_minutes': 0.0}
-  c.train_steps, c.train_minutes = 0, 10.0
-  notes = time_budget.fix_steps(c, given, {}, None, None)
-  assert notes[1] == 'warmup of 10,000 of 1,000,000 steps scaled to 100 of 10,000'
-  assert (c.train_steps, c.optimizer.warmup_steps) == (10_000, 100)
-  assert c.phases == ((9000, 128, 256), (1000, 512, 256))
+def test_the_warmup_shrinks_with_the_run(corpus_file, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(time_budget, '_seconds_per_step', lambda *_: 0.1)
+  monkeypatch.setattr(loop, 'train', lambda *_, checkpoints, **__: checkpoints.close())
+  for minutes, warmup in ((0.0101, 2), (0.101, 4)):  # 6 of the 12 steps of the config file, and 60
+    c = conftest.tiny_config(corpus_file, train_minutes=minutes)
+    run.run(c, str(tmp_path / f'{minutes}'), {'train_minutes': 0.0})
+    c = json.loads((tmp_path / f'{minutes}/run.json').read_text())['config']
+    assert (c['train_steps'], c['optimizer']['warmup_steps']) == (int(600 * minutes), warmup)
+  told = capsys.readouterr().out
+  assert 'train_minutes=0.0101 instead of train_steps=12' in told
+  assert told.count('warmup of 4 of 12 steps scaled to 2 of 6') == told.count('warmup of') == 1
+
+
+def test_the_warmup_shrinks_with_the_epochs(corpus_file, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(loop, 'train', lambda *_, checkpoints, **__: checkpoints.close())
+  c = conftest.tiny_config(corpus_file, train_epochs=0.05)
+  run.run(c, str(tmp_path / 'run'), {'train_epochs': 0.0})
+  saved = json.loads((tmp_path / 'run/run.json').read_text())['config']
+  told = capsys.readouterr().out
+  steps = int(re.search(r'steps +(\d+): ', told)[1])
+  assert 0 < steps < 12 and saved['optimizer']['warmup_steps'] == round(4 * steps / 12)
+  assert f'warmup of 4 of 12 steps scaled to {round(4 * steps / 12)} of {steps}' in told
+
+
+def test_a_warmup_longer_than_any_run_is_no_matter_for_the_clock(corpus_file, tmp_path):
+  c = config(corpus_file, 0.021, **{'optimizer.warmup_steps': 2**31 - 1,
+                                    'optimizer.warmup_ratio': 0.0})
+  with pytest.raises(UserError, match='warmup_steps=2147483647 leaves nothing of the 12 training'):
+    run.run(c, str(tmp_path / 'run'))
+
+
+def test_minutes_of_more_steps_than_a_step_counts(corpus_file, tmp_path):
+  with pytest.raises(UserError, match='the run would have 600,000,000,000 steps, and can have 2,1'):
+    run.run(config(corpus_file, 1e9), str(tmp_path / 'run'))
+  with pytest.raises(UserError, match='the run would have [0-9,]{13,} steps, and can have 2,147,4'):
+    run.run(config(corpus_file, 0.0, train_epochs=1e9), str(tmp_path / 'run'))
 
 
 @pytest.mark.slow

@@ -35,6 +35,22 @@ def test_warmup_stable_decay(decay, shares):
     np.testing.assert_allclose(float(rate(t)), 2 * share, atol=1e-6)
 
 
+@pytest.mark.parametrize('ratio, steps, warmup', [
+    (0.29, 100, 29), (0.57, 100, 57), (0.58, 100, 58), (0.07, 100, 7), (0.1, 29, 2),
+    (0.06, 1150, 69), (0.1, 1_000_000, 100_000), (1e-6, 3_000_000, 3)])
+def test_a_warmup_ratio_loses_no_step(ratio, steps, warmup):
+  rate = optimizer_lib.learning_rate(
+      OptimizerConfig(learning_rate=1.0, warmup_steps=0, warmup_ratio=ratio), steps)
+  assert float(rate(warmup)) == 1.0
+  np.testing.assert_allclose(float(rate(warmup - 1)), (warmup - 1) / warmup, rtol=1e-6)
+
+
+def test_the_step_counts_to_31_bits():
+  optimizer_lib.learning_rate(OptimizerConfig(), 2**31 - 1)
+  with pytest.raises(UserError, match='would have 2,147,483,648 steps, and can have 2,147,483,647'):
+    optimizer_lib.learning_rate(OptimizerConfig(), 2**31)
+
+
 def test_warmup_must_end_before_the_run():
   with pytest.raises(UserError, match='warmup_steps=10'):
     optimizer_lib.learning_rate(OptimizerConfig(warmup_steps=10), 10)
