@@ -163,6 +163,12 @@ def _lines(file: str) -> Iterator[bytes]:
     raise UserError(f'{file} cannot be read: {e.strerror or e}') from e
 
 
+def _is_blank(line: bytes) -> bool:
+  """True for white space alone, that of Unicode too: `bytes.isspace` knows ASCII's only."""
+  starts_with_ascii = b'!' <= line[:1] <= b'~'  # the usual line, without decoding it twice
+  return not starts_with_ascii and not line.decode('utf-8', 'replace').strip()
+
+
 def _split(file: str, is_separator: Callable[[bytes], Any]) -> Iterator[tuple[bytes, int]]:
   """The text between the lines that separate documents, and the line at which it begins."""
   lines, size, first = [], 0, 1
@@ -196,20 +202,20 @@ def has_columns(source: str, data_format: str) -> bool:
 def read_file(file: str, data_format: str, text_column: str) -> Iterator[str]:
   """The documents of one file, gzipped if its name ends in .gz; a document ends with its file.
 
-  The format is text (a blank line between documents), jsonl (an object a line, whose text stands
-  in `text_column`) or wikitext (` = Title = ` begins an article). UserError names the line of
-  invalid UTF-8 or JSON, damaged gzip, or a document that is too long.
+  The format is text (a line of white space between documents), jsonl (an object a line, whose
+  text stands in `text_column`) or wikitext (` = Title = ` begins an article). UserError names the
+  line of invalid UTF-8 or JSON, damaged gzip, or a document that is too long.
   """
   if data_format == 'jsonl':
     for number, line in enumerate(_lines(file), 1):
       if len(line) == _LONGEST_DOCUMENT:
         raise UserError(f'{file}, line {number}: longer than {_LONGEST_DOCUMENT >> 20} MiB')
-      if line.strip():
+      if not _is_blank(line):
         text = _json_text(_decode(line, file, number), text_column, file, number)
         if text.strip():
           yield text
     return
-  is_separator = _WIKITEXT_HEADING.fullmatch if data_format == 'wikitext' else bytes.isspace
+  is_separator = _WIKITEXT_HEADING.fullmatch if data_format == 'wikitext' else _is_blank
   for data, first in _split(file, is_separator):
     if text := _decode(data, file, first).strip():
       yield text

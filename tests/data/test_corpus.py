@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from bert_jax.data import builtin, corpus
+from bert_jax.data import builtin, corpus, corpus_check
 from bert_jax.errors import UserError
 
 
@@ -23,6 +23,29 @@ def test_blank_lines_part_documents(tmp_path):
   assert _documents(tmp_path / '*.txt*') == ['One. Two.\nThree.', 'Four.', 'Five.']
   assert _sentences('One. Two.\r\nThree.') == ['One.', 'Two.', 'Three.']
   assert _sentences('One. Two.\r\nThree.', lines_are_sentences=True) == ['One. Two.', 'Three.']
+
+
+@pytest.mark.parametrize('blank', [
+    '\u3000', '\xa0', '\u3000 \xa0\t', '\x0c', '\x85\r', '\u2028', '\u2003\u202f', '\x1c'])
+def test_a_line_of_any_white_space_parts_documents(tmp_path, blank):
+  assert not blank.strip()
+  text = f'{blank}\n日本。\n\u3000indented.\n{blank}\n{blank}\nOne.\xa0\n{blank}\nTwo.\n{blank}'
+  (tmp_path / 'a.txt').write_bytes(text.encode())
+  documents = ['日本。\n\u3000indented.', 'One.', 'Two.']
+  assert _documents(tmp_path / 'a.txt') == documents
+  (tmp_path / 'a.jsonl').write_bytes(f'{{"text": "One."}}\n{blank}\n{{"text": "Two."}}\n'.encode())
+  assert _documents(tmp_path / 'a.jsonl') == ['One.', 'Two.']
+  # What --check, prepare and evaluate count as documents.
+  stats = corpus_check.check(corpus.Settings(str(tmp_path / 'a.txt'), vocab_size=100))
+  assert stats.survey.documents == 3
+
+
+def test_every_kind_of_white_space_is_blank():
+  spaces = [c for c in map(chr, range(0x110000)) if c.isspace()]
+  assert len(spaces) == 29
+  assert all(corpus._is_blank(f'{c}\n'.encode()) for c in spaces)
+  assert not any(corpus._is_blank(f'{c}\n'.encode()) for c in '\u200b\ufeff\0.é猫')
+  assert not corpus._is_blank(b'\xff\n') and not corpus._is_blank(b'\xe3\x80\n')  # no UTF-8
 
 
 def test_documents_do_not_depend_on_line_ends(tmp_path):
