@@ -74,7 +74,8 @@ def _evaluate(workdir: str, config, corpus: dataset.Corpus) -> dict[str, float]:
   masking_config = MaskingConfig(**c.masking)
   task = Pretraining(catalogue.create('', 'next_sentence', model_config), masking_config,
                      pretrain.vocabulary(corpus, masking_config))
-  unpacked = ConfigDict({'pack': False, 'sequences': 'next_sentence'})
+  unpacked = ConfigDict({'pack': False, 'sequences': 'next_sentence',
+                         'negatives': 'other_document'})
   data = PretrainingData.create(task, corpus, Phases.create((), c.train_steps, c.max_len, 64),
                                 unpacked, seed=0, eval_batches=0)
   shapes = jax.eval_shape(task.init, jax.random.key(0))

@@ -8,6 +8,8 @@ trees) and scored on the other half: 0.5 means that these give nothing away. Cap
 cased vocabulary.
 """
 
+from collections.abc import Sequence
+
 from absl import app, flags
 from etils import epath
 import numpy as np
@@ -17,7 +19,7 @@ from bert_jax.data import dataset, rows
 from bert_jax.data import pairs as pairs_lib
 from bert_jax.data.records import Records
 
-_RECORDS = flags.DEFINE_string('records', None, 'Folder of bert_jax.prepare.', required=True)
+RECORDS = flags.DEFINE_string('records', None, 'Folder of bert_jax.prepare.', required=True)
 _ENDS = '.!?;:,\'")]。！？；：，」』）》”'
 _FITTED = 40_000  # pairs at most
 
@@ -52,17 +54,19 @@ def features(records: Records, pairs: pairs_lib.Pairs, classes: np.ndarray) -> n
                    a_length + b_length, a_length - b_length], 1)
 
 
-def accuracy_of_rule(x: np.ndarray, label: np.ndarray) -> float:
+def accuracy_of_rule(x: np.ndarray, label: np.ndarray,
+                     categorical: Sequence[int] = range(4)) -> float:
   """The accuracy of the best rule on pairs that it was not fitted to.
 
   Args:
-    x: [N, 12] of `features`.
+    x: [N, features], such as those of `features`.
     label: [N].
+    categorical: the features that are no numbers.
   """
   order = np.random.default_rng(0).permutation(len(label))
   fitted, scored = np.array_split(order, 2)
   fitted = fitted[:_FITTED]
-  rule = ensemble.HistGradientBoostingClassifier(categorical_features=range(4), random_state=0)
+  rule = ensemble.HistGradientBoostingClassifier(categorical_features=categorical, random_state=0)
   return rule.fit(x[fitted], label[fitted]).score(x[scored], label[scored])
 
 
@@ -76,7 +80,7 @@ def epoch(source: rows.RowSource, max_windows: int) -> tuple[pairs_lib.Pairs, in
 
 def main(_):
   """Prints a line for each length and kind of pairs."""
-  corpus = dataset.open_records(epath.Path(_RECORDS.value))
+  corpus = dataset.open_records(epath.Path(RECORDS.value))
   entries = corpus.tokenizer.tokens(range(corpus.tokenizer.vocab_size))
   entries = [entry.removeprefix('##') or '#' for entry in entries]
   classes = np.array([(character(entry[0]), character(entry[-1])) for entry in entries])

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict, config_dict
 
 from bert_jax import errors
-from bert_jax.data.pairs import SEQUENCES
+from bert_jax.data.pairs import NEGATIVES, SEQUENCES
 from bert_jax.data.phases import Phases
 from bert_jax.errors import UserError
 from bert_jax.model import architectures
@@ -129,6 +129,9 @@ def pretraining(size: str | BertConfig) -> ConfigDict:
   # shares of the rows: 'wiki/*.gz=0.7,books/*.gz=0.3'; 'a=0.7:0.3,b=0.3:0.7' change over the run.
   c.data.source = 'builtin'
   c.data.sequences = 'next_sentence'  # or sentence_order (ALBERT), full_sentences (RoBERTa)
+  # False next sentences: from any other_document, of similar_style (marks, capitals, digits), or
+  # from the same_document where it has one about as long.
+  c.data.negatives = NEGATIVES[0]
   c.data.pack = True  # up to 8 pairs in a row, isolated from each other; False = one
   c.data.vocab = ''  # vocab.txt or a SentencePiece .model; '' = train one from the corpus
   # How text becomes tokens; folders of `prepare` know this already.
@@ -266,6 +269,7 @@ def _check_pretraining(config: ConfigDict):
     raise UserError('phases are shares of the steps: give train_steps or train_minutes with them, '
                     'not train_epochs')
   errors.require_choice('data.sequences', config.data.sequences, SEQUENCES)
+  errors.require_choice('data.negatives', config.data.negatives, NEGATIVES)
   name = catalogue.name_of(config.objective, config.data.sequences,
                            config.model.architecture or 'bert')
   if (name == 'distillation') != bool(config.teacher):

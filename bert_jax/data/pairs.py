@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data import packing
+from bert_jax.data import negatives, packing
+from bert_jax.data.negatives import NEGATIVES
 from bert_jax.data.records import Records, cut
 
 SEQUENCES = ('next_sentence', 'sentence_order', 'full_sentences')
 SHORT_SHARE = 0.1  # of the chunks get a random length, as published (short_seq_prob)
 _MAX_PAIRS = 8  # in a row
 _FULL = 0.98  # fill of the rows to reach, where that costs an eighth of the pairs at most
-_EXCHANGE_ROUNDS = 4  # attempts to find a partner from another document
 _TYPICAL_FILL = 0.88  # share of the longest chunk that whole sentences fill on average
 
 
@@ -30,11 +30,14 @@ class Layout(NamedTuple):
   max_len: int  # L
   pairs: int  # P, the most in a row; 1 = unpacked
   sequences: str = 'next_sentence'  # one of SEQUENCES
+  negatives: str = NEGATIVES[0]  # where false next sentences come from
 
   @classmethod
-  def create(cls, max_len: int, pack: bool, sequences: str) -> 'Layout':
+  def create(cls, max_len: int, pack: bool, sequences: str,
+             negatives: str = NEGATIVES[0]) -> 'Layout':
     """Up to 8 pairs in a packed row, fewer in rows that are too short for them."""
-    return cls(max_len, max(min(_MAX_PAIRS, max_len // 8), 1) if pack else 1, sequences)
+    pairs = max(min(_MAX_PAIRS, max_len // 8), 1) if pack else 1
+    return cls(max_len, pairs, sequences, negatives)
 
   @property
   def special(self) -> int:
@@ -151,36 +154,8 @@ def _chunks(window: Window, layout: Layout,
   return begin[order], end[order], segment[order]
 
 
-def _exchange(a_length: np.ndarray, b_length: np.ndarray, document: np.ndarray, longest: int,
-              rng: np.random.Generator) -> np.ndarray:
-  """The pair whose B each pair gets, its own number where B stays: [C] int64.
-
-  Neighbours of different documents, in the order of the length of B, become couples. Couples drawn
-  at random swap their B, as many as make half of all pairs. Label and length are independent but
-  for the few couples that would not fit into a row of `longest` ordinary tokens.
-  """
-  count = len(b_length)
-  couples = []
-  single = np.arange(count)
-  for _ in range(_EXCHANGE_ROUNDS):
-    order = single[np.lexsort((rng.random(len(single)), b_length[single]))]
-    left, right = order[0:len(order) - 1:2], order[1::2]
-    fits = ((document[left] != document[right])
-            & (a_length[left] + b_length[right] <= longest)
-            & (a_length[right] + b_length[left] <= longest))
-    couples.append(np.stack([left[fits], right[fits]], 1))
-    single = np.concatenate([left[~fits], right[~fits], order[2 * len(left):]])
-  couples = np.concatenate(couples)
-  # An odd quarter is rounded up or down by chance: small windows are fair on average.
-  swaps = min(int(count / 4 + rng.random()), len(couples))
-  left, right = rng.permutation(couples)[:swaps].T
-  source = np.arange(count)
-  source[left] = right
-  source[right] = left
-  return source
-
-
-def _labelled(window: Window, layout: Layout, rng: np.random.Generator) -> Pairs:
+def _labelled(records: Records, window: Window, layout: Layout, classes: np.ndarray | None,
+              rng: np.random.Generator) -> Pairs:
   """Cuts the chunks of two sentences or more into A and B, and labels them."""
   first, last, segment = _chunks(window, layout, rng)
   if layout.pairs > 1:  # equally long chunks are packed in random order
@@ -198,8 +173,13 @@ def _labelled(window: Window, layout: Layout, rng: np.random.Generator) -> Pairs
       a[swapped], b[swapped] = b[swapped], a[swapped]
     pairs.label[swapped] = 1
   else:
-    source = index[_exchange(pairs.a_length[index], pairs.b_length[index],
-                             window.document[segment[index]], layout.max_len - layout.special, rng)]
+    asked = pairs.take(index)
+    style = None
+    if layout.negatives != 'other_document':
+      style = negatives.styles(records, classes, asked.b_start, asked.b_length)
+    source = index[negatives.exchange(
+        asked.a_length, asked.b_length, window.document[segment[index]],
+        layout.max_len - layout.special, rng, layout.negatives, style)]
     pairs.label[index] = source != index
     for field in (pairs.b_start, pairs.b_length):
       field[index] = field[source]
@@ -238,7 +218,8 @@ def _stretches(pairs: Pairs, segment_starts: np.ndarray) -> tuple[np.ndarray, np
 
 
 def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[int, ...],
-               rows: int | None = None) -> tuple[Pairs, np.ndarray, int]:
+               rows: int | None = None,
+               classes: np.ndarray | None = None) -> tuple[Pairs, np.ndarray, int]:
   """Makes the pairs of a window.
 
   Args:
@@ -246,6 +227,7 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[
     key: seeds the generator.
     rows: of the window; None = as few as keep most pairs. Fewer rows pour more text; 0 pours all
       text, which gives the same pairs for every key.
+    classes: [V], `negatives.token_classes`, unless false next sentences are of any other document.
 
   Returns:
     The pairs [C], the row of each [C], and the number of rows that they need.
@@ -253,7 +235,7 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[
   rng = np.random.default_rng(key)
   window = _read_window(records, np.sort(blocks), layout)
   segment_starts = window.bounds[window.segments[:-1]] + window.offset
-  pairs = _labelled(window, layout, rng)
+  pairs = _labelled(records, window, layout, classes, rng)
   row, count = packing.pack(pairs.size, layout.max_len, layout.pairs)
   if layout.pairs > 1:  # rows without a label are the first to be poured
     has_b = np.bincount(row, pairs.b_length, count) > 0

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from absl import logging
 import numpy as np
 
+from bert_jax.data import negatives
 from bert_jax.data.pairs import Layout, Pairs, make_pairs
 from bert_jax.data.records import Records
 from bert_jax.data.tokenizer import Tokenizer
@@ -118,6 +119,9 @@ class RowSource:
     """
     self.records, self.layout, self.tokenizer, self.words = records, layout, tokenizer, words
     self._seed = seed
+    self._classes = None
+    if layout.negatives != 'other_document':
+      self._classes = negatives.token_classes(tokenizer)
     tokens, _, documents = np.diff(records.blocks, axis=0).T
     documents = np.maximum(documents, 1)
     if layout.pairs > 1:  # estimated tokens of a block in the rows, special ones included
@@ -146,7 +150,8 @@ class RowSource:
         break
       # In a corpus of one window, text that is poured needs as many rows in every epoch.
       for rows in (None, 0) if count == 1 else (None,):
-        window_rows = make_pairs(self.records, blocks, self.layout, (sample,), rows)[-1]
+        window_rows = make_pairs(self.records, blocks, self.layout, (sample,), rows,
+                                 self._classes)[-1]
         needed = max(needed, window_rows / weight)
     require(needed, 'the corpus holds no token')
     reserve = 0 if self.layout.pairs > 1 else _RESERVE_UNPACKED
@@ -164,7 +169,8 @@ class RowSource:
     blocks = order[self._first_block[window]:self._first_block[window + 1]]
     rows = int(first_row[window + 1] - first_row[window])
     key = (self._seed, epoch, window)
-    pairs, row, needed = make_pairs(self.records, blocks, self.layout, key, rows)
+    pairs, row, needed = make_pairs(self.records, blocks, self.layout, key, rows,
+                                    self._classes)
     if needed > rows and not self._warned:
       self._warned = True
       tokens = pairs.a_length + pairs.b_length

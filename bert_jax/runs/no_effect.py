@@ -93,6 +93,8 @@ RULES = (
         and f'data.source={c.data.source} has a format of its own: leave it out'),
          (_PRETRAINING,)),
     Rule(('data.text_column',), _by_text_column, (_PRETRAINING,)),
+    Rule(('data.negatives',), lambda c: c.data.sequences != 'next_sentence' and (
+        f'data.sequences={c.data.sequences} asks of no sentence from elsewhere'), (_PRETRAINING,)),
     Rule(('lora.alpha', 'lora.targets'), lambda c: not c.lora.rank and (
         'lora.rank=0 trains all parameters')),
     Rule(('masking.span_p', 'masking.span_max'), _by_unit('span')),

@@ -28,7 +28,8 @@ def _train_steps(config: ConfigDict, corpus: dataset.Corpus) -> int:
   if isinstance(corpus.train, mixture.MixedRecords):
     raise UserError(f'train_epochs={config.train_epochs} of the mixture data.source='
                     f'{config.data.source} are not defined: give train_steps')
-  layout = Layout.create(config.max_len, config.data.pack, config.data.sequences)
+  data = config.data
+  layout = Layout.create(config.max_len, data.pack, data.sequences, data.negatives)
   rows = RowSource(corpus.train, layout, config.seed, corpus.tokenizer).rows
   return math.ceil(config.train_epochs * rows / config.batch_size)
 
@@ -84,6 +85,7 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   return Job(
       task=task, data=data, train_steps=train_steps, tokenizer=corpus.tokenizer,
       start=model or (teacher and initial.student(teacher, bert_config)),
-      records=corpus.train.digest, fed_by=('seed', 'data.pack', 'data.sequences'),
+      records=corpus.train.digest,
+      fed_by=('seed', 'data.pack', 'data.sequences', 'data.negatives'),
       parameters=objective.parameters(), steps=f'{steps}; {epochs:.3g} epochs',
       lengths=[phase.max_len for phase in phases])

@@ -103,7 +103,8 @@ class PretrainingData:
     """
 
     def sources(records, seed):
-      layouts = [Layout.create(phase.max_len, data.pack, data.sequences) for phase in phases]
+      layouts = [Layout.create(phase.max_len, data.pack, data.sequences, data.negatives)
+                 for phase in phases]
       words = task.masking.unit != 'token'
       if isinstance(records, mixture.MixedRecords):
         return mixture.mixed_rows(records, layouts, phases, seed, corpus.tokenizer, words=words)

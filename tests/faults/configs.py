@@ -72,6 +72,7 @@ _WORDS = {
     'masking.unit': ('token', 'whole_word', 'span', 'ngram'),
     'data.source': ('corpus.txt', 'records', 'corpus.jsonl', '*.txt', 'builtin',
                     'corpus.txt=1,corpus.jsonl=2', 'records=0.7:0.3,corpus.txt=0.3:0.7'),
+    'data.negatives': ('other_document', 'similar_style', 'same_document'),
     'data.sequences': ('next_sentence', 'sentence_order', 'full_sentences'),
     'data.vocab': ('', 'vocab.txt', 'bpe', 'records/tokenizer'),
     'data.language': ('en', 'de', 'zh', 'zh-tw', 'english'),

@@ -25,7 +25,7 @@ def outcome(name, fed_by, allowed=False) -> str:
 
 
 def test_fields_of_pretraining():
-  fed_by = ('seed', 'data.pack', 'data.sequences')
+  fed_by = ('seed', 'data.pack', 'data.sequences', 'data.negatives')
   for name in config_lib.flat(config_lib.pretraining('tiny')):
     expected = ('harmless' if name in HARMLESS else
                 'schedule' if name in SCHEDULE or name.startswith('optimizer.') else

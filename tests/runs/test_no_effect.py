@@ -41,6 +41,7 @@ CASES = [
     ('pretrain', {'data.format': 'wikitext'}, 'data.language', 'where sentences end'),
     ('pretrain', {'data.source': 'builtin'}, 'data.format', 'a format of its own'),
     ('pretrain', {}, 'data.text_column', 'is plain text'),
+    ('pretrain', {'data.sequences': 'sentence_order'}, 'data.negatives', 'from elsewhere'),
     ('pretrain', {}, 'lora.alpha', 'lora.rank=0 trains all parameters'),
     ('pretrain', {}, 'lora.targets', 'lora.rank=0 trains all parameters'),
     ('pretrain', {}, 'masking.span_p', 'masking.unit=span, the unit is token'),

@@ -1,0 +1,122 @@
+"""Where false next sentences come from: what it does to NSP and to SST-2. Tiny BERT.
+
+  python -m benchmarks.negatives --records=DIR --sst2=SST-2 --workdir=runs/negatives
+
+All sides of `data.negatives` go on from one model, configs/tiny.py after masked LM alone, for the
+same steps. The table tells how well a rule guesses the labels from style alone (the counts of
+marks, capitals and digits in A and in B, and their lengths), the NSP accuracy of each side on
+held-out rows of its own kind and of similar style, and its accuracy on SST-2 after one epoch.
+Capitals need records with a cased vocabulary: `prepare --nolowercase`. The same command goes on
+where it was.
+"""
+
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+from absl import app, flags
+from etils import epath
+from flax import linen as nn
+import jax
+from ml_collections import ConfigDict
+import numpy as np
+
+from benchmarks import pairs as benchmark
+from bert_jax import config as config_lib
+from bert_jax.data import dataset, negatives
+from bert_jax.data.pairs import Layout
+from bert_jax.data.phases import Phases
+from bert_jax.data.rows import RowSource
+from bert_jax.objectives import catalogue
+from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.runs import pretrain
+from bert_jax.tasks.pretraining import Pretraining, PretrainingData
+from bert_jax.training import checkpoint
+
+_RECORDS = benchmark.RECORDS
+_SST2 = flags.DEFINE_string('sst2', None, 'Folder of train.tsv(.gz) and dev.tsv.', required=True)
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
+_START_STEPS = flags.DEFINE_integer('start_steps', 2000, 'Of masked LM alone.')
+_STEPS = flags.DEFINE_integer('steps', 2000, 'Of each run.')
+_SEEDS = flags.DEFINE_integer('seeds', 3, 'Runs of each side.')
+_JUDGE = 'similar_style'  # the rows on which all sides are compared
+
+
+def _train(config: str, workdir: pathlib.Path, **overrides):
+  if not (workdir / 'finished').exists():
+    command = [sys.executable, '-m', 'bert_jax.main', f'--config=configs/{config}.py',
+               f'--workdir={workdir}', *(f'--config.{k}={v}' for k, v in overrides.items())]
+    print('$', *command[1:], flush=True)
+    subprocess.run(command, check=True)
+    (workdir / 'finished').touch()
+
+
+def _last(workdir: pathlib.Path, name: str) -> float:
+  """The last value of a score of a run."""
+  lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
+  return [line[name] for line in lines if name in line][-1]
+
+
+def _style_accuracy(corpus: dataset.Corpus, kind: str, max_len: int) -> float:
+  """The accuracy of boosted trees that see only the style and the length of A and B."""
+  source = RowSource(corpus.train, Layout.create(max_len, True, 'next_sentence', kind), 0,
+                     corpus.tokenizer)
+  pairs, _ = benchmark.epoch(source, max_windows=10**9)
+  pairs = pairs.take(pairs.has_b)
+  classes = negatives.token_classes(corpus.tokenizer)
+  lengths = np.stack([pairs.a_length, pairs.b_length], 1)
+  a, b = (negatives.styles(corpus.train, classes, start, length) for start, length in (
+      (pairs.a_start, pairs.a_length), (pairs.b_start, pairs.b_length)))
+  shares = a / lengths[:, :1] - b / lengths[:, 1:]
+  return benchmark.accuracy_of_rule(np.concatenate([a, b, lengths, shares], 1), pairs.label,
+                                    categorical=())
+
+
+def _nsp_accuracy(workdir: pathlib.Path, corpus: dataset.Corpus, kind: str) -> float:
+  """The NSP accuracy of a run on held-out rows of one kind."""
+  c = ConfigDict(json.loads((workdir / 'run.json').read_text()))
+  masking_config = MaskingConfig(**c.masking)
+  task = Pretraining(catalogue.create('', 'next_sentence', config_lib.bert_config(c.model)),
+                     masking_config, pretrain.vocabulary(corpus, masking_config))
+  c.data.negatives = kind
+  data = PretrainingData.create(task, corpus, Phases.create((), c.train_steps, c.max_len, 64),
+                                c.data, seed=0, eval_batches=0)
+  shapes = jax.eval_shape(task.init, jax.random.key(0))
+  params, _ = checkpoint.restore_params(epath.Path(workdir), nn.unbox(shapes))
+  measure = jax.jit(lambda batch: task.measure(params, None, batch))
+  return data.evaluate(measure, c.train_steps)['nsp_accuracy']
+
+
+def main(_):
+  """Trains, scores, prints a table."""
+  home = pathlib.Path(_WORKDIR.value)
+  corpus = dataset.open_records(epath.Path(_RECORDS.value))
+  (train,) = pathlib.Path(_SST2.value).glob('train.tsv*')
+  _train('tiny', home / 'start', **{'data.source': _RECORDS.value, 'objective': 'mlm',
+                                    'train_steps': _START_STEPS.value})
+  scores = {kind: [] for kind in negatives.NEGATIVES}
+  for seed in range(1, _SEEDS.value + 1):
+    for kind, of_kind in scores.items():
+      run, tuned = home / f'{kind}-{seed}', home / f'{kind}-{seed}-sst2'
+      _train('tiny', run, **{
+          'data.source': _RECORDS.value, 'data.negatives': kind, 'init_from': home / 'start',
+          'seed': seed, 'train_steps': _STEPS.value, 'eval_every': _STEPS.value, 'log_every': 100})
+      _train('sequence_classification', tuned, **{
+          'init_from': run, 'seed': seed, 'data.format': 'glue/sst2', 'data.train': train,
+          'data.eval': f'{_SST2.value}/dev.tsv', 'train_epochs': 1,
+          'optimizer.learning_rate': 5e-4, 'model.scan_unroll': 2, 'log_every': 100})
+      of_kind.append((_nsp_accuracy(run, corpus, kind), _nsp_accuracy(run, corpus, _JUDGE),
+                      _last(run, 'eval_mlm_loss'), _last(tuned, 'eval_accuracy')))
+      print(kind, seed, *of_kind[-1], flush=True)
+  max_len = ConfigDict(json.loads((home / 'start' / 'run.json').read_text())).max_len
+  print('| `data.negatives` | guessed by style | NSP accuracy on rows of its own kind | of '
+        f'`{_JUDGE}` | MLM loss | SST-2 |\n| --- | --- | --- | --- | --- | --- |')
+  for kind, of_kind in scores.items():
+    cells = [f'{statistics.mean(x):.3f} ± {statistics.stdev(x):.3f}' for x in zip(*of_kind)]
+    print(f'| `{kind}` | {_style_accuracy(corpus, kind, max_len):.3f} |', ' | '.join(cells), '|')
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,118 @@
+"""False next sentences: the pairs of a window that exchange their B.
+
+An exchange gives each of two pairs the B of the other. It keeps the lengths of A and of B, so they
+do not tell the label. `data.negatives` says what else they have in common:
+
+  other_document  nothing: the two B come from different documents
+  similar_style   as many marks, capitals and digits in them, as near as a window has it
+  same_document   the document, where it has a B about as long; else similar style
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from bert_jax.data.records import Records
+from bert_jax.data.tokenizer import Tokenizer
+
+NEGATIVES = ('other_document', 'similar_style', 'same_document')
+_ROUNDS = 4  # attempts to find a partner from another document
+_STYLES = 3  # classes of tokens that make a style: marks, capitals, digits
+_GROUP = 40  # pairs of one style at least: fewer differ in length
+_NEAR = 1 / 8  # of a chunk by which the lengths of two B of one document may differ
+
+
+def token_classes(tokenizer: Tokenizer) -> np.ndarray:
+  """The class of every entry by its first character: [V] uint8.
+
+  0 = mark, 1 = capital letter, 2 = digit, 3 = other letter. Marks that join the pieces of a word
+  do not count.
+  """
+  entries = (entry.removeprefix('##').lstrip('\u2581\u0120') or 'a'
+             for entry in tokenizer.tokens(range(tokenizer.vocab_size)))
+  tests = (lambda c: not c.isalnum(), str.isupper, str.isdigit, lambda c: True)
+  return np.array([next(i for i, test in enumerate(tests) if test(entry[0]))
+                   for entry in entries], np.uint8)
+
+
+def styles(records: Records, classes: np.ndarray, start: np.ndarray,
+           length: np.ndarray) -> np.ndarray:
+  """The marks, capitals and digits in some stretches of text: [C] int64 -> [C, 3] int64."""
+  stretch = np.repeat(np.arange(len(start)), length)
+  position = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+  of_token = classes[records.tokens(start[stretch] + position)]
+  counts = np.bincount(stretch * (_STYLES + 1) + of_token, minlength=len(start) * (_STYLES + 1))
+  return counts.reshape(-1, _STYLES + 1)[:, :_STYLES]
+
+
+def _style_groups(style: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  """Groups of similar styles: [C, 3] -> [C] int64. Each count in turn halves or quarters them."""
+  count = len(style)
+  parts = int(np.clip((count / _GROUP)**(1 / _STYLES), 1, 4))
+  group = np.zeros(count, np.int64)
+  for values in style.T:
+    order = np.lexsort((rng.random(count), values, group))
+    size = np.bincount(group)
+    first = np.cumsum(size) - size
+    rank = np.empty(count, np.int64)
+    rank[order] = np.arange(count) - first[group[order]]
+    group = group * parts + rank * parts // size[group]
+  return np.unique(group, return_inverse=True)[1]
+
+
+def _of_one_document(b_length: np.ndarray, document: np.ndarray, near: float,
+                     fits: Callable[..., np.ndarray]) -> np.ndarray:
+  """Couples of one document whose B are about as long: [N, 2] int64."""
+  order = np.lexsort((b_length, document))
+  left, right = order[:-1], order[1:]
+  linked = ((document[left] == document[right]) & (b_length[right] - b_length[left] <= near)
+            & fits(left, right))
+  # Of a run of links every second one is taken: no pair is in two couples.
+  number = np.arange(len(linked))
+  begins = np.maximum.accumulate(np.where(linked, -1, number)) + 1
+  taken = linked & ((number - begins) % 2 == 0)
+  return np.stack([left[taken], right[taken]], 1)
+
+
+def exchange(a_length: np.ndarray, b_length: np.ndarray, document: np.ndarray, longest: int,
+             rng: np.random.Generator, negatives: str = NEGATIVES[0],
+             style: np.ndarray | None = None) -> np.ndarray:
+  """The pair whose B each pair gets, its own number where B stays: [C] int64.
+
+  Neighbors of different documents, in the order of the length of B, become couples. Couples drawn
+  at random exchange their B, as many as make half of all pairs. Label and length are independent
+  but for the few couples that would not fit into a row of `longest` ordinary tokens.
+
+  Args:
+    a_length, b_length, document: [C] int64 of each pair.
+    negatives: one of `NEGATIVES`.
+    style: [C, 3] of B, unless the negatives are of any other document.
+  """
+  count = len(b_length)
+
+  def fits(left, right):
+    return ((a_length[left] + b_length[right] <= longest)
+            & (a_length[right] + b_length[left] <= longest))
+
+  couples, single = [], np.arange(count)
+  anyone = np.zeros(count, np.int64)
+  groups = [anyone] * _ROUNDS
+  if negatives != 'other_document':
+    groups = [_style_groups(style, rng)] * _ROUNDS + groups
+  if negatives == 'same_document':
+    couples.append(_of_one_document(b_length, document, _NEAR * longest, fits))
+    single = np.setdiff1d(single, couples[0])
+  for group in groups:
+    order = single[np.lexsort((rng.random(len(single)), b_length[single], group[single]))]
+    left, right = order[0:len(order) - 1:2], order[1::2]
+    agree = (document[left] != document[right]) & (group[left] == group[right]) & fits(left, right)
+    couples.append(np.stack([left[agree], right[agree]], 1))
+    single = np.concatenate([left[~agree], right[~agree], order[2 * len(left):]])
+  couples = np.concatenate(couples)
+  # An odd quarter is rounded up or down by chance: small windows are fair on average.
+  swaps = min(int(count / 4 + rng.random()), len(couples))
+  left, right = rng.permutation(couples)[:swaps].T
+  source = np.arange(count)
+  source[left] = right
+  source[right] = left
+  return source
