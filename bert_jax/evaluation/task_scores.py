@@ -102,7 +102,7 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
 
   notes = []
   examples = finetuning.not_empty(kind.read(data, config.data, 'validation', notes), data)
-  task_of_file = kind.make(config, examples, notes)
+  task_of_file = kind.make(config, examples, notes).with_facts(model.facts, notes)
   console.print_summary([('note', note) for note in notes])
   if kind.name in task_list.WITH_HEAD:
     _check_labels(task_of_file, model, name)

@@ -132,6 +132,8 @@ def load_workdir(directory: epath.Path, step: int | None = None,
     params = objective.exported(params)
   else:
     facts |= {'max_len': fields.get('max_len'), 'null_threshold': run.get('null_threshold')}
+    if 'highest_grade' in run:
+      facts['highest_grade'] = run['highest_grade']
     facts |= {name: data[name] for name in pretrained.FACTS_OF_DATA if name in data}
   kind = task_list.WITH_HEAD.get(task)
   sentence = SentenceLayout((data['pooling'],)) if data.get('pooling') else None

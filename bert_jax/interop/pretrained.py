@@ -33,7 +33,7 @@ class Pretrained:
     labels: the names of the classifier's outputs.
     problem: of sequence classification: single_label, multi_label, regression.
     facts: about its training: 'source', 'steps', 'scores', 'command'; about fine-tuning
-      'max_len', 'null_threshold', and FACTS_OF_DATA.
+      'max_len', 'null_threshold', 'highest_grade', and FACTS_OF_DATA.
     sentence: how it makes a vector of a text; None = it does not say.
   """
 

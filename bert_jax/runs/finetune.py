@@ -66,8 +66,7 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
       steps=f'{train_steps:,} of {config.batch_size} examples, {train_steps / epoch:.4g} epochs of '
             f'{epoch:,}',
       lengths=[batches.length],
-      extra={'labels': list(data.task.labels), 'problem': data.task.problem,
-             'null_threshold': data.task.null_threshold})
+      extra={'labels': list(data.task.labels), 'problem': data.task.problem, **data.task.facts})
 
 
 def finish(config: ConfigDict, workdir: epath.Path):

@@ -1,7 +1,7 @@
 """Fine-tuning: a head on the encoder, its loss on packed examples, evaluations of whole files."""
 
 import abc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import json
@@ -195,6 +195,16 @@ class FineTuning(abc.ABC):
   @abc.abstractmethod
   def make(cls, config: ConfigDict, examples: list[Any], notes: list[str]) -> 'FineTuning':
     """The task of a run for its training examples, or of an evaluation for those of its file."""
+
+  def with_facts(self, facts: Mapping[str, Any], notes: list[str]) -> 'FineTuning':
+    """The task of an evaluation, with what the model keeps of its training data."""
+    del facts, notes
+    return self
+
+  @property
+  def facts(self) -> dict[str, Any]:
+    """What the scores of other files need of the training data; a workdir keeps it."""
+    return {'null_threshold': self.null_threshold}
 
   @staticmethod
   def answer(bert: Bert, examples: Sequence[Answer], options: Any) -> list[Answer]:

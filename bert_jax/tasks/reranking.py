@@ -61,7 +61,7 @@ class Reranking(finetuning.FineTuning):
 
   labels: tuple[str, ...] = ('score',)
   kind: str = 'binary'  # one of LOSSES
-  highest: float = 1.0  # grade of the examples given to `make`; the loss 'graded' divides by it
+  highest: float = 1.0  # grade of the training data; the loss 'graded' divides by it
 
   name = 'reranking'
   model_task = 'sequence_classification'
@@ -120,6 +120,17 @@ class Reranking(finetuning.FineTuning):
     highest = max(grade for group in examples for grade in group.grades)
     head = cls.head(architectures.make_config(config.model), 1)
     return cls(head, kind=config.data.loss, highest=max(highest, 1e-6))
+
+  def with_facts(self, facts, notes):
+    highest = facts.get('highest_grade')
+    if highest is None and self.kind == 'graded':
+      notes.append('the model does not say the highest grade of its training data: data.loss=graded '
+                   f'divides by that of this file, {self.highest:g}')
+    return dataclasses.replace(self, highest=highest or self.highest)
+
+  @property
+  def facts(self):
+    return {**super().facts, 'highest_grade': self.highest}
 
   @classmethod
   def head_of(cls, bert):
