@@ -116,7 +116,7 @@ def _train(side: str, kind: str, home: pathlib.Path) -> float:
 
 def _ndcg(path: pathlib.Path, home: pathlib.Path) -> np.ndarray:
   """NDCG@10 of each query of a run file."""
-  qrels = beir.load(epath.Path(home / 'beir'), 'test')[2]
+  qrels = beir.load(epath.Path(home / 'beir'), 'test').qrels
   hits = {query: [] for query in qrels}
   for line in path.read_text().splitlines():
     query, _, document, *_ = line.split()

@@ -15,6 +15,7 @@ from bert_jax.evaluation.report import Report
 from bert_jax.inference import beir, json_lines, search, stored_vectors
 from bert_jax.inference.bert import Bert
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
+from bert_jax.runtime.console import print_summary
 from bert_jax.tasks import ranking_scores, reranking
 
 _DEPTH = 100  # documents of a query that are scored
@@ -104,7 +105,10 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
   if reranker:
     reranking.Reranking.head_of(reranker)
   require(epath.Path(source).is_dir(), f'--data={source} is no folder')
-  corpus, queries, qrels = beir.load(epath.Path(source), split)
+  corpus, queries, qrels, absent = beir.load(epath.Path(source), split)
+  if absent:
+    print_summary([('note', f'{len(absent):,} judged documents are not in the corpus, such as '
+                            f'{absent[0]!r}: they count as not found, as in trec_eval')])
   run = _search(bert, corpus, queries, path, pooling=pooling, max_len=max_len)
   write_run(run, path.with_suffix('.run'))
   rows = [['search', *scores(run, qrels).values()]]
@@ -113,6 +117,7 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
     write_run(run, path.with_suffix('.reranked.run'))
     rows.append([f'reranked top {_DEPTH}', *scores(run, qrels).values()])
   facts = {'split': split, 'documents': len(corpus.ids), 'queries': len(queries.ids),
+           'absent_documents': len(absent),
            'pooling': pooling, 'max_len': max_len,
            'reranker': reranker and reranker.model.facts.get('source')}
   columns = ('hits of', 'NDCG@10', 'MRR@10', f'MAP@{_DEPTH}', f'recall@{_DEPTH}')

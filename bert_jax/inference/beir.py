@@ -6,6 +6,7 @@ head line: query-id, corpus-id, score.
 
 from collections.abc import Iterator
 import hashlib
+from typing import NamedTuple
 
 from etils import epath
 
@@ -78,12 +79,24 @@ def read_qrels(path: epath.Path) -> Qrels:
   return qrels
 
 
-def load(folder: epath.Path, split: str) -> tuple[Texts, Texts, Qrels]:
-  """(corpus, the queries that the split judges, its judgements).
+class Collection(NamedTuple):
+  """A folder, for one split."""
+
+  corpus: Texts
+  queries: Texts  # those that the split judges
+  qrels: Qrels
+  absent: tuple[str, ...]  # judged documents that the corpus lacks, in order
+
+
+def load(folder: epath.Path, split: str) -> Collection:
+  """Reads a folder.
+
+  Judgements of a document that corpus.jsonl lacks stay, as trec_eval keeps them: no search can find
+  it. Published folders have some.
 
   Raises:
-    UserError: a file is missing or malformed, or a judgement names a query or document that its
-      file lacks.
+    UserError: a file is missing or malformed, a judgement names a query that queries.jsonl lacks,
+      or corpus.jsonl has no relevant document at all.
   """
   path = folder / 'qrels' / f'{split}.tsv'
   qrels = read_qrels(path)
@@ -92,7 +105,10 @@ def load(folder: epath.Path, split: str) -> tuple[Texts, Texts, Qrels]:
   require(not missing, f'{path} names {len(missing):,} queries that queries.jsonl lacks, such as '
                        f'{min(missing, default="")!r}')
   corpus = Texts(folder / 'corpus.jsonl')
-  missing = {name for grades in qrels.values() for name in grades} - set(corpus.ids)
-  require(not missing, f'{path} names {len(missing):,} documents that corpus.jsonl lacks, such as '
-                       f'{min(missing, default="")!r}')
-  return corpus, queries, qrels
+  known = set(corpus.ids)
+  absent = tuple(sorted({name for grades in qrels.values() for name in grades} - known))
+  found = any(grade > 0 and name in known for grades in qrels.values()
+              for name, grade in grades.items())
+  require(found, f'corpus.jsonl lacks every relevant document of {path}, such as '
+                 f'{min(absent, default="")!r}: do the two belong together?')
+  return Collection(corpus, queries, qrels, absent)

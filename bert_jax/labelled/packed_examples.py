@@ -127,6 +127,11 @@ class Batches:
     self.steps_per_epoch = -(-features.count // batch_size)
     self._epoch, self._order = -1, None  # the newest one, and its order
 
+  @property
+  def most_examples(self) -> int:
+    """The examples of a step that is full: of fewer than E an epoch has all in its one step."""
+    return min(self.batch_size, self.features.count)
+
   def examples(self, step: int) -> np.ndarray:
     """The examples of a training step: each once an epoch, whose last step may have fewer."""
     epoch, within = divmod(step, self.steps_per_epoch)

@@ -63,8 +63,8 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
           model, kind.model_task or config.task, data.task.labels),
       records=batches.features.digest(), fed_by=_FED_BY,
       parameters=count_parameters(encoder, bert),
-      steps=f'{train_steps:,} of {config.batch_size} examples, {train_steps / epoch:.4g} epochs of '
-            f'{epoch:,}',
+      steps=f'{train_steps:,} of {batches.most_examples} examples, {train_steps / epoch:.4g} '
+            f'epochs of {epoch:,}',
       lengths=[batches.length],
       extra={'labels': list(data.task.labels), 'problem': data.task.problem, **data.task.facts})
 

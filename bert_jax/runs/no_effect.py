@@ -71,6 +71,21 @@ def _by_phases(name: str) -> Callable[[ConfigDict], str]:
       "--config.phases='()' too")
 
 
+def _by_lists(c: ConfigDict, job: Job) -> str | bool:
+  splits = (job.data.train, *job.data.evals)
+  return c.task == 'reranking' and not c.data.test and not any(
+      group.has_columns for split in splits for group in split.examples) and (
+          'each line has the lists positives and negatives, which have no columns and no grades')
+
+
+def _by_examples(c: ConfigDict, job: Job) -> str | bool:
+  count = job.data.train.batches.features.count
+  least = job.data.feed.of * c.optimizer.accumulation  # a batch is divided by it
+  most = -(-count // least) * least
+  return c.batch_size > most and (
+      f'data.train={c.data.train} has {count} examples: give at most {most}')
+
+
 RULES = (
     *(Rule((name,), _by_phases(name)) for name in ('batch_size', 'max_len')),
     Rule(('model.vocab_size', 'data.tokenizer'), _by_vocabulary, (_PRETRAINING,)),
@@ -128,6 +143,8 @@ RULES_WITH_DATA = (  # their reasons take the job too
     Rule(('profile_steps',), lambda c, job: (
         c.profile_steps and c.profile_steps[0] > job.train_steps
         and f'the run has {job.train_steps} steps')),
+    Rule(('data.text_pair_column', 'data.label_column'), _by_lists, (_FINETUNING,)),
+    Rule(('batch_size',), _by_examples, (_FINETUNING,)),
     Rule(('data.null_threshold',), lambda c, job: (
         job.data.task.null_threshold is None
         and f'every question of data.train={c.data.train} has an answer')),

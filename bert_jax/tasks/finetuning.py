@@ -381,7 +381,7 @@ class FineTuningData:
     if labels:
       yield 'labels', ', '.join(labels[:_LABELS_SHOWN]) + (f' and {more} more' if more > 0 else '')
     yield f'rows of {batches.length}', (
-        f'{" or ".join(map(str, batches.rows))} for {batches.batch_size} examples, '
+        f'{" or ".join(map(str, batches.rows))} for {batches.most_examples} examples, '
         f'{batches.fill():.1%} real tokens')
     for note in self.notes:
       yield 'note', note

@@ -31,6 +31,7 @@ class Group(NamedTuple):
   query: str
   documents: list[str]
   grades: list[float]  # of the documents; above 0 is relevant; 0 where a file need not have them
+  has_columns: bool = False  # True = a line has a document and a grade in columns
 
 
 def _are_texts(value: Any) -> bool:
@@ -94,6 +95,7 @@ class Reranking(finetuning.FineTuning):
       if row.values.keys() & {'positives', 'negatives'}:
         documents, grades = _lists(row)
       else:
+        groups[query] = group._replace(has_columns=True)
         documents = [row.text(data.text_pair_column)]
         grades = [0.0 if split == 'test' else _grade(row, data.label_column)]
       group.documents.extend(documents)
@@ -124,8 +126,8 @@ class Reranking(finetuning.FineTuning):
   def with_facts(self, facts, notes):
     highest = facts.get('highest_grade')
     if highest is None and self.kind == 'graded':
-      notes.append('the model does not say the highest grade of its training data: data.loss=graded '
-                   f'divides by that of this file, {self.highest:g}')
+      notes.append('the model does not say the highest grade of its training data: data.loss='
+                   f'graded divides by that of this file, {self.highest:g}')
     return dataclasses.replace(self, highest=highest or self.highest)
 
   @property

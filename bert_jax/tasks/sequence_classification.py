@@ -11,7 +11,7 @@ import numpy as np
 from scipy import special
 
 from bert_jax.data import inputs as inputs_lib
-from bert_jax.errors import UserError, require_choice
+from bert_jax.errors import UserError, require, require_choice
 from bert_jax.labelled import glue, packed_examples, texts
 from bert_jax.model import architectures, bert_config, encoder, pooling
 from bert_jax.objectives import losses
@@ -103,10 +103,13 @@ class SequenceClassification(finetuning.FineTuning):
 
   @staticmethod
   def check_training(config, examples):
-    if (texts.columns(config.data).problem == 'single_label'
-        and len({e.label for e in examples}) == 1):
-      raise UserError(f'{config.data.train} has the label {examples[0].label!r} only: there is '
-                      'nothing to learn from one class')
+    columns = texts.columns(config.data)
+    if columns.problem != 'single_label':
+      return
+    require(len(columns.labels) != 1, f'data.labels={",".join(columns.labels)} is one label: name '
+            f'every label of {config.data.train}, or leave data.labels out')
+    require(len({e.label for e in examples}) > 1, f'{config.data.train} has the label '
+            f'{examples[0].label!r} only: there is nothing to learn from one class')
 
   @classmethod
   def make(cls, config, examples, notes):

@@ -13,7 +13,7 @@ from tokenizers import pre_tokenizers
 
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizer import Tokenizer
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.labelled import conll, packed_examples, texts
 from bert_jax.model import architectures, encoder
 from bert_jax.objectives import losses
@@ -118,6 +118,7 @@ class TokenClassification(finetuning.FineTuning):
   def set_fields(c):
     # conll (words and tags in columns, from 0, or from -1 at the end), or jsonl with a list of each
     c.data.format = 'auto'
+    del c.data.text_pair_column
     c.data.text_column = '0'
     c.data.label_column = '-1'
     c.data.labels = ()  # tags in order; () = all that the training file has
@@ -129,11 +130,13 @@ class TokenClassification(finetuning.FineTuning):
 
   @classmethod
   def make(cls, config, examples, _):
-    labels = texts.given_labels(config.data.labels) or tuple(sorted(
+    labels = texts.given_labels(config.data.labels)
+    require(len(labels) != 1, f'data.labels={",".join(labels)} is one tag: name every tag of '
+                              f'{config.data.train}, or leave data.labels out')
+    labels = labels or tuple(sorted(
         conll.with_partners({tag for s in examples for tag in s.tags})))
-    if len(labels) == 1:
-      raise UserError(f'{config.data.train} has the tag {labels[0]!r} only: there is nothing to '
-                      'learn from one class')
+    require(len(labels) > 1, f'{config.data.train} has the tag {labels[0]!r} only: there is '
+                             'nothing to learn from one class')
     return cls(cls.head(architectures.make_config(config.model), len(labels)), labels)
 
   @staticmethod

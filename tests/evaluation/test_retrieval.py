@@ -59,7 +59,7 @@ def test_scores_by_hand():
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """130 documents, 20 of which repeat others, 12 queries, and one that no judgement names."""
+  """130 documents, 20 of which repeat others, 12 queries, the last of which nobody judges."""
   path, rng = tmp_path_factory.mktemp('beir'), np.random.default_rng(0)
 
   def text(low, high):
@@ -73,6 +73,9 @@ def folder(tmp_path_factory):
   lines = ['query-id\tcorpus-id\tscore']
   for query in queries[:-1]:
     lines += [f'{query["_id"]}\td{n}\t{g}' for g, n in enumerate(rng.permutation(110)[:4])]
+  # As in ArguAna: judged documents that the corpus lacks, of one query all that are relevant.
+  lines = [line for line in lines if not line.startswith('q5\t')]
+  lines += ['q3\tgone1\t3', 'q4\tgone2\t0', 'q4\tgone1\t1', 'q5\tgone3\t2', 'q5\td1\t0']
   (path / 'qrels').mkdir()
   (path / 'qrels/test.tsv').write_text('\n'.join(lines) + '\n')
   for name, rows in (('corpus', documents), ('queries', queries)):
@@ -97,9 +100,11 @@ def read_run(path) -> retrieval.Run:
   return run
 
 
-def test_the_files_of_an_evaluation(folder, models, tmp_path):
+def test_the_files_of_an_evaluation(folder, models, tmp_path, capsys):
   suites.run(models[0], 'retrieval', str(folder), str(tmp_path / 'out.json'),
              {'rerank': models[1]})
+  assert ("3 judged documents are not in the corpus, such as 'gone1': they count as not found, as in "
+          'trec_eval') in capsys.readouterr().out
   bert, reranker = map(bert_jax.from_pretrained, models)
   documents, queries = ([json.loads(line) for line in (folder / f'{name}.jsonl').open()]
                         for name in ('corpus', 'queries'))
@@ -123,9 +128,12 @@ def test_the_files_of_an_evaluation(folder, models, tmp_path):
            for d, _ in hits]
   np.testing.assert_allclose([s for _, s in hits], reranking.pair_logits(reranker, pairs),
                              atol=1e-5)
-  for row, hits in zip(json.loads((tmp_path / 'out.json').read_text())['rows'], (run, reranked),
-                       strict=True):
+  report = json.loads((tmp_path / 'out.json').read_text())
+  assert (report['absent_documents'], report['queries']) == (3, 11)
+  for row, hits in zip(report['rows'], (run, reranked), strict=True):
     expected = theirs(hits, qrels)
+    assert expected != theirs(hits, {q: {d: g for d, g in grades.items() if 'gone' not in d}
+                                     for q, grades in qrels.items()})
     assert row['NDCG@10'] == pytest.approx(expected['ndcg_10'], abs=1e-9)
     assert row['MRR@10'] == pytest.approx(expected['mrr_10'], abs=1e-9)
     assert row['MAP@100'] == pytest.approx(expected['map'], abs=1e-9)
@@ -185,7 +193,9 @@ def test_a_killed_evaluation_goes_on(folder, models, tmp_path, monkeypatch):
     ('qrels/test.tsv', None, 'qrels/test.tsv cannot be read: No such file'),
     ('corpus.jsonl', None, 'corpus.jsonl cannot be read: No such file'),
     ('qrels/test.tsv', 'query-id\tcorpus-id\tscore\nq1\tmissing\t1\nq1\tlost\t1\n',
-     "names 2 documents that corpus.jsonl lacks, such as 'lost'"),
+     "corpus.jsonl lacks every relevant document of .*, such as 'lost': do the two belong"),
+    ('qrels/test.tsv', 'query-id\tcorpus-id\tscore\nq1\tlost\t1\nq1\td1\t0\n',
+     'corpus.jsonl lacks every relevant document'),
     ('qrels/test.tsv', 'query-id\tcorpus-id\tscore\nq77\td1\t1\n',
      "names 1 queries that queries.jsonl lacks, such as 'q77'"),
     ('qrels/test.tsv', 'query-id\tcorpus-id\tscore\nq1\td1\t0\n',

@@ -1,0 +1,103 @@
+"""Fields about examples have an effect, or are refused with their reason; the summary counts."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+
+from bert_jax import config as config_lib
+from bert_jax.data.inputs import Input
+from bert_jax.errors import UserError
+from bert_jax.labelled import conll, texts
+from bert_jax.labelled.packed_examples import Batches, Features
+from bert_jax.runs import no_effect
+from bert_jax.tasks.reranking import Reranking
+from bert_jax.tasks.sequence_classification import SequenceClassification
+from bert_jax.tasks.token_classification import TokenClassification
+
+
+def job(train, evals=(), count=0, places=1):
+  """What the table reads of a job."""
+  splits = [types.SimpleNamespace(
+      examples=examples, batches=types.SimpleNamespace(features=types.SimpleNamespace(count=count)))
+      for examples in (train, *evals)]
+  data = types.SimpleNamespace(train=splits[0], evals=splits[1:], has_held_out=bool(evals),
+                               feed=types.SimpleNamespace(of=places))
+  return types.SimpleNamespace(data=data)
+
+
+LISTS = {'query': 'a', 'positives': ['b'], 'negatives': ['c']}
+MINED = {'query': 'a', 'positive': 'b', 'negative_1': 'c', 'negatives': ['c']}
+COLUMNS = {'query': 'a', 'document': 'b', 'label': 1}
+
+
+@pytest.mark.parametrize('train, held_out, test, has_effect', [
+    ([LISTS], [], '', False), ([MINED], [LISTS], '', False), ([LISTS, LISTS], [MINED], '', False),
+    ([COLUMNS], [], '', True), ([LISTS], [COLUMNS], '', True), ([LISTS, COLUMNS], [], '', True),
+    ([LISTS | {'query': 'b'}, COLUMNS | {'query': 'b'}], [], '', True),
+    ([LISTS], [], 'test.tsv', True)])  # which may have columns
+def test_columns_of_a_reranker_whose_lines_are_lists(tmp_path, train, held_out, test, has_effect):
+  c = config_lib.finetuning('reranking')
+  c.data.test = test
+  groups = []
+  for i, rows in enumerate((train, held_out)):
+    (tmp_path / f'{i}.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    groups.append(Reranking.read(str(tmp_path / f'{i}.jsonl'), c.data, 'train', []))
+  for name in ('data.text_pair_column', 'data.label_column'):
+    if has_effect:
+      no_effect.check(c, [name], job(groups[0], groups[1:]))
+    else:
+      with pytest.raises(UserError, match=f'^--config.{name} has no effect here: each line has'):
+        no_effect.check(c, [name], job(groups[0], groups[1:]))
+  no_effect.check(c, ['data.text_column'], job(groups[0], groups[1:]))
+
+
+@pytest.mark.parametrize('batch_size, count, places, accumulation, most', [
+    (1000, 2, 1, 1, 2), (3, 2, 1, 1, 2), (16, 2, 8, 1, 8), (9, 5, 2, 2, 8), (33, 32, 1, 1, 32),
+    (2, 2, 1, 1, 0), (8, 2, 8, 1, 0), (8, 5, 2, 2, 0), (8, 100, 1, 1, 0)])
+def test_a_batch_beyond_the_examples(batch_size, count, places, accumulation, most):
+  """The mesh and the microbatches divide a batch: the bound that is named fits both."""
+  for task in ('sequence_classification', 'sentence_embedding', 'question_answering'):
+    c = config_lib.finetuning(task)
+    c.batch_size, c.optimizer.accumulation, c.data.train = batch_size, accumulation, 'x'
+    of = job([], count=count, places=places)
+    if most:
+      with pytest.raises(UserError, match=f'^--config.batch_size has no effect here: data.train=x '
+                                          f'has {count} examples: give at most {most}$'):
+        no_effect.check(c, ['batch_size'], of)
+      c.batch_size = most
+    no_effect.check(c, ['batch_size'], of)
+
+
+def test_the_summary_counts_the_examples_of_a_step():
+  inputs = [Input([1, 2, 3], [0, 0, 0])] * 20
+  features = Features(inputs, np.arange(20))
+  assert [Batches(features, batch_size=n, pad_id=0).most_examples for n in (8, 20, 1000)] == [
+      8, 20, 20]
+
+
+@pytest.mark.parametrize('task', ['token_classification', 'multiple_choice', 'question_answering'])
+def test_tasks_without_pairs_have_no_column_for_one(task):
+  with pytest.raises(UserError, match='unknown config field --config.data.text_pair_column'):
+    config_lib.check_overrides(config_lib.finetuning(task), ['--config.data.text_pair_column=x'])
+
+
+def test_one_given_label_is_the_reason(tmp_path):
+  """Of tags and of classes; the file has more, or the same one."""
+  for labels, tags in ((('O',), ('O', 'B-A')), (('B-A',), ('B-A', 'B-A')), (('O',), ('O', 'O'))):
+    c = config_lib.finetuning('token_classification')
+    c.data.train, c.data.labels = 'train.conll', labels
+    with pytest.raises(UserError, match=f'^data.labels={labels[0]} is one tag: name every tag of '
+                                        'train.conll, or leave data.labels out'):
+      TokenClassification.make(c, [conll.TaggedWords('', ('a', 'b'), tags)], [])
+  c.data.labels = ()
+  with pytest.raises(UserError, match="^train.conll has the tag 'O' only"):
+    TokenClassification.make(c, [conll.TaggedWords('', ('a', 'b'), ('O', 'O'))], [])
+  c = config_lib.finetuning('sequence_classification')
+  c.data.train, c.data.labels = 'train.tsv', ('yes',)
+  examples = [texts.TextExample('', 'x', None, label) for label in ('yes', 'no')]
+  with pytest.raises(UserError, match='^data.labels=yes is one label: name every label of'):
+    SequenceClassification.check_training(c, examples)
+  c.data.problem = 'multi_label'  # a single label may be there or not
+  SequenceClassification.check_training(c, examples)
