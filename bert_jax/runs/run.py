@@ -163,8 +163,7 @@ def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any], plann
       profile_steps=config.profile_steps, log_batch_digest=config.log_batch_digest,
       loader_workers=config.data.loader_workers,
       initial=functools.partial(_initial_params, config=config, job=job),
-      start_trackers=functools.partial(
-          trackers.start, config.trackers, config.to_dict(), path.name))
+      record=trackers.Record(config.trackers, config.to_dict(), path.name))
   return config
 
 

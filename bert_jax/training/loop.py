@@ -34,7 +34,7 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
           train_steps: int, log_every: int, eval_every: int, checkpoint_every: int,
           keep_best: str = '', profile_steps: Sequence[int] = (), log_batch_digest: bool = False,
           loader_workers: int = 0,
-          start_trackers: trackers.Start = lambda workdir, first_step: (),
+          record: trackers.Record = trackers.Record(),
           initial: Callable[[Any], Any] = lambda params: params,
           clock: Callable[[], float] = time.monotonic):
   """Trains `task` on `data` for `train_steps` steps, from the newest checkpoint if there is one.
@@ -42,7 +42,7 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
   Args (the others are fields of the config, see config.py):
     workdir: takes metrics.jsonl, curves.png and the files of trackers.
     train_steps: length of the whole run.
-    start_trackers: starts the trackers, as in `MetricsLog`.
+    record: of the trackers.
     initial: changes fresh parameters, if there is no checkpoint.
     clock: seconds, for the speed in the metrics.
 
@@ -74,7 +74,8 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
   # True if the run before was killed after it saved its last step and before it evaluated it.
   owes_evaluation = (first_step > 0 and evaluates(first_step)
                      and not metrics_log.is_evaluated(workdir.local, first_step))
-  if first_step == train_steps and not owes_evaluation:
+  if (first_step == train_steps and not owes_evaluation
+      and metrics_log.is_recorded(workdir.local, record)):
     checkpoints.close()
     console.print_summary([
         ('finished', f'{workdir} holds the whole run of {train_steps} steps')])
@@ -92,7 +93,7 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
     batches = closed_at_end(loader.batches(data.rows, first_step, train_steps, loader_workers))
     log = closed_at_end(metrics_log.MetricsLog(
         workdir.local, first_step=first_step, last_step=train_steps,
-        active=jax.process_index() == 0, start_trackers=start_trackers))
+        active=jax.process_index() == 0, record=record))
     trace = closed_at_end(profiler.Profiler(
         profile_steps, workdir.local / 'tensorboard', first_step))
     lines = metric_lines.MetricLines(clock)

@@ -1,9 +1,10 @@
 """The metrics of a run for people: progress bar, metrics.jsonl, curves.png, trackers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import contextlib
 import json
 import math
+import sys
 import time
 from typing import Any
 
@@ -43,6 +44,23 @@ def is_evaluated(workdir: epath.Path, step: int) -> bool:
   return processes.anywhere(is_logged)
 
 
+def _row(line: Mapping[str, Any]) -> trackers_lib.Row:
+  """The numbers of a line, as trackers name them; there may be none."""
+  return trackers_lib.Row(line['step'], {
+      'eval/' + name[5:] if name.startswith('eval_') else 'train/' + name: value
+      for name, value in line.items() if name != 'step' and isinstance(value, int | float)})
+
+
+def _rows(path: epath.Path) -> list[trackers_lib.Row]:
+  return [row for row in map(_row, read_metrics(path)) if row.scalars]
+
+
+def is_recorded(workdir: epath.Path, record: trackers_lib.Record) -> bool:
+  """True if the trackers of the first process have its metrics.jsonl; all must ask."""
+  return not processes.anywhere(not jax.process_index() and not record.is_complete(
+      workdir, _rows(workdir / 'metrics.jsonl')))
+
+
 def truncate_metrics(path: epath.Path, step: int):
   """Cuts metrics.jsonl back to the complete lines up to `step`: later steps are made again."""
   if path.exists():
@@ -71,18 +89,18 @@ class MetricsLog:
     workdir: a local folder.
     first_step, last_step: of the run; lines of later steps than `first_step` are cut off.
     active: True in the first process.
-    start_trackers: starts those that get every line too.
+    record: of the trackers, which get every line too.
   """
 
   def __init__(self, workdir: epath.Path, *, first_step: int, last_step: int, active: bool,
-               start_trackers: trackers_lib.Start = lambda workdir, first_step: ()):
+               record: trackers_lib.Record = trackers_lib.Record()):
     self._active = active
     if not active:
       return
     self._path = workdir / 'metrics.jsonl'
     truncate_metrics(self._path, first_step)
     self._file = self._path.open('a')
-    self._trackers = start_trackers(workdir, first_step)
+    self._trackers = record.start(workdir, first_step, _rows(self._path))
     self._bar = _Bar(
         total=last_step, initial=first_step, unit=' steps', disable=None, dynamic_ncols=True,
         smoothing=0.05,
@@ -122,9 +140,10 @@ class MetricsLog:
       return
     self._write(step, {f'eval_{name}': value for name, value in scores.items()})
     shown = '  '.join(f'{name} {_decimal(value)}' for name, value in scores.items())
-    self._bar.write(f'step {step}  held out:  {shown}')
+    self._say(f'step {step}  held out:  {shown}')
     self._has_new_scores = True
-    if time.monotonic() - self._drawn > _BETWEEN_CURVES:
+    # A run that is killed after its last step does not go on: its curves are drawn before.
+    if step == self._bar.total or time.monotonic() - self._drawn > _BETWEEN_CURVES:
       self._draw()
     self._warn(step, warnings)
 
@@ -135,18 +154,22 @@ class MetricsLog:
   def _warn(self, step: int, warnings: Iterable[str]):
     for warning in warnings:
       self._write_line({'step': step, 'warning': warning})
-      self._bar.write(f'step {step}  warning: {warning}')
+      self._say(f'step {step}  warning: {warning}')
+
+  def _say(self, text: str):
+    self._bar.write(text)
+    sys.stdout.flush()  # a file or a pipe holds lines back, and a kill loses them
 
   def _write(self, step: int, metrics: dict[str, Any]):
     # JSON has no NaN: a loss that is not finite is written as null.
-    plain = {name: None if isinstance(value, float) and not math.isfinite(value) else value
-             for name, value in metrics.items()}
-    self._write_line({'step': step, **plain})
-    scalars = {'eval/' + name[5:] if name.startswith('eval_') else 'train/' + name: value
-               for name, value in plain.items() if isinstance(value, int | float)}
-    with preemption.uninterrupted():  # TensorBoard's queue can lose what follows an interrupt
-      for tracker in self._trackers if scalars else ():
-        tracker.log(step, scalars)
+    line = {'step': step, **{
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in metrics.items()}}
+    row = _row(line)
+    with preemption.uninterrupted():
+      for tracker in self._trackers if row.scalars else ():
+        tracker.log(row)
+    self._write_line(line)  # the last: with it in metrics.jsonl an evaluation counts as made
 
   def _write_line(self, content: dict[str, Any]):
     self._file.write(json.dumps(content) + '\n')

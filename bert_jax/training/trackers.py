@@ -1,27 +1,43 @@
 """Where the record of a run goes beside its workdir: TensorBoard, Weights & Biases.
 
 A run that goes on continues its record. It makes the steps after its checkpoint again, with the
-same numbers: TensorBoard drops what it has of them, Weights & Biases takes each step once.
+same numbers: TensorBoard drops what it has of them, Weights & Biases takes each step once. Neither
+lacks a step that a kill took from a buffer.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import functools
 import importlib.util
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
-from typing import Any, ClassVar, Protocol
+import time
+from typing import Any, ClassVar, NamedTuple, Protocol
+import urllib.parse
+import urllib.request
 import uuid
 
 from etils import epath
 
-from bert_jax.errors import UserError, require_choice
+from bert_jax.errors import Failed, UserError, require_choice
 from bert_jax.runtime import console, storage
 
-Start = Callable[[epath.Path, int], Sequence['Tracker']]  # from a local workdir and the first step
+_ANSWERS = 15  # seconds, within which the server of W&B does
+
+
+class Row(NamedTuple):
+  """The numbers of one line of metrics.jsonl."""
+
+  step: int
+  scalars: Mapping[str, float]  # all under train/ or all under eval/
+
+  @property
+  def kind(self) -> str:
+    return next(iter(self.scalars)).partition('/')[0]
 
 
 class Tracker(Protocol):
@@ -30,17 +46,22 @@ class Tracker(Protocol):
   package: ClassVar[str]  # to import and to install
 
   def start(self, config: Mapping[str, Any], name: str, workdir: epath.Path, commit: str,
-            first_step: int):
+            first_step: int, rows: Sequence[Row]):
     """Begins the record of the run `name`, or continues it after `first_step`.
 
-    `workdir` is local; `commit` may be ''.
+    `workdir` is local; `commit` may be ''. `rows` are all up to `first_step`: a kill may have taken
+    some of them from the tracker's buffer.
     """
 
-  def log(self, step: int, scalars: Mapping[str, float]):
-    """Logs numbers after `step` updates, all under train/ or all under eval/."""
+  def log(self, row: Row):
+    """Logs the numbers after some steps."""
 
   def finish(self, workdir: epath.Path, evaluations: Sequence[Mapping[str, Any]]):
     """Ends the record; `evaluations` are those of the whole run, with their 'step'."""
+
+  @staticmethod
+  def is_complete(workdir: epath.Path, rows: Sequence[Row]) -> bool:
+    """True if the record has these rows, and was ended after the last of them."""
 
 
 class TensorBoard:
@@ -48,28 +69,48 @@ class TensorBoard:
 
   package = 'tensorboardX'
 
-  def start(self, config, name, workdir, commit, first_step):
-    del name
-    self._folder, self._first_step = str(workdir / 'tensorboard'), first_step
+  def start(self, config, name, workdir, commit, first_step, rows):
+    del name, rows  # it has them: each is on disk before the run goes on
+    self._folder, self._first_step = workdir / 'tensorboard', first_step
     self._config = json.dumps({'commit': commit, **config}, indent=2, default=str)
 
   @functools.cached_property
-  def _writer(self) -> Any:
+  def _file(self) -> Any:
     """Opened by the first line, which stands on the screen before the package is imported."""
     with _hidden('torch'):  # imported for a type annotation: it takes seconds
       import tensorboardX
-    writer = tensorboardX.SummaryWriter(self._folder, purge_step=self._first_step + 1)
-    writer.add_text('config', f'```\n{self._config}\n```', self._first_step)
-    return writer
+    self._folder.mkdir(parents=True, exist_ok=True)
+    # SummaryWriter would put a queue before the file, and `flush` does not wait for the queue. The
+    # file's own name has the second: the suffix keeps two processes of one second apart.
+    file = tensorboardX.event_file_writer.EventsWriter(
+        str(self._folder / 'events'), f'.{self._first_step:012}')
+    proto = tensorboardX.proto.event_pb2
+    begins = proto.SessionLog(status=proto.SessionLog.START)  # hides what is made again
+    _write_event(file, self._first_step + 1, session_log=begins)
+    config = tensorboardX.summary.text('config', f'```\n{self._config}\n```')
+    _write_event(file, self._first_step, summary=config)
+    return file
 
-  def log(self, step, scalars):
-    for name, value in scalars.items():
-      self._writer.add_scalar(name, value, step)
-    self._writer.flush()  # a kill loses little
+  def log(self, row):
+    file = self._file  # before the package is found, it must be imported
+    from tensorboardX import summary
+    for name, value in row.scalars.items():
+      _write_event(file, row.step, summary=summary.scalar(name, value))
+    file.flush()
 
   def finish(self, workdir, evaluations):
     del workdir, evaluations  # it has them
-    self._writer.close()
+    self._file.close()
+
+  @staticmethod
+  def is_complete(workdir, rows):
+    del workdir, rows
+    return True
+
+
+def _write_event(file: Any, step: int, **content: Any):
+  from tensorboardX.proto import event_pb2
+  file.write_event(event_pb2.Event(step=step, wall_time=time.time(), **content))
 
 
 @contextlib.contextmanager
@@ -86,43 +127,65 @@ def _hidden(package: str) -> Iterator[None]:
 
 
 class WeightsAndBiases:
-  """A run of W&B; its id and the last steps that it has are in WORKDIR/wandb.json.
+  """A run of W&B; WORKDIR/wandb.json has its id, and the last steps that no kill can take from it.
 
   The environment variables of W&B (WANDB_PROJECT, WANDB_MODE, ...) apply. W&B numbers its calls
   itself, so the step of the run is a metric, 'step', and the x-axis of every chart.
+
+  W&B keeps rows in a buffer of another process, which dies with this one. After a kill its server
+  or its files say which rows it has; it gets the others again.
   """
 
   package = 'wandb'
 
-  def start(self, config, name, workdir, commit, first_step):
+  def start(self, config, name, workdir, commit, first_step, rows):
     del first_step
     import wandb
     self._wandb, self._path = wandb, workdir / 'wandb.json'
-    self._record = (storage.read_json(self._path) if self._path.exists()
-                    else {'id': uuid.uuid4().hex, 'train': 0, 'eval': 0})
+    self._id, self._safe = _wandb_record(workdir)
     self._save()
-    try:
-      self._run = wandb.init(
-          project=os.environ.get('WANDB_PROJECT', 'bert_jax'), name=name,
-          id=self._record['id'], resume='allow', dir=str(workdir),
-          config={**config, 'commit': commit}, allow_val_change=True,
-          settings=wandb.Settings(console='off'))
-    except wandb.Error as e:
-      raise UserError(f'trackers: wandb does not start: {e}; `wandb login`, or WANDB_MODE=offline '
-                      'for a record in the workdir') from e
+    self._run = self._begin({**config, 'commit': commit}, name, workdir)
     self._run.define_metric('step')
     self._run.define_metric('*', step_metric='step')
+    self._has = set(_rows_in_files(workdir))
+    if not self._run.offline and not self._run.disabled:
+      # The server's last step. Its row of an evaluation comes after that of training: it may lack.
+      step = self._run.summary.get('step') or 0
+      for kind, arrived in (('train', step), ('eval', step - 1)):
+        self._safe[kind] = max(arrived, self._safe[kind])
+    for row in rows:
+      self.log(row)
+
+  def _begin(self, config: dict[str, Any], name: str, workdir: epath.Path) -> Any:
+    wandb = self._wandb
+    try:
+      # Its lines would stand between ours; its warnings stay.
+      settings = wandb.setup(wandb.Settings(quiet=True, show_info=False)).settings
+      is_offline = settings.mode in ('offline', 'dryrun')
+      if not is_offline and settings.mode != 'disabled':
+        _check_server(settings.base_url)
+      with _no_keyboard():  # for which it would wait, with a question, if nobody has logged in
+        run = wandb.init(
+            project=os.environ.get('WANDB_PROJECT', 'bert_jax'), name=name, id=self._id,
+            resume=None if is_offline else 'allow', dir=str(workdir), config=config,
+            allow_val_change=True, settings=wandb.Settings(console='off'))
+    except (wandb.Error, ValueError) as e:  # ValueError: one of its variables is wrong
+      raise UserError(f'trackers: wandb does not start: {_reason(e)}') from e
+    if is_offline:
+      told = f'offline: `wandb sync --append {workdir}/wandb/offline-run-*` uploads it'
+    else:
+      told = 'disabled' if run.disabled else run.url
+    console.print_lines([('wandb', told)])
+    return run
 
   def _save(self):
-    storage.write_whole(self._path, json.dumps(self._record))
+    storage.write_whole(self._path, json.dumps({'id': self._id, 'safe': self._safe}))
 
-  def log(self, step, scalars):
-    kind = next(iter(scalars)).partition('/')[0]
-    if step <= self._record[kind]:
+  def log(self, row):
+    if row.step <= self._safe[row.kind] or (row.kind, row.step) in self._has:
       return
-    self._run.log({'step': step, **scalars})
-    self._record[kind] = step
-    self._save()
+    self._run.log({'step': row.step, **row.scalars})
+    self._has.add((row.kind, row.step))
 
   def finish(self, workdir, evaluations):
     if evaluations:
@@ -132,6 +195,72 @@ class WeightsAndBiases:
     if (workdir / 'curves.png').exists():
       self._run.log({'curves': self._wandb.Image(str(workdir / 'curves.png'))})
     self._run.finish()
+    for kind, step in self._has:
+      self._safe[kind] = max(step, self._safe[kind])
+    self._save()
+
+  @staticmethod
+  def is_complete(workdir, rows):
+    _, safe = _wandb_record(workdir)
+    return all(row.step <= safe[row.kind] for row in rows)
+
+
+def _wandb_record(workdir: epath.Path) -> tuple[str, dict[str, int]]:
+  """The id of the run at W&B, a new one for a new run, and the last step of each kind it has."""
+  record = storage.read_json_if_any(workdir / 'wandb.json')
+  return record.get('id') or uuid.uuid4().hex, {'train': 0, 'eval': 0, **record.get('safe', {})}
+
+
+def _rows_in_files(workdir: epath.Path) -> Iterator[tuple[str, int]]:
+  """(kind, step) of each row in the files of processes that were offline."""
+  try:
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal import datastore
+  except ImportError:  # another version: rows that it has come twice, none is lost
+    return
+  for path in sorted(workdir.glob('wandb/offline-run-*/run-*.wandb')):
+    store = datastore.DataStore()
+    with contextlib.suppress(AssertionError):  # a kill cuts the last record short
+      store.open_for_scan(str(path))
+      while (data := store.scan_data()) is not None:
+        items = wandb_internal_pb2.Record.FromString(data).history.item
+        values = {'/'.join(item.nested_key) or item.key: item.value_json for item in items}
+        kinds = {name.partition('/')[0] for name in values} & {'train', 'eval'}
+        yield from ((kind, int(values['step'])) for kind in kinds)
+
+
+@contextlib.contextmanager
+def _no_keyboard() -> Iterator[None]:
+  before = sys.stdin
+  with open(os.devnull) as sys.stdin:
+    try:
+      yield
+    finally:
+      sys.stdin = before
+
+
+def _check_server(url: str):
+  """Raises Failed if the server cannot be reached: W&B would try for half an hour, silently."""
+  parts = urllib.parse.urlsplit(url)
+  if urllib.request.getproxies():
+    return
+  try:
+    port = parts.port or (80 if parts.scheme == 'http' else 443)
+    socket.create_connection((parts.hostname, port), _ANSWERS).close()
+  except OSError as e:
+    raise Failed(f'trackers: wandb does not reach {url}: {e}; WANDB_MODE=offline makes a record in '
+                 'the workdir') from e
+
+
+def _reason(error: Exception) -> str:
+  """What W&B says, without links, and what to do."""
+  lines = [line.strip() for line in str(error).splitlines() if 'https://' not in line]
+  said = ' '.join(lines).rstrip('.')
+  if 'API key' in said and 'WANDB_API_KEY' not in os.environ:
+    return f'{said}; `wandb login`, or WANDB_MODE=offline for a record in the workdir'
+  names = ', '.join(sorted(name for name in os.environ
+                           if name.startswith('WANDB_') and name != 'WANDB_SERVICE'))  # its own
+  return f'{said}; correct or unset its variables (set are: {names or "none"})'
 
 
 ALL: dict[str, type[Tracker]] = {'tensorboard': TensorBoard, 'wandb': WeightsAndBiases}
@@ -168,15 +297,25 @@ def _commit() -> str:
   return done.stdout.strip()
 
 
-def start(names: Sequence[str], config: Mapping[str, Any], run: str, workdir: epath.Path,
-          first_step: int) -> list[Tracker]:
-  """Starts the trackers of the run of this name; raises UserError if one cannot start."""
-  trackers, commit = [], _commit()
-  for name in names:
-    tracker = ALL[name]()
-    if not _is_installed(tracker.package):
-      console.print_lines([('note', f'{tracker.package} is not installed: no record for {name}')])
-      continue
-    tracker.start(config, run, workdir, commit, first_step)
-    trackers.append(tracker)
-  return trackers
+class Record(NamedTuple):
+  """The record of a run."""
+
+  names: Sequence[str] = ()  # of trackers
+  config: Mapping[str, Any] = {}
+  run: str = ''  # its name
+
+  def start(self, workdir: epath.Path, first_step: int, rows: Sequence[Row]) -> list[Tracker]:
+    """Starts the trackers, as `Tracker.start`; raises UserError if one cannot start."""
+    trackers, commit = [], _commit()
+    for name in self.names:
+      tracker = ALL[name]()
+      if not _is_installed(tracker.package):
+        console.print_lines([('note', f'{tracker.package} is not installed: no record for {name}')])
+        continue
+      tracker.start(self.config, self.run, workdir, commit, first_step, rows)
+      trackers.append(tracker)
+    return trackers
+
+  def is_complete(self, workdir: epath.Path, rows: Sequence[Row]) -> bool:
+    """True if every tracker has these rows, and was ended after the last of them."""
+    return all(ALL[name].is_complete(workdir, rows) for name in self.names)

@@ -154,12 +154,13 @@ def test_a_step_of_nothing_has_no_loss(tmp_path, monkeypatch):
 def test_a_cpu_writes_a_line_before_its_next_step(tmp_path, monkeypatch, platform, ahead):
   begun, logged, put = [], [], mesh_lib.put_batch
   tracker = types.SimpleNamespace(
-      log=lambda step, scalars: logged.append((step, len(begun))), finish=lambda *_: None)
+      log=lambda row: logged.append((row.step, len(begun))), finish=lambda *_: None)
   monkeypatch.setattr(mesh_lib, 'put_batch',
                       lambda batch, mesh: begun.append(batch) or put(batch, mesh))
   monkeypatch.setattr(jax, 'default_backend', lambda: platform)
   monkeypatch.setattr(Task, 'has_held_out', False)
-  written(tmp_path, monkeypatch, 6, 2, 100, 100, start_trackers=lambda *_: [tracker])
+  record = types.SimpleNamespace(start=lambda *_: [tracker])
+  written(tmp_path, monkeypatch, 6, 2, 100, 100, record=record)
   assert logged == [(2, 2 + ahead), (4, 4 + ahead), (6, 6)]
 
 

@@ -2,7 +2,9 @@ import io
 import json
 import os
 import signal
+import sys
 import time
+import types
 
 from etils import epath
 import numpy as np
@@ -84,10 +86,10 @@ class InterruptedTracker:
   def __init__(self):
     self.logged = []
 
-  def log(self, step, scalars):
+  def log(self, row):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(0.01)  # Python handles the signal here
-    self.logged.append((step, scalars))
+    self.logged.append(tuple(row))
 
   def finish(self, workdir, evaluations):
     self.logged.append('finished')
@@ -96,11 +98,41 @@ class InterruptedTracker:
 def test_ctrl_c_waits_for_the_trackers(tmp_path):
   tracker = InterruptedTracker()
   log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=True,
-                               start_trackers=lambda workdir, first_step: [tracker])
+                               record=types.SimpleNamespace(start=lambda *_: [tracker]))
   with pytest.raises(KeyboardInterrupt):
     log.train(5, {'loss': 1.0, 'tokens_per_second': 1.0})
   log.close()
   assert tracker.logged == [(5, {'train/loss': 1.0, 'train/tokens_per_second': 1.0}), 'finished']
+
+
+def test_a_kill_takes_no_line_from_a_pipe(tmp_path, monkeypatch):
+  """A file or a pipe gets whole blocks, unless it is flushed."""
+  pipe = io.BytesIO()
+  monkeypatch.setattr(sys, 'stdout', io.TextIOWrapper(pipe))
+  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=True)
+  log.evaluation(5, {'loss': 1.0})
+  assert pipe.getvalue() == b'step 5  held out:  loss 1.000\n'
+  log.evaluation(6, {'loss': 1.5}, ['it rises'])
+  assert pipe.getvalue().endswith(b'step 6  warning: it rises\n')
+
+
+def test_a_kill_after_the_last_evaluation_takes_no_curve(tmp_path):
+  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=True)
+  log.evaluation(5, {'loss': 1.0})
+  assert not (tmp_path / 'curves.png').exists()  # it takes a second
+  log.evaluation(10, {'loss': 1.0})
+  assert (tmp_path / 'curves.png').exists()
+
+
+def test_an_evaluation_counts_once_every_tracker_has_it(tmp_path):
+  """A run that goes on makes up an evaluation that metrics.jsonl lacks."""
+  seen = []
+  tracker = types.SimpleNamespace(log=lambda row: seen.append(
+      metrics_log.is_evaluated(epath.Path(tmp_path), row.step)))
+  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=True,
+                               record=types.SimpleNamespace(start=lambda *_: [tracker]))
+  log.evaluation(5, {'loss': 1.0})
+  assert seen == [False] and metrics_log.is_evaluated(epath.Path(tmp_path), 5)
 
 
 def test_another_process_writes_nothing(tmp_path):

@@ -1,11 +1,17 @@
 """Trackers: one record over kills, read back from TensorBoard's files and W&B's, and mistakes."""
 
-import functools
+import contextlib
 import importlib.util
 import json
+import os
+import pty
+import shutil
+import signal
+import socket
 import struct
 import subprocess
-import time
+import sys
+import types
 
 from etils import epath
 import pytest
@@ -14,7 +20,7 @@ import wandb
 from wandb.proto import wandb_internal_pb2
 from wandb.sdk.internal import datastore
 
-from bert_jax.errors import UserError
+from bert_jax.errors import Failed, UserError
 from bert_jax.runs import run
 from bert_jax.training import metrics_log, trackers
 from tests import conftest
@@ -35,10 +41,9 @@ def records(workdir) -> list:
   for path in sorted(workdir.glob('wandb/offline-run-*/run-*.wandb')):
     store = datastore.DataStore()
     store.open_for_scan(str(path))
-    while (data := store.scan_data()) is not None:
-      record = wandb_internal_pb2.Record()
-      record.ParseFromString(data)
-      result.append(record)
+    with contextlib.suppress(AssertionError):  # a kill cuts the last record short
+      while (data := store.scan_data()) is not None:
+        result.append(wandb_internal_pb2.Record.FromString(data))
   return result
 
 
@@ -59,14 +64,14 @@ def config_of(workdir) -> dict:
   return {item.key: json.loads(item.value_json) for item in update[-1]}
 
 
-def write(workdir, first_step, train, evaluated, names=('tensorboard', 'wandb')):
+def write(workdir, first_step, train, evaluated, names=('tensorboard', 'wandb'), **more):
   """Logs the steps of one process of a run."""
   workdir.mkdir(exist_ok=True)
   log = metrics_log.MetricsLog(
       epath.Path(workdir), first_step=first_step, last_step=8, active=True,
-      start_trackers=functools.partial(trackers.start, names, CONFIG, workdir.name))
+      record=trackers.Record(names, CONFIG, workdir.name))
   for step in train:
-    log.train(step, {'loss': 1 / step, 'tokens_per_second': 5.0, 'mfu': None})
+    log.train(step, {'loss': 1 / step, 'tokens_per_second': 5.0, 'mfu': None, **more})
     if step in evaluated:
       log.evaluation(step, {'loss': 2 / step, 'f1': None if step == 4 else 0.5})
   return log
@@ -110,23 +115,139 @@ def events(path) -> list:
   return result
 
 
-def test_tensorboard_drops_the_steps_that_are_made_again(tmp_path):
-  workdir = tmp_path / 'run'
-  write(workdir, 0, (2, 4, 6), (), ['tensorboard']).close()
-  time.sleep(1.1)  # the names of the files have the second
-  write(workdir, 4, (6, 8), (), ['tensorboard']).close()
+def tensorboard(workdir) -> tuple[list[tuple[int, str, float]], list[str]]:
+  """The (step, name, value) that TensorBoard shows, and the texts."""
   kept, texts = [], []
   for path in sorted((workdir / 'tensorboard').iterdir()):
     for event in events(path):
       if event.session_log.status == event_pb2.SessionLog.START:
         kept = [x for x in kept if x[0] < event.step]
       for value in event.summary.value:
-        if value.tag == 'train/loss':
-          kept.append((event.step, value.simple_value))
-        elif value.tag.startswith('config'):
+        if value.tag.startswith('config'):
           texts.append(value.tensor.string_val[0].decode())
-  assert [step for step, _ in kept] == [2, 4, 6, 8]
+        else:
+          kept.append((event.step, value.tag, value.simple_value))
+  return kept, texts
+
+
+def test_tensorboard_drops_the_steps_that_are_made_again(tmp_path):
+  workdir = tmp_path / 'run'
+  write(workdir, 0, (2, 4, 6), (), ['tensorboard']).close()
+  write(workdir, 4, (6, 8), (), ['tensorboard']).close()  # in the same second
+  kept, texts = tensorboard(workdir)
+  assert [step for step, name, _ in kept if name == 'train/loss'] == [2, 4, 6, 8]
   assert len(texts) == 2 and '"learning_rate": 0.5' in texts[0]
+
+
+# It imports little. W&B's files take whole blocks of 32 KiB: short rows do not reach them.
+KILLED = """
+import json, os, sys
+from etils import epath
+from bert_jax.training import trackers
+workdir, first_step, more = epath.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+workdir.mkdir(exist_ok=True)
+record = trackers.Record(('tensorboard', 'wandb'), {}, 'run').start(workdir, first_step, ())
+more = {f'train/a_metric_with_a_long_name_{i}': 0.1 * i for i in range(more)}
+with (workdir / 'metrics.jsonl').open('a') as file:
+  for step in range(first_step + 1, 41):
+    rows = [trackers.Row(step, {'train/loss': 1 / step, **more})]
+    rows += [trackers.Row(step, {'eval/loss': 2 / step})] * (step % 20 == 0)
+    for row in rows:
+      for tracker in record:
+        tracker.log(row)
+      file.write(json.dumps({'step': step, **{
+          name.removeprefix('train/').replace('/', '_'): x for name, x in row.scalars.items()}})
+          + '\\n')
+  file.flush()
+os.kill(os.getpid(), 9)
+"""
+
+
+def kill(workdir, first_step=0, more=0):
+  """A process of a run logs every step to 40, evaluates 20 and 40, and is killed."""
+  command = [sys.executable, '-c', KILLED, str(workdir), str(first_step), str(more)]
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert done.returncode == -signal.SIGKILL, done.stderr
+  return workdir
+
+
+@pytest.fixture(scope='module')
+def killed(tmp_path_factory):
+  """Two workdirs: of a process that wrote a block of W&B's file, and of one that wrote none."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv('WANDB_MODE', 'offline')
+    folder = tmp_path_factory.mktemp('killed')
+    return {more: kill(folder / str(more), more=more) for more in (0, 40)}
+
+
+def kinds_and_steps(workdir) -> list[tuple[str, int]]:
+  names = [(next(iter(row.keys() - {'step'})).partition('/')[0], row.get('step'))
+           for row in history(workdir)]
+  return sorted(name for name in names if name[0] in ('train', 'eval'))
+
+
+ALL_ROWS = sorted([('train', step) for step in range(1, 41)] + [('eval', 20), ('eval', 40)])
+
+
+@pytest.mark.parametrize('more, checkpoint', [(0, 30), (40, 30), (40, 5), (40, 40)])
+def test_a_kill_takes_no_step_from_a_record(tmp_path, killed, more, checkpoint):
+  workdir = shutil.copytree(killed[more], tmp_path / 'run')
+  survived = kinds_and_steps(workdir)
+  assert (0 < len(survived) < 40) if more else not survived
+  shown, _ = tensorboard(workdir)
+  assert sorted((name.partition('/')[0], step) for step, name, _ in shown
+                if name.endswith('/loss')) == ALL_ROWS
+  write(workdir, checkpoint, range(checkpoint + 1, 41), (20, 40)).close()
+  assert kinds_and_steps(workdir) == ALL_ROWS  # each once
+  losses = {row['step']: row['train/loss'] for row in history(workdir) if 'train/loss' in row}
+  assert losses == {step: 1 / step for step in range(1, 41)}
+
+
+def test_a_kill_after_a_kill_takes_none_either(tmp_path, killed):
+  workdir = shutil.copytree(killed[40], tmp_path / 'run')
+  kill(workdir, first_step=10)  # before it has written a block
+  write(workdir, 39, (40,), (40,)).close()
+  assert kinds_and_steps(workdir) == ALL_ROWS
+
+
+def test_a_finished_run_gives_a_record_what_it_lacks(tmp_path, killed):
+  """A kill may come after the last step, before W&B has written its files."""
+  workdir = shutil.copytree(killed[0], tmp_path / 'run')
+  record = trackers.Record(('tensorboard', 'wandb'), CONFIG, 'run')
+  assert not metrics_log.is_recorded(epath.Path(workdir), record)
+  assert metrics_log.is_recorded(epath.Path(workdir), trackers.Record(('tensorboard',)))
+  write(workdir, 40, (), ()).close()
+  assert metrics_log.is_recorded(epath.Path(workdir), record)
+  assert kinds_and_steps(workdir) == ALL_ROWS
+
+
+def test_uploaded_files_may_be_deleted(tmp_path):
+  """`wandb sync --clean` deletes them: what they had is not sent again."""
+  workdir = tmp_path / 'run'
+  write(workdir, 0, (2, 4, 6), (4,)).close()
+  wandb.teardown()
+  for path in workdir.glob('wandb/offline-run-*'):
+    path.rename(tmp_path / path.name)
+  write(workdir, 4, (6, 8), (8,)).close()
+  assert kinds_and_steps(workdir) == [('eval', 8), ('train', 8)]
+
+
+@pytest.mark.parametrize('server, sent', [
+    (None, [('train', 2), ('train', 4), ('eval', 4)]), (2, [('train', 4), ('eval', 4)]),
+    (4, [('eval', 4)])])
+def test_a_server_says_what_it_has(tmp_path, monkeypatch, server, sent):
+  """Of the row of an evaluation it does not say whether it has it."""
+  logged = []
+  online = types.SimpleNamespace(
+      offline=False, disabled=False, url='https://w/run', define_metric=lambda *_, **__: None,
+      summary={'step': server} if server else {},
+      log=lambda row: logged.append((list(row)[1].partition('/')[0], row['step'])))
+  monkeypatch.setattr(wandb, 'init', lambda **_: online)
+  tracker = trackers.WeightsAndBiases()
+  rows = [trackers.Row(2, {'train/loss': 1.0}), trackers.Row(4, {'train/loss': 1.0}),
+          trackers.Row(4, {'eval/loss': 1.0})]
+  tracker.start(CONFIG, 'run', epath.Path(tmp_path), '', 4, rows)
+  assert logged == sent
 
 
 def test_a_run_gives_config_and_commit(corpus_file, tmp_path):
@@ -159,15 +280,80 @@ def test_a_tracker_that_is_not_installed(corpus_file, tmp_path, monkeypatch, cap
   with pytest.raises(UserError, match='pip install wandb'):
     trackers.check(('tensorboard', 'wandb'), given=False)
   trackers.check(('tensorboard',), given=False)  # the default, on a machine with few packages
-  assert trackers.start(('tensorboard',), CONFIG, 'run', epath.Path(tmp_path), 0) == []
+  assert trackers.Record(('tensorboard',)).start(epath.Path(tmp_path), 0, ()) == []
   assert 'tensorboardX is not installed: no record for tensorboard' in capsys.readouterr().out
   assert not (tmp_path / 'run').exists()
 
 
-def test_a_service_that_refuses_is_one_line(tmp_path, monkeypatch):
-  def refuse(**_):
-    raise wandb.errors.UsageError('no API key')
+LOGIN = """
+from etils import epath
+from bert_jax import errors
+from bert_jax.training import trackers
+trackers._check_server = lambda url: None
+errors.run_command(lambda _: trackers.Record(('wandb',)).start(epath.Path('.'), 0, ()))
+"""
 
-  monkeypatch.setattr(wandb, 'init', refuse)
-  with pytest.raises(UserError, match='trackers: wandb does not start: no API key; `wandb login`'):
-    trackers.start(('wandb',), CONFIG, 'run', epath.Path(tmp_path), 0)
+
+def test_without_a_login_one_line_says_so(tmp_path):
+  """In a terminal, where W&B would ask."""
+  env = {k: v for k, v in os.environ.items() if not k.startswith('WANDB')}
+  env |= {'HOME': str(tmp_path), 'PYTHONPATH': os.getcwd()}
+  terminal, other_end = pty.openpty()
+  done = subprocess.run([sys.executable, '-c', LOGIN], cwd=tmp_path, env=env, stdin=other_end,
+                        stdout=other_end, stderr=other_end, timeout=60)
+  os.close(other_end)
+  text = os.read(terminal, 100_000).decode()
+  os.close(terminal)
+  assert done.returncode == 2 and text == (
+      'bert_jax: trackers: wandb does not start: No API key configured. Use `wandb login` to log '
+      'in; `wandb login`, or WANDB_MODE=offline for a record in the workdir\r\n')
+
+
+def set_variables(monkeypatch, variables):
+  """In this process, for a W&B that starts anew."""
+  wandb.teardown()
+  for name in [name for name in os.environ if name.startswith('WANDB_')]:
+    monkeypatch.delenv(name)
+  for name, value in variables.items():
+    monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize('variables, told', [
+    ({'WANDB_API_KEY': 'short'}, 'WANDB_API_KEY invalid: API key must have 40+ characters, has 5'),
+    ({'WANDB_MODE': 'offlin'}, "Input should be 'online', 'offline', 'shared', 'disabled', "),
+    ({'WANDB_RUN_ID': 'a/b', 'WANDB_MODE': 'offline'}, 'Run ID cannot contain the characters')])
+def test_a_wrong_variable(tmp_path, monkeypatch, variables, told):
+  monkeypatch.setattr(trackers, '_check_server', lambda url: None)
+  set_variables(monkeypatch, variables)
+  with pytest.raises(UserError) as error:
+    trackers.Record(('wandb',)).start(epath.Path(tmp_path), 0, ())
+  assert str(error.value).startswith('trackers: wandb does not start: ')
+  assert told in str(error.value) and str(error.value).endswith(
+      f'; correct or unset its variables (set are: {", ".join(sorted(variables))})')
+  set_variables(monkeypatch, {'WANDB_MODE': 'offline'})  # correct them
+  tracker, = trackers.Record(('wandb',)).start(epath.Path(tmp_path), 0, ())
+  tracker.finish(epath.Path(tmp_path), ())
+
+
+def test_a_server_out_of_reach(tmp_path, monkeypatch):
+  """W&B itself would try for half an hour, without a line."""
+  with contextlib.closing(socket.socket()) as free:
+    free.bind(('127.0.0.1', 0))
+    url = f'http://127.0.0.1:{free.getsockname()[1]}'
+  set_variables(monkeypatch, {'WANDB_BASE_URL': url, 'WANDB_API_KEY': 40 * 'a'})
+  for name in ('http_proxy', 'https_proxy', 'HTTP_PROXY', 'HTTPS_PROXY', 'all_proxy', 'no_proxy'):
+    monkeypatch.delenv(name, raising=False)
+  with pytest.raises(Failed, match=f'wandb does not reach {url}: .*; WANDB_MODE=offline makes'):
+    trackers.Record(('wandb',)).start(epath.Path(tmp_path), 0, ())
+
+
+def test_wandb_prints_one_line(tmp_path, monkeypatch, capfd):
+  set_variables(monkeypatch, {'WANDB_MODE': 'offline'})
+  write(tmp_path / 'run', 0, (2, 4), (4,), ['wandb']).close()
+  wandb.teardown()
+  told = capfd.readouterr()
+  folder = tmp_path / 'run/wandb/offline-run-*'
+  assert told.out.splitlines()[0] == (
+      f'  wandb           offline: `wandb sync --append {folder}` uploads it')
+  assert all(line.startswith('step ') for line in told.out.splitlines()[1:])
+  assert 'wandb' not in told.err and len(list(folder.parent.glob(folder.name))) == 1
