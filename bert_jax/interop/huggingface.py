@@ -19,11 +19,11 @@ from bert_jax.data import tokenizer_base
 from bert_jax.errors import UserError
 from bert_jax.interop import families, layout, torch_pickle
 from bert_jax.interop.families import Family
-from bert_jax.interop.pretrained import Pretrained, check_vocabulary
+from bert_jax.interop.pretrained import Pretrained, fitted
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.heads import count_parameters
-from bert_jax.runtime import storage
+from bert_jax.runtime import console, storage
 from bert_jax.tasks import task_list
 
 _ACTIVATIONS = {'gelu': 'gelu', 'gelu_python': 'gelu', 'gelu_new': 'gelu_tanh',
@@ -80,7 +80,7 @@ def _config_from(fields: Mapping, path: epath.Path, family: Family) -> BertConfi
 
 
 def _read_config(directory: epath.Path) -> tuple[dict, Family, str]:
-  """(fields of config.json, family, architecture)."""
+  """(fields of config.json, family, architecture, which may be none of the family's)."""
   path = directory / 'config.json'
   fields = storage.read_json(path)
   model_type = fields.get('model_type', 'bert')
@@ -90,9 +90,6 @@ def _read_config(directory: epath.Path) -> tuple[dict, Family, str]:
                     f'{", ".join(families.ALL)}')
   classes = fields.get('architectures') or [f'{family.title}Model']
   architecture = str(classes[0] if isinstance(classes, list) else classes)
-  if architecture not in family.architectures:
-    raise UserError(f'{path}: the architecture {architecture} of {model_type} is unknown: known '
-                    f'are {", ".join(family.architectures)}')
   return fields, family, architecture
 
 
@@ -118,22 +115,52 @@ def _weight_files(directory: epath.Path) -> list[epath.Path]:
                   'whole or in parts with an index.json')
 
 
-def _tensors(directory: epath.Path, family: Family, architecture: str) -> dict[str, np.ndarray]:
-  """Reads all tensors of a folder, by canonical name."""
+def _read_weights(directory: epath.Path) -> dict[str, np.ndarray]:
+  """Reads all tensors of a folder, by the names in its files."""
   tensors = {}
   for path in _weight_files(directory):
     try:
       content = torch_pickle.load_file(path) if path.suffix == '.bin' else load_file(str(path))
     except (safetensors.SafetensorError, OSError) as e:
       raise UserError(f'{path} is corrupt or no safetensors file: {e}') from e
-    for theirs, x in content.items():
-      name = family.canonical(theirs, architecture)
-      if name.startswith(family.ignored):
-        continue
-      if name in tensors:
-        raise UserError(f'{path}: {theirs} is there twice, under two names')
-      tensors[name] = x
+    twice = sorted(content.keys() & tensors.keys())
+    if twice:
+      raise UserError(f'{path}: {twice[0]} is there twice')
+    tensors |= content
   return tensors
+
+
+def _canonical(content: Mapping[str, np.ndarray], directory: epath.Path, family: Family,
+               architecture: str) -> dict[str, np.ndarray]:
+  """The tensors by canonical name."""
+  tensors = {}
+  for theirs, x in content.items():
+    name = family.canonical(theirs, architecture)
+    if name.startswith(family.ignored):
+      continue
+    if name in tensors:
+      raise UserError(f'{directory}: {theirs} is there twice, under two names')
+    tensors[name] = x
+  return tensors
+
+
+def _of_encoder(content: Mapping[str, np.ndarray], directory: epath.Path, family: Family,
+                architecture: str, config: BertConfig) -> dict[str, np.ndarray]:
+  """The encoder's tensors of a class that nobody but its authors knows, by canonical name.
+
+  As transformers does: those with the encoder's prefix if there are any, of the others all that the
+  encoder has. A note names the rest.
+  """
+  start, encoder = f'{family.prefix or family.name}.', f'{family.title}Model'
+  named = {name: x for name, x in content.items() if name.startswith(start)} or content
+  tensors = _canonical(named, directory, family, encoder)
+  known = {*layout.shapes(config, ('pooler',)), *_BUFFERS}
+  own = sorted({*(content.keys() - named.keys()), *(tensors.keys() - known)})
+  more = f' and {len(own) - 5} more' if len(own) > 5 else ''
+  head = f', without {", ".join(own[:5])}{more}, which are its own' if own else ''
+  console.note(f'{directory}/config.json: the architecture {architecture} is unknown: it is read '
+               f'as {encoder}{head}')
+  return {name: x for name, x in tensors.items() if name in known}
 
 
 def load(directory: epath.Path) -> Pretrained:
@@ -146,8 +173,13 @@ def load(directory: epath.Path) -> Pretrained:
   config = config_from(fields, directory / 'config.json', family)
   unused = family.unused_positions(fields)
   config = dataclasses.replace(config, max_positions=config.max_positions - unused)
-  needed, task = family.architectures[architecture]
-  tensors = _tensors(directory, family, architecture)
+  content = _read_weights(directory)
+  if architecture in family.architectures:
+    needed, task = family.architectures[architecture]
+    tensors = _canonical(content, directory, family, architecture)
+  else:
+    needed, task = (), ''
+    tensors = _of_encoder(content, directory, family, architecture, config)
   if 'cls.predictions.decoder.bias' in tensors:
     tensors.setdefault('cls.predictions.bias', tensors['cls.predictions.decoder.bias'])
   if unused and np.ndim(tensors.get(_POSITIONS)):
@@ -159,8 +191,7 @@ def load(directory: epath.Path) -> Pretrained:
       raise UserError(f'{directory}: {copy} differs from {of}: BERT has one tensor for both')
   params = layout.from_tensors(tensors, config, needed, directory)
   outputs = layout.num_labels(tensors)
-  tokenizer = tokenizer_lib.load(directory)
-  check_vocabulary(config, tokenizer, directory)
+  tokenizer = fitted(tokenizer_lib.load(directory), config, directory)
   try:
     names = {int(i): str(label) for i, label in (fields.get('id2label') or {}).items()}
   except (AttributeError, ValueError) as e:

@@ -246,19 +246,25 @@ def to_tensors(params: Any, config: BertConfig) -> dict[str, np.ndarray]:
   return tensors
 
 
+def shapes(config: BertConfig, present: Collection[str],
+           num_labels: int = 0) -> dict[str, tuple[int, ...]]:
+  """The shape of each tensor of a model with these groups, by canonical name."""
+  abstract = nn.unbox(abstract_params(config, present, num_labels))
+  zeros = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), abstract)
+  return {name: x.shape for name, x in to_tensors(zeros, config).items()}
+
+
 def _check_shapes(tensors: Mapping[str, np.ndarray], config: BertConfig, present: Collection[str],
                   source: Any):
   """Raises UserError, naming them, if tensors are missing, surplus or of another shape."""
-  abstract = nn.unbox(abstract_params(config, present, num_labels(tensors)))
-  zeros = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), abstract)
-  shapes = {name: x.shape for name, x in to_tensors(zeros, config).items()}
-  for problem, names in (('lacks tensors', shapes.keys() - tensors.keys()),
+  expected = shapes(config, present, num_labels(tensors))
+  for problem, names in (('lacks tensors', expected.keys() - tensors.keys()),
                          ('has tensors that its architecture does not',
-                          tensors.keys() - shapes.keys())):
+                          tensors.keys() - expected.keys())):
     if names:
       more = f' and {len(names) - 5} more' if len(names) > 5 else ''
       raise UserError(f'{source} {problem}: {", ".join(sorted(names)[:5])}{more}')
-  for name, shape in shapes.items():
+  for name, shape in expected.items():
     if tensors[name].shape != shape:
       raise UserError(f'{source}: {name} has shape {list(tensors[name].shape)}, its config asks '
                       f'for {list(shape)}')

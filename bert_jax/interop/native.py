@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import layout, pretrained, sentence_layout
-from bert_jax.interop.pretrained import Pretrained, check_vocabulary, head_groups
+from bert_jax.interop.pretrained import Pretrained, fitted, head_groups
 from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
@@ -71,8 +71,7 @@ def load(directory: epath.Path) -> Pretrained:
   unknown = sorted(set(groups) - {*layout.GROUPS, *(kind.parts if kind else ())})
   if unknown or (task and not kind):
     raise UserError(f'{path}: unknown groups {unknown} or task {content.get("task")!r}')
-  tokenizer = tokenizer_lib.load(directory / 'tokenizer')
-  check_vocabulary(config, tokenizer, directory)
+  tokenizer = fitted(tokenizer_lib.load(directory / 'tokenizer'), config, directory)
   abstract = checkpoint.on_one_device(
       nn.unbox(layout.abstract_params(config, groups, len(labels), task)))
   try:
@@ -108,8 +107,7 @@ def load_workdir(directory: epath.Path, step: int | None = None,
   sealed.check(directory / 'tokenizer', run.get('tokenizer', {}))
   fields = run.get('config', {})
   config = _config(fields.get('model'), path)
-  tokenizer = tokenizer_lib.load(directory / 'tokenizer')
-  check_vocabulary(config, tokenizer, directory / 'tokenizer')
+  tokenizer = fitted(tokenizer_lib.load(directory / 'tokenizer'), config, directory / 'tokenizer')
   data, task, labels = fields.get('data', {}), fields.get('task'), tuple(run.get('labels', ()))
   pretrains = task == 'pretrain'
   if pretrains:

@@ -8,6 +8,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop import layout
 from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.runtime import console
 from bert_jax.tasks import task_list
 
 # Facts on which the answers of a fine-tuned model depend: fields of its run's config group `data`.
@@ -59,8 +60,21 @@ class Pretrained:
     return (*known, *(name for name in own if name not in layout.GROUPS))
 
 
-def check_vocabulary(config: BertConfig, tokenizer: Tokenizer, directory: Any):
-  """Raises UserError if the tokeniser in `directory` has not the model's number of entries."""
-  if tokenizer.vocab_size != config.vocab_size:
-    raise UserError(f'the vocabulary in {directory} has {tokenizer.vocab_size} entries, the model '
-                    f'{config.vocab_size}: it belongs to another model')
+def fitted(tokenizer: Tokenizer, config: BertConfig, directory: Any) -> Tokenizer:
+  """The tokenizer in `directory` for a model whose table may have more rows than it has entries.
+
+  Raises:
+    UserError: the tokenizer has entries without a row.
+  """
+  rows, entries = config.vocab_size, tokenizer.vocab_size
+  if entries > rows:
+    raise UserError(
+        f'the vocabulary in {directory} has {entries:,} entries, the table of the model {rows:,} '
+        f'rows: {tokenizer.vocab[rows]!r} is the first entry without one. Take the vocabulary of '
+        f'this model, or save it again after its resize_token_embeddings({entries}) in '
+        'transformers')
+  entries = getattr(tokenizer, 'entries', entries)
+  if entries < rows:
+    console.note(f'the table of the model has {rows:,} rows, its vocabulary {entries:,} entries: '
+                 f'no text uses the last {rows - entries:,} rows')
+  return tokenizer.padded(rows)

