@@ -3,14 +3,12 @@
   --config.data.source='wiki/*.gz=0.7,books/*.gz=0.3'
   --config.data.source='wiki/*.gz=0.7:0.3,books/*.gz=0.3:0.7'    # shares that change over the run
 
-The run's rows form blocks of 1,000. A block has an exact number of rows of each corpus, spread
-evenly over it. So the corpus of a row is a function of the row's number alone, and a run can start
-at any step.
+The rows of each corpus lie evenly among the others. The corpus of a row is a function of the row's
+number alone, so a run can start at any step.
 """
 
 from collections.abc import Iterator, Sequence
 import dataclasses
-import functools
 import hashlib
 import re
 from typing import NamedTuple
@@ -24,8 +22,8 @@ from bert_jax.data.rows import Rows, RowSource, RowStatistics
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError, require
 
-_BLOCK = 1000  # rows
-_PART = re.compile(r'(?P<source>.+?)=(?P<start>[0-9.]+)(?::(?P<end>[0-9.]+))?(?:,|$)')
+_WEIGHT = r'[0-9.]+(?:[eE]-?[0-9]+)?'
+_PART = re.compile(rf'(?P<source>.+?)=(?P<start>{_WEIGHT})(?::(?P<end>{_WEIGHT}))?(?:,|$)')
 
 
 class Part(NamedTuple):
@@ -79,66 +77,84 @@ class MixedRecords(NamedTuple):
 class Plan:
   """The corpus of every row of a run.
 
+  Row k of a corpus is due at the moment, counted in rows of the run, at which its share sums to
+  k + 1/2. The rows of the run are those of all corpora in the order in which they are due.
+
   Attributes:
-    weights: [parts, 2] at the first and at the last row.
+    weights: [parts, 2] at the first and at the last row; they stay the last ones behind it.
     rows: of the run.
   """
 
   weights: tuple[tuple[float, float], ...]
   rows: int
 
-  @functools.cached_property
-  def counts(self) -> np.ndarray:
-    """[blocks, parts] int64, the rows of each corpus in each block, by largest remainder."""
-    blocks = max(-(-self.rows // _BLOCK), 1)
-    middle = (np.arange(blocks)[:, None] + 0.5) / blocks
-    start, end = np.array(self.weights).T
-    exact = _BLOCK * (start + (end - start) * middle)
-    counts = np.floor(exact + 1e-9).astype(np.int64)
-    left = _BLOCK - counts.sum(1, keepdims=True)
-    rank = np.argsort(np.argsort(counts - exact, axis=1, kind='stable'), axis=1)
-    return counts + (rank < left)
+  def _share(self, corpus: int, moment: float) -> float:
+    """The exact share of a corpus, in rows, of the run up to a moment."""
+    start, end = self.weights[corpus]
+    within = min(moment, self.rows)
+    return (start * within + (end - start) * within**2 / 2 / max(self.rows, 1)
+            + end * (moment - within))
 
-  @functools.cached_property
-  def _before(self) -> np.ndarray:
-    """[blocks + 1, parts] int64, the rows of each corpus before each block."""
-    return np.concatenate([np.zeros_like(self.counts[:1]), np.cumsum(self.counts, 0)])
+  def _due(self, corpus: int, rank: np.ndarray) -> np.ndarray:
+    """The moments at which some rows of a corpus are due, inf = never: [N] int64 -> [N] float64."""
+    start, end = self.weights[corpus]
+    share, whole = rank + 0.5, self._share(corpus, self.rows)
+    with np.errstate(divide='ignore', invalid='ignore'):
+      root = np.sqrt(start**2 + 2 * (end - start) * share / max(self.rows, 1))
+      moment = np.where(share <= whole, 2 * share / (start + root),
+                        self.rows + (share - whole) / end)
+    # Rounded, corpora whose rows are due together always come in their own order.
+    return np.round(moment, 6)
+
+  def _stretch(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows around those from number `first` to `last` of the run.
+
+    Returns:
+      (the corpus of each, its rank in that corpus, the rows of each corpus before: [parts]).
+    """
+    parts = len(self.weights)
+    # By a moment every corpus has its share to half a row.
+    begin, end = max(first - parts - 1, 0), last + parts + 2
+    before, corpora, ranks, moments = [], [], [], []
+    for corpus in range(parts):
+      least = max(int(self._share(corpus, begin)) - 2, 0)
+      rank = np.arange(least, int(self._share(corpus, end)) + 3)
+      moment = self._due(corpus, rank)
+      before.append(least + np.count_nonzero(moment < begin))
+      inside = (moment >= begin) & (moment < end)
+      corpora.append(np.full(inside.sum(), corpus))
+      ranks.append(rank[inside])
+      moments.append(moment[inside])
+    order = np.argsort(np.concatenate(moments), kind='stable')
+    return np.concatenate(corpora)[order], np.concatenate(ranks)[order], np.array(before)
 
   def locate(self, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(the corpus of some rows of the run, how many rows of that corpus come before): [B] each."""
-    corpus, rank = np.empty_like(number), np.empty_like(number)
-    block = np.minimum(number // _BLOCK, len(self.counts) - 1)
-    for b in np.unique(block):
-      order = _spread(tuple(self.counts[b]))
-      within = np.flatnonzero(block == b)
-      at = (number[within] - b * _BLOCK) % _BLOCK
-      corpus[within] = order[at]
-      rank[within] = self._before[b][order[at]] + _ranks(tuple(self.counts[b]))[at]
-    return corpus, rank
+    if not len(number):
+      return number, number
+    corpus, rank, before = self._stretch(int(number.min()), int(number.max()))
+    index = number - before.sum()
+    return corpus[index], rank[index]
 
   def before(self, number: int) -> np.ndarray:
     """[parts] int64, the rows of each corpus among the first `number` of the run."""
-    block = min(number // _BLOCK, len(self.counts) - 1)
-    order = _spread(tuple(self.counts[block]))[:number - block * _BLOCK]
-    return self._before[block] + np.bincount(order, minlength=len(self.weights))
+    corpus, _, before = self._stretch(number, number)
+    return before + np.bincount(corpus[:number - before.sum()], minlength=len(before))
 
 
-@functools.lru_cache(maxsize=64)
-def _spread(counts: tuple[int, ...]) -> np.ndarray:
-  """[sum of counts] the corpus of each row of a block; the rows of each corpus lie evenly in it."""
+def check_read(source: str, plan: Plan):
+  """Raises UserError for a corpus of the mixture `source` of which the run reads no row."""
+  for part, rows in zip(parse(source), plan.before(plan.rows)):
+    require(rows or not part.start + part.end,
+            f'data.source: {part.source} has {max(part.start, part.end):.3g} of the {plan.rows:,} '
+            'rows of the run, less than half a row: raise its weight, or leave it out')
+
+
+def _spread(counts: Sequence[int]) -> np.ndarray:
+  """[sum of counts] a corpus for each item, those of each corpus evenly among the others."""
   place = np.concatenate([(np.arange(count) + 0.5) / count for count in counts if count])
   corpus = np.repeat(np.arange(len(counts)), counts)
   return corpus[np.argsort(place, kind='stable')]
-
-
-@functools.lru_cache(maxsize=64)
-def _ranks(counts: tuple[int, ...]) -> np.ndarray:
-  """How many rows of its corpus come before each row of a block: [1000]."""
-  order = _spread(counts)
-  ranks = np.empty_like(order)
-  for corpus, count in enumerate(counts):
-    ranks[order == corpus] = np.arange(count)
-  return ranks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,13 +192,13 @@ class MixedRows:
                     share: slice | np.ndarray = slice(None)) -> Iterator[Rows]:
     """The batches of epoch 0 of every corpus: those of each corpus lie evenly among the others."""
     batches = [source.epoch_batches(batch_size, share) for source in self.sources]
-    for corpus in _spread(tuple(-(-source.rows // batch_size) for source in self.sources)):
+    for corpus in _spread([-(-source.rows // batch_size) for source in self.sources]):
       yield next(batches[corpus])
 
   def sample(self) -> RowStatistics:
     """Statistics of the first rows of each corpus, weighted by its rows in the run."""
     return RowStatistics(*np.average([source.sample() for source in self.sources], axis=0,
-                                     weights=self.plan.counts.sum(0)).tolist())
+                                     weights=self.plan.before(self.plan.rows)).tolist())
 
 
 def mixed_rows(records: MixedRecords, layouts: Sequence[Layout], phases: Phases, seed: int,

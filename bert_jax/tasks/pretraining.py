@@ -111,6 +111,8 @@ class PretrainingData:
       return tuple(RowSource(records, layout, seed, corpus.tokenizer, words) for layout in layouts)
 
     train = sources(corpus.train, seed)
+    if isinstance(corpus.train, mixture.MixedRecords):
+      mixture.check_read(data.source, train[0].plan)
     for phase, source in zip(phases, train):
       if {'nsp_loss', 'sop_loss'} & set(task.loss_weights) and not source.sample().pairs:
         raise UserError(f'no two neighbouring sentences fit into a row of {phase.max_len}: there '

@@ -48,6 +48,57 @@ def test_shares_hold_over_any_thousand_rows(weights):
         of_corpus[n] for n in (0, 1, 999, 1000, 31_234, 50_000)]
 
 
+@pytest.mark.parametrize('weights', [
+    ((1 / 3, 1 / 3),) * 3, ((0.9999, 0.9999), (0.0001, 0.0001)), ((0.99951, 0.99951),
+    (0.00049, 0.00049)), ((1 / 7, 1 / 7), (2 / 7, 2 / 7), (4 / 7, 4 / 7)),
+    ((0.9992, 0.9992),) + ((0.0001, 0.0001),) * 8, SHARES])
+def test_no_stretch_drifts_from_the_exact_shares(weights):
+  rows = 300_000
+  corpus, _ = mixture.Plan(weights, rows).locate(np.arange(rows))
+  for i, (share, _) in enumerate(weights):
+    surplus = np.concatenate([[0], np.cumsum((corpus == i) - share)])
+    assert np.ptp(surplus) < len(weights)  # of any stretch of any length
+    assert abs(surplus[-1]) < 1
+
+
+def test_changing_shares_are_exact_at_every_row():
+  rows = 40_000
+  plan = mixture.Plan(((0.6, 0.0), (0.4, 0.9998), (0.0, 0.0002)), rows)
+  corpus, rank = plan.locate(np.arange(rows))
+  done = np.arange(1, rows + 1)
+  for i, (start, end) in enumerate(plan.weights):
+    exact = start * done + (end - start) * done**2 / 2 / rows
+    assert abs(np.cumsum(corpus == i) - exact).max() < 1.5
+    np.testing.assert_array_equal(rank[corpus == i], np.arange((corpus == i).sum()))
+  assert np.bincount(corpus).tolist() == [12_000, 27_996, 4]
+
+
+def test_any_row_is_found_without_those_before_it():
+  plan = mixture.Plan(CHANGING, 256_000_000)
+  number = 200_000_000 + np.arange(4000)
+  corpus, rank = plan.locate(number)
+  for share in (slice(0, 1), slice(1000, 1256), slice(3000, None)):
+    np.testing.assert_array_equal(plan.locate(number[share]), (corpus[share], rank[share]))
+  np.testing.assert_array_equal(
+      plan.before(int(number[-1]) + 1) - plan.before(int(number[0])), np.bincount(corpus))
+
+
+def test_the_order_of_whole_shares_is_that_of_earlier_versions():
+  corpus, _ = mixture.Plan(((0.5, 0.5), (0.3, 0.3), (0.2, 0.2)), 2000).locate(np.arange(2000))
+  block = np.concatenate([(np.arange(n) + 0.5) / n for n in (500, 300, 200)])
+  order = np.repeat([0, 1, 2], (500, 300, 200))[np.argsort(block, kind='stable')]
+  np.testing.assert_array_equal(corpus, np.tile(order, 2))
+
+
+def test_a_corpus_without_a_row_is_refused_and_a_weight_of_zero_is_not():
+  for source in ('a=1,b=0.0001', 'a=1,b=1e-4', 'a=1,b=1e-4:0', 'b=3E-5,a=0.5'):
+    weights = [part[1:] for part in mixture.parse(source)]
+    with pytest.raises(UserError, match='b has .* of the 4,000 rows .*: raise its weight'):
+      mixture.check_read(source, mixture.Plan(weights, 4000))
+    mixture.check_read(source, mixture.Plan(weights, 40_000))
+  mixture.check_read('a=1,b=0', mixture.Plan(((1, 1), (0, 0)), 4000))
+
+
 def mixed(phases, weights=SHARES, seed=3):
   parts = varied(120, seed=0), varied(80, seed=1)
   layouts = [Layout(phase.max_len, 4) for phase in phases]
