@@ -46,8 +46,9 @@ class _Manager(ocp.CheckpointManager):
         ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_SMALLEST_SHARE)))
     handlers = {name: ocp.PyTreeCheckpointHandler(type_handler_registry=arrays) for name in items}
     handlers[integrity.ITEM] = ocp.JsonCheckpointHandler()
-    super().__init__(folder, item_handlers=handlers,
-                     options=ocp.CheckpointManagerOptions(create=True, **options))
+    # A kill while a checkpoint is written leaves a folder that orbax would warn of.
+    super().__init__(folder, item_handlers=handlers, options=ocp.CheckpointManagerOptions(
+        create=True, cleanup_tmp_directories=True, **options))
 
   def reached_preemption(self, step: int) -> bool:
     del step
@@ -158,8 +159,8 @@ class Checkpoints:
     """Keeps the parameters of `step` in `best/` if they score better than those in it.
 
     `judged_on` names the evaluated data: scores on other data are not compared, and the newer ones
-    win. Returns once the parameters are on disk: a run that goes on from the next checkpoint does
-    not evaluate this step again. Raises Failed if they cannot be written.
+    win, with a line. Returns once the parameters are on disk: a run that goes on from the next
+    checkpoint does not evaluate this step again. Raises Failed if they cannot be written.
     """
     if not self._best or not math.isfinite(scores[self._score]):
       return
@@ -173,6 +174,9 @@ class Checkpoints:
         is_comparable = all(best.get(name, value) == value for name, value in judge.items())
         if is_comparable and sign * scores[self._score] <= sign * best['score']:
           return
+        if not is_comparable:
+          console.print_summary([('best', f'step {step} ({_judged(judge)}) replaces step '
+                                  f'{best_step} ({_judged(best)}): these are not compared')])
         if best_step >= step:  # the run was set back, and now scores otherwise
           processes.meet(f'better than the best/{best_step}, at {step}')  # all have read it
           self._best.delete(best_step)
@@ -185,6 +189,10 @@ class Checkpoints:
     self._manager.close()
     if self._best:
       self._best.close()
+
+
+def _judged(judge: Mapping[str, Any]) -> str:
+  return ' on '.join(filter(None, (judge.get('metric'), judge.get('judged_on'))))
 
 
 @contextlib.contextmanager

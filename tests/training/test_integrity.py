@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import shutil
 
 from etils import epath
@@ -154,6 +155,23 @@ def test_a_damaged_best_one_makes_room(workdir):
   assert [p.name for p in (workdir / 'best').iterdir()] == ['8']
 
 
+def test_a_kill_while_a_checkpoint_is_written_leaves_no_warning(workdir, caplog):
+  """It leaves a folder, whether the run that goes on writes the same step again or not."""
+  unfinished = [workdir / f'{folder}/{step}.orbax-checkpoint-tmp'
+                for folder, step in (('checkpoints', 7), ('checkpoints', 8), ('best', 8))]
+  for folder in unfinished:
+    (folder / 'params').mkdir(parents=True)
+    (folder / 'params/half').write_bytes(b'half')
+  saved = checkpoint.Checkpoints(epath.Path(workdir), 3, 'f1')
+  saved.save(state_of(8), 8)
+  saved.offer(state_of(8).params, 8, {'f1': 1.0})
+  saved.close()
+  assert [r.message for r in caplog.records if r.levelno >= logging.WARNING] == []
+  assert not any(folder.exists() for folder in unfinished)
+  assert integrity.steps(epath.Path(workdir / 'checkpoints')) == [4, 6, 8]
+  assert integrity.steps(epath.Path(workdir / 'best')) == [8]
+
+
 def offered(workdir, step, score, metric='f1', judged_on=''):
   """The steps in best/ after a run offers this score."""
   saved = checkpoint.Checkpoints(epath.Path(workdir), 3, metric)
@@ -169,10 +187,17 @@ def test_a_step_that_is_made_again_and_scores_otherwise(workdir):
   assert offered(workdir, 2, 0.91) == [4] and offered(workdir, 2, 0.92) == [2]
 
 
-def test_other_scores_are_not_compared_with(workdir):
+def test_other_scores_are_not_compared_with(workdir, capsys):
   assert offered(workdir, 8, -1.5, 'loss') == [8]
   assert offered(workdir, 9, -1.4, 'loss') == [8] and offered(workdir, 10, -1.6, 'loss') == [10]
-  assert offered(workdir, 11, -1.0, 'loss', judged_on='other.tsv') == [11]
+  assert offered(workdir, 11, -1.0, 'loss', judged_on='rows of 16') == [11]
+  assert offered(workdir, 12, -0.9, 'loss', judged_on='rows of 32') == [12]
+  assert offered(workdir, 13, -0.8, 'loss', judged_on='rows of 32') == [12]
+  assert capsys.readouterr().out.splitlines() == [
+      f'  best            {line}: these are not compared' for line in (
+          'step 8 (loss) replaces step 4 (f1)',
+          'step 11 (loss on rows of 16) replaces step 10 (loss)',
+          'step 12 (loss on rows of 32) replaces step 11 (loss on rows of 16)')]
 
 
 def test_a_best_one_whose_description_is_damaged(workdir):
