@@ -11,18 +11,20 @@ import math
 from typing import Any
 
 from flax import traverse_util
+import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict, config_dict
 
 from bert_jax import errors
 from bert_jax.data.pairs import NEGATIVES, SEQUENCES
-from bert_jax.data.phases import Phases
+from bert_jax.data.phases import Phase, Phases
 from bert_jax.errors import UserError
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.runtime import host
 from bert_jax.tasks import task_list
 from bert_jax.training.lora import LoraConfig
 from bert_jax.training.optimizer import OptimizerConfig
@@ -40,6 +42,7 @@ SIZES = {
 LENGTHS = ('train_steps', 'train_epochs', 'train_minutes')
 # Bounds on whole numbers: the step has 31 bits, a seed has 32.
 _LARGEST, _LARGEST_SEED = 2**31 - 1, 2**32 - 1
+_SMALLEST, _LARGEST_FLOAT = 1e-37, 1e38
 
 
 def model(size: str | BertConfig) -> ConfigDict:
@@ -227,6 +230,8 @@ def check(config: ConfigDict):
   for name, value in flat(config).items():
     if isinstance(value, float):
       errors.require(math.isfinite(value), f'{name}={value} must be a finite number')
+      errors.require(not value or _SMALLEST <= abs(value) <= _LARGEST_FLOAT, f'{name}={value} must '
+                     f'be 0, or from {_SMALLEST} to {_LARGEST_FLOAT}, as float32 has it')
     if isinstance(value, int) or name in LENGTHS:
       largest = _LARGEST_SEED if name == 'seed' else _LARGEST
       errors.require(value <= largest, f'{name}={value} must be at most {largest}')
@@ -328,3 +333,16 @@ def check_sizes(config: ConfigDict, mesh: Mesh):
                       f'{config.model.max_positions}: the position table has no row for it')
     mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
                         config.model.num_heads)
+    if config.task == 'pretrain':
+      _check_memory(config, mesh, phase)
+
+
+def _check_memory(config: ConfigDict, mesh: Mesh, phase: Phase):
+  """Raises UserError for rows beyond the memory of this machine: the kernel would kill the run."""
+  on_cpu = mesh.devices.flat[0].platform == 'cpu'
+  tokens = phase.batch_size * phase.max_len // jax.process_count()
+  # The least there is: four numbers of 4 bytes a token, and on a CPU its embedding in 2 bytes each.
+  need = tokens * (16 + on_cpu * 2 * config.model.hidden_size)
+  errors.require(need <= host.memory(), f'batch_size={phase.batch_size} of max_len={phase.max_len} '
+                 f'needs more than {need / 2**30:,.0f} GiB here, this machine has '
+                 f'{host.memory() / 2**30:,.0f}: make one of them smaller')

@@ -23,6 +23,8 @@ from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.runtime.console import print_summary
 from bert_jax.tasks import task_list
+from bert_jax.tasks.task import Task
+from bert_jax.training import lora
 from bert_jax.training import state as state_lib
 
 # Fields of `model` without effect on the parameters: a run may change them.
@@ -235,6 +237,12 @@ def _parts(names: set[str]) -> str:
                            for part in parts}))
 
 
+def starts_whole(task: Task, model: Pretrained) -> bool:
+  """True if no array of the task begins at random, with deviation `model.initializer_range`."""
+  fresh = _flat(jax.eval_shape(task.init, jax.random.key(0))).keys() - _flat(model.params).keys()
+  return all(path.endswith(('bias', 'scale')) or lora.is_factor(path) for path in fresh)
+
+
 def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0) -> Any:
   """Puts the parameters of `model` in place of the fresh ones; arrays that it lacks stay fresh.
 
@@ -247,8 +255,12 @@ def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0)
   ours = _flat(fresh)
   theirs = {path: x for path, x in _flat(model.params).items()
             if not reinit_layers or '/pooler/' not in path}
-  unused, new = _parts(theirs.keys() - ours.keys()), _parts(ours.keys() - theirs.keys())
-  lines = [('initialised', f'{len(ours.keys() & theirs.keys())} arrays from {name}')]
+  factors = set(filter(lora.is_factor, ours))
+  unused, new = _parts(theirs.keys() - ours.keys()), _parts(ours.keys() - theirs.keys() - factors)
+  lines = [('initialised', f'{len(ours.keys() & theirs.keys())} arrays from {name}'
+                           + ', beside its frozen encoder' * bool(factors))]
+  if factors:
+    lines.append(('new', f'{len(factors)} factors on the frozen encoder, which change nothing yet'))
   if reinit_layers:
     lines.append(('new', f'the top {reinit_layers} layers, {new}'))
   elif new:

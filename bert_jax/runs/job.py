@@ -25,4 +25,5 @@ class Job:
   parameters: int  # of the encoder and what is trained on top, but for a new classifier
   steps: str  # in words
   lengths: Sequence[int]  # L of the rows
+  notes: Sequence[str] = ()  # for the summary
   extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # more fields of run.json

@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from bert_jax import config as config_lib
 from bert_jax.data import corpus, dataset
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.phases import Phase
 from bert_jax.errors import UserError
 from bert_jax.labelled import glue
 from bert_jax.model import architectures
+from bert_jax.runs import initial
 from bert_jax.runs.job import Job
 
 _PRETRAINING, _FINETUNING = 'pretraining', 'fine-tuning'
@@ -30,8 +32,9 @@ class Rule(NamedTuple):
 
 
 def _by_vocabulary(c: ConfigDict) -> str:
-  if dataset.is_prepared(c.data.source):
-    return f'the records in data.source={c.data.source} have their vocabulary: prepare others'
+  records = next(filter(dataset.is_prepared, dataset.sources(c.data.source)), '')
+  if records:
+    return f'the records in data.source={records} have their vocabulary: prepare others'
   if c.data.vocab:
     return f'no vocabulary is trained, data.vocab={c.data.vocab} is given: leave one of them out'
   name = 'init_from' if c.init_from else 'teacher'
@@ -62,6 +65,13 @@ def _by_pair(c: ConfigDict) -> str:
 def _by_unit(unit: str) -> Callable[[ConfigDict], str]:
   return lambda c: c.masking.unit != unit and (
       f'it is for masking.unit={unit}, the unit is {c.masking.unit}')
+
+
+def _by_row(field: str) -> Callable[[ConfigDict], str]:
+  def reason(c: ConfigDict) -> str:
+    longest = max(phase.max_len for phase in config_lib.phases_of(c))
+    return c.masking[field] > longest and f'rows have at most {longest} tokens: give at most that'
+  return reason
 
 
 def _by_phases(name: str) -> Callable[[ConfigDict], str]:
@@ -114,6 +124,8 @@ RULES = (
         'lora.rank=0 trains all parameters')),
     Rule(('masking.span_p', 'masking.span_max'), _by_unit('span')),
     Rule(('masking.ngram_max',), _by_unit('ngram')),
+    *(Rule((f'masking.{name}',), _by_row(name))
+      for name in ('max_predictions', 'span_max', 'ngram_max')),
     Rule(('masking.random_by_frequency',), lambda c: not c.masking.replace_random and (
         'masking.replace_random=0 puts in no random token')),
     Rule(('model.type_vocab_size',), lambda c: (
@@ -145,6 +157,10 @@ RULES_WITH_DATA = (  # their reasons take the job too
         and f'the run has {job.train_steps} steps')),
     Rule(('data.text_pair_column', 'data.label_column'), _by_lists, (_FINETUNING,)),
     Rule(('batch_size',), _by_examples, (_FINETUNING,)),
+    Rule(('model.initializer_range',), lambda c, job: (
+        job.start and not c.get('reinit_layers') and initial.starts_whole(job.task, job.start)
+        and f'every array comes from {c.init_from or c.teacher}, and none begins at random: leave '
+            'it out')),
     Rule(('data.null_threshold',), lambda c, job: (
         job.data.task.null_threshold is None
         and f'every question of data.train={c.data.train} has an answer')),

@@ -56,7 +56,11 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
     initial.adopt_vocabulary(config, model or teacher, workdir)
   corpus = dataset.open_corpus(config.data, config.model.vocab_size, workdir, jax.process_count())
   # A given or a trained vocabulary may have another size.
-  config.model.vocab_size = corpus.tokenizer.vocab_size
+  asked, config.model.vocab_size = config.model.vocab_size, corpus.tokenizer.vocab_size
+  trained = not config.data.vocab and not any(
+      map(dataset.is_prepared, dataset.sources(config.data.source)))
+  notes = [f'model.vocab_size={asked:,}: the corpus gives {corpus.tokenizer.vocab_size:,} entries'
+           ] * (trained and corpus.tokenizer.vocab_size < asked)
   for what, name, other in (('init_from', config.init_from, model),
                             ('teacher', config.teacher, teacher)):
     if other:
@@ -88,4 +92,4 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
       records=corpus.train.digest,
       fed_by=('seed', 'data.pack', 'data.sequences', 'data.negatives'),
       parameters=objective.parameters(), steps=f'{steps}; {epochs:.3g} epochs',
-      lengths=[phase.max_len for phase in phases])
+      lengths=[phase.max_len for phase in phases], notes=notes)

@@ -152,7 +152,7 @@ def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any], plann
   frozen_base.save(job, path)
   folder.push()
   console.print_summary(_summary(config, job, mesh, folder))
-  console.print_summary([*(('note', note) for note in notes),
+  console.print_summary([*(('note', note) for note in (*notes, *job.notes)),
                          *(('changed', str(change)) for change in changes)])
 
   loop.train(

@@ -1,7 +1,9 @@
 """The machine of this process: its accelerators, cores, cache folder and freed memory."""
 
+import contextlib
 import ctypes
 import glob
+import math
 import os
 import pathlib
 
@@ -27,6 +29,17 @@ def cores() -> int:
   if hasattr(os, 'sched_getaffinity'):  # Linux
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
+
+
+def memory() -> float:
+  """Bytes of the memory of this machine, or of the container that limits this process."""
+  sizes = [math.inf]
+  if hasattr(os, 'sysconf'):
+    sizes.append(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'))
+  for path in ('memory.max', 'memory/memory.limit_in_bytes'):
+    with contextlib.suppress(OSError, ValueError):  # 'max' is no limit
+      sizes.append(int(pathlib.Path('/sys/fs/cgroup', path).read_text()))
+  return min(sizes)
 
 
 def cache_folder() -> pathlib.Path:

@@ -49,6 +49,11 @@ def _is_base(path: str) -> bool:
   return path.startswith('params/bert/') and '/pooler/' not in path
 
 
+def is_factor(path: str) -> bool:
+  """True for the path of a factor."""
+  return path.endswith((_A, _B))
+
+
 def base(params: Any) -> Any:
   """The part of a model's parameters that is frozen."""
   return _nested({path: x for path, x in _flat(params).items() if _is_base(path)})

@@ -1,5 +1,6 @@
 """Overrides on a command line: repeated ones, values of a wrong type, misspelt names."""
 
+import re
 import types
 
 from absl import flags
@@ -105,4 +106,13 @@ def test_a_group_of_other_configs_gets_no_hint_of_another_group(name):
 def test_whole_numbers_have_a_bound(field, value, most):
   config_lib.check(conftest.tiny_config('x', seed=2**32 - 1))
   with pytest.raises(UserError, match=f'^{field}={value} must be at most {most}$'):
+    config_lib.check(conftest.tiny_config('x', **{field: value}))
+
+
+@pytest.mark.parametrize('field, value', [
+    ('model.initializer_range', 1e300), ('optimizer.eps', 1e-300), ('lora.alpha', 1e39),
+    ('model.layer_norm_eps', 1e-50), ('optimizer.weight_decay', -1e40)])
+def test_numbers_are_those_of_float32(field, value):
+  config_lib.check(conftest.tiny_config('x', **{field: 1e-30}))
+  with pytest.raises(UserError, match=f'^{re.escape(f"{field}={value}")} must be 0, or from 1e-37'):
     config_lib.check(conftest.tiny_config('x', **{field: value}))

@@ -4,6 +4,7 @@ import functools
 import json
 import pathlib
 import shutil
+import types
 
 from etils import epath
 import jax
@@ -19,6 +20,7 @@ from bert_jax.interop import conversion, huggingface, verify
 from bert_jax.model import architectures
 from bert_jax.model.distilbert import DistilBertConfig
 from bert_jax.runs import drift, initial, run
+from bert_jax.training import loop
 from tests import conftest, made_tasks
 from tests.interop import torch_bert
 
@@ -131,6 +133,33 @@ def test_new_words_with_hyphens_and_underscores(published, tmp_path, corpus_file
   assert theirs(text, add_special_tokens=False)['input_ids'] == ids
   again = bert_jax.from_pretrained(str(tmp_path / 'hf'))
   assert again.tokenizer.encode_batch([text])[0] == ids
+
+
+def test_the_summary_tells_factors_from_layers(capsys):
+  layer = {'qkv_kernel': {name: jax.numpy.ones((1, 2)) for name in ('lora_a', 'lora_b')}}
+  fresh = {'params': {'bert': {'layers': layer, 'pooler': {'bias': jax.numpy.ones(2)}},
+                      'classifier': {'bias': jax.numpy.ones(2)}}}
+  start = types.SimpleNamespace(config=types.SimpleNamespace(num_layers=1), params={
+      'params': {'bert': {'pooler': {'bias': np.zeros(2)}}}})
+  initial.from_model(fresh, start, 'there')
+  assert [line.split(None, 1) for line in capsys.readouterr().out.splitlines()] == [
+      ['initialised', '1 arrays from there, beside its frozen encoder'],
+      ['new', '2 factors on the frozen encoder, which change nothing yet'],
+      ['new', 'classifier: not in there']]
+
+
+def test_a_vocabulary_that_the_corpus_cannot_fill(tmp_path, corpus_file, monkeypatch, capsys):
+  monkeypatch.setattr(loop, 'train', lambda *_, checkpoints, **__: checkpoints.close())
+  for size in (3000, 100):
+    run.run(conftest.tiny_config(corpus_file, **{'model.vocab_size': size}),
+            str(tmp_path / f'{size}'))
+    told = ' '.join(capsys.readouterr().out.split())
+    saved = json.loads((tmp_path / f'{size}/run.json').read_text())['config']
+    entries = saved['model']['vocab_size']
+    note = f'note model.vocab_size=3,000: the corpus gives {entries} entries'
+    assert (note in told, 'the corpus gives' in told) == ((True, True) if size == 3000
+                                                          else (False, False))
+    assert entries < size or size == entries == 100
 
 
 def test_word_vectors(tmp_path, corpus_file, capsys):

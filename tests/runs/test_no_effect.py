@@ -4,6 +4,8 @@ import dataclasses
 import pathlib
 import types
 
+from flax import traverse_util
+import jax.numpy as jnp
 import pytest
 
 from bert_jax import config as config_lib
@@ -47,6 +49,11 @@ CASES = [
     ('pretrain', {}, 'masking.span_p', 'masking.unit=span, the unit is token'),
     ('pretrain', {'masking.unit': 'ngram'}, 'masking.span_max', 'masking.unit=span'),
     ('pretrain', {'masking.unit': 'span'}, 'masking.ngram_max', 'masking.unit=ngram'),
+    ('pretrain', {'masking.max_predictions': 33}, 'masking.max_predictions', 'at most 32 tokens'),
+    ('pretrain', {'masking.unit': 'span', 'masking.span_max': 33}, 'masking.span_max',
+     'at most 32 tokens: give at most that'),
+    ('pretrain', {'masking.unit': 'ngram', 'masking.ngram_max': 17, 'phases': ((12, 16, 8),)},
+     'masking.ngram_max', 'at most 16 tokens'),
     ('pretrain', {'masking.replace_random': 0.0}, 'masking.random_by_frequency', 'no random token'),
     ('pretrain', {'model.architecture': 'distilbert'}, 'model.type_vocab_size', 'no segments'),
     ('sequence_classification', {}, 'model.vocab_size', 'that of init_from'),
@@ -101,6 +108,9 @@ def test_without_effect(corpus_file, records, vocab, task, fields, name, reason)
     ('pretrain', {'data.format': 'jsonl'}, 'data.text_column'),
     ('pretrain', {'masking.unit': 'span'}, 'masking.span_max'),
     ('pretrain', {'masking.unit': 'ngram'}, 'masking.ngram_max'),
+    ('pretrain', {'masking.max_predictions': 32}, 'masking.max_predictions'),
+    ('pretrain', {'masking.max_predictions': 32, 'phases': ((6, 16, 8), (6, 64, 8))},
+     'masking.max_predictions'),
     ('pretrain', {}, 'masking.random_by_frequency'), ('pretrain', {}, 'model.type_vocab_size'),
     ('sequence_classification', {'data.eval': 'x'}, 'eval_every'),
     ('sequence_classification', {}, 'data.labels'), ('sequence_classification', {}, 'data.long'),
@@ -123,6 +133,41 @@ def test_fields_of_another_architecture(corpus_file):
     no_effect.check(c, ['model.embedding_size'])
 
 
+@pytest.mark.parametrize('name', ['model.vocab_size', 'data.tokenizer', 'data.lowercase'])
+def test_records_in_a_mixture_have_the_vocabulary(corpus_file, records, name):
+  c = tiny.get_config()
+  c.data.source = f'{corpus_file}=1,{records}=2'
+  with pytest.raises(UserError, match=f'the records in data.source={records} have their vocab'):
+    no_effect.check(c, [name])
+  c.data.source = f'{corpus_file}=1,{corpus_file}=2'
+  no_effect.check(c, [name])
+
+
+def tree(*paths):
+  return {'params': traverse_util.unflatten_dict({path: jnp.ones(2) for path in paths}, sep='/')}
+
+
+@pytest.mark.parametrize('fresh, whole', [
+    ((), True), (('mlm_bias',), True), (('pooler/bias', 'norm/scale'), True),
+    (('bert/layers/qkv_kernel/lora_a', 'bert/layers/qkv_kernel/lora_b'), True),
+    (('classifier/kernel',), False), (('bert/embeddings/token',), False),
+    (('mlm_dense/kernel', 'mlm_dense/bias'), False)])
+def test_a_deviation_of_first_weights_that_nothing_has(fresh, whole):
+  copied = ('bert/embeddings/position', 'bert/layers/up/kernel')
+  task = types.SimpleNamespace(init=lambda key: tree(*copied, *fresh))
+  start = types.SimpleNamespace(params=tree(*copied, 'left_out/kernel'))
+  job = types.SimpleNamespace(task=task, start=start)
+  c = config_lib.finetuning('sequence_classification')
+  c.init_from = 'there'
+  if whole:
+    with pytest.raises(UserError, match='initializer_range has no effect here: every array comes '
+                                        'from there, and none begins at random'):
+      no_effect.check(c, ['model.initializer_range'], job)
+    c.reinit_layers = 1
+  no_effect.check(c, ['model.initializer_range'], job)
+  no_effect.check(c, ['model.initializer_range'], types.SimpleNamespace(task=task, start=None))
+
+
 def test_what_only_the_data_tells():
   c = tiny.get_config()
   c.profile_steps = (50, 60)
@@ -141,6 +186,22 @@ def test_what_only_the_data_tells():
     no_effect.check(c, ['data.null_threshold'], job)
   task.null_threshold = 0.0
   no_effect.check(c, ['data.null_threshold'], job)
+
+
+def test_rows_beyond_the_memory(monkeypatch):
+  mesh, c = conftest.sub_mesh(1, 1), conftest.tiny_config('x', batch_size=10, max_len=48)
+  need = 10 * 48 * (4 * 4 + 32 * 2)  # four numbers of rows, an embedding of 32 in two bytes each
+  monkeypatch.setattr(config_lib.host, 'memory', lambda: need)
+  config_lib.check_sizes(c, mesh)
+  monkeypatch.setattr(config_lib.host, 'memory', lambda: need - 1)
+  with pytest.raises(UserError, match='^batch_size=10 of max_len=48 needs more than 0 GiB here, '
+                                      'this machine has 0: make one of them smaller$'):
+    config_lib.check_sizes(c, mesh)
+  monkeypatch.undo()
+  for batch_size in (2**31 - 1, 100_000_000):
+    c.batch_size = batch_size
+    with pytest.raises(UserError, match=f'batch_size={batch_size} of max_len=48 needs more than'):
+      config_lib.check_sizes(c, mesh)
 
 
 def test_unused_lengths_are_not_checked():
