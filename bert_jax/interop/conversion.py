@@ -20,6 +20,7 @@ from bert_jax.interop import (
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.runtime.console import print_summary
+from bert_jax.tasks import finetuning
 from bert_jax.training import checkpoint, integrity
 
 FORMATS = {'huggingface': huggingface, 'bert_jax': native, 'stablehlo': stablehlo,
@@ -30,6 +31,8 @@ def _write(model: Pretrained, directory: epath.Path, to: str):
   """Writes the model, reads it back and compares; raises UserError if the two differ."""
   if to == 'sentence_transformers':
     model = sentence_transformers.exported(model)
+  if to != 'stablehlo':  # it has no head
+    finetuning.check_labels(model.labels, model.facts.get('source', 'this model'))
   FORMATS[to].save(model, directory)
   if to == 'stablehlo':
     print_summary(stablehlo.compare(model, directory))

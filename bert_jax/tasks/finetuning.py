@@ -18,7 +18,7 @@ import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizer import Tokenizer
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.labelled import replaced_fields
 from bert_jax.labelled.packed_examples import Batch, Batches, Features, Located
 from bert_jax.model import bert_config, dropout_bits, embeddings, encoder, kernels
@@ -89,6 +89,14 @@ class Output(NamedTuple):
 
   located: Located
   logits: np.ndarray
+
+
+def check_labels(labels: Sequence[str], source: str):
+  """Raises UserError if two outputs of a head have one name: answers go by the names."""
+  for i, label in enumerate(labels):
+    require(label not in labels[:i],
+            f'{source}: the outputs {labels.index(label)} and {i} of its head are both named '
+            f'{label!r}: give each a name of its own (id2label in config.json)')
 
 
 def not_empty(examples: Iterable[Any], path: str) -> list[Any]:
@@ -255,6 +263,7 @@ class FineTuning(abc.ABC):
       raise UserError('this model is for '
                       f'{bert.model.task or "no task: it has not been fine-tuned"}, not for '
                       f'{cls.name}')
+    check_labels(bert.model.labels, bert.model.facts.get('source', 'this model'))
     return cls.head(bert.config, len(bert.model.labels))
 
   # ---- the device half --------------------------------------------------------------------------

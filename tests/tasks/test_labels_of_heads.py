@@ -1,0 +1,51 @@
+"""Two outputs of one name: predictions and exports are refused, until each has its own."""
+
+import json
+
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax.errors import UserError
+from bert_jax.interop import conversion
+from bert_jax.tasks import sequence_classification, token_classification
+from tests import made_tasks
+
+NAMES = ({'0': 'x', '1': 'x', '2': 'y'}, {'0': 'y', '1': 'x', '2': 'x'},
+         {'0': 'LABEL_2', '1': 'y'}, {'0': 1, '1': '1', '2': 'O'})
+
+
+@pytest.mark.parametrize('task, problem', [
+    ('sequence_classification', 'single_label_classification'),
+    ('sequence_classification', 'multi_label_classification'), ('token_classification', None)])
+def test_outputs_of_one_name(tmp_path, task, problem):
+  folder = made_tasks.with_head(tmp_path / 'model', task, ('B-x', 'I-x', 'O'))
+  path = tmp_path / 'model/config.json'
+  fields = json.loads(path.read_text())
+  if problem:
+    fields['problem_type'] = problem
+
+  def answer():
+    bert = bert_jax.from_pretrained(folder)
+    if task == 'token_classification':
+      return token_classification.tag(bert, ['w1 w2 good'])
+    return sequence_classification.classify(bert, ['w1 w2 good'])
+
+  message = f'^{folder}: the outputs . and . of its head are both named .(x|1|LABEL_2).: give each'
+  for names in NAMES:
+    path.write_text(json.dumps({**fields, 'id2label': names}))
+    with pytest.raises(UserError, match=message):
+      answer()
+    for to in ('huggingface', 'bert_jax'):
+      with pytest.raises(UserError, match=message):
+        conversion.convert(folder, str(tmp_path / to), to)
+      assert not (tmp_path / to).exists()
+  # What needs no head is there.
+  assert np.isfinite(bert_jax.from_pretrained(folder).embed(['w1'])).all()
+
+  path.write_text(json.dumps({**fields, 'id2label': {'0': 'B-x', '1': 'I-x', '2': 'O'}}))
+  result, = answer()
+  if problem:
+    assert len(result['probabilities']) == 3
+    total = sum(result['probabilities'].values())
+    assert (total == pytest.approx(1)) == (problem == 'single_label_classification')
