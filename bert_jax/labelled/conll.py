@@ -37,6 +37,11 @@ class Entity(NamedTuple):
   last: int  # word, included
 
 
+def is_plain(tag: str) -> bool:
+  """True for a tag such as NOUN: neither O nor a letter, '-' and a label."""
+  return tag.partition('-')[0] not in _LETTERS
+
+
 def entities(tags: Sequence[str]) -> list[Entity]:
   """The entities of a sentence, as conlleval counts them.
 
@@ -46,9 +51,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
   """
   spans, start, label, before = [], None, '', 'O'
   for i, tag in enumerate([*tags, 'O']):
-    letter, _, name = tag.partition('-')
-    if letter not in _LETTERS:
-      letter, name = 'S', tag
+    letter, name = ('S', tag) if is_plain(tag) else tag.partition('-')[::2]
     goes_on = letter in ('I', 'M', 'E', 'L') and before in ('B', 'I', 'M') and name == label
     if start is not None and not goes_on:
       spans.append(Entity(label, start, i - 1))

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 import dataclasses
 import functools
+from typing import NamedTuple
+import unicodedata
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +28,11 @@ from bert_jax.tasks.sequence_classification import BertForSequenceClassification
 _WORDS = pre_tokenizers.Sequence([
     pre_tokenizers.BertPreTokenizer(),
     pre_tokenizers.Split(tokenizers.Regex(r'\p{Han}'), 'isolated')])
+# The scripts that write no spaces between words, as the names of their letters begin. Chinese
+# characters are words of their own already.
+_UNSPACED = ('THAI ', 'LAO ', 'KHMER ', 'MYANMAR ', 'TIBETAN ', 'HIRAGANA ', 'KATAKANA ',
+             'HALFWIDTH KATAKANA ', 'KATAKANA-HIRAGANA ', 'NEW TAI LUE ', 'TAI LE ', 'TAI THAM ',
+             'TAI VIET ', 'JAVANESE ', 'BALINESE ')
 _TAGS_SHOWN = 20  # in messages
 
 
@@ -67,16 +74,16 @@ def _windows(words: Sequence[Sequence[int]], room: int) -> list[tuple[int, int]]
   return list(zip(firsts, [*firsts[1:], len(words)]))
 
 
-def _features(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_len: int,
+def _features(sentences: Sequence[Sequence[Sequence[int]]], tokenizer: Tokenizer, max_len: int,
               tags: Sequence[Sequence[int]] | None = None) -> packed_examples.Features:
-  """The inputs of sentences of words.
+  """The inputs of sentences of words, of which each is a list of pieces.
 
   Token targets are 1 + the tag on the first piece of each word (1 where no tags are given) and 0
   on all else.
   """
   inputs, owners, targets = [], [], []
   room = max_len - inputs_lib.special_tokens(tokenizer, 1)
-  for i, pieces_of_words in enumerate(word_pieces(sentences, tokenizer)):
+  for i, pieces_of_words in enumerate(sentences):
     words = [pieces[:room] for pieces in pieces_of_words]
     marks = [1 + tag for tag in tags[i]] if tags is not None else [1] * len(words)
     for first, end in _windows(words, room):
@@ -145,7 +152,8 @@ class TokenClassification(finetuning.FineTuning):
 
   @staticmethod
   def write_test(bert, _, sentences):
-    lines, of_words = [], _tag_probabilities(bert, [s.words for s in sentences])
+    lines, of_words = [], _tag_probabilities(
+        bert, word_pieces([s.words for s in sentences], bert.tokenizer))
     for sentence, probabilities in zip(sentences, of_words):
       lines += [f'{word} {bert.model.labels[i]}'
                 for word, i in zip(sentence.words, probabilities.argmax(-1))] + ['']
@@ -167,8 +175,8 @@ class TokenClassification(finetuning.FineTuning):
       if unknown:
         raise UserError(f'{s.where}: the tag {unknown[0]!r} is none of the {len(number)} tags: '
                         f'{", ".join(self.labels[:_TAGS_SHOWN])}')
-    return _features([s.words for s in examples], tokenizer, config.max_len,
-                     [[number[tag] for tag in s.tags] for s in examples])
+    return _features(word_pieces([s.words for s in examples], tokenizer), tokenizer,
+                     config.max_len, [[number[tag] for tag in s.tags] for s in examples])
 
   def predicted(self, split: finetuning.Split,
                 outputs: list[finetuning.Output]) -> list[list[str]]:
@@ -182,12 +190,70 @@ class TokenClassification(finetuning.FineTuning):
 
 
 def _tag_probabilities(bert: finetuning.Bert,
-                       sentences: Sequence[Sequence[str]]) -> list[np.ndarray]:
-  """The probabilities of each word's tags, [words, tags], of sentences of words."""
+                       sentences: Sequence[Sequence[Sequence[int]]]) -> list[np.ndarray]:
+  """The probabilities of each word's tags, [words, tags], of sentences of words of pieces."""
   f = _features(sentences, bert.tokenizer, bert.trained_length)
   apply = functools.partial(finetuning.apply_head, TokenClassification.head_of(bert))
   per_token = bert.per_token(f.inputs, apply)
   return [special.softmax(x.astype(np.float64), -1) for x in _of_words(f, per_token)]
+
+
+class Unit(NamedTuple):
+  """A part of a running text that has a tag of its own: a word, or a token of unspaced writing."""
+
+  pieces: list[int]
+  start: int  # characters [start, end) of the text
+  end: int
+  goes_on: bool  # True for the tokens of a stretch of unspaced writing but the first
+
+
+def _is_unspaced(word: str) -> bool:
+  """True if a word has letters of a script that writes no spaces between words."""
+  return any(unicodedata.name(c, '').startswith(_UNSPACED) for c in word)
+
+
+def _tokens_of(text: str, start: int, end: int, tokenizer: Tokenizer) -> list[Unit]:
+  """The tokens of a stretch of unspaced writing; a token of the space before it joins the next."""
+  before = tokenizer.before_word
+  (ids, spans), = tokenizer.encode_with_offsets([before + text[start:end]])
+  units, waiting = [], []
+  for i, (first, last) in zip(ids, spans):
+    waiting.append(i)
+    if last > len(before):
+      units.append(Unit(waiting, start + max(first - len(before), 0), start + last - len(before),
+                        bool(units)))
+      waiting = []
+  return units
+
+
+def find_units(running: Sequence[str], tokenizer: Tokenizer) -> list[list[Unit]]:
+  """The words of each running text; where writing has no spaces, each of its tokens.
+
+  There a tag is asked of each token, as the pipeline of transformers does.
+  """
+  places = [find_words(text) for text in running]
+  pieces = word_pieces([[text[start:end] for start, end in words]
+                        for text, words in zip(running, places)], tokenizer)
+  units = []
+  for text, words, of_text in zip(running, places, pieces):
+    units.append([])
+    for (start, end), of_word in zip(words, of_text):
+      tokens = _is_unspaced(text[start:end]) and _tokens_of(text, start, end, tokenizer)
+      units[-1] += tokens or [Unit(of_word, start, end, False)]
+  return units
+
+
+def _joined(units: Sequence[Unit], tags: Sequence[str]) -> list[str]:
+  """The tags; of neighbouring tokens of one stretch with the same plain tag B- and I-."""
+  joined = list(tags)
+  for i, (unit, tag) in enumerate(zip(units, tags)):
+    if not conll.is_plain(tag):
+      continue
+    if unit.goes_on and tags[i - 1] == tag:
+      joined[i] = f'I-{tag}'
+      if joined[i - 1] == tag:
+        joined[i - 1] = f'B-{tag}'
+  return joined
 
 
 def tag(bert: finetuning.Bert, inputs: Sequence[str]) -> list[finetuning.Answer]:
@@ -195,13 +261,14 @@ def tag(bert: finetuning.Bert, inputs: Sequence[str]) -> list[finetuning.Answer]
 
   Start and end count characters; the probability is the mean of that of the entity's tags.
   """
-  places = [find_words(text) for text in inputs]
-  sentences = [[text[start:end] for start, end in words] for text, words in zip(inputs, places)]
+  units = find_units(inputs, bert.tokenizer)
+  sentences = [[unit.pieces for unit in of_text] for of_text in units]
   answers = []
-  for text, words, probabilities in zip(inputs, places, _tag_probabilities(bert, sentences)):
+  for text, words, probabilities in zip(inputs, units, _tag_probabilities(bert, sentences)):
     entities = []
-    for e in conll.entities([bert.model.labels[i] for i in probabilities.argmax(-1)]):
-      start, end = words[e.first][0], words[e.last][1]
+    tags = [bert.model.labels[i] for i in probabilities.argmax(-1)]
+    for e in conll.entities(_joined(words, tags)):
+      start, end = words[e.first].start, words[e.last].end
       entities.append({
           'start': start, 'end': end, 'text': text[start:end], 'label': e.label,
           'probability': float(probabilities[e.first:e.last + 1].max(-1).mean())})
