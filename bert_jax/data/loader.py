@@ -1,29 +1,76 @@
-"""Batches ahead of time: steps to rows in the background, through Grain."""
+"""Batches ahead of time: steps to rows in the background, by a thread or by worker processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 from typing import Any
 
-from absl import flags
 import grain
 
-from bert_jax.runtime import pool
+from bert_jax.runtime import host, pool
+
+
+def notes(workers: int) -> list[str]:
+  """Says so if the machine has fewer cores than `workers`."""
+  cores = host.cores()
+  return [f'data.loader_workers={workers}: this machine has {cores} cores, so {cores} processes '
+          'make rows'] if workers > cores else []
 
 
 def batches(rows: Callable[[int], Any], first_step: int, last_step: int, workers: int = 0,
-            ahead: int = 4) -> grain.DatasetIterator:
+            ahead: int = 4) -> Iterator[Any]:
   """Makes the batches of steps `first_step` to `last_step` - 1 ahead; the caller closes it.
 
   Args:
     rows: step -> batch, a pure function; picklable if there are workers.
-    workers: processes that make batches in turn; 0 = a thread of this process.
+    workers: processes that make batches in turn, no more than the machine has cores; 0 = a thread
+      of this process.
     ahead: batches that each worker makes before they are requested.
+
+  Raises:
+    Failed: a worker died.
   """
+  if workers:
+    return _FromWorkers(rows, range(first_step, last_step), min(workers, host.cores()), ahead)
   dataset = grain.MapDataset.range(first_step, last_step).map(rows).to_iter_dataset(
       grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead))
-  if workers:
-    if not flags.FLAGS.is_parsed():  # in a notebook: Grain reads its own flags
-      flags.FLAGS.mark_as_parsed()
-    dataset = dataset.mp_prefetch(
-        grain.MultiprocessingOptions(workers, per_worker_buffer_size=ahead),
-        worker_init_fn=pool.begin_worker)
   return iter(dataset)
+
+
+class _FromWorkers:
+  """Batches that worker processes make.
+
+  Not Grain's: it sends them through shared memory, of which containers have little, and leaves
+  some of it behind.
+  """
+
+  def __init__(self, rows: Callable[[int], Any], steps: range, workers: int, ahead: int):
+    self._resources = contextlib.ExitStack()
+    executor = self._resources.enter_context(
+        pool.processes(workers, _warm_up, initializer=_begin_worker, initargs=(rows,)))
+    self._batches = pool.ordered_map(executor, _rows, steps, at_once=workers * ahead,
+                                     field='data.loader_workers')
+
+  def __iter__(self):
+    return self
+
+  def __next__(self):
+    return next(self._batches)
+
+  def close(self):
+    """Ends the workers, each after the batch that it makes."""
+    self._batches.close()
+    self._resources.close()
+
+
+def _begin_worker(rows: Callable[[int], Any]):
+  global _rows_of
+  pool.begin_worker()
+  _rows_of = rows
+
+
+def _warm_up():
+  pass
+
+
+def _rows(step: int) -> Any:
+  return _rows_of(step)

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from bert_jax import config as config_lib
+from bert_jax.data import loader
 from bert_jax.errors import UserError
 from bert_jax.model import attention_paths
 from bert_jax.parallel import mesh as mesh_lib
@@ -152,7 +153,8 @@ def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any], plann
   frozen_base.save(job, path)
   folder.push()
   console.print_summary(_summary(config, job, mesh, folder))
-  console.print_summary([*(('note', note) for note in (*notes, *job.notes)),
+  notes = [*notes, *job.notes, *loader.notes(config.data.loader_workers)]
+  console.print_summary([*(('note', note) for note in notes),
                          *(('changed', str(change)) for change in changes)])
 
   loop.train(

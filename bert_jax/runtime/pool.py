@@ -15,6 +15,9 @@ from typing import Any
 
 from bert_jax.errors import Failed
 
+# Read by every Python that this process starts: 'action:message:category'.
+_NO_WARNING = 'ignore:resource_tracker:UserWarning'
+
 
 @contextlib.contextmanager
 def without_main_module() -> Iterator[None]:
@@ -31,7 +34,7 @@ def without_main_module() -> Iterator[None]:
     main.update(names)
 
 
-def begin_worker(*_):
+def begin_worker():
   """Prepares a worker process: it ignores signals and ends with its parent."""
   os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the processes are the parallelism
   for number in (signal.SIGINT, signal.SIGTERM):
@@ -46,11 +49,18 @@ def begin_worker(*_):
 
 
 @contextlib.contextmanager
-def processes(workers: int, warm_up: Callable[[], Any]) -> Iterator[concurrent.futures.Executor]:
-  """Worker processes, which start at once and call `warm_up`; they end with the context."""
+def processes(workers: int, warm_up: Callable[[], Any], initializer: Callable = begin_worker,
+              initargs: tuple = ()) -> Iterator[concurrent.futures.Executor]:
+  """Worker processes, which start at once and call `warm_up`; they end with the context.
+
+  Each begins with `initializer(*initargs)`, which calls `begin_worker`.
+  """
+  # Python's tracker of semaphores cleans up after a parent that ended at once, and would say so.
+  if _NO_WARNING not in sys.warnoptions:
+    sys.warnoptions.append(_NO_WARNING)
   # Not fork: the parent may have threads (JAX's, tokenizers').
   executor = concurrent.futures.ProcessPoolExecutor(
-      workers, multiprocessing.get_context('spawn'), initializer=begin_worker)
+      workers, multiprocessing.get_context('spawn'), initializer=initializer, initargs=initargs)
   try:
     for _ in range(workers):
       executor.submit(warm_up)
@@ -60,10 +70,10 @@ def processes(workers: int, warm_up: Callable[[], Any]) -> Iterator[concurrent.f
 
 
 def ordered_map(executor: concurrent.futures.Executor, function: Callable[[Any], Any],
-                items: Iterable[Any], at_once: int) -> Iterator[Any]:
+                items: Iterable[Any], at_once: int, field: str = '--workers') -> Iterator[Any]:
   """Yields function(item) for each item, in order; holds at most `at_once` items.
 
-  The function must be picklable. Raises Failed if a worker dies.
+  The function must be picklable. Raises Failed if a worker dies; `field` is the number of workers.
   """
   waiting = deque()
   try:
@@ -75,4 +85,4 @@ def ordered_map(executor: concurrent.futures.Executor, function: Callable[[Any],
       yield waiting.popleft().result()
   except BrokenProcessPool as e:
     raise Failed('a worker process died, killed perhaps for want of memory: run the same command '
-                 'again to go on, with fewer --workers if need be') from e
+                 f'again to go on, with fewer {field} if need be') from e

@@ -337,7 +337,7 @@ preparation._IN_PROCESS, preparation.host.cores = 0, lambda: 2
 run.run(conftest.tiny_config(
     sys.argv[1], **{'data.loader_workers': 1, 'data.heldout': 0.1}), 'run')
 assert __file__.endswith('script.py')
-print(*sorted(set(started)), 'torch' in sys.modules)
+print(len(started), *set(started), 'torch' in sys.modules)
 """
 
 
@@ -348,7 +348,8 @@ def test_a_plain_script_needs_no_main_guard(tmp_path, finished, corpus_file):
                           capture_output=True, text=True, check=False)
   assert result.returncode == 0, result.stderr
   told = result.stdout.splitlines()
-  assert (told[0], told.count('begins'), told[-1]) == ('begins', 1, 'SpawnProcess grain False')
+  # Two processes prepare, one makes rows.
+  assert (told[0], told.count('begins'), told[-1]) == ('begins', 1, '3 SpawnProcess False')
   corpora = [{p.name: p.read_bytes() for p in sorted((workdir / 'corpus').iterdir()) if p.is_file()}
              for workdir in (finished, tmp_path / 'run')]
   assert len(corpora[0]) > 3 and corpora[0] == corpora[1]
