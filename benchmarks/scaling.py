@@ -54,7 +54,7 @@ def _plan(name: str, chips: int, folder: epath.Path) -> dict:
   subprocess.run(
       [sys.executable, '-m', 'bert_jax.plan', f'--config={_CONFIG.value}', f'--topology={name}',
        '--config.phases=()', f'--config.max_len={_LENGTH.value}', '--config.train_steps=1000',
-       f'--config.batch_size={_ROWS.value * chips}', f'--out={out}'],
+       f'--config.batch_size={_ROWS.value * chips}', f'--out={out}', '--overwrite'],
       check=True, stdout=subprocess.DEVNULL)
   return json.loads(out.read_text())[name]['phases'][0]
 

@@ -3,7 +3,7 @@
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.runs import checkpoint_flags
+from bert_jax.runs import checkpoint_flags, overwrite_flag
 
 _INPUT = flags.DEFINE_string(
     'input', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face or sentence-transformers '
@@ -18,17 +18,20 @@ _VERIFY = flags.DEFINE_bool(
 _PUSH = flags.DEFINE_string('push', '', 'ORGANISATION/NAME on the Hugging Face hub: upload the '
                              'result, and every kept checkpoint of a workdir as a branch.')
 flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
+flags.adopt_module_key_flags(overwrite_flag)
 
 
 def _main(argv: list[str]):
   if not _INPUT.value:
     raise errors.UserError('give --input=DIR, the model to convert')
+  overwrite = overwrite_flag.get('--output', _OUTPUT.value)
   from bert_jax.interop import conversion  # after the flags: JAX takes a while to import
   from bert_jax.runtime import storage
   with storage.exclusive('--output', _OUTPUT.value):
     conversion.convert(_INPUT.value, _OUTPUT.value, _TO.value, verify_only=_VERIFY.value,
                        step=checkpoint_flags.STEP.value,
-                       allow_older=checkpoint_flags.ALLOW_OLDER.value, push=_PUSH.value)
+                       allow_older=checkpoint_flags.ALLOW_OLDER.value, push=_PUSH.value,
+                       overwrite=overwrite)
 
 
 if __name__ == '__main__':

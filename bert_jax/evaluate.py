@@ -3,7 +3,7 @@
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.runs import checkpoint_flags
+from bert_jax.runs import checkpoint_flags, overwrite_flag
 
 _MODEL = flags.DEFINE_string(
     'model', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
@@ -39,9 +39,11 @@ _OPTIONS = {
     'twin': flags.DEFINE_bool('twin', False, 'glue: a model with random parameters beside it.'),
 }
 flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
+flags.adopt_module_key_flags(overwrite_flag)
 
 
 def _main(argv: list[str]):
+  overwrite = overwrite_flag.get('--output', _OUTPUT.value)
   options = {name: flag.value for name, flag in _OPTIONS.items() if flag.present}
   if 'rates' in options:
     try:
@@ -53,7 +55,8 @@ def _main(argv: list[str]):
   platforms.begin_command()
   with storage.exclusive('--output', _OUTPUT.value, _DATA.value):
     suites.run(_MODEL.value, _SUITE.value, _DATA.value, _OUTPUT.value, options,
-               step=checkpoint_flags.STEP.value, allow_older=checkpoint_flags.ALLOW_OLDER.value)
+               step=checkpoint_flags.STEP.value, allow_older=checkpoint_flags.ALLOW_OLDER.value,
+               overwrite=overwrite)
 
 
 if __name__ == '__main__':

@@ -3,6 +3,7 @@
 from absl import flags
 
 from bert_jax import errors
+from bert_jax.runs import overwrite_flag
 
 _MODEL = flags.DEFINE_string(
     'model', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
@@ -14,12 +15,16 @@ _WORDS = flags.DEFINE_list('words', [], 'contexts, neighbours: words; analogy: A
 _LAYER = flags.DEFINE_integer('layer', None, 'attention.png: from 1; the mean of all by default.')
 _HEAD = flags.DEFINE_integer('head', None, 'attention.png: from 1; the mean of all by default.')
 _OUTPUT = flags.DEFINE_string('output', None, 'A file: .html or .png.')
+flags.adopt_module_key_flags(overwrite_flag)  # listed by --help
 
 
 def _main(argv: list[str]):
-  from bert_jax.views import show  # after the flags: JAX takes a while to import
-  show.show(_MODEL.value, _VIEW.value, texts=_TEXT.value, words=_WORDS.value,
-            output=_OUTPUT.value, layer=_LAYER.value, head=_HEAD.value)
+  overwrite = overwrite_flag.get('--output', _OUTPUT.value)
+  from bert_jax.runtime import storage  # after the flags: JAX takes a while to import
+  from bert_jax.views import show
+  with storage.exclusive('--output', _OUTPUT.value, overwrite=overwrite):
+    show.show(_MODEL.value, _VIEW.value, texts=_TEXT.value, words=_WORDS.value,
+              output=_OUTPUT.value, layer=_LAYER.value, head=_HEAD.value)
 
 
 if __name__ == '__main__':

@@ -3,7 +3,7 @@
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.runs import checkpoint_flags
+from bert_jax.runs import checkpoint_flags, overwrite_flag
 
 _MODEL = flags.DEFINE_string(
     'model', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
@@ -20,14 +20,17 @@ _POOLING = flags.DEFINE_string(
     'pooling', None, "cls, mean, max; by default the model's own, or mean.")
 _MAX_LEN = flags.DEFINE_integer('max_len', None, 'Longest text in tokens.')
 flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
+flags.adopt_module_key_flags(overwrite_flag)
 
 
 def _main(argv: list[str]):
+  overwrite = overwrite_flag.get('--output', _OUTPUT.value)
   ranks = errors.whole_numbers('--ranks', _RANKS.value)
   from bert_jax.inference import mining  # after the flags: JAX takes a while to import
   from bert_jax.runtime import platforms, storage
   platforms.begin_command()
-  with storage.exclusive('--output', _OUTPUT.value, _INPUT.value, _CORPUS.value):
+  with storage.exclusive('--output', _OUTPUT.value, _INPUT.value, _CORPUS.value,
+                         overwrite=overwrite):
     mining.mine(_MODEL.value, _INPUT.value, _CORPUS.value, _OUTPUT.value, columns=_COLUMNS.value,
                 ranks=ranks, count=_COUNT.value, margin=_MARGIN.value, pooling=_POOLING.value,
                 max_len=_MAX_LEN.value, step=checkpoint_flags.STEP.value,

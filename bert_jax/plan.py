@@ -5,9 +5,10 @@ import os
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.runs import config_flag, named_configs
+from bert_jax.runs import config_flag, named_configs, overwrite_flag
 
 flags.adopt_module_key_flags(config_flag)  # listed by --help
+flags.adopt_module_key_flags(overwrite_flag)
 _TOPOLOGY = flags.DEFINE_list(
     'topology', ['local'], 'TPU slices by generation and shape: v4:2x2x1, v5e:4x4, v5p:2x2x4, '
     'v6e:4x4, tpu7x:2x2x1, ...; local = the devices here.')
@@ -24,9 +25,12 @@ def _main(argv: list[str]):
     raise errors.UserError('give --config=configs/large.py (or another)')
   config = config_flag.get()
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # the compiler's log is not the plan
+  overwrite = overwrite_flag.get('--out', _OUT.value)
   from bert_jax.planning import planner  # after the flags: JAX takes a while to import
-  planner.plan(config, _TOPOLOGY.value, price=_PRICE.value, search=_SEARCH.value,
-               explain=_EXPLAIN.value, out=_OUT.value, given=config_flag.given())
+  from bert_jax.runtime import storage
+  with storage.exclusive('--out', _OUT.value, overwrite=overwrite):
+    planner.plan(config, _TOPOLOGY.value, price=_PRICE.value, search=_SEARCH.value,
+                 explain=_EXPLAIN.value, out=_OUT.value, given=config_flag.given())
 
 
 if __name__ == '__main__':

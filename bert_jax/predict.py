@@ -3,7 +3,7 @@
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.runs import checkpoint_flags
+from bert_jax.runs import checkpoint_flags, overwrite_flag
 
 _TASK = flags.DEFINE_string(
     'task', None, 'fill_mask, next_sentence, score, embed; of a fine-tuned model its own: '
@@ -38,6 +38,7 @@ _STRICT = flags.DEFINE_bool(
     'strict', False, 'End with 2 at the first line that cannot be answered. By default its answer '
     'is {"error": ...}, and the job ends with 1 when all others are answered.')
 flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
+flags.adopt_module_key_flags(overwrite_flag)
 
 # Flags that a single task uses: with another one they have no effect.
 _USED_BY = {'pooling': 'embed', 'normalize': 'embed', 'layers': 'embed', 'max_len': 'embed',
@@ -48,6 +49,7 @@ def _main(argv: list[str]):
   for name, task in _USED_BY.items():
     if flags.FLAGS[name].present and _TASK.value and _TASK.value != task:
       raise errors.UserError(f'--{name} has no effect here: it is for --task={task}')
+  overwrite = overwrite_flag.get('--output', _OUTPUT.value)
   layers = errors.whole_numbers('--layers', _LAYERS.value)
   from bert_jax.inference import predictions  # after the flags: JAX takes a while to import
   from bert_jax.runtime import platforms, storage
@@ -56,7 +58,7 @@ def _main(argv: list[str]):
       pooling=_POOLING.value, normalize=_NORMALIZE.value, layers=layers, long=_LONG.value,
       max_len=_MAX_LEN.value, prompt=_PROMPT.value, dim=_DIM.value,
       null_threshold=_NULL_THRESHOLD.value)
-  with storage.exclusive('--output', _OUTPUT.value, _INPUT.value):
+  with storage.exclusive('--output', _OUTPUT.value, _INPUT.value, overwrite=overwrite):
     predictions.run(_TASK.value, _MODEL.value, _INPUT.value, _OUTPUT.value, options, _STRICT.value,
                     step=checkpoint_flags.STEP.value,
                     allow_older=checkpoint_flags.ALLOW_OLDER.value)

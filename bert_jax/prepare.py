@@ -1,10 +1,12 @@
 """Text to token records: python -m bert_jax.prepare --input='corpus/*.txt.gz' --output=DIR"""
 
 import re
+from typing import Any
 
 from absl import flags
 
 from bert_jax import errors
+from bert_jax.runs import overwrite_flag
 
 _INPUT = flags.DEFINE_string('input', None, 'A quoted glob of files, tfds:NAME or builtin.')
 _OUTPUT = flags.DEFINE_string('output', None, 'Folder for the records, local or gs://. It is '
@@ -32,6 +34,8 @@ _BEAM = flags.DEFINE_string('beam', None, 'Run as an Apache Beam pipeline with t
                             "'--runner=DataflowRunner --project=...', say.")
 
 
+flags.adopt_module_key_flags(overwrite_flag)  # listed by --help
+
 _FIELDS = re.compile(r'(?<![\w/.])(?:data|model)\.(\w+)')
 
 
@@ -56,6 +60,7 @@ def _check_effects(vocabulary: str):
       ('lowercase', vocabulary not in ('', 'wordpiece'),
        f'--vocab={_VOCAB.value} says itself what it does with capitals'),
       ('output', _CHECK.value, '--check writes nothing'),
+      ('overwrite', _CHECK.value, '--check writes nothing'),
       ('workers', _CHECK.value, '--check runs in one process'),
       ('workers', _BEAM.value is not None, '--beam names the workers'),
       ('beam', _CHECK.value, '--check runs here'),
@@ -70,8 +75,9 @@ def _check_effects(vocabulary: str):
 
 def _run():
   # After the flags: tokenizers and numpy take a while to import.
-  from bert_jax.data import beam, corpus_check, preparation, tokenizer
+  from bert_jax.data import corpus_check, preparation, tokenizer
   from bert_jax.runtime import storage
+  overwrite = not _CHECK.value and overwrite_flag.get('--output', _OUTPUT.value)
   vocab_size = 30_522 if _VOCAB_SIZE.value is None else _VOCAB_SIZE.value
   settings = preparation.Settings(
       source=_INPUT.value, format=_FORMAT.value, language=_LANGUAGE.value,
@@ -83,11 +89,30 @@ def _run():
     corpus_check.print_report(settings)
     return
   with storage.exclusive('--output', _OUTPUT.value, _INPUT.value, _VOCAB.value):
-    if _BEAM.value is not None:
-      beam.run(settings, _OUTPUT.value, _BEAM.value.split())
-    else:
-      preparation.prepare(settings, _OUTPUT.value, _WORKERS.value)
+    _prepare(settings, overwrite)
     preparation.print_summary(_OUTPUT.value)
+
+
+def _prepare(settings: Any, overwrite: bool):
+  """Makes the records, at first beside those that they replace."""
+  from etils import epath
+
+  from bert_jax.data import beam, preparation
+  from bert_jax.runtime import storage
+  output, is_finished = _OUTPUT.value, preparation.is_finished(_OUTPUT.value)
+  if is_finished and overwrite:
+    output = preparation.replacing(output)
+  try:
+    if _BEAM.value is not None:
+      beam.run(settings, output, _BEAM.value.split())
+    else:
+      preparation.prepare(settings, output, _WORKERS.value)
+  except errors.UserError as e:
+    if is_finished and not overwrite and str(e).endswith('use another folder'):
+      raise errors.UserError(f'{e}, or --overwrite to replace the records') from e
+    raise
+  if output != _OUTPUT.value:
+    storage.replace_folder(epath.Path(output), epath.Path(_OUTPUT.value))
 
 
 def _main(argv: list[str]):

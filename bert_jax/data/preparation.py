@@ -321,6 +321,29 @@ def prepare(settings: Settings, output: str, workers: int = 0):
     shutil.rmtree(local)
 
 
+def is_finished(output: str) -> bool:
+  """True if a folder holds the records of a finished preparation."""
+  return (epath.Path(output) / 'manifest.json').exists()
+
+
+def replacing(output: str) -> str:
+  """The folder in which the records are made that replace the finished ones of another.
+
+  Raises:
+    UserError: that one holds more than records, or is in a bucket.
+  """
+  folder = epath.Path(output)
+  require(not storage.is_remote(output), f'--overwrite replaces folders of this machine: delete '
+                                         f'{output}, or use another --output')
+  entries = [e for shards in records.read_manifest(folder)['splits'].values() for e in shards]
+  known = {'manifest.json', 'tokenizer', 'counts.npy', 'progress',
+           *(f'{e["name"]}.{field}.bin' for e in entries for field in e['sha256'])}
+  strangers = [path.name for path in folder.iterdir() if path.name not in known]
+  require(not strangers, f'--output={output} holds {min(strangers, default="")}, which is no part '
+                         'of its records: nothing is replaced, use another --output')
+  return f'{output.rstrip("/")}.partial'
+
+
 def changed_setting(folder: epath.Path, settings: Settings) -> tuple[str, Any] | None:
   """The first setting in which complete records differ, and its value there."""
   earlier = _with_defaults(records.read_manifest(folder)['settings'])

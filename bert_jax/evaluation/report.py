@@ -1,12 +1,11 @@
 """The table that an evaluation ends in: for the terminal, and as JSON, Markdown and a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import io
 import json
 from typing import Any, NamedTuple
 
 from etils import epath
-
-from bert_jax.runtime import storage
 
 
 class Report(NamedTuple):
@@ -17,12 +16,14 @@ class Report(NamedTuple):
     columns: names of the columns; the first holds names, the others numbers or None.
     rows: of the table, the most important one last.
     bars: the column that the picture shows.
+    beside: texts of further files beside the table, by the ending of their names.
   """
 
   facts: dict[str, Any]
   columns: Sequence[str]
   rows: Sequence[Sequence[Any]]
   bars: str
+  beside: Mapping[str, str] = {}
 
 
 def _cell(value: Any) -> str:
@@ -55,7 +56,8 @@ def markdown(report: Report) -> str:
   return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
 
 
-def _draw(report: Report, path: epath.Path):
+def _picture(report: Report) -> bytes:
+  """The bars as a PNG."""
   import matplotlib  # slow to import, and needed once at the end
   matplotlib.use('Agg')
   from matplotlib import pyplot as plt
@@ -67,15 +69,28 @@ def _draw(report: Report, path: epath.Path):
   axis.invert_yaxis()
   axis.set(xlabel=report.bars)
   axis.spines[['top', 'right']].set_visible(False)
-  with path.open('wb') as file:
-    figure.savefig(file, dpi=120, format='png')
+  content = io.BytesIO()
+  figure.savefig(content, dpi=120, format='png')
   plt.close(figure)
+  return content.getvalue()
+
+
+def files(path: epath.Path, *beside: str) -> list[epath.Path]:
+  """The files that `write` makes; `beside` are the endings of `Report.beside`."""
+  return [path.with_suffix(ending) for ending in (*beside, '.md', '.png')] + [path]
 
 
 def write(report: Report, path: epath.Path):
-  """Writes FILE.json, and the table beside it as FILE.md and FILE.png."""
+  """Writes FILE.json, and beside it the table as FILE.md and FILE.png and the further files.
+
+  They appear at once, when all of them are complete; FILE.json is the last.
+  """
   rows = [dict(zip(report.columns, row)) for row in report.rows]
-  path.with_suffix('.md').write_text(markdown(report))
-  _draw(report, path.with_suffix('.png'))
-  storage.write_whole(
-      path, json.dumps({**report.facts, 'rows': rows}, indent=2, allow_nan=False) + '\n')
+  table = json.dumps({**report.facts, 'rows': rows}, indent=2, allow_nan=False) + '\n'
+  contents = [*(text.encode() for text in report.beside.values()), markdown(report).encode(),
+              _picture(report), table.encode()]
+  named = list(zip(files(path, *report.beside), contents, strict=True))
+  for file, content in named:
+    file.with_suffix(f'{file.suffix}.partial').write_bytes(content)
+  for file, _ in named:
+    file.with_suffix(f'{file.suffix}.partial').replace(file)

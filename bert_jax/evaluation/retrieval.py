@@ -18,6 +18,7 @@ from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
 from bert_jax.runtime.console import print_summary
 from bert_jax.tasks import ranking_scores, reranking
 
+RUN, RERANKED = '.run', '.reranked.run'  # endings of the files beside the report
 _DEPTH = 100  # documents of a query that are scored
 _QUERIES_AT_ONCE = 16  # of the reranker: a kill loses the scores of so many
 
@@ -70,11 +71,11 @@ def _rerank(reranker: Bert, corpus: beir.Texts, queries: beir.Texts, run: Run,
   return {line['query']: _sorted(map(tuple, line['hits'])) for line in lines}
 
 
-def write_run(run: Run, path: epath.Path):
-  """Writes a run as trec_eval reads it: query Q0 document rank score name."""
-  path.write_text(''.join(
+def run_file(run: Run) -> str:
+  """The text of a run as trec_eval reads it: query Q0 document rank score name."""
+  return ''.join(
       f'{query} Q0 {document} {rank} {score!r} bert_jax\n'
-      for query, hits in run.items() for rank, (document, score) in enumerate(hits, 1)))
+      for query, hits in run.items() for rank, (document, score) in enumerate(hits, 1))
 
 
 def scores(run: Run, qrels: beir.Qrels) -> dict[str, float]:
@@ -93,11 +94,12 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
   Args:
     bert: the model of queries and documents.
     source: a folder in BEIR's layout.
-    path: of the report; PATH.corpus.npy and PATH.queries.npy have the vectors, PATH.run the hits.
+    path: of the report; PATH.corpus.npy and PATH.queries.npy have the vectors. The report has the
+      hits for PATH.run.
     split: its judgements are in qrels/SPLIT.tsv.
     pooling: cls, mean or max; None = the model's own, or mean.
     max_len: as for `Bert.embed`.
-    reranker: a cross-encoder that orders the hits anew, in PATH.reranked.run.
+    reranker: a cross-encoder that orders the hits anew, for PATH.reranked.run.
 
   Raises:
     UserError: a mistake in the folder or the arguments.
@@ -110,15 +112,15 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
     print_summary([('note', f'{len(absent):,} judged documents are not in the corpus, such as '
                             f'{absent[0]!r}: they count as not found, as in trec_eval')])
   run = _search(bert, corpus, queries, path, pooling=pooling, max_len=max_len)
-  write_run(run, path.with_suffix('.run'))
+  runs = {RUN: run_file(run)}
   rows = [['search', *scores(run, qrels).values()]]
   if reranker:
     run = _rerank(reranker, corpus, queries, run, path)
-    write_run(run, path.with_suffix('.reranked.run'))
+    runs[RERANKED] = run_file(run)
     rows.append([f'reranked top {_DEPTH}', *scores(run, qrels).values()])
   facts = {'split': split, 'documents': len(corpus.ids), 'queries': len(queries.ids),
            'absent_documents': len(absent),
            'pooling': pooling, 'max_len': max_len,
            'reranker': reranker and reranker.model.facts.get('source')}
   columns = ('hits of', 'NDCG@10', 'MRR@10', f'MAP@{_DEPTH}', f'recall@{_DEPTH}')
-  return Report(facts, columns, rows, 'NDCG@10')
+  return Report(facts, columns, rows, 'NDCG@10', runs)

@@ -28,7 +28,7 @@ SUITES = {
 
 
 def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
-        step: int | None = None, allow_older: bool = False):
+        step: int | None = None, allow_older: bool = False, overwrite: bool = True):
   """Evaluates a model, prints the table and writes it to `output` (JSON), and as .md and .png.
 
   Args:
@@ -38,6 +38,7 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
     output: FILE.json.
     options: those that were given; the suite must use each.
     step: checkpoint of a workdir, as `load` takes it; so is `allow_older`.
+    overwrite: False = files of a finished evaluation are kept.
 
   Raises:
     UserError: a mistake in the arguments or the data.
@@ -55,6 +56,9 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
       raise UserError(f'--{name} has no effect here: --suite={suite} does not use it')
   path, options = epath.Path(output), dict(options)
   storage.make_parent('--output', path)
+  if not overwrite:
+    runs = [retrieval.RUN] * (suite == 'retrieval') + [retrieval.RERANKED] * ('rerank' in options)
+    storage.keep('--output', output, *reversed(report.files(path, *runs)))
   if suite == 'glue':
     twin = options.pop('twin', False)
     result = glue_suite.evaluate(load_lib.load(model, step, allow_older), data,

@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import os
+import pathlib
 import shutil
 import tempfile
 
@@ -19,6 +21,7 @@ from bert_jax.interop import (
 )
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.runtime import storage
 from bert_jax.runtime.console import print_summary
 from bert_jax.tasks import finetuning
 from bert_jax.training import checkpoint, integrity
@@ -84,7 +87,8 @@ def _check_flags(output: str | None, to: str | None, verify_only: bool, push: st
 
 
 def convert(source: str, output: str | None, to: str | None, *, verify_only: bool = False,
-            step: int | None = None, allow_older: bool = False, push: str = ''):
+            step: int | None = None, allow_older: bool = False, push: str = '',
+            overwrite: bool = False):
   """Reads a model in any format and writes it in another; with `verify_only` it only checks.
 
   Args:
@@ -95,11 +99,14 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
     step: checkpoint of a workdir; None = the best or else the newest.
     allow_older: where that one is damaged, take the next sound one.
     push: ORGANISATION/NAME on the Hugging Face hub, to which the result goes; '' = nowhere.
+    overwrite: replace a model that the output holds already.
 
   Raises:
     UserError: the source is no sound model, the output exists already, or the two differ.
   """
   _check_flags(output, to, verify_only, push)
+  require(not (overwrite and verify_only),
+          '--overwrite has no effect here: --verify writes nothing')
   if verify_only and not output and not to:
     require(step is None and not allow_older,
             '--verify alone checks every checkpoint: leave out --step and --allow_older')
@@ -109,8 +116,9 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
   directory = epath.Path(output) if output else None
   converted = not verify_only and directory.exists() and (
       not directory.is_dir() or any(directory.iterdir()))
-  if converted and not push:  # with it the last upload may have failed
-    raise UserError(f'--output={output} is there already: nothing is written over')
+  if converted and (overwrite or not push):  # with it the last upload may have failed
+    _check_replaced(source, directory, overwrite)
+    converted = False
   model = load_lib.load(source, step, allow_older)
   c = model.config
   print_summary([('model', f'{source}: {c.num_layers} layers of {c.hidden_size}, '
@@ -136,6 +144,18 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
     hub.push(source, directory, push, functools.partial(_write, to=to))
 
 
+def _check_replaced(source: str, directory: epath.Path, overwrite: bool):
+  """Raises UserError unless an output that is there already may be, and is to be, replaced."""
+  is_model = directory.is_dir() and not (directory / native.WORKDIR_FILE).exists() and any(
+      (directory / name).exists()
+      for name in ('config.json', native.CHECKPOINT_FILE, stablehlo.FILE))
+  inside = pathlib.Path(os.path.realpath(source)).is_relative_to(os.path.realpath(directory))
+  is_there = f'--output={directory} is there already'
+  require(is_model and not inside, f'{is_there}, and no model of convert alone: give another '
+                                   '--output')
+  require(overwrite, f'{is_there}: give another --output, or --overwrite to replace it')
+
+
 def _write_whole(model: Pretrained, directory: epath.Path, to: str):
   """Writes a folder that has its name only when it is complete and compared."""
   partial = directory.parent / (directory.name + '.partial')
@@ -146,4 +166,4 @@ def _write_whole(model: Pretrained, directory: epath.Path, to: str):
   except BaseException:
     shutil.rmtree(partial, ignore_errors=True)
     raise
-  partial.replace(directory)
+  storage.replace_folder(partial, directory)

@@ -15,7 +15,7 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
 from bert_jax.model.encoder import Batch
 
-_FILE = 'encoder.stablehlo'
+FILE = 'encoder.stablehlo'
 _PLATFORMS = ('cpu', 'cuda', 'tpu')
 _README = """# A BERT encoder as StableHLO
 
@@ -69,7 +69,7 @@ def save(model: Pretrained, directory: epath.Path):
   batch, length = jax.export.symbolic_shape('b, l', constraints=[f'l <= {longest}'])
   tokens = jax.ShapeDtypeStruct((batch, length), jnp.int32)
   exported = jax.export.export(_encoder(model), platforms=_PLATFORMS)(tokens, tokens, tokens)
-  (directory / _FILE).write_bytes(exported.serialize())
+  (directory / FILE).write_bytes(exported.serialize())
   model.tokenizer.save(directory / 'tokenizer')
   note = '' if 'pooler' in model.groups else ' (the model has no pooler: `pooled` is [CLS] itself)'
   (directory / 'README.md').write_text(
@@ -83,7 +83,7 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
     UserError: its outputs differ.
   """
   ours = _encoder(model)
-  exported = jax.export.deserialize((directory / _FILE).read_bytes())
+  exported = jax.export.deserialize((directory / FILE).read_bytes())
   for rows, length in ((1, 8), (3, 21)):
     batch = verify.sample(model, rows, length)
     inputs = batch.ids, batch.type_ids, batch.pair_index
@@ -92,5 +92,5 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
       difference = np.abs(np.asarray(a) - np.asarray(b))
       worst = float(np.max(difference[is_real] if difference.ndim == 3 else difference))
       if not worst <= verify.TOLERANCE:
-        raise UserError(f'{directory / _FILE}: the outputs differ by {worst:.2g}')
+        raise UserError(f'{directory / FILE}: the outputs differ by {worst:.2g}')
   yield 'outputs', 'of two batch shapes, equal to the source'

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 from typing import Any
 
 from etils import epath
@@ -80,6 +81,16 @@ def write_whole(path: epath.Path, text: str):
   partial.replace(path)
 
 
+def replace_folder(whole: epath.Path, folder: epath.Path):
+  """Gives a complete folder the name of another, which it replaces; both on this machine."""
+  before = folder.parent / f'{folder.name}.replaced'
+  shutil.rmtree(before, ignore_errors=True)
+  if folder.exists():
+    folder.rename(before)
+  whole.rename(folder)
+  shutil.rmtree(before, ignore_errors=True)
+
+
 def make_parent(flag: str, path: epath.Path):
   """Makes the folder of an output, which was given as `flag`; raises UserError if it cannot."""
   try:
@@ -89,17 +100,28 @@ def make_parent(flag: str, path: epath.Path):
     raise UserError(f'{flag}={path} cannot be written: {e.strerror or e}') from e
 
 
+def keep(flag: str, output: str, *paths: epath.Path):
+  """Raises UserError for the first of the files of an output that is there already."""
+  for path in paths:
+    beside = '' if path == epath.Path(output) else f': {path}'
+    require(not path.exists() or path.is_dir(),
+            f'{flag}={output}{beside} is there already: give another {flag}, or --overwrite to '
+            'replace it')
+
+
 @contextlib.contextmanager
-def exclusive(flag: str, output: str | None, *sources: str | None) -> Iterator[None]:
+def exclusive(flag: str, output: str | None, *sources: str | None,
+              overwrite: bool = True) -> Iterator[None]:
   """Keeps other processes of this machine from writing the output that was given as `flag`.
 
   Args:
     flag: the name of the output.
     output: a file or a folder; None = there is none.
     sources: the files or globs that the command reads.
+    overwrite: False = a file that is there already is kept.
 
   Raises:
-    UserError: another process writes the output, or the command reads it.
+    UserError: another process writes the output, the command reads it, or it is to be kept.
   """
   if not output:
     yield
@@ -118,6 +140,8 @@ def exclusive(flag: str, output: str | None, *sources: str | None) -> Iterator[N
   except OSError:  # a home that cannot be written: nothing keeps the two apart
     pass
   try:
+    if not overwrite:
+      keep(flag, output, epath.Path(output))
     yield
   finally:
     lock.release()

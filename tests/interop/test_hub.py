@@ -105,7 +105,7 @@ def test_a_failed_upload_is_repeated_by_the_same_command(hub, workdir, tmp_path)
   hub.status = 200
   conversion.convert(*arguments, push='us/bert')
   assert len(hub.branches) == 4
-  with pytest.raises(UserError, match='is there already: nothing is written over'):
+  with pytest.raises(UserError, match='is there already: give another --output, or'):
     conversion.convert(*arguments)
 
 

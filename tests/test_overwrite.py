@@ -1,0 +1,200 @@
+"""Every command keeps an output that is there already, in one line, unless --overwrite says so."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+from etils import epath
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.evaluation import report, suites
+from bert_jax.inference import json_lines, predictions
+from bert_jax.interop import conversion, load
+from bert_jax.runtime import storage
+from tests import conftest, made_tasks, typed
+
+ROOT = pathlib.Path(__file__).parent
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory) -> pathlib.Path:
+  path = tmp_path_factory.mktemp('overwrite')
+  made_tasks.model(path / 'model')
+  made_tasks.with_head(path / 'sst2', 'sequence_classification', ('no', 'yes'))
+  (path / 'texts.jsonl').write_text(''.join(json.dumps({'text': f'w{i}'}) + '\n' for i in range(9)))
+  (path / 'dev.tsv').write_text('text\tlabel\nw1 good\tyes\nw2 bad\tno\n')
+  (path / 'pairs.tsv').write_text('query\tpositive\nw1\tw2\n')
+  (path / 'corpus.jsonl').write_text(''.join(
+      json.dumps({'_id': f'd{i}', 'text': f'w{i} w{i + 1}'}) + '\n' for i in range(9)))
+  conftest.write_corpus(path / 'corpus.txt', conftest.make_documents(20))
+  return path
+
+
+@pytest.fixture(scope='module')
+def command(folder):
+  """Types a command; returns (status, standard error)."""
+  with typed.server() as run:
+    def call(module, *arguments, stdin=''):
+      status = run(module, arguments, folder, folder / 'stderr', stdin=stdin)
+      return status, (folder / 'stderr').read_text()
+    yield call
+
+
+# The command, the flag of its output, and the output.
+COMMANDS = {
+    'predict': (['--task=embed', '--model=model', '--input=texts.jsonl'], '--output', 'out.jsonl'),
+    'predict arrays': (['--task=embed', '--model=model', '--input=texts.jsonl'], '--output',
+                       'new/out.npy'),
+    'evaluate': (['--model=sst2', '--suite=task', '--data=dev.tsv'], '--output', 'out.json'),
+    'mine': (['--model=model', '--input=pairs.tsv', '--corpus=corpus.jsonl', '--margin=-2'],
+             '--output', 'mined.jsonl'),
+    'explore': (['--model=model', '--view=attention', '--text=w1 w2'], '--output', 'a.html'),
+    'explore words': (['--model=model', '--view=neighbours', '--words=w1'], '--output', 'map.png'),
+    'plan': ([f'--config={ROOT}/tiny.py', '--config.data.source=corpus.txt', '--topology=local'],
+             '--out', 'plan.json')}
+MADE = ('predict arrays', 'explore')  # the others take long
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_a_file_is_kept(folder, command, name):
+  arguments, flag, output = COMMANDS[name]
+  path, typed_flag = folder / output, f'{flag}={output}'
+  path.parent.mkdir(exist_ok=True)
+  path.write_text('mine')
+  before = {p: p.read_bytes() for p in folder.rglob('*') if p.is_file()}
+  expected = (f'bert_jax: {typed_flag} is there already: give another {flag}, or --overwrite to '
+              'replace it\n')
+  assert command(name.split()[0], *arguments, typed_flag) == (2, expected)
+  after = {p: p.read_bytes() for p in folder.rglob('*') if p.is_file() and 'stderr' not in p.name}
+  assert after == {p: x for p, x in before.items() if 'stderr' not in p.name}
+  if name in MADE:  # the remedy of the message works
+    status, error = command(name.split()[0], *arguments, typed_flag, '--overwrite')
+    assert status == 0, error
+    assert path.read_bytes() != b'mine'
+
+
+@pytest.mark.parametrize('name', ['predict', 'mine', 'explore', 'plan', 'convert', 'evaluate'])
+def test_without_an_output_there_is_nothing_to_replace(command, name):
+  flag = '--out' if name == 'plan' else '--output'
+  arguments = {'convert': ['--input=model', '--verify'], 'plan': COMMANDS['plan'][0]}.get(name, [])
+  assert command(name, *arguments, '--overwrite') == (
+      2, f'bert_jax: --overwrite has no effect here: give {flag} too\n')
+
+
+@pytest.mark.parametrize('flags', [(), ('--overwrite',)])
+def test_an_interrupted_prediction_goes_on(folder, command, flags):
+  """OUTPUT.partial is no output yet; with --overwrite the old one stays until the end."""
+  if flags:
+    (folder / 'p.jsonl').write_text('the one before')
+  before = ''.join(f'{{"made before": {i}}}\n' for i in range(4))
+  (folder / 'p.jsonl.partial').write_text(before + '{"made bef')  # as a kill leaves it
+  (folder / 'p.jsonl.partial.json').write_text(json.dumps({
+      'task': 'embed', 'model': json_lines.identity(load.load(str(folder / 'model'))),
+      'input': ['texts.jsonl', *storage.size_and_time(epath.Path(folder / 'texts.jsonl'))],
+      'options': dataclasses.asdict(predictions.Options())}))
+  status, error = command('predict', '--task=embed', '--model=model', '--input=texts.jsonl',
+                          '--output=p.jsonl', *flags)
+  assert status == 0 and '4 examples were answered before' in error
+  lines = (folder / 'p.jsonl').read_text().splitlines(keepends=True)
+  assert ''.join(lines[:4]) == before and len(lines) == 9 and '"embedding"' in lines[4]
+  assert not list(folder.glob('p.jsonl.*'))
+  (folder / 'p.jsonl').unlink()
+
+
+# ---- evaluations: several files -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize('ending', ['.json', '.md', '.png', '.run', '.reranked.run'])
+def test_each_file_of_an_evaluation_is_kept(tmp_path, ending):
+  """Somebody's notes.md or BM25.run beside it too; before anything is loaded."""
+  (tmp_path / f'x{ending}').write_text('mine')
+  beside = '' if ending == '.json' else f': {tmp_path}/x{ending}'
+  with pytest.raises(UserError, match=f'^--output={tmp_path}/x.json{beside} is there already: give '
+                                      'another --output, or --overwrite to replace it'):
+    suites.run('nowhere', 'retrieval', 'nowhere', str(tmp_path / 'x.json'), {'rerank': 'nowhere'},
+               overwrite=False)
+  with pytest.raises(UserError, match='nowhere is no folder'):
+    suites.run('nowhere', 'retrieval', 'nowhere', str(tmp_path / 'x.json'), {}, overwrite=True)
+  if ending.endswith('.run'):  # no file of this evaluation
+    with pytest.raises(UserError, match='nowhere is no folder'):
+      suites.run('nowhere', 'task', 'nowhere', str(tmp_path / 'x.json'), {}, overwrite=False)
+  assert [p.read_text() for p in tmp_path.iterdir()] == ['mine']
+
+
+def test_the_files_of_a_report_appear_together(tmp_path, monkeypatch):
+  table = report.Report({'a': 1}, ('name', 'value'), [['x', 0.5]], 'value', {'.run': 'q Q0 d 1 1'})
+  monkeypatch.setattr(report, '_picture', lambda _: 1 / 0)
+  with pytest.raises(ZeroDivisionError):
+    report.write(table, epath.Path(tmp_path / 'x.json'))
+  assert not list(tmp_path.iterdir())
+  monkeypatch.undo()
+  report.write(table, epath.Path(tmp_path / 'x.json'))
+  assert sorted(p.name for p in tmp_path.iterdir()) == ['x.json', 'x.md', 'x.png', 'x.run']
+  assert (tmp_path / 'x.run').read_text() == 'q Q0 d 1 1'
+  assert (tmp_path / 'x.png').read_bytes()[:4] == b'\x89PNG'
+  assert json.loads((tmp_path / 'x.json').read_text()) == {
+      'a': 1, 'rows': [{'name': 'x', 'value': 0.5}]}
+
+
+# ---- folders ------------------------------------------------------------------------------------
+
+
+def test_a_converted_model_is_replaced_on_demand(folder, tmp_path):
+  source, out = str(folder / 'model'), tmp_path / 'out'
+  shutil.copytree(source, out)
+  (out / 'stale').write_text('of the one before')
+  message = 'is there already: give another --output, or --overwrite to replace it'
+  with pytest.raises(UserError, match=message):
+    conversion.convert(source, str(out), 'bert_jax')
+  with pytest.raises(UserError, match='bad.* is no folder here'):
+    conversion.convert(str(tmp_path / 'bad'), str(out), 'bert_jax', overwrite=True)
+  assert (out / 'stale').exists()  # a mistake replaces nothing
+  conversion.convert(source, str(out), 'bert_jax', overwrite=True)
+  assert not (out / 'stale').exists() and (out / 'bert.json').exists()
+  assert [p.name for p in tmp_path.iterdir()] == ['out']
+  with pytest.raises(UserError, match='--overwrite has no effect here: --verify writes nothing'):
+    conversion.convert(source, str(out), None, verify_only=True, overwrite=True)
+
+
+@pytest.mark.parametrize('content', [['notes.txt'], ['run.json', 'config.json'], ['.git']])
+def test_a_folder_that_is_no_converted_model_is_never_replaced(folder, tmp_path, content):
+  for name in content:
+    (tmp_path / name).write_text('{}')
+  for overwrite in (False, True):
+    with pytest.raises(UserError, match='is there already, and no model of convert alone: give'):
+      conversion.convert(str(folder / 'model'), str(tmp_path), 'bert_jax', overwrite=overwrite)
+  assert sorted(p.name for p in tmp_path.iterdir()) == sorted(content)
+
+
+def test_the_source_is_never_replaced(folder, tmp_path):
+  made_tasks.model(tmp_path / 'model')
+  (tmp_path / 'config.json').write_text('{}')
+  for output in (tmp_path, tmp_path / 'model', tmp_path / 'model/../model'):
+    with pytest.raises(UserError, match='is there already, and no model of convert alone'):
+      conversion.convert(str(tmp_path / 'model'), str(output), 'bert_jax', overwrite=True)
+  assert (tmp_path / 'model/model.safetensors').exists()
+
+
+def test_records_are_replaced_on_demand(folder, command):
+  arguments = ['--input=corpus.txt', '--output=records', '--workers=1']
+  assert command('prepare', *arguments, '--vocab_size=200')[0] == 0
+  first = json.loads((folder / 'records/manifest.json').read_text())['digest']
+  assert command('prepare', *arguments, '--vocab_size=150') == (
+      2, 'bert_jax: records is not empty: it holds records made with another vocab_size; use '
+         'another folder, or --overwrite to replace the records\n')
+  # A mistake, and a file that is no record, leave all as it is.
+  bad = [arguments[0], '--vocab=nowhere', arguments[1], '--overwrite']
+  assert command('prepare', *bad)[0] == 2
+  (folder / 'records/notes.txt').write_text('mine')
+  status, error = command('prepare', *arguments, '--vocab_size=150', '--overwrite')
+  assert status == 2 and 'records holds notes.txt, which is no part of its records' in error
+  (folder / 'records/notes.txt').unlink()
+  assert json.loads((folder / 'records/manifest.json').read_text())['digest'] == first
+  status, error = command('prepare', *arguments, '--vocab_size=150', '--overwrite')
+  assert status == 0, error
+  assert json.loads((folder / 'records/manifest.json').read_text())['digest'] != first
+  assert sorted(p.name for p in folder.glob('records*')) == ['records']
+  assert command('prepare', '--input=corpus.txt', '--check', '--overwrite') == (
+      2, 'bert_jax: --overwrite has no effect here: --check writes nothing\n')
