@@ -93,6 +93,10 @@ class PretrainingData:
   eval_rows: tuple[RowSource, ...]  # one source for each phase; empty without held-out text
   feed: Feed = Feed()  # the part of a batch that this process feeds
 
+  def __getstate__(self):
+    """Of worker processes that make rows: each would hold a copy of the teacher, and start JAX."""
+    return {**vars(self), 'task': dataclasses.replace(self.task, frozen={})}
+
   @classmethod
   def create(cls, task: Pretraining, corpus: Corpus, phases: Phases, data: ConfigDict, *,
              seed: int, eval_batches: int, feed: Feed = Feed()) -> 'PretrainingData':

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pickle
 import types
 
 from hypothesis import given, settings
@@ -79,6 +80,15 @@ def test_scores_of_rows_of_another_length_are_not_compared():
   phases = Phases.create(((4, 16, 1), (2, 16, 2), (3, 32, 1)), 9, 8, 1)
   data = dataclasses.replace(data, phases=phases)
   assert [data.judged_on(step) for step in (4, 6, 7, 9)] == ['rows of 16'] * 2 + ['rows of 32'] * 2
+
+
+def test_worker_processes_get_no_teacher():
+  data = dataclasses.replace(make_task(1), eval_rows=())
+  data = dataclasses.replace(data, task=dataclasses.replace(
+      data.task, frozen={'teacher': jnp.ones(10**6)}))
+  sent = pickle.dumps(data.rows)
+  assert len(sent) < 10**4 and pickle.loads(sent).__self__.task.frozen == {}
+  assert data.task.frozen['teacher'].size == 10**6
 
 
 def evaluation(counts, eval_batches=1):
