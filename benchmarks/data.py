@@ -24,8 +24,8 @@ from etils import epath
 import numpy as np
 
 from bert_jax.data import corpus, dataset, loader, preparation, records, rows
-from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.pairs import Layout
+from bert_jax.data.tokenizers import reader as tokenizer_reader
 
 _ENGLISH = flags.DEFINE_string('english', None, 'Glob of English text.', required=True)
 _ENGLISH_VOCAB = flags.DEFINE_string('english_vocab', None, 'Its vocab.txt.', required=True)
@@ -52,7 +52,7 @@ def compare(name: str, file: str, vocab: str, folder: str, **settings):
   """prepare against raw encoding of the lines of one file; keeps the records of the last round."""
   lines = open(file, encoding='utf-8').read().split('\n')
   size = os.path.getsize(file) / 1e6
-  tokenizer = tokenizer_lib.load(vocab).library
+  tokenizer = tokenizer_reader.load(vocab).library
   raw, ours = [], []
   for _ in range(_ROUNDS.value):
     with _timed(raw):
@@ -103,7 +103,7 @@ def measure_seek():
     types = (np.uint16, np.uint8, np.uint16, np.int64)
     shard = records.Shard(*(records.map_file(path / f's.{name}.bin', np.dtype(dtype))
                             for name, dtype in zip(records.Shard._fields, types)), blocks)
-    tokenizer = tokenizer_lib.load(_ENGLISH_VOCAB.value)
+    tokenizer = tokenizer_reader.load(_ENGLISH_VOCAB.value)
     for max_len in (128, 512):
       began = time.perf_counter()
       source = rows.RowSource(records.Records([shard], ''),

@@ -25,7 +25,7 @@ from scipy import stats
 
 from benchmarks import torch_finetune
 from bert_jax import config as config_lib
-from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.interop import huggingface
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
@@ -123,7 +123,7 @@ def _chinese_model() -> str:
   """A random tiny BERT with the Chinese vocabulary of the paper's authors."""
   folder = epath.Path(_WORKDIR.value) / 'chinese'
   if not (folder / 'config.json').exists():
-    tokenizer = tokenizer_lib.load(epath.Path(_DATA.value) / 'vocab/bert-base-chinese-vocab.txt')
+    tokenizer = tokenizer_reader.load(epath.Path(_DATA.value) / 'vocab/bert-base-chinese-vocab.txt')
     config = BertConfig(vocab_size=tokenizer.vocab_size, hidden_size=128, num_layers=2, num_heads=2,
                         intermediate_size=512)
     tokens = np.zeros((1, 8), np.int32)

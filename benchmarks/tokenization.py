@@ -15,7 +15,7 @@ import subprocess
 
 from absl import app, flags
 
-from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.tokenizers import reader as tokenizer_reader
 
 _REFERENCE = flags.DEFINE_string('reference', None, 'Python with transformers 4.57.', required=True)
 _VOCAB = flags.DEFINE_list('vocab', None, 'Vocabulary files.', required=True)
@@ -46,8 +46,7 @@ def main(_):
   """Prints a line for each vocabulary, and each difference."""
   texts = [line for pattern in _TEXT.value for line in _lines(pattern)]
   for vocab in _VOCAB.value:
-    entries = tokenizer_lib.read_vocab(vocab)
-    ours = tokenizer_lib.WordPiece(entries, lowercase=not tokenizer_lib.is_cased(entries))
+    ours = tokenizer_reader.load(vocab)
     done = subprocess.run(
         [_REFERENCE.value, '-c', _SLOW, vocab, str(ours.lowercase)], text=True, check=True,
         input=''.join(json.dumps(text) + '\n' for text in texts), stdout=subprocess.PIPE)

@@ -75,7 +75,8 @@ def _check_effects(vocabulary: str):
 
 def _run():
   # After the flags: tokenizers and numpy take a while to import.
-  from bert_jax.data import corpus_check, preparation, tokenizer
+  from bert_jax.data import corpus_check, preparation
+  from bert_jax.data.tokenizers import reader
   from bert_jax.runtime import storage
   overwrite = not _CHECK.value and overwrite_flag.get('--output', _OUTPUT.value)
   vocab_size = 30_522 if _VOCAB_SIZE.value is None else _VOCAB_SIZE.value
@@ -84,7 +85,7 @@ def _run():
       text_column=_TEXT_COLUMN.value, lines_are_sentences=_LINES.value, vocab=_VOCAB.value,
       vocab_size=None if _VOCAB.value else vocab_size, tokenizer=_TOKENIZER.value,
       lowercase=_LOWERCASE.value, heldout=_HELDOUT.value, words=_WORDS.value)
-  _check_effects(tokenizer.load(_VOCAB.value, _LOWERCASE.value).kind if _VOCAB.value else '')
+  _check_effects(reader.load(_VOCAB.value, _LOWERCASE.value).kind if _VOCAB.value else '')
   if _CHECK.value:
     corpus_check.print_report(settings)
     return

@@ -12,7 +12,8 @@ from flax import linen as nn
 import jax
 import numpy as np
 
-from bert_jax.data.tokenizer import WordPiece
+from bert_jax.data.tokenizers import older
+from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.interop import huggingface, layout
 from bert_jax.interop.pretrained import Pretrained, head_groups
 from bert_jax.model.bert_config import BertConfig
@@ -25,8 +26,8 @@ _VOCAB = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *WORDS, *NAMES, 'good', 
           '?', '.', *'abcdefghijklmnopqrstuvwxyz', '##s']
 
 
-def tokenizer() -> WordPiece:
-  return WordPiece(_VOCAB)
+def tokenizer() -> Tokenizer:
+  return older.wordpiece(_VOCAB)
 
 
 def model(folder: pathlib.Path, **sizes) -> str:
@@ -37,7 +38,7 @@ def model(folder: pathlib.Path, **sizes) -> str:
   tokens = np.zeros((1, 8), np.int32)
   params = nn.unbox(jax.jit(Bert(config).init)(jax.random.key(0), Batch(*[tokens] * 4),
                                                tokens[:, :1]))
-  huggingface.save(Pretrained(config, {'params': {'bert': params['params']}}, WordPiece(_VOCAB)),
+  huggingface.save(Pretrained(config, {'params': {'bert': params['params']}}, tokenizer()),
                    epath.Path(folder))
   return str(folder)
 
@@ -58,7 +59,7 @@ def with_head(folder: pathlib.Path, task: str, labels: tuple[str, ...],
       layout.abstract_params(config, groups or head_groups(config, task), len(labels), task))
   params = jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(np.float32), abstract)
   problem = 'single_label' if task == 'sequence_classification' else ''
-  huggingface.save(Pretrained(config, params, WordPiece(_VOCAB), task, labels, problem),
+  huggingface.save(Pretrained(config, params, older.wordpiece(_VOCAB), task, labels, problem),
                    epath.Path(folder))
   return str(folder)
 

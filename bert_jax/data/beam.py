@@ -19,7 +19,7 @@ from typing import Any
 from etils import epath
 
 from bert_jax.data import corpus, encode, preparation, survey
-from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import Failed, UserError, require, require_choice
 from bert_jax.runtime import storage
 
@@ -35,7 +35,7 @@ def _write_shards(numbered: tuple[int, str], *, settings: corpus.Settings,
   """
   number, file = numbered
   data_format = corpus.format_of(file, settings.format)
-  tokenizer = tokenizer_lib.load(epath.Path(output) / 'tokenizer')
+  tokenizer = tokenizer_reader.load(epath.Path(output) / 'tokenizer')
   encoder = encode.Encoder(tokenizer, settings)
   # Documents are held out by their hash alone: no machine sees all of them.
   below = int(settings.heldout * survey.HASHES)
@@ -59,7 +59,7 @@ def _finish(files: Sequence[dict[str, dict[str, Any]]], *, settings: corpus.Sett
   shards = [*splits['train'], *splits['heldout']]
   folder = epath.Path(output)
   preparation.finish(
-      folder, dataclasses.asdict(settings), tokenizer_lib.load(folder / 'tokenizer'),
+      folder, dataclasses.asdict(settings), tokenizer_reader.load(folder / 'tokenizer'),
       documents=sum(shard['read'] for shard in shards),
       size=sum(shard['size'] for shard in shards), splits=splits,
       notes=['held-out sentences were not looked for in the training text'])
@@ -86,7 +86,7 @@ def run(settings: corpus.Settings, output: str, options: Sequence[str] = ()):
           f'{output} is not empty: use another folder')
   files = list(enumerate(corpus.find_files(settings.source)))
   # The workers have neither this machine's files nor its folder.
-  tokenizer_lib.load(settings.vocab, settings.lowercase).save(folder / 'tokenizer')
+  tokenizer_reader.load(settings.vocab, settings.lowercase).save(folder / 'tokenizer')
   try:
     with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
       _ = (pipeline | beam.Create(files) | beam.Reshuffle()

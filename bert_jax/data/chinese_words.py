@@ -12,7 +12,7 @@ import unicodedata
 
 import numpy as np
 
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.tokenizers.base import Tokenizer
 
 _OTHER, _ALONE, _JOINED, _SPACE = range(4)  # how WordPiece splits a character from its neighbours
 
@@ -56,7 +56,7 @@ def _jieba_starts(sentences: Sequence[str]) -> np.ndarray:
 def _by_offsets(tokenizer: Tokenizer, sentences: Sequence[str],
                 is_start: np.ndarray) -> tuple[list[list[int]], np.ndarray]:
   """`encode` for any tokeniser, by the characters of each token."""
-  encoded = tokenizer.encode_with_offsets(sentences)
+  encoded = tokenizer.encode_with_spans(sentences)
   tokens = [ids for ids, _ in encoded]
   sizes = np.fromiter(map(len, sentences), np.int64, len(sentences))
   before = np.repeat(np.cumsum(sizes) - sizes, [len(ids) for ids in tokens])
@@ -77,7 +77,7 @@ def encode(tokenizer: Tokenizer,
     pieces of one character, as a byte-level BPE has them, only the first can start a word.
   """
   is_start = _jieba_starts(sentences)
-  if tokenizer.kind != 'wordpiece':
+  if not (tokenizer.splits_as_bert and tokenizer.kind == 'wordpiece'):
     return _by_offsets(tokenizer, sentences, is_start)
   tokens = tokenizer.encode_batch(sentences)
   is_first = tokenizer.word_starts()[_flat(tokens)]  # of a word of WordPiece

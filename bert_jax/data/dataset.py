@@ -9,9 +9,10 @@ from etils import epath
 from ml_collections import ConfigDict
 import numpy as np
 
-from bert_jax.data import mixture, preparation, records, tokenizer_base
-from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data import mixture, preparation, records
 from bert_jax.data.corpus import Settings
+from bert_jax.data.tokenizers import base as tokenizer_base
+from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
@@ -19,7 +20,7 @@ from bert_jax.runtime import storage
 class Corpus(NamedTuple):
   """A tokenised corpus."""
 
-  tokenizer: tokenizer_lib.Tokenizer
+  tokenizer: tokenizer_base.Tokenizer
   train: records.Records
   heldout: records.Records
   counts: np.ndarray  # [V] int64, how often each entry occurs in `train`
@@ -30,8 +31,8 @@ class Corpus(NamedTuple):
 def open_records(directory: epath.Path) -> Corpus:
   """Opens a local folder that `prepare` made; raises UserError if a file is not as it was."""
   manifest = records.read_manifest(directory)
-  tokenizer = tokenizer_lib.load(directory / 'tokenizer')
-  require(tokenizer_lib.digest(tokenizer) == manifest['tokenizer'],
+  tokenizer = tokenizer_reader.load(directory / 'tokenizer')
+  require(tokenizer_base.digest(tokenizer) == manifest['tokenizer'],
           f'{directory}/tokenizer is not the tokeniser that made these records: run '
           'bert_jax.prepare again into an empty folder')
   train, heldout = (records.open_split(directory, manifest, split)
@@ -102,8 +103,8 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
 def _check_vocabulary(corpus: Corpus, data: ConfigDict, where: str | epath.Path):
   """Raises UserError unless the vocabulary that is given, if any, made the records in `where`."""
   if data.vocab:
-    given = tokenizer_lib.load(data.vocab, data.lowercase)
-    require(tokenizer_lib.digest(given) == tokenizer_lib.digest(corpus.tokenizer),
+    given = tokenizer_reader.load(data.vocab, data.lowercase)
+    require(tokenizer_base.digest(given) == tokenizer_base.digest(corpus.tokenizer),
             f'data.vocab={data.vocab} is not the vocabulary that made the records in {where}: '
             'leave data.vocab out, or prepare the text again with it')
 
@@ -143,7 +144,7 @@ def _open_mixture(parts: Sequence[mixture.Part], data: ConfigDict, vocab_size: i
             for i, of_part in enumerate(of_parts)]
   first = opened[0]
   for part, corpus in zip(parts, opened):
-    require(tokenizer_lib.digest(corpus.tokenizer) == tokenizer_lib.digest(first.tokenizer),
+    require(tokenizer_base.digest(corpus.tokenizer) == tokenizer_base.digest(first.tokenizer),
             f'the records in {part.source} have another vocabulary than those in '
             f'{parts[0].source}: prepare one of them again with --vocab')
   weights = tuple((part.start, part.end) for part in parts)

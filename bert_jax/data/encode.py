@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.data import chinese_words, records
-from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.corpus import Settings
+from bert_jax.data.tokenizers import base as tokenizer_base
+from bert_jax.data.tokenizers import reader as tokenizer_reader
 
 _AT_ONCE = 1 << 19  # characters: the library's encodings take 100 times the memory of their tokens
 
@@ -51,13 +52,13 @@ def _keys(tokens: np.ndarray, lengths: np.ndarray) -> list[bytes]:
 class Encoder:
   """Turns documents into arrays."""
 
-  def __init__(self, tokenizer: tokenizer_lib.Tokenizer, settings: Settings,
+  def __init__(self, tokenizer: tokenizer_base.Tokenizer, settings: Settings,
                heldout: Iterable[str] = (), reopen: tuple[Any, ...] = ()):
     """Prepares to encode, and to recognise held-out sentences by their keys in `heldout`.
 
     `reopen` holds the arguments of `_reopened` that give a worker process the same encoder.
     """
-    self.tokenizer, self._settings, self._reopen = tokenizer, settings, reopen
+    self.tokenizer, self._settings, self._reopen = tokenizer.parsing(False), settings, reopen
     self._heldout = collections.defaultdict(list)
     for i, key in enumerate(heldout):
       self._heldout[bytes.fromhex(key)].append(i)
@@ -122,4 +123,4 @@ def warm_up(settings: Settings):
 def _reopened(tokenizer: str, settings: Settings, heldout: str) -> Encoder:
   """The encoder of a worker process, which reads the folder and the file of keys once."""
   keys = json.loads(pathlib.Path(heldout).read_text())['keys']
-  return Encoder(tokenizer_lib.load(tokenizer), settings, keys)
+  return Encoder(tokenizer_reader.load(tokenizer), settings, keys)

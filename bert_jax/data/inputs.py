@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.tokenizers.base import Tokenizer
 
 CUTS = ('head', 'tail', 'head_tail')
 CHUNKS = ('chunks_mean', 'chunks_max', 'chunks_attention')
@@ -26,16 +26,22 @@ class Input(NamedTuple):
 
 def special_tokens(tokenizer: Tokenizer, texts: int) -> int:
   """The number of special tokens that `join` puts around one text or two."""
-  return 2 + (texts - 1) * tokenizer.separators
+  before, after, between = map(len, tokenizer.around)
+  return before + after + (texts - 1) * between
+
+
+def second_starts(tokenizer: Tokenizer, first: Sequence[int]) -> int:
+  """The position of the second text's first token in what `join` makes."""
+  return len(tokenizer.around.before) + len(first) + len(tokenizer.around.between)
 
 
 def join(tokenizer: Tokenizer, first: Sequence[int], second: Sequence[int] | None = None) -> Input:
   """[CLS] first [SEP], or [CLS] first [SEP] second [SEP]; two [SEP] between them in RoBERTa."""
-  a = [tokenizer.cls_id, *first, tokenizer.sep_id]
+  before, after, between = tokenizer.around
   if second is None:
+    a = [*before, *first, *after]
     return Input(a, [0] * len(a))
-  a += [tokenizer.sep_id] * (tokenizer.separators - 1)
-  b = [*second, tokenizer.sep_id]
+  a, b = [*before, *first, *between], [*second, *after]
   return Input(a + b, [0] * len(a) + [1] * len(b))
 
 
@@ -43,11 +49,13 @@ def cut_pair(first: Sequence[int], second: Sequence[int],
              room: int) -> tuple[Sequence[int], Sequence[int]]:
   """Cuts a pair to `room` tokens: the longer text first, until both have half of the room.
 
-  The first text gets the odd token, as in google-research/bert `_truncate_seq_pair`.
+  The text that was longer keeps the odd token; of two equally long ones the second, as in
+  `tokenizers`, truncation `longest_first`.
   """
   if len(first) + len(second) <= room:
     return first, second
-  first = first[:max(room - len(second), (room + 1) // 2)]
+  half = (room + (len(first) > len(second))) // 2
+  first = first[:max(room - len(second), half)]
   return first, second[:room - len(first)]
 
 

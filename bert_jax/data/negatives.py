@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bert_jax.data.records import Records
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.tokenizers.base import Tokenizer
 
 NEGATIVES = ('other_document', 'similar_style', 'same_document')
 _ROUNDS = 4  # attempts to find a partner from another document

@@ -18,10 +18,12 @@ from etils import epath
 import numpy as np
 from tqdm import auto as tqdm
 
-from bert_jax.data import corpus, encode, records, vocabulary
-from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data import corpus, encode, records
 from bert_jax.data.corpus import Settings
 from bert_jax.data.survey import Survey, survey_of
+from bert_jax.data.tokenizers import base as tokenizer_base
+from bert_jax.data.tokenizers import reader as tokenizer_reader
+from bert_jax.data.tokenizers import training
 from bert_jax.errors import UserError, require
 from bert_jax.runtime import console, host, pool, storage
 
@@ -70,17 +72,17 @@ def check_tokens(source: str, counts: Sequence[int]):
 
 
 def make_tokenizer(settings: Settings, source: corpus.Source,
-                   survey: Survey) -> tokenizer_lib.Tokenizer:
+                   survey: Survey) -> tokenizer_base.Tokenizer:
   """Loads the vocabulary of the settings, or trains one."""
   if settings.vocab:
-    return tokenizer_lib.load(settings.vocab, settings.lowercase)
+    return tokenizer_reader.load(settings.vocab, settings.lowercase)
 
   def sentences():
     for document in with_progress(source.read(), 'training the vocabulary', survey.size):
       if survey.in_vocabulary_text(document):
         yield from settings.sentences(document)
 
-  return vocabulary.train(settings.tokenizer, sentences, settings.vocab_size, settings.lowercase)
+  return training.train(settings.tokenizer, sentences, settings.vocab_size, settings.lowercase)
 
 
 def train_vocabulary(texts: Sequence[Settings], folder: epath.Path):
@@ -119,7 +121,7 @@ def token_counts(shards: Iterable[dict[str, Any]], vocab_size: int) -> np.ndarra
   return sum((np.array(shard['counts']) for shard in shards), np.zeros(vocab_size, np.int64))
 
 
-def finish(folder: epath.Path, settings: dict[str, Any], tokenizer: tokenizer_lib.Tokenizer, *,
+def finish(folder: epath.Path, settings: dict[str, Any], tokenizer: tokenizer_base.Tokenizer, *,
            documents: int, size: int, notes: list[str], splits: dict[str, list[dict[str, Any]]]):
   """Writes counts.npy, and at last the manifest, which makes the records complete.
 
@@ -130,7 +132,7 @@ def finish(folder: epath.Path, settings: dict[str, Any], tokenizer: tokenizer_li
   with (folder / 'counts.npy').open('wb') as file:
     np.save(file, train)
   records.write_manifest(folder, {
-      'settings': settings, 'tokenizer': tokenizer_lib.digest(tokenizer),
+      'settings': settings, 'tokenizer': tokenizer_base.digest(tokenizer),
       'vocab_size': tokenizer.vocab_size, 'documents': documents, 'bytes': size,
       'unigram_entropy': cross_entropy(heldout, train), 'notes': notes,
       'splits': {split: [shard['entry'] for shard in shards] for split, shards in splits.items()}})
@@ -189,7 +191,7 @@ class _Preparation:
       with (contextlib.nullcontext() if in_process else
             pool.processes(workers, warm_up)) as executor:
         self._once('vocabulary', lambda: self._save_tokenizer(survey))
-        tokenizer = tokenizer_lib.load(self.output / 'tokenizer')
+        tokenizer = tokenizer_reader.load(self.output / 'tokenizer')
         heldout = self._once('heldout', lambda: self._heldout(survey, tokenizer))
         encoder = encode.Encoder(tokenizer, self.settings, heldout['keys'], reopen=(
             os.fspath(self.output / 'tokenizer'), self.settings,
@@ -212,9 +214,9 @@ class _Preparation:
   def _save_tokenizer(self, survey: Survey) -> str:
     tokenizer = make_tokenizer(self.settings, self.source, survey)
     tokenizer.save(self.output / 'tokenizer')
-    return tokenizer_lib.digest(tokenizer)
+    return tokenizer_base.digest(tokenizer)
 
-  def _heldout(self, survey: Survey, tokenizer: tokenizer_lib.Tokenizer) -> dict[str, Any]:
+  def _heldout(self, survey: Survey, tokenizer: tokenizer_base.Tokenizer) -> dict[str, Any]:
     """The held-out documents as lists of sentences, and a key of each sentence."""
     documents = [self.settings.sentences(document)
                  for document in (self.source.read() if survey.heldout_below else ())
@@ -295,7 +297,7 @@ def prepare(settings: Settings, output: str, workers: int = 0):
   """
   digest = None
   if settings.vocab:  # its mistakes are reported before the text is read
-    digest = tokenizer_lib.digest(tokenizer_lib.load(settings.vocab, settings.lowercase))
+    digest = tokenizer_base.digest(tokenizer_reader.load(settings.vocab, settings.lowercase))
   storage.check('--output', output)
   folder, is_remote = epath.Path(output), storage.is_remote(output)
   if (folder / 'manifest.json').exists():

@@ -13,7 +13,7 @@ from etils import epath
 import jax
 import numpy as np
 
-from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import FACTS_OF_DATA, Pretrained
 from bert_jax.runtime import storage
@@ -82,7 +82,7 @@ def identity(model: Pretrained) -> str:
   description = {
       'config': dataclasses.asdict(model.config), 'task': model.task, 'labels': model.labels,
       'problem': model.problem, 'facts': facts,
-      'tokenizer': tokenizer_lib.digest(model.tokenizer)}
+      'tokenizer': tokenizer_base.digest(model.tokenizer)}
   digest.update(json.dumps(description, sort_keys=True).encode())
   if model.sentence:
     for name, content in sorted(model.sentence.files(model.config.hidden_size).items()):

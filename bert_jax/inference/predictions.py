@@ -52,7 +52,7 @@ def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Ex
       long=options.long or 'head', max_len=options.max_len, prompt=options.prompt, dim=options.dim)
   if options.pooling != 'none':
     return [{'embedding': vector.tolist()} for vector in embeddings]
-  encoded = bert.tokenizer.encode_with_offsets(texts)
+  encoded = bert.tokenizer.encode_with_spans(texts)
   return [{'tokens': [
       {'token': token, 'start': start, 'end': end, 'vector': vector.tolist()}
       for token, (start, end), vector in zip(bert.tokenizer.tokens(ids), offsets, of_text)]}

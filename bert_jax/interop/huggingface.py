@@ -14,8 +14,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import load_file, save_file
 
-from bert_jax.data import tokenizer as tokenizer_lib
-from bert_jax.data import tokenizer_base
+from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import UserError
 from bert_jax.interop import families, layout, torch_pickle
 from bert_jax.interop.families import Family
@@ -191,7 +190,7 @@ def load(directory: epath.Path) -> Pretrained:
       raise UserError(f'{directory}: {copy} differs from {of}: BERT has one tensor for both')
   params = layout.from_tensors(tensors, config, needed, directory)
   outputs = layout.num_labels(tensors)
-  tokenizer = fitted(tokenizer_lib.load(directory), config, directory)
+  tokenizer = fitted(tokenizer_reader.load(directory), config, directory)
   try:
     names = {int(i): str(label) for i, label in (fields.get('id2label') or {}).items()}
   except (AttributeError, ValueError) as e:
@@ -204,7 +203,7 @@ def load(directory: epath.Path) -> Pretrained:
     problem = 'regression' if outputs == 1 else 'single_label'
     problem = _PROBLEMS.get(str(fields.get('problem_type')), problem)
   facts = {'source': str(directory)}
-  longest = tokenizer_base.longest_input(directory)
+  longest = tokenizer_reader.longest_input(directory)
   if task and longest < config.max_positions:
     facts['max_len'] = int(longest)
   return Pretrained(config, params, tokenizer, task, labels, problem, facts)

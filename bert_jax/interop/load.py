@@ -11,7 +11,8 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.training import fingerprint
 
 _HUB_FILES = ['config.json', '*.safetensors', 'model.safetensors.index.json', 'vocab.txt',
-              'tokenizer.json', 'tokenizer_config.json', '*.model', 'vocab.json', 'merges.txt',
+              'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json',
+              'added_tokens.json', '*.model', 'vocab.json', 'merges.txt',
               # Folders of sentence-transformers; older ones have the encoder in 0_Transformer.
               'modules.json', 'sentence_*_config.json', 'config_sentence_transformers.json',
               '?_*/*.json', '0_*/*.txt']

@@ -13,7 +13,7 @@ from flax import linen as nn
 import jax
 import orbax.checkpoint as ocp
 
-from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import UserError
 from bert_jax.interop import layout, pretrained, sentence_layout
 from bert_jax.interop.pretrained import Pretrained, fitted, head_groups
@@ -71,7 +71,7 @@ def load(directory: epath.Path) -> Pretrained:
   unknown = sorted(set(groups) - {*layout.GROUPS, *(kind.parts if kind else ())})
   if unknown or (task and not kind):
     raise UserError(f'{path}: unknown groups {unknown} or task {content.get("task")!r}')
-  tokenizer = fitted(tokenizer_lib.load(directory / 'tokenizer'), config, directory)
+  tokenizer = fitted(tokenizer_reader.load(directory / 'tokenizer'), config, directory)
   abstract = checkpoint.on_one_device(
       nn.unbox(layout.abstract_params(config, groups, len(labels), task)))
   try:
@@ -107,7 +107,8 @@ def load_workdir(directory: epath.Path, step: int | None = None,
   sealed.check(directory / 'tokenizer', run.get('tokenizer', {}))
   fields = run.get('config', {})
   config = _config(fields.get('model'), path)
-  tokenizer = fitted(tokenizer_lib.load(directory / 'tokenizer'), config, directory / 'tokenizer')
+  folder = directory / 'tokenizer'
+  tokenizer = fitted(tokenizer_reader.load(folder), config, folder)
   data, task, labels = fields.get('data', {}), fields.get('task'), tuple(run.get('labels', ()))
   pretrains = task == 'pretrain'
   if pretrains:

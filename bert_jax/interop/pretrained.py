@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.interop import layout
 from bert_jax.interop.sentence_layout import SentenceLayout

@@ -17,7 +17,8 @@ import safetensors
 from safetensors.numpy import load_file, save
 import tokenizers
 
-from bert_jax.data import tokenizer_base
+from bert_jax.data.tokenizers import base as tokenizer_base
+from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import UserError, require
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.runtime import storage
@@ -277,7 +278,7 @@ def read(directory: epath.Path, config: BertConfig,
   settings = storage.read_json_if_any(directory / _SETTINGS)
   limits = next(filter(None, (storage.read_json_if_any(encoder / name) for name in (
       _ENCODER_SETTINGS, *_OLD_ENCODER_SETTINGS))), {})
-  longest = limits.get('max_seq_length') or tokenizer_base.longest_input(encoder)
+  longest = limits.get('max_seq_length') or tokenizer_reader.longest_input(encoder)
   require(isinstance(longest, int | float), f'{encoder}: the longest input {longest!r} is '
           'no number')
   prompts, default = settings.get('prompts') or {}, settings.get('default_prompt_name')
@@ -291,5 +292,5 @@ def read(directory: epath.Path, config: BertConfig,
   return SentenceLayout(
       pooling, include_prompt, tuple(steps), prompts, default,
       settings.get('similarity_fn_name') or 'cosine', int(min(longest, positions)),
-      bool(limits.get('do_lower_case')) and not getattr(tokenizer, 'lowercase', False),
+      bool(limits.get('do_lower_case')) and not tokenizer.lowercase,
       dim)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
-from bert_jax.interop import huggingface, sentence_layout, verify
+from bert_jax.interop import huggingface, sentence_layout, tokenizer_checks, verify
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.model import architectures, pooling
@@ -34,6 +34,7 @@ def load(directory: epath.Path) -> Pretrained:
   model = huggingface.load(directory / sentence_layout.listed(directory)[0].path)
   return dataclasses.replace(
       model, facts={**model.facts, 'source': str(directory)},
+      tokenizer=model.tokenizer.parsing(True),  # as SentenceTransformer does
       sentence=sentence_layout.read(directory, model.config, model.tokenizer))
 
 
@@ -93,7 +94,7 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
   import sentence_transformers  # only here: all else works without it
 
   # Strings whose tokens each published tokeniser agrees on; `verify.compare` compares the others.
-  texts = [text for text in verify.HOSTILE[:7] if text.strip()]
+  texts = [text for text in tokenizer_checks.HOSTILE[:7] if text.strip()]
   theirs = sentence_transformers.SentenceTransformer(
       str(directory), device='cpu', local_files_only=True)
   vectors = theirs.encode(texts, prompt='', show_progress_bar=False)

@@ -8,7 +8,7 @@ import re
 
 from etils import epath
 
-from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import UserError
 from bert_jax.interop import families, huggingface, layout
 from bert_jax.interop.pretrained import Pretrained, fitted
@@ -64,7 +64,5 @@ def load(directory: epath.Path) -> Pretrained:
     tensors[name] = x.T if transposed else x
   params = layout.from_tensors(tensors, config, (), directory)
   # The published folders do not say; a vocabulary with capitals is read as cased.
-  vocab = tokenizer_lib.read_vocab(directory / 'vocab.txt')
-  tokenizer = tokenizer_lib.WordPiece(vocab, lowercase=not tokenizer_lib.is_cased(vocab))
-  tokenizer = fitted(tokenizer, config, directory)
+  tokenizer = fitted(tokenizer_reader.load(directory / 'vocab.txt'), config, directory)
   return Pretrained(config, params, tokenizer, facts={'source': str(directory)})

@@ -1,4 +1,4 @@
-"""Compares two models: tensors, outputs and tokenisation, one by one."""
+"""Compares two models: tensors, outputs and tokenization, one by one."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -8,31 +8,14 @@ from etils import epath
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
 
-from bert_jax.data.spiece import SentencePiece
-from bert_jax.data.tokenizer import SPECIAL_TOKENS, WordPiece
 from bert_jax.errors import UserError
-from bert_jax.interop import families, layout
+from bert_jax.interop import families, layout, tokenizer_checks
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining, ReplacedTokenHead
 
-_SPECIAL = ' '.join(SPECIAL_TOKENS)
-# Strings on which tokenisers are known to differ.
-HOSTILE = (
-    '', ' ', 'Hello, world!', 'HELLO hello HeLLo', 'unaffable embeddings', "don't can't it's",
-    'naïve café São Tomé Ångström', 'e\u0301 vs \u00e9', 'İstanbul ŞIK ıI', 'ΑΒΓ αβγ ς Σ',
-    'Привет, мир', 'שלום עולם', 'مرحبا بالعالم', 'नमस्ते दुनिया', 'สวัสดีชาวโลก', '日本語とカタカナ',
-    '中文字符 and English', '𠀀𠀁 rare', '안녕하세요 세계', '😀 👩\u200d👩\u200d👧 🇩🇪',
-    'a\u200bb\u200dc\ufeffd', 'tab\tnew\nline\r\n', 'nul\x00bell\x07esc\x1b',
-    'soft\u00adhyphen', 'non\u00a0breaking\u2003spaces\u3000wide', 'x' * 101, 'word' * 60,
-    '3.14159 1,000,000 50% $9.99 €5', '@user #tag http://a.b/c?d=e&f=g', '…—–‘’“”«»',
-    _SPECIAL, '##ing ## #', 'ﬁ ﬂ ½ ² ™', '\ufffd', 'ǅ ß ẞ',
-    '`code` ~tilde~ ^caret^ |pipe| <tag>', '。、！？（）', 'ａｂｃ１２３',
-    "``quoted'' ''x`` ```y'''", '9,9 10, 1,2,3 5,,', 'unit\x1cseparator\x85next',
-)
 # Names of the logits of each head in the outputs of transformers' classes.
 _LOGITS = {'mlm': ('prediction_logits', 'logits'),
            'nsp': ('seq_relationship_logits', 'sop_logits', 'logits'), 'rtd': ('logits',)}
@@ -129,37 +112,6 @@ def _compare_tensors(a: Pretrained, b: Pretrained) -> int:
   return len(ours)
 
 
-def published_ids(directory: epath.Path) -> list[list[int]]:
-  """Ids of the hostile strings by a folder's tokenizer.json, special tokens added and parsed."""
-  tokenizer = tokenizers.Tokenizer.from_file(str(directory / 'tokenizer.json'))
-  return [tokenizer.encode(text).ids for text in HOSTILE]
-
-
-def _compare_tokenisation(a: Pretrained, b: Pretrained,
-                          directory: epath.Path) -> Iterator[tuple[str, str]]:
-  for text in HOSTILE:
-    first, second = (m.tokenizer.encode_batch([text])[0] for m in (a, b))
-    if first != second:
-      raise UserError(f'the tokenisers differ at {text!r}: {first} and {second}')
-  t, differences = a.tokenizer, []
-  if (directory / 'tokenizer.json').exists() and isinstance(t, (WordPiece, SentencePiece)):
-    for text, ids in zip(HOSTILE, published_ids(directory)):
-      inner = t.encode_batch([text])[0]
-      if text == _SPECIAL:  # tokenizer.json parses special tokens in a text, we do not
-        if isinstance(t, SentencePiece) or t.special != SPECIAL_TOKENS:
-          continue
-        inner = [t.vocab.index(token) for token in SPECIAL_TOKENS]
-      expected = [t.cls_id, *inner, t.sep_id]
-      if ids != expected and isinstance(t, WordPiece):
-        raise UserError(f'{directory}/tokenizer.json differs at {text!r}: {ids} and {expected}')
-      if ids != expected:
-        differences.append(text)
-  yield 'tokenisation', f'{len(HOSTILE)} hostile strings, all equal'
-  if differences:  # every fast tokeniser of ALBERT differs for digits before a comma
-    yield 'note', (f'tokenizer.json differs in {len(differences)} of them, at {differences[0]!r} '
-                   'first')
-
-
 def _of_task(model: Pretrained) -> str:
   kind = ' '.join(part for part in (model.task or 'pretraining', model.problem) if part)
   return f'{kind} with the labels {", ".join(model.labels)}' if model.labels else kind
@@ -190,7 +142,7 @@ def compare(a: Pretrained, b: Pretrained, directory: epath.Path) -> Iterator[tup
   yield 'tensors', f'{_compare_tensors(a, b)}, all equal to the bit'
   outputs = _outputs(a)
   yield from compare_outputs(outputs, _outputs(b), 'the source')
-  yield from _compare_tokenisation(a, b, directory)
+  yield from tokenizer_checks.compare(a.tokenizer, b.tokenizer, directory)
   if (directory / 'config.json').exists():
     if importlib.util.find_spec('torch') and importlib.util.find_spec('transformers'):
       yield from compare_outputs(outputs, _transformers_outputs(directory, a), 'PyTorch')

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import UserError, require
 from bert_jax.inference import bert as bert_lib
 from bert_jax.interop import layout
@@ -42,7 +42,7 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   """
   if model:
     initial.check_sizes(config, model)
-  tokenizer = model.tokenizer if model else tokenizer_lib.load(workdir / 'tokenizer')
+  tokenizer = model.tokenizer if model else tokenizer_reader.load(workdir / 'tokenizer')
   kind = task_list.ALL[config.task]
   for head in kind.starts_from if model else ():
     require(head in model.groups, f'init_from={config.init_from} has no head {head!r}: '

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
 
-from bert_jax.data import dataset, vocabulary
-from bert_jax.data import tokenizer as tokenizer_lib
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data import dataset
+from bert_jax.data.tokenizers import base as tokenizer_base
+from bert_jax.data.tokenizers import extension
+from bert_jax.data.tokenizers import reader as tokenizer_reader
+from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.interop import layout
 from bert_jax.interop import load as load_lib
@@ -51,7 +53,7 @@ def load(config: ConfigDict) -> Pretrained:
   model = load_on_host(config.init_from)
   if not config.add_tokens:
     return model
-  tokenizer, notes = vocabulary.add_words(model.tokenizer, config.add_tokens)
+  tokenizer, notes = extension.add_words(model.tokenizer, config.add_tokens)
   print_summary([('note', note) for note in notes])
   old, new = model.config.vocab_size, tokenizer.vocab_size
   extended_config = dataclasses.replace(model.config, vocab_size=new)
@@ -194,7 +196,8 @@ def adopt_vocabulary(config: ConfigDict, model: Pretrained | None, workdir: epat
   if model:
     model.tokenizer.save(folder)
   config.data.vocab = str(folder)
-  config.data.lowercase = getattr(tokenizer_lib.load(folder), 'lowercase', config.data.lowercase)
+  lowercase = tokenizer_reader.load(folder).lowercase
+  config.data.lowercase = config.data.lowercase if lowercase is None else lowercase
 
 
 def with_head_of(model: Pretrained, task: str, labels: Sequence[str]) -> Pretrained:
@@ -213,7 +216,7 @@ def with_head_of(model: Pretrained, task: str, labels: Sequence[str]) -> Pretrai
 def check_vocabulary(what: str, name: str, model: Pretrained, corpus: Tokenizer,
                      folder: epath.Path):
   """Raises UserError if a model's vocabulary is not the corpus's, and saves it in `folder`."""
-  if tokenizer_lib.digest(model.tokenizer) != tokenizer_lib.digest(corpus):
+  if tokenizer_base.digest(model.tokenizer) != tokenizer_base.digest(corpus):
     if not jax.process_index():
       model.tokenizer.save(folder)
     raise UserError(
@@ -289,7 +292,7 @@ def from_word_vectors(params: Any, path: str, tokenizer: Tokenizer) -> Any:
   file is malformed, or has vectors for no entry of the vocabulary.
   """
   entries = {token: i for i, token in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
-  ids, vectors = vocabulary.read_word_vectors(path, entries)
+  ids, vectors = extension.read_word_vectors(path, entries)
   embeddings = params['params']['bert']['embeddings']
   table = embeddings['token']
   if vectors.shape[1] != table.shape[1]:

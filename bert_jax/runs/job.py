@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.tasks.task import Task, TaskData
 

@@ -12,8 +12,8 @@ from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
 from bert_jax.data import corpus, dataset
-from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.phases import Phase
+from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import UserError
 from bert_jax.labelled import glue
 from bert_jax.model import architectures
@@ -44,7 +44,7 @@ def _by_vocabulary(c: ConfigDict) -> str:
 def _by_lowercase(c: ConfigDict) -> str:
   if not c.data.vocab or dataset.is_prepared(c.data.source):
     return _by_vocabulary(c)
-  kind = tokenizer_lib.load(c.data.vocab, c.data.lowercase).kind
+  kind = tokenizer_reader.load(c.data.vocab, c.data.lowercase).kind
   return kind != 'wordpiece' and (
       f'data.vocab={c.data.vocab} is a {kind} model, which says itself what it does with capitals')
 

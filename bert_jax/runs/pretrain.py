@@ -9,9 +9,9 @@ from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
 from bert_jax.data import dataset, mixture
-from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.pairs import Layout
 from bert_jax.data.rows import RowSource
+from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.errors import UserError
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.objectives import catalogue, masking
@@ -37,7 +37,7 @@ def _train_steps(config: ConfigDict, corpus: dataset.Corpus) -> int:
 def vocabulary(corpus: dataset.Corpus, masking_config: MaskingConfig) -> masking.Vocabulary:
   """The part of a tokeniser that masking needs."""
   tokenizer, frequencies = corpus.tokenizer, None
-  special_ids = tokenizer_lib.special_ids(tokenizer)
+  special_ids = tokenizer_base.special_ids(tokenizer)
   if masking_config.random_by_frequency:
     frequencies = masking.cumulative_frequencies(corpus.counts, special_ids)
   return masking.Vocabulary(tokenizer.vocab_size, special_ids, tokenizer.mask_id, frequencies)

@@ -11,7 +11,7 @@ import numpy as np
 from scipy import special
 
 from bert_jax.data import inputs as inputs_lib
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.errors import UserError
 
 _MOST_RIVALS = 20
@@ -49,7 +49,7 @@ def read(questions: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_len: in
     UserError: a question that leaves no room for its text.
   """
   texts = list(dict.fromkeys(text for _, text in questions))
-  encoded = dict(zip(texts, tokenizer.encode_with_offsets(texts)))
+  encoded = dict(zip(texts, tokenizer.encode_with_spans(texts)))
   encoded_questions = tokenizer.encode_batch([question for question, _ in questions])
   contexts = []
   for question_ids, (question, text) in zip(encoded_questions, questions):
@@ -58,7 +58,7 @@ def read(questions: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_len: in
     if room < 1:
       raise UserError(f'the question {question[:60]!r} has {len(question_ids)} tokens, which '
                       f'leaves no room for its text in {max_len}: make max_len larger')
-    offset = len(question_ids) + 1 + tokenizer.separators
+    offset = inputs_lib.second_starts(tokenizer, question_ids)
     stride = min(doc_stride, room)
     windows = []
     for start in range(0, max(len(ids) - room, 0) + stride, stride):

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.errors import UserError, require
 from bert_jax.labelled import replaced_fields
 from bert_jax.labelled.packed_examples import Batch, Batches, Features, Located

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import special
 
 from bert_jax.data import inputs as inputs_lib
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.labelled import choices, packed_examples
 from bert_jax.model import architectures

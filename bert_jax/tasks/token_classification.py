@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from bert_jax.data import inputs as inputs_lib
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.errors import UserError, require
 from bert_jax.labelled import conll, packed_examples, texts
 from bert_jax.model import architectures, encoder

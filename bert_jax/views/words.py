@@ -27,7 +27,7 @@ def _place(word: str, text: str) -> tuple[int, int]:
 
 def _in_context(bert: Bert, text: str, word: str) -> np.ndarray:
   """[N + 1, D]: the mean over the tokens of a word's first occurrence, in each layer."""
-  (_, spans), = bert.tokenizer.encode_with_offsets([text])
+  (_, spans), = bert.tokenizer.encode_with_spans([text])
   tokens = answers.token_span(spans, *_place(word, text))
   if not tokens:
     raise UserError(f'the word {word!r} has no token')

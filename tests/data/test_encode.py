@@ -4,20 +4,22 @@ import hypothesis
 from hypothesis import strategies as st
 import rjieba
 
-from bert_jax.data import bpe, chinese_words
-from bert_jax.data.tokenizer import SPECIAL_TOKENS, WordPiece
+from bert_jax.data import chinese_words
+from bert_jax.data.tokenizers import older, training
+from bert_jax.data.tokenizers.base import SPECIAL_TOKENS
 
 _CHARACTERS = '-中国人民大学生活在北京的研究所里。，ab c9é\u0301😀$～の한\u3000\u200b'
 _SENTENCES = st.text(_CHARACTERS, max_size=12).map(str.strip).filter(bool)
-_WORDPIECE = WordPiece([*SPECIAL_TOKENS, *'中国人民大学生活在北京的里。ab9', '##b', '##9', 'e'])
+_WORDPIECE = older.wordpiece(
+    [*SPECIAL_TOKENS, *'中国人民大学生活在北京的里。ab9', '##b', '##9', 'e'])
 _WHOLE_WORDS = _WORDPIECE.extended(['c-9', '大-学'])
-_TOGETHER = WordPiece(_WORDPIECE.vocab, split_chinese=False)
-_BPE = bpe.train(lambda: ['中国人民大学', '北京的研究所里 ab c9'] * 4, 300, lowercase=False)
+_TOGETHER = older.wordpiece(_WORDPIECE.vocab, split_chinese=False)
+_BPE = training.train('bpe', lambda: ['中国人民大学', '北京的研究所里 ab c9'] * 4, 300, False)
 
 
 def _slow(tokenizer, sentences):
   starts = []
-  for sentence, (_, spans) in zip(sentences, tokenizer.encode_with_offsets(sentences)):
+  for sentence, (_, spans) in zip(sentences, tokenizer.encode_with_spans(sentences)):
     begins, at = set(), 0
     for word in rjieba.cut(sentence):
       begins.add(at)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data import dataset, encode, preparation, records, survey
-from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.errors import Failed, UserError
 from bert_jax.runtime import pool, storage
 from tests import conftest
@@ -258,10 +258,11 @@ def test_prepared_records_are_what_a_run_reads(tmp_path, corpus_file):
   assert not (tmp_path / 'w/corpus').exists()
   _open(tmp_path / 'w', str(tmp_path / 'r'), vocab=str(tmp_path / 'r/tokenizer'))
   other = tmp_path / 'vocab.txt'
-  other.write_text('\n'.join([*tokenizer_lib.SPECIAL_TOKENS, 'a', 'b']) + '\n')
+  other.write_text('\n'.join([*tokenizer_base.SPECIAL_TOKENS, 'a', 'b']) + '\n')
   with pytest.raises(UserError, match='is not the vocabulary that made the records'):
     _open(tmp_path / 'v', str(tmp_path / 'r'), vocab=str(other))
-  (tmp_path / 'r/tokenizer/vocab.txt').write_text(other.read_text())
+  changed = tmp_path / 'r/tokenizer/tokenizer.json'
+  changed.write_text(changed.read_text().replace('"lowercase": true', '"lowercase": false'))
   with pytest.raises(UserError, match='is not the tokeniser that made these records'):
     _open(tmp_path / 'u', str(tmp_path / 'r'))
 

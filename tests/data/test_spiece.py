@@ -9,10 +9,11 @@ import pytest
 import sentencepiece
 import transformers
 
-from bert_jax.data import spiece, vocabulary
-from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.tokenizers import base as tokenizer_base
+from bert_jax.data.tokenizers import reader as tokenizer_reader
+from bert_jax.data.tokenizers import spiece, training
 from bert_jax.errors import UserError
-from bert_jax.interop import verify
+from bert_jax.interop import tokenizer_checks
 from tests.data.test_tokenizer import TEXTS
 
 TEXT = 'Café  ``NAÏVE\'\' e\u0301'
@@ -77,7 +78,7 @@ def test_ids_are_the_librarys(tmp_path):
         sentence_iterator=iter(TEXTS), model_writer=f, vocab_size=90, hard_vocab_limit=False,
         minloglevel=2, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
   library = sentencepiece.SentencePieceProcessor(model_file=str(path))
-  t = tokenizer_lib.load(path)
+  t = tokenizer_reader.load(path)
   assert t.encode_batch(TEXTS) == library.encode(TEXTS)
   size = library.get_piece_size()
   assert (t.pad_id, t.unk_id) == (0, 2)
@@ -92,7 +93,7 @@ def test_ids_are_the_librarys(tmp_path):
 
 
 def test_a_published_albert_reads_lower_case_without_accents(tmp_path, model):
-  t = tokenizer_lib.load(folder(tmp_path / 'a', model))
+  t = tokenizer_reader.load(folder(tmp_path / 'a', model))
   plain = sentencepiece.SentencePieceProcessor(model_proto=model)
   clean = 'cafe  "naive" e'
   assert t.encode_batch([TEXT]) == [plain.encode(clean)]
@@ -109,7 +110,7 @@ def test_hostile_strings_are_cut_as_published(model, with_commas, cleaning):
   commas = spiece.SentencePiece(with_commas, cleaning)
   for serialized in (model, with_commas):
     t = spiece.SentencePiece(serialized, cleaning)
-    for text in (*verify.HOSTILE, TEXT, 'x ``9,9\'\' 13,'):
+    for text in (*tokenizer_checks.HOSTILE, TEXT, 'x ``9,9\'\' 13,'):
       if '[MASK]' in text:  # theirs looks its text up as if it were a piece
         continue
       expected = published(serialized, cleaning, text)
@@ -124,7 +125,7 @@ def test_hostile_strings_are_cut_as_published(model, with_commas, cleaning):
 
 @pytest.mark.parametrize('cleaning', [spiece.Cleaning(), spiece.Cleaning(True, True)])
 def test_an_export_reads_the_same_in_transformers(tmp_path, with_commas, cleaning):
-  trained = vocabulary.train('sentencepiece', lambda: TEXTS, 120, True)._model
+  trained = training.train('sentencepiece', lambda: TEXTS, 120, True)._model
   for i, serialized in enumerate((trained, with_commas)):
     t = spiece.SentencePiece(serialized, cleaning)
     path = epath.Path(tmp_path / str(i))
@@ -134,7 +135,7 @@ def test_an_export_reads_the_same_in_transformers(tmp_path, with_commas, cleanin
     assert [theirs.pad_token_id, theirs.unk_token_id, theirs.cls_token_id, theirs.sep_token_id,
             theirs.mask_token_id, len(theirs)] == [
                 t.pad_id, t.unk_id, t.cls_id, t.sep_id, t.mask_id, t.vocab_size]
-    for text in verify.HOSTILE:
+    for text in tokenizer_checks.HOSTILE:
       if '[MASK]' not in text:  # text to us, a special token to transformers
         assert theirs(text).input_ids == [t.cls_id, *t.encode_batch([text])[0], t.sep_id], text
     assert theirs('9, [MASK]').input_ids[-2] == t.mask_id
@@ -145,18 +146,18 @@ def test_an_export_reads_the_same_in_transformers(tmp_path, with_commas, cleanin
     ({'do_lower_case': False}, spiece.Cleaning(False, True)),
     ({'keep_accents': True}, spiece.Cleaning(True, False))])
 def test_settings_go_there_and_back(tmp_path, model, settings, expected):
-  t = tokenizer_lib.load(folder(tmp_path / 'a', model, **settings))
+  t = tokenizer_reader.load(folder(tmp_path / 'a', model, **settings))
   assert t._cleaning == expected
   t.save(epath.Path(tmp_path / 'b'))
   (tmp_path / 'b/config.json').write_text('{"model_type": "albert"}')
-  again = tokenizer_lib.load(tmp_path / 'b')
+  again = tokenizer_reader.load(tmp_path / 'b')
   assert again._cleaning == expected
-  assert tokenizer_lib.digest(again) == tokenizer_lib.digest(t)
-  others = {tokenizer_lib.digest(spiece.SentencePiece(model, spiece.Cleaning(*c)))
+  assert tokenizer_base.digest(again) == tokenizer_base.digest(t)
+  others = {tokenizer_base.digest(spiece.SentencePiece(model, spiece.Cleaning(*c)))
             for c in ((False, False), (False, True), (True, False), (True, True))}
   assert len(others) == 4
 
 
 def test_a_setting_that_is_none(tmp_path, model):
   with pytest.raises(UserError, match="keep_accents='no', which is neither true nor false"):
-    tokenizer_lib.load(folder(tmp_path / 'a', model, keep_accents='no'))
+    tokenizer_reader.load(folder(tmp_path / 'a', model, keep_accents='no'))

@@ -21,7 +21,8 @@ from typing import Any
 from etils import epath
 
 from bert_jax.config import flat
-from bert_jax.data import bpe, preparation
+from bert_jax.data import preparation
+from bert_jax.data.tokenizers import training
 from bert_jax.model.bert_config import ACTIVATIONS, ATTENTION, DTYPES, REMAT
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import tuple_flag
@@ -125,7 +126,8 @@ def make(folder: pathlib.Path):
   preparation.prepare(preparation.Settings(corpus, vocab_size=200, heldout=0.1),
                       str(folder / 'records'))
   shutil.copy(folder / 'records/tokenizer/vocab.txt', folder / 'vocab.txt')
-  bpe.train(lambda: [s for d in documents for s in d], 300, True).save(epath.Path(folder / 'bpe'))
+  bpe = training.train('bpe', lambda: [s for d in documents for s in d], 300, True)
+  bpe.save(epath.Path(folder / 'bpe'))
   (folder / 'words.txt').write_text('zebra\nquokka\n')
   (folder / 'vectors.txt').write_text(''.join(
       f'{word} {" ".join(["0.5"] * 32)}\n' for word in conftest.WORDS[:9]))

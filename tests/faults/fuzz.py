@@ -25,7 +25,8 @@ import sentencepiece
 import tokenizers
 
 from bert_jax import config as config_lib
-from bert_jax.data import bpe, corpus, tokenizer
+from bert_jax.data import corpus
+from bert_jax.data.tokenizers import reader, training
 from bert_jax.errors import UserError
 from bert_jax.inference import json_lines as lines_lib
 from bert_jax.interop import huggingface, layout
@@ -118,16 +119,16 @@ def readers(folder: pathlib.Path) -> dict[str, tuple[bytes, Callable[[bytes], No
       'corpus.jsonl': by_path('corpus.jsonl',
                               lambda p: _drain(corpus.read_file(p, 'jsonl', 'text'))),
       'wikitext': by_path('wiki.txt', lambda p: _drain(corpus.read_file(p, 'wikitext', 'text'))),
-      'vocab': by_path('vocab.txt', tokenizer.load),
-      'sentencepiece': by_path('spiece.model', tokenizer.load),
+      'vocab': by_path('vocab.txt', reader.load),
+      'sentencepiece': by_path('spiece.model', reader.load),
       'tokenizer.json': _folder(folder, 'model', 'tokenizer.json'),
       'tokenizer_config': _folder(folder, 'model', 'tokenizer_config.json'),
       'config.json': _folder(folder, 'model', 'config.json'),
       'safetensors': _folder(folder, 'model', 'model.safetensors'),
       'modern config.json': _folder(folder, 'modern', 'config.json'),
-      'bpe tokenizer.json': _folder(folder, 'bpe', 'tokenizer.json', tokenizer.load),
-      'bpe vocab.json': _folder(folder, 'merges', 'vocab.json', tokenizer.load),
-      'bpe merges.txt': _folder(folder, 'merges', 'merges.txt', tokenizer.load),
+      'bpe tokenizer.json': _folder(folder, 'bpe', 'tokenizer.json', reader.load),
+      'bpe vocab.json': _folder(folder, 'merges', 'vocab.json', reader.load),
+      'bpe merges.txt': _folder(folder, 'merges', 'merges.txt', reader.load),
       'squad': by_path('squad.json', squad.read),
       'conll': by_path('tags.conll', lambda p: _drain(conll.read(p, tags))),
       'choices': by_path('choices.jsonl', lambda p: _drain(choices.read(p, options))),
@@ -175,7 +176,8 @@ def make_seeds(folder: pathlib.Path):
 
 def _make_modern(folder: pathlib.Path):
   """A ModernBERT, and a BPE in both of its forms."""
-  tokenizer = bpe.train(lambda: [s for d in conftest.make_documents(6) for s in d], 300, False)
+  texts = [s for d in conftest.make_documents(6) for s in d]
+  tokenizer = training.train('bpe', lambda: texts, 300, False)
   tokenizer.save(epath.Path(folder / 'bpe'))
   config = ModernConfig(vocab_size=tokenizer.vocab_size, hidden_size=8, num_layers=4, num_heads=1,
                         intermediate_size=8, max_positions=16)

@@ -127,7 +127,7 @@ def test_a_wrong_vocabulary_is_refused(theirs, tmp_path, monkeypatch):
     config.write_text(json.dumps(json.loads(config.read_text()) | {'do_lower_case': False}))
 
   monkeypatch.setattr(huggingface, 'save', spoiled)
-  with pytest.raises(UserError, match='the tokenisers differ at'):
+  with pytest.raises(UserError, match='transformers differs at'):
     conversion.convert(str(theirs), str(tmp_path / 'out'), 'huggingface')
   assert not list(tmp_path.iterdir())
 

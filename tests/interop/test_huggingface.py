@@ -202,7 +202,7 @@ def pickle_only(folder):
     (lambda d: (d / 'config.json').write_text('{'), 'config.json cannot be read'),
     (lambda d: (d / 'config.json').unlink(), 'holds no model: none of run.json'),
     (lengthen_vocab, "has 1,002 entries, the table of the model 1,000 rows: 'more0' is the first"),
-    (lambda d: (d / 'vocab.txt').unlink(), 'holds no vocabulary: none of vocab.txt'),
+    (lambda d: (d / 'vocab.txt').unlink(), 'holds no vocabulary: none of tokenizer.json'),
     (lambda d: (d / 'tokenizer_config.json').write_text('{"model_max_length": 4}'),
      'model_max_length=4: it must be a number, at least 8'),
 ])

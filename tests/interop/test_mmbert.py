@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from bert_jax.data import inputs as inputs_lib
-from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.interop import conversion, huggingface, verify
 from bert_jax.tasks import token_classification
 from tests.data import test_fairseq
@@ -53,7 +53,7 @@ def both(tmp_path_factory):
   theirs = transformers.PreTrainedTokenizerFast(
       tokenizer_file=str(folder / 'tokenizer.json'), pad_token='<pad>', mask_token='<mask>',
       bos_token='<bos>', eos_token='<eos>', unk_token='<unk>')
-  return folder, theirs, tokenizer_lib.load(folder)
+  return folder, theirs, tokenizer_reader.load(folder)
 
 
 def test_ids_are_those_of_transformers(both):
@@ -83,7 +83,7 @@ def test_special_tokens_in_a_corpus_are_text(both):
 def test_words(both):
   _, _, ours = both
   text = 'the quick été'
-  (ids, spans), = ours.encode_with_offsets([text])
+  (ids, spans), = ours.encode_with_spans([text])
   starts = ours.word_starts()[ids]
   assert [text[a] for (a, _), starts_word in zip(spans, starts) if starts_word] == ['q', 'é']
   (pieces, *_), = token_classification.word_pieces([['quick', 'fox']], ours)

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 import torch
 import transformers
 
-from bert_jax.data import bpe
 from bert_jax.data import inputs as inputs_lib
+from bert_jax.data.tokenizers import training
 from bert_jax.errors import UserError
 from bert_jax.interop import families, huggingface, layout, verify
 from bert_jax.model.encoder import Bert
@@ -25,7 +25,7 @@ TEXTS = [s for d in conftest.make_documents(30) for s in d]
 
 def make(architecture: str, folder: pathlib.Path, layers=2, width=128, **fields):
   """A random model in evaluation mode, saved with a vocabulary; biases and norms away from 0."""
-  tokenizer = bpe.train(lambda: TEXTS, 320, False)
+  tokenizer = training.train('bpe', lambda: TEXTS, 320, False)
   torch.manual_seed(0)
   model = getattr(transformers, architecture)(transformers.RobertaConfig(
       vocab_size=tokenizer.vocab_size, num_hidden_layers=layers, hidden_size=width,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.data.tokenizer import WordPiece
+from bert_jax.data.tokenizers import older
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, layout, native
 from bert_jax.interop.pretrained import Pretrained
@@ -78,7 +78,7 @@ def test_files(tmp_path):
   params = layout.from_tensors(tensors, CONFIG, {'mlm', 'pooler'}, '')
   jax.tree.map(np.testing.assert_array_equal, layout.to_tensors(params, CONFIG), tensors)
   words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *map(chr, range(97, 97 + 55))]
-  model = Pretrained(CONFIG, params, WordPiece(words))
+  model = Pretrained(CONFIG, params, older.wordpiece(words))
   native.save(model, epath.Path(tmp_path / 'ours'))
   again = native.load(epath.Path(tmp_path / 'ours'))
   assert again.config.conv_reach == 2

@@ -14,7 +14,7 @@ import transformers
 
 import bert_jax
 from bert_jax import config as config_lib
-from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import UserError
 from bert_jax.interop import conversion, huggingface, verify
 from bert_jax.model import architectures
@@ -213,7 +213,7 @@ def test_cased_models_stay_cased(published, tmp_path, corpus_file):
   folder = pathlib.Path(shutil.copytree(published, tmp_path / 'cased'))
   (folder / 'tokenizer_config.json').write_text('{"do_lower_case": false}')
   run.run(config(corpus_file, folder), str(tmp_path / 'run'))
-  assert not tokenizer_lib.load(tmp_path / 'run' / 'tokenizer').lowercase
+  assert not tokenizer_reader.load(tmp_path / 'run' / 'tokenizer').lowercase
   assert not huggingface.load(epath.Path(folder)).tokenizer.lowercase
 
 

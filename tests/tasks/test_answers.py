@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from bert_jax.data.tokenizer import WordPiece
+from bert_jax.data.tokenizers import older
 from bert_jax.errors import UserError
 from bert_jax.labelled.squad import Question
 from bert_jax.tasks import answers, question_answering
 
 WORDS = [f'w{i}' for i in range(10)]
-TOKENIZER = WordPiece(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'who', *WORDS])
+TOKENIZER = older.wordpiece(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'who', *WORDS])
 TEXT = ' '.join(WORDS)  # w0 at 0..2, w1 at 3..5, ...
 
 

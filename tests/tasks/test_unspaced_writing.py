@@ -7,7 +7,7 @@ import torch
 import transformers
 
 import bert_jax
-from bert_jax.data import vocabulary
+from bert_jax.data.tokenizers import training
 from bert_jax.tasks import token_classification
 from tests.interop import torch_bert
 
@@ -78,7 +78,7 @@ def test_a_long_stretch_is_read_to_its_end(tmp_path):
 @pytest.mark.parametrize('kind, size', [('wordpiece', 90), ('sentencepiece', 60), ('bpe', 300)])
 def test_the_tokens_of_a_stretch_are_those_of_its_text(kind, size):
   text = 'สมชายจากกรงเทพ'
-  t = vocabulary.train(kind, lambda: [text * 3, 'รอ ' + text], size, True)
+  t = training.train(kind, lambda: [text * 3, 'รอ ' + text], size, True)
   (first, *rest), = token_classification.find_units([f'รอ{text}'], t)
   assert not first.goes_on and rest and all(unit.goes_on for unit in rest)
   pieces = [i for unit in (first, *rest) for i in unit.pieces]
@@ -89,7 +89,7 @@ def test_the_tokens_of_a_stretch_are_those_of_its_text(kind, size):
 
 def test_the_token_of_the_space_joins_the_next():
   """A SentencePiece model may have a piece of its own for the beginning of a word."""
-  t = vocabulary.train('sentencepiece', lambda: ['ab ' * 9 + 'กขค' * 3], 16, True)
+  t = training.train('sentencepiece', lambda: ['ab ' * 9 + 'กขค' * 3], 16, True)
   units, = token_classification.find_units(['กข'], t)
   assert [(unit.start, unit.end) for unit in units] == [(0, 1), (1, 2)]
   assert [len(unit.pieces) for unit in units] == [2, 1]

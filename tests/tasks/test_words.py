@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from bert_jax.data import bpe, vocabulary
+from bert_jax.data.tokenizers import training
+from bert_jax.data.tokenizers.library import LibraryTokenizer
 from bert_jax.tasks import token_classification
 from tests.data.test_tokenizer import TEXTS
 
@@ -18,7 +19,7 @@ def test_words_as_berts_own_tokeniser_splits_them():
 
 @pytest.mark.parametrize('kind, size', [('wordpiece', 120), ('sentencepiece', 90), ('bpe', 300)])
 def test_pieces_are_those_of_words_after_a_space(kind, size):
-  t = vocabulary.train(kind, lambda: TEXTS, size, True)
+  t = training.train(kind, lambda: TEXTS, size, True)
   words = TEXTS[0].split()
   by_text = token_classification.word_pieces([words, ['\u200b'], words[:1]], t)
   spaced = t.encode_batch([' ' + ' '.join(words)])[0]
@@ -30,9 +31,9 @@ def test_pieces_are_those_of_words_after_a_space(kind, size):
 
 def test_words_of_a_published_bpe_have_the_space_before_them():
   """A RoBERTa's writes the first word of a text without it; a word of its own would be another."""
-  settings = json.loads(vocabulary.train('bpe', lambda: TEXTS, 300, True).serialized())
+  settings = json.loads(training.train('bpe', lambda: TEXTS, 300, True).serialized())
   settings['pre_tokenizer']['add_prefix_space'] = False
-  t = bpe.JsonTokenizer(settings)
+  t = LibraryTokenizer(settings)
   word = TEXTS[0].split()[0]
   (pieces,), = token_classification.word_pieces([[word]], t)
   assert pieces == t.encode_batch([' ' + word])[0] != t.encode_batch([word])[0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax.data import bpe
+from bert_jax.data.tokenizers import training
 from bert_jax.errors import UserError
 from bert_jax.views import show
 from bert_jax.views import words as words_lib
@@ -47,7 +47,7 @@ def test_a_word_is_found_in_any_writing():
 
 
 def test_a_word_of_a_byte_level_vocabulary_is_the_entry_with_a_space():
-  tokenizer = bpe.train(lambda: ['a king', 'kingdom come'] * 9, 300, lowercase=False)
+  tokenizer = training.train('bpe', lambda: ['a king', 'kingdom come'] * 9, 300, lowercase=False)
   (entry,), = tokenizer.encode_batch([' king'])
   table = np.random.default_rng(0).normal(size=(tokenizer.vocab_size, 8))
   bert = types.SimpleNamespace(

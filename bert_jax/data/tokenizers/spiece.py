@@ -15,11 +15,13 @@ import numpy as np
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
-from bert_jax.data.tokenizer_base import CONFIG, SPACE, Offsets, Tokenizer
+from bert_jax.data.tokenizers import base, library
+from bert_jax.data.tokenizers.base import CONFIG, SPACE
 from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
 FILE = 'spiece.model'
+SAVED_AS = 'PreTrainedTokenizerFast'  # the class of the tokenizer.json that `save` writes beside it
 # Numbers of fields in sentencepiece_model.proto.
 _TRAINER, _NORMALIZER = 2, 3  # of the model
 _MODEL_TYPE, _UNIGRAM = 3, 1  # of the trainer: the field and a value of it
@@ -68,7 +70,7 @@ def _fields(message: bytes) -> dict[int, int | bytes]:
 
 
 def character_map(model: bytes) -> bytes | None:
-  """The normalisation of a unigram model, b'' = it has none; None = the model is no unigram."""
+  """The normalization of a unigram model, b'' = it has none; None = the model is no unigram."""
   fields = _fields(model)
   trainer, normalizer = (_fields(fields.get(x, b'')) for x in (_TRAINER, _NORMALIZER))
   if trainer.get(_MODEL_TYPE, _UNIGRAM) != _UNIGRAM:
@@ -76,7 +78,7 @@ def character_map(model: bytes) -> bytes | None:
   return normalizer.get(_CHARACTER_MAP, b'')
 
 
-class SentencePiece(Tokenizer):
+class SentencePiece(base.Tokenizer):
   """A SentencePiece model; its ids are the library's own, but for digits before a comma.
 
   Special tokens that the model does not have get the ids after its last piece.
@@ -87,7 +89,7 @@ class SentencePiece(Tokenizer):
             'sep': ('[SEP]', '<sep>'), 'mask': ('[MASK]', '<mask>')}
 
   def __init__(self, model: bytes, cleaning: Cleaning = Cleaning()):
-    import sentencepiece  # other tokenisers do without it
+    import sentencepiece  # other tokenizers do without it
     self._model, self._cleaning = model, cleaning
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     self._size = self._processor.get_piece_size()
@@ -100,6 +102,10 @@ class SentencePiece(Tokenizer):
       if index == len(self.vocab):
         self.vocab.append(f'[{role.upper()}]')
       setattr(self, f'{role}_id', index)
+    self.entries = len(self.vocab)
+    self.around = base.Around((self.cls_id,), (self.sep_id,), (self.sep_id,))
+    self._ids_of_special = {self.vocab[i]: i for i in base.special_ids(self)}
+    self._special = re.compile('|'.join(map(re.escape, self._ids_of_special)))
     self._commas = {i: self._without_comma(piece)
                     for i, piece in enumerate(self.vocab[:self._size])
                     if piece[-1:] == ',' and piece[-2:-1].isdigit()}
@@ -113,30 +119,51 @@ class SentencePiece(Tokenizer):
             for x in (*pieces, ',') if x]
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    if self.parses_special:
+      return [ids for ids, _ in self.encode_with_offsets(texts)]
     encoded = self._processor.encode([_cleaned(text, self._cleaning) for text in texts])
     if not self._commas:
       return encoded
     return [[i for index in ids for i, _ in self._commas.get(index, [(index, 0)])]
             for ids in encoded]
 
-  def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
-    encodings = []
-    for text in texts:
-      clean, places = _cleaned(text, self._cleaning), _places(text, self._cleaning)
-      encoded, ids, spans = self._processor.encode_as_offset_mapping(clean), [], []
-      for index, (start, end) in zip(encoded['ids'], encoded['offsets']):
-        # The piece that begins a word includes the space before it.
-        start = end - len(clean[start:end].lstrip())
-        for i, length in self._commas.get(index, [(index, end - start)]):
-          stop = min(start + length, end)
-          ids.append(i)
-          spans.append((start, stop))
-          start = stop
-        spans[-1] = spans[-1][0], end
-      begins = [places[min(start, len(places) - 1)][0] for start, _ in spans]
-      encodings.append((ids, [(begin, places[end - 1][1] if end > start else begin)
-                              for begin, (start, end) in zip(begins, spans)]))
-    return encodings
+  def encode_with_offsets(self, texts: Sequence[str]) -> list[base.Offsets]:
+    if not self.parses_special:
+      return [self._encode_text(text) for text in texts]
+    return [self._encode_parts(text) for text in texts]
+
+  def encode_with_masks(self, text: str) -> list[int]:
+    return self._encode_parts(text.replace('[MASK]', self.vocab[self.mask_id]))[0]
+
+  def _encode_parts(self, text: str) -> base.Offsets:
+    """Ids and offsets of a text, whose special tokens are parsed."""
+    ids, spans, start = [], [], 0
+    for match in (*self._special.finditer(text), None):
+      end = match.start() if match else len(text)
+      part, of_part = self._encode_text(text[start:end])
+      ids += part
+      spans += [(start + a, start + b) for a, b in of_part]
+      if match:
+        ids.append(self._ids_of_special[match[0]])
+        spans.append(match.span())
+        start = match.end()
+    return ids, spans
+
+  def _encode_text(self, text: str) -> base.Offsets:
+    clean, places = _cleaned(text, self._cleaning), _places(text, self._cleaning)
+    encoded, ids, spans = self._processor.encode_as_offset_mapping(clean), [], []
+    for index, (start, end) in zip(encoded['ids'], encoded['offsets']):
+      # The piece that begins a word includes the space before it.
+      start = end - len(clean[start:end].lstrip())
+      for i, length in self._commas.get(index, [(index, end - start)]):
+        stop = min(start + length, end)
+        ids.append(i)
+        spans.append((start, stop))
+        start = stop
+      spans[-1] = spans[-1][0], end
+    begins = [places[min(start, len(places) - 1)][0] for start, _ in spans]
+    return ids, [(begin, places[end - 1][1] if end > start else begin)
+                 for begin, (start, end) in zip(begins, spans)]
 
   def word_starts(self) -> np.ndarray:
     return np.array([i >= self._size or entry.startswith(SPACE)
@@ -146,7 +173,7 @@ class SentencePiece(Tokenizer):
     return self._model + json.dumps(['albert', *self._cleaning]).encode()
 
   def _complete(self) -> tokenizers.Tokenizer | None:
-    """The tokeniser for transformers, which parses special tokens; None = the model is no unigram.
+    """The tokenizer for transformers, which parses special tokens; None = the model is no unigram.
 
     A unigram model cannot cut "9," after the fact. As transformers converts ALBERT's models, such
     pieces get a score so low that others are taken: nearly always the same ones.
@@ -175,15 +202,16 @@ class SentencePiece(Tokenizer):
     complete.decoder = tokenizers.decoders.Metaspace(SPACE, 'always')
     controls = [self.vocab[i] for i in ids if p.is_control(i) or p.is_unknown(i)]
     complete.add_special_tokens(controls + self.vocab[self._size:])
-    complete.post_processor = self._around_texts()
     return complete
 
   def save(self, directory: epath.Path):
     files, complete = {FILE: self._model}, self._complete()
     if complete:
-      files['tokenizer.json'] = complete.to_str().encode()
+      around = library.around_texts(*((self.vocab[i], i) for i in (self.cls_id, self.sep_id)))
+      files['tokenizer.json'] = json.dumps(
+          json.loads(complete.to_str()) | {'post_processor': around}, ensure_ascii=False).encode()
     self._save(directory, files, {
-        'tokenizer_class': 'PreTrainedTokenizerFast' if complete else 'AlbertTokenizer',
+        'tokenizer_class': SAVED_AS if complete else 'AlbertTokenizer',
         'do_lower_case': self._cleaning.lowercase,
         'keep_accents': not self._cleaning.strip_accents})
 
@@ -204,7 +232,7 @@ def _cleaning_of(directory: epath.Path) -> Cleaning:
 
 def read_model(path: epath.Path) -> tuple[bytes, Any]:
   """The bytes of a SentencePiece model and its processor; raises UserError if it is no model."""
-  import sentencepiece  # other tokenisers do without it
+  import sentencepiece  # other tokenizers do without it
   try:
     model = path.read_bytes()
     require(model, f'{path} is empty: it is no SentencePiece model')

@@ -1,0 +1,163 @@
+"""The interface of every tokenizer, and the code that they share."""
+
+import abc
+from collections.abc import Mapping, Sequence
+import copy
+import functools
+import hashlib
+import json
+import re
+from typing import Any, NamedTuple
+import unicodedata
+
+from etils import epath
+import numpy as np
+
+# Token ids of a text, and the characters [start, end) of each token.
+Offsets = tuple[list[int], list[tuple[int, int]]]
+CONFIG = 'tokenizer_config.json'
+ROWS = 'table_rows'  # in CONFIG: the rows of a model's table, where it has more than entries
+PARSES = 'split_special_tokens'  # in CONFIG, transformers' name: False = special tokens are parsed
+SPACE = '\u2581'  # how SentencePiece writes the space before a word
+# In the order in which trained vocabularies begin, and under the names every published one uses.
+SPECIAL_TOKENS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
+ROLES = ('pad', 'unk', 'cls', 'sep', 'mask')
+
+
+class Around(NamedTuple):
+  """The ids of the special tokens around one text or two."""
+
+  before: tuple[int, ...]  # [CLS]
+  after: tuple[int, ...]  # [SEP], behind the last text
+  between: tuple[int, ...]  # [SEP], twice in RoBERTa
+
+
+class Tokenizer(abc.ABC):
+  """Text to token ids.
+
+  Attributes:
+    kind: wordpiece, bpe, unigram, wordlevel or sentencepiece.
+    vocab: the entries, in the order of their ids; "[unusedN]" where a table has a row and the
+      vocabulary no entry.
+    entries: the number of entries that the vocabulary itself has.
+    around: the special tokens around texts.
+    lowercase: whether it lower-cases, as BERT's normalizer says; None = it has another one.
+    markers: special tokens that stand for something in a text, such as "[H]"; always whole.
+    parses_special: whether "[SEP]" in a text is the special token; else it is text. A corpus is
+      always read with False, `encode_with_masks` with True.
+  """
+
+  kind: str
+  vocab: list[str]
+  entries: int
+  around: Around
+  before_word = ''  # what a caller writes before a word or sentence inside a text
+  lowercase: bool | None = None
+  splits_as_bert = False  # at spaces, and around punctuation and Han characters
+  parses_special = False
+  markers: tuple[str, ...] = ()
+  pad_id: int
+  unk_id: int
+  cls_id: int
+  sep_id: int
+  mask_id: int
+
+  @property
+  def vocab_size(self) -> int:
+    return len(self.vocab)
+
+  @abc.abstractmethod
+  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each text, without special tokens around it."""
+
+  @abc.abstractmethod
+  def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
+    """Token ids of each text, and the characters [start, end) of each token."""
+
+  @abc.abstractmethod
+  def encode_with_masks(self, text: str) -> list[int]:
+    """Token ids of a text in which "[MASK]" stands for the mask token."""
+
+  def encode_with_spans(self, texts: Sequence[str]) -> list[Offsets]:
+    """As `encode_with_offsets`, for quotations from a text.
+
+    A span has no space before it. It has the accents behind it that the normalizer has stripped.
+    """
+    return [(ids, _quotable(text, offsets))
+            for text, (ids, offsets) in zip(texts, self.encode_with_offsets(texts))]
+
+  @abc.abstractmethod
+  def word_starts(self) -> np.ndarray:
+    """[V] bool: True for entries that start a word."""
+
+  def tokens(self, ids: Sequence[int]) -> list[str]:
+    """The vocabulary entry of each id."""
+    return [self.vocab[i] for i in ids]
+
+  def padded(self, rows: int) -> 'Tokenizer':
+    """The same tokenizer for a table of `rows` rows, if that is more; no text gets the new ones."""
+    padded = copy.copy(self)
+    padded.vocab = self.vocab + [f'[unused{i}]' for i in range(self.vocab_size, rows)]
+    return padded
+
+  def parsing(self, parses_special: bool) -> 'Tokenizer':
+    """The same tokenizer with another `parses_special`."""
+    other = copy.copy(self)
+    other.parses_special = parses_special
+    return other
+
+  @abc.abstractmethod
+  def serialized(self) -> bytes:
+    """Everything that decides the ids of a corpus: the vocabulary and its settings."""
+
+  @abc.abstractmethod
+  def save(self, directory: epath.Path):
+    """Writes the files that `load` reads, as Hugging Face has them."""
+
+  def _save(self, directory: epath.Path, files: Mapping[str, bytes], settings: Mapping[str, Any]):
+    """Writes `files`, and tokenizer_config.json with `settings` and the special tokens."""
+    config = {**settings, **{f'{role}_token': self.vocab[getattr(self, f'{role}_id')]
+                             for role in ROLES}}
+    if self.parses_special:
+      config[PARSES] = False
+    if self.vocab_size > self.entries:
+      config[ROWS] = self.vocab_size
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in {**files, CONFIG: (json.dumps(config, indent=2) + '\n').encode()}.items():
+      (directory / name).write_bytes(content)
+
+
+@functools.cache  # a text asks for each of its characters
+def _is_mark(character: str) -> bool:
+  """True for an accent that stands behind its letter, a character of its own."""
+  return unicodedata.category(character).startswith('M')
+
+
+def _quotable(text: str, offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+  """The offsets without leading spaces, and with the marks that no other token has."""
+  spans = [(end - len(text[start:end].lstrip()), end) for start, end in offsets]
+  if text.isascii() or not any(map(_is_mark, set(text))):
+    return spans
+  nexts = [start for start, _ in spans[1:]] + [len(text)]
+
+  def behind(end, limit):
+    while end < limit and _is_mark(text[end]):
+      end += 1
+    return end
+
+  return [(start, behind(end, limit)) for (start, end), limit in zip(spans, nexts)]
+
+
+def special_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+  """The ids that masking leaves alone, ascending."""
+  return tuple(sorted(getattr(tokenizer, f'{role}_id') for role in ROLES))
+
+
+def digest(tokenizer: Tokenizer) -> str:
+  """A short hash of the vocabulary and its settings."""
+  return hashlib.blake2b(tokenizer.serialized(), digest_size=16).hexdigest()
+
+
+def is_unused(entry: str) -> bool:
+  """True for the name of an entry that no text gets."""
+  return re.fullmatch(r'\[unused\d+\]', entry) is not None

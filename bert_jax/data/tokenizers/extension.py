@@ -1,0 +1,86 @@
+"""Extends a vocabulary by words, and reads vectors of its entries."""
+
+from collections.abc import Iterator, Mapping
+
+from etils import epath
+import numpy as np
+
+from bert_jax.data.tokenizers.base import Tokenizer
+from bert_jax.data.tokenizers.library import LibraryTokenizer
+from bert_jax.errors import UserError, require
+
+
+def _read_lines(path: str, field: str) -> Iterator[str]:
+  number = 0
+  try:
+    with epath.Path(path).open('rb') as file:
+      for line in file:  # bytes end at \n alone; words may hold other line ends of Python
+        number += 1
+        yield line.decode('utf-8').rstrip('\r\n')
+  except OSError as e:
+    raise UserError(f'{field}={path} cannot be read: {e.strerror or e}') from e
+  except UnicodeDecodeError as e:
+    raise UserError(f'{field}={path}: invalid UTF-8 in line {number}') from e
+
+
+def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
+  """Appends the words of a text file, one a line such as "covid-19", to a WordPiece vocabulary.
+
+  Returns the extended tokenizer, and notes for the user. Raises UserError if there is no such file
+  or no new word in it, for a line of several words, and for another kind of tokenizer.
+  """
+  require(isinstance(tokenizer, LibraryTokenizer) and tokenizer.can_extend,
+          f'add_tokens={path} needs a WordPiece vocabulary, this is {tokenizer.kind}')
+  known, words, skipped = set(tokenizer.vocab), [], 0
+  for number, line in enumerate(_read_lines(path, 'add_tokens'), 1):
+    word = tokenizer.normalized(line).strip()
+    if not word:
+      continue
+    require(len(word.split()) == 1, f'{path}, line {number}: {line.strip()!r} is '
+            f'{len(word.split())} words: an entry is one')
+    require(len(word) <= 100, f'{path}, line {number}: a word of {len(word)} characters; '
+            'WordPiece reads at most 100')
+    if word in known:
+      skipped += 1
+    else:
+      words.append(word)
+      known.add(word)
+  require(words, f'add_tokens={path} holds no word that the vocabulary does not have')
+  notes = [f'{len(words)} words added to the vocabulary']
+  if skipped:
+    notes.append(f'{skipped} lines of {path} were left out: the vocabulary or a line before has '
+                 'the word')
+  return tokenizer.extended(words), notes
+
+
+def read_word_vectors(path: str, entries: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
+  """Reads the vectors of known words from word2vec's text format.
+
+  Its lines are "word v1 v2 ... vD"; the first may be "count D". Raises UserError if the file is
+  malformed, or has none of the words.
+
+  Args:
+    entries: the id of each requested word.
+
+  Returns:
+    ([n] ids, [n, D] float32 vectors).
+  """
+  vectors, width = {}, None
+  for number, line in enumerate(_read_lines(path, 'embedding_init'), 1):
+    word, *values = line.rstrip(' ').split(' ')
+    if number == 1 and len(values) == 1 and word.isdigit():
+      continue
+    width = width or len(values)
+    if len(values) != width:
+      raise UserError(f'{path}, line {number}: {len(values)} numbers after the word, not {width}')
+    if word in entries and entries[word] not in vectors:
+      try:
+        vector = np.array(values, np.float32)
+      except ValueError as e:
+        raise UserError(f'{path}, line {number}: no numbers after {word!r}: {e}') from e
+      if not np.all(np.isfinite(vector)):
+        raise UserError(f'{path}, line {number}: the vector of {word!r} is not finite')
+      vectors[entries[word]] = vector
+  require(vectors and width,
+          f'embedding_init={path} has a vector for no entry of the vocabulary')
+  return np.array(list(vectors)), np.stack(list(vectors.values()))

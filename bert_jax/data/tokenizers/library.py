@@ -1,0 +1,294 @@
+"""A tokenizer of the package `tokenizers`: its object is the tokenizer.
+
+WordPiece of BERT, the byte-level BPE of RoBERTa and ModernBERT, the unigram models of XLM-R and
+DeBERTa: a tokenizer.json says how each of them normalizes, splits and adds tokens, and the library
+does what it says. Truncation and padding are taken off: rows are cut and padded elsewhere.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+import contextlib
+import functools
+import json
+import re
+from typing import Any
+
+from etils import epath
+import numpy as np
+import tokenizers
+
+from bert_jax.data.tokenizers import base
+from bert_jax.errors import UserError, require
+
+_SPELLINGS = {'pad': ('<pad>', '[PAD]'), 'unk': ('<unk>', '[UNK]'),
+              'cls': ('<s>', '[CLS]', '<bos>'), 'sep': ('</s>', '[SEP]', '<eos>'),
+              'mask': ('<mask>', '[MASK]')}
+MPNET = ('<pad>', '[UNK]', '<s>', '</s>', '<mask>')  # as in fairseq, but for [UNK]
+_BERTS_MODEL = {'type': 'WordPiece', 'unk_token': '[UNK]', 'continuing_subword_prefix': '##',
+                'max_input_chars_per_word': 100}
+# A text of these characters alone is simple: BERT's normalizer lower-cases letters of ASCII, puts
+# spaces around Han characters, and leaves the others as they are.
+_SIMPLE = re.compile('[ -~\xa1-\xac\xae-\xbf\xd7\xf7\u2010-\u2027\u2030-\u205e\u3001-\u3020'
+                     '\u3400-\u4dbf\u4e00-\u9fff\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40'
+                     '\uff5b-\uff65]*')
+
+
+@contextlib.contextmanager
+def library_errors(problem: str) -> Iterator[None]:
+  """Turns errors of the library, which have no class of their own, into a UserError."""
+  try:
+    yield
+  except UserError:
+    raise
+  except BaseException as e:  # where Rust panics it is not even an Exception
+    if not isinstance(e, Exception) and type(e).__name__ != 'PanicException':
+      raise
+    raise UserError(f'{problem}: {" ".join(str(e).split())[:200]}') from e
+
+
+@functools.cache
+def _spaces_around_han() -> dict[int, str]:
+  """For `str.translate`."""
+  return {code: f' {chr(code)} ' for code in (*range(0x3400, 0x4dc0), *range(0x4e00, 0xa000))}
+
+
+def check_ids(vocab: Mapping[str, Any], where: Any):
+  """Raises UserError for ids with large gaps, through which the library would loop."""
+  for entry, i in vocab.items():
+    if not isinstance(i, int) or not 0 <= i < 2 * len(vocab) + 1024:
+      raise UserError(f'{where}: the id of {entry[:50]!r} is {str(i)[:50]}, among {len(vocab)} '
+                      'entries')
+
+
+def _without(entries: Collection[str], model: dict[str, Any]) -> dict[str, Any]:
+  """Hides entries of a model from texts: they keep their ids, and get names that no text has."""
+  vocab, unk = model['vocab'], model.get('unk_token')
+  if isinstance(vocab, list):  # unigram
+    return model | {'vocab': [[f'{piece} ' if piece in entries else piece, score]
+                              for piece, score in vocab]}
+  if 'merges' in model and not model.get('ignore_merges'):
+    return model  # no merge makes a special token
+  return model | {'vocab': {f'{entry} ' if entry in entries and entry != unk else entry: i
+                            for entry, i in vocab.items()}}
+
+
+class LibraryTokenizer(base.Tokenizer):
+  """The tokenizer that a tokenizer.json describes."""
+
+  def __init__(self, settings: Mapping[str, Any], where: Any = 'tokenizer.json',
+               named: Mapping[str, str] | None = None, markers: Sequence[str] = ()):
+    """Reads the content of a tokenizer.json.
+
+    Args:
+      settings: the content.
+      where: its origin, for messages.
+      named: special tokens by other files of the folder, {'cls_token': '[CLS]', ...}.
+      markers: further special tokens of the model, such as "[H]": they are whole in every text.
+
+    Raises:
+      UserError: the library refuses it, a special token is missing, or ids have large gaps.
+    """
+    named = named or {}
+    # Keys that the file lacks stay away: the digest of a vocabulary that was trained stays too.
+    self._settings = {**settings, **dict.fromkeys({'truncation', 'padding'} & settings.keys())}
+    model = settings.get('model')
+    require(isinstance(model, dict) and 'vocab' in model, f'{where} has no model with a vocabulary')
+    if isinstance(model['vocab'], dict):
+      check_ids(model['vocab'], where)
+    with library_errors(f'{where} is no tokenizer'):
+      self._parsing = tokenizers.Tokenizer.from_str(json.dumps(self._settings))
+      added = {x['content']: x for x in settings.get('added_tokens') or ()}
+      ids = self._parsing.get_vocab(with_added_tokens=True)
+      for token in added.values():
+        require(ids[token['content']] == token['id'],
+                f'{where} adds {token["content"][:50]!r} as entry {token["id"]}, which would be '
+                f'entry {ids[token["content"]]}: there are gaps between its ids')
+      missing = [x for x in dict.fromkeys([*named.values(), *markers])
+                 if x not in added and (x in ids or x in markers or x == named.get('mask_token'))]
+      if missing:  # transformers adds them as it loads a folder
+        self._parsing.add_special_tokens(
+            [tokenizers.AddedToken(x, normalized=False, special=True) for x in missing])
+        self._settings |= {'added_tokens': json.loads(self._parsing.to_str())['added_tokens']}
+        ids = self._parsing.get_vocab(with_added_tokens=True)
+    self._special = {x['content'] for x in self._added if x['special']}
+    self.markers = tuple(markers)
+    self.kind = type(self._parsing.model).__name__.lower()
+    self.vocab = [f'[unused{i}]' for i in range(max(ids.values()) + 1)]
+    for entry, i in ids.items():
+      self.vocab[i] = entry
+    self.entries = len(self.vocab)
+    self._find_roles(ids, named, where)
+    self.around = self._around_texts()
+    if self.kind == 'bpe':
+      self.before_word = ' '  # RoBERTa's file adds none: it takes each text for a whole one
+    normalizer, splitter = (self._settings.get(x) or {} for x in ('normalizer', 'pre_tokenizer'))
+    self.splits_as_bert = (normalizer.get('type') == 'BertNormalizer'
+                           and splitter.get('type') == 'BertPreTokenizer')
+    self.lowercase = normalizer['lowercase'] if self.splits_as_bert else None
+
+  @property
+  def _added(self) -> list[dict[str, Any]]:
+    return self._settings.get('added_tokens') or []
+
+  def _find_roles(self, ids: Mapping[str, int], named: Mapping[str, str], where: Any):
+    """Sets the id of each special token: as other files name it, else by its usual names."""
+    ends = {'cls': named.get('bos_token'), 'sep': named.get('eos_token')}
+    for role, spellings in _SPELLINGS.items():
+      # Gemma's <s> is an entry of HTML: a special token comes first.
+      names = [named.get(f'{role}_token'), *(x for x in spellings if x in self._special),
+               *spellings, ends.get(role)]
+      index = next((ids[name] for name in names if name in ids), None)
+      require(index is not None, f'{where} has no {" or ".join(spellings)}: BERT needs it')
+      setattr(self, f'{role}_id', index)
+
+  def _around_texts(self) -> base.Around:
+    """The special tokens of the post-processor; [CLS] A [SEP] B [SEP] where it adds none."""
+    one, two = (self._parsing.encode(*(['a'],) * n, is_pretokenized=True) for n in (1, 2))
+    numbers = two.sequence_ids
+    if len(one.ids) == one.sequence_ids.count(0) or not {0, 1} <= {*numbers}:
+      return base.Around((self.cls_id,), (self.sep_id,), (self.sep_id,))
+    first, last = numbers.index(0), len(one.ids) - one.sequence_ids[::-1].index(0)
+    end = len(numbers) - numbers[::-1].index(0)
+    return base.Around(tuple(one.ids[:first]), tuple(one.ids[last:]),
+                       tuple(two.ids[end:numbers.index(1)]))
+
+  @functools.cached_property
+  def _plain(self) -> tokenizers.Tokenizer:
+    """The library's object for a corpus: special tokens are text there.
+
+    `encode_special_tokens` alone does not suffice: a unigram model has "<s>" among its pieces.
+    """
+    hidden = self._special - {*self.markers}
+    return tokenizers.Tokenizer.from_str(json.dumps(self._settings | {
+        'model': _without(hidden, self._settings['model']),
+        'added_tokens': [x for x in self._added if x['content'] not in hidden]}))
+
+  @property
+  def library(self) -> tokenizers.Tokenizer:
+    """The object of the package `tokenizers`."""
+    return self._parsing if self.parses_special else self._plain
+
+  @functools.cached_property
+  def _of_normalized(self) -> tokenizers.Tokenizer | None:
+    """The splitter and the model of BERT alone; None = texts need more."""
+    if not self.splits_as_bert or self.kind != 'wordpiece' or self._special != {
+        x['content'] for x in self._added}:
+      return None
+    bare = tokenizers.Tokenizer(self._plain.model)
+    bare.pre_tokenizer = self._plain.pre_tokenizer
+    return bare
+
+  def _normalized(self, text: str) -> str | None:
+    """A simple text as BERT's normalizer has it; None for other texts."""
+    if not _SIMPLE.fullmatch(text):
+      return None
+    if not text.isascii() and self._settings['normalizer']['handle_chinese_chars']:
+      text = text.translate(_spaces_around_han())
+    return text.lower() if self.lowercase else text
+
+  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def ids(library, texts):
+      return [e.ids for e in library.encode_batch_fast(texts, add_special_tokens=False)]
+
+    if self.parses_special or self.markers or not self._of_normalized:
+      return ids(self.library, list(texts))
+    # The library's normalizer follows each character to its place: a third of all its time.
+    normalized = [self._normalized(text) for text in texts]
+    others = iter(ids(self._plain, [x for x, simple in zip(texts, normalized) if simple is None]))
+    simple_ids = iter(ids(self._of_normalized, [x for x in normalized if x is not None]))
+    return [next(others) if simple is None else next(simple_ids) for simple in normalized]
+
+  def encode_with_offsets(self, texts: Sequence[str]) -> list[base.Offsets]:
+    encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
+    return [(e.ids, e.offsets) for e in encodings]
+
+  def encode_with_masks(self, text: str) -> list[int]:
+    text = text.replace('[MASK]', self.vocab[self.mask_id])
+    return self._parsing.encode(text, add_special_tokens=False).ids
+
+  def word_starts(self) -> np.ndarray:
+    inside = self._settings['model'].get('continuing_subword_prefix')
+    if self.kind == 'wordlevel' or inside:
+      return np.array([not (inside and entry.startswith(inside)) for entry in self.vocab])
+    bytewise = 'ByteLevel' in json.dumps([self._settings.get(x)
+                                          for x in ('normalizer', 'pre_tokenizer')])
+    space = '\u0120' if bytewise else base.SPACE  # how an entry writes the space before a word
+    return np.array([entry.startswith(space) for entry in self.vocab])
+
+  @property
+  def can_extend(self) -> bool:
+    """Whether `extended` is possible."""
+    return self.splits_as_bert and self.kind == 'wordpiece'
+
+  def extended(self, words: Sequence[str]) -> 'LibraryTokenizer':
+    """A WordPiece tokenizer with more entries, after all others."""
+    split = self._parsing.pre_tokenizer.pre_tokenize_str
+    # An entry with punctuation, such as "covid-19", is matched before the text is split.
+    whole = [word for word in words if len(split(self.normalized(word).strip())) > 1]
+    vocab = {entry: i for i, entry in enumerate([*self.vocab, *words])}
+    added = [{'id': vocab[word], 'content': word, **_OF_WORDS} for word in whole]
+    return LibraryTokenizer(
+        self._settings | {'model': self._settings['model'] | {'vocab': vocab},
+                          'added_tokens': [*self._added, *added]},
+        named=self._named, markers=self.markers).parsing(self.parses_special)
+
+  @property
+  def _named(self) -> dict[str, str]:
+    return {f'{role}_token': self.vocab[getattr(self, f'{role}_id')] for role in base.ROLES}
+
+  def normalized(self, text: str) -> str:
+    """A text as BERT's normalizer leaves it."""
+    simple = self._normalized(text)
+    return self._parsing.normalizer.normalize_str(text) if simple is None else simple
+
+  @property
+  def _words(self) -> list[str] | None:
+    """The words that `extended` has added; None = the tokenizer is not BERT's own, or more."""
+    model, texts = self._settings['model'], [x for x in self._added if not x['special']]
+    is_berts = self.splits_as_bert and _BERTS_MODEL.items() <= model.items() and (
+        self._settings['normalizer'].get('clean_text', True)) and all(
+            _OF_WORDS.items() <= x.items() for x in texts)
+    return [x['content'] for x in texts] if is_berts else None
+
+  def serialized(self) -> bytes:
+    words = self._words
+    if words is None or self.markers:
+      return json.dumps(self._settings, sort_keys=True).encode()
+    normalizer = self._settings['normalizer']
+    settings = [self.vocab[:self.entries], self.lowercase]
+    others = [normalizer['strip_accents'], normalizer['handle_chinese_chars']]
+    if others != [None, True] or words:  # digests of the usual settings stay as they were
+      settings += others
+    return json.dumps(settings + [words] * bool(words)).encode()
+
+  def save(self, directory: epath.Path):
+    settings = dict(self._settings)
+    if not self._parsing.num_special_tokens_to_add(is_pair=False):  # see `_around_texts`
+      cls, sep = self.tokens([self.cls_id, self.sep_id])
+      settings['post_processor'] = around_texts((cls, self.cls_id), (sep, self.sep_id))
+    files = {'tokenizer.json': json.dumps(settings, ensure_ascii=False).encode()}
+    config = {'tokenizer_class': 'PreTrainedTokenizerFast'}
+    named = tuple(self._named.values())
+    name = {(base.SPECIAL_TOKENS, 1): 'BertTokenizer', (MPNET, 2): 'MPNetTokenizer'}.get(
+        (named, len(self.around.between)))
+    if name and self._words is not None:  # these classes make the same tokenizer of their settings
+      files['vocab.txt'] = ('\n'.join(self.vocab[:self.entries]) + '\n').encode()
+      normalizer = self._settings['normalizer']
+      config = {'tokenizer_class': name, 'do_lower_case': self.lowercase,
+                'strip_accents': normalizer['strip_accents'],
+                'tokenize_chinese_chars': normalizer['handle_chinese_chars']}
+    if self.markers:
+      config['additional_special_tokens'] = list(self.markers)
+    self._save(directory, files, config)
+
+
+# Flags of an added token that is a word.
+_OF_WORDS = {'special': False, 'single_word': True, 'lstrip': False, 'rstrip': False,
+             'normalized': True}
+
+
+def around_texts(cls: tuple[str, int], sep: tuple[str, int]) -> dict[str, Any]:
+  """The post-processor that writes [CLS] A [SEP] B [SEP], as in a tokenizer.json."""
+  processor = tokenizers.processors.TemplateProcessing(
+      single=f'{cls[0]}:0 $A:0 {sep[0]}:0', pair=f'{cls[0]}:0 $A:0 {sep[0]}:0 $B:1 {sep[0]}:1',
+      special_tokens=[cls, sep])
+  return json.loads(processor.__getstate__())

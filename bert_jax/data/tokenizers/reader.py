@@ -1,0 +1,103 @@
+"""Reads a tokenizer as its publisher meant it.
+
+The order of truth: a tokenizer.json, by the library `tokenizers`; without it the older files, as
+transformers' AutoTokenizer reads them. What cannot be honored is refused by name.
+"""
+
+import math
+
+from etils import epath
+
+from bert_jax.data.tokenizers import base, library, older, spiece
+from bert_jax.data.tokenizers.base import Tokenizer
+from bert_jax.errors import UserError, require
+from bert_jax.runtime import storage
+
+_JSON = 'tokenizer.json'
+_OLDER = {'vocab.txt': None, spiece.FILE: None, 'sentencepiece.bpe.model': older.read_fairseq,
+          'spm.model': older.read_deberta, 'vocab.json': older.read_bpe}
+# Tokenizers of transformers that are made of those files; each also has a form "...Fast".
+_CLASSES = ('Bert', 'DistilBert', 'Electra', 'MPNet', 'Roberta', 'XLMRoberta', 'Camembert',
+            'Albert', 'DebertaV2', 'PreTrained')
+# Programs that split a text into words before the vocabulary is looked up.
+_WORD_SPLITTERS = {'mecab': 'MeCab', 'sudachi': 'Sudachi', 'jumanpp': 'Juman++'}
+_SHORTEST = 8  # tokens of the longest input
+
+
+def longest_input(directory: epath.Path) -> float:
+  """Tokens to which transformers cuts an input, `model_max_length`; infinite if it says nothing.
+
+  Raises:
+    UserError: it is no number, or too small for a text.
+  """
+  path = directory / base.CONFIG
+  longest = storage.read_json_if_any(path).get('model_max_length')
+  if longest is None:
+    return math.inf
+  require(isinstance(longest, int | float) and longest >= _SHORTEST,
+          f'{path} has model_max_length={longest!r}: it must be a number, at least {_SHORTEST}')
+  return longest
+
+
+def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
+  """Loads a folder, or one of its files: tokenizer.json, vocab.txt, vocab.json, *.model.
+
+  Args:
+    path: beside a vocab.json stands its merges.txt. The table of a published model may have more
+      rows than its vocabulary has entries: the config.json beside it counts them.
+    lowercase: for WordPiece. False = text keeps its capitals whatever the files say; True and None
+      = as they say, or else True, and None for a vocabulary without capitals.
+
+  Raises:
+    UserError: there is no vocabulary, it cannot be honored here, or it is cased and True was given.
+  """
+  path = epath.Path(path)
+  directory = path if path.is_dir() else path.parent
+  is_whole = path.is_dir() or path.name == _JSON
+  folder = older.read_folder(directory) if is_whole else older.Folder({}, '', {})
+  if path.is_dir():
+    path = _file_of(path, folder)
+  tokenizer = _read(path, folder, lowercase)
+  says = folder.settings.get(base.PARSES)
+  if says is False or (tokenizer.markers and not says):
+    tokenizer = tokenizer.parsing(True)
+  rows = storage.read_json_if_any(directory / 'config.json').get(
+      'vocab_size', folder.settings.get(base.ROWS))
+  return tokenizer.padded(rows) if isinstance(rows, int) else tokenizer
+
+
+def _file_of(directory: epath.Path, folder: older.Folder) -> epath.Path:
+  """The file of a folder that holds its tokenizer; raises UserError for one that has none."""
+  name = str(folder.settings.get('tokenizer_class') or 'PreTrainedTokenizer')
+  splitter = str(folder.settings.get('word_tokenizer_type', ''))
+  if splitter in _WORD_SPLITTERS or name.startswith(('RoFormer', 'Jieba')):
+    raise UserError(f'{directory}: its {name} splits texts with '
+                    f'{_WORD_SPLITTERS.get(splitter, "jieba")}, which bert_jax does not run: '
+                    'convert a model whose tokenizer is a tokenizer.json alone')
+  if (directory / spiece.FILE).exists() and 'keep_accents' in folder.settings and (
+      name == spiece.SAVED_AS):  # bert_jax has saved it, and the tokenizer.json for transformers
+    return directory / spiece.FILE
+  if (directory / _JSON).exists():
+    return directory / _JSON
+  own_class = folder.settings.get('auto_map') or name.removesuffix('Fast').removesuffix(
+      'Tokenizer') not in _CLASSES
+  require(not own_class, f'{directory}: without a tokenizer.json its tokenizer is the Python class '
+          f'{name}, which bert_jax does not run: known are {", ".join(_CLASSES[:-1])}')
+  path = next((directory / x for x in _OLDER if (directory / x).exists()), None)
+  require(path, f'{directory} holds no vocabulary: none of {", ".join((_JSON, *_OLDER))}')
+  return path
+
+
+def _read(path: epath.Path, folder: older.Folder, lowercase: bool | None) -> Tokenizer:
+  if path.suffix == '.model' and not _OLDER.get(path.name):
+    return spiece.load(path)
+  if _OLDER.get(path.name):
+    return _OLDER[path.name](path, folder)
+  if path.suffix != '.json':
+    return older.read_wordpiece(path, folder, lowercase)
+  settings = storage.read_json(path)
+  normalizer = settings.get('normalizer')
+  if lowercase is False and isinstance(normalizer, dict) and (
+      normalizer.get('type') == 'BertNormalizer'):
+    settings['normalizer'] = normalizer | {'lowercase': False}
+  return library.LibraryTokenizer(settings, path, folder.named, folder.markers)
