@@ -115,7 +115,8 @@ def test_fields_of_training_and_of_other_tasks(tmp_path):
   files, expected = train('sentence_embedding', tmp_path, **{'data.cached_parts': 2})
   options = {'task': 'sentence_embedding'}
   report = score(tmp_path / 'run', files['data.eval'], tmp_path, **options)
-  assert report['spearman'] == pytest.approx(expected['spearman'], abs=1e-5)
+  # Pearson's: where two cosines are all but equal, the last bit decides their ranks.
+  assert report['pearson'] == pytest.approx(expected['pearson'], abs=1e-5)
   with pytest.raises(UserError, match="data.pooling='median' is unknown"):
     score(tmp_path / 'run', files['data.eval'], tmp_path, fields=('pooling=median',), **options)
   # Of a model that pools twice, one way is scored, at the length that its folder gives.
