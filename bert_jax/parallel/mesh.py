@@ -36,9 +36,6 @@ def make_mesh(replica: int = 1, data: int = -1, model: int = 1, *,
                     'devices')
   # Linen's constraints need Auto axes; the default of jax.make_mesh is Explicit.
   auto = (AxisType.Auto,) * len(AXES)
-  if devices[0].device_kind == 'TPU v4' and any(d.core_on_chip for d in devices):
-    # Ahead of time the compiler shows both cores of this chip, which jax.make_mesh cannot order.
-    return Mesh(np.reshape(devices, sizes), AXES, axis_types=auto)
   slices = len({getattr(d, 'slice_index', 0) for d in devices})
   if sizes[0] % slices:
     raise UserError(f'mesh {named} (replica x data x model) over {slices} slices: give '

@@ -36,6 +36,8 @@ def get(name: str, slices: int = 1) -> list[jax.Device]:
     os.environ.setdefault(variable, value)  # libtpu asks for them where there is no TPU
   single = math.prod(map(int, shape.split('x'))) == 1
   options = {'chips_per_host_bounds': (1, 1, 1)} if single else {}
+  if generation == 'v4':  # as JAX sees it there: the two cores of a chip are one device
+    options['chip_config_name'] = 'megacore'
   if slices > 1:
     options['num_slices'] = slices
   return topologies.get_topology_desc(platform='tpu', topology_name=name, **options).devices

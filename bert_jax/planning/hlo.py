@@ -104,13 +104,14 @@ class Module:
     """Yields (name of the computation, instruction, how often it runs) with loops unrolled.
 
     A fusion or a conditional is one instruction; `into_all` also yields what is inside of them.
+    A call is only what is inside of it, also one that starts here and runs on another core.
     """
     computation = computation or self.entry
     for instruction in self.computations[computation].values():
       if instruction.opcode == 'while':
         turns = times * self._turns(instruction)
         yield from self.walk(instruction.called('body'), turns, into_all)
-      elif instruction.opcode == 'call':
+      elif instruction.opcode in ('call', 'call-start'):
         yield from self.walk(instruction.called('to_apply'), times, into_all)
       else:
         yield computation, instruction, times

@@ -13,7 +13,8 @@ from bert_jax.planning.hlo import Instruction
 
 _SLICES = ('dynamic-slice', 'slice', 'gather')
 _FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'iota', 'after-all',
-         'conditional', 'opt-barrier', 'partition-id', 'replica-id')
+         'conditional', 'opt-barrier', 'partition-id', 'replica-id',
+         'call-update')  # hands over operands; the call itself reads them
 _MOVES = ('copy-start', 'slice-start', 'dynamic-slice-start')  # between the two memories of a TPU
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _WRAPPERS = re.compile(r'^(jit|jvp|transpose|vmap|shard_map|checkpoint|rematted_computation|while'

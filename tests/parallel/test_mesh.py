@@ -1,3 +1,5 @@
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -30,6 +32,25 @@ def test_rows_go_over_replica_and_data():
   assert mesh_lib.Feed().rows(4).tolist() == [0, 1, 2, 3]
   assert mesh_lib.Feed((3,), 4).rows(8).tolist() == [6, 7]
   assert mesh_lib.Feed((0, 3), 4).rows(8).tolist() == [0, 1, 6, 7]
+
+
+@pytest.mark.parametrize('name, devices, chips, memory', [
+    ('v4:2x2x1', 4, 4, 32), ('v4:2x2x4', 16, 16, 32), ('v5e:2x2', 4, 4, 16),
+    ('v5p:2x2x1', 4, 4, 95), ('v6e:2x2', 4, 4, 32), ('tpu7x:2x2x1', 8, 4, 96)])
+def test_a_slice_has_the_devices_that_jax_shows_there(name, devices, chips, memory):
+  """Two cores of a v4 or a v5p are one device, those of a tpu7x are two; `memory` is in GiB."""
+  pytest.importorskip('libtpu')
+  mesh = mesh_lib.make_mesh(1, devices // 2, 2, devices=topology.get(name))
+  found = list(mesh.devices.flat)
+  assert chip_figures.num_chips(found) == chips and len(set(found)) == devices
+  assert chip_figures.chip_of(found).memory == memory * 2**30
+  # The compiler keeps up to 1.5 GiB for itself.
+  too_large = jax.ShapeDtypeStruct((devices, 2**36), 'float32',
+                                   sharding=mesh_lib.batch_sharding(mesh))
+  with pytest.raises(jax.errors.JaxRuntimeError) as refused:
+    jax.jit(lambda x: x + 1).lower(too_large).compile()
+  available = float(re.search(r'available HBM \(([\d.]+)G\)', str(refused.value))[1])
+  assert memory - 1.5 <= available < memory + 1
 
 
 def test_an_axis_may_take_a_part_of_a_ring():

@@ -13,6 +13,9 @@ from tests import conftest
 
 # Instructions of real programs for a mesh of 1 x 4 x 2 devices.
 HLO = (pathlib.Path(__file__).parent / 'collectives.hlo').read_text()
+# Calls that run beside the program on the SparseCore of a tpu7x, as libtpu 0.0.42 and 0.0.50 write
+# them, for 8 devices: in a loop of 6 turns, and with a call inside a call.
+SPARSE_CORE = (pathlib.Path(__file__).parent / 'sparse_core.hlo').read_text()
 
 
 def test_every_form_is_read():
@@ -24,6 +27,12 @@ def test_every_form_is_read():
       Collective('all-reduce', ('data', 'model'), 8, 1, 4),
       Collective('collective-permute', ('data', 'model'), 8, 1, 40),
       Collective('reduce-scatter', ('data',), 4, 2, 1024 * 8 * 4 + 16 * 8 * 4 * 4)]
+
+
+def test_exchanges_on_the_sparse_core_are_read():
+  assert collectives.read(SPARSE_CORE, conftest.sub_mesh(8, 1)) == [
+      Collective('all-gather', ('data',), 8, 6 + 1, 6 * 512 * 512 * 2 + 512 * 768 * 4),
+      Collective('reduce-scatter', ('data',), 8, 6, 6 * 512 * 512 * 2)]
 
 
 def test_bytes_sent_along_a_ring():

@@ -17,7 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.objectives import catalogue
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import topology
-from bert_jax.planning import estimate, planner, programs
+from bert_jax.planning import collectives, estimate, planner, programs
 from tests import conftest, test_commands
 from tests.planning.test_programs import small_config
 
@@ -188,11 +188,12 @@ import sys
 import jax
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import topology
+from bert_jax.planning import collectives
 mesh = mesh_lib.make_mesh(devices=topology.get(sys.argv[1]))
 split = mesh_lib.batch_sharding(mesh)
 x = jax.ShapeDtypeStruct((256, 256), 'bfloat16', sharding=split)
 text = jax.jit(lambda x, w: x @ w, out_shardings=split).lower(x, x).compile().as_text()
-print(mesh.size > 1 and 'all-gather' in text)
+print(mesh.size, collectives.read(text, mesh))
 """
 
 
@@ -211,7 +212,10 @@ def test_a_slice_compiles_with_the_flags_of_the_launch_scripts(tpu, chip):
                         capture_output=True, env={
                             **os.environ, variable: flags, 'JAX_PLATFORMS': 'cpu',
                             'JAX_ENABLE_COMPILATION_CACHE': 'false'})
-  assert done.stdout.strip() == 'True' and 'nknown' not in done.stderr, done.stderr
+  devices = 8 if chip == 'tpu7x' else 4  # two on each chip
+  gather = collectives.Collective('all-gather', ('data',), devices, count=1, bytes=256 * 256 * 2)
+  assert done.stdout.strip() == f'{devices} {[gather]}', done.stderr
+  assert 'nknown' not in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize('chip', _SLICES)

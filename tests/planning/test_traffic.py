@@ -8,6 +8,7 @@ import pytest
 
 from bert_jax.planning import traffic
 from bert_jax.planning.traffic import Operation
+from tests.planning import test_collectives
 
 HLO = (pathlib.Path(__file__).parent / 'traffic.hlo').read_text()
 _ARRAY = 8 * 128 * 4  # bytes
@@ -27,6 +28,16 @@ def test_counted_by_hand():
       # The first addition stays in the memory of the core.
       Operation('update', 'optimizer', 'add', 1, 2 * _ARRAY, 0),
       Operation('', '', 'copy-start', 1, _ARRAY, 0)]
+
+
+def test_calls_on_the_sparse_core_read_and_write_once():
+  """Neither the start of a call nor the hand-over of its operands moves anything."""
+  part, whole, table = 64 * 512 * 2, 512 * 512 * 2, 512 * 768 * 4
+  assert traffic.operations(test_collectives.SPARSE_CORE) == [
+      Operation('forward', 'layers', 'squeeze', 1, 6 * (part + whole), 0),
+      Operation('', '', 'reduce-scatter', 1, 6 * (whole + part), 0),
+      Operation('', '', 'copy', 1, 2 * table, 0),
+      Operation('', '', 'all-gather', 1, table / 8 + table, 0)]
 
 
 def compiled(function, *shapes) -> float:
