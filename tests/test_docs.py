@@ -193,9 +193,39 @@ def test_every_path_that_a_page_names_exists(name):
     assert (ROOT / path).exists(), path
 
 
+def build_site(config: pathlib.Path, target: pathlib.Path) -> subprocess.CompletedProcess:
+  # Not --quiet: it hides the warnings from --strict, too.
+  return subprocess.run(
+      [sys.executable, '-m', 'mkdocs', 'build', '--strict', f'--config-file={config}',
+       f'--site-dir={target}'], cwd=ROOT, text=True, capture_output=True)
+
+
 def test_the_site_is_built(tmp_path):
-  """Without a warning: a dead link is one, and so is a module that the API pages do not find."""
-  subprocess.run([sys.executable, '-m', 'mkdocs', 'build', '--strict', '--quiet',
-                  f'--site-dir={tmp_path}'], cwd=ROOT, check=True)
+  """Without a warning, and its interface is what users call."""
+  done = build_site(ROOT / 'mkdocs.yml', tmp_path)
+  assert not done.returncode and 'WARNING' not in done.stderr, done.stderr
   api = (tmp_path / 'api/objectives/index.html').read_text()
   assert 'bert_jax.objectives.masking.mask' in api and 'Masks a batch of rows' in api
+  interface = (tmp_path / 'api/interface/index.html').read_text()
+  shown = set(re.findall(r'id="bert_jax\.inference\.bert\.Bert\.(\w+)"', interface))
+  assert shown == {'trained_length', 'encode', 'embed', 'similarity', 'fill_mask', 'next_sentence',
+                   'score'}
+  assert set(re.findall(r'\bbert\.(\w+)\(', '\n'.join(PAGES.values()))) <= shown
+  for page in (tmp_path / 'api').glob('*/index.html'):
+    assert not re.search(r'<code>_\w+</code>', page.read_text()), page
+
+
+def test_a_mistake_on_the_site_is_found(tmp_path):
+  settings = re.sub(r'^nav:\n(?: .*\n)*', '', (ROOT / 'mkdocs.yml').read_text(), flags=re.M)
+  (tmp_path / 'mkdocs.yml').write_text(settings.replace('paths: [.]', f'paths: [{tmp_path}]'))
+  (tmp_path / 'docs').mkdir()
+  (tmp_path / 'docs/index.md').write_text(
+      '# A page\n\n[a](gone.md) [b](other.md#gone) ![c](gone.png)\n\n::: wrong\n')
+  (tmp_path / 'docs/other.md').write_text('# Another page\n')
+  (tmp_path / 'wrong.py').write_text(
+      'def f(x: int):\n  """Does it.\n\n  Args:\n    y: an argument.\n  """\n')
+  done = build_site(tmp_path / 'mkdocs.yml', tmp_path / 'site')
+  for warning in ("a link 'gone.md'", "a link 'gone.png'", "does not contain an anchor '#gone'",
+                  "Parameter 'y' does not appear in the function signature"):
+    assert re.search(f'WARNING .*{re.escape(warning)}', done.stderr), done.stderr
+  assert done.returncode == 1

@@ -52,7 +52,8 @@ def pour(start: np.ndarray, end: np.ndarray, *, space: np.ndarray, slots: np.nda
   """Cuts stretches of text [start, end) into pieces that fill gaps row by row, then new rows.
 
   Args:
-    start, end: [T] int64, positions of the stretches in the corpus.
+    start: [T] int64, where the stretches begin in the corpus.
+    end: [T] int64, where they end.
     space: [R] int64 tokens that each row has left; a piece takes two for [CLS] and [SEP].
     slots: [R] int64 items that each row may still take.
     max_len: L, of new rows.

@@ -123,7 +123,7 @@ class Bert:
                positions: np.ndarray | None = None, *values: np.ndarray) -> np.ndarray | None:
     """Outputs of `function` [R, P, ...] for each text, [texts, ...]; None without texts.
 
-    `positions` and `values` are those of `_run`.
+    `positions` [texts] count from the start of each text; None = the starts. `values` are [texts].
     """
     results = None
     for packed, output in self._run(rows, function, positions, *values):

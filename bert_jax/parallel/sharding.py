@@ -3,7 +3,7 @@
 The modules name the meaning of an axis ('embed', 'heads', ...); a preset maps it to the mesh.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import math
 from typing import Any
@@ -107,7 +107,8 @@ def parts(name: str) -> int:
   return mesh.shape[axis] if axis else 1
 
 
-def on_each_chip(function, inputs: Sequence[tuple[str | None, ...]], output: tuple[str, ...]):
+def on_each_chip(function: Callable[..., jax.Array], inputs: Sequence[tuple[str | None, ...]],
+                 output: tuple[str, ...]):
   """Runs `function` on each chip, on its own part of the arguments and of the result.
 
   The compiler cannot split a kernel itself. Without a mesh in context, returns `function`.
