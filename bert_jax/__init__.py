@@ -1,5 +1,7 @@
 """bert_jax: the BERT code base for JAX."""
 
+__version__ = '0.1.0'  # pyproject.toml reads it here
+
 
 def from_pretrained(directory: str, step: int | None = None, allow_older: bool = False):
   """Loads a trained model: a `bert_jax.inference.bert.Bert`.

@@ -3,7 +3,7 @@
   pip wheel --no-deps --wheel-dir=dist .
   python -m bert_jax.prepare --input='gs://corpus/*.jsonl.gz' --output=gs://records/mine \\
       --vocab=vocab.txt --beam='--runner=DataflowRunner --project=mine --region=europe-west4
-      --temp_location=gs://records/temp --extra_package=dist/bert_jax-0.1.0-py3-none-any.whl'
+      --temp_location=gs://records/temp --extra_package=dist/bert_jax-VERSION-py3-none-any.whl'
 
 Every input file becomes a shard of training text and one of held-out text, by the functions that
 `prepare` runs itself. The vocabulary is given: one machine trains it on a part of the text. Needs

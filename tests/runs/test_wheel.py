@@ -3,13 +3,16 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 
 import pytest
 
+import bert_jax
 from bert_jax.errors import UserError
 from bert_jax.runs import named_configs
 from tests import conftest
@@ -35,6 +38,16 @@ def test_a_name_stands_for_the_file_of_a_config(tmp_path, monkeypatch):
     named_configs.with_paths(['main', '--config=tinny'])
 
 
+def test_one_version_serves_the_package_its_wheel_and_its_citation():
+  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())
+  assert project['project']['dynamic'] == ['version'] and 'version' not in project['project']
+  assert project['tool']['setuptools']['dynamic']['version'] == {'attr': 'bert_jax.__version__'}
+  citation = (ROOT / 'CITATION.cff').read_text()
+  assert re.findall('^version: (.*)$', citation, re.M) == [bert_jax.__version__]
+  released = re.findall(r'^## (\d.*)$', (ROOT / 'CHANGELOG.md').read_text(), re.M)
+  assert released[0] == bert_jax.__version__
+
+
 @pytest.mark.slow
 def test_the_wheel_trains_predicts_and_evaluates_in_an_empty_folder(tmp_path, corpus_file):
   for name in ('bert_jax', 'configs'):  # a copy: a build leaves files beside its source
@@ -44,6 +57,7 @@ def test_the_wheel_trains_predicts_and_evaluates_in_an_empty_folder(tmp_path, co
   subprocess.run([sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps',
                   f'--wheel-dir={tmp_path}', tmp_path / 'source'], check=True)
   wheel, = tmp_path.glob('*.whl')
+  assert wheel.name == f'bert_jax-{bert_jax.__version__}-py3-none-any.whl'
   zipfile.ZipFile(wheel).extractall(tmp_path / 'installed')
   (tmp_path / 'empty').mkdir()
 
