@@ -19,16 +19,14 @@ import os
 import platform
 import statistics
 import sys
-import time
 from typing import Any
 
 from absl import app, flags
 from etils import epath
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import train_steps, turns
+from benchmarks import limits, train_steps, turns
 from bert_jax import config as config_lib
 from bert_jax.parallel import mesh as mesh_lib
 
@@ -100,35 +98,23 @@ def _start(size: str, length: int, workdir: epath.Path) -> dict[str, turns.Side]
   return sides
 
 
-def _seconds(function, x: jax.Array) -> float:
-  function(x).block_until_ready()
-  times = []
-  for _ in range(3):
-    began = time.perf_counter()
-    function(x).block_until_ready()
-    times.append(time.perf_counter() - began)
-  return min(times)
-
-
 def _limits() -> tuple[float, float]:
   """FLOP/s of a large matrix product in the dtype of bert_jax, bytes/s of a large copy."""
   n, size = (2048, 2**28) if jax.default_backend() == 'cpu' else (8192, 2**31)
-  product = _seconds(jax.jit(lambda x: x @ x), jnp.ones((n, n), _DTYPE.value))
-  copy = _seconds(jax.jit(lambda x: x + 1), jnp.zeros(size, jnp.int8))
-  return 2 * n**3 / product, 2 * size / copy
+  return limits.multiply_flops(n, _DTYPE.value), limits.copy_bandwidth(size)
 
 
 def _measure(size: str, length: int, workdir: epath.Path) -> list[dict[str, Any]]:
   """Runs the rounds; a line for each side."""
   workdir.mkdir(parents=True, exist_ok=True)
-  sides, limits = _start(size, length, workdir), []
+  sides, measured = _start(size, length, workdir), []
   for _ in range(_ROUNDS.value):
-    limits.append(_limits())
+    measured.append(_limits())
     for side in sides.values():
       side.run(_STEPS.value)
   for side in sides.values():
     side.close()
-  flops, bandwidth = map(statistics.median, zip(*limits))
+  flops, bandwidth = map(statistics.median, zip(*measured))
   each = config_lib.bert_config(config_lib.model(size)).flops_per_token(length, 0.15)
   return [{'size': size, 'length': length, 'batch': _BATCH.value, 'side': name,
            'tokens_per_second': side.tokens_per_second,
