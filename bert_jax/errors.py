@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Callable, Collection, Sequence
+import contextlib
 import errno
 import os
 import signal
@@ -23,7 +24,7 @@ EXIT_PREEMPTED = 75
 EXIT_INTERRUPTED = 130  # by Ctrl-C, as shells have it
 _STORAGE = {'the disk is full': (errno.ENOSPC, errno.EDQUOT),
             'the disk cannot be written': (errno.EROFS, errno.EIO, errno.ESTALE)}
-
+_HELP = {'--help', '-help', '-h', '-?', '--helpshort', '--helpfull'}
 # What Python and absl say of a flag's value, and what we say instead.
 _WRONG_VALUES = {'Non-boolean argument': 'give true or false',
                  'invalid literal for int': 'give a whole number',
@@ -143,10 +144,18 @@ def quiet_storage():
   logging.get_absl_handler().addFilter(is_news)
 
 
+def _show_help(more: Callable[[], str]):
+  with contextlib.suppress(BrokenPipeError):  # its reader has seen enough
+    app.usage(shorthelp=True, writeto_stdout=True)
+    print(more(), flush=True)
+  os._exit(0)  # absl ends with 1
+
+
 def run_command(main: Callable[[list[str]], None],
                 explain: Callable[[list[str]], None] = lambda argv: None,
                 rewrite: Callable[[list[str]], list[str]] = list,
-                known_only: bool = False):
+                known_only: bool = False,
+                more_help: Callable[[], str] = lambda: ''):
   """Runs a command's `main(argv)` with absl flags and the exit statuses above.
 
   Args:
@@ -154,9 +163,12 @@ def run_command(main: Callable[[list[str]], None],
     explain: may raise a better UserError for a flag that could not be parsed.
     rewrite: changes the command line before it is parsed.
     known_only: leave unknown flags to `main`.
+    more_help: what --help says besides the flags.
   """
 
   def parse(argv):
+    if not _HELP.isdisjoint(argv[1:]):
+      _show_help(more_help)
     try:
       argv = rewrite([_with_home(argument) for argument in argv])
       try:

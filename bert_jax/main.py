@@ -3,7 +3,7 @@
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.runs import config_flag, named_configs
+from bert_jax.runs import config_flag, config_help, named_configs
 
 flags.adopt_module_key_flags(config_flag)  # listed by --help
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, local or gs://.')
@@ -24,4 +24,5 @@ def _main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(_main, config_flag.explain, named_configs.with_paths)
+  errors.run_command(_main, config_flag.explain, named_configs.with_paths,
+                     more_help=config_help.text)

@@ -5,7 +5,7 @@ import os
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.runs import config_flag, named_configs, overwrite_flag
+from bert_jax.runs import config_flag, config_help, named_configs, overwrite_flag
 
 flags.adopt_module_key_flags(config_flag)  # listed by --help
 flags.adopt_module_key_flags(overwrite_flag)
@@ -34,4 +34,5 @@ def _main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(_main, config_flag.explain, named_configs.with_paths)
+  errors.run_command(_main, config_flag.explain, named_configs.with_paths,
+                     more_help=config_help.text)

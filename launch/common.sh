@@ -1,6 +1,8 @@
 # shellcheck shell=bash
 # Sourced by the scripts that rent machines: commands are run, or with --dry-run printed as they
 # would be typed.
+# shellcheck source=launch/help.sh
+. "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 set -euo pipefail
 if [ "${BASH_VERSINFO[0]}" -lt 4 ]; then
   echo "bert_jax: bash $BASH_VERSION is too old for this script: install bash 4 or newer" >&2

@@ -2,6 +2,8 @@
 # From a fresh machine to a BERT that fills masks: bash launch/local.sh [WORKDIR [FLAGS OF main]]
 # Makes .venv, installs, pretrains configs/tiny.py on the built-in corpus, fills some masks.
 # Run again, it goes on where it was; delete the workdir to start over.
+# shellcheck source=launch/help.sh
+. "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 # shellcheck source=launch/venv.sh
 . "$(dirname "${BASH_SOURCE[0]}")/venv.sh" requirements.txt
 workdir="${1:-runs/tiny}"

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # The tests, on a fresh machine: bash launch/test.sh [pytest arguments]
 # Makes .venv, installs, lints, runs the tests on two processes.
+# shellcheck source=launch/help.sh
+. "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 # shellcheck source=launch/venv.sh
 . "$(dirname "${BASH_SOURCE[0]}")/venv.sh" requirements-test.txt
 "$VENV/bin/ruff" check .

@@ -15,6 +15,7 @@ config_flags.register_flag_parser_for_type(tuple, tuple_flag.Parser())
 _CONFIG = config_flags.DEFINE_config_file(
     'config', help_string='A config file, or the name of one of bert_jax: tiny. Its fields are '
     'overridden as --config.FIELD=VALUE.')
+flags.FLAGS['config'].default_as_str = ''  # --help would show None
 
 
 def is_given() -> bool:

@@ -14,6 +14,11 @@ def _named() -> dict[str, pathlib.Path]:
   return {path.stem: path for folder in folders for path in sorted(folder.glob('*.py'))}
 
 
+def names() -> list[str]:
+  """The names of all configs, sorted."""
+  return sorted(_named())
+
+
 def _joined(argv: list[str]) -> list[str]:
   """`--config FILE` becomes `--config=FILE`."""
   joined, rest = [], iter(argv)
@@ -33,9 +38,9 @@ def with_paths(argv: list[str]) -> list[str]:
     match = re.fullmatch(r'(--?config=)(\w+)', argument)
     if not match or pathlib.Path(match[2]).is_file():
       return argument
-    names = _named()
-    require(match[2] in names, f'--config={match[2]} is no file and no config of bert_jax: there '
-            f'are {", ".join(sorted(names))}')
-    return f'{match[1]}{names[match[2]]}'
+    named = _named()
+    require(match[2] in named, f'--config={match[2]} is no file and no config of bert_jax: there '
+            f'are {", ".join(names())}')
+    return f'{match[1]}{named[match[2]]}'
 
   return list(map(with_path, _joined(argv)))

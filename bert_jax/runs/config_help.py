@@ -1,0 +1,33 @@
+"""What --help says of the config: how to override a field, and where all fields are."""
+
+import pathlib
+import textwrap
+
+import bert_jax
+from bert_jax.runs import named_configs
+
+_EXAMPLE = """
+Override any field of the config:
+  python -m bert_jax.main --config=tiny --workdir=runs/mine --config.train_steps=500 \\
+      --config.optimizer.learning_rate=1e-3"""
+# {group: (its content, the file that has its fields with comments)}; '' = the fields of the run.
+GROUPS = {
+    '': ('length, rows, evaluations, checkpoints, the start, the devices', 'config.py'),
+    'data': ('the text or the examples, and the vocabulary', 'config.py'),
+    'model': ('architecture, sizes, dropout, precision, memory', 'model/bert_config.py'),
+    'masking': ('which tokens a pretraining run predicts', 'objectives/masking.py'),
+    'optimizer': ('learning rate and its schedule, weight decay', 'training/optimizer.py'),
+    'lora': ('factors on a frozen encoder', 'training/lora.py'),
+    'mesh': ('the devices on each axis', 'config.py'),
+}
+
+
+def text() -> str:
+  """An example, the groups of fields with the file of each, and the names of the configs."""
+  home = pathlib.Path(bert_jax.__file__).parent
+  lines = [_EXAMPLE, '', f'Fields of the config, explained in these files of {home}:']
+  for group, (content, file) in GROUPS.items():
+    flag = f'--config.{group}.FIELD' if group else '--config.FIELD'
+    lines.append(f'  {flag:<25} {content} ({file}{", tasks/" if group == "data" else ""})')
+  configs = textwrap.fill(f'Configs: {", ".join(named_configs.names())}', 100)
+  return '\n'.join([*lines, '', configs])
