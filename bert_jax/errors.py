@@ -10,6 +10,7 @@
 from collections.abc import Callable, Collection, Sequence
 import contextlib
 import errno
+import glob
 import os
 import signal
 import sys
@@ -24,6 +25,13 @@ EXIT_PREEMPTED = 75
 EXIT_INTERRUPTED = 130  # by Ctrl-C, as shells have it
 _STORAGE = {'the disk is full': (errno.ENOSPC, errno.EDQUOT),
             'the disk cannot be written': (errno.EROFS, errno.EIO, errno.ESTALE)}
+TPU_DEVICES = ('/dev/accel*', '/dev/vfio/[0-9]*')  # as the kernel shows them
+# libtpu asks the network for these where there is no TPU, and prints what it does not find.
+ABSENT_TPU = {'TPU_SKIP_MDS_QUERY': '1', 'TPU_WORKER_HOSTNAMES': 'localhost',
+              'TPU_ACCELERATOR_TYPE': 'v5litepod-16', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
+# The libraries whose records of a level say what their errors say, too.
+_NOISE = {'ERROR': ('asyncio', 'gcsfs', 'orbax'),
+          'WARNING': ('gcsfs', 'tensorflow_datasets', 'urllib3')}
 _HELP = {'--help', '-help', '-h', '-?', '--helpshort', '--helpfull'}
 # What Python and absl say of a flag's value, and what we say instead.
 _WRONG_VALUES = {'Non-boolean argument': 'give true or false',
@@ -126,8 +134,8 @@ def machine_trouble(error: Exception) -> str:
   return ''
 
 
-def quiet_storage():
-  """Drops the pages that orbax and tensorstore print besides the error that they raise."""
+def quiet_libraries():
+  """Drops what libraries print of errors that they also raise, and of a TPU that is not there."""
 
   def unraisable(args):
     # A reader or writer that outlives its purpose.
@@ -136,12 +144,16 @@ def quiet_storage():
       sys.__unraisablehook__(args)
 
   def is_news(record) -> bool:
-    return record.levelname != 'ERROR' or (
-        record.name != 'asyncio' and 'orbax' not in record.pathname)
+    origin = {record.name, *record.pathname.split(os.sep)}
+    return origin.isdisjoint(_NOISE.get(record.levelname, ()))
 
   sys.unraisablehook = unraisable
   warnings.filterwarnings('ignore', r"coroutine '.*' was never awaited", RuntimeWarning)
   logging.get_absl_handler().addFilter(is_news)
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # TensorFlow's, which may read gs://
+  if not any(map(glob.glob, TPU_DEVICES)):
+    for variable, value in ABSENT_TPU.items():
+      os.environ.setdefault(variable, value)
 
 
 def _show_help(more: Callable[[], str]):
@@ -186,7 +198,7 @@ def run_command(main: Callable[[list[str]], None],
     signal.signal(signal.SIGTERM, stopped)  # the training loop replaces it
     if not flags.FLAGS['verbosity'].present:
       logging.set_verbosity(logging.WARNING)  # orbax tells of every file at INFO
-      quiet_storage()
+      quiet_libraries()
     try:
       if len(argv) > 1 and not known_only:
         raise UserError(f'unexpected argument {argv[1]!r}: flags are written --name=value')

@@ -7,6 +7,7 @@ import os
 import jax
 from jax.experimental import topologies
 
+from bert_jax import errors
 from bert_jax.errors import UserError
 
 # Slices for rent; the compiler knows more of the same generations.
@@ -30,10 +31,8 @@ def get(name: str, slices: int = 1) -> list[jax.Device]:
   if not importlib.util.find_spec('libtpu'):
     raise UserError(f'--topology={name}: the TPU compiler is not installed: pip install -r '
                     'requirements-tpu.txt')
-  for variable, value in (('TPU_SKIP_MDS_QUERY', '1'), ('TPU_WORKER_HOSTNAMES', 'localhost'),
-                          ('TPU_ACCELERATOR_TYPE', 'v5litepod-16'),
-                          ('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')):
-    os.environ.setdefault(variable, value)  # libtpu asks for them where there is no TPU
+  for variable, value in errors.ABSENT_TPU.items():
+    os.environ.setdefault(variable, value)
   single = math.prod(map(int, shape.split('x'))) == 1
   options = {'chips_per_host_bounds': (1, 1, 1)} if single else {}
   if generation == 'v4':  # as JAX sees it there: the two cores of a chip are one device

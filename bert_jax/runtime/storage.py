@@ -18,8 +18,8 @@ from etils import epath
 import filelock
 from tqdm import auto as tqdm
 
-from bert_jax.errors import UserError, require
-from bert_jax.runtime import host
+from bert_jax.errors import Failed, UserError, require
+from bert_jax.runtime import host, network
 
 _SURROGATE_ESCAPE, _SURROGATE = re.compile(r'\\u[dD][89a-fA-F]'), re.compile('[\ud800-\udfff]')
 _LARGEST_JSON = 256 << 20  # bytes of a description or a vocabulary
@@ -152,12 +152,31 @@ def is_remote(path: str) -> bool:
   return '://' in path
 
 
+def _server() -> str:
+  """The URL of the server of buckets, as gcsfs finds it."""
+  domain = os.environ.get('GOOGLE_CLOUD_UNIVERSE_DOMAIN') or 'googleapis.com'
+  emulator = os.environ.get('STORAGE_EMULATOR_HOST')
+  if not emulator or emulator == 'default':
+    return f'https://storage.{domain}'
+  return emulator if '://' in emulator else f'http://{emulator}'
+
+
 def check(name: str, path: str):
-  """Raises UserError if the path that was given as `name` is in a bucket out of reach."""
+  """Looks for the path that was given as `name` if it is in a bucket.
+
+  Raises:
+    Failed: no server of buckets answers.
+    UserError: the path is no bucket's, or this machine may not read it.
+  """
   require('://' not in path or path.startswith('gs://'),
           f'{name}={path}: buckets are named gs://BUCKET/FOLDER')
   if not is_remote(path):
     return
+  try:
+    network.check(_server())
+  except OSError as e:
+    raise Failed(f'{name}={path} cannot be reached: {e}: mend the network and run the same command '
+                 'again') from e
   try:
     epath.Path(path).exists()
   except ImportError as e:

@@ -12,21 +12,16 @@ import importlib.util
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import time
 from typing import Any, ClassVar, NamedTuple, Protocol
-import urllib.parse
-import urllib.request
 import uuid
 
 from etils import epath
 
 from bert_jax.errors import Failed, UserError, require_choice
-from bert_jax.runtime import console, storage
-
-_ANSWERS = 15  # seconds, within which the server of W&B does
+from bert_jax.runtime import console, network, storage
 
 
 class Row(NamedTuple):
@@ -241,12 +236,8 @@ def _no_keyboard() -> Iterator[None]:
 
 def _check_server(url: str):
   """Raises Failed if the server cannot be reached: W&B would try for half an hour, silently."""
-  parts = urllib.parse.urlsplit(url)
-  if urllib.request.getproxies():
-    return
   try:
-    port = parts.port or (80 if parts.scheme == 'http' else 443)
-    socket.create_connection((parts.hostname, port), _ANSWERS).close()
+    network.check(url)
   except OSError as e:
     raise Failed(f'trackers: wandb does not reach {url}: {e}; WANDB_MODE=offline makes a record in '
                  'the workdir') from e

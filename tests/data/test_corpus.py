@@ -2,6 +2,8 @@ import gzip
 import json
 
 import pytest
+from tensorflow_datasets.core.download import downloader
+import urllib3
 
 from bert_jax.data import builtin, corpus, corpus_check
 from bert_jax.errors import UserError
@@ -175,6 +177,18 @@ def test_tfds_errors(poems, monkeypatch):
   with pytest.raises(UserError, match='tfds:poems cannot be read: .*file_format=array_record'):
     read('text')
   info.write_text(whole)
+
+
+@pytest.mark.parametrize('retries, kept', [(10, 5), (0, 0)])
+def test_a_failed_download_is_given_up_within_seconds(monkeypatch, retries, kept):
+  monkeypatch.setattr(downloader, 'MAX_RETRIES', retries)
+  corpus._give_up_in_time()
+  waits, retry = [], urllib3.Retry(downloader.MAX_RETRIES, backoff_factor=0.2)  # as tfds makes it
+  assert retry.total == kept
+  while retry.total:
+    retry = retry.increment('GET', '/x', error=urllib3.exceptions.ProtocolError())
+    waits.append(retry.get_backoff_time())
+  assert sum(waits) < 7
 
 
 def test_docstrings_become_prose(tmp_path):

@@ -94,6 +94,7 @@ def test_a_known_data_set_is_prepared_and_read(tmp_path, server):
   result = subprocess.run([sys.executable, '-c', SCRIPT, server, *names], env=environment,
                           capture_output=True, text=True, check=False)
   assert result.returncode == 0, result.stderr
+  assert 'Dl Size' not in result.stderr  # progress is for terminals
   told = json.loads(result.stdout.splitlines()[-1])
   assert told['known'] == list(names)
   unreachable, missing, changed, broken = told['failures']

@@ -2,7 +2,10 @@
 
 import asyncio
 import gc
+import glob
 import logging as python_logging
+import os
+import subprocess
 import sys
 import threading
 import types
@@ -48,7 +51,7 @@ def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch):
   monkeypatch.setattr(sys, 'unraisablehook', None)
   monkeypatch.setattr(logging, 'get_absl_handler', lambda: handler)
   warnings.resetwarnings()
-  errors.quiet_storage()
+  errors.quiet_libraries()
   for quiet in (True, False):
     promise, future = tensorstore.Promise.new()
 
@@ -87,3 +90,56 @@ def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch):
            for name, level, path in (('asyncio', 40, 'base_events.py'), ('absl', 40, 'orbax/x.py'),
                                      ('absl', 30, 'orbax/x.py'), ('absl', 40, 'ours.py'))]
   assert [bool(x) for x in shown] == [False, False, True, True]
+
+
+@pytest.fixture
+def handler(monkeypatch):
+  """That of absl, with the filters of `quiet_libraries` alone."""
+  found = python_logging.Handler()
+  monkeypatch.setattr(logging, 'get_absl_handler', lambda: found)
+  for variable in ('TF_CPP_MIN_LOG_LEVEL', *errors.ABSENT_TPU):
+    monkeypatch.setenv(variable, 'x')
+    monkeypatch.delenv(variable)
+  return found
+
+
+@pytest.mark.parametrize('file, level, is_news', [
+    ('gcsfs/retry.py', 'ERROR', False), ('gcsfs/extended_gcsfs.py', 'WARNING', False),
+    ('urllib3/connectionpool.py', 'WARNING', False), ('urllib3/connectionpool.py', 'ERROR', True),
+    ('tensorflow_datasets/core/utils/file_utils.py', 'WARNING', False),
+    ('asyncio/base_events.py', 'ERROR', False), ('orbax/checkpoint/save.py', 'ERROR', False),
+    ('orbax/checkpoint/save.py', 'WARNING', True), ('bert_jax/training/loop.py', 'WARNING', True),
+    ('bert_jax/training/loop.py', 'ERROR', True), ('my_gcsfs/retry.py', 'ERROR', True)])
+def test_libraries_say_nothing_that_their_errors_say(handler, file, level, is_news):
+  errors.quiet_libraries()
+  record = python_logging.LogRecord('x', getattr(python_logging, level), f'/lib/{file}', 1, 'm', (),
+                                    None)
+  assert bool(handler.filter(record)) == is_news
+
+
+@pytest.mark.parametrize('devices, expected', [
+    ((), errors.ABSENT_TPU | {'TPU_ACCELERATOR_TYPE': 'v4-8'}),
+    (('accel0',), {'TPU_ACCELERATOR_TYPE': 'v4-8'}),
+    (('vfio/0',), {'TPU_ACCELERATOR_TYPE': 'v4-8'})])
+def test_only_an_absent_tpu_is_described(handler, monkeypatch, tmp_path, devices, expected):
+  for name in devices:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+  monkeypatch.setattr(errors, 'TPU_DEVICES', tuple(
+      path.replace('/dev', str(tmp_path)) for path in errors.TPU_DEVICES))
+  monkeypatch.setenv('TPU_ACCELERATOR_TYPE', 'v4-8')  # what is set stays
+  errors.quiet_libraries()
+  assert {name: os.environ[name] for name in errors.ABSENT_TPU if name in os.environ} == expected
+
+
+@pytest.mark.skipif(any(map(glob.glob, errors.TPU_DEVICES)), reason='there is a TPU')
+def test_jax_starts_without_a_line_where_there_is_no_tpu():
+  pytest.importorskip('libtpu')
+  script = ('from bert_jax import errors\n'
+            'def main(argv):\n  import jax\n  print(jax.default_backend())\n'
+            'errors.run_command(main)')
+  environment = {name: value for name, value in os.environ.items()
+                 if name not in ('JAX_PLATFORMS', *errors.ABSENT_TPU)}
+  done = subprocess.run([sys.executable, '-c', script], env=environment, text=True,
+                        capture_output=True)
+  assert (done.stdout, done.stderr) == ('cpu\n', '')

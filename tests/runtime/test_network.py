@@ -1,0 +1,87 @@
+"""A server that does not answer is named at once."""
+
+import socket
+import time
+
+from etils import epath
+import pytest
+
+from bert_jax.errors import Failed, UserError
+from bert_jax.runtime import network, storage
+
+PROXIES = ('http_proxy', 'https_proxy', 'HTTP_PROXY', 'HTTPS_PROXY', 'all_proxy', 'ALL_PROXY',
+           'no_proxy', 'NO_PROXY')
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch):
+  for name in PROXIES:
+    monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def port():
+  """Of a server that accepts connections."""
+  with socket.create_server(('127.0.0.1', 0)) as server:
+    yield server.getsockname()[1]
+
+
+def closed() -> int:
+  with socket.create_server(('127.0.0.1', 0)) as server:
+    return server.getsockname()[1]
+
+
+def test_a_server_that_answers(port):
+  network.check(f'http://127.0.0.1:{port}/path?query')
+
+
+@pytest.mark.parametrize('make_url, message', [
+    (lambda: f'http://127.0.0.1:{closed()}', r'127.0.0.1 does not answer \(Connection refused\)'),
+    (lambda: f'https://127.0.0.1:{closed()}/x', r'127.0.0.1 does not answer'),
+    (lambda: 'https://nowhere.invalid', r'nowhere.invalid does not answer \(\S.*\)')])
+def test_a_server_that_does_not(make_url, message):
+  with pytest.raises(OSError, match=message):
+    network.check(make_url())
+
+
+def test_a_proxy_knows_the_address(monkeypatch):
+  monkeypatch.setenv('https_proxy', 'http://127.0.0.1:9')
+  network.check('https://nowhere.invalid')
+
+
+@pytest.mark.parametrize('variables, server', [
+    ({}, 'https://storage.googleapis.com'),
+    ({'STORAGE_EMULATOR_HOST': 'default'}, 'https://storage.googleapis.com'),
+    ({'STORAGE_EMULATOR_HOST': 'localhost:9000'}, 'http://localhost:9000'),
+    ({'STORAGE_EMULATOR_HOST': 'https://b:1'}, 'https://b:1'),
+    ({'GOOGLE_CLOUD_UNIVERSE_DOMAIN': 'x.goog'}, 'https://storage.x.goog')])
+@pytest.mark.parametrize('name', ['--workdir', 'data.source', '--output'])
+def test_buckets_out_of_reach_are_said_before_they_are_asked(monkeypatch, variables, server, name):
+  for variable in ('STORAGE_EMULATOR_HOST', 'GOOGLE_CLOUD_UNIVERSE_DOMAIN'):
+    monkeypatch.delenv(variable, raising=False)
+  for variable, value in variables.items():
+    monkeypatch.setenv(variable, value)
+  asked = []
+
+  def check(url):
+    asked.append(url)
+    raise OSError('it does not answer (No route to host)')
+
+  monkeypatch.setattr(network, 'check', check)
+  monkeypatch.setattr(epath, 'Path', None)  # TensorFlow and gcsfs try for a minute
+  with pytest.raises(Failed, match=f'^{name}=gs://b/x cannot be reached: it does not answer .*: '
+                                   'mend the network and run the same command again$'):
+    storage.check(name, 'gs://b/x')
+  assert asked == [server]
+  storage.check(name, 'here/x')  # no bucket, no network
+  with pytest.raises(UserError, match='buckets are named gs://'):
+    storage.check(name, 's3://b/x')
+  assert asked == [server]
+
+
+def test_a_bucket_without_a_network_is_named_within_seconds(monkeypatch):
+  monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'127.0.0.1:{closed()}')
+  began = time.monotonic()
+  with pytest.raises(Failed, match='127.0.0.1 does not answer'):
+    storage.check('--workdir', 'gs://b/x')
+  assert time.monotonic() - began < 5
