@@ -136,6 +136,10 @@ class QuestionAnswering(finetuning.FineTuning):
         max_answer_len=data.max_answer_len,
         null_threshold=data.null_threshold if unanswerable else None)
 
+  def with_facts(self, facts, notes):
+    threshold = facts.get('null_threshold')  # of a model of v2.0, whatever this file asks
+    return self if threshold is None else dataclasses.replace(self, null_threshold=threshold)
+
   @staticmethod
   def answer(bert, examples, options):
     return answer(bert, [(e['question'], e['context']) for e in examples], options.null_threshold)

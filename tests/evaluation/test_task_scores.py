@@ -13,6 +13,7 @@ from bert_jax.interop import conversion, load, sentence_transformers
 from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import run
+from bert_jax.tasks import question_answering
 from tests import conftest, made_tasks
 
 
@@ -73,6 +74,17 @@ def check_exports_of_a_reranker(report, data, folder, capsys):
     is_known = again['loss'] == pytest.approx(report['loss'], abs=1e-5)
     noted = 'does not say the highest grade of its training data' in capsys.readouterr().out
     assert is_known == (to == 'bert_jax') != noted
+
+
+def test_no_answer_is_a_matter_of_the_model():
+  """A model of SQuAD v2.0 is scored by its rules where every question of the file has an answer."""
+  of_file = question_answering.QuestionAnswering(None)
+  assert of_file.null_threshold is None
+  assert of_file.with_facts({'null_threshold': 1.5}, []).null_threshold == 1.5
+  for facts in ({}, {'null_threshold': None}):  # an export; a model of v1.1 on a file of v2.0
+    asked = dataclasses.replace(of_file, null_threshold=0.0)
+    assert asked.with_facts(facts, []).null_threshold == 0.0
+    assert of_file.with_facts(facts, []).null_threshold is None
 
 
 def test_other_names_of_columns(tmp_path):
