@@ -14,7 +14,9 @@ from tests.interop import torch_bert
 # Thai, Lao, Khmer, Burmese, Japanese; with Latin words, digits and punctuation among them.
 TEXTS = ['สมชายจากกรงเทพ', 'นายทองรอแม', 'ລາວໄປນາ', 'កងទព', 'ကကဟန', 'これはペンです。',
          'カタカナと ひらがな', 'ｶﾀｶﾅ', 'anna รอ bonn', 'สมชายanna7', 'anna', 'นาย สมชาย ชน ใจ', '',
-         'anna - สม, ชาย!']
+         'anna - สม, ชาย!',
+         # With marks above, below and around letters, each a token of its own.
+         'สมชายอยู่กรุงเทพ', 'ຂ້ອຍຮັກລາວ', 'ខ្ញុំស្រឡាញ់ភ្នំពេញ', 'ရန်ကုန်မြို့']
 PREFIXED = ('O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC')
 PLAIN = ('O', 'PER', 'LOC')
 
