@@ -13,6 +13,7 @@ import tokenizers
 
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizers.base import SPACE, SPECIAL_TOKENS, Offsets, Tokenizer
+from bert_jax.data.tokenizers.library import LibraryTokenizer
 from bert_jax.data.tokenizers.spiece import SentencePiece
 from bert_jax.errors import UserError, require
 
@@ -60,12 +61,20 @@ def _tokens_of_texts(tokenizer: Tokenizer) -> list[str]:
   return list(dict.fromkeys([*tokenizer.tokens([tokenizer.mask_id]), *map(str, added)]))
 
 
-def _own_file(directory: epath.Path) -> _Reader | None:
-  """A folder's tokenizer.json, read by the library alone; None = it has none."""
+def _own_file(directory: epath.Path, source: Tokenizer) -> _Reader | None:
+  """A folder's tokenizer.json, read by the library alone; None = it has none.
+
+  Raises:
+    UserError: it has other entries, scores or merges than `source`.
+  """
   path = directory / 'tokenizer.json'
   if not path.exists():
     return None
   library = tokenizers.Tokenizer.from_file(str(path))
+  if isinstance(source, LibraryTokenizer):
+    # Strings would not show each of a hundred thousand entries.
+    ours, theirs = (x.model.__getstate__() for x in (source.library, library))
+    require(ours == theirs, f'{path} differs from the source in its entries, scores or merges')
   library.no_truncation()
   library.no_padding()
 
@@ -134,7 +143,7 @@ def compare(source: Tokenizer, copy: Tokenizer,
   folder = next((directory / name for name in _FOLDERS
                  if (directory / name / 'tokenizer_config.json').exists()), directory)
   compared = []
-  for name, read in (('tokenizer.json', _own_file(folder)),
+  for name, read in (('tokenizer.json', _own_file(folder, source.parsing(True))),
                      ('transformers', _by_transformers(folder))):
     different = differences(source, read, texts) if read else []
     if different and isinstance(source, SentencePiece):

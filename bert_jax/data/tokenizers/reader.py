@@ -73,7 +73,7 @@ def _file_of(directory: epath.Path, folder: older.Folder) -> epath.Path:
   if splitter in _WORD_SPLITTERS or name.startswith(('RoFormer', 'Jieba')):
     raise UserError(f'{directory}: its {name} splits texts with '
                     f'{_WORD_SPLITTERS.get(splitter, "jieba")}, which bert_jax does not run: '
-                    'convert a model whose tokenizer is a tokenizer.json alone')
+                    'take a model of another tokenizer')
   if (directory / spiece.FILE).exists() and 'keep_accents' in folder.settings and (
       name == spiece.SAVED_AS):  # bert_jax has saved it, and the tokenizer.json for transformers
     return directory / spiece.FILE
