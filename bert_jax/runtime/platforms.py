@@ -7,16 +7,22 @@ import importlib.util
 import pathlib
 import platform as platform_lib
 import re
+from typing import Any
+import warnings
 
+from etils import epath
 import jax
 
 from bert_jax import errors
 from bert_jax.errors import UserError
-from bert_jax.runtime import host
+from bert_jax.runtime import console, host
 
 PLATFORMS = ('auto', 'cpu', 'gpu', 'tpu')
 _MAX_CACHE_BYTES = 5 * 2**30
 _MIN_COMPILE_SECONDS = 0.2  # that are worth a file
+# JAX's warning about its cache: reading or writing, the program, the error.
+_TROUBLE = re.compile(
+    "Error (reading|writing) persistent compilation cache entry for '(.*?)': (.*)")
 
 _NVIDIA = pathlib.Path('/proc/driver/nvidia/version')
 # The oldest driver for each plugin of JAX, and what to install for the driver that is here.
@@ -66,12 +72,37 @@ def _machine() -> str:
   return 'cpu-' + hashlib.blake2b(description.encode(), digest_size=4).hexdigest()
 
 
+def _mend_cache():
+  """Deletes compiled programs that a kill cut short, instead of JAX's warning at every start.
+
+  JAX names the program, not the file, and never replaces a file: all of this name go.
+  """
+  show = warnings.showwarning
+
+  def show_others(message: Warning, *args: Any, **more: Any):
+    trouble = _TROUBLE.match(str(message))
+    if not trouble:
+      show(message, *args, **more)
+      return
+    doing, program, error = trouble.groups()
+    with contextlib.suppress(OSError):
+      for path in epath.Path(jax.config.jax_compilation_cache_dir).glob(f'{program}-*-cache'):
+        path.unlink(missing_ok=True)
+    if doing == 'writing':
+      console.print_lines([('note', f'a compiled program is not kept for the next start: {error}')])
+
+  if show.__name__ != show_others.__name__:
+    warnings.showwarning = show_others
+    warnings.filterwarnings('always', _TROUBLE.pattern, UserWarning)
+
+
 def keep_compiled():
   """Keeps compiled programs in ~/.cache/bert_jax/compiled; call it before the first compiles.
 
   JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=false keeps nothing.
   If the folder cannot be written, nothing is kept. The oldest programs make room for new ones.
   """
+  _mend_cache()
   if jax.config.jax_compilation_cache_dir:
     return
   folder = host.cache_folder() / 'compiled' / _machine()

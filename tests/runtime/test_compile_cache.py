@@ -1,8 +1,13 @@
 """The cache of compiled programs: its folder, its size, its users."""
 
+import errno
 import os
+import pathlib
+import warnings
 
+from etils import epath
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 import pytest
 
 from bert_jax.runtime import platforms
@@ -44,3 +49,56 @@ def test_where_nothing_can_be_written_there_is_none(no_folder):
   (no_folder / 'bert_jax').write_text('a file')
   platforms.keep_compiled()
   assert jax.config.jax_compilation_cache_dir is None
+
+
+@pytest.fixture
+def compiled(no_folder):
+  """Compiles a program as a new process does, and returns the file that keeps it."""
+  names = ('jax_persistent_cache_min_compile_time_secs',
+           'jax_persistent_cache_min_entry_size_bytes')
+  before = {name: getattr(jax.config, name) for name in names}
+  platforms.keep_compiled()
+  for name, value in zip(names, (0, -1)):
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
+
+  def compiled():
+    jax.clear_caches()
+    jax.jit(lambda x: x * 2 + 1).lower(jax.ShapeDtypeStruct((3,), 'float32')).compile()
+    return next(no_folder.rglob('*-cache'), None)
+
+  yield compiled
+  for name, value in before.items():
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
+
+
+@pytest.mark.parametrize('cut', [lambda content: b'', lambda content: content[:-9],
+                                 lambda content: b'other' + content])
+def test_a_program_that_a_kill_cut_short_is_made_again(compiled, cut):
+  """JAX alone would warn at every start, and never replace the file."""
+  path = compiled()
+  with warnings.catch_warnings(record=True) as told:
+    platforms.keep_compiled()
+    for _ in range(2):
+      broken = cut(path.read_bytes())
+      path.write_bytes(broken)
+      assert compiled() == path and path.read_bytes() != broken
+  assert told == []
+
+
+def test_a_cache_on_a_full_disk_is_one_line(compiled, capfd, monkeypatch):
+  write = type(epath.Path('/')).write_bytes
+
+  def full(path, content):
+    write(path, content[:9])
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(type(epath.Path('/')), 'write_bytes', full)
+  monkeypatch.setattr(pathlib.Path, 'write_bytes', full)
+  with warnings.catch_warnings(record=True) as told:
+    platforms.keep_compiled()
+    assert compiled() is None  # no part of it stays
+  assert told == [] and capfd.readouterr().out == (
+      '  note            a compiled program is not kept for the next start: OSError: [Errno 28] No '
+      'space left on device\n')
