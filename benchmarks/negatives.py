@@ -21,7 +21,6 @@ from etils import epath
 from flax import linen as nn
 import jax
 from ml_collections import ConfigDict
-import numpy as np
 
 from benchmarks import pairs as benchmark
 from bert_jax import config as config_lib
@@ -53,6 +52,10 @@ def _train(config: str, workdir: pathlib.Path, **overrides):
     (workdir / 'finished').touch()
 
 
+def _config(workdir: pathlib.Path) -> ConfigDict:
+  return ConfigDict(json.loads((workdir / 'run.json').read_text())['config'])
+
+
 def _last(workdir: pathlib.Path, name: str) -> float:
   """The last value of a score of a run."""
   lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
@@ -61,22 +64,16 @@ def _last(workdir: pathlib.Path, name: str) -> float:
 
 def _style_accuracy(corpus: dataset.Corpus, kind: str, max_len: int) -> float:
   """The accuracy of boosted trees that see only the style and the length of A and B."""
-  source = RowSource(corpus.train, Layout.create(max_len, True, 'next_sentence', kind), 0,
-                     corpus.tokenizer)
-  pairs, _ = benchmark.epoch(source, max_windows=10**9)
-  pairs = pairs.take(pairs.has_b)
+  layout = Layout.create(max_len, True, 'next_sentence', kind)
+  pairs, _ = benchmark.epoch(RowSource(corpus.train, layout, 0, corpus.tokenizer), 10**9)
   classes = negatives.token_classes(corpus.tokenizer)
-  lengths = np.stack([pairs.a_length, pairs.b_length], 1)
-  a, b = (negatives.styles(corpus.train, classes, start, length) for start, length in (
-      (pairs.a_start, pairs.a_length), (pairs.b_start, pairs.b_length)))
-  shares = a / lengths[:, :1] - b / lengths[:, 1:]
-  return benchmark.accuracy_of_rule(np.concatenate([a, b, lengths, shares], 1), pairs.label,
-                                    categorical=())
+  return benchmark.accuracy_of_rule(benchmark.style_features(corpus.train, pairs, classes),
+                                    pairs.label[pairs.has_b], categorical=())
 
 
 def _nsp_accuracy(workdir: pathlib.Path, corpus: dataset.Corpus, kind: str) -> float:
   """The NSP accuracy of a run on held-out rows of one kind."""
-  c = ConfigDict(json.loads((workdir / 'run.json').read_text()))
+  c = _config(workdir)
   masking_config = MaskingConfig(**c.masking)
   task = Pretraining(catalogue.create('', 'next_sentence', config_lib.bert_config(c.model)),
                      masking_config, pretrain.vocabulary(corpus, masking_config))
@@ -110,7 +107,7 @@ def main(_):
       of_kind.append((_nsp_accuracy(run, corpus, kind), _nsp_accuracy(run, corpus, _JUDGE),
                       _last(run, 'eval_mlm_loss'), _last(tuned, 'eval_accuracy')))
       print(kind, seed, *of_kind[-1], flush=True)
-  max_len = ConfigDict(json.loads((home / 'start' / 'run.json').read_text())).max_len
+  max_len = _config(home / 'start').max_len
   print('| `data.negatives` | guessed by style | NSP accuracy on rows of its own kind | of '
         f'`{_JUDGE}` | MLM loss | SST-2 |\n| --- | --- | --- | --- | --- | --- |')
   for kind, of_kind in scores.items():

@@ -2,10 +2,10 @@
 
   python -m benchmarks.pairs --records=DIR
 
-A rule that has learned nothing of language guesses the label of each asked pair from sentence
-bounds, lengths, punctuation and capital letters. It is fitted to half of an epoch's pairs (boosted
-trees) and scored on the other half: 0.5 means that these give nothing away. Capital letters need a
-cased vocabulary.
+Rules that have learned nothing of language guess the label of each asked pair: one from sentence
+bounds, lengths and the characters where A and B begin and end, one from style, the counts of marks,
+capitals and digits in A and in B. Each is fitted to half of an epoch's pairs (boosted trees) and
+scored on the other half: 0.5 means that these give nothing away. Capitals need a cased vocabulary.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from etils import epath
 import numpy as np
 from sklearn import ensemble
 
-from bert_jax.data import dataset, rows
+from bert_jax.data import dataset, negatives, rows
 from bert_jax.data import pairs as pairs_lib
 from bert_jax.data.records import Records
 
@@ -54,6 +54,24 @@ def features(records: Records, pairs: pairs_lib.Pairs, classes: np.ndarray) -> n
                    a_length + b_length, a_length - b_length], 1)
 
 
+def style_features(records: Records, pairs: pairs_lib.Pairs, classes: np.ndarray) -> np.ndarray:
+  """The style of each labelled pair.
+
+  Args:
+    records: the corpus.
+    pairs: of windows.
+    classes: [V], `negatives.token_classes`.
+
+  Returns:
+    [N, 11]: three counts in A and in B, their lengths, and the differences of the three shares.
+  """
+  pairs = pairs.take(pairs.has_b)
+  a, b = (negatives.styles(records, classes, start, length) for start, length in (
+      (pairs.a_start, pairs.a_length), (pairs.b_start, pairs.b_length)))
+  lengths = np.stack([pairs.a_length, pairs.b_length], 1)
+  return np.concatenate([a, b, lengths, a / lengths[:, :1] - b / lengths[:, 1:]], 1)
+
+
 def accuracy_of_rule(x: np.ndarray, label: np.ndarray,
                      categorical: Sequence[int] = range(4)) -> float:
   """The accuracy of the best rule on pairs that it was not fitted to.
@@ -84,19 +102,25 @@ def main(_):
   entries = corpus.tokenizer.tokens(range(corpus.tokenizer.vocab_size))
   entries = [entry.removeprefix('##') or '#' for entry in entries]
   classes = np.array([(character(entry[0]), character(entry[-1])) for entry in entries])
-  for sequences in ('next_sentence', 'sentence_order'):
+  styles = negatives.token_classes(corpus.tokenizer)
+  for sequences, kind in (*(('next_sentence', kind) for kind in negatives.NEGATIVES),
+                          ('sentence_order', 'other_document')):
     for max_len in (128, 512):
-      layout = pairs_lib.Layout.create(max_len, True, sequences)
+      layout = pairs_lib.Layout.create(max_len, True, sequences, kind)
       source = rows.RowSource(corpus.train, layout, 0, corpus.tokenizer)
       pairs, row_count = epoch(source, max_windows=10**9)
       asked = pairs.has_b
       text = pairs.a_length + pairs.b_length
-      rule = accuracy_of_rule(features(corpus.train, pairs, classes), pairs.label[asked])
-      print(f'{sequences}, rows of {max_len}: '
+      label = pairs.label[asked]
+      rule = accuracy_of_rule(features(corpus.train, pairs, classes), label)
+      style = accuracy_of_rule(style_features(corpus.train, pairs, styles), label, categorical=())
+      name = f'{sequences}, {kind}' if sequences == 'next_sentence' else sequences
+      print(f'{name}, rows of {max_len}: '
             f'{pairs.size.sum() / row_count / max_len:.1%} full, '
             f'{asked.sum() / row_count:.2f} asked pairs of {text[asked].mean():.0f} tokens in a '
             f'row, {text[asked].sum() / text.sum():.0%} of the text; label 1: '
-            f'{pairs.label[asked].mean():.3f}, guessed by the rule: {rule:.4f}', flush=True)
+            f'{label.mean():.3f}, guessed by bounds and lengths: {rule:.4f}, by style: '
+            f'{style:.4f}', flush=True)
 
 
 if __name__ == '__main__':

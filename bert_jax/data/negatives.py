@@ -46,7 +46,7 @@ def styles(records: Records, classes: np.ndarray, start: np.ndarray,
 
 
 def _style_groups(style: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  """Groups of similar styles: [C, 3] -> [C] int64. Each count in turn halves or quarters them."""
+  """Groups of similar styles: [C, 3] -> [C] int64. Each count in turn splits them in up to four."""
   count = len(style)
   parts = int(np.clip((count / _GROUP)**(1 / _STYLES), 1, 4))
   group = np.zeros(count, np.int64)

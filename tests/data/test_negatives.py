@@ -80,10 +80,8 @@ def test_style_tells_the_label_of_any_other_document_alone(corpus, kind, least, 
   records, classes = corpus
   pairs = _pairs(records, classes, kind)
   assert abs(pairs.label.mean() - 0.5) < 0.005
-  a, b = (negatives.styles(records, classes, start, length) / length[:, None] for start, length in (
-      (pairs.a_start, pairs.a_length), (pairs.b_start, pairs.b_length)))
-  x = np.concatenate([a, b, a - b], 1)
-  assert least < benchmark.accuracy_of_rule(x, pairs.label, categorical=()) < most
+  style = benchmark.style_features(records, pairs, classes)
+  assert least < benchmark.accuracy_of_rule(style, pairs.label, categorical=()) < most
   lengths = np.stack([pairs.a_length, pairs.b_length, pairs.a_length + pairs.b_length], 1)
   assert benchmark.accuracy_of_rule(lengths, pairs.label, categorical=()) < 0.525
 
