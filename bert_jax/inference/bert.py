@@ -15,8 +15,10 @@ from bert_jax.data import inputs as inputs_lib
 from bert_jax.errors import UserError, require_choice
 from bert_jax.inference import forward, packed_texts
 from bert_jax.interop import load as load_lib
+from bert_jax.interop.cross_layout import CrossLayout
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.sentence_layout import SentenceLayout, unit
+from bert_jax.interop.sparse_layout import SparseLayout
 from bert_jax.model import pooling as pooling_lib
 from bert_jax.tasks import finetuning
 
@@ -54,6 +56,25 @@ class Bert:
   def trained_length(self) -> int:
     """The longest input that the model was fine-tuned on, in tokens."""
     return self.model.facts.get('max_len') or self.config.max_positions
+
+  def _layout(self, kind):
+    own = self.model.sentence
+    return own if isinstance(own, kind) else kind()
+
+  @property
+  def dense(self) -> SentenceLayout:
+    """The model's own way to the vector of a text; by default the mean of its tokens."""
+    return self._layout(SentenceLayout)
+
+  @property
+  def sparse(self) -> SparseLayout:
+    """The model's own way to weights of the vocabulary; by default those of SPLADE."""
+    return self._layout(SparseLayout)
+
+  @property
+  def cross(self) -> CrossLayout:
+    """The model's own way to the score of a pair; by default the sigmoid of its logit."""
+    return self._layout(CrossLayout)
 
   # ---- texts to rows ----------------------------------------------------------------------------
 
@@ -202,7 +223,7 @@ class Bert:
       [B, D * layers * poolings] float32, or as wide as the model's last dense layer; for 'none' a
       list of [n, D * layers], n being the tokens of each text without the special ones.
     """
-    own = self.model.sentence or SentenceLayout()
+    own = self.dense
     if pooling not in (None, *pooling_lib.POOLINGS):
       raise UserError(f'pooling={pooling!r} is unknown: use {", ".join(pooling_lib.POOLINGS)}')
     layers = self._layers(layers)

@@ -150,6 +150,7 @@ def _load(task: str | None, model: str | None, options: Options, **checkpoint) -
   if options.max_len is not None and options.max_len > bert.config.max_positions:
     raise UserError(f'--max_len={options.max_len} is above the {bert.config.max_positions} '
                     f'positions of {model}')
+  (bert.model.sentence or bert.dense).prompt(options.prompt)  # a mistake in it is no line's
   if task in task_list.ALL:
     task_list.ALL[task].head_of(bert)  # refuses a model for another task
   else:

@@ -12,7 +12,6 @@ import tqdm
 from bert_jax.errors import UserError, require
 from bert_jax.inference import json_lines
 from bert_jax.inference.bert import Bert
-from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.runtime import storage
 
 _WINDOW = 2048  # texts
@@ -51,7 +50,7 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
   require(pooling != 'none', 'pooling=none gives no vector of a text: use cls, mean or max')
   # Without texts: this checks the arguments before the file exists, and gives the width.
   width = bert.embed([], pooling, max_len=max_len).shape[1]
-  layout = bert.model.sentence or SentenceLayout()
+  layout = bert.dense
   prompt = next((name for name in prompts if name in layout.prompts), None)
   job_file = path.parent / f'{path.name}.json'
   job = {'model': json_lines.identity(bert.model), 'texts': digest, 'count': count,

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import UserError
-from bert_jax.interop import families, layout, torch_pickle
+from bert_jax.interop import cross_layout, families, layout, torch_pickle
 from bert_jax.interop.families import Family
 from bert_jax.interop.pretrained import Pretrained, fitted
 from bert_jax.model import architectures
@@ -206,7 +206,11 @@ def load(directory: epath.Path) -> Pretrained:
   longest = tokenizer_reader.longest_input(directory)
   if task and longest < config.max_positions:
     facts['max_len'] = int(longest)
-  return Pretrained(config, params, tokenizer, task, labels, problem, facts)
+  cross = None
+  if task == 'sequence_classification':
+    cross = cross_layout.of_config(fields, directory / 'config.json',
+                                   facts.get('max_len', config.max_positions))
+  return Pretrained(config, params, tokenizer, task, labels, problem, facts, cross)
 
 
 def card(model: Pretrained, header: Sequence[str], usage: Sequence[str]) -> str:
@@ -260,6 +264,10 @@ def save(model: Pretrained, directory: epath.Path):
                'label2id': {label: i for i, label in enumerate(model.labels)}}
   if model.problem:
     fields['problem_type'] = _key(_PROBLEMS, model.problem)
+  if isinstance(model.sentence, cross_layout.CrossLayout):
+    fields |= model.sentence.config_fields
+    if model.sentence.prompts:  # only these files have a place for them
+      model.sentence.write(directory, c.hidden_size)
   (directory / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
   tensors = layout.to_tensors(model.params, c)
   if unused:

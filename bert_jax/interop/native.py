@@ -15,9 +15,11 @@ import orbax.checkpoint as ocp
 
 from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import UserError
-from bert_jax.interop import layout, pretrained, sentence_layout
+from bert_jax.interop import cross_layout, layout, pretrained, sentence_layout
+from bert_jax.interop.cross_layout import CrossLayout
 from bert_jax.interop.pretrained import Pretrained, fitted, head_groups
 from bert_jax.interop.sentence_layout import SentenceLayout
+from bert_jax.interop.sparse_layout import SparseLayout
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
@@ -135,6 +137,12 @@ def load_workdir(directory: epath.Path, step: int | None = None,
       facts['highest_grade'] = run['highest_grade']
     facts |= {name: data[name] for name in pretrained.FACTS_OF_DATA if name in data}
   kind = task_list.WITH_HEAD.get(task)
-  sentence = SentenceLayout((data['pooling'],)) if data.get('pooling') else None
+  sentence = None
+  if data.get('pooling'):
+    sentence = SentenceLayout((data['pooling'],), max_len=config.max_positions)
+  elif task == 'sparse_embedding':
+    sentence = SparseLayout(max_len=fields.get('max_len'))
+  elif task == 'reranking':
+    sentence = CrossLayout(cross_layout.SIGMOID, max_len=fields.get('max_len'))
   return Pretrained(config, params, tokenizer, kind.model_task or task if kind else '', labels,
                     run.get('problem', ''), facts, sentence)

@@ -6,7 +6,7 @@ from typing import Any
 from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.interop import layout
-from bert_jax.interop.sentence_layout import SentenceLayout
+from bert_jax.interop.text_layout import TextLayout
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.runtime import console
 from bert_jax.tasks import task_list
@@ -35,7 +35,7 @@ class Pretrained:
     problem: of sequence classification: single_label, multi_label, regression.
     facts: about its training: 'source', 'steps', 'scores', 'command'; about fine-tuning
       'max_len', 'null_threshold', 'highest_grade', and FACTS_OF_DATA.
-    sentence: how it makes a vector of a text; None = it does not say.
+    sentence: what it makes of a text, a vector, weights or a score; None = it does not say.
   """
 
   config: BertConfig
@@ -45,7 +45,7 @@ class Pretrained:
   labels: tuple[str, ...] = ()
   problem: str = ''
   facts: dict[str, Any] = dataclasses.field(default_factory=dict)
-  sentence: SentenceLayout | None = None
+  sentence: TextLayout | None = None
 
   @property
   def parts(self) -> str:
@@ -66,14 +66,13 @@ def fitted(tokenizer: Tokenizer, config: BertConfig, directory: Any) -> Tokenize
   Raises:
     UserError: the tokenizer has entries without a row.
   """
-  rows, entries = config.vocab_size, tokenizer.vocab_size
+  rows, entries = config.vocab_size, tokenizer.entries
   if entries > rows:
     raise UserError(
         f'the vocabulary in {directory} has {entries:,} entries, the table of the model {rows:,} '
         f'rows: {tokenizer.vocab[rows]!r} is the first entry without one. Take the vocabulary of '
         f'this model, or save it again after its resize_token_embeddings({entries}) in '
         'transformers')
-  entries = getattr(tokenizer, 'entries', entries)
   if entries < rows:
     console.note(f'the table of the model has {rows:,} rows, its vocabulary {entries:,} entries: '
                  f'no text uses the last {rows - entries:,} rows')

@@ -5,7 +5,7 @@ In its folders modules.json lists the modules, and each has a folder with its co
 cost a thousandth of the encoder, and numpy rounds alike on every platform.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import dataclasses
 import json
 from typing import Any, NamedTuple
@@ -15,21 +15,15 @@ import jax
 import numpy as np
 import safetensors
 from safetensors.numpy import load_file, save
-import tokenizers
 
 from bert_jax.data.tokenizers import base as tokenizer_base
-from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import UserError, require
+from bert_jax.interop import cross_layout, sparse_layout, text_layout
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.runtime import storage
 
-FILE = 'modules.json'
-_PACKAGE = 'sentence_transformers'
-_FIRST = ('Transformer', 'Pooling')  # the first two modules
-_SETTINGS, _ENCODER_SETTINGS = 'config_sentence_transformers.json', 'sentence_bert_config.json'
-# Older folders call it by the kind of their encoder; the first that is there counts.
-_OLD_ENCODER_SETTINGS = [f'sentence_{kind}_config.json' for kind in (
-    'roberta', 'distilbert', 'camembert', 'albert', 'xlm-roberta')]
+FILE = text_layout.FILE
+_MLM = 'MLMTransformer'  # how older folders call the encoder before a SpladePooling
 _POOLING, _WEIGHTS = '1_Pooling', 'model.safetensors'
 # The names of prompts before queries and documents, as `encode_query` and `encode_document` of
 # sentence-transformers look for them.
@@ -98,42 +92,27 @@ _KINDS = {
     'Dropout': _Kind(lambda module, x: x)}  # vectors are made without it
 
 
+# The modules that may follow one; behind any other those of _KINDS may.
+_BEHIND = {'Transformer': ('Pooling', sparse_layout.MODULE), _MLM: (sparse_layout.MODULE,),
+           sparse_layout.MODULE: ()}
+
+
 @dataclasses.dataclass(frozen=True)
-class SentenceLayout:
+class SentenceLayout(text_layout.TextLayout):
   """How a model makes a vector of a text, as its folder says.
 
   Attributes:
     pooling: one or several of `model.pooling.POOLINGS`, side by side.
     include_prompt: whether the tokens of a prompt are pooled too.
     modules: the steps behind the pooling.
-    prompts: the texts that go before a text, by name; `default_prompt` is the name of one or None.
-    similarity: the function that compares two vectors, for sentence-transformers.
-    max_len: tokens of a text, special ones included; None = as many as the model has positions.
-    lowercase: a text is put in lower case before the tokeniser reads it.
     dim: the first entries of a vector that are kept; None = all.
   """
 
   pooling: tuple[str, ...] = ('mean',)
   include_prompt: bool = True
   modules: tuple[Module, ...] = ()
-  prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  default_prompt: str | None = None
-  similarity: str = 'cosine'
-  max_len: int | None = None
-  lowercase: bool = False
   dim: int | None = None
-
-  def prompt(self, name: str | None) -> str:
-    """The prompt of this name; None = the default one, '' = none at all."""
-    name = self.default_prompt if name is None else name
-    known = f'known are {", ".join(self.prompts)}' if self.prompts else 'the model has none'
-    require(not name or name in self.prompts, f'prompt={name!r} is unknown: {known}')
-    return self.prompts[name] if name else ''
-
-  def prepared(self, texts: Sequence[tuple[str, ...]], prompt: str) -> list[tuple[str, ...]]:
-    """The texts or pairs as the tokeniser reads them, behind a prompt."""
-    lower = tokenizers.normalizers.Lowercase().normalize_str if self.lowercase else str
-    return [(lower(prompt + first), *map(lower, rest)) for first, *rest in texts]
+  similarity: str = dataclasses.field(default='cosine', kw_only=True)
 
   def apply(self, vectors: np.ndarray, normalize: bool | None = None) -> np.ndarray:
     """Takes pooled hidden states [B, D] through the modules: [B, D'] float32.
@@ -151,8 +130,10 @@ class SentenceLayout:
     vectors = vectors[:, :self.dim]
     return unit(vectors) if normalize else vectors
 
+  def finished(self, outputs: np.ndarray) -> np.ndarray:
+    return self.apply(outputs)
+
   def files(self, width: int) -> dict[str, bytes]:
-    """The content of a folder around an encoder with hidden states of `width`, by path."""
     pooling = {'word_embedding_dimension': width,
                **{key: name in self.pooling for key, name in _OLD_POOLINGS.items()},
                'include_prompt': self.include_prompt}
@@ -160,25 +141,12 @@ class SentenceLayout:
       pooling['pooling_mode'] = self.pooling
     paths = ['', _POOLING, *(f'{i}_{m.kind}' for i, m in enumerate(self.modules, 2))]
     kinds = ['Transformer', 'Pooling', *(module.kind for module in self.modules)]
-    listed = [{'idx': i, 'name': str(i), 'path': path, 'type': f'{_PACKAGE}.models.{kind}'}
-              for i, (path, kind) in enumerate(zip(paths, kinds))]
-    settings = {'prompts': dict(self.prompts), 'default_prompt_name': self.default_prompt,
-                'similarity_fn_name': self.similarity}
-    if self.dim:
-      settings['truncate_dim'] = self.dim
-    contents = {FILE: listed, f'{_POOLING}/config.json': pooling, _SETTINGS: settings,
-                _ENCODER_SETTINGS: {'max_seq_length': self.max_len,
-                                    'do_lower_case': self.lowercase},
-                **{f'{path}/config.json': m.config for path, m in zip(paths[2:], self.modules)}}
-    files = {name: (json.dumps(x, indent=2) + '\n').encode() for name, x in contents.items()}
+    contents = {f'{path}/config.json': x
+                for path, x in zip(paths[1:], (pooling, *(m.config for m in self.modules)))}
+    files = self._files([(path, f'models.{kind}') for path, kind in zip(paths, kinds)], contents,
+                        {'truncate_dim': self.dim} if self.dim else {}, {})
     return files | {f'{path}/{_WEIGHTS}': save(module.tensors)
                     for path, module in zip(paths[2:], self.modules) if module.tensors}
-
-  def write(self, directory: epath.Path, width: int):
-    """Writes all but the encoder."""
-    for name, content in self.files(width).items():
-      (directory / name).parent.mkdir(parents=True, exist_ok=True)
-      (directory / name).write_bytes(content)
 
 
 def _input_width(module: Module) -> int | None:
@@ -204,15 +172,16 @@ def listed(directory: epath.Path) -> list[Listed]:
     rows = [(str(row['type']), str(row['path'])) for row in json.loads(path.read_text())]
   except (ValueError, TypeError, KeyError) as e:
     raise UserError(f'{path} is no list of modules with a type and a path') from e
-  modules = []
+  modules, known = [], ('Transformer', _MLM)
   for place, (kind, folder) in enumerate(rows):
     parts = kind.split('.')
-    name, known = parts[-1], _FIRST[place:place + 1] or tuple(_KINDS)
-    require(parts[0] == _PACKAGE and name in known, f'{path}: the module {kind} is unknown in '
-            f'place {place}: known is {" or ".join(known)}')
+    name = parts[-1]
+    require(parts[0] == text_layout.PACKAGE and name in known, f'{path}: the module {kind} is '
+            f'unknown in place {place}: known is {" or ".join(known) or "none"}')
     require(epath.Path(folder).name == folder, f'{path} names {folder!r}, which is no folder in '
             'its own')
     modules.append(Listed(name, folder))
+    known = _BEHIND.get(name, tuple(_KINDS))
   require(modules, f'{path} lists no module')
   return modules
 
@@ -260,37 +229,30 @@ def _read_module(kind: str, folder: epath.Path, width: int) -> Module:
 
 
 def read(directory: epath.Path, config: BertConfig,
-         tokenizer: tokenizer_base.Tokenizer) -> SentenceLayout | None:
-  """Reads all but the encoder, which has this config and tokeniser; None without a pooling.
+         tokenizer: tokenizer_base.Tokenizer) -> text_layout.TextLayout | None:
+  """Reads all but the encoder, which has this config and tokeniser; None for an encoder alone.
 
   Raises:
     UserError: a module is not as we know it, or its tensors do not fit.
   """
-  modules, positions = listed(directory), config.max_positions
-  if len(modules) == 1:  # a cross-encoder's folder
+  modules = listed(directory)
+  if len(modules) == 1 and not cross_layout.is_cross(directory):
     return None
   encoder = directory / modules[0].path
+  texts = text_layout.read(directory, encoder, config.max_positions, tokenizer)
+  if len(modules) == 1:
+    return cross_layout.read(directory, texts)
+  if modules[1].kind == sparse_layout.MODULE:
+    return sparse_layout.read(directory, encoder, directory / modules[1].path,
+                              modules[0].kind == _MLM, texts)
   pooling, include_prompt = _read_pooling(directory / modules[1].path / 'config.json')
   steps, width = [], config.hidden_size * len(pooling)
   for kind, path in modules[2:]:
     steps.append(_read_module(kind, directory / path, width))
     width = steps[-1].config['out_features'] if kind == 'Dense' else width
-  settings = storage.read_json_if_any(directory / _SETTINGS)
-  limits = next(filter(None, (storage.read_json_if_any(encoder / name) for name in (
-      _ENCODER_SETTINGS, *_OLD_ENCODER_SETTINGS))), {})
-  longest = limits.get('max_seq_length') or tokenizer_reader.longest_input(encoder)
-  require(isinstance(longest, int | float), f'{encoder}: the longest input {longest!r} is '
-          'no number')
-  prompts, default = settings.get('prompts') or {}, settings.get('default_prompt_name')
-  require(isinstance(prompts, dict) and all(isinstance(x, str) for x in prompts.values()),
-          f'{directory}/{_SETTINGS}: prompts={prompts!r} is no table of names and texts')
-  require(default is None or default in list(prompts), f'{directory}/{_SETTINGS}: '
-          f'default_prompt_name={default!r} is none of its prompts')
-  dim = settings.get('truncate_dim')
+  path = directory / text_layout.SETTINGS
+  dim = storage.read_json_if_any(path).get('truncate_dim')
   require(dim is None or isinstance(dim, int) and dim > 0,
-          f'{directory}/{_SETTINGS}: truncate_dim={dim!r} is no positive number')
-  return SentenceLayout(
-      pooling, include_prompt, tuple(steps), prompts, default,
-      settings.get('similarity_fn_name') or 'cosine', int(min(longest, positions)),
-      bool(limits.get('do_lower_case')) and not tokenizer.lowercase,
-      dim)
+          f'{path}: truncate_dim={dim!r} is no positive number')
+  texts['similarity'] = texts['similarity'] or 'cosine'
+  return SentenceLayout(pooling, include_prompt, tuple(steps), dim, **texts)

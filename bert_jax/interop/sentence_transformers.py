@@ -1,8 +1,9 @@
-"""Reads and writes the folders of sentence-transformers: an encoder and what stands behind it."""
+"""Reads and writes the folders of sentence-transformers: a model, and what it makes of texts."""
 
 from collections.abc import Iterator
 import dataclasses
 import importlib.util
+from typing import NamedTuple
 
 from etils import epath
 import jax
@@ -10,43 +11,87 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
-from bert_jax.interop import huggingface, sentence_layout, tokenizer_checks, verify
+from bert_jax.errors import require
+from bert_jax.interop import huggingface, sentence_layout, sparse_layout, tokenizer_checks, verify
+from bert_jax.interop.cross_layout import CrossLayout
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.sentence_layout import SentenceLayout
+from bert_jax.interop.sparse_layout import SparseLayout
 from bert_jax.model import architectures, pooling
 from bert_jax.model.encoder import Batch
+from bert_jax.tasks import finetuning
+from bert_jax.tasks.sequence_classification import BertForSequenceClassification
+from bert_jax.tasks.sparse_embedding import BertForSparseEmbedding
 
-_HEADER = ('library_name: sentence-transformers', 'pipeline_tag: sentence-similarity', 'tags:',
-           '- sentence-transformers', '- sentence-similarity', '- feature-extraction')
-_USAGE = ('from sentence_transformers import SentenceTransformer', '',
-          f"model = SentenceTransformer('{huggingface.PLACEHOLDER}')",
-          "vectors = model.encode(['A first text.', 'A second text.'])")
+_LIBRARY = 'library_name: sentence-transformers'
+_TAGS = ('tags:', '- sentence-transformers')
+
+
+class _Kind(NamedTuple):
+  """A class of sentence-transformers."""
+
+  name: str
+  header: tuple[str, ...]  # of the model card
+  usage: tuple[str, ...]
+
+
+_TEXTS = "(['A first text.', 'A second text.'])"
+_KINDS = {
+    SentenceLayout: _Kind('SentenceTransformer', (
+        _LIBRARY, 'pipeline_tag: sentence-similarity', *_TAGS, '- sentence-similarity',
+        '- feature-extraction'), (f'vectors = model.encode{_TEXTS}',)),
+    SparseLayout: _Kind('SparseEncoder', (
+        _LIBRARY, 'pipeline_tag: feature-extraction', *_TAGS, '- sparse-encoder', '- splade'),
+        (f'weights = model.encode{_TEXTS}',)),
+    CrossLayout: _Kind('CrossEncoder', (
+        _LIBRARY, 'pipeline_tag: text-ranking', *_TAGS, '- cross-encoder', '- reranker'),
+        ("scores = model.predict([('A query.', 'A document.')])",))}
 
 
 def load(directory: epath.Path) -> Pretrained:
   """Reads a folder with modules.json, whose encoder is in the Hugging Face layout.
 
-  A folder with an encoder alone, such as that of a cross-encoder, is read as `huggingface` does.
+  A folder with an encoder alone is read as `huggingface` does.
 
   Raises:
     UserError: a module is unknown, or something is wrong with the encoder.
   """
   model = huggingface.load(directory / sentence_layout.listed(directory)[0].path)
-  return dataclasses.replace(
-      model, facts={**model.facts, 'source': str(directory)},
-      tokenizer=model.tokenizer.parsing(True),  # as SentenceTransformer does
-      sentence=sentence_layout.read(directory, model.config, model.tokenizer))
+  layout = sentence_layout.read(directory, model.config, model.tokenizer)
+  facts = {**model.facts, 'source': str(directory)}
+  if isinstance(layout, SparseLayout):
+    require('mlm' in model.groups, f'{directory}: its {sparse_layout.MODULE} needs the logits of a '
+            'masked LM, and its encoder has no such head')
+  if isinstance(layout, CrossLayout):
+    require(model.task == 'sequence_classification', f'{directory} is a cross-encoder, and its '
+            'encoder has no classifier')
+    facts['max_len'] = layout.max_len
+    own = model.sentence.activation if isinstance(model.sentence, CrossLayout) else ''
+    layout = dataclasses.replace(layout, activation=layout.activation or own)
+  # The package parses special tokens in a text.
+  return dataclasses.replace(model, facts=facts, sentence=layout,
+                             tokenizer=model.tokenizer.parsing(True))
 
 
 def exported(model: Pretrained) -> Pretrained:
-  """The model as a folder has it: without heads, with a way to vectors, by default the mean."""
+  """The model as a folder has it.
+
+  A cross-encoder keeps its classifier and a sparse encoder its masked-LM head. Any other is without
+  heads, with a way to vectors, by default the mean.
+  """
   layout = model.sentence or SentenceLayout()
   layout = dataclasses.replace(layout, max_len=layout.max_len or model.config.max_positions)
-  params = model.params
-  if not set(model.groups) <= {'pooler'}:
-    bert = {name: x for name, x in params['params']['bert'].items() if name != 'pooler'}
-    params = {'params': {'bert': bert}}
-  return dataclasses.replace(model, params=params, sentence=layout, task='', labels=(), problem='')
+  if isinstance(layout, CrossLayout):
+    return dataclasses.replace(model, sentence=layout)
+  if isinstance(layout, SparseLayout):
+    kept, keeps_pooler = ('bert', 'mlm_'), model.config.pooler_is_shared
+  else:
+    kept, keeps_pooler = ('bert',), set(model.groups) <= {'pooler'}
+  tree = {name: x for name, x in model.params['params'].items() if name.startswith(kept)}
+  if not keeps_pooler:
+    tree['bert'] = {name: x for name, x in tree['bert'].items() if name != 'pooler'}
+  return dataclasses.replace(model, params={'params': tree}, sentence=layout, task='', labels=(),
+                             problem='')
 
 
 def save(model: Pretrained, directory: epath.Path):
@@ -56,37 +101,49 @@ def save(model: Pretrained, directory: epath.Path):
     UserError: transformers has no such encoder.
   """
   huggingface.save(model, directory)
-  (directory / 'README.md').write_text(huggingface.card(model, _HEADER, _USAGE))
+  kind = _KINDS[type(model.sentence)]
+  usage = (f'from sentence_transformers import {kind.name}', '',
+           f"model = {kind.name}('{huggingface.PLACEHOLDER}')", *kind.usage)
+  (directory / 'README.md').write_text(huggingface.card(model, kind.header, usage))
   model.sentence.write(directory, model.config.hidden_size)
 
 
-def _vectors(model: Pretrained, texts: list[str]) -> np.ndarray:
-  """The vectors of texts by our encoder, each in a row of its own: [B, D']."""
+def _inputs(model: Pretrained, texts: list[tuple[str, ...]]) -> tuple[Batch, jax.Array]:
+  """(texts or pairs, each in a row of its own; their starts [B, 1])."""
   layout, tokenizer = model.sentence, model.tokenizer
-  prepared = layout.prepared([(text,) for text in texts], layout.prompt(''))
-  room = layout.max_len - inputs_lib.special_tokens(tokenizer, 1)
-  rows = [inputs_lib.join(tokenizer, ids[:room])
-          for ids in tokenizer.encode_batch([text for text, in prepared])]
+  rows, _ = finetuning.text_inputs(layout.prepared(texts, ''), tokenizer, layout.max_len)
   placed = inputs_lib.place(rows, np.arange(len(rows)), np.arange(len(rows)), rows=len(rows),
                             length=max(len(row.ids) for row in rows), slots=1,
                             pad_id=tokenizer.pad_id)
-  batch = Batch(*map(jnp.asarray, placed[:4]))
-  encoder = architectures.encoder(dataclasses.replace(model.config, dtype='float32'))
+  return Batch(*map(jnp.asarray, placed[:4])), jnp.asarray(placed.starts)
+
+
+def _vectors(model: Pretrained, texts: list[tuple[str, ...]]) -> np.ndarray:
+  """What our model makes of texts or pairs, [B, D]: vectors, weights or scores."""
+  layout, config = model.sentence, dataclasses.replace(model.config, dtype='float32')
+  batch, starts = _inputs(model, texts)
 
   def run(params):
+    if isinstance(layout, SparseLayout):
+      head = BertForSparseEmbedding(config, layout.pooling, layout.activation)
+      return head.apply(params, batch, starts)[:, 0, :config.vocab_size]
+    if isinstance(layout, CrossLayout):
+      head = BertForSequenceClassification(config, len(model.labels))
+      return head.apply(params, batch, starts)[:, 0]
+    encoder = architectures.encoder(config)
     hidden = encoder.apply({'params': params['params']['bert']}, batch, method='encode')
-    parts = [pooling.pool(hidden, batch.pair_index, batch.positions, jnp.asarray(placed.starts),
-                          how)[:, 0] for how in layout.pooling]
-    return jnp.concatenate(parts, axis=-1)
+    return jnp.concatenate([
+        pooling.pool(hidden, batch.pair_index, batch.positions, starts, how)[:, 0]
+        for how in layout.pooling], axis=-1)
 
-  return layout.apply(np.asarray(jax.jit(run)(model.params)))
+  return layout.finished(np.asarray(jax.jit(run)(model.params)))
 
 
 def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str]]:
-  """(name, result) lines that show the folder to give our vectors in sentence-transformers.
+  """(name, result) lines that show the folder to give our numbers in sentence-transformers.
 
   Raises:
-    UserError: the vectors differ.
+    UserError: they differ.
   """
   if not importlib.util.find_spec('sentence_transformers'):
     yield 'note', 'not compared with sentence-transformers: it is not installed'
@@ -95,8 +152,16 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
 
   # Strings whose tokens each published tokeniser agrees on; `verify.compare` compares the others.
   texts = [text for text in tokenizer_checks.HOSTILE[:7] if text.strip()]
-  theirs = sentence_transformers.SentenceTransformer(
+  theirs = getattr(sentence_transformers, _KINDS[type(model.sentence)].name)(
       str(directory), device='cpu', local_files_only=True)
-  vectors = theirs.encode(texts, prompt='', show_progress_bar=False)
-  yield from verify.compare_outputs({'vectors': _vectors(model, texts)}, {'vectors': vectors},
+  options = {'prompt': '', 'show_progress_bar': False}
+  if isinstance(model.sentence, CrossLayout):
+    name, texts = 'scores', list(zip(texts, texts[::-1]))
+    expected = theirs.predict(texts, **options).reshape(len(texts), -1)
+  else:
+    name, texts = 'vectors', [(text,) for text in texts]
+    is_sparse = isinstance(model.sentence, SparseLayout)
+    options |= {'convert_to_sparse_tensor': False} if is_sparse else {}
+    expected = np.asarray(theirs.encode([text for text, in texts], **options))
+  yield from verify.compare_outputs({name: _vectors(model, texts)}, {name: expected},
                                     'sentence-transformers')

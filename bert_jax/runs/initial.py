@@ -145,7 +145,8 @@ def adopt_pooling(config: ConfigDict, run_json: Mapping[str, Any], model: Pretra
   if run_json:
     config.data.pooling = run_json['config']['data']['pooling']
     return
-  own = model.sentence if model and model.sentence else SentenceLayout()
+  own = model and model.sentence
+  own = own if isinstance(own, SentenceLayout) else SentenceLayout()
   if len(own.pooling) > 1:
     raise UserError(f'init_from={config.init_from} pools {" and ".join(own.pooling)} side by side, '
                     'a run does one of them: give data.pooling (evaluate: --fields=pooling=mean)')

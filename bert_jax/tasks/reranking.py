@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import special
 
 from bert_jax.errors import UserError, require, require_choice
 from bert_jax.labelled import packed_examples, table
@@ -143,10 +142,10 @@ class Reranking(finetuning.FineTuning):
     return cls.head(bert.config, 1)
 
   @staticmethod
-  def answer(bert, examples, _):
+  def answer(bert, examples, options):
     if not all(_are_texts(e.get('documents')) and e['documents'] for e in examples):
       raise UserError("'documents' has to be a list of texts")
-    return rank(bert, [(e['query'], e['documents']) for e in examples])
+    return rank(bert, [(e['query'], e['documents']) for e in examples], options.prompt)
 
   @staticmethod
   def write_test(bert, _, examples):
@@ -195,23 +194,31 @@ class Reranking(finetuning.FineTuning):
     return {name: scores[name] for name in _SCORES}
 
 
-def pair_logits(bert: finetuning.Bert, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-  """The scores of (query, document) pairs before the sigmoid: [pairs] float32."""
+def pair_logits(bert: finetuning.Bert, pairs: Sequence[tuple[str, str]],
+                prompt: str | None = None) -> np.ndarray:
+  """The scores of (query, document) pairs before the activation: [pairs] float32.
+
+  `prompt` is the name of a prompt of the model: None = the default one, '' = none.
+  """
   Reranking.head_of(bert)
+  bert.cross.prompt(prompt)  # refuses an unknown one
   if not pairs:
     return np.zeros(0, np.float32)
-  return sequence_classification.class_logits(bert, pairs)[:, 0]
+  return sequence_classification.class_logits(bert, pairs, prompt)[:, 0]
 
 
-def rank(bert: finetuning.Bert,
-         examples: Sequence[tuple[str, Sequence[str]]]) -> list[finetuning.Answer]:
+def rank(bert: finetuning.Bert, examples: Sequence[tuple[str, Sequence[str]]],
+         prompt: str | None = None) -> list[finetuning.Answer]:
   """For each (query, documents) {'ranking': [{'document', 'score'}]}, the best document first.
 
-  A document is its number from 0, a score lies in (0, 1): the sigmoid of the logit, as CrossEncoder
-  gives it.
+  A document is its number from 0. A score is that of CrossEncoder: the sigmoid of the logit, unless
+  the model's folder names another activation. `prompt` as for `pair_logits`.
   """
-  logits = pair_logits(bert, [(query, d) for query, documents in examples for d in documents])
+  pairs = [(query, d) for query, documents in examples for d in documents]
+  logits = pair_logits(bert, pairs, prompt).astype(np.float64)
+  scores = bert.cross.finished(logits[:, None])[:, 0]
   ends = np.cumsum([len(documents) for _, documents in examples])
-  return [{'ranking': [{'document': int(i), 'score': float(special.expit(part[i]))}
-                       for i in np.argsort(-part, kind='stable')]}
-          for part in np.split(logits.astype(np.float64), ends)[:len(examples)]]
+  return [{'ranking': [{'document': int(i), 'score': float(of_documents[i])}
+                       for i in np.lexsort((-part, -of_documents))]}
+          for part, of_documents in zip(np.split(logits, ends), np.split(scores, ends))][
+              :len(examples)]

@@ -126,11 +126,12 @@ class SequenceClassification(finetuning.FineTuning):
         auto_score=glue.find(data.format).metric if is_glue else _BEST[columns.problem])
 
   @staticmethod
-  def answer(bert, examples, _):
+  def answer(bert, examples, options):
     if not all(isinstance(e.get('text_pair', ''), str) for e in examples):
       raise UserError("'text_pair' has to be a text")
     names = ('text', 'text_pair')
-    return classify(bert, [tuple(e[name] for name in names if name in e) for e in examples])
+    return classify(bert, [tuple(e[name] for name in names if name in e) for e in examples],
+                    options.prompt)
 
   @staticmethod
   def write_test(bert, data, examples):
@@ -191,25 +192,28 @@ class SequenceClassification(finetuning.FineTuning):
 Texts = Sequence[str | tuple[str, ...]]  # texts and pairs
 
 
-def class_logits(bert: finetuning.Bert, inputs: Texts) -> np.ndarray:
-  """[texts, labels] of texts or pairs."""
+def class_logits(bert: finetuning.Bert, inputs: Texts, prompt: str | None = None) -> np.ndarray:
+  """[texts, labels] of texts or pairs, behind a prompt of a cross-encoder; None = its default."""
   head = SequenceClassification.head_of(bert)
   long = bert.model.facts.get('long') or 'head'
   parts = [(text,) if isinstance(text, str) else text for text in inputs]
+  parts = bert.cross.prepared(parts, bert.cross.prompt(prompt))
   rows, owners = finetuning.text_inputs(parts, bert.tokenizer, bert.trained_length, long)
   pooled = bert.per_text(rows, functools.partial(finetuning.apply_head, head, method='pooled'))
   vectors = pooling.combine_texts(pooled, owners, long)
   return np.asarray(head.apply(bert.params, vectors, method='classify'))
 
 
-def classify(bert: finetuning.Bert, inputs: Texts) -> list[finetuning.Answer]:
+def classify(bert: finetuning.Bert, inputs: Texts,
+             prompt: str | None = None) -> list[finetuning.Answer]:
   """For each text or pair {'label', 'probabilities'}, or {'value'} of a regression.
 
-  With several labels at once {'labels', 'probabilities'}: those above one half.
+  With several labels at once {'labels', 'probabilities'}: those above one half. `prompt` as for
+  `class_logits`.
   """
   if not inputs:
     return []
-  logits, labels = class_logits(bert, inputs).astype(np.float64), bert.model.labels
+  logits, labels = class_logits(bert, inputs, prompt).astype(np.float64), bert.model.labels
   if bert.model.problem == 'regression':
     return [{'value': float(row[0])} for row in logits]
   if bert.model.problem == 'multi_label':

@@ -17,7 +17,6 @@ import numpy as np
 from bert_jax.errors import require_each
 from bert_jax.labelled import packed_examples
 from bert_jax.model import architectures, encoder
-from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning, sentence_embedding
@@ -26,7 +25,18 @@ _TEXTS_AT_ONCE = 256  # of predictions: a text has a weight for each entry of th
 
 
 class BertForSparseEmbedding(BertForPreTraining):
-  """log(1 + relu(logit)) of each entry, at the token of a text where the logit is largest."""
+  """log(1 + relu(logit)) of each entry, at the token of a text where the logit is largest.
+
+  `pooling` and `activation` are those of `interop.sparse_layout.SparseLayout`: 'sum' adds up what
+  all tokens give, 'log1p_relu' takes the logarithm twice.
+  """
+
+  pooling: str = 'max'
+  activation: str = 'relu'
+
+  def _weight(self, logits: jax.Array) -> jax.Array:
+    weights = jnp.log1p(jax.nn.relu(logits))
+    return jnp.log1p(weights) if self.activation == 'log1p_relu' else weights
 
   def __call__(self, batch: encoder.Batch, starts: jax.Array, *,
                deterministic: bool = True) -> jax.Array:
@@ -34,16 +44,19 @@ class BertForSparseEmbedding(BertForPreTraining):
     hidden = self.bert.encode(batch, deterministic=deterministic)
     everywhere = jnp.broadcast_to(jnp.arange(hidden.shape[1]), hidden.shape[:2])
     logits = self.mlm_logits(hidden, everywhere)  # [B, L, padded V]
+    texts = jnp.arange(1, starts.shape[1] + 1)
+    if self.pooling == 'sum':
+      member = (batch.pair_index[:, :, None] == texts).astype(logits.dtype)  # [B, L, P]
+      return jnp.einsum('blp,blv->bpv', member, self._weight(logits))
 
     def best_token(text):
       return jnp.argmax(jnp.where((batch.pair_index == text)[:, :, None], logits, -jnp.inf), axis=1)
 
     # argmax and a gather: the gradient of max would keep masks of all logits, [P, L, padded V].
-    texts = jnp.arange(1, starts.shape[1] + 1)
     at = jnp.moveaxis(jax.lax.map(best_token, texts), 0, 1)  # [B, P, padded V]
     exists = (batch.pair_index[:, None] == texts[:, None]).any(-1)  # [B, P]
     largest = jnp.where(exists[:, :, None], jnp.take_along_axis(logits, at, axis=1), 0)
-    return jnp.log1p(jax.nn.relu(largest))
+    return self._weight(largest)
 
 
 def flops(vectors: jax.Array, exists: jax.Array) -> jax.Array:
@@ -102,13 +115,14 @@ class SparseEmbedding(sentence_embedding.SentenceEmbedding):
   @classmethod
   def head_of(cls, bert):
     bert.require_head('mlm', 'masked-LM head')
-    return BertForSparseEmbedding(bert.config)
+    return BertForSparseEmbedding(bert.config, bert.sparse.pooling, bert.sparse.activation)
 
   @staticmethod
-  def answer(bert, examples, _):
+  def answer(bert, examples, options):
     answers = []
     for first in range(0, len(examples), _TEXTS_AT_ONCE):
-      for row in vectors(bert, [e['text'] for e in examples[first:first + _TEXTS_AT_ONCE]]):
+      texts = [e['text'] for e in examples[first:first + _TEXTS_AT_ONCE]]
+      for row in vectors(bert, texts, options.prompt):
         largest = np.argsort(-row, kind='stable')[:np.count_nonzero(row)]
         answers.append({'entries': dict(zip(bert.tokenizer.tokens(largest),
                                             row[largest].tolist()))})
@@ -141,21 +155,24 @@ class SparseEmbedding(sentence_embedding.SentenceEmbedding):
             'entries': losses.weighted(entries, exists.astype(jnp.float32))}
 
 
-@functools.partial(jax.jit, static_argnames=('config',))
-def _weights(config: BertConfig, params: Any, batch: encoder.Batch, starts: jax.Array) -> jax.Array:
-  return BertForSparseEmbedding(config).apply(params, batch, starts)
+@functools.partial(jax.jit, static_argnames=('head',))
+def _weights(head: BertForSparseEmbedding, params: Any, batch: encoder.Batch,
+             starts: jax.Array) -> jax.Array:
+  return head.apply(params, batch, starts)
 
 
-def vectors(bert: finetuning.Bert, texts: Sequence[str]) -> np.ndarray:
+def vectors(bert: finetuning.Bert, texts: Sequence[str], prompt: str | None = None) -> np.ndarray:
   """The weights of the entries of the vocabulary for some texts: [texts, V] float32.
 
-  A longer text than the model reads is cut at the end. Raises UserError for a model without a
-  masked-LM head.
+  A folder of a SparseEncoder has its own pooling, prompts and longest input. `prompt` is the name
+  of one of them: None = the default one, '' = none. A longer text than the model reads is cut at
+  the end. Raises UserError for a model without a masked-LM head, or an unknown prompt.
   """
-  SparseEmbedding.head_of(bert)
+  head = SparseEmbedding.head_of(bert)
+  prepared = bert.sparse.prepared([(text,) for text in texts], bert.sparse.prompt(prompt))
   if not texts:
     return np.zeros((0, bert.config.vocab_size), np.float32)
-  inputs, _ = finetuning.text_inputs([(text,) for text in texts], bert.tokenizer,
-                                     bert.trained_length)
-  weights = bert.per_text(inputs, functools.partial(_weights, bert.config))
-  return weights[:, :bert.config.vocab_size]
+  inputs, _ = finetuning.text_inputs(prepared, bert.tokenizer,
+                                     bert.sparse.max_len or bert.trained_length)
+  weights = bert.per_text(inputs, functools.partial(_weights, head))
+  return bert.sparse.finished(weights[:, :bert.config.vocab_size])

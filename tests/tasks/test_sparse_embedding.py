@@ -13,6 +13,7 @@ import transformers
 import bert_jax
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
+from bert_jax.inference.predictions import Options
 from bert_jax.interop import conversion
 from bert_jax.labelled.packed_examples import Batch
 from bert_jax.model.bert_config import BertConfig
@@ -42,7 +43,7 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path):
   vectors = sparse_embedding.vectors(bert, TEXTS)
   assert vectors.shape == expected.shape and 0 < np.count_nonzero(vectors) < vectors.size
   np.testing.assert_allclose(vectors, expected, atol=1e-5)
-  answer, = SparseEmbedding.answer(bert, [{'text': TEXTS[0]}], None)
+  answer, = SparseEmbedding.answer(bert, [{'text': TEXTS[0]}], Options())
   weights = list(answer['entries'].values())
   assert len(weights) == np.count_nonzero(vectors[0]) and weights == sorted(weights)[::-1]
   token = next(iter(answer['entries']))
