@@ -20,8 +20,8 @@ _POOLING = flags.DEFINE_string(
 _NORMALIZE = flags.DEFINE_bool(
     'normalize', None, 'embed: vectors of length 1; by default as the model says, or no.')
 _PROMPT = flags.DEFINE_string(
-    'prompt', None, "embed: name of the model's prompt before each text, '' = none; by default as "
-    'the model says.')
+    'prompt', None, "embed, sparse_embedding, reranking, sequence_classification: name of the "
+    "model's prompt before each text, '' = none; by default as the model says.")
 _DIM = flags.DEFINE_integer(
     'dim', None, 'embed: the first entries of each vector, brought to length 1.')
 _LAYERS = flags.DEFINE_list(

@@ -17,11 +17,12 @@ from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.data.tokenizers import extension
 from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.data.tokenizers.base import Tokenizer
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.interop import layout
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.sentence_layout import SentenceLayout
+from bert_jax.interop.sparse_layout import SparseLayout
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.runtime.console import print_summary
 from bert_jax.tasks import task_list
@@ -138,14 +139,20 @@ def adopt_sizes(config: ConfigDict, sizes: Mapping[str, Any]):
 def adopt_pooling(config: ConfigDict, run_json: Mapping[str, Any], model: Pretrained | None):
   """Fills in data.pooling where the config leaves it to the model: the model's own, else the mean.
 
-  A run that goes on takes it from its run.json. Raises UserError for several poolings at once.
+  A run that goes on takes it from its run.json. Raises UserError for several poolings at once, and
+  for a SparseEncoder that pools in another way than the task.
   """
+  own = model and model.sentence
+  if config.task == 'sparse_embedding' and isinstance(own, SparseLayout):
+    require((own.pooling, own.activation) == ('max', 'relu'),
+            f'init_from={config.init_from} pools the {own.pooling} of {own.activation}, and '
+            'sparse_embedding the max of relu: python -m bert_jax.convert --to=huggingface writes '
+            'it without its pooling')
   if config.data.get('pooling') != '':
     return
   if run_json:
     config.data.pooling = run_json['config']['data']['pooling']
     return
-  own = model and model.sentence
   own = own if isinstance(own, SentenceLayout) else SentenceLayout()
   if len(own.pooling) > 1:
     raise UserError(f'init_from={config.init_from} pools {" and ".join(own.pooling)} side by side, '

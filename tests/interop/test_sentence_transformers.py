@@ -278,7 +278,8 @@ def test_a_run_takes_the_pooling_of_its_start_and_its_workdir_is_written(tmp_pat
   ours = bert_jax.from_pretrained(str(tmp_path / 'run'))
   expected = np.stack([ours.encode([text]).hidden[0, 0] for text in TEXTS])
   np.testing.assert_allclose(ours.embed(TEXTS), expected, atol=1e-5)
-  conversion.convert(str(tmp_path / 'run'), str(tmp_path / 'new'), 'sentence_transformers')
+  conversion.convert(str(tmp_path / 'run'), str(tmp_path / 'own'), 'bert_jax')
+  conversion.convert(str(tmp_path / 'own'), str(tmp_path / 'new'), 'sentence_transformers')
   np.testing.assert_allclose(theirs(tmp_path / 'new'), expected, atol=1e-5)
   # The run goes on with it, and a pooling that is given wins.
   run.run(config(tmp_path, str(start), **{'train_steps': 2}), str(tmp_path / 'run'))

@@ -20,10 +20,12 @@ import torch
 import transformers
 
 import bert_jax
+from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.inference import predictions
 from bert_jax.interop import conversion
 from bert_jax.interop import load as load_lib
+from bert_jax.runs import initial
 from bert_jax.tasks import sparse_embedding
 from tests.interop import test_family, torch_bert
 
@@ -108,6 +110,16 @@ def test_predict_gives_the_entries_of_the_folder(tmp_path, encoder, monkeypatch)
       np.testing.assert_allclose([*answer.values()], [weight for _, weight in entries], atol=2e-5)
   with pytest.raises(UserError, match="prompt='passage' is unknown: known are document, query"):
     predictions.run('sparse_embedding', folder, None, None, predictions.Options(prompt='passage'))
+
+
+def test_a_run_and_an_evaluation_refuse_another_pooling_than_theirs(tmp_path, encoder):
+  config = config_lib.finetuning('sparse_embedding')
+  config.init_from = made(tmp_path / 'sum', encoder, pooling='sum')
+  with pytest.raises(UserError, match='pools the sum of relu.*convert --to=huggingface'):
+    initial.adopt_pooling(config, {}, load_lib.load(config.init_from))
+  conversion.convert(config.init_from, str(tmp_path / 'mlm'), 'huggingface')
+  config.init_from = str(tmp_path / 'mlm')
+  initial.adopt_pooling(config, {}, load_lib.load(config.init_from))
 
 
 def test_an_older_start_with_more_heads(tmp_path):

@@ -108,6 +108,13 @@ def test_learned_predicted_and_read_by_sentence_transformers(tmp_path):
 
   assert (again.model.task, again.model.problem) == ('sequence_classification', 'regression')
 
+  conversion.convert(str(tmp_path / 'run'), str(tmp_path / 'st'), 'sentence_transformers')
+  pair = examples[0]['query'], examples[0]['documents'][0] + ' and more' * 40
+  score = CrossEncoder(str(tmp_path / 'st')).predict([pair])[0]
+  trained = bert_jax.from_pretrained(str(tmp_path / 'run'))
+  assert reranking.rank(trained, [(pair[0], pair[1:])])[0]['ranking'][0]['score'] == pytest.approx(
+      score, abs=1e-5)
+
   # A folder that sentence-transformers wrote says how long its inputs are.
   CrossEncoder(str(tmp_path / 'out'), max_length=9).save_pretrained(str(tmp_path / 'short'))
   short = bert_jax.from_pretrained(str(tmp_path / 'short'))

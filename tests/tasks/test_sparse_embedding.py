@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sentence_transformers import SparseEncoder
 from sentence_transformers.sparse_encoder import losses, modules
 import torch
 import transformers
@@ -112,6 +113,11 @@ def test_a_run_learns_sparse_vectors_and_goes_on_as_a_masked_lm(tmp_path):
   bert = bert_jax.from_pretrained(str(tmp_path / 'run'))
   np.testing.assert_allclose(sparse_embedding.vectors(bert, TEXTS),
                              torch_vectors(theirs, bert, TEXTS).detach().numpy(), atol=1e-5)
+  conversion.convert(str(tmp_path / 'run'), str(tmp_path / 'st'), 'sentence_transformers')
+  folder = SparseEncoder(str(tmp_path / 'st'), device='cpu')
+  texts = [*TEXTS[:4], ' '.join(TEXTS)]  # the last is longer than the run's max_len
+  np.testing.assert_allclose(sparse_embedding.vectors(bert, texts),
+                             folder.encode(texts, convert_to_sparse_tensor=False), atol=1e-5)
   assert sparse_embedding.vectors(bert, []).shape == (0, bert.config.vocab_size)
 
 
