@@ -25,6 +25,9 @@ _SPELLINGS = {'pad': ('<pad>', '[PAD]'), 'unk': ('<unk>', '[UNK]'),
 MPNET = ('<pad>', '[UNK]', '<s>', '</s>', '<mask>')  # as in fairseq, but for [UNK]
 _BERTS_MODEL = {'type': 'WordPiece', 'unk_token': '[UNK]', 'continuing_subword_prefix': '##',
                 'max_input_chars_per_word': 100}
+# Flags of an added token that is a word.
+_OF_WORDS = {'special': False, 'single_word': True, 'lstrip': False, 'rstrip': False,
+             'normalized': True}
 # A text of these characters alone is simple: BERT's normalizer lower-cases letters of ASCII, puts
 # spaces around Han characters, and leaves the others as they are.
 _SIMPLE = re.compile('[ -~\xa1-\xac\xae-\xbf\xd7\xf7\u2010-\u2027\u2030-\u205e\u3001-\u3020'
@@ -49,6 +52,14 @@ def library_errors(problem: str) -> Iterator[None]:
 def _spaces_around_han() -> dict[int, str]:
   """For `str.translate`."""
   return {code: f' {chr(code)} ' for code in (*range(0x3400, 0x4dc0), *range(0x4e00, 0xa000))}
+
+
+def template(cls: tuple[str, int], sep: tuple[str, int],
+             pair: str = '{0}:0 $A:0 {1}:0 $B:1 {1}:1') -> tokenizers.processors.PostProcessor:
+  """The post-processor that writes [CLS] A [SEP], and `pair` with [CLS] and [SEP] for two texts."""
+  return tokenizers.processors.TemplateProcessing(
+      single=f'{cls[0]}:0 $A:0 {sep[0]}:0', pair=pair.format(cls[0], sep[0]),
+      special_tokens=[cls, sep])
 
 
 def check_ids(vocab: Mapping[str, Any], where: Any):
@@ -120,10 +131,10 @@ class LibraryTokenizer(base.Tokenizer):
     self.around = self._around_texts()
     if self.kind == 'bpe':
       self.before_word = ' '  # RoBERTa's file adds none: it takes each text for a whole one
-    normalizer, splitter = (self._settings.get(x) or {} for x in ('normalizer', 'pre_tokenizer'))
-    self.splits_as_bert = (normalizer.get('type') == 'BertNormalizer'
-                           and splitter.get('type') == 'BertPreTokenizer')
-    self.lowercase = normalizer['lowercase'] if self.splits_as_bert else None
+    normalizer, splitter = self._parsing.normalizer, self._parsing.pre_tokenizer
+    self.splits_as_bert = (isinstance(normalizer, tokenizers.normalizers.BertNormalizer)
+                           and isinstance(splitter, tokenizers.pre_tokenizers.BertPreTokenizer))
+    self.lowercase = normalizer.lowercase if self.splits_as_bert else None
 
   @property
   def _added(self) -> list[dict[str, Any]]:
@@ -181,7 +192,7 @@ class LibraryTokenizer(base.Tokenizer):
     """A simple text as BERT's normalizer has it; None for other texts."""
     if not _SIMPLE.fullmatch(text):
       return None
-    if not text.isascii() and self._settings['normalizer']['handle_chinese_chars']:
+    if not text.isascii() and self._parsing.normalizer.handle_chinese_chars:
       text = text.translate(_spaces_around_han())
     return text.lower() if self.lowercase else text
 
@@ -243,19 +254,19 @@ class LibraryTokenizer(base.Tokenizer):
   @property
   def _words(self) -> list[str] | None:
     """The words that `extended` has added; None = the tokenizer is not BERT's own, or more."""
-    model, texts = self._settings['model'], [x for x in self._added if not x['special']]
-    is_berts = self.splits_as_bert and _BERTS_MODEL.items() <= model.items() and (
-        self._settings['normalizer'].get('clean_text', True)) and all(
-            _OF_WORDS.items() <= x.items() for x in texts)
+    texts = [x for x in self._added if not x['special']]
+    is_berts = (self.splits_as_bert and self._parsing.normalizer.clean_text
+                and _BERTS_MODEL.items() <= self._settings['model'].items()
+                and all(_OF_WORDS.items() <= x.items() for x in texts))
     return [x['content'] for x in texts] if is_berts else None
 
   def serialized(self) -> bytes:
     words = self._words
     if words is None or self.markers:
       return json.dumps(self._settings, sort_keys=True).encode()
-    normalizer = self._settings['normalizer']
+    normalizer = self._parsing.normalizer
     settings = [self.vocab[:self.entries], self.lowercase]
-    others = [normalizer['strip_accents'], normalizer['handle_chinese_chars']]
+    others = [normalizer.strip_accents, normalizer.handle_chinese_chars]
     if others != [None, True] or words:  # digests of the usual settings stay as they were
       settings += others
     return json.dumps(settings + [words] * bool(words)).encode()
@@ -263,8 +274,8 @@ class LibraryTokenizer(base.Tokenizer):
   def save(self, directory: epath.Path):
     settings = dict(self._settings)
     if not self._parsing.num_special_tokens_to_add(is_pair=False):  # see `_around_texts`
-      cls, sep = self.tokens([self.cls_id, self.sep_id])
-      settings['post_processor'] = around_texts((cls, self.cls_id), (sep, self.sep_id))
+      ends = ((self.vocab[i], i) for i in (self.cls_id, self.sep_id))
+      settings['post_processor'] = json.loads(template(*ends).__getstate__())
     files = {'tokenizer.json': json.dumps(settings, ensure_ascii=False).encode()}
     config = {'tokenizer_class': 'PreTrainedTokenizerFast'}
     named = tuple(self._named.values())
@@ -272,23 +283,10 @@ class LibraryTokenizer(base.Tokenizer):
         (named, len(self.around.between)))
     if name and self._words is not None:  # these classes make the same tokenizer of their settings
       files['vocab.txt'] = ('\n'.join(self.vocab[:self.entries]) + '\n').encode()
-      normalizer = self._settings['normalizer']
+      normalizer = self._parsing.normalizer
       config = {'tokenizer_class': name, 'do_lower_case': self.lowercase,
-                'strip_accents': normalizer['strip_accents'],
-                'tokenize_chinese_chars': normalizer['handle_chinese_chars']}
+                'strip_accents': normalizer.strip_accents,
+                'tokenize_chinese_chars': normalizer.handle_chinese_chars}
     if self.markers:
       config['additional_special_tokens'] = list(self.markers)
     self._save(directory, files, config)
-
-
-# Flags of an added token that is a word.
-_OF_WORDS = {'special': False, 'single_word': True, 'lstrip': False, 'rstrip': False,
-             'normalized': True}
-
-
-def around_texts(cls: tuple[str, int], sep: tuple[str, int]) -> dict[str, Any]:
-  """The post-processor that writes [CLS] A [SEP] B [SEP], as in a tokenizer.json."""
-  processor = tokenizers.processors.TemplateProcessing(
-      single=f'{cls[0]}:0 $A:0 {sep[0]}:0', pair=f'{cls[0]}:0 $A:0 {sep[0]}:0 $B:1 {sep[0]}:1',
-      special_tokens=[cls, sep])
-  return json.loads(processor.__getstate__())

@@ -4,6 +4,7 @@ Each becomes the object that transformers' AutoTokenizer makes of the same files
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import functools
 import json
 from typing import Any, NamedTuple
 
@@ -104,12 +105,6 @@ def _complete(library_object: tokenizers.Tokenizer, folder: Folder, path: epath.
   return LibraryTokenizer(json.loads(library_object.to_str()), path, roles, folder.markers)
 
 
-def _template(cls: tuple[str, int], sep: tuple[str, int]) -> processors.PostProcessor:
-  return processors.TemplateProcessing(
-      single=f'{cls[0]}:0 $A:0 {sep[0]}:0', pair=f'{cls[0]}:0 $A:0 {sep[0]}:0 $B:1 {sep[0]}:1',
-      special_tokens=[cls, sep])
-
-
 def _named(pad: str, unk: str, cls: str, sep: str, mask: str | tokenizers.AddedToken) -> dict:
   return dict(zip((f'{role}_token' for role in base.ROLES), (pad, unk, cls, sep, mask)))
 
@@ -160,7 +155,7 @@ def wordpiece(vocab: Sequence[str], lowercase: bool = True, strip_accents: bool 
 
   def around(cls, sep):
     return (processors.RobertaProcessing(sep, cls, True, False) if is_mpnet
-            else _template(cls, sep))
+            else library.template(cls, sep))
 
   return _complete(t, folder, path, special, around)
 
@@ -272,13 +267,8 @@ def read_fairseq(path: epath.Path, folder: Folder) -> LibraryTokenizer:
   t.pre_tokenizer = pre_tokenizers.Sequence(
       [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(base.SPACE, 'always')])
   t.decoder = tokenizers.decoders.Metaspace(base.SPACE, 'always')
-
-  def around(cls, sep):
-    return processors.TemplateProcessing(
-        single=f'{cls[0]} $A {sep[0]}', pair=f'{cls[0]} $A {sep[0]} {sep[0]} $B {sep[0]}',
-        special_tokens=[cls, sep])
-
-  return _complete(t, folder, path, special, around)
+  return _complete(t, folder, path, special, functools.partial(
+      library.template, pair='{0}:0 $A:0 {1}:0 {1}:0 $B:0 {1}:0'))
 
 
 def read_deberta(path: epath.Path, folder: Folder) -> LibraryTokenizer:
@@ -297,4 +287,5 @@ def read_deberta(path: epath.Path, folder: Folder) -> LibraryTokenizer:
     is_special = processor.is_control(i) or processor.is_unknown(i)
     if is_special or score == 0:  # 0 is no logarithm of a frequency: the user has defined the piece
       t.add_tokens([tokenizers.AddedToken(piece, normalized=False, special=is_special)])
-  return _complete(t, folder, path, _named('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'), _template)
+  return _complete(t, folder, path, _named('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'),
+                   library.template)

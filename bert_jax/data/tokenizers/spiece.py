@@ -202,14 +202,14 @@ class SentencePiece(base.Tokenizer):
     complete.decoder = tokenizers.decoders.Metaspace(SPACE, 'always')
     controls = [self.vocab[i] for i in ids if p.is_control(i) or p.is_unknown(i)]
     complete.add_special_tokens(controls + self.vocab[self._size:])
+    complete.post_processor = library.template(
+        *((self.vocab[i], i) for i in (self.cls_id, self.sep_id)))
     return complete
 
   def save(self, directory: epath.Path):
     files, complete = {FILE: self._model}, self._complete()
     if complete:
-      around = library.around_texts(*((self.vocab[i], i) for i in (self.cls_id, self.sep_id)))
-      files['tokenizer.json'] = json.dumps(
-          json.loads(complete.to_str()) | {'post_processor': around}, ensure_ascii=False).encode()
+      files['tokenizer.json'] = complete.to_str().encode()
     self._save(directory, files, {
         'tokenizer_class': SAVED_AS if complete else 'AlbertTokenizer',
         'do_lower_case': self._cleaning.lowercase,
