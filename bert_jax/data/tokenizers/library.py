@@ -168,7 +168,8 @@ class LibraryTokenizer(base.Tokenizer):
 
     `encode_special_tokens` alone does not suffice: a unigram model has "<s>" among its pieces.
     """
-    hidden = self._special - {*self.markers}
+    unused = {x for x in self.vocab if x.endswith('NOTUSED')}  # of CamemBERT
+    hidden = self._special - {*self.markers} | unused
     return tokenizers.Tokenizer.from_str(json.dumps(self._settings | {
         'model': _without(hidden, self._settings['model']),
         'added_tokens': [x for x in self._added if x['content'] not in hidden]}))
