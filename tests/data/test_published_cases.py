@@ -67,7 +67,8 @@ def test_markers_by_other_names(tmp_path):
   for i, settings in enumerate((
       {'extra_special_tokens': ['<e1>', '</e1>']},
       {'additional_special_tokens': [{'content': '<e1>', 'lstrip': False, 'rstrip': False,
-                                      'normalized': False, 'single_word': False}, '</e1>']})):
+                                      'normalized': False, 'single_word': False}, '</e1>']},
+      {'extra_special_tokens': {'first': '<e1>', 'last': '</e1>'}})):
     t = _load(tmp_path / str(i), by_vocab(False, {**NAMES, **settings}))
     assert _tokens(t, 'a <e1>fox</e1>') == ['a', '<e1>', 'fox', '</e1>']
 
@@ -148,7 +149,7 @@ def test_of_a_double_entry_the_last_counts(tmp_path, capsys):
   vocab = [*base.SPECIAL_TOKENS, 'dog', 'cat', 'dog', 'eel']
   t = _load(tmp_path, lambda folder: published.write(folder, {'vocab.txt': vocab}))
   assert t.encode_batch(['cat dog eel']) == [[6, 7, 8]] and t.vocab_size == 9
-  assert "vocab.txt: 1 entries are there twice, 'dog' first" in capsys.readouterr().err
+  assert "vocab.txt: 1 entries are there twice, such as 'dog'" in capsys.readouterr().err
 
 
 def test_a_model_of_another_kind_under_its_right_name(tmp_path):

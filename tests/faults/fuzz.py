@@ -33,7 +33,7 @@ from bert_jax.interop import huggingface, layout
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.labelled import choices, conll, squad, table
 from bert_jax.model.modern import ModernConfig
-from tests import conftest, made_tasks
+from tests import conftest, made_tasks, published
 from tests.faults.runs import Bench, Trial
 
 BATCH = 1000  # inputs of a trial
@@ -97,6 +97,12 @@ def _folder(folder: pathlib.Path, whole: str, name: str,
   return (folder / whole / name).read_bytes(), read
 
 
+# Files of tokenizers in the shapes of published folders.
+_PUBLISHED = (('r-bert', 'special_tokens_map.json'), ('added-tokens', 'added_tokens.json'),
+              ('added-decoder', 'tokenizer_config.json'), ('xlm-r', 'tokenizer.json'),
+              ('deberta-v3', 'spm.model'))
+
+
 def readers(folder: pathlib.Path) -> dict[str, tuple[bytes, Callable[[bytes], None]]]:
   """A sound file for each reader, and the reader of a file's content."""
   def by_path(name, read):
@@ -129,6 +135,8 @@ def readers(folder: pathlib.Path) -> dict[str, tuple[bytes, Callable[[bytes], No
       'bpe tokenizer.json': _folder(folder, 'bpe', 'tokenizer.json', reader.load),
       'bpe vocab.json': _folder(folder, 'merges', 'vocab.json', reader.load),
       'bpe merges.txt': _folder(folder, 'merges', 'merges.txt', reader.load),
+      **{f'{whole} {name}': _folder(folder, whole, name, reader.load)
+         for whole, name in _PUBLISHED},
       'squad': by_path('squad.json', squad.read),
       'conll': by_path('tags.conll', lambda p: _drain(conll.read(p, tags))),
       'choices': by_path('choices.jsonl', lambda p: _drain(choices.read(p, options))),
@@ -141,7 +149,7 @@ def readers(folder: pathlib.Path) -> dict[str, tuple[bytes, Callable[[bytes], No
 NAMES = ('corpus', 'corpus.gz', 'corpus.jsonl', 'wikitext', 'vocab', 'sentencepiece',
          'tokenizer.json', 'tokenizer_config', 'config.json', 'safetensors', 'squad', 'conll',
          'choices', 'csv', 'tsv.gz', 'predict', 'modern config.json', 'bpe tokenizer.json',
-         'bpe vocab.json', 'bpe merges.txt')
+         'bpe vocab.json', 'bpe merges.txt', *map(' '.join, _PUBLISHED))
 
 
 def make_seeds(folder: pathlib.Path):
@@ -157,6 +165,8 @@ def make_seeds(folder: pathlib.Path):
       f' = Title {i} = \n\n' + '\n'.join(d) + '\n' for i, d in enumerate(documents)))
   made_tasks.model(folder / 'model', hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
   _make_modern(folder)
+  for name, _ in _PUBLISHED:
+    published.FOLDERS[name].write(folder / name)
   vocab = made_tasks._VOCAB
   (folder / 'sound-vocab.txt').write_text('\n'.join(vocab) + '\n')
   buffer = io.BytesIO()

@@ -3,6 +3,7 @@
 Each becomes the object that transformers' AutoTokenizer makes of the same files.
 """
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 import functools
 import json
@@ -39,8 +40,12 @@ class Folder(NamedTuple):
   @property
   def markers(self) -> list[str]:
     """Special tokens that stand for something in a text, such as "[H]"."""
-    extra = [x for name in ('additional_special_tokens', 'extra_special_tokens')
-             for x in self.settings.get(name) or ()]
+    extra = []
+    for name in ('additional_special_tokens', 'extra_special_tokens'):
+      tokens = self.settings.get(name) or []
+      require(isinstance(tokens, list | dict), f'{base.CONFIG} has {name}={tokens!r}, which is no '
+              'list of tokens')
+      extra += tokens.values() if isinstance(tokens, dict) else tokens
     return [x for x in dict.fromkeys(str(token(x)) for x in extra)
             if x not in self.named.values() and not base.is_unused(x)]
 
@@ -181,8 +186,9 @@ def read_wordpiece(path: epath.Path, folder: Folder, lowercase: bool | None) -> 
                     'one entry a line') from e
   vocab = [line.removesuffix('\r') for line in lines]
   if double := len(vocab) - len(set(vocab)):
-    entry = next(x for i, x in enumerate(vocab) if x in vocab[:i])
-    console.note(f'{path}: {double} entries are there twice, {entry!r} first: the last one counts')
+    (entry, _), = collections.Counter(vocab).most_common(1)
+    console.note(f'{path}: {double} entries are there twice, such as {entry!r}: the last one '
+                 'counts')
   says, cased = folder.flag('do_lower_case', None), is_cased(vocab)
   require(not (lowercase and says is None and cased), f'{path} is a cased vocabulary (its words '
           'have capitals) and the text would be lower-cased: set data.lowercase=False')
