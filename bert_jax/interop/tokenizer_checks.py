@@ -41,7 +41,7 @@ def hostile(tokenizer: Tokenizer) -> list[str]:
   """
   rng = random.Random(0)
   words = [entry.strip('#\u0120' + SPACE) for entry in rng.sample(
-      tokenizer.vocab, min(60, tokenizer.vocab_size))]
+      tokenizer.vocab, min(70, tokenizer.vocab_size))]
   strings = [*HOSTILE]
   for word, other in zip(words, words[1:]):
     strings += [rng.choice((f'{word} {other}', f'{word}{other}', f'{word},{other}', word.upper(),

@@ -71,17 +71,15 @@ def read_folder(directory: epath.Path) -> Folder:
   config, names, added, model = (storage.read_json_if_any(directory / name) for name in (
       base.CONFIG, 'special_tokens_map.json', 'added_tokens.json', 'config.json'))
   decoder = config.get('added_tokens_decoder')
-  settings = config if decoder else {**config, **names}
+  folder = Folder(config if decoder else {**config, **names}, str(model.get('model_type')), {})
   with library.library_errors(f'{directory} has added tokens that are malformed'):
     if decoder:
       tokens = {int(i): token(x) for i, x in decoder.items()}
     else:
-      special = {str(token(x)) for key, value in settings.items() if 'token' in key
-                 for x in (value if isinstance(value, list) else [value])
-                 if isinstance(x, str | dict)}
+      special = {*folder.named.values(), *folder.markers}
       tokens = {int(i): tokenizers.AddedToken(x, special=x in special, normalized=x not in special)
                 for x, i in added.items()}
-  return Folder(settings, str(model.get('model_type')), dict(sorted(tokens.items())))
+  return folder._replace(added=dict(sorted(tokens.items())))
 
 
 def _complete(library_object: tokenizers.Tokenizer, folder: Folder, path: epath.Path,
