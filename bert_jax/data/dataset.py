@@ -33,8 +33,9 @@ def open_records(directory: epath.Path) -> Corpus:
   manifest = records.read_manifest(directory)
   tokenizer = tokenizer_reader.load(directory / 'tokenizer')
   require(tokenizer_base.digest(tokenizer) == manifest['tokenizer'],
-          f'{directory}/tokenizer is not the tokeniser that made these records: run '
-          'bert_jax.prepare again into an empty folder')
+          f'{directory}/tokenizer is not the tokenizer that made these records, or an older '
+          'bert_jax read a part of it: run bert_jax.prepare again into an empty folder, or the run '
+          'in another --workdir')
   train, heldout = (records.open_split(directory, manifest, split)
                     for split in ('train', 'heldout'))
   path = directory / 'counts.npy'

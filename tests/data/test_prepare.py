@@ -263,7 +263,7 @@ def test_prepared_records_are_what_a_run_reads(tmp_path, corpus_file):
     _open(tmp_path / 'v', str(tmp_path / 'r'), vocab=str(other))
   changed = tmp_path / 'r/tokenizer/tokenizer.json'
   changed.write_text(changed.read_text().replace('"lowercase": true', '"lowercase": false'))
-  with pytest.raises(UserError, match='is not the tokeniser that made these records'):
+  with pytest.raises(UserError, match='is not the tokenizer that made these records'):
     _open(tmp_path / 'u', str(tmp_path / 'r'))
 
 

@@ -264,7 +264,10 @@ class LibraryTokenizer(base.Tokenizer):
   def serialized(self) -> bytes:
     words = self._words
     if words is None or self.markers:
-      return json.dumps(self._settings, sort_keys=True).encode()
+      settings = dict(self._settings)
+      if self.kind == 'unigram' and '[CLS]' in self._special:  # so are digests of old records
+        settings['post_processor'] = None
+      return json.dumps(settings, sort_keys=True).encode()
     normalizer = self._parsing.normalizer
     settings = [self.vocab[:self.entries], self.lowercase]
     others = [normalizer.strip_accents, normalizer.handle_chinese_chars]
