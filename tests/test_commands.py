@@ -222,7 +222,8 @@ def test_predict_on_wrong_input_leaves_the_output_alone(run_typed, workdir, tmp_
   (tmp_path / 'in.jsonl').write_text(text)
   (tmp_path / 'out.jsonl').write_text('before')
   done = run_typed('predict', '--task=fill_mask', f'--model={workdir}',
-                   f'--input={tmp_path}/in.jsonl', f'--output={tmp_path}/out.jsonl', '--strict')
+                   f'--input={tmp_path}/in.jsonl', f'--output={tmp_path}/out.jsonl', '--strict',
+                   '--overwrite')
   assert_mistake(done, message)
   assert (tmp_path / 'out.jsonl').read_text() == 'before'
   assert sorted(p.name for p in tmp_path.iterdir()) == ['in.jsonl', 'out.jsonl']
