@@ -20,10 +20,10 @@ from bert_jax.objectives import masking_units
 # Units of masking. Every position belongs to one, which reaches up to the start of the next.
 UNITS = ('token', 'whole_word', 'span', 'ngram')
 
-# Predictions beyond the rate, so that the last word of a row stays whole: words of up to six tokens
-# always fit; n-grams have room for two more tokens with each further word.
-_ROOM = 5
-_ROOM_FOR_WORD = 2
+# Tokens of the longest word, and what each further word adds to an n-gram. M has room for the last
+# unit of a row to reach over the rate by so much; longer units are masked in parts.
+_LONGEST_WORD = 6
+_FURTHER_WORD = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +63,7 @@ class MaskingConfig:
       return min(self.max_predictions, max_len)
     rate = max(self.rate, self.final_rate)
     if self.is_whole:
-      room = _ROOM + _ROOM_FOR_WORD * (len(self.unit_lengths()) - 1)
-      return min(math.ceil(rate * max_len) + room, max_len)
+      return min(math.ceil(rate * max_len) + self.longest_unit - 1, max_len)
     if pairs == 1:
       return math.ceil(rate * max_len)
     # A pair of n tokens, special ones included (at least [CLS], [SEP] and one ordinary token),
@@ -76,6 +75,11 @@ class MaskingConfig:
   def is_whole(self) -> bool:
     """True if units stay whole: words and n-grams; a span may be cut off."""
     return self.unit in ('whole_word', 'ngram')
+
+  @property
+  def longest_unit(self) -> int:
+    """Tokens of the longest unit that stays whole."""
+    return _LONGEST_WORD + _FURTHER_WORD * (len(self.unit_lengths()) - 1)
 
   @property
   def eval_rate(self) -> float:
@@ -154,19 +158,24 @@ def _budgets(key: jax.Array, n: jax.Array, rate: jax.Array, most: int) -> jax.Ar
 
 
 def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, unit_start: jax.Array,
-                rate: jax.Array, pairs: int, most: int,
-                whole: bool) -> tuple[jax.Array, jax.Array]:
+                word_start: jax.Array, rate: jax.Array, pairs: int, most: int,
+                config: MaskingConfig) -> tuple[jax.Array, jax.Array]:
   """Draws the positions to predict in one row: [L] each -> (positions [M] int32, is_used [M] bool).
 
-  Units are drawn in random order: from the row if they stay `whole`; if not, from each pair, and
-  the last one is cut off (spans in SpanBERT).
+  Units are drawn in random order: from the row if they stay whole; if not, from each pair, and the
+  last one is cut off (spans in SpanBERT).
   """
   length = eligible.shape[0]
-  groups = 1 if whole else pairs
+  groups = 1 if config.is_whole else pairs
   group = jnp.minimum(pair_index, groups)
   group = jnp.where(eligible, group, groups + 1)  # other tokens sort to the end
   n = jnp.sum(group[None, :] == jnp.arange(1, groups + 1)[:, None], axis=1)  # [P] ordinary tokens
   budgets = _budgets(jax.random.fold_in(key, 2), n, rate, most)
+
+  if config.is_whole:
+    # A unit above the row's budget would leave rows without a prediction, and others with too many.
+    longest = jnp.clip(budgets[0], 1, min(config.longest_unit, most))
+    unit_start = masking_units.cut_long(unit_start, word_start, longest)
 
   # Sorting by (group, random bits of the unit, unit) puts each group's units in random order, one
   # group after another, the tokens of a unit together.
@@ -175,7 +184,7 @@ def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, unit
   group, _, unit, order = jax.lax.sort((group, bits, unit, jnp.arange(length)), num_keys=3)
   place = jnp.arange(length)
   ordinary = group <= groups
-  if whole:
+  if config.is_whole:
     start = jnp.full(length, length).at[unit].min(jnp.where(ordinary, place, length))[unit]
     size = jnp.zeros(length, jnp.int32).at[unit].add(ordinary)[unit]
     taken = ordinary & masking_units.draw_whole(
@@ -219,14 +228,15 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
   def mask_row(ids, pair_index, row, word_start, rate):
     draw_key, action_key, token_key = jax.random.split(jax.random.fold_in(key, row), 3)
     eligible = (pair_index > 0) & ~jnp.isin(ids, jnp.asarray(vocabulary.special_ids))
-    unit_start = word_start.astype(bool) | (pair_index == 0)
+    word_start = word_start.astype(bool) | (pair_index == 0)
+    unit_start = word_start
     if config.unit == 'token':
       unit_start = jnp.ones_like(unit_start)
     elif len(lengths) > 1:
       unit_start = masking_units.join_words(
           jax.random.fold_in(draw_key, 1), unit_start, ~eligible, lengths)
-    positions, valid = _select_row(draw_key, eligible, pair_index, unit_start, rate, pairs, most,
-                                   whole=config.is_whole)
+    positions, valid = _select_row(draw_key, eligible, pair_index, unit_start, word_start, rate,
+                                   pairs, most, config)
     targets = ids[positions]
     if config.unit == 'span':  # a span is replaced as a whole
       unit = jnp.cumsum(unit_start) - 1

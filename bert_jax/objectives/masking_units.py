@@ -1,7 +1,8 @@
 """Masking units of several tokens: whole words, n-grams and spans of words.
 
 Whole words and n-grams are drawn from the whole row, because the budget of a short pair has no room
-for a long word. Every unit has the same probability, whatever its length.
+for a long word. Every unit has the same probability, whatever its length. Units that are too long
+for the row's budget are cut first.
 """
 
 import jax
@@ -43,6 +44,29 @@ def join_words(key: jax.Array, word_start: jax.Array, special: jax.Array,
     visited = visited.at[jump].max(visited)
     jump = jump[jump]
   return word_start & visited[word]
+
+
+def cut_long(unit_start: jax.Array, word_start: jax.Array, longest: jax.Array) -> jax.Array:
+  """Cuts units of more than `longest` tokens into their words, and longer words into equal parts.
+
+  Args:
+    unit_start, word_start: [L] bool, as in `join_words`.
+    longest: tokens, at least 1.
+
+  Returns:
+    [L] bool, True where units start.
+  """
+  position = jnp.arange(unit_start.shape[0])
+
+  def sizes(start):
+    unit = jnp.cumsum(start) - 1
+    return jnp.zeros_like(position).at[unit].add(1)[unit]
+
+  start = unit_start | (word_start & (sizes(unit_start) > longest))
+  size = sizes(start)
+  parts = -(-size // longest)
+  offset = position - jax.lax.cummax(jnp.where(start, position, 0))
+  return start | (offset % -(-size // parts) == 0)
 
 
 def draw_whole(key: jax.Array, start: jax.Array, size: jax.Array, n: jax.Array, budget: jax.Array,

@@ -1,5 +1,7 @@
 """Whole words, spans and n-grams: exact counts, and the published distributions."""
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,8 +87,10 @@ def test_words_are_masked_whole_and_on_average_as_the_rate_says(unit, pairs):
   more = []
   for row, words in enumerate(words_of(rows)):
     if words:
-      assert all(len(set(taken[row, word])) == 1 for word in words)
-      more.append(taken[row].sum() - budget_of(0.15, sum(map(len, words))))
+      budget = budget_of(0.15, sum(map(len, words)))
+      assert taken[row].any()
+      assert all(len(set(taken[row, word])) == 1 for word in words if len(word) <= budget)
+      more.append(taken[row].sum() - budget)
   longest = 4 * {'whole_word': 1, 'ngram': 3}[unit]
   assert max(map(abs, more)) < longest and min(more) < 0 < max(more)
   assert abs(np.mean(more)) < 4 * np.std(more) / np.sqrt(len(more))
@@ -136,13 +140,72 @@ def test_every_word_of_a_row_is_drawn_equally_often():
   assert stats.chisquare(counts).pvalue > 1e-4
 
 
+def _of_words(low, high, length, pairs=1, count=400):
+  """Full rows of words with `low` to `high` tokens."""
+  rng = np.random.default_rng(low)
+  ids, pair_index, word_start = np.zeros((3, count, length), np.int32)
+  ids[:] = rng.choice(ORDINARY, ids.shape)
+  for row in range(count):
+    begins = np.cumsum(np.concatenate([[1], rng.integers(low, high + 1, length)]))
+    word_start[row, begins[begins < length]] = 1
+    for pair, part in enumerate(np.array_split(np.arange(length), pairs), 1):
+      pair_index[row, part] = pair
+      ids[row, part[[0, -1]]] = 101, 102
+      word_start[row, [part[0], part[0] + 1, part[-1]]] = 1
+  return ids, pair_index, word_start
+
+
+@pytest.mark.parametrize('unit', ['whole_word', 'ngram'])
+@pytest.mark.parametrize('length, pairs', [(128, 1), (32, 3)])
+def test_long_words_keep_the_rate_and_every_row_has_predictions(length, pairs, unit):
+  lengths = [(5, 30), (10, 60), (7, 7), (200, 200), (1, 90), (3, 12)]  # tokens in a word
+  groups = [_of_words(low, high, length, pairs) for low, high in lengths]
+  rows = ids, *_ = [np.concatenate(field) for field in zip(*groups)]
+  config = masking.MaskingConfig(unit=unit)
+  taken = drawn(masked_by(config, rows, pairs), ids.shape)
+  budget = budget_of(0.15, length - 2 * pairs)
+  ordinary = ~np.isin(ids[0], SPECIAL)
+  for of_group in np.array_split(taken, len(groups)):
+    count = of_group.sum(1)
+    assert count.min() >= 1 and count.max() <= config.predictions(length, pairs)
+    assert abs(count.mean() - budget) <= 4 * count.std() / np.sqrt(len(count))
+    # Every token is as likely as any other.
+    expected = len(count) * budget / ordinary.sum()
+    assert abs(of_group[:, ordinary].sum(0) - expected).max() < 6 * np.sqrt(expected)
+
+
+def test_long_units_are_cut_by_hand():
+  word_start = jnp.array([1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 1, 1], bool)
+  unit_start = word_start.at[jnp.array([10])].set(False)  # a unit of the words at 8 and 10
+  cut = lambda n: np.flatnonzero(masking_units.cut_long(unit_start, word_start, n)).tolist()
+  assert cut(7) == cut(100) == [0, 1, 8, 13, 14]
+  assert cut(5) == [0, 1, 5, 8, 13, 14]  # the word of seven in 4 and 3
+  assert cut(4) == [0, 1, 5, 8, 10, 13, 14]  # the unit of five in its words
+  assert cut(3) == [0, 1, 4, 7, 8, 10, 13, 14]
+  assert cut(2) == [0, 1, 3, 5, 7, 8, 10, 12, 13, 14]
+  assert cut(1) == list(range(15))
+
+
+@pytest.mark.parametrize('unit, longest', [('whole_word', 6)])
+def test_words_of_few_pieces_are_masked_without_a_cut(unit, longest):
+  # An n-gram of three words has 9 tokens at most; a budget of 10 holds each.
+  rows = make_rows(100, pairs=1, longest=longest)
+  long = [x[(rows[1] > 0).sum(1) > 80] for x in rows]
+  config = masking.MaskingConfig(unit=unit)
+  masked = masked_by(config, long)
+  with mock.patch.object(masking_units, 'cut_long', lambda start, *_: start):
+    for field, before in zip(masked, masked_by(config, long)):
+      np.testing.assert_array_equal(field, before)
+
+
 def test_a_row_without_room_leaves_the_last_word_out_and_cuts_none():
   rows = ids, *_ = make_rows(600, pairs=1, longest=6)
   config = masking.MaskingConfig(unit='whole_word', max_predictions=7)
   taken = drawn(masked_by(config, rows), ids.shape)
   assert taken.sum(1).max() == 7
   for row, words in enumerate(words_of(rows)):
-    assert all(len(set(taken[row, word])) == 1 for word in words)
+    budget = budget_of(0.15, sum(map(len, words)))
+    assert all(len(set(taken[row, word])) == 1 for word in words if len(word) <= budget)
 
 
 def _unit_lengths(unit, seed=0):
