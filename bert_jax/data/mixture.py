@@ -18,7 +18,7 @@ import numpy as np
 from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phases
 from bert_jax.data.records import Records
-from bert_jax.data.rows import Rows, RowSource, RowStatistics
+from bert_jax.data.rows import Rows, RowSource, RowStatistics, first_rows
 from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.errors import UserError, require
 
@@ -207,13 +207,9 @@ def mixed_rows(records: MixedRecords, layouts: Sequence[Layout], phases: Phases,
   plan = Plan(records.weights, sum(phase.steps * phase.batch_size for phase in phases))
   by_phase = [tuple(RowSource(part, layout, seed, tokenizer, words) for part in records.parts)
               for layout in layouts]
-  sources, begin = [], 0
-  epochs = np.zeros(len(records.parts))  # of each corpus so far
-  for phase, of_phase in zip(phases, by_phase):
-    end = begin + phase.steps * phase.batch_size
-    rows = np.array([source.rows for source in of_phase])
-    first = np.ceil(epochs * rows - 1e-6).astype(np.int64)
-    sources.append(MixedRows(of_phase, plan, begin, tuple(first.tolist())))
-    epochs = (first + plan.before(end) - plan.before(begin)) / rows
-    begin = end
-  return tuple(sources)
+  begins = np.cumsum([0] + [phase.steps * phase.batch_size for phase in phases])
+  counts = np.diff([plan.before(int(begin)) for begin in begins], axis=0)  # [phases, parts]
+  firsts = [first_rows(of_corpus, counts[:, corpus].tolist())
+            for corpus, of_corpus in enumerate(zip(*by_phase))]
+  return tuple(MixedRows(*of_phase) for of_phase in zip(
+      by_phase, [plan] * len(phases), begins.tolist(), zip(*firsts)))

@@ -1,8 +1,6 @@
 """Phases of a run: stretches of steps with a row length and batch size of their own."""
 
 from collections.abc import Sequence
-from fractions import Fraction
-import math
 from typing import NamedTuple
 
 from bert_jax.errors import require
@@ -63,13 +61,3 @@ class Phases(tuple[Phase, ...]):
         return index, phase, step
       step -= phase.steps
     return len(self) - 1, self[-1], step
-
-  def first_row(self, index: int, epochs: Sequence[int]) -> int:
-    """The first row of phase `index`: the share of the epoch at which the phase before ended.
-
-    `epochs` holds the rows of an epoch in each phase.
-    """
-    share = Fraction(0)  # of epochs
-    for phase, rows in zip(self[:index], epochs):
-      share = Fraction(math.ceil(share * rows) + phase.steps * phase.batch_size, rows)
-    return math.ceil(share * epochs[index])

@@ -5,7 +5,7 @@ counts of the blocks alone give the number of rows in an epoch and in each of it
 row of any epoch is found without making those before it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import functools
 import math
 from typing import NamedTuple
@@ -190,6 +190,17 @@ class RowSource:
         parts.append(self._window(int(e), int(w)).take(in_epoch[window == w] - first_row[w]))
     return Pairs(*map(np.concatenate, zip(*parts)))
 
+  def blocks_before(self, number: int) -> tuple[int, int]:
+    """(epoch, blocks of its order of which some text is in rows of it before row `number`)."""
+    epoch, within = divmod(number, self.rows)
+    begun = np.searchsorted(self._permutation(epoch)[1], within)  # windows
+    return epoch, int(self._first_block[begun])
+
+  def row_behind(self, epoch: int, blocks: int) -> int:
+    """The first row of the first window behind some blocks of an epoch's order."""
+    window = np.searchsorted(self._first_block, blocks)
+    return epoch * self.rows + int(self._permutation(epoch)[1][window])
+
   def batch(self, step: int, batch_size: int, share: slice | np.ndarray = slice(None),
             first: int = 0) -> Rows:
     """The rows of a step, or the share that one process feeds; step 0 begins at row `first`."""
@@ -218,3 +229,22 @@ class RowSource:
     rows = len(pairs.label)
     return RowStatistics(fill=int(pairs.size.sum()) / rows / self.layout.max_len,
                          pairs=counted / rows, unchanged=1 - pairs.label.sum() / max(with_b, 1))
+
+
+def first_rows(sources: Sequence[RowSource], counts: Sequence[int]) -> tuple[int, ...]:
+  """The row of the walk at which each phase of a run over one corpus begins.
+
+  A phase with the rows of the one before goes on at the next of them. A phase with other rows
+  begins at the next window that has no text of a window already begun: rows of a window are
+  shuffled, so their numbers do not tell which text is left.
+
+  Args:
+    sources: of each phase, with one seed.
+    counts: rows that each phase reads.
+  """
+  first = [0]
+  for before, source, count in zip(sources, sources[1:], counts):
+    end = first[-1] + count
+    first.append(end if source.layout == before.layout else
+                 source.row_behind(*before.blocks_before(end)))
+  return tuple(first)

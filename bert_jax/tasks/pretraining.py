@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 from flax import linen as nn
@@ -13,8 +14,9 @@ from bert_jax.data import mixture
 from bert_jax.data.dataset import Corpus
 from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phases
-from bert_jax.data.rows import Rows, RowSource
-from bert_jax.errors import UserError
+from bert_jax.data.records import Records
+from bert_jax.data.rows import Rows, RowSource, first_rows
+from bert_jax.errors import UserError, require
 from bert_jax.model import dropout_bits
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch as Inputs
@@ -22,6 +24,8 @@ from bert_jax.objectives import losses, masking
 from bert_jax.objectives.objective import Example, Keys, Objective, abstract_variables
 from bert_jax.parallel.mesh import Feed
 
+_FEW_PAIRS = 0.05  # a row: fewer hardly train a question about pairs
+_MOST_UNCHANGED = 0.9  # share of true next sentences
 _EVAL_SEED = 0  # held-out rows and masks are the same in every evaluation of every run
 
 
@@ -81,6 +85,43 @@ class Pretraining:
     return self.objective.flops_per_token(length, max(self.masking.rate, self.masking.final_rate))
 
 
+def _asks_about_pairs(task: Pretraining) -> bool:
+  return bool({'nsp_loss', 'sop_loss'} & set(task.loss_weights))
+
+
+def _why_no_pair(records: Records | mixture.MixedRecords, max_len: int) -> str:
+  parts = getattr(records, 'parts', (records,))
+  if all(part.num_sentences == part.num_documents for part in parts):
+    return ('every document is one sentence, so none has a next one: blank lines belong between '
+            'documents, not between sentences. Take them out, or give data.sequences='
+            'full_sentences')
+  return (f'no two neighbouring sentences fit into a row of {max_len}: there is no pair to ask '
+          'about. Raise max_len, or give data.sequences=full_sentences')
+
+
+def _check_predictions(task: Pretraining, corpus: Corpus, phases: Phases):
+  """Raises UserError if no row has anything to predict, or none has as many as are asked for."""
+  longest = max(phase.max_len for phase in phases)
+  require(task.masking.max_predictions <= longest,
+          f'masking.max_predictions={task.masking.max_predictions} is more than the {longest} '
+          'tokens of a row: give fewer, or 0 for as many as masking.rate asks for')
+  special = list(task.vocabulary.special_ids)
+  require(corpus.counts.sum() > corpus.counts[special].sum(),
+          'every token of the text is [UNK]: masked LM has nothing to predict. Give a data.vocab '
+          'made of such text, or none, which trains one')
+
+
+def _warnings(source: RowSource | mixture.MixedRows) -> Iterator[str]:
+  """Faults of rows that ask about pairs."""
+  sample, length = source.sample(), source.layout.max_len
+  if sample.pairs < _FEW_PAIRS:
+    yield (f'one in {1 / sample.pairs:,.0f} rows of {length} has a pair to ask about, the others '
+           'train masked LM alone: raise max_len, or give data.sequences=full_sentences')
+  elif source.layout.sequences == 'next_sentence' and sample.unchanged > _MOST_UNCHANGED:
+    yield (f'{sample.unchanged:.0%} of the pairs in rows of {length} are true next sentences, not '
+           'half: too few documents share the text, so that few B can come from another one')
+
+
 @dataclasses.dataclass(frozen=True)
 class PretrainingData:
   """The host half: the rows of a tokenised corpus."""
@@ -103,7 +144,8 @@ class PretrainingData:
     """Makes a row source for each phase, by the config group `data`.
 
     Raises:
-      UserError: a pair objective, and no pair fits into a row.
+      UserError: a pair objective, and no pair fits into a row; nothing to predict; a corpus of a
+        mixture, or predictions, that no row has.
     """
 
     def sources(records, seed):
@@ -117,11 +159,10 @@ class PretrainingData:
     train = sources(corpus.train, seed)
     if isinstance(corpus.train, mixture.MixedRecords):
       mixture.check_read(data.source, train[0].plan)
+    _check_predictions(task, corpus, phases)
     for phase, source in zip(phases, train):
-      if {'nsp_loss', 'sop_loss'} & set(task.loss_weights) and not source.sample().pairs:
-        raise UserError(f'no two neighbouring sentences fit into a row of {phase.max_len}: there '
-                        'is no pair to ask about. Raise max_len, or give data.sequences='
-                        'full_sentences')
+      if _asks_about_pairs(task) and not source.sample().pairs:
+        raise UserError(_why_no_pair(corpus.train, phase.max_len))
     return cls(task, corpus, phases, eval_batches, train,
                sources(corpus.heldout, _EVAL_SEED) if corpus.heldout.num_tokens else (), feed)
 
@@ -132,12 +173,18 @@ class PretrainingData:
     varies = self.task.masking.final_rate  # else the rate is a constant of the program
     return Batch(rows, np.full(rows.row.shape, rate, np.float32) if varies else None)
 
+  @functools.cached_property
+  def _first_rows(self) -> tuple[int, ...]:
+    """The row of the walk at which each phase begins."""
+    if isinstance(self.train_rows[0], mixture.MixedRows):  # it knows them
+      return (0,) * len(self.phases)
+    return first_rows(self.train_rows, [p.steps * p.batch_size for p in self.phases])
+
   def rows(self, step: int) -> Batch:
     """This process's share of a step's rows, unmasked."""
     index, phase, within = self.phases.locate(step)
-    first = self.phases.first_row(index, [source.rows for source in self.train_rows])
     rows = self.train_rows[index].batch(within, phase.batch_size,
-                                        self.feed.rows(phase.batch_size), first)
+                                        self.feed.rows(phase.batch_size), self._first_rows[index])
     return self._at_rate(rows, self._rate_at(step))
 
   @property
@@ -193,5 +240,7 @@ class PretrainingData:
           + {'next_sentence': f'pairs a row, {sample.unchanged:.1%} true next sentences',
              'sentence_order': f'pairs a row, {sample.unchanged:.1%} in order',
              'full_sentences': 'texts a row'}[source.layout.sequences])
+      if _asks_about_pairs(self.task):
+        yield from (('WARNING', warning) for warning in _warnings(source))
     for note in c.notes:
       yield 'note', note

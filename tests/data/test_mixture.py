@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data import mixture
+from bert_jax.data import rows as rows_lib
 from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource
@@ -127,13 +128,14 @@ def test_rows_are_those_of_the_corpora_in_turn():
     np.testing.assert_array_equal(whole, np.concatenate([left, right]))
 
 
-def test_each_corpus_goes_on_where_the_phase_before_ended():
+def test_each_corpus_goes_on_where_the_phase_before_ended(monkeypatch):
+  monkeypatch.setattr(rows_lib, '_WINDOW', 50)  # many windows in a small corpus
   phases = Phases.create(((30, 32, 10), (20, 64, 10)), 50, 0, 0)
   parts, (short, long) = mixed(phases)
   counts = short.plan.before(300)
   for source_of_short, source_of_long, count, first in zip(
       short.sources, long.sources, counts, long.first):
-    assert first == int(np.ceil(count / source_of_short.rows * source_of_long.rows - 1e-6))
+    assert first == source_of_long.row_behind(*source_of_short.blocks_before(count)) > 0
   corpus, rank = long.plan.locate(np.arange(300, 310))
   expected = long.sources[corpus[0]].take(
       np.array([long.first[corpus[0]] + rank[0] - counts[corpus[0]]]), np.array([0]))

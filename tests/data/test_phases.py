@@ -1,13 +1,14 @@
 import numpy as np
 import pytest
 
+from bert_jax.data import rows as rows_lib
 from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phases
-from bert_jax.data.rows import RowSource
+from bert_jax.data.rows import RowSource, first_rows
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.tasks.pretraining import Pretraining, PretrainingData
-from tests.data.made import TOKENIZER, varied
+from tests.data.made import FIRST, TOKENIZER, varied
 
 
 def test_locate():
@@ -29,15 +30,6 @@ def test_wrong_phases(phases):
     Phases.create(phases, 10, 128, 8)
 
 
-def test_a_phase_begins_where_the_one_before_ended():
-  phases = Phases.create(((10, 64, 8), (10, 64, 16), (5, 512, 4), (1, 64, 8)), 26, 64, 8)
-  rows = (300, 300, 40, 300)  # an epoch has
-  assert [phases.first_row(i, rows) for i in range(4)] == [0, 80, 32, 390]  # 240 / 300 = 32 / 40
-  # Rounded up: 100 of 300 rows are 13.3 of 40, and 15 of those 112.5 of 300.
-  phases = Phases.create(((25, 64, 4), (1, 512, 1), (1, 64, 4)), 27, 64, 4)
-  assert [phases.first_row(i, (300, 40, 300)) for i in range(3)] == [0, 14, 113]
-
-
 def _task(phases):
   records = varied(120, block=50)
   sources = [RowSource(records, Layout(phase.max_len, 4), 0, TOKENIZER) for phase in phases]
@@ -57,10 +49,52 @@ def test_a_batch_warmup_reads_each_row_of_the_epoch_once():
   np.testing.assert_array_equal(_task(phases).rows(13).rows.ids, read[13])
 
 
-def test_a_phase_of_another_length_reads_what_the_one_before_has_not():
-  short, long = (_task(Phases.create((), 1, n, 1)).train_rows[0] for n in (32, 64))
-  steps = short.rows // 2
-  task = _task(Phases.create(((steps, 32, 1), (long.rows // 2, 64, 1)), steps + long.rows // 2,
-                             64, 1))
-  rows = task.rows(steps).rows.ids
-  np.testing.assert_array_equal(rows, long.batch(-(-steps * long.rows // short.rows), 1).ids)
+def _read(source, first, count):
+  """The tokens in some rows of the walk."""
+  if not count:
+    return set()
+  ids = source.take(first + np.arange(count), np.arange(count)).ids
+  return set(ids[ids >= FIRST].tolist())
+
+
+@pytest.mark.parametrize('lengths', [(32, 64), (64, 32), (16, 128)])
+def test_a_phase_of_another_length_reads_nothing_of_the_epoch_again(lengths, monkeypatch):
+  monkeypatch.setattr(rows_lib, '_WINDOW', 50)  # many windows in a small corpus
+  records = varied(250, block=60)
+  sources = [RowSource(records, Layout(n, 4), 3, TOKENIZER) for n in lengths]
+  before, after = sources
+  assert min(len(source._first_block) for source in sources) > 5
+  for epoch in (0, 1):
+    for count in np.linspace(1, before.rows - 1, 9).astype(int):
+      _, first = first_rows(sources, (epoch * before.rows + count, 1))
+      rest = (epoch + 1) * after.rows - first  # of the epoch
+      assert 0 <= rest < after.rows
+      read, left = _read(before, epoch * before.rows, count), _read(after, first, rest)
+      assert not read & left
+      # No more than the rest of a window of each length is left out.
+      windows = sum(max(map(int, np.diff(records.blocks[:, 0]))) * np.diff(s._first_block).max()
+                    for s in sources)
+      assert records.num_tokens - len(read) - len(left) <= windows
+  assert first_rows(sources, (before.rows, 1)) == (0, after.rows)  # a whole epoch
+
+
+def test_phases_of_one_length_go_on_at_the_next_row():
+  records = varied(60)
+  same = [RowSource(records, Layout(32, 4), 0, TOKENIZER) for _ in range(3)]
+  assert first_rows(same, (7, 100, 1)) == (0, 7, 107)
+  # A corpus of one window: rows of another length begin with the next epoch.
+  other = RowSource(records, Layout(64, 4), 0, TOKENIZER)
+  assert first_rows((same[0], other, same[0]), (7, 5, 1)) == (0, other.rows, 2 * same[0].rows)
+
+
+def test_the_rows_of_a_run_begin_there(monkeypatch):
+  monkeypatch.setattr(rows_lib, '_WINDOW', 50)
+  phases = Phases.create(((20, 32, 4), (5, 64, 4)), 25, 0, 0)
+  task = _task(phases)
+  first = first_rows(task.train_rows, (80, 20))[1]
+  assert first % task.train_rows[1].rows
+  expected = task.train_rows[1].batch(1, 4, first=first)
+  np.testing.assert_array_equal(task.rows(21).rows.ids, expected.ids)
+  seen = [task.rows(step).rows.ids for step in range(25)]
+  tokens = np.concatenate([ids[ids >= FIRST] for ids in seen])
+  assert len(tokens) == len(np.unique(tokens))

@@ -9,15 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 import numpy as np
+import pytest
 
 from bert_jax.data import rows as rows_lib
 from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phases
+from bert_jax.errors import UserError
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining
-from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.objectives.masking import MaskingConfig, Vocabulary
 from bert_jax.tasks.pretraining import Pretraining, PretrainingData
 from tests.data.made import FIRST, TOKENIZER, make_records
 
@@ -125,3 +128,74 @@ def test_an_evaluation_never_says_0_of_no_position():
       {'loss': 2.0, 'mlm_loss': 2.0, 'nsp_loss': None, 'unigram_entropy': 7.0}, 0)
   assert evaluation([nothing]) == (
       {'loss': None, 'mlm_loss': None, 'nsp_loss': None, 'unigram_entropy': 7.0}, 0)
+
+
+def made(documents, max_len=32, weights=('mlm_loss', 'nsp_loss'), counts=None, **fields):
+  """The data of a run on documents with sentences of these lengths."""
+  masking_fields = {name: fields.pop(name) for name in list(fields) if name == 'max_predictions'}
+  records = make_records(documents)
+  if counts is None:
+    counts = np.ones(V, np.int64)
+  corpus = types.SimpleNamespace(
+      train=records, heldout=make_records([]), tokenizer=types.SimpleNamespace(
+          **vars(TOKENIZER), vocab_size=V, kind='wordpiece'), counts=counts, notes=())
+  task = Pretraining(types.SimpleNamespace(loss_weights=dict.fromkeys(weights, 1.0)),
+                     MaskingConfig(**masking_fields),
+                     Vocabulary(size=V, special_ids=(0, 1, 2, 3, 4), mask_id=3))
+  data = ConfigDict({'pack': True, 'sequences': 'next_sentence', 'negatives': 'other_document',
+                     'source': 'x', **fields})
+  return PretrainingData.create(task, corpus, Phases.create((), 9, max_len, 4), data, seed=0,
+                                eval_batches=0)
+
+
+def warnings(data):
+  return [line for name, line in data.describe() if name == 'WARNING']
+
+
+def test_rows_with_hardly_a_pair_are_named_before_the_first_step():
+  long = [[40, 45, 50]] * 60
+  few = long + [[5, 5]] * 2
+  (warning,) = warnings(made(few))
+  assert 'rows of 32 has a pair to ask about' in warning
+  assert 'raise max_len, or give data.sequences=full_sentences' in warning
+  # Both remedies, and an objective that asks about no pair.
+  assert warnings(made(few, max_len=128)) == []
+  assert warnings(made(few, sequences='full_sentences', weights=('mlm_loss',))) == []
+  assert warnings(made(few, weights=('mlm_loss',))) == []
+  for documents in (long[:9] + [[5, 5, 30]], long + [[3, 40, 9, 8]], [[31, 40]] * 50 + [[10, 10]]):
+    assert len(warnings(made(documents))) == 1
+  assert warnings(made([[5, 6, 7, 8, 9]] * 40)) == []
+
+
+def test_rows_without_a_false_pair_are_named():
+  (warning,) = warnings(made([[5] * 2000, [5, 5]]))
+  assert 'of the pairs in rows of 32 are true next sentences' in warning
+  assert warnings(made([[5] * 2000, [5] * 2000])) == []
+
+
+@pytest.mark.parametrize('documents, message', [
+    ([[9], [7], [30], [12]] * 9, 'every document is one sentence'),
+    ([[40, 50]] * 9, 'no two neighbouring sentences fit into a row of 32')])
+def test_rows_without_a_pair_are_refused(documents, message):
+  with pytest.raises(UserError, match=message):
+    made(documents)
+  assert made(documents, sequences='full_sentences', weights=('mlm_loss',)).train_rows[0].rows
+
+
+def test_a_text_without_anything_to_predict_is_refused():
+  counts = np.zeros(V, np.int64)
+  counts[4] = 1000  # [UNK]
+  with pytest.raises(UserError, match='every token of the text is .UNK.: masked LM has nothing'):
+    made([[5, 6, 7]] * 9, counts=counts)
+  counts[77] = 1
+  made([[5, 6, 7]] * 9, counts=counts)
+
+
+def test_more_predictions_than_a_row_has_tokens_are_refused():
+  documents = [[5, 6, 7]] * 20
+  for most in (33, 64, 10_000):
+    with pytest.raises(UserError, match=f'max_predictions={most} is more than the 32 tokens'):
+      made(documents, max_predictions=most)
+  for most in (0, 1, 32):
+    made(documents, max_predictions=most)
+  made(documents, max_len=64, max_predictions=33)
