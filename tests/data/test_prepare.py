@@ -276,6 +276,7 @@ def test_to_a_bucket_and_back(tmp_path, corpus_file, monkeypatch):
   """A local folder plays the bucket: this tests the copying."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   monkeypatch.setattr(storage, 'is_remote', lambda path: str(path).startswith(str(tmp_path / 'b')))
+  monkeypatch.setattr(storage.network, 'check', lambda url: None)
   bucket = tmp_path / 'b/records'
   preparation.prepare(preparation.Settings(corpus_file, vocab_size=200), str(bucket), 1)
   _prepare(tmp_path / 'local', corpus_file)
