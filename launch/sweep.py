@@ -4,16 +4,18 @@
       --sweep='optimizer.learning_rate=5e-5,3e-5' --sweep='seed=0,1,2' [--parallel=2] \
       [--config.FIELD=VALUE ...]
 
-Each run has a folder in the workdir. The same command again goes on where it was; a run that fails
-is named and does not stop the others. At the end sweep.md, sweep.csv and sweep.png in the workdir
-have every run, the best first, and mean and deviation over the seeds. Scores are those of a run's
-last evaluation: the best of several on the file that is scored would be chosen by its noise.
+Each run has a folder in the workdir, made once all fields are known and no run comes twice. The
+same command again goes on where it was; a run that fails is named and does not stop the others. At
+the end sweep.md, sweep.csv and sweep.png in the workdir have every run, the best first, and mean
+and deviation over the seeds. Scores are those of a run's last evaluation: the best of several on
+the file that is scored would be chosen by its noise.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 import contextlib
 import csv
+import hashlib
 import itertools
 import json
 import operator
@@ -30,16 +32,18 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from absl import flags  # noqa: E402
+from ml_collections import config_flags  # noqa: E402
 
 from bert_jax import errors  # noqa: E402
-from bert_jax.runs import named_configs  # noqa: E402
+from bert_jax.runs import config_flag, named_configs  # noqa: E402
 from bert_jax.training import metrics_log  # noqa: E402
 
-_CONFIG = flags.DEFINE_string('config', None, 'A config file.')
+flags.adopt_module_key_flags(config_flag)  # listed by --help
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the runs and of their tables.')
 _SWEEP = flags.DEFINE_multi_string('sweep', [], 'FIELD=VALUE,VALUE,...')
 _PARALLEL = flags.DEFINE_integer('parallel', 1, 'Runs at a time, each in a process of its own.',
                                  lower_bound=1)
+_LONGEST_NAME = 255  # bytes, of a file
 
 
 class Result(NamedTuple):
@@ -82,7 +86,42 @@ def parse(sweeps: list[str]) -> dict[str, list[str]]:
 def folder_name(values: dict[str, str]) -> str:
   """The name of a run's folder."""
   name = ','.join(f'{field.rpartition(".")[2]}={value}' for field, value in values.items())
-  return re.sub(r'[^\w.=,+-]', '_', name)
+  name = re.sub(r'[^\w.=,+-]', '_', name)
+  if len(name.encode()) <= _LONGEST_NAME:
+    return name
+  return name[:40] + hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+
+
+def _arguments(values: Mapping[str, Any]) -> list[str]:
+  return [f'--config.{field}={value}' for field, value in values.items()]
+
+
+def check(config: str, given: Mapping[str, Any], combinations: Sequence[dict[str, str]]):
+  """Raises UserError for a field or value that no run can have, and for a run that comes twice.
+
+  Args:
+    config: a config file.
+    given: the fields that are the same in all runs, and their values.
+    combinations: the swept fields and their values, of each run.
+  """
+  both = given.keys() & combinations[0].keys()
+  errors.require(not both, f'--config.{min(both, default="")} is given and swept: give it once')
+  runs, folders = {}, {}
+  for values in combinations:
+    argv = ['main', f'--config={config}', *_arguments(given), *_arguments(values)]
+    parsed = flags.FlagValues()
+    flag = config_flags.DEFINE_config_file('config', flag_values=parsed, sys_argv=argv)
+    try:
+      parsed(argv)
+    except Exception as e:  # a config file is code, and fails as it likes
+      config_flag.explain(argv)
+      raise errors.UserError(f'--sweep: {e}') from e
+    shown = ', '.join(f'{field}={value}' for field, value in values.items())
+    other = runs.setdefault(flag.value.to_json(), shown)
+    errors.require(other is shown, f'--sweep: {other} and {shown} are the same run: give it once')
+    other = folders.setdefault(folder_name(values), shown)
+    errors.require(other is shown, f'--sweep: {other} and {shown} would share the folder '
+                   f'{folder_name(values)}: rename what one of them names')
 
 
 def read_result(workdir: pathlib.Path, values: dict[str, str], status: str) -> Result:
@@ -228,24 +267,24 @@ def draw(workdir: pathlib.Path, results: list[Result]):
 
 def main(argv: list[str]):
   """Flags in, runs, tables."""
-  overrides = argv[1:]
-  for argument in overrides:
-    if not argument.startswith('--config.'):
-      raise errors.UserError(f'unexpected argument {argument!r}: fields of the config are given as '
-                             '--config.FIELD=VALUE')
-  if not _CONFIG.value or not _WORKDIR.value:
+  errors.require(len(argv) == 1, f'unexpected argument {argv[-1]!r}: fields of the config are '
+                 'given as --config.FIELD=VALUE')
+  if not config_flag.is_given() or not _WORKDIR.value:
     raise errors.UserError('give --config=FILE and --workdir=DIR')
   if '://' in _WORKDIR.value:
     raise errors.UserError(f'--workdir={_WORKDIR.value}: a sweep compares what is on this machine, '
                            'give a folder here')
   sweep, workdir = parse(_SWEEP.value), pathlib.Path(_WORKDIR.value).resolve()
-  config = str(pathlib.Path(_CONFIG.value).resolve())
+  config_flag.get()
+  given = config_flags.get_override_values(flags.FLAGS['config'])
+  config = str(pathlib.Path(config_flags.get_config_filename(flags.FLAGS['config'])).resolve())
   combinations = [dict(zip(sweep, values)) for values in itertools.product(*sweep.values())]
+  check(config, given, combinations)
   results, processes = [], Processes()
   errors.before_end.append(processes.close)  # at SIGTERM
   with futures.ThreadPoolExecutor(_PARALLEL.value) as pool, contextlib.closing(processes):
     waiting = [pool.submit(run_one, processes, config, workdir / folder_name(values), values,
-                           overrides) for values in combinations]
+                           _arguments(given)) for values in combinations]
     for done in futures.as_completed(waiting):
       results.append(done.result())
       shown = ', '.join(f'{field}={value}' for field, value in results[-1].values.items())
@@ -262,4 +301,4 @@ def main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(main, rewrite=named_configs.with_paths, known_only=True)
+  errors.run_command(main, config_flag.explain, named_configs.with_paths, known_only=True)

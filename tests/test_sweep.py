@@ -1,6 +1,8 @@
 """launch/sweep.py: combinations, tables, and going on."""
 
 import csv
+import functools
+import itertools
 import json
 import pathlib
 import runpy
@@ -11,6 +13,7 @@ import sys
 
 import pytest
 
+from bert_jax.errors import UserError
 from tests import made_tasks, test_commands
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -101,13 +104,52 @@ def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path, number, status, corpus
   assert not subprocess.run(['pgrep', '-f', f'{tmp_path}/sweep'], capture_output=True).stdout
 
 
+@pytest.mark.parametrize('sweeps, given, told', [
+    (['seed=0,1'], {}, ''),
+    (['seed=0,0'], {}, 'seed=0 and seed=0 are the same run: give it once'),
+    (['optimizer.learning_rate=1e-4,2e-4,0.0001'], {}, 'optimizer.learning_rate=1e-4 and optimizer.'
+     'learning_rate=0.0001 are the same run'),
+    (['seed=0,1', 'trackers=tensorboard,(tensorboard)'], {}, 'seed=0, trackers=tensorboard and '
+     'seed=0, trackers=(tensorboard) are the same run'),
+    (['data.source=a/b,a_b'], {}, 'data.source=a/b and data.source=a_b would share the folder '
+     'source=a_b: rename what one of them names'),
+    (['optimizer.learning_rat=1e-4,2e-4'], {}, 'unknown config field --config.optimizer.'
+     'learning_rat: did you mean --config.optimizer.learning_rate?'),
+    (['model=1,2'], {}, '--config.model is a group'),
+    (['seed=0,a'], {}, "flag --config.seed=a: invalid literal for int() with base 10: 'a'"),
+    (['phases=(1,2,(3'], {}, '--config.phases=(1,2,(3: (1,2,(3 is no list'),
+    (['seed=0,1'], {'seed': 3}, '--config.seed is given and swept: give it once')])
+def test_what_no_sweep_can_run(sweeps, given, told):
+  swept = SWEEP['parse'](sweeps)
+  combinations = [dict(zip(swept, values)) for values in itertools.product(*swept.values())]
+  check = functools.partial(SWEEP['check'], str(ROOT / 'configs/tiny.py'), given)
+  if not told:
+    check(combinations)
+    return
+  with pytest.raises(UserError) as error:
+    check(combinations)
+  assert told in str(error.value)
+
+
+def test_a_long_name_of_a_folder():
+  values = [{'data.source': f'{"long/" * 60}{name}'} for name in 'ab']
+  names = [SWEEP['folder_name'](x) for x in values]
+  assert len(set(names)) == 2 and all(len(name) <= 255 for name in names)
+
+
 def test_mistakes(tmp_path):
   done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=x', '--sweep=seed=1'],
                         cwd=ROOT, capture_output=True, text=True)
   assert done.returncode == 2 and done.stderr.startswith('bert_jax: give --config=FILE')
-  done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=x', '--config=y.py',
+  done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=x', '--config=tiny',
                          '--seed=1', '--sweep=seed=1'], cwd=ROOT, capture_output=True, text=True)
   assert done.returncode == 2 and "unexpected argument '--seed=1'" in done.stderr
-  done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=gs://b/x', '--config=y.py',
+  done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=gs://b/x', '--config=tiny',
                          '--sweep=seed=1'], cwd=ROOT, capture_output=True, text=True)
   assert done.returncode == 2 and '--workdir=gs://b/x: a sweep compares' in done.stderr
+  done = subprocess.run([sys.executable, 'launch/sweep.py', f'--workdir={tmp_path}/new',
+                         '--config=tiny', '--sweep=sed=0,1'], cwd=ROOT, capture_output=True,
+                        text=True)
+  assert (done.returncode, done.stderr) == (
+      2, 'bert_jax: unknown config field --config.sed: did you mean --config.seed?\n')
+  assert not (tmp_path / 'new').exists()
