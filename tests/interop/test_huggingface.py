@@ -228,7 +228,11 @@ def test_a_table_may_have_rows_that_no_entry_has(copy, capsys, entries):
   tokenizer = transformers.BertTokenizer.from_pretrained(str(copy))
   encoded = tokenizer(texts, padding=True, return_tensors='pt')
   hidden = theirs(**encoded).last_hidden_state.detach().numpy()
-  ours = bert_lib.Bert(model).encode(texts)
+  bert = bert_lib.Bert(model)
+  filled, = bert.fill_mask('w7 [MASK]', top_k=1000)  # a row without an entry has a name too
+  assert {candidate['token'] for candidate in filled['candidates']} == {
+      *lines[:entries], *(f'[unused{i}]' for i in range(entries, 1000))}
+  ours = bert.encode(texts)
   np.testing.assert_array_equal(ours.mask, encoded['attention_mask'].numpy() > 0)
   np.testing.assert_allclose(ours.hidden[ours.mask], hidden[ours.mask], atol=2e-5)
   huggingface.save(model, epath.Path(copy.parent) / 'new')
