@@ -198,3 +198,10 @@ def test_records_are_replaced_on_demand(folder, command):
   assert sorted(p.name for p in folder.glob('records*')) == ['records']
   assert command('prepare', '--input=corpus.txt', '--check', '--overwrite') == (
       2, 'bert_jax: --overwrite has no effect here: --check writes nothing\n')
+
+
+def test_an_output_in_a_bucket_out_of_reach_costs_a_line(command):
+  arguments = COMMANDS['predict'][0]
+  status, error = command('predict', *arguments, '--output=s3://bucket/out.jsonl')
+  assert (status, error) == (
+      2, 'bert_jax: --output=s3://bucket/out.jsonl: buckets are named gs://BUCKET/FOLDER\n')

@@ -101,7 +101,8 @@ def make_parent(flag: str, path: epath.Path):
 
 
 def keep(flag: str, output: str, *paths: epath.Path):
-  """Raises UserError for the first of the files of an output that is there already."""
+  """Raises UserError for a file of an output that is there already, as `check` for a bucket."""
+  check(flag, output)
   for path in paths:
     beside = '' if path == epath.Path(output) else f': {path}'
     require(not path.exists() or path.is_dir(),
