@@ -183,6 +183,15 @@ class Checkpoints:
       _save(self._best, step, {'params': params}, score=scores[self._score], **judge)
       self._best.wait_until_finished()
 
+  def settle(self, error: type[BaseException] | None, *_: Any):
+    """Waits for a save that an error has left under way; several processes die at once instead.
+
+    The next run of this process, in a notebook say, would take it for one that a kill cut short.
+    """
+    if error and jax.process_count() == 1:
+      with contextlib.suppress(Exception):
+        self._manager.wait_until_finished()
+
   def close(self):
     """Waits for the last save, then closes the managers."""
     self.wait()

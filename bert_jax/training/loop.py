@@ -89,6 +89,7 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
   with contextlib.ExitStack() as stack:
     closed_at_end = lambda resource: stack.enter_context(contextlib.closing(resource))
     stack.callback(workdir.push)
+    stack.push(checkpoints.settle)
     notice = closed_at_end(preemption.Notice())
     batches = closed_at_end(loader.batches(data.rows, first_step, train_steps, loader_workers))
     log = closed_at_end(metrics_log.MetricsLog(

@@ -108,8 +108,8 @@ def test_pairs_are_cut_from_the_longer_end(small):
   t = bert.tokenizer
   assert rows[0].ids == [t.cls_id, *ids[0], t.sep_id, *ids[1][:51], t.sep_id]
   assert rows[0].type_ids == [0] * 12 + [1] * 52
-  # Of an odd room the first text has the odd one.
-  assert [len(x) for x in inputs.cut_pair(range(99), range(99), 125)] == [63, 62]
+  # The longer text keeps the odd one; of two equally long ones the second.
+  assert [len(x) for x in inputs.cut_pair(range(99), range(99), 125)] == [62, 63]
   assert [len(x) for x in inputs.cut_pair(range(99), range(62), 125)] == [63, 62]
   assert [len(x) for x in inputs.cut_pair(range(62), range(99), 125)] == [62, 63]
 
