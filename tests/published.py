@@ -123,7 +123,7 @@ def model_of(**options: Any) -> tuple[bytes, Any]:
   """A SentencePiece unigram model and its description."""
   buffer = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(TEXTS * 4), model_writer=buffer, vocab_size=420, minloglevel=2,
+      sentence_iterator=iter(TEXTS * 4), model_writer=buffer, vocab_size=700, minloglevel=2,
       hard_vocab_limit=False, character_coverage=1.0, **options)
   description = sentencepiece_model_pb2_new.ModelProto.FromString(buffer.getvalue())
   return buffer.getvalue(), description
@@ -138,9 +138,9 @@ def alberts_model() -> tuple[bytes, Any]:
                   control_symbols=('[CLS]', '[SEP]', '[MASK]'))
 
 
-def debertas_model() -> tuple[bytes, Any]:
+def debertas_model(**options: Any) -> tuple[bytes, Any]:
   return model_of(pad_id=0, bos_id=1, eos_id=2, unk_id=3, pad_piece='[PAD]', bos_piece='[CLS]',
-                  eos_piece='[SEP]', unk_piece='[UNK]')
+                  eos_piece='[SEP]', unk_piece='[UNK]', **options)
 
 
 METASPACE = {'type': 'Metaspace', 'replacement': '\u2581', 'prepend_scheme': 'always',
@@ -395,6 +395,10 @@ FOLDERS = {
         'spm.model', debertas_model, {'do_lower_case': False, 'vocab_type': 'spm',
                                       'tokenizer_class': 'DebertaV2Tokenizer'},
         added_tokens_json=lambda: {'[MASK]': len(debertas_model()[1].pieces)}), 'deberta-v2'),
+    'deberta-bytes': Published('a DeBERTa whose spm.model has pieces of bytes', by_model(
+        'spm.model', lambda: debertas_model(byte_fallback=True),
+        {'do_lower_case': True, 'split_by_punct': True,
+         'tokenizer_class': 'DebertaV2Tokenizer'}), 'deberta-v2'),
     'deberta-v3-json': Published('cross-encoder/nli-deberta-v3-small', by_json(
         deberta_v3, {'tokenizer_class': 'DebertaV2Tokenizer', **NAMES}), 'deberta-v2'),
     'modernbert': Published('answerdotai/ModernBERT-base', by_json(

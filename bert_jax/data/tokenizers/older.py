@@ -7,6 +7,7 @@ import collections
 from collections.abc import Callable, Mapping, Sequence
 import functools
 import json
+import re
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -28,8 +29,13 @@ class Folder(NamedTuple):
   """What the small files of a folder say about its tokenizer."""
 
   settings: Mapping[str, Any]  # tokenizer_config.json, and special_tokens_map.json over it
-  model_type: str  # of config.json
+  title: str  # the tokenizer's class, "BertTokenizer", or the model_type; '' = nothing says it
   added: Mapping[int, tokenizers.AddedToken]  # by their ids
+
+  @property
+  def kind(self) -> str:
+    """The class without its ending: bert, xlmroberta, debertav2."""
+    return re.sub('(tokenizer)?(fast)?$', '', re.sub('[-_]', '', self.title.lower()))
 
   @property
   def named(self) -> dict[str, str]:
@@ -47,7 +53,8 @@ class Folder(NamedTuple):
               'list of tokens')
       extra += tokens.values() if isinstance(tokens, dict) else tokens
     return [x for x in dict.fromkeys(str(token(x)) for x in extra)
-            if x not in self.named.values() and not base.is_unused(x)]
+            if x not in self.named.values() and not base.is_unused(x)
+            and not x.endswith('NOTUSED')]
 
   def flag(self, name: str, default: bool | None) -> bool | None:
     """A setting that is true or false; raises UserError if it is neither."""
@@ -71,7 +78,10 @@ def read_folder(directory: epath.Path) -> Folder:
   config, names, added, model = (storage.read_json_if_any(directory / name) for name in (
       base.CONFIG, 'special_tokens_map.json', 'added_tokens.json', 'config.json'))
   decoder = config.get('added_tokens_decoder')
-  folder = Folder(config if decoder else {**config, **names}, str(model.get('model_type')), {})
+  titles = [str(x or '') for x in (config.get('tokenizer_class'), model.get('tokenizer_class'),
+                                   model.get('model_type'))]
+  title = next((x for x in titles if x and not x.startswith('PreTrained')), '')
+  folder = Folder(config if decoder else {**config, **names}, title, {})
   with library.library_errors(f'{directory} has added tokens that are malformed'):
     if decoder:
       tokens = {int(i): token(x) for i, x in decoder.items()}
@@ -99,8 +109,8 @@ def _complete(library_object: tokenizers.Tokenizer, folder: Folder, path: epath.
             f'{path}: {str(added)!r} is added as entry {i}, which would be entry '
             f'{library_object.token_to_id(str(added))}: there are gaps between its ids')
   known = {str(added) for added in folder.added.values()}
-  flags = [default if str(default) == roles[name] else token(folder.settings[name])
-           for name, default in defaults.items()]
+  flags = [default if folder.settings.get(name) in (None, str(default))
+           else token(folder.settings[name]) for name, default in defaults.items()]
   library_object.add_special_tokens(
       [x for x in (*flags, *map(token, folder.markers)) if str(x) not in known])
   library_object.post_processor = around(*(
@@ -143,7 +153,7 @@ def wordpiece(vocab: Sequence[str], lowercase: bool = True, strip_accents: bool 
     UserError: a special token is missing.
   """
   ids = {entry: i for i, entry in enumerate(vocab)}
-  is_mpnet = all(x in ids for x in library.MPNET)
+  is_mpnet = folder.kind != 'bert' and all(x in ids for x in library.MPNET)
   special = _named(*library.MPNET[:-1], _MASK_WITH_SPACE) if is_mpnet else _named(
       *base.SPECIAL_TOKENS)
   names = [folder.named.get(name, str(default)) for name, default in special.items()]
@@ -255,9 +265,8 @@ def read_fairseq(path: epath.Path, folder: Folder) -> LibraryTokenizer:
   require([piece for piece, _ in pieces[:3]] == _BEGIN_PIECES,
           f'{path} does not begin with {", ".join(_BEGIN_PIECES)}, as XLM-R and CamemBERT have it: '
           f'name a model of another kind {spiece.FILE}')
-  names = folder.model_type, str(folder.settings.get('tokenizer_class'))
   special = _FAIRSEQ
-  if any(name.lower().startswith('camembert') for name in names):
+  if folder.kind == 'camembert':
     # It met <s>, </s> and <unk> as pieces too; the first two it uses there.
     special = _FAIRSEQ | {'mask_token': _MASK_WITH_SPACE}
     first = [('<s>NOTUSED', 0.0), ('<pad>', 0.0), ('</s>NOTUSED', 0.0), ('<unk>', 0.0),
@@ -289,7 +298,8 @@ def read_deberta(path: epath.Path, folder: Folder) -> LibraryTokenizer:
   t.decoder = tokenizers.decoders.Metaspace(base.SPACE, 'always')
   for i, (piece, score) in enumerate(pieces):
     is_special = processor.is_control(i) or processor.is_unknown(i)
-    if is_special or score == 0:  # 0 is no logarithm of a frequency: the user has defined the piece
+    # 0 is no logarithm of a frequency: the user has defined the piece.
+    if is_special or (score == 0 and not processor.is_byte(i)):
       t.add_tokens([tokenizers.AddedToken(piece, normalized=False, special=is_special)])
   return _complete(t, folder, path, _named('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'),
                    library.template)

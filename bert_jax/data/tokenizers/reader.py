@@ -5,6 +5,7 @@ transformers' AutoTokenizer reads them. What cannot be honored is refused by nam
 """
 
 import math
+from typing import Any
 
 from etils import epath
 
@@ -18,7 +19,7 @@ _OLDER = {'vocab.txt': None, spiece.FILE: None, 'sentencepiece.bpe.model': older
           'spm.model': older.read_deberta, 'vocab.json': older.read_bpe}
 # Tokenizers of transformers that are made of those files; each also has a form "...Fast".
 _CLASSES = ('Bert', 'DistilBert', 'Electra', 'MPNet', 'Roberta', 'XLMRoberta', 'Camembert',
-            'Albert', 'DebertaV2', 'PreTrained')
+            'Albert', 'DebertaV2')
 # Programs that split a text into words before the vocabulary is looked up.
 _WORD_SPLITTERS = {'mecab': 'MeCab', 'sudachi': 'Sudachi', 'jumanpp': 'Juman++'}
 _SHORTEST = 8  # tokens of the longest input
@@ -68,24 +69,37 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
 
 def _file_of(directory: epath.Path, folder: older.Folder) -> epath.Path:
   """The file of a folder that holds its tokenizer; raises UserError for one that has none."""
-  name = str(folder.settings.get('tokenizer_class') or 'PreTrainedTokenizer')
+  name = folder.title
   splitter = str(folder.settings.get('word_tokenizer_type', ''))
-  if splitter in _WORD_SPLITTERS or name.startswith(('RoFormer', 'Jieba')):
+  if splitter in _WORD_SPLITTERS or folder.kind in ('roformer', 'jieba'):
     raise UserError(f'{directory}: its {name} splits texts with '
                     f'{_WORD_SPLITTERS.get(splitter, "jieba")}, which bert_jax does not run: '
                     'take a model of another tokenizer')
-  if (directory / spiece.FILE).exists() and 'keep_accents' in folder.settings and (
-      name == spiece.SAVED_AS):  # bert_jax has saved it, and the tokenizer.json for transformers
+  # bert_jax has saved the model, and a tokenizer.json for transformers.
+  is_ours = ('keep_accents' in folder.settings
+             and folder.settings.get('tokenizer_class') == spiece.SAVED_AS)
+  if is_ours and (directory / spiece.FILE).exists():
     return directory / spiece.FILE
   if (directory / _JSON).exists():
     return directory / _JSON
-  own_class = folder.settings.get('auto_map') or name.removesuffix('Fast').removesuffix(
-      'Tokenizer') not in _CLASSES
-  require(not own_class, f'{directory}: without a tokenizer.json its tokenizer is the Python class '
-          f'{name}, which bert_jax does not run: known are {", ".join(_CLASSES[:-1])}')
+  known = {'', *map(str.lower, _CLASSES)}
+  require(folder.kind in known and not folder.settings.get('auto_map'),
+          f'{directory}: without a tokenizer.json its tokenizer is the Python class of {name}, '
+          f'which bert_jax does not run: known are {", ".join(_CLASSES)}')
   path = next((directory / x for x in _OLDER if (directory / x).exists()), None)
   require(path, f'{directory} holds no vocabulary: none of {", ".join((_JSON, *_OLDER))}')
   return path
+
+
+def _with_capitals(normalizer: Any) -> Any:
+  """A normalizer that leaves capitals as they are."""
+  if not isinstance(normalizer, dict):
+    return normalizer
+  steps = normalizer.get('normalizers')
+  if normalizer.get('type') == 'Sequence' and isinstance(steps, list):
+    steps = [_with_capitals(x) for x in steps if x != {'type': 'Lowercase'}]
+    return normalizer | {'normalizers': steps}
+  return normalizer | ({'lowercase': False} if normalizer.get('type') == 'BertNormalizer' else {})
 
 
 def _read(path: epath.Path, folder: older.Folder, lowercase: bool | None) -> Tokenizer:
@@ -96,8 +110,6 @@ def _read(path: epath.Path, folder: older.Folder, lowercase: bool | None) -> Tok
   if path.suffix != '.json':
     return older.read_wordpiece(path, folder, lowercase)
   settings = storage.read_json(path)
-  normalizer = settings.get('normalizer')
-  if lowercase is False and isinstance(normalizer, dict) and (
-      normalizer.get('type') == 'BertNormalizer'):
-    settings['normalizer'] = normalizer | {'lowercase': False}
+  if lowercase is False:
+    settings['normalizer'] = _with_capitals(settings.get('normalizer'))
   return library.LibraryTokenizer(settings, path, folder.named, folder.markers)

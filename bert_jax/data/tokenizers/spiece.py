@@ -103,7 +103,7 @@ class SentencePiece(base.Tokenizer):
         self.vocab.append(f'[{role.upper()}]')
       setattr(self, f'{role}_id', index)
     self.entries = len(self.vocab)
-    self.around = base.Around((self.cls_id,), (self.sep_id,), (self.sep_id,))
+    self.around = base.Around.berts(self.cls_id, self.sep_id)
     self._ids_of_special = {self.vocab[i]: i for i in base.special_ids(self)}
     self._special = re.compile('|'.join(map(re.escape, self._ids_of_special)))
     self._commas = {i: self._without_comma(piece)

@@ -27,7 +27,7 @@ def _entries(texts: Iterable[str], lowercase: bool, size: int, first: Iterable[s
   """The sorted entries of WordPiece beside the special tokens; `first` are among them."""
   kept = {} if alphabet is None else {
       'initial_alphabet': list(alphabet), 'limit_alphabet': len(list(alphabet))}
-  untrained = older.wordpiece(SPECIAL_TOKENS, lowercase).library
+  untrained = older.wordpiece(SPECIAL_TOKENS, lowercase).parsing(True).library
   untrained.train_from_iterator(texts, trainers.WordPieceTrainer(
       vocab_size=size, special_tokens=[*SPECIAL_TOKENS, *first], show_progress=False,
       min_frequency=2, **kept))
