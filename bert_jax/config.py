@@ -231,7 +231,7 @@ def check(config: ConfigDict):
     if isinstance(value, float):
       errors.require(math.isfinite(value), f'{name}={value} must be a finite number')
       errors.require(not value or _SMALLEST <= abs(value) <= _LARGEST_FLOAT, f'{name}={value} must '
-                     f'be 0, or from {_SMALLEST} to {_LARGEST_FLOAT}, as float32 has it')
+                     f'have a size from {_SMALLEST} to {_LARGEST_FLOAT}, as float32 has it')
     if isinstance(value, int) or name in LENGTHS:
       largest = _LARGEST_SEED if name == 'seed' else _LARGEST
       errors.require(value <= largest, f'{name}={value} must be at most {largest}')

@@ -23,7 +23,8 @@ def _texts(folder: pathlib.Path):
   (folder / 'latin.txt').write_bytes('café\n'.encode('latin-1') * 3)
   (folder / 'one.txt').write_text('The only document. It has two sentences.\n')
   (folder / 'broken.jsonl').write_text('{"text": "one"}\n{"text": \n')
-  (folder / 'other.jsonl').write_text('{"body": "one"}\n')
+  (folder / 'other.jsonl').write_text(''.join(
+      json.dumps({'body': '\n'.join(document)}) + '\n' for document in conftest.make_documents(60)))
   whole = gzip.compress(b'text. more text.\n\n' * 500)
   (folder / 'broken.txt.gz').write_bytes(whole[:len(whole) // 2])
   (folder / 'deep.jsonl').write_text('{"text": ' + '[' * 100_000 + '\n')

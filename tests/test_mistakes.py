@@ -1,14 +1,16 @@
-"""docs/mistakes.md: each command and its one line of output, to the letter."""
+"""docs/mistakes.md: each command and its one line of output, to the letter, and each remedy."""
 
 import contextlib
+import multiprocessing
 import pathlib
 import re
 import shlex
 import shutil
+import subprocess
 
 import pytest
 
-from tests import mistakes, typed
+from tests import mistakes, remedies, typed, typed_here
 
 PAGE = (mistakes.ROOT / 'docs/mistakes.md').read_text()
 TABLE = re.findall(r'^\| `(.+)` \| (.+) \|$', PAGE, re.M)
@@ -51,3 +53,64 @@ def test_mistake(run, folder, command, line):
   assert after == before  # nothing is written over
   assert not list((folder / 'new').glob('checkpoints/*'))
   shutil.rmtree(folder / 'new', ignore_errors=True)
+
+
+@pytest.fixture(scope='module')
+def type_here(run, folder):
+  """Types commands in a process that answers them all; see `typed_here`."""
+  ours, theirs = multiprocessing.Pipe()
+  process = multiprocessing.get_context('forkserver').Process(
+      target=typed_here.serve, args=(theirs, str(folder)))
+  process.start()
+
+  def type_it(command: str, checks_only: bool = False) -> tuple[int, str]:
+    ours.send((command, checks_only))
+    assert ours.poll(300), command
+    return ours.recv()
+
+  yield type_it
+  ours.send(None)
+  process.join()
+
+
+@contextlib.contextmanager
+def undone(folder: pathlib.Path, spare: pathlib.Path):
+  """Takes away what is made in the folder meanwhile, and brings back what changes in its run."""
+  before = set(folder.iterdir())
+  shutil.copytree(folder / 'run', spare / 'run')
+  try:
+    yield
+  finally:
+    shutil.rmtree(folder / 'run')
+    shutil.move(spare / 'run', folder / 'run')
+    for path in set(folder.iterdir()) - before:
+      shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+# The compiler plans a step for seconds.
+SLOW = [command for command, _ in TABLE if ' bert_jax.plan' in command]
+
+
+@pytest.mark.parametrize('command, line', [
+    pytest.param(command, line, marks=pytest.mark.slow if command in SLOW else ())
+    for command, line in TABLE])
+def test_remedy(type_here, folder, tmp_path, command, line):
+  command = command.removeprefix('python -m bert_jax.')
+  found = remedies.of(command, line)
+  assert found is not None, 'what does the line tell people to do? Add it to tests/remedies.py'
+  mistake = (2, f'bert_jax: {line}\n')
+  # A mistake that is found before the run opens its data has a remedy that goes so far.
+  with undone(folder, tmp_path):
+    checks_only = command.startswith('main') and type_here(command, True) == mistake
+  for remedy in found:
+    mended = remedy.command.replace('--to=huggingface', '--to=bert_jax')  # written without imports
+    if command.startswith('main') and not checks_only and '.data.' not in mended:
+      mended += ' --config.data.source=corpus.txt'  # the built-in corpus takes its time
+    with undone(folder, tmp_path):
+      if remedy.before.startswith('!'):
+        subprocess.run(remedy.before[1:], shell=True, check=True, cwd=folder)
+      elif remedy.before:
+        assert type_here(remedy.before)[0] == 0
+      status, error = type_here(mended, checks_only)
+    past_it = error.startswith('bert_jax: ') and error != mistake[1]
+    assert status == 0 or remedy.may_go_on and past_it, (mended, error)

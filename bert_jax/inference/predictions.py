@@ -145,7 +145,8 @@ def _load(task: str | None, model: str | None, options: Options, **checkpoint) -
   if not model:
     raise UserError('give --model=DIR, a workdir that main has trained or a folder of convert')
   if options.long and task not in ('embed', 'score'):
-    raise UserError(f'--long={options.long} is for --task=embed and score, not for {task}')
+    for_task = 'score' if options.long == 'chunks' else 'embed'
+    raise UserError(f'--long={options.long} is for --task={for_task}, not for {task}')
   bert = bert_lib.load(model, **checkpoint)
   if options.max_len is not None and options.max_len > bert.config.max_positions:
     raise UserError(f'--max_len={options.max_len} is above the {bert.config.max_positions} '

@@ -44,13 +44,13 @@ def _one_length(config: ConfigDict, given: Mapping[str, Any]) -> list[str]:
   """The length on the command line, if there is one, replaces that of the config file."""
   named = [name for name in config_lib.LENGTHS if name in given and config[name] > 0]
   of_file = [name for name in config_lib.LENGTHS if name not in given and config[name] > 0]
-  if len(named) == 1:
+  if named:  # two of them are refused later
     notes = [f'{named[0]}={config[named[0]]:,} instead of {name}={config[name]:,}'
              for name in of_file]
     config.update({name: type(config[name])() for name in of_file})
     return notes
   steps = sum(phase[0] for phase in config.phases)
-  if (named or 'phases' not in given or of_file != ['train_steps']
+  if ('phases' not in given or of_file != ['train_steps']
       or steps in (0, config.train_steps)):
     return []
   before, config.train_steps = config.train_steps, steps

@@ -114,5 +114,5 @@ def test_whole_numbers_have_a_bound(field, value, most):
     ('model.layer_norm_eps', 1e-50), ('optimizer.weight_decay', -1e40)])
 def test_numbers_are_those_of_float32(field, value):
   config_lib.check(conftest.tiny_config('x', **{field: 1e-30}))
-  with pytest.raises(UserError, match=f'^{re.escape(f"{field}={value}")} must be 0, or from 1e-37'):
+  with pytest.raises(UserError, match=f'^{re.escape(f"{field}={value}")} must have a size from '):
     config_lib.check(conftest.tiny_config('x', **{field: value}))

@@ -157,5 +157,9 @@ def test_a_given_length_replaces_that_of_the_config_file(of_file, given, note):
 def test_two_given_lengths_are_refused():
   c = conftest.tiny_config('x')
   fitted(c, train_steps=5, train_epochs=1.0)
-  with pytest.raises(UserError, match='train_steps=5, train_epochs=1.0: give one of'):
+  with pytest.raises(UserError, match='^train_steps=5, train_epochs=1.0: give one of'):
+    config_lib.check(c)
+  c = conftest.tiny_config('x')
+  fitted(c, train_epochs=1.0, train_minutes=2.0)
+  with pytest.raises(UserError, match='^train_epochs=1.0, train_minutes=2.0: give one of'):
     config_lib.check(c)
