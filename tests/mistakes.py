@@ -34,7 +34,6 @@ def _vocabularies(folder: pathlib.Path):
   entries = made_tasks._VOCAB
   (folder / 'vocab.txt').write_text('\n'.join(entries) + '\n')
   (folder / 'no_mask.txt').write_text('\n'.join(x for x in entries if x != '[MASK]') + '\n')
-  (folder / 'twice.txt').write_text('\n'.join([*entries, 'good']) + '\n')
   (folder / 'cased.txt').write_text('\n'.join([*entries[:5], *(x.upper() for x in entries[5:])]))
   (folder / 'broken.model').write_bytes(b'no model')
 

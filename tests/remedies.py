@@ -91,7 +91,8 @@ RULES = (
     # ---- fields without effect ------------------------------------------------------------------
     (r'--config\.(\S+) has no effect here: .* leave it out$', r'~\1'),
     (r'--config\.(\S+) has no effect here: it is for (masking.unit=\w+), the unit', r'\2', r'~\1'),
-    (r'--config\.(\S+) has no effect here: rows have at most (\d+) tokens: give at most', r'\1=\2'),
+    (r'(masking\.\S+)=70 is more than the (32) tokens of a row: give fewer, or 0 for', r'\1=\2',
+     r'\1=0'),
     (r'--config\.(\S+) has no effect here: a window .* at most (\d+) tokens .*: give at most',
      r'\1=\2'),
     (r'--config\.(data\.(words)) has no .* token records: give the flag to bert_jax.prepare',
@@ -153,12 +154,14 @@ RULES = (
      'data.text_column=body'),
     (r'no_mask.txt: the vocabulary has no (\[MASK\]): .*, each on a line of its own',
      r"!(cat no_mask.txt; echo '\1') > mended; data.vocab=mended"),
-    (r"twice.txt: the entry 'good' stands in the vocabulary twice",
-     r"!sort -u twice.txt > mended; data.vocab=mended"),
     (r'cased.txt is a cased .* set (data.lowercase=False)', r'\1'),
     # ---- labelled files -------------------------------------------------------------------------
     (r"train.tsv, line 2: no column 'class': there are 'text', '(label)', '(value)'",
      r'data.label_column=\1', r'data.label_column=\2'),
+    (r".*: the label '\w+' stands for .* with --config\.(\S+), or name every label in data.labels",
+     r'\1', 'data.labels=no,yes,nan'),
+    (r"scored.csv, line 3: 'rude' is '-1', .*: write one of them, or .* with --config\.(\S+)$",
+     r'\1', "!sed 's/-1/1/' scored.csv > mended.csv; data.train=mended.csv"),
     (r"data.labels=yes,yes: 'yes' is empty or stands there twice", 'data.labels=no,yes'),
     (r'choice_9.jsonl, line 1: .*: give its number from 0, or its letter',
      """!sed 's/9/1/' choice_9.jsonl > mended.jsonl; data.train=mended.jsonl""",
@@ -179,7 +182,9 @@ RULES = (
     # ---- convert --------------------------------------------------------------------------------
     (r'give (--input)=DIR, the model to convert', r'\1=model --output=new --to=bert_jax'),
     (r'give (--to), one of (huggingface), (bert_jax)', r'\1=\3 --output=new'),
-    (r'--output=run is there already: nothing is written over', '--output=new'),
+    (r'--output=run is there already.*: give another --output', '--output=new'),
+    (r'--output=one.txt is there already: give another --output, or --overwrite to replace',
+     '--output=new.jsonl', '!cp one.txt mended; --output=mended --overwrite=true'),
     # To run main again takes steps: tests/runs/test_run.py does it.
     (r'hurt/checkpoints/2 is damaged: .* run main again, .* with (--step=1) or (--allow_older) of',
      r'\1', r'\2=true'),

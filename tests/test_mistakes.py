@@ -46,13 +46,13 @@ def test_each_stands_once_and_the_guide_counts_them():
 
 @pytest.mark.parametrize('command, line', TABLE)
 def test_mistake(run, folder, command, line):
+  shutil.rmtree(folder / 'new', ignore_errors=True)
   before = sorted((p, p.stat().st_mtime_ns) for p in (folder / 'run').rglob('[!.]*') if p.is_file())
   status, error = answer(run, folder, command.removeprefix('python -m bert_jax.'))
   assert (status, error) == (2, f'bert_jax: {line}\n')
   after = sorted((p, p.stat().st_mtime_ns) for p in (folder / 'run').rglob('[!.]*') if p.is_file())
   assert after == before  # nothing is written over
   assert not list((folder / 'new').glob('checkpoints/*'))
-  shutil.rmtree(folder / 'new', ignore_errors=True)
 
 
 @pytest.fixture(scope='module')
@@ -76,6 +76,7 @@ def type_here(run, folder):
 @contextlib.contextmanager
 def undone(folder: pathlib.Path, spare: pathlib.Path):
   """Takes away what is made in the folder meanwhile, and brings back what changes in its run."""
+  shutil.rmtree(folder / 'new', ignore_errors=True)
   before = set(folder.iterdir())
   shutil.copytree(folder / 'run', spare / 'run')
   try:

@@ -125,7 +125,7 @@ RULES = (
     Rule(('masking.span_p', 'masking.span_max'), _by_unit('span')),
     Rule(('masking.ngram_max',), _by_unit('ngram')),
     *(Rule((f'masking.{name}',), _by_row(name))
-      for name in ('max_predictions', 'span_max', 'ngram_max')),
+      for name in ('span_max', 'ngram_max')),
     Rule(('masking.random_by_frequency',), lambda c: not c.masking.replace_random and (
         'masking.replace_random=0 puts in no random token')),
     Rule(('model.type_vocab_size',), lambda c: (
