@@ -161,7 +161,7 @@ RULES = (
     (r".*: the label '\w+' stands for .* with --config\.(\S+), or name every label in data.labels",
      r'\1', 'data.labels=no,yes,nan'),
     (r"scored.csv, line 3: 'rude' is '-1', .*: write one of them, or .* with --config\.(\S+)$",
-     r'\1', "!sed 's/-1/1/' scored.csv > mended.csv; data.train=mended.csv"),
+     r'\1', "!sed 's/-1/1/g' scored.csv > mended.csv; data.train=mended.csv"),
     (r"data.labels=yes,yes: 'yes' is empty or stands there twice", 'data.labels=no,yes'),
     (r'choice_9.jsonl, line 1: .*: give its number from 0, or its letter',
      """!sed 's/9/1/' choice_9.jsonl > mended.jsonl; data.train=mended.jsonl""",

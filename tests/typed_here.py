@@ -6,16 +6,20 @@ Standard input has one text.
 
 import contextlib
 import copy
+import importlib
 import io
 import os
+import pkgutil
 import runpy
 import shlex
 import sys
+import traceback
 from unittest import mock
 
 from absl import flags
 
-from bert_jax.runs import checkpoint_flags, config_flag, finetune, run
+from bert_jax import runs
+from bert_jax.runs import finetune, run
 from bert_jax.training import loop
 
 _TABLES = ('__flags', '__flags_by_module', '__flags_by_module_id', '__key_flags_by_module')
@@ -27,8 +31,9 @@ def _copied(tables: dict[str, dict]) -> dict[str, dict]:
                  for key, value in tables[name].items()} for name in _TABLES}
 
 
-_FLAGS = _copied(flags.FLAGS.__dict__)  # of the modules above; a command adds its own
-del checkpoint_flags, config_flag
+for _module in pkgutil.iter_modules(runs.__path__):  # some define flags for several commands
+  importlib.import_module(f'bert_jax.runs.{_module.name}')
+_FLAGS = _copied(flags.FLAGS.__dict__)  # of these modules; a command adds its own
 
 
 def _leave(status):
@@ -57,6 +62,8 @@ def type_it(command: str, checks_only: bool = False) -> tuple[int, str]:
       runpy.run_module(f'bert_jax.{module}', run_name='__main__', alter_sys=True)
     except SystemExit as e:
       return e.code or 0, error.getvalue()
+    except Exception:
+      return 1, error.getvalue() + traceback.format_exc()
   return 0, error.getvalue()
 
 
