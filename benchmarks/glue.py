@@ -4,7 +4,7 @@
   python -m benchmarks.glue --scores=OUT.json
 
 MODEL is a Hugging Face folder. For each run in OUT.runs, PyTorch fine-tunes the same model on the
-same files with the recipe of its run.json, as a script for transformers does: its own tokeniser,
+same files with the recipe of its run.json, as a script for transformers does: its own tokenizer,
 padded batches, its own shuffling and dropout. Both sides choose the rate and the epoch on the part
 of train that is kept apart, and are scored on the development file. Needs torch and transformers.
 """
@@ -28,7 +28,7 @@ _SCORES = flags.DEFINE_string('scores', None, 'The --output of evaluate.', requi
 
 
 class _Examples:
-  """The examples of a file of GLUE, tokenised."""
+  """The examples of a file of GLUE, tokenized."""
 
   def __init__(self, path: str, task: glue.Glue, split: str, tokenizer, max_len: int):
     rows = list(glue.read(path, task, split))

@@ -3,7 +3,7 @@
   python -m benchmarks.loop --text='corpus/*.txt.gz' --workdir=runs/loop
 
 The run is `bert_jax.main` from its start to its end: compilation (unless it is kept from an earlier
-run), rows, logging, a checkpoint after each quarter, an evaluation; the text is tokenised before.
+run), rows, logging, a checkpoint after each quarter, an evaluation; the text is tokenized before.
 At each of its lines it is stopped, and the step alone makes a turn on the same rows, with nothing
 around it: so both have met the same machine. Prints their ratio.
 """

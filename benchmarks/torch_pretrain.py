@@ -5,7 +5,7 @@
 The recipe is that of transformers' run_mlm: texts joined and cut into rows of 128 tokens,
 `DataCollatorForLanguageModeling` at 15%, AdamW, linear warmup over a tenth, logits at all
 positions. Three learning rates train for a tenth of the time each; the one with the lowest loss on
-rows that are kept apart trains for all of it. Tokenising and tuning come on top of the minutes.
+rows that are kept apart trains for all of it. Tokenizing and tuning come on top of the minutes.
 Saves the model at every tenth of the time, into DIR/1 to DIR/10.
 """
 

@@ -1,6 +1,6 @@
 """The starts of words in Chinese, which writes no spaces: jieba segments the text.
 
-A tokeniser gives the characters of each token as Python objects, which takes as long as the tokens
+A tokenizer gives the characters of each token as Python objects, which takes as long as the tokens
 themselves. In a sentence of Han characters, punctuation, and Latin letters and digits, the start of
 each word of WordPiece follows from the characters alone.
 """
@@ -55,7 +55,7 @@ def _jieba_starts(sentences: Sequence[str]) -> np.ndarray:
 
 def _by_offsets(tokenizer: Tokenizer, sentences: Sequence[str],
                 is_start: np.ndarray) -> tuple[list[list[int]], np.ndarray]:
-  """`encode` for any tokeniser, by the characters of each token."""
+  """`encode` for any tokenizer, by the characters of each token."""
   encoded = tokenizer.encode_with_spans(sentences)
   tokens = [ids for ids, _ in encoded]
   sizes = np.fromiter(map(len, sentences), np.int64, len(sentences))
@@ -93,7 +93,7 @@ def encode(tokenizer: Tokenizer,
   def of_sentence(where, sentence):
     return np.bincount(sentence[where], minlength=count)
 
-  # Settings of the tokeniser, or entries of several words, can split the text otherwise.
+  # Settings of the tokenizer, or entries of several words, can split the text otherwise.
   is_sure = ((of_sentence(kinds == _OTHER, sentence_of) == 0)
              & (of_sentence(begins, sentence_of) == of_sentence(is_first, sentence_of_token)))
   starts = np.zeros(len(is_first), bool)

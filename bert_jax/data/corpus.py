@@ -30,7 +30,7 @@ FORMATS = ('auto', 'text', 'jsonl', 'wikitext')
 _TFDS_OF_TEXT = ('question_answering', 'structured', 'summarization', 'text',
                  'text_simplification', 'translate')
 _LONGEST_DOCUMENT = 64 << 20  # bytes; documents are held in memory one at a time
-# Tokenisers take a hundred times the memory of a sentence: sentences beyond 16,384 characters are
+# Tokenizers take a hundred times the memory of a sentence: sentences beyond 16,384 characters are
 # cut at white space, or anywhere if they have none.
 _SENTENCE = re.compile(r'.{1,16384}(?:\s|$)|.{1,16384}', re.DOTALL)
 _WORD = re.compile(r'\S+')

@@ -25,7 +25,7 @@ class CorpusStatistics(NamedTuple):
   survey: Survey
   lines: int
   repeated_lines: int  # copies of lines, without the first of each
-  sample: float  # share of the text that was tokenised
+  sample: float  # share of the text that was tokenized
   sentences: np.ndarray  # [S] tokens in each sentence
   documents: np.ndarray  # [E] sentences in each document
   counts: np.ndarray  # [V] how often each entry occurs
@@ -41,7 +41,7 @@ class CorpusStatistics(NamedTuple):
 
 
 def check(settings: corpus.Settings) -> CorpusStatistics:
-  """Surveys a corpus, and tokenises about 256 MiB of it and its held-out documents."""
+  """Surveys a corpus, and tokenizes about 256 MiB of it and its held-out documents."""
   with tempfile.TemporaryDirectory() as scratch:
     folder = epath.Path(scratch)
     source = corpus.open_source(settings, folder)
@@ -63,7 +63,7 @@ def check(settings: corpus.Settings) -> CorpusStatistics:
 
     def encoded_sample():
       nonlocal cjk, characters
-      documents = preparation.with_progress(source.read(), 'tokenising', survey.size)
+      documents = preparation.with_progress(source.read(), 'tokenizing', survey.size)
       sampled = (d for d in documents if survey.in_vocabulary_text(d) or survey.is_held_out(d))
       for batch in encode.batches(sampled):
         cjk += sum(len(_CJK.findall(d)) for d in batch)

@@ -18,7 +18,7 @@ from bert_jax.runtime import storage
 
 
 class Corpus(NamedTuple):
-  """A tokenised corpus."""
+  """A tokenized corpus."""
 
   tokenizer: tokenizer_base.Tokenizer
   train: records.Records

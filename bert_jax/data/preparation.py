@@ -233,7 +233,7 @@ class _Preparation:
     training = (d for d in self.source.read() if not survey.is_held_out(d))
     training = itertools.islice(training, sum(shard['read'] for shard in shards), None)
     parts = iter(ordered_map(encoder.documents, encode.batches(training)))
-    with _progress_bar(survey.size, 'tokenising') as progress:
+    with _progress_bar(survey.size, 'tokenizing') as progress:
       progress.update(sum(shard['size'] for shard in shards))
 
       def parts_of_shard(first: encode.Encoded) -> Iterator[encode.Encoded]:

@@ -1,6 +1,6 @@
-"""Token records on disk: a tokenised corpus in shards that are memory-mapped, never read whole.
+"""Token records on disk: a tokenized corpus in shards that are memory-mapped, never read whole.
 
-  manifest.json        counts, settings, digests of the tokeniser and the .bin files; written last
+  manifest.json        counts, settings, digests of the tokenizer and the .bin files; written last
   tokenizer/           the vocabulary that made the tokens
   counts.npy           [V] int64, how often each entry occurs in the training text
   train-00000.*        the shards of the training text, and heldout-00000.* likewise:
@@ -210,7 +210,7 @@ def read_manifest(directory: epath.Path) -> dict[str, Any]:
 
 
 def digest(manifest: dict[str, Any]) -> str:
-  """A hash of everything that decides the rows: the tokeniser and every file of every shard."""
+  """A hash of everything that decides the rows: the tokenizer and every file of every shard."""
   content = [manifest['tokenizer'], manifest['splits']]
   return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 

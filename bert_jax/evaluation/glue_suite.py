@@ -123,7 +123,7 @@ def find_tasks(data: str, most: int = 0) -> dict[str, Source]:
 
 
 def twin_of(model: Pretrained) -> Pretrained:
-  """A model with the sizes and the tokeniser of another, and random parameters."""
+  """A model with the sizes and the tokenizer of another, and random parameters."""
   tokens = np.zeros((1, 8), np.int32)
   params = architectures.encoder(model.config).init(
       jax.random.key(0), Batch(*[tokens] * 4), tokens[:, :1])

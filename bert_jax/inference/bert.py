@@ -38,7 +38,7 @@ class Encoded(NamedTuple):
 
 
 class Bert:
-  """A BERT with its tokeniser and its parameters.
+  """A BERT with its tokenizer and its parameters.
 
   Every method takes any number of texts and runs them packed into batches of a few fixed shapes.
   Texts are strings, or pairs of strings where a pair is one input.

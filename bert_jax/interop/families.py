@@ -65,7 +65,7 @@ class Family:
   published: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _PUBLISHED)
   # config.json -> rows of the position table before that of the first token.
   unused_positions: Callable[[Mapping[str, Any]], int] = lambda config: 0
-  # Fields of config.json that follow from the tokeniser.
+  # Fields of config.json that follow from the tokenizer.
   settings: Callable[[Tokenizer], dict[str, Any]] = lambda t: {'pad_token_id': t.pad_id}
   heads: tuple[str, ...] = ()  # prefixes of further tensors that are not the encoder's
   ignored: tuple[str, ...] = ()  # prefixes of tensors that are not read

@@ -236,7 +236,7 @@ def card(model: Pretrained, header: Sequence[str], usage: Sequence[str]) -> str:
       f'{parameters:,} parameters, {c.vocab_size:,} vocabulary entries '
       f'({model.tokenizer.kind}), inputs of up to {c.max_positions} tokens. Exported from '
       f'`{facts.get("source", "bert_jax")}` by bert_jax; every tensor, the outputs and the '
-      'tokenisation were compared with the source.', '',
+      'tokenization were compared with the source.', '',
       '| | |', '| --- | --- |', *table, '', *scores,
       '```python', *usage, '```', ''])
 

@@ -26,7 +26,7 @@ def head_groups(config: BertConfig, task: str) -> set[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-  """Config, parameters and tokeniser of one model, wherever it came from.
+  """Config, parameters and tokenizer of one model, wherever it came from.
 
   Attributes:
     params: the variables of the Linen modules, {'params': {'bert': ..., heads}}, arrays float32.

@@ -230,7 +230,7 @@ def _read_module(kind: str, folder: epath.Path, width: int) -> Module:
 
 def read(directory: epath.Path, config: BertConfig,
          tokenizer: tokenizer_base.Tokenizer) -> text_layout.TextLayout | None:
-  """Reads all but the encoder, which has this config and tokeniser; None for an encoder alone.
+  """Reads all but the encoder, which has this config and tokenizer; None for an encoder alone.
 
   Raises:
     UserError: a module is not as we know it, or its tensors do not fit.

@@ -150,7 +150,7 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
     return
   import sentence_transformers  # only here: all else works without it
 
-  # Strings whose tokens each published tokeniser agrees on; `verify.compare` compares the others.
+  # Strings whose tokens each published tokenizer agrees on; `verify.compare` compares the others.
   texts = [text for text in tokenizer_checks.HOSTILE[:7] if text.strip()]
   theirs = getattr(sentence_transformers, _KINDS[type(model.sentence)].name)(
       str(directory), device='cpu', local_files_only=True)

@@ -56,7 +56,7 @@ def _encoder(model: Pretrained):
 
 
 def save(model: Pretrained, directory: epath.Path):
-  """Writes the encoder, its tokeniser and a README; makes the folder if there is none.
+  """Writes the encoder, its tokenizer and a README; makes the folder if there is none.
 
   Raises:
     UserError: its attention has relative positions, which depend on the length.

@@ -35,7 +35,7 @@ class TextLayout(abc.ABC):
     prompts: the texts that go before a text, by name; `default_prompt` is the name of one or None.
     similarity: the function that compares two vectors, for sentence-transformers.
     max_len: tokens of a text, special ones included; None = as many as the model has positions.
-    lowercase: a text is put in lower case before the tokeniser reads it.
+    lowercase: a text is put in lower case before the tokenizer reads it.
   """
 
   prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -52,7 +52,7 @@ class TextLayout(abc.ABC):
     return self.prompts[name] if name else ''
 
   def prepared(self, texts: Sequence[tuple[str, ...]], prompt: str) -> list[tuple[str, ...]]:
-    """The texts or pairs as the tokeniser reads them, behind a prompt."""
+    """The texts or pairs as the tokenizer reads them, behind a prompt."""
     lower = tokenizers.normalizers.Lowercase().normalize_str if self.lowercase else str
     return [(lower(prompt + first), *map(lower, rest)) for first, *rest in texts]
 

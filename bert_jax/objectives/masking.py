@@ -107,7 +107,7 @@ class MaskingConfig:
 
 
 class Vocabulary(NamedTuple):
-  """The vocabulary of a tokeniser, as far as masking needs it."""
+  """The vocabulary of a tokenizer, as far as masking needs it."""
 
   size: int  # V; random replacements are below it
   special_ids: tuple[int, ...]  # never masked, predicted, or put in as a random replacement

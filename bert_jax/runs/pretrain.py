@@ -35,7 +35,7 @@ def _train_steps(config: ConfigDict, corpus: dataset.Corpus) -> int:
 
 
 def vocabulary(corpus: dataset.Corpus, masking_config: MaskingConfig) -> masking.Vocabulary:
-  """The part of a tokeniser that masking needs."""
+  """The part of a tokenizer that masking needs."""
   tokenizer, frequencies = corpus.tokenizer, None
   special_ids = tokenizer_base.special_ids(tokenizer)
   if masking_config.random_by_frequency:

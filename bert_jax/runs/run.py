@@ -207,7 +207,7 @@ def _changes(workdir: epath.Path, run_json: Mapping[str, Any], config: FrozenCon
 
 def _write_run(workdir: epath.Path, config: FrozenConfigDict, job: Job,
                run_json: Mapping[str, Any]):
-  """Writes run.json and the tokeniser: with them a workdir has all that predict needs."""
+  """Writes run.json and the tokenizer: with them a workdir has all that predict needs."""
   tokenizer = workdir / 'tokenizer'
   if not tokenizer.exists() or run_json.get('tokenizer') != sealed.digests(tokenizer):
     job.tokenizer.save(tokenizer)

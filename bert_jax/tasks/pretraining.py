@@ -124,7 +124,7 @@ def _warnings(source: RowSource | mixture.MixedRows) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingData:
-  """The host half: the rows of a tokenised corpus."""
+  """The host half: the rows of a tokenized corpus."""
 
   task: Pretraining
   corpus: Corpus

@@ -23,7 +23,7 @@ from bert_jax.tasks import finetuning
 from bert_jax.tasks import metrics as metrics_lib
 from bert_jax.tasks.sequence_classification import BertForSequenceClassification
 
-# As BERT's own tokeniser splits a text, whatever the vocabulary: at spaces, around punctuation and
+# As BERT's own tokenizer splits a text, whatever the vocabulary: at spaces, around punctuation and
 # around the characters of Chinese.
 _WORDS = pre_tokenizers.Sequence([
     pre_tokenizers.BertPreTokenizer(),

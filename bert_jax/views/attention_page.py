@@ -22,7 +22,7 @@ class Attention(NamedTuple):
 
   tokens: list[str]  # L, special ones included
   weights: np.ndarray  # [N, H, L, L] float32: layer, head, from, to; sums to 1 over the last
-  special: list[str]  # the tokens that the tokeniser adds: [CLS] and [SEP]
+  special: list[str]  # the tokens that the tokenizer adds: [CLS] and [SEP]
 
 
 def attention(bert: Bert, text: str, text_pair: str | None = None) -> Attention:

@@ -1,4 +1,4 @@
-"""The tokenisers of XLM-R, CamemBERT and mmBERT: the ids of transformers and of SentencePiece."""
+"""The tokenizers of XLM-R, CamemBERT and mmBERT: the ids of transformers and of SentencePiece."""
 
 import importlib
 import io
@@ -53,7 +53,7 @@ CLASSES = {'XLMRobertaTokenizer': (transformers.XLMRobertaTokenizer, 1),
 
 @pytest.fixture(scope='module', params=CLASSES)
 def published(request, tmp_path_factory):
-  """(SentencePiece's processor, transformers' tokeniser, ours, the offset of the ids)."""
+  """(SentencePiece's processor, transformers' tokenizer, ours, the offset of the ids)."""
   folder = tmp_path_factory.mktemp('published')
   processor = train(folder, request.param)
   kind, offset = CLASSES[request.param]

@@ -1,4 +1,4 @@
-"""Records by tokenisers other than WordPiece, and the words of Chinese."""
+"""Records by tokenizers other than WordPiece, and the words of Chinese."""
 
 import json
 

@@ -82,7 +82,7 @@ def test_damage_is_named(tmp_path):
     records.read_manifest(made.path(tmp_path))
 
 
-def test_the_digest_is_of_tokeniser_and_content(tmp_path):
+def test_the_digest_is_of_tokenizer_and_content(tmp_path):
   manifest = _write(tmp_path)
   assert manifest['digest'] == records.digest(manifest) == _write(tmp_path)['digest']
   assert manifest['digest'] != records.digest({**manifest, 'tokenizer': 'y'})

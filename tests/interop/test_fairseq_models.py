@@ -43,7 +43,7 @@ def write_tokenizer(title: str, folder: pathlib.Path):
 
 
 def make(architecture: str, folder: pathlib.Path, layers=2, width=64, unused=0, **fields):
-  """A random model in evaluation mode, saved with its tokeniser; biases and norms away from 0."""
+  """A random model in evaluation mode, saved with its tokenizer; biases and norms away from 0."""
   title = next(name for name in MODELS if architecture.startswith(name))
   folder.mkdir(exist_ok=True)
   write_tokenizer(title, folder)

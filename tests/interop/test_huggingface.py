@@ -128,7 +128,7 @@ def test_the_vocabulary_may_be_in_tokenizer_json_alone(copy):
   assert load(copy).tokenizer.encode_batch(['W7 Wörld, w12!']) == ids
 
 
-def test_settings_of_the_tokeniser(copy):
+def test_settings_of_the_tokenizer(copy):
   text = ['Wéé 中文']
   (copy / 'tokenizer_config.json').write_text(json.dumps(
       {'do_lower_case': True, 'strip_accents': False, 'tokenize_chinese_chars': False}))

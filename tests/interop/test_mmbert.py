@@ -1,4 +1,4 @@
-"""ModernBERT with mmBERT's tokeniser, read as published: BPE, byte fallback, <bos> and <eos>."""
+"""ModernBERT with mmBERT's tokenizer, read as published: BPE, byte fallback, <bos> and <eos>."""
 
 import json
 import pathlib
@@ -47,7 +47,7 @@ def write(folder: pathlib.Path):
 
 @pytest.fixture(scope='module')
 def both(tmp_path_factory):
-  """(folder, transformers' tokeniser, ours)."""
+  """(folder, transformers' tokenizer, ours)."""
   folder = tmp_path_factory.mktemp('mmbert')
   write(folder)
   theirs = transformers.PreTrainedTokenizerFast(

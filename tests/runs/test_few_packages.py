@@ -7,7 +7,7 @@ import sys
 from bert_jax.data import preparation
 from tests.test_commands import ROOT
 
-# Packages that only other commands, other sources of text or other tokenisers use.
+# Packages that only other commands, other sources of text or other tokenizers use.
 ABSENT = ('sentencex', 'rjieba', 'sentencepiece', 'tensorflow_datasets', 'tensorflow',
           'apache_beam', 'tensorboardX', 'huggingface_hub', 'gcsfs', 'torch', 'transformers')
 SCRIPT = """

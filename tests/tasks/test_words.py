@@ -10,7 +10,7 @@ from bert_jax.tasks import token_classification
 from tests.data.test_tokenizer import TEXTS
 
 
-def test_words_as_berts_own_tokeniser_splits_them():
+def test_words_as_berts_own_tokenizer_splits_them():
   text = ' In London,  3 cafe\u0301s: 猫坐'
   assert [text[a:b] for a, b in token_classification.find_words(text)] == [
       'In', 'London', ',', '3', 'cafe\u0301s', ':', '猫', '坐']
