@@ -233,6 +233,8 @@ def _unused(config: str, overrides: dict[str, str], run: dict[str, Any]) -> str:
       given = float(text)
     else:
       given = os.path.expanduser(text) if text.startswith('~/') else text
+    if name == 'phases':  # they scale to the steps, and the longest of too many stay
+      value = given if {tuple(x[1:]) for x in value} <= {tuple(x[1:]) for x in given} else value
     if value != given:
       return f'{name}={text!r} became {value!r}'
   return ''
