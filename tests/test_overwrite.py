@@ -205,3 +205,11 @@ def test_an_output_in_a_bucket_out_of_reach_costs_a_line(command):
   status, error = command('predict', *arguments, '--output=s3://bucket/out.jsonl')
   assert (status, error) == (
       2, 'bert_jax: --output=s3://bucket/out.jsonl: buckets are named gs://BUCKET/FOLDER\n')
+
+
+def test_a_device_is_no_output(folder, command):
+  for flags in ((), ('--overwrite',)):
+    status, error = command('predict', '--task=embed', f'--model={folder}/model',
+                            f'--input={folder}/texts.jsonl', '--output=/dev/null', *flags)
+    assert status == 2 and error.strip().endswith('/dev/null is a device or a pipe: give a file')
+  assert not pathlib.Path('/dev/null').is_file()

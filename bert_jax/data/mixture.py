@@ -142,12 +142,12 @@ class Plan:
     return before + np.bincount(corpus[:number - before.sum()], minlength=len(before))
 
 
-def check_read(source: str, plan: Plan):
-  """Raises UserError for a corpus of the mixture `source` of which the run reads no row."""
+def unread(source: str, plan: Plan) -> Iterator[str]:
+  """A warning for each corpus of the mixture `source` of which the run reads no row."""
   for part, rows in zip(parse(source), plan.before(plan.rows)):
-    require(rows or not part.start + part.end,
-            f'data.source: {part.source} has {max(part.start, part.end):.3g} of the {plan.rows:,} '
-            'rows of the run, less than half a row: raise its weight, or leave it out')
+    if part.start + part.end and not rows:
+      yield (f'{part.source} has {max(part.start, part.end):.3g} of the {plan.rows:,} rows of the '
+             'run, less than half a row, and is not read: train longer, or raise its weight')
 
 
 def _spread(counts: Sequence[int]) -> np.ndarray:

@@ -207,11 +207,13 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
                     'with --pooling=cls, mean or max')
   bert = _load(task, model, options, **checkpoint)
   name, path = source or 'standard input', epath.Path(output or '')
+  if source:
+    storage.check('--input', source)
   try:
-    stream = epath.Path(source).open('rb') if source else sys.stdin.buffer
+    opened = epath.Path(source).open('rb') if source else sys.stdin.buffer
   except OSError as e:
     raise UserError(f'--input={source} cannot be read: {e.strerror or e}') from e
-  with stream:
+  with opened as stream:
     answer_all = functools.partial(predict, TASKS[task], bert, stream, name, options=options)
     if as_array:
       with _array_writer(path) as add:

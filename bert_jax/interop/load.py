@@ -8,6 +8,7 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, native, sentence_layout, sentence_transformers, tensorflow
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.runtime import storage
 from bert_jax.training import fingerprint
 
 _HUB_FILES = ['config.json', '*.safetensors', 'model.safetensors.index.json', 'vocab.txt',
@@ -54,6 +55,7 @@ def load(directory: str, step: int | None = None, allow_older: bool = False) -> 
 
 
 def _read(directory: str, step: int | None, allow_older: bool) -> Pretrained:
+  storage.check('model', directory)
   folder = epath.Path(directory)
   if not folder.exists() and re.fullmatch(r'[\w.-]+/[\w.-]+', directory):
     folder = _from_hub(directory)

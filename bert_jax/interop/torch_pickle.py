@@ -132,6 +132,13 @@ def _read(file: zipfile.ZipFile, path: epath.Path) -> dict[str, np.ndarray]:
   return {name: _array(x, storages) for name, x in state.items()}
 
 
+def _remedy(path: epath.Path) -> str:
+  return (f'write {path.parent}/model.safetensors beside it, where torch is installed: python -c '
+          '"import torch, safetensors.torch as s; s.save_file({n: x.to_dense().dequantize()'
+          f".contiguous().clone() for n, x in torch.load('{path}', weights_only=True).items()}}, "
+          f"'{path.parent}/model.safetensors')\"")
+
+
 def load_file(path: epath.Path) -> dict[str, np.ndarray]:
   """Reads a state dict: arrays by name, of one of _DTYPES, as they were saved.
 
@@ -143,19 +150,13 @@ def load_file(path: epath.Path) -> dict[str, np.ndarray]:
     with path.open('rb') as file:
       if file.read(2) != b'PK':
         raise UserError(
-            f'{path} is no zip file, as torch.save writes since 1.6: convert it in an environment '
-            'with torch and transformers: python -c "from transformers import '
-            f"AutoModelForPreTraining as A; A.from_pretrained('{path.parent}').save_pretrained("
-            "'NEW')\"")
+            f'{path} is no zip file, as torch.save writes since 1.6: {_remedy(path)}')
       with zipfile.ZipFile(file) as content:
         return _read(content, path)
   except UserError:
     raise
   except _Unread as e:
     raise UserError(
-        f'{path} holds tensors that are not read ({e}): write {path.parent}/model.safetensors '
-        'beside it, where torch is installed: python -c "import torch, safetensors.torch as s; '
-        's.save_file({n: x.to_dense().dequantize().contiguous().clone() for n, x in torch.load('
-        f"'{path}', weights_only=True).items()}}, '{path.parent}/model.safetensors')\"") from e
+        f'{path} holds tensors that are not read ({e}): {_remedy(path)}') from e
   except Exception as e:  # a damaged pickle raises anything
     raise UserError(f'{path} is damaged or no state dict of torch: {e}') from e

@@ -133,7 +133,12 @@ def _without_comments(block: list[_Line], columns: tuple[int, int | None], known
     fields = block[first].fields
     another_form = widths and len(fields) not in widths and len(fields) > 1
     no_tag = columns[1] is not None and _at(block[first], columns[1]) not in known
-    if not (another_form or numbered or (no_tag and fields[0] == '#')):
+    # A file without tags may have a sign for none: '_' on every word, and not on a comment.
+    unlike = columns[1] is None and words and any(
+        field != '_' and all(_at(line, i) == '_' for line in words)
+        for i, field in enumerate(fields))
+    is_sign = fields == ['#', '#']  # as the Penn Treebank tags it
+    if is_sign or not (another_form or numbered or unlike or (no_tag and fields[0] == '#')):
       break
     first += 1
   return block[first:]

@@ -74,7 +74,10 @@ def check(workdir: str, differences: Sequence[Change], fed_by: Sequence[str],
     raise UserError(f'{workdir} holds a run with {", ".join(map(str, others))}: that is another '
                     'run, use another --workdir')
   if schedule and not allow_schedule_change:
+    before = ' '.join(f'--config.{x.name}={x.before}' for x in schedule
+                      if isinstance(x.before, int | float | str))
     raise UserError(f'{workdir} holds a run with {", ".join(map(str, schedule))}: every later '
-                    'learning rate or row changes with it; use another --workdir, or go on with '
+                    f'learning rate or row changes with it; give {before or "what it had"} to go '
+                    'on as before, use another --workdir, or go on with '
                     '--config.allow_schedule_change=True')
   return harmless + schedule

@@ -127,6 +127,8 @@ def exclusive(flag: str, output: str | None, *sources: str | None,
   if not output:
     yield
     return
+  require(not os.path.exists(output) or os.path.isfile(output) or os.path.isdir(output),
+          f'{flag}={output} is a device or a pipe: give a file')
   read = [path for source in sources if source for path in (source, *glob.glob(source))]
   require(os.path.realpath(output) not in map(os.path.realpath, read),
           f'{flag}={output} would overwrite what this command reads: give another {flag}')

@@ -25,6 +25,7 @@ from bert_jax.model import bert_config, dropout_bits, embeddings, encoder, kerne
 from bert_jax.objectives import losses
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
+from bert_jax.runtime import storage
 
 Answer = dict[str, Any]  # one JSON object
 Bert = Any  # an `inference.bert.Bert`, whose module imports this one
@@ -228,6 +229,8 @@ class FineTuning(abc.ABC):
   def create(cls, config: ConfigDict, tokenizer: Tokenizer, mesh: Mesh) -> 'FineTuningData':
     """Reads the examples of a run, makes its task and plans its batches."""
     data, notes = config.data, []
+    for field, path in (('train', data.train), *(('eval', x) for x in data.eval.split(','))):
+      storage.check(f'data.{field}', path)
 
     def plan(name, path, examples, is_train, **options):
       features = task.features(examples, tokenizer, config, path=path, is_train=is_train)

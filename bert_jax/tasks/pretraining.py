@@ -107,8 +107,8 @@ def _check_predictions(task: Pretraining, corpus: Corpus, phases: Phases):
           'tokens of a row: give fewer, or 0 for as many as masking.rate asks for')
   special = list(task.vocabulary.special_ids)
   require(corpus.counts.sum() > corpus.counts[special].sum(),
-          'every token of the text is [UNK]: masked LM has nothing to predict. Give a data.vocab '
-          'made of such text, or none, which trains one')
+          'every token of the text is [UNK]: masked LM has nothing to predict. Take a vocabulary '
+          'made of such text (data.vocab, or the model of init_from), in another --workdir')
 
 
 def _warnings(source: RowSource | mixture.MixedRows) -> Iterator[str]:
@@ -133,6 +133,7 @@ class PretrainingData:
   train_rows: tuple[RowSource, ...]  # one source for each phase
   eval_rows: tuple[RowSource, ...]  # one source for each phase; empty without held-out text
   feed: Feed = Feed()  # the part of a batch that this process feeds
+  unread: tuple[str, ...] = ()  # warnings of corpora that the run does not reach
 
   def __getstate__(self):
     """Of worker processes that make rows: each would hold a copy of the teacher, and start JAX."""
@@ -144,8 +145,8 @@ class PretrainingData:
     """Makes a row source for each phase, by the config group `data`.
 
     Raises:
-      UserError: a pair objective, and no pair fits into a row; nothing to predict; a corpus of a
-        mixture, or predictions, that no row has.
+      UserError: a pair objective, and no pair fits into a row; nothing to predict; predictions
+        that no row has.
     """
 
     def sources(records, seed):
@@ -157,14 +158,16 @@ class PretrainingData:
       return tuple(RowSource(records, layout, seed, corpus.tokenizer, words) for layout in layouts)
 
     train = sources(corpus.train, seed)
+    unread = ()
     if isinstance(corpus.train, mixture.MixedRecords):
-      mixture.check_read(data.source, train[0].plan)
+      unread = tuple(mixture.unread(data.source, train[0].plan))
     _check_predictions(task, corpus, phases)
     for phase, source in zip(phases, train):
       if _asks_about_pairs(task) and not source.sample().pairs:
         raise UserError(_why_no_pair(corpus.train, phase.max_len))
     return cls(task, corpus, phases, eval_batches, train,
-               sources(corpus.heldout, _EVAL_SEED) if corpus.heldout.num_tokens else (), feed)
+               sources(corpus.heldout, _EVAL_SEED) if corpus.heldout.num_tokens else (), feed,
+               unread)
 
   def _rate_at(self, step: int) -> float:
     return self.task.masking.rate_at(step, sum(phase.steps for phase in self.phases))
@@ -242,5 +245,6 @@ class PretrainingData:
              'full_sentences': 'texts a row'}[source.layout.sequences])
       if _asks_about_pairs(self.task):
         yield from (('WARNING', warning) for warning in _warnings(source))
+    yield from (('WARNING', warning) for warning in self.unread)
     for note in c.notes:
       yield 'note', note

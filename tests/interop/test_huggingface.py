@@ -184,7 +184,7 @@ def pickle_only(folder):
 
 @pytest.mark.parametrize('breaks, message', [
     (lambda d: (d / 'model.safetensors').unlink(), 'holds no weights'),
-    (pickle_only, 'pytorch_model.bin is no zip file.*save_pretrained'),
+    (pickle_only, 'pytorch_model.bin is no zip file.*model.safetensors'),
     (drop('bert.pooler.dense.bias', 'cls.predictions.bias'),
      'lacks tensors: cls.predictions.bias, pooler.dense.bias'),
     (add(**{'bert.extra.weight': np.zeros(3)}), 'does not: extra.weight'),

@@ -162,7 +162,7 @@ def legacy(path: pathlib.Path):
 @pytest.mark.parametrize('breaks, message', [
     (cut, 'damaged or no state dict of torch: File is not a zip file'),
     (flip, 'damaged or no state dict of torch: Bad CRC-32'),
-    (legacy, r'is no zip file, as torch.save writes since 1.6.*save_pretrained'),
+    (legacy, r'is no zip file, as torch.save writes since 1.6.*model.safetensors'),
     (lambda path: rewrite(path, byteorder=b'big'), 'written on a big-endian machine'),
     (lambda path: rewrite(path, data_pkl=b'\x80\x02}q\x00'), 'damaged or no state dict'),
     (lambda path: torch.save([torch.zeros(2)], path), 'it must hold tensors by name'),

@@ -252,6 +252,19 @@ def test_comments_of_conll_files(tmp_path, name):
     assert [s[0] for s in tagged(path, 'test', **fields)[0]] == words
 
 
+def test_a_sign_that_is_its_own_tag(tmp_path):
+  """The Penn Treebank tags the sign # as #."""
+  (tmp_path / 'a.conll').write_text('#\t#\n10\tCD\n\nis\tVBZ\n#\t#\n')
+  assert [s[0] for s in tagged(tmp_path / 'a.conll')[0]] == [('#', '10'), ('is', '#')]
+
+
+def test_comments_of_a_file_without_tags(tmp_path):
+  content = '# id 0-abc domain=en\nin _ _ O\nbonn _ _ O\n\n# _ _ O\nyolo _ _ O\n'
+  (tmp_path / 'a.conll').write_text(content)
+  for split in ('train', 'test'):
+    assert [s[0] for s in tagged(tmp_path / 'a.conll', split)[0]] == [('in', 'bonn'), ('#', 'yolo')]
+
+
 def test_a_word_of_a_sign_with_a_tag_that_data_labels_names(tmp_path):
   (tmp_path / 'a.conll').write_text('# B-SIGN\nis O\n')
   assert tagged(tmp_path / 'a.conll')[0] == [(('is',), ('O',))]

@@ -13,6 +13,7 @@ from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding, topology
 from bert_jax.planning import estimate, programs, tables, traffic
+from bert_jax.runs import pretrain
 from bert_jax.tasks.pretraining import Pretraining, PretrainingData
 from tests import conftest
 
@@ -32,9 +33,10 @@ def test_shapes_are_those_of_a_run(corpus_file, tmp_path, overrides):
   corpus = dataset.open_corpus(c.data, c.model.vocab_size, tmp_path, 1)
   phases = config_lib.phases_of(c)
   objective = catalogue.create('', c.data.sequences, config_lib.bert_config(c.model))
+  masking = MaskingConfig(**c.masking)
   data = PretrainingData.create(
-      Pretraining(objective, MaskingConfig(**c.masking), None), corpus, phases, c.data, seed=0,
-      eval_batches=1)
+      Pretraining(objective, masking, pretrain.vocabulary(corpus, masking)), corpus, phases, c.data,
+      seed=0, eval_batches=1)
   real = jax.tree.map(lambda x: (x.shape, x.dtype), data.rows(0))
   planned = jax.tree.map(lambda x: (x.shape, x.dtype), programs.pretraining(c, phases[0]).batch)
   assert jax.tree.structure(real) == jax.tree.structure(planned)

@@ -114,7 +114,8 @@ def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus
        r'with masking.rate=0.15 \(now 0.3\), seed=0 \(now 5\): that is another run'),
       ({'train_steps': 14, 'optimizer.learning_rate': 0.1, 'log_every': 5},
        r'with optimizer.learning_rate=0.001 \(now 0.1\), train_steps=12 \(now 14\): every later '
-       'learning rate or row changes with it; .* --config.allow_schedule_change=True')):
+       'learning rate or row changes with it; give --config.optimizer.learning_rate=0.001 '
+       '--config.train_steps=12 to go on as before, .* --config.allow_schedule_change=True')):
     with pytest.raises(UserError, match=message):
       run.run(evaluated(corpus_file, **overrides), str(finished))
   with pytest.raises(UserError, match='a run of 12 steps, more than train_steps=10'):

@@ -6,8 +6,13 @@ import time
 from etils import epath
 import pytest
 
+from bert_jax import config as config_lib
 from bert_jax.errors import Failed, UserError
+from bert_jax.inference import predictions
+from bert_jax.interop import load
 from bert_jax.runtime import network, storage
+from bert_jax.tasks import task_list
+from tests import made_tasks
 
 PROXIES = ('http_proxy', 'https_proxy', 'HTTP_PROXY', 'HTTPS_PROXY', 'all_proxy', 'ALL_PROXY',
            'no_proxy', 'NO_PROXY')
@@ -85,3 +90,22 @@ def test_a_bucket_without_a_network_is_named_within_seconds(monkeypatch):
   with pytest.raises(Failed, match='127.0.0.1 does not answer'):
     storage.check('--workdir', 'gs://b/x')
   assert time.monotonic() - began < 5
+
+
+
+def test_a_model_in_a_bucket_out_of_reach_is_named_at_once(monkeypatch):
+  monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://127.0.0.1:{closed()}')
+  with pytest.raises(Failed, match='model=gs://no/m cannot be reached: 127.0.0.1 does not answer'):
+    load.load('gs://no/m')
+
+
+def test_examples_in_a_bucket_out_of_reach_are_named_at_once(monkeypatch, tmp_path):
+  monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://127.0.0.1:{closed()}')
+  with pytest.raises(Failed, match='--input=gs://no/x.jsonl cannot be reached'):
+    predictions.run('embed', made_tasks.model(tmp_path / 'm'), 'gs://no/x.jsonl', None)
+  config = config_lib.finetuning('sequence_classification')
+  for field in ('train', 'eval'):
+    config.data.train, config.data.eval = 'a.tsv', 'b.tsv'
+    config.data[field] = 'gs://no/t.tsv'
+    with pytest.raises(Failed, match=f'data.{field}=gs://no/t.tsv cannot be reached'):
+      task_list.ALL[config.task].create(config, None, None)

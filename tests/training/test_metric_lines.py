@@ -88,6 +88,7 @@ def written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_ever
   monkeypatch.setattr(state_lib, 'make_train_step', lambda *_, **__: train_step)
   checkpoints = types.SimpleNamespace(
       save=save, check=lambda: None, close=lambda: None, offer=lambda *_: None,
+      settle=lambda *_: None,
       latest=lambda: first or None, restore=lambda _: (begin, first))
   loop.train(Task(clock), Task(clock), mesh=conftest.sub_mesh(1, 1), sharding='dp',
              workdir=storage.Folder(epath.Path(tmp_path)), checkpoints=checkpoints,
