@@ -167,8 +167,10 @@ RULES = (
      """!sed 's/9/1/' choice_9.jsonl > mended.jsonl; data.train=mended.jsonl""",
      """!sed 's/9/"B"/' choice_9.jsonl > mended.jsonl; data.train=mended.jsonl"""),
     # ---- workdirs -------------------------------------------------------------------------------
-    (r'run holds a run with .*use another --workdir, or go on with --config\.(\S+)$',
-     '--workdir=new', r'\1'),
+    (r'run holds .*; give --config\.(\S+) --config\.(\S+) to go on as before, use another '
+     r'--workdir, or go on with --config\.(\S+)$', r'\1 \2', '--workdir=new', r'\3'),
+    (r'run holds .*; give --config\.(\S+) to go on as before, use another --workdir, or go on with '
+     r'--config\.(\S+)$', r'\1', '--workdir=new', r'\2'),
     (r'run holds a run with .*: that is another run, use another --workdir', '--workdir=new'),
     (r'--workdir=file cannot be written|--workdir=s3', '--workdir=new'),
     # ---- prepare --------------------------------------------------------------------------------
