@@ -55,7 +55,7 @@ def load(directory: str, step: int | None = None, allow_older: bool = False) -> 
 
 
 def _read(directory: str, step: int | None, allow_older: bool) -> Pretrained:
-  storage.check('model', directory)
+  storage.check('model', str(directory))
   folder = epath.Path(directory)
   if not folder.exists() and re.fullmatch(r'[\w.-]+/[\w.-]+', directory):
     folder = _from_hub(directory)

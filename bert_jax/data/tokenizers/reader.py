@@ -82,7 +82,7 @@ def _file_of(directory: epath.Path, folder: older.Folder) -> epath.Path:
     return directory / spiece.FILE
   if (directory / _JSON).exists():
     return directory / _JSON
-  known = {'', *map(str.lower, _CLASSES)}
+  known = {'', 'modernbert', *map(str.lower, _CLASSES)}  # ModernBERT has no class of its own
   require(folder.kind in known and not folder.settings.get('auto_map'),
           f'{directory}: without a tokenizer.json its tokenizer is the Python class of {name}, '
           f'which bert_jax does not run: known are {", ".join(_CLASSES)}')
