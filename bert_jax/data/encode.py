@@ -64,6 +64,7 @@ class Encoder:
       self._heldout[bytes.fromhex(key)].append(i)
     self._heldout.pop(b'', None)  # a sentence without tokens occurs in no text
     self._starts = tokenizer.word_starts()
+    self._marks_words = bool(self._starts.any())
     self._is_chinese = settings.language.startswith('zh')
     self._before = '' if self._is_chinese else tokenizer.before_word
     self._dtype = records.token_dtype(tokenizer.vocab_size)
@@ -105,14 +106,14 @@ class Encoder:
   def _encode_batch(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if self._is_chinese:
       ids, words = chinese_words.encode(self.tokenizer, sentences)
+    elif self._marks_words:
+      ids, words = self._ids(sentences), None
     else:
-      ids = self._ids(sentences)
+      encoded = self.tokenizer.encode_with_words([self._before + x for x in sentences])
+      ids, words = [x for x, _ in encoded], np.concatenate([[], *(x for _, x in encoded)])
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     tokens = np.fromiter(itertools.chain.from_iterable(ids), self._dtype, int(lengths.sum()))
-    if not self._is_chinese:
-      words = self._starts[tokens] if self._starts.any() else np.concatenate(
-          [[], *self.tokenizer.starts_of([self._before + x for x in sentences])]).astype(bool)
-    return tokens, words, lengths
+    return tokens, self._starts[tokens] if words is None else words.astype(bool), lengths
 
 
 def warm_up(settings: Settings):

@@ -143,7 +143,7 @@ class Plan:
 
 
 def unread(source: str, plan: Plan) -> Iterator[str]:
-  """A warning for each corpus of the mixture `source` of which the run reads no row."""
+  """A note for each corpus of the mixture `source` of which the run reads no row."""
   for part, rows in zip(parse(source), plan.before(plan.rows)):
     if part.start + part.end and not rows:
       yield (f'{part.source} has {max(part.start, part.end):.3g} of the {plan.rows:,} rows of the '

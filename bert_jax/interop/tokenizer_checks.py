@@ -86,12 +86,21 @@ def _own_file(directory: epath.Path, source: Tokenizer) -> _Reader | None:
 
 
 def _by_transformers(directory: epath.Path) -> _Reader | None:
-  """A folder as transformers reads it; None = it is no folder of a model, or not installed."""
+  """A folder as transformers reads it; None = it cannot, or is not installed.
+
+  Raises:
+    UserError: it cannot read a tokenizer.json.
+  """
   if not (directory / 'config.json').exists() or not importlib.util.find_spec('transformers'):
     return None
   import transformers
   transformers.utils.logging.set_verbosity_error()
-  theirs = transformers.AutoTokenizer.from_pretrained(str(directory))
+  try:
+    theirs = transformers.AutoTokenizer.from_pretrained(str(directory))
+  except Exception as e:  # of any kind, where a package for an older file is missing
+    require(not (directory / 'tokenizer.json').exists(),
+            f'{directory}: transformers cannot read its tokenizer: {" ".join(str(e).split()):.200}')
+    return None
 
   def read(*texts):
     encoding = theirs(*texts, return_offsets_mapping=theirs.is_fast)
@@ -160,4 +169,5 @@ def compare(source: Tokenizer, copy: Tokenizer,
     require(first is None, f'{vocab}: entry {first} is {entries[first or 0]!r}, not '
             f'{source.vocab[first or 0]!r}')
   yield 'tokenization', (f'{len(texts)} hostile strings, all equal'
-                         + ''.join(f', as {name} reads the folder' for name in compared))
+                         + (''.join(f', as {name} reads the folder' for name in compared)
+                            or ', read by bert_jax alone'))

@@ -133,10 +133,9 @@ class PretrainingData:
   train_rows: tuple[RowSource, ...]  # one source for each phase
   eval_rows: tuple[RowSource, ...]  # one source for each phase; empty without held-out text
   feed: Feed = Feed()  # the part of a batch that this process feeds
-  unread: tuple[str, ...] = ()  # warnings of corpora that the run does not reach
 
   def __getstate__(self):
-    """Of worker processes that make rows: each would hold a copy of the teacher, and start JAX."""
+    """Worker processes make rows without the teacher: a copy of it would start JAX in each."""
     return {**vars(self), 'task': dataclasses.replace(self.task, frozen={})}
 
   @classmethod
@@ -158,16 +157,15 @@ class PretrainingData:
       return tuple(RowSource(records, layout, seed, corpus.tokenizer, words) for layout in layouts)
 
     train = sources(corpus.train, seed)
-    unread = ()
     if isinstance(corpus.train, mixture.MixedRecords):
-      unread = tuple(mixture.unread(data.source, train[0].plan))
+      unread = mixture.unread(data.source, train[0].plan)
+      corpus = corpus._replace(notes=(*corpus.notes, *unread))
     _check_predictions(task, corpus, phases)
     for phase, source in zip(phases, train):
       if _asks_about_pairs(task) and not source.sample().pairs:
         raise UserError(_why_no_pair(corpus.train, phase.max_len))
     return cls(task, corpus, phases, eval_batches, train,
-               sources(corpus.heldout, _EVAL_SEED) if corpus.heldout.num_tokens else (), feed,
-               unread)
+               sources(corpus.heldout, _EVAL_SEED) if corpus.heldout.num_tokens else (), feed)
 
   def _rate_at(self, step: int) -> float:
     return self.task.masking.rate_at(step, sum(phase.steps for phase in self.phases))
@@ -245,6 +243,5 @@ class PretrainingData:
              'full_sentences': 'texts a row'}[source.layout.sequences])
       if _asks_about_pairs(self.task):
         yield from (('WARNING', warning) for warning in _warnings(source))
-    yield from (('WARNING', warning) for warning in self.unread)
     for note in c.notes:
       yield 'note', note

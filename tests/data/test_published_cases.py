@@ -217,8 +217,8 @@ def test_words_where_entries_do_not_mark_them(tmp_path, pre_tokenizer):
   assert not t.word_starts().any()
   encoded = encode.Encoder(t, Settings('')).sentences([['the quick fox', 'dog']])
   assert encoded.words.sum() == 4 and len(encoded.words) == encoded.lengths.sum()
-  starts, = t.starts_of(['the quick fox'])
-  assert starts.sum() == 3 and starts[0]
+  (ids, starts), = t.encode_with_words(['the quick fox'])
+  assert ids == t.encode_batch(['the quick fox'])[0] and starts.sum() == 3 and starts[0]
 
 
 def test_special_tokens_that_the_file_calls_words_are_text_in_a_corpus(tmp_path):

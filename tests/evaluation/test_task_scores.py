@@ -129,6 +129,7 @@ def test_fields_of_training_and_of_other_tasks(tmp_path):
   report = score(tmp_path / 'run', files['data.eval'], tmp_path, **options)
   # Pearson's: where two cosines are all but equal, the last bit decides their ranks.
   assert report['pearson'] == pytest.approx(expected['pearson'], abs=1e-5)
+  assert report['spearman'] == pytest.approx(expected['spearman'], abs=1e-3)  # a rank or two
   with pytest.raises(UserError, match="data.pooling='median' is unknown"):
     score(tmp_path / 'run', files['data.eval'], tmp_path, fields=('pooling=median',), **options)
   # Of a model that pools twice, one way is scored, at the length that its folder gives.

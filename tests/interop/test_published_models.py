@@ -66,6 +66,23 @@ def test_vectors_are_those_of_pytorch(tmp_path, name):
     np.testing.assert_allclose(ours[:len(ids)], expected, atol=2e-5)
 
 
+def test_a_folder_that_no_other_library_reads(tmp_path, monkeypatch):
+  def refuse(_):
+    raise ImportError('protobuf is missing')
+  monkeypatch.setattr(transformers.AutoTokenizer, 'from_pretrained', refuse)
+  for name, holds in (('deberta-v2', True), ('bert-base-uncased', False)):
+    folder = tmp_path / name
+    published.FOLDERS[name].write(folder)
+    (folder / 'config.json').write_text('{"model_type": "bert"}')
+    source = reader.load(str(folder))
+    if holds:
+      lines = dict(tokenizer_checks.compare(source, source, epath.Path(folder)))
+      assert lines['tokenization'].endswith('all equal, read by bert_jax alone')
+    else:
+      with pytest.raises(UserError, match='transformers cannot read .* protobuf is missing'):
+        list(tokenizer_checks.compare(source, source, epath.Path(folder)))
+
+
 def _flip(path: pathlib.Path, old: str, new: str):
   content = path.read_text()
   assert old in content, (path, old)

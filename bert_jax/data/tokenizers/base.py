@@ -97,11 +97,6 @@ class Tokenizer(abc.ABC):
   def word_starts(self) -> np.ndarray:
     """[V] bool: True for entries that start a word; all False where entries do not say it."""
 
-  def starts_of(self, texts: Sequence[str]) -> list[np.ndarray]:
-    """For each text [tokens] bool: True for tokens that start a word."""
-    starts = self.word_starts()
-    return [starts[ids] for ids in self.encode_batch(texts)]
-
   def tokens(self, ids: Sequence[int]) -> list[str]:
     """The vocabulary entry of each id."""
     return [self.vocab[i] for i in ids]

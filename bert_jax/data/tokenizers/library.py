@@ -129,9 +129,8 @@ class LibraryTokenizer(base.Tokenizer):
                 f'entry {ids[token["content"]]}: there are gaps between its ids')
     _check_unknown(model, where)
     self.markers = tuple(markers)
-    self._find_roles(ids, named, where)
+    ids = self._find_roles(ids, named, where)
     self.kind = type(self._parsing.model).__name__.lower()
-    ids = self._parsing.get_vocab(with_added_tokens=True)
     check_ids(ids, where)
     self.vocab = [f'[unused{i}]' for i in range(max(ids.values()) + 1)]
     for entry, i in ids.items():
@@ -153,10 +152,11 @@ class LibraryTokenizer(base.Tokenizer):
   def _named(self) -> dict[str, str]:
     return {f'{role}_token': self.vocab[getattr(self, f'{role}_id')] for role in base.ROLES}
 
-  def _find_roles(self, ids: Mapping[str, int], named: Mapping[str, str], where: Any):
+  def _find_roles(self, ids: Mapping[str, int], named: Mapping[str, str],
+                  where: Any) -> Mapping[str, int]:
     """Sets the id of each special token: as other files name it, else by its usual names.
 
-    Special tokens that the file does not add are added, as transformers does.
+    Special tokens that the file does not add are added, as transformers does. Returns all ids.
     """
     special = {x['content'] for x in self._added if x['special']}
     ends, roles = {'cls': named.get('bos_token'), 'sep': named.get('eos_token')}, {}
@@ -175,11 +175,13 @@ class LibraryTokenizer(base.Tokenizer):
       self._parsing.add_special_tokens(
           [tokenizers.AddedToken(x, normalized=False, special=True) for x in missing])
       self._settings |= {'added_tokens': json.loads(self._parsing.to_str())['added_tokens']}
+      ids = self._parsing.get_vocab(with_added_tokens=True)
     for role, name in roles.items():
-      setattr(self, f'{role}_id', self._parsing.token_to_id(name))
-    # What text of a corpus never gets; other special tokens may be words too.
-    self._hidden = {*roles.values(), *ends.values()} | {
+      setattr(self, f'{role}_id', ids[name])
+    # Text of a corpus never gets these tokens. Other special tokens may be words too.
+    self._never_text = {*roles.values(), *ends.values()} | {
         x for spellings in _SPELLINGS.values() for x in spellings if x in special}
+    return ids
 
   def _around_texts(self) -> base.Around:
     """The special tokens of the post-processor; [CLS] A [SEP] B [SEP] where it adds none."""
@@ -209,9 +211,9 @@ class LibraryTokenizer(base.Tokenizer):
     `encode_special_tokens` alone does not suffice: a unigram model has "<s>" among its pieces.
     """
     unused = {x for x in self.vocab if x.endswith('NOTUSED')}  # of CamemBERT
-    hidden, vocab = self._hidden | unused, self._settings['model']['vocab']
+    hidden, model = self._never_text | unused, self._settings['model']
+    vocab = model['vocab']
     pieces = {x for x, _ in vocab} if isinstance(vocab, list) else vocab
-    model = self._settings['model']
     renamed = {x for x in hidden if x in pieces and x != model.get('unk_token')}
     plain = tokenizers.Tokenizer.from_str(json.dumps(self._settings | {
         'model': _without(renamed, model),
@@ -264,12 +266,14 @@ class LibraryTokenizer(base.Tokenizer):
     text = text.replace('[MASK]', self.vocab[self.mask_id])
     return self._parsing.encode(text, add_special_tokens=False).ids
 
-  def starts_of(self, texts: Sequence[str]) -> list[np.ndarray]:
-    if self.word_starts().any():
-      return super().starts_of(texts)
+  def encode_with_words(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
+    """Token ids of each text, and [tokens] bool: True for tokens that start a word of the splitter.
+
+    For a vocabulary whose entries do not mark the start of a word: see `word_starts`.
+    """
     encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
     words = ([-1 if word is None else word for word in e.word_ids] for e in encodings)
-    return [np.diff(of_text, prepend=-2) != 0 for of_text in words]
+    return [(e.ids, np.diff(of_text, prepend=-2) != 0) for e, of_text in zip(encodings, words)]
 
   def word_starts(self) -> np.ndarray:
     inside = self._settings['model'].get('continuing_subword_prefix')
@@ -315,8 +319,8 @@ class LibraryTokenizer(base.Tokenizer):
     words = self._words
     if words is None or self.markers:
       settings = dict(self._settings)
-      if self.kind == 'unigram' and '[CLS]' in self._hidden:  # so are digests of old records
-        settings['post_processor'] = None
+      if self.kind == 'unigram' and '[CLS]' in self._never_text:
+        settings['post_processor'] = None  # as in the digests of older records
       return json.dumps(settings, sort_keys=True).encode()
     normalizer = self._parsing.normalizer
     settings = [self.vocab[:self.entries], self.lowercase]
