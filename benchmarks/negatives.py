@@ -5,8 +5,9 @@
 All sides of `data.negatives` go on from one model, configs/tiny.py after masked LM alone, for the
 same steps. The table tells how well a rule guesses the labels from style alone (the counts of
 marks, capitals and digits in A and in B, and their lengths), the NSP accuracy of each side on
-held-out rows of its own kind and of similar style, and its accuracy on SST-2 after one epoch.
-Capitals need records with a cased vocabulary: `prepare --nolowercase`. The same command goes on
+held-out rows with the same negatives and with similar_style, and its accuracy on SST-2 after one
+epoch.
+Capitals need records with a cased vocabulary: `prepare --nolowercase`. The same command continues
 where it was.
 """
 
@@ -108,7 +109,7 @@ def main(_):
                       _last(run, 'eval_mlm_loss'), _last(tuned, 'eval_accuracy')))
       print(kind, seed, *of_kind[-1], flush=True)
   max_len = _config(home / 'start').max_len
-  print('| `data.negatives` | guessed by style | NSP accuracy on rows of its own kind | of '
+  print('| `data.negatives` | guessed by style | NSP accuracy, same negatives | on '
         f'`{_JUDGE}` | MLM loss | SST-2 |\n| --- | --- | --- | --- | --- | --- |')
   for kind, of_kind in scores.items():
     cells = [f'{statistics.mean(x):.3f} ± {statistics.stdev(x):.3f}' for x in zip(*of_kind)]

@@ -77,7 +77,7 @@ def accuracy_of_rule(x: np.ndarray, label: np.ndarray,
   """The accuracy of the best rule on pairs that it was not fitted to.
 
   Args:
-    x: [N, features], such as those of `features`.
+    x: [N, features], made by `features`.
     label: [N].
     categorical: the features that are no numbers.
   """

@@ -33,7 +33,7 @@ ABSENT_TPU = {'TPU_SKIP_MDS_QUERY': '1', 'TPU_WORKER_HOSTNAMES': 'localhost',
 _NOISE = {'ERROR': ('asyncio', 'gcsfs', 'orbax'),
           'WARNING': ('gcsfs', 'tensorflow_datasets', 'urllib3')}
 _HELP = {'--help', '-help', '-h', '-?', '--helpshort', '--helpfull'}
-# What Python and absl say of a flag's value, and what we say instead.
+# Messages of Python and absl about a flag's value: {beginning: our words}.
 _WRONG_VALUES = {'Non-boolean argument': 'give true or false',
                  'invalid literal for int': 'give a whole number',
                  'could not convert string to float': 'give a number'}

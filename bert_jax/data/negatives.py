@@ -67,7 +67,7 @@ def _of_one_document(b_length: np.ndarray, document: np.ndarray, near: float,
   left, right = order[:-1], order[1:]
   linked = ((document[left] == document[right]) & (b_length[right] - b_length[left] <= near)
             & fits(left, right))
-  # Of a run of links every second one is taken: no pair is in two couples.
+  # Every second link of a run is taken, so that no pair is in two couples.
   number = np.arange(len(linked))
   begins = np.maximum.accumulate(np.where(linked, -1, number)) + 1
   taken = linked & ((number - begins) % 2 == 0)

@@ -119,7 +119,7 @@ def _inputs(model: Pretrained, texts: list[tuple[str, ...]]) -> tuple[Batch, jax
 
 
 def _vectors(model: Pretrained, texts: list[tuple[str, ...]]) -> np.ndarray:
-  """What our model makes of texts or pairs, [B, D]: vectors, weights or scores."""
+  """The vectors, weights or scores of texts or pairs by our model: [B, D]."""
   layout, config = model.sentence, dataclasses.replace(model.config, dtype='float32')
   batch, starts = _inputs(model, texts)
 

@@ -1,7 +1,7 @@
-"""What every folder of sentence-transformers says: its modules, prompts and longest input.
+"""The modules, prompts and longest input in a folder of sentence-transformers.
 
-The classes that follow say what its model makes of a text: a vector (`sentence_layout`), weights of
-the vocabulary (`sparse_layout`), or a score of a pair (`cross_layout`).
+The model turns a text into a vector (`sentence_layout`) or into weights of the vocabulary
+(`sparse_layout`), or it scores a pair (`cross_layout`).
 """
 
 import abc

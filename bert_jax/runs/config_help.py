@@ -1,4 +1,4 @@
-"""What --help says of the config: how to override a field, and where all fields are."""
+"""The text of --help about the config: how to override a field, and where all fields are."""
 
 import pathlib
 import textwrap

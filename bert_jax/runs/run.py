@@ -19,6 +19,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from bert_jax import config as config_lib
 from bert_jax.data import loader
 from bert_jax.errors import UserError
+from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import attention_paths
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
@@ -104,6 +105,16 @@ def _versions() -> dict[str, str]:
   return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
+def _make_job(config: ConfigDict, *, model: Pretrained | None, mesh: Mesh, path: epath.Path,
+              workdir: epath.Path, has_started: bool) -> Job:
+  """The job of a config; that of a run that `has_started` needs no parameters to start from."""
+  kind = pretrain if config.task == 'pretrain' else finetune
+  job = kind.make_job(config, model, mesh, workdir)
+  if has_started:  # its own checkpoint has the parameters, whatever the teacher has
+    job = dataclasses.replace(job, start=None)
+  return frozen_base.adapt(job, config, path)
+
+
 def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any], planned: int,
            notes: Sequence[str]) -> FrozenConfigDict:
   """Resolves the config and trains; all processes do this together. Returns the whole config.
@@ -126,13 +137,8 @@ def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any], plann
   model = initial.start(config, run_json, has_started)
   config_lib.check_sizes(config, mesh)
 
-  def make_job(config: ConfigDict) -> Job:
-    kind = pretrain if config.task == 'pretrain' else finetune
-    job = kind.make_job(config, model, mesh, workdir)
-    if has_started:  # its own checkpoint has the parameters, whatever the teacher has
-      job = dataclasses.replace(job, start=None)
-    return frozen_base.adapt(job, config, path)
-
+  make_job = functools.partial(
+      _make_job, model=model, mesh=mesh, path=path, workdir=workdir, has_started=has_started)
   if config.train_minutes:
     notes = [*notes, *time_budget.fix_steps(config, run_json, make_job, mesh)]
   job = make_job(config)

@@ -212,7 +212,7 @@ class FineTuning(abc.ABC):
 
   @property
   def facts(self) -> dict[str, Any]:
-    """What the scores of other files need of the training data; a workdir keeps it."""
+    """Facts about the training data that scores of other files need; a workdir keeps them."""
     return {'null_threshold': self.null_threshold}
 
   @staticmethod

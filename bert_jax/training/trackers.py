@@ -244,7 +244,7 @@ def _check_server(url: str):
 
 
 def _reason(error: Exception) -> str:
-  """What W&B says, without links, and what to do."""
+  """The message of W&B without links, and what to do."""
   lines = [line.strip() for line in str(error).splitlines() if 'https://' not in line]
   said = ' '.join(lines).rstrip('.')
   if 'API key' in said and 'WANDB_API_KEY' not in os.environ:

@@ -13,7 +13,7 @@ from transformers.utils import sentencepiece_model_pb2_new
 from bert_jax.data.tokenizers import reader
 from bert_jax.errors import UserError
 from bert_jax.interop import tokenizer_checks
-from tests import published
+from tests import published, published_files
 
 LATIN = 'abcdefghijklmnopqrstuvwxyz ABC 0123456789 .,;:!?-()[]<>/"\'`'
 
@@ -24,7 +24,7 @@ def folders(tmp_path_factory):
   root = tmp_path_factory.mktemp('folders')
   for name, folder in published.FOLDERS.items():
     folder.write(root / name)
-    config = {'model_type': folder.model_type, 'vocab_size': published.ROWS}
+    config = {'model_type': folder.model_type, 'vocab_size': published_files.ROWS}
     (root / name / 'config.json').write_text(json.dumps(config))
   return root
 
@@ -75,8 +75,8 @@ def test_there_are_forty_and_their_rules_differ(folders):
 def test_ids_and_places_are_the_librarys(folders, name, tmp_path):
   folder = folders / name
   ours, read = reader.load(str(folder)), _reference(folder)
-  texts = [*tokenizer_checks.hostile(ours), *published.TEXTS]
-  assert len(texts) >= 160 and ours.vocab_size == published.ROWS
+  texts = [*tokenizer_checks.hostile(ours), *published_files.TEXTS]
+  assert len(texts) >= 160 and ours.vocab_size == published_files.ROWS
   assert tokenizer_checks.differences(ours, read, texts) == []
   # Text stays text in a corpus; a unigram model alone would find "<s>" among its pieces.
   read.library.encode_special_tokens = True

@@ -18,8 +18,9 @@ from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.corpus import Settings
 from bert_jax.data.tokenizers import base, older, reader, training
 from bert_jax.errors import UserError
-from tests import conftest, published
-from tests.published import FOLDERS, NAMES, by_json, by_vocab, token, wordpiece
+from tests import conftest, published, published_files
+from tests.published import FOLDERS, NAMES, by_json, by_vocab
+from tests.published_files import token, wordpiece
 
 
 def _load(folder: pathlib.Path, write):
@@ -51,7 +52,7 @@ ADDED = token('graft', published._size() - 2, False)
     ({'lstrip': True}, 'a  graft', ['a', 'graft']),
     ({'normalized': False}, 'GRAFT graft', ['g', '##r', '##a', '##f', '##t', 'graft'])])
 def test_added_tokens_keep_their_flags(tmp_path, flags, text, expected):
-  vocab = [x for x in published.entries(False) if not x.startswith('graft')]
+  vocab = [x for x in published_files.entries(False) if not x.startswith('graft')]
   t = _load(tmp_path, by_json(lambda: wordpiece(vocab=vocab, added=[ADDED | flags])))
   assert _tokens(t, text) == expected
   (ids, offsets), = t.encode_with_offsets([text])
@@ -140,7 +141,7 @@ def _special_behind(content):
   added = [token(x, ids[x]) for x in ('[UNK]', '[PAD]', '[CLS]', '[SEP]', '[MASK]')]
   more = [token('covid-19', len(ids), False), token('[H]', len(ids) + 1)]
   return content | {'model': model, 'added_tokens': [*added, *more],
-                    'post_processor': published.template('[CLS]', '[SEP]', ids)}
+                    'post_processor': published_files.template('[CLS]', '[SEP]', ids)}
 
 
 def test_ids_in_a_corpus_are_those_of_the_file(tmp_path):
@@ -154,8 +155,8 @@ def test_ids_in_a_corpus_are_those_of_the_file(tmp_path):
 def _template(single, pair):
   def change(content):
     ids = content['model']['vocab']
-    return content | {'post_processor': published.state(
-        published.tokenizers.processors.TemplateProcessing(
+    return content | {'post_processor': published_files.state(
+        published_files.tokenizers.processors.TemplateProcessing(
             single=single, pair=pair, special_tokens=[(x, ids[x]) for x in ('[CLS]', '[SEP]')]))}
   return change
 
@@ -165,7 +166,7 @@ def _template(single, pair):
     ('$A [SEP] [CLS]', '$A [SEP] $B [SEP] [CLS]'), ('$A [SEP]', '[CLS] $A [SEP] [SEP] $B [SEP]')])
 def test_one_text_and_two_have_rules_of_their_own(tmp_path, single, pair):
   t = _load(tmp_path, _json(_template(single, pair)))
-  library = published.tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
+  library = published_files.tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
   fox, dog = t.encode_batch(['fox', 'lazy dog'])
   assert list(inputs_lib.join(t, fox).ids) == library.encode('fox').ids
   assert list(inputs_lib.join(t, fox, dog).ids) == library.encode('fox', 'lazy dog').ids
@@ -177,7 +178,7 @@ def test_a_file_without_its_rule_keeps_the_rest(tmp_path):
   for i, own in enumerate((None, {'type': 'ByteLevel', 'add_prefix_space': True,
                                   'trim_offsets': True, 'use_regex': True})):
     t = _load(tmp_path / str(i), by_json(
-        lambda: published.byte_level(published.FAIRSEQS, post_processor=lambda _: own)))
+        lambda: published_files.byte_level(published_files.FAIRSEQS, post_processor=lambda _: own)))
     fox, = t.encode_batch(['fox'])
     assert inputs_lib.join(t, fox, fox).ids == [t.cls_id, *fox, t.sep_id, *fox, t.sep_id]
     t.save(epath.Path(tmp_path / f'{i} again'))
@@ -191,7 +192,7 @@ def test_flags_of_special_tokens_in_small_files_count(tmp_path):
   mask = {'content': '<mask>', 'lstrip': True, 'rstrip': False, 'normalized': False,
           'single_word': False, '__type': 'AddedToken'}
   published.robertas_files(tmp_path)
-  published.write(tmp_path, {'special_tokens_map.json': {'mask_token': mask}})
+  published_files.write(tmp_path, {'special_tokens_map.json': {'mask_token': mask}})
   t = reader.load(str(tmp_path))
   a, b = t.encode_batch(['a', ' b'])
   assert t.encode_with_masks('a [MASK] b') == [*a, t.mask_id, *b]
@@ -204,15 +205,15 @@ def test_flags_of_special_tokens_in_small_files_count(tmp_path):
 def test_config_json_names_the_class_too(tmp_path, model, name):
   published.robertas_files(tmp_path)
   (tmp_path / 'tokenizer_config.json').unlink()
-  published.write(tmp_path, {'config.json': model})
+  published_files.write(tmp_path, {'config.json': model})
   with pytest.raises(UserError, match=name):
     reader.load(str(tmp_path))
 
 
 @pytest.mark.parametrize('pre_tokenizer', [{'type': 'Whitespace'}, {'type': 'WhitespaceSplit'}])
 def test_words_where_entries_do_not_mark_them(tmp_path, pre_tokenizer):
-  content = published.byte_level(published.BERTS, pre_tokenizer=(
-      published.tokenizers.pre_tokenizers.Whitespace()), post_processor=lambda ids: None)
+  content = published_files.byte_level(published_files.BERTS, pre_tokenizer=(
+      published_files.tokenizers.pre_tokenizers.Whitespace()), post_processor=lambda ids: None)
   t = _load(tmp_path, by_json(lambda: content | {'pre_tokenizer': pre_tokenizer}))
   assert not t.word_starts().any()
   encoded = encode.Encoder(t, Settings('')).sentences([['the quick fox', 'dog']])
@@ -239,7 +240,7 @@ def test_masks_of_a_file_that_adds_no_token(tmp_path):
 
 
 def test_a_word_that_is_special_too_is_an_entry_of_a_corpus(tmp_path):
-  t = _load(tmp_path, _json(added=[token('covid', published.entries(False).index('covid'))]))
+  t = _load(tmp_path, _json(added=[token('covid', published_files.entries(False).index('covid'))]))
   assert _tokens(t.parsing(False), 'the covid') == ['the', 'covid']
 
 
@@ -251,7 +252,7 @@ def test_a_word_that_is_special_too_is_an_entry_of_a_corpus(tmp_path):
     ({'vocab': {'a': 10**7}}, 'among 1 entries')])
 def test_models_that_cannot_be_used(tmp_path, change, message):
   model = change if 'unk_id' in change else wordpiece()['model'] | change
-  published.write(tmp_path, {'tokenizer.json': wordpiece() | {
+  published_files.write(tmp_path, {'tokenizer.json': wordpiece() | {
       'model': model, 'added_tokens': [], 'post_processor': None}})
   with pytest.raises(UserError, match=message):
     reader.load(str(tmp_path))
@@ -259,7 +260,7 @@ def test_models_that_cannot_be_used(tmp_path, change, message):
 
 def test_tables_beyond_reason_are_refused(tmp_path):
   FOLDERS['bert-base-uncased'].write(tmp_path)
-  published.write(tmp_path, {'config.json': {'vocab_size': 10**11}})
+  published_files.write(tmp_path, {'config.json': {'vocab_size': 10**11}})
   with pytest.raises(UserError, match='a table of 100,000,000,000 rows'):
     reader.load(str(tmp_path))
 
@@ -307,14 +308,14 @@ def test_settings_count_more_than_the_default_of_a_config(tmp_path, capsys):
 
 def test_of_a_double_entry_the_last_counts(tmp_path, capsys):
   vocab = [*base.SPECIAL_TOKENS, 'dog', 'cat', 'dog', 'eel']
-  t = _load(tmp_path, lambda folder: published.write(folder, {'vocab.txt': vocab}))
+  t = _load(tmp_path, lambda folder: published_files.write(folder, {'vocab.txt': vocab}))
   assert t.encode_batch(['cat dog eel']) == [[6, 7, 8]] and t.vocab_size == 9
   assert "vocab.txt: 1 entries are there twice, such as 'dog'" in capsys.readouterr().err
 
 
 def test_a_model_of_another_kind_under_its_right_name(tmp_path):
-  model, _ = published.alberts_model()
-  published.write(tmp_path, {'sentencepiece.bpe.model': model})
+  model, _ = published_files.alberts_model()
+  published_files.write(tmp_path, {'sentencepiece.bpe.model': model})
   with pytest.raises(UserError, match='name a model of another kind spiece.model'):
     reader.load(str(tmp_path))
   (tmp_path / 'sentencepiece.bpe.model').rename(tmp_path / 'spiece.model')
@@ -330,7 +331,7 @@ def test_a_model_of_another_kind_under_its_right_name(tmp_path):
 def test_the_longer_text_keeps_the_odd_token(tmp_path, first, second, expected):
   assert tuple(map(len, inputs_lib.cut_pair(range(first), range(second), 17))) == expected
   FOLDERS['bert-base-uncased'].write(tmp_path)
-  library = published.tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
+  library = published_files.tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
   library.enable_truncation(20)
   numbers = library.encode('a ' * first, 'a ' * second).sequence_ids
   assert (numbers.count(0), numbers.count(1)) == expected

@@ -26,7 +26,7 @@ _BEGIN_PIECES = ['<unk>', '<s>', '</s>']  # of every model of fairseq
 
 
 class Folder(NamedTuple):
-  """What the small files of a folder say about its tokenizer."""
+  """The settings of a tokenizer in the small files of its folder."""
 
   settings: Mapping[str, Any]  # tokenizer_config.json, and special_tokens_map.json over it
   title: str  # the tokenizer's class, "BertTokenizer", or the model_type; '' = nothing says it
