@@ -18,7 +18,8 @@ from bert_jax.interop import tokenizer_checks
 from tests import published, published_files
 
 _SIZES = {'num_hidden_layers': 1, 'hidden_size': 32, 'num_attention_heads': 2,
-          'intermediate_size': 48, 'max_position_embeddings': 130, 'vocab_size': published_files.ROWS}
+          'intermediate_size': 48, 'max_position_embeddings': 130,
+          'vocab_size': published_files.ROWS}
 _OPTIONS = {
     'modernbert': {'num_hidden_layers': 4, 'local_attention': 16, 'bos_token_id': 2,
                    'eos_token_id': 1, 'cls_token_id': 2, 'sep_token_id': 1},
@@ -27,7 +28,8 @@ _OPTIONS = {
                    'pos_att_type': ['c2p', 'p2c'], 'norm_rel_ebd': 'layer_norm',
                    'share_att_key': True, 'position_buckets': 16},
     'distilbert': {'n_layers': 1, 'dim': 32, 'n_heads': 2, 'hidden_dim': 48}}
-TEXTS = [published_files.TEXTS[0], 'Café [SEP] हिन्दी </s> 2,', ('A pair of texts.', '日本 <mask> [H] b')]
+TEXTS = [published_files.TEXTS[0], 'Café [SEP] हिन्दी </s> 2,',
+         ('A pair of texts.', '日本 <mask> [H] b')]
 
 
 @functools.cache
