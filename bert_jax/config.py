@@ -17,7 +17,7 @@ from ml_collections import ConfigDict, config_dict
 
 from bert_jax import errors
 from bert_jax.data.pairs import NEGATIVES, SEQUENCES
-from bert_jax.data.phases import Phase, Phases
+from bert_jax.data.phases import MOST_STEPS, Phase, Phases
 from bert_jax.errors import UserError
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
@@ -40,8 +40,8 @@ SIZES = {
 
 # The fields of which one says how long a run is.
 LENGTHS = ('train_steps', 'train_epochs', 'train_minutes')
-# Bounds on whole numbers: the step has 31 bits, a seed has 32.
-_LARGEST, _LARGEST_SEED = 2**31 - 1, 2**32 - 1
+# Bounds on whole numbers: the others have 31 bits, as the step has; a seed has 32.
+_LARGEST, _LARGEST_SEED = MOST_STEPS, 2**32 - 1
 _SMALLEST, _LARGEST_FLOAT = 1e-37, 1e38
 
 

@@ -52,6 +52,7 @@ RULES = (
     (r"--config\.(\w+) has no effect here: phases=.* these, or give --config\.(phases='.*') too",
      r'\2', r"~\1 phases='((9,64,8),(1,64,8))'"),
     (r"phases=.*: each is \(steps, max_len, batch_size\), positive: ('.*') are two", r'phases=\1'),
+    (r'phases=.*: the steps sum to \d+, .*: give fewer', "phases='((12,32,8),)'"),
     (r'mesh 1x3x1 .* does not fit the (\d) devices', r'mesh.data=\1', 'mesh.data=-1'),
     (r'mesh 1x-1x0 .*: sizes are positive', 'mesh.model=1'),
     (r'model.num_heads=(\d) is not divisible by mesh.model=8', r'mesh.model=\1 mesh.data=2'),

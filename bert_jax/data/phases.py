@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from bert_jax.errors import require
 
+MOST_STEPS = 2**31 - 1  # of a run: the step has 31 bits
+
 
 class Phase(NamedTuple):
   """Some steps at one length and batch size."""
@@ -15,12 +17,15 @@ class Phase(NamedTuple):
 
 
 def check(phases: Sequence[Sequence[int]]):
-  """Raises UserError for phases that are no triples of positive numbers."""
+  """Raises UserError for phases that are no triples of positive numbers, or have too many steps."""
   for phase in phases:
     require(isinstance(phase, Sequence) and len(phase) == 3
             and all(isinstance(n, int) and n > 0 for n in phase),
             f'phases={tuple(phases)}: each is (steps, max_len, batch_size), positive: '
             "'((900, 128, 32), (100, 512, 32))' are two")
+  total = sum(steps for steps, _, _ in phases)
+  require(total <= MOST_STEPS, f'phases={tuple(phases)}: the steps sum to {total}, a run has at '
+          f'most {MOST_STEPS}: give fewer')
 
 
 def scaled(phases: Sequence[Sequence[int]], train_steps: int) -> tuple[tuple[int, int, int], ...]:

@@ -1,12 +1,14 @@
 import numpy as np
 import pytest
 
+from bert_jax import config as config_lib
 from bert_jax.data import rows as rows_lib
 from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource, first_rows
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.runs import length
 from bert_jax.tasks.pretraining import Pretraining, PretrainingData
 from tests.data.made import FIRST, TOKENIZER, varied
 
@@ -28,6 +30,21 @@ def test_none_is_one_phase():
 def test_wrong_phases(phases):
   with pytest.raises(UserError, match='phases='):
     Phases.create(phases, 10, 128, 8)
+
+
+@pytest.mark.parametrize('phases, total', [
+    (((3_000_000_000, 128, 8),), 3_000_000_000),
+    (((2_000_000_000, 128, 8), (147_483_648, 64, 8)), 2**31)])
+def test_more_steps_than_a_run_can_have(phases, total):
+  """The message names the field that was given, whatever the config file says of train_steps."""
+  config = config_lib.pretraining('tiny')
+  config.phases = phases
+  with pytest.raises(UserError, match=f'^phases=.* sum to {total}, a run has at most 2147483647'):
+    length.fit(config, {'phases': ()})
+  config.phases = ((2**31 - 1, 128, 8),)  # the remedy: as many as a run can have
+  length.fit(config, {'phases': ()})
+  config_lib.check(config)
+  assert config.train_steps == 2**31 - 1
 
 
 def _task(phases):
