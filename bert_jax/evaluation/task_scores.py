@@ -77,7 +77,7 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
     name: of the model, as `load` takes it.
     bert: the model, with the head of its task.
     data: a file, or tfds:NAME[@SPLIT], as `data.eval`.
-    task: one of `task_list.ALL`; '' = that of the model's head.
+    task: one of `task_list.ALL`; '' = that of the model's run, or of its head.
     fields: of the config group `data`, 'text_column=sentence'.
     max_len: tokens of an input; 0 = as the model was fine-tuned.
     batch_size: examples at once.
@@ -86,11 +86,12 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
     UserError: a model without a head, or for another task; a mistake in the file.
   """
   model = bert.model
-  if not (task or model.task):
+  task = task or model.facts.get('task') or model.task
+  if not task:
     raise UserError(f'--model={name} has no head of a task: fine-tune it first, or give '
                     '--task=sentence_embedding')
-  require_choice('--task', task or model.task, task_list.ALL)
-  kind = task_list.ALL[task or model.task]
+  require_choice('--task', task, task_list.ALL)
+  kind = task_list.ALL[task]
   if kind.parts:
     kind.head_of(bert)  # refuses a model for another task
   config = _config(name, model, kind, fields)

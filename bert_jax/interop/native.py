@@ -132,7 +132,8 @@ def load_workdir(directory: epath.Path, step: int | None = None,
   if pretrains:
     params = objective.exported(params)
   else:
-    facts |= {'max_len': fields.get('max_len'), 'null_threshold': run.get('null_threshold')}
+    facts |= {'task': task, 'max_len': fields.get('max_len'),
+              'null_threshold': run.get('null_threshold')}
     if 'highest_grade' in run:
       facts['highest_grade'] = run['highest_grade']
     facts |= {name: data[name] for name in pretrained.FACTS_OF_DATA if name in data}

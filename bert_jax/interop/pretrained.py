@@ -34,7 +34,8 @@ class Pretrained:
     labels: the names of the classifier's outputs.
     problem: of sequence classification: single_label, multi_label, regression.
     facts: about its training: 'source', 'steps', 'scores', 'command'; about fine-tuning
-      'max_len', 'null_threshold', 'highest_grade', and FACTS_OF_DATA.
+      'task' (reranking, where that of the head is sequence_classification), 'max_len',
+      'null_threshold', 'highest_grade', and FACTS_OF_DATA.
     sentence: what it makes of a text, a vector, weights or a score; None = it does not say.
   """
 
