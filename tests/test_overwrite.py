@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 
 from etils import epath
+import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
@@ -101,6 +103,54 @@ def test_an_interrupted_prediction_goes_on(folder, command, flags):
   assert ''.join(lines[:4]) == before and len(lines) == 9 and '"embedding"' in lines[4]
   assert not list(folder.glob('p.jsonl.*'))
   (folder / 'p.jsonl').unlink()
+
+
+def _write_lines(path):
+  with json_lines.partial(path, {'of': 'a job'}) as (sink, _):
+    sink.write('new')
+
+
+def _write_report(path):
+  report.write(report.Report({}, ('name', 'value'), [['x', 0.5]], 'value'), path)
+
+
+@pytest.mark.parametrize('write', [
+    _write_lines, _write_report, lambda path: storage.write_whole(path, 'new')])
+@pytest.mark.parametrize('content', ['mine', None])
+def test_a_link_stays_and_its_target_is_written(tmp_path, write, content):
+  """By way of another link, into a folder elsewhere, which may not be there yet."""
+  target, links = tmp_path / 'disk/target.json', [tmp_path / name for name in ('a.json', 'b.json')]
+  links[0].symlink_to('b.json')
+  links[1].symlink_to('disk/target.json')
+  if content:
+    target.parent.mkdir()
+    target.write_text(content)
+  storage.make_parent('--output', epath.Path(links[0]))
+  write(epath.Path(links[0]))
+  assert [os.readlink(link) for link in links] == ['b.json', 'disk/target.json']
+  assert 'new' in target.read_text() or json.loads(target.read_text())['rows']
+  assert [p.name for p in target.parent.iterdir()] == ['target.json']  # nothing .partial is left
+  assert not list(tmp_path.glob('*.partial*'))
+
+
+def test_a_link_is_one_output_with_its_target(tmp_path):
+  (tmp_path / 'link').symlink_to('target')
+  with (storage.exclusive('--output', str(tmp_path / 'link')),
+        pytest.raises(UserError, match='another process writes it'),
+        storage.exclusive('--output', str(tmp_path / 'target'))):
+    pass
+
+
+def test_a_linked_output_of_a_command(folder, command):
+  arguments, flag, _ = COMMANDS['predict arrays']
+  (folder / 'target.npy').write_text('mine')
+  (folder / 'link.npy').symlink_to('target.npy')
+  status, error = command('predict', *arguments, f'{flag}=link.npy')
+  assert status == 2 and 'link.npy is there already' in error
+  status, error = command('predict', *arguments, f'{flag}=link.npy', '--overwrite')
+  assert status == 0, error
+  assert os.readlink(folder / 'link.npy') == 'target.npy'
+  assert np.load(folder / 'target.npy').shape[0] == 9
 
 
 # ---- evaluations: several files -----------------------------------------------------------------

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
+from bert_jax.runtime import storage
+
 
 class Report(NamedTuple):
   """The result of a suite.
@@ -89,7 +91,7 @@ def write(report: Report, path: epath.Path):
   table = json.dumps({**report.facts, 'rows': rows}, indent=2, allow_nan=False) + '\n'
   contents = [*(text.encode() for text in report.beside.values()), markdown(report).encode(),
               _picture(report), table.encode()]
-  named = list(zip(files(path, *report.beside), contents, strict=True))
+  named = list(zip(map(storage.through_link, files(path, *report.beside)), contents, strict=True))
   for file, content in named:
     file.with_suffix(f'{file.suffix}.partial').write_bytes(content)
   for file, _ in named:

@@ -130,11 +130,12 @@ def partial(path: epath.Path, job: dict[str, Any] | None = None,
   After a kill the same job goes on: OUTPUT.partial.json says which one it was.
 
   Args:
-    path: OUTPUT.
+    path: OUTPUT; where it is a link, it stays one, and OUTPUT is its target.
     job: all that the answers depend on; {} or None = a killed job begins anew.
     binary: opens the file for bytes.
   """
-  growing, job_file = (path.parent / f'{path.name}.{end}' for end in ('partial', 'partial.json'))
+  whole = storage.through_link(path)
+  growing, job_file = (whole.parent / f'{whole.name}.{end}' for end in ('partial', 'partial.json'))
   done = Done()
   storage.make_parent('--output', path)
   try:
@@ -156,5 +157,5 @@ def partial(path: epath.Path, job: dict[str, Any] | None = None,
       growing.unlink()
       job_file.unlink(missing_ok=True)
     raise
-  growing.replace(path)
+  growing.replace(whole)
   job_file.unlink(missing_ok=True)

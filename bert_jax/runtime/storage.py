@@ -74,8 +74,14 @@ def read_json_if_any(path: epath.Path) -> dict:
   return read_json(path) if path.exists() else {}
 
 
+def through_link(path: epath.Path) -> epath.Path:
+  """The file that a path stands for: of a link the target, for which the link stays."""
+  return epath.Path(os.path.realpath(path)) if os.path.islink(path) else path
+
+
 def write_whole(path: epath.Path, text: str):
-  """Writes a file that has its name only when it is complete."""
+  """Writes a file that has its name only when it is complete; a link stays one."""
+  path = through_link(path)
   partial = path.parent / f'{path.name}.partial'
   partial.write_text(text)
   partial.replace(path)
@@ -95,7 +101,7 @@ def make_parent(flag: str, path: epath.Path):
   """Makes the folder of an output, which was given as `flag`; raises UserError if it cannot."""
   try:
     require(not path.is_dir(), f'{flag}={path} is a folder: give a file')
-    path.parent.mkdir(parents=True, exist_ok=True)
+    through_link(path).parent.mkdir(parents=True, exist_ok=True)
   except OSError as e:
     raise UserError(f'{flag}={path} cannot be written: {e.strerror or e}') from e
 
@@ -132,7 +138,7 @@ def exclusive(flag: str, output: str | None, *sources: str | None,
   read = [path for source in sources if source for path in (source, *glob.glob(source))]
   require(os.path.realpath(output) not in map(os.path.realpath, read),
           f'{flag}={output} would overwrite what this command reads: give another {flag}')
-  name = hashlib.sha256(os.path.abspath(output).encode()).hexdigest()[:16]
+  name = hashlib.sha256(os.path.realpath(output).encode()).hexdigest()[:16]
   lock = filelock.FileLock(host.cache_folder() / 'locks' / name, blocking=False)
   try:
     pathlib.Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
