@@ -4,11 +4,11 @@
       --sweep='optimizer.learning_rate=5e-5,3e-5' --sweep='seed=0,1,2' [--parallel=2] \
       [--config.FIELD=VALUE ...]
 
-Each run has a folder in the workdir, made once all fields are known and no run comes twice. The
-same command again goes on where it was; a run that fails is named and does not stop the others. At
-the end sweep.md, sweep.csv and sweep.png in the workdir have every run, the best first, and mean
-and deviation over the seeds. Scores are those of a run's last evaluation: the best of several on
-the file that is scored would be chosen by its noise.
+Each run has a folder in the workdir, made once the config of every run is checked and no run comes
+twice. The same command again goes on where it was; a run that fails is named and does not stop the
+others. At the end sweep.md, sweep.csv and sweep.png in the workdir have every run, the best first,
+and mean and deviation over the seeds. Scores are those of a run's last evaluation: the best of
+several on the file that is scored would be chosen by its noise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ from absl import flags  # noqa: E402
 from ml_collections import config_flags  # noqa: E402
 
 from bert_jax import errors  # noqa: E402
-from bert_jax.runs import config_flag, named_configs  # noqa: E402
+from bert_jax.runs import config_flag, named_configs, run  # noqa: E402
 from bert_jax.training import metrics_log  # noqa: E402
 
 flags.adopt_module_key_flags(config_flag)  # listed by --help
@@ -99,6 +99,8 @@ def _arguments(values: Mapping[str, Any]) -> list[str]:
 def check(config: str, given: Mapping[str, Any], combinations: Sequence[dict[str, str]]):
   """Raises UserError for a field or value that no run can have, and for a run that comes twice.
 
+  The values are checked as a run checks them before it opens its data.
+
   Args:
     config: a config file.
     given: the fields that are the same in all runs, and their values.
@@ -117,6 +119,11 @@ def check(config: str, given: Mapping[str, Any], combinations: Sequence[dict[str
       config_flag.explain(argv)
       raise errors.UserError(f'--sweep: {e}') from e
     shown = ', '.join(f'{field}={value}' for field, value in values.items())
+    try:
+      run.checked(flag.value, {field: parsed[f'config.{field}'].default
+                               for field in (*given, *values)})
+    except errors.UserError as e:
+      raise errors.UserError(f'--sweep: {shown}: {e}') from e
     other = runs.setdefault(flag.value.to_json(), shown)
     errors.require(other is shown, f'--sweep: {other} and {shown} are the same run: give it once')
     other = folders.setdefault(folder_name(values), shown)

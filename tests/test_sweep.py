@@ -118,7 +118,18 @@ def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path, number, status, corpus
     (['model=1,2'], {}, '--config.model is a group'),
     (['seed=0,a'], {}, "flag --config.seed=a: invalid literal for int() with base 10: 'a'"),
     (['phases=(1,2,(3'], {}, '--config.phases=(1,2,(3: (1,2,(3 is no list'),
-    (['seed=0,1'], {'seed': 3}, '--config.seed is given and swept: give it once')])
+    (['seed=0,1'], {'seed': 3}, '--config.seed is given and swept: give it once'),
+    # ---- values that a run refuses: the check is that of the run -------------------------------
+    (['seed=0,1', 'data.negatives=same_document,near'], {}, "--sweep: seed=0, data.negatives=near: "
+     "data.negatives='near' is unknown: use other_document, similar_style, same_document"),
+    (['optimizer.name=adamw,adamm'], {}, "optimizer.name=adamm: optimizer.name='adamm' is unknown"),
+    (['optimizer.warmup_steps=10,50'], {'train_steps': 20}, 'optimizer.warmup_steps=50: optimizer.'
+     'warmup_steps=50 leaves nothing of the 20'),
+    (['train_steps=0,20'], {}, 'train_steps=0: the run has no length'),
+    (['sharding=fsdp,ddp'], {}, "sharding=ddp: sharding='ddp' is unknown"),
+    (['masking.ngram_max=2,3'], {}, 'masking.ngram_max=2: --config.masking.ngram_max has no effect '
+     'here: it is for masking.unit=ngram'),
+    (['profile_steps=(3,2)'], {}, 'profile_steps=(3,2): profile_steps=3,2: the last step')])
 def test_what_no_sweep_can_run(sweeps, given, told):
   swept = SWEEP['parse'](sweeps)
   combinations = [dict(zip(swept, values)) for values in itertools.product(*swept.values())]
@@ -153,3 +164,12 @@ def test_mistakes(tmp_path):
   assert (done.returncode, done.stderr) == (
       2, 'bert_jax: unknown config field --config.sed: did you mean --config.seed?\n')
   assert not (tmp_path / 'new').exists()
+
+
+def test_a_value_of_a_fine_tuning_that_its_task_refuses(tmp_path):
+  given = {'data.train': 'train.tsv', 'init_from': 'model'}
+  check = functools.partial(
+      SWEEP['check'], str(ROOT / 'configs/sequence_classification.py'), given)
+  with pytest.raises(UserError, match="^--sweep: data.long=tali: data.long='tali' is unknown: use"):
+    check([{'data.long': 'tail'}, {'data.long': 'tali'}])
+  check([{'data.long': 'tail'}, {'data.long': 'head_tail'}])

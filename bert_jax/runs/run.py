@@ -41,6 +41,34 @@ from bert_jax.training import optimizer as optimizer_lib
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
 
+def checked(config: ConfigDict, given: Mapping[str, Any]) -> tuple[ConfigDict, int, list[str]]:
+  """Checks what needs neither the devices nor the data of a run.
+
+  Args:
+    config: it stays as it is.
+    given: as for `run`.
+
+  Returns:
+    A copy of the config, fitted to the given length; the steps of the config file (0 = its length
+    is another); and notes for the user.
+
+  Raises:
+    UserError: a value that no run can have, or a field without an effect.
+  """
+  config = config.copy_and_resolve_references()
+  planned = length.planned_steps(config, given)
+  notes = length.fit(config, given)
+  config_lib.check(config)
+  no_effect.check(config, given)
+  optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
+  if config.train_steps:
+    optimizer_lib.learning_rate(optimizer, config.train_steps)  # refuses a warmup longer than that
+  sharding.rules(config.sharding)
+  profiler.check(config.profile_steps)
+  trackers.check(config.trackers, given='trackers' in given)
+  return config, planned, notes
+
+
 @pool.without_main_module()
 def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
   """Trains what `config` says in `workdir`, or goes on with it.
@@ -58,17 +86,7 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
     raise UserError('--workdir is empty: give the folder of the run')
   storage.check('--workdir', workdir)
   workdir = epath.Path(workdir).expanduser()
-  config = config.copy_and_resolve_references()
-  planned = length.planned_steps(config, given)
-  notes = length.fit(config, given)
-  config_lib.check(config)
-  no_effect.check(config, given)
-  optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
-  if config.train_steps:
-    optimizer_lib.learning_rate(optimizer, config.train_steps)  # refuses a warmup longer than that
-  sharding.rules(config.sharding)
-  profiler.check(config.profile_steps)
-  trackers.check(config.trackers, given='trackers' in given)
+  config, planned, notes = checked(config, given)
   on_cpu = config.platform == 'cpu' or (config.platform == 'auto' and not host.has_accelerator())
   if on_cpu:
     host.keep_freed_memory()  # before JAX starts its threads
