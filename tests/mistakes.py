@@ -50,6 +50,7 @@ def _examples(folder: pathlib.Path):
   made_tasks.tags(folder / 'tags.conll', 20)
   (folder / 'no_tag.conll').write_text('w1 O\nw2\n')
   (folder / 'other_tag.conll').write_text('w1 B-PLACE\n')
+  (folder / 'swapped.conll').write_text('w1 B-NAME\nw2 O\nI-NAME w3\n')
   made_tasks.questions(folder / 'squad.json', 10)
   (folder / 'no_squad.json').write_text('{"version": "1.1"}')
   made_tasks.choices(folder / 'choices.jsonl', 10)

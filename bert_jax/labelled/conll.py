@@ -1,5 +1,6 @@
 """Words with a tag each: CoNLL files and JSON lines; and the entities that tags stand for."""
 
+import collections
 from collections.abc import Collection, Iterator, Sequence
 import re
 from typing import NamedTuple
@@ -12,9 +13,6 @@ from bert_jax.labelled import no_labels, table
 FORMATS = ('auto', 'conll', 'jsonl')
 _CONLLU_COLUMNS = 10
 _BOUNDS = ('-DOCSTART-', '#begin document', '#end document')  # of documents
-# Names of columns in a header, in lower case.
-_WORD_HEADS = {'word', 'words', 'token', 'tokens', 'form', 'text'}
-_TAG_HEADS = {'tag', 'tags', 'label', 'labels', 'ner', 'ner_tag', 'ner_tags', 'pos_tag', 'upos'}
 _NO_WORD = re.compile(r'\d+[-.]\d+')  # CoNLL-U: 8-9 repeats words that follow, 8.1 is not written
 
 
@@ -60,6 +58,11 @@ def entities(tags: Sequence[str]) -> list[Entity]:
       start, label = i, name
     before = letter
   return spans
+
+
+def _has_scheme(tag: str) -> bool:
+  """True for O, and for a letter, '-' and a label."""
+  return tag == 'O' or bool(tag[2:]) and tag[1] == '-' and tag[0] in _LETTERS
 
 
 def with_partners(tags: Collection[str]) -> set[str]:
@@ -144,29 +147,68 @@ def _without_comments(block: list[_Line], columns: tuple[int, int | None], known
   return block[first:]
 
 
-def _check_form(path: str, block: list[_Line]):
+class _Tags:
+  """The tags of a file: the number of each, its first line and the word there."""
+
+  def __init__(self):
+    self._counts, self._firsts = collections.Counter(), {}
+
+  def add(self, where: str, word: str, tag: str):
+    self._counts[tag] += 1
+    self._firsts.setdefault(tag, (where, word))
+
+  def _reason(self, tag: str, word: str) -> str:
+    """Why a tag is none, '' if it may be one."""
+    named = sum(n for x, n in self._counts.items() if _has_scheme(x) and x != 'O')
+    others = sum(n for x, n in self._counts.items() if not _has_scheme(x))
+    if not _has_scheme(tag) and named >= max(others, 1):
+      return "is not O or a letter, '-' and a label, as most tags of this file are"
+    # A sign is a part of speech and a word: ',' has the tag ','. So may be the word O.
+    return '' if _has_scheme(tag) or not any(map(str.isalpha, word)) else (
+        no_labels.reason_in_row(word, tag, self._counts))
+
+  def check(self, labels: Collection[str]):
+    """Raises UserError for a tag that is none, unless `labels` name it."""
+    for tag, (where, word) in self._firsts.items():
+      why = tag not in labels and (
+          no_labels.reason(tag, is_tag=True) or self._reason(tag, word))
+      require(not why, f'{where}: the tag {tag!r} {why}: mend the line, or name every tag in '
+                       'data.labels')
+
+
+def _tags_of_headers(lines: Sequence[_Line], columns: tuple[int, int]) -> set[str]:
+  """The tags that are names of columns, and stand beside no word but the name of another."""
+  words = {}
+  for line in lines:
+    words.setdefault(_at(line, columns[1]) or '', set()).add(_at(line, columns[0]) or '')
+  return {tag for tag, beside in words.items() if no_labels.is_label_name(tag)
+          and no_labels.TEXT_NAMES.issuperset(map(no_labels.plain, beside))}
+
+
+def _check_form(path: str, block: list[_Line], tag_column: int, of_headers: Collection[str]):
   """Raises UserError for a header, and for a line of a sentence with another number of fields."""
   first = block[0]
   for line in block:
-    where, heads = f'{path}, line {line.number}', {field.lower() for field in line.fields}
+    where = f'{path}, line {line.number}'
     require(len(line.fields) > 1, f'{where}: {line.text!r} has a word without a tag')
-    require(not (heads & _WORD_HEADS and line.fields[-1].lower() in _TAG_HEADS),
-            f'{where}: {line.text!r:.50} are names of columns: CoNLL files have none, leave the '
-            'line out')
+    require(_at(line, tag_column) not in of_headers,
+            f'{where}: {line.text!r:.50} are names of columns: leave the line out, as CoNLL files '
+            'have none, or name every tag in data.labels')
     require(len(line.fields) == len(first.fields),
             f'{where}: {len(line.fields)} fields, line {first.number} of the same sentence has '
             f'{len(first.fields)}: does a word hold a space?')
 
 
 def _read_conll(path: str, word_column: int, tag_column: int | None, labels: Collection[str],
-                notes: list[str]) -> Iterator[TaggedWords]:
+                notes: list[str], tags_of_file: _Tags) -> Iterator[TaggedWords]:
   blocks = [[line for line in block if not (
       len(line.fields) == _CONLLU_COLUMNS and word_column and _NO_WORD.fullmatch(line.fields[0]))]
       for block in _blocks(path)]
   words = [line for block in blocks for line in block if _is_word(line)]
-  widths, known = {len(line.fields) for line in words}, {'O', *labels}
+  widths, known, of_headers = {len(line.fields) for line in words}, {'O', *labels}, set()
   if tag_column is not None:
     known |= {_at(line, tag_column) for line in words}
+    of_headers = _tags_of_headers(words, (word_column, tag_column)) - set(labels)
   left_out = []
   for block in blocks:
     sentence = _without_comments(block, (word_column, tag_column), known, widths)
@@ -174,7 +216,7 @@ def _read_conll(path: str, word_column: int, tag_column: int | None, labels: Col
     if not sentence:
       continue
     if tag_column is not None:
-      _check_form(path, sentence)
+      _check_form(path, sentence, tag_column, of_headers)
     words, tags = [], []
     for line in sentence:
       where = f'{path}, line {line.number}'
@@ -186,19 +228,12 @@ def _read_conll(path: str, word_column: int, tag_column: int | None, labels: Col
                                                     f'{line.text!r}')
       words.append(word)
       if tag_column is not None:
-        _check_tag(where, tag, labels)
+        tags_of_file.add(where, word, tag)
         tags.append(tag)
     yield TaggedWords(f'{path}, line {sentence[0].number}', tuple(words), tuple(tags))
   if left_out:
     notes.append(f'{len(left_out):,} lines of {path} that begin with # are taken for comments, '
                  f'such as line {left_out[0].number}: {left_out[0].text!r:.60}')
-
-
-def _check_tag(where: str, tag: str, labels: Collection[str]):
-  """Raises UserError for a tag that is none, unless `labels` name it."""
-  why = tag not in labels and no_labels.reason(tag, is_tag=True)
-  require(not why, f'{where}: the tag {tag!r} {why}: mend the line, or name every tag in '
-                   'data.labels')
 
 
 def _strings(row: table.Row, column: str) -> tuple[str, ...]:
@@ -208,8 +243,21 @@ def _strings(row: table.Row, column: str) -> tuple[str, ...]:
   return tuple(value)
 
 
+def _read_jsonl(path: str, data: ConfigDict, labelled: bool,
+                tags_of_file: _Tags) -> Iterator[TaggedWords]:
+  for row in table.read_jsonl(path):
+    words = _strings(row, data.text_column)
+    tags = _strings(row, data.label_column) if labelled else ()
+    require(not labelled or len(words) == len(tags),
+            f'{row.where}: {len(words)} words and {len(tags)} tags')
+    for word, tag in zip(words, tags):
+      tags_of_file.add(row.where, word, tag)
+    if words:
+      yield TaggedWords(row.where, words, tags)
+
+
 def read(path: str, data: ConfigDict, labelled: bool = True,
-         notes: list[str] | None = None) -> Iterator[TaggedWords]:
+         notes: list[str] | None = None) -> list[TaggedWords]:
   """The sentences of a file; raises UserError that names a line of another form.
 
   CoNLL has a word and its tags on a line, spaces or tabs between them, and a blank line between
@@ -218,18 +266,12 @@ def read(path: str, data: ConfigDict, labelled: bool = True,
   comments that are left out is added to `notes`.
   """
   require_choice('data.format', data.format, FORMATS)
-  name, labels = path.removesuffix('.gz'), tuple(map(str, data.labels))
+  name, labels, tags = path.removesuffix('.gz'), tuple(map(str, data.labels)), _Tags()
   if data.format == 'conll' or (data.format == 'auto' and not name.endswith(('.jsonl', '.json'))):
-    yield from _read_conll(path, _column(data, 'text_column'),
-                           _column(data, 'label_column') if labelled else None, labels,
-                           [] if notes is None else notes)
-    return
-  for row in table.read_jsonl(path):
-    words = _strings(row, data.text_column)
-    tags = _strings(row, data.label_column) if labelled else ()
-    require(not labelled or len(words) == len(tags),
-            f'{row.where}: {len(words)} words and {len(tags)} tags')
-    for tag in tags:
-      _check_tag(row.where, tag, labels)
-    if words:
-      yield TaggedWords(row.where, words, tags)
+    sentences = list(_read_conll(path, _column(data, 'text_column'),
+                                 _column(data, 'label_column') if labelled else None, labels,
+                                 [] if notes is None else notes, tags))
+  else:
+    sentences = list(_read_jsonl(path, data, labelled, tags))
+  tags.check(labels)
+  return sentences

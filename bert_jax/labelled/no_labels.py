@@ -18,6 +18,9 @@ _SIGNS_AMONG_TAGS = frozenset('-_?')  # '.', '*' and 'inf' are parts of speech
 _DATE = re.compile(r'[\[(]?(\d{4}([-/.])\d{1,2}\2\d{1,2}([T ].*)?|'
                    r'\d{1,2}([-/.])\d{1,2}\4(\d{2}|\d{4}))[\])]?')
 _ADDRESS = re.compile(r'(https?://|www\.)\S')
+# Names of columns in a header, as `plain` writes them.
+TEXT_NAMES = frozenset(('word', 'words', 'token', 'tokens', 'form', 'text', 'texts', 'sentence'))
+_LABEL_NAMES = re.compile(r'.*(tag|label)s?|ner|entity|entities|pos|upos|class|category')
 
 
 def reason(value: str, is_tag: bool = False) -> str:
@@ -28,6 +31,39 @@ def reason(value: str, is_tag: bool = False) -> str:
   if _DATE.fullmatch(value):
     return 'is a date'
   return 'is an address' if _ADDRESS.match(value) else ''
+
+
+def plain(name: str) -> str:
+  """A name of a column without its case, spaces and signs: 'NER-Tag' is 'nertag'."""
+  return re.sub(r'[\W_]+', '', name).casefold()
+
+
+def is_label_name(value: str) -> bool:
+  """True for what a header may have above the labels."""
+  return bool(_LABEL_NAMES.fullmatch(plain(value)))
+
+
+def reason_in_row(text: str, label: str, counts: Mapping[str, int], columns: tuple[str, str] = (
+    '', '')) -> str:
+  """Why the label of a row is none: it repeats the header, or its columns are swapped; else ''.
+
+  Args:
+    text: of the first row with the label.
+    label: may be a tag, of a word.
+    counts: rows of each label of the file.
+    columns: the names of those of the texts and the labels; '' = they have none.
+  """
+  text_name, label_name = map(plain, columns)
+  has_name, is_single = bool(label_name) and plain(label) == label_name, counts[label] == 1
+  # Beside another class alone it may be a class: the column 'spam' has 'spam' and 'ham'.
+  if has_name and is_single and (len(counts) > 2 or 'label' in label_name) or (
+      columns[1] and (has_name or is_label_name(label))
+      and plain(text) in {text_name, *TEXT_NAMES}):
+    return 'is the name of a column, as in a header that stands there twice'
+  if is_single and text != label and counts.get(text, 0) > 1:
+    return (f'stands beside the text {text!r}, which is a label of other rows, as if the columns '
+            'were swapped')
+  return ''
 
 
 def as_override(value: str) -> str:
@@ -49,15 +85,16 @@ def _number(label: str) -> float | None:
   return number if math.isfinite(number) and '_' not in label else None
 
 
-def check(places: Mapping[str, str]):
+def check(places: Mapping[str, str], reasons: Mapping[str, str] = {}):
   """Raises UserError for a label of the training file that is none.
 
   Args:
     places: the labels, and the first line of each.
+    reasons: why a label is none by what the file has beside it; '' = it may be one.
   """
   named = 'or name every label in data.labels'
   for label, where in places.items():
-    why = reason(label)
+    why = reason(label) or reasons.get(label)
     require(not why, f'{where}: the label {label!r} {why}: {skipping(label)}, {named}')
   numbers = {label: number for label in places if (number := _number(label)) is not None}
   of_number = {}

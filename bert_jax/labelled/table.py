@@ -13,6 +13,7 @@ import numpy as np
 
 from bert_jax.data import corpus
 from bert_jax.errors import UserError, require, require_choice
+from bert_jax.labelled import no_labels
 from bert_jax.runtime import storage
 
 FORMATS = ('auto', 'csv', 'tsv', 'jsonl')
@@ -97,10 +98,12 @@ def read_jsonl(path: str) -> Iterator[Row]:
 
 
 def _check_header(row: Row, names: Sequence[str], first: int):
-  """Raises UserError for a line that repeats the names of the columns, in any order."""
-  values = [(value or '').lstrip('\ufeff').strip() for value in row.values.values()]
-  require(sorted(values) != sorted(names), f'{row.where} repeats the names of the columns in line '
-          f'{first}, as in files that were joined: leave it out')
+  """Raises UserError for a line that repeats the names of the columns, in any order or spelling."""
+  # A text that is longer than any name need not be read to its end.
+  values = sorted(no_labels.plain((value or '')[:200]) for value in row.values.values())
+  require(not any(values) or values != sorted(map(no_labels.plain, names)),
+          f'{row.where} repeats the names of the columns in line {first}, as in files that were '
+          'joined: leave it out')
 
 
 def read_separated(path: str, data_format: str, names: Sequence[str] | None = None,

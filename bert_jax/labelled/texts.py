@@ -138,12 +138,14 @@ def check_labels(examples: Sequence[TextExample], c: Columns) -> list[str]:
   if c.problem == 'regression' or c.labels or (
       c.problem == 'multi_label' and len(label_columns(c)) > 1):
     return []
-  places, counts = {}, collections.Counter()
+  firsts, counts = {}, collections.Counter()
   for e in examples:
     for label in e.label if c.problem == 'multi_label' else (e.label,):
-      places.setdefault(label, e.where)
+      firsts.setdefault(label, e)
       counts[label] += 1
-  no_labels.check(places)
+  places = {label: e.where for label, e in firsts.items()}
+  no_labels.check(places, {label: no_labels.reason_in_row(e.text, label, counts, (c.text, c.label))
+                           for label, e in firsts.items()})
   require(c.problem == 'multi_label' or len(places) < max(len(examples), _FEW),
           f'each of the {len(examples):,} rows has a label of its own, such as '
           f'{next(iter(places))!r:.50}: is data.label_column={c.label} right? If it is, name every '

@@ -175,6 +175,52 @@ def test_lines_of_tables_that_are_no_rows(tmp_path, line, message):
         read(tmp_path / name)
 
 
+@pytest.mark.parametrize('line', ['Text,Label,Source', 'TEXT, LABEL ,SOURCE', 'label,Text,source',
+                                  '"text_",lab-el,source'])
+def test_a_header_in_another_spelling(tmp_path, line):
+  """Such a row is refused for every task that reads tables."""
+  (tmp_path / 'a.csv').write_text(f'text,label,source\nx,no,web\n{line}\ny,yes,web\n')
+  for read in (train, lambda path: list(table.read(str(path), 'auto', 'x'))):
+    with pytest.raises(UserError, match='line 3 repeats the names of the columns in line 1'):
+      read(tmp_path / 'a.csv')
+
+
+@pytest.mark.parametrize('head, rows, message', [
+    ('text,label', ['a,no', 'Sentence,Label', 'b,yes'], "line 3: the label 'Label' is the name"),
+    ('text,label', ['a,no', 'Text,gold_label', 'b,yes', 'c,no', 'Text,gold_label'],
+     "line 3: the label 'gold_label' is the name of a column"),
+    ('words,label', ['a,no', 'Tweet,LABEL', 'b,yes'], "line 3: the label 'LABEL' is the name"),
+    ('text,tone', ['a,no', 'Tweet,Tone', 'b,yes'], "line 3: the label 'Tone' is the name"),
+    ('text,label', ['a,no', 'b,yes', 'no,c', 'd,no'],
+     "line 4: the label 'c' stands beside the text 'no', which is a label of other rows")])
+def test_rows_that_are_headers_or_swapped(tmp_path, head, rows, message):
+  """What the message offers leaves the row out, or makes the value a class; in JSON lines too."""
+  path, columns = tmp_path / 'a.csv', head.split(',')
+  path.write_text('\n'.join([head, *rows]))
+  fields = dict(zip(('text_column', 'label_column'), columns))
+  with pytest.raises(UserError, match=message) as e:
+    train(path, **fields)
+  examples, _ = train(path, **fields, **override(str(e.value)))
+  assert {x.text for x in examples} <= set('abcd')
+  labels = tuple(dict.fromkeys(row.split(',')[1] for row in rows))
+  assert len(train(path, **fields, labels=labels)[0]) == len(rows)
+  path = tmp_path / 'a.jsonl'
+  path.write_text('\n'.join(json.dumps(dict(zip(columns, row.split(',')))) for row in rows))
+  line = int(message[5]) - 1  # a header is not needed there
+  with pytest.raises(UserError, match=f'line {line}{message[6:]}'):
+    train(path, **fields)
+
+
+@pytest.mark.parametrize('head, rows', [
+    ('text,spam', ['a,spam', 'b,ham']),  # a class has the name of the column
+    ('text,toxic', ['a,toxic', 'b,no', 'c,toxic', 'text,mild']),
+    ('text,label', ['no,no', 'yes,no', 'b,yes', 'c,yes']),  # a text has the name of a class
+    ('text,label', ['label,x', 'text,y', 'Label: a,x', 'y,x'])])
+def test_texts_and_labels_that_are_no_headers(tmp_path, head, rows):
+  (tmp_path / 'a.csv').write_text('\n'.join([head, *rows]))
+  assert len(train(tmp_path / 'a.csv', label_column=head.split(',')[1])[0]) == len(rows)
+
+
 def test_two_columns_of_one_name(tmp_path):
   (tmp_path / 'a.tsv').write_text('text\tlabel\tlabel\tid\tid\nx\tyes\tno\t1\t1\n')
   with pytest.raises(UserError, match="line 2: there are several columns 'label'"):
@@ -286,12 +332,62 @@ def test_tags_that_are_none(tmp_path, content, message):
   (tmp_path / 'a.conll').write_text(content)
   with pytest.raises(UserError, match=message) as e:
     tagged(tmp_path / 'a.conll')
-  if 'name every tag' in str(e.value):
+  if 'line 2: the tag' in str(e.value):
     tag = content.split()[-1]
     assert tagged(tmp_path / 'a.conll', labels=('O', tag))[0] == [(('is', 'Bonn'), ('O', tag))]
     (tmp_path / 'a.jsonl').write_text(json.dumps({'0': ['is', 'Bonn'], '-1': ['O', tag]}))
     with pytest.raises(UserError, match=message.removeprefix('line 2: ')):
       tagged(tmp_path / 'a.jsonl')
+
+
+BIO = 'in O\nBonn B-LOC\n\nAnn B-PER\nLee I-PER\n'
+PLAIN = 'in O\nBonn LOC\n\nAnn PER\nLee PER\n'
+NO_SCHEME = "is not O or a letter, '-' and a label, as most tags of this file"
+
+
+@pytest.mark.parametrize('content, line, message', [
+    ('Token NER-Tag\n' + BIO, 1, 'are names of columns'),
+    ('TOKEN  TAG\n' + BIO, 1, 'are names of columns'),
+    ('Token Entity\n' + PLAIN, 1, 'are names of columns'),
+    (f'{PLAIN}\nWord Ner_Label\n{PLAIN}\nWord Ner_Label\n', 7, 'are names of columns'),
+    ('Wort Etikett\n' + BIO, 1, f"the tag 'Etikett' {NO_SCHEME}"),
+    (BIO + 'B-PER John\n', 6, f"the tag 'John' {NO_SCHEME}"),
+    (BIO + 'O John\n', 6, f"the tag 'John' {NO_SCHEME}"),
+    (BIO + 'he o\n', 6, f"the tag 'o' {NO_SCHEME}"),
+    (BIO + 'he B\n', 6, f"the tag 'B' {NO_SCHEME}"),
+    (PLAIN + 'PER John\n', 6, "the tag 'John' stands beside the text 'PER', which is a label of")])
+def test_tags_of_headers_and_of_swapped_columns(tmp_path, content, line, message):
+  """No tag of a file without them becomes a class; data.labels allows each."""
+  path = tmp_path / 'a.conll'
+  path.write_text(content)
+  with pytest.raises(UserError, match=f'line {line}: .*{message}.*: (leave|mend) the line') as e:
+    tagged(path)
+  assert str(e.value).endswith(', or name every tag in data.labels')
+  lines = [x.split() for x in content.splitlines() if x]
+  labels = tuple(dict.fromkeys(x[1] for x in lines))
+  assert sum(len(words) for words, _ in tagged(path, labels=labels)[0]) == len(lines)
+  if 'are names' not in message:
+    (tmp_path / 'a.jsonl').write_text(''.join(
+        json.dumps({'0': [x], '-1': [y]}) + '\n' for x, y in lines))
+    with pytest.raises(UserError, match=message):
+      tagged(tmp_path / 'a.jsonl')
+
+
+def test_a_header_by_the_columns_that_are_read(tmp_path):
+  (tmp_path / 'a.conll').write_text('Id Word Tag Source\n1 Bonn B-LOC web\n2 is O web\n')
+  with pytest.raises(UserError, match='line 1: .* are names of columns'):
+    tagged(tmp_path / 'a.conll', text_column='1', label_column='2')
+
+
+@pytest.mark.parametrize('content', [
+    'a B\nb M\nc E\nd S\n',  # word segmentation
+    'Text ENTITY\nis O\nParis ENTITY\n',  # a word that could be the name of a column
+    'my D\nword N\n@a @\n, ,\n: ,\nO !\n',  # parts of speech of tweets, where O is one, too
+    'NOUN PROPN\na DET\nman NOUN\nX PROPN\n', "'s POS\nform NN\ntext NN\n",
+    'in O\nBonn S-LOC\nto O-DIR\n', 'x NN-1\ny VB\n', 'in 1-A\nb B-A\nc X\nd X\n'])
+def test_tags_that_need_no_rule(tmp_path, content):
+  (tmp_path / 'a.conll').write_text(content)
+  assert len(tagged(tmp_path / 'a.conll')[0][0][0]) == content.count('\n')
 
 
 def test_white_space_within_a_word(tmp_path):
