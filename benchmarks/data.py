@@ -77,7 +77,7 @@ def measure_loader(folder: str):
       next(batches)
       began, cpu, tokens = time.perf_counter(), time.process_time(), 0
       while time.perf_counter() - began < 5:
-        tokens += int((next(batches).pair_index > 0).sum())
+        tokens += int((next(batches).tokens.text_ids > 0).sum())
       cpu = time.process_time() - cpu
       print(f'loader, {max_len}, {"packed" if pack else "unpacked"}: {tokens / cpu / 1e6:.1f} '
             f'million real tokens a second and core, {source.sample().fill:.1%} of the rows',

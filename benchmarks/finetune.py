@@ -26,12 +26,13 @@ from scipy import stats
 from benchmarks import torch_finetune
 from bert_jax import config as config_lib
 from bert_jax.data.tokenizers import reader as tokenizer_reader
+from bert_jax.data.tokens import Tokens
 from bert_jax.interop import huggingface
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.labelled import table
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch, Bert
+from bert_jax.model.encoder import Bert
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import finetune, initial
 from bert_jax.tasks import question_answering
@@ -127,7 +128,7 @@ def _chinese_model() -> str:
     config = BertConfig(vocab_size=tokenizer.vocab_size, hidden_size=128, num_layers=2, num_heads=2,
                         intermediate_size=512)
     tokens = np.zeros((1, 8), np.int32)
-    params = nn.unbox(Bert(config).init(jax.random.key(0), Batch(*[tokens] * 4), tokens[:, :1]))
+    params = nn.unbox(Bert(config).init(jax.random.key(0), Tokens(*[tokens] * 4), tokens[:, :1]))
     huggingface.save(Pretrained(config, {'params': {'bert': params['params']}}, tokenizer), folder)
   return str(folder)
 
@@ -191,8 +192,8 @@ class JaxRun:
     self.state, metrics = self._step(self.state, mesh_lib.put_batch(batch, self._mesh))
     total, count = jax.device_get(metrics['loss'])
     seconds = time.perf_counter() - began
-    new = batch.inputs.ids.shape not in self.shapes
-    self.shapes.add(batch.inputs.ids.shape)
+    new = batch.tokens.ids.shape not in self.shapes
+    self.shapes.add(batch.tokens.ids.shape)
     self.compiling += seconds if new else 0
     self.seconds += 0 if new else seconds
     return float(total / count)
@@ -219,10 +220,10 @@ def _torch_outputs(run: JaxRun, theirs: torch_finetune.TorchRun) -> list[Output]
   outputs = []
   for located in split.batches.in_order():
     if task in ('token_classification', 'question_answering'):
-      pair_index = located.batch.inputs.pair_index
-      values = np.zeros((*pair_index.shape, logits[0].shape[-1]), np.float32)
+      text_ids = located.batch.tokens.text_ids
+      values = np.zeros((*text_ids.shape, logits[0].shape[-1]), np.float32)
       for row, slot in zip(*np.nonzero(located.index >= 0)):
-        values[row][pair_index[row] == slot + 1] = logits[located.index[row, slot]]
+        values[row][text_ids[row] == slot + 1] = logits[located.index[row, slot]]
     else:
       shown = np.stack([np.concatenate(logits[first[i]:first[i + 1]]) for i in located.examples])
       values = np.pad(shown, ((0, len(located.batch.members) - len(shown)), (0, 0)))

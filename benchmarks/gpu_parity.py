@@ -22,8 +22,8 @@ import numpy as np
 import torch
 import transformers
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.interop import families, huggingface, layout
-from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives import losses
 
@@ -78,7 +78,7 @@ def _torch_results(model, arrays, device: str, half: bool) -> dict[str, np.ndarr
 def _results(model, arrays, dtype: str, path: str) -> dict[str, np.ndarray]:
   config = dataclasses.replace(model.config, dtype=dtype, attention=path)
   positions = np.broadcast_to(np.arange(arrays['ids'].shape[1]), arrays['ids'].shape)
-  batch = Batch(*(x.astype(np.int32) for x in (
+  batch = Tokens(*(x.astype(np.int32) for x in (
       arrays['ids'], np.zeros_like(arrays['ids']), positions, arrays['real'])))
   labels = jnp.asarray(arrays['labels'])
 

@@ -29,11 +29,11 @@ from bert_jax.data import dataset, preparation
 from bert_jax.data import pairs as pairs_lib
 from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phases
-from bert_jax.data.rows import Rows, RowSource
+from bert_jax.data.rows import RowSource
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.runs import pretrain, run
-from bert_jax.tasks.pretraining import Batch, Pretraining, PretrainingData
+from bert_jax.tasks.pretraining import Pretraining, PretrainingData
 from bert_jax.training import checkpoint
 
 _SOURCE = flags.DEFINE_string('source', None, 'Glob of text files.', required=True)
@@ -82,10 +82,10 @@ def _evaluate(workdir: str, config, corpus: dataset.Corpus) -> dict[str, float]:
   params, _ = checkpoint.restore_params(epath.Path(workdir), nn.unbox(shapes))
   loss = jax.jit(lambda params, batch: task.loss(params, None, batch, None))
   rows = data.eval_rows[0].batch(0, data.eval_rows[0].rows)
-  long = (rows.pair_weights[:, 0] > 0) & ((rows.pair_index > 0).mean(1) >= _LONG)
+  long = (rows.pair_weights[:, 0] > 0) & ((rows.tokens.text_ids > 0).mean(1) >= _LONG)
   sums = {}
   for part in np.array_split(np.flatnonzero(long), long.sum() // 64 + 1):
-    batch = Batch(Rows(*(None if x is None else x[part] for x in rows)), None)
+    batch = jax.tree.map(lambda x: x[part], rows)
     for name, metric in jax.device_get(loss(params, batch)).items():
       sums[name] = np.add(sums.get(name, (0.0, 0.0)), metric)
   return {name: float(total / count) for name, (total, count) in sums.items() if name != 'tokens'}

@@ -50,23 +50,23 @@ _PYTHONS = {
 
 def _write_rows(job: Any, path: epath.Path) -> float:
   """Masked rows for the peers; returns the real tokens of a step."""
-  mask, found, tokens = jax.jit(job.task.mask), [], 0
+  mask, batches, real_tokens = jax.jit(job.task.mask), [], 0
   for step in range(turns.BATCHES):
-    batch = job.data.rows(step)
-    masked, rows = jax.device_get(mask(jax.random.key(step), batch)), batch.rows
-    labels = np.full(rows.ids.shape, -100)
+    rows = job.data.rows(step)
+    masked, tokens = jax.device_get(mask(jax.random.key(step), rows)), rows.tokens
+    labels = np.full(tokens.ids.shape, -100)
     np.put_along_axis(labels, np.where(masked.weights > 0, masked.positions, 0),
                       np.where(masked.weights > 0, masked.targets, -100), axis=1)
-    real = rows.pair_index > 0
-    tokens += real.sum() / turns.BATCHES
-    found.append({
-        'ids': masked.ids.astype(int), 'segments': rows.type_ids.astype(int),
-        'mask': real.astype(int), 'labels': labels, 'positions': rows.positions.astype(int),
-        'nsp': rows.labels[:, 0].astype(int), 'pairs': rows.pair_index.astype(int),
+    real = tokens.text_ids > 0
+    real_tokens += real.sum() / turns.BATCHES
+    batches.append({
+        'ids': masked.ids.astype(int), 'segments': tokens.type_ids.astype(int),
+        'mask': real.astype(int), 'labels': labels, 'positions': tokens.positions.astype(int),
+        'nsp': rows.labels[:, 0].astype(int), 'pairs': tokens.text_ids.astype(int),
         'cls': rows.cls_positions.astype(int),
         'nsp_of_pairs': np.where(rows.pair_weights > 0, rows.labels, -100).astype(int)})
-  np.savez(path, **{name: np.stack([batch[name] for batch in found]) for name in found[0]})
-  return float(tokens)
+  np.savez(path, **{name: np.stack([batch[name] for batch in batches]) for name in batches[0]})
+  return float(real_tokens)
 
 
 def _start(size: str, length: int, workdir: epath.Path) -> dict[str, turns.Side]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.tokenizers.base import Tokenizer
+from bert_jax.data.tokens import Tokens
 
 CUTS = ('head', 'tail', 'head_tail')
 CHUNKS = ('chunks_mean', 'chunks_max', 'chunks_attention')
@@ -75,12 +76,9 @@ def pieces(ids: Sequence[int], room: int, how: str) -> list[Sequence[int]]:
 
 
 class InputRows(NamedTuple):
-  """Several inputs in each row."""
+  """R rows with several inputs in each."""
 
-  ids: np.ndarray  # [R, L] int32, like the next three
-  type_ids: np.ndarray
-  positions: np.ndarray  # of a token in its own input
-  pair_index: np.ndarray  # 0 on padding, 1 + slot on the tokens of an input
+  tokens: Tokens  # [R, L] each; `text_ids` is 1 + slot
   starts: np.ndarray  # [R, P] int32 first position of each input; 0 in an empty slot
   index: np.ndarray  # [R, P] int64 number of the input; -1 in an empty slot
 
@@ -112,4 +110,4 @@ def place(inputs: Sequence[Input], members: np.ndarray, row_of: np.ndarray, *, r
   index = np.full((rows, slots), -1, np.int64)
   starts[row_of, slot] = start
   index[row_of, slot] = members
-  return InputRows(*flat.reshape(4, rows, length), starts, index)
+  return InputRows(Tokens(*flat.reshape(4, rows, length)), starts, index)

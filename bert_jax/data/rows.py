@@ -17,6 +17,7 @@ from bert_jax.data import negatives
 from bert_jax.data.pairs import Layout, Pairs, make_pairs
 from bert_jax.data.records import Records
 from bert_jax.data.tokenizers.base import Tokenizer
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require
 
 _WINDOW = 3_000  # tokens of a window for each position of a row: some 4,000 chunks
@@ -27,18 +28,16 @@ _SHUFFLE = 3  # distinguishes the generator of the rows' order from that of make
 
 
 class Rows(NamedTuple):
-  """A batch of rows, int32 but for the weights."""
+  """A batch of rows, int32 but for the weights and the rate."""
 
-  ids: np.ndarray  # [B, L] token ids
-  type_ids: np.ndarray  # [B, L] 0 in segment A, 1 in segment B
-  positions: np.ndarray  # [B, L] position of each token in its own pair
-  pair_index: np.ndarray  # [B, L] 0 on padding, 1..P on the tokens of each pair
+  tokens: Tokens  # [B, L] each
   cls_positions: np.ndarray  # [B, P] position of each pair's [CLS]
   labels: np.ndarray  # [B, P] 0 = B follows A; 1 = B is from elsewhere, or comes before A
   # [B, P] float32, 1 for a pair; 0 for a single text, which serves masked LM only, or none
   pair_weights: np.ndarray
   row: np.ndarray  # [B] number of the row in the global batch, or in an epoch in evaluations
   word_start: np.ndarray | None = None  # [B, L] 1 where a word starts; None unless requested
+  mask_rate: np.ndarray | None = None  # [B] float32; None = the constant one of the config
 
 
 class RowStatistics(NamedTuple):
@@ -102,8 +101,9 @@ def gather(records: Records, pairs: Pairs, layout: Layout, tokenizer: Tokenizer,
     word_start = spread(starts | cls | sep | (after_a == 1) | (position == 1))
   number = np.broadcast_to(np.arange(1, layout.pairs + 1), real.shape)[real]
   return Rows(
-      ids=spread(tokens, tokenizer.pad_id), type_ids=spread(in_b), positions=spread(position),
-      pair_index=spread(number[pair]), cls_positions=np.where(real, begin, 0).astype(np.int32),
+      Tokens(ids=spread(tokens, tokenizer.pad_id), type_ids=spread(in_b),
+             positions=spread(position), text_ids=spread(number[pair])),
+      cls_positions=np.where(real, begin, 0).astype(np.int32),
       labels=pairs.label.astype(np.int32), pair_weights=pairs.has_b.astype(np.float32),
       row=row.astype(np.int32), word_start=word_start)
 

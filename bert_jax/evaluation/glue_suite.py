@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from bert_jax import config as config_lib
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError, require
 from bert_jax.evaluation.report import Report
 from bert_jax.inference import json_lines
@@ -24,7 +25,6 @@ from bert_jax.interop import native
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.labelled import glue, table
 from bert_jax.model import architectures
-from bert_jax.model.encoder import Batch
 from bert_jax.runs import run
 from bert_jax.runtime import storage
 
@@ -126,7 +126,7 @@ def twin_of(model: Pretrained) -> Pretrained:
   """A model with the sizes and the tokenizer of another, and random parameters."""
   tokens = np.zeros((1, 8), np.int32)
   params = architectures.encoder(model.config).init(
-      jax.random.key(0), Batch(*[tokens] * 4), tokens[:, :1])
+      jax.random.key(0), Tokens(*[tokens] * 4), tokens[:, :1])
   params = {'params': {'bert': nn.unbox(params)['params']}}
   return Pretrained(model.config, params, model.tokenizer)
 

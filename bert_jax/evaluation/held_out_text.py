@@ -19,11 +19,11 @@ import tqdm
 
 from bert_jax.data import corpus
 from bert_jax.data import inputs as inputs_lib
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require
 from bert_jax.evaluation.report import Report
 from bert_jax.inference import forward, json_lines
 from bert_jax.inference.bert import Bert
-from bert_jax.model.encoder import Batch
 
 _BATCH_TOKENS = 8192
 _LARGEST_EXPONENT = 700.0  # of a double
@@ -42,7 +42,7 @@ def _rows(length: int) -> int:
 
 
 def _batches(bert: Bert, pieces: list[list[int]], length: int, rate: float,
-             seed: int) -> Iterator[tuple[Batch, np.ndarray, np.ndarray, np.ndarray]]:
+             seed: int) -> Iterator[tuple[Tokens, np.ndarray, np.ndarray, np.ndarray]]:
   """(batch [R, L], positions [R, M], targets [R, M], is_real [R, M]) with fixed masks.
 
   The tokens, the length of a row, the rate and the seed decide the masks. Each masked token becomes
@@ -61,11 +61,10 @@ def _batches(bert: Bert, pieces: list[list[int]], length: int, rate: float,
       chosen = 1 + rng.permutation(len(piece))[:max(1, round(rate * len(piece)))]
       positions[row, :len(chosen)] = np.sort(chosen)
       is_real[row, :len(chosen)] = 1
-    targets = np.take_along_axis(placed.ids, positions, axis=1)
+    targets = np.take_along_axis(placed.tokens.ids, positions, axis=1)
     masked = np.where(is_real, bert.tokenizer.mask_id, targets)
-    np.put_along_axis(placed.ids, positions, masked, axis=1)
-    yield Batch(placed.ids, placed.type_ids, placed.positions, placed.pair_index), positions, \
-        targets, is_real
+    np.put_along_axis(placed.tokens.ids, positions, masked, axis=1)
+    yield placed.tokens, positions, targets, is_real
 
 
 def _write_sums(bert: Bert, pieces: list[list[int]], path: epath.Path, masks: dict[str, Any]):
@@ -124,7 +123,7 @@ def _exp(nat: float) -> float | None:
   return math.exp(nat) if nat < _LARGEST_EXPONENT else None
 
 
-def _loss_sum(config: Any, params: Any, batch: Batch, positions: jax.Array, targets: jax.Array,
+def _loss_sum(config: Any, params: Any, tokens: Tokens, positions: jax.Array, targets: jax.Array,
               is_real: jax.Array) -> jax.Array:
-  surprisals = forward.surprisals(config, params, batch, positions, targets)
+  surprisals = forward.surprisals(config, params, tokens, positions, targets)
   return (surprisals * is_real).sum()

@@ -122,7 +122,7 @@ class Bert:
   # ---- rows to results --------------------------------------------------------------------------
 
   def _run(self, rows: Sequence[inputs_lib.Input], function, positions: np.ndarray | None = None,
-           *values: np.ndarray) -> Iterator[tuple[packed_texts.Packed, Any]]:
+           *values: np.ndarray) -> Iterator[tuple[inputs_lib.InputRows, Any]]:
     """(batch, function(params, batch, [R, P] positions, *[R, P] values)) of each batch of texts.
 
     `positions` [texts] count from the start of each text; None = the starts. `values` are [texts].
@@ -132,7 +132,7 @@ class Bert:
     def run(packed):
       shift, *others = (np.where(packed.index >= 0, x[packed.index], 0).astype(np.int32)
                         for x in (offsets, *values))
-      return packed, function(self.params, packed.batch, packed.starts + shift, *others)
+      return packed, function(self.params, packed.tokens, packed.starts + shift, *others)
 
     batches = packed_texts.pack(rows, self.tokenizer.pad_id, self.config.max_positions,
                                 _BATCH_TOKENS[jax.default_backend()])
@@ -382,7 +382,7 @@ class Bert:
       yield list(itertools.islice(remaining, len(ids)))
 
 
-def _put_tokens(results: list, rows: Sequence[inputs_lib.Input], packed: packed_texts.Packed,
+def _put_tokens(results: list, rows: Sequence[inputs_lib.Input], packed: inputs_lib.InputRows,
                 output: np.ndarray):
   """Puts the tokens' part of [R, L, ...] into the result of each text of a batch."""
   for row, slot in zip(*np.nonzero(packed.index >= 0)):

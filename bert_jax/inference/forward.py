@@ -9,32 +9,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.model import architectures
 from bert_jax.model import pooling as pooling_lib
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'layers'))
-def hidden_states(config: BertConfig, params: Any, batch: Batch, starts: jax.Array,
+def hidden_states(config: BertConfig, params: Any, tokens: Tokens, starts: jax.Array,
                   layers: tuple[int, ...]) -> jax.Array:
   """The hidden states of some layers side by side: [R, L, D * len(layers)]."""
   del starts
   encoder, variables = architectures.encoder(config), {'params': params['params']['bert']}
   if layers == (-1,):
-    return encoder.apply(variables, batch, method='encode')
-  _, sown = encoder.apply(variables, batch, method='encode', mutable=['intermediates'])
+    return encoder.apply(variables, tokens, method='encode')
+  _, sown = encoder.apply(variables, tokens, method='encode', mutable=['intermediates'])
   hidden = encoder.intermediates(sown['intermediates']).hidden
   return jnp.concatenate([hidden[i] for i in layers], axis=-1)
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'layers'))
-def hidden_and_pooled(config: BertConfig, params: Any, batch: Batch, starts: jax.Array,
+def hidden_and_pooled(config: BertConfig, params: Any, tokens: Tokens, starts: jax.Array,
                       layers: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
   """(hidden states of some layers, pooled outputs [R, P, D])."""
   computed = layers if layers == (-1,) else (*layers, -1)
-  states = hidden_states(config, params, batch, starts, computed)
+  states = hidden_states(config, params, tokens, starts, computed)
   pooled = architectures.encoder(config).apply(
       {'params': params['params']['bert']}, states[..., -config.hidden_size:], starts,
       method='pool')
@@ -42,37 +42,37 @@ def hidden_and_pooled(config: BertConfig, params: Any, batch: Batch, starts: jax
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'layers', 'poolings'))
-def vectors(config: BertConfig, params: Any, batch: Batch, starts: jax.Array,
+def vectors(config: BertConfig, params: Any, tokens: Tokens, starts: jax.Array,
             layers: tuple[int, ...], poolings: tuple[str, ...]) -> jax.Array:
   """Hidden states of each text from its start on, pooled: [R, P, D * layers * poolings].
 
   Layers and poolings stand side by side.
   """
-  hidden = hidden_states(config, params, batch, starts, layers)
-  start = jnp.take_along_axis(starts, jnp.maximum(batch.pair_index - 1, 0), axis=1)  # [R, L]
-  pooled = jnp.where(jnp.arange(start.shape[1]) >= start, batch.pair_index, 0)
-  return jnp.concatenate(
-      [pooling_lib.pool(hidden, pooled, batch.positions, starts, how) for how in poolings], axis=-1)
+  hidden = hidden_states(config, params, tokens, starts, layers)
+  start = jnp.take_along_axis(starts, jnp.maximum(tokens.text_ids - 1, 0), axis=1)  # [R, L]
+  pooled = jnp.where(jnp.arange(start.shape[1]) >= start, tokens.text_ids, 0)
+  pool = functools.partial(pooling_lib.pool, hidden, pooled, tokens.positions, starts)
+  return jnp.concatenate([pool(how) for how in poolings], axis=-1)
 
 
 @functools.partial(jax.jit, static_argnames=('config',))
-def mlm_logits(config: BertConfig, params: Any, batch: Batch, positions: jax.Array) -> jax.Array:
+def mlm_logits(config: BertConfig, params: Any, tokens: Tokens, positions: jax.Array) -> jax.Array:
   """The logits of the tokens at some positions: [R, P, V]."""
   return BertForPreTraining(config).apply(
-      params, batch, positions, method=lambda m, b, p: m.mlm_logits(m.bert.encode(b), p))
+      params, tokens, positions, method=lambda m, b, p: m.mlm_logits(m.bert.encode(b), p))
 
 
 @functools.partial(jax.jit, static_argnames=('config',))
-def surprisals(config: BertConfig, params: Any, batch: Batch, positions: jax.Array,
+def surprisals(config: BertConfig, params: Any, tokens: Tokens, positions: jax.Array,
                targets: jax.Array) -> jax.Array:
   """-log softmax(logits)[target] at some positions: [R, P]."""
-  logits = mlm_logits(config, params, batch, positions)
+  logits = mlm_logits(config, params, tokens, positions)
   return (jax.nn.logsumexp(logits, axis=-1)
           - jnp.take_along_axis(logits, targets[:, :, None], axis=-1)[:, :, 0])
 
 
 @functools.partial(jax.jit, static_argnames=('config',))
-def nsp_logits(config: BertConfig, params: Any, batch: Batch, starts: jax.Array) -> jax.Array:
+def nsp_logits(config: BertConfig, params: Any, tokens: Tokens, starts: jax.Array) -> jax.Array:
   """The next-sentence logits of each text: [R, P, 2]."""
   return BertForPreTraining(config).apply(
-      params, batch, starts, method=lambda m, b, p: m.nsp_logits(m.bert.encode(b), p))
+      params, tokens, starts, method=lambda m, b, p: m.nsp_logits(m.bert.encode(b), p))

@@ -1,32 +1,22 @@
 """Texts of mixed length -> packed batches of a few fixed shapes.
 
-Short texts share a row, isolated from each other by the pair index, as in training: there is little
+Short texts share a row, isolated from each other by the text ids, as in training: there is little
 padding, and one compilation serves all.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data import packing
-from bert_jax.data.inputs import Input
-from bert_jax.model.encoder import Batch
+from bert_jax.data.inputs import Input, InputRows
 
 # Bounds on the slots of a row (P). A head costs as much for an empty slot as for a text.
 _FEWEST_SLOTS, _MOST_SLOTS = 4, 16
 _SHARED_LENGTH = 64  # texts up to this length share rows of this length
 _SHORTEST_ROW = 32
-
-
-class Packed(NamedTuple):
-  """A batch of packed texts."""
-
-  batch: Batch  # [R, L]
-  starts: np.ndarray  # [R, P] int32 where each text begins; 0 where there is none
-  index: np.ndarray  # [R, P] int64 number of the text; -1 where there is none
 
 
 def _power(n: int) -> int:
@@ -39,14 +29,15 @@ def _rows(n: int) -> int:
   return 0 if not n else _power(n) if n <= 8 else -(-n // 8) * 8
 
 
-def pack(inputs: Sequence[Input], pad_id: int, longest: int, tokens: int) -> Iterator[Packed]:
+def pack(inputs: Sequence[Input], pad_id: int, longest: int,
+         most_tokens: int) -> Iterator[InputRows]:
   """Packs texts into batches, in no particular order.
 
   Args:
     inputs: texts of at least one token and at most `longest`.
     pad_id: the token of padding.
     longest: upper bound on the length of a row.
-    tokens: upper bound on the tokens of a batch, padding included.
+    most_tokens: upper bound on the tokens of a batch, padding included.
   """
   lengths = np.array([len(text.ids) for text in inputs])
   left = np.arange(len(inputs))
@@ -56,11 +47,10 @@ def pack(inputs: Sequence[Input], pad_id: int, longest: int, tokens: int) -> Ite
     row_of, count = packing.pack(lengths[left], length, _MOST_SLOTS,
                                  fillers=power // 2 if power > _SHARED_LENGTH else 0)
     members, left, row_of = left[row_of >= 0], left[row_of < 0], row_of[row_of >= 0]
-    step = max(tokens // length, 1)
+    step = max(most_tokens // length, 1)
     rows = count - count % step + _rows(count % step)
     slots = max(_power(int(np.bincount(row_of).max())), _FEWEST_SLOTS)
     placed = inputs_lib.place(inputs, members, row_of, rows=rows, length=length, slots=slots,
                               pad_id=pad_id)
-    batch = Batch(placed.ids, placed.type_ids, placed.positions, placed.pair_index)
     for i in range(0, rows, step):
-      yield jax.tree.map(lambda x: x[i:i + step], Packed(batch, placed.starts, placed.index))
+      yield jax.tree.map(lambda x: x[i:i + step], placed)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require
 from bert_jax.interop import huggingface, sentence_layout, sparse_layout, tokenizer_checks, verify
 from bert_jax.interop.cross_layout import CrossLayout
@@ -18,7 +19,6 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.interop.sparse_layout import SparseLayout
 from bert_jax.model import architectures, pooling
-from bert_jax.model.encoder import Batch
 from bert_jax.tasks import finetuning
 from bert_jax.tasks.sequence_classification import BertForSequenceClassification
 from bert_jax.tasks.sparse_embedding import BertForSparseEmbedding
@@ -108,14 +108,14 @@ def save(model: Pretrained, directory: epath.Path):
   model.sentence.write(directory, model.config.hidden_size)
 
 
-def _inputs(model: Pretrained, texts: list[tuple[str, ...]]) -> tuple[Batch, jax.Array]:
+def _inputs(model: Pretrained, texts: list[tuple[str, ...]]) -> tuple[Tokens, jax.Array]:
   """(texts or pairs, each in a row of its own; their starts [B, 1])."""
   layout, tokenizer = model.sentence, model.tokenizer
   rows, _ = finetuning.text_inputs(layout.prepared(texts, ''), tokenizer, layout.max_len)
   placed = inputs_lib.place(rows, np.arange(len(rows)), np.arange(len(rows)), rows=len(rows),
                             length=max(len(row.ids) for row in rows), slots=1,
                             pad_id=tokenizer.pad_id)
-  return Batch(*map(jnp.asarray, placed[:4])), jnp.asarray(placed.starts)
+  return jax.tree.map(jnp.asarray, (placed.tokens, placed.starts))
 
 
 def _vectors(model: Pretrained, texts: list[tuple[str, ...]]) -> np.ndarray:
@@ -133,7 +133,7 @@ def _vectors(model: Pretrained, texts: list[tuple[str, ...]]) -> np.ndarray:
     encoder = architectures.encoder(config)
     hidden = encoder.apply({'params': params['params']['bert']}, batch, method='encode')
     return jnp.concatenate([
-        pooling.pool(hidden, batch.pair_index, batch.positions, starts, how)[:, 0]
+        pooling.pool(hidden, batch.text_ids, batch.positions, starts, how)[:, 0]
         for how in layout.pooling], axis=-1)
 
   return layout.finished(np.asarray(jax.jit(run)(model.params)))

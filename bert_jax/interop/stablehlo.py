@@ -9,11 +9,11 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError, require
 from bert_jax.interop import verify
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
-from bert_jax.model.encoder import Batch
 
 FILE = 'encoder.stablehlo'
 _PLATFORMS = ('cpu', 'cuda', 'tpu')
@@ -45,7 +45,7 @@ def _encoder(model: Pretrained):
 
   def encode(ids, type_ids, mask):
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
-    hidden = module.apply(variables, Batch(ids, type_ids, positions, mask), method='encode')
+    hidden = module.apply(variables, Tokens(ids, type_ids, positions, mask), method='encode')
     pooled = hidden[:, 0]
     if 'pooler' in model.groups:
       first = jnp.zeros_like(ids[:, :1])
@@ -86,8 +86,8 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
   exported = jax.export.deserialize((directory / FILE).read_bytes())
   for rows, length in ((1, 8), (3, 21)):
     batch = verify.sample(model, rows, length)
-    inputs = batch.ids, batch.type_ids, batch.pair_index
-    is_real = batch.pair_index > 0  # the states of padding mean nothing
+    inputs = batch.ids, batch.type_ids, batch.text_ids
+    is_real = batch.text_ids > 0  # the states of padding mean nothing
     for a, b in zip(ours(*inputs), exported.call(*inputs)):
       difference = np.abs(np.asarray(a) - np.asarray(b))
       worst = float(np.max(difference[is_real] if difference.ndim == 3 else difference))

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.interop import families, layout, tokenizer_checks
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
-from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining, ReplacedTokenHead
 
 # Names of the logits of each head in the outputs of transformers' classes.
@@ -23,17 +23,17 @@ _LOGITS = {'mlm': ('prediction_logits', 'logits'),
 TOLERANCE = 2e-5
 
 
-def sample(model: Pretrained, rows: int = 3, length: int = 24) -> Batch:
+def sample(model: Pretrained, rows: int = 3, length: int = 24) -> Tokens:
   """Makes a batch [rows, length] with padding, of ids drawn from the whole vocabulary."""
   rng, length = np.random.default_rng(0), min(length, model.config.max_positions)
   ids = rng.integers(0, model.config.vocab_size, (rows, length)).astype(np.int32)
   ids[ids == model.tokenizer.pad_id] = model.tokenizer.unk_id  # RoBERTa counts positions by padding
   used = np.maximum(length - np.arange(rows) * length // 3, 1)
-  pair_index = (np.arange(length) < used[:, None]).astype(np.int32)
-  type_ids = ((np.arange(length) > length // 3) * pair_index).astype(np.int32)
+  text_ids = (np.arange(length) < used[:, None]).astype(np.int32)
+  type_ids = ((np.arange(length) > length // 3) * text_ids).astype(np.int32)
   type_ids = np.minimum(type_ids, max(model.config.type_vocab_size - 1, 0))
   positions = np.broadcast_to(np.arange(length, dtype=np.int32), ids.shape)
-  return Batch(ids, type_ids, positions, pair_index)
+  return Tokens(ids, type_ids, positions, text_ids)
 
 
 def _outputs(model: Pretrained) -> dict[str, np.ndarray]:
@@ -41,7 +41,7 @@ def _outputs(model: Pretrained) -> dict[str, np.ndarray]:
   batch = sample(model)
   config = dataclasses.replace(model.config, dtype='float32')
   first = jnp.zeros((len(batch.ids), 1), jnp.int32)
-  is_real = batch.pair_index > 0
+  is_real = batch.text_ids > 0
   module, heads = architectures.encoder(config), BertForPreTraining(config)
 
   def run(params):
@@ -78,11 +78,11 @@ def _transformers_outputs(directory: epath.Path, model: Pretrained) -> dict[str,
     raise UserError(f'{directory}: transformers misses {sorted(loading["missing_keys"])}')
   batch = sample(model)
   ids, types, mask = (torch.tensor(np.array(x), dtype=torch.long)
-                      for x in (batch.ids, batch.type_ids, batch.pair_index))
+                      for x in (batch.ids, batch.type_ids, batch.text_ids))
   with torch.no_grad():
     outputs = module.eval()(input_ids=ids, token_type_ids=types, attention_mask=mask,
                             output_hidden_states=True)
-  is_real = batch.pair_index > 0
+  is_real = batch.text_ids > 0
   results = {'hidden states': outputs.hidden_states[-1].numpy()[is_real]}
   for head in heads:
     logits = next(outputs[name] for name in _LOGITS[head] if name in outputs).numpy()

@@ -1,7 +1,7 @@
 """Examples -> packed batches of a few fixed shapes, a pure function of (examples, seed, step).
 
 Every step has `batch_size` examples, whatever their lengths: short ones share rows, isolated from
-each other by the pair index, so that there is little padding. How many rows a step needs differs a
+each other by the text ids, so that there is little padding. How many rows a step needs differs a
 little; it is rounded up to one of a few numbers, each of which is compiled once.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data import packing
 from bert_jax.data.inputs import Input
-from bert_jax.model.encoder import Batch as Inputs
+from bert_jax.data.tokens import Tokens
 
 _LENGTH_MULTIPLE = 64  # divisor of the length of rows; short texts fill the rest of a row
 _MOST_SLOTS = 16  # upper bound on the inputs in a row (P)
@@ -62,7 +62,7 @@ class Features:
 class Batch(NamedTuple):
   """E examples in R rows of L tokens, with P slots for inputs in each."""
 
-  inputs: Inputs  # [R, L] each
+  tokens: Tokens  # [R, L] each
   starts: np.ndarray  # [R, P] int32 where in its row each input begins; 0 where there is none
   # [E, C] int32 row * P + slot of each input of an example in its microbatch; -1 = none
   members: np.ndarray
@@ -197,8 +197,7 @@ class Batches:
       for row, slot in zip(*np.nonzero(is_filled)):
         values, start = f.token_targets[placed.index[row, slot]], placed.starts[row, slot]
         token_targets[row, start:start + len(values)] = values
-    tokens = Inputs(placed.ids, placed.type_ids, placed.positions, placed.pair_index)
-    batch = Batch(inputs=tokens, starts=placed.starts, members=members,
+    batch = Batch(tokens=placed.tokens, starts=placed.starts, members=members,
                   row=np.zeros(rows, np.int32),  # `_place` numbers them
                   targets=targets, token_targets=token_targets)
     return batch, placed.index

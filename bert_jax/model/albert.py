@@ -6,6 +6,7 @@ from typing import ClassVar
 from flax import linen as nn
 import jax
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require
 from bert_jax.model import attention, encoder
 from bert_jax.model.bert_config import BertConfig
@@ -61,7 +62,7 @@ class Albert(encoder.Bert):
 
   config: AlbertConfig
 
-  def run_layers(self, x: jax.Array, batch: encoder.Batch, deterministic: bool) -> jax.Array:
-    c, mask = self.config, attention.make_mask(self, batch.pair_index)
+  def run_layers(self, x: jax.Array, tokens: Tokens, deterministic: bool) -> jax.Array:
+    c, mask = self.config, attention.make_mask(self, tokens.text_ids)
     groups = encoder.stacked(SharedLayer, c, c.groups, self.is_initializing())
     return groups(c, deterministic, name='layers')(x, mask)[0]

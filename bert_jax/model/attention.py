@@ -30,14 +30,14 @@ def _path(module: nn.Module, length: int) -> str:
 class Mask(NamedTuple):
   """Visibility within a row: the tokens of one pair see each other."""
 
-  pair_index: jax.Array  # [B, L] int32, 0 on padding, 1..P on the tokens of each pair
+  text_ids: jax.Array  # [B, L] int32, 0 on padding, 1..P on the tokens of each pair
   bias: jax.Array | None  # [B, 1 or H, L, L], added to the scores; None = a kernel computes it
 
 
-def make_mask(module: nn.Module, pair_index: jax.Array) -> Mask:
-  """Makes the mask once for all layers of the encoder `module`; `pair_index` is [B, L]."""
-  plain = _path(module, pair_index.shape[1]) == 'xla'
-  return Mask(pair_index, dot_product.attention_bias(pair_index) if plain else None)
+def make_mask(module: nn.Module, text_ids: jax.Array) -> Mask:
+  """Makes the mask once for all layers of the encoder `module`; `text_ids` is [B, L]."""
+  plain = _path(module, text_ids.shape[1]) == 'xla'
+  return Mask(text_ids, dot_product.attention_bias(text_ids) if plain else None)
 
 
 def attend(module: nn.Module, qkv: jax.Array, mask: Mask, *, deterministic: bool,
@@ -76,7 +76,7 @@ def attend(module: nn.Module, qkv: jax.Array, mask: Mask, *, deterministic: bool
   in_blocks = is_local and (
       path != 'xla' or (isinstance(length, int) and length > 3 * reach))
   if in_blocks and not module.is_mutable_collection('intermediates'):
-    return local_attention(query, key, value, mask.pair_index, reach, dropout).reshape(flat)
+    return local_attention(query, key, value, mask.text_ids, reach, dropout).reshape(flat)
   if path == 'xla':
     bias = mask.bias
     if is_local:
@@ -90,9 +90,9 @@ def attend(module: nn.Module, qkv: jax.Array, mask: Mask, *, deterministic: bool
     if rotate:
       qkv = jnp.stack([query, key, value], axis=3).reshape(flat)
     random = None if deterministic or not c.attention_dropout else module.make_rng('dropout')
-    return fused_attention.attend(qkv, mask.pair_index, c.head_size, c.attention_dropout, random)
+    return fused_attention.attend(qkv, mask.text_ids, c.head_size, c.attention_dropout, random)
   kernel = {'splash': kernels.splash, 'cudnn': kernels.cudnn}[path]
-  return kernel(query, key, value, mask.pair_index).reshape(flat)
+  return kernel(query, key, value, mask.text_ids).reshape(flat)
 
 
 class SelfAttention(nn.Module):

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require, require_choice
 from bert_jax.model import attention, encoder
 from bert_jax.model.bert_config import BertConfig
@@ -125,7 +126,7 @@ def skew(x: jax.Array) -> jax.Array:
 class Mask(NamedTuple):
   """An `attention.Mask`, and the part of the relative positions that rows of this length use."""
 
-  pair_index: jax.Array  # [B, L] int32
+  text_ids: jax.Array  # [B, L] int32
   bias: jax.Array  # [B, 1, L, L] float32
   table: jax.Array  # [R, D]: rows of the table, normalised, from the lowest in `table_rows` on
 
@@ -208,10 +209,10 @@ class Convolution(nn.Module):
   deterministic: bool
 
   @nn.compact
-  def __call__(self, x: jax.Array, y: jax.Array, pair_index: jax.Array) -> jax.Array:
+  def __call__(self, x: jax.Array, y: jax.Array, text_ids: jax.Array) -> jax.Array:
     """[B, L, D], [B, L, D] and [B, L] int32 -> [B, L, D]."""
     c = self.config
-    taps = [*neighbours(x, pair_index, c.conv_kernel_size // 2)]
+    taps = [*neighbours(x, text_ids, c.conv_kernel_size // 2)]
     z = dense(c, c.hidden_size, ('embed', 'pooled'), name='taps')(jnp.concatenate(taps, -1))
     z = nn.Dropout(c.dropout, deterministic=self.deterministic)(z)
     y = LayerNorm(c, name='norm')(y + encoder.activation(c.conv_act)(z))
@@ -224,14 +225,14 @@ class Deberta(encoder.Bert):
 
   config: DebertaConfig
 
-  def run_layers(self, x: jax.Array, batch: encoder.Batch, deterministic: bool) -> jax.Array:
+  def run_layers(self, x: jax.Array, tokens: Tokens, deterministic: bool) -> jax.Array:
     c = self.config
-    mask = Mask(*attention.make_mask(self, batch.pair_index),
+    mask = Mask(*attention.make_mask(self, tokens.text_ids),
                 RelativePositions(c, name='relative')(x.shape[1]))
     if c.conv_kernel_size:
       first = encoder.rematerialised(Layer, c, in_scan=False)
       y, _ = first(c, deterministic, name='first')(x, mask)
-      x = Convolution(c, deterministic, name='convolution')(x, y, batch.pair_index)
+      x = Convolution(c, deterministic, name='convolution')(x, y, tokens.text_ids)
     layers = encoder.stacked(encoder.rematerialised(Layer, c), c, c.stacked_layers,
                              self.is_initializing())
     return layers(c, deterministic, name='layers')(x, mask)[0]

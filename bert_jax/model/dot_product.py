@@ -8,17 +8,17 @@ import jax.numpy as jnp
 from bert_jax.model.kernels import MASKED
 
 
-def attention_bias(pair_index: jax.Array) -> jax.Array:
+def attention_bias(text_ids: jax.Array) -> jax.Array:
   """The additive mask: a token attends to the tokens of its own pair and to nothing else.
 
   Args:
-    pair_index: [B, L] int32, 0 on padding, p = 1..P on the tokens of the p-th pair of the row.
+    text_ids: [B, L] int32, 0 on padding, p = 1..P on the tokens of the p-th pair of the row.
 
   Returns:
     [B, 1, L, L] float32, 0 where the query (axis 2) may see the key (axis 3) and -1e9 elsewhere.
   """
-  same = pair_index[:, :, None] == pair_index[:, None, :]  # [B, L, L]
-  real = pair_index[:, None, :] > 0  # [B, 1, L]
+  same = text_ids[:, :, None] == text_ids[:, None, :]  # [B, L, L]
+  real = text_ids[:, None, :] > 0  # [B, 1, L]
   return jnp.where(same & real, 0.0, MASKED)[:, None]  # [B, 1, L, L]
 
 

@@ -8,18 +8,10 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.model import attention
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import Embeddings, LayerNorm, dense
-
-
-class Batch(NamedTuple):
-  """The input of an encoder. All [B, L] int32."""
-
-  ids: jax.Array  # token ids
-  type_ids: jax.Array  # 0 in segment A, 1 in segment B
-  positions: jax.Array  # position of each token in its own pair
-  pair_index: jax.Array  # 0 on padding, 1..P on the tokens of each pair
 
 
 class Intermediates(NamedTuple):
@@ -35,7 +27,7 @@ class Encoder(Protocol):
   config: BertConfig
   embeddings: Embeddings  # its `decode` is the decoder of the masked LM head
 
-  def encode(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
+  def encode(self, tokens: Tokens, *, deterministic: bool = True) -> jax.Array:
     """Returns the hidden states of the last layer, [B, L, D] in the compute dtype.
 
     With `mutable=['intermediates']` Linen also returns the collection that `intermediates` reads.
@@ -47,7 +39,7 @@ class Encoder(Protocol):
   def features(self, hidden: jax.Array) -> jax.Array:
     """Returns the input of heads on tokens: [..., D] -> [..., D]."""
 
-  def __call__(self, batch: Batch, cls_positions: jax.Array, *,
+  def __call__(self, tokens: Tokens, cls_positions: jax.Array, *,
                deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
     """Encodes and pools: (hidden [B, L, D], pooled [B, P, D])."""
 
@@ -55,9 +47,9 @@ class Encoder(Protocol):
     """Puts the `intermediates` collection of `encode` in the order of the layers."""
 
 
-def init_batch() -> Batch:
-  """Makes the input that initialises a module: [1, 8] zeros each."""
-  return Batch(*[jnp.zeros((1, 8), jnp.int32)] * 4)
+def init_tokens() -> Tokens:
+  """Makes the input that initializes a module: [1, 8] zeros each."""
+  return Tokens(*[jnp.zeros((1, 8), jnp.int32)] * 4)
 
 
 def take_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
@@ -163,24 +155,24 @@ class Bert(nn.Module):
       self.projection = dense(c, c.hidden_size, ('pooled', 'embed'), bias_axis='embed_act')
     self.pooler = dense(c, c.hidden_size, ('embed', 'pooled'), bias_axis='embed')
 
-  def attention_mask(self, batch: Batch) -> attention.Mask:
+  def attention_mask(self, tokens: Tokens) -> attention.Mask:
     """Who attends to whom in all layers."""
-    return attention.make_mask(self, batch.pair_index)
+    return attention.make_mask(self, tokens.text_ids)
 
-  def run_layers(self, x: jax.Array, batch: Batch, deterministic: bool) -> jax.Array:
+  def run_layers(self, x: jax.Array, tokens: Tokens, deterministic: bool) -> jax.Array:
     """Runs all layers: [B, L, D] -> [B, L, D]."""
-    c, mask = self.config, self.attention_mask(batch)
+    c, mask = self.config, self.attention_mask(tokens)
     layers = stacked(rematerialised(EncoderLayer, c), c, c.num_layers, self.is_initializing())
     return layers(c, deterministic, name='layers')(x, mask)[0]
 
   @nn.compact
-  def encode(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
-    x = self.embeddings(batch.ids, batch.type_ids, batch.positions,
+  def encode(self, tokens: Tokens, *, deterministic: bool = True) -> jax.Array:
+    x = self.embeddings(tokens.ids, tokens.type_ids, tokens.positions,
                         deterministic=deterministic)  # [B, L, E]
     if self.config.projects:
       x = self.projection(x)  # [B, L, D]
     self.sow('intermediates', 'embedded', x)
-    return self.run_layers(x, batch, deterministic)
+    return self.run_layers(x, tokens, deterministic)
 
   def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
     pooled = self.pooler(take_positions(hidden, cls_positions))  # [B, P, D]
@@ -189,9 +181,9 @@ class Bert(nn.Module):
   def features(self, hidden: jax.Array) -> jax.Array:
     return hidden
 
-  def __call__(self, batch: Batch, cls_positions: jax.Array, *,
+  def __call__(self, tokens: Tokens, cls_positions: jax.Array, *,
                deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
-    hidden = self.encode(batch, deterministic=deterministic)
+    hidden = self.encode(tokens, deterministic=deterministic)
     return hidden, self.pool(hidden, cls_positions)
 
   def intermediates(self, collection: dict[str, Any]) -> Intermediates:

@@ -157,7 +157,7 @@ def _block(length: int, width: int) -> pl.BlockSpec:
   return pl.BlockSpec((1, length, width), lambda row, block: (row, 0, block))
 
 
-def _call(kernel, shape: _Shape, width: int, products: int, qkv, pair_index, random, rows, heads,
+def _call(kernel, shape: _Shape, width: int, products: int, qkv, segment_ids, random, rows, heads,
           *gradient) -> jax.Array:
   """Runs a kernel: `width` columns of output for each block, `products` products for each head."""
   batch, length, size = qkv.shape
@@ -176,7 +176,7 @@ def _call(kernel, shape: _Shape, width: int, products: int, qkv, pair_index, ran
                                     transcendentals=weights,
                                     bytes_accessed=elements * qkv.dtype.itemsize),
       interpret=shape.interpret, name=kernel.__name__.strip('_').replace('kernel', 'attention'),
-  )(qkv, pair_index[:, :, None], pair_index[:, None, :], random, rows, heads, *gradient)
+  )(qkv, segment_ids[:, :, None], segment_ids[:, None, :], random, rows, heads, *gradient)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -195,7 +195,7 @@ def _attend_backward(shape, arguments, gradient):
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def attend(qkv: jax.Array, pair_index: jax.Array, width: int, rate: float = 0.0,
+def attend(qkv: jax.Array, segment_ids: jax.Array, width: int, rate: float = 0.0,
            random: jax.Array | None = None) -> jax.Array:
   """Attention by the kernel, each chip on its own rows and heads.
 
@@ -203,7 +203,7 @@ def attend(qkv: jax.Array, pair_index: jax.Array, width: int, rate: float = 0.0,
 
   Args:
     qkv: [B, L, H * 3 * K]; query, key and value of a head stand side by side.
-    pair_index: [B, L] int32; a token attends to the tokens with its own number, 0 is padding.
+    segment_ids: [B, L] int32; a token attends to the tokens with its own number, 0 is padding.
     width: K.
     rate: share of the weights that is dropped.
     random: the key of the dropout; None = nothing is dropped.
@@ -218,9 +218,9 @@ def attend(qkv: jax.Array, pair_index: jax.Array, width: int, rate: float = 0.0,
   rows = jnp.arange(qkv.shape[0], dtype=jnp.uint32)
   heads = jnp.arange(qkv.shape[2] // (3 * width), dtype=jnp.uint32)
 
-  def local(qkv, pair_index, words, rows, heads):
+  def local(qkv, segment_ids, words, rows, heads):
     shape = _Shape(heads.size, width, rate, interpret)
-    return _attend(shape, qkv, pair_index, words, rows, heads)
+    return _attend(shape, qkv, segment_ids, words, rows, heads)
 
   inputs = (_HEADS, _ROWS, (None,), ('batch',), ('heads',))
-  return sharding.on_each_chip(local, inputs, _HEADS)(qkv, pair_index, words, rows, heads)
+  return sharding.on_each_chip(local, inputs, _HEADS)(qkv, segment_ids, words, rows, heads)

@@ -6,10 +6,11 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import LayerNorm, dense, zeros
-from bert_jax.model.encoder import Batch, activation, take_positions
+from bert_jax.model.encoder import activation, take_positions
 from bert_jax.model.kernels import MASKED
 
 
@@ -69,17 +70,18 @@ class BertForPreTraining(nn.Module):
     """[B, L, D] and [B, P] int32 -> [B, P, 2] float32; class 0 is "B follows A", as published."""
     return self.nsp(self.bert.pool(hidden, cls_positions))
 
-  def rtd_logits(self, batch: Batch, *, deterministic: bool = True) -> jax.Array:
+  def rtd_logits(self, tokens: Tokens, *, deterministic: bool = True) -> jax.Array:
     """[B, L] inputs -> [B, L] float32, high where a token seems to be replaced (ELECTRA)."""
-    return self.rtd(self.bert.encode(batch, deterministic=deterministic))
+    return self.rtd(self.bert.encode(tokens, deterministic=deterministic))
 
-  def __call__(self, batch: Batch, masked_positions: jax.Array, cls_positions: jax.Array | None, *,
+  def __call__(self, tokens: Tokens, masked_positions: jax.Array,
+               cls_positions: jax.Array | None, *,
                deterministic: bool = True) -> tuple[jax.Array, jax.Array | None]:
     """(MLM logits [B, M, padded V], NSP logits [B, P, 2]), both float32.
 
     Without `cls_positions` there is no NSP head and no pooler (RoBERTa), and None for its logits.
     """
-    hidden = self.bert.encode(batch, deterministic=deterministic)
+    hidden = self.bert.encode(tokens, deterministic=deterministic)
     nsp_logits = None if cls_positions is None else self.nsp_logits(hidden, cls_positions)
     return self.mlm_logits(hidden, masked_positions), nsp_logits
 

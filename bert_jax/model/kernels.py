@@ -21,14 +21,14 @@ def platform() -> str:
 
 
 def splash(query: jax.Array, key: jax.Array, value: jax.Array,
-           pair_index: jax.Array) -> jax.Array:
+           segment_ids: jax.Array) -> jax.Array:
   """Pallas splash attention, each chip on its own rows and heads.
 
   Off a TPU it is interpreted: slow, for tests.
 
   Args:
     query, key, value: [B, L, H, K].
-    pair_index: [B, L] int32. A token attends to the tokens with its own number; padding attends to
+    segment_ids: [B, L] int32. A token attends to the tokens with its own number; padding attends to
       padding, and nothing reads the output there.
 
   Returns:
@@ -42,7 +42,7 @@ def splash(query: jax.Array, key: jax.Array, value: jax.Array,
       block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block,
       use_fused_bwd_kernel=True)
 
-  def local(query, key, value, pair_index):
+  def local(query, key, value, segment_ids):
     heads = query.shape[2]
     mask = library.MultiHeadMask([library.FullMask((length, length))] * heads)
     kernel = library.make_splash_mha(mask, head_shards=1, q_seq_shards=1, block_sizes=blocks,
@@ -53,14 +53,14 @@ def splash(query: jax.Array, key: jax.Array, value: jax.Array,
       out = kernel(query, key, value, library.SegmentIds(segments, segments))
       return jnp.moveaxis(out, 0, 1)  # [L, H, K]
 
-    return jax.vmap(row)(query, key, value, pair_index)
+    return jax.vmap(row)(query, key, value, segment_ids)
 
   scaled = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
   return sharding.on_each_chip(local, (_HEADS, _HEADS, _HEADS, _ROWS), _HEADS)(
-      scaled, key, value, pair_index)
+      scaled, key, value, segment_ids)
 
 
-def cudnn(query: jax.Array, key: jax.Array, value: jax.Array, pair_index: jax.Array) -> jax.Array:
+def cudnn(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
   """cuDNN's fused attention on NVIDIA GPUs; arguments and result as of `splash`."""
-  mask = pair_index[:, None, :, None] == pair_index[:, None, None, :]  # [B, 1, L, L]
+  mask = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]  # [B, 1, L, L]
   return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation='cudnn')

@@ -7,7 +7,7 @@ from bert_jax.model.dot_product import dot_product_attention
 from bert_jax.model.kernels import MASKED
 
 
-def local_attention(query: jax.Array, key: jax.Array, value: jax.Array, pair_index: jax.Array,
+def local_attention(query: jax.Array, key: jax.Array, value: jax.Array, text_ids: jax.Array,
                     reach: int, drop=lambda weights: weights) -> jax.Array:
   """Attention to the tokens of the same pair that are at most `reach` away.
 
@@ -16,14 +16,14 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array, pair_ind
 
   Args:
     query, key, value: [B, L, H, K].
-    pair_index: [B, L] int32, as of `attention_bias`.
+    text_ids: [B, L] int32, as of `attention_bias`.
     reach: tokens to either side.
     drop: applied to the attention weights (dropout).
 
   Returns:
     [B, L, H, K] in the dtype of `query`.
   """
-  rows, length = pair_index.shape
+  rows, length = text_ids.shape
   size = max(reach, 1)
   blocks = -(-length // size)
 
@@ -39,7 +39,7 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array, pair_ind
              for i in range(3)]
     return jnp.concatenate(parts, axis=2).reshape(rows * blocks, 3 * size, *x.shape[2:])
 
-  of_query, of_key = in_blocks(pair_index), around(pair_index)
+  of_query, of_key = in_blocks(text_ids), around(text_ids)
   distance = jnp.arange(size)[:, None] - (jnp.arange(3 * size)[None, :] - size)
   visible = ((of_query[:, :, None] == of_key[:, None, :]) & (of_key[:, None, :] > 0)
              & (jnp.abs(distance) <= reach))  # [B * blocks, size, 3 * size]

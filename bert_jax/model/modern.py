@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require, require_choice
 from bert_jax.model import attention, encoder, pooling
 from bert_jax.model.bert_config import BertConfig
@@ -151,11 +152,11 @@ class Layer(nn.Module):
         c, reach=c.reach if self.is_local else None, out_stddev=c.out_stddev,
         output_dropout=c.attention_dropout, name='attention')
     y = x if self.is_first else LayerNorm(c, name='attention_norm')(x)
-    y = ShortConvolution(c.conv_reach, name='attention_convolution')(y, mask.pair_index)
+    y = ShortConvolution(c.conv_reach, name='attention_convolution')(y, mask.text_ids)
     x = x + attend(y, mask, rotate=functools.partial(rotate, angles=angles),
                    deterministic=self.deterministic)
     y = LayerNorm(c, name='feed_forward_norm')(x)
-    y = ShortConvolution(c.conv_reach, name='feed_forward_convolution')(y, mask.pair_index)
+    y = ShortConvolution(c.conv_reach, name='feed_forward_convolution')(y, mask.text_ids)
     x = x + FeedForward(c, self.deterministic, name='feed_forward')(y)
     self.sow('intermediates', 'hidden', x)
     return nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act'))
@@ -206,10 +207,10 @@ class Modern(encoder.Bert):
     self.final_norm = LayerNorm(self.config)
     self.pooler = PredictionHead(self.config)
 
-  def run_layers(self, x: jax.Array, batch: encoder.Batch, deterministic: bool) -> jax.Array:
-    c, mask = self.config, attention.make_mask(self, batch.pair_index)
-    angles = {'global': rotary(batch.positions, c.head_size, c.global_theta),
-              'local': rotary(batch.positions, c.head_size, c.local_theta)}
+  def run_layers(self, x: jax.Array, tokens: Tokens, deterministic: bool) -> jax.Array:
+    c, mask = self.config, attention.make_mask(self, tokens.text_ids)
+    angles = {'global': rotary(tokens.positions, c.head_size, c.global_theta),
+              'local': rotary(tokens.positions, c.head_size, c.local_theta)}
     first = encoder.rematerialised(Layer, c, in_scan=False)
     x = first(c, deterministic, is_local=False, is_first=True, name='first')(
         x, mask, angles['global'])
@@ -226,13 +227,13 @@ class Modern(encoder.Bert):
   def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
     return self.pooler(encoder.take_positions(hidden, cls_positions))
 
-  def __call__(self, batch: encoder.Batch, cls_positions: jax.Array, *,
+  def __call__(self, tokens: Tokens, cls_positions: jax.Array, *,
                deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
-    hidden = self.encode(batch, deterministic=deterministic)
+    hidden = self.encode(tokens, deterministic=deterministic)
     if self.config.classifier_pooling == 'cls':
       return hidden, self.pool(hidden, cls_positions)
     return hidden, self.features(pooling.pool(
-        hidden, batch.pair_index, batch.positions, cls_positions, 'mean'))
+        hidden, tokens.text_ids, tokens.positions, cls_positions, 'mean'))
 
   def intermediates(self, collection: dict[str, Any]) -> encoder.Intermediates:
     first, groups = collection['first'], collection['layers']

@@ -10,6 +10,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.model import attention, encoder
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import truncated_normal
@@ -58,12 +59,12 @@ class MPNet(encoder.Bert):
 
   config: MPNetConfig
 
-  def attention_mask(self, batch: encoder.Batch) -> attention.Mask:
-    c, mask = self.config, attention.make_mask(self, batch.pair_index)
+  def attention_mask(self, tokens: Tokens) -> attention.Mask:
+    c, mask = self.config, attention.make_mask(self, tokens.text_ids)
     init = truncated_normal(c.initializer_range, 'position', 'heads')
     table = self.param('relative_bias', init, (BUCKETS, c.num_heads))
     # The tokens of a pair stand side by side: places in the row are as far apart as positions.
-    at = jnp.arange(batch.ids.shape[1])
+    at = jnp.arange(tokens.ids.shape[1])
     behind = at[:, None] - at[None, :]  # [L, L]
     bias = table[buckets(c.max_positions)][behind + c.max_positions - 1]  # [L, L, H]
     bias = jnp.moveaxis(bias, -1, 0)

@@ -11,13 +11,13 @@ from bert_jax.model.kernels import MASKED
 POOLINGS = ('cls', 'mean', 'max', 'mean_sqrt_len_tokens', 'weightedmean', 'lasttoken', 'none')
 
 
-def pool(hidden: jax.Array, pair_index: jax.Array, positions: jax.Array, starts: jax.Array,
+def pool(hidden: jax.Array, text_ids: jax.Array, positions: jax.Array, starts: jax.Array,
          how: str) -> jax.Array:
   """Pools the hidden states of each text, special tokens included: [B, L, D] -> [B, P, D] float32.
 
   Args:
     hidden: [B, L, D] from the encoder.
-    pair_index: [B, L] int32, 0 on padding, p = 1..P on the tokens of the p-th text of the row.
+    text_ids: [B, L] int32, 0 on padding, p = 1..P on the tokens of the p-th text of the row.
     positions: [B, L] int32, those of the tokens in their texts, from 0 on.
     starts: [B, P] int32, the position where each text begins.
     how: 'cls' and 'lasttoken' take the first and the last token, 'mean' and 'max' are over all
@@ -31,10 +31,10 @@ def pool(hidden: jax.Array, pair_index: jax.Array, positions: jax.Array, starts:
   if how == 'max':
 
     def largest(text):
-      return jnp.max(hidden, axis=1, where=(pair_index == text)[:, :, None], initial=-jnp.inf)
+      return jnp.max(hidden, axis=1, where=(text_ids == text)[:, :, None], initial=-jnp.inf)
 
     return jax.vmap(largest, out_axes=1)(texts)
-  member = (pair_index[:, :, None] == texts).astype(jnp.float32)  # [B, L, P]
+  member = (text_ids[:, :, None] == texts).astype(jnp.float32)  # [B, L, P]
   count = member.sum(1)  # [B, P]
   if how == 'lasttoken':
     return take_positions(hidden, jnp.maximum(starts + count.astype(jnp.int32) - 1, 0))

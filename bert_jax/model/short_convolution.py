@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 
 
-def neighbours(x: jax.Array, pair_index: jax.Array, reach: int) -> Iterator[jax.Array]:
+def neighbours(x: jax.Array, text_ids: jax.Array, reach: int) -> Iterator[jax.Array]:
   """For each i from -reach to reach, x[t + i] of every token t; 0 if that is of another text.
 
   Args:
     x: [B, L, D].
-    pair_index: [B, L] int32, the number of the text of each token.
+    text_ids: [B, L] int32, the number of the text of each token.
     reach: tokens to either side.
 
   Yields:
@@ -25,9 +25,9 @@ def neighbours(x: jax.Array, pair_index: jax.Array, reach: int) -> Iterator[jax.
   """
   length = x.shape[1]
   around = ((0, 0), (reach, reach))
-  wide, of_text = jnp.pad(x, (*around, (0, 0))), jnp.pad(pair_index, around)
+  wide, of_text = jnp.pad(x, (*around, (0, 0))), jnp.pad(text_ids, around)
   for i in range(2 * reach + 1):
-    is_same = of_text[:, i:i + length] == pair_index  # [B, L]
+    is_same = of_text[:, i:i + length] == text_ids  # [B, L]
     yield jnp.where(is_same[:, :, None], wide[:, i:i + length], 0)
 
 
@@ -40,13 +40,13 @@ class ShortConvolution(nn.Module):
   reach: int  # tokens to either side; 0 = no convolution, and no parameters
 
   @nn.compact
-  def __call__(self, x: jax.Array, pair_index: jax.Array) -> jax.Array:
+  def __call__(self, x: jax.Array, text_ids: jax.Array) -> jax.Array:
     """[B, L, D] and [B, L] int32, the number of the text of each token, -> [B, L, D]."""
     if not self.reach:
       return x
     zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), (None, 'norm'))
     taps = self.param('taps', zeros, (2 * self.reach + 1, x.shape[-1])).astype(x.dtype)
     y = x
-    for tap, neighbour in zip(taps, neighbours(x, pair_index, self.reach)):
+    for tap, neighbour in zip(taps, neighbours(x, text_ids, self.reach)):
       y += neighbour * tap
     return y

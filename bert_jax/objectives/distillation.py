@@ -10,9 +10,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from bert_jax.data.rows import Rows
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives import losses, objective
-from bert_jax.objectives.objective import Example, Keys
+from bert_jax.objectives.masking import Masked
+from bert_jax.objectives.objective import Keys
 
 _TEMPERATURE = 2.0
 
@@ -39,18 +41,19 @@ class Distillation(objective.Objective):
   loss_weights: ClassVar[dict[str, float]] = {
       'soft_loss': 5.0, 'mlm_loss': 2.0, 'cosine_loss': 1.0}  # as published
 
-  def loss(self, params: Any, frozen: Any, example: Example, keys: Keys) -> losses.Metrics:
+  def loss(self, params: Any, frozen: Any, rows: Rows, masked: Masked,
+           keys: Keys) -> losses.Metrics:
     """mlm_loss and mlm_accuracy at the masked positions, soft_loss and cosine_loss at all."""
-    masked, inputs = example.masked, example.inputs
+    tokens = rows.tokens
 
-    def encode(module, batch, **kwargs):
-      return module.bert.encode(batch, **kwargs)
+    def encode(module, tokens, **kwargs):
+      return module.bert.encode(tokens, **kwargs)
 
-    student = self.model.apply(params, inputs, method=encode,
+    student = self.model.apply(params, tokens, method=encode,
                                **objective.with_dropout(keys.dropout))  # [B, L, D]
-    teacher = self.teacher.apply(frozen, inputs, method=encode)  # [B, L, D]
+    teacher = self.teacher.apply(frozen, tokens, method=encode)  # [B, L, D]
     logits = self.model.apply(params, student, masked.positions, method='mlm_logits')
-    real = (inputs.pair_index > 0).astype(jnp.float32)
+    real = (tokens.text_ids > 0).astype(jnp.float32)
     soft_loss = self._soft_loss(params, frozen, student, teacher, real, masked.positions.shape[1])
     return {'soft_loss': (soft_loss, jnp.sum(real)),
             **losses.classification(logits, masked.targets, masked.weights, 'mlm_'),

@@ -45,9 +45,9 @@ def classification(logits: jax.Array, labels: jax.Array, weights: jax.Array,
           f'{prefix}accuracy': weighted(is_right, weights)}
 
 
-def token_count(pair_index: jax.Array) -> tuple[jax.Array, jax.Array]:
+def token_count(text_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
   """The metric 'tokens': the number of real tokens of a batch."""
-  return jnp.sum(pair_index > 0).astype(jnp.float32), jnp.float32(1)
+  return jnp.sum(text_ids > 0).astype(jnp.float32), jnp.float32(1)
 
 
 def total_loss(metrics: Metrics, loss_weights: Mapping[str, float]) -> jax.Array:

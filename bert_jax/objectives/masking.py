@@ -157,7 +157,7 @@ def _budgets(key: jax.Array, n: jax.Array, rate: jax.Array, most: int) -> jax.Ar
   return jnp.where(total > most, jnp.diff(up_to, prepend=0), budgets)
 
 
-def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, unit_start: jax.Array,
+def _select_row(key: jax.Array, eligible: jax.Array, text_ids: jax.Array, unit_start: jax.Array,
                 word_start: jax.Array, rate: jax.Array, pairs: int, most: int,
                 config: MaskingConfig) -> tuple[jax.Array, jax.Array]:
   """Draws the positions to predict in one row: [L] each -> (positions [M] int32, is_used [M] bool).
@@ -167,7 +167,7 @@ def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, unit
   """
   length = eligible.shape[0]
   groups = 1 if config.is_whole else pairs
-  group = jnp.minimum(pair_index, groups)
+  group = jnp.minimum(text_ids, groups)
   group = jnp.where(eligible, group, groups + 1)  # other tokens sort to the end
   n = jnp.sum(group[None, :] == jnp.arange(1, groups + 1)[:, None], axis=1)  # [P] ordinary tokens
   budgets = _budgets(jax.random.fold_in(key, 2), n, rate, most)
@@ -200,7 +200,7 @@ def _select_row(key: jax.Array, eligible: jax.Array, pair_index: jax.Array, unit
   return jnp.where(valid, positions, 0), valid
 
 
-def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
+def mask(key: jax.Array, ids: jax.Array, text_ids: jax.Array, row: jax.Array,
          config: MaskingConfig, vocabulary: Vocabulary, *, pairs: int = 1,
          word_start: jax.Array | None = None, rate: jax.Array | None = None) -> Masked:
   """Masks a batch of rows.
@@ -208,7 +208,7 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
   Args:
     key: the key of the step; each row folds in its own global number.
     ids: [B, L] int32 tokens.
-    pair_index: [B, L] int32, 0 on padding, 1..P on the tokens of each pair.
+    text_ids: [B, L] int32, 0 on padding, 1..P on the tokens of each pair.
     row: [B] int32, the number of each row in the global batch.
     pairs: P, the most pairs in a row.
     word_start: [B, L] int32, 1 where a word starts, on special tokens and on the token after one;
@@ -225,17 +225,17 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
   if rate is None:
     rate = jnp.full(row.shape, config.rate, jnp.float32)
 
-  def mask_row(ids, pair_index, row, word_start, rate):
+  def mask_row(ids, text_ids, row, word_start, rate):
     draw_key, action_key, token_key = jax.random.split(jax.random.fold_in(key, row), 3)
-    eligible = (pair_index > 0) & ~jnp.isin(ids, jnp.asarray(vocabulary.special_ids))
-    word_start = word_start.astype(bool) | (pair_index == 0)
+    eligible = (text_ids > 0) & ~jnp.isin(ids, jnp.asarray(vocabulary.special_ids))
+    word_start = word_start.astype(bool) | (text_ids == 0)
     unit_start = word_start
     if config.unit == 'token':
       unit_start = jnp.ones_like(unit_start)
     elif len(lengths) > 1:
       unit_start = masking_units.join_words(
           jax.random.fold_in(draw_key, 1), unit_start, ~eligible, lengths)
-    positions, valid = _select_row(draw_key, eligible, pair_index, unit_start, word_start, rate,
+    positions, valid = _select_row(draw_key, eligible, text_ids, unit_start, word_start, rate,
                                    pairs, most, config)
     targets = ids[positions]
     if config.unit == 'span':  # a span is replaced as a whole
@@ -251,4 +251,4 @@ def mask(key: jax.Array, ids: jax.Array, pair_index: jax.Array, row: jax.Array,
     return Masked(corrupted, positions, jnp.where(valid, targets, 0),
                   valid.astype(jnp.float32))
 
-  return jax.vmap(mask_row)(ids, pair_index, row, word_start, rate)
+  return jax.vmap(mask_row)(ids, text_ids, row, word_start, rate)

@@ -1,4 +1,4 @@
-"""The base of all objectives, the records that their losses read, and masked LM."""
+"""The base of all objectives, and masked LM."""
 
 import dataclasses
 import functools
@@ -6,22 +6,12 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 
+from bert_jax.data.rows import Rows
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch, init_batch
+from bert_jax.model.encoder import init_tokens
 from bert_jax.model.heads import BertForPreTraining, count_parameters
 from bert_jax.objectives import losses
 from bert_jax.objectives.masking import Masked
-
-
-class Example(NamedTuple):
-  """Masked rows with their targets."""
-
-  inputs: Batch  # [B, L] each; `ids` are the corrupted ones
-  masked: Masked  # [B, M] each
-  row: jax.Array  # [B] int32, number of each row in the global batch
-  cls_positions: jax.Array  # [B, P] int32
-  labels: jax.Array  # [B, P] int32, 0 where B follows A, 1 where it is from elsewhere or before A
-  pair_weights: jax.Array  # [B, P] float32, 1 for a pair, 0 where there is none
 
 
 class Keys(NamedTuple):
@@ -38,9 +28,9 @@ def with_dropout(key: jax.Array | None) -> dict[str, Any]:
 
 def init_masked_lm(model: BertForPreTraining, key: jax.Array, with_pairs: bool = False) -> Any:
   """Makes the variables of encoder and masked-LM head, and with pairs of pooler and pair head."""
-  batch = init_batch()
-  position = batch.ids[:, :1]
-  return model.init(key, batch, position, position if with_pairs else None)
+  tokens = init_tokens()
+  position = tokens.ids[:, :1]
+  return model.init(key, tokens, position, position if with_pairs else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +49,17 @@ class Objective:
     """Makes the variables, boxed with their logical axes."""
     return init_masked_lm(self.model, key)
 
-  def loss(self, params: Any, frozen: Any, example: Example, keys: Keys) -> losses.Metrics:
-    """Computes the losses and other metrics; `frozen` are variables such as a teacher's."""
+  def loss(self, params: Any, frozen: Any, rows: Rows, masked: Masked,
+           keys: Keys) -> losses.Metrics:
+    """Computes the losses and other metrics.
+
+    Args:
+      params: the trained variables.
+      frozen: other variables, such as a teacher's.
+      rows: the rows with the corrupted ids.
+      masked: the predicted positions and their targets.
+      keys: of the step.
+    """
     raise NotImplementedError
 
   def exported(self, params: Any) -> Any:
@@ -101,15 +100,16 @@ class MaskedLM(Objective):
   def init(self, key: jax.Array) -> Any:
     return init_masked_lm(self.model, key, with_pairs=bool(self.pair_objective))
 
-  def loss(self, params: Any, frozen: Any, example: Example, keys: Keys) -> losses.Metrics:
+  def loss(self, params: Any, frozen: Any, rows: Rows, masked: Masked,
+           keys: Keys) -> losses.Metrics:
     """mlm_loss, mlm_accuracy, and the same of nsp or sop."""
     del frozen
-    masked, pairs = example.masked, self.pair_objective
+    pairs = self.pair_objective
     mlm_logits, pair_logits = self.model.apply(
-        params, example.inputs, masked.positions, example.cls_positions if pairs else None,
+        params, rows.tokens, masked.positions, rows.cls_positions if pairs else None,
         **with_dropout(keys.dropout))
     metrics = losses.classification(mlm_logits, masked.targets, masked.weights, 'mlm_')
     if pairs:
-      metrics |= losses.classification(pair_logits, example.labels, example.pair_weights,
+      metrics |= losses.classification(pair_logits, rows.labels, rows.pair_weights,
                                        f'{pairs}_')
     return metrics

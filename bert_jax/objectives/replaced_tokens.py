@@ -10,10 +10,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.encoder import init_batch
+from bert_jax.data.rows import Rows
+from bert_jax.model.encoder import init_tokens
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives import losses, objective
-from bert_jax.objectives.objective import Example, Keys
+from bert_jax.objectives.masking import Masked
+from bert_jax.objectives.objective import Keys
 
 
 def sample(key: jax.Array, logits: jax.Array, row: jax.Array) -> jax.Array:
@@ -46,7 +48,7 @@ class ReplacedTokens(objective.Objective):
   def init(self, key: jax.Array) -> Any:
     """Variables of the discriminator, and under 'generator' those that it does not share."""
     first, second = jax.random.split(key)
-    tree = self.model.init(first, init_batch(), method='rtd_logits')['params']
+    tree = self.model.init(first, init_tokens(), method='rtd_logits')['params']
     generator = objective.init_masked_lm(self.generator, second)['params']
     del generator['bert']['embeddings']
     return {'params': {**tree, 'generator': generator}}
@@ -58,7 +60,8 @@ class ReplacedTokens(objective.Objective):
     shared = {**generator['bert'], 'embeddings': discriminator['bert']['embeddings']}
     return {**generator, 'bert': shared}, discriminator
 
-  def loss(self, params: Any, frozen: Any, example: Example, keys: Keys) -> losses.Metrics:
+  def loss(self, params: Any, frozen: Any, rows: Rows, masked: Masked,
+           keys: Keys) -> losses.Metrics:
     """Computes the metrics of both models.
 
     Returns:
@@ -68,17 +71,17 @@ class ReplacedTokens(objective.Objective):
     del frozen
     first, second = (None, None) if keys.dropout is None else jax.random.split(keys.dropout)
     generator, discriminator = self.split(params)
-    masked, inputs = example.masked, example.inputs
-    logits, _ = self.generator.apply({'params': generator}, inputs, masked.positions, None,
+    tokens = rows.tokens
+    logits, _ = self.generator.apply({'params': generator}, tokens, masked.positions, None,
                                      **objective.with_dropout(first))
 
-    drawn = sample(keys.sampling, jax.lax.stop_gradient(logits), example.row)
-    ids = replace(inputs.ids, masked.positions, masked.weights, drawn)
-    original = replace(inputs.ids, masked.positions, masked.weights, masked.targets)
+    drawn = sample(keys.sampling, jax.lax.stop_gradient(logits), rows.row)
+    ids = replace(tokens.ids, masked.positions, masked.weights, drawn)
+    original = replace(tokens.ids, masked.positions, masked.weights, masked.targets)
     replaced = (ids != original).astype(jnp.float32)  # the generator may draw the original token
-    scores = self.model.apply({'params': discriminator}, inputs._replace(ids=ids),
+    scores = self.model.apply({'params': discriminator}, tokens._replace(ids=ids),
                               method='rtd_logits', **objective.with_dropout(second))
-    real = (inputs.pair_index > 0).astype(jnp.float32)
+    real = (tokens.text_ids > 0).astype(jnp.float32)
     return {**losses.classification(logits, masked.targets, masked.weights, 'mlm_'),
             'rtd_loss': losses.weighted(jnp.logaddexp(0, scores) - scores * replaced, real),
             'rtd_accuracy': losses.weighted((scores > 0) == (replaced > 0), real),

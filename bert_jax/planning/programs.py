@@ -16,6 +16,7 @@ from bert_jax import config as config_lib
 from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phase
 from bert_jax.data.rows import Rows
+from bert_jax.data.tokens import Tokens
 from bert_jax.objectives import catalogue, masking
 from bert_jax.parallel import chip_figures
 from bert_jax.parallel import mesh as mesh_lib
@@ -48,12 +49,11 @@ def pretraining(config: ConfigDict, phase: Phase) -> Work:
   b, p = phase.batch_size, layout.pairs
   tokens = jax.ShapeDtypeStruct((b, phase.max_len), jnp.int32)
   pairs = jax.ShapeDtypeStruct((b, p), jnp.int32)
-  rows = Rows(ids=tokens, type_ids=tokens, positions=tokens, pair_index=tokens,
-              cls_positions=pairs, labels=pairs,
+  rows = Rows(Tokens(*[tokens] * 4), cls_positions=pairs, labels=pairs,
               pair_weights=jax.ShapeDtypeStruct((b, p), jnp.float32),
               row=jax.ShapeDtypeStruct((b,), jnp.int32),
-              word_start=tokens if settings.unit != 'token' else None)
-  rate = jax.ShapeDtypeStruct((b,), jnp.float32) if settings.final_rate else None
+              word_start=tokens if settings.unit != 'token' else None,
+              mask_rate=jax.ShapeDtypeStruct((b,), jnp.float32) if settings.final_rate else None)
   teacher = initial.teacher(config)
   objective = catalogue.create(config.objective, config.data.sequences,
                                config_lib.bert_config(config.model), teacher and teacher.config)
@@ -62,13 +62,13 @@ def pretraining(config: ConfigDict, phase: Phase) -> Work:
       size, special_ids=(0, 1, 2, 3, 4), mask_id=4,
       frequencies=np.ones(size, np.float32) if settings.random_by_frequency else None)
   task = pretraining_lib.Pretraining(objective, settings, vocabulary, initial.frozen(teacher))
-  return Work(lora.adapt(task, config.lora), pretraining_lib.Batch(rows, rate), phase)
+  return Work(lora.adapt(task, config.lora), rows, phase)
 
 
 def finetuning(config: ConfigDict, data: FineTuningData, steps: int) -> Work:
   """The first step of fine-tuning on the examples of a run."""
   batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data.rows(0))
-  rows, length = batch.inputs.ids.shape
+  rows, length = batch.tokens.ids.shape
   return Work(lora.adapt(data.task, config.lora), batch, Phase(steps, length, rows))
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizers.base import Tokenizer
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError, require
 from bert_jax.labelled import replaced_fields
 from bert_jax.labelled.packed_examples import Batch, Batches, Features, Located
@@ -40,10 +41,10 @@ def output_layer(config: bert_config.BertConfig, outputs: int) -> nn.Dense:
 
 
 @functools.partial(jax.jit, static_argnames=('head', 'method'))
-def apply_head(head: nn.Module, params: Any, batch: encoder.Batch, starts: jax.Array,
+def apply_head(head: nn.Module, params: Any, tokens: Tokens, starts: jax.Array,
                method: str | None = None) -> jax.Array:
   """Runs a head without dropout, compiled once for each head and shape."""
-  return head.apply(params, batch, starts, method=method)
+  return head.apply(params, tokens, starts, method=method)
 
 
 # ---- texts to inputs ----------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def _eval_files(data: ConfigDict) -> list[tuple[str, str]]:
 
 def choice_scores(apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
   """The score of each input of an example, [E, C]; -1e9 where an example has fewer inputs."""
-  scores = batch.by_example(apply(batch.inputs, batch.starts))[..., 0]
+  scores = batch.by_example(apply(batch.tokens, batch.starts))[..., 0]
   return jnp.where(batch.members >= 0, scores, kernels.MASKED)
 
 
@@ -134,9 +135,9 @@ def by_input(outputs: list[Output], count: int) -> list[np.ndarray]:
   """The logits of each of `count` inputs, [tokens, ...], from those of batches [R, L, ...]."""
   of_input = [None] * count
   for located, logits in outputs:
-    pair_index = located.batch.inputs.pair_index
+    text_ids = located.batch.tokens.text_ids
     for row, slot in zip(*np.nonzero(located.index >= 0)):
-      of_input[located.index[row, slot]] = logits[row][pair_index[row] == slot + 1]
+      of_input[located.index[row, slot]] = logits[row][text_ids[row] == slot + 1]
   return of_input
 
 
@@ -276,12 +277,12 @@ class FineTuning(abc.ABC):
     return dataclasses.replace(self, model=self.model.clone(config=config))
 
   def init(self, key: jax.Array) -> Any:
-    batch = encoder.init_batch()
-    return self.model.init(key, batch, batch.ids[:, :1])
+    tokens = encoder.init_tokens()
+    return self.model.init(key, tokens, tokens.ids[:, :1])
 
   def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
     """The head's outputs; `apply` runs the model, with dropout or without."""
-    return apply(batch.inputs, batch.starts)
+    return apply(batch.tokens, batch.starts)
 
   @abc.abstractmethod
   def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
@@ -304,7 +305,7 @@ class FineTuning(abc.ABC):
   def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> losses.Metrics:
     del frozen
     return {**self.metrics(self._forward(params, batch, key), batch),
-            'tokens': losses.token_count(batch.inputs.pair_index)}
+            'tokens': losses.token_count(batch.tokens.text_ids)}
 
   def measure(self, params: Any, frozen: Any, batch: Batch) -> tuple[losses.Metrics, jax.Array]:
     """(metrics, reduced logits), without dropout."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -19,21 +19,13 @@ from bert_jax.data.rows import Rows, RowSource, first_rows
 from bert_jax.errors import UserError, require
 from bert_jax.model import dropout_bits
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch as Inputs
 from bert_jax.objectives import losses, masking
-from bert_jax.objectives.objective import Example, Keys, Objective, abstract_variables
+from bert_jax.objectives.objective import Keys, Objective, abstract_variables
 from bert_jax.parallel.mesh import Feed
 
 _FEW_PAIRS = 0.05  # a row: fewer hardly train a question about pairs
 _MOST_UNCHANGED = 0.9  # share of true next sentences
 _EVAL_SEED = 0  # held-out rows and masks are the same in every evaluation of every run
-
-
-class Batch(NamedTuple):
-  """Rows and the rate at which they are masked."""
-
-  rows: Rows
-  rate: np.ndarray | None  # [B] float32; None = the constant one of the config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,31 +46,28 @@ class Pretraining:
   def init(self, key: jax.Array) -> Any:
     return self.objective.init(key)
 
-  def mask(self, key: jax.Array, batch: Batch) -> masking.Masked:
+  def mask(self, key: jax.Array, rows: Rows) -> masking.Masked:
     """Masks the rows of a batch."""
-    rows = batch.rows
-    return masking.mask(key, rows.ids, rows.pair_index, rows.row, self.masking, self.vocabulary,
-                        pairs=rows.cls_positions.shape[1], word_start=rows.word_start,
-                        rate=batch.rate)
+    return masking.mask(key, rows.tokens.ids, rows.tokens.text_ids, rows.row, self.masking,
+                        self.vocabulary, pairs=rows.cls_positions.shape[1],
+                        word_start=rows.word_start, rate=rows.mask_rate)
 
-  def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> losses.Metrics:
+  def loss(self, params: Any, frozen: Any, rows: Rows, key: jax.Array | None) -> losses.Metrics:
     """The metrics of the objective; key None = the fixed masks of evaluations."""
-    rows = batch.rows
     if key is None:
       mask_key, dropout_key = jax.random.key(_EVAL_SEED, impl='threefry2x32'), None
     else:
       mask_key, dropout_key = jax.random.split(key)
       dropout_key = dropout_bits.microbatch_key(dropout_key, rows.row)
-    masked = self.mask(mask_key, batch)
-    inputs = Inputs(masked.ids, rows.type_ids, rows.positions, rows.pair_index)
-    example = Example(inputs, masked, rows.row, rows.cls_positions, rows.labels, rows.pair_weights)
+    masked = self.mask(mask_key, rows)
+    rows = rows._replace(tokens=rows.tokens._replace(ids=masked.ids))
     # Masking folds the numbers of rows into its key; no row has this number.
     keys = Keys(dropout_key, jax.random.fold_in(mask_key, 2**32 - 1))
-    metrics = self.objective.loss(params, frozen, example, keys)
-    return {**metrics, 'tokens': losses.token_count(rows.pair_index)}
+    metrics = self.objective.loss(params, frozen, rows, masked, keys)
+    return {**metrics, 'tokens': losses.token_count(rows.tokens.text_ids)}
 
-  def measure(self, params: Any, frozen: Any, batch: Batch) -> losses.Metrics:
-    return self.loss(params, frozen, batch, None)
+  def measure(self, params: Any, frozen: Any, rows: Rows) -> losses.Metrics:
+    return self.loss(params, frozen, rows, None)
 
   def flops_per_token(self, length: int) -> float:
     """Model FLOPs at the highest masking rate of the run."""
@@ -170,9 +159,10 @@ class PretrainingData:
   def _rate_at(self, step: int) -> float:
     return self.task.masking.rate_at(step, sum(phase.steps for phase in self.phases))
 
-  def _at_rate(self, rows: Rows, rate: float) -> Batch:
-    varies = self.task.masking.final_rate  # else the rate is a constant of the program
-    return Batch(rows, np.full(rows.row.shape, rate, np.float32) if varies else None)
+  def _at_rate(self, rows: Rows, rate: float) -> Rows:
+    if not self.task.masking.final_rate:  # the rate is a constant of the program
+      return rows
+    return rows._replace(mask_rate=np.full(rows.row.shape, rate, np.float32))
 
   @functools.cached_property
   def _first_rows(self) -> tuple[int, ...]:
@@ -181,7 +171,7 @@ class PretrainingData:
       return (0,) * len(self.phases)
     return first_rows(self.train_rows, [p.steps * p.batch_size for p in self.phases])
 
-  def rows(self, step: int) -> Batch:
+  def rows(self, step: int) -> Rows:
     """This process's share of a step's rows, unmasked."""
     index, phase, within = self.phases.locate(step)
     rows = self.train_rows[index].batch(within, phase.batch_size,
@@ -198,7 +188,7 @@ class PretrainingData:
     measured = jax.eval_shape(self.task.measure, params, frozen, self.rows(0))
     return ['loss', *(name for name in measured if name != 'tokens'), 'unigram_entropy']
 
-  def evaluate(self, evaluate_batch: Callable[[Batch], losses.Metrics],
+  def evaluate(self, evaluate_batch: Callable[[Rows], losses.Metrics],
                step: int) -> dict[str, float | None]:
     """Means over the held-out rows at the length of the last step trained, with fixed masks.
 

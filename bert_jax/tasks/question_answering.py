@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.labelled import packed_examples, squad
 from bert_jax.labelled.squad import Question
-from bert_jax.model import architectures, bert_config, encoder, kernels
+from bert_jax.model import architectures, bert_config, kernels
 from bert_jax.objectives import losses
 from bert_jax.tasks import answers, finetuning
 from bert_jax.tasks import metrics as metrics_lib
@@ -30,11 +31,12 @@ class BertForQuestionAnswering(nn.Module):
     self.bert = architectures.encoder(self.config)
     self.qa_outputs = finetuning.output_layer(self.config, 2)
 
-  def __call__(self, batch: encoder.Batch, cls_positions: jax.Array | None = None, *,
+  def __call__(self, tokens: Tokens, cls_positions: jax.Array | None = None, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs -> logits [B, L, 2] float32: the start, the end."""
     del cls_positions
-    return self.qa_outputs(self.bert.features(self.bert.encode(batch, deterministic=deterministic)))
+    hidden = self.bert.encode(tokens, deterministic=deterministic)
+    return self.qa_outputs(self.bert.features(hidden))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +157,7 @@ class QuestionAnswering(finetuning.FineTuning):
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """'loss': mean cross-entropy of start and end; 'accuracy': both have the highest score."""
     slots = jnp.arange(1, batch.starts.shape[1] + 1)
-    member = batch.inputs.pair_index[:, None, :] == slots[:, None]  # [R, P, L]
+    member = batch.tokens.text_ids[:, None, :] == slots[:, None]  # [R, P, L]
     is_real = member.any(-1).astype(jnp.float32)  # [R, P]
     of_windows, right = 0.0, True
     for i in (0, 1):

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.labelled import packed_examples, table
-from bert_jax.model import architectures, bert_config, encoder, pooling
+from bert_jax.model import architectures, bert_config, pooling
 from bert_jax.model.kernels import MASKED
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning
@@ -35,11 +36,11 @@ class BertForSentenceEmbedding(nn.Module):
   def setup(self):
     self.bert = architectures.encoder(self.config)
 
-  def __call__(self, batch: encoder.Batch, starts: jax.Array, *,
+  def __call__(self, tokens: Tokens, starts: jax.Array, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs and [B, P] int32 starts of the texts -> [B, P, D] float32."""
-    hidden = self.bert.encode(batch, deterministic=deterministic)
-    return pooling.pool(hidden, batch.pair_index, batch.positions, starts, self.pooling)
+    hidden = self.bert.encode(tokens, deterministic=deterministic)
+    return pooling.pool(hidden, tokens.text_ids, tokens.positions, starts, self.pooling)
 
 
 class Example(NamedTuple):
@@ -211,14 +212,14 @@ class SentenceEmbedding(finetuning.FineTuning):
     # Strided, so that each part takes its rows from every device.
     parts = jax.tree.map(
         lambda x: jnp.moveaxis(x.reshape(-1, self.cached_parts, *x.shape[1:]), 1, 0),
-        (batch.inputs, batch.starts, batch.row))
+        (batch.tokens, batch.starts, batch.row))
     vectors = jax.lax.map(jax.checkpoint(encode, prevent_cse=False), parts)  # [n, R / n, P, D]
     vectors = jnp.moveaxis(vectors, 0, 1).reshape(-1, *vectors.shape[2:])
     return self.logits(lambda *_: vectors, batch)
 
   def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
     """Vectors of length 1 of the texts of each example: [E, C, D] float32."""
-    return batch.by_example(unit(apply(batch.inputs, batch.starts)))
+    return batch.by_example(unit(apply(batch.tokens, batch.starts)))
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """Cross-entropy over the other texts of the batch; accuracy: the partner is the nearest."""

@@ -11,9 +11,10 @@ import numpy as np
 from scipy import special
 
 from bert_jax.data import inputs as inputs_lib
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError, require, require_choice
 from bert_jax.labelled import glue, packed_examples, texts
-from bert_jax.model import architectures, bert_config, encoder, pooling
+from bert_jax.model import architectures, bert_config, pooling
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning
 from bert_jax.tasks import metrics as metrics_lib
@@ -36,19 +37,19 @@ class BertForSequenceClassification(nn.Module):
     self.dropout = nn.Dropout(self.config.dropout)
     self.classifier = finetuning.output_layer(self.config, self.num_labels)
 
-  def pooled(self, batch: encoder.Batch, cls_positions: jax.Array, *,
+  def pooled(self, tokens: Tokens, cls_positions: jax.Array, *,
              deterministic: bool = True) -> jax.Array:
     """[B, L] inputs and [B, P] int32 positions of [CLS] -> pooled outputs [B, P, D]."""
-    return self.bert(batch, cls_positions, deterministic=deterministic)[1]
+    return self.bert(tokens, cls_positions, deterministic=deterministic)[1]
 
   def classify(self, pooled: jax.Array, *, deterministic: bool = True) -> jax.Array:
     """Pooled outputs [..., D] -> logits [..., num_labels] float32."""
     return self.classifier(self.dropout(pooled, deterministic=deterministic))
 
-  def __call__(self, batch: encoder.Batch, cls_positions: jax.Array, *,
+  def __call__(self, tokens: Tokens, cls_positions: jax.Array, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs and [B, P] int32 positions of [CLS] -> logits [B, P, num_labels] float32."""
-    pooled = self.pooled(batch, cls_positions, deterministic=deterministic)
+    pooled = self.pooled(tokens, cls_positions, deterministic=deterministic)
     return self.classify(pooled, deterministic=deterministic)
 
 
@@ -149,7 +150,7 @@ class SequenceClassification(finetuning.FineTuning):
 
   def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
     """[E, labels]."""
-    vectors = batch.by_example(apply(batch.inputs, batch.starts, method='pooled'))  # [E, C, D]
+    vectors = batch.by_example(apply(batch.tokens, batch.starts, method='pooled'))  # [E, C, D]
     return apply(pooling.combine_chunks(vectors, batch.members >= 0, self.long), method='classify')
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:

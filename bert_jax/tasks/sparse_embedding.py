@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require_each
 from bert_jax.labelled import packed_examples
-from bert_jax.model import architectures, encoder
+from bert_jax.model import architectures
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning, sentence_embedding
@@ -38,23 +39,23 @@ class BertForSparseEmbedding(BertForPreTraining):
     weights = jnp.log1p(jax.nn.relu(logits))
     return jnp.log1p(weights) if self.activation == 'log1p_relu' else weights
 
-  def __call__(self, batch: encoder.Batch, starts: jax.Array, *,
+  def __call__(self, tokens: Tokens, starts: jax.Array, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs and [B, P] int32 starts of the texts -> [B, P, padded V] float32."""
-    hidden = self.bert.encode(batch, deterministic=deterministic)
+    hidden = self.bert.encode(tokens, deterministic=deterministic)
     everywhere = jnp.broadcast_to(jnp.arange(hidden.shape[1]), hidden.shape[:2])
     logits = self.mlm_logits(hidden, everywhere)  # [B, L, padded V]
     texts = jnp.arange(1, starts.shape[1] + 1)
     if self.pooling == 'sum':
-      member = (batch.pair_index[:, :, None] == texts).astype(logits.dtype)  # [B, L, P]
+      member = (tokens.text_ids[:, :, None] == texts).astype(logits.dtype)  # [B, L, P]
       return jnp.einsum('blp,blv->bpv', member, self._weight(logits))
 
     def best_token(text):
-      return jnp.argmax(jnp.where((batch.pair_index == text)[:, :, None], logits, -jnp.inf), axis=1)
+      return jnp.argmax(jnp.where((tokens.text_ids == text)[:, :, None], logits, -jnp.inf), axis=1)
 
     # argmax and a gather: the gradient of max would keep masks of all logits, [P, L, padded V].
     at = jnp.moveaxis(jax.lax.map(best_token, texts), 0, 1)  # [B, P, padded V]
-    exists = (batch.pair_index[:, None] == texts[:, None]).any(-1)  # [B, P]
+    exists = (tokens.text_ids[:, None] == texts[:, None]).any(-1)  # [B, P]
     largest = jnp.where(exists[:, :, None], jnp.take_along_axis(logits, at, axis=1), 0)
     return self._weight(largest)
 
@@ -138,7 +139,7 @@ class SparseEmbedding(sentence_embedding.SentenceEmbedding):
 
   def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
     """The vectors of the texts of each example: [E, C, padded V] float32."""
-    return batch.by_example(apply(batch.inputs, batch.starts))
+    return batch.by_example(apply(batch.tokens, batch.starts))
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """The contrast as 'loss', both FLOPS, and 'entries': the mean number that are not 0."""
@@ -156,9 +157,9 @@ class SparseEmbedding(sentence_embedding.SentenceEmbedding):
 
 
 @functools.partial(jax.jit, static_argnames=('head',))
-def _weights(head: BertForSparseEmbedding, params: Any, batch: encoder.Batch,
+def _weights(head: BertForSparseEmbedding, params: Any, tokens: Tokens,
              starts: jax.Array) -> jax.Array:
-  return head.apply(params, batch, starts)
+  return head.apply(params, tokens, starts)
 
 
 def vectors(bert: finetuning.Bert, texts: Sequence[str], prompt: str | None = None) -> np.ndarray:

@@ -15,9 +15,10 @@ from tokenizers import pre_tokenizers
 
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizers.base import Tokenizer
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError, require
 from bert_jax.labelled import conll, packed_examples, texts
-from bert_jax.model import architectures, encoder
+from bert_jax.model import architectures
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning
 from bert_jax.tasks import metrics as metrics_lib
@@ -39,11 +40,11 @@ _TAGS_SHOWN = 20  # in messages
 class BertForTokenClassification(BertForSequenceClassification):
   """A dense layer on the hidden state of each token."""
 
-  def __call__(self, batch: encoder.Batch, cls_positions: jax.Array | None = None, *,
+  def __call__(self, tokens: Tokens, cls_positions: jax.Array | None = None, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs -> logits [B, L, num_labels] float32."""
     del cls_positions
-    hidden = self.bert.features(self.bert.encode(batch, deterministic=deterministic))
+    hidden = self.bert.features(self.bert.encode(tokens, deterministic=deterministic))
     return self.classify(hidden, deterministic=deterministic)
 
 

@@ -11,10 +11,10 @@ import matplotlib
 from matplotlib import figure
 import numpy as np
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.inference.bert import Bert
 from bert_jax.model import architectures
-from bert_jax.model.encoder import Batch
 
 
 class Attention(NamedTuple):
@@ -33,7 +33,7 @@ def attention(bert: Bert, text: str, text_pair: str | None = None) -> Attention:
   """
   row = bert.row(text if text_pair is None else (text, text_pair))
   ids, type_ids = np.array([row.ids], np.int32), np.array([row.type_ids], np.int32)
-  batch = Batch(ids, type_ids, np.arange(ids.size, dtype=np.int32)[None], np.ones_like(ids))
+  batch = Tokens(ids, type_ids, np.arange(ids.size, dtype=np.int32)[None], np.ones_like(ids))
   encoder = architectures.encoder(bert.config)
   encode = jax.jit(lambda params, batch: encoder.apply(
       params, batch, method='encode', mutable=['intermediates']))

@@ -146,11 +146,12 @@ def test_held_out_rows_are_those_of_all_corpora():
   phases = Phases.create(((4, 32, 8),), 4, 0, 0)
   parts, (rows,) = mixed(phases)
   batches = list(rows.epoch_batches(8))
-  tokens = sum((batch.ids >= 5).sum() for batch in batches)
+  tokens = sum((batch.tokens.ids >= 5).sum() for batch in batches)
   assert tokens == sum(part.num_tokens for part in parts)
   # The first batches are of all corpora, in the shares of their batches.
-  of_each = [[batch.ids for batch in source.epoch_batches(8)] for source in rows.sources]
-  owners = [next(i for i, ids in enumerate(of_each) if any((batch.ids == x).all() for x in ids))
+  of_each = [[batch.tokens.ids for batch in source.epoch_batches(8)] for source in rows.sources]
+  owners = [next(i for i, ids in enumerate(of_each) if any((batch.tokens.ids == x).all()
+                                                             for x in ids))
             for batch in batches]
   share = len(of_each[0]) / len(batches)
   for count in range(1, len(batches)):

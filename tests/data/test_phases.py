@@ -60,17 +60,18 @@ def test_a_batch_warmup_reads_each_row_of_the_epoch_once():
   phases = Phases.create(((10, 64, 8), (source.rows // 16 - 5, 64, 16)), 5 + source.rows // 16,
                          64, 8)
   task = _task(phases)
-  read = [task.rows(step).rows.ids for step in range(5 + source.rows // 16)]
-  np.testing.assert_array_equal(np.concatenate(read), source.batch(0, source.rows // 16 * 16).ids)
+  read = [task.rows(step).tokens.ids for step in range(5 + source.rows // 16)]
+  whole = source.batch(0, source.rows // 16 * 16)
+  np.testing.assert_array_equal(np.concatenate(read), whole.tokens.ids)
   # A run that is resumed in the second phase.
-  np.testing.assert_array_equal(_task(phases).rows(13).rows.ids, read[13])
+  np.testing.assert_array_equal(_task(phases).rows(13).tokens.ids, read[13])
 
 
 def _read(source, first, count):
   """The tokens in some rows of the walk."""
   if not count:
     return set()
-  ids = source.take(first + np.arange(count), np.arange(count)).ids
+  ids = source.take(first + np.arange(count), np.arange(count)).tokens.ids
   return set(ids[ids >= FIRST].tolist())
 
 
@@ -111,7 +112,7 @@ def test_the_rows_of_a_run_begin_there(monkeypatch):
   first = first_rows(task.train_rows, (80, 20))[1]
   assert first % task.train_rows[1].rows
   expected = task.train_rows[1].batch(1, 4, first=first)
-  np.testing.assert_array_equal(task.rows(21).rows.ids, expected.ids)
-  seen = [task.rows(step).rows.ids for step in range(25)]
+  np.testing.assert_array_equal(task.rows(21).tokens.ids, expected.tokens.ids)
+  seen = [task.rows(step).tokens.ids for step in range(25)]
   tokens = np.concatenate([ids[ids >= FIRST] for ids in seen])
   assert len(tokens) == len(np.unique(tokens))

@@ -105,7 +105,7 @@ for max_len in (128, 512):
   corpus = records.Records([shard], '')
   source = rows.RowSource(corpus, pairs.Layout(max_len, 8), 0, made.TOKENIZER)
   batch = source.batch(123_456_789, 256)
-  print(time.process_time() - began, (batch.pair_index > 0).mean())
+  print(time.process_time() - began, (batch.tokens.text_ids > 0).mean())
 status = open('/proc/self/status').read()
 print(int(status.split('VmHWM:')[1].split()[0]) / 1e3)
 '''

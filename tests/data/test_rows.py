@@ -21,7 +21,7 @@ def source(records, max_len=32, seed=0, pairs=4, sequences='next_sentence', **kw
 
 def pairs_of(batch, i):
   """(label, A, B) of every pair in row i, after checks of all contents of the row."""
-  ids, pair, types = batch.ids[i], batch.pair_index[i], batch.type_ids[i]
+  ids, pair, types = batch.tokens.ids[i], batch.tokens.text_ids[i], batch.tokens.type_ids[i]
   triples = []
   end = 0
   for p in range(1, batch.cls_positions.shape[1] + 1):
@@ -33,7 +33,7 @@ def pairs_of(batch, i):
     assert here[0] == end == batch.cls_positions[i, p - 1]  # one after another, without a gap
     end = here[-1] + 1
     np.testing.assert_array_equal(here, np.arange(here[0], end))
-    np.testing.assert_array_equal(batch.positions[i, here], np.arange(len(here)))
+    np.testing.assert_array_equal(batch.tokens.positions[i, here], np.arange(len(here)))
     assert ids[here[0]] == TOKENIZER.cls_id and ids[end - 1] == TOKENIZER.sep_id
     ordinary = ids[here] >= FIRST
     a, b = ids[here][ordinary & (types[here] == 0)], ids[here][ordinary & (types[here] == 1)]
@@ -69,7 +69,7 @@ def test_every_epoch_of_every_corpus(documents, max_len, pairs, sequences, seed,
       batch = rows_lib.gather(records, walk._pairs(np.arange(start, min(
           start + 4, (epoch + 1) * walk.rows))), walk.layout, TOKENIZER, np.arange(4)[
               :(epoch + 1) * walk.rows - start])
-      for i in range(len(batch.ids)):
+      for i in range(len(batch.tokens.ids)):
         for label, a, b in pairs_of(batch, i):
           used += [a, b]
           assert len(a)
@@ -143,10 +143,10 @@ def test_packed_rows_are_full():
   for max_len, least in ((128, 0.97), (512, 0.985)):
     walk = source(records, max_len, pairs=8)
     batch = walk.batch(0, walk.rows)
-    assert (batch.pair_index > 0).mean() >= least
-    assert walk.sample().fill == pytest.approx((batch.pair_index > 0).mean(), abs=0.005)
-    unpacked = source(records, max_len, pairs=1)
-    assert (batch.pair_index > 0).mean() > 1.1 * (unpacked.batch(0, 500).pair_index > 0).mean()
+    assert (batch.tokens.text_ids > 0).mean() >= least
+    assert walk.sample().fill == pytest.approx((batch.tokens.text_ids > 0).mean(), abs=0.005)
+    unpacked = source(records, max_len, pairs=1).batch(0, 500)
+    assert (batch.tokens.text_ids > 0).mean() > 1.1 * (unpacked.tokens.text_ids > 0).mean()
 
 
 def test_a_document_with_most_of_the_text_gives_no_false_label():
@@ -166,19 +166,19 @@ def test_rows_by_hand():
       [[0, 5], [5, 2], [0, 0]], [[1, 1], [4, 2], [0, 0]], [[2, 1], [9, 0], [0, 0]],
       [[2, 1], [1, 0], [0, 0]], [[1, 0], [0, 0], [0, 0]])))
   rows = rows_lib.gather(records, pairs, Layout(12, 2), TOKENIZER, np.array([7, 8, 9]), words=True)
-  np.testing.assert_array_equal(rows.ids, [
+  np.testing.assert_array_equal(rows.tokens.ids, [
       [1, 5, 2, 7, 8, 2, 1, 10, 2, 6, 2, 0], [1, 10, 11, 12, 13, 2, 14, 2, 1, 7, 8, 2], [0] * 12])
-  np.testing.assert_array_equal(rows.type_ids, [
+  np.testing.assert_array_equal(rows.tokens.type_ids, [
       [0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0], [0] * 12])
-  np.testing.assert_array_equal(rows.pair_index, [
+  np.testing.assert_array_equal(rows.tokens.text_ids, [
       [1] * 6 + [2] * 5 + [0], [1] * 8 + [2] * 4, [0] * 12])
-  np.testing.assert_array_equal(rows.positions, [
+  np.testing.assert_array_equal(rows.tokens.positions, [
       [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 0], [*range(8), *range(4)], [0] * 12])
   np.testing.assert_array_equal(rows.labels, [[1, 0], [0, 0], [0, 0]])
   np.testing.assert_array_equal(rows.cls_positions, [[0, 6], [0, 8], [0, 0]])
   np.testing.assert_array_equal(rows.pair_weights, [[1, 1], [1, 0], [0, 0]])
   np.testing.assert_array_equal(rows.row, [7, 8, 9])
-  np.testing.assert_array_equal(rows.word_start, (rows.pair_index > 0))
+  np.testing.assert_array_equal(rows.word_start, (rows.tokens.text_ids > 0))
 
 
 def test_words_start_at_segments_and_where_the_records_say():
@@ -186,7 +186,7 @@ def test_words_start_at_segments_and_where_the_records_say():
   records = make_records([[6, 6], [6, 6]], words=lambda tokens: tokens % 3 == 0)
   pairs = pairs_lib.Pairs(*(np.array([[x]]) for x in (2, 4, 6, 3, 0)))  # 7 8 9 10 | 11 12 13
   rows = rows_lib.gather(records, pairs, Layout(12, 1), TOKENIZER, np.array([0]), words=True)
-  np.testing.assert_array_equal(rows.ids[0], [1, 7, 8, 9, 10, 2, 11, 12, 13, 2, 0, 0])
+  np.testing.assert_array_equal(rows.tokens.ids[0], [1, 7, 8, 9, 10, 2, 11, 12, 13, 2, 0, 0])
   np.testing.assert_array_equal(rows.word_start[0], [1, 1, 0, 1, 0, 1, 1, 1, 0, 1, 0, 0])
 
 
@@ -226,7 +226,7 @@ def test_epochs_make_new_pairs():
 def test_rows_of_a_batch_come_from_all_over_the_corpus():
   walk = source(varied(3000, block=200), 64)
   batch = walk.batch(1, 64)
-  first = np.sort(batch.ids[:, 1]) / walk.records.num_tokens
+  first = np.sort(batch.tokens.ids[:, 1]) / walk.records.num_tokens
   assert stats.kstest(first, 'uniform').pvalue > 1e-3
 
 
@@ -234,6 +234,6 @@ def test_evaluation_rows_are_fixed_and_cover_the_epoch():
   walk = source(varied(40))
   one, two = (list(walk.epoch_batches(16)) for _ in range(2))
   assert all((a.ids == b.ids).all() for a, b in zip(one, two))
-  ids = np.concatenate([batch.ids for batch in one])
+  ids = np.concatenate([batch.tokens.ids for batch in one])
   assert (ids >= FIRST).sum() == walk.records.num_tokens
   np.testing.assert_array_equal(np.concatenate([batch.row for batch in one]), np.arange(len(ids)))

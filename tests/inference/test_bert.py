@@ -149,18 +149,18 @@ def test_packing_loses_nothing():
   seen, tokens, padding = set(), 0, 0
   shapes = set()
   for packed in packed_texts.pack(rows, pad_id=0, longest=256, tokens=4096):
-    shapes.add(packed.batch.ids.shape)
+    shapes.add(packed.tokens.ids.shape)
     for r, p in zip(*np.nonzero(packed.index >= 0)):
       i, start = packed.index[r, p], packed.starts[r, p]
       at = slice(start, start + len(rows[i].ids))
-      assert packed.batch.ids[r, at].tolist() == rows[i].ids
-      assert packed.batch.positions[r, at].tolist() == list(range(len(rows[i].ids)))
-      assert (packed.batch.pair_index[r, at] == p + 1).all()
+      assert packed.tokens.ids[r, at].tolist() == rows[i].ids
+      assert packed.tokens.positions[r, at].tolist() == list(range(len(rows[i].ids)))
+      assert (packed.tokens.text_ids[r, at] == p + 1).all()
       assert i not in seen
       seen.add(i)
       tokens += len(rows[i].ids)
     used = (packed.index >= 0).any(1)  # not the empty rows of a last batch
-    padding += int((packed.batch.pair_index[used] == 0).sum())
+    padding += int((packed.tokens.text_ids[used] == 0).sum())
   assert seen == set(range(500))
   # A text above half of a row leaves a rest that only short texts fill. Of two lengths: full, last.
   assert padding < 0.06 * tokens and len(shapes) <= 4
@@ -170,7 +170,7 @@ def test_rows_have_no_more_slots_than_they_need():
   for length, slots in ((16, 4), (9, 4), (5, 8), (2, 16)):  # in rows of 32
     rows = [Input([1] * length, [0] * length)] * 64
     packed, = packed_texts.pack(rows, pad_id=0, longest=128, tokens=4096)
-    assert packed.batch.ids.shape[1] == 32 and packed.index.shape[1] == slots
+    assert packed.tokens.ids.shape[1] == 32 and packed.index.shape[1] == slots
 
 
 def test_scores_and_masks_are_pytorchs(small):

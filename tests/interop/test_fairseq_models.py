@@ -73,7 +73,7 @@ def test_hidden_states_logits_losses_and_gradients(tmp_path, title, layers, widt
   model = huggingface.load(epath.Path(tmp_path))
   assert model.config.architecture == MODELS[title] and model.config.max_positions == 162
   batch = verify.sample(model, 3, 162)  # to the last position, and beyond the farthest bucket
-  real = batch.pair_index > 0
+  real = batch.text_ids > 0
   labels = np.where(real & (batch.ids % 3 == 0), batch.ids, -100)
 
   def loss(params):

@@ -107,7 +107,7 @@ def test_hidden_states_logits_losses_and_gradients(tmp_path, title, kind, layers
   theirs = make(title + kind, tmp_path, layers, width)
   model = huggingface.load(epath.Path(tmp_path))
   batch = verify.sample(model, 3, 64)  # to the last position
-  real = batch.pair_index > 0
+  real = batch.text_ids > 0
   tensors = inputs(theirs, batch)
   results = theirs(**tensors, output_hidden_states=True)
   theirs_by_group = {
@@ -213,7 +213,7 @@ def test_an_unknown_class_is_the_encoder_that_transformers_reads(tmp_path, capsy
   theirs = transformers.AutoModel.from_pretrained(str(folder)).eval()
   batch = verify.sample(model, 3, 24)
   expected = theirs(**inputs(theirs, batch)).last_hidden_state
-  real = batch.pair_index > 0
+  real = batch.text_ids > 0
   hidden, _ = jax.jit(outputs, static_argnums=1)(model.params, model.config, batch)
   close(np.asarray(hidden)[real], expected[torch.tensor(real)])
   assert model.task == '' and set(model.groups) == ({'pooler'} & set(model.groups))
@@ -230,7 +230,7 @@ def test_a_window_of_any_size_is_that_of_transformers(tmp_path, window):
   theirs = make('ModernBertModel', tmp_path / 'a', local_attention=window)
   model = huggingface.load(epath.Path(tmp_path / 'a'))
   batch = verify.sample(model, 3, 64)
-  real = batch.pair_index > 0
+  real = batch.text_ids > 0
   expected = theirs(**inputs(theirs, batch)).last_hidden_state[torch.tensor(real)]
   encode = jax.jit(functools.partial(architectures.encoder(model.config).apply, method='encode'),
                    static_argnames='mutable')

@@ -104,9 +104,9 @@ def test_a_model_with_it(both, tmp_path):
   model = huggingface.load(epath.Path(tmp_path / 'a'))
   assert model.config.local_theta == 160_000.0
   batch = verify.sample(model, 3, 64)
-  real = batch.pair_index > 0
+  real = batch.text_ids > 0
   hidden, logits = outputs(model.params, model.config, batch)
-  results = theirs(torch.tensor(batch.ids, dtype=torch.long), torch.tensor(batch.pair_index),
+  results = theirs(torch.tensor(batch.ids, dtype=torch.long), torch.tensor(batch.text_ids),
                    output_hidden_states=True)
   close(np.asarray(hidden)[real], results.hidden_states[-1][torch.tensor(real)])
   close(np.asarray(logits['mlm'])[real], results.logits[torch.tensor(real)])

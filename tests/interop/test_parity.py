@@ -11,11 +11,12 @@ import optax
 import pytest
 import torch
 
+from bert_jax.data.rows import Rows
 from bert_jax.interop import families, huggingface, layout
 from bert_jax.model.encoder import Bert
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives.masking import Masked
-from bert_jax.objectives.objective import Example, Keys, MaskedLM
+from bert_jax.objectives.objective import Keys, MaskedLM
 from bert_jax.tasks import (
   multiple_choice,
   question_answering,
@@ -42,7 +43,7 @@ def close(ours, theirs, tolerance):
 def mask(batch, seed=0):
   """Three positions of each row, random targets; the last of a padded row has no weight."""
   rng = np.random.default_rng(seed)
-  lengths = batch.pair_index.sum(1)
+  lengths = batch.text_ids.sum(1)
   positions = np.stack([rng.permutation(max(n, 3))[:3] for n in lengths]).astype(np.int32)
   targets = rng.integers(5, 900, positions.shape).astype(np.int32)
   weights = np.ones(positions.shape, np.float32)
@@ -61,8 +62,8 @@ def torch_labels(batch, masked):
 
 def our_loss(config, params, batch, masked, labels):
   rows = len(batch.ids)
-  example = Example(batch, masked, np.arange(rows), first(batch), labels, jnp.ones((rows, 1)))
-  metrics = MaskedLM(BertForPreTraining(config)).loss(params, {}, example,
+  rows = Rows(batch, first(batch), labels, jnp.ones((rows, 1)), np.arange(rows))
+  metrics = MaskedLM(BertForPreTraining(config)).loss(params, {}, rows, masked,
                                                       Keys(None, jax.random.key(0)))
   return {name: metrics[name][0] / metrics[name][1] for name in ('mlm_loss', 'nsp_loss')}
 
@@ -76,7 +77,7 @@ def test_outputs_losses_and_gradients(tmp_path, size, padded):
   config, vocab = model.config, model.config.vocab_size
   batch = torch_bert.make_batch(vocab, 3, 20, padded)
   masked, labels = mask(batch), np.array([[0], [1], [1]])
-  real = batch.pair_index > 0
+  real = batch.text_ids > 0
 
   results = theirs(**torch_bert.inputs(batch), output_hidden_states=True,
                    labels=torch_labels(batch, masked),
@@ -157,14 +158,14 @@ def test_activations(tmp_path, activation):
   assert model.groups == ('mlm',)  # neither pooler nor next sentences
   batch = torch_bert.make_batch(1000, 2, 12, True)
   logits, _ = apply(BertForPreTraining(model.config), model.params, batch, batch.positions, None)
-  real = batch.pair_index > 0
+  real = batch.text_ids > 0
   close(np.asarray(logits)[..., :1000][real],
         theirs(**torch_bert.inputs(batch)).logits[torch.tensor(real)], 2e-5)
 
 
 def test_task_heads(tmp_path):
   batch = torch_bert.make_batch(1000, 4, 12, True)
-  real = batch.pair_index > 0
+  real = batch.text_ids > 0
   labels = {'id2label': {0: 'no', 1: 'yes', 2: 'maybe'}}
 
   def load(architecture, **overrides):

@@ -43,7 +43,7 @@ def make(architecture: str, folder: pathlib.Path, layers=2, width=128, **fields)
 
 def inputs(batch):
   return {'input_ids': torch.tensor(batch.ids, dtype=torch.long),
-          'attention_mask': torch.tensor(batch.pair_index, dtype=torch.long)}
+          'attention_mask': torch.tensor(batch.text_ids, dtype=torch.long)}
 
 
 def close(ours, theirs, tolerance=5e-5):
@@ -58,7 +58,7 @@ def test_masked_lm(tmp_path, layers, width):
   c = model.config
   assert c.max_positions == 64 and c.type_vocab_size == 1 and c.layer_norm_eps == 1e-5
   batch = verify.sample(model, 3, 64)  # to the last position
-  real = batch.pair_index > 0
+  real = batch.text_ids > 0
   labels = np.where(real & (batch.ids % 3 == 0), batch.ids, -100)
 
   def loss(params):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import transformers
 
-from bert_jax.model.encoder import Batch
+from bert_jax.data.tokens import Tokens
 
 SPECIAL = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
 _SIZES = {'tiny': (2, 128, 2, 1000), 'base': (12, 768, 12, 30522)}
@@ -40,20 +40,20 @@ def write_vocab(folder: pathlib.Path, size: int):
   (folder / 'tokenizer_config.json').write_text('{"do_lower_case": true}')
 
 
-def make_batch(vocab_size: int, rows: int, length: int, padded: bool, seed: int = 0) -> Batch:
+def make_batch(vocab_size: int, rows: int, length: int, padded: bool, seed: int = 0) -> Tokens:
   """Random ids, two segments, and padding at the end of all rows but the first."""
   rng = np.random.default_rng(seed)
   used = np.full(rows, length)
   if padded:
     used[1:] = rng.integers(3, length, rows - 1)
-  pair_index = (np.arange(length) < used[:, None]).astype(np.int32)
-  ids = (rng.integers(5, vocab_size, (rows, length)) * pair_index).astype(np.int32)
-  type_ids = ((np.arange(length) > length // 2) * pair_index).astype(np.int32)
+  text_ids = (np.arange(length) < used[:, None]).astype(np.int32)
+  ids = (rng.integers(5, vocab_size, (rows, length)) * text_ids).astype(np.int32)
+  type_ids = ((np.arange(length) > length // 2) * text_ids).astype(np.int32)
   positions = np.broadcast_to(np.arange(length, dtype=np.int32), ids.shape)
-  return Batch(ids, type_ids, positions, pair_index)
+  return Tokens(ids, type_ids, positions, text_ids)
 
 
-def inputs(batch: Batch) -> dict[str, torch.Tensor]:
+def inputs(batch: Tokens) -> dict[str, torch.Tensor]:
   names = ('input_ids', 'token_type_ids', 'attention_mask')
-  arrays = (batch.ids, batch.type_ids, batch.pair_index)
+  arrays = (batch.ids, batch.type_ids, batch.text_ids)
   return {name: torch.tensor(np.array(x), dtype=torch.long) for name, x in zip(names, arrays)}

@@ -40,14 +40,14 @@ def check(batch, examples, features, microbatches=1):
         row, slot = divmod(int(member), part.starts.shape[1])
         start, expected = part.starts[row, slot], features.inputs[number]
         at = slice(start, start + len(expected.ids))
-        assert part.inputs.ids[row, at].tolist() == list(expected.ids)
-        assert part.inputs.type_ids[row, at].tolist() == list(expected.type_ids)
-        assert part.inputs.positions[row, at].tolist() == list(range(len(expected.ids)))
-        assert (part.inputs.pair_index[row, at] == slot + 1).all()
+        assert part.tokens.ids[row, at].tolist() == list(expected.ids)
+        assert part.tokens.type_ids[row, at].tolist() == list(expected.type_ids)
+        assert part.tokens.positions[row, at].tolist() == list(range(len(expected.ids)))
+        assert (part.tokens.text_ids[row, at] == slot + 1).all()
         assert (part.token_targets[row, at] == number).all()
     used = sum(len(features.inputs[n].ids) for i in mine
                for n in range(features.first[i], features.first[i + 1]))
-    assert (part.inputs.pair_index > 0).sum() == used
+    assert (part.tokens.text_ids > 0).sum() == used
   assert batch.row.tolist() == list(range(len(batch.row)))
 
 
@@ -76,7 +76,7 @@ def test_every_example_once_an_epoch(count, seed, batch_size, microbatches, mult
 def test_few_shapes_and_little_padding():
   features = make(2000, most=1)
   batches = Batches(features, batch_size=32, pad_id=0)
-  shapes = {batches.batch(step).inputs.ids.shape for step in range(3 * batches.steps_per_epoch)}
+  shapes = {batches.batch(step).tokens.ids.shape for step in range(3 * batches.steps_per_epoch)}
   assert len(batches.rows) <= 3 and len(shapes) <= 4
   assert batches.length == 64
   assert batches.fill() > 0.8
@@ -86,7 +86,7 @@ def test_a_step_is_a_function_of_the_seed_and_its_number():
   features = make(50)
   a, b = (Batches(features, batch_size=8, pad_id=0, seed=3) for _ in range(2))
   for step in (11, 2, 30):  # in any order
-    for x, y in zip(a.batch(step).inputs, b.batch(step).inputs):
+    for x, y in zip(a.batch(step).tokens, b.batch(step).tokens):
       np.testing.assert_array_equal(x, y)
   other = Batches(features, batch_size=8, pad_id=0, seed=4)
   assert (a.examples(0) != other.examples(0)).any()
@@ -97,7 +97,7 @@ def test_evaluations_have_one_shape_and_keep_the_order():
   batches = Batches(features, batch_size=8, pad_id=0, row_multiple=2)
   located = list(batches.in_order())
   assert np.concatenate([x.examples for x in located]).tolist() == list(range(37))
-  assert len({x.batch.inputs.ids.shape for x in located}) == 1
+  assert len({x.batch.tokens.ids.shape for x in located}) == 1
   inputs = np.sort(np.concatenate([x.index[x.index >= 0] for x in located]))
   assert inputs.tolist() == list(range(len(features.inputs)))
   for x in located:

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.dot_product import attention_bias, dot_product_attention
-from bert_jax.model.encoder import Batch, Bert
+from bert_jax.model.encoder import Bert
 
 # One head of width 3 over the words I / love / machine / learning, computed by hand.
 Q = [[1, 0, .5], [.2, 1, .3], [.7, .5, .1], [0, .3, .9]]
@@ -42,13 +43,13 @@ def test_a_row_of_padding_gives_no_nan():
   np.testing.assert_allclose(out, 1.0, rtol=1e-6)
 
 
-def _encode(ids, pair_index, positions=None):
+def _encode(ids, text_ids, positions=None):
   config = BertConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2,
                       intermediate_size=32, max_positions=16)
   model = Bert(config)
-  ids, pair_index = jnp.array(ids), jnp.array(pair_index)
+  ids, text_ids = jnp.array(ids), jnp.array(text_ids)
   positions = jnp.arange(ids.shape[1])[None] if positions is None else jnp.array(positions)
-  batch = Batch(ids, jnp.zeros_like(ids), jnp.broadcast_to(positions, ids.shape), pair_index)
+  batch = Tokens(ids, jnp.zeros_like(ids), jnp.broadcast_to(positions, ids.shape), text_ids)
   params = jax.jit(model.init)(jax.random.key(1), batch, jnp.zeros((1, 1), jnp.int32))
   return np.asarray(jax.jit(functools.partial(model.apply, method='encode'))(params, batch))
 
@@ -72,8 +73,8 @@ def test_influence_by_gradients():
   config = BertConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2,
                       intermediate_size=32, max_positions=16)
   model = Bert(config)
-  ids, pair_index = jnp.arange(5, 13)[None], jnp.array([[1, 1, 1, 2, 2, 2, 0, 0]])
-  batch = Batch(ids, jnp.zeros_like(ids), jnp.arange(8)[None], pair_index)
+  ids, text_ids = jnp.arange(5, 13)[None], jnp.array([[1, 1, 1, 2, 2, 2, 0, 0]])
+  batch = Tokens(ids, jnp.zeros_like(ids), jnp.arange(8)[None], text_ids)
   params = jax.jit(model.init)(jax.random.key(1), batch, jnp.zeros((1, 1), jnp.int32))
 
   def output(table, position):
@@ -85,4 +86,4 @@ def test_influence_by_gradients():
   table = params['params']['embeddings']['token'].unbox()
   for position, pair in ((0, 1), (4, 2)):
     influence = jnp.abs(jax.jit(jax.grad(output))(table, position)).sum(1)[5:13]
-    assert ((influence > 0) == (pair_index[0] == pair)).all()
+    assert ((influence > 0) == (text_ids[0] == pair)).all()

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from bert_jax import config as config_lib
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.model import architectures, heads
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch
 
 # With the vocabulary of 30,522. Base and large are those of the published checkpoints; the small
 # ones follow from the same sum, written out by hand for tiny: embeddings (30522 + 512 + 2) * 128 +
@@ -37,7 +37,7 @@ def test_parameters_are_counted_without_the_padding(size):
   config = config_lib.bert_config(config_lib.model(size))
   tokens = jnp.zeros((1, 8), jnp.int32)
   boxed = jax.eval_shape(heads.BertForPreTraining(config).init, jax.random.key(0),
-                         Batch(*[tokens] * 4), tokens, tokens)
+                         Tokens(*[tokens] * 4), tokens, tokens)
   stored = sum(x.size for x in jax.tree.leaves(nn.unbox(boxed)))
   padding = (config.padded_vocab_size - config.vocab_size) * (config.hidden_size + 1)
   counted = heads.count_parameters(boxed, config)

@@ -13,11 +13,11 @@ import torch
 import transformers
 from transformers.models.deberta_v2 import modeling_deberta_v2 as reference
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, stablehlo, verify
 from bert_jax.model import attention_paths, heads
 from bert_jax.model.deberta import Deberta, DebertaConfig, skew, table_rows
-from bert_jax.model.encoder import Batch
 from tests.interop import test_family, torch_bert
 from tests.model.test_modern import packed
 
@@ -86,7 +86,7 @@ def test_every_option_is_as_in_transformers(tmp_path, options):
   torch_bert.write_vocab(tmp_path, 200)
   model = huggingface.load(epath.Path(tmp_path))
   batch = verify.sample(model, 2, 40)
-  real = batch.pair_index > 0
+  real = batch.text_ids > 0
   expected = theirs(**torch_bert.inputs(batch), output_hidden_states=True, output_attentions=True)
   _, collections = jax.jit(functools.partial(
       Deberta(model.config).apply, method='encode', mutable=('intermediates',)))(
@@ -109,7 +109,7 @@ def test_the_heads_of_published_checkpoints_are_read(tmp_path):
   batch = verify.sample(model)
   logits = jax.jit(heads.BertForPreTraining(model.config).apply)(
       model.params, batch, batch.positions, None)[0]
-  real = batch.pair_index > 0
+  real = batch.text_ids > 0
   expected = theirs(**torch_bert.inputs(batch)).logits[torch.tensor(real)]
   test_family.close(np.asarray(logits)[..., :700][real], expected, 2e-5)
   huggingface.save(model, epath.Path(tmp_path / 'again'))  # under the names of transformers
@@ -126,13 +126,13 @@ def test_a_text_is_the_same_wherever_it_lies_and_whatever_is_beside_it():
   other[:, :22] = (other[:, :22] + 7) % 50 + 5
   a, b = (encode(batch._replace(ids=ids)) for ids in (batch.ids, other))
   assert np.array_equal(a[:, 22:33], b[:, 22:33]) and not np.array_equal(a[:, :22], b[:, :22])
-  alone = Batch(*(x[:, 22:33] for x in batch._replace(pair_index=(batch.pair_index > 0) * 1)))
+  alone = Tokens(*(x[:, 22:33] for x in batch._replace(text_ids=(batch.text_ids > 0) * 1)))
   np.testing.assert_allclose(encode(alone), a[:, 22:33], atol=2e-5)
 
 
 def test_other_ways_to_compute_give_the_same():
   batch = packed()
-  real = batch.pair_index > 0
+  real = batch.text_ids > 0
 
   def value_and_gradient(config):
     def loss(params):
@@ -158,7 +158,7 @@ def test_parameters_are_counted_as_published(fields):
         norm_rel_ebd='layer_norm', position_buckets=256, **({'share_att_key': True} | fields)))
   tokens = jnp.zeros((1, 8), jnp.int32)
   tree = jax.eval_shape(heads.BertForPreTraining(config).init, jax.random.key(0),
-                        Batch(*[tokens] * 4), tokens, None)
+                        Tokens(*[tokens] * 4), tokens, None)
   assert heads.count_parameters(tree, config) == sum(
       x.numel() for x in theirs.parameters())
   # Beside BERT's products: at 512 each of two terms costs as much as queries times keys.

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.model import architectures, attention_paths, dot_product, fused_attention
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch, Bert
+from bert_jax.model.encoder import Bert
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding, topology
 from tests import conftest
@@ -21,18 +22,18 @@ CONFIG = BertConfig(vocab_size=50, hidden_size=32, num_layers=2, num_heads=4, in
                     max_positions=128, attention_dropout=0.0, initializer_range=0.3)
 
 
-def packed_rows() -> Batch:
+def packed_rows() -> Tokens:
   """Four rows of 128: one pair, three, one and padding, padding after two."""
   sizes = [[128], [40, 50, 38], [70], [30, 60]]
-  pair_index, positions = np.zeros((2, 4, 128), np.int32)
+  text_ids, positions = np.zeros((2, 4, 128), np.int32)
   for row, pairs in enumerate(sizes):
     start = 0
     for i, size in enumerate(pairs, 1):
-      pair_index[row, start:start + size] = i
+      text_ids[row, start:start + size] = i
       positions[row, start:start + size] = np.arange(size)
       start += size
   ids = np.random.default_rng(0).integers(0, 50, (4, 128)).astype(np.int32)
-  return Batch(ids, np.zeros_like(ids), positions, pair_index)
+  return Tokens(ids, np.zeros_like(ids), positions, text_ids)
 
 
 def initial(config, batch):
@@ -43,7 +44,7 @@ def initial(config, batch):
 @pytest.mark.parametrize('shape', [None, (2, 2)])
 def test_splash_is_the_plain_path_to_rounding(shape):
   batch = packed_rows()
-  real = jnp.asarray(batch.pair_index > 0)
+  real = jnp.asarray(batch.text_ids > 0)
   params = initial(CONFIG, batch)
 
   def loss(config):
@@ -110,7 +111,7 @@ def test_a_kernel_that_cannot_be_had():
 def test_a_named_kernel_does_not_hinder_the_short_rows_of_init(name):
   tokens = jnp.zeros((1, 8), jnp.int32)
   shapes = [jax.eval_shape(Bert(dataclasses.replace(CONFIG, attention=path)).init,
-                           jax.random.key(0), Batch(*[tokens] * 4), tokens[:, :1])
+                           jax.random.key(0), Tokens(*[tokens] * 4), tokens[:, :1])
             for path in ('xla', name)]
   assert nn.unbox(shapes[0]) == nn.unbox(shapes[1])
 
@@ -121,8 +122,8 @@ RATE = 0.1
 
 def fused_inputs(length=128):
   """[B, L, 3, H, K] of 4 rows and heads, and their pairs."""
-  pair_index = jnp.repeat(jnp.asarray(packed_rows().pair_index), length // 128, axis=1)
-  return jax.random.normal(jax.random.key(1), (4, length, 3, 4, 64)), pair_index, jax.random.key(7)
+  text_ids = jnp.repeat(jnp.asarray(packed_rows().text_ids), length // 128, axis=1)
+  return jax.random.normal(jax.random.key(1), (4, length, 3, 4, 64)), text_ids, jax.random.key(7)
 
 
 @functools.partial(jax.jit, static_argnames=('length', 'rate'))
@@ -133,28 +134,28 @@ def kept_weights(key, row, head, length, rate=RATE):
       for part in range(length // 128)])
 
 
-def fused_loss(qkv, pair_index, random, rate=RATE):
+def fused_loss(qkv, text_ids, random, rate=RATE):
   flat = jnp.swapaxes(qkv, 2, 3).reshape(*qkv.shape[:2], -1)
-  out = fused_attention.attend(flat, pair_index, 64, rate, random).reshape(*qkv.shape[:2], 4, 64)
+  out = fused_attention.attend(flat, text_ids, 64, rate, random).reshape(*qkv.shape[:2], 4, 64)
   return jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)), out
 
 
 @pytest.mark.parametrize('length, rate', [(128, 0.0), (128, RATE), (384, RATE)])
 def test_fused_is_the_plain_path_that_drops_the_same(length, rate):
-  qkv, pair_index, random = fused_inputs(length)
+  qkv, text_ids, random = fused_inputs(length)
   words = jax.random.key_data(random)
   keep = jnp.stack([jnp.stack([kept_weights(words, np.uint32(b), np.uint32(h), length, rate)
                                for h in range(4)]) for b in range(4)])
 
   def plain(qkv):
     out = dot_product.dot_product_attention(
-        *jnp.unstack(qkv, axis=2), dot_product.attention_bias(pair_index),
+        *jnp.unstack(qkv, axis=2), dot_product.attention_bias(text_ids),
         lambda weights: jnp.where(keep, weights / (1 - rate), 0))
     return jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)), out
 
   (_, expected), expected_grad = jax.jit(jax.value_and_grad(plain, has_aux=True))(qkv)
   (_, actual), grad = jax.jit(jax.value_and_grad(fused_loss, has_aux=True), static_argnums=3)(
-      qkv, pair_index, random, rate)
+      qkv, text_ids, random, rate)
   np.testing.assert_allclose(actual, expected, atol=1e-6)
   np.testing.assert_allclose(grad, expected_grad, atol=1e-6)
 
@@ -185,7 +186,7 @@ def test_fused_drops_the_same_on_every_mesh():
 
 def test_fused_in_the_model_is_plain_without_dropout_and_drops_with_it():
   batch = packed_rows()
-  real = batch.pair_index > 0
+  real = batch.text_ids > 0
   params = initial(WIDE, batch)
   plain, fused = (
       jax.jit(functools.partial(Bert(dataclasses.replace(WIDE, attention=name)).apply,
@@ -228,9 +229,9 @@ def test_fused_compiles_for_every_tpu(name, length):
   qkv = jax.ShapeDtypeStruct((mesh.size, length, 3 * 256), jnp.bfloat16, sharding=place)
   pairs = jax.ShapeDtypeStruct((mesh.size, length), jnp.int32, sharding=place)
 
-  def gradient(qkv, pair_index):
+  def gradient(qkv, text_ids):
     def total(qkv):
-      out = fused_attention.attend(qkv, pair_index, 64, RATE, jax.random.key(0))
+      out = fused_attention.attend(qkv, text_ids, 64, RATE, jax.random.key(0))
       return out.astype(jnp.float32).sum()
     return jax.grad(total)(qkv)
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.model import heads
 from bert_jax.model.dot_product import attention_bias, dot_product_attention
-from bert_jax.model.encoder import Batch
 from bert_jax.model.local_attention import local_attention
 from bert_jax.model.modern import Modern, ModernConfig, rotary, rotate
 
@@ -24,8 +24,8 @@ def packed(seed=0, rows=2, length=40):
   """Two texts of 22 and 11 tokens in each row, then padding."""
   ids = np.random.default_rng(seed).integers(5, 60, (rows, length)).astype(np.int32)
   at = np.arange(length, dtype=np.int32) * np.ones_like(ids)
-  pair_index = np.where(at < 22, 1, np.where(at < 33, 2, 0)).astype(np.int32)
-  return Batch(ids, np.zeros_like(ids), np.where(at < 22, at, at - 22), pair_index)
+  text_ids = np.where(at < 22, 1, np.where(at < 33, 2, 0)).astype(np.int32)
+  return Tokens(ids, np.zeros_like(ids), np.where(at < 22, at, at - 22), text_ids)
 
 
 @functools.cache
@@ -43,11 +43,11 @@ def test_local_attention_is_masked_attention(length, reach):
   batch = packed(length=length)
   query, key, value = (jax.random.normal(jax.random.key(i), (2, length, 2, 8)) for i in range(3))
   near = np.abs(np.arange(length)[:, None] - np.arange(length)) <= reach
-  bias = jnp.where(near, attention_bias(batch.pair_index), -1e9)
+  bias = jnp.where(near, attention_bias(batch.text_ids), -1e9)
   plain = dot_product_attention(query, key, value, bias)
-  actual = jax.jit(local_attention, static_argnames='reach')(query, key, value, batch.pair_index,
+  actual = jax.jit(local_attention, static_argnames='reach')(query, key, value, batch.text_ids,
                                                              reach)
-  real = batch.pair_index > 0
+  real = batch.text_ids > 0
   np.testing.assert_allclose(actual[real], plain[real], atol=2e-6)
 
 
@@ -68,7 +68,7 @@ def test_a_text_is_the_same_wherever_it_lies_and_whatever_is_beside_it():
   other[:, :22] = (other[:, :22] + 7) % 50 + 5
   a, b = (ENCODE(variables(), batch._replace(ids=ids)) for ids in (batch.ids, other))
   assert np.array_equal(a[:, 22:33], b[:, 22:33]) and not np.array_equal(a[:, :22], b[:, :22])
-  alone = Batch(*(x[:, 22:33] for x in batch._replace(pair_index=(batch.pair_index > 0) * 1)))
+  alone = Tokens(*(x[:, 22:33] for x in batch._replace(text_ids=(batch.text_ids > 0) * 1)))
   np.testing.assert_allclose(ENCODE(variables(), alone), a[:, 22:33], atol=2e-5)
 
 
@@ -76,7 +76,7 @@ def test_who_asks_for_weights_gets_the_same_states():
   batch = packed()
   hidden = ENCODE(variables(), batch)
   again, collections = ENCODE(variables(), batch, mutable=('intermediates',))
-  real = batch.pair_index > 0
+  real = batch.text_ids > 0
   np.testing.assert_allclose(again[real], hidden[real], atol=2e-5)
   actual = Modern(CONFIG).intermediates(collections['intermediates'])
   assert actual.hidden.shape == (5, 2, 40, 16) and actual.attention.shape == (4, 2, 2, 40, 40)
@@ -93,7 +93,7 @@ def abstract(config):
   """The masked LM's parameters, boxed."""
   tokens = jnp.zeros((1, 8), jnp.int32)
   return jax.eval_shape(heads.BertForPreTraining(config).init, jax.random.key(0),
-                        Batch(*[tokens] * 4), tokens, None)
+                        Tokens(*[tokens] * 4), tokens, None)
 
 
 @pytest.mark.parametrize('sizes', [{}, {'num_layers': 10, 'hidden_size': 32}])

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from scipy import special
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import Embeddings, LayerNorm
-from bert_jax.model.encoder import Batch, activation
+from bert_jax.model.encoder import activation
 from bert_jax.model.heads import BertForPreTraining
 
 CONFIG = BertConfig(vocab_size=50, hidden_size=16, num_layers=3, num_heads=2, intermediate_size=32,
@@ -20,9 +21,9 @@ def _batch(rows=2, length=8, seed=0):
   ids = np.random.default_rng(seed).integers(5, 50, (rows, length)).astype(np.int32)
   type_ids = (np.arange(length) >= length // 2).astype(np.int32) * np.ones_like(ids)
   positions = np.arange(length, dtype=np.int32) * np.ones_like(ids)
-  pair_index = np.ones_like(ids)
-  pair_index[0, -2:] = 0
-  return Batch(ids, type_ids, positions, pair_index)
+  text_ids = np.ones_like(ids)
+  text_ids[0, -2:] = 0
+  return Tokens(ids, type_ids, positions, text_ids)
 
 
 def _init(config, seed=0):

@@ -36,7 +36,7 @@ def test_each_loss_trains_its_own_table(config):
   @jax.jit
   @jax.grad
   def gradient(params, weights):
-    metrics = objective.loss(params, {}, make_example(), KEYS)
+    metrics = objective.loss(params, {}, *make_example(), KEYS)
     return weights[0] * metrics['mlm_loss'][0] + weights[1] * metrics['rtd_loss'][0]
 
   mlm, rtd = (gradient(params, weights)['params'] for weights in ((1.0, 0.0), (0.0, 1.0)))
@@ -51,7 +51,7 @@ def test_each_loss_trains_its_own_table(config):
 
 
 def test_the_discriminator_reads_the_sum_and_the_export_holds_it(monkeypatch):
-  objective, example = DisentangledSharing(BertForPreTraining(CONFIG)), make_example()
+  objective, (rows, masked) = DisentangledSharing(BertForPreTraining(CONFIG)), make_example()
   params = initial(objective)
   rng = np.random.default_rng(0)
   shape = params['params']['token_delta'].shape
@@ -65,16 +65,15 @@ def test_the_discriminator_reads_the_sum_and_the_export_holds_it(monkeypatch):
   # The rtd loss is that of the exported encoder under the same head, on the drawn tokens.
   drawn = rng.integers(5, 300, (4, 3))
   monkeypatch.setattr(replaced_tokens, 'sample', lambda *_: jnp.asarray(drawn, jnp.int32))
-  metrics = jax.jit(objective.loss)(params, {}, example, KEYS)
-  ids = replaced_tokens.replace(example.inputs.ids, example.masked.positions,
-                                example.masked.weights, drawn)
+  metrics = jax.jit(objective.loss)(params, {}, rows, masked, KEYS)
+  ids = replaced_tokens.replace(rows.tokens.ids, masked.positions, masked.weights, drawn)
   score = jax.jit(functools.partial(objective.model.apply, method='rtd_logits'))
   scores = score({'params': {**exported, 'rtd': params['params']['rtd']}},
-                 example.inputs._replace(ids=ids))
-  original = example.inputs.ids.copy()
-  for row, slot in zip(*np.nonzero(example.masked.weights)):
-    original[row, example.masked.positions[row, slot]] = example.masked.targets[row, slot]
-  real = example.inputs.pair_index > 0
+                 rows.tokens._replace(ids=ids))
+  original = rows.tokens.ids.copy()
+  for row, slot in zip(*np.nonzero(masked.weights)):
+    original[row, masked.positions[row, slot]] = masked.targets[row, slot]
+  real = rows.tokens.text_ids > 0
   expected = (np.logaddexp(0, scores) - scores * (ids != original))[real].sum()
   np.testing.assert_allclose(metrics['rtd_loss'][0], expected, rtol=1e-5)
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from scipy import special
 
+from bert_jax.data.rows import Rows
 from bert_jax.model import heads
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import distillation
 from bert_jax.objectives.distillation import Distillation
 from bert_jax.objectives.masking import Masked
-from bert_jax.objectives.objective import Example, Keys
+from bert_jax.objectives.objective import Keys
 from tests.interop import torch_bert
 
 CONFIG = BertConfig(vocab_size=100, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64,
@@ -27,7 +28,7 @@ def example():
   positions = np.array([[1, 2], [1, 2], [1, 2]], np.int32)
   masked = Masked(batch.ids, positions, batch.ids[:, 1:3], np.array([[1, 1], [1, 0], [1, 1]], 'f4'))
   one = np.zeros((3, 1), np.int32)
-  return Example(batch, masked, np.arange(3), one, one, one)
+  return Rows(batch, one, one, one, np.arange(3)), masked
 
 
 def initial(objective, seed):
@@ -53,25 +54,25 @@ def test_by_hand():
 def test_a_student_that_is_its_teacher_has_only_the_words_to_learn():
   objective, params = make()
   loss = jax.jit(objective.loss)
-  metrics = loss(params, params, example(), KEYS)
+  metrics = loss(params, params, *example(), KEYS)
   assert abs(metrics['soft_loss'][0]) < 1e-5 and abs(metrics['cosine_loss'][0]) < 1e-5
   assert metrics['mlm_loss'][1] == 5  # masked positions
-  tokens = example().inputs.pair_index.sum()  # all real ones
+  tokens = example()[0].tokens.text_ids.sum()  # all real ones
   assert metrics['cosine_loss'][1] == metrics['soft_loss'][1] == tokens
-  apart = loss(initial(objective, 2), params, example(), KEYS)
+  apart = loss(initial(objective, 2), params, *example(), KEYS)
   assert apart['soft_loss'][0] > 1e-3 and apart['cosine_loss'][0] / apart['cosine_loss'][1] > 0.1
 
 
 def test_the_soft_loss_is_that_of_all_real_tokens_as_published():
   """Against the loss and gradient of the whole, in numpy's float64 and in one piece."""
   objective, teacher = make(dataclasses.replace(CONFIG, initializer_range=0.3))
-  params, batch = initial(objective, 2), example().inputs
-  assert batch.ids.shape[1] % example().masked.positions.shape[1] == 0
-  masked = example().masked  # three positions at a time: the last piece has one
-  odd = example()._replace(masked=Masked(
-      masked.ids, *(np.pad(x, [(0, 0), (0, 1)]) for x in masked[1:])))
+  params, (rows, masked) = initial(objective, 2), example()
+  batch = rows.tokens
+  assert batch.ids.shape[1] % masked.positions.shape[1] == 0
+  # Three positions at a time: the last piece has one.
+  odd = Masked(masked.ids, *(np.pad(x, [(0, 0), (0, 1)]) for x in masked[1:]))
   every = np.broadcast_to(np.arange(16), batch.ids.shape)
-  real = (batch.pair_index > 0).astype(np.float64)
+  real = (batch.text_ids > 0).astype(np.float64)
 
   def logits(module, params):
     return module.apply(params, batch, every, None)[0]
@@ -88,9 +89,9 @@ def test_the_soft_loss_is_that_of_all_real_tokens_as_published():
                                            logits(objective.teacher, teacher))
     return jnp.sum(soft * real)
 
-  for given in (example(), odd):
+  for given in (masked, odd):
     (total, count), grads = jax.jit(jax.value_and_grad(
-        lambda params, given=given: objective.loss(params, teacher, given, KEYS)['soft_loss'],
+        lambda params, given=given: objective.loss(params, teacher, rows, given, KEYS)['soft_loss'],
         has_aux=True))(params)
     np.testing.assert_allclose(total, expected, rtol=1e-5)
     assert count == real.sum()
@@ -108,7 +109,7 @@ def test_a_smaller_student_comes_nearer(name):
   @jax.jit
   def step(params):
     def mean(params):
-      total, count = objective.loss(params, teacher, example(), KEYS)[name]
+      total, count = objective.loss(params, teacher, *example(), KEYS)[name]
       return total / count
     value, grads = jax.value_and_grad(mean)(params)
     return jax.tree.map(lambda p, g: p - 0.3 * g, params, grads), value

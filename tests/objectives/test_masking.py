@@ -19,27 +19,27 @@ ORDINARY = np.setdiff1d(np.arange(V), SPECIAL)
 def _rows(count=64, length=128, seed=0):
   """Rows [CLS] A [SEP] B [SEP] [PAD].. of random lengths: ids and pair index."""
   rng = np.random.default_rng(seed)
-  ids, pair_index = np.zeros((2, count, length), np.int32)
+  ids, text_ids = np.zeros((2, count, length), np.int32)
   for row in range(count):
     n = rng.integers(8, length + 1)
     ids[row, :n] = rng.choice(ORDINARY, n)
     ids[row, [0, n // 2, n - 1]] = [101, 102, 102]
-    pair_index[row, :n] = 1
-  return ids, pair_index
+    text_ids[row, :n] = 1
+  return ids, text_ids
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'pairs'))
-def _mask(key, ids, pair_index, config=masking.MaskingConfig(), pairs=1, row=None):
+def _mask(key, ids, text_ids, config=masking.MaskingConfig(), pairs=1, row=None):
   row = jnp.arange(len(ids)) if row is None else row
-  return masking.mask(key, ids, pair_index, row, config,
+  return masking.mask(key, ids, text_ids, row, config,
                       masking.Vocabulary(V, SPECIAL, MASK), pairs=pairs)
 
 
 def test_every_row_has_its_exact_number_and_targets_are_the_originals():
-  ids, pair_index = _rows()
-  masked = jax.tree.map(np.asarray, _mask(jax.random.key(0), ids, pair_index))
+  ids, text_ids = _rows()
+  masked = jax.tree.map(np.asarray, _mask(jax.random.key(0), ids, text_ids))
   for row in range(len(ids)):
-    ordinary = ((pair_index[row] > 0) & ~np.isin(ids[row], SPECIAL)).sum()
+    ordinary = ((text_ids[row] > 0) & ~np.isin(ids[row], SPECIAL)).sum()
     count = int(masked.weights[row].sum())
     assert count == max(1, round(0.15 * ordinary))
     used = masked.positions[row, :count]
@@ -52,8 +52,8 @@ def test_every_row_has_its_exact_number_and_targets_are_the_originals():
 
 
 def test_80_10_10_and_uniform_positions():
-  ids, pair_index = _rows(count=2000, seed=1)
-  masked = jax.tree.map(np.asarray, _mask(jax.random.key(1), ids, pair_index))
+  ids, text_ids = _rows(count=2000, seed=1)
+  masked = jax.tree.map(np.asarray, _mask(jax.random.key(1), ids, text_ids))
   used = masked.weights > 0
   new = np.take_along_axis(masked.ids, masked.positions, 1)[used]
   old = masked.targets[used]
@@ -66,18 +66,18 @@ def test_80_10_10_and_uniform_positions():
   assert not np.isin(random, SPECIAL).any()
   assert stats.chisquare(np.bincount(random, minlength=V)[ORDINARY]).pvalue > 1e-4
   # Every ordinary position of full rows is drawn equally often.
-  full = np.flatnonzero(pair_index.sum(1) == 128)
+  full = np.flatnonzero(text_ids.sum(1) == 128)
   counts = np.bincount(masked.positions[full][used[full]], minlength=128)
   inside = counts[1:127][np.arange(1, 127) != 64]
   assert stats.chisquare(inside).pvalue > 1e-4
 
 
 def test_rate_split_and_most_predictions_are_config():
-  ids, pair_index = _rows(count=400, seed=2)
+  ids, text_ids = _rows(count=400, seed=2)
   config = masking.MaskingConfig(rate=0.4, replace_mask=0.5, replace_random=0.5, max_predictions=10)
-  masked = jax.tree.map(np.asarray, _mask(jax.random.key(2), ids, pair_index, config))
+  masked = jax.tree.map(np.asarray, _mask(jax.random.key(2), ids, text_ids, config))
   assert masked.positions.shape == (400, 10)
-  expected = [min(10, max(1, round(0.4 * ((pair_index[r] > 0) & ~np.isin(ids[r], SPECIAL)).sum())))
+  expected = [min(10, max(1, round(0.4 * ((text_ids[r] > 0) & ~np.isin(ids[r], SPECIAL)).sum())))
               for r in range(400)]
   np.testing.assert_array_equal(masked.weights.sum(1), expected)
   new = np.take_along_axis(masked.ids, masked.positions, 1)[masked.weights > 0]
@@ -85,57 +85,57 @@ def test_rate_split_and_most_predictions_are_config():
 
 
 def test_each_packed_pair_has_its_own_number():
-  ids, pair_index = _rows(count=1, length=128, seed=3)
-  pair_index[0] = np.repeat([1, 2, 3, 0], [60, 10, 40, 18])
-  masked = _mask(jax.random.key(3), ids, pair_index, pairs=3)
+  ids, text_ids = _rows(count=1, length=128, seed=3)
+  text_ids[0] = np.repeat([1, 2, 3, 0], [60, 10, 40, 18])
+  masked = _mask(jax.random.key(3), ids, text_ids, pairs=3)
   used = np.asarray(masked.positions[0])[np.asarray(masked.weights[0]) > 0]
   for pair in (1, 2, 3):
-    ordinary = ((pair_index[0] == pair) & ~np.isin(ids[0], SPECIAL)).sum()
-    assert (pair_index[0, used] == pair).sum() == max(1, round(0.15 * ordinary))
+    ordinary = ((text_ids[0] == pair) & ~np.isin(ids[0], SPECIAL)).sum()
+    assert (text_ids[0, used] == pair).sum() == max(1, round(0.15 * ordinary))
 
 
 def test_too_few_predictions_are_spread_over_the_pairs():
   """Each pair gets its share of M, rounded up or down by chance, whatever its place."""
   tokens, most = np.array([20, 20, 20, 20, 10, 34]), 11
   ids = np.full((4000, 128), 500, np.int32)
-  pair_index = np.repeat(np.append(np.arange(1, 7), 0), [*tokens, 4])[None].repeat(4000, 0)
+  text_ids = np.repeat(np.append(np.arange(1, 7), 0), [*tokens, 4])[None].repeat(4000, 0)
   config = masking.MaskingConfig(rate=0.2, max_predictions=most)
-  masked = jax.tree.map(np.asarray, _mask(jax.random.key(7), ids, pair_index, config, pairs=6))
+  masked = jax.tree.map(np.asarray, _mask(jax.random.key(7), ids, text_ids, config, pairs=6))
   assert masked.positions.shape == (4000, most) and (masked.weights == 1).all()
-  of_pair = np.take_along_axis(pair_index, masked.positions, 1)
+  of_pair = np.take_along_axis(text_ids, masked.positions, 1)
   counts = (of_pair[:, :, None] == np.arange(1, 7)).sum(1)
   share = np.array([4, 4, 4, 4, 2, 7]) * most / 25
   assert ((counts == np.floor(share)) | (counts == np.ceil(share))).all()
   up = counts.mean(0) - np.floor(share)
   assert (abs(up - share % 1) < 4 * np.sqrt(0.25 / 4000)).all()
   # With room for all of them the numbers are those of the rule.
-  masked = _mask(jax.random.key(7), ids, pair_index, masking.MaskingConfig(
+  masked = _mask(jax.random.key(7), ids, text_ids, masking.MaskingConfig(
       rate=0.2, max_predictions=25), pairs=6)
-  of_pair = np.take_along_axis(pair_index, np.asarray(masked.positions), 1)
+  of_pair = np.take_along_axis(text_ids, np.asarray(masked.positions), 1)
   assert ((of_pair[:, :, None] == np.arange(1, 7)).sum(1) == [4, 4, 4, 4, 2, 7]).all()
 
 
 def test_a_pure_function_of_key_and_row_whatever_the_batch():
-  ids, pair_index = _rows(count=16)
+  ids, text_ids = _rows(count=16)
   key = jax.random.key(4)
-  whole = _mask(key, ids, pair_index)
-  part = _mask(key, ids[5:9], pair_index[5:9], row=np.arange(5, 9))
+  whole = _mask(key, ids, text_ids)
+  part = _mask(key, ids[5:9], text_ids[5:9], row=np.arange(5, 9))
   jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[5:9], b), whole, part)
-  other = _mask(jax.random.key(5), ids, pair_index)
+  other = _mask(jax.random.key(5), ids, text_ids)
   both = np.asarray(whole.weights * other.weights) > 0
   assert (np.asarray(whole.positions) != np.asarray(other.positions))[both].mean() > 0.7
 
 
 @pytest.mark.parametrize('shape', [(8, 1), (4, 2), (2, 4)])
 def test_the_same_bits_on_every_mesh_and_no_collectives(shape):
-  ids, pair_index = _rows(count=16)
+  ids, text_ids = _rows(count=16)
   row = np.arange(16, dtype=np.int32)
-  jitted = jax.jit(lambda ids, pair_index, row: _mask(jax.random.key(6), ids, pair_index, row=row))
-  alone = jitted(ids, pair_index, row)
+  jitted = jax.jit(lambda ids, text_ids, row: _mask(jax.random.key(6), ids, text_ids, row=row))
+  alone = jitted(ids, text_ids, row)
   mesh = conftest.sub_mesh(*shape)
   with jax.set_mesh(mesh):
     sharding = NamedSharding(mesh, PartitionSpec(mesh_lib.BATCH_AXES))
-    args = jax.device_put((ids, pair_index, row), sharding)
+    args = jax.device_put((ids, text_ids, row), sharding)
     lowered = jax.jit(lambda *a: _mask(jax.random.key(6), a[0], a[1], row=a[2]),
                       out_shardings=sharding).lower(*args)
     compiled = lowered.compile()
@@ -146,8 +146,8 @@ def test_the_same_bits_on_every_mesh_and_no_collectives(shape):
 
 
 def test_rows_of_padding_have_nothing_to_predict():
-  ids, pair_index = np.zeros((2, 2, 16), np.int32)
-  masked = _mask(jax.random.key(0), ids, pair_index)
+  ids, text_ids = np.zeros((2, 2, 16), np.int32)
+  masked = _mask(jax.random.key(0), ids, text_ids)
   assert float(masked.weights.sum()) == 0 and (masked.ids == ids).all()
 
 

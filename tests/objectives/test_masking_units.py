@@ -17,7 +17,7 @@ ORDINARY = np.setdiff1d(np.arange(V), SPECIAL)
 def make_rows(count=64, length=128, pairs=1, seed=0, longest=4):
   """Rows of packed pairs [CLS] A [SEP] B [SEP] of words with 1 to `longest` tokens."""
   rng = np.random.default_rng(seed)
-  ids, pair_index, word_start = np.zeros((3, count, length), np.int32)
+  ids, text_ids, word_start = np.zeros((3, count, length), np.int32)
   for row in range(count):
     ends = np.sort(rng.choice(np.arange(10, length), pairs, replace=False))
     begin = 0
@@ -27,22 +27,22 @@ def make_rows(count=64, length=128, pairs=1, seed=0, longest=4):
       ids[row, begin:end] = rng.choice(ORDINARY, end - begin)
       middle = rng.integers(begin + 2, end - 2)
       ids[row, [begin, middle, end - 1]] = [101, 102, 102]
-      pair_index[row, begin:end] = pair
+      text_ids[row, begin:end] = pair
       at = begin
       while at < end:
         word_start[row, at] = 1
         at += rng.integers(1, longest + 1)
       word_start[row, [begin, begin + 1, middle, middle + 1, end - 1]] = 1
       begin = end
-  return ids, pair_index, word_start
+  return ids, text_ids, word_start
 
 
 def masked_by(config, rows, pairs=1, seed=0, frequencies=None, **kwargs):
-  ids, pair_index, word_start = rows
+  ids, text_ids, word_start = rows
   run = jax.jit(lambda *a: masking.mask(
       jax.random.key(seed), *a[:3], config, masking.Vocabulary(V, SPECIAL, MASK, frequencies),
       pairs=pairs, word_start=a[3], **kwargs))
-  return jax.tree.map(np.asarray, run(ids, pair_index, np.arange(len(ids)), word_start))
+  return jax.tree.map(np.asarray, run(ids, text_ids, np.arange(len(ids)), word_start))
 
 
 def drawn(masked, shape):
@@ -67,12 +67,12 @@ def budget_of(rate, ordinary):
 
 @pytest.mark.parametrize('pairs', [1, 4])
 def test_spans_fill_the_budget_of_each_pair_and_cut_the_last_one_off(pairs):
-  rows = ids, pair_index, _ = make_rows(300, pairs=pairs, seed=1)
+  rows = ids, text_ids, _ = make_rows(300, pairs=pairs, seed=1)
   taken = drawn(masked_by(masking.MaskingConfig(unit='span'), rows, pairs), ids.shape)
-  assert not (taken & np.isin(ids, SPECIAL)).any() and not (taken & (pair_index == 0)).any()
+  assert not (taken & np.isin(ids, SPECIAL)).any() and not (taken & (text_ids == 0)).any()
   for row, words in enumerate(words_of(rows)):
     for pair in range(1, pairs + 1):
-      of_pair = [word for word in words if pair_index[row, word[0]] == pair]
+      of_pair = [word for word in words if text_ids[row, word[0]] == pair]
       if of_pair:
         assert taken[row, np.concatenate(of_pair)].sum() == budget_of(0.15, sum(map(len, of_pair)))
         assert sum(0 < taken[row, word].sum() < len(word) for word in of_pair) <= 1
@@ -81,9 +81,9 @@ def test_spans_fill_the_budget_of_each_pair_and_cut_the_last_one_off(pairs):
 @pytest.mark.parametrize('unit', ['whole_word', 'ngram'])
 @pytest.mark.parametrize('pairs', [1, 8])
 def test_words_are_masked_whole_and_on_average_as_the_rate_says(unit, pairs):
-  rows = ids, pair_index, _ = make_rows(800, pairs=pairs, seed=1)
+  rows = ids, text_ids, _ = make_rows(800, pairs=pairs, seed=1)
   taken = drawn(masked_by(masking.MaskingConfig(unit=unit), rows, pairs), ids.shape)
-  assert not (taken & np.isin(ids, SPECIAL)).any() and not (taken & (pair_index == 0)).any()
+  assert not (taken & np.isin(ids, SPECIAL)).any() and not (taken & (text_ids == 0)).any()
   more = []
   for row, words in enumerate(words_of(rows)):
     if words:
@@ -98,7 +98,7 @@ def test_words_are_masked_whole_and_on_average_as_the_rate_says(unit, pairs):
 
 def test_long_words_are_drawn_as_often_as_short_ones():
   """In packed short pairs too, which have no room of their own for a word of six."""
-  rows = ids, pair_index, _ = make_rows(1500, pairs=8, longest=6)
+  rows = ids, text_ids, _ = make_rows(1500, pairs=8, longest=6)
   masked = masked_by(masking.MaskingConfig(unit='whole_word'), rows, 8)
   taken = drawn(masked, ids.shape)
   # By the size of a word: how many words, how many were drawn, how many were to be expected.
@@ -113,7 +113,7 @@ def test_long_words_are_drawn_as_often_as_short_ones():
       hits[len(word)] += hit
       expected[len(word)] += rate
       variance[len(word)] += rate * (1 - rate)
-      if len(word) > 4 and (pair_index[row] == pair_index[row, word[0]]).sum() <= 16:
+      if len(word) > 4 and (text_ids[row] == text_ids[row, word[0]]).sum() <= 16:
         in_short += hit, rate
   assert (count[1:] > 1500).all()
   assert (abs(hits - expected)[1:] < 4 * np.sqrt(variance)[1:]).all(), hits / np.maximum(count, 1)
@@ -123,12 +123,12 @@ def test_long_words_are_drawn_as_often_as_short_ones():
 def test_every_word_of_a_row_is_drawn_equally_often():
   ids = np.full((1, 64), 500, np.int32)
   ids[0, [0, 63]] = 101, 102
-  pair_index = np.ones_like(ids)
+  text_ids = np.ones_like(ids)
   word_start = np.zeros_like(ids)
   starts = np.concatenate([[0], np.cumsum(np.tile([1, 2, 3], 10)) + 1 - np.tile([1, 2, 3], 10)])
   word_start[0, starts] = 1
   word_start[0, [1, 61, 62, 63]] = 1
-  rows = [np.repeat(x, 4000, 0) for x in (ids, pair_index, word_start)]
+  rows = [np.repeat(x, 4000, 0) for x in (ids, text_ids, word_start)]
   masked = masked_by(masking.MaskingConfig(unit='whole_word', rate=0.3), rows)
   counts = drawn(masked, rows[0].shape)[:, starts[1:]].sum(0)
   n = 59 + 3  # ordinary tokens: the last word has one more, and 61 and 62 are words of their own
@@ -143,16 +143,16 @@ def test_every_word_of_a_row_is_drawn_equally_often():
 def _of_words(low, high, length, pairs=1, count=400):
   """Full rows of words with `low` to `high` tokens."""
   rng = np.random.default_rng(low)
-  ids, pair_index, word_start = np.zeros((3, count, length), np.int32)
+  ids, text_ids, word_start = np.zeros((3, count, length), np.int32)
   ids[:] = rng.choice(ORDINARY, ids.shape)
   for row in range(count):
     begins = np.cumsum(np.concatenate([[1], rng.integers(low, high + 1, length)]))
     word_start[row, begins[begins < length]] = 1
     for pair, part in enumerate(np.array_split(np.arange(length), pairs), 1):
-      pair_index[row, part] = pair
+      text_ids[row, part] = pair
       ids[row, part[[0, -1]]] = 101, 102
       word_start[row, [part[0], part[0] + 1, part[-1]]] = 1
-  return ids, pair_index, word_start
+  return ids, text_ids, word_start
 
 
 @pytest.mark.parametrize('unit', ['whole_word', 'ngram'])
@@ -285,11 +285,11 @@ def test_a_rate_for_each_row():
   assert [config.rate_at(s, 101) for s in (0, 50, 100)] == pytest.approx([0.3, 0.2, 0.1])
   assert masking.MaskingConfig().rate_at(50, 101) == 0.15
   assert masking.MaskingConfig(rate=0.1, final_rate=0.4).predictions(100) == 40
-  ids, pair_index, _ = rows = make_rows(40, seed=4)
+  ids, text_ids, _ = rows = make_rows(40, seed=4)
   rate = np.where(np.arange(40) < 20, 0.3, 0.1).astype(np.float32)
   masked = masked_by(config, rows, rate=rate)
   for row in range(40):
-    n = ((pair_index[row] > 0) & ~np.isin(ids[row], SPECIAL)).sum()
+    n = ((text_ids[row] > 0) & ~np.isin(ids[row], SPECIAL)).sum()
     assert masked.weights[row].sum() == max(1, round(rate[row] * np.float32(n)))
 
 

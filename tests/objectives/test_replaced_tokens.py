@@ -11,13 +11,14 @@ import pytest
 import torch
 import transformers
 
+from bert_jax.data.rows import Rows
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
 from bert_jax.model.electra import ElectraConfig
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives import catalogue, replaced_tokens
 from bert_jax.objectives.masking import Masked
-from bert_jax.objectives.objective import Example, Keys
+from bert_jax.objectives.objective import Keys
 from bert_jax.objectives.replaced_tokens import ReplacedTokens
 from tests.interop import torch_bert
 
@@ -33,13 +34,13 @@ def make_example(vocab_size=300, rows=4, length=24):
   positions = np.stack([np.sort(rng.permutation(np.arange(1, 10))[:3]) for _ in range(rows)])
   weights = np.ones((rows, 3), np.float32)
   weights[1, 2] = 0
-  weights *= np.take_along_axis(batch.pair_index, positions, 1)
+  weights *= np.take_along_axis(batch.text_ids, positions, 1)
   targets = np.take_along_axis(batch.ids, positions, 1)
   ids = batch.ids.copy()
   np.put_along_axis(ids, positions, np.where(weights > 0, 4, targets), 1)
   masked = Masked(ids, positions.astype(np.int32), targets, weights)
   one = np.zeros((rows, 1), np.int32)
-  return Example(batch._replace(ids=ids), masked, np.arange(rows), one, one, one)
+  return Rows(batch._replace(ids=ids), one, one, one, np.arange(rows)), masked
 
 
 def objective(config=CONFIG):
@@ -50,8 +51,8 @@ def initial(objective):
   return nn.unbox(jax.jit(objective.init)(jax.random.key(0)))
 
 
-def losses(objective, params, example):
-  metrics = jax.jit(objective.loss)(params, {}, example, KEYS)
+def losses(objective, params, rows, masked):
+  metrics = jax.jit(objective.loss)(params, {}, rows, masked, KEYS)
   return {name: float(total / count) for name, (total, count) in metrics.items()}
 
 
@@ -70,17 +71,17 @@ def test_losses_are_those_of_pytorch(tmp_path, monkeypatch):
     model.save_pretrained(str(tmp_path / name))
     torch_bert.write_vocab(tmp_path / name, 300)
     loaded.append(huggingface.load(epath.Path(tmp_path / name)))
-  example = make_example()
+  rows, masked = make_example()
   rng = np.random.default_rng(2)
-  drawn = np.where(rng.random((4, 3)) < 0.5, example.masked.targets, rng.integers(5, 300, (4, 3)))
+  drawn = np.where(rng.random((4, 3)) < 0.5, masked.targets, rng.integers(5, 300, (4, 3)))
   monkeypatch.setattr(replaced_tokens, 'sample', lambda *_: jnp.asarray(drawn, jnp.int32))
   generators = dict(loaded[1].params['params'])
   generators['bert'] = {n: x for n, x in generators['bert'].items() if n != 'embeddings'}
   params = {'params': {**loaded[0].params['params'], 'generator': generators}}
   config = dataclasses.replace(loaded[0].config, generator_size=0.25)
-  metrics = losses(objective(config), params, example)
+  metrics = losses(objective(config), params, rows, masked)
 
-  batch, masked = example.inputs, example.masked
+  batch = rows.tokens
   labels = np.full(batch.ids.shape, -100)
   ids, replaced = batch.ids.copy(), np.zeros(batch.ids.shape)
   for row, slot in zip(*np.nonzero(masked.weights)):
@@ -92,7 +93,7 @@ def test_losses_are_those_of_pytorch(tmp_path, monkeypatch):
   rtd = discriminator(**(tensors | {'input_ids': torch.tensor(ids, dtype=torch.long)}),
                       labels=torch.tensor(replaced, dtype=torch.float)).loss.item()
   assert abs(metrics['mlm_loss'] - mlm) < 2e-5 and abs(metrics['rtd_loss'] - rtd) < 2e-5
-  assert abs(metrics['rtd_replaced'] - replaced.sum() / batch.pair_index.sum()) < 1e-6
+  assert abs(metrics['rtd_replaced'] - replaced.sum() / batch.text_ids.sum()) < 1e-6
   assert objective().loss_weights == {'mlm_loss': 1.0, 'rtd_loss': 50.0}
 
 
@@ -108,9 +109,9 @@ def test_draws_follow_the_generator_and_the_rows_numbers():
 
 
 def test_a_generator_that_is_right_replaces_nothing(monkeypatch):
-  example = make_example()
-  monkeypatch.setattr(replaced_tokens, 'sample', lambda *_: jnp.asarray(example.masked.targets))
-  metrics = losses(objective(), initial(objective()), example)
+  rows, masked = make_example()
+  monkeypatch.setattr(replaced_tokens, 'sample', lambda *_: jnp.asarray(masked.targets))
+  metrics = losses(objective(), initial(objective()), rows, masked)
   assert metrics['rtd_replaced'] == 0
   assert abs(metrics['rtd_loss'] - np.log(2)) < 0.1  # untrained, its scores are near 0
 
@@ -119,7 +120,7 @@ def test_only_the_masked_lm_trains_the_generator():
   params = initial(objective())
   for name, trained in (('rtd_loss', ('bert', 'rtd')), ('mlm_loss', ('generator',))):
     grads = jax.jit(jax.grad(lambda p, name=name: objective().loss(
-        p, {}, make_example(), KEYS)[name][0]))(params)['params']
+        p, {}, *make_example(), KEYS)[name][0]))(params)['params']
     norms = {part: sum(float(jnp.abs(x).sum()) for x in jax.tree.leaves(tree))
              for part, tree in grads.items()}
     embeddings = sum(float(jnp.abs(x).sum()) for x in jax.tree.leaves(grads['bert']['embeddings']))

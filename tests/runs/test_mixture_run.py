@@ -78,5 +78,6 @@ def test_a_part_may_hold_nothing_out(texts, tmp_path):
       epath.Path(tmp_path / 'b')).heldout.num_tokens
   phases = Phases.create(((2, 32, 8),), 2, 0, 0)
   (rows,) = mixture.mixed_rows(corpus.heldout, [Layout(32, 4)], phases, 0, corpus.tokenizer, False)
-  tokens = [~np.isin(batch.ids, (0, 2, 3)) for batch in rows.epoch_batches(8)]  # no special ones
+  # Padding, [CLS] and [SEP] are not in the text.
+  tokens = [~np.isin(batch.tokens.ids, (0, 2, 3)) for batch in rows.epoch_batches(8)]
   assert np.sum(tokens) == corpus.heldout.num_tokens

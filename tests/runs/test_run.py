@@ -168,7 +168,7 @@ def test_two_phases_and_microbatches(tmp_path, corpus_file, monkeypatch):
     task = make(*args, **kwargs)
     rows = task.rows
     object.__setattr__(
-        task, 'rows', lambda step: tokens.append(rows(step).rows.ids.shape) or rows(step))
+        task, 'rows', lambda step: tokens.append(rows(step).tokens.ids.shape) or rows(step))
     return task
 
   monkeypatch.setattr(PretrainingData, 'create', spy)

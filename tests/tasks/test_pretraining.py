@@ -16,9 +16,9 @@ import pytest
 from bert_jax.data import rows as rows_lib
 from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phases
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Batch
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives.masking import MaskingConfig, Vocabulary
 from bert_jax.tasks.pretraining import Pretraining, PretrainingData
@@ -33,13 +33,13 @@ CONFIG = BertConfig(vocab_size=V, hidden_size=16, num_layers=2, num_heads=2, int
 def _model():
   model = BertForPreTraining(CONFIG)
   tokens = jnp.zeros((1, L), jnp.int32)
-  params = jax.jit(model.init)(jax.random.key(0), Batch(*[tokens] * 4), tokens, tokens[:, :P])
+  params = jax.jit(model.init)(jax.random.key(0), Tokens(*[tokens] * 4), tokens, tokens[:, :P])
   everywhere = jnp.arange(L)[None]
   return jax.jit(lambda batch, cls: model.apply(params, batch, everywhere, cls))
 
 
 def _logits(rows, ids):
-  one = Batch(ids[None], rows.type_ids, rows.positions, rows.pair_index)
+  one = rows.tokens._replace(ids=ids[None])
   return jax.tree.map(np.asarray, _model()(one, rows.cls_positions))
 
 
@@ -49,22 +49,22 @@ def _logits(rows, ids):
 def test_a_packed_pair_changes_no_bit_of_the_others(documents, seed, data):
   records = make_records(documents)
   walk = rows_lib.RowSource(records, Layout(L, P), seed, TOKENIZER)
-  numbers = [i for i in range(walk.rows) if walk.batch(i, 1).pair_index.max() > 1]
+  numbers = [i for i in range(walk.rows) if walk.batch(i, 1).tokens.text_ids.max() > 1]
   if not numbers:
     return
   rows = walk.batch(data.draw(st.sampled_from(numbers)), 1)
-  changed = data.draw(st.integers(1, int(rows.pair_index.max())))
-  ids = np.array(rows.ids[0])
-  other = np.where((rows.pair_index[0] == changed) & (ids >= FIRST),
+  changed = data.draw(st.integers(1, int(rows.tokens.text_ids.max())))
+  ids = np.array(rows.tokens.ids[0])
+  other = np.where((rows.tokens.text_ids[0] == changed) & (ids >= FIRST),
                    (ids * 7 + 1000) % V, ids)
-  other[rows.pair_index[0] == 0] = 77  # nor do the tokens of the padding
+  other[rows.tokens.text_ids[0] == 0] = 77  # nor do the tokens of the padding
   (mlm, nsp), (mlm_other, nsp_other) = _logits(rows, ids), _logits(rows, other)
-  rest = (rows.pair_index[0] > 0) & (rows.pair_index[0] != changed)
+  rest = (rows.tokens.text_ids[0] > 0) & (rows.tokens.text_ids[0] != changed)
   assert (mlm[0, rest] == mlm_other[0, rest]).all()
-  assert (mlm[0, rows.pair_index[0] == changed] != mlm_other[
-      0, rows.pair_index[0] == changed]).any()
+  assert (mlm[0, rows.tokens.text_ids[0] == changed] != mlm_other[
+      0, rows.tokens.text_ids[0] == changed]).any()
   for pair in range(P):
-    if pair < rows.pair_index.max():
+    if pair < rows.tokens.text_ids.max():
       assert (nsp[0, pair] == nsp_other[0, pair]).all() == (pair + 1 != changed)
 
 
@@ -105,7 +105,7 @@ def test_evaluations_mask_at_the_rate_of_the_last_step():
   told = []
 
   def measure(batch):
-    told.append(batch.rate)
+    told.append(batch.mask_rate)
     return {'mlm_loss': (1.0, 1.0), 'nsp_loss': (1.0, 1.0), 'tokens': (20.0, 1.0)}
 
   for step in (1, 5, 9):

@@ -139,9 +139,9 @@ def test_each_part_has_dropout_of_its_own(embedder):
   task, params, batch = embedder
   config = dataclasses.replace(task.model.config, dropout=0.5)
   # One text in all rows: parts with the same bits would give the same vectors.
-  same = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), batch.inputs)
+  same = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), batch.tokens)
   starts = np.broadcast_to(batch.starts[:1], batch.starts.shape)
-  batch = batch._replace(inputs=same, starts=starts,
+  batch = batch._replace(tokens=same, starts=starts,
                          members=np.arange(len(starts))[:, None] * starts.shape[1])
   vectors = task.with_config(config)._forward(params, batch, jax.random.key(1))[:, 0]
   assert len(np.unique(np.asarray(vectors).round(5), axis=0)) == len(starts)

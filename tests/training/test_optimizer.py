@@ -5,8 +5,8 @@ import numpy as np
 import optax
 import pytest
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
-from bert_jax.model.encoder import Batch
 from bert_jax.model.modern import Modern, ModernConfig
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training.optimizer import OptimizerConfig
@@ -185,7 +185,7 @@ def test_muon_takes_the_first_layer_of_modernbert_too():
                         intermediate_size=24, max_positions=16)
   tokens = jnp.zeros((1, 8), jnp.int32)
   params = nn.unbox(jax.jit(Modern(config).init)(
-      jax.random.key(0), Batch(*[tokens] * 4), tokens[:, :1]))['params']
+      jax.random.key(0), Tokens(*[tokens] * 4), tokens[:, :1]))['params']
   config = OptimizerConfig('muon', **PLAIN | dict(weight_decay=0.0))
   updated = stepped(optimizer_lib.make_optimizer(config, 10), params, count=1)
   moved = jax.tree.map(lambda a, b: np.asarray(a - b), params, updated)

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from bert_jax.data.rows import Rows
+from bert_jax.data.tokens import Tokens
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.losses import total_loss
 from bert_jax.objectives.masking import MaskingConfig, Vocabulary
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
-from bert_jax.tasks.pretraining import Batch, Pretraining
+from bert_jax.tasks.pretraining import Pretraining
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 from tests import conftest
@@ -31,7 +32,7 @@ def make_task(config=CONFIG) -> Pretraining:
   return Pretraining(catalogue.create('', 'next_sentence', config), MaskingConfig(), vocabulary)
 
 
-def make_batch(rows=8, length=32, seed=0) -> Batch:
+def make_batch(rows=8, length=32, seed=0) -> Rows:
   rng = np.random.default_rng(seed)
   ids = rng.integers(1000, VOCAB, (rows, length)).astype(np.int32)
   n = rng.integers(16, length + 1, rows)[:, None]
@@ -39,12 +40,12 @@ def make_batch(rows=8, length=32, seed=0) -> Batch:
   ids[:, 0] = 101
   ids[(column == n // 2) | (column == n - 1)] = 102
   real = column < n
-  return Batch(rate=None, rows=Rows(ids=np.where(real, ids, 0).astype(np.int32),
-              type_ids=(real & (column > n // 2)).astype(np.int32),
-              positions=(column * real).astype(np.int32), pair_index=real.astype(np.int32),
-              cls_positions=np.zeros((rows, 1), np.int32),
+  tokens = Tokens(ids=np.where(real, ids, 0).astype(np.int32),
+                  type_ids=(real & (column > n // 2)).astype(np.int32),
+                  positions=(column * real).astype(np.int32), text_ids=real.astype(np.int32))
+  return Rows(tokens, cls_positions=np.zeros((rows, 1), np.int32),
               labels=rng.integers(0, 2, (rows, 1)).astype(np.int32),
-              row=np.arange(rows, dtype=np.int32), pair_weights=np.ones((rows, 1), np.float32)))
+              row=np.arange(rows, dtype=np.int32), pair_weights=np.ones((rows, 1), np.float32))
 
 
 def one_step(mesh, preset='tp', accumulation=1, config=CONFIG, steps=1):
@@ -74,7 +75,7 @@ def test_golden_step(alone):
   np.testing.assert_allclose(losses, GOLDEN_LOSSES, rtol=1e-5)
   np.testing.assert_allclose(float(metrics['grad_norm'][0]), GOLDEN_GRAD_NORM, rtol=1e-4)
   assert int(state.step) == 3
-  assert int(metrics['tokens'][0]) == int(make_batch(seed=2).rows.pair_index.sum())
+  assert int(metrics['tokens'][0]) == int(make_batch(seed=2).tokens.text_ids.sum())
 
 
 @pytest.mark.parametrize('shape, preset', [
@@ -164,7 +165,7 @@ def test_a_step_that_is_not_finite_changes_nothing(shape, accumulation):
     for i, is_spoilt in enumerate(spoilt):
       batch = make_batch(seed=i)
       if is_spoilt:
-        batch.rows.pair_weights[3, 0] = np.nan
+        batch.pair_weights[3, 0] = np.nan
       state, metrics = step(state, mesh_lib.put_batch(batch, mesh))
       skipped.append(float(metrics['skipped'][0]))
     return jax.device_get(state), skipped
