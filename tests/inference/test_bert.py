@@ -148,7 +148,7 @@ def test_packing_loses_nothing():
   rows = [Input(list(rng.integers(1, 99, n)), [0] * n) for n in rng.integers(1, 128, 500)]
   seen, tokens, padding = set(), 0, 0
   shapes = set()
-  for packed in packed_texts.pack(rows, pad_id=0, longest=256, tokens=4096):
+  for packed in packed_texts.pack(rows, pad_id=0, longest=256, most_tokens=4096):
     shapes.add(packed.tokens.ids.shape)
     for r, p in zip(*np.nonzero(packed.index >= 0)):
       i, start = packed.index[r, p], packed.starts[r, p]
@@ -169,7 +169,7 @@ def test_packing_loses_nothing():
 def test_rows_have_no_more_slots_than_they_need():
   for length, slots in ((16, 4), (9, 4), (5, 8), (2, 16)):  # in rows of 32
     rows = [Input([1] * length, [0] * length)] * 64
-    packed, = packed_texts.pack(rows, pad_id=0, longest=128, tokens=4096)
+    packed, = packed_texts.pack(rows, pad_id=0, longest=128, most_tokens=4096)
     assert packed.tokens.ids.shape[1] == 32 and packed.index.shape[1] == slots
 
 

@@ -16,6 +16,7 @@ import pytest
 from bert_jax.data import rows as rows_lib
 from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phases
+from bert_jax.data.rows import Rows
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.model.bert_config import BertConfig
@@ -69,7 +70,7 @@ def test_a_packed_pair_changes_no_bit_of_the_others(documents, seed, data):
 
 
 def make_task(batches, eval_batches=1, **masking):
-  rows = types.SimpleNamespace(row=np.arange(3))
+  rows = Rows(*[None] * 4, row=np.arange(3))
   held_out = types.SimpleNamespace(epoch_batches=lambda *_: (rows for _ in range(batches)))
   objective = types.SimpleNamespace(loss_weights={'mlm_loss': 1.0, 'nsp_loss': 1.0})
   task = Pretraining(objective, MaskingConfig(**masking), None)
