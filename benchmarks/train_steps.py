@@ -19,10 +19,10 @@ from benchmarks import turns
 from bert_jax import config as config_lib
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import pretrain
-from bert_jax.runs.job import Job
 from bert_jax.runtime import host
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
+from bert_jax.training.job import Job
 
 _RUN = flags.DEFINE_string('run', None, 'JSON file.')
 

@@ -35,8 +35,8 @@ from absl import flags  # noqa: E402
 from ml_collections import config_flags  # noqa: E402
 
 from bert_jax import errors  # noqa: E402
+from bert_jax.reporting import metrics_log  # noqa: E402
 from bert_jax.runs import config_flag, named_configs, run  # noqa: E402
-from bert_jax.training import metrics_log  # noqa: E402
 
 flags.adopt_module_key_flags(config_flag)  # listed by --help
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the runs and of their tables.')

@@ -24,9 +24,10 @@ from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.objective import abstract_variables
+from bert_jax.reporting import metrics_log
 from bert_jax.runtime import sealed
 from bert_jax.tasks import task_list
-from bert_jax.training import checkpoint, integrity, lora, metrics_log
+from bert_jax.training import checkpoint, integrity, lora
 
 CHECKPOINT_FILE = 'bert.json'
 WORKDIR_FILE = 'run.json'

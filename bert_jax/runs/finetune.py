@@ -14,10 +14,10 @@ from bert_jax.interop import layout
 from bert_jax.interop.pretrained import Pretrained, head_groups
 from bert_jax.model.heads import count_parameters
 from bert_jax.runs import initial
-from bert_jax.runs.job import Job
 from bert_jax.runtime.console import print_summary
 from bert_jax.tasks import task_list
 from bert_jax.tasks.finetuning import FineTuningData
+from bert_jax.training.job import Job
 
 _FED_BY = ('seed', 'batch_size', 'max_len', 'optimizer.accumulation')
 

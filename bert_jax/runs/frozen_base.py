@@ -16,9 +16,9 @@ from bert_jax.errors import require
 from bert_jax.interop import native
 from bert_jax.model.heads import count_parameters
 from bert_jax.runs import initial
-from bert_jax.runs.job import Job
 from bert_jax.runtime import processes
 from bert_jax.training import checkpoint, lora
+from bert_jax.training.job import Job
 
 
 def adapt(job: Job, config: ConfigDict, workdir: epath.Path) -> Job:

@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.labelled import glue
 from bert_jax.model import architectures
 from bert_jax.runs import initial
-from bert_jax.runs.job import Job
+from bert_jax.training.job import Job
 
 _PRETRAINING, _FINETUNING = 'pretraining', 'fine-tuning'
 

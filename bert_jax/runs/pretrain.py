@@ -18,8 +18,8 @@ from bert_jax.objectives import catalogue, masking
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import initial
-from bert_jax.runs.job import Job
 from bert_jax.tasks.pretraining import Pretraining, PretrainingData
+from bert_jax.training.job import Job
 
 
 def _train_steps(config: ConfigDict, corpus: dataset.Corpus) -> int:

@@ -23,6 +23,7 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import attention_paths
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
+from bert_jax.reporting import metrics_log, profiler, trackers
 from bert_jax.runs import (
   drift,
   finetune,
@@ -33,10 +34,10 @@ from bert_jax.runs import (
   pretrain,
   time_budget,
 )
-from bert_jax.runs.job import Job
 from bert_jax.runtime import console, host, lock, platforms, pool, processes, sealed, storage
-from bert_jax.training import checkpoint, integrity, loop, metrics_log, profiler, trackers
+from bert_jax.training import checkpoint, integrity, loop
 from bert_jax.training import optimizer as optimizer_lib
+from bert_jax.training.job import Job
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
@@ -162,8 +163,8 @@ def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any], plann
   job = make_job(config)
   if not config.train_steps or config.train_minutes:  # the steps are known only now
     notes = [*notes, *length.fit_warmup(config, given, planned, job.train_steps)]
-  optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
-  optimizer_lib.learning_rate(optimizer, job.train_steps)
+  optimizer_lib.learning_rate(
+      optimizer_lib.OptimizerConfig(**config.optimizer), job.train_steps)
   no_effect.check(config, given, job)
   config = FrozenConfigDict(config)
 
@@ -181,15 +182,8 @@ def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any], plann
   console.print_summary([*(('note', note) for note in notes),
                          *(('changed', str(change)) for change in changes)])
 
-  loop.train(
-      job.task, job.data, mesh=mesh, sharding=config.sharding, workdir=folder,
-      checkpoints=checkpoints, optimizer=optimizer, seed=config.seed, train_steps=job.train_steps,
-      log_every=config.log_every, eval_every=config.eval_every,
-      checkpoint_every=config.checkpoint_every, keep_best=config.keep_best,
-      profile_steps=config.profile_steps, log_batch_digest=config.log_batch_digest,
-      loader_workers=config.data.loader_workers,
-      initial=functools.partial(_initial_params, config=config, job=job),
-      record=trackers.Record(config.trackers, config.to_dict(), path.name))
+  loop.train(job, config, mesh, folder, checkpoints,
+             initial=functools.partial(_initial_params, config=config, job=job))
   return config
 
 

@@ -15,10 +15,10 @@ from bert_jax.data import loader
 from bert_jax.data import phases as phases_lib
 from bert_jax.errors import UserError
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.runs.job import Job
 from bert_jax.runtime import processes
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
+from bert_jax.training.job import Job
 
 _WARM = 2  # steps before the clock starts: the first one compiles
 _LEAST, _MOST, _SECONDS = 3, 200, 10.0  # timed steps of each phase, and about their time

@@ -15,8 +15,9 @@ import jax
 import orbax.checkpoint as ocp
 
 from bert_jax.errors import Failed, UserError, storage_trouble
+from bert_jax.reporting import metrics_log
 from bert_jax.runtime import console, lock, processes, sealed, storage
-from bert_jax.training import integrity, metrics_log
+from bert_jax.training import integrity
 from bert_jax.training.state import TrainState
 
 FOLDERS = ('best', 'checkpoints')  # of a workdir; whoever loads a model looks in this order

@@ -1,23 +1,16 @@
-"""Fingerprints of arrays on devices and digests of batches on the host.
+"""Fingerprints of arrays on devices.
 
 A fingerprint is equal on every mesh, and different after any change of a single element. Every
 element is a word of 32 bits. It is mixed with its index in the whole array, and the mixed words are
 summed modulo 2^32. Mixing is a bijection of the word: one changed word always shows, several
 changed words escape with a chance of 2^-32. Hashes of files would change with the sharding.
-
-A digest has 64 bits for a batch: equal digests mean equal rows, on any processes.
 """
 
-import collections
-from collections.abc import Sequence
 import functools
-import hashlib
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 import jax.numpy as jnp
-import numpy as np
 
 
 def _mixed_sum(x: jax.Array) -> jax.Array:
@@ -56,29 +49,3 @@ def of(tree: Any) -> dict[str, str]:
 
   # One after another: many small collectives in flight starve each other on a CPU of few cores.
   return {name: fingerprint(x) for name, x in named_leaves(tree).items()}
-
-
-def batch_digest(batch: Any) -> int:
-  """The sum of the hashes of a batch's rows, which contain their own numbers.
-
-  The batch is a tree of host arrays [B, ...], one process's share; arrays of equal B are joined.
-  """
-  groups = collections.defaultdict(list)
-  for leaf in jax.tree.leaves(batch):
-    groups[len(leaf)].append(np.ascontiguousarray(leaf))
-  rows = (b''.join(leaf[i].tobytes() for leaf in leaves)
-          for size, leaves in groups.items() for i in range(size))
-  return sum(int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), 'little')
-             for row in rows) % 2**64
-
-
-def global_digests(digests: Sequence[int], first: bool) -> list[str]:
-  """The digests of whole batches, in hexadecimal; all processes have to call it.
-
-  `digests` are those of this process's shares, `first` is True in the first process of a share.
-  """
-  mine = np.array(digests, np.uint64) * np.uint64(first)
-  if jax.process_count() > 1:  # as 32-bit halves: JAX has no 64-bit integers by default
-    halves = multihost_utils.process_allgather(mine.view(np.uint32))
-    mine = np.asarray(halves).reshape(jax.process_count(), -1).view(np.uint64).sum(0)
-  return [f'{int(digest):016x}' for digest in mine]

@@ -1,27 +1,27 @@
 """The training loop of every task."""
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import contextlib
 import functools
-import time
 from typing import Any
 
 from flax import linen as nn
 import jax
 from jax.sharding import Mesh
+from ml_collections import FrozenConfigDict
 
 from bert_jax.data import loader
 from bert_jax.errors import Preempted, UserError
-from bert_jax.parallel import chip_figures
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.runtime import console, host, preemption, processes, storage
-from bert_jax.tasks.task import Task, TaskData
-from bert_jax.training import fingerprint, metric_lines, metrics_log, profiler, trackers
-from bert_jax.training import health as health_lib
+from bert_jax.reporting import metrics_log
+from bert_jax.reporting import reporter as reporter_lib
+from bert_jax.runtime import console, host, preemption, storage
+from bert_jax.tasks.task import TaskData
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 from bert_jax.training.checkpoint import Checkpoints
+from bert_jax.training.job import Job
 
 # Steps that we send to an accelerator before the current one is ready. A few hide the host's work,
 # and SIGTERM, which is answered after them, is still answered in time. A CPU is both host and
@@ -29,22 +29,16 @@ from bert_jax.training.checkpoint import Checkpoints
 _STEPS_AHEAD = 2
 
 
-def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: storage.Folder,
-          checkpoints: Checkpoints, optimizer: optimizer_lib.OptimizerConfig, seed: int,
-          train_steps: int, log_every: int, eval_every: int, checkpoint_every: int,
-          keep_best: str = '', profile_steps: Sequence[int] = (), log_batch_digest: bool = False,
-          loader_workers: int = 0,
-          record: trackers.Record = trackers.Record(),
-          initial: Callable[[Any], Any] = lambda params: params,
-          clock: Callable[[], float] = time.monotonic):
-  """Trains `task` on `data` for `train_steps` steps, from the newest checkpoint if there is one.
+def train(job: Job, config: FrozenConfigDict, mesh: Mesh, workdir: storage.Folder,
+          checkpoints: Checkpoints, initial: Callable[[Any], Any]):
+  """Trains `job.task` on `job.data`, from the newest checkpoint if there is one.
 
-  Args (the others are fields of the config, see config.py):
+  Args:
+    job: the task, its data and the length of the whole run.
+    config, mesh: of the run; the config is resolved.
     workdir: takes metrics.jsonl, curves.png and the files of trackers.
-    train_steps: length of the whole run.
-    record: of the trackers.
+    checkpoints: of the workdir; closed at the end.
     initial: changes fresh parameters, if there is no checkpoint.
-    clock: seconds, for the speed in the metrics.
 
   Raises:
     Preempted: SIGTERM came; everything is saved.
@@ -52,137 +46,123 @@ def train(task: Task, data: TaskData, *, mesh: Mesh, sharding: str, workdir: sto
     Failed: the loss was not finite for several steps in a row, or a checkpoint cannot be written.
     OSError: the disk is full.
   """
-  # ---- Programs ----------------------------------------------------------------------------------
+  task, data, train_steps = job.task, job.data, job.train_steps
+
+  # ---- Programs and state ------------------------------------------------------------------------
+  optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
   transform = optimizer_lib.make_optimizer(optimizer, train_steps)
-  init, abstract = state_lib.make_init(task, transform, mesh, sharding)
+  init, abstract = state_lib.make_init(task, transform, mesh, config.sharding)
   train_step = state_lib.make_train_step(
-      task, transform, mesh=mesh, preset=sharding, abstract=abstract, seed=seed,
+      task, transform, mesh, config.sharding, abstract, seed=config.seed,
       accumulation=optimizer.accumulation)
-
-  # ---- State: a checkpoint of this run wins over `initial`, which wins over random parameters ----
-  newest = checkpoints.latest()
-  if newest is not None:
-    state, first_step = checkpoints.restore(abstract)  # an older one if the newest is damaged
-  else:
-    first_step = 0
-    state = init(state_lib.root_key(seed))
-    state = state._replace(params=initial(state.params))
-
-  def evaluates(step: int) -> bool:
-    return data.has_held_out and (step == train_steps or step % eval_every == 0)
-
-  # True if the run before was killed after it saved its last step and before it evaluated it.
-  owes_evaluation = (first_step > 0 and evaluates(first_step)
-                     and not metrics_log.is_evaluated(workdir.local, first_step))
-  if (first_step == train_steps and not owes_evaluation
-      and metrics_log.is_recorded(workdir.local, record)):
-    checkpoints.close()
-    console.print_summary([
-        ('finished', f'{workdir} holds the whole run of {train_steps} steps')])
+  state, first_step, owes_evaluation = _start(
+      job, config, workdir, checkpoints, init, abstract, initial)
+  if state is None:  # the workdir holds the whole run
     return
-  if newest is not None:
-    again = f', {newest - first_step} steps are made again' if first_step < newest else ''
-    console.print_summary([('resumed', f'from step {first_step}{again}')])
-  state = state._replace(frozen=state_lib.place(nn.unbox(task.frozen), abstract.frozen))
 
-  # ---- Beside the steps: SIGTERM, rows, metrics. They are closed in reverse order ----------------
+  # ---- Everything that must be closed, in reverse order ------------------------------------------
   with contextlib.ExitStack() as stack:
     closed_at_end = lambda resource: stack.enter_context(contextlib.closing(resource))
     stack.callback(workdir.push)
     stack.push(checkpoints.settle)
     notice = closed_at_end(preemption.Notice())
-    batches = closed_at_end(loader.batches(data.rows, first_step, train_steps, loader_workers))
-    log = closed_at_end(metrics_log.MetricsLog(
-        workdir.local, first_step=first_step, last_step=train_steps,
-        active=jax.process_index() == 0, record=record))
-    trace = closed_at_end(profiler.Profiler(
-        profile_steps, workdir.local / 'tensorboard', first_step))
-    lines = metric_lines.MetricLines(clock)
-    health = health_lib.Health(train_steps)
-    write_line = functools.partial(
-        _write_line, task=task, data=data, mesh=mesh, log=log, health=health,
-        learning_rate=optimizer_lib.learning_rate(optimizer, train_steps))
+    batches = closed_at_end(loader.batches(
+        data.rows, first_step, train_steps, config.data.loader_workers))
+    reporter = closed_at_end(reporter_lib.Reporter(
+        task, data, config, mesh, workdir, first_step=first_step, train_steps=train_steps,
+        learning_rate=optimizer_lib.learning_rate(optimizer, train_steps)))
     evaluate = functools.partial(
-        _evaluate, data=data, eval_step=state_lib.make_eval_step(task, mesh, sharding), mesh=mesh,
-        notice=notice, keep_best=keep_best, checkpoints=checkpoints, log=log, health=health)
+        _evaluate, data=data, mesh=mesh, keep_best=config.keep_best, notice=notice,
+        eval_step=state_lib.make_eval_step(task, mesh, config.sharding),
+        checkpoints=checkpoints, reporter=reporter)
     steps_ahead = 0 if jax.default_backend() == 'cpu' else _STEPS_AHEAD
-    in_flight = collections.deque(maxlen=1 + steps_ahead)
-    freed_memory, compiled = host.FreedMemory(), set()
+    in_flight = collections.deque(maxlen=1 + steps_ahead)  # metrics of steps sent to the device
+    freed_memory = host.FreedMemory()
 
     if owes_evaluation and not evaluate(state, first_step):
       _stop(checkpoints, first_step, train_steps)
 
-    # ---- Steps -----------------------------------------------------------------------------------
     for step in range(first_step + 1, train_steps + 1):
-      with lines.waiting_for_rows():
+      # ---- Rows: made in the background; masks are drawn on the device ---------------------------
+      with reporter.waiting_for_rows():
         batch = next(batches)
-      batch_digest = fingerprint.batch_digest(batch) if log_batch_digest else None
-      trace.before(step)
+      reporter.before_step(step, batch)
       batch = mesh_lib.put_batch(batch, mesh)
+
+      # ---- The step: sent to the device, which is a few steps behind -----------------------------
       with jax.transfer_guard('disallow'):  # nothing else may go to the device or come back
         state, metrics = train_step(state, batch)
-      lines.add(metrics, batch_digest)
       in_flight.append(metrics)
       if len(in_flight) == in_flight.maxlen:
         jax.block_until_ready(in_flight[0])
       freed_memory.after_step()
-      trace.after(step, metrics)
+      reporter.after_step(step, metrics)
 
-      if lines.pending:  # fetched a step late, so that an accelerator never waits for the host
-        write_line(lines.fetch())
-      shapes = tuple(x.shape for x in jax.tree.leaves(batch))
-      if shapes not in compiled:  # this step did: the clock starts after it
-        compiled.add(shapes)
-        jax.block_until_ready(metrics)
-        lines.start_clock()
-
+      # ---- A line of metrics, every log_every steps and before every pause -----------------------
       stopping = notice.reached()
-      saves = step % checkpoint_every == 0 or step == train_steps
-      pauses = saves or evaluates(step) or stopping
-      if step % log_every == 0 or pauses:
+      evaluates = _evaluates_after(step, job, config)
+      saves = step % config.checkpoint_every == 0 or step == train_steps
+      pauses = saves or evaluates or stopping
+      if step % config.log_every == 0 or pauses:
         checkpoints.check()
-        lines.end(step)
         # A checkpoint comes after its metrics: a kill loses neither. A CPU has made the step now.
-        if pauses or not steps_ahead:
-          write_line(lines.fetch())
+        reporter.end_line(step, write_now=pauses or not steps_ahead)
+
+      # ---- A pause: evaluation, then checkpoint --------------------------------------------------
       if pauses:
-        if evaluates(step) and not stopping:
+        if evaluates and not stopping:
           stopping = not evaluate(state, step)
         workdir.push()
         if saves or stopping:
           checkpoints.save(state, step)
         if stopping:
           _stop(checkpoints, step, train_steps)
-        lines.start_clock()
+        reporter.restart_clock()
     checkpoints.close()
 
 
-def _write_line(line: metric_lines.Line, *, task: Task, data: TaskData, mesh: Mesh,
-                log: metrics_log.MetricsLog, health: health_lib.Health,
-                learning_rate: Callable[[int], Any]):
-  """Logs a line of training metrics; raises Failed after too many skipped steps in a row."""
-  chip = chip_figures.chip_of(mesh.devices.flat)
-  values = line.values(
-      loss_weights=task.loss_weights, learning_rate=float(learning_rate(line.step - 1)),
-      flops=data.flops(line.step - 1, line.tokens),
-      peak_flops=chip.flops * mesh.size if chip else None)
-  global_digests = functools.partial(fingerprint.global_digests, first=mesh_lib.feed(mesh).first)
-  if line.digests:
-    values['batch_digests'] = global_digests(line.digests)
-  waited = processes.gathered(values['data_wait'] or 0.0)
-  log.train(line.step, values, health.line(values, waited))
-  health.steps(line.step - len(line.skipped) + 1, line.skipped, lambda step: global_digests(
-      [fingerprint.batch_digest(data.rows(step - 1))])[0])
+def _start(job: Job, config: FrozenConfigDict, workdir: storage.Folder, checkpoints: Checkpoints,
+           init: Callable[[jax.Array], state_lib.TrainState], abstract: state_lib.TrainState,
+           initial: Callable[[Any], Any]) -> tuple[state_lib.TrainState | None, int, bool]:
+  """What a run begins with: its state, the steps made before, and whether it owes an evaluation.
+
+  A checkpoint of this run wins over `initial`, which wins over random parameters. A run owes an
+  evaluation if it was killed after it saved a step and before it evaluated it. If the workdir holds
+  the whole run, the state is None, and the checkpoints are closed.
+  """
+  newest = checkpoints.latest()
+  if newest is None:
+    state, step = init(state_lib.root_key(config.seed)), 0
+    state = state._replace(params=initial(state.params))
+  else:
+    state, step = checkpoints.restore(abstract)  # an older one if the newest is damaged
+  owes_evaluation = (_evaluates_after(step, job, config)
+                     and not metrics_log.is_evaluated(workdir.local, step))
+  if (step == job.train_steps and not owes_evaluation
+      and reporter_lib.is_recorded(config, workdir)):
+    checkpoints.close()
+    console.print_summary([('finished', f'{workdir} holds the whole run of {step} steps')])
+    return None, step, False
+  if newest is not None:
+    again = f', {newest - step} steps are made again' if step < newest else ''
+    console.print_summary([('resumed', f'from step {step}{again}')])
+  frozen = state_lib.place(nn.unbox(job.task.frozen), abstract.frozen)
+  return state._replace(frozen=frozen), step, owes_evaluation
+
+
+def _evaluates_after(step: int, job: Job, config: FrozenConfigDict) -> bool:
+  return step > 0 and job.data.has_held_out and (
+      step == job.train_steps or step % config.eval_every == 0)
 
 
 def _evaluate(state: state_lib.TrainState, step: int, *, data: TaskData,
               eval_step: Callable[[state_lib.TrainState, Any], Any], mesh: Mesh,
               notice: preemption.Notice, keep_best: str, checkpoints: Checkpoints,
-              log: metrics_log.MetricsLog, health: health_lib.Health) -> bool:
-  """Evaluates the state after `step` steps, keeps it if it is the best, and logs its scores.
+              reporter: reporter_lib.Reporter) -> bool:
+  """Evaluates the state after `step` steps, keeps it if it is the best, and reports its scores.
 
-  Returns False if SIGTERM interrupted the evaluation: the run that goes on makes it up. Raises
-  UserError if no position counts for the score that `keep_best` names.
+  Returns False if SIGTERM interrupted the evaluation: the resumed run makes it up. Raises UserError
+  if no position counts for the score that `keep_best` names.
   """
 
   def measure(batch):
@@ -198,8 +178,8 @@ def _evaluate(state: state_lib.TrainState, step: int, *, data: TaskData,
     raise UserError(f'keep_best={keep_best}: no position of the evaluation counts for it: hold '
                     'out more text, evaluate more of it (eval_batches), or use another score')
   checkpoints.offer(state.params, step, scores, data.judged_on(step))
-  # The log comes last: with its line in metrics.jsonl an evaluation counts as made.
-  log.evaluation(step, scores, health.evaluation(step, scores))
+  # The report comes last: with its line in metrics.jsonl an evaluation counts as made.
+  reporter.evaluation(step, scores)
   return True
 
 

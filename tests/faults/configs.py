@@ -188,20 +188,21 @@ def draw(rng: random.Random, folder: pathlib.Path) -> tuple[str, dict[str, str]]
                               else fields[field]) for field in chosen}
 
 
-def _stop(task, data, *, checkpoints, **fields):
+def _stop(job, config, mesh, workdir, checkpoints, initial):
   """Instead of the training loop."""
-  del task, data, fields
+  del job, config, mesh, workdir, initial
   checkpoints.close()
 
 
-def _trace(task, data, *, checkpoints, mesh, sharding, optimizer, train_steps, seed, **fields):
+def _trace(job, config, mesh, workdir, checkpoints, initial):
   """Instead of the training loop: its step is traced, with the rows of the first step."""
-  del fields
-  transform = optimizer_lib.make_optimizer(optimizer, train_steps)
-  _, abstract = state_lib.make_init(task, transform, mesh, sharding)
-  step = state_lib.make_train_step(task, transform, mesh, sharding, abstract, seed=seed,
-                                   accumulation=optimizer.accumulation)
-  step.lower(abstract, mesh_lib.put_batch(data.rows(0), mesh))
+  del workdir, initial
+  optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
+  transform = optimizer_lib.make_optimizer(optimizer, job.train_steps)
+  _, abstract = state_lib.make_init(job.task, transform, mesh, config.sharding)
+  step = state_lib.make_train_step(job.task, transform, mesh, config.sharding, abstract,
+                                   seed=config.seed, accumulation=optimizer.accumulation)
+  step.lower(abstract, mesh_lib.put_batch(job.data.rows(0), mesh))
   checkpoints.close()
 
 

@@ -11,10 +11,11 @@ from etils import epath
 import pytest
 
 from bert_jax.errors import Preempted
+from bert_jax.reporting import metrics_log
 from bert_jax.runs import run
 from bert_jax.runtime import preemption
 from bert_jax.tasks.pretraining import PretrainingData
-from bert_jax.training import integrity, metrics_log
+from bert_jax.training import integrity
 from tests import conftest, test_commands
 from tests.runtime import test_processes
 from tests.runtime.test_processes import records  # noqa: F401

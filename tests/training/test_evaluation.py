@@ -24,15 +24,14 @@ def evaluate(events, stops=False):
       eval_step=lambda state, batch: np.asarray(batch), mesh=conftest.sub_mesh(1, 1),
       notice=types.SimpleNamespace(reached=lambda: stops), keep_best='loss',
       checkpoints=types.SimpleNamespace(offer=event('offer')),
-      log=types.SimpleNamespace(evaluation=event('log')),
-      health=types.SimpleNamespace(evaluation=lambda step, scores: ['a warning']))
+      reporter=types.SimpleNamespace(evaluation=event('report')))
 
 
-def test_the_best_is_kept_before_the_log_says_that_it_was_evaluated():
+def test_the_best_is_kept_before_the_report_says_that_it_was_evaluated():
   events = []
   assert evaluate(events)
   assert events == [('offer', 'params', 7, {'loss': 14.0}, 'rows of 7'),
-                    ('log', 7, {'loss': 14.0}, ['a warning'])]
+                    ('report', 7, {'loss': 14.0})]
 
 
 def test_an_interrupted_evaluation_leaves_nothing():

@@ -21,8 +21,8 @@ from wandb.proto import wandb_internal_pb2
 from wandb.sdk.internal import datastore
 
 from bert_jax.errors import Failed, UserError
+from bert_jax.reporting import metrics_log, trackers
 from bert_jax.runs import run
-from bert_jax.training import metrics_log, trackers
 from tests import conftest
 
 CONFIG = {'seed': 3, 'optimizer': {'learning_rate': 0.5}}
@@ -143,7 +143,7 @@ def test_tensorboard_drops_the_steps_that_are_made_again(tmp_path):
 KILLED = """
 import json, os, sys
 from etils import epath
-from bert_jax.training import trackers
+from bert_jax.reporting import trackers
 workdir, first_step, more = epath.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 workdir.mkdir(exist_ok=True)
 record = trackers.Record(('tensorboard', 'wandb'), {}, 'run').start(workdir, first_step, ())
@@ -288,7 +288,7 @@ def test_a_tracker_that_is_not_installed(corpus_file, tmp_path, monkeypatch, cap
 LOGIN = """
 from etils import epath
 from bert_jax import errors
-from bert_jax.training import trackers
+from bert_jax.reporting import trackers
 trackers._check_server = lambda url: None
 errors.run_command(lambda _: trackers.Record(('wandb',)).start(epath.Path('.'), 0, ()))
 """

@@ -13,8 +13,8 @@ import jax
 from tqdm import auto as tqdm
 
 from bert_jax.errors import UserError
+from bert_jax.reporting import trackers as trackers_lib
 from bert_jax.runtime import console, preemption, processes, storage
-from bert_jax.training import trackers as trackers_lib
 
 # Seconds from one curves.png to the next: it takes longer to draw than a small model to train.
 _BETWEEN_CURVES = 30

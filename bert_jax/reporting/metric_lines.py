@@ -59,10 +59,6 @@ class Line:
         'skipped_steps': sum(self.skipped)}
 
 
-def _is_ready(metrics: Metrics) -> bool:
-  return all(x.is_ready() for x in jax.tree.leaves(metrics))
-
-
 class MetricLines:
   """Collects the metrics of steps into lines.
 
@@ -79,7 +75,7 @@ class MetricLines:
 
   def start_clock(self):
     """Starts the clock anew: the line times only the steps from now on."""
-    self._line.began = self._time_when_ready(None)
+    self._line.began = self._time_now()
     self._line.timed_steps = 0
     self._line.waited = 0.0
 
@@ -100,16 +96,16 @@ class MetricLines:
       self._line.digests.append(digest)
 
   def is_idle(self) -> bool:
-    """True if the device has made all steps."""
-    return _is_ready(self._newest)
+    """True if the device has made all steps; before the first step it has."""
+    return all(x.is_ready() for x in jax.tree.leaves(self._newest))
 
-  def _time_when_ready(self, metrics: Metrics | None) -> futures.Future[float]:
-    """The time now if `metrics` are ready; else a thread waits for them and takes the time."""
-    if _is_ready(metrics):
-      now = futures.Future()
-      now.set_result(self._clock())
-      return now
+  def _time_now(self) -> futures.Future[float]:
+    now = futures.Future()
+    now.set_result(self._clock())
+    return now
 
+  def _time_when_ready(self, metrics: Metrics) -> futures.Future[float]:
+    """The time at which the device has computed `metrics`: a thread waits for them."""
     def wait() -> float:
       jax.block_until_ready(metrics)
       return self._clock()
@@ -120,7 +116,9 @@ class MetricLines:
     """Makes a line of the steps up to `step`."""
     self.pending = self._line
     self.pending.step = step
-    self.pending.ended = self._time_when_ready(self._newest)
+    # A thread would take the time late. It is needed only if the device runs behind the host.
+    self.pending.ended = (
+        self._time_now() if self.is_idle() else self._time_when_ready(self._newest))
     self._line = Line(began=self.pending.ended)
 
   def fetch(self) -> Line:

@@ -1,25 +1,29 @@
 """Lines of metrics with a clock that is given: tokens per second, MFU, waits for rows."""
 
+import functools
 import threading
 import types
 
 from etils import epath
 import jax
 import jax.numpy as jnp
+from ml_collections import FrozenConfigDict
 import numpy as np
 import pytest
 
+from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.parallel import chip_figures
 from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.reporting import metric_lines, metrics_log, trackers
 from bert_jax.runtime import storage
-from bert_jax.training import loop, metric_lines, metrics_log
+from bert_jax.training import loop
 from bert_jax.training import state as state_lib
-from bert_jax.training.optimizer import OptimizerConfig
 from bert_jax.training.state import TrainState
 from tests import conftest
 
 _TOKENS = 50  # of step 1, one more in each that follows
+_LINES = metric_lines.MetricLines
 
 
 class Clock:
@@ -90,11 +94,14 @@ def written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_ever
       save=save, check=lambda: None, close=lambda: None, offer=lambda *_: None,
       settle=lambda *_: None,
       latest=lambda: first or None, restore=lambda _: (begin, first))
-  loop.train(Task(clock), Task(clock), mesh=conftest.sub_mesh(1, 1), sharding='dp',
-             workdir=storage.Folder(epath.Path(tmp_path)), checkpoints=checkpoints,
-             optimizer=OptimizerConfig(warmup_steps=0), seed=0, train_steps=steps,
-             log_every=log_every, checkpoint_every=checkpoint_every, eval_every=eval_every,
-             clock=clock, **more)
+  monkeypatch.setattr(metric_lines, 'MetricLines', functools.partial(_LINES, clock))
+  config = config_lib.pretraining('tiny')
+  config.update(log_every=log_every, checkpoint_every=checkpoint_every, eval_every=eval_every,
+                trackers=(), **more)
+  config.optimizer.warmup_steps = 0
+  job = types.SimpleNamespace(task=Task(clock), data=Task(clock), train_steps=steps)
+  loop.train(job, FrozenConfigDict(config), conftest.sub_mesh(1, 1),
+             storage.Folder(epath.Path(tmp_path)), checkpoints, initial=lambda params: params)
   return [line for line in metrics_log.read_metrics(epath.Path(tmp_path) / 'metrics.jsonl')
           if 'loss' in line]
 
@@ -160,8 +167,9 @@ def test_a_cpu_writes_a_line_before_its_next_step(tmp_path, monkeypatch, platfor
                       lambda batch, mesh: begun.append(batch) or put(batch, mesh))
   monkeypatch.setattr(jax, 'default_backend', lambda: platform)
   monkeypatch.setattr(Task, 'has_held_out', False)
-  record = types.SimpleNamespace(start=lambda *_: [tracker])
-  written(tmp_path, monkeypatch, 6, 2, 100, 100, record=record)
+  monkeypatch.setattr(trackers, 'Record', lambda *_: types.SimpleNamespace(
+      start=lambda *_: [tracker]))
+  written(tmp_path, monkeypatch, 6, 2, 100, 100)
   assert logged == [(2, 2 + ahead), (4, 4 + ahead), (6, 6)]
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from bert_jax.data import loader
 from bert_jax.errors import UserError
+from bert_jax.reporting import metrics_log
 from bert_jax.runtime import console
-from bert_jax.training import metrics_log
 
 
 def test_metrics_are_cut_back_and_a_half_written_line_goes(tmp_path):

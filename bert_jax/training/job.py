@@ -5,20 +5,23 @@ import dataclasses
 from typing import Any
 
 from bert_jax.data.tokenizers.base import Tokenizer
-from bert_jax.interop.pretrained import Pretrained
 from bert_jax.tasks.task import Task, TaskData
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-  """A task with its data, and facts about both."""
+  """A task with its data, and facts about both.
+
+  `start` and `base` are models, `Pretrained` of the room `interop`, which stands above this one:
+  the loop does not read them.
+  """
 
   task: Task
   data: TaskData
   train_steps: int
   tokenizer: Tokenizer
-  start: Pretrained | None  # the model that fresh parameters come from
-  base: Pretrained | None = None  # the frozen model of a LoRA run
+  start: Any  # the model that fresh parameters come from
+  base: Any = None  # the frozen model of a LoRA run
   adapter: str = ''  # its factors, in words
   records: str  # digest of the data
   fed_by: Sequence[str]  # fields of the config that decide which rows a step sees

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from bert_jax.errors import Failed
+from bert_jax.reporting import health as health_lib
 from bert_jax.runs import run
-from bert_jax.training import health as health_lib
 from tests import conftest
 
 
