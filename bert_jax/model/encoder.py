@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.data.tokens import Tokens
-from bert_jax.model import attention
+from bert_jax.model import attention, parameters
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import Embeddings, LayerNorm, dense
 
@@ -128,7 +128,8 @@ def _in_dtype(dtype: jnp.dtype, params: dict) -> dict:
   exchange either send half as much.
   """
   return jax.tree_util.tree_map_with_path(
-      lambda path, x: x if any('norm' in str(key) for key in path) else x.astype(dtype), params)
+      lambda path, x: (
+          x if parameters.kind(path) == parameters.Kind.NORM else x.astype(dtype)), params)
 
 
 def stacked(layer: type[nn.Module], config: BertConfig, length: int,

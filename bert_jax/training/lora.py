@@ -6,7 +6,7 @@ without its pooler. The factors, the pooler and the heads are trained. A step me
 the model on the result: no module knows of LoRA.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 import dataclasses
 import functools
 import math
@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax import errors
+from bert_jax.model import parameters
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.parameters import Kind
 from bert_jax.objectives.losses import Metrics
 from bert_jax.tasks.task import Task
 
@@ -64,10 +66,10 @@ def heads(params: Any) -> Any:
   return _nested({path: x for path, x in _flat(params).items() if not _is_base(path)})
 
 
-def _targets(paths: Iterable[str], names: tuple[str, ...]) -> list[str]:
+def _targets(kinds: Mapping[str, Kind], names: tuple[str, ...]) -> list[str]:
   """The paths of the kernels that are named; raises UserError for a name without a kernel."""
-  parts = {path: re.sub('[/_]kernel$', '', path).split('/')[2:] for path in sorted(paths)
-           if _is_base(path) and path.endswith('kernel')}
+  parts = {path: re.sub('[/_]kernel$', '', path).split('/')[2:]
+           for path, kind in sorted(kinds.items()) if _is_base(path) and kind == Kind.MATRIX}
   known = sorted({part for of_kernel in parts.values() for part in of_kernel} - {'layers'})
   for name in names:
     errors.require(name in known, f'lora.targets: {name!r} matches no kernel of this model, it has '
@@ -85,7 +87,7 @@ def trained(params: Any, config: LoraConfig, key: jax.Array) -> Any:
   """
   flat = _flat(params)
   tree = _flat(heads(params))
-  for i, path in enumerate(_targets(flat, config.targets)):
+  for i, path in enumerate(_targets(_flat(parameters.kinds(params)), config.targets)):
     box = flat[path]
     *layers, size, features = box.value.shape
     a = jax.random.normal(jax.random.fold_in(key, i), (*layers, size, config.rank))

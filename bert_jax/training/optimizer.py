@@ -9,6 +9,8 @@ import optax
 
 from bert_jax import errors
 from bert_jax.errors import UserError
+from bert_jax.model import parameters
+from bert_jax.model.parameters import Kind
 from bert_jax.training import transforms
 
 NAMES = ('adamw', 'bert_adamw', 'lamb', 'stable_adamw', 'muon')
@@ -91,15 +93,9 @@ def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
 
 
 def decays(params) -> dict:
-  """True for every parameter with weight decay: all but biases and LayerNorm."""
-
-  def decayed(path, _):
-    name = path[-1].key
-    return name not in ('scale', 'bias') and not name.endswith('_bias')
-
-  # The boxes of parameters are leaves here, so that the last key is the parameter's name.
-  return jax.tree_util.tree_map_with_path(
-      decayed, params, is_leaf=lambda x: not isinstance(x, dict))
+  """True for every parameter with weight decay: all but biases and norms."""
+  return jax.tree.map(lambda kind: kind not in (Kind.BIAS, Kind.NORM),
+                      parameters.kinds(params))
 
 
 def make_optimizer(config: OptimizerConfig, train_steps: int) -> optax.GradientTransformation:
@@ -122,3 +118,11 @@ def make_optimizer(config: OptimizerConfig, train_steps: int) -> optax.GradientT
   if config.layer_decay != 1:
     steps.append(transforms.decay_rate(config.layer_decay))
   return optax.chain(*steps, optax.scale_by_learning_rate(learning_rate(config, train_steps)))
+
+
+def after_skipped_step(before: optax.OptState, after: optax.OptState) -> optax.OptState:
+  """The state of `make_optimizer` after a skipped step: only the schedule counts the step.
+
+  Checkpoints name the parts of the state by their places: the schedule is the last one.
+  """
+  return (*before[:-1], after[-1])

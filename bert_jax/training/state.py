@@ -13,6 +13,7 @@ from bert_jax.objectives import losses
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.tasks.task import Task
+from bert_jax.training import optimizer as optimizer_lib
 
 
 class TrainState(NamedTuple):
@@ -106,8 +107,7 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
       norm = optax.tree.norm(grads)
       updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
       updated = optax.apply_updates(state.params, updates), opt_state
-      # After a skipped step only the schedule moves: it is the last part of `make_optimizer`.
-      skipped = state.params, (*state.opt_state[:-1], opt_state[-1])
+      skipped = state.params, optimizer_lib.after_skipped_step(state.opt_state, opt_state)
       is_finite = jnp.isfinite(norm) & jnp.isfinite(losses.total_loss(metrics, task.loss_weights))
       params, opt_state = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old),
                                        updated, skipped)

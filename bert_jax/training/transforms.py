@@ -13,6 +13,8 @@ import optax
 from optax import contrib
 
 from bert_jax.errors import require
+from bert_jax.model import parameters
+from bert_jax.model.parameters import Kind
 
 
 def _is_within(path: tuple, *parts: str) -> bool:
@@ -93,14 +95,13 @@ def muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
   def matrices(updates):
     return jax.tree.map(lambda _: contrib.MuonDimensionNumbers(-2, -1), updates)
 
-  def label(path, _):
+  def label(path, kind):
     # 'first' is ModernBERT's first layer, which differs from its stacked ones.
     in_layer = _is_within(path, 'layers', 'first')
-    return 'muon' if in_layer and path[-1].key.endswith('kernel') else 'adam'
+    return 'muon' if in_layer and kind == Kind.MATRIX else 'adam'
 
-  def labels(params):  # the boxes of parameters are leaves here
-    return jax.tree_util.tree_map_with_path(
-        label, params, is_leaf=lambda x: not isinstance(x, dict))
+  def labels(params):
+    return jax.tree_util.tree_map_with_path(label, parameters.kinds(params))
 
   def to_adams_size(updates, params):
     del params

@@ -129,6 +129,19 @@ def assert_layers_equal(stacked, apart):
 PLAIN = dict(learning_rate=0.1, warmup_steps=0, clip_norm=0.0, weight_decay=0.3)
 
 
+@pytest.mark.parametrize('more', [{}, {'frozen_layers': 1, 'layer_decay': 0.5}])
+@pytest.mark.parametrize('name', optimizer_lib.NAMES)
+def test_a_skipped_step_moves_the_schedule_alone(name, more):
+  """Whatever the optimizer chains: the schedule has no other place."""
+  params, _ = stacked_params()
+  optimizer = optimizer_lib.make_optimizer(OptimizerConfig(name, **PLAIN, **more), 10)
+  before = optimizer.init(params)
+  _, after = optimizer.update(params, before, params)
+  assert isinstance(before[-1], optax.ScaleByScheduleState)
+  skipped = optimizer_lib.after_skipped_step(before, after)
+  assert skipped[-1].count == 1 and skipped[:-1] == before[:-1]
+
+
 def test_lamb_takes_each_layer_by_itself():
   stacked, apart = stacked_params()
   rate = optimizer_lib.learning_rate(OptimizerConfig(**PLAIN), 10)

@@ -1,0 +1,49 @@
+"""The kind of each parameter, by its name.
+
+The kind decides what happens to a parameter: the encoder keeps norms in float32, optimizers let
+only some kinds decay, Muon orthogonalizes matrices, LoRA adds factors to matrices. All of them ask
+here, so that a new parameter gets its kind once.
+"""
+
+import enum
+from typing import Any
+
+import jax
+
+Kind = enum.StrEnum('Kind', [
+    'MATRIX',  # of a dense layer or a projection, [..., in, out]
+    'BIAS',
+    'NORM',  # the scale or the bias of a norm
+    'TABLE',  # rows of tokens, positions, segments or distances
+    'TAPS',  # of a short convolution: one for each neighbor and feature
+    'FACTOR'])  # of LoRA
+
+# By the whole name of a parameter, or by what follows its last underscore: qkv_kernel, mlm_bias.
+_BY_NAME = {'kernel': Kind.MATRIX, 'bias': Kind.BIAS, 'taps': Kind.TAPS,
+            'token': Kind.TABLE, 'position': Kind.TABLE, 'segment': Kind.TABLE,
+            'table': Kind.TABLE, 'token_delta': Kind.TABLE,
+            'lora_a': Kind.FACTOR, 'lora_b': Kind.FACTOR}
+
+
+def kind(path: tuple[Any, ...]) -> Kind:
+  """The kind of the parameter at a path, as `jax.tree_util` gives it.
+
+  Raises:
+    ValueError: no rule knows the name of the parameter.
+  """
+  # The path of a boxed parameter ends with a key that is no name: that of the value in its box.
+  names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+  name = names[-1]
+  if name in ('scale', 'bias') and any('norm' in module for module in names[:-1]):
+    return Kind.NORM
+  known = _BY_NAME.get(name) or _BY_NAME.get(name.rpartition('_')[2])
+  if known is None:
+    raise ValueError(f'{"/".join(names)} is a parameter of no known kind: add its name to '
+                     f'{__name__}, which decides on its weight decay and its dtype')
+  return known
+
+
+def kinds(params: Any) -> Any:
+  """The kind of each parameter of a tree of dicts, boxed or not, in a tree of the same dicts."""
+  return jax.tree_util.tree_map_with_path(
+      lambda path, _: kind(path), params, is_leaf=lambda x: not isinstance(x, dict))
