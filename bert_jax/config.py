@@ -96,8 +96,8 @@ def _run(task: str) -> ConfigDict:
   c.allow_schedule_change = False
   c.keep_checkpoints = 3  # the newest ones that stay
   c.keep_every = 0  # checkpoints at multiples of so many steps stay too; 0 = none
-  # A score of the evaluations; best/ keeps the checkpoint with the highest, or the lowest of a loss
-  # or error, and predict uses it. '' = none.
+  # A score of the evaluations; best/ keeps the checkpoint with the best one, and predict uses it.
+  # '' = none.
   c.keep_best = ''
   c.profile_steps = ()  # (first, last) step to trace into tensorboard/, for its profile page
   c.trackers = ('tensorboard',)  # who get the metrics too: tensorboard, wandb (pip install wandb)

@@ -37,6 +37,7 @@ from ml_collections import config_flags  # noqa: E402
 from bert_jax import errors  # noqa: E402
 from bert_jax.reporting import metrics_log  # noqa: E402
 from bert_jax.runs import config_flag, named_configs, run  # noqa: E402
+from bert_jax.training import integrity  # noqa: E402
 
 flags.adopt_module_key_flags(config_flag)  # listed by --help
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the runs and of their tables.')
@@ -54,6 +55,7 @@ class Result(NamedTuple):
   score: float | None  # None = failed
   scores: dict[str, Any]  # of the last evaluation
   status: str  # 'done', or the error
+  lower_is_better: bool = False  # of the score
 
 
 def split(values: str) -> list[str]:
@@ -145,7 +147,18 @@ def read_result(workdir: pathlib.Path, values: dict[str, str], status: str) -> R
   last = lines[-1]
   return Result(values, metric, last[name], {
       'step': last['step'], **{key.removeprefix('eval_'): value for key, value in last.items()
-                               if key.startswith('eval_')}}, 'done')
+                               if key.startswith('eval_')}}, 'done',
+                _lower_is_better(workdir, metric))
+
+
+def _lower_is_better(workdir: pathlib.Path, metric: str) -> bool:
+  """True if the best score of a run is the lowest, as the kept checkpoint says."""
+  for path in workdir.glob(f'best/*/{integrity.ITEM}/metadata'):
+    description = json.loads(path.read_text())
+    if 'best_is_lowest' in description:
+      return description['best_is_lowest']
+  # Without keep_best runs are compared by their loss. Older runs had losses and errors by name.
+  return metric.endswith(('loss', 'error'))
 
 
 class Processes:
@@ -195,8 +208,8 @@ def run_one(processes: Processes, config: str, workdir: pathlib.Path, values: di
 
 def _badness(results: list[Result]) -> Callable[[float], float]:
   """A key that sorts scores, the best first."""
-  metric = next((r.metric for r in results if r.score is not None), 'loss')
-  return (lambda score: score) if metrics_log.is_loss(metric) else operator.neg
+  lower_is_better = any(r.lower_is_better for r in results)
+  return (lambda score: score) if lower_is_better else operator.neg
 
 
 def ranked(results: list[Result]) -> list[Result]:

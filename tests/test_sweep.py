@@ -60,6 +60,26 @@ def test_a_score_is_that_of_the_last_evaluation(tmp_path, metric, values):
   assert last.score == values[1] and last.scores == {'step': 2, metric: values[1]}
 
 
+@pytest.mark.parametrize('description, best', [
+    ({'best_is_lowest': True}, 10.0), ({'best_is_lowest': False}, 12.0), ({}, 12.0)])
+def test_the_kept_checkpoints_say_whether_low_is_good(tmp_path, description, best):
+  results = []
+  for value in (12.0, 10.0, 11.0):
+    kept = tmp_path / f'{value}/best/2/fingerprints'
+    kept.mkdir(parents=True)
+    (kept / 'metadata').write_text(json.dumps(description))
+    (kept.parents[2] / 'run.json').write_text('{"config": {"keep_best": "perplexity"}}')
+    (kept.parents[2] / 'metrics.jsonl').write_text(f'{{"step": 2, "eval_perplexity": {value}}}\n')
+    results.append(SWEEP['read_result'](kept.parents[2], {'seed': str(value)}, 'done'))
+  assert SWEEP['ranked'](results)[0].score == best
+
+
+def test_without_a_kept_checkpoint_the_lowest_loss_is_the_best(tmp_path):
+  (tmp_path / 'run.json').write_text('{"config": {}}')
+  (tmp_path / 'metrics.jsonl').write_text('{"step": 2, "eval_loss": 0.5}\n')
+  assert SWEEP['read_result'](tmp_path, {}, 'done').lower_is_better
+
+
 def test_a_sweep_goes_on_and_names_what_fails(tmp_path):
   files = made_tasks.files('sequence_classification', tmp_path, 20, 8)
   fields = {'init_from': made_tasks.model(tmp_path / 'model'), 'batch_size': 8, 'max_len': 32,

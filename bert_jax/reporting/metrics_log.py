@@ -31,11 +31,6 @@ def read_metrics(path: epath.Path) -> list[dict[str, Any]]:
   return [line for line in lines if isinstance(line, dict) and isinstance(line.get('step'), int)]
 
 
-def is_loss(metric: str) -> bool:
-  """True if a lower value of the metric is better."""
-  return metric.endswith(('loss', 'error'))
-
-
 def is_evaluated(workdir: epath.Path, step: int) -> bool:
   """True if the first process's metrics.jsonl has the evaluation after `step`; all must ask."""
   is_logged = not jax.process_index() and any(

@@ -190,7 +190,8 @@ def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any], plann
 def _checkpoints(path: epath.Path, config: FrozenConfigDict, job: Job) -> checkpoint.Checkpoints:
   """The checkpoints of the workdir; UserError if they are of a longer run."""
   checkpoints = checkpoint.Checkpoints(
-      path, keep=config.keep_checkpoints, best=config.keep_best, every=config.keep_every)
+      path, keep=config.keep_checkpoints, best=config.keep_best,
+      best_is_lowest=config.keep_best in job.data.lower_is_better, every=config.keep_every)
   newest = checkpoints.latest() or 0
   if newest > job.train_steps:
     raise UserError(f'{path} holds a run of {newest} steps, more than train_steps='

@@ -164,6 +164,7 @@ class FineTuning(abc.ABC):
   best_score: ClassVar[str]  # default of keep_best
   auto_score: ClassVar[str] = ''  # the score that keep_best='auto' stands for; '' = best_score
   score_names: ClassVar[tuple[str, ...]]  # the scores that every file has
+  lower_is_better: ClassVar[tuple[str, ...]] = ('loss',)  # the highest of the others is the best
   has_held_out_loss: ClassVar[bool] = True  # False = the examples of data.eval are of another kind
   # (config, number of labels) -> the model that is loaded for predictions
   head: ClassVar[Callable[[bert_config.BertConfig, int], nn.Module]]
@@ -364,6 +365,10 @@ class FineTuningData:
   @property
   def has_held_out(self) -> bool:
     return bool(self.evals)
+
+  @property
+  def lower_is_better(self) -> tuple[str, ...]:
+    return self.task.lower_is_better
 
   def evaluate(self, evaluate_batch: Callable[[Batch], Any],
                step: int) -> dict[str, float | None]:

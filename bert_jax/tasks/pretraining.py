@@ -182,6 +182,10 @@ class PretrainingData:
   def has_held_out(self) -> bool:
     return bool(self.eval_rows)
 
+  @property
+  def lower_is_better(self) -> set[str]:
+    return {'loss', *self.task.loss_weights}
+
   def score_names(self) -> list[str]:
     """The names of the scores that `evaluate` returns."""
     params, frozen = nn.unbox((abstract_variables(self.task.objective), self.task.frozen))

@@ -68,6 +68,7 @@ class SequenceClassification(finetuning.FineTuning):
   name = 'sequence_classification'
   parts = ('pooler', 'classifier')
   best_score = 'auto'  # accuracy; spearman for regressions; GLUE's own
+  lower_is_better = ('loss', 'squared_error')
   head = BertForSequenceClassification
   fields = ('text',)
   optional = ('text_pair',)

@@ -4,7 +4,7 @@ The device half is pure: parameters, losses and measurements of a batch. The hos
 batches and judges the model. Planning and most tests need the device half alone, and so no data.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
 
 from flax import linen as nn
@@ -40,6 +40,7 @@ class TaskData(Protocol):
   """The host half."""
 
   has_held_out: bool  # False = `evaluate` has nothing to evaluate
+  lower_is_better: Collection[str]  # the scores of `evaluate` whose best value is the lowest
 
   def rows(self, step: int) -> Any:
     """The rows of a step's batch that this process feeds: a tree of host arrays [rows, ...]."""

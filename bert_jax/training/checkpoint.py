@@ -15,7 +15,6 @@ import jax
 import orbax.checkpoint as ocp
 
 from bert_jax.errors import Failed, UserError, storage_trouble
-from bert_jax.reporting import metrics_log
 from bert_jax.runtime import console, lock, processes, sealed, storage
 from bert_jax.training import integrity
 from bert_jax.training.state import TrainState
@@ -61,14 +60,15 @@ class Checkpoints:
 
   Args of the constructor:
     keep: number of the newest checkpoints that stay.
-    best: the score that decides which parameters stay in `best/`: the lowest of a loss or error,
-      the highest of any other; '' = none.
+    best: the score that decides which parameters stay in `best/`; '' = none.
+    best_is_lowest: True if the best score is the lowest; the task says so.
     every: checkpoints of steps that it divides stay too; 0 = none.
   """
 
-  def __init__(self, workdir: epath.Path, keep: int, best: str = '', every: int = 0):
+  def __init__(self, workdir: epath.Path, keep: int, best: str = '', *,
+               best_is_lowest: bool = False, every: int = 0):
     self._workdir = absolute(workdir)
-    self._score = best
+    self._score, self._best_is_lowest = best, best_is_lowest
     self._manager = _Manager(self._workdir / 'checkpoints', ('params', 'optimizer'),
                              max_to_keep=keep, keep_period=every or None)
     # Each of the best is better than the one before it: the newest is the best.
@@ -171,7 +171,7 @@ class Checkpoints:
       best = (self._read(self._best, best_step, integrity.description)
               if best_step is not None else None)
       if best:
-        sign = -1 if metrics_log.is_loss(self._score) else 1
+        sign = -1 if self._best_is_lowest else 1
         is_comparable = all(best.get(name, value) == value for name, value in judge.items())
         if is_comparable and sign * scores[self._score] <= sign * best['score']:
           return
@@ -181,7 +181,8 @@ class Checkpoints:
         if best_step >= step:  # the run was set back, and now scores otherwise
           processes.meet(f'better than the best/{best_step}, at {step}')  # all have read it
           self._best.delete(best_step)
-      _save(self._best, step, {'params': params}, score=scores[self._score], **judge)
+      _save(self._best, step, {'params': params}, score=scores[self._score],
+            best_is_lowest=self._best_is_lowest, **judge)
       self._best.wait_until_finished()
 
   def settle(self, error: type[BaseException] | None, *_: Any):

@@ -22,6 +22,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives.masking import MaskingConfig, Vocabulary
+from bert_jax.tasks import metrics, task_list
 from bert_jax.tasks.pretraining import Pretraining, PretrainingData
 from tests.data.made import FIRST, TOKENIZER, make_records
 
@@ -84,6 +85,20 @@ def test_scores_of_rows_of_another_length_are_not_compared():
   phases = Phases.create(((4, 16, 1), (2, 16, 2), (3, 32, 1)), 9, 8, 1)
   data = dataclasses.replace(data, phases=phases)
   assert [data.judged_on(step) for step in (4, 6, 7, 9)] == ['rows of 16'] * 2 + ['rows of 32'] * 2
+
+
+def test_scores_say_whether_low_is_good():
+  """A new score stands in one of the two sets, so that `keep_best` keeps the right checkpoint."""
+  assert make_task(1).lower_is_better == {'loss', 'mlm_loss', 'nsp_loss'}
+  lower = {name: {'loss'} & set(kind.lower_is_better) for name, kind in task_list.ALL.items()}
+  assert all(lower.values())
+  others = {score for kind in task_list.ALL.values() if isinstance(kind.score_names, tuple)
+            for score in {*kind.score_names} - {*kind.lower_is_better}}
+  assert others == {'accuracy', 'precision', 'recall', 'f1', 'exact_match', 'ndcg_10', 'mrr_10',
+                    'map'}
+  regression = metrics.regression(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+  assert set(regression) - {*task_list.ALL['sequence_classification'].lower_is_better} == {
+      'pearson', 'spearman'}
 
 
 def test_worker_processes_get_no_teacher():

@@ -173,8 +173,9 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_no_warning(workdir, caplog)
 
 
 def offered(workdir, step, score, metric='f1', judged_on=''):
-  """The steps in best/ after a run offers this score."""
-  saved = checkpoint.Checkpoints(epath.Path(workdir), 3, metric)
+  """The steps in best/ after a run offers this score: of a perplexity or a loss, or an f1."""
+  saved = checkpoint.Checkpoints(
+      epath.Path(workdir), 3, metric, best_is_lowest=metric in ('loss', 'perplexity'))
   saved.offer(state_of(step).params, step, {metric: score}, judged_on)
   saved.close()
   return [int(p.name) for p in (workdir / 'best').iterdir()]
@@ -185,6 +186,14 @@ def test_a_step_that_is_made_again_and_scores_otherwise(workdir):
   assert offered(workdir, 4, 0.91) == [4]  # by rounding on another mesh
   assert integrity.description(epath.Path(workdir / 'best/4'))['score'] == 0.91
   assert offered(workdir, 2, 0.91) == [4] and offered(workdir, 2, 0.92) == [2]
+
+
+def test_a_perplexity_that_falls_keeps_the_lowest(workdir):
+  """Whether low is good comes from the task, not from a name that ends with loss."""
+  assert offered(workdir, 8, 20.0, 'perplexity') == [8]  # it replaces an f1
+  assert offered(workdir, 9, 12.5, 'perplexity') == [9]
+  assert offered(workdir, 10, 13.0, 'perplexity') == [9]
+  assert integrity.description(epath.Path(workdir / 'best/9'))['best_is_lowest'] is True
 
 
 def test_other_scores_are_not_compared_with(workdir, capsys):
