@@ -74,6 +74,7 @@ runpy.run_module('bert_jax.main', run_name='__main__')
 """
 
 
+@pytest.mark.slow
 def test_main_ends_with_the_line():
   done = subprocess.run([sys.executable, '-c', SCRIPT], cwd=ROOT, capture_output=True, text=True,
                         env={**os.environ, 'XLA_FLAGS': conftest.xla_flags(1)})

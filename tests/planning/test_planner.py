@@ -82,6 +82,7 @@ def test_a_child_takes_no_accelerator(monkeypatch):
   assert platforms == ['cpu']
 
 
+@pytest.mark.slow
 def test_what_a_batch_needs():
   c, mesh = small_config(**{'model.num_layers': 1}), conftest.sub_mesh(2, 1)
   small, large = (estimate._needs(c, Phase(10, 64, 8), mesh, rows) for rows in (4, 64))

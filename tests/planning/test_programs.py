@@ -43,6 +43,7 @@ def test_shapes_are_those_of_a_run(corpus_file, tmp_path, overrides):
   assert jax.tree.leaves(real) == jax.tree.leaves(planned)
 
 
+@pytest.mark.slow
 def test_costs_of_all_layers_follow_from_one_and_two():
   mesh = conftest.sub_mesh(2, 1)
   c = small_config(**{'model.num_layers': 3, 'model.scan_unroll': 3})

@@ -105,6 +105,7 @@ def test_an_evaluation_of_nothing_is_told_once():
   assert not warnings(watch, line(None))
 
 
+@pytest.mark.slow
 def test_a_run_that_explodes_is_given_up(tmp_path, corpus_file):
   config = conftest.tiny_config(corpus_file, **{
       'optimizer.learning_rate': 1e30, 'optimizer.warmup_steps': 0, 'train_steps': 40,

@@ -250,6 +250,7 @@ def test_a_server_says_what_it_has(tmp_path, monkeypatch, server, sent):
   assert logged == sent
 
 
+@pytest.mark.slow
 def test_a_run_gives_config_and_commit(corpus_file, tmp_path):
   c = conftest.tiny_config(corpus_file, train_steps=2, trackers=('wandb',), **{
       'optimizer.warmup_steps': 1})

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from bert_jax.data import preparation
 from tests.test_commands import ROOT
 
@@ -26,6 +28,7 @@ run.run(conftest.tiny_config({records!r}, train_steps=2, **{{'optimizer.warmup_s
 """
 
 
+@pytest.mark.slow
 def test_training_on_records_without_the_others(corpus_file, tmp_path):
   records, workdir = str(tmp_path / 'records'), tmp_path / 'run'
   preparation.prepare(preparation.Settings(corpus_file, vocab_size=200, heldout=0.1), records, 1)

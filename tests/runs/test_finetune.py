@@ -147,7 +147,8 @@ def test_regression_and_several_labels(pretrained, tmp_path):
   assert 'yes' in sequence_classification.classify(bert, ['w1 good'])[0]['labels']
 
 
-@pytest.mark.parametrize('long', ['chunks_attention', 'head_tail'])
+@pytest.mark.parametrize('long', [
+    'chunks_attention', pytest.param('head_tail', marks=pytest.mark.slow)])
 def test_long_texts(pretrained, tmp_path, long):
   files = {f'data.{name}': made_tasks.sequences(tmp_path / f'long-{name}.tsv', count, seed, 60)
            for name, count, seed in (('train', 160, 0), ('eval', 40, 1))}
@@ -277,6 +278,7 @@ def _shapes(workdir):
   return nn.unbox(layout.abstract_params(model.config, model.groups, len(model.labels)))
 
 
+@pytest.mark.slow
 def test_reinitialised_layers_and_frozen_ones(pretrained, tmp_path):
   def params(name, **overrides):
     c = make_config('sequence_classification', pretrained, tmp_path, **{
@@ -350,6 +352,7 @@ def test_a_tag_whose_partner_alone_is_in_training(pretrained, tmp_path):
   assert load_lib.load(str(tmp_path / 'run')).labels == ('B-NAME', 'B-X', 'I-NAME', 'I-X', 'O')
 
 
+@pytest.mark.slow
 def test_from_a_model_with_another_head(classifier, pretrained, tmp_path):
   c = make_config('token_classification', str(classifier), tmp_path, train_epochs=0.0,
                   train_steps=1)
@@ -362,6 +365,7 @@ def test_from_a_model_with_another_head(classifier, pretrained, tmp_path):
   assert last_scores(tmp_path / 'again')['eval_accuracy'] == 1
 
 
+@pytest.mark.slow
 def test_several_evaluation_files(pretrained, tmp_path):
   c = make_config('sequence_classification', pretrained, tmp_path, train_epochs=1.0)
   with c.unlocked():
@@ -375,6 +379,7 @@ def test_several_evaluation_files(pretrained, tmp_path):
     run.run(c, str(tmp_path / 'twice'))
 
 
+@pytest.mark.slow
 def test_a_glue_submission(pretrained, tmp_path):
   table = pathlib.Path(made_tasks.sequences(tmp_path / 'made.tsv', 240)).read_text()
   rows = [line.split('\t') for line in table.split('\n')[1:-1]]

@@ -114,6 +114,7 @@ def test_new_words_start_as_the_mean_of_their_pieces(published, tmp_path, corpus
   assert not any(loading.values()) and model.config.vocab_size == VOCAB + 2
 
 
+@pytest.mark.slow
 def test_new_words_with_hyphens_and_underscores(published, tmp_path, corpus_file):
   (tmp_path / 'words.txt').write_text('COVID-19\nsnake_case\n3.5mm\n')
   run.run(config(corpus_file, published, **{'add_tokens': str(tmp_path / 'words.txt')}),
@@ -162,6 +163,7 @@ def test_a_vocabulary_that_the_corpus_cannot_fill(tmp_path, corpus_file, monkeyp
     assert entries < size or size == entries == 100
 
 
+@pytest.mark.slow
 def test_word_vectors(tmp_path, corpus_file, capsys):
   rng = np.random.default_rng(0)
   vectors = {'king': rng.normal(size=32), 'river': rng.normal(size=32),

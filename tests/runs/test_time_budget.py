@@ -36,6 +36,7 @@ def last_arrays(workdir, step):
   return integrity.description(epath.Path(workdir / f'checkpoints/{step}'))['arrays']
 
 
+@pytest.mark.slow
 def test_a_measured_run_is_an_ordinary_one(corpus_file, tmp_path, monkeypatch, capsys):
   # The warm steps take a second, then one step, then ten: 0.1 s each.
   run.run(config(corpus_file, 0.021), str(tmp_path / 'measured'))

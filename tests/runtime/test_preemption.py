@@ -96,6 +96,7 @@ def test_an_ignored_ctrl_c_stays_ignored():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.mark.slow
 def test_evaluations_are_broken_off_and_made_when_the_run_goes_on(tmp_path, corpus_file,
                                                                   monkeypatch):
   config = conftest.tiny_config(corpus_file, keep_best='mlm_loss', checkpoint_every=100,

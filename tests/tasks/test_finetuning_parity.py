@@ -97,7 +97,9 @@ def compare_outputs(theirs, task_name, f, outputs):
         np.testing.assert_allclose(ours - ours.mean(0), expected - expected.mean(0), atol=1e-3)
 
 
-@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize('case', [
+    pytest.param(case, marks=pytest.mark.slow if case in ('regression', 'choices') else ())
+    for case in CASES])
 def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
   task_name, overrides = CASES[case]
   c = config_lib.finetuning(task_name)

@@ -78,6 +78,7 @@ def test_the_listwise_loss_is_that_of_sentence_transformers():
   assert abs(total / count - theirs.item()) < 1e-6
 
 
+@pytest.mark.slow
 def test_learned_predicted_and_read_by_sentence_transformers(tmp_path):
   from sentence_transformers import CrossEncoder
 

@@ -93,6 +93,7 @@ def test_texts_that_are_padding_do_not_count():
   assert sparse_embedding.flops(vectors, exists) == 2.0**2 + 1.0**2
 
 
+@pytest.mark.slow
 def test_a_run_learns_sparse_vectors_and_goes_on_as_a_masked_lm(tmp_path):
   torch_bert.make('BertForMaskedLM', tmp_path / 'model', max_position_embeddings=64)
   config = config_lib.finetuning('sparse_embedding')
