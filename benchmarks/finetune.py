@@ -25,6 +25,7 @@ from scipy import stats
 
 from benchmarks import torch_finetune
 from bert_jax import config as config_lib
+from bert_jax import config_fields
 from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.data.tokens import Tokens
 from bert_jax.interop import huggingface
@@ -160,11 +161,11 @@ class JaxRun:
   """A run of bert_jax, step by step."""
 
   def __init__(self, config, train_steps: int = 0):
-    self.config, mesh = config, mesh_lib.make_mesh(**config.mesh)
+    mesh = mesh_lib.make_mesh(**config.mesh)
     model = load_lib.load(config.init_from)
-    initial.adopt_sizes(config, vars(model.config))
+    config = config_fields.changed(config, initial.unset_sizes(config, vars(model.config)))
     job = finetune.make_job(config, model, mesh, epath.Path(_WORKDIR.value))
-    self.task, self.data = job.task, job.data
+    self.config, self.task, self.data = config, job.task, job.data
     self.model, self.train_steps = model, train_steps or job.train_steps
     self.settings = optimizer_lib.OptimizerConfig(**config.optimizer)
     optimizer = optimizer_lib.make_optimizer(self.settings, self.train_steps)

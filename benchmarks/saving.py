@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from bert_jax import config as config_lib
+from bert_jax import config_fields
 from bert_jax.data.phases import Phase
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.planning import programs
@@ -41,7 +42,7 @@ def _measure(path: str, folder: pathlib.Path) -> tuple[float, float, float]:
   """GB of the state; seconds of a copy of it; seconds that a save takes of the loop."""
   config = runpy.run_path(path)['get_config']()
   mesh = mesh_lib.make_mesh(**config.mesh)
-  config_lib.set_dtype(config, mesh)
+  config = config_fields.changed(config, config_lib.dtype_on(mesh, config))
   task = programs.pretraining(config, Phase(10, 128, mesh.size)).task
   optimizer = optimizer_lib.make_optimizer(
       optimizer_lib.OptimizerConfig(**config.optimizer), 100_000)

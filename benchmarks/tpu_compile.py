@@ -18,6 +18,7 @@ from typing import Any
 from absl import app, flags
 
 from bert_jax import config as config_lib
+from bert_jax import config_fields
 from bert_jax.data.phases import Phase
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import topology
@@ -33,7 +34,7 @@ def _ours(chips: int, overrides: dict[str, Any]) -> dict[str, Any]:
   config = runpy.run_path('configs/large.py')['get_config']()
   config.update_from_flattened_dict(overrides)
   mesh = mesh_lib.make_mesh(devices=topology.get(_TOPOLOGY.value))
-  config_lib.set_dtype(config, mesh)
+  config = config_fields.changed(config, config_lib.dtype_on(mesh, config))
   work = programs.pretraining(config, Phase(1, _LENGTH.value, _ROWS.value * chips))
   figures = programs.train_step(work, config, mesh)
   moved = traffic.total(traffic.operations(figures.program.as_text()))

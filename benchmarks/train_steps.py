@@ -13,7 +13,7 @@ from absl import app, flags
 from etils import epath
 import jax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
+from ml_collections import FrozenConfigDict
 
 from benchmarks import turns
 from bert_jax import config as config_lib
@@ -27,7 +27,7 @@ from bert_jax.training.job import Job
 _RUN = flags.DEFINE_string('run', None, 'JSON file.')
 
 
-def make_job(run: dict[str, Any], pack: bool, mesh: Mesh) -> tuple[ConfigDict, Job]:
+def make_job(run: dict[str, Any], pack: bool, mesh: Mesh) -> tuple[FrozenConfigDict, Job]:
   """The run of a config in which every layer is unrolled.
 
   Args:
@@ -38,6 +38,7 @@ def make_job(run: dict[str, Any], pack: bool, mesh: Mesh) -> tuple[ConfigDict, J
   c = config_lib.pretraining(run['size'])
   c.model.scan_unroll = c.model.num_layers
   c.update_from_flattened_dict({**run['config'], 'data.pack': pack})
+  c = FrozenConfigDict(c)
   return c, pretrain.make_job(c, None, mesh, epath.Path(run['workdir']))
 
 

@@ -3,7 +3,7 @@
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.runs import checkpoint_flags, overwrite_flag
+from bert_jax.commands import checkpoint_flags, command, overwrite_flag
 
 _INPUT = flags.DEFINE_string(
     'input', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face or sentence-transformers '
@@ -22,8 +22,7 @@ flags.adopt_module_key_flags(overwrite_flag)
 
 
 def _main(argv: list[str]):
-  if not _INPUT.value:
-    raise errors.UserError('give --input=DIR, the model to convert')
+  errors.require(bool(_INPUT.value), 'give --input=DIR, the model to convert')
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)
   from bert_jax.interop import conversion  # after the flags: JAX takes a while to import
   from bert_jax.runtime import storage
@@ -35,4 +34,4 @@ def _main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(_main)
+  command.run_command(_main)

@@ -3,7 +3,7 @@
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.runs import checkpoint_flags, overwrite_flag
+from bert_jax.commands import checkpoint_flags, command, overwrite_flag
 
 _MODEL = flags.DEFINE_string(
     'model', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
@@ -60,4 +60,4 @@ def _main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(_main)
+  command.run_command(_main)

@@ -3,15 +3,15 @@
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.runs import config_flag, config_help, named_configs
+from bert_jax.commands import command, config_flag, config_help, named_configs
 
 flags.adopt_module_key_flags(config_flag)  # listed by --help
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, local or gs://.')
 
 
 def _main(argv: list[str]):
-  if not config_flag.is_given() or _WORKDIR.value is None:
-    raise errors.UserError('give both --config=configs/tiny.py (or another) and --workdir=DIR')
+  errors.require(config_flag.is_given() and _WORKDIR.value is not None,
+                 'give both --config=configs/tiny.py (or another) and --workdir=DIR')
   config = config_flag.get()
   from bert_jax.runs import run  # after the flags: JAX takes a while to import
   try:
@@ -24,5 +24,5 @@ def _main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(_main, config_flag.explain, named_configs.with_paths,
+  command.run_command(_main, config_flag.explain, named_configs.with_paths,
                      more_help=config_help.text)

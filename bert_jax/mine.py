@@ -2,8 +2,7 @@
 
 from absl import flags
 
-from bert_jax import errors
-from bert_jax.runs import checkpoint_flags, overwrite_flag
+from bert_jax.commands import checkpoint_flags, command, overwrite_flag
 
 _MODEL = flags.DEFINE_string(
     'model', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
@@ -25,7 +24,7 @@ flags.adopt_module_key_flags(overwrite_flag)
 
 def _main(argv: list[str]):
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)
-  ranks = errors.whole_numbers('--ranks', _RANKS.value)
+  ranks = command.whole_numbers('--ranks', _RANKS.value)
   from bert_jax.inference import mining  # after the flags: JAX takes a while to import
   from bert_jax.runtime import platforms, storage
   platforms.begin_command()
@@ -38,4 +37,4 @@ def _main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(_main)
+  command.run_command(_main)

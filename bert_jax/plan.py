@@ -5,7 +5,7 @@ import os
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.runs import config_flag, config_help, named_configs, overwrite_flag
+from bert_jax.commands import command, config_flag, config_help, named_configs, overwrite_flag
 
 flags.adopt_module_key_flags(config_flag)  # listed by --help
 flags.adopt_module_key_flags(overwrite_flag)
@@ -21,8 +21,7 @@ _OUT = flags.DEFINE_string('out', '', 'Write all figures there as JSON.')
 
 
 def _main(argv: list[str]):
-  if not config_flag.is_given():
-    raise errors.UserError('give --config=configs/large.py (or another)')
+  errors.require(config_flag.is_given(), 'give --config=configs/large.py (or another)')
   config = config_flag.get()
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # the compiler's log is not the plan
   overwrite = overwrite_flag.get('--out', _OUT.value)
@@ -34,5 +33,5 @@ def _main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(_main, config_flag.explain, named_configs.with_paths,
+  command.run_command(_main, config_flag.explain, named_configs.with_paths,
                      more_help=config_help.text)

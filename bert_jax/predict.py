@@ -3,7 +3,7 @@
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.runs import checkpoint_flags, overwrite_flag
+from bert_jax.commands import checkpoint_flags, command, overwrite_flag
 
 _TASK = flags.DEFINE_string(
     'task', None, 'fill_mask, next_sentence, score, embed; of a fine-tuned model its own: '
@@ -47,10 +47,10 @@ _USED_BY = {'pooling': 'embed', 'normalize': 'embed', 'layers': 'embed', 'max_le
 
 def _main(argv: list[str]):
   for name, task in _USED_BY.items():
-    if flags.FLAGS[name].present and _TASK.value and _TASK.value != task:
-      raise errors.UserError(f'--{name} has no effect here: it is for --task={task}')
+    errors.require(not flags.FLAGS[name].present or _TASK.value in (None, '', task),
+                   f'--{name} has no effect here: it is for --task={task}')
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)
-  layers = errors.whole_numbers('--layers', _LAYERS.value)
+  layers = command.whole_numbers('--layers', _LAYERS.value)
   from bert_jax.inference import predictions  # after the flags: JAX takes a while to import
   from bert_jax.runtime import platforms, storage
   platforms.begin_command()
@@ -65,4 +65,4 @@ def _main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(_main)
+  command.run_command(_main)

@@ -6,7 +6,7 @@ from typing import Any
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.runs import overwrite_flag
+from bert_jax.commands import command, overwrite_flag
 
 _INPUT = flags.DEFINE_string('input', None, 'A quoted glob of files, tfds:NAME or builtin.')
 _OUTPUT = flags.DEFINE_string('output', None, 'Folder for the records, local or gs://. It is '
@@ -69,8 +69,8 @@ def _check_effects(vocabulary: str):
        '--format=wikitext says where sentences end'),
       ('format', has_own_format, f'--input={_INPUT.value} has a format of its own'),
       ('text_column', is_text, f'--input={_INPUT.value} is plain text and has no columns')):
-    if flags.FLAGS[name].present and obstacle:
-      raise errors.UserError(f'--{name} has no effect here: {why}')
+    errors.require(not (flags.FLAGS[name].present and obstacle),
+                   f'--{name} has no effect here: {why}')
 
 
 def _run():
@@ -117,13 +117,12 @@ def _prepare(settings: Any, overwrite: bool):
 
 
 def _main(argv: list[str]):
-  if not _INPUT.value or not (_OUTPUT.value or _CHECK.value):
-    raise errors.UserError("give both --input='corpus/*.txt' (or tfds:NAME, or builtin) and "
-                           '--output=DIR, or --input and --check')
-  if _VOCAB.value and _VOCAB_SIZE.value is not None:
-    raise errors.UserError('give --vocab=FILE or --vocab_size=N, not both')
-  if not 0 <= _HELDOUT.value < 1:
-    raise errors.UserError(f'--heldout={_HELDOUT.value} must lie in [0, 1)')
+  errors.require(_INPUT.value and (_OUTPUT.value or _CHECK.value),
+                 "give both --input='corpus/*.txt' (or tfds:NAME, or builtin) and "
+                 '--output=DIR, or --input and --check')
+  errors.require(not _VOCAB.value or _VOCAB_SIZE.value is None,
+                 'give --vocab=FILE or --vocab_size=N, not both')
+  errors.require(0 <= _HELDOUT.value < 1, f'--heldout={_HELDOUT.value} must lie in [0, 1)')
   try:
     _run()
   except errors.UserError as e:  # the same mistake in a run is one of a field
@@ -131,4 +130,4 @@ def _main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(_main)
+  command.run_command(_main)

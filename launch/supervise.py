@@ -22,6 +22,7 @@ from absl import flags  # noqa: E402
 from etils import epath  # noqa: E402
 
 from bert_jax import errors  # noqa: E402
+from bert_jax.commands import command  # noqa: E402
 
 _ENDS = (0, errors.EXIT_MISTAKE, errors.EXIT_INTERRUPTED)
 
@@ -97,4 +98,4 @@ if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'Folder of the run, local or gs://.')
   flags.DEFINE_integer('attempts', 3, 'Failures in a row at the same step.', lower_bound=1)
   flags.DEFINE_float('pause', 10, 'Seconds before the second attempt; they double.')
-  errors.run_command(main, known_only=True)
+  command.run_command(main, known_only=True)

@@ -35,8 +35,10 @@ from absl import flags  # noqa: E402
 from ml_collections import config_flags  # noqa: E402
 
 from bert_jax import errors  # noqa: E402
+from bert_jax.commands import command, config_flag, named_configs  # noqa: E402
 from bert_jax.reporting import metrics_log  # noqa: E402
-from bert_jax.runs import config_flag, named_configs, run  # noqa: E402
+from bert_jax.runs import resolve  # noqa: E402
+from bert_jax.runtime import ending  # noqa: E402
 from bert_jax.training import integrity  # noqa: E402
 
 flags.adopt_module_key_flags(config_flag)  # listed by --help
@@ -122,8 +124,8 @@ def check(config: str, given: Mapping[str, Any], combinations: Sequence[dict[str
       raise errors.UserError(f'--sweep: {e}') from e
     shown = ', '.join(f'{field}={value}' for field, value in values.items())
     try:
-      run.checked(flag.value, {field: parsed[f'config.{field}'].default
-                               for field in (*given, *values)})
+      resolve.checked(flag.value, {field: parsed[f'config.{field}'].default
+                                   for field in (*given, *values)})
     except errors.UserError as e:
       raise errors.UserError(f'--sweep: {shown}: {e}') from e
     other = runs.setdefault(flag.value.to_json(), shown)
@@ -301,7 +303,7 @@ def main(argv: list[str]):
   combinations = [dict(zip(sweep, values)) for values in itertools.product(*sweep.values())]
   check(config, given, combinations)
   results, processes = [], Processes()
-  errors.before_end.append(processes.close)  # at SIGTERM
+  ending.before_end.append(processes.close)  # at SIGTERM
   with futures.ThreadPoolExecutor(_PARALLEL.value) as pool, contextlib.closing(processes):
     waiting = [pool.submit(run_one, processes, config, workdir / folder_name(values), values,
                            _arguments(given)) for values in combinations]
@@ -321,4 +323,4 @@ def main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  errors.run_command(main, config_flag.explain, named_configs.with_paths, known_only=True)
+  command.run_command(main, config_flag.explain, named_configs.with_paths, known_only=True)

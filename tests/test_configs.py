@@ -7,6 +7,9 @@ import runpy
 
 import pytest
 
+from bert_jax import config as config_lib
+from bert_jax import config_fields
+from bert_jax.errors import UserError
 from bert_jax.runs import run
 from tests import conftest, made_tasks
 from tests.interop import torch_bert
@@ -82,3 +85,20 @@ def test_config(path, tmp_path, corpus_file):
   labels = 50 if detects else config.data.sequences != 'full_sentences'
   loss = lines[0]['mlm_loss' if config.objective == 'distillation' else 'loss']
   assert abs(loss - math.log(vocabulary) - labels * math.log(2)) < 1.0
+
+
+@pytest.mark.parametrize('task', config_lib.TASKS)
+def test_a_config_has_the_fields_of_its_table(task):
+  config = config_lib.pretraining('base') if task == 'pretrain' else config_lib.finetuning(task)
+  table, values = config_lib.fields(task), config_lib.flat(config)
+  assert values.keys() == table.keys() and table['task'].default == task
+  for name, value in values.items():
+    unset = value is None and name.startswith('model.')  # as `init_from` has it
+    assert unset or name == 'model.scan_unroll' or value == table[name].default, name
+  # A new field needs its entry alone: it may not change, and always has an effect.
+  field = config_fields.Field(3, config_fields.at_least(1))
+  more = config_fields.with_values(table, {'data.new': field, 'seed': None, 'log_every': 7})
+  assert more.keys() == table.keys() - {'seed'} | {'data.new'} and more['log_every'].default == 7
+  assert field.on_resume == config_fields.ANOTHER_RUN and not field.unused
+  with pytest.raises(UserError, match='^data.new=0 must be at least 1$'):
+    more['data.new'].check('data.new', 0)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from bert_jax import config as config_lib
-from bert_jax.runs import config_help
+from bert_jax.commands import config_help
 from bert_jax.tasks import task_list
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -53,8 +53,10 @@ def test_the_groups_are_those_of_the_configs():
 
 def test_each_group_is_explained_where_the_help_says():
   config = config_lib.flat(config_lib.pretraining('tiny'))
-  for group, (_, file) in config_help.GROUPS.items():
-    source = (HOME / file).read_text()
+  for group, (_, files) in config_help.GROUPS.items():
+    source = ''.join(path.read_text() for name in files.split(', ')
+                     for path in ([HOME / name] if name.endswith('.py') else
+                                  sorted((HOME / name).glob('*.py'))))
     fields = [name.rpartition('.')[2] for name in config if name.rpartition('.')[0] == group]
     assert fields and all(re.search(rf'\b{field}\b', source) for field in fields), group
 

@@ -8,6 +8,7 @@ import re
 import sys
 
 import jax
+from ml_collections import FrozenConfigDict
 
 from bert_jax import config as config_lib
 from bert_jax.parallel import mesh as mesh_lib
@@ -41,7 +42,7 @@ def test_lines_are_those_of_the_files():
 def test_a_step_runs_every_listed_file(corpus_file, tmp_path):
   config, mesh = conftest.tiny_config(corpus_file), conftest.sub_mesh(1, 1)
   config_lib.check(config)
-  job = pretrain.make_job(config, None, mesh, tmp_path)
+  job = pretrain.make_job(FrozenConfigDict(config), None, mesh, tmp_path)
   ran = set()
 
   def profile(frame, event, argument):

@@ -18,7 +18,7 @@ from unittest import mock
 
 from absl import flags
 
-from bert_jax import runs
+from bert_jax import commands
 from bert_jax.runs import finetune, run
 from bert_jax.training import loop
 
@@ -31,8 +31,8 @@ def _copied(tables: dict[str, dict]) -> dict[str, dict]:
                  for key, value in tables[name].items()} for name in _TABLES}
 
 
-for _module in pkgutil.iter_modules(runs.__path__):  # some define flags for several commands
-  importlib.import_module(f'bert_jax.runs.{_module.name}')
+for _module in pkgutil.iter_modules(commands.__path__):  # some define flags for several commands
+  importlib.import_module(f'bert_jax.commands.{_module.name}')
 _FLAGS = _copied(flags.FLAGS.__dict__)  # of these modules; a command adds its own
 
 

@@ -9,6 +9,7 @@ from etils import epath
 from ml_collections import ConfigDict
 import numpy as np
 
+from bert_jax import config_fields
 from bert_jax.data import mixture, preparation, records
 from bert_jax.data.corpus import Settings
 from bert_jax.data.tokenizers import base as tokenizer_base
@@ -127,9 +128,7 @@ def _open_mixture(parts: Sequence[mixture.Part], data: ConfigDict, vocab_size: i
 
   Texts without one take that of the first records, or one that is trained on all texts.
   """
-  of_parts = [data.copy_and_resolve_references() for _ in parts]
-  for of_part, part in zip(of_parts, parts):
-    of_part.source = part.source
+  of_parts = [config_fields.changed(data, {'source': part.source}) for part in parts]
   texts = [of_part for of_part in of_parts if not is_prepared(of_part.source)]
   vocab = data.vocab
   if texts and not vocab:
@@ -139,8 +138,8 @@ def _open_mixture(parts: Sequence[mixture.Part], data: ConfigDict, vocab_size: i
       _require_one_process(data.source, processes)
       preparation.train_vocabulary([_settings(text, vocab_size) for text in texts],
                                    epath.Path(vocab))
-  for text in texts:
-    text.vocab = vocab
+  of_parts = [config_fields.changed(of_part, {'vocab': vocab}) if of_part in texts else of_part
+              for of_part in of_parts]
   opened = [open_corpus(of_part, vocab_size, workdir / 'corpora' / str(i), processes)
             for i, of_part in enumerate(of_parts)]
   first = opened[0]

@@ -52,8 +52,8 @@ class Phases(tuple[Phase, ...]):
   def create(cls, phases: Sequence[Sequence[int]], train_steps: int, max_len: int,
              batch_size: int) -> 'Phases':
     """The phases of a config, or one phase of the whole run; raises UserError for a wrong sum."""
-    phases = phases or ((train_steps, max_len, batch_size),)
     check(phases)
+    phases = phases or ((train_steps, max_len, batch_size),)
     total = sum(phase[0] for phase in phases)
     require(total == train_steps, f'the steps of phases={tuple(phases)} sum to {total}, not to '
             f'train_steps={train_steps}')

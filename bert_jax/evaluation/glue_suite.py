@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from bert_jax import config as config_lib
+from bert_jax import config_fields
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError, require
 from bert_jax.evaluation.report import Report
@@ -109,16 +110,16 @@ def find_tasks(data: str, most: int = 0) -> dict[str, Source]:
     require(not most, f'--most={most} is for a folder of GLUE: tfds:glue is used whole')
     return {task: Source(f'tfds:glue/{task}', f'tfds:glue/{task}') for task in tasks}
   root = epath.Path(data)
-  if not root.is_dir():
-    raise UserError(f'--data={data} is no folder: give one with the folders of GLUE (SST-2, ...)')
+  require(root.is_dir(),
+          f'--data={data} is no folder: give one with the folders of GLUE (SST-2, ...)')
   sources = {}
   for task in tasks:
     folders = [path for path in root.iterdir() if path.name.lower() in _names(task)]
     if folders:
       sources[task] = Source(str(_file(folders[0], 'train')),
                              str(_file(folders[0], _DEV.get(task, 'dev'))))
-  if not sources:
-    raise UserError(f'--data={data} holds no task of GLUE: its folders are named SST-2, CoLA, ...')
+  require(bool(sources),
+          f'--data={data} holds no task of GLUE: its folders are named SST-2, CoLA, ...')
   return sources
 
 
@@ -139,9 +140,9 @@ def _begin(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe, twi
   job = {'model': json_lines.identity(model), 'data': data, **recipe._asdict()}
   del job['seeds'], job['rates']
   job_file = folder / 'job.json'
-  if job_file.exists() and storage.read_json(job_file) != job:
-    raise UserError(f'{folder} holds the runs of another model, recipe or folder of tasks: use '
-                    'another --output')
+  require(not job_file.exists() or storage.read_json(job_file) == job,
+          f'{folder} holds the runs of another model, recipe or folder of tasks: use '
+          'another --output')
   folder.mkdir(parents=True, exist_ok=True)
   storage.write_whole(job_file, json.dumps(job))
   for name, make in (('model', lambda: model), ('twin', lambda: twin_of(model))):
@@ -156,8 +157,7 @@ def _fine_tune(task: str, model: str, files: Files, recipe: Recipe, rate: float,
   """The scores of a run at its best epoch: (on the part kept apart, on the development file)."""
   result = workdir / 'scores.json'
   if not result.exists():
-    config = config_lib.finetuning('sequence_classification')
-    config.update_from_flattened_dict({
+    config = config_fields.changed(config_lib.finetuning('sequence_classification'), {
         'init_from': model, 'data.train': files.train, 'data.eval': f'{files.apart},{files.dev}',
         'data.format': f'glue/{task}', 'optimizer.learning_rate': rate, 'seed': seed,
         'train_epochs': recipe.epochs, 'batch_size': recipe.batch_size, 'max_len': recipe.max_len,

@@ -4,7 +4,7 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.evaluation import (
   glue_suite,
   held_out_text,
@@ -47,13 +47,11 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
     wrong = f'--suite={suite} is unknown: use' if suite else 'give --suite, one of'
     raise UserError(f'{wrong} {", ".join(SUITES)}')
   for name, value in (('model', model), ('data', data), ('output', output)):
-    if not value:
-      raise UserError(f'give --{name}')
-  if not output.endswith('.json'):
-    raise UserError(f'--output={output} must end in .json')
+    require(bool(value), f'give --{name}')
+  require(output.endswith('.json'), f'--output={output} must end in .json')
   for name in options:
-    if name not in SUITES[suite]:
-      raise UserError(f'--{name} has no effect here: --suite={suite} does not use it')
+    require(name in SUITES[suite],
+            f'--{name} has no effect here: --suite={suite} does not use it')
   path, options = epath.Path(output), dict(options)
   storage.make_parent('--output', path)
   if not overwrite:

@@ -6,10 +6,11 @@ from typing import Any
 
 from etils import epath
 import jax
-from ml_collections import ConfigDict
+from ml_collections import FrozenConfigDict
 
 from bert_jax import config as config_lib
-from bert_jax.errors import UserError, require, require_choice
+from bert_jax.config_fields import changed
+from bert_jax.errors import require, require_choice
 from bert_jax.evaluation.report import Report
 from bert_jax.inference.bert import Bert
 from bert_jax.interop import native
@@ -35,25 +36,26 @@ def _fields_of_run(name: str, kind: type[FineTuning]) -> dict[str, Any]:
 
 
 def _config(name: str, model: Pretrained, kind: type[FineTuning],
-            replaced: Sequence[str]) -> ConfigDict:
+            replaced: Sequence[str]) -> FrozenConfigDict:
   """The config of the task, with what the model and its run say about reading examples.
 
   `replaced` are the fields of --fields; raises UserError for one that the task cannot have.
   """
   config = config_lib.finetuning(kind.name)
-  config.init_from = name
-  initial.adopt_sizes(config, vars(model.config))
   facts = {'problem': model.problem, **model.facts}
   if kind.model_task in ('', kind.name):
     facts['labels'] = model.labels
   fields = _fields_of_run(name, kind) | {
       field: value for field, value in facts.items() if value is not None and value != ()}
   longest = facts.get('max_len') or (model.sentence and model.sentence.max_len) or config.max_len
-  config.max_len = min(longest, model.config.max_positions)
-  with config.unlocked():
-    config.data.update({field: x for field, x in fields.items() if field in config.data})
-  config.data = replaced_fields.replace(config.data, replaced, '--fields')
-  initial.adopt_pooling(config, {}, model)
+  config = changed(config, {
+      'init_from': name, 'max_len': min(longest, model.config.max_positions),
+      **initial.unset_sizes(config, vars(model.config)),
+      **{f'data.{field}': x for field, x in fields.items() if field in config.data}})
+  data = replaced_fields.replace(config.data, replaced, '--fields')
+  config = changed(config, {f'data.{field}': value for field, value in data.items()})
+  config = changed(config, initial.unset_pooling(config, {}, model))
+  config_lib.check_values(config)
   kind.check(config)
   return config
 
@@ -87,19 +89,19 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
   """
   model = bert.model
   task = task or model.facts.get('task') or model.task
-  if not task:
-    raise UserError(f'--model={name} has no head of a task: fine-tune it first, or give '
-                    '--task=sentence_embedding')
+  require(bool(task),
+          f'--model={name} has no head of a task: fine-tune it first, or give '
+          '--task=sentence_embedding')
   require_choice('--task', task, task_list.ALL)
   kind = task_list.ALL[task]
   if kind.parts:
     kind.head_of(bert)  # refuses a model for another task
   config = _config(name, model, kind, fields)
-  config.max_len = max_len or config.max_len
+  config = changed(config, {'max_len': max_len or config.max_len,
+                            'data.train': data})  # messages name the file
   require(8 <= config.max_len <= model.config.max_positions,
           f'--max_len={config.max_len} must be at least 8 and at most the '
           f'{model.config.max_positions} positions of the model')
-  config.data.train = data  # messages name the file
 
   notes = []
   examples = finetuning.not_empty(kind.read(data, config.data, 'validation', notes), data)

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict
 
+from bert_jax import config_fields
 from bert_jax.errors import require, require_choice
 
 
-def replace(data: ConfigDict, fields: Sequence[str], flag: str) -> ConfigDict:
+def replace(data: ConfigDict, fields: Sequence[str], flag: str) -> FrozenConfigDict:
   """A copy of `data` with other values of some fields that are strings.
 
   Args:
@@ -18,13 +19,13 @@ def replace(data: ConfigDict, fields: Sequence[str], flag: str) -> ConfigDict:
   Raises:
     UserError: a field that `data` lacks or that is no string, or no '='.
   """
-  data = data.copy_and_resolve_references()
   known = [name for name in data if isinstance(data[name], str) and name not in ('train', 'eval',
                                                                                 'test')]
+  values = {}
   for field in fields:
     name, equals, value = str(field).partition('=')
     require(bool(equals), f'{flag}={",".join(map(str, fields))} must be FIELD=VALUE,...: '
                           'text_column=sentence')
     require_choice(f'the field in {flag}', name, known)
-    data[name] = value
-  return data
+    values[name] = value
+  return config_fields.changed(data, values)

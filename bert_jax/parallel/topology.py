@@ -7,8 +7,8 @@ import os
 import jax
 from jax.experimental import topologies
 
-from bert_jax import errors
 from bert_jax.errors import UserError
+from bert_jax.runtime import quiet
 
 # Slices for rent; the compiler knows more of the same generations.
 _FLAT = ('1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
@@ -31,7 +31,7 @@ def get(name: str, slices: int = 1) -> list[jax.Device]:
   if not importlib.util.find_spec('libtpu'):
     raise UserError(f'--topology={name}: the TPU compiler is not installed: pip install -r '
                     'requirements-tpu.txt')
-  for variable, value in errors.ABSENT_TPU.items():
+  for variable, value in quiet.ABSENT_TPU.items():
     os.environ.setdefault(variable, value)
   single = math.prod(map(int, shape.split('x'))) == 1
   options = {'chips_per_host_bounds': (1, 1, 1)} if single else {}

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from bert_jax import config_fields
 from bert_jax.data.phases import Phase
 from bert_jax.model.bert_config import REMAT
 from bert_jax.parallel import chip_figures, sharding
@@ -149,7 +150,6 @@ def search(config: ConfigDict, phase: Phase, mesh: Mesh) -> Iterator[Largest]:
   presets = ['dp', 'fsdp'] if mesh.shape['model'] == 1 else list(sharding.PRESETS)
   for preset in presets:
     for remat in REMAT:
-      c = config.copy_and_resolve_references()
-      c.update_from_flattened_dict({'sharding': preset, 'model.remat': remat,
-                                    'optimizer.accumulation': 1})
+      c = config_fields.changed(config, {'sharding': preset, 'model.remat': remat,
+                                         'optimizer.accumulation': 1})
       yield Largest(remat, preset, *largest_rows(c, phase, mesh))

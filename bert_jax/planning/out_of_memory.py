@@ -7,11 +7,12 @@ import jax
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
-from bert_jax import errors
+from bert_jax import config_fields
 from bert_jax.parallel import chip_figures, sharding
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.planning import estimate, programs
-from bert_jax.runs import length
+from bert_jax.runs import resolve
+from bert_jax.runtime import ending
 
 _GIB = 2**30
 
@@ -19,7 +20,7 @@ _GIB = 2**30
 def describes(error: BaseException) -> bool:
   """True if a device ran out of memory."""
   return (isinstance(error, jax.errors.JaxRuntimeError) and 'RESOURCE_EXHAUSTED' in str(error)
-          and not errors.storage_trouble(error))
+          and not ending.storage_trouble(error))
 
 
 def explain(config: ConfigDict, given: Mapping[str, Any] = {}) -> str:
@@ -29,10 +30,9 @@ def explain(config: ConfigDict, given: Mapping[str, Any] = {}) -> str:
     config: of a pretraining run with random parameters.
     given: the fields of the command line, with the values of the config file.
   """
-  config = config.copy_and_resolve_references()
   mesh = mesh_lib.make_mesh(**config.mesh)
-  length.fit(config, given)
-  config_lib.set_dtype(config, mesh)
+  config, _ = resolve.fitted(config, given)
+  config = config_fields.changed(config, config_lib.dtype_on(mesh, config))
   phase = max(config_lib.phases_of(config), key=lambda phase: phase.batch_size * phase.max_len)
   limit = chip_figures.memory_limit(mesh.devices.flat[0])
   figures = programs.train_step(programs.pretraining(config, phase), config, mesh)

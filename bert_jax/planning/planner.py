@@ -10,16 +10,17 @@ from typing import Any
 from etils import epath
 import jax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict
 
 from bert_jax import config as config_lib
-from bert_jax.errors import UserError, require
+from bert_jax.errors import require
+from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import attention_paths
 from bert_jax.parallel import chip_figures, sharding, topology
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.planning import children, programs, tables
 from bert_jax.planning import estimate as estimate_lib
-from bert_jax.runs import initial, length, no_effect
+from bert_jax.runs import finetune, no_effect, resolve
 from bert_jax.runtime import platforms, storage
 
 LOCAL = 'local'
@@ -30,14 +31,13 @@ def _mesh(config: ConfigDict, name: str) -> Mesh:
   return mesh_lib.make_mesh(**config.mesh, devices=devices)
 
 
-def _phases(config: ConfigDict, mesh: Mesh) -> Iterator[programs.Work]:
-  """The work of each phase of the run."""
-  model = initial.start(config)
+def _phases(config: FrozenConfigDict, model: Pretrained | None,
+            mesh: Mesh) -> Iterator[programs.Work]:
+  """The work of each phase of the run, which starts from `model`."""
   if config.task == 'pretrain':
     for phase in config_lib.phases_of(config):
       yield programs.pretraining(config, phase)
     return
-  from bert_jax.runs import finetune
   with tempfile.TemporaryDirectory() as folder:
     job = finetune.make_job(config, model, mesh, epath.Path(folder))
   yield programs.finetuning(config, job.data, job.train_steps)
@@ -49,7 +49,8 @@ def _in_child(config: ConfigDict, name: str, phase: int,
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   jax.config.update('jax_platforms', 'cpu')  # as in the parent: a run may hold the accelerator
   mesh = _mesh(config, name)
-  work = next(itertools.islice(_phases(config, mesh), phase, None))
+  config, model = resolve.with_model(config, mesh)
+  work = next(itertools.islice(_phases(config, model, mesh), phase, None))
   return programs.compile_program(config, work, mesh, program)
 
 
@@ -58,10 +59,8 @@ def _plan(config: ConfigDict, name: str, price: float, search: bool,
   """Prints and returns the estimates of all phases on one slice, and the results of searches."""
   mesh = _mesh(config, name)
   devices = list(mesh.devices.flat)
-  config = config.copy_and_resolve_references()  # each slice has a dtype of its own
-  config_lib.set_dtype(config, mesh)
-  works = list(_phases(config, mesh))
-  config_lib.check_sizes(config, mesh)
+  config, model = resolve.with_model(config, mesh)  # each slice has a dtype of its own
+  works = list(_phases(config, model, mesh))
   axes = ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
   print(f'\n{name}: {chip_figures.num_chips(devices)} {devices[0].device_kind} '
         f'(mesh {axes}; sharding {config.sharding}; remat {config.model.remat}; '
@@ -109,11 +108,11 @@ def plan(config: ConfigDict, topologies: Sequence[str], *, price: float = 0.0,
     UserError: an unknown slice, or one that the config does not fit.
   """
   require(topologies, 'give --topology=local, or a slice such as v5e:4x4')
-  if search and config.task != 'pretrain':
-    raise UserError(f'--search is for pretraining; task={config.task}')
+  require(not search or config.task == 'pretrain',
+          f'--search is for pretraining; task={config.task}')
   if out:
     storage.make_parent('--out', epath.Path(out))
-  length.fit(config, given)
+  config, _ = resolve.fitted(config, given)
   config_lib.check(config)
   no_effect.check(config, given)
   require(not config.train_minutes, f'train_minutes={config.train_minutes}: only the run itself '

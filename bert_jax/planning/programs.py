@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax import config as config_lib
+from bert_jax import config_fields
 from bert_jax.data.pairs import Layout
 from bert_jax.data.phases import Phase
 from bert_jax.data.rows import Rows
@@ -144,8 +145,7 @@ def compile_program(config: ConfigDict, work: Work, mesh: Mesh, program: Program
   if program.evaluates:
     return eval_step(work, config, mesh)._replace(program=None)
   if program.layers:
-    config = config.copy_and_resolve_references()
-    config.update_from_flattened_dict({
+    config = config_fields.changed(config, {
         'model.num_layers': program.layers, 'model.scan_unroll': program.layers,
         'optimizer.accumulation': 1})
     work = work._replace(task=work.task.with_config(config_lib.bert_config(config.model)))

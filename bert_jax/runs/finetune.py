@@ -5,10 +5,10 @@ import math
 from etils import epath
 import jax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
+from ml_collections import FrozenConfigDict
 
 from bert_jax.data.tokenizers import reader as tokenizer_reader
-from bert_jax.errors import UserError, require
+from bert_jax.errors import require
 from bert_jax.inference import bert as bert_lib
 from bert_jax.interop import layout
 from bert_jax.interop.pretrained import Pretrained, head_groups
@@ -19,23 +19,21 @@ from bert_jax.tasks import task_list
 from bert_jax.tasks.finetuning import FineTuningData
 from bert_jax.training.job import Job
 
-_FED_BY = ('seed', 'batch_size', 'max_len', 'optimizer.accumulation')
 
-
-def _best(config: ConfigDict, data: FineTuningData) -> str:
+def _best(config: FrozenConfigDict, data: FineTuningData) -> str:
   """The score that the best checkpoint is chosen by."""
   known = ('loss',) * data.task.has_held_out_loss + tuple(data.task.score_names)
-  if config.keep_best not in ('', 'auto', *known):
-    raise UserError(f'keep_best={config.keep_best!r} is no score of this task: use '
-                    f'{", ".join(known)}')
+  require(config.keep_best in ('', 'auto', *known),
+          f'keep_best={config.keep_best!r} is no score of this task: use '
+          f'{", ".join(known)}')
   if config.keep_best != 'auto':
     return config.keep_best
   return data.task.auto_score or data.task.best_score
 
 
-def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
+def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
              workdir: epath.Path) -> Job:
-  """Reads the examples, fills in the fields of the config that count epochs, and makes the task.
+  """Reads the examples and makes the task; the job's fields count the steps of an epoch.
 
   The run starts from `model`; None = from its own checkpoint. Raises UserError for a mistake in the
   config or the data.
@@ -53,23 +51,23 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   batches, bert = data.train.batches, data.task.model.config
   epoch = batches.steps_per_epoch
   train_steps = config.train_steps or math.ceil(config.train_epochs * epoch)
-  config.eval_every = config.eval_every or epoch
-  config.checkpoint_every = config.checkpoint_every or epoch
-  config.keep_best = _best(config, data) if data.evals else ''
   encoder = layout.abstract_params(bert, {'pooler'} & head_groups(bert, config.task))
   return Job(
       task=data.task, data=data, train_steps=train_steps, tokenizer=tokenizer,
       start=model and initial.with_head_of(
           model, kind.model_task or config.task, data.task.labels),
-      records=batches.features.digest(), fed_by=_FED_BY,
+      records=batches.features.digest(),
       parameters=count_parameters(encoder, bert),
       steps=f'{train_steps:,} of {batches.most_examples} examples, {train_steps / epoch:.4g} '
             f'epochs of {epoch:,}',
       lengths=[batches.length],
+      fields={'eval_every': config.eval_every or epoch,
+              'checkpoint_every': config.checkpoint_every or epoch,
+              'keep_best': _best(config, data) if data.evals else ''},
       extra={'labels': list(data.task.labels), 'problem': data.task.problem, **data.task.facts})
 
 
-def finish(config: ConfigDict, workdir: epath.Path):
+def finish(config: FrozenConfigDict, workdir: epath.Path):
   """Predicts data.test, if there is one, into WORKDIR/predictions with the best checkpoint."""
   if not config.data.test:
     return

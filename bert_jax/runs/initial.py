@@ -26,7 +26,6 @@ from bert_jax.interop.sparse_layout import SparseLayout
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.runtime.console import print_summary
 from bert_jax.tasks import task_list
-from bert_jax.tasks.task import Task
 from bert_jax.training import lora
 from bert_jax.training import state as state_lib
 
@@ -79,11 +78,11 @@ def teacher(config: ConfigDict) -> Pretrained | None:
   if not config.teacher:
     return None
   model = load_on_host(config.teacher)
-  if 'mlm' not in model.groups:
-    raise UserError(f'teacher={config.teacher} has no masked LM head to learn from')
-  if model.config.hidden_size != config.model.hidden_size:
-    raise UserError(f'teacher={config.teacher} is {model.config.hidden_size} wide, the student '
-                    f'{config.model.hidden_size}: their hidden states cannot be compared')
+  require('mlm' in model.groups,
+          f'teacher={config.teacher} has no masked LM head to learn from')
+  require(model.config.hidden_size == config.model.hidden_size,
+          f'teacher={config.teacher} is {model.config.hidden_size} wide, the student '
+          f'{config.model.hidden_size}: their hidden states cannot be compared')
   # Where nothing is dropped, faster attention may be free to use.
   bert = dataclasses.replace(
       model.config, dtype=config.model.dtype, attention=config.model.attention, dropout=0.0,
@@ -128,16 +127,15 @@ def frozen(model: Pretrained | None) -> Any:
                        if group == 'mlm' or (group == 'pooler' and model.config.pooler_is_shared)])
 
 
-def adopt_sizes(config: ConfigDict, sizes: Mapping[str, Any]):
-  """Fills in the fields of the group `model` that the config leaves to another model."""
-  with config.unlocked():
-    for name, value in sizes.items():
-      if config.model.get(name) is None:
-        config.model[name] = value
+def unset_sizes(config: ConfigDict, sizes: Mapping[str, Any]) -> dict[str, Any]:
+  """The fields of the group `model` that the config leaves to another model, which has `sizes`."""
+  return {f'model.{name}': value for name, value in sizes.items()
+          if config.model.get(name) is None}
 
 
-def adopt_pooling(config: ConfigDict, run_json: Mapping[str, Any], model: Pretrained | None):
-  """Fills in data.pooling where the config leaves it to the model: the model's own, else the mean.
+def unset_pooling(config: ConfigDict, run_json: Mapping[str, Any],
+                  model: Pretrained | None) -> dict[str, str]:
+  """data.pooling, where the config leaves it to the model: the model's own, otherwise the mean.
 
   A run that goes on takes it from its run.json. Raises UserError for several poolings at once, and
   for a SparseEncoder that pools in another way than the task.
@@ -149,63 +147,46 @@ def adopt_pooling(config: ConfigDict, run_json: Mapping[str, Any], model: Pretra
             'sparse_embedding the max of relu: python -m bert_jax.convert --to=huggingface writes '
             'it without its pooling')
   if config.data.get('pooling') != '':
-    return
+    return {}
   if run_json:
-    config.data.pooling = run_json['config']['data']['pooling']
-    return
+    return {'data.pooling': run_json['config']['data']['pooling']}
   own = own if isinstance(own, SentenceLayout) else SentenceLayout()
-  if len(own.pooling) > 1:
-    raise UserError(f'init_from={config.init_from} pools {" and ".join(own.pooling)} side by side, '
-                    'a run does one of them: give data.pooling (evaluate: --fields=pooling=mean)')
-  config.data.pooling, = own.pooling
+  require(len(own.pooling) <= 1,
+          f'init_from={config.init_from} pools {" and ".join(own.pooling)} side by side, '
+          'a run does one of them: give data.pooling (evaluate: --fields=pooling=mean)')
   kinds = [module.kind for module in own.modules if module.tensors]
   if kinds:
     print_summary([('left out', f'{", ".join(kinds)} of {config.init_from}: a run trains the '
                                 'pooled hidden states')])
+  return {'data.pooling': own.pooling[0]}
 
 
-def start(config: ConfigDict, run_json: Mapping[str, Any] = {},
-          has_started: bool = False) -> Pretrained | None:
-  """The model that a run starts from, if any; fills in the fields that the config leaves to it.
-
-  Args:
-    config: its sizes and its pooling change in place.
-    run_json: of the run before in the workdir; {} = there is none.
-    has_started: True if the workdir has a checkpoint. Then the sizes are in `run_json`, and no
-      model is loaded.
-
-  Raises:
-    UserError: the config needs a model and names none.
-  """
-  adopt_sizes(config, run_json['config']['model'] if run_json else {})
-  model = load(config) if config.init_from and not has_started else None
-  adopt_sizes(config, vars(model.config) if model else {})
-  adopt_pooling(config, run_json, model)
+def check_named(config: ConfigDict, has_started: bool = False):
+  """Raises UserError if the config needs a model and names none; a run that goes on needs none."""
   unset = [name for name, value in config.model.items() if value is None]
-  if unset:
-    raise UserError(f'model.{unset[0]} is not set: this config takes it from a model, give its '
-                    'folder as init_from')
-  if config.task != 'pretrain' and not config.init_from and not has_started:
-    raise UserError('init_from is not set: fine-tuning starts from a pretrained model')
-  if config.add_tokens and not config.init_from:
-    raise UserError(f'add_tokens={config.add_tokens} extends the vocabulary of another '
-                    'model: give its folder as init_from')
-  return model
+  require(not unset, f'model.{min(unset, default="")} is not set: this config takes it from a '
+                     'model, give its folder as init_from')
+  require(config.task == 'pretrain' or config.init_from or has_started,
+          'init_from is not set: fine-tuning starts from a pretrained model')
+  require(not config.add_tokens or config.init_from,
+          f'add_tokens={config.add_tokens} extends the vocabulary of another '
+          'model: give its folder as init_from')
 
 
-def adopt_vocabulary(config: ConfigDict, model: Pretrained | None, workdir: epath.Path):
-  """Makes the run read text with the model's vocabulary, if the config names no other.
+def unset_vocabulary(config: ConfigDict, model: Pretrained | None,
+                     workdir: epath.Path) -> dict[str, Any]:
+  """The fields that make a run read text with the model's vocabulary, if the config has no other.
 
   The vocabulary is saved in the workdir; a run that goes on, with model=None, takes it from there.
   """
   folder = workdir / 'tokenizer'
   if config.data.vocab or dataset.is_prepared(config.data.source):
-    return
+    return {}
   if model:
     model.tokenizer.save(folder)
-  config.data.vocab = str(folder)
   lowercase = tokenizer_reader.load(folder).lowercase
-  config.data.lowercase = config.data.lowercase if lowercase is None else lowercase
+  return {'data.vocab': str(folder),
+          'data.lowercase': config.data.lowercase if lowercase is None else lowercase}
 
 
 def with_head_of(model: Pretrained, task: str, labels: Sequence[str]) -> Pretrained:
@@ -236,9 +217,9 @@ def check_sizes(config: ConfigDict, model: Pretrained):
   """Raises UserError unless the config describes the architecture and the sizes of `model`."""
   for field in dataclasses.fields(model.config):
     ours, theirs = config.model.get(field.name), getattr(model.config, field.name)
-    if field.name not in _FREE and ours != theirs:
-      raise UserError(f'init_from={config.init_from} holds a model with {field.name}={theirs}, '
-                      f'this config has model.{field.name}={ours}: they must be the same')
+    require(field.name in _FREE or ours == theirs,
+            f'init_from={config.init_from} holds a model with {field.name}={theirs}, '
+            f'this config has model.{field.name}={ours}: they must be the same')
 
 
 def _parts(names: set[str]) -> str:
@@ -248,12 +229,6 @@ def _parts(names: set[str]) -> str:
                            for part in parts}))
 
 
-def starts_whole(task: Task, model: Pretrained) -> bool:
-  """True if no array of the task begins at random, with deviation `model.initializer_range`."""
-  fresh = _flat(jax.eval_shape(task.init, jax.random.key(0))).keys() - _flat(model.params).keys()
-  return all(path.endswith(('bias', 'scale')) or lora.is_factor(path) for path in fresh)
-
-
 def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0) -> Any:
   """Puts the parameters of `model` in place of the fresh ones; arrays that it lacks stay fresh.
 
@@ -261,8 +236,8 @@ def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0)
   https://arxiv.org/abs/2006.05987). Messages call the model `name`.
   """
   layers = model.config.num_layers
-  if not 0 <= reinit_layers <= layers:
-    raise UserError(f'reinit_layers={reinit_layers}: {name} has {layers} layers')
+  require(0 <= reinit_layers <= layers,
+          f'reinit_layers={reinit_layers}: {name} has {layers} layers')
   ours = _flat(fresh)
   theirs = {path: x for path, x in _flat(model.params).items()
             if not reinit_layers or '/pooler/' not in path}
@@ -303,9 +278,9 @@ def from_word_vectors(params: Any, path: str, tokenizer: Tokenizer) -> Any:
   ids, vectors = extension.read_word_vectors(path, entries)
   embeddings = params['params']['bert']['embeddings']
   table = embeddings['token']
-  if vectors.shape[1] != table.shape[1]:
-    raise UserError(f'embedding_init={path} has vectors of {vectors.shape[1]}, the model '
-                    f'is {table.shape[1]} wide')
+  require(vectors.shape[1] == table.shape[1],
+          f'embedding_init={path} has vectors of {vectors.shape[1]}, the model '
+          f'is {table.shape[1]} wide')
   print_summary([('initialised', f'{len(ids):,} of {len(entries):,} token embeddings from {path}')])
 
   def put(table):

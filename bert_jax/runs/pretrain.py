@@ -5,14 +5,15 @@ import math
 from etils import epath
 import jax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
+from ml_collections import FrozenConfigDict
 
 from bert_jax import config as config_lib
+from bert_jax import config_fields
 from bert_jax.data import dataset, mixture
 from bert_jax.data.pairs import Layout
 from bert_jax.data.rows import RowSource
 from bert_jax.data.tokenizers import base as tokenizer_base
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.objectives import catalogue, masking
 from bert_jax.objectives.masking import MaskingConfig
@@ -22,12 +23,12 @@ from bert_jax.tasks.pretraining import Pretraining, PretrainingData
 from bert_jax.training.job import Job
 
 
-def _train_steps(config: ConfigDict, corpus: dataset.Corpus) -> int:
+def _train_steps(config: FrozenConfigDict, corpus: dataset.Corpus) -> int:
   if config.train_steps:
     return config.train_steps
-  if isinstance(corpus.train, mixture.MixedRecords):
-    raise UserError(f'train_epochs={config.train_epochs} of the mixture data.source='
-                    f'{config.data.source} are not defined: give train_steps')
+  require(not isinstance(corpus.train, mixture.MixedRecords),
+          f'train_epochs={config.train_epochs} of the mixture data.source='
+          f'{config.data.source} are not defined: give train_steps')
   data = config.data
   layout = Layout.create(config.max_len, data.pack, data.sequences, data.negatives)
   rows = RowSource(corpus.train, layout, config.seed, corpus.tokenizer).rows
@@ -43,20 +44,23 @@ def vocabulary(corpus: dataset.Corpus, masking_config: MaskingConfig) -> masking
   return masking.Vocabulary(tokenizer.vocab_size, special_ids, tokenizer.mask_id, frequencies)
 
 
-def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
+def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
              workdir: epath.Path) -> Job:
-  """Opens the corpus, fills in the vocabulary of the config, and makes the task.
+  """Opens the corpus and makes the task; the job's fields have the vocabulary of the corpus.
 
   The run starts from `model`; None = from fresh parameters or its own checkpoint.
   Raises UserError for a mistake in the config or the corpus.
   """
   masking_config = MaskingConfig(**config.masking)
   teacher = initial.teacher(config)
+  fields = {}
   if config.init_from or teacher:
-    initial.adopt_vocabulary(config, model or teacher, workdir)
-  corpus = dataset.open_corpus(config.data, config.model.vocab_size, workdir, jax.process_count())
+    fields = initial.unset_vocabulary(config, model or teacher, workdir)
+  asked, config = config.model.vocab_size, config_fields.changed(config, fields)
+  corpus = dataset.open_corpus(config.data, asked, workdir, jax.process_count())
   # A given or a trained vocabulary may have another size.
-  asked, config.model.vocab_size = config.model.vocab_size, corpus.tokenizer.vocab_size
+  fields['model.vocab_size'] = corpus.tokenizer.vocab_size
+  config = config_fields.changed(config, fields)
   trained = not config.data.vocab and not any(
       map(dataset.is_prepared, dataset.sources(config.data.source)))
   notes = [f'model.vocab_size={asked:,}: the corpus gives {corpus.tokenizer.vocab_size:,} entries'
@@ -78,8 +82,8 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
   data = PretrainingData.create(
       task, corpus, phases, config.data, seed=config.seed, eval_batches=config.eval_batches,
       feed=mesh_lib.feed(mesh))
-  if config.keep_best and not data.has_held_out:
-    raise UserError(f'keep_best={config.keep_best!r} needs held-out text: set data.heldout')
+  require(not config.keep_best or data.has_held_out,
+          f'keep_best={config.keep_best!r} needs held-out text: set data.heldout')
   if config.keep_best and config.keep_best not in data.score_names():
     raise UserError(f'keep_best={config.keep_best!r} is no score of the evaluation: it has '
                     f'{", ".join(data.score_names())}')
@@ -90,6 +94,5 @@ def make_job(config: ConfigDict, model: Pretrained | None, mesh: Mesh,
       task=task, data=data, train_steps=train_steps, tokenizer=corpus.tokenizer,
       start=model or (teacher and initial.student(teacher, bert_config)),
       records=corpus.train.digest,
-      fed_by=('seed', 'data.pack', 'data.sequences', 'data.negatives'),
       parameters=objective.parameters(), steps=f'{steps}; {epochs:.3g} epochs',
-      lengths=[phase.max_len for phase in phases], notes=notes)
+      lengths=[phase.max_len for phase in phases], fields=fields, notes=notes)

@@ -1,7 +1,6 @@
 """From a config and a workdir to a trained model: checks, mesh, data, task, loop."""
 
-from collections.abc import Iterator, Mapping, Sequence
-import dataclasses
+from collections.abc import Iterator, Mapping
 import functools
 import hashlib
 import importlib.metadata
@@ -18,56 +17,17 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from bert_jax import config as config_lib
 from bert_jax.data import loader
-from bert_jax.errors import UserError
-from bert_jax.interop.pretrained import Pretrained
+from bert_jax.errors import require
 from bert_jax.model import attention_paths
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
-from bert_jax.reporting import metrics_log, profiler, trackers
-from bert_jax.runs import (
-  drift,
-  finetune,
-  frozen_base,
-  initial,
-  length,
-  no_effect,
-  pretrain,
-  time_budget,
-)
+from bert_jax.reporting import metrics_log
+from bert_jax.runs import drift, finetune, frozen_base, initial, resolve
 from bert_jax.runtime import console, host, lock, platforms, pool, processes, sealed, storage
 from bert_jax.training import checkpoint, integrity, loop
-from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training.job import Job
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
-
-
-def checked(config: ConfigDict, given: Mapping[str, Any]) -> tuple[ConfigDict, int, list[str]]:
-  """Checks what needs neither the devices nor the data of a run.
-
-  Args:
-    config: it stays as it is.
-    given: as for `run`.
-
-  Returns:
-    A copy of the config, fitted to the given length; the steps of the config file (0 = its length
-    is another); and notes for the user.
-
-  Raises:
-    UserError: a value that no run can have, or a field without an effect.
-  """
-  config = config.copy_and_resolve_references()
-  planned = length.planned_steps(config, given)
-  notes = length.fit(config, given)
-  config_lib.check(config)
-  no_effect.check(config, given)
-  optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
-  if config.train_steps:
-    optimizer_lib.learning_rate(optimizer, config.train_steps)  # refuses a warmup longer than that
-  sharding.rules(config.sharding)
-  profiler.check(config.profile_steps)
-  trackers.check(config.trackers, given='trackers' in given)
-  return config, planned, notes
 
 
 @pool.without_main_module()
@@ -83,11 +43,11 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
   Raises:
     UserError: a mistake in the config, the data or the workdir.
   """
-  if not workdir:
-    raise UserError('--workdir is empty: give the folder of the run')
+  require(bool(workdir), '--workdir is empty: give the folder of the run')
   storage.check('--workdir', workdir)
   workdir = epath.Path(workdir).expanduser()
-  config, planned, notes = checked(config, given)
+  asked = resolve.checked(config, given)
+  config = asked.config
   on_cpu = config.platform == 'cpu' or (config.platform == 'auto' and not host.has_accelerator())
   if on_cpu:
     host.keep_freed_memory()  # before JAX starts its threads
@@ -97,7 +57,7 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
     _agree(config, workdir)
     with lock.held(workdir):
       try:
-        config = _train(config, workdir, given, planned, notes)
+        config = _train(asked, workdir)
       except KeyboardInterrupt as e:
         steps = integrity.steps(workdir / 'checkpoints')
         raise KeyboardInterrupt(
@@ -108,7 +68,7 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
         finetune.finish(config, workdir)
 
 
-def _agree(config: ConfigDict, workdir: epath.Path):
+def _agree(config: FrozenConfigDict, workdir: epath.Path):
   """Raises UserError if the processes of the run differ in their config or their versions."""
   if jax.process_count() == 1:
     return
@@ -124,49 +84,19 @@ def _versions() -> dict[str, str]:
   return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
-def _make_job(config: ConfigDict, *, model: Pretrained | None, mesh: Mesh, path: epath.Path,
-              workdir: epath.Path, has_started: bool) -> Job:
-  """The job of a config; that of a run that `has_started` needs no parameters to start from."""
-  kind = pretrain if config.task == 'pretrain' else finetune
-  job = kind.make_job(config, model, mesh, workdir)
-  if has_started:  # its own checkpoint has the parameters, whatever the teacher has
-    job = dataclasses.replace(job, start=None)
-  return frozen_base.adapt(job, config, path)
-
-
-def _train(config: ConfigDict, path: epath.Path, given: Mapping[str, Any], planned: int,
-           notes: Sequence[str]) -> FrozenConfigDict:
-  """Resolves the config and trains; all processes do this together. Returns the whole config.
-
-  The config file has `planned` steps.
-  """
-  mesh = mesh_lib.make_mesh(**config.mesh)
+def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
+  """Resolves the config and trains; all processes do this together. Returns the whole config."""
+  mesh = mesh_lib.make_mesh(**asked.config.mesh)
   metrics_log.check_writable(path)
   folder = storage.Folder(path, checkpoint.APART, jax.process_index())
   folder.fetch()
   workdir = folder.local  # of everything but the checkpoints
   run_json = sealed.read(workdir / 'run.json') if (workdir / 'run.json').exists() else {}
-
-  # ---- The config and the job: nothing changes them afterwards -----------------------------------
-  config_lib.set_dtype(config, mesh)
   has_started = bool(integrity.steps(path / 'checkpoints'))
-  if has_started and not run_json:
-    raise UserError(f'{path} holds checkpoints and no run.json, which says what they were trained '
-                    'with: bring the file back, or use another --workdir')
-  model = initial.start(config, run_json, has_started)
-  config_lib.check_sizes(config, mesh)
-
-  make_job = functools.partial(
-      _make_job, model=model, mesh=mesh, path=path, workdir=workdir, has_started=has_started)
-  if config.train_minutes:
-    notes = [*notes, *time_budget.fix_steps(config, run_json, make_job, mesh)]
-  job = make_job(config)
-  if not config.train_steps or config.train_minutes:  # the steps are known only now
-    notes = [*notes, *length.fit_warmup(config, given, planned, job.train_steps)]
-  optimizer_lib.learning_rate(
-      optimizer_lib.OptimizerConfig(**config.optimizer), job.train_steps)
-  no_effect.check(config, given, job)
-  config = FrozenConfigDict(config)
+  require(not has_started or run_json,
+          f'{path} holds checkpoints and no run.json, which says what they were trained '
+          'with: bring the file back, or use another --workdir')
+  config, job, notes = resolve.resolve(asked, mesh, path, workdir, run_json, has_started)
 
   # ---- The run before in this workdir ------------------------------------------------------------
   changes = _changes(workdir, run_json, config, job)
@@ -193,9 +123,9 @@ def _checkpoints(path: epath.Path, config: FrozenConfigDict, job: Job) -> checkp
       path, keep=config.keep_checkpoints, best=config.keep_best,
       best_is_lowest=config.keep_best in job.data.lower_is_better, every=config.keep_every)
   newest = checkpoints.latest() or 0
-  if newest > job.train_steps:
-    raise UserError(f'{path} holds a run of {newest} steps, more than train_steps='
-                    f'{job.train_steps}: use another --workdir')
+  require(newest <= job.train_steps,
+          f'{path} holds a run of {newest} steps, more than train_steps='
+          f'{job.train_steps}: use another --workdir')
   return checkpoints
 
 
@@ -217,11 +147,11 @@ def _changes(workdir: epath.Path, run_json: Mapping[str, Any], config: FrozenCon
   """The fields that differ from the run in the workdir; UserError if this is another run."""
   if not run_json:
     return []
-  if run_json['records'] != job.records:
-    raise UserError(f'{workdir} was trained on other rows (their digest was '
-                    f'{run_json["records"]}, now it is {job.records}): use another --workdir')
+  require(run_json['records'] == job.records,
+          f'{workdir} was trained on other rows (their digest was '
+          f'{run_json["records"]}, now it is {job.records}): use another --workdir')
   return drift.check(str(workdir), drift.changes(run_json['config'], config.to_dict()),
-                     job.fed_by, config.allow_schedule_change)
+                     config_lib.fields(config.task), config.allow_schedule_change)
 
 
 def _write_run(workdir: epath.Path, config: FrozenConfigDict, job: Job,

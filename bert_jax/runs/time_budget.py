@@ -8,12 +8,13 @@ from typing import Any
 from flax import linen as nn
 import jax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
+from ml_collections import FrozenConfigDict
 
 from bert_jax import config as config_lib
+from bert_jax import config_fields
 from bert_jax.data import loader
 from bert_jax.data import phases as phases_lib
-from bert_jax.errors import UserError
+from bert_jax.errors import require
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runtime import processes
 from bert_jax.training import optimizer as optimizer_lib
@@ -22,15 +23,16 @@ from bert_jax.training.job import Job
 
 _WARM = 2  # steps before the clock starts: the first one compiles
 _LEAST, _MOST, _SECONDS = 3, 200, 10.0  # timed steps of each phase, and about their time
-# The schedule has so many steps while we measure: every phase is longer than its measurement.
+# The schedule has this many steps while we measure: every phase is longer than its measurement.
 _PROVISIONAL_STEPS = 1_000_000
 
 
-def fix_steps(config: ConfigDict, run_json: Mapping[str, Any],
-              make_job: Callable[[ConfigDict], Job], mesh: Mesh) -> list[str]:
-  """Sets `train_steps` and scales the phases, in place; returns notes for the user.
+def fixed_steps(config: FrozenConfigDict, run_json: Mapping[str, Any],
+                make_job: Callable[[FrozenConfigDict], Job],
+                mesh: Mesh) -> tuple[dict[str, Any], list[str]]:
+  """The steps and phases of a run that has minutes as its length, and notes for the user.
 
-  A run that has begun with the same minutes and rows goes on with the steps in its run.json. All
+  A run that has begun with the same minutes and rows keeps the steps in its run.json. All
   processes call this together.
 
   Args:
@@ -48,11 +50,11 @@ def fix_steps(config: ConfigDict, run_json: Mapping[str, Any],
   else:
     seconds = _seconds_per_step(config, make_job, mesh)
     steps, speed = int(60 * config.train_minutes / seconds), f'{seconds:.3g} s each'
-    if steps < max(len(config.phases), 1):
-      raise UserError(f'train_minutes={config.train_minutes} is too short: a step takes '
-                      f'{seconds:.3g} s')
-  _set_steps(config, steps)
-  return [f'train_minutes={config.train_minutes:g} are {steps:,} steps, {speed}']
+    require(steps >= max(len(config.phases), 1),
+            f'train_minutes={config.train_minutes} is too short: a step takes '
+            f'{seconds:.3g} s')
+  return _fields(config, steps), [
+      f'train_minutes={config.train_minutes:g} are {steps:,} steps, {speed}']
 
 
 def _budget(config: Mapping[str, Any]) -> tuple:
@@ -61,20 +63,20 @@ def _budget(config: Mapping[str, Any]) -> tuple:
           [tuple(phase[1:]) for phase in config['phases']])
 
 
-def _set_steps(config: ConfigDict, steps: int):
-  config.train_steps = steps
-  if config.phases:
-    config.phases = phases_lib.scaled(config.phases, steps)
+def _fields(config: FrozenConfigDict, steps: int) -> dict[str, Any]:
+  """The fields of a run of some number of steps."""
+  phases = phases_lib.scaled(config.phases, steps) if config.phases else ()
+  return {'train_steps': steps, 'phases': phases}
 
 
-def _seconds_per_step(config: ConfigDict, make_job: Callable[[ConfigDict], Job],
+def _seconds_per_step(config: FrozenConfigDict, make_job: Callable[[FrozenConfigDict], Job],
                       mesh: Mesh) -> float:
   """The mean time of a step over the phases of the run."""
-  provisional = config.copy_and_resolve_references()
-  provisional.optimizer.update(warmup_steps=0, warmup_ratio=0.5)  # it may be longer than the run
-  optimizer = optimizer_lib.OptimizerConfig(**provisional.optimizer)
   steps = _PROVISIONAL_STEPS
-  _set_steps(provisional, steps)
+  provisional = config_fields.changed(config, {
+      **_fields(config, steps),
+      'optimizer.warmup_steps': 0, 'optimizer.warmup_ratio': 0.5})  # it may be longer than the run
+  optimizer = optimizer_lib.OptimizerConfig(**provisional.optimizer)
   job = make_job(provisional)
   transform = optimizer_lib.make_optimizer(optimizer, steps)
   init, abstract = state_lib.make_init(job.task, transform, mesh, config.sharding)

@@ -9,7 +9,7 @@ import pathlib
 
 from etils import epath
 
-from bert_jax import errors
+from bert_jax.runtime import quiet
 
 # Upper bound on the freed memory that we keep, as a fraction of the machine's memory.
 _MOST_OF_MACHINE = 0.5
@@ -23,7 +23,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 def has_accelerator() -> bool:
   """True if the kernel shows a TPU or a GPU; does not start JAX."""
-  return any(map(glob.glob, (*errors.TPU_DEVICES, '/dev/nvidia[0-9]*', '/dev/kfd')))
+  return any(map(glob.glob, (*quiet.TPU_DEVICES, '/dev/nvidia[0-9]*', '/dev/kfd')))
 
 
 def cores() -> int:

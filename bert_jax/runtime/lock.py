@@ -26,7 +26,7 @@ import tensorstore
 
 from bert_jax import errors
 from bert_jax.errors import UserError
-from bert_jax.runtime import processes, storage
+from bert_jax.runtime import ending, processes, storage
 
 NAME = '.lock'
 BEAT_SECONDS = 15  # between two writes of the holder of a bucket
@@ -202,7 +202,7 @@ def _acquire(workdir: epath.Path) -> Callable[[], None]:
   except UserError:
     raise
   except Exception as e:  # each storage has errors of its own
-    if errors.storage_trouble(e) == 'the disk is full':
+    if ending.storage_trouble(e) == 'the disk is full':
       raise
     reason = getattr(e, 'strerror', None) or e
     raise UserError(f'--workdir={workdir} cannot be written: {reason}') from e
@@ -223,9 +223,9 @@ def held(workdir: epath.Path) -> Iterator[None]:
       refusal = str(e)
   refusal = processes.from_first('lock', refusal)
   errors.require(not refusal, refusal)
-  errors.before_end.append(release)
+  ending.before_end.append(release)
   try:
     yield
   finally:
-    errors.before_end.remove(release)
+    ending.before_end.remove(release)
     release()

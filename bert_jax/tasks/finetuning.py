@@ -158,6 +158,9 @@ class FineTuning(abc.ABC):
   labels: tuple[str, ...] = ()  # names of the head's outputs
 
   name: ClassVar[str]  # in config.task and predict --task
+  # The fields of its config that differ from those of every fine-tuning run, by full name: a new
+  # Field, another default, or None, which leaves the field out.
+  config_fields: ClassVar[Mapping[str, Any]] = {}
   model_task: ClassVar[str] = ''  # the task whose models these are; '' = its own
   parts: ClassVar[tuple[str, ...]] = ()  # groups of parameters beside the encoder's
   starts_from: ClassVar[tuple[str, ...]] = ()  # heads that the model to start from must have
@@ -177,11 +180,6 @@ class FineTuning(abc.ABC):
   frozen: ClassVar[dict[str, Any]] = {}
 
   # ---- the task ---------------------------------------------------------------------------------
-
-  @staticmethod
-  @abc.abstractmethod
-  def set_fields(c: ConfigDict):
-    """Adds the task's fields to the config, and changes defaults."""
 
   @staticmethod
   def check(config: ConfigDict):

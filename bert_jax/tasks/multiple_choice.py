@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
+from bert_jax.config_fields import HARMLESS, Field
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.labelled import choices, packed_examples
+from bert_jax.labelled.unused_fields import named_by_format
 from bert_jax.model import architectures
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning
@@ -46,11 +48,12 @@ class MultipleChoice(finetuning.FineTuning):
   optional = ('choices',)
   transformers = 'ForMultipleChoice'
 
-  @staticmethod
-  def set_fields(c):
-    c.data.format = 'auto'  # jsonl; swag (csv), commonsenseqa: their own columns
-    del c.data.text_pair_column
-    c.data.choices_column = 'choices'  # a list; the label is its number from 0, or its letter
+  config_fields = {
+      'data.format': 'auto',  # jsonl; swag (csv), commonsenseqa: their own columns
+      'data.text_pair_column': None,
+      # A list; the label is its number from 0, or its letter.
+      'data.choices_column': Field('choices', on_resume=HARMLESS, unused=(named_by_format,)),
+  }
 
   @classmethod
   def make(cls, config, *_):

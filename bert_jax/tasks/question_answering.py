@@ -4,22 +4,40 @@ from collections.abc import Iterable, Sequence
 import dataclasses
 import functools
 import json
+from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 import numpy as np
 
+from bert_jax.config_fields import HARMLESS, Field, at_least, one_of
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.labelled import packed_examples, squad
 from bert_jax.labelled.squad import Question
+from bert_jax.labelled.unused_fields import not_evaluated
 from bert_jax.model import architectures, bert_config, kernels
 from bert_jax.objectives import losses
 from bert_jax.tasks import answers, finetuning
 from bert_jax.tasks import metrics as metrics_lib
 
 _WINDOW, _STRIDE = 384, 128  # the published tokens, for models that were fine-tuned elsewhere
+
+
+def longer_than_windows(config: ConfigDict) -> str:
+  """The stride has no effect beyond the text of a window."""
+  most = config.max_len - 4  # [CLS] question [SEP] window [SEP], with a question of one token
+  return '' if config.data.doc_stride <= most else (
+      f'a window of max_len={config.max_len} holds at most {most} tokens of the text: give at most '
+      'that')
+
+
+def all_answered(config: ConfigDict, job: Any) -> str:
+  """The threshold of "no answer" has no effect where every question has an answer."""
+  return '' if job.data.task.null_threshold is not None else (
+      f'every question of data.train={config.data.train} has an answer')
 
 
 class BertForQuestionAnswering(nn.Module):
@@ -99,24 +117,22 @@ class QuestionAnswering(finetuning.FineTuning):
   fields = ('question', 'context')
   transformers = 'ForQuestionAnswering'
 
-  @staticmethod
-  def set_fields(c):
-    c.data.format = 'squad'  # v1.1 or v2.0: with questions that have no answer it is v2.0
-    del c.data.text_column, c.data.text_pair_column, c.data.label_column
-    c.data.doc_stride = 128  # tokens from the start of one window to the next
-    c.data.n_best = 20  # starts and ends of each window that are tried
-    c.data.max_answer_len = 30  # tokens
-    c.data.null_threshold = 0.0  # v2.0: how far "no answer" must score above the best answer
-    c.max_len = 384
-    c.train_epochs = 2.0
-
-  @staticmethod
-  def check(config):
-    if config.data.format != 'squad':
-      raise UserError(f'data.format={config.data.format!r} is unknown: use squad')
-    for name in ('doc_stride', 'n_best', 'max_answer_len'):
-      if config.data[name] < 1:
-        raise UserError(f'data.{name}={config.data[name]} must be at least 1')
+  config_fields = {
+      # v1.1 or v2.0: with questions that have no answer it is v2.0.
+      'data.format': Field('squad', one_of(('squad',)), HARMLESS),
+      'data.text_column': None,
+      'data.text_pair_column': None,
+      'data.label_column': None,
+      # Tokens from the start of one window to the next.
+      'data.doc_stride': Field(128, at_least(1), HARMLESS, (longer_than_windows,)),
+      # Starts and ends of each window that are tried.
+      'data.n_best': Field(20, at_least(1), HARMLESS, (not_evaluated,)),
+      'data.max_answer_len': Field(30, at_least(1), HARMLESS),  # tokens
+      # v2.0: how far "no answer" must score above the best answer.
+      'data.null_threshold': Field(0.0, on_resume=HARMLESS, unused_by_data=(all_answered,)),
+      'max_len': 384,
+      'train_epochs': 2.0,
+  }
 
   @staticmethod
   def read(path, data, split, notes):

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 import numpy as np
 
-from bert_jax.errors import UserError, require, require_choice
+from bert_jax.config_fields import HARMLESS, Field, one_of
+from bert_jax.errors import UserError, require
 from bert_jax.labelled import packed_examples, table
 from bert_jax.model import architectures, kernels
 from bert_jax.objectives import losses
@@ -55,6 +57,13 @@ def _grade(row: table.Row, column: str) -> float:
   return grade
 
 
+def only_lists(config: ConfigDict, job: Any) -> str:
+  """The columns of a document and a grade have no effect where every line has lists."""
+  groups = [group for split in (job.data.train, *job.data.evals) for group in split.examples]
+  return '' if config.data.test or any(group.has_columns for group in groups) else (
+      'each line has the lists positives and negatives, which have no columns and no grades')
+
+
 @dataclasses.dataclass(frozen=True)
 class Reranking(finetuning.FineTuning):
   """Scores each pair of a query and a document; `batch_size` counts queries."""
@@ -72,18 +81,19 @@ class Reranking(finetuning.FineTuning):
   head = staticmethod(lambda config, _: BertForSequenceClassification(config, 1))
   fields = ('query',)
   optional = ('documents',)
-  check = staticmethod(lambda config: require_choice('data.loss', config.data.loss, LOSSES))
 
-  @staticmethod
-  def set_fields(c):
-    # JSON lines {"query", "positives", "negatives"}, as `mine` writes them with a "positive", or
-    # csv, tsv and JSON lines with a query, a document and a grade, whose columns follow.
-    c.data.format = 'auto'
-    c.data.text_column, c.data.text_pair_column = 'query', 'document'
-    # binary: cross-entropy of each pair, relevant (a grade above 0) or not; graded: squared error
-    # of the sigmoid and the grade over the highest; listwise: ListNet, over a query's documents.
-    c.data.loss = 'binary'
-    c.batch_size = 8
+  config_fields = {
+      # JSON lines {"query", "positives", "negatives"}, as `mine` writes them with a "positive", or
+      # csv, tsv and JSON lines with a query, a document and a grade, whose columns follow.
+      'data.format': 'auto',
+      'data.text_column': 'query',
+      'data.text_pair_column': Field('document', on_resume=HARMLESS, unused_by_data=(only_lists,)),
+      'data.label_column': Field('label', on_resume=HARMLESS, unused_by_data=(only_lists,)),
+      # binary: cross-entropy of each pair, relevant (a grade above 0) or not; graded: squared error
+      # of the sigmoid and the grade over the highest; listwise: ListNet, over a query's documents.
+      'data.loss': Field('binary', one_of(LOSSES)),
+      'batch_size': 8,
+  }
 
   @staticmethod
   def read(path, data, split, _):

@@ -14,9 +14,11 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
 
+from bert_jax.config_fields import HARMLESS, Field, at_least
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.labelled import packed_examples, table
+from bert_jax.labelled.unused_fields import not_evaluated
 from bert_jax.model import architectures, bert_config, pooling
 from bert_jax.model.kernels import MASKED
 from bert_jax.objectives import losses
@@ -123,35 +125,36 @@ class SentenceEmbedding(finetuning.FineTuning):
   best_score = 'spearman'
   has_held_out_loss = False  # a pair of data.eval has a score, and is no positive
 
-  @staticmethod
-  def set_fields(c):
-    c.data.format = 'auto'  # csv, tsv, jsonl
-    del c.data.label_column
-    # With text_pair_column='' each text is its own partner, under other dropout (SimCSE).
-    c.data.text_pair_column = 'text_pair'
-    # A third text, which contradicts the first; of several columns their names between commas.
-    c.data.negative_column = ''
-    c.data.eval_columns = ('sentence1', 'sentence2', 'score')  # of data.eval
-    # cls, mean, max, mean_sqrt_len_tokens, weightedmean, lasttoken; '' = that of init_from where it
-    # says one, else mean
-    c.data.pooling = ''
-    c.data.temperature = 0.05  # the cosines are divided by it
-    # The loss is the sum of those of the first 256, 128 ... entries of a vector: (256, 128, 64).
-    c.data.matryoshka = ()  # () = the whole vector alone
-    c.data.matryoshka_weights = ()  # of the parts of the sum; () = 1 for each
-    # Parts of a batch that are encoded one by one, for batches beyond memory: a third more time.
-    c.data.cached_parts = 1
-    c.batch_size = 64
-    c.max_len = 64
-    c.train_epochs = 1.0
+  config_fields = {
+      'data.format': 'auto',  # csv, tsv, jsonl
+      'data.label_column': None,
+      # With text_pair_column='' each text is its own partner, under other dropout (SimCSE).
+      'data.text_pair_column': 'text_pair',
+      # A third text, which contradicts the first; of several columns their names between commas.
+      'data.negative_column': Field(''),
+      # Of data.eval.
+      'data.eval_columns': Field(('sentence1', 'sentence2', 'score'), on_resume=HARMLESS,
+                                 unused=(not_evaluated,)),
+      # cls, mean, max, mean_sqrt_len_tokens, weightedmean, lasttoken; '' = that of init_from where
+      # it says one, else mean.
+      'data.pooling': Field(''),
+      'data.temperature': Field(0.05),  # the cosines are divided by it
+      # The loss is the sum of those of the first 256, 128 ... entries of a vector: (256, 128, 64);
+      # () = the whole vector alone.
+      'data.matryoshka': Field(()),
+      'data.matryoshka_weights': Field(()),  # of the parts of the sum; () = 1 for each
+      # Parts of a batch that are encoded one by one, for batches beyond memory: a third more time.
+      'data.cached_parts': Field(1, at_least(1)),
+      'batch_size': 64,
+      'max_len': 64,
+      'train_epochs': 1.0,
+  }
 
   @staticmethod
   def check(config):
     data = config.data
     if data.pooling not in ('', *_POOLINGS):
       raise UserError(f'data.pooling={data.pooling!r} is unknown: use {", ".join(_POOLINGS)}')
-    if data.cached_parts < 1:
-      raise UserError(f'data.cached_parts={data.cached_parts} must be at least 1')
     check_texts(config)
     widths, weights = tuple(data.matryoshka), tuple(data.matryoshka_weights)
     if len(set(widths)) < len(widths) or not all(

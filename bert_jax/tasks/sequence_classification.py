@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
+from bert_jax.config_fields import HARMLESS, Field, one_of
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokens import Tokens
-from bert_jax.errors import UserError, require, require_choice
+from bert_jax.errors import UserError, require
 from bert_jax.labelled import glue, packed_examples, texts
+from bert_jax.labelled.unused_fields import named_by_format, pairs, regression
 from bert_jax.model import architectures, bert_config, pooling
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning
@@ -72,24 +74,23 @@ class SequenceClassification(finetuning.FineTuning):
   head = BertForSequenceClassification
   fields = ('text',)
   optional = ('text_pair',)
-  check = staticmethod(
-      lambda config: require_choice('data.long', config.data.long, inputs_lib.LONG))
   transformers = 'ForSequenceClassification'
 
-  @staticmethod
-  def set_fields(c):
-    # auto, csv, tsv, jsonl; glue/cola, glue/sst2, glue/mrpc, glue/stsb, glue/qqp, glue/mnli,
-    # glue/qnli, glue/rte, glue/wnli: columns, labels and problem are the benchmark's then
-    c.data.format = 'auto'
-    # single_label, multi_label (a list of labels, or a comma-separated label_column with 0 and 1 in
-    # each), regression
-    c.data.problem = 'single_label'
-    c.data.labels = ()  # names in order; () = all that the training file has
-    # Rows with these labels are left out: '-' of SNLI and OCNLI, -1 of Jigsaw's columns.
-    c.data.skip_labels = ()
-    # How a text above max_len is read: head, tail, head_tail (128 + 382 of 510), or all of it in
-    # chunks_max, chunks_mean, chunks_attention.
-    c.data.long = 'head'
+  config_fields = {
+      # auto, csv, tsv, jsonl; glue/cola, glue/sst2, glue/mrpc, glue/stsb, glue/qqp, glue/mnli,
+      # glue/qnli, glue/rte, glue/wnli: columns, labels and problem are the benchmark's then.
+      'data.format': 'auto',
+      # single_label, multi_label (a list of labels, or a comma-separated label_column with 0 and 1
+      # in each), regression.
+      'data.problem': Field('single_label', unused=(named_by_format,)),
+      # Names in order; () = all that the training file has.
+      'data.labels': Field((), unused=(named_by_format, regression)),
+      # Rows with these labels are left out: '-' of SNLI and OCNLI, -1 of Jigsaw's columns.
+      'data.skip_labels': Field((), on_resume=HARMLESS, unused=(named_by_format, regression)),
+      # How a text above max_len is read: head, tail, head_tail (128 + 382 of 510), or all of it in
+      # chunks_max, chunks_mean, chunks_attention.
+      'data.long': Field('head', one_of(inputs_lib.LONG), unused=(pairs,)),
+  }
 
   @staticmethod
   def read(path, data, split, notes):

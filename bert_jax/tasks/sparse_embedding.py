@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.config_fields import Field, at_least
 from bert_jax.data.tokens import Tokens
-from bert_jax.errors import require_each
 from bert_jax.labelled import packed_examples
 from bert_jax.model import architectures
 from bert_jax.model.heads import BertForPreTraining
@@ -90,21 +90,22 @@ class SparseEmbedding(sentence_embedding.SentenceEmbedding):
   starts_from = ('mlm',)
   fields = ('text',)
 
-  @staticmethod
-  def set_fields(c):
-    sentence_embedding.SentenceEmbedding.set_fields(c)
-    for name in ('pooling', 'matryoshka', 'matryoshka_weights', 'cached_parts'):
-      del c.data[name]
-    c.data.temperature = 1.0  # products are divided by it
-    # Weights of the FLOPS of queries and of documents in the total loss: larger is sparser.
-    c.data.query_flops, c.data.document_flops = 5e-5, 3e-5
-    c.batch_size = 16  # a text has a logit for each token and each entry of the vocabulary
+  config_fields = {
+      **sentence_embedding.SentenceEmbedding.config_fields,
+      'data.pooling': None,
+      'data.matryoshka': None,
+      'data.matryoshka_weights': None,
+      'data.cached_parts': None,
+      'data.temperature': Field(1.0),  # products are divided by it
+      # Weights of the FLOPS of queries and of documents in the total loss: larger is sparser.
+      'data.query_flops': Field(5e-5, at_least(0)),
+      'data.document_flops': Field(3e-5, at_least(0)),
+      'batch_size': 16,  # a text has a logit for each token and each entry of the vocabulary
+  }
 
   @staticmethod
   def check(config):
     sentence_embedding.check_texts(config)
-    require_each(config.data, ('query_flops', 'document_flops'), lambda x: x >= 0,
-                 'must not be negative', 'data.')
 
   @classmethod
   def make(cls, config, examples, _):

@@ -13,6 +13,7 @@ from scipy import special
 import tokenizers
 from tokenizers import pre_tokenizers
 
+from bert_jax.config_fields import Field
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.data.tokens import Tokens
@@ -122,15 +123,16 @@ class TokenClassification(finetuning.FineTuning):
   fields = ('text',)
   transformers = 'ForTokenClassification'
 
-  @staticmethod
-  def set_fields(c):
-    # conll (words and tags in columns, from 0, or from -1 at the end), or jsonl with a list of each
-    c.data.format = 'auto'
-    del c.data.text_pair_column
-    c.data.text_column = '0'
-    c.data.label_column = '-1'
-    c.data.labels = ()  # tags in order; () = all that the training file has
-    c.optimizer.learning_rate = 5e-5
+  config_fields = {
+      # conll (words and tags in columns, from 0, or from -1 at the end), or jsonl with a list of
+      # each.
+      'data.format': 'auto',
+      'data.text_pair_column': None,
+      'data.text_column': '0',
+      'data.label_column': '-1',
+      'data.labels': Field(()),  # tags in order; () = all that the training file has
+      'optimizer.learning_rate': 5e-5,
+  }
 
   @staticmethod
   def read(path, data, split, notes):

@@ -14,8 +14,8 @@ from etils import epath
 import jax
 import orbax.checkpoint as ocp
 
-from bert_jax.errors import Failed, UserError, storage_trouble
-from bert_jax.runtime import console, lock, processes, sealed, storage
+from bert_jax.errors import Failed, UserError
+from bert_jax.runtime import console, ending, lock, processes, sealed, storage
 from bert_jax.training import integrity
 from bert_jax.training.state import TrainState
 
@@ -213,7 +213,7 @@ def _explained(workdir: epath.Path) -> Iterator[None]:
     yield
   except Exception as e:  # each part of orbax and tensorstore has errors of its own
     # `processes` explains errors of an exchange with other processes.
-    if isinstance(e, (UserError, Failed, jax.errors.JaxRuntimeError)) or storage_trouble(e):
+    if isinstance(e, (UserError, Failed, jax.errors.JaxRuntimeError)) or ending.storage_trouble(e):
       raise
     raise Failed(f'a checkpoint cannot be written to {workdir}: {" ".join(str(e).split())[:300]}; '
                  'what was complete is sound: run the same command again') from e

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from bert_jax.errors import UserError, storage_trouble
-from bert_jax.runtime import processes, sealed, storage
+from bert_jax.errors import UserError
+from bert_jax.runtime import ending, processes, sealed, storage
 from bert_jax.training import fingerprint
 
 ITEM = 'fingerprints'
@@ -58,7 +58,7 @@ def description(folder: epath.Path) -> dict[str, Any]:
   try:
     content = sealed.read(folder / ITEM / 'metadata')
   except UserError as e:
-    if isinstance(e.__cause__, PermissionError) or storage_trouble(e.__cause__):
+    if isinstance(e.__cause__, PermissionError) or ending.storage_trouble(e.__cause__):
       raise e.__cause__ from e  # it says nothing about the data
     raise Damaged(str(e)) from e
   if content['step'] != int(folder.name):

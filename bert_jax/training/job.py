@@ -24,9 +24,9 @@ class Job:
   base: Any = None  # the frozen model of a LoRA run
   adapter: str = ''  # its factors, in words
   records: str  # digest of the data
-  fed_by: Sequence[str]  # fields of the config that decide which rows a step sees
   parameters: int  # of the encoder and what is trained on top, but for a new classifier
   steps: str  # in words
   lengths: Sequence[int]  # L of the rows
+  fields: Mapping[str, Any]  # of the config, whose values the data decides
   notes: Sequence[str] = ()  # for the summary
   extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # more fields of run.json

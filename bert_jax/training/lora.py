@@ -56,6 +56,15 @@ def is_factor(path: str) -> bool:
   return path.endswith((_A, _B))
 
 
+def starts_whole(task: Task, params: Any) -> bool:
+  """True if `params` have every array of the task that would begin at random.
+
+  Their deviation is `model.initializer_range`. Biases, scales and factors begin otherwise.
+  """
+  fresh = _flat(jax.eval_shape(task.init, jax.random.key(0))).keys() - _flat(params).keys()
+  return all(path.endswith(('bias', 'scale')) or is_factor(path) for path in fresh)
+
+
 def base(params: Any) -> Any:
   """The part of a model's parameters that is frozen."""
   return _nested({path: x for path, x in _flat(params).items() if _is_base(path)})

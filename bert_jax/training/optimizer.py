@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import optax
 
 from bert_jax import errors
-from bert_jax.errors import UserError
 from bert_jax.model import parameters
 from bert_jax.model.parameters import Kind
 from bert_jax.training import transforms
@@ -57,6 +56,22 @@ class OptimizerConfig:
                    f'{self.warmup_ratio}: give one of them and set the other to 0')
 
 
+def _warmup(config: OptimizerConfig, train_steps: int) -> int:
+  """The steps of the warmup."""
+  # The ratio as it is written: 0.29 * 100 is a little less than 29.
+  return config.warmup_steps or int(Fraction(str(config.warmup_ratio)) * train_steps)
+
+
+def check_steps(config: OptimizerConfig, train_steps: int):
+  """Raises UserError if the warmup takes the whole run, or the step cannot count that far."""
+  errors.require(train_steps <= _MOST_STEPS, f'the run would have {train_steps:,} steps, and can '
+                 f'have {_MOST_STEPS:,}: make it shorter')
+  name = 'warmup_steps' if config.warmup_steps else 'warmup_ratio'
+  errors.require(_warmup(config, train_steps) < train_steps,
+                 f'optimizer.{name}={getattr(config, name)} leaves nothing of the {train_steps} '
+                 'training steps: make the run longer or the warmup shorter')
+
+
 def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
   """peak * min(t / warmup, 1, (T - t) / (T - S)): up to the peak, then down to 0 at the end.
 
@@ -68,17 +83,10 @@ def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
     A function from the number of updates so far, t, to the rate of the next one; float32.
 
   Raises:
-    UserError: the warmup takes the whole run, or the step does not count so far.
+    UserError: as `check_steps`.
   """
-  errors.require(train_steps <= _MOST_STEPS, f'the run would have {train_steps:,} steps, and can '
-                 f'have {_MOST_STEPS:,}: make it shorter')
-  # The ratio as it is written: 0.29 * 100 is a little less than 29.
-  warmup = config.warmup_steps or int(Fraction(str(config.warmup_ratio)) * train_steps)
-  if warmup >= train_steps:
-    name = 'warmup_steps' if config.warmup_steps else 'warmup_ratio'
-    raise UserError(f'optimizer.{name}={getattr(config, name)} leaves nothing of the {train_steps} '
-                    'training steps: make the run longer or the warmup shorter')
-
+  check_steps(config, train_steps)
+  warmup = _warmup(config, train_steps)
   start = train_steps - config.decay_ratio * (train_steps - warmup)
 
   def schedule(t):

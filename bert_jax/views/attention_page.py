@@ -12,7 +12,7 @@ from matplotlib import figure
 import numpy as np
 
 from bert_jax.data.tokens import Tokens
-from bert_jax.errors import UserError
+from bert_jax.errors import require
 from bert_jax.inference.bert import Bert
 from bert_jax.model import architectures
 
@@ -49,8 +49,8 @@ def _selected(attention: Attention, layer: int | None,
               head: int | None) -> tuple[np.ndarray, str]:
   """Weights [L, L] of a layer and head, and their title."""
   for name, value, count in zip(('layer', 'head'), (layer, head), attention.weights.shape):
-    if value is not None and not 1 <= value <= count:
-      raise UserError(f'--{name}={value} is not there: the model has {count}')
+    require(value is None or 1 <= value <= count,
+            f'--{name}={value} is not there: the model has {count}')
   weights = attention.weights if layer is None else attention.weights[layer - 1:layer]
   weights = weights if head is None else weights[:, head - 1:head]
   title = ', '.join((f'layer {layer}' if layer else 'all layers',

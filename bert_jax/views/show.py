@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.inference import bert as bert_lib
 from bert_jax.inference.bert import Bert
 from bert_jax.runtime import storage
@@ -18,12 +18,11 @@ VIEWS = {'attention': ('text', 'output', 'layer', 'head'), 'contexts': ('text', 
 
 def _attention(bert: Bert, texts: Sequence[str], output: str | None, layer: int | None,
                head: int | None):
-  if not texts or len(texts) > 2:
-    raise UserError('--view=attention needs --text once, or twice for a pair')
-  if not output or not output.endswith(('.html', '.png')):
-    raise UserError('--view=attention needs --output=FILE.html or FILE.png')
-  if output.endswith('.html') and (layer is not None or head is not None):
-    raise UserError('--layer and --head have no effect here: the page shows all of them')
+  require(texts and len(texts) <= 2, '--view=attention needs --text once, or twice for a pair')
+  require(output and output.endswith(('.html', '.png')),
+          '--view=attention needs --output=FILE.html or FILE.png')
+  require(not output.endswith('.html') or (layer is None and head is None),
+          '--layer and --head have no effect here: the page shows all of them')
   attention = attention_page.attention(bert, *texts)
   if output.endswith('.html'):
     attention_page.write_html(attention, output)
@@ -34,8 +33,7 @@ def _attention(bert: Bert, texts: Sequence[str], output: str | None, layer: int 
 
 
 def _contexts(bert: Bert, texts: Sequence[str], words: Sequence[str]):
-  if len(words) != 1:
-    raise UserError('--view=contexts needs one --words=WORD and --text twice')
+  require(len(words) == 1, '--view=contexts needs one --words=WORD and --text twice')
   for layer, cosine in enumerate(words_lib.similarities(bert, texts, words[0])):
     name = f'layer {layer}' if layer else 'embeddings'
     print(f'{name:<12} {cosine:6.3f}  {"#" * round(40 * max(cosine, 0))}')
@@ -43,10 +41,9 @@ def _contexts(bert: Bert, texts: Sequence[str], words: Sequence[str]):
 
 def _table(bert: Bert, words: Sequence[str], output: str | None, analogy: bool):
   table = words_lib.TokenTable(bert)
-  if analogy and len(words) != 3:
-    raise UserError('--view=analogy needs --words=A,B,C: what is to C as B is to A?')
-  if not words:
-    raise UserError('--view=neighbours needs --words=WORD[,WORD ...]')
+  require(not analogy or len(words) == 3,
+          '--view=analogy needs --words=A,B,C: what is to C as B is to A?')
+  require(bool(words), '--view=neighbours needs --words=WORD[,WORD ...]')
   if analogy:
     results = [(f'{words[1]} - {words[0]} + {words[2]}', table.analogy(*words))]
   else:
@@ -74,12 +71,11 @@ def show(model: str | None, view: str | None, texts: Sequence[str], words: Seque
     raise UserError(f'{wrong} {", ".join(VIEWS)}')
   given = {'text': texts, 'words': words, 'output': output, 'layer': layer, 'head': head}
   for name, value in given.items():
-    if value not in (None, '', [], ()) and name not in VIEWS[view]:
-      raise UserError(f'--{name} has no effect here: --view={view} does not use it')
-  if not model:
-    raise UserError('give --model=DIR')
-  if view in ('neighbours', 'analogy') and output and not output.endswith('.png'):
-    raise UserError(f'--output={output}: the map is a picture, FILE.png')
+    require(value in (None, '', [], ()) or name in VIEWS[view],
+            f'--{name} has no effect here: --view={view} does not use it')
+  require(bool(model), 'give --model=DIR')
+  require(view not in ('neighbours', 'analogy') or not output or output.endswith('.png'),
+          f'--output={output}: the map is a picture, FILE.png')
   if output:
     storage.make_parent('--output', epath.Path(output))
   bert = bert_lib.load(model)

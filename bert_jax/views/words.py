@@ -6,7 +6,7 @@ import re
 from matplotlib import figure
 import numpy as np
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.inference.bert import Bert
 from bert_jax.tasks import answers
 from bert_jax.views.attention_page import save_picture
@@ -29,14 +29,13 @@ def _in_context(bert: Bert, text: str, word: str) -> np.ndarray:
   """[N + 1, D]: the mean over the tokens of a word's first occurrence, in each layer."""
   (_, spans), = bert.tokenizer.encode_with_spans([text])
   tokens = answers.token_span(spans, *_place(word, text))
-  if not tokens:
-    raise UserError(f'the word {word!r} has no token')
+  require(bool(tokens), f'the word {word!r} has no token')
   first, last = tokens
   layers = range(bert.config.num_layers + 1)
   hidden = bert.embed([text], 'none', layers=layers)[0]  # [n, D * (N + 1)]
-  if last >= len(hidden):
-    raise UserError(f'the word {word!r} stands behind the first {len(hidden)} tokens of a text, '
-                    'which the model reads: shorten the text')
+  require(last < len(hidden),
+          f'the word {word!r} stands behind the first {len(hidden)} tokens of a text, '
+          'which the model reads: shorten the text')
   return hidden[first:last + 1].mean(0).reshape(len(layers), -1)
 
 
@@ -46,9 +45,9 @@ def similarities(bert: Bert, texts: Sequence[str], word: str) -> np.ndarray:
   Raises:
     UserError: not two texts, or the word is not in both.
   """
-  if len(texts) != 2:
-    raise UserError(f'--view=contexts compares a word in two texts, not in {len(texts)}: give '
-                    '--text twice')
+  require(len(texts) == 2,
+          f'--view=contexts compares a word in two texts, not in {len(texts)}: give '
+          '--text twice')
   a, b = (_in_context(bert, text, word) for text in texts)
   return np.sum(a * b, 1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
 

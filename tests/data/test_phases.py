@@ -8,7 +8,7 @@ from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource, first_rows
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import MaskingConfig
-from bert_jax.runs import length
+from bert_jax.runs import resolve
 from bert_jax.tasks.pretraining import Pretraining, PretrainingData
 from tests.data.made import FIRST, TOKENIZER, varied
 
@@ -40,9 +40,9 @@ def test_more_steps_than_a_run_can_have(phases, total):
   config = config_lib.pretraining('tiny')
   config.phases = phases
   with pytest.raises(UserError, match=f'^phases=.* sum to {total}, a run has at most 2147483647'):
-    length.fit(config, {'phases': ()})
+    resolve.fitted(config, {'phases': ()})
   config.phases = ((2**31 - 1, 128, 8),)  # the remedy: as many as a run can have
-  length.fit(config, {'phases': ()})
+  config, _ = resolve.fitted(config, {'phases': ()})
   config_lib.check(config)
   assert config.train_steps == 2**31 - 1
 

@@ -23,7 +23,7 @@ from absl import (
   logging,  # noqa: E402
 )
 
-from bert_jax import errors  # noqa: E402
+from bert_jax.runtime import quiet  # noqa: E402
 from tests.faults import (
   configs,  # noqa: E402
   corruption,  # noqa: E402
@@ -68,7 +68,7 @@ def _table(lines):
 def main(_):
   """Runs the trials that have no line yet."""
   logging.set_verbosity(logging.ERROR)
-  errors.quiet_libraries()
+  quiet.quiet_libraries()
   bench = runs.Bench(pathlib.Path(_OUT.value).resolve())
   ledger, began = bench.folder / 'trials.jsonl', time.monotonic()
   lines = [json.loads(x) for x in ledger.read_text().splitlines()] if ledger.exists() else []

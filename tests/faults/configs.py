@@ -20,12 +20,12 @@ from typing import Any
 
 from etils import epath
 
+from bert_jax.commands import tuple_flag
 from bert_jax.config import flat
 from bert_jax.data import preparation
 from bert_jax.data.tokenizers import training
 from bert_jax.model.bert_config import ACTIVATIONS, ATTENTION, DTYPES, REMAT
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.runs import tuple_flag
 from bert_jax.training import loop
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib

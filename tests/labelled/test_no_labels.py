@@ -7,9 +7,9 @@ import shlex
 import pytest
 
 from bert_jax import config as config_lib
+from bert_jax.commands import tuple_flag
 from bert_jax.errors import UserError
 from bert_jax.labelled import choices, glue, no_labels, squad, table, texts
-from bert_jax.runs import tuple_flag
 from bert_jax.tasks.reranking import Reranking
 from bert_jax.tasks.sequence_classification import SequenceClassification
 from bert_jax.tasks.token_classification import TokenClassification

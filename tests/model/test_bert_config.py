@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax import config as config_lib
+from bert_jax import config_fields
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.model import architectures, heads
@@ -28,7 +29,7 @@ def test_auto_dtype_is_that_of_the_devices(platform, dtype):
   for given, expected in (('auto', dtype), ('float32', 'float32'), ('bfloat16', 'bfloat16')):
     c = config_lib.pretraining('tiny')
     c.model.dtype = given
-    config_lib.set_dtype(c, mesh)
+    c = config_fields.changed(c, config_lib.dtype_on(mesh, c))
     assert c.model.dtype == expected
 
 

@@ -67,9 +67,9 @@ def _stop(process: subprocess.Popen, send, number: int, status: int):
 # The tracker of resources and two children, which sleep.
 SLEEPS = """
 import time
-from bert_jax import errors
+from bert_jax.commands import command
 from bert_jax.planning import children
-errors.run_command(lambda argv: children.run([(time.sleep, (120,))] * 2))
+command.run_command(lambda argv: children.run([(time.sleep, (120,))] * 2))
 """
 
 

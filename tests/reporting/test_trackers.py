@@ -288,10 +288,10 @@ def test_a_tracker_that_is_not_installed(corpus_file, tmp_path, monkeypatch, cap
 
 LOGIN = """
 from etils import epath
-from bert_jax import errors
+from bert_jax.commands import command
 from bert_jax.reporting import trackers
 trackers._check_server = lambda url: None
-errors.run_command(lambda _: trackers.Record(('wandb',)).start(epath.Path('.'), 0, ()))
+command.run_command(lambda _: trackers.Record(('wandb',)).start(epath.Path('.'), 0, ()))
 """
 
 

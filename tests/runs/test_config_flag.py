@@ -8,9 +8,8 @@ from ml_collections import config_flags
 import pytest
 
 from bert_jax import config as config_lib
-from bert_jax import errors
+from bert_jax.commands import command, config_flag
 from bert_jax.errors import UserError
-from bert_jax.runs import config_flag
 from tests import conftest
 
 
@@ -62,7 +61,7 @@ def test_two_configs():
 def test_values_of_a_wrong_type(override, line):
   with pytest.raises(flags.IllegalFlagValueError) as caught:
     parsed(override)
-  assert errors._explained(caught.value) == line
+  assert command._explained(caught.value) == line
 
 
 CONFIGS = types.SimpleNamespace(pretrain=config_lib.pretraining('tiny'),

@@ -6,7 +6,8 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
-from bert_jax.runs import drift, finetune
+from bert_jax.runs import drift
+from bert_jax.tasks import task_list
 
 SCHEDULE = {'train_steps', 'train_epochs', 'train_minutes', 'phases', 'batch_size', 'max_len'}
 HARMLESS = {'log_every', 'eval_every', 'eval_batches', 'checkpoint_every', 'keep_checkpoints',
@@ -16,25 +17,25 @@ HARMLESS = {'log_every', 'eval_every', 'eval_batches', 'checkpoint_every', 'keep
             'allow_schedule_change', 'data.source', 'data.vocab', 'data.loader_workers'}
 
 
-def outcome(name, fed_by, allowed=False) -> str:
+def outcome(name, task, allowed=False) -> str:
   try:
-    drift.check('w', [drift.Change(name, 1, 2)], fed_by, allowed)
+    drift.check('w', [drift.Change(name, 1, 2)], config_lib.fields(task), allowed)
   except UserError as e:
     return 'schedule' if 'allow_schedule_change' in str(e) else 'another'
   return 'harmless'
 
 
 def test_fields_of_pretraining():
-  fed_by = ('seed', 'data.pack', 'data.sequences', 'data.negatives')
+  fed_by = ('seed', 'data.pack', 'data.sequences', 'data.negatives')  # they decide the rows
   for name in config_lib.flat(config_lib.pretraining('tiny')):
     expected = ('harmless' if name in HARMLESS else
                 'schedule' if name in SCHEDULE or name.startswith('optimizer.') else
                 'another' if name in fed_by or not name.startswith('data.') else 'harmless')
-    assert outcome(name, fed_by) == expected, name
-  assert outcome('train_steps', fed_by, allowed=True) == 'harmless'
-  assert outcome('seed', fed_by, allowed=True) == 'another'
+    assert outcome(name, 'pretrain') == expected, name
+  assert outcome('train_steps', 'pretrain', allowed=True) == 'harmless'
+  assert outcome('seed', 'pretrain', allowed=True) == 'another'
   for name in ('task', 'masking.rate', 'model.dropout', 'model.hidden_size', 'new.field'):
-    assert outcome(name, fed_by, allowed=True) == 'another'
+    assert outcome(name, 'pretrain', allowed=True) == 'another'
 
 
 # Where the examples stand and how they are read (their digest is compared), and evaluation alone.
@@ -48,7 +49,7 @@ READ = {'train', 'text_column', 'text_pair_column', 'label_column', 'choices_col
                                   'reranking', 'sparse_embedding'])
 def test_fields_of_fine_tuning(task):
   others = {name for name in config_lib.finetuning(task).data
-            if outcome(f'data.{name}', finetune._FED_BY, allowed=True) == 'another'}
+            if outcome(f'data.{name}', task, allowed=True) == 'another'}
   assert others == set(config_lib.finetuning(task).data) - READ
   assert others <= {'problem', 'labels', 'long', 'negative_column', 'pooling', 'temperature',
                     'matryoshka', 'matryoshka_weights', 'cached_parts', 'loss',
@@ -58,12 +59,14 @@ def test_fields_of_fine_tuning(task):
 def test_what_a_fine_tuned_model_is_may_not_change():
   for name in ('data.temperature', 'data.pooling', 'data.long', 'data.negative_column',
                'data.labels', 'data.problem', 'data.new_field'):
-    assert outcome(name, finetune._FED_BY, allowed=True) == 'another'
+    for task in task_list.ALL:
+      assert outcome(name, task, allowed=True) == 'another'
 
 
 def test_the_rows_of_fine_tuning_hang_on_more():
   for name in ('seed', 'batch_size', 'max_len', 'optimizer.accumulation'):
-    assert outcome(name, finetune._FED_BY, allowed=True) == 'another'
+    for task in task_list.ALL:
+      assert outcome(name, task, allowed=True) == 'another'
 
 
 def test_only_what_differs_and_is_known_to_both():
@@ -74,8 +77,9 @@ def test_only_what_differs_and_is_known_to_both():
 
 
 def test_all_that_differs_is_named():
+  table = config_lib.fields('pretrain')
   changes = [drift.Change('log_every', 1, 2), drift.Change('seed', 0, 1),
              drift.Change('train_steps', 5, 6), drift.Change('task', 'a', 'b')]
   with pytest.raises(UserError, match=r'^w holds a run with seed=0 \(now 1\), task=a \(now b\): '):
-    drift.check('w', changes, (), True)
-  assert drift.check('w', [changes[0], changes[2]], (), True) == [changes[0], changes[2]]
+    drift.check('w', changes, table, True)
+  assert drift.check('w', [changes[0], changes[2]], table, True) == [changes[0], changes[2]]

@@ -6,9 +6,10 @@ import runpy
 import pytest
 
 from bert_jax import config as config_lib
+from bert_jax import config_fields
 from bert_jax.data import phases as phases_lib
 from bert_jax.errors import UserError
-from bert_jax.runs import length, no_effect
+from bert_jax.runs import no_effect, resolve
 from bert_jax.training import optimizer
 from tests import conftest
 
@@ -35,22 +36,21 @@ def test_the_longest_of_more_phases_than_steps_stay():
 
 
 def fitted(config, **overrides):
-  """The notes on a config whose fields a command line changes."""
+  """(a config whose fields a command line changes, the notes on it)."""
   given = {name: config_lib.flat(config)[name] for name in overrides}
-  config.update_from_flattened_dict(overrides)
-  return length.fit(config, given)
+  return resolve.fitted(config_fields.changed(config, overrides), given)
 
 
 @pytest.mark.parametrize('steps', [1, 2, 7, 60])
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
 def test_one_flag_shortens_every_config(path, steps):
   c = runpy.run_path(str(path))['get_config']()
-  before = c.copy_and_resolve_references()
-  notes = fitted(c, train_steps=steps)
   if c.task != 'pretrain':
     c.data.train = 'x'
   elif c.objective == 'distillation':
     c.teacher = 'x'
+  before = c
+  c, notes = fitted(before, train_steps=steps)
   config_lib.check(c)
   assert [c[name] for name in config_lib.LENGTHS] == [steps, 0, 0]
   schedule = optimizer.learning_rate(optimizer.OptimizerConfig(**c.optimizer), steps)
@@ -63,19 +63,21 @@ def test_one_flag_shortens_every_config(path, steps):
                      ('train_minutes', 'instead of train_minutes=')):
     changed = config_lib.flat(c)[name] != config_lib.flat(before)[name]
     assert (told in said) == changed, name
-  free = (*config_lib.LENGTHS, 'phases', 'optimizer.warmup_steps', 'data.train', 'teacher')
+  free = (*config_lib.LENGTHS, 'phases', 'optimizer.warmup_steps')
   assert all(config_lib.flat(c)[name] == value for name, value in config_lib.flat(before).items()
              if name not in free)
 
 
 def test_train_steps_shortens_a_run_of_phases():
   c = config_lib.pretraining('base')
-  assert fitted(c, train_steps=1000) == [
+  c, notes = fitted(c, train_steps=1000)
+  assert notes == [
       'phases of 1,000,000 steps scaled to 1,000',
       'warmup of 10,000 of 1,000,000 steps scaled to 10 of 1,000']
   assert c.phases == ((900, 128, 256), (100, 512, 256)) and c.optimizer.warmup_steps == 10
   c = config_lib.pretraining('base')
-  assert fitted(c, train_steps=1)[0] == (
+  c, notes = fitted(c, train_steps=1)
+  assert notes[0] == (
       'phases of 1,000,000 steps scaled to 1, without the 1 shortest')
   assert c.phases == ((1, 128, 256),) and c.optimizer.warmup_steps == 0
 
@@ -84,19 +86,20 @@ def test_train_steps_shortens_a_run_of_phases():
     ((), 512), (((1, 128, 256),), 128), (((3, 64, 256), (1, 128, 256)), 64)])
 def test_given_phases_do_not_keep_the_warmup(phases, rows):
   c = config_lib.pretraining('base')
-  notes = fitted(c, train_steps=400, phases=phases)
+  c, notes = fitted(c, train_steps=400, phases=phases)
   assert notes[-1] == 'warmup of 10,000 of 1,000,000 steps scaled to 4 of 400'
   assert config_lib.phases_of(c)[0].max_len == rows and c.optimizer.warmup_steps == 4
 
 
 def test_two_flags_make_base_fit_a_laptop():
   c = config_lib.pretraining('base')
-  notes = fitted(c, train_steps=10, batch_size=8)
+  c, notes = fitted(c, train_steps=10, batch_size=8)
   assert c.phases == ((9, 128, 8), (1, 512, 8)) and c.optimizer.warmup_steps == 0
   assert notes[0] == 'batch_size=8 instead of 256 in all phases'
   no_effect.check(c, ['train_steps', 'batch_size'])
   c = config_lib.pretraining('base')
-  assert fitted(c, train_steps=10, max_len=64) == [
+  c, notes = fitted(c, train_steps=10, max_len=64)
+  assert notes == [
       'phases of 1,000,000 steps scaled to 10',
       'warmup of 10,000 of 1,000,000 steps scaled to 0 of 10']
   with pytest.raises(UserError, match='--config.max_len has no effect here: phases='):
@@ -105,25 +108,27 @@ def test_two_flags_make_base_fit_a_laptop():
 
 def test_a_given_warmup_stays():
   c = config_lib.pretraining('base')
-  fitted(c, **{'train_steps': 1000, 'optimizer.warmup_steps': 300})
+  c, _ = fitted(c, **{'train_steps': 1000, 'optimizer.warmup_steps': 300})
   assert c.phases[0][0] == 900 and c.optimizer.warmup_steps == 300
   c = config_lib.pretraining('base')
   c.train_steps, c.optimizer.warmup_steps = 1000, 300  # in Python, or by a config file
-  length.fit(c, {})
+  c, _ = resolve.fitted(c, {})
   assert c.phases[0][0] == 900 and c.optimizer.warmup_steps == 300
-  fitted(c, train_steps=500)  # and on its command line
+  c, _ = fitted(c, train_steps=500)  # and on its command line
   assert c.phases[0][0] == 450 and c.optimizer.warmup_steps == 150
 
 
 def test_a_longer_run_keeps_its_warmup():
   c = config_lib.pretraining('base')
-  assert len(fitted(c, train_steps=2_000_000)) == 1
+  c, notes = fitted(c, train_steps=2_000_000)
+  assert len(notes) == 1
   assert c.phases[1][0] == 200_000 and c.optimizer.warmup_steps == 10_000
 
 
 def test_given_phases_scale_to_given_steps():
   c = conftest.tiny_config('x')
-  assert fitted(c, phases=((6, 16, 8), (4, 32, 8)), train_steps=5) == [
+  c, notes = fitted(c, phases=((6, 16, 8), (4, 32, 8)), train_steps=5)
+  assert notes == [
       'phases of 10 steps scaled to 5', 'warmup of 4 of 12 steps scaled to 2 of 5']
   assert c.phases == ((3, 16, 8), (2, 32, 8))
   config_lib.check(c)
@@ -131,10 +136,12 @@ def test_given_phases_scale_to_given_steps():
 
 def test_given_phases_alone_say_the_length():
   c = conftest.tiny_config('x')
-  assert fitted(c, phases=((3, 16, 8),))[0] == 'train_steps=3, the steps of phases, instead of 12'
+  c, notes = fitted(c, phases=((3, 16, 8),))
+  assert notes[0] == 'train_steps=3, the steps of phases, instead of 12'
   assert c.train_steps == 3 and c.phases == ((3, 16, 8),) and c.optimizer.warmup_steps == 1
   c = conftest.tiny_config('x', train_steps=0, train_minutes=2.0)
-  assert fitted(c, phases=((3, 16, 8), (1, 32, 8))) == []  # shares of the minutes
+  c, notes = fitted(c, phases=((3, 16, 8), (1, 32, 8)))
+  assert notes == []  # shares of the minutes
   assert c.train_steps == 0
 
 
@@ -148,7 +155,8 @@ def test_given_phases_alone_say_the_length():
     ({'train_steps': 12}, {'train_steps': 0, 'train_epochs': 1.0}, None)])
 def test_a_given_length_replaces_that_of_the_config_file(of_file, given, note):
   c = conftest.tiny_config('x', **of_file)
-  assert fitted(c, **given) == ([note] if note else [])
+  c, notes = fitted(c, **given)
+  assert notes == ([note] if note else [])
   config_lib.check(c)
   (name, value), = ((n, v) for n, v in given.items() if v)
   assert {n: c[n] for n in config_lib.LENGTHS if c[n]} == {name: value}
@@ -156,10 +164,10 @@ def test_a_given_length_replaces_that_of_the_config_file(of_file, given, note):
 
 def test_two_given_lengths_are_refused():
   c = conftest.tiny_config('x')
-  fitted(c, train_steps=5, train_epochs=1.0)
+  c, _ = fitted(c, train_steps=5, train_epochs=1.0)
   with pytest.raises(UserError, match='^train_steps=5, train_epochs=1.0: give one of'):
     config_lib.check(c)
   c = conftest.tiny_config('x')
-  fitted(c, train_epochs=1.0, train_minutes=2.0)
+  c, _ = fitted(c, train_epochs=1.0, train_minutes=2.0)
   with pytest.raises(UserError, match='^train_epochs=1.0, train_minutes=2.0: give one of'):
     config_lib.check(c)

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from scipy import special
 
+from bert_jax import config_fields
 from bert_jax.errors import UserError
 from bert_jax.inference import bert as bert_lib
 from bert_jax.interop import conversion
 from bert_jax.interop import load as load_lib
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.planning import programs
-from bert_jax.runs import finetune, frozen_base, initial, run
+from bert_jax.runs import finetune, frozen_base, resolve, run
 from bert_jax.tasks import sequence_classification
 from bert_jax.training import loop
 from tests import conftest, made_tasks
@@ -165,12 +166,10 @@ def test_a_student_goes_on_with_its_own_base(corpus_file, tmp_path):
 
 def test_a_plan_counts_no_moments_of_frozen_parameters(finished, tmp_path):
   source, c, _ = finished
-  model = initial.load(c)
-  initial.adopt_sizes(c := c.copy_and_resolve_references(), vars(model.config))
   mesh = conftest.sub_mesh(1, 1)
   arguments = {}
   for rank in (0, 2):
-    c.lora.rank = rank
+    c, model = resolve.with_model(config_fields.changed(c, {'lora.rank': rank}), mesh)
     job = finetune.make_job(c, model, mesh, epath.Path(tmp_path))
     work = programs.finetuning(c, job.data, job.train_steps)
     arguments[rank] = programs.train_step(work, c, mesh).memory['arguments']

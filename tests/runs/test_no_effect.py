@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 import types
 
 from flax import traverse_util
@@ -9,10 +10,11 @@ import jax.numpy as jnp
 import pytest
 
 from bert_jax import config as config_lib
+from bert_jax.commands import tuple_flag
 from bert_jax.data import corpus
 from bert_jax.errors import UserError
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.runs import initial, no_effect, tuple_flag
+from bert_jax.runs import no_effect
 from tests import conftest, tiny
 
 
@@ -119,9 +121,19 @@ def test_with_effect(corpus_file, records, vocab, task, fields, name):
   no_effect.check(make(task, fields, corpus_file, records, vocab), [name])
 
 
-def test_every_row_of_the_table_is_tried():
+def test_every_rule_of_the_tables_is_tried():
   tried = {name for _, _, name, _ in CASES}
-  assert {name for rule in no_effect.RULES for name in rule.fields} <= tried
+  tables = [config_lib.fields(task) for task in config_lib.TASKS]
+  assert {name for table in tables for name, field in table.items() if field.unused} <= tried
+
+
+def test_every_rule_says_when_a_field_has_no_effect():
+  rules = {rule for task in config_lib.TASKS for field in config_lib.fields(task).values()
+           for rule in (*field.unused, *field.unused_by_data)}
+  assert len(rules) >= 20
+  for rule in rules:
+    rule = getattr(rule, 'func', rule)
+    assert rule.__name__ != '<lambda>' and re.search('no effect', rule.__doc__), rule
 
 
 def test_fields_of_another_architecture(corpus_file):
@@ -218,7 +230,7 @@ def test_a_generator_has_layers_of_its_own(field, value):
 
 def test_layers_that_start_fresh_are_not_frozen():
   c = config_lib.finetuning('sequence_classification')
-  initial.adopt_sizes(c, dataclasses.asdict(BertConfig()))
+  c.model.update(dataclasses.asdict(BertConfig()))
   c.reinit_layers, c.optimizer.frozen_layers = 2, 10
   config_lib.check_sizes(c, conftest.sub_mesh(1, 1))
   c.optimizer.frozen_layers = 11

@@ -56,15 +56,15 @@ def test_a_measured_run_is_an_ordinary_one(corpus_file, tmp_path, monkeypatch, c
 
 
 def test_other_rows_are_measured_again(corpus_file, tmp_path, monkeypatch):
-  monkeypatch.setattr(time_budget, '_set_steps', lambda config, steps: None)
   monkeypatch.setattr(time_budget, '_seconds_per_step', lambda *_: 2.0)
   c = config(corpus_file, 1.0, phases=((3, 16, 8), (1, 32, 8)))
   before = {**c.to_dict(), 'train_steps': 600, 'phases': [[450, 16, 8], [150, 32, 8]]}
   for change, steps in ({}, 600), ({'phases': [[450, 16, 8], [150, 32, 4]]}, 30), (
       {'train_minutes': 2.0}, 30):
-    (note,) = time_budget.fix_steps(c, {'config': before | change}, None, None)
-    assert f' are {steps} steps, ' in note
-  (note,) = time_budget.fix_steps(c, {}, None, None)
+    fields, (note,) = time_budget.fixed_steps(c, {'config': before | change}, None, None)
+    assert f' are {steps} steps, ' in note and fields['train_steps'] == steps
+    assert sum(phase[0] for phase in fields['phases']) == steps
+  _, (note,) = time_budget.fixed_steps(c, {}, None, None)
   assert ' are 30 steps, 2 s each' in note
 
 

@@ -13,8 +13,8 @@ import zipfile
 import pytest
 
 import bert_jax
+from bert_jax.commands import named_configs
 from bert_jax.errors import UserError
-from bert_jax.runs import named_configs
 from tests import conftest
 from tests.test_configs import SMALL
 

@@ -16,8 +16,7 @@ import jax
 import pytest
 import tensorstore
 
-from bert_jax import errors
-from bert_jax.errors import storage_trouble
+from bert_jax.runtime import ending, quiet
 
 
 @pytest.mark.parametrize('cause, expected', [
@@ -28,7 +27,7 @@ from bert_jax.errors import storage_trouble
 def test_trouble_with_storage_is_known_by_its_causes(cause, expected):
   error = ValueError('a save failed')
   error.__cause__ = cause
-  assert storage_trouble(error) == expected
+  assert ending.storage_trouble(error) == expected
 
 
 FULL = ('RESOURCE_EXHAUSTED: Error writing local file "x": Failed to write: '
@@ -41,7 +40,7 @@ FULL = ('RESOURCE_EXHAUSTED: Error writing local file "x": Failed to write: '
     (jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory'), 'the memory is too small'),
     (MemoryError(), 'the memory is too small'), (ValueError('a bug'), '')])
 def test_a_full_disk_is_not_a_lack_of_memory(error, expected):
-  explanation = errors.machine_trouble(error)
+  explanation = ending.machine_trouble(error)
   assert explanation.startswith(expected) and bool(explanation) == bool(expected)
 
 
@@ -51,8 +50,8 @@ def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch):
   monkeypatch.setattr(sys, 'unraisablehook', None)
   monkeypatch.setattr(logging, 'get_absl_handler', lambda: handler)
   warnings.resetwarnings()
-  errors.quiet_libraries()
-  for quiet in (True, False):
+  quiet.quiet_libraries()
+  for is_quiet in (True, False):
     promise, future = tensorstore.Promise.new()
 
     async def wait(future=future):
@@ -65,7 +64,7 @@ def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch):
     loop, waiting = asyncio.new_event_loop(), []
     loop.run_until_complete(begin())
     loop.close()
-    if not quiet:  # another error in the same place
+    if not is_quiet:  # another error in the same place
       monkeypatch.setattr(loop, 'call_soon_threadsafe', lambda *_, **__: 1 / 0)
     done = threading.Thread(target=promise.set_result, args=(1,))
     done.start()
@@ -97,7 +96,7 @@ def handler(monkeypatch):
   """That of absl, with the filters of `quiet_libraries` alone."""
   found = python_logging.Handler()
   monkeypatch.setattr(logging, 'get_absl_handler', lambda: found)
-  for variable in ('TF_CPP_MIN_LOG_LEVEL', *errors.ABSENT_TPU):
+  for variable in ('TF_CPP_MIN_LOG_LEVEL', *quiet.ABSENT_TPU):
     monkeypatch.setenv(variable, 'x')
     monkeypatch.delenv(variable)
   return found
@@ -111,35 +110,35 @@ def handler(monkeypatch):
     ('orbax/checkpoint/save.py', 'WARNING', True), ('bert_jax/training/loop.py', 'WARNING', True),
     ('bert_jax/training/loop.py', 'ERROR', True), ('my_gcsfs/retry.py', 'ERROR', True)])
 def test_libraries_say_nothing_that_their_errors_say(handler, file, level, is_news):
-  errors.quiet_libraries()
+  quiet.quiet_libraries()
   record = python_logging.LogRecord('x', getattr(python_logging, level), f'/lib/{file}', 1, 'm', (),
                                     None)
   assert bool(handler.filter(record)) == is_news
 
 
 @pytest.mark.parametrize('devices, expected', [
-    ((), errors.ABSENT_TPU | {'TPU_ACCELERATOR_TYPE': 'v4-8'}),
+    ((), quiet.ABSENT_TPU | {'TPU_ACCELERATOR_TYPE': 'v4-8'}),
     (('accel0',), {'TPU_ACCELERATOR_TYPE': 'v4-8'}),
     (('vfio/0',), {'TPU_ACCELERATOR_TYPE': 'v4-8'})])
 def test_only_an_absent_tpu_is_described(handler, monkeypatch, tmp_path, devices, expected):
   for name in devices:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
-  monkeypatch.setattr(errors, 'TPU_DEVICES', tuple(
-      path.replace('/dev', str(tmp_path)) for path in errors.TPU_DEVICES))
+  monkeypatch.setattr(quiet, 'TPU_DEVICES', tuple(
+      path.replace('/dev', str(tmp_path)) for path in quiet.TPU_DEVICES))
   monkeypatch.setenv('TPU_ACCELERATOR_TYPE', 'v4-8')  # what is set stays
-  errors.quiet_libraries()
-  assert {name: os.environ[name] for name in errors.ABSENT_TPU if name in os.environ} == expected
+  quiet.quiet_libraries()
+  assert {name: os.environ[name] for name in quiet.ABSENT_TPU if name in os.environ} == expected
 
 
-@pytest.mark.skipif(any(map(glob.glob, errors.TPU_DEVICES)), reason='there is a TPU')
+@pytest.mark.skipif(any(map(glob.glob, quiet.TPU_DEVICES)), reason='there is a TPU')
 def test_jax_starts_without_a_line_where_there_is_no_tpu():
   pytest.importorskip('libtpu')
-  script = ('from bert_jax import errors\n'
+  script = ('from bert_jax.commands import command\n'
             'def main(argv):\n  import jax\n  print(jax.default_backend())\n'
-            'errors.run_command(main)')
+            'command.run_command(main)')
   environment = {name: value for name, value in os.environ.items()
-                 if name not in ('JAX_PLATFORMS', *errors.ABSENT_TPU)}
+                 if name not in ('JAX_PLATFORMS', *quiet.ABSENT_TPU)}
   done = subprocess.run([sys.executable, '-c', script], env=environment, text=True,
                         capture_output=True)
   assert (done.stdout, done.stderr) == ('cpu\n', '')

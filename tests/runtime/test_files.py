@@ -7,7 +7,7 @@ import pwd
 from etils import epath
 import pytest
 
-from bert_jax import errors
+from bert_jax.commands import command
 from bert_jax.data import corpus
 from bert_jax.errors import UserError
 from bert_jax.runtime import storage
@@ -68,11 +68,11 @@ def test_an_output_is_whole_or_not_there(tmp_path):
 
 def test_a_home_in_the_value_of_a_flag(monkeypatch):
   monkeypatch.setenv('HOME', '/home/me')
-  assert [errors._with_home(x) for x in ('--model=~/a=b', '--text=~5', '~/x', 'a=~/x')] == [
+  assert [command._with_home(x) for x in ('--model=~/a=b', '--text=~5', '~/x', 'a=~/x')] == [
       '--model=/home/me/a=b', '--text=~5', '~/x', 'a=~/x']
 
 
 def test_lists_of_whole_numbers():
-  assert errors.whole_numbers('--layers', ['-1', '4']) == (-1, 4)
+  assert command.whole_numbers('--layers', ['-1', '4']) == (-1, 4)
   with pytest.raises(UserError, match='--layers=1,x: these are whole numbers'):
-    errors.whole_numbers('--layers', ['1', 'x'])
+    command.whole_numbers('--layers', ['1', 'x'])

@@ -15,15 +15,14 @@ from etils import epath
 import filelock
 import pytest
 
-from bert_jax import errors
 from bert_jax.errors import UserError
-from bert_jax.runtime import lock
+from bert_jax.runtime import ending, lock
 
 
 def test_one_at_a_time(tmp_path):
   workdir = epath.Path(tmp_path / 'run')
   with lock.held(workdir):
-    assert len(errors.before_end) == 1  # SIGTERM before the first step releases it too
+    assert len(ending.before_end) == 1  # SIGTERM before the first step releases it too
     holder = json.loads((workdir / lock.NAME).read_text())
     assert holder['pid'] == os.getpid() and holder['host'] == socket.gethostname()
     with pytest.raises(UserError) as refused, lock.held(workdir):
@@ -32,7 +31,7 @@ def test_one_at_a_time(tmp_path):
         f'{workdir} is in use by process {os.getpid()} on {socket.gethostname()}, since '
         f'{holder["since"]}: wait until that run ends, or use another --workdir')
     assert json.loads((workdir / lock.NAME).read_text()) == holder
-  assert (workdir / lock.NAME).read_text() == '' and not errors.before_end
+  assert (workdir / lock.NAME).read_text() == '' and not ending.before_end
   with lock.held(workdir):
     pass
 

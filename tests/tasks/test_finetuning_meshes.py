@@ -6,18 +6,15 @@ import numpy as np
 import pytest
 
 from bert_jax import config as config_lib
-from bert_jax.interop import load as load_lib
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.runs import finetune, initial
+from bert_jax.runs import finetune, initial, resolve
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 from tests import conftest, made_tasks
 
 
 def losses(config, mesh, preset):
-  model = load_lib.load(config.init_from)
-  initial.adopt_sizes(config, vars(model.config))
-  initial.adopt_pooling(config, {}, model)
+  config, model = resolve.with_model(config, mesh)
   job = finetune.make_job(config, model, mesh, epath.Path('unused'))
   optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(**config.optimizer), 9)
   init, abstract = state_lib.make_init(job.task, optimizer, mesh, preset)

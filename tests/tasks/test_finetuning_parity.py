@@ -9,10 +9,9 @@ import transformers
 
 from bert_jax import config as config_lib
 from bert_jax.interop import families, huggingface, layout
-from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.runs import finetune, initial
+from bert_jax.runs import finetune, initial, resolve
 from bert_jax.tasks.finetuning import Output, by_example, by_input
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
@@ -109,8 +108,7 @@ def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
       'init_from': made_tasks.model(tmp_path / 'model'),
       **made_tasks.files(task_name, tmp_path, 60, 30), **overrides})
   mesh = conftest.sub_mesh(2, 1)
-  model = load_lib.load(c.init_from)
-  initial.adopt_sizes(c, vars(model.config))
+  c, model = resolve.with_model(c, mesh)
   job = finetune.make_job(c, model, mesh, epath.Path(tmp_path))
   task, data, settings = job.task, job.data, optimizer_lib.OptimizerConfig(**c.optimizer)
   optimizer = optimizer_lib.make_optimizer(settings, 12)

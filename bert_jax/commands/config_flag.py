@@ -9,7 +9,7 @@ from ml_collections import ConfigDict, config_flags
 
 from bert_jax import config as config_lib
 from bert_jax import errors
-from bert_jax.runs import tuple_flag
+from bert_jax.commands import tuple_flag
 
 config_flags.register_flag_parser_for_type(tuple, tuple_flag.Parser())
 _CONFIG = config_flags.DEFINE_config_file(

@@ -4,21 +4,21 @@ import pathlib
 import textwrap
 
 import bert_jax
-from bert_jax.runs import named_configs
+from bert_jax.commands import named_configs
 
 _EXAMPLE = """
 Override any field of the config:
   python -m bert_jax.main --config=tiny --workdir=runs/mine --config.train_steps=500 \\
       --config.optimizer.learning_rate=1e-3"""
-# {group: (its content, the file that has its fields with comments)}; '' = the fields of the run.
+# {group: (its content, the files that have its fields with comments)}; '' = the fields of the run.
 GROUPS = {
-    '': ('length, rows, evaluations, checkpoints, the start, the devices', 'config.py'),
-    'data': ('the text or the examples, and the vocabulary', 'config.py'),
+    '': ('length, rows, evaluations, checkpoints, the start, the devices', 'fields/'),
+    'data': ('the text or the examples, and the vocabulary', 'fields/, tasks/'),
     'model': ('architecture, sizes, dropout, precision, memory', 'model/bert_config.py'),
     'masking': ('which tokens a pretraining run predicts', 'objectives/masking.py'),
     'optimizer': ('learning rate and its schedule, weight decay', 'training/optimizer.py'),
     'lora': ('factors on a frozen encoder', 'training/lora.py'),
-    'mesh': ('the devices on each axis', 'config.py'),
+    'mesh': ('the devices on each axis', 'fields/'),
 }
 
 
@@ -28,6 +28,6 @@ def text() -> str:
   lines = [_EXAMPLE, '', f'Fields of the config, explained in these files of {home}:']
   for group, (content, file) in GROUPS.items():
     flag = f'--config.{group}.FIELD' if group else '--config.FIELD'
-    lines.append(f'  {flag:<25} {content} ({file}{", tasks/" if group == "data" else ""})')
+    lines.append(f'  {flag:<25} {content} ({file})')
   configs = textwrap.fill(f'Configs: {", ".join(named_configs.names())}', 100)
   return '\n'.join([*lines, '', configs])

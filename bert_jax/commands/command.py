@@ -1,0 +1,103 @@
+"""Runs a command: its flags, its help, and its end with one line and an exit status."""
+
+from collections.abc import Callable, Sequence
+import contextlib
+import os
+import signal
+
+from absl import app, flags, logging
+
+from bert_jax import errors
+from bert_jax.errors import Failed, Preempted, UserError
+from bert_jax.runtime import ending, quiet
+
+_HELP = {'--help', '-help', '-h', '-?', '--helpshort', '--helpfull'}
+# Messages of Python and absl about a flag's value: {beginning: our words}.
+_WRONG_VALUES = {'Non-boolean argument': 'give true or false',
+                 'invalid literal for int': 'give a whole number',
+                 'could not convert string to float': 'give a number'}
+
+
+
+def whole_numbers(flag: str, values: Sequence[str]) -> tuple[int, ...]:
+  """The numbers of a list flag; raises UserError for a value that is no whole number."""
+  try:
+    return tuple(map(int, values))
+  except ValueError as e:
+    raise UserError(f'{flag}={",".join(values)}: these are whole numbers') from e
+
+
+def _with_home(argument: str) -> str:
+  """Replaces ~/ at the start of a flag's value: a shell replaces it at the start of a word only."""
+  name, equals, value = argument.partition('=')
+  is_flag = equals and name.startswith('-') and value.startswith('~/')
+  return f'{name}={os.path.expanduser(value)}' if is_flag else argument
+
+
+def _explained(error: Exception) -> str:
+  """The message of an error in the command line, in our words where the value has a wrong type."""
+  said = error.__context__
+  for start, remedy in _WRONG_VALUES.items():
+    if isinstance(said, ValueError) and str(said.args[0]).startswith(start):
+      return str(error).replace(str(said), remedy)
+  return str(error)
+
+
+def _show_help(more: Callable[[], str]):
+  with contextlib.suppress(BrokenPipeError):  # its reader has seen enough
+    app.usage(shorthelp=True, writeto_stdout=True)
+    print(more(), flush=True)
+  os._exit(0)  # absl ends with 1
+
+
+def run_command(main: Callable[[list[str]], None],
+                explain: Callable[[list[str]], None] = lambda argv: None,
+                rewrite: Callable[[list[str]], list[str]] = list,
+                known_only: bool = False,
+                more_help: Callable[[], str] = lambda: ''):
+  """Runs a command's `main(argv)` with absl flags and the exit statuses of `errors`.
+
+  Args:
+    main: gets the rest of the command line, without the flags.
+    explain: may raise a better UserError for a flag that could not be parsed.
+    rewrite: changes the command line before it is parsed.
+    known_only: leave unknown flags to `main`.
+    more_help: what --help says besides the flags.
+  """
+
+  def parse(argv):
+    if not _HELP.isdisjoint(argv[1:]):
+      _show_help(more_help)
+    try:
+      argv = rewrite([_with_home(argument) for argument in argv])
+      try:
+        return flags.FLAGS(argv, known_only=known_only)
+      except Exception as e:  # a config file is code, and fails as it likes
+        explain(argv)
+        raise UserError(_explained(e)) from e
+    except UserError as e:
+      ending.end(e, errors.EXIT_MISTAKE)
+
+  def stopped(*_):
+    ending.end('stopped by SIGTERM: run the same command to go on', errors.EXIT_PREEMPTED)
+
+  def guarded(argv):
+    signal.signal(signal.SIGTERM, stopped)  # the training loop replaces it
+    if not flags.FLAGS['verbosity'].present:
+      logging.set_verbosity(logging.WARNING)  # orbax tells of every file at INFO
+      quiet.quiet_libraries()
+    try:
+      if len(argv) > 1 and not known_only:
+        raise UserError(f'unexpected argument {argv[1]!r}: flags are written --name=value')
+      main(argv)
+    except (UserError, Failed, Preempted) as e:
+      ending.end(e, e.status)
+    except KeyboardInterrupt as e:
+      ending.end(f'interrupted: {e}' if str(e) else 'interrupted', errors.EXIT_INTERRUPTED)
+    except Exception as e:
+      explanation = ending.machine_trouble(e)
+      if not explanation:
+        raise
+      ending.end(explanation, errors.EXIT_FAILED)
+
+  app.run(guarded, flags_parser=parse)
