@@ -1,4 +1,4 @@
-"""The folder in which the commands of docs/mistakes.md are typed."""
+"""The folder in which the commands of tests/mistakes.md are typed."""
 
 import gzip
 import json

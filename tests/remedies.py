@@ -1,4 +1,4 @@
-r"""What the lines of docs/mistakes.md tell people to do, as changes of the commands.
+r"""What the lines of tests/mistakes.md tell people to do, as changes of the commands.
 
 A remedy is one line of changes: NAME=VALUE sets a field of the config, --NAME=VALUE another flag,
 ~NAME takes a flag away. `COMMAND; CHANGES` types a command of bert_jax before, `!COMMAND; CHANGES`
