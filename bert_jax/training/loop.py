@@ -35,7 +35,8 @@ def train(job: Job, config: FrozenConfigDict, mesh: Mesh, workdir: storage.Folde
 
   Args:
     job: the task, its data and the length of the whole run.
-    config, mesh: of the run; the config is resolved.
+    config: of the run, resolved.
+    mesh: the devices of the run.
     workdir: takes metrics.jsonl, curves.png and the files of trackers.
     checkpoints: of the workdir; closed at the end.
     initial: changes fresh parameters, if there is no checkpoint.
