@@ -24,7 +24,7 @@ from etils import epath
 import numpy as np
 
 from bert_jax.data import corpus, dataset, loader, preparation, records, rows
-from bert_jax.data.pairs import Layout
+from bert_jax.data.pairs import RowLayout
 from bert_jax.data.tokenizers import reader as tokenizer_reader
 
 _ENGLISH = flags.DEFINE_string('english', None, 'Glob of English text.', required=True)
@@ -71,7 +71,7 @@ def measure_loader(folder: str):
   split = dataset.open_records(epath.Path(folder))
   for max_len in (128, 512):
     for pack in (True, False):
-      layout = Layout.create(max_len, pack, 'next_sentence')
+      layout = RowLayout.create(max_len, pack, 'next_sentence')
       source = rows.RowSource(split.train, layout, 0, split.tokenizer)
       batches = loader.batches(lambda step: source.batch(step, 256), 0, 10**9)
       next(batches)
@@ -107,7 +107,7 @@ def measure_seek():
     for max_len in (128, 512):
       began = time.perf_counter()
       source = rows.RowSource(records.Records([shard], ''),
-                              Layout.create(max_len, True, 'next_sentence'), 0, tokenizer)
+                              RowLayout.create(max_len, True, 'next_sentence'), 0, tokenizer)
       source.batch(123_456_789, 256)
       print(f'seek in 10^8 sentences, rows of {max_len}: {time.perf_counter() - began:.3f} s',
             flush=True)

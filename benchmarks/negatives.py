@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 from benchmarks import pairs as benchmark
 from bert_jax import config as config_lib
 from bert_jax.data import dataset, negatives
-from bert_jax.data.pairs import Layout
+from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource
 from bert_jax.objectives import catalogue
@@ -65,7 +65,7 @@ def _last(workdir: pathlib.Path, name: str) -> float:
 
 def _style_accuracy(corpus: dataset.Corpus, kind: str, max_len: int) -> float:
   """The accuracy of boosted trees that see only the style and the length of A and B."""
-  layout = Layout.create(max_len, True, 'next_sentence', kind)
+  layout = RowLayout.create(max_len, True, 'next_sentence', kind)
   pairs, _ = benchmark.epoch(RowSource(corpus.train, layout, 0, corpus.tokenizer), 10**9)
   classes = negatives.token_classes(corpus.tokenizer)
   return benchmark.accuracy_of_rule(benchmark.style_features(corpus.train, pairs, classes),

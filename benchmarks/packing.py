@@ -27,7 +27,7 @@ import numpy as np
 from bert_jax import config as config_lib
 from bert_jax.data import dataset, preparation
 from bert_jax.data import pairs as pairs_lib
-from bert_jax.data.pairs import Layout
+from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource
 from bert_jax.objectives import catalogue
@@ -48,7 +48,7 @@ _SIDES = {'packed': (True, 0.1), 'unpacked': (False, 0.1), 'packed, half short':
 
 
 def _fill(corpus: dataset.Corpus, max_len: int, pack: bool) -> float:
-  layout = Layout.create(max_len, pack, 'next_sentence')
+  layout = RowLayout.create(max_len, pack, 'next_sentence')
   return RowSource(corpus.train, layout, 0, corpus.tokenizer).sample().fill
 
 

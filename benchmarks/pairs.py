@@ -106,7 +106,7 @@ def main(_):
   for sequences, kind in (*(('next_sentence', kind) for kind in negatives.NEGATIVES),
                           ('sentence_order', 'other_document')):
     for max_len in (128, 512):
-      layout = pairs_lib.Layout.create(max_len, True, sequences, kind)
+      layout = pairs_lib.RowLayout.create(max_len, True, sequences, kind)
       source = rows.RowSource(corpus.train, layout, 0, corpus.tokenizer)
       pairs, row_count = epoch(source, max_windows=10**9)
       asked = pairs.has_b

@@ -9,14 +9,14 @@ from etils import epath
 import numpy as np
 
 from bert_jax.data import corpus, encode, preparation, records
-from bert_jax.data.pairs import Layout, make_pairs
+from bert_jax.data.pairs import RowLayout, make_pairs
 from bert_jax.data.survey import Distinct, Survey, survey_of, text_hash
 from bert_jax.runtime import console
 
 _CJK = re.compile('[\u3400-\u9fff\u3040-\u30ff]')  # characters written without spaces
 _BUCKETS = 2**np.arange(1, 17)  # of histograms
 # The rows whose labels the report counts.
-_LAYOUT = Layout.create(128, True, 'next_sentence')
+_LAYOUT = RowLayout.create(128, True, 'next_sentence')
 
 
 class CorpusStatistics(NamedTuple):

@@ -52,9 +52,9 @@ def open_records(directory: epath.Path) -> Corpus:
 
 def is_prepared(source: str) -> bool:
   """True if `data.source` is a folder of token records, or a mixture of such folders."""
-  parts = mixture.parse(source)
-  if parts:
-    return all(is_prepared(part.source) for part in parts)
+  corpora = mixture.parse(source)
+  if corpora:
+    return all(is_prepared(corpus.source) for corpus in corpora)
   if source == 'builtin' or source.startswith('tfds:'):
     return False
   storage.check('data.source', source)
@@ -63,7 +63,7 @@ def is_prepared(source: str) -> bool:
 
 def sources(source: str) -> tuple[str, ...]:
   """The single corpora that `data.source` names."""
-  return tuple(part.source for part in mixture.parse(source)) or (source,)
+  return tuple(corpus.source for corpus in mixture.parse(source)) or (source,)
 
 
 def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
@@ -78,9 +78,9 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
   Raises:
     UserError: the corpus or vocabulary cannot be used, or the workdir holds another one.
   """
-  parts = mixture.parse(data.source)
-  if parts:
-    return _open_mixture(parts, data, vocab_size, workdir, processes)
+  corpora = mixture.parse(data.source)
+  if corpora:
+    return _open_mixture(corpora, data, vocab_size, workdir, processes)
   if is_prepared(data.source):
     source = epath.Path(data.source)
     corpus = open_records(storage.download(source) if storage.is_remote(data.source) else source)
@@ -122,32 +122,32 @@ def _settings(data: ConfigDict, vocab_size: int | None) -> Settings:
   return Settings(**{name: data[name] for name in fields}, vocab_size=vocab_size)
 
 
-def _open_mixture(parts: Sequence[mixture.Part], data: ConfigDict, vocab_size: int,
-                  workdir: epath.Path, processes: int) -> Corpus:
+def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
+                  vocab_size: int, workdir: epath.Path, processes: int) -> Corpus:
   """Opens the corpora of a mixture, which share a vocabulary.
 
   Texts without one take that of the first records, or one that is trained on all texts.
   """
-  of_parts = [config_fields.changed(data, {'source': part.source}) for part in parts]
-  texts = [of_part for of_part in of_parts if not is_prepared(of_part.source)]
+  groups = [config_fields.changed(data, {'source': corpus.source}) for corpus in corpora]
+  texts = [group for group in groups if not is_prepared(group.source)]
   vocab = data.vocab
   if texts and not vocab:
-    records_of = [part.source for part in parts if is_prepared(part.source)]
+    records_of = [group.source for group in groups if is_prepared(group.source)]
     vocab = f'{records_of[0]}/tokenizer' if records_of else os.fspath(workdir / 'vocabulary')
     if not records_of and not (epath.Path(vocab) / tokenizer_base.CONFIG).exists():  # saved last
       _require_one_process(data.source, processes)
       preparation.train_vocabulary([_settings(text, vocab_size) for text in texts],
                                    epath.Path(vocab))
-  of_parts = [config_fields.changed(of_part, {'vocab': vocab}) if of_part in texts else of_part
-              for of_part in of_parts]
-  opened = [open_corpus(of_part, vocab_size, workdir / 'corpora' / str(i), processes)
-            for i, of_part in enumerate(of_parts)]
+  groups = [config_fields.changed(group, {'vocab': vocab}) if group in texts else group
+            for group in groups]
+  opened = [open_corpus(group, vocab_size, workdir / 'corpora' / str(i), processes)
+            for i, group in enumerate(groups)]
   first = opened[0]
-  for part, corpus in zip(parts, opened):
+  for group, corpus in zip(groups, opened):
     require(tokenizer_base.digest(corpus.tokenizer) == tokenizer_base.digest(first.tokenizer),
-            f'the records in {part.source} have another vocabulary than those in '
-            f'{parts[0].source}: prepare one of them again with --vocab')
-  weights = tuple((part.start, part.end) for part in parts)
+            f'the records in {group.source} have another vocabulary than those in '
+            f'{groups[0].source}: prepare one of them again with --vocab')
+  weights = tuple((weighted.start, weighted.end) for weighted in corpora)
   train = mixture.MixedRecords(tuple(corpus.train for corpus in opened), weights)
   held_out = [(corpus.heldout, w) for corpus, w in zip(opened, weights)
               if corpus.heldout.num_tokens]
@@ -159,4 +159,4 @@ def _open_mixture(parts: Sequence[mixture.Part], data: ConfigDict, vocab_size: i
   heldout = mixture.MixedRecords(tuple(held for held, _ in held_out), tuple(w for _, w in held_out))
   return Corpus(
       first.tokenizer, train, heldout, counts, preparation.cross_entropy(tokens, counts),
-      tuple(f'{part.source}: {note}' for part, c in zip(parts, opened) for note in c.notes))
+      tuple(f'{group.source}: {note}' for group, c in zip(groups, opened) for note in c.notes))

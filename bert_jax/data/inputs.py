@@ -1,4 +1,4 @@
-"""Inputs of the model: a text or a pair with its special tokens, and several of them in a row.
+"""Texts to inputs of the model: tokens with the special ones, and several inputs in a row.
 
 A text that is longer than the position table is cut, or read in chunks. Sun et al. 2019
 (https://arxiv.org/abs/1905.05583, section 5.3) get the best results with head_tail.
@@ -73,6 +73,31 @@ def pieces(ids: Sequence[int], room: int, how: str) -> list[Sequence[int]]:
     head = room * _HEAD // _HEAD_OF
     return [[*ids[:head], *ids[len(ids) - (room - head):]]]
   return [ids[i:i + room] for i in range(0, len(ids), room)]
+
+
+def encode(texts: Sequence[Sequence[str]], tokenizer: Tokenizer) -> list[tuple[list[int], ...]]:
+  """The token ids of each string of each text."""
+  ids = iter(tokenizer.encode_batch([string for text in texts for string in text]))
+  return [tuple(next(ids) for _ in text) for text in texts]
+
+
+def text_inputs(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_len: int,
+                long: str = 'head') -> tuple[list[Input], np.ndarray]:
+  """The inputs of texts (text,) and pairs (text, text), and the number of each input's text.
+
+  An input has at most `max_len` tokens. long='chunks_...' splits a longer text into several
+  inputs, the other ways cut it.
+  """
+  inputs, owners = [], []
+  for i, ids in enumerate(encode(texts, tokenizer)):
+    room = max_len - special_tokens(tokenizer, len(ids))
+    if len(ids) == 2:
+      cut = [cut_pair(*ids, room)]
+    else:
+      cut = [(piece,) for piece in pieces(*ids, room, long)]
+    inputs += [join(tokenizer, *piece) for piece in cut]
+    owners += [i] * len(cut)
+  return inputs, np.array(owners, np.int64)
 
 
 class InputRows(NamedTuple):

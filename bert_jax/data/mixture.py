@@ -15,30 +15,31 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.pairs import Layout
+from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phases
 from bert_jax.data.records import Records
 from bert_jax.data.rows import Rows, RowSource, RowStatistics, first_rows
 from bert_jax.data.tokenizers.base import Tokenizer
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError, require
 
 _WEIGHT = r'[0-9.]+(?:[eE]-?[0-9]+)?'
 _PART = re.compile(rf'(?P<source>.+?)=(?P<start>{_WEIGHT})(?::(?P<end>{_WEIGHT}))?(?:,|$)')
 
 
-class Part(NamedTuple):
-  """A corpus of a mixture. The weights of all parts sum to 1."""
+class WeightedCorpus(NamedTuple):
+  """A corpus of a mixture. The weights of all its corpora sum to 1."""
 
   source: str  # as data.source of a single corpus
   start: float  # weight at the first step
   end: float  # weight at the last step
 
 
-def parse(source: str) -> tuple[Part, ...]:
-  """The parts that `data.source` names; () if it names a single corpus.
+def parse(source: str) -> tuple[WeightedCorpus, ...]:
+  """The corpora of a mixture that `data.source` names; () if it names a single corpus.
 
   Raises:
-    UserError: a part without a weight, or weights that have no positive sum.
+    UserError: a corpus without a weight, or weights that have no positive sum.
   """
   matches, at = [], 0
   while match := _PART.match(source, at):
@@ -55,21 +56,27 @@ def parse(source: str) -> tuple[Part, ...]:
   total = weights.sum(0)
   require(total.min() > 0, f'data.source={source!r}: the weights sum to {total.min():g}: they must '
           'have a positive sum, at the start and at the end')
-  return tuple(Part(m['source'], *map(float, pair)) for m, pair in zip(matches, weights / total))
+  return tuple(WeightedCorpus(m['source'], *map(float, pair))
+               for m, pair in zip(matches, weights / total))
 
 
 class MixedRecords(NamedTuple):
   """The token records of a mixture: what `Corpus` needs to know of them."""
 
-  parts: tuple[Records, ...]
-  weights: tuple[tuple[float, float], ...]  # of each part, at the start and at the end
+  corpora: tuple[Records, ...]
+  weights: tuple[tuple[float, float], ...]  # of each corpus, at the start and at the end
 
-  num_tokens = property(lambda self: sum(part.num_tokens for part in self.parts))
-  num_documents = property(lambda self: sum(part.num_documents for part in self.parts))
+  @property
+  def num_tokens(self) -> int:
+    return sum(corpus.num_tokens for corpus in self.corpora)
+
+  @property
+  def num_documents(self) -> int:
+    return sum(corpus.num_documents for corpus in self.corpora)
 
   @property
   def digest(self) -> str:
-    text = repr(([part.digest for part in self.parts], self.weights))
+    text = repr(([corpus.digest for corpus in self.corpora], self.weights))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -81,7 +88,7 @@ class Plan:
   k + 1/2. The rows of the run are those of all corpora in the order in which they are due.
 
   Attributes:
-    weights: [parts, 2] at the first and at the last row; they stay the last ones behind it.
+    weights: [corpora, 2] at the first and at the last row; they stay the last ones behind it.
     rows: of the run.
   """
 
@@ -110,23 +117,23 @@ class Plan:
     """Rows around those from number `first` to `last` of the run.
 
     Returns:
-      (the corpus of each, its rank in that corpus, the rows of each corpus before: [parts]).
+      (the corpus of each, its rank in that corpus, the rows of each corpus before: [corpora]).
     """
-    parts = len(self.weights)
+    corpora = len(self.weights)
     # By a moment every corpus has its share to half a row.
-    begin, end = max(first - parts - 1, 0), last + parts + 2
-    before, corpora, ranks, moments = [], [], [], []
-    for corpus in range(parts):
+    begin, end = max(first - corpora - 1, 0), last + corpora + 2
+    before, corpus_of, ranks, moments = [], [], [], []
+    for corpus in range(corpora):
       least = max(int(self._share(corpus, begin)) - 2, 0)
       rank = np.arange(least, int(self._share(corpus, end)) + 3)
       moment = self._due(corpus, rank)
       before.append(least + np.count_nonzero(moment < begin))
       inside = (moment >= begin) & (moment < end)
-      corpora.append(np.full(inside.sum(), corpus))
+      corpus_of.append(np.full(inside.sum(), corpus))
       ranks.append(rank[inside])
       moments.append(moment[inside])
     order = np.argsort(np.concatenate(moments), kind='stable')
-    return np.concatenate(corpora)[order], np.concatenate(ranks)[order], np.array(before)
+    return np.concatenate(corpus_of)[order], np.concatenate(ranks)[order], np.array(before)
 
   def locate(self, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(the corpus of some rows of the run, how many rows of that corpus come before): [B] each."""
@@ -137,17 +144,17 @@ class Plan:
     return corpus[index], rank[index]
 
   def before(self, number: int) -> np.ndarray:
-    """[parts] int64, the rows of each corpus among the first `number` of the run."""
+    """[corpora] int64, the rows of each corpus among the first `number` of the run."""
     corpus, _, before = self._stretch(number, number)
     return before + np.bincount(corpus[:number - before.sum()], minlength=len(before))
 
 
 def unread(source: str, plan: Plan) -> Iterator[str]:
   """A note for each corpus of the mixture `source` of which the run reads no row."""
-  for part, rows in zip(parse(source), plan.before(plan.rows)):
-    if part.start + part.end and not rows:
-      yield (f'{part.source} has {max(part.start, part.end):.3g} of the {plan.rows:,} rows of the '
-             'run, less than half a row, and is not read: train longer, or raise its weight')
+  for corpus, rows in zip(parse(source), plan.before(plan.rows)):
+    if corpus.start + corpus.end and not rows:
+      yield (f'{corpus.source} has {max(corpus.start, corpus.end):.3g} of the {plan.rows:,} rows '
+             'of the run, less than half a row, and is not read: train longer, or raise its weight')
 
 
 def _spread(counts: Sequence[int]) -> np.ndarray:
@@ -166,8 +173,14 @@ class MixedRows:
   begin: int  # number of the phase's first row in the run
   first: tuple[int, ...]  # number of that row in the walk over each corpus
 
-  layout = property(lambda self: self.sources[0].layout)
-  rows = property(lambda self: sum(source.rows for source in self.sources))  # of an epoch of all
+  @property
+  def layout(self) -> RowLayout:
+    return self.sources[0].layout
+
+  @property
+  def rows(self) -> int:
+    """The rows of an epoch of every corpus."""
+    return sum(source.rows for source in self.sources)
 
   def batch(self, step: int, batch_size: int, share: slice | np.ndarray = slice(None),
             first: int = 0) -> Rows:
@@ -179,14 +192,18 @@ class MixedRows:
     row = np.arange(batch_size)[share]
     corpus, rank = self.plan.locate(self.begin + step * batch_size + row)
     rank = rank - self.plan.before(self.begin)[corpus] + np.array(self.first)[corpus]
-    order, parts = [], []
+    order, of_corpora = [], []
     for number in np.unique(corpus):
       index = np.flatnonzero(corpus == number)
       order.append(index)
-      parts.append(self.sources[number].take(rank[index], row[index]))
+      of_corpora.append(self.sources[number].take(rank[index], row[index]))
     order = np.argsort(np.concatenate(order))
-    return Rows(*(None if field[0] is None else np.concatenate(field)[order]
-                  for field in zip(*parts)))
+
+    def in_order(arrays):
+      return None if arrays[0] is None else np.concatenate(arrays)[order]
+
+    tokens, *others = zip(*of_corpora)
+    return Rows(Tokens(*map(in_order, zip(*tokens))), *map(in_order, others))
 
   def epoch_batches(self, batch_size: int,
                     share: slice | np.ndarray = slice(None)) -> Iterator[Rows]:
@@ -201,14 +218,15 @@ class MixedRows:
                                      weights=self.plan.before(self.plan.rows)).tolist())
 
 
-def mixed_rows(records: MixedRecords, layouts: Sequence[Layout], phases: Phases, seed: int,
+def mixed_rows(records: MixedRecords, layouts: Sequence[RowLayout], phases: Phases, seed: int,
                tokenizer: Tokenizer, words: bool) -> tuple[MixedRows, ...]:
   """Makes the row source of each phase; the other arguments are those of `RowSource`."""
   plan = Plan(records.weights, sum(phase.steps * phase.batch_size for phase in phases))
-  by_phase = [tuple(RowSource(part, layout, seed, tokenizer, words) for part in records.parts)
+  by_phase = [tuple(RowSource(corpus, layout, seed, tokenizer, words)
+                     for corpus in records.corpora)
               for layout in layouts]
   begins = np.cumsum([0] + [phase.steps * phase.batch_size for phase in phases])
-  counts = np.diff([plan.before(int(begin)) for begin in begins], axis=0)  # [phases, parts]
+  counts = np.diff([plan.before(int(begin)) for begin in begins], axis=0)  # [phases, corpora]
   firsts = [first_rows(of_corpus, counts[:, corpus].tolist())
             for corpus, of_corpus in enumerate(zip(*by_phase))]
   return tuple(MixedRows(*of_phase) for of_phase in zip(

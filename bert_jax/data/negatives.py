@@ -28,11 +28,14 @@ def token_classes(tokenizer: Tokenizer) -> np.ndarray:
   0 = mark, 1 = capital letter, 2 = digit, 3 = other letter. Marks that join the pieces of a word
   do not count.
   """
-  entries = (entry.removeprefix('##').lstrip('\u2581\u0120') or 'a'
-             for entry in tokenizer.tokens(range(tokenizer.vocab_size)))
-  tests = (lambda c: not c.isalnum(), str.isupper, str.isdigit, lambda c: True)
-  return np.array([next(i for i, test in enumerate(tests) if test(entry[0]))
-                   for entry in entries], np.uint8)
+  def class_of(entry):
+    first = (entry.removeprefix('##').lstrip('\u2581\u0120') or 'a')[0]
+    if not first.isalnum():
+      return 0
+    return 1 if first.isupper() else 2 if first.isdigit() else 3
+
+  entries = tokenizer.tokens(range(tokenizer.vocab_size))
+  return np.array([class_of(entry) for entry in entries], np.uint8)
 
 
 def styles(records: Records, classes: np.ndarray, start: np.ndarray,
@@ -46,9 +49,9 @@ def styles(records: Records, classes: np.ndarray, start: np.ndarray,
 
 
 def _style_groups(style: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  """Groups of similar styles: [C, 3] -> [C] int64. Each count in turn splits them in up to four."""
+  """Groups of similar styles: [C, 3] -> [C] int64. Each count splits each group in up to four."""
   count = len(style)
-  parts = int(np.clip((count / _GROUP)**(1 / _STYLES), 1, 4))
+  ways = int(np.clip((count / _GROUP)**(1 / _STYLES), 1, 4))
   group = np.zeros(count, np.int64)
   for values in style.T:
     order = np.lexsort((rng.random(count), values, group))
@@ -56,7 +59,7 @@ def _style_groups(style: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     first = np.cumsum(size) - size
     rank = np.empty(count, np.int64)
     rank[order] = np.arange(count) - first[group[order]]
-    group = group * parts + rank * parts // size[group]
+    group = group * ways + rank * ways // size[group]
   return np.unique(group, return_inverse=True)[1]
 
 

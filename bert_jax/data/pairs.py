@@ -5,8 +5,23 @@ whole sentences, and each chunk into A and B between two sentences. Half of thes
 their B with pairs of other documents whose B is about as long, so length does not tell the label.
 Pairs and single sentences are packed into rows. The window's token count fixes the number of its
 rows, so any row of any epoch can be found directly. The text of rows beyond that number fills gaps
-in the others, in pieces that serve masked LM only: a pair cut inside a sentence would tell its
+in the others, in pieces that serve masked LM only: a pair cut inside a sentence would leak its
 label. Every token is used once.
+
+An example: two documents of four and three sentences, where each letter is a token, in a row of 24
+tokens with C for [CLS], S for [SEP] and . for padding.
+
+  documents  abc de fgh ij   kl mno pq
+
+  seed 3     C k l S m n o p q S C a b c S d e f g h i j S .
+  type_ids   0 0 0 0 1 1 1 1 1 1 0 0 0 0 0 1 1 1 1 1 1 1 1 0
+  text_ids   1 1 1 1 1 1 1 1 1 1 2 2 2 2 2 2 2 2 2 2 2 2 2 0
+  labels     0 0: each B follows its A
+
+  seed 0     C a b c d e S p q S C k l m n o S f g h i j S .
+  type_ids   0 0 0 0 0 0 0 1 1 1 0 0 0 0 0 0 0 1 1 1 1 1 1 0
+  text_ids   1 1 1 1 1 1 1 1 1 1 2 2 2 2 2 2 2 2 2 2 2 2 2 0
+  labels     1 1: the pairs have exchanged their B
 """
 
 from typing import NamedTuple
@@ -24,7 +39,7 @@ _FULL = 0.98  # fill of the rows to reach, where that costs an eighth of the pai
 _TYPICAL_FILL = 0.88  # share of the longest chunk that whole sentences fill on average
 
 
-class Layout(NamedTuple):
+class RowLayout(NamedTuple):
   """The shape of rows."""
 
   max_len: int  # L
@@ -34,7 +49,7 @@ class Layout(NamedTuple):
 
   @classmethod
   def create(cls, max_len: int, pack: bool, sequences: str,
-             negatives: str = NEGATIVES[0]) -> 'Layout':
+             negatives: str = NEGATIVES[0]) -> 'RowLayout':
     """Up to 8 pairs in a packed row, fewer in rows that are too short for them."""
     pairs = max(min(_MAX_PAIRS, max_len // 8), 1) if pack else 1
     return cls(max_len, pairs, sequences, negatives)
@@ -72,18 +87,19 @@ class Window(NamedTuple):
   """The sentences of some blocks, on a token axis of their own."""
 
   bounds: np.ndarray  # [S + 1] start of each sentence on that axis, and the end of the last
-  segments: np.ndarray  # [E + 1] first sentence of each document, or of each part of one
+  segments: np.ndarray  # [E + 1] first sentence of each segment, and S (see `_segments`)
   document: np.ndarray  # [E] number of the document in the corpus
   offset: np.ndarray  # [E] position in the corpus minus position on the axis
 
 
-def _read_window(records: Records, blocks: np.ndarray, layout: Layout) -> Window:
+def _read_window(records: Records, blocks: np.ndarray, layout: RowLayout) -> Window:
   """Reads the index of some blocks.
 
-  A sentence that is longer than a row becomes segments of its own. So does the first sentence of a
-  document for sentence_order: its style tells that it comes first.
+  A sentence that is longer than a row is cut into pieces, and each piece stands alone. So does the
+  first sentence of a document for sentence_order: its style would give away that it comes first.
   """
-  lengths, segments, documents, offsets, opening = [], [], [], [], []
+  # By block: sentence lengths, first sentences of documents, their numbers and offsets.
+  lengths, firsts, documents, offsets, opening = [], [], [], [], []
   sentences = tokens = 0
   for number in blocks.tolist():
     block, starts, document = records.block(number)
@@ -91,30 +107,47 @@ def _read_window(records: Records, blocks: np.ndarray, layout: Layout) -> Window
     if not len(starts) or starts[0]:  # the block begins inside a document
       starts = np.concatenate([[0], starts])
     lengths.append(block)
-    segments.append(starts + sentences)
+    firsts.append(starts + sentences)
     documents.append(document + np.arange(len(starts)))
     offsets.append(np.full(len(starts), records.blocks[number, 0] - tokens))
     sentences += len(block)
     tokens += int(records.blocks[number + 1, 0] - records.blocks[number, 0])
   length, pieces = cut(np.concatenate(lengths).astype(np.int64), layout.max_len - 2)
-  first = np.concatenate([[0], np.cumsum(pieces)])
-  alone = np.repeat(pieces > 1, pieces)
+  # The sentences are numbered anew: each piece of a long one counts.
+  renumbered = np.concatenate([[0], np.cumsum(pieces)])
+  document_starts = renumbered[np.concatenate(firsts)]
+  stands_alone = np.repeat(pieces > 1, pieces)
   if layout.sequences == 'sentence_order':
-    alone[first[np.concatenate(opening)]] = True
-  of_document = first[np.concatenate(segments)]
-  begins = np.zeros(len(length) + 1, bool)  # a segment
-  begins[of_document] = True
-  begins[:-1] |= alone
-  begins[1:] |= alone
-  begins[-1] = True
-  begins = np.flatnonzero(begins)
-  source = np.searchsorted(of_document, begins[:-1], side='right') - 1
-  return Window(bounds=np.concatenate([[0], np.cumsum(length)]), segments=begins,
+    stands_alone[renumbered[np.concatenate(opening)]] = True
+  segments = _segments(document_starts, stands_alone)
+  source = np.searchsorted(document_starts, segments[:-1], side='right') - 1
+  return Window(bounds=np.concatenate([[0], np.cumsum(length)]), segments=segments,
                 document=np.concatenate(documents)[source],
                 offset=np.concatenate(offsets)[source])
 
 
-def _chunks(window: Window, layout: Layout,
+def _segments(document_starts: np.ndarray, stands_alone: np.ndarray) -> np.ndarray:
+  """The first sentence of each segment, and the number of sentences: [E + 1] int64.
+
+  Chunks are cut from segments. A segment begins with a document, with a sentence that stands
+  alone, and behind such a sentence. Two documents of three and two sentences, of which the second
+  sentence stands alone:
+
+    sentence             0   1   2   3   4
+    document starts      0           3
+    stands alone             1
+    behind it                    2
+    segments             0   1   2   3       and 5, the number of sentences
+
+  Args:
+    document_starts: first sentence of each document.
+    stands_alone: [S] bool.
+  """
+  alone = np.flatnonzero(stands_alone)
+  return np.unique(np.concatenate([document_starts, alone, alone + 1, [len(stands_alone)]]))
+
+
+def _chunks(window: Window, layout: RowLayout,
             rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Cuts segments into runs of sentences that fit into a row; a single sentence always fits.
 
@@ -149,12 +182,12 @@ def _chunks(window: Window, layout: Layout,
     last[alive] = np.where(back, begin, high)
     budget[alive] = longest
     alive = alive[first[alive] < last[alive]]
-  begin, end, segment = (np.concatenate(parts) for parts in zip(*chunks))
+  begin, end, segment = map(np.concatenate, zip(*chunks))
   order = np.argsort(begin)
   return begin[order], end[order], segment[order]
 
 
-def _labelled(records: Records, window: Window, layout: Layout, classes: np.ndarray | None,
+def _labelled(records: Records, window: Window, layout: RowLayout, classes: np.ndarray | None,
               rng: np.random.Generator) -> Pairs:
   """Cuts the chunks of two sentences or more into A and B, and labels them."""
   first, last, segment = _chunks(window, layout, rng)
@@ -187,7 +220,7 @@ def _labelled(records: Records, window: Window, layout: Layout, classes: np.ndar
 
 
 def _rows_to_keep(pairs: Pairs, row: np.ndarray, space: np.ndarray, rows: int | None,
-                  layout: Layout) -> int:
+                  layout: RowLayout) -> int:
   """The number of rows that keep their pairs, so that the text of the others fits into the gaps.
 
   `space` [R] counts the tokens that each row has left for a piece, 0 where it takes none. With
@@ -206,18 +239,23 @@ def _rows_to_keep(pairs: Pairs, row: np.ndarray, space: np.ndarray, rows: int | 
 
 
 def _stretches(pairs: Pairs, segment_starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Start and end of the text of some pairs, neighbours in a segment joined: [T] int64 each."""
+  """Start and end of the text of some pairs, neighbors in a segment joined: [T] int64 each.
+
+  Texts [0, 5), [5, 9) and [12, 15) become the stretches [0, 9) and [12, 15), unless a segment
+  begins at 5.
+  """
   start = np.concatenate([pairs.a_start, pairs.b_start])
   end = start + np.concatenate([pairs.a_length, pairs.b_length])
   order = np.argsort(start)
-  order = order[(end > start)[order]]
+  order = order[(end > start)[order]]  # without the empty B of single segments
   start, end = start[order], end[order]
-  begins = np.ones(len(order), bool)
-  begins[1:] = (start[1:] != end[:-1]) | np.isin(start[1:], segment_starts)
-  return start[begins], end[np.roll(begins, -1)]
+  joins = np.zeros(len(order), bool)  # True = the text before it belongs to the same stretch
+  joins[1:] = (start[1:] == end[:-1]) & ~np.isin(start[1:], segment_starts)
+  is_last = ~np.roll(joins, -1)  # of its stretch: the next text does not join it
+  return start[~joins], end[is_last]
 
 
-def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[int, ...],
+def make_pairs(records: Records, blocks: np.ndarray, layout: RowLayout, key: tuple[int, ...],
                rows: int | None = None,
                classes: np.ndarray | None = None) -> tuple[Pairs, np.ndarray, int]:
   """Makes the pairs of a window.
@@ -237,18 +275,21 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[
   segment_starts = window.bounds[window.segments[:-1]] + window.offset
   pairs = _labelled(records, window, layout, classes, rng)
   row, count = packing.pack(pairs.size, layout.max_len, layout.pairs)
-  if layout.pairs > 1:  # rows without a label are the first to be poured
+  if layout.pairs > 1:  # rows without a label get the last numbers: they are poured first
     has_b = np.bincount(row, pairs.b_length, count) > 0
-    row = np.argsort(np.lexsort((rng.random(count), ~has_b)))[row]
+    order = np.lexsort((rng.random(count), ~has_b))
+    row = np.argsort(order)[row]  # argsort gives the place of each row in that order
   space = layout.max_len - np.bincount(row, pairs.size, count)
   usable = (space >= packing.SHORTEST_PIECE + 2) & (np.bincount(row) < layout.pairs)
   keep = _rows_to_keep(pairs, row, space * usable, rows, layout)
-  least = 0
-  if rows is None:  # rows of P short texts are not full: some long ones beside them help
+  least = 0  # `keep` stops shrinking there
+  if rows is None:  # rows of P short texts are not full: some longer texts in them help
     rows = int(pairs.size.sum() / _FULL / layout.max_len) + 1
     least = keep * 7 // 8 if layout.pairs > 1 else keep
 
-  while True:  # the pairs beyond the first `keep` rows are poured into gaps, then into new rows
+  # The pairs beyond the first `keep` rows are poured into gaps, then into new rows. If that takes
+  # too many rows, fewer rows keep their pairs.
+  while True:
     is_kept = row < keep
     left = layout.max_len - np.bincount(row[is_kept], pairs.size[is_kept], keep).astype(np.int64)
     slots = layout.pairs - np.bincount(row[is_kept], minlength=keep)
@@ -256,7 +297,8 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: Layout, key: tuple[
         *_stretches(pairs.take(~is_kept), segment_starts), space=left, slots=slots,
         max_len=layout.max_len, max_items=layout.pairs)
     if needed <= rows or keep == least:
-      none = np.zeros_like(start)
-      parts = zip(pairs.take(is_kept), (start, length, none, none, none))
-      return Pairs(*map(np.concatenate, parts)), np.concatenate([row[is_kept], into]), needed
+      zeros = np.zeros_like(start)
+      pieces = Pairs(start, length, zeros, zeros, label=zeros)
+      fields = zip(pairs.take(is_kept), pieces)
+      return Pairs(*map(np.concatenate, fields)), np.concatenate([row[is_kept], into]), needed
     keep = max(keep - 2 * (needed - rows) - keep // 64, least)

@@ -14,7 +14,7 @@ from absl import logging
 import numpy as np
 
 from bert_jax.data import negatives
-from bert_jax.data.pairs import Layout, Pairs, make_pairs
+from bert_jax.data.pairs import Pairs, RowLayout, make_pairs
 from bert_jax.data.records import Records
 from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.data.tokens import Tokens
@@ -48,7 +48,7 @@ class RowStatistics(NamedTuple):
   unchanged: float  # share of pairs whose B follows A
 
 
-def _by_row(pairs: Pairs, row: np.ndarray, rows: int, layout: Layout,
+def _by_row(pairs: Pairs, row: np.ndarray, rows: int, layout: RowLayout,
             rng: np.random.Generator) -> Pairs:
   """The pairs of a window [C] by row [rows, P], rows shuffled; drops pairs beyond `rows`."""
   order = np.argsort(row, kind='stable')
@@ -61,7 +61,7 @@ def _by_row(pairs: Pairs, row: np.ndarray, rows: int, layout: Layout,
   return Pairs(*table)
 
 
-def gather(records: Records, pairs: Pairs, layout: Layout, tokenizer: Tokenizer, row: np.ndarray,
+def gather(records: Records, pairs: Pairs, layout: RowLayout, tokenizer: Tokenizer, row: np.ndarray,
            words: bool = False) -> Rows:
   """Builds a batch of rows at once.
 
@@ -111,7 +111,7 @@ def gather(records: Records, pairs: Pairs, layout: Layout, tokenizer: Tokenizer,
 class RowSource:
   """The rows of an endless walk over a corpus, epoch after epoch, each shuffled anew."""
 
-  def __init__(self, records: Records, layout: Layout, seed: int, tokenizer: Tokenizer,
+  def __init__(self, records: Records, layout: RowLayout, seed: int, tokenizer: Tokenizer,
                words: bool = False):
     """See `gather` for the arguments; raises UserError if the records hold no token.
 
@@ -181,14 +181,15 @@ class RowSource:
   def _pairs(self, number: np.ndarray) -> Pairs:
     """The pairs of some rows, by their number in the whole walk."""
     epoch, within = number // self.rows, number % self.rows
-    parts = []
+    of_windows = []
     for e in np.unique(epoch):
       first_row = self._permutation(int(e))[1]
       in_epoch = within[epoch == e]
       window = np.searchsorted(first_row, in_epoch, side='right') - 1
       for w in np.unique(window):
-        parts.append(self._window(int(e), int(w)).take(in_epoch[window == w] - first_row[w]))
-    return Pairs(*map(np.concatenate, zip(*parts)))
+        rows = in_epoch[window == w] - first_row[w]
+        of_windows.append(self._window(int(e), int(w)).take(rows))
+    return Pairs(*map(np.concatenate, zip(*of_windows)))
 
   def blocks_before(self, number: int) -> tuple[int, int]:
     """(epoch, blocks of its order of which some text is in rows of it before row `number`)."""

@@ -1,32 +1,22 @@
 """A trained model in use: vectors of texts, filled masks, next sentences, scores."""
 
-import collections
 from collections.abc import Iterator, Sequence
-import dataclasses
 import functools
 import itertools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.errors import UserError, require_choice
-from bert_jax.inference import forward, packed_texts
+from bert_jax.inference import forward
+from bert_jax.inference.loaded_model import LoadedModel, Text, put_tokens
 from bert_jax.interop import load as load_lib
-from bert_jax.interop.cross_layout import CrossLayout
-from bert_jax.interop.pretrained import Pretrained
-from bert_jax.interop.sentence_layout import SentenceLayout, unit
-from bert_jax.interop.sparse_layout import SparseLayout
-from bert_jax.model import pooling as pooling_lib
-from bert_jax.tasks import finetuning
+from bert_jax.interop.sentence_layout import unit
+from bert_jax.model.pooling import POOLINGS, TOKEN_VECTORS, combine_texts
 
-# Tokens of a batch: a CPU's caches hold few, an accelerator needs enough to do.
-_BATCH_TOKENS = collections.defaultdict(lambda: 16384, cpu=2048)
 _SCORED_AT_ONCE = 4096  # tokens of texts, each of which makes a masked copy of its text
-
-Text = str | tuple[str, str]  # a text, or a pair of them
 
 
 class Encoded(NamedTuple):
@@ -37,7 +27,7 @@ class Encoded(NamedTuple):
   mask: np.ndarray  # [B, L] bool, True on tokens
 
 
-class Bert:
+class Bert(LoadedModel):
   """A BERT with its tokenizer and its parameters.
 
   Every method takes any number of texts and runs them packed into batches of a few fixed shapes.
@@ -47,121 +37,6 @@ class Bert:
     UserError: (each method) a text that is no string, or longer than the position table where it
       may not be cut; a head that the model lacks.
   """
-
-  def __init__(self, model: Pretrained):
-    self.model = dataclasses.replace(model, params=jax.tree.map(jnp.asarray, model.params))
-    self.config, self.params, self.tokenizer = model.config, self.model.params, model.tokenizer
-
-  @property
-  def trained_length(self) -> int:
-    """The longest input that the model was fine-tuned on, in tokens."""
-    return self.model.facts.get('max_len') or self.config.max_positions
-
-  def _layout(self, kind):
-    own = self.model.sentence
-    return own if isinstance(own, kind) else kind()
-
-  @property
-  def dense(self) -> SentenceLayout:
-    """The model's own way to the vector of a text; by default the mean of its tokens."""
-    return self._layout(SentenceLayout)
-
-  @property
-  def sparse(self) -> SparseLayout:
-    """The model's own way to weights of the vocabulary; by default those of SPLADE."""
-    return self._layout(SparseLayout)
-
-  @property
-  def cross(self) -> CrossLayout:
-    """The model's own way to the score of a pair; by default the sigmoid of its logit."""
-    return self._layout(CrossLayout)
-
-  # ---- texts to rows ----------------------------------------------------------------------------
-
-  def require_head(self, group: str, title: str):
-    """Raises UserError if the model lacks the parameters `group`, which users know as `title`."""
-    if group not in self.model.groups:
-      raise UserError(f'this model has no {title}: it was trained without, or it was left out of '
-                      'the checkpoint')
-
-  def _parts(self, texts: Sequence[Text]) -> list[tuple[str, ...]]:
-    if isinstance(texts, str):
-      raise UserError('give a list of texts, not a string')
-    parts = [tuple(text) if isinstance(text, tuple | list) else (text,) for text in texts]
-    for i, part in enumerate(parts):
-      if len(part) not in (1, 2) or not all(isinstance(text, str) for text in part):
-        raise UserError(f'text {i + 1} is neither a string nor a pair of strings')
-    return parts
-
-  def _ids(self, texts: Sequence[Text]) -> list[tuple[list[int], ...]]:
-    return finetuning.encode(self._parts(texts), self.tokenizer)
-
-  def row(self, text: Text) -> inputs_lib.Input:
-    """The input of a text or pair: its tokens and the special ones."""
-    return self._whole_row(*self._ids([text])[0])
-
-  def _whole_row(self, *parts: Sequence[int]) -> inputs_lib.Input:
-    row = inputs_lib.join(self.tokenizer, *parts)
-    if len(row.ids) > self.config.max_positions:
-      raise UserError(f'a text of {len(row.ids)} tokens is longer than the '
-                      f'{self.config.max_positions} positions of the model: shorten it')
-    return row
-
-  def _rows(self, texts: Sequence[Text], long: str,
-            max_len: int | None) -> tuple[list[inputs_lib.Input], np.ndarray]:
-    """The rows of texts, and the number of the text of each."""
-    require_choice('long', long, inputs_lib.LONG)
-    longest = self.config.max_positions if max_len is None else max_len
-    if longest > self.config.max_positions:
-      raise UserError(f'max_len={max_len} is above the {self.config.max_positions} positions of '
-                      'the model')
-    if longest < 8:
-      raise UserError(f'max_len={max_len} must be at least 8')
-    return finetuning.text_inputs(self._parts(texts), self.tokenizer, longest, long)
-
-  # ---- rows to results --------------------------------------------------------------------------
-
-  def _run(self, rows: Sequence[inputs_lib.Input], function, positions: np.ndarray | None = None,
-           *values: np.ndarray) -> Iterator[tuple[inputs_lib.InputRows, Any]]:
-    """(batch, function(params, batch, [R, P] positions, *[R, P] values)) of each batch of texts.
-
-    `positions` [texts] count from the start of each text; None = the starts. `values` are [texts].
-    """
-    offsets = np.zeros(len(rows), np.int32) if positions is None else positions
-
-    def run(packed):
-      shift, *others = (np.where(packed.index >= 0, x[packed.index], 0).astype(np.int32)
-                        for x in (offsets, *values))
-      return packed, function(self.params, packed.tokens, packed.starts + shift, *others)
-
-    batches = packed_texts.pack(rows, self.tokenizer.pad_id, self.config.max_positions,
-                                _BATCH_TOKENS[jax.default_backend()])
-    # The next batch is under way while one is used.
-    for (packed, output), _ in itertools.pairwise(itertools.chain(map(run, batches), [None])):
-      yield packed, jax.device_get(output)
-
-  def per_text(self, rows: Sequence[inputs_lib.Input], function,
-               positions: np.ndarray | None = None, *values: np.ndarray) -> np.ndarray | None:
-    """Outputs of `function` [R, P, ...] for each text, [texts, ...]; None without texts.
-
-    `positions` [texts] count from the start of each text; None = the starts. `values` are [texts].
-    """
-    results = None
-    for packed, output in self._run(rows, function, positions, *values):
-      if results is None:
-        results = np.zeros((len(rows), *output.shape[2:]), output.dtype)
-      is_text = packed.index >= 0
-      results[packed.index[is_text]] = output[is_text]
-    return results
-
-  def per_token(self, rows: Sequence[inputs_lib.Input], function) -> list[np.ndarray]:
-    """Outputs of `function` [R, L, ...] for each text, special tokens included: [tokens, ...]."""
-    results = [None] * len(rows)
-    for packed, output in self._run(rows, function):
-      _put_tokens(results, rows, packed, output)
-    return results
-
-  # ---- for users --------------------------------------------------------------------------------
 
   def encode(self, texts: Sequence[Text], *, layers: Sequence[int] = (-1,),
              max_len: int | None = None) -> Encoded:
@@ -180,7 +55,7 @@ class Bert:
         output, of_texts = output
         is_text = packed.index >= 0
         pooled[packed.index[is_text]] = of_texts[is_text]
-      _put_tokens(hidden, rows, packed, output)
+      put_tokens(hidden, rows, packed, output)
     length = max((len(h) for h in hidden), default=0)
     mask = np.arange(length) < np.array([len(h) for h in hidden])[:, None]
     padded = np.zeros((*mask.shape, hidden[0].shape[1] if hidden else 0), np.float32)
@@ -224,10 +99,10 @@ class Bert:
       list of [n, D * layers], n being the tokens of each text without the special ones.
     """
     own = self.dense
-    if pooling not in (None, *pooling_lib.POOLINGS):
-      raise UserError(f'pooling={pooling!r} is unknown: use {", ".join(pooling_lib.POOLINGS)}')
+    if pooling is not None:
+      require_choice('pooling', pooling, (*POOLINGS, TOKEN_VECTORS))
     layers = self._layers(layers)
-    if pooling == 'none':
+    if pooling == TOKEN_VECTORS:
       if long != 'head' or prompt or dim is not None:
         raise UserError('pooling=none gives the vectors of the first tokens: long must be head, '
                         'without prompt and dim')
@@ -236,7 +111,7 @@ class Bert:
     if before and long in ('tail', 'head_tail'):
       raise UserError(f'long={long} would cut off the prompt {before!r}: use head or chunks, or '
                       "prompt=''")
-    rows, owners = self._rows(own.prepared(self._parts(texts), before), long,
+    rows, owners = self._rows(own.prepared(self._strings(texts), before), long,
                               own.max_len if max_len is None else max_len)
     # A prompt that is not pooled hides the first tokens of a text, [CLS] too.
     hidden = 1 + len(self._ids([before])[0][0]) if before and not own.include_prompt else 0
@@ -247,7 +122,7 @@ class Bert:
     if vectors is None:
       vectors = np.zeros((0, self.config.hidden_size * len(layers) * len(poolings)), np.float32)
     if len(owners) > len(texts):
-      vectors = pooling_lib.combine_texts(vectors, owners, long)
+      vectors = combine_texts(vectors, owners, long)
     vectors = own.apply(vectors, normalize)
     if dim is None:
       return vectors
@@ -268,7 +143,7 @@ class Bert:
   def similarity(self, texts: Sequence[Text], others: Sequence[Text] | None = None,
                  **options) -> np.ndarray:
     """The cosine of each text with each other: [B, B'] float32; `options` as for `embed`."""
-    if options.get('pooling') == 'none' or 'normalize' in options:
+    if options.get('pooling') == TOKEN_VECTORS or 'normalize' in options:
       raise UserError('similarity compares one vector of length 1 for each text: pooling cannot be '
                       'none, and normalize has no effect')
     a = self.embed(texts, normalize=True, **options)
@@ -288,7 +163,7 @@ class Bert:
     if not text:
       return []
     mask, rows, owners, positions = self.tokenizer.mask_id, [], [], []
-    for i, (one, *pair) in enumerate(self._parts(text)):
+    for i, (one, *pair) in enumerate(self._strings(text)):
       if pair:
         raise UserError(f'text {i + 1} is a pair: fill the masks of single texts')
       row = self._whole_row(self.tokenizer.encode_with_masks(one))
@@ -314,9 +189,9 @@ class Bert:
     """The probability that the second text of each pair follows the first."""
     self.require_head('nsp', 'next-sentence head')
     ids = self._ids(pairs)
-    if not all(len(parts) == 2 for parts in ids):
+    if not all(len(of_text) == 2 for of_text in ids):
       raise UserError('a next sentence needs pairs of texts')
-    rows = [self._whole_row(*parts) for parts in ids]
+    rows = [self._whole_row(*of_pair) for of_pair in ids]
     logits = self.per_text(rows, functools.partial(forward.nsp_logits, self.config))
     return [] if logits is None else jax.nn.softmax(logits)[:, 0].tolist()
 
@@ -380,14 +255,6 @@ class Bert:
     remaining = iter(surprisals)
     for ids in texts:
       yield list(itertools.islice(remaining, len(ids)))
-
-
-def _put_tokens(results: list, rows: Sequence[inputs_lib.Input], packed: inputs_lib.InputRows,
-                output: np.ndarray):
-  """Puts the tokens' part of [R, L, ...] into the result of each text of a batch."""
-  for row, slot in zip(*np.nonzero(packed.index >= 0)):
-    text, start = packed.index[row, slot], packed.starts[row, slot]
-    results[text] = output[row, start:start + len(rows[text].ids)].astype(np.float32)
 
 
 def load(directory: str, step: int | None = None, allow_older: bool = False) -> Bert:

@@ -20,6 +20,7 @@ from bert_jax.inference import bert as bert_lib
 from bert_jax.inference import json_lines
 from bert_jax.inference.bert import Bert
 from bert_jax.inference.json_lines import Example, Line
+from bert_jax.model.pooling import TOKEN_VECTORS
 from bert_jax.runtime import storage
 from bert_jax.tasks import task_list
 
@@ -45,12 +46,27 @@ class Options:
   null_threshold: float | None = None  # for question_answering
 
 
+def _fill_mask(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
+  del options
+  return [{'masks': masks} for masks in bert.fill_mask([e['text'] for e in examples])]
+
+
+def _next_sentence(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
+  del options
+  probabilities = bert.next_sentence([(e['text'], e['text_pair']) for e in examples])
+  return [{'is_next': p} for p in probabilities]
+
+
+def _score(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
+  return bert.score([e['text'] for e in examples], options.long)
+
+
 def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
   texts = [e['text'] for e in examples]
   embeddings = bert.embed(
       texts, options.pooling, normalize=options.normalize, layers=options.layers,
       long=options.long or 'head', max_len=options.max_len, prompt=options.prompt, dim=options.dim)
-  if options.pooling != 'none':
+  if options.pooling != TOKEN_VECTORS:
     return [{'embedding': vector.tolist()} for vector in embeddings]
   encoded = bert.tokenizer.encode_with_spans(texts)
   return [{'tokens': [
@@ -69,13 +85,9 @@ class LinePrediction:
 
 
 TASKS = {
-    'fill_mask': LinePrediction(('text',), lambda bert, examples, _: [
-        {'masks': masks} for masks in bert.fill_mask([e['text'] for e in examples])]),
-    'next_sentence': LinePrediction(('text', 'text_pair'), lambda bert, examples, _: [
-        {'is_next': p}
-        for p in bert.next_sentence([(e['text'], e['text_pair']) for e in examples])]),
-    'score': LinePrediction(('text',), lambda bert, examples, options: bert.score(
-        [e['text'] for e in examples], options.long)),
+    'fill_mask': LinePrediction(('text',), _fill_mask),
+    'next_sentence': LinePrediction(('text', 'text_pair'), _next_sentence),
+    'score': LinePrediction(('text',), _score),
     'embed': LinePrediction(('text',), _embed),
     **{name: task for name, task in task_list.ALL.items() if task.fields},
 }
@@ -202,7 +214,7 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
     Failed: some lines could not be answered; all others are.
   """
   as_array = bool(output) and output.endswith(_ARRAYS)
-  if as_array and (task != 'embed' or options.pooling == 'none'):
+  if as_array and (task != 'embed' or options.pooling == TOKEN_VECTORS):
     raise UserError(f'--output={output} holds one vector a text: only --task=embed makes them, '
                     'with --pooling=cls, mean or max')
   bert = _load(task, model, options, **checkpoint)

@@ -12,6 +12,7 @@ import tqdm
 from bert_jax.errors import UserError, require
 from bert_jax.inference import json_lines
 from bert_jax.inference.bert import Bert
+from bert_jax.model.pooling import TOKEN_VECTORS
 from bert_jax.runtime import storage
 
 _WINDOW = 2048  # texts
@@ -47,14 +48,14 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
     UserError: an argument of another kind.
   """
   require(not storage.is_remote(str(path)), f'{path}: vectors are written to a local folder only')
-  require(pooling != 'none', 'pooling=none gives no vector of a text: use cls, mean or max')
+  require(pooling != TOKEN_VECTORS, 'pooling=none gives no vector of a text: use cls, mean or max')
   # Without texts: this checks the arguments before the file exists, and gives the width.
   width = bert.embed([], pooling, max_len=max_len).shape[1]
-  layout = bert.dense
-  prompt = next((name for name in prompts if name in layout.prompts), None)
+  own = bert.dense
+  prompt = next((name for name in prompts if name in own.prompts), None)
   job_file = path.parent / f'{path.name}.json'
   job = {'model': json_lines.identity(bert.model), 'texts': digest, 'count': count,
-         'pooling': pooling, 'max_len': max_len, 'prompt': layout.prompt(prompt)}
+         'pooling': pooling, 'max_len': max_len, 'prompt': own.prompt(prompt)}
   done = _vectors_done(path, job_file, job)
   if not done:
     job_file.unlink(missing_ok=True)

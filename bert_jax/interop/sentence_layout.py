@@ -20,6 +20,7 @@ from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.errors import UserError, require
 from bert_jax.interop import cross_layout, sparse_layout, text_layout
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.pooling import POOLINGS
 from bert_jax.runtime import storage
 
 FILE = text_layout.FILE
@@ -137,7 +138,7 @@ class SentenceLayout(text_layout.TextLayout):
     pooling = {'word_embedding_dimension': width,
                **{key: name in self.pooling for key, name in _OLD_POOLINGS.items()},
                'include_prompt': self.include_prompt}
-    if len(self.pooling) > 1:
+    if len(self.pooling) > 1 or not set(self.pooling) <= set(_OLD_POOLINGS.values()):
       pooling['pooling_mode'] = self.pooling
     paths = ['', _POOLING, *(f'{i}_{m.kind}' for i, m in enumerate(self.modules, 2))]
     kinds = ['Transformer', 'Pooling', *(module.kind for module in self.modules)]
@@ -195,9 +196,9 @@ def _read_pooling(path: epath.Path) -> tuple[tuple[str, ...], bool]:
     modes = [name for key, name in _OLD_POOLINGS.items() if key in asked]
     modes += [key for key in asked if key not in _OLD_POOLINGS]
   modes = tuple(modes if isinstance(modes, list) else [modes]) or ('mean',)
-  unknown = [str(mode) for mode in modes if mode not in _OLD_POOLINGS.values()]
+  unknown = [str(mode) for mode in modes if mode not in POOLINGS]
   require(not unknown, f'{path}: the pooling {", ".join(unknown)} is unknown: known are '
-          f'{", ".join(_OLD_POOLINGS.values())}')
+          f'{", ".join(POOLINGS)}')
   return modes, bool(config.get('include_prompt', True))
 
 

@@ -19,7 +19,6 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.interop.sparse_layout import SparseLayout
 from bert_jax.model import architectures, pooling
-from bert_jax.tasks import finetuning
 from bert_jax.tasks.sequence_classification import BertForSequenceClassification
 from bert_jax.tasks.sparse_embedding import BertForSparseEmbedding
 
@@ -111,7 +110,7 @@ def save(model: Pretrained, directory: epath.Path):
 def _inputs(model: Pretrained, texts: list[tuple[str, ...]]) -> tuple[Tokens, jax.Array]:
   """(texts or pairs, each in a row of its own; their starts [B, 1])."""
   layout, tokenizer = model.sentence, model.tokenizer
-  rows, _ = finetuning.text_inputs(layout.prepared(texts, ''), tokenizer, layout.max_len)
+  rows, _ = inputs_lib.text_inputs(layout.prepared(texts, ''), tokenizer, layout.max_len)
   placed = inputs_lib.place(rows, np.arange(len(rows)), np.arange(len(rows)), rows=len(rows),
                             length=max(len(row.ids) for row in rows), slots=1,
                             pad_id=tokenizer.pad_id)

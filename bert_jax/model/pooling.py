@@ -1,5 +1,7 @@
 """Pooling: one vector for each text, from its tokens or from its chunks."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,42 +9,86 @@ import numpy as np
 from bert_jax.model.encoder import take_positions
 from bert_jax.model.kernels import MASKED
 
-# As sentence-transformers names them. 'none' is a vector for each token.
-POOLINGS = ('cls', 'mean', 'max', 'mean_sqrt_len_tokens', 'weightedmean', 'lasttoken', 'none')
+
+class Texts(NamedTuple):
+  """Where the texts of B rows stand."""
+
+  text_ids: jax.Array  # [B, L] int32, 0 on padding, p = 1..P on the tokens of the row's p-th text
+  positions: jax.Array  # [B, L] int32, those of the tokens in their texts, from 0 on
+  starts: jax.Array  # [B, P] int32, the position where each text begins
+
+  def numbers(self) -> jax.Array:
+    """1..P."""
+    return jnp.arange(1, self.starts.shape[1] + 1)
+
+  def members(self) -> jax.Array:
+    """[B, L, P] float32, 1 on the tokens of each text."""
+    return (self.text_ids[:, :, None] == self.numbers()).astype(jnp.float32)
+
+
+def _first_token(hidden: jax.Array, texts: Texts) -> jax.Array:
+  return take_positions(hidden, texts.starts)
+
+
+def _last_token(hidden: jax.Array, texts: Texts) -> jax.Array:
+  count = texts.members().sum(1).astype(jnp.int32)  # [B, P]
+  return take_positions(hidden, jnp.maximum(texts.starts + count - 1, 0))
+
+
+def _largest(hidden: jax.Array, texts: Texts) -> jax.Array:
+  def of_text(number):
+    is_token = (texts.text_ids == number)[:, :, None]
+    return jnp.max(hidden, axis=1, where=is_token, initial=-jnp.inf)
+
+  return jax.vmap(of_text, out_axes=1)(texts.numbers())
+
+
+def _quotient(hidden: jax.Array, weights: jax.Array, divisor: jax.Array) -> jax.Array:
+  """The sum of the tokens, weighted by `weights` [B, L, P], over `divisor` [B, P]."""
+  total = jnp.einsum('blp,bld->bpd', weights, hidden)
+  return total / jnp.maximum(divisor, 1)[:, :, None]
+
+
+def _mean(hidden: jax.Array, texts: Texts) -> jax.Array:
+  members = texts.members()
+  return _quotient(hidden, members, members.sum(1))
+
+
+def _sum_over_root_of_count(hidden: jax.Array, texts: Texts) -> jax.Array:
+  members = texts.members()
+  return _quotient(hidden, members, jnp.sqrt(members.sum(1)))
+
+
+def _weighted_mean(hidden: jax.Array, texts: Texts) -> jax.Array:
+  """Weighs the tokens of a text 1, 2, 3, ..."""
+  weights = texts.members() * (texts.positions + 1)[:, :, None]
+  return _quotient(hidden, weights, weights.sum(1))
+
+
+# By the names that sentence-transformers gives them: (hidden [B, L, D] float32, texts) -> [B, P, D]
+# over all tokens of each text, special ones included. A new one is a line here.
+POOLINGS = {
+    'cls': _first_token,
+    'mean': _mean,
+    'max': _largest,
+    'mean_sqrt_len_tokens': _sum_over_root_of_count,
+    'weightedmean': _weighted_mean,
+    'lasttoken': _last_token,
+}
+TOKEN_VECTORS = 'none'  # instead of a pooling: a vector for each token
 
 
 def pool(hidden: jax.Array, text_ids: jax.Array, positions: jax.Array, starts: jax.Array,
          how: str) -> jax.Array:
-  """Pools the hidden states of each text, special tokens included: [B, L, D] -> [B, P, D] float32.
+  """Pools the hidden states of each text: [B, L, D] -> [B, P, D] float32.
 
   Args:
     hidden: [B, L, D] from the encoder.
-    text_ids: [B, L] int32, 0 on padding, p = 1..P on the tokens of the p-th text of the row.
-    positions: [B, L] int32, those of the tokens in their texts, from 0 on.
-    starts: [B, P] int32, the position where each text begins.
-    how: 'cls' and 'lasttoken' take the first and the last token, 'mean' and 'max' are over all
-      tokens. 'mean_sqrt_len_tokens' divides the sum by the root of the number of tokens.
-      'weightedmean' weighs the tokens 1, 2, 3, ...
+    text_ids, positions, starts: the fields of `Texts`.
+    how: one of POOLINGS.
   """
-  hidden = hidden.astype(jnp.float32)
-  if how == 'cls':
-    return take_positions(hidden, starts)
-  texts = jnp.arange(1, starts.shape[1] + 1)
-  if how == 'max':
-
-    def largest(text):
-      return jnp.max(hidden, axis=1, where=(text_ids == text)[:, :, None], initial=-jnp.inf)
-
-    return jax.vmap(largest, out_axes=1)(texts)
-  member = (text_ids[:, :, None] == texts).astype(jnp.float32)  # [B, L, P]
-  count = member.sum(1)  # [B, P]
-  if how == 'lasttoken':
-    return take_positions(hidden, jnp.maximum(starts + count.astype(jnp.int32) - 1, 0))
-  if how == 'weightedmean':
-    member *= (positions + 1)[:, :, None]
-  total = jnp.einsum('blp,bld->bpd', member, hidden)
-  weight = jnp.sqrt(count) if how == 'mean_sqrt_len_tokens' else member.sum(1)
-  return total / jnp.maximum(weight, 1)[:, :, None]
+  texts = Texts(text_ids, positions, starts)
+  return POOLINGS[how](hidden.astype(jnp.float32), texts)
 
 
 def combine_chunks(vectors: jax.Array, exists: jax.Array, how: str) -> jax.Array:

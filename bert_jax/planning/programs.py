@@ -14,7 +14,7 @@ import numpy as np
 
 from bert_jax import config as config_lib
 from bert_jax import config_fields
-from bert_jax.data.pairs import Layout
+from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phase
 from bert_jax.data.rows import Rows
 from bert_jax.data.tokens import Tokens
@@ -46,7 +46,7 @@ class Work(NamedTuple):
 def pretraining(config: ConfigDict, phase: Phase) -> Work:
   """The step of a phase of pretraining."""
   settings = masking.MaskingConfig(**config.masking)
-  layout = Layout.create(phase.max_len, config.data.pack, config.data.sequences)
+  layout = RowLayout.create(phase.max_len, config.data.pack, config.data.sequences)
   b, p = phase.batch_size, layout.pairs
   tokens = jax.ShapeDtypeStruct((b, phase.max_len), jnp.int32)
   pairs = jax.ShapeDtypeStruct((b, p), jnp.int32)

@@ -10,7 +10,7 @@ from ml_collections import FrozenConfigDict
 from bert_jax import config as config_lib
 from bert_jax import config_fields
 from bert_jax.data import dataset, mixture
-from bert_jax.data.pairs import Layout
+from bert_jax.data.pairs import RowLayout
 from bert_jax.data.rows import RowSource
 from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.errors import UserError, require
@@ -30,7 +30,7 @@ def _train_steps(config: FrozenConfigDict, corpus: dataset.Corpus) -> int:
           f'train_epochs={config.train_epochs} of the mixture data.source='
           f'{config.data.source} are not defined: give train_steps')
   data = config.data
-  layout = Layout.create(config.max_len, data.pack, data.sequences, data.negatives)
+  layout = RowLayout.create(config.max_len, data.pack, data.sequences, data.negatives)
   rows = RowSource(corpus.train, layout, config.seed, corpus.tokenizer).rows
   return math.ceil(config.train_epochs * rows / config.batch_size)
 

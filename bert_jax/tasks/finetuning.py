@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 import numpy as np
 
-from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError, require
@@ -45,34 +44,6 @@ def apply_head(head: nn.Module, params: Any, tokens: Tokens, starts: jax.Array,
                method: str | None = None) -> jax.Array:
   """Runs a head without dropout, compiled once for each head and shape."""
   return head.apply(params, tokens, starts, method=method)
-
-
-# ---- texts to inputs ----------------------------------------------------------------------------
-
-
-def encode(texts: Sequence[Sequence[str]], tokenizer: Tokenizer) -> list[tuple[list[int], ...]]:
-  """The token ids of the parts of each text."""
-  ids = iter(tokenizer.encode_batch([part for parts in texts for part in parts]))
-  return [tuple(next(ids) for _ in parts) for parts in texts]
-
-
-def text_inputs(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_len: int,
-                long: str = 'head') -> tuple[list[inputs_lib.Input], np.ndarray]:
-  """The inputs of texts (text,) and pairs (text, text), and the number of each input's text.
-
-  An input has at most `max_len` tokens. long='chunks_...' splits a longer text into several inputs,
-  the other ways cut it.
-  """
-  inputs, owners = [], []
-  for i, parts in enumerate(encode(texts, tokenizer)):
-    room = max_len - inputs_lib.special_tokens(tokenizer, len(parts))
-    if len(parts) == 2:
-      pieces = [inputs_lib.cut_pair(*parts, room)]
-    else:
-      pieces = [(piece,) for piece in inputs_lib.pieces(*parts, room, long)]
-    inputs += [inputs_lib.join(tokenizer, *piece) for piece in pieces]
-    owners += [i] * len(pieces)
-  return inputs, np.array(owners, np.int64)
 
 
 # ---- files and their outputs --------------------------------------------------------------------

@@ -31,7 +31,7 @@ def _inputs(examples: Sequence[tuple[str, Sequence[str]]], tokenizer: Tokenizer,
             max_len: int) -> tuple[list[inputs_lib.Input], np.ndarray]:
   """[CLS] text [SEP] choice [SEP] for each choice, and the number of the example of each."""
   pairs = [(text, choice) for text, endings in examples for choice in endings]
-  inputs, _ = finetuning.text_inputs(pairs, tokenizer, max_len)
+  inputs, _ = inputs_lib.text_inputs(pairs, tokenizer, max_len)
   return inputs, np.repeat(np.arange(len(examples)), [len(endings) for _, endings in examples])
 
 

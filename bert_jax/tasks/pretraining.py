@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_jax.data import mixture
 from bert_jax.data.dataset import Corpus
-from bert_jax.data.pairs import Layout
+from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phases
 from bert_jax.data.records import Records
 from bert_jax.data.rows import Rows, RowSource, first_rows
@@ -79,8 +79,8 @@ def _asks_about_pairs(task: Pretraining) -> bool:
 
 
 def _why_no_pair(records: Records | mixture.MixedRecords, max_len: int) -> str:
-  parts = getattr(records, 'parts', (records,))
-  if all(part.num_sentences == part.num_documents for part in parts):
+  corpora = records.corpora if isinstance(records, mixture.MixedRecords) else (records,)
+  if all(corpus.num_sentences == corpus.num_documents for corpus in corpora):
     return ('every document is one sentence, so none has a next one: blank lines belong between '
             'documents, not between sentences. Take them out, or give data.sequences='
             'full_sentences')
@@ -138,7 +138,7 @@ class PretrainingData:
     """
 
     def sources(records, seed):
-      layouts = [Layout.create(phase.max_len, data.pack, data.sequences, data.negatives)
+      layouts = [RowLayout.create(phase.max_len, data.pack, data.sequences, data.negatives)
                  for phase in phases]
       words = task.masking.unit != 'token'
       if isinstance(records, mixture.MixedRecords):

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax.config_fields import HARMLESS, Field, one_of
+from bert_jax.data import inputs as inputs_lib
 from bert_jax.errors import UserError, require
 from bert_jax.labelled import packed_examples, table
 from bert_jax.model import architectures, kernels
@@ -186,7 +187,7 @@ class Reranking(finetuning.FineTuning):
   def features(self, examples, tokenizer, config, **_):
     """[CLS] query [SEP] document [SEP] for each document; the targets are [queries, C] grades."""
     pairs = [(group.query, document) for group in examples for document in group.documents]
-    inputs, _ = finetuning.text_inputs(pairs, tokenizer, config.max_len)
+    inputs, _ = inputs_lib.text_inputs(pairs, tokenizer, config.max_len)
     sizes = [len(group.documents) for group in examples]
     targets = np.zeros((len(examples), max(sizes)), np.float32)
     targets[np.arange(max(sizes)) < np.array(sizes)[:, None]] = np.concatenate(

@@ -15,8 +15,9 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax.config_fields import HARMLESS, Field, at_least
+from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokens import Tokens
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require_choice
 from bert_jax.labelled import packed_examples, table
 from bert_jax.labelled.unused_fields import not_evaluated
 from bert_jax.model import architectures, bert_config, pooling
@@ -26,14 +27,13 @@ from bert_jax.tasks import finetuning
 from bert_jax.tasks import metrics as metrics_lib
 
 _SCORES = ('pearson', 'spearman')
-_POOLINGS = pooling.POOLINGS[:-1]  # but for 'none', a vector for each token
 
 
 class BertForSentenceEmbedding(nn.Module):
   """A vector for each text, pooled from its hidden states; no parameters of its own."""
 
   config: bert_config.BertConfig
-  pooling: str  # one of _POOLINGS
+  pooling: str  # one of `pooling.POOLINGS`
 
   def setup(self):
     self.bert = architectures.encoder(self.config)
@@ -153,8 +153,8 @@ class SentenceEmbedding(finetuning.FineTuning):
   @staticmethod
   def check(config):
     data = config.data
-    if data.pooling not in ('', *_POOLINGS):
-      raise UserError(f'data.pooling={data.pooling!r} is unknown: use {", ".join(_POOLINGS)}')
+    if data.pooling:
+      require_choice('data.pooling', data.pooling, pooling.POOLINGS)
     check_texts(config)
     widths, weights = tuple(data.matryoshka), tuple(data.matryoshka_weights)
     if len(set(widths)) < len(widths) or not all(
@@ -256,7 +256,7 @@ class SentenceEmbedding(finetuning.FineTuning):
   def features(self, examples, tokenizer, config, **_):
     """[CLS] text [SEP] for each text; the targets are the scores, if there are any."""
     single = [(text,) for e in examples for text in e.texts]
-    inputs, _ = finetuning.text_inputs(single, tokenizer, config.max_len)
+    inputs, _ = inputs_lib.text_inputs(single, tokenizer, config.max_len)
     owners = np.repeat(np.arange(len(examples)), [len(e.texts) for e in examples])
     scores = [e.score for e in examples]
     targets = None if None in scores else np.array(scores, np.float32)

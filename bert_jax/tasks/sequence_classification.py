@@ -166,7 +166,7 @@ class SequenceClassification(finetuning.FineTuning):
     return losses.classification(logits, batch.targets, is_real)
 
   def features(self, examples, tokenizer, config, **_):
-    inputs, owners = finetuning.text_inputs(_parts(examples), tokenizer, config.max_len, self.long)
+    inputs, owners = inputs_lib.text_inputs(_parts(examples), tokenizer, config.max_len, self.long)
     return packed_examples.Features(inputs, owners, self._targets(examples))
 
   def _targets(self, examples: Sequence[texts.TextExample]) -> np.ndarray:
@@ -201,7 +201,7 @@ def class_logits(bert: finetuning.Bert, inputs: Texts, prompt: str | None = None
   long = bert.model.facts.get('long') or 'head'
   parts = [(text,) if isinstance(text, str) else text for text in inputs]
   parts = bert.cross.prepared(parts, bert.cross.prompt(prompt))
-  rows, owners = finetuning.text_inputs(parts, bert.tokenizer, bert.trained_length, long)
+  rows, owners = inputs_lib.text_inputs(parts, bert.tokenizer, bert.trained_length, long)
   pooled = bert.per_text(rows, functools.partial(finetuning.apply_head, head, method='pooled'))
   vectors = pooling.combine_texts(pooled, owners, long)
   return np.asarray(head.apply(bert.params, vectors, method='classify'))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config_fields import Field, at_least
+from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokens import Tokens
 from bert_jax.labelled import packed_examples
 from bert_jax.model import architectures
@@ -174,7 +175,7 @@ def vectors(bert: finetuning.Bert, texts: Sequence[str], prompt: str | None = No
   prepared = bert.sparse.prepared([(text,) for text in texts], bert.sparse.prompt(prompt))
   if not texts:
     return np.zeros((0, bert.config.vocab_size), np.float32)
-  inputs, _ = finetuning.text_inputs(prepared, bert.tokenizer,
+  inputs, _ = inputs_lib.text_inputs(prepared, bert.tokenizer,
                                      bert.sparse.max_len or bert.trained_length)
   weights = bert.per_text(inputs, functools.partial(_weights, head))
   return bert.sparse.finished(weights[:, :bert.config.vocab_size])

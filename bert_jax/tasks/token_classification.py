@@ -61,7 +61,7 @@ def word_pieces(sentences: Sequence[Sequence[str]],
   A word without pieces becomes [UNK].
   """
   before = tokenizer.before_word
-  encoded = finetuning.encode([[before + word for word in words] for words in sentences], tokenizer)
+  encoded = inputs_lib.encode([[before + word for word in words] for words in sentences], tokenizer)
   return [[pieces or [tokenizer.unk_id] for pieces in words] for words in encoded]
 
 

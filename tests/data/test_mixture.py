@@ -5,7 +5,7 @@ import pytest
 
 from bert_jax.data import mixture
 from bert_jax.data import rows as rows_lib
-from bert_jax.data.pairs import Layout
+from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource
 from bert_jax.errors import UserError
@@ -102,7 +102,7 @@ def test_a_corpus_without_a_row_is_named_and_a_weight_of_zero_is_not():
 
 def mixed(phases, weights=SHARES, seed=3):
   parts = varied(120, seed=0), varied(80, seed=1)
-  layouts = [Layout(phase.max_len, 4) for phase in phases]
+  layouts = [RowLayout(phase.max_len, 4) for phase in phases]
   records = mixture.MixedRecords(parts, weights)
   return parts, mixture.mixed_rows(records, layouts, phases, seed, TOKENIZER, words=True)
 
@@ -110,7 +110,7 @@ def mixed(phases, weights=SHARES, seed=3):
 def test_rows_are_those_of_the_corpora_in_turn():
   phases = Phases.create(((40, 32, 12),), 40, 0, 0)
   parts, (rows,) = mixed(phases)
-  sources = [RowSource(part, Layout(32, 4), 3, TOKENIZER, words=True) for part in parts]
+  sources = [RowSource(part, RowLayout(32, 4), 3, TOKENIZER, words=True) for part in parts]
   corpus, _ = rows.plan.locate(np.arange(480))
   assert np.bincount(corpus).tolist() == [336, 144]
   taken = [0, 0]

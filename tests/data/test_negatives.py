@@ -10,7 +10,7 @@ import pytest
 from benchmarks import pairs as benchmark
 from bert_jax.data import negatives
 from bert_jax.data import rows as rows_lib
-from bert_jax.data.pairs import Layout
+from bert_jax.data.pairs import RowLayout
 from tests.data.made import FIRST, TOKENIZER, make_records
 
 MARK, CAPITAL, DIGIT, OTHER = range(4)
@@ -64,7 +64,7 @@ def _corpus():
 
 def _pairs(records, classes, kind):
   with mock.patch.object(negatives, 'token_classes', lambda _: classes):
-    source = rows_lib.RowSource(records, Layout(128, 8, negatives=kind), 0, TOKENIZER)
+    source = rows_lib.RowSource(records, RowLayout(128, 8, negatives=kind), 0, TOKENIZER)
   pairs, _ = benchmark.epoch(source, 10**9)
   return pairs.take(pairs.has_b)
 

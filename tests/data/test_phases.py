@@ -3,7 +3,7 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.data import rows as rows_lib
-from bert_jax.data.pairs import Layout
+from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource, first_rows
 from bert_jax.errors import UserError
@@ -49,7 +49,7 @@ def test_more_steps_than_a_run_can_have(phases, total):
 
 def _task(phases):
   records = varied(120, block=50)
-  sources = [RowSource(records, Layout(phase.max_len, 4), 0, TOKENIZER) for phase in phases]
+  sources = [RowSource(records, RowLayout(phase.max_len, 4), 0, TOKENIZER) for phase in phases]
   return PretrainingData(Pretraining(None, MaskingConfig(), None), None, phases, 0,
                          tuple(sources), ())
 
@@ -79,7 +79,7 @@ def _read(source, first, count):
 def test_a_phase_of_another_length_reads_nothing_of_the_epoch_again(lengths, monkeypatch):
   monkeypatch.setattr(rows_lib, '_WINDOW', 50)  # many windows in a small corpus
   records = varied(250, block=60)
-  sources = [RowSource(records, Layout(n, 4), 3, TOKENIZER) for n in lengths]
+  sources = [RowSource(records, RowLayout(n, 4), 3, TOKENIZER) for n in lengths]
   before, after = sources
   assert min(len(source._first_block) for source in sources) > 5
   for epoch in (0, 1):
@@ -98,10 +98,10 @@ def test_a_phase_of_another_length_reads_nothing_of_the_epoch_again(lengths, mon
 
 def test_phases_of_one_length_go_on_at_the_next_row():
   records = varied(60)
-  same = [RowSource(records, Layout(32, 4), 0, TOKENIZER) for _ in range(3)]
+  same = [RowSource(records, RowLayout(32, 4), 0, TOKENIZER) for _ in range(3)]
   assert first_rows(same, (7, 100, 1)) == (0, 7, 107)
   # A corpus of one window: rows of another length begin with the next epoch.
-  other = RowSource(records, Layout(64, 4), 0, TOKENIZER)
+  other = RowSource(records, RowLayout(64, 4), 0, TOKENIZER)
   assert first_rows((same[0], other, same[0]), (7, 5, 1)) == (0, other.rows, 2 * same[0].rows)
 
 

@@ -103,7 +103,7 @@ shard = records.Shard(*arrays[:4], np.array(arrays[4]).reshape(-1, 3))
 for max_len in (128, 512):
   began = time.process_time()
   corpus = records.Records([shard], '')
-  source = rows.RowSource(corpus, pairs.Layout(max_len, 8), 0, made.TOKENIZER)
+  source = rows.RowSource(corpus, pairs.RowLayout(max_len, 8), 0, made.TOKENIZER)
   batch = source.batch(123_456_789, 256)
   print(time.process_time() - began, (batch.tokens.text_ids > 0).mean())
 status = open('/proc/self/status').read()

@@ -9,14 +9,17 @@ from scipy import stats
 from benchmarks import pairs as benchmark
 from bert_jax.data import pairs as pairs_lib
 from bert_jax.data import rows as rows_lib
-from bert_jax.data.pairs import Layout
+from bert_jax.data.pairs import RowLayout
 from tests.data.made import FIRST, TOKENIZER, make_records, varied
+
+_DOCUMENTS = [[3, 2, 3, 2], [2, 3, 2]]  # abc de fgh ij   kl mno pq
 
 CORPORA = st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=12), min_size=2, max_size=25)
 
 
 def source(records, max_len=32, seed=0, pairs=4, sequences='next_sentence', **kwargs):
-  return rows_lib.RowSource(records, Layout(max_len, pairs, sequences), seed, TOKENIZER, **kwargs)
+  layout = RowLayout(max_len, pairs, sequences)
+  return rows_lib.RowSource(records, layout, seed, TOKENIZER, **kwargs)
 
 
 def pairs_of(batch, i):
@@ -48,6 +51,38 @@ def pairs_of(batch, i):
     triples.append((int(batch.labels[i, p - 1]), a, b))
   assert (ids[end:] == 0).all() and (pair[end:] == 0).all() and (types[end:] == 0).all()
   return triples
+
+
+@pytest.mark.parametrize('seed', (3, 0))
+def test_the_rows_drawn_for_readers(seed):
+  walk = source(make_records(_DOCUMENTS), 24, seed, 3)
+  rows = walk.batch(0, walk.rows)
+  full = int(np.argmax(rows.tokens.text_ids.any(1)))  # the other row is empty
+  letters = dict(zip((TOKENIZER.pad_id, TOKENIZER.cls_id, TOKENIZER.sep_id,
+                      *range(FIRST, FIRST + 17)), '.CSabcdefghijklmnopq'))
+  ids, type_ids, _, text_ids = (field[full].tolist() for field in rows.tokens)
+  drawn = [('seed', f'{seed}     ' + ' '.join(letters[i] for i in ids)),
+           ('type_ids', '  ' + ' '.join(map(str, type_ids))),
+           ('text_ids', '  ' + ' '.join(map(str, text_ids))),
+           ('labels', '    ' + ' '.join(map(str, rows.labels[full, :2])))]
+  assert '\n'.join(f'  {name} {values}' for name, values in drawn) in pairs_lib.__doc__
+  assert not rows.tokens.text_ids[1 - full].any()
+
+
+def test_segments_begin_at_documents_and_around_sentences_alone():
+  alone = np.array([False, True, False, False, False])
+  np.testing.assert_array_equal(pairs_lib._segments(np.array([0, 3]), alone), [0, 1, 2, 3, 5])
+  alone[4] = True  # the last one: nothing is behind it
+  np.testing.assert_array_equal(pairs_lib._segments(np.array([0, 3]), alone), [0, 1, 2, 3, 4, 5])
+
+
+def test_neighboring_texts_are_one_stretch():
+  zeros = np.zeros(3, np.int64)
+  texts = pairs_lib.Pairs(np.array([12, 0, 5]), np.array([3, 5, 4]), zeros, zeros, zeros)
+  for segments, starts, ends in (([0, 12], [0, 12], [9, 15]), ([0, 5, 12], [0, 5, 12], [5, 9, 15])):
+    start, end = pairs_lib._stretches(texts, np.array(segments))
+    np.testing.assert_array_equal(start, starts)
+    np.testing.assert_array_equal(end, ends)
 
 
 @settings(deadline=None, max_examples=120)
@@ -165,7 +200,8 @@ def test_rows_by_hand():
   pairs = pairs_lib.Pairs(*(np.array(x) for x in (
       [[0, 5], [5, 2], [0, 0]], [[1, 1], [4, 2], [0, 0]], [[2, 1], [9, 0], [0, 0]],
       [[2, 1], [1, 0], [0, 0]], [[1, 0], [0, 0], [0, 0]])))
-  rows = rows_lib.gather(records, pairs, Layout(12, 2), TOKENIZER, np.array([7, 8, 9]), words=True)
+  layout, row = RowLayout(12, 2), np.array([7, 8, 9])
+  rows = rows_lib.gather(records, pairs, layout, TOKENIZER, row, words=True)
   np.testing.assert_array_equal(rows.tokens.ids, [
       [1, 5, 2, 7, 8, 2, 1, 10, 2, 6, 2, 0], [1, 10, 11, 12, 13, 2, 14, 2, 1, 7, 8, 2], [0] * 12])
   np.testing.assert_array_equal(rows.tokens.type_ids, [
@@ -185,7 +221,7 @@ def test_words_start_at_segments_and_where_the_records_say():
   # Every third token starts a word: 6 9 12 ...; a segment that begins inside a word starts one too.
   records = make_records([[6, 6], [6, 6]], words=lambda tokens: tokens % 3 == 0)
   pairs = pairs_lib.Pairs(*(np.array([[x]]) for x in (2, 4, 6, 3, 0)))  # 7 8 9 10 | 11 12 13
-  rows = rows_lib.gather(records, pairs, Layout(12, 1), TOKENIZER, np.array([0]), words=True)
+  rows = rows_lib.gather(records, pairs, RowLayout(12, 1), TOKENIZER, np.array([0]), words=True)
   np.testing.assert_array_equal(rows.tokens.ids[0], [1, 7, 8, 9, 10, 2, 11, 12, 13, 2, 0, 0])
   np.testing.assert_array_equal(rows.word_start[0], [1, 1, 0, 1, 0, 1, 1, 1, 0, 1, 0, 0])
 

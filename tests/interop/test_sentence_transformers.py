@@ -225,7 +225,7 @@ def changed(folder, name, change):
     ('modules.json', lambda x: {}, 'lists no module'),
     ('modules.json', lambda x: ['Transformer'], 'is no list of modules'),
     ('1_Pooling/config.json', lambda x: {'pooling_mode': 'median'},
-     'the pooling median is unknown: known are cls, max, mean'),
+     'the pooling median is unknown: known are cls, mean, max'),
     ('1_Pooling/config.json', lambda x: {'pooling_mode_attention': True},
      'the pooling pooling_mode_attention is unknown'),
     ('2_Dense/config.json', lambda x: x | {'activation_function': 'os.system'},

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data import dataset, mixture, preparation
-from bert_jax.data.pairs import Layout
+from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phases
 from bert_jax.errors import UserError
 from bert_jax.runs import run
@@ -73,11 +73,12 @@ def test_a_part_may_hold_nothing_out(texts, tmp_path):
                         str(tmp_path / name))
   config = conftest.tiny_config(f'{tmp_path}/a=3,{tmp_path}/b=1')
   corpus = dataset.open_corpus(config.data, 200, epath.Path(tmp_path / 'run'))
-  assert len(corpus.train.parts) == 2 and corpus.heldout.weights == ((0.25, 0.25),)
+  assert len(corpus.train.corpora) == 2 and corpus.heldout.weights == ((0.25, 0.25),)
   assert corpus.heldout.num_tokens == dataset.open_records(
       epath.Path(tmp_path / 'b')).heldout.num_tokens
   phases = Phases.create(((2, 32, 8),), 2, 0, 0)
-  (rows,) = mixture.mixed_rows(corpus.heldout, [Layout(32, 4)], phases, 0, corpus.tokenizer, False)
+  (rows,) = mixture.mixed_rows(
+      corpus.heldout, [RowLayout(32, 4)], phases, 0, corpus.tokenizer, False)
   # Padding, [CLS] and [SEP] are not in the text.
   tokens = [~np.isin(batch.tokens.ids, (0, 2, 3)) for batch in rows.epoch_batches(8)]
   assert np.sum(tokens) == corpus.heldout.num_tokens

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data import rows as rows_lib
-from bert_jax.data.pairs import Layout
+from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import Rows
 from bert_jax.data.tokens import Tokens
@@ -50,7 +50,7 @@ def _logits(rows, ids):
                           max_size=20), seed=st.integers(0, 9), data=st.data())
 def test_a_packed_pair_changes_no_bit_of_the_others(documents, seed, data):
   records = make_records(documents)
-  walk = rows_lib.RowSource(records, Layout(L, P), seed, TOKENIZER)
+  walk = rows_lib.RowSource(records, RowLayout(L, P), seed, TOKENIZER)
   numbers = [i for i in range(walk.rows) if walk.batch(i, 1).tokens.text_ids.max() > 1]
   if not numbers:
     return

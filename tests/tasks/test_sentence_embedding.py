@@ -16,10 +16,12 @@ import torch
 import bert_jax
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
-from bert_jax.interop import layout, pretrained
+from bert_jax.interop import layout, pretrained, sentence_layout
 from bert_jax.interop import load as load_lib
 from bert_jax.labelled.packed_examples import Batch
+from bert_jax.model import pooling
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.encoder import take_positions
 from bert_jax.model.modern import ModernConfig
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import run
@@ -40,6 +42,26 @@ def make_config(tmp_path, **overrides):
 def last(workdir):
   lines = [json.loads(x) for x in (workdir / 'metrics.jsonl').read_text().splitlines()]
   return next(line for line in reversed(lines) if 'eval_spearman' in line)
+
+
+def test_a_pooling_is_a_line_of_one_list(tmp_path, monkeypatch):
+  """One that is appended last is trained, saved with a model, loaded and used."""
+  def second_token(hidden, texts):
+    return take_positions(hidden, texts.starts + 1)
+
+  monkeypatch.setitem(pooling.POOLINGS, 'second_token', second_token)
+  c = make_config(tmp_path, **{'data.pooling': 'second_token'})
+  SentenceEmbedding.check(c)
+  bert = bert_jax.from_pretrained(c.init_from)
+  texts = ['w1 good w2', 'bad w3']
+  expected = np.stack([hidden[1] for hidden in bert.encode(texts).hidden])
+  np.testing.assert_array_equal(bert.embed(texts, 'second_token'), expected)
+  files = sentence_layout.SentenceLayout(('second_token',)).files(32)
+  assert json.loads(files['1_Pooling/config.json'])['pooling_mode'] == ['second_token']
+  (tmp_path / 'config.json').write_bytes(files['1_Pooling/config.json'])
+  assert sentence_layout._read_pooling(tmp_path / 'config.json') == (('second_token',), True)
+  with pytest.raises(UserError, match='lasttoken, second_token$'):
+    SentenceEmbedding.check(make_config(tmp_path, **{'data.pooling': 'none'}))
 
 
 def test_the_loss_by_hand():

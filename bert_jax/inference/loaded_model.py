@@ -1,0 +1,159 @@
+"""A loaded model: texts to rows, rows packed into batches, outputs back to texts."""
+
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.data import inputs as inputs_lib
+from bert_jax.data.inputs import Input, InputRows
+from bert_jax.errors import UserError, require_choice
+from bert_jax.inference import packed_texts
+from bert_jax.interop.cross_layout import CrossLayout
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.interop.sentence_layout import SentenceLayout
+from bert_jax.interop.sparse_layout import SparseLayout
+
+# Tokens of a batch: a CPU's caches hold few, an accelerator needs enough to do.
+_BATCH_TOKENS, _BATCH_TOKENS_CPU = 16384, 2048
+
+Text = str | tuple[str, str]  # a text, or a pair of them
+
+
+class LoadedModel:
+  """A model with its tokenizer and its parameters on the device.
+
+  It is what answers of tasks need of a model (`tasks.task_kind.TrainedModel`); `bert.Bert` adds the
+  methods for users.
+  """
+
+  def __init__(self, model: Pretrained):
+    self.model = dataclasses.replace(model, params=jax.tree.map(jnp.asarray, model.params))
+    self.config, self.params, self.tokenizer = model.config, self.model.params, model.tokenizer
+
+  @property
+  def trained_length(self) -> int:
+    """The longest input that the model was fine-tuned on, in tokens."""
+    return self.model.facts.get('max_len') or self.config.max_positions
+
+  def _text_layout(self, kind):
+    own = self.model.sentence
+    return own if isinstance(own, kind) else kind()
+
+  @property
+  def dense(self) -> SentenceLayout:
+    """The model's own way to the vector of a text; by default the mean of its tokens."""
+    return self._text_layout(SentenceLayout)
+
+  @property
+  def sparse(self) -> SparseLayout:
+    """The model's own way to weights of the vocabulary; by default those of SPLADE."""
+    return self._text_layout(SparseLayout)
+
+  @property
+  def cross(self) -> CrossLayout:
+    """The model's own way to the score of a pair; by default the sigmoid of its logit."""
+    return self._text_layout(CrossLayout)
+
+  # ---- texts to rows ----------------------------------------------------------------------------
+
+  def require_head(self, group: str, title: str):
+    """Raises UserError if the model lacks the parameters `group`, which users know as `title`."""
+    if group not in self.model.groups:
+      raise UserError(f'this model has no {title}: it was trained without, or it was left out of '
+                      'the checkpoint')
+
+  def _strings(self, texts: Sequence[Text]) -> list[tuple[str, ...]]:
+    """(text,) or (text, text) of each; raises UserError for anything else."""
+    if isinstance(texts, str):
+      raise UserError('give a list of texts, not a string')
+    strings = [tuple(text) if isinstance(text, tuple | list) else (text,) for text in texts]
+    for i, text in enumerate(strings):
+      if len(text) not in (1, 2) or not all(isinstance(string, str) for string in text):
+        raise UserError(f'text {i + 1} is neither a string nor a pair of strings')
+    return strings
+
+  def _ids(self, texts: Sequence[Text]) -> list[tuple[list[int], ...]]:
+    return inputs_lib.encode(self._strings(texts), self.tokenizer)
+
+  def row(self, text: Text) -> Input:
+    """The input of a text or pair: its tokens and the special ones."""
+    return self._whole_row(*self._ids([text])[0])
+
+  def _whole_row(self, *ids: Sequence[int]) -> Input:
+    row = inputs_lib.join(self.tokenizer, *ids)
+    if len(row.ids) > self.config.max_positions:
+      raise UserError(f'a text of {len(row.ids)} tokens is longer than the '
+                      f'{self.config.max_positions} positions of the model: shorten it')
+    return row
+
+  def _rows(self, texts: Sequence[Text], long: str,
+            max_len: int | None) -> tuple[list[Input], np.ndarray]:
+    """The rows of texts, and the number of the text of each."""
+    require_choice('long', long, inputs_lib.LONG)
+    longest = self.config.max_positions if max_len is None else max_len
+    if longest > self.config.max_positions:
+      raise UserError(f'max_len={max_len} is above the {self.config.max_positions} positions of '
+                      'the model')
+    if longest < 8:
+      raise UserError(f'max_len={max_len} must be at least 8')
+    return inputs_lib.text_inputs(self._strings(texts), self.tokenizer, longest, long)
+
+  # ---- rows to results --------------------------------------------------------------------------
+
+  def _run(self, rows: Sequence[Input], function: Callable,
+           positions: np.ndarray | None = None,
+           *values: np.ndarray) -> Iterator[tuple[InputRows, Any]]:
+    """(batch, function(params, batch, [R, P] positions, *[R, P] values)) of each batch of texts.
+
+    `positions` [texts] count from the start of each text; None = the starts. `values` are [texts].
+    """
+    offsets = np.zeros(len(rows), np.int32) if positions is None else positions
+
+    def run(packed):
+      is_text = packed.index >= 0
+      shift, *others = (np.where(is_text, x[packed.index], 0).astype(np.int32)
+                        for x in (offsets, *values))
+      return function(self.params, packed.tokens, packed.starts + shift, *others)
+
+    on_cpu = jax.default_backend() == 'cpu'
+    before = None
+    for packed in packed_texts.pack(rows, self.tokenizer.pad_id, self.config.max_positions,
+                                    _BATCH_TOKENS_CPU if on_cpu else _BATCH_TOKENS):
+      under_way = packed, run(packed)
+      if before:  # the device works on this batch while the caller uses the one before
+        yield jax.device_get(before)
+      before = under_way
+    if before:
+      yield jax.device_get(before)
+
+  def per_text(self, rows: Sequence[Input], function: Callable,
+               positions: np.ndarray | None = None, *values: np.ndarray) -> np.ndarray | None:
+    """Outputs of `function` [R, P, ...] for each text, [texts, ...]; None without texts.
+
+    `positions` [texts] count from the start of each text; None = the starts. `values` are [texts].
+    """
+    results = None
+    for packed, output in self._run(rows, function, positions, *values):
+      if results is None:
+        results = np.zeros((len(rows), *output.shape[2:]), output.dtype)
+      is_text = packed.index >= 0
+      results[packed.index[is_text]] = output[is_text]
+    return results
+
+  def per_token(self, rows: Sequence[Input], function: Callable) -> list[np.ndarray]:
+    """Outputs of `function` [R, L, ...] for each text, special tokens included: [tokens, ...]."""
+    results = [None] * len(rows)
+    for packed, output in self._run(rows, function):
+      put_tokens(results, rows, packed, output)
+    return results
+
+
+def put_tokens(results: list, rows: Sequence[Input], packed: InputRows, output: np.ndarray):
+  """Puts the tokens' part of [R, L, ...] into the result of each text of a batch."""
+  for row, slot in zip(*np.nonzero(packed.index >= 0)):
+    text, start = packed.index[row, slot], packed.starts[row, slot]
+    results[text] = output[row, start:start + len(rows[text].ids)].astype(np.float32)
