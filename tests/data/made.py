@@ -40,5 +40,11 @@ def varied(documents=300, seed=0, **kwargs) -> records.Records:
                       **kwargs)
 
 
+def arrays(rows) -> dict[str, np.ndarray]:
+  """The arrays of a batch of rows by name, but for fields that are None."""
+  fields = {**rows.tokens._asdict(), **rows._asdict()}
+  return {name: x for name, x in fields.items() if x is not None and name != 'tokens'}
+
+
 def path(folder) -> epath.Path:
   return epath.Path(pathlib.Path(folder))

@@ -9,7 +9,7 @@ from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource
 from bert_jax.errors import UserError
-from tests.data.made import TOKENIZER, varied
+from tests.data.made import TOKENIZER, arrays, varied
 
 SHARES = ((0.7, 0.7), (0.3, 0.3))
 CHANGING = ((0.7, 0.3), (0.2, 0.2), (0.1, 0.5))
@@ -121,11 +121,12 @@ def test_rows_are_those_of_the_corpora_in_turn():
       source = corpus[step * 12 + i]
       expected = sources[source].take(np.array([taken[source]]), np.array([i]))
       taken[source] += 1
-      for name, of_batch, alone in zip(batch._fields, batch, expected):
-        np.testing.assert_array_equal(of_batch[i], alone[0], name)
+      for name, alone in arrays(expected).items():
+        np.testing.assert_array_equal(arrays(batch)[name][i], alone[0], name)
   parts_of_batch = [rows.batch(7, 12, share) for share in (slice(0, 5), slice(5, 12))]
-  for whole, left, right in zip(rows.batch(7, 12), *parts_of_batch):
-    np.testing.assert_array_equal(whole, np.concatenate([left, right]))
+  for name, whole in arrays(rows.batch(7, 12)).items():
+    shares = [arrays(share)[name] for share in parts_of_batch]
+    np.testing.assert_array_equal(whole, np.concatenate(shares))
 
 
 def test_each_corpus_goes_on_where_the_phase_before_ended(monkeypatch):
@@ -139,7 +140,7 @@ def test_each_corpus_goes_on_where_the_phase_before_ended(monkeypatch):
   corpus, rank = long.plan.locate(np.arange(300, 310))
   expected = long.sources[corpus[0]].take(
       np.array([long.first[corpus[0]] + rank[0] - counts[corpus[0]]]), np.array([0]))
-  np.testing.assert_array_equal(long.batch(0, 10).ids[0], expected.ids[0])
+  np.testing.assert_array_equal(long.batch(0, 10).tokens.ids[0], expected.tokens.ids[0])
 
 
 def test_held_out_rows_are_those_of_all_corpora():
