@@ -39,7 +39,7 @@ def loss(kind: str) -> tuple[float, float]:
   task = Reranking(None, kind=kind, highest=3.0)
   batch = Batch(None, None, MEMBERS, None, GRADES, None)
   logits = task.logits(lambda *_: jnp.asarray(LOGITS)[..., None],
-                       batch._replace(inputs=0, starts=0))
+                       batch._replace(tokens=0, starts=0))
   total, count = task.metrics(logits, batch)['loss']
   return float(total), float(count)
 
