@@ -31,7 +31,7 @@ def kind(path: tuple[Any, ...]) -> Kind:
   Raises:
     ValueError: no rule knows the name of the parameter.
   """
-  # The path of a boxed parameter ends with a key that is no name: that of the value in its box.
+  # The path of a boxed parameter ends with the key of the value in its box, which is not a name.
   names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
   name = names[-1]
   if name in ('scale', 'bias') and any('norm' in module for module in names[:-1]):

@@ -14,8 +14,8 @@ from typing import Any
 from bert_jax.errors import Failed
 
 _MAX_SKIPPED = 5  # in a row
-_SPIKE_LINES = 20  # a spike is compared with so many lines,
-_SPIKE_NATS = 0.5  # and stands so far above their median at least
+_SPIKE_LINES = 20  # a spike is compared with these last lines,
+_SPIKE_NATS = 0.5  # and is at least this far above their median
 _SETTLED = 60  # seconds, after which the first windows of rows are made and files are cached
 _LONG_WAIT = 0.05  # fraction of the time without rows that is worth a warning
 _EARLY = 1 / 3  # of a run, in which an objective need not have begun to learn

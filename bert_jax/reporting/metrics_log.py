@@ -137,7 +137,7 @@ class MetricsLog:
     shown = '  '.join(f'{name} {_decimal(value)}' for name, value in scores.items())
     self._say(f'step {step}  held out:  {shown}')
     self._has_new_scores = True
-    # A run that is killed after its last step does not go on: its curves are drawn before.
+    # A run that is killed after its last step does not resume: draw its curves now.
     if step == self._bar.total or time.monotonic() - self._drawn > _BETWEEN_CURVES:
       self._draw()
     self._warn(step, warnings)

@@ -24,7 +24,7 @@ def check(steps: Sequence[int]):
 class Profiler:
   """Traces the steps from the first to the last of two, counted from 1; () = no trace.
 
-  A run that goes on after the first of them says that it traces nothing.
+  A run that resumes after the first of them says that it traces nothing.
   """
 
   def __init__(self, steps: Sequence[int], folder: epath.Path, done: int = 0):

@@ -1,6 +1,6 @@
-"""Where the record of a run goes beside its workdir: TensorBoard, Weights & Biases.
+"""Where the record of a run goes besides its workdir: TensorBoard, Weights & Biases.
 
-A run that goes on continues its record. It makes the steps after its checkpoint again, with the
+A resumed run continues its record. It makes the steps after its checkpoint again, with the
 same numbers: TensorBoard drops what it has of them, Weights & Biases takes each step once. Neither
 lacks a step that a kill took from a buffer.
 """
@@ -65,7 +65,7 @@ class TensorBoard:
   package = 'tensorboardX'
 
   def start(self, config, name, workdir, commit, first_step, rows):
-    del name, rows  # it has them: each is on disk before the run goes on
+    del name, rows  # it has them: each is on disk before the run continues
     self._folder, self._first_step = workdir / 'tensorboard', first_step
     self._config = json.dumps({'commit': commit, **config}, indent=2, default=str)
 

@@ -36,8 +36,8 @@ def absolute(path: epath.Path) -> epath.Path:
 class _Manager(ocp.CheckpointManager):
   """Orbax's manager of checkpoints with these items, which does not decide itself when to stop.
 
-  It would ask JAX with the number of the step, `preemption.Notice` with numbers of its own: JAX
-  would agree on a place that nobody reaches.
+  It would ask JAX about the number of the step. `preemption.Notice` asks about other numbers, so
+  JAX would agree on a place that no process reaches.
   """
 
   def __init__(self, folder: epath.Path, items: Sequence[str], **options: Any):
@@ -160,7 +160,7 @@ class Checkpoints:
     """Keeps the parameters of `step` in `best/` if they score better than those in it.
 
     `judged_on` names the evaluated data: scores on other data are not compared, and the newer ones
-    win, with a line. Returns once the parameters are on disk: a run that goes on from the next
+    win, with a line. Returns once the parameters are on disk: a run that resumes from the next
     checkpoint does not evaluate this step again. Raises Failed if they cannot be written.
     """
     if not self._best or not math.isfinite(scores[self._score]):
@@ -211,7 +211,7 @@ def _explained(workdir: epath.Path) -> Iterator[None]:
   """Turns the errors of orbax and tensorstore, if they cannot write, into one line."""
   try:
     yield
-  except Exception as e:  # each part of orbax and tensorstore has errors of its own
+  except Exception as e:  # orbax and tensorstore have many kinds of errors
     # `processes` explains errors of an exchange with other processes.
     if isinstance(e, (UserError, Failed, jax.errors.JaxRuntimeError)) or ending.storage_trouble(e):
       raise
@@ -274,7 +274,7 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
     try:
       params = integrity.read(folder, {'params': on_one_device(abstract)})['params']
     except integrity.Damaged as e:
-      if _complete(workdir) != complete:  # the run goes on, and has deleted this one
+      if _complete(workdir) != complete:  # the run continues, and has deleted this one
         return restore_params(workdir, abstract, step, allow_older)
       damage.append(f'{name} is damaged: {e}')
       continue

@@ -18,7 +18,7 @@ def _mixed_sum(x: jax.Array) -> jax.Array:
   index = jnp.zeros(x.shape, jnp.uint32)
   for axis, size in enumerate(x.shape):
     index = index * size + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-  # The finaliser of MurmurHash3.
+  # The finalizer of MurmurHash3.
   h = words.astype(jnp.uint32) ^ (index * jnp.uint32(0x9E3779B1))
   h = (h ^ h >> 16) * jnp.uint32(0x85EBCA6B)
   h = (h ^ h >> 13) * jnp.uint32(0xC2B2AE35)

@@ -1,7 +1,7 @@
 """Checkpoints on disk: reading one proves that it is as it was saved.
 
-After a flipped bit orbax returns wrong parameters and no error. So a checkpoint has a third item
-beside its `params` and `optimizer`: the shape, type and fingerprint of every array, sealed by a
+After a flipped bit orbax returns wrong parameters and no error. So a checkpoint has, besides
+`params` and `optimizer`, a third item: the shape, type and fingerprint of every array, sealed by a
 checksum. Reading compares the arrays with it, on any mesh.
 """
 
@@ -54,7 +54,7 @@ def steps(directory: epath.Path) -> list[int]:
 
 
 def description(folder: epath.Path) -> dict[str, Any]:
-  """The description of the items of a step; raises Damaged if it is not as it was written."""
+  """The description of the items of a step; raises Damaged if it changed since it was written."""
   try:
     content = sealed.read(folder / ITEM / 'metadata')
   except UserError as e:
@@ -84,7 +84,7 @@ def _restore(folder: epath.Path, abstract: Mapping[str, Any]) -> dict[str, Any]:
             for item, tree in abstract.items()}
   except (MemoryError, PermissionError):
     raise
-  except Exception as e:  # each part of orbax and tensorstore has errors of its own
+  except Exception as e:  # orbax and tensorstore have many kinds of errors
     if any(name in str(e) for name in _ACCESS_ERRORS):
       raise
     raise Damaged(f'it cannot be read: {" ".join(str(e).split())[:300]}') from e
@@ -134,7 +134,7 @@ def check(folder: epath.Path) -> dict[str, Any]:
       tree = handler.restore(folder / item, args=ocp.args.PyTreeRestore(
           restore_args=jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)))
       fingerprints = fingerprint.of(tree)
-    except Exception as e:  # each part of orbax and tensorstore has errors of its own
+    except Exception as e:  # orbax and tensorstore have many kinds of errors
       raise Damaged(f'{item} cannot be read: {" ".join(str(e).split())[:300]}') from e
     _compare(item, fingerprints, arrays)
   return saved

@@ -21,7 +21,6 @@ import numpy as np
 from bert_jax import errors
 from bert_jax.model import parameters
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.parameters import Kind
 from bert_jax.objectives.losses import Metrics
 from bert_jax.tasks.task import Task
 
@@ -75,10 +74,11 @@ def heads(params: Any) -> Any:
   return _nested({path: x for path, x in _flat(params).items() if not _is_base(path)})
 
 
-def _targets(kinds: Mapping[str, Kind], names: tuple[str, ...]) -> list[str]:
+def _targets(kinds: Mapping[str, parameters.Kind], names: tuple[str, ...]) -> list[str]:
   """The paths of the kernels that are named; raises UserError for a name without a kernel."""
   parts = {path: re.sub('[/_]kernel$', '', path).split('/')[2:]
-           for path, kind in sorted(kinds.items()) if _is_base(path) and kind == Kind.MATRIX}
+           for path, kind in sorted(kinds.items())
+           if _is_base(path) and kind == parameters.Kind.MATRIX}
   known = sorted({part for of_kernel in parts.values() for part in of_kernel} - {'layers'})
   for name in names:
     errors.require(name in known, f'lora.targets: {name!r} matches no kernel of this model, it has '

@@ -9,7 +9,6 @@ import optax
 
 from bert_jax import errors
 from bert_jax.model import parameters
-from bert_jax.model.parameters import Kind
 from bert_jax.training import transforms
 
 NAMES = ('adamw', 'bert_adamw', 'lamb', 'stable_adamw', 'muon')
@@ -27,7 +26,7 @@ _BOUNDS = (
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-  """The optimiser and its schedule."""
+  """The optimizer and its schedule."""
 
   # adamw; bert_adamw: google-research/bert's, without bias correction; for large batches lamb,
   # stable_adamw (with clip_norm=0), muon.
@@ -102,8 +101,8 @@ def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
 
 def decays(params) -> dict:
   """True for every parameter with weight decay: all but biases and norms."""
-  return jax.tree.map(lambda kind: kind not in (Kind.BIAS, Kind.NORM),
-                      parameters.kinds(params))
+  without = (parameters.Kind.BIAS, parameters.Kind.NORM)
+  return jax.tree.map(lambda kind: kind not in without, parameters.kinds(params))
 
 
 def make_optimizer(config: OptimizerConfig, train_steps: int) -> optax.GradientTransformation:

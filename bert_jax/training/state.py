@@ -35,7 +35,7 @@ def make_init(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
   """Returns `init`, which makes the sharded state of step 0 from a key, and the state's shapes.
 
   The shapes are ShapeDtypeStructs with shardings: `restore` takes them. The moments inherit the
-  specs of the parameters, because the optimiser sees them in their boxes. The frozen arrays of the
+  specs of the parameters, because the optimizer sees them in their boxes. The frozen arrays of the
   task are among the shapes only: `place` brings them.
 
   Raises:

@@ -1,4 +1,4 @@
-"""Transformations of updates besides optax's: LAMB, StableAdamW, Muon, rates by layer.
+"""Transformations of updates that optax does not have: LAMB, StableAdamW, Muon, rates by layer.
 
 The layers of the encoder are stacked, [N, ...]. Each transformation works on every layer by itself:
 it maps over N, or its factors lie along N.
@@ -14,7 +14,6 @@ from optax import contrib
 
 from bert_jax.errors import require
 from bert_jax.model import parameters
-from bert_jax.model.parameters import Kind
 
 
 def _is_within(path: tuple, *parts: str) -> bool:
@@ -75,17 +74,17 @@ def stable_adam(b1: float, b2: float, eps: float,
     updates, state = steps.update(grads, state, params)
     second = optax.tree.bias_correction(state[0].nu, b2, state[0].count)
 
-    def stabilise(update, g, v):
+    def stabilize(update, g, v):
       rms = jnp.sqrt(jnp.mean(g * g / jnp.maximum(v, eps**2)))
       return update / jnp.maximum(1, rms)
 
-    return _each_layer(stabilise, updates, grads, second), state
+    return _each_layer(stabilize, updates, grads, second), state
 
   return optax.GradientTransformation(steps.init, update)
 
 
 def muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
-  """Orthogonalises the updates of the layers' matrices; `adam` for everything else.
+  """Orthogonalizes the updates of the layers' matrices; `adam` for everything else.
 
   Muon (Jordan et al. 2024) through optax, with updates as large as Adam's, so that both take the
   same rate and decay (Liu et al. 2025, arXiv:2502.16982). Query, key and value are one matrix, as
@@ -98,7 +97,7 @@ def muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
   def label(path, kind):
     # 'first' is ModernBERT's first layer, which differs from its stacked ones.
     in_layer = _is_within(path, 'layers', 'first')
-    return 'muon' if in_layer and kind == Kind.MATRIX else 'adam'
+    return 'muon' if in_layer and kind == parameters.Kind.MATRIX else 'adam'
 
   def labels(params):
     return jax.tree_util.tree_map_with_path(label, parameters.kinds(params))
