@@ -48,7 +48,6 @@ def train(job: Job, config: FrozenConfigDict, mesh: Mesh, workdir: storage.Folde
     OSError: the disk is full.
   """
   task, data, train_steps = job.task, job.data, job.train_steps
-
   # ---- Programs and state ------------------------------------------------------------------------
   optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
   transform = optimizer_lib.make_optimizer(optimizer, train_steps)

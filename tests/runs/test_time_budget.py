@@ -68,9 +68,15 @@ def test_other_rows_are_measured_again(corpus_file, tmp_path, monkeypatch):
   assert ' are 30 steps, 2 s each' in note
 
 
+def train_nothing(job, config, mesh, workdir, checkpoints, initial):
+  """Instead of the training loop."""
+  del job, config, mesh, workdir, initial
+  checkpoints.close()
+
+
 def test_the_warmup_shrinks_with_the_run(corpus_file, tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(time_budget, '_seconds_per_step', lambda *_: 0.1)
-  monkeypatch.setattr(loop, 'train', lambda *_, checkpoints, **__: checkpoints.close())
+  monkeypatch.setattr(loop, 'train', train_nothing)
   for minutes, warmup in ((0.0101, 2), (0.101, 4)):  # 6 of the 12 steps of the config file, and 60
     c = conftest.tiny_config(corpus_file, train_minutes=minutes)
     run.run(c, str(tmp_path / f'{minutes}'), {'train_minutes': 0.0})
@@ -82,7 +88,7 @@ def test_the_warmup_shrinks_with_the_run(corpus_file, tmp_path, monkeypatch, cap
 
 
 def test_the_warmup_shrinks_with_the_epochs(corpus_file, tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(loop, 'train', lambda *_, checkpoints, **__: checkpoints.close())
+  monkeypatch.setattr(loop, 'train', train_nothing)
   c = conftest.tiny_config(corpus_file, train_epochs=0.05)
   run.run(c, str(tmp_path / 'run'), {'train_epochs': 0.0})
   saved = json.loads((tmp_path / 'run/run.json').read_text())['config']
