@@ -150,7 +150,7 @@ def test_the_summary_tells_factors_from_layers(capsys):
 
 
 def test_a_vocabulary_that_the_corpus_cannot_fill(tmp_path, corpus_file, monkeypatch, capsys):
-  monkeypatch.setattr(loop, 'train', lambda *_, checkpoints, **__: checkpoints.close())
+  monkeypatch.setattr(loop, 'train', lambda *arguments, **_: arguments[4].close())  # checkpoints
   for size in (3000, 100):
     run.run(conftest.tiny_config(corpus_file, **{'model.vocab_size': size}),
             str(tmp_path / f'{size}'))
