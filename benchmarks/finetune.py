@@ -33,7 +33,7 @@ from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.labelled import table
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Bert
+from bert_jax.model.encoder import Encoder
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import finetune, initial
 from bert_jax.tasks import question_answering
@@ -129,7 +129,7 @@ def _chinese_model() -> str:
     config = BertConfig(vocab_size=tokenizer.vocab_size, hidden_size=128, num_layers=2, num_heads=2,
                         intermediate_size=512)
     tokens = np.zeros((1, 8), np.int32)
-    params = nn.unbox(Bert(config).init(jax.random.key(0), Tokens(*[tokens] * 4), tokens[:, :1]))
+    params = nn.unbox(Encoder(config).init(jax.random.key(0), Tokens(*[tokens] * 4), tokens[:, :1]))
     huggingface.save(Pretrained(config, {'params': {'bert': params['params']}}, tokenizer), folder)
   return str(folder)
 

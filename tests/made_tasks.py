@@ -18,7 +18,7 @@ from bert_jax.data.tokens import Tokens
 from bert_jax.interop import huggingface, layout
 from bert_jax.interop.pretrained import Pretrained, head_groups
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Bert
+from bert_jax.model.encoder import Encoder
 from bert_jax.tasks import task_list
 
 WORDS = [f'w{i}' for i in range(20)]
@@ -37,7 +37,7 @@ def model(folder: pathlib.Path, **sizes) -> str:
       vocab_size=len(_VOCAB), hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64,
       max_positions=64, initializer_range=0.1) | sizes))
   tokens = np.zeros((1, 8), np.int32)
-  params = nn.unbox(jax.jit(Bert(config).init)(jax.random.key(0), Tokens(*[tokens] * 4),
+  params = nn.unbox(jax.jit(Encoder(config).init)(jax.random.key(0), Tokens(*[tokens] * 4),
                                                tokens[:, :1]))
   huggingface.save(Pretrained(config, {'params': {'bert': params['params']}}, tokenizer()),
                    epath.Path(folder))

@@ -126,7 +126,7 @@ def find_tasks(data: str, most: int = 0) -> dict[str, Source]:
 def twin_of(model: Pretrained) -> Pretrained:
   """A model with the sizes and the tokenizer of another, and random parameters."""
   tokens = np.zeros((1, 8), np.int32)
-  params = architectures.encoder(model.config).init(
+  params = architectures.make_encoder(model.config).init(
       jax.random.key(0), Tokens(*[tokens] * 4), tokens[:, :1])
   params = {'params': {'bert': nn.unbox(params)['params']}}
   return Pretrained(model.config, params, model.tokenizer)

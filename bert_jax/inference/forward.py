@@ -21,11 +21,10 @@ def hidden_states(config: BertConfig, params: Any, tokens: Tokens, starts: jax.A
                   layers: tuple[int, ...]) -> jax.Array:
   """The hidden states of some layers side by side: [R, L, D * len(layers)]."""
   del starts
-  encoder, variables = architectures.encoder(config), {'params': params['params']['bert']}
+  encoder, variables = architectures.make_encoder(config), {'params': params['params']['bert']}
   if layers == (-1,):
     return encoder.apply(variables, tokens, method='encode')
-  _, sown = encoder.apply(variables, tokens, method='encode', mutable=['intermediates'])
-  hidden = encoder.intermediates(sown['intermediates']).hidden
+  hidden = encoder.apply(variables, tokens, method='states').hidden  # [N + 1, R, L, D]
   return jnp.concatenate([hidden[i] for i in layers], axis=-1)
 
 
@@ -35,7 +34,7 @@ def hidden_and_pooled(config: BertConfig, params: Any, tokens: Tokens, starts: j
   """(hidden states of some layers, pooled outputs [R, P, D])."""
   computed = layers if layers == (-1,) else (*layers, -1)
   states = hidden_states(config, params, tokens, starts, computed)
-  pooled = architectures.encoder(config).apply(
+  pooled = architectures.make_encoder(config).apply(
       {'params': params['params']['bert']}, states[..., -config.hidden_size:], starts,
       method='pool')
   return states[..., :config.hidden_size * len(layers)], pooled

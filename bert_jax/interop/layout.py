@@ -18,8 +18,8 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.model import deberta, modern
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.embeddings import dense
 from bert_jax.model.heads import BertForPreTraining, ReplacedTokenHead
+from bert_jax.model.layers import dense
 from bert_jax.objectives.objective import MaskedLM, abstract_variables
 from bert_jax.tasks import task_list
 
@@ -127,7 +127,7 @@ def _bert(config: BertConfig) -> list[_Rule]:
                  stacked=True)]
   if config.type_vocab_size:
     rules.append(_copy('bert/embeddings/segment', 'embeddings.token_type_embeddings.weight'))
-  if config.biases_attention:
+  if config.architecture == 'mpnet':
     rules.append(_copy('bert/relative_bias', 'encoder.relative_attention_bias.weight'))
   if config.projects:
     rules += _linear('bert/projection', 'embeddings.projection')

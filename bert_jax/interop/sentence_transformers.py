@@ -129,7 +129,7 @@ def _vectors(model: Pretrained, texts: list[tuple[str, ...]]) -> np.ndarray:
     if isinstance(layout, CrossLayout):
       head = BertForSequenceClassification(config, len(model.labels))
       return head.apply(params, batch, starts)[:, 0]
-    encoder = architectures.encoder(config)
+    encoder = architectures.make_encoder(config)
     hidden = encoder.apply({'params': params['params']['bert']}, batch, method='encode')
     return jnp.concatenate([
         pooling.pool(hidden, batch.text_ids, batch.positions, starts, how)[:, 0]

@@ -41,7 +41,7 @@ def _encoder(model: Pretrained):
   """
   variables = {'params': jax.tree.map(jnp.asarray, model.params['params']['bert'])}
   # A kernel is for one platform and for lengths that are known.
-  module = architectures.encoder(dataclasses.replace(model.config, attention='xla'))
+  module = architectures.make_encoder(dataclasses.replace(model.config, attention='xla'))
 
   def encode(ids, type_ids, mask):
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
@@ -61,7 +61,7 @@ def save(model: Pretrained, directory: epath.Path):
   Raises:
     UserError: its attention has relative positions, which depend on the length.
   """
-  require(not model.config.has_relative_scores,
+  require(not model.config.needs_length,
           f'a program for texts of all lengths cannot hold the relative positions of '
           f'{model.config.architecture}: the formats huggingface and bert_jax have them')
   directory.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,7 @@ def _outputs(model: Pretrained) -> dict[str, np.ndarray]:
   config = dataclasses.replace(model.config, dtype='float32')
   first = jnp.zeros((len(batch.ids), 1), jnp.int32)
   is_real = batch.text_ids > 0
-  module, heads = architectures.encoder(config), BertForPreTraining(config)
+  module, heads = architectures.make_encoder(config), BertForPreTraining(config)
 
   def run(params):
     encoder = {'params': params['params']['bert']}

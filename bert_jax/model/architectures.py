@@ -1,16 +1,17 @@
 """The list of architectures, and the functions that find theirs by the name in a config."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
 from typing import Any, NamedTuple
 
 from bert_jax.errors import require_choice
 from bert_jax.model.albert import Albert, AlbertConfig
+from bert_jax.model.attention_kernels import CHOICES
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.deberta import Deberta, DebertaConfig
 from bert_jax.model.distilbert import DistilBertConfig
 from bert_jax.model.electra import ElectraConfig
-from bert_jax.model.encoder import Bert, Encoder
+from bert_jax.model.encoder import Encoder
 from bert_jax.model.modern import Modern, ModernConfig
 from bert_jax.model.mpnet import MPNet, MPNetConfig
 
@@ -19,7 +20,7 @@ class Architecture(NamedTuple):
   """A member of the family."""
 
   config: type[BertConfig]
-  encoder: Callable[[BertConfig], Encoder] = Bert
+  encoder: type[Encoder] = Encoder
 
 
 ALL = {'bert': Architecture(BertConfig),
@@ -34,8 +35,8 @@ ALL = {'bert': Architecture(BertConfig),
        'modernbert': Architecture(ModernConfig, Modern)}
 
 
-def encoder(config: BertConfig) -> Encoder:
-  """Returns the encoder that a config describes."""
+def make_encoder(config: BertConfig) -> Encoder:
+  """Makes the encoder that a config describes."""
   return ALL[config.architecture].encoder(config)
 
 
@@ -47,6 +48,7 @@ def make_config(fields: Mapping[str, Any]) -> BertConfig:
   """
   name = fields.get('architecture', 'bert')
   require_choice('model.architecture', name, ALL)
+  require_choice('model.attention', fields.get('attention', 'auto'), CHOICES)
   config = ALL[name].config
   known = [field.name for field in dataclasses.fields(config)]
   return config(**{field: fields[field] for field in known if field in fields})

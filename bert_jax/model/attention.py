@@ -1,112 +1,233 @@
-"""Multi-head self-attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762).
+"""Multi-head self-attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762), in XLA.
 
-`attend` takes one of five paths: plain XLA, a local window in XLA, or a kernel that never holds the
-[L, L] weights (fused, splash, cudnn). Only the plain, the local and the fused path can drop
-attention weights.
+An encoder chooses once how it attends (`attention_kernels.choose`) and passes the choice, an
+`Attend`, to the attention of all its layers. This file has the plain way, which holds the [L, L]
+weights, and the local way, which holds them near the diagonal. The kernels hold none.
 """
 
 from collections.abc import Callable
+import dataclasses
+import functools
 from typing import NamedTuple
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model import attention_paths, dot_product, kernels
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.embeddings import truncated_normal, zeros
-from bert_jax.model.kernels import MASKED
-from bert_jax.model.local_attention import local_attention
-
-
-def _path(module: nn.Module, length: int) -> str:
-  """The path of `module`: xla on the short rows of init, and where a caller asks for weights."""
-  if module.is_initializing():
-    return 'xla'
-  path, _ = attention_paths.choose_path(module.config, length)
-  return 'xla' if module.is_mutable_collection('intermediates') else path
+from bert_jax.model.layers import MASKED, truncated_normal, zeros
 
 
 class Mask(NamedTuple):
-  """Visibility within a row: the tokens of one pair see each other."""
+  """Visibility within a row: the tokens of one text see each other."""
 
-  text_ids: jax.Array  # [B, L] int32, 0 on padding, 1..P on the tokens of each pair
+  text_ids: jax.Array  # [B, L] int32, 0 on padding, 1..P on the tokens of each text
   bias: jax.Array | None  # [B, 1 or H, L, L], added to the scores; None = a kernel computes it
 
 
-def make_mask(module: nn.Module, text_ids: jax.Array) -> Mask:
-  """Makes the mask once for all layers of the encoder `module`; `text_ids` is [B, L]."""
-  plain = _path(module, text_ids.shape[1]) == 'xla'
-  return Mask(text_ids, dot_product.attention_bias(text_ids) if plain else None)
+class Heads(NamedTuple):
+  """Query, key and value of every head."""
+
+  query: jax.Array  # [B, L, H, K]
+  key: jax.Array  # [B, L, H, K]
+  value: jax.Array  # [B, L, H, K]
+  projected: jax.Array | None  # the array that they are parts of; None = they were rotated since
+
+  def side_by_side(self) -> jax.Array:
+    """[B, L, H * 3 * K]: query, key and value of a head are adjacent."""
+    if self.projected is not None:
+      return self.projected
+    parts = jnp.stack([self.query, self.key, self.value], axis=3)  # [B, L, H, 3, K]
+    return parts.reshape(*self.query.shape[:2], -1)
 
 
-def attend(module: nn.Module, qkv: jax.Array, mask: Mask, *, deterministic: bool,
-           rotate: Callable[[jax.Array], jax.Array] | None = None,
-           reach: int | None = None) -> jax.Array:
-  """Attention within the pairs, on the path that suits the config, the shapes and the platform.
+class Dropout(NamedTuple):
+  """Dropout of the attention weights, for both kinds of attention."""
+
+  rate: float  # share of the weights that is dropped; 0 outside of training
+  drop: Callable[[jax.Array], jax.Array]  # for those that hold the weights: [..., L] -> [..., L]
+  key: Callable[[], jax.Array]  # for kernels, which draw themselves: makes their key
+
+
+# [B, L, H * K] or [B, L, H, K] from the heads, `text_ids` [B, L] and the dropout.
+Kernel = Callable[[Heads, jax.Array, Dropout], jax.Array]
+
+
+def attention_bias(text_ids: jax.Array) -> jax.Array:
+  """The additive mask: a token attends to the tokens of its own text and to nothing else.
 
   Args:
-    module: gives the config and the dropout key, and keeps the weights for callers that ask for
-      intermediates.
-    qkv: [B, L, H * 3 * K]; query, key and value of a head stand side by side.
-    mask: from `make_mask`.
-    deterministic: no dropout.
-    rotate: applied to query and key, [B, L, H, K] each.
-    reach: how many tokens to either side a token sees; None = its whole pair.
+    text_ids: [B, L] int32, 0 on padding, p = 1..P on the tokens of the p-th text of the row.
 
   Returns:
-    [B, L, H * K] in the dtype of `qkv`.
+    [B, 1, L, L] float32, 0 where the query (axis 2) may see the key (axis 3) and -1e9 elsewhere.
   """
-  c, path = module.config, _path(module, qkv.shape[1])
-  flat = (*qkv.shape[:2], -1)
-  dropout = nn.Dropout(c.attention_dropout, deterministic=deterministic)
+  same = text_ids[:, :, None] == text_ids[:, None, :]  # [B, L, L]
+  real = text_ids[:, None, :] > 0  # [B, 1, L]
+  return jnp.where(same & real, 0.0, MASKED)[:, None]  # [B, 1, L, L]
 
-  def keep_and_drop(weights):
-    module.sow('intermediates', 'weights', weights)  # [B, H, L, L]
-    return dropout(weights)
 
-  # One reshape for each part: XLA adds up their gradients in the shape of `qkv`.
-  of_heads = (*qkv.shape[:2], c.num_heads, 3, c.head_size)
-  query, key, value = (qkv.reshape(of_heads)[:, :, :, i] for i in range(3))  # [B, L, H, K]
-  if rotate:
-    query, key = rotate(query), rotate(key)
-  # The blocks compute 3 * reach weights for each token, which saves work only in longer rows. The
-  # kernels have no window. An exported program is for rows of all lengths: it has no blocks.
-  length, is_local = qkv.shape[1], reach is not None
-  in_blocks = is_local and (
-      path != 'xla' or (isinstance(length, int) and length > 3 * reach))
-  if in_blocks and not module.is_mutable_collection('intermediates'):
-    return local_attention(query, key, value, mask.text_ids, reach, dropout).reshape(flat)
-  if path == 'xla':
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def softmax(scores: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """softmax over the last axis in float32, returned in `dtype`: [..., L] -> [..., L].
+
+  The gradient needs only the weights, and keeps them in `dtype`. Autodiff would keep a second copy
+  in float32, the largest array of a layer.
+  """
+  return jax.nn.softmax(scores, axis=-1).astype(dtype)
+
+
+def _softmax_forward(scores, dtype):
+  weights = softmax(scores, dtype)
+  return weights, weights
+
+
+def _softmax_backward(dtype, weights, gradient):
+  del dtype
+  weights, gradient = weights.astype(jnp.float32), gradient.astype(jnp.float32)
+  return (weights * (gradient - (weights * gradient).sum(-1, keepdims=True)),)
+
+
+softmax.defvjp(_softmax_forward, _softmax_backward)
+
+
+def _keep_all(weights: jax.Array) -> jax.Array:
+  return weights
+
+
+def dot_product_attention(query: jax.Array, key: jax.Array, value: jax.Array,
+                          bias: jax.Array | None = None,
+                          drop: Callable[[jax.Array], jax.Array] = _keep_all
+                          ) -> tuple[jax.Array, jax.Array]:
+  """softmax(Q K^T / sqrt(K) + bias) V for each head, the softmax in float32.
+
+  Args:
+    query, key, value: [B, L, H, K].
+    bias: broadcastable to [B, H, L, L], added to the scaled scores.
+    drop: applied to the attention weights [B, H, L, L] (dropout).
+
+  Returns:
+    ([B, L, H, K] in the dtype of `query`, the weights before `drop`).
+  """
+  query = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
+  # With heads before tokens XLA's CPU backend takes its library of products: up to twice as fast.
+  query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))  # [B, H, L, K]
+  scores = jnp.einsum('bhlk,bhmk->bhlm', query, key, preferred_element_type=jnp.float32)
+  if bias is not None:
+    scores = scores + bias  # [B, H, L, L]
+  weights = softmax(scores, query.dtype)  # [B, H, L, L]
+  out = jnp.einsum('bhlm,bhmk->bhlk', drop(weights), value)
+  return out.swapaxes(1, 2), weights  # [B, L, H, K]
+
+
+def local_attention(query: jax.Array, key: jax.Array, value: jax.Array, text_ids: jax.Array,
+                    reach: int, drop: Callable[[jax.Array], jax.Array] = _keep_all) -> jax.Array:
+  """Attention to the tokens of the same text that are at most `reach` away.
+
+  In blocks of `reach` tokens (1 for 0), each of which sees itself and its two neighbors: linear in
+  L.
+
+  Args:
+    query, key, value: [B, L, H, K].
+    text_ids: [B, L] int32, see `attention_bias`.
+    reach: tokens to either side.
+    drop: applied to the attention weights (dropout).
+
+  Returns:
+    [B, L, H, K] in the dtype of `query`.
+  """
+  rows, length = text_ids.shape
+  size = max(reach, 1)
+  blocks = -(-length // size)
+
+  def in_blocks(x):
+    """[B, L, ...] -> [B * blocks, size, ...]."""
+    x = jnp.pad(x, [(0, 0), (0, blocks * size - length), *[(0, 0)] * (x.ndim - 2)])
+    return x.reshape(rows * blocks, size, *x.shape[2:])
+
+  def around(x):
+    """[B, L, ...] -> [B * blocks, 3 * size, ...]: each block between its neighbors."""
+    x = jnp.pad(x, [(0, 0), (size, (blocks + 1) * size - length), *[(0, 0)] * (x.ndim - 2)])
+    parts = [x[:, i * size:(i + blocks) * size].reshape(rows, blocks, size, *x.shape[2:])
+             for i in range(3)]
+    return jnp.concatenate(parts, axis=2).reshape(rows * blocks, 3 * size, *x.shape[2:])
+
+  of_query, of_key = in_blocks(text_ids), around(text_ids)
+  distance = jnp.arange(size)[:, None] - (jnp.arange(3 * size)[None, :] - size)
+  visible = ((of_query[:, :, None] == of_key[:, None, :]) & (of_key[:, None, :] > 0)
+             & (jnp.abs(distance) <= reach))  # [B * blocks, size, 3 * size]
+  bias = jnp.where(visible, 0.0, MASKED)[:, None]  # [B * blocks, 1, size, 3 * size]
+  out, _ = dot_product_attention(in_blocks(query), around(key), around(value), bias, drop)
+  return out.reshape(rows, blocks * size, *out.shape[2:])[:, :length]
+
+
+@dataclasses.dataclass(frozen=True)
+class Attend:
+  """How all layers of an encoder attend. Without arrays: a static field of Linen modules."""
+
+  kernel: Kernel | None = None  # None = the plain way
+  keeps_weights: bool = False  # returns the weights too; no kernel can
+
+  def mask(self, text_ids: jax.Array) -> Mask:
+    """Makes the mask once for all layers; `text_ids` is [B, L]."""
+    return Mask(text_ids, None if self.kernel else attention_bias(text_ids))
+
+  def __call__(self, heads: Heads, mask: Mask, dropout: Dropout,
+               reach: int | None = None) -> tuple[jax.Array, jax.Array | None]:
+    """Attention within the texts.
+
+    Args:
+      heads: query, key and value.
+      mask: from `mask`.
+      dropout: of the weights.
+      reach: how many tokens to either side a token sees; None = its whole text.
+
+    Returns:
+      ([B, L, H * K] or [B, L, H, K] in the dtype of the query, the weights [B, H, L, L] before
+      dropout if they are kept).
+    """
+    query, key, value, _ = heads
+    length, is_local = query.shape[1], reach is not None
+    # The blocks compute 3 * reach weights for each token, which saves work only in longer rows. An
+    # exported program is for rows of all lengths: it has no blocks. The kernels have no window.
+    is_long = is_local and isinstance(length, int) and length > 3 * reach
+    if is_long and not self.keeps_weights or is_local and self.kernel:
+      return local_attention(query, key, value, mask.text_ids, reach, dropout.drop), None
+    if self.kernel:
+      return self.kernel(heads, mask.text_ids, dropout), None
     bias = mask.bias
     if is_local:
       at = jnp.arange(length)
       is_near = jnp.abs(at[:, None] - at[None, :]) <= reach  # [L, L]
       bias = jnp.where(is_near, bias, MASKED)
-    return dot_product.dot_product_attention(query, key, value, bias, keep_and_drop).reshape(flat)
-  if path == 'fused':
-    from bert_jax.model import fused_attention  # imports Pallas, which is slow
-
-    if rotate:
-      qkv = jnp.stack([query, key, value], axis=3).reshape(flat)
-    random = None if deterministic or not c.attention_dropout else module.make_rng('dropout')
-    return fused_attention.attend(qkv, mask.text_ids, c.head_size, c.attention_dropout, random)
-  kernel = {'splash': kernels.splash, 'cudnn': kernels.cudnn}[path]
-  return kernel(query, key, value, mask.text_ids).reshape(flat)
+    out, weights = dot_product_attention(query, key, value, bias, dropout.drop)
+    return out, weights if self.keeps_weights else None
 
 
 class SelfAttention(nn.Module):
   """Multi-head self-attention with one projection to query, key and value."""
 
   config: BertConfig
-  reach: int | None = None  # as of `attend`
+  attend: Attend
+  reach: int | None = None  # see `Attend`
   out_stddev: float | None = None  # of the output projection; None = initializer_range
   output_dropout: float = 0.0
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: Mask, *, deterministic: bool,
-               rotate: Callable[[jax.Array], jax.Array] | None = None) -> jax.Array:
-    """[B, L, D] -> [B, L, D], before the residual; the other arguments as of `attend`."""
+               rotate: Callable[[jax.Array], jax.Array] | None = None
+               ) -> tuple[jax.Array, jax.Array | None]:
+    """Attends within the texts; what it returns is added to `x` by the layer.
+
+    Args:
+      x: [B, L, D].
+      mask: from `Attend.mask`.
+      deterministic: no dropout.
+      rotate: applied to query and key, [B, L, H, K] each.
+
+    Returns:
+      ([B, L, D], the weights [B, H, L, L] if `attend` keeps them).
+    """
     c = self.config
     width = c.num_heads * c.head_size
     # One product of width 3D reads x once. Query, key and value of a head are adjacent: the fused
@@ -115,11 +236,24 @@ class SelfAttention(nn.Module):
     # faster than three-dimensional arrays.
     qkv = self._project('qkv', x, 3 * width, c.initializer_range, ('embed', 'heads'))
     qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'heads'))  # [B, L, H * 3 * K]
-    out = attend(self, qkv, mask, deterministic=deterministic, rotate=rotate,
-                 reach=self.reach)  # [B, L, H * K]
+    dropout = self._dropout(deterministic)
+    # One reshape for each part: XLA adds up their gradients in the shape of `qkv`.
+    of_heads = (*x.shape[:2], c.num_heads, 3, c.head_size)
+    query, key, value = (qkv.reshape(of_heads)[:, :, :, i] for i in range(3))  # [B, L, H, K]
+    if rotate:
+      query, key, qkv = rotate(query), rotate(key), None
+    out, weights = self.attend(Heads(query, key, value, qkv), mask, dropout, self.reach)
     out_stddev = c.initializer_range if self.out_stddev is None else self.out_stddev
+    out = out.reshape(*x.shape[:2], width)
     out = self._project('out', out, c.hidden_size, out_stddev, ('heads', 'embed'))
-    return nn.Dropout(self.output_dropout, deterministic=deterministic)(out)
+    return nn.Dropout(self.output_dropout, deterministic=deterministic)(out), weights
+
+  def _dropout(self, deterministic: bool) -> Dropout:
+    rate = self.config.attention_dropout
+    # Linen numbers the modules of a layer, and derives their keys from the number: this one is
+    # made first, whether or not it is used.
+    return Dropout(0.0 if deterministic else rate, nn.Dropout(rate, deterministic=deterministic),
+                   functools.partial(self.make_rng, 'dropout'))
 
   def _project(self, name: str, x: jax.Array, size: int, stddev: float,
                axes: tuple[str, str]) -> jax.Array:

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from bert_jax.errors import require, require_choice
 
 ACTIVATIONS = ('gelu', 'gelu_tanh', 'relu')
-ATTENTION = ('auto', 'xla', 'fused', 'splash', 'cudnn')
 REMAT = ('none', 'dots', 'full')
 DTYPES = ('auto', 'float32', 'bfloat16')
 
@@ -53,13 +52,13 @@ class BertConfig:
   remat: str = 'none'  # recomputed in the backward pass: none, dots (keep the matmuls), full
   scan_unroll: int = 1  # layers unrolled in each turn of the scan; num_layers = no loop at all
 
-  # Constants of an architecture. They are not fields: the architecture's name implies them.
+  # Constants of an architecture. They are not fields: the architecture's name implies them. An
+  # architecture sets its own in its own file.
   has_positions: ClassVar[bool] = True  # a table of learned positions
   has_segments: ClassVar[bool] = True  # a table of learned segments
   has_biases: ClassVar[bool] = True  # of the norms and of attention's projections
-  biases_attention: ClassVar[bool] = False  # layers add a bias of their own to the mask's
-  always_projects: ClassVar[bool] = False  # embeddings are projected from E to D even where E = D
-  has_relative_scores: ClassVar[bool] = False  # in attention, which no kernel adds
+  kernel_obstacle: ClassVar[str] = ''  # why no kernel can compute its attention
+  needs_length: ClassVar[bool] = False  # a program is for rows of one length
   pooler_activation: ClassVar[str] = 'tanh'
   pooler_is_shared: ClassVar[bool] = False  # heads on tokens and the decoder use the pooler too
 
@@ -78,8 +77,7 @@ class BertConfig:
     require(self.hidden_size % self.num_heads == 0,
             f'model.hidden_size={self.hidden_size} is not divisible by '
             f'model.num_heads={self.num_heads}')
-    for name, choices in (('activation', ACTIVATIONS), ('remat', REMAT), ('dtype', DTYPES),
-                          ('attention', ATTENTION)):
+    for name, choices in (('activation', ACTIVATIONS), ('remat', REMAT), ('dtype', DTYPES)):
       require_choice(f'model.{name}', getattr(self, name), choices)
     for name in ('dropout', 'attention_dropout'):
       rate = getattr(self, name)
@@ -107,7 +105,7 @@ class BertConfig:
   @property
   def projects(self) -> bool:
     """True if the embeddings are projected from E to D."""
-    return self.always_projects or self.embedding_size != self.hidden_size
+    return self.embedding_size != self.hidden_size
 
   @property
   def stacked_layers(self) -> int:

@@ -6,7 +6,7 @@ content to position (c2p) and by position to content (p2c).
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from flax import linen as nn
 import jax
@@ -17,8 +17,7 @@ from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require, require_choice
 from bert_jax.model import attention, encoder
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.dot_product import dot_product_attention
-from bert_jax.model.embeddings import LayerNorm, dense, truncated_normal, zeros
+from bert_jax.model.layers import LayerNorm, activation, dense, truncated_normal, zeros
 from bert_jax.model.short_convolution import neighbours
 
 _TERMS = ('c2p', 'p2c')
@@ -42,7 +41,8 @@ class DebertaConfig(BertConfig):
 
   has_positions: ClassVar[bool] = False
   has_segments: ClassVar[bool] = False
-  has_relative_scores: ClassVar[bool] = True
+  kernel_obstacle: ClassVar[str] = 'deberta-v2 adds scores of relative positions'
+  needs_length: ClassVar[bool] = True
   pooler_activation: ClassVar[str] = 'gelu'
 
   def __post_init__(self):
@@ -153,8 +153,9 @@ class DisentangledAttention(attention.SelfAttention):
   config: DebertaConfig
 
   @nn.compact
-  def __call__(self, x: jax.Array, mask: Mask, *, deterministic: bool) -> jax.Array:
-    """[B, L, D] -> [B, L, D], before the residual."""
+  def __call__(self, x: jax.Array, mask: Mask, *, deterministic: bool
+               ) -> tuple[jax.Array, jax.Array | None]:
+    """[B, L, D] -> ([B, L, D], the weights [B, H, L, L] if `attend` keeps them)."""
     c = self.config
     d, heads = c.hidden_size, (c.num_heads, 3, c.head_size)
     kernel = self.param('qkv_kernel', truncated_normal(c.initializer_range, 'embed', 'heads'),
@@ -184,13 +185,10 @@ class DisentangledAttention(attention.SelfAttention):
       scores += skew(jnp.einsum('blhk,rhk->bhlr', key, by_distance)).swapaxes(2, 3)
     scale = (1 + len(terms)) ** -0.5  # of the sum of the scores, beside 1 / sqrt(K)
     bias = mask.bias + scores * (scale * c.head_size ** -0.5)
-
-    def keep_and_drop(weights):
-      self.sow('intermediates', 'weights', weights)  # [B, H, L, L]
-      return nn.Dropout(c.attention_dropout, deterministic=deterministic)(weights)
-
-    out = dot_product_attention(query * scale, key, value, bias, keep_and_drop).reshape(x.shape)
-    return self._project('out', out, d, c.initializer_range, ('heads', 'embed'))
+    drop = nn.Dropout(c.attention_dropout, deterministic=deterministic)
+    out, weights = attention.dot_product_attention(query * scale, key, value, bias, drop)
+    out = self._project('out', out.reshape(x.shape), d, c.initializer_range, ('heads', 'embed'))
+    return out, weights if self.attend.keeps_weights else None
 
 
 class Layer(encoder.EncoderLayer):
@@ -215,33 +213,27 @@ class Convolution(nn.Module):
     taps = [*neighbours(x, text_ids, c.conv_kernel_size // 2)]
     z = dense(c, c.hidden_size, ('embed', 'pooled'), name='taps')(jnp.concatenate(taps, -1))
     z = nn.Dropout(c.dropout, deterministic=self.deterministic)(z)
-    y = LayerNorm(c, name='norm')(y + encoder.activation(c.conv_act)(z))
-    self.sow('intermediates', 'hidden', y)
-    return y
+    return LayerNorm(c, name='norm')(y + activation(c.conv_act)(z))
 
 
-class Deberta(encoder.Bert):
+class Deberta(encoder.Encoder):
   """BERT with disentangled attention, and in v2 a convolution beside the first layer."""
 
   config: DebertaConfig
 
-  def run_layers(self, x: jax.Array, tokens: Tokens, deterministic: bool) -> jax.Array:
+  def run_layers(self, x: jax.Array, tokens: Tokens, attend: attention.Attend,
+                 deterministic: bool) -> tuple[jax.Array, encoder.States | None]:
     c = self.config
-    mask = Mask(*attention.make_mask(self, tokens.text_ids),
+    mask = Mask(*attend.mask(tokens.text_ids),
                 RelativePositions(c, name='relative')(x.shape[1]))
+    first_states = None
     if c.conv_kernel_size:
       first = encoder.rematerialised(Layer, c, in_scan=False)
-      y, _ = first(c, deterministic, name='first')(x, mask)
+      y, first_states = first(c, attend, deterministic, name='first')(x, mask)
       x = Convolution(c, deterministic, name='convolution')(x, y, tokens.text_ids)
     layers = encoder.stacked(encoder.rematerialised(Layer, c), c, c.stacked_layers,
                              self.is_initializing())
-    return layers(c, deterministic, name='layers')(x, mask)[0]
-
-  def intermediates(self, collection: dict[str, Any]) -> encoder.Intermediates:
-    others = super().intermediates(collection)
-    if not self.config.conv_kernel_size:
-      return others
-    first = collection['convolution']['hidden'][0], collection['first']['attention']['weights'][0]
-    return encoder.Intermediates(
-        jnp.concatenate([others.hidden[:1], first[0][None], others.hidden[1:]]),
-        jnp.concatenate([first[1][None], others.attention]))
+    y, states = layers(c, attend, deterministic, name='layers')(x, mask)
+    if first_states is not None:  # the convolution makes the output of the first layer
+      states = encoder.in_order(first_states._replace(hidden=x), states)
+    return y, states

@@ -1,52 +1,11 @@
-"""Embeddings, and the norm, the dense layer and the initializers that all modules share."""
+"""The embeddings of tokens, positions and segments; their sum enters the first layer."""
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from bert_jax.model.bert_config import BertConfig
-
-
-def truncated_normal(stddev: float, *axes: str) -> nn.initializers.Initializer:
-  """BERT's initializer (normal, cut at two deviations) for a parameter with these logical axes.
-
-  `stddev` is that of the normal before the cut, as in TensorFlow's `truncated_normal_initializer`
-  that BERT used. The values have a standard deviation of 0.88 `stddev`.
-  """
-  return nn.with_logical_partitioning(nn.initializers.truncated_normal(stddev), axes)
-
-
-def zeros(*axes: str) -> nn.initializers.Initializer:
-  """Initializer of a bias with these logical axes."""
-  return nn.with_logical_partitioning(nn.initializers.zeros_init(), axes)
-
-
-def dense(config: BertConfig, features: int, axes: tuple[str, str], *, name: str | None = None,
-          stddev: float | None = None, dtype: jnp.dtype | None = None, use_bias: bool = True,
-          bias_axis: str | None = None) -> nn.Dense:
-  """A dense layer: [..., size] -> [..., features].
-
-  `axes` are the logical axes of the kernel, the last one also that of the bias unless `bias_axis`
-  is given. The defaults are the compute dtype and a `stddev` of `initializer_range`.
-  """
-  init = truncated_normal(config.initializer_range if stddev is None else stddev, *axes)
-  return nn.Dense(features, use_bias=use_bias, dtype=dtype or config.compute_dtype,
-                  kernel_init=init, bias_init=zeros(bias_axis or axes[1]), name=name)
-
-
-class LayerNorm(nn.Module):
-  """LayerNorm over the last axis, in float32: [..., D] -> [..., D] in the dtype of its input."""
-
-  config: BertConfig
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    ones = nn.with_logical_partitioning(nn.initializers.ones_init(), ('norm',))
-    norm = nn.LayerNorm(epsilon=self.config.layer_norm_eps, dtype=jnp.float32,
-                        use_bias=self.config.has_biases, scale_init=ones, bias_init=zeros('norm'),
-                        use_fast_variance=False, name='norm')
-    nn.share_scope(self, norm)
-    return norm(x).astype(x.dtype)
+from bert_jax.model.layers import LayerNorm, truncated_normal
 
 
 class Embeddings(nn.Module):

@@ -16,10 +16,13 @@ from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.model import dropout_bits, kernels
-from bert_jax.model.kernels import LANES, MASKED
+from bert_jax.model import dropout_bits
+from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.layers import MASKED
 from bert_jax.parallel import sharding
 
+LANES = 128  # width of a TPU's registers
+_LONGEST = 512  # longest row: its [L, L] weights fit several times into a TPU core's memory
 _QUERIES = 128  # queries that a core takes at a time
 _ROWS = ('batch', 'seq')
 _HEADS = ('batch', 'seq', 'heads')
@@ -195,6 +198,23 @@ def _attend_backward(shape, arguments, gradient):
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
+def obstacle(config: BertConfig, length: int, heads: int) -> str:
+  """Returns the reason why the kernel cannot be used; '' if it can.
+
+  Args:
+    config: of the model.
+    length: L.
+    heads: H of one chip.
+  """
+  if length > _LONGEST:
+    return f'{length} is above {_LONGEST}'
+  if length % LANES:
+    return f'{length} is no multiple of {LANES}'
+  if not heads or LANES % config.head_size or heads * config.head_size % LANES:
+    return f'{heads} heads of {config.head_size} fill no blocks of {LANES}'
+  return ''
+
+
 def attend(qkv: jax.Array, segment_ids: jax.Array, width: int, rate: float = 0.0,
            random: jax.Array | None = None) -> jax.Array:
   """Attention by the kernel, each chip on its own rows and heads.
@@ -211,7 +231,7 @@ def attend(qkv: jax.Array, segment_ids: jax.Array, width: int, rate: float = 0.0
   Returns:
     [B, L, H * K] in the dtype of `qkv`.
   """
-  interpret = kernels.platform() != 'tpu'
+  interpret = sharding.platform() != 'tpu'
   if random is None:
     rate = 0.0
   words = jnp.zeros(2, jnp.uint32) if random is None else jax.random.key_data(random)

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from bert_jax.data.tokens import Tokens
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.embeddings import LayerNorm, dense, zeros
-from bert_jax.model.encoder import activation, take_positions
-from bert_jax.model.kernels import MASKED
+from bert_jax.model.encoder import take_positions
+from bert_jax.model.layers import MASKED, LayerNorm, activation, dense, zeros
 
 
 class ReplacedTokenHead(nn.Module):
@@ -35,7 +34,7 @@ class BertForPreTraining(nn.Module):
 
   def setup(self):
     c = self.config
-    self.bert = architectures.encoder(c)
+    self.bert = architectures.make_encoder(c)
     self.mlm_dense = dense(c, c.embedding_size, ('embed', 'pooled'))
     self.mlm_norm = LayerNorm(c)
     self.nsp = dense(c, 2, ('embed', 'labels'), dtype=jnp.float32)

@@ -7,7 +7,7 @@ of a text in every third layer by default, and the neighbourhood of each token i
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flax import linen as nn
 import jax
@@ -16,9 +16,12 @@ import numpy as np
 
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require, require_choice
-from bert_jax.model import attention, encoder, pooling
+from bert_jax.model import encoder, pooling
+from bert_jax.model.attention import Attend, Mask, SelfAttention
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.embeddings import Embeddings, LayerNorm, dense
+from bert_jax.model.embeddings import Embeddings
+from bert_jax.model.encoder import States
+from bert_jax.model.layers import LayerNorm, activation, dense
 from bert_jax.model.short_convolution import ShortConvolution
 
 
@@ -116,7 +119,7 @@ def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
   return turned.astype(x.dtype)
 
 
-class FeedForward(nn.Module):
+class GatedFeedForward(nn.Module):
   """down(activation(up(x)) * gate(x)), GeGLU (Shazeer 2020): [B, L, D] -> [B, L, D]."""
 
   config: ModernConfig
@@ -128,7 +131,7 @@ class FeedForward(nn.Module):
     y = x.reshape(-1, c.hidden_size)  # [B * L, D]
     up, gate = (dense(c, c.intermediate_size, ('embed', 'mlp'), name=name, use_bias=False)(y)
                 for name in ('up', 'gate'))  # [B * L, F]
-    y = encoder.activation(c.activation)(up) * gate
+    y = activation(c.activation)(up) * gate
     y = nn.with_logical_constraint(y, ('batch', 'mlp'))
     y = nn.Dropout(c.dropout, deterministic=self.deterministic)(y)
     y = dense(c, c.hidden_size, ('mlp', 'embed'), name='down', stddev=c.out_stddev,
@@ -140,26 +143,32 @@ class Layer(nn.Module):
   """x + Attention(Norm(x)), then x + FeedForward(Norm(x)); no first norm in the first layer."""
 
   config: ModernConfig
+  attend: Attend
   deterministic: bool
   is_local: bool
   is_first: bool = False
 
   @nn.compact
-  def __call__(self, x: jax.Array, mask: attention.Mask, angles: jax.Array) -> jax.Array:
-    """[B, L, D] -> [B, L, D]; `angles` from `rotary`."""
+  def __call__(self, x: jax.Array, mask: Mask,
+               angles: jax.Array) -> tuple[jax.Array, States | None]:
+    """[B, L, D] -> ([B, L, D], the layer's states if `attend` keeps the weights).
+
+    `angles` come from `rotary`.
+    """
     c = self.config
-    attend = attention.SelfAttention(
-        c, reach=c.reach if self.is_local else None, out_stddev=c.out_stddev,
+    attention = SelfAttention(
+        c, self.attend, reach=c.reach if self.is_local else None, out_stddev=c.out_stddev,
         output_dropout=c.attention_dropout, name='attention')
     y = x if self.is_first else LayerNorm(c, name='attention_norm')(x)
     y = ShortConvolution(c.conv_reach, name='attention_convolution')(y, mask.text_ids)
-    x = x + attend(y, mask, rotate=functools.partial(rotate, angles=angles),
-                   deterministic=self.deterministic)
+    y, weights = attention(y, mask, rotate=functools.partial(rotate, angles=angles),
+                           deterministic=self.deterministic)
+    x = x + y
     y = LayerNorm(c, name='feed_forward_norm')(x)
     y = ShortConvolution(c.conv_reach, name='feed_forward_convolution')(y, mask.text_ids)
-    x = x + FeedForward(c, self.deterministic, name='feed_forward')(y)
-    self.sow('intermediates', 'hidden', x)
-    return nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act'))
+    x = x + GatedFeedForward(c, self.deterministic, name='feed_forward')(y)
+    states = States(x, weights) if self.attend.keeps_weights else None
+    return nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act')), states
 
 
 def group_names(config: ModernConfig) -> list[str]:
@@ -171,17 +180,29 @@ class Group(nn.Module):
   """Local layers, then one that sees all of a text; one turn of the scan."""
 
   config: ModernConfig
+  attend: Attend
   deterministic: bool
 
   @nn.compact
-  def __call__(self, x: jax.Array, mask: attention.Mask,
-               angles: dict[str, jax.Array]) -> tuple[jax.Array, None]:
-    """[B, L, D] -> ([B, L, D], None); `angles` of 'global' and of 'local' layers."""
+  def __call__(self, x: jax.Array, mask: Mask,
+               angles: dict[str, jax.Array]) -> tuple[jax.Array, States | None]:
+    """Runs the layers of a group.
+
+    Args:
+      x: [B, L, D].
+      mask: from `Attend.mask`.
+      angles: those of 'global' and of 'local' layers.
+
+    Returns:
+      ([B, L, D], the states of the layers in order if `attend` keeps the weights).
+    """
+    kept = []
     for name in group_names(self.config):
       is_local = name != 'global'
-      layer = Layer(self.config, self.deterministic, is_local, name=name)
-      x = layer(x, mask, angles['local' if is_local else 'global'])
-    return x, None
+      layer = Layer(self.config, self.attend, self.deterministic, is_local, name=name)
+      x, states = layer(x, mask, angles['local' if is_local else 'global'])
+      kept.append(states)
+    return x, encoder.in_order(*kept) if self.attend.keeps_weights else None
 
 
 class PredictionHead(nn.Module):
@@ -194,10 +215,10 @@ class PredictionHead(nn.Module):
     c = self.config
     y = dense(c, c.hidden_size, ('embed', 'pooled'), name='dense', stddev=c.out_stddev,
               use_bias=False)(x)
-    return LayerNorm(c, name='norm')(encoder.activation('gelu')(y))
+    return LayerNorm(c, name='norm')(activation('gelu')(y))
 
 
-class Modern(encoder.Bert):
+class Modern(encoder.Encoder):
   """Embeddings of tokens, N layers, a last norm and the head that all tasks share."""
 
   config: ModernConfig
@@ -207,19 +228,22 @@ class Modern(encoder.Bert):
     self.final_norm = LayerNorm(self.config)
     self.pooler = PredictionHead(self.config)
 
-  def run_layers(self, x: jax.Array, tokens: Tokens, deterministic: bool) -> jax.Array:
-    c, mask = self.config, attention.make_mask(self, tokens.text_ids)
+  def run_layers(self, x: jax.Array, tokens: Tokens, attend: Attend,
+                 deterministic: bool) -> tuple[jax.Array, States | None]:
+    c, mask = self.config, attend.mask(tokens.text_ids)
     angles = {'global': rotary(tokens.positions, c.head_size, c.global_theta),
               'local': rotary(tokens.positions, c.head_size, c.local_theta)}
     first = encoder.rematerialised(Layer, c, in_scan=False)
-    x = first(c, deterministic, is_local=False, is_first=True, name='first')(
+    x, first_states = first(c, attend, deterministic, is_local=False, is_first=True, name='first')(
         x, mask, angles['global'])
     groups = encoder.stacked(encoder.rematerialised(Group, c), c, c.stacked_layers,
                              self.is_initializing())
-    x, _ = groups(c, deterministic, name='layers')(x, mask, angles)
+    x, states = groups(c, attend, deterministic, name='layers')(x, mask, angles)
     x = self.final_norm(x)
-    self.sow('intermediates', 'last', x)
-    return x
+    if attend.keeps_weights:
+      hidden, weights = encoder.in_order(first_states, states)
+      states = States(hidden.at[-1].set(x), weights)  # the last layer is taken after the norm
+    return x, states
 
   def features(self, hidden: jax.Array) -> jax.Array:
     return self.pooler(hidden)
@@ -234,15 +258,3 @@ class Modern(encoder.Bert):
       return hidden, self.pool(hidden, cls_positions)
     return hidden, self.features(pooling.pool(
         hidden, tokens.text_ids, tokens.positions, cls_positions, 'mean'))
-
-  def intermediates(self, collection: dict[str, Any]) -> encoder.Intermediates:
-    first, groups = collection['first'], collection['layers']
-    layers = [groups[name] for name in group_names(self.config)]
-    hidden = jnp.stack([layer['hidden'][0] for layer in layers], axis=1)
-    hidden = hidden.reshape(-1, *hidden.shape[2:])[:-1]  # the last layer is taken after the norm
-    weights = jnp.stack([layer['attention']['weights'][0] for layer in layers], axis=1)
-    weights = weights.reshape(-1, *weights.shape[2:])  # [N - 1, B, H, L, L]
-    return encoder.Intermediates(
-        jnp.concatenate([collection['embedded'][0][None], first['hidden'][0][None], hidden,
-                         collection['last'][0][None]]),
-        jnp.concatenate([first['attention']['weights'][0][None], weights]))

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.tokens import Tokens
-from bert_jax.model import attention, encoder
+from bert_jax.model import encoder
+from bert_jax.model.attention import Attend, Mask
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.embeddings import truncated_normal
+from bert_jax.model.layers import truncated_normal
 
 BUCKETS = 32  # rows of the table
 _FARTHEST = 128  # tokens apart: from there on all share a bucket
@@ -29,7 +30,7 @@ class MPNetConfig(BertConfig):
   layer_norm_eps: float = 1e-5
 
   has_segments: ClassVar[bool] = False
-  biases_attention: ClassVar[bool] = True
+  kernel_obstacle: ClassVar[str] = 'no kernel adds the biases of mpnet'
 
 
 def buckets(longest: int) -> np.ndarray:
@@ -54,13 +55,13 @@ def buckets(longest: int) -> np.ndarray:
   return (bucket + half * (behind < 0)).astype(np.int32)
 
 
-class MPNet(encoder.Bert):
+class MPNet(encoder.Encoder):
   """BERT without segments whose attention adds a bias of the distance."""
 
   config: MPNetConfig
 
-  def attention_mask(self, tokens: Tokens) -> attention.Mask:
-    c, mask = self.config, attention.make_mask(self, tokens.text_ids)
+  def attention_mask(self, tokens: Tokens, attend: Attend) -> Mask:
+    c, mask = self.config, attend.mask(tokens.text_ids)
     init = truncated_normal(c.initializer_range, 'position', 'heads')
     table = self.param('relative_bias', init, (BUCKETS, c.num_heads))
     # The tokens of a pair stand side by side: places in the row are as far apart as positions.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.model.encoder import take_positions
-from bert_jax.model.kernels import MASKED
+from bert_jax.model.layers import MASKED
 
 
 class Texts(NamedTuple):

@@ -100,6 +100,13 @@ def with_mesh(function, mesh: Mesh, preset: str, **jit_options):
   return call
 
 
+def platform() -> str:
+  """Returns the platform for which the current trace is compiled."""
+  mesh = jax.sharding.get_abstract_mesh()
+  device = None if mesh.empty else mesh.abstract_device
+  return device.platform if device else jax.default_backend()
+
+
 def parts(name: str) -> int:
   """The number of parts into which the mesh in context splits a logical axis; 1 without a mesh."""
   mesh = jax.sharding.get_abstract_mesh()

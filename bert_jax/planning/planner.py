@@ -15,7 +15,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from bert_jax import config as config_lib
 from bert_jax.errors import require
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.model import attention_paths
+from bert_jax.model import attention_kernels
 from bert_jax.parallel import chip_figures, sharding, topology
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.planning import children, programs, tables
@@ -67,7 +67,7 @@ def _plan(config: ConfigDict, name: str, price: float, search: bool,
         f'{config.model.dtype})')
   lengths = [work.phase.max_len for work in works]
   with sharding.in_context(mesh, config.sharding):
-    print(f'  attention: {attention_paths.describe(works[0].task.model.config, lengths)}')
+    print(f'  attention: {attention_kernels.describe(works[0].task.model.config, lengths)}')
   estimates, searches = [], []
   for i, work in enumerate(works):
     phase = work.phase

@@ -21,7 +21,7 @@ from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError, require
 from bert_jax.labelled import replaced_fields
 from bert_jax.labelled.packed_examples import Batch, Batches, Features, Located
-from bert_jax.model import bert_config, dropout_bits, embeddings, encoder, kernels
+from bert_jax.model import bert_config, dropout_bits, encoder, layers
 from bert_jax.objectives import losses
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
@@ -36,7 +36,7 @@ _LABELS_SHOWN = 16  # in the summary of a run
 
 def output_layer(config: bert_config.BertConfig, outputs: int) -> nn.Dense:
   """The last layer of a head: [..., D] -> [..., outputs] float32."""
-  return embeddings.dense(config, outputs, ('embed', 'labels'), dtype=jnp.float32)
+  return layers.dense(config, outputs, ('embed', 'labels'), dtype=jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames=('head', 'method'))
@@ -94,7 +94,7 @@ def _eval_files(data: ConfigDict) -> list[tuple[str, str]]:
 def choice_scores(apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
   """The score of each input of an example, [E, C]; -1e9 where an example has fewer inputs."""
   scores = batch.by_example(apply(batch.tokens, batch.starts))[..., 0]
-  return jnp.where(batch.members >= 0, scores, kernels.MASKED)
+  return jnp.where(batch.members >= 0, scores, layers.MASKED)
 
 
 def by_example(outputs: list[Output]) -> np.ndarray:

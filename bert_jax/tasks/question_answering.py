@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.labelled import packed_examples, squad
 from bert_jax.labelled.squad import Question
 from bert_jax.labelled.unused_fields import not_evaluated
-from bert_jax.model import architectures, bert_config, kernels
+from bert_jax.model import architectures, bert_config, layers
 from bert_jax.objectives import losses
 from bert_jax.tasks import answers, finetuning
 from bert_jax.tasks import metrics as metrics_lib
@@ -46,7 +46,7 @@ class BertForQuestionAnswering(nn.Module):
   config: bert_config.BertConfig
 
   def setup(self):
-    self.bert = architectures.encoder(self.config)
+    self.bert = architectures.make_encoder(self.config)
     self.qa_outputs = finetuning.output_layer(self.config, 2)
 
   def __call__(self, tokens: Tokens, cls_positions: jax.Array | None = None, *,
@@ -177,7 +177,7 @@ class QuestionAnswering(finetuning.FineTuning):
     is_real = member.any(-1).astype(jnp.float32)  # [R, P]
     of_windows, right = 0.0, True
     for i in (0, 1):
-      scores = jnp.where(member, logits[:, None, :, i], kernels.MASKED)  # [R, P, L]
+      scores = jnp.where(member, logits[:, None, :, i], layers.MASKED)  # [R, P, L]
       is_target = member & (batch.token_targets[:, None, :, i] > 0)  # [R, P, L]
       chosen = jnp.where(is_target, scores, 0).sum(-1)
       of_windows += 0.5 * (jax.nn.logsumexp(scores, axis=-1) - chosen)

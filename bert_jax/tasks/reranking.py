@@ -17,7 +17,7 @@ from bert_jax.config_fields import HARMLESS, Field, one_of
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.errors import UserError, require
 from bert_jax.labelled import packed_examples, table
-from bert_jax.model import architectures, kernels
+from bert_jax.model import architectures, layers
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning, ranking_scores, sequence_classification
 from bert_jax.tasks.sequence_classification import BertForSequenceClassification
@@ -174,7 +174,7 @@ class Reranking(finetuning.FineTuning):
     """
     exists = batch.members >= 0  # [E, C]
     if self.kind == 'listwise':
-      gold = jax.nn.softmax(jnp.where(exists, batch.targets, kernels.MASKED))
+      gold = jax.nn.softmax(jnp.where(exists, batch.targets, layers.MASKED))
       of_queries = -jnp.sum(gold * jax.nn.log_softmax(logits), axis=-1)
       return {'loss': losses.weighted(of_queries, exists[:, 0].astype(jnp.float32))}
     logits = jnp.where(exists, logits, 0)

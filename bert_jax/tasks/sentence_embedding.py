@@ -21,7 +21,7 @@ from bert_jax.errors import UserError, require_choice
 from bert_jax.labelled import packed_examples, table
 from bert_jax.labelled.unused_fields import not_evaluated
 from bert_jax.model import architectures, bert_config, pooling
-from bert_jax.model.kernels import MASKED
+from bert_jax.model.layers import MASKED
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning
 from bert_jax.tasks import metrics as metrics_lib
@@ -36,7 +36,7 @@ class BertForSentenceEmbedding(nn.Module):
   pooling: str  # one of `pooling.POOLINGS`
 
   def setup(self):
-    self.bert = architectures.encoder(self.config)
+    self.bert = architectures.make_encoder(self.config)
 
   def __call__(self, tokens: Tokens, starts: jax.Array, *,
                deterministic: bool = True) -> jax.Array:

@@ -35,7 +35,7 @@ class BertForSequenceClassification(nn.Module):
   num_labels: int  # 1 for a regression
 
   def setup(self):
-    self.bert = architectures.encoder(self.config)
+    self.bert = architectures.make_encoder(self.config)
     self.dropout = nn.Dropout(self.config.dropout)
     self.classifier = finetuning.output_layer(self.config, self.num_labels)
 

@@ -1,6 +1,7 @@
 """The attention weights of a text, as a page and as a picture."""
 
 import base64
+import functools
 import importlib.resources
 import json
 from typing import NamedTuple
@@ -34,12 +35,10 @@ def attention(bert: Bert, text: str, text_pair: str | None = None) -> Attention:
   row = bert.row(text if text_pair is None else (text, text_pair))
   ids, type_ids = np.array([row.ids], np.int32), np.array([row.type_ids], np.int32)
   batch = Tokens(ids, type_ids, np.arange(ids.size, dtype=np.int32)[None], np.ones_like(ids))
-  encoder = architectures.encoder(bert.config)
-  encode = jax.jit(lambda params, batch: encoder.apply(
-      params, batch, method='encode', mutable=['intermediates']))
-  _, collections = encode({'params': bert.params['params']['bert']}, batch)
-  weights = encoder.intermediates(collections['intermediates']).attention  # [N, 1, H, L, L]
-  weights = np.asarray(weights, np.float32)[:, 0]
+  encoder = architectures.make_encoder(bert.config)
+  run = jax.jit(functools.partial(encoder.apply, method='states'))
+  states = run({'params': bert.params['params']['bert']}, batch)
+  weights = np.asarray(states.attention, np.float32)[:, 0]  # [N, H, L, L]
   tokenizer = bert.tokenizer
   return Attention(tokenizer.tokens(row.ids), weights,
                    tokenizer.tokens([tokenizer.cls_id, tokenizer.sep_id]))

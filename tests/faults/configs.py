@@ -24,7 +24,8 @@ from bert_jax.commands import tuple_flag
 from bert_jax.config import flat
 from bert_jax.data import preparation
 from bert_jax.data.tokenizers import training
-from bert_jax.model.bert_config import ACTIVATIONS, ATTENTION, DTYPES, REMAT
+from bert_jax.model import attention_kernels
+from bert_jax.model.bert_config import ACTIVATIONS, DTYPES, REMAT
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.training import loop
 from bert_jax.training import optimizer as optimizer_lib
@@ -66,7 +67,8 @@ _WORDS = {
     'init_from': ('', 'model', 'base'), 'teacher': ('', 'base', 'model'),
     'model.architecture': ('bert', 'roberta', 'distilbert', 'albert', 'electra', 'modernbert',
                            'mpnet', 'deberta-v2'),
-    'model.activation': ACTIVATIONS, 'model.attention': ATTENTION, 'model.remat': REMAT,
+    'model.activation': ACTIVATIONS, 'model.attention': attention_kernels.CHOICES,
+    'model.remat': REMAT,
     'model.dtype': DTYPES, 'add_tokens': ('', 'words.txt'),
     'embedding_init': ('', 'vectors.txt'), 'model.classifier_pooling': ('cls', 'mean'),
     'optimizer.name': optimizer_lib.NAMES, 'optimizer.decay': optimizer_lib.DECAYS,

@@ -19,7 +19,8 @@ from bert_jax.evaluation import glue_suite
 from bert_jax.interop import conversion, huggingface, native, stablehlo
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.model import architectures, kernels
+from bert_jax.model import architectures
+from bert_jax.parallel import sharding
 from bert_jax.runs import run
 from bert_jax.runtime import sealed
 from tests import conftest, made_tasks
@@ -79,7 +80,7 @@ def test_a_trained_model_gives_the_same_answers_in_transformers(workdir, tmp_pat
 
 
 def test_stablehlo_runs_back(theirs, tmp_path, monkeypatch):
-  monkeypatch.setattr(kernels, 'platform', lambda: 'gpu')  # whose kernels are for lengths known
+  monkeypatch.setattr(sharding, 'platform', lambda: 'gpu')  # whose kernels are for lengths known
   conversion.convert(str(theirs), str(tmp_path / 'served'), 'stablehlo')
   encoder = jax.export.deserialize((tmp_path / 'served' / 'encoder.stablehlo').read_bytes())
   assert set(encoder.platforms) == {'cpu', 'cuda', 'tpu'}

@@ -19,7 +19,7 @@ from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import UserError
 from bert_jax.interop import conversion, families, huggingface, layout, verify
 from bert_jax.interop import load as load_lib
-from bert_jax.model import attention_paths, mpnet
+from bert_jax.model import attention_kernels, mpnet
 from bert_jax.tasks import sequence_classification
 from tests.data import test_fairseq
 from tests.interop import torch_bert
@@ -214,10 +214,10 @@ def test_mpnet_reads_packed_texts_as_alone(tmp_path):
 def test_mpnet_takes_the_plain_path():
   config = mpnet.MPNetConfig(attention_dropout=0.0, dtype='bfloat16')
   for platform in ('tpu', 'gpu', 'cpu'):
-    path, reason = attention_paths.choose_path(config, 512, platform)
+    path, reason = attention_kernels.choose_path(config, 512, platform)
     assert path == 'xla' and platform == 'cpu' or reason == 'no kernel adds the biases of mpnet'
   with pytest.raises(UserError, match='attention=fused cannot be had: no kernel adds the biases'):
-    attention_paths.choose_path(mpnet.MPNetConfig(attention='fused'), 512, 'tpu')
+    attention_kernels.choose_path(mpnet.MPNetConfig(attention='fused'), 512, 'tpu')
 
 
 def test_what_transformers_has_no_mpnet_for(tmp_path):

@@ -13,7 +13,7 @@ import torch
 
 from bert_jax.data.rows import Rows
 from bert_jax.interop import families, huggingface, layout
-from bert_jax.model.encoder import Bert
+from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives.masking import Masked
 from bert_jax.objectives.objective import Keys, MaskedLM
@@ -82,7 +82,7 @@ def test_outputs_losses_and_gradients(tmp_path, size, padded):
   results = theirs(**torch_bert.inputs(batch), output_hidden_states=True,
                    labels=torch_labels(batch, masked),
                    next_sentence_label=torch.tensor(labels[:, 0]))
-  hidden, pooled = apply(Bert(config), {'params': model.params['params']['bert']}, batch,
+  hidden, pooled = apply(Encoder(config), {'params': model.params['params']['bert']}, batch,
                          first(batch))
   mlm, nsp = apply(BertForPreTraining(config), model.params, batch, batch.positions, first(batch))
   close(np.asarray(hidden)[real], results.hidden_states[-1][torch.tensor(real)], 2e-5)
@@ -204,6 +204,6 @@ def test_layers_scanned_or_unrolled_are_the_same(tmp_path):
   model = huggingface.load(epath.Path(tmp_path))
   batch = torch_bert.make_batch(1000, 2, 12, True)
   unrolled = dataclasses.replace(model.config, scan_unroll=2)
-  a, b = (apply(Bert(c), {'params': model.params['params']['bert']}, batch, method='encode')
+  a, b = (apply(Encoder(c), {'params': model.params['params']['bert']}, batch, method='encode')
           for c in (model.config, unrolled))
   np.testing.assert_allclose(a, b, atol=2e-6)

@@ -15,7 +15,7 @@ from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizers import training
 from bert_jax.errors import UserError
 from bert_jax.interop import families, huggingface, layout, verify
-from bert_jax.model.encoder import Bert
+from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.tasks import answers, sequence_classification
 from tests import conftest
@@ -62,7 +62,7 @@ def test_masked_lm(tmp_path, layers, width):
   labels = np.where(real & (batch.ids % 3 == 0), batch.ids, -100)
 
   def loss(params):
-    hidden = Bert(c).apply({'params': params['params']['bert']}, batch, method='encode')
+    hidden = Encoder(c).apply({'params': params['params']['bert']}, batch, method='encode')
     logits = BertForPreTraining(c).apply(params, hidden, batch.positions, method='mlm_logits')
     logits = logits[..., :c.vocab_size]
     of_label = jnp.take_along_axis(jax.nn.log_softmax(logits), np.maximum(labels, 0)[..., None], -1)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.tokens import Tokens
+from bert_jax.model.attention import attention_bias, dot_product_attention
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.dot_product import attention_bias, dot_product_attention
-from bert_jax.model.encoder import Bert
+from bert_jax.model.encoder import Encoder
 
 # One head of width 3 over the words I / love / machine / learning, computed by hand.
 Q = [[1, 0, .5], [.2, 1, .3], [.7, .5, .1], [0, .3, .9]]
@@ -23,7 +23,7 @@ def test_by_hand():
     weights['w'] = w
     return w
 
-  out = dot_product_attention(q, k, v, None, keep)
+  out, _ = dot_product_attention(q, k, v, None, keep)
   np.testing.assert_allclose(weights['w'][0, 0, 1], [.2308, .2993, .2546, .2153], atol=5e-5)
   np.testing.assert_allclose(out[0, 1, 0], [.5528, .4436, .4189], atol=5e-5)
   scores = np.array(Q) @ np.array(K).T / np.sqrt(3)
@@ -39,14 +39,14 @@ def test_bias_lets_a_token_see_its_own_pair_only():
 
 def test_a_row_of_padding_gives_no_nan():
   q = jnp.ones((1, 4, 1, 2))
-  out = dot_product_attention(q, q, q, attention_bias(jnp.zeros((1, 4), jnp.int32)))
+  out, _ = dot_product_attention(q, q, q, attention_bias(jnp.zeros((1, 4), jnp.int32)))
   np.testing.assert_allclose(out, 1.0, rtol=1e-6)
 
 
 def _encode(ids, text_ids, positions=None):
   config = BertConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2,
                       intermediate_size=32, max_positions=16)
-  model = Bert(config)
+  model = Encoder(config)
   ids, text_ids = jnp.array(ids), jnp.array(text_ids)
   positions = jnp.arange(ids.shape[1])[None] if positions is None else jnp.array(positions)
   batch = Tokens(ids, jnp.zeros_like(ids), jnp.broadcast_to(positions, ids.shape), text_ids)
@@ -72,7 +72,7 @@ def test_influence_by_gradients():
   """The gradient of a token's output by another's input is zero exactly where the mask says so."""
   config = BertConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2,
                       intermediate_size=32, max_positions=16)
-  model = Bert(config)
+  model = Encoder(config)
   ids, text_ids = jnp.arange(5, 13)[None], jnp.array([[1, 1, 1, 2, 2, 2, 0, 0]])
   batch = Tokens(ids, jnp.zeros_like(ids), jnp.arange(8)[None], text_ids)
   params = jax.jit(model.init)(jax.random.key(1), batch, jnp.zeros((1, 1), jnp.int32))

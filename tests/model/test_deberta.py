@@ -16,7 +16,7 @@ from transformers.models.deberta_v2 import modeling_deberta_v2 as reference
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, stablehlo, verify
-from bert_jax.model import attention_paths, heads
+from bert_jax.model import attention_kernels, heads
 from bert_jax.model.deberta import Deberta, DebertaConfig, skew, table_rows
 from tests.interop import test_family, torch_bert
 from tests.model.test_modern import packed
@@ -88,10 +88,8 @@ def test_every_option_is_as_in_transformers(tmp_path, options):
   batch = verify.sample(model, 2, 40)
   real = batch.text_ids > 0
   expected = theirs(**torch_bert.inputs(batch), output_hidden_states=True, output_attentions=True)
-  _, collections = jax.jit(functools.partial(
-      Deberta(model.config).apply, method='encode', mutable=('intermediates',)))(
-          {'params': model.params['params']['bert']}, batch)
-  ours = Deberta(model.config).intermediates(collections['intermediates'])
+  ours = jax.jit(functools.partial(Deberta(model.config).apply, method='states'))(
+      {'params': model.params['params']['bert']}, batch)
   assert len(ours.hidden) == len(expected.hidden_states) == 3
   for a, b in zip(ours.hidden, expected.hidden_states):
     test_family.close(np.asarray(a)[real], b[torch.tensor(real)], 2e-5)
@@ -190,10 +188,10 @@ def test_no_program_for_all_lengths(tmp_path):
 
 def test_no_kernel_is_chosen():
   reason = 'deberta-v2 adds scores of relative positions'
-  assert attention_paths.choose_path(CONFIG, 512, 'tpu') == ('xla', reason)
+  assert attention_kernels.choose_path(CONFIG, 512, 'tpu') == ('xla', reason)
   for kernel in ('fused', 'splash'):
     with pytest.raises(UserError, match=f'attention={kernel} cannot be had: {reason}'):
-      attention_paths.choose_path(dataclasses.replace(CONFIG, attention=kernel), 512, 'tpu')
+      attention_kernels.choose_path(dataclasses.replace(CONFIG, attention=kernel), 512, 'tpu')
 
 
 @pytest.mark.parametrize('fields, message', [

@@ -11,9 +11,9 @@ import pytest
 
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
-from bert_jax.model import architectures, attention_paths, dot_product, fused_attention
+from bert_jax.model import architectures, attention, attention_kernels, fused_attention
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Bert
+from bert_jax.model.encoder import Encoder
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding, topology
 from tests import conftest
@@ -37,7 +37,7 @@ def packed_rows() -> Tokens:
 
 
 def initial(config, batch):
-  init = jax.jit(Bert(config).init)
+  init = jax.jit(Encoder(config).init)
   return nn.unbox(init(jax.random.key(0), batch, np.zeros((4, 1), np.int32)))
 
 
@@ -49,7 +49,7 @@ def test_splash_is_the_plain_path_to_rounding(shape):
 
   def loss(config):
     def of(params, batch):
-      hidden = Bert(config).apply(params, batch, method='encode')
+      hidden = Encoder(config).apply(params, batch, method='encode')
       return jnp.sum(jnp.square(hidden) * real[..., None] * jnp.cos(jnp.arange(32))), hidden
     return jax.value_and_grad(of, has_aux=True)
 
@@ -82,11 +82,11 @@ def test_splash_is_the_plain_path_to_rounding(shape):
 ])
 def test_choice(name, length, platform, fields, expected):
   config = dataclasses.replace(CONFIG, attention=name, **fields)
-  assert attention_paths.choose_path(config, length, platform) == expected
+  assert attention_kernels.choose_path(config, length, platform) == expected
 
 
 def test_described():
-  assert attention_paths.describe(CONFIG, (128, 512), 'gpu') == (
+  assert attention_kernels.describe(CONFIG, (128, 512), 'gpu') == (
       'xla for rows of 128: cudnn gains nothing below 512; xla for rows of 512: dtype=float32 '
       '(bfloat16 allows cudnn)')
 
@@ -94,23 +94,25 @@ def test_described():
 def test_a_kernel_that_cannot_be_had():
   config = dataclasses.replace(CONFIG, attention='splash', attention_dropout=0.1)
   with pytest.raises(UserError, match=r'attention=splash cannot be had: attention_dropout=0.1'):
-    attention_paths.choose_path(config, 512, 'tpu')
+    attention_kernels.choose_path(config, 512, 'tpu')
   config = dataclasses.replace(CONFIG, attention='fused')
   with pytest.raises(UserError, match='fused cannot be had: 640 is above 512'):
-    attention_paths.choose_path(config, 640, 'tpu')
+    attention_kernels.choose_path(config, 640, 'tpu')
   with pytest.raises(UserError, match='3 heads of 20 fill no blocks of 128'):
     config = dataclasses.replace(config, hidden_size=60, num_heads=3)
-    attention_paths.choose_path(config, 128, 'tpu')
+    attention_kernels.choose_path(config, 128, 'tpu')
   with pytest.raises(UserError, match='cudnn is not for tpu'):
-    attention_paths.choose_path(dataclasses.replace(CONFIG, attention='cudnn'), 512, 'tpu')
+    attention_kernels.choose_path(dataclasses.replace(CONFIG, attention='cudnn'), 512, 'tpu')
   with pytest.raises(UserError, match="model.attention='flash' is unknown"):
-    dataclasses.replace(CONFIG, attention='flash')
+    architectures.make_config({'attention': 'flash'})
+  with pytest.raises(UserError, match="model.attention='flash' is unknown"):
+    attention_kernels.choose_path(dataclasses.replace(CONFIG, attention='flash'), 512)
 
 
 @pytest.mark.parametrize('name', ['fused', 'splash', 'cudnn'])
 def test_a_named_kernel_does_not_hinder_the_short_rows_of_init(name):
   tokens = jnp.zeros((1, 8), jnp.int32)
-  shapes = [jax.eval_shape(Bert(dataclasses.replace(CONFIG, attention=path)).init,
+  shapes = [jax.eval_shape(Encoder(dataclasses.replace(CONFIG, attention=path)).init,
                            jax.random.key(0), Tokens(*[tokens] * 4), tokens[:, :1])
             for path in ('xla', name)]
   assert nn.unbox(shapes[0]) == nn.unbox(shapes[1])
@@ -148,8 +150,8 @@ def test_fused_is_the_plain_path_that_drops_the_same(length, rate):
                                for h in range(4)]) for b in range(4)])
 
   def plain(qkv):
-    out = dot_product.dot_product_attention(
-        *jnp.unstack(qkv, axis=2), dot_product.attention_bias(text_ids),
+    out, _ = attention.dot_product_attention(
+        *jnp.unstack(qkv, axis=2), attention.attention_bias(text_ids),
         lambda weights: jnp.where(keep, weights / (1 - rate), 0))
     return jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)), out
 
@@ -189,7 +191,7 @@ def test_fused_in_the_model_is_plain_without_dropout_and_drops_with_it():
   real = batch.text_ids > 0
   params = initial(WIDE, batch)
   plain, fused = (
-      jax.jit(functools.partial(Bert(dataclasses.replace(WIDE, attention=name)).apply,
+      jax.jit(functools.partial(Encoder(dataclasses.replace(WIDE, attention=name)).apply,
                                 method='encode'), static_argnames='deterministic')
       for name in ('xla', 'fused'))
 
@@ -210,12 +212,11 @@ def test_weights_can_be_asked_for_where_a_kernel_would_hold_none(fields):
   sizes = {'vocab_size': 50, 'hidden_size': 256, 'num_layers': 2, 'num_heads': 4,
            'intermediate_size': 64, 'max_positions': 128, 'attention': 'fused'}
   config = architectures.make_config(sizes | fields)
-  encoder, batch = architectures.encoder(config), packed_rows()
+  encoder, batch = architectures.make_encoder(config), packed_rows()
 
   def weights(key):
     params = encoder.init(key, batch, jnp.zeros((4, 1), jnp.int32))
-    _, collections = encoder.apply(params, batch, method='encode', mutable=['intermediates'])
-    return encoder.intermediates(collections['intermediates']).attention
+    return encoder.apply(params, batch, method='states').attention
 
   assert jax.eval_shape(weights, jax.random.key(0)).shape == (config.num_layers, 4, 4, 128, 128)
 
@@ -244,7 +245,7 @@ def test_what_is_told_is_what_a_chip_of_the_mesh_can_do():
   for preset, shape, fits in (('tp', (1, 2), True), ('tp', (1, 4), False), ('dp', (1, 4), True)):
     with sharding.in_context(conftest.sub_mesh(*shape), preset):
       if fits:
-        assert attention_paths.choose_path(wide, 128) == ('fused', 'asked for')
+        assert attention_kernels.choose_path(wide, 128) == ('fused', 'asked for')
       else:
         with pytest.raises(UserError, match='1 heads of 64 fill no blocks of 128'):
-          attention_paths.choose_path(wide, 128)
+          attention_kernels.choose_path(wide, 128)

@@ -9,9 +9,9 @@ from scipy import special
 
 from bert_jax.data.tokens import Tokens
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.embeddings import Embeddings, LayerNorm
-from bert_jax.model.encoder import activation
+from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.heads import BertForPreTraining
+from bert_jax.model.layers import LayerNorm, activation
 
 CONFIG = BertConfig(vocab_size=50, hidden_size=16, num_layers=3, num_heads=2, intermediate_size=32,
                     max_positions=16)

@@ -250,7 +250,7 @@ def test_a_student_begins_with_layers_of_its_teacher(tmp_path):
       'vocab_size', 'hidden_size', 'num_heads', 'intermediate_size', 'max_positions')}
   whole = initial.student(teacher, DistilBertConfig(num_layers=4, **sizes))
   batch = verify.sample(teacher, 3, 40)._replace(type_ids=np.zeros((3, 40), np.int32))
-  a, b = (jax.jit(functools.partial(architectures.encoder(m.config).apply, method='encode'))(
+  a, b = (jax.jit(functools.partial(architectures.make_encoder(m.config).apply, method='encode'))(
       {'params': m.params['params']['bert']}, batch) for m in (teacher, whole))
   np.testing.assert_allclose(a, b, atol=2e-6)
 

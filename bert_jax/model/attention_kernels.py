@@ -1,0 +1,180 @@
+"""The kernels of attention, which never hold the [L, L] weights, and the choice of one.
+
+A kernel costs one file and one line in ALL. Its file has `obstacle`, which says why a model cannot
+use it, and `attend`, a `bert_jax.model.attention.Kernel`. Splash and cuDNN come from JAX's own
+libraries and are short enough to stand here.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.errors import UserError, require_choice
+from bert_jax.model.attention import Attend, Dropout, Heads
+from bert_jax.model.bert_config import BertConfig
+from bert_jax.parallel import sharding
+
+_SPLASH_BLOCKS = (512, 384, 256, 128)  # queries, and keys, that splash holds at a time
+_ROWS = ('batch', 'seq')
+_HEADS = ('batch', 'seq', 'heads', 'kv')
+
+
+class Kernel(NamedTuple):
+  """A kernel in the list."""
+
+  obstacle: Callable[[BertConfig, int, int], str]  # (config, L, H of a chip) -> why not; '' = none
+  attend: Callable[[Heads, jax.Array, Dropout], jax.Array]
+  platforms: tuple[str, ...]  # where `auto` may take it
+  slow_on: tuple[str, ...] = ()  # where it runs if a config names it, for tests
+  shortest: int = 0  # rows for `auto`: below, plain attention is as fast and its weights are small
+
+
+def _fused_obstacle(config: BertConfig, length: int, heads: int) -> str:
+  from bert_jax.model import fused_attention  # imports Pallas, which is slow
+
+  return fused_attention.obstacle(config, length, heads)
+
+
+def _fused(heads: Heads, text_ids: jax.Array, dropout: Dropout) -> jax.Array:
+  from bert_jax.model import fused_attention  # imports Pallas, which is slow
+
+  key = dropout.key() if dropout.rate else None
+  return fused_attention.attend(
+      heads.side_by_side(), text_ids, heads.query.shape[-1], dropout.rate, key)
+
+
+def _drops(config: BertConfig, kernel: str) -> str:
+  """The obstacle of a kernel that cannot drop weights."""
+  rate = config.attention_dropout
+  return f'attention_dropout={rate} (0 allows {kernel})' if rate else ''
+
+
+def _splash_obstacle(config: BertConfig, length: int, heads: int) -> str:
+  del heads  # any number
+  if length % _SPLASH_BLOCKS[-1]:
+    return f'{length} is no multiple of {_SPLASH_BLOCKS[-1]}'
+  return _drops(config, 'splash')
+
+
+def splash(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
+  """Pallas splash attention, each chip on its own rows and heads.
+
+  Off a TPU it is interpreted: slow, for tests.
+
+  Args:
+    heads: query, key and value.
+    segment_ids: [B, L] int32. A token attends to the tokens with its own number; padding attends to
+      padding, and nothing reads the output there.
+    dropout: none.
+
+  Returns:
+    [B, L, H, K] in the dtype of the query.
+  """
+  from jax.experimental.pallas.ops.tpu import splash_attention as library  # Pallas imports slowly
+
+  del dropout
+  query, key, value, _ = heads
+  length, interpret = query.shape[1], sharding.platform() != 'tpu'
+  block = next(size for size in _SPLASH_BLOCKS if length % size == 0)
+  blocks = library.BlockSizes(
+      block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block,
+      use_fused_bwd_kernel=True)
+
+  def local(query, key, value, segment_ids):
+    heads = query.shape[2]
+    mask = library.MultiHeadMask([library.FullMask((length, length))] * heads)
+    kernel = library.make_splash_mha(mask, head_shards=1, q_seq_shards=1, block_sizes=blocks,
+                                     interpret=interpret)
+
+    def row(query, key, value, segments):
+      query, key, value = (jnp.moveaxis(x, 1, 0) for x in (query, key, value))  # [H, L, K]
+      out = kernel(query, key, value, library.SegmentIds(segments, segments))
+      return jnp.moveaxis(out, 0, 1)  # [L, H, K]
+
+    return jax.vmap(row)(query, key, value, segment_ids)
+
+  scaled = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
+  return sharding.on_each_chip(local, (_HEADS, _HEADS, _HEADS, _ROWS), _HEADS)(
+      scaled, key, value, segment_ids)
+
+
+def _cudnn_obstacle(config: BertConfig, length: int, heads: int) -> str:
+  del length, heads  # any
+  if config.attention_dropout or config.dtype != 'float32':
+    return _drops(config, 'cudnn')
+  return f'dtype={config.dtype} (bfloat16 allows cudnn)'
+
+
+def cudnn(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
+  """cuDNN's fused attention on NVIDIA GPUs; for arguments and result see `splash`."""
+  del dropout
+  mask = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]  # [B, 1, L, L]
+  return jax.nn.dot_product_attention(
+      heads.query, heads.key, heads.value, mask=mask, implementation='cudnn')
+
+
+# The first that fits is the best one.
+ALL = {'fused': Kernel(_fused_obstacle, _fused, ('tpu',), slow_on=('cpu',)),
+       'splash': Kernel(_splash_obstacle, splash, ('tpu',), slow_on=('cpu',), shortest=512),
+       'cudnn': Kernel(_cudnn_obstacle, cudnn, ('gpu', 'cuda'), shortest=512)}
+CHOICES = ('auto', 'xla', *ALL)  # of `model.attention`
+
+
+def _obstacle(config: BertConfig, name: str, length: int, platform: str) -> str:
+  """Returns the reason why a kernel cannot be used; '' if it can."""
+  kernel = ALL[name]
+  if config.kernel_obstacle:
+    return config.kernel_obstacle
+  if platform not in (*kernel.platforms, *kernel.slow_on):
+    return f'{name} is not for {platform}'
+  if config.attention == 'auto' and length < kernel.shortest:
+    return f'{name} gains nothing below {kernel.shortest}'
+  return kernel.obstacle(config, length, config.num_heads // sharding.parts('heads'))
+
+
+def choose_path(config: BertConfig, length: int, platform: str = '') -> tuple[str, str]:
+  """Chooses how rows of `length` attend.
+
+  Args:
+    config: its `attention` is auto or names a path.
+    length: L.
+    platform: the platform that it runs on; '' = the one of the current trace.
+
+  Returns:
+    (xla or the name of a kernel; the reason).
+
+  Raises:
+    UserError: the kernel that `config.attention` names cannot be used.
+  """
+  platform, requested = platform or sharding.platform(), config.attention
+  require_choice('model.attention', requested, CHOICES)
+  if requested == 'xla':
+    return 'xla', 'asked for'
+  if requested != 'auto':
+    obstacle = _obstacle(config, requested, length, platform)
+    if obstacle:
+      raise UserError(f'model.attention={requested} cannot be had: {obstacle}')
+    return requested, 'asked for'
+  obstacle = f'there is no kernel for {platform}'
+  for name in (name for name, kernel in ALL.items() if platform in kernel.platforms):
+    obstacle = _obstacle(config, name, length, platform)
+    if not obstacle:
+      return name, 'it holds no weights'
+  return 'xla', obstacle
+
+
+def choose(config: BertConfig, length: int) -> Attend:
+  """Chooses as `choose_path` for the platform of the current trace; raises UserError."""
+  name, _ = choose_path(config, length)
+  return Attend(ALL[name].attend if name in ALL else None)
+
+
+def describe(config: BertConfig, lengths: Iterable[int], platform: str = '') -> str:
+  """Returns the path and its reason for rows of each length, for people."""
+  lengths_of = {}
+  for length in dict.fromkeys(lengths):
+    lengths_of.setdefault(choose_path(config, length, platform), []).append(str(length))
+  return '; '.join(f'{path} for rows of {" and ".join(rows)}: {reason}'
+                   for (path, reason), rows in lengths_of.items())
