@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import UserError
 from bert_jax.interop import cross_layout, families, layout, torch_pickle
-from bert_jax.interop.families import Family
+from bert_jax.interop.family import Family
 from bert_jax.interop.pretrained import Pretrained, fitted
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
@@ -248,9 +248,9 @@ def save(model: Pretrained, directory: epath.Path):
     UserError: transformers has no such model.
   """
   family, c = families.ALL[model.config.architecture], model.config
-  if getattr(c, 'conv_reach', 0):
-    raise UserError(f'transformers\' {family.title} has no short convolutions (model.conv_reach='
-                    f'{c.conv_reach}): the format bert_jax has them')
+  lacks = family.lacks(c)
+  if lacks:
+    raise UserError(f"transformers' {family.title} has no {lacks}: the format bert_jax has them")
   directory.mkdir(parents=True, exist_ok=True)
   architecture = family.class_of(model.groups, model.task)
   fields = {'architectures': [architecture], 'model_type': family.name,

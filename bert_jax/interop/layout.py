@@ -1,13 +1,11 @@
-"""Parameters <-> tensors by name, for every architecture: one table serves both directions.
+"""Parameters <-> tensors by name: the rules of an architecture serve both directions.
 
-Tensors have canonical names, those of transformers' PyTorch BERT: the encoder's without the prefix
-"bert.", weights [out, in]. Within a layer of ModernBERT they are ModernBERT's own. On top of the
-encoder a checkpoint holds groups of tensors; a group is complete or absent.
+On top of the encoder a checkpoint holds groups of tensors; a group is complete or absent.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 from flax import linen as nn
 from flax import traverse_util
@@ -16,198 +14,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.model import deberta, modern
+from bert_jax.interop import families, rules
+from bert_jax.interop.family import GROUPS
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.heads import BertForPreTraining, ReplacedTokenHead
 from bert_jax.model.layers import dense
 from bert_jax.objectives.objective import MaskedLM, abstract_variables
 from bert_jax.tasks import task_list
 
-# The groups, and the prefix of their tensors' names.
-GROUPS = {'pooler': 'pooler.', 'mlm': 'cls.predictions.', 'nsp': 'cls.seq_relationship.',
-          'rtd': 'discriminator_predictions.', 'classifier': 'classifier.',
-          'qa_outputs': 'qa_outputs.'}
 
-Arrays = Sequence[np.ndarray]
-
-
-class _Rule(NamedTuple):
-  """Leaves of the parameter tree, and the tensors that hold the same numbers."""
-
-  leaves: Sequence[str]  # paths below 'params'
-  tensors: Sequence[str]  # names; {} stands for the number of the layer
-  read: Callable[..., Arrays]  # tensors -> leaves
-  write: Callable[..., Arrays]  # leaves -> tensors
-  layers: Sequence[int] = (0,)  # numbers of the layers that follow this rule
-  stacked: bool = False  # True if a leaf stacks these layers along its first axis
-
-
-def _copy(leaf: str, tensor: str) -> _Rule:
-  return _Rule([leaf], [tensor], read=lambda x: [x], write=lambda x: [x])
-
-
-def _transpose(leaf: str, tensor: str) -> _Rule:
-  return _Rule([leaf], [tensor], read=lambda x: [x.T], write=lambda x: [x.T])
-
-
-def _linear(leaf: str, tensor: str) -> list[_Rule]:
-  return [_transpose(f'{leaf}/kernel', f'{tensor}.weight'),
-          _copy(f'{leaf}/bias', f'{tensor}.bias')]
-
-
-def _norm(leaf: str, tensor: str) -> list[_Rule]:
-  return [_copy(f'{leaf}/scale', f'{tensor}.weight'), _copy(f'{leaf}/bias', f'{tensor}.bias')]
-
-
-def _per_entry(leaf: str, tensor: str, config: BertConfig) -> _Rule:
-  """An array with a row for each entry of the vocabulary; ours is padded."""
-  def pad(x):
-    padding = config.padded_vocab_size - config.vocab_size
-    return [np.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1))]
-
-  return _Rule([leaf], [tensor], read=pad, write=lambda x: [x[:config.vocab_size]])
-
-
-def _qkv(leaf: str, tensors: Sequence[str], config: BertConfig) -> _Rule:
-  """Query, key and value, [H * K, ...] each; ours is [..., H * 3 * K], the three side by side.
-
-  They are three tensors, or one that holds them one below the other.
-  """
-  h, k, is_one = config.num_heads, config.head_size, len(tensors) == 1
-
-  def read(*parts):
-    parts = np.split(parts[0], 3) if is_one else parts
-    heads = [x.T.reshape(*x.T.shape[:-1], h, k) for x in parts]
-    return [np.stack(heads, -2).reshape(*parts[0].T.shape[:-1], -1)]
-
-  def write(x):
-    heads = x.reshape(*x.shape[:-1], h, 3, k)
-    parts = [heads[..., i, :].reshape(*x.shape[:-1], -1).T for i in range(3)]
-    return [np.concatenate(parts)] if is_one else parts
-
-  return _Rule([leaf], tensors, read, write)
-
-
-def _joined(leaves: Sequence[str], tensor: str) -> _Rule:
-  """One tensor that holds the kernels of several of our products, one below the other."""
-  return _Rule(leaves, [tensor],
-               read=lambda x: [part.T for part in np.split(x, len(leaves))],
-               write=lambda *parts: [np.concatenate([part.T for part in parts])])
-
-
-def _in_layer(rules: Iterable[_Rule], leaf: str, tensor: str = 'encoder.layer.{}',
-              **layers: Any) -> list[_Rule]:
-  """Puts the rules of a layer where the tree and the names of the tensors have it."""
-  return [rule._replace(leaves=[f'{leaf}/{name}' for name in rule.leaves],
-                        tensors=[f'{tensor}.{name}' for name in rule.tensors], **layers)
-          for rule in rules]
-
-
-def _bert_layer(config: BertConfig) -> list[_Rule]:
-  """A layer of every architecture but ModernBERT."""
-  qkv = [f'attention.self.{name}' for name in ('query', 'key', 'value')]
-  return [
-      _qkv('attention/qkv_kernel', [f'{name}.weight' for name in qkv], config),
-      _qkv('attention/qkv_bias', [f'{name}.bias' for name in qkv], config),
-      _transpose('attention/out_kernel', 'attention.output.dense.weight'),
-      _copy('attention/out_bias', 'attention.output.dense.bias'),
-      *_norm('attention_norm', 'attention.output.LayerNorm'),
-      *_linear('feed_forward/up', 'intermediate.dense'),
-      *_linear('feed_forward/down', 'output.dense'),
-      *_norm('feed_forward_norm', 'output.LayerNorm')]
-
-
-def _bert(config: BertConfig) -> list[_Rule]:
-  """The encoder of every architecture but ModernBERT and DeBERTa."""
-  rules = [
-      _per_entry('bert/embeddings/token', 'embeddings.word_embeddings.weight', config),
-      _copy('bert/embeddings/position', 'embeddings.position_embeddings.weight'),
-      *_norm('bert/embeddings/norm', 'embeddings.LayerNorm'),
-      *_in_layer(_bert_layer(config), 'bert/layers', layers=range(config.stacked_layers),
-                 stacked=True)]
-  if config.type_vocab_size:
-    rules.append(_copy('bert/embeddings/segment', 'embeddings.token_type_embeddings.weight'))
-  if config.architecture == 'mpnet':
-    rules.append(_copy('bert/relative_bias', 'encoder.relative_attention_bias.weight'))
-  if config.projects:
-    rules += _linear('bert/projection', 'embeddings.projection')
-  return rules
-
-
-def _convolution(leaf: str, tensor: str, config: BertConfig) -> _Rule:
-  """The kernel of a convolution, [out, in, taps]; ours is [taps * in, out]."""
-  return _Rule([leaf], [tensor],
-               read=lambda x: [x.T.reshape(-1, len(x))],
-               write=lambda x: [x.reshape(-1, config.hidden_size, x.shape[-1]).T])
-
-
-def _deberta(config: deberta.DebertaConfig) -> list[_Rule]:
-  """The encoder of DeBERTa: a layer beside a convolution, if it has one, then the others."""
-  layer, rest = _bert_layer(config), range(config.num_layers)
-  if not config.share_att_key:
-    for name, term in (('key', 'c2p'), ('query', 'p2c')):
-      if term in config.pos_att_type:
-        layer += _linear(f'attention/pos_{name}', f'attention.self.pos_{name}_proj')
-  rules = [
-      _per_entry('bert/embeddings/token', 'embeddings.word_embeddings.weight', config),
-      *_norm('bert/embeddings/norm', 'embeddings.LayerNorm'),
-      _copy('bert/relative/table', 'encoder.rel_embeddings.weight')]
-  if config.norm_rel_ebd == 'layer_norm':
-    rules += _norm('bert/relative/norm', 'encoder.LayerNorm')
-  if config.conv_kernel_size:
-    rest = rest[1:]
-    rules += [*_in_layer(layer, 'bert/first', 'encoder.layer.0'),
-              _convolution('bert/convolution/taps/kernel', 'encoder.conv.conv.weight', config),
-              _copy('bert/convolution/taps/bias', 'encoder.conv.conv.bias'),
-              *_norm('bert/convolution/norm', 'encoder.conv.LayerNorm')]
-  return rules + _in_layer(layer, 'bert/layers', layers=rest, stacked=True)
-
-
-def _modern(config: modern.ModernConfig) -> list[_Rule]:
-  """The encoder of ModernBERT: a first layer without a norm before it, then groups of layers."""
-  layer = [
-      _qkv('attention/qkv_kernel', ['attn.Wqkv.weight'], config),
-      _transpose('attention/out_kernel', 'attn.Wo.weight'),
-      _copy('feed_forward_norm/scale', 'mlp_norm.weight'),
-      _joined(['feed_forward/up/kernel', 'feed_forward/gate/kernel'], 'mlp.Wi.weight'),
-      _transpose('feed_forward/down/kernel', 'mlp.Wo.weight')]
-  if config.conv_reach:
-    layer += [_copy('attention_convolution/taps', 'attn_convolution.weight'),
-              _copy('feed_forward_convolution/taps', 'mlp_convolution.weight')]
-  rules = [
-      _per_entry('bert/embeddings/token', 'embeddings.word_embeddings.weight', config),
-      _copy('bert/embeddings/norm/scale', 'embeddings.norm.weight'),
-      _copy('bert/final_norm/scale', 'final_norm.weight'),
-      *_in_layer(layer, 'bert/first', 'encoder.layer.0')]
-  layer.append(_copy('attention_norm/scale', 'attn_norm.weight'))
-  for place, name in enumerate(modern.group_names(config)):
-    rules += _in_layer(layer, f'bert/layers/{name}', stacked=True,
-                       layers=range(1 + place, config.num_layers, config.global_every))
-  return rules
-
-
-def _rules(config: BertConfig, present: Collection[str]) -> list[_Rule]:
+def _rules(config: BertConfig, present: Collection[str]) -> list[rules.Rule]:
   """All rules of a model with these groups."""
-  mlm_bias = _per_entry('mlm_bias', 'cls.predictions.bias', config)
-  by_group = {
-      'nsp': _linear('nsp', 'cls.seq_relationship'),
-      'rtd': [*_linear('rtd/dense', 'discriminator_predictions.dense'),
-              *_linear('rtd/out', 'discriminator_predictions.dense_prediction')],
-      'classifier': _linear('classifier', 'classifier'),
-      'qa_outputs': _linear('qa_outputs', 'qa_outputs')}
-  if config.architecture == 'modernbert':
-    encoder = _modern(config)
-    by_group |= {
-        'pooler': [_transpose('bert/pooler/dense/kernel', 'pooler.dense.weight'),
-                   _copy('bert/pooler/norm/scale', 'pooler.norm.weight')],
-        'mlm': [mlm_bias]}
-  else:
-    encoder = (_deberta if config.architecture == 'deberta-v2' else _bert)(config)
-    by_group |= {
-        'pooler': _linear('bert/pooler', 'pooler.dense'),
-        'mlm': [*_linear('mlm_dense', 'cls.predictions.transform.dense'),
-                *_norm('mlm_norm', 'cls.predictions.transform.LayerNorm'), mlm_bias]}
-  return encoder + [rule for group in GROUPS if group in present for rule in by_group[group]]
+  by_group = families.ALL[config.architecture].tensors(config) | {
+      'nsp': rules.linear('nsp', 'cls.seq_relationship'),
+      'rtd': [*rules.linear('rtd/dense', 'discriminator_predictions.dense'),
+              *rules.linear('rtd/out', 'discriminator_predictions.dense_prediction')],
+      'classifier': rules.linear('classifier', 'classifier'),
+      'qa_outputs': rules.linear('qa_outputs', 'qa_outputs')}
+  own = [group for group in GROUPS if group in present]
+  return [rule for group in ('encoder', *own) for rule in by_group[group]]
 
 
 def from_tensors(tensors: Mapping[str, np.ndarray], config: BertConfig, needed: Collection[str],

@@ -236,7 +236,11 @@ class SelfAttention(nn.Module):
     # faster than three-dimensional arrays.
     qkv = self._project('qkv', x, 3 * width, c.initializer_range, ('embed', 'heads'))
     qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'heads'))  # [B, L, H * 3 * K]
-    dropout = self._dropout(deterministic)
+    # Linen numbers the modules without a name, and derives their keys from the numbers: this one is
+    # always the first, also where nothing uses it.
+    drop = nn.Dropout(c.attention_dropout, deterministic=deterministic)
+    dropout = Dropout(0.0 if deterministic else c.attention_dropout, drop,
+                      functools.partial(self.make_rng, 'dropout'))
     # One reshape for each part: XLA adds up their gradients in the shape of `qkv`.
     of_heads = (*x.shape[:2], c.num_heads, 3, c.head_size)
     query, key, value = (qkv.reshape(of_heads)[:, :, :, i] for i in range(3))  # [B, L, H, K]
@@ -247,13 +251,6 @@ class SelfAttention(nn.Module):
     out = out.reshape(*x.shape[:2], width)
     out = self._project('out', out, c.hidden_size, out_stddev, ('heads', 'embed'))
     return nn.Dropout(self.output_dropout, deterministic=deterministic)(out), weights
-
-  def _dropout(self, deterministic: bool) -> Dropout:
-    rate = self.config.attention_dropout
-    # Linen numbers the modules of a layer, and derives their keys from the number: this one is
-    # made first, whether or not it is used.
-    return Dropout(0.0 if deterministic else rate, nn.Dropout(rate, deterministic=deterministic),
-                   functools.partial(self.make_rng, 'dropout'))
 
   def _project(self, name: str, x: jax.Array, size: int, stddev: float,
                axes: tuple[str, str]) -> jax.Array:

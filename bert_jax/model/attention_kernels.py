@@ -27,6 +27,7 @@ class Kernel(NamedTuple):
   obstacle: Callable[[BertConfig, int, int], str]  # (config, L, H of a chip) -> why not; '' = none
   attend: Callable[[Heads, jax.Array, Dropout], jax.Array]
   platforms: tuple[str, ...]  # where `auto` may take it
+  drops: bool = False  # attention dropout
   slow_on: tuple[str, ...] = ()  # where it runs if a config names it, for tests
   shortest: int = 0  # rows for `auto`: below, plain attention is as fast and its weights are small
 
@@ -45,17 +46,9 @@ def _fused(heads: Heads, text_ids: jax.Array, dropout: Dropout) -> jax.Array:
       heads.side_by_side(), text_ids, heads.query.shape[-1], dropout.rate, key)
 
 
-def _drops(config: BertConfig, kernel: str) -> str:
-  """The obstacle of a kernel that cannot drop weights."""
-  rate = config.attention_dropout
-  return f'attention_dropout={rate} (0 allows {kernel})' if rate else ''
-
-
 def _splash_obstacle(config: BertConfig, length: int, heads: int) -> str:
-  del heads  # any number
-  if length % _SPLASH_BLOCKS[-1]:
-    return f'{length} is no multiple of {_SPLASH_BLOCKS[-1]}'
-  return _drops(config, 'splash')
+  smallest = _SPLASH_BLOCKS[-1]
+  return f'{length} is no multiple of {smallest}' if length % smallest else ''
 
 
 def splash(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
@@ -67,14 +60,13 @@ def splash(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
     heads: query, key and value.
     segment_ids: [B, L] int32. A token attends to the tokens with its own number; padding attends to
       padding, and nothing reads the output there.
-    dropout: none.
+    dropout: of rate 0.
 
   Returns:
     [B, L, H, K] in the dtype of the query.
   """
   from jax.experimental.pallas.ops.tpu import splash_attention as library  # Pallas imports slowly
 
-  del dropout
   query, key, value, _ = heads
   length, interpret = query.shape[1], sharding.platform() != 'tpu'
   block = next(size for size in _SPLASH_BLOCKS if length % size == 0)
@@ -101,22 +93,18 @@ def splash(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
 
 
 def _cudnn_obstacle(config: BertConfig, length: int, heads: int) -> str:
-  del length, heads  # any
-  if config.attention_dropout or config.dtype != 'float32':
-    return _drops(config, 'cudnn')
-  return f'dtype={config.dtype} (bfloat16 allows cudnn)'
+  return 'dtype=float32 (bfloat16 allows cudnn)' if config.dtype == 'float32' else ''
 
 
 def cudnn(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
   """cuDNN's fused attention on NVIDIA GPUs; for arguments and result see `splash`."""
-  del dropout
   mask = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]  # [B, 1, L, L]
   return jax.nn.dot_product_attention(
       heads.query, heads.key, heads.value, mask=mask, implementation='cudnn')
 
 
 # The first that fits is the best one.
-ALL = {'fused': Kernel(_fused_obstacle, _fused, ('tpu',), slow_on=('cpu',)),
+ALL = {'fused': Kernel(_fused_obstacle, _fused, ('tpu',), drops=True, slow_on=('cpu',)),
        'splash': Kernel(_splash_obstacle, splash, ('tpu',), slow_on=('cpu',), shortest=512),
        'cudnn': Kernel(_cudnn_obstacle, cudnn, ('gpu', 'cuda'), shortest=512)}
 CHOICES = ('auto', 'xla', *ALL)  # of `model.attention`
@@ -131,7 +119,11 @@ def _obstacle(config: BertConfig, name: str, length: int, platform: str) -> str:
     return f'{name} is not for {platform}'
   if config.attention == 'auto' and length < kernel.shortest:
     return f'{name} gains nothing below {kernel.shortest}'
-  return kernel.obstacle(config, length, config.num_heads // sharding.parts('heads'))
+  heads = config.num_heads // sharding.parts('heads')
+  obstacle = kernel.obstacle(config, length, heads)
+  if not obstacle and config.attention_dropout and not kernel.drops:
+    obstacle = f'attention_dropout={config.attention_dropout} (0 allows {name})'
+  return obstacle
 
 
 def choose_path(config: BertConfig, length: int, platform: str = '') -> tuple[str, str]:
