@@ -49,10 +49,6 @@ class Dropout(NamedTuple):
   key: Callable[[], jax.Array]  # for kernels, which draw themselves: makes their key
 
 
-# [B, L, H * K] or [B, L, H, K] from the heads, `text_ids` [B, L] and the dropout.
-Kernel = Callable[[Heads, jax.Array, Dropout], jax.Array]
-
-
 def attention_bias(text_ids: jax.Array) -> jax.Array:
   """The additive mask: a token attends to the tokens of its own text and to nothing else.
 
@@ -165,7 +161,9 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array, text_ids
 class Attend:
   """How all layers of an encoder attend. Without arrays: a static field of Linen modules."""
 
-  kernel: Kernel | None = None  # None = the plain way
+  # Makes [B, L, H * K] or [B, L, H, K] from the heads, `text_ids` and the dropout; None = the plain
+  # way.
+  kernel: Callable[[Heads, jax.Array, Dropout], jax.Array] | None = None
   keeps_weights: bool = False  # returns the weights too; no kernel can
 
   def mask(self, text_ids: jax.Array) -> Mask:

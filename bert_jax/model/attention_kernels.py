@@ -1,8 +1,8 @@
 """The kernels of attention, which never hold the [L, L] weights, and the choice of one.
 
 A kernel costs one file and one line in ALL. Its file has `obstacle`, which says why a model cannot
-use it, and `attend`, a `bert_jax.model.attention.Kernel`. Splash and cuDNN come from JAX's own
-libraries and are short enough to stand here.
+use it, and `attend`, which computes attention (`bert_jax.model.attention.Attend`). Splash and cuDNN
+come from JAX's own libraries and are short enough to stand here.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ class Kernel(NamedTuple):
   """A kernel in the list."""
 
   obstacle: Callable[[BertConfig, int, int], str]  # (config, L, H of a chip) -> why not; '' = none
-  attend: Callable[[Heads, jax.Array, Dropout], jax.Array]
+  attend: Callable[[Heads, jax.Array, Dropout], jax.Array]  # see `Attend.kernel`
   platforms: tuple[str, ...]  # where `auto` may take it
   drops: bool = False  # attention dropout
   slow_on: tuple[str, ...] = ()  # where it runs if a config names it, for tests

@@ -1,0 +1,132 @@
+"""docs/extending.md says what an addition costs: it is added here, at this cost and no other."""
+
+import dataclasses
+import functools
+import pathlib
+import re
+
+from etils import epath
+from flax import linen as nn
+import jax
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax.data.tokens import Tokens
+from bert_jax.errors import UserError
+from bert_jax.interop import families, huggingface, layout, native
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.model import architectures, attention_kernels
+from bert_jax.runs import run
+from tests import conftest, made_tasks
+from tests.extensions import last_norm, last_norm_names, loops
+
+PACKAGE = pathlib.Path(bert_jax.__file__).parent
+SIZES = {'hidden_size': 32, 'num_layers': 2, 'num_heads': 4, 'intermediate_size': 64,
+         'max_positions': 64}
+
+
+@pytest.fixture
+def architecture(monkeypatch):
+  """One line in each of two lists."""
+  monkeypatch.setitem(architectures.ALL, 'last_norm', architectures.Architecture(
+      last_norm.LastNormConfig, last_norm.LastNorm))
+  monkeypatch.setitem(families.ALL, 'last_norm', last_norm_names.LAST_NORM)
+
+
+def tokens(rows: int, length: int) -> Tokens:
+  """Rows of two texts and padding."""
+  ids = np.random.default_rng(0).integers(5, 50, (rows, length)).astype(np.int32)
+  at = np.arange(length, dtype=np.int32) * np.ones_like(ids)
+  half = length // 2
+  text_ids = np.where(at < half, 1, np.where(at < length - 3, 2, 0)).astype(np.int32)
+  return Tokens(ids, np.zeros_like(ids), np.where(at < half, at, at - half), text_ids)
+
+
+def test_an_architecture_is_written_and_read_in_every_layout(architecture, tmp_path):
+  tokenizer = made_tasks.tokenizer()
+  config = architectures.make_config(
+      {**SIZES, 'architecture': 'last_norm', 'vocab_size': tokenizer.vocab_size})
+  encoder, batch = architectures.make_encoder(config), tokens(2, 16)
+  params = nn.unbox(jax.jit(encoder.init)(jax.random.key(0), batch, batch.ids[:, :1]))
+  encode = jax.jit(functools.partial(encoder.apply, method='encode'))
+  hidden = np.asarray(encode(params, batch))
+  np.testing.assert_allclose(hidden.mean(-1), 0, atol=1e-6)  # that last norm
+  np.testing.assert_allclose(hidden.std(-1), 1, atol=1e-3)
+  params['params']['last_norm']['scale'] = np.arange(32, dtype=np.float32)
+  model = Pretrained(config, jax.device_get({'params': {'bert': params['params']}}), tokenizer)
+  tensors = layout.to_tensors(model.params, config)  # without the padding of the vocabulary
+  np.testing.assert_array_equal(tensors['encoder.last_norm.weight'], np.arange(32))
+  for library in (huggingface, native):
+    folder = epath.Path(tmp_path / library.__name__)
+    library.save(model, folder)
+    again = library.load(folder)
+    assert again.config == config
+    read = layout.to_tensors(again.params, config)
+    assert read.keys() == tensors.keys()
+    assert all(np.array_equal(read[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.slow
+def test_an_architecture_is_trained_and_used(architecture, corpus_file, tmp_path):
+  config = conftest.tiny_config(corpus_file, **{
+      'model.architecture': 'last_norm', 'optimizer.warmup_steps': 1, 'train_steps': 2,
+      'eval_every': 2, 'checkpoint_every': 2})
+  run.run(config, str(tmp_path / 'run'))
+  bert = bert_jax.from_pretrained(str(tmp_path / 'run'))
+  scale = bert.params['params']['bert']['last_norm']['scale']
+  assert np.abs(np.asarray(scale) - 1).max() > 0  # it has learned
+  assert np.all(np.isfinite(bert.encode(['w1 w2']).hidden))
+
+
+# Who else names an architecture: the objectives that are for it alone, and the readers of
+# tokenizers and of pipelines, which have names of their own for it.
+ELSEWHERE = {'electra': {'objectives/catalogue.py'},
+             'deberta-v2': {'objectives/catalogue.py', 'objectives/disentangled_sharing.py'},
+             'roberta': {'runs/initial.py'}, 'distilbert': {'runs/initial.py'}}
+OWN = {'deberta-v2': 'deberta', 'modernbert': 'modern'}  # stem of its files
+
+
+@pytest.mark.parametrize('name', sorted(architectures.ALL.keys() - {'bert'}))
+def test_only_its_own_files_and_two_lists_name_an_architecture(name):
+  stem = OWN.get(name, name)
+  allowed = {f'model/{stem}.py', 'model/architectures.py', f'interop/{stem}_names.py',
+             'interop/families.py', *ELSEWHERE.get(name, ())}
+  naming = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob('*.py')
+            if re.search(f"['\"]{name}['\"]", path.read_text())}
+  naming = {path for path in naming
+            if not path.startswith('data/tokenizers/') and path != 'interop/text_layout.py'}
+  assert naming <= allowed and 'model/architectures.py' in naming
+
+
+def test_a_kernel(monkeypatch):
+  config = architectures.make_config({**SIZES, 'vocab_size': 50})
+  encoder, batch = architectures.make_encoder(config), tokens(2, 16)
+  params = jax.jit(encoder.init)(jax.random.key(0), batch, batch.ids[:, :1])
+
+  def encode():  # traced anew
+    return jax.jit(functools.partial(encoder.apply, params, method='encode'))(batch)
+
+  plain = encode()
+  calls = []
+
+  def attend(*args):
+    calls.append(args)
+    return loops.attend(*args)
+
+  monkeypatch.setitem(attention_kernels.ALL, 'loops', attention_kernels.Kernel(
+      loops.obstacle, attend, ('cpu',), drops=True))
+  assert attention_kernels.choose_path(config, 16) == ('loops', 'it holds no weights')
+  fast, real = encode(), batch.text_ids > 0
+  traced = len(calls)
+  assert traced > 0
+  np.testing.assert_allclose(fast[real], plain[real], atol=1e-5)
+  assert attention_kernels.choose_path(config, 15) == ('xla', '15 is odd')
+  encoder.apply(params, batch, method='states')  # the plain way
+  assert len(calls) == traced
+  cannot_drop = attention_kernels.ALL['loops']._replace(drops=False)
+  monkeypatch.setitem(attention_kernels.ALL, 'loops', cannot_drop)
+  assert attention_kernels.choose_path(config, 16)[1] == 'attention_dropout=0.1 (0 allows loops)'
+  with pytest.raises(UserError, match='loops cannot be had: 15 is odd'):
+    monkeypatch.setattr(attention_kernels, 'CHOICES', (*attention_kernels.CHOICES, 'loops'))
+    attention_kernels.choose_path(dataclasses.replace(config, attention='loops'), 15)
