@@ -52,7 +52,7 @@ def type_it(command: str, checks_only: bool = False) -> tuple[int, str]:
       mock.patch.object(sys, 'stdin', io.TextIOWrapper(io.BytesIO(_STDIN))),
       contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO())]
   if checks_only:
-    patches += [mock.patch.object(run, '_train', lambda config, *_: config),
+    patches += [mock.patch.object(run, '_train', lambda asked, *_: asked.config),
                 mock.patch.object(finetune, 'finish', nothing)]
   with contextlib.ExitStack() as stack:
     for patch in patches:
