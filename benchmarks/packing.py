@@ -33,7 +33,8 @@ from bert_jax.data.rows import RowSource
 from bert_jax.objectives import catalogue
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.runs import pretrain, run
-from bert_jax.tasks.pretraining import Pretraining, PretrainingData
+from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.tasks.pretraining_data import PretrainingData
 from bert_jax.training import checkpoint
 
 _SOURCE = flags.DEFINE_string('source', None, 'Glob of text files.', required=True)

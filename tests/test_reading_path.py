@@ -1,16 +1,17 @@
-"""The README's map of one pretraining step: its files, their lines, and that a step runs them all.
+"""The README's two maps of the code, of one step and of one row: files, lines, completeness.
 
 After a change: python -m tests.test_reading_path writes the numbers of lines anew.
 """
 
+import contextlib
 import pathlib
 import re
 import sys
 
 import jax
 from ml_collections import FrozenConfigDict
+import pytest
 
-from bert_jax import config as config_lib
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import pretrain
 from bert_jax.training import optimizer as optimizer_lib
@@ -20,59 +21,87 @@ from tests import conftest
 ROOT = pathlib.Path(__file__).parents[1]
 _ROW = re.compile(r'^\| \d+ \| \[`(\S+)`\]\(\S+\) \| (\d+) \|', re.MULTILINE)
 _TOTAL = re.compile(r'(\d+) files, ([\d,]+) lines')
+_PATHS = ('One step', 'One row')
 _CALLER = 'bert_jax/training/loop.py'  # calls the functions that the test calls
+# They choose sizes, names, kernels and devices, and compute nothing of a step.
+_CHOICES = {f'bert_jax/{name}.py' for name in (
+    'errors', 'model/architectures', 'model/attention_kernels', 'model/bert_config',
+    'model/parameters', 'parallel/mesh')}
 
 
 def lines_of(name: str) -> int:
   return len((ROOT / name).read_text().splitlines())
 
 
-def listed() -> dict[str, int]:
-  """{file: lines} of the README."""
-  return {name: int(lines) for name, lines in _ROW.findall((ROOT / 'README.md').read_text())}
+def section(path: str) -> str:
+  """The part of the README about a path."""
+  return (ROOT / 'README.md').read_text().partition(f'**{path}**')[2].partition('\n**')[0]
 
 
-def test_lines_are_those_of_the_files():
-  table = listed()
+def listed(path: str) -> dict[str, int]:
+  """{file: lines} of a path in the README."""
+  return {name: int(lines) for name, lines in _ROW.findall(section(path))}
+
+
+@pytest.mark.parametrize('path', _PATHS)
+def test_lines_are_those_of_the_files(path):
+  table = listed(path)
   assert table == {name: lines_of(name) for name in table}
-  files, lines = _TOTAL.search((ROOT / 'README.md').read_text()).groups()
+  files, lines = _TOTAL.search(section(path)).groups()
   assert (int(files), int(lines.replace(',', ''))) == (len(table), sum(table.values()))
 
 
-def test_a_step_runs_every_listed_file(corpus_file, tmp_path):
-  config, mesh = conftest.tiny_config(corpus_file), conftest.sub_mesh(1, 1)
-  config_lib.check(config)
-  job = pretrain.make_job(FrozenConfigDict(config), None, mesh, tmp_path)
+def test_one_step_is_short():
+  assert len(listed('One step')) <= 14
+
+
+@contextlib.contextmanager
+def recorded():
+  """Yields a set that gains each file of the package in which a function runs."""
   ran = set()
 
   def profile(frame, event, argument):
-    if event == 'call':
-      ran.add(frame.f_code.co_filename)
+    name = frame.f_code.co_filename
+    if event == 'call' and name.startswith(str(ROOT / 'bert_jax')):
+      ran.add(str(pathlib.Path(name).relative_to(ROOT)))
 
   sys.setprofile(profile)
   try:
-    optimizer = optimizer_lib.make_optimizer(
-        optimizer_lib.OptimizerConfig(**config.optimizer), job.train_steps)
-    _, state = state_lib.make_init(job.task, optimizer, mesh, config.sharding)
-    step = state_lib.make_train_step(job.task, optimizer, mesh, config.sharding, state, seed=0,
-                                     accumulation=1)
-    later = 1000  # a step of an epoch whose rows no test has read yet
-    batch = mesh_lib.put_batch(job.data.rows(later), mesh)
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-                          batch)
-    step.lower(state, shapes)
+    yield ran
   finally:
     sys.setprofile(None)
-  assert not {name for name in listed() if str(ROOT / name) not in ran} - {_CALLER}
+
+
+def test_the_paths_list_what_runs(corpus_file, tmp_path):
+  """One step lists every file in which a function of it runs, and no other."""
+  config, mesh = FrozenConfigDict(conftest.tiny_config(corpus_file)), conftest.sub_mesh(1, 1)
+  job = pretrain.make_job(config, None, mesh, tmp_path)
+  with recorded() as row_files:
+    # A step of an epoch whose rows no test has read yet.
+    rows = job.data.rows(1000)
+  batch = mesh_lib.put_batch(rows, mesh)
+  shapes = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), batch)
+  optimizer = optimizer_lib.make_optimizer(
+      optimizer_lib.OptimizerConfig(**config.optimizer), job.train_steps)
+  _, state = state_lib.make_init(job.task, optimizer, mesh, config.sharding)
+  with recorded() as step_files:
+    step = state_lib.make_train_step(
+        job.task, optimizer, mesh, config.sharding, state, seed=0, accumulation=1)
+    step.lower(state, shapes)
+  assert set(listed('One row')) <= row_files
+  assert step_files - _CHOICES == set(listed('One step')) - {_CALLER}
 
 
 def write():
   """Writes the numbers of lines into the README."""
   path = ROOT / 'README.md'
-  text = _ROW.sub(lambda m: m[0].replace(f'| {m[2]} |', f'| {lines_of(m[1])} |'), path.read_text())
-  path.write_text(text)
-  table = listed()
-  path.write_text(_TOTAL.sub(f'{len(table)} files, {sum(table.values()):,} lines', text))
+  path.write_text(_ROW.sub(lambda m: m[0].replace(f'| {m[2]} |', f'| {lines_of(m[1])} |'),
+                           path.read_text()))
+  for name in _PATHS:
+    table, before = listed(name), section(name)
+    after = _TOTAL.sub(f'{len(table)} files, {sum(table.values()):,} lines', before)
+    path.write_text(path.read_text().replace(before, after))
 
 
 if __name__ == '__main__':

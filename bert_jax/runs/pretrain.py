@@ -19,7 +19,8 @@ from bert_jax.objectives import catalogue, masking
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import initial
-from bert_jax.tasks.pretraining import Pretraining, PretrainingData
+from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.tasks.pretraining_data import PretrainingData
 from bert_jax.training.job import Job
 
 

@@ -1,31 +1,17 @@
-"""The pretraining task: an objective on masked rows, and the rows of a corpus."""
+"""The device half of pretraining: masks rows, and computes the losses of an objective."""
 
-from collections.abc import Callable, Iterator
 import dataclasses
-import functools
 from typing import Any
 
-from flax import linen as nn
 import jax
-from ml_collections import ConfigDict
-import numpy as np
 
-from bert_jax.data import mixture
-from bert_jax.data.dataset import Corpus
-from bert_jax.data.pairs import RowLayout
-from bert_jax.data.phases import Phases
-from bert_jax.data.records import Records
-from bert_jax.data.rows import Rows, RowSource, first_rows
-from bert_jax.errors import UserError, require
+from bert_jax.data.rows import Rows
 from bert_jax.model import dropout_bits
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import losses, masking
-from bert_jax.objectives.objective import Keys, Objective, abstract_variables
-from bert_jax.parallel.mesh import Feed
+from bert_jax.objectives.objective import Keys, Objective
 
-_FEW_PAIRS = 0.05  # a row: fewer hardly train a question about pairs
-_MOST_UNCHANGED = 0.9  # share of true next sentences
-_EVAL_SEED = 0  # held-out rows and masks are the same in every evaluation of every run
+EVAL_SEED = 0  # held-out rows and masks are the same in every evaluation of every run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +41,7 @@ class Pretraining:
   def loss(self, params: Any, frozen: Any, rows: Rows, key: jax.Array | None) -> losses.Metrics:
     """The metrics of the objective; key None = the fixed masks of evaluations."""
     if key is None:
-      mask_key, dropout_key = jax.random.key(_EVAL_SEED, impl='threefry2x32'), None
+      mask_key, dropout_key = jax.random.key(EVAL_SEED, impl='threefry2x32'), None
     else:
       mask_key, dropout_key = jax.random.split(key)
       dropout_key = dropout_bits.microbatch_key(dropout_key, rows.row)
@@ -72,170 +58,3 @@ class Pretraining:
   def flops_per_token(self, length: int) -> float:
     """Model FLOPs at the highest masking rate of the run."""
     return self.objective.flops_per_token(length, max(self.masking.rate, self.masking.final_rate))
-
-
-def _asks_about_pairs(task: Pretraining) -> bool:
-  return bool({'nsp_loss', 'sop_loss'} & set(task.loss_weights))
-
-
-def _why_no_pair(records: Records | mixture.MixedRecords, max_len: int) -> str:
-  corpora = records.corpora if isinstance(records, mixture.MixedRecords) else (records,)
-  if all(corpus.num_sentences == corpus.num_documents for corpus in corpora):
-    return ('every document is one sentence, so none has a next one: blank lines belong between '
-            'documents, not between sentences. Take them out, or give data.sequences='
-            'full_sentences')
-  return (f'no two neighbouring sentences fit into a row of {max_len}: there is no pair to ask '
-          'about. Raise max_len, or give data.sequences=full_sentences')
-
-
-def _check_predictions(task: Pretraining, corpus: Corpus, phases: Phases):
-  """Raises UserError if no row has anything to predict, or none has as many as are asked for."""
-  longest = max(phase.max_len for phase in phases)
-  require(task.masking.max_predictions <= longest,
-          f'masking.max_predictions={task.masking.max_predictions} is more than the {longest} '
-          'tokens of a row: give fewer, or 0 for as many as masking.rate asks for')
-  special = list(task.vocabulary.special_ids)
-  require(corpus.counts.sum() > corpus.counts[special].sum(),
-          'every token of the text is [UNK]: masked LM has nothing to predict. Take a vocabulary '
-          'made of such text (data.vocab, or the model of init_from), in another --workdir')
-
-
-def _warnings(source: RowSource | mixture.MixedRows) -> Iterator[str]:
-  """Faults of rows that ask about pairs."""
-  sample, length = source.sample(), source.layout.max_len
-  if sample.pairs < _FEW_PAIRS:
-    yield (f'one in {1 / sample.pairs:,.0f} rows of {length} has a pair to ask about, the others '
-           'train masked LM alone: raise max_len, or give data.sequences=full_sentences')
-  elif source.layout.sequences == 'next_sentence' and sample.unchanged > _MOST_UNCHANGED:
-    yield (f'{sample.unchanged:.0%} of the pairs in rows of {length} are true next sentences, not '
-           'half: too few documents share the text, so that few B can come from another one')
-
-
-@dataclasses.dataclass(frozen=True)
-class PretrainingData:
-  """The host half: the rows of a tokenized corpus."""
-
-  task: Pretraining
-  corpus: Corpus
-  phases: Phases
-  eval_batches: int  # upper bound on the batches of an evaluation; 0 = every held-out row
-  train_rows: tuple[RowSource, ...]  # one source for each phase
-  eval_rows: tuple[RowSource, ...]  # one source for each phase; empty without held-out text
-  feed: Feed = Feed()  # the part of a batch that this process feeds
-
-  def __getstate__(self):
-    """Worker processes make rows without the teacher: a copy of it would start JAX in each."""
-    return {**vars(self), 'task': dataclasses.replace(self.task, frozen={})}
-
-  @classmethod
-  def create(cls, task: Pretraining, corpus: Corpus, phases: Phases, data: ConfigDict, *,
-             seed: int, eval_batches: int, feed: Feed = Feed()) -> 'PretrainingData':
-    """Makes a row source for each phase, by the config group `data`.
-
-    Raises:
-      UserError: a pair objective, and no pair fits into a row; nothing to predict; predictions
-        that no row has.
-    """
-
-    def sources(records, seed):
-      layouts = [RowLayout.create(phase.max_len, data.pack, data.sequences, data.negatives)
-                 for phase in phases]
-      words = task.masking.unit != 'token'
-      if isinstance(records, mixture.MixedRecords):
-        return mixture.mixed_rows(records, layouts, phases, seed, corpus.tokenizer, words=words)
-      return tuple(RowSource(records, layout, seed, corpus.tokenizer, words) for layout in layouts)
-
-    train = sources(corpus.train, seed)
-    if isinstance(corpus.train, mixture.MixedRecords):
-      unread = mixture.unread(data.source, train[0].plan)
-      corpus = corpus._replace(notes=(*corpus.notes, *unread))
-    _check_predictions(task, corpus, phases)
-    for phase, source in zip(phases, train):
-      if _asks_about_pairs(task) and not source.sample().pairs:
-        raise UserError(_why_no_pair(corpus.train, phase.max_len))
-    return cls(task, corpus, phases, eval_batches, train,
-               sources(corpus.heldout, _EVAL_SEED) if corpus.heldout.num_tokens else (), feed)
-
-  def _rate_at(self, step: int) -> float:
-    return self.task.masking.rate_at(step, sum(phase.steps for phase in self.phases))
-
-  def _at_rate(self, rows: Rows, rate: float) -> Rows:
-    if not self.task.masking.final_rate:  # the rate is a constant of the program
-      return rows
-    return rows._replace(mask_rate=np.full(rows.row.shape, rate, np.float32))
-
-  @functools.cached_property
-  def _first_rows(self) -> tuple[int, ...]:
-    """The row of the walk at which each phase begins."""
-    if isinstance(self.train_rows[0], mixture.MixedRows):  # it knows them
-      return (0,) * len(self.phases)
-    return first_rows(self.train_rows, [p.steps * p.batch_size for p in self.phases])
-
-  def rows(self, step: int) -> Rows:
-    """This process's share of a step's rows, unmasked."""
-    index, phase, within = self.phases.locate(step)
-    rows = self.train_rows[index].batch(within, phase.batch_size,
-                                        self.feed.rows(phase.batch_size), self._first_rows[index])
-    return self._at_rate(rows, self._rate_at(step))
-
-  @property
-  def has_held_out(self) -> bool:
-    return bool(self.eval_rows)
-
-  @property
-  def lower_is_better(self) -> set[str]:
-    return {'loss', *self.task.loss_weights}
-
-  def score_names(self) -> list[str]:
-    """The names of the scores that `evaluate` returns."""
-    params, frozen = nn.unbox((abstract_variables(self.task.objective), self.task.frozen))
-    measured = jax.eval_shape(self.task.measure, params, frozen, self.rows(0))
-    return ['loss', *(name for name in measured if name != 'tokens'), 'unigram_entropy']
-
-  def evaluate(self, evaluate_batch: Callable[[Rows], losses.Metrics],
-               step: int) -> dict[str, float | None]:
-    """Means over the held-out rows at the length of the last step trained, with fixed masks.
-
-    The masking rate is that of the last step of the run, whatever the step.
-    """
-    if not self.has_held_out:
-      return {}
-    index, phase, _ = self.phases.locate(max(step - 1, 0))
-    share = self.feed.rows(phase.batch_size)
-    sums, evaluated = {}, 0
-    for rows in self.eval_rows[index].epoch_batches(phase.batch_size, share):
-      if self.eval_batches and evaluated == self.eval_batches:
-        break
-      batch = self._at_rate(rows, self.task.masking.eval_rate)
-      metrics = jax.device_get(evaluate_batch(batch))
-      evaluated += bool(metrics.pop('tokens')[0])  # small corpora have batches of empty rows
-      for name, metric in metrics.items():
-        sums[name] = np.add(sums.get(name, (0.0, 0.0)), metric)
-    return {'loss': losses.mean_loss(sums, self.task.loss_weights), **losses.means(sums),
-            'unigram_entropy': self.corpus.unigram_entropy}
-
-  def judged_on(self, step: int) -> str:
-    lengths = {phase.max_len for phase in self.phases}
-    _, phase, _ = self.phases.locate(max(step - 1, 0))
-    return f'rows of {phase.max_len}' if len(lengths) > 1 else ''
-
-  def flops(self, step: int, tokens: float) -> float:
-    _, phase, _ = self.phases.locate(step)
-    return self.task.objective.flops_per_token(phase.max_len, self._rate_at(step)) * tokens
-
-  def describe(self) -> Iterator[tuple[str, str]]:
-    c = self.corpus
-    yield 'corpus', (f'{c.train.num_tokens:,} tokens in {c.train.num_documents:,} documents, held '
-                     f'out {c.heldout.num_tokens:,} in {c.heldout.num_documents:,}')
-    yield 'vocabulary', f'{c.tokenizer.vocab_size:,} entries, {c.tokenizer.kind}'
-    for phase, source in zip(self.phases, self.train_rows):
-      sample = source.sample()
-      yield f'rows of {phase.max_len}', (
-          f'{source.rows:,} an epoch, {sample.fill:.1%} real tokens, {sample.pairs:.2f} '
-          + {'next_sentence': f'pairs a row, {sample.unchanged:.1%} true next sentences',
-             'sentence_order': f'pairs a row, {sample.unchanged:.1%} in order',
-             'full_sentences': 'texts a row'}[source.layout.sequences])
-      if _asks_about_pairs(self.task):
-        yield from (('WARNING', warning) for warning in _warnings(source))
-    for note in c.notes:
-      yield 'note', note

@@ -9,7 +9,8 @@ from bert_jax.data.rows import RowSource, first_rows
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.runs import resolve
-from bert_jax.tasks.pretraining import Pretraining, PretrainingData
+from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.tasks.pretraining_data import PretrainingData
 from tests.data.made import FIRST, TOKENIZER, varied
 
 

@@ -14,7 +14,8 @@ from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding, topology
 from bert_jax.planning import estimate, programs, tables, traffic
 from bert_jax.runs import pretrain
-from bert_jax.tasks.pretraining import Pretraining, PretrainingData
+from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.tasks.pretraining_data import PretrainingData
 from tests import conftest
 
 

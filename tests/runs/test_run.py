@@ -17,7 +17,7 @@ import pytest
 import bert_jax
 from bert_jax.errors import UserError
 from bert_jax.runs import run
-from bert_jax.tasks.pretraining import PretrainingData
+from bert_jax.tasks.pretraining_data import PretrainingData
 from bert_jax.training import integrity
 from tests import conftest
 

@@ -14,7 +14,7 @@ from bert_jax.errors import Preempted
 from bert_jax.reporting import metrics_log
 from bert_jax.runs import run
 from bert_jax.runtime import preemption
-from bert_jax.tasks.pretraining import PretrainingData
+from bert_jax.tasks.pretraining_data import PretrainingData
 from bert_jax.training import integrity
 from tests import conftest, test_commands
 from tests.runtime import test_processes

@@ -23,7 +23,8 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives.masking import MaskingConfig, Vocabulary
 from bert_jax.tasks import metrics, task_list
-from bert_jax.tasks.pretraining import Pretraining, PretrainingData
+from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.tasks.pretraining_data import PretrainingData
 from tests.data.made import FIRST, TOKENIZER, make_records
 
 L, P, V = 32, 4, 4096
