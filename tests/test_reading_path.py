@@ -93,6 +93,15 @@ def test_the_paths_list_what_runs(corpus_file, tmp_path):
   assert step_files - _CHOICES == set(listed('One step')) - {_CALLER}
 
 
+def test_the_worked_example_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
+  page = (ROOT / 'docs/one_row.md').read_text()
+  code, output = (re.search(f'```{kind}\n(.*?)```', page, re.DOTALL)[1]
+                  for kind in ('python', 'text'))
+  monkeypatch.chdir(tmp_path)
+  exec(code, {})
+  assert capsys.readouterr().out.endswith(output)
+
+
 def write():
   """Writes the numbers of lines into the README."""
   path = ROOT / 'README.md'

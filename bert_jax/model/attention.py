@@ -98,7 +98,9 @@ def dot_product_attention(query: jax.Array, key: jax.Array, value: jax.Array,
   """softmax(Q K^T / sqrt(K) + bias) V for each head, the softmax in float32.
 
   Args:
-    query, key, value: [B, L, H, K].
+    query: [B, L, H, K].
+    key: [B, L, H, K].
+    value: [B, L, H, K].
     bias: broadcastable to [B, H, L, L], added to the scaled scores.
     drop: applied to the attention weights [B, H, L, L] (dropout).
 
@@ -124,7 +126,9 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array, text_ids
   L.
 
   Args:
-    query, key, value: [B, L, H, K].
+    query: [B, L, H, K].
+    key: [B, L, H, K].
+    value: [B, L, H, K].
     text_ids: [B, L] int32, see `attention_bias`.
     reach: tokens to either side.
     drop: applied to the attention weights (dropout).
