@@ -37,7 +37,7 @@ from bert_jax.model.encoder import Encoder
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import finetune, initial
 from bert_jax.tasks import question_answering
-from bert_jax.tasks.finetuning import Output, by_example
+from bert_jax.tasks.finetuning_data import Output, by_example
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 
@@ -183,8 +183,8 @@ class JaxRun:
     """The model as it is now, for transformers."""
     huggingface.save(Pretrained(
         config_lib.bert_config(self.config.model), jax.device_get(self.state.params),
-        self.model.tokenizer, self.config.task, self.task.labels,
-        self.task.problem), folder)
+        self.model.tokenizer, self.config.task, self.data.files.labels,
+        self.data.files.problem), folder)
 
   def step(self, number: int) -> float:
     """One update; its loss. The first of each shape counts as compilation."""
@@ -242,17 +242,17 @@ def _torch_scores(run: JaxRun, outputs: list[Output]) -> dict[str, float]:
   total, count = np.sum([run.task.metrics(output.logits, output.located.batch)['loss']
                          for output in outputs], axis=0)
   return {'loss': float(total / count),
-          **run.task.scores(run.data.evals[0], _reduced(run, outputs))}
+          **run.data.files.scores(run.data.evals[0], _reduced(run, outputs))}
 
 
 def _predictions(run: JaxRun, outputs: list[Output]) -> list[Any]:
   """Classes, numbers, tags or answers."""
-  (split,), labels = run.data.evals, run.task.labels
+  (split,), labels = run.data.evals, run.data.files.labels
   if run.config.task == 'token_classification':
-    sentences = run.task.predicted(split, outputs)
+    sentences = run.data.files.predicted(split, outputs)
     return [tag for tags in sentences for tag in tags]
   if run.config.task == 'question_answering':
-    candidates = run.task.candidates(split, outputs)
+    candidates = run.data.files.candidates(split, outputs)
     return list(question_answering.predicted(split.examples, candidates, None).values())
   logits = by_example(outputs)
   return logits[:, 0].tolist() if labels == ('value',) else logits.argmax(1).tolist()

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from bert_jax.labelled.packed_examples import Features
-from bert_jax.tasks.finetuning import FineTuningData, Split
+from bert_jax.tasks.finetuning_data import FineTuningData, Split
 from bert_jax.training import optimizer as optimizer_lib
 
 _CLASSES = {'sequence_classification': 'BertForSequenceClassification',
@@ -32,9 +32,9 @@ class TorchRun:
     self._name, self._data, self.seconds = name, data, 0.0
     config = transformers.BertConfig.from_pretrained(
         folder, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
-        num_labels=len(data.task.labels))
+        num_labels=len(data.files.labels))
     config.problem_type = {'regression': 'regression'}.get(
-        data.task.problem, 'single_label_classification')
+        data.files.problem, 'single_label_classification')
     self._model = getattr(transformers, _CLASSES[name]).from_pretrained(folder, config=config)
     named = list(self._model.named_parameters())
     plain = [x for n, x in named if n.endswith('bias') or 'LayerNorm' in n]

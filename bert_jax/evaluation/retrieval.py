@@ -105,7 +105,7 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
     UserError: a mistake in the folder or the arguments.
   """
   if reranker:
-    reranking.Reranking.head_of(reranker)
+    reranking.RerankingKind.head_of(reranker)
   require(epath.Path(source).is_dir(), f'--data={source} is no folder')
   corpus, queries, qrels, absent = beir.load(epath.Path(source), split)
   if absent:

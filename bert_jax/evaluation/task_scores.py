@@ -1,6 +1,7 @@
 """The scores of a fine-tuned model on any file of its task, without training."""
 
 from collections.abc import Sequence
+import functools
 import re
 from typing import Any
 
@@ -19,14 +20,15 @@ from bert_jax.labelled import replaced_fields
 from bert_jax.labelled.packed_examples import Batches
 from bert_jax.runs import initial
 from bert_jax.runtime import console, sealed
-from bert_jax.tasks import finetuning, task_list
-from bert_jax.tasks.finetuning import FineTuning
+from bert_jax.tasks import finetuning_data, task_list
+from bert_jax.tasks.finetuning_data import ExampleFiles
+from bert_jax.tasks.task_kind import TaskKind
 
 # Fields of `data` that say how a run trains, not how it reads an example.
 _OF_TRAINING = ('train', 'eval', 'test', 'eval_fields', 'loader_workers', 'cached_parts')
 
 
-def _fields_of_run(name: str, kind: type[FineTuning]) -> dict[str, Any]:
+def _fields_of_run(name: str, kind: type[TaskKind]) -> dict[str, Any]:
   """The fields of `data` of a workdir whose run had this task; {} of another model."""
   path = epath.Path(name) / native.WORKDIR_FILE
   run = sealed.read(path)['config'] if path.exists() else {}
@@ -35,7 +37,7 @@ def _fields_of_run(name: str, kind: type[FineTuning]) -> dict[str, Any]:
   return {field: x for field, x in run['data'].items() if field not in _OF_TRAINING}
 
 
-def _config(name: str, model: Pretrained, kind: type[FineTuning],
+def _config(name: str, model: Pretrained, kind: type[TaskKind],
             replaced: Sequence[str]) -> FrozenConfigDict:
   """The config of the task, with what the model and its run say about reading examples.
 
@@ -56,17 +58,17 @@ def _config(name: str, model: Pretrained, kind: type[FineTuning],
   config = changed(config, {f'data.{field}': value for field, value in data.items()})
   config = changed(config, initial.unset_pooling(config, {}, model))
   config_lib.check_values(config)
-  kind.check(config)
+  kind.files.check(config)
   return config
 
 
-def _check_labels(task: FineTuning, model: Pretrained, name: str):
+def _check_labels(files: ExampleFiles, model: Pretrained, name: str):
   """Raises UserError unless the model's outputs are the labels of the file, in their order."""
   unnamed = all(re.fullmatch(r'LABEL_\d+', label) for label in model.labels)
-  same = len(task.labels) == len(model.labels) if unnamed or len(model.labels) == 1 else (
-      task.labels == model.labels)
+  same = len(files.labels) == len(model.labels) if unnamed or len(model.labels) == 1 else (
+      files.labels == model.labels)
   require(same, f'--model={name} has the labels {", ".join(model.labels)}, this file needs '
-                f'{", ".join(task.labels)}')
+                f'{", ".join(files.labels)}')
 
 
 def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
@@ -94,7 +96,7 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
           '--task=sentence_embedding')
   require_choice('--task', task, task_list.ALL)
   kind = task_list.ALL[task]
-  if kind.parts:
+  if kind.parameter_groups:
     kind.head_of(bert)  # refuses a model for another task
   config = _config(name, model, kind, fields)
   config = changed(config, {'max_len': max_len or config.max_len,
@@ -104,17 +106,18 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
           f'{model.config.max_positions} positions of the model')
 
   notes = []
-  examples = finetuning.not_empty(kind.read(data, config.data, 'validation', notes), data)
-  task_of_file = kind.make(config, examples, notes).with_facts(model.facts, notes)
+  examples = finetuning_data.not_empty(
+      kind.files.read(data, config.data, 'validation', notes), data)
+  files = kind.files.make(config, examples, notes).with_facts(model.facts, notes)
   console.print_summary([('note', note) for note in notes])
   if kind.name in task_list.WITH_HEAD:
-    _check_labels(task_of_file, model, name)
-  features = task_of_file.features(examples, model.tokenizer, config, path=data, is_train=False)
+    _check_labels(files, model, name)
+  features = files.features(examples, model.tokenizer, config, path=data, is_train=False)
   batches = Batches(features, batch_size=batch_size, pad_id=model.tokenizer.pad_id)
-  split = finetuning.Split('', examples, batches)
-  measure = jax.jit(lambda params, batch: task_of_file.measure(params, {}, batch))
-  scores = finetuning.scores_of(task_of_file, split, lambda batch: measure(model.params, batch))
-  best = task_of_file.auto_score or task_of_file.best_score
+  split = finetuning_data.Split('', examples, batches)
+  measure = functools.partial(jax.jit(files.task.measure), model.params, {})
+  scores = finetuning_data.scores_of(files, split, measure)
+  best = files.auto_score or files.best_score
   rows = [[score, value] for score, value in scores.items() if score != best]
   rows.append([best, scores[best]])
   return Report({'task': kind.name, 'examples': len(examples), **scores}, ('score', 'value'), rows,

@@ -61,8 +61,8 @@ MODEL = {'vocab_size': Field(None, unused=(vocabulary_of_model,))}
 
 def fields(task: str) -> Table:
   """The table of a task."""
-  kind = task_list.ALL[task]
-  return with_values(_FIELDS, {'keep_best': kind.best_score, **kind.config_fields})
+  files = task_list.ALL[task].files
+  return with_values(_FIELDS, {'keep_best': files.best_score, **files.config_fields})
 
 
 def check(config: ConfigDict):
@@ -70,4 +70,4 @@ def check(config: ConfigDict):
   require(not config.phases, f'phases={tuple(config.phases)} are for pretraining: rows of a '
                              'fine-tuning run are as long as its examples')
   require(bool(config.data.train), 'data.train is not set: give the file to train on')
-  task_list.ALL[config.task].check(config)
+  task_list.ALL[config.task].files.check(config)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
-from bert_jax.errors import UserError, require_choice
+from bert_jax.errors import require, require_choice
 from bert_jax.inference import forward
 from bert_jax.inference.loaded_model import LoadedModel, Text, put_tokens
 from bert_jax.interop import load as load_lib
@@ -65,9 +65,9 @@ class Bert(LoadedModel):
   def _layers(self, layers: Sequence[int]) -> tuple[int, ...]:
     n = self.config.num_layers
     for i in layers:
-      if not -n - 1 <= i <= n:
-        raise UserError(f'layer {i} is not there: the model has 0 (embeddings) to {n}, or -1 to '
-                        f'{-n - 1} from the end')
+      require(-n - 1 <= i <= n,
+              f'layer {i} is not there: the model has 0 (embeddings) to {n}, or -1 to '
+              f'{-n - 1} from the end')
     return tuple(int(i) for i in layers)
 
   def embed(self, texts: Sequence[Text], pooling: str | None = None, *,
@@ -103,14 +103,14 @@ class Bert(LoadedModel):
       require_choice('pooling', pooling, (*POOLINGS, TOKEN_VECTORS))
     layers = self._layers(layers)
     if pooling == TOKEN_VECTORS:
-      if long != 'head' or prompt or dim is not None:
-        raise UserError('pooling=none gives the vectors of the first tokens: long must be head, '
-                        'without prompt and dim')
+      require(long == 'head' and not prompt and dim is None,
+              'pooling=none gives the vectors of the first tokens: long must be head, '
+              'without prompt and dim')
       return self._token_vectors(texts, layers, max_len, normalize)
     before, poolings = own.prompt(prompt), (pooling,) if pooling else own.pooling
-    if before and long in ('tail', 'head_tail'):
-      raise UserError(f'long={long} would cut off the prompt {before!r}: use head or chunks, or '
-                      "prompt=''")
+    require(not before or long not in ('tail', 'head_tail'),
+            f'long={long} would cut off the prompt {before!r}: use head or chunks, or '
+            "prompt=''")
     rows, owners = self._rows(own.prepared(self._strings(texts), before), long,
                               own.max_len if max_len is None else max_len)
     # A prompt that is not pooled hides the first tokens of a text, [CLS] too.
@@ -126,8 +126,8 @@ class Bert(LoadedModel):
     vectors = own.apply(vectors, normalize)
     if dim is None:
       return vectors
-    if not 1 <= dim <= vectors.shape[1]:
-      raise UserError(f'dim={dim}: the vectors of this model have 1 to {vectors.shape[1]} entries')
+    require(1 <= dim <= vectors.shape[1],
+            f'dim={dim}: the vectors of this model have 1 to {vectors.shape[1]} entries')
     return unit(vectors[:, :dim])
 
   def _token_vectors(self, texts: Sequence[Text], layers: tuple[int, ...], max_len: int | None,
@@ -143,9 +143,9 @@ class Bert(LoadedModel):
   def similarity(self, texts: Sequence[Text], others: Sequence[Text] | None = None,
                  **options) -> np.ndarray:
     """The cosine of each text with each other: [B, B'] float32; `options` as for `embed`."""
-    if options.get('pooling') == TOKEN_VECTORS or 'normalize' in options:
-      raise UserError('similarity compares one vector of length 1 for each text: pooling cannot be '
-                      'none, and normalize has no effect')
+    require(options.get('pooling') != TOKEN_VECTORS and 'normalize' not in options,
+            'similarity compares one vector of length 1 for each text: pooling cannot be '
+            'none, and normalize has no effect')
     a = self.embed(texts, normalize=True, **options)
     return a @ (a if others is None else self.embed(others, normalize=True, **options)).T
 
@@ -164,12 +164,10 @@ class Bert(LoadedModel):
       return []
     mask, rows, owners, positions = self.tokenizer.mask_id, [], [], []
     for i, (one, *pair) in enumerate(self._strings(text)):
-      if pair:
-        raise UserError(f'text {i + 1} is a pair: fill the masks of single texts')
+      require(not pair, f'text {i + 1} is a pair: fill the masks of single texts')
       row = self._whole_row(self.tokenizer.encode_with_masks(one))
       masked = [j for j, token in enumerate(row.ids) if token == mask]
-      if not masked:
-        raise UserError(f'no [MASK] in {one!r}')
+      require(bool(masked), f'no [MASK] in {one!r}')
       rows += [row] * len(masked)
       owners += [i] * len(masked)
       positions += masked
@@ -189,8 +187,7 @@ class Bert(LoadedModel):
     """The probability that the second text of each pair follows the first."""
     self.require_head('nsp', 'next-sentence head')
     ids = self._ids(pairs)
-    if not all(len(of_text) == 2 for of_text in ids):
-      raise UserError('a next sentence needs pairs of texts')
+    require(all(len(of_text) == 2 for of_text in ids), 'a next sentence needs pairs of texts')
     rows = [self._whole_row(*of_pair) for of_pair in ids]
     logits = self.per_text(rows, functools.partial(forward.nsp_logits, self.config))
     return [] if logits is None else jax.nn.softmax(logits)[:, 0].tolist()
@@ -209,20 +206,18 @@ class Bert(LoadedModel):
       these.
     """
     self.require_head('mlm', 'masked-LM head')
-    if long not in (None, 'chunks'):
-      raise UserError(f'long={long!r} is unknown for scores: use chunks, or leave it out')
+    require(long in (None, 'chunks'),
+            f'long={long!r} is unknown for scores: use chunks, or leave it out')
     if isinstance(text, str):
       return self.score([text], long)[0]
     special, longest = inputs_lib.special_tokens(self.tokenizer, 1), self.config.max_positions
     texts = []
     for one, (ids, *pair) in zip(text, self._ids(text)):
-      if pair:
-        raise UserError(f'{one!r} is a pair: score each of its texts')
-      if not ids:
-        raise UserError(f'{one!r} holds no token to score')
-      if not long and len(ids) + special > longest:
-        raise UserError(f'a text of {len(ids) + special} tokens is longer than the {longest} '
-                        'positions of the model: shorten it, or score it with long=chunks')
+      require(not pair, f'{one!r} is a pair: score each of its texts')
+      require(bool(ids), f'{one!r} holds no token to score')
+      require(long or len(ids) + special <= longest,
+              f'a text of {len(ids) + special} tokens is longer than the {longest} '
+              'positions of the model: shorten it, or score it with long=chunks')
       texts.append(ids)
     results = []
     for ids, surprisals in zip(texts, self._surprisals(texts, longest - special)):

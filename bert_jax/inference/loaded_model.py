@@ -10,7 +10,7 @@ import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.inputs import Input, InputRows
-from bert_jax.errors import UserError, require_choice
+from bert_jax.errors import require, require_choice
 from bert_jax.inference import packed_texts
 from bert_jax.interop.cross_layout import CrossLayout
 from bert_jax.interop.pretrained import Pretrained
@@ -62,18 +62,17 @@ class LoadedModel:
 
   def require_head(self, group: str, title: str):
     """Raises UserError if the model lacks the parameters `group`, which users know as `title`."""
-    if group not in self.model.groups:
-      raise UserError(f'this model has no {title}: it was trained without, or it was left out of '
-                      'the checkpoint')
+    require(group in self.model.groups,
+            f'this model has no {title}: it was trained without, or it was left out of '
+            'the checkpoint')
 
   def _strings(self, texts: Sequence[Text]) -> list[tuple[str, ...]]:
     """(text,) or (text, text) of each; raises UserError for anything else."""
-    if isinstance(texts, str):
-      raise UserError('give a list of texts, not a string')
+    require(not isinstance(texts, str), 'give a list of texts, not a string')
     strings = [tuple(text) if isinstance(text, tuple | list) else (text,) for text in texts]
     for i, text in enumerate(strings):
-      if len(text) not in (1, 2) or not all(isinstance(string, str) for string in text):
-        raise UserError(f'text {i + 1} is neither a string nor a pair of strings')
+      require(len(text) in (1, 2) and all(isinstance(string, str) for string in text),
+              f'text {i + 1} is neither a string nor a pair of strings')
     return strings
 
   def _ids(self, texts: Sequence[Text]) -> list[tuple[list[int], ...]]:
@@ -85,9 +84,9 @@ class LoadedModel:
 
   def _whole_row(self, *ids: Sequence[int]) -> Input:
     row = inputs_lib.join(self.tokenizer, *ids)
-    if len(row.ids) > self.config.max_positions:
-      raise UserError(f'a text of {len(row.ids)} tokens is longer than the '
-                      f'{self.config.max_positions} positions of the model: shorten it')
+    require(len(row.ids) <= self.config.max_positions,
+            f'a text of {len(row.ids)} tokens is longer than the '
+            f'{self.config.max_positions} positions of the model: shorten it')
     return row
 
   def _rows(self, texts: Sequence[Text], long: str,
@@ -95,11 +94,10 @@ class LoadedModel:
     """The rows of texts, and the number of the text of each."""
     require_choice('long', long, inputs_lib.LONG)
     longest = self.config.max_positions if max_len is None else max_len
-    if longest > self.config.max_positions:
-      raise UserError(f'max_len={max_len} is above the {self.config.max_positions} positions of '
-                      'the model')
-    if longest < 8:
-      raise UserError(f'max_len={max_len} must be at least 8')
+    require(longest <= self.config.max_positions,
+            f'max_len={max_len} is above the {self.config.max_positions} positions of '
+            'the model')
+    require(longest >= 8, f'max_len={max_len} must be at least 8')
     return inputs_lib.text_inputs(self._strings(texts), self.tokenizer, longest, long)
 
   # ---- rows to results --------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 from safetensors.numpy import save
 import tqdm
 
-from bert_jax.errors import Failed, UserError
+from bert_jax.errors import Failed, UserError, require
 from bert_jax.inference import bert as bert_lib
 from bert_jax.inference import json_lines
 from bert_jax.inference.bert import Bert
@@ -46,13 +46,11 @@ class Options:
   null_threshold: float | None = None  # for question_answering
 
 
-def _fill_mask(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
-  del options
+def _fill_mask(bert: Bert, examples: Sequence[Example], _: Options) -> list[Example]:
   return [{'masks': masks} for masks in bert.fill_mask([e['text'] for e in examples])]
 
 
-def _next_sentence(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
-  del options
+def _next_sentence(bert: Bert, examples: Sequence[Example], _: Options) -> list[Example]:
   probabilities = bert.next_sentence([(e['text'], e['text_pair']) for e in examples])
   return [{'is_next': p} for p in probabilities]
 
@@ -77,7 +75,7 @@ def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Ex
 
 @dataclasses.dataclass(frozen=True)
 class LinePrediction:
-  """A task that answers JSON lines, as each `tasks.finetuning.FineTuning` does."""
+  """A task that answers JSON lines, as each `tasks.task_kind.TaskKind` does."""
 
   fields: tuple[str, ...]  # names of the texts that an example must have
   answer: Callable[[Bert, Sequence[Example], Options], list[Example]]  # to each example
@@ -144,8 +142,7 @@ def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
       if time.monotonic() - began < _LONG_ENOUGH:
         size = min(2 * size, _LARGEST_WINDOW)
       bar.update(len(window))
-  if not count:
-    raise UserError(f'{name} holds no example')
+  require(bool(count), f'{name} holds no example')
   return json_lines.Done(count, errors)
 
 
@@ -154,15 +151,15 @@ def _load(task: str | None, model: str | None, options: Options, **checkpoint) -
   if task not in TASKS:
     wrong = f'--task={task} is unknown: use' if task else 'give --task, one of'
     raise UserError(f'{wrong} {", ".join(TASKS)}')
-  if not model:
-    raise UserError('give --model=DIR, a workdir that main has trained or a folder of convert')
+  require(bool(model),
+          'give --model=DIR, a workdir that main has trained or a folder of convert')
   if options.long and task not in ('embed', 'score'):
     for_task = 'score' if options.long == 'chunks' else 'embed'
     raise UserError(f'--long={options.long} is for --task={for_task}, not for {task}')
   bert = bert_lib.load(model, **checkpoint)
-  if options.max_len is not None and options.max_len > bert.config.max_positions:
-    raise UserError(f'--max_len={options.max_len} is above the {bert.config.max_positions} '
-                    f'positions of {model}')
+  require(options.max_len is None or options.max_len <= bert.config.max_positions,
+          f'--max_len={options.max_len} is above the {bert.config.max_positions} '
+          f'positions of {model}')
   (bert.model.sentence or bert.dense).prompt(options.prompt)  # a mistake in it is no line's
   if task in task_list.ALL:
     task_list.ALL[task].head_of(bert)  # refuses a model for another task
@@ -214,9 +211,9 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
     Failed: some lines could not be answered; all others are.
   """
   as_array = bool(output) and output.endswith(_ARRAYS)
-  if as_array and (task != 'embed' or options.pooling == TOKEN_VECTORS):
-    raise UserError(f'--output={output} holds one vector a text: only --task=embed makes them, '
-                    'with --pooling=cls, mean or max')
+  require(not as_array or (task == 'embed' and options.pooling != TOKEN_VECTORS),
+          f'--output={output} holds one vector a text: only --task=embed makes them, '
+          'with --pooling=cls, mean or max')
   bert = _load(task, model, options, **checkpoint)
   name, path = source or 'standard input', epath.Path(output or '')
   if source:

@@ -23,7 +23,7 @@ from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.runtime import storage
 from bert_jax.runtime.console import print_summary
-from bert_jax.tasks import finetuning
+from bert_jax.tasks import task_kind
 from bert_jax.training import checkpoint, integrity
 
 FORMATS = {'huggingface': huggingface, 'bert_jax': native, 'stablehlo': stablehlo,
@@ -35,7 +35,7 @@ def _write(model: Pretrained, directory: epath.Path, to: str):
   if to == 'sentence_transformers':
     model = sentence_transformers.exported(model)
   if to != 'stablehlo':  # it has no head
-    finetuning.check_labels(model.labels, model.facts.get('source', 'this model'))
+    task_kind.check_labels(model.labels, model.facts.get('source', 'this model'))
   FORMATS[to].save(model, directory)
   if to == 'stablehlo':
     print_summary(stablehlo.compare(model, directory))

@@ -90,7 +90,7 @@ class Family:
       classes[name] = groups, ''
     for task, kind in task_list.ALL.items():
       if kind.transformers:
-        classes[kind.transformers] = tuple(dict.fromkeys(shared + kind.parts)), task
+        classes[kind.transformers] = tuple(dict.fromkeys(shared + kind.parameter_groups)), task
     return {self.title + name: description for name, description in classes.items()}
 
   def class_of(self, groups: Collection[str], task: str) -> str:

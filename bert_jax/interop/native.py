@@ -71,7 +71,7 @@ def load(directory: epath.Path) -> Pretrained:
   groups, labels = content.get('groups', ()), tuple(content.get('labels', ()))
   task = content.get('task', '')
   kind = task_list.WITH_HEAD.get(task)
-  unknown = sorted(set(groups) - {*layout.GROUPS, *(kind.parts if kind else ())})
+  unknown = sorted(set(groups) - {*layout.GROUPS, *(kind.parameter_groups if kind else ())})
   if unknown or (task and not kind):
     raise UserError(f'{path}: unknown groups {unknown} or task {content.get("task")!r}')
   tokenizer = fitted(tokenizer_reader.load(directory / 'tokenizer'), config, directory)

@@ -20,8 +20,8 @@ def head_groups(config: BertConfig, task: str) -> set[str]:
 
   A shared pooler stands before every head; a task without one has none.
   """
-  parts = task_list.ALL[task].parts if task in task_list.ALL else ()
-  return {*parts, *(('pooler',) if parts and config.pooler_is_shared else ())}
+  groups = task_list.ALL[task].parameter_groups if task in task_list.ALL else ()
+  return {*groups, *(('pooler',) if groups and config.pooler_is_shared else ())}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Pretrained:
   @property
   def groups(self) -> tuple[str, ...]:
     """The parameters beside those of the encoder: pooler, mlm, nsp, those of the task's head."""
-    own = task_list.ALL[self.task].parts if self.task else ()
+    own = task_list.ALL[self.task].parameter_groups if self.task else ()
     known = layout.groups(self.params)
     return (*known, *(name for name in own if name not in layout.GROUPS))
 

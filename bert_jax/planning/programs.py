@@ -26,7 +26,7 @@ from bert_jax.planning.collectives import Collective
 from bert_jax.planning.traffic import Operation
 from bert_jax.runs import initial
 from bert_jax.tasks import pretraining as pretraining_lib
-from bert_jax.tasks.finetuning import FineTuningData
+from bert_jax.tasks.finetuning_data import FineTuningData
 from bert_jax.tasks.task import Task
 from bert_jax.training import lora
 from bert_jax.training import optimizer as optimizer_lib

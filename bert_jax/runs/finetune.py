@@ -15,20 +15,20 @@ from bert_jax.interop.pretrained import Pretrained, head_groups
 from bert_jax.model.heads import count_parameters
 from bert_jax.runs import initial
 from bert_jax.runtime.console import print_summary
-from bert_jax.tasks import task_list
-from bert_jax.tasks.finetuning import FineTuningData
+from bert_jax.tasks import finetuning_data, task_list
+from bert_jax.tasks.finetuning_data import FineTuningData
 from bert_jax.training.job import Job
 
 
 def _best(config: FrozenConfigDict, data: FineTuningData) -> str:
   """The score that the best checkpoint is chosen by."""
-  known = ('loss',) * data.task.has_held_out_loss + tuple(data.task.score_names)
+  known = ('loss',) * data.files.has_held_out_loss + tuple(data.files.score_names)
   require(config.keep_best in ('', 'auto', *known),
           f'keep_best={config.keep_best!r} is no score of this task: use '
           f'{", ".join(known)}')
   if config.keep_best != 'auto':
     return config.keep_best
-  return data.task.auto_score or data.task.best_score
+  return data.files.auto_score or data.files.best_score
 
 
 def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
@@ -45,9 +45,9 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
   for head in kind.starts_from if model else ():
     require(head in model.groups, f'init_from={config.init_from} has no head {head!r}: '
                                   f'task={config.task} starts from a masked LM')
-  data = kind.create(config, tokenizer, mesh)
+  data = finetuning_data.read(kind.files, config, tokenizer, mesh)
   if config.data.test:
-    kind.test_examples(config.data)  # a mistake in it is found now, not after the training
+    kind.files.test_examples(config.data)  # a mistake in it is found now, not after the training
   batches, bert = data.train.batches, data.task.model.config
   epoch = batches.steps_per_epoch
   train_steps = config.train_steps or math.ceil(config.train_epochs * epoch)
@@ -55,7 +55,7 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
   return Job(
       task=data.task, data=data, train_steps=train_steps, tokenizer=tokenizer,
       start=model and initial.with_head_of(
-          model, kind.model_task or config.task, data.task.labels),
+          model, kind.model_task or config.task, data.files.labels),
       records=batches.features.digest(),
       parameters=count_parameters(encoder, bert),
       steps=f'{train_steps:,} of {batches.most_examples} examples, {train_steps / epoch:.4g} '
@@ -64,7 +64,8 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
       fields={'eval_every': config.eval_every or epoch,
               'checkpoint_every': config.checkpoint_every or epoch,
               'keep_best': _best(config, data) if data.evals else ''},
-      extra={'labels': list(data.task.labels), 'problem': data.task.problem, **data.task.facts})
+      extra={'labels': list(data.files.labels), 'problem': data.files.problem,
+             **data.files.facts})
 
 
 def finish(config: FrozenConfigDict, workdir: epath.Path):
@@ -77,6 +78,7 @@ def finish(config: FrozenConfigDict, workdir: epath.Path):
   kind, bert = task_list.ALL[config.task], bert_lib.load(str(workdir))
   folder = epath.Path(workdir) / 'predictions'
   folder.mkdir(parents=True, exist_ok=True)
-  for name, content in kind.write_test(bert, config.data, kind.test_examples(config.data)):
+  examples = kind.files.test_examples(config.data)
+  for name, content in kind.write_test(bert, config.data, examples):
     (folder / name).write_text(content)
     print_summary([('predicted', str(folder / name))])

@@ -197,7 +197,7 @@ def with_head_of(model: Pretrained, task: str, labels: Sequence[str]) -> Pretrai
   if model.task == task and (model.labels == tuple(labels)
                              or len(model.labels) == len(labels) == 1):
     return model
-  heads = {part for kind in task_list.ALL.values() for part in kind.parts}
+  heads = {group for kind in task_list.ALL.values() for group in kind.parameter_groups}
   tree = {name: x for name, x in model.params['params'].items() if name not in heads}
   return dataclasses.replace(model, params={'params': tree}, task='', labels=())
 

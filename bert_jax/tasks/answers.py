@@ -12,7 +12,7 @@ from scipy import special
 
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizers.base import Tokenizer
-from bert_jax.errors import UserError
+from bert_jax.errors import require
 
 _MOST_RIVALS = 20
 
@@ -55,9 +55,9 @@ def read(questions: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_len: in
   for question_ids, (question, text) in zip(encoded_questions, questions):
     ids, spans = encoded[text]
     room = max_len - len(question_ids) - inputs_lib.special_tokens(tokenizer, 2)
-    if room < 1:
-      raise UserError(f'the question {question[:60]!r} has {len(question_ids)} tokens, which '
-                      f'leaves no room for its text in {max_len}: make max_len larger')
+    require(room >= 1,
+            f'the question {question[:60]!r} has {len(question_ids)} tokens, which '
+            f'leaves no room for its text in {max_len}: make max_len larger')
     offset = inputs_lib.second_starts(tokenizer, question_ids)
     stride = min(doc_stride, room)
     windows = []

@@ -12,12 +12,12 @@ from scipy import special
 from bert_jax.config_fields import HARMLESS, Field
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizers.base import Tokenizer
-from bert_jax.errors import UserError
+from bert_jax.errors import require
 from bert_jax.labelled import choices, packed_examples
 from bert_jax.labelled.unused_fields import named_by_format
 from bert_jax.model import architectures
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning
+from bert_jax.tasks import finetuning, finetuning_data, task_kind
 from bert_jax.tasks.sequence_classification import BertForSequenceClassification
 
 
@@ -39,14 +39,22 @@ def _inputs(examples: Sequence[tuple[str, Sequence[str]]], tokenizer: Tokenizer,
 class MultipleChoice(finetuning.FineTuning):
   """A softmax over the choices of each text; the right one is the target."""
 
-  name = 'multiple_choice'
-  parts = ('pooler', 'classifier')
+  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
+    """[E, C]; -1e9 where an example has fewer choices."""
+    return finetuning.choice_scores(apply, batch)
+
+  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
+    """Cross-entropy and accuracy."""
+    is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
+    return losses.classification(logits, batch.targets, is_real)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChoiceFiles(finetuning_data.ExampleFiles):
+  """Texts with several endings or answers, of which one is right."""
+
   best_score = 'accuracy'
   score_names = ('accuracy',)
-  head = staticmethod(lambda config, num_labels: BertForMultipleChoice(config))
-  fields = ('text',)
-  optional = ('choices',)
-  transformers = 'ForMultipleChoice'
 
   config_fields = {
       'data.format': 'auto',  # jsonl; swag (csv), commonsenseqa: their own columns
@@ -57,49 +65,53 @@ class MultipleChoice(finetuning.FineTuning):
 
   @classmethod
   def make(cls, config, *_):
-    return cls(BertForMultipleChoice(architectures.make_config(config.model)), ('score',))
+    head = BertForMultipleChoice(architectures.make_config(config.model))
+    return cls(MultipleChoice(head), ('score',))
 
   @staticmethod
   def read(path, data, split, _):
     return choices.read(path, data, labelled=split != 'test')
-
-  @staticmethod
-  def answer(bert, examples, _):
-    if not all(choices.are_choices(e.get('choices')) for e in examples):
-      raise UserError("'choices' has to be a list of at least two texts")
-    return choose(bert, [(e['text'], e['choices']) for e in examples])
-
-  @staticmethod
-  def write_test(bert, _, examples):
-    return finetuning.json_lines(choose(bert, [(e.text, e.choices) for e in examples]))
-
-  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
-    """[E, C]; -1e9 where an example has fewer choices."""
-    return finetuning.choice_scores(apply, batch)
-
-  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Cross-entropy and accuracy."""
-    is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
-    return losses.classification(logits, batch.targets, is_real)
 
   def features(self, examples, tokenizer, config, **_):
     inputs, owners = _inputs([(e.text, e.choices) for e in examples], tokenizer, config.max_len)
     return packed_examples.Features(inputs, owners, np.array([e.label for e in examples], np.int32))
 
   def scores(self, split, outputs):
-    right = finetuning.by_example(outputs).argmax(1) == split.batches.features.targets
+    right = finetuning_data.by_example(outputs).argmax(1) == split.batches.features.targets
     return {'accuracy': float(np.mean(right))}
 
 
-def choose(bert: finetuning.Bert,
-           examples: Sequence[tuple[str, Sequence[str]]]) -> list[finetuning.Answer]:
+class ChoiceKind(task_kind.TaskKind):
+  """The best of several endings or answers."""
+
+  name = 'multiple_choice'
+  files = ChoiceFiles
+  parameter_groups = ('pooler', 'classifier')
+  head = BertForMultipleChoice
+  transformers = 'ForMultipleChoice'
+  fields = ('text',)
+  optional = ('choices',)
+
+  @staticmethod
+  def answer(bert, examples, _):
+    require(all(choices.are_choices(e.get('choices')) for e in examples),
+            "'choices' has to be a list of at least two texts")
+    return choose(bert, [(e['text'], e['choices']) for e in examples])
+
+  @staticmethod
+  def write_test(bert, _, examples):
+    return task_kind.json_lines(choose(bert, [(e.text, e.choices) for e in examples]))
+
+
+def choose(bert: task_kind.TrainedModel,
+           examples: Sequence[tuple[str, Sequence[str]]]) -> list[task_kind.Answer]:
   """For each (text, choices) {'choice', 'probabilities'}: the number of the best, from 0."""
-  head = MultipleChoice.head_of(bert)
+  head = ChoiceKind.head_of(bert)
   if not examples:
     return []
   inputs, owners = _inputs(examples, bert.tokenizer, bert.trained_length)
-  pooled = bert.per_text(inputs, functools.partial(finetuning.apply_head, head, method='pooled'))
+  pooled = bert.per_text(inputs, functools.partial(task_kind.apply_head, head, method='pooled'))
   scores = np.asarray(head.apply(bert.params, pooled, method='classify'))[:, 0]
-  parts = np.split(scores, np.searchsorted(owners, np.arange(1, len(examples))))
+  of_examples = np.split(scores, np.searchsorted(owners, np.arange(1, len(examples))))
   return [{'choice': int(p.argmax()), 'probabilities': p.tolist()}
-          for p in (special.softmax(part.astype(np.float64)) for part in parts)]
+          for p in (special.softmax(x.astype(np.float64)) for x in of_examples)]

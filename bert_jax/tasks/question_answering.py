@@ -20,10 +20,29 @@ from bert_jax.labelled.squad import Question
 from bert_jax.labelled.unused_fields import not_evaluated
 from bert_jax.model import architectures, bert_config, layers
 from bert_jax.objectives import losses
-from bert_jax.tasks import answers, finetuning
+from bert_jax.tasks import answers, finetuning, finetuning_data, task_kind
 from bert_jax.tasks import metrics as metrics_lib
 
+_LABELS = ('start', 'end')
 _WINDOW, _STRIDE = 384, 128  # the published tokens, for models that were fine-tuned elsewhere
+
+
+class BertForQuestionAnswering(nn.Module):
+  """Two scores for each token, without dropout before them: the answer starts or ends there."""
+
+  config: bert_config.BertConfig
+  num_labels: int = 2
+
+  def setup(self):
+    self.bert = architectures.make_encoder(self.config)
+    self.qa_outputs = finetuning.output_layer(self.config, self.num_labels)
+
+  def __call__(self, tokens: Tokens, cls_positions: jax.Array | None = None, *,
+               deterministic: bool = True) -> jax.Array:
+    """[B, L] inputs -> logits [B, L, 2] float32: the start, the end."""
+    del cls_positions
+    hidden = self.bert.encode(tokens, deterministic=deterministic)
+    return self.qa_outputs(self.bert.features(hidden))
 
 
 def longer_than_windows(config: ConfigDict) -> str:
@@ -36,25 +55,8 @@ def longer_than_windows(config: ConfigDict) -> str:
 
 def all_answered(config: ConfigDict, job: Any) -> str:
   """The threshold of "no answer" has no effect where every question has an answer."""
-  return '' if job.data.task.null_threshold is not None else (
+  return '' if job.data.files.null_threshold is not None else (
       f'every question of data.train={config.data.train} has an answer')
-
-
-class BertForQuestionAnswering(nn.Module):
-  """Two scores for each token, without dropout before them: the answer starts or ends there."""
-
-  config: bert_config.BertConfig
-
-  def setup(self):
-    self.bert = architectures.make_encoder(self.config)
-    self.qa_outputs = finetuning.output_layer(self.config, 2)
-
-  def __call__(self, tokens: Tokens, cls_positions: jax.Array | None = None, *,
-               deterministic: bool = True) -> jax.Array:
-    """[B, L] inputs -> logits [B, L, 2] float32: the start, the end."""
-    del cls_positions
-    hidden = self.bert.encode(tokens, deterministic=deterministic)
-    return self.qa_outputs(self.bert.features(hidden))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,18 +106,33 @@ def _candidates(contexts: Sequence[answers.Context], logits: Iterable[np.ndarray
 class QuestionAnswering(finetuning.FineTuning):
   """Start and end of the answer."""
 
-  labels: tuple[str, ...] = ('start', 'end')
+  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
+    """'loss': mean cross-entropy of start and end; 'accuracy': both have the highest score."""
+    slots = jnp.arange(1, batch.starts.shape[1] + 1)
+    member = batch.tokens.text_ids[:, None, :] == slots[:, None]  # [R, P, L]
+    is_real = member.any(-1).astype(jnp.float32)  # [R, P]
+    of_windows, right = 0.0, True
+    for i in (0, 1):
+      scores = jnp.where(member, logits[:, None, :, i], layers.MASKED)  # [R, P, L]
+      is_target = member & (batch.token_targets[:, None, :, i] > 0)  # [R, P, L]
+      chosen = jnp.where(is_target, scores, 0).sum(-1)
+      of_windows += 0.5 * (jax.nn.logsumexp(scores, axis=-1) - chosen)
+      right &= chosen >= scores.max(-1)
+    return {'loss': losses.weighted(of_windows, is_real),
+            'accuracy': losses.weighted(right, is_real)}
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionFiles(finetuning_data.ExampleFiles):
+  """Questions on texts, in the format of SQuAD."""
+
+  labels: tuple[str, ...] = _LABELS
   n_best: int = 20  # starts and ends of each window that are tried
   max_answer_len: int = 30  # tokens
   null_threshold: float | None = None
 
-  name = 'question_answering'
-  parts = ('qa_outputs',)
   best_score = 'f1'
   score_names = ('exact_match', 'f1')
-  head = staticmethod(lambda config, num_labels: BertForQuestionAnswering(config))
-  fields = ('question', 'context')
-  transformers = 'ForQuestionAnswering'
 
   config_fields = {
       # v1.1 or v2.0: with questions that have no answer it is v2.0.
@@ -136,54 +153,27 @@ class QuestionAnswering(finetuning.FineTuning):
 
   @staticmethod
   def read(path, data, split, notes):
-    questions = finetuning.not_empty(squad.read(path), path)
+    questions = finetuning_data.not_empty(squad.read(path), path)
     if split != 'train':
       return questions
     in_place = [q for q in questions if q.in_place]
     if len(in_place) < len(questions):
       notes.append(f'{len(questions) - len(in_place):,} of {len(questions):,} questions of {path} '
                    'are left out: their answer does not stand where it is said to')
-    return finetuning.not_empty(in_place, f'{path} (of questions whose answer stands at its place)')
+    return finetuning_data.not_empty(
+        in_place, f'{path} (of questions whose answer stands at its place)')
 
   @classmethod
   def make(cls, config, questions, _):
     data = config.data
     unanswerable = any(not q.answers for q in questions)
-    return cls(
-        BertForQuestionAnswering(architectures.make_config(config.model)), n_best=data.n_best,
-        max_answer_len=data.max_answer_len,
-        null_threshold=data.null_threshold if unanswerable else None)
+    task = QuestionAnswering(BertForQuestionAnswering(architectures.make_config(config.model)))
+    return cls(task, n_best=data.n_best, max_answer_len=data.max_answer_len,
+               null_threshold=data.null_threshold if unanswerable else None)
 
   def with_facts(self, facts, notes):
     threshold = facts.get('null_threshold')  # of a model of v2.0, whatever this file asks
     return self if threshold is None else dataclasses.replace(self, null_threshold=threshold)
-
-  @staticmethod
-  def answer(bert, examples, options):
-    return answer(bert, [(e['question'], e['context']) for e in examples], options.null_threshold)
-
-  @staticmethod
-  def write_test(bert, _, questions):
-    results = answer(bert, [(q.question, q.context) for q in questions],
-                     bert.model.facts['null_threshold'])
-    for name, field in (('predictions.json', 'answer'), ('n_best.json', 'n_best')):
-      yield name, json.dumps({q.id: result[field] for q, result in zip(questions, results)},
-                             ensure_ascii=False) + '\n'
-
-  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """'loss': mean cross-entropy of start and end; 'accuracy': both have the highest score."""
-    slots = jnp.arange(1, batch.starts.shape[1] + 1)
-    member = batch.tokens.text_ids[:, None, :] == slots[:, None]  # [R, P, L]
-    is_real = member.any(-1).astype(jnp.float32)  # [R, P]
-    of_windows, right = 0.0, True
-    for i in (0, 1):
-      scores = jnp.where(member, logits[:, None, :, i], layers.MASKED)  # [R, P, L]
-      is_target = member & (batch.token_targets[:, None, :, i] > 0)  # [R, P, L]
-      chosen = jnp.where(is_target, scores, 0).sum(-1)
-      of_windows += 0.5 * (jax.nn.logsumexp(scores, axis=-1) - chosen)
-      right &= chosen >= scores.max(-1)
-    return {'loss': losses.weighted(of_windows, is_real),
-            'accuracy': losses.weighted(right, is_real)}
 
   def features(self, examples, tokenizer, config, *, path, is_train):
     try:
@@ -193,10 +183,12 @@ class QuestionAnswering(finetuning.FineTuning):
       raise UserError(f'{path}: {e}') from e
     return features(examples, contexts, by_window=is_train)
 
-  def candidates(self, split: finetuning.Split, outputs: list[finetuning.Output]) -> Candidates:
+  def candidates(self, split: finetuning_data.Split,
+                 outputs: list[finetuning_data.Output]) -> Candidates:
     """The best spans of each question of a file, and the score of no answer."""
     f = split.batches.features
-    return _candidates(f.contexts, finetuning.by_input(outputs, len(f.inputs)), n_best=self.n_best,
+    logits = finetuning_data.by_input(outputs, len(f.inputs))
+    return _candidates(f.contexts, logits, n_best=self.n_best,
                        max_answer_len=self.max_answer_len)
 
   def scores(self, split, outputs):
@@ -212,6 +204,30 @@ class QuestionAnswering(finetuning.FineTuning):
         questions, predicted(questions, candidates, np.inf), margins)
 
 
+class QuestionKind(task_kind.TaskKind):
+  """The span of a text that answers a question."""
+
+  name = 'question_answering'
+  files = QuestionFiles
+  parameter_groups = ('qa_outputs',)
+  head = BertForQuestionAnswering
+  labels = _LABELS
+  transformers = 'ForQuestionAnswering'
+  fields = ('question', 'context')
+
+  @staticmethod
+  def answer(bert, examples, options):
+    return answer(bert, [(e['question'], e['context']) for e in examples], options.null_threshold)
+
+  @staticmethod
+  def write_test(bert, _, questions):
+    results = answer(bert, [(q.question, q.context) for q in questions],
+                     bert.model.facts['null_threshold'])
+    for name, field in (('predictions.json', 'answer'), ('n_best.json', 'n_best')):
+      yield name, json.dumps({q.id: result[field] for q, result in zip(questions, results)},
+                             ensure_ascii=False) + '\n'
+
+
 def predicted(questions: Sequence[Question], candidates: Candidates,
               null_threshold: float | None) -> dict[str, str]:
   """id -> the answer."""
@@ -219,19 +235,20 @@ def predicted(questions: Sequence[Question], candidates: Candidates,
           for q, (spans, null) in zip(questions, candidates)}
 
 
-def answer(bert: finetuning.Bert, questions: Sequence[tuple[str, str]],
-           null_threshold: float | None = None) -> list[finetuning.Answer]:
+def answer(bert: task_kind.TrainedModel, questions: Sequence[tuple[str, str]],
+           null_threshold: float | None = None) -> list[task_kind.Answer]:
   """For each (question, text) {'answer', 'start', 'end', 'probability', 'n_best'}.
 
   No answer ('') is given if it scores above the best by more than `null_threshold`; None = never.
   """
-  task, facts, max_len = QuestionAnswering, bert.model.facts, bert.trained_length
+  facts, max_len = bert.model.facts, bert.trained_length
   if 'doc_stride' not in facts:
     max_len = min(_WINDOW, max_len)
   contexts = answers.read(questions, bert.tokenizer, max_len, facts.get('doc_stride', _STRIDE))
   logits = bert.per_token([window.input for context in contexts for window in context.windows],
-                          functools.partial(finetuning.apply_head, task.head_of(bert)))
-  candidates = _candidates(contexts, logits, n_best=facts.get('n_best', task.n_best),
-                           max_answer_len=facts.get('max_answer_len', task.max_answer_len))
+                          functools.partial(task_kind.apply_head, QuestionKind.head_of(bert)))
+  candidates = _candidates(contexts, logits, n_best=facts.get('n_best', QuestionFiles.n_best),
+                           max_answer_len=facts.get('max_answer_len',
+                                                        QuestionFiles.max_answer_len))
   return [answers.answer(text, spans, null, null_threshold)
           for (_, text), (spans, null) in zip(questions, candidates)]

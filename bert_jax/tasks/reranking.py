@@ -15,14 +15,21 @@ import numpy as np
 
 from bert_jax.config_fields import HARMLESS, Field, one_of
 from bert_jax.data import inputs as inputs_lib
-from bert_jax.errors import UserError, require
+from bert_jax.errors import require
 from bert_jax.labelled import packed_examples, table
 from bert_jax.model import architectures, layers
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning, ranking_scores, sequence_classification
+from bert_jax.tasks import (
+  finetuning,
+  finetuning_data,
+  ranking_scores,
+  sequence_classification,
+  task_kind,
+)
 from bert_jax.tasks.sequence_classification import BertForSequenceClassification
 
 LOSSES = ('binary', 'graded', 'listwise')
+_LABELS = ('score',)
 _SCORES = ('ndcg_10', 'mrr_10', 'map')
 
 
@@ -69,19 +76,41 @@ def only_lists(config: ConfigDict, job: Any) -> str:
 class Reranking(finetuning.FineTuning):
   """Scores each pair of a query and a document; `batch_size` counts queries."""
 
-  labels: tuple[str, ...] = ('score',)
   kind: str = 'binary'  # one of LOSSES
   highest: float = 1.0  # grade of the training data; the loss 'graded' divides by it
 
-  name = 'reranking'
-  model_task = 'sequence_classification'
-  parts = ('pooler', 'classifier')
+  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
+    """[E, C]; -1e9 where a query has fewer documents."""
+    return finetuning.choice_scores(apply, batch)
+
+  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
+    """'loss' of `kind`: its count is that of pairs, or of queries for 'listwise'.
+
+    listwise is ListNet (Cao et al. 2007, https://doi.org/10.1145/1273496.1273513): cross-entropy
+    of the softmax of the grades and that of the logits.
+    """
+    exists = batch.members >= 0  # [E, C]
+    if self.kind == 'listwise':
+      gold = jax.nn.softmax(jnp.where(exists, batch.targets, layers.MASKED))
+      of_queries = -jnp.sum(gold * jax.nn.log_softmax(logits), axis=-1)
+      return {'loss': losses.weighted(of_queries, exists[:, 0].astype(jnp.float32))}
+    logits = jnp.where(exists, logits, 0)
+    if self.kind == 'graded':
+      of_pairs = jnp.square(jax.nn.sigmoid(logits) - batch.targets / self.highest)
+    else:
+      of_pairs = jnp.logaddexp(0, logits) - (batch.targets > 0) * logits
+    return {'loss': losses.weighted(of_pairs, exists.astype(jnp.float32))}
+
+
+@dataclasses.dataclass(frozen=True)
+class RerankingFiles(finetuning_data.ExampleFiles):
+  """Queries with documents, and a grade for each pair."""
+
+  labels: tuple[str, ...] = _LABELS
+
   problem = 'regression'
   best_score = 'ndcg_10'
   score_names = _SCORES
-  head = staticmethod(lambda config, _: BertForSequenceClassification(config, 1))
-  fields = ('query',)
-  optional = ('documents',)
 
   config_fields = {
       # JSON lines {"query", "positives", "negatives"}, as `mine` writes them with a "positive", or
@@ -130,59 +159,20 @@ class Reranking(finetuning.FineTuning):
   @classmethod
   def make(cls, config, examples, _):
     highest = max(grade for group in examples for grade in group.grades)
-    head = cls.head(architectures.make_config(config.model), 1)
-    return cls(head, kind=config.data.loss, highest=max(highest, 1e-6))
+    head = BertForSequenceClassification(architectures.make_config(config.model), 1)
+    return cls(Reranking(head, config.data.loss, max(highest, 1e-6)))
 
   def with_facts(self, facts, notes):
     highest = facts.get('highest_grade')
-    if highest is None and self.kind == 'graded':
+    if highest is None and self.task.kind == 'graded':
       notes.append('the model does not say the highest grade of its training data: data.loss='
-                   f'graded divides by that of this file, {self.highest:g}')
-    return dataclasses.replace(self, highest=highest or self.highest)
+                   f'graded divides by that of this file, {self.task.highest:g}')
+    task = dataclasses.replace(self.task, highest=highest or self.task.highest)
+    return dataclasses.replace(self, task=task)
 
   @property
   def facts(self):
-    return {**super().facts, 'highest_grade': self.highest}
-
-  @classmethod
-  def head_of(cls, bert):
-    model = bert.model
-    if (model.task, len(model.labels)) != (cls.model_task, 1):
-      raise UserError(f'this model scores no pairs: it is for {model.task or "no task"} with '
-                      f'{len(model.labels)} labels, not for {cls.name}')
-    return cls.head(bert.config, 1)
-
-  @staticmethod
-  def answer(bert, examples, options):
-    if not all(_are_texts(e.get('documents')) and e['documents'] for e in examples):
-      raise UserError("'documents' has to be a list of texts")
-    return rank(bert, [(e['query'], e['documents']) for e in examples], options.prompt)
-
-  @staticmethod
-  def write_test(bert, _, examples):
-    return finetuning.json_lines(rank(bert, [(e.query, e.documents) for e in examples]))
-
-  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
-    """[E, C]; -1e9 where a query has fewer documents."""
-    return finetuning.choice_scores(apply, batch)
-
-  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """'loss' of `kind`: its count is that of pairs, or of queries for 'listwise'.
-
-    listwise is ListNet (Cao et al. 2007, https://doi.org/10.1145/1273496.1273513): cross-entropy
-    of the softmax of the grades and that of the logits.
-    """
-    exists = batch.members >= 0  # [E, C]
-    if self.kind == 'listwise':
-      gold = jax.nn.softmax(jnp.where(exists, batch.targets, layers.MASKED))
-      of_queries = -jnp.sum(gold * jax.nn.log_softmax(logits), axis=-1)
-      return {'loss': losses.weighted(of_queries, exists[:, 0].astype(jnp.float32))}
-    logits = jnp.where(exists, logits, 0)
-    if self.kind == 'graded':
-      of_pairs = jnp.square(jax.nn.sigmoid(logits) - batch.targets / self.highest)
-    else:
-      of_pairs = jnp.logaddexp(0, logits) - (batch.targets > 0) * logits
-    return {'loss': losses.weighted(of_pairs, exists.astype(jnp.float32))}
+    return {**super().facts, 'highest_grade': self.task.highest}
 
   def features(self, examples, tokenizer, config, **_):
     """[CLS] query [SEP] document [SEP] for each document; the targets are [queries, C] grades."""
@@ -197,7 +187,7 @@ class Reranking(finetuning.FineTuning):
   def scores(self, split, outputs):
     """NDCG@10, MRR@10 and MAP; of documents with equal scores the least relevant comes first."""
     of_queries = []
-    for group, logits in zip(split.examples, finetuning.by_example(outputs), strict=True):
+    for group, logits in zip(split.examples, finetuning_data.by_example(outputs), strict=True):
       grades = np.array(group.grades)
       order = np.lexsort((grades, -logits[:len(grades)]))
       of_queries.append(ranking_scores.of_query(grades[order], grades))
@@ -205,21 +195,52 @@ class Reranking(finetuning.FineTuning):
     return {name: scores[name] for name in _SCORES}
 
 
-def pair_logits(bert: finetuning.Bert, pairs: Sequence[tuple[str, str]],
+class RerankingKind(task_kind.TaskKind):
+  """The documents of a query in order of relevance."""
+
+  name = 'reranking'
+  files = RerankingFiles
+  model_task = 'sequence_classification'
+  parameter_groups = ('pooler', 'classifier')
+  head = BertForSequenceClassification
+  labels = _LABELS
+  fields = ('query',)
+  optional = ('documents',)
+
+  @classmethod
+  def head_of(cls, bert):
+    model = bert.model
+    require((model.task, len(model.labels)) == (cls.model_task, 1),
+            f'this model scores no pairs: it is for {model.task or "no task"} with '
+            f'{len(model.labels)} labels, not for {cls.name}')
+    return cls.head(bert.config, 1)
+
+  @staticmethod
+  def answer(bert, examples, options):
+    require(all(_are_texts(e.get('documents')) and e['documents'] for e in examples),
+            "'documents' has to be a list of texts")
+    return rank(bert, [(e['query'], e['documents']) for e in examples], options.prompt)
+
+  @staticmethod
+  def write_test(bert, _, examples):
+    return task_kind.json_lines(rank(bert, [(e.query, e.documents) for e in examples]))
+
+
+def pair_logits(bert: task_kind.TrainedModel, pairs: Sequence[tuple[str, str]],
                 prompt: str | None = None) -> np.ndarray:
   """The scores of (query, document) pairs before the activation: [pairs] float32.
 
   `prompt` is the name of a prompt of the model: None = the default one, '' = none.
   """
-  Reranking.head_of(bert)
+  RerankingKind.head_of(bert)
   bert.cross.prompt(prompt)  # refuses an unknown one
   if not pairs:
     return np.zeros(0, np.float32)
   return sequence_classification.class_logits(bert, pairs, prompt)[:, 0]
 
 
-def rank(bert: finetuning.Bert, examples: Sequence[tuple[str, Sequence[str]]],
-         prompt: str | None = None) -> list[finetuning.Answer]:
+def rank(bert: task_kind.TrainedModel, examples: Sequence[tuple[str, Sequence[str]]],
+         prompt: str | None = None) -> list[task_kind.Answer]:
   """For each (query, documents) {'ranking': [{'document', 'score'}]}, the best document first.
 
   A document is its number from 0. A score is that of CrossEncoder: the sigmoid of the logit, unless

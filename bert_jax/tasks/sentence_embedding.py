@@ -17,13 +17,13 @@ import numpy as np
 from bert_jax.config_fields import HARMLESS, Field, at_least
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokens import Tokens
-from bert_jax.errors import UserError, require_choice
+from bert_jax.errors import require, require_choice
 from bert_jax.labelled import packed_examples, table
 from bert_jax.labelled.unused_fields import not_evaluated
 from bert_jax.model import architectures, bert_config, pooling
 from bert_jax.model.layers import MASKED
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning
+from bert_jax.tasks import finetuning, finetuning_data, task_kind
 from bert_jax.tasks import metrics as metrics_lib
 
 _SCORES = ('pearson', 'spearman')
@@ -87,24 +87,23 @@ def unit(vectors: jax.Array) -> jax.Array:
 def check_texts(config: ConfigDict):
   """Raises UserError for values of the fields about the texts of an example and their contrast."""
   data = config.data
-  if not data.temperature > 0:
-    raise UserError(f'data.temperature={data.temperature} must be positive')
-  if data.negative_column and not data.text_pair_column:
-    raise UserError(f'data.negative_column={data.negative_column} needs data.text_pair_column '
-                    'too: the text that is near')
-  if not data.text_pair_column and not config.model.dropout:
-    raise UserError('a text is compared with itself under other dropout: give '
-                    'data.text_pair_column, or a model.dropout above 0')
-  if config.batch_size < 2 * config.optimizer.accumulation and not data.negative_column:
-    raise UserError(f'batch_size={config.batch_size} by optimizer.accumulation='
-                    f'{config.optimizer.accumulation} leaves a text alone: there is nothing to '
-                    'tell it from')
-  if data.test:
-    raise UserError(f'data.test={data.test}: this task predicts no file; predict gives the '
-                    'vectors of one')
-  if len(data.eval_columns) != 3:
-    raise UserError(f'data.eval_columns={tuple(data.eval_columns)} must name two texts and a '
-                    'score')
+  require(data.temperature > 0, f'data.temperature={data.temperature} must be positive')
+  require(not data.negative_column or data.text_pair_column,
+          f'data.negative_column={data.negative_column} needs data.text_pair_column '
+          'too: the text that is near')
+  require(data.text_pair_column or config.model.dropout,
+          'a text is compared with itself under other dropout: give '
+          'data.text_pair_column, or a model.dropout above 0')
+  require(config.batch_size >= 2 * config.optimizer.accumulation or data.negative_column,
+          f'batch_size={config.batch_size} by optimizer.accumulation='
+          f'{config.optimizer.accumulation} leaves a text alone: there is nothing to '
+          'tell it from')
+  require(not data.test,
+          f'data.test={data.test}: this task predicts no file; predict gives the '
+          'vectors of one')
+  require(len(data.eval_columns) == 3,
+          f'data.eval_columns={tuple(data.eval_columns)} must name two texts and a '
+          'score')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,84 +119,6 @@ class SentenceEmbedding(finetuning.FineTuning):
   temperature: float = 0.05  # cosines are divided by it
   matryoshka: tuple[tuple[int, float], ...] = ()  # (width, weight); () = the whole vector alone
   cached_parts: int = 1  # of the rows of a batch
-
-  name = 'sentence_embedding'
-  best_score = 'spearman'
-  has_held_out_loss = False  # a pair of data.eval has a score, and is no positive
-
-  config_fields = {
-      'data.format': 'auto',  # csv, tsv, jsonl
-      'data.label_column': None,
-      # With text_pair_column='' each text is its own partner, under other dropout (SimCSE).
-      'data.text_pair_column': 'text_pair',
-      # A third text, which contradicts the first; of several columns their names between commas.
-      'data.negative_column': Field(''),
-      # Of data.eval.
-      'data.eval_columns': Field(('sentence1', 'sentence2', 'score'), on_resume=HARMLESS,
-                                 unused=(not_evaluated,)),
-      # cls, mean, max, mean_sqrt_len_tokens, weightedmean, lasttoken; '' = that of init_from where
-      # it says one, else mean.
-      'data.pooling': Field(''),
-      'data.temperature': Field(0.05),  # the cosines are divided by it
-      # The loss is the sum of those of the first 256, 128 ... entries of a vector: (256, 128, 64);
-      # () = the whole vector alone.
-      'data.matryoshka': Field(()),
-      'data.matryoshka_weights': Field(()),  # of the parts of the sum; () = 1 for each
-      # Parts of a batch that are encoded one by one, for batches beyond memory: a third more time.
-      'data.cached_parts': Field(1, at_least(1)),
-      'batch_size': 64,
-      'max_len': 64,
-      'train_epochs': 1.0,
-  }
-
-  @staticmethod
-  def check(config):
-    data = config.data
-    if data.pooling:
-      require_choice('data.pooling', data.pooling, pooling.POOLINGS)
-    check_texts(config)
-    widths, weights = tuple(data.matryoshka), tuple(data.matryoshka_weights)
-    if len(set(widths)) < len(widths) or not all(
-        isinstance(width, int) and width > 0 for width in widths):
-      raise UserError(f'data.matryoshka={widths} must be whole numbers above 0, each once')
-    if weights and len(weights) != len(widths):
-      raise UserError(f'data.matryoshka_weights={weights} must have a weight for each of '
-                      f'data.matryoshka={widths}')
-    try:
-      are_positive = all(float(weight) > 0 for weight in weights)
-    except (TypeError, ValueError):
-      are_positive = False
-    if not are_positive:
-      raise UserError(f'data.matryoshka_weights={weights} must be numbers above 0')
-
-  @staticmethod
-  def read(path, data, split, _):
-    columns = (data.text_column, data.text_pair_column, *data.negative_column.split(','))
-    first, second, score = map(str, data.eval_columns)
-    for row in table.read(path, data.format, split):
-      if split == 'train':
-        values = tuple(row.text(column) for column in columns if column)
-        yield Example(values * 2 if len(values) == 1 else values, None)
-      else:
-        yield Example((row.text(first), row.text(second)), row.number(score))
-
-  @staticmethod
-  def check_training(config, examples):
-    if len(examples) < 2:
-      raise UserError(f'{config.data.train} holds one example: there is nothing to tell it from')
-
-  @classmethod
-  def make(cls, config, examples, _):
-    data = config.data
-    head = BertForSentenceEmbedding(architectures.make_config(config.model),
-                                    data.pooling or 'mean')
-    widths = tuple(data.matryoshka)
-    if max(widths, default=0) > head.config.hidden_size:
-      raise UserError(f'data.matryoshka={widths}: the vectors of this model have '
-                      f'{head.config.hidden_size} entries')
-    weights = map(float, data.matryoshka_weights or [1] * len(widths))
-    return cls(head, temperature=data.temperature, matryoshka=tuple(zip(widths, weights)),
-               cached_parts=data.cached_parts)
 
   def _forward(self, params, batch, key):
     """Encodes a batch; `cached_parts` keeps the activations of one part at a time (GradCache).
@@ -244,10 +165,92 @@ class SentenceEmbedding(finetuning.FineTuning):
     cuts = [logits, *(unit(logits[..., :width]) for width, _ in self.matryoshka)]
     return jnp.stack([jnp.sum(x[:, 0] * x[:, 1], axis=-1) for x in cuts], axis=-1)
 
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingFiles(finetuning_data.ExampleFiles):
+  """Texts that are near each other, perhaps with texts that are not; pairs with scores."""
+
+  best_score = 'spearman'
+  has_held_out_loss = False  # a pair of data.eval has a score, and is no positive
+
+  config_fields = {
+      'data.format': 'auto',  # csv, tsv, jsonl
+      'data.label_column': None,
+      # With text_pair_column='' each text is its own partner, under other dropout (SimCSE).
+      'data.text_pair_column': 'text_pair',
+      # A third text, which contradicts the first; of several columns their names between commas.
+      'data.negative_column': Field(''),
+      # Of data.eval.
+      'data.eval_columns': Field(('sentence1', 'sentence2', 'score'), on_resume=HARMLESS,
+                                 unused=(not_evaluated,)),
+      # cls, mean, max, mean_sqrt_len_tokens, weightedmean, lasttoken; '' = that of init_from where
+      # it says one, else mean.
+      'data.pooling': Field(''),
+      'data.temperature': Field(0.05),  # the cosines are divided by it
+      # The loss is the sum of those of the first 256, 128 ... entries of a vector: (256, 128, 64);
+      # () = the whole vector alone.
+      'data.matryoshka': Field(()),
+      'data.matryoshka_weights': Field(()),  # of the parts of the sum; () = 1 for each
+      # Parts of a batch that are encoded one by one, for batches beyond memory: a third more time.
+      'data.cached_parts': Field(1, at_least(1)),
+      'batch_size': 64,
+      'max_len': 64,
+      'train_epochs': 1.0,
+  }
+
+  @staticmethod
+  def check(config):
+    data = config.data
+    if data.pooling:
+      require_choice('data.pooling', data.pooling, pooling.POOLINGS)
+    check_texts(config)
+    widths, weights = tuple(data.matryoshka), tuple(data.matryoshka_weights)
+    require(len(set(widths)) == len(widths)
+            and all(isinstance(width, int) and width > 0 for width in widths),
+            f'data.matryoshka={widths} must be whole numbers above 0, each once')
+    require(not weights or len(weights) == len(widths),
+            f'data.matryoshka_weights={weights} must have a weight for each of '
+            f'data.matryoshka={widths}')
+    try:
+      are_positive = all(float(weight) > 0 for weight in weights)
+    except (TypeError, ValueError):
+      are_positive = False
+    require(are_positive, f'data.matryoshka_weights={weights} must be numbers above 0')
+
+  @staticmethod
+  def read(path, data, split, _):
+    columns = (data.text_column, data.text_pair_column, *data.negative_column.split(','))
+    first, second, score = map(str, data.eval_columns)
+    for row in table.read(path, data.format, split):
+      if split == 'train':
+        values = tuple(row.text(column) for column in columns if column)
+        yield Example(values * 2 if len(values) == 1 else values, None)
+      else:
+        yield Example((row.text(first), row.text(second)), row.number(score))
+
+  @staticmethod
+  def check_training(config, examples):
+    require(len(examples) >= 2,
+            f'{config.data.train} holds one example: there is nothing to tell it from')
+
+  @classmethod
+  def make(cls, config, examples, _):
+    data = config.data
+    head = BertForSentenceEmbedding(architectures.make_config(config.model),
+                                    data.pooling or 'mean')
+    widths = tuple(data.matryoshka)
+    require(max(widths, default=0) <= head.config.hidden_size,
+            f'data.matryoshka={widths}: the vectors of this model have '
+            f'{head.config.hidden_size} entries')
+    weights = map(float, data.matryoshka_weights or [1] * len(widths))
+    return cls(SentenceEmbedding(
+        head, temperature=data.temperature, matryoshka=tuple(zip(widths, weights)),
+        cached_parts=data.cached_parts))
+
   @property
   def _ends(self) -> list[str]:
     """The ends of the names of the scores: of the whole vectors, and at each width."""
-    return ['', *(f'_{width}' for width, _ in self.matryoshka)]
+    return ['', *(f'_{width}' for width, _ in self.task.matryoshka)]
 
   @property
   def score_names(self) -> tuple[str, ...]:
@@ -268,7 +271,14 @@ class SentenceEmbedding(finetuning.FineTuning):
     Those of the whole vectors, and of the first entries under names such as spearman_64.
     """
     results = {}
-    for end, cosines in zip(self._ends, finetuning.by_example(outputs).T):
+    for end, cosines in zip(self._ends, finetuning_data.by_example(outputs).T):
       scores = metrics_lib.regression(split.batches.features.targets, cosines)
       results |= {name + end: scores[name] for name in _SCORES}
     return results
+
+
+class EmbeddingKind(task_kind.TaskKind):
+  """The vector of a text. Any encoder has one: predict --task=embed needs no head."""
+
+  name = 'sentence_embedding'
+  files = EmbeddingFiles

@@ -18,7 +18,7 @@ from bert_jax.labelled import glue, packed_examples, texts
 from bert_jax.labelled.unused_fields import named_by_format, pairs, regression
 from bert_jax.model import architectures, bert_config, pooling
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning
+from bert_jax.tasks import finetuning, finetuning_data, task_kind
 from bert_jax.tasks import metrics as metrics_lib
 
 _SCORES = {'single_label': ('accuracy', 'f1', 'matthews'),
@@ -55,7 +55,7 @@ class BertForSequenceClassification(nn.Module):
     return self.classify(pooled, deterministic=deterministic)
 
 
-def _parts(examples: Sequence[texts.TextExample]) -> list[tuple[str, ...]]:
+def _strings(examples: Sequence[texts.TextExample]) -> list[tuple[str, ...]]:
   return [(e.text,) if e.text_pair is None else (e.text, e.text_pair) for e in examples]
 
 
@@ -65,16 +65,30 @@ class SequenceClassification(finetuning.FineTuning):
 
   problem: str = 'single_label'  # or multi_label, regression
   long: str = 'head'  # how texts above max_len are read
+
+  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
+    """[E, labels]."""
+    vectors = batch.by_example(apply(batch.tokens, batch.starts, method='pooled'))  # [E, C, D]
+    return apply(pooling.combine_chunks(vectors, batch.members >= 0, self.long), method='classify')
+
+  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
+    """Cross-entropy and accuracy; binary cross-entropy; or the squared error (as transformers)."""
+    is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
+    if self.problem == 'regression':
+      return {'loss': losses.weighted(jnp.square(logits[:, 0] - batch.targets), is_real)}
+    if self.problem == 'multi_label':
+      of_labels = jnp.logaddexp(0, logits) - batch.targets * logits
+      return {'loss': losses.weighted(of_labels.mean(-1), is_real)}
+    return losses.classification(logits, batch.targets, is_real)
+
+@dataclasses.dataclass(frozen=True)
+class SequenceFiles(finetuning_data.ExampleFiles):
+  """Texts and pairs with a label, several labels or a number."""
+
   auto_score: str = ''
 
-  name = 'sequence_classification'
-  parts = ('pooler', 'classifier')
   best_score = 'auto'  # accuracy; spearman for regressions; GLUE's own
   lower_is_better = ('loss', 'squared_error')
-  head = BertForSequenceClassification
-  fields = ('text',)
-  optional = ('text_pair',)
-  transformers = 'ForSequenceClassification'
 
   config_fields = {
       # auto, csv, tsv, jsonl; glue/cola, glue/sst2, glue/mrpc, glue/stsb, glue/qqp, glue/mnli,
@@ -95,14 +109,14 @@ class SequenceClassification(finetuning.FineTuning):
   @staticmethod
   def read(path, data, split, notes):
     labelled, skipped = split != 'test', tuple(map(str, data.skip_labels))
-    examples = finetuning.not_empty(
+    examples = finetuning_data.not_empty(
         texts.read(path, data.format, texts.columns(data), split, labelled, skipped), path)
     if not (skipped and labelled):
       return examples
     rest = [e for e in examples if e.label is not texts.LEFT_OUT]
     notes.append(f'{len(examples) - len(rest):,} of {len(examples):,} rows of {path} are left out: '
                  f'their label is {" or ".join(skipped)} (data.skip_labels)')
-    return finetuning.not_empty(rest, f'{path} (without the labels {", ".join(skipped)})')
+    return finetuning_data.not_empty(rest, f'{path} (without the labels {", ".join(skipped)})')
 
   @staticmethod
   def check_training(config, examples):
@@ -123,50 +137,22 @@ class SequenceClassification(finetuning.FineTuning):
       notes.append(f'the {len(labels)} labels of {data.train} are numbers, such as {labels[0]}, '
                    'and taken for classes: data.problem=regression predicts the number itself')
     is_glue = data.format.startswith('glue')
-    return cls(
-        cls.head(architectures.make_config(config.model), len(labels)), labels,
-        problem=columns.problem, long=data.long,
-        auto_score=glue.find(data.format).metric if is_glue else _BEST[columns.problem])
+    best = glue.find(data.format).metric if is_glue else _BEST[columns.problem]
+    head = BertForSequenceClassification(architectures.make_config(config.model), len(labels))
+    task = SequenceClassification(head, problem=columns.problem, long=data.long)
+    return cls(task, labels, auto_score=best)
 
-  @staticmethod
-  def answer(bert, examples, options):
-    if not all(isinstance(e.get('text_pair', ''), str) for e in examples):
-      raise UserError("'text_pair' has to be a text")
-    names = ('text', 'text_pair')
-    return classify(bert, [tuple(e[name] for name in names if name in e) for e in examples],
-                    options.prompt)
-
-  @staticmethod
-  def write_test(bert, data, examples):
-    inputs = _parts(examples)
-    if not data.format.startswith('glue'):
-      yield from finetuning.json_lines(classify(bert, inputs))
-      return
-    task, logits = glue.find(data.format), class_logits(bert, inputs)
-    predictions = logits.argmax(1) if task.labels else logits[:, 0]
-    yield glue.submission_name(task, data.test), glue.submission(task, predictions.tolist())
+  @property
+  def problem(self) -> str:
+    return self.task.problem
 
   @property
   def score_names(self) -> tuple[str, ...]:
     return _SCORES[self.problem]
 
-  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
-    """[E, labels]."""
-    vectors = batch.by_example(apply(batch.tokens, batch.starts, method='pooled'))  # [E, C, D]
-    return apply(pooling.combine_chunks(vectors, batch.members >= 0, self.long), method='classify')
-
-  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Cross-entropy and accuracy; binary cross-entropy; or the squared error (as transformers)."""
-    is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
-    if self.problem == 'regression':
-      return {'loss': losses.weighted(jnp.square(logits[:, 0] - batch.targets), is_real)}
-    if self.problem == 'multi_label':
-      of_labels = jnp.logaddexp(0, logits) - batch.targets * logits
-      return {'loss': losses.weighted(of_labels.mean(-1), is_real)}
-    return losses.classification(logits, batch.targets, is_real)
-
   def features(self, examples, tokenizer, config, **_):
-    inputs, owners = inputs_lib.text_inputs(_parts(examples), tokenizer, config.max_len, self.long)
+    inputs, owners = inputs_lib.text_inputs(_strings(examples), tokenizer, config.max_len,
+                                             self.task.long)
     return packed_examples.Features(inputs, owners, self._targets(examples))
 
   def _targets(self, examples: Sequence[texts.TextExample]) -> np.ndarray:
@@ -184,7 +170,7 @@ class SequenceClassification(finetuning.FineTuning):
     return targets if self.problem == 'multi_label' else targets.argmax(1).astype(np.int32)
 
   def scores(self, split, outputs):
-    gold, logits = split.batches.features.targets, finetuning.by_example(outputs)
+    gold, logits = split.batches.features.targets, finetuning_data.by_example(outputs)
     if self.problem == 'regression':
       return metrics_lib.regression(gold, logits[:, 0])
     if self.problem == 'multi_label':
@@ -192,23 +178,54 @@ class SequenceClassification(finetuning.FineTuning):
     return metrics_lib.single_label(gold, logits.argmax(1), len(self.labels))
 
 
+class SequenceKind(task_kind.TaskKind):
+  """A label for each text, several labels, or a number."""
+
+  name = 'sequence_classification'
+  files = SequenceFiles
+  parameter_groups = ('pooler', 'classifier')
+  head = BertForSequenceClassification
+  transformers = 'ForSequenceClassification'
+  fields = ('text',)
+  optional = ('text_pair',)
+
+  @staticmethod
+  def answer(bert, examples, options):
+    require(all(isinstance(e.get('text_pair', ''), str) for e in examples),
+            "'text_pair' has to be a text")
+    names = ('text', 'text_pair')
+    return classify(bert, [tuple(e[name] for name in names if name in e) for e in examples],
+                    options.prompt)
+
+  @staticmethod
+  def write_test(bert, data, examples):
+    inputs = _strings(examples)
+    if not data.format.startswith('glue'):
+      yield from task_kind.json_lines(classify(bert, inputs))
+      return
+    task, logits = glue.find(data.format), class_logits(bert, inputs)
+    predictions = logits.argmax(1) if task.labels else logits[:, 0]
+    yield glue.submission_name(task, data.test), glue.submission(task, predictions.tolist())
+
+
 Texts = Sequence[str | tuple[str, ...]]  # texts and pairs
 
 
-def class_logits(bert: finetuning.Bert, inputs: Texts, prompt: str | None = None) -> np.ndarray:
+def class_logits(bert: task_kind.TrainedModel, inputs: Texts,
+                 prompt: str | None = None) -> np.ndarray:
   """[texts, labels] of texts or pairs, behind a prompt of a cross-encoder; None = its default."""
-  head = SequenceClassification.head_of(bert)
+  head = SequenceKind.head_of(bert)
   long = bert.model.facts.get('long') or 'head'
-  parts = [(text,) if isinstance(text, str) else text for text in inputs]
-  parts = bert.cross.prepared(parts, bert.cross.prompt(prompt))
-  rows, owners = inputs_lib.text_inputs(parts, bert.tokenizer, bert.trained_length, long)
-  pooled = bert.per_text(rows, functools.partial(finetuning.apply_head, head, method='pooled'))
+  strings = [(text,) if isinstance(text, str) else text for text in inputs]
+  strings = bert.cross.prepared(strings, bert.cross.prompt(prompt))
+  rows, owners = inputs_lib.text_inputs(strings, bert.tokenizer, bert.trained_length, long)
+  pooled = bert.per_text(rows, functools.partial(task_kind.apply_head, head, method='pooled'))
   vectors = pooling.combine_texts(pooled, owners, long)
   return np.asarray(head.apply(bert.params, vectors, method='classify'))
 
 
-def classify(bert: finetuning.Bert, inputs: Texts,
-             prompt: str | None = None) -> list[finetuning.Answer]:
+def classify(bert: task_kind.TrainedModel, inputs: Texts,
+             prompt: str | None = None) -> list[task_kind.Answer]:
   """For each text or pair {'label', 'probabilities'}, or {'value'} of a regression.
 
   With several labels at once {'labels', 'probabilities'}: those above one half. `prompt` as for

@@ -21,7 +21,7 @@ from bert_jax.labelled import packed_examples
 from bert_jax.model import architectures
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning, sentence_embedding
+from bert_jax.tasks import sentence_embedding, task_kind
 
 _TEXTS_AT_ONCE = 256  # of predictions: a text has a weight for each entry of the vocabulary
 
@@ -86,51 +86,6 @@ class SparseEmbedding(sentence_embedding.SentenceEmbedding):
   query_flops: float = 5e-5  # weights in the total loss
   document_flops: float = 3e-5
 
-  name = 'sparse_embedding'
-  parts = ('mlm',)
-  starts_from = ('mlm',)
-  fields = ('text',)
-
-  config_fields = {
-      **sentence_embedding.SentenceEmbedding.config_fields,
-      'data.pooling': None,
-      'data.matryoshka': None,
-      'data.matryoshka_weights': None,
-      'data.cached_parts': None,
-      'data.temperature': Field(1.0),  # products are divided by it
-      # Weights of the FLOPS of queries and of documents in the total loss: larger is sparser.
-      'data.query_flops': Field(5e-5, at_least(0)),
-      'data.document_flops': Field(3e-5, at_least(0)),
-      'batch_size': 16,  # a text has a logit for each token and each entry of the vocabulary
-  }
-
-  @staticmethod
-  def check(config):
-    sentence_embedding.check_texts(config)
-
-  @classmethod
-  def make(cls, config, examples, _):
-    data = config.data
-    return cls(BertForSparseEmbedding(architectures.make_config(config.model)),
-               temperature=data.temperature, query_flops=data.query_flops,
-               document_flops=data.document_flops)
-
-  @classmethod
-  def head_of(cls, bert):
-    bert.require_head('mlm', 'masked-LM head')
-    return BertForSparseEmbedding(bert.config, bert.sparse.pooling, bert.sparse.activation)
-
-  @staticmethod
-  def answer(bert, examples, options):
-    answers = []
-    for first in range(0, len(examples), _TEXTS_AT_ONCE):
-      texts = [e['text'] for e in examples[first:first + _TEXTS_AT_ONCE]]
-      for row in vectors(bert, texts, options.prompt):
-        largest = np.argsort(-row, kind='stable')[:np.count_nonzero(row)]
-        answers.append({'entries': dict(zip(bert.tokenizer.tokens(largest),
-                                            row[largest].tolist()))})
-    return answers
-
   @property
   def loss_weights(self) -> dict[str, float]:
     return {'loss': 1.0, 'query_flops': self.query_flops, 'document_flops': self.document_flops}
@@ -158,20 +113,77 @@ class SparseEmbedding(sentence_embedding.SentenceEmbedding):
             'entries': losses.weighted(entries, exists.astype(jnp.float32))}
 
 
+@dataclasses.dataclass(frozen=True)
+class SparseFiles(sentence_embedding.EmbeddingFiles):
+  """The same files as for vectors of hidden states."""
+
+  config_fields = {
+      **sentence_embedding.EmbeddingFiles.config_fields,
+      'data.pooling': None,
+      'data.matryoshka': None,
+      'data.matryoshka_weights': None,
+      'data.cached_parts': None,
+      'data.temperature': Field(1.0),  # products are divided by it
+      # Weights of the FLOPS of queries and of documents in the total loss: larger is sparser.
+      'data.query_flops': Field(5e-5, at_least(0)),
+      'data.document_flops': Field(3e-5, at_least(0)),
+      'batch_size': 16,  # a text has a logit for each token and each entry of the vocabulary
+  }
+
+  @staticmethod
+  def check(config):
+    sentence_embedding.check_texts(config)
+
+  @classmethod
+  def make(cls, config, examples, _):
+    data = config.data
+    return cls(SparseEmbedding(
+        BertForSparseEmbedding(architectures.make_config(config.model)),
+        temperature=data.temperature, query_flops=data.query_flops,
+        document_flops=data.document_flops))
+
+
+class SparseKind(task_kind.TaskKind):
+  """Weights of the entries of the vocabulary."""
+
+  name = 'sparse_embedding'
+  files = SparseFiles
+  parameter_groups = ('mlm',)
+  starts_from = ('mlm',)
+  fields = ('text',)
+
+  @classmethod
+  def head_of(cls, bert):
+    bert.require_head('mlm', 'masked-LM head')
+    return BertForSparseEmbedding(bert.config, bert.sparse.pooling, bert.sparse.activation)
+
+  @staticmethod
+  def answer(bert, examples, options):
+    answers = []
+    for first in range(0, len(examples), _TEXTS_AT_ONCE):
+      texts = [e['text'] for e in examples[first:first + _TEXTS_AT_ONCE]]
+      for row in vectors(bert, texts, options.prompt):
+        largest = np.argsort(-row, kind='stable')[:np.count_nonzero(row)]
+        answers.append({'entries': dict(zip(bert.tokenizer.tokens(largest),
+                                            row[largest].tolist()))})
+    return answers
+
+
 @functools.partial(jax.jit, static_argnames=('head',))
 def _weights(head: BertForSparseEmbedding, params: Any, tokens: Tokens,
              starts: jax.Array) -> jax.Array:
   return head.apply(params, tokens, starts)
 
 
-def vectors(bert: finetuning.Bert, texts: Sequence[str], prompt: str | None = None) -> np.ndarray:
+def vectors(bert: task_kind.TrainedModel, texts: Sequence[str],
+            prompt: str | None = None) -> np.ndarray:
   """The weights of the entries of the vocabulary for some texts: [texts, V] float32.
 
   A folder of a SparseEncoder has its own pooling, prompts and longest input. `prompt` is the name
   of one of them: None = the default one, '' = none. A longer text than the model reads is cut at
   the end. Raises UserError for a model without a masked-LM head, or an unknown prompt.
   """
-  head = SparseEmbedding.head_of(bert)
+  head = SparseKind.head_of(bert)
   prepared = bert.sparse.prepared([(text,) for text in texts], bert.sparse.prompt(prompt))
   if not texts:
     return np.zeros((0, bert.config.vocab_size), np.float32)

@@ -1,4 +1,4 @@
-"""The fine-tuning tasks. A new task is one file beside this one, and its line in ALL."""
+"""The fine-tuning tasks. A new task is one file here, its import and its line in ALL."""
 
 from bert_jax.tasks import (
   multiple_choice,
@@ -10,14 +10,14 @@ from bert_jax.tasks import (
   token_classification,
 )
 
-ALL = {task.name: task for task in (
-    sequence_classification.SequenceClassification,
-    token_classification.TokenClassification,
-    question_answering.QuestionAnswering,
-    multiple_choice.MultipleChoice,
-    sentence_embedding.SentenceEmbedding,
-    sparse_embedding.SparseEmbedding,
-    reranking.Reranking,
+ALL = {kind.name: kind for kind in (
+    sequence_classification.SequenceKind,
+    token_classification.TokenKind,
+    question_answering.QuestionKind,
+    multiple_choice.ChoiceKind,
+    sentence_embedding.EmbeddingKind,
+    sparse_embedding.SparseKind,
+    reranking.RerankingKind,
 )}
 # Their models have a head of their own.
-WITH_HEAD = {name: task for name, task in ALL.items() if hasattr(task, 'head')}
+WITH_HEAD = {name: kind for name, kind in ALL.items() if hasattr(kind, 'head')}

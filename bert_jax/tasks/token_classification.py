@@ -21,7 +21,7 @@ from bert_jax.errors import UserError, require
 from bert_jax.labelled import conll, packed_examples, texts
 from bert_jax.model import architectures
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning
+from bert_jax.tasks import finetuning, finetuning_data, task_kind
 from bert_jax.tasks import metrics as metrics_lib
 from bert_jax.tasks.sequence_classification import BertForSequenceClassification
 
@@ -105,23 +105,32 @@ def _of_words(f: packed_examples.Features, per_token: Sequence[np.ndarray]) -> l
   Returns:
     For each sentence [words, ...].
   """
-  parts = [[] for _ in range(f.count)]
+  of_sentences = [[] for _ in range(f.count)]
   for owner, marks, values in zip(f.owners, f.token_targets, per_token):
-    parts[owner].append(values[marks > 0])
-  return [np.concatenate(of_sentence) for of_sentence in parts]
+    of_sentences[owner].append(values[marks > 0])
+  return [np.concatenate(of_inputs) for of_inputs in of_sentences]
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenClassification(finetuning.FineTuning):
   """A tag for the first piece of each word."""
 
-  name = 'token_classification'
-  parts = ('classifier',)
+  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
+    """Cross-entropy and accuracy over the words."""
+    is_word = (batch.token_targets > 0).astype(jnp.float32)
+    return losses.classification(logits, jnp.maximum(batch.token_targets - 1, 0), is_word)
+
+  def reduced(self, logits: jax.Array) -> jax.Array:
+    """The likeliest tag of each token, [R, L]."""
+    return logits.argmax(-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenFiles(finetuning_data.ExampleFiles):
+  """Sentences with a tag for each word."""
+
   best_score = 'f1'
   score_names = ('precision', 'recall', 'f1', 'accuracy')
-  head = BertForTokenClassification
-  fields = ('text',)
-  transformers = 'ForTokenClassification'
 
   config_fields = {
       # conll (words and tags in columns, from 0, or from -1 at the end), or jsonl with a list of
@@ -147,7 +156,39 @@ class TokenClassification(finetuning.FineTuning):
         conll.with_partners({tag for s in examples for tag in s.tags})))
     require(len(labels) > 1, f'{config.data.train} has the tag {labels[0]!r} only: there is '
                              'nothing to learn from one class')
-    return cls(cls.head(architectures.make_config(config.model), len(labels)), labels)
+    head = BertForTokenClassification(architectures.make_config(config.model), len(labels))
+    return cls(TokenClassification(head), labels)
+
+  def features(self, examples, tokenizer, config, **_):
+    number = {label: i for i, label in enumerate(self.labels)}
+    for s in examples:
+      unknown = sorted(set(s.tags) - number.keys())
+      if unknown:
+        raise UserError(f'{s.where}: the tag {unknown[0]!r} is none of the {len(number)} tags: '
+                        f'{", ".join(self.labels[:_TAGS_SHOWN])}')
+    return _features(word_pieces([s.words for s in examples], tokenizer), tokenizer,
+                     config.max_len, [[number[tag] for tag in s.tags] for s in examples])
+
+  def predicted(self, split: finetuning_data.Split,
+                outputs: list[finetuning_data.Output]) -> list[list[str]]:
+    """The tags of every sentence of a file."""
+    f = split.batches.features
+    per_token = finetuning_data.by_input(outputs, len(f.inputs))
+    return [[self.labels[i] for i in tags] for tags in _of_words(f, per_token)]
+
+  def scores(self, split, outputs):
+    return metrics_lib.entities([s.tags for s in split.examples], self.predicted(split, outputs))
+
+
+class TokenKind(task_kind.TaskKind):
+  """Named entities and the like in running text."""
+
+  name = 'token_classification'
+  files = TokenFiles
+  parameter_groups = ('classifier',)
+  head = BertForTokenClassification
+  transformers = 'ForTokenClassification'
+  fields = ('text',)
 
   @staticmethod
   def answer(bert, examples, _):
@@ -162,41 +203,12 @@ class TokenClassification(finetuning.FineTuning):
                 for word, i in zip(sentence.words, probabilities.argmax(-1))] + ['']
     yield 'predictions.conll', '\n'.join(lines) + '\n'
 
-  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Cross-entropy and accuracy over the words."""
-    is_word = (batch.token_targets > 0).astype(jnp.float32)
-    return losses.classification(logits, jnp.maximum(batch.token_targets - 1, 0), is_word)
 
-  def reduced(self, logits: jax.Array) -> jax.Array:
-    """The likeliest tag of each token, [R, L]."""
-    return logits.argmax(-1)
-
-  def features(self, examples, tokenizer, config, **_):
-    number = {label: i for i, label in enumerate(self.labels)}
-    for s in examples:
-      unknown = sorted(set(s.tags) - number.keys())
-      if unknown:
-        raise UserError(f'{s.where}: the tag {unknown[0]!r} is none of the {len(number)} tags: '
-                        f'{", ".join(self.labels[:_TAGS_SHOWN])}')
-    return _features(word_pieces([s.words for s in examples], tokenizer), tokenizer,
-                     config.max_len, [[number[tag] for tag in s.tags] for s in examples])
-
-  def predicted(self, split: finetuning.Split,
-                outputs: list[finetuning.Output]) -> list[list[str]]:
-    """The tags of every sentence of a file."""
-    f = split.batches.features
-    per_token = finetuning.by_input(outputs, len(f.inputs))
-    return [[self.labels[i] for i in tags] for tags in _of_words(f, per_token)]
-
-  def scores(self, split, outputs):
-    return metrics_lib.entities([s.tags for s in split.examples], self.predicted(split, outputs))
-
-
-def _tag_probabilities(bert: finetuning.Bert,
+def _tag_probabilities(bert: task_kind.TrainedModel,
                        sentences: Sequence[Sequence[Sequence[int]]]) -> list[np.ndarray]:
   """The probabilities of each word's tags, [words, tags], of sentences of words of pieces."""
   f = _features(sentences, bert.tokenizer, bert.trained_length)
-  apply = functools.partial(finetuning.apply_head, TokenClassification.head_of(bert))
+  apply = functools.partial(task_kind.apply_head, TokenKind.head_of(bert))
   per_token = bert.per_token(f.inputs, apply)
   return [special.softmax(x.astype(np.float64), -1) for x in _of_words(f, per_token)]
 
@@ -259,7 +271,7 @@ def _joined(units: Sequence[Unit], tags: Sequence[str]) -> list[str]:
   return joined
 
 
-def tag(bert: finetuning.Bert, inputs: Sequence[str]) -> list[finetuning.Answer]:
+def tag(bert: task_kind.TrainedModel, inputs: Sequence[str]) -> list[task_kind.Answer]:
   """For each text {'entities': [{'start', 'end', 'text', 'label', 'probability'}]}.
 
   Start and end count characters; the probability is the mean of that of the entity's tags.

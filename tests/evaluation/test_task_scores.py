@@ -77,7 +77,7 @@ def check_exports_of_a_reranker(report, data, folder, capsys):
 
 def test_no_answer_is_a_matter_of_the_model():
   """A model of SQuAD v2.0 is scored by its rules where every question of the file has an answer."""
-  of_file = question_answering.QuestionAnswering(None)
+  of_file = question_answering.QuestionFiles(None)
   assert of_file.null_threshold is None
   assert of_file.with_facts({'null_threshold': 1.5}, []).null_threshold == 1.5
   for facts in ({}, {'null_threshold': None}):  # an export; a model of v1.1 on a file of v2.0

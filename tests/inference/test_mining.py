@@ -9,8 +9,8 @@ import bert_jax
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.inference import mining
-from bert_jax.tasks.reranking import Reranking
-from bert_jax.tasks.sentence_embedding import SentenceEmbedding
+from bert_jax.tasks.reranking import RerankingFiles
+from bert_jax.tasks.sentence_embedding import EmbeddingFiles
 from tests import made_tasks
 
 
@@ -71,10 +71,10 @@ def test_both_tasks_read_them(files, tmp_path):
   assert len(lines) == 12 and {len(line['negatives']) for line in lines} == {3}
   data = config_lib.finetuning('sentence_embedding').data
   data.text_column, data.text_pair_column, data.negative_column = 'query', 'positive', 'negative_1'
-  examples = list(SentenceEmbedding.read(str(tmp_path / 'out.jsonl'), data, 'train', []))
+  examples = list(EmbeddingFiles.read(str(tmp_path / 'out.jsonl'), data, 'train', []))
   assert [e.texts for e in examples] == [
       (line['query'], line['positive'], line['negative_1']) for line in lines]
-  groups = Reranking.read(str(tmp_path / 'out.jsonl'),
+  groups = RerankingFiles.read(str(tmp_path / 'out.jsonl'),
                           config_lib.finetuning('reranking').data, 'train', [])
   assert len(groups) == 10
   assert groups[2].documents == [lines[2]['positive'], *lines[2]['negatives']]

@@ -12,9 +12,9 @@ from bert_jax.errors import UserError
 from bert_jax.labelled import conll, texts
 from bert_jax.labelled.packed_examples import Batches, Features
 from bert_jax.runs import no_effect
-from bert_jax.tasks.reranking import Reranking
-from bert_jax.tasks.sequence_classification import SequenceClassification
-from bert_jax.tasks.token_classification import TokenClassification
+from bert_jax.tasks.reranking import RerankingFiles
+from bert_jax.tasks.sequence_classification import SequenceFiles
+from bert_jax.tasks.token_classification import TokenFiles
 
 
 def job(train, evals=(), count=0, places=1):
@@ -43,7 +43,7 @@ def test_columns_of_a_reranker_whose_lines_are_lists(tmp_path, train, held_out, 
   groups = []
   for i, rows in enumerate((train, held_out)):
     (tmp_path / f'{i}.jsonl').write_text('\n'.join(map(json.dumps, rows)))
-    groups.append(Reranking.read(str(tmp_path / f'{i}.jsonl'), c.data, 'train', []))
+    groups.append(RerankingFiles.read(str(tmp_path / f'{i}.jsonl'), c.data, 'train', []))
   for name in ('data.text_pair_column', 'data.label_column'):
     if has_effect:
       no_effect.check(c, [name], job(groups[0], groups[1:]))
@@ -90,14 +90,14 @@ def test_one_given_label_is_the_reason(tmp_path):
     c.data.train, c.data.labels = 'train.conll', labels
     with pytest.raises(UserError, match=f'^data.labels={labels[0]} is one tag: name every tag of '
                                         'train.conll, or leave data.labels out'):
-      TokenClassification.make(c, [conll.TaggedWords('', ('a', 'b'), tags)], [])
+      TokenFiles.make(c, [conll.TaggedWords('', ('a', 'b'), tags)], [])
   c.data.labels = ()
   with pytest.raises(UserError, match="^train.conll has the tag 'O' only"):
-    TokenClassification.make(c, [conll.TaggedWords('', ('a', 'b'), ('O', 'O'))], [])
+    TokenFiles.make(c, [conll.TaggedWords('', ('a', 'b'), ('O', 'O'))], [])
   c = config_lib.finetuning('sequence_classification')
   c.data.train, c.data.labels = 'train.tsv', ('yes',)
   examples = [texts.TextExample('', 'x', None, label) for label in ('yes', 'no')]
   with pytest.raises(UserError, match='^data.labels=yes is one label: name every label of'):
-    SequenceClassification.check_training(c, examples)
+    SequenceFiles.check_training(c, examples)
   c.data.problem = 'multi_label'  # a single label may be there or not
-  SequenceClassification.check_training(c, examples)
+  SequenceFiles.check_training(c, examples)

@@ -10,9 +10,9 @@ from bert_jax import config as config_lib
 from bert_jax.commands import tuple_flag
 from bert_jax.errors import UserError
 from bert_jax.labelled import choices, glue, no_labels, squad, table, texts
-from bert_jax.tasks.reranking import Reranking
-from bert_jax.tasks.sequence_classification import SequenceClassification
-from bert_jax.tasks.token_classification import TokenClassification
+from bert_jax.tasks.reranking import RerankingFiles
+from bert_jax.tasks.sequence_classification import SequenceFiles
+from bert_jax.tasks.token_classification import TokenFiles
 
 
 def config(task='sequence_classification', **fields):
@@ -25,8 +25,8 @@ def config(task='sequence_classification', **fields):
 def train(path, **fields):
   """(the examples, the notes) of a training file of sequence classification."""
   c, notes = config(train=str(path), **fields), []
-  examples = SequenceClassification.read(str(path), c.data, 'train', notes)
-  SequenceClassification.check_training(c, examples)
+  examples = SequenceFiles.read(str(path), c.data, 'train', notes)
+  SequenceFiles.check_training(c, examples)
   notes += texts.check_labels(examples, texts.columns(c.data))
   return examples, notes
 
@@ -254,7 +254,7 @@ def test_doubtful_labels_are_noted(tmp_path):
 def tagged(path, split='train', **fields):
   """([(words, tags)], notes) of a file of token classification."""
   notes = []
-  sentences = TokenClassification.read(
+  sentences = TokenFiles.read(
       str(path), config('token_classification', **fields).data, split, notes)
   return [(s.words, s.tags) for s in sentences], notes
 
@@ -414,8 +414,8 @@ def test_grades(tmp_path, grade, loss, message):
   c = config('reranking', train=str(path), loss=loss)
 
   def read():
-    groups = Reranking.read(str(path), c.data, 'train', [])
-    Reranking.check_training(c, groups)
+    groups = RerankingFiles.read(str(path), c.data, 'train', [])
+    RerankingFiles.check_training(c, groups)
     return groups
 
   if message:

@@ -28,7 +28,8 @@ from bert_jax.tasks import (
   task_list,
   token_classification,
 )
-from bert_jax.tasks.finetuning import FineTuningData
+from bert_jax.tasks.finetuning_data import FineTuningData
+from bert_jax.tasks.sentence_embedding import SentenceEmbedding
 from bert_jax.training import checkpoint
 from tests import conftest, made_tasks
 
@@ -306,8 +307,7 @@ def test_reinitialised_layers_and_frozen_ones(pretrained, tmp_path):
 def test_the_score_that_decides_where_none_is_named(task, best):
   c = config_lib.finetuning(task)
   c.keep_best = 'auto'
-  kind = task_list.ALL[task]
-  data = types.SimpleNamespace(task=kind(None) if task.endswith('_embedding') else kind)
+  data = types.SimpleNamespace(files=task_list.ALL[task].files(SentenceEmbedding(None)))
   assert finetune._best(c, data) == best
 
 

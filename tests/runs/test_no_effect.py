@@ -182,8 +182,8 @@ def test_a_deviation_of_first_weights_that_nothing_has(fresh, whole):
 def test_what_only_the_data_tells():
   c = tiny.get_config()
   c.profile_steps = (50, 60)
-  task = types.SimpleNamespace(null_threshold=None)
-  data = types.SimpleNamespace(has_held_out=False, task=task)
+  files = types.SimpleNamespace(null_threshold=None)
+  data = types.SimpleNamespace(has_held_out=False, files=files)
   job = types.SimpleNamespace(data=data, train_steps=12)
   for name, reason in (('eval_every', 'no text is held out'), ('eval_batches', 'no text is held'),
                        ('profile_steps', 'the run has 12 steps')):
@@ -195,7 +195,7 @@ def test_what_only_the_data_tells():
   c = config_lib.finetuning('question_answering')
   with pytest.raises(UserError, match='every question of data.train= has an answer'):
     no_effect.check(c, ['data.null_threshold'], job)
-  task.null_threshold = 0.0
+  files.null_threshold = 0.0
   no_effect.check(c, ['data.null_threshold'], job)
 
 

@@ -11,7 +11,7 @@ from bert_jax.errors import Failed, UserError
 from bert_jax.inference import predictions
 from bert_jax.interop import load
 from bert_jax.runtime import network, storage
-from bert_jax.tasks import task_list
+from bert_jax.tasks import finetuning_data, task_list
 from tests import made_tasks
 
 PROXIES = ('http_proxy', 'https_proxy', 'HTTP_PROXY', 'HTTPS_PROXY', 'all_proxy', 'ALL_PROXY',
@@ -108,4 +108,4 @@ def test_examples_in_a_bucket_out_of_reach_are_named_at_once(monkeypatch, tmp_pa
     config.data.train, config.data.eval = 'a.tsv', 'b.tsv'
     config.data[field] = 'gs://no/t.tsv'
     with pytest.raises(Failed, match=f'data.{field}=gs://no/t.tsv cannot be reached'):
-      task_list.ALL[config.task].create(config, None, None)
+      finetuning_data.read(task_list.ALL[config.task].files, config, None, None)

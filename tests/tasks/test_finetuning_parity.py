@@ -12,7 +12,7 @@ from bert_jax.interop import families, huggingface, layout
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import finetune, initial, resolve
-from bert_jax.tasks.finetuning import Output, by_example, by_input
+from bert_jax.tasks.finetuning_data import Output, by_example, by_input
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 from tests import conftest, made_tasks
@@ -119,7 +119,7 @@ def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
 
   folder = epath.Path(tmp_path) / 'with_head'
   huggingface.save(Pretrained(config_lib.bert_config(c.model), jax.device_get(state.params),
-                              model.tokenizer, task_name, task.labels,
+                              model.tokenizer, task_name, data.files.labels,
                               job.extra['problem']), folder)
   theirs, torch_optimizer = torch_side(folder, task_name, settings)
   rate, f = optimizer_lib.learning_rate(settings, 12), data.train.batches.features

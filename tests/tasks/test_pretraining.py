@@ -91,15 +91,16 @@ def test_scores_of_rows_of_another_length_are_not_compared():
 def test_scores_say_whether_low_is_good():
   """A new score stands in one of the two sets, so that `keep_best` keeps the right checkpoint."""
   assert make_task(1).lower_is_better == {'loss', 'mlm_loss', 'nsp_loss'}
-  lower = {name: {'loss'} & set(kind.lower_is_better) for name, kind in task_list.ALL.items()}
+  lower = {name: {'loss'} & set(kind.files.lower_is_better) for name, kind in task_list.ALL.items()}
   assert all(lower.values())
-  others = {score for kind in task_list.ALL.values() if isinstance(kind.score_names, tuple)
-            for score in {*kind.score_names} - {*kind.lower_is_better}}
+  others = {score for kind in task_list.ALL.values()
+            if isinstance(kind.files.score_names, tuple)
+            for score in {*kind.files.score_names} - {*kind.files.lower_is_better}}
   assert others == {'accuracy', 'precision', 'recall', 'f1', 'exact_match', 'ndcg_10', 'mrr_10',
                     'map'}
   regression = metrics.regression(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
-  assert set(regression) - {*task_list.ALL['sequence_classification'].lower_is_better} == {
-      'pearson', 'spearman'}
+  lower = task_list.ALL['sequence_classification'].files.lower_is_better
+  assert set(regression) - {*lower} == {'pearson', 'spearman'}
 
 
 def test_worker_processes_get_no_teacher():

@@ -16,7 +16,7 @@ from bert_jax.interop import conversion
 from bert_jax.labelled.packed_examples import Batch
 from bert_jax.runs import initial, run
 from bert_jax.tasks import reranking
-from bert_jax.tasks.reranking import Reranking
+from bert_jax.tasks.reranking import Reranking, RerankingFiles
 from tests import made_tasks
 
 
@@ -140,7 +140,7 @@ def test_a_reranker_that_is_trained_further_keeps_its_head(tmp_path, monkeypatch
 def test_pairs_of_a_query_are_one_group(tmp_path):
   (tmp_path / 'x.tsv').write_text('query\tdocument\tlabel\na\tx\t0\nb\ty\t2\na\tz\t1\n')
   data = config_lib.finetuning('reranking').data
-  groups = Reranking.read(str(tmp_path / 'x.tsv'), data, 'validation', [])
+  groups = RerankingFiles.read(str(tmp_path / 'x.tsv'), data, 'validation', [])
   assert [(g.query, g.documents, g.grades) for g in groups] == [
       ('a', ['x', 'z'], [0, 1]), ('b', ['y'], [2])]
 
@@ -151,9 +151,9 @@ def test_equal_scores_count_against_the_model():
   class Located:
     examples = [0]
 
-  outputs = [reranking.finetuning.Output(Located, np.array([[2., 2., 2., 1., -1e9]]))]
-  split = reranking.finetuning.Split('', groups, None)
-  assert Reranking(None).scores(split, outputs) == pytest.approx(
+  outputs = [reranking.finetuning_data.Output(Located, np.array([[2., 2., 2., 1., -1e9]]))]
+  split = reranking.finetuning_data.Split('', groups, None)
+  assert RerankingFiles(None).scores(split, outputs) == pytest.approx(
       {'mrr_10': 1 / 3, 'map': 1 / 3, 'ndcg_10': 0.5})
 
 

@@ -25,7 +25,13 @@ from bert_jax.model.encoder import take_positions
 from bert_jax.model.modern import ModernConfig
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import run
-from bert_jax.tasks.sentence_embedding import BertForSentenceEmbedding, SentenceEmbedding, unit
+from bert_jax.tasks import finetuning_data
+from bert_jax.tasks.sentence_embedding import (
+  BertForSentenceEmbedding,
+  EmbeddingFiles,
+  SentenceEmbedding,
+  unit,
+)
 from tests import made_tasks
 
 
@@ -51,7 +57,7 @@ def test_a_pooling_is_a_line_of_one_list(tmp_path, monkeypatch):
 
   monkeypatch.setitem(pooling.POOLINGS, 'second_token', second_token)
   c = make_config(tmp_path, **{'data.pooling': 'second_token'})
-  SentenceEmbedding.check(c)
+  EmbeddingFiles.check(c)
   bert = bert_jax.from_pretrained(c.init_from)
   texts = ['w1 good w2', 'bad w3']
   expected = np.stack([hidden[1] for hidden in bert.encode(texts).hidden])
@@ -61,7 +67,7 @@ def test_a_pooling_is_a_line_of_one_list(tmp_path, monkeypatch):
   (tmp_path / 'config.json').write_bytes(files['1_Pooling/config.json'])
   assert sentence_layout._read_pooling(tmp_path / 'config.json') == (('second_token',), True)
   with pytest.raises(UserError, match='lasttoken, second_token$'):
-    SentenceEmbedding.check(make_config(tmp_path, **{'data.pooling': 'none'}))
+    EmbeddingFiles.check(make_config(tmp_path, **{'data.pooling': 'none'}))
 
 
 def test_the_loss_by_hand():
@@ -128,7 +134,7 @@ def embedder(tmp_path_factory):
   for name, value in vars(model.config).items():
     c.model[name] = value
   c.model.dropout = c.model.attention_dropout = 0.0
-  data = SentenceEmbedding.create(c, model.tokenizer, mesh_lib.make_mesh(**c.mesh))
+  data = finetuning_data.read(EmbeddingFiles, c, model.tokenizer, mesh_lib.make_mesh(**c.mesh))
   return data.task, nn.unbox(data.task.init(jax.random.key(0))), data.rows(0)
 
 

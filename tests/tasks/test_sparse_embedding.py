@@ -20,7 +20,7 @@ from bert_jax.labelled.packed_examples import Batch
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.runs import run
 from bert_jax.tasks import sparse_embedding
-from bert_jax.tasks.sparse_embedding import SparseEmbedding
+from bert_jax.tasks.sparse_embedding import SparseEmbedding, SparseKind
 from tests import made_tasks
 from tests.interop import torch_bert
 
@@ -44,7 +44,7 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path):
   vectors = sparse_embedding.vectors(bert, TEXTS)
   assert vectors.shape == expected.shape and 0 < np.count_nonzero(vectors) < vectors.size
   np.testing.assert_allclose(vectors, expected, atol=1e-5)
-  answer, = SparseEmbedding.answer(bert, [{'text': TEXTS[0]}], Options())
+  answer, = SparseKind.answer(bert, [{'text': TEXTS[0]}], Options())
   weights = list(answer['entries'].values())
   assert len(weights) == np.count_nonzero(vectors[0]) and weights == sorted(weights)[::-1]
   token = next(iter(answer['entries']))

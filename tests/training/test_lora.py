@@ -13,7 +13,10 @@ from bert_jax.model import modern
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import losses
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.tasks.sequence_classification import SequenceClassification
+from bert_jax.tasks.sequence_classification import (
+  BertForSequenceClassification,
+  SequenceClassification,
+)
 from bert_jax.training import lora
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
@@ -119,7 +122,7 @@ def bytes_of(tree) -> int:
 
 
 def test_moments_are_a_small_part_at_the_size_of_mini_lm():
-  task = SequenceClassification(SequenceClassification.head(MINI_LM, 2), ('no', 'yes'))
+  task = SequenceClassification(BertForSequenceClassification(MINI_LM, 2))
   every = ('attention', 'feed_forward')
   optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(), 100_000)
 
@@ -153,7 +156,7 @@ KERNELS = {  # (kernels of these targets, rows and columns of all their layers)
 
 @pytest.mark.parametrize('member', MEMBERS)
 def test_every_member_has_factors(member):
-  task = SequenceClassification(SequenceClassification.head(MEMBERS[member][0], 2), ('no', 'yes'))
+  task = SequenceClassification(BertForSequenceClassification(MEMBERS[member][0], 2))
   task_with = lora.Lora(task, lora.LoraConfig(rank=1, targets=('qkv', 'up')))
   whole = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
   trained = nn.unbox(jax.eval_shape(task_with.init, jax.random.key(0)))

@@ -1,0 +1,250 @@
+"""The host half of fine-tuning: files of examples, their batches and their scores."""
+
+import abc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import dataclasses
+import re
+from typing import Any, ClassVar, NamedTuple
+
+from etils import epath
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+import numpy as np
+
+from bert_jax.data.tokenizers.base import Tokenizer
+from bert_jax.errors import require
+from bert_jax.labelled import replaced_fields
+from bert_jax.labelled.packed_examples import Batch, Batches, Features, Located
+from bert_jax.objectives import losses
+from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.parallel import sharding
+from bert_jax.runtime import storage
+from bert_jax.tasks.finetuning import FineTuning
+
+_LABELS_SHOWN = 16  # in the summary of a run
+
+
+class Split(NamedTuple):
+  """The examples of one file."""
+
+  name: str  # '' for the first file of data.eval; a suffix of the scores for others
+  examples: Sequence[Any]
+  batches: Batches
+
+
+class Output(NamedTuple):
+  """The reduced logits of one batch, on the host."""
+
+  located: Located
+  logits: np.ndarray
+
+
+def not_empty(examples: Iterable[Any], path: str) -> list[Any]:
+  """A list of the examples of a file; raises UserError if there are none."""
+  examples = list(examples)
+  require(bool(examples), f'{path} holds no example')
+  return examples
+
+
+def by_example(outputs: list[Output]) -> np.ndarray:
+  """The logits of each example of a file, [examples, ...], from those of its batches [E, ...]."""
+  return np.concatenate([output.logits[:len(output.located.examples)] for output in outputs])
+
+
+def by_input(outputs: list[Output], count: int) -> list[np.ndarray]:
+  """The logits of each of `count` inputs, [tokens, ...], from those of batches [R, L, ...]."""
+  of_input = [None] * count
+  for located, logits in outputs:
+    text_ids = located.batch.tokens.text_ids
+    for row, slot in zip(*np.nonzero(located.index >= 0)):
+      of_input[located.index[row, slot]] = logits[row][text_ids[row] == slot + 1]
+  return of_input
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleFiles(abc.ABC):
+  """The files of examples of a task: each fine-tuning task has a subclass.
+
+  The class says which fields a config has for them, and reads them. An instance knows the task
+  that is trained on them, or judged by them.
+  """
+
+  task: FineTuning
+  labels: tuple[str, ...] = ()  # names of the head's outputs
+
+  # The fields of its config that differ from those of every fine-tuning run, by full name: a new
+  # Field, another default, or None, which leaves the field out.
+  config_fields: ClassVar[Mapping[str, Any]] = {}
+  best_score: ClassVar[str]  # default of keep_best
+  auto_score: ClassVar[str] = ''  # the score that keep_best='auto' stands for; '' = best_score
+  score_names: ClassVar[tuple[str, ...]]  # the scores that every file has
+  has_held_out_loss: ClassVar[bool] = True  # False = the examples of data.eval are of another kind
+  lower_is_better: ClassVar[tuple[str, ...]] = ('loss',)  # the highest of the others is the best
+  problem: ClassVar[str] = ''  # the kind of labels, for sequence classification alone
+  null_threshold: ClassVar[float | None] = None  # None = every question has an answer
+
+  # ---- the config and the files -----------------------------------------------------------------
+
+  @staticmethod
+  def check(config: ConfigDict):
+    """Raises UserError for a value of the config that the task cannot have."""
+    del config
+
+  @staticmethod
+  def check_training(config: ConfigDict, examples: list[Any]):
+    """Raises UserError for training examples that teach the model nothing."""
+    del config, examples
+
+  @staticmethod
+  @abc.abstractmethod
+  def read(path: str, data: ConfigDict, split: str, notes: list[str]) -> Iterable[Any]:
+    """The examples of a file, by the config group `data`.
+
+    `split` is train, validation or test; examples of 'test' need no labels. The method adds lines
+    for the summary of the run to `notes`.
+    """
+
+  @classmethod
+  def test_examples(cls, data: ConfigDict) -> list[Any]:
+    """The examples of data.test; raises UserError for a mistake in the file, or an empty one."""
+    return not_empty(cls.read(data.test, data, 'test', []), data.test)
+
+  # ---- the examples and their scores ------------------------------------------------------------
+
+  @classmethod
+  @abc.abstractmethod
+  def make(cls, config: ConfigDict, examples: list[Any], notes: list[str]) -> 'ExampleFiles':
+    """With the task of a run for its training examples, or of an evaluation for its file's."""
+
+  def with_facts(self, facts: Mapping[str, Any], notes: list[str]) -> 'ExampleFiles':
+    """With what a model keeps of its training data, for an evaluation."""
+    return self
+
+  @property
+  def facts(self) -> dict[str, Any]:
+    """Facts about the training data that scores of other files need; a workdir keeps them."""
+    return {'null_threshold': self.null_threshold}
+
+  @abc.abstractmethod
+  def features(self, examples: Sequence[Any], tokenizer: Tokenizer, config: ConfigDict, *,
+               path: str, is_train: bool) -> Features:
+    """The inputs and targets of the examples of the file `path`."""
+
+  @abc.abstractmethod
+  def scores(self, split: Split, outputs: list[Output]) -> dict[str, float]:
+    """The scores of a file, from the outputs of its batches."""
+
+
+def scores_of(files: ExampleFiles, split: Split,
+              measure: Callable[[Batch], tuple[losses.Metrics, jax.Array]]) -> dict[str, float]:
+  """The mean loss, if the task has one, and the scores of a file.
+
+  `measure` is that of the task, for a whole batch.
+  """
+  sums, outputs = np.zeros(2), []
+  for located in split.batches.in_order():
+    metrics, logits = jax.device_get(measure(located.batch))
+    sums += metrics['loss']
+    outputs.append(Output(located, logits))
+  loss = losses.means({'loss': sums}) if files.has_held_out_loss else {}
+  return {**loss, **files.scores(split, outputs)}
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuningData:
+  """The host half: the examples of a run."""
+
+  files: ExampleFiles
+  train: Split
+  evals: tuple[Split, ...]  # the files that are evaluated; () = no evaluation
+  feed: mesh_lib.Feed  # the part of a batch that this process feeds
+  notes: Sequence[str]  # lines for the summary of the run
+  eval_files: str  # data.eval
+
+  @property
+  def task(self) -> FineTuning:
+    return self.files.task
+
+  def _share(self, batch: Batch) -> Batch:
+    return jax.tree.map(lambda x: x[self.feed.rows(len(x))], batch)
+
+  def rows(self, step: int) -> Batch:
+    return self._share(self.train.batches.batch(step))
+
+  @property
+  def has_held_out(self) -> bool:
+    return bool(self.evals)
+
+  def evaluate(self, evaluate_batch: Callable[[Batch], Any],
+               step: int) -> dict[str, float | None]:
+    """The mean loss and the scores of every file."""
+    del step
+    results = {}
+    for split in self.evals:
+      suffix = f'_{split.name}' if split.name else ''
+      scores = scores_of(self.files, split, lambda batch: evaluate_batch(self._share(batch)))
+      results |= {name + suffix: value for name, value in scores.items()}
+    return results
+
+  @property
+  def lower_is_better(self) -> tuple[str, ...]:
+    return self.files.lower_is_better
+
+  def judged_on(self, step: int) -> str:
+    del step
+    return self.eval_files
+
+  def flops(self, step: int, tokens: float) -> float:
+    del step
+    return self.task.flops_per_token(self.train.batches.length) * tokens
+
+  def describe(self) -> Iterator[tuple[str, str]]:
+    batches, labels = self.train.batches, self.files.labels
+    sizes = [f'{len(self.train.examples):,} to train on']
+    sizes += [f'{len(split.examples):,} to evaluate{" " * bool(split.name)}{split.name}'
+              for split in self.evals]
+    yield 'examples', ', '.join(sizes)
+    more = len(labels) - _LABELS_SHOWN
+    if labels:
+      yield 'labels', ', '.join(labels[:_LABELS_SHOWN]) + (f' and {more} more' if more > 0 else '')
+    yield f'rows of {batches.length}', (
+        f'{" or ".join(map(str, batches.rows))} for {batches.most_examples} examples, '
+        f'{batches.fill():.1%} real tokens')
+    for note in self.notes:
+      yield 'note', note
+
+
+def _eval_files(data: ConfigDict) -> list[tuple[str, str]]:
+  """(suffix of the scores, path) of each file of data.eval, which are comma-separated."""
+  paths = [path for path in data.eval.split(',') if path]
+  names = [re.split(r'[.@]', epath.Path(path).name)[0] for path in paths]
+  twice = next((name for name in names[1:] if names[1:].count(name) > 1), None)
+  require(not twice, f'data.eval={data.eval}: the scores of two files would both end in {twice!r}: '
+                     'give them other names')
+  return [(name if i else '', path) for i, (name, path) in enumerate(zip(names, paths))]
+
+
+def read(kind: type[ExampleFiles], config: ConfigDict, tokenizer: Tokenizer,
+         mesh: Mesh) -> FineTuningData:
+  """Reads the examples of a run, makes its task and plans its batches."""
+  data, notes = config.data, []
+  for field, path in (('train', data.train), *(('eval', x) for x in data.eval.split(','))):
+    storage.check(f'data.{field}', path)
+  examples = not_empty(kind.read(data.train, data, 'train', notes), data.train)
+  kind.check_training(config, examples)
+  files = kind.make(config, examples, notes)
+
+  def planned(name, path, examples, is_train, **options):
+    features = files.features(examples, tokenizer, config, path=path, is_train=is_train)
+    return Split(name, examples, Batches(
+        features, batch_size=config.batch_size, pad_id=tokenizer.pad_id,
+        row_multiple=sharding.batch_divisor(mesh) * data.get('cached_parts', 1), **options))
+
+  train = planned('', data.train, examples, True, seed=config.seed,
+                  microbatches=config.optimizer.accumulation)
+  evals, eval_data = [], replaced_fields.replace(data, data.eval_fields, 'data.eval_fields')
+  for name, path in _eval_files(data):
+    examples = not_empty(kind.read(path, eval_data, 'validation', notes), path)
+    evals.append(planned(name, path, examples, False))
+  return FineTuningData(files, train, tuple(evals), mesh_lib.feed(mesh), notes, data.eval)
