@@ -6,9 +6,8 @@ from bert_jax import errors
 from bert_jax.commands import checkpoint_flags, command, overwrite_flag
 
 _TASK = flags.DEFINE_string(
-    'task', None, 'fill_mask, next_sentence, score, embed; of a fine-tuned model its own: '
-    'sequence_classification, token_classification, question_answering, multiple_choice, '
-    'reranking, sparse_embedding.')
+    'task', None, 'fill_mask, next_sentence, score, embed; of a fine-tuned model the '
+    'task that it was trained for: sequence_classification, question_answering, ...')
 _MODEL = flags.DEFINE_string(
     'model', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
 _INPUT = flags.DEFINE_string('input', None, 'JSON lines; standard input by default.')

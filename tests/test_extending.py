@@ -14,10 +14,12 @@ import pytest
 import bert_jax
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
+from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interop import families, huggingface, layout, native
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures, attention_kernels
 from bert_jax.runs import run
+from bert_jax.tasks import task_kind, task_list
 from tests import conftest, made_tasks
 from tests.extensions import last_norm, last_norm_names, loops
 
@@ -130,3 +132,35 @@ def test_a_kernel(monkeypatch):
   with pytest.raises(UserError, match='loops cannot be had: 15 is odd'):
     monkeypatch.setattr(attention_kernels, 'CHOICES', (*attention_kernels.CHOICES, 'loops'))
     attention_kernels.choose_path(dataclasses.replace(config, attention='loops'), 15)
+
+
+def files_with(*words: str) -> set[str]:
+  """The files of the package that have one of some words, also within text."""
+  pattern = re.compile(rf'\b({"|".join(words)})\b')
+  return {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob('*.py')
+          if pattern.search(path.read_text())}
+
+
+@pytest.mark.parametrize('task, classes', [
+    ('multiple_choice', ('MultipleChoice', 'ChoiceFiles', 'ChoiceKind', 'BertForMultipleChoice'))])
+def test_a_task_is_one_file_and_a_line(task, classes):
+  """Its head is trained, used for predictions, converted and started from."""
+  own, listed = f'tasks/{task}.py', 'tasks/task_list.py'
+  assert files_with(task, *classes) == {own, listed}
+  kind = task_list.WITH_HEAD[task]
+  assert {kind.__module__, kind.files.__module__, kind.head.__module__} == {
+      f'bert_jax.tasks.{task}'}
+  lines = re.findall(rf'^.*\b{task}\b.*$', (PACKAGE / listed).read_text(), re.MULTILINE)
+  assert len(lines) == 2  # its import and its entry
+  assert kind.fields and kind.transformers and kind.parameter_groups
+  text = (PACKAGE.parent / 'docs' / 'extending.md').read_text()
+  assert f'`bert_jax/{own}`' in text  # readers start from it
+
+
+def test_a_loaded_model_has_what_answers_of_tasks_need():
+  of_instances = {'model', 'config', 'params', 'tokenizer'}  # set in __init__
+  protocol = task_kind.TrainedModel
+  names = set(protocol.__annotations__) | {
+      name for name, x in vars(protocol).items() if callable(x) and not name.startswith('_')}
+  assert len(names) == 10
+  assert all(hasattr(LoadedModel, name) for name in names - of_instances)
