@@ -9,7 +9,7 @@ import tempfile
 
 from etils import epath
 
-from bert_jax.errors import UserError, require
+from bert_jax.errors import require
 from bert_jax.interop import (
   hub,
   huggingface,
@@ -62,9 +62,9 @@ def _check_sound(source: str):
           continue
         damaged.append(name)
         print_summary([(name, f'DAMAGED: {e}')])
-    if damaged:
-      raise UserError(f'{len(damaged)} of {len(checkpoints)} checkpoints of {source} are damaged: '
-                      f'{", ".join(damaged)}')
+    require(not damaged,
+            f'{len(damaged)} of {len(checkpoints)} checkpoints of {source} are damaged: '
+            f'{", ".join(damaged)}')
   model = load_lib.load(source)
   c = model.config
   print_summary([

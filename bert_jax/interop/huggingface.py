@@ -15,7 +15,7 @@ import safetensors
 from safetensors.numpy import load_file, save_file
 
 from bert_jax.data.tokenizers import reader as tokenizer_reader
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.interop import cross_layout, families, layout, torch_pickle
 from bert_jax.interop.family import Family
 from bert_jax.interop.pretrained import Pretrained, fitted
@@ -57,23 +57,23 @@ def config_from(fields: Mapping, path: epath.Path, family: Family = families.BER
 
 def _config_from(fields: Mapping, path: epath.Path, family: Family) -> BertConfig:
   missing = [name for name, ours in family.fields.items() if ours in _NEEDED and name not in fields]
-  if missing:
-    raise UserError(f'{path} has no {", ".join(missing)}: it is no config of a {family.title}')
+  require(not missing,
+          f'{path} has no {", ".join(missing)}: it is no config of a {family.title}')
   for name, published in family.published.items():
     if fields.get(name, published) != published:
       raise UserError(f'{path}: {name}={fields[name]!r} is not what {family.title} has '
                       f'({published!r})')
   values = {ours: fields[name] for name, ours in family.fields.items() if name in fields}
   activation = values.pop('activation', 'gelu')
-  if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-    raise UserError(f'{path}: {_key(family.fields, "activation")}={activation!r} is unknown: known '
-                    f'are {", ".join(_ACTIVATIONS)}')
+  require(isinstance(activation, str) and activation in _ACTIVATIONS,
+          f'{path}: {_key(family.fields, "activation")}={activation!r} is unknown: known '
+          f'are {", ".join(_ACTIVATIONS)}')
   known = architectures.ALL[family.name].config.__dataclass_fields__
   for name, value in values.items():
     kind = type(known[name].default)
-    if (isinstance(value, bool) != (kind is bool)
-        or not isinstance(value, (int, float) if kind is float else kind)):
-      raise UserError(f'{path}: the value {value!r} for {name} is no {kind.__name__}')
+    require(isinstance(value, bool) == (kind is bool)
+            and isinstance(value, (int, float) if kind is float else kind),
+            f'{path}: the value {value!r} for {name} is no {kind.__name__}')
   return architectures.make_config(
       {**values, 'activation': _ACTIVATIONS[activation], 'architecture': family.name})
 
@@ -84,9 +84,9 @@ def _read_config(directory: epath.Path) -> tuple[dict, Family, str]:
   fields = storage.read_json(path)
   model_type = fields.get('model_type', 'bert')
   family = families.ALL.get(model_type) if isinstance(model_type, str) else None
-  if not family:
-    raise UserError(f'{path}: model_type={model_type!r} is unknown: known are '
-                    f'{", ".join(families.ALL)}')
+  require(bool(family),
+          f'{path}: model_type={model_type!r} is unknown: known are '
+          f'{", ".join(families.ALL)}')
   classes = fields.get('architectures') or [f'{family.title}Model']
   architecture = str(classes[0] if isinstance(classes, list) else classes)
   return fields, family, architecture
@@ -100,15 +100,13 @@ def _weight_files(directory: epath.Path) -> list[epath.Path]:
     if not index.exists():
       continue
     weight_map = storage.read_json(index).get('weight_map')
-    if not isinstance(weight_map, dict):
-      raise UserError(f'{index} has no weight_map')
+    require(isinstance(weight_map, dict), f'{index} has no weight_map')
     names = sorted(set(map(str, weight_map.values())))
     elsewhere = [name for name in names if epath.Path(name).name != name]
     if elsewhere:
       raise UserError(f'{index} names {elsewhere[0]!r}, which is no file of its folder')
     missing = [name for name in names if not (directory / name).exists()]
-    if missing:
-      raise UserError(f'{directory} lacks {", ".join(missing)}, which {index.name} names')
+    require(not missing, f'{directory} lacks {", ".join(missing)}, which {index.name} names')
     return [directory / name for name in names]
   raise UserError(f'{directory} holds no weights: neither model.safetensors nor pytorch_model.bin, '
                   'whole or in parts with an index.json')
@@ -137,8 +135,7 @@ def _canonical(content: Mapping[str, np.ndarray], directory: epath.Path, family:
     name = family.canonical(theirs, architecture)
     if name.startswith(family.ignored):
       continue
-    if name in tensors:
-      raise UserError(f'{directory}: {theirs} is there twice, under two names')
+    require(name not in tensors, f'{directory}: {theirs} is there twice, under two names')
     tensors[name] = x
   return tensors
 
@@ -186,8 +183,8 @@ def load(directory: epath.Path) -> Pretrained:
   for name in _BUFFERS:
     tensors.pop(name, None)
   for copy, of in _TIED.items():
-    if copy in tensors and not np.array_equal(tensors.pop(copy), tensors.get(of)):
-      raise UserError(f'{directory}: {copy} differs from {of}: BERT has one tensor for both')
+    require(copy not in tensors or np.array_equal(tensors.pop(copy), tensors.get(of)),
+            f'{directory}: {copy} differs from {of}: BERT has one tensor for both')
   params = layout.from_tensors(tensors, config, needed, directory)
   outputs = layout.num_labels(tensors)
   tokenizer = fitted(tokenizer_reader.load(directory), config, directory)

@@ -5,7 +5,7 @@ import re
 from etils import epath
 import numpy as np
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.interop import huggingface, native, sentence_layout, sentence_transformers, tensorflow
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.runtime import storage
@@ -48,9 +48,9 @@ def load(directory: str, step: int | None = None, allow_older: bool = False) -> 
   """
   model = _read(directory, step, allow_older)
   for name, x in fingerprint.named_leaves(model.params).items():
-    if not np.isfinite(x).all():
-      raise UserError(f'{directory}: {name.removeprefix("params/")} holds NaN or infinity: this '
-                      'model is broken')
+    require(np.isfinite(x).all(),
+            f'{directory}: {name.removeprefix("params/")} holds NaN or infinity: this '
+            'model is broken')
   return model
 
 
@@ -59,14 +59,14 @@ def _read(directory: str, step: int | None, allow_older: bool) -> Pretrained:
   folder = epath.Path(directory)
   if not folder.exists() and re.fullmatch(r'[\w.-]+/[\w.-]+', directory):
     folder = _from_hub(directory)
-  if not folder.exists():
-    raise UserError(f'{directory} is no folder here, and no name on the Hugging Face hub, which '
-                    'would be ORGANISATION/NAME')
+  require(folder.exists(),
+          f'{directory} is no folder here, and no name on the Hugging Face hub, which '
+          'would be ORGANISATION/NAME')
   if (folder / native.WORKDIR_FILE).exists():
     return native.load_workdir(folder, step, allow_older)
-  if step is not None or allow_older:
-    raise UserError(f'{directory} is no workdir: --step and --allow_older choose among the '
-                    'checkpoints of a run')
+  require(step is None and not allow_older,
+          f'{directory} is no workdir: --step and --allow_older choose among the '
+          'checkpoints of a run')
   for name, read in ((native.CHECKPOINT_FILE, native.load),
                      (sentence_layout.FILE, sentence_transformers.load),
                      ('config.json', huggingface.load), ('bert_config.json', tensorflow.load)):

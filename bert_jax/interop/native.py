@@ -14,7 +14,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from bert_jax.data.tokenizers import reader as tokenizer_reader
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.interop import cross_layout, layout, pretrained, sentence_layout
 from bert_jax.interop.cross_layout import CrossLayout
 from bert_jax.interop.pretrained import Pretrained, fitted, head_groups
@@ -72,8 +72,8 @@ def load(directory: epath.Path) -> Pretrained:
   task = content.get('task', '')
   kind = task_list.WITH_HEAD.get(task)
   unknown = sorted(set(groups) - {*layout.GROUPS, *(kind.parameter_groups if kind else ())})
-  if unknown or (task and not kind):
-    raise UserError(f'{path}: unknown groups {unknown} or task {content.get("task")!r}')
+  require(not unknown and (not task or kind),
+          f'{path}: unknown groups {unknown} or task {content.get("task")!r}')
   tokenizer = fitted(tokenizer_reader.load(directory / 'tokenizer'), config, directory)
   abstract = checkpoint.on_one_device(
       nn.unbox(layout.abstract_params(config, groups, len(labels), task)))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.tokens import Tokens
-from bert_jax.errors import UserError, require
+from bert_jax.errors import require
 from bert_jax.interop import verify
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
@@ -91,6 +91,6 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
     for a, b in zip(ours(*inputs), exported.call(*inputs)):
       difference = np.abs(np.asarray(a) - np.asarray(b))
       worst = float(np.max(difference[is_real] if difference.ndim == 3 else difference))
-      if not worst <= verify.TOLERANCE:
-        raise UserError(f'{directory / FILE}: the outputs differ by {worst:.2g}')
+      require(worst <= verify.TOLERANCE,
+              f'{directory / FILE}: the outputs differ by {worst:.2g}')
   yield 'outputs', 'of two batch shapes, equal to the source'

@@ -9,7 +9,7 @@ import re
 from etils import epath
 
 from bert_jax.data.tokenizers import reader as tokenizer_reader
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.interop import families, huggingface, layout
 from bert_jax.interop.pretrained import Pretrained, fitted
 from bert_jax.runtime import storage
@@ -46,9 +46,9 @@ def load(directory: epath.Path) -> Pretrained:
   path = directory / 'bert_config.json'
   config = huggingface.config_from(storage.read_json(path), path)
   indices = sorted(directory.glob('*.index'))
-  if len(indices) != 1:
-    raise UserError(f'{directory} holds {len(indices)} TensorFlow checkpoints (*.index): it has to '
-                    'hold one')
+  require(len(indices) == 1,
+          f'{directory} holds {len(indices)} TensorFlow checkpoints (*.index): it has to '
+          'hold one')
   try:
     reader = tf.train.load_checkpoint(str(indices[0]).removesuffix('.index'))
     variables = reader.get_variable_to_shape_map()

@@ -17,7 +17,7 @@ from etils import epath
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 
 _DTYPES = {f'torch.{name}Storage': np.dtype(kind) for name, kind in (
     ('Double', np.float64), ('Float', np.float32), ('Half', np.float16), ('BFloat16', jnp.bfloat16),
@@ -113,20 +113,20 @@ def _read(file: zipfile.ZipFile, path: epath.Path) -> dict[str, np.ndarray]:
   (folder,) = (name.removesuffix('data.pkl') for name in file.namelist()
                if name.endswith('/data.pkl') and name.count('/') == 1)
   order = file.read(f'{folder}byteorder') if f'{folder}byteorder' in file.namelist() else b'little'
-  if order != b'little':
-    raise UserError(f'{path} was written on a big-endian machine: load it with torch and save it '
-                    'as safetensors')
+  require(order == b'little',
+          f'{path} was written on a big-endian machine: load it with torch and save it '
+          'as safetensors')
   content = file.read(f'{folder}data.pkl')
   refused = sorted(_globals(content) - _KNOWN)
   if refused and all(map(_OTHER_TENSORS.fullmatch, refused)):
     raise _Unread(', '.join(refused))
-  if refused:
-    raise UserError(f'{path} names {", ".join(refused)}, which no state dict of tensors needs: the '
-                    'file is refused, nothing of it ran')
+  require(not refused,
+          f'{path} names {", ".join(refused)}, which no state dict of tensors needs: the '
+          'file is refused, nothing of it ran')
   state = _StateDict(io.BytesIO(content)).load()
-  if not isinstance(state, dict) or not all(
-      isinstance(name, str) and isinstance(x, _Tensor) for name, x in state.items()):
-    raise UserError(f'{path} is no state dict: it must hold tensors by name and nothing else')
+  require(isinstance(state, dict)
+          and all(isinstance(name, str) and isinstance(x, _Tensor) for name, x in state.items()),
+          f'{path} is no state dict: it must hold tensors by name and nothing else')
   storages = {key: np.frombuffer(file.read(f'{folder}data/{key}'), np.uint8)
               for key in {x.storage[1] for x in state.values()}}
   return {name: _array(x, storages) for name, x in state.items()}
@@ -148,9 +148,8 @@ def load_file(path: epath.Path) -> dict[str, np.ndarray]:
   """
   try:
     with path.open('rb') as file:
-      if file.read(2) != b'PK':
-        raise UserError(
-            f'{path} is no zip file, as torch.save writes since 1.6: {_remedy(path)}')
+      require(file.read(2) == b'PK',
+              f'{path} is no zip file, as torch.save writes since 1.6: {_remedy(path)}')
       with zipfile.ZipFile(file) as content:
         return _read(content, path)
   except UserError:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.tokens import Tokens
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.interop import families, layout, tokenizer_checks
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
@@ -95,20 +95,20 @@ def compare_outputs(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray],
   """(name, result) lines for arrays of equal names; raises UserError where two differ."""
   for name in (name for name in ours if name in theirs):
     worst = float(np.max(np.abs(ours[name] - theirs[name])))
-    if not worst <= TOLERANCE:
-      raise UserError(f'{source}: the {name} differ by {worst:.2g} (at most {TOLERANCE} is '
-                      'rounding)')
+    require(worst <= TOLERANCE,
+            f'{source}: the {name} differ by {worst:.2g} (at most {TOLERANCE} is '
+            'rounding)')
     yield name, f'differ from {source} by at most {worst:.2g}'
 
 
 def _compare_tensors(a: Pretrained, b: Pretrained) -> int:
   """The number of tensors; raises UserError, naming the first tensor that differs."""
   ours, theirs = (layout.to_tensors(jax.device_get(m.params), m.config) for m in (a, b))
-  if ours.keys() != theirs.keys():
-    raise UserError(f'only one of the models has {", ".join(sorted(ours.keys() ^ theirs.keys()))}')
+  require(ours.keys() == theirs.keys(),
+          f'only one of the models has {", ".join(sorted(ours.keys() ^ theirs.keys()))}')
   for name, x in ours.items():
-    if x.shape != theirs[name].shape or x.tobytes() != theirs[name].tobytes():
-      raise UserError(f'the tensor {name} differs')
+    require(x.shape == theirs[name].shape and x.tobytes() == theirs[name].tobytes(),
+            f'the tensor {name} differs')
   return len(ours)
 
 
@@ -125,17 +125,17 @@ def compare(a: Pretrained, b: Pretrained, directory: epath.Path) -> Iterator[tup
   """
   for field in dataclasses.fields(a.config):
     ours, theirs = (getattr(m.config, field.name) for m in (a, b))
-    if ours != theirs and field.name not in ('dtype', 'attention', 'remat', 'scan_unroll'):
-      raise UserError(f'{field.name} is {ours} in one model and {theirs} in the other')
-  if (a.task, a.labels, a.problem) != (b.task, b.labels, b.problem):
-    raise UserError(f'one model is for {_of_task(a)}, the other for {_of_task(b)}')
+    require(ours == theirs or field.name in ('dtype', 'attention', 'remat', 'scan_unroll'),
+            f'{field.name} is {ours} in one model and {theirs} in the other')
+  require((a.task, a.labels, a.problem) == (b.task, b.labels, b.problem),
+          f'one model is for {_of_task(a)}, the other for {_of_task(b)}')
   for name, least in (('max_len', a.config.max_positions), ('long', 'head')):
     ours, theirs = (m.facts.get(name) or least for m in (a, b))
     if a.task and ours != theirs:
       yield 'note', f'{name} is {ours} in one model and {theirs} in the other: long texts differ'
   width = a.config.hidden_size
-  if a.sentence and b.sentence and a.sentence.files(width) != b.sentence.files(width):
-    raise UserError('the models differ in pooling, in the modules behind it, or in prompts')
+  require(not a.sentence or not b.sentence or a.sentence.files(width) == b.sentence.files(width),
+          'the models differ in pooling, in the modules behind it, or in prompts')
   if bool(a.sentence) != bool(b.sentence):
     yield 'left out', ('pooling, modules and prompts: only one of the models has them; '
                        '--to=sentence_transformers writes them')

@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.errors import UserError
+from bert_jax.errors import require
 from bert_jax.runtime import storage
 
 _FIELD = 'checksum'
@@ -26,8 +26,8 @@ def read(path: epath.Path) -> dict[str, Any]:
   """The content of a sealed file; raises UserError if it is not as it was written."""
   content = storage.read_json(path)
   checksum = content.pop(_FIELD, None)
-  if checksum != seal(content)[_FIELD]:
-    raise UserError(f'{path} is damaged: its content has not the checksum that it was written with')
+  require(checksum == seal(content)[_FIELD],
+          f'{path} is damaged: its content has not the checksum that it was written with')
   return content
 
 
@@ -41,7 +41,6 @@ def check(folder: epath.Path, expected: Mapping[str, str]):
   """Raises UserError if a file of a folder has not its expected digest."""
   for name, digest in expected.items():
     path = folder / name
-    if not path.exists():
-      raise UserError(f'{path} is missing')
-    if _digest(path.read_bytes()) != digest:
-      raise UserError(f'{path} is damaged: it is not what was written')
+    require(path.exists(), f'{path} is missing')
+    require(_digest(path.read_bytes()) == digest,
+            f'{path} is damaged: it is not what was written')

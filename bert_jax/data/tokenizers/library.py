@@ -65,9 +65,9 @@ def template(cls: tuple[str, int], sep: tuple[str, int],
 def check_ids(vocab: Mapping[str, Any], where: Any):
   """Raises UserError for double ids, and for large gaps, through which the library would loop."""
   for entry, i in vocab.items():
-    if not isinstance(i, int) or not 0 <= i < 2 * len(vocab) + 1024:
-      raise UserError(f'{where}: the id of {entry[:50]!r} is {str(i)[:50]}, among {len(vocab)} '
-                      'entries')
+    require(isinstance(i, int) and 0 <= i < 2 * len(vocab) + 1024,
+            f'{where}: the id of {entry[:50]!r} is {str(i)[:50]}, among {len(vocab)} '
+            'entries')
   entry_of = {i: entry for entry, i in vocab.items()}
   double = next((entry for entry, i in vocab.items() if entry_of[i] != entry), None)
   require(double is None, f'{where}: two entries have the id of {double!r}')
