@@ -17,13 +17,10 @@ class Texts(NamedTuple):
   positions: jax.Array  # [B, L] int32, those of the tokens in their texts, from 0 on
   starts: jax.Array  # [B, P] int32, the position where each text begins
 
-  def numbers(self) -> jax.Array:
-    """1..P."""
-    return jnp.arange(1, self.starts.shape[1] + 1)
-
   def members(self) -> jax.Array:
     """[B, L, P] float32, 1 on the tokens of each text."""
-    return (self.text_ids[:, :, None] == self.numbers()).astype(jnp.float32)
+    numbers = jnp.arange(1, self.starts.shape[1] + 1)
+    return (self.text_ids[:, :, None] == numbers).astype(jnp.float32)
 
 
 def _first_token(hidden: jax.Array, texts: Texts) -> jax.Array:
@@ -40,7 +37,7 @@ def _largest(hidden: jax.Array, texts: Texts) -> jax.Array:
     is_token = (texts.text_ids == number)[:, :, None]
     return jnp.max(hidden, axis=1, where=is_token, initial=-jnp.inf)
 
-  return jax.vmap(of_text, out_axes=1)(texts.numbers())
+  return jax.vmap(of_text, out_axes=1)(jnp.arange(1, texts.starts.shape[1] + 1))
 
 
 def _quotient(hidden: jax.Array, weights: jax.Array, divisor: jax.Array) -> jax.Array:

@@ -8,7 +8,6 @@ starts one, and a trained one exports as one.
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -169,12 +168,6 @@ class SparseKind(task_kind.TaskKind):
     return answers
 
 
-@functools.partial(jax.jit, static_argnames=('head',))
-def _weights(head: BertForSparseEmbedding, params: Any, tokens: Tokens,
-             starts: jax.Array) -> jax.Array:
-  return head.apply(params, tokens, starts)
-
-
 def vectors(bert: task_kind.TrainedModel, texts: Sequence[str],
             prompt: str | None = None) -> np.ndarray:
   """The weights of the entries of the vocabulary for some texts: [texts, V] float32.
@@ -189,5 +182,5 @@ def vectors(bert: task_kind.TrainedModel, texts: Sequence[str],
     return np.zeros((0, bert.config.vocab_size), np.float32)
   inputs, _ = inputs_lib.text_inputs(prepared, bert.tokenizer,
                                      bert.sparse.max_len or bert.trained_length)
-  weights = bert.per_text(inputs, functools.partial(_weights, head))
+  weights = bert.per_text(inputs, functools.partial(task_kind.apply_head, head))
   return bert.sparse.finished(weights[:, :bert.config.vocab_size])
