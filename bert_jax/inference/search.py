@@ -53,16 +53,16 @@ def _step(mesh: Mesh, hits: Hits, queries: jax.Array, block: jax.Array, starts: 
           total: jax.Array) -> Hits:
   """The best of `hits` and of one block, on each of n devices for its own part: [n, C, Q, k].
 
-  The queries [C, Q, D] come in C parts, one after another.
+  The queries [C, Q, D] come in C batches, one after another.
   """
   shared, whole = mesh_lib.batch_sharding(mesh).spec, mesh_lib.replicated(mesh).spec
 
   def on_device(hits, queries, block, starts, total):
-    def part(of_part):
-      return _best_of(*of_part, block, starts[0], total)
+    def best_of_batch(batch):
+      return _best_of(*batch, block, starts[0], total)
 
     hits = jax.tree.map(lambda x: x[0], hits)
-    return jax.tree.map(lambda x: x[None], jax.lax.map(part, (hits, queries)))
+    return jax.tree.map(lambda x: x[None], jax.lax.map(best_of_batch, (hits, queries)))
 
   return jax.shard_map(on_device, mesh=mesh, in_specs=(shared, whole, shared, shared, whole),
                        out_specs=shared, check_vma=False)(hits, queries, block, starts, total)
@@ -106,15 +106,15 @@ def search(queries: np.ndarray, path: str | os.PathLike, k: int) -> Hits:
   n, k = mesh.size, min(k, total)
   rows = min(_BLOCK // n, -(-total // n))  # of a device
   rows = -(-rows // _GROUP) * _GROUP
-  parts = -(-len(queries) // _QUERIES)
-  size = -(-len(queries) // parts)
-  padded = np.zeros((parts * size, width), np.float32)
+  batches = -(-len(queries) // _QUERIES)
+  size = -(-len(queries) // batches)
+  padded = np.zeros((batches * size, width), np.float32)
   padded[:len(queries)] = queries
-  padded = jnp.asarray(padded.reshape(parts, size, width))
+  padded = jnp.asarray(padded.reshape(batches, size, width))
 
   put = functools.partial(jax.device_put, device=mesh_lib.batch_sharding(mesh))
-  hits = put(Hits(np.full((n, parts, size, k), -np.inf, np.float32),
-                  np.full((n, parts, size, k), -1, np.int32)))
+  hits = put(Hits(np.full((n, batches, size, k), -np.inf, np.float32),
+                  np.full((n, batches, size, k), -1, np.int32)))
   for first in range(0, total, n * rows):
     block = put(_block(path, first, n * rows))
     jax.block_until_ready(hits)  # one block is read while another one is scored, and no third

@@ -98,9 +98,9 @@ def _rounded_up(n: int, multiple: int) -> int:
   return -(-n // multiple) * multiple
 
 
-def _interleaved(*parts: np.ndarray) -> np.ndarray:
+def _interleaved(*microbatches: np.ndarray) -> np.ndarray:
   """The rows of microbatches, strided as the training step takes them apart."""
-  return np.stack(parts, 1).reshape(-1, *parts[0].shape[1:])
+  return np.stack(microbatches, 1).reshape(-1, *microbatches[0].shape[1:])
 
 
 class Batches:
@@ -142,15 +142,15 @@ class Batches:
 
   def _packed(self, examples: np.ndarray) -> tuple[list[_Packed], int]:
     """The microbatches of some examples, and the rows that the largest one needs."""
-    first, parts, needed = self.features.first, [], 0
+    first, microbatches, needed = self.features.first, [], 0
     for m in range(self._microbatches):
-      part = examples[m::self._microbatches]
-      inputs = [np.arange(first[i], first[i + 1]) for i in part]
+      own = examples[m::self._microbatches]
+      inputs = [np.arange(first[i], first[i + 1]) for i in own]
       inputs = np.concatenate(inputs or [np.array([], int)])
       row_of, rows = packing.pack(self.features.sizes[inputs], self.length, self._slots)
-      parts.append(_Packed(part, inputs, row_of))
+      microbatches.append(_Packed(own, inputs, row_of))
       needed = max(needed, rows)
-    return parts, needed
+    return microbatches, needed
 
   @functools.cached_property
   def _first_epoch(self) -> list[int]:
@@ -171,27 +171,28 @@ class Batches:
     quarter = _rounded_up(max(last // 4, 1), self._multiple)
     return enough[0] if enough else last + _rounded_up(needed - last, quarter)
 
-  def _place(self, examples: np.ndarray, parts: list[_Packed], rows: int) -> Located:
-    batch, index = jax.tree.map(_interleaved, *(self._microbatch(part, rows) for part in parts))
+  def _place(self, examples: np.ndarray, microbatches: list[_Packed], rows: int) -> Located:
+    batch, index = jax.tree.map(
+        _interleaved, *(self._microbatch(packed, rows) for packed in microbatches))
     batch = batch._replace(row=np.arange(len(batch.row), dtype=np.int32))
     return Located(batch, examples, index)
 
-  def _microbatch(self, part: _Packed, rows: int) -> tuple[Batch, np.ndarray]:
+  def _microbatch(self, packed: _Packed, rows: int) -> tuple[Batch, np.ndarray]:
     """The batch, and the number of the input in each slot [R, P]; -1 = none."""
     f = self.features
-    placed = inputs_lib.place(f.inputs, part.inputs, part.row_of, rows=rows, length=self.length,
+    placed = inputs_lib.place(f.inputs, packed.inputs, packed.row_of, rows=rows, length=self.length,
                               slots=self._slots, pad_id=self._pad_id)
     is_filled = placed.index >= 0
     slot_of = dict(zip(placed.index[is_filled].tolist(), np.flatnonzero(is_filled).tolist()))
     members = np.full((self.batch_size // self._microbatches, self._most_inputs), -1, np.int32)
-    counts = f.first[part.examples + 1] - f.first[part.examples]
+    counts = f.first[packed.examples + 1] - f.first[packed.examples]
     has_input = np.arange(self._most_inputs) < counts[:, None]
-    members[:len(counts)][has_input] = [slot_of[i] for i in part.inputs.tolist()]
+    members[:len(counts)][has_input] = [slot_of[i] for i in packed.inputs.tolist()]
 
     targets = token_targets = None
     if f.targets is not None:
       targets = np.zeros((len(members), *f.targets.shape[1:]), f.targets.dtype)
-      targets[:len(counts)] = f.targets[part.examples]
+      targets[:len(counts)] = f.targets[packed.examples]
     if f.token_targets is not None:
       token_targets = np.zeros((rows, self.length, *f.token_targets[0].shape[1:]), np.int32)
       for row, slot in zip(*np.nonzero(is_filled)):
@@ -205,8 +206,8 @@ class Batches:
   def batch(self, step: int) -> Batch:
     """The batch of a training step."""
     examples = self.examples(step)
-    parts, needed = self._packed(examples)
-    return self._place(examples, parts, self._rows_for(needed)).batch
+    microbatches, needed = self._packed(examples)
+    return self._place(examples, microbatches, self._rows_for(needed)).batch
 
   def in_order(self) -> Iterator[Located]:
     """All examples once, in order, in batches of one shape: for evaluations."""
@@ -214,8 +215,8 @@ class Batches:
     batches = np.split(examples, range(self.batch_size, len(examples), self.batch_size))
     packed = [self._packed(batch) for batch in batches]
     rows = _rounded_up(max(needed for _, needed in packed), self._multiple)
-    for batch, (parts, _) in zip(batches, packed):
-      yield self._place(batch, parts, rows)
+    for batch, (microbatches, _) in zip(batches, packed):
+      yield self._place(batch, microbatches, rows)
 
   def fill(self) -> float:
     """The share of real tokens in the rows of an epoch."""

@@ -110,10 +110,10 @@ def answers(questions: Iterable[Question], predicted: Mapping[str, str], *,
     elif not unanswerable:
       rows.append((0.0, 0.0, True))
   table = 100 * np.array(rows, np.float64).reshape(-1, 3)
-  parts = {'': table}
+  groups = {'': table}
   if unanswerable:
-    parts |= {'has_answer_': table[table[:, 2] > 0], 'no_answer_': table[table[:, 2] == 0]}
-  return {f'{part}{name}': float(scores[:, i].mean()) for part, scores in parts.items()
+    groups |= {'has_answer_': table[table[:, 2] > 0], 'no_answer_': table[table[:, 2] == 0]}
+  return {f'{group}{name}': float(scores[:, i].mean()) for group, scores in groups.items()
           for i, name in enumerate(('exact_match', 'f1')) if len(scores)}
 
 
