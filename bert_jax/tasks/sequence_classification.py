@@ -81,6 +81,7 @@ class SequenceClassification(finetuning.FineTuning):
       return {'loss': losses.weighted(of_labels.mean(-1), is_real)}
     return losses.classification(logits, batch.targets, is_real)
 
+
 @dataclasses.dataclass(frozen=True)
 class SequenceFiles(finetuning_data.ExampleFiles):
   """Texts and pairs with a label, several labels or a number."""
