@@ -66,7 +66,9 @@ def processes(workers: int, warm_up: Callable[[], Any], initializer: Callable = 
       executor.submit(warm_up)
     yield executor
   finally:
-    executor.shutdown(wait=False, cancel_futures=True)
+    # Waits: a child process of multiprocessing closes the queue at its exit, and workers that had
+    # not been told to end by then would wait forever.
+    executor.shutdown(cancel_futures=True)
 
 
 def ordered_map(executor: concurrent.futures.Executor, function: Callable[[Any], Any],
