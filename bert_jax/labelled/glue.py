@@ -1,7 +1,8 @@
-"""The columns and labels of the GLUE files (Wang et al. 2019, https://arxiv.org/abs/1804.07461).
+"""The columns and labels of the GLUE files.
 
-Files are those of the benchmark's own download: tsv in which quotes mean nothing, CoLA's training
-and development files without a header.
+Wang et al. 2019, https://arxiv.org/abs/1804.07461. The files are the ones that the
+benchmark distributes: tsv without quoting. The training and development files of CoLA
+have no header.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,55 +25,59 @@ class Columns:
 
   text: str
   text_pair: str  # '' = none
-  label: str  # one column, or a comma-separated column of 0 and 1 for each label
+  label: str  # one column, or a comma-separated list of columns of 0 and 1, one per label
   problem: str  # single_label, multi_label or regression
-  labels: tuple[str, ...]  # () = all that the training file has
-  written: tuple[str, ...] = ()  # the files' values for each; () = the same
-  # of the numbers of a regression
-  bounds: tuple[float, float] = dataclasses.field(default=(-math.inf, math.inf), kw_only=True)
+  labels: tuple[str, ...]  # () = all labels of the training file
+  written: tuple[str, ...] = ()  # the value of each label in the files; () = its name
+  # The range of the values of a regression.
+  bounds: tuple[float, float] = dataclasses.field(default=(-math.inf, math.inf),
+                                                  kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Glue(Columns):
   """One task of the benchmark."""
 
-  submission: str = ''  # name of the file of predictions
-  metric: str = 'accuracy'  # the score that chooses the best checkpoint
-  tfds: tuple[str, ...] = ()  # text columns in tensorflow-datasets; () = the same
+  submission: str = ''  # the name of the file of predictions
+  metric: str = 'accuracy'  # the score that selects the best checkpoint
+  tfds: tuple[str, ...] = ()  # the text columns in tensorflow-datasets; () = same names
 
 
 TASKS = {
-    'glue/cola': Glue('sentence', '', 'label', 'single_label', ('unacceptable', 'acceptable'),
-                      ('0', '1'), 'CoLA.tsv', 'matthews'),
+    'glue/cola': Glue('sentence', '', 'label', 'single_label',
+                      ('unacceptable', 'acceptable'), ('0', '1'), 'CoLA.tsv', 'matthews'),
     'glue/sst2': Glue('sentence', '', 'label', 'single_label', ('negative', 'positive'),
                       ('0', '1'), 'SST-2.tsv'),
     'glue/mrpc': Glue('#1 String', '#2 String', 'Quality', 'single_label',
                       ('not_equivalent', 'equivalent'), ('0', '1'), 'MRPC.tsv', 'f1',
                       ('sentence1', 'sentence2')),
-    'glue/stsb': Glue('sentence1', 'sentence2', 'score', 'regression', (), (), 'STS-B.tsv',
-                      'spearman', bounds=(0.0, 5.0)),
+    'glue/stsb': Glue('sentence1', 'sentence2', 'score', 'regression', (), (),
+                      'STS-B.tsv', 'spearman', bounds=(0.0, 5.0)),
     'glue/qqp': Glue('question1', 'question2', 'is_duplicate', 'single_label',
                      ('not_duplicate', 'duplicate'), ('0', '1'), 'QQP.tsv', 'f1'),
-    'glue/mnli': Glue('sentence1', 'sentence2', 'gold_label', 'single_label',
-                      _MNLI, _MNLI, 'MNLI-m.tsv', tfds=('premise', 'hypothesis')),
-    'glue/qnli': Glue('question', 'sentence', 'label', 'single_label', _NLI, _NLI, 'QNLI.tsv'),
-    'glue/rte': Glue('sentence1', 'sentence2', 'label', 'single_label', _NLI, _NLI, 'RTE.tsv'),
+    'glue/mnli': Glue('sentence1', 'sentence2', 'gold_label', 'single_label', _MNLI,
+                      _MNLI, 'MNLI-m.tsv', tfds=('premise', 'hypothesis')),
+    'glue/qnli': Glue('question', 'sentence', 'label', 'single_label', _NLI, _NLI,
+                      'QNLI.tsv'),
+    'glue/rte': Glue('sentence1', 'sentence2', 'label', 'single_label', _NLI, _NLI,
+                     'RTE.tsv'),
     'glue/wnli': Glue('sentence1', 'sentence2', 'label', 'single_label',
                       ('not_entailment', 'entailment'), ('0', '1'), 'WNLI.tsv'),
 }
 
 
 def find(data_format: str) -> Glue:
-  """The task that `data.format` names."""
+  """Returns the task that `data.format` names."""
   require(data_format in TASKS,
-          f'data.format={data_format!r} is unknown: of GLUE there are {", ".join(TASKS)}')
+          f'data.format={data_format!r} is unknown: the GLUE tasks are '
+          f'{", ".join(TASKS)}')
   return TASKS[data_format]
 
 
 def read(source: str, task: Glue, split: str) -> Iterator[Row]:
-  """The rows of a GLUE file, or of tfds:glue/..., with the files' column names and values.
+  """Yields the rows of a GLUE file or of tfds:glue/..., with the file's column names.
 
-  Lines that lack a text, of which QQP has a few, are left out, as the benchmark itself does.
+  Lines without a text are left out, as the benchmark does. QQP has a few.
   """
   if source.startswith('tfds:'):
     yield from _from_tfds(source.removeprefix('tfds:'), task, split)
@@ -81,17 +86,21 @@ def read(source: str, task: Glue, split: str) -> Iterator[Row]:
   if task.submission == 'CoLA.tsv' and not table.read_text(source).startswith('index\t'):
     names = ('source', 'label', 'mark', 'sentence')
   for row in table.read_separated(source, 'tsv', names, whole=False):
-    # A column that no line has is a mistake; one that a single line lacks is GLUE's.
-    if all(row.values.get(name, '') is not None for name in (task.text, task.text_pair) if name):
+    # None is a short line, which GLUE has. A column that no line has passes here and
+    # raises UserError where it is read.
+    if all(row.values.get(name, '') is not None
+           for name in (task.text, task.text_pair) if name):
       yield row
 
 
 def _from_tfds(name: str, task: Glue, split: str) -> Iterator[Row]:
-  split = split if not name.startswith('glue/mnli') or split == 'train' else f'{split}_matched'
+  # MNLI has two test sets and two validation sets; the GLUE score uses the matched ones.
+  is_matched = name.startswith('glue/mnli') and split != 'train'
   ours = [column for column in (task.text, task.text_pair) if column]
-  for row in table.read_tfds(name, split):
+  for row in table.read_tfds(name, f'{split}_matched' if is_matched else split):
     values = {column: row[theirs] for column, theirs in zip(ours, task.tfds or ours)}
     value = row.values.get('label')
+    # Rows look as in the files: the reader that follows maps values to names.
     if value in task.labels:
       value = task.written[task.labels.index(value)]
     if value is not None:
@@ -100,15 +109,20 @@ def _from_tfds(name: str, task: Glue, split: str) -> Iterator[Row]:
 
 
 def submission_name(task: Glue, source: str) -> str:
-  """The name of the file of predictions for a test file."""
+  """Returns the name of the file of predictions for a test file."""
   mismatched = task.submission == 'MNLI-m.tsv' and 'mismatched' in epath.Path(source).name
   return 'MNLI-mm.tsv' if mismatched else task.submission
 
 
 def submission(task: Glue, predictions: Sequence[int] | Sequence[float]) -> str:
-  """The lines of a file of predictions: numbers of classes, or values from 0 to 5 for STS-B."""
+  """Returns the text of a file of predictions.
+
+  The predictions are class indices, or values that are clipped to [0, 5] for STS-B.
+  """
   lines = ['index\tprediction']
   for i, prediction in enumerate(predictions):
-    shown = task.written[int(prediction)] if task.labels else f'{min(max(prediction, 0), 5):.3f}'
+    # A regression predicts any number, but the benchmark accepts the range of its scores.
+    shown = (task.written[int(prediction)] if task.labels else
+             f'{min(max(prediction, 0), 5):.3f}')
     lines.append(f'{i}\t{shown}')
   return '\n'.join(lines) + '\n'

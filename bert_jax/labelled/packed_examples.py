@@ -1,8 +1,9 @@
-"""Examples -> packed batches of a few fixed shapes, a pure function of (examples, seed, step).
+"""Packs examples into batches of a few fixed shapes.
 
-Every step has `batch_size` examples, whatever their lengths: short ones share rows, isolated from
-each other by the text ids, so that there is little padding. How many rows a step needs differs a
-little; it is rounded up to one of a few numbers, each of which is compiled once.
+A batch is a pure function of (examples, seed, step). Every step has `batch_size`
+examples, whatever their lengths. Short examples share rows, isolated from each other by
+their text ids, so that there is little padding. The number of rows that a step needs is
+rounded up to one of a few numbers, each of which is compiled once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,19 +21,21 @@ from bert_jax.data import packing
 from bert_jax.data.inputs import Input
 from bert_jax.data.tokens import Tokens
 
-_LENGTH_MULTIPLE = 64  # divisor of the length of rows; short texts fill the rest of a row
-_MOST_SLOTS = 16  # upper bound on the inputs in a row (P)
-_SHARES = (0.5, 0.9, 1.0)  # each number of rows is enough for this share of an epoch's steps
+_LENGTH_MULTIPLE = 64  # rows have a multiple of this length; short texts fill the rest
+_MOST_SLOTS = 16  # the most inputs in a row (P)
+# The compiled numbers of rows suffice for these shares of the steps of an epoch.
+_SHARES = (0.5, 0.9, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-  """Examples as the model reads them: each is one input, or several (chunks, choices)."""
+  """Tokenized examples; an example is one input, or several (chunks, choices)."""
 
-  inputs: Sequence[Input]  # of all examples, one after another
-  owners: np.ndarray  # [inputs] int64, the example of each, ascending
-  targets: np.ndarray | None = None  # [examples, ...] the gold value of each
-  token_targets: Sequence[np.ndarray] | None = None  # for each input [tokens, ...] int32
+  inputs: Sequence[Input]  # the inputs of all examples, one after another
+  owners: np.ndarray  # [inputs] int64, the example of each input, ascending
+  targets: np.ndarray | None = None  # [examples, ...], the gold value of each example
+  # Per input [tokens, ...] int32, the gold values of its tokens.
+  token_targets: Sequence[np.ndarray] | None = None
 
   @property
   def count(self) -> int:
@@ -41,17 +44,18 @@ class Features:
 
   @functools.cached_property
   def first(self) -> np.ndarray:
-    """[examples + 1] the first input of each example, and the number of inputs."""
+    """The first input of each example, then the number of inputs: [examples + 1]."""
     return np.searchsorted(self.owners, np.arange(self.count + 1))
 
   @functools.cached_property
   def sizes(self) -> np.ndarray:
-    """[inputs] tokens of each."""
+    """The number of tokens of each input: [inputs] int64."""
     return np.array([len(x.ids) for x in self.inputs], np.int64)
 
   def digest(self) -> str:
-    """A short hash of all of it."""
+    """Returns a short hash of all fields."""
     digest = hashlib.blake2b(digest_size=16)
+    # With the lengths: otherwise a token could move to the next input unnoticed.
     for x in self.inputs:
       digest.update(np.array([len(x.ids), *x.ids, *x.type_ids], np.int64).tobytes())
     for x in (self.owners, self.targets, *(self.token_targets or [])):
@@ -62,18 +66,19 @@ class Features:
 class Batch(NamedTuple):
   """E examples in R rows of L tokens, with P slots for inputs in each."""
 
-  tokens: Tokens  # [R, L] each
-  starts: np.ndarray  # [R, P] int32 where in its row each input begins; 0 where there is none
-  # [E, C] int32 row * P + slot of each input of an example in its microbatch; -1 = none
+  tokens: Tokens  # arrays [R, L]
+  starts: np.ndarray  # [R, P] int32, the position where each input begins; 0 = no input
+  # [E, C] int32, row * P + slot of each input of an example, counted within its
+  # microbatch; -1 = no input.
   members: np.ndarray
-  row: np.ndarray  # [R] int32 the number of each row in the step
+  row: np.ndarray  # [R] int32, the number of each row in the step
   targets: np.ndarray | None  # [E, ...]
   token_targets: np.ndarray | None  # [R, L, ...] int32; 0 on padding
 
   def by_example(self, values: jax.Array) -> jax.Array:
-    """Values of inputs [R, P, ...] of a microbatch by example: [E, C, ...].
+    """Gathers values of inputs of a microbatch by example: [R, P, ...] -> [E, C, ...].
 
-    They are arbitrary where `members` has -1.
+    The result is arbitrary where `members` is -1.
     """
     return values.reshape(-1, *values.shape[2:])[jnp.maximum(self.members, 0)]
 
@@ -82,16 +87,16 @@ class Located(NamedTuple):
   """A batch, and the examples and inputs in it."""
 
   batch: Batch
-  examples: np.ndarray  # [up to E]
-  index: np.ndarray  # [R, P] number of the input in each slot; -1 = none
+  examples: np.ndarray  # [up to E], the indices of the examples
+  index: np.ndarray  # [R, P], the index of the input in each slot; -1 = no input
 
 
 class _Packed(NamedTuple):
-  """A microbatch as `packing.pack` has packed it."""
+  """A microbatch, and the rows that `packing.pack` gave its inputs."""
 
   examples: np.ndarray
-  inputs: np.ndarray  # [n] numbers of their inputs
-  row_of: np.ndarray  # [n] the row of each
+  inputs: np.ndarray  # [n], the indices of the inputs
+  row_of: np.ndarray  # [n], the row of each input
 
 
 def _rounded_up(n: int, multiple: int) -> int:
@@ -99,7 +104,11 @@ def _rounded_up(n: int, multiple: int) -> int:
 
 
 def _interleaved(*microbatches: np.ndarray) -> np.ndarray:
-  """The rows of microbatches, strided as the training step takes them apart."""
+  """Interleaves the rows of microbatches.
+
+  Microbatch m of n has the rows m, m + n, m + 2n, ..., which is how the training step
+  splits a batch.
+  """
   return np.stack(microbatches, 1).reshape(-1, *microbatches[0].shape[1:])
 
 
@@ -112,36 +121,42 @@ class Batches:
 
     Args:
       features: the examples, at least one.
-      batch_size: E, examples in a step.
-      seed: of the order, which is another in every epoch.
-      row_multiple: divisor of the rows of a microbatch, for the mesh.
-      microbatches: of a step, each packed for itself.
+      batch_size: E, the examples in a step.
+      pad_id: the id of [PAD].
+      seed: determines the order, which changes every epoch.
+      row_multiple: the rows of a microbatch are a multiple of it, for the mesh.
+      microbatches: the microbatches of a step; each is packed separately.
     """
     self.features, self.batch_size = features, batch_size
     self._pad_id, self._seed = pad_id, seed
     self._multiple, self._microbatches = row_multiple, microbatches
     sizes = features.sizes
+    # The static dimensions, from all examples: no step can need more.
     self.length = _rounded_up(int(sizes.max()), _LENGTH_MULTIPLE)  # L
     self._slots = int(min(_MOST_SLOTS, max(self.length // sizes.min(), 1)))  # P
     self._most_inputs = int(np.diff(features.first).max())  # C
     self.steps_per_epoch = -(-features.count // batch_size)
-    self._epoch, self._order = -1, None  # the newest one, and its order
+    self._epoch, self._order = -1, None  # the epoch used last, and its order
 
   @property
   def most_examples(self) -> int:
-    """The examples of a step that is full: of fewer than E an epoch has all in its one step."""
+    """The number of examples in a full step; less than E if there are fewer examples."""
     return min(self.batch_size, self.features.count)
 
   def examples(self, step: int) -> np.ndarray:
-    """The examples of a training step: each once an epoch, whose last step may have fewer."""
+    """Returns the indices of the examples of a training step.
+
+    An epoch has each example once. Its last step may have fewer than E examples.
+    """
     epoch, within = divmod(step, self.steps_per_epoch)
+    # A pure function of the step, not a running state: a resumed run continues exactly.
     if epoch != self._epoch:
       rng = np.random.default_rng((self._seed, epoch))
       self._epoch, self._order = epoch, rng.permutation(self.features.count)
     return self._order[within * self.batch_size:(within + 1) * self.batch_size]
 
   def _packed(self, examples: np.ndarray) -> tuple[list[_Packed], int]:
-    """The microbatches of some examples, and the rows that the largest one needs."""
+    """Packs examples: (microbatches, the rows that the largest microbatch needs)."""
     first, microbatches, needed = self.features.first, [], 0
     for m in range(self._microbatches):
       own = examples[m::self._microbatches]
@@ -154,47 +169,56 @@ class Batches:
 
   @functools.cached_property
   def _first_epoch(self) -> list[int]:
-    """The rows that each step of the first epoch needs."""
+    """The number of rows that each step of the first epoch needs."""
     return [self._packed(self.examples(step))[1] for step in range(self.steps_per_epoch)]
 
   @functools.cached_property
   def rows(self) -> tuple[int, ...]:
-    """Numbers of rows that are enough for half, most and all steps of the first epoch."""
+    """The numbers of rows that suffice for _SHARES of the steps of the first epoch."""
     needed = np.sort(self._first_epoch)
     at = [needed[int(np.ceil(share * len(needed))) - 1] for share in _SHARES]
     return tuple(sorted({_rounded_up(int(n), self._multiple) for n in at}))
 
   def _rows_for(self, needed: int) -> int:
     enough = [rows for rows in self.rows if rows >= needed]
-    # A later epoch may need more than the first: by quarters, so that it seldom happens again.
+    # A step of a later epoch may need more rows than any step of the first. It gets more
+    # by quarters, because each new number of rows costs a compilation.
     last = self.rows[-1]
     quarter = _rounded_up(max(last // 4, 1), self._multiple)
     return enough[0] if enough else last + _rounded_up(needed - last, quarter)
 
-  def _place(self, examples: np.ndarray, microbatches: list[_Packed], rows: int) -> Located:
+  def _place(self, examples: np.ndarray, microbatches: list[_Packed],
+             rows: int) -> Located:
     batch, index = jax.tree.map(
         _interleaved, *(self._microbatch(packed, rows) for packed in microbatches))
     batch = batch._replace(row=np.arange(len(batch.row), dtype=np.int32))
     return Located(batch, examples, index)
 
   def _microbatch(self, packed: _Packed, rows: int) -> tuple[Batch, np.ndarray]:
-    """The batch, and the number of the input in each slot [R, P]; -1 = none."""
+    """Returns the batch, and the index of the input in each slot [R, P]; -1 = none."""
     f = self.features
-    placed = inputs_lib.place(f.inputs, packed.inputs, packed.row_of, rows=rows, length=self.length,
-                              slots=self._slots, pad_id=self._pad_id)
+    placed = inputs_lib.place(
+        f.inputs, packed.inputs, packed.row_of, rows=rows, length=self.length,
+        slots=self._slots, pad_id=self._pad_id)
+    # The model pools by slot, and `members` leads from an example to its slots. Examples
+    # have different numbers of inputs, so unused members keep -1.
     is_filled = placed.index >= 0
-    slot_of = dict(zip(placed.index[is_filled].tolist(), np.flatnonzero(is_filled).tolist()))
-    members = np.full((self.batch_size // self._microbatches, self._most_inputs), -1, np.int32)
+    slot_of = dict(zip(placed.index[is_filled].tolist(),
+                       np.flatnonzero(is_filled).tolist()))
+    members = np.full((self.batch_size // self._microbatches, self._most_inputs), -1,
+                      np.int32)
     counts = f.first[packed.examples + 1] - f.first[packed.examples]
     has_input = np.arange(self._most_inputs) < counts[:, None]
     members[:len(counts)][has_input] = [slot_of[i] for i in packed.inputs.tolist()]
 
     targets = token_targets = None
+    # E is static: a short microbatch fills up with zeros, which get no weight.
     if f.targets is not None:
       targets = np.zeros((len(members), *f.targets.shape[1:]), f.targets.dtype)
       targets[:len(counts)] = f.targets[packed.examples]
     if f.token_targets is not None:
-      token_targets = np.zeros((rows, self.length, *f.token_targets[0].shape[1:]), np.int32)
+      token_targets = np.zeros((rows, self.length, *f.token_targets[0].shape[1:]),
+                               np.int32)
       for row, slot in zip(*np.nonzero(is_filled)):
         values, start = f.token_targets[placed.index[row, slot]], placed.starts[row, slot]
         token_targets[row, start:start + len(values)] = values
@@ -204,21 +228,22 @@ class Batches:
     return batch, placed.index
 
   def batch(self, step: int) -> Batch:
-    """The batch of a training step."""
+    """Returns the batch of a training step."""
     examples = self.examples(step)
     microbatches, needed = self._packed(examples)
     return self._place(examples, microbatches, self._rows_for(needed)).batch
 
   def in_order(self) -> Iterator[Located]:
-    """All examples once, in order, in batches of one shape: for evaluations."""
+    """Yields all examples once, in order, in batches of one shape: for evaluations."""
     examples = np.arange(self.features.count)
     batches = np.split(examples, range(self.batch_size, len(examples), self.batch_size))
     packed = [self._packed(batch) for batch in batches]
+    # One shape for all batches, so that the evaluation compiles once.
     rows = _rounded_up(max(needed for _, needed in packed), self._multiple)
     for batch, (microbatches, _) in zip(batches, packed):
       yield self._place(batch, microbatches, rows)
 
   def fill(self) -> float:
-    """The share of real tokens in the rows of an epoch."""
+    """Returns the share of real tokens in the rows of an epoch."""
     rows = sum(map(self._rows_for, self._first_epoch))
     return float(self.features.sizes.sum()) / (rows * self._microbatches * self.length)

@@ -1,4 +1,4 @@
-"""Fields of the config group `data` that some files need otherwise, such as names of columns."""
+"""Overrides of the config group `data` for a single file, such as its column names."""
 
 from collections.abc import Sequence
 
@@ -9,23 +9,25 @@ from bert_jax.errors import require, require_choice
 
 
 def replace(data: ConfigDict, fields: Sequence[str], flag: str) -> FrozenConfigDict:
-  """A copy of `data` with other values of some fields that are strings.
+  """Returns a copy of `data` with some string fields replaced.
 
   Args:
     data: the config group.
-    fields: 'text_column=sentence', 'format=tsv'.
-    flag: the name of the flag that has the fields, for messages.
+    fields: such as 'text_column=sentence' or 'format=tsv'.
+    flag: the name of the flag that gives the fields, for messages.
 
   Raises:
-    UserError: a field that `data` lacks or that is no string, or no '='.
+    UserError: a field is not a string field of `data`, or has no '='.
   """
-  known = [name for name in data if isinstance(data[name], str) and name not in ('train', 'eval',
-                                                                                'test')]
+  # The flag of the command names the file itself, so the files of the run are no choice.
+  known = [name for name in data
+           if isinstance(data[name], str) and name not in ('train', 'eval', 'test')]
   values = {}
   for field in fields:
     name, equals, value = str(field).partition('=')
-    require(bool(equals), f'{flag}={",".join(map(str, fields))} must be FIELD=VALUE,...: '
-                          'text_column=sentence')
+    require(bool(equals),
+            f'{flag}={",".join(map(str, fields))} must be FIELD=VALUE,...: '
+            'text_column=sentence')
     require_choice(f'the field in {flag}', name, known)
     values[name] = value
   return config_fields.changed(data, values)

@@ -1,4 +1,4 @@
-"""Questions on a text: SQuAD v1.1 and v2.0 files (Rajpurkar et al. 2016, 2018)."""
+"""Questions about a text: SQuAD v1.1 and v2.0 files (Rajpurkar et al. 2016, 2018)."""
 
 import collections
 from typing import NamedTuple
@@ -9,23 +9,24 @@ from bert_jax.runtime import storage
 
 
 class Question(NamedTuple):
-  """A question on a text, and the answers that people gave."""
+  """A question about a text, and the answers that annotators gave."""
 
   id: str
   question: str
   context: str  # the text
-  answers: tuple[str, ...]  # none = it cannot be answered from the text
-  starts: tuple[int, ...]  # where in the context each answer begins, in characters
+  answers: tuple[str, ...]  # () = the text has no answer
+  starts: tuple[int, ...]  # the offset of each answer in the context, in characters
 
   @property
   def in_place(self) -> bool:
-    """True if the first answer stands at its place, or there is none."""
+    """True if the first answer is in the context at its offset, or there is no answer."""
     return not self.answers or (
         self.starts[0] >= 0 and self.context.startswith(self.answers[0], self.starts[0]))
 
 
 def read(path: str) -> list[Question]:
-  """The questions of a file; raises UserError if it is not in SQuAD's format."""
+  """Returns the questions of a file; raises UserError if it is not in SQuAD's format."""
+  # Any shape of JSON may come here: whatever a wrong one raises is the same mistake.
   try:
     articles = storage.parse_json(table.read_text(path))['data']
     questions = [_question(qa, paragraph['context'])
@@ -35,7 +36,7 @@ def read(path: str) -> list[Question]:
     raise UserError(f'{path} is not in SQuAD\'s format (data, paragraphs, qas): '
                     f'{type(e).__name__} {e}') from e
   for name, count in collections.Counter(question.id for question in questions).items():
-    require(count == 1, f'{path}: the id {name!r} is there twice')
+    require(count == 1, f'{path}: the id {name!r} appears {count} times')
   return questions
 
 
@@ -43,12 +44,17 @@ def _question(qa: dict, context: str) -> Question:
   is_impossible = qa.get('is_impossible', False)
   if is_impossible not in (False, True, None):
     raise TypeError(f'is_impossible is {is_impossible!r}, not true or false')
+  # SQuAD v2.0 may list plausible answers of an impossible question: they are wrong.
   answers = [] if is_impossible else qa['answers']
   texts = [qa['question'], context, *(answer['text'] for answer in answers)]
   if not all(isinstance(text, str) for text in texts):
-    raise TypeError('a question, a context or an answer is no string')
+    raise TypeError('a question, a context or an answer is not a string')
   if not all(answer['text'].strip() for answer in answers):
-    raise ValueError(f'the question {qa["id"]!r} has an empty answer: where there is none, answers '
-                     'is []')
-  return Question(str(qa['id']), qa['question'], context, tuple(a['text'] for a in answers),
-                  tuple(int(a.get('answer_start', -1)) for a in answers))
+    raise ValueError(
+        f'the question {qa["id"]!r} has an empty answer: write [] for answers '
+        'where there is no answer')
+  return Question(id=str(qa['id']),
+                  question=qa['question'],
+                  context=context,
+                  answers=tuple(answer['text'] for answer in answers),
+                  starts=tuple(int(answer.get('answer_start', -1)) for answer in answers))

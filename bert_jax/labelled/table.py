@@ -17,32 +17,37 @@ from bert_jax.labelled import no_labels
 from bert_jax.runtime import storage
 
 FORMATS = ('auto', 'csv', 'tsv', 'jsonl')
-_LARGEST_UNPACKED = 256 << 20  # bytes that any gzip file may unpack to
-_LARGEST_RATIO = 100  # a larger one may unpack to so many times its size
+# A gzip file may unpack to this number of bytes, or to this multiple of its size.
+_LARGEST_UNPACKED = 256 << 20
+_LARGEST_RATIO = 100
 
 
 class Row(NamedTuple):
-  """One line of a table; its methods raise UserError for a column that is missing or unsuitable."""
+  """One line of a table.
 
-  where: str  # 'train.tsv, line 7', for messages
+  Its methods raise UserError for a column that is missing or unsuitable.
+  """
+
+  where: str  # such as 'train.tsv, line 7', for messages
   values: dict[str, Any]  # strings in csv and tsv
-  twice: frozenset[str] = frozenset()  # names that several columns have
+  twice: frozenset[str] = frozenset()  # names that several columns share
 
   def is_null(self, column: str) -> bool:
-    """True if the line has the column, and null in it."""
+    """Returns True if the line has the column with null in it."""
     return column in self.values and self.values[column] is None
 
   def __getitem__(self, column: str) -> Any:
-    """The value of a column, whose name may be a path into JSON objects: question.stem."""
+    """Returns a value; `column` may be a path into JSON objects: question.stem."""
     value = self.values
-    require(column not in self.twice, f'{self.where}: there are several columns {column!r}: give '
-                                      'them names of their own')
+    require(column not in self.twice,
+            f'{self.where}: there are several columns {column!r}: give them different '
+            'names')
     for key in ([column] if column in value else column.split('.')):
       if column in self.values and value[column] is None:
         raise UserError(f'{self.where}: no column {column!r} in this line')
       if not isinstance(value, dict) or value.get(key) is None:
         known = ', '.join(map(repr, self.values))
-        raise UserError(f'{self.where}: no column {column!r}: there are {known}')
+        raise UserError(f'{self.where}: no column {column!r}: the columns are {known}')
       value = value[key]
     return value
 
@@ -53,29 +58,32 @@ class Row(NamedTuple):
     return value
 
   def number(self, column: str) -> float:
-    """A finite number; false and true, and Python's 1_000, are none."""
+    """Returns a finite number; false, true and Python's 1_000 are not numbers."""
     value = self[column]
+    # float() accepts booleans and underscores, which are mistakes in a table.
     try:
       if isinstance(value, bool) or (isinstance(value, str) and '_' in value):
         raise ValueError
       number = float(value)
     except (TypeError, ValueError, OverflowError) as e:
       raise UserError(f'{self.where}: {column!r} is {value!r:.50}, not a number') from e
-    require(math.isfinite(number), f'{self.where}: {column!r} is {number}, not a number: leave the '
-                                   'line out')
+    require(math.isfinite(number),
+            f'{self.where}: {column!r} is {number}, not a number: leave the line out')
     return number
 
 
 def read_text(path: str) -> str:
-  """The UTF-8 text of a file, which may be gzipped, without a byte order mark."""
+  """Returns the UTF-8 text of a file, gzipped or not, without a byte order mark."""
   try:
     data = epath.Path(path).read_bytes()
     if data[:2] == b'\x1f\x8b':
       packed, largest = len(data), max(_LARGEST_UNPACKED, _LARGEST_RATIO * len(data))
+      # One byte more than allowed shows a file that is too large without unpacking it all
+      # into memory.
       data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(largest + 1)
-      if len(data) > largest:  # it would fill the memory
-        raise UserError(f'{path}: its {packed:,} bytes unpack to more than {largest >> 20} MiB: '
-                        'that is no text')
+      if len(data) > largest:
+        raise UserError(f'{path}: its {packed:,} bytes unpack to more than '
+                        f'{largest >> 20} MiB: this is not a text')
     return data.decode('utf-8-sig')
   except (OSError, EOFError, zlib.error) as e:
     raise UserError(f'{path} cannot be read: {getattr(e, "strerror", None) or e}') from e
@@ -84,7 +92,7 @@ def read_text(path: str) -> str:
 
 
 def read_jsonl(path: str) -> Iterator[Row]:
-  """The objects of a file with one on each line; blank lines are left out."""
+  """Yields the objects of a file with one on each line; blank lines are left out."""
   for number, line in enumerate(read_text(path).split('\n'), 1):
     if not line.strip():
       continue
@@ -93,35 +101,40 @@ def read_jsonl(path: str) -> Iterator[Row]:
       values = storage.parse_json(line)
     except ValueError as e:
       raise UserError(f'{where}: not JSON ({e})') from e
-    require(isinstance(values, dict), f'{where}: no JSON object')
+    require(isinstance(values, dict), f'{where}: not a JSON object')
     yield Row(where, values)
 
 
 def _check_header(row: Row, names: Sequence[str], first: int):
-  """Raises UserError for a line that repeats the names of the columns, in any order or spelling."""
-  # A text that is longer than any name need not be read to its end.
+  """Raises UserError for a line that repeats the header, in any order or spelling."""
+  # A text that is longer than any column name need not be read to its end.
   values = sorted(no_labels.plain((value or '')[:200]) for value in row.values.values())
   require(not any(values) or values != sorted(map(no_labels.plain, names)),
-          f'{row.where} repeats the names of the columns in line {first}, as in files that were '
-          'joined: leave it out')
+          f'{row.where} repeats the names of the columns in line {first}, as in '
+          'concatenated files: leave it out')
 
 
 def read_separated(path: str, data_format: str, names: Sequence[str] | None = None,
                    whole: bool = True) -> Iterator[Row]:
-  """The lines of a csv file (RFC 4180), or a tsv file, in which quotes mean nothing.
+  """Yields the lines of a csv file (RFC 4180), or of a tsv file without quoting.
 
   Args:
     path: the file.
     data_format: csv or tsv.
-    names: of the columns; None = they stand in the first line.
-    whole: False = a line may lack its last fields, which are None.
+    names: the names of the columns; None = the first line holds them.
+    whole: False = a line may lack its last fields. Their values are None.
+
+  Raises:
+    UserError: the number of fields changes, a quote is open, or the header is repeated.
   """
   text = io.StringIO(read_text(path), newline='')
   is_tsv = data_format == 'tsv'
   options = {'delimiter': '\t', 'quoting': csv.QUOTE_NONE} if is_tsv else {'strict': True}
-  csv.field_size_limit(1 << 30)
+  csv.field_size_limit(1 << 30)  # the default, 128 KiB, is too short for some texts
   reader = csv.DictReader(text, fieldnames=names, **options)
-  first = 1  # line of the row that is read
+  # A row with quotes may have several lines: an error names the first one, where the open
+  # quote is.
+  first = 1
   try:
     columns = reader.fieldnames or []
     header = reader.line_num
@@ -129,29 +142,36 @@ def read_separated(path: str, data_format: str, names: Sequence[str] | None = No
     twice = frozenset(name for name in named if named.count(name) > 1)
     for values in reader:
       where, beyond = f'{path}, line {reader.line_num}', values.pop(None, [])
-      require(not any(beyond), f'{where}: {len(values) + len(beyond)} fields for {len(values)} '
-              'columns: is a separator inside of a text?')
+      # Empty fields beyond the last column come from spreadsheets, and are harmless.
+      require(not any(beyond),
+              f'{where}: {len(values) + len(beyond)} fields for {len(values)} columns: '
+              'is a separator inside of a text?')
       row = Row(where, values, twice)
       missing = [name for name, value in values.items() if value is None and name]
-      require(not (whole and missing), f'{where}: {len(columns) - len(missing)} fields for '
-              f'{len(columns)} columns: no column {missing and missing[0]!r} in this line')
+      require(not (whole and missing),
+              f'{where}: {len(columns) - len(missing)} fields for {len(columns)} '
+              f'columns: no column {missing and missing[0]!r} in this line')
+      # One column has no header to confuse: its name may be a text too.
       if header and len(columns) > 1:
         _check_header(row, columns, header)
       yield row
       first = reader.line_num + 1
   except csv.Error as e:
-    raise UserError(f'{path}, line {first}: {e}: is a quote open that should be ""?') from e
+    raise UserError(
+        f'{path}, line {first}: {e}: is a quote open that should be ""?') from e
 
 
 def read_tfds(name: str, split: str) -> Iterator[Row]:
-  """The examples of a tensorflow-datasets NAME or NAME@SPLIT; class numbers become names."""
+  """Yields the examples of NAME[@SPLIT]; class numbers become names."""
   name, _, given = name.partition('@')
   source = corpus.open_tfds(name, given or split)
   features = source.dataset_info.features
-  classes = {key: features[key].names for key in features if getattr(features[key], 'names', None)}
+  classes = {key: features[key].names for key in features
+             if getattr(features[key], 'names', None)}
   for i in range(len(source)):
     values = {key: value.decode('utf-8') if isinstance(value, bytes) else value
               for key, value in source[i].items()}
+    # -1 is the class of the examples in a test set without labels.
     for key, names in classes.items():
       value = values[key]
       values[key] = ([names[number] for number in value] if np.ndim(value) else
@@ -160,9 +180,15 @@ def read_tfds(name: str, split: str) -> Iterator[Row]:
 
 
 def read(source: str, data_format: str, split: str) -> Iterator[Row]:
-  """The rows of a file, or of tfds:NAME[@SPLIT]; `split` is for a NAME without one.
+  """Returns the rows of a file, or of tfds:NAME[@SPLIT].
 
-  Raises UserError, also while iterating, if it cannot be read.
+  Args:
+    source: the file, or tfds:NAME[@SPLIT].
+    data_format: one of FORMATS; auto = the suffix of the file decides.
+    split: the split for a NAME without one.
+
+  Raises:
+    UserError: the source is not readable. It may come while iterating.
   """
   if source.startswith('tfds:'):
     return read_tfds(source.removeprefix('tfds:'), split)
@@ -171,6 +197,8 @@ def read(source: str, data_format: str, split: str) -> Iterator[Row]:
     data_format = source.removesuffix('.gz').rpartition('.')[2]
     if data_format == 'txt' and '\t' in read_text(source).partition('\n')[0]:
       data_format = 'tsv'
-    require(data_format in FORMATS, f'{source}: its name does not say what it is: set data.format '
+    require(data_format in FORMATS,
+            f'{source}: the name of this file does not tell its format: set data.format '
             'to csv, tsv or jsonl')
-  return read_jsonl(source) if data_format == 'jsonl' else read_separated(source, data_format)
+  return (read_jsonl(source) if data_format == 'jsonl' else
+          read_separated(source, data_format))

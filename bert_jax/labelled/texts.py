@@ -1,4 +1,4 @@
-"""Texts and pairs with a label, labels or a number: examples of sequence classification."""
+"""Examples of sequence classification: texts or pairs with labels or a number."""
 
 import collections
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -12,30 +12,30 @@ from bert_jax.labelled.glue import Columns
 from bert_jax.labelled.table import Row
 
 PROBLEMS = ('single_label', 'multi_label', 'regression')
-_FEW = 32  # so many examples may each have a label of their own
+_FEW = 32  # up to this number of examples, all labels may differ
 LEFT_OUT = object()  # the label of a row that data.skip_labels leaves out
 
 
 class TextExample(NamedTuple):
   """A text, or a pair of texts."""
 
-  where: str  # for messages
+  where: str  # the file and line, for messages
   text: str
   text_pair: str | None
-  label: Any  # a class's name; a tuple of names; a number; LEFT_OUT; None = not read
+  label: Any  # the name of a class; a tuple of names; a number; LEFT_OUT; None = not read
 
 
 def given_labels(labels: Sequence[Any]) -> tuple[str, ...]:
-  """The names in data.labels, numbers too as strings, as files have them; each once."""
-  names = tuple(map(str, labels))
+  """Returns the names in data.labels as strings; raises UserError for a repeated one."""
+  names = tuple(map(str, labels))  # files hold strings, a config may hold numbers
   for i, name in enumerate(names):
     require(name and name not in names[:i],
-            f'data.labels={",".join(names)}: {name!r} is empty or stands there twice')
+            f'data.labels={",".join(names)}: {name!r} is empty or repeated')
   return names
 
 
 def columns(data: ConfigDict) -> Columns:
-  """The columns of the config group `data`, or of the GLUE task that data.format names."""
+  """Returns the columns that the config group `data` names, or its GLUE task."""
   require_choice('data.problem', data.problem, PROBLEMS)
   if data.format.startswith('glue'):
     return glue.find(data.format)
@@ -44,39 +44,42 @@ def columns(data: ConfigDict) -> Columns:
 
 
 def _value(row: Row, column: str) -> Any:
-  """The value of a label column, which may be null; raises UserError if there is no such column."""
+  """Returns the value of a label column; None = null."""
   return None if row.is_null(column) else row[column]
 
 
 def _written(value: Any) -> str:
-  """A value of a label column as people write it in data.labels and data.skip_labels."""
+  """Returns a label in the form that data.labels and data.skip_labels have."""
   return 'null' if value is None else str(value).strip()
 
 
 def _is_true(row: Row, column: str) -> bool:
-  """The value of a column of 0 and 1, or of false and true."""
+  """Returns the value of a column of 0 and 1, or of false and true."""
   value = _value(row, column)
   written = _written(value)
   try:
     number = float({'true': '1', 'false': '0'}.get(written.lower(), written))
   except ValueError:
     number = None
-  require(number in (0, 1), f'{row.where}: {column!r} is {value!r:.50}, not 0 or 1: write one of '
-                            f'them, or {no_labels.skipping(written)}')
+  require(number in (0, 1),
+          f'{row.where}: {column!r} is {value!r:.50}, not 0 or 1: write one of them, or '
+          f'{no_labels.skipping(written)}')
   return bool(number)
 
 
 def _several_labels(row: Row, c: Columns, skipped: Collection[str]) -> Any:
   names = label_columns(c)
-  if len(names) > 1:  # a column of 0 or 1 for each
+  if len(names) > 1:  # one column of 0 and 1 per label
     if any(_written(_value(row, name)) in skipped for name in names):
       return LEFT_OUT
     return tuple(name for name in names if _is_true(row, name))
   values = row[c.label]
-  require(isinstance(values, list), f'{row.where}: {c.label!r} is {values!r:.50}, not a list of '
-          'labels: for columns of 0 and 1 give data.label_column=first,second,...')
+  require(isinstance(values, list),
+          f'{row.where}: {c.label!r} is {values!r:.50}, not a list of labels: for '
+          'columns of 0 and 1 give data.label_column=first,second,...')
   require(not any(isinstance(value, list | dict) for value in values),
-          f'{row.where}: {c.label!r} is {values!r:.50}, not a list of labels but of lists')
+          f'{row.where}: {c.label!r} is {values!r:.50}, not a list of labels but of '
+          'lists')
   labels = tuple(map(_written, values))
   return LEFT_OUT if set(labels) & set(skipped) else labels
 
@@ -84,15 +87,18 @@ def _several_labels(row: Row, c: Columns, skipped: Collection[str]) -> Any:
 def _label(row: Row, c: Columns, skipped: Collection[str]) -> Any:
   if c.problem == 'regression':
     number, (least, most) = row.number(c.label), c.bounds
-    require(least <= number <= most, f'{row.where}: {c.label!r} is {number:g}, which does not lie '
-                                     f'in [{least:g}, {most:g}]: mend it, or leave the line out')
+    require(least <= number <= most,
+            f'{row.where}: {c.label!r} is {number:g}, which is not in '
+            f'[{least:g}, {most:g}]: fix it, or leave the line out')
     return number
   if c.problem == 'multi_label':
     return _several_labels(row, c, skipped)
   value = _value(row, c.label)
-  require(not isinstance(value, list | dict), f'{row.where}: {c.label!r} is {value!r:.50}, not one '
-          'label: several are for data.problem=multi_label')
+  require(not isinstance(value, list | dict),
+          f'{row.where}: {c.label!r} is {value!r:.50}, not one label: several are for '
+          'data.problem=multi_label')
   value = _written(value)
+  # First the skipped values: skip_labels is the remedy for an empty one.
   if value in skipped:
     return LEFT_OUT
   require(value, f'{row.where}: {c.label!r} is empty: {no_labels.skipping(value)}')
@@ -100,23 +106,28 @@ def _label(row: Row, c: Columns, skipped: Collection[str]) -> Any:
 
 
 def label_columns(c: Columns) -> tuple[str, ...]:
-  """The columns of a multi-label table, one for each label; one name is that of a list."""
+  """Returns the label columns of a multi-label table; a single one holds lists."""
   names = tuple(c.label.split(','))
   for i, name in enumerate(names):
     require(name and name not in names[:i] or len(names) == 1,
-            f'data.label_column={c.label}: {name!r} is empty or stands there twice')
+            f'data.label_column={c.label}: {name!r} is empty or repeated')
   return names
 
 
 def read(source: str, data_format: str, c: Columns, split: str, labelled: bool = True,
          skipped: Collection[str] = ()) -> Iterator[TextExample]:
-  """The examples of a file or of tfds:NAME; raises UserError for an unsuitable column.
+  """Yields the examples of a file or of tfds:NAME.
 
   Args:
+    source: the file, or tfds:NAME.
     data_format: one of `table.FORMATS`, or a GLUE task.
+    c: the columns.
     split: train, validation or test.
     labelled: False = the labels are not read.
-    skipped: values of the label, or of a column of 0 and 1, whose rows have the label LEFT_OUT.
+    skipped: values of a label column; a row with one has the label LEFT_OUT.
+
+  Raises:
+    UserError: a column is missing or unsuitable.
   """
   if data_format.startswith('glue'):
     rows = glue.read(source, glue.find(data_format), split)
@@ -130,10 +141,12 @@ def read(source: str, data_format: str, c: Columns, split: str, labelled: bool =
 
 
 def check_labels(examples: Sequence[TextExample], c: Columns) -> list[str]:
-  """Notes about doubtful labels of the training file; none where the user has named the labels.
+  """Returns notes about doubtful labels of the training file.
+
+  Labels that the user names in data.labels are not checked.
 
   Raises:
-    UserError: a label stands for none, or all examples have labels of their own.
+    UserError: a value is not a label, or every example has a different label.
   """
   if c.problem == 'regression' or c.labels or (
       c.problem == 'multi_label' and len(label_columns(c)) > 1):
@@ -143,18 +156,21 @@ def check_labels(examples: Sequence[TextExample], c: Columns) -> list[str]:
     for label in e.label if c.problem == 'multi_label' else (e.label,):
       firsts.setdefault(label, e)
       counts[label] += 1
+  # Each label is checked once, at the first line that has it.
   places = {label: e.where for label, e in firsts.items()}
-  no_labels.check(places, {label: no_labels.reason_in_row(e.text, label, counts, (c.text, c.label))
-                           for label, e in firsts.items()})
+  no_labels.check(places, {
+      label: no_labels.reason_in_row(e.text, label, counts, (c.text, c.label))
+      for label, e in firsts.items()})
+  # A column of ids or texts looks like this, and the run would train on it.
   require(c.problem == 'multi_label' or len(places) < max(len(examples), _FEW),
-          f'each of the {len(examples):,} rows has a label of its own, such as '
-          f'{next(iter(places))!r:.50}: is data.label_column={c.label} right? If it is, name every '
-          'label in data.labels')
+          f'each of the {len(examples):,} rows has a different label, such as '
+          f'{next(iter(places))!r:.50}: is data.label_column={c.label} right? If it is, '
+          'name every label in data.labels')
   return no_labels.doubtful(places, counts)
 
 
 def are_scores(labels: Iterable[Any]) -> bool:
-  """True if the names of labels are all numbers, and not all of them whole ones."""
+  """Returns True if all names of labels are numbers, and some are not integers."""
   try:
     return not all(float(name).is_integer() for name in labels)
   except (ValueError, OverflowError):
@@ -162,7 +178,7 @@ def are_scores(labels: Iterable[Any]) -> bool:
 
 
 def label_names(examples: Iterable[TextExample], c: Columns) -> tuple[str, ...]:
-  """The names of the labels: those known beforehand, or all that the examples have, in order."""
+  """Returns the names of the labels, from the columns or sorted from the examples."""
   if c.problem == 'regression':
     return ('value',)
   if c.labels:
@@ -171,6 +187,7 @@ def label_names(examples: Iterable[TextExample], c: Columns) -> tuple[str, ...]:
   if has_several and len(label_columns(c)) > 1:
     return label_columns(c)
   labels = {label for e in examples for label in (e.label if has_several else [e.label])}
+  # As numbers, so that 10 comes after 9.
   try:
     return tuple(sorted(labels, key=lambda name: (int(name), name)))
   except ValueError:

@@ -1,6 +1,7 @@
-"""The list of objectives, and which rows and architectures they serve."""
+"""The list of objectives, and the rows and architectures that each one trains on."""
 
 from collections.abc import Callable
+import functools
 from typing import NamedTuple
 
 from bert_jax.errors import require, require_choice
@@ -16,29 +17,35 @@ class Entry(NamedTuple):
   """An objective that a config can name."""
 
   create: Callable[..., Objective]  # (model), or (model, teacher) for distillation
-  sequences: tuple[str, ...] = ('next_sentence', 'sentence_order', 'full_sentences')  # it serves
+  # The values of `data.sequences` that it trains on.
+  sequences: tuple[str, ...] = ('next_sentence', 'sentence_order', 'full_sentences')
   members: tuple[str, ...] = ()  # architectures that it trains; () = all but electra
 
   def trains(self, architecture: str) -> bool:
     return architecture in self.members if self.members else architecture != 'electra'
 
 
-# The first one that serves the sequences is their default.
-ALL = {'mlm_nsp': Entry(lambda model: MaskedLM(model, 'nsp'), ('next_sentence',)),
-       'mlm_sop': Entry(lambda model: MaskedLM(model, 'sop'), ('sentence_order',)),
-       'mlm': Entry(lambda model: MaskedLM(model, None)),
-       'replaced_tokens': Entry(ReplacedTokens, members=('electra',)),
-       'replaced_tokens_gdes': Entry(DisentangledSharing, members=('electra', 'deberta-v2')),
-       'distillation': Entry(Distillation)}
+# The order matters: the first objective that accepts `data.sequences` is its default.
+ALL = {
+    'mlm_nsp': Entry(functools.partial(MaskedLM, pair_objective='nsp'),
+                     ('next_sentence',)),
+    'mlm_sop': Entry(functools.partial(MaskedLM, pair_objective='sop'),
+                     ('sentence_order',)),
+    'mlm': Entry(functools.partial(MaskedLM, pair_objective=None)),
+    'replaced_tokens': Entry(ReplacedTokens, members=('electra',)),
+    'replaced_tokens_gdes': Entry(DisentangledSharing, members=('electra', 'deberta-v2')),
+    'distillation': Entry(Distillation),
+}
 
 
 def name_of(objective: str, sequences: str, architecture: str) -> str:
   """Returns the objective of a run.
 
   Args:
-    objective: by name; '' = replaced_tokens for ELECTRA, else the default of the sequences.
-    sequences: the kind of rows, as in `data.sequences`.
-    architecture: the model's.
+    objective: the name in the config; '' = replaced_tokens for ELECTRA, otherwise the
+      default for `sequences`.
+    sequences: the kind of rows, the value of `data.sequences`.
+    architecture: the architecture of the model.
 
   Raises:
     UserError: the objective is unknown, or does not fit the rows or the architecture.
@@ -48,20 +55,23 @@ def name_of(objective: str, sequences: str, architecture: str) -> str:
   if not objective:
     return next(name for name, entry in ALL.items() if sequences in entry.sequences)
   require_choice('objective', objective, ALL)
-  served = ALL[objective].sequences
-  require(sequences in served,
-          f'objective={objective} cannot be asked of data.sequences={sequences}: it needs '
-          f'data.sequences={" or ".join(served)}')
+  accepted = ALL[objective].sequences
+  require(sequences in accepted,
+          f'objective={objective} does not train on data.sequences={sequences}: it needs '
+          f'data.sequences={" or ".join(accepted)}')
+  # The remedy names only objectives that also accept these rows, so that it works as
+  # typed.
   fitting = [name for name, entry in ALL.items()
              if sequences in entry.sequences and entry.trains(architecture)]
-  require(objective in fitting, f'objective={objective} is not for model.architecture='
-          f'{architecture}: use {" or ".join(fitting)}')
+  require(objective in fitting,
+          f'objective={objective} is not for model.architecture={architecture}: '
+          f'use {" or ".join(fitting)}')
   return objective
 
 
 def create(objective: str, sequences: str, config: BertConfig,
            teacher: BertConfig | None = None) -> Objective:
-  """Creates the objective that `name_of` gives; `teacher` is for distillation."""
+  """Creates the objective that `name_of` returns; only distillation takes a `teacher`."""
   name = name_of(objective, sequences, config.architecture)
   configs = (config, teacher) if teacher else (config,)
   return ALL[name].create(*map(BertForPreTraining, configs))

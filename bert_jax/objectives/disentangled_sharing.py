@@ -1,8 +1,9 @@
 """Replaced token detection with gradient-disentangled embedding sharing: DeBERTa v3.
 
-He et al. 2021, https://arxiv.org/abs/2111.09543, section 3.3. The masked LM and the detection of
-replaced tokens pull the token embeddings of ELECTRA in different directions. Here the masked LM
-alone trains the table that both models read; the discriminator adds a table of its own to it.
+He et al. 2021, https://arxiv.org/abs/2111.09543, section 3.3. In ELECTRA, masked LM and
+replaced token detection pull the shared token embeddings in different directions. Here
+only the masked LM trains the table that both models read. The discriminator adds a second
+table to it.
 """
 
 import dataclasses
@@ -16,24 +17,25 @@ from bert_jax.objectives.replaced_tokens import ReplacedTokens
 
 
 def _with_tokens(tree: dict[str, Any], table: jax.Array) -> dict[str, Any]:
-  """The parameters of a model with another token table, [padded V, E]."""
+  """Returns the parameters of a model with its token table replaced, [padded V, E]."""
   bert = tree['bert']
   return {**tree, 'bert': {**bert, 'embeddings': {**bert['embeddings'], 'token': table}}}
 
 
 @dataclasses.dataclass(frozen=True)
 class DisentangledSharing(ReplacedTokens):
-  """Generator and discriminator that share the tokens alone, whose gradient is the generator's."""
+  """Shares only the token table, and passes only the generator's gradient to it."""
 
   def init(self, key: jax.Array) -> Any:
-    """Variables of the discriminator, under 'generator' those that it does not share, and a delta.
+    """Initializes the discriminator, the rest of the 'generator', and 'token_delta'.
 
-    'token_delta', zeros at first, is what the discriminator adds to the token table. So a run that
-    starts from another model begins with its table in both models.
+    The discriminator adds 'token_delta' to the token table. The delta starts at zero:
+    both models of a run that is initialized from another model start from its table.
     """
-    first, second = jax.random.split(key)
-    tree = super().init(first)['params']
-    generator = objective.init_masked_lm(self.generator, second)['params']
+    discriminator_key, generator_key = jax.random.split(key)
+    tree = super().init(discriminator_key)['params']
+    generator = objective.init_masked_lm(self.generator, generator_key)['params']
+    # The tree of the discriminator holds the one shared table.
     table = generator['bert']['embeddings'].pop('token')
     return {'params': {**_with_tokens(tree, table), 'generator': generator,
                        'token_delta': jax.tree.map(jnp.zeros_like, table)}}
@@ -42,14 +44,16 @@ class DisentangledSharing(ReplacedTokens):
     discriminator = dict(params['params'])
     generator, delta = discriminator.pop('generator'), discriminator.pop('token_delta')
     table = discriminator['bert']['embeddings']['token']
+    # The loss of the discriminator trains only the delta.
     tokens = jax.lax.stop_gradient(table) + delta
     return _with_tokens(generator, table), _with_tokens(discriminator, tokens)
 
   def exported(self, params: Any) -> Any:
-    """Returns the discriminator, with the sum of both tables.
+    """Returns the discriminator, with the sum of both token tables.
 
-    It comes without its head for DeBERTa: transformers has no class of DeBERTa with that head.
+    DeBERTa loses its detection head: transformers has no DeBERTa class with such a head.
     """
     discriminator = self.split(params)[1]
-    names = ('bert',) if self.model.config.architecture == 'deberta-v2' else ('bert', 'rtd')
-    return {'params': {name: discriminator[name] for name in names}}
+    has_head = self.model.config.architecture != 'deberta-v2'
+    return {'params': {name: discriminator[name]
+                       for name in ('bert', 'rtd') if name == 'bert' or has_head}}

@@ -1,7 +1,8 @@
 """Distillation: DistilBERT (Sanh et al. 2019, https://arxiv.org/abs/1910.01108).
 
-The student learns the masked words themselves, and at all real tokens the teacher's distribution
-over the vocabulary and the direction of its hidden states, as the authors' `distiller.py` does.
+As in the authors' `distiller.py`, the student learns the masked tokens, and at every real
+token it matches the teacher's distribution over the vocabulary and the direction of the
+teacher's hidden state.
 """
 
 import dataclasses
@@ -20,7 +21,10 @@ _TEMPERATURE = 2.0
 
 
 def soft_cross_entropy(student: jax.Array, teacher: jax.Array) -> jax.Array:
-  """T^2 KL(teacher || student) of softened logits (Hinton et al. 2015): [..., V] -> [...]."""
+  """Returns T^2 KL(teacher || student) of logits softened by T: [..., V] -> [...].
+
+  Hinton et al. 2015, section 2: T^2 keeps the size of the gradients independent of T.
+  """
   student, teacher = (jax.nn.log_softmax(x / _TEMPERATURE) for x in (student, teacher))
   return _TEMPERATURE**2 * jnp.sum(jnp.exp(teacher) * (teacher - student), axis=-1)
 
@@ -34,7 +38,7 @@ def cosine_distance(a: jax.Array, b: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Distillation(objective.Objective):
-  """A student (`model`) and its frozen teacher, of the same vocabulary and width."""
+  """A student (`model`) and its frozen teacher, with equal vocabulary and width."""
 
   teacher: BertForPreTraining
 
@@ -43,9 +47,11 @@ class Distillation(objective.Objective):
 
   def loss(self, params: Any, frozen: Any, rows: Rows, masked: Masked,
            keys: Keys) -> losses.Metrics:
-    """mlm_loss and mlm_accuracy at the masked positions, soft_loss and cosine_loss at all."""
+    """Computes the MLM metrics at masked positions, soft_loss and cosine_loss at all."""
     tokens = rows.tokens
 
+    # The heads run later, on pieces of the rows: only the hidden states are computed
+    # here.
     def encode(module, tokens, **kwargs):
       return module.bert.encode(tokens, **kwargs)
 
@@ -53,40 +59,47 @@ class Distillation(objective.Objective):
                                **objective.with_dropout(keys.dropout))  # [B, L, D]
     teacher = self.teacher.apply(frozen, tokens, method=encode)  # [B, L, D]
     logits = self.model.apply(params, student, masked.positions, method='mlm_logits')
+    # Padding has arbitrary states and no text to learn from.
     real = (tokens.text_ids > 0).astype(jnp.float32)
-    soft_loss = self._soft_loss(params, frozen, student, teacher, real, masked.positions.shape[1])
+    soft_loss = self._soft_loss(
+        params, frozen, student, teacher, real, masked.positions.shape[1])
     return {'soft_loss': (soft_loss, jnp.sum(real)),
             **losses.classification(logits, masked.targets, masked.weights, 'mlm_'),
             'cosine_loss': losses.weighted(cosine_distance(student, teacher), real)}
 
   def _soft_loss(self, params: Any, frozen: Any, student: jax.Array, teacher: jax.Array,
-                 real: jax.Array, at_once: int) -> jax.Array:
+                 real: jax.Array, piece_length: int) -> jax.Array:
     """Sums the soft loss over the real tokens [B, L] of [B, L, D] hidden states.
 
-    Logits at all positions would be the largest thing in memory: those of `at_once` positions of
-    each row are computed at a time, and again in the backward pass.
+    The logits of all positions would be the largest array of the step. Therefore only
+    `piece_length` positions of each row have logits at a time, and the backward pass
+    computes them again.
     """
     length = real.shape[1]
-    pieces = -(-length // at_once)
+    pieces = -(-length // piece_length)
 
     def split(x):
-      """[B, L, ...] -> [pieces, B, at_once, ...], filled up with zeros."""
-      x = jnp.pad(x, [(0, 0), (0, pieces * at_once - length), *[(0, 0)] * (x.ndim - 2)])
-      return jnp.moveaxis(x.reshape(len(x), pieces, at_once, *x.shape[2:]), 1, 0)
+      """[B, L, ...] -> [pieces, B, piece_length, ...], filled up with zeros."""
+      x = jnp.pad(
+          x, [(0, 0), (0, pieces * piece_length - length), *[(0, 0)] * (x.ndim - 2)])
+      return jnp.moveaxis(x.reshape(len(x), pieces, piece_length, *x.shape[2:]), 1, 0)
 
     def add(total, piece):
       student, teacher, real = piece
-      every = jnp.broadcast_to(jnp.arange(at_once), real.shape)
-      student = self.model.apply(params, student, every, method='mlm_logits')
-      teacher = self.teacher.apply(frozen, teacher, every, method='mlm_logits')
+      positions = jnp.broadcast_to(jnp.arange(piece_length), real.shape)
+      student = self.model.apply(params, student, positions, method='mlm_logits')
+      teacher = self.teacher.apply(frozen, teacher, positions, method='mlm_logits')
       return total + losses.weighted(soft_cross_entropy(student, teacher), real)[0], None
 
+    # Inside a scan XLA cannot merge the forward and the recomputed logits, so the
+    # barriers that prevent_cse=True adds would only cost time.
     total, _ = jax.lax.scan(jax.checkpoint(add, prevent_cse=False), jnp.float32(0),
                             (split(student), split(teacher), split(real)))
     return total
 
   def flops_per_token(self, length: int, predictions: float) -> float:
-    """Model FLOPs of both, with logits at every token and no backward pass of the teacher."""
-    del predictions  # their logits are among those of all tokens
+    """Model FLOPs per token of student and teacher."""
+    del predictions  # every token has logits, so the masked ones add nothing
+    # A third of a training step is its forward pass: the teacher has no backward pass.
     return (self.model.config.flops_per_token(length, 1)
             + self.teacher.config.flops_per_token(length, 1) / 3)

@@ -1,8 +1,8 @@
 """Masking units of several tokens: whole words, n-grams and spans of words.
 
-Whole words and n-grams are drawn from the whole row, because the budget of a short pair has no room
-for a long word. Every unit has the same probability, whatever its length. Units that are too long
-for the row's budget are cut first.
+Whole words and n-grams are drawn from the whole row, because a long word does not fit the
+budget of a short pair. Every unit has the same probability, whatever its length. Units
+that are longer than the budget of the row are cut first.
 """
 
 import jax
@@ -12,16 +12,17 @@ import numpy as np
 
 def join_words(key: jax.Array, word_start: jax.Array, special: jax.Array,
                probabilities: np.ndarray) -> jax.Array:
-  """Joins runs of words of random length to units, which never reach across a special token.
+  """Joins words into units of random length that never cross a special token.
 
-  Between two special tokens the lengths of the units are independent draws; the last one is cut off
-  at the next special token.
+  Between two special tokens the lengths of the units are independent draws. The next
+  special token cuts off the last unit.
 
   Args:
     key: the key of the row.
-    word_start: [L] bool, True also on special tokens, on padding and on the tokens after them.
-    special: [L] bool, special tokens and padding.
-    probabilities: the probability of 1, 2, ... words.
+    word_start: [L] bool, True where a word starts, on special tokens, on padding and on
+      the token after each of these.
+    special: [L] bool, True on special tokens and padding.
+    probabilities: of 1, 2, ... words in a unit.
 
   Returns:
     [L] bool, True where units start.
@@ -29,16 +30,20 @@ def join_words(key: jax.Array, word_start: jax.Array, special: jax.Array,
   size = word_start.shape[0]
   word = jnp.cumsum(word_start) - 1  # [L], the word of each position
   indices = jnp.arange(size)
-  is_special = jnp.zeros(size, bool).at[word].max(special)  # by word, like all below
+  # From here on the index is the word. [L] has room for the most words that a row can
+  # have.
+  is_special = jnp.zeros(size, bool).at[word].max(special)
   drawn = jax.random.uniform(key, (size,))
-  words = 1 + jnp.searchsorted(jnp.asarray(np.cumsum(probabilities)[:-1], jnp.float32), drawn,
-                               side='right')
-  # The next special word behind each word: the smallest index of one, looking from the right.
+  # The last boundary is left out: rounding could make it less than a drawn number.
+  words = 1 + jnp.searchsorted(
+      jnp.asarray(np.cumsum(probabilities)[:-1], jnp.float32), drawn, side='right')
+  # The index of the next special word after each word: a running minimum from the right.
   behind = jax.lax.cummin(jnp.where(is_special, indices, size), reverse=True)
   behind = jnp.append(behind[1:], size)
   jump = jnp.where(is_special, indices + 1, jnp.minimum(indices + words, behind))
   jump = jnp.append(jnp.minimum(jump, size), size)  # [L + 1], the end jumps to itself
-  # Marks the words that a walk from the first one visits, in log2(L) rounds of doubled jumps.
+  # Units start at the words that a walk from the first word visits. Doubling the jumps
+  # finds them in log2(L) rounds, where a loop over words would be sequential.
   visited = jnp.zeros(size + 1, bool).at[0].set(True)
   for _ in range(size.bit_length()):
     visited = visited.at[jump].max(visited)
@@ -46,12 +51,16 @@ def join_words(key: jax.Array, word_start: jax.Array, special: jax.Array,
   return word_start & visited[word]
 
 
-def cut_long(unit_start: jax.Array, word_start: jax.Array, longest: jax.Array) -> jax.Array:
-  """Cuts units of more than `longest` tokens into their words, and longer words into equal parts.
+def cut_long(unit_start: jax.Array, word_start: jax.Array,
+             longest: jax.Array) -> jax.Array:
+  """Cuts units of more than `longest` tokens.
+
+  Such a unit becomes its words. A word of more than `longest` tokens becomes parts of
+  equal length.
 
   Args:
-    unit_start, word_start: [L] bool, as in `join_words`.
-    longest: tokens, at least 1.
+    unit_start, word_start: [L] bool, see `join_words`.
+    longest: a number of tokens, at least 1.
 
   Returns:
     [L] bool, True where units start.
@@ -69,21 +78,27 @@ def cut_long(unit_start: jax.Array, word_start: jax.Array, longest: jax.Array) -
   return start | (offset % -(-size // parts) == 0)
 
 
-def draw_whole(key: jax.Array, start: jax.Array, size: jax.Array, n: jax.Array, budget: jax.Array,
-               most: int) -> jax.Array:
-  """Draws whole units from n tokens, whose units are in random order: [L] bool, the drawn tokens.
+def draw_whole(key: jax.Array, start: jax.Array, size: jax.Array, n: jax.Array,
+               budget: jax.Array, most: int) -> jax.Array:
+  """Draws whole units from n tokens whose units are in random order.
 
-  The tokens form a circle, and a window of `budget` tokens begins at a random one. The units that
-  start in it are drawn: each with probability budget / n, whatever its size. Units for which the
-  `most` predictions have no room are left out.
+  The tokens form a circle. A window of `budget` tokens begins at a random token. The units
+  in it are drawn if they start there: each has probability budget / n, whatever its size.
+  Units that do not fit the `most` predictions are left out.
 
   Args:
     key: the key of the row.
-    start, size: [L] int32, start and size in tokens of each token's unit.
+    start, size: [L] int32, the start and the size, in tokens, of the unit of each token.
     n, budget, most: numbers of tokens.
+
+  Returns:
+    [L] bool, True on drawn tokens.
   """
   n = jnp.maximum(n, 1)
-  begin = (start - jax.random.randint(key, (), 0, n)) % n  # start of the unit in the window
+  # The start of each token's unit, counted from the start of the window.
+  begin = (start - jax.random.randint(key, (), 0, n)) % n
   drawn = begin < budget
-  first = jnp.min(jnp.where(drawn, begin, budget))  # before it a unit from outside may reach in
+  # A unit that starts before the window may cover its first tokens: they are not drawn,
+  # so predictions count from the first unit that starts inside.
+  first = jnp.min(jnp.where(drawn, begin, budget))
   return drawn & (begin - first + size <= most)

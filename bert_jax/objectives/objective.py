@@ -1,4 +1,4 @@
-"""The base of all objectives, and masked LM."""
+"""The base class of all objectives, and masked LM."""
 
 import dataclasses
 import functools
@@ -15,19 +15,23 @@ from bert_jax.objectives.masking import Masked
 
 
 class Keys(NamedTuple):
-  """The random keys of a step; a draw for a row depends on its number, not on its device."""
+  """The random keys of a step.
+
+  The random draws of a row depend on the number of the row, not on its device.
+  """
 
   dropout: jax.Array | None  # None = no dropout
   sampling: jax.Array
 
 
 def with_dropout(key: jax.Array | None) -> dict[str, Any]:
-  """Returns the arguments with which a module applies dropout; None = none."""
+  """Returns the arguments of `Module.apply` for dropout; None = no dropout."""
   return {'deterministic': key is None, 'rngs': {} if key is None else {'dropout': key}}
 
 
-def init_masked_lm(model: BertForPreTraining, key: jax.Array, with_pairs: bool = False) -> Any:
-  """Makes the variables of encoder and masked-LM head, and with pairs of pooler and pair head."""
+def init_masked_lm(model: BertForPreTraining, key: jax.Array,
+                   with_pairs: bool = False) -> Any:
+  """Initializes encoder and masked-LM head; `with_pairs` also pooler and pair head."""
   tokens = init_tokens()
   position = tokens.ids[:, :1]
   return model.init(key, tokens, position, position if with_pairs else None)
@@ -35,18 +39,21 @@ def init_masked_lm(model: BertForPreTraining, key: jax.Array, with_pairs: bool =
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-  """A pure objective of learning from masked rows. Each one is a subclass in its own file."""
+  """A pretraining objective on masked rows. Its methods are pure functions.
 
-  model: BertForPreTraining  # the model that is trained and exported
+  Each objective is a subclass in its own file.
+  """
 
-  loss_weights: ClassVar[dict[str, float]]  # weight of each loss in the total
+  model: BertForPreTraining  # the model to train and export
+
+  loss_weights: ClassVar[dict[str, float]]  # the weight of each loss in the total
 
   def with_config(self, config: BertConfig) -> Self:
-    """Returns this objective for a model of other sizes."""
+    """Returns this objective for a model with another config."""
     return dataclasses.replace(self, model=BertForPreTraining(config))
 
   def init(self, key: jax.Array) -> Any:
-    """Makes the variables, boxed with their logical axes."""
+    """Initializes the variables, boxed with their logical axes."""
     return init_masked_lm(self.model, key)
 
   def loss(self, params: Any, frozen: Any, rows: Rows, masked: Masked,
@@ -55,42 +62,46 @@ class Objective:
 
     Args:
       params: the trained variables.
-      frozen: other variables, such as a teacher's.
+      frozen: other variables, such as the teacher's.
       rows: the rows with the corrupted ids.
       masked: the predicted positions and their targets.
-      keys: of the step.
+      keys: the random keys of the step.
+
+    Returns:
+      (sum, count) of each metric, by name.
     """
     raise NotImplementedError
 
   def exported(self, params: Any) -> Any:
-    """Returns the part of the trained variables that becomes the model."""
+    """Returns the variables of the exported model, a part of the trained ones."""
     return params
 
   def parameters(self) -> int:
-    """Number of trained parameters, without the padding of the vocabulary."""
+    """Returns the number of trained parameters, without the padding of the vocabulary."""
     return count_parameters(abstract_variables(self), self.model.config)
 
   def flops_per_token(self, length: int, predictions: float) -> float:
-    """Model FLOPs of a training step, as `BertConfig.flops_per_token`."""
+    """Model FLOPs per token of a training step, see `BertConfig.flops_per_token`."""
     return self.model.config.flops_per_token(length, predictions)
 
 
-@functools.cache  # a run asks several times, and to trace a model takes a tenth of a second
+# Cached: a run calls it several times, and tracing a model takes a tenth of a second.
+@functools.cache
 def abstract_variables(objective: Objective) -> Any:
-  """Returns what `objective.init` makes, as boxed ShapeDtypeStructs."""
+  """Returns the result of `objective.init` as boxed ShapeDtypeStructs."""
   return jax.eval_shape(objective.init, jax.random.key(0))
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLM(Objective):
-  """Masked LM, alone or with a question about sentence pairs.
+  """Masked LM, alone or with a classification of sentence pairs.
 
-  Devlin et al. 2019 (section 3.1) ask for the next sentence: does B follow A? Lan et al. 2020
-  (ALBERT) ask for the order: does B come after A, or before it? Liu et al. 2019 (RoBERTa) train
-  masked LM alone.
+  nsp, next sentence prediction: does B follow A? (Devlin et al. 2019, section 3.1.) sop,
+  sentence order prediction: does B come after A, or before it? (Lan et al. 2020, ALBERT.)
+  Liu et al. 2019 (RoBERTa) train masked LM alone.
   """
 
-  pair_objective: str | None = 'nsp'  # or sop; None = the pair head is left out
+  pair_objective: str | None = 'nsp'  # nsp or sop; None = no pair head
 
   @property
   def loss_weights(self) -> dict[str, float]:
@@ -102,7 +113,7 @@ class MaskedLM(Objective):
 
   def loss(self, params: Any, frozen: Any, rows: Rows, masked: Masked,
            keys: Keys) -> losses.Metrics:
-    """mlm_loss, mlm_accuracy, and the same of nsp or sop."""
+    """Computes mlm_loss and mlm_accuracy, and both metrics of the pair objective."""
     del frozen
     pairs = self.pair_objective
     mlm_logits, pair_logits = self.model.apply(

@@ -91,7 +91,7 @@ def test_an_empty_label(tmp_path):
     (('0', '1', '1.0'), "line 4: the labels '1' and '1.0' are the same number"),
     (('1', '01', '2'), "line 3: the labels '1' and '01' are the same number"),
     (('yes', 'no', '0.4'), "line 4: the label '0.4' is a number, others are names"),
-    (('0.0', '1.0', '-1.0'), "line 4: the label '-1.0' beside 0 often stands for")])
+    (('0.0', '1.0', '-1.0'), "line 4: the label '-1.0' next to 0 often stands for")])
 def test_numbers_that_are_doubtful_as_labels(tmp_path, labels, message):
   (tmp_path / 'a.tsv').write_text('text\tlabel\n' + ''.join(f'x\t{x}\n' for x in labels))
   with pytest.raises(UserError, match=message):
@@ -138,7 +138,7 @@ def test_columns_of_json(tmp_path):
   path.write_text(json.dumps({'text': 'a', 'x': 0, 'y': None}))
   with pytest.raises(UserError, match="'y' is None, not 0 or 1"):
     train(path, problem='multi_label', label_column='x,y')
-  with pytest.raises(UserError, match="label_column=x,x: 'x' is empty or stands there twice"):
+  with pytest.raises(UserError, match="label_column=x,x: 'x' is empty or repeated"):
     train(path, problem='multi_label', label_column='x,x')
 
 
@@ -153,7 +153,7 @@ def test_numbers_of_a_regression(tmp_path, value):
 def test_numbers_that_sts_b_does_not_have(tmp_path):
   head = 'sentence1\tsentence2\tscore\n'
   (tmp_path / 'a.tsv').write_text(head + 'a\tb\t5.0\na\tb\t-1\n')
-  with pytest.raises(UserError, match=r"line 3: 'score' is -1, which does not lie in \[0, 5\]"):
+  with pytest.raises(UserError, match=r"line 3: 'score' is -1, which is not in \[0, 5\]"):
     train(tmp_path / 'a.tsv', format='glue/stsb')
   assert glue.TASKS['glue/stsb'].submission == 'STS-B.tsv'
 
@@ -192,7 +192,7 @@ def test_a_header_in_another_spelling(tmp_path, line):
     ('words,label', ['a,no', 'Tweet,LABEL', 'b,yes'], "line 3: the label 'LABEL' is the name"),
     ('text,tone', ['a,no', 'Tweet,Tone', 'b,yes'], "line 3: the label 'Tone' is the name"),
     ('text,label', ['a,no', 'b,yes', 'no,c', 'd,no'],
-     "line 4: the label 'c' stands beside the text 'no', which is a label of other rows")])
+     "line 4: the label 'c' is next to the text 'no', which is a label of other rows")])
 def test_rows_that_are_headers_or_swapped(tmp_path, head, rows, message):
   """What the message offers leaves the row out, or makes the value a class; in JSON lines too."""
   path, columns = tmp_path / 'a.csv', head.split(',')
@@ -231,7 +231,7 @@ def test_two_columns_of_one_name(tmp_path):
 
 def test_every_row_has_a_label_of_its_own(tmp_path):
   (tmp_path / 'a.tsv').write_text('text\tid\n' + ''.join(f'x\tq{i}\n' for i in range(40)))
-  with pytest.raises(UserError, match='each of the 40 rows has a label of its own, such as .q0.'):
+  with pytest.raises(UserError, match='each of the 40 rows has a different label, such as .q0.'):
     train(tmp_path / 'a.tsv', label_column='id')
   assert train(tmp_path / 'a.tsv', label_column='id', labels=tuple(f'q{i}' for i in range(40)))
 
@@ -241,8 +241,8 @@ def test_doubtful_labels_are_noted(tmp_path):
   (tmp_path / 'a.tsv').write_text('text\tlabel\n' + '\n'.join(rows))
   examples, notes = train(tmp_path / 'a.tsv')
   assert sum(x.label == 'pos' for x in examples) == 21
-  assert notes == [f"the labels 'pos' and 'Pos' ({tmp_path}/a.tsv, line 42) differ in case alone, "
-                   'and are two classes']
+  assert notes == [f"the labels 'pos' and 'Pos' ({tmp_path}/a.tsv, line 42) differ only in "
+                   'case, and are two classes']
   assert no_labels.doubtful({'a': 'line 1', 'b': 'line 9', 'c': 'line 7'},
                             {'a': 30, 'b': 1, 'c': 30}) == [
       "1 of 3 labels have one row each: 'b' (line 9)"]
@@ -323,7 +323,7 @@ def test_a_word_of_a_sign_with_a_tag_that_data_labels_names(tmp_path):
     ('word\ttag\nis\tO\n', 'line 1: .* are names of columns'),
     ('is O\n\nToken POS ner_tags\na x O\n', 'line 3: .* are names of columns'),
     ('is O\nBonn 2010-02-02\n', "line 2: the tag '2010-02-02' is a date"),
-    ('is O\nBonn _\n', "line 2: the tag '_' stands for a label that is missing"),
+    ('is O\nBonn _\n', "line 2: the tag '_' stands for a missing label"),
     ('is O\nBonn None\n', "line 2: the tag 'None' stands for"),
     ('is O\nBonn nan\n', "line 2: the tag 'nan' stands for"),
     ('is O\nBonn -100\n', "line 2: the tag '-100' stands for"),
@@ -355,12 +355,12 @@ NO_SCHEME = "is not O or a letter, '-' and a label, as most tags of this file"
     (BIO + 'O John\n', 6, f"the tag 'John' {NO_SCHEME}"),
     (BIO + 'he o\n', 6, f"the tag 'o' {NO_SCHEME}"),
     (BIO + 'he B\n', 6, f"the tag 'B' {NO_SCHEME}"),
-    (PLAIN + 'PER John\n', 6, "the tag 'John' stands beside the text 'PER', which is a label of")])
+    (PLAIN + 'PER John\n', 6, "the tag 'John' is next to the text 'PER', which is a label of")])
 def test_tags_of_headers_and_of_swapped_columns(tmp_path, content, line, message):
   """No tag of a file without them becomes a class; data.labels allows each."""
   path = tmp_path / 'a.conll'
   path.write_text(content)
-  with pytest.raises(UserError, match=f'line {line}: .*{message}.*: (leave|mend) the line') as e:
+  with pytest.raises(UserError, match=f'line {line}: .*{message}.*: (leave|fix) the line') as e:
     tagged(path)
   assert str(e.value).endswith(', or name every tag in data.labels')
   lines = [x.split() for x in content.splitlines() if x]
@@ -443,7 +443,7 @@ def test_choices_are_named_by_their_own_labels(tmp_path):
     ({'is_impossible': 'false'}, "is_impossible is 'false', not true or false"),
     ({'answers': [{'text': '', 'answer_start': 0}]}, "the question '1' has an empty answer"),
     ({'answers': [{'text': ' ', 'answer_start': 3}]}, "the question '1' has an empty answer"),
-    ({'answers': [{'text': None, 'answer_start': 0}]}, 'an answer is no string')])
+    ({'answers': [{'text': None, 'answer_start': 0}]}, 'an answer is not a string')])
 def test_answers_that_are_none(tmp_path, changed, message):
   qa = {'id': '1', 'question': '?', 'answers': [{'text': 'b', 'answer_start': 2}], **changed}
   path = tmp_path / 'a.json'

@@ -53,20 +53,21 @@ def test_half_of_a_surrogate_pair_is_replaced(tmp_path):
 
 
 @pytest.mark.parametrize('name, content, fields, message', [
-    ('a.tsv', 'sentence\tlabel\nx\t1\n', {}, "line 2: no column 'text': there are 'sentence'"),
+    ('a.tsv', 'sentence\tlabel\nx\t1\n', {},
+     "line 2: no column 'text': the columns are 'sentence'"),
     ('a.tsv', 'text\tlabel\nx\n', {}, "line 2: 1 fields for 2 columns: no column 'label'"),
     ('a.tsv', 'text\tlabel\nx\ty\t1\n', {}, 'line 2: 3 fields for 2 columns'),
     ('a.csv', 'text,label\nx, y,1\n', {}, 'line 2: 3 fields for 2 columns'),
     ('a.csv', 'text,label\nx,1\n"y,1\nz,1\n', {}, 'line 3: unexpected end of data: is a quote'),
     ('a.jsonl', '{"text": "x", "label": ["a"]}', {}, r"'label' is \['a'\], not one label"),
     ('a.tsv', 'text\tlabel\nx\t\n', {}, "line 2: 'label' is empty"),
-    ('a.jsonl', '{"text": "x", "label": 1}\n[1]\n', {}, 'line 2: no JSON object'),
+    ('a.jsonl', '{"text": "x", "label": 1}\n[1]\n', {}, 'line 2: not a JSON object'),
     ('a.jsonl', '{"text": 3, "label": 1}\n', {}, "'text' is 3, not text"),
     ('a.jsonl', '{"text": \n', {}, 'line 1: not JSON'),
     ('a.txt', 'x\n', {}, 'set data.format'),
     ('a.tsv', 'text\tlabel\nx\t1\n', {'format': 'xml'},
      'use auto, csv, tsv, jsonl, glue/TASK'),
-    ('a.tsv', 'text\tlabel\nx\t1\n', {'format': 'glue/xx'}, 'of GLUE there are glue/cola'),
+    ('a.tsv', 'text\tlabel\nx\t1\n', {'format': 'glue/xx'}, 'the GLUE tasks are glue/cola'),
     ('a.tsv', 'text\tlabel\nx\t1\n', {'problem': 'any'}, 'use single_label'),
     ('a.tsv', 'text\tlabel\nx\thigh\n', {'problem': 'regression'}, "'high', not a number"),
     ('a.tsv', 'text\tlabel\nx\tnan\n', {'problem': 'regression'}, "'label' is nan"),
@@ -221,9 +222,9 @@ def test_conll_files(tmp_path):
 @pytest.mark.parametrize('name, content, fields, message', [
     ('a.conll', 'EU B-ORG\nis\n', {}, r"line 2: 'is' has a word without a tag"),
     ('a.conll', 'EU\t\n', {}, 'line 1: an empty word or tag'),
-    ('a.conll', 'EU B-ORG\n', {'label_column': 'tag'}, 'no number of a column'),
+    ('a.conll', 'EU B-ORG\n', {'label_column': 'tag'}, 'not the number of a column'),
     ('a.jsonl', '{"0": ["a", "b"], "-1": ["O"]}\n', {}, 'line 1: 2 words and 1 tags'),
-    ('a.jsonl', '{"0": "a", "-1": ["O"]}\n', {}, "'0' is no list of strings"),
+    ('a.jsonl', '{"0": "a", "-1": ["O"]}\n', {}, "'0' is not a list of strings"),
     ('a.conll', 'EU O\n', {'format': 'xml'}, 'use auto, conll, jsonl'),
 ])
 def test_tagged_files_that_cannot_be_used(tmp_path, name, content, fields, message):
@@ -264,7 +265,7 @@ def test_squad_files(tmp_path):
   assert [(q.id, q.answers, q.in_place) for q in questions] == [
       ('1', ('Ann',), True), ('2', (), True), ('3', ('Bob',), False)]
   path.write_text(json.dumps({'data': [{'paragraphs': [{'context': 'x', 'qas': qas[:1] * 2}]}]}))
-  with pytest.raises(UserError, match="the id '1' is there twice"):
+  with pytest.raises(UserError, match="the id '1' appears 2 times"):
     squad.read(str(path))
   endless = [qas[0] | {'answers': [{'text': 'Ann', 'answer_start': float('inf')}]}]
   unanswered = [{'id': '1', 'question': 'Who?'}]
