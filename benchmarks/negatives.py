@@ -29,7 +29,7 @@ from bert_jax.data import dataset, negatives
 from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource
-from bert_jax.objectives import catalogue
+from bert_jax.objectives import objectives
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.runs import pretrain
 from bert_jax.tasks.pretraining import Pretraining
@@ -77,7 +77,7 @@ def _nsp_accuracy(workdir: pathlib.Path, corpus: dataset.Corpus, kind: str) -> f
   """The NSP accuracy of a run on held-out rows of one kind."""
   c = _config(workdir)
   masking_config = MaskingConfig(**c.masking)
-  task = Pretraining(catalogue.create('', 'next_sentence', config_lib.bert_config(c.model)),
+  task = Pretraining(objectives.create('', 'next_sentence', config_lib.bert_config(c.model)),
                      masking_config, pretrain.vocabulary(corpus, masking_config))
   c.data.negatives = kind
   data = PretrainingData.create(task, corpus, Phases.create((), c.train_steps, c.max_len, 64),

@@ -30,7 +30,7 @@ from bert_jax.data import pairs as pairs_lib
 from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource
-from bert_jax.objectives import catalogue
+from bert_jax.objectives import objectives
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.runs import pretrain, run
 from bert_jax.tasks.pretraining import Pretraining
@@ -73,7 +73,7 @@ def _evaluate(workdir: str, config, corpus: dataset.Corpus) -> dict[str, float]:
                                      vocab_size=corpus.tokenizer.vocab_size)
   pairs_lib.SHORT_SHARE = 0.1
   masking_config = MaskingConfig(**c.masking)
-  task = Pretraining(catalogue.create('', 'next_sentence', model_config), masking_config,
+  task = Pretraining(objectives.create('', 'next_sentence', model_config), masking_config,
                      pretrain.vocabulary(corpus, masking_config))
   unpacked = ConfigDict({'pack': False, 'sequences': 'next_sentence',
                          'negatives': 'other_document'})

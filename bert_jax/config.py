@@ -22,7 +22,7 @@ from bert_jax.fields import finetuning_fields, pretraining_fields, run_fields
 from bert_jax.fields.run_fields import LENGTHS, phases_of
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.objectives import catalogue
+from bert_jax.objectives import objectives
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runtime import host
 from bert_jax.tasks import task_list
@@ -175,7 +175,7 @@ def check_sizes(config: ConfigDict, mesh: Mesh):
     require(not counts or bert.stacked_layers == bert.num_layers,
                    f'{name} counts layers of one kind with parameters of their own: '
                    f'model.architecture={bert.architecture} has others')
-  trains_generator = config.task == 'pretrain' and catalogue.name_of(
+  trains_generator = config.task == 'pretrain' and objectives.name_of(
       config.objective, config.data.sequences, bert.architecture).startswith('replaced_tokens')
   for name, default in (('layer_decay', 1.0), ('frozen_layers', -1)):
     require(not trains_generator or config.optimizer[name] == default,

@@ -83,8 +83,8 @@ def test_an_architecture_is_trained_and_used(architecture, corpus_file, tmp_path
 
 # Who else names an architecture: the objectives that are for it alone, and the readers of
 # tokenizers and of pipelines, which have names of their own for it.
-ELSEWHERE = {'electra': {'objectives/catalogue.py'},
-             'deberta-v2': {'objectives/catalogue.py', 'objectives/disentangled_sharing.py'},
+ELSEWHERE = {'electra': {'objectives/objectives.py'},
+             'deberta-v2': {'objectives/objectives.py', 'objectives/disentangled_sharing.py'},
              'roberta': {'runs/initial.py'}, 'distilbert': {'runs/initial.py'}}
 OWN = {'deberta-v2': 'deberta', 'modernbert': 'modern'}  # stem of its files
 

@@ -11,7 +11,7 @@ from bert_jax.data.phases import Phase
 from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import require
 from bert_jax.fields import run_fields
-from bert_jax.objectives import catalogue
+from bert_jax.objectives import objectives
 from bert_jax.objectives.masking import MaskingConfig
 
 # ---- When a field has no effect ------------------------------------------------------------------
@@ -186,7 +186,7 @@ def check(config: ConfigDict):
   require(not (config.train_epochs and config.phases),
           'phases are shares of the steps: give train_steps or train_minutes with them, not '
           'train_epochs')
-  name = catalogue.name_of(config.objective, config.data.sequences,
+  name = objectives.name_of(config.objective, config.data.sequences,
                            config.model.architecture or 'bert')
   require((name == 'distillation') == bool(config.teacher),
           f'objective={config.objective!r} and teacher={config.teacher!r}: distillation needs the '

@@ -22,7 +22,7 @@ from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.interop.sparse_layout import SparseLayout
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.objectives import catalogue
+from bert_jax.objectives import objectives
 from bert_jax.objectives.objective import abstract_variables
 from bert_jax.reporting import metrics_log
 from bert_jax.runtime import sealed
@@ -118,7 +118,7 @@ def load_workdir(directory: epath.Path, step: int | None = None,
     name = fields.get('objective', '')
     # A student's parameters are those of any masked LM.
     name = 'mlm' if name == 'distillation' else name
-    objective = catalogue.create(name, data.get('sequences'), config)
+    objective = objectives.create(name, data.get('sequences'), config)
     abstract = abstract_variables(objective)
   else:
     abstract = layout.abstract_params(config, head_groups(config, task), len(labels), task)

@@ -18,7 +18,7 @@ from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phase
 from bert_jax.data.rows import Rows
 from bert_jax.data.tokens import Tokens
-from bert_jax.objectives import catalogue, masking
+from bert_jax.objectives import masking, objectives
 from bert_jax.parallel import chip_figures
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.planning import collectives, traffic
@@ -56,7 +56,7 @@ def pretraining(config: ConfigDict, phase: Phase) -> Work:
               word_start=tokens if settings.unit != 'token' else None,
               mask_rate=jax.ShapeDtypeStruct((b,), jnp.float32) if settings.final_rate else None)
   teacher = initial.teacher(config)
-  objective = catalogue.create(config.objective, config.data.sequences,
+  objective = objectives.create(config.objective, config.data.sequences,
                                config_lib.bert_config(config.model), teacher and teacher.config)
   size = config.model.vocab_size
   vocabulary = masking.Vocabulary(

@@ -15,7 +15,7 @@ from bert_jax.data.rows import RowSource
 from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.errors import UserError, require
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.objectives import catalogue, masking
+from bert_jax.objectives import masking, objectives
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import initial
@@ -74,7 +74,7 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
     initial.check_sizes(config, model)
 
   bert_config = config_lib.bert_config(config.model)
-  objective = catalogue.create(config.objective, config.data.sequences, bert_config,
+  objective = objectives.create(config.objective, config.data.sequences, bert_config,
                                teacher and teacher.config)
   task = Pretraining(objective, masking_config, vocabulary(corpus, masking_config),
                      initial.frozen(teacher))

@@ -14,7 +14,7 @@ import pytest
 
 from bert_jax.model import architectures, parameters
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.objectives import catalogue
+from bert_jax.objectives import objectives
 from bert_jax.objectives.objective import abstract_variables
 from bert_jax.tasks import task_list
 from bert_jax.training import lora
@@ -41,13 +41,13 @@ def configs(name: str) -> Iterator[BertConfig]:
 
 def trees(config: BertConfig) -> Iterator[Any]:
   """The parameters of each objective and each head of a model."""
-  for name, entry in catalogue.ALL.items():
+  for name, entry in objectives.ALL.items():
     if entry.trains(config.architecture):
       teacher = config if name == 'distillation' else None
-      yield abstract_variables(catalogue.create(name, entry.sequences[0], config, teacher))
+      yield abstract_variables(objectives.create(name, entry.sequences[0], config, teacher))
   for task in task_list.WITH_HEAD.values():
     yield task.abstract_params(config, 3)
-  whole = abstract_variables(catalogue.create('', 'full_sentences', config))
+  whole = abstract_variables(objectives.create('', 'full_sentences', config))
   yield jax.eval_shape(lambda: lora.trained(
       jax.tree.map(lambda x: jax.numpy.zeros(x.shape), whole), lora.LoraConfig(rank=2),
       jax.random.key(0)))

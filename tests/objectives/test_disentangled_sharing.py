@@ -11,7 +11,7 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.model.deberta import DebertaConfig
 from bert_jax.model.heads import BertForPreTraining
-from bert_jax.objectives import catalogue, replaced_tokens
+from bert_jax.objectives import objectives, replaced_tokens
 from bert_jax.objectives.disentangled_sharing import DisentangledSharing
 from tests.objectives.test_replaced_tokens import CONFIG as ELECTRA
 from tests.objectives.test_replaced_tokens import KEYS, initial, make_example
@@ -89,7 +89,7 @@ def test_electra_is_exported_with_its_head():
 def test_its_generator_is_as_wide_and_half_as_deep():
   generator = dataclasses.replace(CONFIG, num_layers=6, conv_kernel_size=3).generator()
   assert generator == dataclasses.replace(CONFIG, num_layers=3)
-  assert catalogue.create('', 'full_sentences', CONFIG) == catalogue.create(
+  assert objectives.create('', 'full_sentences', CONFIG) == objectives.create(
       'mlm', 'full_sentences', CONFIG)  # it is asked for by name
 
 
@@ -97,4 +97,4 @@ def test_its_generator_is_as_wide_and_half_as_deep():
     ('replaced_tokens', 'deberta-v2'), ('replaced_tokens_gdes', 'bert'), ('mlm', 'electra')])
 def test_members_without_it(objective, architecture):
   with pytest.raises(UserError, match=f'objective={objective} is not for model.architecture='):
-    catalogue.name_of(objective, 'full_sentences', architecture)
+    objectives.name_of(objective, 'full_sentences', architecture)

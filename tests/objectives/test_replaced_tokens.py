@@ -16,7 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop import huggingface
 from bert_jax.model.electra import ElectraConfig
 from bert_jax.model.heads import BertForPreTraining
-from bert_jax.objectives import catalogue, replaced_tokens
+from bert_jax.objectives import objectives, replaced_tokens
 from bert_jax.objectives.masking import Masked
 from bert_jax.objectives.objective import Keys
 from bert_jax.objectives.replaced_tokens import ReplacedTokens
@@ -153,11 +153,11 @@ def test_parameters_are_counted(embedding_size):
     (('rtd', 'full_sentences', 'electra'), 'unknown: use')])
 def test_objectives_that_cannot_be_asked(arguments, message):
   with pytest.raises(UserError, match=message):
-    catalogue.name_of(*arguments)
+    objectives.name_of(*arguments)
 
 
 def test_a_generator_larger_than_its_discriminator():
   with pytest.raises(UserError, match='no larger than its discriminator'):
     dataclasses.replace(CONFIG, generator_size=1.5)
   with pytest.raises(UserError, match='is no number of heads'):
-    catalogue.create('', 'full_sentences', dataclasses.replace(CONFIG, generator_size=0.3))
+    objectives.create('', 'full_sentences', dataclasses.replace(CONFIG, generator_size=0.3))

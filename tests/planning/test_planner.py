@@ -14,7 +14,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.data.phases import Phase
 from bert_jax.errors import UserError
-from bert_jax.objectives import catalogue
+from bert_jax.objectives import objectives
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import topology
 from bert_jax.planning import collectives, estimate, planner, programs
@@ -37,7 +37,7 @@ def test_local(tmp_path, capsys):
   assert len(table) == 10 and any('optimizer' in row for row in table)
   # Parameters and two moments, float32, whole on every device; the batch is small.
   model = dataclasses.replace(config_lib.bert_config(c.model), dtype='float32')
-  objective = catalogue.create('', c.data.sequences, model)
+  objective = objectives.create('', c.data.sequences, model)
   parameters = objective.parameters() + 24 * (64 + 1)
   batch = 4 * (4 * 64 + 3 * 8 + 1)  # a row: int32 and float32
   assert phase['memory']['arguments'] == pytest.approx(12 * parameters + batch, rel=1e-3)

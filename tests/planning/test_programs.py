@@ -8,7 +8,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.data import dataset
 from bert_jax.data.phases import Phase
-from bert_jax.objectives import catalogue
+from bert_jax.objectives import objectives
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding, topology
@@ -33,7 +33,7 @@ def test_shapes_are_those_of_a_run(corpus_file, tmp_path, overrides):
   c = conftest.tiny_config(corpus_file, **overrides)
   corpus = dataset.open_corpus(c.data, c.model.vocab_size, tmp_path, 1)
   phases = config_lib.phases_of(c)
-  objective = catalogue.create('', c.data.sequences, config_lib.bert_config(c.model))
+  objective = objectives.create('', c.data.sequences, config_lib.bert_config(c.model))
   masking = MaskingConfig(**c.masking)
   data = PretrainingData.create(
       Pretraining(objective, masking, pretrain.vocabulary(corpus, masking)), corpus, phases, c.data,

@@ -9,7 +9,7 @@ import pytest
 from bert_jax.data.rows import Rows
 from bert_jax.data.tokens import Tokens
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.objectives import catalogue
+from bert_jax.objectives import objectives
 from bert_jax.objectives.losses import total_loss
 from bert_jax.objectives.masking import MaskingConfig, Vocabulary
 from bert_jax.parallel import mesh as mesh_lib
@@ -29,7 +29,7 @@ CONFIG = BertConfig(vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=4,
 def make_task(config=CONFIG) -> Pretraining:
   """Masked LM and next sentence prediction with BERT's special ids."""
   vocabulary = Vocabulary(VOCAB, special_ids=(0, 100, 101, 102, 103), mask_id=103)
-  return Pretraining(catalogue.create('', 'next_sentence', config), MaskingConfig(), vocabulary)
+  return Pretraining(objectives.create('', 'next_sentence', config), MaskingConfig(), vocabulary)
 
 
 def make_batch(rows=8, length=32, seed=0) -> Rows:
