@@ -8,11 +8,12 @@ def from_pretrained(directory: str, step: int | None = None, allow_older: bool =
 
   Args:
     directory: a workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.
-    step: of a workdir's checkpoint; None = the best, or the newest where none was chosen.
-    allow_older: where that one is damaged, take the next sound one.
+    step: the step of a checkpoint in a workdir; None = the best one, else the newest.
+    allow_older: if this checkpoint is damaged, take the next intact one.
 
   Raises:
-    UserError: there is no sound model in `directory`.
+    UserError: `directory` has no intact model.
   """
-  from bert_jax.inference import bert  # `import bert_jax` alone does not start JAX
+  # A local import, so that `import bert_jax` does not start JAX.
+  from bert_jax.inference import bert
   return bert.load(directory, step, allow_older)

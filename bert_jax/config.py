@@ -1,7 +1,7 @@
-"""The configs of runs, and the checks before a run; `fields/` has their fields.
+"""Builds the configs of runs from `fields/`, and checks them before a run.
 
-A file in `configs/` starts from `pretraining` or `finetuning` and changes the fields of its claim.
-Any field can be given on the command line: --config.optimizer.learning_rate=2e-4.
+A file in `configs/` starts from `pretraining` or `finetuning` and sets the fields of its
+recipe. The command line may override any field: --config.optimizer.learning_rate=2e-4.
 """
 
 import dataclasses
@@ -29,20 +29,21 @@ from bert_jax.tasks import task_list
 
 TASKS = ('pretrain', *task_list.ALL)
 
-# The published sizes: BERT's own (Devlin et al. 2019) and the compact ones of Turc et al. 2019
-# (https://arxiv.org/abs/1908.08962): (N, D). All have heads of width 64 and a feed-forward of 4 D.
+# {size: (number of layers N, width D)}: the published sizes of BERT (Devlin et al. 2019)
+# and of compact models (Turc et al. 2019, https://arxiv.org/abs/1908.08962). All have
+# heads of width 64 and a feed-forward width of 4 D.
 SIZES = {
     'tiny': (2, 128), 'mini': (4, 256), 'small': (4, 512), 'medium': (8, 512),
     'base': (12, 768), 'large': (24, 1024),
 }
 
-# Bounds on whole numbers: the others have 31 bits, as the step has; a seed has 32.
+# Upper bounds of whole numbers: 31 bits, as the step counter has; 32 bits for a seed.
 _LARGEST, _LARGEST_SEED = MOST_STEPS, 2**32 - 1
 _SMALLEST, _LARGEST_FLOAT = 1e-37, 1e38
 
 
 def model(size: str | BertConfig) -> ConfigDict:
-  """The group `model` of a size: the fields of a `BertConfig`."""
+  """The config group `model` of a size, with the fields of a `BertConfig`."""
   if isinstance(size, str):
     layers, width = SIZES[size]
     size = BertConfig(num_layers=layers, hidden_size=width, num_heads=width // 64,
@@ -59,7 +60,7 @@ def sizes_of_init_from(group: ConfigDict):
 
 
 def dtype_on(mesh: Mesh, config: ConfigDict) -> dict[str, Any]:
-  """The faster model.dtype on the devices of a mesh, if the config leaves it to them."""
+  """The faster model.dtype for the devices of a mesh, if the config says auto."""
   if config.model.dtype != 'auto':
     return {}
   on_cpu = mesh.devices.flat[0].platform == 'cpu'
@@ -67,12 +68,12 @@ def dtype_on(mesh: Mesh, config: ConfigDict) -> dict[str, Any]:
 
 
 def bert_config(group: ConfigDict) -> BertConfig:
-  """The model that the group `model` describes."""
+  """The model config that the group `model` describes."""
   return architectures.make_config(group)
 
 
 def fields(task: str, size: str | BertConfig = 'base') -> Table:
-  """All fields of a task by their full names, with their rules, for a model of some size."""
+  """All fields of a task and their rules, by full name, for a model of some size."""
   kind = pretraining_fields if task == 'pretrain' else finetuning_fields
   table = kind.FIELDS if task == 'pretrain' else kind.fields(task)
   values = architectures.make_config(model(size))
@@ -86,15 +87,15 @@ def _defaults(table: Table) -> ConfigDict:
 
 
 def pretraining(size: str | BertConfig) -> ConfigDict:
-  """The paper's recipe: 256 rows, 1M steps, rows of 128 tokens for 90% of them, then 512."""
+  """The paper's recipe: 256 rows, 1M steps, 90% of them with 128 tokens, then 512."""
   return _defaults(fields('pretrain', size)).lock()
 
 
 def finetuning(task: str) -> ConfigDict:
-  """The paper's recipe: lr 5e-5, 3e-5 or 2e-5, batches of 16 or 32, 2 to 4 epochs (its A.3)."""
+  """The paper's recipe: lr 2e-5 to 5e-5, batches of 16 or 32, 2 to 4 epochs (its A.3)."""
   c = _defaults(fields(task))
   sizes_of_init_from(c.model)
-  c.model.scan_unroll = 12  # faster steps for a few seconds more of compilation
+  c.model.scan_unroll = 12  # faster steps for a few more seconds of compilation
   return c.lock()
 
 
@@ -104,7 +105,7 @@ def flat(config: ConfigDict) -> dict[str, Any]:
 
 
 def check_overrides(config: ConfigDict, arguments: list[str]):
-  """Raises UserError for a --config.FIELD of the command line that `config` does not have."""
+  """Raises UserError for a --config.FIELD in `arguments` that `config` does not have."""
   fields = list(flat(config))
   for argument in arguments:
     name = argument.lstrip('-').partition('=')[0]
@@ -116,44 +117,52 @@ def check_overrides(config: ConfigDict, arguments: list[str]):
     nearest = max(fields, key=lambda field: sum(_likeness(name, field)))
     of_field, of_group = _likeness(name, nearest)
     group = name.rpartition('.')[0]
-    known = [field for field in fields if group and field.startswith(group + '.')] or fields
+    in_group = [field for field in fields if group and field.startswith(group + '.')]
+    # A wrong suggestion is worse than a list, so another group needs a closer match.
     is_near = of_field >= (0.6 if of_group >= 0.1 or not group else 0.8)
-    hint = f'did you mean --config.{nearest}?' if is_near else f'known are {", ".join(known)}'
+    hint = (f'did you mean --config.{nearest}?' if is_near
+            else f'known are {", ".join(in_group or fields)}')
     raise UserError(f'unknown config field --config.{name}: {hint}')
 
 
 def _likeness(name: str, field: str) -> tuple[float, float]:
-  """How well a name on the command line fits a field: in the last part, in the group (0 to 0.2).
+  """How well a typed name matches a field: (last part, 0 to 1; group, 0 to 0.2).
 
-  Words or initials stand for a longer name of the same group: heads for num_heads, lr for
-  learning_rate. A field of another group is meant only if its last part fits better.
+  Words or initials match a longer name in the same group: heads for num_heads, lr for
+  learning_rate. The small weight of the group lets a better last part win.
   """
   like = lambda a, b: difflib.SequenceMatcher(None, a, b).ratio()
   (group, _, end), (of_group, _, of_field) = name.rpartition('.'), field.rpartition('.')
   ends, groups, words = like(end, of_field), like(group, of_group), of_field.split('_')
-  is_short = set(end.split('_')) <= set(words) or end == ''.join(word[0] for word in words)
+  is_short = (set(end.split('_')) <= set(words)
+              or end == ''.join(word[0] for word in words))
   if is_short and (groups >= 0.5 or not group):
     ends = max(ends, 0.75 + 0.2 * ends)
   return ends, 0.2 * groups
 
 
 def check_values(config: ConfigDict):
-  """Raises UserError for a value that the field cannot have in any run."""
+  """Raises UserError for a value that its field cannot have in any run."""
   require_choice('task', config.task, TASKS)
+  # --config.task on the config of another task leaves fields of that task.
   table = fields(config.task)
   others = {name for name in table if name.startswith('data.')} ^ {
       f'data.{name}' for name in config.data}
-  require(not others, f'task={config.task} does not fit this config '
-                 f'({min(others, default="")} is for another task): give the --config of this task')
+  require(not others,
+          f'task={config.task} does not fit this config ({min(others, default="")} is '
+          'for another task): give the --config of this task')
   for name, value in flat(config).items():
     if isinstance(value, float):
       require(math.isfinite(value), f'{name}={value} must be a finite number')
-      require(not value or _SMALLEST <= abs(value) <= _LARGEST_FLOAT, f'{name}={value} must '
-                     f'have a size from {_SMALLEST} to {_LARGEST_FLOAT}, as float32 has it')
+      # Beyond these bounds float32 rounds to 0 or infinity.
+      require(not value or _SMALLEST <= abs(value) <= _LARGEST_FLOAT,
+              f'{name}={value} must have a magnitude from {_SMALLEST} to '
+              f'{_LARGEST_FLOAT}, the range of float32')
     if isinstance(value, int) or name in LENGTHS:
       largest = _LARGEST_SEED if name == 'seed' else _LARGEST
       require(value <= largest, f'{name}={value} must be at most {largest}')
-    if name in table:  # a group `model` of another architecture has more fields
+    # The table has BERT's fields of `model`; another architecture may have more.
+    if name in table:
       table[name].check(name, value)
 
 
@@ -165,28 +174,31 @@ def check(config: ConfigDict):
 
 
 def check_sizes(config: ConfigDict, mesh: Mesh):
-  """Raises UserError for fields that do not fit the mesh, or the model, whose sizes are known now.
-  """
+  """Raises UserError for fields that do not fit the mesh or the sizes of the model."""
   bert = bert_config(config.model)
   counts_layers = {'optimizer.layer_decay': config.optimizer.layer_decay != 1,
                    'optimizer.frozen_layers': config.optimizer.frozen_layers > 0,
                    'reinit_layers': config.get('reinit_layers', 0) > 0}
   for name, counts in counts_layers.items():
     require(not counts or bert.stacked_layers == bert.num_layers,
-                   f'{name} counts layers of one kind with parameters of their own: '
-                   f'model.architecture={bert.architecture} has others')
+            f'{name} counts layers of one kind, each with its own parameters: '
+            f'model.architecture={bert.architecture} has other layers')
+  # ELECTRA has two stacks of layers, and these fields do not say which one they count.
   trains_generator = config.task == 'pretrain' and objectives.name_of(
-      config.objective, config.data.sequences, bert.architecture).startswith('replaced_tokens')
+      config.objective, config.data.sequences, bert.architecture
+  ).startswith('replaced_tokens')
   for name, default in (('layer_decay', 1.0), ('frozen_layers', -1)):
     require(not trains_generator or config.optimizer[name] == default,
-                   f'optimizer.{name}={config.optimizer[name]} counts the layers of one model: '
-                   'this run trains a generator beside it')
+            f'optimizer.{name}={config.optimizer[name]} counts the layers of one model: '
+            'this run also trains a generator')
   fresh, frozen = config.get('reinit_layers', 0), max(config.optimizer.frozen_layers, 0)
   require(fresh <= config.model.num_layers, f'reinit_layers={fresh} is above '
-                 f'model.num_layers={config.model.num_layers}')
+          f'model.num_layers={config.model.num_layers}')
+  # Top layers start fresh and bottom layers are frozen: the two must not overlap.
   require(not fresh or frozen + fresh <= config.model.num_layers,
-                 f'reinit_layers={fresh} and optimizer.frozen_layers='
-                 f'{config.optimizer.frozen_layers}: a layer that starts fresh would stay as it is')
+          f'reinit_layers={fresh} and optimizer.frozen_layers='
+          f'{config.optimizer.frozen_layers}: a layer with fresh parameters would be '
+          'frozen')
   require(config.optimizer.frozen_layers <= config.model.num_layers,
           f'optimizer.frozen_layers={config.optimizer.frozen_layers} is above '
           f'model.num_layers={config.model.num_layers}')
@@ -201,11 +213,13 @@ def check_sizes(config: ConfigDict, mesh: Mesh):
 
 
 def _check_memory(config: ConfigDict, mesh: Mesh, phase: Phase):
-  """Raises UserError for rows beyond the memory of this machine: the kernel would kill the run."""
+  """Raises UserError for rows that exceed host memory: the kernel would kill the run."""
   on_cpu = mesh.devices.flat[0].platform == 'cpu'
   tokens = phase.batch_size * phase.max_len // jax.process_count()
-  # The least there is: four numbers of 4 bytes a token, and on a CPU its embedding in 2 bytes each.
+  # A lower bound: four numbers of 4 bytes for a token, and on a CPU also its embedding in
+  # at least 2 bytes a number.
   need = tokens * (16 + on_cpu * 2 * config.model.hidden_size)
-  require(need <= host.memory(), f'batch_size={phase.batch_size} of max_len={phase.max_len} '
-                 f'needs more than {need / 2**30:,.0f} GiB here, this machine has '
-                 f'{host.memory() / 2**30:,.0f}: make one of them smaller')
+  require(need <= host.memory(),
+          f'batch_size={phase.batch_size} of max_len={phase.max_len} needs more than '
+          f'{need / 2**30:,.0f} GiB here, this machine has '
+          f'{host.memory() / 2**30:,.0f}: make one of them smaller')

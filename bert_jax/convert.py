@@ -1,4 +1,4 @@
-"""Checkpoints in and out: python -m bert_jax.convert --input=DIR --output=DIR --to=huggingface"""
+"""Converts a model: python -m bert_jax.convert --input=DIR --output=DIR --to=bert_jax"""
 
 from absl import flags
 
@@ -6,25 +6,31 @@ from bert_jax import errors
 from bert_jax.commands import checkpoint_flags, command, overwrite_flag
 
 _INPUT = flags.DEFINE_string(
-    'input', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face or sentence-transformers '
+    'input', None,
+    'A workdir, a checkpoint of bert_jax, a Hugging Face or sentence-transformers '
     'folder, a hub name, or a TensorFlow checkpoint of google-research/bert.')
 _OUTPUT = flags.DEFINE_string('output', None, 'A new folder.')
 _TO = flags.DEFINE_string(
-    'to', None, 'huggingface, bert_jax, sentence_transformers (the encoder and its way to the '
-    'vector of a text), or stablehlo (the encoder alone).')
+    'to', None,
+    'huggingface, bert_jax, sentence_transformers (the encoder and its pooling), or '
+    'stablehlo (only the encoder).')
 _VERIFY = flags.DEFINE_bool(
-    'verify', False, 'Check only: is --input sound? With --output: are they equal? With --to: can '
-    'it be converted?')
-_PUSH = flags.DEFINE_string('push', '', 'ORGANISATION/NAME on the Hugging Face hub: upload the '
-                             'result, and every kept checkpoint of a workdir as a branch.')
+    'verify', False,
+    'Write nothing. Check that --input is intact; with --output: that both are equal; '
+    'with --to: that it can be converted.')
+_PUSH = flags.DEFINE_string(
+    'push', '',
+    'ORGANISATION/NAME on the Hugging Face hub: upload the result, and each checkpoint '
+    'of a workdir as a branch.')
 flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
 flags.adopt_module_key_flags(overwrite_flag)
+
 
 
 def _main(argv: list[str]):
   errors.require(bool(_INPUT.value), 'give --input=DIR, the model to convert')
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)
-  from bert_jax.interop import conversion  # after the flags: JAX takes a while to import
+  from bert_jax.interop import conversion  # after the flags: JAX is slow to import
   from bert_jax.runtime import storage
   with storage.exclusive('--output', _OUTPUT.value):
     conversion.convert(_INPUT.value, _OUTPUT.value, _TO.value, verify_only=_VERIFY.value,

@@ -1,10 +1,10 @@
 """The exceptions that end a command with one line, and the exit statuses for scripts.
 
   0   done
-  2   a mistake in what was given: never worth retrying, nothing was lost or written over
-  75  stopped by SIGTERM with everything saved: run the same command to go on
+  2   a user error: a retry never helps, and nothing was lost or overwritten
+  75  stopped by SIGTERM with everything saved: run the same command to resume
   130 interrupted by Ctrl-C
-  1   anything else (a full disk, a dead host, a bug): worth a retry
+  1   any other failure (a full disk, a dead host, a bug): worth a retry
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -13,23 +13,23 @@ from typing import Any
 EXIT_FAILED = 1
 EXIT_MISTAKE = 2
 EXIT_PREEMPTED = 75
-EXIT_INTERRUPTED = 130  # by Ctrl-C, as shells have it
+EXIT_INTERRUPTED = 130  # by Ctrl-C, as in shells
 
 
 class UserError(Exception):
-  """A mistake in what was given. The message says in one line what, where and what to do."""
+  """A user error. The message says in one line what, where and what to do."""
 
   status = EXIT_MISTAKE
 
 
 class Failed(Exception):
-  """A failure that is no mistake of the user's. The message says in one line what to do."""
+  """A failure that the user did not cause. The message says in one line what to do."""
 
   status = EXIT_FAILED
 
 
 class Preempted(Exception):
-  """The run was asked to stop by SIGTERM and has saved everything."""
+  """SIGTERM stopped the run, which has saved everything."""
 
   status = EXIT_PREEMPTED
 
@@ -41,13 +41,13 @@ def require(condition: bool, message: str):
 
 
 def require_choice(name: str, value: str, choices: Collection[str]):
-  """Raises a UserError unless the field `name`, as users type it, has one of the `choices`."""
+  """Raises a UserError unless `value` of the field `name` is one of `choices`."""
   require(value in choices, f'{name}={value!r} is unknown: use {", ".join(choices)}')
 
 
-def require_each(fields: Any, names: Sequence[str], holds: Callable[[Any], bool], rule: str,
-                 group: str = ''):
-  """Raises a UserError unless `holds` is true for each of the named fields; `rule` says it."""
+def require_each(fields: Any, names: Sequence[str], holds: Callable[[Any], bool],
+                 rule: str, group: str = ''):
+  """Raises a UserError unless `holds(value)` for each named field, with `rule`."""
   for name in names:
     value = getattr(fields, name)
     require(holds(value), f'{group}{name}={value} {rule}')

@@ -1,4 +1,4 @@
-"""Scores a model: python -m bert_jax.evaluate --model=DIR --suite=minimal_pairs --data=..."""
+"""Scores a model: python -m bert_jax.evaluate --model=DIR --suite=glue --data=..."""
 
 from absl import flags
 
@@ -6,56 +6,74 @@ from bert_jax import errors
 from bert_jax.commands import checkpoint_flags, command, overwrite_flag
 
 _MODEL = flags.DEFINE_string(
-    'model', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
-_SUITE = flags.DEFINE_string('suite', None, 'minimal_pairs, masked_lm, glue, retrieval, task.')
+    'model', None,
+    'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
+_SUITE = flags.DEFINE_string(
+    'suite', None, 'minimal_pairs, masked_lm, glue, retrieval, task.')
 _DATA = flags.DEFINE_string(
-    'data', None, 'minimal_pairs: JSON lines as BLiMP has them. masked_lm: text files. glue: a '
+    'data', None,
+    "minimal_pairs: JSON lines in BLiMP's format. masked_lm: text files. glue: a "
     "folder with the tasks' folders, or tfds:glue. retrieval: a folder in BEIR's layout. "
     'task: a file of examples, as data.eval.')
-_OUTPUT = flags.DEFINE_string('output', None, 'FILE.json; FILE.md and FILE.png appear beside it.')
+_OUTPUT = flags.DEFINE_string(
+    'output', None, 'FILE.json; also writes FILE.md and FILE.png.')
 _OPTIONS = {
-    'rate': flags.DEFINE_float('rate', 0.15, 'masked_lm: fraction of the tokens to mask.'),
-    'seed': flags.DEFINE_integer('seed', 0, 'masked_lm: random seed of the masks.',
-                                 lower_bound=0),
-    'max_len': flags.DEFINE_integer('max_len', 128, 'masked_lm, glue: tokens of a row. '
-                                    'retrieval: of a text, by default all that the model reads. '
-                                    'task: of an input, by default as the model was fine-tuned.'),
-    'task': flags.DEFINE_string('task', '', "task: that of the config; by default the model's."),
-    'fields': flags.DEFINE_list('fields', [], 'task: fields of the config group data, '
-                                'text_column=sentence,format=tsv.'),
-    'split': flags.DEFINE_string('split', 'test', 'retrieval: of qrels/SPLIT.tsv.'),
+    'rate': flags.DEFINE_float(
+        'rate', 0.15, 'masked_lm: fraction of the tokens to mask.'),
+    'seed': flags.DEFINE_integer(
+        'seed', 0, 'masked_lm: random seed of the masks.', lower_bound=0),
+    'max_len': flags.DEFINE_integer(
+        'max_len', 128,
+        'masked_lm, glue: tokens in a row. retrieval: tokens in a text, by default as '
+        'many as the model reads. task: tokens in an input, by default as in '
+        'fine-tuning.'),
+    'task': flags.DEFINE_string(
+        'task', '', "task: a task of bert_jax.main; by default the model's."),
+    'fields': flags.DEFINE_list(
+        'fields', [],
+        'task: fields of the config group data, text_column=sentence,format=tsv.'),
+    'split': flags.DEFINE_string('split', 'test', 'retrieval: SPLIT in qrels/SPLIT.tsv.'),
     'pooling': flags.DEFINE_string(
-        'pooling', None, "retrieval: cls, mean, max; by default the model's own, or mean."),
-    'rerank': flags.DEFINE_string('rerank', '', 'retrieval: a cross-encoder, as --model, which '
-                                  'orders the best 100 documents of each query anew.'),
-    'seeds': flags.DEFINE_integer('seeds', 3, 'glue: runs of each task and rate.', lower_bound=1),
-    'rates': flags.DEFINE_list('rates', ['1e-4', '5e-5', '3e-5'],
-                               'glue: learning rates to choose from.'),
-    'epochs': flags.DEFINE_float('epochs', 3.0, 'glue: passes over the training examples.'),
-    'batch_size': flags.DEFINE_integer('batch_size', 32, 'glue, task: examples of a step.',
-                                       lower_bound=1),
-    'most': flags.DEFINE_integer('most', 0, 'glue: training examples of a task; 0 = all.',
-                                 lower_bound=0),
-    'twin': flags.DEFINE_bool('twin', False, 'glue: a model with random parameters beside it.'),
+        'pooling', None,
+        "retrieval: cls, mean, max; by default the model's own, or mean."),
+    'rerank': flags.DEFINE_string(
+        'rerank', '',
+        'retrieval: a cross-encoder, as --model, that reorders the best 100 documents of '
+        'each query.'),
+    'seeds': flags.DEFINE_integer(
+        'seeds', 3, 'glue: runs for each task and learning rate.', lower_bound=1),
+    'rates': flags.DEFINE_list(
+        'rates', ['1e-4', '5e-5', '3e-5'], 'glue: learning rates to choose from.'),
+    'epochs': flags.DEFINE_float(
+        'epochs', 3.0, 'glue: passes over the training examples.'),
+    'batch_size': flags.DEFINE_integer(
+        'batch_size', 32, 'glue, task: examples in a step.', lower_bound=1),
+    'most': flags.DEFINE_integer(
+        'most', 0, 'glue: maximum number of training examples; 0 = all.', lower_bound=0),
+    'twin': flags.DEFINE_bool(
+        'twin', False, 'glue: also score a model with random parameters.'),
 }
 flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
 flags.adopt_module_key_flags(overwrite_flag)
 
 
+
 def _main(argv: list[str]):
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)
+  # Only the flags that were given: each suite has its own defaults, and refuses others.
   options = {name: flag.value for name, flag in _OPTIONS.items() if flag.present}
   if 'rates' in options:
     try:
       options['rates'] = tuple(map(float, options['rates']))
     except ValueError as e:
       raise errors.UserError(f'--rates: {e}') from e
-  from bert_jax.evaluation import suites  # after the flags: JAX takes a while to import
+  from bert_jax.evaluation import suites  # after the flags: JAX is slow to import
   from bert_jax.runtime import platforms, storage
   platforms.begin_command()
   with storage.exclusive('--output', _OUTPUT.value, _DATA.value):
     suites.run(_MODEL.value, _SUITE.value, _DATA.value, _OUTPUT.value, options,
-               step=checkpoint_flags.STEP.value, allow_older=checkpoint_flags.ALLOW_OLDER.value,
+               step=checkpoint_flags.STEP.value,
+               allow_older=checkpoint_flags.ALLOW_OLDER.value,
                overwrite=overwrite)
 
 

@@ -1,4 +1,4 @@
-"""Trains what the config says: python -m bert_jax.main --config=configs/tiny.py --workdir=DIR"""
+"""Trains a model: python -m bert_jax.main --config=configs/tiny.py --workdir=DIR"""
 
 from absl import flags
 
@@ -13,10 +13,11 @@ def _main(argv: list[str]):
   errors.require(config_flag.is_given() and _WORKDIR.value is not None,
                  'give both --config=configs/tiny.py (or another) and --workdir=DIR')
   config = config_flag.get()
-  from bert_jax.runs import run  # after the flags: JAX takes a while to import
+  from bert_jax.runs import run  # after the flags: JAX is slow to import
   try:
     run.run(config, _WORKDIR.value, config_flag.given())
   except Exception as e:
+    # Imported here, because only this error needs the planner.
     from bert_jax.planning import out_of_memory
     if not out_of_memory.describes(e) or config.task != 'pretrain' or config.init_from:
       raise

@@ -1,20 +1,24 @@
-"""Hard negatives of pairs: python -m bert_jax.mine --model=DIR --input=FILE --corpus=FILE ..."""
+"""Mines hard negatives: python -m bert_jax.mine --model=DIR --input=FILE --corpus=FILE"""
 
 from absl import flags
 
 from bert_jax.commands import checkpoint_flags, command, overwrite_flag
 
 _MODEL = flags.DEFINE_string(
-    'model', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
-_INPUT = flags.DEFINE_string('input', None, 'Pairs: a query and a positive; csv, tsv, JSON lines.')
+    'model', None,
+    'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
+_INPUT = flags.DEFINE_string(
+    'input', None, 'Pairs of a query and a positive: csv, tsv, JSON lines.')
 _CORPUS = flags.DEFINE_string('corpus', None, 'JSON lines {"_id", "title", "text"}.')
-_OUTPUT = flags.DEFINE_string('output', None, 'JSON lines {"query", "positive", "negatives"}.')
+_OUTPUT = flags.DEFINE_string(
+    'output', None, 'JSON lines {"query", "positive", "negatives"}.')
 _COLUMNS = flags.DEFINE_list(
     'columns', ['query', 'positive'], 'Columns of the query and the positive.')
 _RANKS = flags.DEFINE_list('ranks', ['1', '50'], 'First and last rank of the negatives.')
-_COUNT = flags.DEFINE_integer('count', 1, 'Negatives of a pair.', lower_bound=1)
+_COUNT = flags.DEFINE_integer('count', 1, 'Negatives for each pair.', lower_bound=1)
 _MARGIN = flags.DEFINE_float(
-    'margin', 0.05, 'Least cosine of the positive minus that of a negative.')
+    'margin', 0.05,
+    'Minimum difference between the cosine of the positive and of a negative.')
 _POOLING = flags.DEFINE_string(
     'pooling', None, "cls, mean, max; by default the model's own, or mean.")
 _MAX_LEN = flags.DEFINE_integer('max_len', None, 'Longest text in tokens.')
@@ -22,17 +26,19 @@ flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
 flags.adopt_module_key_flags(overwrite_flag)
 
 
+
 def _main(argv: list[str]):
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)
   ranks = command.whole_numbers('--ranks', _RANKS.value)
-  from bert_jax.inference import mining  # after the flags: JAX takes a while to import
+  from bert_jax.inference import mining  # after the flags: JAX is slow to import
   from bert_jax.runtime import platforms, storage
   platforms.begin_command()
   with storage.exclusive('--output', _OUTPUT.value, _INPUT.value, _CORPUS.value,
                          overwrite=overwrite):
-    mining.mine(_MODEL.value, _INPUT.value, _CORPUS.value, _OUTPUT.value, columns=_COLUMNS.value,
-                ranks=ranks, count=_COUNT.value, margin=_MARGIN.value, pooling=_POOLING.value,
-                max_len=_MAX_LEN.value, step=checkpoint_flags.STEP.value,
+    mining.mine(_MODEL.value, _INPUT.value, _CORPUS.value, _OUTPUT.value,
+                columns=_COLUMNS.value, ranks=ranks, count=_COUNT.value,
+                margin=_MARGIN.value, pooling=_POOLING.value, max_len=_MAX_LEN.value,
+                step=checkpoint_flags.STEP.value,
                 allow_older=checkpoint_flags.ALLOW_OLDER.value)
 
 

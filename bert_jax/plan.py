@@ -1,31 +1,42 @@
-"""Will it fit, what does it cost: python -m bert_jax.plan --config=FILE --topology=v5e:4x4"""
+"""Plans a run: python -m bert_jax.plan --config=FILE --topology=v5e:4x4"""
 
 import os
 
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.commands import command, config_flag, config_help, named_configs, overwrite_flag
+from bert_jax.commands import (
+  command,
+  config_flag,
+  config_help,
+  named_configs,
+  overwrite_flag,
+)
 
 flags.adopt_module_key_flags(config_flag)  # listed by --help
 flags.adopt_module_key_flags(overwrite_flag)
 _TOPOLOGY = flags.DEFINE_list(
-    'topology', ['local'], 'TPU slices by generation and shape: v4:2x2x1, v5e:4x4, v5p:2x2x4, '
-    'v6e:4x4, tpu7x:2x2x1, ...; local = the devices here.')
+    'topology', ['local'],
+    'TPU slices by generation and shape: v4:2x2x1, v5e:4x4, v5p:2x2x4, v6e:4x4, '
+    'tpu7x:2x2x1, ...; local = the devices of this machine.')
 _PRICE = flags.DEFINE_float(
-    'price', 0.0, 'Price of a chip for an hour; adds the costs.', lower_bound=0)
-_SEARCH = flags.DEFINE_bool('search', False, 'Find the largest batch that fits for each remat '
-                            'choice and sharding.')
-_EXPLAIN = flags.DEFINE_bool('explain', False, 'Show which operations of a step move most memory.')
-_OUT = flags.DEFINE_string('out', '', 'Write all figures there as JSON.')
+    'price', 0.0, 'Price of a chip-hour; adds the costs.', lower_bound=0)
+_SEARCH = flags.DEFINE_bool(
+    'search', False,
+    'Find the largest batch that fits, for each choice of remat and sharding.')
+_EXPLAIN = flags.DEFINE_bool(
+    'explain', False, 'Show the operations of a step that move the most memory.')
+_OUT = flags.DEFINE_string('out', '', 'A JSON file for all figures.')
+
 
 
 def _main(argv: list[str]):
   errors.require(config_flag.is_given(), 'give --config=configs/large.py (or another)')
   config = config_flag.get()
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # the compiler's log is not the plan
+  # Before JAX starts: the log of the TPU compiler would bury the plan.
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   overwrite = overwrite_flag.get('--out', _OUT.value)
-  from bert_jax.planning import planner  # after the flags: JAX takes a while to import
+  from bert_jax.planning import planner  # after the flags: JAX is slow to import
   from bert_jax.runtime import storage
   with storage.exclusive('--out', _OUT.value, overwrite=overwrite):
     planner.plan(config, _TOPOLOGY.value, price=_PRICE.value, search=_SEARCH.value,

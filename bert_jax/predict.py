@@ -1,4 +1,4 @@
-"""Runs a trained model: python -m bert_jax.predict --task=fill_mask --model=DIR < in.jsonl"""
+"""Runs a model: python -m bert_jax.predict --task=fill_mask --model=DIR < in.jsonl"""
 
 from absl import flags
 
@@ -6,42 +6,52 @@ from bert_jax import errors
 from bert_jax.commands import checkpoint_flags, command, overwrite_flag
 
 _TASK = flags.DEFINE_string(
-    'task', None, 'fill_mask, next_sentence, score, embed; of a fine-tuned model the '
-    'task that it was trained for: sequence_classification, question_answering, ...')
+    'task', None,
+    'fill_mask, next_sentence, score, embed; for a fine-tuned model its own task: '
+    'sequence_classification, question_answering, ...')
 _MODEL = flags.DEFINE_string(
-    'model', None, 'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
+    'model', None,
+    'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
 _INPUT = flags.DEFINE_string('input', None, 'JSON lines; standard input by default.')
 _OUTPUT = flags.DEFINE_string(
-    'output', None, 'JSON lines; .npy or .safetensors for embeddings; standard output by default.')
+    'output', None,
+    'JSON lines; .npy or .safetensors for embeddings; standard output by default.')
 _POOLING = flags.DEFINE_string(
-    'pooling', None, 'embed: cls, mean, max, mean_sqrt_len_tokens, weightedmean, lasttoken, or '
-    'none = each token; by default as the model says, or mean.')
+    'pooling', None,
+    'embed: cls, mean, max, mean_sqrt_len_tokens, weightedmean, lasttoken, or none = '
+    "each token; by default the model's own, or mean.")
 _NORMALIZE = flags.DEFINE_bool(
-    'normalize', None, 'embed: vectors of length 1; by default as the model says, or no.')
+    'normalize', None, "embed: vectors of length 1; by default the model's own, or no.")
 _PROMPT = flags.DEFINE_string(
-    'prompt', None, "embed, sparse_embedding, reranking, sequence_classification: name of the "
-    "model's prompt before each text, '' = none; by default as the model says.")
+    'prompt', None,
+    "embed, sparse_embedding, reranking, sequence_classification: name of the model's "
+    "prompt before each text, '' = none; by default the model's own.")
 _DIM = flags.DEFINE_integer(
-    'dim', None, 'embed: the first entries of each vector, brought to length 1.')
+    'dim', None, 'embed: the first entries of each vector, scaled to length 1.')
 _LAYERS = flags.DEFINE_list(
-    'layers', ['-1'], 'embed: layers side by side, 0 = the embeddings, -1 = the last.')
+    'layers', ['-1'], 'embed: layers to concatenate, 0 = the embeddings, -1 = the last.')
 _LONG = flags.DEFINE_string(
-    'long', None, 'What is read of a text longer than the model. embed: head (the default), tail, '
-    'head_tail, or all of it in chunks_mean, chunks_max, chunks_attention. score: chunks, each '
-    'token within the text around it; by default such a text is an error.')
+    'long', None,
+    'How to read a text that is longer than the model. embed: head (the default), tail, '
+    'head_tail, or all of it by chunks_mean, chunks_max, chunks_attention. score: '
+    'chunks, each token with the text around it; by default such a text is an error.')
 _MAX_LEN = flags.DEFINE_integer('max_len', None, 'embed: longest input in tokens.')
 _NULL_THRESHOLD = flags.DEFINE_float(
-    'null_threshold', None, 'question_answering: "" is the answer if it scores above the best by '
-    'more than this; by default there always is one.')
+    'null_threshold', None,
+    'question_answering: the answer is "" if its score exceeds the score of the best '
+    'answer by more than this; by default the answer is never "".')
 _STRICT = flags.DEFINE_bool(
-    'strict', False, 'End with 2 at the first line that cannot be answered. By default its answer '
-    'is {"error": ...}, and the job ends with 1 when all others are answered.')
+    'strict', False,
+    'End with status 2 at the first line without an answer. By default its answer is '
+    '{"error": ...}, and the command ends with status 1 after all other lines.')
 flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
 flags.adopt_module_key_flags(overwrite_flag)
 
-# Flags that a single task uses: with another one they have no effect.
-_USED_BY = {'pooling': 'embed', 'normalize': 'embed', 'layers': 'embed', 'max_len': 'embed',
-            'prompt': 'embed', 'dim': 'embed', 'null_threshold': 'question_answering'}
+# {flag: the only task that uses it}
+_USED_BY = {'pooling': 'embed', 'normalize': 'embed', 'layers': 'embed',
+            'max_len': 'embed', 'prompt': 'embed', 'dim': 'embed',
+            'null_threshold': 'question_answering'}
+
 
 
 def _main(argv: list[str]):
@@ -50,7 +60,7 @@ def _main(argv: list[str]):
                    f'--{name} has no effect here: it is for --task={task}')
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)
   layers = command.whole_numbers('--layers', _LAYERS.value)
-  from bert_jax.inference import predictions  # after the flags: JAX takes a while to import
+  from bert_jax.inference import predictions  # after the flags: JAX is slow to import
   from bert_jax.runtime import platforms, storage
   platforms.begin_command()
   options = predictions.Options(
@@ -58,8 +68,8 @@ def _main(argv: list[str]):
       max_len=_MAX_LEN.value, prompt=_PROMPT.value, dim=_DIM.value,
       null_threshold=_NULL_THRESHOLD.value)
   with storage.exclusive('--output', _OUTPUT.value, _INPUT.value, overwrite=overwrite):
-    predictions.run(_TASK.value, _MODEL.value, _INPUT.value, _OUTPUT.value, options, _STRICT.value,
-                    step=checkpoint_flags.STEP.value,
+    predictions.run(_TASK.value, _MODEL.value, _INPUT.value, _OUTPUT.value, options,
+                    _STRICT.value, step=checkpoint_flags.STEP.value,
                     allow_older=checkpoint_flags.ALLOW_OLDER.value)
 
 

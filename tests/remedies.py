@@ -17,8 +17,8 @@ RULES = (
     (r'give both --config=', '--config=tiny.py --workdir=new'),
     (r'--workdir is empty', '--workdir=new'),
     (r'--config=(nowhere|broken|nothing)\.py', '--config=tiny.py'),
-    (r'--config=tinny is no file .* there are .*\btiny\b', '--config=tiny'),
-    (r"unexpected argument '(\w+)': flags are written --name=value", r'~\1'),
+    (r'--config=tinny is not a file .* the configs are .*\btiny\b', '--config=tiny'),
+    (r"unexpected argument '(\w+)': write flags as --name=value", r'~\1'),
     (r"Unknown command line flag '(\w+)'. Did you mean: (\w+) \?", r'~--\1 --\2=tiny.py'),
     (r'.*--config\.masking\.max_pred: did you mean --config\.(\S+)\?',
      r'~masking.max_pred ~model.rate \1=9'),
@@ -27,7 +27,7 @@ RULES = (
     (r'--config\.(\w+) is a group: give one of its fields', r'~\1 \1.name=lamb'),
     (r'flag --config\.(\S+)=.*: give a whole number', r'\1=8'),
     (r'flag --config\.(\S+)=.*: give true or false', r'\1=true', r'\1=false'),
-    (r'flag --config\.(\S+)=.* is no list: give a,b,c', r'\1=no,yes'),
+    (r'flag --config\.(\S+)=.* is not a list: give a,b,c', r'\1=no,yes'),
     # ---- numbers --------------------------------------------------------------------------------
     (r'train_steps=-1 must not be negative', 'train_steps=1'),
     (r'(\S+)=\S+ must not be negative', r'\1=0'),
@@ -35,7 +35,7 @@ RULES = (
     (r'(\S+)=\S+ must be at most (\d+)$', r'\1=\2'),
     (r'(\S+)=\S+ must be a finite number', r'\1=0.5'),
     (r'(\S+)=\S+ must be positive', r'\1=0.5'),
-    (r'(\S+)=\S+ must have a size from (\S+) to (\S+),', r'\1=\2', r'\1=\3'),
+    (r'(\S+)=\S+ must have a magnitude from (\S+) to (\S+),', r'\1=\2', r'\1=\3'),
     (r'(--\S+)=\S+ must lie in [\[(]0, 1', r'? \1=0.5'),
     (r'(\S+)=\S+ must lie in [\[(]0, 1', r'\1=0.5'),
     # ---- the length of a run, its rows and mesh -------------------------------------------------
@@ -44,7 +44,7 @@ RULES = (
     (r'.*: give one of train_steps, train_epochs, train_minutes and set the others to 0',
      'train_steps=9 train_epochs=0 train_minutes=0', 'train_steps=0 train_epochs=1 train_minutes=0',
      'train_steps=0 train_epochs=0 train_minutes=1'),
-    (r'train_epochs=.* of the mixture .*: give train_steps', 'train_steps=3 ~train_epochs'),
+    (r'train_epochs=.*: the mixture .*: give train_steps', 'train_steps=3 ~train_epochs'),
     (r'no two neighbouring sentences fit into a row of 8.* Raise max_len, or give (\S+)$',
      'max_len=32', r'\1'),
     (r'max_len=4 is too short .*: give at least (\d+)', r'max_len=\1'),
@@ -70,7 +70,7 @@ RULES = (
     (r'(--suite)=\S+ is unknown: use (?P<choices>[\w, -]+)', r'? \1=\g<choice>'),
     (r"pooling='median' is unknown: use (?P<choices>[\w, -]+)",
      r'? --pooling=\g<choice> --output=new.npy'),
-    (r"(--\w+)=\S+ is unknown: there are \w+:\w+, .* and (local)$", r'\1=\2'),
+    (r"(--\w+)=\S+ is unknown: use \w+:\w+, .* or (local)$", r'\1=\2'),
     (r'give (--task), one of .*\b(fill_mask)\b', r'\1=\2 --model=run --input=texts.jsonl'),
     (r"data.format='jsonl' is unknown: use (squad)$", r'data.format=\1'),
     (r"(\S+)='\S+' is unknown: (?:use|the GLUE tasks are) (?P<choices>[\w, /-]+)",
@@ -102,9 +102,9 @@ RULES = (
      r'prepare --input=corpus.txt --output=mended --\2=zh; ~\1 data.source=mended'),
     (r'--config\.(data\.(heldout)) has no .* token records: give the flag to bert_jax.prepare',
      r'prepare --input=corpus.txt --output=mended --\2=0.2; ~\1 data.source=mended'),
-    (r'--config\.(data\.(lowercase)) has no effect .* have their vocabulary: prepare others',
+    (r'--config\.(data\.(lowercase)) has no effect .* have their own vocabulary: prepare others',
      r'prepare --input=corpus.txt --output=mended --\2=false; ~\1 data.source=mended'),
-    (r'--config\.(model\.(vocab_size)) has no effect .* have their vocabulary: prepare others',
+    (r'--config\.(model\.(vocab_size)) has no effect .* have their own vocabulary: prepare others',
      r'prepare --input=corpus.txt --output=mended --\2=150; ~\1 data.source=mended'),
     (r'--config.eval_every has no effect .*: no text is held out: give data.heldout, or records',
      'data.heldout=0.1',
@@ -135,7 +135,7 @@ RULES = (
      'init_from=model max_len=32'),
     (r'init_from=model holds a model with num_heads=(\d), .*: they must be the same',
      r'model.num_heads=\1'),
-    (r'keep_best=\S+ is no score .*: it has loss, mlm_accuracy, (mlm_loss)', r'keep_best=\1'),
+    (r'keep_best=\S+ is not a score .*: it has loss, mlm_accuracy, (mlm_loss)', r'keep_best=\1'),
     (r'keep_best=\S+ needs held-out text: set data.heldout', 'data.heldout=0.1'),
     # ---- texts and vocabularies -----------------------------------------------------------------
     (r'data.words=10,000,000: the corpus has only 3,988 words', 'data.words=3988'),
@@ -171,10 +171,10 @@ RULES = (
      """!sed 's/9/1/' choice_9.jsonl > mended.jsonl; data.train=mended.jsonl""",
      """!sed 's/9/"B"/' choice_9.jsonl > mended.jsonl; data.train=mended.jsonl"""),
     # ---- workdirs -------------------------------------------------------------------------------
-    (r'run holds .*; give --config\.(\S+) --config\.(\S+) to go on as before, use another '
-     r'--workdir, or go on with --config\.(\S+)$', r'\1 \2', '--workdir=new', r'\3'),
-    (r'run holds .*; give --config\.(\S+) to go on as before, use another --workdir, or go on with '
-     r'--config\.(\S+)$', r'\1', '--workdir=new', r'\2'),
+    (r'run holds .*; give --config\.(\S+) --config\.(\S+) to continue as before, use another '
+     r'--workdir, or continue with --config\.(\S+)$', r'\1 \2', '--workdir=new', r'\3'),
+    (r'run holds .*; give --config\.(\S+) to continue as before, use another --workdir, or '
+     r'continue with --config\.(\S+)$', r'\1', '--workdir=new', r'\2'),
     (r'run holds a run with .*: that is another run, use another --workdir', '--workdir=new'),
     (r'--workdir=file cannot be written|--workdir=s3', '--workdir=new'),
     # ---- prepare --------------------------------------------------------------------------------
@@ -188,8 +188,8 @@ RULES = (
     # ---- convert --------------------------------------------------------------------------------
     (r'give (--input)=DIR, the model to convert', r'\1=model --output=new --to=bert_jax'),
     (r'give (--to), one of (huggingface), (bert_jax)', r'\1=\3 --output=new'),
-    (r'--output=run is there already.*: give another --output', '--output=new'),
-    (r'--output=one.txt is there already: give another --output, or --overwrite to replace',
+    (r'--output=run already exists.*: give another --output', '--output=new'),
+    (r'--output=one.txt already exists: give another --output, or --overwrite to replace',
      '--output=new.jsonl', '!cp one.txt mended; --output=mended --overwrite=true'),
     # To run main again takes steps: tests/runs/test_run.py does it.
     (r'hurt/checkpoints/2 is damaged: .* run main again, .* with (--step=1) or (--allow_older) of',

@@ -156,8 +156,8 @@ def test_ctrl_c_names_the_newest_checkpoint(tmp_path, corpus_file):
   _, err = process.communicate(timeout=200)
   newest = max(integrity.steps(epath.Path(tmp_path / 'run/checkpoints')))
   assert (process.returncode, err) == (
-      130, f'bert_jax: interrupted: the newest checkpoint is that of step {newest}, run the same '
-           'command to go on\n')
+      130, f'bert_jax: interrupted: the newest checkpoint is at step {newest}, run the same '
+           'command to resume\n')
 
 
 @pytest.mark.parametrize('flag, message', [

@@ -1,4 +1,4 @@
-"""Every command keeps an output that is there already, in one line, unless --overwrite says so."""
+"""Every command keeps an output that already exists, in one line, unless --overwrite says so."""
 
 import dataclasses
 import json
@@ -66,7 +66,7 @@ def test_a_file_is_kept(folder, command, name):
   path.parent.mkdir(exist_ok=True)
   path.write_text('mine')
   before = {p: p.read_bytes() for p in folder.rglob('*') if p.is_file()}
-  expected = (f'bert_jax: {typed_flag} is there already: give another {flag}, or --overwrite to '
+  expected = (f'bert_jax: {typed_flag} already exists: give another {flag}, or --overwrite to '
               'replace it\n')
   assert command(name.split()[0], *arguments, typed_flag) == (2, expected)
   after = {p: p.read_bytes() for p in folder.rglob('*') if p.is_file() and 'stderr' not in p.name}
@@ -136,7 +136,7 @@ def test_a_link_stays_and_its_target_is_written(tmp_path, write, content):
 def test_a_link_is_one_output_with_its_target(tmp_path):
   (tmp_path / 'link').symlink_to('target')
   with (storage.exclusive('--output', str(tmp_path / 'link')),
-        pytest.raises(UserError, match='another process writes it'),
+        pytest.raises(UserError, match='another process is writing it'),
         storage.exclusive('--output', str(tmp_path / 'target'))):
     pass
 
@@ -146,7 +146,7 @@ def test_a_linked_output_of_a_command(folder, command):
   (folder / 'target.npy').write_text('mine')
   (folder / 'link.npy').symlink_to('target.npy')
   status, error = command('predict', *arguments, f'{flag}=link.npy')
-  assert status == 2 and 'link.npy is there already' in error
+  assert status == 2 and 'link.npy already exists' in error
   status, error = command('predict', *arguments, f'{flag}=link.npy', '--overwrite')
   assert status == 0, error
   assert os.readlink(folder / 'link.npy') == 'target.npy'
@@ -161,7 +161,7 @@ def test_each_file_of_an_evaluation_is_kept(tmp_path, ending):
   """Somebody's notes.md or BM25.run beside it too; before anything is loaded."""
   (tmp_path / f'x{ending}').write_text('mine')
   beside = '' if ending == '.json' else f': {tmp_path}/x{ending}'
-  with pytest.raises(UserError, match=f'^--output={tmp_path}/x.json{beside} is there already: give '
+  with pytest.raises(UserError, match=f'^--output={tmp_path}/x.json{beside} already exists: give '
                                       'another --output, or --overwrite to replace it'):
     suites.run('nowhere', 'retrieval', 'nowhere', str(tmp_path / 'x.json'), {'rerank': 'nowhere'},
                overwrite=False)
@@ -195,7 +195,7 @@ def test_a_converted_model_is_replaced_on_demand(folder, tmp_path):
   source, out = str(folder / 'model'), tmp_path / 'out'
   shutil.copytree(source, out)
   (out / 'stale').write_text('of the one before')
-  message = 'is there already: give another --output, or --overwrite to replace it'
+  message = 'already exists: give another --output, or --overwrite to replace it'
   with pytest.raises(UserError, match=message):
     conversion.convert(source, str(out), 'bert_jax')
   with pytest.raises(UserError, match='bad.* is no folder here'):
@@ -213,7 +213,7 @@ def test_a_folder_that_is_no_converted_model_is_never_replaced(folder, tmp_path,
   for name in content:
     (tmp_path / name).write_text('{}')
   for overwrite in (False, True):
-    with pytest.raises(UserError, match='is there already, and no model of convert alone: give'):
+    with pytest.raises(UserError, match='already exists and is not only a converted model: give'):
       conversion.convert(str(folder / 'model'), str(tmp_path), 'bert_jax', overwrite=overwrite)
   assert sorted(p.name for p in tmp_path.iterdir()) == sorted(content)
 
@@ -222,7 +222,7 @@ def test_the_source_is_never_replaced(folder, tmp_path):
   made_tasks.model(tmp_path / 'model')
   (tmp_path / 'config.json').write_text('{}')
   for output in (tmp_path, tmp_path / 'model', tmp_path / 'model/../model'):
-    with pytest.raises(UserError, match='is there already, and no model of convert alone'):
+    with pytest.raises(UserError, match='already exists and is not only a converted model'):
       conversion.convert(str(tmp_path / 'model'), str(output), 'bert_jax', overwrite=True)
   assert (tmp_path / 'model/model.safetensors').exists()
 

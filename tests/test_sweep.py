@@ -137,7 +137,7 @@ def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path, number, status, corpus
      'learning_rat: did you mean --config.optimizer.learning_rate?'),
     (['model=1,2'], {}, '--config.model is a group'),
     (['seed=0,a'], {}, "flag --config.seed=a: invalid literal for int() with base 10: 'a'"),
-    (['phases=(1,2,(3'], {}, '--config.phases=(1,2,(3: (1,2,(3 is no list'),
+    (['phases=(1,2,(3'], {}, '--config.phases=(1,2,(3: (1,2,(3 is not a list'),
     (['seed=0,1'], {'seed': 3}, '--config.seed is given and swept: give it once'),
     # ---- values that a run refuses: the check is that of the run -------------------------------
     (['seed=0,1', 'data.negatives=same_document,near'], {}, "--sweep: seed=0, data.negatives=near: "

@@ -1,8 +1,9 @@
-"""The flags --step and --allow_older, for the commands that read a workdir."""
+"""The flags --step and --allow_older, shared by the commands that read a workdir."""
 
 from absl import flags
 
 STEP = flags.DEFINE_integer(
-    'step', None, 'Step of the checkpoint of a workdir; by default the best, else the newest.')
+    'step', None,
+    'Step of the checkpoint in a workdir; by default the best one, else the newest.')
 ALLOW_OLDER = flags.DEFINE_bool(
-    'allow_older', False, 'Where that checkpoint is damaged, take the next sound one.')
+    'allow_older', False, 'If this checkpoint is damaged, take the next intact one.')

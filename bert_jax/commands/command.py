@@ -1,4 +1,4 @@
-"""Runs a command: its flags, its help, and its end with one line and an exit status."""
+"""Runs a command: parses flags, shows help, and ends with one line and an exit status."""
 
 from collections.abc import Callable, Sequence
 import contextlib
@@ -12,42 +12,41 @@ from bert_jax.errors import Failed, Preempted, UserError
 from bert_jax.runtime import ending, quiet
 
 _HELP = {'--help', '-help', '-h', '-?', '--helpshort', '--helpfull'}
-# Messages of Python and absl about a flag's value: {beginning: our words}.
+# {beginning of a message by Python or absl about a flag's value: our message}
 _WRONG_VALUES = {'Non-boolean argument': 'give true or false',
                  'invalid literal for int': 'give a whole number',
                  'could not convert string to float': 'give a number'}
 
 
-
 def whole_numbers(flag: str, values: Sequence[str]) -> tuple[int, ...]:
-  """The numbers of a list flag; raises UserError for a value that is no whole number."""
+  """Parses the values of a list flag; raises UserError if one is not a whole number."""
   try:
     return tuple(map(int, values))
   except ValueError as e:
-    raise UserError(f'{flag}={",".join(values)}: these are whole numbers') from e
+    raise UserError(f'{flag}={",".join(values)}: give whole numbers') from e
 
 
 def _with_home(argument: str) -> str:
-  """Replaces ~/ at the start of a flag's value: a shell replaces it at the start of a word only."""
+  """Expands ~/ at the start of a flag's value; a shell expands it only before a word."""
   name, equals, value = argument.partition('=')
   is_flag = equals and name.startswith('-') and value.startswith('~/')
   return f'{name}={os.path.expanduser(value)}' if is_flag else argument
 
 
 def _explained(error: Exception) -> str:
-  """The message of an error in the command line, in our words where the value has a wrong type."""
-  said = error.__context__
+  """The message of a flag error, with a remedy if the value has the wrong type."""
+  cause = error.__context__
   for start, remedy in _WRONG_VALUES.items():
-    if isinstance(said, ValueError) and str(said.args[0]).startswith(start):
-      return str(error).replace(str(said), remedy)
+    if isinstance(cause, ValueError) and str(cause.args[0]).startswith(start):
+      return str(error).replace(str(cause), remedy)
   return str(error)
 
 
 def _show_help(more: Callable[[], str]):
-  with contextlib.suppress(BrokenPipeError):  # its reader has seen enough
+  with contextlib.suppress(BrokenPipeError):  # `--help | head` closes the pipe
     app.usage(shorthelp=True, writeto_stdout=True)
     print(more(), flush=True)
-  os._exit(0)  # absl ends with 1
+  os._exit(0)  # absl exits with 1
 
 
 def run_command(main: Callable[[list[str]], None],
@@ -58,11 +57,11 @@ def run_command(main: Callable[[list[str]], None],
   """Runs a command's `main(argv)` with absl flags and the exit statuses of `errors`.
 
   Args:
-    main: gets the rest of the command line, without the flags.
-    explain: may raise a better UserError for a flag that could not be parsed.
+    main: the command; gets the command line without the flags.
+    explain: may raise a more helpful UserError after a flag failed to parse.
     rewrite: changes the command line before it is parsed.
-    known_only: leave unknown flags to `main`.
-    more_help: what --help says besides the flags.
+    known_only: True = pass unknown flags to `main`.
+    more_help: the text of --help after the flags.
   """
 
   def parse(argv):
@@ -72,29 +71,33 @@ def run_command(main: Callable[[list[str]], None],
       argv = rewrite([_with_home(argument) for argument in argv])
       try:
         return flags.FLAGS(argv, known_only=known_only)
-      except Exception as e:  # a config file is code, and fails as it likes
+      except Exception as e:  # a config file is code, which may raise anything
         explain(argv)
         raise UserError(_explained(e)) from e
     except UserError as e:
       ending.end(e, errors.EXIT_MISTAKE)
 
   def stopped(*_):
-    ending.end('stopped by SIGTERM: run the same command to go on', errors.EXIT_PREEMPTED)
+    ending.end('stopped by SIGTERM: run the same command to continue',
+               errors.EXIT_PREEMPTED)
 
   def guarded(argv):
-    signal.signal(signal.SIGTERM, stopped)  # the training loop replaces it
+    signal.signal(signal.SIGTERM, stopped)  # the training loop replaces this handler
     if not flags.FLAGS['verbosity'].present:
-      logging.set_verbosity(logging.WARNING)  # orbax tells of every file at INFO
+      logging.set_verbosity(logging.WARNING)  # orbax logs every file at INFO
       quiet.quiet_libraries()
     try:
+      # absl passes a word without -- on to `main`, where nothing would read it.
       if len(argv) > 1 and not known_only:
-        raise UserError(f'unexpected argument {argv[1]!r}: flags are written --name=value')
+        raise UserError(f'unexpected argument {argv[1]!r}: write flags as --name=value')
       main(argv)
     except (UserError, Failed, Preempted) as e:
       ending.end(e, e.status)
     except KeyboardInterrupt as e:
-      ending.end(f'interrupted: {e}' if str(e) else 'interrupted', errors.EXIT_INTERRUPTED)
+      ending.end(f'interrupted: {e}' if str(e) else 'interrupted',
+                 errors.EXIT_INTERRUPTED)
     except Exception as e:
+      # A traceback is only for bugs, not for a full disk.
       explanation = ending.machine_trouble(e)
       if not explanation:
         raise

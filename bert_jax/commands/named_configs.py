@@ -1,4 +1,4 @@
-"""The configs of the package by their names: --config=tiny."""
+"""The configs of the package by name: --config=tiny."""
 
 import pathlib
 import re
@@ -9,8 +9,9 @@ _HOME = pathlib.Path(__file__).parents[1]
 
 
 def _named() -> dict[str, pathlib.Path]:
-  """{name: file} of the configs that travel with the package, or lie beside it in a checkout."""
-  folders = [folder for folder in (_HOME / 'configs', _HOME.parent / 'configs') if folder.is_dir()]
+  """{name: file} of the configs."""
+  # A wheel has them inside the package, a checkout next to it.
+  folders = filter(pathlib.Path.is_dir, (_HOME / 'configs', _HOME.parent / 'configs'))
   return {path.stem: path for folder in folders for path in sorted(folder.glob('*.py'))}
 
 
@@ -20,7 +21,7 @@ def names() -> list[str]:
 
 
 def _joined(argv: list[str]) -> list[str]:
-  """`--config FILE` becomes `--config=FILE`."""
+  """Replaces `--config FILE` by `--config=FILE`."""
   joined, rest = [], iter(argv)
   for argument in rest:
     value = next(rest, None) if argument in ('--config', '-config') else None
@@ -29,7 +30,7 @@ def _joined(argv: list[str]) -> list[str]:
 
 
 def with_paths(argv: list[str]) -> list[str]:
-  """The command line with --config=FILE also where it has a space, or only names the config.
+  """Replaces `--config FILE` and `--config=NAME` by `--config=FILE`.
 
   Raises:
     UserError: no config has this name.
@@ -39,8 +40,8 @@ def with_paths(argv: list[str]) -> list[str]:
     if not match or pathlib.Path(match[2]).is_file():
       return argument
     named = _named()
-    require(match[2] in named, f'--config={match[2]} is no file and no config of bert_jax: there '
-            f'are {", ".join(names())}')
+    require(match[2] in named, f'--config={match[2]} is not a file or a config of '
+                               f'bert_jax: the configs are {", ".join(names())}')
     return f'{match[1]}{named[match[2]]}'
 
   return list(map(with_path, _joined(argv)))

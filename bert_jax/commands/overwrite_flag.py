@@ -1,13 +1,14 @@
-"""The flag --overwrite of the commands that write an output."""
+"""The flag --overwrite, shared by the commands that write an output."""
 
 from absl import flags
 
 from bert_jax import errors
 
-_OVERWRITE = flags.DEFINE_bool('overwrite', False, 'Replace an output that is there already.')
+_OVERWRITE = flags.DEFINE_bool('overwrite', False, 'Replace an existing output.')
 
 
 def get(name: str, output: str | None) -> bool:
-  """The flag; raises UserError if it is given and the flag `name` names no output to replace."""
-  errors.require(output or not _OVERWRITE.value, f'--overwrite has no effect here: give {name} too')
+  """The value of the flag; raises UserError for --overwrite without an output `name`."""
+  errors.require(output or not _OVERWRITE.value,
+                 f'--overwrite has no effect here: give {name} too')
   return _OVERWRITE.value

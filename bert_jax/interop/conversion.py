@@ -126,7 +126,7 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
   if converted:
     files = ('config.json', *([sentence_layout.FILE] if to == 'sentence_transformers' else []))
     require(all((directory / name).exists() for name in files),
-            f'--output={output} is there already, and no folder of --to={to}')
+            f'--output={output} already exists and is not a folder of --to={to}')
   if compares or converted:
     other = load_lib.load(output)
     if (directory / sentence_layout.FILE).exists():  # it has no heads
@@ -150,10 +150,10 @@ def _check_replaced(source: str, directory: epath.Path, overwrite: bool):
       (directory / name).exists()
       for name in ('config.json', native.CHECKPOINT_FILE, stablehlo.FILE))
   inside = pathlib.Path(os.path.realpath(source)).is_relative_to(os.path.realpath(directory))
-  is_there = f'--output={directory} is there already'
-  require(is_model and not inside, f'{is_there}, and no model of convert alone: give another '
+  exists = f'--output={directory} already exists'
+  require(is_model and not inside, f'{exists} and is not only a converted model: give another '
                                    '--output')
-  require(overwrite, f'{is_there}: give another --output, or --overwrite to replace it')
+  require(overwrite, f'{exists}: give another --output, or --overwrite to replace it')
 
 
 def _write_whole(model: Pretrained, directory: epath.Path, to: str):

@@ -1,4 +1,4 @@
-"""Peak figures of chips: FLOP/s, memory, bandwidth, network."""
+"""Peak rates and memory of chips."""
 
 from collections.abc import Sequence
 import math
@@ -9,16 +9,16 @@ import jax
 
 
 class Chip(NamedTuple):
-  """Peak figures of a device, by its maker."""
+  """Peak figures of a device, as published by its maker."""
 
   flops: float  # dense bf16 FLOP/s
   memory: float  # bytes of HBM
   bandwidth: float  # bytes/s to and from HBM
-  network: float  # bytes/s to the other chips of a slice or host, sent at once on all links
+  network: float  # bytes/s that all links to the other chips send together
 
 
-# By JAX's name of the device. TPU, per chip: cloud.google.com/tpu/docs; GPU: NVIDIA's data sheets,
-# without sparsity.
+# By JAX's device kind. TPUs, per chip: cloud.google.com/tpu/docs. GPUs: NVIDIA's data
+# sheets, without sparsity.
 _V5E = Chip(197e12, 16 * 2**30, 819e9, 200e9)
 _V5P = Chip(459e12, 95 * 2**30, 2765e9, 600e9)
 _V6E = Chip(918e12, 32 * 2**30, 1640e9, 448e9)
@@ -43,11 +43,11 @@ _CHIPS = {
 
 
 def chip_of(devices: Sequence[jax.Device]) -> Chip | None:
-  """The figures of each of these devices, a chip or a core of it; None if they are not known."""
+  """The figures of one of these devices, a chip or a core; None = unknown."""
   kind = devices[0].device_kind
-  if ' MIG ' in kind:  # a part of a GPU
+  if ' MIG ' in kind:  # a part of a GPU, whose share of the figures varies
     return None
-  # GPUs may add their memory: 'NVIDIA H100 80GB HBM3' is neither the PCIe nor the NVL form.
+  # Names of GPUs may go on with their memory: 'NVIDIA H100 80GB HBM3' is an H100 SXM.
   names = [name for name in _CHIPS
            if kind == name or name.startswith('NVIDIA') and kind.startswith(name)]
   if not names:
@@ -58,7 +58,7 @@ def chip_of(devices: Sequence[jax.Device]) -> Chip | None:
 
 
 def memory_limit(device: jax.Device) -> float:
-  """The memory of a device here in bytes; infinite for a TPU, whose compiler knows it."""
+  """Bytes of memory of a local device; inf for a TPU, whose compiler checks it."""
   if device.platform == 'tpu':
     return math.inf
   if device.platform == 'cpu':  # all CPU devices share the machine's memory
@@ -67,5 +67,7 @@ def memory_limit(device: jax.Device) -> float:
 
 
 def num_chips(devices: Sequence[jax.Device]) -> int:
-  """The number of chips of the devices; JAX sees the two cores of some TPUs as two devices."""
-  return len({(getattr(d, 'slice_index', 0), *getattr(d, 'coords', (d.id,))) for d in devices})
+  """The number of chips of the devices."""
+  # On some TPUs each of the two cores of a chip is a device, with the same coordinates.
+  return len({(getattr(d, 'slice_index', 0), *getattr(d, 'coords', (d.id,)))
+              for d in devices})

@@ -1,4 +1,4 @@
-"""The device mesh ('replica', 'data', 'model'), and host batches on it."""
+"""The device mesh ('replica', 'data', 'model'), and the placement of host batches."""
 
 from collections.abc import Sequence
 import functools
@@ -18,38 +18,41 @@ BATCH_AXES = ('replica', 'data')
 
 def make_mesh(replica: int = 1, data: int = -1, model: int = 1, *,
               devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """A mesh over `devices`, by default all; one axis may be -1 and takes the rest.
+  """Makes a mesh over `devices`, by default all; one axis may be -1 = all remaining.
 
   Raises:
-    UserError: sizes that do not fit the number of devices, or replicas that share a slice.
+    UserError: the sizes do not fit the number of devices, or a replica spans two slices.
   """
   sizes = [replica, data, model]
   devices = jax.devices() if devices is None else devices
   named = 'x'.join(map(str, sizes))
   if min(sizes) < -1 or 0 in sizes or sizes.count(-1) > 1:
-    raise UserError(f'mesh {named} (replica x data x model): sizes are positive, and one may be -1')
+    raise UserError(
+        f'mesh {named} (replica x data x model): sizes are positive, and one may be -1')
   known = math.prod(s for s in sizes if s > 0)
   if -1 in sizes:
     sizes[sizes.index(-1)] = len(devices) // known
   if math.prod(sizes) != len(devices):
-    raise UserError(f'mesh {named} (replica x data x model) does not fit the {len(devices)} '
-                    'devices')
+    raise UserError(f'mesh {named} (replica x data x model) does not fit the '
+                    f'{len(devices)} devices')
   # Linen's constraints need Auto axes; the default of jax.make_mesh is Explicit.
   auto = (AxisType.Auto,) * len(AXES)
   slices = len({getattr(d, 'slice_index', 0) for d in devices})
   if sizes[0] % slices:
-    raise UserError(f'mesh {named} (replica x data x model) over {slices} slices: give '
-                    'mesh.replica as a multiple of that, so that only gradients go from one to '
-                    'another')
+    raise UserError(
+        f'mesh {named} (replica x data x model) over {slices} slices: make mesh.replica '
+        f'a multiple of {slices}, so that slices exchange only gradients')
   split = {'allow_split_physical_axes': True}
+  # The network between slices is slow, so only the replica axis crosses it.
   if slices > 1:
     ordered = mesh_utils.create_hybrid_device_mesh(
         (sizes[0] // slices, *sizes[1:]), (slices, 1, 1), devices, **split)
     return Mesh(ordered, AXES, axis_types=auto)
   try:
     return jax.make_mesh(tuple(sizes), AXES, axis_types=auto, devices=devices)
-  except NotImplementedError:  # an axis would take part of a ring of chips
-    return Mesh(mesh_utils.create_device_mesh(sizes, devices, **split), AXES, axis_types=auto)
+  except NotImplementedError:  # an axis needs a part of a physical axis of chips
+    return Mesh(mesh_utils.create_device_mesh(sizes, devices, **split), AXES,
+                axis_types=auto)
 
 
 def check_fits(mesh: Mesh, batch_size: int, accumulation: int, num_heads: int):
@@ -64,35 +67,35 @@ def check_fits(mesh: Mesh, batch_size: int, accumulation: int, num_heads: int):
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Rows over the batch axes, everything else whole."""
+  """Shards rows over the batch axes; all other dimensions stay whole."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """The same on every device."""
+  """A copy of the whole array on every device."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 class Feed(NamedTuple):
   """The parts of every batch that a process puts on its devices.
 
-  JAX orders the devices of a slice for short ways between neighbours: those of one host are not
-  always next to each other along the batch. Processes whose devices differ only along mesh.model
-  feed the same parts.
+  JAX orders the devices of a slice by their physical neighbors, so the devices of one
+  host are not always adjacent along the batch. Processes whose devices differ only along
+  mesh.model feed the same parts.
   """
 
   places: tuple[int, ...] = (0,)  # of its devices along the batch axes, ascending
   of: int = 1  # number of places
-  first: bool = True  # True in the first of the processes that feed these parts
+  first: bool = True  # True in the first of the processes that feed these places
 
   def rows(self, batch_size: int) -> np.ndarray:
-    """The numbers of these rows in a batch."""
+    """The indices of these rows in a batch."""
     return np.arange(batch_size).reshape(self.of, -1)[list(self.places)].reshape(-1)
 
 
 @functools.lru_cache
 def feed(mesh: Mesh) -> Feed:
-  """The parts that this process feeds."""
+  """The parts of a batch that this process feeds."""
   devices_at = mesh.devices.reshape(mesh.shape['replica'] * mesh.shape['data'], -1)
   feeders = [{device.process_index for device in devices} for devices in devices_at]
   me = jax.process_index()
@@ -101,13 +104,19 @@ def feed(mesh: Mesh) -> Feed:
 
 
 def put_batch(batch: Any, mesh: Mesh) -> Any:
-  """Places this process's rows of a batch, a tree of host arrays [rows, ...], on the mesh."""
+  """Places this process's rows of a batch on the mesh.
+
+  Args:
+    batch: a tree of host arrays [rows of this process, ...].
+    mesh: the devices.
+  """
   sharding, mine = batch_sharding(mesh), feed(mesh)
 
   def put(x):
     size = len(x) // len(mine.places)  # rows at each place
 
     def rows_at(index):
+      # The host holds its places one after another, whatever lies between them.
       start = mine.places.index((index[0].start or 0) // size) * size
       return x[start:start + size]
 

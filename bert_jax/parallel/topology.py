@@ -1,4 +1,4 @@
-"""TPU slices to compile for without having them."""
+"""Describes TPU slices, to compile for them without access to one."""
 
 import importlib.util
 import math
@@ -10,33 +10,39 @@ from jax.experimental import topologies
 from bert_jax.errors import UserError
 from bert_jax.runtime import quiet
 
-# Slices for rent; the compiler knows more of the same generations.
+# The slices that cloud.google.com offers; the compiler knows more shapes.
 _FLAT = ('1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
 _CUBES = ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8')
-KNOWN = {'v4': _CUBES, 'v5e': _FLAT, 'v5p': (*_CUBES, '8x8x16'), 'v6e': _FLAT, 'tpu7x': _CUBES}
+KNOWN = {'v4': _CUBES, 'v5e': _FLAT, 'v5p': (*_CUBES, '8x8x16'), 'v6e': _FLAT,
+         'tpu7x': _CUBES}
 
 
 def get(name: str, slices: int = 1) -> list[jax.Device]:
-  """The devices of a TPU slice by its name (v5e:4x4), to compile for; none has to be here.
+  """The devices of a TPU slice, to compile for; they need not exist on this machine.
 
-  `slices` is the number of such slices; the network of the data centre joins them.
+  Args:
+    name: a slice, such as v5e:4x4.
+    slices: number of such slices, which the network of the data center connects.
 
   Raises:
-    UserError: an unknown slice, or libtpu is not installed.
+    UserError: the slice is unknown, or libtpu is not installed.
   """
   generation, _, shape = name.partition(':')
   if shape not in KNOWN.get(generation, ()):
     known = '; '.join(f'{g}:{", ".join(shapes)}' for g, shapes in KNOWN.items())
-    raise UserError(f'--topology={name} is unknown: there are {known}, and local')
+    raise UserError(f'--topology={name} is unknown: use {known}, or local')
   if not importlib.util.find_spec('libtpu'):
-    raise UserError(f'--topology={name}: the TPU compiler is not installed: pip install -r '
-                    'requirements-tpu.txt')
+    raise UserError(f'--topology={name}: the TPU compiler is not installed: pip install '
+                    '-r requirements-tpu.txt')
+  # Otherwise libtpu asks the network for a TPU.
   for variable, value in quiet.ABSENT_TPU.items():
     os.environ.setdefault(variable, value)
   single = math.prod(map(int, shape.split('x'))) == 1
   options = {'chips_per_host_bounds': (1, 1, 1)} if single else {}
-  if generation == 'v4':  # as JAX sees it there: the two cores of a chip are one device
+  # On a real v4 the two cores of a chip are one device.
+  if generation == 'v4':
     options['chip_config_name'] = 'megacore'
   if slices > 1:
     options['num_slices'] = slices
-  return topologies.get_topology_desc(platform='tpu', topology_name=name, **options).devices
+  return topologies.get_topology_desc(
+      platform='tpu', topology_name=name, **options).devices

@@ -1,6 +1,7 @@
-"""Runs functions in processes of their own, as many at a time as there are cores.
+"""Runs functions in child processes, one per core at a time.
 
-The TPU compiler keeps to one core, and two compilations at once in one process have crashed it.
+The TPU compiler uses one core, and it has crashed on two concurrent compilations in one
+process.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +22,12 @@ _CRASHED = object()
 
 @contextlib.contextmanager
 def _blocked_signals() -> Iterator[None]:
-  """A child that starts inside never sees SIGTERM or Ctrl-C: libtpu prints a stack trace for each.
+  """Blocks SIGTERM and Ctrl-C in children that start in this context.
 
-  The parent ends the child.
+  libtpu prints a stack trace for each signal. The parent ends its children instead.
   """
-  resource_tracker.ensure_running()  # its start would unblock both
+  # The start of the tracker unblocks both signals, so it must come first.
+  resource_tracker.ensure_running()
   before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
   try:
     yield
@@ -33,19 +35,20 @@ def _blocked_signals() -> Iterator[None]:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _child(outcome: connection.Connection, function: Callable[..., Any], arguments: tuple):
-  """Sends (result, None) or (None, exception)."""
+def _child(outcome: connection.Connection, function: Callable[..., Any],
+           arguments: tuple):
+  """Calls a function in a child process; sends (result, None) or (None, exception)."""
   pool.begin_worker()
   try:
     message = function(*arguments), None
   except Exception as e:
-    e.add_note(traceback.format_exc())
+    e.add_note(traceback.format_exc())  # pickling drops the traceback
     message = None, e
   outcome.send(message)
 
 
 def _run(calls: Sequence[Call], at_once: int) -> list[Any]:
-  """The results of calls; _CRASHED for those whose process died."""
+  """The results of calls; _CRASHED for each call whose process died."""
   context = multiprocessing.get_context('spawn')
   results, running, waiting = [_CRASHED] * len(calls), {}, list(range(len(calls)))
   try:
@@ -57,7 +60,8 @@ def _run(calls: Sequence[Call], at_once: int) -> list[Any]:
           process = context.Process(target=_child, args=(sender, *calls[i]))
           process.start()
           running[receiver] = i, process
-        sender.close()  # the child alone can send now: the pipe ends when it dies
+        # With the child as the only sender, the pipe closes when the child dies.
+        sender.close()
       for receiver in connection.wait(list(running)):
         i, process = running[receiver]
         with contextlib.suppress(EOFError):
@@ -75,18 +79,23 @@ def _run(calls: Sequence[Call], at_once: int) -> list[Any]:
 
 @pool.without_main_module()
 def run(calls: Sequence[Call]) -> list[Any]:
-  """The results of calls of functions, which other processes can import.
+  """Calls functions in child processes and returns their results.
 
-  A call whose process dies runs once more, alone. No process outlives this function or its caller.
+  If a process dies, its call runs once more, alone. No process outlives this function or
+  its caller.
+
+  Args:
+    calls: functions that a child process can import, with their arguments.
 
   Raises:
     Failed: a process dies again.
   """
   results = _run(calls, at_once=os.cpu_count())
   for i, call in enumerate(calls):
+    # Alone, so that this compiler has all of the memory.
     if results[i] is _CRASHED:
       (results[i],) = _run([call], at_once=1)
     if results[i] is _CRASHED:
-      raise Failed('the compiler crashed twice on the same program: try another length, mesh or '
-                   'topology, or an older libtpu')
+      raise Failed('the compiler crashed twice on the same program: try another length, '
+                   'mesh or topology, or an older libtpu')
   return results

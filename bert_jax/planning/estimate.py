@@ -1,4 +1,4 @@
-"""Estimates what a run takes: does it fit, what limits its step, what does it cost as a whole."""
+"""Estimates a run: whether it fits, what limits its step, what the whole run costs."""
 
 from collections.abc import Callable, Iterator, Sequence
 import functools
@@ -16,7 +16,8 @@ from bert_jax.planning.collectives import Collective
 from bert_jax.planning.programs import Program
 from bert_jax.planning.traffic import Operation
 
-# Upper bound on the rows for each device of the batch axes: nobody trains with more.
+# The search stops at this number of rows for each device of the batch axes: nobody trains
+# with more.
 _MOST_ROWS = 4096
 _WEAK_SCALING_DEVICES = (1, 4, 16, 64, 256, 1024)
 
@@ -26,27 +27,27 @@ class Estimate(NamedTuple):
 
   phase: Phase
   devices: int  # of the mesh
-  chips: int  # that the devices are on
+  chips: int  # that hold the devices
   # Memory of the training and of the evaluation step; None = does not fit.
   memory: dict[str, int] | None
   eval_memory: dict[str, int] | None
   missing: float  # bytes by which the larger step does not fit; 0 = both fit
   compile_seconds: tuple[float, float]  # of the training and the evaluation step
-  flops: float  # of a step on each device; at least the model's own share
-  counted_flops: float  # those that the compiler counts
-  operations: Sequence[Operation]  # of the training step, those that move most memory first
+  flops: float  # of a step on each device; at least its share of `model_flops`
+  counted_flops: float  # the FLOPs that the compiler counts
+  operations: Sequence[Operation]  # of the training step, by memory traffic
   traffic: float  # bytes to and from the memory of each device in a step
   collectives: Sequence[Collective]
-  weak_scaling: dict[int, float]  # {devices: bytes sent} if the data axis and the rows grow
-  model_flops: float  # the model's own on all devices; recomputation is not counted
-  chip: chip_figures.Chip | None  # peaks of a device; None = unknown
-  tokens: int  # positions in a step's rows
+  weak_scaling: dict[int, float]  # {devices: bytes sent}, see collectives.weak_scaling
+  model_flops: float  # of a step on all devices, without recomputation
+  chip: chip_figures.Chip | None  # peak rates of a device; None = unknown
+  tokens: int  # positions in the rows of a step
   sent: float  # bytes that a device sends in a step
-  # The rest follows from the peaks of the chip: {} or None if they are unknown.
-  seconds: dict[str, float]  # least times of a step for computing, for memory and for the network
-  step_seconds: float | None  # the roofline: a step cannot be faster than the slowest of these
-  mfu: float | None  # share of the peak that the model's own FLOPs can reach
-  chip_hours: float | None  # least chip-hours of all steps of the phase
+  # The rest follows from the peak rates: {} or None if they are unknown.
+  seconds: dict[str, float]  # lower bounds of a step: compute, memory, network
+  step_seconds: float | None  # the roofline: the largest of these bounds
+  mfu: float | None  # model FLOPs utilization at the roofline, a fraction
+  chip_hours: float | None  # lower bound for all steps of the phase
 
   def as_json(self) -> dict[str, Any]:
     """The fields in plain types."""
@@ -56,21 +57,28 @@ class Estimate(NamedTuple):
         'operations': [operation._asdict() for operation in self.operations]}
 
 
-def estimate(config: ConfigDict, work: programs.Work, mesh: Mesh,
-             compile_all: Callable[[list[Program]], Sequence[programs.Figures]] | None = None
-             ) -> Estimate:
+def estimate(
+    config: ConfigDict, work: programs.Work, mesh: Mesh,
+    compile_all: Callable[[list[Program]], Sequence[programs.Figures]] | None = None,
+) -> Estimate:
   """Compiles the steps of one phase of a run for the devices of `mesh`.
 
-  The compiler counts FLOPs in a loop once. So the FLOPs of a training step follow from those of two
-  smaller models, of one and of two layers, unrolled. Memory traffic and collectives are counted in
-  the step itself.
+  The compiler counts the body of a loop once. So the FLOPs of a training step are
+  extrapolated from two smaller unrolled models, of one and of two layers. Memory traffic
+  and collectives are counted in the step itself.
 
-  `compile_all` gives the figures of programs; None = one after another in this process.
+  Args:
+    config: the config of the run.
+    work: the shapes of one phase.
+    mesh: the devices, which need not exist here.
+    compile_all: compiles programs; None = one after another in this process.
   """
   fewest, more = work.task.model.config.fewest_layers
-  steps = [Program(layers=more), Program(layers=fewest), Program(), Program(evaluates=True)]
+  # The slowest compilation first, so that parallel compilers finish early.
+  steps = [Program(layers=more), Program(layers=fewest), Program(),
+           Program(evaluates=True)]
   if compile_all:
-    large, small, training, evaluation = compile_all(steps)  # the longest first
+    large, small, training, evaluation = compile_all(steps)
   else:
     large, small, training, evaluation = (
         programs.compile_program(config, work, mesh, step) for step in steps)
@@ -82,6 +90,7 @@ def estimate(config: ConfigDict, work: programs.Work, mesh: Mesh,
   if small.memory and large.memory and training.memory:
     ratio = (config.model.num_layers - fewest) / (more - fewest)
     counted = small.flops + ratio * (large.flops - small.flops)
+    # The compiler counts no FLOPs inside kernels, such as attention.
     flops = max(counted, model_flops / len(devices))
     moved, exchanged = traffic.total(training.operations), training.collectives
   sent = sum(c.sent for c in exchanged)
@@ -96,24 +105,25 @@ def estimate(config: ConfigDict, work: programs.Work, mesh: Mesh,
   return Estimate(
       phase=phase, devices=len(devices), chips=chips, memory=training.memory,
       eval_memory=evaluation.memory, missing=max(training.missing, evaluation.missing),
-      compile_seconds=(training.seconds, evaluation.seconds), flops=flops, counted_flops=counted,
-      operations=training.operations, traffic=moved, collectives=exchanged,
+      compile_seconds=(training.seconds, evaluation.seconds), flops=flops,
+      counted_flops=counted, operations=training.operations, traffic=moved,
+      collectives=exchanged,
       weak_scaling=collectives.weak_scaling(exchanged, mesh, _WEAK_SCALING_DEVICES),
       model_flops=model_flops, chip=chip, tokens=tokens, sent=sent, seconds=seconds,
       step_seconds=step_seconds, mfu=mfu, chip_hours=chip_hours)
 
 
 class Largest(NamedTuple):
-  """The largest batch of one choice."""
+  """The largest batch for one choice of remat and sharding."""
 
   remat: str
   preset: str
   rows: int  # for each device of the batch axes; 0 = not even one fits
-  memory: int  # bytes that it needs on each device
+  memory: int  # bytes that this batch needs on each device
 
 
 def _needs(config: ConfigDict, phase: Phase, mesh: Mesh, rows: int) -> int | None:
-  """Bytes that a step needs with so many rows for each device and microbatch; None = no room."""
+  """Bytes of a step with `rows` per device and microbatch; None = it does not fit."""
   phase = phase._replace(
       batch_size=rows * sharding.batch_divisor(mesh) * config.optimizer.accumulation)
   figures = programs.train_step(programs.pretraining(config, phase), config, mesh)
@@ -121,13 +131,14 @@ def _needs(config: ConfigDict, phase: Phase, mesh: Mesh, rows: int) -> int | Non
 
 
 def _largest(needs: Callable[[int], int | None]) -> tuple[int, int]:
-  """(rows, bytes), to within an eighth: doubles until it does not fit, then bisects.
+  """Finds the most rows that fit, to within an eighth; returns (rows, bytes).
 
-  It stops at `_MOST_ROWS`.
+  Doubles the rows until they do not fit, at most to `_MOST_ROWS`, then bisects.
   """
   fits, memory, rows = 0, 0, 8
   while rows <= _MOST_ROWS and (needed := needs(rows)):
     fits, memory, rows = rows, needed, rows * 2
+  # To within an eighth: every probe is a compilation of seconds to minutes.
   while rows <= _MOST_ROWS and rows - fits > max(fits // 8, 1):
     middle = (fits + rows) // 2
     if needed := needs(middle):
@@ -138,15 +149,16 @@ def _largest(needs: Callable[[int], int | None]) -> tuple[int, int]:
 
 
 def largest_rows(config: ConfigDict, phase: Phase, mesh: Mesh) -> tuple[int, int]:
-  """(rows, bytes) of the largest batch: rows for each device of the batch axes and microbatch.
+  """(rows, bytes) of the largest batch, per device of the batch axes and microbatch.
 
-  0 rows = not even one fits.
+  0 rows = not even one row fits.
   """
   return _largest(functools.partial(_needs, config, phase, mesh))
 
 
 def search(config: ConfigDict, phase: Phase, mesh: Mesh) -> Iterator[Largest]:
-  """The largest batch of each choice, one after another; the rows of `phase` do not count."""
+  """Yields the largest batch of each choice; ignores the batch size of `phase`."""
+  # Without a model axis, tp is dp and fsdp_tp is fsdp.
   presets = ['dp', 'fsdp'] if mesh.shape['model'] == 1 else list(sharding.PRESETS)
   for preset in presets:
     for remat in REMAT:

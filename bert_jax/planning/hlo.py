@@ -1,17 +1,17 @@
-"""Reads the text of a compiled program (HLO): its instructions, their sizes, how often they run."""
+"""Parses the HLO text of a compiled program: instructions, sizes, execution counts."""
 
 from collections.abc import Iterator
 import math
 import re
 from typing import NamedTuple
 
-_BYTES = {'pred': 1, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 'bf16': 2, 'f16': 2, 's32': 4, 'u32': 4,
-          'f32': 4, 's64': 8, 'u64': 8, 'f64': 8}
+_BYTES = {'pred': 1, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 'bf16': 2, 'f16': 2,
+          's32': 4, 'u32': 4, 'f32': 4, 's64': 8, 'u64': 8, 'f64': 8}
 _COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.-]+) \(.*\{\s*$')
 _INSTRUCTION = re.compile(r'^\s+(ROOT )?%?([\w.-]+) = (.*)$')
 _ARRAY = re.compile(r'(\w+)\[([\d,]*)\](?:\{([^{}]*)\})?')
-_SPACE = re.compile(r'S\((\d+)\)')  # of a TPU's layout: 1 is the core's own memory
-# The computations of a fusion, of an exchange that runs beside others and of a conditional.
+_SPACE = re.compile(r'S\((\d+)\)')  # memory space in a TPU layout: 1 is on the core
+# The computations inside a fusion, an asynchronous exchange and a conditional.
 _INSIDE = re.compile(r'\b(?:calls|true_computation|false_computation|branch_computations)='
                      r'(%?[\w.-]+|\{[^}]*\})')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
@@ -26,7 +26,7 @@ class Array(NamedTuple):
   """An array in the result of an instruction."""
 
   size: int  # bytes
-  is_far: bool  # in the memory of the chip (HBM, RAM), not in that of its core
+  is_far: bool  # in the memory of the chip (HBM, RAM), not in the memory of its core
 
 
 def arrays(result: str) -> list[Array]:
@@ -46,12 +46,12 @@ class Instruction(NamedTuple):
   is_root: bool
 
   def called(self, attribute: str) -> str:
-    """Returns the name of a computation: `calls` of a fusion, `body` or `condition` of a loop."""
+    """The computation in an attribute: `calls` of a fusion, `body` of a loop."""
     return re.search(rf'\b{attribute}=%?([\w.-]+)', self.attributes)[1]
 
 
 def _closing(text: str) -> int:
-  """The place of the parenthesis that closes the one before `text`."""
+  """The index of the parenthesis that closes the one before `text`."""
   depth = 1
   for i, letter in enumerate(text):
     depth += (letter == '(') - (letter == ')')
@@ -65,17 +65,18 @@ def _instruction(line: str) -> Instruction | None:
   if not match:
     return None
   root, name, rest = match.groups()
-  if rest.startswith('('):  # a tuple
+  # The type of a tuple contains spaces and nested parentheses.
+  if rest.startswith('('):
     end = _closing(rest[1:]) + 2
     result, rest = rest[:end], rest[end + 1:]
   else:
     result, _, rest = rest.partition(' ')
   opcode, _, rest = rest.partition('(')
   end = _closing(rest)
-  operands = rest[:end] if opcode in ('parameter', 'constant') else re.findall(
-      r'%([\w.-]+)', rest[:end])
-  operands = (operands,) if isinstance(operands, str) else tuple(operands)
-  return Instruction(name, result, opcode, operands, rest[end + 1:], bool(root))
+  # A parameter has a number and a constant has a value, not names of instructions.
+  names = (re.findall(r'%([\w.-]+)', rest[:end])
+           if opcode not in ('parameter', 'constant') else [rest[:end]])
+  return Instruction(name, result, opcode, tuple(names), rest[end + 1:], bool(root))
 
 
 class Module:
@@ -91,27 +92,29 @@ class Module:
       elif instruction := _instruction(line):
         current[instruction.name] = instruction
 
-  def _turns(self, loop: Instruction) -> int:
-    """How often a loop runs: its known count, or the bound that its condition compares with."""
+  def _trip_count(self, loop: Instruction) -> int:
+    """The iterations of a loop: its known count, or the bound in its condition."""
     if match := _TRIPS.search(loop.attributes):
       return int(match[1])
-    bounds = [int(x.operands[0]) for x in self.computations[loop.called('condition')].values()
+    bounds = [int(x.operands[0])
+              for x in self.computations[loop.called('condition')].values()
               if x.opcode == 'constant' and x.operands[0].isdigit()]
     return max(bounds, default=1)
 
   def walk(self, computation: str = '', times: int = 1, into_all: bool = False
            ) -> Iterator[tuple[str, Instruction, int]]:
-    """Yields (name of the computation, instruction, how often it runs) with loops unrolled.
+    """Yields (name of the computation, instruction, execution count), into all loops.
 
-    A fusion or a conditional is one instruction; `into_all` also yields what is inside of them.
-    A call is only what is inside of it, also one that starts here and runs on another core.
+    A fusion or a conditional counts as one instruction; with `into_all` the walk also
+    yields the instructions inside. A call yields only the instructions inside.
     """
     computation = computation or self.entry
     for instruction in self.computations[computation].values():
       if instruction.opcode == 'while':
-        turns = times * self._turns(instruction)
-        yield from self.walk(instruction.called('body'), turns, into_all)
+        trips = times * self._trip_count(instruction)
+        yield from self.walk(instruction.called('body'), trips, into_all)
       elif instruction.opcode in ('call', 'call-start'):
+        # A call-start may run on another core (the SparseCore): its traffic counts, too.
         yield from self.walk(instruction.called('to_apply'), times, into_all)
       else:
         yield computation, instruction, times

@@ -1,4 +1,4 @@
-"""The line that ends a pretraining run whose step does not fit into the memory of its devices."""
+"""Explains that a pretraining step does not fit into the memory of its devices."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,32 +19,35 @@ _GIB = 2**30
 
 def describes(error: BaseException) -> bool:
   """True if a device ran out of memory."""
-  return (isinstance(error, jax.errors.JaxRuntimeError) and 'RESOURCE_EXHAUSTED' in str(error)
-          and not ending.storage_trouble(error))
+  return (isinstance(error, jax.errors.JaxRuntimeError)
+          and 'RESOURCE_EXHAUSTED' in str(error) and not ending.storage_trouble(error))
 
 
 def explain(config: ConfigDict, given: Mapping[str, Any] = {}) -> str:
-  """The need of the largest step, the memory of a device, and the largest batch that fits.
+  """Says what the largest step needs, what a device has, and which batch fits.
 
   Args:
-    config: of a pretraining run with random parameters.
-    given: the fields of the command line, with the values of the config file.
+    config: the config of a pretraining run that starts from random parameters.
+    given: the fields of the command line, with their values in the config file.
   """
   mesh = mesh_lib.make_mesh(**config.mesh)
   config, _ = resolve.fitted(config, given)
   config = config_fields.changed(config, config_lib.dtype_on(mesh, config))
-  phase = max(config_lib.phases_of(config), key=lambda phase: phase.batch_size * phase.max_len)
+  phase = max(config_lib.phases_of(config),
+              key=lambda phase: phase.batch_size * phase.max_len)
   limit = chip_figures.memory_limit(mesh.devices.flat[0])
   figures = programs.train_step(programs.pretraining(config, phase), config, mesh)
-  # A TPU's compiler refuses a program that does not fit, and says by how much.
+  # The TPU compiler rejects a program that does not fit, and says by how much.
   need = (f'{sum(figures.memory.values()) / _GIB:.1f} GiB of each device, which has '
           f'{limit / _GIB:.1f}' if figures.memory
           else f'{figures.missing / _GIB:.1f} GiB more than each device has')
   rows, _ = estimate.largest_rows(config, phase, mesh)
   largest = rows * sharding.batch_divisor(mesh) * config.optimizer.accumulation
   fits = 'not even one row fits'
-  if rows:  # a batch_size beside phases is refused
-    fits = (f'{largest} rows of {phase.max_len} fit (give them in phases)' if config.phases
-            else f'batch_size={largest} fits')
-  return (f'out of memory: a step of {phase.batch_size} rows of {phase.max_len} needs {need}. By '
-          f'the compiler {fits}; bert_jax.plan --topology=local --search tries remat and sharding')
+  # With phases a run rejects batch_size: the remedy must be one that works.
+  if rows:
+    fits = (f'{largest} rows of {phase.max_len} fit (give them in phases)'
+            if config.phases else f'batch_size={largest} fits')
+  return (f'out of memory: a step of {phase.batch_size} rows of {phase.max_len} needs '
+          f'{need}. According to the compiler {fits}; bert_jax.plan --topology=local '
+          '--search tries remat and sharding')

@@ -1,4 +1,4 @@
-"""Plans a run: for slices that need not be here, or for the devices that are."""
+"""Plans a run for TPU slices that need not exist here, or for the local devices."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import itertools
@@ -33,7 +33,7 @@ def _mesh(config: ConfigDict, name: str) -> Mesh:
 
 def _phases(config: FrozenConfigDict, model: Pretrained | None,
             mesh: Mesh) -> Iterator[programs.Work]:
-  """The work of each phase of the run, which starts from `model`."""
+  """Yields the work of each phase of a run that starts from `model`."""
   if config.task == 'pretrain':
     for phase in config_lib.phases_of(config):
       yield programs.pretraining(config, phase)
@@ -45,9 +45,10 @@ def _phases(config: FrozenConfigDict, model: Pretrained | None,
 
 def _in_child(config: ConfigDict, name: str, phase: int,
               program: programs.Program) -> programs.Figures:
-  """The figures of a program of a phase, in a process that inherits nothing."""
+  """Compiles a program of a phase in a child process, which inherits no state."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  jax.config.update('jax_platforms', 'cpu')  # as in the parent: a run may hold the accelerator
+  # As in the parent: a run on this host may hold the accelerator.
+  jax.config.update('jax_platforms', 'cpu')
   mesh = _mesh(config, name)
   config, model = resolve.with_model(config, mesh)
   work = next(itertools.islice(_phases(config, model, mesh), phase, None))
@@ -56,10 +57,11 @@ def _in_child(config: ConfigDict, name: str, phase: int,
 
 def _plan(config: ConfigDict, name: str, price: float, search: bool,
           explain: bool) -> tuple[list[estimate_lib.Estimate], list]:
-  """Prints and returns the estimates of all phases on one slice, and the results of searches."""
+  """Prints and returns the estimates of all phases on one slice, and search results."""
   mesh = _mesh(config, name)
   devices = list(mesh.devices.flat)
-  config, model = resolve.with_model(config, mesh)  # each slice has a dtype of its own
+  # For each slice, because dtype=auto depends on the devices.
+  config, model = resolve.with_model(config, mesh)
   works = list(_phases(config, model, mesh))
   axes = ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
   print(f'\n{name}: {chip_figures.num_chips(devices)} {devices[0].device_kind} '
@@ -75,10 +77,13 @@ def _plan(config: ConfigDict, name: str, price: float, search: bool,
     def compile_all(steps, i=i):
       return children.run([(_in_child, (config, name, i, step)) for step in steps])
 
-    print(f'\n  {phase.steps:,} steps of {phase.batch_size} rows of {phase.max_len}', flush=True)
-    estimate = estimate_lib.estimate(config, work, mesh, None if name == LOCAL else compile_all)
-    for what, value in tables.lines(estimate, price):
-      print(f'    {what:14}  {value}')
+    print(f'\n  {phase.steps:,} steps of {phase.batch_size} rows of {phase.max_len}',
+          flush=True)
+    # A child process could not share the local devices with this one.
+    estimate = estimate_lib.estimate(config, work, mesh,
+                                     None if name == LOCAL else compile_all)
+    for label, value in tables.lines(estimate, price):
+      print(f'    {label:14}  {value}')
     if estimate.weak_scaling:
       print('\n' + tables.weak_scaling(estimate))
     if explain and estimate.traffic:
@@ -92,17 +97,18 @@ def _plan(config: ConfigDict, name: str, price: float, search: bool,
 
 
 def plan(config: ConfigDict, topologies: Sequence[str], *, price: float = 0.0,
-         search: bool = False, explain: bool = False, out: str = '', given: Mapping[str, Any] = {}):
-  """Compiles a run's steps for each slice and prints what it would take.
+         search: bool = False, explain: bool = False, out: str = '',
+         given: Mapping[str, Any] = {}):
+  """Compiles the steps of a run for each slice and prints what the run would take.
 
   Args:
-    config: of the run.
+    config: the config of the run.
     topologies: names of TPU slices, or 'local'.
-    price: of a chip for an hour, in any currency; 0 = costs are not shown.
-    search: find the largest batches too.
-    explain: show which operations move most memory.
-    out: where to write the figures as JSON; '' = nowhere.
-    given: the fields of the command line, with the values of the config file.
+    price: price of a chip-hour, in any currency; 0 = show no costs.
+    search: also find the largest batches.
+    explain: show which operations move the most memory.
+    out: a file for the figures as JSON; '' = none.
+    given: the fields of the command line, with their values in the config file.
 
   Raises:
     UserError: an unknown slice, or one that the config does not fit.
@@ -112,22 +118,27 @@ def plan(config: ConfigDict, topologies: Sequence[str], *, price: float = 0.0,
           f'--search is for pretraining; task={config.task}')
   if out:
     storage.make_parent('--out', epath.Path(out))
+  # The same checks as a run, so that a plan never describes a run that would be refused.
   config, _ = resolve.fitted(config, given)
   config_lib.check(config)
   no_effect.check(config, given)
-  require(not config.train_minutes, f'train_minutes={config.train_minutes}: only the run itself '
-                                    'measures its steps: give train_steps')
-  require(config.task != 'pretrain' or config.train_steps, f'train_epochs={config.train_epochs}: '
-          'a plan has no corpus to count: give train_steps')
+  require(not config.train_minutes,
+          f'train_minutes={config.train_minutes}: only a run measures its steps: give '
+          'train_steps')
+  require(config.task != 'pretrain' or config.train_steps,
+          f'train_epochs={config.train_epochs}: a plan has no corpus to count: give '
+          'train_steps')
   if LOCAL in topologies:
     platforms.select_platform(config.platform)
   else:
-    require('platform' not in given,
-            f'--config.platform has no effect here: --topology={",".join(topologies)} says it')
-    jax.config.update('jax_platforms', 'cpu')  # nothing runs, and nothing is taken from a run
+    require('platform' not in given, '--config.platform has no effect here: '
+            f'--topology={",".join(topologies)} names the devices')
+    # The programs only compile: a run on this host keeps its accelerator.
+    jax.config.update('jax_platforms', 'cpu')
   plans = {name: _plan(config, name, price, search, explain) for name in topologies}
   if len(plans) > 1:
-    print('\n' + tables.compared({name: phases for name, (phases, _) in plans.items()}, price))
+    print('\n' + tables.compared(
+        {name: phases for name, (phases, _) in plans.items()}, price))
   if out:
     content = {name: {'phases': [phase.as_json() for phase in phases], 'search': searches}
                for name, (phases, searches) in plans.items()}

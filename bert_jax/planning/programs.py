@@ -1,4 +1,4 @@
-"""Compiles the programs of a run for devices that need not be here, without the run's data."""
+"""Compiles the programs of a run for devices that need not exist, without its data."""
 
 from collections.abc import Sequence
 import math
@@ -36,11 +36,11 @@ _UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 
 
 class Work(NamedTuple):
-  """The step of one phase of a run, by its shapes alone."""
+  """The shapes of a step in one phase of a run."""
 
   task: Task
   batch: Any  # a tree of ShapeDtypeStructs
-  phase: Phase  # its batch_size counts rows
+  phase: Phase  # batch_size counts rows
 
 
 def pretraining(config: ConfigDict, phase: Phase) -> Work:
@@ -50,57 +50,67 @@ def pretraining(config: ConfigDict, phase: Phase) -> Work:
   b, p = phase.batch_size, layout.pairs
   tokens = jax.ShapeDtypeStruct((b, phase.max_len), jnp.int32)
   pairs = jax.ShapeDtypeStruct((b, p), jnp.int32)
+  # These shapes must be the shapes of a real batch, or the program would be another one.
   rows = Rows(Tokens(*[tokens] * 4), cls_positions=pairs, labels=pairs,
               pair_weights=jax.ShapeDtypeStruct((b, p), jnp.float32),
               row=jax.ShapeDtypeStruct((b,), jnp.int32),
               word_start=tokens if settings.unit != 'token' else None,
-              mask_rate=jax.ShapeDtypeStruct((b,), jnp.float32) if settings.final_rate else None)
+              mask_rate=(jax.ShapeDtypeStruct((b,), jnp.float32) if settings.final_rate
+                         else None))
   teacher = initial.teacher(config)
-  objective = objectives.create(config.objective, config.data.sequences,
-                               config_lib.bert_config(config.model), teacher and teacher.config)
+  objective = objectives.create(
+      config.objective, config.data.sequences, config_lib.bert_config(config.model),
+      teacher and teacher.config)
+  # Only the size of the vocabulary changes the cost; its content is arbitrary.
   size = config.model.vocab_size
   vocabulary = masking.Vocabulary(
       size, special_ids=(0, 1, 2, 3, 4), mask_id=4,
       frequencies=np.ones(size, np.float32) if settings.random_by_frequency else None)
-  task = pretraining_lib.Pretraining(objective, settings, vocabulary, initial.frozen(teacher))
+  task = pretraining_lib.Pretraining(objective, settings, vocabulary,
+                                     initial.frozen(teacher))
   return Work(lora.adapt(task, config.lora), rows, phase)
 
 
 def finetuning(config: ConfigDict, data: FineTuningData, steps: int) -> Work:
-  """The first step of fine-tuning on the examples of a run."""
+  """The step of fine-tuning, with the shapes of its first batch."""
   batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data.rows(0))
   rows, length = batch.tokens.ids.shape
   return Work(lora.adapt(data.task, config.lora), batch, Phase(steps, length, rows))
 
 
 class Figures(NamedTuple):
-  """The compiler's figures for a program on each device. It counts FLOPs in a loop once."""
+  """The compiler's figures for a program on each device; a loop body counts once."""
 
   memory: dict[str, int] | None = None  # bytes by kind; None = it does not fit
   missing: float = 0.0  # bytes by which it does not fit
-  seconds: float = 0.0  # to compile it
+  seconds: float = 0.0  # compile time
   flops: float = 0.0
-  # Only the run's own training step has the rest.
+  # Only the training step of the run's own model has the rest.
   operations: Sequence[Operation] = ()
   collectives: Sequence[Collective] = ()
   program: jax.stages.Compiled | None = None
 
 
 def _compile(lowered: jax.stages.Lowered, limit: float = math.inf) -> Figures:
-  """Compiles for devices with `limit` bytes of memory; infinite = only the compiler knows."""
+  """Compiles for devices with `limit` bytes of memory; inf = the compiler decides."""
   began = time.monotonic()
   try:
     program = lowered.compile()
   except jax.errors.JaxRuntimeError as e:
-    match = re.search(r'Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm', str(e)) or re.search(
-        r'\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)', str(e))
+    # The TPU compiler rejects a program that does not fit, in two wordings.
+    match = (re.search(r'Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm', str(e))
+             or re.search(r'\(([\d.]+)([KMGT]?)\) exceeds available HBM '
+                          r'\(([\d.]+)([KMGT]?)\)', str(e)))
     if not match:
       raise
     used, used_unit, available, unit = match.groups()
-    return Figures(missing=float(used) * _UNITS[used_unit] - float(available) * _UNITS[unit])
+    return Figures(missing=float(used) * _UNITS[used_unit]
+                   - float(available) * _UNITS[unit])
   seconds, costs = time.monotonic() - began, program.cost_analysis()
   sizes = program.memory_analysis()
-  memory = {'arguments': sizes.argument_size_in_bytes, 'temporaries': sizes.temp_size_in_bytes,
+  # The new state aliases the donated one: only the rest of the results needs memory.
+  memory = {'arguments': sizes.argument_size_in_bytes,
+            'temporaries': sizes.temp_size_in_bytes,
             'results': sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
             'code': sizes.generated_code_size_in_bytes}
   return Figures(memory, max(0.0, sum(memory.values()) - limit), seconds,
@@ -115,7 +125,7 @@ def _batch(work: Work, mesh: Mesh) -> Any:
 def train_step(work: Work, config: ConfigDict, mesh: Mesh) -> Figures:
   """Compiles the training step."""
   settings = optimizer_lib.OptimizerConfig(**config.optimizer)
-  # The schedule is data to the program: its length changes no figure.
+  # The length of the schedule changes no figure: it is data to the program.
   optimizer = optimizer_lib.make_optimizer(settings, max(settings.warmup_steps, 1) * 10)
   _, state = state_lib.make_init(work.task, optimizer, mesh, config.sharding)
   step = state_lib.make_train_step(work.task, optimizer, mesh, config.sharding, state,
@@ -136,14 +146,16 @@ def eval_step(work: Work, config: ConfigDict, mesh: Mesh) -> Figures:
 class Program(NamedTuple):
   """One of the programs of a phase."""
 
-  evaluates: bool = False  # the evaluation step; else the training step
-  layers: int = 0  # of a smaller model, unrolled, whose costs can be read; 0 = the run's own
+  evaluates: bool = False  # True = the evaluation step, False = the training step
+  layers: int = 0  # of a smaller, unrolled model; 0 = the run's own model
 
 
-def compile_program(config: ConfigDict, work: Work, mesh: Mesh, program: Program) -> Figures:
-  """The figures of one program, in plain types."""
+def compile_program(config: ConfigDict, work: Work, mesh: Mesh,
+                    program: Program) -> Figures:
+  """Compiles one program; returns its figures in picklable types."""
   if program.evaluates:
     return eval_step(work, config, mesh)._replace(program=None)
+  # Unrolled and without accumulation, so that no loop hides FLOPs from the compiler.
   if program.layers:
     config = config_fields.changed(config, {
         'model.num_layers': program.layers, 'model.scan_unroll': program.layers,

@@ -1,4 +1,4 @@
-"""Prints plans: the text that a person reads before renting chips."""
+"""Formats plans as text for people who are about to rent chips."""
 
 from collections.abc import Iterator, Sequence
 
@@ -27,14 +27,16 @@ def _compiled(memory: dict[str, int] | None, seconds: float) -> str:
   """The memory of a program, and the time to compile it."""
   if memory is None:
     return 'does not fit'
-  parts = ', '.join(f'{name} {size / _GIB:.2f}' for name, size in memory.items() if size > 1e6)
+  # Parts below a megabyte would show as 0.00.
+  parts = ', '.join(
+      f'{name} {size / _GIB:.2f}' for name, size in memory.items() if size > 1e6)
   return f'{sum(memory.values()) / _GIB:.2f} GiB ({parts}), compiled in {seconds:.0f} s'
 
 
 def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
-  """(name, value) lines of one phase."""
+  """Yields (name, value) lines about one phase; `price` is for a chip-hour, 0 = none."""
   if e.missing:
-    yield 'fits', f'NO: {e.missing / _GIB:.2f} GiB of memory are missing on each device'
+    yield 'fits', f'NO: each device lacks {e.missing / _GIB:.2f} GiB of memory'
   elif e.chip:
     yield 'fits', f'yes, in {e.chip.memory / _GIB:.0f} GiB'
   yield 'training', _compiled(e.memory, e.compile_seconds[0])
@@ -42,18 +44,24 @@ def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
   if not e.flops:
     return
   per_device = e.tokens / e.devices
-  yield 'a step', (f'{_amount(e.flops, "FLOP")} and {_amount(e.traffic, "B")} of memory traffic on '
-                   f'each device; for each token {_amount(e.flops / per_device, "FLOP")} and '
-                   f'{_amount(e.traffic / per_device, "B")}')
+  yield 'a step', (
+      f'{_amount(e.flops, "FLOP")} and {_amount(e.traffic, "B")} of memory traffic on '
+      f'each device; for each token {_amount(e.flops / per_device, "FLOP")} and '
+      f'{_amount(e.traffic / per_device, "B")}')
+  # The compiler sees no FLOPs inside kernels; then the model's own FLOPs stand above.
   if e.counted_flops < e.flops:
-    yield 'counted', (f'only {_amount(e.counted_flops / per_device, "FLOP")} for each token: the '
-                      "FLOPs above are the model's own, without recomputation")
+    yield 'counted', (
+        f'only {_amount(e.counted_flops / per_device, "FLOP")} for each token: the '
+        "FLOPs above are the model's own, without recomputation")
   if cycles := sum(x.cycles for x in e.operations):
-    yield 'expected', (f'{_amount(cycles, "cycles")} by the compiler, without kernels, copies and '
-                       'exchanges: compare settings by it')
+    yield 'expected', (
+        f'{_amount(cycles, "cycles")} by the compiler, without kernels, copies and '
+        'exchanges: use it to compare settings')
   for c in e.collectives:
-    yield c.kind, (f'{_amount(c.bytes, "B")} over {" and ".join(c.axes)} in {c.count:.0f} '
-                   f'operations: each device sends {_amount(c.sent, "B")}')
+    yield c.kind, (
+        f'{_amount(c.bytes, "B")} over {" and ".join(c.axes)} in {c.count:.0f} '
+        f'operations: each device sends {_amount(c.sent, "B")}')
+  # Without peak rates, as on a CPU, no times follow.
   if not e.chip:
     return
   slowest = max(e.seconds, key=e.seconds.get)
@@ -68,23 +76,24 @@ def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-  """Markdown; the first row is the head."""
+  """Formats rows as a Markdown table; the first row is the header."""
   head, *rest = rows
   return '\n'.join([f'| {" | ".join(head)} |', '| --- ' * len(head) + '|',
                     *(f'| {" | ".join(row)} |' for row in rest)])
 
 
 def weak_scaling(e: Estimate) -> str:
-  """Bytes that a device sends in a step, by the number of devices."""
+  """A table of the bytes that a device sends in a step, by the number of devices."""
   return table([['devices', *map(str, e.weak_scaling)],
                 ['sent', *(_amount(size, 'B') for size in e.weak_scaling.values())]])
 
 
 def operations(e: Estimate) -> str:
-  """The operations that move most of a step's memory traffic, and the module of each."""
+  """A table of the operations with the most memory traffic, and their modules."""
+  # Only the TPU compiler expects cycles.
   all_cycles = sum(x.cycles for x in e.operations)
-  rows = [['traffic', 'share', *(['cycles'] if all_cycles else []), 'part of the step', 'module',
-           'operation', 'instructions']]
+  rows = [['traffic', 'share', *(['cycles'] if all_cycles else []), 'part of the step',
+           'module', 'operation', 'instructions']]
   for x in e.operations[:_LARGEST_OPERATIONS]:
     cycles = [f'{x.cycles / all_cycles:.0%}'] if all_cycles else []
     rows.append([_amount(x.bytes, 'B'), f'{x.bytes / e.traffic:.0%}', *cycles,
@@ -93,22 +102,26 @@ def operations(e: Estimate) -> str:
 
 
 def compared(plans: dict[str, list[Estimate]], price: float) -> str:
-  """A row for each slice: the whole run."""
+  """A table of the whole run, with a row for each slice."""
   rows = [['slice', 'chips', 'fits', 'ms a step', 'MFU', 'hours', 'chip-hours',
            *(['cost'] if price else [])]]
   for name, phases in plans.items():
-    cells = [name, str(phases[0].chips), 'no' if any(e.missing for e in phases) else 'yes']
+    cells = [name, str(phases[0].chips),
+             'no' if any(e.missing for e in phases) else 'yes']
+    # A slice on which a step does not fit has no times.
     if all(e.chip and e.flops for e in phases):
       total = sum(e.chip_hours for e in phases)
       cells += [' / '.join(f'{1e3 * e.step_seconds:.1f}' for e in phases),
-                ' / '.join(f'{e.mfu:.0%}' for e in phases), f'{total / phases[0].chips:,.1f}',
-                f'{total:,.0f}', *([f'{total * price:,.0f}'] if price else [])]
+                ' / '.join(f'{e.mfu:.0%}' for e in phases),
+                f'{total / phases[0].chips:,.1f}',
+                f'{total:,.0f}',
+                *([f'{total * price:,.0f}'] if price else [])]
     rows.append(cells + [''] * (len(rows[0]) - len(cells)))
   return table(rows)
 
 
 def largest(results: Sequence[Largest]) -> str:
-  """The results of a search."""
-  return table([['sharding', 'remat', 'rows a device', 'GiB']] + [
-      [x.preset, x.remat, str(x.rows) if x.rows else 'none', f'{x.memory / _GIB:.2f}']
-      for x in results])
+  """A table of the results of a search."""
+  return table([['sharding', 'remat', 'rows a device', 'GiB'],
+                *([x.preset, x.remat, str(x.rows) if x.rows else 'none',
+                   f'{x.memory / _GIB:.2f}'] for x in results)])

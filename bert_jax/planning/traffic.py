@@ -1,7 +1,7 @@
 """The memory traffic of a compiled step on each device, by the module that causes it.
 
-On a TPU the core's own memory does not count: the compiler keeps small arrays there, and the
-`bytes accessed` of its cost analysis include them. The branches of a conditional do not count.
+Only the memory of the chip counts. XLA's `bytes accessed` also include arrays that a TPU
+keeps in the memory of its core. The branches of a conditional do not count.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,52 +12,62 @@ from bert_jax.planning import hlo
 from bert_jax.planning.hlo import Instruction
 
 _SLICES = ('dynamic-slice', 'slice', 'gather')
-_FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'iota', 'after-all',
-         'conditional', 'opt-barrier', 'partition-id', 'replica-id',
-         'call-update')  # hands over operands; the call itself reads them
-_MOVES = ('copy-start', 'slice-start', 'dynamic-slice-start')  # between the two memories of a TPU
+# Instructions without traffic. A call-update passes operands on; the call reads them.
+_FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'iota',
+         'after-all', 'conditional', 'opt-barrier', 'partition-id', 'replica-id',
+         'call-update')
+# Moves between the two memories of a TPU.
+_MOVES = ('copy-start', 'slice-start', 'dynamic-slice-start')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_WRAPPERS = re.compile(r'^(jit|jvp|transpose|vmap|shard_map|checkpoint|rematted_computation|while'
-                       r'|body|cond|closed_call|eval_jaxpr|branch_\d+_fun)\b')
+_WRAPPERS = re.compile(
+    r'^(jit|jvp|transpose|vmap|shard_map|checkpoint|rematted_computation|while'
+    r'|body|cond|closed_call|eval_jaxpr|branch_\d+_fun)\b')
 
 
 class Operation(NamedTuple):
   """All instructions of one kind for one module."""
 
-  part: str  # of the step: forward, backward, recomputed, update; '' = the compiler's own copies
-  module: str  # layers/attention; '' = outside of the model
+  part: str  # forward, backward, recomputed, update; '' = a copy by the compiler
+  module: str  # such as layers/attention; '' = outside the model
   kind: str  # dot_general, convert_element_type, ...
-  count: int  # instructions in the program; a loop has its own once
-  bytes: float  # in a step, read and written
-  cycles: float  # in a step, as the TPU compiler expects; 0 for kernels, copies and exchanges
+  count: int  # instructions in the program; a loop body counts once
+  bytes: float  # read and written in a step
+  cycles: float  # in a step, by the TPU compiler; 0 for kernels, copies, exchanges
 
 
 class _Reader:
-  """The bytes that each instruction of a program moves."""
+  """Computes the bytes that each instruction of a program moves."""
 
   def __init__(self, module: hlo.Module):
     self._module = module
 
   def bytes(self, inside: dict[str, Instruction], x: Instruction) -> float:
-    """Bytes that one run of an instruction moves to and from the device's memory."""
-    if x.opcode in _FREE or x.opcode.endswith('-done') or 'AllocateBuffer' in x.attributes:
+    """Bytes that one execution of an instruction moves to and from the chip's memory."""
+    # The start of an asynchronous operation already counts its bytes.
+    if (x.opcode in _FREE or x.opcode.endswith('-done')
+        or 'AllocateBuffer' in x.attributes):
       return 0
-    if x.opcode in _MOVES:  # (source, target, ...): one of the two is in the core's memory
+    # The result is (source, target, ...): one of the two is in the core's memory.
+    if x.opcode in _MOVES:
       source, target = hlo.arrays(x.result)[:2]
       return (source.is_far + target.is_far) * min(source.size, target.size)
     read = sum(self._read(inside, x, i) for i, name in enumerate(x.operands)
-               if name in inside and all(array.is_far for array in hlo.arrays(inside[name].result)))
+               if name in inside
+               and all(array.is_far for array in hlo.arrays(inside[name].result)))
     return read + sum(size for size, array in self._written(inside, x) if array.is_far)
 
   def _read(self, inside: dict[str, Instruction], x: Instruction, i: int) -> int:
-    """Bytes that an instruction reads of its operand number `i`: a slice reads its result only."""
+    """Bytes that an instruction reads of its operand number `i`."""
     whole = _size(inside[x.operands[i]])
+    # A slice reads only as much as it returns.
     if i == 0 and x.opcode in _SLICES:
       return min(whole, _size(x))
+    # An update writes in place, and reads nothing of the array that it updates.
     if i == 0 and x.opcode == 'dynamic-update-slice':
       return 0
     if x.opcode != 'fusion':
       return whole
+    # A fusion may only slice its operand: look at how its instructions read it.
     fused = self._module.computations[x.called('calls')]
     parameter = next(y for y in fused.values()
                      if y.opcode == 'parameter' and y.operands[0] == str(i))
@@ -75,9 +85,10 @@ class _Reader:
 
   def _written(self, inside: dict[str, Instruction], x: Instruction
                ) -> Iterator[tuple[int, hlo.Array]]:
-    """The bytes that an instruction writes of each array; an update in place is the update only."""
+    """Yields (bytes written, array) for each array in the result of an instruction."""
     arrays = hlo.arrays(x.result)
-    if x.opcode.endswith('-start'):  # an exchange: (operands, results, ...), or results alone
+    # An exchange returns (operands, results, ...), or only its results.
+    if x.opcode.endswith('-start'):
       count = sum(len(hlo.arrays(inside[name].result)) for name in x.operands)
       results = arrays[count:2 * count] or arrays
       yield from ((array.size, array) for array in results)
@@ -86,13 +97,16 @@ class _Reader:
     if x.opcode == 'fusion':
       within = self._module.computations[x.called('calls')]
       root = next(y for y in within.values() if y.is_root)
-      roots = [within[name] for name in root.operands] if root.opcode == 'tuple' else [root]
+      names = root.operands if root.opcode == 'tuple' else (root.name,)
+      roots = [within[name] for name in names]
+    # The result has nested tuples: take its arrays as they are.
     if len(roots) != len(arrays):
       yield from ((array.size, array) for array in arrays)
       return
     for root, array in zip(roots, arrays):
       while root.opcode == 'bitcast' and root.operands[0] in within:
         root = within[root.operands[0]]
+      # An update in place writes the update, not the whole array.
       is_update = root.opcode == 'dynamic-update-slice'
       yield _size(within[root.operands[1]]) if is_update else array.size, array
 
@@ -102,28 +116,30 @@ def _size(x: Instruction) -> int:
 
 
 def _place(x: Instruction) -> tuple[str, str, str]:
-  """(part, module, kind) from the name that JAX gave the operation."""
+  """(part, module, kind), parsed from JAX's name of the operation."""
   match = re.search(r'op_name="(jit\([^":]*)', x.attributes)
   if not match:
     return '', '', x.opcode
   name = match[1].rstrip(')')
-  part = ('recomputed' if 'rematted_computation' in name else 'backward' if 'transpose(' in name
+  part = ('recomputed' if 'rematted_computation' in name
+          else 'backward' if 'transpose(' in name
           else 'forward' if 'jvp(' in name else 'update')
   *modules, kind = name.split('/')
-  # A method shows as `module.method`; a private one and a product's letters say nothing more.
+  # A method shows as `module.method`. Private methods and einsum letters add nothing.
   modules = [name.rpartition('.')[2] for name in modules
              if not _WRAPPERS.match(name) and '._' not in name and '->' not in name]
   return part, '/'.join(modules), kind
 
 
 def operations(text: str) -> list[Operation]:
-  """The operations of a program, from the text of its HLO, those that move most first."""
+  """The operations in the HLO of a program, by decreasing memory traffic."""
   module = hlo.Module(text)
   reader, totals = _Reader(module), {}
   for computation, x, times in module.walk():
-    expected = _CYCLES.search(x.attributes)
+    match = _CYCLES.search(x.attributes)
     size = reader.bytes(module.computations[computation], x)
-    cycles = int(expected[1]) if expected else 0
+    cycles = int(match[1]) if match else 0
+    # Bookkeeping instructions cost nothing and would only fill the table.
     if size or cycles:
       place = _place(x)
       count, *sums = totals.get(place, (0, 0, 0))

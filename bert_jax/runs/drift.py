@@ -1,7 +1,7 @@
-"""Changes of the config between a run and the run that resumes it.
+"""Changes of the config between a run and its continuation.
 
-The table of the fields says which may change (`on_resume`): a field that says nothing may not. A
-field that the older run does not have counts as unchanged.
+`on_resume` in the table of the fields says which fields may change; by default a field
+may not. A field that the older run does not have counts as unchanged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,9 @@ from flax import traverse_util
 from bert_jax.config_fields import ANOTHER_RUN, HARMLESS, SCHEDULE, Field, Table
 from bert_jax.errors import UserError, require
 
-# Fields that older runs have under another name.
-_MOVED = {f'model.{name}': name for name in ('add_tokens', 'embedding_init', 'reinit_layers')}
+# Fields that have another name in older runs.
+_MOVED = {f'model.{name}': name
+          for name in ('add_tokens', 'embedding_init', 'reinit_layers')}
 
 
 class Change(NamedTuple):
@@ -29,7 +30,8 @@ class Change(NamedTuple):
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-  """The fields of both configs that differ; as JSON has them, so that a tuple equals a list."""
+  """The fields of both configs that differ."""
+  # run.json has lists for tuples, so `now` goes through JSON, too.
   old = traverse_util.flatten_dict(before, sep='.')
   new = traverse_util.flatten_dict(json.loads(json.dumps(now)), sep='.')
   old = {_MOVED.get(name, name): value for name, value in old.items()}
@@ -39,10 +41,11 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 def check(workdir: str, differences: Sequence[Change], table: Table,
           allow_schedule_change: bool) -> list[Change]:
-  """The changes that a resumed run may have, by the rules of its fields.
+  """Returns the changes that a resumed run may have.
 
   Raises:
-    UserError: it would be another run, or has another schedule without `allow_schedule_change`.
+    UserError: a change makes it another run, or changes the schedule without
+      `allow_schedule_change`.
   """
   harmless, schedule, others = ([
       x for x in differences if table.get(x.name, Field(None)).on_resume == rule]
@@ -53,8 +56,9 @@ def check(workdir: str, differences: Sequence[Change], table: Table,
   if schedule and not allow_schedule_change:
     before = ' '.join(f'--config.{x.name}={x.before}' for x in schedule
                       if isinstance(x.before, int | float | str))
-    raise UserError(f'{workdir} holds a run with {", ".join(map(str, schedule))}: every later '
-                    f'learning rate or row changes with it; give {before or "what it had"} to go '
-                    'on as before, use another --workdir, or go on with '
-                    '--config.allow_schedule_change=True')
+    raise UserError(
+        f'{workdir} holds a run with {", ".join(map(str, schedule))}: every later '
+        f'learning rate or row changes with it; give {before or "the old values"} to '
+        'continue as before, use another --workdir, or continue with '
+        '--config.allow_schedule_change=True')
   return harmless + schedule

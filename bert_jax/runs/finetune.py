@@ -1,4 +1,4 @@
-"""A fine-tuning run: a pretrained model, a task, files of examples."""
+"""Builds the job of a fine-tuning run from a pretrained model, a task and examples."""
 
 import math
 
@@ -21,10 +21,10 @@ from bert_jax.training.job import Job
 
 
 def _best(config: FrozenConfigDict, data: FineTuningData) -> str:
-  """The score that the best checkpoint is chosen by."""
+  """The score that selects the best checkpoint."""
   known = ('loss',) * data.files.has_held_out_loss + tuple(data.files.score_names)
   require(config.keep_best in ('', 'auto', *known),
-          f'keep_best={config.keep_best!r} is no score of this task: use '
+          f'keep_best={config.keep_best!r} is not a score of this task: use '
           f'{", ".join(known)}')
   if config.keep_best != 'auto':
     return config.keep_best
@@ -33,10 +33,16 @@ def _best(config: FrozenConfigDict, data: FineTuningData) -> str:
 
 def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
              workdir: epath.Path) -> Job:
-  """Reads the examples and makes the task; the job's fields count the steps of an epoch.
+  """Reads the examples and builds the task; `Job.fields` follow from an epoch's steps.
 
-  The run starts from `model`; None = from its own checkpoint. Raises UserError for a mistake in the
-  config or the data.
+  Args:
+    config: the config of the run.
+    model: the initial model; None = the run resumes its own checkpoint.
+    mesh: the devices of the run.
+    workdir: the local folder of the run.
+
+  Raises:
+    UserError: a mistake in the config or the data.
   """
   if model:
     initial.check_sizes(config, model)
@@ -46,11 +52,13 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
     require(head in model.groups, f'init_from={config.init_from} has no head {head!r}: '
                                   f'task={config.task} starts from a masked LM')
   data = finetuning_data.read(kind.files, config, tokenizer, mesh)
+  # A mistake in this file must show now, not after the training.
   if config.data.test:
-    kind.files.test_examples(config.data)  # a mistake in it is found now, not after the training
+    kind.files.test_examples(config.data)
   batches, bert = data.train.batches, data.task.model.config
   epoch = batches.steps_per_epoch
   train_steps = config.train_steps or math.ceil(config.train_epochs * epoch)
+  # Counts the encoder only: sizes of models are published without their heads.
   encoder = layout.abstract_params(bert, {'pooler'} & head_groups(bert, config.task))
   return Job(
       task=data.task, data=data, train_steps=train_steps, tokenizer=tokenizer,
@@ -58,8 +66,8 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
           model, kind.model_task or config.task, data.files.labels),
       records=batches.features.digest(),
       parameters=count_parameters(encoder, bert),
-      steps=f'{train_steps:,} of {batches.most_examples} examples, {train_steps / epoch:.4g} '
-            f'epochs of {epoch:,}',
+      steps=(f'{train_steps:,} of {batches.most_examples} examples, '
+             f'{train_steps / epoch:.4g} epochs of {epoch:,}'),
       lengths=[batches.length],
       fields={'eval_every': config.eval_every or epoch,
               'checkpoint_every': config.checkpoint_every or epoch,
@@ -69,11 +77,13 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
 
 
 def finish(config: FrozenConfigDict, workdir: epath.Path):
-  """Predicts data.test, if there is one, into WORKDIR/predictions with the best checkpoint."""
+  """Predicts data.test, if set, into WORKDIR/predictions, with the best checkpoint."""
   if not config.data.test:
     return
-  if jax.process_count() > 1:  # the model is loaded on one device
-    print_summary([('note', 'data.test is predicted by one process: run the same command in one')])
+  # The model is loaded onto one device.
+  if jax.process_count() > 1:
+    print_summary([('note', 'only a run of one process predicts data.test: run the same '
+                            'command in one process')])
     return
   kind, bert = task_list.ALL[config.task], bert_lib.load(str(workdir))
   folder = epath.Path(workdir) / 'predictions'

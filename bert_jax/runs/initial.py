@@ -1,4 +1,4 @@
-"""The start of a run: another model's parameters, words new to it, vectors of words."""
+"""Initial parameters of a run: another model's, with added words or word vectors."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -29,7 +29,7 @@ from bert_jax.tasks import task_list
 from bert_jax.training import lora
 from bert_jax.training import state as state_lib
 
-# Fields of `model` without effect on the parameters: a run may change them.
+# Fields of `model` that do not change the parameters, so a run may have other values.
 _FREE = ('dtype', 'attention', 'remat', 'scan_unroll', 'dropout', 'attention_dropout',
          'initializer_range', 'vocab_size')
 
@@ -38,17 +38,19 @@ _nested = functools.partial(traverse_util.unflatten_dict, sep='/')
 
 
 def load_on_host(folder: str) -> Pretrained:
-  """A model on the host: on a device it would take room from the run."""
+  """Loads a model into host memory: on a device it would take memory from the run."""
   model = load_lib.load(folder)
   return dataclasses.replace(model, params=jax.tree.map(np.asarray, model.params))
 
 
 def load(config: ConfigDict) -> Pretrained:
-  """The model that `init_from` names, its vocabulary extended by `add_tokens`.
+  """Loads the model `init_from`, with its vocabulary extended by `add_tokens`.
 
-  A new entry starts as the mean of the pieces that it was made of before, in the token table and
-  in the bias of the MLM head. Raises UserError without a sound model, or for a word that cannot be
-  added.
+  A new entry starts as the mean of the pieces that spelled the word before, in the token
+  table and in the bias of the MLM head.
+
+  Raises:
+    UserError: `init_from` has no intact model, or a word cannot be added.
   """
   model = load_on_host(config.init_from)
   if not config.add_tokens:
@@ -61,7 +63,9 @@ def load(config: ConfigDict) -> Pretrained:
   params = _flat(model.params)
   for name in {'params/bert/embeddings/token', 'params/mlm_bias'} & params.keys():
     table = params[name]
-    extended = np.zeros((extended_config.padded_vocab_size, *table.shape[1:]), table.dtype)
+    # Tables are padded to a multiple, so the rows after `old` are padding, not entries.
+    extended = np.zeros((extended_config.padded_vocab_size, *table.shape[1:]),
+                        table.dtype)
     extended[:old] = table[:old]
     for i, ids in enumerate(pieces, old):
       extended[i] = table[ids].mean(0)
@@ -71,7 +75,7 @@ def load(config: ConfigDict) -> Pretrained:
 
 
 def teacher(config: ConfigDict) -> Pretrained | None:
-  """The model that `teacher` names, if any, which computes as the student does, without dropout.
+  """Loads the model `teacher`, if any, to compute like the student but without dropout.
 
   Raises UserError if it cannot teach this student.
   """
@@ -83,89 +87,102 @@ def teacher(config: ConfigDict) -> Pretrained | None:
   require(model.config.hidden_size == config.model.hidden_size,
           f'teacher={config.teacher} is {model.config.hidden_size} wide, the student '
           f'{config.model.hidden_size}: their hidden states cannot be compared')
-  # Where nothing is dropped, faster attention may be free to use.
+  # Without dropout the teacher may also use attention kernels that do not support it.
   bert = dataclasses.replace(
-      model.config, dtype=config.model.dtype, attention=config.model.attention, dropout=0.0,
-      attention_dropout=0.0)
+      model.config, dtype=config.model.dtype, attention=config.model.attention,
+      dropout=0.0, attention_dropout=0.0)
   return dataclasses.replace(model, config=bert)
 
 
 def student(model: Pretrained, config: BertConfig) -> Pretrained | None:
-  """The start of a smaller model: evenly spaced layers of its teacher, and all the rest.
+  """Initializes a student from evenly spaced layers of its teacher and all other arrays.
 
-  A student without segments adds the row of the first segment to its positions. None if the sizes
-  differ in more than the number of layers: such a student starts from random parameters.
+  A student without segments adds the embedding of the first segment to its positions.
+  Returns None if the sizes differ in more than the number of layers: such a student
+  starts from random parameters.
   """
   theirs, layers = model.config, config.num_layers
   same = ('hidden_size', 'num_heads', 'intermediate_size', 'max_positions')
   if (not {theirs.architecture, config.architecture} <= {'bert', 'roberta', 'distilbert'}
-      or layers > theirs.num_layers or config.type_vocab_size not in (0, theirs.type_vocab_size)
+      or layers > theirs.num_layers
+      or config.type_vocab_size not in (0, theirs.type_vocab_size)
       or any(getattr(theirs, name) != getattr(config, name) for name in same)):
     return None
+  # Arrays of layers are stacked along the first axis.
   chosen = np.arange(layers) * theirs.num_layers // layers
-  params = {name: x[chosen] if '/layers/' in name else x for name, x in _flat(model.params).items()
-            if name.startswith(('params/bert/', 'params/mlm_')) and '/pooler/' not in name}
+  params = {name: x[chosen] if '/layers/' in name else x
+            for name, x in _flat(model.params).items()
+            if name.startswith(('params/bert/', 'params/mlm_'))
+            and '/pooler/' not in name}
+  # Without segment embeddings, each position gets the embedding of the first segment.
   if not config.type_vocab_size and theirs.type_vocab_size:
     segments = params.pop('params/bert/embeddings/segment')
     positions = params['params/bert/embeddings/position']
     params['params/bert/embeddings/position'] = positions + segments[0]
-  return dataclasses.replace(model, config=config, task='', labels=(), params=_nested(params))
+  return dataclasses.replace(model, config=config, task='', labels=(),
+                             params=_nested(params))
 
 
 def boxed(model: Pretrained, groups: Sequence[str] = ()) -> Any:
-  """The parameters of the encoder and of `groups`, boxed with their logical axes."""
+  """Boxes the parameters of the encoder and of `groups` with their logical axes."""
   boxes = _flat(layout.abstract_params(model.config, groups))
   params = _flat(model.params)
   return _nested({name: box.replace_boxed(params[name]) for name, box in boxes.items()})
 
 
 def frozen(model: Pretrained | None) -> Any:
-  """The parameters of a teacher that training uses."""
+  """The parameters of a teacher that distillation uses; {} without a teacher."""
   if not model:
     return {}
-  return boxed(model, [group for group in model.groups
-                       if group == 'mlm' or (group == 'pooler' and model.config.pooler_is_shared)])
+  return boxed(model, [
+      group for group in model.groups
+      if group == 'mlm' or (group == 'pooler' and model.config.pooler_is_shared)])
 
 
 def unset_sizes(config: ConfigDict, sizes: Mapping[str, Any]) -> dict[str, Any]:
-  """The fields of the group `model` that the config leaves to another model, which has `sizes`."""
+  """The fields of the group `model` that the config leaves to a model with `sizes`."""
   return {f'model.{name}': value for name, value in sizes.items()
           if config.model.get(name) is None}
 
 
 def unset_pooling(config: ConfigDict, run_json: Mapping[str, Any],
                   model: Pretrained | None) -> dict[str, str]:
-  """data.pooling, where the config leaves it to the model: the model's own, otherwise the mean.
+  """data.pooling, if the config leaves it to the model: the model's own, else the mean.
 
-  A run that goes on takes it from its run.json. Raises UserError for several poolings at once, and
-  for a SparseEncoder that pools in another way than the task.
+  A resumed run takes it from its run.json.
+
+  Raises:
+    UserError: the model has several poolings at once, or is a SparseEncoder with another
+      pooling than the task.
   """
   own = model and model.sentence
   if config.task == 'sparse_embedding' and isinstance(own, SparseLayout):
     require((own.pooling, own.activation) == ('max', 'relu'),
-            f'init_from={config.init_from} pools the {own.pooling} of {own.activation}, and '
-            'sparse_embedding the max of relu: python -m bert_jax.convert --to=huggingface writes '
-            'it without its pooling')
+            f'init_from={config.init_from} pools the {own.pooling} of {own.activation}, '
+            'but sparse_embedding pools the max of relu: python -m bert_jax.convert '
+            '--to=huggingface writes the model without its pooling')
+  # None = the task has no such field; a value = the user's choice.
   if config.data.get('pooling') != '':
     return {}
   if run_json:
     return {'data.pooling': run_json['config']['data']['pooling']}
   own = own if isinstance(own, SentenceLayout) else SentenceLayout()
   require(len(own.pooling) <= 1,
-          f'init_from={config.init_from} pools {" and ".join(own.pooling)} side by side, '
-          'a run does one of them: give data.pooling (evaluate: --fields=pooling=mean)')
+          f'init_from={config.init_from} concatenates {" and ".join(own.pooling)}, but a '
+          'run uses one of them: give data.pooling (evaluate: --fields=pooling=mean)')
+  # Modules after the pooling, such as a Dense layer.
   kinds = [module.kind for module in own.modules if module.tensors]
   if kinds:
-    print_summary([('left out', f'{", ".join(kinds)} of {config.init_from}: a run trains the '
-                                'pooled hidden states')])
+    print_summary([('left out', f'{", ".join(kinds)} of {config.init_from}: a run trains '
+                                'the pooled hidden states')])
   return {'data.pooling': own.pooling[0]}
 
 
 def check_named(config: ConfigDict, has_started: bool = False):
-  """Raises UserError if the config needs a model and names none; a run that goes on needs none."""
+  """Raises UserError if the config needs a model but names none; to resume needs none."""
   unset = [name for name, value in config.model.items() if value is None]
-  require(not unset, f'model.{min(unset, default="")} is not set: this config takes it from a '
-                     'model, give its folder as init_from')
+  require(not unset, f'model.{min(unset, default="")} is not set: this config takes it '
+                     'from a model, give its folder as init_from')
   require(config.task == 'pretrain' or config.init_from or has_started,
           'init_from is not set: fine-tuning starts from a pretrained model')
   require(not config.add_tokens or config.init_from,
@@ -175,24 +192,25 @@ def check_named(config: ConfigDict, has_started: bool = False):
 
 def unset_vocabulary(config: ConfigDict, model: Pretrained | None,
                      workdir: epath.Path) -> dict[str, Any]:
-  """The fields that make a run read text with the model's vocabulary, if the config has no other.
+  """The fields for reading text with the model's vocabulary, if the config has no other.
 
-  The vocabulary is saved in the workdir; a run that goes on, with model=None, takes it from there.
+  Saves the vocabulary in the workdir, where a resumed run (model=None) finds it.
   """
   folder = workdir / 'tokenizer'
   if config.data.vocab or dataset.is_prepared(config.data.source):
     return {}
   if model:
     model.tokenizer.save(folder)
+  # None = the tokenizer does not say.
   lowercase = tokenizer_reader.load(folder).lowercase
   return {'data.vocab': str(folder),
           'data.lowercase': config.data.lowercase if lowercase is None else lowercase}
 
 
 def with_head_of(model: Pretrained, task: str, labels: Sequence[str]) -> Pretrained:
-  """The model without its classifier, unless that is for this task and these labels.
+  """Drops the classifier of a model unless it is for this task and these labels.
 
-  The name of a single output says nothing.
+  With a single output the name of the label does not matter.
   """
   if model.task == task and (model.labels == tuple(labels)
                              or len(model.labels) == len(labels) == 1):
@@ -204,17 +222,20 @@ def with_head_of(model: Pretrained, task: str, labels: Sequence[str]) -> Pretrai
 
 def check_vocabulary(what: str, name: str, model: Pretrained, corpus: Tokenizer,
                      folder: epath.Path):
-  """Raises UserError if a model's vocabulary is not the corpus's, and saves it in `folder`."""
+  """Raises UserError if a model and the corpus have different vocabularies.
+
+  Then it saves the model's vocabulary in `folder`, as the remedy in the message says.
+  """
   if tokenizer_base.digest(model.tokenizer) != tokenizer_base.digest(corpus):
     if not jax.process_index():
       model.tokenizer.save(folder)
-    raise UserError(
-        f'{what}={name} has another vocabulary than the corpus: leave data.vocab out to read text '
-        f'with its own, or prepare records with --vocab={folder}')
+    raise UserError(f'{what}={name} has another vocabulary than the corpus: leave out '
+                    'data.vocab to use the vocabulary of the model, or prepare records '
+                    f'with --vocab={folder}')
 
 
 def check_sizes(config: ConfigDict, model: Pretrained):
-  """Raises UserError unless the config describes the architecture and the sizes of `model`."""
+  """Raises UserError unless the config has the architecture and the sizes of `model`."""
   for field in dataclasses.fields(model.config):
     ours, theirs = config.model.get(field.name), getattr(model.config, field.name)
     require(field.name in _FREE or ours == theirs,
@@ -223,17 +244,21 @@ def check_sizes(config: ConfigDict, model: Pretrained):
 
 
 def _parts(names: set[str]) -> str:
-  """The parts of a model that arrays belong to, for people: 'bert/pooler, mlm_dense'."""
+  """Names the parts of a model with these arrays: 'bert/pooler, mlm_dense'."""
   parts = [name.split('/')[1:] for name in names]
   return ', '.join(sorted({'/'.join(part[:2] if part[0] == 'bert' else part[:1])
                            for part in parts}))
 
 
 def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0) -> Any:
-  """Puts the parameters of `model` in place of the fresh ones; arrays that it lacks stay fresh.
+  """Replaces fresh parameters by the parameters of `model`, as far as it has them.
 
-  With `reinit_layers` so many top layers, and the pooler, stay fresh (Zhang et al. 2021,
-  https://arxiv.org/abs/2006.05987). Messages call the model `name`.
+  Args:
+    fresh: random parameters on the devices of the run.
+    model: the model to start from.
+    name: the name of the model in messages.
+    reinit_layers: number of top layers that stay fresh, together with the pooler (Zhang
+      et al. 2021, https://arxiv.org/abs/2006.05987).
   """
   layers = model.config.num_layers
   require(0 <= reinit_layers <= layers,
@@ -242,11 +267,14 @@ def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0)
   theirs = {path: x for path, x in _flat(model.params).items()
             if not reinit_layers or '/pooler/' not in path}
   factors = set(filter(lora.is_factor, ours))
-  unused, new = _parts(theirs.keys() - ours.keys()), _parts(ours.keys() - theirs.keys() - factors)
-  lines = [('initialised', f'{len(ours.keys() & theirs.keys())} arrays from {name}'
-                           + ', beside its frozen encoder' * bool(factors))]
+  unused = _parts(theirs.keys() - ours.keys())
+  new = _parts(ours.keys() - theirs.keys() - factors)
+  lines = [('initialized', f'{len(ours.keys() & theirs.keys())} arrays from {name}'
+                           + ', in addition to its frozen encoder' * bool(factors))]
+  # One factor of each LoRA pair starts at zero.
   if factors:
-    lines.append(('new', f'{len(factors)} factors on the frozen encoder, which change nothing yet'))
+    lines.append(('new', f'{len(factors)} factors on the frozen encoder, which change '
+                         'nothing yet'))
   if reinit_layers:
     lines.append(('new', f'the top {reinit_layers} layers, {new}'))
   elif new:
@@ -256,9 +284,11 @@ def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0)
   print_summary(lines)
 
   def merge(copy, fresh):
-    return jnp.concatenate([copy[:layers - reinit_layers], fresh[layers - reinit_layers:]])
+    return jnp.concatenate(
+        [copy[:layers - reinit_layers], fresh[layers - reinit_layers:]])
 
-  for path, x in ours.items():  # in this order in every process
+  # All processes must run the same programs in the same order.
+  for path, x in ours.items():
     if path not in theirs:
       continue
     ours[path] = state_lib.place(np.asarray(theirs[path]), x)
@@ -268,25 +298,29 @@ def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0)
 
 
 def from_word_vectors(params: Any, path: str, tokenizer: Tokenizer) -> Any:
-  """The parameters with the vectors of a word2vec text file in the token table.
+  """Puts the vectors of a word2vec text file into the token table.
 
-  One factor scales all vectors to the root mean square of the entries that they replace: the file
-  sets the angles, and the size stays as the rest of the model expects it. Raises UserError if the
-  file is malformed, or has vectors for no entry of the vocabulary.
+  One factor scales all vectors to the root mean square of the entries that they replace.
+  So the file determines the angles, and the norm stays as the model expects it.
+
+  Raises:
+    UserError: the file is malformed, or has no vector for any entry of the vocabulary.
   """
-  entries = {token: i for i, token in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
+  entries = {token: i
+             for i, token in enumerate(tokenizer.tokens(range(tokenizer.vocab_size)))}
   ids, vectors = extension.read_word_vectors(path, entries)
   embeddings = params['params']['bert']['embeddings']
   table = embeddings['token']
   require(vectors.shape[1] == table.shape[1],
           f'embedding_init={path} has vectors of {vectors.shape[1]}, the model '
           f'is {table.shape[1]} wide')
-  print_summary([('initialised', f'{len(ids):,} of {len(entries):,} token embeddings from {path}')])
+  print_summary([('initialized',
+                  f'{len(ids):,} of {len(entries):,} token embeddings from {path}')])
 
   def put(table):
-    size = np.sqrt(np.mean(np.square(vectors)))
-    old = jnp.sqrt(jnp.mean(jnp.square(table[ids])))
-    return table.at[ids].set(vectors / size * old)
+    new_rms = np.sqrt(np.mean(np.square(vectors)))
+    old_rms = jnp.sqrt(jnp.mean(jnp.square(table[ids])))
+    return table.at[ids].set(vectors / new_rms * old_rms)
 
   embeddings['token'] = jax.jit(put, out_shardings=table.sharding)(table)
   return params

@@ -1,7 +1,7 @@
-"""The length of a run: what the command line gives of it, and the fields that have to follow.
+"""The length of a run from the command line, and the fields that must change with it.
 
-Each function returns the fields that change, by full name, and notes for the user. In all of them
-`given` has the fields of the command line, with their values in the config file.
+Each function returns the changed fields, by full name, and notes for the user. `given`
+always has the fields of the command line, with their values in the config file.
 """
 
 from collections.abc import Mapping
@@ -13,36 +13,42 @@ from bert_jax import config as config_lib
 from bert_jax.data import phases as phases_lib
 from bert_jax.data.phases import Phase
 
-Change = tuple[dict[str, Any], list[str]]  # fields with their values, notes
+Change = tuple[dict[str, Any], list[str]]  # {full name: value}, notes
 
 
 def one_length(config: ConfigDict, given: Mapping[str, Any]) -> Change:
-  """The length on the command line, if there is one, replaces the one in the config file."""
-  named = [name for name in config_lib.LENGTHS if name in given and config[name] > 0]
-  of_file = [name for name in config_lib.LENGTHS if name not in given and config[name] > 0]
-  if named:  # two of them are refused later
+  """Replaces the length in the config file by the length on the command line, if any."""
+  lengths = [name for name in config_lib.LENGTHS if config[name] > 0]
+  typed = [name for name in lengths if name in given]
+  of_file = [name for name in lengths if name not in given]
+  # Two lengths on the command line fail in a later check, with its own message.
+  if typed:
     return {name: type(config[name])() for name in of_file}, [
-        f'{named[0]}={config[named[0]]:,} instead of {name}={config[name]:,}' for name in of_file]
+        f'{typed[0]}={config[typed[0]]:,} instead of {name}={config[name]:,}'
+        for name in of_file]
+  # New phases define the steps, or they would be scaled to the file's train_steps.
   steps = sum(phase[0] for phase in config.phases)
-  if 'phases' not in given or of_file != ['train_steps'] or steps in (0, config.train_steps):
+  if ('phases' not in given or of_file != ['train_steps']
+      or steps in (0, config.train_steps)):
     return {}, []
   return {'train_steps': steps}, [
       f'train_steps={steps:,}, the steps of phases, instead of {config.train_steps:,}']
 
 
 def rows_of_phases(config: ConfigDict, given: Mapping[str, Any]) -> Change:
-  """A given max_len or batch_size replaces the one that all phases of the config file share."""
+  """Replaces the max_len or batch_size that all phases of the config file share."""
   phases, notes = config.phases, []
   for name in ('max_len', 'batch_size') if 'phases' not in given else ():
     before = {getattr(Phase(*phase), name) for phase in phases}
     if name in given and len(before) == 1 and before != {config[name]}:
-      phases = tuple(tuple(Phase(*phase)._replace(**{name: config[name]})) for phase in phases)
+      phases = tuple(
+          tuple(Phase(*phase)._replace(**{name: config[name]})) for phase in phases)
       notes.append(f'{name}={config[name]:,} instead of {before.pop():,} in all phases')
   return {'phases': phases}, notes
 
 
 def steps_of_phases(config: ConfigDict, _: Mapping[str, Any]) -> Change:
-  """The phases scale to the steps of the run."""
+  """Scales the phases to the steps of the run."""
   steps, in_phases = config.train_steps, sum(phase[0] for phase in config.phases)
   if not in_phases or steps <= 0 or steps == in_phases:
     return {}, []
@@ -52,16 +58,18 @@ def steps_of_phases(config: ConfigDict, _: Mapping[str, Any]) -> Change:
       + f', without the {left_out} shortest' * bool(left_out)]
 
 
-def warmup(config: ConfigDict, given: Mapping[str, Any], planned: int, steps: int) -> Change:
-  """The warmup of a run of fewer steps than planned scales, unless it is given.
+def warmup(config: ConfigDict, given: Mapping[str, Any], planned: int,
+           steps: int) -> Change:
+  """Scales the warmup of a run with fewer steps than planned, unless it is given.
 
   Args:
-    config: of the run.
-    given: as everywhere here.
-    planned: the steps of the config file; 0 = unknown.
-    steps: of the run; 0 = unknown yet.
+    config: the config of the run.
+    given: the fields of the command line.
+    planned: the steps in the config file; 0 = unknown.
+    steps: the steps of the run; 0 = not yet known.
   """
   before = config.optimizer.warmup_steps
+  # A longer run keeps its warmup: it stabilizes the first steps, however many follow.
   if not before or not 0 < steps < planned or 'optimizer.warmup_steps' in given:
     return {}, []
   after = min(round(before * steps / planned), steps - 1)

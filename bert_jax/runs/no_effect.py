@@ -1,7 +1,7 @@
-"""Fields of the command line that have no effect in a run: each is refused, with its reason.
+"""Rejects fields of the command line that have no effect in a run, and says why.
 
-A default without effect is fine: a config file serves many runs. The table of the fields says when
-a field has no effect (`unused`, `unused_by_data`).
+A config file may have fields without effect, because it serves many runs. `unused` and
+`unused_by_data` in the table of the fields say when a field has no effect.
 """
 
 from collections.abc import Collection
@@ -17,26 +17,28 @@ from bert_jax.training.job import Job
 
 
 def _reason(field: Field, config: ConfigDict, job: Job | None) -> str:
-  """Why the field has no effect; '' = it has one."""
-  reasons = field.unused_by_data if job else field.unused
+  """The reason why a field has no effect; '' = it has one."""
+  rules = field.unused_by_data if job else field.unused
+  arguments = (config, job) if job else (config,)
   try:
-    return next(filter(None, (why(config, job) if job else why(config) for why in reasons)), '')
-  except UserError:  # a file that cannot be read: its reader says so
+    return next(filter(None, (rule(*arguments) for rule in rules)), '')
+  except UserError:  # an unreadable file: its reader reports it later
     return ''
 
 
 def check(config: ConfigDict, given: Collection[str], job: Job | None = None):
-  """Raises UserError for a field on the command line that has no effect; `given` names them.
+  """Raises UserError for a field in `given` that has no effect.
 
-  With a job it applies the rules that depend on the data, without one the others.
+  With a job this applies the rules that depend on the data; without one, the others.
   """
   architecture, table = config.model.architecture, config_lib.fields(config.task)
+  # Fields of another architecture are not in the table, which has BERT's.
   if architecture in architectures.ALL and not job:
     known = {f.name for f in dataclasses.fields(architectures.ALL[architecture].config)}
     for name in given:
       require(not name.startswith('model.') or name.partition('.')[2] in known,
-              f'--config.{name} has no effect here: model.architecture={architecture} has no such '
-              'field')
+              f'--config.{name} has no effect here: model.architecture={architecture} '
+              'has no such field')
   for name in given:
     reason = _reason(table[name], config, job) if name in table else ''
     require(not reason, f'--config.{name} has no effect here: {reason}')

@@ -1,4 +1,4 @@
-"""A pretraining run: a corpus, an objective, masks."""
+"""Builds the job of a pretraining run from a corpus, an objective and masking."""
 
 import math
 
@@ -27,30 +27,39 @@ from bert_jax.training.job import Job
 def _train_steps(config: FrozenConfigDict, corpus: dataset.Corpus) -> int:
   if config.train_steps:
     return config.train_steps
+  # The parts of a mixture end at different steps.
   require(not isinstance(corpus.train, mixture.MixedRecords),
-          f'train_epochs={config.train_epochs} of the mixture data.source='
-          f'{config.data.source} are not defined: give train_steps')
+          f'train_epochs={config.train_epochs}: the mixture data.source='
+          f'{config.data.source} has no epochs: give train_steps')
   data = config.data
   layout = RowLayout.create(config.max_len, data.pack, data.sequences, data.negatives)
   rows = RowSource(corpus.train, layout, config.seed, corpus.tokenizer).rows
   return math.ceil(config.train_epochs * rows / config.batch_size)
 
 
-def vocabulary(corpus: dataset.Corpus, masking_config: MaskingConfig) -> masking.Vocabulary:
-  """The part of a tokenizer that masking needs."""
+def vocabulary(corpus: dataset.Corpus,
+               masking_config: MaskingConfig) -> masking.Vocabulary:
+  """The properties of a vocabulary that masking needs."""
   tokenizer, frequencies = corpus.tokenizer, None
   special_ids = tokenizer_base.special_ids(tokenizer)
   if masking_config.random_by_frequency:
     frequencies = masking.cumulative_frequencies(corpus.counts, special_ids)
-  return masking.Vocabulary(tokenizer.vocab_size, special_ids, tokenizer.mask_id, frequencies)
+  return masking.Vocabulary(tokenizer.vocab_size, special_ids, tokenizer.mask_id,
+                            frequencies)
 
 
 def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
              workdir: epath.Path) -> Job:
-  """Opens the corpus and makes the task; the job's fields have the vocabulary of the corpus.
+  """Opens the corpus and builds the task; `Job.fields` has the corpus's vocabulary size.
 
-  The run starts from `model`; None = from fresh parameters or its own checkpoint.
-  Raises UserError for a mistake in the config or the corpus.
+  Args:
+    config: the config of the run.
+    model: the initial model; None = fresh parameters, or the run's own checkpoint.
+    mesh: the devices of the run.
+    workdir: the local folder of the run.
+
+  Raises:
+    UserError: a mistake in the config or the corpus.
   """
   masking_config = MaskingConfig(**config.masking)
   teacher = initial.teacher(config)
@@ -59,17 +68,20 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
     fields = initial.unset_vocabulary(config, model or teacher, workdir)
   asked, config = config.model.vocab_size, config_fields.changed(config, fields)
   corpus = dataset.open_corpus(config.data, asked, workdir, jax.process_count())
-  # A given or a trained vocabulary may have another size.
+  # A given vocabulary has its own size, and a small corpus yields fewer entries.
   fields['model.vocab_size'] = corpus.tokenizer.vocab_size
   config = config_fields.changed(config, fields)
   trained = not config.data.vocab and not any(
       map(dataset.is_prepared, dataset.sources(config.data.source)))
-  notes = [f'model.vocab_size={asked:,}: the corpus gives {corpus.tokenizer.vocab_size:,} entries'
-           ] * (trained and corpus.tokenizer.vocab_size < asked)
-  for what, name, other in (('init_from', config.init_from, model),
-                            ('teacher', config.teacher, teacher)):
+  notes = [f'model.vocab_size={asked:,}: the corpus gives '
+           f'{corpus.tokenizer.vocab_size:,} entries'] * (
+               trained and corpus.tokenizer.vocab_size < asked)
+  # Ids mean the same tokens to every model of the run.
+  for field, name, other in (('init_from', config.init_from, model),
+                             ('teacher', config.teacher, teacher)):
     if other:
-      initial.check_vocabulary(what, name, other, corpus.tokenizer, workdir / 'vocabulary')
+      initial.check_vocabulary(field, name, other, corpus.tokenizer,
+                               workdir / 'vocabulary')
   if model:
     initial.check_sizes(config, model)
 
@@ -81,14 +93,16 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
   train_steps = _train_steps(config, corpus)
   phases = config_lib.phases_of(config, train_steps)
   data = PretrainingData.create(
-      task, corpus, phases, config.data, seed=config.seed, eval_batches=config.eval_batches,
-      feed=mesh_lib.feed(mesh))
+      task, corpus, phases, config.data, seed=config.seed,
+      eval_batches=config.eval_batches, feed=mesh_lib.feed(mesh))
   require(not config.keep_best or data.has_held_out,
           f'keep_best={config.keep_best!r} needs held-out text: set data.heldout')
+  # The names come from an abstract trace, which takes seconds: only when needed.
   if config.keep_best and config.keep_best not in data.score_names():
-    raise UserError(f'keep_best={config.keep_best!r} is no score of the evaluation: it has '
-                    f'{", ".join(data.score_names())}')
-  epochs = sum(p.steps * p.batch_size / source.rows for p, source in zip(phases, data.train_rows))
+    raise UserError(f'keep_best={config.keep_best!r} is not a score of the evaluation: '
+                    f'it has {", ".join(data.score_names())}')
+  epochs = sum(
+      p.steps * p.batch_size / source.rows for p, source in zip(phases, data.train_rows))
   steps = f'{train_steps:,}: ' + ', then '.join(
       f'{p.steps:,} of {p.batch_size} rows of {p.max_len}' for p in phases)
   return Job(

@@ -1,7 +1,7 @@
-"""From a config as it was asked for to the config and the job of a run.
+"""Resolves a requested config into the config and the job of a run.
 
-Every change of a config stands here, in order: other modules say which fields change, and nothing
-changes the frozen config that comes out.
+All changes of a config happen here, in order. Other modules return the fields that
+change, and nothing changes the resulting frozen config.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,28 +18,37 @@ from bert_jax.config_fields import changed
 from bert_jax.data import phases as phases_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.reporting import profiler, trackers
-from bert_jax.runs import finetune, frozen_base, initial, length, no_effect, pretrain, time_budget
+from bert_jax.runs import (
+  finetune,
+  frozen_base,
+  initial,
+  length,
+  no_effect,
+  pretrain,
+  time_budget,
+)
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training.job import Job
 
 
 class Asked(NamedTuple):
-  """A config that is sound as far as one can see without the devices and the data."""
+  """A requested config that passed all checks without the devices and the data."""
 
-  config: FrozenConfigDict  # fitted to the given length
-  given: Mapping[str, Any]  # the fields of the command line, with their values in the config file
-  planned_steps: int  # of the config file; 0 = its length is another
+  config: FrozenConfigDict  # fitted to the length on the command line
+  given: Mapping[str, Any]  # fields of the command line, with their config file values
+  planned_steps: int  # in the config file; 0 = it gives another length
   notes: Sequence[str]  # for the user
 
 
-def fitted(config: ConfigDict, given: Mapping[str, Any]) -> tuple[FrozenConfigDict, list[str]]:
-  """(the config, fitted to the length that the command line gives; notes for the user).
+def fitted(config: ConfigDict,
+           given: Mapping[str, Any]) -> tuple[FrozenConfigDict, list[str]]:
+  """Fits a config to the length on the command line; returns (config, notes for users).
 
-  So --config.train_steps alone shortens any config. A given length replaces the one in the config
-  file, phases scale to it, and the warmup of a shorter run scales too.
+  So --config.train_steps alone shortens any config. The length replaces the length in the
+  config file, phases scale to it, and the warmup of a shorter run scales, too.
 
   Args:
-    config: it stays as it is.
+    config: the config, which is not modified.
     given: the fields of the command line, with their values in the config file.
 
   Raises:
@@ -47,29 +56,31 @@ def fitted(config: ConfigDict, given: Mapping[str, Any]) -> tuple[FrozenConfigDi
   """
   phases_lib.check(config.phases)
   planned, notes = given.get('train_steps', config.train_steps), []
+  # The order matters: steps scale the phases that remain.
   for fit in (length.one_length, length.rows_of_phases, length.steps_of_phases):
-    fields, said = fit(config, given)
-    config, notes = changed(config, fields), notes + said
-  fields, said = length.warmup(config, given, planned, config.train_steps)
-  return changed(config, fields), notes + said
+    fields, more = fit(config, given)
+    config, notes = changed(config, fields), notes + more
+  fields, more = length.warmup(config, given, planned, config.train_steps)
+  return changed(config, fields), notes + more
 
 
 def checked(config: ConfigDict, given: Mapping[str, Any]) -> Asked:
-  """Checks what needs neither the devices nor the data of a run.
+  """Runs all checks that need neither the devices nor the data of a run.
 
   Args:
-    config: it stays as it is.
+    config: the config, which is not modified.
     given: the fields of the command line, with their values in the config file.
 
   Raises:
-    UserError: a value that no run can have, or a field without an effect.
+    UserError: an invalid value, or a field without an effect.
   """
   planned = given.get('train_steps', config.train_steps)
   config, notes = fitted(config, given)
   config_lib.check(config)
   no_effect.check(config, given)
   if config.train_steps:
-    optimizer_lib.check_steps(optimizer_lib.OptimizerConfig(**config.optimizer), config.train_steps)
+    optimizer_lib.check_steps(optimizer_lib.OptimizerConfig(**config.optimizer),
+                              config.train_steps)
   profiler.check(config.profile_steps)
   trackers.check(config.trackers, given='trackers' in given)
   return Asked(config, given, planned, notes)
@@ -77,35 +88,41 @@ def checked(config: ConfigDict, given: Mapping[str, Any]) -> Asked:
 
 def with_model(config: ConfigDict, mesh: Mesh, run_json: Mapping[str, Any] = {},
                has_started: bool = False) -> tuple[FrozenConfigDict, Pretrained | None]:
-  """(the config, complete but for what the data decides; the model that the run starts from).
+  """Completes a config, except for fields that depend on the data.
 
   Args:
-    config: it stays as it is.
-    mesh: of the run.
-    run_json: of the run before in the workdir; {} = there is none.
-    has_started: True if the workdir has a checkpoint. Then the sizes are in `run_json`, and no
-      model is loaded.
+    config: the config, which is not modified.
+    mesh: the devices of the run.
+    run_json: the content of run.json in the workdir; {} = no earlier run.
+    has_started: True if the workdir has a checkpoint. Then the sizes come from
+      `run_json`, and no model is loaded.
+
+  Returns:
+    (config, the model that the run starts from).
 
   Raises:
-    UserError: the config needs a model and names none, or does not fit the model or the mesh.
+    UserError: the config needs a model but names none, or does not fit the model or the
+      mesh.
   """
   config = changed(config, config_lib.dtype_on(mesh, config))
   sizes = run_json['config']['model'] if run_json else {}
   config = changed(config, initial.unset_sizes(config, sizes))
   model = initial.load(config) if config.init_from and not has_started else None
-  config = changed(config, initial.unset_sizes(config, vars(model.config) if model else {}))
+  config = changed(
+      config, initial.unset_sizes(config, vars(model.config) if model else {}))
   config = changed(config, initial.unset_pooling(config, run_json, model))
   initial.check_named(config, has_started)
   config_lib.check_sizes(config, mesh)
   return config, model
 
 
-def _make_job(config: FrozenConfigDict, *, model: Pretrained | None, mesh: Mesh, path: epath.Path,
-              workdir: epath.Path, has_started: bool) -> Job:
-  """The job of a config; that of a run that `has_started` needs no parameters to start from."""
+def _make_job(config: FrozenConfigDict, *, model: Pretrained | None, mesh: Mesh,
+              path: epath.Path, workdir: epath.Path, has_started: bool) -> Job:
+  """The job of a config; a run that `has_started` needs no initial parameters."""
   kind = pretrain if config.task == 'pretrain' else finetune
   job = kind.make_job(config, model, mesh, workdir)
-  if has_started:  # its own checkpoint has the parameters, whatever the teacher has
+  # A resumed run takes its parameters from its checkpoint, not from the teacher.
+  if has_started:
     job = dataclasses.replace(job, start=None)
   return frozen_base.adapt(job, config, path)
 
@@ -113,35 +130,40 @@ def _make_job(config: FrozenConfigDict, *, model: Pretrained | None, mesh: Mesh,
 def resolve(asked: Asked, mesh: Mesh, path: epath.Path, workdir: epath.Path,
             run_json: Mapping[str, Any],
             has_started: bool) -> tuple[FrozenConfigDict, Job, list[str]]:
-  """(the whole config, the job, notes for the user); all processes do this together.
+  """Completes a config by the devices, the model and the data.
 
-  The devices, the model and the data complete the config.
+  All processes call this together.
 
   Args:
-    asked: the config.
-    mesh: of the run.
-    path: the folder of the run's checkpoints.
-    workdir: the local folder of everything else; the same unless `path` is remote.
-    run_json: of the run before in the workdir; {} = there is none.
+    asked: the requested config.
+    mesh: the devices of the run.
+    path: the folder for the checkpoints of the run.
+    workdir: the local folder for all other files; it differs if `path` is remote.
+    run_json: the content of run.json in the workdir; {} = no earlier run.
     has_started: True if the workdir has a checkpoint.
+
+  Returns:
+    (the complete config, the job, notes for the user).
 
   Raises:
     UserError: a mistake in the config, the model or the data.
   """
   config, model = with_model(asked.config, mesh, run_json, has_started)
-  make_job = functools.partial(
-      _make_job, model=model, mesh=mesh, path=path, workdir=workdir, has_started=has_started)
+  make_job = functools.partial(_make_job, model=model, mesh=mesh, path=path,
+                               workdir=workdir, has_started=has_started)
   notes = list(asked.notes)
   if config.train_minutes:
-    fields, said = time_budget.fixed_steps(config, run_json, make_job, mesh)
-    config, notes = changed(config, fields), notes + said
+    fields, more = time_budget.fixed_steps(config, run_json, make_job, mesh)
+    config, notes = changed(config, fields), notes + more
 
-  # The data decides the size of the vocabulary, or the steps of an epoch.
+  # The data determines the size of the vocabulary, or the steps of an epoch.
   job = make_job(config)
   config = changed(config, job.fields)
-  if not config.train_steps or config.train_minutes:  # the steps are known only now
-    fields, said = length.warmup(config, asked.given, asked.planned_steps, job.train_steps)
-    config, notes = changed(config, fields), notes + said
+  # With epochs or minutes the number of steps is known only now.
+  if not config.train_steps or config.train_minutes:
+    fields, more = length.warmup(config, asked.given, asked.planned_steps,
+                                 job.train_steps)
+    config, notes = changed(config, fields), notes + more
 
   optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
   optimizer_lib.check_steps(optimizer, job.train_steps)

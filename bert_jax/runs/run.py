@@ -1,4 +1,4 @@
-"""From a config and a workdir to a trained model: checks, mesh, data, task, loop."""
+"""Runs a training: from a config and a workdir to a trained model."""
 
 from collections.abc import Iterator, Mapping
 import functools
@@ -23,7 +23,16 @@ from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.reporting import metrics_log
 from bert_jax.runs import drift, finetune, frozen_base, initial, resolve
-from bert_jax.runtime import console, host, lock, platforms, pool, processes, sealed, storage
+from bert_jax.runtime import (
+  console,
+  host,
+  lock,
+  platforms,
+  pool,
+  processes,
+  sealed,
+  storage,
+)
 from bert_jax.training import checkpoint, integrity, loop
 from bert_jax.training.job import Job
 
@@ -32,13 +41,13 @@ _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
 @pool.without_main_module()
 def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
-  """Trains what `config` says in `workdir`, or goes on with it.
+  """Trains a model by `config` in `workdir`, or resumes the run there.
 
   Args:
-    config: it stays as it is.
-    workdir: local or gs://.
-    given: the fields of the command line, with the values that the config file has for them; each
-      must have an effect.
+    config: the config, which is not modified.
+    workdir: a folder, local or gs://.
+    given: the fields of the command line, with their values in the config file; each must
+      have an effect.
 
   Raises:
     UserError: a mistake in the config, the data or the workdir.
@@ -48,9 +57,11 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
   workdir = epath.Path(workdir).expanduser()
   asked = resolve.checked(config, given)
   config = asked.config
-  on_cpu = config.platform == 'cpu' or (config.platform == 'auto' and not host.has_accelerator())
+  on_cpu = config.platform == 'cpu' or (
+      config.platform == 'auto' and not host.has_accelerator())
+  # Before JAX starts its threads, and so before it can say which platform it uses.
   if on_cpu:
-    host.keep_freed_memory()  # before JAX starts its threads
+    host.keep_freed_memory()
   with processes.together(config.platform):
     platforms.select_platform(config.platform)
     platforms.keep_compiled()
@@ -61,23 +72,26 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
       except KeyboardInterrupt as e:
         steps = integrity.steps(workdir / 'checkpoints')
         raise KeyboardInterrupt(
-            f'the newest checkpoint is that of step {max(steps)}, run the same command to go on'
-            if steps else f'{workdir} holds no checkpoint yet, the same command starts again'
-        ) from e
+            f'the newest checkpoint is at step {max(steps)}, run the same command to '
+            'resume' if steps else
+            f'{workdir} has no checkpoint yet, the same command starts over') from e
       if config.task != 'pretrain':
         finetune.finish(config, workdir)
 
 
 def _agree(config: FrozenConfigDict, workdir: epath.Path):
-  """Raises UserError if the processes of the run differ in their config or their versions."""
+  """Raises UserError if the processes of the run differ in config, versions or code."""
   if jax.process_count() == 1:
     return
+  # Different programs would hang in the first collective, without an error.
   source = hashlib.blake2b(digest_size=8)
   for path in sorted(pathlib.Path(__file__).parents[1].rglob('*.py')):
     source.update(path.read_bytes())
-  processes.agree('version', json.dumps(_versions() | {'bert_jax': source.hexdigest()}, indent=1))
-  processes.agree('config', json.dumps({'workdir': str(workdir), **config.to_dict()}, indent=1,
-                                       default=str))
+  # One field per line, so that the message can show the line that differs.
+  processes.agree('version', json.dumps(
+      _versions() | {'bert_jax': source.hexdigest()}, indent=1))
+  processes.agree('config', json.dumps(
+      {'workdir': str(workdir), **config.to_dict()}, indent=1, default=str))
 
 
 def _versions() -> dict[str, str]:
@@ -85,26 +99,27 @@ def _versions() -> dict[str, str]:
 
 
 def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
-  """Resolves the config and trains; all processes do this together. Returns the whole config."""
+  """Resolves the config and trains; all processes call this. Returns the final config."""
   mesh = mesh_lib.make_mesh(**asked.config.mesh)
   metrics_log.check_writable(path)
   folder = storage.Folder(path, checkpoint.APART, jax.process_index())
   folder.fetch()
-  workdir = folder.local  # of everything but the checkpoints
+  workdir = folder.local  # for all files but the checkpoints
   run_json = sealed.read(workdir / 'run.json') if (workdir / 'run.json').exists() else {}
   has_started = bool(integrity.steps(path / 'checkpoints'))
   require(not has_started or run_json,
-          f'{path} holds checkpoints and no run.json, which says what they were trained '
-          'with: bring the file back, or use another --workdir')
+          f'{path} holds checkpoints but not the run.json with their config: restore the '
+          'file, or use another --workdir')
   config, job, notes = resolve.resolve(asked, mesh, path, workdir, run_json, has_started)
 
-  # ---- The run before in this workdir ------------------------------------------------------------
+  # ---- An earlier run in this workdir --------------------------------------------------
   changes = _changes(workdir, run_json, config, job)
   checkpoints = _checkpoints(path, config, job)
 
-  # ---- Training ----------------------------------------------------------------------------------
+  # ---- Training ------------------------------------------------------------------------
   if not jax.process_index():
     _write_run(workdir, config, job, run_json)
+  # Before the first checkpoint: from then on a resumed run needs the base.
   frozen_base.save(job, path)
   folder.push()
   console.print_summary(_summary(config, job, mesh, folder))
@@ -117,11 +132,13 @@ def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
   return config
 
 
-def _checkpoints(path: epath.Path, config: FrozenConfigDict, job: Job) -> checkpoint.Checkpoints:
-  """The checkpoints of the workdir; UserError if they are of a longer run."""
+def _checkpoints(path: epath.Path, config: FrozenConfigDict,
+                 job: Job) -> checkpoint.Checkpoints:
+  """The checkpoints of the workdir; raises UserError if they belong to a longer run."""
   checkpoints = checkpoint.Checkpoints(
       path, keep=config.keep_checkpoints, best=config.keep_best,
-      best_is_lowest=config.keep_best in job.data.lower_is_better, every=config.keep_every)
+      best_is_lowest=config.keep_best in job.data.lower_is_better,
+      every=config.keep_every)
   newest = checkpoints.latest() or 0
   require(newest <= job.train_steps,
           f'{path} holds a run of {newest} steps, more than train_steps='
@@ -130,13 +147,13 @@ def _checkpoints(path: epath.Path, config: FrozenConfigDict, job: Job) -> checkp
 
 
 def _initial_params(params: Any, config: FrozenConfigDict, job: Job) -> Any:
-  """Random parameters, replaced by those of the model that the run starts from."""
+  """Replaces random parameters by those that the run starts from."""
   if job.start:
     params = initial.from_model(params, job.start, config.init_from or config.teacher,
                                 config.get('reinit_layers', 0))
   elif config.get('teacher'):
     console.print_summary([
-        ('student', 'begins at random: the teacher is of another kind or size')])
+        ('student', 'starts from random values: the teacher has another kind or size')])
   if config.embedding_init:
     params = initial.from_word_vectors(params, config.embedding_init, job.tokenizer)
   return params
@@ -144,7 +161,10 @@ def _initial_params(params: Any, config: FrozenConfigDict, job: Job) -> Any:
 
 def _changes(workdir: epath.Path, run_json: Mapping[str, Any], config: FrozenConfigDict,
              job: Job) -> list[drift.Change]:
-  """The fields that differ from the run in the workdir; UserError if this is another run."""
+  """The fields that differ from the run in the workdir.
+
+  Raises UserError if they make it another run.
+  """
   if not run_json:
     return []
   require(run_json['records'] == job.records,
@@ -156,22 +176,23 @@ def _changes(workdir: epath.Path, run_json: Mapping[str, Any], config: FrozenCon
 
 def _write_run(workdir: epath.Path, config: FrozenConfigDict, job: Job,
                run_json: Mapping[str, Any]):
-  """Writes run.json and the tokenizer: with them a workdir has all that predict needs."""
+  """Writes run.json and the tokenizer, which make a workdir complete for predict."""
   tokenizer = workdir / 'tokenizer'
   if not tokenizer.exists() or run_json.get('tokenizer') != sealed.digests(tokenizer):
     job.tokenizer.save(tokenizer)
   command = shlex.join(['python', *sys.orig_argv[1:]])
   content = {'command': command, 'config': config.to_dict(), 'records': job.records,
              'versions': _versions(), 'tokenizer': sealed.digests(tokenizer), **job.extra}
-  storage.write_whole(workdir / 'run.json', json.dumps(sealed.seal(content), indent=2) + '\n')
+  storage.write_whole(workdir / 'run.json',
+                      json.dumps(sealed.seal(content), indent=2) + '\n')
 
 
 def _summary(config: FrozenConfigDict, job: Job, mesh: Mesh,
              folder: storage.Folder) -> Iterator[tuple[str, str]]:
-  """(name, value) lines about the run, printed before it starts."""
+  """Yields (name, value) lines about the run, to print before it starts."""
   c = job.task.model.config
-  yield 'model', (f'{c.architecture}, {job.parameters:,} parameters: {c.num_layers} layers of '
-                  f'{c.hidden_size}, {c.dtype}')
+  yield 'model', (f'{c.architecture}, {job.parameters:,} parameters: {c.num_layers} '
+                  f'layers of {c.hidden_size}, {c.dtype}')
   if job.base:
     yield 'lora', job.adapter
   yield 'mesh', (f'{mesh.size} {mesh.devices.flat[0].device_kind}: '

@@ -1,4 +1,4 @@
-"""Time as a budget: the number of steps that fit into `train_minutes`."""
+"""Computes the number of steps that fit into the time budget `train_minutes`."""
 
 from collections.abc import Callable, Mapping
 import contextlib
@@ -21,28 +21,31 @@ from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 from bert_jax.training.job import Job
 
-_WARM = 2  # steps before the clock starts: the first one compiles
-_LEAST, _MOST, _SECONDS = 3, 200, 10.0  # timed steps of each phase, and about their time
-# The schedule has this many steps while we measure: every phase is longer than its measurement.
+_WARM = 2  # untimed steps: the first one compiles
+_LEAST, _MOST, _SECONDS = 3, 200, 10.0  # timed steps of each phase, and their target time
+# Length of the schedule during the measurement, which makes every phase long enough.
 _PROVISIONAL_STEPS = 1_000_000
 
 
 def fixed_steps(config: FrozenConfigDict, run_json: Mapping[str, Any],
                 make_job: Callable[[FrozenConfigDict], Job],
                 mesh: Mesh) -> tuple[dict[str, Any], list[str]]:
-  """The steps and phases of a run that has minutes as its length, and notes for the user.
+  """Fixes the steps and phases of a run whose length is given in minutes.
 
-  A run that has begun with the same minutes and rows keeps the steps in its run.json. All
+  A resumed run with the same minutes and rows keeps the steps in its run.json. All
   processes call this together.
 
   Args:
-    config: of the run.
-    run_json: of the run before in the workdir; {} = there is none.
+    config: the config of the run.
+    run_json: the content of run.json in the workdir; {} = no earlier run.
     make_job: makes the job of a config.
-    mesh: of the run.
+    mesh: the devices of the run.
+
+  Returns:
+    (changed fields by full name, notes for the user).
 
   Raises:
-    UserError: the minutes hold fewer steps than the run has phases.
+    UserError: the minutes allow fewer steps than the run has phases.
   """
   before = run_json.get('config')
   if before and _budget(before) == _budget(config):
@@ -58,39 +61,44 @@ def fixed_steps(config: FrozenConfigDict, run_json: Mapping[str, Any],
 
 
 def _budget(config: Mapping[str, Any]) -> tuple:
-  """The minutes, and what each step of the run has to do."""
+  """The minutes, and the fields that determine the time of a step."""
   return (config.get('train_minutes'), config['batch_size'], config['max_len'],
           [tuple(phase[1:]) for phase in config['phases']])
 
 
 def _fields(config: FrozenConfigDict, steps: int) -> dict[str, Any]:
-  """The fields of a run of some number of steps."""
+  """The fields of a run with `steps` steps."""
   phases = phases_lib.scaled(config.phases, steps) if config.phases else ()
   return {'train_steps': steps, 'phases': phases}
 
 
-def _seconds_per_step(config: FrozenConfigDict, make_job: Callable[[FrozenConfigDict], Job],
-                      mesh: Mesh) -> float:
+def _seconds_per_step(config: FrozenConfigDict,
+                      make_job: Callable[[FrozenConfigDict], Job], mesh: Mesh) -> float:
   """The mean time of a step over the phases of the run."""
   steps = _PROVISIONAL_STEPS
+  # A given warmup may be longer than the run, whose length is not known yet.
   provisional = config_fields.changed(config, {
-      **_fields(config, steps),
-      'optimizer.warmup_steps': 0, 'optimizer.warmup_ratio': 0.5})  # it may be longer than the run
+      **_fields(config, steps), 'optimizer.warmup_steps': 0,
+      'optimizer.warmup_ratio': 0.5})
   optimizer = optimizer_lib.OptimizerConfig(**provisional.optimizer)
   job = make_job(provisional)
   transform = optimizer_lib.make_optimizer(optimizer, steps)
   init, abstract = state_lib.make_init(job.task, transform, mesh, config.sharding)
   train_step = state_lib.make_train_step(
-      job.task, transform, mesh=mesh, preset=config.sharding, abstract=abstract, seed=config.seed,
-      accumulation=optimizer.accumulation)
+      job.task, transform, mesh=mesh, preset=config.sharding, abstract=abstract,
+      seed=config.seed, accumulation=optimizer.accumulation)
+  # Random parameters suffice: their values do not change the time of a step.
   state = init(state_lib.root_key(config.seed))
-  state = state._replace(frozen=state_lib.place(nn.unbox(job.task.frozen), abstract.frozen))
+  state = state._replace(
+      frozen=state_lib.place(nn.unbox(job.task.frozen), abstract.frozen))
   seconds = first_step = 0
   for phase in config_lib.phases_of(provisional):
     most = first_step + _WARM + 1 + _MOST
     workers = config.data.loader_workers
-    with contextlib.closing(loader.batches(job.data.rows, first_step, most, workers)) as batches:
+    with contextlib.closing(
+        loader.batches(job.data.rows, first_step, most, workers)) as batches:
       state = _run(train_step, state, batches, _WARM, mesh)[0]
+      # One step sets the number of timed steps, for about `_SECONDS` on any hardware.
       state, probe = _run(train_step, state, batches, 1, mesh)
       count = min(max(_LEAST, int(_SECONDS / probe)), _MOST)
       state, timed = _run(train_step, state, batches, count, mesh)
@@ -101,11 +109,12 @@ def _seconds_per_step(config: FrozenConfigDict, make_job: Callable[[FrozenConfig
 
 def _run(train_step, state: state_lib.TrainState, batches, count: int,
          mesh: Mesh) -> tuple[state_lib.TrainState, float]:
-  """(state after `count` steps, the seconds they took in the slowest process)."""
+  """Runs `count` steps; returns (state, their seconds in the slowest process)."""
   began = time.monotonic()
   for _ in range(count):
     state, metrics = train_step(state, mesh_lib.put_batch(next(batches), mesh))
-    if jax.default_backend() == 'cpu':  # it is host and device, as in the training loop
+    # On a CPU the host is the device: the training loop also waits for each step.
+    if jax.default_backend() == 'cpu':
       jax.block_until_ready(metrics)
   jax.block_until_ready(metrics)
   return state, max(processes.gathered(time.monotonic() - began))

@@ -1,4 +1,4 @@
-"""Text for people: summaries in two columns, and durations."""
+"""Console output: two-column summaries, notes and durations."""
 
 from collections.abc import Iterable
 import functools
@@ -13,19 +13,20 @@ def print_lines(lines: Iterable[tuple[str, str]]):
 
 def print_summary(lines: Iterable[tuple[str, str]]):
   """Prints (name, value) lines in two columns; only the first process prints."""
-  import jax  # `prepare` prints lines without starting JAX
+  # A local import, because `prepare` prints lines without starting JAX.
+  import jax
   if not jax.process_index():
     print_lines(lines)
 
 
 @functools.cache
 def note(message: str):
-  """Prints a remark for the user on standard error, once in a process."""
+  """Prints a note for the user on standard error, once per process."""
   print(f'bert_jax: note: {message}', file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
-  """A rounded duration in at most two units: 45 s, 12 min, 3 h 20 min, 4 d 6 h."""
+  """Formats a duration in at most two units: 45 s, 12 min, 3 h 20 min, 4 d 6 h."""
   minutes, seconds = divmod(round(seconds), 60)
   hours, minutes = divmod(minutes, 60)
   days, hours = divmod(hours, 24)

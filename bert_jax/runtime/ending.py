@@ -1,4 +1,4 @@
-"""The end of a process: what is done before it, and the line for a trouble of the machine."""
+"""Ends a process with one line, after cleanup, and explains failures of the machine."""
 
 from collections.abc import Callable
 import errno
@@ -8,7 +8,8 @@ import sys
 _STORAGE = {'the disk is full': (errno.ENOSPC, errno.EDQUOT),
             'the disk cannot be written': (errno.EROFS, errno.EIO, errno.ESTALE)}
 
-before_end: list[Callable[[], None]] = []  # called before `end` ends the process
+# Cleanup that `end` runs first: `os._exit` skips `finally` blocks and atexit handlers.
+before_end: list[Callable[[], None]] = []
 
 
 def end(message: str, status: int):
@@ -16,14 +17,15 @@ def end(message: str, status: int):
   print(f'bert_jax: {" ".join(str(message).split())}', file=sys.stderr, flush=True)
   for action in before_end:
     action()
-  # Not sys.exit: a writer thread that hangs on a full disk must not keep the process alive.
+  # Not sys.exit: it waits for writer threads, and one may hang on a full disk.
   sys.stdout.flush()
   os._exit(status)
 
 
 def storage_trouble(error: BaseException | None) -> str:
-  """Names the trouble of the storage that caused `error`, even if a library wrapped it; or ''."""
+  """Names the storage failure that caused `error`; '' if it has another cause."""
   while error is not None:
+    # Libraries wrap an OSError, or keep only its text.
     text = str(error).lower()
     for what, numbers in _STORAGE.items():
       if isinstance(error, OSError) and error.errno in numbers or any(
@@ -34,11 +36,12 @@ def storage_trouble(error: BaseException | None) -> str:
 
 
 def machine_trouble(error: Exception) -> str:
-  """The line for an error of the machine: its disk or its memory; '' for any other error."""
-  if trouble := storage_trouble(error):  # first: tensorstore calls a full disk RESOURCE_EXHAUSTED
-    return (f'{trouble}: {error}. What was complete is sound: mend that and run the same command '
-            'again')
+  """Explains an error of the disk or the memory in one line; '' for any other error."""
+  # The disk first: tensorstore reports a full disk as RESOURCE_EXHAUSTED, too.
+  if trouble := storage_trouble(error):
+    return (f'{trouble}: {error}. Completed files are intact: fix this and run the same '
+            'command again')
   if 'RESOURCE_EXHAUSTED' in str(error) or isinstance(error, MemoryError):
-    return ('the memory is too small for this: make the batch, its rows or the model smaller '
-            f'(bert_jax.plan says what a step takes): {error}')
+    return ('out of memory: use a smaller batch, shorter rows or a smaller model '
+            f'(bert_jax.plan shows what a step needs): {error}')
   return ''

@@ -1,4 +1,4 @@
-"""The machine of this process: its accelerators, cores, cache folder and freed memory."""
+"""The host of this process: accelerators, cores, memory and cache folder."""
 
 import contextlib
 import ctypes
@@ -11,18 +11,18 @@ from etils import epath
 
 from bert_jax.runtime import quiet
 
-# Upper bound on the freed memory that we keep, as a fraction of the machine's memory.
+# Upper bound on the memory that the process keeps, as a fraction of the host's memory.
 _MOST_OF_MACHINE = 0.5
-_FIRST_STEPS = 3  # the limit starts from the memory that they need
-_HEADROOM = 1.25  # the limit is that memory times this factor
-_RARELY = 20  # steps; if memory is given back more often than this, the limit grows
+_FIRST_STEPS = 3  # the limit starts from the peak memory of these steps
+_HEADROOM = 1.25  # the limit is that peak times this factor
+_RARELY = 20  # steps; if memory is released more often than this, the limit grows
 
-# Parameters of glibc's mallopt (malloc.h).
+# Parameter names of glibc's mallopt (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 
 def has_accelerator() -> bool:
-  """True if the kernel shows a TPU or a GPU; does not start JAX."""
+  """True if the kernel lists a TPU or a GPU; does not start JAX."""
   return any(map(glob.glob, (*quiet.TPU_DEVICES, '/dev/nvidia[0-9]*', '/dev/kfd')))
 
 
@@ -34,53 +34,54 @@ def cores() -> int:
 
 
 def memory() -> float:
-  """Bytes of the memory of this machine, or of the container that limits this process."""
+  """Bytes of memory of this host, or of the container that limits this process."""
   sizes = [math.inf]
   if hasattr(os, 'sysconf'):
     sizes.append(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'))
-  for path in ('memory.max', 'memory/memory.limit_in_bytes'):
-    with contextlib.suppress(OSError, ValueError):  # 'max' is no limit
+  for path in ('memory.max', 'memory/memory.limit_in_bytes'):  # cgroup v2, v1
+    with contextlib.suppress(OSError, ValueError):  # 'max' means unlimited
       sizes.append(int(pathlib.Path('/sys/fs/cgroup', path).read_text()))
   return min(sizes)
 
 
 def cache_folder() -> pathlib.Path:
-  """The folder for files of this machine that bert_jax can make again."""
+  """The folder for files that bert_jax can rebuild: locks, copies, compiled programs."""
   return pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache',
                       'bert_jax')
 
 
 def keep_freed_memory():
-  """Tells glibc to keep freed memory, in one arena; does nothing without glibc.
+  """Makes glibc keep freed memory, in one arena; does nothing without glibc.
 
-  XLA allocates the temporaries of every step anew. By default glibc returns each large block to the
-  kernel and faults it in again page by page: a sixth to a quarter of a step's time on 2 cores.
-  Call this before JAX starts its threads: running threads keep arenas of their own.
+  XLA reallocates its temporaries in every step. By default glibc returns each large
+  block to the kernel, and the next step faults it in again page by page. On 2 cores
+  that takes a sixth to a quarter of the step time. Call this before JAX starts its
+  threads: running threads keep their own arenas.
   """
   try:
     mallopt = ctypes.CDLL(None).mallopt
   except (AttributeError, OSError):
     return
-  mallopt(_M_MMAP_MAX, 0)
+  mallopt(_M_MMAP_MAX, 0)  # large blocks come from the heap, which keeps them
   mallopt(_M_ARENA_MAX, 1)
-  mallopt(_M_TRIM_THRESHOLD, -1)  # never
+  mallopt(_M_TRIM_THRESHOLD, -1)  # never trim
 
 
 class FreedMemory:
-  """Gives freed memory back to the kernel if it exceeds the need of a step by a quarter.
+  """Returns freed memory to the kernel when it exceeds a step's need by a quarter.
 
-  Blocks of gigabytes do not always fit again into the holes that they left: without a limit a run
-  held 12 GB where it used 4. If steps come to need more, memory is given back again and again until
-  the limit has grown to the need; the step after each time is slow.
+  Freed blocks of gigabytes fragment the heap: without a limit, a run held 12 GB while it
+  used 4 GB. If later steps need more memory, each release makes the next step slow, so
+  the limit grows until releases are rare.
   """
 
   def __init__(self):
     self._steps = 0
-    self._given_back_at = -_RARELY
+    self._released_at = -_RARELY
     self._limit = 0.0  # pages
 
   def after_step(self):
-    """Call this after each step; it costs microseconds unless it gives memory back."""
+    """Call this after each step; it takes microseconds unless it releases memory."""
     try:
       pages = int(epath.Path('/proc/self/statm').read_text().split()[1])
       self._steps += 1
@@ -88,8 +89,9 @@ class FreedMemory:
         self._limit = max(self._limit, _HEADROOM * pages)
       elif pages > min(self._limit, _MOST_OF_MACHINE * os.sysconf('SC_PHYS_PAGES')):
         ctypes.CDLL(None).malloc_trim(0)
-        if self._steps - self._given_back_at < _RARELY:
+        # A release soon after the last one means that steps now need more.
+        if self._steps - self._released_at < _RARELY:
           self._limit *= _HEADROOM
-        self._given_back_at = self._steps
+        self._released_at = self._steps
     except (AttributeError, OSError, ValueError):
       return

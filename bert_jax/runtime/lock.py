@@ -1,9 +1,10 @@
 """One run per workdir: a lock that names its holder and ends with it.
 
-A local folder uses the kernel's lock, which ends with its process. On a file system without such
-locks the existence of the file is the lock: filelock sees that its holder is dead, on the machine
-of the holder. A bucket holds an object with conditional writes. Its holder rewrites it every few
-seconds; a holder that stops is gone. No clocks are compared.
+- A local folder uses a kernel lock, which the kernel releases when the process ends.
+- On a file system without kernel locks the lock is the existence of the file. filelock
+  detects a dead holder on the holder's own host only.
+- A bucket uses an object with conditional writes. The holder rewrites it every few
+  seconds; if it stops, it counts as gone. No clocks are compared.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,9 +31,9 @@ from bert_jax.runtime import ending, processes, storage
 
 NAME = '.lock'
 BEAT_SECONDS = 15  # between two writes of the holder of a bucket
-_SECONDS_TO_SIGN = 2  # at most, from taking the lock of a local folder to writing its holder
-STALE_SECONDS = 120  # a holder that has not written for so long is gone
-_PROC = pathlib.Path('/proc')  # Linux has it
+_SECONDS_TO_SIGN = 2  # upper bound, from taking a local lock to writing its holder
+STALE_SECONDS = 120  # after this time without a write the holder is gone
+_PROC = pathlib.Path('/proc')  # on Linux only
 
 
 def _this_process() -> dict[str, Any]:
@@ -42,7 +43,7 @@ def _this_process() -> dict[str, Any]:
 
 
 def _machine() -> str:
-  """The boot and the container within which process numbers are unique; '' = unknown."""
+  """Names the boot and the container, which make a process id unique; '' = unknown."""
   try:
     boot = (_PROC / 'sys/kernel/random/boot_id').read_text().strip()
     return f'{boot} {os.readlink(_PROC / "self/ns/pid")}'
@@ -51,7 +52,7 @@ def _machine() -> str:
 
 
 def _start_time(pid: int) -> str:
-  """When a process started, in clock ticks since the boot; '' if it no longer runs."""
+  """The start of a process in clock ticks since boot; '' if it no longer runs."""
   try:
     return (_PROC / str(pid) / 'stat').read_text().rpartition(')')[2].split()[19]
   except OSError:
@@ -59,20 +60,21 @@ def _start_time(pid: int) -> str:
 
 
 def _parse(content: bytes) -> dict[str, Any]:
-  """The holder that a lock names; {} if it was released, or its holder died while writing."""
+  """The holder that a lock names; {} if it was released or its holder died in a write."""
   try:
     holder = json.loads(content)
   except ValueError:
     return {}
-  return holder if isinstance(holder, dict) and holder.keys() >= {'host', 'pid', 'since'} else {}
+  return (holder if isinstance(holder, dict)
+          and holder.keys() >= {'host', 'pid', 'since'} else {})
 
 
 def _in_use(workdir: epath.Path, content: bytes) -> UserError:
   holder = _parse(content)
   who = (f'process {holder["pid"]} on {holder["host"]}, since {holder["since"]}' if holder
          else 'another process')
-  return UserError(f'{workdir} is in use by {who}: wait until that run ends, or use another '
-                   '--workdir')
+  return UserError(f'{workdir} is in use by {who}: wait until that run ends, or use '
+                   'another --workdir')
 
 
 def _acquire_folder(workdir: epath.Path) -> Callable[[], None]:
@@ -81,41 +83,48 @@ def _acquire_folder(workdir: epath.Path) -> Callable[[], None]:
   path.parent.mkdir(parents=True, exist_ok=True)
   lock = filelock.FileLock(path, blocking=False, thread_local=False)
   try:
-    with warnings.catch_warnings(action='ignore'):  # that there are no kernel's locks
+    # filelock warns where it falls back to a lock by existence.
+    with warnings.catch_warnings(action='ignore'):
       lock.acquire()
   except filelock.Timeout:
     if isinstance(lock, filelock.SoftFileLock):
-      raise UserError(f'{workdir} is in use by process {lock.pid}: wait until that run ends, or '
-                      f'use another --workdir. If it has ended, delete {path}') from None
+      raise UserError(
+          f'{workdir} is in use by process {lock.pid}: wait until that run ends, or '
+          f'use another --workdir. If it has ended, delete {path}') from None
+    # The holder takes the kernel lock first and writes its name a moment later.
     deadline = time.monotonic() + _SECONDS_TO_SIGN
     while not _parse(path.read_bytes()) and time.monotonic() < deadline:
-      time.sleep(0.05)  # the holder has the kernel's lock, and is about to write its name
+      time.sleep(0.05)
     raise _in_use(workdir, path.read_bytes()) from None
+  # Here the content belongs to filelock, which writes the process id.
   if isinstance(lock, filelock.SoftFileLock):
     return lock.release
   path.write_text(json.dumps(_this_process()))
 
   def release():
-    path.write_text('')  # the file stays: a lock on a removed file excludes nobody
+    # The file stays: a lock on a deleted file excludes nobody.
+    path.write_text('')
     lock.release()
 
   return release
 
 
 class _BucketLock:
-  """The lock of a folder in a bucket."""
+  """A lock on a folder in a bucket."""
 
   def __init__(self, workdir: epath.Path):
     self._workdir = workdir
     bucket, _, folder = os.fspath(workdir).removeprefix('gs://').strip('/').partition('/')
-    self._store = tensorstore.KvStore.open(
-        {'driver': 'gcs', 'bucket': bucket, 'path': f'{folder}/' if folder else ''}).result()
+    self._store = tensorstore.KvStore.open({
+        'driver': 'gcs', 'bucket': bucket, 'path': f'{folder}/' if folder else ''
+    }).result()
     self._me = _this_process()
     self._beats = 0
-    self._generation = b''  # of the object, as this process last read or wrote it
+    self._generation = b''  # of the object, at this process's last read or write
     self._ended = threading.Event()
     self._thread = threading.Thread(target=self._beat, daemon=True)
-    with _without_stderr():  # at its first read tensorstore prints where its credentials are
+    # At its first read tensorstore prints the path of its credentials.
+    with _without_stderr():
       self._read()
 
   def _read(self) -> bytes:
@@ -127,21 +136,25 @@ class _BucketLock:
     """Returns False if another process wrote since this one last wrote or read."""
     self._beats += 1
     content = json.dumps({**self._me, 'beat': self._beats}).encode()
-    written = self._store.write(NAME, content, if_equal=self._generation).result().generation
-    self._generation = written or self._generation
-    return bool(written)
+    # The generation is empty if the condition failed.
+    generation = self._store.write(
+        NAME, content, if_equal=self._generation).result().generation
+    self._generation = generation or self._generation
+    return bool(generation)
 
   def _is_own(self, content: bytes) -> bool:
     holder = _parse(content)
     return all(holder.get(name) == value for name, value in self._me.items())
 
   def acquire(self):
-    """Takes the lock; if it has a holder, waits for a sign of life first."""
+    """Takes the lock; if it has a holder, first waits for a heartbeat of the holder."""
     content = self._read()
     holder = _parse(content)
     if holder and not _has_ended(holder):
-      print(f'bert_jax: {self._workdir} was locked by process {holder["pid"]} on {holder["host"]}: '
-            f'waiting up to {STALE_SECONDS:.0f} s for a sign of life', file=sys.stderr, flush=True)
+      print(f'bert_jax: {self._workdir} is locked by process {holder["pid"]} on '
+            f'{holder["host"]}: waiting up to {STALE_SECONDS:.0f} s for its heartbeat',
+            file=sys.stderr, flush=True)
+      # Any new content is a heartbeat. A timestamp would compare two hosts' clocks.
       deadline = time.monotonic() + STALE_SECONDS
       while time.monotonic() < deadline and content:
         time.sleep(BEAT_SECONDS / 5)
@@ -155,24 +168,27 @@ class _BucketLock:
   def _beat(self):
     while not self._ended.wait(BEAT_SECONDS):
       try:
-        # A write may arrive whose answer is lost: then the next one finds this run's own.
+        # A write may succeed although its reply is lost. Then the next conditional write
+        # fails, and the object holds this run's own name.
         is_mine = self._write() or self._is_own(self._read())
-      except Exception:  # each storage has errors of its own, and the next beat may get through
+      except Exception:  # each backend has its own errors; the next beat may succeed
         continue
       if not is_mine:
-        print(f'bert_jax: another run took over {self._workdir}, because this one gave no sign of '
-              f'life for {STALE_SECONDS:.0f} s: ended', file=sys.stderr, flush=True)
+        print(f'bert_jax: stopped: another run took over {self._workdir}, because this '
+              f'run sent no heartbeat for {STALE_SECONDS:.0f} s', file=sys.stderr,
+              flush=True)
         os._exit(errors.EXIT_FAILED)
 
   def release(self):
     self._ended.set()
     self._thread.join()
-    with contextlib.suppress(Exception):  # if the bucket is out of reach, the lock grows stale
+    # If the bucket is unreachable, the lock becomes stale by itself.
+    with contextlib.suppress(Exception):
       self._store.write(NAME, None, if_equal=self._generation).result()
 
 
 def _has_ended(holder: dict[str, Any]) -> bool:
-  """True if the holder was a process of this machine that no longer runs."""
+  """True if the holder was a process of this host that no longer runs."""
   machine = _machine()
   return bool(machine and machine == holder.get('machine')
               and _start_time(holder['pid']) != holder.get('started'))
@@ -180,7 +196,7 @@ def _has_ended(holder: dict[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def _without_stderr() -> Iterator[None]:
-  """Silences C++ code too."""
+  """Silences stderr, including output of C++ code, which `redirect_stderr` misses."""
   stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
   try:
     os.dup2(nowhere, 2)
@@ -201,9 +217,9 @@ def _acquire(workdir: epath.Path) -> Callable[[], None]:
     return lock.release
   except UserError:
     raise
-  except Exception as e:  # each storage has errors of its own
+  except Exception as e:  # each backend has its own errors
     if ending.storage_trouble(e) == 'the disk is full':
-      raise
+      raise  # not the user's mistake: exit status 1, worth a retry
     reason = getattr(e, 'strerror', None) or e
     raise UserError(f'--workdir={workdir} cannot be written: {reason}') from e
 
@@ -216,6 +232,7 @@ def held(workdir: epath.Path) -> Iterator[None]:
     UserError: another run holds it, or the workdir cannot be written.
   """
   release, refusal = (lambda: None), ''
+  # Only the first process takes the lock; the others learn its verdict, so all fail alike.
   if not jax.process_index():
     try:
       release = _acquire(workdir)
@@ -223,6 +240,7 @@ def held(workdir: epath.Path) -> Iterator[None]:
       refusal = str(e)
   refusal = processes.from_first('lock', refusal)
   errors.require(not refusal, refusal)
+  # `ending.end` skips the `finally` below.
   ending.before_end.append(release)
   try:
     yield

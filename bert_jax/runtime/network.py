@@ -1,14 +1,15 @@
-"""Asks at once whether a server answers: libraries try for minutes before they give up."""
+"""Checks at once whether a server answers: libraries retry for minutes first."""
 
 import socket
 import urllib.parse
 import urllib.request
 
-_ANSWERS = 15  # seconds in which a server that is there answers
+_ANSWERS = 15  # seconds within which a reachable server answers
 
 
 def check(url: str):
-  """Raises OSError, with the address, if no server answers at `url`; asks no server by a proxy."""
+  """Raises OSError, with the address, if no server answers at `url`."""
+  # Behind a proxy a direct connection says nothing about the server.
   if urllib.request.getproxies():
     return
   parts = urllib.parse.urlsplit(url)

@@ -1,4 +1,4 @@
-"""The platform that JAX computes on, and its compiled programs, which stay on disk."""
+"""Selects JAX's platform, and keeps compiled programs on disk."""
 
 import contextlib
 import glob
@@ -19,19 +19,20 @@ from bert_jax.runtime import console, host
 
 PLATFORMS = ('auto', 'cpu', 'gpu', 'tpu')
 _MAX_CACHE_BYTES = 5 * 2**30
-_MIN_COMPILE_SECONDS = 0.2  # that are worth a file
-# JAX's warning about its cache: reading or writing, the program, the error.
+_MIN_COMPILE_SECONDS = 0.2  # shorter compilations are not worth a file
+# JAX's warning about its cache: (reading or writing, the program, the error).
 _TROUBLE = re.compile(
     "Error (reading|writing) persistent compilation cache entry for '(.*?)': (.*)")
 
 _NVIDIA = pathlib.Path('/proc/driver/nvidia/version')
-# The oldest driver for each plugin of JAX, and what to install for the driver that is here.
-_DRIVERS = {'jax_cuda13_plugin': (580, "install '.[cuda12]', which needs 525, or a newer driver"),
-            'jax_cuda12_plugin': (525, 'install a newer driver')}
+# {plugin of JAX: (the oldest driver that it supports, advice for an older driver)}
+_DRIVERS = {
+    'jax_cuda13_plugin': (580, "install '.[cuda12]', which needs 525, or a newer driver"),
+    'jax_cuda12_plugin': (525, 'install a newer driver')}
 
 
 def _driver_trouble() -> str:
-  """Says that the NVIDIA driver is too old for the installed CUDA; '' = nothing is known."""
+  """Says that the NVIDIA driver is too old for JAX's plugin; '' = not that we know."""
   match = _NVIDIA.exists() and re.search(r'\s(\d+)\.[\d.]+', _NVIDIA.read_text())
   for plugin, (oldest, advice) in _DRIVERS.items():
     if match and importlib.util.find_spec(plugin) and int(match[1]) < oldest:
@@ -43,26 +44,28 @@ def select_platform(platform: str):
   """Makes JAX use `platform`; raises UserError if it is unknown or has no device here."""
   errors.require_choice('platform', platform, PLATFORMS)
   if platform != 'auto':
-    # One name alone: with several, JAX demands them all.
-    gpu = 'cuda' if glob.glob('/dev/nvidia[0-9]*') or not glob.glob('/dev/kfd') else 'rocm'
+    # Name one GPU platform only: JAX requires every platform that it is given.
+    has_cuda = glob.glob('/dev/nvidia[0-9]*') or not glob.glob('/dev/kfd')
+    gpu = 'cuda' if has_cuda else 'rocm'
     jax.config.update('jax_platforms', gpu if platform == 'gpu' else platform)
   try:
     backend = jax.default_backend()
-  except (RuntimeError, AssertionError) as e:  # CUDA's plugin asserts, without a message
+  except (RuntimeError, AssertionError) as e:  # CUDA's plugin asserts without a message
     raise UserError(f'platform={platform!r} has no device here: '
                     f'{_driver_trouble() or e}'.rstrip(': ')) from e
-  is_asked_for = jax.config.jax_platforms == 'cpu'  # by JAX_PLATFORMS
-  if platform == 'auto' and backend == 'cpu' and host.has_accelerator() and not is_asked_for:
-    advice = _driver_trouble() or ('install requirements-tpu.txt or requirements-gpu.txt (or '
-                                   'another process holds it)')
-    raise UserError(f'there is an accelerator here, but JAX finds only CPUs: {advice}, or give '
-                    '--config.platform=cpu')
+  # Training on CPUs next to an idle accelerator is almost always a broken installation.
+  wants_cpu = jax.config.jax_platforms == 'cpu'  # by JAX_PLATFORMS
+  if (platform, backend) == ('auto', 'cpu') and host.has_accelerator() and not wants_cpu:
+    advice = _driver_trouble() or ('install requirements-tpu.txt or requirements-gpu.txt '
+                                   '(or another process holds it)')
+    raise UserError('this machine has an accelerator, but JAX finds only CPUs: '
+                    f'{advice}, or give --config.platform=cpu')
   if platform not in ('auto', backend):
     raise UserError(f'platform={platform!r} has no device here: JAX finds {backend!r}')
 
 
 def _machine() -> str:
-  """Names the target of the code: a home folder may be shared by unlike CPUs."""
+  """Names the compilation target: hosts with different CPUs may share a home folder."""
   if jax.default_backend() != 'cpu':
     return jax.default_backend()
   description = platform_lib.machine()
@@ -72,10 +75,11 @@ def _machine() -> str:
   return 'cpu-' + hashlib.blake2b(description.encode(), digest_size=4).hexdigest()
 
 
-def _mend_cache():
-  """Deletes compiled programs that a kill cut short, instead of JAX's warning at every start.
+def _repair_cache():
+  """Deletes compiled programs that a kill truncated, so that JAX warns only once.
 
-  JAX names the program, not the file, and never replaces a file: all of this name go.
+  JAX never overwrites a cache entry, and its warning names the program, not the file.
+  So all entries of this program are deleted.
   """
   show = warnings.showwarning
 
@@ -85,24 +89,27 @@ def _mend_cache():
       show(message, *args, **more)
       return
     doing, program, error = trouble.groups()
+    folder = epath.Path(jax.config.jax_compilation_cache_dir)
     with contextlib.suppress(OSError):
-      for path in epath.Path(jax.config.jax_compilation_cache_dir).glob(f'{program}-*-cache'):
+      for path in folder.glob(f'{program}-*-cache'):
         path.unlink(missing_ok=True)
     if doing == 'writing':
-      console.print_lines([('note', f'a compiled program is not kept for the next start: {error}')])
+      console.print_lines([('note', f'a compiled program is not cached: {error}')])
 
+  # A second run in this process must not wrap the function again.
   if show.__name__ != show_others.__name__:
     warnings.showwarning = show_others
     warnings.filterwarnings('always', _TROUBLE.pattern, UserWarning)
 
 
 def keep_compiled():
-  """Keeps compiled programs in ~/.cache/bert_jax/compiled; call it before the first compiles.
+  """Caches compiled programs in ~/.cache/bert_jax/compiled; call before any compilation.
 
-  JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=false keeps nothing.
-  If the folder cannot be written, nothing is kept. The oldest programs make room for new ones.
+  JAX_COMPILATION_CACHE_DIR names another folder; JAX_ENABLE_COMPILATION_CACHE=false
+  disables the cache, and so does a folder that is not writable. The oldest programs make
+  room for new ones.
   """
-  _mend_cache()
+  _repair_cache()
   if jax.config.jax_compilation_cache_dir:
     return
   folder = host.cache_folder() / 'compiled' / _machine()
@@ -120,9 +127,9 @@ def keep_compiled():
 
 
 def begin_command():
-  """Prepares a command that runs a model: freed memory and compiled programs are kept.
+  """Prepares a command that runs a model: keeps freed memory and compiled programs.
 
-  Call it before the first array is made.
+  Call it before the first array is created.
   """
   if not host.has_accelerator():
     host.keep_freed_memory()

@@ -1,6 +1,7 @@
-"""SIGTERM, which a platform sends before it takes a machine away: all processes stop together.
+"""Preemption: on SIGTERM all processes of a run save and stop after the same step.
 
-Ctrl-C ends a run at once, and is not lost where Python drops exceptions.
+Cloud platforms send SIGTERM before they take a machine away. Ctrl-C ends a run at once,
+also where Python drops the exception.
 """
 
 from collections.abc import Iterator
@@ -15,35 +16,36 @@ from jax.experimental import multihost_utils
 
 from bert_jax.errors import EXIT_FAILED
 
-# A platform may signal the run and its parent, which passes the signal on: these two are one.
+# Two signals within this time count as one: a platform may signal the run and its parent,
+# which forwards the signal.
 ONE_SIGNAL = 2.0  # seconds
 
 
 class Stopped(Exception):
-  """SIGTERM interrupted work that is done again when the run goes on."""
+  """SIGTERM interrupted work that the resumed run repeats."""
 
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-  """Delays Ctrl-C to the end of the block, for code of others that does not expect it."""
+  """Delays Ctrl-C to the end of the block, for libraries that do not handle it."""
   heard = []
   previous = signal.signal(signal.SIGINT, lambda *arguments: heard.append(arguments))
   try:
     yield
   finally:
     signal.signal(signal.SIGINT, previous)
-  if heard and callable(previous):  # it is not ignored
+  if heard and callable(previous):  # not SIG_IGN or SIG_DFL
     previous(*heard[0])
 
 
 class Notice:
-  """Listens for SIGTERM until it is closed; a second one, seconds later, ends the process at once.
+  """Listens for SIGTERM until it is closed; a second SIGTERM ends the process at once.
 
-  Of several processes one hears it first, and all have to stop after the same step: JAX's
-  coordination service agrees on a step that none has passed.
+  One of several processes receives the signal first, but all have to stop after the same
+  step. JAX's coordination service picks a step that no process has passed.
 
-  Ctrl-C raises KeyboardInterrupt. Python drops an exception in a callback of the garbage collector:
-  then `reached` raises it again.
+  Ctrl-C raises KeyboardInterrupt. Python drops an exception that is raised in a callback
+  of the garbage collector; `reached` raises it again.
   """
 
   def __init__(self):
@@ -51,18 +53,20 @@ class Notice:
     self._calls = 0
     self._several = jax.process_count() > 1
     self._interrupted = False
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # nobody ignores it
+    # A background job of a shell starts with SIGINT ignored; that stays.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
       signal.signal(signal.SIGINT, self._interrupt)
     self._previous = signal.getsignal(signal.SIGTERM)
-    if not self._several:  # JAX installs a handler of its own in each of several processes
+    # In a run of several processes JAX installs its own handler for SIGTERM.
+    if not self._several:
       signal.signal(signal.SIGTERM, self._hear)
 
   def _hear(self, *_):
     now = time.monotonic()
     self._heard_at = self._heard_at or now
     if now - self._heard_at > ONE_SIGNAL:
-      print('bert_jax: stopped at once by a second SIGTERM: what was saved before is sound, run '
-            'the same command to go on', file=sys.stderr, flush=True)
+      print('bert_jax: stopped at once by a second SIGTERM: earlier checkpoints are '
+            'intact, run the same command to resume', file=sys.stderr, flush=True)
       os._exit(EXIT_FAILED)
 
   def _interrupt(self, *_):
@@ -70,10 +74,11 @@ class Notice:
     raise KeyboardInterrupt
 
   def reached(self) -> bool:
-    """True if the run stops here; every process has to call it at the same places."""
+    """True if the run stops here; every process must call it at the same points."""
     if self._interrupted:
       raise KeyboardInterrupt
-    self._calls += 1  # JAX numbers the places, and agrees on the first that all can stop at
+    # JAX numbers these points and picks the first one that all processes can reach.
+    self._calls += 1
     if self._several and multihost_utils.reached_preemption_sync_point(self._calls):
       self._hear()
       signal.signal(signal.SIGTERM, self._hear)
@@ -82,6 +87,6 @@ class Notice:
   def close(self):
     if signal.getsignal(signal.SIGINT) == self._interrupt:
       signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Several processes keep the handler: one that SIGTERM ended now would leave the others waiting.
+    # With several processes the handler stays: if one dies now, the others hang.
     if not self._several:
       signal.signal(signal.SIGTERM, self._previous)

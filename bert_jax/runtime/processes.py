@@ -1,8 +1,8 @@
-"""The processes of a run, one per host: how they join, agree, and notice that one is gone.
+"""The processes of a run, one per host: they join, agree, and detect a dead process.
 
-When a process dies, the others would wait in a collective, or JAX's coordination service would
-abort them with pages of C++. Here every process sends signs of life, and all end with one line that
-names the dead one.
+When a process dies, the others hang in a collective, or JAX's coordination service aborts
+them with pages of C++ traces. Here every process sends heartbeats, and all end with one
+line that names the dead process.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,28 +31,29 @@ def _seconds(variable: str, default: float) -> float:
   except ValueError:
     seconds = 0.0
   if not 0 < seconds < 1e6:
-    raise UserError(f'{variable}={os.environ[variable]} is no positive number of seconds')
+    raise UserError(f'{variable}={os.environ[variable]} must be a positive number of '
+                    'seconds')
   return seconds
 
 
-# A process without a sign of life for so long is gone. (JAX gives up after 100 s and names nobody.)
+# A process without a heartbeat for this time is dead. (JAX waits 100 s and names nobody.)
 GONE_SECONDS = _seconds('BERT_JAX_GONE_SECONDS', 60)
-BEAT_SECONDS = GONE_SECONDS / 12  # between two signs of life
-START_SECONDS = _seconds('BERT_JAX_START_SECONDS', 300)  # for all to start
+BEAT_SECONDS = GONE_SECONDS / 12  # between two heartbeats
+START_SECONDS = _seconds('BERT_JAX_START_SECONDS', 300)  # until all have joined
 
-# Errors of XLA that no other process causes: a step that does not fit the memory, for example.
+# XLA errors that another process cannot cause, such as a step that exceeds the memory.
 _OWN_ERRORS = ('RESOURCE_EXHAUSTED', 'INVALID_ARGUMENT', 'UNIMPLEMENTED')
 
-_GONE = 'gone'  # the key under which the first process that notices a death announces it
+_GONE = 'gone'  # the key under which the first process that detects a death announces it
 
-_runs = 0  # of these processes so far: the names of what they agree on differ between runs
+_runs = 0  # so far in this process; makes the keys of each run unique
 _watching = threading.Event()
-_ending = threading.Event()  # the reason is printed: errors that follow from it are no news
+_ending = threading.Event()  # the reason is printed: errors that follow only repeat it
 
 
 def _state():
-  """JAX's knowledge of the processes before it has devices; `client` is None in a run of one."""
-  from jax._src import distributed  # as orbax does: there is no public name
+  """JAX's process state, before it has devices; `client` is None with one process."""
+  from jax._src import distributed  # not public; orbax uses it, too
   return distributed.global_state
 
 
@@ -65,24 +66,24 @@ def _say(message: str):
 
 
 def _end(message: str):
-  """Ends the process from any thread: the main thread may be waiting for the dead process."""
+  """Ends the process from any thread; the main thread may wait for the dead process."""
   _ending.set()
-  _say(f'{message}. What was saved is sound: start all processes again to go on')
+  _say(f'{message}. Saved checkpoints are intact: restart all processes to resume')
   _be_last()
   os._exit(EXIT_FAILED)
 
 
 def _be_last():
-  """Lets process 0 wait for the others to end: the coordination service ends with it."""
+  """Makes process 0 end last, because the coordination service ends with it."""
   if _watching.is_set() and _state().process_id == 0:
     time.sleep(2 * BEAT_SECONDS)
 
 
-# ---- joining ------------------------------------------------------------------------------------
+# ---- joining ---------------------------------------------------------------------------
 
 
 def _reach(address: str, seconds: float):
-  """Waits for the coordinator, because JAX's own client aborts the process if it is not there."""
+  """Waits for the coordinator: without one JAX's client aborts the process."""
   host, _, port = address.rpartition(':')
   if not host or not port.isdigit():
     raise UserError(f'JAX_COORDINATOR_ADDRESS={address} is not HOST:PORT')
@@ -93,8 +94,9 @@ def _reach(address: str, seconds: float):
       return
     except OSError as e:
       if time.monotonic() > deadline:
-        raise Failed(f'the coordinator at {address} cannot be reached after {seconds:.0f} s ({e}): '
-                     'is process 0 running, and is the port open?') from e
+        raise Failed(
+            f'the coordinator at {address} is not reachable after {seconds:.0f} s '
+            f'({e}): is process 0 running, and is the port open?') from e
       time.sleep(0.5)
 
 
@@ -106,33 +108,36 @@ def _environment_options(address: str) -> dict:
     raise UserError(f'JAX_COORDINATOR_ADDRESS={address} is set, so JAX_NUM_PROCESSES and '
                     f'JAX_PROCESS_ID have to be numbers: {e}') from e
   if not 0 <= numbers['process_id'] < numbers['num_processes']:
-    raise UserError(f'JAX_PROCESS_ID={numbers["process_id"]} must be at least 0 and below '
-                    f'JAX_NUM_PROCESSES={numbers["num_processes"]}')
+    raise UserError(
+        f'JAX_PROCESS_ID={numbers["process_id"]} must be at least 0 and below '
+        f'JAX_NUM_PROCESSES={numbers["num_processes"]}')
   if numbers['process_id']:
     _reach(address, START_SECONDS)
   return {'coordinator_address': address, **numbers}
 
 
 def _is_cluster(platform: str) -> bool:
-  """True if JAX can find the other processes itself: in Slurm, or on the hosts of a TPU slice."""
-  # SLURM_NTASKS is that of the job in an interactive shell, which is a step of one task.
+  """True if JAX can find the other processes itself: in Slurm or on a TPU slice."""
+  # Not SLURM_NTASKS: an interactive shell is a step of one task, but has the job's value.
   if int(os.environ.get('SLURM_STEP_NUM_TASKS', 1)) > 1:
     return True
-  return platform != 'cpu' and bool(glob.glob('/dev/accel*') or glob.glob('/dev/vfio/[0-9]*'))
+  return platform != 'cpu' and bool(
+      glob.glob('/dev/accel*') or glob.glob('/dev/vfio/[0-9]*'))
 
 
 def _has_devices() -> bool:
-  """True if JAX was used before, as in a notebook: then it can find no other processes."""
-  from jax._src import xla_bridge  # there is no public name
+  """True if JAX has initialized its devices, as in a notebook: too late to join."""
+  from jax._src import xla_bridge  # not public
   return xla_bridge.backends_are_initialized()
 
 
 def _join(platform: str):
-  """Joins the other processes of this run, before JAX is used; the second call does nothing.
+  """Joins the other processes of this run before JAX is used, once.
 
-  The environment names them: JAX_COORDINATOR_ADDRESS (host:port of the first process),
-  JAX_NUM_PROCESSES and JAX_PROCESS_ID. On the hosts of a TPU slice (VMs, GKE) and in a Slurm job
-  step of several tasks JAX finds them itself. Any other run has one process.
+  The environment names the processes: JAX_COORDINATOR_ADDRESS (host:port of the first
+  process), JAX_NUM_PROCESSES and JAX_PROCESS_ID. On the hosts of a TPU slice (VMs, GKE)
+  and in a Slurm job step of several tasks JAX finds them itself. Any other run has one
+  process.
   """
   address = os.environ.get('JAX_COORDINATOR_ADDRESS')
   if jax.distributed.is_initialized():
@@ -141,29 +146,34 @@ def _join(platform: str):
     options = _environment_options(address)
   elif _is_cluster(platform):
     if _has_devices():
+      # A notebook on one TPU host has nobody to join.
       if jax.process_count() == 1:
         return
-      raise Failed(f'JAX was used before the run began, and its {jax.process_count()} processes '
-                   'have not found each other: start the run first')
+      raise Failed(
+          f'JAX was used before the run started, and its {jax.process_count()} processes '
+          'have not joined each other: start the run before any use of JAX')
     options = {}
   else:
     return
-  _on_abort(lambda: _end(f'not all processes of this run came within {START_SECONDS:.0f} s'))
+  # On a timeout JAX's client aborts in C++: Python cannot catch that.
+  _on_abort(
+      lambda: _end(f'not all processes of this run joined within {START_SECONDS:.0f} s'))
   try:
     jax.distributed.initialize(initialization_timeout=int(START_SECONDS), **options)
   except (RuntimeError, ValueError) as e:
+    # A single TPU host, a notebook for example, has no list of hosts.
     if isinstance(e, ValueError) and not address and 'SLURM_STEP_ID' not in os.environ:
-      return  # a TPU that knows of no other host, in a notebook for example
-    raise Failed(f'the processes of this run did not find each other: {e}') from e
+      return
+    raise Failed(f'the processes of this run could not join each other: {e}') from e
   finally:
     _on_abort(None)
 
 
-# ---- agreeing -----------------------------------------------------------------------------------
+# ---- agreeing --------------------------------------------------------------------------
 
 
 def meet(name: str):
-  """Waits until all processes have called it; raises Failed, with their names, if some do not."""
+  """Waits until all processes call it; raises Failed, naming those that do not."""
   client = _state().client
   if client is None:
     return
@@ -172,12 +182,12 @@ def meet(name: str):
   except RuntimeError as e:
     missing = re.search(r'timed out task names:\s*([\d\s,]+)', str(e))
     who = ', '.join(missing[1].split()) if missing else 'some'
-    raise Failed(f'process {who} of {jax.process_count()} did not come to {name!r} within '
+    raise Failed(f'process {who} of {jax.process_count()} did not reach {name!r} within '
                  f'{START_SECONDS:.0f} s') from e
 
 
 def agree(name: str, value: str):
-  """Raises UserError if the processes have different values; names the first that differs."""
+  """Raises UserError if the processes differ in `value`; names the first that does."""
   client = _state().client
   if client is None:
     return
@@ -189,12 +199,12 @@ def agree(name: str, value: str):
     if other != first:
       pairs = zip(first.splitlines(), other.splitlines())
       a, b = next(((a, b) for a, b in pairs if a != b), ('more lines', 'fewer lines'))
-      raise UserError(f'process {i} has another {name} than process 0: {b.strip()[:80]!r} and '
-                      f'{a.strip()[:80]!r}')
+      raise UserError(f'process {i} has another {name} than process 0: '
+                      f'{b.strip()[:80]!r} and {a.strip()[:80]!r}')
 
 
 def from_first(name: str, value: str) -> str:
-  """The value of process 0; the others wait for it."""
+  """Returns the value of process 0 in every process."""
   client = _state().client
   if client is None:
     return value
@@ -204,23 +214,23 @@ def from_first(name: str, value: str) -> str:
 
 
 def gathered(value: float) -> list[float]:
-  """The value of each process; all have to call it."""
+  """Returns the value of each process; all processes must call it."""
   if jax.process_count() == 1:
     return [value]
   return multihost_utils.process_allgather(np.float32(value)).tolist()
 
 
 def anywhere(value: bool) -> bool:
-  """True if `value` is true in any of the processes; all have to call it."""
+  """True if `value` is true in any process; all processes must call it."""
   return any(gathered(value))
 
 
-# ---- noticing -----------------------------------------------------------------------------------
+# ---- watching --------------------------------------------------------------------------
 
 
 def _watch():
-  """Sends signs of life of this process, and ends it when another one sends none."""
-  state = _state()  # not jax.process_index(): the platform may not be chosen yet
+  """Sends heartbeats of this process, and ends it when another process sends none."""
+  state = _state()  # not jax.process_index(): the platform may not be selected yet
   client, count = state.client, state.num_processes
   beat = 0
   last_beats = {}  # process -> (its last beat, when it changed)
@@ -228,30 +238,36 @@ def _watch():
   while _watching.is_set():
     try:
       beat += 1
-      client.key_value_set(f'bert_jax/alive/{state.process_id}', str(beat), allow_overwrite=True)
+      client.key_value_set(f'bert_jax/alive/{state.process_id}', str(beat),
+                           allow_overwrite=True)
       beats = {key.rpartition('/')[2]: value
                for key, value in client.key_value_dir_get('bert_jax/alive')}
-    except Exception:  # trouble that passes, or the service is gone: then `_on_abort` speaks
+    except Exception:
+      # A short outage, or the service is dead: `_on_abort` reports the latter.
       if time.monotonic() - service_heard_at > GONE_SECONDS:
         return
       time.sleep(BEAT_SECONDS)
       continue
     service_heard_at = now = time.monotonic()
+    # Another process detected the death first. Its message is the same on all hosts.
     if _GONE in beats:
       _end(beats[_GONE])
     process = _silent(range(count), beats, last_beats, now)
     if process is not None and _watching.is_set():
-      verdict = f'process {process} of {count} is gone: no sign of life for {GONE_SECONDS:.0f} s'
-      with contextlib.suppress(Exception):  # the others will see it for themselves
+      verdict = (f'process {process} of {count} is gone: no heartbeat for '
+                 f'{GONE_SECONDS:.0f} s')
+      with contextlib.suppress(Exception):  # the others detect the death themselves
         client.key_value_set(f'bert_jax/alive/{_GONE}', verdict, allow_overwrite=True)
       _end(verdict)
     time.sleep(BEAT_SECONDS)
 
 
-def _silent(processes: range, beats: dict[str, str], last_beats: dict, now: float) -> int | None:
-  """The first process without a new beat for `GONE_SECONDS`, None = all live.
+def _silent(processes: range, beats: dict[str, str], last_beats: dict,
+            now: float) -> int | None:
+  """The first process without a new beat for `GONE_SECONDS`; None = all are alive.
 
-  A process that has sent no beat yet counts from the first call. Updates `last_beats`.
+  For a process that has sent no beat yet, the time counts from the first call. Updates
+  `last_beats`.
   """
   for process in processes:
     beat, since = beats.get(str(process)), now
@@ -264,35 +280,39 @@ def _silent(processes: range, beats: dict[str, str], last_beats: dict, now: floa
 
 
 def _on_abort(action: Callable[[], None] | None):
-  """Runs `action` when C++ aborts the process, as Python itself cannot; None = nothing."""
+  """Runs `action` when C++ code aborts the process; None = no action.
+
+  A Python signal handler would never run: it waits for the interpreter.
+  """
   if action is None:
     ctypes.CDLL(None).signal(signal.SIGABRT, None)
     return
 
-  # An attribute, so that it is not collected.
+  # An attribute keeps the callback alive: ctypes does not.
   _on_abort.handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: action())
   ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort.handler)
 
 
 def _explain(error: Exception):
-  """Waits for the watch to name the dead process, if one caused the error that ends this one.
+  """Waits for `_watch` to name the dead process, if a death caused the error.
 
-  A collective fails at once when another process dies; the watch names it after `GONE_SECONDS`.
+  A collective fails at once when another process dies; `_watch` needs `GONE_SECONDS`.
   """
-  if not isinstance(error, jax.errors.JaxRuntimeError) or str(error).startswith(_OWN_ERRORS):
-    _be_last()  # it is this process's own, or everyone's
+  is_of_xla = isinstance(error, jax.errors.JaxRuntimeError)
+  if not is_of_xla or str(error).startswith(_OWN_ERRORS):
+    _be_last()  # the error is this process's own, or all processes have it
     return
   if not _ending.is_set():
-    _say(f'an exchange with the other processes failed ({str(error).splitlines()[0][:200]}): '
-         'waiting to learn which is gone')
-  time.sleep(GONE_SECONDS + 4 * BEAT_SECONDS)  # the watch ends the process before
+    _say('an exchange with the other processes failed '
+         f'({str(error).splitlines()[0][:200]}): waiting to learn which process is gone')
+  time.sleep(GONE_SECONDS + 4 * BEAT_SECONDS)  # `_watch` ends the process earlier
 
 
 @contextlib.contextmanager
 def together(platform: str = 'auto') -> Iterator[None]:
-  """Joins the other processes of the run, if there are any, and watches them until it ends.
+  """Joins the other processes of the run, if any, and watches them until it ends.
 
-  Raises UserError or Failed if they cannot be joined.
+  Raises UserError or Failed if this process cannot join them.
   """
   global _runs
   _join(platform)
@@ -305,7 +325,8 @@ def together(platform: str = 'auto') -> Iterator[None]:
   threading.Thread(target=_watch, name='watch', daemon=True).start()
   try:
     yield
-    meet('end')  # JAX, at exit, waits 100 s for a dead process and aborts without a name
+    # At exit JAX waits 100 s for a dead process, then aborts without naming it.
+    meet('end')
   except Exception as e:
     _explain(e)
     raise

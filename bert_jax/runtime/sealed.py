@@ -1,4 +1,4 @@
-"""JSON files that contain the checksum of their content."""
+"""JSON files that carry a checksum of their content."""
 
 from collections.abc import Mapping
 import hashlib
@@ -23,24 +23,27 @@ def seal(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(path: epath.Path) -> dict[str, Any]:
-  """The content of a sealed file; raises UserError if it is not as it was written."""
+  """Reads a sealed file; raises UserError if its checksum does not match."""
   content = storage.read_json(path)
   checksum = content.pop(_FIELD, None)
   require(checksum == seal(content)[_FIELD],
-          f'{path} is damaged: its content has not the checksum that it was written with')
+          f'{path} is damaged: its content does not match its checksum')
   return content
 
 
 def digests(folder: epath.Path) -> dict[str, str]:
-  """The digest of each file in a folder and those in it, by its path from there."""
-  return {str(path.relative_to(folder)): _digest(path.read_bytes())
-          for path in sorted([*folder.glob('*'), *folder.glob('*/*')]) if not path.is_dir()}
+  """Digests of the files in a folder and its subfolders, by relative path."""
+  return {
+      str(path.relative_to(folder)): _digest(path.read_bytes())
+      for path in sorted([*folder.glob('*'), *folder.glob('*/*')])
+      if not path.is_dir()
+  }
 
 
 def check(folder: epath.Path, expected: Mapping[str, str]):
-  """Raises UserError if a file of a folder has not its expected digest."""
+  """Raises UserError if a file of a folder is missing or has another digest."""
   for name, digest in expected.items():
     path = folder / name
     require(path.exists(), f'{path} is missing')
     require(_digest(path.read_bytes()) == digest,
-            f'{path} is damaged: it is not what was written')
+            f'{path} is damaged: its content does not match its checksum')

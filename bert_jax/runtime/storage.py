@@ -1,6 +1,7 @@
-"""Files in buckets and on this machine, and JSON files in both.
+"""Files in buckets and on local disks, and JSON files in both.
 
-epath reads and writes buckets, through gcsfs or TensorFlow. Memory-mapping needs local copies.
+epath reads and writes buckets through gcsfs or TensorFlow. Memory-mapped files need local
+copies.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -21,20 +22,25 @@ from tqdm import auto as tqdm
 from bert_jax.errors import Failed, UserError, require
 from bert_jax.runtime import host, network
 
-_SURROGATE_ESCAPE, _SURROGATE = re.compile(r'\\u[dD][89a-fA-F]'), re.compile('[\ud800-\udfff]')
-_LARGEST_JSON = 256 << 20  # bytes of a description or a vocabulary
+_SURROGATE_ESCAPE = re.compile(r'\\u[dD][89a-fA-F]')
+_SURROGATE = re.compile('[\ud800-\udfff]')
+_LARGEST_JSON = 256 << 20  # bytes; a model's description or vocabulary is smaller
 
 
 def parse_json(text: str | bytes) -> Any:
-  """Parses JSON; half of a surrogate pair, which is no character, becomes U+FFFD.
+  """Parses JSON; an unpaired surrogate, which is not a character, becomes U+FFFD.
 
   Raises:
-    ValueError: it is no JSON, or Python gives up on its depth or its numbers; says where.
+    ValueError: the text is not JSON (the message says where), or it is nested too deeply
+      or has too long a number for Python.
   """
   try:
     content = json.loads(text)
-    if _SURROGATE_ESCAPE.search(text if isinstance(text, str) else text.decode(errors='replace')):
-      content = json.loads(_SURROGATE.sub('\ufffd', json.dumps(content, ensure_ascii=False)))
+    decoded = text if isinstance(text, str) else text.decode(errors='replace')
+    if _SURROGATE_ESCAPE.search(decoded):
+      # Only after parsing: then the two halves of a valid pair are one character.
+      content = json.loads(
+          _SURROGATE.sub('\ufffd', json.dumps(content, ensure_ascii=False)))
     return content
   except json.JSONDecodeError as e:
     line = f'line {e.lineno}, ' if e.lineno > 1 else ''
@@ -44,9 +50,10 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def size_and_time(path: epath.Path) -> tuple[int, int]:
-  """The bytes of a file and the second of its last change.
+  """Returns (bytes, time of the last change in seconds) of a file.
 
-  epath's own `stat` asks for the name of the owner, which a container may not know.
+  `epath.Path.stat` looks up the name of the owner, which a container may not know. So
+  local files use `os.stat`.
   """
   if is_remote(os.fspath(path)):
     stat = path.stat()
@@ -56,41 +63,44 @@ def size_and_time(path: epath.Path) -> tuple[int, int]:
 
 
 def read_json(path: epath.Path) -> dict:
-  """The object in a JSON file; raises UserError if it holds none, or one that is too large."""
+  """Reads the JSON object in a file; raises UserError if there is none, or a huge one."""
   try:
     size, _ = size_and_time(path)
-    if size > _LARGEST_JSON:
-      raise UserError(f'{path} has {size >> 20} MiB: that is no description of a model')
+    # A wrong path may name the weights: parsing them would exhaust the memory.
+    require(size <= _LARGEST_JSON,
+            f'{path} has {size >> 20} MiB: too large to describe a model')
     content = parse_json(path.read_bytes())
   except (OSError, ValueError) as e:
     raise UserError(f'{path} cannot be read: {e}') from e
-  if not isinstance(content, dict):
-    raise UserError(f'{path} holds no JSON object')
+  require(isinstance(content, dict), f'{path} does not hold a JSON object')
   return content
 
 
 def read_json_if_any(path: epath.Path) -> dict:
-  """The object in a JSON file, {} without the file; raises UserError as `read_json`."""
+  """Reads the JSON object in a file; {} if the file does not exist. See `read_json`."""
   return read_json(path) if path.exists() else {}
 
 
 def through_link(path: epath.Path) -> epath.Path:
-  """The file that a path stands for: of a link the target, for which the link stays."""
+  """The target of a symbolic link, so that a write keeps the link; else `path`."""
   return epath.Path(os.path.realpath(path)) if os.path.islink(path) else path
 
 
 def write_whole(path: epath.Path, text: str):
-  """Writes a file that has its name only when it is complete; a link stays one."""
+  """Writes a file atomically; a symbolic link stays a link."""
   path = through_link(path)
+  # In the same folder: a rename is atomic only within one file system.
   partial = path.parent / f'{path.name}.partial'
   partial.write_text(text)
   partial.replace(path)
 
 
 def replace_folder(whole: epath.Path, folder: epath.Path):
-  """Gives a complete folder the name of another, which it replaces; both on this machine."""
+  """Replaces a local folder by the complete folder `whole`."""
   before = folder.parent / f'{folder.name}.replaced'
   shutil.rmtree(before, ignore_errors=True)
+  # Two renames, because one cannot replace a folder that has files. A kill in between
+  # leaves the old content under `before`.
   if folder.exists():
     folder.rename(before)
   whole.rename(folder)
@@ -98,7 +108,7 @@ def replace_folder(whole: epath.Path, folder: epath.Path):
 
 
 def make_parent(flag: str, path: epath.Path):
-  """Makes the folder of an output, which was given as `flag`; raises UserError if it cannot."""
+  """Creates the parent folder of the output `flag`; raises UserError if that fails."""
   try:
     require(not path.is_dir(), f'{flag}={path} is a folder: give a file')
     through_link(path).parent.mkdir(parents=True, exist_ok=True)
@@ -107,28 +117,29 @@ def make_parent(flag: str, path: epath.Path):
 
 
 def keep(flag: str, output: str, *paths: epath.Path):
-  """Raises UserError for a file of an output that is there already, as `check` for a bucket."""
+  """Raises UserError if a file of an output exists; see `check` for buckets."""
   check(flag, output)
   for path in paths:
-    beside = '' if path == epath.Path(output) else f': {path}'
+    other = '' if path == epath.Path(output) else f': {path}'
     require(not path.exists() or path.is_dir(),
-            f'{flag}={output}{beside} is there already: give another {flag}, or --overwrite to '
-            'replace it')
+            f'{flag}={output}{other} already exists: give another {flag}, or --overwrite '
+            'to replace it')
 
 
 @contextlib.contextmanager
 def exclusive(flag: str, output: str | None, *sources: str | None,
               overwrite: bool = True) -> Iterator[None]:
-  """Keeps other processes of this machine from writing the output that was given as `flag`.
+  """Keeps other processes of this host from writing the output `flag`.
 
   Args:
-    flag: the name of the output.
-    output: a file or a folder; None = there is none.
+    flag: the flag that names the output.
+    output: a file or a folder; None = no output.
     sources: the files or globs that the command reads.
-    overwrite: False = a file that is there already is kept.
+    overwrite: False = an existing file is an error.
 
   Raises:
-    UserError: another process writes the output, the command reads it, or it is to be kept.
+    UserError: another process writes the output, the command reads it, or it exists and
+      `overwrite` is False.
   """
   if not output:
     yield
@@ -138,15 +149,16 @@ def exclusive(flag: str, output: str | None, *sources: str | None,
   read = [path for source in sources if source for path in (source, *glob.glob(source))]
   require(os.path.realpath(output) not in map(os.path.realpath, read),
           f'{flag}={output} would overwrite what this command reads: give another {flag}')
+  # The lock is in the cache folder, so that it leaves no file next to the output.
   name = hashlib.sha256(os.path.realpath(output).encode()).hexdigest()[:16]
   lock = filelock.FileLock(host.cache_folder() / 'locks' / name, blocking=False)
   try:
     pathlib.Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
     lock.acquire()
   except filelock.Timeout as e:
-    raise UserError(f'{flag}={output}: another process writes it: wait until that ends, or give '
-                    f'another {flag}') from e
-  except OSError:  # a home that cannot be written: nothing keeps the two apart
+    raise UserError(f'{flag}={output}: another process is writing it: wait until it '
+                    f'ends, or give another {flag}') from e
+  except OSError:  # a read-only home: go without the lock
     pass
   try:
     if not overwrite:
@@ -162,7 +174,7 @@ def is_remote(path: str) -> bool:
 
 
 def _server() -> str:
-  """The URL of the server of buckets, as gcsfs finds it."""
+  """The URL of the storage server, by the environment variables that gcsfs reads."""
   domain = os.environ.get('GOOGLE_CLOUD_UNIVERSE_DOMAIN') or 'googleapis.com'
   emulator = os.environ.get('STORAGE_EMULATOR_HOST')
   if not emulator or emulator == 'default':
@@ -171,11 +183,11 @@ def _server() -> str:
 
 
 def check(name: str, path: str):
-  """Looks for the path that was given as `name` if it is in a bucket.
+  """Checks access to the path that was given as `name`, if it is in a bucket.
 
   Raises:
-    Failed: no server of buckets answers.
-    UserError: the path is no bucket's, or this machine may not read it.
+    Failed: the storage server does not answer.
+    UserError: the URL is not gs://, or this host may not read it.
   """
   require('://' not in path or path.startswith('gs://'),
           f'{name}={path}: buckets are named gs://BUCKET/FOLDER')
@@ -184,24 +196,28 @@ def check(name: str, path: str):
   try:
     network.check(_server())
   except OSError as e:
-    raise Failed(f'{name}={path} cannot be reached: {e}: mend the network and run the same command '
-                 'again') from e
+    raise Failed(f'{name}={path} cannot be reached: {e}: fix the network and run the '
+                 'same command again') from e
   try:
     epath.Path(path).exists()
   except ImportError as e:
-    raise UserError(f'{name}={path}: pip install gcsfs, which reads and writes gs://') from e
-  except Exception as e:  # each library for buckets has errors of its own
+    raise UserError(
+        f'{name}={path}: pip install gcsfs, which reads and writes gs://') from e
+  except Exception as e:  # each backend has its own errors
     raise UserError(f'{name}={path} cannot be reached: {e}') from e
 
 
 def local_folder(remote: str) -> epath.Path:
-  """The folder of this machine for copies of a remote folder's files."""
+  """The local folder for copies of a remote folder's files."""
   name = hashlib.sha256(remote.rstrip('/').encode()).hexdigest()[:16]
   return epath.Path(host.cache_folder() / name)
 
 
 def _files(folder: epath.Path, apart: Collection[str] = ()) -> dict[str, epath.Path]:
-  """All files below a folder by their names in it, without `apart`; manifests come last."""
+  """All files below a folder by relative path, without `apart`; manifests come last.
+
+  A manifest is written last, so that a folder with a manifest is complete.
+  """
   files = {}
   for path in sorted(folder.iterdir()):  # a bucket has no recursive glob
     if path.name in apart or os.path.islink(path):  # W&B links to its newest run
@@ -214,9 +230,9 @@ def _files(folder: epath.Path, apart: Collection[str] = ()) -> dict[str, epath.P
 
 
 def _copy(source: epath.Path, target: epath.Path):
-  """Copies a file; its name appears when the copy is complete."""
+  """Copies a file atomically."""
   target.parent.mkdir(parents=True, exist_ok=True)
-  if is_remote(os.fspath(target)):  # a bucket shows complete objects only
+  if is_remote(os.fspath(target)):  # a bucket shows only complete objects
     source.copy(target, overwrite=True)
     return
   partial = target.parent / f'{target.name}.partial'
@@ -225,28 +241,30 @@ def _copy(source: epath.Path, target: epath.Path):
 
 
 def _copy_all(files: Mapping[str, epath.Path], folder: epath.Path, label: str):
-  for name, path in tqdm.tqdm(files.items(), label, unit=' files', leave=False, disable=None):
+  for name, path in tqdm.tqdm(
+      files.items(), label, unit=' files', leave=False, disable=None):
     _copy(path, folder / name)
 
 
 def _state(path: epath.Path) -> tuple[int, int]:
-  """Size and nanosecond of the last change: other numbers mean that the file changed."""
+  """(bytes, time of the last change in ns), which differ after every change of a file."""
   stat = os.stat(path)
   return stat.st_size, stat.st_mtime_ns
 
 
 def _is_same(name: str, local: epath.Path, remote: epath.Path) -> bool:
-  """True if a file exists in two folders with equal content."""
-  return (local / name).exists() and (local / name).read_bytes() == (remote / name).read_bytes()
+  """True if both folders have a file with the same content."""
+  return ((local / name).exists()
+          and (local / name).read_bytes() == (remote / name).read_bytes())
 
 
 def upload(local: epath.Path, remote: epath.Path):
-  """Copies a local folder into a bucket, its manifest last."""
+  """Copies a local folder into a bucket, the manifest last."""
   _copy_all(_files(local), remote, 'uploading')
 
 
 def download(remote: epath.Path) -> epath.Path:
-  """Copies a remote folder to this machine, if it is not there yet; returns the copy."""
+  """Copies a remote folder to a local disk, unless a copy exists; returns the copy."""
   local = local_folder(os.fspath(remote))
   local.parent.mkdir(parents=True, exist_ok=True)
   with filelock.FileLock(f'{local}.lock'):  # the processes of one machine share the copy
@@ -256,24 +274,25 @@ def download(remote: epath.Path) -> epath.Path:
 
 
 class Folder:
-  """A folder that may be in a bucket; its files are kept on this machine and uploaded whole.
+  """A folder that may be in a bucket, with a local copy whose files are uploaded whole.
 
-  The constructor makes no folder yet.
+  The constructor does not create the folder.
 
   Attributes:
     path: the folder.
-    local: its files on this machine; the same as `path` if that is local.
+    local: the local copy; `path` itself if that is local.
 
   Args of the constructor:
-    apart: names in it that others write straight to the bucket; they are not copied.
-    process: number of this process; only the first one uploads.
+    apart: names of entries that are not copied: other code writes them to the bucket.
+    process: index of this process; only process 0 uploads.
   """
 
   def __init__(self, path: epath.Path, apart: Collection[str] = (), process: int = 0):
     self.path = path
     self._apart = apart
     self._process = process
-    self._uploaded: dict[str, tuple[int, int]] = {}  # `_state` of the files that the bucket has
+    # `_state` of each file at its last transfer, to upload only what changed since.
+    self._uploaded: dict[str, tuple[int, int]] = {}
     remote = is_remote(os.fspath(path))
     self.local = local_folder(f'{os.fspath(path)}#{process}') if remote else path
 
@@ -281,7 +300,7 @@ class Folder:
     return os.fspath(self.path)
 
   def fetch(self):
-    """Downloads the files of the bucket and deletes all others on this machine."""
+    """Makes the local copy equal to the bucket: downloads files and deletes others."""
     if self.local is self.path:
       return
     remote = _files(self.path, self._apart) if self.path.exists() else {}
@@ -289,7 +308,7 @@ class Folder:
     for name, path in _files(self.local).items():
       if name not in remote:
         path.unlink(missing_ok=True)
-    # Token records are large and never change: with the same manifest they are the same.
+    # Token records are large and never change: an equal manifest means equal records.
     same = {name.partition('/')[0] for name in remote
             if name.endswith('/manifest.json') and _is_same(name, self.local, self.path)}
     missing = {name: path for name, path in remote.items()
@@ -298,7 +317,7 @@ class Folder:
     self._uploaded = {name: _state(self.local / name) for name in remote}
 
   def push(self):
-    """Uploads the files that changed since the last time."""
+    """Uploads the files that changed since the last transfer."""
     if self.local is self.path or self._process:
       return
     for name, path in _files(self.local).items():

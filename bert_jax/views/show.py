@@ -11,14 +11,15 @@ from bert_jax.runtime import storage
 from bert_jax.views import attention_page
 from bert_jax.views import words as words_lib
 
-# The flags that each view uses, beside the model.
+# {view: its flags, in addition to --model}
 VIEWS = {'attention': ('text', 'output', 'layer', 'head'), 'contexts': ('text', 'words'),
          'neighbours': ('words', 'output'), 'analogy': ('words', 'output')}
 
 
 def _attention(bert: Bert, texts: Sequence[str], output: str | None, layer: int | None,
                head: int | None):
-  require(texts and len(texts) <= 2, '--view=attention needs --text once, or twice for a pair')
+  require(texts and len(texts) <= 2,
+          '--view=attention needs --text once, or twice for a pair')
   require(output and output.endswith(('.html', '.png')),
           '--view=attention needs --output=FILE.html or FILE.png')
   require(not output.endswith('.html') or (layer is None and head is None),
@@ -48,6 +49,7 @@ def _table(bert: Bert, words: Sequence[str], output: str | None, analogy: bool):
     results = [(f'{words[1]} - {words[0]} + {words[2]}', table.analogy(*words))]
   else:
     results = ((word, table.neighbours(word)) for word in words)
+  # The map has the words as the user spells them, and entries for their neighbors.
   shown = {table.id_of(word): word for word in words}
   for title, nearest in results:
     print(title)
@@ -69,13 +71,14 @@ def show(model: str | None, view: str | None, texts: Sequence[str], words: Seque
   if view not in VIEWS:
     wrong = f'--view={view} is unknown: use' if view else 'give --view, one of'
     raise UserError(f'{wrong} {", ".join(VIEWS)}')
+  # All checks come first, because a model takes a while to load.
   given = {'text': texts, 'words': words, 'output': output, 'layer': layer, 'head': head}
   for name, value in given.items():
     require(value in (None, '', [], ()) or name in VIEWS[view],
             f'--{name} has no effect here: --view={view} does not use it')
   require(bool(model), 'give --model=DIR')
   require(view not in ('neighbours', 'analogy') or not output or output.endswith('.png'),
-          f'--output={output}: the map is a picture, FILE.png')
+          f'--output={output}: the map is a picture: give FILE.png')
   if output:
     storage.make_parent('--output', epath.Path(output))
   bert = bert_lib.load(model)

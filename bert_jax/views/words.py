@@ -1,4 +1,4 @@
-"""Words as vectors: one word in two contexts, and the token table as a space of words."""
+"""Words as vectors: a word in two contexts, and the token table as a vector space."""
 
 from collections.abc import Mapping, Sequence
 import re
@@ -13,11 +13,12 @@ from bert_jax.views.attention_page import save_picture
 
 
 def _place(word: str, text: str) -> tuple[int, int]:
-  """The characters [start, end) of a word's first occurrence; as a whole word of this case first.
+  """The characters [start, end) of the first occurrence of a word.
 
   Raises:
-    UserError: it does not occur.
+    UserError: the word does not occur.
   """
+  # The whole word first, then the whole word in any case, then a part of a word.
   plain = re.escape(word)
   for pattern in (rf'(?<!\w){plain}(?!\w)', rf'(?<!\w)(?i:{plain})(?!\w)', plain):
     if match := word and re.search(pattern, text):
@@ -26,24 +27,25 @@ def _place(word: str, text: str) -> tuple[int, int]:
 
 
 def _in_context(bert: Bert, text: str, word: str) -> np.ndarray:
-  """[N + 1, D]: the mean over the tokens of a word's first occurrence, in each layer."""
+  """[N + 1, D]: in each layer, the mean over the tokens of a word's first occurrence."""
   (_, spans), = bert.tokenizer.encode_with_spans([text])
   tokens = answers.token_span(spans, *_place(word, text))
   require(bool(tokens), f'the word {word!r} has no token')
   first, last = tokens
   layers = range(bert.config.num_layers + 1)
   hidden = bert.embed([text], 'none', layers=layers)[0]  # [n, D * (N + 1)]
+  # `embed` truncates a text that is longer than the model.
   require(last < len(hidden),
-          f'the word {word!r} stands behind the first {len(hidden)} tokens of a text, '
-          'which the model reads: shorten the text')
+          f'the word {word!r} is after the first {len(hidden)} tokens of a text, and the '
+          'model reads no more: shorten the text')
   return hidden[first:last + 1].mean(0).reshape(len(layers), -1)
 
 
 def similarities(bert: Bert, texts: Sequence[str], word: str) -> np.ndarray:
-  """The cosine of a word's vectors in two texts: [N + 1] float32, the embeddings first.
+  """The cosine of a word's vectors in two texts: [N + 1] float32, embeddings first.
 
   Raises:
-    UserError: not two texts, or the word is not in both.
+    UserError: there are not two texts, or one lacks the word.
   """
   require(len(texts) == 2,
           f'--view=contexts compares a word in two texts, not in {len(texts)}: give '
@@ -61,12 +63,13 @@ class TokenTable:
     self._tokenizer = bert.tokenizer
     self.entries = bert.tokenizer.tokens(range(len(table)))
     self.ids = {entry: i for i, entry in enumerate(self.entries)}
+    # The bound keeps rows of zeros, such as padding, from a division by zero.
     self.vectors = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
 
   def id_of(self, word: str) -> int:
-    """The entry of a word of a text, else the entry that is written like this.
+    """The entry of a word in a text, otherwise the entry with this spelling.
 
-    Byte-level BPE has the entry "king" inside words, and "Ġking" for the word.
+    In byte-level BPE, "Ġking" is the word and "king" is a part of longer words.
 
     Raises:
       UserError: the word is not one entry of the vocabulary.
@@ -76,7 +79,8 @@ class TokenTable:
       return ids[0]
     if word not in self.ids:
       pieces = ' '.join(self.entries[i] for i in ids)
-      raise UserError(f'{word!r} is not one entry of the vocabulary but: {pieces or "nothing"}')
+      raise UserError(f'{word!r} is not one entry of the vocabulary, but: '
+                      f'{pieces or "nothing"}')
     return self.ids[word]
 
   def _nearest(self, vector: np.ndarray, count: int,
@@ -87,7 +91,7 @@ class TokenTable:
     return [(self.entries[i], float(cosines[i])) for i in best]
 
   def neighbours(self, word: str, count: int = 10) -> list[tuple[str, float]]:
-    """The entries with the largest cosine to a word, without the word itself.
+    """The entries with the largest cosine to a word, except the word itself.
 
     Raises:
       UserError: the word is not one entry of the vocabulary.
@@ -96,27 +100,33 @@ class TokenTable:
     return self._nearest(self.vectors[i], count, [i])
 
   def analogy(self, a: str, b: str, c: str, count: int = 10) -> list[tuple[str, float]]:
-    """`b` is to `a` as which entry is to `c`? Those nearest to b - a + c (Mikolov et al. 2013)."""
+    """`b` is to `a` as which entry is to `c`? By b - a + c (Mikolov et al. 2013)."""
     i, j, k = map(self.id_of, (a, b, c))
-    return self._nearest(self.vectors[j] - self.vectors[i] + self.vectors[k], count, [i, j, k])
+    return self._nearest(self.vectors[j] - self.vectors[i] + self.vectors[k], count,
+                         [i, j, k])
 
   def flat(self, ids: Sequence[int]) -> np.ndarray:
-    """Two coordinates of each entry, the first principal components: [n, 2]."""
+    """[n, 2]: the first two principal components of the entries."""
     x = self.vectors[list(ids)]
     u, s, _ = np.linalg.svd(x - x.mean(0), full_matrices=False)
+    # Fewer than two words have fewer than two components: the rest is 0.
     return np.pad(u * s, ((0, 0), (0, 2)))[:, :2]
 
   def write_map(self, names: Mapping[int, str], path: str):
-    """Draws entries on a plane, similar ones near each other as far as a plane can show it.
+    """Draws entries on their principal plane, where similar entries are near each other.
 
-    `names` has the name of each entry by its id.
+    Args:
+      names: {id of an entry: its label}.
+      path: a file, such as map.png.
     """
     points = self.flat(list(names))
     picture = figure.Figure(figsize=(7, 7), layout='constrained')
     axes = picture.subplots()
     axes.scatter(*points.T, s=12, color='tab:blue')
     for name, point in zip(names.values(), points):
-      axes.annotate(name, point, xytext=(4, 3), textcoords='offset points', parse_math=False)
+      # A word may contain $, which matplotlib would parse as math.
+      axes.annotate(name, point, xytext=(4, 3), textcoords='offset points',
+                    parse_math=False)
     axes.margins(x=0.2, y=0.08)
     axes.set_xticks([])
     axes.set_yticks([])

@@ -37,7 +37,7 @@ BATCH = 25  # command lines of a trial
 SECONDS = 300  # of a core that one may take; a machine with other work needs longer
 _TRACED, _TRAINED = 0.25, 0.05  # shares of the command lines whose step is traced, that train
 # Lines of runs that end with 1 although their values are valid.
-_KNOWN = ('the memory is too small', 'the loss was not finite')
+_KNOWN = ('out of memory', 'the loss was not finite')
 
 _HEAD = 'from bert_jax import config\n\n\ndef get_config():\n'
 _SMALL = ("  c.model.update(dict(hidden_size=32, num_heads=4, intermediate_size=64, num_layers=2,\n"

@@ -105,7 +105,7 @@ def test_a_failed_upload_is_repeated_by_the_same_command(hub, workdir, tmp_path)
   hub.status = 200
   conversion.convert(*arguments, push='us/bert')
   assert len(hub.branches) == 4
-  with pytest.raises(UserError, match='is there already: give another --output, or'):
+  with pytest.raises(UserError, match='already exists: give another --output, or'):
     conversion.convert(*arguments)
 
 
@@ -121,7 +121,7 @@ def test_a_failed_upload_of_an_embedder_is_repeated_too(hub, tmp_path):
   assert "'us/bert'" in hub.branches['main']['README.md'].decode()
   assert 'THIS_FOLDER' in (tmp_path / 'out/README.md').read_text()  # for another name
   (tmp_path / 'out/modules.json').unlink()
-  with pytest.raises(UserError, match='is there already, and no folder of --to=sentence_transf'):
+  with pytest.raises(UserError, match='already exists and is not a folder of --to='):
     conversion.convert(*arguments, push='us/bert')
 
 

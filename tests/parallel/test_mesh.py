@@ -68,7 +68,7 @@ def test_only_replicas_lie_in_several_slices():
   mesh = mesh_lib.make_mesh(4, -1, 1, devices=chips)
   assert [[chip.slice_index for chip in replica.flat] for replica in mesh.devices] == [
       [0, 0], [0, 0], [1, 1], [1, 1]]
-  with pytest.raises(UserError, match='over 2 slices: give mesh.replica as a multiple'):
+  with pytest.raises(UserError, match='over 2 slices: make mesh.replica a multiple of 2'):
     mesh_lib.make_mesh(devices=chips)
 
 

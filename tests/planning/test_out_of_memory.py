@@ -31,7 +31,7 @@ def mesh(monkeypatch):
 def test_without_phases_it_names_batch_size(monkeypatch, mesh):
   monkeypatch.setattr(out_of_memory.estimate, 'largest_rows', lambda *_: (7, 1))
   config = small_config(**{'model.num_layers': 1, 'phases': (), 'batch_size': 8, 'max_len': 64})
-  assert 'By the compiler batch_size=7 fits; ' in out_of_memory.explain(config)
+  assert 'According to the compiler batch_size=7 fits; ' in out_of_memory.explain(config)
 
 
 def test_the_need_and_the_batch_that_fits(monkeypatch, mesh):
@@ -43,8 +43,8 @@ def test_the_need_and_the_batch_that_fits(monkeypatch, mesh):
   line = out_of_memory.explain(config)
   need = needs(resolved, 8, mesh) / 2**30
   assert line.startswith(f'out of memory: a step of 8 rows of 64 needs {need:.1f} GiB of each '
-                         f'device, which has {limit / 2**30:.1f}. By the compiler 7 rows of 64 fit '
-                         '(give them in phases);')
+                         f'device, which has {limit / 2**30:.1f}. According to the compiler '
+                         '7 rows of 64 fit (give them in phases);')
 
 
 def test_other_errors_are_not_taken_for_it():

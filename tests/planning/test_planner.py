@@ -61,7 +61,7 @@ def test_a_batch_is_divisible_into_microbatches(monkeypatch):
 
 @pytest.mark.parametrize('fields, arguments, message', [
     ({}, {'topologies': []}, 'give --topology=local'),
-    ({'train_steps': 0, 'train_minutes': 5.0}, {}, 'only the run itself measures its steps'),
+    ({'train_steps': 0, 'train_minutes': 5.0}, {}, 'only a run measures its steps'),
     ({'train_steps': 0, 'train_epochs': 2.0, 'phases': ()}, {}, 'a plan has no corpus to count'),
     ({'model.architecture': None}, {}, 'model.architecture is not set: this config takes it from'),
     ({'platform': 'tpu'}, {}, "platform='tpu' has no device here"),
@@ -91,7 +91,7 @@ def test_what_a_batch_needs():
 
 @pytest.mark.parametrize('name', ['v5e:3x5', 'v9:2x2', 'v5e', 'tpu'])
 def test_unknown_topology(name):
-  with pytest.raises(UserError, match=f'--topology={name} is unknown: there are v4:2x2x1.*v5e:1x1'):
+  with pytest.raises(UserError, match=f'--topology={name} is unknown: use v4:2x2x1.*v5e:1x1'):
     planner.plan(small_config(), [name])
 
 

@@ -21,7 +21,7 @@ from tests.runs.test_finetune import make_config, pretrained, two_devices  # noq
     ('sequence_classification', '', '', {'data.text_column': 'body'}, "no column 'body'"),
     ('sequence_classification', '', '', {'data.train': ''}, 'data.train is not set'),
     ('sequence_classification', '', '', {'init_from': ''}, 'give its folder as init_from'),
-    ('sequence_classification', '', '', {'keep_best': 'f2'}, "keep_best='f2' is no score"),
+    ('sequence_classification', '', '', {'keep_best': 'f2'}, "keep_best='f2' is not a score"),
     ('sequence_classification', '', '', {'data.long': 'all'}, "long='all' is unknown"),
     ('sequence_classification', '', '', {'model.num_heads': 2},
      'holds a model with num_heads=4, this config has model.num_heads=2'),

@@ -144,7 +144,7 @@ def test_the_summary_tells_factors_from_layers(capsys):
       'params': {'bert': {'pooler': {'bias': np.zeros(2)}}}})
   initial.from_model(fresh, start, 'there')
   assert [line.split(None, 1) for line in capsys.readouterr().out.splitlines()] == [
-      ['initialised', '1 arrays from there, beside its frozen encoder'],
+      ['initialized', '1 arrays from there, in addition to its frozen encoder'],
       ['new', '2 factors on the frozen encoder, which change nothing yet'],
       ['new', 'classifier: not in there']]
 
@@ -175,7 +175,7 @@ def test_word_vectors(tmp_path, corpus_file, capsys):
   run.run(plain, str(tmp_path / 'plain'))
   run.run(conftest.tiny_config(corpus_file, train_steps=1, **overrides, **{
       'embedding_init': str(tmp_path / 'vectors.txt')}), str(tmp_path / 'run'))
-  assert 'initialised     2 of ' in capsys.readouterr().out
+  assert 'initialized     2 of ' in capsys.readouterr().out
   before, after = (bert_jax.from_pretrained(str(tmp_path / d)) for d in ('plain', 'run'))
   ids = [after.tokenizer.vocab.index(word) for word in ('king', 'river')]
   others = np.setdiff1d(np.arange(after.config.vocab_size), ids)
@@ -272,4 +272,4 @@ def test_a_deeper_student_says_that_it_begins_at_random(corpus_file, tmp_path, c
   c.data.source = str(tmp_path / 'teacher/corpus')  # both see the records of one vocabulary
   capsys.readouterr()
   run.run(c, str(tmp_path / 'run'))
-  assert 'student         begins at random: the teacher is of another' in capsys.readouterr().out
+  assert 'student         starts from random values: the teacher' in capsys.readouterr().out

@@ -30,8 +30,8 @@ PHASES = {'phases': ((1, 16, 8), (1, 32, 16))}
 RECORDS = {'data.source': 'RECORDS'}
 # task, fields of the config, the given one, the reason why it has no effect.
 CASES = [
-    ('pretrain', PHASES, 'batch_size', 'phases=.* say it for every step'),
-    ('pretrain', PHASES, 'max_len', 'phases=.* say it for every step'),
+    ('pretrain', PHASES, 'batch_size', 'phases=.* set it for every step'),
+    ('pretrain', PHASES, 'max_len', 'phases=.* set it for every step'),
     *(('pretrain', RECORDS, name, 'records have|records in|folder of token records')
       for name in ('model.vocab_size', 'data.tokenizer', 'data.lowercase', 'data.heldout',
                    'data.words', 'data.lines_are_sentences', 'data.language', 'data.format',
@@ -43,12 +43,12 @@ CASES = [
     ('pretrain', {'teacher': 'x'}, 'data.tokenizer', 'vocabulary of teacher=x'),
     ('pretrain', {'data.lines_are_sentences': True}, 'data.language', 'where sentences end'),
     ('pretrain', {'data.format': 'wikitext'}, 'data.language', 'where sentences end'),
-    ('pretrain', {'data.source': 'builtin'}, 'data.format', 'a format of its own'),
+    ('pretrain', {'data.source': 'builtin'}, 'data.format', 'its own format'),
     ('pretrain', {}, 'data.text_column', 'is plain text'),
-    ('pretrain', {'data.sequences': 'sentence_order'}, 'data.negatives', 'from elsewhere'),
+    ('pretrain', {'data.sequences': 'sentence_order'}, 'data.negatives', 'has no negative pairs'),
     ('pretrain', {}, 'lora.alpha', 'lora.rank=0 trains all parameters'),
     ('pretrain', {}, 'lora.targets', 'lora.rank=0 trains all parameters'),
-    ('pretrain', {}, 'masking.span_p', 'masking.unit=span, the unit is token'),
+    ('pretrain', {}, 'masking.span_p', 'masking.unit=span, but the unit is token'),
     ('pretrain', {'masking.unit': 'ngram'}, 'masking.span_max', 'masking.unit=span'),
     ('pretrain', {'masking.unit': 'span'}, 'masking.ngram_max', 'masking.unit=ngram'),
     ('pretrain', {'masking.unit': 'span', 'masking.span_max': 33}, 'masking.span_max',
@@ -57,7 +57,7 @@ CASES = [
      'masking.ngram_max', 'at most 16 tokens'),
     ('pretrain', {'masking.replace_random': 0.0}, 'masking.random_by_frequency', 'no random token'),
     ('pretrain', {'model.architecture': 'distilbert'}, 'model.type_vocab_size', 'no segments'),
-    ('sequence_classification', {}, 'model.vocab_size', 'that of init_from'),
+    ('sequence_classification', {}, 'model.vocab_size', 'init_from determines'),
     ('sequence_classification', {}, 'eval_every', 'give data.eval'),
     ('sequence_classification', {}, 'keep_best', 'give data.eval'),
     ('question_answering', {}, 'data.n_best', 'give data.eval'),
@@ -172,7 +172,7 @@ def test_a_deviation_of_first_weights_that_nothing_has(fresh, whole):
   c.init_from = 'there'
   if whole:
     with pytest.raises(UserError, match='initializer_range has no effect here: every array comes '
-                                        'from there, and none begins at random'):
+                                        'from there, and none starts from random values'):
       no_effect.check(c, ['model.initializer_range'], job)
     c.reinit_layers = 1
   no_effect.check(c, ['model.initializer_range'], job)
@@ -266,7 +266,7 @@ def test_lists_on_a_command_line(text, value):
 
 @pytest.mark.parametrize('text', ['((a),b)', "('a',", '(', '((1,2),x)'])
 def test_what_is_no_list(text):
-  with pytest.raises(ValueError, match='is no list'):
+  with pytest.raises(ValueError, match='is not a list'):
     tuple_flag.Parser().parse(text)
 
 

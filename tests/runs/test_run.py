@@ -115,7 +115,7 @@ def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus
       ({'train_steps': 14, 'optimizer.learning_rate': 0.1, 'log_every': 5},
        r'with optimizer.learning_rate=0.001 \(now 0.1\), train_steps=12 \(now 14\): every later '
        'learning rate or row changes with it; give --config.optimizer.learning_rate=0.001 '
-       '--config.train_steps=12 to go on as before, .* --config.allow_schedule_change=True')):
+       '--config.train_steps=12 to continue as before, .* --config.allow_schedule_change=True')):
     with pytest.raises(UserError, match=message):
       run.run(evaluated(corpus_file, **overrides), str(finished))
   with pytest.raises(UserError, match='a run of 12 steps, more than train_steps=10'):
@@ -240,7 +240,7 @@ def test_checkpoints_without_their_run_json_are_left_alone(finished, tmp_path, c
   workdir = shutil.copytree(finished, tmp_path / 'run')
   (workdir / 'run.json').unlink()
   before = sorted(workdir.rglob('*'))
-  with pytest.raises(UserError, match='holds checkpoints and no run.json'):
+  with pytest.raises(UserError, match='holds checkpoints but not the run.json'):
     run.run(evaluated(corpus_file, train_steps=14), str(workdir))
   assert [p for p in sorted(workdir.rglob('*')) if p.suffix != '.lock'] == before
 

@@ -33,8 +33,8 @@ def test_a_name_stands_for_the_file_of_a_config(tmp_path, monkeypatch):
   assert named_configs.with_paths(own) == own
   pathlib.Path('tiny').write_text('')  # a file of that name is meant before the config
   assert named_configs.with_paths(argv) == argv
-  with pytest.raises(UserError, match='--config=tinny is no file and no config of bert_jax: there '
-                                      'are albert_base, base, '):
+  with pytest.raises(UserError, match='--config=tinny is not a file or a config of bert_jax: '
+                                      'the configs are albert_base, base, '):
     named_configs.with_paths(['main', '--config=tinny'])
 
 

@@ -130,7 +130,7 @@ def test_one_run_at_a_time(bucket, monkeypatch, capfd):
   began = time.monotonic()
   release_second = lock._acquire(bucket)  # the holder sends no heartbeat
   assert time.monotonic() - began >= 0.5
-  assert 'was locked by process 1 on elsewhere: waiting' in capfd.readouterr().err
+  assert 'is locked by process 1 on elsewhere: waiting' in capfd.readouterr().err
   assert not late._write()
   release_second()
   gone = subprocess.Popen(['true'])

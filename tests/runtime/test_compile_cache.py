@@ -100,5 +100,5 @@ def test_a_cache_on_a_full_disk_is_one_line(compiled, capfd, monkeypatch):
     platforms.keep_compiled()
     assert compiled() is None  # no part of it stays
   assert told == [] and capfd.readouterr().out == (
-      '  note            a compiled program is not kept for the next start: OSError: [Errno 28] No '
+      '  note            a compiled program is not cached: OSError: [Errno 28] No '
       'space left on device\n')

@@ -30,7 +30,7 @@ def test_two_processes_do_not_write_one_output(tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   output = str(tmp_path / 'out.json')
   with storage.exclusive('--output', output):
-    refused = pytest.raises(UserError, match='--output=.*out.json: another process writes it: wait')
+    refused = pytest.raises(UserError, match='--output=.*: another process is writing it: wait')
     with refused, storage.exclusive('--output', os.path.relpath(output)):
       raise AssertionError
     with storage.exclusive('--output', str(tmp_path / 'other.json')):
@@ -74,5 +74,5 @@ def test_a_home_in_the_value_of_a_flag(monkeypatch):
 
 def test_lists_of_whole_numbers():
   assert command.whole_numbers('--layers', ['-1', '4']) == (-1, 4)
-  with pytest.raises(UserError, match='--layers=1,x: these are whole numbers'):
+  with pytest.raises(UserError, match='--layers=1,x: give whole numbers'):
     command.whole_numbers('--layers', ['1', 'x'])

@@ -75,7 +75,7 @@ def test_buckets_out_of_reach_are_said_before_they_are_asked(monkeypatch, variab
   monkeypatch.setattr(network, 'check', check)
   monkeypatch.setattr(epath, 'Path', None)  # TensorFlow and gcsfs try for a minute
   with pytest.raises(Failed, match=f'^{name}=gs://b/x cannot be reached: it does not answer .*: '
-                                   'mend the network and run the same command again$'):
+                                   'fix the network and run the same command again$'):
     storage.check(name, 'gs://b/x')
   assert asked == [server]
   storage.check(name, 'here/x')  # no bucket, no network

@@ -57,4 +57,4 @@ def test_a_driver_that_is_too_old(monkeypatch, jax_platforms, tmp_path, version,
   with pytest.raises(UserError) as error:
     platforms.select_platform('auto')
   assert str(error.value).startswith(
-      f'there is an accelerator here, but JAX finds only CPUs: {message}')
+      f'this machine has an accelerator, but JAX finds only CPUs: {message}')

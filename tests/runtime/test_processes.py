@@ -254,7 +254,7 @@ def test_a_coordinator_that_is_not_there(records, tmp_path):
                         JAX_PROCESS_ID='1', BERT_JAX_START_SECONDS='2')
   done = subprocess.run(**command, timeout=100)
   assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
-  assert 'the coordinator at localhost:1 cannot be reached after 2 s' in done.stderr
+  assert 'the coordinator at localhost:1 is not reachable after 2 s' in done.stderr
 
 
 @pytest.mark.slow
@@ -264,4 +264,4 @@ def test_a_process_that_never_comes(records, tmp_path):
   running[1].kill()
   _, err = running[0].communicate(timeout=100)
   assert running[0].returncode == 1, err
-  assert 'not all processes of this run came within 5 s' in err.splitlines()[-1], err
+  assert 'not all processes of this run joined within 5 s' in err.splitlines()[-1], err

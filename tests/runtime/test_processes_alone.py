@@ -68,7 +68,7 @@ def test_a_process_that_is_none_of_the_run(monkeypatch):
 @pytest.mark.parametrize('value', ['60s', '0', '-1', 'nan'])
 def test_a_time_that_is_none(monkeypatch, value):
   monkeypatch.setenv('BERT_JAX_GONE_SECONDS', value)
-  with pytest.raises(UserError, match=f'BERT_JAX_GONE_SECONDS={value} is no positive number'):
+  with pytest.raises(UserError, match=f'BERT_JAX_GONE_SECONDS={value} must be a positive number'):
     processes._seconds('BERT_JAX_GONE_SECONDS', 60)
 
 
@@ -77,7 +77,7 @@ def test_in_a_notebook_that_has_looked_at_its_tpu(tpu, monkeypatch):
   with processes.together('auto'):
     assert not tpu
   monkeypatch.setattr(jax, 'process_count', lambda: 4)  # of a slice of several hosts
-  with pytest.raises(Failed, match='JAX was used before the run began'):
+  with pytest.raises(Failed, match='JAX was used before the run started'):
     processes._join('auto')
 
 

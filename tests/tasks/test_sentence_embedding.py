@@ -239,7 +239,7 @@ def test_single_texts_are_their_own_partners(tmp_path):
     ({'data.eval_columns': ('sentence1', 'sentence2', 'stars')}, "no column 'stars'"),
     ({'data.text_column': 'words'}, "no column 'words'"),
     ({'data.test': 'x.jsonl'}, 'this task predicts no file'),
-    ({'keep_best': 'loss'}, "keep_best='loss' is no score of this task: use pearson, spearman"),
+    ({'keep_best': 'loss'}, "keep_best='loss' is not a score of this task: use pearson, spearman"),
     ({'optimizer.accumulation': 0}, 'optimizer.accumulation=0 must be at least 1'),
     ({'optimizer.accumulation': 16}, 'batch_size=16 by optimizer.accumulation=16 leaves a text')])
 def test_mistakes(tmp_path, overrides, message):

@@ -322,5 +322,5 @@ def test_a_sealed_description(workdir):
   content = json.loads(path.read_text())
   content['arrays']['params']['layer/bias'][1] = [65]
   path.write_text(json.dumps(content))
-  with pytest.raises(integrity.Damaged, match='has not the checksum'):
+  with pytest.raises(integrity.Damaged, match='does not match its checksum'):
     integrity.description(epath.Path(workdir / 'checkpoints/6'))

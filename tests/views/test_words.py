@@ -63,7 +63,7 @@ def test_a_word_of_a_byte_level_vocabulary_is_the_entry_with_a_space():
 
 def test_a_word_behind_the_longest_input(bert):
   texts = 'word ' * 600 + 'apple', 'an apple'
-  with pytest.raises(UserError, match="'apple' stands behind the first 510 tokens"):
+  with pytest.raises(UserError, match="'apple' is after the first 510 tokens"):
     words_lib.similarities(bert, texts, 'apple')
 
 
