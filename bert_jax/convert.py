@@ -26,7 +26,6 @@ flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
 flags.adopt_module_key_flags(overwrite_flag)
 
 
-
 def _main(argv: list[str]):
   errors.require(bool(_INPUT.value), 'give --input=DIR, the model to convert')
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)

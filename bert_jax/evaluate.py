@@ -57,7 +57,6 @@ flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
 flags.adopt_module_key_flags(overwrite_flag)
 
 
-
 def _main(argv: list[str]):
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)
   # Only the flags that were given: each suite has its own defaults, and refuses others.

@@ -22,7 +22,6 @@ _OUTPUT = flags.DEFINE_string('output', None, 'A .html or .png file.')
 flags.adopt_module_key_flags(overwrite_flag)  # listed by --help
 
 
-
 def _main(argv: list[str]):
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)
   from bert_jax.runtime import storage  # after the flags: JAX is slow to import

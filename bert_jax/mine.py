@@ -26,7 +26,6 @@ flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
 flags.adopt_module_key_flags(overwrite_flag)
 
 
-
 def _main(argv: list[str]):
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)
   ranks = command.whole_numbers('--ranks', _RANKS.value)

@@ -29,7 +29,6 @@ _EXPLAIN = flags.DEFINE_bool(
 _OUT = flags.DEFINE_string('out', '', 'A JSON file for all figures.')
 
 
-
 def _main(argv: list[str]):
   errors.require(config_flag.is_given(), 'give --config=configs/large.py (or another)')
   config = config_flag.get()

@@ -53,7 +53,6 @@ _USED_BY = {'pooling': 'embed', 'normalize': 'embed', 'layers': 'embed',
             'null_threshold': 'question_answering'}
 
 
-
 def _main(argv: list[str]):
   for name, task in _USED_BY.items():
     errors.require(not flags.FLAGS[name].present or _TASK.value in (None, '', task),

@@ -97,8 +97,8 @@ class _Reader:
     if x.opcode == 'fusion':
       within = self._module.computations[x.called('calls')]
       root = next(y for y in within.values() if y.is_root)
-      names = root.operands if root.opcode == 'tuple' else (root.name,)
-      roots = [within[name] for name in names]
+      roots = ([within[name] for name in root.operands] if root.opcode == 'tuple'
+               else [root])
     # The result has nested tuples: take its arrays as they are.
     if len(roots) != len(arrays):
       yield from ((array.size, array) for array in arrays)

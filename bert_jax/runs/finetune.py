@@ -35,14 +35,8 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
              workdir: epath.Path) -> Job:
   """Reads the examples and builds the task; `Job.fields` follow from an epoch's steps.
 
-  Args:
-    config: the config of the run.
-    model: the initial model; None = the run resumes its own checkpoint.
-    mesh: the devices of the run.
-    workdir: the local folder of the run.
-
-  Raises:
-    UserError: a mistake in the config or the data.
+  `model` is the initial model; None = the run resumes its own checkpoint. Raises UserError
+  for a mistake in the config or the data.
   """
   if model:
     initial.check_sizes(config, model)

@@ -267,8 +267,8 @@ def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0)
   theirs = {path: x for path, x in _flat(model.params).items()
             if not reinit_layers or '/pooler/' not in path}
   factors = set(filter(lora.is_factor, ours))
-  unused = _parts(theirs.keys() - ours.keys())
-  new = _parts(ours.keys() - theirs.keys() - factors)
+  unused, new = (_parts(theirs.keys() - ours.keys()),
+                 _parts(ours.keys() - theirs.keys() - factors))
   lines = [('initialized', f'{len(ours.keys() & theirs.keys())} arrays from {name}'
                            + ', in addition to its frozen encoder' * bool(factors))]
   # One factor of each LoRA pair starts at zero.

@@ -18,9 +18,9 @@ Change = tuple[dict[str, Any], list[str]]  # {full name: value}, notes
 
 def one_length(config: ConfigDict, given: Mapping[str, Any]) -> Change:
   """Replaces the length in the config file by the length on the command line, if any."""
-  lengths = [name for name in config_lib.LENGTHS if config[name] > 0]
-  typed = [name for name in lengths if name in given]
-  of_file = [name for name in lengths if name not in given]
+  typed = [name for name in config_lib.LENGTHS if name in given and config[name] > 0]
+  of_file = [name for name in config_lib.LENGTHS
+             if name not in given and config[name] > 0]
   # Two lengths on the command line fail in a later check, with its own message.
   if typed:
     return {name: type(config[name])() for name in of_file}, [

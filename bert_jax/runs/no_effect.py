@@ -19,9 +19,9 @@ from bert_jax.training.job import Job
 def _reason(field: Field, config: ConfigDict, job: Job | None) -> str:
   """The reason why a field has no effect; '' = it has one."""
   rules = field.unused_by_data if job else field.unused
-  arguments = (config, job) if job else (config,)
   try:
-    return next(filter(None, (rule(*arguments) for rule in rules)), '')
+    return next(filter(None, (
+        rule(config, job) if job else rule(config) for rule in rules)), '')
   except UserError:  # an unreadable file: its reader reports it later
     return ''
 

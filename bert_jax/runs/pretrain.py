@@ -52,14 +52,8 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
              workdir: epath.Path) -> Job:
   """Opens the corpus and builds the task; `Job.fields` has the corpus's vocabulary size.
 
-  Args:
-    config: the config of the run.
-    model: the initial model; None = fresh parameters, or the run's own checkpoint.
-    mesh: the devices of the run.
-    workdir: the local folder of the run.
-
-  Raises:
-    UserError: a mistake in the config or the corpus.
+  `model` is the initial model; None = fresh parameters, or the run's own checkpoint.
+  Raises UserError for a mistake in the config or the corpus.
   """
   masking_config = MaskingConfig(**config.masking)
   teacher = initial.teacher(config)

@@ -45,8 +45,8 @@ def select_platform(platform: str):
   errors.require_choice('platform', platform, PLATFORMS)
   if platform != 'auto':
     # Name one GPU platform only: JAX requires every platform that it is given.
-    has_cuda = glob.glob('/dev/nvidia[0-9]*') or not glob.glob('/dev/kfd')
-    gpu = 'cuda' if has_cuda else 'rocm'
+    gpu = ('cuda' if glob.glob('/dev/nvidia[0-9]*') or not glob.glob('/dev/kfd')
+           else 'rocm')
     jax.config.update('jax_platforms', gpu if platform == 'gpu' else platform)
   try:
     backend = jax.default_backend()
@@ -89,9 +89,9 @@ def _repair_cache():
       show(message, *args, **more)
       return
     doing, program, error = trouble.groups()
-    folder = epath.Path(jax.config.jax_compilation_cache_dir)
     with contextlib.suppress(OSError):
-      for path in folder.glob(f'{program}-*-cache'):
+      for path in epath.Path(jax.config.jax_compilation_cache_dir).glob(
+          f'{program}-*-cache'):
         path.unlink(missing_ok=True)
     if doing == 'writing':
       console.print_lines([('note', f'a compiled program is not cached: {error}')])

@@ -298,8 +298,8 @@ def _explain(error: Exception):
 
   A collective fails at once when another process dies; `_watch` needs `GONE_SECONDS`.
   """
-  is_of_xla = isinstance(error, jax.errors.JaxRuntimeError)
-  if not is_of_xla or str(error).startswith(_OWN_ERRORS):
+  if (not isinstance(error, jax.errors.JaxRuntimeError)
+      or str(error).startswith(_OWN_ERRORS)):
     _be_last()  # the error is this process's own, or all processes have it
     return
   if not _ending.is_set():
