@@ -1,6 +1,7 @@
-"""Logical axis names to mesh axes: the only file that knows how a preset splits the model.
+"""Maps logical axes to mesh axes: only this file knows how a preset shards the model.
 
-The modules name the meaning of an axis ('embed', 'heads', ...); a preset maps it to the mesh.
+Modules name the logical axes of their arrays ('embed', 'heads', ...); a preset maps each
+axis to the mesh.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,16 +19,16 @@ from bert_jax.parallel.mesh import BATCH_AXES
 
 Rules = tuple[tuple[str, Any], ...]
 
-# Axes of parameters that a preset splits over the data axis / the model axis. Activations have
-# names of their own ('batch', 'seq', 'embed_act'), because 'embed' of a parameter may be split over
-# 'data' while the width of an activation is whole.
+# The axes of parameters that a preset shards over the data axis or the model axis.
+# Activations have other names ('batch', 'seq', 'embed_act'): the 'embed' axis of a
+# parameter may be sharded over 'data' while the width of an activation is whole.
 _OVER_DATA = {'embed': 'data'}
 _OVER_MODEL = {'vocab': 'model', 'heads': 'model', 'mlp': 'model'}
 PRESETS = {'dp': {}, 'fsdp': _OVER_DATA, 'tp': _OVER_MODEL,
            'fsdp_tp': _OVER_DATA | _OVER_MODEL}
-# The TPU compiler may gather parameters piece by piece, in a loop around small products. For
-# BERT-large, sharding=fsdp, on v5e:4x4 it expects twice the time for it. Only products above this
-# size (MiB) become such loops.
+# The TPU compiler may gather parameters piece by piece, in a loop around small matrix
+# products. For BERT-large with sharding=fsdp on v5e:4x4 it expects twice the step time
+# for that. Only products above this size (MiB) become such loops.
 _TPU_OPTIONS = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'}
 _LOGICAL_AXES = ('layers', 'vocab', 'embed', 'position', 'segment', 'norm', 'heads', 'kv',
                  'mlp', 'pooled', 'labels', 'seq', 'embed_act')
@@ -36,12 +37,12 @@ _LOGICAL_AXES = ('layers', 'vocab', 'embed', 'position', 'segment', 'norm', 'hea
 def rules(preset: str) -> Rules:
   """The Linen logical axis rules of a preset: dp, fsdp, tp or fsdp_tp.
 
-  dp       every parameter whole on every device
-  fsdp     parameters and moments split over mesh.data along the width
-  tp       heads, feed-forward and vocabulary split over mesh.model
-  fsdp_tp  both
+  dp       replicates all parameters
+  fsdp     shards parameters and moments over mesh.data along the width
+  tp       shards heads, feed-forward and vocabulary over mesh.model
+  fsdp_tp  does both
 
-  With mesh.model=1, tp is dp and fsdp_tp is fsdp. mesh.replica only ever splits rows.
+  With mesh.model=1, tp is dp and fsdp_tp is fsdp. mesh.replica shards only rows.
   """
   errors.require_choice('sharding', preset, PRESETS)
   axes = {name: None for name in _LOGICAL_AXES} | PRESETS[preset]
@@ -55,7 +56,8 @@ def shardings(abstract_boxed: Any, mesh: Mesh, preset: str) -> Any:
 
 
 def check_divides(tree: Any, shardings: Any, preset: str):
-  """Raises UserError if a mesh axis does not divide the dimension that it would split."""
+  """Raises UserError if a mesh axis does not divide the dimension that it shards."""
+  # JAX's own message has neither the name of the parameter nor the flag.
   leaves = zip(jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(shardings))
   for (path, x), sharding in leaves:
     for size, axes in zip(x.shape, sharding.spec):
@@ -64,23 +66,24 @@ def check_divides(tree: Any, shardings: Any, preset: str):
       if size % parts_of:
         raise UserError(
             f'sharding={preset} splits {path[-1].key} {tuple(x.shape)} into {parts_of} '
-            f'({" x ".join(f"mesh.{axis}" for axis in axes)}), which does not divide {size}: '
-            'choose another mesh or sharding')
+            f'({" x ".join(f"mesh.{axis}" for axis in axes)}), which does not divide '
+            f'{size}: choose another mesh or sharding')
 
 
 @contextlib.contextmanager
 def in_context(mesh: Mesh, preset: str) -> Iterator[None]:
-  """Sets the mesh and the preset's rules for the code inside."""
+  """Sets the mesh and the rules of the preset for the code inside the context."""
   with jax.set_mesh(mesh), nn.logical_axis_rules(rules(preset)):
     yield
 
 
 def with_mesh(function, mesh: Mesh, preset: str, **jit_options):
-  """`jax.jit(function)`, traced and run with the mesh and the preset's rules in context.
+  """`jax.jit(function)` that traces and runs with the mesh and the preset's rules.
 
   Without them Linen's `with_logical_constraint` silently does nothing.
   """
 
+  # The rules are needed only while tracing, the mesh also at each call.
   def traced(*args):
     with nn.logical_axis_rules(rules(preset)):
       return function(*args)
@@ -101,27 +104,28 @@ def with_mesh(function, mesh: Mesh, preset: str, **jit_options):
 
 
 def platform() -> str:
-  """Returns the platform for which the current trace is compiled."""
+  """The platform that the current trace compiles for."""
   mesh = jax.sharding.get_abstract_mesh()
   device = None if mesh.empty else mesh.abstract_device
   return device.platform if device else jax.default_backend()
 
 
 def parts(name: str) -> int:
-  """The number of parts into which the mesh in context splits a logical axis; 1 without a mesh."""
+  """The number of shards of a logical axis on the mesh in context; 1 without a mesh."""
   mesh = jax.sharding.get_abstract_mesh()
   axis = None if mesh.empty else nn.logical_to_mesh_axes((name,))[0]
   return mesh.shape[axis] if axis else 1
 
 
-def on_each_chip(function: Callable[..., jax.Array], inputs: Sequence[tuple[str | None, ...]],
-                 output: tuple[str, ...]):
-  """Runs `function` on each chip, on its own part of the arguments and of the result.
+def on_each_chip(function: Callable[..., jax.Array],
+                 inputs: Sequence[tuple[str | None, ...]], output: tuple[str, ...]):
+  """Runs `function` on each chip, on the chip's shards of the arguments and the result.
 
-  The compiler cannot split a kernel itself. Without a mesh in context, returns `function`.
+  XLA cannot partition a kernel by itself. Without a mesh in context this returns
+  `function`.
 
   Args:
-    function: of arrays, to one array.
+    function: maps arrays to one array.
     inputs: the logical axes of each argument.
     output: the logical axes of the result.
   """
@@ -132,5 +136,5 @@ def on_each_chip(function: Callable[..., jax.Array], inputs: Sequence[tuple[str 
 
 
 def batch_divisor(mesh: Mesh) -> int:
-  """The number of parts into which the mesh splits the rows of a batch."""
+  """The number of shards of a batch."""
   return math.prod(mesh.shape[axis] for axis in BATCH_AXES)

@@ -1,4 +1,4 @@
-"""The attention weights of a text, as a page and as a picture."""
+"""Shows the attention weights of a text as an HTML page or a picture."""
 
 import base64
 import functools
@@ -21,20 +21,21 @@ from bert_jax.model import architectures
 class Attention(NamedTuple):
   """The attention weights of one text or pair of L tokens."""
 
-  tokens: list[str]  # L, special ones included
-  weights: np.ndarray  # [N, H, L, L] float32: layer, head, from, to; sums to 1 over the last
+  tokens: list[str]  # L tokens, including special tokens
+  weights: np.ndarray  # [N, H, L, L] float32: layer, head, from, to; the last sums to 1
   special: list[str]  # the tokens that the tokenizer adds: [CLS] and [SEP]
 
 
 def attention(bert: Bert, text: str, text_pair: str | None = None) -> Attention:
-  """The attention weights of a text or pair.
+  """Computes the attention weights of a text or pair.
 
   Raises:
-    UserError: it is longer than the position table.
+    UserError: the text is longer than the position table.
   """
   row = bert.row(text if text_pair is None else (text, text_pair))
   ids, type_ids = np.array([row.ids], np.int32), np.array([row.type_ids], np.int32)
-  batch = Tokens(ids, type_ids, np.arange(ids.size, dtype=np.int32)[None], np.ones_like(ids))
+  positions = np.arange(ids.size, dtype=np.int32)[None]
+  batch = Tokens(ids, type_ids, positions, np.ones_like(ids))
   encoder = architectures.make_encoder(bert.config)
   run = jax.jit(functools.partial(encoder.apply, method='states'))
   states = run({'params': bert.params['params']['bert']}, batch)
@@ -46,10 +47,11 @@ def attention(bert: Bert, text: str, text_pair: str | None = None) -> Attention:
 
 def _selected(attention: Attention, layer: int | None,
               head: int | None) -> tuple[np.ndarray, str]:
-  """Weights [L, L] of a layer and head, and their title."""
-  for name, value, count in zip(('layer', 'head'), (layer, head), attention.weights.shape):
+  """The weights [L, L] of a layer and head, and their title."""
+  for name, value, count in zip(('layer', 'head'), (layer, head),
+                                attention.weights.shape):
     require(value is None or 1 <= value <= count,
-            f'--{name}={value} is not there: the model has {count}')
+            f'--{name}={value} does not exist: the model has {count}')
   weights = attention.weights if layer is None else attention.weights[layer - 1:layer]
   weights = weights if head is None else weights[:, head - 1:head]
   title = ', '.join((f'layer {layer}' if layer else 'all layers',
@@ -57,8 +59,9 @@ def _selected(attention: Attention, layer: int | None,
   return weights.mean((0, 1)), title
 
 
-def write_png(attention: Attention, path: str, layer: int | None = None, head: int | None = None):
-  """Draws a heat map: rows attend to columns.
+def write_png(attention: Attention, path: str, layer: int | None = None,
+              head: int | None = None):
+  """Draws a heat map in which rows attend to columns.
 
   `layer` and `head` count from 1; None = the mean over all.
   """
@@ -68,6 +71,7 @@ def write_png(attention: Attention, path: str, layer: int | None = None, head: i
   axes = picture.subplots()
   axes.imshow(weights, cmap='Blues', vmin=0)
   places = range(len(attention.tokens))
+  # A token may contain $, which matplotlib would parse as math.
   axes.set_xticks(places, attention.tokens, rotation=90, parse_math=False)
   axes.set_yticks(places, attention.tokens, parse_math=False)
   axes.xaxis.tick_top()
@@ -78,7 +82,7 @@ def write_png(attention: Attention, path: str, layer: int | None = None, head: i
 
 
 def save_picture(picture: figure.Figure, path: str):
-  """Saves a picture with the installed Chinese fonts: matplotlib's own font has no Chinese."""
+  """Saves a picture with installed Chinese fonts, which matplotlib's own font lacks."""
   from matplotlib import font_manager
   installed = {font.name for font in font_manager.fontManager.ttflist}
   chinese = ('Noto Sans CJK SC', 'Noto Sans CJK JP', 'WenQuanYi Zen Hei', 'PingFang SC',
@@ -89,12 +93,14 @@ def save_picture(picture: figure.Figure, path: str):
 
 
 def write_html(attention: Attention, path: str):
-  """Writes one page without outside parts: all layers and heads at a glance, one in detail."""
+  """Writes a self-contained page: all layers and heads at a glance, and one in detail."""
   layers, heads, length, _ = attention.weights.shape
+  # One byte for a weight: shades of color show no more, and a page stays small.
   scaled = np.round(attention.weights * 255).astype(np.uint8)
   data = {'tokens': attention.tokens, 'layers': layers, 'heads': heads, 'length': length,
-          'special': attention.special, 'weights': base64.b64encode(scaled.tobytes()).decode()}
-  template = importlib.resources.files('bert_jax.views').joinpath('attention.html').read_text()
+          'special': attention.special,
+          'weights': base64.b64encode(scaled.tobytes()).decode()}
+  template = importlib.resources.files('bert_jax.views') / 'attention.html'
   # A token may be "</script>".
-  page = template.replace('"DATA"', json.dumps(data, ensure_ascii=False).replace('<', '\\u003c'))
-  epath.Path(path).write_text(page)
+  content = json.dumps(data, ensure_ascii=False).replace('<', '\\u003c')
+  epath.Path(path).write_text(template.read_text().replace('"DATA"', content))

@@ -63,7 +63,7 @@ def test_the_picture_shows_the_chosen_head(bert, tmp_path, monkeypatch):
   np.testing.assert_array_equal(shown[0], attention.weights[1, 0])
   np.testing.assert_allclose(shown[1], attention.weights.mean((0, 1)), atol=1e-7)
   assert (tmp_path / 'a.png').read_bytes().startswith(b'\x89PNG')
-  with pytest.raises(UserError, match='layer=3 is not there: the model has 2'):
+  with pytest.raises(UserError, match='layer=3 does not exist: the model has 2'):
     attention_lib.write_png(attention, str(tmp_path / 'c.png'), layer=3)
 
 
