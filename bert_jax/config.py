@@ -154,7 +154,7 @@ def check_values(config: ConfigDict):
   for name, value in flat(config).items():
     if isinstance(value, float):
       require(math.isfinite(value), f'{name}={value} must be a finite number')
-      # Beyond these bounds float32 rounds to 0 or infinity.
+      # Far beyond these bounds float32 rounds to 0 or infinity.
       require(not value or _SMALLEST <= abs(value) <= _LARGEST_FLOAT,
               f'{name}={value} must have a magnitude from {_SMALLEST} to '
               f'{_LARGEST_FLOAT}, the range of float32')

@@ -59,7 +59,7 @@ flags.adopt_module_key_flags(overwrite_flag)
 
 def _main(argv: list[str]):
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)
-  # Only the flags that were given: each suite has its own defaults, and refuses others.
+  # Only the given flags: suites have their own defaults, and reject flags without effect.
   options = {name: flag.value for name, flag in _OPTIONS.items() if flag.present}
   if 'rates' in options:
     try:

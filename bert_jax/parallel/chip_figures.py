@@ -47,7 +47,7 @@ def chip_of(devices: Sequence[jax.Device]) -> Chip | None:
   kind = devices[0].device_kind
   if ' MIG ' in kind:  # a part of a GPU, whose share of the figures varies
     return None
-  # Names of GPUs may go on with their memory: 'NVIDIA H100 80GB HBM3' is an H100 SXM.
+  # The name of a GPU may end with its memory: 'NVIDIA H100 80GB HBM3' is an H100 SXM.
   names = [name for name in _CHIPS
            if kind == name or name.startswith('NVIDIA') and kind.startswith(name)]
   if not names:

@@ -116,7 +116,7 @@ def put_batch(batch: Any, mesh: Mesh) -> Any:
     size = len(x) // len(mine.places)  # rows at each place
 
     def rows_at(index):
-      # The host holds its places one after another, whatever lies between them.
+      # The host array has no rows of other hosts: its places follow one another.
       start = mine.places.index((index[0].start or 0) // size) * size
       return x[start:start + size]
 

@@ -12,7 +12,7 @@ _INSTRUCTION = re.compile(r'^\s+(ROOT )?%?([\w.-]+) = (.*)$')
 _ARRAY = re.compile(r'(\w+)\[([\d,]*)\](?:\{([^{}]*)\})?')
 _SPACE = re.compile(r'S\((\d+)\)')  # memory space in a TPU layout: 1 is on the core
 # The computations inside a fusion, an asynchronous exchange and a conditional.
-_INSIDE = re.compile(r'\b(?:calls|true_computation|false_computation|branch_computations)='
+_INSIDE = re.compile(r'\b(?:calls|(?:true|false)_computation|branch_computations)='
                      r'(%?[\w.-]+|\{[^}]*\})')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 

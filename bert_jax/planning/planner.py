@@ -69,7 +69,8 @@ def _plan(config: ConfigDict, name: str, price: float, search: bool,
         f'{config.model.dtype})')
   lengths = [work.phase.max_len for work in works]
   with sharding.in_context(mesh, config.sharding):
-    print(f'  attention: {attention_kernels.describe(works[0].task.model.config, lengths)}')
+    paths = attention_kernels.describe(works[0].task.model.config, lengths)
+  print(f'  attention: {paths}')
   estimates, searches = [], []
   for i, work in enumerate(works):
     phase = work.phase

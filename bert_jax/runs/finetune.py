@@ -35,8 +35,8 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
              workdir: epath.Path) -> Job:
   """Reads the examples and builds the task; `Job.fields` follow from an epoch's steps.
 
-  `model` is the initial model; None = the run resumes its own checkpoint. Raises UserError
-  for a mistake in the config or the data.
+  `model` is the initial model; None = the run resumes its own checkpoint. Raises
+  UserError for a mistake in the config or the data.
   """
   if model:
     initial.check_sizes(config, model)

@@ -251,7 +251,7 @@ def _parts(names: set[str]) -> str:
 
 
 def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0) -> Any:
-  """Replaces fresh parameters by the parameters of `model`, as far as it has them.
+  """Replaces fresh parameters by the parameters that `model` has.
 
   Args:
     fresh: random parameters on the devices of the run.

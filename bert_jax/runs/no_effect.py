@@ -32,7 +32,7 @@ def check(config: ConfigDict, given: Collection[str], job: Job | None = None):
   With a job this applies the rules that depend on the data; without one, the others.
   """
   architecture, table = config.model.architecture, config_lib.fields(config.task)
-  # Fields of another architecture are not in the table, which has BERT's.
+  # The group `model` may have fields that only another architecture uses.
   if architecture in architectures.ALL and not job:
     known = {f.name for f in dataclasses.fields(architectures.ALL[architecture].config)}
     for name in given:

@@ -91,7 +91,7 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
       eval_batches=config.eval_batches, feed=mesh_lib.feed(mesh))
   require(not config.keep_best or data.has_held_out,
           f'keep_best={config.keep_best!r} needs held-out text: set data.heldout')
-  # The names come from an abstract trace, which takes seconds: only when needed.
+  # The names need a trace of the evaluation step, so compute them only for this check.
   if config.keep_best and config.keep_best not in data.score_names():
     raise UserError(f'keep_best={config.keep_best!r} is not a score of the evaluation: '
                     f'it has {", ".join(data.score_names())}')

@@ -232,7 +232,7 @@ def held(workdir: epath.Path) -> Iterator[None]:
     UserError: another run holds it, or the workdir cannot be written.
   """
   release, refusal = (lambda: None), ''
-  # Only the first process takes the lock; the others learn its verdict, so all fail alike.
+  # Only the first process takes the lock. The others get its refusal, so all fail alike.
   if not jax.process_index():
     try:
       release = _acquire(workdir)

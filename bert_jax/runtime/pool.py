@@ -71,15 +71,13 @@ def processes(workers: int, warm_up: Callable[[], Any],
       executor.submit(warm_up)
     yield executor
   finally:
-    # Waits: a child process of multiprocessing closes the queue at its exit, and workers that had
-    # not been told to end by then would wait forever.
+    # Wait here: a child process of multiprocessing closes the queue at its exit, and
+    # workers that have not heard of the end by then would wait forever.
     executor.shutdown(cancel_futures=True)
 
 
-def ordered_map(executor: concurrent.futures.Executor,
-                function: Callable[[Any], Any],
-                items: Iterable[Any],
-                at_once: int,
+def ordered_map(executor: concurrent.futures.Executor, function: Callable[[Any], Any],
+                items: Iterable[Any], at_once: int,
                 field: str = '--workers') -> Iterator[Any]:
   """Yields function(item) for each item, in order; holds at most `at_once` items.
 
