@@ -148,7 +148,7 @@ def test_fields_of_another_architecture(corpus_file):
 def test_records_in_a_mixture_have_the_vocabulary(corpus_file, records, name):
   c = tiny.get_config()
   c.data.source = f'{corpus_file}=1,{records}=2'
-  with pytest.raises(UserError, match=f'the records in data.source={records} have their vocab'):
+  with pytest.raises(UserError, match=f'the records in data.source={records} have their own vocab'):
     no_effect.check(c, [name])
   c.data.source = f'{corpus_file}=1,{corpus_file}=2'
   no_effect.check(c, [name])
