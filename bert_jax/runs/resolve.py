@@ -56,7 +56,7 @@ def fitted(config: ConfigDict,
   """
   phases_lib.check(config.phases)
   planned, notes = given.get('train_steps', config.train_steps), []
-  # The order matters: steps scale the phases that remain.
+  # The length comes first, because phases scale to it.
   for fit in (length.one_length, length.rows_of_phases, length.steps_of_phases):
     fields, more = fit(config, given)
     config, notes = changed(config, fields), notes + more
