@@ -49,7 +49,7 @@ RULES = (
      'max_len=32', r'\1'),
     (r'max_len=4 is too short .*: give at least (\d+)', r'max_len=\1'),
     (r'max_len=\S+ is above model.max_positions=(\d+)', r'max_len=\1'),
-    (r"--config\.(\w+) has no effect here: phases=.*: change the phases, or give --config\.(phases='.*') too",
+    (r"--config\.(\w+) has no effect here: phases=.*: change .* give --config\.(phases='.*') too",
      r'\2', r"~\1 phases='((9,64,8),(1,64,8))'"),
     (r"phases=.*: each is \(steps, max_len, batch_size\), positive: ('.*') are two", r'phases=\1'),
     (r'phases=.*: the steps sum to \d+, .*: give fewer', "phases='((12,32,8),)'"),
@@ -91,7 +91,7 @@ RULES = (
      'mesh.data=4 mesh.model=2'),
     # ---- fields without effect ------------------------------------------------------------------
     (r'--config\.(\S+) has no effect here: .* leave it out$', r'~\1'),
-    (r'--config\.(\S+) has no effect here: it is for (masking.unit=\w+), but the unit', r'\2', r'~\1'),
+    (r'--config\.(\S+) has no effect here: it is for (masking.unit=\w+), but', r'\2', r'~\1'),
     (r'(masking\.\S+)=70 is more than the (32) tokens of a row: give fewer, or 0 for', r'\1=\2',
      r'\1=0'),
     (r'--config\.(\S+) has no effect here: a window .* at most (\d+) tokens .*: give at most',
