@@ -14,10 +14,12 @@ import pytest
 import bert_jax
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
+from bert_jax.evaluation import suites
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interop import families, huggingface, layout, native
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures, attention_kernels
+from bert_jax.objectives import objectives
 from bert_jax.runs import run
 from bert_jax.tasks import task_kind, task_list
 from tests import conftest, made_tasks
@@ -134,8 +136,16 @@ def test_a_kernel(monkeypatch):
     attention_kernels.choose_path(dataclasses.replace(config, attention='loops'), 15)
 
 
+EXTENDING = (PACKAGE.parent / 'docs' / 'extending.md').read_text()
+
+
+def lines_with(word: str, name: str) -> list[str]:
+  """The lines of a file of the package that contain a word."""
+  return re.findall(rf'^.*\b{word}\b.*$', (PACKAGE / name).read_text(), re.MULTILINE)
+
+
 def files_with(*words: str) -> set[str]:
-  """The files of the package that have one of some words, also within text."""
+  """The files of the package that contain at least one of the words, also in strings."""
   pattern = re.compile(rf'\b({"|".join(words)})\b')
   return {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob('*.py')
           if pattern.search(path.read_text())}
@@ -150,11 +160,37 @@ def test_a_task_is_one_file_and_a_line(task, classes):
   kind = task_list.WITH_HEAD[task]
   assert {kind.__module__, kind.files.__module__, kind.head.__module__} == {
       f'bert_jax.tasks.{task}'}
-  lines = re.findall(rf'^.*\b{task}\b.*$', (PACKAGE / listed).read_text(), re.MULTILINE)
-  assert len(lines) == 2  # its import and its entry
+  assert len(lines_with(task, listed)) == 2  # its import and its entry
   assert kind.fields and kind.transformers and kind.parameter_groups
-  text = (PACKAGE.parent / 'docs' / 'extending.md').read_text()
-  assert f'`bert_jax/{own}`' in text  # readers start from it
+  assert f'`bert_jax/{own}`' in EXTENDING  # readers start from it
+
+
+def test_an_objective_is_one_file_and_an_entry():
+  """The comment of the config field names it too, and nothing else in the package does."""
+  own, listed = 'objectives/disentangled_sharing.py', 'objectives/objectives.py'
+  field = 'fields/pretraining_fields.py'
+  name, objective = 'replaced_tokens_gdes', objectives.ALL['replaced_tokens_gdes'].create
+  assert objective.__module__ == 'bert_jax.objectives.disentangled_sharing'
+  words = (name, 'disentangled_sharing', objective.__name__)
+  assert files_with(*words) == {own, listed, field}
+  assert len(lines_with(objective.__name__, listed)) == 2  # its import and its entry
+  assert all(line.lstrip().startswith('#') for word in words for line in lines_with(word, field))
+  assert {f'`bert_jax/{path}`' for path in (own, listed, field)} <= set(
+      re.findall('`[^`]+`', EXTENDING))
+
+
+def test_a_suite_is_one_file_an_entry_and_a_call():
+  """The help texts of the command name it too, and nothing else in the package does."""
+  own, listed, command = 'evaluation/minimal_pairs.py', 'evaluation/suites.py', 'evaluate.py'
+  assert 'minimal_pairs' in suites.SUITES and (PACKAGE / own).exists()
+  assert files_with('minimal_pairs') - {own} == {listed, command}
+  lines = lines_with('minimal_pairs', listed)
+  assert len(lines) == 3  # its import, its entry, its call
+  assert sum('minimal_pairs.evaluate(' in line for line in lines) == 1
+  code = re.sub(r'\'[^\'\n]*\'|"""(.|\n)*?"""', '', (PACKAGE / command).read_text())
+  assert 'minimal_pairs' not in code  # only in help texts
+  assert {f'`bert_jax/{path}`' for path in (own, listed, command)} <= set(
+      re.findall('`[^`]+`', EXTENDING))
 
 
 def test_a_loaded_model_has_what_answers_of_tasks_need():
