@@ -239,7 +239,7 @@ def test_records_are_replaced_on_demand(folder, command):
   assert command('prepare', *bad)[0] == 2
   (folder / 'records/notes.txt').write_text('mine')
   status, error = command('prepare', *arguments, '--vocab_size=150', '--overwrite')
-  assert status == 2 and 'records holds notes.txt, which is no part of its records' in error
+  assert status == 2 and 'records holds notes.txt, which is not part of its records' in error
   (folder / 'records/notes.txt').unlink()
   assert json.loads((folder / 'records/manifest.json').read_text())['digest'] == first
   status, error = command('prepare', *arguments, '--vocab_size=150', '--overwrite')

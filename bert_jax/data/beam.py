@@ -1,13 +1,15 @@
-"""`prepare` as an Apache Beam pipeline, for corpora that one machine takes too long for.
+"""`prepare` as an Apache Beam pipeline, for corpora that are too large for one machine.
 
   pip wheel --no-deps --wheel-dir=dist .
-  python -m bert_jax.prepare --input='gs://corpus/*.jsonl.gz' --output=gs://records/mine \\
-      --vocab=vocab.txt --beam='--runner=DataflowRunner --project=mine --region=europe-west4
-      --temp_location=gs://records/temp --extra_package=dist/bert_jax-VERSION-py3-none-any.whl'
+  python -m bert_jax.prepare --input='gs://corpus/*.jsonl.gz' \\
+      --output=gs://records/mine --vocab=vocab.txt \\
+      --beam='--runner=DataflowRunner --project=mine --region=europe-west4
+      --temp_location=gs://records/temp
+      --extra_package=dist/bert_jax-VERSION-py3-none-any.whl'
 
-Every input file becomes a shard of training text and one of held-out text, by the functions that
-`prepare` runs itself. The vocabulary is given: one machine trains it on a part of the text. Needs
-`pip install apache-beam`.
+Each input file becomes a shard of training text and a shard of held-out text, by the same
+functions as in `prepare`. The vocabulary must exist: train it with `prepare` on a part of
+the text. Needs `pip install apache-beam`.
 """
 
 from collections.abc import Sequence
@@ -28,7 +30,12 @@ _SPLITS = ('train', 'heldout')
 
 def _write_shards(numbered: tuple[int, str], *, settings: corpus.Settings,
                   output: str) -> dict[str, dict[str, Any]]:
-  """Writes the training and the held-out shard of the file (number, name).
+  """Writes the training shard and the held-out shard of one file.
+
+  Args:
+    numbered: (number, name) of the file.
+    settings: of the whole corpus.
+    output: the folder for the shards.
 
   Returns:
     {split: the result of `preparation.write_shard`}.
@@ -37,7 +44,7 @@ def _write_shards(numbered: tuple[int, str], *, settings: corpus.Settings,
   data_format = corpus.format_of(file, settings.format)
   tokenizer = tokenizer_reader.load(epath.Path(output) / 'tokenizer')
   encoder = encode.Encoder(tokenizer, settings)
-  # Documents are held out by their hash alone: no machine sees all of them.
+  # Documents are held out by their hash alone, because no machine sees all of them.
   below = int(settings.heldout * survey.HASHES)
   shards = {}
   with tempfile.TemporaryDirectory() as folder:
@@ -46,23 +53,28 @@ def _write_shards(numbered: tuple[int, str], *, settings: corpus.Settings,
       documents = (d for d in corpus.read_file(file, data_format, settings.text_column)
                    if (survey.text_hash(d.encode()) < below) == (split == 'heldout'))
       encoded = map(encoder.documents, encode.batches(documents))
-      shards[split] = preparation.write_shard(local, f'{split}-{number:05}', tokenizer.vocab_size,
-                                              encoded)
+      shards[split] = preparation.write_shard(local, f'{split}-{number:05}',
+                                              tokenizer.vocab_size, encoded)
     storage.upload(local, epath.Path(output))
   return shards
 
 
-def _finish(files: Sequence[dict[str, dict[str, Any]]], *, settings: corpus.Settings, output: str):
-  """Writes counts and manifest over all shards."""
-  splits = {split: sorted((file[split] for file in files), key=lambda x: x['entry']['name'])
-            for split in _SPLITS}
+def _finish(files: Sequence[dict[str, dict[str, Any]]], *, settings: corpus.Settings,
+            output: str):
+  """Writes the counts and the manifest of all shards."""
+  # Beam returns the files in any order. Sorted shards make the digest reproducible.
+  splits = {
+      split: sorted((file[split] for file in files), key=lambda x: x['entry']['name'])
+      for split in _SPLITS
+  }
   shards = [*splits['train'], *splits['heldout']]
   folder = epath.Path(output)
   preparation.finish(
       folder, dataclasses.asdict(settings), tokenizer_reader.load(folder / 'tokenizer'),
       documents=sum(shard['read'] for shard in shards),
       size=sum(shard['size'] for shard in shards), splits=splits,
-      notes=['held-out sentences were not looked for in the training text'])
+      notes=['held-out sentences may also occur in the training text: Beam does not '
+             'check'])
 
 
 def run(settings: corpus.Settings, output: str, options: Sequence[str] = ()):
@@ -75,17 +87,18 @@ def run(settings: corpus.Settings, output: str, options: Sequence[str] = ()):
                     'apache-beam') from e
   require_choice('data.format', settings.format, corpus.FORMATS)
   require(settings.source != 'builtin' and not settings.source.startswith('tfds:'),
-          f'--input={settings.source} is no file: Beam reads files')
+          f'--input={settings.source} is not a file: Beam reads files')
   require(settings.vocab,
           'Beam needs --vocab: train one with bert_jax.prepare on a part of the text')
-  require(not settings.words, f'--words={settings.words} has no effect with Beam, which reads the '
-          'files in no order')
+  require(not settings.words,
+          f'--words={settings.words} has no effect with Beam, which reads the files in '
+          'any order')
   storage.check('--output', output)
   folder = epath.Path(output)
   require(not folder.exists() or folder.is_dir() and not any(folder.iterdir()),
           f'{output} is not empty: use another folder')
   files = list(enumerate(corpus.find_files(settings.source)))
-  # The workers have neither this machine's files nor its folder.
+  # The workers cannot read this machine's files: they load the copy in the output.
   tokenizer_reader.load(settings.vocab, settings.lowercase).save(folder / 'tokenizer')
   try:
     with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
@@ -93,6 +106,7 @@ def run(settings: corpus.Settings, output: str, options: Sequence[str] = ()):
            | beam.Map(functools.partial(_write_shards, settings=settings, output=output))
            | beam.combiners.ToList()
            | beam.Map(functools.partial(_finish, settings=settings, output=output)))
-  except Exception as e:  # of any runner
+  except Exception as e:  # each runner has other exceptions
     mistake = UserError if isinstance(e, UserError) else Failed
-    raise mistake(f'the Beam pipeline has failed, delete {output} before the next: {e}') from e
+    raise mistake(f'the Beam pipeline failed, delete {output} before you run it again: '
+                  f'{e}') from e

@@ -1,7 +1,8 @@
 """The built-in corpus: English prose from the documentation of the installed packages.
 
-One document for each module of Python's standard library and of the packages in requirements.txt,
-from its docstrings, and one for each topic of `pydoc`. This repository holds none of the text.
+Each topic of `pydoc` becomes a document. So do the docstrings of each module of Python's
+standard library and of the packages in requirements.txt. This repository contains none of
+the text.
 """
 
 import ast
@@ -16,17 +17,19 @@ import warnings
 
 from etils import epath
 
-# Packages of requirements.txt with docstrings in prose, and scipy, on which jax depends.
+# Packages of requirements.txt with prose in their docstrings, and scipy, which jax needs.
 _PACKAGES = ('absl', 'array_record', 'etils', 'flax', 'grain', 'jax', 'matplotlib',
-             'ml_collections', 'numpy', 'optax', 'orbax', 'scipy', 'sentencepiece', 'tensorboardX',
-             'tensorflow_datasets', 'tokenizers', 'tqdm')
-_SKIPPED_DIRECTORIES = {'test', 'tests', 'testing', 'idlelib', 'lib2to3', 'site-packages',
-                        'dist-packages', 'third_party', '_vendor', 'vendor', '__pycache__'}
-_MIN_WORDS = 40  # of a document; a next sentence cannot be told from less
+             'ml_collections', 'numpy', 'optax', 'orbax', 'scipy', 'sentencepiece',
+             'tensorboardX', 'tensorflow_datasets', 'tokenizers', 'tqdm')
+_SKIPPED_DIRECTORIES = {
+    'test', 'tests', 'testing', 'idlelib', 'lib2to3', 'site-packages', 'dist-packages',
+    'third_party', '_vendor', 'vendor', '__pycache__',
+}
+_MIN_WORDS = 40  # shorter documents are too short for next sentence prediction
 
 
 def is_prose(paragraph: str) -> bool:
-  """True for English sentences, False for code, tables and lists of names."""
+  """True for English sentences; False for code, tables and lists of names."""
   words = paragraph.split()
   letters = sum(c.isalpha() or c.isspace() for c in paragraph)
   plain = sum(w.strip('.,;:()"\'`').isalpha() for w in words)
@@ -35,13 +38,13 @@ def is_prose(paragraph: str) -> bool:
 
 
 def paragraphs(docstring: str) -> list[str]:
-  """The paragraphs of a docstring that are prose, each as one line without markup."""
+  """The prose paragraphs of a docstring, each as one line without markup."""
   text = inspect.cleandoc(docstring).expandtabs()
   prose = []
   for block in re.split(r'\n\s*\n', text):
     line = ' '.join(block.split())
     line = re.sub(r':\w+:`~?([^`<]*)[^`]*`', r'\1', line)  # :func:`name` -> name
-    line = re.sub(r'^\w+ -{3,} ', '', line)  # the underlined title of a section
+    line = re.sub(r'^\w+ -{3,} ', '', line)  # an underlined section title
     line = line.replace('`', '').replace('**', '')
     if is_prose(line):
       prose.append(line)
@@ -49,10 +52,10 @@ def paragraphs(docstring: str) -> list[str]:
 
 
 def module_docstrings(file: pathlib.Path) -> list[str]:
-  """Every docstring in a Python source file, in order; none if it cannot be parsed."""
+  """All docstrings of a Python source file, in order; [] if it does not parse."""
   try:
     with warnings.catch_warnings():
-      warnings.simplefilter('ignore')  # old escapes in other people's strings
+      warnings.simplefilter('ignore')  # invalid escapes in the packages' strings
       tree = ast.parse(file.read_bytes())
   except (SyntaxError, ValueError):
     return []
@@ -63,7 +66,7 @@ def module_docstrings(file: pathlib.Path) -> list[str]:
 
 
 def _source_files() -> Iterator[pathlib.Path]:
-  """Every Python file of the standard library and of _PACKAGES, without their tests."""
+  """Yields the Python files of the standard library and of _PACKAGES, without tests."""
   roots = [pathlib.Path(sysconfig.get_paths()['stdlib'])]
   for package in _PACKAGES:
     spec = importlib.util.find_spec(package)
@@ -75,8 +78,9 @@ def _source_files() -> Iterator[pathlib.Path]:
 
 
 def _documents() -> Iterator[list[str]]:
-  """The paragraphs of each document; a paragraph is used once in the whole corpus."""
+  """Yields the paragraphs of each document, each paragraph once in the whole corpus."""
   from pydoc_data import topics
+  # Packages repeat paragraphs, such as the description of an argument, many times.
   seen = set()
   sources = ([topics.topics[name]] for name in sorted(topics.topics))
   for docstrings in (*sources, *map(module_docstrings, _source_files())):
@@ -93,6 +97,7 @@ def extract(path: epath.Path):
   """Writes the corpus to a .txt.gz file, atomically."""
   path.parent.mkdir(parents=True, exist_ok=True)
   partial = path.parent / (path.name + '.partial')
+  # mtime=0: the same packages give the same bytes.
   with partial.open('wb') as raw, gzip.GzipFile(fileobj=raw, mode='wb', mtime=0) as f:
     for document in _documents():
       f.write(('\n'.join(document) + '\n\n').encode('utf-8', 'replace'))

@@ -1,8 +1,9 @@
-"""The starts of words in Chinese, which writes no spaces: jieba segments the text.
+"""The starts of words in Chinese, which has no spaces: jieba segments the text.
 
-A tokenizer gives the characters of each token as Python objects, which takes as long as the tokens
-themselves. In a sentence of Han characters, punctuation, and Latin letters and digits, the start of
-each word of WordPiece follows from the characters alone.
+A tokenizer returns the offsets of tokens as Python objects, which doubles the time of
+tokenization. Most sentences do not need them. If a sentence has only Han characters,
+punctuation, and Latin letters and digits, its characters alone say where each WordPiece
+word starts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,12 +15,13 @@ import numpy as np
 
 from bert_jax.data.tokenizers.base import Tokenizer
 
-_OTHER, _ALONE, _JOINED, _SPACE = range(4)  # how WordPiece splits a character from its neighbours
+# How WordPiece splits a character from its neighbors.
+_OTHER, _ALONE, _JOINED, _SPACE = range(4)
 
 
 @functools.cache
 def _kinds() -> np.ndarray:
-  """[65536] uint8: the kind of each character, _OTHER for all that need a closer look."""
+  """[65536] uint8: the kind of each character; _OTHER = only the tokenizer knows."""
   kinds = np.full(1 << 16, _OTHER, np.uint8)
   kinds[0x3400:0x4dc0] = kinds[0x4e00:0xa000] = _ALONE
   for i in range(len(kinds)):
@@ -33,7 +35,7 @@ def _kinds() -> np.ndarray:
 
 
 def load():
-  """Loads jieba's dictionary, which takes half a second, and the table of characters."""
+  """Loads jieba's dictionary (half a second) and the table of characters."""
   _jieba_starts([''])
   _kinds()
 
@@ -44,9 +46,9 @@ def _flat(lists: Iterable[Iterable[int]]) -> np.ndarray:
 
 def _jieba_starts(sentences: Sequence[str]) -> np.ndarray:
   """[C] bool over the characters of all sentences: True where a word starts."""
-  import rjieba  # other languages do without it
+  import rjieba  # other languages do not need it
 
-  # A word starts where the one before it ends.
+  # A word starts where the word before it ends.
   ends = np.cumsum(_flat(map(len, rjieba.cut(sentence)) for sentence in sentences))
   is_start = np.zeros(sum(map(len, sentences)) + 1, bool)
   is_start[0], is_start[ends] = True, True
@@ -55,12 +57,15 @@ def _jieba_starts(sentences: Sequence[str]) -> np.ndarray:
 
 def _by_offsets(tokenizer: Tokenizer, sentences: Sequence[str],
                 is_start: np.ndarray) -> tuple[list[list[int]], np.ndarray]:
-  """`encode` for any tokenizer, by the characters of each token."""
+  """Does the work of `encode` for any tokenizer, by the offsets of each token."""
   encoded = tokenizer.encode_with_spans(sentences)
   tokens = [ids for ids, _ in encoded]
   sizes = np.fromiter(map(len, sentences), np.int64, len(sentences))
   before = np.repeat(np.cumsum(sizes) - sizes, [len(ids) for ids in tokens])
-  begins = before + _flat(itertools.chain.from_iterable(spans) for _, spans in encoded)[::2]
+  # Each span is flattened to (start, end): every second number is a start.
+  begins = before + _flat(
+      itertools.chain.from_iterable(spans) for _, spans in encoded)[::2]
+  # Several tokens can share one character. Only the first of them starts a word.
   return tokens, is_start[begins] & (np.diff(begins, prepend=-1) != 0)
 
 
@@ -69,33 +74,37 @@ def encode(tokenizer: Tokenizer,
   """Encodes Chinese sentences and marks the starts of words.
 
   Args:
-    tokenizer: of any kind.
-    sentences: none of them is empty.
+    tokenizer: any tokenizer.
+    sentences: must not be empty strings.
 
   Returns:
-    The tokens of each sentence, and [T] bool over all tokens: True where a word starts. Of the
-    pieces of one character, as a byte-level BPE has them, only the first can start a word.
+    (the tokens of each sentence, [T] bool over all tokens: True where a word starts). If
+    a character has several tokens, as in byte-level BPE, only the first can start a word.
   """
   is_start = _jieba_starts(sentences)
   if not (tokenizer.splits_as_bert and tokenizer.kind == 'wordpiece'):
     return _by_offsets(tokenizer, sentences, is_start)
   tokens = tokenizer.encode_batch(sentences)
-  is_first = tokenizer.word_starts()[_flat(tokens)]  # of a word of WordPiece
+  is_first = tokenizer.word_starts()[_flat(tokens)]  # in a WordPiece word
   count = len(sentences)
   sentence_of_token = np.repeat(np.arange(count), list(map(len, tokens)))
   sentence_of = np.repeat(np.arange(count), list(map(len, sentences)))  # [C]
+  # UTF-32 gives one code for each character, also beyond 0xffff.
   codes = np.frombuffer(''.join(sentences).encode('utf-32-le'), np.uint32)
   kinds = np.where(codes < len(_kinds()), _kinds()[codes & 0xffff], _OTHER)
   is_joined = kinds == _JOINED
-  goes_on = is_joined[1:] & is_joined[:-1] & (sentence_of[1:] == sentence_of[:-1])
-  begins = (kinds == _ALONE) | (is_joined & ~np.concatenate([[False], goes_on])[:len(kinds)])
+  continues = is_joined[1:] & is_joined[:-1] & (sentence_of[1:] == sentence_of[:-1])
+  begins = (kinds == _ALONE) | (
+      is_joined & ~np.concatenate([[False], continues])[:len(kinds)])
 
   def of_sentence(where, sentence):
     return np.bincount(sentence[where], minlength=count)
 
-  # Settings of the tokenizer, or entries of several words, can split the text otherwise.
+  # Tokenizer settings, or entries of several words, can split the text in another way.
+  # The number of words in a sentence reveals this.
+  num_words = of_sentence(begins, sentence_of)
   is_sure = ((of_sentence(kinds == _OTHER, sentence_of) == 0)
-             & (of_sentence(begins, sentence_of) == of_sentence(is_first, sentence_of_token)))
+             & (num_words == of_sentence(is_first, sentence_of_token)))
   starts = np.zeros(len(is_first), bool)
   starts[is_first & is_sure[sentence_of_token]] = is_start[begins & is_sure[sentence_of]]
   others = [sentence for sentence, sure in zip(sentences, is_sure) if not sure]

@@ -1,7 +1,8 @@
-"""Text in: from files or tensorflow-datasets to documents, and from a document to sentences.
+"""Reads documents from files or tensorflow-datasets, and splits them into sentences.
 
-A document is a string, a paragraph or sentence on each line. Readers hold one document at a time,
-can be run again from the start, and name the file and line that they cannot read.
+A document is a string with one paragraph or sentence on each line. Readers hold one
+document in memory, can start again from the beginning, and name the file and line of an
+error.
 """
 
 import codecs
@@ -25,45 +26,50 @@ from bert_jax.errors import Failed, UserError, require, require_choice
 from bert_jax.runtime import storage
 
 FORMATS = ('auto', 'text', 'jsonl', 'wikitext')
-# tfds imports its packages in turn and stops at the first error. nearest_neighbors needs h5py, a
-# package of TensorFlow. Without it tfds does not reach glue, wikipedia and c4: we import these.
+# tfds imports its packages in turn and stops at the first error. nearest_neighbors needs
+# h5py, which comes with TensorFlow. Without h5py, tfds never imports glue, wikipedia and
+# c4. So bert_jax imports the text packages itself.
 _TFDS_OF_TEXT = ('question_answering', 'structured', 'summarization', 'text',
                  'text_simplification', 'translate')
-_LONGEST_DOCUMENT = 64 << 20  # bytes; documents are held in memory one at a time
-# Tokenizers take a hundred times the memory of a sentence: sentences beyond 16,384 characters are
-# cut at white space, or anywhere if they have none.
+_LONGEST_DOCUMENT = 64 << 20  # bytes; one document at a time is in memory
+# Tokenizers need a hundred times the memory of a sentence. Sentences beyond 16,384
+# characters are cut at white space, or anywhere if they have none.
 _SENTENCE = re.compile(r'.{1,16384}(?:\s|$)|.{1,16384}', re.DOTALL)
 _WORD = re.compile(r'\S+')
 _WIKITEXT_HEADING = re.compile(rb' ?= (?!=)[^\n]*[^=\n] = ?\n?')
 _WIKITEXT_SUBHEADING = re.compile(r'^ ?= = .* = = ?$')
-# ISO 639-1, and the three-letter codes for which sentencex has a rule (Wikimedia's fallbacks).
-# sentencex has no list of them and silently treats an unknown one, such as 'german', as English.
+# ISO 639-1, and the three-letter codes for which sentencex has a rule (Wikimedia's
+# fallbacks). sentencex has no public list. It silently treats an unknown code, such as
+# 'german', as English.
 _LANGUAGES = (
-    'aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy '
-    'da de dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu '
-    'hy hz ia id ie ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb '
-    'lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om '
-    'or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st su sv '
-    'sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu '
-    'aae abs ace acm ady aeb aln als alt ami anp apc arn arq ary arz ast atj avk awa azb ban bar '
-    'bat bbc bcc bci bdr bew bgn bjn blk bpy bqi btm bug bxr cbk crh csb dsb dtp dty dua egl eml '
-    'ext fit fiu fon frc frp frr fur gag gan gcf gcr gld glk gom gor gsw guc hak hif hke hrx hsb '
-    'hsn hyw iba ike inh jut kaa kab kbd kbp kea kge khw kiu kjh kjp koi krc krl ksh ksw kum lad '
-    'lbe lez lij liv ljp lki lld lmo lrc ltg lua luz lzh lzz mad mag mai map mdf mhr min mnc mnw '
-    'mrj mui mwl myv mzn nah nap nds nia nrm nyo olo pcd pdc pdt pfl pms pnt pwn qug rgn rmy roa '
-    'rsk rue rup ruq rut sah scn sdc sdh ses sgs shi shy sjd skr sli sma smn srn sro stq sty szl '
-    'szy tay tcy tet trv ttj tyv udm vec vep vls vmf vmw vot vro wls wuu xal xmf yue')
+    'aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr '
+    'cs cu cv cy da de dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu '
+    'gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka kg ki kj kk '
+    'kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms '
+    'mt my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro '
+    'ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st su sv sw ta te tg th ti tk '
+    'tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu aae abs ace '
+    'acm ady aeb aln als alt ami anp apc arn arq ary arz ast atj avk awa azb ban bar '
+    'bat bbc bcc bci bdr bew bgn bjn blk bpy bqi btm bug bxr cbk crh csb dsb dtp dty '
+    'dua egl eml ext fit fiu fon frc frp frr fur gag gan gcf gcr gld glk gom gor gsw '
+    'guc hak hif hke hrx hsb hsn hyw iba ike inh jut kaa kab kbd kbp kea kge khw kiu '
+    'kjh kjp koi krc krl ksh ksw kum lad lbe lez lij liv ljp lki lld lmo lrc ltg lua '
+    'luz lzh lzz mad mag mai map mdf mhr min mnc mnw mrj mui mwl myv mzn nah nap nds '
+    'nia nrm nyo olo pcd pdc pdt pfl pms pnt pwn qug rgn rmy roa rsk rue rup ruq rut '
+    'sah scn sdc sdh ses sgs shi shy sjd skr sli sma smn srn sro stq sty szl szy tay '
+    'tcy tet trv ttj tyv udm vec vep vls vmf vmw vot vro wls wuu xal xmf yue')
 
 
 def check_language(name: str, language: str):
-  """Raises UserError if the value of `name` is no code of a language; zh-cn counts as zh."""
-  require(language.partition('-')[0] in _LANGUAGES.split(), f'{name}={language!r} is no code of a '
-          'language: give that of ISO 639, such as en, de, zh')
+  """Raises UserError unless `language` is a known code, such as zh or zh-cn."""
+  require(language.partition('-')[0] in _LANGUAGES.split(),
+          f'{name}={language!r} is not a language code: give an ISO 639 code, such as '
+          'en, de, zh')
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """The text and how it becomes tokens: fields of the config group `data`, and `vocab_size`."""
+  """The text and how it becomes tokens: fields of the group `data`, and `vocab_size`."""
 
   source: str
   format: str = 'auto'
@@ -71,22 +77,22 @@ class Settings:
   text_column: str = 'text'
   lines_are_sentences: bool = False
   vocab: str = ''
-  vocab_size: int | None = None  # of a vocabulary to train; None with `vocab`
+  vocab_size: int | None = None  # of the vocabulary to train; None with `vocab`
   tokenizer: str = 'wordpiece'
   lowercase: bool = True
   heldout: float = 0.02
-  words: int = 0  # only the first so many of the source; 0 = all
+  words: int = 0  # only the first N words of the source; 0 = all
 
   def __post_init__(self):
     check_language('data.language', self.language)
 
   def sentences(self, document: str) -> list[str]:
-    """The sentences of a document, by sentencex (rules of Wikimedia for 200 languages).
+    """Splits a document by sentencex (Wikimedia's rules for 200 languages).
 
-    WikiText separates its tokens by spaces, so a sentence ends at ` . `. Its marks around hyphens
-    and commas inside words and numbers are removed.
+    WikiText separates its tokens by spaces, so a sentence ends at ` . `. The marks around
+    its hyphens and commas inside words and numbers are removed.
     """
-    import sentencex  # training on token records does without it
+    import sentencex  # training on token records does not need it
     is_wikitext = self.format == 'wikitext'
     if is_wikitext:
       for mark in '-,.':
@@ -100,33 +106,36 @@ class Settings:
       sentences = (s for line in lines for s in re.split(r'(?<= [.!?]) ', line.strip()))
     else:
       language = self.language.partition('-')[0]  # sentencex splits fr-ca as English
-      sentences = (s for line in lines if line for s in sentencex.segment(language, line))
+      sentences = (s for line in lines if line
+                   for s in sentencex.segment(language, line))
     pieces = (piece for s in sentences for piece in _SENTENCE.findall(s))
     return [s for s in map(str.strip, pieces) if s]
 
 
 class Source(NamedTuple):
-  """The origin of documents."""
+  """Where documents come from."""
 
-  inputs: tuple[str, ...]  # names of the files, with sizes and times that reveal a change
-  read: Callable[[], Iterator[str]]  # the documents, from the start
+  inputs: tuple[str, ...]  # file names, with the sizes and times that reveal a change
+  read: Callable[[], Iterator[str]]  # yields the documents, from the first one
 
 
 def find_files(pattern: str) -> list[str]:
-  """The files that a glob (local or gs://) names, sorted; raises UserError if one is empty."""
+  """The sorted files of a glob, local or gs://; raises UserError if one is empty."""
   if storage.is_remote(pattern):
     root, _, rest = pattern.rpartition('/')
     storage.check('source', root)
-    require('*' not in root, f'{pattern}: in a bucket only the name of a file may be a pattern')
+    require('*' not in root,
+            f'{pattern}: in a bucket only the name of a file may be a pattern')
     files = sorted(str(p) for p in epath.Path(root).glob(rest))
   else:
     files = sorted(glob.glob(pattern, recursive=True))
   require(files != [pattern] or not epath.Path(pattern).is_dir(),
-          f'{pattern} is a folder without manifest.json, so no token records: give the files, such '
-          f"as '{pattern.rstrip('/')}/*.txt'")
+          f'{pattern} is a folder without manifest.json, so it does not hold token '
+          f"records: give the files, such as '{pattern.rstrip('/')}/*.txt'")
   files = [f for f in files if not epath.Path(f).is_dir()]
   require(files, f'{pattern!r} matches no file: give a quoted glob such as '
           f"'corpus/*.txt.gz', 'tfds:NAME' or 'builtin'")
+  # An empty file is usually a failed download, which would go unnoticed among many.
   for file in files:
     try:
       size, _ = storage.size_and_time(epath.Path(file))
@@ -139,20 +148,21 @@ def find_files(pattern: str) -> list[str]:
 def _decode(data: bytes, file: str, line: int) -> str:
   try:
     if b'\0' in data:
-      raise UserError(f'{file}, line {line + data[:data.index(0)].count(10)}: a NUL byte: this is '
-                      'a binary file, not text')
+      raise UserError(f'{file}, line {line + data[:data.index(0)].count(10)}: a NUL '
+                      'byte: this is a binary file, not text')
     return data.decode('utf-8')
   except UnicodeDecodeError as e:
-    raise UserError(f'{file}, line {line + data[:e.start].count(10)}: invalid UTF-8 ({e.reason}): '
-                    'convert the file to UTF-8') from e
+    raise UserError(f'{file}, line {line + data[:e.start].count(10)}: invalid UTF-8 '
+                    f'({e.reason}): convert the file to UTF-8') from e
 
 
 def _lines(file: str) -> Iterator[bytes]:
-  """The lines of a file, gzipped if its name ends in .gz; Windows' line ends become \\n."""
+  """Yields the lines of a text or .gz file; Windows line ends become \\n."""
   number = 0
   try:
     with epath.Path(file).open('rb') as raw:
       stream = gzip.open(raw, 'rb') if file.endswith('.gz') else raw
+      # The limit protects the memory from a file without line ends.
       while line := stream.readline(_LONGEST_DOCUMENT):
         number += 1
         if number == 1:
@@ -165,13 +175,15 @@ def _lines(file: str) -> Iterator[bytes]:
 
 
 def _is_blank(line: bytes) -> bool:
-  """True for white space alone, that of Unicode too: `bytes.isspace` knows ASCII's only."""
-  starts_with_ascii = b'!' <= line[:1] <= b'~'  # the usual line, without decoding it twice
+  """True for white space alone; unlike `bytes.isspace`, it includes Unicode's."""
+  # Most lines begin with a printable ASCII character and need not be decoded here.
+  starts_with_ascii = b'!' <= line[:1] <= b'~'
   return not starts_with_ascii and not line.decode('utf-8', 'replace').strip()
 
 
-def _split(file: str, is_separator: Callable[[bytes], Any]) -> Iterator[tuple[bytes, int]]:
-  """The text between the lines that separate documents, and the line at which it begins."""
+def _split(file: str,
+           is_separator: Callable[[bytes], Any]) -> Iterator[tuple[bytes, int]]:
+  """Yields the text between separator lines, and the number of its first line."""
   lines, size, first = [], 0, 1
   for number, line in enumerate(_lines(file), 1):
     if is_separator(line):
@@ -181,36 +193,44 @@ def _split(file: str, is_separator: Callable[[bytes], Any]) -> Iterator[tuple[by
     lines.append(line)
     size += len(line)
     if size > _LONGEST_DOCUMENT:
-      raise UserError(f'{file}: the document that begins at line {first} is longer than '
-                      f'{_LONGEST_DOCUMENT >> 20} MiB: put a blank line between documents')
+      raise UserError(
+          f'{file}: the document that begins at line {first} is longer than '
+          f'{_LONGEST_DOCUMENT >> 20} MiB: put a blank line between documents')
   yield b''.join(lines), first
 
 
 def format_of(file: str, data_format: str) -> str:
-  """The requested format, or for `auto` the format that the file name says."""
+  """The requested format; for `auto`, the format of the file's extension."""
   if data_format != 'auto':
     return data_format
   return 'jsonl' if file.removesuffix('.gz').endswith(('.jsonl', '.json')) else 'text'
 
 
 def has_columns(source: str, data_format: str) -> bool:
-  """True if a glob, tfds:NAME or the built-in corpus has named columns: objects, not plain text."""
+  """True if a source (a glob, tfds:NAME or builtin) has named columns, not plain text."""
   if source == 'builtin' or source.startswith('tfds:'):
     return source != 'builtin'
   return any(format_of(file, data_format) == 'jsonl' for file in find_files(source))
 
 
 def read_file(file: str, data_format: str, text_column: str) -> Iterator[str]:
-  """The documents of one file, gzipped if its name ends in .gz; a document ends with its file.
+  """Yields the documents of a file, which is gzipped if its name ends in .gz.
 
-  The format is text (a line of white space between documents), jsonl (an object a line, whose
-  text stands in `text_column`) or wikitext (` = Title = ` begins an article). UserError names the
-  line of invalid UTF-8 or JSON, damaged gzip, or a document that is too long.
+  Args:
+    file: its end also ends a document.
+    data_format: text (a line of white space between documents), jsonl (an object on each
+      line) or wikitext (` = Title = ` begins an article).
+    text_column: the key of the text in the objects of jsonl.
+
+  Raises:
+    UserError: invalid UTF-8 or JSON, damaged gzip, or a document that is too long; the
+      message names the line.
   """
   if data_format == 'jsonl':
     for number, line in enumerate(_lines(file), 1):
-      if len(line) == _LONGEST_DOCUMENT:
-        raise UserError(f'{file}, line {number}: longer than {_LONGEST_DOCUMENT >> 20} MiB')
+      # `_lines` cuts a line at this length.
+      require(len(line) < _LONGEST_DOCUMENT,
+              f'{file}, line {number}: longer than {_LONGEST_DOCUMENT >> 20} MiB')
       if not _is_blank(line):
         text = _json_text(_decode(line, file, number), text_column, file, number)
         if text.strip():
@@ -227,19 +247,22 @@ def _json_text(line: str, text_column: str, file: str, number: int) -> str:
     record = storage.parse_json(line.lstrip('\ufeff'))
     if isinstance(record[text_column], str):
       return record[text_column]
-    problem = f'{text_column!r} is no string'
+    problem = f'{text_column!r} is not a string'
   except ValueError as e:
     problem = f'invalid JSON ({e})'
   except (KeyError, TypeError):
-    problem = f'no {text_column!r} in it: name the text with text_column'
+    problem = f'it has no {text_column!r}: name the field of the text with text_column'
   raise UserError(f'{file}, line {number}: {problem}')
 
 
 def open_tfds(name: str, split: str) -> Any:
-  """A split of a tensorflow-datasets data set: len() and [i] give its examples as dicts.
+  """Opens a split of a tensorflow-datasets data set.
 
-  The folder of data sets is TFDS_DATA_DIR, or tfds' own default. A data set without a folder is
-  downloaded and prepared.
+  Data sets are in the folder TFDS_DATA_DIR, or in tfds' default folder. A missing data
+  set is downloaded and prepared.
+
+  Returns:
+    A sequence of examples, which are dicts.
 
   Raises:
     Failed: a download failed.
@@ -252,29 +275,31 @@ def open_tfds(name: str, split: str) -> Any:
       importlib.import_module(f'tensorflow_datasets.{package}')
     _unpack_without_tensorflow()
     _give_up_in_time()
-    # Not builder_kwargs: a prepared folder keeps its format.
+    # In builder_kwargs the format would also apply to folders prepared in another format.
     return tfds.data_source(name, split=split, data_dir=os.environ.get('TFDS_DATA_DIR'),
                             download_and_prepare_kwargs={'file_format': 'array_record'})
   except ImportError as e:
-    raise UserError(f'tfds:{name} needs a package that is not installed ({_first_line(e)}): '
-                    'install it, or set TFDS_DATA_DIR to a folder with the data set as '
-                    'array_record') from e
+    raise UserError(
+        f'tfds:{name} needs a package that is not installed ({_first_line(e)}): install '
+        'it, or set TFDS_DATA_DIR to a folder with the data set as array_record') from e
   except tfds.core.registered.DatasetNotFoundError as e:
-    raise UserError(f'tfds:{name}: tensorflow-datasets knows no such data set') from e
+    raise UserError(
+        f'tfds:{name}: tensorflow-datasets does not know this data set') from e
   except (requests.RequestException, tfds.core.download.DownloadError,
           tfds.core.download.download_manager.NonMatchingChecksumError,
           tfds.core.download.extractor.ExtractError) as e:
     url = f'{e.request.url}: ' if getattr(e, 'request', None) else ''
-    raise Failed(f'tfds:{name}: the download failed ({url}{_first_line(_cause(e))}): run the same '
-                 'command again, or set TFDS_DATA_DIR to a folder in which another machine has '
-                 'prepared the data set with file_format=array_record') from e
+    raise Failed(
+        f'tfds:{name}: the download failed ({url}{_first_line(_cause(e))}): run the same '
+        'command again, or set TFDS_DATA_DIR to a folder in which another machine '
+        'prepared the data set with file_format=array_record') from e
   except (NotImplementedError, AssertionError, ValueError, OSError) as e:
-    raise UserError(f'tfds:{name} cannot be read: {_first_line(e)} Without TensorFlow a data set '
-                    'must be prepared with file_format=array_record') from e
+    raise UserError(f'tfds:{name} cannot be read: {_first_line(e)} Without TensorFlow a '
+                    'data set must be prepared with file_format=array_record') from e
 
 
 def _unpack_without_tensorflow():
-  """Lets tfds unpack archives where TensorFlow, whose files it uses for that, is missing."""
+  """Lets tfds unpack archives without TensorFlow, whose file class it uses."""
   from tensorflow_datasets.core.download import extractor
   if importlib.util.find_spec('tensorflow') is None:
     gfile = types.SimpleNamespace(GFile=lambda path, mode: epath.Path(path).open(mode))
@@ -283,7 +308,7 @@ def _unpack_without_tensorflow():
 
 
 def _give_up_in_time():
-  """Lets tfds try a download six times within 6 seconds: by default it takes 3.5 minutes."""
+  """Limits tfds to six download attempts in 6 seconds; its default takes 3.5 minutes."""
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core.download import downloader
   downloader.MAX_RETRIES = min(downloader.MAX_RETRIES, 5)
@@ -292,7 +317,7 @@ def _give_up_in_time():
 
 
 def _cause(error: BaseException) -> BaseException:
-  """The first error of the chain that ended in `error`."""
+  """The first error of the chain that led to `error`."""
   while cause := error.__cause__ or error.__context__:
     error = cause
   return error
@@ -303,25 +328,28 @@ def _first_line(error: BaseException) -> str:
 
 
 def tfds_documents(name: str, text_column: str) -> Iterator[str]:
-  """The texts in one feature of a data set's train split."""
+  """Yields the texts in one feature of a data set's train split."""
   source = open_tfds(name, 'train')
   for i in range(len(source)):
     example = source[i]
-    require(text_column in example, f'tfds:{name} has no column {text_column!r}: set text_column '
-            f'to one of {", ".join(sorted(example))}')
+    require(text_column in example,
+            f'tfds:{name} has no column {text_column!r}: set text_column to one of '
+            f'{", ".join(sorted(example))}')
     text = example[text_column]
     require(isinstance(text, bytes | str),
-            f'tfds:{name}: {text_column!r} is no text: set text_column to a column of texts')
-    text = _decode(text, f'tfds:{name}, example {i}', 1) if isinstance(text, bytes) else text
+            f'tfds:{name}: {text_column!r} is not text: set text_column to a column of '
+            'texts')
+    text = (_decode(text, f'tfds:{name}, example {i}', 1)
+            if isinstance(text, bytes) else text)
     if text := text.strip():
       yield text
 
 
 def first_words(documents: Iterable[str], words: int) -> Iterator[str]:
-  """The documents that hold the first `words` words, the last one cut; white space ends a word.
+  """Yields documents up to `words` words, separated by white space; cuts the last one.
 
   Raises:
-    UserError: at the end, if they hold fewer.
+    UserError: all documents together have fewer words.
   """
   left = words
   for document in documents:
@@ -335,9 +363,9 @@ def first_words(documents: Iterable[str], words: int) -> Iterator[str]:
 
 
 def open_source(settings: Settings, scratch: epath.Path) -> Source:
-  """Opens a glob, tfds:NAME or the built-in corpus, which is first written into `scratch`.
+  """Opens a glob, tfds:NAME or the built-in corpus, up to `settings.words` words.
 
-  The source ends after the first `settings.words` words.
+  The built-in corpus is written into `scratch` when it is first read.
   """
   source = _open_whole(settings, scratch)
   if not settings.words:
@@ -366,4 +394,5 @@ def _open_whole(settings: Settings, scratch: epath.Path) -> Source:
     for file in files:
       yield from read_file(file, format_of(file, settings.format), settings.text_column)
 
-  return Source(tuple(f'{f} {size} {time}' for f, (size, time) in zip(files, stats)), read)
+  return Source(
+      tuple(f'{f} {size} {time}' for f, (size, time) in zip(files, stats)), read)

@@ -1,4 +1,4 @@
-"""From documents to arrays of tokens: the work of each worker process of `prepare`."""
+"""Documents to arrays of tokens: the work of each worker process of `prepare`."""
 
 import collections
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,8 @@ from bert_jax.data.corpus import Settings
 from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.data.tokenizers import reader as tokenizer_reader
 
-_AT_ONCE = 1 << 19  # characters: the library's encodings take 100 times the memory of their tokens
+# Characters per call: the library's encodings take 100 times the memory of their tokens.
+_AT_ONCE = 1 << 19
 
 
 class Encoded(NamedTuple):
@@ -25,13 +26,13 @@ class Encoded(NamedTuple):
   words: np.ndarray
   lengths: np.ndarray
   counts: np.ndarray
-  heldout: list[int]  # the held-out sentences that occur in these documents
+  heldout: list[int]  # indices of the held-out sentences that occur in these documents
   documents: int  # number of documents before encoding
-  size: int  # bytes of their text
+  size: int  # bytes of text
 
 
 def batches(texts: Iterable[str], size: int = 1 << 18) -> Iterator[list[str]]:
-  """Texts in lists of at least `size` characters, but for the last."""
+  """Groups texts into lists of at least `size` characters; the last may be shorter."""
   batch, characters = [], 0
   for text in texts:
     batch.append(text)
@@ -54,15 +55,21 @@ class Encoder:
 
   def __init__(self, tokenizer: tokenizer_base.Tokenizer, settings: Settings,
                heldout: Iterable[str] = (), reopen: tuple[Any, ...] = ()):
-    """Prepares to encode, and to recognise held-out sentences by their keys in `heldout`.
+    """Prepares to encode, and to recognize held-out sentences by their keys.
 
-    `reopen` holds the arguments of `_reopened` that give a worker process the same encoder.
+    Args:
+      tokenizer: of the corpus.
+      settings: how documents split into sentences.
+      heldout: the keys of held-out sentences; see `keys`.
+      reopen: the arguments with which `_reopened` makes this encoder in a worker process.
     """
-    self.tokenizer, self._settings, self._reopen = tokenizer.parsing(False), settings, reopen
+    # `parsing(False)`: "[SEP]" in a corpus is text, never the special token.
+    self.tokenizer, self._settings, self._reopen = (
+        tokenizer.parsing(False), settings, reopen)
     self._heldout = collections.defaultdict(list)
     for i, key in enumerate(heldout):
       self._heldout[bytes.fromhex(key)].append(i)
-    self._heldout.pop(b'', None)  # a sentence without tokens occurs in no text
+    self._heldout.pop(b'', None)  # a sentence without tokens
     self._starts = tokenizer.word_starts()
     self._marks_words = bool(self._starts.any())
     self._is_chinese = settings.language.startswith('zh')
@@ -70,40 +77,45 @@ class Encoder:
     self._dtype = records.token_dtype(tokenizer.vocab_size)
 
   def __reduce__(self):
+    # A worker reads the tokenizer and the keys once, from their files, not for each task.
     return _reopened, self._reopen
 
   def documents(self, documents: Iterable[str]) -> Encoded:
-    """Splits and encodes whole documents."""
+    """Splits documents into sentences and encodes them."""
     documents = list(documents)
-    encoded = self.sentences([self._settings.sentences(document) for document in documents])
+    encoded = self.sentences([self._settings.sentences(d) for d in documents])
     return encoded._replace(size=sum(len(d.encode()) for d in documents))
 
   def sentences(self, documents: list[list[str]]) -> Encoded:
-    """Encodes documents that are split into sentences; drops sentences without tokens."""
+    """Encodes lists of sentences; drops sentences without tokens."""
     tokens, words, lengths = self._encode(list(itertools.chain.from_iterable(documents)))
+    # Held-out sentences are compared whole, before long ones are cut.
     seen = []
     if self._heldout:
       seen = [i for key in _keys(tokens, lengths) for i in self._heldout.get(key, ())]
     counts = np.fromiter(map(len, documents), np.int64, len(documents))
     document = np.repeat(np.arange(len(documents)), counts)[lengths > 0]
+    # Lengths are stored as uint16: a longer sentence becomes several.
     lengths, pieces = records.cut(lengths[lengths > 0], records.LONGEST_SENTENCE)
     counts = np.bincount(np.repeat(document, pieces))
     return Encoded(tokens, words, lengths, counts[counts > 0], heldout=seen,
                    documents=len(documents), size=0)
 
   def keys(self, sentences: list[str]) -> list[str]:
-    """A key of each sentence: the same for sentences that the model cannot tell apart."""
+    """A key of each sentence: equal for sentences with equal tokens."""
     return [np.array(ids, self._dtype).tobytes().hex() for ids in self._ids(sentences)]
 
   def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tokens, word starts, and the length of each sentence."""
-    parts = [self._encode_batch(batch) for batch in list(batches(sentences, _AT_ONCE)) or [[]]]
+    parts = [self._encode_batch(batch)
+             for batch in list(batches(sentences, _AT_ONCE)) or [[]]]
     return tuple(np.concatenate(arrays) for arrays in zip(*parts))
 
   def _ids(self, sentences: list[str]) -> list[list[int]]:
-    return self.tokenizer.encode_batch([self._before + sentence for sentence in sentences])
+    return self.tokenizer.encode_batch([self._before + x for x in sentences])
 
-  def _encode_batch(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  def _encode_batch(self,
+                    sentences: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if self._is_chinese:
       ids, words = chinese_words.encode(self.tokenizer, sentences)
     elif self._marks_words:
@@ -112,12 +124,13 @@ class Encoder:
       encoded = self.tokenizer.encode_with_words([self._before + x for x in sentences])
       ids, words = [x for x, _ in encoded], np.concatenate([[], *(x for _, x in encoded)])
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-    tokens = np.fromiter(itertools.chain.from_iterable(ids), self._dtype, int(lengths.sum()))
+    tokens = np.fromiter(itertools.chain.from_iterable(ids), self._dtype,
+                         int(lengths.sum()))
     return tokens, self._starts[tokens] if words is None else words.astype(bool), lengths
 
 
 def warm_up(settings: Settings):
-  """Imports and loads what the first document needs."""
+  """Imports the packages and loads the tables that the first document needs."""
   settings.sentences('')
   if settings.language.startswith('zh'):
     chinese_words.load()
@@ -125,6 +138,6 @@ def warm_up(settings: Settings):
 
 @functools.cache
 def _reopened(tokenizer: str, settings: Settings, heldout: str) -> Encoder:
-  """The encoder of a worker process, which reads the folder and the file of keys once."""
+  """The encoder of a worker process, which reads the tokenizer and the keys once."""
   keys = json.loads(pathlib.Path(heldout).read_text())['keys']
   return Encoder(tokenizer_reader.load(tokenizer), settings, keys)

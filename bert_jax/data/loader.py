@@ -1,4 +1,4 @@
-"""Batches ahead of time: steps to rows in the background, by a thread or by worker processes."""
+"""Prefetches batches in the background, by a thread or by worker processes."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -10,27 +10,31 @@ from bert_jax.runtime import host, pool
 
 
 def notes(workers: int) -> list[str]:
-  """Says so if the machine has fewer cores than `workers`."""
+  """Returns a note for the user if the machine has fewer cores than `workers`."""
   cores = host.cores()
-  return [f'data.loader_workers={workers}: this machine has {cores} cores, so {cores} processes '
-          'make rows'] if workers > cores else []
+  return [f'data.loader_workers={workers}: this machine has {cores} cores, so {cores} '
+          'processes make rows'] if workers > cores else []
 
 
 def batches(rows: Callable[[int], Any], first_step: int, last_step: int, workers: int = 0,
             ahead: int = 4) -> Iterator[Any]:
-  """Makes the batches of steps `first_step` to `last_step` - 1 ahead; the caller closes it.
+  """Makes the batches of some steps ahead of time; the caller closes the iterator.
 
   Args:
     rows: step -> batch, a pure function; picklable if there are workers.
-    workers: processes that make batches in turn, no more than the machine has cores; 0 = a thread
-      of this process.
+    first_step: the step of the first batch.
+    last_step: one more than the step of the last batch.
+    workers: processes that make batches in turn, limited to the number of cores; 0 = a
+      thread of this process.
     ahead: batches that each worker makes before they are requested.
 
   Raises:
     Failed: a worker died.
   """
   if workers:
-    return _FromWorkers(rows, range(first_step, last_step), min(workers, host.cores()), ahead)
+    return _FromWorkers(rows, range(first_step, last_step), min(workers, host.cores()),
+                        ahead)
+  # One thread is enough to read ahead: it fills the buffer while a step runs.
   dataset = grain.MapDataset.range(first_step, last_step).map(rows).to_iter_dataset(
       grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead))
   return iter(dataset)
@@ -39,8 +43,8 @@ def batches(rows: Callable[[int], Any], first_step: int, last_step: int, workers
 class _FromWorkers:
   """Batches that worker processes make.
 
-  Not Grain's: it sends them through shared memory, of which containers have little, and leaves
-  some of it behind.
+  Grain's own workers are not used: they send batches through shared memory, which
+  containers limit, and do not free all of it.
   """
 
   def __init__(self, rows: Callable[[int], Any], steps: range, workers: int, ahead: int):
@@ -57,12 +61,13 @@ class _FromWorkers:
     return next(self._batches)
 
   def close(self):
-    """Ends the workers, each after the batch that it makes."""
+    """Ends each worker after its current batch."""
     self._batches.close()
     self._resources.close()
 
 
 def _begin_worker(rows: Callable[[int], Any]):
+  # A global: `rows` is pickled once for each worker, not for each step.
   global _rows_of
   pool.begin_worker()
   _rows_of = rows

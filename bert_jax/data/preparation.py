@@ -1,7 +1,7 @@
-"""From text to token records: survey, vocabulary, tokens. records.py describes the result.
+"""Text to token records: survey, vocabulary, tokens. records.py describes the result.
 
-An unfinished output folder also holds progress/, the results of the finished steps: the same
-command continues after them.
+An unfinished output folder also has progress/ with the results of the finished steps. The
+same command continues after them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,21 +25,24 @@ from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.data.tokenizers import training
 from bert_jax.errors import UserError, require
-from bert_jax.runtime import console, host, pool, storage
+from bert_jax.runtime import host, pool, storage
 
 _SHARD = 256 << 20  # bytes of text in a shard
-_IN_PROCESS = 4 << 20  # bytes of text for which no worker is started
-_Map = Callable[[Callable[[Any], encode.Encoded], Iterable[Any]], Iterable[encode.Encoded]]
-_AT_ONCE = 3  # batches for each worker that wait or are under way
+_IN_PROCESS = 4 << 20  # up to this many bytes of text, workers cost more than they save
+_Map = Callable[[Callable[[Any], encode.Encoded], Iterable[Any]],
+                Iterable[encode.Encoded]]
+_AT_ONCE = 3  # batches for each worker, waiting or in work
 
 
 def _progress_bar(total: int | None, desc: str) -> tqdm.tqdm:
-  return tqdm.tqdm(total=total, desc=desc, unit='B', unit_scale=True, leave=False, disable=None,
-                   dynamic_ncols=True)
+  # disable=None: no bar in a log file.
+  return tqdm.tqdm(total=total, desc=desc, unit='B', unit_scale=True, leave=False,
+                   disable=None, dynamic_ncols=True)
 
 
-def with_progress(documents: Iterable[str], desc: str, total: int | None = None) -> Iterator[str]:
-  """The documents, with a progress bar."""
+def with_progress(documents: Iterable[str], desc: str,
+                  total: int | None = None) -> Iterator[str]:
+  """Yields the documents and shows a progress bar."""
   with _progress_bar(total, desc) as progress:
     for document in documents:
       yield document
@@ -47,10 +50,11 @@ def with_progress(documents: Iterable[str], desc: str, total: int | None = None)
 
 
 def cross_entropy(heldout_counts: np.ndarray, train_counts: np.ndarray) -> float | None:
-  """Cross-entropy of held-out tokens under the training tokens' frequencies, in nat a token.
+  """The loss of a unigram model on held-out tokens, in nats per token.
 
-  It is the loss of a model that knows only how often each token occurs (add-one smoothed): the
-  plateau that masked-LM training has to leave. None without held-out tokens.
+  The model knows only how often each token occurs in the training text (add-one
+  smoothed). Masked LM training has to get below this plateau. None without held-out
+  tokens.
   """
   if not heldout_counts.sum():
     return None
@@ -59,16 +63,18 @@ def cross_entropy(heldout_counts: np.ndarray, train_counts: np.ndarray) -> float
 
 
 def check_documents(source: str, survey: Survey):
-  """Raises UserError for a corpus of which no next-sentence pairs can be made."""
+  """Raises UserError for a corpus without two documents for next-sentence pairs."""
   require(survey.documents,
           f'data.source={source!r} holds no document: it is empty or blank lines')
-  require(survey.different > 1, f'data.source={source!r} holds one document: a next sentence from '
-          'another document needs at least two. Put a blank line between documents')
+  require(survey.different > 1,
+          f'data.source={source!r} holds one document: a next sentence from another '
+          'document needs at least two. Put a blank line between documents')
 
 
 def check_tokens(source: str, counts: Sequence[int]):
-  """Raises UserError for a corpus without tokens; `counts` tells how often each entry occurs."""
-  require(any(counts), f'data.source={source!r} holds no text that the vocabulary can encode')
+  """Raises UserError for a corpus without tokens; `counts` counts each entry."""
+  require(any(counts),
+          f'data.source={source!r} holds no text that the vocabulary can encode')
 
 
 def make_tokenizer(settings: Settings, source: corpus.Source,
@@ -82,12 +88,14 @@ def make_tokenizer(settings: Settings, source: corpus.Source,
       if survey.in_vocabulary_text(document):
         yield from settings.sentences(document)
 
-  return training.train(settings.tokenizer, sentences, settings.vocab_size, settings.lowercase)
+  return training.train(settings.tokenizer, sentences, settings.vocab_size,
+                        settings.lowercase)
 
 
 def train_vocabulary(texts: Sequence[Settings], folder: epath.Path):
-  """Trains one vocabulary on several texts, and saves it in `folder`; `texts` differ in source."""
+  """Trains one vocabulary on texts that differ in `source`, and saves it in `folder`."""
   sources = [corpus.open_source(text, folder / 'progress') for text in texts]
+  # A lambda, because the survey and the training each read the texts from the start.
   together = corpus.Source((), lambda: itertools.chain.from_iterable(
       source.read() for source in sources))
   survey = survey_of(with_progress(together.read(), 'reading'), texts[0].heldout)
@@ -97,11 +105,11 @@ def train_vocabulary(texts: Sequence[Settings], folder: epath.Path):
 
 def write_shard(directory: epath.Path, name: str, vocab_size: int,
                 encoded: Iterable[encode.Encoded]) -> dict[str, Any]:
-  """Writes one shard. A function of its arguments alone: any process or machine may run it.
+  """Writes one shard; any process or machine can run it.
 
   Returns:
-    A JSON object: 'entry' for the manifest, 'read' documents, their 'size', the held-out sentences
-    'seen' in them, and the 'counts' of their tokens.
+    A JSON object: 'entry' for the manifest, the number of documents 'read', their 'size'
+    in bytes, the held-out sentences 'seen' in them, and the 'counts' of their tokens.
   """
   writer = records.ShardWriter(directory, name, vocab_size)
   counts = np.zeros(vocab_size, np.int64)
@@ -112,44 +120,68 @@ def write_shard(directory: epath.Path, name: str, vocab_size: int,
     seen.update(part.heldout)
     documents += part.documents
     size += part.size
-  return {'entry': writer.close(), 'read': documents, 'size': size, 'seen': sorted(seen),
-          'counts': counts.tolist()}
+  return {
+      'entry': writer.close(),
+      'read': documents,
+      'size': size,
+      'seen': sorted(seen),
+      'counts': counts.tolist(),
+  }
 
 
 def token_counts(shards: Iterable[dict[str, Any]], vocab_size: int) -> np.ndarray:
-  """[V] int64, how often each entry occurs in some results of `write_shard`."""
-  return sum((np.array(shard['counts']) for shard in shards), np.zeros(vocab_size, np.int64))
+  """[V] int64: how often each entry occurs in the results of `write_shard`."""
+  return sum((np.array(shard['counts']) for shard in shards),
+             np.zeros(vocab_size, np.int64))
 
 
-def finish(folder: epath.Path, settings: dict[str, Any], tokenizer: tokenizer_base.Tokenizer, *,
-           documents: int, size: int, notes: list[str], splits: dict[str, list[dict[str, Any]]]):
-  """Writes counts.npy, and at last the manifest, which makes the records complete.
+def finish(folder: epath.Path, settings: dict[str, Any],
+           tokenizer: tokenizer_base.Tokenizer, *, documents: int, size: int,
+           notes: list[str], splits: dict[str, list[dict[str, Any]]]):
+  """Writes counts.npy and the manifest.
 
-  `splits` holds the results of `write_shard` for 'train' and 'heldout'.
+  Args:
+    folder: has the shards and the tokenizer.
+    settings: of the corpus.
+    tokenizer: the tokenizer of the shards.
+    documents: the number of documents in both splits.
+    size: bytes of text.
+    notes: messages for the user.
+    splits: the results of `write_shard` for 'train' and 'heldout'.
   """
   train, heldout = (token_counts(splits[split], tokenizer.vocab_size)
                     for split in ('train', 'heldout'))
   with (folder / 'counts.npy').open('wb') as file:
     np.save(file, train)
+  # Last, because records with a manifest count as complete.
   records.write_manifest(folder, {
-      'settings': settings, 'tokenizer': tokenizer_base.digest(tokenizer),
-      'vocab_size': tokenizer.vocab_size, 'documents': documents, 'bytes': size,
-      'unigram_entropy': cross_entropy(heldout, train), 'notes': notes,
-      'splits': {split: [shard['entry'] for shard in shards] for split, shards in splits.items()}})
+      'settings': settings,
+      'tokenizer': tokenizer_base.digest(tokenizer),
+      'vocab_size': tokenizer.vocab_size,
+      'documents': documents,
+      'bytes': size,
+      'unigram_entropy': cross_entropy(heldout, train),
+      'notes': notes,
+      'splits': {split: [shard['entry'] for shard in shards]
+                 for split, shards in splits.items()},
+  })
 
 
 class _Preparation:
-  """One corpus on its way into one local folder."""
+  """The preparation of one corpus in one local folder."""
 
-  def __init__(self, settings: Settings, output: epath.Path, vocabulary_digest: str | None):
-    """`vocabulary_digest` is that of the given vocabulary; None = one is trained."""
+  def __init__(self, settings: Settings, output: epath.Path,
+               vocabulary_digest: str | None):
+    """`vocabulary_digest`: the digest of the given vocabulary; None = train one."""
     self.settings, self.output = settings, output
     self.progress = output / 'progress'
     self.source = corpus.open_source(settings, self.progress)
     self._requested = {
-        **dataclasses.asdict(settings), 'inputs': list(self.source.inputs),
+        **dataclasses.asdict(settings),
+        'inputs': list(self.source.inputs),
         'vocab': settings.vocab and str(epath.Path(settings.vocab).resolve()),
-        'vocabulary': vocabulary_digest}
+        'vocabulary': vocabulary_digest,
+    }
     self._check_output()
 
   def _check_output(self):
@@ -158,57 +190,69 @@ class _Preparation:
     if begun.exists():
       earlier = _with_defaults(storage.read_json(begun))
       for name, value in self._requested.items():
-        was = ('of files that have changed since' if name == 'inputs' else
-               f'with another {name} ({earlier.get(name)}, now {value})')
-        require(earlier.get(name) == value, f'{output} holds an interrupted preparation {was}: '
-                'remove it or use another folder')
+        change = ('of files that have changed since' if name == 'inputs' else
+                  f'with another {name} ({earlier.get(name)}, now {value})')
+        require(earlier.get(name) == value,
+                f'{output} holds an interrupted preparation {change}: remove it or use '
+                'another folder')
     elif output.exists():
       require(output.is_dir(), f'{output} is a file: use another --output')
       strangers = [path.name for path in output.iterdir() if path != self.progress]
-      if self.progress.exists():  # of a preparation that was killed early, or the user's own
-        strangers += [f'progress/{path.name}' for path in self.progress.iterdir()
-                      if path.name != 'builtin.txt.gz' and not path.name.endswith('.partial')]
-      require(not strangers, f'{output} is not empty (it holds {min(strangers, default="")}): use '
-                             'another folder')
+      # A preparation that was killed early leaves only these two kinds of files. Anything
+      # else belongs to the user.
+      if self.progress.exists():
+        strangers += [
+            f'progress/{path.name}' for path in self.progress.iterdir()
+            if path.name != 'builtin.txt.gz' and not path.name.endswith('.partial')]
+      require(not strangers,
+              f'{output} is not empty (it holds {min(strangers, default="")}): use '
+              'another folder')
+    # A folder that is read-only fails here, not after an hour of reading.
     try:
-      self.progress.mkdir(parents=True, exist_ok=True)  # before the text is read
+      self.progress.mkdir(parents=True, exist_ok=True)
     except OSError as e:
       raise UserError(f'{output} cannot be written: {e.strerror or e}') from e
 
-  def _once(self, name: str, make: Callable[[], Any]) -> Any:
-    """A JSON value that is made once and stored in progress/."""
+  def _once(self, name: str, make: Callable[..., Any], *args: Any) -> Any:
+    """Returns `make(*args)` as JSON; progress/ keeps it for the next run."""
     path = self.progress / f'{name}.json'
     if not path.exists():
-      storage.write_whole(path, json.dumps(make()))
+      storage.write_whole(path, json.dumps(make(*args)))
     return json.loads(path.read_text())
 
   def run(self, workers: int):
-    """Prepares everything that an earlier run has left; a mistake leaves nothing behind."""
+    """Does the steps that an earlier run did not finish; cleans up after a UserError."""
     try:
       survey = Survey(*self._once('survey', self._survey))
       in_process = workers == 1 or survey.size <= _IN_PROCESS
       warm_up = functools.partial(encode.warm_up, self.settings)
+      # The workers start and warm up while this process makes the vocabulary.
       with (contextlib.nullcontext() if in_process else
             pool.processes(workers, warm_up)) as executor:
-        self._once('vocabulary', lambda: self._save_tokenizer(survey))
+        self._once('vocabulary', self._save_tokenizer, survey)
         tokenizer = tokenizer_reader.load(self.output / 'tokenizer')
-        heldout = self._once('heldout', lambda: self._heldout(survey, tokenizer))
-        encoder = encode.Encoder(tokenizer, self.settings, heldout['keys'], reopen=(
-            os.fspath(self.output / 'tokenizer'), self.settings,
-            os.fspath(self.progress / 'heldout.json')))
+        heldout = self._once('heldout', self._heldout, survey, tokenizer)
+        encoder = encode.Encoder(
+            tokenizer, self.settings, heldout['keys'],
+            reopen=(os.fspath(self.output / 'tokenizer'), self.settings,
+                    os.fspath(self.progress / 'heldout.json')))
         ordered_map = map if in_process else functools.partial(
             pool.ordered_map, executor, at_once=_AT_ONCE * workers)
         shards = self._write_training(survey, encoder, ordered_map)
         self._finish(survey, encoder, heldout['documents'], shards, ordered_map)
     except UserError:
-      if not (self.progress / 'shard-00000.json').exists():  # no work is lost
-        shutil.rmtree(self.output, ignore_errors=True)  # it holds nothing but this preparation
+      # Before the first shard little work is lost, and `_check_output` made sure that the
+      # folder holds nothing else.
+      if not (self.progress / 'shard-00000.json').exists():
+        shutil.rmtree(self.output, ignore_errors=True)
       raise
 
   def _survey(self) -> Survey:
-    survey = survey_of(with_progress(self.source.read(), 'reading'), self.settings.heldout)
+    survey = survey_of(with_progress(self.source.read(), 'reading'),
+                       self.settings.heldout)
     check_documents(self.settings.source, survey)
-    self._once('settings', lambda: self._requested)  # written once all text could be read
+    # After the survey: an input that cannot be read leaves no settings behind.
+    self._once('settings', dict, self._requested)
     return survey
 
   def _save_tokenizer(self, survey: Survey) -> str:
@@ -216,7 +260,8 @@ class _Preparation:
     tokenizer.save(self.output / 'tokenizer')
     return tokenizer_base.digest(tokenizer)
 
-  def _heldout(self, survey: Survey, tokenizer: tokenizer_base.Tokenizer) -> dict[str, Any]:
+  def _heldout(self, survey: Survey,
+               tokenizer: tokenizer_base.Tokenizer) -> dict[str, Any]:
     """The held-out documents as lists of sentences, and a key of each sentence."""
     documents = [self.settings.sentences(document)
                  for document in (self.source.read() if survey.heldout_below else ())
@@ -231,6 +276,7 @@ class _Preparation:
     shards = [json.loads(path.read_text())
               for path in sorted(self.progress.glob('shard-*.json'))]
     training = (d for d in self.source.read() if not survey.is_held_out(d))
+    # Documents keep their order, so a count is enough to skip the finished ones.
     training = itertools.islice(training, sum(shard['read'] for shard in shards), None)
     parts = iter(ordered_map(encoder.documents, encode.batches(training)))
     with _progress_bar(survey.size, 'tokenizing') as progress:
@@ -245,50 +291,54 @@ class _Preparation:
           if size >= _SHARD:
             return
 
+      # A shard needs a first part: an exhausted iterator must not start an empty one.
       for first in parts:
         number = f'{len(shards):05}'
-        shards.append(self._once(f'shard-{number}', lambda: write_shard(
-            self.output, f'train-{number}', encoder.tokenizer.vocab_size, parts_of_shard(first))))
+        shards.append(self._once(
+            f'shard-{number}', write_shard, self.output, f'train-{number}',
+            encoder.tokenizer.vocab_size, parts_of_shard(first)))
     return shards
 
   def _finish(self, survey: Survey, encoder: encode.Encoder, documents: list[list[str]],
               shards: list[dict[str, Any]], ordered_map: _Map):
-    """Writes the held-out shard without sentences of the training text, and the manifest."""
+    """Writes the held-out shard without sentences of the training text; the manifest."""
     tokenizer = encoder.tokenizer
     counts = token_counts(shards, tokenizer.vocab_size)
+    # Without progress/, `run` deletes the useless output after the UserError.
     if not counts.sum():
-      shutil.rmtree(self.progress)  # without shards in it, `run` deletes the output too
+      shutil.rmtree(self.progress)
     check_tokens(self.settings.source, counts)
+    # A held-out sentence that also occurs in the training text would measure memory.
     sentences = list(itertools.chain.from_iterable(documents))
     seen = {sentences[i] for shard in shards for i in shard['seen']}
     fresh = [[s for s in document if s not in seen] for document in documents]
     batches = (fresh[i:i + 100] for i in range(0, len(fresh), 100))
     heldout = write_shard(self.output, 'heldout-00000', tokenizer.vocab_size,
                           ordered_map(encoder.sentences, batches))
-    notes = []
-    if seen:
-      notes.append(f'{len(seen):,} held-out sentences that occur in the training text were left '
-                   'out')
-    if survey.copies:
-      notes.append(f'{survey.copies:,} documents are exact copies of others')
     unknown = counts[tokenizer.unk_id] / counts.sum()
-    if unknown > 0.01:
-      notes.append(f'{unknown:.1%} of the tokens are [UNK]: does the vocabulary fit the text?')
-    if self.settings.heldout and not any(heldout['counts']):
-      notes.append('nothing is held out: the corpus has too few documents')
+    notes = [note for applies, note in (
+        (seen, f'{len(seen):,} held-out sentences that occur in the training text were '
+         'left out'),
+        (survey.copies, f'{survey.copies:,} documents are exact copies of others'),
+        (unknown > 0.01,
+         f'{unknown:.1%} of the tokens are [UNK]: does the vocabulary fit the text?'),
+        (self.settings.heldout and not any(heldout['counts']),
+         'nothing is held out: the corpus has too few documents'),
+    ) if applies]
     finish(self.output,
-           {**dataclasses.asdict(self.settings), 'inputs': self._requested['inputs']}, tokenizer,
-           documents=survey.documents, size=survey.size, notes=notes,
+           dataclasses.asdict(self.settings) | {'inputs': self._requested['inputs']},
+           tokenizer, documents=survey.documents, size=survey.size, notes=notes,
            splits={'train': shards, 'heldout': [heldout]})
     shutil.rmtree(self.progress)
 
 
 @pool.without_main_module()
 def prepare(settings: Settings, output: str, workers: int = 0):
-  """Prepares a corpus into a folder, local or gs://.
+  """Writes the token records of a corpus into a folder, local or gs://.
 
   Args:
-    output: an empty folder, or one of the same preparation interrupted.
+    settings: the text and the vocabulary.
+    output: an empty folder, or one with the same preparation, interrupted or complete.
     workers: processes; 0 = one for each core.
 
   Raises:
@@ -296,23 +346,29 @@ def prepare(settings: Settings, output: str, workers: int = 0):
     Failed: a worker died; the same call continues.
   """
   digest = None
-  if settings.vocab:  # its mistakes are reported before the text is read
-    digest = tokenizer_base.digest(tokenizer_reader.load(settings.vocab, settings.lowercase))
+  # A wrong vocabulary is reported before the text is read.
+  if settings.vocab:
+    digest = tokenizer_base.digest(
+        tokenizer_reader.load(settings.vocab, settings.lowercase))
   storage.check('--output', output)
   folder, is_remote = epath.Path(output), storage.is_remote(output)
   if (folder / 'manifest.json').exists():
     other = changed_setting(folder, settings)
-    require(not other, f'{output} is not empty: it holds records made with another '
-                       f'{other and other[0]}; use another folder')
+    require(not other,
+            f'{output} is not empty: it holds records made with another '
+            f'{other and other[0]}; use another folder')
     manifest = records.read_manifest(folder)
-    require(digest in (None, manifest['tokenizer']), f'{output} holds records of another content '
-            f'of {settings.vocab}: use another folder')
-    inputs = manifest['settings'].get('inputs')  # Beam keeps none
+    require(digest in (None, manifest['tokenizer']),
+            f'{output} holds records made with another version of {settings.vocab}: use '
+            'another folder')
+    inputs = manifest['settings'].get('inputs')  # Beam stores none
     source = corpus.open_source(settings, folder / 'progress')
     require(inputs is None or inputs == list(source.inputs),
-            f'{output} holds records of files that have changed since: use another folder')
+            f'{output} holds records of files that have changed since: use another '
+            'folder')
     return  # the records are complete
   local = storage.local_folder(output) if is_remote else folder
+  # Complete local records of an interrupted upload only need the upload.
   uploading = (local / 'manifest.json').exists() and not changed_setting(local, settings)
   if not uploading:
     require(not is_remote or not folder.exists() or not any(folder.iterdir()),
@@ -323,52 +379,15 @@ def prepare(settings: Settings, output: str, workers: int = 0):
     shutil.rmtree(local)
 
 
-def is_finished(output: str) -> bool:
-  """True if a folder holds the records of a finished preparation."""
-  return (epath.Path(output) / 'manifest.json').exists()
-
-
-def replacing(output: str) -> str:
-  """The folder in which the records are made that replace the finished ones of another.
-
-  Raises:
-    UserError: that one holds more than records, or is in a bucket.
-  """
-  folder = epath.Path(output)
-  require(not storage.is_remote(output), f'--overwrite replaces folders of this machine: delete '
-                                         f'{output}, or use another --output')
-  entries = [e for shards in records.read_manifest(folder)['splits'].values() for e in shards]
-  known = {'manifest.json', 'tokenizer', 'counts.npy', 'progress',
-           *(f'{e["name"]}.{field}.bin' for e in entries for field in e['sha256'])}
-  strangers = [path.name for path in folder.iterdir() if path.name not in known]
-  require(not strangers, f'--output={output} holds {min(strangers, default="")}, which is no part '
-                         'of its records: nothing is replaced, use another --output')
-  return f'{output.rstrip("/")}.partial'
-
-
 def changed_setting(folder: epath.Path, settings: Settings) -> tuple[str, Any] | None:
-  """The first setting in which complete records differ, and its value there."""
+  """(The first setting that differs in complete records, its value there), or None."""
   earlier = _with_defaults(records.read_manifest(folder)['settings'])
-  return next(((name, earlier[name]) for name, value in dataclasses.asdict(settings).items()
-               if earlier[name] != value), None)
+  return next(
+      ((name, earlier[name]) for name, value in dataclasses.asdict(settings).items()
+       if earlier[name] != value), None)
 
 
 def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-  """Stored settings, with the defaults of fields that are newer than they are."""
-  return {**{field.name: field.default for field in dataclasses.fields(Settings)}, **settings}
-
-
-def print_summary(output: str):
-  """Prints the contents of a prepared folder."""
-  manifest = records.read_manifest(epath.Path(output))
-  lines = [('text', f'{manifest["bytes"] / 1e6:,.1f} MB in {manifest["documents"]:,} documents')]
-  for name, shards in manifest['splits'].items():
-    total = {key: sum(shard[key] for shard in shards)
-             for key in ('tokens', 'sentences', 'documents')}
-    lines.append((name, ', '.join(f'{count:,} {key}' for key, count in total.items())))
-  if manifest['unigram_entropy'] is not None:
-    lines.append(('plateau', f'{manifest["unigram_entropy"]:.3f} nat: the held-out MLM loss of a '
-                             'model that knows the token frequencies only'))
-  lines += [('note', note) for note in manifest['notes']]
-  lines += [('records', f'{output}, digest {manifest["digest"]}')]
-  console.print_lines(lines)
+  """Stored settings, with the defaults of fields that were added later."""
+  return {field.name: field.default
+          for field in dataclasses.fields(Settings)} | settings

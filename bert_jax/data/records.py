@@ -1,21 +1,21 @@
-"""Token records on disk: a tokenized corpus in shards that are memory-mapped, never read whole.
+"""Token records on disk: a tokenized corpus in shards that are memory-mapped.
 
-  manifest.json        counts, settings, digests of the tokenizer and the .bin files; written last
-  tokenizer/           the vocabulary that made the tokens
-  counts.npy           [V] int64, how often each entry occurs in the training text
-  train-00000.*        the shards of the training text, and heldout-00000.* likewise:
-    .tokens.bin          [T] uint16 or uint32, the tokens of all documents, no special tokens
-    .words.bin           [T / 8] uint8, a bit for each token: does a word start here?
-    .sentences.bin       [S] uint16, tokens in each sentence
-    .documents.bin       [E] int64, the sentence at which each document starts
-    .blocks.bin          [G + 1, 3] int64, (tokens, sentences, documents started) before each block
+  manifest.json    counts, settings, digests of the tokenizer and .bin files; written last
+  tokenizer/       the vocabulary that made the tokens
+  counts.npy       [V] int64, how often each entry occurs in the training text
+  train-00000.*    the shards of the training text, and heldout-00000.* likewise:
+    .tokens.bin      [T] uint16 or uint32, tokens of all documents, no special tokens
+    .words.bin       [T / 8] uint8, a bit for each token: does a word start here?
+    .sentences.bin   [S] uint16, tokens in each sentence
+    .documents.bin   [E] int64, the sentence at which each document starts
+    .blocks.bin      [G + 1, 3] int64, tokens, sentences, started documents before a block
 
-A block is some 8,192 tokens of whole documents, or of whole sentences where a document is longer.
-An epoch shuffles blocks: their index is small enough to be in memory for any corpus, and one block
-is one short read.
+A block has about 8,192 tokens of whole documents, or of whole sentences if a document is
+longer. An epoch shuffles blocks. The index of the blocks fits in memory for any corpus,
+and one block is one short read.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 import concurrent.futures
 import functools
 import hashlib
@@ -28,13 +28,14 @@ from etils import epath
 import numpy as np
 
 from bert_jax.errors import UserError, require
-from bert_jax.runtime import storage
+from bert_jax.runtime import console, storage
 
 BLOCK = 8_192  # tokens
-LONGEST_SENTENCE = 32_768  # tokens; a longer one is stored as several
+LONGEST_SENTENCE = 32_768  # tokens; a longer sentence is stored as several
 _VERSION = 1
-_ENTRIES = ('settings', 'tokenizer', 'vocab_size', 'documents', 'bytes', 'unigram_entropy', 'notes',
-            'splits', 'digest')  # of a manifest
+# The keys of a manifest.
+_ENTRIES = ('settings', 'tokenizer', 'vocab_size', 'documents', 'bytes',
+            'unigram_entropy', 'notes', 'splits', 'digest')
 REMEDY = 'run bert_jax.prepare again into an empty folder'
 
 
@@ -51,13 +52,14 @@ class Shard(NamedTuple):
 class ShardWriter:
   """Streams documents into the files of one shard."""
 
-  def __init__(self, directory: epath.Path, name: str, vocab_size: int, block: int = BLOCK):
+  def __init__(self, directory: epath.Path, name: str, vocab_size: int,
+               block: int = BLOCK):
     self.name, self._block = name, block
     self._dtype = token_dtype(vocab_size)
     self._files = {f: (directory / f'{name}.{f}.bin').open('wb') for f in Shard._fields}
     self._hashes = {f: hashlib.sha256() for f in Shard._fields}
     self._tokens = self._sentences = self._documents = self._blocks = 0
-    self._block_start = 0  # the first token of the block that is being filled
+    self._block_start = 0  # the first token of the current block
     self._bits = np.zeros(0, np.uint8)  # word starts that do not fill a byte yet
     self._write('blocks', np.zeros(3, np.int64))
 
@@ -71,15 +73,17 @@ class ShardWriter:
     self._blocks += 1
     self._block_start = token
 
-  def add(self, tokens: np.ndarray, words: np.ndarray, lengths: np.ndarray, counts: np.ndarray):
+  def add(self, tokens: np.ndarray, words: np.ndarray, lengths: np.ndarray,
+          counts: np.ndarray):
     """Appends documents.
 
     Args:
-      tokens: [T] of all of them.
+      tokens: [T] the tokens of all documents.
       words: [T] bool, True where a word starts.
-      lengths: [S] tokens in each sentence, none of them 0.
-      counts: [E] sentences in each document, none of them 0.
+      lengths: [S] tokens in each sentence, never 0.
+      counts: [E] sentences in each document, never 0.
     """
+    # Eight word starts make a byte. The rest waits for the next call.
     bits = np.concatenate([self._bits, words.astype(np.uint8)])
     whole = len(bits) // 8 * 8
     self._bits = bits[whole:]
@@ -92,8 +96,9 @@ class ShardWriter:
     for first, after in zip((last - counts).tolist(), last.tolist()):
       self._documents += 1
       end = int(ends[after - 1])
-      while end - self._block_start >= 2 * self._block:  # a long document fills several blocks
-        # At least two of its tokens on either side: a single token makes no pair.
+      # A long document fills several blocks.
+      while end - self._block_start >= 2 * self._block:
+        # At least two of its tokens are on either side: a single token makes no pair.
         begin = int(ends[first - 1]) if first else self._tokens
         least = max(self._block_start + self._block, begin + 2)
         cut = first + int(np.searchsorted(ends[first:after], least))
@@ -112,18 +117,23 @@ class ShardWriter:
       self._close_block(self._tokens, self._sentences)
     for file in self._files.values():
       file.close()
-    return {'name': self.name, 'documents': self._documents, 'sentences': self._sentences,
-            'tokens': self._tokens, 'blocks': self._blocks,
-            'sha256': {f: h.hexdigest() for f, h in self._hashes.items()}}
+    return {
+        'name': self.name,
+        'documents': self._documents,
+        'sentences': self._sentences,
+        'tokens': self._tokens,
+        'blocks': self._blocks,
+        'sha256': {f: h.hexdigest() for f, h in self._hashes.items()},
+    }
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-  """The smallest type that holds every id."""
+  """The smallest dtype that holds every id."""
   return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
 def cut(lengths: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-  """Lengths with each one above `longest` in pieces, and the number of pieces of each."""
+  """Cuts lengths above `longest`: (lengths of all pieces, number of pieces of each)."""
   pieces = -(-lengths // longest)
   shorter = np.full(pieces.sum(), longest)
   shorter[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * longest
@@ -131,39 +141,48 @@ def cut(lengths: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Records:
-  """The shards of one split, with tokens, sentences, documents and blocks numbered through."""
+  """The shards of one split.
+
+  Tokens, sentences, documents and blocks are numbered across the shards.
+  """
 
   def __init__(self, shards: Iterable[Shard], digest: str, reopen: tuple[Any, ...] = ()):
-    """`reopen`: arguments of `open_split` that give another process the same records."""
+    """`reopen`: the arguments with which `open_split` opens them in another process."""
     self.shards, self.digest, self._reopen = tuple(shards), digest, reopen
     sizes = [[0, 0, 0, 0], *([*s.blocks[-1], len(s.blocks) - 1] for s in self.shards)]
-    # [shards + 1, 4] tokens, sentences, documents and blocks before each shard.
+    # [shards + 1, 4]: tokens, sentences, documents and blocks before each shard.
     self._base = np.cumsum(np.array(sizes, np.int64), axis=0)
     self.num_tokens, self.num_sentences, self.num_documents, self.num_blocks = map(
         int, self._base[-1])
-    # [G + 1, 3]: (tokens, sentences, documents started) before each block of the whole split.
-    self.blocks = np.concatenate([s.blocks[:-1] + b[:3] for s, b in zip(self.shards, self._base)]
-                                 + [self._base[-1:, :3]])
+    # [G + 1, 3]: (tokens, sentences, documents started) before each block of the split.
+    self.blocks = np.concatenate([
+        *(s.blocks[:-1] + b[:3] for s, b in zip(self.shards, self._base)),
+        self._base[-1:, :3],
+    ])
 
   def __reduce__(self):
-    # A memory map would be pickled with all that it maps.
+    # Pickling a memory map would copy the whole file.
     return functools.partial(open_split, verify=False), self._reopen
 
   def block(self, number: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """One block's sentences.
+    """The sentences of one block.
 
     Returns:
-      ([S] uint16 tokens in each sentence, [E] int64 the sentences of the block at which a document
-      starts, the document of its first sentence).
+      ([S] uint16 tokens in each sentence, [E] int64 sentences of the block at which a
+      document starts, the document of the first sentence).
     """
     k = int(np.searchsorted(self._base[:, 3], number, side='right')) - 1
     shard, local = self.shards[k], number - self._base[k, 3]
     (_, s0, d0), (_, s1, d1) = shard.blocks[local], shard.blocks[local + 1]
     starts = np.asarray(shard.documents[d0:d1]) - s0
-    continues = not len(starts) or starts[0] > 0  # the document of the block before
-    return np.asarray(shard.sentences[s0:s1]), starts, int(self._base[k, 2] + d0 - continues)
+    # Such a block begins inside the document of the block before it.
+    continues = not len(starts) or starts[0] > 0
+    return (np.asarray(shard.sentences[s0:s1]), starts,
+            int(self._base[k, 2] + d0 - continues))
 
-  def _take(self, position: np.ndarray, read) -> np.ndarray:
+  def _take(self, position: np.ndarray,
+            read: Callable[[Shard, np.ndarray], np.ndarray]) -> np.ndarray:
+    # Most corpora have one shard, which needs no search.
     if len(self.shards) == 1:
       return read(self.shards[0], position)
     shard = np.searchsorted(self._base[:, 0], position, side='right') - 1
@@ -174,71 +193,78 @@ class Records:
     return out
 
   def tokens(self, position: np.ndarray) -> np.ndarray:
-    """The tokens at some positions of the split: [...] int64 -> [...] int32."""
+    """The tokens at positions of the split: [...] int64 -> [...] int32."""
     return self._take(position, lambda s, i: s.tokens[i].astype(np.int32))
 
   def word_starts(self, position: np.ndarray) -> np.ndarray:
     """1 where a word starts, else 0: [...] int64 -> [...] int32."""
-    return self._take(position, lambda s, i: (s.words[i >> 3] >> (i & 7).astype(np.uint8)
-                                              & 1).astype(np.int32))
+    return self._take(
+        position,
+        lambda s, i: (s.words[i >> 3] >> (i & 7).astype(np.uint8) & 1).astype(np.int32))
 
 
 def map_file(path: str, dtype: np.dtype) -> np.ndarray:
-  """A file as an array whose pages are read when they are touched."""
+  """Maps a file as an array; the system reads a page when it is first used."""
   with open(path, 'rb') as file:
     if not os.fstat(file.fileno()).st_size:
-      return np.zeros(0, dtype)  # an empty file cannot be mapped
+      return np.zeros(0, dtype)  # mmap refuses an empty file
     pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
   if hasattr(mmap, 'MADV_RANDOM'):
-    pages.madvise(mmap.MADV_RANDOM)  # blocks come shuffled: reading ahead is useless
+    pages.madvise(mmap.MADV_RANDOM)  # blocks are shuffled: read-ahead is useless
   return np.frombuffer(pages, dtype)
 
 
 def read_manifest(directory: epath.Path) -> dict[str, Any]:
-  """The manifest of a folder; raises UserError if there is none, or one of a newer bert_jax."""
+  """Reads the manifest of a folder; raises UserError if it is missing or newer."""
   try:
     manifest = json.loads((directory / 'manifest.json').read_text())
     version = manifest['version']
   except (OSError, ValueError, KeyError, TypeError) as e:
     raise UserError(f'{directory} holds no complete token records ({e}): {REMEDY}') from e
-  require(version == _VERSION, f'{directory} holds records of version {version}, this bert_jax '
-          f'reads version {_VERSION}: run bert_jax.prepare again with another --output')
+  require(version == _VERSION,
+          f'{directory} holds records of version {version}, this bert_jax reads version '
+          f'{_VERSION}: run bert_jax.prepare again with another --output')
   missing = [name for name in _ENTRIES if name not in manifest]
-  require(not missing, f'{directory}/manifest.json is none of token records, it has no '
+  require(not missing,
+          f'{directory}/manifest.json is not a manifest of token records, it has no '
           f'{", ".join(missing)}: {REMEDY}')
   return manifest
 
 
 def digest(manifest: dict[str, Any]) -> str:
-  """A hash of everything that decides the rows: the tokenizer and every file of every shard."""
+  """A hash of all that decides the rows: the tokenizer and the files of all shards."""
   content = [manifest['tokenizer'], manifest['splits']]
   return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def write_manifest(directory: epath.Path, manifest: dict[str, Any]):
-  """Writes manifest.json with version and digest, at once or not at all."""
+  """Writes manifest.json with version and digest, atomically."""
   content = {'version': _VERSION, 'digest': digest(manifest), **manifest}
   storage.write_whole(directory / 'manifest.json', json.dumps(content, indent=1) + '\n')
 
 
 def _map_shard(directory: epath.Path, entry: dict[str, Any], vocab_size: int) -> Shard:
-  """Maps the files of a shard; raises UserError if one is missing or has another length."""
-  contents = {'tokens': (token_dtype(vocab_size), entry['tokens']),
-              'words': (np.dtype(np.uint8), -(-entry['tokens'] // 8)),
-              'sentences': (np.dtype(np.uint16), entry['sentences']),
-              'documents': (np.dtype(np.int64), entry['documents']),
-              'blocks': (np.dtype(np.int64), 3 * (entry['blocks'] + 1))}
+  """Maps the files of a shard; raises UserError if one is missing or has another size."""
+  contents = {
+      'tokens': (token_dtype(vocab_size), entry['tokens']),
+      'words': (np.dtype(np.uint8), -(-entry['tokens'] // 8)),
+      'sentences': (np.dtype(np.uint16), entry['sentences']),
+      'documents': (np.dtype(np.int64), entry['documents']),
+      'blocks': (np.dtype(np.int64), 3 * (entry['blocks'] + 1)),
+  }
   arrays = {}
   for file, (dtype, length) in contents.items():
     path = os.fspath(directory / f'{entry["name"]}.{file}.bin')
     expected = length * dtype.itemsize
     try:
       size = os.path.getsize(path)
-      require(size == expected, f'{path} has {size:,} bytes, {expected:,} were written: {REMEDY}')
+      require(size == expected,
+              f'{path} has {size:,} bytes, {expected:,} were written: {REMEDY}')
       arrays[file] = map_file(path, dtype)
     except OSError as e:
       raise UserError(f'{path} cannot be read ({e.strerror or e}): {REMEDY}') from e
-  arrays['blocks'] = np.array(arrays['blocks']).reshape(-1, 3)  # small: kept in memory
+  # Each row lookup needs the index of the blocks, which is small: it stays in memory.
+  arrays['blocks'] = np.array(arrays['blocks']).reshape(-1, 3)
   return Shard(**arrays)
 
 
@@ -246,7 +272,8 @@ def open_split(directory: epath.Path, manifest: dict[str, Any], split: str, *,
                verify: bool = True) -> Records:
   """Opens the shards of one split (train or heldout) in a local folder.
 
-  Raises UserError if a file is missing, cut short, or (with `verify`) has another digest.
+  Raises:
+    UserError: a file is missing, has another size, or (with `verify`) has another digest.
   """
   entries = manifest['splits'][split]
   shards = [_map_shard(directory, entry, manifest['vocab_size']) for entry in entries]
@@ -257,9 +284,54 @@ def open_split(directory: epath.Path, manifest: dict[str, Any], split: str, *,
     def check(path: str):
       with open(path, 'rb') as file:
         require(hashlib.file_digest(file, 'sha256').hexdigest() == hashes[path],
-                f'{path} was changed after it was prepared (its sha256 is not that in the '
+                f'{path} was changed after it was prepared (its sha256 differs from the '
                 f'manifest): {REMEDY}')
 
+    # Hashing releases the GIL: threads use all cores.
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
       list(pool.map(check, hashes))
   return Records(shards, manifest['digest'], (directory, manifest, split))
+
+
+def is_finished(output: str) -> bool:
+  """True if a folder holds the records of a finished preparation."""
+  return (epath.Path(output) / 'manifest.json').exists()
+
+
+def replacing(output: str) -> str:
+  """The folder for the new records that will replace the finished records in `output`.
+
+  Raises:
+    UserError: `output` holds more than records, or is in a bucket.
+  """
+  folder = epath.Path(output)
+  require(not storage.is_remote(output),
+          f'--overwrite replaces folders of this machine: delete {output}, or use '
+          'another --output')
+  entries = [e for shards in read_manifest(folder)['splits'].values() for e in shards]
+  # Nothing that the user put into the folder may be lost.
+  known = {'manifest.json', 'tokenizer', 'counts.npy', 'progress',
+           *(f'{e["name"]}.{field}.bin' for e in entries for field in e['sha256'])}
+  strangers = [path.name for path in folder.iterdir() if path.name not in known]
+  require(not strangers,
+          f'--output={output} holds {min(strangers, default="")}, which is not part of '
+          'its records: nothing is replaced, use another --output')
+  return f'{output.rstrip("/")}.partial'
+
+
+def print_summary(output: str):
+  """Prints the contents of a prepared folder."""
+  manifest = read_manifest(epath.Path(output))
+  lines = [('text',
+            f'{manifest["bytes"] / 1e6:,.1f} MB in {manifest["documents"]:,} documents')]
+  for name, shards in manifest['splits'].items():
+    total = {key: sum(shard[key] for shard in shards)
+             for key in ('tokens', 'sentences', 'documents')}
+    lines.append((name, ', '.join(f'{count:,} {key}' for key, count in total.items())))
+  if manifest['unigram_entropy'] is not None:
+    lines.append(('plateau',
+                  f'{manifest["unigram_entropy"]:.3f} nat: the held-out MLM loss of a '
+                  'model that knows only the token frequencies'))
+  lines += [('note', note) for note in manifest['notes']]
+  lines += [('records', f'{output}, digest {manifest["digest"]}')]
+  console.print_lines(lines)

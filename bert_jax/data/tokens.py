@@ -1,4 +1,4 @@
-"""The tokens of a batch: rows of the corpus and inputs of the encoder have the same form."""
+"""The tokens of a batch: the form of corpus rows and of encoder inputs."""
 
 from typing import NamedTuple
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 class Tokens(NamedTuple):
-  """Rows of tokens, with one or several texts or pairs of texts in each. All [B, L] int32.
+  """Rows of tokens; each row has one or more texts, or pairs of texts. All [B, L] int32.
 
-  On the host they are NumPy arrays, in a model jax.Arrays.
+  The fields are NumPy arrays on the host and jax.Arrays in a model.
   """
 
   ids: np.ndarray  # entries of the vocabulary

@@ -41,7 +41,8 @@ def test_the_direct_runner_makes_the_records_of_prepare(tmp_path):
   with pytest.raises(UserError, match='is not empty'):
     beam.run(settings, str(tmp_path / 'many'))
   (tmp_path / 'c1.txt').write_bytes(b'fine\n\n\xff\n')
-  with pytest.raises((UserError, Failed), match=r'failed, delete .*bad before the next: .*c1.txt'):
+  with pytest.raises((UserError, Failed),
+                     match=r'failed, delete .*bad before you run it again: .*c1.txt'):
     beam.run(settings, str(tmp_path / 'bad'), ['--runner=DirectRunner'])
   with pytest.raises(UserError, match='Beam needs --vocab'):
     beam.run(preparation.Settings(source), str(tmp_path / 'new'))

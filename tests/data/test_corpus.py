@@ -128,9 +128,9 @@ def test_sentences_in_english_and_chinese():
     ('a.txt', b'one\n\ntwo\nthree\n\n\nfour\nbad \xff byte\n', 'line 8: invalid UTF-8'),
     ('a.txt', b'text\n\x00\x01\x02', 'line 2: a NUL byte'),
     ('a.jsonl', b'{"text": "fine"}\n{"text": \n', 'line 2: invalid JSON'),
-    ('a.jsonl', b'{"text": "fine"}\n\n{"body": "x"}\n', "line 3: no 'text' in it"),
-    ('a.jsonl', b'["text"]\n', "line 1: no 'text' in it"),
-    ('a.jsonl', b'{"text": 3}\n', "line 1: 'text' is no string"),
+    ('a.jsonl', b'{"text": "fine"}\n\n{"body": "x"}\n', "line 3: it has no 'text': name"),
+    ('a.jsonl', b'["text"]\n', "line 1: it has no 'text': name"),
+    ('a.jsonl', b'{"text": 3}\n', "line 1: 'text' is not a string"),
 ])
 def test_bad_files_are_named_with_their_line(tmp_path, name, content, message):
   (tmp_path / name).write_bytes(content)

@@ -86,7 +86,7 @@ def test_entries_that_only_the_table_has(folder, tmp_path):
 
 
 def test_files_that_are_no_tokenizer(folder, tmp_path):
-  with pytest.raises(UserError, match='spm.model is no SentencePiece model'):
+  with pytest.raises(UserError, match='spm.model is not a SentencePiece model'):
     (tmp_path / 'spm.model').write_bytes(b'no model')
     tokenizer_reader.load(tmp_path)
   settings_of(folder, tmp_path)
@@ -94,10 +94,10 @@ def test_files_that_are_no_tokenizer(folder, tmp_path):
   for change, message in (
       ({'added_tokens': content['added_tokens'][:-1]}, r'has no <mask> or \[MASK\]'),
       ({'added_tokens': [{**content['added_tokens'][-1], 'id': 999}]}, 'there are gaps between'),
-      ({'added_tokens': [{}]}, 'is no tokenizer'),
-      ({'model': {**content['model'], 'unk_id': 10**6}}, 'is no tokenizer'),
-      ({'model': {'type': 'Unigram', 'vocab': 5}}, 'is no tokenizer'),
-      ({'normalizer': 5}, 'is no tokenizer')):
+      ({'added_tokens': [{}]}, 'is not a tokenizer'),
+      ({'model': {**content['model'], 'unk_id': 10**6}}, 'is not a tokenizer'),
+      ({'model': {'type': 'Unigram', 'vocab': 5}}, 'is not a tokenizer'),
+      ({'normalizer': 5}, 'is not a tokenizer')):
     (tmp_path / 'tokenizer.json').write_text(json.dumps(content | change))
     with pytest.raises(UserError, match=message):
       tokenizer_reader.load(tmp_path)

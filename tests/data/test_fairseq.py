@@ -131,5 +131,5 @@ def test_a_model_of_another_kind(tmp_path, options):
   with pytest.raises(UserError, match='name a model of another kind spiece.model'):
     tokenizer_reader.load(tmp_path)
   (tmp_path / 'sentencepiece.bpe.model').write_bytes(b'no model')
-  with pytest.raises(UserError, match='is no SentencePiece model'):
+  with pytest.raises(UserError, match='is not a SentencePiece model'):
     tokenizer_reader.load(tmp_path)

@@ -194,7 +194,7 @@ def test_a_manifest_that_is_none_of_records(tmp_path, corpus_file):
   (tmp_path / 'app/manifest.json').write_text('{"version": 1, "name": "app"}')
   for use in (lambda: _prepare(tmp_path / 'app', corpus_file),
               lambda: _open(tmp_path / 'w', str(tmp_path / 'app'))):
-    with pytest.raises(UserError, match='is none of token records, it has no settings, tokenizer'):
+    with pytest.raises(UserError, match='is not a manifest of token records, it has no settings,'):
       use()
 
 
@@ -318,7 +318,7 @@ def test_a_given_vocabulary_that_has_changed_since(tmp_path, small_shards, monke
     m.setattr(preparation._Preparation, '_finish', _interrupt)
     _prepare(tmp_path / 'half', source, vocab=str(vocab))
   vocab.write_text('\n'.join([*trained.tokenizer.vocab, 'more']) + '\n')
-  with pytest.raises(UserError, match='holds records of another content of .*vocab.txt'):
+  with pytest.raises(UserError, match='holds records made with another version of .*vocab.txt'):
     _prepare(tmp_path / 'r', source, vocab=str(vocab))
   with pytest.raises(UserError, match='interrupted preparation with another vocabulary'):
     _prepare(tmp_path / 'half', source, vocab=str(vocab))

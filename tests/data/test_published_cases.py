@@ -310,7 +310,7 @@ def test_of_a_double_entry_the_last_counts(tmp_path, capsys):
   vocab = [*base.SPECIAL_TOKENS, 'dog', 'cat', 'dog', 'eel']
   t = _load(tmp_path, lambda folder: published_files.write(folder, {'vocab.txt': vocab}))
   assert t.encode_batch(['cat dog eel']) == [[6, 7, 8]] and t.vocab_size == 9
-  assert "vocab.txt: 1 entries are there twice, such as 'dog'" in capsys.readouterr().err
+  assert "vocab.txt: 1 entries occur twice, such as 'dog'" in capsys.readouterr().err
 
 
 def test_a_model_of_another_kind_under_its_right_name(tmp_path):

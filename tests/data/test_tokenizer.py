@@ -56,12 +56,12 @@ def test_tokens_that_were_added_to_a_published_vocabulary(tmp_path):
 
 
 @pytest.mark.parametrize('name, content, message', [
-    ('vocab.json', '{"model": 7, "[CLS]": 1}', 'a vocab.json needs its merges.txt beside it'),
+    ('vocab.json', '{"model": 7, "[CLS]": 1}', 'a vocab.json needs its merges.txt next to it'),
     ('tokenizer.json', '{"model": [1]}', 'has no model with a vocabulary'),
     ('tokenizer.json', '{"model": {"type": "WordPiece", "vocab": {"a": 0, "b": 2}}}',
-     'is no tokenizer: missing field'),
-    ('spiece.model', '', 'is empty: it is no SentencePiece model'),
-    ('spm.model', '', 'is empty: it is no SentencePiece model')])
+     'is not a tokenizer: missing field'),
+    ('spiece.model', '', 'is empty: it is not a SentencePiece model'),
+    ('spm.model', '', 'is empty: it is not a SentencePiece model')])
 def test_files_that_are_no_vocabulary(tmp_path, name, content, message):
   (tmp_path / name).write_text(content)
   with pytest.raises(UserError, match=message):
@@ -146,10 +146,10 @@ def test_bad_byte_level_bpe(tmp_path):
     training.train('bpe', lambda: TEXTS, 260, True)
   (tmp_path / 'vocab.json').write_text('{"a": 0}')
   (tmp_path / 'merges.txt').write_text('#version: 0.2\nb c\n')
-  with pytest.raises(UserError, match='are no BPE'):
+  with pytest.raises(UserError, match='are not a BPE model'):
     tokenizer_reader.load(tmp_path)
   for model, message in (({'type': 'BPE', 'vocab': {'a': 0}, 'merges': []}, 'has no <pad> or'),
-                         ({'type': 'BPE', 'vocab': [1]}, 'is no tokenizer: invalid type'),
+                         ({'type': 'BPE', 'vocab': [1]}, 'is not a tokenizer: invalid type'),
                          ({'type': 'BPE', 'vocab': {'a': 0, 'b': 10**7}, 'merges': []},
                           "the id of 'b' is 10000000, among 2 entries")):
     (tmp_path / 'tokenizer.json').write_text(json.dumps({'version': '1.0', 'model': model}))
@@ -159,9 +159,9 @@ def test_bad_byte_level_bpe(tmp_path):
   good = json.loads((tmp_path / 'tokenizer.json').read_text())
   huge = [good['added_tokens'][0] | {'id': 2**31}, *good['added_tokens'][1:]]
   panic = good['model'] | {'continuing_subword_prefix': 9 * '#', 'merges': [['a', 'b']]}
-  for wrong, message in (({'added_tokens': [1]}, 'is no tokenizer'),
-                         ({'post_processor': [1]}, 'is no tokenizer'),
-                         ({'model': panic}, 'is no tokenizer: range'),  # in Rust
+  for wrong, message in (({'added_tokens': [1]}, 'is not a tokenizer'),
+                         ({'post_processor': [1]}, 'is not a tokenizer'),
+                         ({'model': panic}, 'is not a tokenizer: range'),  # in Rust
                          ({'added_tokens': huge}, "adds '<s>' as entry 2147483648")):
     (tmp_path / 'tokenizer.json').write_text(json.dumps(good | wrong))
     with pytest.raises(UserError, match=message):
@@ -186,7 +186,7 @@ def test_bad_vocabularies(tmp_path):
   with pytest.raises(UserError, match='invalid UTF-8'):
     tokenizer_reader.load(tmp_path / 'd.txt')
   (tmp_path / 'e.model').write_bytes(b'no model')
-  with pytest.raises(UserError, match='no SentencePiece model'):
+  with pytest.raises(UserError, match='not a SentencePiece model'):
     tokenizer_reader.load(tmp_path / 'e.model')
 
 

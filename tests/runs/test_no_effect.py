@@ -282,7 +282,7 @@ def test_languages():
   for code in ('en', 'zh', 'zh-tw', 'de', 'sv', 'gsw'):
     corpus.check_language('data.language', code)
   for code in ('', 'german', 'xx', 'EN', 'en_US'):
-    with pytest.raises(UserError, match='is no code of a language'):
+    with pytest.raises(UserError, match='is not a language code'):
       corpus.check_language('data.language', code)
 
 

@@ -18,20 +18,21 @@ from bert_jax.errors import require
 # Token ids of a text, and the characters [start, end) of each token.
 Offsets = tuple[list[int], list[tuple[int, int]]]
 CONFIG = 'tokenizer_config.json'
-ROWS = 'table_rows'  # in CONFIG: the rows of a model's table, where it has more than entries
-PARSES = 'split_special_tokens'  # in CONFIG, transformers' name: False = special tokens are parsed
+ROWS = 'table_rows'  # in CONFIG: rows of the embedding table, if it has more than entries
+# In CONFIG, under transformers' name: False = special tokens in a text are parsed.
+PARSES = 'split_special_tokens'
 SPACE = '\u2581'  # how SentencePiece writes the space before a word
-# In the order in which trained vocabularies begin, and under the names every published one uses.
+# Trained vocabularies begin with these, in this order. Published ones use the same names.
 SPECIAL_TOKENS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
-_MOST_ROWS = 1 << 24  # no vocabulary comes near
+_MOST_ROWS = 1 << 24  # far above any published vocabulary
 ROLES = ('pad', 'unk', 'cls', 'sep', 'mask')
 
 
 class Around(NamedTuple):
   """The ids of the special tokens around texts."""
 
-  one: tuple[tuple[int, ...], tuple[int, ...]]  # before a text and behind it
-  two: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # before, between, behind
+  one: tuple[tuple[int, ...], tuple[int, ...]]  # before and after a text
+  two: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # before, between, after
 
   @classmethod
   def berts(cls, cls_id: int, sep_id: int) -> 'Around':
@@ -44,14 +45,14 @@ class Tokenizer(abc.ABC):
 
   Attributes:
     kind: wordpiece, bpe, unigram, wordlevel or sentencepiece.
-    vocab: the entries, in the order of their ids; "[unusedN]" where a table has a row and the
-      vocabulary no entry.
-    entries: the number of entries that the vocabulary itself has.
+    vocab: the entries, in the order of their ids; "[unusedN]" for a row of the embedding
+      table without an entry.
+    entries: the number of entries in the vocabulary itself.
     around: the special tokens around texts.
-    lowercase: whether it lower-cases, as BERT's normalizer says; None = it has another one.
-    markers: special tokens that stand for something in a text, such as "[H]"; always whole.
-    parses_special: whether "[SEP]" in a text is the special token; else it is text. A corpus is
-      always read with False, `encode_with_masks` with True.
+    lowercase: whether BERT's normalizer lower-cases; None = the normalizer is not BERT's.
+    markers: special tokens with a meaning in a text, such as "[H]"; they are never split.
+    parses_special: whether "[SEP]" in a text is the special token; otherwise it is text.
+      A corpus is always read with False, `encode_with_masks` with True.
   """
 
   kind: str
@@ -75,41 +76,42 @@ class Tokenizer(abc.ABC):
 
   @abc.abstractmethod
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text, without special tokens around it."""
+    """Returns the token ids of each text, without special tokens around it."""
 
   @abc.abstractmethod
   def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
-    """Token ids of each text, and the characters [start, end) of each token."""
+    """Returns the ids of each text, and the characters [start, end) of each token."""
 
   @abc.abstractmethod
   def encode_with_masks(self, text: str) -> list[int]:
-    """Token ids of a text in which "[MASK]" stands for the mask token."""
+    """Returns the token ids of a text in which "[MASK]" stands for the mask token."""
 
   def encode_with_spans(self, texts: Sequence[str]) -> list[Offsets]:
-    """As `encode_with_offsets`, for quotations from a text.
+    """Encodes texts with offsets that are fit for quotations from the text.
 
-    A span has no space before it. It has the accents behind it that the normalizer has stripped.
+    A span excludes the space before it. It includes accents after it that the normalizer
+    strips.
     """
     return [(ids, _quotable(text, offsets))
             for text, (ids, offsets) in zip(texts, self.encode_with_offsets(texts))]
 
   @abc.abstractmethod
   def word_starts(self) -> np.ndarray:
-    """[V] bool: True for entries that start a word; all False where entries do not say it."""
+    """[V] bool: True for entries that start a word; all False if entries do not say."""
 
   def tokens(self, ids: Sequence[int]) -> list[str]:
     """The vocabulary entry of each id."""
     return [self.vocab[i] for i in ids]
 
   def padded(self, rows: int) -> 'Tokenizer':
-    """The same tokenizer for a table of `rows` rows, if that is more; no text gets the new ones."""
+    """Returns the same tokenizer with at least `rows` entries; no text uses new ones."""
     require(rows <= _MOST_ROWS, f'a table of {rows:,} rows: the most is {_MOST_ROWS:,}')
     padded = copy.copy(self)
     padded.vocab = self.vocab + [f'[unused{i}]' for i in range(self.vocab_size, rows)]
     return padded
 
   def parsing(self, parses_special: bool) -> 'Tokenizer':
-    """The same tokenizer with another `parses_special`."""
+    """Returns the same tokenizer with another `parses_special`."""
     other = copy.copy(self)
     other.parses_special = parses_special
     return other
@@ -120,40 +122,47 @@ class Tokenizer(abc.ABC):
 
   @abc.abstractmethod
   def save(self, directory: epath.Path):
-    """Writes the files that `load` reads, as Hugging Face has them."""
+    """Writes the files that `load` reads, in the Hugging Face layout."""
 
-  def _save(self, directory: epath.Path, files: Mapping[str, bytes], settings: Mapping[str, Any]):
-    """Writes `files`, and tokenizer_config.json with `settings` and the special tokens."""
-    config = {**settings, **{f'{role}_token': self.vocab[getattr(self, f'{role}_id')]
-                             for role in ROLES}}
+  def _save(self, directory: epath.Path, files: Mapping[str, bytes],
+            settings: Mapping[str, Any]):
+    """Writes `files`, and CONFIG with `settings` and the special tokens."""
+    config = {
+        **settings,
+        **{f'{role}_token': self.vocab[getattr(self, f'{role}_id')] for role in ROLES},
+    }
     if self.parses_special or self.markers:
       config[PARSES] = not self.parses_special
+    # Recorded only for an unusual table: other files stay as transformers has them.
     if self.vocab_size > self.entries:
       config[ROWS] = self.vocab_size
     directory.mkdir(parents=True, exist_ok=True)
-    for name, content in {**files, CONFIG: (json.dumps(config, indent=2) + '\n').encode()}.items():
+    for name, content in {
+        **files, CONFIG: (json.dumps(config, indent=2) + '\n').encode()}.items():
       (directory / name).write_bytes(content)
 
 
-@functools.cache  # a text asks for each of its characters
+@functools.cache  # called for each character of a text
 def _is_mark(character: str) -> bool:
-  """True for an accent that stands behind its letter, a character of its own."""
+  """True for a combining accent: a separate character after its letter."""
   return unicodedata.category(character).startswith('M')
 
 
 def _quotable(text: str, offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-  """The offsets without leading spaces, and with the marks that no other token has."""
+  """The offsets without leading spaces, and with the accents that no other token has."""
   spans = [(end - len(text[start:end].lstrip()), end) for start, end in offsets]
+  # Most texts have no accents, and the loop below is slow.
   if text.isascii() or not any(map(_is_mark, set(text))):
     return spans
-  nexts = [start for start, _ in spans[1:]] + [len(text)]
+  next_starts = [start for start, _ in spans[1:]] + [len(text)]
 
-  def behind(end, limit):
+  def with_accents(end, limit):
     while end < limit and _is_mark(text[end]):
       end += 1
     return end
 
-  return [(start, behind(end, limit)) for (start, end), limit in zip(spans, nexts)]
+  return [(start, with_accents(end, limit))
+          for (start, end), limit in zip(spans, next_starts)]
 
 
 def special_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -167,5 +176,5 @@ def digest(tokenizer: Tokenizer) -> str:
 
 
 def is_unused(entry: str) -> bool:
-  """True for the name of an entry that no text gets."""
+  """True for "[unusedN]", an entry that no text uses."""
   return re.fullmatch(r'\[unused\d+\]', entry) is not None

@@ -1,4 +1,4 @@
-"""Extends a vocabulary by words, and reads vectors of its entries."""
+"""Extends a vocabulary by words, and reads vectors for its entries."""
 
 from collections.abc import Iterator, Mapping
 
@@ -14,7 +14,8 @@ def _read_lines(path: str, field: str) -> Iterator[str]:
   number = 0
   try:
     with epath.Path(path).open('rb') as file:
-      for line in file:  # bytes end at \n alone; words may hold other line ends of Python
+      # Bytes split at \n alone. Words may hold characters that str.splitlines splits at.
+      for line in file:
         number += 1
         yield line.decode('utf-8').rstrip('\r\n')
   except OSError as e:
@@ -24,22 +25,33 @@ def _read_lines(path: str, field: str) -> Iterator[str]:
 
 
 def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
-  """Appends the words of a text file, one a line such as "covid-19", to a WordPiece vocabulary.
+  """Appends words to a WordPiece vocabulary.
 
-  Returns the extended tokenizer, and notes for the user. Raises UserError if there is no such file
-  or no new word in it, for a line of several words, and for another kind of tokenizer.
+  Args:
+    tokenizer: the tokenizer to extend.
+    path: a text file with one word, such as "covid-19", on each line.
+
+  Returns:
+    (the extended tokenizer, notes for the user).
+
+  Raises:
+    UserError: the file does not exist or has no new word, a line has several words, or
+      the tokenizer is not WordPiece.
   """
   require(isinstance(tokenizer, LibraryTokenizer) and tokenizer.can_extend,
           f'add_tokens={path} needs a WordPiece vocabulary, this is {tokenizer.kind}')
   known, words, skipped = set(tokenizer.vocab), [], 0
   for number, line in enumerate(_read_lines(path, 'add_tokens'), 1):
+    # Texts are normalized before the lookup: an entry in another form would never match.
     word = tokenizer.normalized(line).strip()
     if not word:
       continue
-    require(len(word.split()) == 1, f'{path}, line {number}: {line.strip()!r} is '
-            f'{len(word.split())} words: an entry is one')
-    require(len(word) <= 100, f'{path}, line {number}: a word of {len(word)} characters; '
-            'WordPiece reads at most 100')
+    require(len(word.split()) == 1,
+            f'{path}, line {number}: {line.strip()!r} is {len(word.split())} words: an '
+            'entry is one')
+    require(len(word) <= 100,
+            f'{path}, line {number}: a word of {len(word)} characters; WordPiece reads '
+            'at most 100')
     if word in known:
       skipped += 1
     else:
@@ -48,38 +60,44 @@ def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
   require(words, f'add_tokens={path} holds no word that the vocabulary does not have')
   notes = [f'{len(words)} words added to the vocabulary']
   if skipped:
-    notes.append(f'{skipped} lines of {path} were left out: the vocabulary or a line before has '
-                 'the word')
+    notes.append(f'{skipped} lines of {path} were left out: the vocabulary or a line '
+                 'before has the word')
   return tokenizer.extended(words), notes
 
 
-def read_word_vectors(path: str, entries: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
+def read_word_vectors(path: str,
+                      entries: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
   """Reads the vectors of known words from word2vec's text format.
 
-  Its lines are "word v1 v2 ... vD"; the first may be "count D". Raises UserError if the file is
-  malformed, or has none of the words.
+  Each line is "word v1 v2 ... vD"; the first line may be "count D".
 
   Args:
+    path: the file.
     entries: the id of each requested word.
 
   Returns:
     ([n] ids, [n, D] float32 vectors).
+
+  Raises:
+    UserError: the file is malformed, or has none of the words.
   """
   vectors, width = {}, None
   for number, line in enumerate(_read_lines(path, 'embedding_init'), 1):
     word, *values = line.rstrip(' ').split(' ')
+    # fastText and word2vec write "count D" first, GloVe does not.
     if number == 1 and len(values) == 1 and word.isdigit():
       continue
     width = width or len(values)
-    if len(values) != width:
-      raise UserError(f'{path}, line {number}: {len(values)} numbers after the word, not {width}')
+    require(len(values) == width,
+            f'{path}, line {number}: {len(values)} numbers after the word, not {width}')
+    # Only requested words are parsed: published files hold millions of others.
     if word in entries and entries[word] not in vectors:
       try:
         vector = np.array(values, np.float32)
       except ValueError as e:
         raise UserError(f'{path}, line {number}: no numbers after {word!r}: {e}') from e
-      if not np.all(np.isfinite(vector)):
-        raise UserError(f'{path}, line {number}: the vector of {word!r} is not finite')
+      require(np.all(np.isfinite(vector)),
+              f'{path}, line {number}: the vector of {word!r} is not finite')
       vectors[entries[word]] = vector
   require(vectors and width,
           f'embedding_init={path} has a vector for no entry of the vocabulary')

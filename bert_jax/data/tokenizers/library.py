@@ -1,8 +1,8 @@
-"""A tokenizer of the package `tokenizers`: its object is the tokenizer.
+"""Tokenizers that the package `tokenizers` runs from a tokenizer.json.
 
-WordPiece of BERT, the byte-level BPE of RoBERTa and ModernBERT, the unigram models of XLM-R and
-DeBERTa: a tokenizer.json says how each of them normalizes, splits and adds tokens, and the library
-does what it says. Truncation and padding are taken off: rows are cut and padded elsewhere.
+The file says how a tokenizer normalizes, splits and adds tokens: WordPiece of BERT, the
+byte-level BPE of RoBERTa and ModernBERT, the unigram models of XLM-R and DeBERTa.
+Truncation and padding are removed: bert_jax cuts and pads rows itself.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,30 +19,39 @@ import tokenizers
 from bert_jax.data.tokenizers import base
 from bert_jax.errors import UserError, require
 
-_SPELLINGS = {'pad': ('<pad>', '[PAD]'), 'unk': ('<unk>', '[UNK]'),
-              'cls': ('<s>', '[CLS]', '<bos>'), 'sep': ('</s>', '[SEP]', '<eos>'),
-              'mask': ('<mask>', '[MASK]')}
-MPNET = ('<pad>', '[UNK]', '<s>', '</s>', '<mask>')  # as in fairseq, but for [UNK]
-_BERTS_MODEL = {'type': 'WordPiece', 'unk_token': '[UNK]', 'continuing_subword_prefix': '##',
-                'max_input_chars_per_word': 100}
+_SPELLINGS = {
+    'pad': ('<pad>', '[PAD]'),
+    'unk': ('<unk>', '[UNK]'),
+    'cls': ('<s>', '[CLS]', '<bos>'),
+    'sep': ('</s>', '[SEP]', '<eos>'),
+    'mask': ('<mask>', '[MASK]'),
+}
+MPNET = ('<pad>', '[UNK]', '<s>', '</s>', '<mask>')  # as in fairseq, except [UNK]
+_BERTS_MODEL = {
+    'type': 'WordPiece',
+    'unk_token': '[UNK]',
+    'continuing_subword_prefix': '##',
+    'max_input_chars_per_word': 100,
+}
 # Flags of an added token that is a word.
-_OF_WORDS = {'special': False, 'single_word': True, 'lstrip': False, 'rstrip': False,
-             'normalized': True}
-# A text of these characters alone is simple: BERT's normalizer lower-cases letters of ASCII, puts
-# spaces around Han characters, and leaves the others as they are.
-_SIMPLE = re.compile('[ -~\xa1-\xac\xae-\xbf\xd7\xf7\u2010-\u2027\u2030-\u205e\u3001-\u3020'
-                     '\u3400-\u4dbf\u4e00-\u9fff\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40'
-                     '\uff5b-\uff65]*')
+_WORD_FLAGS = {'special': False, 'single_word': True, 'lstrip': False, 'rstrip': False,
+               'normalized': True}
+# A text is simple if it has only these characters. BERT's normalizer lower-cases ASCII
+# letters, puts spaces around Han characters, and leaves the others unchanged.
+_SIMPLE = re.compile('[ -~\xa1-\xac\xae-\xbf\xd7\xf7\u2010-\u2027\u2030-\u205e'
+                     '\u3001-\u3020\u3400-\u4dbf\u4e00-\u9fff\uff01-\uff0f'
+                     '\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65]*')
 
 
 @contextlib.contextmanager
 def library_errors(problem: str) -> Iterator[None]:
-  """Turns errors of the library, which have no class of their own, into a UserError."""
+  """Turns an error of the library into a UserError."""
   try:
     yield
   except UserError:
     raise
-  except BaseException as e:  # where Rust panics it is not even an Exception
+  except BaseException as e:
+    # The library raises plain Exceptions, and a BaseException where Rust panics.
     if not isinstance(e, Exception) and type(e).__name__ != 'PanicException':
       raise
     raise UserError(f'{problem}: {" ".join(str(e).split())[:200]}') from e
@@ -50,21 +59,26 @@ def library_errors(problem: str) -> Iterator[None]:
 
 @functools.cache
 def _spaces_around_han() -> dict[int, str]:
-  """For `str.translate`."""
-  return {code: f' {chr(code)} ' for code in (*range(0x3400, 0x4dc0), *range(0x4e00, 0xa000))}
+  """The table for `str.translate`."""
+  return {code: f' {chr(code)} '
+          for code in (*range(0x3400, 0x4dc0), *range(0x4e00, 0xa000))}
 
 
-def template(cls: tuple[str, int], sep: tuple[str, int],
-             pair: str = '{0}:0 $A:0 {1}:0 $B:1 {1}:1') -> tokenizers.processors.PostProcessor:
-  """The post-processor that writes [CLS] A [SEP], and `pair` with [CLS] and [SEP] for two texts."""
+def template(
+    cls: tuple[str, int],
+    sep: tuple[str, int],
+    pair: str = '{0}:0 $A:0 {1}:0 $B:1 {1}:1',
+) -> tokenizers.processors.PostProcessor:
+  """The post-processor for [CLS] A [SEP], and for `pair`: {0} = [CLS], {1} = [SEP]."""
   return tokenizers.processors.TemplateProcessing(
       single=f'{cls[0]}:0 $A:0 {sep[0]}:0', pair=pair.format(cls[0], sep[0]),
       special_tokens=[cls, sep])
 
 
 def check_ids(vocab: Mapping[str, Any], where: Any):
-  """Raises UserError for double ids, and for large gaps, through which the library would loop."""
+  """Raises UserError for duplicate ids and for large gaps between ids."""
   for entry, i in vocab.items():
+    # The library loops through the gaps: an id of 10**12 would hang it.
     require(isinstance(i, int) and 0 <= i < 2 * len(vocab) + 1024,
             f'{where}: the id of {entry[:50]!r} is {str(i)[:50]}, among {len(vocab)} '
             'entries')
@@ -74,27 +88,32 @@ def check_ids(vocab: Mapping[str, Any], where: Any):
 
 
 def _check_unknown(model: Mapping[str, Any], where: Any):
-  """Raises UserError if a model has no entry for a text that it does not know."""
+  """Raises UserError if a model has no entry for unknown text."""
   kind, vocab = model.get('type'), model['vocab']
   if isinstance(vocab, list):
     known = model.get('unk_id') is not None or model.get('byte_fallback')
   else:
     known = kind not in ('WordPiece', 'WordLevel') or model.get('unk_token') in vocab
-  require(known, f'{where}: its model has no entry for unknown text (unk_token or unk_id)')
+  require(known,
+          f'{where}: its model has no entry for unknown text (unk_token or unk_id)')
 
 
 def _hidden(name: str) -> str:
-  return f'{name} '  # no entry that a text gets has a space
+  return f'{name} '  # an entry with a space matches no text
 
 
 def _without(entries: Collection[str], model: dict[str, Any]) -> dict[str, Any]:
   """Hides entries of a model from texts: they keep their ids under other names."""
   vocab, unk = model['vocab'], model.get('unk_token')
   if isinstance(vocab, list):  # unigram
-    return model | {'vocab': [[_hidden(piece) if piece in entries else piece, score]
-                              for piece, score in vocab]}
-  return model | {'vocab': {_hidden(entry) if entry in entries and entry != unk else entry: i
-                            for entry, i in vocab.items()}}
+    return model | {
+        'vocab': [[_hidden(piece) if piece in entries else piece, score]
+                  for piece, score in vocab]
+    }
+  return model | {
+      'vocab': {_hidden(entry) if entry in entries and entry != unk else entry: i
+                for entry, i in vocab.items()}
+  }
 
 
 class LibraryTokenizer(base.Tokenizer):
@@ -107,26 +126,30 @@ class LibraryTokenizer(base.Tokenizer):
     Args:
       settings: the content.
       where: its origin, for messages.
-      named: special tokens by other files of the folder, {'cls_token': '[CLS]', ...}.
-      markers: further special tokens of the model, such as "[H]": they are whole in every text.
+      named: special tokens in other files of the folder, {'cls_token': '[CLS]', ...}.
+      markers: further special tokens of the model, such as "[H]"; they are never split.
 
     Raises:
-      UserError: the library refuses it, a special token is missing, or ids have large gaps.
+      UserError: the library refuses the file, a special token is missing, or ids have
+        large gaps.
     """
     named = named or {}
-    # Keys that the file lacks stay away: the digest of a vocabulary that was trained stays too.
-    self._settings = {**settings, **dict.fromkeys({'truncation', 'padding'} & settings.keys())}
+    # Only keys that the file has are cleared: a new key would change the digest.
+    self._settings = {**settings,
+                      **dict.fromkeys({'truncation', 'padding'} & settings.keys())}
     model = settings.get('model')
-    require(isinstance(model, dict) and 'vocab' in model, f'{where} has no model with a vocabulary')
+    require(isinstance(model, dict) and 'vocab' in model,
+            f'{where} has no model with a vocabulary')
     if isinstance(model['vocab'], dict):
       check_ids(model['vocab'], where)
-    with library_errors(f'{where} is no tokenizer'):
+    with library_errors(f'{where} is not a tokenizer'):
       self._parsing = tokenizers.Tokenizer.from_str(json.dumps(self._settings))
       ids = self._parsing.get_vocab(with_added_tokens=True)
       for token in self._added:
+        # The library numbers added tokens itself, without gaps.
         require(ids[token['content']] == token['id'],
-                f'{where} adds {token["content"][:50]!r} as entry {token["id"]}, which would be '
-                f'entry {ids[token["content"]]}: there are gaps between its ids')
+                f'{where} adds {token["content"][:50]!r} as entry {token["id"]}, which '
+                f'would be entry {ids[token["content"]]}: there are gaps between its ids')
     _check_unknown(model, where)
     self.markers = tuple(markers)
     ids = self._find_roles(ids, named, where)
@@ -138,10 +161,12 @@ class LibraryTokenizer(base.Tokenizer):
     self.entries = len(self.vocab)
     self.around = self._around_texts()
     if self.kind == 'bpe':
-      self.before_word = ' '  # RoBERTa's file adds none: it takes each text for a whole one
+      # RoBERTa's file adds no space: to it, each text is the start of a document.
+      self.before_word = ' '
     normalizer, splitter = self._parsing.normalizer, self._parsing.pre_tokenizer
-    self.splits_as_bert = (isinstance(normalizer, tokenizers.normalizers.BertNormalizer)
-                           and isinstance(splitter, tokenizers.pre_tokenizers.BertPreTokenizer))
+    self.splits_as_bert = (
+        isinstance(normalizer, tokenizers.normalizers.BertNormalizer)
+        and isinstance(splitter, tokenizers.pre_tokenizers.BertPreTokenizer))
     self.lowercase = normalizer.lowercase if self.splits_as_bert else None
 
   @property
@@ -150,77 +175,88 @@ class LibraryTokenizer(base.Tokenizer):
 
   @property
   def _named(self) -> dict[str, str]:
-    return {f'{role}_token': self.vocab[getattr(self, f'{role}_id')] for role in base.ROLES}
+    return {f'{role}_token': self.vocab[getattr(self, f'{role}_id')]
+            for role in base.ROLES}
 
   def _find_roles(self, ids: Mapping[str, int], named: Mapping[str, str],
                   where: Any) -> Mapping[str, int]:
-    """Sets the id of each special token: as other files name it, else by its usual names.
+    """Sets the id of each special token, and adds those that the file does not add.
 
-    Special tokens that the file does not add are added, as transformers does. Returns all ids.
+    Other files of the folder may name a token; otherwise its usual names count.
+    transformers adds missing tokens in the same way. Returns all ids.
     """
     special = {x['content'] for x in self._added if x['special']}
     ends, roles = {'cls': named.get('bos_token'), 'sep': named.get('eos_token')}, {}
     for role, spellings in _SPELLINGS.items():
-      # Gemma's <s> is an entry of HTML: a special token comes first.
-      names = [named.get(f'{role}_token'), *(x for x in spellings if x in special), *spellings,
-               ends.get(role)]
+      # Special tokens come first: in Gemma's vocabulary, <s> is the HTML tag.
+      names = [named.get(f'{role}_token'), *(x for x in spellings if x in special),
+               *spellings, ends.get(role)]
       roles[role] = next((name for name in names if name in ids), None)
     roles['mask'] = roles['mask'] or named.get('mask_token')
     for role, name in roles.items():
       require(name, f'{where} has no {" or ".join(_SPELLINGS[role])}: BERT needs it')
     known = {x['content'] for x in self._added}
-    missing = [x for x in dict.fromkeys([*roles.values(), *named.values(), *self.markers])
-               if x not in known and (x in ids or x in self.markers or x == roles['mask'])]
+    # A mask token and markers may be new entries. Other named tokens must have an id.
+    missing = [
+        x for x in dict.fromkeys([*roles.values(), *named.values(), *self.markers])
+        if x not in known and (x in ids or x in self.markers or x == roles['mask'])
+    ]
     if missing:
       self._parsing.add_special_tokens(
           [tokenizers.AddedToken(x, normalized=False, special=True) for x in missing])
-      self._settings |= {'added_tokens': json.loads(self._parsing.to_str())['added_tokens']}
+      written = json.loads(self._parsing.to_str())
+      self._settings |= {'added_tokens': written['added_tokens']}
       ids = self._parsing.get_vocab(with_added_tokens=True)
     for role, name in roles.items():
       setattr(self, f'{role}_id', ids[name])
-    # Text of a corpus never gets these tokens. Other special tokens may be words too.
+    # Text of a corpus never becomes one of these. Other special tokens may also be words.
     self._never_text = {*roles.values(), *ends.values()} | {
         x for spellings in _SPELLINGS.values() for x in spellings if x in special}
     return ids
 
   def _around_texts(self) -> base.Around:
-    """The special tokens of the post-processor; [CLS] A [SEP] B [SEP] where it adds none."""
+    """The special tokens of the post-processor; [CLS] A [SEP] B [SEP] if it adds none."""
     library = self._parsing
     if not library.num_special_tokens_to_add(is_pair=False):
-      # A model of ours would not know where its texts end: `save` writes this rule too.
+      # BERT needs to see where texts end. `save` writes the rule too.
       ends = ((self.vocab[i], i) for i in (self.cls_id, self.sep_id))
-      own, rule = self._settings.get('post_processor'), json.loads(template(*ends).__getstate__())
+      own = self._settings.get('post_processor')
+      rule = json.loads(template(*ends).__getstate__())
       self._settings['post_processor'] = rule if not own else {
           'type': 'Sequence', 'processors': [own, rule]}
       return base.Around.berts(self.cls_id, self.sep_id)
-    word = next(x for x in ('a', *self.vocab) if library.encode(
-        [x], is_pretokenized=True, add_special_tokens=False).ids)
+    # A post-processor has no list of its tokens: encode a known word and look around it.
+    word = next(
+        x for x in ('a', *self.vocab)
+        if library.encode([x], is_pretokenized=True, add_special_tokens=False).ids)
     one, two = (library.encode(*[[word]] * n, is_pretokenized=True) for n in (1, 2))
     texts = [[i for i, number in enumerate(encoding.sequence_ids) if number == n]
              for encoding, n in ((one, 0), (two, 0), (two, 1))]
-    (only, first, second), ends = texts, lambda ids, i, j: tuple(ids[i:j])
+    only, first, second = texts
     return base.Around(
-        (ends(one.ids, 0, only[0]), ends(one.ids, only[-1] + 1, None)),
-        (ends(two.ids, 0, first[0]), ends(two.ids, first[-1] + 1, second[0]),
-         ends(two.ids, second[-1] + 1, None)))
+        (tuple(one.ids[:only[0]]), tuple(one.ids[only[-1] + 1:])),
+        (tuple(two.ids[:first[0]]), tuple(two.ids[first[-1] + 1:second[0]]),
+         tuple(two.ids[second[-1] + 1:])))
 
   @functools.cached_property
   def _plain(self) -> tokenizers.Tokenizer:
-    """The library's object for a corpus: special tokens are text there, but for markers.
+    """The library's object for a corpus, in which special tokens except markers are text.
 
-    `encode_special_tokens` alone does not suffice: a unigram model has "<s>" among its pieces.
+    `encode_special_tokens` is not enough: a unigram model has "<s>" among its pieces.
     """
-    unused = {x for x in self.vocab if x.endswith('NOTUSED')}  # of CamemBERT
+    unused = {x for x in self.vocab if x.endswith('NOTUSED')}  # CamemBERT
     hidden, model = self._never_text | unused, self._settings['model']
     vocab = model['vocab']
     pieces = {x for x, _ in vocab} if isinstance(vocab, list) else vocab
+    # The unknown token keeps its name: the model looks it up.
     renamed = {x for x in hidden if x in pieces and x != model.get('unk_token')}
-    plain = tokenizers.Tokenizer.from_str(json.dumps(self._settings | {
-        'model': _without(renamed, model),
-        'added_tokens': [x | {
-            'content': _hidden(x['content']) if x['content'] in renamed else x['content'],
-            'special': (x['special'] or x['content'] in hidden) and x['content'] not in self.markers
-        } for x in self._added]}))
+    added = [x | {
+        'content': _hidden(x['content']) if x['content'] in renamed else x['content'],
+        'special': ((x['special'] or x['content'] in hidden)
+                    and x['content'] not in self.markers),
+    } for x in self._added]
+    plain = tokenizers.Tokenizer.from_str(json.dumps(
+        self._settings | {'model': _without(renamed, model), 'added_tokens': added}))
     plain.encode_special_tokens = True
     return plain
 
@@ -231,7 +267,7 @@ class LibraryTokenizer(base.Tokenizer):
 
   @functools.cached_property
   def _of_normalized(self) -> tokenizers.Tokenizer | None:
-    """The splitter and the model of BERT alone; None = texts need more."""
+    """The library's object without a normalizer; None = it would not be enough."""
     if not self.can_extend or not all(x['special'] for x in self._added):
       return None
     bare = tokenizers.Tokenizer(self._plain.model)
@@ -239,7 +275,7 @@ class LibraryTokenizer(base.Tokenizer):
     return bare
 
   def _normalized(self, text: str) -> str | None:
-    """A simple text as BERT's normalizer has it; None for other texts."""
+    """Normalizes a simple text as BERT does; returns None for other texts."""
     if not _SIMPLE.fullmatch(text):
       return None
     if not text.isascii() and self._parsing.normalizer.handle_chinese_chars:
@@ -252,9 +288,10 @@ class LibraryTokenizer(base.Tokenizer):
 
     if self.parses_special or self.markers or not self._of_normalized:
       return ids(self.library, list(texts))
-    # The library's normalizer follows each character to its place: a third of all its time.
+    # The library's normalizer tracks the offset of each character: a third of its time.
     normalized = [self._normalized(text) for text in texts]
-    others = iter(ids(self._plain, [x for x, simple in zip(texts, normalized) if simple is None]))
+    others = iter(ids(self._plain, [x for x, simple in zip(texts, normalized)
+                                    if simple is None]))
     simple_ids = iter(ids(self._of_normalized, [x for x in normalized if x is not None]))
     return [next(others) if simple is None else next(simple_ids) for simple in normalized]
 
@@ -267,21 +304,25 @@ class LibraryTokenizer(base.Tokenizer):
     return self._parsing.encode(text, add_special_tokens=False).ids
 
   def encode_with_words(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
-    """Token ids of each text, and [tokens] bool: True for tokens that start a word of the splitter.
+    """Encodes texts and marks, by the splitter, the tokens that start a word.
 
-    For a vocabulary whose entries do not mark the start of a word: see `word_starts`.
+    For a vocabulary whose entries do not mark the start of a word; see `word_starts`.
+
+    Returns:
+      (token ids, [tokens] bool: True where a word starts) of each text.
     """
     encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
     words = ([-1 if word is None else word for word in e.word_ids] for e in encodings)
-    return [(e.ids, np.diff(of_text, prepend=-2) != 0) for e, of_text in zip(encodings, words)]
+    return [(e.ids, np.diff(of_text, prepend=-2) != 0)
+            for e, of_text in zip(encodings, words)]
 
   def word_starts(self) -> np.ndarray:
     inside = self._settings['model'].get('continuing_subword_prefix')
     if self.kind == 'wordlevel' or inside:
       return np.array([not (inside and entry.startswith(inside)) for entry in self.vocab])
-    bytewise = 'ByteLevel' in json.dumps([self._settings.get(x)
-                                          for x in ('normalizer', 'pre_tokenizer')])
-    space = '\u0120' if bytewise else base.SPACE  # how an entry writes the space before a word
+    bytewise = 'ByteLevel' in json.dumps(
+        [self._settings.get(x) for x in ('normalizer', 'pre_tokenizer')])
+    space = '\u0120' if bytewise else base.SPACE  # the space before a word
     return np.array([entry.startswith(space) for entry in self.vocab])
 
   @property
@@ -290,29 +331,31 @@ class LibraryTokenizer(base.Tokenizer):
     return self.splits_as_bert and self.kind == 'wordpiece'
 
   def extended(self, words: Sequence[str]) -> 'LibraryTokenizer':
-    """A WordPiece tokenizer with more entries, after all others."""
+    """Returns a WordPiece tokenizer with `words` as additional, last entries."""
     split = self._parsing.pre_tokenizer.pre_tokenize_str
-    # An entry with punctuation, such as "covid-19", is matched before the text is split.
+    # The splitter would cut "covid-19". Added tokens are matched before the split.
     whole = [word for word in words if len(split(self.normalized(word).strip())) > 1]
     vocab = {entry: i for i, entry in enumerate([*self.vocab, *words])}
-    added = [{'id': vocab[word], 'content': word, **_OF_WORDS} for word in whole]
-    return LibraryTokenizer(
-        self._settings | {'model': self._settings['model'] | {'vocab': vocab},
-                          'added_tokens': [*self._added, *added]},
-        named=self._named, markers=self.markers).parsing(self.parses_special)
+    added = [{'id': vocab[word], 'content': word, **_WORD_FLAGS} for word in whole]
+    settings = self._settings | {
+        'model': self._settings['model'] | {'vocab': vocab},
+        'added_tokens': [*self._added, *added],
+    }
+    return LibraryTokenizer(settings, named=self._named,
+                            markers=self.markers).parsing(self.parses_special)
 
   def normalized(self, text: str) -> str:
-    """A text as the normalizer leaves it."""
+    """Returns a text as the normalizer changes it."""
     simple = self._normalized(text) if self.splits_as_bert else None
     return self._parsing.normalizer.normalize_str(text) if simple is None else simple
 
   @property
   def _words(self) -> list[str] | None:
-    """The words that `extended` has added; None = the tokenizer is not BERT's own, or more."""
+    """The words that `extended` added; None = the tokenizer is not plain BERT."""
     texts = [x for x in self._added if not x['special']]
     is_berts = (self.splits_as_bert and self._parsing.normalizer.clean_text
                 and _BERTS_MODEL.items() <= self._settings['model'].items()
-                and all(_OF_WORDS.items() <= x.items() for x in texts))
+                and all(_WORD_FLAGS.items() <= x.items() for x in texts))
     return [x['content'] for x in texts] if is_berts else None
 
   def serialized(self) -> bytes:
@@ -320,29 +363,36 @@ class LibraryTokenizer(base.Tokenizer):
     if words is None or self.markers:
       settings = dict(self._settings)
       if self.kind == 'unigram' and '[CLS]' in self._never_text:
-        settings['post_processor'] = None  # as in the digests of older records
+        # Digests of older records leave it out.
+        settings['post_processor'] = None
       return json.dumps(settings, sort_keys=True).encode()
     normalizer = self._parsing.normalizer
     settings = [self.vocab[:self.entries], self.lowercase]
     others = [normalizer.strip_accents, normalizer.handle_chinese_chars]
-    if others != [None, True] or words:  # digests of the usual settings stay as they were
+    # Usual settings add nothing: the digests of existing records must not change.
+    if others != [None, True] or words:
       settings += others
-    settings += [words] * bool(words)
     named = tuple(self._named.values())
-    return json.dumps(settings + [named] * (named not in (base.SPECIAL_TOKENS, MPNET))).encode()
+    is_usual = named in (base.SPECIAL_TOKENS, MPNET)
+    settings += [words] * bool(words) + [named] * (not is_usual)
+    return json.dumps(settings).encode()
 
   def save(self, directory: epath.Path):
     files = {'tokenizer.json': json.dumps(self._settings, ensure_ascii=False).encode()}
     config = {'tokenizer_class': 'PreTrainedTokenizerFast'}
     named = tuple(self._named.values())
+    # These classes of transformers build the same tokenizer from vocab.txt and settings.
     name = {(base.SPECIAL_TOKENS, 1): 'BertTokenizer', (MPNET, 2): 'MPNetTokenizer'}.get(
         (named, len(self.around.two[1])))
-    if name and self._words is not None:  # these classes make the same tokenizer of their settings
+    if name and self._words is not None:
       files['vocab.txt'] = ('\n'.join(self.vocab[:self.entries]) + '\n').encode()
       normalizer = self._parsing.normalizer
-      config = {'tokenizer_class': name, 'do_lower_case': self.lowercase,
-                'strip_accents': normalizer.strip_accents,
-                'tokenize_chinese_chars': normalizer.handle_chinese_chars}
+      config = {
+          'tokenizer_class': name,
+          'do_lower_case': self.lowercase,
+          'strip_accents': normalizer.strip_accents,
+          'tokenize_chinese_chars': normalizer.handle_chinese_chars,
+      }
     if self.markers:
       config['additional_special_tokens'] = list(self.markers)
     self._save(directory, files, config)

@@ -1,7 +1,8 @@
-"""Reads a tokenizer as its publisher meant it.
+"""Reads a published tokenizer so that it gives the ids that its publisher meant.
 
-The order of truth: a tokenizer.json, by the library `tokenizers`; without it the older files, as
-transformers' AutoTokenizer reads them. What cannot be honored is refused by name.
+A tokenizer.json comes first: the package `tokenizers` runs it. Without this file the
+older files count, as in transformers' AutoTokenizer. A tokenizer that bert_jax cannot run
+is refused by name.
 """
 
 import math
@@ -11,32 +12,38 @@ from etils import epath
 
 from bert_jax.data.tokenizers import base, library, older, spiece
 from bert_jax.data.tokenizers.base import Tokenizer
-from bert_jax.errors import UserError, require
+from bert_jax.errors import require
 from bert_jax.runtime import storage
 
 _JSON = 'tokenizer.json'
-_OLDER = {'vocab.txt': None, spiece.FILE: None, 'sentencepiece.bpe.model': older.read_fairseq,
-          'spm.model': older.read_deberta, 'vocab.json': older.read_bpe}
-# Tokenizers of transformers that are made of those files; each also has a form "...Fast".
-_CLASSES = ('Bert', 'DistilBert', 'Electra', 'MPNet', 'Roberta', 'XLMRoberta', 'Camembert',
-            'Albert', 'DebertaV2')
+_OLDER = {
+    'vocab.txt': None,
+    spiece.FILE: None,
+    'sentencepiece.bpe.model': older.read_fairseq,
+    'spm.model': older.read_deberta,
+    'vocab.json': older.read_bpe,
+}
+# Tokenizer classes of transformers that read these files; each also has a form "...Fast".
+_CLASSES = ('Bert', 'DistilBert', 'Electra', 'MPNet', 'Roberta', 'XLMRoberta',
+            'Camembert', 'Albert', 'DebertaV2')
 # Programs that split a text into words before the vocabulary is looked up.
 _WORD_SPLITTERS = {'mecab': 'MeCab', 'sudachi': 'Sudachi', 'jumanpp': 'Juman++'}
 _SHORTEST = 8  # tokens of the longest input
 
 
 def longest_input(directory: epath.Path) -> float:
-  """Tokens to which transformers cuts an input, `model_max_length`; infinite if it says nothing.
+  """The number of tokens to which transformers cuts an input; infinite if no file says.
 
   Raises:
-    UserError: it is no number, or too small for a text.
+    UserError: `model_max_length` is not a number, or is too small for a text.
   """
   path = directory / base.CONFIG
   longest = storage.read_json_if_any(path).get('model_max_length')
   if longest is None:
     return math.inf
   require(isinstance(longest, int | float) and longest >= _SHORTEST,
-          f'{path} has model_max_length={longest!r}: it must be a number, at least {_SHORTEST}')
+          f'{path} has model_max_length={longest!r}: it must be a number, at least '
+          f'{_SHORTEST}')
   return longest
 
 
@@ -44,13 +51,15 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
   """Loads a folder, or one of its files: tokenizer.json, vocab.txt, vocab.json, *.model.
 
   Args:
-    path: beside a vocab.json stands its merges.txt. The table of a published model may have more
-      rows than its vocabulary has entries: the config.json beside it counts them.
-    lowercase: for WordPiece. False = text keeps its capitals whatever the files say; True and None
-      = as they say, or else True, and None for a vocabulary without capitals.
+    path: a vocab.json needs its merges.txt in the same folder. A config.json in that
+      folder gives the rows of the embedding table, which may be more than the entries.
+    lowercase: for WordPiece. False = text keeps its capitals whatever the files say.
+      Otherwise the files decide. If they do not say, True = lower-case, and None =
+      lower-case unless the vocabulary is cased.
 
   Raises:
-    UserError: there is no vocabulary, it cannot be honored here, or it is cased and True was given.
+    UserError: the vocabulary is missing, bert_jax cannot run its tokenizer, or it is
+      cased and `lowercase` is True.
   """
   path = epath.Path(path)
   directory = path if path.is_dir() else path.parent
@@ -59,8 +68,9 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
   if path.is_dir():
     path = _file_of(path, folder)
   tokenizer = _read(path, folder, lowercase)
-  says = folder.settings.get(base.PARSES)
-  if says is False or (tokenizer.markers and not says):
+  splits_special = folder.settings.get(base.PARSES)
+  # Models with markers, such as "[H]", expect them in texts unless the config forbids it.
+  if splits_special is False or (tokenizer.markers and not splits_special):
     tokenizer = tokenizer.parsing(True)
   rows = storage.read_json_if_any(directory / 'config.json').get(
       'vocab_size', folder.settings.get(base.ROWS))
@@ -68,38 +78,41 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
 
 
 def _file_of(directory: epath.Path, folder: older.Folder) -> epath.Path:
-  """The file of a folder that holds its tokenizer; raises UserError for one that has none."""
+  """The file of a folder that holds its tokenizer; raises UserError if there is none."""
   name = folder.title
   splitter = str(folder.settings.get('word_tokenizer_type', ''))
-  if splitter in _WORD_SPLITTERS or folder.kind in ('roformer', 'jieba'):
-    raise UserError(f'{directory}: its {name} splits texts with '
-                    f'{_WORD_SPLITTERS.get(splitter, "jieba")}, which bert_jax does not run: '
-                    'take a model of another tokenizer')
-  # bert_jax has saved the model, and a tokenizer.json for transformers.
+  require(splitter not in _WORD_SPLITTERS and folder.kind not in ('roformer', 'jieba'),
+          f'{directory}: its {name} splits texts with '
+          f'{_WORD_SPLITTERS.get(splitter, "jieba")}, which bert_jax does not run: use a '
+          'model with another tokenizer')
+  # bert_jax saved this folder. Its tokenizer.json, for transformers, is nearly equal.
   is_ours = ('keep_accents' in folder.settings
              and folder.settings.get('tokenizer_class') == spiece.SAVED_AS)
   if is_ours and (directory / spiece.FILE).exists():
     return directory / spiece.FILE
   if (directory / _JSON).exists():
     return directory / _JSON
-  known = {'', 'modernbert', *map(str.lower, _CLASSES)}  # ModernBERT has no class of its own
+  # ModernBERT has no tokenizer class: `title` is its model_type.
+  known = {'', 'modernbert', *map(str.lower, _CLASSES)}
   require(folder.kind in known and not folder.settings.get('auto_map'),
-          f'{directory}: without a tokenizer.json its tokenizer is the Python class of {name}, '
-          f'which bert_jax does not run: known are {", ".join(_CLASSES)}')
+          f'{directory}: without a tokenizer.json its tokenizer is the Python class of '
+          f'{name}, which bert_jax does not run: known are {", ".join(_CLASSES)}')
   path = next((directory / x for x in _OLDER if (directory / x).exists()), None)
-  require(path, f'{directory} holds no vocabulary: none of {", ".join((_JSON, *_OLDER))}')
+  require(path,
+          f'{directory} holds no vocabulary: none of {", ".join((_JSON, *_OLDER))}')
   return path
 
 
 def _with_capitals(normalizer: Any) -> Any:
-  """A normalizer that leaves capitals as they are."""
+  """Returns a normalizer that keeps capitals."""
   if not isinstance(normalizer, dict):
     return normalizer
   steps = normalizer.get('normalizers')
   if normalizer.get('type') == 'Sequence' and isinstance(steps, list):
     steps = [_with_capitals(x) for x in steps if x != {'type': 'Lowercase'}]
     return normalizer | {'normalizers': steps}
-  return normalizer | ({'lowercase': False} if normalizer.get('type') == 'BertNormalizer' else {})
+  is_berts = normalizer.get('type') == 'BertNormalizer'
+  return normalizer | ({'lowercase': False} if is_berts else {})
 
 
 def _read(path: epath.Path, folder: older.Folder, lowercase: bool | None) -> Tokenizer:

@@ -1,6 +1,7 @@
 """SentencePiece models (Kudo and Richardson 2018), read as ALBERT reads them.
 
-Equal to google-research/albert `tokenization.py` and to the slow AlbertTokenizer of transformers 4.
+Equal to google-research/albert `tokenization.py` and to the slow AlbertTokenizer of
+transformers 4.
 """
 
 from collections.abc import Sequence
@@ -21,39 +22,43 @@ from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
 FILE = 'spiece.model'
-SAVED_AS = 'PreTrainedTokenizerFast'  # the class of the tokenizer.json that `save` writes beside it
-# Numbers of fields in sentencepiece_model.proto.
+# The class of the tokenizer.json that `save` also writes.
+SAVED_AS = 'PreTrainedTokenizerFast'
+# Field numbers in sentencepiece_model.proto.
 _TRAINER, _NORMALIZER = 2, 3  # of the model
 _MODEL_TYPE, _UNIGRAM = 3, 1  # of the trainer: the field and a value of it
 _CHARACTER_MAP = 2  # of the normalizer
 
 
 class Cleaning(NamedTuple):
-  """Changes to a text before the model's own rules."""
+  """Changes to a text before the model's rules."""
 
   lowercase: bool = False
   strip_accents: bool = False
 
 
 def _cleaned(text: str, cleaning: Cleaning) -> str:
-  """The text as ALBERT's `preprocess_text` leaves it."""
+  """Changes a text as ALBERT's `preprocess_text` does."""
   text = ' '.join(text.split()).replace('``', '"').replace("''", '"')
   if cleaning.strip_accents and not text.isascii():
-    text = ''.join(x for x in unicodedata.normalize('NFKD', text) if not unicodedata.combining(x))
+    text = ''.join(x for x in unicodedata.normalize('NFKD', text)
+                   if not unicodedata.combining(x))
   return text.lower() if cleaning.lowercase else text
 
 
 def _places(text: str, cleaning: Cleaning) -> list[tuple[int, int]]:
-  """For each character of the cleaned text, the characters [start, end) that it comes from."""
+  """The characters [start, end) of `text` behind each character of the cleaned text."""
   places, i = [], 0
   for part in re.finditer(r'\S+', text):
     if places:
       places.append((i, part.start()))
     i = part.start()
     while i < part.end():
+      # Cleaning joins two quote characters into one, and changes the others one by one.
       end = i + (2 if text[i:i + 2] in ('``', "''") else 1)
       clean = _cleaned(text[i:end], cleaning)
-      if places and not clean:  # an accent of its own belongs to its letter
+      if places and not clean:
+        # A separate accent character vanishes: it belongs to the letter before it.
         places[-1] = places[-1][0], end
       places.extend([(i, end)] * len(clean))
       i = end
@@ -61,16 +66,14 @@ def _places(text: str, cleaning: Cleaning) -> list[tuple[int, int]]:
 
 
 def _fields(message: bytes) -> dict[int, int | bytes]:
-  """{number: value} of the fields of a protocol buffer; of a repeated field, the last value.
-
-  The generated class of the sentencepiece package requires one exact version of protobuf.
-  """
+  """Reads a protocol buffer as {field number: value}; the last value of each field."""
+  # The generated class of the sentencepiece package requires one exact protobuf version.
   unknown = unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(message))
   return {field.field_number: field.data for field in unknown}
 
 
 def character_map(model: bytes) -> bytes | None:
-  """The normalization of a unigram model, b'' = it has none; None = the model is no unigram."""
+  """The normalization of a unigram model, b'' if it has none; None for another model."""
   fields = _fields(model)
   trainer, normalizer = (_fields(fields.get(x, b'')) for x in (_TRAINER, _NORMALIZER))
   if trainer.get(_MODEL_TYPE, _UNIGRAM) != _UNIGRAM:
@@ -79,17 +82,24 @@ def character_map(model: bytes) -> bytes | None:
 
 
 class SentencePiece(base.Tokenizer):
-  """A SentencePiece model; its ids are the library's own, but for digits before a comma.
+  """A SentencePiece model.
 
-  Special tokens that the model does not have get the ids after its last piece.
+  The ids are the library's, except for pieces that end in a digit and a comma: as in
+  ALBERT, these are split. Special tokens that the model lacks get the ids after its last
+  piece.
   """
 
   kind = 'sentencepiece'
-  _NAMES = {'pad': ('<pad>', '[PAD]'), 'unk': ('<unk>', '[UNK]'), 'cls': ('[CLS]', '<cls>'),
-            'sep': ('[SEP]', '<sep>'), 'mask': ('[MASK]', '<mask>')}
+  _NAMES = {
+      'pad': ('<pad>', '[PAD]'),
+      'unk': ('<unk>', '[UNK]'),
+      'cls': ('[CLS]', '<cls>'),
+      'sep': ('[SEP]', '<sep>'),
+      'mask': ('[MASK]', '<mask>'),
+  }
 
   def __init__(self, model: bytes, cleaning: Cleaning = Cleaning()):
-    import sentencepiece  # other tokenizers do without it
+    import sentencepiece  # other tokenizers do not need it
     self._model, self._cleaning = model, cleaning
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     self._size = self._processor.get_piece_size()
@@ -111,7 +121,7 @@ class SentencePiece(base.Tokenizer):
                     if piece[-1:] == ',' and piece[-2:-1].isdigit()}
 
   def _without_comma(self, piece: str) -> list[tuple[int, int]]:
-    """(id, characters) of the pieces of "9,": of its digits, encoded anew, and of the comma."""
+    """(id, number of characters) of the pieces that replace "9,": digits and a comma."""
     pieces = self._processor.encode(piece[:-1].replace(SPACE, ''), out_type=str)
     if piece[0] != SPACE:
       pieces[:1] = [x.removeprefix(SPACE) for x in pieces[:1]]
@@ -136,7 +146,7 @@ class SentencePiece(base.Tokenizer):
     return self._encode_parts(text.replace('[MASK]', self.vocab[self.mask_id]))[0]
 
   def _encode_parts(self, text: str) -> base.Offsets:
-    """Ids and offsets of a text, whose special tokens are parsed."""
+    """Encodes a text and parses its special tokens."""
     ids, spans, start = [], [], 0
     for match in (*self._special.finditer(text), None):
       end = match.start() if match else len(text)
@@ -153,7 +163,7 @@ class SentencePiece(base.Tokenizer):
     clean, places = _cleaned(text, self._cleaning), _places(text, self._cleaning)
     encoded, ids, spans = self._processor.encode_as_offset_mapping(clean), [], []
     for index, (start, end) in zip(encoded['ids'], encoded['offsets']):
-      # The piece that begins a word includes the space before it.
+      # The first piece of a word includes the space before it.
       start = end - len(clean[start:end].lstrip())
       for i, length in self._commas.get(index, [(index, end - start)]):
         stop = min(start + length, end)
@@ -161,6 +171,7 @@ class SentencePiece(base.Tokenizer):
         spans.append((start, stop))
         start = stop
       spans[-1] = spans[-1][0], end
+    # From the cleaned text back to the given one. A piece at the end may be empty.
     begins = [places[min(start, len(places) - 1)][0] for start, _ in spans]
     return ids, [(begin, places[end - 1][1] if end > start else begin)
                  for begin, (start, end) in zip(begins, spans)]
@@ -173,10 +184,11 @@ class SentencePiece(base.Tokenizer):
     return self._model + json.dumps(['albert', *self._cleaning]).encode()
 
   def _complete(self) -> tokenizers.Tokenizer | None:
-    """The tokenizer for transformers, which parses special tokens; None = the model is no unigram.
+    """The tokenizer for transformers, which parses special tokens; None if not a unigram.
 
-    A unigram model cannot cut "9," after the fact. As transformers converts ALBERT's models, such
-    pieces get a score so low that others are taken: nearly always the same ones.
+    A unigram model of the library cannot split "9," afterward. As in transformers'
+    converter for ALBERT, such pieces get a very low score, so that other pieces win. They
+    are nearly always the same ones.
     """
     normalization = character_map(self._model)
     if normalization is None:
@@ -187,11 +199,18 @@ class SentencePiece(base.Tokenizer):
         [(self.vocab[i], p.get_score(i) - 100 * (i in self._commas)) for i in ids],
         p.unk_id(), any(map(p.is_byte, ids))))
     spaces = ''.join(x for x in map(chr, range(0x3001)) if x.isspace())
-    steps = [normalizers.Replace(tokenizers.Regex(f'[{spaces}]+'), ' '), normalizers.Strip(),
-             normalizers.Replace('``', '"'), normalizers.Replace("''", '"')]
+    # The same steps as `_cleaned`, then the model's normalization.
+    steps = [
+        normalizers.Replace(tokenizers.Regex(f'[{spaces}]+'), ' '),
+        normalizers.Strip(),
+        normalizers.Replace('``', '"'),
+        normalizers.Replace("''", '"'),
+    ]
     if self._cleaning.strip_accents:
+      # ALBERT strips by combining class. The library's StripAccents goes by category.
       marks = ''.join(filter(unicodedata.combining, map(chr, range(0x110000))))
-      steps += [normalizers.NFKD(), normalizers.Replace(tokenizers.Regex(f'[{marks}]'), '')]
+      steps += [normalizers.NFKD(),
+                normalizers.Replace(tokenizers.Regex(f'[{marks}]'), '')]
     if self._cleaning.lowercase:
       steps.append(normalizers.Lowercase())
     if normalization:
@@ -217,10 +236,10 @@ class SentencePiece(base.Tokenizer):
 
 
 def _cleaning_of(directory: epath.Path) -> Cleaning:
-  """The cleaning that the files beside a model name; without them, that of a published ALBERT."""
+  """The cleaning that the files of a model's folder name, or else ALBERT's usual one."""
   model_config, settings = (storage.read_json_if_any(directory / name)
                             for name in ('config.json', CONFIG))
-  # The published ALBERTs were trained on clean text; their folders do not always say so.
+  # Published ALBERTs were trained on cleaned text, but not every folder says so.
   is_albert = model_config.get('model_type') == 'albert'
   cleaning = {'do_lower_case': is_albert, 'keep_accents': not is_albert}
   cleaning |= {name: settings[name] for name in cleaning if name in settings}
@@ -231,19 +250,20 @@ def _cleaning_of(directory: epath.Path) -> Cleaning:
 
 
 def read_model(path: epath.Path) -> tuple[bytes, Any]:
-  """The bytes of a SentencePiece model and its processor; raises UserError if it is no model."""
-  import sentencepiece  # other tokenizers do without it
+  """Reads a SentencePiece model: (its bytes, its processor); UserError if damaged."""
+  import sentencepiece  # other tokenizers do not need it
   try:
     model = path.read_bytes()
-    require(model, f'{path} is empty: it is no SentencePiece model')
+    require(model, f'{path} is empty: it is not a SentencePiece model')
     return model, sentencepiece.SentencePieceProcessor(model_proto=model)
   except OSError as e:
     raise UserError(f'data.vocab={str(path)!r} cannot be read: {e.strerror or e}') from e
   except RuntimeError as e:
-    raise UserError(f'{path} is no SentencePiece model: {e}') from e
+    raise UserError(f'{path} is not a SentencePiece model: {e}') from e
 
 
 def load(path: epath.Path) -> SentencePiece:
-  """Reads a model file and the settings in its folder; raises UserError if it is no model."""
+  """Reads a model file and the settings in its folder; UserError for another file."""
   model, _ = read_model(path)
-  return SentencePiece(model, _cleaning_of(path.parent) if path.name == FILE else Cleaning())
+  return SentencePiece(
+      model, _cleaning_of(path.parent) if path.name == FILE else Cleaning())

@@ -1,7 +1,8 @@
 """Trains a vocabulary from a corpus.
 
-Two trainings on the same texts give the same vocabulary. The library alone does not: where it cuts
-an alphabet or numbers pieces, it breaks ties in the order of a hash table.
+Training is reproducible: the same texts give the same vocabulary. The library alone does
+not ensure this. When it cuts an alphabet or numbers pieces, it breaks ties in the order
+of a hash table.
 """
 
 import collections
@@ -24,31 +25,32 @@ _ROBERTAS = ('<s>', '<pad>', '</s>', '<unk>', '<mask>')
 
 def _entries(texts: Iterable[str], lowercase: bool, size: int, first: Iterable[str] = (),
              alphabet: Iterable[str] | None = None) -> list[str]:
-  """The sorted entries of WordPiece beside the special tokens; `first` are among them."""
-  kept = {} if alphabet is None else {
+  """Trains WordPiece; returns its sorted entries with `first`, without special tokens."""
+  options = {} if alphabet is None else {
       'initial_alphabet': list(alphabet), 'limit_alphabet': len(list(alphabet))}
-  untrained = older.wordpiece(SPECIAL_TOKENS, lowercase).parsing(True).library
-  untrained.train_from_iterator(texts, trainers.WordPieceTrainer(
+  library = older.wordpiece(SPECIAL_TOKENS, lowercase).parsing(True).library
+  library.train_from_iterator(texts, trainers.WordPieceTrainer(
       vocab_size=size, special_tokens=[*SPECIAL_TOKENS, *first], show_progress=False,
-      min_frequency=2, **kept))
-  return sorted(set(untrained.get_vocab()) - set(SPECIAL_TOKENS))
+      min_frequency=2, **options))
+  return sorted(set(library.get_vocab()) - set(SPECIAL_TOKENS))
 
 
 def _train_wordpiece(texts: _Texts, vocab_size: int, lowercase: bool) -> LibraryTokenizer:
-  counts, clean = collections.Counter(), older.wordpiece(SPECIAL_TOKENS, lowercase).normalized
+  counts = collections.Counter()
+  clean = older.wordpiece(SPECIAL_TOKENS, lowercase).normalized
 
   def counted() -> Iterator[str]:
     for text in texts():
       counts.update(clean(text))
       yield text
 
-  # The trainer numbers the pieces inside words in the order of a hash table, and breaks ties
-  # between equally frequent pairs by these numbers. The alphabet does not depend on them. Given
-  # first and sorted, it makes the rest reproducible.
+  # The trainer numbers the pieces inside words in the order of a hash table, and breaks
+  # ties between equally frequent pairs by these numbers. The alphabet does not depend on
+  # the numbers. It comes from a first training, is sorted, and fixes them in the second.
   singles = _entries(counted(), lowercase, len(SPECIAL_TOKENS))
   alphabet = sorted({single.removeprefix('##') for single in singles},
                     key=lambda character: (-counts[character], character))
-  # Published vocabularies hold about 1,000 single characters; rarer ones become [UNK].
+  # Published vocabularies have about 1,000 single characters. Rarer ones become [UNK].
   alphabet = alphabet[:max(vocab_size // 8, 100)]
   inside = [x for x in singles if x.startswith('##') and x[2:] in alphabet]
   entries = _entries(texts(), lowercase, vocab_size, inside, alphabet)
@@ -56,31 +58,47 @@ def _train_wordpiece(texts: _Texts, vocab_size: int, lowercase: bool) -> Library
 
 
 def _train_bpe(texts: _Texts, vocab_size: int, lowercase: bool) -> LibraryTokenizer:
-  """Byte-level BPE (Radford et al. 2019); a text begins as if a space stood before it."""
+  """Trains byte-level BPE (Radford et al. 2019); a space is added before each text."""
   alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
   require(vocab_size >= len(alphabet) + len(_ROBERTAS),
-          f'model.vocab_size={vocab_size} leaves no room for the {len(alphabet)} bytes and '
-          f'{len(_ROBERTAS)} special tokens of data.tokenizer=bpe')
-  library = older.byte_level(tokenizers.models.BPE(), lowercase=lowercase, prefix_space=True)
+          f'model.vocab_size={vocab_size} leaves no room for the {len(alphabet)} bytes '
+          f'and {len(_ROBERTAS)} special tokens of data.tokenizer=bpe')
+  library = older.byte_level(tokenizers.models.BPE(), lowercase=lowercase,
+                             prefix_space=True)
   library.train_from_iterator(texts(), trainers.BpeTrainer(
       vocab_size=vocab_size, min_frequency=2, special_tokens=list(_ROBERTAS),
       initial_alphabet=alphabet, show_progress=False))
   return older.trained_byte_level(library)
 
 
-def _train_sentencepiece(texts: _Texts, vocab_size: int, lowercase: bool) -> SentencePiece:
-  import sentencepiece  # other tokenizers do without it
+def _train_sentencepiece(texts: _Texts, vocab_size: int,
+                         lowercase: bool) -> SentencePiece:
+  import sentencepiece  # other tokenizers do not need it
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts()), model_writer=model, vocab_size=vocab_size,
-        model_type='unigram', hard_vocab_limit=False, minloglevel=2, pad_id=0, unk_id=1, bos_id=-1,
-        eos_id=-1, pad_piece='<pad>', unk_piece='<unk>',
+        sentence_iterator=iter(texts()),
+        model_writer=model,
+        vocab_size=vocab_size,
+        model_type='unigram',
+        # A small corpus gives fewer pieces, which is not an error.
+        hard_vocab_limit=False,
+        minloglevel=2,
+        # ALBERT's layout: <pad>, <unk>, then [CLS], [SEP] and [MASK].
+        pad_id=0,
+        unk_id=1,
+        bos_id=-1,
+        eos_id=-1,
+        pad_piece='<pad>',
+        unk_piece='<unk>',
         control_symbols=['[CLS]', '[SEP]', '[MASK]'],
         normalization_rule_name='nmt_nfkc_cf' if lowercase else 'nmt_nfkc',
-        input_sentence_size=5_000_000, shuffle_input_sentence=False)
+        # The trainer holds its sentences in memory. Without a shuffle it is reproducible.
+        input_sentence_size=5_000_000,
+        shuffle_input_sentence=False)
   except RuntimeError as e:
-    raise UserError(f'SentencePiece cannot train {vocab_size} pieces on this corpus: {e}') from e
+    raise UserError(
+        f'SentencePiece cannot train {vocab_size} pieces on this corpus: {e}') from e
   return SentencePiece(model.getvalue())
 
 
@@ -88,15 +106,17 @@ def train(kind: str, texts: _Texts, vocab_size: int, lowercase: bool) -> Tokeniz
   """Trains a vocabulary of at most `vocab_size` entries, special tokens included.
 
   Args:
-    kind: wordpiece, sentencepiece, or bpe for the byte-level one.
-    texts: reads the sentences from the start each time it is called.
+    kind: wordpiece, sentencepiece, or bpe (byte-level).
+    texts: each call reads the sentences from the start.
+    vocab_size: the largest number of entries.
     lowercase: lower-case the text (and strip its accents, for WordPiece).
 
   Raises:
-    UserError: an unknown kind, a size that cannot be, or too little text for it.
+    UserError: the kind is unknown, the size is impossible, or the text is too short.
   """
   require_choice('data.tokenizer', kind, KINDS)
   require(vocab_size > len(base.ROLES),
-          f'model.vocab_size={vocab_size} leaves no room beside the special tokens')
+          f'model.vocab_size={vocab_size} leaves no room for entries besides the special '
+          'tokens')
   trainer = dict(zip(KINDS, (_train_wordpiece, _train_sentencepiece, _train_bpe)))[kind]
   return trainer(texts, vocab_size, lowercase)
