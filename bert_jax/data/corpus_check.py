@@ -149,7 +149,7 @@ def print_report(settings: corpus.Settings):
       ('pairs', f'{stats.labels[0]:,} true next sentences and {stats.labels[1]:,} others in a '
                 'sample'),
       ('plateau', 'nothing is held out' if stats.plateau is None else
-       f'{stats.plateau:.3f} nat: the MLM loss of a model that knows the token frequencies only')]
+       f'{stats.plateau:.3f} nat: the MLM loss of a model that knows only the token frequencies')]
   console.print_lines(lines)
   for name, values in (('tokens in a sentence', stats.sentences),
                        ('sentences in a document', stats.documents)):
