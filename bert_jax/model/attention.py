@@ -87,13 +87,14 @@ def _softmax_backward(dtype, weights, gradient):
 softmax.defvjp(_softmax_forward, _softmax_backward)
 
 
-def _keep_all(weights: jax.Array) -> jax.Array:
+def keep_all(weights: jax.Array) -> jax.Array:
+  """No dropout."""
   return weights
 
 
 def dot_product_attention(query: jax.Array, key: jax.Array, value: jax.Array,
                           bias: jax.Array | None = None,
-                          drop: Callable[[jax.Array], jax.Array] = _keep_all
+                          drop: Callable[[jax.Array], jax.Array] = keep_all
                           ) -> tuple[jax.Array, jax.Array]:
   """softmax(Q K^T / sqrt(K) + bias) V for each head, the softmax in float32.
 
@@ -119,7 +120,7 @@ def dot_product_attention(query: jax.Array, key: jax.Array, value: jax.Array,
 
 
 def local_attention(query: jax.Array, key: jax.Array, value: jax.Array, text_ids: jax.Array,
-                    reach: int, drop: Callable[[jax.Array], jax.Array] = _keep_all) -> jax.Array:
+                    reach: int, drop: Callable[[jax.Array], jax.Array] = keep_all) -> jax.Array:
   """Attention to the tokens of the same text that are at most `reach` away.
 
   In blocks of `reach` tokens (1 for 0), each of which sees itself and its two neighbors: linear in
