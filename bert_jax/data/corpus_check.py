@@ -1,4 +1,4 @@
-"""A report on a corpus before anyone pays for a run: its contents and its faults."""
+"""A report on a corpus before a run: its contents and its faults."""
 
 from collections.abc import Iterator
 import re
@@ -13,26 +13,26 @@ from bert_jax.data.pairs import RowLayout, make_pairs
 from bert_jax.data.survey import Distinct, Survey, survey_of, text_hash
 from bert_jax.runtime import console
 
-_CJK = re.compile('[\u3400-\u9fff\u3040-\u30ff]')  # characters written without spaces
+_CJK = re.compile('[\u3400-\u9fff\u3040-\u30ff]')  # scripts without spaces
 _BUCKETS = 2**np.arange(1, 17)  # of histograms
-# The rows whose labels the report counts.
+# The layout of the rows whose labels the report counts.
 _LAYOUT = RowLayout.create(128, True, 'next_sentence')
 
 
 class CorpusStatistics(NamedTuple):
-  """Results of a check. Numbers about tokens are those of the sample."""
+  """The results of a check. All numbers of tokens are numbers in the sample."""
 
   survey: Survey
   lines: int
-  repeated_lines: int  # copies of lines, without the first of each
-  sample: float  # share of the text that was tokenized
+  repeated_lines: int  # copies of lines, without the first one
+  sample: float  # share of the text in the sample, which is tokenized
   sentences: np.ndarray  # [S] tokens in each sentence
   documents: np.ndarray  # [E] sentences in each document
   counts: np.ndarray  # [V] how often each entry occurs
   unk_id: int
   cjk: float  # share of Chinese and Japanese characters
-  labels: np.ndarray  # [2] pairs whose B follows A, and whose B is from another document
-  plateau: float | None  # nat
+  labels: np.ndarray  # [2] number of pairs: B follows A, B is from another document
+  plateau: float | None  # nats
 
   @property
   def unknown(self) -> float:
@@ -54,7 +54,8 @@ def check(settings: corpus.Settings) -> CorpusStatistics:
         yield document
 
     survey = survey_of(counting_lines(), settings.heldout)
-    if not survey.documents:  # one document is a warning of the report, not a mistake
+    # A single document is an error for a run, but only a warning here.
+    if not survey.documents:
       preparation.check_documents(settings.source, survey)
     tokenizer = preparation.make_tokenizer(settings, source, survey)
     encoder = encode.Encoder(tokenizer, settings)
@@ -64,7 +65,8 @@ def check(settings: corpus.Settings) -> CorpusStatistics:
     def encoded_sample():
       nonlocal cjk, characters
       documents = preparation.with_progress(source.read(), 'tokenizing', survey.size)
-      sampled = (d for d in documents if survey.in_vocabulary_text(d) or survey.is_held_out(d))
+      sampled = (d for d in documents
+                 if survey.in_vocabulary_text(d) or survey.is_held_out(d))
       for batch in encode.batches(sampled):
         cjk += sum(len(_CJK.findall(d)) for d in batch)
         characters += sum(map(len, batch))
@@ -75,55 +77,65 @@ def check(settings: corpus.Settings) -> CorpusStatistics:
     sample = preparation.write_shard(folder, 'sample-00000', tokenizer.vocab_size,
                                      encoded_sample())
     preparation.check_tokens(settings.source, sample['counts'])
-    manifest = {'splits': {'sample': [sample['entry']]}, 'vocab_size': tokenizer.vocab_size,
-                'digest': ''}
+    manifest = {'splits': {'sample': [sample['entry']]},
+                'vocab_size': tokenizer.vocab_size, 'digest': ''}
+    # The memory maps stay valid after the folder is deleted.
     split = records.open_split(folder, manifest, 'sample', verify=False)
   labels = np.zeros(2, int)
+  # 64 blocks are enough for a share of the labels.
   if split.num_tokens > 1:
     blocks = np.random.default_rng(0).permutation(split.num_blocks)[:64]
     pairs, _, _ = make_pairs(split, blocks, _LAYOUT, (0,))
     labels = np.bincount(pairs.label[pairs.has_b], minlength=2)
   shard, counts = split.shards[0], np.array(sample['counts'])
   return CorpusStatistics(
-      survey=survey, lines=lines.total, repeated_lines=lines.total - lines.different(),
-      sample=sample['size'] / max(survey.size, 1), sentences=shard.sentences,
-      documents=np.diff(shard.documents, append=split.num_sentences), counts=counts,
-      unk_id=tokenizer.unk_id, cjk=cjk / max(characters, 1), labels=labels,
+      survey=survey,
+      lines=lines.total,
+      repeated_lines=lines.total - lines.different(),
+      sample=sample['size'] / max(survey.size, 1),
+      sentences=shard.sentences,
+      documents=np.diff(shard.documents, append=split.num_sentences),
+      counts=counts,
+      unk_id=tokenizer.unk_id,
+      cjk=cjk / max(characters, 1),
+      labels=labels,
       plateau=preparation.cross_entropy(heldout_counts, counts - heldout_counts))
 
 
 def warnings(stats: CorpusStatistics, settings: corpus.Settings) -> Iterator[str]:
-  """The faults of a corpus, each with its reason and remedy."""
+  """Yields the faults of a corpus, each with its reason and remedy."""
   s = stats.survey
+  # High thresholds: users ignore warnings that normal text causes.
   if s.different == 1:
-    yield ('all text is one document, so no next sentence can come from another one: put a blank '
-           'line between documents, or give JSON lines')
+    yield ('all text is one document, so no next sentence can come from another '
+           'document: put a blank line between documents, or give JSON lines')
   elif np.mean(stats.documents == 1) > 0.5:
-    yield (f'{np.mean(stats.documents == 1):.0%} of the documents are one sentence, so it has no '
-           'next one: blank lines belong between documents, not between sentences')
+    yield (f'{np.mean(stats.documents == 1):.0%} of the documents have only one sentence: '
+           'put blank lines between documents, not between sentences')
   if stats.unknown > 0.01:
-    yield (f'{stats.unknown:.1%} of the tokens are [UNK]: the vocabulary does not fit the text; '
-           'give another --vocab, or train one with --vocab_size')
+    yield (f'{stats.unknown:.1%} of the tokens are [UNK]: the vocabulary does not fit '
+           'the text; give another --vocab, or train one with --vocab_size')
   if stats.repeated_lines > 0.05 * stats.lines:
-    yield (f'{stats.repeated_lines / stats.lines:.0%} of the lines are copies of others (menus, '
-           'headings, licences?): a model learns them by heart; remove them')
+    yield (f'{stats.repeated_lines / stats.lines:.0%} of the lines are copies of others '
+           '(menus, headings, licenses?): a model memorizes them; remove them')
   if s.copies > 0.01 * s.documents:
-    yield (f'{s.copies:,} documents are exact copies of others: remove them, the '
-           'evaluation is about texts that were not seen')
+    yield (f'{s.copies:,} documents are exact copies of others: remove them, because an '
+           'evaluation needs text that the model has not seen')
   if np.mean(stats.sentences > 256) > 0.01:
-    yield (f'{np.mean(stats.sentences > 256):.1%} of the sentences have more than 256 tokens: is '
-           f'--language={settings.language} right, and has the text marks at sentence ends?')
+    yield (f'{np.mean(stats.sentences > 256):.1%} of the sentences have more than 256 '
+           f'tokens: is --language={settings.language} right, and does the text have '
+           'punctuation at sentence ends?')
   if stats.cjk > 0.3 and settings.language == 'en':
-    yield (f'{stats.cjk:.0%} of the characters are Chinese or Japanese: give --language=zh or ja, '
-           'or sentences and words are not found')
+    yield (f'{stats.cjk:.0%} of the characters are Chinese or Japanese: give '
+           '--language=zh or ja; otherwise sentences and words are not split correctly')
   share = stats.labels[0] / max(stats.labels.sum(), 1)
   if stats.labels.sum() and not 0.4 < share < 0.6 and s.different > 1:
-    yield (f'{share:.0%} of the pairs would be true next sentences, not half: too few documents '
-           'share most of the text, so that few B can come from another one')
+    yield (f'{share:.0%} of the pairs would be true next sentences, not half: a few '
+           'documents have most of the text, so few B can come from another document')
 
 
 def histogram(values: np.ndarray) -> Iterator[str]:
-  """A line with a bar for each power of two from the smallest value to the largest."""
+  """Yields a line with a bar for each power of two between the extreme values."""
   bucket = np.searchsorted(_BUCKETS, values, side='right')
   shares = np.bincount(bucket, minlength=len(_BUCKETS) + 1) / max(len(values), 1)
   used = np.flatnonzero(shares)
@@ -142,14 +154,20 @@ def print_report(settings: corpus.Settings):
   lines = [
       ('text', f'{s.size / 1e6:,.1f} MB in {stats.lines:,} lines'),
       ('documents', f'{s.documents:,}, of them {s.copies:,} exact copies'),
-      ('copied lines', f'{stats.repeated_lines:,} ({stats.repeated_lines / stats.lines:.1%})'),
+      ('copied lines',
+       f'{stats.repeated_lines:,} ({stats.repeated_lines / stats.lines:.1%})'),
       ('sentences', f'{about}{len(stats.sentences) * scale:,.0f}'),
-      ('tokens', f'{about}{stats.counts.sum() * scale:,.0f}, {stats.unknown:.2%} unknown; '
-                 f'{np.count_nonzero(stats.counts):,} of {len(stats.counts):,} entries are used'),
-      ('pairs', f'{stats.labels[0]:,} true next sentences and {stats.labels[1]:,} others in a '
-                'sample'),
-      ('plateau', 'nothing is held out' if stats.plateau is None else
-       f'{stats.plateau:.3f} nat: the MLM loss of a model that knows only the token frequencies')]
+      ('tokens',
+       f'{about}{stats.counts.sum() * scale:,.0f}, {stats.unknown:.2%} unknown; '
+       f'{np.count_nonzero(stats.counts):,} of {len(stats.counts):,} entries are used'),
+      ('pairs',
+       f'{stats.labels[0]:,} true next sentences and {stats.labels[1]:,} others in a '
+       'sample'),
+      ('plateau',
+       'nothing is held out' if stats.plateau is None else
+       f'{stats.plateau:.3f} nat: the MLM loss of a model that knows only the token '
+       'frequencies'),
+  ]
   console.print_lines(lines)
   for name, values in (('tokens in a sentence', stats.sentences),
                        ('sentences in a document', stats.documents)):

@@ -1,4 +1,4 @@
-"""The corpus of a run: token records that `prepare` made, or text that is prepared on the spot."""
+"""The corpus of a run: token records, or text that the run prepares first."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -25,18 +25,18 @@ class Corpus(NamedTuple):
   train: records.Records
   heldout: records.Records
   counts: np.ndarray  # [V] int64, how often each entry occurs in `train`
-  unigram_entropy: float | None  # nat; of the held-out tokens under the frequencies of `counts`
-  notes: tuple[str, ...]  # remarks of the preparation
+  unigram_entropy: float | None  # nats, of held-out tokens by the frequencies in `counts`
+  notes: tuple[str, ...]  # notes of the preparation for the user
 
 
 def open_records(directory: epath.Path) -> Corpus:
-  """Opens a local folder that `prepare` made; raises UserError if a file is not as it was."""
+  """Opens a local folder that `prepare` made; raises UserError if a file has changed."""
   manifest = records.read_manifest(directory)
   tokenizer = tokenizer_reader.load(directory / 'tokenizer')
   require(tokenizer_base.digest(tokenizer) == manifest['tokenizer'],
-          f'{directory}/tokenizer is not the tokenizer that made these records, or an older '
-          'bert_jax read a part of it: run bert_jax.prepare again into an empty folder, or the run '
-          'in another --workdir')
+          f'{directory}/tokenizer is not the tokenizer that made these records, or an '
+          'older bert_jax read a part of it: run bert_jax.prepare again into an empty '
+          'folder, or train in another --workdir')
   train, heldout = (records.open_split(directory, manifest, split)
                     for split in ('train', 'heldout'))
   path = directory / 'counts.npy'
@@ -68,22 +68,26 @@ def sources(source: str) -> tuple[str, ...]:
 
 def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
                 processes: int = 1) -> Corpus:
-  """Opens `data.source`: token records, text, which is prepared in the workdir first, or a mixture.
+  """Opens `data.source`: token records, text, or a mixture.
 
   Args:
     data: the config group `data`.
-    vocab_size: the size of a vocabulary that is trained here.
-    processes: the number of processes of the run; only a run of one may prepare text.
+    vocab_size: the size of the vocabulary, if one is trained.
+    workdir: text is prepared into this folder.
+    processes: the processes of the run; a run of several cannot prepare text.
 
   Raises:
-    UserError: the corpus or vocabulary cannot be used, or the workdir holds another one.
+    UserError: the corpus or vocabulary is not usable, or the workdir holds another one.
   """
   corpora = mixture.parse(data.source)
   if corpora:
     return _open_mixture(corpora, data, vocab_size, workdir, processes)
+  # Records that were prepared once serve all runs. Text is prepared for this run alone.
   if is_prepared(data.source):
     source = epath.Path(data.source)
-    corpus = open_records(storage.download(source) if storage.is_remote(data.source) else source)
+    # Records are memory-mapped, which needs a local folder.
+    corpus = open_records(
+        storage.download(source) if storage.is_remote(data.source) else source)
     _check_vocabulary(corpus, data, data.source)
     return corpus
   _require_one_process(data.source, processes)
@@ -91,6 +95,7 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
   settings = _settings(data, None if data.vocab else vocab_size)
   if not (directory / 'manifest.json').exists():
     preparation.prepare(settings, os.fspath(directory))
+  # A resumed run must not read other data than before.
   changed = preparation.changed_setting(directory, settings)
   if changed:
     name, before = changed
@@ -103,18 +108,18 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
 
 
 def _check_vocabulary(corpus: Corpus, data: ConfigDict, where: str | epath.Path):
-  """Raises UserError unless the vocabulary that is given, if any, made the records in `where`."""
+  """Raises UserError if the given vocabulary did not make the records in `where`."""
   if data.vocab:
     given = tokenizer_reader.load(data.vocab, data.lowercase)
     require(tokenizer_base.digest(given) == tokenizer_base.digest(corpus.tokenizer),
-            f'data.vocab={data.vocab} is not the vocabulary that made the records in {where}: '
-            'leave data.vocab out, or prepare the text again with it')
+            f'data.vocab={data.vocab} is not the vocabulary that made the records in '
+            f'{where}: leave data.vocab out, or prepare the text again with it')
 
 
 def _require_one_process(source: str, processes: int):
   require(processes == 1,
-          f'data.source={source!r} is text, and {processes} processes train on it: make token '
-          'records with bert_jax.prepare first, and give their folder')
+          f'data.source={source!r} is text, and {processes} processes train on it: make '
+          'token records with bert_jax.prepare first, and give their folder')
 
 
 def _settings(data: ConfigDict, vocab_size: int | None) -> Settings:
@@ -126,15 +131,18 @@ def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
                   vocab_size: int, workdir: epath.Path, processes: int) -> Corpus:
   """Opens the corpora of a mixture, which share a vocabulary.
 
-  Texts without one take that of the first records, or one that is trained on all texts.
+  Without `data.vocab`, texts use the vocabulary of the first records. If there are no
+  records, one vocabulary is trained on all texts.
   """
   groups = [config_fields.changed(data, {'source': corpus.source}) for corpus in corpora]
   texts = [group for group in groups if not is_prepared(group.source)]
   vocab = data.vocab
   if texts and not vocab:
     records_of = [group.source for group in groups if is_prepared(group.source)]
-    vocab = f'{records_of[0]}/tokenizer' if records_of else os.fspath(workdir / 'vocabulary')
-    if not records_of and not (epath.Path(vocab) / tokenizer_base.CONFIG).exists():  # saved last
+    vocab = (f'{records_of[0]}/tokenizer' if records_of
+             else os.fspath(workdir / 'vocabulary'))
+    # CONFIG is saved last: with it, the vocabulary is complete.
+    if not records_of and not (epath.Path(vocab) / tokenizer_base.CONFIG).exists():
       _require_one_process(data.source, processes)
       preparation.train_vocabulary([_settings(text, vocab_size) for text in texts],
                                    epath.Path(vocab))
@@ -144,19 +152,24 @@ def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
             for i, group in enumerate(groups)]
   first = opened[0]
   for group, corpus in zip(groups, opened):
-    require(tokenizer_base.digest(corpus.tokenizer) == tokenizer_base.digest(first.tokenizer),
-            f'the records in {group.source} have another vocabulary than those in '
-            f'{groups[0].source}: prepare one of them again with --vocab')
+    require(
+        tokenizer_base.digest(corpus.tokenizer) == tokenizer_base.digest(first.tokenizer),
+        f'the records in {group.source} have another vocabulary than the records in '
+        f'{groups[0].source}: prepare one of them again with --vocab')
   weights = tuple((weighted.start, weighted.end) for weighted in corpora)
   train = mixture.MixedRecords(tuple(corpus.train for corpus in opened), weights)
   held_out = [(corpus.heldout, w) for corpus, w in zip(opened, weights)
               if corpus.heldout.num_tokens]
-  # As many counts as there are tokens, in the shares of the whole run.
+  # The counts sum to the number of tokens. Each corpus has its mean share of the run.
   counts = sum(np.mean(w) * train.num_tokens * corpus.counts / max(corpus.counts.sum(), 1)
                for w, corpus in zip(weights, opened)).astype(np.int64)
-  tokens = sum((np.bincount(held.tokens(np.arange(held.num_tokens)), minlength=len(counts))
-                for held, _ in held_out), np.zeros_like(counts))
-  heldout = mixture.MixedRecords(tuple(held for held, _ in held_out), tuple(w for _, w in held_out))
+  heldout_counts = sum(
+      (np.bincount(held.tokens(np.arange(held.num_tokens)), minlength=len(counts))
+       for held, _ in held_out), np.zeros_like(counts))
+  heldout = mixture.MixedRecords(
+      tuple(held for held, _ in held_out), tuple(w for _, w in held_out))
   return Corpus(
-      first.tokenizer, train, heldout, counts, preparation.cross_entropy(tokens, counts),
-      tuple(f'{group.source}: {note}' for group, c in zip(groups, opened) for note in c.notes))
+      first.tokenizer, train, heldout, counts,
+      preparation.cross_entropy(heldout_counts, counts),
+      tuple(f'{group.source}: {note}'
+            for group, c in zip(groups, opened) for note in c.notes))

@@ -1,7 +1,7 @@
-"""Texts to inputs of the model: tokens with the special ones, and several inputs in a row.
+"""Texts to inputs of the model: adds special tokens, and places inputs into rows.
 
-A text that is longer than the position table is cut, or read in chunks. Sun et al. 2019
-(https://arxiv.org/abs/1905.05583, section 5.3) get the best results with head_tail.
+A text that is longer than the position table is cut, or read in chunks. In Sun et al.
+2019 (https://arxiv.org/abs/1905.05583, section 5.3), head_tail gives the best results.
 """
 
 from collections.abc import Sequence
@@ -14,30 +14,35 @@ from bert_jax.data.tokens import Tokens
 
 CUTS = ('head', 'tail', 'head_tail')
 CHUNKS = ('chunks_mean', 'chunks_max', 'chunks_attention')
-LONG = CUTS + CHUNKS  # how a text above max_len is read
-_HEAD, _HEAD_OF = 128, 510  # the paper keeps the first 128 and the last 382 of 510 tokens
+LONG = CUTS + CHUNKS  # the ways to read a text above max_len
+# head_tail in the paper: the first 128 and the last 382 of 510 tokens.
+_HEAD, _HEAD_OF = 128, 510
 
 
 class Input(NamedTuple):
-  """One text or pair, with the special tokens."""
+  """One text or pair, with special tokens."""
 
   ids: Sequence[int]
   type_ids: Sequence[int]  # 0 up to the first [SEP], 1 after it
 
 
 def special_tokens(tokenizer: Tokenizer, texts: int) -> int:
-  """The number of special tokens that `join` puts around one text or two."""
+  """The number of special tokens that `join` adds to one or two texts."""
   return sum(map(len, tokenizer.around.one if texts == 1 else tokenizer.around.two))
 
 
 def second_starts(tokenizer: Tokenizer, first: Sequence[int]) -> int:
-  """The position of the second text's first token in what `join` makes."""
+  """The position of the second text's first token in the result of `join`."""
   before, between, _ = tokenizer.around.two
   return len(before) + len(first) + len(between)
 
 
-def join(tokenizer: Tokenizer, first: Sequence[int], second: Sequence[int] | None = None) -> Input:
-  """[CLS] first [SEP], or [CLS] first [SEP] second [SEP]; two [SEP] between them in RoBERTa."""
+def join(tokenizer: Tokenizer, first: Sequence[int],
+         second: Sequence[int] | None = None) -> Input:
+  """Makes [CLS] first [SEP], or [CLS] first [SEP] second [SEP].
+
+  The tokenizer decides about the special tokens: RoBERTa has two [SEP] between texts.
+  """
   if second is None:
     before, after = tokenizer.around.one
     a = [*before, *first, *after]
@@ -49,10 +54,10 @@ def join(tokenizer: Tokenizer, first: Sequence[int], second: Sequence[int] | Non
 
 def cut_pair(first: Sequence[int], second: Sequence[int],
              room: int) -> tuple[Sequence[int], Sequence[int]]:
-  """Cuts a pair to `room` tokens: the longer text first, until both have half of the room.
+  """Cuts a pair to `room` tokens: the longer text first, until both have half of it.
 
-  The text that was longer keeps the odd token; of two equally long ones the second, as in
-  `tokenizers`, truncation `longest_first`.
+  The longer text keeps the odd token. Of two equally long texts, the second keeps it, as
+  in the truncation `longest_first` of `tokenizers`.
   """
   if len(first) + len(second) <= room:
     return first, second
@@ -62,7 +67,7 @@ def cut_pair(first: Sequence[int], second: Sequence[int],
 
 
 def pieces(ids: Sequence[int], room: int, how: str) -> list[Sequence[int]]:
-  """One piece of at most `room` tokens for a method of CUTS, all chunks of a text for CHUNKS."""
+  """Cuts a text to pieces of `room` tokens: one piece for CUTS, all chunks for CHUNKS."""
   if len(ids) <= room:
     return [ids]
   if how == 'head':
@@ -75,22 +80,32 @@ def pieces(ids: Sequence[int], room: int, how: str) -> list[Sequence[int]]:
   return [ids[i:i + room] for i in range(0, len(ids), room)]
 
 
-def encode(texts: Sequence[Sequence[str]], tokenizer: Tokenizer) -> list[tuple[list[int], ...]]:
+def encode(texts: Sequence[Sequence[str]],
+           tokenizer: Tokenizer) -> list[tuple[list[int], ...]]:
   """The token ids of each string of each text."""
+  # One call for all strings: the library encodes a batch on all cores.
   ids = iter(tokenizer.encode_batch([string for text in texts for string in text]))
   return [tuple(next(ids) for _ in text) for text in texts]
 
 
 def text_inputs(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_len: int,
                 long: str = 'head') -> tuple[list[Input], np.ndarray]:
-  """The inputs of texts (text,) and pairs (text, text), and the number of each input's text.
+  """Makes inputs of at most `max_len` tokens from texts and pairs.
 
-  An input has at most `max_len` tokens. long='chunks_...' splits a longer text into several
-  inputs, the other ways cut it.
+  Args:
+    texts: (text,) or (text, text) each.
+    tokenizer: adds its special tokens.
+    max_len: tokens of an input.
+    long: one of LONG. The chunks_... split a longer text into several inputs, the others
+      cut it.
+
+  Returns:
+    (the inputs, [inputs] int64 the number of each input's text).
   """
   inputs, owners = [], []
   for i, ids in enumerate(encode(texts, tokenizer)):
     room = max_len - special_tokens(tokenizer, len(ids))
+    # A pair is always cut: chunks of one text would lose the other.
     if len(ids) == 2:
       cut = [cut_pair(*ids, room)]
     else:
@@ -103,17 +118,25 @@ def text_inputs(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_len: i
 class InputRows(NamedTuple):
   """R rows with several inputs in each."""
 
-  tokens: Tokens  # [R, L] each; `text_ids` is 1 + slot
+  tokens: Tokens  # [R, L] each; `text_ids` is the slot + 1
   starts: np.ndarray  # [R, P] int32 first position of each input; 0 in an empty slot
   index: np.ndarray  # [R, P] int64 number of the input; -1 in an empty slot
 
 
 def place(inputs: Sequence[Input], members: np.ndarray, row_of: np.ndarray, *, rows: int,
           length: int, slots: int, pad_id: int) -> InputRows:
-  """Lays inputs out in R = `rows` rows of L = `length` tokens and P = `slots` inputs at most.
+  """Places inputs into rows.
 
-  `members` [n] holds the numbers of the inputs to lay out, `row_of` [n] the row of each.
+  Args:
+    inputs: all inputs.
+    members: [N] the numbers of the inputs to place.
+    row_of: [N] the row of each member.
+    rows: R.
+    length: L, the tokens of a row.
+    slots: P, the largest number of inputs in a row.
+    pad_id: the id of [PAD].
   """
+  # Inputs of a row keep their order: results are returned by slot.
   order = np.argsort(row_of, kind='stable')
   members = members[order]
   row_of = row_of[order]
@@ -122,7 +145,8 @@ def place(inputs: Sequence[Input], members: np.ndarray, row_of: np.ndarray, *, r
   slot = np.arange(len(members)) - first[row_of]
   before = np.cumsum(sizes) - sizes
   start = before - before[first[row_of]]
-  target = np.arange(sizes.sum()) + np.repeat(row_of * length + start - before, sizes)  # flat
+  # The position of each token in the flattened rows.
+  target = np.arange(sizes.sum()) + np.repeat(row_of * length + start - before, sizes)
 
   flat = np.zeros((4, rows * length), np.int32)
   flat[0] = pad_id

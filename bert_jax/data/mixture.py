@@ -1,10 +1,10 @@
 """Several corpora in one run, each with a share of the rows.
 
   --config.data.source='wiki/*.gz=0.7,books/*.gz=0.3'
-  --config.data.source='wiki/*.gz=0.7:0.3,books/*.gz=0.3:0.7'    # shares that change over the run
+  --config.data.source='wiki/*.gz=0.7:0.3,books/*.gz=0.3:0.7'  # shares change linearly
 
-The rows of each corpus lie evenly among the others. The corpus of a row is a function of the row's
-number alone, so a run can start at any step.
+The rows of each corpus are evenly distributed. The corpus of a row depends only on the
+number of the row, so a run can start at any step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,8 @@ from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError, require
 
 _WEIGHT = r'[0-9.]+(?:[eE]-?[0-9]+)?'
-_PART = re.compile(rf'(?P<source>.+?)=(?P<start>{_WEIGHT})(?::(?P<end>{_WEIGHT}))?(?:,|$)')
+_PART = re.compile(
+    rf'(?P<source>.+?)=(?P<start>{_WEIGHT})(?::(?P<end>{_WEIGHT}))?(?:,|$)')
 
 
 class WeightedCorpus(NamedTuple):
@@ -39,7 +40,7 @@ def parse(source: str) -> tuple[WeightedCorpus, ...]:
   """The corpora of a mixture that `data.source` names; () if it names a single corpus.
 
   Raises:
-    UserError: a corpus without a weight, or weights that have no positive sum.
+    UserError: a corpus has no weight, or the sum of the weights is not positive.
   """
   matches, at = [], 0
   while match := _PART.match(source, at):
@@ -47,24 +48,27 @@ def parse(source: str) -> tuple[WeightedCorpus, ...]:
     at = match.end()
   if not matches:
     return ()
-  require(at == len(source), f'data.source={source!r}: {source[at:]!r} has no weight: give each '
-          "corpus one, as in 'wiki/*.gz=0.7,books/*.gz=0.3'")
+  require(at == len(source),
+          f'data.source={source!r}: {source[at:]!r} has no weight: give each corpus one, '
+          "as in 'wiki/*.gz=0.7,books/*.gz=0.3'")
   try:
-    weights = np.array([(float(m['start']), float(m['end'] or m['start'])) for m in matches])
+    weights = np.array(
+        [(float(m['start']), float(m['end'] or m['start'])) for m in matches])
   except ValueError as e:
-    raise UserError(f'data.source={source!r} has a weight that is no number') from e
+    raise UserError(f'data.source={source!r} has a weight that is not a number') from e
   total = weights.sum(0)
-  require(total.min() > 0, f'data.source={source!r}: the weights sum to {total.min():g}: they must '
-          'have a positive sum, at the start and at the end')
+  require(total.min() > 0,
+          f'data.source={source!r}: the weights sum to {total.min():g}: they must have a '
+          'positive sum, at the start and at the end')
   return tuple(WeightedCorpus(m['source'], *map(float, pair))
                for m, pair in zip(matches, weights / total))
 
 
 class MixedRecords(NamedTuple):
-  """The token records of a mixture: what `Corpus` needs to know of them."""
+  """The token records of a mixture, with the interface that `Corpus` uses."""
 
   corpora: tuple[Records, ...]
-  weights: tuple[tuple[float, float], ...]  # of each corpus, at the start and at the end
+  weights: tuple[tuple[float, float], ...]  # (at the start, at the end) of each corpus
 
   @property
   def num_tokens(self) -> int:
@@ -84,43 +88,47 @@ class MixedRecords(NamedTuple):
 class Plan:
   """The corpus of every row of a run.
 
-  Row k of a corpus is due at the moment, counted in rows of the run, at which its share sums to
-  k + 1/2. The rows of the run are those of all corpora in the order in which they are due.
+  Time is counted in rows of the run. Row k of a corpus is due when the corpus's share of
+  the run so far is k + 1/2 rows. The run reads the rows of all corpora in the order of
+  their due times.
 
   Attributes:
-    weights: [corpora, 2] at the first and at the last row; they stay the last ones behind it.
-    rows: of the run.
+    weights: [corpora, 2] at the first and at the last row; constant after the last row.
+    rows: the number of rows of the run.
   """
 
   weights: tuple[tuple[float, float], ...]
   rows: int
 
   def _share(self, corpus: int, moment: float) -> float:
-    """The exact share of a corpus, in rows, of the run up to a moment."""
+    """The exact share of a corpus in the run up to a moment, in rows."""
     start, end = self.weights[corpus]
     within = min(moment, self.rows)
     return (start * within + (end - start) * within**2 / 2 / max(self.rows, 1)
             + end * (moment - within))
 
   def _due(self, corpus: int, rank: np.ndarray) -> np.ndarray:
-    """The moments at which some rows of a corpus are due, inf = never: [N] int64 -> [N] float64."""
+    """The moments at which rows of a corpus are due, inf = never: [N] -> [N] float64."""
     start, end = self.weights[corpus]
     share, whole = rank + 0.5, self._share(corpus, self.rows)
+    # The weight changes linearly, so the share is quadratic: solve it for the moment. A
+    # weight of 0 divides by 0 and gives inf.
     with np.errstate(divide='ignore', invalid='ignore'):
       root = np.sqrt(start**2 + 2 * (end - start) * share / max(self.rows, 1))
       moment = np.where(share <= whole, 2 * share / (start + root),
                         self.rows + (share - whole) / end)
-    # Rounded, corpora whose rows are due together always come in their own order.
+    # Rounding makes ties exact: corpora with rows due together keep their order.
     return np.round(moment, 6)
 
   def _stretch(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows around those from number `first` to `last` of the run.
+    """The rows of the run around rows `first` to `last`.
 
     Returns:
-      (the corpus of each, its rank in that corpus, the rows of each corpus before: [corpora]).
+      (the corpus of each row, its rank in that corpus, [corpora] the number of rows of
+      each corpus before them).
     """
     corpora = len(self.weights)
-    # By a moment every corpus has its share to half a row.
+    # At any moment, each corpus is within half a row of its share.
     begin, end = max(first - corpora - 1, 0), last + corpora + 2
     before, corpus_of, ranks, moments = [], [], [], []
     for corpus in range(corpora):
@@ -133,10 +141,11 @@ class Plan:
       ranks.append(rank[inside])
       moments.append(moment[inside])
     order = np.argsort(np.concatenate(moments), kind='stable')
-    return np.concatenate(corpus_of)[order], np.concatenate(ranks)[order], np.array(before)
+    return (np.concatenate(corpus_of)[order], np.concatenate(ranks)[order],
+            np.array(before))
 
   def locate(self, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(the corpus of some rows of the run, how many rows of that corpus come before): [B] each."""
+    """(the corpus of each row, the number of earlier rows of that corpus): [B] each."""
     if not len(number):
       return number, number
     corpus, rank, before = self._stretch(int(number.min()), int(number.max()))
@@ -144,21 +153,22 @@ class Plan:
     return corpus[index], rank[index]
 
   def before(self, number: int) -> np.ndarray:
-    """[corpora] int64, the rows of each corpus among the first `number` of the run."""
+    """[corpora] int64: the rows of each corpus among the first `number` of the run."""
     corpus, _, before = self._stretch(number, number)
     return before + np.bincount(corpus[:number - before.sum()], minlength=len(before))
 
 
 def unread(source: str, plan: Plan) -> Iterator[str]:
-  """A note for each corpus of the mixture `source` of which the run reads no row."""
+  """Yields a note for each corpus of a mixture that the run does not read."""
   for corpus, rows in zip(parse(source), plan.before(plan.rows)):
     if corpus.start + corpus.end and not rows:
-      yield (f'{corpus.source} has {max(corpus.start, corpus.end):.3g} of the {plan.rows:,} rows '
-             'of the run, less than half a row, and is not read: train longer, or raise its weight')
+      yield (f'{corpus.source} has {max(corpus.start, corpus.end):.3g} of the '
+             f'{plan.rows:,} rows of the run, less than half a row, and is not read: '
+             'train longer, or raise its weight')
 
 
 def _spread(counts: Sequence[int]) -> np.ndarray:
-  """[sum of counts] a corpus for each item, those of each corpus evenly among the others."""
+  """[sum of counts] the corpus of each item, with each corpus evenly distributed."""
   place = np.concatenate([(np.arange(count) + 0.5) / count for count in counts if count])
   corpus = np.repeat(np.arange(len(counts)), counts)
   return corpus[np.argsort(place, kind='stable')]
@@ -184,19 +194,21 @@ class MixedRows:
 
   def batch(self, step: int, batch_size: int, share: slice | np.ndarray = slice(None),
             first: int = 0) -> Rows:
-    """The rows of a step of the phase, as of `RowSource.batch`.
+    """The rows of a step of the phase; see `RowSource.batch`.
 
-    `first` has no effect: every corpus goes on where it ended in the phase before.
+    `first` has no effect: each corpus continues where the phase before ended.
     """
     del first
     row = np.arange(batch_size)[share]
     corpus, rank = self.plan.locate(self.begin + step * batch_size + row)
+    # From the rank in the run to the row in the walk over the corpus.
     rank = rank - self.plan.before(self.begin)[corpus] + np.array(self.first)[corpus]
     order, of_corpora = [], []
     for number in np.unique(corpus):
       index = np.flatnonzero(corpus == number)
       order.append(index)
       of_corpora.append(self.sources[number].take(rank[index], row[index]))
+    # The rows are grouped by corpus: put them back into the order of the batch.
     order = np.argsort(np.concatenate(order))
 
     def in_order(arrays):
@@ -207,26 +219,28 @@ class MixedRows:
 
   def epoch_batches(self, batch_size: int,
                     share: slice | np.ndarray = slice(None)) -> Iterator[Rows]:
-    """The batches of epoch 0 of every corpus: those of each corpus lie evenly among the others."""
+    """The batches of epoch 0 of all corpora, with each corpus evenly distributed."""
     batches = [source.epoch_batches(batch_size, share) for source in self.sources]
     for corpus in _spread([-(-source.rows // batch_size) for source in self.sources]):
       yield next(batches[corpus])
 
   def sample(self) -> RowStatistics:
     """Statistics of the first rows of each corpus, weighted by its rows in the run."""
-    return RowStatistics(*np.average([source.sample() for source in self.sources], axis=0,
-                                     weights=self.plan.before(self.plan.rows)).tolist())
+    return RowStatistics(*np.average(
+        [source.sample() for source in self.sources], axis=0,
+        weights=self.plan.before(self.plan.rows)).tolist())
 
 
-def mixed_rows(records: MixedRecords, layouts: Sequence[RowLayout], phases: Phases, seed: int,
-               tokenizer: Tokenizer, words: bool) -> tuple[MixedRows, ...]:
-  """Makes the row source of each phase; the other arguments are those of `RowSource`."""
+def mixed_rows(records: MixedRecords, layouts: Sequence[RowLayout], phases: Phases,
+               seed: int, tokenizer: Tokenizer, words: bool) -> tuple[MixedRows, ...]:
+  """Makes the row source of each phase; see `RowSource` for the other arguments."""
   plan = Plan(records.weights, sum(phase.steps * phase.batch_size for phase in phases))
   by_phase = [tuple(RowSource(corpus, layout, seed, tokenizer, words)
                      for corpus in records.corpora)
               for layout in layouts]
   begins = np.cumsum([0] + [phase.steps * phase.batch_size for phase in phases])
-  counts = np.diff([plan.before(int(begin)) for begin in begins], axis=0)  # [phases, corpora]
+  # [phases, corpora]: the rows that each phase reads of each corpus.
+  counts = np.diff([plan.before(int(begin)) for begin in begins], axis=0)
   firsts = [first_rows(of_corpus, counts[:, corpus].tolist())
             for corpus, of_corpus in enumerate(zip(*by_phase))]
   return tuple(MixedRows(*of_phase) for of_phase in zip(

@@ -1,11 +1,12 @@
-"""False next sentences: the pairs of a window that exchange their B.
+"""False next sentences: pairs of a window exchange their B.
 
-An exchange gives each of two pairs the B of the other. It keeps the lengths of A and of B, so they
-do not tell the label. `data.negatives` says what else they have in common:
+An exchange gives each of two pairs the B of the other. The two B are about equally long,
+so length does not leak the label. `data.negatives` says what else they have in common:
 
   other_document  nothing: the two B come from different documents
-  similar_style   as many marks, capitals and digits in them, as near as a window has it
-  same_document   the document, where it has a B about as long; else similar style
+  similar_style   similar numbers of marks, capitals and digits
+  same_document   the document, if it has another B of about the same length; otherwise
+                  similar style
 """
 
 from collections.abc import Callable
@@ -17,16 +18,16 @@ from bert_jax.data.tokenizers.base import Tokenizer
 
 NEGATIVES = ('other_document', 'similar_style', 'same_document')
 _ROUNDS = 4  # attempts to find a partner from another document
-_STYLES = 3  # classes of tokens that make a style: marks, capitals, digits
-_GROUP = 40  # pairs of one style at least: fewer differ in length
-_NEAR = 1 / 8  # of a chunk by which the lengths of two B of one document may differ
+_STYLES = 3  # token classes that make a style: marks, capitals, digits
+_GROUP = 40  # the fewest pairs of one style: in smaller groups, lengths differ too much
+_NEAR = 1 / 8  # share of a chunk by which the lengths of two B of one document may differ
 
 
 def token_classes(tokenizer: Tokenizer) -> np.ndarray:
-  """The class of every entry by its first character: [V] uint8.
+  """The class of each entry by its first character: [V] uint8.
 
-  0 = mark, 1 = capital letter, 2 = digit, 3 = other letter. Marks that join the pieces of a word
-  do not count.
+  0 = mark, 1 = capital letter, 2 = digit, 3 = other letter. The prefixes of WordPiece, BPE
+  and SentencePiece do not count.
   """
   def class_of(entry):
     first = (entry.removeprefix('##').lstrip('\u2581\u0120') or 'a')[0]
@@ -40,20 +41,23 @@ def token_classes(tokenizer: Tokenizer) -> np.ndarray:
 
 def styles(records: Records, classes: np.ndarray, start: np.ndarray,
            length: np.ndarray) -> np.ndarray:
-  """The marks, capitals and digits in some stretches of text: [C] int64 -> [C, 3] int64."""
+  """Counts marks, capitals and digits in stretches of text: [C] int64 -> [C, 3] int64."""
   stretch = np.repeat(np.arange(len(start)), length)
   position = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
   of_token = classes[records.tokens(start[stretch] + position)]
-  counts = np.bincount(stretch * (_STYLES + 1) + of_token, minlength=len(start) * (_STYLES + 1))
+  # One bincount over (stretch, class) counts all stretches at once.
+  counts = np.bincount(stretch * (_STYLES + 1) + of_token,
+                       minlength=len(start) * (_STYLES + 1))
   return counts.reshape(-1, _STYLES + 1)[:, :_STYLES]
 
 
 def _style_groups(style: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  """Groups of similar styles: [C, 3] -> [C] int64. Each count splits each group in up to four."""
+  """Groups similar styles: [C, 3] -> [C] int64. Each count splits groups in 1 to 4."""
   count = len(style)
   ways = int(np.clip((count / _GROUP)**(1 / _STYLES), 1, 4))
   group = np.zeros(count, np.int64)
   for values in style.T:
+    # Quantiles make groups of equal size. Equal counts are ordered at random.
     order = np.lexsort((rng.random(count), values, group))
     size = np.bincount(group)
     first = np.cumsum(size) - size
@@ -65,31 +69,35 @@ def _style_groups(style: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def _of_one_document(b_length: np.ndarray, document: np.ndarray, near: float,
                      fits: Callable[..., np.ndarray]) -> np.ndarray:
-  """Couples of one document whose B are about as long: [N, 2] int64."""
+  """Couples of one document with B of about the same length: [N, 2] int64."""
   order = np.lexsort((b_length, document))
   left, right = order[:-1], order[1:]
-  linked = ((document[left] == document[right]) & (b_length[right] - b_length[left] <= near)
-            & fits(left, right))
-  # Every second link of a run is taken, so that no pair is in two couples.
+  linked = ((document[left] == document[right])
+            & (b_length[right] - b_length[left] <= near) & fits(left, right))
+  # Every second link of a run is used, so that no pair is in two couples.
   number = np.arange(len(linked))
   begins = np.maximum.accumulate(np.where(linked, -1, number)) + 1
   taken = linked & ((number - begins) % 2 == 0)
   return np.stack([left[taken], right[taken]], 1)
 
 
-def exchange(a_length: np.ndarray, b_length: np.ndarray, document: np.ndarray, longest: int,
-             rng: np.random.Generator, negatives: str = NEGATIVES[0],
+def exchange(a_length: np.ndarray, b_length: np.ndarray, document: np.ndarray,
+             longest: int, rng: np.random.Generator, negatives: str = NEGATIVES[0],
              style: np.ndarray | None = None) -> np.ndarray:
-  """The pair whose B each pair gets, its own number where B stays: [C] int64.
+  """The pair whose B each pair gets, or its own number if B stays: [C] int64.
 
-  Neighbors of different documents, in the order of the length of B, become couples. Couples drawn
-  at random exchange their B, as many as make half of all pairs. Label and length are independent
-  but for the few couples that would not fit into a row of `longest` ordinary tokens.
+  Pairs are sorted by the length of B. Neighbors of different documents become couples.
+  Random couples exchange their B until half of all pairs have another B. Label and length
+  are independent, except for the few couples that would not fit into a row.
 
   Args:
-    a_length, b_length, document: [C] int64 of each pair.
+    a_length: [C] int64 tokens of A.
+    b_length: [C] int64 tokens of B.
+    document: [C] int64 number of the document.
+    longest: ordinary tokens of a row.
+    rng: chooses the couples.
     negatives: one of `NEGATIVES`.
-    style: [C, 3] of B, unless the negatives are of any other document.
+    style: [C, 3] of B; None with 'other_document'.
   """
   count = len(b_length)
 
@@ -105,14 +113,18 @@ def exchange(a_length: np.ndarray, b_length: np.ndarray, document: np.ndarray, l
   if negatives == 'same_document':
     couples.append(_of_one_document(b_length, document, _NEAR * longest, fits))
     single = np.setdiff1d(single, couples[0])
+  # Each round couples neighbors. Pairs without a fitting neighbor try again in the next
+  # round, in another random order.
   for group in groups:
-    order = single[np.lexsort((rng.random(len(single)), b_length[single], group[single]))]
+    order = single[
+        np.lexsort((rng.random(len(single)), b_length[single], group[single]))]
     left, right = order[0:len(order) - 1:2], order[1::2]
-    agree = (document[left] != document[right]) & (group[left] == group[right]) & fits(left, right)
+    agree = ((document[left] != document[right]) & (group[left] == group[right])
+             & fits(left, right))
     couples.append(np.stack([left[agree], right[agree]], 1))
     single = np.concatenate([left[~agree], right[~agree], order[2 * len(left):]])
   couples = np.concatenate(couples)
-  # An odd quarter is rounded up or down by chance: small windows are fair on average.
+  # The quarter is rounded at random, so that small windows are fair on average.
   swaps = min(int(count / 4 + rng.random()), len(couples))
   left, right = rng.permutation(couples)[:swaps].T
   source = np.arange(count)

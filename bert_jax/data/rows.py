@@ -1,8 +1,8 @@
 """Rows for pretraining as a pure function of (records, layout, seed, row number).
 
-Every epoch shuffles the blocks of the records and takes them in windows (see pairs.py). The token
-counts of the blocks alone give the number of rows in an epoch and in each of its windows, so any
-row of any epoch is found without making those before it.
+Each epoch shuffles the blocks of the records and divides them into windows (see
+pairs.py). The token counts of the blocks alone give the number of rows in an epoch and in
+each window. So any row of any epoch can be made without the rows before it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,63 +20,69 @@ from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require
 
-_WINDOW = 3_000  # tokens of a window for each position of a row: some 4,000 chunks
-_SAMPLED_WINDOWS = 3  # to estimate the number of rows that the corpus needs
-# Unpacked rows have no gaps for the text of windows that need more rows than the sampled ones.
+_WINDOW = 3_000  # tokens of a window for each position of a row: about 4,000 chunks
+_SAMPLED_WINDOWS = 3  # for the estimate of the rows that the corpus needs
+# Additional share of unpacked rows: they have no gaps for a window that needs more rows
+# than the sampled windows.
 _RESERVE_UNPACKED = 0.015
-_SHUFFLE = 3  # distinguishes the generator of the rows' order from that of make_pairs
+_SHUFFLE = 3  # the key of the generator that shuffles rows; make_pairs uses another
 
 
 class Rows(NamedTuple):
-  """A batch of rows, int32 but for the weights and the rate."""
+  """A batch of rows; int32, except the weights and the rate."""
 
   tokens: Tokens  # [B, L] each
   cls_positions: np.ndarray  # [B, P] position of each pair's [CLS]
   labels: np.ndarray  # [B, P] 0 = B follows A; 1 = B is from elsewhere, or comes before A
-  # [B, P] float32, 1 for a pair; 0 for a single text, which serves masked LM only, or none
+  # [B, P] float32: 1 for a pair; 0 for a single text, which serves masked LM only, or for
+  # an empty slot.
   pair_weights: np.ndarray
-  row: np.ndarray  # [B] number of the row in the global batch, or in an epoch in evaluations
-  word_start: np.ndarray | None = None  # [B, L] 1 where a word starts; None unless requested
-  mask_rate: np.ndarray | None = None  # [B] float32; None = the constant one of the config
+  row: np.ndarray  # [B] number of the row in the global batch; in evaluations, the epoch
+  word_start: np.ndarray | None = None  # [B, L] 1 where a word starts, if requested
+  mask_rate: np.ndarray | None = None  # [B] float32; None = the constant of the config
 
 
 class RowStatistics(NamedTuple):
   """Statistics of rows."""
 
   fill: float  # share of real tokens
-  pairs: float  # in a row; texts where there are no pairs
+  pairs: float  # mean number in a row; of texts if there are no pairs
   unchanged: float  # share of pairs whose B follows A
 
 
 def _by_row(pairs: Pairs, row: np.ndarray, rows: int, layout: RowLayout,
             rng: np.random.Generator) -> Pairs:
-  """The pairs of a window [C] by row [rows, P], rows shuffled; drops pairs beyond `rows`."""
+  """Arranges pairs [C] by row [rows, P], and shuffles rows; drops pairs beyond `rows`."""
   order = np.argsort(row, kind='stable')
   row = row[order]
   slot = np.arange(len(row)) - np.searchsorted(row, row)
   inside = row < rows
+  # make_pairs puts rows of pairs first: without a shuffle, batches would differ.
   row, slot, order = rng.permutation(rows)[row[inside]], slot[inside], order[inside]
   table = np.zeros((len(pairs), rows, layout.pairs), np.int64)
   table[:, row, slot] = np.stack(pairs)[:, order]
   return Pairs(*table)
 
 
-def gather(records: Records, pairs: Pairs, layout: RowLayout, tokenizer: Tokenizer, row: np.ndarray,
-           words: bool = False) -> Rows:
-  """Builds a batch of rows at once.
+def gather(records: Records, pairs: Pairs, layout: RowLayout, tokenizer: Tokenizer,
+           row: np.ndarray, words: bool = False) -> Rows:
+  """Builds a batch of rows.
 
   Args:
-    pairs: by row, [B, P].
+    records: of the corpus.
+    pairs: [B, P].
+    layout: of the rows.
+    tokenizer: of the records.
     row: [B] numbers of the rows in the global batch.
     words: fill `word_start`.
   """
   count, length = len(row), layout.max_len
   real = pairs.a_length > 0
   size = pairs.size
-  begin = np.cumsum(size, axis=1) - size  # [B, P] of each pair in its row
-  flat, size = pairs.take(real), size[real]  # [N], the pairs of all rows one after another
+  begin = np.cumsum(size, axis=1) - size  # [B, P] start of each pair in its row
+  flat, size = pairs.take(real), size[real]  # [N], the pairs of all rows in sequence
   first = np.cumsum(size) - size
-  # By token [T]: its pair, its position in the pair, its position in the batch.
+  # [T] for each token: its pair, its position in the pair, its position in the batch.
   pair = np.repeat(np.arange(len(first)), size)
   position = np.arange(len(pair)) - first[pair]
   target = (np.arange(count)[:, None] * length + begin)[real][pair] + position
@@ -84,7 +90,9 @@ def gather(records: Records, pairs: Pairs, layout: RowLayout, tokenizer: Tokeniz
   in_b = after_a > 0
   cls = position == 0
   sep = (after_a == 0) | (position == (size - 1)[pair])
-  source = np.where(in_b, (flat.b_start - 1)[pair] + after_a, (flat.a_start - 1)[pair] + position)
+  source = np.where(in_b, (flat.b_start - 1)[pair] + after_a,
+                    (flat.a_start - 1)[pair] + position)
+  # Special tokens are not in the corpus: position 0 is read in their place and replaced.
   source[cls | sep] = 0
   tokens = records.tokens(source)
   tokens[cls] = tokenizer.cls_id
@@ -98,57 +106,69 @@ def gather(records: Records, pairs: Pairs, layout: RowLayout, tokenizer: Tokeniz
   word_start = None
   if words:
     starts = records.word_starts(source)
+    # A special token is a word. A segment starts with a word, even if it was cut in one.
     word_start = spread(starts | cls | sep | (after_a == 1) | (position == 1))
   number = np.broadcast_to(np.arange(1, layout.pairs + 1), real.shape)[real]
   return Rows(
       Tokens(ids=spread(tokens, tokenizer.pad_id), type_ids=spread(in_b),
              positions=spread(position), text_ids=spread(number[pair])),
       cls_positions=np.where(real, begin, 0).astype(np.int32),
-      labels=pairs.label.astype(np.int32), pair_weights=pairs.has_b.astype(np.float32),
-      row=row.astype(np.int32), word_start=word_start)
+      labels=pairs.label.astype(np.int32),
+      pair_weights=pairs.has_b.astype(np.float32),
+      row=row.astype(np.int32),
+      word_start=word_start)
 
 
 class RowSource:
-  """The rows of an endless walk over a corpus, epoch after epoch, each shuffled anew."""
+  """The rows of an endless walk over a corpus; each epoch has another order."""
 
   def __init__(self, records: Records, layout: RowLayout, seed: int, tokenizer: Tokenizer,
                words: bool = False):
-    """See `gather` for the arguments; raises UserError if the records hold no token.
+    """Estimates the number of rows; see `gather` for the other arguments.
 
-    `seed` seeds the shuffling and the pairs.
+    Args:
+      seed: of the shuffling and the pairs.
+
+    Raises:
+      UserError: the records hold no token.
     """
-    self.records, self.layout, self.tokenizer, self.words = records, layout, tokenizer, words
-    self._seed = seed
+    self.records, self.layout, self._seed = records, layout, seed
+    self.tokenizer, self.words = tokenizer, words
     self._classes = None
     if layout.negatives != 'other_document':
       self._classes = negatives.token_classes(tokenizer)
     tokens, _, documents = np.diff(records.blocks, axis=0).T
     documents = np.maximum(documents, 1)
-    if layout.pairs > 1:  # estimated tokens of a block in the rows, special ones included
+    # The weight of a block is an estimate of its tokens in rows, with special tokens.
+    if layout.pairs > 1:
       self._weights = tokens + layout.special * (documents + tokens // layout.max_len)
-    else:  # the last row of a document is half full on average
+    else:
+      # The last row of a document is half full on average.
       self._weights = tokens + layout.max_len // 2 * documents
-    count = max(min(records.num_tokens // (_WINDOW * layout.max_len), records.num_blocks), 1)
-    self._first_block = np.arange(count + 1) * records.num_blocks // count  # of each window
+    count = max(
+        min(records.num_tokens // (_WINDOW * layout.max_len), records.num_blocks), 1)
+    # The first block of each window, in the order of an epoch.
+    self._first_block = np.arange(count + 1) * records.num_blocks // count
     self.rows = self._rows_needed()  # in an epoch
-    # A cache for each instance: one of the class would keep every source alive.
+    # Each instance has its own cache: a cache of the class would keep all sources alive.
     self._permutation = functools.lru_cache(maxsize=2)(self._permutation)
     self._window = functools.lru_cache(maxsize=3)(self._window)
     self._warned = False
 
-  def __reduce__(self):  # without the caches
+  def __reduce__(self):
+    # The caches stay here.
     return RowSource, (self.records, self.layout, self._seed, self.tokenizer, self.words)
 
   def _rows_needed(self) -> int:
     count = len(self._first_block) - 1
-    needed = 0.0  # rows for each token of weight
+    needed = 0.0  # rows per unit of weight
     for sample in range(_SAMPLED_WINDOWS):
       order = np.random.default_rng(sample).permutation(self.records.num_blocks)
       blocks = order[:self._first_block[1]]
       weight = int(self._weights[blocks].sum())
       if not weight:
         break
-      # In a corpus of one window, text that is poured needs as many rows in every epoch.
+      # Poured text of a single window needs the same number of rows in every epoch.
       for rows in (None, 0) if count == 1 else (None,):
         window_rows = make_pairs(self.records, blocks, self.layout, (sample,), rows,
                                  self._classes)[-1]
@@ -158,8 +178,9 @@ class RowSource:
     return math.ceil(needed * int(self._weights.sum()) * (1 + reserve)) + count
 
   def _permutation(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """The epoch's order of the blocks, and the first row of each window."""
-    order = np.random.default_rng((self._seed, epoch)).permutation(self.records.num_blocks)
+    """The order of the blocks in an epoch, and the first row of each window."""
+    order = np.random.default_rng(
+        (self._seed, epoch)).permutation(self.records.num_blocks)
     weight = np.concatenate([[0], np.cumsum(self._weights[order])])
     return order, weight[self._first_block] * self.rows // weight[-1]
 
@@ -174,12 +195,14 @@ class RowSource:
     if needed > rows and not self._warned:
       self._warned = True
       tokens = pairs.a_length + pairs.b_length
-      logging.warning('%d tokens of %d found no place in their window of epoch %d: the corpus '
-                      'varies too much', tokens[row >= rows].sum(), tokens.sum(), epoch)
-    return _by_row(pairs, row, rows, self.layout, np.random.default_rng((*key, _SHUFFLE)))
+      logging.warning('%d tokens of %d found no place in their window of epoch %d: the '
+                      'corpus varies too much', tokens[row >= rows].sum(), tokens.sum(),
+                      epoch)
+    return _by_row(pairs, row, rows, self.layout,
+                   np.random.default_rng((*key, _SHUFFLE)))
 
   def _pairs(self, number: np.ndarray) -> Pairs:
-    """The pairs of some rows, by their number in the whole walk."""
+    """The pairs of rows, which are given by their numbers in the walk."""
     epoch, within = number // self.rows, number % self.rows
     of_windows = []
     for e in np.unique(epoch):
@@ -192,29 +215,36 @@ class RowSource:
     return Pairs(*map(np.concatenate, zip(*of_windows)))
 
   def blocks_before(self, number: int) -> tuple[int, int]:
-    """(epoch, blocks of its order of which some text is in rows of it before row `number`)."""
+    """(epoch, number of its blocks with text in its rows before row `number`)."""
     epoch, within = divmod(number, self.rows)
-    begun = np.searchsorted(self._permutation(epoch)[1], within)  # windows
+    # Rows of a window are shuffled, so all blocks of a begun window count.
+    begun = np.searchsorted(self._permutation(epoch)[1], within)
     return epoch, int(self._first_block[begun])
 
   def row_behind(self, epoch: int, blocks: int) -> int:
-    """The first row of the first window behind some blocks of an epoch's order."""
+    """The first row of the first window after the first `blocks` blocks of an epoch."""
     window = np.searchsorted(self._first_block, blocks)
     return epoch * self.rows + int(self._permutation(epoch)[1][window])
 
   def batch(self, step: int, batch_size: int, share: slice | np.ndarray = slice(None),
             first: int = 0) -> Rows:
-    """The rows of a step, or the share that one process feeds; step 0 begins at row `first`."""
+    """The rows of a step, or one process's share; step 0 begins at row `first`."""
     row = np.arange(batch_size)[share]
     return self.take(first + step * batch_size + row, row)
 
   def take(self, number: np.ndarray, row: np.ndarray) -> Rows:
-    """Some rows of the walk; `row` are their numbers in the global batch. [B] int64 both."""
-    return gather(self.records, self._pairs(number), self.layout, self.tokenizer, row, self.words)
+    """Makes rows of the walk.
+
+    Args:
+      number: [B] int64 numbers of the rows in the walk.
+      row: [B] int64 numbers of the rows in the global batch.
+    """
+    return gather(self.records, self._pairs(number), self.layout, self.tokenizer, row,
+                  self.words)
 
   def epoch_batches(self, batch_size: int,
                     share: slice | np.ndarray = slice(None)) -> Iterator[Rows]:
-    """The batches of epoch 0, always the same; empty rows fill up the last one."""
+    """The batches of epoch 0, always the same; empty rows fill the last batch."""
     for start in range(0, self.rows, batch_size):
       row = start + np.arange(batch_size)[share]
       pairs = self._pairs(np.minimum(row, self.rows - 1))
@@ -226,22 +256,25 @@ class RowSource:
     """Statistics of the first window's rows."""
     pairs = self._window(0, 0)
     with_b = pairs.has_b.sum()
-    counted = with_b if self.layout.sequences != 'full_sentences' else (pairs.a_length > 0).sum()
+    counted = (with_b if self.layout.sequences != 'full_sentences'
+               else (pairs.a_length > 0).sum())
     rows = len(pairs.label)
-    return RowStatistics(fill=int(pairs.size.sum()) / rows / self.layout.max_len,
-                         pairs=counted / rows, unchanged=1 - pairs.label.sum() / max(with_b, 1))
+    return RowStatistics(
+        fill=int(pairs.size.sum()) / rows / self.layout.max_len,
+        pairs=counted / rows,
+        unchanged=1 - pairs.label.sum() / max(with_b, 1))
 
 
 def first_rows(sources: Sequence[RowSource], counts: Sequence[int]) -> tuple[int, ...]:
   """The row of the walk at which each phase of a run over one corpus begins.
 
-  A phase with the rows of the one before goes on at the next of them. A phase with other rows
-  begins at the next window that has no text of a window already begun: rows of a window are
-  shuffled, so their numbers do not tell which text is left.
+  A phase with the same row layout as the phase before continues at the next row. A phase
+  with another layout begins at the next window without text of a window that was begun.
+  Rows of a window are shuffled, so their numbers do not say which of its text is left.
 
   Args:
-    sources: of each phase, with one seed.
-    counts: rows that each phase reads.
+    sources: the rows of each phase, with one seed.
+    counts: the number of rows that each phase reads.
   """
   first = [0]
   for before, source, count in zip(sources, sources[1:], counts):

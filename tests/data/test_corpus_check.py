@@ -43,7 +43,7 @@ def test_faults_are_named_with_their_remedy(tmp_path):
   _, warnings = _check(tmp_path, documents, separator='\n')
   assert any('all text is one document' in w for w in warnings)
   _, warnings = _check(tmp_path, [[s] for d in documents for s in d])
-  assert any('100% of the documents are one sentence' in w for w in warnings)
+  assert any('100% of the documents have only one sentence' in w for w in warnings)
   _, warnings = _check(tmp_path, [[*d, 'All rights reserved.'] for d in documents])
   assert any('of the lines are copies of others' in w for w in warnings)
   _, warnings = _check(tmp_path, documents + documents[:10])

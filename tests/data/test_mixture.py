@@ -28,7 +28,7 @@ def test_sources_and_weights(source, expected):
 
 @pytest.mark.parametrize('source, message', [
     ('a=0.7,b', "'b' has no weight"), ('a=0,b=0', 'the weights sum to 0'),
-    ('a=1:0,b=1:0', 'the weights sum to 0'), ('a=1.2.3,b=1', 'a weight that is no number')])
+    ('a=1:0,b=1:0', 'the weights sum to 0'), ('a=1.2.3,b=1', 'a weight that is not a number')])
 def test_wrong_weights_are_refused(source, message):
   with pytest.raises(UserError, match=message):
     mixture.parse(source)
