@@ -88,27 +88,29 @@ def encode(tokenizer: Tokenizer,
   is_first = tokenizer.word_starts()[_flat(tokens)]  # in a WordPiece word
   count = len(sentences)
   sentence_of_token = np.repeat(np.arange(count), list(map(len, tokens)))
-  sentence_of = np.repeat(np.arange(count), list(map(len, sentences)))  # [C]
+  sentence_of_char = np.repeat(np.arange(count), list(map(len, sentences)))  # [C]
   # UTF-32 gives one code for each character, also beyond 0xffff.
   codes = np.frombuffer(''.join(sentences).encode('utf-32-le'), np.uint32)
   kinds = np.where(codes < len(_kinds()), _kinds()[codes & 0xffff], _OTHER)
   is_joined = kinds == _JOINED
-  continues = is_joined[1:] & is_joined[:-1] & (sentence_of[1:] == sentence_of[:-1])
+  continues = is_joined[1:] & is_joined[:-1] & (
+      sentence_of_char[1:] == sentence_of_char[:-1])
   begins = (kinds == _ALONE) | (
       is_joined & ~np.concatenate([[False], continues])[:len(kinds)])
 
-  def of_sentence(where, sentence):
+  def count_by(where, sentence):
     return np.bincount(sentence[where], minlength=count)
 
   # Tokenizer settings, or entries of several words, can split the text in another way.
   # The number of words in a sentence reveals this.
-  num_words = of_sentence(begins, sentence_of)
-  is_sure = ((of_sentence(kinds == _OTHER, sentence_of) == 0)
-             & (num_words == of_sentence(is_first, sentence_of_token)))
+  num_words = count_by(begins, sentence_of_char)
+  is_sure = ((count_by(kinds == _OTHER, sentence_of_char) == 0)
+             & (num_words == count_by(is_first, sentence_of_token)))
   starts = np.zeros(len(is_first), bool)
-  starts[is_first & is_sure[sentence_of_token]] = is_start[begins & is_sure[sentence_of]]
+  starts[is_first & is_sure[sentence_of_token]] = is_start[
+      begins & is_sure[sentence_of_char]]
   others = [sentence for sentence, sure in zip(sentences, is_sure) if not sure]
   if others:
-    _, of_others = _by_offsets(tokenizer, others, is_start[~is_sure[sentence_of]])
-    starts[~is_sure[sentence_of_token]] = of_others
+    _, other_starts = _by_offsets(tokenizer, others, is_start[~is_sure[sentence_of_char]])
+    starts[~is_sure[sentence_of_token]] = other_starts
   return tokens, starts & is_first

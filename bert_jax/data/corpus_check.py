@@ -110,8 +110,8 @@ def warnings(stats: CorpusStatistics, settings: corpus.Settings) -> Iterator[str
     yield ('all text is one document, so no next sentence can come from another '
            'document: put a blank line between documents, or give JSON lines')
   elif np.mean(stats.documents == 1) > 0.5:
-    yield (f'{np.mean(stats.documents == 1):.0%} of the documents have only one sentence: '
-           'put blank lines between documents, not between sentences')
+    yield (f'{np.mean(stats.documents == 1):.0%} of the documents have only one '
+           'sentence: put blank lines between documents, not between sentences')
   if stats.unknown > 0.01:
     yield (f'{stats.unknown:.1%} of the tokens are [UNK]: the vocabulary does not fit '
            'the text; give another --vocab, or train one with --vocab_size')

@@ -138,11 +138,11 @@ def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
   texts = [group for group in groups if not is_prepared(group.source)]
   vocab = data.vocab
   if texts and not vocab:
-    records_of = [group.source for group in groups if is_prepared(group.source)]
-    vocab = (f'{records_of[0]}/tokenizer' if records_of
+    record_sources = [group.source for group in groups if is_prepared(group.source)]
+    vocab = (f'{record_sources[0]}/tokenizer' if record_sources
              else os.fspath(workdir / 'vocabulary'))
     # CONFIG is saved last: with it, the vocabulary is complete.
-    if not records_of and not (epath.Path(vocab) / tokenizer_base.CONFIG).exists():
+    if not record_sources and not (epath.Path(vocab) / tokenizer_base.CONFIG).exists():
       _require_one_process(data.source, processes)
       preparation.train_vocabulary([_settings(text, vocab_size) for text in texts],
                                    epath.Path(vocab))

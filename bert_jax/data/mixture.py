@@ -203,18 +203,18 @@ class MixedRows:
     corpus, rank = self.plan.locate(self.begin + step * batch_size + row)
     # From the rank in the run to the row in the walk over the corpus.
     rank = rank - self.plan.before(self.begin)[corpus] + np.array(self.first)[corpus]
-    order, of_corpora = [], []
+    order, corpus_rows = [], []
     for number in np.unique(corpus):
       index = np.flatnonzero(corpus == number)
       order.append(index)
-      of_corpora.append(self.sources[number].take(rank[index], row[index]))
+      corpus_rows.append(self.sources[number].take(rank[index], row[index]))
     # The rows are grouped by corpus: put them back into the order of the batch.
     order = np.argsort(np.concatenate(order))
 
     def in_order(arrays):
       return None if arrays[0] is None else np.concatenate(arrays)[order]
 
-    tokens, *others = zip(*of_corpora)
+    tokens, *others = zip(*corpus_rows)
     return Rows(Tokens(*map(in_order, zip(*tokens))), *map(in_order, others))
 
   def epoch_batches(self, batch_size: int,

@@ -26,8 +26,8 @@ _NEAR = 1 / 8  # share of a chunk by which the lengths of two B of one document 
 def token_classes(tokenizer: Tokenizer) -> np.ndarray:
   """The class of each entry by its first character: [V] uint8.
 
-  0 = mark, 1 = capital letter, 2 = digit, 3 = other letter. The prefixes of WordPiece, BPE
-  and SentencePiece do not count.
+  0 = mark, 1 = capital letter, 2 = digit, 3 = other letter. The prefixes of WordPiece,
+  BPE and SentencePiece do not count.
   """
   def class_of(entry):
     first = (entry.removeprefix('##').lstrip('\u2581\u0120') or 'a')[0]
@@ -44,9 +44,9 @@ def styles(records: Records, classes: np.ndarray, start: np.ndarray,
   """Counts marks, capitals and digits in stretches of text: [C] int64 -> [C, 3] int64."""
   stretch = np.repeat(np.arange(len(start)), length)
   position = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
-  of_token = classes[records.tokens(start[stretch] + position)]
+  token_class = classes[records.tokens(start[stretch] + position)]
   # One bincount over (stretch, class) counts all stretches at once.
-  counts = np.bincount(stretch * (_STYLES + 1) + of_token,
+  counts = np.bincount(stretch * (_STYLES + 1) + token_class,
                        minlength=len(start) * (_STYLES + 1))
   return counts.reshape(-1, _STYLES + 1)[:, :_STYLES]
 
@@ -67,8 +67,8 @@ def _style_groups(style: np.ndarray, rng: np.random.Generator) -> np.ndarray:
   return np.unique(group, return_inverse=True)[1]
 
 
-def _of_one_document(b_length: np.ndarray, document: np.ndarray, near: float,
-                     fits: Callable[..., np.ndarray]) -> np.ndarray:
+def _couples_of_one_document(b_length: np.ndarray, document: np.ndarray, near: float,
+                             fits: Callable[..., np.ndarray]) -> np.ndarray:
   """Couples of one document with B of about the same length: [N, 2] int64."""
   order = np.lexsort((b_length, document))
   left, right = order[:-1], order[1:]
@@ -111,7 +111,8 @@ def exchange(a_length: np.ndarray, b_length: np.ndarray, document: np.ndarray,
   if negatives != 'other_document':
     groups = [_style_groups(style, rng)] * _ROUNDS + groups
   if negatives == 'same_document':
-    couples.append(_of_one_document(b_length, document, _NEAR * longest, fits))
+    couples.append(
+        _couples_of_one_document(b_length, document, _NEAR * longest, fits))
     single = np.setdiff1d(single, couples[0])
   # Each round couples neighbors. Pairs without a fitting neighbor try again in the next
   # round, in another random order.

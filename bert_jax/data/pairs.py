@@ -67,7 +67,7 @@ class Pairs(NamedTuple):
   a_length: np.ndarray  # 0 where a row has no pair
   b_start: np.ndarray
   b_length: np.ndarray  # 0 for a single segment, which has no label
-  # 1 = B is from another document, or comes before A; 0 = B follows A, or there is no B.
+  # 1 = B is from another document, or comes before A; 0 = B follows A, or B is missing.
   label: np.ndarray
 
   @property

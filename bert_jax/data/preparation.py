@@ -308,7 +308,7 @@ class _Preparation:
     if not counts.sum():
       shutil.rmtree(self.progress)
     check_tokens(self.settings.source, counts)
-    # A held-out sentence that also occurs in the training text would measure memory.
+    # A held-out sentence that also occurs in training text would measure memorization.
     sentences = list(itertools.chain.from_iterable(documents))
     seen = {sentences[i] for shard in shards for i in shard['seen']}
     fresh = [[s for s in document if s not in seen] for document in documents]

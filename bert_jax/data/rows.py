@@ -204,15 +204,15 @@ class RowSource:
   def _pairs(self, number: np.ndarray) -> Pairs:
     """The pairs of rows, which are given by their numbers in the walk."""
     epoch, within = number // self.rows, number % self.rows
-    of_windows = []
+    window_pairs = []
     for e in np.unique(epoch):
       first_row = self._permutation(int(e))[1]
       in_epoch = within[epoch == e]
       window = np.searchsorted(first_row, in_epoch, side='right') - 1
       for w in np.unique(window):
         rows = in_epoch[window == w] - first_row[w]
-        of_windows.append(self._window(int(e), int(w)).take(rows))
-    return Pairs(*map(np.concatenate, zip(*of_windows)))
+        window_pairs.append(self._window(int(e), int(w)).take(rows))
+    return Pairs(*map(np.concatenate, zip(*window_pairs)))
 
   def blocks_before(self, number: int) -> tuple[int, int]:
     """(epoch, number of its blocks with text in its rows before row `number`)."""
@@ -221,7 +221,7 @@ class RowSource:
     begun = np.searchsorted(self._permutation(epoch)[1], within)
     return epoch, int(self._first_block[begun])
 
-  def row_behind(self, epoch: int, blocks: int) -> int:
+  def row_after(self, epoch: int, blocks: int) -> int:
     """The first row of the first window after the first `blocks` blocks of an epoch."""
     window = np.searchsorted(self._first_block, blocks)
     return epoch * self.rows + int(self._permutation(epoch)[1][window])
@@ -280,5 +280,5 @@ def first_rows(sources: Sequence[RowSource], counts: Sequence[int]) -> tuple[int
   for before, source, count in zip(sources, sources[1:], counts):
     end = first[-1] + count
     first.append(end if source.layout == before.layout else
-                 source.row_behind(*before.blocks_before(end)))
+                 source.row_after(*before.blocks_before(end)))
   return tuple(first)

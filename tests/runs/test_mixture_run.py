@@ -58,8 +58,8 @@ def test_a_mixture_of_texts_is_prepared_once_and_resumes_to_the_bit(texts, tmp_p
 def test_records_of_a_mixture_share_their_vocabulary(texts, tmp_path):
   for name in 'ab':
     train(f'{texts}/{name}.txt', tmp_path / name, train_steps=1, **{'optimizer.warmup_steps': 0})
-  with pytest.raises(UserError, match='have another vocabulary than the records in .*prepare one of them '
-                                      'again with --vocab'):
+  with pytest.raises(UserError, match='have another vocabulary than the records in .*prepare one '
+                                      'of them again with --vocab'):
     train(f'{tmp_path}/a/corpus=1,{tmp_path}/b/corpus=1', tmp_path / 'run')
 
 

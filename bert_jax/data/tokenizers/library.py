@@ -51,7 +51,7 @@ def library_errors(problem: str) -> Iterator[None]:
   except UserError:
     raise
   except BaseException as e:
-    # The library raises plain Exceptions, and a BaseException where Rust panics.
+    # The library raises plain Exceptions, and a BaseException if Rust panics.
     if not isinstance(e, Exception) and type(e).__name__ != 'PanicException':
       raise
     raise UserError(f'{problem}: {" ".join(str(e).split())[:200]}') from e
@@ -102,7 +102,7 @@ def _hidden(name: str) -> str:
   return f'{name} '  # an entry with a space matches no text
 
 
-def _without(entries: Collection[str], model: dict[str, Any]) -> dict[str, Any]:
+def _hide(entries: Collection[str], model: dict[str, Any]) -> dict[str, Any]:
   """Hides entries of a model from texts: they keep their ids under other names."""
   vocab, unk = model['vocab'], model.get('unk_token')
   if isinstance(vocab, list):  # unigram
@@ -256,7 +256,7 @@ class LibraryTokenizer(base.Tokenizer):
                     and x['content'] not in self.markers),
     } for x in self._added]
     plain = tokenizers.Tokenizer.from_str(json.dumps(
-        self._settings | {'model': _without(renamed, model), 'added_tokens': added}))
+        self._settings | {'model': _hide(renamed, model), 'added_tokens': added}))
     plain.encode_special_tokens = True
     return plain
 
@@ -266,8 +266,8 @@ class LibraryTokenizer(base.Tokenizer):
     return self._parsing if self.parses_special else self._plain
 
   @functools.cached_property
-  def _of_normalized(self) -> tokenizers.Tokenizer | None:
-    """The library's object without a normalizer; None = it would not be enough."""
+  def _without_normalizer(self) -> tokenizers.Tokenizer | None:
+    """The library's object without a normalizer; None if texts need all of it."""
     if not self.can_extend or not all(x['special'] for x in self._added):
       return None
     bare = tokenizers.Tokenizer(self._plain.model)
@@ -286,13 +286,14 @@ class LibraryTokenizer(base.Tokenizer):
     def ids(library, texts):
       return [e.ids for e in library.encode_batch_fast(texts, add_special_tokens=False)]
 
-    if self.parses_special or self.markers or not self._of_normalized:
+    if self.parses_special or self.markers or not self._without_normalizer:
       return ids(self.library, list(texts))
     # The library's normalizer tracks the offset of each character: a third of its time.
     normalized = [self._normalized(text) for text in texts]
     others = iter(ids(self._plain, [x for x, simple in zip(texts, normalized)
                                     if simple is None]))
-    simple_ids = iter(ids(self._of_normalized, [x for x in normalized if x is not None]))
+    simple_ids = iter(ids(self._without_normalizer,
+                          [x for x in normalized if x is not None]))
     return [next(others) if simple is None else next(simple_ids) for simple in normalized]
 
   def encode_with_offsets(self, texts: Sequence[str]) -> list[base.Offsets]:
@@ -313,8 +314,8 @@ class LibraryTokenizer(base.Tokenizer):
     """
     encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
     words = ([-1 if word is None else word for word in e.word_ids] for e in encodings)
-    return [(e.ids, np.diff(of_text, prepend=-2) != 0)
-            for e, of_text in zip(encodings, words)]
+    return [(e.ids, np.diff(word_of_token, prepend=-2) != 0)
+            for e, word_of_token in zip(encodings, words)]
 
   def word_starts(self) -> np.ndarray:
     inside = self._settings['model'].get('continuing_subword_prefix')

@@ -66,7 +66,7 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
   is_whole = path.is_dir() or path.name == _JSON
   folder = older.read_folder(directory) if is_whole else older.Folder({}, '', {})
   if path.is_dir():
-    path = _file_of(path, folder)
+    path = _tokenizer_file(path, folder)
   tokenizer = _read(path, folder, lowercase)
   splits_special = folder.settings.get(base.PARSES)
   # Models with markers, such as "[H]", expect them in texts unless the config forbids it.
@@ -77,7 +77,7 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
   return tokenizer.padded(rows) if isinstance(rows, int) else tokenizer
 
 
-def _file_of(directory: epath.Path, folder: older.Folder) -> epath.Path:
+def _tokenizer_file(directory: epath.Path, folder: older.Folder) -> epath.Path:
   """The file of a folder that holds its tokenizer; raises UserError if there is none."""
   name = folder.title
   splitter = str(folder.settings.get('word_tokenizer_type', ''))

@@ -114,8 +114,8 @@ class SentencePiece(base.Tokenizer):
       setattr(self, f'{role}_id', index)
     self.entries = len(self.vocab)
     self.around = base.Around.berts(self.cls_id, self.sep_id)
-    self._ids_of_special = {self.vocab[i]: i for i in base.special_ids(self)}
-    self._special = re.compile('|'.join(map(re.escape, self._ids_of_special)))
+    self._special_ids = {self.vocab[i]: i for i in base.special_ids(self)}
+    self._special = re.compile('|'.join(map(re.escape, self._special_ids)))
     self._commas = {i: self._without_comma(piece)
                     for i, piece in enumerate(self.vocab[:self._size])
                     if piece[-1:] == ',' and piece[-2:-1].isdigit()}
@@ -150,11 +150,11 @@ class SentencePiece(base.Tokenizer):
     ids, spans, start = [], [], 0
     for match in (*self._special.finditer(text), None):
       end = match.start() if match else len(text)
-      part, of_part = self._encode_text(text[start:end])
-      ids += part
-      spans += [(start + a, start + b) for a, b in of_part]
+      part_ids, part_spans = self._encode_text(text[start:end])
+      ids += part_ids
+      spans += [(start + a, start + b) for a, b in part_spans]
       if match:
-        ids.append(self._ids_of_special[match[0]])
+        ids.append(self._special_ids[match[0]])
         spans.append(match.span())
         start = match.end()
     return ids, spans
@@ -235,7 +235,7 @@ class SentencePiece(base.Tokenizer):
         'keep_accents': not self._cleaning.strip_accents})
 
 
-def _cleaning_of(directory: epath.Path) -> Cleaning:
+def _read_cleaning(directory: epath.Path) -> Cleaning:
   """The cleaning that the files of a model's folder name, or else ALBERT's usual one."""
   model_config, settings = (storage.read_json_if_any(directory / name)
                             for name in ('config.json', CONFIG))
@@ -266,4 +266,4 @@ def load(path: epath.Path) -> SentencePiece:
   """Reads a model file and the settings in its folder; UserError for another file."""
   model, _ = read_model(path)
   return SentencePiece(
-      model, _cleaning_of(path.parent) if path.name == FILE else Cleaning())
+      model, _read_cleaning(path.parent) if path.name == FILE else Cleaning())
