@@ -20,7 +20,7 @@ _VERIFY = flags.DEFINE_bool(
     'with --to: that it can be converted.')
 _PUSH = flags.DEFINE_string(
     'push', '',
-    'ORGANISATION/NAME on the Hugging Face hub: upload the result, and each checkpoint '
+    'ORGANIZATION/NAME on the Hugging Face hub: upload the result, and each checkpoint '
     'of a workdir as a branch.')
 flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
 flags.adopt_module_key_flags(overwrite_flag)

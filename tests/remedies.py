@@ -127,7 +127,8 @@ RULES = (
     (r'(reinit_layers)=1 changes parameters that (lora.rank)=4 freezes: give one of them', r'~\1',
      r'~\2'),
     (r'(\S+)=\d is above model.num_layers=(\d)', r'\1=\2'),
-    (r'nowhere is no folder here, and no name on the Hugging Face hub', '!cp -r run nowhere; '),
+    (r'nowhere is not a folder here, and not a name on the Hugging Face hub',
+     '!cp -r run nowhere; '),
     (r'add_tokens=words.txt .*: give its folder as init_from',
      '!echo zebra > mended; init_from=run add_tokens=mended'),
     (r'data.train is not set: give the file', 'data.train=train.tsv init_from=model'),
@@ -197,7 +198,7 @@ RULES = (
     (r'hurt holds no sound checkpoint of step 2', '--step=1'),
     (r'run has no checkpoint of step 3, but checkpoints/(2), checkpoints/(1)', r'--step=\1',
      r'--step=\2'),
-    (r'model is no workdir: (--step) and --allow_older choose', r'~\1'),
+    (r'model is not a workdir: (--step) and --allow_older choose', r'~\1'),
     # ---- predict, evaluate, mine ----------------------------------------------------------------
     (r'give --model=DIR, a workdir', '--model=run --input=texts.jsonl'),
     (r'--long=chunks is for (--task=score), not', r'\1'),

@@ -198,7 +198,7 @@ def test_a_converted_model_is_replaced_on_demand(folder, tmp_path):
   message = 'already exists: give another --output, or --overwrite to replace it'
   with pytest.raises(UserError, match=message):
     conversion.convert(source, str(out), 'bert_jax')
-  with pytest.raises(UserError, match='bad.* is no folder here'):
+  with pytest.raises(UserError, match='bad.* is not a folder here'):
     conversion.convert(str(tmp_path / 'bad'), str(out), 'bert_jax', overwrite=True)
   assert (out / 'stale').exists()  # a mistake replaces nothing
   conversion.convert(source, str(out), 'bert_jax', overwrite=True)

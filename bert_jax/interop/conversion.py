@@ -1,4 +1,4 @@
-"""Converts checkpoints, in and out, and proves each conversion before it says done."""
+"""Converts checkpoints between formats, and verifies every conversion."""
 
 import contextlib
 import functools
@@ -26,7 +26,9 @@ from bert_jax.runtime.console import print_summary
 from bert_jax.tasks import task_kind
 from bert_jax.training import checkpoint, integrity
 
-FORMATS = {'huggingface': huggingface, 'bert_jax': native, 'stablehlo': stablehlo,
+FORMATS = {'huggingface': huggingface,
+           'bert_jax': native,
+           'stablehlo': stablehlo,
            'sentence_transformers': sentence_transformers}
 
 
@@ -34,7 +36,7 @@ def _write(model: Pretrained, directory: epath.Path, to: str):
   """Writes the model, reads it back and compares; raises UserError if the two differ."""
   if to == 'sentence_transformers':
     model = sentence_transformers.exported(model)
-  if to != 'stablehlo':  # it has no head
+  if to != 'stablehlo':  # StableHLO files hold no head, so labels do not matter
     task_kind.check_labels(model.labels, model.facts.get('source', 'this model'))
   FORMATS[to].save(model, directory)
   if to == 'stablehlo':
@@ -49,7 +51,8 @@ def _check_sound(source: str):
   """Checks the model in a folder, and every checkpoint of a workdir; raises UserError."""
   folder = epath.Path(source)
   if (folder / native.WORKDIR_FILE).exists():
-    checkpoints = [checkpoint.absolute(folder) / name / str(step) for name in checkpoint.FOLDERS
+    checkpoints = [checkpoint.absolute(folder) / name / str(step)
+                   for name in checkpoint.FOLDERS
                    for step in integrity.steps(folder / name)]
     damaged = []
     for path in checkpoints:
@@ -58,7 +61,8 @@ def _check_sound(source: str):
         arrays = [x for item in integrity.check(path)['arrays'].values() for x in item]
         print_summary([(name, f'sound, {len(arrays)} arrays')])
       except integrity.Damaged as e:
-        if not path.exists():  # the run goes on, and has deleted it
+        # A run that is still training deletes old checkpoints while we read them.
+        if not path.exists():
           continue
         damaged.append(name)
         print_summary([(name, f'DAMAGED: {e}')])
@@ -66,19 +70,19 @@ def _check_sound(source: str):
             f'{len(damaged)} of {len(checkpoints)} checkpoints of {source} are damaged: '
             f'{", ".join(damaged)}')
   model = load_lib.load(source)
-  c = model.config
-  print_summary([
-      ('sound', f'{source}: {c.num_layers} layers of {c.hidden_size}, {model.parts}')])
+  print_summary([('sound', f'{source}: {model.config.num_layers} layers of '
+                           f'{model.config.hidden_size}, {model.parts}')])
 
 
 def _check_flags(output: str | None, to: str | None, verify_only: bool, push: str):
-  """Raises UserError for flags that say too little, or that have no effect together."""
+  """Raises UserError for missing flags, and for flags without effect."""
   if push:
     require(to in ('huggingface', 'sentence_transformers') and output and not verify_only,
             '--push takes --to=huggingface or sentence_transformers, and --output=DIR')
     hub.check_name(push)
   if verify_only and output:
-    require(not to, f'--to={to} has no effect here: --verify compares --input and --output')
+    require(not to,
+            f'--to={to} has no effect here: --verify compares --input and --output')
   elif to or not verify_only:
     wrong = f'--to={to} is unknown: use' if to else 'give --to, one of'
     require(to in FORMATS, f'{wrong} {", ".join(FORMATS)}')
@@ -89,20 +93,21 @@ def _check_flags(output: str | None, to: str | None, verify_only: bool, push: st
 def convert(source: str, output: str | None, to: str | None, *, verify_only: bool = False,
             step: int | None = None, allow_older: bool = False, push: str = '',
             overwrite: bool = False):
-  """Reads a model in any format and writes it in another; with `verify_only` it only checks.
+  """Reads a model in any format and writes it in another; `verify_only` only checks.
 
   Args:
-    source: what `load` takes.
-    output: the new folder; with `verify_only` a folder to compare with.
-    to: one of FORMATS. With `verify_only` and no output the conversion is tried in a temporary
-      folder; with `verify_only` and neither, the source is checked with all its checkpoints.
-    step: checkpoint of a workdir; None = the best or else the newest.
-    allow_older: where that one is damaged, take the next sound one.
-    push: ORGANISATION/NAME on the Hugging Face hub, to which the result goes; '' = nowhere.
-    overwrite: replace a model that the output holds already.
+    source: a model, see `load.load`.
+    output: the new folder; with `verify_only` the folder to compare with.
+    to: one of FORMATS. With `verify_only` and no output, the conversion goes to a
+      temporary folder. With `verify_only` alone, the source and all its checkpoints are
+      checked.
+    step: the step of the checkpoint in a workdir; None = the best one, or the newest one.
+    allow_older: if this checkpoint is damaged, take the newest sound one before it.
+    push: ORGANIZATION/NAME on the Hugging Face hub to upload the result to; '' = nowhere.
+    overwrite: replace an existing model in the output folder.
 
   Raises:
-    UserError: the source is no sound model, the output exists already, or the two differ.
+    UserError: the source is not a sound model, the output exists, or the two differ.
   """
   _check_flags(output, to, verify_only, push)
   require(not (overwrite and verify_only),
@@ -112,11 +117,12 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
             '--verify alone checks every checkpoint: leave out --step and --allow_older')
     _check_sound(source)
     return
-  compares = verify_only and output
   directory = epath.Path(output) if output else None
   converted = not verify_only and directory.exists() and (
       not directory.is_dir() or any(directory.iterdir()))
-  if converted and (overwrite or not push):  # with it the last upload may have failed
+  # With --push an existing output is the result of a call whose upload failed: it is not
+  # converted again, only compared and uploaded.
+  if converted and (overwrite or not push):
     _check_replaced(source, directory, overwrite)
     converted = False
   model = load_lib.load(source, step, allow_older)
@@ -124,12 +130,14 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
   print_summary([('model', f'{source}: {c.num_layers} layers of {c.hidden_size}, '
                            f'{c.vocab_size:,} entries, {model.parts}')])
   if converted:
-    files = ('config.json', *([sentence_layout.FILE] if to == 'sentence_transformers' else []))
+    files = ('config.json',
+             *([sentence_layout.FILE] if to == 'sentence_transformers' else []))
     require(all((directory / name).exists() for name in files),
             f'--output={output} already exists and is not a folder of --to={to}')
-  if compares or converted:
+  if converted or (verify_only and output):
     other = load_lib.load(output)
-    if (directory / sentence_layout.FILE).exists():  # it has no heads
+    # Such a folder holds no heads, so the heads of the source cannot be compared.
+    if (directory / sentence_layout.FILE).exists():
       model = sentence_transformers.exported(model)
     print_summary(verify.compare(model, other, directory))
     print_summary([('equal', f'{source} and {output} hold the same model')])
@@ -145,20 +153,24 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
 
 
 def _check_replaced(source: str, directory: epath.Path, overwrite: bool):
-  """Raises UserError unless an output that is there already may be, and is to be, replaced."""
-  is_model = directory.is_dir() and not (directory / native.WORKDIR_FILE).exists() and any(
-      (directory / name).exists()
-      for name in ('config.json', native.CHECKPOINT_FILE, stablehlo.FILE))
-  inside = pathlib.Path(os.path.realpath(source)).is_relative_to(os.path.realpath(directory))
+  """Raises UserError unless an existing output may be replaced and --overwrite is set."""
+  # Only an output of `convert` is replaced: never a run, nor a folder with the source.
+  is_model = (
+      directory.is_dir() and not (directory / native.WORKDIR_FILE).exists()
+      and any((directory / name).exists()
+              for name in ('config.json', native.CHECKPOINT_FILE, stablehlo.FILE)))
+  inside = pathlib.Path(os.path.realpath(source)).is_relative_to(
+      os.path.realpath(directory))
   exists = f'--output={directory} already exists'
-  require(is_model and not inside, f'{exists} and is not only a converted model: give another '
-                                   '--output')
+  require(is_model and not inside,
+          f'{exists} and is not only a converted model: give another --output')
   require(overwrite, f'{exists}: give another --output, or --overwrite to replace it')
 
 
 def _write_whole(model: Pretrained, directory: epath.Path, to: str):
-  """Writes a folder that has its name only when it is complete and compared."""
+  """Writes a folder that gets its name only when it is complete and verified."""
   partial = directory.parent / (directory.name + '.partial')
+  # A call that was killed may have left this folder.
   with contextlib.suppress(FileNotFoundError):
     shutil.rmtree(partial)
   try:

@@ -1,7 +1,8 @@
-"""A CrossEncoder of sentence-transformers: a classifier of pairs, its activation and prompts."""
+"""CrossEncoder of sentence-transformers: a classifier of pairs with an activation."""
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 from typing import Any
 
 from etils import epath
@@ -14,27 +15,33 @@ from bert_jax.runtime import console, storage
 
 _KIND = 'CrossEncoder'
 SIGMOID = 'torch.nn.modules.activation.Sigmoid'
-_TRUSTED = 'torch.'  # the package runs no other code that a folder names, and takes its default
+# For any other name in a folder, sentence-transformers uses its default.
+_TRUSTED = 'torch.'
 _FUNCTIONS = {
-    'Identity': lambda x: x, 'Sigmoid': special.expit, 'Tanh': np.tanh,
-    'ReLU': lambda x: np.maximum(x, 0), 'SiLU': lambda x: x * special.expit(x),
-    'Softplus': lambda x: np.logaddexp(0, x), 'LogSigmoid': lambda x: -np.logaddexp(0, -x),
-    'GELU': lambda x: x * special.ndtr(x)}
+    'Identity': np.asarray,
+    'Sigmoid': special.expit,
+    'Tanh': np.tanh,
+    'ReLU': functools.partial(np.maximum, 0),
+    'SiLU': lambda x: x * special.expit(x),
+    'Softplus': functools.partial(np.logaddexp, 0),
+    'LogSigmoid': lambda x: -np.logaddexp(0, -x),
+    'GELU': lambda x: x * special.ndtr(x),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class CrossLayout(text_layout.TextLayout):
-  """How a model scores a pair, as its folder says.
+  """The scoring of pairs that the folder of a model describes.
 
   Attributes:
-    activation: the name in PyTorch of the function from logits to scores; '' = the sigmoid of a
-      single logit, and several as they are.
+    activation: the PyTorch name of the function from logits to scores; '' = the sigmoid
+      of a single logit, no function of several logits.
   """
 
   activation: str = ''
 
   def finished(self, outputs: np.ndarray) -> np.ndarray:
-    """The scores of logits, as CrossEncoder.predict gives them.
+    """Returns the scores that CrossEncoder.predict computes from logits.
 
     Raises:
       UserError: the activation is unknown.
@@ -42,37 +49,42 @@ class CrossLayout(text_layout.TextLayout):
     name = self.activation.rsplit('.', 1)[-1]
     if not self.activation.startswith(_TRUSTED):
       name = 'Sigmoid' if outputs.shape[-1] == 1 else 'Identity'
-    require(name in _FUNCTIONS, f'the activation_fn {self.activation} of this model is unknown: '
-            f'known are {", ".join(_FUNCTIONS)}')
+    require(name in _FUNCTIONS,
+            f'the activation_fn {self.activation} of this model is unknown: expected one '
+            f'of {", ".join(_FUNCTIONS)}')
     return _FUNCTIONS[name](outputs)
 
   @property
   def config_fields(self) -> dict[str, Any]:
-    """The fields of a config.json that hold the activation."""
-    return {text_layout.PACKAGE: {'activation_fn': self.activation}} if self.activation else {}
+    """The fields of config.json that hold the activation."""
+    return ({text_layout.PACKAGE: {'activation_fn': self.activation}}
+            if self.activation else {})
 
   def files(self, width: int) -> dict[str, bytes]:
     del width
     activation = {'activation_fn': self.activation} if self.activation else {}
-    return self._files([('', 'models.Transformer')], {}, {'model_type': _KIND, **activation},
-                       {'transformer_task': 'sequence-classification'})
+    return self._files(
+        modules=[('', 'models.Transformer')],
+        contents={},
+        settings={'model_type': _KIND, **activation},
+        encoder={'transformer_task': 'sequence-classification'})
 
 
 def _checked(activation: Any, path: epath.Path) -> str:
-  require(isinstance(activation, str), f'{path}: activation_fn={activation!r} is no name')
+  require(isinstance(activation, str),
+          f'{path}: activation_fn={activation!r} is not a name')
   if activation and not activation.startswith(_TRUSTED):
-    console.note(f'{path}: the activation_fn {activation} is code that nobody has checked: scores '
-                 'are as without it')
+    console.note(f'{path}: the activation_fn {activation} is not a function of torch: '
+                 'scores are computed without it')
   return activation
 
 
-def of_config(fields: Mapping[str, Any], path: epath.Path, max_len: int) -> CrossLayout | None:
-  """The activation in the fields of a config.json; None where it has none.
-
-  Before version 4 sentence-transformers wrote 'sbert_ce_default_activation_function'.
-  """
+def of_config(fields: Mapping[str, Any], path: epath.Path,
+              max_len: int) -> CrossLayout | None:
+  """Returns the layout with the activation in config.json; None = it has none."""
   own = fields.get(text_layout.PACKAGE)
   activation = own.get('activation_fn') if isinstance(own, dict) else None
+  # The name of the field before version 4 of sentence-transformers.
   activation = activation or fields.get('sbert_ce_default_activation_function')
   if not activation:
     return None
@@ -80,12 +92,13 @@ def of_config(fields: Mapping[str, Any], path: epath.Path, max_len: int) -> Cros
 
 
 def is_cross(directory: epath.Path) -> bool:
-  """True for a folder that sentence-transformers has saved as a cross-encoder."""
-  return storage.read_json_if_any(directory / text_layout.SETTINGS).get('model_type') == _KIND
+  """Returns True for a folder that sentence-transformers has saved as a cross-encoder."""
+  return (storage.read_json_if_any(directory / text_layout.SETTINGS).get('model_type')
+          == _KIND)
 
 
 def read(directory: epath.Path, texts: Mapping[str, Any]) -> CrossLayout:
-  """The activation in a folder of a cross-encoder; `texts` is what `text_layout.read` gave."""
+  """Reads a folder of a cross-encoder; `texts` is the result of `text_layout.read`."""
   path = directory / text_layout.SETTINGS
   activation = storage.read_json_if_any(path).get('activation_fn') or ''
   return CrossLayout(_checked(activation, path), **texts)

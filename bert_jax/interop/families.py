@@ -1,13 +1,13 @@
-"""The list of families that we read and write, and those that differ from BERT in names only.
+"""The list of model families, and the families that differ from BERT only in names.
 
-A family with tensors of its own has a file of its own.
+A family with other tensors than BERT has its own file.
 """
 
 from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
-from bert_jax.errors import UserError
+from bert_jax.errors import require
 from bert_jax.interop import rules
 from bert_jax.interop.deberta_names import DEBERTA
 from bert_jax.interop.family import FIELDS, PUBLISHED, Family, ends
@@ -22,22 +22,25 @@ BERT = Family(
 
 
 def _unused(config: Mapping[str, Any]) -> int:
-  """fairseq counts positions from the padding's id on (Liu et al. 2019, arXiv:1907.11692)."""
+  """Returns the rows before position 0: fairseq counts positions from the padding id + 1.
+
+  Liu et al. 2019, https://arxiv.org/abs/1907.11692.
+  """
   padding = config.get('pad_token_id', 1)
-  if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
-    raise UserError(f'config.json has pad_token_id={padding!r}: a RoBERTa needs the number')
+  require(isinstance(padding, int) and not isinstance(padding, bool) and padding >= 0,
+          f'config.json has pad_token_id={padding!r}: a RoBERTa needs the number')
   return padding + 1
 
 
 def _unused_mpnet(config: Mapping[str, Any]) -> int:
   padding = config.get('pad_token_id', 1)
-  if padding != 1:
-    raise UserError(f"pad_token_id={padding!r}: transformers' MPNet counts positions from id 1 on, "
-                    'so the padding needs this id (data.tokenizer=bpe gives it)')
+  require(padding == 1,
+          f"pad_token_id={padding!r}: transformers' MPNet counts positions from id 1 on, "
+          'so the padding needs this id (data.tokenizer=bpe assigns it)')
   return 2
 
 
-# BERT's pooler and classifier under other names: the pooler is a part of the head.
+# BERT's pooler and classifier under other names. Here the pooler is a part of the head.
 _WHOLE_CLASSIFIER = (('pooler.dense.', 'classifier.dense.'),
                      ('classifier.', 'classifier.out_proj.'))
 
@@ -54,8 +57,10 @@ XLM_ROBERTA, CAMEMBERT = (
                         of_class={f'{title}ForSequenceClassification': _WHOLE_CLASSIFIER})
     for name, title in (('xlm-roberta', 'XLMRoberta'), ('camembert', 'Camembert')))
 
+
 def _mpnet_rules(config: BertConfig) -> rules.Rules:
   by_group = rules.bert(config)
+  # One table of relative positions for all layers.
   table = rules.copy('bert/relative_bias', 'encoder.relative_attention_bias.weight')
   return by_group | {'encoder': [*by_group['encoder'], table]}
 
@@ -69,7 +74,8 @@ MPNET = dataclasses.replace(
               ('attention.output.LayerNorm.', 'attention.LayerNorm.')),
     of_class={'MPNetForSequenceClassification': _WHOLE_CLASSIFIER},
     fields={name: ours for name, ours in FIELDS.items() if name != 'type_vocab_size'},
-    published={'relative_attention_num_buckets': mpnet.BUCKETS, 'tie_word_embeddings': True},
+    published={'relative_attention_num_buckets': mpnet.BUCKETS,
+               'tie_word_embeddings': True},
     unused_positions=_unused_mpnet, tensors=_mpnet_rules)
 
 ALBERT = Family(
@@ -79,10 +85,12 @@ ALBERT = Family(
     in_layer=(('attention.output.dense.', 'attention.dense.'),
               ('attention.output.LayerNorm.', 'attention.LayerNorm.'),
               ('attention.self.', 'attention.'),
-              ('intermediate.dense.', 'ffn.'), ('output.dense.', 'ffn_output.'),
+              ('intermediate.dense.', 'ffn.'),
+              ('output.dense.', 'ffn_output.'),
               ('output.LayerNorm.', 'full_layer_layer_norm.')),
     names=(('embeddings.projection.', 'encoder.embedding_hidden_mapping_in.'),
-           ('pooler.dense.', 'pooler.'), ('cls.seq_relationship.', 'sop_classifier.classifier.'),
+           ('pooler.dense.', 'pooler.'),
+           ('cls.seq_relationship.', 'sop_classifier.classifier.'),
            ('cls.predictions.transform.dense.', 'predictions.dense.'),
            ('cls.predictions.transform.LayerNorm.', 'predictions.LayerNorm.'),
            ('cls.predictions.', 'predictions.')),
@@ -96,8 +104,10 @@ ELECTRA = Family(
            ('cls.predictions.bias', 'generator_lm_head.bias'),
            ('cls.predictions.decoder.', 'generator_lm_head.')),
     of_class={'ElectraForSequenceClassification': _WHOLE_CLASSIFIER,
-              'ElectraForMultipleChoice': (('pooler.dense.', 'sequence_summary.summary.'),)},
-    fields=FIELDS | {'embedding_size': 'embedding_size', 'generator_size': 'generator_size'})
+              'ElectraForMultipleChoice': (
+                  ('pooler.dense.', 'sequence_summary.summary.'),)},
+    fields=FIELDS | {'embedding_size': 'embedding_size',
+                     'generator_size': 'generator_size'})
 
 DISTILBERT = Family(
     'distilbert', 'DistilBert', {'ForMaskedLM': ('mlm',)},
@@ -107,19 +117,26 @@ DISTILBERT = Family(
               ('attention.self.value.', 'attention.v_lin.'),
               ('attention.output.dense.', 'attention.out_lin.'),
               ('attention.output.LayerNorm.', 'sa_layer_norm.'),
-              ('intermediate.dense.', 'ffn.lin1.'), ('output.dense.', 'ffn.lin2.'),
+              ('intermediate.dense.', 'ffn.lin1.'),
+              ('output.dense.', 'ffn.lin2.'),
               ('output.LayerNorm.', 'output_layer_norm.')),
     names=(('pooler.dense.', 'pre_classifier.'),
            ('cls.predictions.transform.dense.', 'vocab_transform.'),
            ('cls.predictions.transform.LayerNorm.', 'vocab_layer_norm.'),
            ('cls.predictions.bias', 'vocab_projector.bias'),
            ('cls.predictions.decoder.', 'vocab_projector.')),
-    fields={'vocab_size': 'vocab_size', 'dim': 'hidden_size', 'n_layers': 'num_layers',
-            'n_heads': 'num_heads', 'hidden_dim': 'intermediate_size',
-            'max_position_embeddings': 'max_positions', 'dropout': 'dropout',
-            'attention_dropout': 'attention_dropout', 'initializer_range': 'initializer_range',
+    fields={'vocab_size': 'vocab_size',
+            'dim': 'hidden_size',
+            'n_layers': 'num_layers',
+            'n_heads': 'num_heads',
+            'hidden_dim': 'intermediate_size',
+            'max_position_embeddings': 'max_positions',
+            'dropout': 'dropout',
+            'attention_dropout': 'attention_dropout',
+            'initializer_range': 'initializer_range',
             'activation': 'activation'},
     published={'tie_word_embeddings': True})
 
 ALL = {family.name: family for family in (
-    BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, ALBERT, ELECTRA, DISTILBERT, DEBERTA, MODERN)}
+    BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET, ALBERT, ELECTRA, DISTILBERT, DEBERTA,
+    MODERN)}

@@ -1,7 +1,7 @@
 """Uploads converted models to the Hugging Face hub.
 
-The chosen checkpoint becomes the branch main. Every kept checkpoint of a workdir becomes a branch
-of its own, step-N: others can study the course of the training.
+The chosen checkpoint becomes the branch main. Every kept checkpoint of a workdir becomes
+a branch step-N, so that others can study the course of the training.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ _CARD = 'README.md'
 
 
 def check_name(repo: str):
-  """Raises UserError if `repo` is no name of a model on the hub."""
-  require(re.fullmatch(r'[\w.-]+/[\w.-]+', repo), f'--push={repo} is no name on the hub: give '
-          'ORGANISATION/NAME')
+  """Raises UserError if `repo` is not the name of a model on the hub."""
+  require(re.fullmatch(r'[\w.-]+/[\w.-]+', repo),
+          f'--push={repo} is not a name on the hub: give ORGANIZATION/NAME')
 
 
 def push(source: str, folder: epath.Path, repo: str,
@@ -32,12 +32,12 @@ def push(source: str, folder: epath.Path, repo: str,
   Args:
     source: the model that was converted; a workdir has more checkpoints.
     folder: the converted model.
-    repo: ORGANISATION/NAME. It is made if it is not there.
+    repo: ORGANIZATION/NAME. It is created if it does not exist.
     write: converts a model into a new folder.
 
   Raises:
-    UserError: nobody is logged in, or they may not write there.
-    Failed: the hub or the network fails; the same call uploads what is missing.
+    UserError: the user is not logged in, or may not write to `repo`.
+    Failed: the hub or the network fails; the same call uploads the rest.
   """
   _upload(folder, repo, 'main')
   workdir = epath.Path(source)
@@ -50,7 +50,8 @@ def push(source: str, folder: epath.Path, repo: str,
       try:
         model = load.load(source, step)
       except UserError as e:
-        if (checkpoints / str(step)).exists():  # else the run goes on, and has deleted it
+        # A run that is still training deletes old checkpoints while we read them.
+        if (checkpoints / str(step)).exists():
           print_summary([('left out', str(e))])
         continue
       write(model, of_step)
@@ -58,8 +59,9 @@ def push(source: str, folder: epath.Path, repo: str,
 
 
 def _upload(folder: epath.Path, repo: str, branch: str):
-  import huggingface_hub  # only here: all else works without it
+  import huggingface_hub  # only here: everything else works without it
 
+  # The card shows how to load the model, which differs between branches.
   name = f"'{repo}'" + ('' if branch == 'main' else f", revision='{branch}'")
   card = (folder / _CARD).read_text().replace(f"'{huggingface.PLACEHOLDER}'", name)
   api = huggingface_hub.HfApi()
@@ -71,10 +73,12 @@ def _upload(folder: epath.Path, repo: str, branch: str):
                       ignore_patterns=_CARD, commit_message='Upload by bert_jax')
     api.upload_file(repo_id=repo, path_or_fileobj=card.encode(), path_in_repo=_CARD,
                     revision=branch, commit_message='Upload by bert_jax')
-  except Exception as e:  # its own errors, and those of the network underneath
+  # Not only errors of the hub: the network libraries below raise theirs.
+  except Exception as e:
     missing_token = isinstance(e, huggingface_hub.errors.LocalTokenNotFoundError)
-    if missing_token or getattr(getattr(e, 'response', None), 'status_code', 0) in (401, 403):
+    status = getattr(getattr(e, 'response', None), 'status_code', 0)
+    if missing_token or status in (401, 403):
       raise UserError(f'--push={repo}: you may not write there: log in with `hf auth '
                       'login`, or set HF_TOKEN to a token that may write') from e
-    raise Failed(f'--push={repo}: {e}: the same command uploads what is missing') from e
+    raise Failed(f'--push={repo}: {e}: run the same command to upload the rest') from e
   print_summary([('pushed', f'{repo}, branch {branch}')])

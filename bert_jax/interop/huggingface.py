@@ -1,7 +1,7 @@
 """Reads and writes models in the Hugging Face layout: config.json, weights, vocabulary.
 
-The tensors are those of transformers' PyTorch classes (`modeling_bert.py` and its siblings). The
-reader accepts every prefix and every old name that the hub has used.
+The tensors have the names of transformers' PyTorch classes (`modeling_bert.py` and
+others). The reader accepts every prefix and every old name on the hub.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,8 +29,9 @@ _ACTIVATIONS = {'gelu': 'gelu', 'gelu_python': 'gelu', 'gelu_new': 'gelu_tanh',
                 'gelu_pytorch_tanh': 'gelu_tanh', 'relu': 'relu'}
 _NEEDED = ('vocab_size', 'hidden_size', 'num_layers', 'num_heads', 'intermediate_size')
 _PROBLEMS = {'single_label_classification': 'single_label',
-             'multi_label_classification': 'multi_label', 'regression': 'regression'}
-# Copies of other tensors, and buffers that older versions saved.
+             'multi_label_classification': 'multi_label',
+             'regression': 'regression'}
+# Copies of other tensors, and buffers that older versions of transformers saved.
 _TIED = {'cls.predictions.decoder.weight': 'embeddings.word_embeddings.weight',
          'cls.predictions.decoder.bias': 'cls.predictions.bias'}
 _BUFFERS = ('embeddings.position_ids', 'embeddings.token_type_ids')
@@ -39,15 +40,16 @@ PLACEHOLDER = 'THIS_FOLDER'
 
 
 def _key(table: Mapping[str, str], value: str) -> str:
-  """The first key with this value."""
+  """Returns the first key with this value."""
   return next(key for key, other in table.items() if other == value)
 
 
-def config_from(fields: Mapping, path: epath.Path, family: Family = families.BERT) -> BertConfig:
-  """The config that the fields of a config.json (or of Google's bert_config.json) describe.
+def config_from(fields: Mapping, path: epath.Path,
+                family: Family = families.BERT) -> BertConfig:
+  """Converts the fields of config.json, or of Google's bert_config.json, to our config.
 
   Raises:
-    UserError: a field is missing, or has a value that the family does not have.
+    UserError: a field is missing, or has an unsupported value.
   """
   try:
     return _config_from(family.read(fields), path, family)
@@ -56,36 +58,39 @@ def config_from(fields: Mapping, path: epath.Path, family: Family = families.BER
 
 
 def _config_from(fields: Mapping, path: epath.Path, family: Family) -> BertConfig:
-  missing = [name for name, ours in family.fields.items() if ours in _NEEDED and name not in fields]
+  missing = [name for name, ours in family.fields.items()
+             if ours in _NEEDED and name not in fields]
   require(not missing,
-          f'{path} has no {", ".join(missing)}: it is no config of a {family.title}')
+          f'{path} has no {", ".join(missing)}: it is not a config of a {family.title}')
+  # Other values mean another computation, which our model does not have.
   for name, published in family.published.items():
-    if fields.get(name, published) != published:
-      raise UserError(f'{path}: {name}={fields[name]!r} is not what {family.title} has '
-                      f'({published!r})')
+    value = fields.get(name, published)
+    require(value == published,
+            f'{path}: {name}={value!r} is not what {family.title} has ({published!r})')
   values = {ours: fields[name] for name, ours in family.fields.items() if name in fields}
   activation = values.pop('activation', 'gelu')
   require(isinstance(activation, str) and activation in _ACTIVATIONS,
-          f'{path}: {_key(family.fields, "activation")}={activation!r} is unknown: known '
-          f'are {", ".join(_ACTIVATIONS)}')
+          f'{path}: {_key(family.fields, "activation")}={activation!r} is unknown: '
+          f'expected one of {", ".join(_ACTIVATIONS)}')
   known = architectures.ALL[family.name].config.__dataclass_fields__
+  # In Python a bool is an int, but not in a config.
   for name, value in values.items():
     kind = type(known[name].default)
     require(isinstance(value, bool) == (kind is bool)
             and isinstance(value, (int, float) if kind is float else kind),
-            f'{path}: the value {value!r} for {name} is no {kind.__name__}')
+            f'{path}: the value {value!r} for {name} is not of type {kind.__name__}')
   return architectures.make_config(
       {**values, 'activation': _ACTIVATIONS[activation], 'architecture': family.name})
 
 
 def _read_config(directory: epath.Path) -> tuple[dict, Family, str]:
-  """(fields of config.json, family, architecture, which may be none of the family's)."""
+  """Returns (fields of config.json, family, architecture, which may be unknown)."""
   path = directory / 'config.json'
   fields = storage.read_json(path)
   model_type = fields.get('model_type', 'bert')
   family = families.ALL.get(model_type) if isinstance(model_type, str) else None
   require(bool(family),
-          f'{path}: model_type={model_type!r} is unknown: known are '
+          f'{path}: model_type={model_type!r} is unknown: expected one of '
           f'{", ".join(families.ALL)}')
   classes = fields.get('architectures') or [f'{family.title}Model']
   architecture = str(classes[0] if isinstance(classes, list) else classes)
@@ -102,14 +107,16 @@ def _weight_files(directory: epath.Path) -> list[epath.Path]:
     weight_map = storage.read_json(index).get('weight_map')
     require(isinstance(weight_map, dict), f'{index} has no weight_map')
     names = sorted(set(map(str, weight_map.values())))
+    # An index may come from the hub: no path in it may lead out of the folder.
     elsewhere = [name for name in names if epath.Path(name).name != name]
-    if elsewhere:
-      raise UserError(f'{index} names {elsewhere[0]!r}, which is no file of its folder')
+    require(not elsewhere,
+            f'{index} names {", ".join(elsewhere)}, which is not in its folder')
     missing = [name for name in names if not (directory / name).exists()]
-    require(not missing, f'{directory} lacks {", ".join(missing)}, which {index.name} names')
+    require(not missing,
+            f'{directory} lacks {", ".join(missing)}, which {index.name} names')
     return [directory / name for name in names]
-  raise UserError(f'{directory} holds no weights: neither model.safetensors nor pytorch_model.bin, '
-                  'whole or in parts with an index.json')
+  raise UserError(f'{directory} holds no weights: neither model.safetensors nor '
+                  'pytorch_model.bin, in one file or in parts with an index.json')
 
 
 def _read_weights(directory: epath.Path) -> dict[str, np.ndarray]:
@@ -117,35 +124,35 @@ def _read_weights(directory: epath.Path) -> dict[str, np.ndarray]:
   tensors = {}
   for path in _weight_files(directory):
     try:
-      content = torch_pickle.load_file(path) if path.suffix == '.bin' else load_file(str(path))
+      content = (torch_pickle.load_file(path) if path.suffix == '.bin' else
+                 load_file(str(path)))
     except (safetensors.SafetensorError, OSError) as e:
-      raise UserError(f'{path} is corrupt or no safetensors file: {e}') from e
+      raise UserError(f'{path} is corrupt or not a safetensors file: {e}') from e
     twice = sorted(content.keys() & tensors.keys())
-    if twice:
-      raise UserError(f'{path}: {twice[0]} is there twice')
+    require(not twice, f'{path}: {", ".join(twice[:1])} is also in another file')
     tensors |= content
   return tensors
 
 
 def _canonical(content: Mapping[str, np.ndarray], directory: epath.Path, family: Family,
                architecture: str) -> dict[str, np.ndarray]:
-  """The tensors by canonical name."""
+  """Returns the tensors by canonical name."""
   tensors = {}
   for theirs, x in content.items():
     name = family.canonical(theirs, architecture)
     if name.startswith(family.ignored):
       continue
-    require(name not in tensors, f'{directory}: {theirs} is there twice, under two names')
+    require(name not in tensors, f'{directory}: {theirs} exists twice, under two names')
     tensors[name] = x
   return tensors
 
 
 def _of_encoder(content: Mapping[str, np.ndarray], directory: epath.Path, family: Family,
                 architecture: str, config: BertConfig) -> dict[str, np.ndarray]:
-  """The encoder's tensors of a class that nobody but its authors knows, by canonical name.
+  """Returns the encoder's tensors of a class that transformers lacks, by canonical name.
 
-  As transformers does: those with the encoder's prefix if there are any, of the others all that the
-  encoder has. A note names the rest.
+  Like transformers it takes the tensors with the prefix of the encoder, or all tensors if
+  none has the prefix. A note names the tensors that the encoder does not have.
   """
   start, encoder = f'{family.prefix or family.name}.', f'{family.title}Model'
   named = {name: x for name, x in content.items() if name.startswith(start)} or content
@@ -153,9 +160,9 @@ def _of_encoder(content: Mapping[str, np.ndarray], directory: epath.Path, family
   known = {*layout.shapes(config, ('pooler',)), *_BUFFERS}
   own = sorted({*(content.keys() - named.keys()), *(tensors.keys() - known)})
   more = f' and {len(own) - 5} more' if len(own) > 5 else ''
-  head = f', without {", ".join(own[:5])}{more}, which are its own' if own else ''
-  console.note(f'{directory}/config.json: the architecture {architecture} is unknown: it is read '
-               f'as {encoder}{head}')
+  head = f', without its other tensors {", ".join(own[:5])}{more}' if own else ''
+  console.note(f'{directory}/config.json: the architecture {architecture} is unknown: it '
+               f'is read as {encoder}{head}')
   return {name: x for name, x in tensors.items() if name in known}
 
 
@@ -163,10 +170,12 @@ def load(directory: epath.Path) -> Pretrained:
   """Reads a model in the Hugging Face layout.
 
   Raises:
-    UserError: something is missing, surplus, of another shape, corrupt, or no BERT.
+    UserError: the folder lacks a file or tensor, a file is damaged, or the model is not
+      supported.
   """
   fields, family, architecture = _read_config(directory)
   config = config_from(fields, directory / 'config.json', family)
+  # RoBERTa's table has rows that no token uses. Ours has only the others.
   unused = family.unused_positions(fields)
   config = dataclasses.replace(config, max_positions=config.max_positions - unused)
   content = _read_weights(directory)
@@ -176,6 +185,7 @@ def load(directory: epath.Path) -> Pretrained:
   else:
     needed, task = (), ''
     tensors = _of_encoder(content, directory, family, architecture, config)
+  # Some versions of transformers save the one bias under the other name only.
   if 'cls.predictions.decoder.bias' in tensors:
     tensors.setdefault('cls.predictions.bias', tensors['cls.predictions.decoder.bias'])
   if unused and np.ndim(tensors.get(_POSITIONS)):
@@ -191,16 +201,19 @@ def load(directory: epath.Path) -> Pretrained:
   try:
     names = {int(i): str(label) for i, label in (fields.get('id2label') or {}).items()}
   except (AttributeError, ValueError) as e:
-    raise UserError(f'{directory}/config.json: id2label is no table of numbers and names') from e
+    raise UserError(f'{directory}/config.json: id2label is not a table of numbers and '
+                    'names') from e
   labels = tuple(names.get(i, f'LABEL_{i}') for i in range(outputs))
   if task:
     labels = task_list.ALL[task].labels or labels
   problem = ''
-  if task == 'sequence_classification':  # transformers guesses like this
+  if task == 'sequence_classification':
+    # Without the field, transformers makes the same guess.
     problem = 'regression' if outputs == 1 else 'single_label'
     problem = _PROBLEMS.get(str(fields.get('problem_type')), problem)
   facts = {'source': str(directory)}
   longest = tokenizer_reader.longest_input(directory)
+  # The length of fine-tuning changes the answers to long texts.
   if task and longest < config.max_positions:
     facts['max_len'] = int(longest)
   cross = None
@@ -211,10 +224,12 @@ def load(directory: epath.Path) -> Pretrained:
 
 
 def card(model: Pretrained, header: Sequence[str], usage: Sequence[str]) -> str:
-  """A README.md in the hub's form: the model, how it was made, how to load it.
+  """Returns a model card for the hub: the model, its training, and how to load it.
 
-  `header` are the lines of its metadata, which end with the tags, `usage` those of Python, with
-  PLACEHOLDER for the name of the model.
+  Args:
+    model: the model.
+    header: the lines of the metadata; the tags are last.
+    usage: the lines of Python, with PLACEHOLDER for the name of the model.
   """
   c, facts = model.config, model.facts
   counted = {'pooler', 'mlm', 'nsp'} & set(model.groups)
@@ -223,7 +238,9 @@ def card(model: Pretrained, header: Sequence[str], usage: Sequence[str]) -> str:
           'Parts': model.parts, 'Labels': ', '.join(model.labels),
           'Command': facts.get('command') and f'`{facts["command"]}`'}
   table = [f'| {name} | {value} |' for name, value in rows.items() if value]
-  scores = [f'| {name} | {value:.4f} |' for name, value in (facts.get('scores') or {}).items()
+  # A run that diverged has scores such as NaN, and a file may hold anything.
+  scores = [f'| {name} | {value:.4f} |'
+            for name, value in (facts.get('scores') or {}).items()
             if isinstance(value, (int, float)) and math.isfinite(value)]
   if facts.get('scores'):
     scores = ['Held-out scores:', '', '| | |', '| --- | --- |', *scores, '']
@@ -231,28 +248,30 @@ def card(model: Pretrained, header: Sequence[str], usage: Sequence[str]) -> str:
       '---', *header, '- bert', '- bert_jax', '---', '',
       f'# BERT, {c.num_layers} layers of {c.hidden_size}', '',
       f'{parameters:,} parameters, {c.vocab_size:,} vocabulary entries '
-      f'({model.tokenizer.kind}), inputs of up to {c.max_positions} tokens. Exported from '
-      f'`{facts.get("source", "bert_jax")}` by bert_jax; every tensor, the outputs and the '
-      'tokenization were compared with the source.', '',
+      f'({model.tokenizer.kind}), inputs of up to {c.max_positions} tokens. Exported '
+      f'from `{facts.get("source", "bert_jax")}` by bert_jax; every tensor, the outputs '
+      'and the tokenization were compared with the source.', '',
       '| | |', '| --- | --- |', *table, '', *scores,
       '```python', *usage, '```', ''])
 
 
 def save(model: Pretrained, directory: epath.Path):
-  """Writes a model in the Hugging Face layout; makes the folder if there is none.
+  """Writes a model in the Hugging Face layout, and creates the folder.
 
   Raises:
-    UserError: transformers has no such model.
+    UserError: transformers has no class for this model.
   """
   family, c = families.ALL[model.config.architecture], model.config
   lacks = family.lacks(c)
-  if lacks:
-    raise UserError(f"transformers' {family.title} has no {lacks}: the format bert_jax has them")
+  require(not lacks,
+          f"transformers' {family.title} has no {lacks}: convert it to bert_jax")
   directory.mkdir(parents=True, exist_ok=True)
   architecture = family.class_of(model.groups, model.task)
   fields = {'architectures': [architecture], 'model_type': family.name,
             **{name: getattr(c, ours) for name, ours in family.fields.items()},
-            **family.published, **family.settings(model.tokenizer), 'dtype': 'float32'}
+            **family.published,
+            **family.settings(model.tokenizer),
+            'dtype': 'float32'}
   fields[_key(family.fields, 'activation')] = _key(_ACTIVATIONS, c.activation)
   unused = family.unused_positions(fields)
   fields['max_position_embeddings'] += unused
@@ -263,10 +282,12 @@ def save(model: Pretrained, directory: epath.Path):
     fields['problem_type'] = _key(_PROBLEMS, model.problem)
   if isinstance(model.sentence, cross_layout.CrossLayout):
     fields |= model.sentence.config_fields
-    if model.sentence.prompts:  # only these files have a place for them
+    # config.json has no field for prompts. The files of sentence-transformers do.
+    if model.sentence.prompts:
       model.sentence.write(directory, c.hidden_size)
   (directory / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
   tensors = layout.to_tensors(model.params, c)
+  # The rows that `load` removed.
   if unused:
     tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], ((unused, 0), (0, 0)))
   tensors = {family.original(name, architecture): np.ascontiguousarray(x)
@@ -280,7 +301,8 @@ def save(model: Pretrained, directory: epath.Path):
   model.tokenizer.save(directory)
   path = directory / 'tokenizer_config.json'
   if path.exists():
-    # transformers cuts an input where the task did.
+    # transformers truncates inputs to this length: it must be the length of fine-tuning.
     longest = model.facts.get('max_len') if model.task else None
-    settings = json.loads(path.read_text()) | {'model_max_length': longest or c.max_positions}
+    settings = json.loads(path.read_text()) | {
+        'model_max_length': longest or c.max_positions}
     path.write_text(json.dumps(settings, indent=2) + '\n')

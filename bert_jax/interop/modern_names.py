@@ -1,25 +1,25 @@
-"""ModernBERT's tensors, and its names in transformers."""
+"""The tensors of ModernBERT, and their names in transformers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.interop import rules
 from bert_jax.interop.family import SIZES, Family, ends
 from bert_jax.model.modern import ModernConfig, group_names
 
 
 def _joined(leaves: Sequence[str], tensor: str) -> rules.Rule:
-  """One tensor that holds the kernels of several of our products, one below the other."""
+  """Several kernels that one tensor concatenates along its first axis."""
   return rules.Rule(leaves, [tensor],
                     read=lambda x: [part.T for part in np.split(x, len(leaves))],
                     write=lambda *parts: [np.concatenate([part.T for part in parts])])
 
 
 def _rules(config: ModernConfig) -> rules.Rules:
-  """Those of the encoder: a first layer without a norm before it, then groups of layers."""
+  """Returns the rules: a first layer without an attention norm, then groups of layers."""
   layer = [
       rules.qkv('attention/qkv_kernel', ['attn.Wqkv.weight'], config),
       rules.transpose('attention/out_kernel', 'attn.Wo.weight'),
@@ -30,14 +30,16 @@ def _rules(config: ModernConfig) -> rules.Rules:
     layer += [rules.copy('attention_convolution/taps', 'attn_convolution.weight'),
               rules.copy('feed_forward_convolution/taps', 'mlp_convolution.weight')]
   encoder = [
-      rules.per_entry('bert/embeddings/token', 'embeddings.word_embeddings.weight', config),
+      rules.per_entry('bert/embeddings/token', 'embeddings.word_embeddings.weight',
+                      config),
       rules.copy('bert/embeddings/norm/scale', 'embeddings.norm.weight'),
       rules.copy('bert/final_norm/scale', 'final_norm.weight'),
       *rules.in_layer(layer, 'bert/first', 'encoder.layer.0')]
   layer.append(rules.copy('attention_norm/scale', 'attn_norm.weight'))
+  # A scan over layers needs equal layers: local and global ones are separate stacks.
   for place, name in enumerate(group_names(config)):
-    encoder += rules.in_layer(layer, f'bert/layers/{name}', stacked=True,
-                              layers=range(1 + place, config.num_layers, config.global_every))
+    layers = range(1 + place, config.num_layers, config.global_every)
+    encoder += rules.in_layer(layer, f'bert/layers/{name}', layers=layers, stacked=True)
   return {'encoder': encoder,
           'pooler': [rules.transpose('bert/pooler/dense/kernel', 'pooler.dense.weight'),
                      rules.copy('bert/pooler/norm/scale', 'pooler.norm.weight')],
@@ -50,45 +52,60 @@ def _lacks(config: ModernConfig) -> str:
 
 
 def _read(config: Mapping[str, Any]) -> Mapping[str, Any]:
-  """Reads config.json of transformers 5, which has every layer's kind and the angles by kind."""
+  """Converts config.json of transformers 5, which lists the kind of every layer."""
   fields, kinds = dict(config), config.get('layer_types')
   angles = config.get('rope_parameters') or {}
   try:
     for ours, kind in (('global', 'full_attention'), ('local', 'sliding_attention')):
       of_kind = angles.get(kind) or {}
-      if of_kind.get('rope_type', 'default') != 'default':
-        raise UserError(f'config.json has rope_type={of_kind["rope_type"]!r}: only the default is '
-                        'known')
+      require(of_kind.get('rope_type', 'default') == 'default',
+              f'config.json has rope_type={of_kind.get("rope_type")!r}: only the default '
+              'is supported')
       if 'rope_theta' in of_kind:
         fields[f'{ours}_rope_theta'] = of_kind['rope_theta']
     if kinds and not isinstance(kinds, list):
-      raise TypeError('layer_types is no list')
+      raise TypeError('layer_types is not a list')
+    # Our config has only a period: the list must be what this period gives.
     if kinds:
-      every = kinds.index('full_attention', 1) if 'full_attention' in kinds[1:] else len(kinds)
-      expected = ['sliding_attention' if i % every else 'full_attention' for i in range(len(kinds))]
-      if kinds != expected:
-        raise UserError('config.json has layer_types without a period: every n-th layer has to be '
-                        'full_attention, from the first on')
+      every = (kinds.index('full_attention', 1)
+               if 'full_attention' in kinds[1:] else len(kinds))
+      expected = ['sliding_attention' if i % every else 'full_attention'
+                  for i in range(len(kinds))]
+      require(kinds == expected,
+              'config.json has layer_types without a period: every n-th layer must be '
+              'full_attention, beginning with the first')
       fields['global_attn_every_n_layers'] = every
   except (AttributeError, TypeError) as e:
-    raise UserError(f'config.json has malformed layer_types or rope_parameters: {e}') from e
+    raise UserError(
+        f'config.json has malformed layer_types or rope_parameters: {e}') from e
   return fields
 
 
 MODERN = Family(
     'modernbert', 'ModernBert',
     {'ForMaskedLM': ('pooler', 'mlm')}, prefix='model', layer='layers.{}.',
-    names=(('embeddings.word_embeddings.', 'embeddings.tok_embeddings.'), ('pooler.', 'head.'),
-           ('cls.predictions.bias', 'decoder.bias'), ('cls.predictions.decoder.', 'decoder.')),
+    names=(('embeddings.word_embeddings.', 'embeddings.tok_embeddings.'),
+           ('pooler.', 'head.'),
+           ('cls.predictions.bias', 'decoder.bias'),
+           ('cls.predictions.decoder.', 'decoder.')),
     of_class={'ModernBertForQuestionAnswering': (('qa_outputs.', 'classifier.'),)},
     fields=SIZES | {
-        'initializer_range': 'initializer_range', 'norm_eps': 'layer_norm_eps',
-        'hidden_activation': 'activation', 'attention_dropout': 'attention_dropout',
-        'embedding_dropout': 'dropout', 'global_attn_every_n_layers': 'global_every',
-        'local_attention': 'local_window', 'global_rope_theta': 'global_theta',
-        'local_rope_theta': 'local_theta', 'classifier_pooling': 'classifier_pooling'},
-    published={'norm_bias': False, 'attention_bias': False, 'mlp_bias': False, 'decoder_bias': True,
-               'classifier_bias': False, 'classifier_activation': 'gelu',
+        'initializer_range': 'initializer_range',
+        'norm_eps': 'layer_norm_eps',
+        'hidden_activation': 'activation',
+        'attention_dropout': 'attention_dropout',
+        'embedding_dropout': 'dropout',
+        'global_attn_every_n_layers': 'global_every',
+        'local_attention': 'local_window',
+        'global_rope_theta': 'global_theta',
+        'local_rope_theta': 'local_theta',
+        'classifier_pooling': 'classifier_pooling'},
+    published={'norm_bias': False,
+               'attention_bias': False,
+               'mlp_bias': False,
+               'decoder_bias': True,
+               'classifier_bias': False,
+               'classifier_activation': 'gelu',
                'tie_word_embeddings': True},
     read=_read, tensors=_rules, lacks=_lacks,
     settings=lambda t: {**ends(t), 'cls_token_id': t.cls_id, 'sep_token_id': t.sep_id})

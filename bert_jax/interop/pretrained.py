@@ -1,4 +1,4 @@
-"""A model with all that is needed to use it, to train it further or to hand it on."""
+"""A model in memory: everything that is needed to use, fine-tune or export it."""
 
 import dataclasses
 from typing import Any
@@ -11,14 +11,14 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.runtime import console
 from bert_jax.tasks import task_list
 
-# Facts on which the answers of a fine-tuned model depend: fields of its run's config group `data`.
+# The fields of the config group `data` that change the answers of a fine-tuned model.
 FACTS_OF_DATA = ('long', 'doc_stride', 'n_best', 'max_answer_len')
 
 
 def head_groups(config: BertConfig, task: str) -> set[str]:
-  """The parameters of a model for a task beside those of the encoder.
+  """Returns the groups of parameters of a model for a task, without the encoder.
 
-  A shared pooler stands before every head; a task without one has none.
+  A shared pooler precedes every head. A task without a head has no group.
   """
   groups = task_list.ALL[task].parameter_groups if task in task_list.ALL else ()
   return {*groups, *(('pooler',) if groups and config.pooler_is_shared else ())}
@@ -26,17 +26,20 @@ def head_groups(config: BertConfig, task: str) -> set[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-  """Config, parameters and tokenizer of one model, wherever it came from.
+  """Config, parameters and tokenizer of a model in any format.
 
   Attributes:
-    params: the variables of the Linen modules, {'params': {'bert': ..., heads}}, arrays float32.
-    task: of its head, one of `task_list.WITH_HEAD`; '' = it has none.
-    labels: the names of the classifier's outputs.
-    problem: of sequence classification: single_label, multi_label, regression.
-    facts: about its training: 'source', 'steps', 'scores', 'command'; about fine-tuning
-      'task' (reranking, where that of the head is sequence_classification), 'max_len',
+    config: the sizes of the model.
+    params: the variables of the Linen modules, {'params': {'bert': ..., heads}}, float32.
+    tokenizer: its tokenizer, with one entry for each row of the token table.
+    task: the task of the head, one of `task_list.WITH_HEAD`; '' = no head.
+    labels: the names of the outputs of the classifier.
+    problem: of sequence classification: single_label, multi_label or regression.
+    facts: about the training: 'source', 'steps', 'scores', 'command'. About fine-tuning:
+      'task' (such as reranking, whose head is for sequence_classification), 'max_len',
       'null_threshold', 'highest_grade', and FACTS_OF_DATA.
-    sentence: what it makes of a text, a vector, weights or a score; None = it does not say.
+    sentence: how the model turns a text into a vector, weights or a score; None =
+      unknown.
   """
 
   config: BertConfig
@@ -50,31 +53,32 @@ class Pretrained:
 
   @property
   def parts(self) -> str:
-    """The encoder and the groups, for people."""
+    """The names of all parts of the model, for messages."""
     return ', '.join(('encoder', *self.groups))
 
   @property
   def groups(self) -> tuple[str, ...]:
-    """The parameters beside those of the encoder: pooler, mlm, nsp, those of the task's head."""
+    """The groups of parameters besides the encoder: pooler, mlm, nsp, the task's head."""
     own = task_list.ALL[self.task].parameter_groups if self.task else ()
     known = layout.groups(self.params)
     return (*known, *(name for name in own if name not in layout.GROUPS))
 
 
 def fitted(tokenizer: Tokenizer, config: BertConfig, directory: Any) -> Tokenizer:
-  """The tokenizer in `directory` for a model whose table may have more rows than it has entries.
+  """Returns the tokenizer in `directory`, padded to the rows of the model's token table.
 
   Raises:
-    UserError: the tokenizer has entries without a row.
+    UserError: the tokenizer has more entries than the table has rows.
   """
   rows, entries = config.vocab_size, tokenizer.entries
   if entries > rows:
     raise UserError(
-        f'the vocabulary in {directory} has {entries:,} entries, the table of the model {rows:,} '
-        f'rows: {tokenizer.vocab[rows]!r} is the first entry without one. Take the vocabulary of '
-        f'this model, or save it again after its resize_token_embeddings({entries}) in '
-        'transformers')
+        f'the vocabulary in {directory} has {entries:,} entries, the table of the model '
+        f'{rows:,} rows: {tokenizer.vocab[rows]!r} is the first entry without one. Take '
+        f'the vocabulary of this model, or save it again after its '
+        f'resize_token_embeddings({entries}) in transformers')
+  # Tables are often padded for speed, but it may also be the wrong vocabulary.
   if entries < rows:
-    console.note(f'the table of the model has {rows:,} rows, its vocabulary {entries:,} entries: '
-                 f'no text uses the last {rows - entries:,} rows')
+    console.note(f'the table of the model has {rows:,} rows, its vocabulary {entries:,} '
+                 f'entries: no text uses the last {rows - entries:,} rows')
   return tokenizer.padded(rows)

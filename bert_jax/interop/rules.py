@@ -1,8 +1,8 @@
-"""Rules between the parameter tree and the tensors of checkpoints; BERT's own are the default.
+"""Rules that map the parameter tree to the tensors of checkpoints, and back.
 
-A rule names leaves of the tree and the tensors that hold the same numbers, and serves both
-directions. Tensors have canonical names, those of transformers' PyTorch BERT: the encoder's without
-the prefix "bert.", weights [out, in]. Within a layer of ModernBERT they are ModernBERT's own.
+A rule names leaves of the tree and the tensors that hold the same numbers. Tensors have
+canonical names: the names in transformers' PyTorch BERT, without the prefix "bert.".
+Layers of ModernBERT keep ModernBERT's names. Weights are [out, in].
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,24 +19,24 @@ class Rule(NamedTuple):
   """Leaves of the parameter tree, and the tensors that hold the same numbers."""
 
   leaves: Sequence[str]  # paths below 'params'
-  tensors: Sequence[str]  # names; {} stands for the number of the layer
+  tensors: Sequence[str]  # names; {} = the index of the layer
   read: Callable[..., Arrays]  # tensors -> leaves
   write: Callable[..., Arrays]  # leaves -> tensors
-  layers: Sequence[int] = (0,)  # numbers of the layers that follow this rule
-  stacked: bool = False  # True if a leaf stacks these layers along its first axis
+  layers: Sequence[int] = (0,)  # the indices of the layers with this rule
+  stacked: bool = False  # True = a leaf stacks these layers along its first axis
 
 
-# The rules of an encoder, and of the groups 'pooler' and 'mlm', which differ between architectures.
+# The rules by group: 'encoder', 'pooler' and 'mlm', which differ between architectures.
 Rules = dict[str, list[Rule]]
 
 
 def copy(leaf: str, tensor: str) -> Rule:
-  """One array in both."""
+  """The same array in both."""
   return Rule([leaf], [tensor], read=lambda x: [x], write=lambda x: [x])
 
 
 def transpose(leaf: str, tensor: str) -> Rule:
-  """A kernel, [in, out]; the tensor is [out, in]."""
+  """A kernel [in, out], whose tensor is [out, in]."""
   return Rule([leaf], [tensor], read=lambda x: [x.T], write=lambda x: [x.T])
 
 
@@ -47,12 +47,13 @@ def linear(leaf: str, tensor: str) -> list[Rule]:
 
 
 def norm(leaf: str, tensor: str) -> list[Rule]:
-  """A LayerNorm with its bias."""
-  return [copy(f'{leaf}/scale', f'{tensor}.weight'), copy(f'{leaf}/bias', f'{tensor}.bias')]
+  """A LayerNorm with a bias."""
+  return [copy(f'{leaf}/scale', f'{tensor}.weight'),
+          copy(f'{leaf}/bias', f'{tensor}.bias')]
 
 
 def per_entry(leaf: str, tensor: str, config: BertConfig) -> Rule:
-  """An array with a row for each entry of the vocabulary; ours is padded."""
+  """An array with one row per entry of the vocabulary. The leaf is padded."""
   def pad(x):
     padding = config.padded_vocab_size - config.vocab_size
     return [np.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1))]
@@ -61,9 +62,11 @@ def per_entry(leaf: str, tensor: str, config: BertConfig) -> Rule:
 
 
 def qkv(leaf: str, tensors: Sequence[str], config: BertConfig) -> Rule:
-  """Query, key and value, [H * K, ...] each; ours is [..., H * 3 * K], the three side by side.
+  """Query, key and value: tensors [H * K, ...], one leaf [..., H * 3 * K].
 
-  They are three tensors, or one that holds them one below the other.
+  They are three tensors, or one tensor that concatenates them along its first axis. The
+  leaf has query, key and value of a head next to each other, so that it can be sharded by
+  heads.
   """
   h, k, is_one = config.num_heads, config.head_size, len(tensors) == 1
 
@@ -82,19 +85,19 @@ def qkv(leaf: str, tensors: Sequence[str], config: BertConfig) -> Rule:
 
 def in_layer(rules: Iterable[Rule], leaf: str, tensor: str = 'encoder.layer.{}',
              **layers: Any) -> list[Rule]:
-  """Puts the rules of a layer where the tree and the names of the tensors have it."""
+  """Adds the path of a layer to the leaves and tensors of its rules."""
   return [rule._replace(leaves=[f'{leaf}/{name}' for name in rule.leaves],
                         tensors=[f'{tensor}.{name}' for name in rule.tensors], **layers)
           for rule in rules]
 
 
 def mlm_bias(config: BertConfig) -> Rule:
-  """The bias of the masked LM's logits."""
+  """The bias of the MLM logits."""
   return per_entry('mlm_bias', 'cls.predictions.bias', config)
 
 
 def bert_layer(config: BertConfig) -> list[Rule]:
-  """A layer of most architectures."""
+  """The rules of a layer of most architectures."""
   parts = [f'attention.self.{name}' for name in ('query', 'key', 'value')]
   return [
       qkv('attention/qkv_kernel', [f'{name}.weight' for name in parts], config),
@@ -116,7 +119,8 @@ def bert(config: BertConfig) -> Rules:
       *in_layer(bert_layer(config), 'bert/layers', layers=range(config.stacked_layers),
                 stacked=True)]
   if config.type_vocab_size:
-    encoder.append(copy('bert/embeddings/segment', 'embeddings.token_type_embeddings.weight'))
+    encoder.append(
+        copy('bert/embeddings/segment', 'embeddings.token_type_embeddings.weight'))
   if config.projects:
     encoder += linear('bert/projection', 'embeddings.projection')
   return {

@@ -1,4 +1,4 @@
-"""Reads and writes the folders of sentence-transformers: a model, and what it makes of texts."""
+"""Reads and writes folders of sentence-transformers, with their pooling and prompts."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -13,7 +13,13 @@ import numpy as np
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require
-from bert_jax.interop import huggingface, sentence_layout, sparse_layout, tokenizer_checks, verify
+from bert_jax.interop import (
+  huggingface,
+  sentence_layout,
+  sparse_layout,
+  tokenizer_checks,
+  verify,
+)
 from bert_jax.interop.cross_layout import CrossLayout
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.sentence_layout import SentenceLayout
@@ -30,74 +36,85 @@ class _Kind(NamedTuple):
   """A class of sentence-transformers."""
 
   name: str
-  header: tuple[str, ...]  # of the model card
-  usage: tuple[str, ...]
+  header: tuple[str, ...]  # the metadata of the model card
+  usage: tuple[str, ...]  # the code in the model card
 
 
 _TEXTS = "(['A first text.', 'A second text.'])"
 _KINDS = {
-    SentenceLayout: _Kind('SentenceTransformer', (
-        _LIBRARY, 'pipeline_tag: sentence-similarity', *_TAGS, '- sentence-similarity',
-        '- feature-extraction'), (f'vectors = model.encode{_TEXTS}',)),
-    SparseLayout: _Kind('SparseEncoder', (
-        _LIBRARY, 'pipeline_tag: feature-extraction', *_TAGS, '- sparse-encoder', '- splade'),
-        (f'weights = model.encode{_TEXTS}',)),
-    CrossLayout: _Kind('CrossEncoder', (
-        _LIBRARY, 'pipeline_tag: text-ranking', *_TAGS, '- cross-encoder', '- reranker'),
-        ("scores = model.predict([('A query.', 'A document.')])",))}
+    SentenceLayout: _Kind(
+        name='SentenceTransformer',
+        header=(_LIBRARY, 'pipeline_tag: sentence-similarity', *_TAGS,
+                '- sentence-similarity', '- feature-extraction'),
+        usage=(f'vectors = model.encode{_TEXTS}',)),
+    SparseLayout: _Kind(
+        name='SparseEncoder',
+        header=(_LIBRARY, 'pipeline_tag: feature-extraction', *_TAGS, '- sparse-encoder',
+                '- splade'),
+        usage=(f'weights = model.encode{_TEXTS}',)),
+    CrossLayout: _Kind(
+        name='CrossEncoder',
+        header=(_LIBRARY, 'pipeline_tag: text-ranking', *_TAGS, '- cross-encoder',
+                '- reranker'),
+        usage=("scores = model.predict([('A query.', 'A document.')])",)),
+}
 
 
 def load(directory: epath.Path) -> Pretrained:
   """Reads a folder with modules.json, whose encoder is in the Hugging Face layout.
 
-  A folder with an encoder alone is read as `huggingface` does.
+  A folder with only an encoder gives the same model as `huggingface.load`.
 
   Raises:
-    UserError: a module is unknown, or something is wrong with the encoder.
+    UserError: a module is unknown, or the encoder is not readable.
   """
   model = huggingface.load(directory / sentence_layout.listed(directory)[0].path)
   layout = sentence_layout.read(directory, model.config, model.tokenizer)
   facts = {**model.facts, 'source': str(directory)}
   if isinstance(layout, SparseLayout):
-    require('mlm' in model.groups, f'{directory}: its {sparse_layout.MODULE} needs the logits of a '
-            'masked LM, and its encoder has no such head')
+    require('mlm' in model.groups,
+            f'{directory}: its {sparse_layout.MODULE} needs the logits of a masked LM, '
+            'but its encoder has no such head')
   if isinstance(layout, CrossLayout):
-    require(model.task == 'sequence_classification', f'{directory} is a cross-encoder, and its '
-            'encoder has no classifier')
+    require(model.task == 'sequence_classification',
+            f'{directory} is a cross-encoder, but its encoder has no classifier')
     facts['max_len'] = layout.max_len
+    # Versions of the package write the activation into different files of a folder.
     own = model.sentence.activation if isinstance(model.sentence, CrossLayout) else ''
     layout = dataclasses.replace(layout, activation=layout.activation or own)
-  # The package parses special tokens in a text.
+  # sentence-transformers parses special tokens in texts, so "[SEP]" is one token.
   return dataclasses.replace(model, facts=facts, sentence=layout,
                              tokenizer=model.tokenizer.parsing(True))
 
 
 def exported(model: Pretrained) -> Pretrained:
-  """The model as a folder has it.
+  """Returns the part of the model that a folder can hold.
 
-  A cross-encoder keeps its classifier and a sparse encoder its masked-LM head. Any other is without
-  heads, with a way to vectors, by default the mean.
+  A cross-encoder keeps its classifier, and a sparse encoder its masked-LM head. Any other
+  model loses its heads, and pools by the mean unless it defines another way.
   """
   layout = model.sentence or SentenceLayout()
-  layout = dataclasses.replace(layout, max_len=layout.max_len or model.config.max_positions)
+  layout = dataclasses.replace(
+      layout, max_len=layout.max_len or model.config.max_positions)
   if isinstance(layout, CrossLayout):
     return dataclasses.replace(model, sentence=layout)
   if isinstance(layout, SparseLayout):
     kept, keeps_pooler = ('bert', 'mlm_'), model.config.pooler_is_shared
   else:
+    # A pooler that was trained with a head (nsp, a classifier) means nothing without it.
     kept, keeps_pooler = ('bert',), set(model.groups) <= {'pooler'}
   tree = {name: x for name, x in model.params['params'].items() if name.startswith(kept)}
   if not keeps_pooler:
     tree['bert'] = {name: x for name, x in tree['bert'].items() if name != 'pooler'}
-  return dataclasses.replace(model, params={'params': tree}, sentence=layout, task='', labels=(),
-                             problem='')
+  return dataclasses.replace(
+      model, params={'params': tree}, sentence=layout, task='', labels=(), problem='')
 
 
 def save(model: Pretrained, directory: epath.Path):
-  """Writes a model that `exported` gave; makes the folder if there is none.
+  """Writes a model that `exported` returned, and creates the folder.
 
   Raises:
-    UserError: transformers has no such encoder.
+    UserError: transformers has no class for this encoder.
   """
   huggingface.save(model, directory)
   kind = _KINDS[type(model.sentence)]
@@ -108,17 +125,17 @@ def save(model: Pretrained, directory: epath.Path):
 
 
 def _inputs(model: Pretrained, texts: list[tuple[str, ...]]) -> tuple[Tokens, jax.Array]:
-  """(texts or pairs, each in a row of its own; their starts [B, 1])."""
+  """Returns the tokens of texts or pairs, one in each row, and their starts [B, 1]."""
   layout, tokenizer = model.sentence, model.tokenizer
   rows, _ = inputs_lib.text_inputs(layout.prepared(texts, ''), tokenizer, layout.max_len)
-  placed = inputs_lib.place(rows, np.arange(len(rows)), np.arange(len(rows)), rows=len(rows),
-                            length=max(len(row.ids) for row in rows), slots=1,
-                            pad_id=tokenizer.pad_id)
+  placed = inputs_lib.place(
+      rows, np.arange(len(rows)), np.arange(len(rows)), rows=len(rows),
+      length=max(len(row.ids) for row in rows), slots=1, pad_id=tokenizer.pad_id)
   return jax.tree.map(jnp.asarray, (placed.tokens, placed.starts))
 
 
 def _vectors(model: Pretrained, texts: list[tuple[str, ...]]) -> np.ndarray:
-  """The vectors, weights or scores of texts or pairs by our model: [B, D]."""
+  """Computes our vectors, weights or scores of texts or pairs: [B, D]."""
   layout, config = model.sentence, dataclasses.replace(model.config, dtype='float32')
   batch, starts = _inputs(model, texts)
 
@@ -139,17 +156,21 @@ def _vectors(model: Pretrained, texts: list[tuple[str, ...]]) -> np.ndarray:
 
 
 def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str]]:
-  """(name, result) lines that show the folder to give our numbers in sentence-transformers.
+  """Compares our outputs with those that sentence-transformers computes from a folder.
+
+  Yields:
+    (name, result) lines for the user.
 
   Raises:
-    UserError: they differ.
+    UserError: the outputs differ.
   """
   if not importlib.util.find_spec('sentence_transformers'):
     yield 'note', 'not compared with sentence-transformers: it is not installed'
     return
-  import sentence_transformers  # only here: all else works without it
+  import sentence_transformers  # only here: everything else works without it
 
-  # Strings whose tokens each published tokenizer agrees on; `verify.compare` compares the others.
+  # Only strings that all published tokenizers encode the same. `verify.compare` covers
+  # tokenization.
   texts = [text for text in tokenizer_checks.HOSTILE[:7] if text.strip()]
   theirs = getattr(sentence_transformers, _KINDS[type(model.sentence)].name)(
       str(directory), device='cpu', local_files_only=True)

@@ -1,4 +1,4 @@
-"""A SparseEncoder of sentence-transformers: a masked LM, and a pooling of its logits (SPLADE)."""
+"""SparseEncoder of sentence-transformers: a masked LM with pooled logits (SPLADE)."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -18,12 +18,13 @@ POOLINGS, ACTIVATIONS = ('max', 'sum'), ('relu', 'log1p_relu')
 
 @dataclasses.dataclass(frozen=True)
 class SparseLayout(text_layout.TextLayout):
-  """How a model weighs the entries of its vocabulary for a text, as its folder says.
+  """The way from a text to weights of the vocabulary, described by a model's folder.
 
   Attributes:
-    pooling: 'max' or 'sum' of the weights that the tokens of the text give an entry.
-    activation: 'relu': a token gives log(1 + relu(logit)); 'log1p_relu': the log(1 + x) of that.
-    most: entries that are kept, those with the largest weights; None = all.
+    pooling: 'max' or 'sum' over the tokens of the text.
+    activation: 'relu' = the weight of a token is log(1 + relu(logit)); 'log1p_relu' =
+      log(1 + x) of this weight.
+    most: the number of largest weights to keep; None = all.
   """
 
   pooling: str = 'max'
@@ -31,9 +32,10 @@ class SparseLayout(text_layout.TextLayout):
   most: int | None = None
 
   def finished(self, outputs: np.ndarray) -> np.ndarray:
-    """The weights with all but the `most` largest of each text set to 0."""
+    """Keeps the `most` largest weights of each text, and sets the others to 0."""
     if self.most is None or self.most >= outputs.shape[-1]:
       return outputs
+    # Vocabularies are large: a partition is linear, a sort is not.
     largest = np.argpartition(-outputs, self.most - 1, axis=-1)[:, :self.most]
     kept = np.zeros_like(outputs)
     np.put_along_axis(kept, largest, np.take_along_axis(outputs, largest, -1), -1)
@@ -45,8 +47,10 @@ class SparseLayout(text_layout.TextLayout):
                (_POOLING, f'sparse_encoder.models.{MODULE}')]
     pooling = {'pooling_strategy': self.pooling, 'activation_function': self.activation}
     most = {'max_active_dims': self.most} if self.most else {}
-    return self._files(modules, {f'{_POOLING}/config.json': pooling},
-                       {'model_type': 'SparseEncoder', **most}, {})
+    return self._files(modules=modules,
+                       contents={f'{_POOLING}/config.json': pooling},
+                       settings={'model_type': 'SparseEncoder', **most},
+                       encoder={})
 
 
 def read(directory: epath.Path, encoder: epath.Path, module: epath.Path, is_mlm: bool,
@@ -54,25 +58,29 @@ def read(directory: epath.Path, encoder: epath.Path, module: epath.Path, is_mlm:
   """Reads the pooling of a folder.
 
   Args:
-    directory, encoder, module: the folders of the model, of its encoder and of the pooling.
-    is_mlm: True if modules.json calls the encoder a masked LM; else the encoder's settings do.
-    texts: what `text_layout.read` gave.
+    directory, encoder, module: the folders of the model, its encoder and its pooling.
+    is_mlm: True if modules.json calls the encoder a masked LM; otherwise the settings of
+      the encoder must do so.
+    texts: the result of `text_layout.read`.
 
   Raises:
-    UserError: it pools anything but the logits of a masked LM, or in an unknown way.
+    UserError: the pooling is unknown, or does not pool the logits of a masked LM.
   """
+  # Newer folders name the task in the settings of the encoder, not in its class.
   task = text_layout.encoder_settings(encoder).get(
       'transformer_task', 'fill-mask' if is_mlm else 'feature-extraction')
-  require(task == 'fill-mask', f"{encoder}: transformer_task={task!r}: {MODULE} pools the logits "
-          "of 'fill-mask'")
+  require(task == 'fill-mask',
+          f'{encoder}: transformer_task={task!r}: {MODULE} pools the logits of '
+          "'fill-mask'")
   config = storage.read_json_if_any(module / 'config.json')
   pooling, activation = (config.get('pooling_strategy', 'max'),
                          config.get('activation_function', 'relu'))
   for name, value, known in (('pooling_strategy', pooling, POOLINGS),
                              ('activation_function', activation, ACTIVATIONS)):
-    require(value in known, f'{module}: {name}={value!r} is unknown: known are {", ".join(known)}')
+    require(value in known,
+            f'{module}: {name}={value!r} is unknown: expected one of {", ".join(known)}')
   path = directory / text_layout.SETTINGS
   most = storage.read_json_if_any(path).get('max_active_dims')
   require(most is None or isinstance(most, int) and most > 0,
-          f'{path}: max_active_dims={most!r} is no positive number')
+          f'{path}: max_active_dims={most!r} is not a positive number')
   return SparseLayout(pooling, activation, most, **texts)

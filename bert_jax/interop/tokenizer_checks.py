@@ -1,6 +1,6 @@
-"""Compares a tokenizer with the files of a folder, as the libraries of others read them.
+"""Compares a tokenizer with the files of a folder, read by the tokenizers library.
 
-Our own reader takes no part in the comparison: it would only agree with itself.
+Our reader has no part in the comparison, because it would only agree with itself.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +17,15 @@ from bert_jax.data.tokenizers.library import LibraryTokenizer
 from bert_jax.data.tokenizers.spiece import SentencePiece
 from bert_jax.errors import UserError, require
 
-_Reader = Callable[..., Offsets]  # of one text or two, with the special tokens
-_FOLDERS = ('', 'tokenizer', '0_Transformer')  # where a folder of a model has its tokenizer
+_Reader = Callable[..., Offsets]  # one text or two -> tokens, special tokens included
+_FOLDERS = ('', 'tokenizer', '0_Transformer')  # where the tokenizer of a model may be
 # Strings on which tokenizers are known to differ.
 HOSTILE = (
-    '', ' ', 'Hello, world!', 'HELLO hello HeLLo', 'unaffable embeddings', "don't can't it's",
+    '', ' ', 'Hello, world!', 'HELLO hello HeLLo', 'unaffable embeddings',
+    "don't can't it's",
     'naïve café São Tomé Ångström', 'e\u0301 vs \u00e9', 'İstanbul ŞIK ıI', 'ΑΒΓ αβγ ς Σ',
-    'Привет, мир', 'שלום עולם', 'مرحبا بالعالم', 'नमस्ते दुनिया', 'สวัสดีชาวโลก', '日本語とカタカナ',
+    'Привет, мир', 'שלום עולם', 'مرحبا بالعالم', 'नमस्ते दुनिया', 'สวัสดีชาวโลก',
+    '日本語とカタカナ',
     '中文字符 and English', '𠀀𠀁 rare', '안녕하세요 세계', '😀 👩\u200d👩\u200d👧 🇩🇪',
     'a\u200bb\u200dc\ufeffd', 'tab\tnew\nline\r\n', 'nul\x00bell\x07esc\x1b',
     'soft\u00adhyphen', 'non\u00a0breaking\u2003spaces\u3000wide', 'x' * 101, 'word' * 60,
@@ -35,26 +37,29 @@ HOSTILE = (
 
 
 def hostile(tokenizer: Tokenizer) -> list[str]:
-  """Strings that show how a tokenizer differs from another one: HOSTILE, and some of its entries.
+  """Returns about 200 strings on which two tokenizers are likely to differ.
 
-  About 200: entries in other cases, forms and places, special and added tokens inside of words.
+  They are HOSTILE, variants of entries, and special and added tokens inside words.
   """
   rng = random.Random(0)
+  # Without the marks of subwords, which are not a part of the text.
   words = [entry.strip('#\u0120' + SPACE) for entry in rng.sample(
       tokenizer.vocab, min(70, tokenizer.vocab_size))]
   strings = [*HOSTILE]
   for word, other in zip(words, words[1:]):
-    strings += [rng.choice((f'{word} {other}', f'{word}{other}', f'{word},{other}', word.upper(),
-                            f'  {word}  {other} ', unicodedata.normalize('NFD', word.title()))),
-                f' {other.lower()}-{word}']
+    strings += [
+        rng.choice((f'{word} {other}', f'{word}{other}', f'{word},{other}', word.upper(),
+                    f'  {word}  {other} ', unicodedata.normalize('NFD', word.title()))),
+        f' {other.lower()}-{word}']
+  # Libraries differ in the white space around special tokens, and in their case.
   for token in _tokens_of_texts(tokenizer)[:12]:
-    strings += [f'a {token} b', f'a{token}b', f'{token}s', f'  {token}  {token}', token.upper(),
-                f'{token}{token.lower()}']
+    strings += [f'a {token} b', f'a{token}b', f'{token}s', f'  {token}  {token}',
+                token.upper(), f'{token}{token.lower()}']
   return list(dict.fromkeys(strings))
 
 
 def _tokens_of_texts(tokenizer: Tokenizer) -> list[str]:
-  """The entries that stand whole in a text: special tokens, and those that were added."""
+  """Returns the entries that are never split in a text: special and added tokens."""
   if isinstance(tokenizer, SentencePiece):
     return []
   added = tokenizer.library.get_added_tokens_decoder().values()
@@ -62,19 +67,21 @@ def _tokens_of_texts(tokenizer: Tokenizer) -> list[str]:
 
 
 def _own_file(directory: epath.Path, source: Tokenizer) -> _Reader | None:
-  """A folder's tokenizer.json, read by the library alone; None = it has none.
+  """Reads the tokenizer.json of a folder with the library alone; None = there is none.
 
   Raises:
-    UserError: it has other entries, scores or merges than `source`.
+    UserError: its entries, scores or merges differ from `source`.
   """
   path = directory / 'tokenizer.json'
   if not path.exists():
     return None
   library = tokenizers.Tokenizer.from_file(str(path))
   if isinstance(source, LibraryTokenizer):
-    # Strings would not show each of a hundred thousand entries.
+    # Strings cannot cover a hundred thousand entries.
     ours, theirs = (x.model.__getstate__() for x in (source.library, library))
-    require(ours == theirs, f'{path} differs from the source in its entries, scores or merges')
+    require(ours == theirs,
+            f'{path} differs from the source in its entries, scores or merges')
+  # A file may define both, but they are not a part of tokenization.
   library.no_truncation()
   library.no_padding()
 
@@ -86,20 +93,26 @@ def _own_file(directory: epath.Path, source: Tokenizer) -> _Reader | None:
 
 
 def _by_transformers(directory: epath.Path) -> _Reader | None:
-  """A folder as transformers reads it; None = it cannot, or is not installed.
+  """Reads the tokenizer of a folder with transformers.
+
+  Returns:
+    None = transformers is not installed, or has no reader for an older file.
 
   Raises:
-    UserError: it cannot read a tokenizer.json.
+    UserError: transformers cannot read a tokenizer.json.
   """
-  if not (directory / 'config.json').exists() or not importlib.util.find_spec('transformers'):
+  if (not (directory / 'config.json').exists()
+      or not importlib.util.find_spec('transformers')):
     return None
   import transformers
   transformers.utils.logging.set_verbosity_error()
+  # Older files need other packages. If one is missing, the error may be of any class.
   try:
     theirs = transformers.AutoTokenizer.from_pretrained(str(directory))
-  except Exception as e:  # of any kind, where a package for an older file is missing
+  except Exception as e:
     require(not (directory / 'tokenizer.json').exists(),
-            f'{directory}: transformers cannot read its tokenizer: {" ".join(str(e).split()):.200}')
+            f'{directory}: transformers cannot read its tokenizer: '
+            f'{" ".join(str(e).split()):.200}')
     return None
 
   def read(*texts):
@@ -110,7 +123,7 @@ def _by_transformers(directory: epath.Path) -> _Reader | None:
 
 
 def with_special_tokens(tokenizer: Tokenizer, *texts: str) -> Offsets:
-  """Ids and offsets of one text or two with the special tokens, which have the offsets (0, 0)."""
+  """Returns ids and offsets of one text or two; special tokens have offsets (0, 0)."""
   encoded = tokenizer.encode_with_offsets(texts)
   joined = inputs_lib.join(tokenizer, *(ids for ids, _ in encoded))
   special = tokenizer.around.one if len(texts) == 1 else tokenizer.around.two
@@ -121,30 +134,36 @@ def with_special_tokens(tokenizer: Tokenizer, *texts: str) -> Offsets:
 
 
 def differences(tokenizer: Tokenizer, read: _Reader, texts: Sequence[str]) -> list[str]:
-  """The texts and pairs that `read` encodes otherwise, each with both results in words."""
+  """Returns a line for each text or pair that `read` encodes differently."""
   parsing, different = tokenizer.parsing(True), []
+  # Some pairs too: the special tokens between two texts differ between architectures.
   for text in (*((text,) for text in texts), *zip(texts[::5], texts[1::5])):
     (ours, spans), (theirs, offsets) = with_special_tokens(parsing, *text), read(*text)
     if ours != list(theirs):
       different.append(f'{" + ".join(map(repr, text))}: {ours} and {list(theirs)}')
     elif offsets is not None and spans != [tuple(x) for x in offsets]:
-      different.append(f'the places of {" + ".join(map(repr, text))}: {spans} and {offsets}')
+      different.append(
+          f'the offsets of {" + ".join(map(repr, text))}: {spans} and {offsets}')
   return different
 
 
 def compare(source: Tokenizer, copy: Tokenizer,
             directory: epath.Path) -> Iterator[tuple[str, str]]:
-  """(name, result) lines that show the tokenizer in a folder to be the same as `source`.
+  """Compares the tokenizer in a folder with `source`.
 
   Args:
-    source: what the folder should hold.
-    copy: the folder as it was read here.
+    source: the tokenizer that the folder should have.
+    copy: the tokenizer of the folder, read by bert_jax.
     directory: the folder.
 
+  Yields:
+    (name, result) lines for the user.
+
   Raises:
-    UserError: they differ.
+    UserError: the tokenizers differ.
   """
   texts = hostile(source)
+  # With and without special tokens in texts, which are two code paths.
   for parses in (False, True):
     encoded = (x.parsing(parses).encode_batch(texts) for x in (source, copy))
     for text, ours, theirs in zip(texts, *encoded):
@@ -156,17 +175,21 @@ def compare(source: Tokenizer, copy: Tokenizer,
                      ('transformers', _by_transformers(folder))):
     different = differences(source, read, texts) if read else []
     if different and isinstance(source, SentencePiece):
-      # Every fast tokenizer of ALBERT differs for digits before a comma.
-      yield 'note', f'{name} differs in {len(different)} of {len(texts)} strings: {different[0]}'
+      # The published fast tokenizers of ALBERT differ from SentencePiece for digits
+      # before a comma.
+      yield 'note', (f'{name} differs in {len(different)} of {len(texts)} strings: '
+                     f'{different[0]}')
     elif different:
       raise UserError(f'{folder}: {name} differs at {different[0]}')
     compared += [name] * bool(read)
   vocab = folder / 'vocab.txt'
+  # Strings cannot cover all entries.
   if vocab.exists():
     entries = vocab.read_text(encoding='utf-8').removesuffix('\n').split('\n')
     first = next((i for i, (ours, theirs) in enumerate(zip(source.vocab, entries))
                   if ours != theirs), None)
-    require(first is None, f'{vocab}: entry {first} is {entries[first or 0]!r}, not '
+    require(first is None,
+            f'{vocab}: entry {first} is {entries[first or 0]!r}, not '
             f'{source.vocab[first or 0]!r}')
   yield 'tokenization', (f'{len(texts)} hostile strings, all equal'
                          + (''.join(f', as {name} reads the folder' for name in compared)

@@ -1,4 +1,4 @@
-"""Compares two models: tensors, outputs and tokenization, one by one."""
+"""Compares two models: tensors, outputs and tokenization."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -16,18 +16,21 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
 from bert_jax.model.heads import BertForPreTraining, ReplacedTokenHead
 
-# Names of the logits of each head in the outputs of transformers' classes.
+# The names of the logits of each head in the outputs of transformers' classes.
 _LOGITS = {'mlm': ('prediction_logits', 'logits'),
-           'nsp': ('seq_relationship_logits', 'sop_logits', 'logits'), 'rtd': ('logits',)}
-# Largest difference between outputs: the arithmetic is the same, the order of sums may differ.
+           'nsp': ('seq_relationship_logits', 'sop_logits', 'logits'),
+           'rtd': ('logits',)}
+# The largest difference between outputs. The arithmetic is the same, but the order of
+# additions may differ.
 TOLERANCE = 2e-5
 
 
 def sample(model: Pretrained, rows: int = 3, length: int = 24) -> Tokens:
-  """Makes a batch [rows, length] with padding, of ids drawn from the whole vocabulary."""
+  """Returns a batch [rows, length] with padding, of ids from the whole vocabulary."""
   rng, length = np.random.default_rng(0), min(length, model.config.max_positions)
   ids = rng.integers(0, model.config.vocab_size, (rows, length)).astype(np.int32)
-  ids[ids == model.tokenizer.pad_id] = model.tokenizer.unk_id  # RoBERTa counts positions by padding
+  # transformers' RoBERTa computes positions from the ids that are not [PAD].
+  ids[ids == model.tokenizer.pad_id] = model.tokenizer.unk_id
   used = np.maximum(length - np.arange(rows) * length // 3, 1)
   text_ids = (np.arange(length) < used[:, None]).astype(np.int32)
   type_ids = ((np.arange(length) > length // 3) * text_ids).astype(np.int32)
@@ -37,7 +40,7 @@ def sample(model: Pretrained, rows: int = 3, length: int = 24) -> Tokens:
 
 
 def _outputs(model: Pretrained) -> dict[str, np.ndarray]:
-  """Hidden states and logits of the pretraining heads of a fixed batch, float32, by name."""
+  """Computes hidden states and logits of a fixed batch: float32 arrays by name."""
   batch = sample(model)
   config = dataclasses.replace(model.config, dtype='float32')
   first = jnp.zeros((len(batch.ids), 1), jnp.int32)
@@ -63,8 +66,9 @@ def _outputs(model: Pretrained) -> dict[str, np.ndarray]:
   return jax.tree.map(np.asarray, jax.jit(run)(model.params))
 
 
-def _transformers_outputs(directory: epath.Path, model: Pretrained) -> dict[str, np.ndarray]:
-  """The outputs of transformers' PyTorch class, but for the pooled one."""
+def _transformers_outputs(directory: epath.Path,
+                          model: Pretrained) -> dict[str, np.ndarray]:
+  """Computes the same outputs with transformers' PyTorch class, except the pooled one."""
   import torch
   import transformers
 
@@ -74,6 +78,8 @@ def _transformers_outputs(directory: epath.Path, model: Pretrained) -> dict[str,
   name = families.ALL[model.config.architecture].class_of(heads, '')
   module, loading = getattr(transformers, name).from_pretrained(
       str(directory), output_loading_info=True)
+  # transformers initializes missing tensors at random, and only warns. A bare encoder may
+  # lack its pooler.
   if loading['missing_keys'] and not name.endswith('Model'):
     raise UserError(f'{directory}: transformers misses {sorted(loading["missing_keys"])}')
   batch = sample(model)
@@ -86,13 +92,21 @@ def _transformers_outputs(directory: epath.Path, model: Pretrained) -> dict[str,
   results = {'hidden states': outputs.hidden_states[-1].numpy()[is_real]}
   for head in heads:
     logits = next(outputs[name] for name in _LOGITS[head] if name in outputs).numpy()
-    results[f'{head.upper()} logits'] = logits[:, None] if head == 'nsp' else logits[is_real]
+    results[f'{head.upper()} logits'] = (
+        logits[:, None] if head == 'nsp' else logits[is_real])
   return results
 
 
 def compare_outputs(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray],
                     source: str) -> Iterator[tuple[str, str]]:
-  """(name, result) lines for arrays of equal names; raises UserError where two differ."""
+  """Compares arrays of equal names.
+
+  Yields:
+    (name, result) lines for the user.
+
+  Raises:
+    UserError: two arrays differ.
+  """
   for name in (name for name in ours if name in theirs):
     worst = float(np.max(np.abs(ours[name] - theirs[name])))
     require(worst <= TOLERANCE,
@@ -102,7 +116,7 @@ def compare_outputs(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray],
 
 
 def _compare_tensors(a: Pretrained, b: Pretrained) -> int:
-  """The number of tensors; raises UserError, naming the first tensor that differs."""
+  """Returns the number of tensors; raises UserError for the first one that differs."""
   ours, theirs = (layout.to_tensors(jax.device_get(m.params), m.config) for m in (a, b))
   require(ours.keys() == theirs.keys(),
           f'only one of the models has {", ".join(sorted(ours.keys() ^ theirs.keys()))}')
@@ -117,29 +131,38 @@ def _of_task(model: Pretrained) -> str:
   return f'{kind} with the labels {", ".join(model.labels)}' if model.labels else kind
 
 
-def compare(a: Pretrained, b: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str]]:
-  """(name, result) lines that show `b`, read from `directory`, to be the same model as `a`.
+def compare(a: Pretrained, b: Pretrained,
+            directory: epath.Path) -> Iterator[tuple[str, str]]:
+  """Compares model `a` with `b`, which was read from `directory`.
+
+  Yields:
+    (name, result) lines for the user.
 
   Raises:
     UserError: the models differ.
   """
+  # These fields change how outputs are computed, not the outputs.
   for field in dataclasses.fields(a.config):
     ours, theirs = (getattr(m.config, field.name) for m in (a, b))
-    require(ours == theirs or field.name in ('dtype', 'attention', 'remat', 'scan_unroll'),
+    require(ours == theirs
+            or field.name in ('dtype', 'attention', 'remat', 'scan_unroll'),
             f'{field.name} is {ours} in one model and {theirs} in the other')
   require((a.task, a.labels, a.problem) == (b.task, b.labels, b.problem),
           f'one model is for {_of_task(a)}, the other for {_of_task(b)}')
   for name, least in (('max_len', a.config.max_positions), ('long', 'head')):
     ours, theirs = (m.facts.get(name) or least for m in (a, b))
     if a.task and ours != theirs:
-      yield 'note', f'{name} is {ours} in one model and {theirs} in the other: long texts differ'
+      yield 'note', (f'{name} is {ours} in one model and {theirs} in the other: long '
+                     'texts differ')
   width = a.config.hidden_size
-  require(not a.sentence or not b.sentence or a.sentence.files(width) == b.sentence.files(width),
-          'the models differ in pooling, in the modules behind it, or in prompts')
+  require(not a.sentence or not b.sentence
+          or a.sentence.files(width) == b.sentence.files(width),
+          'the models differ in pooling, in the modules after it, or in prompts')
   if bool(a.sentence) != bool(b.sentence):
     yield 'left out', ('pooling, modules and prompts: only one of the models has them; '
                        '--to=sentence_transformers writes them')
   yield 'tensors', f'{_compare_tensors(a, b)}, all equal to the bit'
+  # Equal tensors are not enough: transformers may read the config differently.
   outputs = _outputs(a)
   yield from compare_outputs(outputs, _outputs(b), 'the source')
   yield from tokenizer_checks.compare(a.tokenizer, b.tokenizer, directory)

@@ -19,7 +19,7 @@ class Question(NamedTuple):
 
   @property
   def in_place(self) -> bool:
-    """True if the first answer is in the context at its offset, or there is no answer."""
+    """True if the first answer is in the context at its offset, or missing."""
     return not self.answers or (
         self.starts[0] >= 0 and self.context.startswith(self.answers[0], self.starts[0]))
 
@@ -50,9 +50,8 @@ def _question(qa: dict, context: str) -> Question:
   if not all(isinstance(text, str) for text in texts):
     raise TypeError('a question, a context or an answer is not a string')
   if not all(answer['text'].strip() for answer in answers):
-    raise ValueError(
-        f'the question {qa["id"]!r} has an empty answer: write [] for answers '
-        'where there is no answer')
+    raise ValueError(f'the question {qa["id"]!r} has an empty answer: if the text has no '
+                     'answer, answers must be []')
   return Question(id=str(qa['id']),
                   question=qa['question'],
                   context=context,

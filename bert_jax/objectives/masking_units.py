@@ -82,8 +82,8 @@ def draw_whole(key: jax.Array, start: jax.Array, size: jax.Array, n: jax.Array,
                budget: jax.Array, most: int) -> jax.Array:
   """Draws whole units from n tokens whose units are in random order.
 
-  The tokens form a circle. A window of `budget` tokens begins at a random token. The units
-  in it are drawn if they start there: each has probability budget / n, whatever its size.
+  The tokens form a circle. A window of `budget` tokens begins at a random token. Units
+  that start in it are drawn: each has probability budget / n, whatever its size.
   Units that do not fit the `most` predictions are left out.
 
   Args:

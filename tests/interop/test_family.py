@@ -250,7 +250,7 @@ def test_a_window_of_any_size_is_that_of_transformers(tmp_path, window):
     ('Albert', {'num_hidden_groups': 3}, 'not divisible by model.groups=3'),
     ('Electra', {'embedding_size': 32}, 'lacks tensors: embeddings.projection'),
     ('DistilBert', {'activation': 'mish'}, "activation='mish' is unknown"),
-    ('DistilBert', {'dim': 32}, 'its config asks for'),
+    ('DistilBert', {'dim': 32}, 'but its config needs'),
     ('ModernBert', {'local_attention': 2**33}, 'local_window is 8589934592: it can be at most'),
     ('ModernBert', {'hidden_size': 2**33}, 'hidden_size is 8589934592: it can be at most')])
 def test_a_config_that_does_not_fit(tmp_path, title, fields, message):

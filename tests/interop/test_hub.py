@@ -97,7 +97,7 @@ def test_every_checkpoint_is_a_branch(hub, workdir, tmp_path):
 def test_a_failed_upload_is_repeated_by_the_same_command(hub, workdir, tmp_path):
   arguments = str(workdir), str(tmp_path / 'out'), 'huggingface'
   hub.status = 400
-  with pytest.raises(Failed, match='(?s)--push=us/bert: .*: the same command uploads'):
+  with pytest.raises(Failed, match='(?s)--push=us/bert: .*: run the same command to upload'):
     conversion.convert(*arguments, push='us/bert')
   hub.status = 403
   with pytest.raises(UserError, match='you may not write there: log in with `hf auth login`'):
@@ -127,6 +127,6 @@ def test_a_failed_upload_of_an_embedder_is_repeated_too(hub, tmp_path):
 
 @pytest.mark.parametrize('name', ['bert', 'us/bert/x', 'us/', 'u s/bert'])
 def test_a_wrong_name_is_refused_before_anything_is_written(name, workdir, tmp_path):
-  with pytest.raises(UserError, match='is no name on the hub: give ORGANISATION/NAME'):
+  with pytest.raises(UserError, match='is not a name on the hub: give ORGANIZATION/NAME'):
     conversion.convert(str(workdir), str(tmp_path / 'out'), 'huggingface', push=name)
   assert not (tmp_path / 'out').exists()

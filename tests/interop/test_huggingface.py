@@ -184,18 +184,18 @@ def pickle_only(folder):
 
 @pytest.mark.parametrize('breaks, message', [
     (lambda d: (d / 'model.safetensors').unlink(), 'holds no weights'),
-    (pickle_only, 'pytorch_model.bin is no zip file.*model.safetensors'),
+    (pickle_only, 'pytorch_model.bin is not a zip file.*model.safetensors'),
     (drop('bert.pooler.dense.bias', 'cls.predictions.bias'),
      'lacks tensors: cls.predictions.bias, pooler.dense.bias'),
     (add(**{'bert.extra.weight': np.zeros(3)}), 'does not: extra.weight'),
-    (lambda d: edit(d, intermediate_size=300), r'shape \[512, 128\], its config asks for \[300'),
-    (lambda d: edit(d, hidden_size='wide'), "'wide' for hidden_size is no int"),
+    (lambda d: edit(d, intermediate_size=300), r'shape \[512, 128\], but its config needs \[300'),
+    (lambda d: edit(d, hidden_size='wide'), "'wide' for hidden_size is not of type int"),
     (lambda d: edit(d, num_attention_heads=3), 'not divisible'),
-    (cut, 'is corrupt or no safetensors file'),
+    (cut, 'is corrupt or not a safetensors file'),
     (untie, 'decoder.weight differs from embeddings.word_embeddings.weight'),
     (lambda d: edit(d, architectures=['RobertaForMaskedLM'], model_type='roberta'),
      'lacks tensors: embeddings.LayerNorm.bias'),
-    (lambda d: edit(d, model_type='gpt2'), "model_type='gpt2' is unknown: known are bert, roberta"),
+    (lambda d: edit(d, model_type='gpt2'), "'gpt2' is unknown: expected one of bert, roberta"),
     (lambda d: edit(d, hidden_act='mish'), "hidden_act='mish' is unknown"),
     (lambda d: edit(d, position_embedding_type='relative_key'), 'position_embedding_type'),
     (lambda d: (d / 'config.json').write_text('{"model_type": "bert"}'), 'has no vocab_size'),
@@ -263,7 +263,7 @@ def test_a_name_of_the_hub(monkeypatch, pretraining):
     raise ConnectionError('no route')
 
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', offline)
-  with pytest.raises(UserError, match='runs/none is no folder here, and no model .* no route'):
+  with pytest.raises(UserError, match='runs/none is not a folder here, and could .* no route'):
     load_lib.load('runs/none')
 
 

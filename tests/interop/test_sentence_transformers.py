@@ -99,7 +99,7 @@ def test_a_prompt_changes_the_vectors_and_the_empty_name_takes_it_away(tmp_path,
   assert np.abs(ours.embed(TEXTS, prompt='') - ours.embed(TEXTS)).max() > 0.01
   np.testing.assert_allclose(ours.embed(['w1 w2'], prompt='query'),
                              ours.embed(['w7 find: w1 w2'], prompt=''), atol=1e-6)
-  with pytest.raises(UserError, match="prompt='passage' is unknown: known are document, query"):
+  with pytest.raises(UserError, match="'passage' is unknown: expected one of document, query"):
     ours.embed(TEXTS, prompt='passage')
 
 
@@ -218,14 +218,15 @@ def changed(folder, name, change):
 
 @pytest.mark.parametrize('name, change, message', [
     ('modules.json', lambda x: [*x, {'type': 'sentence_transformers.models.CNN', 'path': '3_CNN'}],
-     r'the module sentence_transformers.models.CNN is unknown in place 3: known is Dense or'),
+     r'the module sentence_transformers.models.CNN is unknown in place 3: expected Dense or'),
     ('modules.json', lambda x: [x[0] | {'type': 'custom_st.Transformer'}],
-     'the module custom_st.Transformer is unknown in place 0: known is Transformer'),
-    ('modules.json', lambda x: [x[0], x[1] | {'path': '../1_Pooling'}], 'no folder in its own'),
+     'the module custom_st.Transformer is unknown in place 0: expected Transformer'),
+    ('modules.json', lambda x: [x[0], x[1] | {'path': '../1_Pooling'}],
+     'not a folder directly inside the model'),
     ('modules.json', lambda x: {}, 'lists no module'),
-    ('modules.json', lambda x: ['Transformer'], 'is no list of modules'),
+    ('modules.json', lambda x: ['Transformer'], 'is not a list of modules'),
     ('1_Pooling/config.json', lambda x: {'pooling_mode': 'median'},
-     'the pooling median is unknown: known are cls, mean, max'),
+     'the pooling median is unknown: expected one of cls, mean, max'),
     ('1_Pooling/config.json', lambda x: {'pooling_mode_attention': True},
      'the pooling pooling_mode_attention is unknown'),
     ('2_Dense/config.json', lambda x: x | {'activation_function': 'os.system'},
@@ -233,9 +234,10 @@ def changed(folder, name, change):
     ('2_Dense/config.json', lambda x: x | {'use_residual': True}, 'it has a residual'),
     ('2_Dense/config.json', lambda x: x | {'out_features': 7}, 'has tensors of shapes'),
     ('config_sentence_transformers.json', lambda x: x | {'default_prompt_name': 'x'},
-     "default_prompt_name='x' is none of its prompts"),
-    ('config_sentence_transformers.json', lambda x: x | {'prompts': {'x': 1}}, 'is no table of'),
-    ('sentence_bert_config.json', lambda x: x | {'max_seq_length': 'long'}, "'long' is no number")])
+     "default_prompt_name='x' is not one of its prompts"),
+    ('config_sentence_transformers.json', lambda x: x | {'prompts': {'x': 1}}, 'is not a table of'),
+    ('sentence_bert_config.json', lambda x: x | {'max_seq_length': 'long'},
+     "'long' is not a number")])
 def test_mistakes(tmp_path, encoder, name, change, message):
   folder = made(tmp_path / 'model', encoder, dense(torch.nn.Tanh()))
   changed(folder, name, change)

@@ -108,7 +108,7 @@ def test_predict_gives_the_entries_of_the_folder(tmp_path, encoder, monkeypatch)
       answer = json.loads(line)['entries']
       assert list(answer) == [token for token, _ in entries] and len(answer) == 5
       np.testing.assert_allclose([*answer.values()], [weight for _, weight in entries], atol=2e-5)
-  with pytest.raises(UserError, match="prompt='passage' is unknown: known are document, query"):
+  with pytest.raises(UserError, match="'passage' is unknown: expected one of document, query"):
     predictions.run('sparse_embedding', folder, None, None, predictions.Options(prompt='passage'))
 
 
@@ -140,19 +140,19 @@ def changed(folder, name, change):
 
 @pytest.mark.parametrize('name, change, message', [
     ('modules.json', lambda x: [*x, x[1] | {'type': 'sentence_transformers.models.Normalize'}],
-     'Normalize is unknown in place 2: known is none'),
+     'Normalize is unknown in place 2: expected no module'),
     ('modules.json', lambda x: [x[0], x[1] | {'type': 'sentence_transformers.models.Pooling'}],
-     'Pooling is unknown in place 1: known is SpladePooling'),
+     'Pooling is unknown in place 1: expected SpladePooling'),
     ('1_SpladePooling/config.json', lambda x: x | {'pooling_strategy': 'mean'},
-     "pooling_strategy='mean' is unknown: known are max, sum"),
+     "pooling_strategy='mean' is unknown: expected one of max, sum"),
     ('1_SpladePooling/config.json', lambda x: x | {'activation_function': 'gelu'},
-     "activation_function='gelu' is unknown: known are relu, log1p_relu"),
+     "activation_function='gelu' is unknown: expected one of relu, log1p_relu"),
     ('sentence_bert_config.json', lambda x: x | {'transformer_task': 'feature-extraction'},
      "transformer_task='feature-extraction': SpladePooling pools the logits of 'fill-mask'"),
     ('config_sentence_transformers.json', lambda x: x | {'max_active_dims': 0},
-     'max_active_dims=0 is no positive number'),
+     'max_active_dims=0 is not a positive number'),
     ('config.json', lambda x: x | {'architectures': ['BertForSplade']},
-     'needs the logits of a masked LM, and its encoder has no such head')])
+     'needs the logits of a masked LM, but its encoder has no such head')])
 def test_mistakes(tmp_path, encoder, name, change, message):
   folder = made(tmp_path / 'model', encoder, older=True)
   changed(folder, name, change)

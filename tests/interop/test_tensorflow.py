@@ -69,7 +69,7 @@ def test_bad_folders(folders, monkeypatch):
   config = (folder / 'bert_config.json').read_text()
   (folder / 'bert_config.json').write_text(config.replace('"intermediate_size": 512',
                                                           '"intermediate_size": 256'))
-  with pytest.raises(UserError, match='its config asks for'):
+  with pytest.raises(UserError, match='but its config needs'):
     load_lib.load(str(folder))
   (folder / 'bert_config.json').write_text(config)
   data = next(folder.glob('*.data-*'))
@@ -82,5 +82,5 @@ def test_bad_folders(folders, monkeypatch):
   for path in folder.glob('*.index'):
     path.unlink()
   monkeypatch.undo()
-  with pytest.raises(UserError, match='holds 0 TensorFlow checkpoints'):
+  with pytest.raises(UserError, match='contains 0 TensorFlow checkpoints'):
     load_lib.load(str(folder))

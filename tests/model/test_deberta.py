@@ -181,7 +181,7 @@ def test_wrong_choices_are_refused(wrong, message):
 
 def test_no_program_for_all_lengths(tmp_path):
   model = dataclasses.make_dataclass('Model', ['config'])(CONFIG)
-  with pytest.raises(UserError, match='cannot hold the relative positions of deberta-v2'):
+  with pytest.raises(UserError, match='cannot contain the relative positions of deberta-v2'):
     stablehlo.save(model, epath.Path(tmp_path / 'served'))
   assert not (tmp_path / 'served').exists()
 
@@ -200,9 +200,9 @@ def test_no_kernel_is_chosen():
     ({'pooler_dropout': 0.1}, 'pooler_dropout=0.1 is not what DebertaV2 has'),
     ({'pos_att_type': None}, "pos_att_type='' is unknown"),
     ({'pos_att_type': [1]}, "pos_att_type='1' is unknown"),
-    ({'pos_att_type': 1}, 'the value 1 for pos_att_type is no str'),
-    ({'share_att_key': 1}, 'the value 1 for share_att_key is no bool'),
-    ({'num_hidden_layers': True}, 'the value True for num_layers is no int')])
+    ({'pos_att_type': 1}, 'the value 1 for pos_att_type is not of type str'),
+    ({'share_att_key': 1}, 'the value 1 for share_att_key is not of type bool'),
+    ({'num_hidden_layers': True}, 'the value True for num_layers is not of type int')])
 def test_a_config_that_does_not_fit(fields, message):
   config = test_family.FAMILIES['DebertaV2'](2, 64).to_dict() | fields
   with pytest.raises(UserError, match=message):

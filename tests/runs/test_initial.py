@@ -201,7 +201,7 @@ def test_mistakes(published, tmp_path, corpus_file):
       ({'embedding_init': write(tmp_path / 'w', 'king 1 2\n')}, 'vectors of 2, the model is'),
       ({'embedding_init': write(tmp_path / 'x', 'king a b\n')}, "no numbers after 'king'"),
       ({'embedding_init': write(tmp_path / 'y', 'zebra 1 2\n')}, 'for no entry'),
-      ({'init_from': str(tmp_path / 'none')}, 'is no folder here'),
+      ({'init_from': str(tmp_path / 'none')}, 'is not a folder here'),
       ({'max_len': 128}, 'max_len=128 is above model.max_positions=64'))):
     with pytest.raises(UserError, match=message):
       run.run(config(corpus_file, published, **overrides), str(tmp_path / f'run{i}'))

@@ -220,7 +220,7 @@ def test_init_from_another_workdir(finished, tmp_path, corpus_file):
     ({'data.format': 'html'}, "data.format='html'"),
     ({'data.source': '/nowhere/*'}, 'matches no file'),
     ({'optimizer.warmup_steps': 12}, 'warmup_steps=12'),
-    ({'init_from': '/nowhere'}, '/nowhere is no folder here'),
+    ({'init_from': '/nowhere'}, '/nowhere is not a folder here'),
 ])
 def test_mistakes_are_named_before_anything_is_written(tmp_path, corpus_file, overrides, message):
   with pytest.raises(UserError, match=message):
