@@ -164,7 +164,7 @@ RULES = (
      r'\1', 'data.labels=no,yes,nan'),
     (r"scored.csv, line 3: 'rude' is '-1', .*: write one of them, or .* with --config\.(\S+)$",
      r'\1', "!sed 's/-1/1/g' scored.csv > mended.csv; data.train=mended.csv"),
-    (r"swapped.conll, line 3: .*: mend the line, or name every tag in data.labels",
+    (r"swapped.conll, line 3: .*: fix the line, or name every tag in data.labels",
      "!sed 's/I-NAME w3/w3 I-NAME/' swapped.conll > mended.conll; data.train=mended.conll",
      'data.labels=O,B-NAME,I-NAME,w3'),
     (r"data.labels=yes,yes: 'yes' is empty or repeated", 'data.labels=no,yes'),

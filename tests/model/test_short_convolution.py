@@ -83,6 +83,6 @@ def test_files(tmp_path):
   again = native.load(epath.Path(tmp_path / 'ours'))
   assert again.config.conv_reach == 2
   jax.tree.map(np.testing.assert_array_equal, again.params, params)
-  with pytest.raises(UserError, match='no short convolutions .model.conv_reach=2.: the format'):
+  with pytest.raises(UserError, match='no short convolutions .model.conv_reach=2.: convert it'):
     huggingface.save(model, epath.Path(tmp_path / 'theirs'))
   assert not (tmp_path / 'theirs').exists()

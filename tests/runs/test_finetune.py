@@ -340,7 +340,7 @@ def test_labels_that_are_numbers_and_their_order(pretrained, tmp_path):
   run.run(c, str(tmp_path / 'run'))
   assert load_lib.load(str(tmp_path / 'run')).labels == ('3.0', '1.0')
   c.data.labels = ('1.0', '3.0', '1.0')
-  with pytest.raises(UserError, match="data.labels=1.0,3.0,1.0: '1.0' is empty or stands there"):
+  with pytest.raises(UserError, match="data.labels=1.0,3.0,1.0: '1.0' is empty or repeated"):
     run.run(c, str(tmp_path / 'twice'))
 
 
