@@ -103,8 +103,8 @@ def stacked(layer: type[nn.Module], config: BertConfig, length: int,
 class Encoder(nn.Module):
   """BERT's encoder: embeddings, N layers, and the pooler over each text's [CLS].
 
-  The encoders of other architectures are subclasses. Heads and tools use the methods `encode`,
-  `states`, `pool`, `features` and `__call__`, and `embeddings.decode`.
+  The encoders of other architectures are subclasses. Heads and tools call the encoder and its
+  methods `encode`, `states`, `pool` and `features`, and `embeddings.decode`.
   """
 
   config: BertConfig
