@@ -115,7 +115,7 @@ RULES = (
      r'~\1', r'~\2'),
     (r'--config.lora.alpha has no effect here: lora.rank=0 trains', 'lora.rank=2 init_from=run',
      '~lora.alpha'),
-    (r'--config.data.long has no effect here: .* it is for single texts', '~data.long',
+    (r'--config.data.long has no effect here: .* is for single texts', '~data.long',
      '~data.text_pair_column'),
     (r'--config.eval_every has no effect here: nothing is evaluated: give data.eval',
      'data.eval=dev.tsv'),
