@@ -231,9 +231,9 @@ RULES = (
 # Lines that only say what is wrong with a file or a model.
 NO_REMEDY = re.compile(r"""
     .*(invalid\ JSON|not\ JSON|damaged\ gzip|a\ NUL\ byte|cannot\ be\ read:\ No\ such\ file)
-    |.*(holds\ no\ (document|example|pair|text)|holds\ NaN|is\ no\ SentencePiece|names\ __builtin__)
+    |.*(holds\ no\ (document|example|pair|text)|holds\ NaN|not\ a\ SentencePiece|names\ __builtin__)
     |.*(nothing\ to\ learn\ from\ one|is\ none\ of\ the|not\ a\ number|a\ word\ without\ a\ tag)
-    |.*(is\ not\ in\ SQuAD's\ format|is\ no\ config\ of\ a\ Bert|holds\ no\ model|known\ are\ bert)
+    |.*(is\ not\ in\ SQuAD's\ format|not\ a\ config\ of|holds\ no\ model|one\ of\ bert,)
     |.*(has\ no\ masked-LM\ head|is\ for\ no\ task|is\ not\ for|no\ \[MASK\]\ in|lacks\ dev.tsv)
     |.*(no\ column\ 'linguistics_term'|could\ not\ convert|that\ corpus.jsonl\ lacks)
     |.*(lacks\ every\ relevant|that\ queries.jsonl\ lacks|with\ the\ text\ '_id'|nothing\ to\ score)

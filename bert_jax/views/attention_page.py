@@ -34,8 +34,8 @@ def attention(bert: Bert, text: str, text_pair: str | None = None) -> Attention:
   """
   row = bert.row(text if text_pair is None else (text, text_pair))
   ids, type_ids = np.array([row.ids], np.int32), np.array([row.type_ids], np.int32)
-  positions = np.arange(ids.size, dtype=np.int32)[None]
-  batch = Tokens(ids, type_ids, positions, np.ones_like(ids))
+  batch = Tokens(ids, type_ids, np.arange(ids.size, dtype=np.int32)[None],
+                 np.ones_like(ids))
   encoder = architectures.make_encoder(bert.config)
   run = jax.jit(functools.partial(encoder.apply, method='states'))
   states = run({'params': bert.params['params']['bert']}, batch)
