@@ -65,7 +65,7 @@ def _texts(f: Figures) -> list[tuple[str, str, str]]:
       ('configs/tiny.py', r'Ran on .*?NSP accuracy [\d.]+\.',
        textwrap.fill(f'Ran on {f.cores} CPU cores: {f.minutes} minutes with the install. Held-out '
                      f'MLM loss {loss} (the token frequencies alone give {floor}), NSP accuracy '
-                     f'{pairs}.', 100))]
+                     f'{pairs}.', 90))]
 
 
 def read(root: pathlib.Path) -> Figures:

@@ -1,10 +1,10 @@
-"""ALBERT-base (12 x 768, one layer's parameters): sentence order, n-grams, SentencePiece, LAMB.
+"""ALBERT-base (12 x 768, shared layers): sentence order, n-grams, SentencePiece, LAMB.
 
   python -m bert_jax.main --config=configs/albert_base.py --workdir=runs/albert \\
       --config.data.source='corpus/*.txt.gz'
 
-Lan et al. 2020 (arXiv:1909.11942), appendix A.4; without dropout, as its version 2. Hardware: a TPU
-slice. Not run yet.
+Lan et al. 2020 (arXiv:1909.11942), appendix A.4, without dropout as in version 2 of the
+model. Hardware: a TPU slice. Not run yet.
 """
 
 from bert_jax import config
@@ -12,7 +12,7 @@ from bert_jax.model.albert import AlbertConfig
 
 
 def get_config():
-  """125,000 steps of 4,096 rows of 512, in bfloat16 (a CPU: float32)."""
+  """125,000 steps of 4,096 rows of 512, in bfloat16 (float32 on a CPU)."""
   c = config.pretraining(AlbertConfig(
       vocab_size=30_000, activation='gelu_tanh', dropout=0.0, attention_dropout=0.0,
       dtype='auto'))

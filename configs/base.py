@@ -1,17 +1,18 @@
-"""BERT-base (12 x 768) as published: lr 1e-4, 256 rows, 1M steps, 128 tokens for 90% of them.
+"""BERT-base (12 x 768) with the published recipe: 1M steps of 256 rows.
 
   python -m bert_jax.main --config=configs/base.py --workdir=runs/base \\
       --config.data.source='corpus/*.txt.gz' --config.data.vocab=vocab.txt
 
-Hardware: a TPU slice or GPUs that hold 256 rows of 512 between them. Not run yet. The paper reports
-a held-out MLM perplexity of 3.99 (loss 1.384) on Wikipedia and BooksCorpus.
+The learning rate is 1e-4. Rows have 128 tokens for 90% of the steps, then 512. Hardware:
+a TPU slice or GPUs that hold 256 rows of 512 together. Not run yet. The paper reports a
+held-out MLM perplexity of 3.99 (loss 1.384) on Wikipedia and BooksCorpus.
 """
 
 from bert_jax import config
 
 
 def get_config():
-  """The paper's recipe (Devlin et al. 2019, appendix A.2) in bfloat16 (a CPU: float32)."""
+  """The recipe of Devlin et al. 2019, appendix A.2, in bfloat16 (float32 on a CPU)."""
   c = config.pretraining('base')
   c.model.dtype = 'auto'
   c.data.heldout = 0.005

@@ -3,19 +3,21 @@
   python -m bert_jax.main --config=configs/continued.py --workdir=runs/mine \
       --config.init_from=MODEL --config.data.source='corpus/*.txt.gz'
 
-MODEL is a Hugging Face folder or hub name, a checkpoint of bert_jax or a workdir; sizes and
-vocabulary are the model's own. --config.add_tokens=words.txt extends the vocabulary by the
-words of your domain. Afterwards: python -m bert_jax.convert --to=huggingface.
+MODEL is a Hugging Face folder or hub name, a checkpoint of bert_jax, or a workdir. The
+run takes its sizes and vocabulary from the model. --config.add_tokens=words.txt adds the
+words of your domain to the vocabulary. Then export the result: python -m bert_jax.convert
+--to=huggingface.
 
-Ran: all-MiniLM-L6-v2 (its MLM head is new) on 33 MB of textbooks, 12 minutes on 2 CPU cores,
---config.eval_batches=20. Held-out MLM loss 5.22 (the token frequencies alone give 7.15).
+Ran with all-MiniLM-L6-v2 (its MLM head is new) on 33 MB of textbooks: 12 minutes on 2 CPU
+cores with --config.eval_batches=20. Held-out MLM loss 5.22 (the token frequencies alone
+give 7.15).
 """
 
 from bert_jax import config
 
 
 def get_config():
-  """150 steps of 32 rows of 128; for more text or a larger model take more of both."""
+  """150 steps of 32 rows of 128; increase both for more text or a larger model."""
   c = config.pretraining('base')
   config.sizes_of_init_from(c.model)
   c.train_steps = 150

@@ -3,8 +3,8 @@
   python -m bert_jax.main --config=configs/distilbert_base.py --workdir=runs/distilled \\
       --config.teacher=runs/base --config.data.source='corpus/*.txt.gz'
 
-Sanh et al. 2019 (arXiv:1910.01108); text is read with the teacher's vocabulary, and the student
-begins with every second layer of the teacher. Hardware: a TPU slice or GPUs. Not run yet.
+Sanh et al. 2019 (arXiv:1910.01108). The student uses the teacher's vocabulary, and starts
+from every second layer of the teacher. Hardware: a TPU slice or GPUs. Not run yet.
 """
 
 from bert_jax import config
@@ -12,7 +12,7 @@ from bert_jax.model.distilbert import DistilBertConfig
 
 
 def get_config():
-  """3 epochs' worth of 4,000 rows of 512, in bfloat16 (a CPU: float32)."""
+  """About 3 epochs, in steps of some 4,000 rows of 512, in bfloat16 (CPU: float32)."""
   c = config.pretraining(DistilBertConfig(dtype='auto'))
   c.objective = 'distillation'
   c.data.sequences = 'full_sentences'

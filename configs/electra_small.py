@@ -1,10 +1,10 @@
-"""ELECTRA-small (12 x 256) and its generator (12 x 64): which tokens were replaced?
+"""ELECTRA-small (12 x 256) and its generator (12 x 64): replaced token detection.
 
   python -m bert_jax.main --config=configs/electra_small.py --workdir=runs/electra \\
       --config.data.source='corpus/*.txt.gz'
 
-Clark et al. 2020 (arXiv:2003.10555), table 6. Hardware: one GPU or TPU chip; the paper takes 4 days
-on a V100. Not run yet.
+Clark et al. 2020 (arXiv:2003.10555), table 6. Hardware: one GPU or TPU chip. The paper's
+run takes 4 days on a V100. Not run yet.
 """
 
 from bert_jax import config
@@ -12,7 +12,7 @@ from bert_jax.model.electra import ElectraConfig
 
 
 def get_config():
-  """1M steps of 128 rows of 128, in bfloat16 (a CPU: float32)."""
+  """1M steps of 128 rows of 128, in bfloat16 (float32 on a CPU)."""
   c = config.pretraining(ElectraConfig(
       hidden_size=256, num_heads=4, intermediate_size=1024, embedding_size=128,
       generator_size=0.25, dtype='auto'))

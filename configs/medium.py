@@ -10,7 +10,7 @@ from bert_jax import config
 
 
 def get_config():
-  """200,000 steps of 256 rows: 128 tokens for 90% of them, then 512."""
+  """200,000 steps of 256 rows, with 128 tokens for 90% of the steps, then 512."""
   c = config.pretraining('medium')
   c.train_steps = 200_000
   c.phases = ((180_000, 128, 256), (20_000, 512, 256))

@@ -1,4 +1,4 @@
-"""Mini BERT (4 x 256) on your own text: an afternoon on a laptop, minutes on one accelerator.
+"""Mini BERT (4 x 256) on your own text: an afternoon on a laptop, minutes on a GPU.
 
   python -m bert_jax.main --config=configs/mini.py --workdir=runs/mini \\
       --config.data.source='corpus/*.txt.gz'
@@ -13,7 +13,8 @@ def get_config():
   """10,000 steps of 64 rows of 128."""
   c = config.pretraining('mini')
   c.model.vocab_size = 16384
-  c.model.scan_unroll = 4  # no loop: faster on a CPU, and quickly compiled all the same
+  # Without a loop over layers a CPU is faster, and so few layers still compile fast.
+  c.model.scan_unroll = 4
   c.train_steps = 10_000
   c.max_len, c.batch_size, c.phases = 128, 64, ()
   c.optimizer.learning_rate = 1e-3

@@ -1,11 +1,12 @@
-"""A modern encoder (22 x 768): rotary positions, GeGLU, local attention, 30% masked, packed rows.
+"""ModernBERT-base (22 x 768): rotary positions, GeGLU, local attention, 30% masked.
 
   python -m bert_jax.main --config=configs/modern_base.py --workdir=runs/modern \\
       --config.data.source='corpus/*.txt.gz'
 
-ModernBERT-base (Warner et al. 2024, arXiv:2412.13663, table 3), its batch warmup in four steps; the
-rate falls as 1 - sqrt at the end instead of in a run of its own, and the outputs of attention have
-no dropout (0.1 there). For rows of 8,192 tokens add --config.max_len=8192
+Warner et al. 2024 (arXiv:2412.13663), table 3, with the batch size warmup in four steps.
+Two things differ from the paper: the learning rate decays as 1 - sqrt at the end of this
+run instead of in a separate run, and the attention output has no dropout (0.1 in the
+paper). For rows of 8,192 tokens add --config.max_len=8192
 --config.model.global_theta=160000. Hardware: a TPU slice. Not run yet.
 """
 
@@ -14,7 +15,7 @@ from bert_jax.model.modern import ModernConfig
 
 
 def get_config():
-  """1.7T tokens in rows of 1,024, in bfloat16 (a CPU: float32)."""
+  """1.7T tokens in rows of 1,024, in bfloat16 (float32 on a CPU)."""
   c = config.pretraining(ModernConfig(dtype='auto', classifier_pooling='mean',
                                       global_theta=10_000.0))
   c.data.sequences = 'full_sentences'
@@ -29,6 +30,7 @@ def get_config():
   c.optimizer.learning_rate, c.optimizer.warmup_steps = 8e-4, 3000
   c.optimizer.decay, c.optimizer.decay_ratio = '1-sqrt', 0.1
   c.optimizer.b2, c.optimizer.eps = 0.98, 1e-6
-  # Published as 1e-5, the decay of a step at the peak; ours is multiplied by the rate.
+  # The paper's 1e-5 is the decay per step at the peak. Ours is multiplied by the learning
+  # rate.
   c.optimizer.weight_decay = 1e-5 / 8e-4
   return c

@@ -1,17 +1,17 @@
-"""The best of several endings or answers: SWAG, CommonsenseQA, or JSON lines.
+"""Multiple choice among endings or answers: SWAG, CommonsenseQA, or JSON lines.
 
   python -m bert_jax.main --config=configs/multiple_choice.py --workdir=runs/swag \
       --config.init_from=MODEL --config.data.format=swag \
       --config.data.train=train.csv --config.data.eval=val.csv
 
-JSON lines of your own: {"text": "...", "choices": ["...", "..."], "label": 0}.
+The format of your own JSON lines: {"text": "...", "choices": ["...", "..."], "label": 0}.
 """
 
 from bert_jax import config
 
 
 def get_config():
-  """The paper's recipe: 16 texts a step, 3 epochs, lr 2e-5."""
+  """The paper's recipe: 16 texts per step, 3 epochs, lr 2e-5."""
   c = config.finetuning('multiple_choice')
   c.batch_size = 16
   c.optimizer.learning_rate = 2e-5

@@ -1,16 +1,17 @@
-"""Where the answer to a question stands in a text: SQuAD v1.1 and v2.0.
+"""Extractive question answering: SQuAD v1.1 and v2.0.
 
   python -m bert_jax.main --config=configs/question_answering.py --workdir=runs/squad \
       --config.init_from=MODEL --config.data.train=train-v1.1.json --config.data.eval=dev-v1.1.json
 
-The paper reports EM 80.8 and F1 88.5 on SQuAD v1.1 for BERT-base; not run here at that size.
+The paper reports EM 80.8 and F1 88.5 on SQuAD v1.1 for BERT-base. Not run here at that
+size.
 """
 
 from bert_jax import config
 
 
 def get_config():
-  """The paper's recipe: 32 windows of up to 384 tokens a step, 2 epochs, lr 5e-5."""
+  """The paper's recipe: 32 windows of up to 384 tokens per step, 2 epochs, lr 5e-5."""
   c = config.finetuning('question_answering')
   c.optimizer.learning_rate = 5e-5
   return c

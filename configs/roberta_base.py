@@ -3,9 +3,9 @@
   python -m bert_jax.main --config=configs/roberta_base.py --workdir=runs/roberta \\
       --config.data.source='corpus/*.txt.gz'
 
-Liu et al. 2019 (arXiv:1907.11692), table 9. Masks are drawn anew in every epoch, as in all of
-bert_jax. Hardware: a TPU slice; 8,192 rows take as many microbatches as `optimizer.accumulation`
-says. Not run yet.
+Liu et al. 2019 (arXiv:1907.11692), table 9. Every epoch draws new masks, as always in
+bert_jax. Hardware: a TPU slice. `optimizer.accumulation` splits the 8,192 rows into
+microbatches. Not run yet.
 """
 
 from bert_jax import config
@@ -13,7 +13,7 @@ from bert_jax.model.bert_config import BertConfig
 
 
 def get_config():
-  """500,000 steps of 8,192 rows of 512, in bfloat16 (a CPU: float32)."""
+  """500,000 steps of 8,192 rows of 512, in bfloat16 (float32 on a CPU)."""
   c = config.pretraining(BertConfig(
       architecture='roberta', vocab_size=50_265, type_vocab_size=1, layer_norm_eps=1e-5,
       dtype='auto'))

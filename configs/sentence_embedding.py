@@ -1,18 +1,19 @@
-"""Vectors of sentences by contrast within a batch; data.eval is scored as STS-B is.
+"""Sentence embeddings by contrastive learning within a batch, scored as STS-B is.
 
   python -m bert_jax.main --config=configs/sentence_embedding.py --workdir=runs/embedding \\
       --config.init_from=MODEL --config.data.train=nli.jsonl --config.data.eval=STS-B/dev.tsv \\
       --config.data.negative_column=contradiction
 
-With --config.data.text_pair_column='' single texts are enough (unsupervised SimCSE, Gao et al.
-2021; its rates are 1e-5 to 3e-5, its pooling cls). Not run yet at this size.
+With --config.data.text_pair_column='' single texts are enough: unsupervised SimCSE (Gao
+et al. 2021), with learning rates of 1e-5 to 3e-5 and cls pooling. Not run yet at this
+size.
 """
 
 from bert_jax import config
 
 
 def get_config():
-  """The supervised recipe of SimCSE: lr 5e-5, one short epoch; 64 texts of 64 tokens a step."""
+  """The supervised recipe of SimCSE: lr 5e-5, one short epoch, 64 texts of 64 tokens."""
   c = config.finetuning('sentence_embedding')
   c.optimizer.learning_rate = 5e-5
   return c

@@ -10,9 +10,10 @@ from bert_jax import config
 
 
 def get_config():
-  """100,000 steps of 128 rows: 128 tokens for 90% of them, then 512."""
+  """100,000 steps of 128 rows, with 128 tokens for 90% of the steps, then 512."""
   c = config.pretraining('small')
-  c.model.scan_unroll = 4  # no loop: faster on a CPU, and quickly compiled all the same
+  # Without a loop over layers a CPU is faster, and so few layers still compile fast.
+  c.model.scan_unroll = 4
   c.train_steps = 100_000
   c.batch_size = 128
   c.phases = ((90_000, 128, 128), (10_000, 512, 128))

@@ -1,17 +1,17 @@
-"""Sparse vectors over the vocabulary (SPLADE), from a masked LM; for search in an inverted index.
+"""Sparse vectors over the vocabulary (SPLADE) from a masked LM, for an inverted index.
 
   python -m bert_jax.main --config=configs/sparse_embedding.py --workdir=runs/sparse \
       --config.init_from=MODEL --config.data.train=pairs.jsonl --config.data.eval=STS-B/dev.tsv \
       --config.data.negative_column=negative
 
-The data is that of configs/sentence_embedding.py. Not run yet at this size.
+The data has the format of configs/sentence_embedding.py. Not run yet at this size.
 """
 
 from bert_jax import config
 
 
 def get_config():
-  """Weights of the FLOPS from sentence-transformers; lr 2e-5, one epoch, 256 tokens a text."""
+  """FLOPS weights of sentence-transformers; lr 2e-5, one epoch, 256 tokens per text."""
   c = config.finetuning('sparse_embedding')
   c.max_len = 256
   c.optimizer.learning_rate = 2e-5

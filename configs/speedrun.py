@@ -1,10 +1,11 @@
-"""The best encoder for given minutes: a small ModernBERT with Muon, on at most 10M words.
+"""The best encoder for a given time: a small ModernBERT with Muon, on at most 10M words.
 
   bash launch/speedrun.sh --text='corpus/*.txt.gz' --held_out='held_out/*.txt' --minutes=30
 
-The script prepares the text, trains for the minutes and scores the model; docs/speedrun.md has
-figures. On an accelerator the model has about the size of the small GPT-BERT (12 layers of 384,
-Charpentier and Samuel 2024, arXiv:2410.24159), on a CPU 4 layers of 256.
+The script prepares the text, trains for the given minutes and scores the model.
+docs/speedrun.md has the figures. On an accelerator the model is about as large as the
+small GPT-BERT (12 layers of 384, Charpentier and Samuel 2024, arXiv:2410.24159). On a CPU
+it has 4 layers of 256.
 """
 
 from bert_jax import config
@@ -13,7 +14,7 @@ from bert_jax.runtime import host
 
 
 def get_config():
-  """Muon, short convolutions, 40% masked, full rows of text, short ones first, small batches."""
+  """Muon, short convolutions, 40% masked, full rows of text, short rows first."""
   on_cpu = not host.has_accelerator()
   layers, width, heads, rows = (4, 256, 4, 16) if on_cpu else (13, 384, 6, 256)
   c = config.pretraining(ModernConfig(
@@ -21,10 +22,12 @@ def get_config():
       intermediate_size=3 * width // 2, max_positions=512, local_window=128, dtype='auto',
       classifier_pooling='mean', conv_reach=1, scan_unroll=layers))
   c.train_steps, c.train_minutes = 0, 30.0
-  # Short rows first: attention costs less, and most of what a young model learns is near.
+  # Short rows first: attention costs less, and an early model learns mostly from near
+  # tokens.
   c.phases = ((8, 64, 2 * rows), (2, 128, rows))  # shares of the steps
   c.data.sequences, c.data.heldout = 'full_sentences', 0.01
-  # All predicted tokens become [MASK]: the scores mask tokens too, and few minutes teach little.
+  # All predicted tokens become [MASK], as in the scores: a short run has no time for the
+  # rest.
   c.masking.rate, c.masking.replace_mask, c.masking.replace_random = 0.4, 1.0, 0.0
   c.optimizer.name, c.optimizer.learning_rate = 'muon', 4e-3
   c.optimizer.warmup_steps, c.optimizer.warmup_ratio = 0, 0.05
