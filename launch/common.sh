@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the scripts that rent machines: commands are run, or with --dry-run printed as they
-# would be typed.
+# Sourced by the scripts that rent machines. It runs commands, or with --dry-run prints them as
+# a user would type them.
 # shellcheck source=launch/help.sh
 . "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 set -euo pipefail
@@ -11,7 +11,7 @@ fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 DRY_RUN=false
 
-fail() { # message: a mistake of the user
+fail() { # message of a user error
   echo "bert_jax: $1" >&2
   exit 2
 }
@@ -26,14 +26,14 @@ run() { # command and arguments
   fi
 }
 
-quote() { # words: as a shell reads them back
+quote() { # words; prints them quoted for a shell
   local quoted
   printf -v quoted ' %q' "$@"
   echo "${quoted# }"
 }
 
-# Reads [--dry-run] ACTION --key=value ... [-- FLAGS OF main] into ACTION, the variables that the
-# script has declared in OPTIONS (key -> value), and MAIN_FLAGS.
+# Parses [--dry-run] ACTION --key=value ... [-- FLAGS OF main] into ACTION, MAIN_FLAGS, and the
+# values of the keys that the script has declared in OPTIONS.
 declare -A OPTIONS=()
 MAIN_FLAGS=()
 ACTION=''
@@ -46,7 +46,7 @@ parse() {
       --*)
         local key="${1#--}" value=true
         if [[ "$key" == *=* ]]; then value="${key#*=}"; key="${key%%=*}"; fi
-        [ -n "${OPTIONS[$key]+known}" ] || fail "unknown option --$key: there are --dry-run ${!OPTIONS[*]}"
+        [ -n "${OPTIONS[$key]+known}" ] || fail "unknown option --$key: use --dry-run ${!OPTIONS[*]}"
         OPTIONS[$key]="$value" ;;
       *) [ -z "$ACTION" ] || fail "unexpected argument $1"; ACTION="$1" ;;
     esac
@@ -54,17 +54,17 @@ parse() {
   done
 }
 
-need() { # keys that have to be given
+need() { # required keys
   local key
   for key in "$@"; do
     [ -n "${OPTIONS[$key]}" ] || fail "give --$key"
   done
 }
 
-generation() { # accelerator type, as in v5litepod-16
+generation() { # accelerator type, such as v5litepod-16
   case "$1" in
     v5litepod-*) echo v5e ;;
     v4-* | v5p-* | v6e-* | tpu7x-*) echo "${1%%-*}" ;;
-    *) fail "unknown --type=$1: there are v4-N, v5litepod-N, v5p-N, v6e-N, tpu7x-N" ;;
+    *) fail "unknown --type=$1: use v4-N, v5litepod-N, v5p-N, v6e-N, tpu7x-N" ;;
   esac
 }

@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# A run on a GKE cluster with TPU nodes, as a JobSet or through xpk.
+# Runs on a GKE cluster with TPU nodes, as a JobSet or through xpk.
 #
 #   bash launch/gke.sh [--dry-run] ACTION --name=NAME [OPTIONS] [-- FLAGS OF main]
 #
-#   build   build the container and push it: --image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/bert_jax
-#   apply   start the JobSet: --image=... --topology=v5e:4x4; it starts again [--max-restarts=100]
-#           times after a preemption (75) or a failure (1), not after a mistake (2);
-#           over several slices, --slices=2, the mesh has replicas: -- --config.mesh.replica=2 ...
-#           --topology=v5e:2x4 or v6e:2x4 with --chips_per_host=8 takes one host of 8 chips
+#   build   builds the container and pushes it: --image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/bert_jax
+#   apply   starts the JobSet: --image=... --topology=v5e:4x4. It restarts [--max-restarts=100]
+#           times after a preemption (75) or a failure (1), not after a mistake (2).
+#           With several slices, --slices=2, the mesh has replicas: -- --config.mesh.replica=2 ...
+#           --topology=v5e:2x4 or v6e:2x4 with --chips_per_host=8 uses one host of 8 chips
 #           (ct5lp-hightpu-8t, ct6e-standard-8t) instead of two of 4
-#   xpk     the same through xpk: --cluster=NAME --image=... --type=v5litepod-16; left alone, xpk
-#           starts nothing again, with --max-restarts only after exit codes 42 and 127-255
-#   log     follow the log of the first host
-#   delete  end it
+#   xpk     does the same through xpk: --cluster=NAME --image=... --type=v5litepod-16. The script
+#           sets the exit codes to restart on: by default xpk restarts nothing, and with
+#           --max-restarts alone only after exit codes 42 and 127-255
+#   log     follows the log of the first host
+#   delete  ends the job
 #
-# Needs docker, kubectl with the cluster's credentials and the JobSet controller; or xpk. --dry-run
-# prints the commands (and the manifest) and runs none.
+# Needs docker, kubectl with the cluster's credentials, and the JobSet controller; or xpk.
+# --dry-run prints the commands (and the manifest) and runs none.
 # shellcheck source=launch/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # shellcheck source=launch/xla_flags.sh

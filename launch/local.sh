@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From a fresh machine to a BERT that fills masks: bash launch/local.sh [WORKDIR [FLAGS OF main]]
-# Makes .venv, installs, pretrains configs/tiny.py on the built-in corpus, fills some masks.
-# Run again, it goes on where it was; delete the workdir to start over.
+# Creates .venv, installs, pretrains configs/tiny.py on the built-in corpus, and fills some masks.
+# Run it again to resume. Delete the workdir to start over.
 # shellcheck source=launch/help.sh
 . "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 # shellcheck source=launch/venv.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What is tried before a release: the tests on every Python that bert_jax runs on, each in an
-# environment of its own (.venv-3.11, .venv-3.12, .venv-3.13): bash launch/release.sh [pytest arguments]
+# Tests a release on every supported Python: bash launch/release.sh [pytest arguments]
+# Each version has its own environment: .venv-3.11, .venv-3.12, .venv-3.13.
 # shellcheck source=launch/help.sh
 . "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 set -euo pipefail

@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# A run on a Slurm cluster of GPU nodes, one process for each GPU.
+# Runs on a Slurm cluster of GPU nodes, with one process per GPU.
 #
 #   bash launch/slurm.sh [--dry-run] submit --name=NAME [--nodes=2] [--gpus=8] [--time=24:00:00]
 #     [--partition=...] -- --config=configs/base.py --workdir=...
 #
-#   submit  queue it; the workdir, and .venv with requirements-gpu.txt, on a file system of all nodes
-#   cancel  end it, and take it out of the queue; the run saves first
+#   submit  queues the job; the workdir, and .venv with requirements-gpu.txt, must be on a file
+#           system that all nodes share
+#   cancel  ends the job and removes it from the queue; the run saves first
 #
-# Slurm tells the run to stop two minutes before its time is up: it saves and exits with 75, and the
-# job queues itself again. A run that fails is started again within the job (launch/supervise.py).
-# srun waits for every task and ends with the highest status. With --kill-on-bad-exit=1 the first
-# task that ends stops the others: a save that takes longer than KillWait (30 s) ends in 137, which
-# hides the 75, and a task that is stopped ends with 75, which hides the mistake (2) of another.
+# Slurm sends SIGTERM two minutes before the time limit. The run saves and exits with 75, and the
+# job queues itself again. If a run fails, launch/supervise.py restarts it within the job.
+# srun waits for every task and returns the highest status. --kill-on-bad-exit=1 is wrong here: the
+# first task that ends would stop the others. A save that takes longer than KillWait (30 s) would
+# end with 137, which hides the 75, and a stopped task would end with 75, which hides the mistake
+# (2) of another task.
 # shellcheck source=launch/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # shellcheck source=launch/xla_flags.sh
@@ -35,7 +37,7 @@ status=\$?; if [ \$status = 75 ] && \${again:-true}; then scontrol requeue \$SLU
 exit \$status" ;;
   cancel)
     run scancel --state=PENDING --name="${OPTIONS[name]}"
-    # The job's script hears USR1: the 75 that follows does not queue it again.
+    # USR1 tells the job's script not to queue the job again after the 75 that follows.
     run scancel --batch --signal=USR1 --name="${OPTIONS[name]}"
     run scancel --signal=TERM --name="${OPTIONS[name]}" ;;
   *) fail 'give an action: submit or cancel' ;;

@@ -1,14 +1,15 @@
-"""Runs a config with every combination of some fields' values, and compares the results.
+"""Runs a config with every combination of the given field values, and compares scores.
 
   python launch/sweep.py --config=configs/sequence_classification.py --workdir=runs/sweep \
       --sweep='optimizer.learning_rate=5e-5,3e-5' --sweep='seed=0,1,2' [--parallel=2] \
       [--config.FIELD=VALUE ...]
 
-Each run has a folder in the workdir, made once the config of every run is checked and no run comes
-twice. The same command again goes on where it was; a run that fails is named and does not stop the
-others. At the end sweep.md, sweep.csv and sweep.png in the workdir have every run, the best first,
-and mean and deviation over the seeds. Scores are those of a run's last evaluation: the best of
-several on the file that is scored would be chosen by its noise.
+Each run has a folder in the workdir. The sweep creates folders only after it has checked
+the config of every run and found no duplicate. The same command again resumes the sweep.
+A run that fails is named and does not stop the others. At the end sweep.md, sweep.csv and
+sweep.png in the workdir show every run, the best first, with mean and standard deviation
+over the seeds. The score of a run is the score of its last evaluation: choosing the best
+evaluation on the scored file would select for noise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,52 +45,53 @@ from bert_jax.training import integrity  # noqa: E402
 flags.adopt_module_key_flags(config_flag)  # listed by --help
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the runs and of their tables.')
 _SWEEP = flags.DEFINE_multi_string('sweep', [], 'FIELD=VALUE,VALUE,...')
-_PARALLEL = flags.DEFINE_integer('parallel', 1, 'Runs at a time, each in a process of its own.',
-                                 lower_bound=1)
-_LONGEST_NAME = 255  # bytes, of a file
+_PARALLEL = flags.DEFINE_integer(
+    'parallel', 1, 'Runs at a time, each in its own process.', lower_bound=1)
+_LONGEST_NAME = 255  # bytes in a file name
 
 
 class Result(NamedTuple):
   """The result of one run."""
 
-  values: dict[str, str]  # of the swept fields
-  metric: str  # the score that runs are compared by
+  values: dict[str, str]  # the swept fields
+  metric: str  # the name of the score that ranks the runs
   score: float | None  # None = failed
-  scores: dict[str, Any]  # of the last evaluation
+  scores: dict[str, Any]  # all scores of the last evaluation
   status: str  # 'done', or the error
-  lower_is_better: bool = False  # of the score
+  lower_is_better: bool = False  # whether the lowest score is the best
 
 
 def split(values: str) -> list[str]:
-  """The values between commas, but for commas in brackets."""
-  found, depth = [''], 0
+  """Splits values at commas outside brackets."""
+  parts, depth = [''], 0
   for character in values:
     depth += (character in '([') - (character in ')]')
     if character == ',' and not depth:
-      found.append('')
+      parts.append('')
     else:
-      found[-1] += character
-  return [value.strip() for value in found]
+      parts[-1] += character
+  return [value.strip() for value in parts]
 
 
 def parse(sweeps: list[str]) -> dict[str, list[str]]:
   """The values of each field."""
-  found = {}
+  fields = {}
   for sweep in sweeps:
     field, separator, values = sweep.partition('=')
     if not separator or not values:
       raise errors.UserError(f'--sweep={sweep!r} is not FIELD=VALUE,VALUE,...')
-    if field in found:
+    if field in fields:
       raise errors.UserError(f'--sweep={sweep!r}: {field} is swept twice')
-    found[field] = split(values)
-  if not found:
+    fields[field] = split(values)
+  if not fields:
     raise errors.UserError("give at least one --sweep='FIELD=VALUE,VALUE,...'")
-  return found
+  return fields
 
 
 def folder_name(values: dict[str, str]) -> str:
   """The name of a run's folder."""
-  name = ','.join(f'{field.rpartition(".")[2]}={value}' for field, value in values.items())
+  name = ','.join(
+      f'{field.rpartition(".")[2]}={value}' for field, value in values.items())
   name = re.sub(r'[^\w.=,+-]', '_', name)
   if len(name.encode()) <= _LONGEST_NAME:
     return name
@@ -101,17 +103,18 @@ def _arguments(values: Mapping[str, Any]) -> list[str]:
 
 
 def check(config: str, given: Mapping[str, Any], combinations: Sequence[dict[str, str]]):
-  """Raises UserError for a field or value that no run can have, and for a run that comes twice.
+  """Raises UserError for an invalid field or value, and for a duplicate run.
 
-  The values are checked as a run checks them before it opens its data.
+  A run does the same checks before it opens its data.
 
   Args:
     config: a config file.
-    given: the fields that are the same in all runs, and their values.
-    combinations: the swept fields and their values, of each run.
+    given: values of the fields that all runs share.
+    combinations: values of the swept fields, for each run.
   """
   both = given.keys() & combinations[0].keys()
-  errors.require(not both, f'--config.{min(both, default="")} is given and swept: give it once')
+  errors.require(not both,
+                 f'--config.{min(both, default="")} is given and swept: give it once')
   runs, folders = {}, {}
   for values in combinations:
     argv = ['main', f'--config={config}', *_arguments(given), *_arguments(values)]
@@ -119,7 +122,7 @@ def check(config: str, given: Mapping[str, Any], combinations: Sequence[dict[str
     flag = config_flags.DEFINE_config_file('config', flag_values=parsed, sys_argv=argv)
     try:
       parsed(argv)
-    except Exception as e:  # a config file is code, and fails as it likes
+    except Exception as e:  # a config file is code and can raise anything
       config_flag.explain(argv)
       raise errors.UserError(f'--sweep: {e}') from e
     shown = ', '.join(f'{field}={value}' for field, value in values.items())
@@ -129,37 +132,41 @@ def check(config: str, given: Mapping[str, Any], combinations: Sequence[dict[str
     except errors.UserError as e:
       raise errors.UserError(f'--sweep: {shown}: {e}') from e
     other = runs.setdefault(flag.value.to_json(), shown)
-    errors.require(other is shown, f'--sweep: {other} and {shown} are the same run: give it once')
+    errors.require(other is shown,
+                   f'--sweep: {other} and {shown} are the same run: give it once')
     other = folders.setdefault(folder_name(values), shown)
     errors.require(other is shown, f'--sweep: {other} and {shown} would share the folder '
-                   f'{folder_name(values)}: rename what one of them names')
+                   f'{folder_name(values)}: rename the file that one of them names')
 
 
 def read_result(workdir: pathlib.Path, values: dict[str, str], status: str) -> Result:
-  """The last evaluation in a run's metrics.jsonl."""
+  """Reads the last evaluation in a run's metrics.jsonl."""
   try:
-    metric = json.loads((workdir / 'run.json').read_text())['config'].get('keep_best') or 'loss'
+    metric = json.loads(
+        (workdir / 'run.json').read_text())['config'].get('keep_best') or 'loss'
   except FileNotFoundError:
     return Result(values, 'loss', None, {}, status)
   lines = metrics_log.read_metrics(workdir / 'metrics.jsonl')
   name = f'eval_{metric}'
   lines = [line for line in lines if line.get(name) is not None]
   if status != 'done' or not lines:
-    return Result(values, metric, None, {}, status if status != 'done' else 'no evaluation')
+    return Result(values, metric, None, {},
+                  status if status != 'done' else 'no evaluation')
   last = lines[-1]
-  return Result(values, metric, last[name], {
-      'step': last['step'], **{key.removeprefix('eval_'): value for key, value in last.items()
-                               if key.startswith('eval_')}}, 'done',
+  scores = {key.removeprefix('eval_'): value for key, value in last.items()
+            if key.startswith('eval_')}
+  return Result(values, metric, last[name], {'step': last['step'], **scores}, 'done',
                 _lower_is_better(workdir, metric))
 
 
 def _lower_is_better(workdir: pathlib.Path, metric: str) -> bool:
-  """True if the best score of a run is the lowest, as the kept checkpoint says."""
+  """True if the lowest score is the best, according to the kept checkpoint."""
   for path in workdir.glob(f'best/*/{integrity.ITEM}/metadata'):
     description = json.loads(path.read_text())
     if 'best_is_lowest' in description:
       return description['best_is_lowest']
-  # Without keep_best runs are compared by their loss. Older runs had losses and errors by name.
+  # Without keep_best there is no kept checkpoint, and the loss ranks the runs. The
+  # checkpoints of older versions do not record it, so the name of the score decides.
   return metric.endswith(('loss', 'error'))
 
 
@@ -167,25 +174,27 @@ class Processes:
   """The runs in progress."""
 
   def __init__(self):
-    # SIGTERM may come while the main thread closes: it closes again.
+    # Reentrant, because a SIGTERM during `close` calls `close` again in the same thread.
     self._lock, self._running, self._is_closed = threading.RLock(), [], False
 
   def run(self, command: list[str], log: pathlib.Path, env: dict[str, str]) -> int:
-    """Returns the exit status of a command that writes to `log`.
+    """Runs a command that writes to `log`, and returns its exit status.
 
-    Raises CancelledError after `close`: the command does not start, its folder is not made.
+    After `close` it raises CancelledError, and neither starts the command nor creates its
+    folder.
     """
     with self._lock:
       if self._is_closed:
         raise futures.CancelledError
       log.parent.mkdir(parents=True, exist_ok=True)
       with log.open('a') as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env)
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=env)
       self._running.append(process)
     return process.wait()
 
   def close(self):
-    """Ends all, and starts no more: each run saves what it has."""
+    """Ends all runs, each of which saves first, and prevents new ones."""
     with self._lock:
       self._is_closed = True
     for process in self._running:
@@ -194,12 +203,15 @@ class Processes:
       process.wait()
 
 
-def run_one(processes: Processes, config: str, workdir: pathlib.Path, values: dict[str, str],
-            overrides: list[str]) -> Result:
-  """Runs one combination, or goes on with it; its output is in log.txt."""
-  command = [sys.executable, '-m', 'bert_jax.main', f'--config={config}', f'--workdir={workdir}',
-             *overrides, *(f'--config.{field}={value}' for field, value in values.items())]
-  # Files that the fields name are found from here, the code from anywhere.
+def run_one(processes: Processes, config: str, workdir: pathlib.Path,
+            values: dict[str, str], overrides: list[str]) -> Result:
+  """Runs or resumes one combination, with its output in log.txt."""
+  command = [
+      sys.executable, '-m', 'bert_jax.main', f'--config={config}', f'--workdir={workdir}',
+      *overrides, *(f'--config.{field}={value}' for field, value in values.items())
+  ]
+  # The run keeps the current folder, so that relative paths in fields work. PYTHONPATH
+  # finds the code from there.
   path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])])
   status = processes.run(command, workdir / 'log.txt', {**os.environ, 'PYTHONPATH': path})
   if status == 0:
@@ -209,19 +221,19 @@ def run_one(processes: Processes, config: str, workdir: pathlib.Path, values: di
 
 
 def _badness(results: list[Result]) -> Callable[[float], float]:
-  """A key that sorts scores, the best first."""
+  """Returns a sort key that puts the best score first."""
   lower_is_better = any(r.lower_is_better for r in results)
   return (lambda score: score) if lower_is_better else operator.neg
 
 
 def ranked(results: list[Result]) -> list[Result]:
-  """The best first, those that failed last."""
+  """Sorts results: the best first, failed runs last."""
   badness = _badness(results)
   return sorted(results, key=lambda r: (r.score is None, badness(r.score or 0)))
 
 
 def over_seeds(results: list[Result]) -> list[tuple[dict[str, str], list[float]]]:
-  """The scores of the runs that differ in the seed only, the best mean first."""
+  """Groups the scores of runs that differ only in the seed, the best mean first."""
   groups = {}
   for result in ranked(results):
     if result.score is not None:
@@ -233,13 +245,14 @@ def over_seeds(results: list[Result]) -> list[tuple[dict[str, str], list[float]]
 
 
 def _cells(result: Result, columns: list[str]) -> list[str]:
-  shown = {**result.values, **{name: f'{value:.4f}' if isinstance(value, float) else str(value)
-                               for name, value in result.scores.items()}}
+  scores = {name: f'{value:.4f}' if isinstance(value, float) else str(value)
+            for name, value in result.scores.items()}
+  shown = {**result.values, **scores}
   return [shown.get(name, '') for name in columns] + [result.status]
 
 
 def write_tables(workdir: pathlib.Path, results: list[Result]) -> str:
-  """Writes sweep.csv and sweep.md, whose text is returned."""
+  """Writes sweep.csv and sweep.md, and returns the text of sweep.md."""
   results = ranked(results)
   fields, metric = list(results[0].values), results[0].metric
   scores = dict.fromkeys(name for r in results for name in r.scores)
@@ -253,9 +266,10 @@ def write_tables(workdir: pathlib.Path, results: list[Result]) -> str:
     others = [field for field in fields if field != 'seed']
     lines += ['', f'| {" | ".join([*others, metric, "deviation", "seeds"])} |',
               '| --- ' * (len(others) + 3) + '|']
-    for values, found in over_seeds(results):
-      deviation = statistics.stdev(found) if len(found) > 1 else float('nan')
-      cells = [*values.values(), f'{statistics.mean(found):.4f}', f'{deviation:.4f}', len(found)]
+    for values, of_seeds in over_seeds(results):
+      deviation = statistics.stdev(of_seeds) if len(of_seeds) > 1 else float('nan')
+      cells = [*values.values(), f'{statistics.mean(of_seeds):.4f}', f'{deviation:.4f}',
+               len(of_seeds)]
       lines.append(f'| {" | ".join(map(str, cells))} |')
   text = '\n'.join(lines) + '\n'
   (workdir / 'sweep.md').write_text(text)
@@ -263,7 +277,7 @@ def write_tables(workdir: pathlib.Path, results: list[Result]) -> str:
 
 
 def draw(workdir: pathlib.Path, results: list[Result]):
-  """Draws sweep.png: the score of every run, and the mean over the seeds."""
+  """Draws sweep.png: the score of every run and the mean over seeds."""
   groups = over_seeds(results)
   if not groups:
     return
@@ -275,12 +289,15 @@ def draw(workdir: pathlib.Path, results: list[Result]):
     axis.plot(scores, [place] * len(scores), 'o', color='tab:blue', alpha=0.5, ms=6)
     if len(scores) > 1:
       axis.plot([statistics.mean(scores)], [place], '|', color='black', ms=16, mew=2)
-  names = [', '.join(f'{f.rpartition(".")[2]} {v}' for f, v in values.items()) or 'all seeds'
-           for values, _ in groups]
+  names = [
+      ', '.join(f'{f.rpartition(".")[2]} {v}' for f, v in values.items()) or 'all seeds'
+      for values, _ in groups]
   axis.set_yticks(range(len(groups)), names)
   axis.invert_yaxis()
-  axis.set(xlabel=next(r.metric for r in results if r.score is not None).replace('_', ' '),
-           title='each run, and the mean over seeds' if any(len(s) > 1 for _, s in groups) else '')
+  metric = next(r.metric for r in results if r.score is not None)
+  has_seeds = any(len(scores) > 1 for _, scores in groups)
+  axis.set(xlabel=metric.replace('_', ' '),
+           title='each run, and the mean over seeds' if has_seeds else '')
   axis.grid(axis='x', alpha=0.3)
   axis.spines[['top', 'right']].set_visible(False)
   figure.savefig(workdir / 'sweep.png', dpi=120)
@@ -288,39 +305,49 @@ def draw(workdir: pathlib.Path, results: list[Result]):
 
 
 def main(argv: list[str]):
-  """Flags in, runs, tables."""
-  errors.require(len(argv) == 1, f'unexpected argument {argv[-1]!r}: fields of the config are '
-                 'given as --config.FIELD=VALUE')
+  """Starts the runs that the flags give, and writes the tables."""
+  errors.require(
+      len(argv) == 1, f'unexpected argument {argv[-1]!r}: fields of the config are '
+      'given as --config.FIELD=VALUE')
   if not config_flag.is_given() or not _WORKDIR.value:
     raise errors.UserError('give --config=FILE and --workdir=DIR')
   if '://' in _WORKDIR.value:
-    raise errors.UserError(f'--workdir={_WORKDIR.value}: a sweep compares what is on this machine, '
-                           'give a folder here')
+    raise errors.UserError(
+        f'--workdir={_WORKDIR.value}: a sweep compares runs on this machine, '
+        'give a local folder')
   sweep, workdir = parse(_SWEEP.value), pathlib.Path(_WORKDIR.value).resolve()
   config_flag.get()
   given = config_flags.get_override_values(flags.FLAGS['config'])
-  config = str(pathlib.Path(config_flags.get_config_filename(flags.FLAGS['config'])).resolve())
-  combinations = [dict(zip(sweep, values)) for values in itertools.product(*sweep.values())]
+  config = str(
+      pathlib.Path(config_flags.get_config_filename(flags.FLAGS['config'])).resolve())
+  combinations = [
+      dict(zip(sweep, values)) for values in itertools.product(*sweep.values())
+  ]
   check(config, given, combinations)
   results, processes = [], Processes()
   ending.before_end.append(processes.close)  # at SIGTERM
   with futures.ThreadPoolExecutor(_PARALLEL.value) as pool, contextlib.closing(processes):
-    waiting = [pool.submit(run_one, processes, config, workdir / folder_name(values), values,
-                           _arguments(given)) for values in combinations]
+    waiting = [
+        pool.submit(run_one, processes, config, workdir / folder_name(values), values,
+                    _arguments(given)) for values in combinations
+    ]
     for done in futures.as_completed(waiting):
       results.append(done.result())
       shown = ', '.join(f'{field}={value}' for field, value in results[-1].values.items())
       score = results[-1].score
-      print(f'{len(results)}/{len(waiting)}  {shown}: '
-            + (f'{results[-1].metric} {score:.4f}' if score is not None else results[-1].status),
+      print(f'{len(results)}/{len(waiting)}  {shown}: ' +
+            (f'{results[-1].metric} {score:.4f}'
+             if score is not None else results[-1].status),
             flush=True)
   print('\n' + write_tables(workdir, results))
   draw(workdir, results)
   failed = sum(result.score is None for result in results)
   if failed:
-    raise errors.Failed(f'{failed} of {len(results)} runs failed: {workdir}/sweep.md says why, the '
-                        'same command tries them again')
+    raise errors.Failed(
+        f'{failed} of {len(results)} runs failed: {workdir}/sweep.md says why; run '
+        'the same command again to retry them')
 
 
 if __name__ == '__main__':
-  command.run_command(main, config_flag.explain, named_configs.with_paths, known_only=True)
+  command.run_command(
+      main, config_flag.explain, named_configs.with_paths, known_only=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tests, on a fresh machine: bash launch/test.sh [pytest arguments]
-# Makes .venv, installs, lints, runs the tests on two processes.
+# Runs the tests on a fresh machine: bash launch/test.sh [pytest arguments]
+# Creates .venv, installs, lints, and runs the tests in two processes.
 # shellcheck source=launch/help.sh
 . "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 # shellcheck source=launch/venv.sh

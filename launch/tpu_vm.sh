@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
-# A Cloud TPU VM or a slice of several hosts, from nothing to a run that goes on after preemption.
+# Runs on a Cloud TPU VM or a slice of several hosts, and resumes after a preemption.
 #
 #   bash launch/tpu_vm.sh [--dry-run] ACTION --name=NAME --zone=ZONE [OPTIONS] [-- FLAGS OF main]
 #
-#   create   rent it: --type=v5litepod-16 [--spot | --reserved] [--queued]; with --queued it waits
-#            in the queue. [--network=NAME] [--subnetwork=NAME] [--internal-ips]
+#   create   rents the machines: --type=v5litepod-16 [--spot | --reserved] [--queued]; with
+#            --queued it waits in the queue. [--network=NAME] [--subnetwork=NAME] [--internal-ips]
 #            [--service-account=EMAIL]
 #            [--data-disk=source=projects/PROJECT/zones/ZONE/disks/NAME,mode=read-only]
-#   install  copy this checkout to every host and install it there
-#   run      start the run on every host, again and again until it is done
+#   install  copies this checkout to every host and installs it there
+#   run      starts the run on every host, and restarts it until it is done
 #            (launch/supervise.py): -- --config=configs/base.py --workdir=...
-#   log      follow the log of the first host
-#   resume   if it was preempted: rent it again, install, run; the run goes on where it was saved
-#   delete   give it back
+#   log      follows the log of the first host
+#   resume   after a preemption, rents the machines again, installs, and resumes the run from its
+#            newest checkpoint
+#   delete   returns the machines
 #
-# Needs gcloud, logged in, with a project, or --project=NAME. gcloud reaches all hosts of a slice at
-# once, with a key that an ssh-agent holds. --internal-ips goes with every action: this script then
-# runs on a machine of the same network, and the hosts reach the package index through Cloud NAT.
-# --dry-run prints the commands and runs none.
+# Needs gcloud, logged in, with a default project or --project=NAME. gcloud connects to all hosts of
+# a slice at once, with a key that an ssh-agent holds. Give --internal-ips to every action or none:
+# this script then runs on a machine of the same network, and the hosts reach the package index
+# through Cloud NAT. --dry-run prints the commands and runs none.
 # shellcheck source=launch/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # shellcheck source=launch/xla_flags.sh
@@ -59,10 +60,10 @@ check_agent() {
   print="$(ssh-keygen -lf "$key" 2> /dev/null | cut -d ' ' -f 2)" || print='no key'
   ssh-add -l 2> /dev/null | grep -qF "$print" || fail "no ssh-agent holds $key, and gcloud stalls \
 without it where there are several hosts: eval \"\$(ssh-agent)\" && ssh-add $key \
-(ssh-keygen -t rsa -f $key makes it)"
+(ssh-keygen -t rsa -f $key creates the key)"
 }
 
-on_all() { # command: run by a shell on every host
+on_all() { # command; a shell on every host runs it
   run "${tpu[@]}" ssh "$name" "${zone[@]}" --worker=all "${address[@]}" --command="$1"
 }
 
@@ -91,7 +92,7 @@ create() {
 
 install() {
   if [ -n "$(git status --porcelain)" ]; then
-    echo 'bert_jax: what is not committed is not copied' >&2
+    echo 'bert_jax: uncommitted changes are not copied' >&2
   fi
   run git archive --format=tar.gz --prefix=bert_jax/ --output=/tmp/bert_jax.tar.gz HEAD
   run "${tpu[@]}" scp /tmp/bert_jax.tar.gz "$name:" "${zone[@]}" --worker=all \
@@ -101,8 +102,8 @@ install() {
 
 start() {
   [ ${#MAIN_FLAGS[@]} -gt 0 ] || fail 'give the flags of the run: -- --config=... --workdir=...'
-  # The run holds a lock on each host, and a second one ends at once. It starts in braces, so that
-  # nothing that waits for it holds the connection.
+  # The run holds a lock on each host, so a second run ends at once. The braces detach the run, so
+  # that the ssh connection can close.
   on_all "cd bert_jax && exec 9> supervise.lock \
 && { flock -n 9 || { echo 'bert_jax: a run is in progress here' >&2; exit 2; }; } \
 && { env $(quote "$(xla_flags "$generation")") nohup .venv/bin/python launch/supervise.py \
@@ -134,7 +135,7 @@ case "$ACTION" in
     case "$state" in
       READY) ;;
       PREEMPTED | TERMINATED | GONE)
-        # A queued resource stays when its machines have gone.
+        # A queued resource still exists after its machines are gone.
         if [ "$state" != GONE ] || [ "${OPTIONS[queued]}" = true ]; then delete; fi
         create
         install ;;

@@ -1,13 +1,13 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: makes .venv in the repository and installs a requirements file.
+# Sourced by the other scripts. Creates .venv in the repository and installs a requirements file:
 #   . launch/venv.sh requirements.txt
-# PYTHON names the interpreter, VENV the folder. Where no Python is new enough, or Debian has taken
-# its venv apart, uv brings one.
+# PYTHON names the interpreter, VENV the folder. If no Python is new enough, or Debian has removed
+# its venv module, uv installs one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VENV="${VENV:-.venv}"
 
-usable() { # command: a Python that is new enough and can make the folder
+usable() { # command; succeeds if it is a new enough Python with the venv module
   "$1" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null
 }
 

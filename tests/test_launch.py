@@ -98,7 +98,7 @@ def test_several_hosts_need_an_ssh_agent(tmp_path, held, type, status):
       'bert_jax: no ssh-agent holds /home/me/.ssh/google_compute_engine, and gcloud stalls without '
       'it where there are several hosts: eval "$(ssh-agent)" && ssh-add '
       '/home/me/.ssh/google_compute_engine (ssh-keygen -t rsa -f '
-      '/home/me/.ssh/google_compute_engine makes it)\n')
+      '/home/me/.ssh/google_compute_engine creates the key)\n')
 
 
 def test_tpu_vm_runs_on_every_host():

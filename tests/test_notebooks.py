@@ -111,7 +111,7 @@ def test_the_backend_is_the_chips_and_told(monkeypatch, capsys, extra, backend, 
     return
   install.check_backend()
   told = capsys.readouterr().out
-  assert ('runs on the CPU, and so this notebook does' in told) == (backend == 'cpu')
+  assert ('runs on the CPU, so this notebook is slow' in told) == (backend == 'cpu')
 
 
 # Colab's TPU runtime as published in August 2026 (Python 3.13), as far as bert_jax meets it.
@@ -180,7 +180,7 @@ def test_on_colab_the_chip_of_the_runtime_is_used(colab, tmp_path, monkeypatch):
   tpu = {'TPU_ACCELERATOR_TYPE': 'v5e-1'}
   told, error = begin_on_colab(tmp_path, python, repository, **tpu)
   assert error == 'Kernel died'
-  restarts = 'The kernel restarts, for it has older versions of '
+  restarts = 'The kernel restarts, because it has older versions of '
   assert re.search(rf'^{restarts}(.*, )?numpy(, .*)? in memory',
       told, re.M)
   told, error = begin_on_colab(tmp_path, python, repository, **tpu)
@@ -192,7 +192,7 @@ def test_on_colab_the_chip_of_the_runtime_is_used(colab, tmp_path, monkeypatch):
   assert libtpu.startswith(re.match(r'libtpu==([\d.]+)\.\*', pin)[1] + '.')
   subprocess.run([python, '-m', 'pip', 'check'], check=True)
   told, error = begin_on_colab(tmp_path, python, repository)
-  assert not error and f'JAX {jax} runs on the CPU, and so this notebook does' in told
+  assert not error and f'JAX {jax} runs on the CPU, so this notebook is slow' in told
 
 
 @pytest.fixture(scope='module')

@@ -132,7 +132,7 @@ def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path, number, status, corpus
     (['seed=0,1', 'trackers=tensorboard,(tensorboard)'], {}, 'seed=0, trackers=tensorboard and '
      'seed=0, trackers=(tensorboard) are the same run'),
     (['data.source=a/b,a_b'], {}, 'data.source=a/b and data.source=a_b would share the folder '
-     'source=a_b: rename what one of them names'),
+     'source=a_b: rename the file that one of them names'),
     (['optimizer.learning_rat=1e-4,2e-4'], {}, 'unknown config field --config.optimizer.'
      'learning_rat: did you mean --config.optimizer.learning_rate?'),
     (['model=1,2'], {}, '--config.model is a group'),
