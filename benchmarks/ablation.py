@@ -1,11 +1,11 @@
-"""The speedrun with one choice changed at a time: held-out loss after the same steps.
+"""Changes one choice of the speedrun at a time: held-out loss after the same steps.
 
   python -m benchmarks.ablation --records=runs/race/records --held_out='held_out/*.txt' \\
       --workdir=runs/ablation
 
 Every variant trains for the same steps on the same records, with several seeds, and is scored by
-`bert_jax.evaluate --suite=masked_lm`. Ends in a table, also in WORKDIR/ablation.md; a variant that
-costs more a step shows it in the last column. The same command goes on where it was.
+`bert_jax.evaluate --suite=masked_lm`. The table is printed and written to WORKDIR/ablation.md. The
+last column shows a variant whose steps cost more. The same command resumes.
 """
 
 import json
@@ -42,7 +42,7 @@ VARIANTS = {
     'weight decay 0.1': {'optimizer.weight_decay': 0.1},
     'no convolutions': {'model.conv_reach': 0},
     'convolutions over two neighbours': {'model.conv_reach': 2},
-    # Phases are shares of the steps; train_steps is a factor on those of the recipe.
+    # Phases are shares of the steps. train_steps multiplies the steps of the recipe.
     'rows of 128 only': {'phases': ((1, 128, 16),)},
     'rows of 64 only': {'phases': ((1, 64, 32),)},
     'twice the rows, half the steps': {'phases': ((8, 64, 64), (2, 128, 32)), 'train_steps': 0.5},
@@ -51,7 +51,7 @@ VARIANTS = {
 
 
 def _run(name: str, seed: int, home: pathlib.Path) -> dict[str, float]:
-  """The held-out loss of a run, and its median time of a step in seconds."""
+  """Returns the held-out loss of a run and its median seconds per step."""
   folder = home / f'{re.sub("[^a-z0-9]+", "_", name.lower())}-{seed}'
   overrides = {'train_minutes': 0, **VARIANTS[name], 'seed': seed,
                'data.source': _RECORDS.value, 'log_every': 20,
@@ -75,7 +75,7 @@ def _run(name: str, seed: int, home: pathlib.Path) -> dict[str, float]:
 
 
 def main(_):
-  """Runs the variants; prints the table."""
+  """Runs the variants and prints the table."""
   home, rows = pathlib.Path(_WORKDIR.value), []
   for name in _VARIANTS.value or VARIANTS:
     results = [_run(name, seed, home) for seed in range(_SEEDS.value)]

@@ -1,10 +1,10 @@
-"""How fast text becomes tokens and tokens become batches, and how much memory that takes.
+"""Speed of text to tokens and of tokens to batches, and peak memory.
 
   python -m benchmarks.data --english='corpus/en/*.txt.gz' --english_vocab=vocab.txt \\
       --chinese='corpus/zh/*.txt.gz' --chinese_vocab=vocab-zh.txt
 
-`prepare` stands beside `tokenizers` encoding the same text on the same cores, and nothing else.
-Both sides alternate; the medians of three rounds are compared.
+The peer of `prepare` is `tokenizers`, which only encodes the same text on the same cores. Both
+sides alternate, and the table compares the medians of three rounds.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def _timed(seconds: list[float]):
 
 
 def compare(name: str, file: str, vocab: str, folder: str, **settings):
-  """prepare against raw encoding of the lines of one file; keeps the records of the last round."""
+  """Compares prepare with raw encoding of one file; keeps the records of the last round."""
   lines = open(file, encoding='utf-8').read().split('\n')
   size = os.path.getsize(file) / 1e6
   tokenizer = tokenizer_reader.load(vocab).library
@@ -67,7 +67,7 @@ def compare(name: str, file: str, vocab: str, folder: str, **settings):
 
 
 def measure_loader(folder: str):
-  """Real tokens for each second of processor time, from records to batches through Grain."""
+  """Measures real tokens per CPU second, from records to batches through Grain."""
   split = dataset.open_records(epath.Path(folder))
   for max_len in (128, 512):
     for pack in (True, False):
@@ -85,7 +85,7 @@ def measure_loader(folder: str):
 
 
 def measure_seek():
-  """From an index of 100 million sentences to the first batch at a far step."""
+  """Measures the time to the first batch at a late step, with 100 million sentences."""
   with tempfile.TemporaryDirectory() as folder:
     path = epath.Path(folder)
     pattern = np.random.default_rng(0).integers(5, 46, 1_000_000).astype(np.uint16)
@@ -99,7 +99,7 @@ def measure_seek():
     blocks = np.stack([tokens, first, first // 20], 1)
     for name, size in (('tokens', 2 * tokens[-1]), ('words', tokens[-1] // 8 + 1)):
       with (path / f's.{name}.bin').open('wb') as file:
-        file.truncate(int(size))  # sparse: there is no text
+        file.truncate(int(size))  # sparse: it holds no text
     types = (np.uint16, np.uint8, np.uint16, np.int64)
     shard = records.Shard(*(records.map_file(path / f's.{name}.bin', np.dtype(dtype))
                             for name, dtype in zip(records.Shard._fields, types)), blocks)
@@ -114,7 +114,7 @@ def measure_seek():
 
 
 def _memory_of_tree(pid: int) -> float:
-  """Proportional memory of a process and its children, in MB (Linux)."""
+  """Returns the proportional memory of a process and its children, in MB (Linux)."""
   total = 0.0
   children = {pid}
   for stat in glob.glob('/proc/[0-9]*/stat'):
@@ -131,12 +131,12 @@ def _memory_of_tree(pid: int) -> float:
 
 
 def measure_memory(text: str, gigabytes: float):
-  """Peak memory of the prepare command on a long text made by repeating."""
+  """Measures the peak memory of the prepare command on a long, repeated text."""
   with tempfile.TemporaryDirectory() as folder:
     file = os.path.join(folder, 'long.txt')
     with open(file, 'w', encoding='utf-8') as out:
       part = 0
-      while out.tell() < gigabytes * 1e9:  # each time another document, so that none is a copy
+      while out.tell() < gigabytes * 1e9:  # different documents each time, so that none is a copy
         out.write(text.replace('\n\n', f'\nPart {part}.\n\n'))
         part += 1
     command = [sys.executable, '-m', 'bert_jax.prepare', f'--input={file}',

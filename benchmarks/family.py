@@ -1,12 +1,12 @@
-"""The family side by side: each member on the same text for 8 million tokens, then fine-tuned.
+"""Compares the family: each member trains on the same 8 million tokens and is fine-tuned.
 
   python -m benchmarks.family --data=DATA --workdir=runs/family
 
 DATA has the folders corpus_en_wikipedia and corpus_zh_wikipedia (*.txt.gz), sst2, mrpc and
-zh_chnsenticorp. Every member comes from its own config, 4 layers of 128, with the learning rate and
-the first weights of configs/tiny.py (ALBERT's rate is LAMB's), and is fine-tuned beside a twin with
-random parameters. Hours on a CPU; the same command goes on where it was. Ends in a table, also in
-WORKDIR/family.md.
+zh_chnsenticorp. Every member uses its own config, with 4 layers of width 128 and with the learning
+rate and the initial weights of configs/tiny.py (ALBERT uses a learning rate for LAMB). It is
+compared with a fine-tuned twin that has random parameters. The benchmark takes hours on a CPU; the
+same command resumes. The table is printed and written to WORKDIR/family.md.
 """
 
 import csv
@@ -50,10 +50,10 @@ MEMBERS = {
     'RoBERTa': Member('roberta_base', 'bpe'),
     'ALBERT': Member('albert_base', 'sentencepiece',
                      {'model.embedding_size': 64, 'optimizer.learning_rate': 5e-3}),
-    # Heads of 32: its generator has a quarter of them.
+    # Heads of width 32, because its generator has a quarter of the heads.
     'ELECTRA': Member('electra_small', 'wordpiece',
                       {'model.num_heads': 4, 'model.embedding_size': 128}, 'rtd_accuracy'),
-    # Learns from the BERT above.
+    # Its teacher is the BERT above.
     'DistilBERT': Member('distilbert_base', 'wordpiece',
                          {'model.num_layers': 2, 'model.scan_unroll': 2}),
     'ModernBERT': Member('modern_base', 'bpe',
@@ -89,7 +89,7 @@ def _metrics(workdir: epath.Path) -> list[dict[str, float]]:
 
 
 def _pretrain(name: str, suffix: str = '', **others) -> epath.Path:
-  """The workdir of a run of a member."""
+  """Returns the workdir of a run of a member."""
   member, home = MEMBERS[name], epath.Path(_WORKDIR.value)
   records = home / f'records_{member.records}'
   workdir = home / (name.replace(' ', '_').lower() + suffix)
@@ -110,14 +110,14 @@ def _pretrain(name: str, suffix: str = '', **others) -> epath.Path:
 
 
 def _twin(name: str) -> epath.Path:
-  """Random parameters: its one step is too small to have an effect."""
+  """Makes random parameters: the learning rate of the one step is too small to matter."""
   return _pretrain(name, '_twin', **{
       'train_steps': 1, 'seed': 1, 'eval_batches': 1, 'optimizer.warmup_steps': 0,
       'optimizer.learning_rate': 1e-9})
 
 
 def _speeds(names: list[str]) -> dict[str, float]:
-  """Real tokens a second of each."""
+  """Measures the real tokens per second of each member."""
   speeds = {name: [] for name in names}
   for i in range(_ROUNDS.value):
     for name in names:
@@ -128,7 +128,7 @@ def _speeds(names: list[str]) -> dict[str, float]:
 
 
 def _finetune(task: str, models: list[epath.Path]) -> list[list[float]]:
-  """The scores of each model over the seeds."""
+  """Returns the scores of each model over the seeds."""
   train, evaluation, epochs, arguments = _TASKS[task]
   folder = epath.Path(f'{models[0]}_{task}')
   if not (folder / 'sweep.csv').exists():

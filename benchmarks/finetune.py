@@ -1,13 +1,14 @@
-"""Fine-tuning beside PyTorch transformers: the same losses, the same quality, the time it takes.
+"""Compares fine-tuning with PyTorch transformers: losses, quality and time.
 
   python -m benchmarks.finetune --mode=parity --data=DATA --model=MODEL --workdir=runs/finetune
   python -m benchmarks.finetune --mode=quality --data=DATA --model=MODEL --workdir=runs/finetune
 
-MODEL is a Hugging Face folder; DATA holds a folder for each data set (see TASKS). `parity` makes 50
-steps from the same head on the same batches without dropout, step by step in turns, and compares
-losses, predictions and times. `quality` trains each side with dropout for several seeds and
-compares the means of the scores and of the held-out losses after the last step. Both append a line
-for each task (and seed and side) to WORKDIR/MODE.jsonl, go on where they were, and end in a table.
+MODEL is a Hugging Face folder. DATA has a folder for each data set (see TASKS). `parity` makes 50
+steps from the same head on the same batches without dropout. The sides take turns after each step,
+and it compares losses, predictions and times. `quality` trains each side with dropout for several
+seeds and compares the means of the scores and of the held-out losses after the last step. Both
+append one line per task (and seed and side) to WORKDIR/MODE.jsonl, resume after a stop, and print a
+table.
 """
 
 import dataclasses
@@ -59,9 +60,9 @@ class Case(NamedTuple):
   eval: str
   overrides: dict[str, Any]
   score: str
-  quality: dict[str, Any] = {}  # overrides of the runs for quality; {} = left out
+  quality: dict[str, Any] = {}  # overrides of the quality runs; {} = no such run
   seeds: int = 3  # of quality
-  layers: int = 0  # of the model for quality, its first ones; 0 = all
+  layers: int = 0  # first layers of the model for quality; 0 = all
   chinese: bool = False  # a random tiny model with the published Chinese vocabulary
   most: tuple[int, int] = (0, 0)  # examples to train on and to evaluate; 0 = all
 
@@ -85,7 +86,7 @@ TASKS = {
     'squad': Case('question_answering', 'squad_v1.1/train-v1.1.json.gz',
                   'squad_v1.1/dev-v1.1.json.gz', {'max_len': 256}, 'f1',
                   {'train_epochs': 1.0, 'optimizer.learning_rate': 1e-4, 'batch_size': 16},
-                  # F1 spreads by points from seed to seed: many runs, so of a small model.
+                  # F1 varies by points between seeds, which needs many runs and so a small model.
                   seeds=10, layers=2, most=(800, 200)),
     'squad_384': Case('question_answering', 'squad_v1.1/train-v1.1.json.gz',
                       'squad_v1.1/dev-v1.1.json.gz', {'max_len': 384}, 'f1', most=(800, 200)),
@@ -101,7 +102,7 @@ TASKS = {
 
 
 def _some(path: str, most: int) -> str:
-  """A file with so many of another's examples, drawn once."""
+  """Writes a file with N examples of another file, drawn once."""
   if not most:
     return path
   target = epath.Path(_WORKDIR.value) / f'{most}-{epath.Path(path).name.removesuffix(".gz")}'
@@ -122,7 +123,7 @@ def _some(path: str, most: int) -> str:
 
 
 def _chinese_model() -> str:
-  """A random tiny BERT with the Chinese vocabulary of the paper's authors."""
+  """Makes a random tiny BERT with the published Chinese vocabulary."""
   folder = epath.Path(_WORKDIR.value) / 'chinese'
   if not (folder / 'config.json').exists():
     tokenizer = tokenizer_reader.load(epath.Path(_DATA.value) / 'vocab/bert-base-chinese-vocab.txt')
@@ -135,7 +136,7 @@ def _chinese_model() -> str:
 
 
 def _first_layers(layers: int) -> str:
-  """The model with its first layers only."""
+  """Writes the model with only its first layers."""
   folder = epath.Path(_WORKDIR.value) / f'{layers}-layers'
   if not (folder / 'config.json').exists():
     model = load_lib.load(_MODEL.value)
@@ -180,14 +181,14 @@ class JaxRun:
     self.seconds, self.compiling, self.shapes = 0.0, 0.0, set()
 
   def save(self, folder: epath.Path):
-    """The model as it is now, for transformers."""
+    """Exports the current model for transformers."""
     huggingface.save(Pretrained(
         config_lib.bert_config(self.config.model), jax.device_get(self.state.params),
         self.model.tokenizer, self.config.task, self.data.files.labels,
         self.data.files.problem), folder)
 
   def step(self, number: int) -> float:
-    """One update; its loss. The first of each shape counts as compilation."""
+    """Makes one update and returns the loss. The first step of a shape counts as compilation."""
     began = time.perf_counter()
     batch = self.data.rows(number)
     self.state, metrics = self._step(self.state, mesh_lib.put_batch(batch, self._mesh))
@@ -209,13 +210,13 @@ class JaxRun:
 
 
 def _outputs(run: JaxRun) -> list[Output]:
-  """Predictions of the model on the evaluated file."""
+  """Returns the predictions of the model on the evaluation file."""
   return [Output(located, jax.device_get(run.measure(located.batch))[1])
           for located in run.data.evals[0].batches.in_order()]
 
 
 def _torch_outputs(run: JaxRun, theirs: torch_finetune.TorchRun) -> list[Output]:
-  """The same of PyTorch's, each input's logits put where a batch has them; nothing is reduced."""
+  """Returns the predictions of PyTorch, with the logits in the layout of our batches."""
   (split,), task = run.data.evals, run.config.task
   logits, first = theirs.logits(split), split.batches.features.first
   outputs = []
@@ -265,7 +266,7 @@ def _same(ours: list[Any], theirs: list[Any]) -> float:
 
 
 def _parity(name: str, case: Case) -> dict[str, Any]:
-  """Some steps of both sides in turns."""
+  """Makes steps of both sides in turns."""
   steps = _STEPS.value
   overrides = {'batch_size': _BATCH_SIZE.value} if _BATCH_SIZE.value else {}
   run = JaxRun(_config(case, {'model.dropout': 0.0, 'model.attention_dropout': 0.0, **overrides}),
@@ -273,7 +274,7 @@ def _parity(name: str, case: Case) -> dict[str, Any]:
   folder = epath.Path(_WORKDIR.value) / 'heads' / name
   run.save(folder)
   arguments = (run.config.task, run.data, str(folder), run.settings, steps, 0.0, 0)
-  torch_finetune.TorchRun(*arguments).step(0)  # warm, and forgotten
+  torch_finetune.TorchRun(*arguments).step(0)  # warms up; not counted
   theirs = torch_finetune.TorchRun(*arguments)
   losses = np.array([(run.step(i), theirs.step(i)) for i in range(steps)])
   timed = steps - len(run.shapes)
@@ -288,7 +289,7 @@ def _parity(name: str, case: Case) -> dict[str, Any]:
 
 
 def _quality(case: Case, seed: int, side: str) -> dict[str, Any]:
-  """One run of one side with dropout."""
+  """Runs one side with dropout."""
   cut = {'init_from': _first_layers(case.layers)} if case.layers else {}
   run = JaxRun(_config(case, {**case.quality, **cut, 'seed': seed}))
   if side == 'bert_jax':
@@ -316,7 +317,7 @@ def _print_parity(lines: list[dict[str, Any]]):
 
 
 def _print_quality(lines: list[dict[str, Any]]):
-  """The bound holds 99% of the differences between equals (two-sided t-test)."""
+  """The bound covers 99% of the differences between equal sides (two-sided t-test)."""
   print('| task | seeds | score | bert_jax | PyTorch | difference | bound |\n' + '| --- ' * 7 + '|')
   for name in dict.fromkeys(x['task'] for x in lines):
     for score in (TASKS[name].score, 'loss'):
@@ -332,7 +333,7 @@ def _print_quality(lines: list[dict[str, Any]]):
 
 
 def main(_):
-  """Runs the cases that the file lacks, and prints the table."""
+  """Runs the missing cases and prints the table."""
   epath.Path(_WORKDIR.value).mkdir(parents=True, exist_ok=True)
   path = epath.Path(_WORKDIR.value) / f'{_MODE.value}.jsonl'
   lines = [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []

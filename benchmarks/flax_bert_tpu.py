@@ -2,7 +2,7 @@
 
   python -m benchmarks.flax_bert_tpu --topology=v5e:4x4 --rows=512 --length=128
 
-Runs in an environment of its own (pip install jax==0.10.2 flax optax transformers==4.57.1 libtpu
+Runs in its own environment (pip install jax==0.10.2 flax optax transformers==4.57.1 libtpu
 absl-py): later versions of transformers have no Flax models. Prints one JSON object.
 """
 

@@ -1,12 +1,12 @@
-"""GLUE beside PyTorch: the runs of `evaluate --suite=glue`, made again with transformers.
+"""Compares GLUE with PyTorch: repeats the runs of `evaluate --suite=glue` in transformers.
 
   python -m bert_jax.evaluate --model=MODEL --suite=glue --data=GLUE --output=OUT.json
   python -m benchmarks.glue --scores=OUT.json
 
 MODEL is a Hugging Face folder. For each run in OUT.runs, PyTorch fine-tunes the same model on the
-same files with the recipe of its run.json, as a script for transformers does: its own tokenizer,
-padded batches, its own shuffling and dropout. Both sides choose the rate and the epoch on the part
-of train that is kept apart, and are scored on the development file. Needs torch and transformers.
+same files with the recipe of its run.json, as a transformers script does: its own tokenizer, padded
+batches, its own shuffling and dropout. Both sides choose the learning rate and the epoch on the
+held-out part of train, and are scored on the development file. Needs torch and transformers.
 """
 
 import json
@@ -28,7 +28,7 @@ _SCORES = flags.DEFINE_string('scores', None, 'The --output of evaluate.', requi
 
 
 class _Examples:
-  """The examples of a file of GLUE, tokenized."""
+  """Returns the tokenized examples of a GLUE file."""
 
   def __init__(self, path: str, task: glue.Glue, split: str, tokenizer, max_len: int):
     rows = list(glue.read(path, task, split))
@@ -41,13 +41,13 @@ class _Examples:
                             for v in values])
 
   def batch(self, numbers: np.ndarray) -> dict[str, torch.Tensor]:
-    """The padded inputs of some examples."""
+    """Returns the padded inputs of some examples."""
     return self._tokenizer.pad({name: [x[i] for i in numbers] for name, x in self._encoded.items()},
                                return_tensors='pt')
 
 
 def _optimizer(model: torch.nn.Module, settings: optimizer_lib.OptimizerConfig):
-  """AdamW; no decay of biases and norms."""
+  """AdamW without weight decay of biases and norms."""
   groups = {True: [], False: []}
   for name, parameter in model.named_parameters():
     groups[name.endswith('bias') or 'LayerNorm' in name].append(parameter)
@@ -69,7 +69,7 @@ def _score(model: torch.nn.Module, examples: _Examples, task: glue.Glue) -> floa
 
 
 def _fine_tune(config: dict[str, Any], model_folder: str) -> tuple[float, float]:
-  """The scores at the best epoch: (on the part kept apart, on the development file)."""
+  """Returns the scores of the best epoch: (held-out part of train, development file)."""
   task = glue.find(config['data']['format'])
   settings = optimizer_lib.OptimizerConfig(**config['optimizer'])
   torch.manual_seed(config['seed'])
@@ -105,7 +105,7 @@ def _fine_tune(config: dict[str, Any], model_folder: str) -> tuple[float, float]
 
 
 def _both(folder: epath.Path, model_folder: str) -> dict[str, dict[str, list[tuple[float, float]]]]:
-  """Rate -> side -> the scores of its seeds, for the runs of a task."""
+  """Returns {learning rate: {side: scores over seeds}} for the runs of a task."""
   scores = {}
   for run in sorted(folder.iterdir()):
     theirs = run / 'pytorch.json'
@@ -120,7 +120,7 @@ def _both(folder: epath.Path, model_folder: str) -> dict[str, dict[str, list[tup
 
 
 def main(_):
-  """Makes the runs that PyTorch lacks, and prints the table."""
+  """Makes the missing PyTorch runs and prints the table."""
   runs = epath.Path(_SCORES.value).with_suffix('.runs')
   model_folder = json.loads(epath.Path(_SCORES.value).read_text())['model']
   print('| task | score | bert_jax | PyTorch | difference | two standard errors |\n' + '| --- ' * 6

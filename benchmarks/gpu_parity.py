@@ -1,11 +1,11 @@
-"""Logits, loss and gradients of BERT-base beside PyTorch's on the same device.
+"""Compares logits, loss and gradients of BERT-base with PyTorch on the same device.
 
   python -m benchmarks.gpu_parity --output=parity.json
 
-The reference is transformers' BERT in float32, without TF32. Distances are norms of differences
-over the reference's norm. In float32, with the highest precision, they are bounded by 1e-4. In
-bfloat16 they are bounded by twice the distance of PyTorch's own autocast to bfloat16. cuDNN's
-attention is for bfloat16 on a GPU; elsewhere it is left out. Exits with 1 above a bound. Needs
+The reference is transformers' BERT in float32, without TF32. A distance is the norm of a difference
+divided by the norm of the reference. In float32, with the highest precision, the bound is 1e-4. In
+bfloat16 the bound is twice the distance of PyTorch's own bfloat16 autocast. cuDNN's attention runs
+only in bfloat16 on a GPU; elsewhere it is skipped. Exits with 1 above a bound. Needs
 torch and transformers.
 """
 
@@ -51,7 +51,7 @@ def _torch_model(folder: str, device: str):
 
 
 def _arrays(length: int) -> dict[str, np.ndarray]:
-  """Padded rows with their labels: -100 where nothing is predicted."""
+  """Makes padded rows with labels, -100 at positions without a prediction."""
   rng, rows = np.random.default_rng(0), _ROWS.value
   real = np.arange(length) < rng.integers(length // 2, length + 1, (rows, 1))
   ids = np.where(real, rng.integers(5, 30_000, (rows, length)), 0)
@@ -103,7 +103,7 @@ def _distances(ours: dict, reference: dict) -> dict[str, float]:
 
 
 def main(_):
-  """Compares every path at every length; writes and prints the distances."""
+  """Compares every path at every length, and writes and prints the distances."""
   torch.set_float32_matmul_precision('highest')
   on_gpu = jax.default_backend() == 'gpu'
   device = 'cuda' if on_gpu else 'cpu'

@@ -1,9 +1,10 @@
-"""A small run that is killed and resumed ends with the same bits, and its model predicts.
+"""Checks that a killed and resumed run ends with the same bits, and that its model predicts.
 
   python -m benchmarks.gpu_resume --records=RECORDS --workdir=DIR --output=resume.json
 
-Trains configs/tiny.py for 50 steps, and once more with SIGKILL in the middle; first as it is, then
-with XLA's deterministic operations, as some sums on a GPU change their order from run to run.
+Trains configs/tiny.py for 50 steps, and again with a SIGKILL in the middle. It does both with the
+default operations and with XLA's deterministic ones, because some sums on a GPU change their order
+from run to run.
 """
 
 import json
@@ -43,7 +44,7 @@ def _finish(process: subprocess.Popen):
 
 
 def _kill(workdir: pathlib.Path, process: subprocess.Popen):
-  """Kills a run once it has saved step 20."""
+  """Kills a run after it has saved step 20."""
   while not (workdir / 'checkpoints/20').exists():
     if process.poll() is not None:
       raise SystemExit(f'the run ended with {process.returncode} before it was killed')
@@ -57,7 +58,7 @@ def _arrays(workdir: pathlib.Path) -> dict:
 
 
 def main(_):
-  """Runs both modes, predicts, writes the results."""
+  """Runs both modes, predicts, and writes the results."""
   results = {}
   for mode, flags_of_xla in _MODES.items():
     home = pathlib.Path(_WORKDIR.value) / mode

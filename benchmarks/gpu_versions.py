@@ -1,4 +1,4 @@
-"""Packages, devices and driver: python -m benchmarks.gpu_versions --output=versions.json"""
+"""Lists packages, devices and driver: python -m benchmarks.gpu_versions --output=versions.json"""
 
 import importlib.metadata
 import json
@@ -14,7 +14,7 @@ _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'tor
 
 
 def main(_):
-  """Writes and prints them."""
+  """Writes and prints the versions."""
   versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
   versions |= {'python': sys.version, 'devices': [x.device_kind for x in jax.devices()]}
   if jax.default_backend() == 'gpu':

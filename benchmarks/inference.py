@@ -1,10 +1,10 @@
-"""Texts a second: `embed` against PyTorch transformers, on the same machine in the same run.
+"""Texts per second: `embed` against PyTorch transformers on the same machine.
 
   python -m benchmarks.inference --model=MODEL --text='corpus/*.txt.gz' [--stsb=dev.tsv]
 
 MODEL is a Hugging Face folder. Both sides embed the same sentences of mixed length with mean
-pooling, in turns, and the medians count; PyTorch sorts by length and runs batches of the size that
-suits it best among those given. With --stsb (GLUE's file) both also score its pairs. Needs torch,
+pooling, in turns, and the medians count. PyTorch sorts by length and uses the fastest of the given
+batch sizes. With --stsb (GLUE's file) both sides also score its pairs. Needs torch,
 transformers and scipy.
 """
 
@@ -43,7 +43,7 @@ def _sentences() -> list[str]:
 
 
 class _Torch:
-  """Mean-pooled embeddings by transformers, as sentence-transformers makes them."""
+  """Mean-pooled embeddings with transformers, as in sentence-transformers."""
 
   def __init__(self, folder: str):
     self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -79,11 +79,11 @@ def _spearman(embed) -> float:
 
 
 def main(_):
-  """Prints texts a second of both sides, their ratio, and how far the vectors are apart."""
+  """Prints texts per second of both sides, their ratio, and the largest vector difference."""
   texts = _sentences()
   ours, theirs = bert_jax.from_pretrained(_MODEL.value), _Torch(_MODEL.value)
-  embed = functools.partial(ours.embed, normalize=False, max_len=512)  # what `_Torch` does
-  apart = np.abs(embed(texts) - theirs.embed(texts, 32)).max()  # and everything is warm
+  embed = functools.partial(ours.embed, normalize=False, max_len=512)  # as in `_Torch`
+  apart = np.abs(embed(texts) - theirs.embed(texts, 32)).max()  # this also warms up both sides
   best = min(_BATCHES.value, key=lambda b: _seconds(lambda: theirs.embed(texts[:2000], b)))
   a, b = [], []
   for _ in range(_ROUNDS.value):

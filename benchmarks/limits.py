@@ -1,4 +1,4 @@
-"""The limits of a machine: how fast it multiplies large matrices and copies large arrays."""
+"""The limits of a machine: the speed of large matrix products and large copies."""
 
 from collections.abc import Callable
 import time
@@ -10,7 +10,7 @@ _RUNS = 3
 
 
 def _best_seconds(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> float:
-  """The shortest time of `function`; each run gets the result of the one before."""
+  """Returns the shortest time of `function`; each call gets the previous result."""
   x = function(x).block_until_ready()
   times = []
   for _ in range(_RUNS):
@@ -21,16 +21,16 @@ def _best_seconds(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> f
 
 
 def multiply_flops(n: int, dtype: str) -> float:
-  """FLOP/s of a product of two [n, n] matrices."""
+  """Returns the FLOP/s of a product of two [n, n] matrices."""
   x = jnp.full((n, n), 1 / n, dtype)
   return 2 * n**3 / _best_seconds(jax.jit(lambda x: x @ x), x)
 
 
-# Reads and writes every word, in place: fresh memory would cost a CPU its page faults. On a GPU the
-# addition of single bytes takes longer than moving them.
+# Reads and writes every word in place, because new memory would cost page faults on a CPU. The words
+# are wide: on a GPU, adding single bytes takes longer than moving them.
 copy = jax.jit(lambda x: x + 1, donate_argnums=0)
 
 
 def copy_bandwidth(size: int) -> float:
-  """Bytes/s that a copy of `size` bytes reads and writes."""
+  """Returns the bytes/s that a copy of `size` bytes reads and writes."""
   return 2 * size / _best_seconds(copy, jnp.zeros(size // 4, jnp.float32))

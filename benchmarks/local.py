@@ -1,11 +1,11 @@
-"""Runs `bash launch/local.sh` and writes its figures to every place that shows them.
+"""Runs `bash launch/local.sh` and updates every file that shows its figures.
 
   python -m benchmarks.local [WORKDIR]
 
-The run has an environment of its own and lasts from the install to the filled masks. WORKDIR
+The run has its own environment, and its time includes the install and the filled masks. WORKDIR
 (runs/local) must be new. The command replaces the figures in README.md, docs/results.md and
-configs/tiny.py, and the picture docs/tiny_curves.png, which carries the last line of its run.
-`tests/test_local.py` compares all places.
+configs/tiny.py, and the plot docs/tiny_curves.png, whose metadata has the last line of its run.
+`tests/test_local.py` compares all of them.
 """
 
 import os
@@ -25,7 +25,7 @@ _KEY = 'held out'  # of the picture's own text
 
 
 class Figures(NamedTuple):
-  """What a run says."""
+  """The figures of a run."""
 
   cores: int
   minutes: int  # of all
@@ -51,7 +51,7 @@ def _run(workdir: pathlib.Path) -> Figures:
 
 
 def _texts(f: Figures) -> list[tuple[str, str, str]]:
-  """(file, pattern, text) of each place."""
+  """Returns (file, pattern, text) of each place that shows the figures."""
   scores = {name: float(value) for name, value in re.findall(r'(\w+) ([\d.]+)', f.held_out)}
   loss, floor, pairs = (f'{scores[name]:.2f}' for name in (
       'mlm_loss', 'unigram_entropy', 'nsp_accuracy'))
@@ -69,7 +69,7 @@ def _texts(f: Figures) -> list[tuple[str, str, str]]:
 
 
 def read(root: pathlib.Path) -> Figures:
-  """The figures of the README."""
+  """Reads the figures from the README."""
   block = re.search(r'On (\d+) CPU cores it takes (\d+) minutes, (\d+) of them to install, and '
                     r'ends with:\n\n```text\n(step .*?)\n\n(.*?)\n```\n',
                     (root / 'README.md').read_text(), re.DOTALL)
@@ -77,7 +77,7 @@ def read(root: pathlib.Path) -> Figures:
 
 
 def disagreeing(root: pathlib.Path) -> list[str]:
-  """The places that say something else than the README's figures."""
+  """Returns the places that disagree with the figures in the README."""
   figures = read(root)
   wrong = [f'{file}: {text}' for file, pattern, text in _texts(figures)
            if re.findall(pattern, (root / file).read_text(), re.DOTALL) != [text]]
@@ -87,7 +87,7 @@ def disagreeing(root: pathlib.Path) -> list[str]:
 
 
 def write(figures: Figures, curves: pathlib.Path, root: pathlib.Path):
-  """Replaces all places, and the picture."""
+  """Updates all places and the plot."""
   for file, pattern, text in _texts(figures):
     path = root / file
     path.write_text(re.sub(pattern, lambda _, text=text: text, path.read_text(), flags=re.DOTALL))

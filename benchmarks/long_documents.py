@@ -1,11 +1,11 @@
-"""The ways of data.long compared on reviews of more than 512 tokens.
+"""Compares the values of data.long on reviews of more than 512 tokens.
 
   python -m benchmarks.long_documents --train=imdb/train.tsv.gz --eval=imdb/test.tsv.gz \
       --model=MODEL --workdir=runs/long
 
-The files have the columns label and text; as many reviews of each label are drawn. Ends in the
-table of launch/sweep.py, and goes on where it was. A step is taken in 4 microbatches: the chunks of
-16 long reviews at once do not fit into 24 GB.
+The files have the columns label and text. The benchmark draws the same number of reviews of each
+label, and prints the table of launch/sweep.py. The same command resumes. A step has 4 microbatches,
+because the chunks of 16 long reviews do not fit into 24 GB at once.
 """
 
 import csv
@@ -28,7 +28,7 @@ _MODEL = flags.DEFINE_string('model', None, 'What to start from.', required=True
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
 _EPOCHS = flags.DEFINE_float('epochs', 3, 'Passes over the reviews.')
 _RATE = flags.DEFINE_float('learning_rate', 1e-4, 'At its peak.')
-_LONGEST = 510  # tokens beside [CLS] and [SEP]
+_LONGEST = 510  # tokens without [CLS] and [SEP]
 
 
 def _write(path: epath.Path, source: str, count: int):
@@ -50,7 +50,7 @@ def _write(path: epath.Path, source: str, count: int):
 
 
 def main(_):
-  """Draws the reviews, then sweeps."""
+  """Draws the reviews and starts the sweep."""
   workdir = epath.Path(_WORKDIR.value)
   workdir.mkdir(parents=True, exist_ok=True)
   for split, source in _FILES.items():

@@ -1,11 +1,11 @@
-"""The overhead of the training loop: a whole run beside the step alone.
+"""The overhead of the training loop: a whole run compared with its steps alone.
 
   python -m benchmarks.loop --text='corpus/*.txt.gz' --workdir=runs/loop
 
-The run is `bert_jax.main` from its start to its end: compilation (unless it is kept from an earlier
-run), rows, logging, a checkpoint after each quarter, an evaluation; the text is tokenized before.
-At each of its lines it is stopped, and the step alone makes a turn on the same rows, with nothing
-around it: so both have met the same machine. Prints their ratio.
+The run is `bert_jax.main` from its start to its end: compilation (unless it is cached from an
+earlier run), rows, logging, a checkpoint after each quarter, and an evaluation. The text is
+tokenized before. At each line of its log the run is paused, and the bare step makes a turn on the
+same rows, so both sides see the same machine load. Prints their ratio.
 """
 
 import json
@@ -24,11 +24,11 @@ _TEXT = flags.DEFINE_string('text', None, 'Glob of text files.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
 _SIZE = flags.DEFINE_string('size', 'small', 'Name of a config of a published size.')
 _STEPS = flags.DEFINE_integer('steps', 1000, 'Of the run; a checkpoint after each quarter.')
-_LINES, _ALONE = 20, 2  # of the run; steps alone at each
+_LINES, _ALONE = 20, 2  # of the run; the bare steps take a turn at each
 
 
 def _run(workdir: epath.Path, records: epath.Path, alone: turns.Side) -> float:
-  """Seconds that a run takes, without those in which it was stopped."""
+  """Returns the seconds of a run, without the pauses."""
   steps, stopped, began = _STEPS.value, 0.0, time.perf_counter()
   running = subprocess.Popen(
       [sys.executable, '-u', '-m', 'bert_jax.main', f'--config=configs/{_SIZE.value}.py',
@@ -51,7 +51,7 @@ def _run(workdir: epath.Path, records: epath.Path, alone: turns.Side) -> float:
 
 
 def main(_):
-  """Measures; prints a table."""
+  """Measures and prints a table."""
   workdir = epath.Path(_WORKDIR.value)
   records = workdir / 'records'
   if not (records / 'manifest.json').exists():

@@ -1,4 +1,4 @@
-"""Minimal pairs a second: `evaluate --suite=minimal_pairs` against a loop over transformers.
+"""Minimal pairs per second: `evaluate --suite=minimal_pairs` against transformers.
 
   python -m benchmarks.minimal_pairs --model=MODEL --pairs='blimp/*.jsonl.gz'
 
@@ -33,7 +33,7 @@ class _Torch:
 
   @torch.inference_mode()
   def score(self, text: str) -> float:
-    """The pseudo-log-likelihood of a sentence in nat."""
+    """Returns the pseudo-log-likelihood of a sentence in nats."""
     ids = self._tokenizer(text, return_tensors='pt').input_ids[0]
     copies = torch.arange(len(ids) - 2)
     masked = ids.repeat(len(copies), 1)
@@ -43,7 +43,7 @@ class _Torch:
 
 
 def main(_):
-  """Prints pairs a second of both sides, their ratio, and how far the scores are apart."""
+  """Prints pairs per second of both sides, their ratio, and the largest score difference."""
   host.keep_freed_memory()
   pairs = minimal_pairs.read(_PAIRS.value)
   order = np.random.default_rng(0).permutation(len(pairs))[:_COUNT.value]

@@ -1,14 +1,13 @@
-"""Where false next sentences come from: what it does to NSP and to SST-2. Tiny BERT.
+"""How the source of false next sentences affects NSP and SST-2, with a tiny BERT.
 
   python -m benchmarks.negatives --records=DIR --sst2=SST-2 --workdir=runs/negatives
 
-All sides of `data.negatives` go on from one model, configs/tiny.py after masked LM alone, for the
-same steps. The table tells how well a rule guesses the labels from style alone (the counts of
-marks, capitals and digits in A and in B, and their lengths), the NSP accuracy of each side on
-held-out rows with the same negatives and with similar_style, and its accuracy on SST-2 after one
-epoch.
-Capitals need records with a cased vocabulary: `prepare --nolowercase`. The same command continues
-where it was.
+All sides of `data.negatives` continue from one model, configs/tiny.py trained with masked LM alone,
+for the same number of steps. The table shows how well a rule guesses the labels from style alone
+(the counts of punctuation marks, capitals and digits in A and in B, and their lengths). It also shows
+the NSP accuracy of each side on held-out rows with the same negatives and with similar_style, and its
+accuracy on SST-2 after one epoch. Capitals need records with a cased vocabulary: `prepare
+--nolowercase`. The same command resumes.
 """
 
 import json
@@ -42,7 +41,7 @@ _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required
 _START_STEPS = flags.DEFINE_integer('start_steps', 2000, 'Of masked LM alone.')
 _STEPS = flags.DEFINE_integer('steps', 2000, 'Of each run.')
 _SEEDS = flags.DEFINE_integer('seeds', 3, 'Runs of each side.')
-_JUDGE = 'similar_style'  # the rows on which all sides are compared
+_JUDGE = 'similar_style'  # all sides are scored on these rows
 
 
 def _train(config: str, workdir: pathlib.Path, **overrides):
@@ -59,13 +58,13 @@ def _config(workdir: pathlib.Path) -> ConfigDict:
 
 
 def _last(workdir: pathlib.Path, name: str) -> float:
-  """The last value of a score of a run."""
+  """Returns the last value of a score of a run."""
   lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
   return [line[name] for line in lines if name in line][-1]
 
 
 def _style_accuracy(corpus: dataset.Corpus, kind: str, max_len: int) -> float:
-  """The accuracy of boosted trees that see only the style and the length of A and B."""
+  """Returns the accuracy of boosted trees that see only style and length of A and B."""
   layout = RowLayout.create(max_len, True, 'next_sentence', kind)
   pairs, _ = benchmark.epoch(RowSource(corpus.train, layout, 0, corpus.tokenizer), 10**9)
   classes = negatives.token_classes(corpus.tokenizer)
@@ -74,7 +73,7 @@ def _style_accuracy(corpus: dataset.Corpus, kind: str, max_len: int) -> float:
 
 
 def _nsp_accuracy(workdir: pathlib.Path, corpus: dataset.Corpus, kind: str) -> float:
-  """The NSP accuracy of a run on held-out rows of one kind."""
+  """Returns the NSP accuracy of a run on held-out rows with one kind of negatives."""
   c = _config(workdir)
   masking_config = MaskingConfig(**c.masking)
   task = Pretraining(objectives.create('', 'next_sentence', config_lib.bert_config(c.model)),
@@ -89,7 +88,7 @@ def _nsp_accuracy(workdir: pathlib.Path, corpus: dataset.Corpus, kind: str) -> f
 
 
 def main(_):
-  """Trains, scores, prints a table."""
+  """Trains, scores, and prints a table."""
   home = pathlib.Path(_WORKDIR.value)
   corpus = dataset.open_records(epath.Path(_RECORDS.value))
   (train,) = pathlib.Path(_SST2.value).glob('train.tsv*')

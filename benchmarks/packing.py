@@ -1,15 +1,15 @@
-"""Do packing and short pairs change what is learned? Tiny BERT, the same real tokens each.
+"""Do packing and short pairs change what a tiny BERT learns from the same real tokens?
 
   python -m benchmarks.packing --source='corpus/*.txt.gz' --workdir=runs/packing
 
-Packed rows stand beside rows of one pair each, with a tenth of the pairs short as published, and
-packed rows with half of the pairs short. Each side sees `--tokens` real tokens, about as many in a
-step; all are then evaluated on the same held-out rows of one long pair with the same masks. Takes
-some three hours on 2 CPU cores.
+The sides are packed rows and rows of one pair each, both with a tenth of the pairs short, as
+published, and packed rows with half of the pairs short. Each side sees `--tokens` real tokens, with
+about the same number per step. All are then evaluated on the same held-out rows of one long pair,
+with the same masks. It takes about three hours on 2 CPU cores.
 
 All sides start from one model that has left the plateau of the token frequencies: configs/tiny.py
-after 2,000 steps on rows of 64. A model this small leaves the plateau late on rows of 128, at a
-step that depends on the seed. From fresh weights the seeds of one side differ by 0.2 nat.
+after 2,000 steps on rows of 64. On rows of 128 a model this small leaves the plateau late, at
+a step that depends on the seed. From random weights the seeds of one side differ by 0.2 nats.
 """
 
 import dataclasses
@@ -41,10 +41,10 @@ _SOURCE = flags.DEFINE_string('source', None, 'Glob of text files.', required=Tr
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for records and runs.', required=True)
 _TOKENS = flags.DEFINE_integer('tokens', 10_000_000, 'Real tokens of each run.')
 _SEEDS = flags.DEFINE_integer('seeds', 3, 'Runs of each side.')
-_START_STEPS = 2000  # of the common start, in the rows of configs/tiny.py
+_START_STEPS = 2000  # of the shared first part, on the rows of configs/tiny.py
 _LENGTH, _ROWS = 128, 32  # tokens in a row, and packed rows in a step
-_LONG = 0.8  # of a row, the least that a pair of the evaluation has
-# Packed or not, and the share of short pairs.
+_LONG = 0.8  # fraction of a row that a pair of the evaluation fills at least
+# (packed, fraction of short pairs)
 _SIDES = {'packed': (True, 0.1), 'unpacked': (False, 0.1), 'packed, half short': (True, 0.5)}
 
 
@@ -67,7 +67,7 @@ def _config(records: str, side: str, seed: int, corpus: dataset.Corpus, start: s
 
 
 def _evaluate(workdir: str, config, corpus: dataset.Corpus) -> dict[str, float]:
-  """Held-out losses of a finished run on rows of one long pair."""
+  """Returns the held-out losses of a finished run on rows of one long pair."""
   c = config
   model_config = dataclasses.replace(config_lib.bert_config(c.model),
                                      vocab_size=corpus.tokenizer.vocab_size)
@@ -93,7 +93,7 @@ def _evaluate(workdir: str, config, corpus: dataset.Corpus) -> dict[str, float]:
 
 
 def main(_):
-  """Trains, evaluates, prints a table."""
+  """Trains, evaluates, and prints a table."""
   records = os.path.join(_WORKDIR.value, 'records')
   if not os.path.exists(os.path.join(records, 'manifest.json')):
     preparation.prepare(preparation.Settings(source=_SOURCE.value, vocab_size=8192), records)
