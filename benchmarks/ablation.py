@@ -3,9 +3,10 @@
   python -m benchmarks.ablation --records=runs/race/records --held_out='held_out/*.txt' \\
       --workdir=runs/ablation
 
-Every variant trains for the same steps on the same records, with several seeds, and is scored by
-`bert_jax.evaluate --suite=masked_lm`. The table is printed and written to WORKDIR/ablation.md. The
-last column shows a variant whose steps cost more. The same command resumes.
+Every variant trains for the same steps on the same records, with several seeds, and is
+scored by `bert_jax.evaluate --suite=masked_lm`. The table is printed and written to
+WORKDIR/ablation.md. The last column shows a variant whose steps cost more. The same
+command resumes.
 """
 
 import json

@@ -3,8 +3,8 @@
   python -m benchmarks.data --english='corpus/en/*.txt.gz' --english_vocab=vocab.txt \\
       --chinese='corpus/zh/*.txt.gz' --chinese_vocab=vocab-zh.txt
 
-The peer of `prepare` is `tokenizers`, which only encodes the same text on the same cores. Both
-sides alternate, and the table compares the medians of three rounds.
+The peer of `prepare` is `tokenizers`, which only encodes the same text on the same cores.
+Both sides alternate, and the table compares the medians of three rounds.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def _timed(seconds: list[float]):
 
 
 def compare(name: str, file: str, vocab: str, folder: str, **settings):
-  """Compares prepare with raw encoding of one file; keeps the records of the last round."""
+  """Compares prepare with raw encoding of one file; keeps the last records."""
   lines = open(file, encoding='utf-8').read().split('\n')
   size = os.path.getsize(file) / 1e6
   tokenizer = tokenizer_reader.load(vocab).library

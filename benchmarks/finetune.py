@@ -3,12 +3,12 @@
   python -m benchmarks.finetune --mode=parity --data=DATA --model=MODEL --workdir=runs/finetune
   python -m benchmarks.finetune --mode=quality --data=DATA --model=MODEL --workdir=runs/finetune
 
-MODEL is a Hugging Face folder. DATA has a folder for each data set (see TASKS). `parity` makes 50
-steps from the same head on the same batches without dropout. The sides take turns after each step,
-and it compares losses, predictions and times. `quality` trains each side with dropout for several
-seeds and compares the means of the scores and of the held-out losses after the last step. Both
-append one line per task (and seed and side) to WORKDIR/MODE.jsonl, resume after a stop, and print a
-table.
+MODEL is a Hugging Face folder. DATA has a folder for each data set (see TASKS). `parity`
+makes 50 steps from the same head on the same batches without dropout. The sides take
+turns after each step, and it compares losses, predictions and times. `quality` trains
+each side with dropout for several seeds and compares the means of the scores and of the
+held-out losses after the last step. Both append one line per task (and seed and side) to
+WORKDIR/MODE.jsonl, resume after a stop, and print a table.
 """
 
 import dataclasses
@@ -86,7 +86,8 @@ TASKS = {
     'squad': Case('question_answering', 'squad_v1.1/train-v1.1.json.gz',
                   'squad_v1.1/dev-v1.1.json.gz', {'max_len': 256}, 'f1',
                   {'train_epochs': 1.0, 'optimizer.learning_rate': 1e-4, 'batch_size': 16},
-                  # F1 varies by points between seeds, which needs many runs and so a small model.
+                  # F1 varies by points between seeds, which needs many runs and so a
+                  # small model.
                   seeds=10, layers=2, most=(800, 200)),
     'squad_384': Case('question_answering', 'squad_v1.1/train-v1.1.json.gz',
                       'squad_v1.1/dev-v1.1.json.gz', {'max_len': 384}, 'f1', most=(800, 200)),
@@ -188,7 +189,7 @@ class JaxRun:
         self.data.files.problem), folder)
 
   def step(self, number: int) -> float:
-    """Makes one update and returns the loss. The first step of a shape counts as compilation."""
+    """Makes one update and returns the loss; new shapes count as compilation."""
     began = time.perf_counter()
     batch = self.data.rows(number)
     self.state, metrics = self._step(self.state, mesh_lib.put_batch(batch, self._mesh))

@@ -1,9 +1,10 @@
-"""The peer of `benchmarks.tpu_compile`: transformers 4.57.1's Flax BERT, compiled for a TPU slice.
+"""The peer of `benchmarks.tpu_compile`: Flax BERT of transformers 4.57.1 on a TPU.
 
   python -m benchmarks.flax_bert_tpu --topology=v5e:4x4 --rows=512 --length=128
 
-Runs in its own environment (pip install jax==0.10.2 flax optax transformers==4.57.1 libtpu
-absl-py): later versions of transformers have no Flax models. Prints one JSON object.
+Runs in its own environment (pip install jax==0.10.2 flax optax transformers==4.57.1
+libtpu absl-py): later versions of transformers have no Flax models. Prints one JSON
+object.
 """
 
 import json
@@ -35,7 +36,7 @@ _LENGTH = flags.DEFINE_integer('length', 128, 'Tokens in a row.')
 
 
 def main(_):
-  """Compiles a training step of BERT-large: masked LM at all positions, AdamW, dropout 0.1."""
+  """Compiles a step of BERT-large: masked LM at all positions, AdamW, dropout 0.1."""
   devices = topologies.get_topology_desc(platform='tpu', topology_name=_TOPOLOGY.value).devices
   mesh = Mesh(np.array(devices), ('data',))
   model = transformers.FlaxBertForPreTraining(

@@ -1,12 +1,13 @@
-"""Compares GLUE with PyTorch: repeats the runs of `evaluate --suite=glue` in transformers.
+"""Compares GLUE with PyTorch: repeats the runs of `evaluate --suite=glue` there.
 
   python -m bert_jax.evaluate --model=MODEL --suite=glue --data=GLUE --output=OUT.json
   python -m benchmarks.glue --scores=OUT.json
 
-MODEL is a Hugging Face folder. For each run in OUT.runs, PyTorch fine-tunes the same model on the
-same files with the recipe of its run.json, as a transformers script does: its own tokenizer, padded
-batches, its own shuffling and dropout. Both sides choose the learning rate and the epoch on the
-held-out part of train, and are scored on the development file. Needs torch and transformers.
+MODEL is a Hugging Face folder. For each run in OUT.runs, PyTorch fine-tunes the same
+model on the same files with the recipe of its run.json, as a transformers script does:
+its own tokenizer, padded batches, its own shuffling and dropout. Both sides choose the
+learning rate and the epoch on the held-out part of train, and are scored on the
+development file. Needs torch and transformers.
 """
 
 import json

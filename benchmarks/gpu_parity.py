@@ -2,11 +2,11 @@
 
   python -m benchmarks.gpu_parity --output=parity.json
 
-The reference is transformers' BERT in float32, without TF32. A distance is the norm of a difference
-divided by the norm of the reference. In float32, with the highest precision, the bound is 1e-4. In
-bfloat16 the bound is twice the distance of PyTorch's own bfloat16 autocast. cuDNN's attention runs
-only in bfloat16 on a GPU; elsewhere it is skipped. Exits with 1 above a bound. Needs
-torch and transformers.
+The reference is transformers' BERT in float32, without TF32. A distance is the norm of a
+difference divided by the norm of the reference. In float32, with the highest precision,
+the bound is 1e-4. In bfloat16 the bound is twice the distance of PyTorch's own bfloat16
+autocast. cuDNN's attention runs only in bfloat16 on a GPU; elsewhere it is skipped. Exits
+with 1 above a bound. Needs torch and transformers.
 """
 
 import dataclasses

@@ -1,10 +1,10 @@
-"""Checks that a killed and resumed run ends with the same bits, and that its model predicts.
+"""Checks that a killed and resumed run ends with the same bits and can predict.
 
   python -m benchmarks.gpu_resume --records=RECORDS --workdir=DIR --output=resume.json
 
-Trains configs/tiny.py for 50 steps, and again with a SIGKILL in the middle. It does both with the
-default operations and with XLA's deterministic ones, because some sums on a GPU change their order
-from run to run.
+Trains configs/tiny.py for 50 steps, and again with a SIGKILL in the middle. It does both
+with the default operations and with XLA's deterministic ones, because some sums on a GPU
+change their order from run to run.
 """
 
 import json

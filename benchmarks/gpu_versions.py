@@ -1,4 +1,7 @@
-"""Lists packages, devices and driver: python -m benchmarks.gpu_versions --output=versions.json"""
+"""Lists packages, devices and driver.
+
+  python -m benchmarks.gpu_versions --output=versions.json
+"""
 
 import importlib.metadata
 import json

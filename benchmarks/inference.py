@@ -2,10 +2,10 @@
 
   python -m benchmarks.inference --model=MODEL --text='corpus/*.txt.gz' [--stsb=dev.tsv]
 
-MODEL is a Hugging Face folder. Both sides embed the same sentences of mixed length with mean
-pooling, in turns, and the medians count. PyTorch sorts by length and uses the fastest of the given
-batch sizes. With --stsb (GLUE's file) both sides also score its pairs. Needs torch,
-transformers and scipy.
+MODEL is a Hugging Face folder. Both sides embed the same sentences of mixed length with
+mean pooling, in turns, and the medians count. PyTorch sorts by length and uses the
+fastest of the given batch sizes. With --stsb (GLUE's file) both sides also score its
+pairs. Needs torch, transformers and scipy.
 """
 
 import csv
@@ -79,7 +79,7 @@ def _spearman(embed) -> float:
 
 
 def main(_):
-  """Prints texts per second of both sides, their ratio, and the largest vector difference."""
+  """Prints texts per second, their ratio, and the largest vector difference."""
   texts = _sentences()
   ours, theirs = bert_jax.from_pretrained(_MODEL.value), _Torch(_MODEL.value)
   embed = functools.partial(ours.embed, normalize=False, max_len=512)  # as in `_Torch`

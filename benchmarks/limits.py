@@ -26,8 +26,8 @@ def multiply_flops(n: int, dtype: str) -> float:
   return 2 * n**3 / _best_seconds(jax.jit(lambda x: x @ x), x)
 
 
-# Reads and writes every word in place, because new memory would cost page faults on a CPU. The words
-# are wide: on a GPU, adding single bytes takes longer than moving them.
+# Reads and writes every word in place, because new memory would cost page faults on a
+# CPU. The words are wide: on a GPU, adding single bytes takes longer than moving them.
 copy = jax.jit(lambda x: x + 1, donate_argnums=0)
 
 

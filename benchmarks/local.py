@@ -2,10 +2,10 @@
 
   python -m benchmarks.local [WORKDIR]
 
-The run has its own environment, and its time includes the install and the filled masks. WORKDIR
-(runs/local) must be new. The command replaces the figures in README.md, docs/results.md and
-configs/tiny.py, and the plot docs/tiny_curves.png, whose metadata has the last line of its run.
-`tests/test_local.py` compares all of them.
+The run has its own environment, and its time includes the install and the filled masks.
+WORKDIR (runs/local) must be new. The command replaces the figures in README.md,
+docs/results.md and configs/tiny.py, and the plot docs/tiny_curves.png, whose metadata has
+the last line of its run. `tests/test_local.py` compares all of them.
 """
 
 import os

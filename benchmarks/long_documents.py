@@ -3,9 +3,9 @@
   python -m benchmarks.long_documents --train=imdb/train.tsv.gz --eval=imdb/test.tsv.gz \
       --model=MODEL --workdir=runs/long
 
-The files have the columns label and text. The benchmark draws the same number of reviews of each
-label, and prints the table of launch/sweep.py. The same command resumes. A step has 4 microbatches,
-because the chunks of 16 long reviews do not fit into 24 GB at once.
+The files have the columns label and text. The benchmark draws the same number of reviews
+of each label, and prints the table of launch/sweep.py. The same command resumes. A step
+has 4 microbatches, because the chunks of 16 long reviews do not fit into 24 GB at once.
 """
 
 import csv

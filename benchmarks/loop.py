@@ -2,10 +2,11 @@
 
   python -m benchmarks.loop --text='corpus/*.txt.gz' --workdir=runs/loop
 
-The run is `bert_jax.main` from its start to its end: compilation (unless it is cached from an
-earlier run), rows, logging, a checkpoint after each quarter, and an evaluation. The text is
-tokenized before. At each line of its log the run is paused, and the bare step makes a turn on the
-same rows, so both sides see the same machine load. Prints their ratio.
+The run is `bert_jax.main` from its start to its end: compilation (unless it is cached
+from an earlier run), rows, logging, a checkpoint after each quarter, and an evaluation.
+The text is tokenized before. At each line of its log the run is paused, and the bare step
+makes a turn on the same rows, so both sides see the same machine load. Prints their
+ratio.
 """
 
 import json

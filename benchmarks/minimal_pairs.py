@@ -2,9 +2,9 @@
 
   python -m benchmarks.minimal_pairs --model=MODEL --pairs='blimp/*.jsonl.gz'
 
-MODEL is a Hugging Face folder with a masked-LM head. The loop runs the masked copies of one
-sentence as one batch, as scripts for BLiMP do. Both sides score the same pairs in turns, and the
-medians count. Needs torch and transformers.
+MODEL is a Hugging Face folder with a masked-LM head. The loop runs the masked copies of
+one sentence as one batch, as scripts for BLiMP do. Both sides score the same pairs in
+turns, and the medians count. Needs torch and transformers.
 """
 
 import time
@@ -43,7 +43,7 @@ class _Torch:
 
 
 def main(_):
-  """Prints pairs per second of both sides, their ratio, and the largest score difference."""
+  """Prints pairs per second, their ratio, and the largest score difference."""
   host.keep_freed_memory()
   pairs = minimal_pairs.read(_PAIRS.value)
   order = np.random.default_rng(0).permutation(len(pairs))[:_COUNT.value]

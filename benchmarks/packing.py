@@ -2,14 +2,15 @@
 
   python -m benchmarks.packing --source='corpus/*.txt.gz' --workdir=runs/packing
 
-The sides are packed rows and rows of one pair each, both with a tenth of the pairs short, as
-published, and packed rows with half of the pairs short. Each side sees `--tokens` real tokens, with
-about the same number per step. All are then evaluated on the same held-out rows of one long pair,
-with the same masks. It takes about three hours on 2 CPU cores.
+The sides are packed rows and rows of one pair each, both with a tenth of the pairs short,
+as published, and packed rows with half of the pairs short. Each side sees `--tokens` real
+tokens, with about the same number per step. All are then evaluated on the same held-out
+rows of one long pair, with the same masks. It takes about three hours on 2 CPU cores.
 
-All sides start from one model that has left the plateau of the token frequencies: configs/tiny.py
-after 2,000 steps on rows of 64. On rows of 128 a model this small leaves the plateau late, at
-a step that depends on the seed. From random weights the seeds of one side differ by 0.2 nats.
+All sides start from one model that has left the plateau of the token frequencies:
+configs/tiny.py after 2,000 steps on rows of 64. On rows of 128 a model this small leaves
+the plateau late, at a step that depends on the seed. From random weights the seeds of one
+side differ by 0.2 nats.
 """
 
 import dataclasses

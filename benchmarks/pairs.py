@@ -1,11 +1,12 @@
-"""Rows of a corpus: how full they are, their labelled pairs, and how a rule guesses labels.
+"""Rows of a corpus: fill, labeled pairs, and how well a rule guesses the labels.
 
   python -m benchmarks.pairs --records=DIR
 
-Rules that have learned nothing of language guess the label of each asked pair: one from sentence
-bounds, lengths and the characters where A and B begin and end, one from style, the counts of marks,
-capitals and digits in A and in B. Each is fitted to half of an epoch's pairs (boosted trees) and
-scored on the other half: 0.5 means that these give nothing away. Capitals need a cased vocabulary.
+Two rules that know no language guess the label of each labeled pair. One sees sentence
+bounds, lengths, and the first and last characters of A and B. The other sees style: the
+counts of punctuation marks, capitals and digits in A and in B. Each rule (boosted trees)
+is fitted to half of an epoch's pairs and scored on the other half. A score of 0.5 means
+that these features leak nothing. Capitals need a cased vocabulary.
 """
 
 from collections.abc import Sequence
@@ -25,21 +26,21 @@ _FITTED = 40_000  # pairs at most
 
 
 def character(c: str) -> int:
-  """The class of a character: capital, other letter, digit, mark that ends something, the rest."""
+  """Returns the class of a character: capital, other letter, digit, end mark, other."""
   tests = c.isupper(), c.isalpha(), c.isdigit(), c in _ENDS, True
   return tests.index(True)
 
 
 def features(records: Records, pairs: pairs_lib.Pairs, classes: np.ndarray) -> np.ndarray:
-  """The features that the rule sees of each labelled pair.
+  """Returns the features of each labeled pair that the rule of bounds and lengths sees.
 
   Args:
     records: the corpus.
-    pairs: of windows.
-    classes: [V, 2] of the first and the last character of each token.
+    pairs: the pairs of some windows.
+    classes: [V, 2], the classes of the first and the last character of each token.
 
   Returns:
-    [N, 12]: four classes of characters and four bounds of sentences, then lengths.
+    [N, 12]: four character classes and four sentence bounds, then lengths.
   """
   a, a_length, b, b_length = (
       x[pairs.has_b] for x in (pairs.a_start, pairs.a_length, pairs.b_start, pairs.b_length))
@@ -55,15 +56,16 @@ def features(records: Records, pairs: pairs_lib.Pairs, classes: np.ndarray) -> n
 
 
 def style_features(records: Records, pairs: pairs_lib.Pairs, classes: np.ndarray) -> np.ndarray:
-  """The style of each labelled pair.
+  """Returns the style features of each labeled pair.
 
   Args:
     records: the corpus.
-    pairs: of windows.
-    classes: [V], `negatives.token_classes`.
+    pairs: the pairs of some windows.
+    classes: [V], see `negatives.token_classes`.
 
   Returns:
-    [N, 11]: three counts in A and in B, their lengths, and the differences of the three shares.
+    [N, 11]: three counts in A and in B, their lengths, and the differences of the three
+      shares.
   """
   pairs = pairs.take(pairs.has_b)
   a, b = (negatives.styles(records, classes, start, length) for start, length in (
@@ -74,12 +76,12 @@ def style_features(records: Records, pairs: pairs_lib.Pairs, classes: np.ndarray
 
 def accuracy_of_rule(x: np.ndarray, label: np.ndarray,
                      categorical: Sequence[int] = range(4)) -> float:
-  """The accuracy of the best rule on pairs that it was not fitted to.
+  """Returns the accuracy of the best rule on pairs that it was not fitted to.
 
   Args:
-    x: [N, features], made by `features`.
+    x: [N, features], from `features` or `style`.
     label: [N].
-    categorical: the features that are no numbers.
+    categorical: the indices of the categorical features.
   """
   order = np.random.default_rng(0).permutation(len(label))
   fitted, scored = np.array_split(order, 2)
@@ -89,7 +91,7 @@ def accuracy_of_rule(x: np.ndarray, label: np.ndarray,
 
 
 def epoch(source: rows.RowSource, max_windows: int) -> tuple[pairs_lib.Pairs, int]:
-  """The pairs of the first windows of an epoch as their rows hold them, and the number of rows."""
+  """Returns the pairs of the first windows of an epoch, and the number of their rows."""
   count = min(max_windows, len(source._first_block) - 1)
   by_window = [source._window(0, window) for window in range(count)]
   pairs = pairs_lib.Pairs(*map(np.concatenate, zip(*by_window)))
@@ -97,7 +99,7 @@ def epoch(source: rows.RowSource, max_windows: int) -> tuple[pairs_lib.Pairs, in
 
 
 def main(_):
-  """Prints a line for each length and kind of pairs."""
+  """Prints one line for each row length and kind of pairs."""
   corpus = dataset.open_records(epath.Path(RECORDS.value))
   entries = corpus.tokenizer.tokens(range(corpus.tokenizer.vocab_size))
   entries = [entry.removeprefix('##') or '#' for entry in entries]

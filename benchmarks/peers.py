@@ -1,10 +1,10 @@
-"""The peers of `benchmarks.train`: each makes training steps on rows that it is given.
+"""The peers of `benchmarks.train`: each makes training steps on given rows.
 
   python -m benchmarks.peers --side=torch --rows=rows.npz --sizes=12,768,12
 
-Runs in an environment of its own that needs no bert_jax: torch and transformers; or transformers
-4.57.1 with jax, flax and optax (later ones have no Flax models); or keras-hub with jax; and absl-py
-in each.
+Runs in its own environment, which does not need bert_jax: torch and transformers; or
+transformers 4.57.1 with jax, flax and optax (later versions have no Flax models); or
+keras-hub with jax. Each also needs absl-py.
 """
 
 import functools
@@ -32,7 +32,7 @@ def _sizes() -> dict[str, int]:
 
 
 def _torch(rows: dict[str, np.ndarray]):
-  """transformers: a forward pass with the labels of all positions, as its users train."""
+  """transformers as its users train it: a forward pass with labels at all positions."""
   import torch
   import transformers
   device, side = _DEVICE.value, _SIDE.value
@@ -50,7 +50,7 @@ def _torch(rows: dict[str, np.ndarray]):
                  next_sentence_label=batch['nsp']).loss
 
   def packed_loss(batch):
-    """The same rows and predictions as bert_jax: only the masked positions meet the vocabulary."""
+    """PyTorch with the rows of bert_jax and logits only at the masked positions."""
     same = batch['pairs'][:, None, :, None] == batch['pairs'][:, None, None, :]
     hidden = model.bert.encoder(
         model.bert.embeddings(batch['ids'], batch['segments'], batch['positions']),
@@ -81,7 +81,7 @@ def _torch(rows: dict[str, np.ndarray]):
 
 
 def _flax(rows: dict[str, np.ndarray]):
-  """transformers' Flax BERT, as its example trains it; dropout from JAX's default generator."""
+  """transformers' Flax BERT, trained as in its example, with JAX's default generator."""
   import jax
   import jax.numpy as jnp
   import optax
@@ -149,12 +149,12 @@ def _keras(rows: dict[str, np.ndarray]):
 
 
 def _batches(rows: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-  """Arrays [steps, B, ...], step by step."""
+  """Yields the arrays [steps, B, ...] step by step."""
   return [{name: x[i] for name, x in rows.items()} for i in range(len(rows['ids']))]
 
 
 def main(_):
-  """Steps as they are asked for."""
+  """Makes steps on request."""
   make = {'flax': _flax, 'keras': _keras}.get(_SIDE.value, _torch)
   turns.serve(*make(dict(np.load(_ROWS.value))))
 

@@ -1,14 +1,15 @@
-"""Which BERT is worth more after the same minutes on the same machine?
+"""Which BERT is better after the same training time on the same machine?
 
   python -m benchmarks.race --text='corpus/*.txt.gz' --held_out='held_out/*.txt' \\
       --pairs='blimp/*.jsonl' --glue=GLUE --minutes=30 --workdir=runs/race
 
-Sides: transformers' PyTorch BERT as its users train it (`benchmarks.torch_pretrain`), a BERT of the
-same size here, and `configs/speedrun.py`. All read the same first words of the text with the same
-vocabulary and train one after another. `bert_jax.evaluate` scores all of them: the masked-LM loss
-of the held-out text with the same masks, minimal pairs, and GLUE beside random twins. Ends in a
-table (WORKDIR/race.md) and a picture of loss over minutes (WORKDIR/race.png). The same command goes
-on where it was. Needs torch and transformers.
+The sides are transformers' PyTorch BERT as its users train it
+(`benchmarks.torch_pretrain`), a BERT of the same size in bert_jax, and
+`configs/speedrun.py`. All read the same first words of the text with the same vocabulary,
+and train one after another. `bert_jax.evaluate` scores all of them: the masked-LM loss of
+the held-out text with the same masks, minimal pairs, and GLUE next to random twins.
+Writes a table (WORKDIR/race.md) and a plot of loss over minutes (WORKDIR/race.png). The
+same command resumes. Needs torch and transformers.
 """
 
 import json
@@ -33,8 +34,9 @@ _SIDES = flags.DEFINE_list('sides', ['pytorch', 'bert', 'speedrun'], 'Some of th
 _POINTS = 10  # of each line of the picture
 _TITLES = {'pytorch': 'PyTorch BERT (transformers)', 'bert': 'bert_jax, BERT',
            'speedrun': 'bert_jax, speedrun'}
-# A BERT of 4 layers of 256, with the choices of configs/tiny.py and the rate that PyTorch's side
-# found best. With the 2e-3 of configs/tiny.py it stays on the plateau for 30 minutes.
+# A BERT with 4 layers of width 256, the hyperparameters of configs/tiny.py, and the best
+# learning rate of the PyTorch side. With the 2e-3 of configs/tiny.py it stays on the
+# plateau for 30 minutes.
 _BERT = {'train_steps': 0, 'phases': '()', 'max_len': 128, 'batch_size': 32,
          'data.sequences': 'full_sentences', 'model.dropout': 0.0, 'model.attention_dropout': 0.0,
          'model.initializer_range': 0.08, 'model.scan_unroll': 4, 'optimizer.learning_rate': 5e-4,
@@ -45,12 +47,12 @@ _CHECKPOINTS = {'checkpoint_every': 50, 'keep_checkpoints': 10_000}  # points of
 def _call(module: str, *arguments: str):
   print('$ python -m', module, *arguments, flush=True)
   status = subprocess.run([sys.executable, '-m', module, *arguments]).returncode
-  if status:  # it has told why
+  if status:  # it has printed the reason
     sys.exit(status)
 
 
 def _train(side: str, home: pathlib.Path):
-  """Trains a side, unless it is trained already."""
+  """Trains a side unless it is already trained."""
   records, workdir = home / 'records', home / side
   minutes = _MINUTES.value
   if side == 'pytorch':
@@ -65,7 +67,7 @@ def _train(side: str, home: pathlib.Path):
 
 
 def _models(side: str, home: pathlib.Path) -> dict[float, list[str]]:
-  """{minutes of training: flags of `evaluate` for the model of that time}."""
+  """Returns {minutes of training: flags of `evaluate` for the model at that time}."""
   workdir, minutes = home / side, _MINUTES.value
   if side == 'pytorch':
     return {minutes * tenth / 10: [f'--model={workdir}/{tenth}'] for tenth in range(1, 11)}
@@ -87,7 +89,7 @@ def _evaluate(name: str, suite: str, data: str, home: pathlib.Path, *arguments: 
 
 
 def _scores(side: str, home: pathlib.Path) -> tuple[dict[float, float], dict[str, str]]:
-  """({minutes: held-out loss}, the cells of the table)."""
+  """Returns ({minutes: held-out loss}, the cells of the table)."""
   losses = {}
   for minutes, model in _models(side, home).items():
     report = _evaluate(f'{side}-{minutes:.1f}', 'masked_lm', _HELD_OUT.value, home, *model)
@@ -115,7 +117,7 @@ def _draw(lines: dict[str, dict[float, float]], path: pathlib.Path):
   place = -math.inf
   for minutes, loss in sorted((list(losses.items())[-1] for losses in lines.values()),
                               key=lambda end: end[1]):
-    place = max(loss, place + 0.05 * (top - bottom))  # labels of near ends stand apart
+    place = max(loss, place + 0.05 * (top - bottom))  # keeps the labels of close end points apart
     axis.annotate(f'{loss:.2f}', (minutes, place), textcoords='offset points', xytext=(6, -3))
   axis.set(xlabel='minutes of training', ylabel='masked-LM loss of held-out text, nat a token',
            xlim=(0, None))
@@ -125,7 +127,7 @@ def _draw(lines: dict[str, dict[float, float]], path: pathlib.Path):
 
 
 def main(_):
-  """Trains, scores, prints a table, draws."""
+  """Trains, scores, prints a table, and draws the plot."""
   home = pathlib.Path(_WORKDIR.value)
   if not (home / 'records/manifest.json').exists():
     _call('bert_jax.prepare', f'--input={_TEXT.value}', f'--output={home}/records',

@@ -1,15 +1,16 @@
-"""Search and reranking fine-tuned beside sentence-transformers on PyTorch, on questions of SQuAD.
+"""Compares search and reranking with sentence-transformers, on questions of SQuAD.
 
   python -m benchmarks.retrieval --train=train-v1.1.json.gz --dev=dev-v1.1.json.gz \\
       --model=sentence-transformers/all-MiniLM-L6-v2 --workdir=runs/retrieval
 
-A question is a query and its paragraph the only relevant document; other paragraphs of the same
-article are negatives. The corpus has all paragraphs of the development file. Both sides fine-tune
-an embedder (contrast within the batch and with one negative) and a cross-encoder (binary
-cross-entropy over a paragraph and three negatives), for the same steps on the same examples.
-`bert_jax.evaluate` scores both: NDCG@10 of the search before and after fine-tuning, and of its best
-100 in the order of the cross-encoder. Seconds are those of a whole training: imports, reading and
-compilation count. The same command goes on where it was. Needs torch and sentence-transformers.
+A question is a query, and its paragraph is the only relevant document. Other paragraphs
+of the same article are negatives. The corpus has all paragraphs of the development file.
+Both sides fine-tune an embedder (contrastive loss within the batch and with one negative)
+and a cross-encoder (binary cross-entropy over a paragraph and three negatives), for the
+same steps on the same examples. `bert_jax.evaluate` scores both: NDCG@10 of the search
+before and after fine-tuning, and of its best 100 documents in the order of the
+cross-encoder. Seconds cover the whole training, including imports, reading and
+compilation. The same command resumes. Needs torch and sentence-transformers.
 """
 
 from collections.abc import Iterator
@@ -39,13 +40,13 @@ _QUERIES = flags.DEFINE_integer('queries', 200, 'Questions of the development fi
 
 _SIDES = {'pytorch': 'sentence-transformers', 'bert_jax': 'bert_jax'}
 _NEGATIVES = 3  # of a query of the cross-encoder
-_BATCH = {'embedder': 16, 'reranker': 8}  # queries of a step
+_BATCH = {'embedder': 16, 'reranker': 8}  # queries per step
 _LONGER = {'embedder': 1, 'reranker': 2}  # times --steps
 _RATE, _LENGTH = 5e-5, 128
 
 
 def _articles(path: str) -> list[list[tuple[str, list[str]]]]:
-  """(paragraph, its questions) of each article that has enough of them for negatives."""
+  """Returns (paragraph, its questions) for each article with enough paragraphs."""
   articles = [[(paragraph['context'], [qa['question'] for qa in paragraph['qas']])
                for paragraph in article['paragraphs']]
               for article in json.loads(table.read_text(path))['data']]
@@ -53,7 +54,7 @@ def _articles(path: str) -> list[list[tuple[str, list[str]]]]:
 
 
 def _examples(rng: np.random.Generator, count: int) -> Iterator[dict[str, Any]]:
-  """Questions with their paragraph and three others of the article, in random order."""
+  """Returns questions with their paragraph and three others of the article, shuffled."""
   pairs = [(article, i, question) for article in _articles(_TRAIN.value)
            for i, (_, questions) in enumerate(article) for question in questions]
   for number in rng.permutation(len(pairs))[:count]:
@@ -65,7 +66,7 @@ def _examples(rng: np.random.Generator, count: int) -> Iterator[dict[str, Any]]:
 
 
 def _write_data(home: pathlib.Path):
-  """Writes HOME/beir in BEIR's layout, and the examples of each training."""
+  """Writes HOME/beir in BEIR's layout, and the training examples."""
   rng = np.random.default_rng(0)
   for name, size in _BATCH.items():
     lines = [json.dumps(example) for example in _examples(rng, size * _STEPS.value * _LONGER[name])]
@@ -89,7 +90,7 @@ def _call(*arguments: str):
 
 
 def _train(side: str, kind: str, home: pathlib.Path) -> float:
-  """Trains an embedder or a cross-encoder, unless that is done; returns its seconds."""
+  """Trains an embedder or a cross-encoder unless it is done; returns the seconds."""
   result = home / f'{side}-{kind}.json'
   if result.exists():
     return json.loads(result.read_text())
@@ -115,7 +116,7 @@ def _train(side: str, kind: str, home: pathlib.Path) -> float:
 
 
 def _ndcg(path: pathlib.Path, home: pathlib.Path) -> np.ndarray:
-  """NDCG@10 of each query of a run file."""
+  """Returns NDCG@10 of each query in a run file."""
   qrels = beir.load(epath.Path(home / 'beir'), 'test').qrels
   hits = {query: [] for query in qrels}
   for line in path.read_text().splitlines():
@@ -133,7 +134,7 @@ def _score(name: str, home: pathlib.Path, *models: str):
 
 
 def main(_):
-  """Makes the data, trains and scores both sides, prints a table."""
+  """Makes the data, trains and scores both sides, and prints a table."""
   home = pathlib.Path(_WORKDIR.value)
   home.mkdir(parents=True, exist_ok=True)
   if not (home / 'beir/qrels/test.tsv').exists():

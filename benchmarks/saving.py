@@ -1,9 +1,10 @@
-"""How long a checkpoint holds the training loop up, beside one copy of the state in memory.
+"""How long a checkpoint blocks the training loop, compared with one copy of the state.
 
   python -m benchmarks.saving --configs=configs/tiny.py,configs/base.py
 
-Saving is asynchronous: what the loop waits for is the copy to host memory, the fingerprints, and
-the beginning of the writing. Medians of --repeats saves, each begun when the one before was done.
+Saving is asynchronous: the loop waits only for the copy to host memory, the fingerprints,
+and the start of the writes. Prints medians of --repeats saves, each started after the
+previous one ended.
 """
 
 import os
@@ -39,7 +40,7 @@ def _seconds(function) -> float:
 
 
 def _measure(path: str, folder: pathlib.Path) -> tuple[float, float, float]:
-  """GB of the state; seconds of a copy of it; seconds that a save takes of the loop."""
+  """Returns GB of the state, seconds of a copy, and seconds that a save blocks."""
   config = runpy.run_path(path)['get_config']()
   mesh = mesh_lib.make_mesh(**config.mesh)
   config = config_fields.changed(config, config_lib.dtype_on(mesh, config))
@@ -55,7 +56,7 @@ def _measure(path: str, folder: pathlib.Path) -> tuple[float, float, float]:
   for step in range(1, _REPEATS.value + 2):
     held.append(_seconds(lambda step=step: saved.save(state, step)))
     saved.wait()
-    os.sync()  # what the kernel still writes of it would count for the next one
+    os.sync()  # or pending kernel writes would slow the next save
   saved.close()
   return size / 1e9, statistics.median(copies), statistics.median(held[1:])  # the first compiles
 

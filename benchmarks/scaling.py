@@ -1,11 +1,12 @@
-"""How a step grows with the devices: fake ones of this machine, and chips by the TPU compiler.
+"""How a step scales with devices: simulated ones here, and chips by the TPU compiler.
 
   python -m benchmarks.scaling
 
-Fake devices share the machine's cores: the same rows on 1, 2, 4 and 8 of them would take the same
-time if splitting cost nothing. Chips have --rows rows each, and the first slice of each generation
-stands for no network at all; their times are rooflines (`bert_jax.plan`). At best the network
-is hidden behind computing, at worst it begins when that ends. No TPU is needed.
+Simulated devices share the machine's cores, so the same rows on 1, 2, 4 and 8 of them
+would take the same time if splitting cost nothing. Each chip has --rows rows, and the
+first slice of each generation uses no network. The times of chips are rooflines
+(`bert_jax.plan`). In the best case the network time overlaps with computation, in the
+worst case it comes after it. No TPU is needed.
 """
 
 import json
@@ -26,12 +27,12 @@ _TOPOLOGIES = flags.DEFINE_list(
                    'v5p:8x8x16'], 'TPU slices, the smallest of each generation first.')
 _ROWS = flags.DEFINE_integer('rows', 16, 'Rows on each chip.')
 _LENGTH = flags.DEFINE_integer('length', 512, 'Tokens in a row.')
-_ROUNDS = flags.DEFINE_integer('rounds', 5, 'Turns of each number of fake devices.')
+_ROUNDS = flags.DEFINE_integer('rounds', 5, 'Turns of each number of simulated devices.')
 _FAKE = (1, 2, 4, 8)
 
 
 def _fake(folder: epath.Path) -> list[list[str]]:
-  """Steps of tiny, 32 rows of 128 of the built-in text, in turns."""
+  """Times steps of tiny, with 32 rows of 128 of the built-in text, in turns."""
   run = folder / 'run.json'
   run.write_text(json.dumps({'size': 'tiny', 'workdir': str(folder), 'config': {
       'phases': (), 'max_len': 128, 'batch_size': 32, 'train_steps': 100_000,
@@ -49,7 +50,7 @@ def _fake(folder: epath.Path) -> list[list[str]]:
 
 
 def _plan(name: str, chips: int, folder: epath.Path) -> dict:
-  """The estimate of a step."""
+  """Returns the estimate of a step."""
   out = folder / 'plan.json'
   subprocess.run(
       [sys.executable, '-m', 'bert_jax.plan', f'--config={_CONFIG.value}', f'--topology={name}',

@@ -2,8 +2,8 @@
 
   python -m benchmarks.search --folder=DIR [--vectors=1000000] [--queries=1000] [--rounds=3]
 
-Each turn is a process of its own that searches a file of random vectors for the best 100 of every
-query; its imports do not count, its compilation does. The folder takes the file (1.5 GB).
+Each turn is a separate process that searches a file of random vectors for the best 100 of
+every query. Imports do not count, compilation does. The file (1.5 GB) is in the folder.
 """
 
 import json
@@ -18,10 +18,10 @@ import numpy as np
 
 from bert_jax.runtime import host
 
-_FOLDER = flags.DEFINE_string('folder', None, 'Where the vectors lie.', required=True)
+_FOLDER = flags.DEFINE_string('folder', None, 'Folder of the vectors.', required=True)
 _VECTORS = flags.DEFINE_integer('vectors', 1_000_000, 'Vectors of the corpus.')
 _QUERIES = flags.DEFINE_integer('queries', 1000, 'Queries.')
-_WIDTH = flags.DEFINE_integer('width', 384, 'Numbers of a vector.')
+_WIDTH = flags.DEFINE_integer('width', 384, 'Width of a vector.')
 _ROUNDS = flags.DEFINE_integer('rounds', 3, 'Turns of each side.')
 _SIDE = flags.DEFINE_string('side', '', 'bert_jax or numpy: makes one turn; make: the vectors.')
 _K, _BLOCK = 100, 16384
@@ -51,7 +51,7 @@ def _make(path: pathlib.Path, count: int, seed: int):
 
 
 def _turn(folder: pathlib.Path):
-  host.keep_freed_memory()  # as the commands do
+  host.keep_freed_memory()  # as in the commands
   queries = np.load(folder / 'queries.npy')
   if _SIDE.value == 'numpy':
     search = _numpy_search
@@ -79,7 +79,7 @@ def _main(_):
     return _make(folder / 'queries.npy', _QUERIES.value, 1)
   if _SIDE.value:
     return _turn(folder)
-  _child('make')  # a child's peak memory begins at that of its parent
+  _child('make')  # the peak memory of a child starts at its parent's
   results = {'bert_jax': [], 'numpy': []}
   for _ in range(_ROUNDS.value):
     for side, turns in results.items():

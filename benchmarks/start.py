@@ -1,9 +1,9 @@
-"""Seconds from the command to the line of the first step, the first time and again.
+"""Seconds from the command to the line of the first step, without and with a cache.
 
   python -m benchmarks.start --records=records/mine --workdir=runs/start
 
-The first run compiles; the others find its programs in the cache, which begins empty. On an
-accelerator the line comes a step late. Prints a table.
+The cache is empty at first. The first run compiles, and the others use its programs. On
+an accelerator the line comes one step late. Prints a table.
 """
 
 import os
@@ -17,14 +17,14 @@ from etils import epath
 
 from bert_jax.planning import tables
 
-_RECORDS = flags.DEFINE_string('records', None, 'Folder that prepare made.', required=True)
+_RECORDS = flags.DEFINE_string('records', None, 'A folder of bert_jax.prepare.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
 _CONFIGS = flags.DEFINE_list('configs', ['configs/tiny.py', 'configs/base.py'], 'What is started.')
 _ROUNDS = flags.DEFINE_integer('rounds', 3, 'Starts with a full cache.')
 
 
 def _start(config: str, workdir: epath.Path, cache: epath.Path) -> float:
-  """Seconds to the first step of a new run."""
+  """Returns the seconds to the first step of a new run."""
   if workdir.exists():
     workdir.rmtree()
   began = time.perf_counter()

@@ -1,10 +1,11 @@
-"""Are our token ids those of an independent WordPiece? Line by line, over whole corpora.
+"""Compares our token ids with an independent WordPiece, line by line over whole corpora.
 
   python -m benchmarks.tokenization --reference=ENV/bin/python --vocab=vocab.txt[,...] \
       --text='corpus/*.txt.gz' --lines=50000
 
-ENV is an environment with transformers 4.57, whose slow `BertTokenizer` is google-research/bert's
-pure Python code; ours is the Rust library `tokenizers`. Vocabularies with capitals are read cased.
+ENV is an environment with transformers 4.57, whose slow `BertTokenizer` is the pure
+Python code of google-research/bert. Ours is the Rust library `tokenizers`. Vocabularies
+with capitals are cased.
 """
 
 import glob
@@ -20,7 +21,7 @@ from bert_jax.data.tokenizers import reader as tokenizer_reader
 _REFERENCE = flags.DEFINE_string('reference', None, 'Python with transformers 4.57.', required=True)
 _VOCAB = flags.DEFINE_list('vocab', None, 'Vocabulary files.', required=True)
 _TEXT = flags.DEFINE_list('text', None, 'Globs of text files, gzipped or not.', required=True)
-_LINES = flags.DEFINE_integer('lines', 50_000, 'Lines that are not empty, of each glob.')
+_LINES = flags.DEFINE_integer('lines', 50_000, 'Non-empty lines of each glob.')
 
 _SLOW = """
 import json, sys
@@ -43,7 +44,7 @@ def _lines(pattern: str) -> list[str]:
 
 
 def main(_):
-  """Prints a line for each vocabulary, and each difference."""
+  """Prints one line for each vocabulary, and every difference."""
   texts = [line for pattern in _TEXT.value for line in _lines(pattern)]
   for vocab in _VOCAB.value:
     ours = tokenizer_reader.load(vocab)

@@ -1,4 +1,4 @@
-"""The PyTorch side of `benchmarks.finetune`: transformers' classes on the same examples."""
+"""The PyTorch side of `benchmarks.finetune`: transformers on the same examples."""
 
 from collections.abc import Sequence
 import time
@@ -23,7 +23,7 @@ def _padded(rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
 
 
 class TorchRun:
-  """A model of transformers, trained on the batches of `data`."""
+  """A transformers model that trains on the batches of `data`."""
 
   def __init__(self, name: str, data: FineTuningData, folder: str,
                settings: optimizer_lib.OptimizerConfig, train_steps: int, dropout: float,
@@ -63,7 +63,8 @@ class TorchRun:
       labels = _padded([(f.token_targets[i] - 1).tolist() for i in numbers], -1)
       return self._model(**inputs, labels=torch.where(labels < 0, -100, labels)).loss
     if self._name == 'question_answering':
-      # transformers' own loss lets the padding compete; here, as in bert_jax, it does not.
+      # The loss of transformers includes padding in the softmax. Here, as in bert_jax, it
+      # does not.
       found = self._model(**inputs)
       marks = [torch.tensor([int(f.token_targets[i][:, j].argmax()) for i in numbers])
                for j in (0, 1)]
@@ -75,7 +76,7 @@ class TorchRun:
     return self._model(**inputs, labels=labels).loss
 
   def step(self, number: int) -> float:
-    """One update; its loss."""
+    """Makes one update and returns the loss."""
     began = time.perf_counter()
     self._model.train()
     batches = self._data.train.batches
@@ -91,7 +92,7 @@ class TorchRun:
     return value
 
   def logits(self, split: Split) -> list[np.ndarray]:
-    """Of each input of a file: [labels], or [tokens, ...]."""
+    """Returns the logits of each input of a file: [labels], or [tokens, ...]."""
     self._model.eval()
     f = split.batches.features
     found = [None] * len(f.inputs)

@@ -2,11 +2,12 @@
 
   python -m benchmarks.torch_pretrain --records=RECORDS --minutes=30 --output=DIR
 
-The recipe is that of transformers' run_mlm: texts joined and cut into rows of 128 tokens,
-`DataCollatorForLanguageModeling` at 15%, AdamW, linear warmup over a tenth, logits at all
-positions. Three learning rates train for a tenth of the time each; the one with the lowest loss on
-rows that are kept apart trains for all of it. Tokenizing and tuning come on top of the minutes.
-Saves the model at every tenth of the time, into DIR/1 to DIR/10.
+The recipe follows transformers' run_mlm: texts are concatenated and cut into rows of 128
+tokens, `DataCollatorForLanguageModeling` masks 15%, AdamW, linear warmup over a tenth of
+the steps, logits at all positions. Three learning rates train for a tenth of the time
+each, and the one with the lowest loss on held-out rows trains for the whole time. The
+minutes exclude tokenization and tuning. The model is saved at every tenth of the time,
+into DIR/1 to DIR/10.
 """
 
 import itertools
@@ -27,13 +28,13 @@ _OUTPUT = flags.DEFINE_string('output', None, 'Folder for the models.', required
 _RATES = flags.DEFINE_multi_float('rate', [1e-4, 5e-4, 1e-3], 'Learning rates to choose from.')
 
 _LENGTH, _ROWS = 128, 32
-_APART = 64  # rows that choose the rate
+_APART = 64  # held-out rows that choose the learning rate
 _SIZES = dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024)
-_WARM, _TIMED = 5, 20  # steps before the clock starts, and steps that tell the speed
+_WARM, _TIMED = 5, 20  # steps before the clock starts, and steps that measure the speed
 
 
 def _rows(tokenizer) -> list[dict[str, list[int]]]:
-  """All text of the records, each paragraph with its special tokens, joined and cut."""
+  """Returns the text of the records, with special tokens, concatenated and cut."""
   settings = records.read_manifest(epath.Path(_RECORDS.value))['settings']
   settings.pop('inputs')
   documents = corpus.open_source(corpus.Settings(**settings), None).read()
@@ -46,7 +47,7 @@ def _rows(tokenizer) -> list[dict[str, list[int]]]:
 
 
 class _Run:
-  """A model with its optimiser and a schedule of `minutes`."""
+  """A model with its optimizer and a schedule of `minutes`."""
 
   def __init__(self, tokenizer, rows, rate: float, minutes: float):
     transformers.set_seed(0)
@@ -61,7 +62,7 @@ class _Run:
     return self._collate(self._rows[first:first + _ROWS])
 
   def train(self, save=lambda model, tenth: None) -> int:
-    """Trains for the minutes, and saves at every tenth of the steps; returns the steps."""
+    """Trains for the minutes, saves at every tenth of the steps, returns the steps."""
     model = self.model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.01)
     state = {name: x.clone() for name, x in model.state_dict().items()}
@@ -94,13 +95,13 @@ class _Run:
 
   @torch.no_grad()
   def loss(self, rows) -> float:
-    """The loss on some rows, with fixed masks."""
+    """Returns the loss on some rows with fixed masks."""
     transformers.set_seed(0)
     return self.model.eval()(**self._collate(rows)).loss.item()
 
 
 def main(_):
-  """Tunes, trains, saves, and writes DIR/run.json."""
+  """Tunes, trains and saves the model, and writes DIR/run.json."""
   tokenizer = transformers.BertTokenizerFast.from_pretrained(f'{_RECORDS.value}/tokenizer')
   rows = _rows(tokenizer)
   apart, rows = rows[:_APART], rows[_APART:]

@@ -2,7 +2,8 @@
 
   python -m benchmarks.torch_retrieval --kind=embedder --model=MODEL --data=pairs.jsonl --output=DIR
 
-AdamW, linear warmup over a tenth, clipping at 1, linear decay; padded batches.
+The recipe is AdamW, linear warmup over a tenth of the steps, clipping at 1, linear decay,
+and padded batches.
 """
 
 import json
@@ -20,13 +21,13 @@ _MODEL = flags.DEFINE_string('model', None, 'To start from.', required=True)
 _DATA = flags.DEFINE_string('data', None, 'JSON lines of examples.', required=True)
 _OUTPUT = flags.DEFINE_string('output', None, 'Folder for the model.', required=True)
 _STEPS = flags.DEFINE_integer('steps', None, 'Of training.', required=True)
-_BATCH_SIZE = flags.DEFINE_integer('batch_size', None, 'Queries of a step.', required=True)
+_BATCH_SIZE = flags.DEFINE_integer('batch_size', None, 'Queries per step.', required=True)
 _RATE = flags.DEFINE_float('rate', None, 'Learning rate.', required=True)
-_LENGTH = flags.DEFINE_integer('length', None, 'Tokens of an input.', required=True)
+_LENGTH = flags.DEFINE_integer('length', None, 'Tokens per input.', required=True)
 
 
 class _Embedder:
-  """Contrast with the positives and negatives of the batch."""
+  """Contrastive loss with the positives and negatives of the batch."""
 
   def __init__(self):
     self.model = sentence_transformers.SentenceTransformer(_MODEL.value, device='cpu')
@@ -39,7 +40,7 @@ class _Embedder:
 
 
 class _Reranker:
-  """Binary cross-entropy of each pair of a query and a document."""
+  """Binary cross-entropy over pairs of a query and a document."""
 
   def __init__(self):
     self.model = cross_encoder.CrossEncoder(_MODEL.value, num_labels=1, max_length=_LENGTH.value,
@@ -57,7 +58,7 @@ class _Reranker:
 
 
 def main(_):
-  """Trains for the steps and saves the model."""
+  """Trains for the given steps and saves the model."""
   transformers.set_seed(0)
   examples = [json.loads(line) for line in pathlib.Path(_DATA.value).read_text().splitlines()]
   side = _Embedder() if _KIND.value == 'embedder' else _Reranker()

@@ -1,13 +1,14 @@
-"""BERT-large's training step by the TPU compiler, beside transformers' Flax BERT.
+"""Compiles BERT-large's training step for a TPU, and compares it with transformers' Flax.
 
   python -m benchmarks.tpu_compile --peer_python=PEER/bin/python
 
-No TPU is needed. PEER is an environment as `benchmarks/flax_bert_tpu.py` says. Both sides compile a
-step of 32 rows of 128 for each chip, data parallel, bfloat16, dropout 0.1; bert_jax unrolled with
-whole parameters, as the peer is, and as configs/large.py splits them, unrolled and as a scan over
-layers, which is its own way. Both keep the products for the backward pass. The step also makes the
-masks, predicts the masked positions only, and has the sentence pairs. The compiler counts FLOPs in
-a loop once: the scan has none here.
+No TPU is needed. PEER is an environment as described in `benchmarks/flax_bert_tpu.py`.
+Both sides compile a step of 32 rows of 128 per chip, data parallel, in bfloat16 with
+dropout 0.1. bert_jax is compiled unrolled with whole parameters, like the peer. It is
+also compiled with the sharding of configs/large.py, unrolled and as a scan over layers,
+which is its default. Both keep the matrix products for the backward pass. The step of
+bert_jax also draws the masks, predicts only the masked positions, and trains on sentence
+pairs. The compiler counts the FLOPs of a loop once, so the scan has no FLOPs here.
 """
 
 import json
@@ -25,7 +26,7 @@ from bert_jax.parallel import topology
 from bert_jax.planning import programs, traffic
 
 _TOPOLOGY = flags.DEFINE_string('topology', 'v5e:4x4', 'TPU slice.')
-_ROWS = flags.DEFINE_integer('rows', 32, 'Rows for each chip.')
+_ROWS = flags.DEFINE_integer('rows', 32, 'Rows per chip.')
 _LENGTH = flags.DEFINE_integer('length', 128, 'Tokens in a row.')
 _PEER = flags.DEFINE_string('peer_python', None, "The peer's Python; none = only bert_jax.")
 
@@ -52,7 +53,7 @@ def _peers(chips: int) -> dict[str, Any]:
 
 def _cell(figures: dict[str, Any], peer: dict[str, Any] | None, key: str, unit: float,
           form: str) -> str:
-  """A figure, and its ratio to the peer's."""
+  """Formats a figure and its ratio to the peer."""
   if figures[key] is None:
     return '-'
   ratio = f' ({figures[key] / peer[key]:.2f})' if peer and figures is not peer else ''
@@ -60,7 +61,7 @@ def _cell(figures: dict[str, Any], peer: dict[str, Any] | None, key: str, unit: 
 
 
 def main(_):
-  """Compiles one after another; prints a table, with ratios to the peer."""
+  """Compiles all variants and prints a table with ratios to the peer."""
   chips = len(topology.get(_TOPOLOGY.value))
   sides = {
       "transformers' Flax BERT": (lambda: _peers(chips)) if _PEER.value else None,

@@ -1,17 +1,19 @@
-"""Pretraining steps beside the peers, on the same text, in turns, and beside the machine's limit.
+"""Pretraining steps in turns with the peers, compared with the limit of the machine.
 
   python -m benchmarks.train --text='corpus/*.txt.gz' --vocab=vocab.txt --workdir=runs/train \
       --flax_python=FLAX/bin/python --keras_python=KERAS/bin/python
 
-Masked LM and sentence pairs (KerasHub: masked LM), AdamW, dropout 0.1. bert_jax packs its rows and
-masks them on the device; the peers get a pair in each row, masked before, and score the vocabulary
-at all positions, as their users run them (KerasHub and torch_packed at the masked ones). torch_full
-and torch_bf16_full do so on bert_jax's very rows, the same ids and labels, full but for the last
-few positions, as if a row were one pair: their ratio owes nothing to padding. torch_packed has
-these rows with their pairs apart. Tokens are real ones: padding counts for nothing. Each side is a
-process of its own that waits while the others run; medians of the steps of all rounds. The
-limits, a large matrix product and a large copy, are measured in each round too. The environments of
-the peers: see `benchmarks/peers.py`. Appends to WORKDIR/train.jsonl and prints a table.
+All sides train on masked LM and sentence pairs (KerasHub: masked LM only) of the same
+text, with AdamW and dropout 0.1. bert_jax packs its rows and masks them on the device.
+The peers get one pair per row, masked in advance, and compute logits at all positions, as
+their users run them (KerasHub and torch_packed: at the masked positions). torch_full and
+torch_bf16_full do the same on bert_jax's own rows, with the same ids and labels, as if a
+row were one pair. These rows are full except for the last few positions, so the ratio
+does not depend on padding. torch_packed uses these rows and keeps their pairs apart. Only
+real tokens count, not padding. Each side is a separate process that waits while the
+others run. The figures are medians of the steps of all rounds. Each round also measures
+the limits: a large matrix product and a large copy. `benchmarks/peers.py` describes the
+environments of the peers. Appends to WORKDIR/train.jsonl and prints a table.
 """
 
 import json
@@ -31,25 +33,25 @@ from bert_jax import config as config_lib
 from bert_jax.parallel import mesh as mesh_lib
 
 _TEXT = flags.DEFINE_string('text', None, 'Glob of text files, or token records.', required=True)
-_VOCAB = flags.DEFINE_string('vocab', '', 'vocab.txt of 30,522 pieces; records have theirs.')
+_VOCAB = flags.DEFINE_string('vocab', '', 'vocab.txt of 30,522 entries; records have their own.')
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for rows and figures.', required=True)
 _SIZES = flags.DEFINE_list('sizes', ['tiny', 'base'], 'Models.')
 _LENGTHS = flags.DEFINE_list('lengths', ['128'], 'Tokens in a row.')
-_BATCH = flags.DEFINE_integer('batch', 8, 'Rows of a step.')
+_BATCH = flags.DEFINE_integer('batch', 8, 'Rows per step.')
 _DTYPE = flags.DEFINE_string('dtype', 'float32', 'Of bert_jax: float32, bfloat16.')
 _SIDES = flags.DEFINE_list('sides', ['torch', 'torch_full', 'torch_bf16', 'torch_bf16_full', 'flax',
                                      'keras'], 'Peers; also torch_compile, torch_packed.')
 _ATTENTION_DROPOUT = flags.DEFINE_float('attention_dropout', 0.1, 'Of bert_jax and torch.')
 _UNROLL = flags.DEFINE_integer('scan_unroll', 0, 'Layers in each turn of the scan; 0 = all.')
 _ROUNDS = flags.DEFINE_integer('rounds', 5, 'Turns of each side.')
-_STEPS = flags.DEFINE_integer('steps', 4, 'Steps in a turn that are counted.')
+_STEPS = flags.DEFINE_integer('steps', 4, 'Counted steps per turn.')
 _PYTHONS = {
     'flax': flags.DEFINE_string('flax_python', None, 'With transformers 4.57.1, jax and flax.'),
     'keras': flags.DEFINE_string('keras_python', None, 'With keras-hub and jax.')}
 
 
 def _write_rows(job: Any, path: epath.Path) -> float:
-  """Masked rows for the peers; returns the real tokens of a step."""
+  """Writes masked rows for the peers; returns the real tokens per step."""
   mask, batches, real_tokens = jax.jit(job.task.mask), [], 0
   for step in range(turns.BATCHES):
     rows = job.data.rows(step)
@@ -70,7 +72,7 @@ def _write_rows(job: Any, path: epath.Path) -> float:
 
 
 def _start(size: str, length: int, workdir: epath.Path) -> dict[str, turns.Side]:
-  """All sides, each after its first step."""
+  """Starts all sides; each has made its first step."""
   run = {'size': size, 'workdir': str(workdir), 'config': {
       'model.vocab_size': 30_522, 'model.dtype': _DTYPE.value, 'phases': (),
       'train_steps': 100_000, 'max_len': length, 'batch_size': _BATCH.value,
@@ -99,13 +101,13 @@ def _start(size: str, length: int, workdir: epath.Path) -> dict[str, turns.Side]
 
 
 def _limits() -> tuple[float, float]:
-  """FLOP/s of a large matrix product in the dtype of bert_jax, bytes/s of a large copy."""
+  """Returns FLOP/s of a matrix product in our dtype, and bytes/s of a large copy."""
   n, size = (2048, 2**28) if jax.default_backend() == 'cpu' else (8192, 2**31)
   return limits.multiply_flops(n, _DTYPE.value), limits.copy_bandwidth(size)
 
 
 def _measure(size: str, length: int, workdir: epath.Path) -> list[dict[str, Any]]:
-  """Runs the rounds; a line for each side."""
+  """Runs the rounds; returns one line for each side."""
   workdir.mkdir(parents=True, exist_ok=True)
   sides, measured = _start(size, length, workdir), []
   for _ in range(_ROUNDS.value):
@@ -130,7 +132,7 @@ def _machine() -> str:
 
 
 def main(_):
-  """Measures every size and length; prints a table."""
+  """Measures every size and length, and prints a table."""
   workdir, lines = epath.Path(_WORKDIR.value), []
   for size in _SIZES.value:
     for length in map(int, _LENGTHS.value):

@@ -1,8 +1,8 @@
-"""bert_jax's side of `benchmarks.train`: training steps as the loop makes them.
+"""The bert_jax side of `benchmarks.train`: training steps as in the training loop.
 
   python -m benchmarks.train_steps --run=run.json
 
-run.json says what `make_job` takes.
+run.json has the argument of `make_job`.
 """
 
 import importlib.metadata
@@ -28,12 +28,13 @@ _RUN = flags.DEFINE_string('run', None, 'JSON file.')
 
 
 def make_job(run: dict[str, Any], pack: bool, mesh: Mesh) -> tuple[FrozenConfigDict, Job]:
-  """The run of a config in which every layer is unrolled.
+  """Makes the job of a config with all layers unrolled.
 
   Args:
-    run: 'size', a name of config.SIZES; 'workdir'; 'config', more fields as {'group.field': value}.
-    pack: as data.pack.
-    mesh: of the run.
+    run: 'size', a name of config.SIZES; 'workdir'; 'config', other fields as
+      {'group.field': value}.
+    pack: see data.pack.
+    mesh: the devices of the run.
   """
   c = config_lib.pretraining(run['size'])
   c.model.scan_unroll = c.model.num_layers
@@ -43,7 +44,7 @@ def make_job(run: dict[str, Any], pack: bool, mesh: Mesh) -> tuple[FrozenConfigD
 
 
 def main(_):
-  """Steps as they are asked for."""
+  """Makes steps on request."""
   if not host.has_accelerator():
     host.keep_freed_memory()
   mesh = mesh_lib.make_mesh()

@@ -1,4 +1,4 @@
-"""Processes that make steps in turns with each other; needs nothing but Python."""
+"""Processes that make steps in turns; needs only Python."""
 
 from collections.abc import Callable
 import json
@@ -10,11 +10,11 @@ import sys
 import time
 from typing import Any
 
-BATCHES = 16  # that each side has; then they come again
+BATCHES = 16  # batches that each side has; then they repeat
 
 
 def _peak_memory() -> int:
-  """Bytes that the process held at most: on the GPU if it uses one."""
+  """Returns the peak memory of the process in bytes, on the GPU if it uses one."""
   if 'torch' in sys.modules and sys.modules['torch'].cuda.is_available():
     return sys.modules['torch'].cuda.max_memory_allocated()
   if 'jax' in sys.modules:
@@ -25,7 +25,7 @@ def _peak_memory() -> int:
 
 
 def serve(step: Callable[[int], float], versions: str):
-  """Makes the first step, then as many as each line of standard input asks for."""
+  """Makes the first step, then the number of steps on each line of standard input."""
   began = time.perf_counter()
   step(0)
   print(json.dumps({'first': time.perf_counter() - began, 'versions': versions}), flush=True)
@@ -41,17 +41,18 @@ def serve(step: Callable[[int], float], versions: str):
 
 
 class Side:
-  """A process that `serve`s: it waits while the others make theirs.
+  """A process that runs `serve`: it waits while the others make their steps.
 
   Attributes:
-    versions: of its libraries, as it says.
-    start: seconds from its start to the end of its first step, imports and compilation included.
-    seconds: of each step that counts.
-    memory: bytes that it held at most.
+    versions: the versions of its libraries.
+    start: seconds from its start to the end of its first step, with imports and
+      compilation.
+    seconds: the time of each counted step.
+    memory: peak memory in bytes.
   """
 
   def __init__(self, command: list[str], tokens: float, **env: str):
-    """Starts it; `tokens` are those of a step, `env` is added to the environment."""
+    """Starts the process; `tokens` counts a step, `env` is added to the environment."""
     began = time.perf_counter()
     self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                      text=True, env=os.environ | env)
@@ -66,7 +67,7 @@ class Side:
     raise RuntimeError(f'{self._process.args} has ended')
 
   def run(self, steps: int):
-    """A turn; its first step finds cold caches and is not counted."""
+    """Makes a turn; the first step is not counted, because its caches are cold."""
     self._process.stdin.write(f'{steps + 1}\n')
     self._process.stdin.flush()
     answer = self._answer()
@@ -84,6 +85,6 @@ class Side:
     return self._tokens / self.median
 
   def close(self):
-    """Lets the process end."""
+    """Ends the process."""
     self._process.stdin.close()
     self._process.wait()
