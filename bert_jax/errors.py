@@ -7,8 +7,7 @@
   1   any other failure (a full disk, a dead host, a bug): worth a retry
 """
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Collection
 
 EXIT_FAILED = 1
 EXIT_MISTAKE = 2
@@ -43,11 +42,3 @@ def require(condition: bool, message: str):
 def require_choice(name: str, value: str, choices: Collection[str]):
   """Raises a UserError unless `value` of the field `name` is one of `choices`."""
   require(value in choices, f'{name}={value!r} is unknown: use {", ".join(choices)}')
-
-
-def require_each(fields: Any, names: Sequence[str], holds: Callable[[Any], bool],
-                 rule: str, group: str = ''):
-  """Raises a UserError unless `holds(value)` for each named field, with `rule`."""
-  for name in names:
-    value = getattr(fields, name)
-    require(holds(value), f'{group}{name}={value} {rule}')

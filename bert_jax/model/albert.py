@@ -51,7 +51,7 @@ class SharedLayer(nn.Module):
   def __call__(self, x: jax.Array, mask: Mask) -> tuple[jax.Array, encoder.States | None]:
     """[B, L, D] -> ([B, L, D], the states if `attend` keeps the weights, [N / G, ...])."""
     c = self.config
-    layer = encoder.rematerialised(encoder.EncoderLayer, c)
+    layer = encoder.rematerialized(encoder.EncoderLayer, c)
     repeated = nn.scan(layer, variable_broadcast='params',
                        split_rngs={'params': False, 'dropout': True}, in_axes=nn.broadcast,
                        length=c.num_layers // c.groups, unroll=c.scan_unroll)

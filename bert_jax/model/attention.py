@@ -1,8 +1,9 @@
-"""Multi-head self-attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762), in XLA.
+"""Multi-head self-attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762) in XLA.
 
 An encoder chooses once how it attends (`attention_kernels.choose`) and passes the choice, an
-`Attend`, to the attention of all its layers. This file has the plain way, which holds the [L, L]
-weights, and the local way, which holds them near the diagonal. The kernels hold none.
+`Attend`, to the attention of all its layers. This file has plain attention, which holds the
+[L, L] weights, and local attention, which holds the weights near the diagonal. The kernels
+hold none.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ class Mask(NamedTuple):
   """Visibility within a row: the tokens of one text see each other."""
 
   text_ids: jax.Array  # [B, L] int32, 0 on padding, 1..P on the tokens of each text
-  bias: jax.Array | None  # [B, 1 or H, L, L], added to the scores; None = a kernel computes it
+  bias: jax.Array | None  # [B, 1 or H, L, L], added to the scores; None for a kernel
 
 
 class Heads(NamedTuple):
@@ -31,7 +32,7 @@ class Heads(NamedTuple):
   query: jax.Array  # [B, L, H, K]
   key: jax.Array  # [B, L, H, K]
   value: jax.Array  # [B, L, H, K]
-  projected: jax.Array | None  # the array that they are parts of; None = they were rotated since
+  projected: jax.Array | None  # the array that holds all three; None if they were rotated
 
   def side_by_side(self) -> jax.Array:
     """[B, L, H * 3 * K]: query, key and value of a head are adjacent."""
@@ -42,21 +43,21 @@ class Heads(NamedTuple):
 
 
 class Dropout(NamedTuple):
-  """Dropout of the attention weights, for both kinds of attention."""
+  """Dropout of the attention weights."""
 
-  rate: float  # share of the weights that is dropped; 0 outside of training
-  drop: Callable[[jax.Array], jax.Array]  # for those that hold the weights: [..., L] -> [..., L]
-  key: Callable[[], jax.Array]  # for kernels, which draw themselves: makes their key
+  rate: float  # share of the dropped weights; 0 outside of training
+  drop: Callable[[jax.Array], jax.Array]  # for attention in XLA: [..., L] -> [..., L]
+  key: Callable[[], jax.Array]  # for kernels, which draw the bits: makes their key
 
 
 def attention_bias(text_ids: jax.Array) -> jax.Array:
-  """The additive mask: a token attends to the tokens of its own text and to nothing else.
+  """The additive mask: a token attends only to the tokens of its text.
 
   Args:
     text_ids: [B, L] int32, 0 on padding, p = 1..P on the tokens of the p-th text of the row.
 
   Returns:
-    [B, 1, L, L] float32, 0 where the query (axis 2) may see the key (axis 3) and -1e9 elsewhere.
+    [B, 1, L, L] float32, 0 where the query (axis 2) may see the key (axis 3), else -1e9.
   """
   same = text_ids[:, :, None] == text_ids[:, None, :]  # [B, L, L]
   real = text_ids[:, None, :] > 0  # [B, 1, L]
@@ -67,8 +68,8 @@ def attention_bias(text_ids: jax.Array) -> jax.Array:
 def softmax(scores: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """softmax over the last axis in float32, returned in `dtype`: [..., L] -> [..., L].
 
-  The gradient needs only the weights, and keeps them in `dtype`. Autodiff would keep a second copy
-  in float32, the largest array of a layer.
+  The backward pass needs only the weights, in `dtype`. Autodiff would also keep a copy in
+  float32, the largest array of a layer.
   """
   return jax.nn.softmax(scores, axis=-1).astype(dtype)
 
@@ -92,24 +93,21 @@ def keep_all(weights: jax.Array) -> jax.Array:
   return weights
 
 
-def dot_product_attention(query: jax.Array, key: jax.Array, value: jax.Array,
-                          bias: jax.Array | None = None,
-                          drop: Callable[[jax.Array], jax.Array] = keep_all
-                          ) -> tuple[jax.Array, jax.Array]:
+def dot_product_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array | None = None,
+    drop: Callable[[jax.Array], jax.Array] = keep_all) -> tuple[jax.Array, jax.Array]:
   """softmax(Q K^T / sqrt(K) + bias) V for each head, the softmax in float32.
 
   Args:
-    query: [B, L, H, K].
-    key: [B, L, H, K].
-    value: [B, L, H, K].
+    query, key, value: [B, L, H, K] each.
     bias: broadcastable to [B, H, L, L], added to the scaled scores.
-    drop: applied to the attention weights [B, H, L, L] (dropout).
+    drop: dropout of the attention weights [B, H, L, L].
 
   Returns:
     ([B, L, H, K] in the dtype of `query`, the weights before `drop`).
   """
   query = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
-  # With heads before tokens XLA's CPU backend takes its library of products: up to twice as fast.
+  # With heads before tokens, XLA:CPU calls its matmul library: up to twice as fast.
   query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))  # [B, H, L, K]
   scores = jnp.einsum('bhlk,bhmk->bhlm', query, key, preferred_element_type=jnp.float32)
   if bias is not None:
@@ -119,20 +117,19 @@ def dot_product_attention(query: jax.Array, key: jax.Array, value: jax.Array,
   return out.swapaxes(1, 2), weights  # [B, L, H, K]
 
 
-def local_attention(query: jax.Array, key: jax.Array, value: jax.Array, text_ids: jax.Array,
-                    reach: int, drop: Callable[[jax.Array], jax.Array] = keep_all) -> jax.Array:
+def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
+                    text_ids: jax.Array, reach: int,
+                    drop: Callable[[jax.Array], jax.Array] = keep_all) -> jax.Array:
   """Attention to the tokens of the same text that are at most `reach` away.
 
-  In blocks of `reach` tokens (1 for 0), each of which sees itself and its two neighbors: linear in
-  L.
+  Works in blocks of `reach` tokens (1 for 0). Each block sees itself and its two neighbors,
+  so that the cost is linear in L.
 
   Args:
-    query: [B, L, H, K].
-    key: [B, L, H, K].
-    value: [B, L, H, K].
+    query, key, value: [B, L, H, K] each.
     text_ids: [B, L] int32, see `attention_bias`.
-    reach: tokens to either side.
-    drop: applied to the attention weights (dropout).
+    reach: visible tokens on either side.
+    drop: dropout of the attention weights.
 
   Returns:
     [B, L, H, K] in the dtype of `query`.
@@ -141,22 +138,26 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array, text_ids
   size = max(reach, 1)
   blocks = -(-length // size)
 
+  def pad(x, before, after):
+    return jnp.pad(x, [(0, 0), (before, after), *[(0, 0)] * (x.ndim - 2)])
+
   def in_blocks(x):
     """[B, L, ...] -> [B * blocks, size, ...]."""
-    x = jnp.pad(x, [(0, 0), (0, blocks * size - length), *[(0, 0)] * (x.ndim - 2)])
-    return x.reshape(rows * blocks, size, *x.shape[2:])
+    return pad(x, 0, blocks * size - length).reshape(rows * blocks, size, *x.shape[2:])
 
   def around(x):
     """[B, L, ...] -> [B * blocks, 3 * size, ...]: each block between its neighbors."""
-    x = jnp.pad(x, [(0, 0), (size, (blocks + 1) * size - length), *[(0, 0)] * (x.ndim - 2)])
+    x = pad(x, size, (blocks + 1) * size - length)
     parts = [x[:, i * size:(i + blocks) * size].reshape(rows, blocks, size, *x.shape[2:])
              for i in range(3)]
     return jnp.concatenate(parts, axis=2).reshape(rows * blocks, 3 * size, *x.shape[2:])
 
-  of_query, of_key = in_blocks(text_ids), around(text_ids)
-  distance = jnp.arange(size)[:, None] - (jnp.arange(3 * size)[None, :] - size)
-  visible = ((of_query[:, :, None] == of_key[:, None, :]) & (of_key[:, None, :] > 0)
-             & (jnp.abs(distance) <= reach))  # [B * blocks, size, 3 * size]
+  query_ids = in_blocks(text_ids)[:, :, None]
+  key_ids = around(text_ids)[:, None, :]
+  # A query of index i in its block has index size + i among the keys.
+  distance = jnp.arange(size)[:, None] + size - jnp.arange(3 * size)[None, :]
+  # Both pads have text id 0, so their keys are invisible too.
+  visible = (query_ids == key_ids) & (key_ids > 0) & (jnp.abs(distance) <= reach)
   bias = jnp.where(visible, 0.0, MASKED)[:, None]  # [B * blocks, 1, size, 3 * size]
   out, _ = dot_product_attention(in_blocks(query), around(key), around(value), bias, drop)
   return out.reshape(rows, blocks * size, *out.shape[2:])[:, :length]
@@ -164,12 +165,11 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array, text_ids
 
 @dataclasses.dataclass(frozen=True)
 class Attend:
-  """How all layers of an encoder attend. Without arrays: a static field of Linen modules."""
+  """How all layers of an encoder attend. A static field of Linen modules, without arrays."""
 
-  # Makes [B, L, H * K] or [B, L, H, K] from the heads, `text_ids` and the dropout; None = the plain
-  # way.
+  # (heads, `text_ids`, dropout) -> [B, L, H * K] or [B, L, H, K]; None = attention in XLA.
   kernel: Callable[[Heads, jax.Array, Dropout], jax.Array] | None = None
-  keeps_weights: bool = False  # returns the weights too; no kernel can
+  keeps_weights: bool = False  # returns the weights too, which no kernel can
 
   def mask(self, text_ids: jax.Array) -> Mask:
     """Makes the mask once for all layers; `text_ids` is [B, L]."""
@@ -183,17 +183,18 @@ class Attend:
       heads: query, key and value.
       mask: from `mask`.
       dropout: of the weights.
-      reach: how many tokens to either side a token sees; None = its whole text.
+      reach: visible tokens on either side of a token; None = its whole text.
 
     Returns:
-      ([B, L, H * K] or [B, L, H, K] in the dtype of the query, the weights [B, H, L, L] before
-      dropout if they are kept).
+      ([B, L, H * K] or [B, L, H, K] in the dtype of the query, the weights [B, H, L, L]
+      before dropout if `keeps_weights`).
     """
     query, key, value, _ = heads
     length, is_local = query.shape[1], reach is not None
-    # The blocks compute 3 * reach weights for each token, which saves work only in longer rows. An
-    # exported program is for rows of all lengths: it has no blocks. The kernels have no window.
+    # Blocks compute 3 * reach weights for each token, which saves work only in longer rows.
+    # In an exported program the length is symbolic, so the program cannot have blocks.
     is_long = is_local and isinstance(length, int) and length > 3 * reach
+    # The kernels have no window: local layers use blocks instead.
     if is_long and not self.keeps_weights or is_local and self.kernel:
       return local_attention(query, key, value, mask.text_ids, reach, dropout.drop), None
     if self.kernel:
@@ -220,7 +221,7 @@ class SelfAttention(nn.Module):
   def __call__(self, x: jax.Array, mask: Mask, *, deterministic: bool,
                rotate: Callable[[jax.Array], jax.Array] | None = None
                ) -> tuple[jax.Array, jax.Array | None]:
-    """Attends within the texts; what it returns is added to `x` by the layer.
+    """Attends within the texts; the layer adds the result to `x`.
 
     Args:
       x: [B, L, D].
@@ -233,20 +234,20 @@ class SelfAttention(nn.Module):
     """
     c = self.config
     width = c.num_heads * c.head_size
-    # One product of width 3D reads x once. Query, key and value of a head are adjacent: the fused
-    # kernel reads this layout, and each chip of the model axis holds whole heads. Both axes are
-    # merged: a TPU pads a last axis of K = 64 to 128, and XLA's CPU backend multiplies matrices
-    # faster than three-dimensional arrays.
+    # One product of width 3D reads x once. Query, key and value of a head are adjacent: the
+    # fused kernel reads this layout, and each chip of the model axis holds whole heads. The
+    # heads and K are one axis: a TPU pads a last axis of K = 64 to 128, and XLA:CPU
+    # multiplies matrices faster than three-dimensional arrays.
     qkv = self._project('qkv', x, 3 * width, c.initializer_range, ('embed', 'heads'))
     qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'heads'))  # [B, L, H * 3 * K]
-    # Linen numbers the modules without a name, and derives their keys from the numbers: this one is
-    # always the first, also where nothing uses it.
+    # Linen numbers unnamed modules and derives their keys from the numbers. This dropout is
+    # always the first, even where nothing uses it, so that the keys stay the same.
     drop = nn.Dropout(c.attention_dropout, deterministic=deterministic)
     dropout = Dropout(0.0 if deterministic else c.attention_dropout, drop,
                       functools.partial(self.make_rng, 'dropout'))
-    # One reshape for each part: XLA adds up their gradients in the shape of `qkv`.
-    of_heads = (*x.shape[:2], c.num_heads, 3, c.head_size)
-    query, key, value = (qkv.reshape(of_heads)[:, :, :, i] for i in range(3))  # [B, L, H, K]
+    # One reshape for each part: XLA then adds up their gradients in the shape of `qkv`.
+    split = (*x.shape[:2], c.num_heads, 3, c.head_size)
+    query, key, value = (qkv.reshape(split)[:, :, :, i] for i in range(3))  # [B, L, H, K]
     if rotate:
       query, key, qkv = rotate(query), rotate(key), None
     out, weights = self.attend(Heads(query, key, value, qkv), mask, dropout, self.reach)

@@ -228,10 +228,10 @@ class Deberta(encoder.Encoder):
                 RelativePositions(c, name='relative')(x.shape[1]))
     first_states = None
     if c.conv_kernel_size:
-      first = encoder.rematerialised(Layer, c, in_scan=False)
+      first = encoder.rematerialized(Layer, c, in_scan=False)
       y, first_states = first(c, attend, deterministic, name='first')(x, mask)
       x = Convolution(c, deterministic, name='convolution')(x, y, tokens.text_ids)
-    layers = encoder.stacked(encoder.rematerialised(Layer, c), c, c.stacked_layers,
+    layers = encoder.stacked(encoder.rematerialized(Layer, c), c, c.stacked_layers,
                              self.is_initializing())
     y, states = layers(c, attend, deterministic, name='layers')(x, mask)
     if first_states is not None:  # the convolution makes the output of the first layer

@@ -11,7 +11,8 @@ from bert_jax.model.layers import LayerNorm, truncated_normal
 class Embeddings(nn.Module):
   """The sum of learned embeddings (google-research/bert, `embedding_postprocessor`).
 
-  Tokens, and positions and segments where the architecture has them. The token table also decodes.
+  It has tokens, and positions and segments if the architecture has them. The token table
+  also decodes.
   """
 
   config: BertConfig
@@ -34,8 +35,8 @@ class Embeddings(nn.Module):
   def _token_table(self) -> jax.Array:
     """[padded V, E], its width whole on every chip.
 
-    Where a preset splits the width, the chips exchange the table. Left to itself the compiler would
-    have every chip look up a part of the vectors for the rows of all.
+    If a preset shards the width, the chips exchange the table. Otherwise XLA makes every chip
+    look up its part of the width for the rows of all chips.
     """
     return nn.with_logical_constraint(self.token, ('vocab', 'embed_act'))
 
@@ -46,21 +47,22 @@ class Embeddings(nn.Module):
     Args:
       ids: [B, L] int32 token ids.
       type_ids: [B, L] int32, 0 in segment A and 1 in segment B.
-      positions: [B, L] int32 position of each token in its own pair.
+      positions: [B, L] int32 position of each token in its pair.
       deterministic: no dropout.
 
     Returns:
       [B, L, E] in the compute dtype.
     """
     c = self.config
-    # Summed in float32: small numbers of the same size lose a digit in bfloat16.
+    # The sum is in float32: addends of similar size lose a digit in bfloat16.
     x = jnp.take(self._token_table(), ids, axis=0)  # [B, L, E]
     if c.has_positions:
       table = nn.with_logical_constraint(self.position, (None, 'embed_act'))
       x += jnp.take(table, positions, axis=0)
     if c.has_segments:
       table = nn.with_logical_constraint(self.segment, (None, 'embed_act'))
-      x += jnp.take(table, type_ids, axis=0, mode='clip')  # RoBERTa has one segment
+      # RoBERTa has one segment: ids of segment B use its row too.
+      x += jnp.take(table, type_ids, axis=0, mode='clip')
     x = nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act'))
     x = self.norm(x).astype(c.compute_dtype)
     return self.dropout(x, deterministic=deterministic)

@@ -1,4 +1,4 @@
-"""BERT's encoder, a stack of post-LayerNorm transformer layers; other encoders derive from it."""
+"""BERT's encoder, a stack of post-LayerNorm layers; other encoders derive from it."""
 
 import functools
 from typing import NamedTuple
@@ -16,19 +16,17 @@ from bert_jax.model.layers import FeedForward, LayerNorm, activation, dense
 
 
 class States(NamedTuple):
-  """The states between the layers of an encoder, and the attention weights in them.
-
-  A single layer returns its own, without the first axis.
-  """
+  """The states of all layers; a single layer returns its own without the first axis."""
 
   hidden: jax.Array  # [N + 1, B, L, D]: the embeddings, then every layer
   attention: jax.Array  # [N, B, H, L, L]: the attention weights
 
 
 def in_order(*parts: States) -> States:
-  """Joins the states of layers, one or stacked along any axes, along one first axis."""
-  return States(jnp.concatenate([x.hidden.reshape(-1, *x.hidden.shape[-3:]) for x in parts]),
-                jnp.concatenate([x.attention.reshape(-1, *x.attention.shape[-4:]) for x in parts]))
+  """Joins the states of layers, single or stacked along any axes, along one first axis."""
+  return States(
+      jnp.concatenate([x.hidden.reshape(-1, *x.hidden.shape[-3:]) for x in parts]),
+      jnp.concatenate([x.attention.reshape(-1, *x.attention.shape[-4:]) for x in parts]))
 
 
 def init_tokens() -> Tokens:
@@ -37,17 +35,17 @@ def init_tokens() -> Tokens:
 
 
 def take_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
-  """Takes the vectors at some positions of each row: [B, L, D] and [B, M] int32 -> [B, M, D]."""
+  """Takes the vectors at positions of each row: [B, L, D], [B, M] int32 -> [B, M, D]."""
   return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
 
 
 class EncoderLayer(nn.Module):
-  """LayerNorm(x + Attention(x)), then LayerNorm(x + FeedForward(x)); one turn of the layer scan."""
+  """LayerNorm(x + Attention(x)), then LayerNorm(x + FeedForward(x)): a step of the scan."""
 
   config: BertConfig
   attend: Attend
   deterministic: bool
-  attends_with = SelfAttention  # no field: a subclass has another
+  attends_with = SelfAttention  # not a field: a subclass sets its own class
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: Mask) -> tuple[jax.Array, States | None]:
@@ -63,9 +61,9 @@ class EncoderLayer(nn.Module):
     return nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act')), states
 
 
-def rematerialised(layer: type[nn.Module], config: BertConfig,
+def rematerialized(layer: type[nn.Module], config: BertConfig,
                    in_scan: bool = True) -> type[nn.Module]:
-  """Returns a layer that recomputes its activations in the backward pass as `config.remat` says.
+  """Returns a layer that recomputes its activations as `config.remat` says.
 
   `in_scan` is False for a layer outside the scan over layers.
   """
@@ -73,38 +71,41 @@ def rematerialised(layer: type[nn.Module], config: BertConfig,
     return layer
   policy = {'dots': jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
             'full': None}[config.remat]
-  # A loop keeps the two computations of a layer apart; elsewhere the compiler would merge them.
+  # Outside a loop XLA would merge the recomputation with the forward pass.
   return nn.remat(layer, policy=policy, prevent_cse=not in_scan or config.scan_unroll > 1)
 
 
 def _in_dtype(dtype: jnp.dtype, params: dict) -> dict:
-  """Casts the layers' parameters, except those of the norms, to the dtype of the computation.
+  """Casts the layers' parameters, except the norms, to the dtype of the computation.
 
-  All layers are cast at once, so that their gradients are kept in `dtype` too, and chips that
-  exchange either send half as much.
+  All layers are cast at once. Their gradients are then in `dtype` too, and chips that
+  exchange parameters or gradients send half the bytes.
   """
-  return jax.tree_util.tree_map_with_path(
-      lambda path, x: (
-          x if parameters.kind(path) == parameters.Kind.NORM else x.astype(dtype)), params)
+
+  def cast(path, x):
+    return x if parameters.kind(path) == parameters.Kind.NORM else x.astype(dtype)
+
+  return jax.tree_util.tree_map_with_path(cast, params)
 
 
 def stacked(layer: type[nn.Module], config: BertConfig, length: int,
             initializing: bool) -> type[nn.Module]:
-  """Returns a scan over `length` layers, whose parameters are stacked: [length, ...]."""
+  """Returns a scan over `length` layers with stacked parameters: [length, ...]."""
   layers = nn.scan(layer, variable_axes={'params': 0},
                    split_rngs={'params': True, 'dropout': True}, in_axes=nn.broadcast,
                    length=length, unroll=config.scan_unroll,
                    metadata_params={nn.PARTITION_NAME: 'layers'})
   if config.compute_dtype == jnp.float32 or initializing:
     return layers
-  return nn.map_variables(layers, 'params', functools.partial(_in_dtype, config.compute_dtype))
+  return nn.map_variables(layers, 'params',
+                          functools.partial(_in_dtype, config.compute_dtype))
 
 
 class Encoder(nn.Module):
   """BERT's encoder: embeddings, N layers, and the pooler over each text's [CLS].
 
-  The encoders of other architectures are subclasses. Heads and tools call the encoder and its
-  methods `encode`, `states`, `pool` and `features`, and `embeddings.decode`.
+  The encoders of other architectures are subclasses. Heads and tools call the encoder and
+  its methods `encode`, `states`, `pool` and `features`, and `embeddings.decode`.
   """
 
   config: BertConfig
@@ -117,7 +118,7 @@ class Encoder(nn.Module):
     self.pooler = dense(c, c.hidden_size, ('embed', 'pooled'), bias_axis='embed')
 
   def attention_mask(self, tokens: Tokens, attend: Attend) -> Mask:
-    """Who attends to whom in all layers."""
+    """Which tokens attend to which, in all layers."""
     return attend.mask(tokens.text_ids)
 
   def run_layers(self, x: jax.Array, tokens: Tokens, attend: Attend,
@@ -134,8 +135,10 @@ class Encoder(nn.Module):
       ([B, L, D], the states of the layers if `attend` keeps the weights).
     """
     c = self.config
-    layers = stacked(rematerialised(EncoderLayer, c), c, c.num_layers, self.is_initializing())
-    return layers(c, attend, deterministic, name='layers')(x, self.attention_mask(tokens, attend))
+    layers = stacked(rematerialized(EncoderLayer, c), c, c.num_layers,
+                     self.is_initializing())
+    return layers(c, attend, deterministic, name='layers')(
+        x, self.attention_mask(tokens, attend))
 
   @nn.compact
   def _run(self, tokens: Tokens, attend: Attend,
@@ -153,7 +156,7 @@ class Encoder(nn.Module):
 
   def encode(self, tokens: Tokens, *, deterministic: bool = True) -> jax.Array:
     """Returns the hidden states of the last layer, [B, L, D] in the compute dtype."""
-    # No kernel takes the short rows of `init_tokens`.
+    # The rows of `init_tokens` are too short for every kernel.
     attend = (Attend() if self.is_initializing()
               else attention_kernels.choose(self.config, tokens.ids.shape[1]))
     return self._run(tokens, attend, deterministic)[0]
@@ -161,7 +164,7 @@ class Encoder(nn.Module):
   def states(self, tokens: Tokens) -> States:
     """Returns the states of all layers without dropout.
 
-    Attention takes the plain way, which holds the weights, whatever the config asks for.
+    Attention is plain whatever the config says, because no kernel holds the weights.
     """
     return self._run(tokens, Attend(keeps_weights=True), deterministic=True)[1]
 

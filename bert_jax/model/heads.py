@@ -14,7 +14,7 @@ from bert_jax.model.layers import MASKED, LayerNorm, activation, dense, zeros
 
 
 class ReplacedTokenHead(nn.Module):
-  """Scores whether a token was replaced (Clark et al. 2020, https://arxiv.org/abs/2003.10555)."""
+  """Scores whether a token was replaced (Clark et al. 2020, arXiv:2003.10555)."""
 
   config: BertConfig
 
@@ -22,13 +22,14 @@ class ReplacedTokenHead(nn.Module):
   def __call__(self, hidden: jax.Array) -> jax.Array:
     """[..., D] -> logits [...] float32, high where a token seems to be replaced."""
     c = self.config
-    x = dense(c, c.hidden_size, ('embed', 'pooled'), name='dense', dtype=hidden.dtype)(hidden)
+    x = dense(c, c.hidden_size, ('embed', 'pooled'), name='dense',
+              dtype=hidden.dtype)(hidden)
     x = activation(c.activation)(x)
     return dense(c, 1, ('embed', 'labels'), name='out', dtype=jnp.float32)(x)[..., 0]
 
 
 class BertForPreTraining(nn.Module):
-  """An encoder with the heads of pretraining; it has the parameters of those that are called."""
+  """An encoder with the heads of pretraining; a head has parameters once it is called."""
 
   config: BertConfig
 
@@ -42,11 +43,12 @@ class BertForPreTraining(nn.Module):
 
   def transform(self, x: jax.Array) -> jax.Array:
     """Makes the input of the decoder from hidden states: [..., D] -> [..., E]."""
-    if self.config.pooler_is_shared:  # the encoder has its own head before the decoder
+    # Such an encoder has a head before the decoder.
+    if self.config.pooler_is_shared:
       return self.bert.features(x)
     return self.mlm_norm(activation(self.config.activation)(self.mlm_dense(x)))
 
-  @nn.compact  # declares the bias only when called, as `setup` does with the other parameters
+  @nn.compact  # declares the bias only if called, as `setup` does with the other parameters
   def mlm_logits(self, hidden: jax.Array, positions: jax.Array) -> jax.Array:
     """Computes the logits over the vocabulary at `positions`.
 
@@ -59,18 +61,18 @@ class BertForPreTraining(nn.Module):
     """
     x = take_positions(hidden, positions).reshape(-1, hidden.shape[-1])  # [B * M, D]
     x = self.transform(x)  # [B * M, E]
-    shift = self.param('mlm_bias', zeros('vocab'), (self.config.padded_vocab_size,))
-    logits = self.bert.embeddings.decode(x) + shift  # [B * M, padded V]
+    bias = self.param('mlm_bias', zeros('vocab'), (self.config.padded_vocab_size,))
+    logits = self.bert.embeddings.decode(x) + bias  # [B * M, padded V]
     logits = nn.with_logical_constraint(logits, ('batch', 'vocab'))
-    logits = jnp.where(jnp.arange(logits.shape[-1]) < self.config.vocab_size, logits, MASKED)
-    return logits.reshape(*positions.shape, -1)
+    is_entry = jnp.arange(logits.shape[-1]) < self.config.vocab_size  # [padded V]
+    return jnp.where(is_entry, logits, MASKED).reshape(*positions.shape, -1)
 
   def nsp_logits(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
-    """[B, L, D] and [B, P] int32 -> [B, P, 2] float32; class 0 is "B follows A", as published."""
+    """[B, L, D], [B, P] int32 -> [B, P, 2] float32; class 0 is "B follows A", as in BERT."""
     return self.nsp(self.bert.pool(hidden, cls_positions))
 
   def rtd_logits(self, tokens: Tokens, *, deterministic: bool = True) -> jax.Array:
-    """[B, L] inputs -> [B, L] float32, high where a token seems to be replaced (ELECTRA)."""
+    """[B, L] -> [B, L] float32, high where a token seems to be replaced (ELECTRA)."""
     return self.rtd(self.bert.encode(tokens, deterministic=deterministic))
 
   def __call__(self, tokens: Tokens, masked_positions: jax.Array,
@@ -78,7 +80,8 @@ class BertForPreTraining(nn.Module):
                deterministic: bool = True) -> tuple[jax.Array, jax.Array | None]:
     """(MLM logits [B, M, padded V], NSP logits [B, P, 2]), both float32.
 
-    Without `cls_positions` there is no NSP head and no pooler (RoBERTa), and None for its logits.
+    Without `cls_positions`, there is neither NSP head nor pooler (RoBERTa), and the NSP
+    logits are None.
     """
     hidden = self.bert.encode(tokens, deterministic=deterministic)
     nsp_logits = None if cls_positions is None else self.nsp_logits(hidden, cls_positions)
@@ -94,8 +97,8 @@ def count_parameters(boxed: Any, config: BertConfig) -> int:
   """
   total = 0
   for box in jax.tree.leaves(boxed, is_leaf=lambda x: isinstance(x, nn.Partitioned)):
-    padded = box.value.size
-    if 'vocab' in box.names:
-      padded = padded // config.padded_vocab_size * config.vocab_size
-    total += padded
+    # Published counts do not have the rows that round the vocabulary up to 128.
+    is_padded = 'vocab' in box.names
+    total += (box.value.size // config.padded_vocab_size * config.vocab_size
+              if is_padded else box.value.size)
   return total

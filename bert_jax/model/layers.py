@@ -1,4 +1,4 @@
-"""The parts that all modules share: initializers, dense layer, norm, activation, feed-forward."""
+"""Parts that all modules share: initializers, dense layer, norm, activation, feed-forward."""
 
 from collections.abc import Callable
 import functools
@@ -9,31 +9,34 @@ import jax.numpy as jnp
 
 from bert_jax.model.bert_config import BertConfig
 
-# Score of a token that must not be seen. Finite: a softmax over padding alone gives no NaN.
+# The score of a token that must not be seen. It is finite: with -inf, a softmax over padding
+# alone would return NaN.
 MASKED = -1e9
 
 
 def truncated_normal(stddev: float, *axes: str) -> nn.initializers.Initializer:
-  """BERT's initializer (normal, cut at two deviations) for a parameter with these logical axes.
+  """BERT's initializer, a normal cut at two deviations, with these logical axes.
 
-  `stddev` is that of the normal before the cut, as in TensorFlow's `truncated_normal_initializer`
-  that BERT used. The values have a standard deviation of 0.88 `stddev`.
+  `stddev` is the deviation before the cut, as in TensorFlow's
+  `truncated_normal_initializer`, which BERT used. The values deviate by 0.88 `stddev`.
   """
   return nn.with_logical_partitioning(nn.initializers.truncated_normal(stddev), axes)
 
 
 def zeros(*axes: str) -> nn.initializers.Initializer:
-  """Initializer of a bias with these logical axes."""
+  """The initializer of a bias with these logical axes."""
   return nn.with_logical_partitioning(nn.initializers.zeros_init(), axes)
 
 
-def dense(config: BertConfig, features: int, axes: tuple[str, str], *, name: str | None = None,
-          stddev: float | None = None, dtype: jnp.dtype | None = None, use_bias: bool = True,
+def dense(config: BertConfig, features: int, axes: tuple[str, str], *,
+          name: str | None = None, stddev: float | None = None,
+          dtype: jnp.dtype | None = None, use_bias: bool = True,
           bias_axis: str | None = None) -> nn.Dense:
   """A dense layer: [..., size] -> [..., features].
 
-  `axes` are the logical axes of the kernel, the last one also that of the bias unless `bias_axis`
-  is given. The defaults are the compute dtype and a `stddev` of `initializer_range`.
+  `axes` are the logical axes of the kernel. The axis of the bias is `bias_axis`, by default
+  the last one of the kernel. `dtype` defaults to the compute dtype, `stddev` to
+  `initializer_range`.
   """
   init = truncated_normal(config.initializer_range if stddev is None else stddev, *axes)
   return nn.Dense(features, use_bias=use_bias, dtype=dtype or config.compute_dtype,
@@ -41,7 +44,7 @@ def dense(config: BertConfig, features: int, axes: tuple[str, str], *, name: str
 
 
 class LayerNorm(nn.Module):
-  """LayerNorm over the last axis, in float32: [..., D] -> [..., D] in the dtype of its input."""
+  """LayerNorm over the last axis: [..., D] -> [..., D], computed in float32."""
 
   config: BertConfig
 
@@ -49,19 +52,20 @@ class LayerNorm(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     ones = nn.with_logical_partitioning(nn.initializers.ones_init(), ('norm',))
     norm = nn.LayerNorm(epsilon=self.config.layer_norm_eps, dtype=jnp.float32,
-                        use_bias=self.config.has_biases, scale_init=ones, bias_init=zeros('norm'),
-                        use_fast_variance=False, name='norm')
+                        use_bias=self.config.has_biases, scale_init=ones,
+                        bias_init=zeros('norm'), use_fast_variance=False, name='norm')
+    # The parameters belong to this module, without a level of their own in the tree.
     nn.share_scope(self, norm)
     return norm(x).astype(x.dtype)
 
 
 def _gelu(x: jax.Array) -> jax.Array:
-  """x * Phi(x) by erf (Hendrycks and Gimpel 2016); `jax.nn.gelu` uses erfc, which is slower."""
+  """x * Phi(x) by erf (Hendrycks and Gimpel 2016); `jax.nn.gelu` uses the slower erfc."""
   return 0.5 * x * (1 + jax.lax.erf(x * 0.7071067811865476))
 
 
 def activation(name: str) -> Callable[[jax.Array], jax.Array]:
-  """Returns an elementwise nonlinearity: gelu (by erf, as published), gelu_tanh, relu or tanh."""
+  """Returns a nonlinearity: gelu (by erf, as published), gelu_tanh, relu or tanh."""
   return {'gelu': _gelu,
           'gelu_tanh': functools.partial(nn.gelu, approximate=True),
           'relu': nn.relu,

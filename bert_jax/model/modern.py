@@ -233,10 +233,10 @@ class Modern(encoder.Encoder):
     c, mask = self.config, attend.mask(tokens.text_ids)
     angles = {'global': rotary(tokens.positions, c.head_size, c.global_theta),
               'local': rotary(tokens.positions, c.head_size, c.local_theta)}
-    first = encoder.rematerialised(Layer, c, in_scan=False)
+    first = encoder.rematerialized(Layer, c, in_scan=False)
     x, first_states = first(c, attend, deterministic, is_local=False, is_first=True, name='first')(
         x, mask, angles['global'])
-    groups = encoder.stacked(encoder.rematerialised(Group, c), c, c.stacked_layers,
+    groups = encoder.stacked(encoder.rematerialized(Group, c), c, c.stacked_layers,
                              self.is_initializing())
     x, states = groups(c, attend, deterministic, name='layers')(x, mask, angles)
     x = self.final_norm(x)

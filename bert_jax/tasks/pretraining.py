@@ -1,6 +1,7 @@
 """The device half of pretraining: masks rows, and computes the losses of an objective."""
 
 import dataclasses
+import operator
 from typing import Any
 
 import jax
@@ -16,15 +17,15 @@ EVAL_SEED = 0  # held-out rows and masks are the same in every evaluation of eve
 
 @dataclasses.dataclass(frozen=True)
 class Pretraining:
-  """The device half: masks rows and computes the losses of an objective."""
+  """A `Task` that masks rows and computes the losses of an objective."""
 
   objective: Objective
   masking: masking.MaskingConfig
   vocabulary: masking.Vocabulary
   frozen: Any = dataclasses.field(default_factory=dict)  # a teacher
 
-  model = property(lambda self: self.objective.model)
-  loss_weights = property(lambda self: self.objective.loss_weights)
+  model = property(operator.attrgetter('objective.model'))
+  loss_weights = property(operator.attrgetter('objective.loss_weights'))
 
   def with_config(self, config: BertConfig) -> 'Pretraining':
     return dataclasses.replace(self, objective=self.objective.with_config(config))
@@ -34,12 +35,13 @@ class Pretraining:
 
   def mask(self, key: jax.Array, rows: Rows) -> masking.Masked:
     """Masks the rows of a batch."""
-    return masking.mask(key, rows.tokens.ids, rows.tokens.text_ids, rows.row, self.masking,
-                        self.vocabulary, pairs=rows.cls_positions.shape[1],
-                        word_start=rows.word_start, rate=rows.mask_rate)
+    return masking.mask(
+        key, rows.tokens.ids, rows.tokens.text_ids, rows.row, self.masking, self.vocabulary,
+        pairs=rows.cls_positions.shape[1], word_start=rows.word_start, rate=rows.mask_rate)
 
-  def loss(self, params: Any, frozen: Any, rows: Rows, key: jax.Array | None) -> losses.Metrics:
-    """The metrics of the objective; key None = the fixed masks of evaluations."""
+  def loss(self, params: Any, frozen: Any, rows: Rows,
+           key: jax.Array | None) -> losses.Metrics:
+    """The metrics of the objective; without a key, the fixed masks of evaluations."""
     if key is None:
       mask_key, dropout_key = jax.random.key(EVAL_SEED, impl='threefry2x32'), None
     else:
@@ -47,7 +49,7 @@ class Pretraining:
       dropout_key = dropout_bits.microbatch_key(dropout_key, rows.row)
     masked = self.mask(mask_key, rows)
     rows = rows._replace(tokens=rows.tokens._replace(ids=masked.ids))
-    # Masking folds the numbers of rows into its key; no row has this number.
+    # Masking folds row numbers into its key. No row has this number.
     keys = Keys(dropout_key, jax.random.fold_in(mask_key, 2**32 - 1))
     metrics = self.objective.loss(params, frozen, rows, masked, keys)
     return {**metrics, 'tokens': losses.token_count(rows.tokens.text_ids)}
@@ -57,4 +59,5 @@ class Pretraining:
 
   def flops_per_token(self, length: int) -> float:
     """Model FLOPs at the highest masking rate of the run."""
-    return self.objective.flops_per_token(length, max(self.masking.rate, self.masking.final_rate))
+    rate = max(self.masking.rate, self.masking.final_rate)
+    return self.objective.flops_per_token(length, rate)

@@ -1,7 +1,8 @@
 """The two halves of a task that the training loop knows.
 
-The device half is pure: parameters, losses and measurements of a batch. The host half brings the
-batches and judges the model. Planning and most tests need the device half alone, and so no data.
+The device half is pure: parameters, losses and measurements of a batch. The host half makes
+the batches and scores the model. Planning and most tests need only the device half, and so
+need no data.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -17,23 +18,23 @@ class Task(Protocol):
   """The device half."""
 
   model: nn.Module
-  loss_weights: Mapping[str, float]  # weight in the total loss of each metric that is a loss
-  frozen: Any  # arrays that are used but not trained, boxed with their logical axes; {} = none
+  loss_weights: Mapping[str, float]  # of each metric that is a loss, in the total loss
+  frozen: Any  # arrays that are not trained, boxed with their logical axes; {} = none
 
   def init(self, key: jax.Array) -> Any:
     """Parameters, boxed with their logical axes."""
 
   def loss(self, params: Any, frozen: Any, batch: Any, key: jax.Array | None) -> Metrics:
-    """Metrics of a batch as (sum, count); key None = no dropout.
+    """Metrics of a batch as (sum, count); without dropout if `key` is None.
 
-    Counts must not depend on `params`. The metric 'tokens' counts the real tokens of the batch.
+    Counts must not depend on `params`. The metric 'tokens' counts the real tokens.
     """
 
   def measure(self, params: Any, frozen: Any, batch: Any) -> Any:
-    """The part of an evaluation that runs on the device: metrics, or logits too; no dropout."""
+    """The device part of an evaluation, without dropout: metrics, or logits too."""
 
   def flops_per_token(self, length: int) -> float:
-    """Model FLOPs of one training step for each token of a row of `length` tokens."""
+    """Model FLOPs of a training step for each token of a row of `length` tokens."""
 
 
 class TaskData(Protocol):
@@ -43,9 +44,10 @@ class TaskData(Protocol):
   lower_is_better: Collection[str]  # the scores of `evaluate` whose best value is the lowest
 
   def rows(self, step: int) -> Any:
-    """The rows of a step's batch that this process feeds: a tree of host arrays [rows, ...]."""
+    """The rows of a batch that this process feeds: a tree of host arrays [rows, ...]."""
 
-  def evaluate(self, evaluate_batch: Callable[[Any], Any], step: int) -> dict[str, float | None]:
+  def evaluate(self, evaluate_batch: Callable[[Any], Any],
+               step: int) -> dict[str, float | None]:
     """Held-out metrics after `step` steps; None for a metric without a single position.
 
     Args:
@@ -54,7 +56,7 @@ class TaskData(Protocol):
     """
 
   def judged_on(self, step: int) -> str:
-    """Names the data of `evaluate` after `step` steps: scores on other data are not compared."""
+    """Names the data of `evaluate`: scores on other data are not compared."""
 
   def flops(self, step: int, tokens: float) -> float:
     """Model FLOPs of training on `tokens` real tokens in rows of the length of `step`."""

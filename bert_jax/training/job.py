@@ -12,8 +12,8 @@ from bert_jax.tasks.task import Task, TaskData
 class Job:
   """A task with its data, and facts about both.
 
-  `start` and `base` are models, `Pretrained` of the room `interop`, which stands above this one:
-  the loop does not read them.
+  `start` and `base` are models (`Pretrained`). Their type is not named, because the
+  subpackage `interop` stands above this one. The loop does not read them.
   """
 
   task: Task
@@ -24,9 +24,9 @@ class Job:
   base: Any = None  # the frozen model of a LoRA run
   adapter: str = ''  # its factors, in words
   records: str  # digest of the data
-  parameters: int  # of the encoder and what is trained on top, but for a new classifier
+  parameters: int  # of the encoder and the trained heads, except a new classifier
   steps: str  # in words
   lengths: Sequence[int]  # L of the rows
   fields: Mapping[str, Any]  # of the config, whose values the data decides
   notes: Sequence[str] = ()  # for the summary
-  extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # more fields of run.json
+  extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # more of run.json

@@ -23,9 +23,9 @@ from bert_jax.training import state as state_lib
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.job import Job
 
-# Steps that we send to an accelerator before the current one is ready. A few hide the host's work,
-# and SIGTERM, which is answered after them, is still answered in time. A CPU is both host and
-# device: sending steps ahead saves no time there and costs memory.
+# Steps sent to an accelerator before the current one is ready. A few hide the work of the
+# host, and the run still answers SIGTERM in time, which waits for them. A CPU is both host and
+# device: there, steps sent ahead save no time and cost memory.
 _STEPS_AHEAD = 2
 
 
@@ -43,12 +43,12 @@ def train(job: Job, config: FrozenConfigDict, mesh: Mesh, workdir: storage.Folde
 
   Raises:
     Preempted: SIGTERM came; everything is saved.
-    UserError: the checkpoint is of another model, or `keep_best` has no position to be judged on.
-    Failed: the loss was not finite for several steps in a row, or a checkpoint cannot be written.
+    UserError: the checkpoint is of another model, or no position counts for `keep_best`.
+    Failed: the loss was not finite for several steps, or a checkpoint cannot be written.
     OSError: the disk is full.
   """
   task, data, train_steps = job.task, job.data, job.train_steps
-  # ---- Programs and state ------------------------------------------------------------------------
+  # ---- Programs and state --------------------------------------------------------------
   optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
   transform = optimizer_lib.make_optimizer(optimizer, train_steps)
   init, abstract = state_lib.make_init(task, transform, mesh, config.sharding)
@@ -60,37 +60,36 @@ def train(job: Job, config: FrozenConfigDict, mesh: Mesh, workdir: storage.Folde
   if state is None:  # the workdir holds the whole run
     return
 
-  # ---- Everything that must be closed, in reverse order ------------------------------------------
+  # ---- Resources, closed in reverse order ----------------------------------------------
   with contextlib.ExitStack() as stack:
-    closed_at_end = lambda resource: stack.enter_context(contextlib.closing(resource))
     stack.callback(workdir.push)
     stack.push(checkpoints.settle)
-    notice = closed_at_end(preemption.Notice())
-    batches = closed_at_end(loader.batches(
-        data.rows, first_step, train_steps, config.data.loader_workers))
-    reporter = closed_at_end(reporter_lib.Reporter(
+    notice = stack.enter_context(contextlib.closing(preemption.Notice()))
+    batches = stack.enter_context(contextlib.closing(loader.batches(
+        data.rows, first_step, train_steps, config.data.loader_workers)))
+    reporter = stack.enter_context(contextlib.closing(reporter_lib.Reporter(
         task, data, config, mesh, workdir, first_step=first_step, train_steps=train_steps,
-        learning_rate=optimizer_lib.learning_rate(optimizer, train_steps)))
+        learning_rate=optimizer_lib.learning_rate(optimizer, train_steps))))
     evaluate = functools.partial(
         _evaluate, data=data, mesh=mesh, keep_best=config.keep_best, notice=notice,
         eval_step=state_lib.make_eval_step(task, mesh, config.sharding),
         checkpoints=checkpoints, reporter=reporter)
     steps_ahead = 0 if jax.default_backend() == 'cpu' else _STEPS_AHEAD
-    in_flight = collections.deque(maxlen=1 + steps_ahead)  # metrics of steps sent to the device
+    in_flight = collections.deque(maxlen=1 + steps_ahead)  # metrics of steps on the device
     freed_memory = host.FreedMemory()
 
     if owes_evaluation and not evaluate(state, first_step):
       _stop(checkpoints, first_step, train_steps)
 
     for step in range(first_step + 1, train_steps + 1):
-      # ---- Rows: made in the background; masks are drawn on the device ---------------------------
+      # ---- Rows: made in the background; masks are drawn on the device -----------------
       with reporter.waiting_for_rows():
         batch = next(batches)
       reporter.before_step(step, batch)
       batch = mesh_lib.put_batch(batch, mesh)
 
-      # ---- The step: sent to the device, which is a few steps behind -----------------------------
-      with jax.transfer_guard('disallow'):  # nothing else may go to the device or come back
+      # ---- The step: sent to the device, which is a few steps behind -------------------
+      with jax.transfer_guard('disallow'):  # a hidden transfer would stall the device
         state, metrics = train_step(state, batch)
       in_flight.append(metrics)
       if len(in_flight) == in_flight.maxlen:
@@ -98,17 +97,17 @@ def train(job: Job, config: FrozenConfigDict, mesh: Mesh, workdir: storage.Folde
       freed_memory.after_step()
       reporter.after_step(step, metrics)
 
-      # ---- A line of metrics, every log_every steps and before every pause -----------------------
+      # ---- A line of metrics, every log_every steps and before every pause -------------
       stopping = notice.reached()
       evaluates = _evaluates_after(step, job, config)
       saves = step % config.checkpoint_every == 0 or step == train_steps
       pauses = saves or evaluates or stopping
       if step % config.log_every == 0 or pauses:
         checkpoints.check()
-        # A checkpoint comes after its metrics: a kill loses neither. A CPU has made the step now.
+        # Metrics before their checkpoint: a kill loses neither. A CPU is already done.
         reporter.end_line(step, write_now=pauses or not steps_ahead)
 
-      # ---- A pause: evaluation, then checkpoint --------------------------------------------------
+      # ---- A pause: evaluation, then checkpoint ----------------------------------------
       if pauses:
         if evaluates and not stopping:
           stopping = not evaluate(state, step)
@@ -121,14 +120,15 @@ def train(job: Job, config: FrozenConfigDict, mesh: Mesh, workdir: storage.Folde
     checkpoints.close()
 
 
-def _start(job: Job, config: FrozenConfigDict, workdir: storage.Folder, checkpoints: Checkpoints,
-           init: Callable[[jax.Array], state_lib.TrainState], abstract: state_lib.TrainState,
-           initial: Callable[[Any], Any]) -> tuple[state_lib.TrainState | None, int, bool]:
-  """What a run begins with: its state, the steps made before, and whether it owes an evaluation.
+def _start(job: Job, config: FrozenConfigDict, workdir: storage.Folder,
+           checkpoints: Checkpoints, init: Callable[[jax.Array], state_lib.TrainState],
+           abstract: state_lib.TrainState, initial: Callable[[Any], Any]
+           ) -> tuple[state_lib.TrainState | None, int, bool]:
+  """Returns the first state, the steps made before, and whether an evaluation is owed.
 
-  A checkpoint of this run wins over `initial`, which wins over random parameters. A run owes an
-  evaluation if it was killed after it saved a step and before it evaluated it. If the workdir holds
-  the whole run, the state is None, and the checkpoints are closed.
+  A checkpoint of this run wins over `initial`, which wins over random parameters. A run owes
+  an evaluation if it was killed after it saved a step and before it evaluated it. If the
+  workdir holds the whole run, the state is None and the checkpoints are closed.
   """
   newest = checkpoints.latest()
   if newest is None:
@@ -144,8 +144,8 @@ def _start(job: Job, config: FrozenConfigDict, workdir: storage.Folder, checkpoi
     console.print_summary([('finished', f'{workdir} holds the whole run of {step} steps')])
     return None, step, False
   if newest is not None:
-    again = f', {newest - step} steps are made again' if step < newest else ''
-    console.print_summary([('resumed', f'from step {step}{again}')])
+    repeated = f', {newest - step} steps are repeated' if step < newest else ''
+    console.print_summary([('resumed', f'from step {step}{repeated}')])
   frozen = state_lib.place(nn.unbox(job.task.frozen), abstract.frozen)
   return state._replace(frozen=frozen), step, owes_evaluation
 
@@ -159,10 +159,10 @@ def _evaluate(state: state_lib.TrainState, step: int, *, data: TaskData,
               eval_step: Callable[[state_lib.TrainState, Any], Any], mesh: Mesh,
               notice: preemption.Notice, keep_best: str, checkpoints: Checkpoints,
               reporter: reporter_lib.Reporter) -> bool:
-  """Evaluates the state after `step` steps, keeps it if it is the best, and reports its scores.
+  """Evaluates the state, keeps it if it is the best, and reports its scores.
 
-  Returns False if SIGTERM interrupted the evaluation: the resumed run makes it up. Raises UserError
-  if no position counts for the score that `keep_best` names.
+  Returns False if SIGTERM interrupted the evaluation: the resumed run makes up for it. Raises
+  UserError if no position counts for the score that `keep_best` names.
   """
 
   def measure(batch):
@@ -175,10 +175,11 @@ def _evaluate(state: state_lib.TrainState, step: int, *, data: TaskData,
   except preemption.Stopped:
     return False
   if keep_best and scores[keep_best] is None:
-    raise UserError(f'keep_best={keep_best}: no position of the evaluation counts for it: hold '
-                    'out more text, evaluate more of it (eval_batches), or use another score')
+    raise UserError(f'keep_best={keep_best}: no position of the evaluation counts for it: '
+                    'hold out more text, evaluate more of it (eval_batches), or use another '
+                    'score')
   checkpoints.offer(state.params, step, scores, data.judged_on(step))
-  # The report comes last: with its line in metrics.jsonl an evaluation counts as made.
+  # The report comes last: an evaluation counts as made once metrics.jsonl has its line.
   reporter.evaluation(step, scores)
   return True
 
@@ -187,4 +188,4 @@ def _stop(checkpoints: Checkpoints, step: int, train_steps: int):
   """Raises Preempted after SIGTERM, once the last checkpoint is complete."""
   checkpoints.wait()
   raise Preempted(f'stopped by SIGTERM after step {step} of {train_steps}, everything is '
-                  'saved: run the same command to go on')
+                  'saved: run the same command to continue')

@@ -1,7 +1,8 @@
-"""AdamW as BERT used it, and what came after it, through optax: schedule, clipping, decay."""
+"""AdamW as BERT used it, and its successors, through optax: schedule, clipping, decay."""
 
 import dataclasses
 from fractions import Fraction
+import math
 
 import jax
 import jax.numpy as jnp
@@ -15,27 +16,29 @@ NAMES = ('adamw', 'bert_adamw', 'lamb', 'stable_adamw', 'muon')
 DECAYS = ('linear', '1-sqrt')
 _MOST_STEPS = 2**31 - 1  # the step is int32
 
-_BOUNDS = (
-    (('learning_rate', 'eps', 'decay_ratio'), lambda x: x > 0, 'must be positive'),
-    (('warmup_steps', 'weight_decay', 'clip_norm'), lambda x: x >= 0, 'must not be negative'),
-    (('b1', 'b2'), lambda x: 0 <= x < 1, 'must lie in [0, 1)'),
-    (('warmup_ratio', 'layer_decay', 'decay_ratio'), lambda x: 0 <= x <= 1, 'must lie in [0, 1]'),
-    (('frozen_layers',), lambda x: x >= -1, 'must be at least -1'),
-    (('accumulation',), lambda x: x >= 1, 'must be at least 1'))
+_BOUNDS = (  # (fields, smallest value, largest value, excluded end, rule)
+    (('learning_rate', 'eps', 'decay_ratio'), 0, math.inf, 0, 'must be positive'),
+    (('warmup_steps', 'weight_decay', 'clip_norm'), 0, math.inf, None,
+     'must not be negative'),
+    (('b1', 'b2'), 0, 1, 1, 'must lie in [0, 1)'),
+    (('warmup_ratio', 'layer_decay', 'decay_ratio'), 0, 1, None, 'must lie in [0, 1]'),
+    (('frozen_layers',), -1, math.inf, None, 'must be at least -1'),
+    (('accumulation',), 1, math.inf, None, 'must be at least 1'))
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
   """The optimizer and its schedule."""
 
-  # adamw; bert_adamw: google-research/bert's, without bias correction; for large batches lamb,
-  # stable_adamw (with clip_norm=0), muon.
+  # adamw; bert_adamw: google-research/bert's, without bias correction; for large batches
+  # lamb, stable_adamw (with clip_norm=0), muon.
   name: str = 'adamw'
   learning_rate: float = 1e-4  # the peak
   warmup_steps: int = 10_000
   warmup_ratio: float = 0.0  # of all steps; instead of warmup_steps
   decay: str = 'linear'  # how the rate falls to 0: linear, 1-sqrt
-  decay_ratio: float = 1.0  # of what follows the warmup; below 1 the rate stays at its peak before
+  # Share of the steps after the warmup in which the rate falls; before, it stays at the peak.
+  decay_ratio: float = 1.0
   b1: float = 0.9
   b2: float = 0.999
   eps: float = 1e-8  # google-research/bert: 1e-6
@@ -48,41 +51,44 @@ class OptimizerConfig:
   def __post_init__(self):
     errors.require_choice('optimizer.name', self.name, NAMES)
     errors.require_choice('optimizer.decay', self.decay, DECAYS)
-    for names, holds, rule in _BOUNDS:
-      errors.require_each(self, names, holds, rule, group='optimizer.')
+    for names, smallest, largest, excluded, rule in _BOUNDS:
+      for name in names:
+        value = getattr(self, name)
+        errors.require(smallest <= value <= largest and value != excluded,
+                       f'optimizer.{name}={value} {rule}')
     errors.require(not (self.warmup_ratio and self.warmup_steps),
                    f'optimizer.warmup_steps={self.warmup_steps} and warmup_ratio='
                    f'{self.warmup_ratio}: give one of them and set the other to 0')
 
 
 def _warmup(config: OptimizerConfig, train_steps: int) -> int:
-  """The steps of the warmup."""
-  # The ratio as it is written: 0.29 * 100 is a little less than 29.
+  # The ratio as it is written: in floats, 0.29 * 100 is a little less than 29.
   return config.warmup_steps or int(Fraction(str(config.warmup_ratio)) * train_steps)
 
 
 def check_steps(config: OptimizerConfig, train_steps: int):
-  """Raises UserError if the warmup takes the whole run, or the step cannot count that far."""
-  errors.require(train_steps <= _MOST_STEPS, f'the run would have {train_steps:,} steps, and can '
-                 f'have {_MOST_STEPS:,}: make it shorter')
+  """Raises UserError if the warmup takes the whole run, or the run has too many steps."""
+  errors.require(train_steps <= _MOST_STEPS,
+                 f'the run would have {train_steps:,} steps, and can have '
+                 f'{_MOST_STEPS:,}: make it shorter')
   name = 'warmup_steps' if config.warmup_steps else 'warmup_ratio'
   errors.require(_warmup(config, train_steps) < train_steps,
-                 f'optimizer.{name}={getattr(config, name)} leaves nothing of the {train_steps} '
-                 'training steps: make the run longer or the warmup shorter')
+                 f'optimizer.{name}={getattr(config, name)} leaves nothing of the '
+                 f'{train_steps} training steps: make the run longer or the warmup shorter')
 
 
 def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
   """peak * min(t / warmup, 1, (T - t) / (T - S)): up to the peak, then down to 0 at the end.
 
-  S, where the rate begins to fall, is the end of the warmup, as published. A later S makes the
-  schedule warmup-stable-decay. With 1-sqrt the rate falls as 1 - sqrt((t - S) / (T - S)) (Haegele
-  et al. 2024, arXiv:2405.18392). T is `train_steps`.
+  T is `train_steps`. The rate begins to fall at S. As published, S is the end of the warmup;
+  a later S makes the schedule warmup-stable-decay. With 1-sqrt the rate falls as
+  1 - sqrt((t - S) / (T - S)) (Haegele et al. 2024, arXiv:2405.18392).
 
   Returns:
     A function from the number of updates so far, t, to the rate of the next one; float32.
 
   Raises:
-    UserError: as `check_steps`.
+    UserError: see `check_steps`.
   """
   check_steps(config, train_steps)
   warmup = _warmup(config, train_steps)
@@ -100,36 +106,38 @@ def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
 
 
 def decays(params) -> dict:
-  """True for every parameter with weight decay: all but biases and norms."""
+  """True for every parameter with weight decay: all except biases and norms."""
   without = (parameters.Kind.BIAS, parameters.Kind.NORM)
   return jax.tree.map(lambda kind: kind not in without, parameters.kinds(params))
 
 
-def make_optimizer(config: OptimizerConfig, train_steps: int) -> optax.GradientTransformation:
-  """Clip, Adam, decay the matrices, scale by the schedule (Loshchilov and Hutter 2019, AdamW)."""
+def make_optimizer(config: OptimizerConfig,
+                   train_steps: int) -> optax.GradientTransformation:
+  """Clip, Adam, decay the matrices, scale by the schedule (Loshchilov and Hutter 2019)."""
   moments = dict(b1=config.b1, b2=config.b2, eps=config.eps)
   decay = optax.add_decayed_weights(config.weight_decay, mask=decays)
   adam = optax.scale_by_adam(**moments)
   direction = {  # from gradients to updates, with weight decay, before the rate
       'adamw': [adam, decay],
       'bert_adamw': [transforms.scale_by_uncorrected_adam(**moments), decay],
-      # As in the paper's code, parameters without decay are not adapted either.
+      # As in the code of the paper, parameters without decay are not adapted either.
       'lamb': [adam, decay, optax.masked(transforms.trust_ratio(), decays)],
       'stable_adamw': [transforms.stable_adam(**moments, decay=decay)],
       'muon': [transforms.muon(adam), decay]}[config.name]
-  clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+  clip = (optax.clip_by_global_norm(config.clip_norm) if config.clip_norm
+          else optax.identity())
   steps = [clip, *direction]
   if config.frozen_layers >= 0:
     freeze = transforms.freeze(config.frozen_layers)
-    steps = [freeze, *steps, freeze]  # first before clipping: frozen layers do not add to the norm
+    # Before clipping, because frozen layers do not add to the norm; after, because of decay.
+    steps = [freeze, *steps, freeze]
   if config.layer_decay != 1:
     steps.append(transforms.decay_rate(config.layer_decay))
-  return optax.chain(*steps, optax.scale_by_learning_rate(learning_rate(config, train_steps)))
+  schedule = learning_rate(config, train_steps)
+  return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
 
 def after_skipped_step(before: optax.OptState, after: optax.OptState) -> optax.OptState:
-  """The state of `make_optimizer` after a skipped step: only the schedule counts the step.
-
-  Checkpoints name the parts of the state by their places: the schedule is the last one.
-  """
+  """The state of `make_optimizer` after a skipped step: only the schedule counts the step."""
+  # Checkpoints name the parts of the state by their index: the schedule stays the last one.
   return (*before[:-1], after[-1])

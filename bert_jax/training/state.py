@@ -1,6 +1,8 @@
 """The training state, made sharded, and the jitted steps over it."""
 
 from collections.abc import Callable
+import functools
+import operator
 from typing import Any, NamedTuple
 
 from flax import linen as nn
@@ -17,43 +19,43 @@ from bert_jax.training import optimizer as optimizer_lib
 
 
 class TrainState(NamedTuple):
-  """Everything that a training step reads and writes, besides its batch."""
+  """Everything that a training step reads and writes, except its batch."""
 
-  step: jax.Array  # [] int32, the number of steps so far, with skipped ones
+  step: jax.Array  # [] int32, the number of steps so far, including skipped ones
   params: Any
   opt_state: Any
   frozen: Any  # not trained and not in checkpoints: a teacher, the base of LoRA
 
 
 def root_key(seed: int) -> jax.Array:
-  """The key of a run. Threefry: its bits are the same on every mesh, each chip draws its share."""
+  """The key of a run. Threefry has the same bits on every mesh; chips draw their shares."""
   return jax.random.key(seed, impl='threefry2x32')
 
 
 def make_init(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
               preset: str) -> tuple[Callable[[jax.Array], TrainState], TrainState]:
-  """Returns `init`, which makes the sharded state of step 0 from a key, and the state's shapes.
+  """Returns `init`, which makes the sharded state of step 0 from a key, and its shapes.
 
-  The shapes are ShapeDtypeStructs with shardings: `restore` takes them. The moments inherit the
-  specs of the parameters, because the optimizer sees them in their boxes. The frozen arrays of the
-  task are among the shapes only: `place` brings them.
+  The shapes are ShapeDtypeStructs with shardings: `restore` takes them. They include the
+  frozen arrays of the task, which `place` fills in and `init` leaves out.
 
   Raises:
     UserError: the mesh does not divide a parameter.
   """
 
-  def init(key):
+  def init(key, frozen):
     params = task.init(key)
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), {})
+    # The optimizer sees the boxes, so that its moments inherit the axes of the parameters.
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), frozen)
 
-  boxed = jax.eval_shape(init, root_key(0))  # outside the mesh, where unboxing constrains nothing
-  boxed = boxed._replace(frozen=jax.eval_shape(lambda: task.frozen))
+  # Outside the mesh, where unboxing adds no sharding constraint.
+  boxed = jax.eval_shape(init, root_key(0), task.frozen)
   shardings = sharding.shardings(boxed, mesh, preset)
   shapes = nn.unbox(boxed)
   sharding.check_divides(shapes.params, shardings.params, preset)
   abstract = jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
-  init_sharded = sharding.with_mesh(lambda key: nn.unbox(init(key)), mesh, preset,
+  init_sharded = sharding.with_mesh(lambda key: nn.unbox(init(key, {})), mesh, preset,
                                     out_shardings=shardings._replace(frozen={}))
   return init_sharded, abstract
 
@@ -61,20 +63,35 @@ def make_init(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
 def place(tree: Any, abstract: Any) -> Any:
   """Places host arrays, which every process has in full, with the shardings of `abstract`."""
   return jax.tree.map(lambda x, like: jax.make_array_from_callback(
-      like.shape, like.sharding, lambda index: x[index]), tree, abstract)
+      like.shape, like.sharding, x.__getitem__), tree, abstract)
 
 
-def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh, preset: str,
-                    abstract: TrainState, *, seed: int, accumulation: int) -> Callable:
-  """The jitted step: (state, batch) -> (state, metrics), the state donated.
+def _sum_over_microbatches(gradients: Callable[[Any], Any], batch: Any, number: int) -> Any:
+  """The sum of `gradients` over `number` microbatches of a batch."""
+  # Strided, so that each microbatch takes rows from every device.
+  parts = jax.tree.map(
+      lambda x: jnp.moveaxis(x.reshape(-1, number, *x.shape[1:]), 1, 0), batch)
+  first = jax.tree.map(operator.itemgetter(0), parts)
+  zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(gradients, first))
+
+  def add(total, part):
+    return jax.tree.map(jnp.add, total, gradients(part)), None
+
+  return jax.lax.scan(add, zero, parts)[0]
+
+
+def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
+                    preset: str, abstract: TrainState, *, seed: int,
+                    accumulation: int) -> Callable:
+  """The jitted step: (state, batch) -> (state, metrics). It donates the state.
 
   The batch and the state keep the shardings of `put_batch` and of `abstract`.
 
-  With microbatches every objective is still divided by its count over the whole batch, so that the
-  gradient is that of the whole batch (to rounding; dropout draws other bits).
+  With microbatches the gradient is the gradient of the whole batch (to rounding; dropout
+  draws other bits), because every loss is divided by its count over the whole batch.
 
-  If the loss or its gradient is not finite, the step is skipped: only its number changes, also in
-  the schedule, and the metric 'skipped' is 1.
+  If the loss or its gradient is not finite, the step changes nothing but the step number,
+  also in the schedule, and the metric 'skipped' is 1.
   """
 
   def step(state: TrainState, batch):
@@ -91,31 +108,27 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
     if accumulation == 1:
       grads, metrics = gradients(batch, {})
     else:
-      # Only the counts are used: the compiler drops the forward pass.
+      # XLA drops this forward pass, because only the counts are used.
       whole = task.loss(state.params, state.frozen, batch, key)
-      counts = {name: count for name, (_, count) in whole.items() if name in task.loss_weights}
-      # Strided, so that each microbatch takes its rows from every device.
-      micro = jax.tree.map(
-          lambda x: jnp.moveaxis(x.reshape(-1, accumulation, *x.shape[1:]), 1, 0), batch)
-      zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(
-          gradients, jax.tree.map(lambda x: x[0], micro), counts))
-      grads, metrics = jax.lax.scan(
-          lambda total, part: (jax.tree.map(jnp.add, total, gradients(part, counts)), None),
-          zero, micro)[0]
+      counts = {name: whole[name][1] for name in task.loss_weights if name in whole}
+      grads, metrics = _sum_over_microbatches(
+          functools.partial(gradients, counts=counts), batch, accumulation)
 
     with jax.named_scope('optimizer'):
       norm = optax.tree.norm(grads)
       updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
       updated = optax.apply_updates(state.params, updates), opt_state
       skipped = state.params, optimizer_lib.after_skipped_step(state.opt_state, opt_state)
-      is_finite = jnp.isfinite(norm) & jnp.isfinite(losses.total_loss(metrics, task.loss_weights))
-      params, opt_state = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old),
+      loss = losses.total_loss(metrics, task.loss_weights)
+      is_finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+      # A select, not a branch: the device decides without asking the host.
+      params, opt_state = jax.tree.map(functools.partial(jnp.where, is_finite),
                                        updated, skipped)
     metrics['grad_norm'] = (norm, jnp.float32(1))
     metrics['skipped'] = (1 - is_finite.astype(jnp.float32), jnp.float32(1))
     return TrainState(state.step + 1, params, opt_state, state.frozen), metrics
 
-  shardings = jax.tree.map(lambda x: x.sharding, abstract)
+  shardings = jax.tree.map(operator.attrgetter('sharding'), abstract)
   return sharding.with_mesh(step, mesh, preset, donate_argnums=0,
                             in_shardings=(shardings, mesh_lib.batch_sharding(mesh)),
                             out_shardings=(shardings, mesh_lib.replicated(mesh)))

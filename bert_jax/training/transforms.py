@@ -1,10 +1,11 @@
-"""Transformations of updates that optax does not have: LAMB, StableAdamW, Muon, rates by layer.
+"""Transformations of updates that optax lacks: LAMB, StableAdamW, Muon, rates by layer.
 
-The layers of the encoder are stacked, [N, ...]. Each transformation works on every layer by itself:
-it maps over N, or its factors lie along N.
+The layers of the encoder are stacked, [N, ...]. Each transformation treats every layer as a
+tensor: it maps over N, or its factors lie along N.
 """
 
 from collections.abc import Callable
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +22,8 @@ def _is_within(path: tuple, *parts: str) -> bool:
 
 
 def _each_layer(function: Callable[..., jax.Array], *trees: Any) -> Any:
-  """Maps `function` over the leaves, and over each layer of the stacked ones."""
+  """Maps `function` over the leaves, and over each layer of stacked leaves."""
+
   def change(path, *leaves):
     return (jax.vmap(function) if _is_within(path, 'layers') else function)(*leaves)
 
@@ -35,11 +37,13 @@ class UncorrectedAdamState(NamedTuple):
   nu: optax.Updates
 
 
-def scale_by_uncorrected_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+def scale_by_uncorrected_adam(b1: float, b2: float,
+                              eps: float) -> optax.GradientTransformation:
   """Adam without bias correction, as in google-research/bert `optimization.py`."""
 
   def init(params):
-    return UncorrectedAdamState(optax.tree.zeros_like(params), optax.tree.zeros_like(params))
+    return UncorrectedAdamState(optax.tree.zeros_like(params),
+                                optax.tree.zeros_like(params))
 
   def update(grads, state, params=None):
     del params
@@ -53,20 +57,19 @@ def scale_by_uncorrected_adam(b1: float, b2: float, eps: float) -> optax.Gradien
 
 def trust_ratio() -> optax.GradientTransformation:
   """Scales each update to its parameter's norm: LAMB (You et al. 2020, arXiv:1904.00962)."""
-  ratio = optax.scale_by_trust_ratio()
 
-  def update(updates, params):
-    return _each_layer(lambda u, p: ratio.update(u, optax.EmptyState(), p)[0], updates, params)
+  def scale(update, param):
+    return optax.scale_by_trust_ratio().update(update, optax.EmptyState(), param)[0]
 
-  return optax.stateless(update)
+  return optax.stateless(lambda updates, params: _each_layer(scale, updates, params))
 
 
 def stable_adam(b1: float, b2: float, eps: float,
                 decay: optax.GradientTransformation) -> optax.GradientTransformation:
-  """Adam and decay with smaller steps if Adam's second moment lags behind the gradient.
+  """Adam and decay, with smaller steps if Adam's second moment lags behind the gradient.
 
-  Divides the update of each parameter by max(1, RMS(g / sqrt(v))): StableAdamW (Wortsman et al.
-  2023, arXiv:2304.13013, algorithm 2). It replaces clipping.
+  Divides the update of each parameter by max(1, RMS(g / sqrt(v))): StableAdamW (Wortsman et
+  al. 2023, arXiv:2304.13013, algorithm 2). It replaces clipping.
   """
   steps = optax.chain(optax.scale_by_adam(b1=b1, b2=b2, eps=eps), decay)
 
@@ -84,41 +87,42 @@ def stable_adam(b1: float, b2: float, eps: float,
 
 
 def muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
-  """Orthogonalizes the updates of the layers' matrices; `adam` for everything else.
+  """Orthogonalizes the updates of the layers' matrices; `adam` updates everything else.
 
-  Muon (Jordan et al. 2024) through optax, with updates as large as Adam's, so that both take the
-  same rate and decay (Liu et al. 2025, arXiv:2502.16982). Query, key and value are one matrix, as
-  they are stored.
+  Muon (Jordan et al. 2024) through optax. Its updates are as large as Adam's, so that both
+  take the same rate and decay (Liu et al. 2025, arXiv:2502.16982). Query, key and value are
+  one matrix, as the model stores them.
   """
 
   def matrices(updates):
     return jax.tree.map(lambda _: contrib.MuonDimensionNumbers(-2, -1), updates)
 
   def label(path, kind):
-    # 'first' is ModernBERT's first layer, which differs from its stacked ones.
+    # 'first' is ModernBERT's first layer, which is not among the stacked ones.
     in_layer = _is_within(path, 'layers', 'first')
     return 'muon' if in_layer and kind == parameters.Kind.MATRIX else 'adam'
 
   def labels(params):
     return jax.tree_util.tree_map_with_path(label, parameters.kinds(params))
 
-  def to_adams_size(updates, params):
+  def to_size_of_adam(updates, params):
     del params
     return jax.tree.map(lambda x: 0.2 * max(x.shape[-2:])**0.5 * x, updates)
 
   orthogonal = optax.chain(contrib.scale_by_muon(weight_dimension_numbers=matrices),
-                           optax.stateless(to_adams_size))
+                           optax.stateless(to_size_of_adam))
   return optax.partition({'muon': orthogonal, 'adam': adam}, labels)
 
 
-def _by_part(updates: Any, embeddings: Callable, layers: Callable) -> Any:
-  """Applies `embeddings` to the updates below the layers, `layers` to those of the layers.
+def _by_depth(updates: Any, below: Callable, layers: Callable) -> Any:
+  """Applies `below` to the updates below the layers, `layers` to the updates of the layers.
 
-  The former are the embeddings, their projection and the tables of relative positions.
+  Below the layers are the embeddings, their projection and tables of relative positions.
   """
+
   def change(path, update):
     if _is_within(path, 'embeddings', 'projection', 'relative', 'relative_bias'):
-      return embeddings(update)
+      return below(update)
     return layers(update) if _is_within(path, 'layers') else update
 
   return jax.tree_util.tree_map_with_path(change, updates)
@@ -129,18 +133,20 @@ def _along_layers(factors: jax.Array, update: jax.Array) -> jax.Array:
 
 
 def freeze(layers: int) -> optax.GradientTransformation:
-  """Zeroes the updates below the layers, see `_by_part`, and those of the first `layers` layers."""
-  def frozen(update: jax.Array) -> jax.Array:
+  """Zeroes the updates below the layers and of the first `layers` layers."""
+
+  def zero_first(update: jax.Array) -> jax.Array:
     return _along_layers(jnp.arange(len(update)) >= layers, update)
 
-  return optax.stateless(lambda updates, params: _by_part(updates, jnp.zeros_like, frozen))
+  return optax.stateless(
+      lambda updates, params: _by_depth(updates, jnp.zeros_like, zero_first))
 
 
 def decay_rate(decay: float) -> optax.GradientTransformation:
-  """Scales updates by depth, as google-research/electra's `_get_layer_lrs`.
+  """Scales updates by depth, as google-research/electra's `_get_layer_lrs` does.
 
-  What lies below the layers, see `_by_part`, has depth 0, the layers 1 to N, and the head N + 2.
-  The factor of depth d is decay ** (N + 2 - d).
+  Everything below the layers has depth 0 (`_by_depth`), the layers have 1 to N, and the head
+  has N + 2. The factor of depth d is decay ** (N + 2 - d).
   """
 
   def scale(updates, params):
@@ -148,7 +154,8 @@ def decay_rate(decay: float) -> optax.GradientTransformation:
     layers = next((len(x) for path, x in jax.tree_util.tree_leaves_with_path(updates)
                    if _is_within(path, 'layers')), 0)
     require(layers, f'optimizer.layer_decay={decay} has no effect here: no layer is trained')
-    return _by_part(updates, lambda x: x * decay ** (layers + 2),
-                    lambda x: _along_layers(decay ** (layers + 1 - jnp.arange(layers)), x))
+    factors = decay ** (layers + 1 - jnp.arange(layers))
+    return _by_depth(updates, lambda x: x * decay ** (layers + 2),
+                     functools.partial(_along_layers, factors))
 
   return optax.stateless(scale)

@@ -94,7 +94,7 @@ def test_a_finished_run_whose_newest_checkpoint_is_damaged(finished, corpus_file
   capsys.readouterr()
   run.run(evaluated(corpus_file), str(workdir))
   told = ' '.join(capsys.readouterr().out.split())
-  assert 'resumed from step 8, 4 steps are made again' in told and 'holds the whole' not in told
+  assert 'resumed from step 8, 4 steps are repeated' in told and 'holds the whole' not in told
   assert (workdir / 'damaged/checkpoints-12').is_dir()
   assert integrity.check(epath.Path(workdir / 'checkpoints/12')) == whole
   timed = ('tokens_per_second', 'data_wait')
