@@ -86,7 +86,7 @@ RULES = (
     (r'--config\.(\S+) has no effect here: model.architecture=(bert|modernbert) has no', r'~\1'),
     (r'model.num_layers=12 is not divisible by model.groups=5', 'model.groups=4'),
     (r'model.hidden_size=30 is not divisible by', 'model.hidden_size=32'),
-    (r'model.attention=splash cannot be had', 'model.attention=auto'),
+    (r'model.attention=splash is not available', 'model.attention=auto'),
     (r'sharding=fsdp splits .*: choose another mesh or sharding', 'sharding=dp',
      'mesh.data=4 mesh.model=2'),
     # ---- fields without effect ------------------------------------------------------------------

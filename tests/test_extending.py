@@ -131,7 +131,7 @@ def test_a_kernel(monkeypatch):
   cannot_drop = attention_kernels.ALL['loops']._replace(drops=False)
   monkeypatch.setitem(attention_kernels.ALL, 'loops', cannot_drop)
   assert attention_kernels.choose_path(config, 16)[1] == 'attention_dropout=0.1 (0 allows loops)'
-  with pytest.raises(UserError, match='loops cannot be had: 15 is odd'):
+  with pytest.raises(UserError, match='loops is not available: 15 is odd'):
     monkeypatch.setattr(attention_kernels, 'CHOICES', (*attention_kernels.CHOICES, 'loops'))
     attention_kernels.choose_path(dataclasses.replace(config, attention='loops'), 15)
 

@@ -1,4 +1,4 @@
-"""ALBERT (Lan et al. 2020, https://arxiv.org/abs/1909.11942): narrow embeddings, shared layers."""
+"""ALBERT (Lan et al. 2020, arXiv:1909.11942): narrow embeddings, shared layers."""
 
 import dataclasses
 
@@ -14,18 +14,18 @@ from bert_jax.model.bert_config import BertConfig
 
 @dataclasses.dataclass(frozen=True)
 class AlbertConfig(BertConfig):
-  """Sizes of an ALBERT; those of the published base, large, ... differ in D, F, H and N."""
+  """Sizes of an ALBERT; the published models differ in D, F, H and N."""
 
   architecture: str = 'albert'
   embedding_size: int = 128  # E
-  groups: int = 1  # G: layers with parameters of their own, each applied N / G times in a row
+  groups: int = 1  # G: layers with different parameters, each applied N / G times in a row
 
   def __post_init__(self):
     super().__post_init__()
     self._check_at_least_one('embedding_size', 'groups')
     require(self.num_layers % self.groups == 0,
-            f'model.num_layers={self.num_layers} is not divisible by model.groups={self.groups}: '
-            'each group is applied as often as the others')
+            f'model.num_layers={self.num_layers} is not divisible by '
+            f'model.groups={self.groups}: each group is applied as often as the others')
 
   @property
   def projects(self) -> bool:
@@ -41,7 +41,7 @@ class AlbertConfig(BertConfig):
 
 
 class SharedLayer(nn.Module):
-  """One layer, applied N / G times; one turn of the scan over groups."""
+  """One layer, applied N / G times; one step of the scan over groups."""
 
   config: AlbertConfig
   attend: Attend
@@ -49,13 +49,14 @@ class SharedLayer(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: Mask) -> tuple[jax.Array, encoder.States | None]:
-    """[B, L, D] -> ([B, L, D], the states if `attend` keeps the weights, [N / G, ...])."""
+    """[B, L, D] -> ([B, L, D], the states [N / G, ...] if `attend` keeps the weights)."""
     c = self.config
-    layer = encoder.rematerialized(encoder.EncoderLayer, c)
-    repeated = nn.scan(layer, variable_broadcast='params',
-                       split_rngs={'params': False, 'dropout': True}, in_axes=nn.broadcast,
-                       length=c.num_layers // c.groups, unroll=c.scan_unroll)
+    repeated = nn.scan(
+        encoder.rematerialized(encoder.EncoderLayer, c), variable_broadcast='params',
+        split_rngs={'params': False, 'dropout': True}, in_axes=nn.broadcast,
+        length=c.num_layers // c.groups, unroll=c.scan_unroll)
     layers = repeated(c, self.attend, self.deterministic)
+    # The parameters then have the paths of a BERT layer.
     nn.share_scope(self, layers)
     return layers(x, mask)
 

@@ -1,4 +1,4 @@
-"""The list of architectures, and the functions that find theirs by the name in a config."""
+"""The list of architectures, which a config names."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -41,10 +41,10 @@ def make_encoder(config: BertConfig) -> Encoder:
 
 
 def make_config(fields: Mapping[str, Any]) -> BertConfig:
-  """Makes a config of those `fields` that its architecture has.
+  """Makes a config from the `fields` that its architecture has.
 
   Raises:
-    UserError: a value that no model has.
+    UserError: a value that no model can have.
   """
   name = fields.get('architecture', 'bert')
   require_choice('model.architecture', name, ALL)

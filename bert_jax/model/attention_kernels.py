@@ -1,8 +1,8 @@
 """The kernels of attention, which never hold the [L, L] weights, and the choice of one.
 
-A kernel costs one file and one line in ALL. Its file has `obstacle`, which says why a model cannot
-use it, and `attend`, which computes attention (`bert_jax.model.attention.Attend`). Splash and cuDNN
-come from JAX's own libraries and are short enough to stand here.
+A kernel costs one file and one line in ALL. Its file has `obstacle`, which says why a model
+cannot use it, and `attend`, which computes attention (`bert_jax.model.attention.Attend`).
+Splash and cuDNN come from JAX's libraries and are short enough to be in this file.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bert_jax.errors import UserError, require_choice
+from bert_jax.errors import require, require_choice
 from bert_jax.model.attention import Attend, Dropout, Heads
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.parallel import sharding
@@ -24,12 +24,13 @@ _HEADS = ('batch', 'seq', 'heads', 'kv')
 class Kernel(NamedTuple):
   """A kernel in the list."""
 
-  obstacle: Callable[[BertConfig, int, int], str]  # (config, L, H of a chip) -> why not; '' = none
+  obstacle: Callable[[BertConfig, int, int], str]  # (config, L, H of a chip) -> '' or why not
   attend: Callable[[Heads, jax.Array, Dropout], jax.Array]  # see `Attend.kernel`
   platforms: tuple[str, ...]  # where `auto` may take it
-  drops: bool = False  # attention dropout
-  slow_on: tuple[str, ...] = ()  # where it runs if a config names it, for tests
-  shortest: int = 0  # rows for `auto`: below, plain attention is as fast and its weights are small
+  drops: bool = False  # computes attention dropout
+  slow_on: tuple[str, ...] = ()  # where it runs only if a config names it, for tests
+  # Row length for `auto`. In shorter rows attention in XLA is as fast, with small weights.
+  shortest: int = 0
 
 
 def _fused_obstacle(config: BertConfig, length: int, heads: int) -> str:
@@ -48,37 +49,37 @@ def _fused(heads: Heads, text_ids: jax.Array, dropout: Dropout) -> jax.Array:
 
 def _splash_obstacle(config: BertConfig, length: int, heads: int) -> str:
   smallest = _SPLASH_BLOCKS[-1]
-  return f'{length} is no multiple of {smallest}' if length % smallest else ''
+  return f'{length} is not a multiple of {smallest}' if length % smallest else ''
 
 
 def splash(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
-  """Pallas splash attention, each chip on its own rows and heads.
+  """Pallas splash attention, each chip on its rows and heads.
 
-  Off a TPU it is interpreted: slow, for tests.
+  Platforms other than TPU interpret it: slow, for tests.
 
   Args:
     heads: query, key and value.
-    segment_ids: [B, L] int32. A token attends to the tokens with its own number; padding attends to
-      padding, and nothing reads the output there.
+    segment_ids: [B, L] int32. A token attends to the tokens with the same id. Padding attends
+      to padding, and nothing reads its output.
     dropout: of rate 0.
 
   Returns:
     [B, L, H, K] in the dtype of the query.
   """
-  from jax.experimental.pallas.ops.tpu import splash_attention as library  # Pallas imports slowly
+  from jax.experimental.pallas.ops.tpu import splash_attention as library  # slow import
 
   query, key, value, _ = heads
   length, interpret = query.shape[1], sharding.platform() != 'tpu'
   block = next(size for size in _SPLASH_BLOCKS if length % size == 0)
-  blocks = library.BlockSizes(
-      block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block,
-      use_fused_bwd_kernel=True)
+  # The fused backward kernel computes the weights once for all three gradients.
+  blocks = library.BlockSizes(block_q=block, block_kv=block, block_q_dkv=block,
+                              block_kv_dkv=block, use_fused_bwd_kernel=True)
 
   def local(query, key, value, segment_ids):
-    heads = query.shape[2]
-    mask = library.MultiHeadMask([library.FullMask((length, length))] * heads)
-    kernel = library.make_splash_mha(mask, head_shards=1, q_seq_shards=1, block_sizes=blocks,
-                                     interpret=interpret)
+    # A chip of the model axis has only a part of the heads.
+    mask = library.MultiHeadMask([library.FullMask((length, length))] * query.shape[2])
+    kernel = library.make_splash_mha(mask, head_shards=1, q_seq_shards=1,
+                                     block_sizes=blocks, interpret=interpret)
 
     def row(query, key, value, segments):
       query, key, value = (jnp.moveaxis(x, 1, 0) for x in (query, key, value))  # [H, L, K]
@@ -87,6 +88,7 @@ def splash(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
 
     return jax.vmap(row)(query, key, value, segment_ids)
 
+  # The kernel does not scale the scores.
   scaled = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
   return sharding.on_each_chip(local, (_HEADS, _HEADS, _HEADS, _ROWS), _HEADS)(
       scaled, key, value, segment_ids)
@@ -103,7 +105,7 @@ def cudnn(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
       heads.query, heads.key, heads.value, mask=mask, implementation='cudnn')
 
 
-# The first that fits is the best one.
+# The best first: `auto` takes the first one that a model can use.
 ALL = {'fused': Kernel(_fused_obstacle, _fused, ('tpu',), drops=True, slow_on=('cpu',)),
        'splash': Kernel(_splash_obstacle, splash, ('tpu',), slow_on=('cpu',), shortest=512),
        'cudnn': Kernel(_cudnn_obstacle, cudnn, ('gpu', 'cuda'), shortest=512)}
@@ -121,8 +123,9 @@ def _obstacle(config: BertConfig, name: str, length: int, platform: str) -> str:
     return f'{name} gains nothing below {kernel.shortest}'
   heads = config.num_heads // sharding.parts('heads')
   obstacle = kernel.obstacle(config, length, heads)
+  # The last test, because its remedy, less dropout, must be all that a user has to do.
   if not obstacle and config.attention_dropout and not kernel.drops:
-    obstacle = f'attention_dropout={config.attention_dropout} (0 allows {name})'
+    return f'attention_dropout={config.attention_dropout} (0 allows {name})'
   return obstacle
 
 
@@ -132,7 +135,7 @@ def choose_path(config: BertConfig, length: int, platform: str = '') -> tuple[st
   Args:
     config: its `attention` is auto or names a path.
     length: L.
-    platform: the platform that it runs on; '' = the one of the current trace.
+    platform: the platform of the devices; '' = the platform of the current trace.
 
   Returns:
     (xla or the name of a kernel; the reason).
@@ -146,8 +149,7 @@ def choose_path(config: BertConfig, length: int, platform: str = '') -> tuple[st
     return 'xla', 'asked for'
   if requested != 'auto':
     obstacle = _obstacle(config, requested, length, platform)
-    if obstacle:
-      raise UserError(f'model.attention={requested} cannot be had: {obstacle}')
+    require(not obstacle, f'model.attention={requested} is not available: {obstacle}')
     return requested, 'asked for'
   obstacle = f'there is no kernel for {platform}'
   for name in (name for name, kernel in ALL.items() if platform in kernel.platforms):
@@ -158,7 +160,7 @@ def choose_path(config: BertConfig, length: int, platform: str = '') -> tuple[st
 
 
 def choose(config: BertConfig, length: int) -> Attend:
-  """Chooses as `choose_path` for the platform of the current trace; raises UserError."""
+  """Chooses like `choose_path`, for the platform of the current trace; raises UserError."""
   name, _ = choose_path(config, length)
   return Attend(ALL[name].attend if name in ALL else None)
 

@@ -1,4 +1,4 @@
-"""BertConfig: the sizes and choices that define a BERT. How it is trained is no part of it."""
+"""BertConfig: the sizes and choices that define a BERT, without how it is trained."""
 
 import dataclasses
 from typing import ClassVar
@@ -13,8 +13,8 @@ DTYPES = ('auto', 'float32', 'bfloat16')
 
 _LARGEST = 2**24  # upper bound on every size in a model
 
-# The token table has a multiple of this many rows on every mesh: checkpoint shapes do not depend on
-# the number of chips, and any model axis that is a power of two up to 128 divides them.
+# The token table has a multiple of this many rows on every mesh. Checkpoint shapes then do not
+# depend on the number of chips, and any model axis of a power of two up to 128 divides them.
 VOCAB_MULTIPLE = 128
 
 
@@ -24,9 +24,9 @@ class BertConfig:
 
   The legend of every shape in this package:
 
-      B rows          L positions in a row      D width             H heads
-      K head width    F feed-forward width      V vocabulary        M masked positions in a row
-      P pairs in a row                          N layers            E embedding width, if not D
+      B rows         L positions in a row   D width        H heads
+      K head width   F feed-forward width   V vocabulary   M masked positions in a row
+      P pairs in a row                      N layers       E embedding width, if not D
   """
 
   # The `model_type` of transformers; `architectures.ALL` lists the config class of each.
@@ -38,7 +38,8 @@ class BertConfig:
   intermediate_size: int = 3072  # F
   max_positions: int = 512  # rows of the position table: the longest L
   type_vocab_size: int = 2  # segments A and B
-  activation: str = 'gelu'  # of the feed-forward and the MLM head: gelu (erf), gelu_tanh, relu
+  # Of the feed-forward and the MLM head: gelu (erf), gelu_tanh, relu.
+  activation: str = 'gelu'
   dropout: float = 0.1  # after the embeddings, the attention output and the feed-forward
   attention_dropout: float = 0.1  # of the attention probabilities
   initializer_range: float = 0.02  # standard deviation of the truncated normal
@@ -49,23 +50,24 @@ class BertConfig:
   # xla, or a kernel: fused (TPU) or, without attention dropout, splash (TPU) or cudnn (GPU);
   # auto = the best for the device and the row length.
   attention: str = 'auto'
-  remat: str = 'none'  # recomputed in the backward pass: none, dots (keep the matmuls), full
-  scan_unroll: int = 1  # layers unrolled in each turn of the scan; num_layers = no loop at all
+  # What the backward pass recomputes: none, dots (all but the matmuls), full.
+  remat: str = 'none'
+  scan_unroll: int = 1  # layers in each step of the scan; num_layers = no loop at all
 
-  # Constants of an architecture. They are not fields: the architecture's name implies them. An
-  # architecture sets its own in its own file.
+  # Constants of an architecture. They are not fields, because its name implies them. An
+  # architecture sets its own in its file.
   has_positions: ClassVar[bool] = True  # a table of learned positions
   has_segments: ClassVar[bool] = True  # a table of learned segments
   has_biases: ClassVar[bool] = True  # of the norms and of attention's projections
   kernel_obstacle: ClassVar[str] = ''  # why no kernel can compute its attention
   needs_length: ClassVar[bool] = False  # a program is for rows of one length
   pooler_activation: ClassVar[str] = 'tanh'
-  pooler_is_shared: ClassVar[bool] = False  # heads on tokens and the decoder use the pooler too
+  pooler_is_shared: ClassVar[bool] = False  # heads on tokens and the decoder use it too
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      # A larger value is damage: no memory holds such a model.
+      # A larger value comes from a damaged file: no memory holds such a model.
       require(not isinstance(value, int) or value <= _LARGEST,
               f'model.{field.name} is {value}: it can be at most {_LARGEST}')
     self._check_at_least_one('vocab_size', 'hidden_size', 'num_layers', 'num_heads',
@@ -77,10 +79,12 @@ class BertConfig:
     require(self.hidden_size % self.num_heads == 0,
             f'model.hidden_size={self.hidden_size} is not divisible by '
             f'model.num_heads={self.num_heads}')
-    for name, choices in (('activation', ACTIVATIONS), ('remat', REMAT), ('dtype', DTYPES)):
+    for name, choices in (('activation', ACTIVATIONS), ('remat', REMAT),
+                          ('dtype', DTYPES)):
       require_choice(f'model.{name}', getattr(self, name), choices)
     for name in ('dropout', 'attention_dropout'):
       rate = getattr(self, name)
+      # Kept weights are divided by 1 - rate.
       require(0 <= rate < 1, f'model.{name}={rate} must lie in [0, 1)')
     require(self.initializer_range >= 0,
             f'model.initializer_range={self.initializer_range} must not be negative')
@@ -99,7 +103,7 @@ class BertConfig:
 
   @property
   def embedding_size(self) -> int:
-    """E, the width of the embeddings: D, or a field where an architecture has its own."""
+    """E, the width of the embeddings: D unless an architecture has a field for it."""
     return self.hidden_size
 
   @property
@@ -128,16 +132,17 @@ class BertConfig:
     return jnp.dtype(self.dtype)
 
   def flops_per_token(self, length: int, predictions: float) -> float:
-    """Model FLOPs of one training step for each token of a row (multiply-add = 2, backward = 2x).
+    """Model FLOPs of a training step for each token of a row.
 
-    Counts the encoder's products, attention over the whole row, and the MLM head at the predicted
-    positions. Recomputation, embeddings, norms and the optimiser are not counted (PaLM, appendix
-    B).
+    A multiply-add counts 2, the backward pass twice the forward pass. Counts the encoder's
+    products, attention over the whole row, and the MLM head at the predicted positions.
+    Recomputation, embeddings, norms and the optimizer do not count (PaLM, appendix B).
 
     Args:
       length: L, tokens in a row.
       predictions: predicted positions for each token, such as 0.15.
     """
-    d, f, n, e = self.hidden_size, self.intermediate_size, self.num_layers, self.embedding_size
-    encoder = 6 * n * (4 * d * d + 2 * d * f) + 12 * n * d * length + 6 * self.projects * e * d
+    d, f, e = self.hidden_size, self.intermediate_size, self.embedding_size
+    layer = 6 * (4 * d * d + 2 * d * f) + 12 * d * length
+    encoder = self.num_layers * layer + 6 * self.projects * e * d
     return encoder + 6 * predictions * (d * e + e * self.vocab_size)

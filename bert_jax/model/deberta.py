@@ -1,6 +1,6 @@
 """DeBERTa v2 and v3 (He et al. 2021, https://arxiv.org/abs/2006.03654 and 2111.09543).
 
-Content and relative position have vectors of their own: a token attends by content to content, by
+Content and relative position have separate vectors. A token attends by content to content, by
 content to position (c2p) and by position to content (p2c).
 """
 
@@ -18,25 +18,25 @@ from bert_jax.errors import require, require_choice
 from bert_jax.model import attention, encoder
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.layers import LayerNorm, activation, dense, truncated_normal, zeros
-from bert_jax.model.short_convolution import neighbours
-
-_TERMS = ('c2p', 'p2c')
+from bert_jax.model.short_convolution import neighbors
 
 
 @dataclasses.dataclass(frozen=True)
 class DebertaConfig(BertConfig):
-  """Sizes of a DeBERTa; the defaults are those of the published v3 base."""
+  """Sizes of a DeBERTa, by default of the published v3 base."""
 
   architecture: str = 'deberta-v2'
   vocab_size: int = 128_100
   type_vocab_size: int = 0
   layer_norm_eps: float = 1e-7
-  position_buckets: int = 256  # distances told apart on either side, half of them exactly; -1 = all
-  max_relative_positions: int = -1  # distance from which all are alike; -1 = max_positions
-  pos_att_type: str = 'p2c|c2p'  # scores beside those of content: c2p, p2c or both
+  # Rows of the table on either side: half of them for one distance each, the others for
+  # ranges; -1 = a row for each distance.
+  position_buckets: int = 256
+  max_relative_positions: int = -1  # larger distances are equal; -1 = max_positions
+  pos_att_type: str = 'p2c|c2p'  # scores in addition to content: c2p, p2c or both
   share_att_key: bool = True  # positions use the projections of the content
   norm_rel_ebd: str = 'layer_norm'  # of the table of relative positions: layer_norm or none
-  conv_kernel_size: int = 0  # tokens in the convolution beside the first layer (v2); 0 = none
+  conv_kernel_size: int = 0  # tokens in the convolution of the first layer (v2); 0 = none
   conv_act: str = 'tanh'  # of the convolution: tanh, gelu, gelu_tanh or relu
 
   has_positions: ClassVar[bool] = False
@@ -48,23 +48,28 @@ class DebertaConfig(BertConfig):
   def __post_init__(self):
     super().__post_init__()
     terms = self.pos_att_type.split('|')
-    require(set(terms) <= set(_TERMS) and len(set(terms)) == len(terms),
+    require(sorted(terms) in (['c2p'], ['p2c'], ['c2p', 'p2c']),
             f'model.pos_att_type={self.pos_att_type!r} is unknown: use c2p, p2c or c2p|p2c')
     require_choice('model.norm_rel_ebd', self.norm_rel_ebd, ('layer_norm', 'none'))
     require_choice('model.conv_act', self.conv_act, ('tanh', 'gelu', 'gelu_tanh', 'relu'))
     half = self.position_buckets // 2
-    require(self.position_buckets < 1 or half >= 2 and (
-        half < self.farthest - 1 or half >= self.max_positions - 1),
+    # The ranges grow from `half` to `farthest`. They matter only if a row is that long.
+    fits = half < self.farthest - 1 or half >= self.max_positions - 1
+    require(self.position_buckets < 1 or half >= 2 and fits,
             f'model.position_buckets={self.position_buckets}: give at least 4, and less than '
             f'2 * ({self.farthest} - 1), or -1 for a row of the table for each distance')
-    require(self.conv_kernel_size == 0 or self.conv_kernel_size % 2 == 1 and self.num_layers > 1,
-            f'model.conv_kernel_size={self.conv_kernel_size} must be odd, or 0, in a model of at '
-            'least 2 layers')
+    # The layers after the first one are scanned: at least one must remain.
+    is_odd = self.conv_kernel_size % 2 == 1
+    require(self.conv_kernel_size == 0 or is_odd and self.num_layers > 1,
+            f'model.conv_kernel_size={self.conv_kernel_size} must be odd, or 0, in a model '
+            'of at least 2 layers')
 
   @property
   def farthest(self) -> int:
-    """The distance from which all are alike."""
-    return self.max_positions if self.max_relative_positions < 1 else self.max_relative_positions
+    """The distance from which all distances are equal."""
+    if self.max_relative_positions < 1:
+      return self.max_positions
+    return self.max_relative_positions
 
   @property
   def span(self) -> int:
@@ -73,7 +78,6 @@ class DebertaConfig(BertConfig):
 
   @property
   def stacked_layers(self) -> int:
-    """The layers after the one with the convolution, or all."""
     return self.num_layers - bool(self.conv_kernel_size)
 
   @property
@@ -82,7 +86,8 @@ class DebertaConfig(BertConfig):
 
   def generator(self) -> 'DebertaConfig':
     """Sizes of the generator in replaced token detection: as wide, half as deep."""
-    return dataclasses.replace(self, num_layers=max(1, self.num_layers // 2), conv_kernel_size=0)
+    return dataclasses.replace(self, num_layers=max(1, self.num_layers // 2),
+                               conv_kernel_size=0)
 
   def flops_per_token(self, length: int, predictions: float) -> float:
     terms = len(self.pos_att_type.split('|'))
@@ -95,17 +100,20 @@ class DebertaConfig(BertConfig):
 def table_rows(config: DebertaConfig, length: int) -> np.ndarray:
   """Computes the row of the table for each distance i - j = -L..L of query i and key j.
 
-  Each distance up to half of `position_buckets` has its own row. Beyond it the rows cover ranges
-  that grow logarithmically. Float32 rounds as the reference does.
+  Each distance up to half of `position_buckets` has one row. Beyond it, the rows cover ranges
+  that grow logarithmically.
 
   Returns:
     [2 L + 1] int32.
   """
   distance = np.arange(-length, length + 1)
-  if 0 < config.position_buckets < 2 * (config.farthest - 1):  # or no distance is beyond half
+  # Otherwise no distance is beyond half.
+  if 0 < config.position_buckets < 2 * (config.farthest - 1):
     half = config.position_buckets // 2
+    # In float32, which rounds like the reference.
     size = np.maximum(np.abs(distance), half).astype(np.float32) / np.float32(half)
-    steps = np.log(size) / np.log(np.float32((config.farthest - 1) / half)) * np.float32(half - 1)
+    largest = np.log(np.float32((config.farthest - 1) / half))
+    steps = np.log(size) / largest * np.float32(half - 1)
     bucket = (np.ceil(steps) + half) * np.sign(distance)
     distance = np.where(np.abs(distance) <= half, distance, bucket)
   return np.clip(distance + config.span, 0, 2 * config.span - 1).astype(np.int32)
@@ -114,9 +122,9 @@ def table_rows(config: DebertaConfig, length: int) -> np.ndarray:
 def skew(x: jax.Array) -> jax.Array:
   """Takes y[i, j] = x[i, j - i + L - 1] by a change of shape: [..., L, 2 L] -> [..., L, L].
 
-  So scores by distance become scores by token, without a gather and its scatter in the gradient,
-  which are slow on a TPU. The tokens of a text stand side by side: their distance in the row is
-  that of their positions.
+  This turns scores by distance into scores by token, without a gather and the scatter of its
+  gradient, which are slow on a TPU. The tokens of a text are adjacent: their indices in the
+  row differ as their positions do.
   """
   *outer, length, _ = x.shape
   flat = x.reshape(*outer, -1)[..., length - 1:-1]
@@ -124,15 +132,15 @@ def skew(x: jax.Array) -> jax.Array:
 
 
 class Mask(NamedTuple):
-  """An `attention.Mask`, and the part of the relative positions that rows of this length use."""
+  """An `attention.Mask`, and the relative positions that rows of this length use."""
 
   text_ids: jax.Array  # [B, L] int32
   bias: jax.Array  # [B, 1, L, L] float32
-  table: jax.Array  # [R, D]: rows of the table, normalised, from the lowest in `table_rows` on
+  table: jax.Array  # [R, D]: rows of the normalized table, from the lowest in `table_rows`
 
 
 class RelativePositions(nn.Module):
-  """The table of relative positions, which all layers share: L -> [R, D] in the compute dtype."""
+  """The table of relative positions of all layers: L -> [R, D] in the compute dtype."""
 
   config: DebertaConfig
 
@@ -141,7 +149,8 @@ class RelativePositions(nn.Module):
     c, rows = self.config, table_rows(self.config, length)
     init = truncated_normal(c.initializer_range, 'position', 'embed')
     table = self.param('table', init, (2 * c.span, c.hidden_size))
-    table = nn.with_logical_constraint(table, (None, 'embed_act'))[rows.min():rows.max() + 1]
+    table = nn.with_logical_constraint(table, (None, 'embed_act'))
+    table = table[rows.min():rows.max() + 1]
     if c.norm_rel_ebd == 'layer_norm':
       table = LayerNorm(c, name='norm')(table)
     return table.astype(c.compute_dtype)
@@ -158,24 +167,26 @@ class DisentangledAttention(attention.SelfAttention):
     """[B, L, D] -> ([B, L, D], the weights [B, H, L, L] if `attend` keeps them)."""
     c = self.config
     d, heads = c.hidden_size, (c.num_heads, 3, c.head_size)
-    kernel = self.param('qkv_kernel', truncated_normal(c.initializer_range, 'embed', 'heads'),
-                        (d, 3 * d)).astype(x.dtype)
-    shift = self.param('qkv_bias', zeros('heads'), (3 * d,)).astype(x.dtype)
-    qkv = nn.with_logical_constraint(
-        (x.reshape(-1, d) @ kernel + shift).reshape(*x.shape[:2], 3 * d), ('batch', 'seq', 'heads'))
+    # Not `_project`, because positions use the same kernel.
+    init = truncated_normal(c.initializer_range, 'embed', 'heads')
+    kernel = self.param('qkv_kernel', init, (d, 3 * d)).astype(x.dtype)
+    bias = self.param('qkv_bias', zeros('heads'), (3 * d,)).astype(x.dtype)
+    qkv = (x.reshape(-1, d) @ kernel + bias).reshape(*x.shape[:2], 3 * d)
+    qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'heads'))
     query, key, value = jnp.moveaxis(qkv.reshape(*x.shape[:2], *heads), 3, 0)  # [B, L, H, K]
     table = nn.Dropout(c.dropout, deterministic=deterministic)(mask.table)
 
     def positions(part, name):
       """Queries (part 0) or keys (part 1) of the relative positions, [R, H, K]."""
       if c.share_att_key:
-        kernel_of, shift_of = kernel.reshape(d, *heads)[:, :, part], shift.reshape(heads)[:, part]
-        return jnp.einsum('rd,dhk->rhk', table, kernel_of) + shift_of
+        part_kernel = kernel.reshape(d, *heads)[:, :, part]  # [D, H, K]
+        return (jnp.einsum('rd,dhk->rhk', table, part_kernel)
+                + bias.reshape(heads)[:, part])
       y = dense(c, d, ('embed', 'heads'), name=name)(table)
       return y.reshape(-1, c.num_heads, c.head_size)
 
     terms, rows = c.pos_att_type.split('|'), table_rows(c, x.shape[1])
-    rows = rows - rows.min()
+    rows = rows - rows.min()  # `mask.table` begins there
     scores = 0.0  # [B, H, L, L]
     if 'c2p' in terms:
       by_distance = positions(1, 'pos_key')[rows[-2::-1]]  # [2 L, H, K], L - 1 down to -L
@@ -183,11 +194,13 @@ class DisentangledAttention(attention.SelfAttention):
     if 'p2c' in terms:
       by_distance = positions(0, 'pos_query')[rows[1:]]  # [2 L, H, K], 1 - L up to L
       scores += skew(jnp.einsum('blhk,rhk->bhlr', key, by_distance)).swapaxes(2, 3)
-    scale = (1 + len(terms)) ** -0.5  # of the sum of the scores, beside 1 / sqrt(K)
-    bias = mask.bias + scores * (scale * c.head_size ** -0.5)
+    # The sum of the scores is scaled by their number, in addition to 1 / sqrt(K).
+    scale = (1 + len(terms)) ** -0.5
+    scores = mask.bias + scores * (scale * c.head_size ** -0.5)
     drop = nn.Dropout(c.attention_dropout, deterministic=deterministic)
-    out, weights = attention.dot_product_attention(query * scale, key, value, bias, drop)
-    out = self._project('out', out.reshape(x.shape), d, c.initializer_range, ('heads', 'embed'))
+    out, weights = attention.dot_product_attention(query * scale, key, value, scores, drop)
+    out = self._project('out', out.reshape(x.shape), d, c.initializer_range,
+                        ('heads', 'embed'))
     return out, weights if self.attend.keeps_weights else None
 
 
@@ -198,9 +211,9 @@ class Layer(encoder.EncoderLayer):
 
 
 class Convolution(nn.Module):
-  """LayerNorm(y + activation(convolution(x))); x is the input of the first layer, y its output.
+  """LayerNorm(y + activation(convolution(x))); the first layer maps x to y.
 
-  The convolution reads only neighbours of the same text.
+  The convolution reads only neighbors in the same text.
   """
 
   config: DebertaConfig
@@ -210,14 +223,14 @@ class Convolution(nn.Module):
   def __call__(self, x: jax.Array, y: jax.Array, text_ids: jax.Array) -> jax.Array:
     """[B, L, D], [B, L, D] and [B, L] int32 -> [B, L, D]."""
     c = self.config
-    taps = [*neighbours(x, text_ids, c.conv_kernel_size // 2)]
+    taps = [*neighbors(x, text_ids, c.conv_kernel_size // 2)]
     z = dense(c, c.hidden_size, ('embed', 'pooled'), name='taps')(jnp.concatenate(taps, -1))
     z = nn.Dropout(c.dropout, deterministic=self.deterministic)(z)
     return LayerNorm(c, name='norm')(y + activation(c.conv_act)(z))
 
 
 class Deberta(encoder.Encoder):
-  """BERT with disentangled attention, and in v2 a convolution beside the first layer."""
+  """BERT with disentangled attention and, in v2, a convolution after the first layer."""
 
   config: DebertaConfig
 
@@ -234,6 +247,7 @@ class Deberta(encoder.Encoder):
     layers = encoder.stacked(encoder.rematerialized(Layer, c), c, c.stacked_layers,
                              self.is_initializing())
     y, states = layers(c, attend, deterministic, name='layers')(x, mask)
-    if first_states is not None:  # the convolution makes the output of the first layer
+    if first_states is not None:
+      # The output of the first layer is the output of the convolution.
       states = encoder.in_order(first_states._replace(hidden=x), states)
     return y, states

@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al. 2019, https://arxiv.org/abs/1910.01108): BERT without segments."""
+"""DistilBERT (Sanh et al. 2019, arXiv:1910.01108): BERT without segments."""
 
 import dataclasses
 from typing import ClassVar
@@ -8,7 +8,7 @@ from bert_jax.model.bert_config import BertConfig
 
 @dataclasses.dataclass(frozen=True)
 class DistilBertConfig(BertConfig):
-  """Sizes of a DistilBERT; the defaults are those of the published base."""
+  """Sizes of a DistilBERT, by default of the published base."""
 
   architecture: str = 'distilbert'
   num_layers: int = 6

@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al. 2020, https://arxiv.org/abs/2003.10555): BERT with narrow embeddings."""
+"""ELECTRA (Clark et al. 2020, arXiv:2003.10555): BERT with narrow embeddings."""
 
 import dataclasses
 from typing import ClassVar
@@ -12,8 +12,8 @@ class ElectraConfig(BertConfig):
   """Sizes of a discriminator; its generator has the same embeddings and narrower layers."""
 
   architecture: str = 'electra'
-  embedding_size: int = 768  # E; projected where it is not D
-  generator_size: float = 1 / 3  # D, H and F of the generator, as a share of the discriminator's
+  embedding_size: int = 768  # E; projected if it is not D
+  generator_size: float = 1 / 3  # D, H and F of the generator, relative to the discriminator
 
   pooler_activation: ClassVar[str] = 'gelu'
 
@@ -21,19 +21,21 @@ class ElectraConfig(BertConfig):
     super().__post_init__()
     self._check_at_least_one('embedding_size')
     require(0 < self.generator_size <= 1,
-            f'model.generator_size={self.generator_size} must lie in (0, 1]: a generator is no '
-            'larger than its discriminator')
+            f'model.generator_size={self.generator_size} must lie in (0, 1]: a generator is '
+            'not larger than its discriminator')
 
   def generator(self) -> 'ElectraConfig':
-    """Sizes of the generator: as many layers, the width of a head the same.
+    """Sizes of the generator: the same number of layers and width of a head.
 
     Raises:
-      UserError: the share of the heads is no whole number.
+      UserError: the share of the heads is not a whole number.
     """
     heads = round(self.num_heads * self.generator_size)
-    require(heads > 0 and abs(heads / self.num_heads - self.generator_size) <= 0.01,
-            f'model.generator_size={self.generator_size} of model.num_heads={self.num_heads} is no '
-            'number of heads')
+    # Configs round the share: 0.33 stands for a third.
+    is_whole = abs(heads / self.num_heads - self.generator_size) <= 0.01
+    require(heads > 0 and is_whole,
+            f'model.generator_size={self.generator_size} of '
+            f'model.num_heads={self.num_heads} is not a number of heads')
     return dataclasses.replace(
         self, hidden_size=heads * self.head_size, num_heads=heads,
         intermediate_size=round(self.intermediate_size * heads / self.num_heads))

@@ -1,10 +1,10 @@
-"""Attention in one TPU kernel, with dropout: the [L, L] weights of a row never leave the core.
+"""Attention in one TPU kernel, with dropout: the [L, L] weights never leave the core.
 
-The weights of a short row fit into a core's own memory. The kernel computes them there from query
-and key, drops some, uses them and forgets them; the backward pass computes them and the dropout
-mask again. Only query, key, value and the result cross the chip's memory, as in flash attention
-(Dao et al. 2022, https://arxiv.org/abs/2205.14135), but without its blocks of keys. A loop takes
-128 queries at a time: unrolled, it would take long to compile.
+The weights of a short row fit into the memory of a core. The kernel computes them there from
+query and key, drops some, uses them and forgets them. The backward pass computes the weights
+and the dropout mask again. Only query, key, value and the result cross the chip's memory, as
+in flash attention (Dao et al. 2022, https://arxiv.org/abs/2205.14135), but without its blocks
+of keys. A loop takes 128 queries at a time, because an unrolled loop compiles slowly.
 """
 
 import functools
@@ -22,7 +22,7 @@ from bert_jax.model.layers import MASKED
 from bert_jax.parallel import sharding
 
 LANES = 128  # width of a TPU's registers
-_LONGEST = 512  # longest row: its [L, L] weights fit several times into a TPU core's memory
+_LONGEST = 512  # longest row whose [L, L] weights fit several times into a core's memory
 _QUERIES = 128  # queries that a core takes at a time
 _ROWS = ('batch', 'seq')
 _HEADS = ('batch', 'seq', 'heads')
@@ -33,7 +33,7 @@ class _Shape(NamedTuple):
 
   heads: int  # H of this chip
   width: int  # K
-  rate: float  # share of the weights that is dropped
+  rate: float  # share of the dropped weights
   interpret: bool
 
   @property
@@ -45,24 +45,26 @@ class _Shape(NamedTuple):
     return self.heads // self.heads_per_block
 
 
-def keep_mask(key: jax.Array, row: jax.Array, head: jax.Array, part: jax.Array, length: int,
-              rate: float) -> jax.Array:
-  """Draws the weights that dropout keeps, for 128 queries of one head in one row: [128, L] bool.
+def keep_mask(key: jax.Array, row: jax.Array, head: jax.Array, part: jax.Array,
+              length: int, rate: float) -> jax.Array:
+  """Draws the weights that dropout keeps, for 128 queries of a head: [128, L] bool.
 
-  They depend only on the key and the row's place in the batch: every mesh drops the same.
+  They depend only on the key and the index of the row in the batch: every mesh drops the
+  same weights.
 
   Args:
     key: [2] uint32, the data of a key.
     row, head: uint32, counted over all chips.
     part: int32, the number of the 128 queries in the row.
     length: L.
-    rate: share that is dropped.
+    rate: share of the dropped weights.
   """
   weights = (_QUERIES, length)
   query = part * _QUERIES + jax.lax.broadcasted_iota(jnp.int32, weights, 0)
-  inner = (query * length + jax.lax.broadcasted_iota(jnp.int32, weights, 1)).astype(jnp.uint32)
+  key_index = jax.lax.broadcasted_iota(jnp.int32, weights, 1)
+  inner = (query * length + key_index).astype(jnp.uint32)
   outer = row * np.uint32(1 << 16) + head
-  # 24 bits, because a TPU compares signed words only.
+  # 24 bits fit into a signed word; a TPU compares signed words only.
   drawn = (dropout_bits.words(key, outer, inner) >> np.uint32(8)).astype(jnp.int32)
   return drawn < np.int32((1 - rate) * 2**24)
 
@@ -95,18 +97,19 @@ def _columns(shape: _Shape, i: int, j: int) -> slice:
 
 
 def _seed(shape: _Shape, i: int, random, rows, heads) -> tuple:
-  """The first arguments of `keep_mask` for the `i`-th head. A loop cannot ask for program ids."""
+  """The first arguments of `keep_mask` for the `i`-th head of the current block."""
+  # Outside the loop over queries, because a loop cannot read program ids.
   head = heads[pl.program_id(1) * shape.heads_per_block + i]
   return (random[0], random[1]), rows[pl.program_id(0)], head
 
 
-def _part(shape: _Shape, i: int, index: jax.Array, seed, qkv, query_pair, key_pair) -> _Part:
+def _part(shape: _Shape, i: int, index: jax.Array, seed, qkv, query_ids, key_ids) -> _Part:
   """Computes part number `index` of the `i`-th head of the current block."""
   query = qkv[0, _queries(index), _columns(shape, i, 0)]
   key, value = (qkv[0, :, _columns(shape, i, j)] for j in (1, 2))
   query = query / jnp.sqrt(shape.width).astype(query.dtype)
   scores = _dot(query, key, (1, 1))
-  visible = (query_pair[0, _queries(index)] == key_pair[0]) & (key_pair[0] > 0)
+  visible = (query_ids[0, _queries(index)] == key_ids[0]) & (key_ids[0] > 0)
   scores += jnp.where(visible, 0.0, MASKED)
   e = jnp.exp(scores - scores.max(-1, keepdims=True))
   weights = e / e.sum(-1, keepdims=True)
@@ -117,40 +120,44 @@ def _part(shape: _Shape, i: int, index: jax.Array, seed, qkv, query_pair, key_pa
   return _Part(query, key, value, weights, dropped, keep)
 
 
-def _forward_kernel(shape, qkv, query_pair, key_pair, random, rows, heads, out):
+def _forward_kernel(shape, qkv, query_ids, key_ids, random, rows, heads, out):
   """Attention of one block of heads of one row."""
   for i in range(shape.heads_per_block):
     at = slice(i * shape.width, (i + 1) * shape.width)
     seed = _seed(shape, i, random, rows, heads)
 
     def write(index, _, i=i, at=at, seed=seed):
-      part = _part(shape, i, index, seed, qkv, query_pair, key_pair)
-      out[0, _queries(index), at] = _dot(part.dropped, part.value, (1, 0)).astype(out.dtype)
+      part = _part(shape, i, index, seed, qkv, query_ids, key_ids)
+      result = _dot(part.dropped, part.value, (1, 0))
+      out[0, _queries(index), at] = result.astype(out.dtype)
 
     jax.lax.fori_loop(0, qkv.shape[1] // _QUERIES, write, None)
 
 
-def _backward_kernel(shape, qkv, query_pair, key_pair, random, rows, heads, gradient, out):
+def _backward_kernel(shape, qkv, query_ids, key_ids, random, rows, heads, gradient, out):
   """Gradients of query, key and value of one block of heads of one row."""
   for i in range(shape.heads_per_block):
     at = slice(i * shape.width, (i + 1) * shape.width)
     seed = _seed(shape, i, random, rows, heads)
 
     def write(index, total, i=i, at=at, seed=seed):
-      part = _part(shape, i, index, seed, qkv, query_pair, key_pair)
+      # The weights again: the forward pass kept none.
+      part = _part(shape, i, index, seed, qkv, query_ids, key_ids)
       g = gradient[0, _queries(index), at]
       d_weights = _dot(g, part.value, (1, 1))
       if part.keep is not None:
         d_weights = jnp.where(part.keep, d_weights / (1 - shape.rate), 0)
-      d_scores = part.weights * (d_weights - (part.weights * d_weights).sum(-1, keepdims=True))
-      d_scores = d_scores.astype(g.dtype)
+      mean = (part.weights * d_weights).sum(-1, keepdims=True)
+      d_scores = (part.weights * (d_weights - mean)).astype(g.dtype)
       d_query = _dot(d_scores, part.key, (1, 0)) / np.float32(np.sqrt(shape.width))
       out[0, _queries(index), _columns(shape, i, 0)] = d_query.astype(out.dtype)
       return (total[0] + _dot(d_scores, part.query, (0, 0)),
               total[1] + _dot(part.dropped, g, (0, 0)))
 
+    # All queries add to the gradients of every key and value, so the loop carries them.
     zero = jnp.zeros((qkv.shape[1], shape.width), jnp.float32)
-    d_key_and_value = jax.lax.fori_loop(0, qkv.shape[1] // _QUERIES, write, (zero, zero))
+    d_key_and_value = jax.lax.fori_loop(
+        0, qkv.shape[1] // _QUERIES, write, (zero, zero))
     for j, x in enumerate(d_key_and_value, 1):
       out[0, :, _columns(shape, i, j)] = x.astype(out.dtype)
 
@@ -160,25 +167,34 @@ def _block(length: int, width: int) -> pl.BlockSpec:
   return pl.BlockSpec((1, length, width), lambda row, block: (row, 0, block))
 
 
-def _call(kernel, shape: _Shape, width: int, products: int, qkv, segment_ids, random, rows, heads,
-          *gradient) -> jax.Array:
-  """Runs a kernel: `width` columns of output for each block, `products` products for each head."""
+def _row_only(row: int, _: int) -> tuple[int, int, int]:
+  return row, 0, 0
+
+
+def _call(kernel, shape: _Shape, width: int, products: int, qkv, segment_ids, random, rows,
+          heads, *gradient) -> jax.Array:
+  """Runs a kernel.
+
+  Each block writes `width` columns; each head computes `products` products.
+  """
   batch, length, size = qkv.shape
   weights = batch * shape.heads * length * length
-  elements = (size + sum(x.shape[2] for x in gradient) + shape.blocks * width) * batch * length
+  columns = size + sum(x.shape[2] for x in gradient) + shape.blocks * width
+  # XLA sees nothing of a kernel: without an estimate it counts as free.
+  cost = pl.CostEstimate(flops=2 * products * weights * shape.width,
+                         transcendentals=weights,
+                         bytes_accessed=columns * batch * length * qkv.dtype.itemsize)
   scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
   return pl.pallas_call(
       functools.partial(kernel, shape), grid=(batch, shape.blocks),
       in_specs=[_block(length, 3 * LANES),
-                pl.BlockSpec((1, length, 1), lambda row, _: (row, 0, 0)),
-                pl.BlockSpec((1, 1, length), lambda row, _: (row, 0, 0)),
+                pl.BlockSpec((1, length, 1), _row_only),
+                pl.BlockSpec((1, 1, length), _row_only),
                 scalars, scalars, scalars, *(_block(length, LANES) for _ in gradient)],
       out_specs=_block(length, width),
       out_shape=jax.ShapeDtypeStruct((batch, length, shape.blocks * width), qkv.dtype),
-      cost_estimate=pl.CostEstimate(flops=2 * products * weights * shape.width,
-                                    transcendentals=weights,
-                                    bytes_accessed=elements * qkv.dtype.itemsize),
-      interpret=shape.interpret, name=kernel.__name__.strip('_').replace('kernel', 'attention'),
+      cost_estimate=cost, interpret=shape.interpret,
+      name=kernel.__name__.strip('_').replace('kernel', 'attention'),
   )(qkv, segment_ids[:, :, None], segment_ids[:, None, :], random, rows, heads, *gradient)
 
 
@@ -209,24 +225,24 @@ def obstacle(config: BertConfig, length: int, heads: int) -> str:
   if length > _LONGEST:
     return f'{length} is above {_LONGEST}'
   if length % LANES:
-    return f'{length} is no multiple of {LANES}'
+    return f'{length} is not a multiple of {LANES}'
   if not heads or LANES % config.head_size or heads * config.head_size % LANES:
-    return f'{heads} heads of {config.head_size} fill no blocks of {LANES}'
+    return f'{heads} heads of {config.head_size} do not fill blocks of {LANES}'
   return ''
 
 
 def attend(qkv: jax.Array, segment_ids: jax.Array, width: int, rate: float = 0.0,
            random: jax.Array | None = None) -> jax.Array:
-  """Attention by the kernel, each chip on its own rows and heads.
+  """Attention by the kernel, each chip on its rows and heads.
 
-  Off a TPU it is interpreted: slow, for tests.
+  Platforms other than TPU interpret it: slow, for tests.
 
   Args:
-    qkv: [B, L, H * 3 * K]; query, key and value of a head stand side by side.
-    segment_ids: [B, L] int32; a token attends to the tokens with its own number, 0 is padding.
+    qkv: [B, L, H * 3 * K]; query, key and value of a head are adjacent.
+    segment_ids: [B, L] int32, 0 on padding. A token attends to tokens with the same id.
     width: K.
-    rate: share of the weights that is dropped.
-    random: the key of the dropout; None = nothing is dropped.
+    rate: share of the dropped weights.
+    random: the key of the dropout; None = no dropout.
 
   Returns:
     [B, L, H * K] in the dtype of `qkv`.
@@ -235,6 +251,7 @@ def attend(qkv: jax.Array, segment_ids: jax.Array, width: int, rate: float = 0.0
   if random is None:
     rate = 0.0
   words = jnp.zeros(2, jnp.uint32) if random is None else jax.random.key_data(random)
+  # Numbers over all chips, so that dropout does not depend on the mesh.
   rows = jnp.arange(qkv.shape[0], dtype=jnp.uint32)
   heads = jnp.arange(qkv.shape[2] // (3 * width), dtype=jnp.uint32)
 

@@ -1,7 +1,7 @@
 """The modern encoder: ModernBERT (Warner et al. 2024, https://arxiv.org/abs/2412.13663).
 
-Pre-norm layers without biases, rotary positions, a gated feed-forward, and attention that sees all
-of a text in every third layer by default, and the neighbourhood of each token in the others.
+Pre-norm layers without biases, rotary positions, and a gated feed-forward. By default
+attention sees all of a text in every third layer, and the neighbors of each token in others.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from bert_jax.model.short_convolution import ShortConvolution
 
 @dataclasses.dataclass(frozen=True)
 class ModernConfig(BertConfig):
-  """Sizes of a ModernBERT; the defaults are those of the published base."""
+  """Sizes of a ModernBERT, by default of the published base."""
 
   architecture: str = 'modernbert'
   vocab_size: int = 50_368
@@ -38,12 +38,13 @@ class ModernConfig(BertConfig):
   dropout: float = 0.0
   attention_dropout: float = 0.0
   layer_norm_eps: float = 1e-5
-  global_every: int = 3  # the first layer and every `global_every`-th after it see all of a text
-  local_window: int = 128  # tokens around each that the others see: `reach` on either side
-  global_theta: float = 160_000.0  # base of the rotary angles in layers that see all of a text
-  local_theta: float = 10_000.0  # base of the rotary angles in the others
+  # The first layer and every `global_every`-th after it are global: they see all of a text.
+  global_every: int = 3
+  local_window: int = 128  # tokens around each that local layers see, half on either side
+  global_theta: float = 160_000.0  # base of the rotary angles in global layers
+  local_theta: float = 10_000.0  # base of the rotary angles in local layers
   classifier_pooling: str = 'cls'  # input of heads on texts: cls, the first token, or mean
-  conv_reach: int = 0  # tokens to either side in short convolutions; ModernBERT has none
+  conv_reach: int = 0  # tokens on either side in short convolutions; ModernBERT has none
 
   has_positions: ClassVar[bool] = False
   has_segments: ClassVar[bool] = False
@@ -52,21 +53,23 @@ class ModernConfig(BertConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    require(self.global_every >= 2 and self.num_layers > 1
-            and (self.num_layers - 1) % self.global_every == 0,
+    # The layers after the first one are scanned in groups of `global_every`.
+    is_whole = self.num_layers > 1 and (self.num_layers - 1) % self.global_every == 0
+    require(self.global_every >= 2 and is_whole,
             f'model.num_layers={self.num_layers} must be 1 more than a multiple of '
             f'model.global_every={self.global_every}, which is at least 2')
     require(self.local_window >= 0,
-            f'model.local_window={self.local_window} must not be negative: half of it lies on '
-            'either side of a token')
-    require(0 <= self.conv_reach <= 16, f'model.conv_reach={self.conv_reach} must lie in [0, 16]')
+            f'model.local_window={self.local_window} must not be negative: half of it lies '
+            'on either side of a token')
+    require(0 <= self.conv_reach <= 16,
+            f'model.conv_reach={self.conv_reach} must lie in [0, 16]')
     require_choice('model.classifier_pooling', self.classifier_pooling, ('cls', 'mean'))
     require(self.head_size % 2 == 0,
-            f'a head of {self.head_size} cannot be rotated in pairs: make model.hidden_size / '
-            'model.num_heads even')
+            f'a head of {self.head_size} cannot be rotated in pairs: make '
+            'model.hidden_size / model.num_heads even')
     require(min(self.global_theta, self.local_theta) > 0,
-            f'model.global_theta={self.global_theta} and model.local_theta={self.local_theta} must '
-            'be positive')
+            f'model.global_theta={self.global_theta} and '
+            f'model.local_theta={self.local_theta} must be positive')
 
   @property
   def stacked_layers(self) -> int:
@@ -75,7 +78,7 @@ class ModernConfig(BertConfig):
 
   @property
   def reach(self) -> int:
-    """Tokens to either side that a local layer sees: an odd window counts its middle."""
+    """Tokens on either side that a local layer sees: an odd window counts its middle."""
     return self.local_window // 2
 
   @property
@@ -84,19 +87,20 @@ class ModernConfig(BertConfig):
 
   @property
   def out_stddev(self) -> float:
-    """Standard deviation of kernels that write to the residual stream (Radford et al. 2019)."""
+    """Deviation of kernels that write to the residual stream (Radford et al. 2019)."""
     return self.initializer_range / math.sqrt(2 * self.num_layers)
 
   def flops_per_token(self, length: int, predictions: float) -> float:
-    d, f, v, n = self.hidden_size, self.intermediate_size, self.vocab_size, self.num_layers
-    seen = (1 + self.stacked_layers) * length + (n - 1 - self.stacked_layers) * min(
-        2 * self.reach + 1, length)
+    d, f, n = self.hidden_size, self.intermediate_size, self.num_layers
+    window = min(2 * self.reach + 1, length)
+    global_layers = 1 + self.stacked_layers
+    seen = global_layers * length + (n - global_layers) * window
     return (6 * n * (4 * d * d + 3 * d * f) + 12 * d * seen
-            + 6 * predictions * (d * d + d * v))
+            + 6 * predictions * (d * d + d * self.vocab_size))
 
 
 def rotary(positions: jax.Array, width: int, theta: float) -> jax.Array:
-  """Computes cos and sin of the rotary angles (Su et al. 2021, https://arxiv.org/abs/2104.09864).
+  """Computes cos and sin of the rotary angles (Su et al. 2021, arXiv:2104.09864).
 
   Args:
     positions: [B, L] int32.
@@ -112,11 +116,11 @@ def rotary(positions: jax.Array, width: int, theta: float) -> jax.Array:
 
 
 def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-  """Turns (x[i], x[i + K / 2]) by the i-th angle, in float32: [B, L, H, K] -> [B, L, H, K]."""
+  """Rotates (x[i], x[i + K / 2]) by the i-th angle, in float32: [B, L, H, K] -> the same."""
   cos, sin = angles
   first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-  return turned.astype(x.dtype)
+  rotated = [first * cos - second * sin, second * cos + first * sin]
+  return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
 class GatedFeedForward(nn.Module):
@@ -140,7 +144,10 @@ class GatedFeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-  """x + Attention(Norm(x)), then x + FeedForward(Norm(x)); no first norm in the first layer."""
+  """x + Attention(Norm(x)), then x + FeedForward(Norm(x)).
+
+  The first layer has no first norm, because the embeddings end with one.
+  """
 
   config: ModernConfig
   attend: Attend
@@ -151,10 +158,7 @@ class Layer(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, mask: Mask,
                angles: jax.Array) -> tuple[jax.Array, States | None]:
-    """[B, L, D] -> ([B, L, D], the layer's states if `attend` keeps the weights).
-
-    `angles` come from `rotary`.
-    """
+    """[B, L, D], a mask, `rotary` -> ([B, L, D], the states if `attend` keeps weights)."""
     c = self.config
     attention = SelfAttention(
         c, self.attend, reach=c.reach if self.is_local else None, out_stddev=c.out_stddev,
@@ -177,7 +181,7 @@ def group_names(config: ModernConfig) -> list[str]:
 
 
 class Group(nn.Module):
-  """Local layers, then one that sees all of a text; one turn of the scan."""
+  """Local layers, then a global layer; one step of the scan."""
 
   config: ModernConfig
   attend: Attend
@@ -191,7 +195,7 @@ class Group(nn.Module):
     Args:
       x: [B, L, D].
       mask: from `Attend.mask`.
-      angles: those of 'global' and of 'local' layers.
+      angles: from `rotary`, for 'global' and for 'local' layers.
 
     Returns:
       ([B, L, D], the states of the layers in order if `attend` keeps the weights).
@@ -233,16 +237,17 @@ class Modern(encoder.Encoder):
     c, mask = self.config, attend.mask(tokens.text_ids)
     angles = {'global': rotary(tokens.positions, c.head_size, c.global_theta),
               'local': rotary(tokens.positions, c.head_size, c.local_theta)}
-    first = encoder.rematerialized(Layer, c, in_scan=False)
-    x, first_states = first(c, attend, deterministic, is_local=False, is_first=True, name='first')(
-        x, mask, angles['global'])
+    first = encoder.rematerialized(Layer, c, in_scan=False)(
+        c, attend, deterministic, is_local=False, is_first=True, name='first')
+    x, first_states = first(x, mask, angles['global'])
     groups = encoder.stacked(encoder.rematerialized(Group, c), c, c.stacked_layers,
                              self.is_initializing())
     x, states = groups(c, attend, deterministic, name='layers')(x, mask, angles)
     x = self.final_norm(x)
     if attend.keeps_weights:
       hidden, weights = encoder.in_order(first_states, states)
-      states = States(hidden.at[-1].set(x), weights)  # the last layer is taken after the norm
+      # The last layer counts with the norm, as in `encode`.
+      states = States(hidden.at[-1].set(x), weights)
     return x, states
 
   def features(self, hidden: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
 """MPNet (Song et al. 2020, https://arxiv.org/abs/2004.09297): BERT with relative positions.
 
-As transformers has it: one table of biases by distance, which all layers add to their attention.
+Follows transformers: one table of biases by distance, which all layers add to their scores.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.layers import truncated_normal
 
 BUCKETS = 32  # rows of the table
-_FARTHEST = 128  # tokens apart: from there on all share a bucket
+_FARTHEST = 128  # tokens: larger distances share a bucket
 
 
 @dataclasses.dataclass(frozen=True)
 class MPNetConfig(BertConfig):
-  """Sizes of an MPNet; the defaults are those of the published base."""
+  """Sizes of an MPNet, by default of the published base."""
 
   architecture: str = 'mpnet'
   vocab_size: int = 30527
@@ -36,8 +36,9 @@ class MPNetConfig(BertConfig):
 def buckets(longest: int) -> np.ndarray:
   """The row of the table for each distance of a key from its query (Raffel et al. 2020).
 
-  https://arxiv.org/abs/1910.10683. Half of the buckets are for keys after the query. In each half
-  the first 8 are for one distance each, the others for ranges that grow by a constant factor.
+  https://arxiv.org/abs/1910.10683. Half of the buckets are for keys after the query. In each
+  half, the first 8 are for one distance each, and the others for ranges that grow by a
+  constant factor.
 
   Args:
     longest: the length of the longest row.
@@ -48,10 +49,11 @@ def buckets(longest: int) -> np.ndarray:
   half, exact = BUCKETS // 2, BUCKETS // 4
   behind = np.arange(1 - longest, longest)
   distance = np.abs(behind)
-  # In float32, as transformers computes it.
+  # In float32, because transformers rounds in float32.
   logs = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
-  far = exact + (logs / np.float32(math.log(_FARTHEST / exact)) * (half - exact)).astype(np.int32)
-  bucket = np.where(distance < exact, distance, np.minimum(far, half - 1))
+  steps = logs / np.float32(math.log(_FARTHEST / exact)) * (half - exact)
+  far = np.minimum(exact + steps.astype(np.int32), half - 1)
+  bucket = np.where(distance < exact, distance, far)
   return (bucket + half * (behind < 0)).astype(np.int32)
 
 
@@ -64,9 +66,8 @@ class MPNet(encoder.Encoder):
     c, mask = self.config, attend.mask(tokens.text_ids)
     init = truncated_normal(c.initializer_range, 'position', 'heads')
     table = self.param('relative_bias', init, (BUCKETS, c.num_heads))
-    # The tokens of a pair stand side by side: places in the row are as far apart as positions.
+    # The tokens of a pair are adjacent: indices in the row differ as positions do.
     at = jnp.arange(tokens.ids.shape[1])
     behind = at[:, None] - at[None, :]  # [L, L]
     bias = table[buckets(c.max_positions)][behind + c.max_positions - 1]  # [L, L, H]
-    bias = jnp.moveaxis(bias, -1, 0)
-    return mask._replace(bias=mask.bias + bias)  # [B, H, L, L] float32
+    return mask._replace(bias=mask.bias + jnp.moveaxis(bias, -1, 0))  # [B, H, L, L] float32

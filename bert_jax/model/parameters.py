@@ -1,8 +1,8 @@
 """The kind of each parameter, by its name.
 
-The kind decides what happens to a parameter: the encoder keeps norms in float32, optimizers let
-only some kinds decay, Muon orthogonalizes matrices, LoRA adds factors to matrices. All of them ask
-here, so that a new parameter gets its kind once.
+The kind decides what happens to a parameter: the encoder keeps norms in float32, weight decay
+excludes some kinds, Muon orthogonalizes matrices, LoRA adds factors to matrices. All of them
+ask this module, so that a new parameter gets its kind once.
 """
 
 import enum
@@ -18,7 +18,7 @@ Kind = enum.StrEnum('Kind', [
     'TAPS',  # of a short convolution: one for each neighbor and feature
     'FACTOR'])  # of LoRA
 
-# By the whole name of a parameter, or by what follows its last underscore: qkv_kernel, mlm_bias.
+# By the whole name, or by the part after its last underscore: qkv_kernel, mlm_bias.
 _BY_NAME = {'kernel': Kind.MATRIX, 'bias': Kind.BIAS, 'taps': Kind.TAPS,
             'token': Kind.TABLE, 'position': Kind.TABLE, 'segment': Kind.TABLE,
             'table': Kind.TABLE, 'token_delta': Kind.TABLE,
@@ -26,12 +26,12 @@ _BY_NAME = {'kernel': Kind.MATRIX, 'bias': Kind.BIAS, 'taps': Kind.TAPS,
 
 
 def kind(path: tuple[Any, ...]) -> Kind:
-  """The kind of the parameter at a path, as `jax.tree_util` gives it.
+  """The kind of the parameter at a path of `jax.tree_util`.
 
   Raises:
     ValueError: no rule knows the name of the parameter.
   """
-  # The path of a boxed parameter ends with the key of the value in its box, which is not a name.
+  # The path of a boxed parameter ends with the attribute of its box, which is not a name.
   names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
   name = names[-1]
   if name in ('scale', 'bias') and any('norm' in module for module in names[:-1]):
@@ -44,6 +44,6 @@ def kind(path: tuple[Any, ...]) -> Kind:
 
 
 def kinds(params: Any) -> Any:
-  """The kind of each parameter of a tree of dicts, boxed or not, in a tree of the same dicts."""
+  """The kind of each parameter of a tree of dicts, boxed or not, in the same dicts."""
   return jax.tree_util.tree_map_with_path(
       lambda path, _: kind(path), params, is_leaf=lambda x: not isinstance(x, dict))

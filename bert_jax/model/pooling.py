@@ -11,11 +11,11 @@ from bert_jax.model.layers import MASKED
 
 
 class Texts(NamedTuple):
-  """Where the texts of B rows stand."""
+  """The texts within B rows."""
 
-  text_ids: jax.Array  # [B, L] int32, 0 on padding, p = 1..P on the tokens of the row's p-th text
-  positions: jax.Array  # [B, L] int32, those of the tokens in their texts, from 0 on
-  starts: jax.Array  # [B, P] int32, the position where each text begins
+  text_ids: jax.Array  # [B, L] int32, 0 on padding, p = 1..P on the tokens of the p-th text
+  positions: jax.Array  # [B, L] int32, of the tokens in their texts, from 0 on
+  starts: jax.Array  # [B, P] int32, the index in the row at which each text begins
 
   def members(self) -> jax.Array:
     """[B, L, P] float32, 1 on the tokens of each text."""
@@ -29,10 +29,12 @@ def _first_token(hidden: jax.Array, texts: Texts) -> jax.Array:
 
 def _last_token(hidden: jax.Array, texts: Texts) -> jax.Array:
   count = texts.members().sum(1).astype(jnp.int32)  # [B, P]
+  # An absent text has no tokens and starts at 0.
   return take_positions(hidden, jnp.maximum(texts.starts + count - 1, 0))
 
 
 def _largest(hidden: jax.Array, texts: Texts) -> jax.Array:
+
   def of_text(number):
     is_token = (texts.text_ids == number)[:, :, None]
     return jnp.max(hidden, axis=1, where=is_token, initial=-jnp.inf)
@@ -43,6 +45,7 @@ def _largest(hidden: jax.Array, texts: Texts) -> jax.Array:
 def _quotient(hidden: jax.Array, weights: jax.Array, divisor: jax.Array) -> jax.Array:
   """The sum of the tokens, weighted by `weights` [B, L, P], over `divisor` [B, P]."""
   total = jnp.einsum('blp,bld->bpd', weights, hidden)
+  # Absent texts have a divisor of 0.
   return total / jnp.maximum(divisor, 1)[:, :, None]
 
 
@@ -62,8 +65,8 @@ def _weighted_mean(hidden: jax.Array, texts: Texts) -> jax.Array:
   return _quotient(hidden, weights, weights.sum(1))
 
 
-# By the names that sentence-transformers gives them: (hidden [B, L, D] float32, texts) -> [B, P, D]
-# over all tokens of each text, special ones included. A new one is a line here.
+# (hidden [B, L, D] float32, texts) -> [B, P, D] over all tokens of each text, including
+# special tokens, by the names of sentence-transformers. A new pooling is one line here.
 POOLINGS = {
     'cls': _first_token,
     'mean': _mean,
@@ -91,14 +94,14 @@ def pool(hidden: jax.Array, text_ids: jax.Array, positions: jax.Array, starts: j
 def combine_chunks(vectors: jax.Array, exists: jax.Array, how: str) -> jax.Array:
   """Combines the chunks of long texts (Sun et al. 2019, section 5.3): [T, C, D] -> [T, D].
 
-  T is the number of texts, C that of the chunks of each.
-  chunks_attention has no weights of its own: every chunk attends to all with scaled dot products,
-  and the results are averaged.
+  T is the number of texts, C the number of chunks of each. chunks_attention has no
+  parameters: every chunk attends to all chunks by scaled dot products, and the results are
+  averaged. For a single chunk, every method returns the chunk itself.
 
   Args:
     vectors: [T, C, D] float32.
     exists: [T, C] bool, False where a text has fewer chunks.
-    how: chunks_mean, chunks_max or chunks_attention; of one chunk all give the chunk itself.
+    how: chunks_mean, chunks_max or chunks_attention.
   """
   if vectors.shape[1] == 1:
     return vectors[:, 0]
@@ -107,25 +110,25 @@ def combine_chunks(vectors: jax.Array, exists: jax.Array, how: str) -> jax.Array
     return jnp.where(exists[:, :, None], vectors, MASKED).max(1)
   if how == 'chunks_attention':
     scores = jnp.einsum('tcd,tkd->tck', vectors, vectors) / jnp.sqrt(vectors.shape[-1])
-    weights = jax.nn.softmax(jnp.where(exists[:, None, :], scores, MASKED), axis=-1)  # [T, C, C]
-    vectors = jnp.einsum('tck,tkd->tcd', weights, vectors)
+    scores = jnp.where(exists[:, None, :], scores, MASKED)  # [T, C, C]
+    vectors = jnp.einsum('tck,tkd->tcd', jax.nn.softmax(scores, axis=-1), vectors)
   return (vectors * real).sum(1) / jnp.maximum(real.sum(1), 1)
 
 
 def combine_texts(vectors: np.ndarray, owners: np.ndarray, how: str) -> np.ndarray:
   """The combined chunks of each text: [chunks, D] -> [texts, D].
 
-  `owners` [chunks] holds the text of each chunk, ascending from 0 without gaps. `combine_chunks`
-  gets texts with similar numbers of chunks together, so that one long text does not pad all others.
+  `owners` [chunks] holds the text of each chunk, ascending from 0 without gaps.
   """
   counts = np.bincount(owners)
   first = np.cumsum(counts) - counts
-  size = 1 << np.ceil(np.log2(counts)).astype(np.int64)  # chunks, the next power of two
+  # Texts of similar length are padded together: one long text does not pad all others.
+  size = 1 << np.ceil(np.log2(counts)).astype(np.int64)
   combined = np.empty((len(counts), vectors.shape[1]), vectors.dtype)
   for chunks in np.unique(size):
     texts = np.flatnonzero(size == chunks)
-    place = first[texts, None] + np.arange(chunks)  # [T, C]
+    index = first[texts, None] + np.arange(chunks)  # [T, C]
     exists = np.arange(chunks) < counts[texts, None]
-    group = jnp.asarray(vectors[np.minimum(place, len(vectors) - 1)])
+    group = jnp.asarray(vectors[np.minimum(index, len(vectors) - 1)])
     combined[texts] = combine_chunks(group, exists, how)
   return combined

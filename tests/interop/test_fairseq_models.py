@@ -216,7 +216,8 @@ def test_mpnet_takes_the_plain_path():
   for platform in ('tpu', 'gpu', 'cpu'):
     path, reason = attention_kernels.choose_path(config, 512, platform)
     assert path == 'xla' and platform == 'cpu' or reason == 'no kernel adds the biases of mpnet'
-  with pytest.raises(UserError, match='attention=fused cannot be had: no kernel adds the biases'):
+  with pytest.raises(
+      UserError, match='attention=fused is not available: no kernel adds the biases'):
     attention_kernels.choose_path(mpnet.MPNetConfig(attention='fused'), 512, 'tpu')
 
 

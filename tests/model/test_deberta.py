@@ -190,7 +190,7 @@ def test_no_kernel_is_chosen():
   reason = 'deberta-v2 adds scores of relative positions'
   assert attention_kernels.choose_path(CONFIG, 512, 'tpu') == ('xla', reason)
   for kernel in ('fused', 'splash'):
-    with pytest.raises(UserError, match=f'attention={kernel} cannot be had: {reason}'):
+    with pytest.raises(UserError, match=f'attention={kernel} is not available: {reason}'):
       attention_kernels.choose_path(dataclasses.replace(CONFIG, attention=kernel), 512, 'tpu')
 
 

@@ -74,7 +74,7 @@ def test_splash_is_the_plain_path_to_rounding(shape):
     ('auto', 512, 'cpu', {}, ('xla', 'there is no kernel for cpu')),
     ('auto', 1024, 'tpu', {'attention_dropout': 0.1},
      ('xla', 'attention_dropout=0.1 (0 allows splash)')),
-    ('auto', 520, 'tpu', {}, ('xla', '520 is no multiple of 128')),
+    ('auto', 520, 'tpu', {}, ('xla', '520 is not a multiple of 128')),
     ('auto', 1024, 'gpu', {'dtype': 'bfloat16'}, ('cudnn', 'it holds no weights')),
     ('auto', 1024, 'gpu', {}, ('xla', 'dtype=float32 (bfloat16 allows cudnn)')),
     ('xla', 1024, 'tpu', {}, ('xla', 'asked for')),
@@ -93,12 +93,12 @@ def test_described():
 
 def test_a_kernel_that_cannot_be_had():
   config = dataclasses.replace(CONFIG, attention='splash', attention_dropout=0.1)
-  with pytest.raises(UserError, match=r'attention=splash cannot be had: attention_dropout=0.1'):
+  with pytest.raises(UserError, match=r'attention=splash is not available: attention_dropout=0.1'):
     attention_kernels.choose_path(config, 512, 'tpu')
   config = dataclasses.replace(CONFIG, attention='fused')
-  with pytest.raises(UserError, match='fused cannot be had: 640 is above 512'):
+  with pytest.raises(UserError, match='fused is not available: 640 is above 512'):
     attention_kernels.choose_path(config, 640, 'tpu')
-  with pytest.raises(UserError, match='3 heads of 20 fill no blocks of 128'):
+  with pytest.raises(UserError, match='3 heads of 20 do not fill blocks of 128'):
     config = dataclasses.replace(config, hidden_size=60, num_heads=3)
     attention_kernels.choose_path(config, 128, 'tpu')
   with pytest.raises(UserError, match='cudnn is not for tpu'):
@@ -247,5 +247,5 @@ def test_what_is_told_is_what_a_chip_of_the_mesh_can_do():
       if fits:
         assert attention_kernels.choose_path(wide, 128) == ('fused', 'asked for')
       else:
-        with pytest.raises(UserError, match='1 heads of 64 fill no blocks of 128'):
+        with pytest.raises(UserError, match='1 heads of 64 do not fill blocks of 128'):
           attention_kernels.choose_path(wide, 128)
