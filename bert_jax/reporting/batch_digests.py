@@ -1,4 +1,4 @@
-"""Digests of batches on the host: equal digests of 64 bits mean equal rows, on any processes."""
+"""Digests of batches on the host: equal 64-bit digests mean equal rows, on any processes."""
 
 import collections
 from collections.abc import Sequence
@@ -11,26 +11,29 @@ import numpy as np
 
 
 def batch_digest(batch: Any) -> int:
-  """The sum of the hashes of a batch's rows, which contain their own numbers.
+  """The sum of the hashes of a batch's rows, which contain their row numbers.
 
-  The batch is a tree of host arrays [B, ...], one process's share; arrays of equal B are joined.
+  The batch is a tree of host arrays [B, ...], the share of one process; arrays of equal B are
+  hashed together.
   """
   groups = collections.defaultdict(list)
   for leaf in jax.tree.leaves(batch):
     groups[len(leaf)].append(np.ascontiguousarray(leaf))
   rows = (b''.join(leaf[i].tobytes() for leaf in leaves)
           for size, leaves in groups.items() for i in range(size))
+  # A sum, so that neither the order of the rows nor their split over processes matters.
   return sum(int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), 'little')
              for row in rows) % 2**64
 
 
 def global_digests(digests: Sequence[int], first: bool) -> list[str]:
-  """The digests of whole batches, in hexadecimal; all processes have to call it.
+  """The digests of whole batches, in hexadecimal; all processes must call it.
 
-  `digests` are those of this process's shares, `first` is True in the first process of a share.
+  `digests` are of this process's shares; `first` is True in the first process of a share.
   """
   mine = np.array(digests, np.uint64) * np.uint64(first)
-  if jax.process_count() > 1:  # as 32-bit halves: JAX has no 64-bit integers by default
+  # As 32-bit halves, because JAX has no 64-bit integers by default.
+  if jax.process_count() > 1:
     halves = multihost_utils.process_allgather(mine.view(np.uint32))
     mine = np.asarray(halves).reshape(jax.process_count(), -1).view(np.uint64).sum(0)
   return [f'{int(digest):016x}' for digest in mine]

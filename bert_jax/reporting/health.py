@@ -1,7 +1,7 @@
 """Warnings about a run: each once, with its likely causes.
 
-A step whose loss or gradient is not finite is skipped (`state.make_train_step`); too many skipped
-steps in a row end the run.
+A step whose loss or gradient is not finite is skipped (`state.make_train_step`). Too many
+skipped steps in a row end the run.
 """
 
 import collections
@@ -16,12 +16,14 @@ from bert_jax.errors import Failed
 _MAX_SKIPPED = 5  # in a row
 _SPIKE_LINES = 20  # a spike is compared with these last lines,
 _SPIKE_NATS = 0.5  # and is at least this far above their median
-_SETTLED = 60  # seconds, after which the first windows of rows are made and files are cached
-_LONG_WAIT = 0.05  # fraction of the time without rows that is worth a warning
-_EARLY = 1 / 3  # of a run, in which an objective need not have begun to learn
-_SHORT = 1000  # a run of fewer steps need not learn anything
-_LEARNT_NATS = 0.05  # under the entropy of the token frequencies
+_SETTLED = 60  # seconds, in which the first windows of rows are made and files are cached
+_LONG_WAIT = 0.05  # share of the time without rows that is worth a warning
+_EARLY = 1 / 3  # of a run, in which an objective may not have begun to learn
+_SHORT = 1000  # a run of fewer steps may not learn anything
+_LEARNED_NATS = 0.05  # under the entropy of the token frequencies
 _CHANCE = 0.55  # accuracy of a pair objective that may be chance
+_CAUSES = ('Likely: optimizer.learning_rate is too high, the warmup too short, or the text '
+           'broken')
 
 Warnings = Iterable[tuple[str, str]]  # (name, text)
 
@@ -51,31 +53,32 @@ class Health:
       self._skipped_in_a_row = self._skipped_in_a_row + 1 if was_skipped else 0
       if self._skipped_in_a_row == _MAX_SKIPPED:
         raise Failed(
-            f'the loss or its gradient was not finite in {_MAX_SKIPPED} steps in a row, the last '
-            f'of them step {step} (rows {digest(step)}). Likely: optimizer.learning_rate is too '
-            'high, the warmup too short, or the text broken; newer checkpoints may hold what led '
-            'to it')
+            f'the loss or its gradient was not finite in {_MAX_SKIPPED} steps in a row, the '
+            f'last of them step {step} (rows {digest(step)}). {_CAUSES}; newer checkpoints '
+            'may hold what led to it')
 
   def line(self, metrics: Mapping[str, Any], waited: Sequence[float]) -> Iterator[str]:
-    """Warnings about a line of metrics, and the fractions of time that processes wait for rows."""
+    """Warnings about a line; `waited` are the shares of time that processes lacked rows."""
     yield from self._new(self._about_losses(metrics))
     if time.monotonic() - self._began > _SETTLED:
       yield from self._new(_about_waits(waited))
 
   def _about_losses(self, metrics: Mapping[str, Any]) -> Warnings:
     if metrics['skipped_steps']:
-      yield ('skipped', f'{metrics["skipped_steps"]} steps had a loss or gradient that is not '
-             f'finite and changed nothing; {_MAX_SKIPPED} in a row end the run. Likely: '
-             'optimizer.learning_rate is too high, the warmup too short, or the text broken')
+      yield ('skipped', f'{metrics["skipped_steps"]} steps had a loss or gradient that is '
+             f'not finite and changed nothing; {_MAX_SKIPPED} in a row end the run. '
+             f'{_CAUSES}')
     loss = metrics['loss']
     if loss is None or not math.isfinite(loss):
       return
     if len(self._losses) >= _SPIKE_LINES // 2:
       median = statistics.median(self._losses)
+      # Of a normal distribution, by the median, which one earlier spike hardly moves.
       deviation = statistics.median(abs(x - median) for x in self._losses) * 1.48
       if loss > median + max(6 * deviation, _SPIKE_NATS):
-        yield ('spike', f'the loss jumped from about {median:.2f} to {loss:.2f}. If it does not '
-               'come back: a lower optimizer.learning_rate, a longer warmup, optimizer.clip_norm')
+        yield ('spike', f'the loss jumped from about {median:.2f} to {loss:.2f}. If it does '
+               'not come back: a lower optimizer.learning_rate, a longer warmup, '
+               'optimizer.clip_norm')
     self._losses.append(loss)
 
   def evaluation(self, step: int, scores: Mapping[str, float | None]) -> Iterator[str]:
@@ -90,9 +93,9 @@ def _about_waits(waited: Sequence[float]) -> Warnings:
   if slowest <= _LONG_WAIT:
     return
   if rest and slowest > 3 * statistics.median(rest) + _LONG_WAIT:
-    yield ('slow host', f'process {list(waited).index(slowest)} of {len(waited)} is slower than '
-           f'the others and holds them up: its device waited {slowest:.0%} of the time for rows. '
-           'Is something else running there, or is its disk slower?')
+    yield ('slow host', f'process {list(waited).index(slowest)} of {len(waited)} is slower '
+           f'than the others and holds them up: its device waited {slowest:.0%} of the time '
+           'for rows. Is something else running there, or is its disk slower?')
   else:
     yield ('starving', f'the device waited {slowest:.0%} of the time for rows: more '
            'data.loader_workers may help, or a faster disk')
@@ -101,8 +104,8 @@ def _about_waits(waited: Sequence[float]) -> Warnings:
 def _about_empty_scores(scores: Mapping[str, float | None]) -> Warnings:
   empty = [name for name, value in scores.items() if value is None]
   if empty:
-    yield ('empty', f'no position of the evaluation counts for {", ".join(empty)}: hold out more '
-           'text, or evaluate more of it (eval_batches)')
+    yield ('empty', f'no position of the evaluation counts for {", ".join(empty)}: hold out '
+           'more text, or evaluate more of it (eval_batches)')
 
 
 def _about_learning(scores: Mapping[str, float | None]) -> Warnings:
@@ -112,12 +115,13 @@ def _about_learning(scores: Mapping[str, float | None]) -> Warnings:
   pairs, accuracy = next(((name.removesuffix('_accuracy').upper(), scores[name])
                           for name in ('nsp_accuracy', 'sop_accuracy')
                           if scores.get(name) is not None), ('', 1.0))
-  if loss > guessing - _LEARNT_NATS:
-    beside = f' (while {pairs} learns)' if pairs and accuracy > _CHANCE else ''
-    yield ('plateau', f'the MLM loss is still that of guessing by token frequency{beside}: '
-           f'{loss:.2f} and {guessing:.2f}. Likely: optimizer.learning_rate is too high or too '
-           'low, the run too short, or the vocabulary not that of the text')
+  # Leaving the entropy of the token frequencies is the first sign of learning.
+  if loss > guessing - _LEARNED_NATS:
+    but = f' (while {pairs} learns)' if pairs and accuracy > _CHANCE else ''
+    yield ('plateau', f'the MLM loss is still that of guessing by token frequency{but}: '
+           f'{loss:.2f} and {guessing:.2f}. Likely: optimizer.learning_rate is too high or '
+           'too low, the run too short, or the vocabulary not that of the text')
   elif accuracy < _CHANCE:
     yield ('pairs', f'MLM learns and {pairs} does not (accuracy {accuracy:.2f}). Likely: the '
-           'documents are a sentence or two long, or not separated by blank lines, so that pairs '
-           'carry no signal')
+           'documents are a sentence or two long, or not separated by blank lines, so that '
+           'pairs carry no signal')

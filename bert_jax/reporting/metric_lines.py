@@ -1,4 +1,4 @@
-"""Lines of training metrics: sums over the steps since the line before, and their time."""
+"""Lines of training metrics: sums over the steps since the last line, and their time."""
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
@@ -19,7 +19,7 @@ class Line:
 
   step: int = 0  # the last of the steps
   metrics: list[Metrics] = dataclasses.field(default_factory=list)  # of each step
-  digests: list[int] = dataclasses.field(default_factory=list)  # of each batch, if they are logged
+  digests: list[int] = dataclasses.field(default_factory=list)  # of each batch, if logged
   timed_steps: int = 0  # the last ones of the line
   waited: float = 0.0  # seconds in which the device waited for rows
   began: futures.Future[float] | None = None
@@ -36,8 +36,8 @@ class Line:
     timed = self.metrics[len(self.metrics) - self.timed_steps:]
     return sum(float(metrics['tokens'][0]) for metrics in timed)
 
-  def values(self, *, loss_weights: Mapping[str, float], learning_rate: float, flops: float,
-             peak_flops: float | None) -> dict[str, Any]:
+  def values(self, *, loss_weights: Mapping[str, float], learning_rate: float,
+             flops: float, peak_flops: float | None) -> dict[str, Any]:
     """The line as metrics.jsonl has it, after `MetricLines.fetch`.
 
     Args:
@@ -46,7 +46,9 @@ class Line:
       flops: model FLOPs of the timed steps.
       peak_flops: FLOP/s of all devices together; None = not known.
     """
-    applied = [metrics for metrics, skipped in zip(self.metrics, self.skipped) if not skipped]
+    applied = [metrics for metrics, skipped in zip(self.metrics, self.skipped)
+               if not skipped]
+    # Sums before means: the steps count different numbers of positions.
     sums = {name: tuple(sum(float(metrics[name][i]) for metrics in applied) for i in (0, 1))
             for name in self.metrics[0] if name not in ('skipped', 'tokens')}
     seconds = self.ended.result() - self.began.result() if self.timed_steps else None
@@ -62,8 +64,8 @@ class Line:
 class MetricLines:
   """Collects the metrics of steps into lines.
 
-  The time of a line ends when the device has made its last step, even if the host fetches the line
-  later. Time counts from the first call of `start_clock`.
+  The time of a line ends when the device has finished its last step, even if the host fetches
+  the line later. Time counts from the first call of `start_clock`.
   """
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -74,21 +76,21 @@ class MetricLines:
     self.pending: Line | None = None  # the line that ended last, until it is fetched
 
   def start_clock(self):
-    """Starts the clock anew: the line times only the steps from now on."""
+    """Restarts the clock: the line times only the steps from now on."""
     self._line.began = self._time_now()
     self._line.timed_steps = 0
     self._line.waited = 0.0
 
   @contextlib.contextmanager
   def waiting_for_rows(self) -> Iterator[None]:
-    """Counts the time of the block as waiting if the device has nothing left to do at its end."""
+    """Counts the time of the block as waiting if the device is idle at its end."""
     began = self._clock()
     yield
     if self.is_idle():
       self._line.waited += self._clock() - began
 
   def add(self, metrics: Metrics, digest: int | None = None):
-    """Adds a step, which the device may not have made yet, and the digest of its batch."""
+    """Adds a step, which the device may still compute, and the digest of its batch."""
     self._newest = metrics
     self._line.metrics.append(metrics)
     self._line.timed_steps += 1
@@ -96,7 +98,7 @@ class MetricLines:
       self._line.digests.append(digest)
 
   def is_idle(self) -> bool:
-    """True if the device has made all steps; before the first step it has."""
+    """True if the device has finished all steps, and before the first step."""
     return all(x.is_ready() for x in jax.tree.leaves(self._newest))
 
   def _time_now(self) -> futures.Future[float]:
@@ -104,21 +106,18 @@ class MetricLines:
     now.set_result(self._clock())
     return now
 
-  def _time_when_ready(self, metrics: Metrics) -> futures.Future[float]:
-    """The time at which the device has computed `metrics`: a thread waits for them."""
-    def wait() -> float:
-      jax.block_until_ready(metrics)
-      return self._clock()
-
-    return self._watcher.submit(wait)
+  def _time_when_ready(self, metrics: Metrics) -> float:
+    jax.block_until_ready(metrics)
+    return self._clock()
 
   def end(self, step: int):
     """Makes a line of the steps up to `step`."""
     self.pending = self._line
     self.pending.step = step
-    # A thread would take the time late. It is needed only if the device runs behind the host.
+    # A thread takes the time late. It is needed only if the device is behind the host.
     self.pending.ended = (
-        self._time_now() if self.is_idle() else self._time_when_ready(self._newest))
+        self._time_now() if self.is_idle()
+        else self._watcher.submit(self._time_when_ready, self._newest))
     self._line = Line(began=self.pending.ended)
 
   def fetch(self) -> Line:

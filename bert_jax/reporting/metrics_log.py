@@ -16,23 +16,26 @@ from bert_jax.errors import UserError
 from bert_jax.reporting import trackers as trackers_lib
 from bert_jax.runtime import console, preemption, processes, storage
 
-# Seconds from one curves.png to the next: it takes longer to draw than a small model to train.
+# Seconds from one curves.png to the next. A picture takes longer than training a small model.
 _BETWEEN_CURVES = 30
 # Metrics of a fine-tuning run that curves.png shows.
-_FINETUNING_CURVES = ('loss', 'accuracy', 'f1', 'matthews', 'pearson', 'spearman', 'exact_match')
+_FINETUNING_CURVES = ('loss', 'accuracy', 'f1', 'matthews', 'pearson', 'spearman',
+                      'exact_match')
 
 
 def read_metrics(path: epath.Path) -> list[dict[str, Any]]:
-  """The complete lines of metrics.jsonl; none if there is no such file."""
+  """The complete lines of metrics.jsonl; none if the file does not exist."""
   lines = []
   for text in path.read_text().splitlines() if path.exists() else ():
     with contextlib.suppress(json.JSONDecodeError):  # a kill cuts the last line short
       lines.append(json.loads(text))
-  return [line for line in lines if isinstance(line, dict) and isinstance(line.get('step'), int)]
+  return [line for line in lines
+          if isinstance(line, dict) and isinstance(line.get('step'), int)]
 
 
 def is_evaluated(workdir: epath.Path, step: int) -> bool:
-  """True if the first process's metrics.jsonl has the evaluation after `step`; all must ask."""
+  """True if metrics.jsonl has the evaluation after `step`; all processes must ask."""
+  # Only the first process has the file.
   is_logged = not jax.process_index() and any(
       line['step'] == step and any(name.startswith('eval_') for name in line)
       for line in read_metrics(workdir / 'metrics.jsonl'))
@@ -40,7 +43,7 @@ def is_evaluated(workdir: epath.Path, step: int) -> bool:
 
 
 def _row(line: Mapping[str, Any]) -> trackers_lib.Row:
-  """The numbers of a line, as trackers name them; there may be none."""
+  """The numbers of a line, named as in trackers; there may be none."""
   return trackers_lib.Row(line['step'], {
       'eval/' + name[5:] if name.startswith('eval_') else 'train/' + name: value
       for name, value in line.items() if name != 'step' and isinstance(value, int | float)})
@@ -51,13 +54,13 @@ def _rows(path: epath.Path) -> list[trackers_lib.Row]:
 
 
 def is_recorded(workdir: epath.Path, record: trackers_lib.Record) -> bool:
-  """True if the trackers of the first process have its metrics.jsonl; all must ask."""
+  """True if the trackers have all of metrics.jsonl; all processes must ask."""
   return not processes.anywhere(not jax.process_index() and not record.is_complete(
       workdir, _rows(workdir / 'metrics.jsonl')))
 
 
 def truncate_metrics(path: epath.Path, step: int):
-  """Cuts metrics.jsonl back to the complete lines up to `step`: later steps are made again."""
+  """Cuts metrics.jsonl back to the complete lines up to `step`: later steps are repeated."""
   if path.exists():
     storage.write_whole(path, ''.join(
         json.dumps(line) + '\n' for line in read_metrics(path) if line['step'] <= step))
@@ -70,7 +73,8 @@ class _Bar(tqdm.tqdm):
   def format_dict(self):
     values = super().format_dict
     rate = values['rate'] or (self.n - self.initial) / max(values['elapsed'], 1e-9)
-    return {**values, 'left': console.duration((self.total - self.n) / rate) if rate else '?'}
+    left = console.duration((self.total - self.n) / rate) if rate else '?'
+    return {**values, 'left': left}
 
 
 def _decimal(value: float | None) -> str:
@@ -78,11 +82,11 @@ def _decimal(value: float | None) -> str:
 
 
 class MetricsLog:
-  """Writes the metrics of a run; in all processes but the first, every method does nothing.
+  """Writes the metrics of a run; in all processes but the first, it does nothing.
 
   Args of the constructor:
     workdir: a local folder.
-    first_step, last_step: of the run; lines of later steps than `first_step` are cut off.
+    first_step, last_step: of the run; lines after `first_step` are cut off.
     active: True in the first process.
     record: of the trackers, which get every line too.
   """
@@ -97,8 +101,8 @@ class MetricsLog:
     self._file = self._path.open('a')
     self._trackers = record.start(workdir, first_step, _rows(self._path))
     self._bar = _Bar(
-        total=last_step, initial=first_step, unit=' steps', disable=None, dynamic_ncols=True,
-        smoothing=0.05,
+        total=last_step, initial=first_step, unit=' steps', disable=None,
+        dynamic_ncols=True, smoothing=0.05,
         bar_format='{l_bar}{bar}| {n_fmt}/{total_fmt} [{left} left, {rate_fmt}{postfix}]')
     self._drawn = time.monotonic()
     self._has_new_scores = False
@@ -106,22 +110,24 @@ class MetricsLog:
     self._timed_from = first_step, self._drawn  # (step, seconds), of the time left
 
   def train(self, step: int, metrics: dict[str, Any], warnings: Iterable[str] = ()):
-    """Logs training metrics after `step` updates, and what looks wrong."""
+    """Logs training metrics after `step` updates, and warnings."""
     if not self._active:
       return
     speed = metrics['tokens_per_second']
     shown = {name: _decimal(value) for name, value in metrics.items()
              if name.endswith(('loss', 'accuracy'))}
     shown['tokens/s'] = f'{speed:,.0f}' if speed else '-'
-    # The bar has room for two: the others stand in the lines of the evaluations.
+    # The bar has room for two. The lines of evaluations have the others.
     in_bar = {name: shown[name] for name in ('loss', 'tokens/s') if name in shown}
     bar = self._bar
     bar.set_postfix(in_bar, refresh=False)
     bar.update(step - bar.n)
-    if bar.disable:  # no terminal: one line instead of a bar
+    # Without a terminal tqdm disables the bar: print a line instead.
+    if bar.disable:
       (first, began), now = self._timed_from, time.monotonic()
       left = console.duration((now - began) / max(step - first, 1) * (bar.total - step))
-      if bar.n == self._first_step:  # the first steps compile: later lines do not count them
+      # The first steps compile: later lines do not count them.
+      if bar.n == self._first_step:
         self._timed_from = step, now
       metrics_text = '  '.join(f'{name} {text}' for name, text in shown.items())
       print(f'step {step}/{bar.total}  {metrics_text}  {left} left', flush=True)
@@ -129,8 +135,9 @@ class MetricsLog:
     self._write(step, metrics)
     self._warn(step, warnings)
 
-  def evaluation(self, step: int, scores: dict[str, float | None], warnings: Iterable[str] = ()):
-    """Logs held-out scores after `step` updates and what looks wrong; draws the curves."""
+  def evaluation(self, step: int, scores: dict[str, float | None],
+                 warnings: Iterable[str] = ()):
+    """Logs held-out scores after `step` updates, and warnings; draws the curves."""
     if not self._active or not scores:
       return
     self._write(step, {f'eval_{name}': value for name, value in scores.items()})
@@ -153,10 +160,10 @@ class MetricsLog:
 
   def _say(self, text: str):
     self._bar.write(text)
-    sys.stdout.flush()  # a file or a pipe holds lines back, and a kill loses them
+    sys.stdout.flush()  # a file or a pipe buffers lines, and a kill loses them
 
   def _write(self, step: int, metrics: dict[str, Any]):
-    # JSON has no NaN: a loss that is not finite is written as null.
+    # JSON has no NaN: a loss that is not finite becomes null.
     line = {'step': step, **{
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in metrics.items()}}
@@ -164,7 +171,8 @@ class MetricsLog:
     with preemption.uninterrupted():
       for tracker in self._trackers if row.scalars else ():
         tracker.log(row)
-    self._write_line(line)  # the last: with it in metrics.jsonl an evaluation counts as made
+    # Last, because an evaluation counts as made once metrics.jsonl has its line.
+    self._write_line(line)
 
   def _write_line(self, content: dict[str, Any]):
     self._file.write(json.dumps(content) + '\n')
@@ -172,46 +180,55 @@ class MetricsLog:
 
   def close(self):
     """Draws the curves of the last scores, and closes the files."""
-    if self._active:
-      if self._has_new_scores:
-        self._draw()
-      self._bar.close()
-      self._file.close()
-      workdir = self._path.parent
-      evaluations = [line for line in read_metrics(self._path) if 'eval_loss' in line]
-      for tracker in self._trackers:
-        tracker.finish(workdir, evaluations)
+    if not self._active:
+      return
+    if self._has_new_scores:
+      self._draw()
+    self._bar.close()
+    self._file.close()
+    evaluations = [line for line in read_metrics(self._path) if 'eval_loss' in line]
+    for tracker in self._trackers:
+      tracker.finish(self._path.parent, evaluations)
 
 
-def _draw_curves(lines: list[dict[str, Any]], path: epath.Path):
-  """Draws each loss and score over the steps; dots mark the held-out ones."""
-  import matplotlib  # slow to import, and drawn only after an evaluation
-  matplotlib.use('Agg')
-  from matplotlib import pyplot as plt
+def _curve_names(lines: list[dict[str, Any]]) -> list[str]:
+  """The metrics that curves.png shows, each loss before its accuracy."""
   logged = {key.removeprefix('eval_') for line in lines for key in line}
   names = sorted((name for name in logged if name.endswith(('_loss', '_accuracy'))),
                  key=lambda name: (name.rpartition('_')[0], name.endswith('accuracy')))
   # A fine-tuning run has a single 'loss' and the scores of its task.
-  names = names or [name for name in _FINETUNING_CURVES if name in logged]
+  return names or [name for name in _FINETUNING_CURVES if name in logged]
+
+
+def _draw_curves(lines: list[dict[str, Any]], path: epath.Path):
+  """Draws each loss and score over the steps; dots mark held-out scores."""
+  # Imported here, because it is slow and only evaluations need it.
+  import matplotlib
+  matplotlib.use('Agg')
+  from matplotlib import pyplot as plt
+  names = _curve_names(lines)
   if not names:
     return
   width = 4 * len(names)
   figure, axes = plt.subplots(
       1, len(names), figsize=(width, 3.2), squeeze=False, sharex=True, gridspec_kw=dict(
           left=0.6 / width, right=1 - 0.15 / width, bottom=0.16, top=0.9, wspace=0.22))
+  styles = (('', dict(color='C0', label='training')),
+            ('eval_', dict(color='C1', marker='o', ms=4, label='held out')))
   for axis, name in zip(axes[0], names):
-    for key, style, label in ((name, dict(color='C0'), 'training'),
-                              (f'eval_{name}', dict(color='C1', marker='o', ms=4), 'held out')):
-      points = [(line['step'], line[key]) for line in lines if line.get(key) is not None]
+    for prefix, style in styles:
+      points = [(line['step'], line[prefix + name]) for line in lines
+                if line.get(prefix + name) is not None]
       if points:
-        axis.plot(*zip(*points), lw=1.2, label=label, **style)
-    floor = [line['eval_unigram_entropy'] for line in lines if line.get('eval_unigram_entropy')]
+        axis.plot(*zip(*points), lw=1.2, **style)
+    # A model that learns is below the loss of the token frequencies.
+    floor = [line['eval_unigram_entropy'] for line in lines
+             if line.get('eval_unigram_entropy')]
     if name == 'mlm_loss' and floor:
       axis.axhline(floor[-1], color='gray', ls=':', lw=1.2, label='token frequencies')
-    words = name.split('_', 1)
-    if name not in _FINETUNING_CURVES:
-      words[0] = words[0].upper()  # an objective
-    axis.set(title=' '.join(words), xlabel='step')
+    objective, _, score = name.partition('_')
+    title = name if name in _FINETUNING_CURVES else f'{objective.upper()}_{score}'
+    axis.set(title=title.replace('_', ' ', 1), xlabel='step')
     axis.spines[['top', 'right']].set_visible(False)
     if axis.lines:
       axis.legend(frameon=False)

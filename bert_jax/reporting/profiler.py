@@ -7,18 +7,21 @@ from typing import Any
 from etils import epath
 import jax
 
-from bert_jax.errors import UserError
+from bert_jax.errors import require
 from bert_jax.runtime.console import print_summary
 
 
 def check(steps: Sequence[int]):
   """Raises UserError if these are not the first and the last step of a trace."""
-  shown = ','.join(map(str, steps))
-  if steps and (len(steps) != 2 or not all(isinstance(step, int) and step > 0 for step in steps)):
-    raise UserError(f'profile_steps={shown}: give the first and the last step to trace, 10,15 say')
-  if steps and steps[0] > steps[1]:
-    raise UserError(f'profile_steps={shown}: the last step to trace, {steps[1]}, is before the '
-                    f'first, {steps[0]}: give {steps[1]},{steps[0]}')
+  if steps:
+    shown = ','.join(map(str, steps))
+    are_steps = all(isinstance(step, int) and step > 0 for step in steps)
+    require(len(steps) == 2 and are_steps,
+            f'profile_steps={shown}: give the first and the last step to trace, 10,15 say')
+    first, last = steps
+    require(first <= last,
+            f'profile_steps={shown}: the last step to trace, {last}, is before the first, '
+            f'{first}: give {last},{first}')
 
 
 class Profiler:
@@ -31,8 +34,8 @@ class Profiler:
     """`done` is the number of steps that the run has made before."""
     self._first, self._last = steps or (None, None)
     if steps and steps[0] <= done:
-      print_summary([('note', f'profile_steps={tuple(steps)}: nothing is traced, {done} steps are '
-                              'done')])
+      print_summary([('note', f'profile_steps={tuple(steps)}: nothing is traced, {done} '
+                      'steps are done')])
     self._folder = folder
     self._trace = contextlib.ExitStack()
     self.close = self._trace.close  # ends a trace that still runs
@@ -47,5 +50,6 @@ class Profiler:
   def after(self, step: int, metrics: Any):
     """Call this after each step, with its metrics."""
     if step == self._last:
+      # Otherwise the trace would end before the device does.
       jax.block_until_ready(metrics)
       self.close()

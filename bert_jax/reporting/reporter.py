@@ -1,4 +1,4 @@
-"""What a run says about itself: one object, which the training loop calls at each turn."""
+"""What a run says about itself: an object that the training loop calls at each turn."""
 
 from collections.abc import Callable
 import contextlib
@@ -36,16 +36,16 @@ def is_recorded(config: FrozenConfigDict, workdir: storage.Folder) -> bool:
 class Reporter:
   """Reports the steps and the evaluations of a run.
 
-  It collects the metrics of steps into lines, and writes lines, scores and warnings to the screen,
-  metrics.jsonl and the trackers. It traces the steps of `profile_steps`. All processes call its
-  methods together; the first one writes.
+  It collects the metrics of steps into lines, and writes lines, scores and warnings to the
+  screen, metrics.jsonl and the trackers. It traces the steps of `profile_steps`. All
+  processes call its methods together; the first one writes.
 
   Args of the constructor:
     task, data: the two halves of the task; they give FLOPs and, for digests, rows.
     config: log_batch_digest, profile_steps and trackers are read.
     mesh: of the run, for the utilization of its chips.
     workdir: takes metrics.jsonl, curves.png, and the files of trackers and profiler.
-    first_step, train_steps: the steps made before, and those of the whole run.
+    first_step, train_steps: the steps made before, and the steps of the whole run.
     learning_rate: of each step, counted from 0.
   """
 
@@ -67,7 +67,7 @@ class Reporter:
     self._compiled: set[tuple] = set()  # the shapes of batches whose program is compiled
 
   def waiting_for_rows(self) -> contextlib.AbstractContextManager[None]:
-    """Counts the time of the block as waiting if the device has nothing to do meanwhile."""
+    """Counts the time of the block as waiting if the device is idle meanwhile."""
     return self._lines.waiting_for_rows()
 
   def before_step(self, step: int, batch: Any):
@@ -79,13 +79,14 @@ class Reporter:
     self._profiler.before(step)
 
   def after_step(self, step: int, metrics: Metrics):
-    """Call this after each step; the device may not have made it yet."""
+    """Call this after each step; the device may still compute it."""
     self._lines.add(metrics, self._digest)
     self._profiler.after(step, metrics)
     # Fetched a step late, so that an accelerator never waits for the host.
     if self._lines.pending:
       self._write_line()
-    if self._compiles:  # the clock starts after this step
+    # The clock starts after this step: no line counts compilation.
+    if self._compiles:
       jax.block_until_ready(metrics)
       self._lines.start_clock()
 
@@ -103,11 +104,11 @@ class Reporter:
     self._lines.start_clock()
 
   def evaluation(self, step: int, scores: dict[str, float | None]):
-    """Reports held-out scores. With them in metrics.jsonl an evaluation counts as made."""
+    """Reports held-out scores. Once metrics.jsonl has them, an evaluation counts as made."""
     self._log.evaluation(step, scores, self._health.evaluation(step, scores))
 
   def _write_line(self):
-    """Writes the line that ended last, and waits for its steps; raises as `end_line`."""
+    """Writes the line that ended last, and waits for its steps; raises like `end_line`."""
     line, chip = self._lines.fetch(), chip_figures.chip_of(self._mesh.devices.flat)
     values = line.values(
         loss_weights=self._task.loss_weights,
@@ -125,6 +126,7 @@ class Reporter:
     return self._global_digests([digest])[0]
 
   def close(self):
-    """Ends a trace, draws the curves of the last scores, ends the trackers' records."""
+    """Ends a trace, draws the curves of the last scores, ends the records of trackers."""
+    # The log closes even if the profiler fails.
     with contextlib.closing(self._log):
       self._profiler.close()

@@ -1,7 +1,7 @@
-"""Where the record of a run goes besides its workdir: TensorBoard, Weights & Biases.
+"""Where a run's metrics go in addition to its workdir: TensorBoard, Weights & Biases.
 
-A resumed run continues its record. It makes the steps after its checkpoint again, with the
-same numbers: TensorBoard drops what it has of them, Weights & Biases takes each step once. Neither
+A resumed run continues its record. It repeats the steps after its checkpoint, with the same
+numbers: TensorBoard drops its rows of them, Weights & Biases takes each step once. Neither
 lacks a step that a kill took from a buffer.
 """
 
@@ -20,7 +20,7 @@ import uuid
 
 from etils import epath
 
-from bert_jax.errors import Failed, UserError, require_choice
+from bert_jax.errors import Failed, UserError, require, require_choice
 from bert_jax.runtime import console, network, storage
 
 
@@ -44,15 +44,15 @@ class Tracker(Protocol):
             first_step: int, rows: Sequence[Row]):
     """Begins the record of the run `name`, or continues it after `first_step`.
 
-    `workdir` is local; `commit` may be ''. `rows` are all up to `first_step`: a kill may have taken
-    some of them from the tracker's buffer.
+    `workdir` is local; `commit` may be ''. `rows` are all rows up to `first_step`: a kill may
+    have taken some of them from the tracker's buffer.
     """
 
   def log(self, row: Row):
     """Logs the numbers after some steps."""
 
   def finish(self, workdir: epath.Path, evaluations: Sequence[Mapping[str, Any]]):
-    """Ends the record; `evaluations` are those of the whole run, with their 'step'."""
+    """Ends the record; `evaluations` are of the whole run, with their 'step'."""
 
   @staticmethod
   def is_complete(workdir: epath.Path, rows: Sequence[Row]) -> bool:
@@ -71,23 +71,24 @@ class TensorBoard:
 
   @functools.cached_property
   def _file(self) -> Any:
-    """Opened by the first line, which stands on the screen before the package is imported."""
+    """The file, opened by the first line, so that the slow import comes after it."""
     with _hidden('torch'):  # imported for a type annotation: it takes seconds
       import tensorboardX
     self._folder.mkdir(parents=True, exist_ok=True)
-    # SummaryWriter would put a queue before the file, and `flush` does not wait for the queue. The
-    # file's own name has the second: the suffix keeps two processes of one second apart.
+    # SummaryWriter puts a queue before the file, and its `flush` does not wait for the queue.
+    # The name of the file has only the second: the suffix distinguishes two processes.
     file = tensorboardX.event_file_writer.EventsWriter(
         str(self._folder / 'events'), f'.{self._first_step:012}')
     proto = tensorboardX.proto.event_pb2
-    begins = proto.SessionLog(status=proto.SessionLog.START)  # hides what is made again
+    # This event hides earlier rows of the steps that are repeated.
+    begins = proto.SessionLog(status=proto.SessionLog.START)
     _write_event(file, self._first_step + 1, session_log=begins)
     config = tensorboardX.summary.text('config', f'```\n{self._config}\n```')
     _write_event(file, self._first_step, summary=config)
     return file
 
   def log(self, row):
-    file = self._file  # before the package is found, it must be imported
+    file = self._file  # imports the package with torch hidden
     from tensorboardX import summary
     for name, value in row.scalars.items():
       _write_event(file, row.step, summary=summary.scalar(name, value))
@@ -110,7 +111,7 @@ def _write_event(file: Any, step: int, **content: Any):
 
 @contextlib.contextmanager
 def _hidden(package: str) -> Iterator[None]:
-  """A package that is not imported yet cannot be imported meanwhile."""
+  """Within the block a package cannot be imported, unless it is imported already."""
   if package in sys.modules:
     yield
     return
@@ -122,13 +123,13 @@ def _hidden(package: str) -> Iterator[None]:
 
 
 class WeightsAndBiases:
-  """A run of W&B; WORKDIR/wandb.json has its id, and the last steps that no kill can take from it.
+  """A run of W&B; WORKDIR/wandb.json has its id, and the last steps that no kill can take.
 
-  The environment variables of W&B (WANDB_PROJECT, WANDB_MODE, ...) apply. W&B numbers its calls
-  itself, so the step of the run is a metric, 'step', and the x-axis of every chart.
+  The environment variables of W&B (WANDB_PROJECT, WANDB_MODE, ...) apply. W&B numbers its
+  calls itself, so the step of the run is a metric, 'step', and the x-axis of every chart.
 
-  W&B keeps rows in a buffer of another process, which dies with this one. After a kill its server
-  or its files say which rows it has; it gets the others again.
+  W&B keeps rows in a buffer of another process, which dies with this one. After a kill its
+  server or its files say which rows it has; it gets the others again.
   """
 
   package = 'wandb'
@@ -144,7 +145,8 @@ class WeightsAndBiases:
     self._run.define_metric('*', step_metric='step')
     self._has = set(_rows_in_files(workdir))
     if not self._run.offline and not self._run.disabled:
-      # The server's last step. Its row of an evaluation comes after that of training: it may lack.
+      # The server knows its last step. The row of an evaluation comes after the row of
+      # training, so it may lack that of the last step.
       step = self._run.summary.get('step') or 0
       for kind, arrived in (('train', step), ('eval', step - 1)):
         self._safe[kind] = max(arrived, self._safe[kind])
@@ -154,23 +156,23 @@ class WeightsAndBiases:
   def _begin(self, config: dict[str, Any], name: str, workdir: epath.Path) -> Any:
     wandb = self._wandb
     try:
-      # Its lines would stand between ours; its warnings stay.
+      # Its lines would mix with ours; its warnings stay.
       settings = wandb.setup(wandb.Settings(quiet=True, show_info=False)).settings
       is_offline = settings.mode in ('offline', 'dryrun')
       if not is_offline and settings.mode != 'disabled':
         _check_server(settings.base_url)
-      with _no_keyboard():  # for which it would wait, with a question, if nobody has logged in
+      # If nobody has logged in, W&B would ask on the keyboard and wait.
+      with _no_keyboard():
         run = wandb.init(
             project=os.environ.get('WANDB_PROJECT', 'bert_jax'), name=name, id=self._id,
             resume=None if is_offline else 'allow', dir=str(workdir), config=config,
             allow_val_change=True, settings=wandb.Settings(console='off'))
     except (wandb.Error, ValueError) as e:  # ValueError: one of its variables is wrong
       raise UserError(f'trackers: wandb does not start: {_reason(e)}') from e
+    address = 'disabled' if run.disabled else run.url
     if is_offline:
-      told = f'offline: `wandb sync --append {workdir}/wandb/offline-run-*` uploads it'
-    else:
-      told = 'disabled' if run.disabled else run.url
-    console.print_lines([('wandb', told)])
+      address = f'offline: `wandb sync --append {workdir}/wandb/offline-run-*` uploads it'
+    console.print_lines([('wandb', address)])
     return run
 
   def _save(self):
@@ -201,9 +203,10 @@ class WeightsAndBiases:
 
 
 def _wandb_record(workdir: epath.Path) -> tuple[str, dict[str, int]]:
-  """The id of the run at W&B, a new one for a new run, and the last step of each kind it has."""
+  """The id of the run at W&B, new for a new run, and the last step of each kind it has."""
   record = storage.read_json_if_any(workdir / 'wandb.json')
-  return record.get('id') or uuid.uuid4().hex, {'train': 0, 'eval': 0, **record.get('safe', {})}
+  safe = {'train': 0, 'eval': 0, **record.get('safe', {})}
+  return record.get('id') or uuid.uuid4().hex, safe
 
 
 def _rows_in_files(workdir: epath.Path) -> Iterator[tuple[str, int]]:
@@ -211,7 +214,7 @@ def _rows_in_files(workdir: epath.Path) -> Iterator[tuple[str, int]]:
   try:
     from wandb.proto import wandb_internal_pb2
     from wandb.sdk.internal import datastore
-  except ImportError:  # another version: rows that it has come twice, none is lost
+  except ImportError:  # in another version: some rows arrive twice, and none is lost
     return
   for path in sorted(workdir.glob('wandb/offline-run-*/run-*.wandb')):
     store = datastore.DataStore()
@@ -226,32 +229,33 @@ def _rows_in_files(workdir: epath.Path) -> Iterator[tuple[str, int]]:
 
 @contextlib.contextmanager
 def _no_keyboard() -> Iterator[None]:
-  before = sys.stdin
+  keyboard = sys.stdin
   with open(os.devnull) as sys.stdin:
     try:
       yield
     finally:
-      sys.stdin = before
+      sys.stdin = keyboard
 
 
 def _check_server(url: str):
-  """Raises Failed if the server cannot be reached: W&B would try for half an hour, silently."""
+  """Raises Failed if the server cannot be reached: W&B would retry for half an hour."""
   try:
     network.check(url)
   except OSError as e:
-    raise Failed(f'trackers: wandb does not reach {url}: {e}; WANDB_MODE=offline makes a record in '
-                 'the workdir') from e
+    raise Failed(f'trackers: wandb does not reach {url}: {e}; WANDB_MODE=offline makes a '
+                 'record in the workdir') from e
 
 
 def _reason(error: Exception) -> str:
   """The message of W&B without links, and what to do."""
   lines = [line.strip() for line in str(error).splitlines() if 'https://' not in line]
-  said = ' '.join(lines).rstrip('.')
-  if 'API key' in said and 'WANDB_API_KEY' not in os.environ:
-    return f'{said}; `wandb login`, or WANDB_MODE=offline for a record in the workdir'
+  message = ' '.join(lines).rstrip('.')
+  if 'API key' in message and 'WANDB_API_KEY' not in os.environ:
+    return f'{message}; `wandb login`, or WANDB_MODE=offline for a record in the workdir'
+  # W&B sets WANDB_SERVICE itself.
   names = ', '.join(sorted(name for name in os.environ
-                           if name.startswith('WANDB_') and name != 'WANDB_SERVICE'))  # its own
-  return f'{said}; correct or unset its variables (set are: {names or "none"})'
+                           if name.startswith('WANDB_') and name != 'WANDB_SERVICE'))
+  return f'{message}; correct or unset its variables (set are: {names or "none"})'
 
 
 ALL: dict[str, type[Tracker]] = {'tensorboard': TensorBoard, 'wandb': WeightsAndBiases}
@@ -267,25 +271,25 @@ def _is_installed(package: str) -> bool:
 def check(names: Sequence[str], given: bool):
   """Raises UserError for an unknown tracker, or one that is not installed.
 
-  Unless `trackers` is `given` on the command line, TensorBoard may be absent: a machine without a
-  network may lack it.
+  `given` says that `trackers` is on the command line. Otherwise TensorBoard may be missing,
+  because a machine without a network may lack it.
   """
   for name in names:
     require_choice('trackers', name, ALL)
     package = ALL[name].package
-    if (given or name != 'tensorboard') and not _is_installed(package):
-      raise UserError(f'trackers={name!r} is not installed: pip install {package}')
+    may_lack = name == 'tensorboard' and not given
+    require(may_lack or _is_installed(package),
+            f'trackers={name!r} is not installed: pip install {package}')
 
 
 def _commit() -> str:
   """The git revision of this code, with '-dirty' if files differ from it; '' without git."""
   command = ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
   try:
-    done = subprocess.run(command, cwd=pathlib.Path(__file__).parent, capture_output=True,
-                          text=True)
+    return subprocess.run(command, cwd=pathlib.Path(__file__).parent, capture_output=True,
+                          text=True).stdout.strip()
   except OSError:
     return ''
-  return done.stdout.strip()
 
 
 class Record(NamedTuple):
@@ -295,13 +299,15 @@ class Record(NamedTuple):
   config: Mapping[str, Any] = {}
   run: str = ''  # its name
 
-  def start(self, workdir: epath.Path, first_step: int, rows: Sequence[Row]) -> list[Tracker]:
-    """Starts the trackers, as `Tracker.start`; raises UserError if one cannot start."""
+  def start(self, workdir: epath.Path, first_step: int,
+            rows: Sequence[Row]) -> list[Tracker]:
+    """Starts the trackers, see `Tracker.start`; raises UserError if one cannot start."""
     trackers, commit = [], _commit()
     for name in self.names:
       tracker = ALL[name]()
       if not _is_installed(tracker.package):
-        console.print_lines([('note', f'{tracker.package} is not installed: no record for {name}')])
+        console.print_lines([
+            ('note', f'{tracker.package} is not installed: no record for {name}')])
         continue
       tracker.start(self.config, self.run, workdir, commit, first_step, rows)
       trackers.append(tracker)

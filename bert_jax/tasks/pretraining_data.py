@@ -1,4 +1,4 @@
-"""The host half of pretraining: the rows of a corpus, and evaluations on its held-out text."""
+"""The host half of pretraining: the rows of a corpus, and evaluations on held-out text."""
 
 from collections.abc import Callable, Iterator
 import dataclasses
@@ -21,7 +21,7 @@ from bert_jax.objectives.objective import abstract_variables
 from bert_jax.parallel.mesh import Feed
 from bert_jax.tasks.pretraining import EVAL_SEED, Pretraining
 
-_FEW_PAIRS = 0.05  # a row: fewer hardly train a question about pairs
+_FEW_PAIRS = 0.05  # per row: fewer hardly train a question about pairs
 _MOST_UNCHANGED = 0.9  # share of true next sentences
 
 
@@ -32,34 +32,38 @@ def _asks_about_pairs(task: Pretraining) -> bool:
 def _why_no_pair(records: Records | mixture.MixedRecords, max_len: int) -> str:
   corpora = records.corpora if isinstance(records, mixture.MixedRecords) else (records,)
   if all(corpus.num_sentences == corpus.num_documents for corpus in corpora):
-    return ('every document is one sentence, so none has a next one: blank lines belong between '
-            'documents, not between sentences. Take them out, or give data.sequences='
-            'full_sentences')
-  return (f'no two neighbouring sentences fit into a row of {max_len}: there is no pair to ask '
-          'about. Raise max_len, or give data.sequences=full_sentences')
+    return ('every document is one sentence, so none has a next one: blank lines belong '
+            'between documents, not between sentences. Take them out, or give '
+            'data.sequences=full_sentences')
+  return (f'no two neighbouring sentences fit into a row of {max_len}: there is no pair to '
+          'ask about. Raise max_len, or give data.sequences=full_sentences')
 
 
 def _check_predictions(task: Pretraining, corpus: Corpus, phases: Phases):
-  """Raises UserError if no row has anything to predict, or none has as many as are asked for."""
+  """Raises UserError if no row has a token to predict, or as many as are asked for."""
   longest = max(phase.max_len for phase in phases)
   require(task.masking.max_predictions <= longest,
-          f'masking.max_predictions={task.masking.max_predictions} is more than the {longest} '
-          'tokens of a row: give fewer, or 0 for as many as masking.rate asks for')
+          f'masking.max_predictions={task.masking.max_predictions} is more than the '
+          f'{longest} tokens of a row: give fewer, or 0 for as many as masking.rate asks for')
   special = list(task.vocabulary.special_ids)
   require(corpus.counts.sum() > corpus.counts[special].sum(),
-          'every token of the text is [UNK]: masked LM has nothing to predict. Take a vocabulary '
-          'made of such text (data.vocab, or the model of init_from), in another --workdir')
+          'every token of the text is [UNK]: masked LM has nothing to predict. Take a '
+          'vocabulary made of such text (data.vocab, or the model of init_from), in another '
+          '--workdir')
 
 
 def _warnings(source: RowSource | mixture.MixedRows) -> Iterator[str]:
   """Faults of rows that ask about pairs."""
   sample, length = source.sample(), source.layout.max_len
   if sample.pairs < _FEW_PAIRS:
-    yield (f'one in {1 / sample.pairs:,.0f} rows of {length} has a pair to ask about, the others '
-           'train masked LM alone: raise max_len, or give data.sequences=full_sentences')
-  elif source.layout.sequences == 'next_sentence' and sample.unchanged > _MOST_UNCHANGED:
-    yield (f'{sample.unchanged:.0%} of the pairs in rows of {length} are true next sentences, not '
-           'half: too few documents share the text, so that few B can come from another one')
+    yield (f'one in {1 / sample.pairs:,.0f} rows of {length} has a pair to ask about, the '
+           'others train masked LM alone: raise max_len, or give '
+           'data.sequences=full_sentences')
+  elif (source.layout.sequences == 'next_sentence'
+        and sample.unchanged > _MOST_UNCHANGED):
+    yield (f'{sample.unchanged:.0%} of the pairs in rows of {length} are true next '
+           'sentences, not half: too few documents share the text, so that few B can come '
+           'from another one')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +79,8 @@ class PretrainingData:
   feed: Feed = Feed()  # the part of a batch that this process feeds
 
   def __getstate__(self):
-    """Worker processes make rows without the teacher: a copy of it would start JAX in each."""
+    """The state for worker processes, which make rows and need no teacher."""
+    # A teacher consists of JAX arrays: unpickling them would start JAX in every worker.
     return {**vars(self), 'task': dataclasses.replace(self.task, frozen={})}
 
   @classmethod
@@ -84,8 +89,8 @@ class PretrainingData:
     """Makes a row source for each phase, by the config group `data`.
 
     Raises:
-      UserError: a pair objective, and no pair fits into a row; nothing to predict; predictions
-        that no row has.
+      UserError: a pair objective, and no pair fits into a row; nothing to predict; more
+        predictions than a row has tokens.
     """
 
     def sources(records, seed):
@@ -93,8 +98,10 @@ class PretrainingData:
                  for phase in phases]
       words = task.masking.unit != 'token'
       if isinstance(records, mixture.MixedRecords):
-        return mixture.mixed_rows(records, layouts, phases, seed, corpus.tokenizer, words=words)
-      return tuple(RowSource(records, layout, seed, corpus.tokenizer, words) for layout in layouts)
+        return mixture.mixed_rows(records, layouts, phases, seed, corpus.tokenizer,
+                                  words=words)
+      return tuple(RowSource(records, layout, seed, corpus.tokenizer, words)
+                   for layout in layouts)
 
     train = sources(corpus.train, seed)
     if isinstance(corpus.train, mixture.MixedRecords):
@@ -104,6 +111,7 @@ class PretrainingData:
     for phase, source in zip(phases, train):
       if _asks_about_pairs(task) and not source.sample().pairs:
         raise UserError(_why_no_pair(corpus.train, phase.max_len))
+    # A fixed seed: every run evaluates the same rows.
     return cls(task, corpus, phases, eval_batches, train,
                sources(corpus.heldout, EVAL_SEED) if corpus.heldout.num_tokens else (), feed)
 
@@ -111,22 +119,25 @@ class PretrainingData:
     return self.task.masking.rate_at(step, sum(phase.steps for phase in self.phases))
 
   def _at_rate(self, rows: Rows, rate: float) -> Rows:
-    if not self.task.masking.final_rate:  # the rate is a constant of the program
+    # Without a final rate, the rate is a constant of the program.
+    if not self.task.masking.final_rate:
       return rows
     return rows._replace(mask_rate=np.full(rows.row.shape, rate, np.float32))
 
   @functools.cached_property
   def _first_rows(self) -> tuple[int, ...]:
-    """The row of the walk at which each phase begins."""
-    if isinstance(self.train_rows[0], mixture.MixedRows):  # it knows them
+    """The first row of each phase, counted over the whole run."""
+    # A mixture knows them itself.
+    if isinstance(self.train_rows[0], mixture.MixedRows):
       return (0,) * len(self.phases)
     return first_rows(self.train_rows, [p.steps * p.batch_size for p in self.phases])
 
   def rows(self, step: int) -> Rows:
     """This process's share of a step's rows, unmasked."""
     index, phase, within = self.phases.locate(step)
-    rows = self.train_rows[index].batch(within, phase.batch_size,
-                                        self.feed.rows(phase.batch_size), self._first_rows[index])
+    share = self.feed.rows(phase.batch_size)
+    rows = self.train_rows[index].batch(
+        within, phase.batch_size, share, self._first_rows[index])
     return self._at_rate(rows, self._rate_at(step))
 
   @property
@@ -145,9 +156,9 @@ class PretrainingData:
 
   def evaluate(self, evaluate_batch: Callable[[Rows], losses.Metrics],
                step: int) -> dict[str, float | None]:
-    """Means over the held-out rows at the length of the last step trained, with fixed masks.
+    """Means over the held-out rows at the length of the last trained step.
 
-    The masking rate is that of the last step of the run, whatever the step.
+    Masks are fixed. Their rate is the rate of the last step of the run, whatever the step.
     """
     if not self.has_held_out:
       return {}
@@ -159,7 +170,8 @@ class PretrainingData:
         break
       batch = self._at_rate(rows, self.task.masking.eval_rate)
       metrics = jax.device_get(evaluate_batch(batch))
-      evaluated += bool(metrics.pop('tokens')[0])  # small corpora have batches of empty rows
+      # In a small corpus some batches have only empty rows: they do not count.
+      evaluated += bool(metrics.pop('tokens')[0])
       for name, metric in metrics.items():
         sums[name] = np.add(sums.get(name, (0.0, 0.0)), metric)
     return {'loss': losses.mean_loss(sums, self.task.loss_weights), **losses.means(sums),
@@ -172,12 +184,14 @@ class PretrainingData:
 
   def flops(self, step: int, tokens: float) -> float:
     _, phase, _ = self.phases.locate(step)
-    return self.task.objective.flops_per_token(phase.max_len, self._rate_at(step)) * tokens
+    rate = self._rate_at(step)
+    return self.task.objective.flops_per_token(phase.max_len, rate) * tokens
 
   def describe(self) -> Iterator[tuple[str, str]]:
     c = self.corpus
-    yield 'corpus', (f'{c.train.num_tokens:,} tokens in {c.train.num_documents:,} documents, held '
-                     f'out {c.heldout.num_tokens:,} in {c.heldout.num_documents:,}')
+    yield 'corpus', (
+        f'{c.train.num_tokens:,} tokens in {c.train.num_documents:,} documents, held out '
+        f'{c.heldout.num_tokens:,} in {c.heldout.num_documents:,}')
     yield 'vocabulary', f'{c.tokenizer.vocab_size:,} entries, {c.tokenizer.kind}'
     for phase, source in zip(self.phases, self.train_rows):
       sample = source.sample()

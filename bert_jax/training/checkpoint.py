@@ -1,4 +1,4 @@
-"""Checkpoints through orbax: sharded, asynchronous, atomic, the newest few kept, proven sound."""
+"""Checkpoints through orbax: sharded, asynchronous, atomic, proven sound."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
@@ -14,55 +14,55 @@ from etils import epath
 import jax
 import orbax.checkpoint as ocp
 
-from bert_jax.errors import Failed, UserError
+from bert_jax.errors import Failed, UserError, require
 from bert_jax.runtime import console, ending, lock, processes, sealed, storage
 from bert_jax.training import integrity
 from bert_jax.training.state import TrainState
 
-FOLDERS = ('best', 'checkpoints')  # of a workdir; whoever loads a model looks in this order
+FOLDERS = ('best', 'checkpoints')  # of a workdir, in the order in which models are loaded
 BASE = 'base'  # the frozen model of a LoRA run, a folder of a workdir
-APART = (*FOLDERS, BASE, 'damaged', lock.NAME)  # never copied between a bucket and this machine
-_SPARE_BYTES = 100_000  # for the metadata of a checkpoint and the run's other files
-# The replicas of an array share the work of saving it. Each share is a program to compile, so one
-# replica saves an array alone if the shares would be smaller than this.
+# Never copied between a bucket and this machine.
+APART = (*FOLDERS, BASE, 'damaged', lock.NAME)
+_SPARE_BYTES = 100_000  # for the metadata of a checkpoint and the other files of the run
+# The replicas of an array share the work of saving it. Each share is a program to compile, so
+# one replica saves an array alone if the shares would be smaller than this.
 _SMALLEST_SHARE = 1 << 20  # bytes
 
 
 def absolute(path: epath.Path) -> epath.Path:
-  """The absolute path: orbax writes to no other, and says so only in its background thread."""
+  """The absolute path. Orbax needs one, and complains only in its background thread."""
   return path if storage.is_remote(str(path)) else epath.Path(os.path.abspath(path))
 
 
 class _Manager(ocp.CheckpointManager):
-  """Orbax's manager of checkpoints with these items, which does not decide itself when to stop.
-
-  It would ask JAX about the number of the step. `preemption.Notice` asks about other numbers, so
-  JAX would agree on a place that no process reaches.
-  """
+  """Orbax's manager of checkpoints with these items, without its own preemption check."""
 
   def __init__(self, folder: epath.Path, items: Sequence[str], **options: Any):
-    arrays = ocp.type_handlers.create_type_handler_registry((
-        jax.Array,
-        ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_SMALLEST_SHARE)))
-    handlers = {name: ocp.PyTreeCheckpointHandler(type_handler_registry=arrays) for name in items}
+    arrays = ocp.type_handlers.create_type_handler_registry(
+        (jax.Array, ocp.type_handlers.ArrayHandler(
+            min_slice_bytes_for_replica_parallel=_SMALLEST_SHARE)))
+    handlers = {name: ocp.PyTreeCheckpointHandler(type_handler_registry=arrays)
+                for name in items}
     handlers[integrity.ITEM] = ocp.JsonCheckpointHandler()
-    # A kill while a checkpoint is written leaves a folder that orbax would warn of.
+    # A kill during a save leaves a folder, of which orbax would warn.
     super().__init__(folder, item_handlers=handlers, options=ocp.CheckpointManagerOptions(
         create=True, cleanup_tmp_directories=True, **options))
 
   def reached_preemption(self, step: int) -> bool:
+    # Orbax would ask JAX to agree on a step number. `preemption.Notice` asks with other
+    # numbers, so the processes would agree on a step that none of them reaches.
     del step
     return False
 
 
 class Checkpoints:
-  """The `checkpoints/` and `best/` folders of a workdir: one folder a step, `params` apart.
+  """The `checkpoints/` and `best/` folders of a workdir: a folder per step, `params` apart.
 
   Args of the constructor:
     keep: number of the newest checkpoints that stay.
     best: the score that decides which parameters stay in `best/`; '' = none.
     best_is_lowest: True if the best score is the lowest; the task says so.
-    every: checkpoints of steps that it divides stay too; 0 = none.
+    every: checkpoints of multiples of this step stay too; 0 = none.
   """
 
   def __init__(self, workdir: epath.Path, keep: int, best: str = '', *,
@@ -71,7 +71,7 @@ class Checkpoints:
     self._score, self._best_is_lowest = best, best_is_lowest
     self._manager = _Manager(self._workdir / 'checkpoints', ('params', 'optimizer'),
                              max_to_keep=keep, keep_period=every or None)
-    # Each of the best is better than the one before it: the newest is the best.
+    # Each one is better than the one before it, so the newest is the best.
     self._best = best and _Manager(self._workdir / 'best', ('params',), max_to_keep=1)
 
   def latest(self) -> int | None:
@@ -92,7 +92,7 @@ class Checkpoints:
       _save(self._manager, step, _items(state))
 
   def _check_folder(self, state: TrainState):
-    """Makes the folder if it was deleted under the run; raises ENOSPC if it has no room."""
+    """Makes the folder if the user deleted it; raises ENOSPC if it has no room."""
     directory = str(self._manager.directory)
     if storage.is_remote(directory):
       return
@@ -100,8 +100,8 @@ class Checkpoints:
       os.makedirs(directory, exist_ok=True)
       self._manager.reload()
       console.print_summary([
-          ('deleted', f'{directory} was deleted under the run: it begins again')])
-    # A writer that runs out of space would leave pages of tracebacks from threads.
+          ('deleted', f'{directory} was deleted during the run: it starts over')])
+    # A writer that runs out of space would print pages of tracebacks from its threads.
     needed = sum(shard.data.nbytes for x in jax.tree.leaves(_items(state))
                  for shard in x.addressable_shards if shard.replica_id == 0)
     free = shutil.disk_usage(directory).free
@@ -110,15 +110,16 @@ class Checkpoints:
                     f'{free / 1e6:,.1f} MB are free', directory)
 
   def restore(self, abstract: TrainState) -> tuple[TrainState, int]:
-    """The state of the newest sound checkpoint, with the shardings of `abstract`, and its step.
+    """The state of the newest sound checkpoint, with the shardings of `abstract`; its step.
 
-    Damaged ones, the best one too, are named and moved into `damaged/` of the workdir. Raises
-    UserError if the checkpoint is of another model, or none is sound.
+    Names damaged checkpoints, also in `best/`, and moves them into `damaged/` of the workdir.
+    Raises UserError if the checkpoint is of another model, or none is sound.
     """
     for step in reversed(integrity.steps(self._manager.directory)):
       items = self._read(self._manager, step, integrity.read, _items(abstract))
       if items is None:
         continue
+      # Now, because a later evaluation compares with the best.
       if self._best and (best_step := self._best.latest_step()) is not None:
         self._read(self._best, best_step, integrity.read, {'params': abstract.params})
       optimizer = items['optimizer']
@@ -126,22 +127,24 @@ class Checkpoints:
     raise UserError(f'no checkpoint of {self._workdir} is sound, all are in '
                     f'{self._workdir}/damaged: start over with another --workdir')
 
-  def _read(self, manager: _Manager, step: int, read: Callable[..., dict], *args) -> dict | None:
-    """The result of `read(folder, *args)`; None if the checkpoint is damaged, and set aside now."""
+  def _read(self, manager: _Manager, step: int, read: Callable[..., dict],
+            *args) -> dict | None:
+    """Returns `read(folder, *args)`; moves a damaged checkpoint away and returns None."""
     folder = manager.directory / str(step)
     try:
       return read(folder, *args)
     except integrity.Damaged as e:
       damage = e
     target = self._workdir / 'damaged' / f'{folder.parent.name}-{step}'
-    for number in itertools.count(2):  # nothing is written over
+    # The step may have been damaged before: nothing is overwritten.
+    for number in itertools.count(2):
       if not target.exists():
         break
       target = target.parent / f'{folder.parent.name}-{step}-{number}'
     if not jax.process_index():
       target.parent.mkdir(parents=True, exist_ok=True)
       folder.rename(target)
-    processes.anywhere(False)  # the other processes wait here until it is moved
+    processes.anywhere(False)  # a barrier: the others must not see it before it is moved
     manager.reload()
     console.print_summary([('damaged', f'{folder}: {damage}; it is in {target} now')])
     return None
@@ -156,18 +159,21 @@ class Checkpoints:
     with _explained(self._workdir):
       self._manager.wait_until_finished()
 
-  def offer(self, params: Any, step: int, scores: Mapping[str, float], judged_on: str = ''):
-    """Keeps the parameters of `step` in `best/` if they score better than those in it.
+  def offer(self, params: Any, step: int, scores: Mapping[str, float],
+            judged_on: str = ''):
+    """Keeps the parameters of `step` in `best/` if they score better than the kept ones.
 
-    `judged_on` names the evaluated data: scores on other data are not compared, and the newer ones
-    win, with a line. Returns once the parameters are on disk: a run that resumes from the next
-    checkpoint does not evaluate this step again. Raises Failed if they cannot be written.
+    `judged_on` names the evaluated data. Scores on other data are not compared: the newer
+    ones win, with a line. Returns once the parameters are on disk, because a run that resumes
+    from the next checkpoint does not evaluate this step again. Raises Failed if they cannot
+    be written.
     """
     if not self._best or not math.isfinite(scores[self._score]):
       return
     judge = {'metric': self._score, 'judged_on': judged_on}
     with _explained(self._workdir):
       best_step = self._best.latest_step()
+      # A damaged best is moved away here, and any score is better.
       best = (self._read(self._best, best_step, integrity.description)
               if best_step is not None else None)
       if best:
@@ -176,19 +182,24 @@ class Checkpoints:
         if is_comparable and sign * scores[self._score] <= sign * best['score']:
           return
         if not is_comparable:
-          console.print_summary([('best', f'step {step} ({_judged(judge)}) replaces step '
-                                  f'{best_step} ({_judged(best)}): these are not compared')])
-        if best_step >= step:  # the run was set back, and now scores otherwise
-          processes.meet(f'better than the best/{best_step}, at {step}')  # all have read it
+          console.print_summary([
+              ('best', f'step {step} ({_judged(judge)}) replaces step {best_step} '
+               f'({_judged(best)}): these are not compared')])
+        # The run went back to an older step. The newest step counts as the best, so the
+        # later one must go.
+        if best_step >= step:
+          # A barrier: every process has read it.
+          processes.meet(f'better than the best/{best_step}, at {step}')
           self._best.delete(best_step)
       _save(self._best, step, {'params': params}, score=scores[self._score],
             best_is_lowest=self._best_is_lowest, **judge)
       self._best.wait_until_finished()
 
   def settle(self, error: type[BaseException] | None, *_: Any):
-    """Waits for a save that an error has left under way; several processes die at once instead.
+    """Waits for a save that an error interrupted; several processes die at once instead.
 
-    The next run of this process, in a notebook say, would take it for one that a kill cut short.
+    The next run of this process, in a notebook for example, would otherwise take it for a
+    checkpoint that a kill cut short.
     """
     if error and jax.process_count() == 1:
       with contextlib.suppress(Exception):
@@ -213,15 +224,18 @@ def _explained(workdir: epath.Path) -> Iterator[None]:
     yield
   except Exception as e:  # orbax and tensorstore have many kinds of errors
     # `processes` explains errors of an exchange with other processes.
-    if isinstance(e, (UserError, Failed, jax.errors.JaxRuntimeError)) or ending.storage_trouble(e):
+    is_explained = isinstance(e, (UserError, Failed, jax.errors.JaxRuntimeError))
+    if is_explained or ending.storage_trouble(e):
       raise
-    raise Failed(f'a checkpoint cannot be written to {workdir}: {" ".join(str(e).split())[:300]}; '
-                 'what was complete is sound: run the same command again') from e
+    reason = ' '.join(str(e).split())[:300]
+    raise Failed(f'a checkpoint cannot be written to {workdir}: {reason}; the complete '
+                 'checkpoints are sound: run the same command again') from e
 
 
 def _items(state: TrainState) -> dict[str, Any]:
-  """The saved parts of a state: `params` apart, because who loads a model reads no more."""
-  return {'params': state.params, 'optimizer': {'step': state.step, 'moments': state.opt_state}}
+  """The saved parts of a state. `params` are separate: loading a model reads only them."""
+  return {'params': state.params,
+          'optimizer': {'step': state.step, 'moments': state.opt_state}}
 
 
 def _save(manager: _Manager, step: int, items: Mapping[str, Any], **more: Any):
@@ -234,7 +248,8 @@ def _save(manager: _Manager, step: int, items: Mapping[str, Any], **more: Any):
 def on_one_device(abstract: Any) -> Any:
   """ShapeDtypeStructs on this process's first device."""
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), abstract)
+  return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), abstract)
 
 
 def _complete(workdir: epath.Path) -> list[epath.Path]:
@@ -245,7 +260,7 @@ def _complete(workdir: epath.Path) -> list[epath.Path]:
 
 def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
                    allow_older: bool = False) -> tuple[Any, int]:
-  """The parameters of a workdir's best or else newest checkpoint on one device, and its step.
+  """The parameters of a workdir's best or else newest checkpoint, and its step.
 
   Args:
     workdir: folder of a run.
@@ -253,37 +268,44 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
     step: reads the checkpoint of this step instead.
     allow_older: if the checkpoint is damaged, reads the next sound one, and says so.
 
+  Returns:
+    (the parameters on one device, the step).
+
   Raises:
-    UserError: there is none, it is damaged, or it is of another model.
+    UserError: there is no checkpoint, it is damaged, or it is of another model.
   """
-  if not any((workdir / name).exists() for name in FOLDERS):
-    raise UserError(f'{workdir} holds no checkpoints: train with --workdir={workdir} first')
+  require(any((workdir / name).exists() for name in FOLDERS),
+          f'{workdir} holds no checkpoints: train with --workdir={workdir} first')
   complete = _complete(workdir)
+  names = ', '.join(f'{folder.parent.name}/{folder.name}' for folder in complete)
+  require(bool(complete), f'{workdir} holds no complete checkpoint yet')
   candidates = [folder for folder in complete if step is None or folder.name == str(step)]
-  if not candidates:
-    names = ', '.join(f'{folder.parent.name}/{folder.name}' for folder in complete)
-    raise UserError(f'{workdir} has no checkpoint of step {step}, but {names}' if names else
-                    f'{workdir} holds no complete checkpoint yet')
+  require(bool(candidates), f'{workdir} has no checkpoint of step {step}, but {names}')
 
   damage = []
   set_aside = absolute(workdir) / 'damaged'
+  # Training has moved the best parameters away: the newest are not what was asked for.
   if set_aside.exists() and not integrity.steps(workdir / 'best'):
-    damage += [f'{workdir}/damaged/{x.name} is damaged' for x in set_aside.glob('best-*')][:1]
+    damage += [f'{workdir}/damaged/{x.name} is damaged'
+               for x in set_aside.glob('best-*')][:1]
   for folder in candidates:
     name = f'{workdir}/{folder.parent.name}/{folder.name}'
     try:
       params = integrity.read(folder, {'params': on_one_device(abstract)})['params']
     except integrity.Damaged as e:
-      if _complete(workdir) != complete:  # the run continues, and has deleted this one
+      # Not damaged: the run continues, and has deleted this one meanwhile.
+      if _complete(workdir) != complete:
         return restore_params(workdir, abstract, step, allow_older)
       damage.append(f'{name} is damaged: {e}')
       continue
-    if damage and step is None and not allow_older:
-      raise UserError(f'{damage[0]}; the next sound one is {name}: run main again, which makes '
-                      f'lost steps anew, or take this one with --step={folder.name} or '
-                      '--allow_older of convert and predict')
+    # Nobody gets an older model without asking for it.
+    require(not damage or step is not None or allow_older,
+            f'{"".join(damage[:1])}; the next sound one is {name}: run main again, which '
+            f'repeats the lost steps, or take this one with --step={folder.name} or '
+            '--allow_older of convert and predict')
     for line in damage if step is None else ():
       print(f'bert_jax: {line}; {name} is used', file=sys.stderr, flush=True)
     return params, int(folder.name)
-  raise UserError(f'{workdir} holds no sound checkpoint{"" if step is None else f" of step {step}"}'
-                  f': all {len(candidates)} are damaged')
+  of_step = '' if step is None else f' of step {step}'
+  raise UserError(f'{workdir} holds no sound checkpoint{of_step}: all {len(candidates)} are '
+                  'damaged')

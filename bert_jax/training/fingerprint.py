@@ -1,9 +1,10 @@
 """Fingerprints of arrays on devices.
 
-A fingerprint is equal on every mesh, and different after any change of a single element. Every
-element is a word of 32 bits. It is mixed with its index in the whole array, and the mixed words are
-summed modulo 2^32. Mixing is a bijection of the word: one changed word always shows, several
-changed words escape with a chance of 2^-32. Hashes of files would change with the sharding.
+A fingerprint is equal on every mesh, and differs after any change of a single element. Every
+element is a word of 32 bits. It is mixed with its index in the whole array, and the mixed
+words are summed modulo 2^32. Mixing is a bijection of the word: one changed word always
+shows, several changed words escape with a chance of 2^-32. Hashes of files would change with
+the sharding.
 """
 
 import functools
@@ -23,7 +24,8 @@ def _mixed_sum(x: jax.Array) -> jax.Array:
   h = (h ^ h >> 16) * jnp.uint32(0x85EBCA6B)
   h = (h ^ h >> 13) * jnp.uint32(0xC2B2AE35)
   h ^= h >> 16
-  if x.ndim:  # XLA:CPU computes a sum over the first axis in vectors; the barrier keeps it apart
+  # XLA:CPU vectorizes a sum over the first axis; the barrier keeps the two sums separate.
+  if x.ndim:
     h = jax.lax.optimization_barrier(jnp.sum(h, 0, dtype=jnp.uint32))
   return jnp.sum(h, dtype=jnp.uint32)
 
@@ -31,8 +33,8 @@ def _mixed_sum(x: jax.Array) -> jax.Array:
 @functools.cache
 def _summing(mesh: jax.sharding.Mesh | None):
   """The jitted sum over a whole array; every process gets the result."""
-  everywhere = mesh and jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-  return jax.jit(_mixed_sum, out_shardings=everywhere)
+  replicated = mesh and jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  return jax.jit(_mixed_sum, out_shardings=replicated)
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
@@ -43,9 +45,10 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 def of(tree: Any) -> dict[str, str]:
   """The fingerprint of each array of a tree, in hexadecimal; waits for them."""
+
   def fingerprint(x: Any) -> str:
     mesh = getattr(getattr(x, 'sharding', None), 'mesh', None)
     return f'{int(_summing(mesh)(x)):08x}'
 
-  # One after another: many small collectives in flight starve each other on a CPU of few cores.
+  # One at a time: small collectives in flight starve each other on a CPU with few cores.
   return {name: fingerprint(x) for name, x in named_leaves(tree).items()}

@@ -1,8 +1,8 @@
-"""Checkpoints on disk: reading one proves that it is as it was saved.
+"""Checkpoints on disk: reading one proves that it is unchanged.
 
-After a flipped bit orbax returns wrong parameters and no error. So a checkpoint has, besides
-`params` and `optimizer`, a third item: the shape, type and fingerprint of every array, sealed by a
-checksum. Reading compares the arrays with it, on any mesh.
+After a flipped bit, orbax returns wrong parameters and no error. So a checkpoint has a third
+item in addition to `params` and `optimizer`: the shape, type and fingerprint of every array,
+sealed by a checksum. Reading compares the arrays with it, on any mesh.
 """
 
 from collections.abc import Mapping
@@ -13,18 +13,18 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.runtime import ending, processes, sealed, storage
 from bert_jax.training import fingerprint
 
 ITEM = 'fingerprints'
-# Errors of a storage that is busy, or that refuses access: they say nothing about the data.
-_ACCESS_ERRORS = ('UNAVAILABLE', 'DEADLINE_EXCEEDED', 'RESOURCE_EXHAUSTED', 'PERMISSION_DENIED',
-                  'UNAUTHENTICATED', 'CANCELLED')
+# Errors of a storage that is busy or refuses access. They say nothing about the data.
+_ACCESS_ERRORS = ('UNAVAILABLE', 'DEADLINE_EXCEEDED', 'RESOURCE_EXHAUSTED',
+                  'PERMISSION_DENIED', 'UNAUTHENTICATED', 'CANCELLED')
 
 
 class Damaged(Exception):
-  """A checkpoint is not what was saved; the message says where."""
+  """A checkpoint has changed since it was saved; the message says where."""
 
 
 def _types(tree: Any) -> dict[str, list]:
@@ -38,7 +38,8 @@ def arrays(items: Mapping[str, Any]) -> dict[str, dict[str, list]]:
   result = {}
   for item, tree in items.items():
     fingerprints = fingerprint.of(tree)
-    result[item] = {name: [*types, fingerprints[name]] for name, types in _types(tree).items()}
+    result[item] = {name: [*types, fingerprints[name]]
+                    for name, types in _types(tree).items()}
   return result
 
 
@@ -46,20 +47,21 @@ def steps(directory: epath.Path) -> list[int]:
   """The complete checkpoints of a folder, the oldest first; asks no other process."""
   if not directory.exists():
     return []
-  # orbax renames a complete folder to the bare number of its step; in a bucket, where nothing can
-  # be renamed, it adds a file.
+  # Orbax renames a complete folder to the bare number of its step. In a bucket, where nothing
+  # can be renamed, it adds a file.
   return sorted(int(path.name) for path in directory.iterdir()
                 if path.name.isdigit() and (not storage.is_remote(str(path))
                                             or (path / 'commit_success.txt').exists()))
 
 
 def description(folder: epath.Path) -> dict[str, Any]:
-  """The description of the items of a step; raises Damaged if it changed since it was written."""
+  """The description of the items of a step; raises Damaged if it has changed."""
   try:
     content = sealed.read(folder / ITEM / 'metadata')
   except UserError as e:
+    # Trouble with the access says nothing about the data.
     if isinstance(e.__cause__, PermissionError) or ending.storage_trouble(e.__cause__):
-      raise e.__cause__ from e  # it says nothing about the data
+      raise e.__cause__ from e
     raise Damaged(str(e)) from e
   if content['step'] != int(folder.name):
     raise Damaged(f'it is the checkpoint of step {content["step"]}')
@@ -71,13 +73,17 @@ def _check_fit(folder: epath.Path, saved: Mapping[str, Any], abstract: Mapping[s
     ours = _types(tree)
     theirs = {name: array[:2] for name, array in saved['arrays'].get(item, {}).items()}
     for name in sorted(ours.keys() | theirs.keys()):
-      if ours.get(name) != theirs.get(name):
-        raise UserError(f'{folder} does not fit this config: {item}/{name} is '
-                        f'{theirs.get(name, "not there")}, asked for {ours.get(name, "nothing")}')
+      require(ours.get(name) == theirs.get(name),
+              f'{folder} does not fit this config: {item}/{name} is '
+              f'{theirs.get(name, "not there")}, asked for {ours.get(name, "nothing")}')
+
+
+def _unreadable(error: Exception) -> str:
+  return f'cannot be read: {" ".join(str(error).split())[:300]}'
 
 
 def _restore(folder: epath.Path, abstract: Mapping[str, Any]) -> dict[str, Any]:
-  # The handler alone: at its end a checkpointer waits for the others, who may have failed.
+  # Only the handler: a checkpointer ends with a barrier, and another process may have failed.
   handler = ocp.StandardCheckpointHandler()
   try:
     return {item: handler.restore(folder / item, args=ocp.args.StandardRestore(tree))
@@ -87,7 +93,7 @@ def _restore(folder: epath.Path, abstract: Mapping[str, Any]) -> dict[str, Any]:
   except Exception as e:  # orbax and tensorstore have many kinds of errors
     if any(name in str(e) for name in _ACCESS_ERRORS):
       raise
-    raise Damaged(f'it cannot be read: {" ".join(str(e).split())[:300]}') from e
+    raise Damaged(f'it {_unreadable(e)}') from e
   finally:
     handler.close()
 
@@ -102,7 +108,7 @@ def read(folder: epath.Path, abstract: Mapping[str, Any],
     saved: the description of the items; None = read it too.
 
   Raises:
-    Damaged: it is not what was saved.
+    Damaged: it has changed since it was saved.
     UserError: it is of another model.
   """
   items, damage = {}, None
@@ -112,6 +118,7 @@ def read(folder: epath.Path, abstract: Mapping[str, Any],
     items = _restore(folder, abstract)
   except Damaged as e:
     damage = e
+  # Fingerprints are collectives: either all processes compute them or none does.
   if processes.anywhere(damage is not None):
     raise damage or Damaged('another process cannot read it')
   for item, tree in items.items():
@@ -122,7 +129,7 @@ def read(folder: epath.Path, abstract: Mapping[str, Any],
 def _compare(item: str, fingerprints: Mapping[str, str], saved: Mapping[str, list]):
   for name in sorted(fingerprints.keys() | saved.keys()):
     if name not in saved or fingerprints.get(name) != saved[name][2]:
-      raise Damaged(f'{item}/{name} has not the fingerprint that it was saved with')
+      raise Damaged(f'{item}/{name} does not have the fingerprint that it was saved with')
 
 
 def check(folder: epath.Path) -> dict[str, Any]:
@@ -131,10 +138,10 @@ def check(folder: epath.Path) -> dict[str, Any]:
   for item, arrays in saved['arrays'].items():
     try:
       tree = handler.metadata(folder / item).tree
-      tree = handler.restore(folder / item, args=ocp.args.PyTreeRestore(
-          restore_args=jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)))
+      args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+      tree = handler.restore(folder / item, args=ocp.args.PyTreeRestore(restore_args=args))
       fingerprints = fingerprint.of(tree)
     except Exception as e:  # orbax and tensorstore have many kinds of errors
-      raise Damaged(f'{item} cannot be read: {" ".join(str(e).split())[:300]}') from e
+      raise Damaged(f'{item} {_unreadable(e)}') from e
     _compare(item, fingerprints, arrays)
   return saved

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import FrozenConfigDict
 
 from bert_jax.data import loader
-from bert_jax.errors import Preempted, UserError
+from bert_jax.errors import Preempted, require
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.reporting import metrics_log
 from bert_jax.reporting import reporter as reporter_lib
@@ -174,10 +174,9 @@ def _evaluate(state: state_lib.TrainState, step: int, *, data: TaskData,
     scores = data.evaluate(measure, step)
   except preemption.Stopped:
     return False
-  if keep_best and scores[keep_best] is None:
-    raise UserError(f'keep_best={keep_best}: no position of the evaluation counts for it: '
-                    'hold out more text, evaluate more of it (eval_batches), or use another '
-                    'score')
+  require(not keep_best or scores[keep_best] is not None,
+          f'keep_best={keep_best}: no position of the evaluation counts for it: hold out '
+          'more text, evaluate more of it (eval_batches), or use another score')
   checkpoints.offer(state.params, step, scores, data.judged_on(step))
   # The report comes last: an evaluation counts as made once metrics.jsonl has its line.
   reporter.evaluation(step, scores)

@@ -1,15 +1,16 @@
 """LoRA (Hu et al. 2021, https://arxiv.org/abs/2106.09685): low-rank factors on a frozen model.
 
-A kernel W [..., in, out] becomes W + alpha / rank * A B, with A [..., in, rank] and B
-[..., rank, out]; each of the stacked layers has a pair. The base, which is frozen, is the encoder
-without its pooler. The factors, the pooler and the heads are trained. A step merges both and runs
-the model on the result: no module knows of LoRA.
+A kernel W [..., in, out] becomes W + alpha / rank * A B, with A [..., in, rank] and
+B [..., rank, out]; each of the stacked layers has a pair. The encoder without its pooler is
+the frozen base. The factors, the pooler and the heads are trained. A step merges both and
+runs the model on the result, so that no module knows about LoRA.
 """
 
 from collections.abc import Mapping
 import dataclasses
 import functools
 import math
+import operator
 import re
 from typing import Any
 
@@ -35,7 +36,7 @@ class LoraConfig:
 
   rank: int = 0  # 0 = all parameters are trained, without factors
   alpha: float = 16.0  # the product of the factors counts alpha / rank times
-  # Kernels with factors: qkv, out, up, gate, down, or a part that holds some: attention,
+  # Kernels with factors: qkv, out, up, gate, down, or a module that holds some: attention,
   # feed_forward.
   targets: tuple[str, ...] = ('qkv', 'out')
 
@@ -56,40 +57,39 @@ def is_factor(path: str) -> bool:
 
 
 def starts_whole(task: Task, params: Any) -> bool:
-  """True if `params` have every array of the task that would begin at random.
-
-  Their deviation is `model.initializer_range`. Biases, scales and factors begin otherwise.
-  """
+  """True if `params` have every array of the task that would start at random."""
   fresh = _flat(jax.eval_shape(task.init, jax.random.key(0))).keys() - _flat(params).keys()
+  # Biases and scales start as constants; `model.initializer_range` does not apply to factors.
   return all(path.endswith(('bias', 'scale')) or is_factor(path) for path in fresh)
 
 
 def base(params: Any) -> Any:
-  """The part of a model's parameters that is frozen."""
+  """The frozen part of a model's parameters."""
   return _nested({path: x for path, x in _flat(params).items() if _is_base(path)})
 
 
 def heads(params: Any) -> Any:
-  """The part of a model's parameters that is trained as it is; {} without any."""
+  """The part of a model's parameters that is trained without factors; {} without any."""
   return _nested({path: x for path, x in _flat(params).items() if not _is_base(path)})
 
 
 def _targets(kinds: Mapping[str, parameters.Kind], names: tuple[str, ...]) -> list[str]:
-  """The paths of the kernels that are named; raises UserError for a name without a kernel."""
+  """The paths of the named kernels; raises UserError for a name without a kernel."""
   parts = {path: re.sub('[/_]kernel$', '', path).split('/')[2:]
            for path, kind in sorted(kinds.items())
            if _is_base(path) and kind == parameters.Kind.MATRIX}
-  known = sorted({part for of_kernel in parts.values() for part in of_kernel} - {'layers'})
+  known = set().union(*parts.values()) - {'layers'}
   for name in names:
-    errors.require(name in known, f'lora.targets: {name!r} matches no kernel of this model, it has '
-                                  f'{", ".join(known)}')
-  return [path for path, of_kernel in parts.items() if set(names) & set(of_kernel)]
+    errors.require(name in known,
+                   f'lora.targets: {name!r} matches no kernel of this model, it has '
+                   f'{", ".join(sorted(known))}')
+  return [path for path, kernel_parts in parts.items() if set(names) & set(kernel_parts)]
 
 
 def trained(params: Any, config: LoraConfig, key: jax.Array) -> Any:
   """The heads, and the factors of the targets: A normal with deviation in^-1/2, B zero.
 
-  `params` are those of the whole model, boxed; the factors inherit the axes of their kernel.
+  `params` are the boxed parameters of the whole model.
 
   Raises:
     UserError: a target matches no kernel.
@@ -100,9 +100,10 @@ def trained(params: Any, config: LoraConfig, key: jax.Array) -> Any:
     box = flat[path]
     *layers, size, features = box.value.shape
     a = jax.random.normal(jax.random.fold_in(key, i), (*layers, size, config.rank))
+    b = jnp.zeros((*layers, config.rank, features))
+    # The factors inherit the axes of their kernel. No mesh axis shards the rank.
     tree[path + _A] = box.replace(value=a / math.sqrt(size), names=(*box.names[:-1], None))
-    tree[path + _B] = box.replace(value=jnp.zeros((*layers, config.rank, features)),
-                                  names=(*box.names[:-2], None, box.names[-1]))
+    tree[path + _B] = box.replace(value=b, names=(*box.names[:-2], None, box.names[-1]))
   return _nested(tree)
 
 
@@ -124,14 +125,16 @@ class Lora:
   config: LoraConfig
   base: Any = None  # boxed host arrays; None = zeros of the same shapes, for plans
 
-  model = property(lambda self: self.task.model)
-  loss_weights = property(lambda self: self.task.loss_weights)
+  model = property(operator.attrgetter('task.model'))
+  loss_weights = property(operator.attrgetter('task.loss_weights'))
 
   @property
   def frozen(self) -> Any:
-    """The base, and what the task itself freezes."""
-    whole = self.base or jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape),
-                                      base(jax.eval_shape(self.task.init, jax.random.key(0))))
+    """The base, and the frozen arrays of the task."""
+    # A broadcast zero takes no memory, however large the model of a plan is.
+    whole = self.base or jax.tree.map(
+        lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape),
+        base(jax.eval_shape(self.task.init, jax.random.key(0))))
     return {'base': whole, 'task': self.task.frozen}
 
   def with_config(self, config: BertConfig) -> 'Lora':
@@ -154,6 +157,6 @@ class Lora:
 
 
 def adapt(task: Task, fields: Any, base: Any = None) -> Task:
-  """The task as the config group `lora` has it: itself for a rank of 0."""
+  """The task with the config group `lora`; the task itself for a rank of 0."""
   config = LoraConfig(**fields)
   return Lora(task, config, base) if config.rank else task

@@ -77,7 +77,7 @@ DAMAGE = {
                      'the checkpoint of step 4'),
     'older parameters': (
         lambda d: (shutil.rmtree(d / '6/params'), shutil.copytree(d / '4/params', d / '6/params')),
-        'params/layer/bias has not the fingerprint'),
+        'params/layer/bias does not have the fingerprint'),
 }
 
 
