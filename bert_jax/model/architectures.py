@@ -50,5 +50,5 @@ def make_config(fields: Mapping[str, Any]) -> BertConfig:
   require_choice('model.architecture', name, ALL)
   require_choice('model.attention', fields.get('attention', 'auto'), CHOICES)
   config = ALL[name].config
-  known = [field.name for field in dataclasses.fields(config)]
-  return config(**{field: fields[field] for field in known if field in fields})
+  return config(**{field.name: fields[field.name] for field in dataclasses.fields(config)
+                   if field.name in fields})

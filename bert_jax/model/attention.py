@@ -1,9 +1,9 @@
-"""Multi-head self-attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762) in XLA.
+"""Multi-head self-attention in XLA (Vaswani et al. 2017, arXiv:1706.03762).
 
-An encoder chooses once how it attends (`attention_kernels.choose`) and passes the choice, an
-`Attend`, to the attention of all its layers. This file has plain attention, which holds the
-[L, L] weights, and local attention, which holds the weights near the diagonal. The kernels
-hold none.
+An encoder chooses once how it attends (`attention_kernels.choose`) and passes the choice,
+an `Attend`, to the attention of all its layers. This file has plain attention, which
+holds the [L, L] weights, and local attention, which holds the weights near the diagonal.
+The kernels hold none.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def attention_bias(text_ids: jax.Array) -> jax.Array:
   """The additive mask: a token attends only to the tokens of its text.
 
   Args:
-    text_ids: [B, L] int32, 0 on padding, p = 1..P on the tokens of the p-th text of the row.
+    text_ids: [B, L] int32, 0 on padding, p = 1..P on the tokens of the p-th text.
 
   Returns:
     [B, 1, L, L] float32, 0 where the query (axis 2) may see the key (axis 3), else -1e9.
@@ -79,8 +79,7 @@ def _softmax_forward(scores, dtype):
   return weights, weights
 
 
-def _softmax_backward(dtype, weights, gradient):
-  del dtype
+def _softmax_backward(_, weights, gradient):
   weights, gradient = weights.astype(jnp.float32), gradient.astype(jnp.float32)
   return (weights * (gradient - (weights * gradient).sum(-1, keepdims=True)),)
 
@@ -122,8 +121,8 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
                     drop: Callable[[jax.Array], jax.Array] = keep_all) -> jax.Array:
   """Attention to the tokens of the same text that are at most `reach` away.
 
-  Works in blocks of `reach` tokens (1 for 0). Each block sees itself and its two neighbors,
-  so that the cost is linear in L.
+  Works in blocks of `reach` tokens (1 for 0). Each block sees itself and its two
+  neighbors, so that the cost is linear in L.
 
   Args:
     query, key, value: [B, L, H, K] each.
@@ -165,9 +164,9 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
 
 @dataclasses.dataclass(frozen=True)
 class Attend:
-  """How all layers of an encoder attend. A static field of Linen modules, without arrays."""
+  """How all layers of an encoder attend; without arrays, as fields of modules must be."""
 
-  # (heads, `text_ids`, dropout) -> [B, L, H * K] or [B, L, H, K]; None = attention in XLA.
+  # (heads, text ids, dropout) -> [B, L, H * K] or [B, L, H, K]; None = attention in XLA
   kernel: Callable[[Heads, jax.Array, Dropout], jax.Array] | None = None
   keeps_weights: bool = False  # returns the weights too, which no kernel can
 
@@ -191,8 +190,8 @@ class Attend:
     """
     query, key, value, _ = heads
     length, is_local = query.shape[1], reach is not None
-    # Blocks compute 3 * reach weights for each token, which saves work only in longer rows.
-    # In an exported program the length is symbolic, so the program cannot have blocks.
+    # Blocks compute 3 * reach weights per token, which saves work only in longer rows.
+    # In an exported program the length is symbolic, so it cannot have blocks.
     is_long = is_local and isinstance(length, int) and length > 3 * reach
     # The kernels have no window: local layers use blocks instead.
     if is_long and not self.keeps_weights or is_local and self.kernel:
@@ -234,14 +233,14 @@ class SelfAttention(nn.Module):
     """
     c = self.config
     width = c.num_heads * c.head_size
-    # One product of width 3D reads x once. Query, key and value of a head are adjacent: the
-    # fused kernel reads this layout, and each chip of the model axis holds whole heads. The
-    # heads and K are one axis: a TPU pads a last axis of K = 64 to 128, and XLA:CPU
-    # multiplies matrices faster than three-dimensional arrays.
+    # One product of width 3D reads x once. Query, key and value of a head are adjacent:
+    # the fused kernel reads this layout, and each chip of the model axis holds whole
+    # heads. The heads and K are one axis: a TPU pads a last axis of K = 64 to 128, and
+    # XLA:CPU multiplies matrices faster than three-dimensional arrays.
     qkv = self._project('qkv', x, 3 * width, c.initializer_range, ('embed', 'heads'))
     qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'heads'))  # [B, L, H * 3 * K]
-    # Linen numbers unnamed modules and derives their keys from the numbers. This dropout is
-    # always the first, even where nothing uses it, so that the keys stay the same.
+    # Linen numbers unnamed modules and derives their keys from the numbers. This dropout
+    # is always the first, even where nothing uses it, so that the keys stay the same.
     drop = nn.Dropout(c.attention_dropout, deterministic=deterministic)
     dropout = Dropout(0.0 if deterministic else c.attention_dropout, drop,
                       functools.partial(self.make_rng, 'dropout'))

@@ -1,8 +1,9 @@
 """The kernels of attention, which never hold the [L, L] weights, and the choice of one.
 
-A kernel costs one file and one line in ALL. Its file has `obstacle`, which says why a model
-cannot use it, and `attend`, which computes attention (`bert_jax.model.attention.Attend`).
-Splash and cuDNN come from JAX's libraries and are short enough to be in this file.
+A kernel costs one file and one line in ALL. Its file has `obstacle`, which says why a
+model cannot use it, and `attend`, which computes attention
+(`bert_jax.model.attention.Attend`). Splash and cuDNN come from JAX's libraries and are
+short enough to be in this file.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,12 +25,12 @@ _HEADS = ('batch', 'seq', 'heads', 'kv')
 class Kernel(NamedTuple):
   """A kernel in the list."""
 
-  obstacle: Callable[[BertConfig, int, int], str]  # (config, L, H of a chip) -> '' or why not
+  obstacle: Callable[[BertConfig, int, int], str]  # (config, L, H of a chip) -> '' or why
   attend: Callable[[Heads, jax.Array, Dropout], jax.Array]  # see `Attend.kernel`
   platforms: tuple[str, ...]  # where `auto` may take it
   drops: bool = False  # computes attention dropout
   slow_on: tuple[str, ...] = ()  # where it runs only if a config names it, for tests
-  # Row length for `auto`. In shorter rows attention in XLA is as fast, with small weights.
+  # Row length for `auto`. In shorter rows XLA is as fast, and the weights are small.
   shortest: int = 0
 
 
@@ -59,8 +60,8 @@ def splash(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
 
   Args:
     heads: query, key and value.
-    segment_ids: [B, L] int32. A token attends to the tokens with the same id. Padding attends
-      to padding, and nothing reads its output.
+    segment_ids: [B, L] int32. A token attends to the tokens with the same id. Padding
+      attends to padding, and nothing reads its output.
     dropout: of rate 0.
 
   Returns:
@@ -160,7 +161,7 @@ def choose_path(config: BertConfig, length: int, platform: str = '') -> tuple[st
 
 
 def choose(config: BertConfig, length: int) -> Attend:
-  """Chooses like `choose_path`, for the platform of the current trace; raises UserError."""
+  """Chooses like `choose_path`, for the platform of the trace; raises UserError."""
   name, _ = choose_path(config, length)
   return Attend(ALL[name].attend if name in ALL else None)
 

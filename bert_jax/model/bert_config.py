@@ -13,8 +13,9 @@ DTYPES = ('auto', 'float32', 'bfloat16')
 
 _LARGEST = 2**24  # upper bound on every size in a model
 
-# The token table has a multiple of this many rows on every mesh. Checkpoint shapes then do not
-# depend on the number of chips, and any model axis of a power of two up to 128 divides them.
+# The token table has a multiple of this many rows on every mesh. Checkpoint shapes then
+# do not depend on the number of chips, and any model axis of a power of two up to 128
+# divides them.
 VOCAB_MULTIPLE = 128
 
 
@@ -44,11 +45,11 @@ class BertConfig:
   attention_dropout: float = 0.1  # of the attention probabilities
   initializer_range: float = 0.02  # standard deviation of the truncated normal
   layer_norm_eps: float = 1e-12
-  # Dtype of the computation; parameters, softmax and norms stay float32. auto = bfloat16 on
-  # accelerators, float32 on a CPU: a run sets it once it knows its devices.
+  # Dtype of the computation; parameters, softmax and norms stay float32. auto = bfloat16
+  # on accelerators, float32 on a CPU: a run sets it once it knows its devices.
   dtype: str = 'float32'
-  # xla, or a kernel: fused (TPU) or, without attention dropout, splash (TPU) or cudnn (GPU);
-  # auto = the best for the device and the row length.
+  # xla, or a kernel: fused (TPU) or, without attention dropout, splash (TPU) or cudnn
+  # (GPU); auto = the best for the device and the row length.
   attention: str = 'auto'
   # What the backward pass recomputes: none, dots (all but the matmuls), full.
   remat: str = 'none'
@@ -72,10 +73,9 @@ class BertConfig:
               f'model.{field.name} is {value}: it can be at most {_LARGEST}')
     self._check_at_least_one('vocab_size', 'hidden_size', 'num_layers', 'num_heads',
                              'intermediate_size', 'max_positions', 'scan_unroll')
-    fewest_segments = int(self.has_segments)
-    require(self.type_vocab_size >= fewest_segments,
+    require(self.type_vocab_size >= self.has_segments,
             f'model.type_vocab_size is {self.type_vocab_size}: it must be at least '
-            f'{fewest_segments}')
+            f'{int(self.has_segments)}')
     require(self.hidden_size % self.num_heads == 0,
             f'model.hidden_size={self.hidden_size} is not divisible by '
             f'model.num_heads={self.num_heads}')
@@ -134,9 +134,10 @@ class BertConfig:
   def flops_per_token(self, length: int, predictions: float) -> float:
     """Model FLOPs of a training step for each token of a row.
 
-    A multiply-add counts 2, the backward pass twice the forward pass. Counts the encoder's
-    products, attention over the whole row, and the MLM head at the predicted positions.
-    Recomputation, embeddings, norms and the optimizer do not count (PaLM, appendix B).
+    A multiply-add counts 2, the backward pass twice the forward pass. Counts the
+    encoder's products, attention over the whole row, and the MLM head at the predicted
+    positions. Recomputation, embeddings, norms and the optimizer do not count (PaLM,
+    appendix B).
 
     Args:
       length: L, tokens in a row.
@@ -144,5 +145,5 @@ class BertConfig:
     """
     d, f, e = self.hidden_size, self.intermediate_size, self.embedding_size
     layer = 6 * (4 * d * d + 2 * d * f) + 12 * d * length
-    encoder = self.num_layers * layer + 6 * self.projects * e * d
-    return encoder + 6 * predictions * (d * e + e * self.vocab_size)
+    return (self.num_layers * layer + 6 * self.projects * e * d
+            + 6 * predictions * (d * e + e * self.vocab_size))

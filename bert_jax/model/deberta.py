@@ -1,7 +1,7 @@
 """DeBERTa v2 and v3 (He et al. 2021, https://arxiv.org/abs/2006.03654 and 2111.09543).
 
-Content and relative position have separate vectors. A token attends by content to content, by
-content to position (c2p) and by position to content (p2c).
+Content and relative position have separate vectors. A token attends by content to
+content, by content to position (c2p) and by position to content (p2c).
 """
 
 import dataclasses
@@ -59,8 +59,8 @@ class DebertaConfig(BertConfig):
             f'model.position_buckets={self.position_buckets}: give at least 4, and less than '
             f'2 * ({self.farthest} - 1), or -1 for a row of the table for each distance')
     # The layers after the first one are scanned: at least one must remain.
-    is_odd = self.conv_kernel_size % 2 == 1
-    require(self.conv_kernel_size == 0 or is_odd and self.num_layers > 1,
+    require(self.conv_kernel_size == 0
+            or self.conv_kernel_size % 2 == 1 and self.num_layers > 1,
             f'model.conv_kernel_size={self.conv_kernel_size} must be odd, or 0, in a model '
             'of at least 2 layers')
 
@@ -100,8 +100,8 @@ class DebertaConfig(BertConfig):
 def table_rows(config: DebertaConfig, length: int) -> np.ndarray:
   """Computes the row of the table for each distance i - j = -L..L of query i and key j.
 
-  Each distance up to half of `position_buckets` has one row. Beyond it, the rows cover ranges
-  that grow logarithmically.
+  Each distance up to half of `position_buckets` has one row. Beyond it, the rows cover
+  ranges that grow logarithmically.
 
   Returns:
     [2 L + 1] int32.
@@ -112,19 +112,19 @@ def table_rows(config: DebertaConfig, length: int) -> np.ndarray:
     half = config.position_buckets // 2
     # In float32, which rounds like the reference.
     size = np.maximum(np.abs(distance), half).astype(np.float32) / np.float32(half)
-    largest = np.log(np.float32((config.farthest - 1) / half))
-    steps = np.log(size) / largest * np.float32(half - 1)
+    steps = (np.log(size) / np.log(np.float32((config.farthest - 1) / half))
+             * np.float32(half - 1))
     bucket = (np.ceil(steps) + half) * np.sign(distance)
     distance = np.where(np.abs(distance) <= half, distance, bucket)
   return np.clip(distance + config.span, 0, 2 * config.span - 1).astype(np.int32)
 
 
 def skew(x: jax.Array) -> jax.Array:
-  """Takes y[i, j] = x[i, j - i + L - 1] by a change of shape: [..., L, 2 L] -> [..., L, L].
+  """Takes y[i, j] = x[i, j - i + L - 1] by reshapes: [..., L, 2 L] -> [..., L, L].
 
-  This turns scores by distance into scores by token, without a gather and the scatter of its
-  gradient, which are slow on a TPU. The tokens of a text are adjacent: their indices in the
-  row differ as their positions do.
+  This turns scores by distance into scores by token, without a gather and the scatter of
+  its gradient, which are slow on a TPU. The tokens of a text are adjacent: their indices
+  in the row differ as their positions do.
   """
   *outer, length, _ = x.shape
   flat = x.reshape(*outer, -1)[..., length - 1:-1]

@@ -1,9 +1,9 @@
 """Random bits for dropout: a hash of a key and a position, much cheaper than threefry.
 
-Dropout draws a 32-bit word for every activation, and draws it again where the backward pass
-recomputes the activation. The words need not be cryptographically strong. A word depends only
-on the key and on its position: every mesh drops the same activations, and each chip draws
-only its own share.
+Dropout draws a 32-bit word for every activation, and draws it again where the backward
+pass recomputes the activation. The words need not be cryptographically strong. A word
+depends only on the key and on its position: every mesh drops the same activations, and
+each chip draws only its own share.
 """
 
 import functools
@@ -25,7 +25,8 @@ def mix(x: jax.Array) -> jax.Array:
   return x ^ (x >> np.uint32(16))
 
 
-def words(key: tuple[jax.Array, jax.Array], outer: jax.Array, inner: jax.Array) -> jax.Array:
+def words(key: tuple[jax.Array, jax.Array], outer: jax.Array,
+          inner: jax.Array) -> jax.Array:
   """Computes a uint32 word for each position (outer, inner); the two broadcast."""
   return mix(mix(inner ^ key[0]) + mix(outer ^ key[1]))
 
@@ -37,16 +38,16 @@ def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Arra
   # Two numbers, because one 32-bit index over the whole batch would overflow.
   inner = jnp.zeros((1, *rest), jnp.uint32)
   for axis, size in enumerate(rest, 1):
-    iota = jax.lax.broadcasted_iota(jnp.uint32, (1, *rest), axis)
-    inner = inner * np.uint32(size) + iota
+    inner = (inner * np.uint32(size)
+             + jax.lax.broadcasted_iota(jnp.uint32, (1, *rest), axis))
   outer = jax.lax.broadcasted_iota(jnp.uint32, (outer, *[1] * len(rest)), 0)
   return words((key[0], key[1]), outer, inner).reshape(shape)
 
 
 def _by_threefry(function, key: jax.Array, *arguments) -> jax.Array:
   """Derives keys as threefry does: this happens rarely and must be strong."""
-  threefry_key = jax.random.wrap_key_data(key, impl='threefry2x32')
-  return jax.random.key_data(function(threefry_key, *arguments))
+  return jax.random.key_data(
+      function(jax.random.wrap_key_data(key, impl='threefry2x32'), *arguments))
 
 
 _HASH = extend.define_prng_impl(

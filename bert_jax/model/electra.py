@@ -9,11 +9,11 @@ from bert_jax.model.bert_config import BertConfig
 
 @dataclasses.dataclass(frozen=True)
 class ElectraConfig(BertConfig):
-  """Sizes of a discriminator; its generator has the same embeddings and narrower layers."""
+  """Sizes of a discriminator; its generator has its embeddings and narrower layers."""
 
   architecture: str = 'electra'
   embedding_size: int = 768  # E; projected if it is not D
-  generator_size: float = 1 / 3  # D, H and F of the generator, relative to the discriminator
+  generator_size: float = 1 / 3  # D, H and F of the generator, as a share of these
 
   pooler_activation: ClassVar[str] = 'gelu'
 
@@ -32,8 +32,7 @@ class ElectraConfig(BertConfig):
     """
     heads = round(self.num_heads * self.generator_size)
     # Configs round the share: 0.33 stands for a third.
-    is_whole = abs(heads / self.num_heads - self.generator_size) <= 0.01
-    require(heads > 0 and is_whole,
+    require(heads > 0 and abs(heads / self.num_heads - self.generator_size) <= 0.01,
             f'model.generator_size={self.generator_size} of '
             f'model.num_heads={self.num_heads} is not a number of heads')
     return dataclasses.replace(

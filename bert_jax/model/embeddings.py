@@ -21,8 +21,8 @@ class Embeddings(nn.Module):
     c = self.config
 
     def table(name, axis, rows):
-      init = truncated_normal(c.initializer_range, axis, 'embed')
-      return self.param(name, init, (rows, c.embedding_size))
+      return self.param(name, truncated_normal(c.initializer_range, axis, 'embed'),
+                        (rows, c.embedding_size))
 
     self.token = table('token', 'vocab', c.padded_vocab_size)
     if c.has_positions:
@@ -35,8 +35,8 @@ class Embeddings(nn.Module):
   def _token_table(self) -> jax.Array:
     """[padded V, E], its width whole on every chip.
 
-    If a preset shards the width, the chips exchange the table. Otherwise XLA makes every chip
-    look up its part of the width for the rows of all chips.
+    If a preset shards the width, the chips exchange the table. Otherwise XLA makes every
+    chip look up its part of the width for the rows of all chips.
     """
     return nn.with_logical_constraint(self.token, ('vocab', 'embed_act'))
 

@@ -23,7 +23,7 @@ class States(NamedTuple):
 
 
 def in_order(*parts: States) -> States:
-  """Joins the states of layers, single or stacked along any axes, along one first axis."""
+  """Joins the states of layers, single or stacked along any axes, along a first axis."""
   return States(
       jnp.concatenate([x.hidden.reshape(-1, *x.hidden.shape[-3:]) for x in parts]),
       jnp.concatenate([x.attention.reshape(-1, *x.attention.shape[-4:]) for x in parts]))
@@ -40,7 +40,7 @@ def take_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 class EncoderLayer(nn.Module):
-  """LayerNorm(x + Attention(x)), then LayerNorm(x + FeedForward(x)): a step of the scan."""
+  """LayerNorm(x + Attention(x)), then LayerNorm(x + FeedForward(x)); it is scanned."""
 
   config: BertConfig
   attend: Attend

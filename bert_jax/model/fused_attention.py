@@ -1,10 +1,11 @@
 """Attention in one TPU kernel, with dropout: the [L, L] weights never leave the core.
 
-The weights of a short row fit into the memory of a core. The kernel computes them there from
-query and key, drops some, uses them and forgets them. The backward pass computes the weights
-and the dropout mask again. Only query, key, value and the result cross the chip's memory, as
-in flash attention (Dao et al. 2022, https://arxiv.org/abs/2205.14135), but without its blocks
-of keys. A loop takes 128 queries at a time, because an unrolled loop compiles slowly.
+The weights of a short row fit into the memory of a core. The kernel computes them there
+from query and key, drops some, uses them and forgets them. The backward pass computes the
+weights and the dropout mask again. Only query, key, value and the result cross the chip's
+memory, as in flash attention (Dao et al. 2022, https://arxiv.org/abs/2205.14135), but
+without its blocks of keys. A loop takes 128 queries at a time, because an unrolled loop
+compiles slowly.
 """
 
 import functools

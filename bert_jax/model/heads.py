@@ -68,7 +68,7 @@ class BertForPreTraining(nn.Module):
     return jnp.where(is_entry, logits, MASKED).reshape(*positions.shape, -1)
 
   def nsp_logits(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
-    """[B, L, D], [B, P] int32 -> [B, P, 2] float32; class 0 is "B follows A", as in BERT."""
+    """[B, L, D], [B, P] int32 -> [B, P, 2] float32; class 0 is "B follows A"."""
     return self.nsp(self.bert.pool(hidden, cls_positions))
 
   def rtd_logits(self, tokens: Tokens, *, deterministic: bool = True) -> jax.Array:
@@ -98,7 +98,6 @@ def count_parameters(boxed: Any, config: BertConfig) -> int:
   total = 0
   for box in jax.tree.leaves(boxed, is_leaf=lambda x: isinstance(x, nn.Partitioned)):
     # Published counts do not have the rows that round the vocabulary up to 128.
-    is_padded = 'vocab' in box.names
     total += (box.value.size // config.padded_vocab_size * config.vocab_size
-              if is_padded else box.value.size)
+              if 'vocab' in box.names else box.value.size)
   return total

@@ -1,4 +1,4 @@
-"""Parts that all modules share: initializers, dense layer, norm, activation, feed-forward."""
+"""Parts of all modules: initializers, dense layer, norm, activation, feed-forward."""
 
 from collections.abc import Callable
 import functools
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from bert_jax.model.bert_config import BertConfig
 
-# The score of a token that must not be seen. It is finite: with -inf, a softmax over padding
-# alone would return NaN.
+# The score of a token that must not be seen. It is finite: with -inf, a softmax over
+# padding alone would return NaN.
 MASKED = -1e9
 
 
@@ -34,8 +34,8 @@ def dense(config: BertConfig, features: int, axes: tuple[str, str], *,
           bias_axis: str | None = None) -> nn.Dense:
   """A dense layer: [..., size] -> [..., features].
 
-  `axes` are the logical axes of the kernel. The axis of the bias is `bias_axis`, by default
-  the last one of the kernel. `dtype` defaults to the compute dtype, `stddev` to
+  `axes` are the logical axes of the kernel. The axis of the bias is `bias_axis`, by
+  default the last one of the kernel. `dtype` defaults to the compute dtype, `stddev` to
   `initializer_range`.
   """
   init = truncated_normal(config.initializer_range if stddev is None else stddev, *axes)

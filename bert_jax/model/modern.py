@@ -1,7 +1,7 @@
 """The modern encoder: ModernBERT (Warner et al. 2024, https://arxiv.org/abs/2412.13663).
 
-Pre-norm layers without biases, rotary positions, and a gated feed-forward. By default
-attention sees all of a text in every third layer, and the neighbors of each token in others.
+Pre-norm layers without biases, rotary positions, and a gated feed-forward. By default,
+every third layer attends to all of a text, and the others to the neighbors of each token.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class ModernConfig(BertConfig):
   dropout: float = 0.0
   attention_dropout: float = 0.0
   layer_norm_eps: float = 1e-5
-  # The first layer and every `global_every`-th after it are global: they see all of a text.
+  # The first layer and every `global_every`-th after it are global: they see whole texts.
   global_every: int = 3
   local_window: int = 128  # tokens around each that local layers see, half on either side
   global_theta: float = 160_000.0  # base of the rotary angles in global layers
@@ -116,7 +116,7 @@ def rotary(positions: jax.Array, width: int, theta: float) -> jax.Array:
 
 
 def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-  """Rotates (x[i], x[i + K / 2]) by the i-th angle, in float32: [B, L, H, K] -> the same."""
+  """Rotates (x[i], x[i + K / 2]) by the i-th angle, in float32; x is [B, L, H, K]."""
   cos, sin = angles
   first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   rotated = [first * cos - second * sin, second * cos + first * sin]
@@ -133,8 +133,9 @@ class GatedFeedForward(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     c = self.config
     y = x.reshape(-1, c.hidden_size)  # [B * L, D]
-    up, gate = (dense(c, c.intermediate_size, ('embed', 'mlp'), name=name, use_bias=False)(y)
-                for name in ('up', 'gate'))  # [B * L, F]
+    up, gate = (
+        dense(c, c.intermediate_size, ('embed', 'mlp'), name=name, use_bias=False)(y)
+        for name in ('up', 'gate'))  # [B * L, F]
     y = activation(c.activation)(up) * gate
     y = nn.with_logical_constraint(y, ('batch', 'mlp'))
     y = nn.Dropout(c.dropout, deterministic=self.deterministic)(y)
@@ -158,7 +159,7 @@ class Layer(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, mask: Mask,
                angles: jax.Array) -> tuple[jax.Array, States | None]:
-    """[B, L, D], a mask, `rotary` -> ([B, L, D], the states if `attend` keeps weights)."""
+    """([B, L, D], mask, `rotary`) -> ([B, L, D], states if `attend` keeps weights)."""
     c = self.config
     attention = SelfAttention(
         c, self.attend, reach=c.reach if self.is_local else None, out_stddev=c.out_stddev,

@@ -1,6 +1,6 @@
-"""MPNet (Song et al. 2020, https://arxiv.org/abs/2004.09297): BERT with relative positions.
+"""MPNet (Song et al. 2020, arXiv:2004.09297): BERT with relative positions.
 
-Follows transformers: one table of biases by distance, which all layers add to their scores.
+Follows transformers: one table of biases by distance, which all layers add to the scores.
 """
 
 import dataclasses
@@ -36,15 +36,15 @@ class MPNetConfig(BertConfig):
 def buckets(longest: int) -> np.ndarray:
   """The row of the table for each distance of a key from its query (Raffel et al. 2020).
 
-  https://arxiv.org/abs/1910.10683. Half of the buckets are for keys after the query. In each
-  half, the first 8 are for one distance each, and the others for ranges that grow by a
-  constant factor.
+  https://arxiv.org/abs/1910.10683. Half of the buckets are for keys after the query. In
+  each half, the first 8 are for one distance each, and the others for ranges that grow by
+  a constant factor.
 
   Args:
     longest: the length of the longest row.
 
   Returns:
-    [2 * longest - 1] int32, from a key `longest - 1` after the query to one as far before it.
+    [2 * longest - 1] int32, from the farthest key after the query to the farthest before.
   """
   half, exact = BUCKETS // 2, BUCKETS // 4
   behind = np.arange(1 - longest, longest)
@@ -70,4 +70,5 @@ class MPNet(encoder.Encoder):
     at = jnp.arange(tokens.ids.shape[1])
     behind = at[:, None] - at[None, :]  # [L, L]
     bias = table[buckets(c.max_positions)][behind + c.max_positions - 1]  # [L, L, H]
-    return mask._replace(bias=mask.bias + jnp.moveaxis(bias, -1, 0))  # [B, H, L, L] float32
+    bias = jnp.moveaxis(bias, -1, 0)  # [H, L, L]
+    return mask._replace(bias=mask.bias + bias)  # [B, H, L, L] float32

@@ -1,8 +1,8 @@
 """The kind of each parameter, by its name.
 
-The kind decides what happens to a parameter: the encoder keeps norms in float32, weight decay
-excludes some kinds, Muon orthogonalizes matrices, LoRA adds factors to matrices. All of them
-ask this module, so that a new parameter gets its kind once.
+The kind decides what happens to a parameter: the encoder keeps norms in float32, weight
+decay excludes some kinds, Muon orthogonalizes matrices, LoRA adds factors to matrices.
+All of them ask this module, so that a new parameter gets its kind once.
 """
 
 import enum

@@ -13,7 +13,7 @@ from bert_jax.model.layers import MASKED
 class Texts(NamedTuple):
   """The texts within B rows."""
 
-  text_ids: jax.Array  # [B, L] int32, 0 on padding, p = 1..P on the tokens of the p-th text
+  text_ids: jax.Array  # [B, L] int32, 0 on padding, 1..P on the tokens of each text
   positions: jax.Array  # [B, L] int32, of the tokens in their texts, from 0 on
   starts: jax.Array  # [B, P] int32, the index in the row at which each text begins
 
@@ -87,16 +87,15 @@ def pool(hidden: jax.Array, text_ids: jax.Array, positions: jax.Array, starts: j
     text_ids, positions, starts: the fields of `Texts`.
     how: one of POOLINGS.
   """
-  texts = Texts(text_ids, positions, starts)
-  return POOLINGS[how](hidden.astype(jnp.float32), texts)
+  return POOLINGS[how](hidden.astype(jnp.float32), Texts(text_ids, positions, starts))
 
 
 def combine_chunks(vectors: jax.Array, exists: jax.Array, how: str) -> jax.Array:
-  """Combines the chunks of long texts (Sun et al. 2019, section 5.3): [T, C, D] -> [T, D].
+  """Combines the chunks of long texts (Sun et al. 2019): [T, C, D] -> [T, D].
 
   T is the number of texts, C the number of chunks of each. chunks_attention has no
-  parameters: every chunk attends to all chunks by scaled dot products, and the results are
-  averaged. For a single chunk, every method returns the chunk itself.
+  parameters: every chunk attends to all chunks by scaled dot products, and the results
+  are averaged. For a single chunk, every method returns the chunk itself.
 
   Args:
     vectors: [T, C, D] float32.

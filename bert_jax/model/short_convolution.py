@@ -1,8 +1,8 @@
 """A short convolution over the neighbors of each token.
 
-Canon layers (Allen-Zhu 2025, "Physics of Language Models: Part 4.1", arXiv:2512.17351) have
-one before attention and one before the feed-forward. A small model learns from neighbors long
-before its attention can find them.
+Canon layers (Allen-Zhu 2025, "Physics of Language Models: Part 4.1", arXiv:2512.17351)
+have one before attention and one before the feed-forward. A small model learns from
+neighbors long before its attention can find them.
 """
 
 from collections.abc import Iterator

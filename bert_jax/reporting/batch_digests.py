@@ -1,4 +1,4 @@
-"""Digests of batches on the host: equal 64-bit digests mean equal rows, on any processes."""
+"""Digests of batches on the host: equal digests mean equal rows, on any processes."""
 
 import collections
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ import numpy as np
 def batch_digest(batch: Any) -> int:
   """The sum of the hashes of a batch's rows, which contain their row numbers.
 
-  The batch is a tree of host arrays [B, ...], the share of one process; arrays of equal B are
-  hashed together.
+  The batch is a tree of host arrays [B, ...], the share of one process; arrays of equal B
+  are hashed together.
   """
   groups = collections.defaultdict(list)
   for leaf in jax.tree.leaves(batch):

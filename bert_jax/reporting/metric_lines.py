@@ -64,8 +64,8 @@ class Line:
 class MetricLines:
   """Collects the metrics of steps into lines.
 
-  The time of a line ends when the device has finished its last step, even if the host fetches
-  the line later. Time counts from the first call of `start_clock`.
+  The time of a line ends when the device has finished its last step, even if the host
+  fetches the line later. Time counts from the first call of `start_clock`.
   """
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):

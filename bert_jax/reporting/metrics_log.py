@@ -16,7 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.reporting import trackers as trackers_lib
 from bert_jax.runtime import console, preemption, processes, storage
 
-# Seconds from one curves.png to the next. A picture takes longer than training a small model.
+# Seconds from one curves.png to the next: drawing can take longer than training.
 _BETWEEN_CURVES = 30
 # Metrics of a fine-tuning run that curves.png shows.
 _FINETUNING_CURVES = ('loss', 'accuracy', 'f1', 'matthews', 'pearson', 'spearman',
@@ -36,10 +36,9 @@ def read_metrics(path: epath.Path) -> list[dict[str, Any]]:
 def is_evaluated(workdir: epath.Path, step: int) -> bool:
   """True if metrics.jsonl has the evaluation after `step`; all processes must ask."""
   # Only the first process has the file.
-  is_logged = not jax.process_index() and any(
+  return processes.anywhere(not jax.process_index() and any(
       line['step'] == step and any(name.startswith('eval_') for name in line)
-      for line in read_metrics(workdir / 'metrics.jsonl'))
-  return processes.anywhere(is_logged)
+      for line in read_metrics(workdir / 'metrics.jsonl')))
 
 
 def _row(line: Mapping[str, Any]) -> trackers_lib.Row:
@@ -60,7 +59,7 @@ def is_recorded(workdir: epath.Path, record: trackers_lib.Record) -> bool:
 
 
 def truncate_metrics(path: epath.Path, step: int):
-  """Cuts metrics.jsonl back to the complete lines up to `step`: later steps are repeated."""
+  """Cuts metrics.jsonl to the complete lines up to `step`: later steps are repeated."""
   if path.exists():
     storage.write_whole(path, ''.join(
         json.dumps(line) + '\n' for line in read_metrics(path) if line['step'] <= step))

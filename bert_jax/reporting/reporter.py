@@ -36,8 +36,8 @@ def is_recorded(config: FrozenConfigDict, workdir: storage.Folder) -> bool:
 class Reporter:
   """Reports the steps and the evaluations of a run.
 
-  It collects the metrics of steps into lines, and writes lines, scores and warnings to the
-  screen, metrics.jsonl and the trackers. It traces the steps of `profile_steps`. All
+  It collects the metrics of steps into lines, and writes lines, scores and warnings to
+  the screen, metrics.jsonl and the trackers. It traces the steps of `profile_steps`. All
   processes call its methods together; the first one writes.
 
   Args of the constructor:
@@ -65,10 +65,9 @@ class Reporter:
         workdir.local, first_step=first_step, last_step=train_steps,
         active=jax.process_index() == 0, record=_record(config, workdir))
     self._compiled: set[tuple] = set()  # the shapes of batches whose program is compiled
-
-  def waiting_for_rows(self) -> contextlib.AbstractContextManager[None]:
-    """Counts the time of the block as waiting if the device is idle meanwhile."""
-    return self._lines.waiting_for_rows()
+    self.waiting_for_rows = self._lines.waiting_for_rows  # a context manager
+    # To be called after a pause between two steps: no line counts its time.
+    self.restart_clock = self._lines.start_clock
 
   def before_step(self, step: int, batch: Any):
     """Call this before each step, with this process's share of its batch, on the host."""
@@ -99,16 +98,12 @@ class Reporter:
     if write_now:
       self._write_line()
 
-  def restart_clock(self):
-    """Call this after a pause between two steps: no line counts its time."""
-    self._lines.start_clock()
-
   def evaluation(self, step: int, scores: dict[str, float | None]):
-    """Reports held-out scores. Once metrics.jsonl has them, an evaluation counts as made."""
+    """Reports held-out scores; an evaluation counts once metrics.jsonl has them."""
     self._log.evaluation(step, scores, self._health.evaluation(step, scores))
 
   def _write_line(self):
-    """Writes the line that ended last, and waits for its steps; raises like `end_line`."""
+    """Writes the last line, and waits for its steps; raises like `end_line`."""
     line, chip = self._lines.fetch(), chip_figures.chip_of(self._mesh.devices.flat)
     values = line.values(
         loss_weights=self._task.loss_weights,
@@ -122,8 +117,8 @@ class Reporter:
     self._health.steps(line.step - len(line.skipped) + 1, line.skipped, self._digest_of)
 
   def _digest_of(self, step: int) -> str:
-    digest = batch_digests.batch_digest(self._data.rows(step - 1))
-    return self._global_digests([digest])[0]
+    return self._global_digests(
+        [batch_digests.batch_digest(self._data.rows(step - 1))])[0]
 
   def close(self):
     """Ends a trace, draws the curves of the last scores, ends the records of trackers."""

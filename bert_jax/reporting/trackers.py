@@ -1,8 +1,8 @@
 """Where a run's metrics go in addition to its workdir: TensorBoard, Weights & Biases.
 
-A resumed run continues its record. It repeats the steps after its checkpoint, with the same
-numbers: TensorBoard drops its rows of them, Weights & Biases takes each step once. Neither
-lacks a step that a kill took from a buffer.
+A resumed run continues its record. It repeats the steps after its checkpoint, with the
+same numbers: TensorBoard drops its rows of them, Weights & Biases takes each step once.
+Neither lacks a step that a kill took from a buffer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,8 +44,8 @@ class Tracker(Protocol):
             first_step: int, rows: Sequence[Row]):
     """Begins the record of the run `name`, or continues it after `first_step`.
 
-    `workdir` is local; `commit` may be ''. `rows` are all rows up to `first_step`: a kill may
-    have taken some of them from the tracker's buffer.
+    `workdir` is local; `commit` may be ''. `rows` are all rows up to `first_step`: a kill
+    may have taken some of them from the tracker's buffer.
     """
 
   def log(self, row: Row):
@@ -65,7 +65,7 @@ class TensorBoard:
   package = 'tensorboardX'
 
   def start(self, config, name, workdir, commit, first_step, rows):
-    del name, rows  # it has them: each is on disk before the run continues
+    # It has all rows: each is on disk before the run continues.
     self._folder, self._first_step = workdir / 'tensorboard', first_step
     self._config = json.dumps({'commit': commit, **config}, indent=2, default=str)
 
@@ -75,8 +75,8 @@ class TensorBoard:
     with _hidden('torch'):  # imported for a type annotation: it takes seconds
       import tensorboardX
     self._folder.mkdir(parents=True, exist_ok=True)
-    # SummaryWriter puts a queue before the file, and its `flush` does not wait for the queue.
-    # The name of the file has only the second: the suffix distinguishes two processes.
+    # SummaryWriter has a queue before the file, and its `flush` does not wait for it. The
+    # name of the file has only the second: the suffix distinguishes two processes.
     file = tensorboardX.event_file_writer.EventsWriter(
         str(self._folder / 'events'), f'.{self._first_step:012}')
     proto = tensorboardX.proto.event_pb2
@@ -95,12 +95,10 @@ class TensorBoard:
     file.flush()
 
   def finish(self, workdir, evaluations):
-    del workdir, evaluations  # it has them
     self._file.close()
 
   @staticmethod
   def is_complete(workdir, rows):
-    del workdir, rows
     return True
 
 
@@ -123,19 +121,18 @@ def _hidden(package: str) -> Iterator[None]:
 
 
 class WeightsAndBiases:
-  """A run of W&B; WORKDIR/wandb.json has its id, and the last steps that no kill can take.
+  """A run of W&B; WORKDIR/wandb.json has its id and the last steps that it surely has.
 
   The environment variables of W&B (WANDB_PROJECT, WANDB_MODE, ...) apply. W&B numbers its
   calls itself, so the step of the run is a metric, 'step', and the x-axis of every chart.
 
-  W&B keeps rows in a buffer of another process, which dies with this one. After a kill its
-  server or its files say which rows it has; it gets the others again.
+  W&B keeps rows in a buffer of another process, which dies with this one. After a kill
+  its server or its files say which rows it has; it gets the others again.
   """
 
   package = 'wandb'
 
   def start(self, config, name, workdir, commit, first_step, rows):
-    del first_step
     import wandb
     self._wandb, self._path = wandb, workdir / 'wandb.json'
     self._id, self._safe = _wandb_record(workdir)
@@ -203,7 +200,7 @@ class WeightsAndBiases:
 
 
 def _wandb_record(workdir: epath.Path) -> tuple[str, dict[str, int]]:
-  """The id of the run at W&B, new for a new run, and the last step of each kind it has."""
+  """The id of the run at W&B, and the last step that it has of each kind."""
   record = storage.read_json_if_any(workdir / 'wandb.json')
   safe = {'train': 0, 'eval': 0, **record.get('safe', {})}
   return record.get('id') or uuid.uuid4().hex, safe
@@ -271,8 +268,8 @@ def _is_installed(package: str) -> bool:
 def check(names: Sequence[str], given: bool):
   """Raises UserError for an unknown tracker, or one that is not installed.
 
-  `given` says that `trackers` is on the command line. Otherwise TensorBoard may be missing,
-  because a machine without a network may lack it.
+  `given` says that `trackers` is on the command line. Otherwise TensorBoard may be
+  missing, because a machine without a network may lack it.
   """
   for name in names:
     require_choice('trackers', name, ALL)
@@ -283,7 +280,7 @@ def check(names: Sequence[str], given: bool):
 
 
 def _commit() -> str:
-  """The git revision of this code, with '-dirty' if files differ from it; '' without git."""
+  """The git revision of this code, with '-dirty' if files differ; '' without git."""
   command = ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
   try:
     return subprocess.run(command, cwd=pathlib.Path(__file__).parent, capture_output=True,

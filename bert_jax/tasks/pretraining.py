@@ -59,5 +59,5 @@ class Pretraining:
 
   def flops_per_token(self, length: int) -> float:
     """Model FLOPs at the highest masking rate of the run."""
-    rate = max(self.masking.rate, self.masking.final_rate)
-    return self.objective.flops_per_token(length, rate)
+    return self.objective.flops_per_token(
+        length, max(self.masking.rate, self.masking.final_rate))

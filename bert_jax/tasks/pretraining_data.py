@@ -1,4 +1,4 @@
-"""The host half of pretraining: the rows of a corpus, and evaluations on held-out text."""
+"""The host half of pretraining: rows of a corpus, and evaluations on held-out text."""
 
 from collections.abc import Callable, Iterator
 import dataclasses
@@ -75,7 +75,7 @@ class PretrainingData:
   phases: Phases
   eval_batches: int  # upper bound on the batches of an evaluation; 0 = every held-out row
   train_rows: tuple[RowSource, ...]  # one source for each phase
-  eval_rows: tuple[RowSource, ...]  # one source for each phase; empty without held-out text
+  eval_rows: tuple[RowSource, ...]  # one for each phase; empty without held-out text
   feed: Feed = Feed()  # the part of a batch that this process feeds
 
   def __getstate__(self):
@@ -135,9 +135,8 @@ class PretrainingData:
   def rows(self, step: int) -> Rows:
     """This process's share of a step's rows, unmasked."""
     index, phase, within = self.phases.locate(step)
-    share = self.feed.rows(phase.batch_size)
     rows = self.train_rows[index].batch(
-        within, phase.batch_size, share, self._first_rows[index])
+        within, phase.batch_size, self.feed.rows(phase.batch_size), self._first_rows[index])
     return self._at_rate(rows, self._rate_at(step))
 
   @property
@@ -158,7 +157,7 @@ class PretrainingData:
                step: int) -> dict[str, float | None]:
     """Means over the held-out rows at the length of the last trained step.
 
-    Masks are fixed. Their rate is the rate of the last step of the run, whatever the step.
+    Masks are fixed. Their rate is always the rate of the last step of the run.
     """
     if not self.has_held_out:
       return {}
@@ -184,8 +183,7 @@ class PretrainingData:
 
   def flops(self, step: int, tokens: float) -> float:
     _, phase, _ = self.phases.locate(step)
-    rate = self._rate_at(step)
-    return self.task.objective.flops_per_token(phase.max_len, rate) * tokens
+    return tokens * self.task.objective.flops_per_token(phase.max_len, self._rate_at(step))
 
   def describe(self) -> Iterator[tuple[str, str]]:
     c = self.corpus

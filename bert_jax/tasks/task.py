@@ -1,8 +1,8 @@
 """The two halves of a task that the training loop knows.
 
-The device half is pure: parameters, losses and measurements of a batch. The host half makes
-the batches and scores the model. Planning and most tests need only the device half, and so
-need no data.
+The device half is pure: parameters, losses and measurements of a batch. The host half
+makes the batches and scores the model. Planning and most tests need only the device half,
+and so need no data.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping

@@ -24,8 +24,8 @@ BASE = 'base'  # the frozen model of a LoRA run, a folder of a workdir
 # Never copied between a bucket and this machine.
 APART = (*FOLDERS, BASE, 'damaged', lock.NAME)
 _SPARE_BYTES = 100_000  # for the metadata of a checkpoint and the other files of the run
-# The replicas of an array share the work of saving it. Each share is a program to compile, so
-# one replica saves an array alone if the shares would be smaller than this.
+# The replicas of an array share the work of saving it. Each share is a program to
+# compile, so one replica saves an array alone if the shares would be smaller than this.
 _SMALLEST_SHARE = 1 << 20  # bytes
 
 
@@ -51,12 +51,11 @@ class _Manager(ocp.CheckpointManager):
   def reached_preemption(self, step: int) -> bool:
     # Orbax would ask JAX to agree on a step number. `preemption.Notice` asks with other
     # numbers, so the processes would agree on a step that none of them reaches.
-    del step
     return False
 
 
 class Checkpoints:
-  """The `checkpoints/` and `best/` folders of a workdir: a folder per step, `params` apart.
+  """The `checkpoints/` and `best/` folders of a workdir, with a folder for each step.
 
   Args of the constructor:
     keep: number of the newest checkpoints that stay.
@@ -110,10 +109,10 @@ class Checkpoints:
                     f'{free / 1e6:,.1f} MB are free', directory)
 
   def restore(self, abstract: TrainState) -> tuple[TrainState, int]:
-    """The state of the newest sound checkpoint, with the shardings of `abstract`; its step.
+    """The state of the newest sound checkpoint, sharded like `abstract`, and its step.
 
-    Names damaged checkpoints, also in `best/`, and moves them into `damaged/` of the workdir.
-    Raises UserError if the checkpoint is of another model, or none is sound.
+    Names damaged checkpoints, also in `best/`, and moves them into `damaged/` of the
+    workdir. Raises UserError if the checkpoint is of another model, or none is sound.
     """
     for step in reversed(integrity.steps(self._manager.directory)):
       items = self._read(self._manager, step, integrity.read, _items(abstract))
@@ -164,9 +163,9 @@ class Checkpoints:
     """Keeps the parameters of `step` in `best/` if they score better than the kept ones.
 
     `judged_on` names the evaluated data. Scores on other data are not compared: the newer
-    ones win, with a line. Returns once the parameters are on disk, because a run that resumes
-    from the next checkpoint does not evaluate this step again. Raises Failed if they cannot
-    be written.
+    ones win, with a line. Returns once the parameters are on disk, because a run that
+    resumes from the next checkpoint does not evaluate this step again. Raises Failed if
+    they cannot be written.
     """
     if not self._best or not math.isfinite(scores[self._score]):
       return
@@ -233,15 +232,15 @@ def _explained(workdir: epath.Path) -> Iterator[None]:
 
 
 def _items(state: TrainState) -> dict[str, Any]:
-  """The saved parts of a state. `params` are separate: loading a model reads only them."""
+  """The saved parts of a state; `params` apart, because models load only them."""
   return {'params': state.params,
           'optimizer': {'step': state.step, 'moments': state.opt_state}}
 
 
 def _save(manager: _Manager, step: int, items: Mapping[str, Any], **more: Any):
   saved = {name: ocp.args.PyTreeSave(tree) for name, tree in items.items()}
-  description = sealed.seal({'step': step, 'arrays': integrity.arrays(items), **more})
-  saved[integrity.ITEM] = ocp.args.JsonSave(description)
+  saved[integrity.ITEM] = ocp.args.JsonSave(
+      sealed.seal({'step': step, 'arrays': integrity.arrays(items), **more}))
   manager.save(step, args=ocp.args.Composite(**saved), force=True)
 
 

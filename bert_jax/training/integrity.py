@@ -1,8 +1,8 @@
 """Checkpoints on disk: reading one proves that it is unchanged.
 
-After a flipped bit, orbax returns wrong parameters and no error. So a checkpoint has a third
-item in addition to `params` and `optimizer`: the shape, type and fingerprint of every array,
-sealed by a checksum. Reading compares the arrays with it, on any mesh.
+After a flipped bit, orbax returns wrong parameters and no error. So a checkpoint has a
+third item in addition to `params` and `optimizer`: the shape, type and fingerprint of
+every array, sealed by a checksum. Reading compares the arrays with it, on any mesh.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ def _types(tree: Any) -> dict[str, list]:
 
 
 def arrays(items: Mapping[str, Any]) -> dict[str, dict[str, list]]:
-  """Type, shape and fingerprint of each array of `items` ({name: tree}); waits for them."""
+  """Type, shape and fingerprint of each array of {name: tree}; waits for the arrays."""
   result = {}
   for item, tree in items.items():
     fingerprints = fingerprint.of(tree)
@@ -47,8 +47,8 @@ def steps(directory: epath.Path) -> list[int]:
   """The complete checkpoints of a folder, the oldest first; asks no other process."""
   if not directory.exists():
     return []
-  # Orbax renames a complete folder to the bare number of its step. In a bucket, where nothing
-  # can be renamed, it adds a file.
+  # Orbax renames a complete folder to the bare number of its step. In a bucket, where
+  # nothing can be renamed, it adds a file.
   return sorted(int(path.name) for path in directory.iterdir()
                 if path.name.isdigit() and (not storage.is_remote(str(path))
                                             or (path / 'commit_success.txt').exists()))
@@ -83,7 +83,7 @@ def _unreadable(error: Exception) -> str:
 
 
 def _restore(folder: epath.Path, abstract: Mapping[str, Any]) -> dict[str, Any]:
-  # Only the handler: a checkpointer ends with a barrier, and another process may have failed.
+  # Only the handler: a checkpointer ends with a barrier, which a failed process misses.
   handler = ocp.StandardCheckpointHandler()
   try:
     return {item: handler.restore(folder / item, args=ocp.args.StandardRestore(tree))

@@ -24,8 +24,8 @@ from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.job import Job
 
 # Steps sent to an accelerator before the current one is ready. A few hide the work of the
-# host, and the run still answers SIGTERM in time, which waits for them. A CPU is both host and
-# device: there, steps sent ahead save no time and cost memory.
+# host, and the run still answers SIGTERM in time, which waits for them. A CPU is both
+# host and device: there, steps sent ahead save no time and cost memory.
 _STEPS_AHEAD = 2
 
 
@@ -126,9 +126,9 @@ def _start(job: Job, config: FrozenConfigDict, workdir: storage.Folder,
            ) -> tuple[state_lib.TrainState | None, int, bool]:
   """Returns the first state, the steps made before, and whether an evaluation is owed.
 
-  A checkpoint of this run wins over `initial`, which wins over random parameters. A run owes
-  an evaluation if it was killed after it saved a step and before it evaluated it. If the
-  workdir holds the whole run, the state is None and the checkpoints are closed.
+  A checkpoint of this run wins over `initial`, which wins over random parameters. A run
+  owes an evaluation if it was killed after it saved a step and before it evaluated it. If
+  the workdir holds the whole run, the state is None and the checkpoints are closed.
   """
   newest = checkpoints.latest()
   if newest is None:
@@ -146,8 +146,9 @@ def _start(job: Job, config: FrozenConfigDict, workdir: storage.Folder,
   if newest is not None:
     repeated = f', {newest - step} steps are repeated' if step < newest else ''
     console.print_summary([('resumed', f'from step {step}{repeated}')])
-  frozen = state_lib.place(nn.unbox(job.task.frozen), abstract.frozen)
-  return state._replace(frozen=frozen), step, owes_evaluation
+  state = state._replace(
+      frozen=state_lib.place(nn.unbox(job.task.frozen), abstract.frozen))
+  return state, step, owes_evaluation
 
 
 def _evaluates_after(step: int, job: Job, config: FrozenConfigDict) -> bool:
@@ -161,8 +162,8 @@ def _evaluate(state: state_lib.TrainState, step: int, *, data: TaskData,
               reporter: reporter_lib.Reporter) -> bool:
   """Evaluates the state, keeps it if it is the best, and reports its scores.
 
-  Returns False if SIGTERM interrupted the evaluation: the resumed run makes up for it. Raises
-  UserError if no position counts for the score that `keep_best` names.
+  Returns False if SIGTERM interrupted the evaluation: the resumed run makes up for it.
+  Raises UserError if no position counts for the score that `keep_best` names.
   """
 
   def measure(batch):

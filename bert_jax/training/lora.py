@@ -1,8 +1,8 @@
-"""LoRA (Hu et al. 2021, https://arxiv.org/abs/2106.09685): low-rank factors on a frozen model.
+"""LoRA (Hu et al. 2021, arXiv:2106.09685): low-rank factors on a frozen model.
 
 A kernel W [..., in, out] becomes W + alpha / rank * A B, with A [..., in, rank] and
-B [..., rank, out]; each of the stacked layers has a pair. The encoder without its pooler is
-the frozen base. The factors, the pooler and the heads are trained. A step merges both and
+B [..., rank, out]. Each of the stacked layers has a pair. The encoder without its pooler
+is the frozen base. The factors, the pooler and the heads are trained. A step merges both and
 runs the model on the result, so that no module knows about LoRA.
 """
 
@@ -36,8 +36,8 @@ class LoraConfig:
 
   rank: int = 0  # 0 = all parameters are trained, without factors
   alpha: float = 16.0  # the product of the factors counts alpha / rank times
-  # Kernels with factors: qkv, out, up, gate, down, or a module that holds some: attention,
-  # feed_forward.
+  # Kernels with factors: qkv, out, up, gate, down, or a module that holds some:
+  # attention, feed_forward.
   targets: tuple[str, ...] = ('qkv', 'out')
 
   def __post_init__(self):
@@ -59,7 +59,7 @@ def is_factor(path: str) -> bool:
 def starts_whole(task: Task, params: Any) -> bool:
   """True if `params` have every array of the task that would start at random."""
   fresh = _flat(jax.eval_shape(task.init, jax.random.key(0))).keys() - _flat(params).keys()
-  # Biases and scales start as constants; `model.initializer_range` does not apply to factors.
+  # Biases and scales start as constants, factors with a fixed deviation.
   return all(path.endswith(('bias', 'scale')) or is_factor(path) for path in fresh)
 
 
@@ -144,12 +144,12 @@ class Lora:
     return trained(self.task.init(key), self.config, jax.random.fold_in(key, 0))
 
   def loss(self, params: Any, frozen: Any, batch: Any, key: jax.Array | None) -> Metrics:
-    whole = merge(params, frozen['base'], self.config)
-    return self.task.loss(whole, frozen['task'], batch, key)
+    return self.task.loss(
+        merge(params, frozen['base'], self.config), frozen['task'], batch, key)
 
   def measure(self, params: Any, frozen: Any, batch: Any) -> Any:
-    whole = merge(params, frozen['base'], self.config)
-    return self.task.measure(whole, frozen['task'], batch)
+    return self.task.measure(
+        merge(params, frozen['base'], self.config), frozen['task'], batch)
 
   def flops_per_token(self, length: int) -> float:
     """Model FLOPs of the task: a gradient of every kernel, although some are frozen."""

@@ -37,7 +37,7 @@ class OptimizerConfig:
   warmup_steps: int = 10_000
   warmup_ratio: float = 0.0  # of all steps; instead of warmup_steps
   decay: str = 'linear'  # how the rate falls to 0: linear, 1-sqrt
-  # Share of the steps after the warmup in which the rate falls; before, it stays at the peak.
+  # Share of the steps after the warmup in which the rate falls; before, it is the peak.
   decay_ratio: float = 1.0
   b1: float = 0.9
   b2: float = 0.999
@@ -78,10 +78,10 @@ def check_steps(config: OptimizerConfig, train_steps: int):
 
 
 def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
-  """peak * min(t / warmup, 1, (T - t) / (T - S)): up to the peak, then down to 0 at the end.
+  """peak * min(t / warmup, 1, (T - t) / (T - S)): up to the peak, down to 0 at the end.
 
-  T is `train_steps`. The rate begins to fall at S. As published, S is the end of the warmup;
-  a later S makes the schedule warmup-stable-decay. With 1-sqrt the rate falls as
+  T is `train_steps`. The rate begins to fall at S. As published, S is the end of the
+  warmup; a later S makes the schedule warmup-stable-decay. With 1-sqrt the rate falls as
   1 - sqrt((t - S) / (T - S)) (Haegele et al. 2024, arXiv:2405.18392).
 
   Returns:
@@ -107,13 +107,14 @@ def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
 
 def decays(params) -> dict:
   """True for every parameter with weight decay: all except biases and norms."""
-  without = (parameters.Kind.BIAS, parameters.Kind.NORM)
-  return jax.tree.map(lambda kind: kind not in without, parameters.kinds(params))
+  return jax.tree.map(
+      lambda kind: kind not in (parameters.Kind.BIAS, parameters.Kind.NORM),
+      parameters.kinds(params))
 
 
 def make_optimizer(config: OptimizerConfig,
                    train_steps: int) -> optax.GradientTransformation:
-  """Clip, Adam, decay the matrices, scale by the schedule (Loshchilov and Hutter 2019)."""
+  """Clip, Adam, decay of matrices, scale by the schedule (Loshchilov and Hutter 2019)."""
   moments = dict(b1=config.b1, b2=config.b2, eps=config.eps)
   decay = optax.add_decayed_weights(config.weight_decay, mask=decays)
   adam = optax.scale_by_adam(**moments)
@@ -129,15 +130,15 @@ def make_optimizer(config: OptimizerConfig,
   steps = [clip, *direction]
   if config.frozen_layers >= 0:
     freeze = transforms.freeze(config.frozen_layers)
-    # Before clipping, because frozen layers do not add to the norm; after, because of decay.
+    # First, so that frozen layers do not count in the norm. Last, because decay moves them.
     steps = [freeze, *steps, freeze]
   if config.layer_decay != 1:
     steps.append(transforms.decay_rate(config.layer_decay))
-  schedule = learning_rate(config, train_steps)
-  return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
+  return optax.chain(
+      *steps, optax.scale_by_learning_rate(learning_rate(config, train_steps)))
 
 
 def after_skipped_step(before: optax.OptState, after: optax.OptState) -> optax.OptState:
-  """The state of `make_optimizer` after a skipped step: only the schedule counts the step."""
-  # Checkpoints name the parts of the state by their index: the schedule stays the last one.
+  """The state after a skipped step, which only the schedule of `make_optimizer` counts."""
+  # Checkpoints name the parts of the state by their index: the schedule stays the last.
   return (*before[:-1], after[-1])

@@ -28,7 +28,7 @@ class TrainState(NamedTuple):
 
 
 def root_key(seed: int) -> jax.Array:
-  """The key of a run. Threefry has the same bits on every mesh; chips draw their shares."""
+  """The key of a run. Threefry bits are the same on every mesh; a chip draws its share."""
   return jax.random.key(seed, impl='threefry2x32')
 
 
@@ -45,7 +45,7 @@ def make_init(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
 
   def init(key, frozen):
     params = task.init(key)
-    # The optimizer sees the boxes, so that its moments inherit the axes of the parameters.
+    # The optimizer sees the boxes, so that its moments inherit the parameters' axes.
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), frozen)
 
   # Outside the mesh, where unboxing adds no sharding constraint.
@@ -55,18 +55,18 @@ def make_init(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
   sharding.check_divides(shapes.params, shardings.params, preset)
   abstract = jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
-  init_sharded = sharding.with_mesh(lambda key: nn.unbox(init(key, {})), mesh, preset,
-                                    out_shardings=shardings._replace(frozen={}))
-  return init_sharded, abstract
+  return sharding.with_mesh(lambda key: nn.unbox(init(key, {})), mesh, preset,
+                            out_shardings=shardings._replace(frozen={})), abstract
 
 
 def place(tree: Any, abstract: Any) -> Any:
-  """Places host arrays, which every process has in full, with the shardings of `abstract`."""
+  """Places host arrays, which every process has in full, sharded like `abstract`."""
   return jax.tree.map(lambda x, like: jax.make_array_from_callback(
       like.shape, like.sharding, x.__getitem__), tree, abstract)
 
 
-def _sum_over_microbatches(gradients: Callable[[Any], Any], batch: Any, number: int) -> Any:
+def _sum_over_microbatches(gradients: Callable[[Any], Any], batch: Any,
+                           number: int) -> Any:
   """The sum of `gradients` over `number` microbatches of a batch."""
   # Strided, so that each microbatch takes rows from every device.
   parts = jax.tree.map(

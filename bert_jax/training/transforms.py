@@ -1,7 +1,7 @@
 """Transformations of updates that optax lacks: LAMB, StableAdamW, Muon, rates by layer.
 
-The layers of the encoder are stacked, [N, ...]. Each transformation treats every layer as a
-tensor: it maps over N, or its factors lie along N.
+The layers of the encoder are stacked, [N, ...]. Each transformation treats every layer
+separately: it maps over N, or its factors lie along N.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,6 @@ def scale_by_uncorrected_adam(b1: float, b2: float,
                                 optax.tree.zeros_like(params))
 
   def update(grads, state, params=None):
-    del params
     mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, grads)
     nu = jax.tree.map(lambda n, g: b2 * n + (1 - b2) * g * g, state.nu, grads)
     updates = jax.tree.map(lambda m, n: m / (jnp.sqrt(n) + eps), mu, nu)
@@ -56,7 +55,7 @@ def scale_by_uncorrected_adam(b1: float, b2: float,
 
 
 def trust_ratio() -> optax.GradientTransformation:
-  """Scales each update to its parameter's norm: LAMB (You et al. 2020, arXiv:1904.00962)."""
+  """Scales updates to norms of parameters: LAMB (You et al. 2020, arXiv:1904.00962)."""
 
   def scale(update, param):
     return optax.scale_by_trust_ratio().update(update, optax.EmptyState(), param)[0]
@@ -68,8 +67,8 @@ def stable_adam(b1: float, b2: float, eps: float,
                 decay: optax.GradientTransformation) -> optax.GradientTransformation:
   """Adam and decay, with smaller steps if Adam's second moment lags behind the gradient.
 
-  Divides the update of each parameter by max(1, RMS(g / sqrt(v))): StableAdamW (Wortsman et
-  al. 2023, arXiv:2304.13013, algorithm 2). It replaces clipping.
+  Divides the update of each parameter by max(1, RMS(g / sqrt(v))): StableAdamW (Wortsman
+  et al. 2023, arXiv:2304.13013, algorithm 2). It replaces clipping.
   """
   steps = optax.chain(optax.scale_by_adam(b1=b1, b2=b2, eps=eps), decay)
 
@@ -89,9 +88,9 @@ def stable_adam(b1: float, b2: float, eps: float,
 def muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
   """Orthogonalizes the updates of the layers' matrices; `adam` updates everything else.
 
-  Muon (Jordan et al. 2024) through optax. Its updates are as large as Adam's, so that both
-  take the same rate and decay (Liu et al. 2025, arXiv:2502.16982). Query, key and value are
-  one matrix, as the model stores them.
+  Muon (Jordan et al. 2024) through optax. Its updates are as large as Adam's, so that
+  both take the same rate and decay (Liu et al. 2025, arXiv:2502.16982). Query, key and
+  value are one matrix, as the model stores them.
   """
 
   def matrices(updates):
@@ -105,8 +104,7 @@ def muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
   def labels(params):
     return jax.tree_util.tree_map_with_path(label, parameters.kinds(params))
 
-  def to_size_of_adam(updates, params):
-    del params
+  def to_size_of_adam(updates, _):
     return jax.tree.map(lambda x: 0.2 * max(x.shape[-2:])**0.5 * x, updates)
 
   orthogonal = optax.chain(contrib.scale_by_muon(weight_dimension_numbers=matrices),
@@ -115,7 +113,7 @@ def muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
 
 
 def _by_depth(updates: Any, below: Callable, layers: Callable) -> Any:
-  """Applies `below` to the updates below the layers, `layers` to the updates of the layers.
+  """Applies `layers` to the updates of the layers, and `below` to those below them.
 
   Below the layers are the embeddings, their projection and tables of relative positions.
   """
@@ -145,12 +143,11 @@ def freeze(layers: int) -> optax.GradientTransformation:
 def decay_rate(decay: float) -> optax.GradientTransformation:
   """Scales updates by depth, as google-research/electra's `_get_layer_lrs` does.
 
-  Everything below the layers has depth 0 (`_by_depth`), the layers have 1 to N, and the head
-  has N + 2. The factor of depth d is decay ** (N + 2 - d).
+  Everything below the layers has depth 0 (`_by_depth`), the layers have 1 to N, and the
+  head has N + 2. The factor of depth d is decay ** (N + 2 - d).
   """
 
-  def scale(updates, params):
-    del params
+  def scale(updates, _):
     layers = next((len(x) for path, x in jax.tree_util.tree_leaves_with_path(updates)
                    if _is_within(path, 'layers')), 0)
     require(layers, f'optimizer.layer_decay={decay} has no effect here: no layer is trained')
