@@ -45,7 +45,7 @@ RULES = (
      'train_steps=9 train_epochs=0 train_minutes=0', 'train_steps=0 train_epochs=1 train_minutes=0',
      'train_steps=0 train_epochs=0 train_minutes=1'),
     (r'train_epochs=.*: the mixture .*: give train_steps', 'train_steps=3 ~train_epochs'),
-    (r'no two neighbouring sentences fit into a row of 8.* Raise max_len, or give (\S+)$',
+    (r'no two neighboring sentences fit into a row of 8.* Raise max_len, or give (\S+)$',
      'max_len=32', r'\1'),
     (r'max_len=4 is too short .*: give at least (\d+)', r'max_len=\1'),
     (r'max_len=\S+ is above model.max_positions=(\d+)', r'max_len=\1'),

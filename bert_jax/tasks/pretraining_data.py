@@ -35,7 +35,7 @@ def _why_no_pair(records: Records | mixture.MixedRecords, max_len: int) -> str:
     return ('every document is one sentence, so none has a next one: blank lines belong '
             'between documents, not between sentences. Take them out, or give '
             'data.sequences=full_sentences')
-  return (f'no two neighbouring sentences fit into a row of {max_len}: there is no pair to '
+  return (f'no two neighboring sentences fit into a row of {max_len}: there is no pair to '
           'ask about. Raise max_len, or give data.sequences=full_sentences')
 
 

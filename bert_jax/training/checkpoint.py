@@ -292,7 +292,7 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
     try:
       params = integrity.read(folder, {'params': on_one_device(abstract)})['params']
     except integrity.Damaged as e:
-      # Not damaged: the run continues, and has deleted this one meanwhile.
+      # Not damaged: the run continues, and has just deleted this one.
       if _complete(workdir) != complete:
         return restore_params(workdir, abstract, step, allow_older)
       damage.append(f'{name} is damaged: {e}')

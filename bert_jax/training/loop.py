@@ -136,6 +136,7 @@ def _start(job: Job, config: FrozenConfigDict, workdir: storage.Folder,
     state = state._replace(params=initial(state.params))
   else:
     state, step = checkpoints.restore(abstract)  # an older one if the newest is damaged
+  # metrics.jsonl decides, because an evaluation has no checkpoint.
   owes_evaluation = (_evaluates_after(step, job, config)
                      and not metrics_log.is_evaluated(workdir.local, step))
   if (step == job.train_steps and not owes_evaluation
@@ -146,6 +147,7 @@ def _start(job: Job, config: FrozenConfigDict, workdir: storage.Folder,
   if newest is not None:
     repeated = f', {newest - step} steps are repeated' if step < newest else ''
     console.print_summary([('resumed', f'from step {step}{repeated}')])
+  # No checkpoint has the frozen arrays: the task brings them in every run.
   state = state._replace(
       frozen=state_lib.place(nn.unbox(job.task.frozen), abstract.frozen))
   return state, step, owes_evaluation

@@ -193,7 +193,7 @@ def test_rows_without_a_false_pair_are_named():
 
 @pytest.mark.parametrize('documents, message', [
     ([[9], [7], [30], [12]] * 9, 'every document is one sentence'),
-    ([[40, 50]] * 9, 'no two neighbouring sentences fit into a row of 32')])
+    ([[40, 50]] * 9, 'no two neighboring sentences fit into a row of 32')])
 def test_rows_without_a_pair_are_refused(documents, message):
   with pytest.raises(UserError, match=message):
     made(documents)
