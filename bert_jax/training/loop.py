@@ -190,4 +190,4 @@ def _stop(checkpoints: Checkpoints, step: int, train_steps: int):
   """Raises Preempted after SIGTERM, once the last checkpoint is complete."""
   checkpoints.wait()
   raise Preempted(f'stopped by SIGTERM after step {step} of {train_steps}, everything is '
-                  'saved: run the same command to continue')
+                  'saved: run the same command to resume')
