@@ -137,16 +137,15 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
   size = max(reach, 1)
   blocks = -(-length // size)
 
-  def pad(x, before, after):
-    return jnp.pad(x, [(0, 0), (before, after), *[(0, 0)] * (x.ndim - 2)])
-
   def in_blocks(x):
     """[B, L, ...] -> [B * blocks, size, ...]."""
-    return pad(x, 0, blocks * size - length).reshape(rows * blocks, size, *x.shape[2:])
+    x = jnp.pad(x, [(0, 0), (0, blocks * size - length), *[(0, 0)] * (x.ndim - 2)])
+    return x.reshape(rows * blocks, size, *x.shape[2:])
 
   def around(x):
     """[B, L, ...] -> [B * blocks, 3 * size, ...]: each block between its neighbors."""
-    x = pad(x, size, (blocks + 1) * size - length)
+    after = (blocks + 1) * size - length
+    x = jnp.pad(x, [(0, 0), (size, after), *[(0, 0)] * (x.ndim - 2)])
     parts = [x[:, i * size:(i + blocks) * size].reshape(rows, blocks, size, *x.shape[2:])
              for i in range(3)]
     return jnp.concatenate(parts, axis=2).reshape(rows * blocks, 3 * size, *x.shape[2:])

@@ -163,12 +163,11 @@ def _backward_kernel(shape, qkv, query_ids, key_ids, random, rows, heads, gradie
       out[0, :, _columns(shape, i, j)] = x.astype(out.dtype)
 
 
-def _block(length: int, width: int) -> pl.BlockSpec:
-  """Splits [B, L, ...] into rows and blocks of heads."""
-  return pl.BlockSpec((1, length, width), lambda row, block: (row, 0, block))
+def _by_block(row: int, block: int) -> tuple[int, int, int]:
+  return row, 0, block  # a row of [B, L, ...] and a block of heads
 
 
-def _row_only(row: int, _: int) -> tuple[int, int, int]:
+def _by_row(row: int, _: int) -> tuple[int, int, int]:
   return row, 0, 0
 
 
@@ -188,11 +187,12 @@ def _call(kernel, shape: _Shape, width: int, products: int, qkv, segment_ids, ra
   scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
   return pl.pallas_call(
       functools.partial(kernel, shape), grid=(batch, shape.blocks),
-      in_specs=[_block(length, 3 * LANES),
-                pl.BlockSpec((1, length, 1), _row_only),
-                pl.BlockSpec((1, 1, length), _row_only),
-                scalars, scalars, scalars, *(_block(length, LANES) for _ in gradient)],
-      out_specs=_block(length, width),
+      in_specs=[pl.BlockSpec((1, length, 3 * LANES), _by_block),
+                pl.BlockSpec((1, length, 1), _by_row),
+                pl.BlockSpec((1, 1, length), _by_row),
+                scalars, scalars, scalars,
+                *(pl.BlockSpec((1, length, LANES), _by_block) for _ in gradient)],
+      out_specs=pl.BlockSpec((1, length, width), _by_block),
       out_shape=jax.ShapeDtypeStruct((batch, length, shape.blocks * width), qkv.dtype),
       cost_estimate=cost, interpret=shape.interpret,
       name=kernel.__name__.strip('_').replace('kernel', 'attention'),

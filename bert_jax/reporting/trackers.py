@@ -81,10 +81,10 @@ class TensorBoard:
         str(self._folder / 'events'), f'.{self._first_step:012}')
     proto = tensorboardX.proto.event_pb2
     # This event hides earlier rows of the steps that are repeated.
-    begins = proto.SessionLog(status=proto.SessionLog.START)
-    _write_event(file, self._first_step + 1, session_log=begins)
-    config = tensorboardX.summary.text('config', f'```\n{self._config}\n```')
-    _write_event(file, self._first_step, summary=config)
+    _write_event(file, self._first_step + 1,
+                 session_log=proto.SessionLog(status=proto.SessionLog.START))
+    _write_event(file, self._first_step, summary=tensorboardX.summary.text(
+        'config', f'```\n{self._config}\n```'))
     return file
 
   def log(self, row):
@@ -202,8 +202,8 @@ class WeightsAndBiases:
 def _wandb_record(workdir: epath.Path) -> tuple[str, dict[str, int]]:
   """The id of the run at W&B, and the last step that it has of each kind."""
   record = storage.read_json_if_any(workdir / 'wandb.json')
-  safe = {'train': 0, 'eval': 0, **record.get('safe', {})}
-  return record.get('id') or uuid.uuid4().hex, safe
+  return (record.get('id') or uuid.uuid4().hex,
+          {'train': 0, 'eval': 0, **record.get('safe', {})})
 
 
 def _rows_in_files(workdir: epath.Path) -> Iterator[tuple[str, int]]:
