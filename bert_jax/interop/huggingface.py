@@ -21,7 +21,7 @@ from bert_jax.interop.family import Family
 from bert_jax.interop.pretrained import Pretrained, fitted
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.heads import count_parameters
+from bert_jax.model.parameters import count_parameters
 from bert_jax.runtime import console, storage
 from bert_jax.tasks import task_list
 

@@ -1,7 +1,5 @@
 """The heads of pretraining, on any encoder."""
 
-from typing import Any
-
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -86,18 +84,3 @@ class BertForPreTraining(nn.Module):
     hidden = self.bert.encode(tokens, deterministic=deterministic)
     nsp_logits = None if cls_positions is None else self.nsp_logits(hidden, cls_positions)
     return self.mlm_logits(hidden, masked_positions), nsp_logits
-
-
-def count_parameters(boxed: Any, config: BertConfig) -> int:
-  """Counts parameters without the padding of the vocabulary.
-
-  Args:
-    boxed: a tree of arrays or ShapeDtypeStructs, boxed with their logical axes.
-    config: of the model.
-  """
-  total = 0
-  for box in jax.tree.leaves(boxed, is_leaf=lambda x: isinstance(x, nn.Partitioned)):
-    # Published counts do not have the rows that round the vocabulary up to 128.
-    total += (box.value.size // config.padded_vocab_size * config.vocab_size
-              if 'vocab' in box.names else box.value.size)
-  return total

@@ -1,4 +1,4 @@
-"""The kind of each parameter, by its name.
+"""The kind of each parameter, by its name, and their number.
 
 The kind decides what happens to a parameter: the encoder keeps norms in float32, weight
 decay excludes some kinds, Muon orthogonalizes matrices, LoRA adds factors to matrices.
@@ -8,7 +8,10 @@ All of them ask this module, so that a new parameter gets its kind once.
 import enum
 from typing import Any
 
+from flax import linen as nn
 import jax
+
+from bert_jax.model.bert_config import BertConfig
 
 Kind = enum.StrEnum('Kind', [
     'MATRIX',  # of a dense layer or a projection, [..., in, out]
@@ -47,3 +50,18 @@ def kinds(params: Any) -> Any:
   """The kind of each parameter of a tree of dicts, boxed or not, in the same dicts."""
   return jax.tree_util.tree_map_with_path(
       lambda path, _: kind(path), params, is_leaf=lambda x: not isinstance(x, dict))
+
+
+def count_parameters(boxed: Any, config: BertConfig) -> int:
+  """Counts parameters without the padding of the vocabulary.
+
+  Args:
+    boxed: a tree of arrays or ShapeDtypeStructs, boxed with their logical axes.
+    config: of the model.
+  """
+  total = 0
+  for box in jax.tree.leaves(boxed, is_leaf=lambda x: isinstance(x, nn.Partitioned)):
+    # Published counts do not have the rows that round the vocabulary up to 128.
+    total += (box.value.size // config.padded_vocab_size * config.vocab_size
+              if 'vocab' in box.names else box.value.size)
+  return total

@@ -9,7 +9,8 @@ import jax
 from bert_jax.data.rows import Rows
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import init_tokens
-from bert_jax.model.heads import BertForPreTraining, count_parameters
+from bert_jax.model.heads import BertForPreTraining
+from bert_jax.model.parameters import count_parameters
 from bert_jax.objectives import losses
 from bert_jax.objectives.masking import Masked
 

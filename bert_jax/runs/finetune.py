@@ -12,7 +12,7 @@ from bert_jax.errors import require
 from bert_jax.inference import bert as bert_lib
 from bert_jax.interop import layout
 from bert_jax.interop.pretrained import Pretrained, head_groups
-from bert_jax.model.heads import count_parameters
+from bert_jax.model.parameters import count_parameters
 from bert_jax.runs import initial
 from bert_jax.runtime.console import print_summary
 from bert_jax.tasks import finetuning_data, task_list

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.errors import require
 from bert_jax.interop import native
-from bert_jax.model.heads import count_parameters
+from bert_jax.model.parameters import count_parameters
 from bert_jax.runs import initial
 from bert_jax.runtime import processes
 from bert_jax.training import checkpoint, lora

@@ -11,7 +11,7 @@ from bert_jax import config as config_lib
 from bert_jax import config_fields
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
-from bert_jax.model import architectures, heads
+from bert_jax.model import architectures, heads, parameters
 from bert_jax.model.bert_config import BertConfig
 
 # With the vocabulary of 30,522. Base and large are those of the published checkpoints; the small
@@ -41,12 +41,12 @@ def test_parameters_are_counted_without_the_padding(size):
                          Tokens(*[tokens] * 4), tokens, tokens)
   stored = sum(x.size for x in jax.tree.leaves(nn.unbox(boxed)))
   padding = (config.padded_vocab_size - config.vocab_size) * (config.hidden_size + 1)
-  counted = heads.count_parameters(boxed, config)
+  counted = parameters.count_parameters(boxed, config)
   assert counted == stored - padding
   if size in WITH_HEADS:
     assert counted == WITH_HEADS[size]
   if size in COUNTS:
-    assert heads.count_parameters(boxed['params']['bert'], config) == COUNTS[size]
+    assert parameters.count_parameters(boxed['params']['bert'], config) == COUNTS[size]
 
 
 def test_vocabulary_is_padded_to_128():

@@ -16,7 +16,7 @@ from transformers.models.deberta_v2 import modeling_deberta_v2 as reference
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, stablehlo, verify
-from bert_jax.model import attention_kernels, heads
+from bert_jax.model import attention_kernels, heads, parameters
 from bert_jax.model.deberta import Deberta, DebertaConfig, skew, table_rows
 from tests.interop import test_family, torch_bert
 from tests.model.test_modern import packed
@@ -157,7 +157,7 @@ def test_parameters_are_counted_as_published(fields):
   tokens = jnp.zeros((1, 8), jnp.int32)
   tree = jax.eval_shape(heads.BertForPreTraining(config).init, jax.random.key(0),
                         Tokens(*[tokens] * 4), tokens, None)
-  assert heads.count_parameters(tree, config) == sum(
+  assert parameters.count_parameters(tree, config) == sum(
       x.numel() for x in theirs.parameters())
   # Beside BERT's products: at 512 each of two terms costs as much as queries times keys.
   convolution = 6 * fields.get('conv_kernel_size', 0) * 768**2

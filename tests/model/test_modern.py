@@ -11,7 +11,7 @@ import pytest
 
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
-from bert_jax.model import heads
+from bert_jax.model import heads, parameters
 from bert_jax.model.attention import attention_bias, dot_product_attention, local_attention
 from bert_jax.model.modern import Modern, ModernConfig, rotary, rotate
 
@@ -98,12 +98,12 @@ def test_parameters_are_counted_without_the_padding(sizes):
   tree = abstract(config)
   stored = sum(x.size for x in jax.tree.leaves(nn.unbox(tree)))
   padding = (config.padded_vocab_size - 60) * (config.hidden_size + 1)
-  assert stored - padding == heads.count_parameters(tree, config)
+  assert stored - padding == parameters.count_parameters(tree, config)
 
 
 def test_published_sizes():
   # ModernBERT-base has 149,655,232 parameters with its masked LM head, of 50,368 entries.
-  assert heads.count_parameters(abstract(ModernConfig()), ModernConfig()) == 149_655_232
+  assert parameters.count_parameters(abstract(ModernConfig()), ModernConfig()) == 149_655_232
   # At 8,192, 8 layers see 8,192 tokens and 14 see 129.
   attention = 12 * 768 * (8 * 8192 + 14 * 129)
   assert ModernConfig().flops_per_token(8192, 0) == attention + 6 * 22 * (
