@@ -152,21 +152,32 @@ def _begin(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe, twi
       native.save(make(), folder / name)
 
 
-def _fine_tune(task: str, model: str, files: Files, recipe: Recipe, rate: float, seed: int,
-               workdir: epath.Path) -> tuple[float, float]:
+def _fine_tune(task: str, model: str, files: Files, recipe: Recipe, rate: float,
+               seed: int, workdir: epath.Path) -> tuple[float, float]:
   """The scores of a run at its best epoch: (on the part kept apart, on the development file)."""
   result = workdir / 'scores.json'
   if not result.exists():
-    config = config_fields.changed(config_lib.finetuning('sequence_classification'), {
-        'init_from': model, 'data.train': files.train, 'data.eval': f'{files.apart},{files.dev}',
-        'data.format': f'glue/{task}', 'optimizer.learning_rate': rate, 'seed': seed,
-        'train_epochs': recipe.epochs, 'batch_size': recipe.batch_size, 'max_len': recipe.max_len,
-        'model.scan_unroll': 1})
+    config = config_fields.changed(
+        config_lib.finetuning('sequence_classification'), {
+            'init_from': model,
+            'data.train': files.train,
+            'data.eval': f'{files.apart},{files.dev}',
+            'data.format': f'glue/{task}',
+            'optimizer.learning_rate': rate,
+            'seed': seed,
+            'train_epochs': recipe.epochs,
+            'batch_size': recipe.batch_size,
+            'max_len': recipe.max_len,
+            'model.scan_unroll': 1
+        })
     run.run(config, str(workdir))
-    lines = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()
+    ]
     name = f'eval_{glue.TASKS[f"glue/{task}"].metric}'
     dev = next(key for key in lines[-1] if key.startswith(f'{name}_'))
-    best = max((line for line in lines if line.get(name) is not None), key=lambda x: x[name])
+    best = max((line for line in lines if line.get(name) is not None),
+               key=lambda x: x[name])
     storage.write_whole(result, json.dumps([best[name], best[dev]]))
   return tuple(json.loads(result.read_text()))
 
@@ -174,9 +185,14 @@ def _fine_tune(task: str, model: str, files: Files, recipe: Recipe, rate: float,
 def _scores(task: str, model: str, files: Files, recipe: Recipe,
             folder: epath.Path) -> tuple[float, list[float]]:
   """(the chosen rate, the development scores of its seeds)."""
-  results = {rate: [_fine_tune(task, model, files, recipe, rate, seed, folder / f'{rate:g}-{seed}')
-                    for seed in range(recipe.seeds)] for rate in recipe.rates}
-  best = max(results, key=lambda rate: statistics.mean(apart for apart, _ in results[rate]))
+  results = {
+      rate: [
+          _fine_tune(task, model, files, recipe, rate, seed, folder / f'{rate:g}-{seed}')
+          for seed in range(recipe.seeds)
+      ] for rate in recipe.rates
+  }
+  best = max(results,
+             key=lambda rate: statistics.mean(apart for apart, _ in results[rate]))
   return best, [dev for _, dev in results[best]]
 
 
@@ -206,8 +222,12 @@ def evaluate(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe,
     files = _divided(task, source, folder / 'data' / task, recipe.most)
     row = [task, glue.TASKS[f'glue/{task}'].metric]
     for name in names:
-      rate, scores = _scores(task, str(folder / name), files, recipe, folder / f'{task}-{name}')
-      row += [statistics.mean(scores), statistics.stdev(scores) if len(scores) > 1 else None, rate]
+      rate, scores = _scores(task, str(folder / name), files, recipe,
+                             folder / f'{task}-{name}')
+      row += [
+          statistics.mean(scores),
+          statistics.stdev(scores) if len(scores) > 1 else None, rate
+      ]
     rows.append(row)
   means = [statistics.mean(row[i] for row in rows) for i in range(2, len(columns), 3)]
   rows.append(['mean', ''] + [value for mean in means for value in (mean, None, None)])

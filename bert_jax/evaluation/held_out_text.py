@@ -53,9 +53,14 @@ def _batches(bert: Bert, pieces: list[list[int]], length: int, rate: float,
   for first in range(0, len(pieces), rows):
     window = pieces[first:first + rows]
     numbers = np.arange(len(window))
-    placed = inputs_lib.place([inputs_lib.join(bert.tokenizer, piece) for piece in window],
-                              numbers, numbers, rows=rows, length=length, slots=1,
-                              pad_id=bert.tokenizer.pad_id)
+    placed = inputs_lib.place(
+        [inputs_lib.join(bert.tokenizer, piece) for piece in window],
+        numbers,
+        numbers,
+        rows=rows,
+        length=length,
+        slots=1,
+        pad_id=bert.tokenizer.pad_id)
     positions, is_real = np.zeros((2, rows, slots), np.int32)
     for row, piece in enumerate(window):
       chosen = 1 + rng.permutation(len(piece))[:max(1, round(rate * len(piece)))]
@@ -67,7 +72,8 @@ def _batches(bert: Bert, pieces: list[list[int]], length: int, rate: float,
     yield placed.tokens, positions, targets, is_real
 
 
-def _write_sums(bert: Bert, pieces: list[list[int]], path: epath.Path, masks: dict[str, Any]):
+def _write_sums(bert: Bert, pieces: list[list[int]], path: epath.Path, masks: dict[str,
+                                                                                   Any]):
   """Writes each batch's sum of losses and its masked tokens to `path`; goes on after a kill."""
   loss_sum = jax.jit(functools.partial(_loss_sum, bert.config))
   text = hashlib.blake2b(json.dumps(pieces).encode(), digest_size=16).hexdigest()
@@ -81,7 +87,12 @@ def _write_sums(bert: Bert, pieces: list[list[int]], path: epath.Path, masks: di
                               'tokens': int(is_real.sum())})
 
 
-def evaluate(bert: Bert, source: str, path: epath.Path, *, rate: float = 0.15, max_len: int = 128,
+def evaluate(bert: Bert,
+             source: str,
+             path: epath.Path,
+             *,
+             rate: float = 0.15,
+             max_len: int = 128,
              seed: int = 0) -> Report:
   """The masked-LM loss of the documents of text files.
 
@@ -98,11 +109,14 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, rate: float = 0.15, m
   """
   bert.require_head('mlm', 'masked-LM head')
   require(0 < rate < 1, f'--rate={rate} must lie in (0, 1)')
-  require(8 <= max_len <= bert.config.max_positions,
-          f'--max_len={max_len} must be at least 8 and at most the {bert.config.max_positions} '
-          'positions of the model')
-  documents = [document for file in corpus.find_files(source)
-               for document in corpus.read_file(file, corpus.format_of(file, 'auto'), 'text')]
+  require(
+      8 <= max_len <= bert.config.max_positions,
+      f'--max_len={max_len} must be at least 8 and at most the {bert.config.max_positions} '
+      'positions of the model')
+  documents = [
+      document for file in corpus.find_files(source)
+      for document in corpus.read_file(file, corpus.format_of(file, 'auto'), 'text')
+  ]
   pieces = list(_pieces(bert, documents, max_len))
   require(bool(pieces), f'--data={source} holds no text')
   sums = path.with_suffix('.batches.jsonl')
@@ -114,7 +128,13 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, rate: float = 0.15, m
            'byte': sum(len(document.encode()) for document in documents)}
   rows = [[unit, number, loss * tokens / number, _exp(loss * tokens / number)]
           for unit, number in units.items()]
-  facts = {'loss': loss, 'masked_tokens': count, 'rate': rate, 'max_len': max_len, 'seed': seed}
+  facts = {
+      'loss': loss,
+      'masked_tokens': count,
+      'rate': rate,
+      'max_len': max_len,
+      'seed': seed
+  }
   return Report(facts, ('unit', 'in the text', 'nat', 'perplexity'), rows[::-1], 'nat')
 
 
@@ -123,7 +143,7 @@ def _exp(nat: float) -> float | None:
   return math.exp(nat) if nat < _LARGEST_EXPONENT else None
 
 
-def _loss_sum(config: Any, params: Any, tokens: Tokens, positions: jax.Array, targets: jax.Array,
-              is_real: jax.Array) -> jax.Array:
+def _loss_sum(config: Any, params: Any, tokens: Tokens, positions: jax.Array,
+              targets: jax.Array, is_real: jax.Array) -> jax.Array:
   surprisals = forward.surprisals(config, params, tokens, positions, targets)
   return (surprisals * is_real).sum()

@@ -44,9 +44,11 @@ def read(source: str) -> list[Pair]:
     UserError: a line without one of the fields or with an empty one, or no line.
   """
   pairs = []
-  for row in (row for file in corpus.find_files(source) for row in table.read_jsonl(file)):
+  for row in (
+      row for file in corpus.find_files(source) for row in table.read_jsonl(file)):
     pairs.append(Pair(*map(row.text, _FIELDS), row.where))
-    require(all(map(str.strip, pairs[-1])), f'{row.where}: one of {", ".join(_FIELDS)} is empty')
+    require(all(map(str.strip, pairs[-1])),
+            f'{row.where}: one of {", ".join(_FIELDS)} is empty')
   require(bool(pairs), f'--data={source} holds no pair')
   return pairs
 
@@ -54,9 +56,12 @@ def read(source: str) -> list[Pair]:
 def _check_lengths(bert: Bert, pairs: Sequence[Pair]):
   """Raises UserError for a sentence without a token, or with more than the model can read."""
   room = bert.config.max_positions - inputs_lib.special_tokens(bert.tokenizer, 1)
-  for i, ids in enumerate(bert.tokenizer.encode_batch([x for pair in pairs for x in pair[:2]])):
-    require(0 < len(ids) <= room, f'{pairs[i // 2].where}: {_FIELDS[i % 2]} has {len(ids)} tokens, '
-            f'this model scores sentences of 1 to {room}: leave the pair out')
+  for i, ids in enumerate(
+      bert.tokenizer.encode_batch([x for pair in pairs for x in pair[:2]])):
+    require(
+        0 < len(ids) <= room,
+        f'{pairs[i // 2].where}: {_FIELDS[i % 2]} has {len(ids)} tokens, '
+        f'this model scores sentences of 1 to {room}: leave the pair out')
 
 
 def pseudo_log_likelihoods(bert: Bert, texts: Sequence[str]) -> np.ndarray:
@@ -68,10 +73,12 @@ def _score(bert: Bert, pairs: Sequence[Pair], path: epath.Path, job: dict[str, A
   """Writes the scores of all pairs to `path`, one JSON object each; goes on after a kill."""
   with json_lines.partial(path, job) as (sink, before):
     began = time.monotonic()
-    with tqdm.tqdm(total=len(pairs), initial=before.examples, unit=' pairs', disable=None) as bar:
+    with tqdm.tqdm(total=len(pairs), initial=before.examples, unit=' pairs',
+                   disable=None) as bar:
       for first in range(before.examples, len(pairs), _PAIRS_AT_ONCE):
         window = pairs[first:first + _PAIRS_AT_ONCE]
-        scores = pseudo_log_likelihoods(bert, [text for pair in window for text in pair[:2]])
+        scores = pseudo_log_likelihoods(bert,
+                                        [text for pair in window for text in pair[:2]])
         for pair, good, bad in zip(window, scores[::2].tolist(), scores[1::2].tolist()):
           json_lines.write(sink, {'UID': pair.paradigm, 'good': good, 'bad': bad})
         bar.update(len(window))
@@ -81,7 +88,11 @@ def _score(bert: Bert, pairs: Sequence[Pair], path: epath.Path, job: dict[str, A
 
 def _row(name: str, is_right: Sequence[bool]) -> list[Any]:
   accuracy = float(np.mean(is_right))
-  return [name, len(is_right), accuracy, math.sqrt(accuracy * (1 - accuracy) / len(is_right))]
+  return [
+      name,
+      len(is_right), accuracy,
+      math.sqrt(accuracy * (1 - accuracy) / len(is_right))
+  ]
 
 
 def evaluate(bert: Bert, source: str, path: epath.Path) -> Report:
@@ -103,10 +114,13 @@ def evaluate(bert: Bert, source: str, path: epath.Path) -> Report:
   for phenomenon in sorted({pair.phenomenon for pair in pairs}):
     of = np.array([pair.phenomenon == phenomenon for pair in pairs])
     paradigms = sorted({pair.paradigm for pair in pairs if pair.phenomenon == phenomenon})
-    rows += [_row(f'{phenomenon}: {name}', is_right[[pair.paradigm == name for pair in pairs]])
-             for name in paradigms]
+    rows += [
+        _row(f'{phenomenon}: {name}', is_right[[pair.paradigm == name
+                                                for pair in pairs]])
+        for name in paradigms
+    ]
     if len(paradigms) > 1:
       rows.append(_row(phenomenon, is_right[of]))
   rows.append(_row('all', is_right))
-  return Report({'accuracy': rows[-1][2]}, ('pairs of', 'pairs', 'accuracy', 'standard error'),
-                rows, 'accuracy')
+  return Report({'accuracy': rows[-1][2]},
+                ('pairs of', 'pairs', 'accuracy', 'standard error'), rows, 'accuracy')

@@ -89,9 +89,14 @@ def write(report: Report, path: epath.Path):
   """
   rows = [dict(zip(report.columns, row)) for row in report.rows]
   table = json.dumps({**report.facts, 'rows': rows}, indent=2, allow_nan=False) + '\n'
-  contents = [*(text.encode() for text in report.beside.values()), markdown(report).encode(),
-              _picture(report), table.encode()]
-  named = list(zip(map(storage.through_link, files(path, *report.beside)), contents, strict=True))
+  contents = [
+      *(text.encode() for text in report.beside.values()),
+      markdown(report).encode(),
+      _picture(report),
+      table.encode()
+  ]
+  named = list(
+      zip(map(storage.through_link, files(path, *report.beside)), contents, strict=True))
   for file, content in named:
     file.with_suffix(f'{file.suffix}.partial').write_bytes(content)
   for file, _ in named:

@@ -38,11 +38,14 @@ def _search(bert: Bert, corpus: beir.Texts, queries: beir.Texts, path: epath.Pat
   """
   files = [path.with_suffix(f'.{name}.npy') for name in ('corpus', 'queries')]
   for texts, file, prompts in zip((corpus, queries), files, (DOCUMENT, QUERY)):
-    stored_vectors.write(bert, texts, len(texts.ids), texts.digest, file, prompts, **options)
+    stored_vectors.write(bert, texts, len(texts.ids), texts.digest, file, prompts,
+                         **options)
   hits = search.search(np.load(files[1]), files[0], _DEPTH + 1)
   run = {}
   for query, scores, index in zip(queries.ids, hits.scores.tolist(), hits.index.tolist()):
-    others = [(corpus.ids[i], score) for i, score in zip(index, scores) if corpus.ids[i] != query]
+    others = [(corpus.ids[i], score)
+              for i, score in zip(index, scores)
+              if corpus.ids[i] != query]
     run[query] = _sorted(others[:_DEPTH])
   return run
 
@@ -61,8 +64,10 @@ def _rerank(reranker: Bert, corpus: beir.Texts, queries: beir.Texts, run: Run,
       disable=None) as bar:
     for first in range(before.examples, len(asked), _QUERIES_AT_ONCE):
       window = asked[first:first + _QUERIES_AT_ONCE]
-      scores = iter(reranking.pair_logits(reranker, [
-          (text, texts[document]) for name, text in window for document, _ in run[name]]).tolist())
+      scores = iter(
+          reranking.pair_logits(reranker, [(text, texts[document])
+                                           for name, text in window
+                                           for document, _ in run[name]]).tolist())
       for name, _ in window:
         json_lines.write(sink, {'query': name, 'hits': [
             (document, next(scores)) for document, _ in run[name]]})
@@ -109,8 +114,9 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
   require(epath.Path(source).is_dir(), f'--data={source} is no folder')
   corpus, queries, qrels, absent = beir.load(epath.Path(source), split)
   if absent:
-    print_summary([('note', f'{len(absent):,} judged documents are not in the corpus, such as '
-                            f'{absent[0]!r}: they count as not found, as in trec_eval')])
+    print_summary([('note',
+                    f'{len(absent):,} judged documents are not in the corpus, such as '
+                    f'{absent[0]!r}: they count as not found, as in trec_eval')])
   run = _search(bert, corpus, queries, path, pooling=pooling, max_len=max_len)
   runs = {RUN: run_file(run)}
   rows = [['search', *scores(run, qrels).values()]]

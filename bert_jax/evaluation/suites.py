@@ -55,12 +55,14 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
   path, options = epath.Path(output), dict(options)
   storage.make_parent('--output', path)
   if not overwrite:
-    runs = [retrieval.RUN] * (suite == 'retrieval') + [retrieval.RERANKED] * ('rerank' in options)
+    runs = [retrieval.RUN] * (suite == 'retrieval') + [retrieval.RERANKED] * ('rerank'
+                                                                              in options)
     storage.keep('--output', output, *reversed(report.files(path, *runs)))
   if suite == 'glue':
     twin = options.pop('twin', False)
     result = glue_suite.evaluate(load_lib.load(model, step, allow_older), data,
-                                 path.with_suffix('.runs'), glue_suite.Recipe(**options), twin)
+                                 path.with_suffix('.runs'), glue_suite.Recipe(**options),
+                                 twin)
   else:
     bert = bert_lib.load(model, step, allow_older)
     if suite == 'task':

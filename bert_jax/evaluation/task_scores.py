@@ -49,7 +49,8 @@ def _config(name: str, model: Pretrained, kind: type[TaskKind],
     facts['labels'] = model.labels
   fields = _fields_of_run(name, kind) | {
       field: value for field, value in facts.items() if value is not None and value != ()}
-  longest = facts.get('max_len') or (model.sentence and model.sentence.max_len) or config.max_len
+  longest = facts.get('max_len') or (model.sentence
+                                     and model.sentence.max_len) or config.max_len
   config = changed(config, {
       'init_from': name, 'max_len': min(longest, model.config.max_positions),
       **initial.unset_sizes(config, vars(model.config)),
@@ -65,14 +66,21 @@ def _config(name: str, model: Pretrained, kind: type[TaskKind],
 def _check_labels(files: ExampleFiles, model: Pretrained, name: str):
   """Raises UserError unless the model's outputs are the labels of the file, in their order."""
   unnamed = all(re.fullmatch(r'LABEL_\d+', label) for label in model.labels)
-  same = len(files.labels) == len(model.labels) if unnamed or len(model.labels) == 1 else (
-      files.labels == model.labels)
-  require(same, f'--model={name} has the labels {", ".join(model.labels)}, this file needs '
-                f'{", ".join(files.labels)}')
+  same = len(files.labels) == len(model.labels) if unnamed or len(
+      model.labels) == 1 else (files.labels == model.labels)
+  require(
+      same, f'--model={name} has the labels {", ".join(model.labels)}, this file needs '
+      f'{", ".join(files.labels)}')
 
 
-def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
-             fields: Sequence[str] = (), max_len: int = 0, batch_size: int = 32) -> Report:
+def evaluate(name: str,
+             bert: Bert,
+             data: str,
+             *,
+             task: str = '',
+             fields: Sequence[str] = (),
+             max_len: int = 0,
+             batch_size: int = 32) -> Report:
   """The mean loss and the scores of a file of examples.
 
   Examples are read as those that the model was trained on, if it is a workdir.
@@ -120,5 +128,8 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
   best = files.auto_score or files.best_score
   rows = [[score, value] for score, value in scores.items() if score != best]
   rows.append([best, scores[best]])
-  return Report({'task': kind.name, 'examples': len(examples), **scores}, ('score', 'value'), rows,
-                'value')
+  return Report({
+      'task': kind.name,
+      'examples': len(examples),
+      **scores
+  }, ('score', 'value'), rows, 'value')

@@ -33,8 +33,10 @@ class Texts:
     self.ids, digest, known = [], hashlib.blake2b(digest_size=16), set()
     for name, text, _ in self._read():
       require(name not in known, f'{path}: the _id {name!r} is there twice')
-      require(len(name.split()) == 1, f'{path}: the _id {name!r} is empty or holds a space, which '
-                                      'a run file cannot have')
+      require(
+          len(name.split()) == 1,
+          f'{path}: the _id {name!r} is empty or holds a space, which '
+          'a run file cannot have')
       known.add(name)
       self.ids.append(name)
       digest.update(f'{name}\0{text}\0'.encode())
@@ -74,8 +76,10 @@ def read_qrels(path: epath.Path) -> Qrels:
     qrels.setdefault(row.text('query-id'), {})[row.text('corpus-id')] = int(grade)
   require(bool(qrels), f'{path} holds no judgement')
   for query, grades in qrels.items():
-    require(max(grades.values()) > 0, f'{path}: the query {query!r} has no relevant document (a '
-                                      'score above 0): leave its lines out')
+    require(
+        max(grades.values()) > 0,
+        f'{path}: the query {query!r} has no relevant document (a '
+        'score above 0): leave its lines out')
   return qrels
 
 
@@ -102,8 +106,10 @@ def load(folder: epath.Path, split: str) -> Collection:
   qrels = read_qrels(path)
   queries = Texts(folder / 'queries.jsonl', qrels)
   missing = qrels.keys() - set(queries.ids)
-  require(not missing, f'{path} names {len(missing):,} queries that queries.jsonl lacks, such as '
-                       f'{min(missing, default="")!r}')
+  require(
+      not missing,
+      f'{path} names {len(missing):,} queries that queries.jsonl lacks, such as '
+      f'{min(missing, default="")!r}')
   corpus = Texts(folder / 'corpus.jsonl')
   known = set(corpus.ids)
   absent = tuple(sorted({name for grades in qrels.values() for name in grades} - known))

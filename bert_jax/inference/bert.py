@@ -48,7 +48,8 @@ class Bert(LoadedModel):
     has_pooler = 'pooler' in self.model.groups
     run = forward.hidden_and_pooled if has_pooler else forward.hidden_states
     function = functools.partial(run, self.config, layers=self._layers(layers))
-    pooled = np.zeros((len(rows), self.config.hidden_size), np.float32) if has_pooler else None
+    pooled = np.zeros(
+        (len(rows), self.config.hidden_size), np.float32) if has_pooler else None
     hidden = [None] * len(rows)
     for packed, output in self._run(rows, function):
       if has_pooler:
@@ -70,9 +71,15 @@ class Bert(LoadedModel):
               f'{-n - 1} from the end')
     return tuple(int(i) for i in layers)
 
-  def embed(self, texts: Sequence[Text], pooling: str | None = None, *,
-            normalize: bool | None = None, layers: Sequence[int] = (-1,), long: str = 'head',
-            max_len: int | None = None, prompt: str | None = None,
+  def embed(self,
+            texts: Sequence[Text],
+            pooling: str | None = None,
+            *,
+            normalize: bool | None = None,
+            layers: Sequence[int] = (-1,),
+            long: str = 'head',
+            max_len: int | None = None,
+            prompt: str | None = None,
             dim: int | None = None) -> np.ndarray | list[np.ndarray]:
     """A vector for each text.
 
@@ -114,13 +121,18 @@ class Bert(LoadedModel):
     rows, owners = self._rows(own.prepared(self._strings(texts), before), long,
                               own.max_len if max_len is None else max_len)
     # A prompt that is not pooled hides the first tokens of a text, [CLS] too.
-    hidden = 1 + len(self._ids([before])[0][0]) if before and not own.include_prompt else 0
+    hidden = 1 + len(self._ids([before
+                               ])[0][0]) if before and not own.include_prompt else 0
     shift = [min(hidden, len(row.ids) - 1) * is_first
              for row, is_first in zip(rows, np.diff(owners, prepend=-1))]
-    function = functools.partial(forward.vectors, self.config, layers=layers, poolings=poolings)
+    function = functools.partial(forward.vectors,
+                                 self.config,
+                                 layers=layers,
+                                 poolings=poolings)
     vectors = self.per_text(rows, function, np.array(shift, np.int32))
     if vectors is None:
-      vectors = np.zeros((0, self.config.hidden_size * len(layers) * len(poolings)), np.float32)
+      vectors = np.zeros((0, self.config.hidden_size * len(layers) * len(poolings)),
+                         np.float32)
     if len(owners) > len(texts):
       vectors = combine_texts(vectors, owners, long)
     vectors = own.apply(vectors, normalize)
@@ -130,8 +142,8 @@ class Bert(LoadedModel):
             f'dim={dim}: the vectors of this model have 1 to {vectors.shape[1]} entries')
     return unit(vectors[:, :dim])
 
-  def _token_vectors(self, texts: Sequence[Text], layers: tuple[int, ...], max_len: int | None,
-                     normalize: bool | None) -> list[np.ndarray]:
+  def _token_vectors(self, texts: Sequence[Text], layers: tuple[int, ...],
+                     max_len: int | None, normalize: bool | None) -> list[np.ndarray]:
     """The hidden states of each text without those of special tokens."""
     rows, _ = self._rows(texts, 'head', max_len)
     special = {self.tokenizer.cls_id, self.tokenizer.sep_id}
@@ -177,22 +189,30 @@ class Bert(LoadedModel):
     for i, position, row in zip(owners, positions, logits[:, :self.config.vocab_size]):
       surprisal = np.logaddexp.reduce(row.astype(np.float64)) - row
       best = np.argsort(surprisal, kind='stable')[:top_k]
-      results[i].append({'position': position, 'candidates': [
-          {'token': token, 'probability': float(np.exp(-surprisal[j])), 'logit': float(row[j]),
-           'surprisal': float(surprisal[j])}
-          for j, token in zip(best, self.tokenizer.tokens(best))]})
+      results[i].append({
+          'position': position,
+          'candidates': [{
+              'token': token,
+              'probability': float(np.exp(-surprisal[j])),
+              'logit': float(row[j]),
+              'surprisal': float(surprisal[j])
+          } for j, token in zip(best, self.tokenizer.tokens(best))]
+      })
     return results
 
   def next_sentence(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
     """The probability that the second text of each pair follows the first."""
     self.require_head('nsp', 'next-sentence head')
     ids = self._ids(pairs)
-    require(all(len(of_text) == 2 for of_text in ids), 'a next sentence needs pairs of texts')
+    require(all(len(of_text) == 2 for of_text in ids),
+            'a next sentence needs pairs of texts')
     rows = [self._whole_row(*of_pair) for of_pair in ids]
     logits = self.per_text(rows, functools.partial(forward.nsp_logits, self.config))
     return [] if logits is None else jax.nn.softmax(logits)[:, 0].tolist()
 
-  def score(self, text: str | Sequence[str], long: str | None = None) -> dict[str, Any] | list:
+  def score(self,
+            text: str | Sequence[str],
+            long: str | None = None) -> dict[str, Any] | list:
     """How expected each token of a text is when it alone is masked (Salazar et al. 2020).
 
     Args:
@@ -210,7 +230,8 @@ class Bert(LoadedModel):
             f'long={long!r} is unknown for scores: use chunks, or leave it out')
     if isinstance(text, str):
       return self.score([text], long)[0]
-    special, longest = inputs_lib.special_tokens(self.tokenizer, 1), self.config.max_positions
+    special, longest = inputs_lib.special_tokens(self.tokenizer,
+                                                 1), self.config.max_positions
     texts = []
     for one, (ids, *pair) in zip(text, self._ids(text)):
       require(not pair, f'{one!r} is a pair: score each of its texts')
@@ -226,7 +247,11 @@ class Bert(LoadedModel):
         perplexity = float(np.exp(total / len(ids)))
       tokens = [{'token': token, 'surprisal': surprisal}
                 for token, surprisal in zip(self.tokenizer.tokens(ids), surprisals)]
-      results.append({'tokens': tokens, 'surprisal': total, 'pseudo_perplexity': perplexity})
+      results.append({
+          'tokens': tokens,
+          'surprisal': total,
+          'pseudo_perplexity': perplexity
+      })
     return results
 
   def _surprisals(self, texts: Sequence[list[int]], room: int) -> Iterator[list[float]]:
@@ -245,7 +270,8 @@ class Bert(LoadedModel):
         rows.append(inputs_lib.join(self.tokenizer, masked))
         positions.append(1 + i - start)
         targets.append(ids[i])
-      surprisals += self.per_text(rows, functools.partial(forward.surprisals, self.config),
+      surprisals += self.per_text(rows,
+                                  functools.partial(forward.surprisals, self.config),
                                   np.array(positions), np.array(targets)).tolist()
     remaining = iter(surprisals)
     for ids in texts:

@@ -21,7 +21,9 @@ def hidden_states(config: BertConfig, params: Any, tokens: Tokens, starts: jax.A
                   layers: tuple[int, ...]) -> jax.Array:
   """The hidden states of some layers side by side: [R, L, D * len(layers)]."""
   del starts
-  encoder, variables = architectures.make_encoder(config), {'params': params['params']['bert']}
+  encoder, variables = architectures.make_encoder(config), {
+      'params': params['params']['bert']
+  }
   if layers == (-1,):
     return encoder.apply(variables, tokens, method='encode')
   hidden = encoder.apply(variables, tokens, method='states').hidden  # [N + 1, R, L, D]
@@ -48,14 +50,16 @@ def vectors(config: BertConfig, params: Any, tokens: Tokens, starts: jax.Array,
   Layers and poolings stand side by side.
   """
   hidden = hidden_states(config, params, tokens, starts, layers)
-  start = jnp.take_along_axis(starts, jnp.maximum(tokens.text_ids - 1, 0), axis=1)  # [R, L]
+  start = jnp.take_along_axis(starts, jnp.maximum(tokens.text_ids - 1, 0),
+                              axis=1)  # [R, L]
   pooled = jnp.where(jnp.arange(start.shape[1]) >= start, tokens.text_ids, 0)
   pool = functools.partial(pooling_lib.pool, hidden, pooled, tokens.positions, starts)
   return jnp.concatenate([pool(how) for how in poolings], axis=-1)
 
 
 @functools.partial(jax.jit, static_argnames=('config',))
-def mlm_logits(config: BertConfig, params: Any, tokens: Tokens, positions: jax.Array) -> jax.Array:
+def mlm_logits(config: BertConfig, params: Any, tokens: Tokens,
+               positions: jax.Array) -> jax.Array:
   """The logits of the tokens at some positions: [R, P, V]."""
   return BertForPreTraining(config).apply(
       params, tokens, positions, method=lambda m, b, p: m.mlm_logits(m.bert.encode(b), p))
@@ -71,7 +75,8 @@ def surprisals(config: BertConfig, params: Any, tokens: Tokens, positions: jax.A
 
 
 @functools.partial(jax.jit, static_argnames=('config',))
-def nsp_logits(config: BertConfig, params: Any, tokens: Tokens, starts: jax.Array) -> jax.Array:
+def nsp_logits(config: BertConfig, params: Any, tokens: Tokens,
+               starts: jax.Array) -> jax.Array:
   """The next-sentence logits of each text: [R, P, 2]."""
   return BertForPreTraining(config).apply(
       params, tokens, starts, method=lambda m, b, p: m.nsp_logits(m.bert.encode(b), p))

@@ -30,14 +30,20 @@ class Line(NamedTuple):
   error: str  # '' = it can be used
 
 
-def _parse(line: bytes, where: str, fields: Sequence[str], optional: Sequence[str]) -> Line:
+def _parse(line: bytes, where: str, fields: Sequence[str],
+           optional: Sequence[str]) -> Line:
   example, rest, error = {}, {}, ''
   try:
     example = storage.parse_json(line.decode())
     if isinstance(example, dict):
-      rest = {name: value for name, value in example.items() if name not in (*fields, *optional)}
+      rest = {
+          name: value
+          for name, value in example.items()
+          if name not in (*fields, *optional)
+      }
       json.dumps(rest, allow_nan=False)
-    if not isinstance(example, dict) or not all(isinstance(example.get(x), str) for x in fields):
+    if not isinstance(example, dict) or not all(
+        isinstance(example.get(x), str) for x in fields):
       error = f'needs a JSON object with the text {" and ".join(map(repr, fields))}'
   except UnicodeDecodeError as e:
     error = f'invalid UTF-8 ({e.reason})'
@@ -78,11 +84,17 @@ def write(sink: TextIO, answer: Example):
 def identity(model: Pretrained) -> str:
   """The digest of all that a model's answers depend on, wherever it lies."""
   digest = hashlib.blake2b(digest_size=16)
-  facts = {name: model.facts.get(name) for name in ('max_len', 'null_threshold', *FACTS_OF_DATA)}
+  facts = {
+      name: model.facts.get(name) for name in ('max_len', 'null_threshold', *FACTS_OF_DATA)
+  }
   description = {
-      'config': dataclasses.asdict(model.config), 'task': model.task, 'labels': model.labels,
-      'problem': model.problem, 'facts': facts,
-      'tokenizer': tokenizer_base.digest(model.tokenizer)}
+      'config': dataclasses.asdict(model.config),
+      'task': model.task,
+      'labels': model.labels,
+      'problem': model.problem,
+      'facts': facts,
+      'tokenizer': tokenizer_base.digest(model.tokenizer)
+  }
   digest.update(json.dumps(description, sort_keys=True).encode())
   if model.sentence:
     for name, content in sorted(model.sentence.files(model.config.hidden_size).items()):
@@ -110,7 +122,8 @@ def _keep_whole_lines(path: epath.Path) -> Done:
         break
       if not line.endswith(b'\n'):
         break
-      examples, errors, size = examples + 1, errors + ('error' in answer), size + len(line)
+      examples, errors, size = examples + 1, errors + ('error'
+                                                       in answer), size + len(line)
   os.truncate(path, size)
   return Done(examples, errors)
 
@@ -135,7 +148,8 @@ def partial(path: epath.Path, job: dict[str, Any] | None = None,
     binary: opens the file for bytes.
   """
   whole = storage.through_link(path)
-  growing, job_file = (whole.parent / f'{whole.name}.{end}' for end in ('partial', 'partial.json'))
+  growing, job_file = (
+      whole.parent / f'{whole.name}.{end}' for end in ('partial', 'partial.json'))
   done = Done()
   storage.make_parent('--output', path)
   try:

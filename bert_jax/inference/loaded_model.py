@@ -31,7 +31,8 @@ class LoadedModel:
   """
 
   def __init__(self, model: Pretrained):
-    self.model = dataclasses.replace(model, params=jax.tree.map(jnp.asarray, model.params))
+    self.model = dataclasses.replace(model,
+                                     params=jax.tree.map(jnp.asarray, model.params))
     self.config, self.params, self.tokenizer = model.config, self.model.params, model.tokenizer
 
   @property
@@ -69,7 +70,9 @@ class LoadedModel:
   def _strings(self, texts: Sequence[Text]) -> list[tuple[str, ...]]:
     """(text,) or (text, text) of each; raises UserError for anything else."""
     require(not isinstance(texts, str), 'give a list of texts, not a string')
-    strings = [tuple(text) if isinstance(text, tuple | list) else (text,) for text in texts]
+    strings = [
+        tuple(text) if isinstance(text, tuple | list) else (text,) for text in texts
+    ]
     for i, text in enumerate(strings):
       require(len(text) in (1, 2) and all(isinstance(string, str) for string in text),
               f'text {i + 1} is neither a string nor a pair of strings')
@@ -119,7 +122,8 @@ class LoadedModel:
 
     on_cpu = jax.default_backend() == 'cpu'
     before = None
-    for packed in packed_texts.pack(rows, self.tokenizer.pad_id, self.config.max_positions,
+    for packed in packed_texts.pack(rows, self.tokenizer.pad_id,
+                                    self.config.max_positions,
                                     _BATCH_TOKENS_CPU if on_cpu else _BATCH_TOKENS):
       under_way = packed, run(packed)
       if before:  # the device works on this batch while the caller uses the one before
@@ -128,8 +132,11 @@ class LoadedModel:
     if before:
       yield jax.device_get(before)
 
-  def per_text(self, rows: Sequence[Input], function: Callable,
-               positions: np.ndarray | None = None, *values: np.ndarray) -> np.ndarray | None:
+  def per_text(self,
+               rows: Sequence[Input],
+               function: Callable,
+               positions: np.ndarray | None = None,
+               *values: np.ndarray) -> np.ndarray | None:
     """Outputs of `function` [R, P, ...] for each text, [texts, ...]; None without texts.
 
     `positions` [texts] count from the start of each text; None = the starts. `values` are [texts].
@@ -150,7 +157,8 @@ class LoadedModel:
     return results
 
 
-def put_tokens(results: list, rows: Sequence[Input], packed: InputRows, output: np.ndarray):
+def put_tokens(results: list, rows: Sequence[Input], packed: InputRows,
+               output: np.ndarray):
   """Puts the tokens' part of [R, L, ...] into the result of each text of a batch."""
   for row, slot in zip(*np.nonzero(packed.index >= 0)):
     text, start = packed.index[row, slot], packed.starts[row, slot]

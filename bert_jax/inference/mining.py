@@ -16,8 +16,8 @@ from bert_jax.runtime import storage
 from bert_jax.runtime.console import print_summary
 
 
-def _vectors(bert: bert_lib.Bert, texts: Sequence[str], path: epath.Path, prompts: Sequence[str],
-             **options) -> dict[str, np.ndarray]:
+def _vectors(bert: bert_lib.Bert, texts: Sequence[str], path: epath.Path,
+             prompts: Sequence[str], **options) -> dict[str, np.ndarray]:
   """The vector of each text."""
   texts = list(dict.fromkeys(texts))
   digest = hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).hexdigest()
@@ -25,7 +25,8 @@ def _vectors(bert: bert_lib.Bert, texts: Sequence[str], path: epath.Path, prompt
   return dict(zip(texts, np.load(path)))
 
 
-def _positives(pairs: Sequence[tuple[str, str]], texts: beir.Texts) -> dict[str, set[int]]:
+def _positives(pairs: Sequence[tuple[str, str]],
+               texts: beir.Texts) -> dict[str, set[int]]:
   """The numbers of the texts that are positives of each query, with their title or without."""
   places = {positive: [] for _, positive in pairs}
   for i, writings in enumerate(texts.with_and_without_title()):
@@ -62,17 +63,25 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   Raises:
     UserError: a mistake in the arguments or the files.
   """
-  for name, value in (('model', model), ('input', source), ('corpus', corpus), ('output', output)):
+  for name, value in (('model', model), ('input', source), ('corpus', corpus), ('output',
+                                                                                output)):
     require(bool(value), f'give --{name}')
-  require(len(columns) == 2, f'--columns={",".join(columns)} must name the query and the positive')
-  require(len(ranks) == 2 and 1 <= ranks[0] <= ranks[1],
-          f'--ranks={",".join(map(str, ranks))} must be a first rank from 1 on and a last one')
+  require(
+      len(columns) == 2,
+      f'--columns={",".join(columns)} must name the query and the positive')
+  require(
+      len(ranks) == 2 and 1 <= ranks[0] <= ranks[1],
+      f'--ranks={",".join(map(str, ranks))} must be a first rank from 1 on and a last one'
+  )
   pairs = [tuple(map(row.text, columns)) for row in table.read(source, 'auto', 'train')]
   require(bool(pairs), f'{source} holds no pair')
   texts, path = beir.Texts(epath.Path(corpus)), epath.Path(output)
   require(bool(texts.ids), f'{corpus} holds no text')
   storage.make_parent('--output', path)
-  bert, options = bert_lib.load(model, step, allow_older), {'pooling': pooling, 'max_len': max_len}
+  bert, options = bert_lib.load(model, step, allow_older), {
+      'pooling': pooling,
+      'max_len': max_len
+  }
   query_file, positive_file, documents = (path.parent / f'{path.name}.{name}.npy'
                                           for name in ('queries', 'positives', 'corpus'))
   queries = _vectors(bert, [query for query, _ in pairs], query_file, QUERY, **options)
@@ -84,8 +93,9 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   excluded = _positives(pairs, texts)
   strangers = sum(not excluded[query] for query, _ in pairs)
   if strangers:
-    print_summary([('note', f'{strangers:,} of {len(pairs):,} pairs have no positive in the '
-                            'corpus: none of its texts is excluded for them')])
+    print_summary([('note',
+                    f'{strangers:,} of {len(pairs):,} pairs have no positive in the '
+                    'corpus: none of its texts is excluded for them')])
   hits = search.search(np.stack(list(queries.values())), documents,
                        ranks[1] + max(map(len, excluded.values())))
   near = {query: [(i, score) for i, score in zip(*of_query) if i not in excluded[query]]
@@ -99,8 +109,8 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   _write(pairs, chosen, texts, path)
 
 
-def _write(pairs: Sequence[tuple[str, str]], chosen: Sequence[Sequence[int]], texts: beir.Texts,
-           path: epath.Path):
+def _write(pairs: Sequence[tuple[str, str]], chosen: Sequence[Sequence[int]],
+           texts: beir.Texts, path: epath.Path):
   """Writes the pairs with their negatives, which `chosen` numbers in the corpus."""
   needed = {i for numbers in chosen for i in numbers}
   text_of = {i: text for i, text in enumerate(texts) if i in needed}
@@ -112,5 +122,7 @@ def _write(pairs: Sequence[tuple[str, str]], chosen: Sequence[Sequence[int]], te
         json_lines.write(sink, {'query': query, 'positive': positive, **named,
                                 'negatives': negatives})
   full = sum(map(bool, chosen))
-  print_summary([('pairs', f'{full:,} with their negatives, {len(pairs) - full:,} with too few are '
-                           'left out')])
+  print_summary([
+      ('pairs', f'{full:,} with their negatives, {len(pairs) - full:,} with too few are '
+       'left out')
+  ])

@@ -50,7 +50,12 @@ def pack(inputs: Sequence[Input], pad_id: int, longest: int,
     step = max(most_tokens // length, 1)
     rows = count - count % step + _rows(count % step)
     slots = max(_power(int(np.bincount(row_of).max())), _FEWEST_SLOTS)
-    placed = inputs_lib.place(inputs, members, row_of, rows=rows, length=length, slots=slots,
+    placed = inputs_lib.place(inputs,
+                              members,
+                              row_of,
+                              rows=rows,
+                              length=length,
+                              slots=slots,
                               pad_id=pad_id)
     for i in range(0, rows, step):
       yield jax.tree.map(lambda x: x[i:i + step], placed)

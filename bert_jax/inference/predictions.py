@@ -61,16 +61,26 @@ def _score(bert: Bert, examples: Sequence[Example], options: Options) -> list[Ex
 
 def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
   texts = [e['text'] for e in examples]
-  embeddings = bert.embed(
-      texts, options.pooling, normalize=options.normalize, layers=options.layers,
-      long=options.long or 'head', max_len=options.max_len, prompt=options.prompt, dim=options.dim)
+  embeddings = bert.embed(texts,
+                          options.pooling,
+                          normalize=options.normalize,
+                          layers=options.layers,
+                          long=options.long or 'head',
+                          max_len=options.max_len,
+                          prompt=options.prompt,
+                          dim=options.dim)
   if options.pooling != TOKEN_VECTORS:
     return [{'embedding': vector.tolist()} for vector in embeddings]
   encoded = bert.tokenizer.encode_with_spans(texts)
-  return [{'tokens': [
-      {'token': token, 'start': start, 'end': end, 'vector': vector.tolist()}
-      for token, (start, end), vector in zip(bert.tokenizer.tokens(ids), offsets, of_text)]}
-      for (ids, offsets), of_text in zip(encoded, embeddings)]
+  return [{
+      'tokens': [{
+          'token': token,
+          'start': start,
+          'end': end,
+          'vector': vector.tolist()
+      } for token, (start,
+                    end), vector in zip(bert.tokenizer.tokens(ids), offsets, of_text)]
+  } for (ids, offsets), of_text in zip(encoded, embeddings)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +137,8 @@ def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
   with tqdm.tqdm(unit=' examples', unit_scale=True, disable=None, leave=False) as bar:
     while window := list(itertools.islice(examples, size)):
       began = time.monotonic()
-      answers = iter(_answers(task, bert, [line for line in window if not line.error], options))
+      answers = iter(
+          _answers(task, bert, [line for line in window if not line.error], options))
       for line in window:
         answer = {'error': line.error} if line.error else next(answers)
         if strict and 'error' in answer:
@@ -135,8 +146,9 @@ def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
         try:
           write(json_lines.merge(line.rest, answer))
         except ValueError as e:
-          raise UserError(f'{line.where}: the answer holds NaN or infinity: the weights of this '
-                          'model are broken') from e
+          raise UserError(
+              f'{line.where}: the answer holds NaN or infinity: the weights of this '
+              'model are broken') from e
         errors += 'error' in answer
       count += len(window)
       if time.monotonic() - began < _LONG_ENOUGH:
@@ -160,7 +172,8 @@ def _load(task: str | None, model: str | None, options: Options, **checkpoint) -
   require(options.max_len is None or options.max_len <= bert.config.max_positions,
           f'--max_len={options.max_len} is above the {bert.config.max_positions} '
           f'positions of {model}')
-  (bert.model.sentence or bert.dense).prompt(options.prompt)  # a mistake in it is no line's
+  (bert.model.sentence
+   or bert.dense).prompt(options.prompt)  # a mistake in it is no line's
   if task in task_list.ALL:
     task_list.ALL[task].head_of(bert)  # refuses a model for another task
   else:
@@ -185,7 +198,8 @@ def _array_writer(path: epath.Path) -> Iterator[Callable[[Sequence[float]], None
     body.write(row.tobytes())
     rows += 1
 
-  with json_lines.partial(path, binary=True) as (sink, _), tempfile.TemporaryFile() as body:
+  with json_lines.partial(path,
+                          binary=True) as (sink, _), tempfile.TemporaryFile() as body:
     yield add
     body.flush()
     array = np.memmap(body, np.float32, 'r').reshape(rows, -1)
@@ -223,12 +237,18 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
   except OSError as e:
     raise UserError(f'--input={source} cannot be read: {e.strerror or e}') from e
   with opened as stream:
-    answer_all = functools.partial(predict, TASKS[task], bert, stream, name, options=options)
+    answer_all = functools.partial(predict,
+                                   TASKS[task],
+                                   bert,
+                                   stream,
+                                   name,
+                                   options=options)
     if as_array:
       with _array_writer(path) as add:
         done = answer_all(write=lambda answer: add(answer['embedding']), strict=True)
     elif not output:
-      done = answer_all(write=functools.partial(json_lines.write, sys.stdout), strict=strict)
+      done = answer_all(write=functools.partial(json_lines.write, sys.stdout),
+                        strict=strict)
     else:
       job = {}
       if source and not storage.is_remote(output):
@@ -237,10 +257,13 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
                'options': dataclasses.asdict(options)}
       with json_lines.partial(path, job) as (sink, before):
         if before.examples:
-          print(f'bert_jax: {before.examples:,} examples were answered before: {output} goes on',
-                file=sys.stderr, flush=True)
+          print(
+              f'bert_jax: {before.examples:,} examples were answered before: {output} goes on',
+              file=sys.stderr,
+              flush=True)
         write = functools.partial(json_lines.write, sink)
         done = answer_all(write=write, strict=strict, done=before)
   if done.errors:
-    raise Failed(f'{done.errors:,} of {done.examples:,} examples could not be answered: "error" '
-                 f'says why in each of their lines of {output or "the output"}')
+    raise Failed(
+        f'{done.errors:,} of {done.examples:,} examples could not be answered: "error" '
+        f'says why in each of their lines of {output or "the output"}')

@@ -35,7 +35,10 @@ def _best_of(hits: Hits, queries: jax.Array, block: jax.Array, start: jax.Array,
   these are compared. Of equal values top_k takes the first, so the candidates stand in order.
   """
   k = hits.scores.shape[-1]
-  scores = jnp.einsum('qd,bd->qb', queries, block.astype(jnp.float32), precision='highest')
+  scores = jnp.einsum('qd,bd->qb',
+                      queries,
+                      block.astype(jnp.float32),
+                      precision='highest')
   index = start + jnp.arange(block.shape[0], dtype=jnp.int32)
   scores = jnp.where(index < total, scores, -jnp.inf)
   groups = scores.reshape(len(queries), -1, _GROUP)  # [Q, G, 32]
@@ -64,8 +67,11 @@ def _step(mesh: Mesh, hits: Hits, queries: jax.Array, block: jax.Array, starts: 
     hits = jax.tree.map(lambda x: x[0], hits)
     return jax.tree.map(lambda x: x[None], jax.lax.map(best_of_batch, (hits, queries)))
 
-  return jax.shard_map(on_device, mesh=mesh, in_specs=(shared, whole, shared, shared, whole),
-                       out_specs=shared, check_vma=False)(hits, queries, block, starts, total)
+  return jax.shard_map(on_device,
+                       mesh=mesh,
+                       in_specs=(shared, whole, shared, shared, whole),
+                       out_specs=shared,
+                       check_vma=False)(hits, queries, block, starts, total)
 
 
 def open_vectors(path: str | os.PathLike) -> np.ndarray:
@@ -74,9 +80,10 @@ def open_vectors(path: str | os.PathLike) -> np.ndarray:
     vectors = np.load(os.fspath(path), mmap_mode='r')
   except (OSError, ValueError) as e:
     raise UserError(f'{path} cannot be read as an array (.npy): {e}') from e
-  require(vectors.ndim == 2 and vectors.dtype in (np.float32, np.float16),
-          f'{path} holds {vectors.dtype}{list(vectors.shape)}: vectors [n, D] of float32 or '
-          'float16 are needed')
+  require(
+      vectors.ndim == 2 and vectors.dtype in (np.float32, np.float16),
+      f'{path} holds {vectors.dtype}{list(vectors.shape)}: vectors [n, D] of float32 or '
+      'float16 are needed')
   return vectors
 
 
@@ -100,8 +107,10 @@ def search(queries: np.ndarray, path: str | os.PathLike, k: int) -> Hits:
     UserError: the file holds no vectors, or vectors of another size than the queries.
   """
   total, width = open_vectors(path).shape
-  require(width == queries.shape[1] and total > 0,
-          f'{path} holds {total} vectors of {width}: vectors of {queries.shape[1]} are needed')
+  require(
+      width == queries.shape[1] and total > 0,
+      f'{path} holds {total} vectors of {width}: vectors of {queries.shape[1]} are needed'
+  )
   mesh = mesh_lib.make_mesh()
   n, k = mesh.size, min(k, total)
   rows = min(_BLOCK // n, -(-total // n))  # of a device
@@ -117,7 +126,8 @@ def search(queries: np.ndarray, path: str | os.PathLike, k: int) -> Hits:
                   np.full((n, batches, size, k), -1, np.int32)))
   for first in range(0, total, n * rows):
     block = put(_block(path, first, n * rows))
-    jax.block_until_ready(hits)  # one block is read while another one is scored, and no third
+    jax.block_until_ready(
+        hits)  # one block is read while another one is scored, and no third
     starts = first + rows * np.arange(n, dtype=np.int32)
     hits = _step(mesh, hits, padded, block, put(starts), np.int32(total))
   return _merged(jax.device_get(hits), len(queries), k)

@@ -47,8 +47,10 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
   Raises:
     UserError: an argument of another kind.
   """
-  require(not storage.is_remote(str(path)), f'{path}: vectors are written to a local folder only')
-  require(pooling != TOKEN_VECTORS, 'pooling=none gives no vector of a text: use cls, mean or max')
+  require(not storage.is_remote(str(path)),
+          f'{path}: vectors are written to a local folder only')
+  require(pooling != TOKEN_VECTORS,
+          'pooling=none gives no vector of a text: use cls, mean or max')
   # Without texts: this checks the arguments before the file exists, and gives the width.
   width = bert.embed([], pooling, max_len=max_len).shape[1]
   own = bert.dense
@@ -61,7 +63,8 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
     job_file.unlink(missing_ok=True)
     np.lib.format.open_memmap(path, 'w+', np.float32, (count, width))
   remaining = itertools.islice(texts, done, None)
-  with tqdm.tqdm(total=count, initial=done, desc=path.name, unit=' texts', disable=None) as bar:
+  with tqdm.tqdm(total=count, initial=done, desc=path.name, unit=' texts',
+                 disable=None) as bar:
     while window := list(itertools.islice(remaining, _WINDOW)):
       # The file is mapped anew each time: pages of all of it would count as memory of the process.
       vectors = np.load(path, mmap_mode='r+')

@@ -69,7 +69,8 @@ def read(questions: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_len: in
   return contexts
 
 
-def token_span(spans: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int] | None:
+def token_span(spans: Sequence[tuple[int, int]], start: int,
+               end: int) -> tuple[int, int] | None:
   """The first and last token of the characters [start, end); None if no token is in them."""
   tokens = [i for i, (first, last) in enumerate(spans) if last > start and first < end]
   return (tokens[0], tokens[-1]) if tokens else None
@@ -110,7 +111,8 @@ def best_spans(context: Context, logits: Sequence[np.ndarray], *, n_best: int,
           place = (context.spans[window.first + i][0], context.spans[window.first + j][1])
           score = float(shown[i, 0] + shown[j, 1])
           candidates[place] = max(score, candidates.get(place, -np.inf))
-  spans = sorted((Span(score, *place) for place, score in candidates.items()), reverse=True)
+  spans = sorted((Span(score, *place) for place, score in candidates.items()),
+                 reverse=True)
   return spans[:n_best], null
 
 
@@ -129,7 +131,8 @@ def answer(text: str, spans: Sequence[Span], null: float,
     at 0, 0.
   """
   no_answer = Span(null, 0, 0)
-  is_silent = not spans or (null_threshold is not None and null - spans[0].score > null_threshold)
+  is_silent = not spans or (null_threshold is not None
+                            and null - spans[0].score > null_threshold)
   chosen, ranked = no_answer if is_silent else spans[0], list(spans)
   if null_threshold is not None or not spans:
     ranked = sorted([*spans, no_answer], key=lambda span: -span.score)

@@ -66,17 +66,22 @@ class FineTuning(abc.ABC):
     rngs = {}
     if key is not None:
       rngs['dropout'] = dropout_bits.microbatch_key(key, row)
-    return functools.partial(self.model.apply, params, deterministic=key is None, rngs=rngs)
+    return functools.partial(self.model.apply,
+                             params,
+                             deterministic=key is None,
+                             rngs=rngs)
 
   def _forward(self, params: Any, batch: Batch, key: jax.Array | None) -> jax.Array:
     return self.logits(self._applied(params, batch.row, key), batch)
 
-  def loss(self, params: Any, frozen: Any, batch: Batch, key: jax.Array | None) -> losses.Metrics:
+  def loss(self, params: Any, frozen: Any, batch: Batch,
+           key: jax.Array | None) -> losses.Metrics:
     del frozen
     return {**self.metrics(self._forward(params, batch, key), batch),
             'tokens': losses.token_count(batch.tokens.text_ids)}
 
-  def measure(self, params: Any, frozen: Any, batch: Batch) -> tuple[losses.Metrics, jax.Array]:
+  def measure(self, params: Any, frozen: Any,
+              batch: Batch) -> tuple[losses.Metrics, jax.Array]:
     """(metrics, reduced logits), without dropout."""
     del frozen
     logits = self._forward(params, batch, None)

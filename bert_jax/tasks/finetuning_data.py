@@ -49,7 +49,8 @@ def not_empty(examples: Iterable[Any], path: str) -> list[Any]:
 
 def by_example(outputs: list[Output]) -> np.ndarray:
   """The logits of each example of a file, [examples, ...], from those of its batches [E, ...]."""
-  return np.concatenate([output.logits[:len(output.located.examples)] for output in outputs])
+  return np.concatenate(
+      [output.logits[:len(output.located.examples)] for output in outputs])
 
 
 def by_input(outputs: list[Output], count: int) -> list[np.ndarray]:
@@ -77,10 +78,13 @@ class ExampleFiles(abc.ABC):
   # Field, another default, or None, which leaves the field out.
   config_fields: ClassVar[Mapping[str, Any]] = {}
   best_score: ClassVar[str]  # default of keep_best
-  auto_score: ClassVar[str] = ''  # the score that keep_best='auto' stands for; '' = best_score
+  auto_score: ClassVar[
+      str] = ''  # the score that keep_best='auto' stands for; '' = best_score
   score_names: ClassVar[tuple[str, ...]]  # the scores that every file has
-  has_held_out_loss: ClassVar[bool] = True  # False = the examples of data.eval are of another kind
-  lower_is_better: ClassVar[tuple[str, ...]] = ('loss',)  # the highest of the others is the best
+  has_held_out_loss: ClassVar[
+      bool] = True  # False = the examples of data.eval are of another kind
+  lower_is_better: ClassVar[tuple[str, ...]] = ('loss',
+                                               )  # the highest of the others is the best
   problem: ClassVar[str] = ''  # the kind of labels, for sequence classification alone
   null_threshold: ClassVar[float | None] = None  # None = every question has an answer
 
@@ -114,7 +118,8 @@ class ExampleFiles(abc.ABC):
 
   @classmethod
   @abc.abstractmethod
-  def make(cls, config: ConfigDict, examples: list[Any], notes: list[str]) -> 'ExampleFiles':
+  def make(cls, config: ConfigDict, examples: list[Any],
+           notes: list[str]) -> 'ExampleFiles':
     """With the task of a run for its training examples, or of an evaluation for its file's."""
 
   def with_facts(self, facts: Mapping[str, Any], notes: list[str]) -> 'ExampleFiles':
@@ -136,8 +141,9 @@ class ExampleFiles(abc.ABC):
     """The scores of a file, from the outputs of its batches."""
 
 
-def scores_of(files: ExampleFiles, split: Split,
-              measure: Callable[[Batch], tuple[losses.Metrics, jax.Array]]) -> dict[str, float]:
+def scores_of(
+    files: ExampleFiles, split: Split,
+    measure: Callable[[Batch], tuple[losses.Metrics, jax.Array]]) -> dict[str, float]:
   """The mean loss, if the task has one, and the scores of a file.
 
   `measure` is that of the task, for a whole batch.
@@ -183,7 +189,8 @@ class FineTuningData:
     results = {}
     for split in self.evals:
       suffix = f'_{split.name}' if split.name else ''
-      scores = scores_of(self.files, split, lambda batch: evaluate_batch(self._share(batch)))
+      scores = scores_of(self.files, split,
+                         lambda batch: evaluate_batch(self._share(batch)))
       results |= {name + suffix: value for name, value in scores.items()}
     return results
 
@@ -207,7 +214,8 @@ class FineTuningData:
     yield 'examples', ', '.join(sizes)
     more = len(labels) - _LABELS_SHOWN
     if labels:
-      yield 'labels', ', '.join(labels[:_LABELS_SHOWN]) + (f' and {more} more' if more > 0 else '')
+      yield 'labels', ', '.join(
+          labels[:_LABELS_SHOWN]) + (f' and {more} more' if more > 0 else '')
     yield f'rows of {batches.length}', (
         f'{" or ".join(map(str, batches.rows))} for {batches.most_examples} examples, '
         f'{batches.fill():.1%} real tokens')
@@ -220,8 +228,10 @@ def _eval_files(data: ConfigDict) -> list[tuple[str, str]]:
   paths = [path for path in data.eval.split(',') if path]
   names = [re.split(r'[.@]', epath.Path(path).name)[0] for path in paths]
   twice = next((name for name in names[1:] if names[1:].count(name) > 1), None)
-  require(not twice, f'data.eval={data.eval}: the scores of two files would both end in {twice!r}: '
-                     'give them other names')
+  require(
+      not twice,
+      f'data.eval={data.eval}: the scores of two files would both end in {twice!r}: '
+      'give them other names')
   return [(name if i else '', path) for i, (name, path) in enumerate(zip(names, paths))]
 
 
@@ -229,7 +239,8 @@ def read(kind: type[ExampleFiles], config: ConfigDict, tokenizer: Tokenizer,
          mesh: Mesh) -> FineTuningData:
   """Reads the examples of a run, makes its task and plans its batches."""
   data, notes = config.data, []
-  for field, path in (('train', data.train), *(('eval', x) for x in data.eval.split(','))):
+  for field, path in (('train', data.train),
+                      *(('eval', x) for x in data.eval.split(','))):
     storage.check(f'data.{field}', path)
   examples = not_empty(kind.read(data.train, data, 'train', notes), data.train)
   kind.check_training(config, examples)
@@ -237,13 +248,18 @@ def read(kind: type[ExampleFiles], config: ConfigDict, tokenizer: Tokenizer,
 
   def planned(name, path, examples, is_train, **options):
     features = files.features(examples, tokenizer, config, path=path, is_train=is_train)
-    return Split(name, examples, Batches(
-        features, batch_size=config.batch_size, pad_id=tokenizer.pad_id,
-        row_multiple=sharding.batch_divisor(mesh) * data.get('cached_parts', 1), **options))
+    return Split(
+        name, examples,
+        Batches(features,
+                batch_size=config.batch_size,
+                pad_id=tokenizer.pad_id,
+                row_multiple=sharding.batch_divisor(mesh) * data.get('cached_parts', 1),
+                **options))
 
   train = planned('', data.train, examples, True, seed=config.seed,
                   microbatches=config.optimizer.accumulation)
-  evals, eval_data = [], replaced_fields.replace(data, data.eval_fields, 'data.eval_fields')
+  evals, eval_data = [], replaced_fields.replace(data, data.eval_fields,
+                                                 'data.eval_fields')
   for name, path in _eval_files(data):
     examples = not_empty(kind.read(path, eval_data, 'validation', notes), path)
     evals.append(planned(name, path, examples, False))

@@ -17,7 +17,8 @@ _ARTICLES = re.compile(r'\b(a|an|the)\b')
 _PUNCTUATION = str.maketrans('', '', string.punctuation)
 
 
-def single_label(gold: np.ndarray, predicted: np.ndarray, classes: int) -> dict[str, float]:
+def single_label(gold: np.ndarray, predicted: np.ndarray,
+                 classes: int) -> dict[str, float]:
   """Accuracy, F1 (of the second of two classes, else the mean over classes), Matthews; [n] int."""
   from sklearn import metrics as sk
 
@@ -31,9 +32,11 @@ def multi_label(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
   """Accuracy (all labels right), F1 over all labels, mean of each label's F1; [n, classes] 0, 1."""
   from sklearn import metrics as sk
 
-  return {'accuracy': float(np.mean((gold == predicted).all(1))),
-          'f1': float(sk.f1_score(gold, predicted, average='micro', zero_division=0)),
-          'f1_macro': float(sk.f1_score(gold, predicted, average='macro', zero_division=0))}
+  return {
+      'accuracy': float(np.mean((gold == predicted).all(1))),
+      'f1': float(sk.f1_score(gold, predicted, average='micro', zero_division=0)),
+      'f1_macro': float(sk.f1_score(gold, predicted, average='macro', zero_division=0))
+  }
 
 
 def regression(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
@@ -41,18 +44,23 @@ def regression(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
   from scipy import stats
 
   constant = np.ptp(gold) == 0 or np.ptp(predicted) == 0
-  return {'pearson': 0.0 if constant else float(stats.pearsonr(gold, predicted).statistic),
-          'spearman': 0.0 if constant else float(stats.spearmanr(gold, predicted).statistic),
-          'squared_error': float(np.mean(np.square(gold - predicted)))}
+  return {
+      'pearson': 0.0 if constant else float(stats.pearsonr(gold, predicted).statistic),
+      'spearman': 0.0 if constant else float(stats.spearmanr(gold, predicted).statistic),
+      'squared_error': float(np.mean(np.square(gold - predicted)))
+  }
 
 
-def entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
+def entities(gold: Sequence[Sequence[str]],
+             predicted: Sequence[Sequence[str]]) -> dict[str, float]:
   """Precision, recall and F1 of the entities in tagged sentences, and the tags' accuracy.
 
   As conlleval has them (Tjong Kim Sang and Buchholz 2000); 0 where undefined.
   """
   def numbered(sentences):
-    return {(i, entity) for i, tags in enumerate(sentences) for entity in conll.entities(tags)}
+    return {
+        (i, entity) for i, tags in enumerate(sentences) for entity in conll.entities(tags)
+    }
 
   of_gold, of_predicted = numbered(gold), numbered(predicted)
   correct = []
@@ -80,7 +88,8 @@ def _overlap(predicted: str, gold: str) -> float:
   return 2 * common / (len(a) + len(b)) if common else 0.0
 
 
-def _answer_scores(question: Question, predicted: str, unanswerable: bool) -> tuple[float, float]:
+def _answer_scores(question: Question, predicted: str,
+                   unanswerable: bool) -> tuple[float, float]:
   """(exact match, F1) with the best of a question's answers."""
   predicted = normalise_answer(predicted)
   gold = [normalise_answer(answer) for answer in question.answers]
@@ -112,7 +121,10 @@ def answers(questions: Iterable[Question], predicted: Mapping[str, str], *,
   table = 100 * np.array(rows, np.float64).reshape(-1, 3)
   groups = {'': table}
   if unanswerable:
-    groups |= {'has_answer_': table[table[:, 2] > 0], 'no_answer_': table[table[:, 2] == 0]}
+    groups |= {
+        'has_answer_': table[table[:, 2] > 0],
+        'no_answer_': table[table[:, 2] == 0]
+    }
   return {f'{group}{name}': float(scores[:, i].mean()) for group, scores in groups.items()
           for i, name in enumerate(('exact_match', 'f1')) if len(scores)}
 
@@ -131,9 +143,11 @@ def best_threshold(questions: Sequence[Question], predicted: Mapping[str, str],
     best_exact_match, best_f1, and the threshold of the latter.
   """
   order = np.argsort(margins, kind='stable')
-  answered = np.array([_answer_scores(q, predicted[q.id], True) for q in questions])  # [n, 2]
+  answered = np.array([_answer_scores(q, predicted[q.id], True) for q in questions
+                      ])  # [n, 2]
   silent = np.array([[float(not q.answers)] * 2 for q in questions])
-  gained = np.cumsum((answered - silent)[order], axis=0)  # with the first so many answered
+  gained = np.cumsum((answered - silent)[order],
+                     axis=0)  # with the first so many answered
   totals = silent.sum(0) + np.concatenate([np.zeros((1, 2)), gained])  # [n + 1, 2]
   best = totals.argmax(0)
   exact, f1 = 100 * totals.max(0) / len(questions)

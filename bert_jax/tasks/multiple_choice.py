@@ -32,14 +32,16 @@ def _inputs(examples: Sequence[tuple[str, Sequence[str]]], tokenizer: Tokenizer,
   """[CLS] text [SEP] choice [SEP] for each choice, and the number of the example of each."""
   pairs = [(text, choice) for text, endings in examples for choice in endings]
   inputs, _ = inputs_lib.text_inputs(pairs, tokenizer, max_len)
-  return inputs, np.repeat(np.arange(len(examples)), [len(endings) for _, endings in examples])
+  return inputs, np.repeat(np.arange(len(examples)),
+                           [len(endings) for _, endings in examples])
 
 
 @dataclasses.dataclass(frozen=True)
 class MultipleChoice(finetuning.FineTuning):
   """A softmax over the choices of each text; the right one is the target."""
 
-  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
+  def logits(self, apply: Callable[..., jax.Array],
+             batch: packed_examples.Batch) -> jax.Array:
     """[E, C]; -1e9 where an example has fewer choices."""
     return finetuning.choice_scores(apply, batch)
 
@@ -60,7 +62,9 @@ class ChoiceFiles(finetuning_data.ExampleFiles):
       'data.format': 'auto',  # jsonl; swag (csv), commonsenseqa: their own columns
       'data.text_pair_column': None,
       # A list; the label is its number from 0, or its letter.
-      'data.choices_column': Field('choices', on_resume=HARMLESS, unused=(named_by_format,)),
+      'data.choices_column': Field('choices',
+                                   on_resume=HARMLESS,
+                                   unused=(named_by_format,)),
   }
 
   @classmethod
@@ -73,11 +77,14 @@ class ChoiceFiles(finetuning_data.ExampleFiles):
     return choices.read(path, data, labelled=split != 'test')
 
   def features(self, examples, tokenizer, config, **_):
-    inputs, owners = _inputs([(e.text, e.choices) for e in examples], tokenizer, config.max_len)
-    return packed_examples.Features(inputs, owners, np.array([e.label for e in examples], np.int32))
+    inputs, owners = _inputs([(e.text, e.choices) for e in examples], tokenizer,
+                             config.max_len)
+    return packed_examples.Features(inputs, owners,
+                                    np.array([e.label for e in examples], np.int32))
 
   def scores(self, split, outputs):
-    right = finetuning_data.by_example(outputs).argmax(1) == split.batches.features.targets
+    right = finetuning_data.by_example(outputs).argmax(
+        1) == split.batches.features.targets
     return {'accuracy': float(np.mean(right))}
 
 
@@ -110,7 +117,8 @@ def choose(bert: task_kind.TrainedModel,
   if not examples:
     return []
   inputs, owners = _inputs(examples, bert.tokenizer, bert.trained_length)
-  pooled = bert.per_text(inputs, functools.partial(task_kind.apply_head, head, method='pooled'))
+  pooled = bert.per_text(inputs,
+                         functools.partial(task_kind.apply_head, head, method='pooled'))
   scores = np.asarray(head.apply(bert.params, pooled, method='classify'))[:, 0]
   of_examples = np.split(scores, np.searchsorted(owners, np.arange(1, len(examples))))
   return [{'choice': int(p.argmax()), 'probabilities': p.tolist()}

@@ -66,7 +66,8 @@ class Windows(packed_examples.Features):
   contexts: Sequence[answers.Context] = ()  # one for each question
 
 
-def _target(context: answers.Context, window: answers.Window, question: Question) -> np.ndarray:
+def _target(context: answers.Context, window: answers.Window,
+            question: Question) -> np.ndarray:
   """[tokens, 2] int32: 1 where the answer starts and ends; on [CLS] if the window lacks it."""
   target = np.zeros((len(window.input.ids), 2), np.int32)
   start = end = 0
@@ -88,18 +89,24 @@ def features(questions: Sequence[Question], contexts: Sequence[answers.Context],
       owners.append(len(inputs) if by_window else i)
       inputs.append(window.input)
       targets.append(_target(context, window, question))
-  return Windows(inputs, np.array(owners, np.int64), token_targets=targets, contexts=contexts)
+  return Windows(inputs,
+                 np.array(owners, np.int64),
+                 token_targets=targets,
+                 contexts=contexts)
 
 
 Candidates = list[tuple[list[answers.Span], float]]  # (best spans, score of no answer)
 
 
-def _candidates(contexts: Sequence[answers.Context], logits: Iterable[np.ndarray], *, n_best: int,
-                max_answer_len: int) -> Candidates:
+def _candidates(contexts: Sequence[answers.Context], logits: Iterable[np.ndarray], *,
+                n_best: int, max_answer_len: int) -> Candidates:
   """The best spans of each text and the score of no answer, from the logits of all windows."""
   logits = iter(logits)
-  return [answers.best_spans(context, [next(logits) for _ in context.windows], n_best=n_best,
-                             max_answer_len=max_answer_len) for context in contexts]
+  return [
+      answers.best_spans(context, [next(logits) for _ in context.windows],
+                         n_best=n_best,
+                         max_answer_len=max_answer_len) for context in contexts
+  ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +153,9 @@ class QuestionFiles(finetuning_data.ExampleFiles):
       'data.n_best': Field(20, at_least(1), HARMLESS, (not_evaluated,)),
       'data.max_answer_len': Field(30, at_least(1), HARMLESS),  # tokens
       # v2.0: how far "no answer" must score above the best answer.
-      'data.null_threshold': Field(0.0, on_resume=HARMLESS, unused_by_data=(all_answered,)),
+      'data.null_threshold': Field(0.0,
+                                   on_resume=HARMLESS,
+                                   unused_by_data=(all_answered,)),
       'max_len': 384,
       'train_epochs': 2.0,
   }
@@ -158,8 +167,9 @@ class QuestionFiles(finetuning_data.ExampleFiles):
       return questions
     in_place = [q for q in questions if q.in_place]
     if len(in_place) < len(questions):
-      notes.append(f'{len(questions) - len(in_place):,} of {len(questions):,} questions of {path} '
-                   'are left out: their answer does not stand where it is said to')
+      notes.append(
+          f'{len(questions) - len(in_place):,} of {len(questions):,} questions of {path} '
+          'are left out: their answer does not stand where it is said to')
     return finetuning_data.not_empty(
         in_place, f'{path} (of questions whose answer stands at its place)')
 
@@ -167,13 +177,15 @@ class QuestionFiles(finetuning_data.ExampleFiles):
   def make(cls, config, questions, _):
     data = config.data
     unanswerable = any(not q.answers for q in questions)
-    task = QuestionAnswering(BertForQuestionAnswering(architectures.make_config(config.model)))
+    task = QuestionAnswering(
+        BertForQuestionAnswering(architectures.make_config(config.model)))
     return cls(task, n_best=data.n_best, max_answer_len=data.max_answer_len,
                null_threshold=data.null_threshold if unanswerable else None)
 
   def with_facts(self, facts, notes):
     threshold = facts.get('null_threshold')  # of a model of v2.0, whatever this file asks
-    return self if threshold is None else dataclasses.replace(self, null_threshold=threshold)
+    return self if threshold is None else dataclasses.replace(self,
+                                                              null_threshold=threshold)
 
   def features(self, examples, tokenizer, config, *, path, is_train):
     try:
@@ -195,7 +207,8 @@ class QuestionFiles(finetuning_data.ExampleFiles):
     """Exact match and F1 of the official scorers; for v2.0 also with the best threshold."""
     questions, candidates = split.examples, self.candidates(split, outputs)
     unanswerable = self.null_threshold is not None
-    scores = metrics_lib.answers(questions, predicted(questions, candidates, self.null_threshold),
+    scores = metrics_lib.answers(questions,
+                                 predicted(questions, candidates, self.null_threshold),
                                  unanswerable=unanswerable)
     if not unanswerable:
       return scores
@@ -217,14 +230,17 @@ class QuestionKind(task_kind.TaskKind):
 
   @staticmethod
   def answer(bert, examples, options):
-    return answer(bert, [(e['question'], e['context']) for e in examples], options.null_threshold)
+    return answer(bert, [(e['question'], e['context']) for e in examples],
+                  options.null_threshold)
 
   @staticmethod
   def write_test(bert, _, questions):
     results = answer(bert, [(q.question, q.context) for q in questions],
                      bert.model.facts['null_threshold'])
     for name, field in (('predictions.json', 'answer'), ('n_best.json', 'n_best')):
-      yield name, json.dumps({q.id: result[field] for q, result in zip(questions, results)},
+      yield name, json.dumps({
+          q.id: result[field] for q, result in zip(questions, results)
+      },
                              ensure_ascii=False) + '\n'
 
 
@@ -244,11 +260,15 @@ def answer(bert: task_kind.TrainedModel, questions: Sequence[tuple[str, str]],
   facts, max_len = bert.model.facts, bert.trained_length
   if 'doc_stride' not in facts:
     max_len = min(_WINDOW, max_len)
-  contexts = answers.read(questions, bert.tokenizer, max_len, facts.get('doc_stride', _STRIDE))
-  logits = bert.per_token([window.input for context in contexts for window in context.windows],
-                          functools.partial(task_kind.apply_head, QuestionKind.head_of(bert)))
-  candidates = _candidates(contexts, logits, n_best=facts.get('n_best', QuestionFiles.n_best),
+  contexts = answers.read(questions, bert.tokenizer, max_len,
+                          facts.get('doc_stride', _STRIDE))
+  logits = bert.per_token(
+      [window.input for context in contexts for window in context.windows],
+      functools.partial(task_kind.apply_head, QuestionKind.head_of(bert)))
+  candidates = _candidates(contexts,
+                           logits,
+                           n_best=facts.get('n_best', QuestionFiles.n_best),
                            max_answer_len=facts.get('max_answer_len',
-                                                        QuestionFiles.max_answer_len))
+                                                    QuestionFiles.max_answer_len))
   return [answers.answer(text, spans, null, null_threshold)
           for (_, text), (spans, null) in zip(questions, candidates)]

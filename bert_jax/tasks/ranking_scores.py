@@ -25,10 +25,17 @@ def of_query(ranked: np.ndarray, judged: np.ndarray) -> dict[str, float]:
   places = 1 + np.flatnonzero(is_relevant)
   precision = np.arange(1, len(places) + 1) / places
   first = places[0] if len(places) else _FIRST + 1
-  return {'ndcg_10': float(dcg / best), 'mrr_10': 1 / float(first) if first <= _FIRST else 0.0,
-          'map': float(precision.sum() / relevant), 'recall': float(len(places) / relevant)}
+  return {
+      'ndcg_10': float(dcg / best),
+      'mrr_10': 1 / float(first) if first <= _FIRST else 0.0,
+      'map': float(precision.sum() / relevant),
+      'recall': float(len(places) / relevant)
+  }
 
 
 def mean(of_queries: Sequence[dict[str, float]]) -> dict[str, float]:
   """The mean of each score over the queries, of which there is one at least."""
-  return {name: float(np.mean([scores[name] for scores in of_queries])) for name in of_queries[0]}
+  return {
+      name: float(np.mean([scores[name] for scores in of_queries]))
+      for name in of_queries[0]
+  }

@@ -39,7 +39,8 @@ class Group(NamedTuple):
   where: str  # its first line, for messages
   query: str
   documents: list[str]
-  grades: list[float]  # of the documents; above 0 is relevant; 0 where a file need not have them
+  grades: list[
+      float]  # of the documents; above 0 is relevant; 0 where a file need not have them
   has_columns: bool = False  # True = a line has a document and a grade in columns
 
 
@@ -60,16 +61,21 @@ def _grade(row: table.Row, column: str) -> float:
   """A number of at least 0, or false and true."""
   value = row[column]
   grade = float(value) if isinstance(value, bool) else row.number(column)
-  require(grade >= 0, f'{row.where}: {column!r} is {grade:g}: a grade is 0, not relevant, or above '
-                      'it: leave the line out, or write 0')
+  require(
+      grade >= 0,
+      f'{row.where}: {column!r} is {grade:g}: a grade is 0, not relevant, or above '
+      'it: leave the line out, or write 0')
   return grade
 
 
 def only_lists(config: ConfigDict, job: Any) -> str:
   """The columns of a document and a grade have no effect where every line has lists."""
-  groups = [group for split in (job.data.train, *job.data.evals) for group in split.examples]
+  groups = [
+      group for split in (job.data.train, *job.data.evals) for group in split.examples
+  ]
   return '' if config.data.test or any(group.has_columns for group in groups) else (
-      'each line has the lists positives and negatives, which have no columns and no grades')
+      'each line has the lists positives and negatives, which have no columns and no grades'
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +85,8 @@ class Reranking(finetuning.FineTuning):
   kind: str = 'binary'  # one of LOSSES
   highest: float = 1.0  # grade of the training data; the loss 'graded' divides by it
 
-  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
+  def logits(self, apply: Callable[..., jax.Array],
+             batch: packed_examples.Batch) -> jax.Array:
     """[E, C]; -1e9 where a query has fewer documents."""
     return finetuning.choice_scores(apply, batch)
 
@@ -117,8 +124,12 @@ class RerankingFiles(finetuning_data.ExampleFiles):
       # csv, tsv and JSON lines with a query, a document and a grade, whose columns follow.
       'data.format': 'auto',
       'data.text_column': 'query',
-      'data.text_pair_column': Field('document', on_resume=HARMLESS, unused_by_data=(only_lists,)),
-      'data.label_column': Field('label', on_resume=HARMLESS, unused_by_data=(only_lists,)),
+      'data.text_pair_column': Field('document',
+                                     on_resume=HARMLESS,
+                                     unused_by_data=(only_lists,)),
+      'data.label_column': Field('label',
+                                 on_resume=HARMLESS,
+                                 unused_by_data=(only_lists,)),
       # binary: cross-entropy of each pair, relevant (a grade above 0) or not; graded: squared error
       # of the sigmoid and the grade over the highest; listwise: ListNet, over a query's documents.
       'data.loss': Field('binary', one_of(LOSSES)),
@@ -142,8 +153,9 @@ class RerankingFiles(finetuning_data.ExampleFiles):
     for group in groups.values():
       require(bool(group.documents), f'{group.where}: the query has no document')
       if split == 'validation':
-        require(max(group.grades) > 0, f'{group.where}: no document of the query '
-                                       f'{group.query!r} is relevant: there is nothing to score')
+        require(
+            max(group.grades) > 0, f'{group.where}: no document of the query '
+            f'{group.query!r} is relevant: there is nothing to score')
     return list(groups.values())
 
   @staticmethod
@@ -151,10 +163,13 @@ class RerankingFiles(finetuning_data.ExampleFiles):
     grades = {grade for group in examples for grade in group.grades}
     require(len(grades) > 1, f'{config.data.train}: all documents have the grade '
                              f'{min(grades):g}: there is nothing to learn')
-    between = [group for group in examples if any(0 < grade < 1 for grade in group.grades)]
-    require(config.data.loss != 'binary' or not between,
-            f'{between and between[0].where}: a grade lies between 0 and 1, and data.loss=binary '
-            'takes all above 0 for relevant: write 0 or 1, or give data.loss=graded')
+    between = [
+        group for group in examples if any(0 < grade < 1 for grade in group.grades)
+    ]
+    require(
+        config.data.loss != 'binary' or not between,
+        f'{between and between[0].where}: a grade lies between 0 and 1, and data.loss=binary '
+        'takes all above 0 for relevant: write 0 or 1, or give data.loss=graded')
 
   @classmethod
   def make(cls, config, examples, _):
@@ -165,8 +180,9 @@ class RerankingFiles(finetuning_data.ExampleFiles):
   def with_facts(self, facts, notes):
     highest = facts.get('highest_grade')
     if highest is None and self.task.kind == 'graded':
-      notes.append('the model does not say the highest grade of its training data: data.loss='
-                   f'graded divides by that of this file, {self.task.highest:g}')
+      notes.append(
+          'the model does not say the highest grade of its training data: data.loss='
+          f'graded divides by that of this file, {self.task.highest:g}')
     task = dataclasses.replace(self.task, highest=highest or self.task.highest)
     return dataclasses.replace(self, task=task)
 
@@ -176,18 +192,22 @@ class RerankingFiles(finetuning_data.ExampleFiles):
 
   def features(self, examples, tokenizer, config, **_):
     """[CLS] query [SEP] document [SEP] for each document; the targets are [queries, C] grades."""
-    pairs = [(group.query, document) for group in examples for document in group.documents]
+    pairs = [(group.query, document) for group in examples for document in group.documents
+            ]
     inputs, _ = inputs_lib.text_inputs(pairs, tokenizer, config.max_len)
     sizes = [len(group.documents) for group in examples]
     targets = np.zeros((len(examples), max(sizes)), np.float32)
     targets[np.arange(max(sizes)) < np.array(sizes)[:, None]] = np.concatenate(
         [group.grades for group in examples])
-    return packed_examples.Features(inputs, np.repeat(np.arange(len(examples)), sizes), targets)
+    return packed_examples.Features(inputs, np.repeat(np.arange(len(examples)), sizes),
+                                    targets)
 
   def scores(self, split, outputs):
     """NDCG@10, MRR@10 and MAP; of documents with equal scores the least relevant comes first."""
     of_queries = []
-    for group, logits in zip(split.examples, finetuning_data.by_example(outputs), strict=True):
+    for group, logits in zip(split.examples,
+                             finetuning_data.by_example(outputs),
+                             strict=True):
       grades = np.array(group.grades)
       order = np.lexsort((grades, -logits[:len(grades)]))
       of_queries.append(ranking_scores.of_query(grades[order], grades))

@@ -68,8 +68,12 @@ def contrast(vectors: jax.Array, exists: jax.Array,
   Returns:
     (losses [E] in nat, is_right [E] bool: the partner is nearer than all others).
   """
-  others = jnp.moveaxis(vectors[:, 1:], 1, 0).reshape(-1, vectors.shape[-1])  # partners, negatives
-  cosines = jnp.einsum('ed,od->eo', vectors[:, 0], others, preferred_element_type=jnp.float32)
+  others = jnp.moveaxis(vectors[:, 1:], 1,
+                        0).reshape(-1, vectors.shape[-1])  # partners, negatives
+  cosines = jnp.einsum('ed,od->eo',
+                       vectors[:, 0],
+                       others,
+                       preferred_element_type=jnp.float32)
   other_exists = jnp.moveaxis(exists[:, 1:], 1, 0).reshape(-1)
   logits = jnp.where(other_exists, cosines / temperature, MASKED)
   of_examples, _ = losses.cross_entropy(logits, jnp.arange(len(exists)))
@@ -117,7 +121,8 @@ class SentenceEmbedding(finetuning.FineTuning):
   """
 
   temperature: float = 0.05  # cosines are divided by it
-  matryoshka: tuple[tuple[int, float], ...] = ()  # (width, weight); () = the whole vector alone
+  matryoshka: tuple[tuple[int, float],
+                    ...] = ()  # (width, weight); () = the whole vector alone
   cached_parts: int = 1  # of the rows of a batch
 
   def _forward(self, params, batch, key):
@@ -137,11 +142,13 @@ class SentenceEmbedding(finetuning.FineTuning):
     parts = jax.tree.map(
         lambda x: jnp.moveaxis(x.reshape(-1, self.cached_parts, *x.shape[1:]), 1, 0),
         (batch.tokens, batch.starts, batch.row))
-    vectors = jax.lax.map(jax.checkpoint(encode, prevent_cse=False), parts)  # [n, R / n, P, D]
+    vectors = jax.lax.map(jax.checkpoint(encode, prevent_cse=False),
+                          parts)  # [n, R / n, P, D]
     vectors = jnp.moveaxis(vectors, 0, 1).reshape(-1, *vectors.shape[2:])
     return self.logits(lambda *_: vectors, batch)
 
-  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
+  def logits(self, apply: Callable[..., jax.Array],
+             batch: packed_examples.Batch) -> jax.Array:
     """Vectors of length 1 of the texts of each example: [E, C, D] float32."""
     return batch.by_example(unit(apply(batch.tokens, batch.starts)))
 

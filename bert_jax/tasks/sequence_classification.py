@@ -66,10 +66,13 @@ class SequenceClassification(finetuning.FineTuning):
   problem: str = 'single_label'  # or multi_label, regression
   long: str = 'head'  # how texts above max_len are read
 
-  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
+  def logits(self, apply: Callable[..., jax.Array],
+             batch: packed_examples.Batch) -> jax.Array:
     """[E, labels]."""
-    vectors = batch.by_example(apply(batch.tokens, batch.starts, method='pooled'))  # [E, C, D]
-    return apply(pooling.combine_chunks(vectors, batch.members >= 0, self.long), method='classify')
+    vectors = batch.by_example(apply(batch.tokens, batch.starts,
+                                     method='pooled'))  # [E, C, D]
+    return apply(pooling.combine_chunks(vectors, batch.members >= 0, self.long),
+                 method='classify')
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """Cross-entropy and accuracy; binary cross-entropy; or the squared error (as transformers)."""
@@ -101,7 +104,9 @@ class SequenceFiles(finetuning_data.ExampleFiles):
       # Names in order; () = all that the training file has.
       'data.labels': Field((), unused=(named_by_format, regression)),
       # Rows with these labels are left out: '-' of SNLI and OCNLI, -1 of Jigsaw's columns.
-      'data.skip_labels': Field((), on_resume=HARMLESS, unused=(named_by_format, regression)),
+      'data.skip_labels': Field((),
+                                on_resume=HARMLESS,
+                                unused=(named_by_format, regression)),
       # How a text above max_len is read: head, tail, head_tail (128 + 382 of 510), or all of it in
       # chunks_max, chunks_mean, chunks_attention.
       'data.long': Field('head', one_of(inputs_lib.LONG), unused=(pairs,)),
@@ -111,21 +116,26 @@ class SequenceFiles(finetuning_data.ExampleFiles):
   def read(path, data, split, notes):
     labelled, skipped = split != 'test', tuple(map(str, data.skip_labels))
     examples = finetuning_data.not_empty(
-        texts.read(path, data.format, texts.columns(data), split, labelled, skipped), path)
+        texts.read(path, data.format, texts.columns(data), split, labelled, skipped),
+        path)
     if not (skipped and labelled):
       return examples
     rest = [e for e in examples if e.label is not texts.LEFT_OUT]
-    notes.append(f'{len(examples) - len(rest):,} of {len(examples):,} rows of {path} are left out: '
-                 f'their label is {" or ".join(skipped)} (data.skip_labels)')
-    return finetuning_data.not_empty(rest, f'{path} (without the labels {", ".join(skipped)})')
+    notes.append(
+        f'{len(examples) - len(rest):,} of {len(examples):,} rows of {path} are left out: '
+        f'their label is {" or ".join(skipped)} (data.skip_labels)')
+    return finetuning_data.not_empty(rest,
+                                     f'{path} (without the labels {", ".join(skipped)})')
 
   @staticmethod
   def check_training(config, examples):
     columns = texts.columns(config.data)
     if columns.problem != 'single_label':
       return
-    require(len(columns.labels) != 1, f'data.labels={",".join(columns.labels)} is one label: name '
-            f'every label of {config.data.train}, or leave data.labels out')
+    require(
+        len(columns.labels) != 1,
+        f'data.labels={",".join(columns.labels)} is one label: name '
+        f'every label of {config.data.train}, or leave data.labels out')
     require(len({e.label for e in examples}) > 1, f'{config.data.train} has the label '
             f'{examples[0].label!r} only: there is nothing to learn from one class')
 
@@ -134,12 +144,15 @@ class SequenceFiles(finetuning_data.ExampleFiles):
     data, columns = config.data, texts.columns(config.data)
     notes += texts.check_labels(examples, columns)
     labels = texts.label_names(examples, columns)
-    if columns.problem == 'single_label' and not columns.labels and texts.are_scores(labels):
-      notes.append(f'the {len(labels)} labels of {data.train} are numbers, such as {labels[0]}, '
-                   'and taken for classes: data.problem=regression predicts the number itself')
+    if columns.problem == 'single_label' and not columns.labels and texts.are_scores(
+        labels):
+      notes.append(
+          f'the {len(labels)} labels of {data.train} are numbers, such as {labels[0]}, '
+          'and taken for classes: data.problem=regression predicts the number itself')
     is_glue = data.format.startswith('glue')
     best = glue.find(data.format).metric if is_glue else _BEST[columns.problem]
-    head = BertForSequenceClassification(architectures.make_config(config.model), len(labels))
+    head = BertForSequenceClassification(architectures.make_config(config.model),
+                                         len(labels))
     task = SequenceClassification(head, problem=columns.problem, long=data.long)
     return cls(task, labels, auto_score=best)
 
@@ -165,10 +178,12 @@ class SequenceFiles(finetuning_data.ExampleFiles):
     for i, e in enumerate(examples):
       for label in (e.label if self.problem == 'multi_label' else (e.label,)):
         if label not in number:
-          raise UserError(f'{e.where}: the label {label!r} is none of the {len(number)} labels: '
-                          f'{", ".join(self.labels[:_LABELS_SHOWN])}')
+          raise UserError(
+              f'{e.where}: the label {label!r} is none of the {len(number)} labels: '
+              f'{", ".join(self.labels[:_LABELS_SHOWN])}')
         targets[i, number[label]] = 1
-    return targets if self.problem == 'multi_label' else targets.argmax(1).astype(np.int32)
+    return targets if self.problem == 'multi_label' else targets.argmax(1).astype(
+        np.int32)
 
   def scores(self, split, outputs):
     gold, logits = split.batches.features.targets, finetuning_data.by_example(outputs)
@@ -195,7 +210,8 @@ class SequenceKind(task_kind.TaskKind):
     require(all(isinstance(e.get('text_pair', ''), str) for e in examples),
             "'text_pair' has to be a text")
     names = ('text', 'text_pair')
-    return classify(bert, [tuple(e[name] for name in names if name in e) for e in examples],
+    return classify(bert,
+                    [tuple(e[name] for name in names if name in e) for e in examples],
                     options.prompt)
 
   @staticmethod
@@ -206,7 +222,8 @@ class SequenceKind(task_kind.TaskKind):
       return
     task, logits = glue.find(data.format), class_logits(bert, inputs)
     predictions = logits.argmax(1) if task.labels else logits[:, 0]
-    yield glue.submission_name(task, data.test), glue.submission(task, predictions.tolist())
+    yield glue.submission_name(task,
+                               data.test), glue.submission(task, predictions.tolist())
 
 
 Texts = Sequence[str | tuple[str, ...]]  # texts and pairs
@@ -219,8 +236,10 @@ def class_logits(bert: task_kind.TrainedModel, inputs: Texts,
   long = bert.model.facts.get('long') or 'head'
   strings = [(text,) if isinstance(text, str) else text for text in inputs]
   strings = bert.cross.prepared(strings, bert.cross.prompt(prompt))
-  rows, owners = inputs_lib.text_inputs(strings, bert.tokenizer, bert.trained_length, long)
-  pooled = bert.per_text(rows, functools.partial(task_kind.apply_head, head, method='pooled'))
+  rows, owners = inputs_lib.text_inputs(strings, bert.tokenizer, bert.trained_length,
+                                        long)
+  pooled = bert.per_text(rows,
+                         functools.partial(task_kind.apply_head, head, method='pooled'))
   vectors = pooling.combine_texts(pooled, owners, long)
   return np.asarray(head.apply(bert.params, vectors, method='classify'))
 
@@ -234,11 +253,16 @@ def classify(bert: task_kind.TrainedModel, inputs: Texts,
   """
   if not inputs:
     return []
-  logits, labels = class_logits(bert, inputs, prompt).astype(np.float64), bert.model.labels
+  logits, labels = class_logits(bert, inputs,
+                                prompt).astype(np.float64), bert.model.labels
   if bert.model.problem == 'regression':
     return [{'value': float(row[0])} for row in logits]
   if bert.model.problem == 'multi_label':
-    return [{'labels': [name for name, p in zip(labels, row) if p > 0.5],
-             'probabilities': dict(zip(labels, row.tolist()))} for row in special.expit(logits)]
-  return [{'label': labels[row.argmax()], 'probabilities': dict(zip(labels, row.tolist()))}
-          for row in special.softmax(logits, -1)]
+    return [{
+        'labels': [name for name, p in zip(labels, row) if p > 0.5],
+        'probabilities': dict(zip(labels, row.tolist()))
+    } for row in special.expit(logits)]
+  return [{
+      'label': labels[row.argmax()],
+      'probabilities': dict(zip(labels, row.tolist()))
+  } for row in special.softmax(logits, -1)]

@@ -51,7 +51,9 @@ class BertForSparseEmbedding(BertForPreTraining):
       return jnp.einsum('blp,blv->bpv', member, self._weight(logits))
 
     def best_token(text):
-      return jnp.argmax(jnp.where((tokens.text_ids == text)[:, :, None], logits, -jnp.inf), axis=1)
+      return jnp.argmax(jnp.where((tokens.text_ids == text)[:, :, None], logits,
+                                  -jnp.inf),
+                        axis=1)
 
     # argmax and a gather: the gradient of max would keep masks of all logits, [P, L, padded V].
     at = jnp.moveaxis(jax.lax.map(best_token, texts), 0, 1)  # [B, P, padded V]
@@ -87,13 +89,18 @@ class SparseEmbedding(sentence_embedding.SentenceEmbedding):
 
   @property
   def loss_weights(self) -> dict[str, float]:
-    return {'loss': 1.0, 'query_flops': self.query_flops, 'document_flops': self.document_flops}
+    return {
+        'loss': 1.0,
+        'query_flops': self.query_flops,
+        'document_flops': self.document_flops
+    }
 
   def flops_per_token(self, length: int) -> float:
     """Model FLOPs of the encoder, and of the masked-LM head at every token."""
     return self.model.config.flops_per_token(length, 1)
 
-  def logits(self, apply: Callable[..., jax.Array], batch: packed_examples.Batch) -> jax.Array:
+  def logits(self, apply: Callable[..., jax.Array],
+             batch: packed_examples.Batch) -> jax.Array:
     """The vectors of the texts of each example: [E, C, padded V] float32."""
     return batch.by_example(apply(batch.tokens, batch.starts))
 
@@ -102,7 +109,8 @@ class SparseEmbedding(sentence_embedding.SentenceEmbedding):
     exists = batch.members >= 0  # [E, C]
 
     def weighted_flops(texts: slice) -> tuple[jax.Array, jax.Array]:
-      count = jnp.sum(exists[:, texts]).astype(jnp.float32)  # microbatches add up to their mean
+      count = jnp.sum(exists[:, texts]).astype(
+          jnp.float32)  # microbatches add up to their mean
       return flops(logits[:, texts], exists[:, texts]) * count, count
 
     entries = jnp.sum(logits > 0, axis=-1).astype(jnp.float32)
@@ -154,7 +162,8 @@ class SparseKind(task_kind.TaskKind):
   @classmethod
   def head_of(cls, bert):
     bert.require_head('mlm', 'masked-LM head')
-    return BertForSparseEmbedding(bert.config, bert.sparse.pooling, bert.sparse.activation)
+    return BertForSparseEmbedding(bert.config, bert.sparse.pooling,
+                                  bert.sparse.activation)
 
   @staticmethod
   def answer(bert, examples, options):

@@ -53,9 +53,10 @@ def apply_head(head: nn.Module, params: Any, tokens: Tokens, starts: jax.Array,
 def check_labels(labels: Sequence[str], source: str):
   """Raises UserError if two outputs of a head have one name: answers go by the names."""
   for i, label in enumerate(labels):
-    require(label not in labels[:i],
-            f'{source}: the outputs {labels.index(label)} and {i} of its head are both named '
-            f'{label!r}: give each a name of its own (id2label in config.json)')
+    require(
+        label not in labels[:i],
+        f'{source}: the outputs {labels.index(label)} and {i} of its head are both named '
+        f'{label!r}: give each a name of its own (id2label in config.json)')
 
 
 def json_lines(answers: Iterable[Answer]) -> PredictionFiles:
@@ -75,15 +76,20 @@ class TaskKind:
 
   # Its models.
   model_task: ClassVar[str] = ''  # the task whose models these are; '' = its own
-  parameter_groups: ClassVar[tuple[str, ...]] = ()  # of the head, next to those of the encoder
-  starts_from: ClassVar[tuple[str, ...]] = ()  # heads that the model to start from must have
-  labels: ClassVar[tuple[str, ...]] = ()  # names of the head's outputs; () = as its model says
+  parameter_groups: ClassVar[tuple[str,
+                                   ...]] = ()  # of the head, next to those of the encoder
+  starts_from: ClassVar[tuple[str,
+                              ...]] = ()  # heads that the model to start from must have
+  labels: ClassVar[tuple[str,
+                         ...]] = ()  # names of the head's outputs; () = as its model says
   # (config, number of labels) -> the model that is loaded for predictions
   head: ClassVar[Callable[[BertConfig, int], nn.Module]]
-  transformers: ClassVar[str] = ''  # suffix of the class in transformers: ForTokenClassification
+  transformers: ClassVar[
+      str] = ''  # suffix of the class in transformers: ForTokenClassification
 
   # Its answers.
-  fields: ClassVar[tuple[str, ...]] = ()  # texts of the JSON lines that predict answers; () = none
+  fields: ClassVar[tuple[str, ...]] = (
+  )  # texts of the JSON lines that predict answers; () = none
   optional: ClassVar[tuple[str, ...]] = ()  # optional fields of these JSON lines
 
   @classmethod
@@ -97,15 +103,19 @@ class TaskKind:
   def head_of(cls, bert: TrainedModel) -> nn.Module:
     """The head of a trained model; raises UserError if the model is for another task."""
     task, labels = bert.model.task, bert.model.labels
-    require(task == cls.name, f'this model is for {task or "no task: it has not been fine-tuned"}, '
-                              f'not for {cls.name}')
+    require(
+        task == cls.name,
+        f'this model is for {task or "no task: it has not been fine-tuned"}, '
+        f'not for {cls.name}')
     check_labels(labels, bert.model.facts.get('source', 'this model'))
     return cls.head(bert.config, len(labels))
 
   @staticmethod
-  def answer(bert: TrainedModel, examples: Sequence[Answer], options: Any) -> list[Answer]:
+  def answer(bert: TrainedModel, examples: Sequence[Answer],
+             options: Any) -> list[Answer]:
     """An answer to each example of JSON lines; `options` are those of predict."""
 
   @staticmethod
-  def write_test(bert: TrainedModel, data: ConfigDict, examples: list[Any]) -> PredictionFiles:
+  def write_test(bert: TrainedModel, data: ConfigDict,
+                 examples: list[Any]) -> PredictionFiles:
     """The files of predictions for the examples of data.test."""

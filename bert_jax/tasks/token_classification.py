@@ -33,8 +33,8 @@ _WORDS = pre_tokenizers.Sequence([
 # The scripts that write no spaces between words, as the names of their letters begin. Chinese
 # characters are words of their own already.
 _UNSPACED = ('THAI ', 'LAO ', 'KHMER ', 'MYANMAR ', 'TIBETAN ', 'HIRAGANA ', 'KATAKANA ',
-             'HALFWIDTH KATAKANA ', 'KATAKANA-HIRAGANA ', 'NEW TAI LUE ', 'TAI LE ', 'TAI THAM ',
-             'TAI VIET ', 'JAVANESE ', 'BALINESE ')
+             'HALFWIDTH KATAKANA ', 'KATAKANA-HIRAGANA ', 'NEW TAI LUE ', 'TAI LE ',
+             'TAI THAM ', 'TAI VIET ', 'JAVANESE ', 'BALINESE ')
 _TAGS_SHOWN = 20  # in messages
 
 
@@ -61,7 +61,8 @@ def word_pieces(sentences: Sequence[Sequence[str]],
   A word without pieces becomes [UNK].
   """
   before = tokenizer.before_word
-  encoded = inputs_lib.encode([[before + word for word in words] for words in sentences], tokenizer)
+  encoded = inputs_lib.encode([[before + word for word in words] for words in sentences],
+                              tokenizer)
   return [[pieces or [tokenizer.unk_id] for pieces in words] for words in encoded]
 
 
@@ -76,7 +77,9 @@ def _windows(words: Sequence[Sequence[int]], room: int) -> list[tuple[int, int]]
   return list(zip(firsts, [*firsts[1:], len(words)]))
 
 
-def _features(sentences: Sequence[Sequence[Sequence[int]]], tokenizer: Tokenizer, max_len: int,
+def _features(sentences: Sequence[Sequence[Sequence[int]]],
+              tokenizer: Tokenizer,
+              max_len: int,
               tags: Sequence[Sequence[int]] | None = None) -> packed_examples.Features:
   """The inputs of sentences of words, of which each is a list of pieces.
 
@@ -96,10 +99,13 @@ def _features(sentences: Sequence[Sequence[Sequence[int]]], tokenizer: Tokenizer
       inputs.append(inputs_lib.join(tokenizer, window))
       owners.append(i)
       targets.append(np.array([*target, 0], np.int32))
-  return packed_examples.Features(inputs, np.array(owners, np.int64), token_targets=targets)
+  return packed_examples.Features(inputs,
+                                  np.array(owners, np.int64),
+                                  token_targets=targets)
 
 
-def _of_words(f: packed_examples.Features, per_token: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _of_words(f: packed_examples.Features,
+              per_token: Sequence[np.ndarray]) -> list[np.ndarray]:
   """The values on the first pieces of words, by sentence, from those of each input [tokens, ...].
 
   Returns:
@@ -150,13 +156,16 @@ class TokenFiles(finetuning_data.ExampleFiles):
   @classmethod
   def make(cls, config, examples, _):
     labels = texts.given_labels(config.data.labels)
-    require(len(labels) != 1, f'data.labels={",".join(labels)} is one tag: name every tag of '
-                              f'{config.data.train}, or leave data.labels out')
+    require(
+        len(labels) != 1, f'data.labels={",".join(labels)} is one tag: name every tag of '
+        f'{config.data.train}, or leave data.labels out')
     labels = labels or tuple(sorted(
         conll.with_partners({tag for s in examples for tag in s.tags})))
-    require(len(labels) > 1, f'{config.data.train} has the tag {labels[0]!r} only: there is '
-                             'nothing to learn from one class')
-    head = BertForTokenClassification(architectures.make_config(config.model), len(labels))
+    require(
+        len(labels) > 1, f'{config.data.train} has the tag {labels[0]!r} only: there is '
+        'nothing to learn from one class')
+    head = BertForTokenClassification(architectures.make_config(config.model),
+                                      len(labels))
     return cls(TokenClassification(head), labels)
 
   def features(self, examples, tokenizer, config, **_):
@@ -164,8 +173,9 @@ class TokenFiles(finetuning_data.ExampleFiles):
     for s in examples:
       unknown = sorted(set(s.tags) - number.keys())
       if unknown:
-        raise UserError(f'{s.where}: the tag {unknown[0]!r} is none of the {len(number)} tags: '
-                        f'{", ".join(self.labels[:_TAGS_SHOWN])}')
+        raise UserError(
+            f'{s.where}: the tag {unknown[0]!r} is none of the {len(number)} tags: '
+            f'{", ".join(self.labels[:_TAGS_SHOWN])}')
     return _features(word_pieces([s.words for s in examples], tokenizer), tokenizer,
                      config.max_len, [[number[tag] for tag in s.tags] for s in examples])
 
@@ -177,7 +187,8 @@ class TokenFiles(finetuning_data.ExampleFiles):
     return [[self.labels[i] for i in tags] for tags in _of_words(f, per_token)]
 
   def scores(self, split, outputs):
-    return metrics_lib.entities([s.tags for s in split.examples], self.predicted(split, outputs))
+    return metrics_lib.entities([s.tags for s in split.examples],
+                                self.predicted(split, outputs))
 
 
 class TokenKind(task_kind.TaskKind):
@@ -235,8 +246,9 @@ def _tokens_of(text: str, start: int, end: int, tokenizer: Tokenizer) -> list[Un
   for i, (first, last) in zip(ids, spans):
     waiting.append(i)
     if last > len(before):
-      units.append(Unit(waiting, start + max(first - len(before), 0), start + last - len(before),
-                        bool(units)))
+      units.append(
+          Unit(waiting, start + max(first - len(before), 0), start + last - len(before),
+               bool(units)))
       waiting = []
   return units
 
@@ -279,7 +291,8 @@ def tag(bert: task_kind.TrainedModel, inputs: Sequence[str]) -> list[task_kind.A
   units = find_units(inputs, bert.tokenizer)
   sentences = [[unit.pieces for unit in of_text] for of_text in units]
   answers = []
-  for text, words, probabilities in zip(inputs, units, _tag_probabilities(bert, sentences)):
+  for text, words, probabilities in zip(inputs, units,
+                                        _tag_probabilities(bert, sentences)):
     entities = []
     tags = [bert.model.labels[i] for i in probabilities.argmax(-1)]
     for e in conll.entities(_joined(words, tags)):
