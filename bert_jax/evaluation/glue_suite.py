@@ -1,7 +1,7 @@
-"""GLUE: fine-tunes a model on each task that a folder holds, with several seeds and rates.
+"""GLUE: fine-tunes a model on each task of a folder, with several seeds and rates.
 
-Wang et al. 2019, https://arxiv.org/abs/1804.07461. The learning rate and the best epoch are chosen
-on a part of the training file that is kept apart. The development file is scored and chooses
+Wang et al. 2019, https://arxiv.org/abs/1804.07461. A held-out part of the training file
+chooses the learning rate and the best epoch. The development file is scored and chooses
 nothing.
 """
 
@@ -18,28 +18,28 @@ import numpy as np
 
 from bert_jax import config as config_lib
 from bert_jax import config_fields
-from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError, require
 from bert_jax.evaluation.report import Report
 from bert_jax.inference import json_lines
 from bert_jax.interop import native
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.labelled import glue, table
-from bert_jax.model import architectures
+from bert_jax.model import architectures, encoder
 from bert_jax.runs import run
 from bert_jax.runtime import storage
 
-_APART = 0.1  # fraction of the training examples that chooses the rate and the epoch
+# The fraction of the training examples that chooses the rate and the epoch.
+_APART = 0.1
 _MOST_APART = 2000
 _DEV = {'mnli': 'dev_matched'}  # others: dev
 
 
 class Files(NamedTuple):
-  """The files of a task."""
+  """The files of a task, or splits of tfds:NAME."""
 
   train: str
-  apart: str
   dev: str
+  apart: str = ''  # the held-out part of the training examples; '' = not divided yet
 
 
 class Recipe(NamedTuple):
@@ -54,13 +54,13 @@ class Recipe(NamedTuple):
 
 
 def _names(task: str) -> set[str]:
-  """The names that the folder of a task may have, in lower case: sst2, sst-2."""
+  """Returns the possible names of the folder of a task, in lower case: sst2, sst-2."""
   title = glue.TASKS[f'glue/{task}'].submission.removesuffix('.tsv').removesuffix('-m')
   return {task, title.lower()}
 
 
 def _file(folder: epath.Path, name: str) -> epath.Path:
-  """A file of a task, gzipped or not; raises UserError if there is none."""
+  """Finds a file of a task, gzipped or not; raises UserError if it does not exist."""
   for ending in ('.tsv', '.tsv.gz'):
     if (folder / f'{name}{ending}').exists():
       return folder / f'{name}{ending}'
@@ -68,20 +68,14 @@ def _file(folder: epath.Path, name: str) -> epath.Path:
                   'development file of its task')
 
 
-class Source(NamedTuple):
-  """The data of a task as GLUE has them: two files, or twice tfds:NAME."""
-
-  train: str
-  dev: str
-
-
-def _divided(task: str, source: Source, folder: epath.Path, most: int) -> Files:
-  """Divides the training examples by a fixed seed, into train.tsv and apart.tsv of a new folder."""
+def _divided(task: str, source: Files, folder: epath.Path, most: int) -> Files:
+  """Divides the training examples by a fixed seed; writes train.tsv and apart.tsv."""
   if source.train.startswith('tfds:'):
     end = 100 - round(100 * _APART)
-    return Files(f'{source.train}@train[:{end}%]', f'{source.train}@train[{end}%:]',
-                 source.dev)
+    return Files(f'{source.train}@train[:{end}%]', source.dev,
+                 f'{source.train}@train[{end}%:]')
   lines = table.read_text(source.train).rstrip('\n').split('\n')
+  # Of all files of GLUE, only CoLA's may lack a header.
   has_header = task != 'cola' or lines[0].startswith('index\t')
   head = lines[:has_header]
   rows = lines[has_header:]
@@ -89,53 +83,54 @@ def _divided(task: str, source: Source, folder: epath.Path, most: int) -> Files:
   apart = min(round(_APART * len(rows)), _MOST_APART)
   train = order[apart:apart + most] if most else order[apart:]
   folder.mkdir(parents=True, exist_ok=True)
+  # In the order of the file: a shuffle is the business of training.
   for name, chosen in (('apart', order[:apart]), ('train', train)):
     content = [*head, *(rows[i] for i in np.sort(chosen))]
     storage.write_whole(folder / f'{name}.tsv', '\n'.join(content) + '\n')
-  return Files(str(folder / 'train.tsv'), str(folder / 'apart.tsv'), source.dev)
+  return Files(str(folder / 'train.tsv'), source.dev, str(folder / 'apart.tsv'))
 
 
-def find_tasks(data: str, most: int = 0) -> dict[str, Source]:
-  """The data of each task of GLUE that `data` has.
+def find_tasks(data: str, most: int = 0) -> dict[str, Files]:
+  """Finds the files of each GLUE task in `data`.
 
   Args:
     data: a folder in GLUE's layout (SST-2/train.tsv, SST-2/dev.tsv, ...), or tfds:glue.
     most: training examples of a task; 0 = all.
 
   Raises:
-    UserError: a task that lacks a file, no task at all, or `most` of tfds:glue.
+    UserError: a task lacks a file, `data` has no task, or `most` with tfds:glue.
   """
   tasks = [name.removeprefix('glue/') for name in glue.TASKS]
   if data == 'tfds:glue':
     require(not most, f'--most={most} is for a folder of GLUE: tfds:glue is used whole')
-    return {task: Source(f'tfds:glue/{task}', f'tfds:glue/{task}') for task in tasks}
+    return {task: Files(f'tfds:glue/{task}', f'tfds:glue/{task}') for task in tasks}
   root = epath.Path(data)
   require(root.is_dir(),
-          f'--data={data} is no folder: give one with the folders of GLUE (SST-2, ...)')
+          f'--data={data} is not a folder: give one with the folders of GLUE (SST-2, ...)')
   sources = {}
   for task in tasks:
     folders = [path for path in root.iterdir() if path.name.lower() in _names(task)]
     if folders:
-      sources[task] = Source(str(_file(folders[0], 'train')),
-                             str(_file(folders[0], _DEV.get(task, 'dev'))))
+      sources[task] = Files(str(_file(folders[0], 'train')),
+                            str(_file(folders[0], _DEV.get(task, 'dev'))))
   require(bool(sources),
           f'--data={data} holds no task of GLUE: its folders are named SST-2, CoLA, ...')
   return sources
 
 
 def twin_of(model: Pretrained) -> Pretrained:
-  """A model with the sizes and the tokenizer of another, and random parameters."""
-  tokens = np.zeros((1, 8), np.int32)
+  """Makes a model with the sizes and the tokenizer of another, but random parameters."""
+  tokens = encoder.init_tokens()
   params = architectures.make_encoder(model.config).init(
-      jax.random.key(0), Tokens(*[tokens] * 4), tokens[:, :1])
+      jax.random.key(0), tokens, tokens.ids[:, :1])
   params = {'params': {'bert': nn.unbox(params)['params']}}
   return Pretrained(model.config, params, model.tokenizer)
 
 
 def _begin(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe, twin: bool):
-  """Writes the models that the runs start from; refuses a folder with runs of another evaluation.
+  """Writes the initial models; raises UserError for the folder of another evaluation.
 
-  More seeds and rates may come later.
+  A later evaluation may add seeds and rates.
   """
   job = {'model': json_lines.identity(model), 'data': data, **recipe._asdict()}
   del job['seeds'], job['rates']
@@ -146,7 +141,8 @@ def _begin(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe, twi
   folder.mkdir(parents=True, exist_ok=True)
   storage.write_whole(job_file, json.dumps(job))
   for name, make in (('model', lambda: model), ('twin', lambda: twin_of(model))):
-    whole = (folder / name / native.CHECKPOINT_FILE).exists()  # it is written last
+    # The checkpoint is written last: it marks a complete folder.
+    whole = (folder / name / native.CHECKPOINT_FILE).exists()
     if not whole and (twin or name == 'model'):
       shutil.rmtree(folder / name, ignore_errors=True)
       native.save(make(), folder / name)
@@ -154,26 +150,20 @@ def _begin(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe, twi
 
 def _fine_tune(task: str, model: str, files: Files, recipe: Recipe, rate: float,
                seed: int, workdir: epath.Path) -> tuple[float, float]:
-  """The scores of a run at its best epoch: (on the part kept apart, on the development file)."""
+  """Returns the scores of the best epoch: (held-out part, development file)."""
   result = workdir / 'scores.json'
   if not result.exists():
-    config = config_fields.changed(
-        config_lib.finetuning('sequence_classification'), {
-            'init_from': model,
-            'data.train': files.train,
-            'data.eval': f'{files.apart},{files.dev}',
-            'data.format': f'glue/{task}',
-            'optimizer.learning_rate': rate,
-            'seed': seed,
-            'train_epochs': recipe.epochs,
-            'batch_size': recipe.batch_size,
-            'max_len': recipe.max_len,
-            'model.scan_unroll': 1
-        })
+    # Without unrolling: compiling dominates the runs on small tasks.
+    config = config_fields.changed(config_lib.finetuning('sequence_classification'), {
+        'init_from': model, 'data.train': files.train,
+        'data.eval': f'{files.apart},{files.dev}', 'data.format': f'glue/{task}',
+        'optimizer.learning_rate': rate, 'seed': seed, 'train_epochs': recipe.epochs,
+        'batch_size': recipe.batch_size, 'max_len': recipe.max_len,
+        'model.scan_unroll': 1})
     run.run(config, str(workdir))
-    lines = [
-        json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()
-    ]
+    lines = [json.loads(line)
+             for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+    # Scores of the first file of data.eval have no suffix, scores of the second do.
     name = f'eval_{glue.TASKS[f"glue/{task}"].metric}'
     dev = next(key for key in lines[-1] if key.startswith(f'{name}_'))
     best = max((line for line in lines if line.get(name) is not None),
@@ -184,28 +174,27 @@ def _fine_tune(task: str, model: str, files: Files, recipe: Recipe, rate: float,
 
 def _scores(task: str, model: str, files: Files, recipe: Recipe,
             folder: epath.Path) -> tuple[float, list[float]]:
-  """(the chosen rate, the development scores of its seeds)."""
+  """Returns (the chosen rate, the development scores of its seeds)."""
   results = {
-      rate: [
-          _fine_tune(task, model, files, recipe, rate, seed, folder / f'{rate:g}-{seed}')
-          for seed in range(recipe.seeds)
-      ] for rate in recipe.rates
-  }
-  best = max(results,
-             key=lambda rate: statistics.mean(apart for apart, _ in results[rate]))
+      rate: [_fine_tune(task, model, files, recipe, rate, seed, folder / f'{rate:g}-{seed}')
+             for seed in range(recipe.seeds)]
+      for rate in recipe.rates}
+  held_out = {rate: statistics.mean(apart for apart, _ in of_seeds)
+              for rate, of_seeds in results.items()}
+  best = max(held_out, key=held_out.get)
   return best, [dev for _, dev in results[best]]
 
 
 def evaluate(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe,
              twin: bool) -> Report:
-  """Mean and deviation of each task's score, and those of a random twin.
+  """Returns mean and deviation of the score of each task, also for a random twin.
 
   Args:
     model: to fine-tune.
     data: a folder in GLUE's layout, or tfds:glue.
-    folder: of the runs; finished ones are not made again.
+    folder: of the runs; finished runs are not repeated.
     recipe: of fine-tuning.
-    twin: fine-tune a model of the same sizes with random parameters too.
+    twin: also fine-tune a model of the same sizes with random parameters.
 
   Raises:
     UserError: a mistake in the data, or a folder with the runs of another evaluation.
@@ -224,11 +213,10 @@ def evaluate(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe,
     for name in names:
       rate, scores = _scores(task, str(folder / name), files, recipe,
                              folder / f'{task}-{name}')
-      row += [
-          statistics.mean(scores),
-          statistics.stdev(scores) if len(scores) > 1 else None, rate
-      ]
+      deviation = statistics.stdev(scores) if len(scores) > 1 else None
+      row += [statistics.mean(scores), deviation, rate]
     rows.append(row)
+  # Each model has three columns; deviations and rates have no mean.
   means = [statistics.mean(row[i] for row in rows) for i in range(2, len(columns), 3)]
   rows.append(['mean', ''] + [value for mean in means for value in (mean, None, None)])
   return Report(recipe._asdict(), columns, rows, 'model')

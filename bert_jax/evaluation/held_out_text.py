@@ -1,7 +1,7 @@
-"""Masked-LM loss of a text: in nat a token, a word and a byte.
+"""Masked-LM loss of a text, in nat per token, word and byte.
 
-Models with different vocabularies can be compared by the word and by the byte: the loss a token
-times the tokens of the text, over its words or bytes. White space separates words.
+The loss per word and per byte compares models with different vocabularies: the loss per
+token times the tokens of the text, over its words or bytes. White space separates words.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,7 +30,7 @@ _LARGEST_EXPONENT = 700.0  # of a double
 
 
 def _pieces(bert: Bert, documents: Iterable[str], length: int) -> Iterator[list[int]]:
-  """The tokens of each document, cut into pieces that fill a row of `length` tokens."""
+  """Cuts the tokens of each document into pieces that fill a row of `length` tokens."""
   room = length - inputs_lib.special_tokens(bert.tokenizer, 1)
   for document in documents:
     ids = bert.tokenizer.encode_batch([document])[0]
@@ -43,26 +43,22 @@ def _rows(length: int) -> int:
 
 def _batches(bert: Bert, pieces: list[list[int]], length: int, rate: float,
              seed: int) -> Iterator[tuple[Tokens, np.ndarray, np.ndarray, np.ndarray]]:
-  """(batch [R, L], positions [R, M], targets [R, M], is_real [R, M]) with fixed masks.
+  """Yields (batch [R, L], positions [R, M], targets [R, M], is_real [R, M]), masked.
 
-  The tokens, the length of a row, the rate and the seed decide the masks. Each masked token becomes
-  [MASK].
+  The tokens, the length of a row, the rate and the seed decide the masks. Each masked
+  token becomes [MASK].
   """
   rng, rows = np.random.default_rng(seed), _rows(length)
   slots = max(1, math.ceil(rate * length))
   for first in range(0, len(pieces), rows):
     window = pieces[first:first + rows]
     numbers = np.arange(len(window))
-    placed = inputs_lib.place(
-        [inputs_lib.join(bert.tokenizer, piece) for piece in window],
-        numbers,
-        numbers,
-        rows=rows,
-        length=length,
-        slots=1,
-        pad_id=bert.tokenizer.pad_id)
+    joined = [inputs_lib.join(bert.tokenizer, piece) for piece in window]
+    placed = inputs_lib.place(joined, numbers, numbers, rows=rows, length=length, slots=1,
+                              pad_id=bert.tokenizer.pad_id)
     positions, is_real = np.zeros((2, rows, slots), np.int32)
     for row, piece in enumerate(window):
+      # 1 +: never [CLS], which needs no prediction.
       chosen = 1 + rng.permutation(len(piece))[:max(1, round(rate * len(piece)))]
       positions[row, :len(chosen)] = np.sort(chosen)
       is_real[row, :len(chosen)] = 1
@@ -72,13 +68,14 @@ def _batches(bert: Bert, pieces: list[list[int]], length: int, rate: float,
     yield placed.tokens, positions, targets, is_real
 
 
-def _write_sums(bert: Bert, pieces: list[list[int]], path: epath.Path, masks: dict[str,
-                                                                                   Any]):
-  """Writes each batch's sum of losses and its masked tokens to `path`; goes on after a kill."""
+def _write_sums(bert: Bert, pieces: list[list[int]], path: epath.Path,
+                masks: dict[str, Any]):
+  """Writes the loss sum and the masked tokens of each batch; resumes after a kill."""
   loss_sum = jax.jit(functools.partial(_loss_sum, bert.config))
   text = hashlib.blake2b(json.dumps(pieces).encode(), digest_size=16).hexdigest()
   job = {'model': json_lines.identity(bert.model), 'text': text, **masks}
   with json_lines.partial(path, job) as (sink, before):
+    # Skipped batches are made, too: the masks come from one random stream.
     batches = itertools.islice(_batches(bert, pieces, **masks), before.examples, None)
     count = -(-len(pieces) // _rows(masks['length']))
     for *inputs, is_real in tqdm.tqdm(batches, total=count, initial=before.examples,
@@ -87,36 +84,29 @@ def _write_sums(bert: Bert, pieces: list[list[int]], path: epath.Path, masks: di
                               'tokens': int(is_real.sum())})
 
 
-def evaluate(bert: Bert,
-             source: str,
-             path: epath.Path,
-             *,
-             rate: float = 0.15,
-             max_len: int = 128,
-             seed: int = 0) -> Report:
-  """The masked-LM loss of the documents of text files.
+def evaluate(bert: Bert, source: str, path: epath.Path, *, rate: float = 0.15,
+             max_len: int = 128, seed: int = 0) -> Report:
+  """Computes the masked-LM loss of the documents of text files.
 
   Args:
     bert: with a masked-LM head.
-    source: a glob of text files, a blank line between documents.
+    source: a glob of text files with a blank line between documents.
     path: of the report; the sums of all batches are in PATH.batches.jsonl.
-    rate: fraction of the tokens of a row that are masked.
-    max_len: tokens of a row, special ones included.
+    rate: fraction of masked tokens.
+    max_len: tokens of a row, special tokens included.
     seed: random seed of the masks.
 
   Raises:
-    UserError: no masked-LM head, no text, or a rate or length that cannot be.
+    UserError: no masked-LM head, no text, or a rate or length out of range.
   """
   bert.require_head('mlm', 'masked-LM head')
   require(0 < rate < 1, f'--rate={rate} must lie in (0, 1)')
-  require(
-      8 <= max_len <= bert.config.max_positions,
-      f'--max_len={max_len} must be at least 8 and at most the {bert.config.max_positions} '
-      'positions of the model')
+  require(8 <= max_len <= bert.config.max_positions,
+          f'--max_len={max_len} must be at least 8 and at most the '
+          f'{bert.config.max_positions} positions of the model')
   documents = [
       document for file in corpus.find_files(source)
-      for document in corpus.read_file(file, corpus.format_of(file, 'auto'), 'text')
-  ]
+      for document in corpus.read_file(file, corpus.format_of(file, 'auto'), 'text')]
   pieces = list(_pieces(bert, documents, max_len))
   require(bool(pieces), f'--data={source} holds no text')
   sums = path.with_suffix('.batches.jsonl')
@@ -124,22 +114,18 @@ def evaluate(bert: Bert,
   lines = [json.loads(line) for line in sums.read_text().splitlines()]
   count, tokens = sum(line['tokens'] for line in lines), sum(map(len, pieces))
   loss = sum(line['loss'] for line in lines) / count
+  # The masked tokens are a sample: their mean loss stands for all tokens of the text.
   units = {'token': tokens, 'word': sum(len(document.split()) for document in documents),
            'byte': sum(len(document.encode()) for document in documents)}
   rows = [[unit, number, loss * tokens / number, _exp(loss * tokens / number)]
           for unit, number in units.items()]
-  facts = {
-      'loss': loss,
-      'masked_tokens': count,
-      'rate': rate,
-      'max_len': max_len,
-      'seed': seed
-  }
+  facts = {'loss': loss, 'masked_tokens': count, 'rate': rate, 'max_len': max_len,
+           'seed': seed}
   return Report(facts, ('unit', 'in the text', 'nat', 'perplexity'), rows[::-1], 'nat')
 
 
 def _exp(nat: float) -> float | None:
-  """The exponential; None where it is too large, as for the "words" of Chinese."""
+  """Returns the exponential, or None on overflow, as for the "words" of Chinese."""
   return math.exp(nat) if nat < _LARGEST_EXPONENT else None
 
 

@@ -2,10 +2,11 @@
 
 Warstadt et al. 2020, https://arxiv.org/abs/1912.00582. The score of a sentence is its
 pseudo-log-likelihood (Salazar et al. 2020, https://arxiv.org/abs/1910.14659): the sum of
-log P(token | the others) over its tokens, each of which is masked alone.
+log P(token | the others) over its tokens, each masked alone.
 """
 
 from collections.abc import Sequence
+import itertools
 import json
 import math
 import time
@@ -24,7 +25,7 @@ from bert_jax.inference.bert import Bert
 from bert_jax.labelled import table
 
 _FIELDS = ('sentence_good', 'sentence_bad', 'UID', 'linguistics_term')
-_PAIRS_AT_ONCE = 512  # pairs of a window: a kill loses the scores of one window
+_PAIRS_AT_ONCE = 512  # a kill loses the scores of one such window
 
 
 class Pair(NamedTuple):
@@ -38,14 +39,14 @@ class Pair(NamedTuple):
 
 
 def read(source: str) -> list[Pair]:
-  """The pairs of the JSON lines that a glob names, gzipped or not, in BLiMP's fields.
+  """Reads pairs in the JSON lines of BLiMP from the files of a glob, gzipped or not.
 
   Raises:
-    UserError: a line without one of the fields or with an empty one, or no line.
+    UserError: a line lacks a field or has an empty one, or the files have no line.
   """
   pairs = []
-  for row in (
-      row for file in corpus.find_files(source) for row in table.read_jsonl(file)):
+  files = corpus.find_files(source)
+  for row in itertools.chain.from_iterable(map(table.read_jsonl, files)):
     pairs.append(Pair(*map(row.text, _FIELDS), row.where))
     require(all(map(str.strip, pairs[-1])),
             f'{row.where}: one of {", ".join(_FIELDS)} is empty')
@@ -54,31 +55,30 @@ def read(source: str) -> list[Pair]:
 
 
 def _check_lengths(bert: Bert, pairs: Sequence[Pair]):
-  """Raises UserError for a sentence without a token, or with more than the model can read."""
+  """Raises UserError for an empty sentence, or one that is too long for the model."""
   room = bert.config.max_positions - inputs_lib.special_tokens(bert.tokenizer, 1)
-  for i, ids in enumerate(
-      bert.tokenizer.encode_batch([x for pair in pairs for x in pair[:2]])):
-    require(
-        0 < len(ids) <= room,
-        f'{pairs[i // 2].where}: {_FIELDS[i % 2]} has {len(ids)} tokens, '
-        f'this model scores sentences of 1 to {room}: leave the pair out')
+  sentences = [sentence for pair in pairs for sentence in pair[:2]]
+  for i, ids in enumerate(bert.tokenizer.encode_batch(sentences)):
+    require(0 < len(ids) <= room,
+            f'{pairs[i // 2].where}: {_FIELDS[i % 2]} has {len(ids)} tokens, '
+            f'this model scores sentences of 1 to {room}: leave the pair out')
 
 
 def pseudo_log_likelihoods(bert: Bert, texts: Sequence[str]) -> np.ndarray:
-  """The pseudo-log-likelihood of each text in nat, [texts] float64."""
+  """Returns the pseudo-log-likelihood of each text in nat, [texts] float64."""
   return -np.array([scored['surprisal'] for scored in bert.score(texts)])
 
 
 def _score(bert: Bert, pairs: Sequence[Pair], path: epath.Path, job: dict[str, Any]):
-  """Writes the scores of all pairs to `path`, one JSON object each; goes on after a kill."""
+  """Writes the scores of all pairs as JSON lines; resumes after a kill."""
   with json_lines.partial(path, job) as (sink, before):
     began = time.monotonic()
     with tqdm.tqdm(total=len(pairs), initial=before.examples, unit=' pairs',
                    disable=None) as bar:
       for first in range(before.examples, len(pairs), _PAIRS_AT_ONCE):
         window = pairs[first:first + _PAIRS_AT_ONCE]
-        scores = pseudo_log_likelihoods(bert,
-                                        [text for pair in window for text in pair[:2]])
+        sentences = [sentence for pair in window for sentence in pair[:2]]
+        scores = pseudo_log_likelihoods(bert, sentences)
         for pair, good, bad in zip(window, scores[::2].tolist(), scores[1::2].tolist()):
           json_lines.write(sink, {'UID': pair.paradigm, 'good': good, 'bad': bad})
         bar.update(len(window))
@@ -87,16 +87,13 @@ def _score(bert: Bert, pairs: Sequence[Pair], path: epath.Path, job: dict[str, A
 
 
 def _row(name: str, is_right: Sequence[bool]) -> list[Any]:
-  accuracy = float(np.mean(is_right))
-  return [
-      name,
-      len(is_right), accuracy,
-      math.sqrt(accuracy * (1 - accuracy) / len(is_right))
-  ]
+  accuracy, n = float(np.mean(is_right)), len(is_right)
+  # The standard error of a proportion.
+  return [name, n, accuracy, math.sqrt(accuracy * (1 - accuracy) / n)]
 
 
 def evaluate(bert: Bert, source: str, path: epath.Path) -> Report:
-  """Accuracy by paradigm, by phenomenon and in all, with its standard error.
+  """Returns the accuracy by paradigm, by phenomenon and in all, with its standard error.
 
   Args:
     bert: with a masked-LM head.
@@ -105,22 +102,23 @@ def evaluate(bert: Bert, source: str, path: epath.Path) -> Report:
   """
   bert.require_head('mlm', 'masked-LM head')
   pairs = read(source)
+  # Before the first score: a bad sentence must not cost hours.
   _check_lengths(bert, pairs)
   scores = path.with_suffix('.pairs.jsonl')
   _score(bert, pairs, scores, {'model': json_lines.identity(bert.model), 'pairs': pairs})
   lines = [json.loads(line) for line in scores.read_text().splitlines()]
   is_right = np.array([line['good'] > line['bad'] for line in lines])
+  paradigm_of = np.array([pair.paradigm for pair in pairs])
+  phenomenon_of = np.array([pair.phenomenon for pair in pairs])
   rows = []
-  for phenomenon in sorted({pair.phenomenon for pair in pairs}):
-    of = np.array([pair.phenomenon == phenomenon for pair in pairs])
-    paradigms = sorted({pair.paradigm for pair in pairs if pair.phenomenon == phenomenon})
-    rows += [
-        _row(f'{phenomenon}: {name}', is_right[[pair.paradigm == name
-                                                for pair in pairs]])
-        for name in paradigms
-    ]
+  for phenomenon in sorted(set(phenomenon_of)):
+    member = phenomenon_of == phenomenon
+    paradigms = sorted(set(paradigm_of[member]))
+    rows += [_row(f'{phenomenon}: {name}', is_right[paradigm_of == name])
+             for name in paradigms]
+    # With one paradigm, the row of the phenomenon would repeat it.
     if len(paradigms) > 1:
-      rows.append(_row(phenomenon, is_right[of]))
+      rows.append(_row(phenomenon, is_right[member]))
   rows.append(_row('all', is_right))
   return Report({'accuracy': rows[-1][2]},
                 ('pairs of', 'pairs', 'accuracy', 'standard error'), rows, 'accuracy')

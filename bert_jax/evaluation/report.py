@@ -1,4 +1,4 @@
-"""The table that an evaluation ends in: for the terminal, and as JSON, Markdown and a picture."""
+"""The table of an evaluation: for the terminal, and as JSON, Markdown and a picture."""
 
 from collections.abc import Mapping, Sequence
 import io
@@ -15,17 +15,17 @@ class Report(NamedTuple):
 
   Attributes:
     facts: about the evaluation, such as the number of pairs; written to the JSON file.
-    columns: names of the columns; the first holds names, the others numbers or None.
-    rows: of the table, the most important one last.
+    columns: names of the columns; the first has names, the others numbers or None.
+    rows: of the table, the most important row last.
     bars: the column that the picture shows.
-    beside: texts of further files beside the table, by the ending of their names.
+    further: texts of further files, by the suffix of their names.
   """
 
   facts: dict[str, Any]
   columns: Sequence[str]
   rows: Sequence[Sequence[Any]]
   bars: str
-  beside: Mapping[str, str] = {}
+  further: Mapping[str, str] = {}
 
 
 def _cell(value: Any) -> str:
@@ -60,10 +60,12 @@ def markdown(report: Report) -> str:
 
 def _picture(report: Report) -> bytes:
   """The bars as a PNG."""
-  import matplotlib  # slow to import, and needed once at the end
+  # Imported here, because it is slow to import and needed once at the end.
+  import matplotlib
   matplotlib.use('Agg')
   from matplotlib import pyplot as plt
   column = list(report.columns).index(report.bars)
+  # Rows such as the mean over tasks may have no number in this column.
   shown = [row for row in report.rows if row[column] is not None]
   figure, axis = plt.subplots(figsize=(7, 0.8 + 0.28 * len(shown)), layout='constrained')
   bars = axis.barh([str(row[0]) for row in shown], [row[column] for row in shown])
@@ -77,26 +79,23 @@ def _picture(report: Report) -> bytes:
   return content.getvalue()
 
 
-def files(path: epath.Path, *beside: str) -> list[epath.Path]:
-  """The files that `write` makes; `beside` are the endings of `Report.beside`."""
-  return [path.with_suffix(ending) for ending in (*beside, '.md', '.png')] + [path]
+def files(path: epath.Path, *further: str) -> list[epath.Path]:
+  """Returns the files that `write` makes; `further` are the keys of `Report.further`."""
+  return [path.with_suffix(suffix) for suffix in (*further, '.md', '.png')] + [path]
 
 
 def write(report: Report, path: epath.Path):
-  """Writes FILE.json, and beside it the table as FILE.md and FILE.png and the further files.
+  """Writes FILE.json, the table as FILE.md and FILE.png, and the further files.
 
   They appear at once, when all of them are complete; FILE.json is the last.
   """
   rows = [dict(zip(report.columns, row)) for row in report.rows]
   table = json.dumps({**report.facts, 'rows': rows}, indent=2, allow_nan=False) + '\n'
-  contents = [
-      *(text.encode() for text in report.beside.values()),
-      markdown(report).encode(),
-      _picture(report),
-      table.encode()
-  ]
-  named = list(
-      zip(map(storage.through_link, files(path, *report.beside)), contents, strict=True))
+  contents = [*(text.encode() for text in report.further.values()),
+              markdown(report).encode(), _picture(report), table.encode()]
+  targets = map(storage.through_link, files(path, *report.further))
+  named = list(zip(targets, contents, strict=True))
+  # Write all before renaming any: a full disk must not leave a half of the files new.
   for file, content in named:
     file.with_suffix(f'{file.suffix}.partial').write_bytes(content)
   for file, _ in named:

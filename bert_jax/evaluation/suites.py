@@ -4,7 +4,7 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.errors import UserError, require
+from bert_jax.errors import require
 from bert_jax.evaluation import (
   glue_suite,
   held_out_text,
@@ -17,7 +17,7 @@ from bert_jax.inference import bert as bert_lib
 from bert_jax.interop import load as load_lib
 from bert_jax.runtime import storage
 
-# The options that each suite uses, beside the model and the data.
+# The options of each suite, in addition to the model and the data.
 SUITES = {
     'minimal_pairs': (),
     'masked_lm': ('rate', 'max_len', 'seed'),
@@ -29,37 +29,38 @@ SUITES = {
 
 def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
         step: int | None = None, allow_older: bool = False, overwrite: bool = True):
-  """Evaluates a model, prints the table and writes it to `output` (JSON), and as .md and .png.
+  """Evaluates a model; prints the table and writes it as JSON, .md and .png.
 
   Args:
-    model: a folder or a name, as `load` takes it.
+    model: a folder or a name: see `bert.load`.
     suite: one of SUITES.
     data: of the suite.
     output: FILE.json.
-    options: those that were given; the suite must use each.
-    step: checkpoint of a workdir, as `load` takes it; so is `allow_older`.
-    overwrite: False = files of a finished evaluation are kept.
+    options: the given options; the suite must use each of them.
+    step, allow_older: the checkpoint of a workdir: see `bert.load`.
+    overwrite: False = raise UserError if an output file exists.
 
   Raises:
     UserError: a mistake in the arguments or the data.
   """
-  if suite not in SUITES:
-    wrong = f'--suite={suite} is unknown: use' if suite else 'give --suite, one of'
-    raise UserError(f'{wrong} {", ".join(SUITES)}')
+  wrong = f'--suite={suite} is unknown: use' if suite else 'give --suite, one of'
+  require(suite in SUITES, f'{wrong} {", ".join(SUITES)}')
   for name, value in (('model', model), ('data', data), ('output', output)):
     require(bool(value), f'give --{name}')
   require(output.endswith('.json'), f'--output={output} must end in .json')
+  # An option without effect is a mistake: nothing that was given may be ignored.
   for name in options:
     require(name in SUITES[suite],
             f'--{name} has no effect here: --suite={suite} does not use it')
   path, options = epath.Path(output), dict(options)
   storage.make_parent('--output', path)
   if not overwrite:
-    runs = [retrieval.RUN] * (suite == 'retrieval') + [retrieval.RERANKED] * ('rerank'
-                                                                              in options)
+    runs = ([retrieval.RUN] * (suite == 'retrieval')
+            + [retrieval.RERANKED] * ('rerank' in options))
     storage.keep('--output', output, *reversed(report.files(path, *runs)))
   if suite == 'glue':
     twin = options.pop('twin', False)
+    # The runs load the model themselves: it stays on the host here.
     result = glue_suite.evaluate(load_lib.load(model, step, allow_older), data,
                                  path.with_suffix('.runs'), glue_suite.Recipe(**options),
                                  twin)

@@ -20,16 +20,14 @@ from bert_jax.labelled import replaced_fields
 from bert_jax.labelled.packed_examples import Batches
 from bert_jax.runs import initial
 from bert_jax.runtime import console, sealed
-from bert_jax.tasks import finetuning_data, task_list
-from bert_jax.tasks.finetuning_data import ExampleFiles
-from bert_jax.tasks.task_kind import TaskKind
+from bert_jax.tasks import finetuning_data, task_kind, task_list
 
-# Fields of `data` that say how a run trains, not how it reads an example.
+# Fields of `data` that say how a run trains, not how it reads examples.
 _OF_TRAINING = ('train', 'eval', 'test', 'eval_fields', 'loader_workers', 'cached_parts')
 
 
-def _fields_of_run(name: str, kind: type[TaskKind]) -> dict[str, Any]:
-  """The fields of `data` of a workdir whose run had this task; {} of another model."""
+def _fields_of_run(name: str, kind: type[task_kind.TaskKind]) -> dict[str, Any]:
+  """Returns the `data` fields of a workdir whose run had this task, else {}."""
   path = epath.Path(name) / native.WORKDIR_FILE
   run = sealed.read(path)['config'] if path.exists() else {}
   if run.get('task') != kind.name:
@@ -37,24 +35,27 @@ def _fields_of_run(name: str, kind: type[TaskKind]) -> dict[str, Any]:
   return {field: x for field, x in run['data'].items() if field not in _OF_TRAINING}
 
 
-def _config(name: str, model: Pretrained, kind: type[TaskKind],
+def _config(name: str, model: Pretrained, kind: type[task_kind.TaskKind],
             replaced: Sequence[str]) -> FrozenConfigDict:
-  """The config of the task, with what the model and its run say about reading examples.
+  """Makes the config of the task; the model and its run say how to read examples.
 
-  `replaced` are the fields of --fields; raises UserError for one that the task cannot have.
+  `replaced` are the fields of --fields; raises UserError for a field that the task lacks.
   """
   config = config_lib.finetuning(kind.name)
   facts = {'problem': model.problem, **model.facts}
   if kind.model_task in ('', kind.name):
     facts['labels'] = model.labels
+  # Facts win over the run: they also exist for models of other libraries.
   fields = _fields_of_run(name, kind) | {
       field: value for field, value in facts.items() if value is not None and value != ()}
-  longest = facts.get('max_len') or (model.sentence
-                                     and model.sentence.max_len) or config.max_len
+  own_length = model.sentence and model.sentence.max_len
+  longest = facts.get('max_len') or own_length or config.max_len
   config = changed(config, {
-      'init_from': name, 'max_len': min(longest, model.config.max_positions),
+      'init_from': name,
+      'max_len': min(longest, model.config.max_positions),
       **initial.unset_sizes(config, vars(model.config)),
       **{f'data.{field}': x for field, x in fields.items() if field in config.data}})
+  # --fields win over all of these.
   data = replaced_fields.replace(config.data, replaced, '--fields')
   config = changed(config, {f'data.{field}': value for field, value in data.items()})
   config = changed(config, initial.unset_pooling(config, {}, model))
@@ -63,36 +64,33 @@ def _config(name: str, model: Pretrained, kind: type[TaskKind],
   return config
 
 
-def _check_labels(files: ExampleFiles, model: Pretrained, name: str):
-  """Raises UserError unless the model's outputs are the labels of the file, in their order."""
+def _check_labels(files: finetuning_data.ExampleFiles, model: Pretrained, name: str):
+  """Raises UserError unless the model and the file have the same labels, in order."""
+  # transformers writes these names for a model whose labels have no names.
   unnamed = all(re.fullmatch(r'LABEL_\d+', label) for label in model.labels)
-  same = len(files.labels) == len(model.labels) if unnamed or len(
-      model.labels) == 1 else (files.labels == model.labels)
-  require(
-      same, f'--model={name} has the labels {", ".join(model.labels)}, this file needs '
-      f'{", ".join(files.labels)}')
+  same = files.labels == model.labels
+  if unnamed or len(model.labels) == 1:
+    same = len(files.labels) == len(model.labels)
+  require(same,
+          f'--model={name} has the labels {", ".join(model.labels)}, this file needs '
+          f'{", ".join(files.labels)}')
 
 
-def evaluate(name: str,
-             bert: Bert,
-             data: str,
-             *,
-             task: str = '',
-             fields: Sequence[str] = (),
-             max_len: int = 0,
+def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
+             fields: Sequence[str] = (), max_len: int = 0,
              batch_size: int = 32) -> Report:
-  """The mean loss and the scores of a file of examples.
+  """Computes the mean loss and the scores of a file of examples.
 
-  Examples are read as those that the model was trained on, if it is a workdir.
+  If the model is a workdir, examples are read as its run read its training examples.
 
   Args:
-    name: of the model, as `load` takes it.
+    name: of the model: see `bert.load`.
     bert: the model, with the head of its task.
-    data: a file, or tfds:NAME[@SPLIT], as `data.eval`.
-    task: one of `task_list.ALL`; '' = that of the model's run, or of its head.
-    fields: of the config group `data`, 'text_column=sentence'.
-    max_len: tokens of an input; 0 = as the model was fine-tuned.
-    batch_size: examples at once.
+    data: a file, or tfds:NAME[@SPLIT]: see `data.eval`.
+    task: one of `task_list.ALL`; '' = the task of the model's run, or of its head.
+    fields: of the config group `data`, such as 'text_column=sentence'.
+    max_len: tokens of an input; 0 = as in fine-tuning.
+    batch_size: examples of a batch.
 
   Raises:
     UserError: a model without a head, or for another task; a mistake in the file.
@@ -105,10 +103,10 @@ def evaluate(name: str,
   require_choice('--task', task, task_list.ALL)
   kind = task_list.ALL[task]
   if kind.parameter_groups:
-    kind.head_of(bert)  # refuses a model for another task
+    kind.head_of(bert)  # raises UserError for another task's model
   config = _config(name, model, kind, fields)
-  config = changed(config, {'max_len': max_len or config.max_len,
-                            'data.train': data})  # messages name the file
+  # `make` names data.train in its messages: it makes the task from this file.
+  config = changed(config, {'max_len': max_len or config.max_len, 'data.train': data})
   require(8 <= config.max_len <= model.config.max_positions,
           f'--max_len={config.max_len} must be at least 8 and at most the '
           f'{model.config.max_positions} positions of the model')
@@ -125,11 +123,9 @@ def evaluate(name: str,
   split = finetuning_data.Split('', examples, batches)
   measure = functools.partial(jax.jit(files.task.measure), model.params, {})
   scores = finetuning_data.scores_of(files, split, measure)
+  # The most important score is the last row, as in every report.
   best = files.auto_score or files.best_score
   rows = [[score, value] for score, value in scores.items() if score != best]
   rows.append([best, scores[best]])
-  return Report({
-      'task': kind.name,
-      'examples': len(examples),
-      **scores
-  }, ('score', 'value'), rows, 'value')
+  facts = {'task': kind.name, 'examples': len(examples), **scores}
+  return Report(facts, ('score', 'value'), rows, 'value')

@@ -1,7 +1,7 @@
 """Folders in the layout of BEIR (Thakur et al. 2021, https://arxiv.org/abs/2104.08663).
 
-corpus.jsonl {"_id", "title", "text"}, queries.jsonl {"_id", "text"}, and qrels/SPLIT.tsv with a
-head line: query-id, corpus-id, score.
+corpus.jsonl {"_id", "title", "text"}, queries.jsonl {"_id", "text"}, and qrels/SPLIT.tsv
+with the header query-id, corpus-id, score.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from bert_jax.labelled import table
 
 
 class Texts:
-  """The texts of a file, read anew by each iteration.
+  """The texts of a file; each iteration reads the file again.
 
   Attributes:
     ids: of the texts, in order.
@@ -24,26 +24,27 @@ class Texts:
   """
 
   def __init__(self, path: epath.Path, only: dict | None = None):
-    """Reads the ids; with `only` those of its keys alone.
+    """Reads the ids; `only` restricts them to its keys.
 
     Raises:
-      UserError: a line is no text with an id, or an id stands twice or holds a space.
+      UserError: a line is not a text with an id, or an id is repeated or contains a
+        space.
     """
     self._path, self._only = path, only
     self.ids, digest, known = [], hashlib.blake2b(digest_size=16), set()
     for name, text, _ in self._read():
-      require(name not in known, f'{path}: the _id {name!r} is there twice')
-      require(
-          len(name.split()) == 1,
-          f'{path}: the _id {name!r} is empty or holds a space, which '
-          'a run file cannot have')
+      require(name not in known, f'{path}: the _id {name!r} occurs twice')
+      # A run file separates its columns by spaces.
+      require(len(name.split()) == 1,
+              f'{path}: the _id {name!r} is empty or contains a space, which a run file '
+              'does not allow')
       known.add(name)
       self.ids.append(name)
       digest.update(f'{name}\0{text}\0'.encode())
     self.digest = digest.hexdigest()
 
   def _read(self) -> Iterator[tuple[str, str, str]]:
-    """The id of each text, the text with its title, and without."""
+    """Yields the id of each text, the text with its title, and without."""
     try:
       stream = self._path.open('rb')
     except OSError as e:
@@ -52,12 +53,12 @@ class Texts:
       for line in json_lines.read(stream, str(self._path), ('_id', 'text'), ('title',)):
         require(not line.error, line.error)
         name, title = line.example['_id'], line.example.get('title') or ''
-        require(isinstance(title, str), f"{line.where}: 'title' is no text")
+        require(isinstance(title, str), f"{line.where}: 'title' is not a text")
         if self._only is None or name in self._only:
           yield name, f'{title} {line.example["text"]}'.strip(), line.example['text']
 
   def __iter__(self) -> Iterator[str]:
-    """Each text with its title."""
+    """Yields each text with its title."""
     return (text for _, text, _ in self._read())
 
   def with_and_without_title(self) -> Iterator[tuple[str, str]]:
@@ -68,18 +69,18 @@ Qrels = dict[str, dict[str, int]]  # {query: {document: grade}}; above 0 is rele
 
 
 def read_qrels(path: epath.Path) -> Qrels:
-  """The judgements of a file; raises UserError for a bad line, or a query without a positive."""
+  """Reads judgments; raises UserError for a bad line or a query without a positive."""
   qrels = {}
   for row in table.read_separated(str(path), 'tsv'):
     grade = row.number('score')
-    require(grade == int(grade), f'{row.where}: the score {grade} is no whole number')
+    require(grade == int(grade), f'{row.where}: the score {grade} is not a whole number')
     qrels.setdefault(row.text('query-id'), {})[row.text('corpus-id')] = int(grade)
-  require(bool(qrels), f'{path} holds no judgement')
+  require(bool(qrels), f'{path} holds no judgment')
+  # Every score of a query divides by its relevant documents.
   for query, grades in qrels.items():
-    require(
-        max(grades.values()) > 0,
-        f'{path}: the query {query!r} has no relevant document (a '
-        'score above 0): leave its lines out')
+    require(max(grades.values()) > 0,
+            f'{path}: the query {query!r} has no relevant document (a score above 0): leave '
+            'its lines out')
   return qrels
 
 
@@ -87,7 +88,7 @@ class Collection(NamedTuple):
   """A folder, for one split."""
 
   corpus: Texts
-  queries: Texts  # those that the split judges
+  queries: Texts  # the judged queries of the split
   qrels: Qrels
   absent: tuple[str, ...]  # judged documents that the corpus lacks, in order
 
@@ -95,26 +96,27 @@ class Collection(NamedTuple):
 def load(folder: epath.Path, split: str) -> Collection:
   """Reads a folder.
 
-  Judgements of a document that corpus.jsonl lacks stay, as trec_eval keeps them: no search can find
-  it. Published folders have some.
+  Judgments of documents that corpus.jsonl lacks stay, as in trec_eval: no search can find
+  these documents. Published folders have some.
 
   Raises:
-    UserError: a file is missing or malformed, a judgement names a query that queries.jsonl lacks,
-      or corpus.jsonl has no relevant document at all.
+    UserError: a file is missing or malformed, a judgment names a query that queries.jsonl
+      lacks, or corpus.jsonl has no relevant document at all.
   """
   path = folder / 'qrels' / f'{split}.tsv'
   qrels = read_qrels(path)
   queries = Texts(folder / 'queries.jsonl', qrels)
   missing = qrels.keys() - set(queries.ids)
-  require(
-      not missing,
-      f'{path} names {len(missing):,} queries that queries.jsonl lacks, such as '
-      f'{min(missing, default="")!r}')
+  require(not missing,
+          f'{path} names {len(missing):,} queries that queries.jsonl lacks, such as '
+          f'{min(missing, default="")!r}')
   corpus = Texts(folder / 'corpus.jsonl')
   known = set(corpus.ids)
   absent = tuple(sorted({name for grades in qrels.values() for name in grades} - known))
-  found = any(grade > 0 and name in known for grades in qrels.values()
-              for name, grade in grades.items())
-  require(found, f'corpus.jsonl lacks every relevant document of {path}, such as '
-                 f'{min(absent, default="")!r}: do the two belong together?')
+  # A few absent documents are normal; all of them means the wrong corpus.
+  has_relevant = any(grade > 0 and name in known for grades in qrels.values()
+                     for name, grade in grades.items())
+  require(has_relevant,
+          f'corpus.jsonl lacks every relevant document of {path}, such as '
+          f'{min(absent, default="")!r}: do the two belong together?')
   return Collection(corpus, queries, qrels, absent)

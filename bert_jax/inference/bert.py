@@ -1,4 +1,4 @@
-"""A trained model in use: vectors of texts, filled masks, next sentences, scores."""
+"""A trained model for users: vectors of texts, filled masks, next sentences, scores."""
 
 from collections.abc import Iterator, Sequence
 import functools
@@ -16,40 +16,42 @@ from bert_jax.interop import load as load_lib
 from bert_jax.interop.sentence_layout import unit
 from bert_jax.model.pooling import POOLINGS, TOKEN_VECTORS, combine_texts
 
-_SCORED_AT_ONCE = 4096  # tokens of texts, each of which makes a masked copy of its text
+# Tokens scored at once; each makes a masked copy of its text.
+_SCORED_AT_ONCE = 4096
 
 
 class Encoded(NamedTuple):
-  """The encoder's outputs for B texts, the longest of L tokens with the special ones."""
+  """The outputs of the encoder for B texts of up to L tokens, with special tokens."""
 
   hidden: np.ndarray  # [B, L, D] float32, 0 on padding
-  pooled: np.ndarray | None  # [B, D] float32, the pooler's output at [CLS]; None without a pooler
+  pooled: np.ndarray | None  # [B, D] float32, pooled [CLS]; None without a pooler
   mask: np.ndarray  # [B, L] bool, True on tokens
 
 
 class Bert(LoadedModel):
   """A BERT with its tokenizer and its parameters.
 
-  Every method takes any number of texts and runs them packed into batches of a few fixed shapes.
-  Texts are strings, or pairs of strings where a pair is one input.
+  Every method takes any number of texts and packs them into batches of a few fixed
+  shapes. A text is a string, or a pair of strings that makes one input.
 
   Raises:
-    UserError: (each method) a text that is no string, or longer than the position table where it
-      may not be cut; a head that the model lacks.
+    UserError: (each method) a text is not a string; a text that may not be cut is longer
+      than the position table; the model lacks the head.
   """
 
   def encode(self, texts: Sequence[Text], *, layers: Sequence[int] = (-1,),
              max_len: int | None = None) -> Encoded:
-    """Hidden states, pooled [CLS] and mask of some texts; long ones are cut at the end.
+    """Returns hidden states, pooled [CLS] and mask; cuts long texts at the end.
 
-    Arguments as for `embed`.
+    Arguments: see `embed`.
     """
     rows, _ = self._rows(texts, 'head', max_len)
     has_pooler = 'pooler' in self.model.groups
     run = forward.hidden_and_pooled if has_pooler else forward.hidden_states
     function = functools.partial(run, self.config, layers=self._layers(layers))
-    pooled = np.zeros(
-        (len(rows), self.config.hidden_size), np.float32) if has_pooler else None
+    pooled = None
+    if has_pooler:
+      pooled = np.zeros((len(rows), self.config.hidden_size), np.float32)
     hidden = [None] * len(rows)
     for packed, output in self._run(rows, function):
       if has_pooler:
@@ -57,6 +59,7 @@ class Bert(LoadedModel):
         is_text = packed.index >= 0
         pooled[packed.index[is_text]] = of_texts[is_text]
       put_tokens(hidden, rows, packed, output)
+    # The batches have mixed lengths: pad all texts to the longest.
     length = max((len(h) for h in hidden), default=0)
     mask = np.arange(length) < np.array([len(h) for h in hidden])[:, None]
     padded = np.zeros((*mask.shape, hidden[0].shape[1] if hidden else 0), np.float32)
@@ -67,43 +70,40 @@ class Bert(LoadedModel):
     n = self.config.num_layers
     for i in layers:
       require(-n - 1 <= i <= n,
-              f'layer {i} is not there: the model has 0 (embeddings) to {n}, or -1 to '
+              f'layer {i} does not exist: the model has 0 (embeddings) to {n}, or -1 to '
               f'{-n - 1} from the end')
     return tuple(int(i) for i in layers)
 
-  def embed(self,
-            texts: Sequence[Text],
-            pooling: str | None = None,
-            *,
-            normalize: bool | None = None,
-            layers: Sequence[int] = (-1,),
-            long: str = 'head',
-            max_len: int | None = None,
-            prompt: str | None = None,
+  def embed(self, texts: Sequence[Text], pooling: str | None = None, *,
+            normalize: bool | None = None, layers: Sequence[int] = (-1,),
+            long: str = 'head', max_len: int | None = None, prompt: str | None = None,
             dim: int | None = None) -> np.ndarray | list[np.ndarray]:
-    """A vector for each text.
+    """Returns a vector for each text.
 
-    A folder of sentence-transformers has its own pooling, dense layers, norm, prompts and longest
-    input; an argument replaces its part of them.
+    A folder of sentence-transformers sets its own pooling, dense layers, norm, prompts
+    and longest input; arguments override them.
 
     Args:
       texts: B strings, or pairs.
-      pooling: one of `model.pooling.POOLINGS`, such as 'cls', 'mean' or 'max'; 'none' = a vector
-        for each token, without dense layers and prompts; None = the model's own, else the mean.
-      normalize: to length 1; None = as the model says, else no.
-      layers: side by side: 0 = embeddings, 1..N, or from the end, -1 = the last; (-4, -3, -2, -1)
-        is the paper's best for NER.
-      long: the part of a text above `max_len` that is read: 'head', 'tail', 'head_tail' (128 +
-        382), or all of it, its chunks combined: 'chunks_mean', 'chunks_max', 'chunks_attention'.
-      max_len: tokens of a text, special ones included; None = as the model says (but for 'none'),
-        else as many as it has positions.
-      prompt: the name of a prompt of the model, which goes before each text; '' = no prompt; None =
-        its default one, if it has one.
-      dim: the first `dim` entries are kept and brought to length 1; None = all.
+      pooling: one of `model.pooling.POOLINGS`, such as 'cls', 'mean' or 'max'; 'none' = a
+        vector for each token, without dense layers and prompts; None = the pooling of the
+        model, else the mean.
+      normalize: scale to length 1; None = as the model says, else no.
+      layers: concatenated: 0 = embeddings, 1..N, or from the end, -1 = the last.
+        (-4, -3, -2, -1) is the paper's best for NER.
+      long: the part of a text above `max_len` to read: 'head', 'tail', 'head_tail' (128 +
+        382), or all of it in combined chunks: 'chunks_mean', 'chunks_max',
+        'chunks_attention'.
+      max_len: tokens of a text, special tokens included; None = as the model says (except
+        for 'none'), else all positions.
+      prompt: the name of a prompt of the model, which precedes each text; '' = no prompt;
+        None = the default prompt of the model, if any.
+      dim: keeps the first `dim` entries, scaled to length 1; None = all.
 
     Returns:
-      [B, D * layers * poolings] float32, or as wide as the model's last dense layer; for 'none' a
-      list of [n, D * layers], n being the tokens of each text without the special ones.
+      [B, D * layers * poolings] float32, or as wide as the last dense layer of the model.
+      For 'none' a list of [n, D * layers] for the n tokens of each text, without special
+      tokens.
     """
     own = self.dense
     if pooling is not None:
@@ -120,19 +120,18 @@ class Bert(LoadedModel):
             "prompt=''")
     rows, owners = self._rows(own.prepared(self._strings(texts), before), long,
                               own.max_len if max_len is None else max_len)
-    # A prompt that is not pooled hides the first tokens of a text, [CLS] too.
-    hidden = 1 + len(self._ids([before
-                               ])[0][0]) if before and not own.include_prompt else 0
+    # A prompt outside the pooling hides the first tokens of a text, also [CLS].
+    is_hidden = before and not own.include_prompt
+    hidden = 1 + len(self._ids([before])[0][0]) if is_hidden else 0
+    # The chunks of a long text after its first have no prompt.
     shift = [min(hidden, len(row.ids) - 1) * is_first
              for row, is_first in zip(rows, np.diff(owners, prepend=-1))]
-    function = functools.partial(forward.vectors,
-                                 self.config,
-                                 layers=layers,
+    function = functools.partial(forward.vectors, self.config, layers=layers,
                                  poolings=poolings)
     vectors = self.per_text(rows, function, np.array(shift, np.int32))
     if vectors is None:
-      vectors = np.zeros((0, self.config.hidden_size * len(layers) * len(poolings)),
-                         np.float32)
+      width = self.config.hidden_size * len(layers) * len(poolings)
+      vectors = np.zeros((0, width), np.float32)
     if len(owners) > len(texts):
       vectors = combine_texts(vectors, owners, long)
     vectors = own.apply(vectors, normalize)
@@ -144,7 +143,7 @@ class Bert(LoadedModel):
 
   def _token_vectors(self, texts: Sequence[Text], layers: tuple[int, ...],
                      max_len: int | None, normalize: bool | None) -> list[np.ndarray]:
-    """The hidden states of each text without those of special tokens."""
+    """Returns the hidden states of each text, without special tokens."""
     rows, _ = self._rows(texts, 'head', max_len)
     special = {self.tokenizer.cls_id, self.tokenizer.sep_id}
     is_text = [np.array([i not in special for i in row.ids]) for row in rows]
@@ -154,7 +153,7 @@ class Bert(LoadedModel):
 
   def similarity(self, texts: Sequence[Text], others: Sequence[Text] | None = None,
                  **options) -> np.ndarray:
-    """The cosine of each text with each other: [B, B'] float32; `options` as for `embed`."""
+    """Returns the cosines of all pairs: [B, B'] float32; `options`: see `embed`."""
     require(options.get('pooling') != TOKEN_VECTORS and 'normalize' not in options,
             'similarity compares one vector of length 1 for each text: pooling cannot be '
             'none, and normalize has no effect')
@@ -162,18 +161,19 @@ class Bert(LoadedModel):
     return a @ (a if others is None else self.embed(others, normalize=True, **options)).T
 
   def fill_mask(self, text: str | Sequence[str], top_k: int = 5) -> list:
-    """The likeliest tokens for each "[MASK]" of a text.
+    """Returns the likeliest tokens for each "[MASK]" of a text.
 
     Returns:
-      For each mask {'position', 'candidates': [{'token', 'probability', 'logit', 'surprisal'}]},
-      the likeliest first; positions count [CLS] as 0, surprisal is -log probability in nat. For
-      several texts a list of these.
+      {'position', 'candidates': [{'token', 'probability', 'logit', 'surprisal'}]} for
+      each mask, the likeliest first. Positions count [CLS] as 0; surprisal is -log
+      probability in nat. For several texts a list of these.
     """
     self.require_head('mlm', 'masked-LM head')
     if isinstance(text, str):
       return self.fill_mask([text], top_k)[0]
     if not text:
       return []
+    # A text with n masks makes n equal rows: a slot of a batch has one position.
     mask, rows, owners, positions = self.tokenizer.mask_id, [], [], []
     for i, (one, *pair) in enumerate(self._strings(text)):
       require(not pair, f'text {i + 1} is a pair: fill the masks of single texts')
@@ -189,19 +189,14 @@ class Bert(LoadedModel):
     for i, position, row in zip(owners, positions, logits[:, :self.config.vocab_size]):
       surprisal = np.logaddexp.reduce(row.astype(np.float64)) - row
       best = np.argsort(surprisal, kind='stable')[:top_k]
-      results[i].append({
-          'position': position,
-          'candidates': [{
-              'token': token,
-              'probability': float(np.exp(-surprisal[j])),
-              'logit': float(row[j]),
-              'surprisal': float(surprisal[j])
-          } for j, token in zip(best, self.tokenizer.tokens(best))]
-      })
+      candidates = [{'token': token, 'probability': float(np.exp(-surprisal[j])),
+                     'logit': float(row[j]), 'surprisal': float(surprisal[j])}
+                    for j, token in zip(best, self.tokenizer.tokens(best))]
+      results[i].append({'position': position, 'candidates': candidates})
     return results
 
   def next_sentence(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-    """The probability that the second text of each pair follows the first."""
+    """Returns the probability that the second text of each pair follows the first."""
     self.require_head('nsp', 'next-sentence head')
     ids = self._ids(pairs)
     require(all(len(of_text) == 2 for of_text in ids),
@@ -210,29 +205,27 @@ class Bert(LoadedModel):
     logits = self.per_text(rows, functools.partial(forward.nsp_logits, self.config))
     return [] if logits is None else jax.nn.softmax(logits)[:, 0].tolist()
 
-  def score(self,
-            text: str | Sequence[str],
+  def score(self, text: str | Sequence[str],
             long: str | None = None) -> dict[str, Any] | list:
-    """How expected each token of a text is when it alone is masked (Salazar et al. 2020).
+    """Scores each token of a text, masked alone (Salazar et al. 2020).
 
     Args:
-      text: one, or several, whose masked copies share batches.
-      long: 'chunks' scores each token of a text above the position table within the chunk of the
-        text around it; None refuses such a text.
+      text: one text, or several, whose masked copies share batches.
+      long: 'chunks' scores each token of a text above the position table within the chunk
+        around it; None refuses such a text.
 
     Returns:
-      {'tokens': [{'token', 'surprisal'}], 'surprisal', 'pseudo_perplexity'}: -log P(token | the
-      others) in nat, their sum, and the exponential of their mean. For several texts a list of
-      these.
+      {'tokens': [{'token', 'surprisal'}], 'surprisal', 'pseudo_perplexity'}: -log P(token
+      | the others) in nat, their sum, and the exponential of their mean. For several
+      texts a list of these.
     """
     self.require_head('mlm', 'masked-LM head')
     require(long in (None, 'chunks'),
             f'long={long!r} is unknown for scores: use chunks, or leave it out')
     if isinstance(text, str):
       return self.score([text], long)[0]
-    special, longest = inputs_lib.special_tokens(self.tokenizer,
-                                                 1), self.config.max_positions
-    texts = []
+    special = inputs_lib.special_tokens(self.tokenizer, 1)
+    longest, texts = self.config.max_positions, []
     for one, (ids, *pair) in zip(text, self._ids(text)):
       require(not pair, f'{one!r} is a pair: score each of its texts')
       require(bool(ids), f'{one!r} holds no token to score')
@@ -247,37 +240,34 @@ class Bert(LoadedModel):
         perplexity = float(np.exp(total / len(ids)))
       tokens = [{'token': token, 'surprisal': surprisal}
                 for token, surprisal in zip(self.tokenizer.tokens(ids), surprisals)]
-      results.append({
-          'tokens': tokens,
-          'surprisal': total,
-          'pseudo_perplexity': perplexity
-      })
+      results.append({'tokens': tokens, 'surprisal': total,
+                      'pseudo_perplexity': perplexity})
     return results
 
   def _surprisals(self, texts: Sequence[list[int]], room: int) -> Iterator[list[float]]:
-    """The surprisal of each token of each text, masked alone among `room` tokens at most.
+    """Yields the surprisals of each text; each token is masked alone among `room` tokens.
 
     The masked copies of all texts share packed rows.
     """
     places = [(ids, i) for ids in texts for i in range(len(ids))]
-    surprisals = []
+    surprisals, run = [], functools.partial(forward.surprisals, self.config)
     for first in range(0, len(places), _SCORED_AT_ONCE):
       rows, positions, targets = [], [], []
       for ids, i in places[first:first + _SCORED_AT_ONCE]:
+        # The token is in the middle of its chunk, except near an end of the text.
         start = max(0, min(i - room // 2, len(ids) - room))
         masked = ids[start:start + room]
         masked[i - start] = self.tokenizer.mask_id
         rows.append(inputs_lib.join(self.tokenizer, masked))
         positions.append(1 + i - start)
         targets.append(ids[i])
-      surprisals += self.per_text(rows,
-                                  functools.partial(forward.surprisals, self.config),
-                                  np.array(positions), np.array(targets)).tolist()
+      surprisals += self.per_text(rows, run, np.array(positions),
+                                  np.array(targets)).tolist()
     remaining = iter(surprisals)
     for ids in texts:
       yield list(itertools.islice(remaining, len(ids)))
 
 
 def load(directory: str, step: int | None = None, allow_older: bool = False) -> Bert:
-  """Loads a model, as `bert_jax.interop.load` says."""
+  """Loads a model: see `bert_jax.interop.load`."""
   return Bert(load_lib.load(directory, step, allow_older))

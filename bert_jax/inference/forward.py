@@ -1,6 +1,7 @@
 """Compiled forward passes of packed texts.
 
-R rows of L tokens hold up to P texts each; positions [R, P] are of the texts' first tokens.
+R rows of L tokens hold up to P texts each. Positions [R, P] point at the first tokens of
+the texts.
 """
 
 import functools
@@ -10,8 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.data.tokens import Tokens
-from bert_jax.model import architectures
-from bert_jax.model import pooling as pooling_lib
+from bert_jax.model import architectures, pooling
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.heads import BertForPreTraining
 
@@ -19,11 +19,10 @@ from bert_jax.model.heads import BertForPreTraining
 @functools.partial(jax.jit, static_argnames=('config', 'layers'))
 def hidden_states(config: BertConfig, params: Any, tokens: Tokens, starts: jax.Array,
                   layers: tuple[int, ...]) -> jax.Array:
-  """The hidden states of some layers side by side: [R, L, D * len(layers)]."""
-  del starts
-  encoder, variables = architectures.make_encoder(config), {
-      'params': params['params']['bert']
-  }
+  """Returns the hidden states of some layers, concatenated: [R, L, D * len(layers)]."""
+  encoder = architectures.make_encoder(config)
+  variables = {'params': params['params']['bert']}
+  # Keeping the states of all layers takes N times the memory of the last one.
   if layers == (-1,):
     return encoder.apply(variables, tokens, method='encode')
   hidden = encoder.apply(variables, tokens, method='states').hidden  # [N + 1, R, L, D]
@@ -33,7 +32,8 @@ def hidden_states(config: BertConfig, params: Any, tokens: Tokens, starts: jax.A
 @functools.partial(jax.jit, static_argnames=('config', 'layers'))
 def hidden_and_pooled(config: BertConfig, params: Any, tokens: Tokens, starts: jax.Array,
                       layers: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-  """(hidden states of some layers, pooled outputs [R, P, D])."""
+  """Returns (hidden states of some layers, pooled outputs [R, P, D])."""
+  # The pooler reads the last layer, whichever layers the caller wants.
   computed = layers if layers == (-1,) else (*layers, -1)
   states = hidden_states(config, params, tokens, starts, computed)
   pooled = architectures.make_encoder(config).apply(
@@ -45,22 +45,22 @@ def hidden_and_pooled(config: BertConfig, params: Any, tokens: Tokens, starts: j
 @functools.partial(jax.jit, static_argnames=('config', 'layers', 'poolings'))
 def vectors(config: BertConfig, params: Any, tokens: Tokens, starts: jax.Array,
             layers: tuple[int, ...], poolings: tuple[str, ...]) -> jax.Array:
-  """Hidden states of each text from its start on, pooled: [R, P, D * layers * poolings].
+  """Pools the states of each text from its start on: [R, P, D * layers * poolings].
 
-  Layers and poolings stand side by side.
+  Layers and poolings are concatenated.
   """
   hidden = hidden_states(config, params, tokens, starts, layers)
-  start = jnp.take_along_axis(starts, jnp.maximum(tokens.text_ids - 1, 0),
-                              axis=1)  # [R, L]
+  # Tokens before the start, such as a prompt, become padding for the pooling. [R, L]
+  start = jnp.take_along_axis(starts, jnp.maximum(tokens.text_ids - 1, 0), axis=1)
   pooled = jnp.where(jnp.arange(start.shape[1]) >= start, tokens.text_ids, 0)
-  pool = functools.partial(pooling_lib.pool, hidden, pooled, tokens.positions, starts)
+  pool = functools.partial(pooling.pool, hidden, pooled, tokens.positions, starts)
   return jnp.concatenate([pool(how) for how in poolings], axis=-1)
 
 
 @functools.partial(jax.jit, static_argnames=('config',))
 def mlm_logits(config: BertConfig, params: Any, tokens: Tokens,
                positions: jax.Array) -> jax.Array:
-  """The logits of the tokens at some positions: [R, P, V]."""
+  """Returns the logits of the tokens at some positions: [R, P, V]."""
   return BertForPreTraining(config).apply(
       params, tokens, positions, method=lambda m, b, p: m.mlm_logits(m.bert.encode(b), p))
 
@@ -68,15 +68,15 @@ def mlm_logits(config: BertConfig, params: Any, tokens: Tokens,
 @functools.partial(jax.jit, static_argnames=('config',))
 def surprisals(config: BertConfig, params: Any, tokens: Tokens, positions: jax.Array,
                targets: jax.Array) -> jax.Array:
-  """-log softmax(logits)[target] at some positions: [R, P]."""
+  """Returns -log softmax(logits)[target] at some positions: [R, P]."""
   logits = mlm_logits(config, params, tokens, positions)
-  return (jax.nn.logsumexp(logits, axis=-1)
-          - jnp.take_along_axis(logits, targets[:, :, None], axis=-1)[:, :, 0])
+  of_targets = jnp.take_along_axis(logits, targets[:, :, None], axis=-1)[:, :, 0]
+  return jax.nn.logsumexp(logits, axis=-1) - of_targets
 
 
 @functools.partial(jax.jit, static_argnames=('config',))
 def nsp_logits(config: BertConfig, params: Any, tokens: Tokens,
                starts: jax.Array) -> jax.Array:
-  """The next-sentence logits of each text: [R, P, 2]."""
+  """Returns the next-sentence logits of each text: [R, P, 2]."""
   return BertForPreTraining(config).apply(
       params, tokens, starts, method=lambda m, b, p: m.nsp_logits(m.bert.encode(b), p))

@@ -1,4 +1,4 @@
-"""JSON lines in and out: a bad line costs that line alone, a killed job goes on where it was."""
+"""JSON lines in and out: a bad line costs only itself, a killed job resumes."""
 
 import codecs
 from collections.abc import Iterator, Sequence
@@ -26,8 +26,8 @@ class Line(NamedTuple):
 
   where: str  # 'in.jsonl, line 7', for messages
   example: Example  # the fields of the task
-  rest: Example  # further fields, which are handed through
-  error: str  # '' = it can be used
+  rest: Example  # further fields, copied to the output
+  error: str  # '' = the line is valid
 
 
 def _parse(line: bytes, where: str, fields: Sequence[str],
@@ -36,14 +36,12 @@ def _parse(line: bytes, where: str, fields: Sequence[str],
   try:
     example = storage.parse_json(line.decode())
     if isinstance(example, dict):
-      rest = {
-          name: value
-          for name, value in example.items()
-          if name not in (*fields, *optional)
-      }
+      rest = {name: value for name, value in example.items()
+              if name not in (*fields, *optional)}
+      # The output repeats these fields, and JSON has no NaN.
       json.dumps(rest, allow_nan=False)
-    if not isinstance(example, dict) or not all(
-        isinstance(example.get(x), str) for x in fields):
+    if not isinstance(example, dict) or not all(isinstance(example.get(x), str)
+                                                for x in fields):
       error = f'needs a JSON object with the text {" and ".join(map(repr, fields))}'
   except UnicodeDecodeError as e:
     error = f'invalid UTF-8 ({e.reason})'
@@ -54,9 +52,9 @@ def _parse(line: bytes, where: str, fields: Sequence[str],
 
 def read(stream: BinaryIO, name: str, fields: Sequence[str],
          optional: Sequence[str] = ()) -> Iterator[Line]:
-  """The lines of the file `name` but for blank ones.
+  """Reads the lines of the file `name`; skips blank lines.
 
-  An example must have the texts `fields`, and may have the `optional` fields of its task.
+  An example must have the texts `fields`. It may have the `optional` fields of its task.
   """
   for number, line in enumerate(stream, 1):
     if number == 1:
@@ -66,7 +64,7 @@ def read(stream: BinaryIO, name: str, fields: Sequence[str],
 
 
 def merge(rest: Example, answer: Example) -> Example:
-  """The further fields of a line, then its answer; a field whose name clashes is input_NAME."""
+  """Puts the further fields before the answer; renames clashes to input_NAME."""
   merged = {}
   for name, value in rest.items():
     while name in answer or name in merged or name == 'error':
@@ -76,25 +74,19 @@ def merge(rest: Example, answer: Example) -> Example:
 
 
 def write(sink: TextIO, answer: Example):
-  """Writes an answer; raises ValueError for NaN, which JSON has not."""
+  """Writes an answer; raises ValueError for NaN, which JSON lacks."""
   sink.write(json.dumps(answer, ensure_ascii=False, allow_nan=False) + '\n')
   sink.flush()
 
 
 def identity(model: Pretrained) -> str:
-  """The digest of all that a model's answers depend on, wherever it lies."""
+  """Returns the digest of all that the answers of a model depend on, but not its path."""
   digest = hashlib.blake2b(digest_size=16)
-  facts = {
-      name: model.facts.get(name) for name in ('max_len', 'null_threshold', *FACTS_OF_DATA)
-  }
-  description = {
-      'config': dataclasses.asdict(model.config),
-      'task': model.task,
-      'labels': model.labels,
-      'problem': model.problem,
-      'facts': facts,
-      'tokenizer': tokenizer_base.digest(model.tokenizer)
-  }
+  facts = {name: model.facts.get(name)
+           for name in ('max_len', 'null_threshold', *FACTS_OF_DATA)}
+  description = {'config': dataclasses.asdict(model.config), 'task': model.task,
+                 'labels': model.labels, 'problem': model.problem, 'facts': facts,
+                 'tokenizer': tokenizer_base.digest(model.tokenizer)}
   digest.update(json.dumps(description, sort_keys=True).encode())
   if model.sentence:
     for name, content in sorted(model.sentence.files(model.config.hidden_size).items()):
@@ -112,7 +104,7 @@ class Done(NamedTuple):
 
 
 def _keep_whole_lines(path: epath.Path) -> Done:
-  """Cuts off a last line that was not written whole; counts the others."""
+  """Truncates an incomplete last line; counts the others."""
   examples = errors = size = 0
   with path.open('rb') as file:
     for line in file:
@@ -122,8 +114,8 @@ def _keep_whole_lines(path: epath.Path) -> Done:
         break
       if not line.endswith(b'\n'):
         break
-      examples, errors, size = examples + 1, errors + ('error'
-                                                       in answer), size + len(line)
+      examples, size = examples + 1, size + len(line)
+      errors += 'error' in answer
   os.truncate(path, size)
   return Done(examples, errors)
 
@@ -132,19 +124,19 @@ def _is_of(job_file: epath.Path, job: dict[str, Any]) -> bool:
   try:
     return storage.read_json(job_file) == json.loads(json.dumps(job))
   except UserError:
-    return False  # there is none, or the job was killed as it was written
+    return False  # the file is missing, or a kill interrupted its writing
 
 
 @contextlib.contextmanager
 def partial(path: epath.Path, job: dict[str, Any] | None = None,
             binary: bool = False) -> Iterator[tuple[IO, Done]]:
-  """OUTPUT.partial, which becomes OUTPUT at the end; a mistake removes it.
+  """Opens OUTPUT.partial, which becomes OUTPUT at the end; a UserError removes it.
 
-  After a kill the same job goes on: OUTPUT.partial.json says which one it was.
+  After a kill the same job resumes: OUTPUT.partial.json identifies the job.
 
   Args:
-    path: OUTPUT; where it is a link, it stays one, and OUTPUT is its target.
-    job: all that the answers depend on; {} or None = a killed job begins anew.
+    path: OUTPUT; a link stays a link, and its target is written.
+    job: all that the answers depend on; {} or None = a killed job restarts.
     binary: opens the file for bytes.
   """
   whole = storage.through_link(path)
@@ -155,7 +147,7 @@ def partial(path: epath.Path, job: dict[str, Any] | None = None,
   try:
     if job and growing.exists() and _is_of(job_file, job):
       done = _keep_whole_lines(growing)
-    if not done.examples:  # what is there is of another job
+    if not done.examples:  # the partial file belongs to another job
       job_file.unlink(missing_ok=True)
     mode = 'a' if done.examples else 'w'
     sink = growing.open('wb') if binary else growing.open(mode, encoding='utf-8')
@@ -167,6 +159,7 @@ def partial(path: epath.Path, job: dict[str, Any] | None = None,
     with sink:
       yield sink, done
   except BaseException as e:
+    # An interrupted job keeps its file to resume; after a mistake nothing may remain.
     if isinstance(e, UserError) or not job:
       growing.unlink()
       job_file.unlink(missing_ok=True)

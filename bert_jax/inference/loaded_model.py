@@ -17,27 +17,27 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.interop.sparse_layout import SparseLayout
 
-# Tokens of a batch: a CPU's caches hold few, an accelerator needs enough to do.
+# Tokens of a batch: the caches of a CPU hold few; an accelerator needs many to be busy.
 _BATCH_TOKENS, _BATCH_TOKENS_CPU = 16384, 2048
 
 Text = str | tuple[str, str]  # a text, or a pair of them
 
 
 class LoadedModel:
-  """A model with its tokenizer and its parameters on the device.
+  """A model with its tokenizer, and its parameters on the device.
 
-  It is what answers of tasks need of a model (`tasks.task_kind.TrainedModel`); `bert.Bert` adds the
+  The answers of tasks use it as a `tasks.task_kind.TrainedModel`. `bert.Bert` adds the
   methods for users.
   """
 
   def __init__(self, model: Pretrained):
-    self.model = dataclasses.replace(model,
-                                     params=jax.tree.map(jnp.asarray, model.params))
-    self.config, self.params, self.tokenizer = model.config, self.model.params, model.tokenizer
+    self.params = jax.tree.map(jnp.asarray, model.params)
+    self.model = dataclasses.replace(model, params=self.params)
+    self.config, self.tokenizer = model.config, model.tokenizer
 
   @property
   def trained_length(self) -> int:
-    """The longest input that the model was fine-tuned on, in tokens."""
+    """The tokens of the longest input in fine-tuning, or the positions of the model."""
     return self.model.facts.get('max_len') or self.config.max_positions
 
   def _text_layout(self, kind):
@@ -46,33 +46,32 @@ class LoadedModel:
 
   @property
   def dense(self) -> SentenceLayout:
-    """The model's own way to the vector of a text; by default the mean of its tokens."""
+    """How the model makes the vector of a text; by default the mean of its tokens."""
     return self._text_layout(SentenceLayout)
 
   @property
   def sparse(self) -> SparseLayout:
-    """The model's own way to weights of the vocabulary; by default those of SPLADE."""
+    """How the model weighs the vocabulary; by default as SPLADE."""
     return self._text_layout(SparseLayout)
 
   @property
   def cross(self) -> CrossLayout:
-    """The model's own way to the score of a pair; by default the sigmoid of its logit."""
+    """How the model scores a pair; by default the sigmoid of its logit."""
     return self._text_layout(CrossLayout)
 
-  # ---- texts to rows ----------------------------------------------------------------------------
+  # ---- texts to rows ---------------------------------------------------------------------
 
   def require_head(self, group: str, title: str):
-    """Raises UserError if the model lacks the parameters `group`, which users know as `title`."""
+    """Raises UserError without the parameters `group`, which users know as `title`."""
     require(group in self.model.groups,
             f'this model has no {title}: it was trained without, or it was left out of '
             'the checkpoint')
 
   def _strings(self, texts: Sequence[Text]) -> list[tuple[str, ...]]:
-    """(text,) or (text, text) of each; raises UserError for anything else."""
+    """Returns (text,) or (text, text) of each; raises UserError for anything else."""
     require(not isinstance(texts, str), 'give a list of texts, not a string')
-    strings = [
-        tuple(text) if isinstance(text, tuple | list) else (text,) for text in texts
-    ]
+    strings = [tuple(text) if isinstance(text, tuple | list) else (text,)
+               for text in texts]
     for i, text in enumerate(strings):
       require(len(text) in (1, 2) and all(isinstance(string, str) for string in text),
               f'text {i + 1} is neither a string nor a pair of strings')
@@ -82,7 +81,7 @@ class LoadedModel:
     return inputs_lib.encode(self._strings(texts), self.tokenizer)
 
   def row(self, text: Text) -> Input:
-    """The input of a text or pair: its tokens and the special ones."""
+    """Makes the input of a text or pair: its tokens and the special tokens."""
     return self._whole_row(*self._ids([text])[0])
 
   def _whole_row(self, *ids: Sequence[int]) -> Input:
@@ -94,7 +93,7 @@ class LoadedModel:
 
   def _rows(self, texts: Sequence[Text], long: str,
             max_len: int | None) -> tuple[list[Input], np.ndarray]:
-    """The rows of texts, and the number of the text of each."""
+    """Makes the rows of texts; returns the number of the text of each row, too."""
     require_choice('long', long, inputs_lib.LONG)
     longest = self.config.max_positions if max_len is None else max_len
     require(longest <= self.config.max_positions,
@@ -103,14 +102,15 @@ class LoadedModel:
     require(longest >= 8, f'max_len={max_len} must be at least 8')
     return inputs_lib.text_inputs(self._strings(texts), self.tokenizer, longest, long)
 
-  # ---- rows to results --------------------------------------------------------------------------
+  # ---- rows to results -------------------------------------------------------------------
 
   def _run(self, rows: Sequence[Input], function: Callable,
            positions: np.ndarray | None = None,
            *values: np.ndarray) -> Iterator[tuple[InputRows, Any]]:
-    """(batch, function(params, batch, [R, P] positions, *[R, P] values)) of each batch of texts.
+    """Yields (batch, function(params, batch, [R, P] positions, *[R, P] values)).
 
-    `positions` [texts] count from the start of each text; None = the starts. `values` are [texts].
+    `positions` [texts] count from the start of each text; None = the starts. `values` are
+    [texts].
     """
     offsets = np.zeros(len(rows), np.int32) if positions is None else positions
 
@@ -121,25 +121,25 @@ class LoadedModel:
       return function(self.params, packed.tokens, packed.starts + shift, *others)
 
     on_cpu = jax.default_backend() == 'cpu'
-    before = None
+    most_tokens = _BATCH_TOKENS_CPU if on_cpu else _BATCH_TOKENS
+    previous = None
     for packed in packed_texts.pack(rows, self.tokenizer.pad_id,
-                                    self.config.max_positions,
-                                    _BATCH_TOKENS_CPU if on_cpu else _BATCH_TOKENS):
-      under_way = packed, run(packed)
-      if before:  # the device works on this batch while the caller uses the one before
-        yield jax.device_get(before)
-      before = under_way
-    if before:
-      yield jax.device_get(before)
+                                    self.config.max_positions, most_tokens):
+      running = packed, run(packed)
+      # The device runs this batch while the caller uses the previous one.
+      if previous:
+        yield jax.device_get(previous)
+      previous = running
+    if previous:
+      yield jax.device_get(previous)
 
-  def per_text(self,
-               rows: Sequence[Input],
-               function: Callable,
+  def per_text(self, rows: Sequence[Input], function: Callable,
                positions: np.ndarray | None = None,
                *values: np.ndarray) -> np.ndarray | None:
-    """Outputs of `function` [R, P, ...] for each text, [texts, ...]; None without texts.
+    """Maps [R, P, ...] of `function` to [texts, ...]; None without texts.
 
-    `positions` [texts] count from the start of each text; None = the starts. `values` are [texts].
+    `positions` [texts] count from the start of each text; None = the starts. `values` are
+    [texts].
     """
     results = None
     for packed, output in self._run(rows, function, positions, *values):
@@ -150,7 +150,7 @@ class LoadedModel:
     return results
 
   def per_token(self, rows: Sequence[Input], function: Callable) -> list[np.ndarray]:
-    """Outputs of `function` [R, L, ...] for each text, special tokens included: [tokens, ...]."""
+    """Maps [R, L, ...] of `function` to [tokens, ...] of each text, special ones too."""
     results = [None] * len(rows)
     for packed, output in self._run(rows, function):
       put_tokens(results, rows, packed, output)
@@ -159,7 +159,7 @@ class LoadedModel:
 
 def put_tokens(results: list, rows: Sequence[Input], packed: InputRows,
                output: np.ndarray):
-  """Puts the tokens' part of [R, L, ...] into the result of each text of a batch."""
+  """Copies the tokens of each text of a batch from [R, L, ...] into its result."""
   for row, slot in zip(*np.nonzero(packed.index >= 0)):
     text, start = packed.index[row, slot], packed.starts[row, slot]
     results[text] = output[row, start:start + len(rows[text].ids)].astype(np.float32)

@@ -1,4 +1,4 @@
-"""Hard negatives: documents that a model takes for a query's, and that are not its positives."""
+"""Mines hard negatives: documents near a query that are not its positives."""
 
 from collections.abc import Sequence
 import hashlib
@@ -18,7 +18,7 @@ from bert_jax.runtime.console import print_summary
 
 def _vectors(bert: bert_lib.Bert, texts: Sequence[str], path: epath.Path,
              prompts: Sequence[str], **options) -> dict[str, np.ndarray]:
-  """The vector of each text."""
+  """Returns the vector of each text."""
   texts = list(dict.fromkeys(texts))
   digest = hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).hexdigest()
   stored_vectors.write(bert, texts, len(texts), digest, path, prompts, **options)
@@ -27,7 +27,7 @@ def _vectors(bert: bert_lib.Bert, texts: Sequence[str], path: epath.Path,
 
 def _positives(pairs: Sequence[tuple[str, str]],
                texts: beir.Texts) -> dict[str, set[int]]:
-  """The numbers of the texts that are positives of each query, with their title or without."""
+  """Finds the corpus numbers of the positives of each query, with or without title."""
   places = {positive: [] for _, positive in pairs}
   for i, writings in enumerate(texts.with_and_without_title()):
     for writing in set(writings) & places.keys():
@@ -42,67 +42,65 @@ def mine(model: str, source: str, corpus: str, output: str, *,
          columns: Sequence[str] = ('query', 'positive'), ranks: tuple[int, int] = (1, 50),
          count: int = 1, margin: float = 0.05, pooling: str | None = None,
          max_len: int | None = None, step: int | None = None, allow_older: bool = False):
-  """Writes JSON lines {"query", "positive", "negative_1", ..., "negatives"}, the hardest first.
+  """Writes lines {"query", "positive", "negative_1", ..., "negatives"}, hardest first.
 
-  After a kill it goes on; OUTPUT.corpus.npy and others beside it have the vectors. A pair with
-  fewer than `count` negatives is left out.
+  A killed job resumes: OUTPUT.corpus.npy and other files next to it have the vectors.
+  Pairs with fewer than `count` negatives are left out.
 
   Args:
-    model: a folder or a name, as `load` takes it with `step` and `allow_older`.
+    model: a folder or a name, loaded with `step` and `allow_older`: see `bert.load`.
     source: a table of pairs, a query and a positive in each row.
-    corpus: JSON lines {"_id", "title", "text"}, the title optional; a text of it that is a
-      positive of the query is no negative.
+    corpus: JSON lines {"_id", "title", "text"}, the title optional. A positive of the
+      query is never its negative.
     output: the file.
     columns: of the query and the positive.
-    ranks: the first and the last rank, from 1, of documents that are taken.
+    ranks: the first and the last rank of the negatives, from 1.
     count: negatives of a pair.
-    margin: the cosine of a negative is at least so much below that of the positive (Moreira et al.
-      2024, https://arxiv.org/abs/2407.15831: a nearer document is often a positive).
-    pooling, max_len: as for `Bert.embed`.
+    margin: the cosine of a negative is below the cosine of the positive by at least this
+      much (Moreira et al. 2024, https://arxiv.org/abs/2407.15831: a nearer document is
+      often a positive).
+    pooling, max_len: see `Bert.embed`.
 
   Raises:
     UserError: a mistake in the arguments or the files.
   """
-  for name, value in (('model', model), ('input', source), ('corpus', corpus), ('output',
-                                                                                output)):
+  given = {'model': model, 'input': source, 'corpus': corpus, 'output': output}
+  for name, value in given.items():
     require(bool(value), f'give --{name}')
-  require(
-      len(columns) == 2,
-      f'--columns={",".join(columns)} must name the query and the positive')
-  require(
-      len(ranks) == 2 and 1 <= ranks[0] <= ranks[1],
-      f'--ranks={",".join(map(str, ranks))} must be a first rank from 1 on and a last one'
-  )
+  require(len(columns) == 2,
+          f'--columns={",".join(columns)} must name the query and the positive')
+  require(len(ranks) == 2 and 1 <= ranks[0] <= ranks[1],
+          f'--ranks={",".join(map(str, ranks))} must be a first rank from 1 on and a last one')
+  # Read both files before the model: a mistake in them shows at once.
   pairs = [tuple(map(row.text, columns)) for row in table.read(source, 'auto', 'train')]
   require(bool(pairs), f'{source} holds no pair')
   texts, path = beir.Texts(epath.Path(corpus)), epath.Path(output)
   require(bool(texts.ids), f'{corpus} holds no text')
   storage.make_parent('--output', path)
-  bert, options = bert_lib.load(model, step, allow_older), {
-      'pooling': pooling,
-      'max_len': max_len
-  }
+  bert = bert_lib.load(model, step, allow_older)
+  options = {'pooling': pooling, 'max_len': max_len}
   query_file, positive_file, documents = (path.parent / f'{path.name}.{name}.npy'
                                           for name in ('queries', 'positives', 'corpus'))
-  queries = _vectors(bert, [query for query, _ in pairs], query_file, QUERY, **options)
-  positives = _vectors(bert, [positive for _, positive in pairs], positive_file, DOCUMENT,
-                       **options)
+  all_queries, all_positives = zip(*pairs)
+  queries = _vectors(bert, all_queries, query_file, QUERY, **options)
+  positives = _vectors(bert, all_positives, positive_file, DOCUMENT, **options)
   stored_vectors.write(bert, texts, len(texts.ids), texts.digest, documents, DOCUMENT,
                        **options)
 
   excluded = _positives(pairs, texts)
   strangers = sum(not excluded[query] for query, _ in pairs)
   if strangers:
-    print_summary([('note',
-                    f'{strangers:,} of {len(pairs):,} pairs have no positive in the '
-                    'corpus: none of its texts is excluded for them')])
-  hits = search.search(np.stack(list(queries.values())), documents,
-                       ranks[1] + max(map(len, excluded.values())))
+    print_summary([('note', f'{strangers:,} of {len(pairs):,} pairs have no positive in the '
+                            'corpus: none of its texts is excluded for them')])
+  # The ranks count without positives: search for as many more as a query may have.
+  depth = ranks[1] + max(map(len, excluded.values()))
+  hits = search.search(np.stack(list(queries.values())), documents, depth)
   near = {query: [(i, score) for i, score in zip(*of_query) if i not in excluded[query]]
           for query, *of_query in zip(queries, hits.index.tolist(), hits.scores.tolist())}
   chosen = [[i for i, score in near[query][ranks[0] - 1:ranks[1]]
              if score <= queries[query] @ positives[positive] - margin][:count]
             for query, positive in pairs]
+  # Every line needs the same columns: all negatives or none.
   chosen = [numbers if len(numbers) == count else [] for numbers in chosen]
   require(any(chosen),
           f'no pair has {count} negatives: widen --ranks, or lower --margin or --count')
@@ -111,7 +109,7 @@ def mine(model: str, source: str, corpus: str, output: str, *,
 
 def _write(pairs: Sequence[tuple[str, str]], chosen: Sequence[Sequence[int]],
            texts: beir.Texts, path: epath.Path):
-  """Writes the pairs with their negatives, which `chosen` numbers in the corpus."""
+  """Writes the pairs with their negatives, given by their numbers in the corpus."""
   needed = {i for numbers in chosen for i in numbers}
   text_of = {i: text for i, text in enumerate(texts) if i in needed}
   with json_lines.partial(path) as (sink, _):
@@ -122,7 +120,5 @@ def _write(pairs: Sequence[tuple[str, str]], chosen: Sequence[Sequence[int]],
         json_lines.write(sink, {'query': query, 'positive': positive, **named,
                                 'negatives': negatives})
   full = sum(map(bool, chosen))
-  print_summary([
-      ('pairs', f'{full:,} with their negatives, {len(pairs) - full:,} with too few are '
-       'left out')
-  ])
+  print_summary([('pairs', f'{full:,} with their negatives, {len(pairs) - full:,} with too '
+                           'few are left out')])

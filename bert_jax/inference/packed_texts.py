@@ -1,7 +1,7 @@
-"""Texts of mixed length -> packed batches of a few fixed shapes.
+"""Packs texts of mixed length into batches of a few fixed shapes.
 
-Short texts share a row, isolated from each other by the text ids, as in training: there is little
-padding, and one compilation serves all.
+Short texts share a row, isolated by their text ids, as in training. There is little
+padding, and one compilation serves all batches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,19 +13,19 @@ from bert_jax.data import inputs as inputs_lib
 from bert_jax.data import packing
 from bert_jax.data.inputs import Input, InputRows
 
-# Bounds on the slots of a row (P). A head costs as much for an empty slot as for a text.
+# Bounds on the slots of a row (P). An empty slot costs a head as much as a text.
 _FEWEST_SLOTS, _MOST_SLOTS = 4, 16
 _SHARED_LENGTH = 64  # texts up to this length share rows of this length
 _SHORTEST_ROW = 32
 
 
 def _power(n: int) -> int:
-  """The smallest power of two that is not below n."""
+  """Returns the smallest power of two that is at least n."""
   return 1 << max(n - 1, 0).bit_length()
 
 
 def _rows(n: int) -> int:
-  """The rows of a last batch that has to hold n: a power of two, or a multiple of 8."""
+  """Returns the rows of a last batch that holds n: a power of two, or a multiple of 8."""
   return 0 if not n else _power(n) if n <= 8 else -(-n // 8) * 8
 
 
@@ -41,21 +41,18 @@ def pack(inputs: Sequence[Input], pad_id: int, longest: int,
   """
   lengths = np.array([len(text.ids) for text in inputs])
   left = np.arange(len(inputs))
-  while left.size:  # long rows come first: short texts fill the rest of them
+  # Long rows come first: short texts fill the rest of them.
+  while left.size:
     power = min(_power(int(lengths[left].max())), longest)
     length = max(power, min(_SHORTEST_ROW, longest))
     row_of, count = packing.pack(lengths[left], length, _MOST_SLOTS,
                                  fillers=power // 2 if power > _SHARED_LENGTH else 0)
     members, left, row_of = left[row_of >= 0], left[row_of < 0], row_of[row_of >= 0]
+    # Every batch but the last has `step` rows: few shapes, few compilations.
     step = max(most_tokens // length, 1)
     rows = count - count % step + _rows(count % step)
     slots = max(_power(int(np.bincount(row_of).max())), _FEWEST_SLOTS)
-    placed = inputs_lib.place(inputs,
-                              members,
-                              row_of,
-                              rows=rows,
-                              length=length,
-                              slots=slots,
-                              pad_id=pad_id)
+    placed = inputs_lib.place(inputs, members, row_of, rows=rows, length=length,
+                              slots=slots, pad_id=pad_id)
     for i in range(0, rows, step):
       yield jax.tree.map(lambda x: x[i:i + step], placed)

@@ -16,17 +16,16 @@ from safetensors.numpy import save
 import tqdm
 
 from bert_jax.errors import Failed, UserError, require
-from bert_jax.inference import bert as bert_lib
 from bert_jax.inference import json_lines
-from bert_jax.inference.bert import Bert
+from bert_jax.inference.bert import Bert, load
 from bert_jax.inference.json_lines import Example, Line
 from bert_jax.model.pooling import TOKEN_VECTORS
 from bert_jax.runtime import storage
 from bert_jax.tasks import task_list
 
-# We read a window of examples before we answer any. The first holds one, so that its answer comes
-# at once; each holds twice as many as the one before: texts of like length run best together.
-# A window that takes long grows no more: a kill loses the answers that are not written.
+# All examples of a window are read before any is answered: texts of similar length run
+# best together. The first window has one example, so that an answer comes at once; each
+# next window doubles, until one takes long.
 _FIRST_WINDOW, _LARGEST_WINDOW = 1, 4096
 _LONG_ENOUGH = 10.0  # seconds
 _ARRAYS = ('.npy', '.safetensors')  # formats of embeddings
@@ -61,35 +60,29 @@ def _score(bert: Bert, examples: Sequence[Example], options: Options) -> list[Ex
 
 def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Example]:
   texts = [e['text'] for e in examples]
-  embeddings = bert.embed(texts,
-                          options.pooling,
-                          normalize=options.normalize,
-                          layers=options.layers,
-                          long=options.long or 'head',
-                          max_len=options.max_len,
-                          prompt=options.prompt,
-                          dim=options.dim)
+  embeddings = bert.embed(
+      texts, options.pooling, normalize=options.normalize, layers=options.layers,
+      long=options.long or 'head', max_len=options.max_len, prompt=options.prompt,
+      dim=options.dim)
   if options.pooling != TOKEN_VECTORS:
     return [{'embedding': vector.tolist()} for vector in embeddings]
-  encoded = bert.tokenizer.encode_with_spans(texts)
-  return [{
-      'tokens': [{
-          'token': token,
-          'start': start,
-          'end': end,
-          'vector': vector.tolist()
-      } for token, (start,
-                    end), vector in zip(bert.tokenizer.tokens(ids), offsets, of_text)]
-  } for (ids, offsets), of_text in zip(encoded, embeddings)]
+  answers = []
+  for (ids, spans), vectors in zip(bert.tokenizer.encode_with_spans(texts), embeddings):
+    # zip drops the tokens of a long text that the model did not read.
+    of_tokens = zip(bert.tokenizer.tokens(ids), spans, vectors)
+    answers.append({'tokens': [
+        {'token': token, 'start': start, 'end': end, 'vector': vector.tolist()}
+        for token, (start, end), vector in of_tokens]})
+  return answers
 
 
 @dataclasses.dataclass(frozen=True)
 class LinePrediction:
-  """A task that answers JSON lines, as each `tasks.task_kind.TaskKind` does."""
+  """A task that answers JSON lines; each `tasks.task_kind.TaskKind` is one."""
 
-  fields: tuple[str, ...]  # names of the texts that an example must have
-  answer: Callable[[Bert, Sequence[Example], Options], list[Example]]  # to each example
-  optional: tuple[str, ...] = ()  # names of further fields that are read
+  fields: tuple[str, ...]  # names of the required texts of an example
+  answer: Callable[[Bert, Sequence[Example], Options], list[Example]]
+  optional: tuple[str, ...] = ()  # names of optional fields
 
 
 TASKS = {
@@ -103,7 +96,7 @@ TASKS = {
 
 def _answers(task: LinePrediction, bert: Bert, lines: Sequence[Line],
              options: Options) -> list[Example]:
-  """An answer to each line, or {'error'}."""
+  """Answers each line, or returns {'error'}."""
   if not lines:
     return []
   try:
@@ -111,7 +104,8 @@ def _answers(task: LinePrediction, bert: Bert, lines: Sequence[Line],
   except UserError as e:
     if len(lines) == 1:
       return [{'error': f'{lines[0].where}: {e}'}]
-  middle = len(lines) // 2  # one of them is at fault
+  # One bad line fails the whole batch: halve it until the line is alone.
+  middle = len(lines) // 2
   return (_answers(task, bert, lines[:middle], options)
           + _answers(task, bert, lines[middle:], options))
 
@@ -124,12 +118,12 @@ def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
   Args:
     task, bert, source, options: the job.
     name: the name of the source in messages.
-    write: gets each answer, or {'error'}, behind the line's further fields.
-    strict: end with the first line that cannot be answered.
-    done: the examples that were answered before: they are passed over.
+    write: takes each answer, or {'error'}, after the further fields of its line.
+    strict: stop at the first line that cannot be answered.
+    done: the examples that a killed job answered: they are skipped.
 
   Raises:
-    UserError: no example at all, a line where `strict` says so, or weights that answer NaN.
+    UserError: no example, a bad line with `strict`, or broken weights, which answer NaN.
   """
   examples = json_lines.read(source, name, task.fields, task.optional)
   count = sum(1 for _ in itertools.islice(examples, done.examples))
@@ -137,8 +131,8 @@ def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
   with tqdm.tqdm(unit=' examples', unit_scale=True, disable=None, leave=False) as bar:
     while window := list(itertools.islice(examples, size)):
       began = time.monotonic()
-      answers = iter(
-          _answers(task, bert, [line for line in window if not line.error], options))
+      valid = [line for line in window if not line.error]
+      answers = iter(_answers(task, bert, valid, options))
       for line in window:
         answer = {'error': line.error} if line.error else next(answers)
         if strict and 'error' in answer:
@@ -146,11 +140,11 @@ def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
         try:
           write(json_lines.merge(line.rest, answer))
         except ValueError as e:
-          raise UserError(
-              f'{line.where}: the answer holds NaN or infinity: the weights of this '
-              'model are broken') from e
+          raise UserError(f'{line.where}: the answer holds NaN or infinity: the weights of '
+                          'this model are broken') from e
         errors += 'error' in answer
       count += len(window)
+      # Larger windows are faster, but a kill loses the answers of a whole window.
       if time.monotonic() - began < _LONG_ENOUGH:
         size = min(2 * size, _LARGEST_WINDOW)
       bar.update(len(window))
@@ -159,34 +153,34 @@ def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
 
 
 def _load(task: str | None, model: str | None, options: Options, **checkpoint) -> Bert:
-  """The model, for a task that it can do."""
-  if task not in TASKS:
-    wrong = f'--task={task} is unknown: use' if task else 'give --task, one of'
-    raise UserError(f'{wrong} {", ".join(TASKS)}')
+  """Loads the model; raises UserError if it does not support the task or the options."""
+  wrong = f'--task={task} is unknown: use' if task else 'give --task, one of'
+  require(task in TASKS, f'{wrong} {", ".join(TASKS)}')
   require(bool(model),
           'give --model=DIR, a workdir that main has trained or a folder of convert')
-  if options.long and task not in ('embed', 'score'):
-    for_task = 'score' if options.long == 'chunks' else 'embed'
-    raise UserError(f'--long={options.long} is for --task={for_task}, not for {task}')
-  bert = bert_lib.load(model, **checkpoint)
+  for_task = 'score' if options.long == 'chunks' else 'embed'
+  require(not options.long or task in ('embed', 'score'),
+          f'--long={options.long} is for --task={for_task}, not for {task}')
+  bert = load(model, **checkpoint)
   require(options.max_len is None or options.max_len <= bert.config.max_positions,
           f'--max_len={options.max_len} is above the {bert.config.max_positions} '
           f'positions of {model}')
-  (bert.model.sentence
-   or bert.dense).prompt(options.prompt)  # a mistake in it is no line's
+  # These calls only check. Later, a wrong option or model would count as an error of each
+  # line.
+  (bert.model.sentence or bert.dense).prompt(options.prompt)
   if task in task_list.ALL:
-    task_list.ALL[task].head_of(bert)  # refuses a model for another task
+    task_list.ALL[task].head_of(bert)
   else:
-    TASKS[task].answer(bert, [], options)  # a mistake in the options is no line's
+    TASKS[task].answer(bert, [], options)
   return bert
 
 
 @contextlib.contextmanager
 def _array_writer(path: epath.Path) -> Iterator[Callable[[Sequence[float]], None]]:
-  """A function that appends a vector to .npy, or to .safetensors with one tensor `embeddings`.
+  """Yields a function that appends a vector to .npy, or to .safetensors as `embeddings`.
 
-  It raises ValueError for NaN or infinity. The vectors are collected on disk before, because both
-  formats begin with their number.
+  It raises ValueError for NaN or infinity. A temporary file collects the vectors, because
+  both formats begin with their number.
   """
   rows = 0
 
@@ -198,8 +192,8 @@ def _array_writer(path: epath.Path) -> Iterator[Callable[[Sequence[float]], None
     body.write(row.tobytes())
     rows += 1
 
-  with json_lines.partial(path,
-                          binary=True) as (sink, _), tempfile.TemporaryFile() as body:
+  partial = json_lines.partial(path, binary=True)
+  with partial as (sink, _), tempfile.TemporaryFile() as body:
     yield add
     body.flush()
     array = np.memmap(body, np.float32, 'r').reshape(rows, -1)
@@ -211,14 +205,15 @@ def _array_writer(path: epath.Path) -> Iterator[Callable[[Sequence[float]], None
 
 def run(task: str | None, model: str | None, source: str | None, output: str | None,
         options: Options = Options(), strict: bool = False, **checkpoint):
-  """`predict` between files; None stands for standard input and output.
+  """Runs `predict` between files; None = standard input or output.
 
-  The output appears under its name only when it is complete; a killed job goes on in
-  OUTPUT.partial. An output that ends in .npy or .safetensors is an array of embeddings: it has no
-  place for an error, so the first bad line ends the job, and a killed job begins anew.
+  The output appears under its name only when it is complete; a killed job resumes in
+  OUTPUT.partial. An output that ends in .npy or .safetensors is an array of embeddings.
+  It
+  has no place for errors: the first bad line ends the job, and a killed job restarts.
 
-  `model` is a folder or name, of which `checkpoint` chooses one as for `bert.load`. A `strict` job
-  ends with the first line that cannot be answered.
+  `model` is a folder or a name; `checkpoint` has further arguments of `bert.load`. A
+  `strict` job ends at the first line that cannot be answered.
 
   Raises:
     UserError: a mistake in the arguments or the source.
@@ -237,11 +232,7 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
   except OSError as e:
     raise UserError(f'--input={source} cannot be read: {e.strerror or e}') from e
   with opened as stream:
-    answer_all = functools.partial(predict,
-                                   TASKS[task],
-                                   bert,
-                                   stream,
-                                   name,
+    answer_all = functools.partial(predict, TASKS[task], bert, stream, name,
                                    options=options)
     if as_array:
       with _array_writer(path) as add:
@@ -250,6 +241,7 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
       done = answer_all(write=functools.partial(json_lines.write, sys.stdout),
                         strict=strict)
     else:
+      # Standard input cannot be read again, and a remote file cannot be appended to.
       job = {}
       if source and not storage.is_remote(output):
         job = {'task': task, 'model': json_lines.identity(bert.model),
@@ -257,13 +249,10 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
                'options': dataclasses.asdict(options)}
       with json_lines.partial(path, job) as (sink, before):
         if before.examples:
-          print(
-              f'bert_jax: {before.examples:,} examples were answered before: {output} goes on',
-              file=sys.stderr,
-              flush=True)
+          print(f'bert_jax: {before.examples:,} examples were answered before: resuming '
+                f'{output}', file=sys.stderr, flush=True)
         write = functools.partial(json_lines.write, sink)
         done = answer_all(write=write, strict=strict, done=before)
   if done.errors:
-    raise Failed(
-        f'{done.errors:,} of {done.examples:,} examples could not be answered: "error" '
-        f'says why in each of their lines of {output or "the output"}')
+    raise Failed(f'{done.errors:,} of {done.examples:,} examples could not be answered: '
+                 f'"error" says why in each of their lines of {output or "the output"}')

@@ -1,6 +1,6 @@
-"""Exact search: the vectors of a file with the largest products with each query.
+"""Exact search: finds the vectors of a file with the largest products with each query.
 
-The file is read in blocks and never lies in memory as a whole. Several devices share each block.
+The file is read in blocks: it may exceed the memory. Several devices share each block.
 """
 
 import functools
@@ -15,13 +15,13 @@ import numpy as np
 from bert_jax.errors import UserError, require
 from bert_jax.parallel import mesh as mesh_lib
 
-_BLOCK = 32768  # vectors that are scored at once
-_QUERIES = 1024  # queries that are scored at once: their scores of a block take 128 MiB
-_GROUP = 32  # neighbouring vectors of which the best is compared first
+_BLOCK = 32768  # vectors scored at once
+_QUERIES = 1024  # queries scored at once: their scores of a block take 128 MiB
+_GROUP = 32  # neighboring vectors, compared first by their best score
 
 
 class Hits(NamedTuple):
-  """The best vectors for each query, best first; of equal ones the smaller number comes first."""
+  """The best vectors for each query, best first; at equal scores the smaller number."""
 
   scores: np.ndarray  # [Q, k] float32
   index: np.ndarray  # [Q, k] int32, rows of the file
@@ -29,19 +29,19 @@ class Hits(NamedTuple):
 
 def _best_of(hits: Hits, queries: jax.Array, block: jax.Array, start: jax.Array,
              total: jax.Array) -> Hits:
-  """The best of `hits` and of a block [B, D] whose first vector has the number `start`.
+  """Merges `hits` with a block [B, D] whose first vector has the number `start`.
 
-  `lax.top_k` is slow on wide rows. The k best lie in the k groups with the largest maxima: only
-  these are compared. Of equal values top_k takes the first, so the candidates stand in order.
+  `lax.top_k` is slow on wide rows. The k best vectors are in the k groups with the
+  largest
+  maxima: only these are compared.
   """
   k = hits.scores.shape[-1]
-  scores = jnp.einsum('qd,bd->qb',
-                      queries,
-                      block.astype(jnp.float32),
-                      precision='highest')
+  # Default precision is bfloat16 on a TPU, which changes the order of near documents.
+  scores = jnp.einsum('qd,bd->qb', queries, block.astype(jnp.float32), precision='highest')
   index = start + jnp.arange(block.shape[0], dtype=jnp.int32)
   scores = jnp.where(index < total, scores, -jnp.inf)
   groups = scores.reshape(len(queries), -1, _GROUP)  # [Q, G, 32]
+  # Sorted, because top_k takes the first of equal values: the smaller number.
   chosen = jnp.sort(jax.lax.top_k(groups.max(-1), min(k, groups.shape[1]))[1])  # [Q, k]
   candidates = jnp.take_along_axis(groups, chosen[:, :, None], axis=1)  # [Q, k, 32]
   numbers = index.reshape(-1, _GROUP)[chosen]
@@ -54,9 +54,9 @@ def _best_of(hits: Hits, queries: jax.Array, block: jax.Array, start: jax.Array,
 @functools.partial(jax.jit, static_argnames='mesh')
 def _step(mesh: Mesh, hits: Hits, queries: jax.Array, block: jax.Array, starts: jax.Array,
           total: jax.Array) -> Hits:
-  """The best of `hits` and of one block, on each of n devices for its own part: [n, C, Q, k].
+  """Merges `hits` [n, C, Q, k] with one block; each of n devices scores its part.
 
-  The queries [C, Q, D] come in C batches, one after another.
+  The queries [C, Q, D] run in C batches, one after another.
   """
   shared, whole = mesh_lib.batch_sharding(mesh).spec, mesh_lib.replicated(mesh).spec
 
@@ -67,29 +67,27 @@ def _step(mesh: Mesh, hits: Hits, queries: jax.Array, block: jax.Array, starts: 
     hits = jax.tree.map(lambda x: x[0], hits)
     return jax.tree.map(lambda x: x[None], jax.lax.map(best_of_batch, (hits, queries)))
 
-  return jax.shard_map(on_device,
-                       mesh=mesh,
-                       in_specs=(shared, whole, shared, shared, whole),
-                       out_specs=shared,
-                       check_vma=False)(hits, queries, block, starts, total)
+  in_specs = (shared, whole, shared, shared, whole)
+  run = jax.shard_map(on_device, mesh=mesh, in_specs=in_specs, out_specs=shared,
+                      check_vma=False)
+  return run(hits, queries, block, starts, total)
 
 
 def open_vectors(path: str | os.PathLike) -> np.ndarray:
-  """A memory map [n, D] of a .npy file of float32 or float16; raises UserError for another."""
+  """Memory-maps a .npy file [n, D] of float32 or float16; raises UserError otherwise."""
   try:
     vectors = np.load(os.fspath(path), mmap_mode='r')
   except (OSError, ValueError) as e:
     raise UserError(f'{path} cannot be read as an array (.npy): {e}') from e
-  require(
-      vectors.ndim == 2 and vectors.dtype in (np.float32, np.float16),
-      f'{path} holds {vectors.dtype}{list(vectors.shape)}: vectors [n, D] of float32 or '
-      'float16 are needed')
+  require(vectors.ndim == 2 and vectors.dtype in (np.float32, np.float16),
+          f'{path} holds {vectors.dtype}{list(vectors.shape)}: vectors [n, D] of float32 or '
+          'float16 are needed')
   return vectors
 
 
 def _block(path: str | os.PathLike, first: int, rows: int) -> np.ndarray:
-  """The vectors from `first` on, with zeros behind the last one: [rows, D]."""
-  # Each block is mapped anew: pages of the whole file would count as memory of the process.
+  """Reads [rows, D] vectors from `first` on, with zeros after the last vector."""
+  # Map each block again: the pages of one map would count as memory of the process.
   vectors = open_vectors(path)[first:first + rows]
   block = np.zeros((rows, vectors.shape[1]), vectors.dtype)
   block[:len(vectors)] = vectors
@@ -97,22 +95,21 @@ def _block(path: str | os.PathLike, first: int, rows: int) -> np.ndarray:
 
 
 def search(queries: np.ndarray, path: str | os.PathLike, k: int) -> Hits:
-  """The k vectors with the largest products with each query, or all if there are fewer.
+  """Finds the k vectors with the largest products with each query, or all if fewer exist.
 
   Args:
     queries: [Q, D] float32, at least one.
     path: a .npy file [n, D] of float32 or float16.
 
   Raises:
-    UserError: the file holds no vectors, or vectors of another size than the queries.
+    UserError: the file has no vectors, or vectors of another size than the queries.
   """
   total, width = open_vectors(path).shape
-  require(
-      width == queries.shape[1] and total > 0,
-      f'{path} holds {total} vectors of {width}: vectors of {queries.shape[1]} are needed'
-  )
+  require(width == queries.shape[1] and total > 0,
+          f'{path} holds {total} vectors of {width}: vectors of {queries.shape[1]} are needed')
   mesh = mesh_lib.make_mesh()
   n, k = mesh.size, min(k, total)
+  # All blocks have one shape, and a device gets whole groups: one compilation.
   rows = min(_BLOCK // n, -(-total // n))  # of a device
   rows = -(-rows // _GROUP) * _GROUP
   batches = -(-len(queries) // _QUERIES)
@@ -126,15 +123,15 @@ def search(queries: np.ndarray, path: str | os.PathLike, k: int) -> Hits:
                   np.full((n, batches, size, k), -1, np.int32)))
   for first in range(0, total, n * rows):
     block = put(_block(path, first, n * rows))
-    jax.block_until_ready(
-        hits)  # one block is read while another one is scored, and no third
+    # One block is read while another is scored. A third would only take memory.
+    jax.block_until_ready(hits)
     starts = first + rows * np.arange(n, dtype=np.int32)
     hits = _step(mesh, hits, padded, block, put(starts), np.int32(total))
   return _merged(jax.device_get(hits), len(queries), k)
 
 
 def _merged(hits: Hits, queries: int, k: int) -> Hits:
-  """The best of all devices: Hits of [n, C, Q, k] -> [queries, k]."""
+  """Merges the hits of all devices: [n, C, Q, k] -> [queries, k]."""
   scores, index = (np.moveaxis(x, 0, 2).reshape(-1, len(x) * k)[:queries] for x in hits)
   order = np.lexsort((index, -scores))[:, :k]  # the last key comes first
   return Hits(np.take_along_axis(scores, order, 1), np.take_along_axis(index, order, 1))

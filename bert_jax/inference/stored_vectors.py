@@ -1,4 +1,4 @@
-"""Vectors of many texts in a file, written window by window: a kill loses the newest window."""
+"""Writes vectors of many texts to a file; a kill loses at most one window of texts."""
 
 from collections.abc import Iterable, Sequence
 import itertools
@@ -19,10 +19,10 @@ _WINDOW = 2048  # texts
 
 
 def _vectors_done(path: epath.Path, job_file: epath.Path, job: dict[str, Any]) -> int:
-  """The number of vectors that the same job has written to the file."""
+  """Returns the number of vectors that the same job has written to the file."""
   try:
     content = storage.read_json(job_file) if path.exists() else {}
-  except UserError:  # the job had only begun
+  except UserError:  # a kill interrupted the first writing
     return 0
   done = content.pop('done', 0)
   return done if content == job else 0
@@ -30,28 +30,28 @@ def _vectors_done(path: epath.Path, job_file: epath.Path, job: dict[str, Any]) -
 
 def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath.Path,
           prompts: Sequence[str], pooling: str | None = None, max_len: int | None = None):
-  """Writes a .npy file [count, D] float32 of vectors of length 1; goes on after a kill.
+  """Writes a .npy file [count, D] float32 of vectors of length 1; resumes after a kill.
 
-  PATH.json says what the file holds: the same job does nothing more.
+  PATH.json identifies the job: a second run of a finished job computes nothing.
 
   Args:
     bert: the model.
-    texts: `count` of them, at least one.
+    texts: `count` texts, at least one.
     digest: of the texts.
     path: of the file, on this machine.
-    prompts: `sentence_layout.QUERY` or `DOCUMENT`: the first of them that the model has goes before
-      each text; without any of them its default one does.
-    pooling: cls, mean or max; None = the model's own, or mean.
-    max_len: as for `Bert.embed`.
+    prompts: `sentence_layout.QUERY` or `DOCUMENT`. The first of these prompts that the
+      model has precedes each text, else its default prompt.
+    pooling: cls, mean or max; None = the pooling of the model, or mean.
+    max_len: see `Bert.embed`.
 
   Raises:
-    UserError: an argument of another kind.
+    UserError: a remote path, or an argument that `Bert.embed` refuses.
   """
   require(not storage.is_remote(str(path)),
           f'{path}: vectors are written to a local folder only')
   require(pooling != TOKEN_VECTORS,
           'pooling=none gives no vector of a text: use cls, mean or max')
-  # Without texts: this checks the arguments before the file exists, and gives the width.
+  # Without texts: checks the arguments before the file exists, and returns the width.
   width = bert.embed([], pooling, max_len=max_len).shape[1]
   own = bert.dense
   prompt = next((name for name in prompts if name in own.prompts), None)
@@ -66,11 +66,12 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
   with tqdm.tqdm(total=count, initial=done, desc=path.name, unit=' texts',
                  disable=None) as bar:
     while window := list(itertools.islice(remaining, _WINDOW)):
-      # The file is mapped anew each time: pages of all of it would count as memory of the process.
+      # Map the file again: the pages of one map would count as memory of the process.
       vectors = np.load(path, mmap_mode='r+')
       vectors[done:done + len(window)] = bert.embed(window, pooling, normalize=True,
                                                     max_len=max_len, prompt=prompt)
       vectors.flush()
       done += len(window)
+      # After the flush: the count never exceeds the vectors in the file.
       storage.write_whole(job_file, json.dumps({**job, 'done': done}))
       bar.update(len(window))

@@ -1,7 +1,8 @@
-"""A question on a text as windows, and the answer from the logits of its windows.
+"""Splits a question and its text into windows, and finds the answer in their logits.
 
-As google-research/bert `run_squad.py` does it: windows on a long text overlap, a token that stands
-in several counts where it has most context, and the best spans of all windows compete.
+As in google-research/bert `run_squad.py`: the windows of a long text overlap. A token
+that occurs in several windows counts in the one where it has the most context. The best
+spans of all windows compete.
 """
 
 from collections.abc import Sequence
@@ -18,23 +19,23 @@ _MOST_RIVALS = 20
 
 
 class Window(NamedTuple):
-  """A question and a stretch of its text: one input."""
+  """One input: a question and a stretch of its text."""
 
   input: inputs_lib.Input
-  first: int  # the token of the text that stands at `offset` of the input
+  first: int  # index in the text of the token at `offset` of the input
   offset: int
   count: int  # tokens of the text
 
 
 class Context(NamedTuple):
-  """A text in tokens, and the windows that one question reads it in."""
+  """A tokenized text, and the windows of one question on it."""
 
   spans: Sequence[tuple[int, int]]  # the characters [start, end) of each token
   windows: list[Window]
 
 
 class Span(NamedTuple):
-  """A candidate for an answer."""
+  """A candidate answer."""
 
   score: float  # logit of its start + logit of its end
   start: int  # characters [start, end) of the text
@@ -43,11 +44,12 @@ class Span(NamedTuple):
 
 def read(questions: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_len: int,
          doc_stride: int) -> list[Context]:
-  """The windows of each (question, text), `max_len` tokens long, `doc_stride` tokens apart.
+  """Splits each (question, text) into windows of `max_len` tokens.
 
   Raises:
-    UserError: a question that leaves no room for its text.
+    UserError: a question leaves no room for its text.
   """
+  # SQuAD asks several questions about each text: tokenize each text once.
   texts = list(dict.fromkeys(text for _, text in questions))
   encoded = dict(zip(texts, tokenizer.encode_with_spans(texts)))
   encoded_questions = tokenizer.encode_batch([question for question, _ in questions])
@@ -59,6 +61,7 @@ def read(questions: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_len: in
             f'the question {question[:60]!r} has {len(question_ids)} tokens, which '
             f'leaves no room for its text in {max_len}: make max_len larger')
     offset = inputs_lib.second_starts(tokenizer, question_ids)
+    # A stride beyond the room would skip tokens.
     stride = min(doc_stride, room)
     windows = []
     for start in range(0, max(len(ids) - room, 0) + stride, stride):
@@ -71,46 +74,51 @@ def read(questions: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_len: in
 
 def token_span(spans: Sequence[tuple[int, int]], start: int,
                end: int) -> tuple[int, int] | None:
-  """The first and last token of the characters [start, end); None if no token is in them."""
+  """Returns the first and last token in characters [start, end), or None."""
   tokens = [i for i, (first, last) in enumerate(spans) if last > start and first < end]
   return (tokens[0], tokens[-1]) if tokens else None
 
 
 def _most_context(windows: Sequence[Window]) -> np.ndarray:
-  """[tokens of the text] the first window that shows a token with most context on both sides."""
+  """Returns the window with the most context around each token of the text."""
   highest = np.full(windows[-1].first + windows[-1].count, -1.0)
   window_of = np.zeros(highest.shape, np.int64)
   for number, w in enumerate(windows):
     before = np.arange(w.count)
+    # The longer window wins a tie, as in run_squad.py.
     context = np.minimum(before, w.count - 1 - before) + 0.01 * w.count
-    more = w.first + np.flatnonzero(context > highest[w.first:w.first + w.count])
-    highest[more], window_of[more] = context[more - w.first], number
+    better = w.first + np.flatnonzero(context > highest[w.first:w.first + w.count])
+    highest[better], window_of[better] = context[better - w.first], number
   return window_of
 
 
 def best_spans(context: Context, logits: Sequence[np.ndarray], *, n_best: int,
                max_answer_len: int) -> tuple[list[Span], float]:
-  """(the best spans of a text, best first; the score of no answer).
+  """Returns (the best spans of a text, best first; the score of no answer).
 
   Args:
     context: the text in windows.
-    logits: for each window [tokens, 2] scores of a start and of an end.
-    n_best: upper bound on the spans, and on the starts and ends of each window that are tried.
+    logits: for each window [tokens, 2], the scores of a start and of an end.
+    n_best: upper bound on the spans, and on the starts and ends tried in each window.
     max_answer_len: upper bound on the tokens of an answer.
   """
   candidates, null = {}, np.inf
   most_context = _most_context(context.windows)
   for number, (window, scores) in enumerate(zip(context.windows, logits)):
     scores = np.asarray(scores, np.float64)
+    # [CLS] scores "no answer". One window with an answer is enough: take the minimum.
     null = min(null, float(scores[0].sum()))
     shown = scores[window.offset:window.offset + window.count]
     starts, ends = np.argsort(-shown, axis=0, kind='stable')[:n_best].T
     for i in starts[most_context[window.first + starts] == number]:
       for j in ends:
         if 0 <= j - i < max_answer_len:
-          place = (context.spans[window.first + i][0], context.spans[window.first + j][1])
-          score = float(shown[i, 0] + shown[j, 1])
-          candidates[place] = max(score, candidates.get(place, -np.inf))
+          start, _ = context.spans[window.first + i]
+          _, end = context.spans[window.first + j]
+          # Two pairs of tokens can cover the same characters.
+          score = max(float(shown[i, 0] + shown[j, 1]),
+                      candidates.get((start, end), -np.inf))
+          candidates[start, end] = score
   spans = sorted((Span(score, *place) for place, score in candidates.items()),
                  reverse=True)
   return spans[:n_best], null
@@ -118,22 +126,24 @@ def best_spans(context: Context, logits: Sequence[np.ndarray], *, n_best: int,
 
 def answer(text: str, spans: Sequence[Span], null: float,
            null_threshold: float | None) -> dict[str, Any]:
-  """The answer and its rivals, with probabilities among them all.
+  """Returns the answer and its rivals, with probabilities among all of them.
 
   Args:
     text: the context of the question.
     spans: best first.
     null: the score of no answer.
-    null_threshold: '' is the answer if `null` is above the best span by more; None = never.
+    null_threshold: the answer is '' if `null` exceeds the best span by more; None =
+      never.
 
   Returns:
-    {'answer', 'start', 'end', 'probability', 'n_best': [the same of each]}; without an answer ''
-    at 0, 0.
+    {'answer', 'start', 'end', 'probability', 'n_best': [the same for each rival]}. No
+    answer is '' at 0, 0.
   """
   no_answer = Span(null, 0, 0)
   is_silent = not spans or (null_threshold is not None
                             and null - spans[0].score > null_threshold)
   chosen, ranked = no_answer if is_silent else spans[0], list(spans)
+  # A SQuAD 1.1 model never learned to score "no answer": it does not compete.
   if null_threshold is not None or not spans:
     ranked = sorted([*spans, no_answer], key=lambda span: -span.score)
   probabilities = special.softmax([span.score for span in ranked])

@@ -41,20 +41,19 @@ class Output(NamedTuple):
 
 
 def not_empty(examples: Iterable[Any], path: str) -> list[Any]:
-  """A list of the examples of a file; raises UserError if there are none."""
+  """Lists the examples of a file; raises UserError without any."""
   examples = list(examples)
   require(bool(examples), f'{path} holds no example')
   return examples
 
 
 def by_example(outputs: list[Output]) -> np.ndarray:
-  """The logits of each example of a file, [examples, ...], from those of its batches [E, ...]."""
-  return np.concatenate(
-      [output.logits[:len(output.located.examples)] for output in outputs])
+  """Joins logits [E, ...] of batches into [examples, ...] of a file."""
+  return np.concatenate([x.logits[:len(x.located.examples)] for x in outputs])
 
 
 def by_input(outputs: list[Output], count: int) -> list[np.ndarray]:
-  """The logits of each of `count` inputs, [tokens, ...], from those of batches [R, L, ...]."""
+  """Cuts logits [R, L, ...] of batches into [tokens, ...] of `count` inputs."""
   of_input = [None] * count
   for located, logits in outputs:
     text_ids = located.batch.tokens.text_ids
@@ -65,88 +64,87 @@ def by_input(outputs: list[Output], count: int) -> list[np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class ExampleFiles(abc.ABC):
-  """The files of examples of a task: each fine-tuning task has a subclass.
+  """The files of examples of a task; each fine-tuning task has a subclass.
 
-  The class says which fields a config has for them, and reads them. An instance knows the task
-  that is trained on them, or judged by them.
+  The class names the config fields of these files and reads them. An instance has the
+  task that trains on the files, or that they evaluate.
   """
 
   task: FineTuning
   labels: tuple[str, ...] = ()  # names of the head's outputs
 
-  # The fields of its config that differ from those of every fine-tuning run, by full name: a new
-  # Field, another default, or None, which leaves the field out.
+  # The config fields that differ from other fine-tuning runs, by full name: a new Field,
+  # another default, or None, which removes the field.
   config_fields: ClassVar[Mapping[str, Any]] = {}
   best_score: ClassVar[str]  # default of keep_best
-  auto_score: ClassVar[
-      str] = ''  # the score that keep_best='auto' stands for; '' = best_score
-  score_names: ClassVar[tuple[str, ...]]  # the scores that every file has
-  has_held_out_loss: ClassVar[
-      bool] = True  # False = the examples of data.eval are of another kind
-  lower_is_better: ClassVar[tuple[str, ...]] = ('loss',
-                                               )  # the highest of the others is the best
-  problem: ClassVar[str] = ''  # the kind of labels, for sequence classification alone
+  # The score that keep_best='auto' means; '' = best_score.
+  auto_score: ClassVar[str] = ''
+  score_names: ClassVar[tuple[str, ...]]  # the scores of every file
+  # False = data.eval has another kind of examples, which have no loss.
+  has_held_out_loss: ClassVar[bool] = True
+  # For all other scores, higher is better.
+  lower_is_better: ClassVar[tuple[str, ...]] = ('loss',)
+  problem: ClassVar[str] = ''  # the kind of labels; only for sequence classification
   null_threshold: ClassVar[float | None] = None  # None = every question has an answer
 
-  # ---- the config and the files -----------------------------------------------------------------
+  # ---- the config and the files ----------------------------------------------------------
 
   @staticmethod
   def check(config: ConfigDict):
-    """Raises UserError for a value of the config that the task cannot have."""
-    del config
+    """Raises UserError for a config value that the task does not support."""
 
   @staticmethod
   def check_training(config: ConfigDict, examples: list[Any]):
     """Raises UserError for training examples that teach the model nothing."""
-    del config, examples
 
   @staticmethod
   @abc.abstractmethod
   def read(path: str, data: ConfigDict, split: str, notes: list[str]) -> Iterable[Any]:
-    """The examples of a file, by the config group `data`.
+    """Reads the examples of a file, as the config group `data` says.
 
-    `split` is train, validation or test; examples of 'test' need no labels. The method adds lines
-    for the summary of the run to `notes`.
+    `split` is train, validation or test; examples of 'test' need no labels. The method
+    adds lines for the summary of the run to `notes`.
     """
 
   @classmethod
   def test_examples(cls, data: ConfigDict) -> list[Any]:
-    """The examples of data.test; raises UserError for a mistake in the file, or an empty one."""
+    """Reads data.test; raises UserError for a mistake in the file, or an empty one."""
     return not_empty(cls.read(data.test, data, 'test', []), data.test)
 
-  # ---- the examples and their scores ------------------------------------------------------------
+  # ---- the examples and their scores -----------------------------------------------------
 
   @classmethod
   @abc.abstractmethod
   def make(cls, config: ConfigDict, examples: list[Any],
            notes: list[str]) -> 'ExampleFiles':
-    """With the task of a run for its training examples, or of an evaluation for its file's."""
+    """Makes an instance and its task from the examples of a file."""
 
   def with_facts(self, facts: Mapping[str, Any], notes: list[str]) -> 'ExampleFiles':
-    """With what a model keeps of its training data, for an evaluation."""
+    """Returns a copy for an evaluation, with a model's facts about its training data."""
     return self
 
   @property
   def facts(self) -> dict[str, Any]:
-    """Facts about the training data that scores of other files need; a workdir keeps them."""
+    """Facts about the training data that later evaluations need; a workdir keeps them."""
     return {'null_threshold': self.null_threshold}
 
   @abc.abstractmethod
   def features(self, examples: Sequence[Any], tokenizer: Tokenizer, config: ConfigDict, *,
                path: str, is_train: bool) -> Features:
-    """The inputs and targets of the examples of the file `path`."""
+    """Makes the inputs and targets of the examples of the file `path`."""
 
   @abc.abstractmethod
   def scores(self, split: Split, outputs: list[Output]) -> dict[str, float]:
-    """The scores of a file, from the outputs of its batches."""
+    """Computes the scores of a file from the outputs of its batches."""
 
 
-def scores_of(
-    files: ExampleFiles, split: Split,
-    measure: Callable[[Batch], tuple[losses.Metrics, jax.Array]]) -> dict[str, float]:
-  """The mean loss, if the task has one, and the scores of a file.
+Measure = Callable[[Batch], tuple[losses.Metrics, jax.Array]]  # `FineTuning.measure`
 
-  `measure` is that of the task, for a whole batch.
+
+def scores_of(files: ExampleFiles, split: Split, measure: Measure) -> dict[str, float]:
+  """Returns the mean loss, if the task has one, and the scores of a file.
+
+  `measure` takes a whole batch.
   """
   sums, outputs = np.zeros(2), []
   for located in split.batches.in_order():
@@ -163,7 +161,7 @@ class FineTuningData:
 
   files: ExampleFiles
   train: Split
-  evals: tuple[Split, ...]  # the files that are evaluated; () = no evaluation
+  evals: tuple[Split, ...]  # the evaluated files; () = no evaluation
   feed: mesh_lib.Feed  # the part of a batch that this process feeds
   notes: Sequence[str]  # lines for the summary of the run
   eval_files: str  # data.eval
@@ -184,13 +182,14 @@ class FineTuningData:
 
   def evaluate(self, evaluate_batch: Callable[[Batch], Any],
                step: int) -> dict[str, float | None]:
-    """The mean loss and the scores of every file."""
-    del step
+    """Returns the mean loss and the scores of every file."""
+    def measure(batch):
+      return evaluate_batch(self._share(batch))
+
     results = {}
     for split in self.evals:
       suffix = f'_{split.name}' if split.name else ''
-      scores = scores_of(self.files, split,
-                         lambda batch: evaluate_batch(self._share(batch)))
+      scores = scores_of(self.files, split, measure)
       results |= {name + suffix: value for name, value in scores.items()}
     return results
 
@@ -199,23 +198,21 @@ class FineTuningData:
     return self.files.lower_is_better
 
   def judged_on(self, step: int) -> str:
-    del step
     return self.eval_files
 
   def flops(self, step: int, tokens: float) -> float:
-    del step
     return self.task.flops_per_token(self.train.batches.length) * tokens
 
   def describe(self) -> Iterator[tuple[str, str]]:
     batches, labels = self.train.batches, self.files.labels
     sizes = [f'{len(self.train.examples):,} to train on']
-    sizes += [f'{len(split.examples):,} to evaluate{" " * bool(split.name)}{split.name}'
+    sizes += [f'{len(split.examples):,} to evaluate {split.name}'.rstrip()
               for split in self.evals]
     yield 'examples', ', '.join(sizes)
     more = len(labels) - _LABELS_SHOWN
     if labels:
-      yield 'labels', ', '.join(
-          labels[:_LABELS_SHOWN]) + (f' and {more} more' if more > 0 else '')
+      suffix = f' and {more} more' if more > 0 else ''
+      yield 'labels', ', '.join(labels[:_LABELS_SHOWN]) + suffix
     yield f'rows of {batches.length}', (
         f'{" or ".join(map(str, batches.rows))} for {batches.most_examples} examples, '
         f'{batches.fill():.1%} real tokens')
@@ -224,14 +221,13 @@ class FineTuningData:
 
 
 def _eval_files(data: ConfigDict) -> list[tuple[str, str]]:
-  """(suffix of the scores, path) of each file of data.eval, which are comma-separated."""
+  """Splits data.eval at its commas; returns (suffix of the scores, path) of each file."""
   paths = [path for path in data.eval.split(',') if path]
   names = [re.split(r'[.@]', epath.Path(path).name)[0] for path in paths]
   twice = next((name for name in names[1:] if names[1:].count(name) > 1), None)
-  require(
-      not twice,
-      f'data.eval={data.eval}: the scores of two files would both end in {twice!r}: '
-      'give them other names')
+  require(not twice,
+          f'data.eval={data.eval}: the scores of two files would both end in {twice!r}: '
+          'give them other names')
   return [(name if i else '', path) for i, (name, path) in enumerate(zip(names, paths))]
 
 
@@ -239,27 +235,26 @@ def read(kind: type[ExampleFiles], config: ConfigDict, tokenizer: Tokenizer,
          mesh: Mesh) -> FineTuningData:
   """Reads the examples of a run, makes its task and plans its batches."""
   data, notes = config.data, []
-  for field, path in (('train', data.train),
-                      *(('eval', x) for x in data.eval.split(','))):
-    storage.check(f'data.{field}', path)
+  # Check all paths first: reading and tokenizing the training file takes long.
+  storage.check('data.train', data.train)
+  for path in data.eval.split(','):
+    storage.check('data.eval', path)
   examples = not_empty(kind.read(data.train, data, 'train', notes), data.train)
   kind.check_training(config, examples)
   files = kind.make(config, examples, notes)
+  # Every device gets whole rows, and every cached part does.
+  row_multiple = sharding.batch_divisor(mesh) * data.get('cached_parts', 1)
 
   def planned(name, path, examples, is_train, **options):
     features = files.features(examples, tokenizer, config, path=path, is_train=is_train)
-    return Split(
-        name, examples,
-        Batches(features,
-                batch_size=config.batch_size,
-                pad_id=tokenizer.pad_id,
-                row_multiple=sharding.batch_divisor(mesh) * data.get('cached_parts', 1),
-                **options))
+    batches = Batches(features, batch_size=config.batch_size, pad_id=tokenizer.pad_id,
+                      row_multiple=row_multiple, **options)
+    return Split(name, examples, batches)
 
   train = planned('', data.train, examples, True, seed=config.seed,
                   microbatches=config.optimizer.accumulation)
-  evals, eval_data = [], replaced_fields.replace(data, data.eval_fields,
-                                                 'data.eval_fields')
+  evals = []
+  eval_data = replaced_fields.replace(data, data.eval_fields, 'data.eval_fields')
   for name, path in _eval_files(data):
     examples = not_empty(kind.read(path, eval_data, 'validation', notes), path)
     evals.append(planned(name, path, examples, False))

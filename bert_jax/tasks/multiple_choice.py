@@ -1,6 +1,9 @@
-"""The best of several endings or answers (SWAG; Devlin et al. 2019, section 4.4)."""
+"""Chooses the best of several endings or answers.
 
-from collections.abc import Callable, Sequence
+SWAG: Devlin et al. 2019, section 4.4.
+"""
+
+from collections.abc import Sequence
 import dataclasses
 import functools
 
@@ -22,48 +25,43 @@ from bert_jax.tasks.sequence_classification import BertForSequenceClassification
 
 
 class BertForMultipleChoice(BertForSequenceClassification):
-  """A score for each (text, choice) pair; the caller takes the softmax over a text's pairs."""
+  """Scores each (text, choice) pair; the caller takes the softmax over the choices."""
 
   num_labels: int = 1
 
 
 def _inputs(examples: Sequence[tuple[str, Sequence[str]]], tokenizer: Tokenizer,
             max_len: int) -> tuple[list[inputs_lib.Input], np.ndarray]:
-  """[CLS] text [SEP] choice [SEP] for each choice, and the number of the example of each."""
+  """Makes [CLS] text [SEP] choice [SEP] of each choice; also returns its example."""
   pairs = [(text, choice) for text, endings in examples for choice in endings]
   inputs, _ = inputs_lib.text_inputs(pairs, tokenizer, max_len)
-  return inputs, np.repeat(np.arange(len(examples)),
-                           [len(endings) for _, endings in examples])
+  sizes = [len(endings) for _, endings in examples]
+  return inputs, np.repeat(np.arange(len(examples)), sizes)
 
 
 @dataclasses.dataclass(frozen=True)
-class MultipleChoice(finetuning.FineTuning):
-  """A softmax over the choices of each text; the right one is the target."""
-
-  def logits(self, apply: Callable[..., jax.Array],
-             batch: packed_examples.Batch) -> jax.Array:
-    """[E, C]; -1e9 where an example has fewer choices."""
-    return finetuning.choice_scores(apply, batch)
+class MultipleChoice(finetuning.InputScoring):
+  """A softmax over the choices of each text; the right choice is the target."""
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Cross-entropy and accuracy."""
+    """Returns cross-entropy and accuracy."""
     is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
     return losses.classification(logits, batch.targets, is_real)
 
 
 @dataclasses.dataclass(frozen=True)
 class ChoiceFiles(finetuning_data.ExampleFiles):
-  """Texts with several endings or answers, of which one is right."""
+  """Texts with several endings or answers, one of which is right."""
 
   best_score = 'accuracy'
   score_names = ('accuracy',)
 
   config_fields = {
-      'data.format': 'auto',  # jsonl; swag (csv), commonsenseqa: their own columns
+      # jsonl; swag (csv) and commonsenseqa have their own columns.
+      'data.format': 'auto',
       'data.text_pair_column': None,
-      # A list; the label is its number from 0, or its letter.
-      'data.choices_column': Field('choices',
-                                   on_resume=HARMLESS,
+      # A list. The label is an index into it from 0, or a letter.
+      'data.choices_column': Field('choices', on_resume=HARMLESS,
                                    unused=(named_by_format,)),
   }
 
@@ -77,15 +75,14 @@ class ChoiceFiles(finetuning_data.ExampleFiles):
     return choices.read(path, data, labelled=split != 'test')
 
   def features(self, examples, tokenizer, config, **_):
-    inputs, owners = _inputs([(e.text, e.choices) for e in examples], tokenizer,
-                             config.max_len)
-    return packed_examples.Features(inputs, owners,
-                                    np.array([e.label for e in examples], np.int32))
+    texts = [(e.text, e.choices) for e in examples]
+    inputs, owners = _inputs(texts, tokenizer, config.max_len)
+    targets = np.array([e.label for e in examples], np.int32)
+    return packed_examples.Features(inputs, owners, targets)
 
   def scores(self, split, outputs):
-    right = finetuning_data.by_example(outputs).argmax(
-        1) == split.batches.features.targets
-    return {'accuracy': float(np.mean(right))}
+    predicted = finetuning_data.by_example(outputs).argmax(1)
+    return {'accuracy': float(np.mean(predicted == split.batches.features.targets))}
 
 
 class ChoiceKind(task_kind.TaskKind):
@@ -102,7 +99,7 @@ class ChoiceKind(task_kind.TaskKind):
   @staticmethod
   def answer(bert, examples, _):
     require(all(choices.are_choices(e.get('choices')) for e in examples),
-            "'choices' has to be a list of at least two texts")
+            "'choices' must be a list of at least two texts")
     return choose(bert, [(e['text'], e['choices']) for e in examples])
 
   @staticmethod
@@ -112,7 +109,7 @@ class ChoiceKind(task_kind.TaskKind):
 
 def choose(bert: task_kind.TrainedModel,
            examples: Sequence[tuple[str, Sequence[str]]]) -> list[task_kind.Answer]:
-  """For each (text, choices) {'choice', 'probabilities'}: the number of the best, from 0."""
+  """Answers each (text, choices) with {'choice', 'probabilities'}, counted from 0."""
   head = ChoiceKind.head_of(bert)
   if not examples:
     return []
@@ -120,6 +117,7 @@ def choose(bert: task_kind.TrainedModel,
   pooled = bert.per_text(inputs,
                          functools.partial(task_kind.apply_head, head, method='pooled'))
   scores = np.asarray(head.apply(bert.params, pooled, method='classify'))[:, 0]
+  # Texts may have different numbers of choices: each gets its own softmax.
   of_examples = np.split(scores, np.searchsorted(owners, np.arange(1, len(examples))))
   return [{'choice': int(p.argmax()), 'probabilities': p.tolist()}
           for p in (special.softmax(x.astype(np.float64)) for x in of_examples)]

@@ -1,4 +1,7 @@
-"""The span of a text that answers a question (SQuAD; Devlin et al. 2019, 4.2 and 4.3)."""
+"""Finds the span of a text that answers a question.
+
+SQuAD: Devlin et al. 2019, sections 4.2 and 4.3.
+"""
 
 from collections.abc import Iterable, Sequence
 import dataclasses
@@ -16,19 +19,17 @@ from bert_jax.config_fields import HARMLESS, Field, at_least, one_of
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.labelled import packed_examples, squad
-from bert_jax.labelled.squad import Question
 from bert_jax.labelled.unused_fields import not_evaluated
 from bert_jax.model import architectures, bert_config, layers
 from bert_jax.objectives import losses
-from bert_jax.tasks import answers, finetuning, finetuning_data, task_kind
-from bert_jax.tasks import metrics as metrics_lib
+from bert_jax.tasks import answers, finetuning, finetuning_data, metrics, task_kind
 
-_LABELS = ('start', 'end')
-_WINDOW, _STRIDE = 384, 128  # the published tokens, for models that were fine-tuned elsewhere
+# The published values in tokens, for models that were fine-tuned elsewhere.
+_WINDOW, _STRIDE = 384, 128
 
 
 class BertForQuestionAnswering(nn.Module):
-  """Two scores for each token, without dropout before them: the answer starts or ends there."""
+  """Scores each token as the start and as the end of the answer; no dropout before."""
 
   config: bert_config.BertConfig
   num_labels: int = 2
@@ -40,35 +41,36 @@ class BertForQuestionAnswering(nn.Module):
   def __call__(self, tokens: Tokens, cls_positions: jax.Array | None = None, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs -> logits [B, L, 2] float32: the start, the end."""
-    del cls_positions
     hidden = self.bert.encode(tokens, deterministic=deterministic)
     return self.qa_outputs(self.bert.features(hidden))
 
 
 def longer_than_windows(config: ConfigDict) -> str:
-  """The stride has no effect beyond the text of a window."""
-  most = config.max_len - 4  # [CLS] question [SEP] window [SEP], with a question of one token
+  """Says that a stride beyond the text of a window has no effect."""
+  # [CLS] question [SEP] window [SEP], with a question of one token.
+  most = config.max_len - 4
   return '' if config.data.doc_stride <= most else (
-      f'a window of max_len={config.max_len} holds at most {most} tokens of the text: give at most '
-      'that')
+      f'a window of max_len={config.max_len} holds at most {most} tokens of the text: '
+      f'give at most {most}')
 
 
 def all_answered(config: ConfigDict, job: Any) -> str:
-  """The threshold of "no answer" has no effect where every question has an answer."""
+  """Says that the threshold has no effect where every question has an answer."""
   return '' if job.data.files.null_threshold is not None else (
       f'every question of data.train={config.data.train} has an answer')
 
 
 @dataclasses.dataclass(frozen=True)
 class Windows(packed_examples.Features):
-  """The windows of questions, and the texts that they show."""
+  """The windows of questions, and their texts."""
 
   contexts: Sequence[answers.Context] = ()  # one for each question
 
 
 def _target(context: answers.Context, window: answers.Window,
-            question: Question) -> np.ndarray:
-  """[tokens, 2] int32: 1 where the answer starts and ends; on [CLS] if the window lacks it."""
+            question: squad.Question) -> np.ndarray:
+  """Returns [tokens, 2] int32: 1 at the start and at the end of the answer."""
+  # A window without the whole answer learns "no answer": both targets are [CLS].
   target = np.zeros((len(window.input.ids), 2), np.int32)
   start = end = 0
   if question.answers:
@@ -80,18 +82,16 @@ def _target(context: answers.Context, window: answers.Window,
   return target
 
 
-def features(questions: Sequence[Question], contexts: Sequence[answers.Context], *,
+def features(questions: Sequence[squad.Question], contexts: Sequence[answers.Context], *,
              by_window: bool) -> Windows:
-  """The windows of questions; each window is an example, or all windows of a question are one."""
+  """Makes the windows of questions; an example is one window, or all of a question."""
   inputs, owners, targets = [], [], []
   for i, (question, context) in enumerate(zip(questions, contexts)):
     for window in context.windows:
       owners.append(len(inputs) if by_window else i)
       inputs.append(window.input)
       targets.append(_target(context, window, question))
-  return Windows(inputs,
-                 np.array(owners, np.int64),
-                 token_targets=targets,
+  return Windows(inputs, np.array(owners, np.int64), token_targets=targets,
                  contexts=contexts)
 
 
@@ -100,21 +100,20 @@ Candidates = list[tuple[list[answers.Span], float]]  # (best spans, score of no 
 
 def _candidates(contexts: Sequence[answers.Context], logits: Iterable[np.ndarray], *,
                 n_best: int, max_answer_len: int) -> Candidates:
-  """The best spans of each text and the score of no answer, from the logits of all windows."""
+  """Returns the best spans of each text and its score of no answer."""
   logits = iter(logits)
-  return [
-      answers.best_spans(context, [next(logits) for _ in context.windows],
-                         n_best=n_best,
-                         max_answer_len=max_answer_len) for context in contexts
-  ]
+  return [answers.best_spans(context, [next(logits) for _ in context.windows],
+                             n_best=n_best, max_answer_len=max_answer_len)
+          for context in contexts]
 
 
 @dataclasses.dataclass(frozen=True)
 class QuestionAnswering(finetuning.FineTuning):
-  """Start and end of the answer."""
+  """Predicts the start and the end of the answer."""
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """'loss': mean cross-entropy of start and end; 'accuracy': both have the highest score."""
+    """Returns 'loss', the mean of start and end, and 'accuracy': both are right."""
+    # Windows share rows: each softmax runs over the tokens of its own window.
     slots = jnp.arange(1, batch.starts.shape[1] + 1)
     member = batch.tokens.text_ids[:, None, :] == slots[:, None]  # [R, P, L]
     is_real = member.any(-1).astype(jnp.float32)  # [R, P]
@@ -133,8 +132,8 @@ class QuestionAnswering(finetuning.FineTuning):
 class QuestionFiles(finetuning_data.ExampleFiles):
   """Questions on texts, in the format of SQuAD."""
 
-  labels: tuple[str, ...] = _LABELS
-  n_best: int = 20  # starts and ends of each window that are tried
+  labels: tuple[str, ...] = ('start', 'end')
+  n_best: int = 20  # starts and ends tried in each window
   max_answer_len: int = 30  # tokens
   null_threshold: float | None = None
 
@@ -142,19 +141,18 @@ class QuestionFiles(finetuning_data.ExampleFiles):
   score_names = ('exact_match', 'f1')
 
   config_fields = {
-      # v1.1 or v2.0: with questions that have no answer it is v2.0.
+      # v1.1 or v2.0; a question without an answer makes it v2.0.
       'data.format': Field('squad', one_of(('squad',)), HARMLESS),
       'data.text_column': None,
       'data.text_pair_column': None,
       'data.label_column': None,
-      # Tokens from the start of one window to the next.
+      # Tokens from the start of one window to the start of the next.
       'data.doc_stride': Field(128, at_least(1), HARMLESS, (longer_than_windows,)),
-      # Starts and ends of each window that are tried.
+      # Starts and ends tried in each window.
       'data.n_best': Field(20, at_least(1), HARMLESS, (not_evaluated,)),
       'data.max_answer_len': Field(30, at_least(1), HARMLESS),  # tokens
       # v2.0: how far "no answer" must score above the best answer.
-      'data.null_threshold': Field(0.0,
-                                   on_resume=HARMLESS,
+      'data.null_threshold': Field(0.0, on_resume=HARMLESS,
                                    unused_by_data=(all_answered,)),
       'max_len': 384,
       'train_epochs': 2.0,
@@ -165,13 +163,13 @@ class QuestionFiles(finetuning_data.ExampleFiles):
     questions = finetuning_data.not_empty(squad.read(path), path)
     if split != 'train':
       return questions
+    # A wrong position would train the model on a wrong span.
     in_place = [q for q in questions if q.in_place]
     if len(in_place) < len(questions):
-      notes.append(
-          f'{len(questions) - len(in_place):,} of {len(questions):,} questions of {path} '
-          'are left out: their answer does not stand where it is said to')
+      notes.append(f'{len(questions) - len(in_place):,} of {len(questions):,} questions of '
+                   f'{path} are left out: their answer is not at its answer_start')
     return finetuning_data.not_empty(
-        in_place, f'{path} (of questions whose answer stands at its place)')
+        in_place, f'{path} (of questions whose answer is at its answer_start)')
 
   @classmethod
   def make(cls, config, questions, _):
@@ -183,9 +181,11 @@ class QuestionFiles(finetuning_data.ExampleFiles):
                null_threshold=data.null_threshold if unanswerable else None)
 
   def with_facts(self, facts, notes):
-    threshold = facts.get('null_threshold')  # of a model of v2.0, whatever this file asks
-    return self if threshold is None else dataclasses.replace(self,
-                                                              null_threshold=threshold)
+    # A model of v2.0 may give no answer, even if every question of this file has one.
+    threshold = facts.get('null_threshold')
+    if threshold is None:
+      return self
+    return dataclasses.replace(self, null_threshold=threshold)
 
   def features(self, examples, tokenizer, config, *, path, is_train):
     try:
@@ -197,24 +197,24 @@ class QuestionFiles(finetuning_data.ExampleFiles):
 
   def candidates(self, split: finetuning_data.Split,
                  outputs: list[finetuning_data.Output]) -> Candidates:
-    """The best spans of each question of a file, and the score of no answer."""
+    """Returns the best spans of each question of a file, and its score of no answer."""
     f = split.batches.features
     logits = finetuning_data.by_input(outputs, len(f.inputs))
     return _candidates(f.contexts, logits, n_best=self.n_best,
                        max_answer_len=self.max_answer_len)
 
   def scores(self, split, outputs):
-    """Exact match and F1 of the official scorers; for v2.0 also with the best threshold."""
+    """Returns exact match and F1; for v2.0 also at the best threshold."""
     questions, candidates = split.examples, self.candidates(split, outputs)
     unanswerable = self.null_threshold is not None
-    scores = metrics_lib.answers(questions,
-                                 predicted(questions, candidates, self.null_threshold),
-                                 unanswerable=unanswerable)
+    answered = predicted(questions, candidates, self.null_threshold)
+    scores = metrics.answers(questions, answered, unanswerable=unanswerable)
     if not unanswerable:
       return scores
     margins = [null - spans[0].score if spans else np.inf for spans, null in candidates]
-    return scores | metrics_lib.best_threshold(
-        questions, predicted(questions, candidates, np.inf), margins)
+    # An infinite threshold answers every question.
+    answered = predicted(questions, candidates, np.inf)
+    return scores | metrics.best_threshold(questions, answered, margins)
 
 
 class QuestionKind(task_kind.TaskKind):
@@ -224,7 +224,7 @@ class QuestionKind(task_kind.TaskKind):
   files = QuestionFiles
   parameter_groups = ('qa_outputs',)
   head = BertForQuestionAnswering
-  labels = _LABELS
+  labels = QuestionFiles.labels
   transformers = 'ForQuestionAnswering'
   fields = ('question', 'context')
 
@@ -238,26 +238,26 @@ class QuestionKind(task_kind.TaskKind):
     results = answer(bert, [(q.question, q.context) for q in questions],
                      bert.model.facts['null_threshold'])
     for name, field in (('predictions.json', 'answer'), ('n_best.json', 'n_best')):
-      yield name, json.dumps({
-          q.id: result[field] for q, result in zip(questions, results)
-      },
-                             ensure_ascii=False) + '\n'
+      content = {q.id: result[field] for q, result in zip(questions, results)}
+      yield name, json.dumps(content, ensure_ascii=False) + '\n'
 
 
-def predicted(questions: Sequence[Question], candidates: Candidates,
+def predicted(questions: Sequence[squad.Question], candidates: Candidates,
               null_threshold: float | None) -> dict[str, str]:
-  """id -> the answer."""
+  """Returns {id: answer}."""
   return {q.id: answers.answer(q.context, spans, null, null_threshold)['answer']
           for q, (spans, null) in zip(questions, candidates)}
 
 
 def answer(bert: task_kind.TrainedModel, questions: Sequence[tuple[str, str]],
            null_threshold: float | None = None) -> list[task_kind.Answer]:
-  """For each (question, text) {'answer', 'start', 'end', 'probability', 'n_best'}.
+  """Answers each (question, text) from its windows.
 
-  No answer ('') is given if it scores above the best by more than `null_threshold`; None = never.
+  An answer is {'answer', 'start', 'end', 'probability', 'n_best'}. The answer is '' if no
+  answer scores above the best span by more than `null_threshold`; None = never.
   """
   facts, max_len = bert.model.facts, bert.trained_length
+  # Other libraries' checkpoints do not record their windows.
   if 'doc_stride' not in facts:
     max_len = min(_WINDOW, max_len)
   contexts = answers.read(questions, bert.tokenizer, max_len,
@@ -265,10 +265,9 @@ def answer(bert: task_kind.TrainedModel, questions: Sequence[tuple[str, str]],
   logits = bert.per_token(
       [window.input for context in contexts for window in context.windows],
       functools.partial(task_kind.apply_head, QuestionKind.head_of(bert)))
-  candidates = _candidates(contexts,
-                           logits,
-                           n_best=facts.get('n_best', QuestionFiles.n_best),
-                           max_answer_len=facts.get('max_answer_len',
-                                                    QuestionFiles.max_answer_len))
+  candidates = _candidates(
+      contexts, logits,
+      n_best=facts.get('n_best', QuestionFiles.n_best),
+      max_answer_len=facts.get('max_answer_len', QuestionFiles.max_answer_len))
   return [answers.answer(text, spans, null, null_threshold)
           for (_, text), (spans, null) in zip(questions, candidates)]

@@ -1,22 +1,22 @@
-"""Scores of a ranked list of documents, as trec_eval has them."""
+"""Scores of a ranked list of documents, equal to the scores of trec_eval."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-_FIRST = 10  # documents that NDCG and MRR look at
+_FIRST = 10  # documents that count for NDCG and MRR
 
 
 def of_query(ranked: np.ndarray, judged: np.ndarray) -> dict[str, float]:
-  """The scores of one query.
+  """Computes the scores of one query.
 
   Args:
-    ranked: [n] grades of the ranked documents, the best document first; above 0 is relevant.
-    judged: [m] grades of all documents that the query's judgements name, one above 0 at least.
+    ranked: [n] grades of the ranked documents, best document first; above 0 is relevant.
+    judged: [m] grades of all judged documents of the query, at least one above 0.
 
   Returns:
-    NDCG@10 with the grades as gains (Järvelin and Kekäläinen 2002), MRR@10, MAP and recall of the
-    list.
+    NDCG@10 with the grades as gains (Järvelin and Kekäläinen 2002), MRR@10, MAP and
+    recall of the list.
   """
   gains, ideal = (np.maximum(x, 0) for x in (ranked, np.sort(judged)[::-1]))
   discounts = 1 / np.log2(np.arange(_FIRST) + 2)
@@ -25,17 +25,15 @@ def of_query(ranked: np.ndarray, judged: np.ndarray) -> dict[str, float]:
   places = 1 + np.flatnonzero(is_relevant)
   precision = np.arange(1, len(places) + 1) / places
   first = places[0] if len(places) else _FIRST + 1
-  return {
-      'ndcg_10': float(dcg / best),
-      'mrr_10': 1 / float(first) if first <= _FIRST else 0.0,
-      'map': float(precision.sum() / relevant),
-      'recall': float(len(places) / relevant)
-  }
+  # MAP and recall divide by all relevant documents: a search that misses some pays for
+  # it.
+  return {'ndcg_10': float(dcg / best),
+          'mrr_10': 1 / float(first) if first <= _FIRST else 0.0,
+          'map': float(precision.sum() / relevant),
+          'recall': float(len(places) / relevant)}
 
 
 def mean(of_queries: Sequence[dict[str, float]]) -> dict[str, float]:
-  """The mean of each score over the queries, of which there is one at least."""
-  return {
-      name: float(np.mean([scores[name] for scores in of_queries]))
-      for name in of_queries[0]
-  }
+  """Returns the mean of each score over at least one query."""
+  return {name: float(np.mean([scores[name] for scores in of_queries]))
+          for name in of_queries[0]}

@@ -1,10 +1,10 @@
-"""The documents of a query in order of relevance, by a cross-encoder: one score for each pair.
+"""Ranks the documents of a query by a cross-encoder, which scores each pair.
 
-Nogueira and Cho 2019, https://arxiv.org/abs/1901.04085. Its models are sequence classifiers with
-one output, which sentence-transformers' CrossEncoder reads too.
+Nogueira and Cho 2019, https://arxiv.org/abs/1901.04085. The models are sequence
+classifiers with one output, which the CrossEncoder of sentence-transformers also reads.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -26,10 +26,8 @@ from bert_jax.tasks import (
   sequence_classification,
   task_kind,
 )
-from bert_jax.tasks.sequence_classification import BertForSequenceClassification
 
 LOSSES = ('binary', 'graded', 'listwise')
-_LABELS = ('score',)
 _SCORES = ('ndcg_10', 'mrr_10', 'map')
 
 
@@ -39,8 +37,8 @@ class Group(NamedTuple):
   where: str  # its first line, for messages
   query: str
   documents: list[str]
-  grades: list[
-      float]  # of the documents; above 0 is relevant; 0 where a file need not have them
+  # Of the documents; above 0 is relevant. 0 where a file needs no grades.
+  grades: list[float]
   has_columns: bool = False  # True = a line has a document and a grade in columns
 
 
@@ -49,58 +47,54 @@ def _are_texts(value: Any) -> bool:
 
 
 def _lists(row: table.Row) -> tuple[list[str], list[float]]:
-  """The documents and grades of a line with the positives and negatives of a query."""
+  """Reads the positives and negatives of a line; returns (documents, grades)."""
   positives = row['positives'] if 'positives' in row.values else [row['positive']]
   negatives = row.values.get('negatives') or []
   require(_are_texts(positives) and _are_texts(negatives),
-          f"{row.where}: 'positives' and 'negatives' have to be lists of texts")
+          f"{row.where}: 'positives' and 'negatives' must be lists of texts")
   return positives + negatives, [1.0] * len(positives) + [0.0] * len(negatives)
 
 
 def _grade(row: table.Row, column: str) -> float:
-  """A number of at least 0, or false and true."""
+  """Reads a number of at least 0, or a bool."""
   value = row[column]
   grade = float(value) if isinstance(value, bool) else row.number(column)
-  require(
-      grade >= 0,
-      f'{row.where}: {column!r} is {grade:g}: a grade is 0, not relevant, or above '
-      'it: leave the line out, or write 0')
+  require(grade >= 0,
+          f'{row.where}: {column!r} is {grade:g}: a grade is 0 (not relevant) or above: '
+          'leave the line out, or write 0')
   return grade
 
 
 def only_lists(config: ConfigDict, job: Any) -> str:
-  """The columns of a document and a grade have no effect where every line has lists."""
-  groups = [
-      group for split in (job.data.train, *job.data.evals) for group in split.examples
-  ]
+  """Says that the columns have no effect if all lines have lists."""
+  groups = [group for split in (job.data.train, *job.data.evals)
+            for group in split.examples]
+  # data.test is not read before the run ends: it may have columns.
   return '' if config.data.test or any(group.has_columns for group in groups) else (
-      'each line has the lists positives and negatives, which have no columns and no grades'
-  )
+      'each line has the lists positives and negatives, which have no columns and no '
+      'grades')
 
 
 @dataclasses.dataclass(frozen=True)
-class Reranking(finetuning.FineTuning):
+class Reranking(finetuning.InputScoring):
   """Scores each pair of a query and a document; `batch_size` counts queries."""
 
   kind: str = 'binary'  # one of LOSSES
-  highest: float = 1.0  # grade of the training data; the loss 'graded' divides by it
-
-  def logits(self, apply: Callable[..., jax.Array],
-             batch: packed_examples.Batch) -> jax.Array:
-    """[E, C]; -1e9 where a query has fewer documents."""
-    return finetuning.choice_scores(apply, batch)
+  # The highest grade of the training data; the loss 'graded' divides by it.
+  highest: float = 1.0
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """'loss' of `kind`: its count is that of pairs, or of queries for 'listwise'.
+    """Returns 'loss' of `kind`, which counts pairs, or queries for 'listwise'.
 
-    listwise is ListNet (Cao et al. 2007, https://doi.org/10.1145/1273496.1273513): cross-entropy
-    of the softmax of the grades and that of the logits.
+    listwise is ListNet (Cao et al. 2007, https://doi.org/10.1145/1273496.1273513): the
+    cross-entropy of the softmax of the logits with the softmax of the grades.
     """
     exists = batch.members >= 0  # [E, C]
     if self.kind == 'listwise':
       gold = jax.nn.softmax(jnp.where(exists, batch.targets, layers.MASKED))
       of_queries = -jnp.sum(gold * jax.nn.log_softmax(logits), axis=-1)
       return {'loss': losses.weighted(of_queries, exists[:, 0].astype(jnp.float32))}
+    # Absent documents have weight 0 below: their logits only have to be small.
     logits = jnp.where(exists, logits, 0)
     if self.kind == 'graded':
       of_pairs = jnp.square(jax.nn.sigmoid(logits) - batch.targets / self.highest)
@@ -113,31 +107,32 @@ class Reranking(finetuning.FineTuning):
 class RerankingFiles(finetuning_data.ExampleFiles):
   """Queries with documents, and a grade for each pair."""
 
-  labels: tuple[str, ...] = _LABELS
+  labels: tuple[str, ...] = ('score',)
 
   problem = 'regression'
   best_score = 'ndcg_10'
   score_names = _SCORES
 
   config_fields = {
-      # JSON lines {"query", "positives", "negatives"}, as `mine` writes them with a "positive", or
-      # csv, tsv and JSON lines with a query, a document and a grade, whose columns follow.
+      # JSON lines {"query", "positives", "negatives"} ("positive" in the output of
+      # `mine`), or csv, tsv and JSON lines with a query, a document and a grade in the
+      # columns below.
       'data.format': 'auto',
       'data.text_column': 'query',
-      'data.text_pair_column': Field('document',
-                                     on_resume=HARMLESS,
+      'data.text_pair_column': Field('document', on_resume=HARMLESS,
                                      unused_by_data=(only_lists,)),
-      'data.label_column': Field('label',
-                                 on_resume=HARMLESS,
+      'data.label_column': Field('label', on_resume=HARMLESS,
                                  unused_by_data=(only_lists,)),
-      # binary: cross-entropy of each pair, relevant (a grade above 0) or not; graded: squared error
-      # of the sigmoid and the grade over the highest; listwise: ListNet, over a query's documents.
+      # binary: cross-entropy of each pair, relevant (a grade above 0) or not; graded:
+      # squared error of the sigmoid and grade / highest grade; listwise: ListNet over the
+      # documents of a query.
       'data.loss': Field('binary', one_of(LOSSES)),
       'batch_size': 8,
   }
 
   @staticmethod
   def read(path, data, split, _):
+    # The lines of a query need not be adjacent.
     groups = {}
     for row in table.read(path, data.format, split):
       query = row.text(data.text_column)
@@ -153,36 +148,36 @@ class RerankingFiles(finetuning_data.ExampleFiles):
     for group in groups.values():
       require(bool(group.documents), f'{group.where}: the query has no document')
       if split == 'validation':
-        require(
-            max(group.grades) > 0, f'{group.where}: no document of the query '
-            f'{group.query!r} is relevant: there is nothing to score')
+        require(max(group.grades) > 0,
+                f'{group.where}: no document of the query {group.query!r} is relevant: '
+                'there is nothing to score')
     return list(groups.values())
 
   @staticmethod
   def check_training(config, examples):
     grades = {grade for group in examples for grade in group.grades}
-    require(len(grades) > 1, f'{config.data.train}: all documents have the grade '
-                             f'{min(grades):g}: there is nothing to learn')
-    between = [
-        group for group in examples if any(0 < grade < 1 for grade in group.grades)
-    ]
-    require(
-        config.data.loss != 'binary' or not between,
-        f'{between and between[0].where}: a grade lies between 0 and 1, and data.loss=binary '
-        'takes all above 0 for relevant: write 0 or 1, or give data.loss=graded')
+    require(len(grades) > 1,
+            f'{config.data.train}: all documents have the grade {min(grades):g}: there is '
+            'nothing to learn')
+    between = [group for group in examples
+               if any(0 < grade < 1 for grade in group.grades)]
+    require(config.data.loss != 'binary' or not between,
+            f'{between and between[0].where}: a grade lies between 0 and 1, and '
+            'data.loss=binary takes all above 0 for relevant: write 0 or 1, or give '
+            'data.loss=graded')
 
   @classmethod
   def make(cls, config, examples, _):
     highest = max(grade for group in examples for grade in group.grades)
-    head = BertForSequenceClassification(architectures.make_config(config.model), 1)
+    head = RerankingKind.head(architectures.make_config(config.model), 1)
     return cls(Reranking(head, config.data.loss, max(highest, 1e-6)))
 
   def with_facts(self, facts, notes):
     highest = facts.get('highest_grade')
     if highest is None and self.task.kind == 'graded':
-      notes.append(
-          'the model does not say the highest grade of its training data: data.loss='
-          f'graded divides by that of this file, {self.task.highest:g}')
+      notes.append('the model does not say the highest grade of its training data: '
+                   f'data.loss=graded divides by {self.task.highest:g}, the highest grade '
+                   'of this file')
     task = dataclasses.replace(self.task, highest=highest or self.task.highest)
     return dataclasses.replace(self, task=task)
 
@@ -191,24 +186,25 @@ class RerankingFiles(finetuning_data.ExampleFiles):
     return {**super().facts, 'highest_grade': self.task.highest}
 
   def features(self, examples, tokenizer, config, **_):
-    """[CLS] query [SEP] document [SEP] for each document; the targets are [queries, C] grades."""
-    pairs = [(group.query, document) for group in examples for document in group.documents
-            ]
+    """Makes [CLS] query [SEP] document [SEP]; the targets are [queries, C] grades."""
+    pairs = [(group.query, document) for group in examples
+             for document in group.documents]
     inputs, _ = inputs_lib.text_inputs(pairs, tokenizer, config.max_len)
     sizes = [len(group.documents) for group in examples]
     targets = np.zeros((len(examples), max(sizes)), np.float32)
-    targets[np.arange(max(sizes)) < np.array(sizes)[:, None]] = np.concatenate(
-        [group.grades for group in examples])
-    return packed_examples.Features(inputs, np.repeat(np.arange(len(examples)), sizes),
-                                    targets)
+    exists = np.arange(max(sizes)) < np.array(sizes)[:, None]
+    targets[exists] = np.concatenate([group.grades for group in examples])
+    owners = np.repeat(np.arange(len(examples)), sizes)
+    return packed_examples.Features(inputs, owners, targets)
 
   def scores(self, split, outputs):
-    """NDCG@10, MRR@10 and MAP; of documents with equal scores the least relevant comes first."""
+    """Computes NDCG@10, MRR@10 and MAP."""
     of_queries = []
-    for group, logits in zip(split.examples,
-                             finetuning_data.by_example(outputs),
-                             strict=True):
+    of_groups = zip(split.examples, finetuning_data.by_example(outputs), strict=True)
+    for group, logits in of_groups:
       grades = np.array(group.grades)
+      # At equal scores the least relevant comes first: a constant score must not rank
+      # well.
       order = np.lexsort((grades, -logits[:len(grades)]))
       of_queries.append(ranking_scores.of_query(grades[order], grades))
     scores = ranking_scores.mean(of_queries)
@@ -216,14 +212,14 @@ class RerankingFiles(finetuning_data.ExampleFiles):
 
 
 class RerankingKind(task_kind.TaskKind):
-  """The documents of a query in order of relevance."""
+  """The ranking of the documents of a query."""
 
   name = 'reranking'
   files = RerankingFiles
   model_task = 'sequence_classification'
   parameter_groups = ('pooler', 'classifier')
-  head = BertForSequenceClassification
-  labels = _LABELS
+  head = sequence_classification.BertForSequenceClassification
+  labels = RerankingFiles.labels
   fields = ('query',)
   optional = ('documents',)
 
@@ -238,7 +234,7 @@ class RerankingKind(task_kind.TaskKind):
   @staticmethod
   def answer(bert, examples, options):
     require(all(_are_texts(e.get('documents')) and e['documents'] for e in examples),
-            "'documents' has to be a list of texts")
+            "'documents' must be a list of texts")
     return rank(bert, [(e['query'], e['documents']) for e in examples], options.prompt)
 
   @staticmethod
@@ -248,12 +244,13 @@ class RerankingKind(task_kind.TaskKind):
 
 def pair_logits(bert: task_kind.TrainedModel, pairs: Sequence[tuple[str, str]],
                 prompt: str | None = None) -> np.ndarray:
-  """The scores of (query, document) pairs before the activation: [pairs] float32.
+  """Scores (query, document) pairs before the activation: [pairs] float32.
 
-  `prompt` is the name of a prompt of the model: None = the default one, '' = none.
+  `prompt` names a prompt of the model: None = the default prompt, '' = no prompt.
   """
+  # Both checks come before the early return: a mistake must show without pairs, too.
   RerankingKind.head_of(bert)
-  bert.cross.prompt(prompt)  # refuses an unknown one
+  bert.cross.prompt(prompt)
   if not pairs:
     return np.zeros(0, np.float32)
   return sequence_classification.class_logits(bert, pairs, prompt)[:, 0]
@@ -261,16 +258,21 @@ def pair_logits(bert: task_kind.TrainedModel, pairs: Sequence[tuple[str, str]],
 
 def rank(bert: task_kind.TrainedModel, examples: Sequence[tuple[str, Sequence[str]]],
          prompt: str | None = None) -> list[task_kind.Answer]:
-  """For each (query, documents) {'ranking': [{'document', 'score'}]}, the best document first.
+  """Answers each (query, documents) with {'ranking': [{'document', 'score'}]}.
 
-  A document is its number from 0. A score is that of CrossEncoder: the sigmoid of the logit, unless
-  the model's folder names another activation. `prompt` as for `pair_logits`.
+  The best document comes first; documents count from 0. The scores are the scores of
+  CrossEncoder: the sigmoid of the logit, unless the folder of the model names another
+  activation. `prompt`: see `pair_logits`.
   """
   pairs = [(query, d) for query, documents in examples for d in documents]
   logits = pair_logits(bert, pairs, prompt).astype(np.float64)
   scores = bert.cross.finished(logits[:, None])[:, 0]
   ends = np.cumsum([len(documents) for _, documents in examples])
-  return [{'ranking': [{'document': int(i), 'score': float(of_documents[i])}
-                       for i in np.lexsort((-part, -of_documents))]}
-          for part, of_documents in zip(np.split(logits, ends), np.split(scores, ends))][
-              :len(examples)]
+  answers = []
+  for _, part, of_documents in zip(examples, np.split(logits, ends),
+                                   np.split(scores, ends)):
+    # The sigmoid rounds large logits to the same score: the logits break these ties.
+    order = np.lexsort((-part, -of_documents))
+    answers.append({'ranking': [{'document': int(i), 'score': float(of_documents[i])}
+                                for i in order]})
+  return answers

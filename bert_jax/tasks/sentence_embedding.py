@@ -1,7 +1,7 @@
-"""Sentence embeddings: a contrastive loss within the batch trains the cosine of two texts.
+"""Sentence embeddings: a contrastive loss within the batch trains the cosine of texts.
 
-An example is a pair, a pair with negatives, or a single text, which is encoded twice with other
-dropout.
+An example is a pair, a pair with negatives, or a single text, which is encoded twice with
+different dropout.
 """
 
 from collections.abc import Callable
@@ -20,17 +20,15 @@ from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require, require_choice
 from bert_jax.labelled import packed_examples, table
 from bert_jax.labelled.unused_fields import not_evaluated
-from bert_jax.model import architectures, bert_config, pooling
-from bert_jax.model.layers import MASKED
+from bert_jax.model import architectures, bert_config, layers, pooling
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning, finetuning_data, task_kind
-from bert_jax.tasks import metrics as metrics_lib
+from bert_jax.tasks import finetuning, finetuning_data, metrics, task_kind
 
 _SCORES = ('pearson', 'spearman')
 
 
 class BertForSentenceEmbedding(nn.Module):
-  """A vector for each text, pooled from its hidden states; no parameters of its own."""
+  """Pools the hidden states of each text to a vector; it adds no parameters."""
 
   config: bert_config.BertConfig
   pooling: str  # one of `pooling.POOLINGS`
@@ -46,7 +44,7 @@ class BertForSentenceEmbedding(nn.Module):
 
 
 class Example(NamedTuple):
-  """A line: a text, its partner and its negatives; in held-out files two texts and a score."""
+  """A line: a text, its partner and its negatives, or two held-out texts and a score."""
 
   texts: tuple[str, ...]
   score: float | None
@@ -54,82 +52,79 @@ class Example(NamedTuple):
 
 def contrast(vectors: jax.Array, exists: jax.Array,
              temperature: float) -> tuple[jax.Array, jax.Array]:
-  """Cross-entropy of a text's partner among the other texts of the batch, by their cosines.
+  """Computes the cross-entropy of each text's partner among the other texts of the batch.
 
-  The loss of SimCSE (Gao et al. 2021, https://arxiv.org/abs/2104.08821) and of
-  sentence-transformers' multiple negatives. The negatives of an example are no text's partner.
+  This is the loss of SimCSE (Gao et al. 2021, https://arxiv.org/abs/2104.08821) and the
+  multiple-negatives loss of sentence-transformers. A negative is never a partner.
 
   Args:
-    vectors: [E, C, D] float32: of each example a text, its partner and its negatives; of length 1
-      where the products are to be cosines.
+    vectors: [E, C, D] float32: a text, its partner and its negatives of each example.
+      Their products are cosines if the vectors have length 1.
     exists: [E, C] bool, False for texts that an example lacks.
     temperature: the divisor of the cosines.
 
   Returns:
     (losses [E] in nat, is_right [E] bool: the partner is nearer than all others).
   """
-  others = jnp.moveaxis(vectors[:, 1:], 1,
-                        0).reshape(-1, vectors.shape[-1])  # partners, negatives
-  cosines = jnp.einsum('ed,od->eo',
-                       vectors[:, 0],
-                       others,
+  # Partners come first, then negatives: the partner of example e has the number e.
+  others = jnp.moveaxis(vectors[:, 1:], 1, 0).reshape(-1, vectors.shape[-1])
+  cosines = jnp.einsum('ed,od->eo', vectors[:, 0], others,
                        preferred_element_type=jnp.float32)
   other_exists = jnp.moveaxis(exists[:, 1:], 1, 0).reshape(-1)
-  logits = jnp.where(other_exists, cosines / temperature, MASKED)
+  logits = jnp.where(other_exists, cosines / temperature, layers.MASKED)
   of_examples, _ = losses.cross_entropy(logits, jnp.arange(len(exists)))
-  # Where all vectors are equal, nothing is right.
+  # >=, not >: a collapsed model, whose vectors are all equal, gets nothing right.
   is_right = jnp.sum(logits >= jnp.diagonal(logits)[:, None], axis=-1) == 1
   return of_examples, is_right
 
 
 def unit(vectors: jax.Array) -> jax.Array:
-  """Vectors [..., D] at length 1; zeros, where a norm has no gradient, stay zeros."""
+  """Scales vectors [..., D] to length 1; zeros stay zeros, with a finite gradient."""
   squares = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
   return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))
 
 
 def check_texts(config: ConfigDict):
-  """Raises UserError for values of the fields about the texts of an example and their contrast."""
+  """Raises UserError for bad values of the fields about texts and their contrast."""
   data = config.data
   require(data.temperature > 0, f'data.temperature={data.temperature} must be positive')
   require(not data.negative_column or data.text_pair_column,
-          f'data.negative_column={data.negative_column} needs data.text_pair_column '
-          'too: the text that is near')
+          f'data.negative_column={data.negative_column} needs data.text_pair_column, too: '
+          'the text that is near')
   require(data.text_pair_column or config.model.dropout,
-          'a text is compared with itself under other dropout: give '
+          'a text is compared with itself under different dropout: give '
           'data.text_pair_column, or a model.dropout above 0')
   require(config.batch_size >= 2 * config.optimizer.accumulation or data.negative_column,
           f'batch_size={config.batch_size} by optimizer.accumulation='
-          f'{config.optimizer.accumulation} leaves a text alone: there is nothing to '
-          'tell it from')
+          f'{config.optimizer.accumulation} leaves one text a microbatch: there is no text '
+          'to contrast it with')
   require(not data.test,
-          f'data.test={data.test}: this task predicts no file; predict gives the '
-          'vectors of one')
+          f'data.test={data.test}: this task predicts no file; use bert_jax.predict for '
+          'vectors')
   require(len(data.eval_columns) == 3,
-          f'data.eval_columns={tuple(data.eval_columns)} must name two texts and a '
-          'score')
+          f'data.eval_columns={tuple(data.eval_columns)} must name two texts and a score')
 
 
 @dataclasses.dataclass(frozen=True)
 class SentenceEmbedding(finetuning.FineTuning):
-  """Each text is to be nearer to its own partner than to all others of the batch.
+  """Trains each text to be nearer to its partner than to all others of the batch.
 
-  `optimizer.accumulation` contrasts the texts of each microbatch. `cached_parts` encodes a batch
-  part by part and contrasts all of its texts. `matryoshka` also contrasts the first entries of the
-  vectors, brought to length 1 again, at each of its widths (Kusupati et al. 2022,
-  https://arxiv.org/abs/2205.13147): the loss is the weighted sum.
+  `optimizer.accumulation` contrasts the texts of each microbatch. `cached_parts` encodes
+  a batch part by part and contrasts all of its texts. `matryoshka` also contrasts the
+  first entries of the vectors, scaled to length 1 again, at each of its widths (Kusupati
+  et al. 2022, https://arxiv.org/abs/2205.13147): the loss is the weighted sum.
   """
 
-  temperature: float = 0.05  # cosines are divided by it
-  matryoshka: tuple[tuple[int, float],
-                    ...] = ()  # (width, weight); () = the whole vector alone
+  temperature: float = 0.05  # the divisor of the cosines
+  # (width, weight); () = only the whole vector.
+  matryoshka: tuple[tuple[int, float], ...] = ()
   cached_parts: int = 1  # of the rows of a batch
 
   def _forward(self, params, batch, key):
-    """Encodes a batch; `cached_parts` keeps the activations of one part at a time (GradCache).
+    """Encodes a batch; with `cached_parts`, one part at a time (GradCache).
 
-    The forward pass keeps only the vectors. The backward pass encodes each part again (Gao et al.
-    2021, https://arxiv.org/abs/2101.06983).
+    The forward pass keeps only the vectors. The backward pass encodes each part again
+    (Gao et al. 2021, https://arxiv.org/abs/2101.06983).
     """
     if self.cached_parts == 1:
       return super()._forward(params, batch, key)
@@ -138,22 +133,24 @@ class SentenceEmbedding(finetuning.FineTuning):
       inputs, starts, row = part
       return self._applied(params, row, key)(inputs, starts)
 
-    # Strided, so that each part takes its rows from every device.
-    parts = jax.tree.map(
-        lambda x: jnp.moveaxis(x.reshape(-1, self.cached_parts, *x.shape[1:]), 1, 0),
-        (batch.tokens, batch.starts, batch.row))
-    vectors = jax.lax.map(jax.checkpoint(encode, prevent_cse=False),
-                          parts)  # [n, R / n, P, D]
+    def split(x):
+      # Strided: each part takes rows from every device.
+      return jnp.moveaxis(x.reshape(-1, self.cached_parts, *x.shape[1:]), 1, 0)
+
+    parts = jax.tree.map(split, (batch.tokens, batch.starts, batch.row))
+    # [n, R / n, P, D]
+    vectors = jax.lax.map(jax.checkpoint(encode, prevent_cse=False), parts)
+    # Undoes the stride: `logits` expects the rows in their order.
     vectors = jnp.moveaxis(vectors, 0, 1).reshape(-1, *vectors.shape[2:])
     return self.logits(lambda *_: vectors, batch)
 
   def logits(self, apply: Callable[..., jax.Array],
              batch: packed_examples.Batch) -> jax.Array:
-    """Vectors of length 1 of the texts of each example: [E, C, D] float32."""
+    """Returns the vectors of length 1 of each example: [E, C, D] float32."""
     return batch.by_example(unit(apply(batch.tokens, batch.starts)))
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Cross-entropy over the other texts of the batch; accuracy: the partner is the nearest."""
+    """Returns cross-entropy, and accuracy: the partner is the nearest text."""
     exists = batch.members >= 0  # [E, C]
     of_examples, right = contrast(logits, exists, self.temperature)
     if self.matryoshka:
@@ -165,7 +162,7 @@ class SentenceEmbedding(finetuning.FineTuning):
             'accuracy': losses.weighted(right, is_real)}
 
   def reduced(self, logits: jax.Array) -> jax.Array:
-    """The product of the first two vectors, whole and at each width: [E, 1 + n].
+    """Returns the products of the first two vectors, whole and at each width: [E, 1 + n].
 
     The vectors of this task have length 1: their products are cosines.
     """
@@ -175,30 +172,32 @@ class SentenceEmbedding(finetuning.FineTuning):
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingFiles(finetuning_data.ExampleFiles):
-  """Texts that are near each other, perhaps with texts that are not; pairs with scores."""
+  """Pairs of near texts, with or without negatives; held-out pairs with scores."""
 
   best_score = 'spearman'
-  has_held_out_loss = False  # a pair of data.eval has a score, and is no positive
+  # A pair of data.eval has a score: it need not be a positive.
+  has_held_out_loss = False
 
   config_fields = {
       'data.format': 'auto',  # csv, tsv, jsonl
       'data.label_column': None,
-      # With text_pair_column='' each text is its own partner, under other dropout (SimCSE).
+      # With '' each text is its own partner, under different dropout (SimCSE).
       'data.text_pair_column': 'text_pair',
-      # A third text, which contradicts the first; of several columns their names between commas.
+      # A text that contradicts the first; several columns are separated by commas.
       'data.negative_column': Field(''),
-      # Of data.eval.
+      # The columns of data.eval: two texts and a score.
       'data.eval_columns': Field(('sentence1', 'sentence2', 'score'), on_resume=HARMLESS,
                                  unused=(not_evaluated,)),
-      # cls, mean, max, mean_sqrt_len_tokens, weightedmean, lasttoken; '' = that of init_from where
-      # it says one, else mean.
+      # cls, mean, max, mean_sqrt_len_tokens, weightedmean, lasttoken; '' = the pooling of
+      # init_from if it names one, else mean.
       'data.pooling': Field(''),
-      'data.temperature': Field(0.05),  # the cosines are divided by it
-      # The loss is the sum of those of the first 256, 128 ... entries of a vector: (256, 128, 64);
-      # () = the whole vector alone.
+      'data.temperature': Field(0.05),  # the divisor of the cosines
+      # (256, 128, 64) sums the losses of the first 256, 128 and 64 entries of a vector;
+      # () = only the whole vector.
       'data.matryoshka': Field(()),
       'data.matryoshka_weights': Field(()),  # of the parts of the sum; () = 1 for each
-      # Parts of a batch that are encoded one by one, for batches beyond memory: a third more time.
+      # Parts of a batch, encoded one by one for batches beyond memory; takes a third
+      # longer.
       'data.cached_parts': Field(1, at_least(1)),
       'batch_size': 64,
       'max_len': 64,
@@ -220,7 +219,7 @@ class EmbeddingFiles(finetuning_data.ExampleFiles):
             f'data.matryoshka={widths}')
     try:
       are_positive = all(float(weight) > 0 for weight in weights)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # a tuple of words
       are_positive = False
     require(are_positive, f'data.matryoshka_weights={weights} must be numbers above 0')
 
@@ -238,7 +237,7 @@ class EmbeddingFiles(finetuning_data.ExampleFiles):
   @staticmethod
   def check_training(config, examples):
     require(len(examples) >= 2,
-            f'{config.data.train} holds one example: there is nothing to tell it from')
+            f'{config.data.train} holds one example: there is nothing to contrast it with')
 
   @classmethod
   def make(cls, config, examples, _):
@@ -251,12 +250,13 @@ class EmbeddingFiles(finetuning_data.ExampleFiles):
             f'{head.config.hidden_size} entries')
     weights = map(float, data.matryoshka_weights or [1] * len(widths))
     return cls(SentenceEmbedding(
-        head, temperature=data.temperature, matryoshka=tuple(zip(widths, weights)),
+        head, temperature=data.temperature,
+        matryoshka=tuple(zip(widths, weights)),
         cached_parts=data.cached_parts))
 
   @property
   def _ends(self) -> list[str]:
-    """The ends of the names of the scores: of the whole vectors, and at each width."""
+    """Suffixes of the names of the scores: whole vectors, then each width."""
     return ['', *(f'_{width}' for width, _ in self.task.matryoshka)]
 
   @property
@@ -264,7 +264,7 @@ class EmbeddingFiles(finetuning_data.ExampleFiles):
     return tuple(name + end for end in self._ends for name in _SCORES)
 
   def features(self, examples, tokenizer, config, **_):
-    """[CLS] text [SEP] for each text; the targets are the scores, if there are any."""
+    """Makes [CLS] text [SEP] of each text; the targets are the scores, if any."""
     single = [(text,) for e in examples for text in e.texts]
     inputs, _ = inputs_lib.text_inputs(single, tokenizer, config.max_len)
     owners = np.repeat(np.arange(len(examples)), [len(e.texts) for e in examples])
@@ -273,19 +273,19 @@ class EmbeddingFiles(finetuning_data.ExampleFiles):
     return packed_examples.Features(inputs, owners, targets)
 
   def scores(self, split, outputs):
-    """The correlations of the products of two vectors with the scores of the file, as for STS-B.
+    """Correlates the cosines of two vectors with the scores of the file, as for STS-B.
 
-    Those of the whole vectors, and of the first entries under names such as spearman_64.
+    The scores of the first 64 entries are named spearman_64 and pearson_64.
     """
     results = {}
     for end, cosines in zip(self._ends, finetuning_data.by_example(outputs).T):
-      scores = metrics_lib.regression(split.batches.features.targets, cosines)
+      scores = metrics.regression(split.batches.features.targets, cosines)
       results |= {name + end: scores[name] for name in _SCORES}
     return results
 
 
 class EmbeddingKind(task_kind.TaskKind):
-  """The vector of a text. Any encoder has one: predict --task=embed needs no head."""
+  """The vector of a text; predict --task=embed works with any encoder, without a head."""
 
   name = 'sentence_embedding'
   files = EmbeddingFiles

@@ -1,4 +1,7 @@
-"""A label, labels or a number for a text or a pair (Devlin et al. 2019, section 4.1)."""
+"""Predicts a label, labels or a number of a text or a pair.
+
+Devlin et al. 2019, section 4.1.
+"""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -18,8 +21,7 @@ from bert_jax.labelled import glue, packed_examples, texts
 from bert_jax.labelled.unused_fields import named_by_format, pairs, regression
 from bert_jax.model import architectures, bert_config, pooling
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning, finetuning_data, task_kind
-from bert_jax.tasks import metrics as metrics_lib
+from bert_jax.tasks import finetuning, finetuning_data, metrics, task_kind
 
 _SCORES = {'single_label': ('accuracy', 'f1', 'matthews'),
            'multi_label': ('accuracy', 'f1', 'f1_macro'),
@@ -50,7 +52,7 @@ class BertForSequenceClassification(nn.Module):
 
   def __call__(self, tokens: Tokens, cls_positions: jax.Array, *,
                deterministic: bool = True) -> jax.Array:
-    """[B, L] inputs and [B, P] int32 positions of [CLS] -> logits [B, P, num_labels] float32."""
+    """[B, L] inputs, [B, P] int32 positions of [CLS] -> [B, P, num_labels] float32."""
     pooled = self.pooled(tokens, cls_positions, deterministic=deterministic)
     return self.classify(pooled, deterministic=deterministic)
 
@@ -61,21 +63,22 @@ def _strings(examples: Sequence[texts.TextExample]) -> list[tuple[str, ...]]:
 
 @dataclasses.dataclass(frozen=True)
 class SequenceClassification(finetuning.FineTuning):
-  """One answer for each text, from its vector or those of its chunks."""
+  """Predicts one answer for each text, from its vector or the vectors of its chunks."""
 
   problem: str = 'single_label'  # or multi_label, regression
   long: str = 'head'  # how texts above max_len are read
 
   def logits(self, apply: Callable[..., jax.Array],
              batch: packed_examples.Batch) -> jax.Array:
-    """[E, labels]."""
-    vectors = batch.by_example(apply(batch.tokens, batch.starts,
-                                     method='pooled'))  # [E, C, D]
-    return apply(pooling.combine_chunks(vectors, batch.members >= 0, self.long),
-                 method='classify')
+    """Returns [E, labels]."""
+    pooled = apply(batch.tokens, batch.starts, method='pooled')
+    # The chunks of a text are combined before the head, which sees one vector for each
+    # text.
+    vectors = pooling.combine_chunks(batch.by_example(pooled), batch.members >= 0, self.long)
+    return apply(vectors, method='classify')
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Cross-entropy and accuracy; binary cross-entropy; or the squared error (as transformers)."""
+    """Returns the loss of `problem`, as in transformers; accuracy for single labels."""
     is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
     if self.problem == 'regression':
       return {'loss': losses.weighted(jnp.square(logits[:, 0] - batch.targets), is_real)}
@@ -95,64 +98,65 @@ class SequenceFiles(finetuning_data.ExampleFiles):
   lower_is_better = ('loss', 'squared_error')
 
   config_fields = {
-      # auto, csv, tsv, jsonl; glue/cola, glue/sst2, glue/mrpc, glue/stsb, glue/qqp, glue/mnli,
-      # glue/qnli, glue/rte, glue/wnli: columns, labels and problem are the benchmark's then.
+      # auto, csv, tsv, jsonl, or a task of GLUE, which sets columns, labels and problem:
+      # glue/cola, glue/sst2, glue/mrpc, glue/stsb, glue/qqp, glue/mnli, glue/qnli,
+      # glue/rte, glue/wnli.
       'data.format': 'auto',
-      # single_label, multi_label (a list of labels, or a comma-separated label_column with 0 and 1
-      # in each), regression.
+      # single_label, multi_label (a list of labels, or a comma-separated label_column
+      # with 0 and 1 in each), regression.
       'data.problem': Field('single_label', unused=(named_by_format,)),
-      # Names in order; () = all that the training file has.
+      # Names in order; () = all labels of the training file.
       'data.labels': Field((), unused=(named_by_format, regression)),
-      # Rows with these labels are left out: '-' of SNLI and OCNLI, -1 of Jigsaw's columns.
-      'data.skip_labels': Field((),
-                                on_resume=HARMLESS,
+      # Rows with these labels are left out: '-' of SNLI and OCNLI, -1 of Jigsaw's
+      # columns.
+      'data.skip_labels': Field((), on_resume=HARMLESS,
                                 unused=(named_by_format, regression)),
-      # How a text above max_len is read: head, tail, head_tail (128 + 382 of 510), or all of it in
-      # chunks_max, chunks_mean, chunks_attention.
+      # The part of a text above max_len that the model reads: head, tail, head_tail (128
+      # + 382 of 510), or all of it in chunks_max, chunks_mean, chunks_attention.
       'data.long': Field('head', one_of(inputs_lib.LONG), unused=(pairs,)),
   }
 
   @staticmethod
   def read(path, data, split, notes):
     labelled, skipped = split != 'test', tuple(map(str, data.skip_labels))
-    examples = finetuning_data.not_empty(
-        texts.read(path, data.format, texts.columns(data), split, labelled, skipped),
-        path)
+    rows = texts.read(path, data.format, texts.columns(data), split, labelled, skipped)
+    examples = finetuning_data.not_empty(rows, path)
     if not (skipped and labelled):
       return examples
     rest = [e for e in examples if e.label is not texts.LEFT_OUT]
     notes.append(
         f'{len(examples) - len(rest):,} of {len(examples):,} rows of {path} are left out: '
         f'their label is {" or ".join(skipped)} (data.skip_labels)')
-    return finetuning_data.not_empty(rest,
-                                     f'{path} (without the labels {", ".join(skipped)})')
+    return finetuning_data.not_empty(
+        rest, f'{path} (without the labels {", ".join(skipped)})')
 
   @staticmethod
   def check_training(config, examples):
     columns = texts.columns(config.data)
     if columns.problem != 'single_label':
       return
-    require(
-        len(columns.labels) != 1,
-        f'data.labels={",".join(columns.labels)} is one label: name '
-        f'every label of {config.data.train}, or leave data.labels out')
-    require(len({e.label for e in examples}) > 1, f'{config.data.train} has the label '
-            f'{examples[0].label!r} only: there is nothing to learn from one class')
+    require(len(columns.labels) != 1,
+            f'data.labels={",".join(columns.labels)} is one label: name every label of '
+            f'{config.data.train}, or leave data.labels out')
+    require(len({e.label for e in examples}) > 1,
+            f'{config.data.train} has the label {examples[0].label!r} only: there is '
+            'nothing to learn from one class')
 
   @classmethod
   def make(cls, config, examples, notes):
     data, columns = config.data, texts.columns(config.data)
     notes += texts.check_labels(examples, columns)
     labels = texts.label_names(examples, columns)
-    if columns.problem == 'single_label' and not columns.labels and texts.are_scores(
-        labels):
+    # Scores of similarity would train, badly, as classes without an order.
+    if (columns.problem == 'single_label' and not columns.labels
+        and texts.are_scores(labels)):
       notes.append(
           f'the {len(labels)} labels of {data.train} are numbers, such as {labels[0]}, '
           'and taken for classes: data.problem=regression predicts the number itself')
     is_glue = data.format.startswith('glue')
     best = glue.find(data.format).metric if is_glue else _BEST[columns.problem]
-    head = BertForSequenceClassification(architectures.make_config(config.model),
-                                         len(labels))
+    model_config = architectures.make_config(config.model)
+    head = BertForSequenceClassification(model_config, len(labels))
     task = SequenceClassification(head, problem=columns.problem, long=data.long)
     return cls(task, labels, auto_score=best)
 
@@ -165,33 +169,33 @@ class SequenceFiles(finetuning_data.ExampleFiles):
     return _SCORES[self.problem]
 
   def features(self, examples, tokenizer, config, **_):
-    inputs, owners = inputs_lib.text_inputs(_strings(examples), tokenizer, config.max_len,
-                                             self.task.long)
+    inputs, owners = inputs_lib.text_inputs(_strings(examples), tokenizer,
+                                            config.max_len, self.task.long)
     return packed_examples.Features(inputs, owners, self._targets(examples))
 
   def _targets(self, examples: Sequence[texts.TextExample]) -> np.ndarray:
-    """[n] int32 classes, [n] float32 numbers, or [n, labels] float32 of 0 and 1."""
+    """Returns [n] int32 classes, [n] float32 numbers, or [n, labels] float32."""
     if self.problem == 'regression':
       return np.array([e.label for e in examples], np.float32)
     number = {label: i for i, label in enumerate(self.labels)}
     targets = np.zeros((len(examples), len(number)), np.float32)
+    is_multi = self.problem == 'multi_label'
     for i, e in enumerate(examples):
-      for label in (e.label if self.problem == 'multi_label' else (e.label,)):
+      for label in (e.label if is_multi else (e.label,)):
         if label not in number:
           raise UserError(
               f'{e.where}: the label {label!r} is none of the {len(number)} labels: '
               f'{", ".join(self.labels[:_LABELS_SHOWN])}')
         targets[i, number[label]] = 1
-    return targets if self.problem == 'multi_label' else targets.argmax(1).astype(
-        np.int32)
+    return targets if is_multi else targets.argmax(1).astype(np.int32)
 
   def scores(self, split, outputs):
     gold, logits = split.batches.features.targets, finetuning_data.by_example(outputs)
     if self.problem == 'regression':
-      return metrics_lib.regression(gold, logits[:, 0])
+      return metrics.regression(gold, logits[:, 0])
     if self.problem == 'multi_label':
-      return metrics_lib.multi_label(gold > 0, logits > 0)
-    return metrics_lib.single_label(gold, logits.argmax(1), len(self.labels))
+      return metrics.multi_label(gold > 0, logits > 0)
+    return metrics.single_label(gold, logits.argmax(1), len(self.labels))
 
 
 class SequenceKind(task_kind.TaskKind):
@@ -208,11 +212,10 @@ class SequenceKind(task_kind.TaskKind):
   @staticmethod
   def answer(bert, examples, options):
     require(all(isinstance(e.get('text_pair', ''), str) for e in examples),
-            "'text_pair' has to be a text")
+            "'text_pair' must be a text")
     names = ('text', 'text_pair')
-    return classify(bert,
-                    [tuple(e[name] for name in names if name in e) for e in examples],
-                    options.prompt)
+    inputs = [tuple(e[name] for name in names if name in e) for e in examples]
+    return classify(bert, inputs, options.prompt)
 
   @staticmethod
   def write_test(bert, data, examples):
@@ -222,8 +225,8 @@ class SequenceKind(task_kind.TaskKind):
       return
     task, logits = glue.find(data.format), class_logits(bert, inputs)
     predictions = logits.argmax(1) if task.labels else logits[:, 0]
-    yield glue.submission_name(task,
-                               data.test), glue.submission(task, predictions.tolist())
+    yield (glue.submission_name(task, data.test),
+           glue.submission(task, predictions.tolist()))
 
 
 Texts = Sequence[str | tuple[str, ...]]  # texts and pairs
@@ -231,13 +234,15 @@ Texts = Sequence[str | tuple[str, ...]]  # texts and pairs
 
 def class_logits(bert: task_kind.TrainedModel, inputs: Texts,
                  prompt: str | None = None) -> np.ndarray:
-  """[texts, labels] of texts or pairs, behind a prompt of a cross-encoder; None = its default."""
+  """Returns the logits of texts or pairs: [texts, labels].
+
+  `prompt` names a prompt of a cross-encoder: None = the default prompt.
+  """
   head = SequenceKind.head_of(bert)
   long = bert.model.facts.get('long') or 'head'
   strings = [(text,) if isinstance(text, str) else text for text in inputs]
   strings = bert.cross.prepared(strings, bert.cross.prompt(prompt))
-  rows, owners = inputs_lib.text_inputs(strings, bert.tokenizer, bert.trained_length,
-                                        long)
+  rows, owners = inputs_lib.text_inputs(strings, bert.tokenizer, bert.trained_length, long)
   pooled = bert.per_text(rows,
                          functools.partial(task_kind.apply_head, head, method='pooled'))
   vectors = pooling.combine_texts(pooled, owners, long)
@@ -246,23 +251,22 @@ def class_logits(bert: task_kind.TrainedModel, inputs: Texts,
 
 def classify(bert: task_kind.TrainedModel, inputs: Texts,
              prompt: str | None = None) -> list[task_kind.Answer]:
-  """For each text or pair {'label', 'probabilities'}, or {'value'} of a regression.
+  """Answers each text with {'label', 'probabilities'}, or {'value'} for a regression.
 
-  With several labels at once {'labels', 'probabilities'}: those above one half. `prompt` as for
-  `class_logits`.
+  The answer of a multi-label model is {'labels', 'probabilities'}: the labels above one
+  half.
+  `prompt`: see `class_logits`.
   """
   if not inputs:
     return []
-  logits, labels = class_logits(bert, inputs,
-                                prompt).astype(np.float64), bert.model.labels
+  labels = bert.model.labels
+  logits = class_logits(bert, inputs, prompt).astype(np.float64)
   if bert.model.problem == 'regression':
     return [{'value': float(row[0])} for row in logits]
   if bert.model.problem == 'multi_label':
-    return [{
-        'labels': [name for name, p in zip(labels, row) if p > 0.5],
-        'probabilities': dict(zip(labels, row.tolist()))
-    } for row in special.expit(logits)]
-  return [{
-      'label': labels[row.argmax()],
-      'probabilities': dict(zip(labels, row.tolist()))
-  } for row in special.softmax(logits, -1)]
+    return [{'labels': [name for name, p in zip(labels, row) if p > 0.5],
+             'probabilities': dict(zip(labels, row.tolist()))}
+            for row in special.expit(logits)]
+  return [{'label': labels[row.argmax()],
+           'probabilities': dict(zip(labels, row.tolist()))}
+          for row in special.softmax(logits, -1)]

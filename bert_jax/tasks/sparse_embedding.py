@@ -1,8 +1,8 @@
-"""Sparse vectors of texts: a weight for each entry of the vocabulary, from the masked-LM head.
+"""Sparse vectors of texts: the masked-LM head weighs each entry of the vocabulary.
 
 SPLADE (Formal et al. 2021, https://arxiv.org/abs/2107.05720; max pooling as in version 2,
-https://arxiv.org/abs/2109.10086). The model is an encoder with its masked-LM head: any masked LM
-starts one, and a trained one exports as one.
+https://arxiv.org/abs/2109.10086). The model is an encoder with its masked-LM head:
+training starts from any masked LM, and the result exports as a masked LM.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,19 +17,19 @@ from bert_jax.config_fields import Field, at_least
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokens import Tokens
 from bert_jax.labelled import packed_examples
-from bert_jax.model import architectures
-from bert_jax.model.heads import BertForPreTraining
+from bert_jax.model import architectures, heads
 from bert_jax.objectives import losses
 from bert_jax.tasks import sentence_embedding, task_kind
 
-_TEXTS_AT_ONCE = 256  # of predictions: a text has a weight for each entry of the vocabulary
+# In predictions: each text has a weight for each entry of the vocabulary.
+_TEXTS_AT_ONCE = 256
 
 
-class BertForSparseEmbedding(BertForPreTraining):
-  """log(1 + relu(logit)) of each entry, at the token of a text where the logit is largest.
+class BertForSparseEmbedding(heads.BertForPreTraining):
+  """Takes log(1 + relu(logit)) of each entry, at the token with the largest logit.
 
-  `pooling` and `activation` are those of `interop.sparse_layout.SparseLayout`: 'sum' adds up what
-  all tokens give, 'log1p_relu' takes the logarithm twice.
+  `pooling` and `activation` follow `interop.sparse_layout.SparseLayout`: 'sum' adds the
+  weights of all tokens, 'log1p_relu' takes the logarithm twice.
   """
 
   pooling: str = 'max'
@@ -51,11 +51,10 @@ class BertForSparseEmbedding(BertForPreTraining):
       return jnp.einsum('blp,blv->bpv', member, self._weight(logits))
 
     def best_token(text):
-      return jnp.argmax(jnp.where((tokens.text_ids == text)[:, :, None], logits,
-                                  -jnp.inf),
-                        axis=1)
+      is_member = (tokens.text_ids == text)[:, :, None]
+      return jnp.argmax(jnp.where(is_member, logits, -jnp.inf), axis=1)
 
-    # argmax and a gather: the gradient of max would keep masks of all logits, [P, L, padded V].
+    # argmax and a gather, because the gradient of max keeps [P, L, padded V] masks.
     at = jnp.moveaxis(jax.lax.map(best_token, texts), 0, 1)  # [B, P, padded V]
     exists = (tokens.text_ids[:, None] == texts[:, None]).any(-1)  # [B, P]
     largest = jnp.where(exists[:, :, None], jnp.take_along_axis(logits, at, axis=1), 0)
@@ -63,13 +62,13 @@ class BertForSparseEmbedding(BertForPreTraining):
 
 
 def flops(vectors: jax.Array, exists: jax.Array) -> jax.Array:
-  """The squares of the entries' mean weights, summed over the vocabulary: a scalar.
+  """Sums the squared mean weights of all entries of the vocabulary: a scalar.
 
-  The FLOPS regulariser (Paria et al. 2020, https://arxiv.org/abs/2004.05665): it counts the
-  products that a search in an inverted index needs, and makes vectors sparse.
+  The FLOPS regularizer (Paria et al. 2020, https://arxiv.org/abs/2004.05665) estimates
+  the products that a search in an inverted index needs, and makes vectors sparse.
 
   Args:
-    vectors: [..., V] float32, none negative.
+    vectors: [..., V] float32, not negative.
     exists: [...] bool, False for texts that are padding.
   """
   total = jnp.sum(jnp.where(exists[..., None], vectors, 0), axis=range(exists.ndim))
@@ -78,39 +77,37 @@ def flops(vectors: jax.Array, exists: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class SparseEmbedding(sentence_embedding.SentenceEmbedding):
-  """Each text is to have a larger product with its own partner than with the others of the batch.
+  """Trains each text to have its largest product with its partner.
 
-  The total loss adds the FLOPS of the first texts (queries) and of the others (documents).
+  The total loss adds the FLOPS of the first texts (queries) and of the others
+  (documents).
   """
 
-  temperature: float = 1.0  # products are divided by it
+  temperature: float = 1.0  # the divisor of the products
   query_flops: float = 5e-5  # weights in the total loss
   document_flops: float = 3e-5
 
   @property
   def loss_weights(self) -> dict[str, float]:
-    return {
-        'loss': 1.0,
-        'query_flops': self.query_flops,
-        'document_flops': self.document_flops
-    }
+    return {'loss': 1.0, 'query_flops': self.query_flops,
+            'document_flops': self.document_flops}
 
   def flops_per_token(self, length: int) -> float:
-    """Model FLOPs of the encoder, and of the masked-LM head at every token."""
+    """Returns the model FLOPs of the encoder, with the masked-LM head at every token."""
     return self.model.config.flops_per_token(length, 1)
 
   def logits(self, apply: Callable[..., jax.Array],
              batch: packed_examples.Batch) -> jax.Array:
-    """The vectors of the texts of each example: [E, C, padded V] float32."""
+    """Returns the vectors of the texts of each example: [E, C, padded V] float32."""
     return batch.by_example(apply(batch.tokens, batch.starts))
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """The contrast as 'loss', both FLOPS, and 'entries': the mean number that are not 0."""
+    """Returns the contrast as 'loss', both FLOPS, and the mean 'entries' above 0."""
     exists = batch.members >= 0  # [E, C]
 
     def weighted_flops(texts: slice) -> tuple[jax.Array, jax.Array]:
-      count = jnp.sum(exists[:, texts]).astype(
-          jnp.float32)  # microbatches add up to their mean
+      # Sums over microbatches divide by the summed counts: the result is their mean.
+      count = jnp.sum(exists[:, texts]).astype(jnp.float32)
       return flops(logits[:, texts], exists[:, texts]) * count, count
 
     entries = jnp.sum(logits > 0, axis=-1).astype(jnp.float32)
@@ -122,7 +119,7 @@ class SparseEmbedding(sentence_embedding.SentenceEmbedding):
 
 @dataclasses.dataclass(frozen=True)
 class SparseFiles(sentence_embedding.EmbeddingFiles):
-  """The same files as for vectors of hidden states."""
+  """The files of `sentence_embedding`."""
 
   config_fields = {
       **sentence_embedding.EmbeddingFiles.config_fields,
@@ -130,28 +127,27 @@ class SparseFiles(sentence_embedding.EmbeddingFiles):
       'data.matryoshka': None,
       'data.matryoshka_weights': None,
       'data.cached_parts': None,
-      'data.temperature': Field(1.0),  # products are divided by it
-      # Weights of the FLOPS of queries and of documents in the total loss: larger is sparser.
+      'data.temperature': Field(1.0),  # the divisor of the products
+      # Weights of the FLOPS in the total loss: larger is sparser.
       'data.query_flops': Field(5e-5, at_least(0)),
       'data.document_flops': Field(3e-5, at_least(0)),
-      'batch_size': 16,  # a text has a logit for each token and each entry of the vocabulary
+      # Small, because each token has a logit for each entry of the vocabulary.
+      'batch_size': 16,
   }
 
-  @staticmethod
-  def check(config):
-    sentence_embedding.check_texts(config)
+  check = staticmethod(sentence_embedding.check_texts)
 
   @classmethod
   def make(cls, config, examples, _):
     data = config.data
-    return cls(SparseEmbedding(
-        BertForSparseEmbedding(architectures.make_config(config.model)),
-        temperature=data.temperature, query_flops=data.query_flops,
-        document_flops=data.document_flops))
+    head = BertForSparseEmbedding(architectures.make_config(config.model))
+    return cls(SparseEmbedding(head, temperature=data.temperature,
+                               query_flops=data.query_flops,
+                               document_flops=data.document_flops))
 
 
 class SparseKind(task_kind.TaskKind):
-  """Weights of the entries of the vocabulary."""
+  """The weights of the entries of the vocabulary."""
 
   name = 'sparse_embedding'
   files = SparseFiles
@@ -162,8 +158,7 @@ class SparseKind(task_kind.TaskKind):
   @classmethod
   def head_of(cls, bert):
     bert.require_head('mlm', 'masked-LM head')
-    return BertForSparseEmbedding(bert.config, bert.sparse.pooling,
-                                  bert.sparse.activation)
+    return BertForSparseEmbedding(bert.config, bert.sparse.pooling, bert.sparse.activation)
 
   @staticmethod
   def answer(bert, examples, options):
@@ -172,19 +167,24 @@ class SparseKind(task_kind.TaskKind):
       texts = [e['text'] for e in examples[first:first + _TEXTS_AT_ONCE]]
       for row in vectors(bert, texts, options.prompt):
         largest = np.argsort(-row, kind='stable')[:np.count_nonzero(row)]
-        answers.append({'entries': dict(zip(bert.tokenizer.tokens(largest),
-                                            row[largest].tolist()))})
+        tokens = bert.tokenizer.tokens(largest)
+        answers.append({'entries': dict(zip(tokens, row[largest].tolist()))})
     return answers
 
 
 def vectors(bert: task_kind.TrainedModel, texts: Sequence[str],
             prompt: str | None = None) -> np.ndarray:
-  """The weights of the entries of the vocabulary for some texts: [texts, V] float32.
+  """Weighs the entries of the vocabulary for some texts: [texts, V] float32.
 
-  A folder of a SparseEncoder has its own pooling, prompts and longest input. `prompt` is the name
-  of one of them: None = the default one, '' = none. A longer text than the model reads is cut at
-  the end. Raises UserError for a model without a masked-LM head, or an unknown prompt.
+  The folder of a SparseEncoder has its own pooling, prompts and longest input. `prompt`
+  names
+  a prompt: None = the default prompt, '' = no prompt. A text that is too long is cut at
+  the end.
+
+  Raises:
+    UserError: a model without a masked-LM head, or an unknown prompt.
   """
+  # Both checks come before the early return: a mistake must show without texts, too.
   head = SparseKind.head_of(bert)
   prepared = bert.sparse.prepared([(text,) for text in texts], bert.sparse.prompt(prompt))
   if not texts:
@@ -192,4 +192,5 @@ def vectors(bert: task_kind.TrainedModel, texts: Sequence[str],
   inputs, _ = inputs_lib.text_inputs(prepared, bert.tokenizer,
                                      bert.sparse.max_len or bert.trained_length)
   weights = bert.per_text(inputs, functools.partial(task_kind.apply_head, head))
+  # The vocabulary of the parameters is padded for the mesh.
   return bert.sparse.finished(weights[:, :bert.config.vocab_size])

@@ -1,4 +1,4 @@
-"""A fine-tuning task as users name it: its models, and what a trained one answers."""
+"""A fine-tuning task as users name it: its models, and the answers of a trained model."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import functools
@@ -23,99 +23,95 @@ PredictionFiles = Iterator[tuple[str, str]]  # (name, content) of each
 
 
 class TrainedModel(Protocol):
-  """What answers need of a loaded model; `inference.loaded_model.LoadedModel` is one."""
+  """The part of an `inference.loaded_model.LoadedModel` that answers need."""
 
-  model: Any  # an `interop.pretrained.Pretrained`: its task, labels, problem and facts are used
+  model: Any  # an `interop.pretrained.Pretrained`: its task, labels, problem and facts
   config: BertConfig
   params: Any
   tokenizer: Tokenizer
-  trained_length: int  # tokens of the longest input that it was fine-tuned on
-  cross: Any  # an `interop.cross_layout.CrossLayout`: how it reads and scores pairs
-  sparse: Any  # an `interop.sparse_layout.SparseLayout`: how it reads texts, and weighs entries
+  trained_length: int  # tokens of the longest input in fine-tuning
+  cross: Any  # an `interop.cross_layout.CrossLayout`: how to read and score pairs
+  sparse: Any  # an `interop.sparse_layout.SparseLayout`: how to weigh entries
 
   def require_head(self, group: str, title: str):
-    """Raises UserError if the model lacks the parameters `group`, which users know as `title`."""
+    """Raises UserError without the parameters `group`, which users know as `title`."""
 
   def per_text(self, rows: Sequence[Input], function: Callable) -> np.ndarray | None:
-    """Outputs of `function` [R, P, ...] for each input, [inputs, ...]; None without inputs."""
+    """Maps [R, P, ...] of `function` to [inputs, ...]; None without inputs."""
 
   def per_token(self, rows: Sequence[Input], function: Callable) -> list[np.ndarray]:
-    """Outputs of `function` [R, L, ...] for each input, special tokens included: [tokens, ...]."""
+    """Maps [R, L, ...] of `function` to [tokens, ...] of each input, special ones too."""
 
 
 @functools.partial(jax.jit, static_argnames=('head', 'method'))
 def apply_head(head: nn.Module, params: Any, tokens: Tokens, starts: jax.Array,
                method: str | None = None) -> jax.Array:
-  """Runs a head without dropout, compiled once for each head and shape."""
+  """Runs a head without dropout; compiles once for each head and shape."""
   return head.apply(params, tokens, starts, method=method)
 
 
 def check_labels(labels: Sequence[str], source: str):
-  """Raises UserError if two outputs of a head have one name: answers go by the names."""
+  """Raises UserError if two outputs of a head share a name, the key of an answer."""
   for i, label in enumerate(labels):
-    require(
-        label not in labels[:i],
-        f'{source}: the outputs {labels.index(label)} and {i} of its head are both named '
-        f'{label!r}: give each a name of its own (id2label in config.json)')
+    require(label not in labels[:i],
+            f'{source}: the outputs {labels.index(label)} and {i} of its head are both named '
+            f'{label!r}: give each its own name (id2label in config.json)')
 
 
 def json_lines(answers: Iterable[Answer]) -> PredictionFiles:
-  """The file of predictions with an answer on each line."""
+  """Yields the file of predictions with an answer on each line."""
   yield 'predictions.jsonl', ''.join(
       json.dumps(answer, ensure_ascii=False) + '\n' for answer in answers)
 
 
 class TaskKind:
-  """A fine-tuning task: each one is a subclass, of which there are no instances.
+  """A fine-tuning task: each task is a subclass, never instantiated.
 
-  It names the task's two halves: `files` makes the host half, which makes the device half.
+  It names both halves of the task: `files` makes the host half, which makes the device
+  half.
   """
 
   name: ClassVar[str]  # in config.task and predict --task
   files: ClassVar[type[ExampleFiles]]  # its config fields, files and scores
 
   # Its models.
-  model_task: ClassVar[str] = ''  # the task whose models these are; '' = its own
-  parameter_groups: ClassVar[tuple[str,
-                                   ...]] = ()  # of the head, next to those of the encoder
-  starts_from: ClassVar[tuple[str,
-                              ...]] = ()  # heads that the model to start from must have
-  labels: ClassVar[tuple[str,
-                         ...]] = ()  # names of the head's outputs; () = as its model says
-  # (config, number of labels) -> the model that is loaded for predictions
+  model_task: ClassVar[str] = ''  # the task of its models; '' = this task
+  parameter_groups: ClassVar[tuple[str, ...]] = ()  # of the head
+  starts_from: ClassVar[tuple[str, ...]] = ()  # heads that init_from must have
+  labels: ClassVar[tuple[str, ...]] = ()  # names of the outputs; () = see the model
+  # (config, number of labels) -> the model for predictions
   head: ClassVar[Callable[[BertConfig, int], nn.Module]]
-  transformers: ClassVar[
-      str] = ''  # suffix of the class in transformers: ForTokenClassification
+  # Suffix of the class in transformers: ForTokenClassification.
+  transformers: ClassVar[str] = ''
 
   # Its answers.
-  fields: ClassVar[tuple[str, ...]] = (
-  )  # texts of the JSON lines that predict answers; () = none
+  # Texts of the JSON lines that predict answers; () = predict does not answer any.
+  fields: ClassVar[tuple[str, ...]] = ()
   optional: ClassVar[tuple[str, ...]] = ()  # optional fields of these JSON lines
 
   @classmethod
   def abstract_params(cls, config: BertConfig, num_labels: int) -> Any:
-    """The tree of ShapeDtypeStructs of a model with this head."""
+    """Returns the tree of ShapeDtypeStructs of a model with this head."""
     tokens, key = encoder.init_tokens(), jax.random.key(0)
     init = cls.head(config, num_labels).init
     return nn.unbox(jax.eval_shape(init, key, tokens, tokens.ids[:, :1]))
 
   @classmethod
   def head_of(cls, bert: TrainedModel) -> nn.Module:
-    """The head of a trained model; raises UserError if the model is for another task."""
+    """Returns the head of a trained model; raises UserError for another task's model."""
     task, labels = bert.model.task, bert.model.labels
-    require(
-        task == cls.name,
-        f'this model is for {task or "no task: it has not been fine-tuned"}, '
-        f'not for {cls.name}')
+    require(task == cls.name,
+            f'this model is for {task or "no task: it has not been fine-tuned"}, '
+            f'not for {cls.name}')
     check_labels(labels, bert.model.facts.get('source', 'this model'))
     return cls.head(bert.config, len(labels))
 
   @staticmethod
   def answer(bert: TrainedModel, examples: Sequence[Answer],
              options: Any) -> list[Answer]:
-    """An answer to each example of JSON lines; `options` are those of predict."""
+    """Answers each example of JSON lines; `options` are the options of predict."""
 
   @staticmethod
   def write_test(bert: TrainedModel, data: ConfigDict,
                  examples: list[Any]) -> PredictionFiles:
-    """The files of predictions for the examples of data.test."""
+    """Yields the files of predictions for the examples of data.test."""

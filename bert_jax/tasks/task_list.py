@@ -1,4 +1,4 @@
-"""The fine-tuning tasks. A new task is one file here, its import and its line in ALL."""
+"""The fine-tuning tasks; a new task is one file, its import here and its line in ALL."""
 
 from bert_jax.tasks import (
   multiple_choice,
@@ -19,5 +19,5 @@ ALL = {kind.name: kind for kind in (
     sparse_embedding.SparseKind,
     reranking.RerankingKind,
 )}
-# Their models have a head of their own.
+# The tasks whose models have their own head.
 WITH_HEAD = {name: kind for name, kind in ALL.items() if hasattr(kind, 'head')}

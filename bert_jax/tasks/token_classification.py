@@ -1,4 +1,4 @@
-"""A tag for each word: named entities and the like (Devlin et al. 2019, section 5.3)."""
+"""Tags each word, such as named entities (Devlin et al. 2019, section 5.3)."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -21,17 +21,16 @@ from bert_jax.errors import UserError, require
 from bert_jax.labelled import conll, packed_examples, texts
 from bert_jax.model import architectures
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning, finetuning_data, task_kind
-from bert_jax.tasks import metrics as metrics_lib
+from bert_jax.tasks import finetuning, finetuning_data, metrics, task_kind
 from bert_jax.tasks.sequence_classification import BertForSequenceClassification
 
-# As BERT's own tokenizer splits a text, whatever the vocabulary: at spaces, around punctuation and
-# around the characters of Chinese.
+# As BERT's own tokenizer splits a text, whatever the vocabulary: at spaces, around
+# punctuation and around the characters of Chinese.
 _WORDS = pre_tokenizers.Sequence([
     pre_tokenizers.BertPreTokenizer(),
     pre_tokenizers.Split(tokenizers.Regex(r'\p{Han}'), 'isolated')])
-# The scripts that write no spaces between words, as the names of their letters begin. Chinese
-# characters are words of their own already.
+# The scripts that write no spaces between words, as the names of their letters begin.
+# Chinese characters are words of their own already.
 _UNSPACED = ('THAI ', 'LAO ', 'KHMER ', 'MYANMAR ', 'TIBETAN ', 'HIRAGANA ', 'KATAKANA ',
              'HALFWIDTH KATAKANA ', 'KATAKANA-HIRAGANA ', 'NEW TAI LUE ', 'TAI LE ',
              'TAI THAM ', 'TAI VIET ', 'JAVANESE ', 'BALINESE ')
@@ -44,19 +43,18 @@ class BertForTokenClassification(BertForSequenceClassification):
   def __call__(self, tokens: Tokens, cls_positions: jax.Array | None = None, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs -> logits [B, L, num_labels] float32."""
-    del cls_positions
     hidden = self.bert.features(self.bert.encode(tokens, deterministic=deterministic))
     return self.classify(hidden, deterministic=deterministic)
 
 
 def find_words(text: str) -> list[tuple[int, int]]:
-  """The places of the words in running text: characters [start, end)."""
+  """Finds the words in running text: characters [start, end)."""
   return [place for _, place in _WORDS.pre_tokenize_str(text)]
 
 
 def word_pieces(sentences: Sequence[Sequence[str]],
                 tokenizer: Tokenizer) -> list[list[list[int]]]:
-  """The pieces of each word, encoded as if a space came before it, punctuation too.
+  """Encodes each word, and punctuation, as after a space; returns the pieces of each.
 
   A word without pieces becomes [UNK].
   """
@@ -67,7 +65,7 @@ def word_pieces(sentences: Sequence[Sequence[str]],
 
 
 def _windows(words: Sequence[Sequence[int]], room: int) -> list[tuple[int, int]]:
-  """The words [first, end) of each of the fewest inputs that hold a sentence, cut between words."""
+  """Splits a sentence into the fewest inputs; returns the words [first, end) of each."""
   firsts, used = [0], 0
   for i, pieces in enumerate(words):
     if used + len(pieces) > room:
@@ -81,14 +79,15 @@ def _features(sentences: Sequence[Sequence[Sequence[int]]],
               tokenizer: Tokenizer,
               max_len: int,
               tags: Sequence[Sequence[int]] | None = None) -> packed_examples.Features:
-  """The inputs of sentences of words, of which each is a list of pieces.
+  """Makes the inputs of sentences, whose words are lists of pieces.
 
-  Token targets are 1 + the tag on the first piece of each word (1 where no tags are given) and 0
-  on all else.
+  The token targets are 1 + the tag on the first piece of each word, 1 without tags, and 0
+  on all other tokens.
   """
   inputs, owners, targets = [], [], []
   room = max_len - inputs_lib.special_tokens(tokenizer, 1)
   for i, pieces_of_words in enumerate(sentences):
+    # A word longer than an input keeps its first pieces: the tag is on the first one.
     words = [pieces[:room] for pieces in pieces_of_words]
     marks = [1 + tag for tag in tags[i]] if tags is not None else [1] * len(words)
     for first, end in _windows(words, room):
@@ -99,14 +98,13 @@ def _features(sentences: Sequence[Sequence[Sequence[int]]],
       inputs.append(inputs_lib.join(tokenizer, window))
       owners.append(i)
       targets.append(np.array([*target, 0], np.int32))
-  return packed_examples.Features(inputs,
-                                  np.array(owners, np.int64),
+  return packed_examples.Features(inputs, np.array(owners, np.int64),
                                   token_targets=targets)
 
 
 def _of_words(f: packed_examples.Features,
               per_token: Sequence[np.ndarray]) -> list[np.ndarray]:
-  """The values on the first pieces of words, by sentence, from those of each input [tokens, ...].
+  """Takes the values of each input [tokens, ...] at first pieces of words, by sentence.
 
   Returns:
     For each sentence [words, ...].
@@ -119,15 +117,15 @@ def _of_words(f: packed_examples.Features,
 
 @dataclasses.dataclass(frozen=True)
 class TokenClassification(finetuning.FineTuning):
-  """A tag for the first piece of each word."""
+  """Predicts the tag of each word at its first piece."""
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Cross-entropy and accuracy over the words."""
+    """Returns cross-entropy and accuracy over the words."""
     is_word = (batch.token_targets > 0).astype(jnp.float32)
     return losses.classification(logits, jnp.maximum(batch.token_targets - 1, 0), is_word)
 
   def reduced(self, logits: jax.Array) -> jax.Array:
-    """The likeliest tag of each token, [R, L]."""
+    """Returns the likeliest tag of each token, [R, L]."""
     return logits.argmax(-1)
 
 
@@ -139,13 +137,13 @@ class TokenFiles(finetuning_data.ExampleFiles):
   score_names = ('precision', 'recall', 'f1', 'accuracy')
 
   config_fields = {
-      # conll (words and tags in columns, from 0, or from -1 at the end), or jsonl with a list of
-      # each.
+      # conll (words and tags in columns, from 0, or from -1 at the end), or jsonl with
+      # lists of words and tags.
       'data.format': 'auto',
       'data.text_pair_column': None,
       'data.text_column': '0',
       'data.label_column': '-1',
-      'data.labels': Field(()),  # tags in order; () = all that the training file has
+      'data.labels': Field(()),  # tags in order; () = all tags of the training file
       'optimizer.learning_rate': 5e-5,
   }
 
@@ -156,16 +154,17 @@ class TokenFiles(finetuning_data.ExampleFiles):
   @classmethod
   def make(cls, config, examples, _):
     labels = texts.given_labels(config.data.labels)
-    require(
-        len(labels) != 1, f'data.labels={",".join(labels)} is one tag: name every tag of '
-        f'{config.data.train}, or leave data.labels out')
-    labels = labels or tuple(sorted(
-        conll.with_partners({tag for s in examples for tag in s.tags})))
-    require(
-        len(labels) > 1, f'{config.data.train} has the tag {labels[0]!r} only: there is '
-        'nothing to learn from one class')
-    head = BertForTokenClassification(architectures.make_config(config.model),
-                                      len(labels))
+    require(len(labels) != 1,
+            f'data.labels={",".join(labels)} is one tag: name every tag of '
+            f'{config.data.train}, or leave data.labels out')
+    # A small training file may have I-X, but not B-X, which a held-out file needs.
+    tags = conll.with_partners({tag for s in examples for tag in s.tags})
+    labels = labels or tuple(sorted(tags))
+    require(len(labels) > 1,
+            f'{config.data.train} has the tag {labels[0]!r} only: there is nothing to learn '
+            'from one class')
+    model_config = architectures.make_config(config.model)
+    head = BertForTokenClassification(model_config, len(labels))
     return cls(TokenClassification(head), labels)
 
   def features(self, examples, tokenizer, config, **_):
@@ -176,23 +175,24 @@ class TokenFiles(finetuning_data.ExampleFiles):
         raise UserError(
             f'{s.where}: the tag {unknown[0]!r} is none of the {len(number)} tags: '
             f'{", ".join(self.labels[:_TAGS_SHOWN])}')
-    return _features(word_pieces([s.words for s in examples], tokenizer), tokenizer,
-                     config.max_len, [[number[tag] for tag in s.tags] for s in examples])
+    pieces = word_pieces([s.words for s in examples], tokenizer)
+    tags = [[number[tag] for tag in s.tags] for s in examples]
+    return _features(pieces, tokenizer, config.max_len, tags)
 
   def predicted(self, split: finetuning_data.Split,
                 outputs: list[finetuning_data.Output]) -> list[list[str]]:
-    """The tags of every sentence of a file."""
+    """Returns the tags of every sentence of a file."""
     f = split.batches.features
     per_token = finetuning_data.by_input(outputs, len(f.inputs))
     return [[self.labels[i] for i in tags] for tags in _of_words(f, per_token)]
 
   def scores(self, split, outputs):
-    return metrics_lib.entities([s.tags for s in split.examples],
-                                self.predicted(split, outputs))
+    return metrics.entities([s.tags for s in split.examples],
+                            self.predicted(split, outputs))
 
 
 class TokenKind(task_kind.TaskKind):
-  """Named entities and the like in running text."""
+  """The tagged spans of running text, such as named entities."""
 
   name = 'token_classification'
   files = TokenFiles
@@ -207,9 +207,8 @@ class TokenKind(task_kind.TaskKind):
 
   @staticmethod
   def write_test(bert, _, sentences):
-    lines, of_words = [], _tag_probabilities(
-        bert, word_pieces([s.words for s in sentences], bert.tokenizer))
-    for sentence, probabilities in zip(sentences, of_words):
+    lines, pieces = [], word_pieces([s.words for s in sentences], bert.tokenizer)
+    for sentence, probabilities in zip(sentences, _tag_probabilities(bert, pieces)):
       lines += [f'{word} {bert.model.labels[i]}'
                 for word, i in zip(sentence.words, probabilities.argmax(-1))] + ['']
     yield 'predictions.conll', '\n'.join(lines) + '\n'
@@ -217,7 +216,7 @@ class TokenKind(task_kind.TaskKind):
 
 def _tag_probabilities(bert: task_kind.TrainedModel,
                        sentences: Sequence[Sequence[Sequence[int]]]) -> list[np.ndarray]:
-  """The probabilities of each word's tags, [words, tags], of sentences of words of pieces."""
+  """Returns [words, tags] probabilities of each sentence, given as pieces of words."""
   f = _features(sentences, bert.tokenizer, bert.trained_length)
   apply = functools.partial(task_kind.apply_head, TokenKind.head_of(bert))
   per_token = bert.per_token(f.inputs, apply)
@@ -225,12 +224,12 @@ def _tag_probabilities(bert: task_kind.TrainedModel,
 
 
 class Unit(NamedTuple):
-  """A part of a running text that has a tag of its own: a word, or a token of unspaced writing."""
+  """A part of a text that gets its own tag: a word, or a token of unspaced writing."""
 
   pieces: list[int]
   start: int  # characters [start, end) of the text
   end: int
-  goes_on: bool  # True for the tokens of a stretch of unspaced writing but the first
+  continues: bool  # True for all tokens of an unspaced stretch except the first
 
 
 def _is_unspaced(word: str) -> bool:
@@ -239,24 +238,24 @@ def _is_unspaced(word: str) -> bool:
 
 
 def _tokens_of(text: str, start: int, end: int, tokenizer: Tokenizer) -> list[Unit]:
-  """The tokens of a stretch of unspaced writing; a token of the space before it joins the next."""
+  """Splits a stretch of unspaced writing into its tokens."""
   before = tokenizer.before_word
   (ids, spans), = tokenizer.encode_with_offsets([before + text[start:end]])
   units, waiting = [], []
   for i, (first, last) in zip(ids, spans):
     waiting.append(i)
+    # A token of only the space before the stretch joins the next token.
     if last > len(before):
-      units.append(
-          Unit(waiting, start + max(first - len(before), 0), start + last - len(before),
-               bool(units)))
+      units.append(Unit(waiting, start + max(first - len(before), 0),
+                        start + last - len(before), bool(units)))
       waiting = []
   return units
 
 
 def find_units(running: Sequence[str], tokenizer: Tokenizer) -> list[list[Unit]]:
-  """The words of each running text; where writing has no spaces, each of its tokens.
+  """Splits each running text into words, and unspaced writing into tokens.
 
-  There a tag is asked of each token, as the pipeline of transformers does.
+  Each token of unspaced writing gets a tag, as in the pipeline of transformers.
   """
   places = [find_words(text) for text in running]
   pieces = word_pieces([[text[start:end] for start, end in words]
@@ -265,18 +264,18 @@ def find_units(running: Sequence[str], tokenizer: Tokenizer) -> list[list[Unit]]
   for text, words, of_text in zip(running, places, pieces):
     units.append([])
     for (start, end), of_word in zip(words, of_text):
+      # Such a "word" may be a whole sentence: one tag for it would find nothing.
       tokens = _is_unspaced(text[start:end]) and _tokens_of(text, start, end, tokenizer)
       units[-1] += tokens or [Unit(of_word, start, end, False)]
   return units
 
 
 def _joined(units: Sequence[Unit], tags: Sequence[str]) -> list[str]:
-  """The tags; of neighbouring tokens of one stretch with the same plain tag B- and I-."""
+  """Returns the tags, with B- and I- on equal plain tags of one stretch."""
   joined = list(tags)
   for i, (unit, tag) in enumerate(zip(units, tags)):
-    if not conll.is_plain(tag):
-      continue
-    if unit.goes_on and tags[i - 1] == tag:
+    # Tags such as B-PER already say where an entity begins.
+    if conll.is_plain(tag) and unit.continues and tags[i - 1] == tag:
       joined[i] = f'I-{tag}'
       if joined[i - 1] == tag:
         joined[i - 1] = f'B-{tag}'
@@ -284,15 +283,16 @@ def _joined(units: Sequence[Unit], tags: Sequence[str]) -> list[str]:
 
 
 def tag(bert: task_kind.TrainedModel, inputs: Sequence[str]) -> list[task_kind.Answer]:
-  """For each text {'entities': [{'start', 'end', 'text', 'label', 'probability'}]}.
+  """Answers each text with its entities.
 
-  Start and end count characters; the probability is the mean of that of the entity's tags.
+  An answer is {'entities': [{'start', 'end', 'text', 'label', 'probability'}]}. Start and
+  end count characters; the probability is the mean over the tags of the entity.
   """
   units = find_units(inputs, bert.tokenizer)
   sentences = [[unit.pieces for unit in of_text] for of_text in units]
   answers = []
-  for text, words, probabilities in zip(inputs, units,
-                                        _tag_probabilities(bert, sentences)):
+  of_texts = zip(inputs, units, _tag_probabilities(bert, sentences))
+  for text, words, probabilities in of_texts:
     entities = []
     tags = [bert.model.labels[i] for i in probabilities.argmax(-1)]
     for e in conll.entities(_joined(words, tags)):

@@ -200,11 +200,11 @@ def test_a_killed_evaluation_goes_on(folder, models, tmp_path, monkeypatch):
      "names 1 queries that queries.jsonl lacks, such as 'q77'"),
     ('qrels/test.tsv', 'query-id\tcorpus-id\tscore\nq1\td1\t0\n',
      "the query 'q1' has no relevant document"),
-    ('qrels/test.tsv', 'query-id\tcorpus-id\tscore\n', 'test.tsv holds no judgement'),
+    ('qrels/test.tsv', 'query-id\tcorpus-id\tscore\n', 'test.tsv holds no judgment'),
     ('qrels/test.tsv', 'q1\td1\t1\nq2\td1\t1\n', "line 2: no column 'score'"),
     ('qrels/test.tsv', 'query-id\tcorpus-id\tscore\nq1\td1\t0.5\n', 'line 2: the score 0.5 is no'),
-    ('corpus.jsonl', '{"_id": "d1", "text": "a"}\n' * 2, "the _id 'd1' is there twice"),
-    ('corpus.jsonl', '{"_id": "d 1", "text": "a"}\n', "'d 1' is empty or holds a space"),
+    ('corpus.jsonl', '{"_id": "d1", "text": "a"}\n' * 2, "the _id 'd1' occurs twice"),
+    ('corpus.jsonl', '{"_id": "d 1", "text": "a"}\n', "'d 1' is empty or contains a space"),
     ('corpus.jsonl', '{"_id": 1, "text": "a"}\n', "line 1: needs a JSON object with the text"),
     ('corpus.jsonl', '', 'corpus.jsonl lacks')])
 def test_mistakes(folder, tmp_path, file, content, message):

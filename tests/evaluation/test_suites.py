@@ -262,7 +262,7 @@ def test_mistakes(model, tmp_path):
       ((folder, 'masked_lm', str(good), out, {'max_len': 65}), '--max_len=65 must be at least 8'),
       ((folder, 'glue', str(tmp_path / 'glue'), out, {}), 'CoLA lacks dev.tsv'),
       ((folder, 'glue', str(tmp_path / 'empty'), out, {}), 'holds no task of GLUE'),
-      ((folder, 'glue', '/nowhere', out, {}), '--data=/nowhere is no folder'),
+      ((folder, 'glue', '/nowhere', out, {}), '--data=/nowhere is not a folder'),
       ((folder, 'glue', str(tmp_path / 'glue'), out, {'rates': ()}), '--rates is empty'),
       ((folder, 'glue', 'tfds:glue', out, {'most': 8}), '--most=8 is for a folder of GLUE')):
     with pytest.raises(UserError, match=message.replace('(', r'\(')):

@@ -221,7 +221,7 @@ def test_mistakes(small, minilm):
       (lambda: bert.embed([None]), 'text 1 is neither'),
       (lambda: bert.embed(['w1'], 'sum'), "pooling='sum' is unknown"),
       (lambda: bert.embed(['w1'], long='middle'), "long='middle' is unknown"),
-      (lambda: bert.embed(['w1'], layers=(3,)), 'layer 3 is not there: the model has 0'),
+      (lambda: bert.embed(['w1'], layers=(3,)), 'layer 3 does not exist: the model has 0'),
       (lambda: bert.embed(['w1'], max_len=4), 'max_len=4 must be at least 8'),
       (lambda: bert.fill_mask('w1'), 'no .MASK. in'),
       (lambda: bert.fill_mask(['w1 [MASK]', ('[MASK]', 'w1')]), 'text 2 is a pair'),

@@ -57,9 +57,9 @@ def question(i, *answers):
 
 
 def test_answers_are_normalised():
-  assert metrics.normalise_answer(" The  cat's, an-a \n The-Hat ") == 'cats ana thehat'
-  assert metrics.normalise_answer('the a an') == ''
-  assert metrics.normalise_answer('«Théâtre»') == '«théâtre»'  # ASCII punctuation only
+  assert metrics.normalize_answer(" The  cat's, an-a \n The-Hat ") == 'cats ana thehat'
+  assert metrics.normalize_answer('the a an') == ''
+  assert metrics.normalize_answer('«Théâtre»') == '«théâtre»'  # ASCII punctuation only
 
 
 def test_answers_v1():

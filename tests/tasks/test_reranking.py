@@ -159,7 +159,7 @@ def test_equal_scores_count_against_the_model():
 
 @pytest.mark.parametrize('lines, overrides, message', [
     ('', {'data.loss': 'pairwise'}, 'data.loss=.pairwise. is unknown: use binary'),
-    ('{"query": "a", "positives": ["b"], "negatives": "c"}', {}, 'have to be lists of texts'),
+    ('{"query": "a", "positives": ["b"], "negatives": "c"}', {}, 'must be lists of texts'),
     ('{"query": "a", "positives": [], "negatives": []}', {}, 'line 1: the query has no document'),
     ('{"query": "a", "negatives": ["b"]}', {}, "line 1: no column 'positive'"),
     ('{"query": "a", "document": "b"}', {}, "no column 'label'"),

@@ -234,14 +234,14 @@ def test_single_texts_are_their_own_partners(tmp_path):
     ({'data.matryoshka': (8,), 'data.matryoshka_weights': ('much',)}, 'numbers above 0'),
     ({'data.cached_parts': 0}, 'must be at least 1'),
     ({'data.text_pair_column': '', 'data.negative_column': 'contrary'}, 'needs data.text_pair'),
-    ({'data.text_pair_column': '', 'model.dropout': 0.0}, 'under other dropout'),
+    ({'data.text_pair_column': '', 'model.dropout': 0.0}, 'under different dropout'),
     ({'data.eval_columns': ('a', 'b')}, 'two texts and a score'),
     ({'data.eval_columns': ('sentence1', 'sentence2', 'stars')}, "no column 'stars'"),
     ({'data.text_column': 'words'}, "no column 'words'"),
     ({'data.test': 'x.jsonl'}, 'this task predicts no file'),
     ({'keep_best': 'loss'}, "keep_best='loss' is not a score of this task: use pearson, spearman"),
     ({'optimizer.accumulation': 0}, 'optimizer.accumulation=0 must be at least 1'),
-    ({'optimizer.accumulation': 16}, 'batch_size=16 by optimizer.accumulation=16 leaves a text')])
+    ({'optimizer.accumulation': 16}, 'batch_size=16 by optimizer.accumulation=16 leaves one text')])
 def test_mistakes(tmp_path, overrides, message):
   with pytest.raises(UserError, match=message):
     run.run(make_config(tmp_path, **overrides), str(tmp_path / 'run'))
@@ -249,5 +249,5 @@ def test_mistakes(tmp_path, overrides, message):
 
 def test_one_example_is_too_few(tmp_path):
   c = make_config(tmp_path, **{'data.train': made_tasks.pairs(tmp_path / 'one.jsonl', 1)})
-  with pytest.raises(UserError, match='nothing to tell it from'):
+  with pytest.raises(UserError, match='nothing to contrast it with'):
     run.run(c, str(tmp_path / 'run'))
