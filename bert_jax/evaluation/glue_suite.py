@@ -77,8 +77,7 @@ def _divided(task: str, source: Files, folder: epath.Path, most: int) -> Files:
   lines = table.read_text(source.train).rstrip('\n').split('\n')
   # Of all files of GLUE, only CoLA's may lack a header.
   has_header = task != 'cola' or lines[0].startswith('index\t')
-  head = lines[:has_header]
-  rows = lines[has_header:]
+  head, rows = lines[:has_header], lines[has_header:]
   order = np.random.default_rng(0).permutation(len(rows))
   apart = min(round(_APART * len(rows)), _MOST_APART)
   train = order[apart:apart + most] if most else order[apart:]

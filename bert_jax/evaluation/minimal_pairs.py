@@ -6,7 +6,6 @@ log P(token | the others) over its tokens, each masked alone.
 """
 
 from collections.abc import Sequence
-import itertools
 import json
 import math
 import time
@@ -45,11 +44,11 @@ def read(source: str) -> list[Pair]:
     UserError: a line lacks a field or has an empty one, or the files have no line.
   """
   pairs = []
-  files = corpus.find_files(source)
-  for row in itertools.chain.from_iterable(map(table.read_jsonl, files)):
-    pairs.append(Pair(*map(row.text, _FIELDS), row.where))
-    require(all(map(str.strip, pairs[-1])),
-            f'{row.where}: one of {", ".join(_FIELDS)} is empty')
+  for file in corpus.find_files(source):
+    for row in table.read_jsonl(file):
+      pairs.append(Pair(*map(row.text, _FIELDS), row.where))
+      require(all(map(str.strip, pairs[-1])),
+              f'{row.where}: one of {", ".join(_FIELDS)} is empty')
   require(bool(pairs), f'--data={source} holds no pair')
   return pairs
 

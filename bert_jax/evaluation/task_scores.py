@@ -68,9 +68,8 @@ def _check_labels(files: finetuning_data.ExampleFiles, model: Pretrained, name: 
   """Raises UserError unless the model and the file have the same labels, in order."""
   # transformers writes these names for a model whose labels have no names.
   unnamed = all(re.fullmatch(r'LABEL_\d+', label) for label in model.labels)
-  same = files.labels == model.labels
-  if unnamed or len(model.labels) == 1:
-    same = len(files.labels) == len(model.labels)
+  same = (len(files.labels) == len(model.labels) if unnamed or len(model.labels) == 1
+          else files.labels == model.labels)
   require(same,
           f'--model={name} has the labels {", ".join(model.labels)}, this file needs '
           f'{", ".join(files.labels)}')

@@ -49,9 +49,8 @@ class Bert(LoadedModel):
     has_pooler = 'pooler' in self.model.groups
     run = forward.hidden_and_pooled if has_pooler else forward.hidden_states
     function = functools.partial(run, self.config, layers=self._layers(layers))
-    pooled = None
-    if has_pooler:
-      pooled = np.zeros((len(rows), self.config.hidden_size), np.float32)
+    pooled = (np.zeros((len(rows), self.config.hidden_size), np.float32)
+              if has_pooler else None)
     hidden = [None] * len(rows)
     for packed, output in self._run(rows, function):
       if has_pooler:
@@ -92,8 +91,7 @@ class Bert(LoadedModel):
       layers: concatenated: 0 = embeddings, 1..N, or from the end, -1 = the last.
         (-4, -3, -2, -1) is the paper's best for NER.
       long: the part of a text above `max_len` to read: 'head', 'tail', 'head_tail' (128 +
-        382), or all of it in combined chunks: 'chunks_mean', 'chunks_max',
-        'chunks_attention'.
+        382), or all of it in chunks: 'chunks_mean', 'chunks_max', 'chunks_attention'.
       max_len: tokens of a text, special tokens included; None = as the model says (except
         for 'none'), else all positions.
       prompt: the name of a prompt of the model, which precedes each text; '' = no prompt;
@@ -102,8 +100,7 @@ class Bert(LoadedModel):
 
     Returns:
       [B, D * layers * poolings] float32, or as wide as the last dense layer of the model.
-      For 'none' a list of [n, D * layers] for the n tokens of each text, without special
-      tokens.
+      For 'none' a list of [n, D * layers]: the n tokens of each text, no special tokens.
     """
     own = self.dense
     if pooling is not None:
@@ -120,18 +117,14 @@ class Bert(LoadedModel):
             "prompt=''")
     rows, owners = self._rows(own.prepared(self._strings(texts), before), long,
                               own.max_len if max_len is None else max_len)
-    # A prompt outside the pooling hides the first tokens of a text, also [CLS].
-    is_hidden = before and not own.include_prompt
-    hidden = 1 + len(self._ids([before])[0][0]) if is_hidden else 0
-    # The chunks of a long text after its first have no prompt.
-    shift = [min(hidden, len(row.ids) - 1) * is_first
-             for row, is_first in zip(rows, np.diff(owners, prepend=-1))]
+    shift = self._unpooled(rows, owners, before)
     function = functools.partial(forward.vectors, self.config, layers=layers,
                                  poolings=poolings)
-    vectors = self.per_text(rows, function, np.array(shift, np.int32))
+    vectors = self.per_text(rows, function, shift)
     if vectors is None:
       width = self.config.hidden_size * len(layers) * len(poolings)
       vectors = np.zeros((0, width), np.float32)
+    # Before the dense layers: they take one vector of each text.
     if len(owners) > len(texts):
       vectors = combine_texts(vectors, owners, long)
     vectors = own.apply(vectors, normalize)
@@ -140,6 +133,16 @@ class Bert(LoadedModel):
     require(1 <= dim <= vectors.shape[1],
             f'dim={dim}: the vectors of this model have 1 to {vectors.shape[1]} entries')
     return unit(vectors[:, :dim])
+
+  def _unpooled(self, rows: Sequence[inputs_lib.Input], owners: np.ndarray,
+                prompt: str) -> np.ndarray:
+    """Returns the number of first tokens of each row that the pooling skips: [rows] int32."""
+    # A prompt outside the pooling also hides [CLS].
+    is_hidden = prompt and not self.dense.include_prompt
+    hidden = 1 + len(self._ids([prompt])[0][0]) if is_hidden else 0
+    # The chunks of a long text after its first have no prompt.
+    return np.array([min(hidden, len(row.ids) - 1) * is_first
+                     for row, is_first in zip(rows, np.diff(owners, prepend=-1))], np.int32)
 
   def _token_vectors(self, texts: Sequence[Text], layers: tuple[int, ...],
                      max_len: int | None, normalize: bool | None) -> list[np.ndarray]:

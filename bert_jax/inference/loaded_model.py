@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
-from bert_jax.data.inputs import Input, InputRows
 from bert_jax.errors import require, require_choice
 from bert_jax.inference import packed_texts
 from bert_jax.interop.cross_layout import CrossLayout
@@ -34,30 +33,16 @@ class LoadedModel:
     self.params = jax.tree.map(jnp.asarray, model.params)
     self.model = dataclasses.replace(model, params=self.params)
     self.config, self.tokenizer = model.config, model.tokenizer
+    # A model without its own layout uses the defaults of the layout.
+    own = model.sentence
+    self.dense, self.sparse, self.cross = (
+        own if isinstance(own, kind) else kind()
+        for kind in (SentenceLayout, SparseLayout, CrossLayout))
 
   @property
   def trained_length(self) -> int:
     """The tokens of the longest input in fine-tuning, or the positions of the model."""
     return self.model.facts.get('max_len') or self.config.max_positions
-
-  def _text_layout(self, kind):
-    own = self.model.sentence
-    return own if isinstance(own, kind) else kind()
-
-  @property
-  def dense(self) -> SentenceLayout:
-    """How the model makes the vector of a text; by default the mean of its tokens."""
-    return self._text_layout(SentenceLayout)
-
-  @property
-  def sparse(self) -> SparseLayout:
-    """How the model weighs the vocabulary; by default as SPLADE."""
-    return self._text_layout(SparseLayout)
-
-  @property
-  def cross(self) -> CrossLayout:
-    """How the model scores a pair; by default the sigmoid of its logit."""
-    return self._text_layout(CrossLayout)
 
   # ---- texts to rows ---------------------------------------------------------------------
 
@@ -80,11 +65,11 @@ class LoadedModel:
   def _ids(self, texts: Sequence[Text]) -> list[tuple[list[int], ...]]:
     return inputs_lib.encode(self._strings(texts), self.tokenizer)
 
-  def row(self, text: Text) -> Input:
+  def row(self, text: Text) -> inputs_lib.Input:
     """Makes the input of a text or pair: its tokens and the special tokens."""
     return self._whole_row(*self._ids([text])[0])
 
-  def _whole_row(self, *ids: Sequence[int]) -> Input:
+  def _whole_row(self, *ids: Sequence[int]) -> inputs_lib.Input:
     row = inputs_lib.join(self.tokenizer, *ids)
     require(len(row.ids) <= self.config.max_positions,
             f'a text of {len(row.ids)} tokens is longer than the '
@@ -92,7 +77,7 @@ class LoadedModel:
     return row
 
   def _rows(self, texts: Sequence[Text], long: str,
-            max_len: int | None) -> tuple[list[Input], np.ndarray]:
+            max_len: int | None) -> tuple[list[inputs_lib.Input], np.ndarray]:
     """Makes the rows of texts; returns the number of the text of each row, too."""
     require_choice('long', long, inputs_lib.LONG)
     longest = self.config.max_positions if max_len is None else max_len
@@ -104,9 +89,9 @@ class LoadedModel:
 
   # ---- rows to results -------------------------------------------------------------------
 
-  def _run(self, rows: Sequence[Input], function: Callable,
+  def _run(self, rows: Sequence[inputs_lib.Input], function: Callable,
            positions: np.ndarray | None = None,
-           *values: np.ndarray) -> Iterator[tuple[InputRows, Any]]:
+           *values: np.ndarray) -> Iterator[tuple[inputs_lib.InputRows, Any]]:
     """Yields (batch, function(params, batch, [R, P] positions, *[R, P] values)).
 
     `positions` [texts] count from the start of each text; None = the starts. `values` are
@@ -133,7 +118,7 @@ class LoadedModel:
     if previous:
       yield jax.device_get(previous)
 
-  def per_text(self, rows: Sequence[Input], function: Callable,
+  def per_text(self, rows: Sequence[inputs_lib.Input], function: Callable,
                positions: np.ndarray | None = None,
                *values: np.ndarray) -> np.ndarray | None:
     """Maps [R, P, ...] of `function` to [texts, ...]; None without texts.
@@ -149,7 +134,7 @@ class LoadedModel:
       results[packed.index[is_text]] = output[is_text]
     return results
 
-  def per_token(self, rows: Sequence[Input], function: Callable) -> list[np.ndarray]:
+  def per_token(self, rows: Sequence[inputs_lib.Input], function: Callable) -> list[np.ndarray]:
     """Maps [R, L, ...] of `function` to [tokens, ...] of each text, special ones too."""
     results = [None] * len(rows)
     for packed, output in self._run(rows, function):
@@ -157,7 +142,7 @@ class LoadedModel:
     return results
 
 
-def put_tokens(results: list, rows: Sequence[Input], packed: InputRows,
+def put_tokens(results: list, rows: Sequence[inputs_lib.Input], packed: inputs_lib.InputRows,
                output: np.ndarray):
   """Copies the tokens of each text of a batch from [R, L, ...] into its result."""
   for row, slot in zip(*np.nonzero(packed.index >= 0)):

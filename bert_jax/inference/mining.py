@@ -9,14 +9,14 @@ import numpy as np
 
 from bert_jax.errors import require
 from bert_jax.inference import beir, json_lines, search, stored_vectors
-from bert_jax.inference import bert as bert_lib
+from bert_jax.inference.bert import Bert, load
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
 from bert_jax.labelled import table
 from bert_jax.runtime import storage
 from bert_jax.runtime.console import print_summary
 
 
-def _vectors(bert: bert_lib.Bert, texts: Sequence[str], path: epath.Path,
+def _vectors(bert: Bert, texts: Sequence[str], path: epath.Path,
              prompts: Sequence[str], **options) -> dict[str, np.ndarray]:
   """Returns the vector of each text."""
   texts = list(dict.fromkeys(texts))
@@ -38,6 +38,17 @@ def _positives(pairs: Sequence[tuple[str, str]],
   return numbers
 
 
+def _check(given: dict[str, str], columns: Sequence[str], ranks: Sequence[int]):
+  """Raises UserError for a missing flag, or wrong columns or ranks."""
+  for name, value in given.items():
+    require(bool(value), f'give --{name}')
+  require(len(columns) == 2,
+          f'--columns={",".join(columns)} must name the query and the positive')
+  require(len(ranks) == 2 and 1 <= ranks[0] <= ranks[1],
+          f'--ranks={",".join(map(str, ranks))} must be a first rank from 1 on and a last '
+          'one')
+
+
 def mine(model: str, source: str, corpus: str, output: str, *,
          columns: Sequence[str] = ('query', 'positive'), ranks: tuple[int, int] = (1, 50),
          count: int = 1, margin: float = 0.05, pooling: str | None = None,
@@ -45,7 +56,6 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   """Writes lines {"query", "positive", "negative_1", ..., "negatives"}, hardest first.
 
   A killed job resumes: OUTPUT.corpus.npy and other files next to it have the vectors.
-  Pairs with fewer than `count` negatives are left out.
 
   Args:
     model: a folder or a name, loaded with `step` and `allow_older`: see `bert.load`.
@@ -55,30 +65,24 @@ def mine(model: str, source: str, corpus: str, output: str, *,
     output: the file.
     columns: of the query and the positive.
     ranks: the first and the last rank of the negatives, from 1.
-    count: negatives of a pair.
-    margin: the cosine of a negative is below the cosine of the positive by at least this
-      much (Moreira et al. 2024, https://arxiv.org/abs/2407.15831: a nearer document is
-      often a positive).
+    count: negatives of a pair; pairs with fewer are left out.
+    margin: a negative's cosine is at least this far below the positive's. A nearer
+      document is often a positive (Moreira et al. 2024,
+      https://arxiv.org/abs/2407.15831).
     pooling, max_len: see `Bert.embed`.
 
   Raises:
     UserError: a mistake in the arguments or the files.
   """
-  given = {'model': model, 'input': source, 'corpus': corpus, 'output': output}
-  for name, value in given.items():
-    require(bool(value), f'give --{name}')
-  require(len(columns) == 2,
-          f'--columns={",".join(columns)} must name the query and the positive')
-  require(len(ranks) == 2 and 1 <= ranks[0] <= ranks[1],
-          f'--ranks={",".join(map(str, ranks))} must be a first rank from 1 on and a last one')
+  _check({'model': model, 'input': source, 'corpus': corpus, 'output': output}, columns,
+         ranks)
   # Read both files before the model: a mistake in them shows at once.
   pairs = [tuple(map(row.text, columns)) for row in table.read(source, 'auto', 'train')]
   require(bool(pairs), f'{source} holds no pair')
   texts, path = beir.Texts(epath.Path(corpus)), epath.Path(output)
   require(bool(texts.ids), f'{corpus} holds no text')
   storage.make_parent('--output', path)
-  bert = bert_lib.load(model, step, allow_older)
-  options = {'pooling': pooling, 'max_len': max_len}
+  bert, options = load(model, step, allow_older), {'pooling': pooling, 'max_len': max_len}
   query_file, positive_file, documents = (path.parent / f'{path.name}.{name}.npy'
                                           for name in ('queries', 'positives', 'corpus'))
   all_queries, all_positives = zip(*pairs)

@@ -11,7 +11,6 @@ import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data import packing
-from bert_jax.data.inputs import Input, InputRows
 
 # Bounds on the slots of a row (P). An empty slot costs a head as much as a text.
 _FEWEST_SLOTS, _MOST_SLOTS = 4, 16
@@ -29,8 +28,8 @@ def _rows(n: int) -> int:
   return 0 if not n else _power(n) if n <= 8 else -(-n // 8) * 8
 
 
-def pack(inputs: Sequence[Input], pad_id: int, longest: int,
-         most_tokens: int) -> Iterator[InputRows]:
+def pack(inputs: Sequence[inputs_lib.Input], pad_id: int, longest: int,
+         most_tokens: int) -> Iterator[inputs_lib.InputRows]:
   """Packs texts into batches, in no particular order.
 
   Args:

@@ -67,10 +67,9 @@ def _step(mesh: Mesh, hits: Hits, queries: jax.Array, block: jax.Array, starts: 
     hits = jax.tree.map(lambda x: x[0], hits)
     return jax.tree.map(lambda x: x[None], jax.lax.map(best_of_batch, (hits, queries)))
 
-  in_specs = (shared, whole, shared, shared, whole)
-  run = jax.shard_map(on_device, mesh=mesh, in_specs=in_specs, out_specs=shared,
-                      check_vma=False)
-  return run(hits, queries, block, starts, total)
+  return jax.shard_map(
+      on_device, mesh=mesh, in_specs=(shared, whole, shared, shared, whole),
+      out_specs=shared, check_vma=False)(hits, queries, block, starts, total)
 
 
 def open_vectors(path: str | os.PathLike) -> np.ndarray:
@@ -89,9 +88,7 @@ def _block(path: str | os.PathLike, first: int, rows: int) -> np.ndarray:
   """Reads [rows, D] vectors from `first` on, with zeros after the last vector."""
   # Map each block again: the pages of one map would count as memory of the process.
   vectors = open_vectors(path)[first:first + rows]
-  block = np.zeros((rows, vectors.shape[1]), vectors.dtype)
-  block[:len(vectors)] = vectors
-  return block
+  return np.pad(vectors, ((0, rows - len(vectors)), (0, 0)))
 
 
 def search(queries: np.ndarray, path: str | os.PathLike, k: int) -> Hits:
@@ -114,9 +111,8 @@ def search(queries: np.ndarray, path: str | os.PathLike, k: int) -> Hits:
   rows = -(-rows // _GROUP) * _GROUP
   batches = -(-len(queries) // _QUERIES)
   size = -(-len(queries) // batches)
-  padded = np.zeros((batches * size, width), np.float32)
-  padded[:len(queries)] = queries
-  padded = jnp.asarray(padded.reshape(batches, size, width))
+  padded = np.pad(queries, ((0, batches * size - len(queries)), (0, 0)))
+  padded = jnp.asarray(padded.reshape(batches, size, width), jnp.float32)
 
   put = functools.partial(jax.device_put, device=mesh_lib.batch_sharding(mesh))
   hits = put(Hits(np.full((n, batches, size, k), -np.inf, np.float32),

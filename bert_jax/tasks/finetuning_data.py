@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 import numpy as np
 
+from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.errors import require
 from bert_jax.labelled import replaced_fields
@@ -45,6 +46,14 @@ def not_empty(examples: Iterable[Any], path: str) -> list[Any]:
   examples = list(examples)
   require(bool(examples), f'{path} holds no example')
   return examples
+
+
+def grouped_inputs(groups: Sequence[Sequence[Sequence[str]]], tokenizer: Tokenizer,
+                   max_len: int) -> tuple[list[inputs_lib.Input], np.ndarray]:
+  """Makes the inputs of the texts of each example; also returns the example of each."""
+  texts = [text for group in groups for text in group]
+  inputs, _ = inputs_lib.text_inputs(texts, tokenizer, max_len)
+  return inputs, np.repeat(np.arange(len(groups)), [len(group) for group in groups])
 
 
 def by_example(outputs: list[Output]) -> np.ndarray:
@@ -92,10 +101,12 @@ class ExampleFiles(abc.ABC):
   @staticmethod
   def check(config: ConfigDict):
     """Raises UserError for a config value that the task does not support."""
+    del config
 
   @staticmethod
   def check_training(config: ConfigDict, examples: list[Any]):
     """Raises UserError for training examples that teach the model nothing."""
+    del config, examples
 
   @staticmethod
   @abc.abstractmethod
@@ -138,13 +149,11 @@ class ExampleFiles(abc.ABC):
     """Computes the scores of a file from the outputs of its batches."""
 
 
-Measure = Callable[[Batch], tuple[losses.Metrics, jax.Array]]  # `FineTuning.measure`
-
-
-def scores_of(files: ExampleFiles, split: Split, measure: Measure) -> dict[str, float]:
+def scores_of(files: ExampleFiles, split: Split,
+              measure: Callable[[Batch], tuple]) -> dict[str, float]:
   """Returns the mean loss, if the task has one, and the scores of a file.
 
-  `measure` takes a whole batch.
+  `measure` is `FineTuning.measure` of a whole batch.
   """
   sums, outputs = np.zeros(2), []
   for located in split.batches.in_order():
@@ -183,13 +192,11 @@ class FineTuningData:
   def evaluate(self, evaluate_batch: Callable[[Batch], Any],
                step: int) -> dict[str, float | None]:
     """Returns the mean loss and the scores of every file."""
-    def measure(batch):
-      return evaluate_batch(self._share(batch))
-
     results = {}
     for split in self.evals:
       suffix = f'_{split.name}' if split.name else ''
-      scores = scores_of(self.files, split, measure)
+      scores = scores_of(self.files, split,
+                         lambda batch: evaluate_batch(self._share(batch)))
       results |= {name + suffix: value for name, value in scores.items()}
     return results
 
@@ -211,8 +218,8 @@ class FineTuningData:
     yield 'examples', ', '.join(sizes)
     more = len(labels) - _LABELS_SHOWN
     if labels:
-      suffix = f' and {more} more' if more > 0 else ''
-      yield 'labels', ', '.join(labels[:_LABELS_SHOWN]) + suffix
+      yield 'labels', (', '.join(labels[:_LABELS_SHOWN])
+                       + (f' and {more} more' if more > 0 else ''))
     yield f'rows of {batches.length}', (
         f'{" or ".join(map(str, batches.rows))} for {batches.most_examples} examples, '
         f'{batches.fill():.1%} real tokens')

@@ -39,11 +39,10 @@ def multi_label(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
   """
   from sklearn import metrics as sk
 
-  micro, macro = (float(sk.f1_score(gold, predicted, average=average, zero_division=0))
-                  for average in ('micro', 'macro'))
-  return {'accuracy': float(np.mean((gold == predicted).all(1))),
-          'f1': micro,
-          'f1_macro': macro}
+  return {
+      'accuracy': float(np.mean((gold == predicted).all(1))),
+      'f1': float(sk.f1_score(gold, predicted, average='micro', zero_division=0)),
+      'f1_macro': float(sk.f1_score(gold, predicted, average='macro', zero_division=0))}
 
 
 def regression(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
@@ -69,11 +68,9 @@ def entities(gold: Sequence[Sequence[str]],
             for entity in conll.entities(tags)}
 
   of_gold, of_predicted = numbered(gold), numbered(predicted)
-  correct = []
-  for a, b in zip(gold, predicted, strict=True):
-    if len(a) != len(b):
-      raise ValueError(f'{len(a)} gold and {len(b)} predicted tags')
-    correct += [x == y for x, y in zip(a, b)]
+  # strict: a missing tag would shift all tags behind it.
+  correct = [x == y for tags in zip(gold, predicted, strict=True)
+             for x, y in zip(*tags, strict=True)]
   # An entity counts only with the right type and both boundaries.
   both = len(of_gold & of_predicted)
   precision = both / len(of_predicted) if of_predicted else 0.0
@@ -131,8 +128,8 @@ def answers(questions: Iterable[Question], predicted: Mapping[str, str], *,
   table = 100 * np.array(rows, np.float64).reshape(-1, 3)
   groups = {'': table}
   if unanswerable:
-    has_answer = table[:, 2] > 0
-    groups |= {'has_answer_': table[has_answer], 'no_answer_': table[~has_answer]}
+    groups |= {'has_answer_': table[table[:, 2] > 0],
+               'no_answer_': table[table[:, 2] == 0]}
   return {f'{group}{name}': float(scores[:, i].mean()) for group, scores in groups.items()
           for i, name in enumerate(('exact_match', 'f1')) if len(scores)}
 

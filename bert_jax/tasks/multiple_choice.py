@@ -13,8 +13,6 @@ import numpy as np
 from scipy import special
 
 from bert_jax.config_fields import HARMLESS, Field
-from bert_jax.data import inputs as inputs_lib
-from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.errors import require
 from bert_jax.labelled import choices, packed_examples
 from bert_jax.labelled.unused_fields import named_by_format
@@ -28,15 +26,6 @@ class BertForMultipleChoice(BertForSequenceClassification):
   """Scores each (text, choice) pair; the caller takes the softmax over the choices."""
 
   num_labels: int = 1
-
-
-def _inputs(examples: Sequence[tuple[str, Sequence[str]]], tokenizer: Tokenizer,
-            max_len: int) -> tuple[list[inputs_lib.Input], np.ndarray]:
-  """Makes [CLS] text [SEP] choice [SEP] of each choice; also returns its example."""
-  pairs = [(text, choice) for text, endings in examples for choice in endings]
-  inputs, _ = inputs_lib.text_inputs(pairs, tokenizer, max_len)
-  sizes = [len(endings) for _, endings in examples]
-  return inputs, np.repeat(np.arange(len(examples)), sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +64,9 @@ class ChoiceFiles(finetuning_data.ExampleFiles):
     return choices.read(path, data, labelled=split != 'test')
 
   def features(self, examples, tokenizer, config, **_):
-    texts = [(e.text, e.choices) for e in examples]
-    inputs, owners = _inputs(texts, tokenizer, config.max_len)
+    """Makes [CLS] text [SEP] choice [SEP] of each choice."""
+    pairs = [[(e.text, choice) for choice in e.choices] for e in examples]
+    inputs, owners = finetuning_data.grouped_inputs(pairs, tokenizer, config.max_len)
     targets = np.array([e.label for e in examples], np.int32)
     return packed_examples.Features(inputs, owners, targets)
 
@@ -113,7 +103,9 @@ def choose(bert: task_kind.TrainedModel,
   head = ChoiceKind.head_of(bert)
   if not examples:
     return []
-  inputs, owners = _inputs(examples, bert.tokenizer, bert.trained_length)
+  pairs = [[(text, choice) for choice in endings] for text, endings in examples]
+  inputs, owners = finetuning_data.grouped_inputs(pairs, bert.tokenizer,
+                                                  bert.trained_length)
   pooled = bert.per_text(inputs,
                          functools.partial(task_kind.apply_head, head, method='pooled'))
   scores = np.asarray(head.apply(bert.params, pooled, method='classify'))[:, 0]

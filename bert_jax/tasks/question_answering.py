@@ -183,9 +183,8 @@ class QuestionFiles(finetuning_data.ExampleFiles):
   def with_facts(self, facts, notes):
     # A model of v2.0 may give no answer, even if every question of this file has one.
     threshold = facts.get('null_threshold')
-    if threshold is None:
-      return self
-    return dataclasses.replace(self, null_threshold=threshold)
+    return self if threshold is None else dataclasses.replace(
+        self, null_threshold=threshold)
 
   def features(self, examples, tokenizer, config, *, path, is_train):
     try:
@@ -253,7 +252,7 @@ def answer(bert: task_kind.TrainedModel, questions: Sequence[tuple[str, str]],
            null_threshold: float | None = None) -> list[task_kind.Answer]:
   """Answers each (question, text) from its windows.
 
-  An answer is {'answer', 'start', 'end', 'probability', 'n_best'}. The answer is '' if no
+  An answer is {'answer', 'start', 'end', 'probability', 'n_best'}. The text is '' if no
   answer scores above the best span by more than `null_threshold`; None = never.
   """
   facts, max_len = bert.model.facts, bert.trained_length

@@ -14,7 +14,6 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax.config_fields import HARMLESS, Field, one_of
-from bert_jax.data import inputs as inputs_lib
 from bert_jax.errors import require
 from bert_jax.labelled import packed_examples, table
 from bert_jax.model import architectures, layers
@@ -187,14 +186,13 @@ class RerankingFiles(finetuning_data.ExampleFiles):
 
   def features(self, examples, tokenizer, config, **_):
     """Makes [CLS] query [SEP] document [SEP]; the targets are [queries, C] grades."""
-    pairs = [(group.query, document) for group in examples
-             for document in group.documents]
-    inputs, _ = inputs_lib.text_inputs(pairs, tokenizer, config.max_len)
+    pairs = [[(group.query, document) for document in group.documents]
+             for group in examples]
+    inputs, owners = finetuning_data.grouped_inputs(pairs, tokenizer, config.max_len)
     sizes = [len(group.documents) for group in examples]
     targets = np.zeros((len(examples), max(sizes)), np.float32)
     exists = np.arange(max(sizes)) < np.array(sizes)[:, None]
     targets[exists] = np.concatenate([group.grades for group in examples])
-    owners = np.repeat(np.arange(len(examples)), sizes)
     return packed_examples.Features(inputs, owners, targets)
 
   def scores(self, split, outputs):
@@ -268,11 +266,8 @@ def rank(bert: task_kind.TrainedModel, examples: Sequence[tuple[str, Sequence[st
   logits = pair_logits(bert, pairs, prompt).astype(np.float64)
   scores = bert.cross.finished(logits[:, None])[:, 0]
   ends = np.cumsum([len(documents) for _, documents in examples])
-  answers = []
-  for _, part, of_documents in zip(examples, np.split(logits, ends),
-                                   np.split(scores, ends)):
-    # The sigmoid rounds large logits to the same score: the logits break these ties.
-    order = np.lexsort((-part, -of_documents))
-    answers.append({'ranking': [{'document': int(i), 'score': float(of_documents[i])}
-                                for i in order]})
-  return answers
+  # The sigmoid rounds large logits to the same score: the logits break these ties.
+  of_examples = zip(examples, np.split(logits, ends), np.split(scores, ends))
+  return [{'ranking': [{'document': int(i), 'score': float(of_documents[i])}
+                       for i in np.lexsort((-part, -of_documents))]}
+          for _, part, of_documents in of_examples]

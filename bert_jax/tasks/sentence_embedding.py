@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax.config_fields import HARMLESS, Field, at_least
-from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require, require_choice
 from bert_jax.labelled import packed_examples, table
@@ -265,9 +264,8 @@ class EmbeddingFiles(finetuning_data.ExampleFiles):
 
   def features(self, examples, tokenizer, config, **_):
     """Makes [CLS] text [SEP] of each text; the targets are the scores, if any."""
-    single = [(text,) for e in examples for text in e.texts]
-    inputs, _ = inputs_lib.text_inputs(single, tokenizer, config.max_len)
-    owners = np.repeat(np.arange(len(examples)), [len(e.texts) for e in examples])
+    texts = [[(text,) for text in e.texts] for e in examples]
+    inputs, owners = finetuning_data.grouped_inputs(texts, tokenizer, config.max_len)
     scores = [e.score for e in examples]
     targets = None if None in scores else np.array(scores, np.float32)
     return packed_examples.Features(inputs, owners, targets)

@@ -155,8 +155,8 @@ class SequenceFiles(finetuning_data.ExampleFiles):
           'and taken for classes: data.problem=regression predicts the number itself')
     is_glue = data.format.startswith('glue')
     best = glue.find(data.format).metric if is_glue else _BEST[columns.problem]
-    model_config = architectures.make_config(config.model)
-    head = BertForSequenceClassification(model_config, len(labels))
+    head = BertForSequenceClassification(architectures.make_config(config.model),
+                                         len(labels))
     task = SequenceClassification(head, problem=columns.problem, long=data.long)
     return cls(task, labels, auto_score=best)
 

@@ -14,8 +14,7 @@ from bert_jax.data.inputs import Input
 from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require
-from bert_jax.model import encoder
-from bert_jax.model.bert_config import BertConfig
+from bert_jax.model import bert_config, encoder
 from bert_jax.tasks.finetuning_data import ExampleFiles
 
 Answer = dict[str, Any]  # one JSON object
@@ -26,7 +25,7 @@ class TrainedModel(Protocol):
   """The part of an `inference.loaded_model.LoadedModel` that answers need."""
 
   model: Any  # an `interop.pretrained.Pretrained`: its task, labels, problem and facts
-  config: BertConfig
+  config: bert_config.BertConfig
   params: Any
   tokenizer: Tokenizer
   trained_length: int  # tokens of the longest input in fine-tuning
@@ -80,7 +79,7 @@ class TaskKind:
   starts_from: ClassVar[tuple[str, ...]] = ()  # heads that init_from must have
   labels: ClassVar[tuple[str, ...]] = ()  # names of the outputs; () = see the model
   # (config, number of labels) -> the model for predictions
-  head: ClassVar[Callable[[BertConfig, int], nn.Module]]
+  head: ClassVar[Callable[[bert_config.BertConfig, int], nn.Module]]
   # Suffix of the class in transformers: ForTokenClassification.
   transformers: ClassVar[str] = ''
 
@@ -90,7 +89,7 @@ class TaskKind:
   optional: ClassVar[tuple[str, ...]] = ()  # optional fields of these JSON lines
 
   @classmethod
-  def abstract_params(cls, config: BertConfig, num_labels: int) -> Any:
+  def abstract_params(cls, config: bert_config.BertConfig, num_labels: int) -> Any:
     """Returns the tree of ShapeDtypeStructs of a model with this head."""
     tokens, key = encoder.init_tokens(), jax.random.key(0)
     init = cls.head(config, num_labels).init

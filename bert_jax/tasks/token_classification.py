@@ -163,8 +163,8 @@ class TokenFiles(finetuning_data.ExampleFiles):
     require(len(labels) > 1,
             f'{config.data.train} has the tag {labels[0]!r} only: there is nothing to learn '
             'from one class')
-    model_config = architectures.make_config(config.model)
-    head = BertForTokenClassification(model_config, len(labels))
+    head = BertForTokenClassification(architectures.make_config(config.model),
+                                      len(labels))
     return cls(TokenClassification(head), labels)
 
   def features(self, examples, tokenizer, config, **_):
