@@ -95,7 +95,7 @@ def write(report: Report, path: epath.Path):
               markdown(report).encode(), _picture(report), table.encode()]
   targets = map(storage.through_link, files(path, *report.further))
   named = list(zip(targets, contents, strict=True))
-  # Write all before renaming any: a full disk must not leave a half of the files new.
+  # Write all before renaming any: a full disk must not leave half of the files new.
   for file, content in named:
     file.with_suffix(f'{file.suffix}.partial').write_bytes(content)
   for file, _ in named:

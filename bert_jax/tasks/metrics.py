@@ -68,9 +68,12 @@ def entities(gold: Sequence[Sequence[str]],
             for entity in conll.entities(tags)}
 
   of_gold, of_predicted = numbered(gold), numbered(predicted)
-  # strict: a missing tag would shift all tags behind it.
-  correct = [x == y for tags in zip(gold, predicted, strict=True)
-             for x, y in zip(*tags, strict=True)]
+  correct = []
+  for a, b in zip(gold, predicted, strict=True):
+    # A missing tag would shift all tags behind it.
+    if len(a) != len(b):
+      raise ValueError(f'{len(a)} gold and {len(b)} predicted tags')
+    correct += [x == y for x, y in zip(a, b)]
   # An entity counts only with the right type and both boundaries.
   both = len(of_gold & of_predicted)
   precision = both / len(of_predicted) if of_predicted else 0.0
