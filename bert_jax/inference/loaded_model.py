@@ -11,10 +11,8 @@ import numpy as np
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.errors import require, require_choice
 from bert_jax.inference import packed_texts
-from bert_jax.interop.cross_layout import CrossLayout
+from bert_jax.interop import cross_layout, sentence_layout, sparse_layout
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.interop.sentence_layout import SentenceLayout
-from bert_jax.interop.sparse_layout import SparseLayout
 
 # Tokens of a batch: the caches of a CPU hold few; an accelerator needs many to be busy.
 _BATCH_TOKENS, _BATCH_TOKENS_CPU = 16384, 2048
@@ -37,7 +35,8 @@ class LoadedModel:
     own = model.sentence
     self.dense, self.sparse, self.cross = (
         own if isinstance(own, kind) else kind()
-        for kind in (SentenceLayout, SparseLayout, CrossLayout))
+        for kind in (sentence_layout.SentenceLayout, sparse_layout.SparseLayout,
+                     cross_layout.CrossLayout))
 
   @property
   def trained_length(self) -> int:

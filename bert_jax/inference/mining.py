@@ -12,8 +12,7 @@ from bert_jax.inference import beir, json_lines, search, stored_vectors
 from bert_jax.inference.bert import Bert, load
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
 from bert_jax.labelled import table
-from bert_jax.runtime import storage
-from bert_jax.runtime.console import print_summary
+from bert_jax.runtime import console, storage
 
 
 def _vectors(bert: Bert, texts: Sequence[str], path: epath.Path,
@@ -90,12 +89,12 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   positives = _vectors(bert, all_positives, positive_file, DOCUMENT, **options)
   stored_vectors.write(bert, texts, len(texts.ids), texts.digest, documents, DOCUMENT,
                        **options)
-
   excluded = _positives(pairs, texts)
   strangers = sum(not excluded[query] for query, _ in pairs)
   if strangers:
-    print_summary([('note', f'{strangers:,} of {len(pairs):,} pairs have no positive in the '
-                            'corpus: none of its texts is excluded for them')])
+    console.print_summary([
+        ('note', f'{strangers:,} of {len(pairs):,} pairs have no positive in the corpus: '
+                 'none of its texts is excluded for them')])
   # The ranks count without positives: search for as many more as a query may have.
   depth = ranks[1] + max(map(len, excluded.values()))
   hits = search.search(np.stack(list(queries.values())), documents, depth)
@@ -124,5 +123,6 @@ def _write(pairs: Sequence[tuple[str, str]], chosen: Sequence[Sequence[int]],
         json_lines.write(sink, {'query': query, 'positive': positive, **named,
                                 'negatives': negatives})
   full = sum(map(bool, chosen))
-  print_summary([('pairs', f'{full:,} with their negatives, {len(pairs) - full:,} with too '
-                           'few are left out')])
+  console.print_summary([
+      ('pairs', f'{full:,} with their negatives, {len(pairs) - full:,} with too few are left '
+                'out')])

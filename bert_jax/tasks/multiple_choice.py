@@ -14,8 +14,7 @@ from scipy import special
 
 from bert_jax.config_fields import HARMLESS, Field
 from bert_jax.errors import require
-from bert_jax.labelled import choices, packed_examples
-from bert_jax.labelled.unused_fields import named_by_format
+from bert_jax.labelled import choices, packed_examples, unused_fields
 from bert_jax.model import architectures
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning, finetuning_data, task_kind
@@ -51,7 +50,7 @@ class ChoiceFiles(finetuning_data.ExampleFiles):
       'data.text_pair_column': None,
       # A list. The label is an index into it from 0, or a letter.
       'data.choices_column': Field('choices', on_resume=HARMLESS,
-                                   unused=(named_by_format,)),
+                                   unused=(unused_fields.named_by_format,)),
   }
 
   @classmethod

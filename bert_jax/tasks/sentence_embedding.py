@@ -17,8 +17,7 @@ import numpy as np
 from bert_jax.config_fields import HARMLESS, Field, at_least
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require, require_choice
-from bert_jax.labelled import packed_examples, table
-from bert_jax.labelled.unused_fields import not_evaluated
+from bert_jax.labelled import packed_examples, table, unused_fields
 from bert_jax.model import architectures, bert_config, layers, pooling
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning, finetuning_data, metrics, task_kind
@@ -186,7 +185,7 @@ class EmbeddingFiles(finetuning_data.ExampleFiles):
       'data.negative_column': Field(''),
       # The columns of data.eval: two texts and a score.
       'data.eval_columns': Field(('sentence1', 'sentence2', 'score'), on_resume=HARMLESS,
-                                 unused=(not_evaluated,)),
+                                 unused=(unused_fields.not_evaluated,)),
       # cls, mean, max, mean_sqrt_len_tokens, weightedmean, lasttoken; '' = the pooling of
       # init_from if it names one, else mean.
       'data.pooling': Field(''),

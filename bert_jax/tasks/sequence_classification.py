@@ -17,8 +17,7 @@ from bert_jax.config_fields import HARMLESS, Field, one_of
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError, require
-from bert_jax.labelled import glue, packed_examples, texts
-from bert_jax.labelled.unused_fields import named_by_format, pairs, regression
+from bert_jax.labelled import glue, packed_examples, texts, unused_fields
 from bert_jax.model import architectures, bert_config, pooling
 from bert_jax.objectives import losses
 from bert_jax.tasks import finetuning, finetuning_data, metrics, task_kind
@@ -104,16 +103,18 @@ class SequenceFiles(finetuning_data.ExampleFiles):
       'data.format': 'auto',
       # single_label, multi_label (a list of labels, or a comma-separated label_column
       # with 0 and 1 in each), regression.
-      'data.problem': Field('single_label', unused=(named_by_format,)),
+      'data.problem': Field('single_label', unused=(unused_fields.named_by_format,)),
       # Names in order; () = all labels of the training file.
-      'data.labels': Field((), unused=(named_by_format, regression)),
+      'data.labels': Field(
+          (), unused=(unused_fields.named_by_format, unused_fields.regression)),
       # Rows with these labels are left out: '-' of SNLI and OCNLI, -1 of Jigsaw's
       # columns.
-      'data.skip_labels': Field((), on_resume=HARMLESS,
-                                unused=(named_by_format, regression)),
+      'data.skip_labels': Field(
+          (), on_resume=HARMLESS,
+          unused=(unused_fields.named_by_format, unused_fields.regression)),
       # The part of a text above max_len that the model reads: head, tail, head_tail (128
       # + 382 of 510), or all of it in chunks_max, chunks_mean, chunks_attention.
-      'data.long': Field('head', one_of(inputs_lib.LONG), unused=(pairs,)),
+      'data.long': Field('head', one_of(inputs_lib.LONG), unused=(unused_fields.pairs,)),
   }
 
   @staticmethod
