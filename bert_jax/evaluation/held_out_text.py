@@ -62,6 +62,7 @@ def _batches(bert: Bert, pieces: list[list[int]], length: int, rate: float,
       chosen = 1 + rng.permutation(len(piece))[:max(1, round(rate * len(piece)))]
       positions[row, :len(chosen)] = np.sort(chosen)
       is_real[row, :len(chosen)] = 1
+    # Empty slots have position 0 and keep their token.
     targets = np.take_along_axis(placed.tokens.ids, positions, axis=1)
     masked = np.where(is_real, bert.tokenizer.mask_id, targets)
     np.put_along_axis(placed.tokens.ids, positions, masked, axis=1)

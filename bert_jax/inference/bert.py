@@ -190,6 +190,7 @@ class Bert(LoadedModel):
     logits = self.per_text(rows, function, np.array(positions))
     results = [[] for _ in text]
     for i, position, row in zip(owners, positions, logits[:, :self.config.vocab_size]):
+      # In float64: small probabilities lose their digits in float32.
       surprisal = np.logaddexp.reduce(row.astype(np.float64)) - row
       best = np.argsort(surprisal, kind='stable')[:top_k]
       candidates = [{'token': token, 'probability': float(np.exp(-surprisal[j])),

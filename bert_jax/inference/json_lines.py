@@ -57,6 +57,7 @@ def read(stream: BinaryIO, name: str, fields: Sequence[str],
   An example must have the texts `fields`. It may have the `optional` fields of its task.
   """
   for number, line in enumerate(stream, 1):
+    # Editors on Windows write a byte order mark.
     if number == 1:
       line = line.removeprefix(codecs.BOM_UTF8)
     if line.strip():
@@ -66,6 +67,7 @@ def read(stream: BinaryIO, name: str, fields: Sequence[str],
 def merge(rest: Example, answer: Example) -> Example:
   """Puts the further fields before the answer; renames clashes to input_NAME."""
   merged = {}
+  # 'error' marks a failed line: no further field may have this name.
   for name, value in rest.items():
     while name in answer or name in merged or name == 'error':
       name = f'input_{name}'
@@ -91,6 +93,7 @@ def identity(model: Pretrained) -> str:
   if model.sentence:
     for name, content in sorted(model.sentence.files(model.config.hidden_size).items()):
       digest.update(name.encode() + content)
+  # The values, not the path: the same weights may lie in another folder.
   for x in jax.tree.leaves(model.params):
     digest.update(np.ascontiguousarray(x))
   return digest.hexdigest()

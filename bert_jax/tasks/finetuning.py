@@ -87,5 +87,6 @@ class InputScoring(FineTuning):
 
   def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
     """Returns [E, C] scores; -1e9 where an example has fewer inputs."""
+    # Not -inf: an example of padding has no input, and its softmax would be NaN.
     scores = batch.by_example(apply(batch.tokens, batch.starts))[..., 0]
     return jnp.where(batch.members >= 0, scores, layers.MASKED)
