@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import pathlib
 import re
 
@@ -194,7 +195,8 @@ def test_a_suite_is_one_file_an_entry_and_a_call():
 
 
 def test_a_loaded_model_has_what_answers_of_tasks_need():
-  of_instances = {'model', 'config', 'params', 'tokenizer'}  # set in __init__
+  init = inspect.getsource(LoadedModel.__init__)
+  of_instances = set(re.findall(r'self\.(\w+)(?=[^=(]* = )', init))  # it assigns these
   protocol = task_kind.TrainedModel
   names = set(protocol.__annotations__) | {
       name for name, x in vars(protocol).items() if callable(x) and not name.startswith('_')}

@@ -37,7 +37,8 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
     data: of the suite.
     output: FILE.json.
     options: the given options; the suite must use each of them.
-    step, allow_older: the checkpoint of a workdir: see `bert.load`.
+    step: the checkpoint of a workdir: see `bert.load`.
+    allow_older: see `bert.load`.
     overwrite: False = raise UserError if an output file exists.
 
   Raises:
