@@ -44,7 +44,7 @@ def _fake(folder: epath.Path) -> list[list[str]]:
       side.run(10)
   for side in sides:
     side.close()
-  return [['fake devices', 'ms a step', 'beside one']] + [
+  return [['simulated devices', 'ms per step', 'relative to one']] + [
       [str(n), f'{1e3 * side.median:.0f}', f'{side.median / sides[0].median:.2f}']
       for n, side in zip(_FAKE, sides)]
 
