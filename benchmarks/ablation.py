@@ -42,7 +42,7 @@ VARIANTS = {
     '1-sqrt decay of the last fifth': {'optimizer.decay': '1-sqrt', 'optimizer.decay_ratio': 0.2},
     'weight decay 0.1': {'optimizer.weight_decay': 0.1},
     'no convolutions': {'model.conv_reach': 0},
-    'convolutions over two neighbors': {'model.conv_reach': 2},
+    'convolutions over two neighbours': {'model.conv_reach': 2},
     # Phases are shares of the steps. train_steps multiplies the steps of the recipe.
     'rows of 128 only': {'phases': ((1, 128, 16),)},
     'rows of 64 only': {'phases': ((1, 64, 32),)},
