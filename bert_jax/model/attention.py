@@ -98,7 +98,9 @@ def dot_product_attention(
   """softmax(Q K^T / sqrt(K) + bias) V for each head, the softmax in float32.
 
   Args:
-    query, key, value: [B, L, H, K] each.
+    query: [B, L, H, K].
+    key: [B, L, H, K].
+    value: [B, L, H, K].
     bias: broadcastable to [B, H, L, L], added to the scaled scores.
     drop: dropout of the attention weights [B, H, L, L].
 
@@ -125,7 +127,9 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
   neighbors, so that the cost is linear in L.
 
   Args:
-    query, key, value: [B, L, H, K] each.
+    query: [B, L, H, K].
+    key: [B, L, H, K].
+    value: [B, L, H, K].
     text_ids: [B, L] int32, see `attention_bias`.
     reach: visible tokens on either side.
     drop: dropout of the attention weights.
