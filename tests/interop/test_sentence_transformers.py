@@ -291,7 +291,7 @@ def test_a_run_takes_the_pooling_of_its_start_and_its_workdir_is_written(tmp_pat
 
 def test_a_start_that_pools_twice_is_refused_and_a_dense_layer_left_out(tmp_path, encoder, capsys):
   c = config(tmp_path, made(tmp_path / 'two', encoder, pooling=('cls', 'mean')))
-  with pytest.raises(UserError, match='pools cls and mean side by side'):
+  with pytest.raises(UserError, match='concatenates cls and mean'):
     initial.unset_pooling(c, {}, load_lib.load(c.init_from))
   c.init_from = made(tmp_path / 'dense', encoder, dense(torch.nn.Tanh()))
   fields = initial.unset_pooling(c, {}, load_lib.load(c.init_from))
