@@ -77,11 +77,12 @@ def template(
 
 def check_ids(vocab: Mapping[str, Any], where: Any):
   """Raises UserError for duplicate ids and for large gaps between ids."""
-  for entry, i in vocab.items():
-    # The library loops through the gaps: an id of 10**12 would hang it.
-    require(isinstance(i, int) and 0 <= i < 2 * len(vocab) + 1024,
-            f'{where}: the id of {entry[:50]!r} is {str(i)[:50]}, among {len(vocab)} '
-            'entries')
+  # The library loops through the gaps: an id of 10**12 would hang it.
+  most = 2 * len(vocab) + 1024
+  wrong = [f'{entry[:50]!r} is {str(i)[:50]}' for entry, i in vocab.items()
+           if not isinstance(i, int) or not 0 <= i < most]
+  require(not wrong,
+          f'{where}: the id of {", ".join(wrong[:1])}, among {len(vocab)} entries')
   entry_of = {i: entry for entry, i in vocab.items()}
   double = next((entry for entry, i in vocab.items() if entry_of[i] != entry), None)
   require(double is None, f'{where}: two entries have the id of {double!r}')
