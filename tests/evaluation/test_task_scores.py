@@ -137,7 +137,7 @@ def test_fields_of_training_and_of_other_tasks(tmp_path):
   sentence_transformers.save(
       sentence_transformers.exported(dataclasses.replace(
           load.load(str(tmp_path / 'model')), sentence=two)), epath.Path(folder))
-  with pytest.raises(UserError, match='pools cls and mean side by side.*--fields=pooling=mean'):
+  with pytest.raises(UserError, match='concatenates cls and mean.*--fields=pooling=mean'):
     score(folder, files['data.eval'], tmp_path, **options)
   texts = tmp_path / 'long.tsv'
   texts.write_text('sentence1\tsentence2\tscore\n' + ''.join(
