@@ -165,10 +165,10 @@ def test_each_file_of_an_evaluation_is_kept(tmp_path, ending):
                                       'another --output, or --overwrite to replace it'):
     suites.run('nowhere', 'retrieval', 'nowhere', str(tmp_path / 'x.json'), {'rerank': 'nowhere'},
                overwrite=False)
-  with pytest.raises(UserError, match='nowhere is no folder'):
+  with pytest.raises(UserError, match='nowhere is not a folder'):
     suites.run('nowhere', 'retrieval', 'nowhere', str(tmp_path / 'x.json'), {}, overwrite=True)
   if ending.endswith('.run'):  # no file of this evaluation
-    with pytest.raises(UserError, match='nowhere is no folder'):
+    with pytest.raises(UserError, match='nowhere is not a folder'):
       suites.run('nowhere', 'task', 'nowhere', str(tmp_path / 'x.json'), {}, overwrite=False)
   assert [p.read_text() for p in tmp_path.iterdir()] == ['mine']
 

@@ -166,9 +166,10 @@ class WeightsAndBiases:
             allow_val_change=True, settings=wandb.Settings(console='off'))
     except (wandb.Error, ValueError) as e:  # ValueError: one of its variables is wrong
       raise UserError(f'trackers: wandb does not start: {_reason(e)}') from e
-    address = 'disabled' if run.disabled else run.url
-    if is_offline:
+    if is_offline:  # W&B warns of a missing URL
       address = f'offline: `wandb sync --append {workdir}/wandb/offline-run-*` uploads it'
+    else:
+      address = 'disabled' if run.disabled else run.url
     console.print_lines([('wandb', address)])
     return run
 

@@ -99,7 +99,7 @@ def test_a_known_data_set_is_prepared_and_read(tmp_path, server):
   assert told['known'] == list(names)
   unreachable, missing, changed, broken = told['failures']
   do = (': run the same command again, or set TFDS_DATA_DIR to a folder in which another machine '
-        'has prepared the data set with file_format=array_record')
+        'prepared the data set with file_format=array_record')
   failed = 'Failed: tfds:glue/sst2: the download failed '
   assert unreachable == (f'{failed}(https://dl.fbaipublicfiles.com/glue/data/SST-2.zip: '
                          f'[Errno 111] Connection refused){do}')

@@ -82,7 +82,7 @@ def test_the_tokens_of_a_stretch_are_those_of_its_text(kind, size):
   text = 'สมชายจากกรงเทพ'
   t = training.train(kind, lambda: [text * 3, 'รอ ' + text], size, True)
   (first, *rest), = token_classification.find_units([f'รอ{text}'], t)
-  assert not first.goes_on and rest and all(unit.goes_on for unit in rest)
+  assert not first.continues and rest and all(unit.continues for unit in rest)
   pieces = [i for unit in (first, *rest) for i in unit.pieces]
   assert pieces == t.encode_batch([f'{t.before_word}รอ{text}'])[0]
   assert rest[-1].end == 16 and all(0 <= unit.start < unit.end for unit in (first, *rest))
