@@ -11,7 +11,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from bert_jax.errors import require, require_choice
 
-# Whether a resumed run may change a field.
+# The rule for a changed field in a resumed run.
 ANOTHER_RUN = 'another run'  # no: that would be another run
 SCHEDULE = 'schedule'  # only with allow_schedule_change: every later step changes
 HARMLESS = 'harmless'  # yes: devices, rounding, outputs, paths of the data

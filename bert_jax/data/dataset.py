@@ -131,8 +131,8 @@ def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
                   vocab_size: int, workdir: epath.Path, processes: int) -> Corpus:
   """Opens the corpora of a mixture, which share a vocabulary.
 
-  Without `data.vocab`, texts use the vocabulary of the first records. If there are no
-  records, one vocabulary is trained on all texts.
+  Without `data.vocab`, texts use the vocabulary of the first records. A mixture of texts
+  alone trains one vocabulary on all of them.
   """
   groups = [config_fields.changed(data, {'source': corpus.source}) for corpus in corpora]
   texts = [group for group in groups if not is_prepared(group.source)]

@@ -309,7 +309,7 @@ def replacing(output: str) -> str:
           f'--overwrite replaces folders of this machine: delete {output}, or use '
           'another --output')
   entries = [e for shards in read_manifest(folder)['splits'].values() for e in shards]
-  # Nothing that the user put into the folder may be lost.
+  # The folder may hold files of the user, which must not be lost.
   known = {'manifest.json', 'tokenizer', 'counts.npy', 'progress',
            *(f'{e["name"]}.{field}.bin' for e in entries for field in e['sha256'])}
   strangers = [path.name for path in folder.iterdir() if path.name not in known]

@@ -46,7 +46,7 @@ class RowStatistics(NamedTuple):
   """Statistics of rows."""
 
   fill: float  # share of real tokens
-  pairs: float  # mean number in a row; of texts if there are no pairs
+  pairs: float  # mean pairs in a row; mean texts if no row has a pair
   unchanged: float  # share of pairs whose B follows A
 
 

@@ -75,7 +75,7 @@ def _divided(task: str, source: Files, folder: epath.Path, most: int) -> Files:
     return Files(f'{source.train}@train[:{end}%]', source.dev,
                  f'{source.train}@train[{end}%:]')
   lines = table.read_text(source.train).rstrip('\n').split('\n')
-  # Of all files of GLUE, only CoLA's may lack a header.
+  # CoLA's file is the only one in GLUE that may lack a header.
   has_header = task != 'cola' or lines[0].startswith('index\t')
   head, rows = lines[:has_header], lines[has_header:]
   order = np.random.default_rng(0).permutation(len(rows))

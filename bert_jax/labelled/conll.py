@@ -229,7 +229,7 @@ def _read_conll(path: str, word_column: int, tag_column: int | None,
             for block in _blocks(path)]
   words = [line for block in blocks for line in block if _is_word(line)]
   widths, known, of_headers = {len(line.fields) for line in words}, {'O', *labels}, set()
-  # Whether a line is a comment or a header depends on the tags of the whole file.
+  # The tags of the whole file decide which lines are comments or headers.
   if tag_column is not None:
     known |= {_at(line, tag_column) for line in words}
     of_headers = _tags_of_headers(words, (word_column, tag_column)) - set(labels)

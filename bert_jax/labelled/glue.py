@@ -86,7 +86,7 @@ def read(source: str, task: Glue, split: str) -> Iterator[Row]:
   if task.submission == 'CoLA.tsv' and not table.read_text(source).startswith('index\t'):
     names = ('source', 'label', 'mark', 'sentence')
   for row in table.read_separated(source, 'tsv', names, whole=False):
-    # None is a short line, which GLUE has. A column that no line has passes here and
+    # GLUE has short lines: their value is None. A column that no line has passes here and
     # raises UserError where it is read.
     if all(row.values.get(name, '') is not None
            for name in (task.text, task.text_pair) if name):

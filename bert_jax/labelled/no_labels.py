@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import math
 import re
 
-from bert_jax.errors import require
+from bert_jax.errors import UserError, require
 
-# What pandas and others write for a missing value; 'nan', 'none' and 'null' in any case.
+# Spellings of a missing value in pandas and others; 'nan', 'none', 'null' in any case.
 _MISSING = frozenset(('NA', 'N/A', 'n/a', '<NA>', '#NA', '#N/A', '#N/A N/A', '-nan',
                       '-NaN', 'NaT', '1.#QNAN', '-1.#QNAN', '1.#IND', '-1.#IND', '-100'))
 _MISSING_IN_ANY_CASE = frozenset(('', 'nan', 'none', 'null'))
@@ -118,9 +118,9 @@ def check(places: Mapping[str, str], reasons: Mapping[str, str] = {}):
   # Classes are often numbered from 0. -1 without 0 is the negative class of {-1, 1}.
   if -1 in of_number and 0 in of_number and min(of_number) == -1:
     label = of_number[-1]
-    require(False,
-            f'{places[label]}: the label {label!r} next to 0 often stands for a missing '
-            f'label: {skipping(label)}, {named}')
+    raise UserError(
+        f'{places[label]}: the label {label!r} next to 0 often stands for a missing '
+        f'label: {skipping(label)}, {named}')
 
 
 def doubtful(places: Mapping[str, str], counts: Mapping[str, int]) -> list[str]:

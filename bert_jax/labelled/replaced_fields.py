@@ -19,7 +19,7 @@ def replace(data: ConfigDict, fields: Sequence[str], flag: str) -> FrozenConfigD
   Raises:
     UserError: a field is not a string field of `data`, or has no '='.
   """
-  # The flag of the command names the file itself, so the files of the run are no choice.
+  # The flag of the command names the file: data.train and data.eval have no effect.
   known = [name for name in data
            if isinstance(data[name], str) and name not in ('train', 'eval', 'test')]
   values = {}

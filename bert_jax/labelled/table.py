@@ -20,6 +20,7 @@ FORMATS = ('auto', 'csv', 'tsv', 'jsonl')
 # A gzip file may unpack to this number of bytes, or to this multiple of its size.
 _LARGEST_UNPACKED = 256 << 20
 _LARGEST_RATIO = 100
+_LONGEST_NAME = 200  # characters of the name of a column
 
 
 class Row(NamedTuple):
@@ -105,13 +106,16 @@ def read_jsonl(path: str) -> Iterator[Row]:
     yield Row(where, values)
 
 
-def _check_header(row: Row, names: Sequence[str], first: int):
+def _check_header(row: Row, plain_names: Sequence[str], first: int):
   """Raises UserError for a line that repeats the header, in any order or spelling."""
-  # A text that is longer than any column name need not be read to its end.
-  values = sorted(no_labels.plain((value or '')[:200]) for value in row.values.values())
-  require(not any(values) or values != sorted(map(no_labels.plain, names)),
-          f'{row.where} repeats the names of the columns in line {first}, as in '
-          'concatenated files: leave it out')
+  values = [value or '' for value in row.values.values()]
+  # Every row comes here: most have a text that is longer than any column name.
+  if any(len(value) > _LONGEST_NAME for value in values):
+    return
+  values = sorted(map(no_labels.plain, values))
+  if any(values) and values == plain_names:
+    raise UserError(f'{row.where} repeats the names of the columns in line {first}, as in '
+                    'concatenated files: leave it out')
 
 
 def read_separated(path: str, data_format: str, names: Sequence[str] | None = None,
@@ -138,22 +142,23 @@ def read_separated(path: str, data_format: str, names: Sequence[str] | None = No
   try:
     columns = reader.fieldnames or []
     header = reader.line_num
+    plain_names = sorted(map(no_labels.plain, columns))
     named = [name.strip() for name in columns if name.strip()]
     twice = frozenset(name for name in named if named.count(name) > 1)
     for values in reader:
       where, beyond = f'{path}, line {reader.line_num}', values.pop(None, [])
       # Empty fields beyond the last column come from spreadsheets, and are harmless.
-      require(not any(beyond),
-              f'{where}: {len(values) + len(beyond)} fields for {len(values)} columns: '
-              'is a separator inside of a text?')
+      if any(beyond):
+        raise UserError(f'{where}: {len(values) + len(beyond)} fields for {len(values)} '
+                        'columns: is a separator inside of a text?')
       row = Row(where, values, twice)
       missing = [name for name, value in values.items() if value is None and name]
-      require(not (whole and missing),
-              f'{where}: {len(columns) - len(missing)} fields for {len(columns)} '
-              f'columns: no column {missing and missing[0]!r} in this line')
+      if whole and missing:
+        raise UserError(f'{where}: {len(columns) - len(missing)} fields for '
+                        f'{len(columns)} columns: no column {missing[0]!r} in this line')
       # One column has no header to confuse: its name may be a text too.
       if header and len(columns) > 1:
-        _check_header(row, columns, header)
+        _check_header(row, plain_names, header)
       yield row
       first = reader.line_num + 1
   except csv.Error as e:

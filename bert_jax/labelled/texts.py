@@ -161,6 +161,8 @@ def check_labels(examples: Sequence[TextExample], c: Columns) -> list[str]:
   no_labels.check(places, {
       label: no_labels.reason_in_row(e.text, label, counts, (c.text, c.label))
       for label, e in firsts.items()})
+  require(places, f'{examples[0].where} and all other rows have no label: is '
+                  f'data.label_column={c.label} right?')
   # A column of ids or texts looks like this, and the run would train on it.
   require(c.problem == 'multi_label' or len(places) < max(len(examples), _FEW),
           f'each of the {len(examples):,} rows has a different label, such as '

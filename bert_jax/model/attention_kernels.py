@@ -152,7 +152,7 @@ def choose_path(config: BertConfig, length: int, platform: str = '') -> tuple[st
     obstacle = _obstacle(config, requested, length, platform)
     require(not obstacle, f'model.attention={requested} is not available: {obstacle}')
     return requested, 'asked for'
-  obstacle = f'there is no kernel for {platform}'
+  obstacle = f'no kernel supports {platform}'
   for name in (name for name, kernel in ALL.items() if platform in kernel.platforms):
     obstacle = _obstacle(config, name, length, platform)
     if not obstacle:

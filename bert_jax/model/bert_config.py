@@ -39,7 +39,7 @@ class BertConfig:
   intermediate_size: int = 3072  # F
   max_positions: int = 512  # rows of the position table: the longest L
   type_vocab_size: int = 2  # segments A and B
-  # Of the feed-forward and the MLM head: gelu (erf), gelu_tanh, relu.
+  # The activation in the feed-forward and the MLM head: gelu (erf), gelu_tanh, relu.
   activation: str = 'gelu'
   dropout: float = 0.1  # after the embeddings, the attention output and the feed-forward
   attention_dropout: float = 0.1  # of the attention probabilities
@@ -51,7 +51,7 @@ class BertConfig:
   # xla, or a kernel: fused (TPU) or, without attention dropout, splash (TPU) or cudnn
   # (GPU); auto = the best for the device and the row length.
   attention: str = 'auto'
-  # What the backward pass recomputes: none, dots (all but the matmuls), full.
+  # The backward pass recomputes: none, dots (all but the matmuls), full.
   remat: str = 'none'
   scan_unroll: int = 1  # layers in each step of the scan; num_layers = no loop at all
 

@@ -35,7 +35,7 @@ class DebertaConfig(BertConfig):
   max_relative_positions: int = -1  # larger distances are equal; -1 = max_positions
   pos_att_type: str = 'p2c|c2p'  # scores in addition to content: c2p, p2c or both
   share_att_key: bool = True  # positions use the projections of the content
-  norm_rel_ebd: str = 'layer_norm'  # of the table of relative positions: layer_norm or none
+  norm_rel_ebd: str = 'layer_norm'  # of the relative positions: layer_norm or none
   conv_kernel_size: int = 0  # tokens in the convolution of the first layer (v2); 0 = none
   conv_act: str = 'tanh'  # of the convolution: tanh, gelu, gelu_tanh or relu
 
@@ -48,21 +48,24 @@ class DebertaConfig(BertConfig):
   def __post_init__(self):
     super().__post_init__()
     terms = self.pos_att_type.split('|')
-    require(sorted(terms) in (['c2p'], ['p2c'], ['c2p', 'p2c']),
-            f'model.pos_att_type={self.pos_att_type!r} is unknown: use c2p, p2c or c2p|p2c')
+    require(
+        sorted(terms) in (['c2p'], ['p2c'], ['c2p', 'p2c']),
+        f'model.pos_att_type={self.pos_att_type!r} is unknown: use c2p, p2c or c2p|p2c')
     require_choice('model.norm_rel_ebd', self.norm_rel_ebd, ('layer_norm', 'none'))
     require_choice('model.conv_act', self.conv_act, ('tanh', 'gelu', 'gelu_tanh', 'relu'))
     half = self.position_buckets // 2
     # The ranges grow from `half` to `farthest`. They matter only if a row is that long.
     fits = half < self.farthest - 1 or half >= self.max_positions - 1
-    require(self.position_buckets < 1 or half >= 2 and fits,
-            f'model.position_buckets={self.position_buckets}: give at least 4, and less than '
-            f'2 * ({self.farthest} - 1), or -1 for a row of the table for each distance')
+    require(
+        self.position_buckets < 1 or half >= 2 and fits,
+        f'model.position_buckets={self.position_buckets}: give at least 4, and less than '
+        f'2 * ({self.farthest} - 1), or -1 for a row of the table for each distance')
     # The layers after the first one are scanned: at least one must remain.
-    require(self.conv_kernel_size == 0
-            or self.conv_kernel_size % 2 == 1 and self.num_layers > 1,
-            f'model.conv_kernel_size={self.conv_kernel_size} must be odd, or 0, in a model '
-            'of at least 2 layers')
+    require(
+        self.conv_kernel_size == 0
+        or self.conv_kernel_size % 2 == 1 and self.num_layers > 1,
+        f'model.conv_kernel_size={self.conv_kernel_size} must be odd, or 0, in a model '
+        'of at least 2 layers')
 
   @property
   def farthest(self) -> int:
@@ -136,7 +139,7 @@ class Mask(NamedTuple):
 
   text_ids: jax.Array  # [B, L] int32
   bias: jax.Array  # [B, 1, L, L] float32
-  table: jax.Array  # [R, D]: rows of the normalized table, from the lowest in `table_rows`
+  table: jax.Array  # [R, D], normalized, from the lowest row in `table_rows`
 
 
 class RelativePositions(nn.Module):
@@ -173,7 +176,8 @@ class DisentangledAttention(attention.SelfAttention):
     bias = self.param('qkv_bias', zeros('heads'), (3 * d,)).astype(x.dtype)
     qkv = (x.reshape(-1, d) @ kernel + bias).reshape(*x.shape[:2], 3 * d)
     qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'heads'))
-    query, key, value = jnp.moveaxis(qkv.reshape(*x.shape[:2], *heads), 3, 0)  # [B, L, H, K]
+    by_head = qkv.reshape(*x.shape[:2], *heads)
+    query, key, value = jnp.moveaxis(by_head, 3, 0)  # [B, L, H, K]
     table = nn.Dropout(c.dropout, deterministic=deterministic)(mask.table)
 
     def positions(part, name):
@@ -198,7 +202,8 @@ class DisentangledAttention(attention.SelfAttention):
     scale = (1 + len(terms)) ** -0.5
     scores = mask.bias + scores * (scale * c.head_size ** -0.5)
     drop = nn.Dropout(c.attention_dropout, deterministic=deterministic)
-    out, weights = attention.dot_product_attention(query * scale, key, value, scores, drop)
+    out, weights = attention.dot_product_attention(
+        query * scale, key, value, scores, drop)
     out = self._project('out', out.reshape(x.shape), d, c.initializer_range,
                         ('heads', 'embed'))
     return out, weights if self.attend.keeps_weights else None
@@ -224,7 +229,8 @@ class Convolution(nn.Module):
     """[B, L, D], [B, L, D] and [B, L] int32 -> [B, L, D]."""
     c = self.config
     taps = [*neighbors(x, text_ids, c.conv_kernel_size // 2)]
-    z = dense(c, c.hidden_size, ('embed', 'pooled'), name='taps')(jnp.concatenate(taps, -1))
+    apply_taps = dense(c, c.hidden_size, ('embed', 'pooled'), name='taps')
+    z = apply_taps(jnp.concatenate(taps, -1))
     z = nn.Dropout(c.dropout, deterministic=self.deterministic)(z)
     return LayerNorm(c, name='norm')(y + activation(c.conv_act)(z))
 

@@ -120,8 +120,7 @@ class Vocabulary(NamedTuple):
   size: int  # V; random replacements are below it
   special_ids: tuple[int, ...]  # never masked, never predicted, never a replacement
   mask_id: int  # the id of [MASK]
-  # [V] float32, from `cumulative_frequencies`: the distribution of random replacements;
-  # None = uniform.
+  # [V] float32, from `cumulative_frequencies`, for random replacements. Uniform if None.
   frequencies: np.ndarray | None = None
 
 

@@ -22,8 +22,9 @@ _EARLY = 1 / 3  # of a run, in which an objective may not have begun to learn
 _SHORT = 1000  # a run of fewer steps may not learn anything
 _LEARNED_NATS = 0.05  # under the entropy of the token frequencies
 _CHANCE = 0.55  # accuracy of a pair objective that may be chance
-_CAUSES = ('Likely: optimizer.learning_rate is too high, the warmup too short, or the text '
-           'broken')
+_CAUSES = (
+    'Likely: optimizer.learning_rate is too high, the warmup too short, or the text '
+    'broken')
 
 Warnings = Iterable[tuple[str, str]]  # (name, text)
 
@@ -65,7 +66,8 @@ class Health:
 
   def _about_losses(self, metrics: Mapping[str, Any]) -> Warnings:
     if metrics['skipped_steps']:
-      yield ('skipped', f'{metrics["skipped_steps"]} steps had a loss or gradient that is '
+      yield ('skipped',
+             f'{metrics["skipped_steps"]} steps had a loss or gradient that is '
              f'not finite and changed nothing; {_MAX_SKIPPED} in a row end the run. '
              f'{_CAUSES}')
     loss = metrics['loss']
@@ -73,10 +75,11 @@ class Health:
       return
     if len(self._losses) >= _SPIKE_LINES // 2:
       median = statistics.median(self._losses)
-      # Of a normal distribution, by the median, which one earlier spike hardly moves.
+      # The deviation of a normal distribution; an earlier spike hardly moves the median.
       deviation = statistics.median(abs(x - median) for x in self._losses) * 1.48
       if loss > median + max(6 * deviation, _SPIKE_NATS):
-        yield ('spike', f'the loss jumped from about {median:.2f} to {loss:.2f}. If it does '
+        yield ('spike',
+               f'the loss jumped from about {median:.2f} to {loss:.2f}. If it does '
                'not come back: a lower optimizer.learning_rate, a longer warmup, '
                'optimizer.clip_norm')
     self._losses.append(loss)
@@ -93,9 +96,10 @@ def _about_waits(waited: Sequence[float]) -> Warnings:
   if slowest <= _LONG_WAIT:
     return
   if rest and slowest > 3 * statistics.median(rest) + _LONG_WAIT:
-    yield ('slow host', f'process {list(waited).index(slowest)} of {len(waited)} is slower '
-           f'than the others and holds them up: its device waited {slowest:.0%} of the time '
-           'for rows. Is something else running there, or is its disk slower?')
+    yield (
+        'slow host', f'process {list(waited).index(slowest)} of {len(waited)} is slower '
+        f'than the others and holds them up: its device waited {slowest:.0%} of the time '
+        'for rows. Is something else running there, or is its disk slower?')
   else:
     yield ('starving', f'the device waited {slowest:.0%} of the time for rows: more '
            'data.loader_workers may help, or a faster disk')
@@ -104,7 +108,8 @@ def _about_waits(waited: Sequence[float]) -> Warnings:
 def _about_empty_scores(scores: Mapping[str, float | None]) -> Warnings:
   empty = [name for name, value in scores.items() if value is None]
   if empty:
-    yield ('empty', f'no position of the evaluation counts for {", ".join(empty)}: hold out '
+    yield ('empty',
+           f'no position of the evaluation counts for {", ".join(empty)}: hold out '
            'more text, or evaluate more of it (eval_batches)')
 
 
@@ -118,10 +123,13 @@ def _about_learning(scores: Mapping[str, float | None]) -> Warnings:
   # Leaving the entropy of the token frequencies is the first sign of learning.
   if loss > guessing - _LEARNED_NATS:
     but = f' (while {pairs} learns)' if pairs and accuracy > _CHANCE else ''
-    yield ('plateau', f'the MLM loss is still that of guessing by token frequency{but}: '
-           f'{loss:.2f} and {guessing:.2f}. Likely: optimizer.learning_rate is too high or '
-           'too low, the run too short, or the vocabulary not that of the text')
+    yield (
+        'plateau', f'the MLM loss is still that of guessing by token frequency{but}: '
+        f'{loss:.2f} and {guessing:.2f}. Likely: optimizer.learning_rate is too high or '
+        'too low, the run too short, or the vocabulary not that of the text')
   elif accuracy < _CHANCE:
-    yield ('pairs', f'MLM learns and {pairs} does not (accuracy {accuracy:.2f}). Likely: the '
-           'documents are a sentence or two long, or not separated by blank lines, so that '
-           'pairs carry no signal')
+    yield (
+        'pairs',
+        f'MLM learns and {pairs} does not (accuracy {accuracy:.2f}). Likely: the '
+        'documents are a sentence or two long, or not separated by blank lines, so that '
+        'pairs carry no signal')

@@ -1,4 +1,4 @@
-"""What a run says about itself: an object that the training loop calls at each turn."""
+"""Reports a run: the training loop calls one object at each turn."""
 
 from collections.abc import Callable
 import contextlib

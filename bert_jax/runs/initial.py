@@ -161,7 +161,7 @@ def unset_pooling(config: ConfigDict, run_json: Mapping[str, Any],
             f'init_from={config.init_from} pools the {own.pooling} of {own.activation}, '
             'but sparse_embedding pools the max of relu: python -m bert_jax.convert '
             '--to=huggingface writes the model without its pooling')
-  # None = the task has no such field; a value = the user's choice.
+  # The task has no such field (None), or the user has chosen a value.
   if config.data.get('pooling') != '':
     return {}
   if run_json:
@@ -201,7 +201,7 @@ def unset_vocabulary(config: ConfigDict, model: Pretrained | None,
     return {}
   if model:
     model.tokenizer.save(folder)
-  # None = the tokenizer does not say.
+  # A tokenizer without this setting gives None.
   lowercase = tokenizer_reader.load(folder).lowercase
   return {'data.vocab': str(folder),
           'data.lowercase': config.data.lowercase if lowercase is None else lowercase}

@@ -35,35 +35,40 @@ def _why_no_pair(records: Records | mixture.MixedRecords, max_len: int) -> str:
     return ('every document is one sentence, so none has a next one: blank lines belong '
             'between documents, not between sentences. Take them out, or give '
             'data.sequences=full_sentences')
-  return (f'no two neighboring sentences fit into a row of {max_len}: there is no pair to '
-          'ask about. Raise max_len, or give data.sequences=full_sentences')
+  return (
+      f'no two neighboring sentences fit into a row of {max_len}: there is no pair to '
+      'ask about. Raise max_len, or give data.sequences=full_sentences')
 
 
 def _check_predictions(task: Pretraining, corpus: Corpus, phases: Phases):
   """Raises UserError if no row has a token to predict, or as many as are asked for."""
   longest = max(phase.max_len for phase in phases)
-  require(task.masking.max_predictions <= longest,
-          f'masking.max_predictions={task.masking.max_predictions} is more than the '
-          f'{longest} tokens of a row: give fewer, or 0 for as many as masking.rate asks for')
+  require(
+      task.masking.max_predictions <= longest,
+      f'masking.max_predictions={task.masking.max_predictions} is more than the '
+      f'{longest} tokens of a row: give fewer, or 0 for as many as masking.rate asks for')
   special = list(task.vocabulary.special_ids)
-  require(corpus.counts.sum() > corpus.counts[special].sum(),
-          'every token of the text is [UNK]: masked LM has nothing to predict. Take a '
-          'vocabulary made of such text (data.vocab, or the model of init_from), in another '
-          '--workdir')
+  require(
+      corpus.counts.sum() > corpus.counts[special].sum(),
+      'every token of the text is [UNK]: masked LM has nothing to predict. Take a '
+      'vocabulary made of such text (data.vocab, or the model of init_from), in another '
+      '--workdir')
 
 
 def _warnings(source: RowSource | mixture.MixedRows) -> Iterator[str]:
   """Faults of rows that ask about pairs."""
   sample, length = source.sample(), source.layout.max_len
   if sample.pairs < _FEW_PAIRS:
-    yield (f'one in {1 / sample.pairs:,.0f} rows of {length} has a pair to ask about, the '
-           'others train masked LM alone: raise max_len, or give '
-           'data.sequences=full_sentences')
+    yield (
+        f'one in {1 / sample.pairs:,.0f} rows of {length} has a pair to ask about, the '
+        'others train masked LM alone: raise max_len, or give '
+        'data.sequences=full_sentences')
   elif (source.layout.sequences == 'next_sentence'
         and sample.unchanged > _MOST_UNCHANGED):
-    yield (f'{sample.unchanged:.0%} of the pairs in rows of {length} are true next '
-           'sentences, not half: too few documents share the text, so that few B can come '
-           'from another one')
+    yield (
+        f'{sample.unchanged:.0%} of the pairs in rows of {length} are true next '
+        'sentences, not half: too few documents share the text, so that few B can come '
+        'from another one')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +99,10 @@ class PretrainingData:
     """
 
     def sources(records, seed):
-      layouts = [RowLayout.create(phase.max_len, data.pack, data.sequences, data.negatives)
-                 for phase in phases]
+      layouts = [
+          RowLayout.create(phase.max_len, data.pack, data.sequences, data.negatives)
+          for phase in phases
+      ]
       words = task.masking.unit != 'token'
       if isinstance(records, mixture.MixedRecords):
         return mixture.mixed_rows(records, layouts, phases, seed, corpus.tokenizer,
@@ -113,7 +120,8 @@ class PretrainingData:
         raise UserError(_why_no_pair(corpus.train, phase.max_len))
     # A fixed seed: every run evaluates the same rows.
     return cls(task, corpus, phases, eval_batches, train,
-               sources(corpus.heldout, EVAL_SEED) if corpus.heldout.num_tokens else (), feed)
+               sources(corpus.heldout, EVAL_SEED) if corpus.heldout.num_tokens else (),
+               feed)
 
   def _rate_at(self, step: int) -> float:
     return self.task.masking.rate_at(step, sum(phase.steps for phase in self.phases))
@@ -135,8 +143,9 @@ class PretrainingData:
   def rows(self, step: int) -> Rows:
     """This process's share of a step's rows, unmasked."""
     index, phase, within = self.phases.locate(step)
-    rows = self.train_rows[index].batch(
-        within, phase.batch_size, self.feed.rows(phase.batch_size), self._first_rows[index])
+    rows = self.train_rows[index].batch(within, phase.batch_size,
+                                        self.feed.rows(phase.batch_size),
+                                        self._first_rows[index])
     return self._at_rate(rows, self._rate_at(step))
 
   @property
@@ -183,7 +192,8 @@ class PretrainingData:
 
   def flops(self, step: int, tokens: float) -> float:
     _, phase, _ = self.phases.locate(step)
-    return tokens * self.task.objective.flops_per_token(phase.max_len, self._rate_at(step))
+    return tokens * self.task.objective.flops_per_token(phase.max_len,
+                                                        self._rate_at(step))
 
   def describe(self) -> Iterator[tuple[str, str]]:
     c = self.corpus

@@ -112,7 +112,7 @@ class QuestionAnswering(finetuning.FineTuning):
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """Returns 'loss', the mean of start and end, and 'accuracy': both are right."""
-    # Windows share rows: each softmax runs over the tokens of its own window.
+    # Windows share rows: each softmax runs over the tokens of one window.
     slots = jnp.arange(1, batch.starts.shape[1] + 1)
     member = batch.tokens.text_ids[:, None, :] == slots[:, None]  # [R, P, L]
     is_real = member.any(-1).astype(jnp.float32)  # [R, P]

@@ -36,7 +36,7 @@ class Group(NamedTuple):
   where: str  # its first line, for messages
   query: str
   documents: list[str]
-  # Of the documents; above 0 is relevant. 0 where a file needs no grades.
+  # Grades of the documents; above 0 is relevant. 0 where a file needs no grades.
   grades: list[float]
   has_columns: bool = False  # True = a line has a document and a grade in columns
 

@@ -94,8 +94,8 @@ def check_texts(config: ConfigDict):
           'data.text_pair_column, or a model.dropout above 0')
   require(config.batch_size >= 2 * config.optimizer.accumulation or data.negative_column,
           f'batch_size={config.batch_size} by optimizer.accumulation='
-          f'{config.optimizer.accumulation} leaves one text a microbatch: there is no text '
-          'to contrast it with')
+          f'{config.optimizer.accumulation} leaves one text in a microbatch, without '
+          'another text to contrast it with')
   require(not data.test,
           f'data.test={data.test}: this task predicts no file; use bert_jax.predict for '
           'vectors')

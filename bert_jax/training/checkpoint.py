@@ -271,7 +271,7 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
     (the parameters on one device, the step).
 
   Raises:
-    UserError: there is no checkpoint, it is damaged, or it is of another model.
+    UserError: no checkpoint exists, it is damaged, or it belongs to another model.
   """
   require(any((workdir / name).exists() for name in FOLDERS),
           f'{workdir} holds no checkpoints: train with --workdir={workdir} first')

@@ -39,7 +39,7 @@ def train(job: Job, config: FrozenConfigDict, mesh: Mesh, workdir: storage.Folde
     mesh: the devices of the run.
     workdir: takes metrics.jsonl, curves.png and the files of trackers.
     checkpoints: of the workdir; closed at the end.
-    initial: changes fresh parameters, if there is no checkpoint.
+    initial: changes fresh parameters if the workdir has no checkpoint.
 
   Raises:
     Preempted: SIGTERM came; everything is saved.

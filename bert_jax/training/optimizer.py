@@ -46,7 +46,7 @@ class OptimizerConfig:
   clip_norm: float = 1.0  # of the whole gradient; 0 = no clipping
   accumulation: int = 1  # microbatches per step
   layer_decay: float = 1.0  # of the rate, for each layer further from the head; 1 = none
-  frozen_layers: int = -1  # -1 = none, 0 = the embeddings, n = these and the first n layers
+  frozen_layers: int = -1  # -1 = none, 0 = embeddings, n = these and the first n layers
 
   def __post_init__(self):
     errors.require_choice('optimizer.name', self.name, NAMES)
@@ -72,9 +72,10 @@ def check_steps(config: OptimizerConfig, train_steps: int):
                  f'the run would have {train_steps:,} steps, and can have '
                  f'{_MOST_STEPS:,}: make it shorter')
   name = 'warmup_steps' if config.warmup_steps else 'warmup_ratio'
-  errors.require(_warmup(config, train_steps) < train_steps,
-                 f'optimizer.{name}={getattr(config, name)} leaves nothing of the '
-                 f'{train_steps} training steps: make the run longer or the warmup shorter')
+  errors.require(
+      _warmup(config, train_steps) < train_steps,
+      f'optimizer.{name}={getattr(config, name)} leaves nothing of the '
+      f'{train_steps} training steps: make the run longer or the warmup shorter')
 
 
 def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
@@ -130,7 +131,8 @@ def make_optimizer(config: OptimizerConfig,
   steps = [clip, *direction]
   if config.frozen_layers >= 0:
     freeze = transforms.freeze(config.frozen_layers)
-    # First, so that frozen layers do not count in the norm. Last, because decay moves them.
+    # First, so that frozen layers do not count in the norm; last, because decay moves
+    # them.
     steps = [freeze, *steps, freeze]
   if config.layer_decay != 1:
     steps.append(transforms.decay_rate(config.layer_decay))
@@ -139,6 +141,6 @@ def make_optimizer(config: OptimizerConfig,
 
 
 def after_skipped_step(before: optax.OptState, after: optax.OptState) -> optax.OptState:
-  """The state after a skipped step, which only the schedule of `make_optimizer` counts."""
+  """The state after a skipped step, in which only the schedule moves."""
   # Checkpoints name the parts of the state by their index: the schedule stays the last.
   return (*before[:-1], after[-1])

@@ -11,8 +11,10 @@ from bert_jax.data.inputs import Input
 from bert_jax.errors import UserError
 from bert_jax.labelled import conll, texts
 from bert_jax.labelled.packed_examples import Batches, Features
-from bert_jax.runs import no_effect
+from bert_jax.runs import finetune, no_effect
+from bert_jax.tasks import task_list
 from bert_jax.tasks.reranking import RerankingFiles
+from bert_jax.tasks.sentence_embedding import SentenceEmbedding
 from bert_jax.tasks.sequence_classification import SequenceFiles
 from bert_jax.tasks.token_classification import TokenFiles
 
@@ -101,3 +103,13 @@ def test_one_given_label_is_the_reason(tmp_path):
     SequenceFiles.check_training(c, examples)
   c.data.problem = 'multi_label'  # a single label may be there or not
   SequenceFiles.check_training(c, examples)
+
+
+@pytest.mark.parametrize('task, best', [
+    ('token_classification', 'f1'), ('question_answering', 'f1'), ('multiple_choice', 'accuracy'),
+    ('sentence_embedding', 'spearman'), ('sparse_embedding', 'spearman'), ('reranking', 'ndcg_10')])
+def test_the_score_that_decides_where_none_is_named(task, best):
+  c = config_lib.finetuning(task)
+  c.keep_best = 'auto'
+  data = types.SimpleNamespace(files=task_list.ALL[task].files(SentenceEmbedding(None)))
+  assert finetune._best(c, data) == best

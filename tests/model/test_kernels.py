@@ -71,7 +71,7 @@ def test_splash_is_the_plain_path_to_rounding(shape):
     ('auto', 128, 'tpu', {'hidden_size': 64}, ('xla', 'splash gains nothing below 512')),
     ('auto', 512, 'tpu', {'hidden_size': 64}, ('splash', 'it holds no weights')),
     ('auto', 1024, 'tpu', {'hidden_size': 128}, ('splash', 'it holds no weights')),
-    ('auto', 512, 'cpu', {}, ('xla', 'there is no kernel for cpu')),
+    ('auto', 512, 'cpu', {}, ('xla', 'no kernel supports cpu')),
     ('auto', 1024, 'tpu', {'attention_dropout': 0.1},
      ('xla', 'attention_dropout=0.1 (0 allows splash)')),
     ('auto', 520, 'tpu', {}, ('xla', '520 is not a multiple of 128')),

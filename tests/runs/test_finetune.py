@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import types
 
 from etils import epath
 from flax import linen as nn
@@ -19,17 +18,15 @@ from bert_jax.interop import conversion, layout
 from bert_jax.interop import load as load_lib
 from bert_jax.labelled import squad
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.runs import finetune, run
+from bert_jax.runs import run
 from bert_jax.tasks import (
   metrics,
   multiple_choice,
   question_answering,
   sequence_classification,
-  task_list,
   token_classification,
 )
 from bert_jax.tasks.finetuning_data import FineTuningData
-from bert_jax.tasks.sentence_embedding import SentenceEmbedding
 from bert_jax.training import checkpoint
 from tests import conftest, made_tasks
 
@@ -299,16 +296,6 @@ def test_reinitialised_layers_and_frozen_ones(pretrained, tmp_path):
   assert (kernel(frozen, 1) != kernel(start, 1)).any()
   with pytest.raises(UserError, match='reinit_layers=3 is above model.num_layers=2'):
     params('none', **{'reinit_layers': 3})
-
-
-@pytest.mark.parametrize('task, best', [
-    ('token_classification', 'f1'), ('question_answering', 'f1'), ('multiple_choice', 'accuracy'),
-    ('sentence_embedding', 'spearman'), ('sparse_embedding', 'spearman'), ('reranking', 'ndcg_10')])
-def test_the_score_that_decides_where_none_is_named(task, best):
-  c = config_lib.finetuning(task)
-  c.keep_best = 'auto'
-  data = types.SimpleNamespace(files=task_list.ALL[task].files(SentenceEmbedding(None)))
-  assert finetune._best(c, data) == best
 
 
 def test_labels_that_are_left_out(pretrained, tmp_path, capsys):

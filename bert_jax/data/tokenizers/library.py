@@ -329,7 +329,7 @@ class LibraryTokenizer(base.Tokenizer):
 
   @property
   def can_extend(self) -> bool:
-    """Whether `extended` is possible."""
+    """True if `extended` works."""
     return self.splits_as_bert and self.kind == 'wordpiece'
 
   def extended(self, words: Sequence[str]) -> 'LibraryTokenizer':
