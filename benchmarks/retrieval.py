@@ -28,7 +28,7 @@ import numpy as np
 
 from bert_jax.inference import beir
 from bert_jax.labelled import table
-from bert_jax.tasks import ranking_scores
+from bert_jax.tasks import metrics
 
 _TRAIN = flags.DEFINE_string('train', None, "SQuAD's training file.", required=True)
 _DEV = flags.DEFINE_string('dev', None, "SQuAD's development file.", required=True)
@@ -122,7 +122,7 @@ def _ndcg(path: pathlib.Path, home: pathlib.Path) -> np.ndarray:
   for line in path.read_text().splitlines():
     query, _, document, *_ = line.split()
     hits[query].append(qrels[query].get(document, 0))
-  return np.array([ranking_scores.of_query(np.array(hits[query]), np.array(list(of.values())))[
+  return np.array([metrics.ranking(np.array(hits[query]), np.array(list(of.values())))[
       'ndcg_10'] for query, of in qrels.items()])
 
 

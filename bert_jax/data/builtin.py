@@ -84,11 +84,9 @@ def _documents() -> Iterator[list[str]]:
   seen = set()
   sources = ([topics.topics[name]] for name in sorted(topics.topics))
   for docstrings in (*sources, *map(module_docstrings, _source_files())):
-    document = []
-    for paragraph in (p for d in docstrings for p in paragraphs(d)):
-      if paragraph not in seen:
-        seen.add(paragraph)
-        document.append(paragraph)
+    distinct = dict.fromkeys(p for d in docstrings for p in paragraphs(d))
+    document = [paragraph for paragraph in distinct if paragraph not in seen]
+    seen.update(document)
     if sum(len(p.split()) for p in document) >= _MIN_WORDS:
       yield document
 

@@ -93,13 +93,12 @@ class Settings:
     its hyphens and commas inside words and numbers are removed.
     """
     import sentencex  # training on token records does not need it
-    is_wikitext = self.format == 'wikitext'
+    is_wikitext, lines = self.format == 'wikitext', document.split('\n')
     if is_wikitext:
       for mark in '-,.':
         document = document.replace(f' @{mark}@ ', mark)
-    lines = document.split('\n')
-    if is_wikitext:
-      lines = [line for line in lines if not _WIKITEXT_SUBHEADING.match(line)]
+      lines = [line for line in document.split('\n')
+               if not _WIKITEXT_SUBHEADING.match(line)]
     if self.lines_are_sentences:
       sentences = lines
     elif is_wikitext:
@@ -208,9 +207,8 @@ def format_of(file: str, data_format: str) -> str:
 
 def has_columns(source: str, data_format: str) -> bool:
   """True if a source (a glob, tfds:NAME or builtin) has named columns, not plain text."""
-  if source == 'builtin' or source.startswith('tfds:'):
-    return source != 'builtin'
-  return any(format_of(file, data_format) == 'jsonl' for file in find_files(source))
+  return source.startswith('tfds:') or source != 'builtin' and any(
+      format_of(file, data_format) == 'jsonl' for file in find_files(source))
 
 
 def read_file(file: str, data_format: str, text_column: str) -> Iterator[str]:
@@ -273,8 +271,7 @@ def open_tfds(name: str, split: str) -> Any:
     import tensorflow_datasets as tfds  # slow to import, and few runs need it
     for package in _TFDS_OF_TEXT:
       importlib.import_module(f'tensorflow_datasets.{package}')
-    _unpack_without_tensorflow()
-    _give_up_in_time()
+    _set_up_downloads()
     # In builder_kwargs the format would also apply to folders prepared in another format.
     return tfds.data_source(name, split=split, data_dir=os.environ.get('TFDS_DATA_DIR'),
                             download_and_prepare_kwargs={'file_format': 'array_record'})
@@ -298,22 +295,19 @@ def open_tfds(name: str, split: str) -> Any:
                     'data set must be prepared with file_format=array_record') from e
 
 
-def _unpack_without_tensorflow():
-  """Lets tfds unpack archives without TensorFlow, whose file class it uses."""
-  from tensorflow_datasets.core.download import extractor
+def _set_up_downloads():
+  """Lets tfds give up in time, work without TensorFlow, and show no bar in a log file."""
+  import tensorflow_datasets as tfds
+  from tensorflow_datasets.core.download import downloader, extractor
+  # Six attempts in 6 seconds. The default takes 3.5 minutes.
+  downloader.MAX_RETRIES = min(downloader.MAX_RETRIES, 5)
+  if not sys.stderr.isatty():
+    tfds.disable_progress_bar()
+  # tfds reads archives by a file class of TensorFlow.
   if importlib.util.find_spec('tensorflow') is None:
     gfile = types.SimpleNamespace(GFile=lambda path, mode: epath.Path(path).open(mode))
     extractor.tf = types.SimpleNamespace(io=types.SimpleNamespace(gfile=gfile),
                                          compat=types.SimpleNamespace(as_text=str))
-
-
-def _give_up_in_time():
-  """Limits tfds to six download attempts in 6 seconds; its default takes 3.5 minutes."""
-  import tensorflow_datasets as tfds
-  from tensorflow_datasets.core.download import downloader
-  downloader.MAX_RETRIES = min(downloader.MAX_RETRIES, 5)
-  if not sys.stderr.isatty():
-    tfds.disable_progress_bar()
 
 
 def _cause(error: BaseException) -> BaseException:

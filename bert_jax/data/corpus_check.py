@@ -29,15 +29,10 @@ class CorpusStatistics(NamedTuple):
   sentences: np.ndarray  # [S] tokens in each sentence
   documents: np.ndarray  # [E] sentences in each document
   counts: np.ndarray  # [V] how often each entry occurs
-  unk_id: int
+  unknown: float  # share of [UNK] among the tokens
   cjk: float  # share of Chinese and Japanese characters
   labels: np.ndarray  # [2] number of pairs: B follows A, B is from another document
   plateau: float | None  # nats
-
-  @property
-  def unknown(self) -> float:
-    """The share of [UNK] among the tokens."""
-    return self.counts[self.unk_id] / max(self.counts.sum(), 1)
 
 
 def check(settings: corpus.Settings) -> CorpusStatistics:
@@ -96,7 +91,7 @@ def check(settings: corpus.Settings) -> CorpusStatistics:
       sentences=shard.sentences,
       documents=np.diff(shard.documents, append=split.num_sentences),
       counts=counts,
-      unk_id=tokenizer.unk_id,
+      unknown=counts[tokenizer.unk_id] / max(counts.sum(), 1),
       cjk=cjk / max(characters, 1),
       labels=labels,
       plateau=preparation.cross_entropy(heldout_counts, counts - heldout_counts))

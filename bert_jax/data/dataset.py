@@ -84,36 +84,31 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
     return _open_mixture(corpora, data, vocab_size, workdir, processes)
   # Records that were prepared once serve all runs. Text is prepared for this run alone.
   if is_prepared(data.source):
-    source = epath.Path(data.source)
+    where = data.source
+    directory = epath.Path(where)
     # Records are memory-mapped, which needs a local folder.
-    corpus = open_records(
-        storage.download(source) if storage.is_remote(data.source) else source)
-    _check_vocabulary(corpus, data, data.source)
-    return corpus
-  _require_one_process(data.source, processes)
-  directory = workdir / 'corpus'
-  settings = _settings(data, None if data.vocab else vocab_size)
-  if not (directory / 'manifest.json').exists():
-    preparation.prepare(settings, os.fspath(directory))
-  # A resumed run must not read other data than before.
-  changed = preparation.changed_setting(directory, settings)
-  if changed:
-    name, before = changed
-    group = 'model' if name == 'vocab_size' else 'data'
-    raise UserError(f'{workdir} was made with {group}.{name}={before!r}, now it is '
-                    f'{getattr(settings, name)!r}: use another --workdir')
+    if storage.is_remote(where):
+      directory = storage.download(directory)
+  else:
+    _require_one_process(data.source, processes)
+    where = directory = workdir / 'corpus'
+    settings = _settings(data, None if data.vocab else vocab_size)
+    if not (directory / 'manifest.json').exists():
+      preparation.prepare(settings, os.fspath(directory))
+    # A resumed run must not read other data than before.
+    changed = preparation.changed_setting(directory, settings)
+    if changed:
+      name, before = changed
+      group = 'model' if name == 'vocab_size' else 'data'
+      raise UserError(f'{workdir} was made with {group}.{name}={before!r}, now it is '
+                      f'{getattr(settings, name)!r}: use another --workdir')
   corpus = open_records(directory)
-  _check_vocabulary(corpus, data, directory)
-  return corpus
-
-
-def _check_vocabulary(corpus: Corpus, data: ConfigDict, where: str | epath.Path):
-  """Raises UserError if the given vocabulary did not make the records in `where`."""
   if data.vocab:
     given = tokenizer_reader.load(data.vocab, data.lowercase)
     require(tokenizer_base.digest(given) == tokenizer_base.digest(corpus.tokenizer),
             f'data.vocab={data.vocab} is not the vocabulary that made the records in '
             f'{where}: leave data.vocab out, or prepare the text again with it')
+  return corpus
 
 
 def _require_one_process(source: str, processes: int):

@@ -44,12 +44,6 @@ def batches(texts: Iterable[str], size: int = 1 << 18) -> Iterator[list[str]]:
     yield batch
 
 
-def _keys(tokens: np.ndarray, lengths: np.ndarray) -> list[bytes]:
-  """The tokens of each sentence as bytes."""
-  ends = np.cumsum(lengths).tolist()
-  return [tokens[begin:end].tobytes() for begin, end in zip([0, *ends], ends)]
-
-
 class Encoder:
   """Turns documents into arrays."""
 
@@ -88,11 +82,16 @@ class Encoder:
 
   def sentences(self, documents: list[list[str]]) -> Encoded:
     """Encodes lists of sentences; drops sentences without tokens."""
-    tokens, words, lengths = self._encode(list(itertools.chain.from_iterable(documents)))
-    # Held-out sentences are compared whole, before long ones are cut.
+    flat = itertools.chain.from_iterable(documents)
+    # Without sentences, an empty batch gives the empty arrays their dtypes.
+    encoded = map(self._encode_batch, list(batches(flat, _AT_ONCE)) or [[]])
+    tokens, words, lengths = map(np.concatenate, zip(*encoded))
     seen = []
+    # Held-out sentences are compared whole, before long ones are cut.
     if self._heldout:
-      seen = [i for key in _keys(tokens, lengths) for i in self._heldout.get(key, ())]
+      ends = np.cumsum(lengths).tolist()
+      keys = (tokens[begin:end].tobytes() for begin, end in zip([0, *ends], ends))
+      seen = [i for key in keys for i in self._heldout.get(key, ())]
     counts = np.fromiter(map(len, documents), np.int64, len(documents))
     document = np.repeat(np.arange(len(documents)), counts)[lengths > 0]
     # Lengths are stored as uint16: a longer sentence becomes several.
@@ -105,17 +104,12 @@ class Encoder:
     """A key of each sentence: equal for sentences with equal tokens."""
     return [np.array(ids, self._dtype).tobytes().hex() for ids in self._ids(sentences)]
 
-  def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens, word starts, and the length of each sentence."""
-    parts = [self._encode_batch(batch)
-             for batch in list(batches(sentences, _AT_ONCE)) or [[]]]
-    return tuple(np.concatenate(arrays) for arrays in zip(*parts))
-
   def _ids(self, sentences: list[str]) -> list[list[int]]:
     return self.tokenizer.encode_batch([self._before + x for x in sentences])
 
   def _encode_batch(self,
                     sentences: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens, word starts, and the length of each sentence."""
     if self._is_chinese:
       ids, words = chinese_words.encode(self.tokenizer, sentences)
     elif self._marks_words:

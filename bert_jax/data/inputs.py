@@ -12,11 +12,11 @@ import numpy as np
 from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.data.tokens import Tokens
 
-CUTS = ('head', 'tail', 'head_tail')
-CHUNKS = ('chunks_mean', 'chunks_max', 'chunks_attention')
-LONG = CUTS + CHUNKS  # the ways to read a text above max_len
-# head_tail in the paper: the first 128 and the last 382 of 510 tokens.
-_HEAD, _HEAD_OF = 128, 510
+# The start of a text gets this share of an input, and its end gets the rest. head_tail in
+# the paper: the first 128 and the last 382 of 510 tokens.
+_CUTS = {'head': (1, 1), 'tail': (0, 1), 'head_tail': (128, 510)}
+_CHUNKS = ('chunks_mean', 'chunks_max', 'chunks_attention')
+LONG = (*_CUTS, *_CHUNKS)  # the ways to read a text above max_len
 
 
 class Input(NamedTuple):
@@ -67,17 +67,14 @@ def cut_pair(first: Sequence[int], second: Sequence[int],
 
 
 def pieces(ids: Sequence[int], room: int, how: str) -> list[Sequence[int]]:
-  """Cuts a text to pieces of `room` tokens: one piece for CUTS, all chunks for CHUNKS."""
+  """Cuts a text to pieces of `room` tokens: all its chunks, or one piece; see LONG."""
   if len(ids) <= room:
     return [ids]
-  if how == 'head':
-    return [ids[:room]]
-  if how == 'tail':
-    return [ids[len(ids) - room:]]
-  if how == 'head_tail':
-    head = room * _HEAD // _HEAD_OF
-    return [[*ids[:head], *ids[len(ids) - (room - head):]]]
-  return [ids[i:i + room] for i in range(0, len(ids), room)]
+  if how in _CHUNKS:
+    return [ids[i:i + room] for i in range(0, len(ids), room)]
+  share, whole = _CUTS[how]
+  head = room * share // whole
+  return [[*ids[:head], *ids[len(ids) - (room - head):]]]
 
 
 def encode(texts: Sequence[Sequence[str]],

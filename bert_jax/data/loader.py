@@ -1,7 +1,6 @@
 """Prefetches batches in the background, by a thread or by worker processes."""
 
 from collections.abc import Callable, Iterator
-import contextlib
 from typing import Any
 
 import grain
@@ -32,38 +31,26 @@ def batches(rows: Callable[[int], Any], first_step: int, last_step: int, workers
     Failed: a worker died.
   """
   if workers:
-    return _FromWorkers(rows, range(first_step, last_step), min(workers, host.cores()),
-                        ahead)
+    return _from_workers(rows, range(first_step, last_step), min(workers, host.cores()),
+                         ahead)
   # One thread is enough to read ahead: it fills the buffer while a step runs.
   dataset = grain.MapDataset.range(first_step, last_step).map(rows).to_iter_dataset(
       grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead))
   return iter(dataset)
 
 
-class _FromWorkers:
-  """Batches that worker processes make.
+def _from_workers(rows: Callable[[int], Any], steps: range, workers: int,
+                  ahead: int) -> Iterator[Any]:
+  """Yields the batches that worker processes make; each ends after its current batch.
 
   Grain's own workers are not used: they send batches through shared memory, which
   containers limit, and do not free all of it.
   """
-
-  def __init__(self, rows: Callable[[int], Any], steps: range, workers: int, ahead: int):
-    self._resources = contextlib.ExitStack()
-    executor = self._resources.enter_context(
-        pool.processes(workers, _warm_up, initializer=_begin_worker, initargs=(rows,)))
-    self._batches = pool.ordered_map(executor, _rows, steps, at_once=workers * ahead,
-                                     field='data.loader_workers')
-
-  def __iter__(self):
-    return self
-
-  def __next__(self):
-    return next(self._batches)
-
-  def close(self):
-    """Ends each worker after its current batch."""
-    self._batches.close()
-    self._resources.close()
+  # `bool()` does nothing: `_begin_worker` has done all that a first batch needs.
+  with pool.processes(workers, bool, initializer=_begin_worker,
+                      initargs=(rows,)) as executor:
+    yield from pool.ordered_map(executor, _rows, steps, at_once=workers * ahead,
+                                field='data.loader_workers')
 
 
 def _begin_worker(rows: Callable[[int], Any]):
@@ -71,10 +58,6 @@ def _begin_worker(rows: Callable[[int], Any]):
   global _rows_of
   pool.begin_worker()
   _rows_of = rows
-
-
-def _warm_up():
-  pass
 
 
 def _rows(step: int) -> Any:

@@ -130,19 +130,17 @@ class Plan:
     corpora = len(self.weights)
     # At any moment, each corpus is within half a row of its share.
     begin, end = max(first - corpora - 1, 0), last + corpora + 2
-    before, corpus_of, ranks, moments = [], [], [], []
+    before, rows = [], []
     for corpus in range(corpora):
       least = max(int(self._share(corpus, begin)) - 2, 0)
       rank = np.arange(least, int(self._share(corpus, end)) + 3)
       moment = self._due(corpus, rank)
       before.append(least + np.count_nonzero(moment < begin))
       inside = (moment >= begin) & (moment < end)
-      corpus_of.append(np.full(inside.sum(), corpus))
-      ranks.append(rank[inside])
-      moments.append(moment[inside])
-    order = np.argsort(np.concatenate(moments), kind='stable')
-    return (np.concatenate(corpus_of)[order], np.concatenate(ranks)[order],
-            np.array(before))
+      rows.append((np.full(inside.sum(), corpus), rank[inside], moment[inside]))
+    corpus_of, ranks, moments = map(np.concatenate, zip(*rows))
+    order = np.argsort(moments, kind='stable')
+    return corpus_of[order], ranks[order], np.array(before)
 
   def locate(self, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(the corpus of each row, the number of earlier rows of that corpus): [B] each."""
@@ -198,7 +196,6 @@ class MixedRows:
 
     `first` has no effect: each corpus continues where the phase before ended.
     """
-    del first
     row = np.arange(batch_size)[share]
     corpus, rank = self.plan.locate(self.begin + step * batch_size + row)
     # From the rank in the run to the row in the walk over the corpus.

@@ -216,9 +216,8 @@ def _labelled(records: Records, window: Window, layout: RowLayout,
     pairs.label[swapped] = 1
   else:
     with_b = pairs.take(index)
-    style = None
-    if layout.negatives != 'other_document':
-      style = negatives.styles(records, classes, with_b.b_start, with_b.b_length)
+    style = (None if layout.negatives == 'other_document' else
+             negatives.styles(records, classes, with_b.b_start, with_b.b_length))
     source = index[negatives.exchange(
         with_b.a_length, with_b.b_length, window.document[segment[index]],
         layout.max_len - layout.special, rng, layout.negatives, style)]

@@ -134,9 +134,8 @@ class RowSource:
     """
     self.records, self.layout, self._seed = records, layout, seed
     self.tokenizer, self.words = tokenizer, words
-    self._classes = None
-    if layout.negatives != 'other_document':
-      self._classes = negatives.token_classes(tokenizer)
+    self._classes = (None if layout.negatives == 'other_document' else
+                     negatives.token_classes(tokenizer))
     tokens, _, documents = np.diff(records.blocks, axis=0).T
     documents = np.maximum(documents, 1)
     # The weight of a block is an estimate of its tokens in rows, with special tokens.
@@ -214,16 +213,15 @@ class RowSource:
         window_pairs.append(self._window(int(e), int(w)).take(rows))
     return Pairs(*map(np.concatenate, zip(*window_pairs)))
 
-  def blocks_before(self, number: int) -> tuple[int, int]:
-    """(epoch, number of its blocks with text in its rows before row `number`)."""
-    epoch, within = divmod(number, self.rows)
-    # Rows of a window are shuffled, so all blocks of a begun window count.
-    begun = np.searchsorted(self._permutation(epoch)[1], within)
-    return epoch, int(self._first_block[begun])
+  def row_after(self, before: 'RowSource', number: int) -> int:
+    """The first row of a window without text of the first `number` rows of `before`.
 
-  def row_after(self, epoch: int, blocks: int) -> int:
-    """The first row of the first window after the first `blocks` blocks of an epoch."""
-    window = np.searchsorted(self._first_block, blocks)
+    `before` has another layout, and the same records and seed: the same order of blocks.
+    """
+    epoch, within = divmod(number, before.rows)
+    # Rows of a window are shuffled, so all blocks of a begun window count.
+    begun = np.searchsorted(before._permutation(epoch)[1], within)
+    window = np.searchsorted(self._first_block, before._first_block[begun])
     return epoch * self.rows + int(self._permutation(epoch)[1][window])
 
   def batch(self, step: int, batch_size: int, share: slice | np.ndarray = slice(None),
@@ -280,5 +278,5 @@ def first_rows(sources: Sequence[RowSource], counts: Sequence[int]) -> tuple[int
   for before, source, count in zip(sources, sources[1:], counts):
     end = first[-1] + count
     first.append(end if source.layout == before.layout else
-                 source.row_after(*before.blocks_before(end)))
+                 source.row_after(before, end))
   return tuple(first)

@@ -16,7 +16,7 @@ from bert_jax.inference import beir, json_lines, search, stored_vectors
 from bert_jax.inference.bert import Bert
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
 from bert_jax.runtime.console import print_summary
-from bert_jax.tasks import ranking_scores, reranking
+from bert_jax.tasks import metrics, reranking
 
 RUN, RERANKED = '.run', '.reranked.run'  # suffixes of the files next to the report
 _DEPTH = 100  # scored documents of a query
@@ -84,8 +84,8 @@ def run_file(run: Run) -> str:
 
 def scores(run: Run, qrels: beir.Qrels) -> dict[str, float]:
   """Returns the mean scores of the judged queries; the run must contain all of them."""
-  return ranking_scores.mean([
-      ranking_scores.of_query(np.array([grades.get(name, 0) for name, _ in run[query]]),
+  return metrics.mean([
+      metrics.ranking(np.array([grades.get(name, 0) for name, _ in run[query]]),
                               np.array(list(grades.values())))
       for query, grades in qrels.items()])
 

@@ -16,7 +16,6 @@ from bert_jax.evaluation.report import Report
 from bert_jax.inference.bert import Bert
 from bert_jax.interop import native
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.labelled import replaced_fields
 from bert_jax.labelled.packed_examples import Batches
 from bert_jax.runs import initial
 from bert_jax.runtime import console, sealed
@@ -56,7 +55,7 @@ def _config(name: str, model: Pretrained, kind: type[task_kind.TaskKind],
       **initial.unset_sizes(config, vars(model.config)),
       **{f'data.{field}': x for field, x in fields.items() if field in config.data}})
   # --fields win over all of these.
-  data = replaced_fields.replace(config.data, replaced, '--fields')
+  data = finetuning_data.replaced(config.data, replaced, '--fields')
   config = changed(config, {f'data.{field}': value for field, value in data.items()})
   config = changed(config, initial.unset_pooling(config, {}, model))
   config_lib.check_values(config)

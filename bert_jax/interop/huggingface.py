@@ -205,7 +205,7 @@ def load(directory: epath.Path) -> Pretrained:
                     'names') from e
   labels = tuple(names.get(i, f'LABEL_{i}') for i in range(outputs))
   if task:
-    labels = task_list.ALL[task].labels or labels
+    labels = task_list.ALL[task].files.labels or labels
   problem = ''
   if task == 'sequence_classification':
     # Without the field, transformers makes the same guess.

@@ -13,7 +13,6 @@ from etils import epath
 
 from bert_jax.errors import require
 from bert_jax.labelled import table
-from bert_jax.labelled.table import Row
 
 _NLI = ('entailment', 'not_entailment')
 _MNLI = ('entailment', 'neutral', 'contradiction')
@@ -74,7 +73,7 @@ def find(data_format: str) -> Glue:
   return TASKS[data_format]
 
 
-def read(source: str, task: Glue, split: str) -> Iterator[Row]:
+def read(source: str, task: Glue, split: str) -> Iterator[table.Row]:
   """Yields the rows of a GLUE file or of tfds:glue/..., with the file's column names.
 
   Lines without a text are left out, as the benchmark does. QQP has a few.
@@ -93,7 +92,7 @@ def read(source: str, task: Glue, split: str) -> Iterator[Row]:
       yield row
 
 
-def _from_tfds(name: str, task: Glue, split: str) -> Iterator[Row]:
+def _from_tfds(name: str, task: Glue, split: str) -> Iterator[table.Row]:
   # MNLI has two test sets and two validation sets; the GLUE score uses the matched ones.
   is_matched = name.startswith('glue/mnli') and split != 'train'
   ours = [column for column in (task.text, task.text_pair) if column]
@@ -105,7 +104,7 @@ def _from_tfds(name: str, task: Glue, split: str) -> Iterator[Row]:
       value = task.written[task.labels.index(value)]
     if value is not None:
       values[task.label] = value
-    yield Row(row.where, values)
+    yield table.Row(row.where, values)
 
 
 def submission_name(task: Glue, source: str) -> str:

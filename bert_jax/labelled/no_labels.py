@@ -72,15 +72,12 @@ def reason_in_row(text: str, label: str, counts: Mapping[str, int],
   return ''
 
 
-def as_override(value: str) -> str:
-  """Returns a list of one string in the form that --config.FIELD takes in a shell."""
-  is_plain = re.fullmatch(r'[^\s\[\](){},"\'*?;&|<>#$`\\!~]+', value)
-  return value if is_plain else f'"{(value,)!r}"'
-
-
 def skipping(value: str) -> str:
   """Returns the advice to leave out the rows with this value."""
-  return f'leave such rows out with --config.data.skip_labels={as_override(value)}'
+  # The flag must work in a shell: other characters need quotes, and a tuple around them.
+  is_plain = re.fullmatch(r'[^\s\[\](){},"\'*?;&|<>#$`\\!~]+', value)
+  shown = value if is_plain else f'"{(value,)!r}"'
+  return f'leave such rows out with --config.data.skip_labels={shown}'
 
 
 def _number(label: str) -> float | None:

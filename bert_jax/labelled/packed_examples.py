@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.data import inputs as inputs_lib
 from bert_jax.data import packing
-from bert_jax.data.inputs import Input
+from bert_jax.data.inputs import Input, place
 from bert_jax.data.tokens import Tokens
 
 _LENGTH_MULTIPLE = 64  # rows have a multiple of this length; short texts fill the rest
@@ -197,7 +196,7 @@ class Batches:
   def _microbatch(self, packed: _Packed, rows: int) -> tuple[Batch, np.ndarray]:
     """Returns the batch, and the index of the input in each slot [R, P]; -1 = none."""
     f = self.features
-    placed = inputs_lib.place(
+    placed = place(
         f.inputs, packed.inputs, packed.row_of, rows=rows, length=self.length,
         slots=self._slots, pad_id=self._pad_id)
     # The model pools by slot, and `members` leads from an example to its slots. Examples

@@ -33,10 +33,6 @@ class Row(NamedTuple):
   values: dict[str, Any]  # strings in csv and tsv
   twice: frozenset[str] = frozenset()  # names that several columns share
 
-  def is_null(self, column: str) -> bool:
-    """Returns True if the line has the column with null in it."""
-    return column in self.values and self.values[column] is None
-
   def __getitem__(self, column: str) -> Any:
     """Returns a value; `column` may be a path into JSON objects: question.stem."""
     value = self.values
@@ -51,6 +47,11 @@ class Row(NamedTuple):
         raise UserError(f'{self.where}: no column {column!r}: the columns are {known}')
       value = value[key]
     return value
+
+  def or_null(self, column: str) -> Any:
+    """Returns a value; None = the line has the column with null in it."""
+    is_null = self.values.get(column, '') is None
+    return None if is_null else self[column]
 
   def text(self, column: str) -> str:
     value = self[column]
@@ -82,9 +83,9 @@ def read_text(path: str) -> str:
       # One byte more than allowed shows a file that is too large without unpacking it all
       # into memory.
       data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(largest + 1)
-      if len(data) > largest:
-        raise UserError(f'{path}: its {packed:,} bytes unpack to more than '
-                        f'{largest >> 20} MiB: this is not a text')
+      require(len(data) <= largest,
+              f'{path}: its {packed:,} bytes unpack to more than {largest >> 20} MiB: '
+              'this is not a text')
     return data.decode('utf-8-sig')
   except (OSError, EOFError, zlib.error) as e:
     raise UserError(f'{path} cannot be read: {getattr(e, "strerror", None) or e}') from e

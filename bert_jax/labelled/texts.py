@@ -8,8 +8,6 @@ from ml_collections import ConfigDict
 
 from bert_jax.errors import require, require_choice
 from bert_jax.labelled import glue, no_labels, table
-from bert_jax.labelled.glue import Columns
-from bert_jax.labelled.table import Row
 
 PROBLEMS = ('single_label', 'multi_label', 'regression')
 _FEW = 32  # up to this number of examples, all labels may differ
@@ -25,27 +23,22 @@ class TextExample(NamedTuple):
   label: Any  # the name of a class; a tuple of names; a number; LEFT_OUT; None = not read
 
 
-def given_labels(labels: Sequence[Any]) -> tuple[str, ...]:
-  """Returns the names in data.labels as strings; raises UserError for a repeated one."""
-  names = tuple(map(str, labels))  # files hold strings, a config may hold numbers
+def distinct(field: str, names: Sequence[Any]) -> tuple[str, ...]:
+  """Returns the names in a config field; raises UserError for a repeated or empty one."""
+  names = tuple(map(str, names))  # files hold strings, a config may hold numbers
   for i, name in enumerate(names):
     require(name and name not in names[:i],
-            f'data.labels={",".join(names)}: {name!r} is empty or repeated')
+            f'{field}={",".join(names)}: {name!r} is empty or repeated')
   return names
 
 
-def columns(data: ConfigDict) -> Columns:
+def columns(data: ConfigDict) -> glue.Columns:
   """Returns the columns that the config group `data` names, or its GLUE task."""
   require_choice('data.problem', data.problem, PROBLEMS)
   if data.format.startswith('glue'):
     return glue.find(data.format)
-  return Columns(data.text_column, data.text_pair_column, data.label_column, data.problem,
-                 given_labels(data.labels))
-
-
-def _value(row: Row, column: str) -> Any:
-  """Returns the value of a label column; None = null."""
-  return None if row.is_null(column) else row[column]
+  return glue.Columns(data.text_column, data.text_pair_column, data.label_column,
+                      data.problem, distinct('data.labels', data.labels))
 
 
 def _written(value: Any) -> str:
@@ -53,9 +46,9 @@ def _written(value: Any) -> str:
   return 'null' if value is None else str(value).strip()
 
 
-def _is_true(row: Row, column: str) -> bool:
+def _is_true(row: table.Row, column: str) -> bool:
   """Returns the value of a column of 0 and 1, or of false and true."""
-  value = _value(row, column)
+  value = row.or_null(column)
   written = _written(value)
   try:
     number = float({'true': '1', 'false': '0'}.get(written.lower(), written))
@@ -67,10 +60,10 @@ def _is_true(row: Row, column: str) -> bool:
   return bool(number)
 
 
-def _several_labels(row: Row, c: Columns, skipped: Collection[str]) -> Any:
+def _several_labels(row: table.Row, c: glue.Columns, skipped: Collection[str]) -> Any:
   names = label_columns(c)
   if len(names) > 1:  # one column of 0 and 1 per label
-    if any(_written(_value(row, name)) in skipped for name in names):
+    if any(_written(row.or_null(name)) in skipped for name in names):
       return LEFT_OUT
     return tuple(name for name in names if _is_true(row, name))
   values = row[c.label]
@@ -84,7 +77,7 @@ def _several_labels(row: Row, c: Columns, skipped: Collection[str]) -> Any:
   return LEFT_OUT if set(labels) & set(skipped) else labels
 
 
-def _label(row: Row, c: Columns, skipped: Collection[str]) -> Any:
+def _label(row: table.Row, c: glue.Columns, skipped: Collection[str]) -> Any:
   if c.problem == 'regression':
     number, (least, most) = row.number(c.label), c.bounds
     require(least <= number <= most,
@@ -93,7 +86,7 @@ def _label(row: Row, c: Columns, skipped: Collection[str]) -> Any:
     return number
   if c.problem == 'multi_label':
     return _several_labels(row, c, skipped)
-  value = _value(row, c.label)
+  value = row.or_null(c.label)
   require(not isinstance(value, list | dict),
           f'{row.where}: {c.label!r} is {value!r:.50}, not one label: several are for '
           'data.problem=multi_label')
@@ -105,17 +98,14 @@ def _label(row: Row, c: Columns, skipped: Collection[str]) -> Any:
   return c.labels[c.written.index(value)] if value in c.written else value
 
 
-def label_columns(c: Columns) -> tuple[str, ...]:
+def label_columns(c: glue.Columns) -> tuple[str, ...]:
   """Returns the label columns of a multi-label table; a single one holds lists."""
   names = tuple(c.label.split(','))
-  for i, name in enumerate(names):
-    require(name and name not in names[:i] or len(names) == 1,
-            f'data.label_column={c.label}: {name!r} is empty or repeated')
-  return names
+  return distinct('data.label_column', names) if len(names) > 1 else names
 
 
-def read(source: str, data_format: str, c: Columns, split: str, labelled: bool = True,
-         skipped: Collection[str] = ()) -> Iterator[TextExample]:
+def read(source: str, data_format: str, c: glue.Columns, split: str,
+         labelled: bool = True, skipped: Collection[str] = ()) -> Iterator[TextExample]:
   """Yields the examples of a file or of tfds:NAME.
 
   Args:
@@ -140,7 +130,7 @@ def read(source: str, data_format: str, c: Columns, split: str, labelled: bool =
                       _label(row, c, skipped) if labelled else None)
 
 
-def check_labels(examples: Sequence[TextExample], c: Columns) -> list[str]:
+def check_labels(examples: Sequence[TextExample], c: glue.Columns) -> list[str]:
   """Returns notes about doubtful labels of the training file.
 
   Labels that the user names in data.labels are not checked.
@@ -179,7 +169,7 @@ def are_scores(labels: Iterable[Any]) -> bool:
     return False
 
 
-def label_names(examples: Iterable[TextExample], c: Columns) -> tuple[str, ...]:
+def label_names(examples: Iterable[TextExample], c: glue.Columns) -> tuple[str, ...]:
   """Returns the names of the labels, from the columns or sorted from the examples."""
   if c.problem == 'regression':
     return ('value',)

@@ -15,7 +15,6 @@ from bert_jax.data.rows import Rows
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives import losses, objective
 from bert_jax.objectives.masking import Masked
-from bert_jax.objectives.objective import Keys
 
 _TEMPERATURE = 2.0
 
@@ -46,7 +45,7 @@ class Distillation(objective.Objective):
       'soft_loss': 5.0, 'mlm_loss': 2.0, 'cosine_loss': 1.0}  # as published
 
   def loss(self, params: Any, frozen: Any, rows: Rows, masked: Masked,
-           keys: Keys) -> losses.Metrics:
+           keys: objective.Keys) -> losses.Metrics:
     """Computes the MLM metrics at masked positions, soft_loss and cosine_loss at all."""
     tokens = rows.tokens
 
@@ -99,7 +98,7 @@ class Distillation(objective.Objective):
 
   def flops_per_token(self, length: int, predictions: float) -> float:
     """Model FLOPs per token of student and teacher."""
-    del predictions  # every token has logits, so the masked ones add nothing
+    # Every token has logits: the number of predictions makes no difference.
     # A third of a training step is its forward pass: the teacher has no backward pass.
     return (self.model.config.flops_per_token(length, 1)
             + self.teacher.config.flops_per_token(length, 1) / 3)

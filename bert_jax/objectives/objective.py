@@ -115,7 +115,6 @@ class MaskedLM(Objective):
   def loss(self, params: Any, frozen: Any, rows: Rows, masked: Masked,
            keys: Keys) -> losses.Metrics:
     """Computes mlm_loss and mlm_accuracy, and both metrics of the pair objective."""
-    del frozen
     pairs = self.pair_objective
     mlm_logits, pair_logits = self.model.apply(
         params, rows.tokens, masked.positions, rows.cls_positions if pairs else None,

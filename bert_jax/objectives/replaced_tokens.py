@@ -16,7 +16,6 @@ from bert_jax.model.encoder import init_tokens
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives import losses, objective
 from bert_jax.objectives.masking import Masked
-from bert_jax.objectives.objective import Keys
 
 
 def sample(key: jax.Array, logits: jax.Array, row: jax.Array) -> jax.Array:
@@ -76,14 +75,13 @@ class ReplacedTokens(objective.Objective):
     return {**generator, 'bert': shared}, discriminator
 
   def loss(self, params: Any, frozen: Any, rows: Rows, masked: Masked,
-           keys: Keys) -> losses.Metrics:
+           keys: objective.Keys) -> losses.Metrics:
     """Computes the metrics of both models.
 
     Returns:
       mlm_loss and mlm_accuracy of the generator; rtd_loss and rtd_accuracy over all real
       tokens, special tokens included; rtd_replaced, the share of replaced tokens.
     """
-    del frozen
     first, second = (
         (None, None) if keys.dropout is None else jax.random.split(keys.dropout))
     generator, discriminator = self.split(params)

@@ -9,13 +9,13 @@ from typing import Any, ClassVar, NamedTuple
 from etils import epath
 import jax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict
 import numpy as np
 
+from bert_jax import config_fields
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizers.base import Tokenizer
-from bert_jax.errors import require
-from bert_jax.labelled import replaced_fields
+from bert_jax.errors import require, require_choice
 from bert_jax.labelled.packed_examples import Batch, Batches, Features, Located
 from bert_jax.objectives import losses
 from bert_jax.parallel import mesh as mesh_lib
@@ -212,9 +212,9 @@ class FineTuningData:
 
   def describe(self) -> Iterator[tuple[str, str]]:
     batches, labels = self.train.batches, self.files.labels
-    sizes = [f'{len(self.train.examples):,} to train on']
-    sizes += [f'{len(split.examples):,} to evaluate {split.name}'.rstrip()
-              for split in self.evals]
+    sizes = [f'{len(self.train.examples):,} to train on',
+             *(f'{len(split.examples):,} to evaluate {split.name}'.rstrip()
+               for split in self.evals)]
     yield 'examples', ', '.join(sizes)
     more = len(labels) - _LABELS_SHOWN
     if labels:
@@ -223,8 +223,7 @@ class FineTuningData:
     yield f'rows of {batches.length}', (
         f'{" or ".join(map(str, batches.rows))} for {batches.most_examples} examples, '
         f'{batches.fill():.1%} real tokens')
-    for note in self.notes:
-      yield 'note', note
+    yield from (('note', note) for note in self.notes)
 
 
 def _eval_files(data: ConfigDict) -> list[tuple[str, str]]:
@@ -236,6 +235,31 @@ def _eval_files(data: ConfigDict) -> list[tuple[str, str]]:
           f'data.eval={data.eval}: the scores of two files would both end in {twice!r}: '
           'give them other names')
   return [(name if i else '', path) for i, (name, path) in enumerate(zip(names, paths))]
+
+
+def replaced(data: ConfigDict, fields: Sequence[str], flag: str) -> FrozenConfigDict:
+  """Returns the config group `data` with some string fields replaced, for a single file.
+
+  Args:
+    data: the config group.
+    fields: such as 'text_column=sentence' or 'format=tsv'.
+    flag: the name of the flag that gives the fields, for messages.
+
+  Raises:
+    UserError: a field is not a string field of `data`, or has no '='.
+  """
+  # The flag of the command names the file: data.train and data.eval have no effect.
+  known = [name for name in data
+           if isinstance(data[name], str) and name not in ('train', 'eval', 'test')]
+  values = {}
+  for field in fields:
+    name, equals, value = str(field).partition('=')
+    require(bool(equals),
+            f'{flag}={",".join(map(str, fields))} must be FIELD=VALUE,...: '
+            'text_column=sentence')
+    require_choice(f'the field in {flag}', name, known)
+    values[name] = value
+  return config_fields.changed(data, values)
 
 
 def read(kind: type[ExampleFiles], config: ConfigDict, tokenizer: Tokenizer,
@@ -261,7 +285,7 @@ def read(kind: type[ExampleFiles], config: ConfigDict, tokenizer: Tokenizer,
   train = planned('', data.train, examples, True, seed=config.seed,
                   microbatches=config.optimizer.accumulation)
   evals = []
-  eval_data = replaced_fields.replace(data, data.eval_fields, 'data.eval_fields')
+  eval_data = replaced(data, data.eval_fields, 'data.eval_fields')
   for name, path in _eval_files(data):
     examples = not_empty(kind.read(path, eval_data, 'validation', notes), path)
     evals.append(planned(name, path, examples, False))

@@ -11,11 +11,11 @@ import string
 
 import numpy as np
 
-from bert_jax.labelled import conll
-from bert_jax.labelled.squad import Question
+from bert_jax.labelled import conll, squad
 
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
 _PUNCTUATION = str.maketrans('', '', string.punctuation)
+_FIRST = 10  # documents that count for NDCG and MRR
 
 
 def single_label(gold: np.ndarray, predicted: np.ndarray,
@@ -95,7 +95,7 @@ def _overlap(predicted: str, gold: str) -> float:
   return 2 * common / (len(a) + len(b)) if common else 0.0
 
 
-def _answer_scores(question: Question, predicted: str,
+def _answer_scores(question: squad.Question, predicted: str,
                    unanswerable: bool) -> tuple[float, float]:
   """Returns (exact match, F1) with the best answer to a question."""
   predicted = normalize_answer(predicted)
@@ -110,7 +110,7 @@ def _answer_scores(question: Question, predicted: str,
   return exact, max((_overlap(predicted, answer) for answer in gold), default=0.0)
 
 
-def answers(questions: Iterable[Question], predicted: Mapping[str, str], *,
+def answers(questions: Iterable[squad.Question], predicted: Mapping[str, str], *,
             unanswerable: bool) -> dict[str, float]:
   """Computes exact match and F1 in percent, as SQuAD's scorers of v1.1 and v2.0 do.
 
@@ -137,7 +137,7 @@ def answers(questions: Iterable[Question], predicted: Mapping[str, str], *,
           for i, name in enumerate(('exact_match', 'f1')) if len(scores)}
 
 
-def best_threshold(questions: Sequence[Question], predicted: Mapping[str, str],
+def best_threshold(questions: Sequence[squad.Question], predicted: Mapping[str, str],
                    margins: Sequence[float]) -> dict[str, float]:
   """Returns the scores at the best threshold for "no answer", as SQuAD's scorer of v2.0.
 
@@ -162,3 +162,34 @@ def best_threshold(questions: Sequence[Question], predicted: Mapping[str, str],
   threshold = margins[order[best[1] - 1]] if best[1] else float(np.min(margins)) - 1.0
   return {'best_exact_match': float(exact), 'best_f1': float(f1),
           'best_f1_threshold': float(threshold)}
+
+
+def ranking(ranked: np.ndarray, judged: np.ndarray) -> dict[str, float]:
+  """Computes the scores of the ranked documents of a query, as trec_eval does.
+
+  Args:
+    ranked: [n] grades of the ranked documents, best document first; above 0 is relevant.
+    judged: [m] grades of all judged documents of the query, at least one above 0.
+
+  Returns:
+    NDCG@10 with the grades as gains (Järvelin and Kekäläinen 2002), MRR@10, MAP and
+    recall of the list.
+  """
+  gains, ideal = (np.maximum(x, 0) for x in (ranked, np.sort(judged)[::-1]))
+  discounts = 1 / np.log2(np.arange(_FIRST) + 2)
+  dcg, best = (x[:_FIRST] @ discounts[:len(x)] for x in (gains, ideal))
+  is_relevant, relevant = gains > 0, np.sum(ideal > 0)
+  places = 1 + np.flatnonzero(is_relevant)
+  precision = np.arange(1, len(places) + 1) / places
+  first = places[0] if len(places) else _FIRST + 1
+  # MAP and recall divide by all relevant documents: a search pays for the missed ones.
+  return {'ndcg_10': float(dcg / best),
+          'mrr_10': 1 / float(first) if first <= _FIRST else 0.0,
+          'map': float(precision.sum() / relevant),
+          'recall': float(len(places) / relevant)}
+
+
+def mean(of_queries: Sequence[dict[str, float]]) -> dict[str, float]:
+  """Returns the mean of each score over at least one query."""
+  return {name: float(np.mean([scores[name] for scores in of_queries]))
+          for name in of_queries[0]}

@@ -17,11 +17,15 @@ from bert_jax.errors import require
 from bert_jax.labelled import choices, packed_examples, unused_fields
 from bert_jax.model import architectures
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning, finetuning_data, task_kind
-from bert_jax.tasks.sequence_classification import BertForSequenceClassification
+from bert_jax.tasks import (
+  finetuning,
+  finetuning_data,
+  sequence_classification,
+  task_kind,
+)
 
 
-class BertForMultipleChoice(BertForSequenceClassification):
+class BertForMultipleChoice(sequence_classification.BertForSequenceClassification):
   """Scores each (text, choice) pair; the caller takes the softmax over the choices."""
 
   num_labels: int = 1

@@ -15,7 +15,7 @@ from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phases
 from bert_jax.data.records import Records
 from bert_jax.data.rows import Rows, RowSource, first_rows
-from bert_jax.errors import UserError, require
+from bert_jax.errors import require
 from bert_jax.objectives import losses
 from bert_jax.objectives.objective import abstract_variables
 from bert_jax.parallel.mesh import Feed
@@ -116,8 +116,8 @@ class PretrainingData:
       corpus = corpus._replace(notes=(*corpus.notes, *unread))
     _check_predictions(task, corpus, phases)
     for phase, source in zip(phases, train):
-      if _asks_about_pairs(task) and not source.sample().pairs:
-        raise UserError(_why_no_pair(corpus.train, phase.max_len))
+      require(not _asks_about_pairs(task) or source.sample().pairs,
+              _why_no_pair(corpus.train, phase.max_len))
     # A fixed seed: every run evaluates the same rows.
     return cls(task, corpus, phases, eval_batches, train,
                sources(corpus.heldout, EVAL_SEED) if corpus.heldout.num_tokens else (),
@@ -164,12 +164,10 @@ class PretrainingData:
 
   def evaluate(self, evaluate_batch: Callable[[Rows], losses.Metrics],
                step: int) -> dict[str, float | None]:
-    """Means over the held-out rows at the length of the last trained step.
+    """Means over the held-out rows, which must exist, at the last trained length.
 
     Masks are fixed. Their rate is always the rate of the last step of the run.
     """
-    if not self.has_held_out:
-      return {}
     index, phase, _ = self.phases.locate(max(step - 1, 0))
     share = self.feed.rows(phase.batch_size)
     sums, evaluated = {}, 0
@@ -210,5 +208,4 @@ class PretrainingData:
              'full_sentences': 'texts a row'}[source.layout.sequences])
       if _asks_about_pairs(self.task):
         yield from (('WARNING', warning) for warning in _warnings(source))
-    for note in c.notes:
-      yield 'note', note
+    yield from (('note', note) for note in c.notes)

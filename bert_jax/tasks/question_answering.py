@@ -222,7 +222,6 @@ class QuestionKind(task_kind.TaskKind):
   files = QuestionFiles
   parameter_groups = ('qa_outputs',)
   head = BertForQuestionAnswering
-  labels = QuestionFiles.labels
   transformers = 'ForQuestionAnswering'
   fields = ('question', 'context')
 

@@ -21,7 +21,7 @@ from bert_jax.objectives import losses
 from bert_jax.tasks import (
   finetuning,
   finetuning_data,
-  ranking_scores,
+  metrics,
   sequence_classification,
   task_kind,
 )
@@ -204,8 +204,8 @@ class RerankingFiles(finetuning_data.ExampleFiles):
       # At equal scores the least relevant comes first: a constant score must not rank
       # well.
       order = np.lexsort((grades, -logits[:len(grades)]))
-      of_queries.append(ranking_scores.of_query(grades[order], grades))
-    scores = ranking_scores.mean(of_queries)
+      of_queries.append(metrics.ranking(grades[order], grades))
+    scores = metrics.mean(of_queries)
     return {name: scores[name] for name in _SCORES}
 
 
@@ -217,7 +217,6 @@ class RerankingKind(task_kind.TaskKind):
   model_task = 'sequence_classification'
   parameter_groups = ('pooler', 'classifier')
   head = sequence_classification.BertForSequenceClassification
-  labels = RerankingFiles.labels
   fields = ('query',)
   optional = ('documents',)
 

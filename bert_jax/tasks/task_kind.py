@@ -77,7 +77,6 @@ class TaskKind:
   model_task: ClassVar[str] = ''  # the task of its models; '' = this task
   parameter_groups: ClassVar[tuple[str, ...]] = ()  # of the head
   starts_from: ClassVar[tuple[str, ...]] = ()  # heads that init_from must have
-  labels: ClassVar[tuple[str, ...]] = ()  # names of the outputs; () = see the model
   # (config, number of labels) -> the model for predictions
   head: ClassVar[Callable[[bert_config.BertConfig, int], nn.Module]]
   # Suffix of the class in transformers: ForTokenClassification.

@@ -21,8 +21,13 @@ from bert_jax.errors import UserError, require
 from bert_jax.labelled import conll, packed_examples, texts
 from bert_jax.model import architectures
 from bert_jax.objectives import losses
-from bert_jax.tasks import finetuning, finetuning_data, metrics, task_kind
-from bert_jax.tasks.sequence_classification import BertForSequenceClassification
+from bert_jax.tasks import (
+  finetuning,
+  finetuning_data,
+  metrics,
+  sequence_classification,
+  task_kind,
+)
 
 # As BERT's own tokenizer splits a text, whatever the vocabulary: at spaces, around
 # punctuation and around the characters of Chinese.
@@ -37,7 +42,7 @@ _UNSPACED = ('THAI ', 'LAO ', 'KHMER ', 'MYANMAR ', 'TIBETAN ', 'HIRAGANA ', 'KA
 _TAGS_SHOWN = 20  # in messages
 
 
-class BertForTokenClassification(BertForSequenceClassification):
+class BertForTokenClassification(sequence_classification.BertForSequenceClassification):
   """A dense layer on the hidden state of each token."""
 
   def __call__(self, tokens: Tokens, cls_positions: jax.Array | None = None, *,
@@ -153,7 +158,7 @@ class TokenFiles(finetuning_data.ExampleFiles):
 
   @classmethod
   def make(cls, config, examples, _):
-    labels = texts.given_labels(config.data.labels)
+    labels = texts.distinct('data.labels', config.data.labels)
     require(len(labels) != 1,
             f'data.labels={",".join(labels)} is one tag: name every tag of '
             f'{config.data.train}, or leave data.labels out')

@@ -182,7 +182,7 @@ def test_tfds_errors(poems, monkeypatch):
 @pytest.mark.parametrize('retries, kept', [(10, 5), (0, 0)])
 def test_a_failed_download_is_given_up_within_seconds(monkeypatch, retries, kept):
   monkeypatch.setattr(downloader, 'MAX_RETRIES', retries)
-  corpus._give_up_in_time()
+  corpus._set_up_downloads()
   waits, retry = [], urllib3.Retry(downloader.MAX_RETRIES, backoff_factor=0.2)  # as tfds makes it
   assert retry.total == kept
   while retry.total:

@@ -136,7 +136,7 @@ def test_each_corpus_goes_on_where_the_phase_before_ended(monkeypatch):
   counts = short.plan.before(300)
   for source_of_short, source_of_long, count, first in zip(
       short.sources, long.sources, counts, long.first):
-    assert first == source_of_long.row_after(*source_of_short.blocks_before(count)) > 0
+    assert first == source_of_long.row_after(source_of_short, count) > 0
   corpus, rank = long.plan.locate(np.arange(300, 310))
   expected = long.sources[corpus[0]].take(
       np.array([long.first[corpus[0]] + rank[0] - counts[corpus[0]]]), np.array([0]))

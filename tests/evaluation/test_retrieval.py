@@ -16,7 +16,7 @@ from bert_jax.inference import bert as bert_lib
 from bert_jax.interop import load as load_lib
 from bert_jax.interop import sentence_transformers
 from bert_jax.interop.sentence_layout import SentenceLayout
-from bert_jax.tasks import ranking_scores, reranking
+from bert_jax.tasks import metrics, reranking
 from tests import made_tasks
 
 
@@ -49,11 +49,11 @@ def test_scores_are_those_of_trec_eval():
 
 def test_scores_by_hand():
   # Relevant at 2 (grade 1) and 4 (grade 3) of four; a third one (grade 2) is not in the list.
-  scores = ranking_scores.of_query(np.array([0, 1, 0, 3]), np.array([1, 3, 2, 0]))
+  scores = metrics.ranking(np.array([0, 1, 0, 3]), np.array([1, 3, 2, 0]))
   dcg, ideal = 1 / np.log2(3) + 3 / np.log2(5), 3 + 2 / np.log2(3) + 1 / np.log2(4)
   assert scores == pytest.approx({'ndcg_10': dcg / ideal, 'mrr_10': 1 / 2,
                                   'map': (1 / 2 + 2 / 4) / 3, 'recall': 2 / 3})
-  late = ranking_scores.of_query(np.array([0] * 10 + [1]), np.array([1]))
+  late = metrics.ranking(np.array([0] * 10 + [1]), np.array([1]))
   assert late == pytest.approx({'ndcg_10': 0, 'mrr_10': 0, 'map': 1 / 11, 'recall': 1})
 
 

@@ -6,7 +6,6 @@ import copy
 import functools
 import hashlib
 import json
-import re
 from typing import Any, NamedTuple
 import unicodedata
 
@@ -82,9 +81,10 @@ class Tokenizer(abc.ABC):
   def encode_with_offsets(self, texts: Sequence[str]) -> list[Offsets]:
     """Returns the ids of each text, and the characters [start, end) of each token."""
 
-  @abc.abstractmethod
   def encode_with_masks(self, text: str) -> list[int]:
     """Returns the token ids of a text in which "[MASK]" stands for the mask token."""
+    text = text.replace('[MASK]', self.vocab[self.mask_id])
+    return self.parsing(True).encode_batch([text])[0]
 
   def encode_with_spans(self, texts: Sequence[str]) -> list[Offsets]:
     """Encodes texts with offsets that are fit for quotations from the text.
@@ -124,13 +124,14 @@ class Tokenizer(abc.ABC):
   def save(self, directory: epath.Path):
     """Writes the files that `load` reads, in the Hugging Face layout."""
 
+  @property
+  def _named(self) -> dict[str, str]:
+    return {f'{role}_token': self.vocab[getattr(self, f'{role}_id')] for role in ROLES}
+
   def _save(self, directory: epath.Path, files: Mapping[str, bytes],
             settings: Mapping[str, Any]):
     """Writes `files`, and CONFIG with `settings` and the special tokens."""
-    config = {
-        **settings,
-        **{f'{role}_token': self.vocab[getattr(self, f'{role}_id')] for role in ROLES},
-    }
+    config = {**settings, **self._named}
     if self.parses_special or self.markers:
       config[PARSES] = not self.parses_special
     # Recorded only for an unusual table: other files stay as transformers has them.
@@ -173,8 +174,3 @@ def special_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
 def digest(tokenizer: Tokenizer) -> str:
   """A short hash of the vocabulary and its settings."""
   return hashlib.blake2b(tokenizer.serialized(), digest_size=16).hexdigest()
-
-
-def is_unused(entry: str) -> bool:
-  """True for "[unusedN]", an entry that no text uses."""
-  return re.fullmatch(r'\[unused\d+\]', entry) is not None

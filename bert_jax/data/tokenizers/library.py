@@ -5,7 +5,7 @@ byte-level BPE of RoBERTa and ModernBERT, the unigram models of XLM-R and DeBERT
 Truncation and padding are removed: bert_jax cuts and pads rows itself.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import functools
 import json
@@ -99,29 +99,11 @@ def _check_unknown(model: Mapping[str, Any], where: Any):
           f'{where}: its model has no entry for unknown text (unk_token or unk_id)')
 
 
-def _hidden(name: str) -> str:
-  return f'{name} '  # an entry with a space matches no text
-
-
-def _hide(entries: Collection[str], model: dict[str, Any]) -> dict[str, Any]:
-  """Hides entries of a model from texts: they keep their ids under other names."""
-  vocab, unk = model['vocab'], model.get('unk_token')
-  if isinstance(vocab, list):  # unigram
-    return model | {
-        'vocab': [[_hidden(piece) if piece in entries else piece, score]
-                  for piece, score in vocab]
-    }
-  return model | {
-      'vocab': {_hidden(entry) if entry in entries and entry != unk else entry: i
-                for entry, i in vocab.items()}
-  }
-
-
 class LibraryTokenizer(base.Tokenizer):
   """The tokenizer that a tokenizer.json describes."""
 
   def __init__(self, settings: Mapping[str, Any], where: Any = 'tokenizer.json',
-               named: Mapping[str, str] | None = None, markers: Sequence[str] = ()):
+               named: Mapping[str, str] = {}, markers: Sequence[str] = ()):
     """Reads the content of a tokenizer.json.
 
     Args:
@@ -134,7 +116,6 @@ class LibraryTokenizer(base.Tokenizer):
       UserError: the library refuses the file, a special token is missing, or ids have
         large gaps.
     """
-    named = named or {}
     # Only keys that the file has are cleared: a new key would change the digest.
     self._settings = {**settings,
                       **dict.fromkeys({'truncation', 'padding'} & settings.keys())}
@@ -156,9 +137,8 @@ class LibraryTokenizer(base.Tokenizer):
     ids = self._find_roles(ids, named, where)
     self.kind = type(self._parsing.model).__name__.lower()
     check_ids(ids, where)
-    self.vocab = [f'[unused{i}]' for i in range(max(ids.values()) + 1)]
-    for entry, i in ids.items():
-      self.vocab[i] = entry
+    entry_of = {i: entry for entry, i in ids.items()}
+    self.vocab = [entry_of.get(i, f'[unused{i}]') for i in range(max(entry_of) + 1)]
     self.entries = len(self.vocab)
     self.around = self._around_texts()
     if self.kind == 'bpe':
@@ -173,11 +153,6 @@ class LibraryTokenizer(base.Tokenizer):
   @property
   def _added(self) -> list[dict[str, Any]]:
     return self._settings.get('added_tokens') or []
-
-  @property
-  def _named(self) -> dict[str, str]:
-    return {f'{role}_token': self.vocab[getattr(self, f'{role}_id')]
-            for role in base.ROLES}
 
   def _find_roles(self, ids: Mapping[str, int], named: Mapping[str, str],
                   where: Any) -> Mapping[str, int]:
@@ -247,17 +222,22 @@ class LibraryTokenizer(base.Tokenizer):
     """
     unused = {x for x in self.vocab if x.endswith('NOTUSED')}  # CamemBERT
     hidden, model = self._never_text | unused, self._settings['model']
-    vocab = model['vocab']
-    pieces = {x for x, _ in vocab} if isinstance(vocab, list) else vocab
-    # The unknown token keeps its name: the model looks it up.
-    renamed = {x for x in hidden if x in pieces and x != model.get('unk_token')}
+    vocab, is_unigram = model['vocab'], isinstance(model['vocab'], list)
+    pieces = {piece for piece, _ in vocab} if is_unigram else vocab
+    # An entry with a space matches no text. The unknown token keeps its name: the model
+    # looks it up.
+    names = {x: f'{x} ' for x in hidden if x in pieces and x != model.get('unk_token')}
+    if is_unigram:
+      vocab = [[names.get(piece, piece), score] for piece, score in vocab]
+    else:
+      vocab = {names.get(entry, entry): i for entry, i in vocab.items()}
     added = [x | {
-        'content': _hidden(x['content']) if x['content'] in renamed else x['content'],
+        'content': names.get(x['content'], x['content']),
         'special': ((x['special'] or x['content'] in hidden)
                     and x['content'] not in self.markers),
     } for x in self._added]
     plain = tokenizers.Tokenizer.from_str(json.dumps(
-        self._settings | {'model': _hide(renamed, model), 'added_tokens': added}))
+        self._settings | {'model': model | {'vocab': vocab}, 'added_tokens': added}))
     plain.encode_special_tokens = True
     return plain
 
@@ -300,10 +280,6 @@ class LibraryTokenizer(base.Tokenizer):
   def encode_with_offsets(self, texts: Sequence[str]) -> list[base.Offsets]:
     encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
     return [(e.ids, e.offsets) for e in encodings]
-
-  def encode_with_masks(self, text: str) -> list[int]:
-    text = text.replace('[MASK]', self.vocab[self.mask_id])
-    return self._parsing.encode(text, add_special_tokens=False).ids
 
   def encode_with_words(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
     """Encodes texts and marks, by the splitter, the tokens that start a word.

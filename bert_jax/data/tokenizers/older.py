@@ -24,6 +24,7 @@ from bert_jax.runtime import console, storage
 # text never matches these entries.
 _CASED_SHARE = 0.05
 _FLAGS = ('single_word', 'lstrip', 'rstrip', 'normalized', 'special')
+_UNUSED = re.compile(r'\[unused\d+\]|.*NOTUSED')  # entries that no text uses
 _BEGIN_PIECES = ['<unk>', '<s>', '</s>']  # of every fairseq model
 # ([CLS], its id), ([SEP], its id) -> the post-processor that writes them around texts.
 _Around = Callable[[tuple[str, int], tuple[str, int]], Any]
@@ -58,8 +59,7 @@ class Folder(NamedTuple):
               f'{base.CONFIG} has {name}={tokens!r}, which is not a list of tokens')
       extra += tokens.values() if isinstance(tokens, dict) else tokens
     return [x for x in dict.fromkeys(str(token(x)) for x in extra)
-            if x not in self.named.values() and not base.is_unused(x)
-            and not x.endswith('NOTUSED')]
+            if x not in self.named.values() and not _UNUSED.fullmatch(x)]
 
   def flag(self, name: str, default: bool | None) -> bool | None:
     """A boolean setting; raises UserError if it is neither true nor false."""

@@ -11,7 +11,6 @@ from typing import Any
 from etils import epath
 
 from bert_jax.data.tokenizers import base, library, older, spiece
-from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.errors import require
 from bert_jax.runtime import storage
 
@@ -47,7 +46,7 @@ def longest_input(directory: epath.Path) -> float:
   return longest
 
 
-def load(path: str | epath.Path, lowercase: bool | None = None) -> Tokenizer:
+def load(path: str | epath.Path, lowercase: bool | None = None) -> base.Tokenizer:
   """Loads a folder, or one of its files: tokenizer.json, vocab.txt, vocab.json, *.model.
 
   Args:
@@ -115,7 +114,8 @@ def _with_capitals(normalizer: Any) -> Any:
   return normalizer | ({'lowercase': False} if is_berts else {})
 
 
-def _read(path: epath.Path, folder: older.Folder, lowercase: bool | None) -> Tokenizer:
+def _read(path: epath.Path, folder: older.Folder,
+          lowercase: bool | None) -> base.Tokenizer:
   if path.suffix == '.model' and not _OLDER.get(path.name):
     return spiece.load(path)
   if _OLDER.get(path.name):

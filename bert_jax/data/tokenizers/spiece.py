@@ -17,7 +17,6 @@ import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
 from bert_jax.data.tokenizers import base, library
-from bert_jax.data.tokenizers.base import CONFIG, SPACE
 from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
@@ -122,10 +121,10 @@ class SentencePiece(base.Tokenizer):
 
   def _without_comma(self, piece: str) -> list[tuple[int, int]]:
     """(id, number of characters) of the pieces that replace "9,": digits and a comma."""
-    pieces = self._processor.encode(piece[:-1].replace(SPACE, ''), out_type=str)
-    if piece[0] != SPACE:
-      pieces[:1] = [x.removeprefix(SPACE) for x in pieces[:1]]
-    return [(self._processor.piece_to_id(x), len(x.removeprefix(SPACE)))
+    pieces = self._processor.encode(piece[:-1].replace(base.SPACE, ''), out_type=str)
+    if piece[0] != base.SPACE:
+      pieces[:1] = [x.removeprefix(base.SPACE) for x in pieces[:1]]
+    return [(self._processor.piece_to_id(x), len(x.removeprefix(base.SPACE)))
             for x in (*pieces, ',') if x]
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -138,12 +137,8 @@ class SentencePiece(base.Tokenizer):
             for ids in encoded]
 
   def encode_with_offsets(self, texts: Sequence[str]) -> list[base.Offsets]:
-    if not self.parses_special:
-      return [self._encode_text(text) for text in texts]
-    return [self._encode_parts(text) for text in texts]
-
-  def encode_with_masks(self, text: str) -> list[int]:
-    return self._encode_parts(text.replace('[MASK]', self.vocab[self.mask_id]))[0]
+    encode = self._encode_parts if self.parses_special else self._encode_text
+    return [encode(text) for text in texts]
 
   def _encode_parts(self, text: str) -> base.Offsets:
     """Encodes a text and parses its special tokens."""
@@ -177,7 +172,7 @@ class SentencePiece(base.Tokenizer):
                  for begin, (start, end) in zip(begins, spans)]
 
   def word_starts(self) -> np.ndarray:
-    return np.array([i >= self._size or entry.startswith(SPACE)
+    return np.array([i >= self._size or entry.startswith(base.SPACE)
                      for i, entry in enumerate(self.vocab)])
 
   def serialized(self) -> bytes:
@@ -216,9 +211,9 @@ class SentencePiece(base.Tokenizer):
     if normalization:
       steps.append(normalizers.Precompiled(normalization))
     complete.normalizer = normalizers.Sequence(steps)
-    complete.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, 'always')])
-    complete.decoder = tokenizers.decoders.Metaspace(SPACE, 'always')
+    complete.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(base.SPACE, 'always')])
+    complete.decoder = tokenizers.decoders.Metaspace(base.SPACE, 'always')
     controls = [self.vocab[i] for i in ids if p.is_control(i) or p.is_unknown(i)]
     complete.add_special_tokens(controls + self.vocab[self._size:])
     complete.post_processor = library.template(
@@ -238,14 +233,15 @@ class SentencePiece(base.Tokenizer):
 def _read_cleaning(directory: epath.Path) -> Cleaning:
   """The cleaning that the files of a model's folder name, or else ALBERT's usual one."""
   model_config, settings = (storage.read_json_if_any(directory / name)
-                            for name in ('config.json', CONFIG))
+                            for name in ('config.json', base.CONFIG))
   # Published ALBERTs were trained on cleaned text, but not every folder says so.
   is_albert = model_config.get('model_type') == 'albert'
   cleaning = {'do_lower_case': is_albert, 'keep_accents': not is_albert}
   cleaning |= {name: settings[name] for name in cleaning if name in settings}
   for name, value in cleaning.items():
     require(isinstance(value, bool),
-            f'{directory}/{CONFIG} has {name}={value!r}, which is neither true nor false')
+            f'{directory}/{base.CONFIG} has {name}={value!r}, which is neither true nor '
+            'false')
   return Cleaning(cleaning['do_lower_case'], not cleaning['keep_accents'])
 
 

@@ -13,12 +13,10 @@ import tokenizers
 from tokenizers import pre_tokenizers, trainers
 
 from bert_jax.data.tokenizers import base, older
-from bert_jax.data.tokenizers.base import SPECIAL_TOKENS, Tokenizer
 from bert_jax.data.tokenizers.library import LibraryTokenizer
 from bert_jax.data.tokenizers.spiece import SentencePiece
 from bert_jax.errors import UserError, require, require_choice
 
-KINDS = ('wordpiece', 'sentencepiece', 'bpe')
 _Texts = Callable[[], Iterable[str]]
 _ROBERTAS = ('<s>', '<pad>', '</s>', '<unk>', '<mask>')
 
@@ -28,16 +26,16 @@ def _entries(texts: Iterable[str], lowercase: bool, size: int, first: Iterable[s
   """Trains WordPiece; returns its sorted entries with `first`, without special tokens."""
   options = {} if alphabet is None else {
       'initial_alphabet': list(alphabet), 'limit_alphabet': len(list(alphabet))}
-  library = older.wordpiece(SPECIAL_TOKENS, lowercase).parsing(True).library
+  library = older.wordpiece(base.SPECIAL_TOKENS, lowercase).parsing(True).library
   library.train_from_iterator(texts, trainers.WordPieceTrainer(
-      vocab_size=size, special_tokens=[*SPECIAL_TOKENS, *first], show_progress=False,
+      vocab_size=size, special_tokens=[*base.SPECIAL_TOKENS, *first], show_progress=False,
       min_frequency=2, **options))
-  return sorted(set(library.get_vocab()) - set(SPECIAL_TOKENS))
+  return sorted(set(library.get_vocab()) - set(base.SPECIAL_TOKENS))
 
 
 def _train_wordpiece(texts: _Texts, vocab_size: int, lowercase: bool) -> LibraryTokenizer:
   counts = collections.Counter()
-  clean = older.wordpiece(SPECIAL_TOKENS, lowercase).normalized
+  clean = older.wordpiece(base.SPECIAL_TOKENS, lowercase).normalized
 
   def counted() -> Iterator[str]:
     for text in texts():
@@ -47,14 +45,14 @@ def _train_wordpiece(texts: _Texts, vocab_size: int, lowercase: bool) -> Library
   # The trainer numbers the pieces inside words in the order of a hash table, and breaks
   # ties between equally frequent pairs by these numbers. The alphabet does not depend on
   # the numbers. It comes from a first training, is sorted, and fixes them in the second.
-  singles = _entries(counted(), lowercase, len(SPECIAL_TOKENS))
+  singles = _entries(counted(), lowercase, len(base.SPECIAL_TOKENS))
   alphabet = sorted({single.removeprefix('##') for single in singles},
                     key=lambda character: (-counts[character], character))
   # Published vocabularies have about 1,000 single characters. Rarer ones become [UNK].
   alphabet = alphabet[:max(vocab_size // 8, 100)]
   inside = [x for x in singles if x.startswith('##') and x[2:] in alphabet]
   entries = _entries(texts(), lowercase, vocab_size, inside, alphabet)
-  return older.wordpiece([*SPECIAL_TOKENS, *entries], lowercase)
+  return older.wordpiece([*base.SPECIAL_TOKENS, *entries], lowercase)
 
 
 def _train_bpe(texts: _Texts, vocab_size: int, lowercase: bool) -> LibraryTokenizer:
@@ -102,7 +100,11 @@ def _train_sentencepiece(texts: _Texts, vocab_size: int,
   return SentencePiece(model.getvalue())
 
 
-def train(kind: str, texts: _Texts, vocab_size: int, lowercase: bool) -> Tokenizer:
+_TRAINERS = {'wordpiece': _train_wordpiece, 'sentencepiece': _train_sentencepiece,
+             'bpe': _train_bpe}
+
+
+def train(kind: str, texts: _Texts, vocab_size: int, lowercase: bool) -> base.Tokenizer:
   """Trains a vocabulary of at most `vocab_size` entries, special tokens included.
 
   Args:
@@ -114,9 +116,8 @@ def train(kind: str, texts: _Texts, vocab_size: int, lowercase: bool) -> Tokeniz
   Raises:
     UserError: the kind is unknown, the size is impossible, or the text is too short.
   """
-  require_choice('data.tokenizer', kind, KINDS)
+  require_choice('data.tokenizer', kind, _TRAINERS)
   require(vocab_size > len(base.ROLES),
           f'model.vocab_size={vocab_size} leaves no room for entries besides the special '
           'tokens')
-  trainer = dict(zip(KINDS, (_train_wordpiece, _train_sentencepiece, _train_bpe)))[kind]
-  return trainer(texts, vocab_size, lowercase)
+  return _TRAINERS[kind](texts, vocab_size, lowercase)
