@@ -323,9 +323,7 @@ def _first_line(error: BaseException) -> str:
 
 def tfds_documents(name: str, text_column: str) -> Iterator[str]:
   """Yields the texts in one feature of a data set's train split."""
-  source = open_tfds(name, 'train')
-  for i in range(len(source)):
-    example = source[i]
+  for i, example in enumerate(open_tfds(name, 'train')):
     require(text_column in example,
             f'tfds:{name} has no column {text_column!r}: set text_column to one of '
             f'{", ".join(sorted(example))}')

@@ -144,8 +144,6 @@ class Plan:
 
   def locate(self, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(the corpus of each row, the number of earlier rows of that corpus): [B] each."""
-    if not len(number):
-      return number, number
     corpus, rank, before = self._stretch(int(number.min()), int(number.max()))
     index = number - before.sum()
     return corpus[index], rank[index]

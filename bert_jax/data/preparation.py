@@ -345,11 +345,9 @@ def prepare(settings: Settings, output: str, workers: int = 0):
     UserError: a mistake in the settings, the text or the output.
     Failed: a worker died; the same call continues.
   """
-  digest = None
   # A wrong vocabulary is reported before the text is read.
-  if settings.vocab:
-    digest = tokenizer_base.digest(
-        tokenizer_reader.load(settings.vocab, settings.lowercase))
+  digest = None if not settings.vocab else tokenizer_base.digest(
+      tokenizer_reader.load(settings.vocab, settings.lowercase))
   storage.check('--output', output)
   folder, is_remote = epath.Path(output), storage.is_remote(output)
   if (folder / 'manifest.json').exists():

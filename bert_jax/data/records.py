@@ -332,6 +332,6 @@ def print_summary(output: str):
     lines.append(('plateau',
                   f'{manifest["unigram_entropy"]:.3f} nat: the held-out MLM loss of a '
                   'model that knows only the token frequencies'))
-  lines += [('note', note) for note in manifest['notes']]
-  lines += [('records', f'{output}, digest {manifest["digest"]}')]
+  lines += [*(('note', note) for note in manifest['notes']),
+            ('records', f'{output}, digest {manifest["digest"]}')]
   console.print_lines(lines)

@@ -81,9 +81,9 @@ def read(source: str, task: Glue, split: str) -> Iterator[table.Row]:
   if source.startswith('tfds:'):
     yield from _from_tfds(source.removeprefix('tfds:'), task, split)
     return
-  names = None
-  if task.submission == 'CoLA.tsv' and not table.read_text(source).startswith('index\t'):
-    names = ('source', 'label', 'mark', 'sentence')
+  has_header = (task.submission != 'CoLA.tsv'
+                or table.read_text(source).startswith('index\t'))
+  names = None if has_header else ('source', 'label', 'mark', 'sentence')
   for row in table.read_separated(source, 'tsv', names, whole=False):
     # GLUE has short lines: their value is None. A column that no line has passes here and
     # raises UserError where it is read.

@@ -159,8 +159,9 @@ class Batches:
     first, microbatches, needed = self.features.first, [], 0
     for m in range(self._microbatches):
       own = examples[m::self._microbatches]
-      inputs = [np.arange(first[i], first[i + 1]) for i in own]
-      inputs = np.concatenate(inputs or [np.array([], int)])
+      # With an empty array: a short step may leave a microbatch without examples.
+      inputs = np.concatenate([
+          np.array([], int), *(np.arange(first[i], first[i + 1]) for i in own)])
       row_of, rows = packing.pack(self.features.sizes[inputs], self.length, self._slots)
       microbatches.append(_Packed(own, inputs, row_of))
       needed = max(needed, rows)

@@ -50,8 +50,7 @@ class Row(NamedTuple):
 
   def or_null(self, column: str) -> Any:
     """Returns a value; None = the line has the column with null in it."""
-    is_null = self.values.get(column, '') is None
-    return None if is_null else self[column]
+    return None if self.values.get(column, '') is None else self[column]
 
   def text(self, column: str) -> str:
     value = self[column]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from bert_jax.labelled.packed_examples import Batch
 from bert_jax.model import bert_config, dropout_bits, encoder, layers
-from bert_jax.objectives import losses
+from bert_jax.objectives import losses, objective
 
 
 def output_layer(config: bert_config.BertConfig, outputs: int) -> nn.Dense:
@@ -57,11 +57,9 @@ class FineTuning(abc.ABC):
 
   def _applied(self, params: Any, row: jax.Array, key: jax.Array | None) -> Callable:
     """Returns the model as a function of its inputs; `row` [R] has the row numbers."""
-    rngs = {}
-    if key is not None:
-      # Microbatches must not share dropout: their first row number distinguishes them.
-      rngs['dropout'] = dropout_bits.microbatch_key(key, row)
-    return functools.partial(self.model.apply, params, deterministic=key is None, rngs=rngs)
+    # Microbatches must not share dropout: their first row number distinguishes them.
+    dropout = None if key is None else dropout_bits.microbatch_key(key, row)
+    return functools.partial(self.model.apply, params, **objective.with_dropout(dropout))
 
   def _forward(self, params: Any, batch: Batch, key: jax.Array | None) -> jax.Array:
     return self.logits(self._applied(params, batch.row, key), batch)

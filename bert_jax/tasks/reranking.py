@@ -198,8 +198,8 @@ class RerankingFiles(finetuning_data.ExampleFiles):
   def scores(self, split, outputs):
     """Computes NDCG@10, MRR@10 and MAP."""
     of_queries = []
-    of_groups = zip(split.examples, finetuning_data.by_example(outputs), strict=True)
-    for group, logits in of_groups:
+    for group, logits in zip(split.examples, finetuning_data.by_example(outputs),
+                             strict=True):
       grades = np.array(group.grades)
       # At equal scores the least relevant comes first: a constant score must not rank
       # well.
@@ -257,9 +257,9 @@ def rank(bert: task_kind.TrainedModel, examples: Sequence[tuple[str, Sequence[st
          prompt: str | None = None) -> list[task_kind.Answer]:
   """Answers each (query, documents) with {'ranking': [{'document', 'score'}]}.
 
-  The best document comes first; documents count from 0. The scores are the scores of
-  CrossEncoder: the sigmoid of the logit, unless the folder of the model names another
-  activation. `prompt`: see `pair_logits`.
+  The best document comes first; documents count from 0. The scores equal CrossEncoder's:
+  the sigmoid of the logit, unless the folder of the model names another activation.
+  `prompt`: see `pair_logits`.
   """
   pairs = [(query, d) for query, documents in examples for d in documents]
   logits = pair_logits(bert, pairs, prompt).astype(np.float64)

@@ -177,9 +177,8 @@ def vectors(bert: task_kind.TrainedModel, texts: Sequence[str],
   """Weighs the entries of the vocabulary for some texts: [texts, V] float32.
 
   The folder of a SparseEncoder has its own pooling, prompts and longest input. `prompt`
-  names
-  a prompt: None = the default prompt, '' = no prompt. A text that is too long is cut at
-  the end.
+  names a prompt: None = the default prompt, '' = no prompt. A text that is too long is
+  cut at the end.
 
   Raises:
     UserError: a model without a masked-LM head, or an unknown prompt.

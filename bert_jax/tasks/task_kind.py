@@ -91,8 +91,8 @@ class TaskKind:
   def abstract_params(cls, config: bert_config.BertConfig, num_labels: int) -> Any:
     """Returns the tree of ShapeDtypeStructs of a model with this head."""
     tokens, key = encoder.init_tokens(), jax.random.key(0)
-    init = cls.head(config, num_labels).init
-    return nn.unbox(jax.eval_shape(init, key, tokens, tokens.ids[:, :1]))
+    return nn.unbox(jax.eval_shape(cls.head(config, num_labels).init, key, tokens,
+                                   tokens.ids[:, :1]))
 
   @classmethod
   def head_of(cls, bert: TrainedModel) -> nn.Module:

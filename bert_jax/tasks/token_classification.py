@@ -29,13 +29,13 @@ from bert_jax.tasks import (
   task_kind,
 )
 
-# As BERT's own tokenizer splits a text, whatever the vocabulary: at spaces, around
-# punctuation and around the characters of Chinese.
+# Splits a text as BERT's tokenizer does, whatever the vocabulary: at spaces, and around
+# punctuation and Chinese characters.
 _WORDS = pre_tokenizers.Sequence([
     pre_tokenizers.BertPreTokenizer(),
     pre_tokenizers.Split(tokenizers.Regex(r'\p{Han}'), 'isolated')])
-# The scripts that write no spaces between words, as the names of their letters begin.
-# Chinese characters are words of their own already.
+# Scripts without spaces between words: how the Unicode names of their letters begin.
+# Chinese is missing, because `_WORDS` splits it into characters.
 _UNSPACED = ('THAI ', 'LAO ', 'KHMER ', 'MYANMAR ', 'TIBETAN ', 'HIRAGANA ', 'KATAKANA ',
              'HALFWIDTH KATAKANA ', 'KATAKANA-HIRAGANA ', 'NEW TAI LUE ', 'TAI LE ',
              'TAI THAM ', 'TAI VIET ', 'JAVANESE ', 'BALINESE ')
@@ -296,8 +296,7 @@ def tag(bert: task_kind.TrainedModel, inputs: Sequence[str]) -> list[task_kind.A
   units = find_units(inputs, bert.tokenizer)
   sentences = [[unit.pieces for unit in of_text] for of_text in units]
   answers = []
-  of_texts = zip(inputs, units, _tag_probabilities(bert, sentences))
-  for text, words, probabilities in of_texts:
+  for text, words, probabilities in zip(inputs, units, _tag_probabilities(bert, sentences)):
     entities = []
     tags = [bert.model.labels[i] for i in probabilities.argmax(-1)]
     for e in conll.entities(_joined(words, tags)):

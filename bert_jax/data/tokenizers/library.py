@@ -180,8 +180,7 @@ class LibraryTokenizer(base.Tokenizer):
     if missing:
       self._parsing.add_special_tokens(
           [tokenizers.AddedToken(x, normalized=False, special=True) for x in missing])
-      written = json.loads(self._parsing.to_str())
-      self._settings |= {'added_tokens': written['added_tokens']}
+      self._settings['added_tokens'] = json.loads(self._parsing.to_str())['added_tokens']
       ids = self._parsing.get_vocab(with_added_tokens=True)
     for role, name in roles.items():
       setattr(self, f'{role}_id', ids[name])
@@ -206,9 +205,9 @@ class LibraryTokenizer(base.Tokenizer):
         x for x in ('a', *self.vocab)
         if library.encode([x], is_pretokenized=True, add_special_tokens=False).ids)
     one, two = (library.encode(*[[word]] * n, is_pretokenized=True) for n in (1, 2))
-    texts = [[i for i, number in enumerate(encoding.sequence_ids) if number == n]
-             for encoding, n in ((one, 0), (two, 0), (two, 1))]
-    only, first, second = texts
+    only, first, second = (
+        [i for i, number in enumerate(encoding.sequence_ids) if number == n]
+        for encoding, n in ((one, 0), (two, 0), (two, 1)))
     return base.Around(
         (tuple(one.ids[:only[0]]), tuple(one.ids[only[-1] + 1:])),
         (tuple(two.ids[:first[0]]), tuple(two.ids[first[-1] + 1:second[0]]),
