@@ -93,12 +93,13 @@ class Settings:
     its hyphens and commas inside words and numbers are removed.
     """
     import sentencex  # training on token records does not need it
-    is_wikitext, lines = self.format == 'wikitext', document.split('\n')
+    is_wikitext = self.format == 'wikitext'
     if is_wikitext:
       for mark in '-,.':
         document = document.replace(f' @{mark}@ ', mark)
-      lines = [line for line in document.split('\n')
-               if not _WIKITEXT_SUBHEADING.match(line)]
+    lines = document.split('\n')
+    if is_wikitext:
+      lines = [line for line in lines if not _WIKITEXT_SUBHEADING.match(line)]
     if self.lines_are_sentences:
       sentences = lines
     elif is_wikitext:
@@ -207,8 +208,8 @@ def format_of(file: str, data_format: str) -> str:
 
 def has_columns(source: str, data_format: str) -> bool:
   """True if a source (a glob, tfds:NAME or builtin) has named columns, not plain text."""
-  return source.startswith('tfds:') or source != 'builtin' and any(
-      format_of(file, data_format) == 'jsonl' for file in find_files(source))
+  return source.startswith('tfds:') or (source != 'builtin' and any(
+      format_of(file, data_format) == 'jsonl' for file in find_files(source)))
 
 
 def read_file(file: str, data_format: str, text_column: str) -> Iterator[str]:

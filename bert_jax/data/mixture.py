@@ -42,15 +42,13 @@ def parse(source: str) -> tuple[WeightedCorpus, ...]:
   Raises:
     UserError: a corpus has no weight, or the sum of the weights is not positive.
   """
-  matches, at = [], 0
-  while match := _PART.match(source, at):
-    matches.append(match)
-    at = match.end()
+  matches = list(_PART.finditer(source))
   if not matches:
     return ()
-  require(at == len(source),
-          f'data.source={source!r}: {source[at:]!r} has no weight: give each corpus one, '
-          "as in 'wiki/*.gz=0.7,books/*.gz=0.3'")
+  rest = source[matches[-1].end():]
+  require(not rest,
+          f'data.source={source!r}: {rest!r} has no weight: give each corpus one, as in '
+          "'wiki/*.gz=0.7,books/*.gz=0.3'")
   try:
     weights = np.array(
         [(float(m['start']), float(m['end'] or m['start'])) for m in matches])

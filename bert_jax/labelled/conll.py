@@ -127,12 +127,12 @@ def _is_word(line: _Line) -> bool:
 
 def _without_comments(block: list[_Line], columns: tuple[int, int | None],
                       known: Collection[str], widths: Collection[int]) -> list[_Line]:
-  """Returns a sentence without the comments in front that look like words.
+  """Returns a sentence without the comments at its start that look like words.
 
-  A comment begins with '#', and one of these holds: its number of fields differs from the
-  words, the words have numbers in its place, or its tag is not `known`. GermEval has '#',
-  an address and a date between tabs. MultiCoNER has '# id 17 domain=en'. A word '#' whose
-  tag other words have too is not a comment.
+  A line that begins with '#' is a comment if its number of fields differs from the lines
+  of words, if these lines have numbers or '_' in its place, or if its tag is not `known`.
+  GermEval has '#', an address and a date between tabs. MultiCoNER has
+  '# id 17 domain=en'. A word '#' with a tag of other words is not a comment.
 
   Args:
     block: the lines.

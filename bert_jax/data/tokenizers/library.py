@@ -221,7 +221,8 @@ class LibraryTokenizer(base.Tokenizer):
     """
     unused = {x for x in self.vocab if x.endswith('NOTUSED')}  # CamemBERT
     hidden, model = self._never_text | unused, self._settings['model']
-    vocab, is_unigram = model['vocab'], isinstance(model['vocab'], list)
+    vocab = model['vocab']
+    is_unigram = isinstance(vocab, list)
     pieces = {piece for piece, _ in vocab} if is_unigram else vocab
     # An entry with a space matches no text. The unknown token keeps its name: the model
     # looks it up.

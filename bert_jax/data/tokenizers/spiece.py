@@ -182,8 +182,8 @@ class SentencePiece(base.Tokenizer):
     """The tokenizer for transformers, which parses special tokens; None if not a unigram.
 
     A unigram model of the library cannot split "9," afterward. As in transformers'
-    converter for ALBERT, such pieces get a very low score, so that other pieces win. They
-    are nearly always the same ones.
+    converter for ALBERT, such pieces get a very low score, so that other pieces win:
+    nearly always the ones of `_without_comma`.
     """
     normalization = character_map(self._model)
     if normalization is None:
