@@ -22,8 +22,6 @@ _PUSH = flags.DEFINE_string(
     'push', '',
     'ORGANIZATION/NAME on the Hugging Face hub: upload the result, and each checkpoint '
     'of a workdir as a branch.')
-flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
-flags.adopt_module_key_flags(overwrite_flag)
 
 
 def _main(argv: list[str]):

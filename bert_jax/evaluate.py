@@ -2,7 +2,6 @@
 
 from absl import flags
 
-from bert_jax import errors
 from bert_jax.commands import checkpoint_flags, command, overwrite_flag
 
 _MODEL = flags.DEFINE_string(
@@ -53,8 +52,6 @@ _OPTIONS = {
     'twin': flags.DEFINE_bool(
         'twin', False, 'glue: also score a model with random parameters.'),
 }
-flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
-flags.adopt_module_key_flags(overwrite_flag)
 
 
 def _main(argv: list[str]):
@@ -62,10 +59,7 @@ def _main(argv: list[str]):
   # Only the given flags: suites have their own defaults, and reject flags without effect.
   options = {name: flag.value for name, flag in _OPTIONS.items() if flag.present}
   if 'rates' in options:
-    try:
-      options['rates'] = tuple(map(float, options['rates']))
-    except ValueError as e:
-      raise errors.UserError(f'--rates: {e}') from e
+    options['rates'] = command.numbers('--rates', options['rates'], float)
   from bert_jax.evaluation import suites  # after the flags: JAX is slow to import
   from bert_jax.runtime import platforms, storage
   platforms.begin_command()

@@ -19,7 +19,6 @@ _LAYER = flags.DEFINE_integer(
 _HEAD = flags.DEFINE_integer(
     'head', None, 'attention.png: a head, from 1; by default the mean of all.')
 _OUTPUT = flags.DEFINE_string('output', None, 'A .html or .png file.')
-flags.adopt_module_key_flags(overwrite_flag)  # listed by --help
 
 
 def _main(argv: list[str]):

@@ -3,9 +3,8 @@
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.commands import command, config_flag, config_help, named_configs
+from bert_jax.commands import command, config_flag, config_help
 
-flags.adopt_module_key_flags(config_flag)  # listed by --help
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, local or gs://.')
 
 
@@ -25,5 +24,5 @@ def _main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  command.run_command(_main, config_flag.explain, named_configs.with_paths,
+  command.run_command(_main, config_flag.explain, config_flag.with_paths,
                      more_help=config_help.text)

@@ -22,13 +22,11 @@ _MARGIN = flags.DEFINE_float(
 _POOLING = flags.DEFINE_string(
     'pooling', None, "cls, mean, max; by default the model's own, or mean.")
 _MAX_LEN = flags.DEFINE_integer('max_len', None, 'Longest text in tokens.')
-flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
-flags.adopt_module_key_flags(overwrite_flag)
 
 
 def _main(argv: list[str]):
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)
-  ranks = command.whole_numbers('--ranks', _RANKS.value)
+  ranks = command.numbers('--ranks', _RANKS.value)
   from bert_jax.inference import mining  # after the flags: JAX is slow to import
   from bert_jax.runtime import platforms, storage
   platforms.begin_command()

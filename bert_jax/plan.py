@@ -9,12 +9,9 @@ from bert_jax.commands import (
   command,
   config_flag,
   config_help,
-  named_configs,
   overwrite_flag,
 )
 
-flags.adopt_module_key_flags(config_flag)  # listed by --help
-flags.adopt_module_key_flags(overwrite_flag)
 _TOPOLOGY = flags.DEFINE_list(
     'topology', ['local'],
     'TPU slices by generation and shape: v4:2x2x1, v5e:4x4, v5p:2x2x4, v6e:4x4, '
@@ -43,5 +40,5 @@ def _main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  command.run_command(_main, config_flag.explain, named_configs.with_paths,
+  command.run_command(_main, config_flag.explain, config_flag.with_paths,
                      more_help=config_help.text)

@@ -44,8 +44,6 @@ _STRICT = flags.DEFINE_bool(
     'strict', False,
     'End with status 2 at the first line without an answer. By default its answer is '
     '{"error": ...}, and the command ends with status 1 after all other lines.')
-flags.adopt_module_key_flags(checkpoint_flags)  # listed by --help
-flags.adopt_module_key_flags(overwrite_flag)
 
 # {flag: the only task that uses it}
 _USED_BY = {'pooling': 'embed', 'normalize': 'embed', 'layers': 'embed',
@@ -58,7 +56,7 @@ def _main(argv: list[str]):
     errors.require(not flags.FLAGS[name].present or _TASK.value in (None, '', task),
                    f'--{name} has no effect here: it is for --task={task}')
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)
-  layers = command.whole_numbers('--layers', _LAYERS.value)
+  layers = command.numbers('--layers', _LAYERS.value)
   from bert_jax.inference import predictions  # after the flags: JAX is slow to import
   from bert_jax.runtime import platforms, storage
   platforms.begin_command()

@@ -43,7 +43,6 @@ _BEAM = flags.DEFINE_string(
     'beam', None, 'Run as an Apache Beam pipeline with these options, such as '
     "'--runner=DataflowRunner --project=...'.")
 
-flags.adopt_module_key_flags(overwrite_flag)  # listed by --help
 
 # Messages about a run name fields of its config. This command has flags instead.
 _FIELDS = re.compile(r'(?<![\w/.])(?:data|model)\.(\w+)')

@@ -36,13 +36,12 @@ from absl import flags  # noqa: E402
 from ml_collections import config_flags  # noqa: E402
 
 from bert_jax import errors  # noqa: E402
-from bert_jax.commands import command, config_flag, named_configs  # noqa: E402
+from bert_jax.commands import command, config_flag  # noqa: E402
 from bert_jax.reporting import metrics_log  # noqa: E402
 from bert_jax.runs import resolve  # noqa: E402
 from bert_jax.runtime import ending  # noqa: E402
 from bert_jax.training import integrity  # noqa: E402
 
-flags.adopt_module_key_flags(config_flag)  # listed by --help
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the runs and of their tables.')
 _SWEEP = flags.DEFINE_multi_string('sweep', [], 'FIELD=VALUE,VALUE,...')
 _PARALLEL = flags.DEFINE_integer(
@@ -350,4 +349,4 @@ def main(argv: list[str]):
 
 if __name__ == '__main__':
   command.run_command(
-      main, config_flag.explain, named_configs.with_paths, known_only=True)
+      main, config_flag.explain, config_flag.with_paths, known_only=True)

@@ -33,7 +33,12 @@ def test_help_is_no_error(command, flag):
   assert done.returncode == 0 and not done.stderr, done.stderr
   source = ROOT / (command[-1] if len(command) == 1 else command[-1].replace('.', '/') + '.py')
   assert done.stdout.startswith(re.search('"""([^"\\n]*)', source.read_text())[1])
-  for name in re.findall(r"flags\.DEFINE_\w+\(\s*'(\w+)'", source.read_text()):
+  # The flags of the command, and the flags that it shares with others.
+  modules = {HOME / f'commands/{name}.py'
+             for name in re.findall(r'\b(\w+_flags?)\.', source.read_text())}
+  shared = filter(pathlib.Path.exists, modules)
+  for name in re.findall(r"flags\.DEFINE_\w+\(\s*'(\w+)'",
+                         ''.join(path.read_text() for path in (source, *shared))):
     assert re.search(rf'--(\[no\])?{name}:', done.stdout), name
   assert 'None' not in done.stdout
   assert (config_help.text() in done.stdout) == (command[-1] in ('bert_jax.main', 'bert_jax.plan'))

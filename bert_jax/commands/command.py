@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 import contextlib
 import os
 import signal
+import sys
+from typing import Any
 
 from absl import app, flags, logging
 
@@ -18,12 +20,13 @@ _WRONG_VALUES = {'Non-boolean argument': 'give true or false',
                  'could not convert string to float': 'give a number'}
 
 
-def whole_numbers(flag: str, values: Sequence[str]) -> tuple[int, ...]:
-  """Parses the values of a list flag; raises UserError if one is not a whole number."""
+def numbers(flag: str, values: Sequence[str], kind: type = int) -> tuple[Any, ...]:
+  """Parses the values of a list flag; raises UserError if one is not of this kind."""
   try:
-    return tuple(map(int, values))
+    return tuple(map(kind, values))
   except ValueError as e:
-    raise UserError(f'{flag}={",".join(values)}: give whole numbers') from e
+    what = 'whole numbers' if kind is int else 'numbers'
+    raise UserError(f'{flag}={",".join(values)}: give {what}') from e
 
 
 def _with_home(argument: str) -> str:
@@ -43,6 +46,10 @@ def _explained(error: Exception) -> str:
 
 
 def _show_help(more: Callable[[], str]):
+  # absl lists the flags of the main module: list the shared flags that it imports, too.
+  for module, shared in flags.FLAGS.flags_by_module_dict().items():
+    for flag in shared if module.startswith('bert_jax.commands.') else ():
+      flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
   with contextlib.suppress(BrokenPipeError):  # `--help | head` closes the pipe
     app.usage(shorthelp=True, writeto_stdout=True)
     print(more(), flush=True)

@@ -1,6 +1,9 @@
-"""The flag --config=FILE and its overrides --config.FIELD=VALUE."""
+"""The flag --config=FILE or NAME, and its overrides --config.FIELD=VALUE."""
 
+import ast
+import csv
 import pathlib
+import re
 import runpy
 from typing import Any
 
@@ -9,14 +12,92 @@ from ml_collections import ConfigDict, config_flags
 
 from bert_jax import config as config_lib
 from bert_jax import errors
-from bert_jax.commands import tuple_flag
 
-config_flags.register_flag_parser_for_type(tuple, tuple_flag.Parser())
+_HOME = pathlib.Path(__file__).parents[1]
+
+
+class TupleParser(flags.ArgumentParser):
+  """Parses overrides that are tuples: --config.data.labels=a,b,c.
+
+  It reads Python tuples, or whole numbers and strings that are separated by commas. The
+  parser of ml_collections reads a,b,c as one string, and it joins the values of a repeated flag.
+  With this parser the last value wins, as for all other flags. Nested or unclosed
+  brackets that Python cannot parse raise a ValueError.
+  """
+
+  def parse(self, argument: Any) -> tuple:
+    if not isinstance(argument, str):  # the default
+      return argument
+    text = argument.strip()
+    # A single quote alone is Python, too: a double quote may begin a CSV field.
+    if text[:1] in ('(', '[', "'"):
+      try:
+        value = ast.literal_eval(text)
+        return tuple(value) if isinstance(value, tuple | list) else (value,)
+      except (ValueError, SyntaxError) as e:
+        # (a,b,c) with unquoted strings is clear enough; nested brackets are not.
+        inner = text[1:-1]
+        if text[0] + text[-1] not in ('()', '[]') or re.search(r'[\[\]()]', inner):
+          raise ValueError(f'{text} is not a list: give a,b,c') from e
+        text = inner
+    # csv, because a label may contain a comma between double quotes.
+    elements = next(csv.reader([text], skipinitialspace=True), [])
+    return tuple(int(x) if re.fullmatch(r'0|-?[1-9]\d*', x) else x
+                 for x in map(str.strip, elements))
+
+
+config_flags.register_flag_parser_for_type(tuple, TupleParser())
 _CONFIG = config_flags.DEFINE_config_file(
     'config',
     help_string='A config file, or the name of a config of bert_jax, such as tiny. '
     'Override a field by --config.FIELD=VALUE.')
 flags.FLAGS['config'].default_as_str = ''  # --help would show None
+
+
+# ---- Names of configs ------------------------------------------------------------------
+
+
+def _named() -> dict[str, pathlib.Path]:
+  """{name: file} of the configs."""
+  # A wheel has them inside the package, a checkout next to it.
+  folders = filter(pathlib.Path.is_dir, (_HOME / 'configs', _HOME.parent / 'configs'))
+  return {path.stem: path for folder in folders for path in sorted(folder.glob('*.py'))}
+
+
+def names() -> list[str]:
+  """The names of all configs, sorted."""
+  return sorted(_named())
+
+
+def _joined(argv: list[str]) -> list[str]:
+  """Replaces `--config FILE` by `--config=FILE`."""
+  joined, rest = [], iter(argv)
+  for argument in rest:
+    value = next(rest, None) if argument in ('--config', '-config') else None
+    joined.append(argument if value is None else f'{argument}={value}')
+  return joined
+
+
+def with_paths(argv: list[str]) -> list[str]:
+  """Replaces `--config FILE` and `--config=NAME` by `--config=FILE`.
+
+  Raises:
+    UserError: no config has this name.
+  """
+  def with_path(argument: str) -> str:
+    match = re.fullmatch(r'(--?config=)(\w+)', argument)
+    if not match or pathlib.Path(match[2]).is_file():
+      return argument
+    named = _named()
+    errors.require(match[2] in named,
+                   f'--config={match[2]} is not a file or a config of bert_jax: the '
+                   f'configs are {", ".join(names())}')
+    return f'{match[1]}{named[match[2]]}'
+
+  return list(map(with_path, _joined(argv)))
+
+
+# ---- The config ------------------------------------------------------------------------
 
 
 def is_given() -> bool:
@@ -38,8 +119,8 @@ def _check_file(path: str):
 
 def given() -> dict[str, Any]:
   """{field: value in the config file} for the fields that the command line overrides."""
-  names = config_flags.get_override_values(flags.FLAGS['config'])
-  return {name: flags.FLAGS[f'config.{name}'].default for name in names}
+  overrides = config_flags.get_override_values(flags.FLAGS['config'])
+  return {name: flags.FLAGS[f'config.{name}'].default for name in overrides}
 
 
 def explain(argv: list[str]):

@@ -4,7 +4,7 @@ import pathlib
 import textwrap
 
 import bert_jax
-from bert_jax.commands import named_configs
+from bert_jax.commands import config_flag
 
 _EXAMPLE = """
 Override any field of the config:
@@ -29,5 +29,5 @@ def text() -> str:
   for group, (content, file) in GROUPS.items():
     flag = f'--config.{group}.FIELD' if group else '--config.FIELD'
     lines.append(f'  {flag:<25} {content} ({file})')
-  configs = textwrap.fill(f'Configs: {", ".join(named_configs.names())}', 100)
+  configs = textwrap.fill(f'Configs: {", ".join(config_flag.names())}', 100)
   return '\n'.join([*lines, '', configs])

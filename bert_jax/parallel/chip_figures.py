@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 import math
-import os
 from typing import NamedTuple
 
 import jax
+
+from bert_jax.runtime import host
 
 
 class Chip(NamedTuple):
@@ -62,7 +63,7 @@ def memory_limit(device: jax.Device) -> float:
   if device.platform == 'tpu':
     return math.inf
   if device.platform == 'cpu':  # all CPU devices share the machine's memory
-    return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / jax.device_count()
+    return host.memory() / jax.device_count()
   return (device.memory_stats() or {}).get('bytes_limit', math.inf)
 
 

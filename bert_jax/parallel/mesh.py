@@ -10,7 +10,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
-from bert_jax.errors import UserError
+from bert_jax.errors import require
 
 AXES = ('replica', 'data', 'model')
 BATCH_AXES = ('replica', 'data')
@@ -26,22 +26,19 @@ def make_mesh(replica: int = 1, data: int = -1, model: int = 1, *,
   sizes = [replica, data, model]
   devices = jax.devices() if devices is None else devices
   named = 'x'.join(map(str, sizes))
-  if min(sizes) < -1 or 0 in sizes or sizes.count(-1) > 1:
-    raise UserError(
-        f'mesh {named} (replica x data x model): sizes are positive, and one may be -1')
+  require(min(sizes) >= -1 and 0 not in sizes and sizes.count(-1) <= 1,
+          f'mesh {named} (replica x data x model): sizes are positive, and one may be -1')
   known = math.prod(s for s in sizes if s > 0)
   if -1 in sizes:
     sizes[sizes.index(-1)] = len(devices) // known
-  if math.prod(sizes) != len(devices):
-    raise UserError(f'mesh {named} (replica x data x model) does not fit the '
-                    f'{len(devices)} devices')
+  require(math.prod(sizes) == len(devices),
+          f'mesh {named} (replica x data x model) does not fit the {len(devices)} devices')
   # Linen's constraints need Auto axes; the default of jax.make_mesh is Explicit.
   auto = (AxisType.Auto,) * len(AXES)
   slices = len({getattr(d, 'slice_index', 0) for d in devices})
-  if sizes[0] % slices:
-    raise UserError(
-        f'mesh {named} (replica x data x model) over {slices} slices: make mesh.replica '
-        f'a multiple of {slices}, so that slices exchange only gradients')
+  require(sizes[0] % slices == 0,
+          f'mesh {named} (replica x data x model) over {slices} slices: make mesh.replica '
+          f'a multiple of {slices}, so that slices exchange only gradients')
   split = {'allow_split_physical_axes': True}
   # The network between slices is slow, so only the replica axis crosses it.
   if slices > 1:
@@ -58,12 +55,12 @@ def make_mesh(replica: int = 1, data: int = -1, model: int = 1, *,
 def check_fits(mesh: Mesh, batch_size: int, accumulation: int, num_heads: int):
   """Raises UserError if the mesh does not divide a microbatch or the heads."""
   rows = mesh.shape['replica'] * mesh.shape['data'] * accumulation
-  if batch_size % rows:
-    raise UserError(f'batch_size={batch_size} is not divisible by {rows} (mesh.replica x '
-                    'mesh.data x optimizer.accumulation): choose a multiple')
-  if num_heads % mesh.shape['model']:
-    raise UserError(f'model.num_heads={num_heads} is not divisible by mesh.model='
-                    f'{mesh.shape["model"]}')
+  require(batch_size % rows == 0,
+          f'batch_size={batch_size} is not divisible by {rows} (mesh.replica x mesh.data x '
+          'optimizer.accumulation): choose a multiple')
+  require(num_heads % mesh.shape['model'] == 0,
+          f'model.num_heads={num_heads} is not divisible by mesh.model='
+          f'{mesh.shape["model"]}')
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

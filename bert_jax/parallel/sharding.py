@@ -13,8 +13,7 @@ from flax import linen as nn
 import jax
 from jax.sharding import Mesh
 
-from bert_jax import errors
-from bert_jax.errors import UserError
+from bert_jax.errors import require, require_choice
 from bert_jax.parallel.mesh import BATCH_AXES
 
 Rules = tuple[tuple[str, Any], ...]
@@ -44,7 +43,7 @@ def rules(preset: str) -> Rules:
 
   With mesh.model=1, tp is dp and fsdp_tp is fsdp. mesh.replica shards only rows.
   """
-  errors.require_choice('sharding', preset, PRESETS)
+  require_choice('sharding', preset, PRESETS)
   axes = {name: None for name in _LOGICAL_AXES} | PRESETS[preset]
   return (('batch', BATCH_AXES), *axes.items())
 
@@ -63,11 +62,10 @@ def check_divides(tree: Any, shardings: Any, preset: str):
     for size, axes in zip(x.shape, sharding.spec):
       axes = (axes,) if isinstance(axes, str) else axes or ()
       parts_of = math.prod(sharding.mesh.shape[axis] for axis in axes)
-      if size % parts_of:
-        raise UserError(
-            f'sharding={preset} splits {path[-1].key} {tuple(x.shape)} into {parts_of} '
-            f'({" x ".join(f"mesh.{axis}" for axis in axes)}), which does not divide '
-            f'{size}: choose another mesh or sharding')
+      require(size % parts_of == 0,
+              f'sharding={preset} splits {path[-1].key} {tuple(x.shape)} into {parts_of} '
+              f'({" x ".join(f"mesh.{axis}" for axis in axes)}), which does not divide '
+              f'{size}: choose another mesh or sharding')
 
 
 @contextlib.contextmanager

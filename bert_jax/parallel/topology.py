@@ -7,7 +7,7 @@ import os
 import jax
 from jax.experimental import topologies
 
-from bert_jax.errors import UserError
+from bert_jax.errors import require
 from bert_jax.runtime import quiet
 
 # The slices that cloud.google.com offers; the compiler knows more shapes.
@@ -28,12 +28,12 @@ def get(name: str, slices: int = 1) -> list[jax.Device]:
     UserError: the slice is unknown, or libtpu is not installed.
   """
   generation, _, shape = name.partition(':')
-  if shape not in KNOWN.get(generation, ()):
-    known = '; '.join(f'{g}:{", ".join(shapes)}' for g, shapes in KNOWN.items())
-    raise UserError(f'--topology={name} is unknown: use {known}, or local')
-  if not importlib.util.find_spec('libtpu'):
-    raise UserError(f'--topology={name}: the TPU compiler is not installed: pip install '
-                    '-r requirements-tpu.txt')
+  known = '; '.join(f'{g}:{", ".join(shapes)}' for g, shapes in KNOWN.items())
+  require(shape in KNOWN.get(generation, ()),
+          f'--topology={name} is unknown: use {known}, or local')
+  require(importlib.util.find_spec('libtpu') is not None,
+          f'--topology={name}: the TPU compiler is not installed: pip install '
+          '-r requirements-tpu.txt')
   # Otherwise libtpu asks the network for a TPU.
   for variable, value in quiet.ABSENT_TPU.items():
     os.environ.setdefault(variable, value)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 import numpy as np
+import optax
 
 from bert_jax import config as config_lib
 from bert_jax import config_fields
@@ -29,7 +30,6 @@ from bert_jax.tasks import pretraining as pretraining_lib
 from bert_jax.tasks.finetuning_data import FineTuningData
 from bert_jax.tasks.task import Task
 from bert_jax.training import lora
-from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 
 _UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
@@ -124,20 +124,17 @@ def _batch(work: Work, mesh: Mesh) -> Any:
 
 def train_step(work: Work, config: ConfigDict, mesh: Mesh) -> Figures:
   """Compiles the training step."""
-  settings = optimizer_lib.OptimizerConfig(**config.optimizer)
   # The length of the schedule changes no figure: it is data to the program.
-  optimizer = optimizer_lib.make_optimizer(settings, max(settings.warmup_steps, 1) * 10)
-  _, state = state_lib.make_init(work.task, optimizer, mesh, config.sharding)
-  step = state_lib.make_train_step(work.task, optimizer, mesh, config.sharding, state,
-                                   seed=config.seed, accumulation=settings.accumulation)
+  steps = max(config.optimizer.warmup_steps, 1) * 10
+  _, state, step = state_lib.make_programs(work.task, config, mesh, steps)
   return _compile(step.lower(state, _batch(work, mesh)),
                   chip_figures.memory_limit(mesh.devices.flat[0]))
 
 
 def eval_step(work: Work, config: ConfigDict, mesh: Mesh) -> Figures:
   """Compiles the evaluation step."""
-  optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(), 100_000)
-  _, state = state_lib.make_init(work.task, optimizer, mesh, config.sharding)
+  # The program drops the moments: an evaluation does not read them.
+  _, state = state_lib.make_init(work.task, optax.identity(), mesh, config.sharding)
   step = state_lib.make_eval_step(work.task, mesh, config.sharding)
   return _compile(step.lower(state, _batch(work, mesh)),
                   chip_figures.memory_limit(mesh.devices.flat[0]))

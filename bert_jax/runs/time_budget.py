@@ -17,7 +17,6 @@ from bert_jax.data import phases as phases_lib
 from bert_jax.errors import require
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runtime import processes
-from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 from bert_jax.training.job import Job
 
@@ -80,13 +79,8 @@ def _seconds_per_step(config: FrozenConfigDict,
   provisional = config_fields.changed(config, {
       **_fields(config, steps), 'optimizer.warmup_steps': 0,
       'optimizer.warmup_ratio': 0.5})
-  optimizer = optimizer_lib.OptimizerConfig(**provisional.optimizer)
   job = make_job(provisional)
-  transform = optimizer_lib.make_optimizer(optimizer, steps)
-  init, abstract = state_lib.make_init(job.task, transform, mesh, config.sharding)
-  train_step = state_lib.make_train_step(
-      job.task, transform, mesh=mesh, preset=config.sharding, abstract=abstract,
-      seed=config.seed, accumulation=optimizer.accumulation)
+  init, abstract, train_step = state_lib.make_programs(job.task, provisional, mesh, steps)
   # Random parameters suffice: their values do not change the time of a step.
   state = init(state_lib.root_key(config.seed))
   state = state._replace(

@@ -49,12 +49,7 @@ def train(job: Job, config: FrozenConfigDict, mesh: Mesh, workdir: storage.Folde
   """
   task, data, train_steps = job.task, job.data, job.train_steps
   # ---- Programs and state --------------------------------------------------------------
-  optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
-  transform = optimizer_lib.make_optimizer(optimizer, train_steps)
-  init, abstract = state_lib.make_init(task, transform, mesh, config.sharding)
-  train_step = state_lib.make_train_step(
-      task, transform, mesh, config.sharding, abstract, seed=config.seed,
-      accumulation=optimizer.accumulation)
+  init, abstract, train_step = state_lib.make_programs(task, config, mesh, train_steps)
   state, first_step, owes_evaluation = _start(
       job, config, workdir, checkpoints, init, abstract, initial)
   if state is None:  # the workdir holds the whole run
@@ -69,7 +64,8 @@ def train(job: Job, config: FrozenConfigDict, mesh: Mesh, workdir: storage.Folde
         data.rows, first_step, train_steps, config.data.loader_workers)))
     reporter = stack.enter_context(contextlib.closing(reporter_lib.Reporter(
         task, data, config, mesh, workdir, first_step=first_step, train_steps=train_steps,
-        learning_rate=optimizer_lib.learning_rate(optimizer, train_steps))))
+        learning_rate=optimizer_lib.learning_rate(
+            optimizer_lib.OptimizerConfig(**config.optimizer), train_steps))))
     evaluate = functools.partial(
         _evaluate, data=data, mesh=mesh, keep_best=config.keep_best, notice=notice,
         eval_step=state_lib.make_eval_step(task, mesh, config.sharding),

@@ -127,6 +127,8 @@ class Lora:
 
   model = property(operator.attrgetter('task.model'))
   loss_weights = property(operator.attrgetter('task.loss_weights'))
+  # Of a gradient of every kernel, although some are frozen.
+  flops_per_token = property(operator.attrgetter('task.flops_per_token'))
 
   @property
   def frozen(self) -> Any:
@@ -150,10 +152,6 @@ class Lora:
   def measure(self, params: Any, frozen: Any, batch: Any) -> Any:
     return self.task.measure(
         merge(params, frozen['base'], self.config), frozen['task'], batch)
-
-  def flops_per_token(self, length: int) -> float:
-    """Model FLOPs of the task: a gradient of every kernel, although some are frozen."""
-    return self.task.flops_per_token(length)
 
 
 def adapt(task: Task, fields: Any, base: Any = None) -> Task:

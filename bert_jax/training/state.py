@@ -9,6 +9,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 import optax
 
 from bert_jax.objectives import losses
@@ -132,6 +133,20 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
   return sharding.with_mesh(step, mesh, preset, donate_argnums=0,
                             in_shardings=(shardings, mesh_lib.batch_sharding(mesh)),
                             out_shardings=(shardings, mesh_lib.replicated(mesh)))
+
+
+def make_programs(task: Task, config: ConfigDict, mesh: Mesh, train_steps: int
+                  ) -> tuple[Callable[[jax.Array], TrainState], TrainState, Callable]:
+  """Returns (init, abstract state, train step) of a run with the optimizer of its config.
+
+  See `make_init` and `make_train_step`.
+  """
+  settings = optimizer_lib.OptimizerConfig(**config.optimizer)
+  optimizer = optimizer_lib.make_optimizer(settings, train_steps)
+  init, abstract = make_init(task, optimizer, mesh, config.sharding)
+  return init, abstract, make_train_step(
+      task, optimizer, mesh, config.sharding, abstract, seed=config.seed,
+      accumulation=settings.accumulation)
 
 
 def make_eval_step(task: Task, mesh: Mesh, preset: str) -> Callable:

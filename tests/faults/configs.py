@@ -20,7 +20,7 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.commands import tuple_flag
+from bert_jax.commands import config_flag
 from bert_jax.config import flat
 from bert_jax.data import preparation
 from bert_jax.data.tokenizers import training
@@ -229,7 +229,7 @@ def _unused(config: str, overrides: dict[str, str], run: dict[str, Any]) -> str:
     if text in resolved.get(name, ()):
       continue
     if isinstance(value, list):
-      given = json.loads(json.dumps(tuple_flag.Parser().parse(text)))
+      given = json.loads(json.dumps(config_flag.TupleParser().parse(text)))
     elif isinstance(value, bool):
       given = text.lower() in ('true', '1', 't')
     elif isinstance(value, int | float):

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from bert_jax import config as config_lib
-from bert_jax.commands import tuple_flag
+from bert_jax.commands import config_flag
 from bert_jax.errors import UserError
 from bert_jax.labelled import choices, glue, no_labels, squad, table, texts
 from bert_jax.tasks.reranking import RerankingFiles
@@ -34,7 +34,7 @@ def override(message: str) -> dict[str, tuple]:
   """The field that a message offers, as a shell and the command line read it."""
   given = re.search(r'--config\.data\.(\w+)=(.*?)(?:, or |$)', message)
   value, = shlex.split(given[2])
-  return {given[1]: tuple_flag.Parser().parse(value)}
+  return {given[1]: config_flag.TupleParser().parse(value)}
 
 
 NO_LABELS = ('NaN', 'nan', 'None', 'null', 'NULL', 'NA', 'N/A', '#N/A', '<NA>', '-', '?', '_', '--',

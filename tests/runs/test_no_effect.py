@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from bert_jax import config as config_lib
-from bert_jax.commands import tuple_flag
+from bert_jax.commands import config_flag
 from bert_jax.data import corpus
 from bert_jax.errors import UserError
 from bert_jax.model.bert_config import BertConfig
@@ -261,13 +261,13 @@ def test_muon_has_nothing_to_do_beside_lora():
     ('()', ()), ('not good,bad', ('not good', 'bad')), ('"x,y",z', ('x,y', 'z')),
     ('((1,16,8),(1,32,8))', ((1, 16, 8), (1, 32, 8))), ('10,15', (10, 15)), ('-1', (-1,))])
 def test_lists_on_a_command_line(text, value):
-  assert tuple_flag.Parser().parse(text) == value
+  assert config_flag.TupleParser().parse(text) == value
 
 
 @pytest.mark.parametrize('text', ['((a),b)', "('a',", '(', '((1,2),x)'])
 def test_what_is_no_list(text):
   with pytest.raises(ValueError, match='is not a list'):
-    tuple_flag.Parser().parse(text)
+    config_flag.TupleParser().parse(text)
 
 
 @pytest.mark.parametrize('name', ['optimizer.learning_rate', 'masking.rate', 'train_epochs',

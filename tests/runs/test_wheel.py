@@ -13,7 +13,7 @@ import zipfile
 import pytest
 
 import bert_jax
-from bert_jax.commands import named_configs
+from bert_jax.commands import config_flag
 from bert_jax.errors import UserError
 from tests import conftest
 from tests.test_configs import SMALL
@@ -25,17 +25,17 @@ def test_a_name_stands_for_the_file_of_a_config(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   argv = ['main', '--config=tiny', '--config.seed=1', '--workdir=tiny']
   path = ROOT / 'configs/tiny.py'
-  assert named_configs.with_paths(argv) == ['main', f'--config={path}', *argv[2:]]
+  assert config_flag.with_paths(argv) == ['main', f'--config={path}', *argv[2:]]
   spaced = ['main', '--config', 'tiny', '--config.seed=1', '--workdir=tiny']
-  assert named_configs.with_paths(spaced) == named_configs.with_paths(argv)
-  assert named_configs.with_paths(['main', '--config']) == ['main', '--config']
+  assert config_flag.with_paths(spaced) == config_flag.with_paths(argv)
+  assert config_flag.with_paths(['main', '--config']) == ['main', '--config']
   own = ['main', '--config=my/tiny.py']
-  assert named_configs.with_paths(own) == own
+  assert config_flag.with_paths(own) == own
   pathlib.Path('tiny').write_text('')  # a file of that name is meant before the config
-  assert named_configs.with_paths(argv) == argv
+  assert config_flag.with_paths(argv) == argv
   with pytest.raises(UserError, match='--config=tinny is not a file or a config of bert_jax: '
                                       'the configs are albert_base, base, '):
-    named_configs.with_paths(['main', '--config=tinny'])
+    config_flag.with_paths(['main', '--config=tinny'])
 
 
 def test_one_version_serves_the_package_its_wheel_and_its_citation():

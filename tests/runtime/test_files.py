@@ -72,7 +72,10 @@ def test_a_home_in_the_value_of_a_flag(monkeypatch):
       '--model=/home/me/a=b', '--text=~5', '~/x', 'a=~/x']
 
 
-def test_lists_of_whole_numbers():
-  assert command.whole_numbers('--layers', ['-1', '4']) == (-1, 4)
+def test_lists_of_numbers():
+  assert command.numbers('--layers', ['-1', '4']) == (-1, 4)
+  assert command.numbers('--rates', ['-1', '1e-4'], float) == (-1, 1e-4)
   with pytest.raises(UserError, match='--layers=1,x: give whole numbers'):
-    command.whole_numbers('--layers', ['1', 'x'])
+    command.numbers('--layers', ['1', 'x'])
+  with pytest.raises(UserError, match='--rates=1,x: give numbers'):
+    command.numbers('--rates', ['1', 'x'], float)
