@@ -1,6 +1,6 @@
 """The metrics of a run for people: progress bar, metrics.jsonl, curves.png, trackers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import json
 import math
@@ -52,10 +52,11 @@ def _rows(path: epath.Path) -> list[trackers_lib.Row]:
   return [row for row in map(_row, read_metrics(path)) if row.scalars]
 
 
-def is_recorded(workdir: epath.Path, record: trackers_lib.Record) -> bool:
+def is_recorded(workdir: epath.Path, trackers: Sequence[str]) -> bool:
   """True if the trackers have all of metrics.jsonl; all processes must ask."""
-  return not processes.anywhere(not jax.process_index() and not record.is_complete(
-      workdir, _rows(workdir / 'metrics.jsonl')))
+  rows = _rows(workdir / 'metrics.jsonl')
+  return not processes.anywhere(not jax.process_index() and not all(
+      trackers_lib.ALL[name].is_complete(workdir, rows) for name in trackers))
 
 
 def truncate_metrics(path: epath.Path, step: int):
@@ -87,18 +88,19 @@ class MetricsLog:
     workdir: a local folder.
     first_step, last_step: of the run; lines after `first_step` are cut off.
     active: True in the first process.
-    record: of the trackers, which get every line too.
+    start_trackers: starts the trackers, which get every line too; see `trackers.start`,
+      from `workdir` on.
   """
 
   def __init__(self, workdir: epath.Path, *, first_step: int, last_step: int, active: bool,
-               record: trackers_lib.Record = trackers_lib.Record()):
+               start_trackers: Callable[..., list[trackers_lib.Tracker]] = lambda *_: []):
     self._active = active
     if not active:
       return
     self._path = workdir / 'metrics.jsonl'
     truncate_metrics(self._path, first_step)
     self._file = self._path.open('a')
-    self._trackers = record.start(workdir, first_step, _rows(self._path))
+    self._trackers = start_trackers(workdir, first_step, _rows(self._path))
     self._bar = _Bar(
         total=last_step, initial=first_step, unit=' steps', disable=None,
         dynamic_ncols=True, smoothing=0.05,

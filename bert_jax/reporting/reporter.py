@@ -24,15 +24,6 @@ from bert_jax.runtime import processes, storage
 from bert_jax.tasks.task import Task, TaskData
 
 
-def _record(config: FrozenConfigDict, workdir: storage.Folder) -> trackers.Record:
-  return trackers.Record(config.trackers, config.to_dict(), workdir.path.name)
-
-
-def is_recorded(config: FrozenConfigDict, workdir: storage.Folder) -> bool:
-  """True if the trackers have all of the run's metrics.jsonl; all processes must ask."""
-  return metrics_log.is_recorded(workdir.local, _record(config, workdir))
-
-
 class Reporter:
   """Reports the steps and the evaluations of a run.
 
@@ -63,7 +54,8 @@ class Reporter:
         config.profile_steps, workdir.local / 'tensorboard', first_step)
     self._log = metrics_log.MetricsLog(
         workdir.local, first_step=first_step, last_step=train_steps,
-        active=jax.process_index() == 0, record=_record(config, workdir))
+        active=jax.process_index() == 0, start_trackers=functools.partial(
+            trackers.start, config.trackers, config.to_dict(), workdir.path.name))
     self._compiled: set[tuple] = set()  # the shapes of batches whose program is compiled
     self.waiting_for_rows = self._lines.waiting_for_rows  # a context manager
     # To be called after a pause between two steps: no line counts its time.

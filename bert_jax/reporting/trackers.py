@@ -290,27 +290,19 @@ def _commit() -> str:
     return ''
 
 
-class Record(NamedTuple):
-  """The record of a run."""
+def start(names: Sequence[str], config: Mapping[str, Any], run: str, workdir: epath.Path,
+          first_step: int, rows: Sequence[Row]) -> list[Tracker]:
+  """Starts the trackers `names` of the run with this name, see `Tracker.start`.
 
-  names: Sequence[str] = ()  # of trackers
-  config: Mapping[str, Any] = {}
-  run: str = ''  # its name
-
-  def start(self, workdir: epath.Path, first_step: int,
-            rows: Sequence[Row]) -> list[Tracker]:
-    """Starts the trackers, see `Tracker.start`; raises UserError if one cannot start."""
-    trackers, commit = [], _commit()
-    for name in self.names:
-      tracker = ALL[name]()
-      if not _is_installed(tracker.package):
-        console.print_lines([
-            ('note', f'{tracker.package} is not installed: no record for {name}')])
-        continue
-      tracker.start(self.config, self.run, workdir, commit, first_step, rows)
-      trackers.append(tracker)
-    return trackers
-
-  def is_complete(self, workdir: epath.Path, rows: Sequence[Row]) -> bool:
-    """True if every tracker has these rows, and was ended after the last of them."""
-    return all(ALL[name].is_complete(workdir, rows) for name in self.names)
+  Raises UserError if one cannot start.
+  """
+  trackers, commit = [], _commit()
+  for name in names:
+    tracker = ALL[name]()
+    if not _is_installed(tracker.package):
+      console.print_lines([
+          ('note', f'{tracker.package} is not installed: no record for {name}')])
+      continue
+    tracker.start(config, run, workdir, commit, first_step, rows)
+    trackers.append(tracker)
+  return trackers

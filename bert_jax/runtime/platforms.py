@@ -60,8 +60,8 @@ def select_platform(platform: str):
                                    '(or another process holds it)')
     raise UserError('this machine has an accelerator, but JAX finds only CPUs: '
                     f'{advice}, or give --config.platform=cpu')
-  if platform not in ('auto', backend):
-    raise UserError(f'platform={platform!r} has no device here: JAX finds {backend!r}')
+  errors.require(platform in ('auto', backend),
+                 f'platform={platform!r} has no device here: JAX finds {backend!r}')
 
 
 def _machine() -> str:

@@ -21,7 +21,7 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
-from bert_jax.errors import EXIT_FAILED, Failed, UserError
+from bert_jax.errors import EXIT_FAILED, Failed, UserError, require
 
 
 def _seconds(variable: str, default: float) -> float:
@@ -30,9 +30,8 @@ def _seconds(variable: str, default: float) -> float:
     seconds = float(os.environ.get(variable, default))
   except ValueError:
     seconds = 0.0
-  if not 0 < seconds < 1e6:
-    raise UserError(f'{variable}={os.environ[variable]} must be a positive number of '
-                    'seconds')
+  require(0 < seconds < 1e6, f'{variable}={os.environ.get(variable)} must be a positive '
+                             'number of seconds')
   return seconds
 
 
@@ -85,8 +84,7 @@ def _be_last():
 def _reach(address: str, seconds: float):
   """Waits for the coordinator: without one JAX's client aborts the process."""
   host, _, port = address.rpartition(':')
-  if not host or not port.isdigit():
-    raise UserError(f'JAX_COORDINATOR_ADDRESS={address} is not HOST:PORT')
+  require(host and port.isdigit(), f'JAX_COORDINATOR_ADDRESS={address} is not HOST:PORT')
   deadline = time.monotonic() + seconds
   while True:
     try:
@@ -107,10 +105,9 @@ def _environment_options(address: str) -> dict:
   except (KeyError, ValueError) as e:
     raise UserError(f'JAX_COORDINATOR_ADDRESS={address} is set, so JAX_NUM_PROCESSES and '
                     f'JAX_PROCESS_ID have to be numbers: {e}') from e
-  if not 0 <= numbers['process_id'] < numbers['num_processes']:
-    raise UserError(
-        f'JAX_PROCESS_ID={numbers["process_id"]} must be at least 0 and below '
-        f'JAX_NUM_PROCESSES={numbers["num_processes"]}')
+  require(0 <= numbers['process_id'] < numbers['num_processes'],
+          f'JAX_PROCESS_ID={numbers["process_id"]} must be at least 0 and below '
+          f'JAX_NUM_PROCESSES={numbers["num_processes"]}')
   if numbers['process_id']:
     _reach(address, START_SECONDS)
   return {'coordinator_address': address, **numbers}

@@ -136,7 +136,7 @@ def _start(job: Job, config: FrozenConfigDict, workdir: storage.Folder,
   owes_evaluation = (_evaluates_after(step, job, config)
                      and not metrics_log.is_evaluated(workdir.local, step))
   if (step == job.train_steps and not owes_evaluation
-      and reporter_lib.is_recorded(config, workdir)):
+      and metrics_log.is_recorded(workdir.local, config.trackers)):
     checkpoints.close()
     console.print_summary([('finished', f'{workdir} holds the whole run of {step} steps')])
     return None, step, False

@@ -167,8 +167,7 @@ def test_a_cpu_writes_a_line_before_its_next_step(tmp_path, monkeypatch, platfor
                       lambda batch, mesh: begun.append(batch) or put(batch, mesh))
   monkeypatch.setattr(jax, 'default_backend', lambda: platform)
   monkeypatch.setattr(Task, 'has_held_out', False)
-  monkeypatch.setattr(trackers, 'Record', lambda *_: types.SimpleNamespace(
-      start=lambda *_: [tracker]))
+  monkeypatch.setattr(trackers, 'start', lambda *_: [tracker])
   written(tmp_path, monkeypatch, 6, 2, 100, 100)
   assert logged == [(2, 2 + ahead), (4, 4 + ahead), (6, 6)]
 

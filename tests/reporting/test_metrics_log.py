@@ -98,7 +98,7 @@ class InterruptedTracker:
 def test_ctrl_c_waits_for_the_trackers(tmp_path):
   tracker = InterruptedTracker()
   log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=True,
-                               record=types.SimpleNamespace(start=lambda *_: [tracker]))
+                               start_trackers=lambda *_: [tracker])
   with pytest.raises(KeyboardInterrupt):
     log.train(5, {'loss': 1.0, 'tokens_per_second': 1.0})
   log.close()
@@ -130,7 +130,7 @@ def test_an_evaluation_counts_once_every_tracker_has_it(tmp_path):
   tracker = types.SimpleNamespace(log=lambda row: seen.append(
       metrics_log.is_evaluated(epath.Path(tmp_path), row.step)))
   log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=True,
-                               record=types.SimpleNamespace(start=lambda *_: [tracker]))
+                               start_trackers=lambda *_: [tracker])
   log.evaluation(5, {'loss': 1.0})
   assert seen == [False] and metrics_log.is_evaluated(epath.Path(tmp_path), 5)
 

@@ -1,6 +1,7 @@
 """Trackers: one record over kills, read back from TensorBoard's files and W&B's, and mistakes."""
 
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -69,7 +70,7 @@ def write(workdir, first_step, train, evaluated, names=('tensorboard', 'wandb'),
   workdir.mkdir(exist_ok=True)
   log = metrics_log.MetricsLog(
       epath.Path(workdir), first_step=first_step, last_step=8, active=True,
-      record=trackers.Record(names, CONFIG, workdir.name))
+      start_trackers=functools.partial(trackers.start, names, CONFIG, workdir.name))
   for step in train:
     log.train(step, {'loss': 1 / step, 'tokens_per_second': 5.0, 'mfu': None, **more})
     if step in evaluated:
@@ -146,7 +147,7 @@ from etils import epath
 from bert_jax.reporting import trackers
 workdir, first_step, more = epath.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 workdir.mkdir(exist_ok=True)
-record = trackers.Record(('tensorboard', 'wandb'), {}, 'run').start(workdir, first_step, ())
+record = trackers.start(('tensorboard', 'wandb'), {}, 'run', workdir, first_step, ())
 more = {f'train/a_metric_with_a_long_name_{i}': 0.1 * i for i in range(more)}
 with (workdir / 'metrics.jsonl').open('a') as file:
   for step in range(first_step + 1, 41):
@@ -213,11 +214,11 @@ def test_a_kill_after_a_kill_takes_none_either(tmp_path, killed):
 def test_a_finished_run_gives_a_record_what_it_lacks(tmp_path, killed):
   """A kill may come after the last step, before W&B has written its files."""
   workdir = shutil.copytree(killed[0], tmp_path / 'run')
-  record = trackers.Record(('tensorboard', 'wandb'), CONFIG, 'run')
-  assert not metrics_log.is_recorded(epath.Path(workdir), record)
-  assert metrics_log.is_recorded(epath.Path(workdir), trackers.Record(('tensorboard',)))
+  names = ('tensorboard', 'wandb')
+  assert not metrics_log.is_recorded(epath.Path(workdir), names)
+  assert metrics_log.is_recorded(epath.Path(workdir), ('tensorboard',))
   write(workdir, 40, (), ()).close()
-  assert metrics_log.is_recorded(epath.Path(workdir), record)
+  assert metrics_log.is_recorded(epath.Path(workdir), names)
   assert kinds_and_steps(workdir) == ALL_ROWS
 
 
@@ -281,7 +282,7 @@ def test_a_tracker_that_is_not_installed(corpus_file, tmp_path, monkeypatch, cap
   with pytest.raises(UserError, match='pip install wandb'):
     trackers.check(('tensorboard', 'wandb'), given=False)
   trackers.check(('tensorboard',), given=False)  # the default, on a machine with few packages
-  assert trackers.Record(('tensorboard',)).start(epath.Path(tmp_path), 0, ()) == []
+  assert trackers.start(('tensorboard',), {}, '', epath.Path(tmp_path), 0, ()) == []
   assert 'tensorboardX is not installed: no record for tensorboard' in capsys.readouterr().out
   assert not (tmp_path / 'run').exists()
 
@@ -291,7 +292,7 @@ from etils import epath
 from bert_jax.commands import command
 from bert_jax.reporting import trackers
 trackers._check_server = lambda url: None
-command.run_command(lambda _: trackers.Record(('wandb',)).start(epath.Path('.'), 0, ()))
+command.run_command(lambda _: trackers.start(('wandb',), {}, '', epath.Path('.'), 0, ()))
 """
 
 
@@ -327,12 +328,12 @@ def test_a_wrong_variable(tmp_path, monkeypatch, variables, told):
   monkeypatch.setattr(trackers, '_check_server', lambda url: None)
   set_variables(monkeypatch, variables)
   with pytest.raises(UserError) as error:
-    trackers.Record(('wandb',)).start(epath.Path(tmp_path), 0, ())
+    trackers.start(('wandb',), {}, '', epath.Path(tmp_path), 0, ())
   assert str(error.value).startswith('trackers: wandb does not start: ')
   assert told in str(error.value) and str(error.value).endswith(
       f'; correct or unset its variables (set are: {", ".join(sorted(variables))})')
   set_variables(monkeypatch, {'WANDB_MODE': 'offline'})  # correct them
-  tracker, = trackers.Record(('wandb',)).start(epath.Path(tmp_path), 0, ())
+  tracker, = trackers.start(('wandb',), {}, '', epath.Path(tmp_path), 0, ())
   tracker.finish(epath.Path(tmp_path), ())
 
 
@@ -345,7 +346,7 @@ def test_a_server_out_of_reach(tmp_path, monkeypatch):
   for name in ('http_proxy', 'https_proxy', 'HTTP_PROXY', 'HTTPS_PROXY', 'all_proxy', 'no_proxy'):
     monkeypatch.delenv(name, raising=False)
   with pytest.raises(Failed, match=f'wandb does not reach {url}: .*; WANDB_MODE=offline makes'):
-    trackers.Record(('wandb',)).start(epath.Path(tmp_path), 0, ())
+    trackers.start(('wandb',), {}, '', epath.Path(tmp_path), 0, ())
 
 
 def test_wandb_prints_one_line(tmp_path, monkeypatch, capfd):
