@@ -39,17 +39,15 @@ def make_mesh(replica: int = 1, data: int = -1, model: int = 1, *,
   require(sizes[0] % slices == 0,
           f'mesh {named} (replica x data x model) over {slices} slices: make mesh.replica '
           f'a multiple of {slices}, so that slices exchange only gradients')
+  # An axis may need a part of a physical axis of chips.
   split = {'allow_split_physical_axes': True}
   # The network between slices is slow, so only the replica axis crosses it.
   if slices > 1:
     ordered = mesh_utils.create_hybrid_device_mesh(
         (sizes[0] // slices, *sizes[1:]), (slices, 1, 1), devices, **split)
-    return Mesh(ordered, AXES, axis_types=auto)
-  try:
-    return jax.make_mesh(tuple(sizes), AXES, axis_types=auto, devices=devices)
-  except NotImplementedError:  # an axis needs a part of a physical axis of chips
-    return Mesh(mesh_utils.create_device_mesh(sizes, devices, **split), AXES,
-                axis_types=auto)
+  else:
+    ordered = mesh_utils.create_device_mesh(sizes, devices, **split)
+  return Mesh(ordered, AXES, axis_types=auto)
 
 
 def check_fits(mesh: Mesh, batch_size: int, accumulation: int, num_heads: int):

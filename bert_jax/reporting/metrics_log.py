@@ -82,21 +82,17 @@ def _decimal(value: float | None) -> str:
 
 
 class MetricsLog:
-  """Writes the metrics of a run; in all processes but the first, it does nothing.
+  """Writes the metrics of a run; only the first process has one.
 
   Args of the constructor:
     workdir: a local folder.
     first_step, last_step: of the run; lines after `first_step` are cut off.
-    active: True in the first process.
     start_trackers: starts the trackers, which get every line too; see `trackers.start`,
       from `workdir` on.
   """
 
-  def __init__(self, workdir: epath.Path, *, first_step: int, last_step: int, active: bool,
+  def __init__(self, workdir: epath.Path, *, first_step: int, last_step: int,
                start_trackers: Callable[..., list[trackers_lib.Tracker]] = lambda *_: []):
-    self._active = active
-    if not active:
-      return
     self._path = workdir / 'metrics.jsonl'
     truncate_metrics(self._path, first_step)
     self._file = self._path.open('a')
@@ -112,8 +108,6 @@ class MetricsLog:
 
   def train(self, step: int, metrics: dict[str, Any], warnings: Iterable[str] = ()):
     """Logs training metrics after `step` updates, and warnings."""
-    if not self._active:
-      return
     speed = metrics['tokens_per_second']
     shown = {name: _decimal(value) for name, value in metrics.items()
              if name.endswith(('loss', 'accuracy'))}
@@ -139,7 +133,7 @@ class MetricsLog:
   def evaluation(self, step: int, scores: dict[str, float | None],
                  warnings: Iterable[str] = ()):
     """Logs held-out scores after `step` updates, and warnings; draws the curves."""
-    if not self._active or not scores:
+    if not scores:
       return
     self._write(step, {f'eval_{name}': value for name, value in scores.items()})
     shown = '  '.join(f'{name} {_decimal(value)}' for name, value in scores.items())
@@ -181,8 +175,6 @@ class MetricsLog:
 
   def close(self):
     """Draws the curves of the last scores, and closes the files."""
-    if not self._active:
-      return
     if self._has_new_scores:
       self._draw()
     self._bar.close()
@@ -204,15 +196,14 @@ def _curve_names(lines: list[dict[str, Any]]) -> list[str]:
 def _draw_curves(lines: list[dict[str, Any]], path: epath.Path):
   """Draws each loss and score over the steps; dots mark held-out scores."""
   # Imported here, because it is slow and only evaluations need it.
-  import matplotlib
-  matplotlib.use('Agg')
-  from matplotlib import pyplot as plt
+  from matplotlib import figure as figure_lib
   names = _curve_names(lines)
   if not names:
     return
   width = 4 * len(names)
-  figure, axes = plt.subplots(
-      1, len(names), figsize=(width, 3.2), squeeze=False, sharex=True, gridspec_kw=dict(
+  figure = figure_lib.Figure(figsize=(width, 3.2))
+  axes = figure.subplots(
+      1, len(names), squeeze=False, sharex=True, gridspec_kw=dict(
           left=0.6 / width, right=1 - 0.15 / width, bottom=0.16, top=0.9, wspace=0.22))
   styles = (('', dict(color='C0', label='training')),
             ('eval_', dict(color='C1', marker='o', ms=4, label='held out')))
@@ -235,7 +226,6 @@ def _draw_curves(lines: list[dict[str, Any]], path: epath.Path):
       axis.legend(frameon=False)
   with path.open('wb') as file:
     figure.savefig(file, dpi=120, format='png')
-  plt.close(figure)
 
 
 def check_writable(workdir: epath.Path):

@@ -24,6 +24,12 @@ from bert_jax.runtime import processes, storage
 from bert_jax.tasks.task import Task, TaskData
 
 
+class _Silent:
+  """The log of all processes but the first, which alone writes."""
+
+  train = evaluation = close = staticmethod(lambda *_: None)
+
+
 class Reporter:
   """Reports the steps and the evaluations of a run.
 
@@ -52,9 +58,9 @@ class Reporter:
     self._health = health.Health(train_steps)
     self._profiler = profiler.Profiler(
         config.profile_steps, workdir.local / 'tensorboard', first_step)
-    self._log = metrics_log.MetricsLog(
+    self._log = _Silent() if jax.process_index() else metrics_log.MetricsLog(
         workdir.local, first_step=first_step, last_step=train_steps,
-        active=jax.process_index() == 0, start_trackers=functools.partial(
+        start_trackers=functools.partial(
             trackers.start, config.trackers, config.to_dict(), workdir.path.name))
     self._compiled: set[tuple] = set()  # the shapes of batches whose program is compiled
     self.waiting_for_rows = self._lines.waiting_for_rows  # a context manager

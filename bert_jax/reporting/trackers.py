@@ -259,13 +259,6 @@ def _reason(error: Exception) -> str:
 ALL: dict[str, type[Tracker]] = {'tensorboard': TensorBoard, 'wandb': WeightsAndBiases}
 
 
-def _is_installed(package: str) -> bool:
-  try:
-    return importlib.util.find_spec(package) is not None
-  except ImportError:
-    return False
-
-
 def check(names: Sequence[str], given: bool):
   """Raises UserError for an unknown tracker, or one that is not installed.
 
@@ -276,7 +269,7 @@ def check(names: Sequence[str], given: bool):
     require_choice('trackers', name, ALL)
     package = ALL[name].package
     may_lack = name == 'tensorboard' and not given
-    require(may_lack or _is_installed(package),
+    require(may_lack or importlib.util.find_spec(package),
             f'trackers={name!r} is not installed: pip install {package}')
 
 
@@ -299,7 +292,7 @@ def start(names: Sequence[str], config: Mapping[str, Any], run: str, workdir: ep
   trackers, commit = [], _commit()
   for name in names:
     tracker = ALL[name]()
-    if not _is_installed(tracker.package):
+    if not importlib.util.find_spec(tracker.package):
       console.print_lines([
           ('note', f'{tracker.package} is not installed: no record for {name}')])
       continue

@@ -27,7 +27,7 @@ def test_metrics_are_cut_back_and_a_half_written_line_goes(tmp_path):
 
 
 def test_what_is_not_finite_is_null_in_json(tmp_path, capsys):
-  r = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=True)
+  r = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10)
   r.train(5, {'loss': float('nan'), 'mlm_loss': 2.0, 'tokens_per_second': None})
   r.evaluation(5, {'mlm_loss': 3.0, 'nsp_loss': None, 'unigram_entropy': 4.0})
   r.close()
@@ -43,7 +43,7 @@ def test_curves_are_drawn_every_half_minute_and_at_the_end(tmp_path, monkeypatch
   drawn, now = [], [0.0]
   monkeypatch.setattr(metrics_log.time, 'monotonic', lambda: now[0])
   monkeypatch.setattr(metrics_log, '_draw_curves', lambda lines, path: drawn.append(len(lines)))
-  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=True)
+  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10)
   for seconds in (1, 29, 31, 32, 60):
     now[0] = float(seconds)
     log.evaluation(seconds, {'mlm_loss': 3.0})
@@ -71,7 +71,7 @@ def test_the_bar_says_the_time_left_in_days():
 def test_the_time_left_forgets_the_compilation(tmp_path, monkeypatch, capsys):
   now = [0.0]
   monkeypatch.setattr(metrics_log.time, 'monotonic', lambda: now[0])
-  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=100, last_step=200, active=True)
+  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=100, last_step=200)
   for step, seconds in ((110, 30.0), (120, 35.0), (140, 45.0)):
     now[0] = seconds
     log.train(step, {'loss': 1.0, 'tokens_per_second': 1.0})
@@ -97,7 +97,7 @@ class InterruptedTracker:
 
 def test_ctrl_c_waits_for_the_trackers(tmp_path):
   tracker = InterruptedTracker()
-  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=True,
+  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10,
                                start_trackers=lambda *_: [tracker])
   with pytest.raises(KeyboardInterrupt):
     log.train(5, {'loss': 1.0, 'tokens_per_second': 1.0})
@@ -109,7 +109,7 @@ def test_a_kill_takes_no_line_from_a_pipe(tmp_path, monkeypatch):
   """A file or a pipe gets whole blocks, unless it is flushed."""
   pipe = io.BytesIO()
   monkeypatch.setattr(sys, 'stdout', io.TextIOWrapper(pipe))
-  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=True)
+  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10)
   log.evaluation(5, {'loss': 1.0})
   assert pipe.getvalue() == b'step 5  held out:  loss 1.000\n'
   log.evaluation(6, {'loss': 1.5}, ['it rises'])
@@ -117,7 +117,7 @@ def test_a_kill_takes_no_line_from_a_pipe(tmp_path, monkeypatch):
 
 
 def test_a_kill_after_the_last_evaluation_takes_no_curve(tmp_path):
-  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=True)
+  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10)
   log.evaluation(5, {'loss': 1.0})
   assert not (tmp_path / 'curves.png').exists()  # it takes a second
   log.evaluation(10, {'loss': 1.0})
@@ -129,18 +129,10 @@ def test_an_evaluation_counts_once_every_tracker_has_it(tmp_path):
   seen = []
   tracker = types.SimpleNamespace(log=lambda row: seen.append(
       metrics_log.is_evaluated(epath.Path(tmp_path), row.step)))
-  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=True,
+  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10,
                                start_trackers=lambda *_: [tracker])
   log.evaluation(5, {'loss': 1.0})
   assert seen == [False] and metrics_log.is_evaluated(epath.Path(tmp_path), 5)
-
-
-def test_another_process_writes_nothing(tmp_path):
-  r = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10, active=False)
-  r.train(5, {'loss': 1.0, 'tokens_per_second': 1.0})
-  r.evaluation(5, {'loss': 1.0})
-  r.close()
-  assert not list(tmp_path.iterdir())
 
 
 def test_a_workdir_is_made_or_refused(tmp_path):

@@ -3,6 +3,7 @@
 import json
 
 from etils import epath
+import jax
 import jax.numpy as jnp
 from ml_collections import FrozenConfigDict
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.errors import Failed
+from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.reporting import batch_digests
 from bert_jax.reporting import reporter as reporter_lib
 from bert_jax.runtime import storage
@@ -81,3 +83,14 @@ def test_digests_are_those_of_the_rows(tmp_path, logs):
     reporter.end_line(5, write_now=True)
   reporter.close()
   assert lines(tmp_path)[0].get('batch_digests') == (digests if logs else None)
+
+
+def test_another_process_writes_nothing(tmp_path, monkeypatch):
+  mesh_lib.feed(conftest.sub_mesh(1, 1))  # cached: other tests need the real process index
+  monkeypatch.setattr(jax, 'process_index', lambda *_: 1)
+  reporter = make_reporter(tmp_path)
+  make_steps(reporter, [1, 2])
+  reporter.end_line(2, write_now=True)
+  reporter.evaluation(2, {'a_loss': 1.0})
+  reporter.close()
+  assert not list(tmp_path.iterdir())

@@ -69,7 +69,7 @@ def write(workdir, first_step, train, evaluated, names=('tensorboard', 'wandb'),
   """Logs the steps of one process of a run."""
   workdir.mkdir(exist_ok=True)
   log = metrics_log.MetricsLog(
-      epath.Path(workdir), first_step=first_step, last_step=8, active=True,
+      epath.Path(workdir), first_step=first_step, last_step=8,
       start_trackers=functools.partial(trackers.start, names, CONFIG, workdir.name))
   for step in train:
     log.train(step, {'loss': 1 / step, 'tokens_per_second': 5.0, 'mfu': None, **more})
