@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import functools
 from typing import Any
 
 from etils import epath
-from flax import traverse_util
+from flax.traverse_util import flatten_dict, unflatten_dict
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
@@ -33,8 +32,6 @@ from bert_jax.training import state as state_lib
 _FREE = ('dtype', 'attention', 'remat', 'scan_unroll', 'dropout', 'attention_dropout',
          'initializer_range', 'vocab_size')
 
-_flat = functools.partial(traverse_util.flatten_dict, sep='/')
-_nested = functools.partial(traverse_util.unflatten_dict, sep='/')
 
 
 def load_on_host(folder: str) -> Pretrained:
@@ -60,7 +57,7 @@ def load(config: ConfigDict) -> Pretrained:
   old, new = model.config.vocab_size, tokenizer.vocab_size
   extended_config = dataclasses.replace(model.config, vocab_size=new)
   pieces = model.tokenizer.encode_batch(tokenizer.tokens(range(old, new)))
-  params = _flat(model.params)
+  params = flatten_dict(model.params, sep='/')
   for name in {'params/bert/embeddings/token', 'params/mlm_bias'} & params.keys():
     table = params[name]
     # Tables are padded to a multiple, so the rows after `old` are padding, not entries.
@@ -70,8 +67,8 @@ def load(config: ConfigDict) -> Pretrained:
     for i, ids in enumerate(pieces, old):
       extended[i] = table[ids].mean(0)
     params[name] = extended
-  return dataclasses.replace(model, config=extended_config, params=_nested(params),
-                             tokenizer=tokenizer)
+  return dataclasses.replace(model, config=extended_config, tokenizer=tokenizer,
+                             params=unflatten_dict(params, sep='/'))
 
 
 def teacher(config: ConfigDict) -> Pretrained | None:
@@ -111,7 +108,7 @@ def student(model: Pretrained, config: BertConfig) -> Pretrained | None:
   # Arrays of layers are stacked along the first axis.
   chosen = np.arange(layers) * theirs.num_layers // layers
   params = {name: x[chosen] if '/layers/' in name else x
-            for name, x in _flat(model.params).items()
+            for name, x in flatten_dict(model.params, sep='/').items()
             if name.startswith(('params/bert/', 'params/mlm_'))
             and '/pooler/' not in name}
   # Without segment embeddings, each position gets the embedding of the first segment.
@@ -120,14 +117,15 @@ def student(model: Pretrained, config: BertConfig) -> Pretrained | None:
     positions = params['params/bert/embeddings/position']
     params['params/bert/embeddings/position'] = positions + segments[0]
   return dataclasses.replace(model, config=config, task='', labels=(),
-                             params=_nested(params))
+                             params=unflatten_dict(params, sep='/'))
 
 
 def boxed(model: Pretrained, groups: Sequence[str] = ()) -> Any:
   """Boxes the parameters of the encoder and of `groups` with their logical axes."""
-  boxes = _flat(layout.abstract_params(model.config, groups))
-  params = _flat(model.params)
-  return _nested({name: box.replace_boxed(params[name]) for name, box in boxes.items()})
+  boxes = flatten_dict(layout.abstract_params(model.config, groups), sep='/')
+  params = flatten_dict(model.params, sep='/')
+  return unflatten_dict(
+      {name: box.replace_boxed(params[name]) for name, box in boxes.items()}, sep='/')
 
 
 def frozen(model: Pretrained | None) -> Any:
@@ -261,10 +259,8 @@ def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0)
       et al. 2021, https://arxiv.org/abs/2006.05987).
   """
   layers = model.config.num_layers
-  require(0 <= reinit_layers <= layers,
-          f'reinit_layers={reinit_layers}: {name} has {layers} layers')
-  ours = _flat(fresh)
-  theirs = {path: x for path, x in _flat(model.params).items()
+  ours = flatten_dict(fresh, sep='/')
+  theirs = {path: x for path, x in flatten_dict(model.params, sep='/').items()
             if not reinit_layers or '/pooler/' not in path}
   factors = set(filter(lora.is_factor, ours))
   unused, new = (_parts(theirs.keys() - ours.keys()),
@@ -294,7 +290,7 @@ def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0)
     ours[path] = state_lib.place(np.asarray(theirs[path]), x)
     if reinit_layers and '/layers/' in path:
       ours[path] = jax.jit(merge, out_shardings=x.sharding)(ours[path], x)
-  return _nested(ours)
+  return unflatten_dict(ours, sep='/')
 
 
 def from_word_vectors(params: Any, path: str, tokenizer: Tokenizer) -> Any:
