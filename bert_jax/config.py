@@ -4,6 +4,7 @@ A file in `configs/` starts from `pretraining` or `finetuning` and sets the fiel
 recipe. The command line may override any field: --config.optimizer.learning_rate=2e-4.
 """
 
+from collections.abc import Collection
 import dataclasses
 import difflib
 import math
@@ -26,6 +27,7 @@ from bert_jax.objectives import objectives
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runtime import host
 from bert_jax.tasks import task_list
+from bert_jax.training.job import Job
 
 TASKS = ('pretrain', *task_list.ALL)
 
@@ -67,9 +69,7 @@ def dtype_on(mesh: Mesh, config: ConfigDict) -> dict[str, Any]:
   return {'model.dtype': 'float32' if on_cpu else 'bfloat16'}
 
 
-def bert_config(group: ConfigDict) -> BertConfig:
-  """The model config that the group `model` describes."""
-  return architectures.make_config(group)
+bert_config = architectures.make_config  # from the group `model`
 
 
 def fields(task: str, size: str | BertConfig = 'base') -> Table:
@@ -166,11 +166,55 @@ def check_values(config: ConfigDict):
       table[name].check(name, value)
 
 
-def check(config: ConfigDict):
-  """Raises UserError for values that no run can have, alone or together."""
+def check(config: ConfigDict, given: Collection[str] = ()):
+  """Runs all checks that need neither the devices nor the data of a run.
+
+  Args:
+    config: the config of a run.
+    given: the fields of the command line.
+
+  Raises:
+    UserError: no run can have these values, alone or together, or a field in `given` has
+      no effect.
+  """
   check_values(config)
   run_fields.check(config)
   (pretraining_fields if config.task == 'pretrain' else finetuning_fields).check(config)
+  check_effects(config, given)
+
+
+def check_effects(config: ConfigDict, given: Collection[str], job: Job | None = None):
+  """Raises UserError for a field of the command line that has no effect in a run.
+
+  A config file may have fields without effect, because it serves many runs. `unused` and
+  `unused_by_data` in the table of the fields say when a field has no effect.
+
+  Args:
+    config: the config of the run.
+    given: the fields of the command line.
+    job: None = apply the rules that do not depend on the data; else the others.
+  """
+  architecture, table = config.model.architecture, fields(config.task)
+  # The group `model` may have fields that only another architecture uses.
+  if architecture in architectures.ALL and not job:
+    known = {f.name for f in dataclasses.fields(architectures.ALL[architecture].config)}
+    for name in given:
+      require(not name.startswith('model.') or name.partition('.')[2] in known,
+              f'--config.{name} has no effect here: model.architecture={architecture} '
+              'has no such field')
+  for name in given:
+    reason = _unused(table[name], config, job) if name in table else ''
+    require(not reason, f'--config.{name} has no effect here: {reason}')
+
+
+def _unused(field: Field, config: ConfigDict, job: Job | None) -> str:
+  """The reason why a field has no effect; '' = it has one."""
+  rules = field.unused_by_data if job else field.unused
+  try:
+    return next(filter(None, (
+        rule(config, job) if job else rule(config) for rule in rules)), '')
+  except UserError:  # an unreadable file: its reader reports it later
+    return ''
 
 
 def check_sizes(config: ConfigDict, mesh: Mesh):

@@ -1,7 +1,5 @@
 """Plans a run: python -m bert_jax.plan --config=FILE --topology=v5e:4x4"""
 
-import os
-
 from absl import flags
 
 from bert_jax import errors
@@ -29,8 +27,6 @@ _OUT = flags.DEFINE_string('out', '', 'A JSON file for all figures.')
 def _main(argv: list[str]):
   errors.require(config_flag.is_given(), 'give --config=configs/large.py (or another)')
   config = config_flag.get()
-  # Before JAX starts: the log of the TPU compiler would bury the plan.
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   overwrite = overwrite_flag.get('--out', _OUT.value)
   from bert_jax.planning import planner  # after the flags: JAX is slow to import
   from bert_jax.runtime import storage

@@ -20,7 +20,7 @@ from bert_jax.parallel import chip_figures, sharding, topology
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.planning import children, programs, tables
 from bert_jax.planning import estimate as estimate_lib
-from bert_jax.runs import finetune, no_effect, resolve
+from bert_jax.runs import finetune, resolve
 from bert_jax.runtime import platforms, storage
 
 LOCAL = 'local'
@@ -121,8 +121,7 @@ def plan(config: ConfigDict, topologies: Sequence[str], *, price: float = 0.0,
     storage.make_parent('--out', epath.Path(out))
   # The same checks as a run, so that a plan never describes a run that would be refused.
   config, _ = resolve.fitted(config, given)
-  config_lib.check(config)
-  no_effect.check(config, given)
+  config_lib.check(config, given)
   require(not config.train_minutes,
           f'train_minutes={config.train_minutes}: only a run measures its steps: give '
           'train_steps')

@@ -23,7 +23,6 @@ from bert_jax.runs import (
   frozen_base,
   initial,
   length,
-  no_effect,
   pretrain,
   time_budget,
 )
@@ -76,8 +75,7 @@ def checked(config: ConfigDict, given: Mapping[str, Any]) -> Asked:
   """
   planned = given.get('train_steps', config.train_steps)
   config, notes = fitted(config, given)
-  config_lib.check(config)
-  no_effect.check(config, given)
+  config_lib.check(config, given)
   if config.train_steps:
     optimizer_lib.check_steps(optimizer_lib.OptimizerConfig(**config.optimizer),
                               config.train_steps)
@@ -165,7 +163,7 @@ def resolve(asked: Asked, mesh: Mesh, path: epath.Path, workdir: epath.Path,
                                  job.train_steps)
     config, notes = changed(config, fields), notes + more
 
-  optimizer = optimizer_lib.OptimizerConfig(**config.optimizer)
-  optimizer_lib.check_steps(optimizer, job.train_steps)
-  no_effect.check(config, asked.given, job)
+  optimizer_lib.check_steps(optimizer_lib.OptimizerConfig(**config.optimizer),
+                            job.train_steps)
+  config_lib.check_effects(config, asked.given, job)
   return config, job, notes

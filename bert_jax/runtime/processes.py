@@ -137,21 +137,16 @@ def _join(platform: str):
   process.
   """
   address = os.environ.get('JAX_COORDINATOR_ADDRESS')
-  if jax.distributed.is_initialized():
+  if jax.distributed.is_initialized() or not (address or _is_cluster(platform)):
     return
-  if address:
-    options = _environment_options(address)
-  elif _is_cluster(platform):
-    if _has_devices():
-      # A notebook on one TPU host has nobody to join.
-      if jax.process_count() == 1:
-        return
-      raise Failed(
-          f'JAX was used before the run started, and its {jax.process_count()} processes '
-          'have not joined each other: start the run before any use of JAX')
-    options = {}
-  else:
-    return
+  if not address and _has_devices():
+    # A notebook on one TPU host has nobody to join.
+    if jax.process_count() == 1:
+      return
+    raise Failed(
+        f'JAX was used before the run started, and its {jax.process_count()} processes '
+        'have not joined each other: start the run before any use of JAX')
+  options = _environment_options(address) if address else {}
   # On a timeout JAX's client aborts in C++: Python cannot catch that.
   _on_abort(
       lambda: _end(f'not all processes of this run joined within {START_SECONDS:.0f} s'))

@@ -11,7 +11,7 @@ from bert_jax.data.inputs import Input
 from bert_jax.errors import UserError
 from bert_jax.labelled import conll, texts
 from bert_jax.labelled.packed_examples import Batches, Features
-from bert_jax.runs import finetune, no_effect
+from bert_jax.runs import finetune
 from bert_jax.tasks import task_list
 from bert_jax.tasks.reranking import RerankingFiles
 from bert_jax.tasks.sentence_embedding import SentenceEmbedding
@@ -48,11 +48,11 @@ def test_columns_of_a_reranker_whose_lines_are_lists(tmp_path, train, held_out, 
     groups.append(RerankingFiles.read(str(tmp_path / f'{i}.jsonl'), c.data, 'train', []))
   for name in ('data.text_pair_column', 'data.label_column'):
     if has_effect:
-      no_effect.check(c, [name], job(groups[0], groups[1:]))
+      config_lib.check_effects(c, [name], job(groups[0], groups[1:]))
     else:
       with pytest.raises(UserError, match=f'^--config.{name} has no effect here: each line has'):
-        no_effect.check(c, [name], job(groups[0], groups[1:]))
-  no_effect.check(c, ['data.text_column'], job(groups[0], groups[1:]))
+        config_lib.check_effects(c, [name], job(groups[0], groups[1:]))
+  config_lib.check_effects(c, ['data.text_column'], job(groups[0], groups[1:]))
 
 
 @pytest.mark.parametrize('batch_size, count, places, accumulation, most', [
@@ -67,9 +67,9 @@ def test_a_batch_beyond_the_examples(batch_size, count, places, accumulation, mo
     if most:
       with pytest.raises(UserError, match=f'^--config.batch_size has no effect here: data.train=x '
                                           f'has {count} examples: give at most {most}$'):
-        no_effect.check(c, ['batch_size'], of)
+        config_lib.check_effects(c, ['batch_size'], of)
       c.batch_size = most
-    no_effect.check(c, ['batch_size'], of)
+    config_lib.check_effects(c, ['batch_size'], of)
 
 
 def test_the_summary_counts_the_examples_of_a_step():

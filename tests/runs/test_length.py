@@ -9,7 +9,7 @@ from bert_jax import config as config_lib
 from bert_jax import config_fields
 from bert_jax.data import phases as phases_lib
 from bert_jax.errors import UserError
-from bert_jax.runs import no_effect, resolve
+from bert_jax.runs import resolve
 from bert_jax.training import optimizer
 from tests import conftest
 
@@ -96,14 +96,14 @@ def test_two_flags_make_base_fit_a_laptop():
   c, notes = fitted(c, train_steps=10, batch_size=8)
   assert c.phases == ((9, 128, 8), (1, 512, 8)) and c.optimizer.warmup_steps == 0
   assert notes[0] == 'batch_size=8 instead of 256 in all phases'
-  no_effect.check(c, ['train_steps', 'batch_size'])
+  config_lib.check_effects(c, ['train_steps', 'batch_size'])
   c = config_lib.pretraining('base')
   c, notes = fitted(c, train_steps=10, max_len=64)
   assert notes == [
       'phases of 1,000,000 steps scaled to 10',
       'warmup of 10,000 of 1,000,000 steps scaled to 0 of 10']
   with pytest.raises(UserError, match='--config.max_len has no effect here: phases='):
-    no_effect.check(c, ['train_steps', 'max_len'])  # the phases differ in it
+    config_lib.check_effects(c, ['train_steps', 'max_len'])  # the phases differ in it
 
 
 def test_a_given_warmup_stays():

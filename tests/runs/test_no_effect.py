@@ -14,7 +14,6 @@ from bert_jax.commands import config_flag
 from bert_jax.data import corpus
 from bert_jax.errors import UserError
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.runs import no_effect
 from tests import conftest, tiny
 
 
@@ -96,8 +95,8 @@ def vocab(tmp_path_factory) -> str:
 def test_without_effect(corpus_file, records, vocab, task, fields, name, reason):
   c = make(task, fields, corpus_file, records, vocab)
   with pytest.raises(UserError, match=f'^--config.{name} has no effect here: .*({reason})'):
-    no_effect.check(c, {'seed': 0, name: None})
-  no_effect.check(c, {'seed': 0})  # a default without effect is fine
+    config_lib.check_effects(c, {'seed': 0, name: None})
+  config_lib.check_effects(c, {'seed': 0})  # a default without effect is fine
 
 
 @pytest.mark.parametrize('task, fields, name', [
@@ -118,7 +117,7 @@ def test_without_effect(corpus_file, records, vocab, task, fields, name, reason)
     ('question_answering', {'max_len': 32, 'data.doc_stride': 28}, 'data.doc_stride'),
     ('token_classification', {}, 'data.text_column'), ('multiple_choice', {}, 'data.text_column')])
 def test_with_effect(corpus_file, records, vocab, task, fields, name):
-  no_effect.check(make(task, fields, corpus_file, records, vocab), [name])
+  config_lib.check_effects(make(task, fields, corpus_file, records, vocab), [name])
 
 
 def test_every_rule_of_the_tables_is_tried():
@@ -141,7 +140,7 @@ def test_fields_of_another_architecture(corpus_file):
   with c.unlocked():
     c.model.embedding_size = 8
   with pytest.raises(UserError, match='model.architecture=bert has no such field'):
-    no_effect.check(c, ['model.embedding_size'])
+    config_lib.check_effects(c, ['model.embedding_size'])
 
 
 @pytest.mark.parametrize('name', ['model.vocab_size', 'data.tokenizer', 'data.lowercase'])
@@ -149,9 +148,9 @@ def test_records_in_a_mixture_have_the_vocabulary(corpus_file, records, name):
   c = tiny.get_config()
   c.data.source = f'{corpus_file}=1,{records}=2'
   with pytest.raises(UserError, match=f'the records in data.source={records} have their own vocab'):
-    no_effect.check(c, [name])
+    config_lib.check_effects(c, [name])
   c.data.source = f'{corpus_file}=1,{corpus_file}=2'
-  no_effect.check(c, [name])
+  config_lib.check_effects(c, [name])
 
 
 def tree(*paths):
@@ -173,10 +172,11 @@ def test_a_deviation_of_first_weights_that_nothing_has(fresh, whole):
   if whole:
     with pytest.raises(UserError, match='initializer_range has no effect here: every array comes '
                                         'from there, and none starts from random values'):
-      no_effect.check(c, ['model.initializer_range'], job)
+      config_lib.check_effects(c, ['model.initializer_range'], job)
     c.reinit_layers = 1
-  no_effect.check(c, ['model.initializer_range'], job)
-  no_effect.check(c, ['model.initializer_range'], types.SimpleNamespace(task=task, start=None))
+  config_lib.check_effects(c, ['model.initializer_range'], job)
+  config_lib.check_effects(c, ['model.initializer_range'],
+                           types.SimpleNamespace(task=task, start=None))
 
 
 def test_what_only_the_data_tells():
@@ -188,15 +188,15 @@ def test_what_only_the_data_tells():
   for name, reason in (('eval_every', 'no text is held out'), ('eval_batches', 'no text is held'),
                        ('profile_steps', 'the run has 12 steps')):
     with pytest.raises(UserError, match=f'--config.{name} has no effect here: {reason}'):
-      no_effect.check(c, [name], job)
+      config_lib.check_effects(c, [name], job)
   c.profile_steps = (12, 60)
   data.has_held_out = True
-  no_effect.check(c, ['eval_every', 'eval_batches', 'profile_steps'], job)
+  config_lib.check_effects(c, ['eval_every', 'eval_batches', 'profile_steps'], job)
   c = config_lib.finetuning('question_answering')
   with pytest.raises(UserError, match='every question of data.train= has an answer'):
-    no_effect.check(c, ['data.null_threshold'], job)
+    config_lib.check_effects(c, ['data.null_threshold'], job)
   files.null_threshold = 0.0
-  no_effect.check(c, ['data.null_threshold'], job)
+  config_lib.check_effects(c, ['data.null_threshold'], job)
 
 
 def test_rows_beyond_the_memory(monkeypatch):
