@@ -3,12 +3,7 @@
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.commands import (
-  command,
-  config_flag,
-  config_help,
-  overwrite_flag,
-)
+from bert_jax.commands import command, config_flag, overwrite_flag
 
 _TOPOLOGY = flags.DEFINE_list(
     'topology', ['local'],
@@ -37,4 +32,4 @@ def _main(argv: list[str]):
 
 if __name__ == '__main__':
   command.run_command(_main, config_flag.explain, config_flag.with_paths,
-                     more_help=config_help.text)
+                     more_help=config_flag.help_text)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from bert_jax import config as config_lib
-from bert_jax.commands import config_help
+from bert_jax.commands import config_flag
 from bert_jax.tasks import task_list
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -41,7 +41,8 @@ def test_help_is_no_error(command, flag):
                          ''.join(path.read_text() for path in (source, *shared))):
     assert re.search(rf'--(\[no\])?{name}:', done.stdout), name
   assert 'None' not in done.stdout
-  assert (config_help.text() in done.stdout) == (command[-1] in ('bert_jax.main', 'bert_jax.plan'))
+  assert (config_flag.help_text() in done.stdout) == (
+      command[-1] in ('bert_jax.main', 'bert_jax.plan'))
 
 
 def test_every_command_is_tried():
@@ -53,12 +54,12 @@ def test_every_command_is_tried():
 def test_the_groups_are_those_of_the_configs():
   configs = [config_lib.pretraining('tiny'), *map(config_lib.finetuning, task_list.ALL)]
   groups = {name.rpartition('.')[0] for config in configs for name in config_lib.flat(config)}
-  assert groups == set(config_help.GROUPS)
+  assert groups == set(config_flag.GROUPS)
 
 
 def test_each_group_is_explained_where_the_help_says():
   config = config_lib.flat(config_lib.pretraining('tiny'))
-  for group, (_, files) in config_help.GROUPS.items():
+  for group, (_, files) in config_flag.GROUPS.items():
     source = ''.join(path.read_text() for name in files.split(', ')
                      for path in ([HOME / name] if name.endswith('.py') else
                                   sorted((HOME / name).glob('*.py'))))
@@ -67,7 +68,7 @@ def test_each_group_is_explained_where_the_help_says():
 
 
 def test_the_example_overrides_fields_that_exist():
-  words = shlex.split(re.search(r'python -m bert_jax.main.*\\\n.*', config_help.text())[0])
+  words = shlex.split(re.search(r'python -m bert_jax.main.*\\\n.*', config_flag.help_text())[0])
   overrides = [word for word in words if word.startswith('--config.')]
   config = config_lib.pretraining('tiny')
   config_lib.check_overrides(config, overrides)

@@ -5,6 +5,7 @@ import csv
 import pathlib
 import re
 import runpy
+import textwrap
 from typing import Any
 
 from absl import flags
@@ -14,6 +15,20 @@ from bert_jax import config as config_lib
 from bert_jax import errors
 
 _HOME = pathlib.Path(__file__).parents[1]
+_EXAMPLE = """
+Override any field of the config:
+  python -m bert_jax.main --config=tiny --workdir=runs/mine --config.train_steps=500 \\
+      --config.optimizer.learning_rate=1e-3"""
+# {group: (its content, the files that explain its fields)}; '' = fields without a group.
+GROUPS = {
+    '': ('length, rows, evaluations, checkpoints, initial model, devices', 'fields/'),
+    'data': ('the text or the examples, and the vocabulary', 'fields/, tasks/'),
+    'model': ('architecture, sizes, dropout, precision, memory', 'model/bert_config.py'),
+    'masking': ('which tokens a pretraining run predicts', 'objectives/masking.py'),
+    'optimizer': ('learning rate and schedule, weight decay', 'training/optimizer.py'),
+    'lora': ('low-rank factors on a frozen encoder', 'training/lora.py'),
+    'mesh': ('the devices on each axis', 'fields/'),
+}
 
 
 class TupleParser(flags.ArgumentParser):
@@ -54,19 +69,15 @@ _CONFIG = config_flags.DEFINE_config_file(
 flags.FLAGS['config'].default_as_str = ''  # --help would show None
 
 
-# ---- Names of configs ------------------------------------------------------------------
+# ---- Names and help --------------------------------------------------------------------
 
 
 def _named() -> dict[str, pathlib.Path]:
-  """{name: file} of the configs."""
+  """{name: file} of the configs, sorted."""
   # A wheel has them inside the package, a checkout next to it.
   folders = filter(pathlib.Path.is_dir, (_HOME / 'configs', _HOME.parent / 'configs'))
-  return {path.stem: path for folder in folders for path in sorted(folder.glob('*.py'))}
-
-
-def names() -> list[str]:
-  """The names of all configs, sorted."""
-  return sorted(_named())
+  paths = [path for folder in folders for path in folder.glob('*.py')]
+  return {path.stem: path for path in sorted(paths)}
 
 
 def _joined(argv: list[str]) -> list[str]:
@@ -91,10 +102,20 @@ def with_paths(argv: list[str]) -> list[str]:
     named = _named()
     errors.require(match[2] in named,
                    f'--config={match[2]} is not a file or a config of bert_jax: the '
-                   f'configs are {", ".join(names())}')
+                   f'configs are {", ".join(named)}')
     return f'{match[1]}{named[match[2]]}'
 
   return list(map(with_path, _joined(argv)))
+
+
+def help_text() -> str:
+  """An example, the groups of fields with their files, and the names of the configs."""
+  lines = [_EXAMPLE, '', f'Fields of the config, explained in these files of {_HOME}:']
+  for group, (content, file) in GROUPS.items():
+    flag = f'--config.{group}.FIELD' if group else '--config.FIELD'
+    lines.append(f'  {flag:<25} {content} ({file})')
+  configs = textwrap.fill(f'Configs: {", ".join(_named())}', 100)
+  return '\n'.join([*lines, '', configs])
 
 
 # ---- The config ------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from bert_jax.objectives.masking import MaskingConfig
 # ---- When a field has no effect --------------------------------------------------------
 
 
-def said_by_phases(config: ConfigDict, name: str) -> str:
+def set_by_phases(config: ConfigDict, name: str) -> str:
   """The number and the length of rows have no effect if phases have other values."""
   differs = any(getattr(Phase(*phase), name) != config[name] for phase in config.phases)
   return (f"phases={tuple(config.phases)} set it for every step: change the phases, or "
@@ -134,10 +134,10 @@ FIELDS: Table = {
     'train_steps': Field(1_000_000, at_least(0), SCHEDULE),
     # Rows in a batch, over all devices.
     'batch_size': Field(256, at_least(1), SCHEDULE,
-                        (partial(said_by_phases, name='batch_size'),)),
+                        (partial(set_by_phases, name='batch_size'),)),
     # Tokens in a row, including special tokens.
     'max_len': Field(512, at_least(1), SCHEDULE,
-                     (partial(said_by_phases, name='max_len'),)),
+                     (partial(set_by_phases, name='max_len'),)),
     'phases': Field(((900_000, 128, 256), (100_000, 512, 256)), on_resume=SCHEDULE),
     # Steps between evaluations on held-out text; the last step always has one.
     'eval_every': Field(10_000, at_least(1), HARMLESS,

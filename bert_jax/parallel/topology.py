@@ -37,12 +37,11 @@ def get(name: str, slices: int = 1) -> list[jax.Device]:
   # Otherwise libtpu asks the network for a TPU.
   for variable, value in quiet.ABSENT_TPU.items():
     os.environ.setdefault(variable, value)
-  single = math.prod(map(int, shape.split('x'))) == 1
-  options = {'chips_per_host_bounds': (1, 1, 1)} if single else {}
+  options = {'num_slices': slices}
+  if math.prod(map(int, shape.split('x'))) == 1:
+    options['chips_per_host_bounds'] = (1, 1, 1)
   # On a real v4 the two cores of a chip are one device.
   if generation == 'v4':
     options['chip_config_name'] = 'megacore'
-  if slices > 1:
-    options['num_slices'] = slices
   return topologies.get_topology_desc(
       platform='tpu', topology_name=name, **options).devices

@@ -130,11 +130,13 @@ def _needs(config: ConfigDict, phase: Phase, mesh: Mesh, rows: int) -> int | Non
   return None if figures.missing else sum(figures.memory.values())
 
 
-def _largest(needs: Callable[[int], int | None]) -> tuple[int, int]:
-  """Finds the most rows that fit, to within an eighth; returns (rows, bytes).
+def largest_rows(config: ConfigDict, phase: Phase, mesh: Mesh) -> tuple[int, int]:
+  """(rows, bytes) of the largest batch, per device of the batch axes and microbatch.
 
-  Doubles the rows until they do not fit, at most to `_MOST_ROWS`, then bisects.
+  Doubles the rows until they do not fit, at most to `_MOST_ROWS`, then bisects. 0 rows =
+  not even one row fits.
   """
+  needs = functools.partial(_needs, config, phase, mesh)
   fits, memory, rows = 0, 0, 8
   while rows <= _MOST_ROWS and (needed := needs(rows)):
     fits, memory, rows = rows, needed, rows * 2
@@ -146,14 +148,6 @@ def _largest(needs: Callable[[int], int | None]) -> tuple[int, int]:
     else:
       rows = middle
   return fits, memory
-
-
-def largest_rows(config: ConfigDict, phase: Phase, mesh: Mesh) -> tuple[int, int]:
-  """(rows, bytes) of the largest batch, per device of the batch axes and microbatch.
-
-  0 rows = not even one row fits.
-  """
-  return _largest(functools.partial(_needs, config, phase, mesh))
 
 
 def search(config: ConfigDict, phase: Phase, mesh: Mesh) -> Iterator[Largest]:

@@ -35,80 +35,79 @@ class Operation(NamedTuple):
   cycles: float  # in a step, by the TPU compiler; 0 for kernels, copies, exchanges
 
 
-class _Reader:
-  """Computes the bytes that each instruction of a program moves."""
+def _moved(module: hlo.Module, inside: dict[str, Instruction], x: Instruction) -> float:
+  """Bytes that one execution of an instruction moves to and from the chip's memory."""
+  # The start of an asynchronous operation already counts its bytes.
+  if (x.opcode in _FREE or x.opcode.endswith('-done')
+      or 'AllocateBuffer' in x.attributes):
+    return 0
+  # The result is (source, target, ...): one of the two is in the core's memory.
+  if x.opcode in _MOVES:
+    source, target = hlo.arrays(x.result)[:2]
+    return (source.is_far + target.is_far) * min(source.size, target.size)
+  read = sum(_read(module, inside, x, i) for i, name in enumerate(x.operands)
+             if name in inside
+             and all(array.is_far for array in hlo.arrays(inside[name].result)))
+  return read + sum(size for size, array in _written(module, inside, x) if array.is_far)
 
-  def __init__(self, module: hlo.Module):
-    self._module = module
 
-  def bytes(self, inside: dict[str, Instruction], x: Instruction) -> float:
-    """Bytes that one execution of an instruction moves to and from the chip's memory."""
-    # The start of an asynchronous operation already counts its bytes.
-    if (x.opcode in _FREE or x.opcode.endswith('-done')
-        or 'AllocateBuffer' in x.attributes):
-      return 0
-    # The result is (source, target, ...): one of the two is in the core's memory.
-    if x.opcode in _MOVES:
-      source, target = hlo.arrays(x.result)[:2]
-      return (source.is_far + target.is_far) * min(source.size, target.size)
-    read = sum(self._read(inside, x, i) for i, name in enumerate(x.operands)
-               if name in inside
-               and all(array.is_far for array in hlo.arrays(inside[name].result)))
-    return read + sum(size for size, array in self._written(inside, x) if array.is_far)
+def _read(module: hlo.Module, inside: dict[str, Instruction], x: Instruction,
+          i: int) -> int:
+  """Bytes that an instruction reads of its operand number `i`."""
+  whole = _size(inside[x.operands[i]])
+  # A slice reads only as much as it returns.
+  if i == 0 and x.opcode in _SLICES:
+    return min(whole, _size(x))
+  # An update writes in place, and reads nothing of the array that it updates.
+  if i == 0 and x.opcode == 'dynamic-update-slice':
+    return 0
+  if x.opcode != 'fusion':
+    return whole
+  # A fusion may only slice its operand: look at how its instructions read it.
+  fused = module.computations[x.called('calls')]
+  parameter = next(y for y in fused.values()
+                   if y.opcode == 'parameter' and y.operands[0] == str(i))
+  return min(whole, _read_within(module, fused, parameter))
 
-  def _read(self, inside: dict[str, Instruction], x: Instruction, i: int) -> int:
-    """Bytes that an instruction reads of its operand number `i`."""
-    whole = _size(inside[x.operands[i]])
-    # A slice reads only as much as it returns.
-    if i == 0 and x.opcode in _SLICES:
-      return min(whole, _size(x))
-    # An update writes in place, and reads nothing of the array that it updates.
-    if i == 0 and x.opcode == 'dynamic-update-slice':
-      return 0
-    if x.opcode != 'fusion':
-      return whole
-    # A fusion may only slice its operand: look at how its instructions read it.
-    fused = self._module.computations[x.called('calls')]
-    parameter = next(y for y in fused.values()
-                     if y.opcode == 'parameter' and y.operands[0] == str(i))
-    return min(whole, self._read_within(fused, parameter))
 
-  def _read_within(self, inside: dict[str, Instruction], value: Instruction) -> int:
-    """Bytes that the instructions of a fusion read of one of its values."""
-    total = 0
-    for x in inside.values():
-      for i, name in enumerate(x.operands):
-        if name == value.name and x.opcode != 'parameter':
-          total += (self._read_within(inside, x) if x.opcode == 'bitcast'
-                    else self._read(inside, x, i))
-    return total
+def _read_within(module: hlo.Module, inside: dict[str, Instruction],
+                 value: Instruction) -> int:
+  """Bytes that the instructions of a fusion read of one of its values."""
+  total = 0
+  for x in inside.values():
+    for i, name in enumerate(x.operands):
+      if name == value.name and x.opcode != 'parameter':
+        total += (_read_within(module, inside, x) if x.opcode == 'bitcast'
+                  else _read(module, inside, x, i))
+  return total
 
-  def _written(self, inside: dict[str, Instruction], x: Instruction
-               ) -> Iterator[tuple[int, hlo.Array]]:
-    """Yields (bytes written, array) for each array in the result of an instruction."""
-    arrays = hlo.arrays(x.result)
-    # An exchange returns (operands, results, ...), or only its results.
-    if x.opcode.endswith('-start'):
-      count = sum(len(hlo.arrays(inside[name].result)) for name in x.operands)
-      results = arrays[count:2 * count] or arrays
-      yield from ((array.size, array) for array in results)
-      return
-    roots, within = [x], inside
-    if x.opcode == 'fusion':
-      within = self._module.computations[x.called('calls')]
-      root = next(y for y in within.values() if y.is_root)
-      roots = ([within[name] for name in root.operands] if root.opcode == 'tuple'
-               else [root])
-    # The result has nested tuples: take its arrays as they are.
-    if len(roots) != len(arrays):
-      yield from ((array.size, array) for array in arrays)
-      return
-    for root, array in zip(roots, arrays):
-      while root.opcode == 'bitcast' and root.operands[0] in within:
-        root = within[root.operands[0]]
-      # An update in place writes the update, not the whole array.
-      is_update = root.opcode == 'dynamic-update-slice'
-      yield _size(within[root.operands[1]]) if is_update else array.size, array
+
+def _written(module: hlo.Module, inside: dict[str, Instruction], x: Instruction
+             ) -> Iterator[tuple[int, hlo.Array]]:
+  """Yields (bytes written, array) for each array in the result of an instruction."""
+  arrays = hlo.arrays(x.result)
+  # An exchange returns (operands, results, ...), or only its results.
+  if x.opcode.endswith('-start'):
+    count = sum(len(hlo.arrays(inside[name].result)) for name in x.operands)
+    results = arrays[count:2 * count] or arrays
+    yield from ((array.size, array) for array in results)
+    return
+  roots, within = [x], inside
+  if x.opcode == 'fusion':
+    within = module.computations[x.called('calls')]
+    root = next(y for y in within.values() if y.is_root)
+    roots = ([within[name] for name in root.operands] if root.opcode == 'tuple'
+             else [root])
+  # The result has nested tuples: take its arrays as they are.
+  if len(roots) != len(arrays):
+    yield from ((array.size, array) for array in arrays)
+    return
+  for root, array in zip(roots, arrays):
+    while root.opcode == 'bitcast' and root.operands[0] in within:
+      root = within[root.operands[0]]
+    # An update in place writes the update, not the whole array.
+    is_update = root.opcode == 'dynamic-update-slice'
+    yield _size(within[root.operands[1]]) if is_update else array.size, array
 
 
 def _size(x: Instruction) -> int:
@@ -133,11 +132,10 @@ def _place(x: Instruction) -> tuple[str, str, str]:
 
 def operations(text: str) -> list[Operation]:
   """The operations in the HLO of a program, by decreasing memory traffic."""
-  module = hlo.Module(text)
-  reader, totals = _Reader(module), {}
+  module, totals = hlo.Module(text), {}
   for computation, x, times in module.walk():
     match = _CYCLES.search(x.attributes)
-    size = reader.bytes(module.computations[computation], x)
+    size = _moved(module, module.computations[computation], x)
     cycles = int(match[1]) if match else 0
     # Bookkeeping instructions cost nothing and would only fill the table.
     if size or cycles:

@@ -11,11 +11,10 @@ import functools
 import importlib.util
 import json
 import os
-import pathlib
 import subprocess
 import sys
 import time
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 import uuid
 
 from etils import epath
@@ -35,7 +34,7 @@ class Row(NamedTuple):
     return next(iter(self.scalars)).partition('/')[0]
 
 
-class Tracker(Protocol):
+class Tracker:
   """A service that keeps the record of a run."""
 
   package: ClassVar[str]  # to import and to install
@@ -56,10 +55,14 @@ class Tracker(Protocol):
 
   @staticmethod
   def is_complete(workdir: epath.Path, rows: Sequence[Row]) -> bool:
-    """True if the record has these rows, and was ended after the last of them."""
+    """True if the record has these rows, and was ended after the last of them.
+
+    By default each row is on disk before the run continues.
+    """
+    return True
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
   """The folder tensorboard/ of the workdir."""
 
   package = 'tensorboardX'
@@ -97,10 +100,6 @@ class TensorBoard:
   def finish(self, workdir, evaluations):
     self._file.close()
 
-  @staticmethod
-  def is_complete(workdir, rows):
-    return True
-
 
 def _write_event(file: Any, step: int, **content: Any):
   from tensorboardX.proto import event_pb2
@@ -120,7 +119,7 @@ def _hidden(package: str) -> Iterator[None]:
     del sys.modules[package]
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Tracker):
   """A run of W&B; WORKDIR/wandb.json has its id and the last steps that it surely has.
 
   The environment variables of W&B (WANDB_PROJECT, WANDB_MODE, ...) apply. W&B numbers its
@@ -277,7 +276,7 @@ def _commit() -> str:
   """The git revision of this code, with '-dirty' if files differ; '' without git."""
   command = ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
   try:
-    return subprocess.run(command, cwd=pathlib.Path(__file__).parent, capture_output=True,
+    return subprocess.run(command, cwd=epath.Path(__file__).parent, capture_output=True,
                           text=True).stdout.strip()
   except OSError:
     return ''

@@ -26,9 +26,8 @@ def _best(config: FrozenConfigDict, data: FineTuningData) -> str:
   require(config.keep_best in ('', 'auto', *known),
           f'keep_best={config.keep_best!r} is not a score of this task: use '
           f'{", ".join(known)}')
-  if config.keep_best != 'auto':
-    return config.keep_best
-  return data.files.auto_score or data.files.best_score
+  best = data.files.auto_score or data.files.best_score
+  return best if config.keep_best == 'auto' else config.keep_best
 
 
 def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,

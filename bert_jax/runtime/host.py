@@ -3,11 +3,8 @@
 import contextlib
 import ctypes
 import glob
-import math
 import os
 import pathlib
-
-from etils import epath
 
 from bert_jax.runtime import quiet
 
@@ -33,11 +30,9 @@ def cores() -> int:
   return os.cpu_count() or 1
 
 
-def memory() -> float:
+def memory() -> int:
   """Bytes of memory of this host, or of the container that limits this process."""
-  sizes = [math.inf]
-  if hasattr(os, 'sysconf'):
-    sizes.append(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'))
+  sizes = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
   for path in ('memory.max', 'memory/memory.limit_in_bytes'):  # cgroup v2, v1
     with contextlib.suppress(OSError, ValueError):  # 'max' means unlimited
       sizes.append(int(pathlib.Path('/sys/fs/cgroup', path).read_text()))
@@ -83,7 +78,7 @@ class FreedMemory:
   def after_step(self):
     """Call this after each step; it takes microseconds unless it releases memory."""
     try:
-      pages = int(epath.Path('/proc/self/statm').read_text().split()[1])
+      pages = int(pathlib.Path('/proc/self/statm').read_text().split()[1])
       self._steps += 1
       if self._steps <= _FIRST_STEPS:
         self._limit = max(self._limit, _HEADROOM * pages)

@@ -9,7 +9,6 @@
 
 from collections.abc import Callable, Iterator
 import contextlib
-import datetime
 import json
 import os
 import pathlib
@@ -37,8 +36,8 @@ _PROC = pathlib.Path('/proc')  # on Linux only
 
 
 def _this_process() -> dict[str, Any]:
-  since = datetime.datetime.now(datetime.UTC)
-  return {'host': socket.gethostname(), 'pid': os.getpid(), 'since': f'{since:%F %T} UTC',
+  return {'host': socket.gethostname(), 'pid': os.getpid(),
+          'since': time.strftime('%F %T UTC', time.gmtime()),
           'machine': _machine(), 'started': _start_time(os.getpid())}
 
 
@@ -142,10 +141,6 @@ class _BucketLock:
     self._generation = generation or self._generation
     return bool(generation)
 
-  def _is_own(self, content: bytes) -> bool:
-    holder = _parse(content)
-    return all(holder.get(name) == value for name, value in self._me.items())
-
   def acquire(self):
     """Takes the lock; if it has a holder, first waits for a heartbeat of the holder."""
     content = self._read()
@@ -170,7 +165,7 @@ class _BucketLock:
       try:
         # A write may succeed although its reply is lost. Then the next conditional write
         # fails, and the object holds this run's own name.
-        is_mine = self._write() or self._is_own(self._read())
+        is_mine = self._write() or self._me.items() <= _parse(self._read()).items()
       except Exception:  # each backend has its own errors; the next beat may succeed
         continue
       if not is_mine:

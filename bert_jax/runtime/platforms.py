@@ -4,7 +4,6 @@ import contextlib
 import glob
 import hashlib
 import importlib.util
-import pathlib
 import platform as platform_lib
 import re
 from typing import Any
@@ -24,7 +23,7 @@ _MIN_COMPILE_SECONDS = 0.2  # shorter compilations are not worth a file
 _TROUBLE = re.compile(
     "Error (reading|writing) persistent compilation cache entry for '(.*?)': (.*)")
 
-_NVIDIA = pathlib.Path('/proc/driver/nvidia/version')
+_NVIDIA = epath.Path('/proc/driver/nvidia/version')
 # {plugin of JAX: (the oldest driver that it supports, advice for an older driver)}
 _DRIVERS = {
     'jax_cuda13_plugin': (580, "install '.[cuda12]', which needs 525, or a newer driver"),
@@ -70,7 +69,7 @@ def _machine() -> str:
     return jax.default_backend()
   description = platform_lib.machine()
   with contextlib.suppress(OSError):
-    lines = pathlib.Path('/proc/cpuinfo').read_text().split('\n')
+    lines = epath.Path('/proc/cpuinfo').read_text().split('\n')
     description += ''.join(sorted({x for x in lines if x.startswith(('flags', 'model'))}))
   return 'cpu-' + hashlib.blake2b(description.encode(), digest_size=4).hexdigest()
 

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 import concurrent.futures
-from concurrent.futures.process import BrokenProcessPool
 import contextlib
 import multiprocessing
 import multiprocessing.connection
@@ -99,7 +98,7 @@ def ordered_map(executor: concurrent.futures.Executor, function: Callable[[Any],
         yield waiting.popleft().result()
     while waiting:
       yield waiting.popleft().result()
-  except BrokenProcessPool as e:
+  except concurrent.futures.BrokenExecutor as e:
     # The kernel's OOM killer is the usual cause, and it leaves no message.
     raise Failed(
         'a worker process died, perhaps because memory ran out: run the same command '

@@ -10,7 +10,6 @@ import glob
 import hashlib
 import json
 import os
-import pathlib
 import re
 import shutil
 from typing import Any
@@ -153,7 +152,7 @@ def exclusive(flag: str, output: str | None, *sources: str | None,
   name = hashlib.sha256(os.path.realpath(output).encode()).hexdigest()[:16]
   lock = filelock.FileLock(host.cache_folder() / 'locks' / name, blocking=False)
   try:
-    pathlib.Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+    epath.Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
     lock.acquire()
   except filelock.Timeout as e:
     raise UserError(f'{flag}={output}: another process is writing it: wait until it '

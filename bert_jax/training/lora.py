@@ -2,8 +2,8 @@
 
 A kernel W [..., in, out] becomes W + alpha / rank * A B, with A [..., in, rank] and
 B [..., rank, out]. Each of the stacked layers has a pair. The encoder without its pooler
-is the frozen base. The factors, the pooler and the heads are trained. A step merges both and
-runs the model on the result, so that no module knows about LoRA.
+is the frozen base. The factors, the pooler and the heads are trained. A step merges both
+and runs the model on the result, so that no module knows about LoRA.
 """
 
 from collections.abc import Mapping

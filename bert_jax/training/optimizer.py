@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import optax
 
 from bert_jax import errors
+from bert_jax.data.phases import MOST_STEPS
 from bert_jax.model import parameters
 from bert_jax.training import transforms
 
 NAMES = ('adamw', 'bert_adamw', 'lamb', 'stable_adamw', 'muon')
 DECAYS = ('linear', '1-sqrt')
-_MOST_STEPS = 2**31 - 1  # the step is int32
 
 _BOUNDS = (  # (fields, smallest value, largest value, excluded end, rule)
     (('learning_rate', 'eps', 'decay_ratio'), 0, math.inf, 0, 'must be positive'),
@@ -68,9 +68,9 @@ def _warmup(config: OptimizerConfig, train_steps: int) -> int:
 
 def check_steps(config: OptimizerConfig, train_steps: int):
   """Raises UserError if the warmup takes the whole run, or the run has too many steps."""
-  errors.require(train_steps <= _MOST_STEPS,
+  errors.require(train_steps <= MOST_STEPS,
                  f'the run would have {train_steps:,} steps, and can have '
-                 f'{_MOST_STEPS:,}: make it shorter')
+                 f'{MOST_STEPS:,}: make it shorter')
   name = 'warmup_steps' if config.warmup_steps else 'warmup_ratio'
   errors.require(
       _warmup(config, train_steps) < train_steps,

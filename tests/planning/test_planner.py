@@ -44,8 +44,10 @@ def test_local(tmp_path, capsys):
 
 
 @pytest.mark.parametrize('most', [0, 7, 8, 100, 4095, 5000])
-def test_largest_batch(most):
-  rows, memory = estimate._largest(lambda rows: 1000 + 10 * rows if rows <= most else None)
+def test_largest_batch(monkeypatch, most):
+  monkeypatch.setattr(estimate, '_needs', lambda config, phase, mesh, rows: (
+      1000 + 10 * rows if rows <= most else None))
+  rows, memory = estimate.largest_rows(None, None, None)
   assert rows <= min(most, 4096) and rows >= min(most, 4096) * 7 / 8 - 1
   assert memory == (1000 + 10 * rows if rows else 0)
 
