@@ -7,6 +7,7 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.parallel import chip_figures, topology
 from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.runtime import host
 
 
 @pytest.mark.parametrize('sizes, expected', [
@@ -108,6 +109,11 @@ def test_rows_come_to_their_places():
   for shard in placed.addressable_shards:
     place = devices.index(shard.device)
     np.testing.assert_array_equal(shard.data, batch[2 * place:2 * place + 2])
+
+
+def test_cpu_devices_share_the_memory_of_their_container(monkeypatch):
+  monkeypatch.setattr(host, 'memory', lambda: 2**30)
+  assert chip_figures.memory_limit(jax.devices()[0]) == 2**30 / jax.device_count()
 
 
 def test_peaks():
