@@ -87,8 +87,8 @@ class MetricsLog:
   Args of the constructor:
     workdir: a local folder.
     first_step, last_step: of the run; lines after `first_step` are cut off.
-    start_trackers: starts the trackers, which get every line too; see `trackers.start`,
-      from `workdir` on.
+    start_trackers: (workdir, first_step, earlier rows) -> the trackers, which get every
+      line too; see `trackers.start`.
   """
 
   def __init__(self, workdir: epath.Path, *, first_step: int, last_step: int,
