@@ -42,3 +42,9 @@ def require(condition: bool, message: str):
 def require_choice(name: str, value: str, choices: Collection[str]):
   """Raises a UserError unless `value` of the field `name` is one of `choices`."""
   require(value in choices, f'{name}={value!r} is unknown: use {", ".join(choices)}')
+
+
+def require_flag(name: str, value: str | None, choices: Collection[str]):
+  """Raises a UserError unless the flag --name is given, as one of `choices`."""
+  wrong = f'--{name}={value} is unknown: use' if value else f'give --{name}, one of'
+  require(value in choices, f'{wrong} {", ".join(choices)}')

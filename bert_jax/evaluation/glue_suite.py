@@ -53,12 +53,6 @@ class Recipe(NamedTuple):
   most: int = 0  # training examples of a task; 0 = all
 
 
-def _names(task: str) -> set[str]:
-  """Returns the possible names of the folder of a task, in lower case: sst2, sst-2."""
-  title = glue.TASKS[f'glue/{task}'].submission.removesuffix('.tsv').removesuffix('-m')
-  return {task, title.lower()}
-
-
 def _file(folder: epath.Path, name: str) -> epath.Path:
   """Finds a file of a task, gzipped or not; raises UserError if it does not exist."""
   for ending in ('.tsv', '.tsv.gz'):
@@ -108,7 +102,10 @@ def find_tasks(data: str, most: int = 0) -> dict[str, Files]:
           f'--data={data} is not a folder: give one with the folders of GLUE (SST-2, ...)')
   sources = {}
   for task in tasks:
-    folders = [path for path in root.iterdir() if path.name.lower() in _names(task)]
+    # The folder may have the name of the task or of its submission: sst2, SST-2.
+    title = glue.TASKS[f'glue/{task}'].submission.removesuffix('.tsv').removesuffix('-m')
+    folders = [path for path in root.iterdir()
+               if path.name.lower() in (task, title.lower())]
     if folders:
       sources[task] = Files(str(_file(folders[0], 'train')),
                             str(_file(folders[0], _DEV.get(task, 'dev'))))

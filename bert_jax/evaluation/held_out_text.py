@@ -5,9 +5,7 @@ token times the tokens of the text, over its words or bytes. White space separat
 """
 
 from collections.abc import Iterable, Iterator
-import functools
 import hashlib
-import itertools
 import json
 import math
 from typing import Any
@@ -15,7 +13,6 @@ from typing import Any
 from etils import epath
 import jax
 import numpy as np
-import tqdm
 
 from bert_jax.data import corpus
 from bert_jax.data import inputs as inputs_lib
@@ -69,20 +66,25 @@ def _batches(bert: Bert, pieces: list[list[int]], length: int, rate: float,
     yield placed.tokens, positions, targets, is_real
 
 
-def _write_sums(bert: Bert, pieces: list[list[int]], path: epath.Path,
-                masks: dict[str, Any]):
-  """Writes the loss sum and the masked tokens of each batch; resumes after a kill."""
-  loss_sum = jax.jit(functools.partial(_loss_sum, bert.config))
+def _loss_sums(bert: Bert, pieces: list[list[int]], path: epath.Path,
+               masks: dict[str, Any]) -> list[dict[str, Any]]:
+  """Writes the loss sum and the masked tokens of each batch, and returns them."""
+  @jax.jit
+  def loss_sum(params, tokens, positions, targets, is_real):
+    surprisals = forward.surprisals(bert.config, params, tokens, positions, targets)
+    return (surprisals * is_real).sum()
+
+  def sums(batches):
+    return [{'loss': float(loss_sum(bert.params, *batch)), 'tokens': int(batch[-1].sum())}
+            for batch in batches]
+
   text = hashlib.blake2b(json.dumps(pieces).encode(), digest_size=16).hexdigest()
   job = {'model': json_lines.identity(bert.model), 'text': text, **masks}
-  with json_lines.partial(path, job) as (sink, before):
-    # Skipped batches are made, too: the masks come from one random stream.
-    batches = itertools.islice(_batches(bert, pieces, **masks), before.examples, None)
-    count = -(-len(pieces) // _rows(masks['length']))
-    for *inputs, is_real in tqdm.tqdm(batches, total=count, initial=before.examples,
-                                      unit=' batches', disable=None):
-      json_lines.write(sink, {'loss': float(loss_sum(bert.params, *inputs, is_real)),
-                              'tokens': int(is_real.sum())})
+  count = -(-len(pieces) // _rows(masks['length']))
+  # A resumed job makes the answered batches, too: the masks come from one random stream.
+  lines, _ = json_lines.write_all(path, job, _batches(bert, pieces, **masks), count, 1,
+                                  sums, unit=' batches')
+  return lines
 
 
 def evaluate(bert: Bert, source: str, path: epath.Path, *, rate: float = 0.15,
@@ -110,9 +112,8 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, rate: float = 0.15,
       for document in corpus.read_file(file, corpus.format_of(file, 'auto'), 'text')]
   pieces = list(_pieces(bert, documents, max_len))
   require(bool(pieces), f'--data={source} holds no text')
-  sums = path.with_suffix('.batches.jsonl')
-  _write_sums(bert, pieces, sums, {'rate': rate, 'length': max_len, 'seed': seed})
-  lines = [json.loads(line) for line in sums.read_text().splitlines()]
+  lines = _loss_sums(bert, pieces, path.with_suffix('.batches.jsonl'),
+                     {'rate': rate, 'length': max_len, 'seed': seed})
   count, tokens = sum(line['tokens'] for line in lines), sum(map(len, pieces))
   loss = sum(line['loss'] for line in lines) / count
   # The masked tokens are a sample: their mean loss stands for all tokens of the text.
@@ -128,9 +129,3 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, rate: float = 0.15,
 def _exp(nat: float) -> float | None:
   """Returns the exponential, or None on overflow, as for the "words" of Chinese."""
   return math.exp(nat) if nat < _LARGEST_EXPONENT else None
-
-
-def _loss_sum(config: Any, params: Any, tokens: Tokens, positions: jax.Array,
-              targets: jax.Array, is_real: jax.Array) -> jax.Array:
-  surprisals = forward.surprisals(config, params, tokens, positions, targets)
-  return (surprisals * is_real).sum()

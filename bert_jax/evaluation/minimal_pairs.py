@@ -6,14 +6,12 @@ log P(token | the others) over its tokens, each masked alone.
 """
 
 from collections.abc import Sequence
-import json
 import math
 import time
 from typing import Any, NamedTuple
 
 from etils import epath
 import numpy as np
-import tqdm
 
 from bert_jax.data import corpus
 from bert_jax.data import inputs as inputs_lib
@@ -68,21 +66,20 @@ def pseudo_log_likelihoods(bert: Bert, texts: Sequence[str]) -> np.ndarray:
   return -np.array([scored['surprisal'] for scored in bert.score(texts)])
 
 
-def _score(bert: Bert, pairs: Sequence[Pair], path: epath.Path, job: dict[str, Any]):
-  """Writes the scores of all pairs as JSON lines; resumes after a kill."""
-  with json_lines.partial(path, job) as (sink, before):
-    began = time.monotonic()
-    with tqdm.tqdm(total=len(pairs), initial=before.examples, unit=' pairs',
-                   disable=None) as bar:
-      for first in range(before.examples, len(pairs), _PAIRS_AT_ONCE):
-        window = pairs[first:first + _PAIRS_AT_ONCE]
-        sentences = [sentence for pair in window for sentence in pair[:2]]
-        scores = pseudo_log_likelihoods(bert, sentences)
-        for pair, good, bad in zip(window, scores[::2].tolist(), scores[1::2].tolist()):
-          json_lines.write(sink, {'UID': pair.paradigm, 'good': good, 'bad': bad})
-        bar.update(len(window))
-    speed = (len(pairs) - before.examples) / (time.monotonic() - began)
-    print(f'{speed:,.0f} pairs a second', flush=True)
+def _score(bert: Bert, pairs: Sequence[Pair], path: epath.Path) -> list[dict[str, Any]]:
+  """Writes the scores of all pairs as JSON lines, and returns them."""
+  def scores(window):
+    sentences = [sentence for pair in window for sentence in pair[:2]]
+    likelihoods = pseudo_log_likelihoods(bert, sentences).tolist()
+    return [{'UID': pair.paradigm, 'good': good, 'bad': bad}
+            for pair, good, bad in zip(window, likelihoods[::2], likelihoods[1::2])]
+
+  began = time.monotonic()
+  job = {'model': json_lines.identity(bert.model), 'pairs': pairs}
+  lines, count = json_lines.write_all(path, job, pairs, len(pairs), _PAIRS_AT_ONCE, scores,
+                                      unit=' pairs')
+  print(f'{count / (time.monotonic() - began):,.0f} pairs a second', flush=True)
+  return lines
 
 
 def _row(name: str, is_right: Sequence[bool]) -> list[Any]:
@@ -103,9 +100,7 @@ def evaluate(bert: Bert, source: str, path: epath.Path) -> Report:
   pairs = read(source)
   # Before the first score: a bad sentence must not cost hours.
   _check_lengths(bert, pairs)
-  scores = path.with_suffix('.pairs.jsonl')
-  _score(bert, pairs, scores, {'model': json_lines.identity(bert.model), 'pairs': pairs})
-  lines = [json.loads(line) for line in scores.read_text().splitlines()]
+  lines = _score(bert, pairs, path.with_suffix('.pairs.jsonl'))
   is_right = np.array([line['good'] > line['bad'] for line in lines])
   paradigm_of = np.array([pair.paradigm for pair in pairs])
   phenomenon_of = np.array([pair.phenomenon for pair in pairs])

@@ -61,21 +61,19 @@ def markdown(report: Report) -> str:
 def _picture(report: Report) -> bytes:
   """The bars as a PNG."""
   # Imported here, because it is slow to import and needed once at the end.
-  import matplotlib
-  matplotlib.use('Agg')
-  from matplotlib import pyplot as plt
+  from matplotlib import figure
   column = list(report.columns).index(report.bars)
   # Rows such as the mean over tasks may have no number in this column.
   shown = [row for row in report.rows if row[column] is not None]
-  figure, axis = plt.subplots(figsize=(7, 0.8 + 0.28 * len(shown)), layout='constrained')
+  picture = figure.Figure(figsize=(7, 0.8 + 0.28 * len(shown)), layout='constrained')
+  axis = picture.subplots()
   bars = axis.barh([str(row[0]) for row in shown], [row[column] for row in shown])
   axis.bar_label(bars, [_cell(row[column]) for row in shown], padding=3)
   axis.invert_yaxis()
   axis.set(xlabel=report.bars)
   axis.spines[['top', 'right']].set_visible(False)
   content = io.BytesIO()
-  figure.savefig(content, dpi=120, format='png')
-  plt.close(figure)
+  picture.savefig(content, dpi=120, format='png')
   return content.getvalue()
 
 

@@ -4,11 +4,9 @@ The scores equal the scores of trec_eval on the run files.
 """
 
 from collections.abc import Iterable
-import json
 
 from etils import epath
 import numpy as np
-import tqdm
 
 from bert_jax.errors import require
 from bert_jax.evaluation.report import Report
@@ -58,20 +56,16 @@ def _rerank(reranker: Bert, corpus: beir.Texts, queries: beir.Texts, run: Run,
   asked = list(zip(queries.ids, queries))
   job = {'model': json_lines.identity(reranker.model), 'corpus': corpus.digest,
          'queries': queries.digest, 'run': run}
-  kept = path.with_suffix('.reranked.jsonl')
-  with json_lines.partial(kept, job) as (sink, before), tqdm.tqdm(
-      total=len(asked), initial=before.examples, desc='reranking', unit=' queries',
-      disable=None) as bar:
-    for first in range(before.examples, len(asked), _QUERIES_AT_ONCE):
-      window = asked[first:first + _QUERIES_AT_ONCE]
-      pairs = [(text, texts[document]) for name, text in window
-               for document, _ in run[name]]
-      scores = iter(reranking.pair_logits(reranker, pairs).tolist())
-      for name, _ in window:
-        hits = [(document, next(scores)) for document, _ in run[name]]
-        json_lines.write(sink, {'query': name, 'hits': hits})
-      bar.update(len(window))
-  lines = map(json.loads, kept.read_text().splitlines())
+
+  def reranked(window):
+    pairs = [(text, texts[document]) for name, text in window for document, _ in run[name]]
+    scores = iter(reranking.pair_logits(reranker, pairs).tolist())
+    return [{'query': name, 'hits': [(document, next(scores)) for document, _ in run[name]]}
+            for name, _ in window]
+
+  lines, _ = json_lines.write_all(
+      path.with_suffix('.reranked.jsonl'), job, asked, len(asked), _QUERIES_AT_ONCE,
+      reranked, desc='reranking', unit=' queries')
   return {line['query']: _sorted(map(tuple, line['hits'])) for line in lines}
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.errors import require
+from bert_jax.errors import require, require_flag
 from bert_jax.evaluation import (
   glue_suite,
   held_out_text,
@@ -44,8 +44,7 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
   Raises:
     UserError: a mistake in the arguments or the data.
   """
-  wrong = f'--suite={suite} is unknown: use' if suite else 'give --suite, one of'
-  require(suite in SUITES, f'{wrong} {", ".join(SUITES)}')
+  require_flag('suite', suite, SUITES)
   for name, value in (('model', model), ('data', data), ('output', output)):
     require(bool(value), f'give --{name}')
   require(output.endswith('.json'), f'--output={output} must end in .json')

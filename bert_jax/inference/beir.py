@@ -32,7 +32,7 @@ class Texts:
     """
     self._path, self._only = path, only
     self.ids, digest, known = [], hashlib.blake2b(digest_size=16), set()
-    for name, text, _ in self._read():
+    for name, text, _ in self.read():
       require(name not in known, f'{path}: the _id {name!r} occurs twice')
       # A run file separates its columns by spaces.
       require(len(name.split()) == 1,
@@ -43,7 +43,7 @@ class Texts:
       digest.update(f'{name}\0{text}\0'.encode())
     self.digest = digest.hexdigest()
 
-  def _read(self) -> Iterator[tuple[str, str, str]]:
+  def read(self) -> Iterator[tuple[str, str, str]]:
     """Yields the id of each text, the text with its title, and without."""
     try:
       stream = self._path.open('rb')
@@ -59,10 +59,7 @@ class Texts:
 
   def __iter__(self) -> Iterator[str]:
     """Yields each text with its title."""
-    return (text for _, text, _ in self._read())
-
-  def with_and_without_title(self) -> Iterator[tuple[str, str]]:
-    return ((text, body) for _, text, body in self._read())
+    return (text for _, text, _ in self.read())
 
 
 Qrels = dict[str, dict[str, int]]  # {query: {document: grade}}; above 0 is relevant

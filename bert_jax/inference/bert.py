@@ -1,8 +1,7 @@
 """A trained model for users: vectors of texts, filled masks, next sentences, scores."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import functools
-import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -127,7 +126,7 @@ class Bert(LoadedModel):
     # Before the dense layers: they take one vector of each text.
     if len(owners) > len(texts):
       vectors = combine_texts(vectors, owners, long)
-    vectors = own.apply(vectors, normalize)
+    vectors = own.finished(vectors, normalize)
     if dim is None:
       return vectors
     require(1 <= dim <= vectors.shape[1],
@@ -186,8 +185,8 @@ class Bert(LoadedModel):
       rows += [row] * len(masked)
       owners += [i] * len(masked)
       positions += masked
-    function = functools.partial(forward.mlm_logits, self.config)
-    logits = self.per_text(rows, function, np.array(positions))
+    logits = self.per_text(rows, functools.partial(forward.mlm_logits, self.config),
+                           np.array(positions))
     results = [[] for _ in text]
     for i, position, row in zip(owners, positions, logits[:, :self.config.vocab_size]):
       # In float64: small probabilities lose their digits in float32.
@@ -248,8 +247,8 @@ class Bert(LoadedModel):
                       'pseudo_perplexity': perplexity})
     return results
 
-  def _surprisals(self, texts: Sequence[list[int]], room: int) -> Iterator[list[float]]:
-    """Yields the surprisals of each text; each token is masked alone among `room` tokens.
+  def _surprisals(self, texts: Sequence[list[int]], room: int) -> list[list[float]]:
+    """Returns the surprisals of each text; each token is masked alone among `room` tokens.
 
     The masked copies of all texts share packed rows.
     """
@@ -267,9 +266,8 @@ class Bert(LoadedModel):
         targets.append(ids[i])
       surprisals += self.per_text(rows, run, np.array(positions),
                                   np.array(targets)).tolist()
-    remaining = iter(surprisals)
-    for ids in texts:
-      yield list(itertools.islice(remaining, len(ids)))
+    ends = np.cumsum([len(ids) for ids in texts])
+    return [of_text.tolist() for of_text in np.split(surprisals, ends[:-1])]
 
 
 def load(directory: str, step: int | None = None, allow_older: bool = False) -> Bert:

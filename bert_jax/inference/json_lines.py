@@ -1,10 +1,11 @@
 """JSON lines in and out: a bad line costs only itself, a killed job resumes."""
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 from typing import IO, Any, BinaryIO, NamedTuple, TextIO
@@ -12,6 +13,7 @@ from typing import IO, Any, BinaryIO, NamedTuple, TextIO
 from etils import epath
 import jax
 import numpy as np
+import tqdm
 
 from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.errors import UserError
@@ -123,11 +125,12 @@ def _keep_whole_lines(path: epath.Path) -> Done:
   return Done(examples, errors)
 
 
-def _is_of(job_file: epath.Path, job: dict[str, Any]) -> bool:
+def read_job(job_file: epath.Path) -> dict[str, Any]:
+  """Returns the description of a killed job; {} if a kill interrupted its writing."""
   try:
-    return storage.read_json(job_file) == json.loads(json.dumps(job))
+    return storage.read_json_if_any(job_file)
   except UserError:
-    return False  # the file is missing, or a kill interrupted its writing
+    return {}
 
 
 @contextlib.contextmanager
@@ -148,7 +151,7 @@ def partial(path: epath.Path, job: dict[str, Any] | None = None,
   done = Done()
   storage.make_parent('--output', path)
   try:
-    if job and growing.exists() and _is_of(job_file, job):
+    if job and growing.exists() and read_job(job_file) == json.loads(json.dumps(job)):
       done = _keep_whole_lines(growing)
     if not done.examples:  # the partial file belongs to another job
       job_file.unlink(missing_ok=True)
@@ -169,3 +172,30 @@ def partial(path: epath.Path, job: dict[str, Any] | None = None,
     raise
   growing.replace(whole)
   job_file.unlink(missing_ok=True)
+
+
+def write_all(path: epath.Path, job: dict[str, Any], items: Iterable[Any], count: int,
+              at_once: int, answers: Callable[[list[Any]], list[Example]],
+              **bar: str) -> tuple[list[Example], int]:
+  """Writes an answer to each item, with a progress bar; a killed job resumes.
+
+  Args:
+    path, job: see `partial`.
+    items: `count` items.
+    at_once: the items of a window; a kill loses the answers to one window.
+    answers: returns the answers to the items of a window.
+    bar: the description and the unit of the progress bar.
+
+  Returns:
+    (the answers to all items, the number of new ones).
+  """
+  with partial(path, job) as (sink, before), tqdm.tqdm(
+      total=count, initial=before.examples, disable=None, **bar) as progress:
+    remaining = itertools.islice(items, before.examples, None)
+    while window := list(itertools.islice(remaining, at_once)):
+      for answer in answers(window):
+        write(sink, answer)
+      progress.update(len(window))
+  # As bytes: in a str, splitlines also splits at U+2028, which JSON may contain.
+  lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+  return lines, count - before.examples

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -104,18 +105,13 @@ class LoadedModel:
                         for x in (offsets, *values))
       return function(self.params, packed.tokens, packed.starts + shift, *others)
 
-    on_cpu = jax.default_backend() == 'cpu'
-    most_tokens = _BATCH_TOKENS_CPU if on_cpu else _BATCH_TOKENS
-    previous = None
-    for packed in packed_texts.pack(rows, self.tokenizer.pad_id,
-                                    self.config.max_positions, most_tokens):
-      running = packed, run(packed)
-      # The device runs this batch while the caller uses the previous one.
-      if previous:
-        yield jax.device_get(previous)
-      previous = running
-    if previous:
-      yield jax.device_get(previous)
+    most_tokens = _BATCH_TOKENS_CPU if jax.default_backend() == 'cpu' else _BATCH_TOKENS
+    batches = packed_texts.pack(rows, self.tokenizer.pad_id, self.config.max_positions,
+                                most_tokens)
+    running = ((packed, run(packed)) for packed in batches)
+    # In pairs: the device runs the next batch while the caller uses this one.
+    for batch, _ in itertools.pairwise(itertools.chain(running, [None])):
+      yield jax.device_get(batch)
 
   def per_text(self, rows: Sequence[inputs_lib.Input], function: Callable,
                positions: np.ndarray | None = None,

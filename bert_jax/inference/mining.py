@@ -28,9 +28,9 @@ def _positives(pairs: Sequence[tuple[str, str]],
                texts: beir.Texts) -> dict[str, set[int]]:
   """Finds the corpus numbers of the positives of each query, with or without title."""
   places = {positive: [] for _, positive in pairs}
-  for i, writings in enumerate(texts.with_and_without_title()):
-    for writing in set(writings) & places.keys():
-      places[writing].append(i)
+  for i, (_, *with_and_without_title) in enumerate(texts.read()):
+    for text in set(with_and_without_title) & places.keys():
+      places[text].append(i)
   numbers = {}
   for query, positive in pairs:
     numbers.setdefault(query, set()).update(places[positive])
@@ -90,10 +90,10 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   stored_vectors.write(bert, texts, len(texts.ids), texts.digest, documents, DOCUMENT,
                        **options)
   excluded = _positives(pairs, texts)
-  strangers = sum(not excluded[query] for query, _ in pairs)
-  if strangers:
+  absent = sum(not excluded[query] for query, _ in pairs)
+  if absent:
     console.print_summary([
-        ('note', f'{strangers:,} of {len(pairs):,} pairs have no positive in the corpus: '
+        ('note', f'{absent:,} of {len(pairs):,} pairs have no positive in the corpus: '
                  'none of its texts is excluded for them')])
   # The ranks count without positives: search for as many more as a query may have.
   depth = ranks[1] + max(map(len, excluded.values()))

@@ -15,7 +15,7 @@ import numpy as np
 from safetensors.numpy import save
 import tqdm
 
-from bert_jax.errors import Failed, UserError, require
+from bert_jax.errors import Failed, UserError, require, require_flag
 from bert_jax.inference import json_lines
 from bert_jax.inference.bert import Bert, load
 from bert_jax.inference.json_lines import Example, Line
@@ -154,8 +154,7 @@ def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
 
 def _load(task: str | None, model: str | None, options: Options, **checkpoint) -> Bert:
   """Loads the model; raises UserError if it does not support the task or the options."""
-  wrong = f'--task={task} is unknown: use' if task else 'give --task, one of'
-  require(task in TASKS, f'{wrong} {", ".join(TASKS)}')
+  require_flag('task', task, TASKS)
   require(bool(model),
           'give --model=DIR, a workdir that main has trained or a folder of convert')
   for_task = 'score' if options.long == 'chunks' else 'embed'
@@ -209,8 +208,7 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
 
   The output appears under its name only when it is complete; a killed job resumes in
   OUTPUT.partial. An output that ends in .npy or .safetensors is an array of embeddings.
-  It
-  has no place for errors: the first bad line ends the job, and a killed job restarts.
+  It has no place for errors: the first bad line ends the job, and a killed job restarts.
 
   `model` is a folder or a name; `checkpoint` has further arguments of `bert.load`. A
   `strict` job ends at the first line that cannot be answered.
@@ -251,8 +249,8 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
         if before.examples:
           print(f'bert_jax: {before.examples:,} examples were answered before: resuming '
                 f'{output}', file=sys.stderr, flush=True)
-        write = functools.partial(json_lines.write, sink)
-        done = answer_all(write=write, strict=strict, done=before)
+        done = answer_all(write=functools.partial(json_lines.write, sink), strict=strict,
+                          done=before)
   if done.errors:
     raise Failed(f'{done.errors:,} of {done.examples:,} examples could not be answered: '
                  f'"error" says why in each of their lines of {output or "the output"}')

@@ -32,8 +32,7 @@ def _best_of(hits: Hits, queries: jax.Array, block: jax.Array, start: jax.Array,
   """Merges `hits` with a block [B, D] whose first vector has the number `start`.
 
   `lax.top_k` is slow on wide rows. The k best vectors are in the k groups with the
-  largest
-  maxima: only these are compared.
+  largest maxima: only these are compared.
   """
   k = hits.scores.shape[-1]
   # Default precision is bfloat16 on a TPU, which changes the order of near documents.

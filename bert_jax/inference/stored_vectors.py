@@ -3,29 +3,18 @@
 from collections.abc import Iterable, Sequence
 import itertools
 import json
-from typing import Any
 
 from etils import epath
 import numpy as np
 import tqdm
 
-from bert_jax.errors import UserError, require
+from bert_jax.errors import require
 from bert_jax.inference import json_lines
 from bert_jax.inference.bert import Bert
 from bert_jax.model.pooling import TOKEN_VECTORS
 from bert_jax.runtime import storage
 
 _WINDOW = 2048  # texts
-
-
-def _vectors_done(path: epath.Path, job_file: epath.Path, job: dict[str, Any]) -> int:
-  """Returns the number of vectors that the same job has written to the file."""
-  try:
-    content = storage.read_json(job_file) if path.exists() else {}
-  except UserError:  # a kill interrupted the first writing
-    return 0
-  done = content.pop('done', 0)
-  return done if content == job else 0
 
 
 def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath.Path,
@@ -58,7 +47,9 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
   job_file = path.parent / f'{path.name}.json'
   job = {'model': json_lines.identity(bert.model), 'texts': digest, 'count': count,
          'pooling': pooling, 'max_len': max_len, 'prompt': own.prompt(prompt)}
-  done = _vectors_done(path, job_file, job)
+  before = json_lines.read_job(job_file) if path.exists() else {}
+  done = before.pop('done', 0)
+  done = done if before == job else 0  # another job starts anew
   if not done:
     job_file.unlink(missing_ok=True)
     np.lib.format.open_memmap(path, 'w+', np.float32, (count, width))

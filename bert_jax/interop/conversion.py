@@ -9,14 +9,14 @@ import tempfile
 
 from etils import epath
 
-from bert_jax.errors import require
+from bert_jax.errors import require, require_flag
 from bert_jax.interop import (
   hub,
   huggingface,
   native,
-  sentence_layout,
   sentence_transformers,
   stablehlo,
+  text_layout,
   verify,
 )
 from bert_jax.interop import load as load_lib
@@ -62,10 +62,9 @@ def _check_sound(source: str):
         print_summary([(name, f'sound, {len(arrays)} arrays')])
       except integrity.Damaged as e:
         # A run that is still training deletes old checkpoints while we read them.
-        if not path.exists():
-          continue
-        damaged.append(name)
-        print_summary([(name, f'DAMAGED: {e}')])
+        if path.exists():
+          damaged.append(name)
+          print_summary([(name, f'DAMAGED: {e}')])
     require(not damaged,
             f'{len(damaged)} of {len(checkpoints)} checkpoints of {source} are damaged: '
             f'{", ".join(damaged)}')
@@ -79,13 +78,13 @@ def _check_flags(output: str | None, to: str | None, verify_only: bool, push: st
   if push:
     require(to in ('huggingface', 'sentence_transformers') and output and not verify_only,
             '--push takes --to=huggingface or sentence_transformers, and --output=DIR')
-    hub.check_name(push)
+    require(load_lib.HUB_NAME.fullmatch(push),
+            f'--push={push} is not a name on the hub: give ORGANIZATION/NAME')
   if verify_only and output:
     require(not to,
             f'--to={to} has no effect here: --verify compares --input and --output')
   elif to or not verify_only:
-    wrong = f'--to={to} is unknown: use' if to else 'give --to, one of'
-    require(to in FORMATS, f'{wrong} {", ".join(FORMATS)}')
+    require_flag('to', to, FORMATS)
     require(output or verify_only,
             'give --output=DIR, a new folder, or --verify to try a conversion only')
 
@@ -131,13 +130,13 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
                            f'{c.vocab_size:,} entries, {model.parts}')])
   if converted:
     files = ('config.json',
-             *([sentence_layout.FILE] if to == 'sentence_transformers' else []))
+             *([text_layout.FILE] if to == 'sentence_transformers' else []))
     require(all((directory / name).exists() for name in files),
             f'--output={output} already exists and is not a folder of --to={to}')
   if converted or (verify_only and output):
     other = load_lib.load(output)
     # Such a folder holds no heads, so the heads of the source cannot be compared.
-    if (directory / sentence_layout.FILE).exists():
+    if (directory / text_layout.FILE).exists():
       model = sentence_transformers.exported(model)
     print_summary(verify.compare(model, other, directory))
     print_summary([('equal', f'{source} and {output} hold the same model')])

@@ -11,9 +11,9 @@ from scipy import special
 
 from bert_jax.errors import require
 from bert_jax.interop import text_layout
-from bert_jax.runtime import console, storage
+from bert_jax.runtime import console
 
-_KIND = 'CrossEncoder'
+KIND = 'CrossEncoder'  # the model_type in SETTINGS
 SIGMOID = 'torch.nn.modules.activation.Sigmoid'
 # For any other name in a folder, sentence-transformers uses its default.
 _TRUSTED = 'torch.'
@@ -66,7 +66,7 @@ class CrossLayout(text_layout.TextLayout):
     return self._files(
         modules=[('', 'models.Transformer')],
         contents={},
-        settings={'model_type': _KIND, **activation},
+        settings={'model_type': KIND, **activation},
         encoder={'transformer_task': 'sequence-classification'})
 
 
@@ -91,14 +91,12 @@ def of_config(fields: Mapping[str, Any], path: epath.Path,
   return CrossLayout(_checked(activation, path), max_len=max_len)
 
 
-def is_cross(directory: epath.Path) -> bool:
-  """Returns True for a folder that sentence-transformers has saved as a cross-encoder."""
-  return (storage.read_json_if_any(directory / text_layout.SETTINGS).get('model_type')
-          == _KIND)
+def read(settings: Mapping[str, Any], path: epath.Path,
+         texts: Mapping[str, Any]) -> CrossLayout:
+  """Makes the layout of a cross-encoder's folder.
 
-
-def read(directory: epath.Path, texts: Mapping[str, Any]) -> CrossLayout:
-  """Reads a folder of a cross-encoder; `texts` is the result of `text_layout.read`."""
-  path = directory / text_layout.SETTINGS
-  activation = storage.read_json_if_any(path).get('activation_fn') or ''
-  return CrossLayout(_checked(activation, path), **texts)
+  Args:
+    settings, path: the content of the file SETTINGS, and its path.
+    texts: the result of `text_layout.read`.
+  """
+  return CrossLayout(_checked(settings.get('activation_fn') or '', path), **texts)

@@ -90,13 +90,11 @@ class Family:
     """All classes: {name: (groups besides the encoder, task of the head)}."""
     # A shared pooler belongs to every class with a head.
     shared = ('pooler',) if architectures.ALL[self.name].config.pooler_is_shared else ()
-    classes = {'Model': ((), '')}
-    for name, groups in self.pretraining.items():
-      classes[name] = groups, ''
-    for task, kind in task_list.ALL.items():
-      if kind.transformers:
-        classes[kind.transformers] = (
-            tuple(dict.fromkeys(shared + kind.parameter_groups)), task)
+    pretraining = {name: (groups, '') for name, groups in self.pretraining.items()}
+    of_tasks = {
+        kind.transformers: (tuple(dict.fromkeys(shared + kind.parameter_groups)), task)
+        for task, kind in task_list.ALL.items() if kind.transformers}
+    classes = {'Model': ((), '')} | pretraining | of_tasks
     return {self.title + name: description for name, description in classes.items()}
 
   def class_of(self, groups: Collection[str], task: str) -> str:
@@ -114,16 +112,15 @@ class Family:
     # The first checkpoints on the hub have TensorFlow's names.
     for old, new in (('gamma', 'weight'), ('beta', 'bias')):
       name = re.sub(rf'LayerNorm\.{old}$', f'LayerNorm.{new}', name)
-    match = re.match(re.escape(self.layer).replace(r'\{\}', r'(\d+)'), name)
-    if match:
+    pattern = re.escape(self.layer).replace(r'\{\}', r'(\d+)')
+    if match := re.match(pattern, name):
       return (f'encoder.layer.{match[1]}.'
               + _renamed(name[match.end():], _inverse(self.in_layer)))
     return _renamed(name, _inverse((*self.of_class.get(architecture, ()), *self.names)))
 
   def original(self, name: str, architecture: str) -> str:
     """The inverse of `canonical`, with the prefix."""
-    match = re.match(r'encoder\.layer\.(\d+)\.', name)
-    if match:
+    if match := re.match(r'encoder\.layer\.(\d+)\.', name):
       theirs = self.layer.format(match[1]) + _renamed(name[match.end():], self.in_layer)
     else:
       theirs = _renamed(name, (*self.of_class.get(architecture, ()), *self.names))

@@ -5,24 +5,17 @@ a branch step-N, so that others can study the course of the training.
 """
 
 from collections.abc import Callable
-import re
 import tempfile
 
 from etils import epath
 
-from bert_jax.errors import Failed, UserError, require
+from bert_jax.errors import Failed, UserError
 from bert_jax.interop import huggingface, load, native
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.runtime.console import print_summary
 from bert_jax.training import checkpoint, integrity
 
 _CARD = 'README.md'
-
-
-def check_name(repo: str):
-  """Raises UserError if `repo` is not the name of a model on the hub."""
-  require(re.fullmatch(r'[\w.-]+/[\w.-]+', repo),
-          f'--push={repo} is not a name on the hub: give ORGANIZATION/NAME')
 
 
 def push(source: str, folder: epath.Path, repo: str,

@@ -206,18 +206,17 @@ def load(directory: epath.Path) -> Pretrained:
   labels = tuple(names.get(i, f'LABEL_{i}') for i in range(outputs))
   if task:
     labels = task_list.ALL[task].files.labels or labels
-  problem = ''
-  if task == 'sequence_classification':
-    # Without the field, transformers makes the same guess.
-    problem = 'regression' if outputs == 1 else 'single_label'
-    problem = _PROBLEMS.get(str(fields.get('problem_type')), problem)
   facts = {'source': str(directory)}
   longest = tokenizer_reader.longest_input(directory)
   # The length of fine-tuning changes the answers to long texts.
   if task and longest < config.max_positions:
     facts['max_len'] = int(longest)
+  problem = ''
   cross = None
   if task == 'sequence_classification':
+    # Without the field, transformers makes the same guess.
+    problem = 'regression' if outputs == 1 else 'single_label'
+    problem = _PROBLEMS.get(str(fields.get('problem_type')), problem)
     cross = cross_layout.of_config(fields, directory / 'config.json',
                                    facts.get('max_len', config.max_positions))
   return Pretrained(config, params, tokenizer, task, labels, problem, facts, cross)
@@ -296,8 +295,8 @@ def save(model: Pretrained, directory: epath.Path):
   usage = (f'from transformers import AutoTokenizer, {architecture}', '',
            f"tokenizer = AutoTokenizer.from_pretrained('{PLACEHOLDER}')",
            f"model = {architecture}.from_pretrained('{PLACEHOLDER}')")
-  header = ('library_name: transformers', 'tags:')
-  (directory / 'README.md').write_text(card(model, header, usage))
+  (directory / 'README.md').write_text(
+      card(model, ('library_name: transformers', 'tags:'), usage))
   model.tokenizer.save(directory)
   path = directory / 'tokenizer_config.json'
   if path.exists():

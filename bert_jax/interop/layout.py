@@ -130,9 +130,8 @@ def abstract_params(config: BertConfig, present: Collection[str], num_labels: in
            'classifier': outputs(num_labels),
            'qa_outputs': outputs(2)}
   hidden = jax.ShapeDtypeStruct((1, config.hidden_size), jnp.float32)
-  for name, head in heads.items():
-    if name in present:
-      tree[name] = jax.eval_shape(head.init, jax.random.key(0), hidden)['params']
+  tree |= {name: jax.eval_shape(head.init, jax.random.key(0), hidden)['params']
+           for name, head in heads.items() if name in present}
   others = set(present) - GROUPS.keys()
   # Heads that no class of transformers has, such as the one of sparse_embedding.
   if others:

@@ -9,14 +9,15 @@ from bert_jax.errors import UserError, require
 from bert_jax.interop import (
   huggingface,
   native,
-  sentence_layout,
   sentence_transformers,
   tensorflow,
+  text_layout,
 )
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.runtime import storage
 from bert_jax.training import fingerprint
 
+HUB_NAME = re.compile(r'[\w.-]+/[\w.-]+')  # ORGANIZATION/NAME
 _HUB_FILES = [
     'config.json', '*.safetensors', 'model.safetensors.index.json', 'vocab.txt',
     'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json',
@@ -71,7 +72,7 @@ def load(directory: str, step: int | None = None,
 def _read(directory: str, step: int | None, allow_older: bool) -> Pretrained:
   storage.check('model', str(directory))
   folder = epath.Path(directory)
-  if not folder.exists() and re.fullmatch(r'[\w.-]+/[\w.-]+', directory):
+  if not folder.exists() and HUB_NAME.fullmatch(directory):
     folder = _from_hub(directory)
   require(folder.exists(),
           f'{directory} is not a folder here, and not a name on the Hugging Face hub, '
@@ -83,7 +84,7 @@ def _read(directory: str, step: int | None, allow_older: bool) -> Pretrained:
           'checkpoints of a run')
   # The order matters: folders of sentence-transformers have a config.json too.
   for name, read in ((native.CHECKPOINT_FILE, native.load),
-                     (sentence_layout.FILE, sentence_transformers.load),
+                     (text_layout.FILE, sentence_transformers.load),
                      ('config.json', huggingface.load),
                      ('bert_config.json', tensorflow.load)):
     if (folder / name).exists():

@@ -43,7 +43,7 @@ def _rules(config: ModernConfig) -> rules.Rules:
   return {'encoder': encoder,
           'pooler': [rules.transpose('bert/pooler/dense/kernel', 'pooler.dense.weight'),
                      rules.copy('bert/pooler/norm/scale', 'pooler.norm.weight')],
-          'mlm': [rules.mlm_bias(config)]}
+          'mlm': [rules.per_entry('mlm_bias', 'cls.predictions.bias', config)]}
 
 
 def _lacks(config: ModernConfig) -> str:

@@ -15,12 +15,15 @@ import orbax.checkpoint as ocp
 
 from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import UserError, require
-from bert_jax.interop import cross_layout, layout, pretrained, sentence_layout
-from bert_jax.interop.cross_layout import CrossLayout
+from bert_jax.interop import (
+  cross_layout,
+  layout,
+  pretrained,
+  sentence_layout,
+  sparse_layout,
+  text_layout,
+)
 from bert_jax.interop.pretrained import Pretrained, fitted, head_groups
-from bert_jax.interop.sentence_layout import SentenceLayout
-from bert_jax.interop.sparse_layout import SparseLayout
-from bert_jax.interop.text_layout import TextLayout
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import objectives
@@ -116,13 +119,13 @@ def _scores(workdir: epath.Path, step: int) -> dict[str, float]:
   return {}
 
 
-def _text_layout(fields: dict[str, Any], config: BertConfig) -> TextLayout | None:
+def _text_layout(fields: dict[str, Any], config: BertConfig) -> text_layout.TextLayout | None:
   """Returns the layout that a folder of sentence-transformers would have for this run."""
   pooling, max_len = fields.get('data', {}).get('pooling'), fields.get('max_len')
   if pooling:
-    return SentenceLayout((pooling,), max_len=config.max_positions)
-  return {'sparse_embedding': SparseLayout(max_len=max_len),
-          'reranking': CrossLayout(cross_layout.SIGMOID, max_len=max_len),
+    return sentence_layout.SentenceLayout((pooling,), max_len=config.max_positions)
+  return {'sparse_embedding': sparse_layout.SparseLayout(max_len=max_len),
+          'reranking': cross_layout.CrossLayout(cross_layout.SIGMOID, max_len=max_len),
           }.get(fields.get('task'))
 
 

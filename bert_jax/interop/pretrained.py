@@ -60,8 +60,8 @@ class Pretrained:
   def groups(self) -> tuple[str, ...]:
     """The groups of parameters besides the encoder: pooler, mlm, nsp, the task's head."""
     own = task_list.ALL[self.task].parameter_groups if self.task else ()
-    known = layout.groups(self.params)
-    return (*known, *(name for name in own if name not in layout.GROUPS))
+    return (*layout.groups(self.params),
+            *(name for name in own if name not in layout.GROUPS))
 
 
 def fitted(tokenizer: Tokenizer, config: BertConfig, directory: Any) -> Tokenizer:

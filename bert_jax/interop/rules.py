@@ -91,11 +91,6 @@ def in_layer(rules: Iterable[Rule], leaf: str, tensor: str = 'encoder.layer.{}',
           for rule in rules]
 
 
-def mlm_bias(config: BertConfig) -> Rule:
-  """The bias of the MLM logits."""
-  return per_entry('mlm_bias', 'cls.predictions.bias', config)
-
-
 def bert_layer(config: BertConfig) -> list[Rule]:
   """The rules of a layer of most architectures."""
   parts = [f'attention.self.{name}' for name in ('query', 'key', 'value')]
@@ -126,4 +121,5 @@ def bert(config: BertConfig) -> Rules:
   return {
       'encoder': encoder, 'pooler': linear('bert/pooler', 'pooler.dense'),
       'mlm': [*linear('mlm_dense', 'cls.predictions.transform.dense'),
-              *norm('mlm_norm', 'cls.predictions.transform.LayerNorm'), mlm_bias(config)]}
+              *norm('mlm_norm', 'cls.predictions.transform.LayerNorm'),
+              per_entry('mlm_bias', 'cls.predictions.bias', config)]}

@@ -5,7 +5,7 @@ A folder lists its modules in modules.json. Each module has a folder with a conf
 host: they cost a thousandth of the encoder, and numpy rounds the same on every platform.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
 import functools
 import json
@@ -24,9 +24,8 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.pooling import POOLINGS
 from bert_jax.runtime import storage
 
-FILE = text_layout.FILE
 _MLM = 'MLMTransformer'  # the name of the encoder of a SpladePooling in older folders
-_POOLING, _WEIGHTS = '1_Pooling', 'model.safetensors'
+_WEIGHTS = 'model.safetensors'
 # The names of the prompts for queries and documents that `encode_query` and
 # `encode_document` of sentence-transformers look for, in this order.
 QUERY, DOCUMENT = ('query',), ('document', 'passage', 'corpus')
@@ -51,15 +50,11 @@ _ACTIVATIONS = {_TANH: np.tanh,
 
 
 class Module(NamedTuple):
-  """One step from pooled hidden states to vectors."""
+  """One step from hidden states to vectors."""
 
-  kind: str  # one of _KINDS
+  kind: str  # Pooling, or one of _RUN
   config: dict[str, Any]
   tensors: dict[str, np.ndarray]  # float32, by their names in PyTorch
-
-  def __call__(self, x: np.ndarray) -> np.ndarray:
-    """Applies the module: [B, D] float32 -> [B, D'] float32."""
-    return _KINDS[self.kind].run(self, x)
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -80,34 +75,23 @@ def _layer_norm(module: Module, x: np.ndarray) -> np.ndarray:
   return x * module.tensors['norm.weight'] + module.tensors['norm.bias']
 
 
-def _dense_shapes(config: Mapping[str, Any], width: int) -> dict[str, tuple[int, ...]]:
-  out = config.get('out_features')
-  bias = {'linear.bias': (out,)} if config.get('bias', True) else {}
-  return {'linear.weight': (out, width), **bias}
+_RUN = {'Dense': _dense,
+        'LayerNorm': _layer_norm,
+        'Normalize': lambda module, x: unit(x),
+        'Dropout': lambda module, x: x}  # acts only in training
 
 
-class _Kind(NamedTuple):
-  """A kind of module."""
-
-  run: Callable[[Module, np.ndarray], np.ndarray]
-  # (config, width of the input) -> the shapes of its tensors.
-  shapes: Callable[[Mapping[str, Any], int], dict[str, tuple[int, ...]]]
-
-
-def _norm_shapes(config: Mapping[str, Any], width: int) -> dict[str, tuple[int, ...]]:
-  return {'norm.weight': (width,), 'norm.bias': (width,)}
+def _shapes(kind: str, config: Mapping[str, Any],
+            width: int) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes of the tensors of a module whose input has this width."""
+  if kind == 'Dense':
+    out = config.get('out_features')
+    bias = {'linear.bias': (out,)} if config.get('bias', True) else {}
+    return {'linear.weight': (out, width), **bias}
+  return {'norm.weight': (width,), 'norm.bias': (width,)} if kind == 'LayerNorm' else {}
 
 
-_KINDS = {
-    'Dense': _Kind(_dense, _dense_shapes),
-    'LayerNorm': _Kind(_layer_norm, _norm_shapes),
-    'Normalize': _Kind(lambda module, x: unit(x), lambda config, width: {}),
-    # Dropout acts only in training.
-    'Dropout': _Kind(lambda module, x: x, lambda config, width: {}),
-}
-
-
-# The modules that may follow each module. Any module of _KINDS may follow the others.
+# The modules that may follow each module. Any module of _RUN may follow the others.
 _FOLLOWERS = {'Transformer': ('Pooling', sparse_layout.MODULE),
               _MLM: (sparse_layout.MODULE,),
               sparse_layout.MODULE: ()}
@@ -130,7 +114,7 @@ class SentenceLayout(text_layout.TextLayout):
   dim: int | None = None
   similarity: str = dataclasses.field(default='cosine', kw_only=True)
 
-  def apply(self, vectors: np.ndarray, normalize: bool | None = None) -> np.ndarray:
+  def finished(self, vectors: np.ndarray, normalize: bool | None = None) -> np.ndarray:
     """Applies the modules to pooled hidden states: [B, D] -> [B, D'] float32.
 
     Args:
@@ -146,16 +130,14 @@ class SentenceLayout(text_layout.TextLayout):
       modules = modules[:-1]
     for module in modules:
       # Users may ask for another pooling than the one that the layers were trained on.
-      width = _input_width(module)
+      weight = module.tensors.get('linear.weight', module.tensors.get('norm.weight'))
+      width = None if weight is None else weight.shape[-1]
       require(width in (None, vectors.shape[1]),
               f'the {module.kind} of this model takes vectors of {width}, not of '
               f'{vectors.shape[1]}: leave out pooling and layers')
-      vectors = module(vectors)
+      vectors = _RUN[module.kind](module, vectors)
     vectors = vectors[:, :self.dim]
     return unit(vectors) if normalize else vectors
-
-  def finished(self, outputs: np.ndarray) -> np.ndarray:
-    return self.apply(outputs)
 
   def files(self, width: int) -> dict[str, bytes]:
     # The names of older folders: every version of sentence-transformers reads them.
@@ -164,23 +146,16 @@ class SentenceLayout(text_layout.TextLayout):
                'include_prompt': self.include_prompt}
     if len(self.pooling) > 1 or not set(self.pooling) <= set(_OLD_POOLINGS.values()):
       pooling['pooling_mode'] = self.pooling
-    paths = ['', _POOLING, *(f'{i}_{m.kind}' for i, m in enumerate(self.modules, 2))]
-    kinds = ['Transformer', 'Pooling', *(module.kind for module in self.modules)]
-    contents = {f'{path}/config.json': x for path, x in zip(
-        paths[1:], (pooling, *(module.config for module in self.modules)))}
+    modules = [Module('Pooling', pooling, {}), *self.modules]
+    by_path = {f'{i}_{module.kind}': module for i, module in enumerate(modules, 1)}
     files = self._files(
-        modules=[(path, f'models.{kind}') for path, kind in zip(paths, kinds)],
-        contents=contents,
+        modules=[('', 'models.Transformer'),
+                 *((path, f'models.{module.kind}') for path, module in by_path.items())],
+        contents={f'{path}/config.json': module.config for path, module in by_path.items()},
         settings={'truncate_dim': self.dim} if self.dim else {},
         encoder={})
     return files | {f'{path}/{_WEIGHTS}': save(module.tensors)
-                    for path, module in zip(paths[2:], self.modules) if module.tensors}
-
-
-def _input_width(module: Module) -> int | None:
-  """Returns the width that a module needs; None = any."""
-  weight = module.tensors.get('linear.weight', module.tensors.get('norm.weight'))
-  return None if weight is None else weight.shape[-1]
+                    for path, module in by_path.items() if module.tensors}
 
 
 # ---- reading ---------------------------------------------------------------------------
@@ -195,7 +170,7 @@ class Listed(NamedTuple):
 
 def listed(directory: epath.Path) -> list[Listed]:
   """Returns the modules of a folder; raises UserError for an unknown one."""
-  path = directory / FILE
+  path = directory / text_layout.FILE
   try:
     rows = [(str(row['type']), str(row['path'])) for row in json.loads(path.read_text())]
   except (ValueError, TypeError, KeyError) as e:
@@ -210,7 +185,7 @@ def listed(directory: epath.Path) -> list[Listed]:
     require(epath.Path(folder).name == folder,
             f'{path} names {folder!r}, which is not a folder directly inside the model')
     modules.append(Listed(name, folder))
-    known = _FOLLOWERS.get(name, tuple(_KINDS))
+    known = _FOLLOWERS.get(name, tuple(_RUN))
   require(modules, f'{path} lists no module')
   return modules
 
@@ -247,7 +222,7 @@ def _read_module(kind: str, folder: epath.Path, width: int) -> Module:
     require(str(config['activation_function']) in _ACTIVATIONS,
             f'{folder}: the activation_function {config["activation_function"]} is '
             f'unknown: expected one of {", ".join(_ACTIVATIONS)}')
-  shapes = _KINDS[kind].shapes(config, width)
+  shapes = _shapes(kind, config, width)
   if not shapes:
     return Module(kind, config, {})
   # Older folders have a pickle, which this code does not open.
@@ -281,23 +256,24 @@ def read(directory: epath.Path, config: BertConfig,
     UserError: a module is unknown, or its tensors do not fit.
   """
   modules = listed(directory)
-  if len(modules) == 1 and not cross_layout.is_cross(directory):
+  path = directory / text_layout.SETTINGS
+  settings = storage.read_json_if_any(path)
+  if len(modules) == 1 and settings.get('model_type') != cross_layout.KIND:
     return None
   encoder = directory / modules[0].path
-  texts = text_layout.read(directory, encoder, config.max_positions, tokenizer)
+  texts = text_layout.read(settings, path, encoder, config.max_positions, tokenizer)
   if len(modules) == 1:
-    return cross_layout.read(directory, texts)
+    return cross_layout.read(settings, path, texts)
   if modules[1].kind == sparse_layout.MODULE:
-    return sparse_layout.read(directory, encoder, directory / modules[1].path,
+    return sparse_layout.read(settings, path, encoder, directory / modules[1].path,
                               modules[0].kind == _MLM, texts)
   pooling, include_prompt = _read_pooling(directory / modules[1].path / 'config.json')
   # Each module must fit the width that the modules before it leave.
   steps, width = [], config.hidden_size * len(pooling)
-  for kind, path in modules[2:]:
-    steps.append(_read_module(kind, directory / path, width))
+  for kind, folder in modules[2:]:
+    steps.append(_read_module(kind, directory / folder, width))
     width = steps[-1].config['out_features'] if kind == 'Dense' else width
-  path = directory / text_layout.SETTINGS
-  dim = storage.read_json_if_any(path).get('truncate_dim')
+  dim = settings.get('truncate_dim')
   require(dim is None or isinstance(dim, int) and dim > 0,
           f'{path}: truncate_dim={dim!r} is not a positive number')
   texts['similarity'] = texts['similarity'] or 'cosine'

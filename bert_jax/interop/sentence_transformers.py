@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
-from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require
 from bert_jax.interop import (
   huggingface,
@@ -124,20 +123,17 @@ def save(model: Pretrained, directory: epath.Path):
   model.sentence.write(directory, model.config.hidden_size)
 
 
-def _inputs(model: Pretrained, texts: list[tuple[str, ...]]) -> tuple[Tokens, jax.Array]:
-  """Returns the tokens of texts or pairs, one in each row, and their starts [B, 1]."""
-  layout, tokenizer = model.sentence, model.tokenizer
-  rows, _ = inputs_lib.text_inputs(layout.prepared(texts, ''), tokenizer, layout.max_len)
-  placed = inputs_lib.place(
-      rows, np.arange(len(rows)), np.arange(len(rows)), rows=len(rows),
-      length=max(len(row.ids) for row in rows), slots=1, pad_id=tokenizer.pad_id)
-  return jax.tree.map(jnp.asarray, (placed.tokens, placed.starts))
-
-
 def _vectors(model: Pretrained, texts: list[tuple[str, ...]]) -> np.ndarray:
   """Computes our vectors, weights or scores of texts or pairs: [B, D]."""
   layout, config = model.sentence, dataclasses.replace(model.config, dtype='float32')
-  batch, starts = _inputs(model, texts)
+  inputs, _ = inputs_lib.text_inputs(layout.prepared(texts, ''), model.tokenizer,
+                                     layout.max_len)
+  # One in each row.
+  numbers = np.arange(len(inputs))
+  placed = inputs_lib.place(
+      inputs, numbers, numbers, rows=len(inputs), slots=1,
+      length=max(len(x.ids) for x in inputs), pad_id=model.tokenizer.pad_id)
+  batch, starts = jax.tree.map(jnp.asarray, (placed.tokens, placed.starts))
 
   def run(params):
     if isinstance(layout, SparseLayout):

@@ -43,22 +43,23 @@ class SparseLayout(text_layout.TextLayout):
 
   def files(self, width: int) -> dict[str, bytes]:
     del width
-    modules = [('', 'sparse_encoder.models.MLMTransformer'),
-               (_POOLING, f'sparse_encoder.models.{MODULE}')]
     pooling = {'pooling_strategy': self.pooling, 'activation_function': self.activation}
     most = {'max_active_dims': self.most} if self.most else {}
-    return self._files(modules=modules,
-                       contents={f'{_POOLING}/config.json': pooling},
-                       settings={'model_type': 'SparseEncoder', **most},
-                       encoder={})
+    return self._files(
+        modules=[('', 'sparse_encoder.models.MLMTransformer'),
+                 (_POOLING, f'sparse_encoder.models.{MODULE}')],
+        contents={f'{_POOLING}/config.json': pooling},
+        settings={'model_type': 'SparseEncoder', **most},
+        encoder={})
 
 
-def read(directory: epath.Path, encoder: epath.Path, module: epath.Path, is_mlm: bool,
-         texts: Mapping[str, Any]) -> SparseLayout:
+def read(settings: Mapping[str, Any], path: epath.Path, encoder: epath.Path,
+         module: epath.Path, is_mlm: bool, texts: Mapping[str, Any]) -> SparseLayout:
   """Reads the pooling of a folder.
 
   Args:
-    directory, encoder, module: the folders of the model, its encoder and its pooling.
+    settings, path: the content of the file SETTINGS, and its path.
+    encoder, module: the folders of the encoder and of the pooling.
     is_mlm: True if modules.json calls the encoder a masked LM; otherwise the settings of
       the encoder must do so.
     texts: the result of `text_layout.read`.
@@ -79,8 +80,7 @@ def read(directory: epath.Path, encoder: epath.Path, module: epath.Path, is_mlm:
                              ('activation_function', activation, ACTIVATIONS)):
     require(value in known,
             f'{module}: {name}={value!r} is unknown: expected one of {", ".join(known)}')
-  path = directory / text_layout.SETTINGS
-  most = storage.read_json_if_any(path).get('max_active_dims')
+  most = settings.get('max_active_dims')
   require(most is None or isinstance(most, int) and most > 0,
           f'{path}: max_active_dims={most!r} is not a positive number')
   return SparseLayout(pooling, activation, most, **texts)

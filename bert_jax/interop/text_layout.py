@@ -103,25 +103,24 @@ class TextLayout(abc.ABC):
 
 def encoder_settings(encoder: epath.Path) -> dict[str, Any]:
   """Returns the settings of the encoder in this folder; {} = none."""
-  names = (ENCODER_SETTINGS, *_OLD_ENCODER_SETTINGS)
-  return next(filter(None, (
-      storage.read_json_if_any(encoder / name) for name in names)), {})
+  files = (storage.read_json_if_any(encoder / name)
+           for name in (ENCODER_SETTINGS, *_OLD_ENCODER_SETTINGS))
+  return next(filter(None, files), {})
 
 
-def read(directory: epath.Path, encoder: epath.Path, positions: int,
+def read(settings: Mapping[str, Any], path: epath.Path, encoder: epath.Path, positions: int,
          tokenizer: tokenizer_base.Tokenizer) -> dict[str, Any]:
   """Reads the fields of a `TextLayout`.
 
   Args:
-    directory: the folder of the model.
-    encoder: the folder of its encoder.
+    settings, path: the content of the file SETTINGS, and its path.
+    encoder: the folder of the encoder.
     positions: the number of positions of the model.
     tokenizer: the tokenizer of the encoder.
 
   Raises:
     UserError: a field has an unexpected value.
   """
-  settings = storage.read_json_if_any(directory / SETTINGS)
   limits = encoder_settings(encoder)
   # Tokenizers without a limit say 1e30, a float.
   longest = limits.get('max_seq_length') or tokenizer_reader.longest_input(encoder)
@@ -129,11 +128,9 @@ def read(directory: epath.Path, encoder: epath.Path, positions: int,
           f'{encoder}: the longest input {longest!r} is not a number')
   prompts, default = settings.get('prompts') or {}, settings.get('default_prompt_name')
   require(isinstance(prompts, dict) and all(isinstance(x, str) for x in prompts.values()),
-          f'{directory}/{SETTINGS}: prompts={prompts!r} is not a table of names and '
-          'texts')
+          f'{path}: prompts={prompts!r} is not a table of names and texts')
   require(default is None or default in list(prompts),
-          f'{directory}/{SETTINGS}: default_prompt_name={default!r} is not one of its '
-          'prompts')
+          f'{path}: default_prompt_name={default!r} is not one of its prompts')
   # A tokenizer that lowercases needs no second pass.
   lowercase = bool(limits.get('do_lower_case')) and not tokenizer.lowercase
   return {'prompts': prompts,

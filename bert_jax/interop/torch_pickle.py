@@ -74,15 +74,13 @@ class _StateDict(pickle.Unpickler):
 
   def find_class(self, module: str, name: str) -> Any:
     name = f'{module}.{name}'
-    if name in _DTYPES:
-      return name
+    # The second line of defense, for a name that `_globals` did not see.
+    if name not in _KNOWN:
+      raise pickle.UnpicklingError(f'it names {name}, which no state dict needs')
     known = {_DICT: collections.OrderedDict,
              _TENSOR: self._tensor,
              _PARAMETER: self._parameter}
-    # The second line of defense, for a name that `_globals` did not see.
-    if name not in known:
-      raise pickle.UnpicklingError(f'it names {name}, which no state dict needs')
-    return known[name]
+    return known.get(name, name)  # a dtype stays a name
 
   def persistent_load(self, pid: Any) -> tuple[str, str]:
     kind, dtype, key, *_ = pid

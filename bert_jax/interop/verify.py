@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.tokens import Tokens
-from bert_jax.errors import UserError, require
+from bert_jax.errors import require
 from bert_jax.interop import families, layout, tokenizer_checks
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
@@ -80,8 +80,8 @@ def _transformers_outputs(directory: epath.Path,
       str(directory), output_loading_info=True)
   # transformers initializes missing tensors at random, and only warns. A bare encoder may
   # lack its pooler.
-  if loading['missing_keys'] and not name.endswith('Model'):
-    raise UserError(f'{directory}: transformers misses {sorted(loading["missing_keys"])}')
+  require(not loading['missing_keys'] or name.endswith('Model'),
+          f'{directory}: transformers misses {sorted(loading["missing_keys"])}')
   batch = sample(model)
   ids, types, mask = (torch.tensor(np.array(x), dtype=torch.long)
                       for x in (batch.ids, batch.type_ids, batch.text_ids))
@@ -99,7 +99,7 @@ def _transformers_outputs(directory: epath.Path,
 
 def compare_outputs(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray],
                     source: str) -> Iterator[tuple[str, str]]:
-  """Compares arrays of equal names.
+  """Compares `theirs` with our arrays of the same names.
 
   Yields:
     (name, result) lines for the user.
@@ -107,8 +107,8 @@ def compare_outputs(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray],
   Raises:
     UserError: two arrays differ.
   """
-  for name in (name for name in ours if name in theirs):
-    worst = float(np.max(np.abs(ours[name] - theirs[name])))
+  for name, expected in theirs.items():
+    worst = float(np.max(np.abs(ours[name] - expected)))
     require(worst <= TOLERANCE,
             f'{source}: the {name} differ by {worst:.2g} (at most {TOLERANCE} is '
             'rounding)')

@@ -1,19 +1,15 @@
 """The views of the command `explore`."""
 
 from collections.abc import Sequence
+import functools
 
 from etils import epath
 
-from bert_jax.errors import UserError, require
-from bert_jax.inference import bert as bert_lib
-from bert_jax.inference.bert import Bert
+from bert_jax.errors import UserError, require, require_flag
+from bert_jax.inference.bert import Bert, load
 from bert_jax.runtime import storage
 from bert_jax.views import attention_page
 from bert_jax.views import words as words_lib
-
-# {view: its flags, in addition to --model}
-VIEWS = {'attention': ('text', 'output', 'layer', 'head'), 'contexts': ('text', 'words'),
-         'neighbours': ('words', 'output'), 'analogy': ('words', 'output')}
 
 
 def _attention(bert: Bert, texts: Sequence[str], output: str | None, layer: int | None,
@@ -61,6 +57,13 @@ def _table(bert: Bert, words: Sequence[str], output: str | None, analogy: bool):
     print(f'{output}: a map of {len(shown)} words')
 
 
+# {view: (its function, the flags that it takes in addition to --model)}
+VIEWS = {'attention': (_attention, ('text', 'output', 'layer', 'head')),
+         'contexts': (_contexts, ('text', 'words')),
+         'neighbours': (functools.partial(_table, analogy=False), ('words', 'output')),
+         'analogy': (functools.partial(_table, analogy=True), ('words', 'output'))}
+
+
 def show(model: str | None, view: str | None, texts: Sequence[str], words: Sequence[str],
          output: str | None, layer: int | None = None, head: int | None = None):
   """Shows one view of a model.
@@ -68,26 +71,20 @@ def show(model: str | None, view: str | None, texts: Sequence[str], words: Seque
   Raises:
     UserError: an unknown view, a missing argument, or an output that cannot be written.
   """
-  if view not in VIEWS:
-    wrong = f'--view={view} is unknown: use' if view else 'give --view, one of'
-    raise UserError(f'{wrong} {", ".join(VIEWS)}')
+  require_flag('view', view, VIEWS)
   # All checks come first, because a model takes a while to load.
   given = {'text': texts, 'words': words, 'output': output, 'layer': layer, 'head': head}
+  function, names = VIEWS[view]
   for name, value in given.items():
-    require(value in (None, '', [], ()) or name in VIEWS[view],
+    require(value in (None, '', [], ()) or name in names,
             f'--{name} has no effect here: --view={view} does not use it')
   require(bool(model), 'give --model=DIR')
   require(view not in ('neighbours', 'analogy') or not output or output.endswith('.png'),
           f'--output={output}: the map is a picture: give FILE.png')
   if output:
     storage.make_parent('--output', epath.Path(output))
-  bert = bert_lib.load(model)
+  bert = load(model)
   try:
-    if view == 'attention':
-      _attention(bert, texts, output, layer, head)
-    elif view == 'contexts':
-      _contexts(bert, texts, words)
-    else:
-      _table(bert, words, output, view == 'analogy')
+    function(bert, *(given[name] for name in names))
   except OSError as e:
     raise UserError(f'--output={output} cannot be written: {e.strerror or e}') from e

@@ -58,8 +58,8 @@ class TokenTable:
   """The token embeddings of a model: one unit vector for each entry of the vocabulary."""
 
   def __init__(self, bert: Bert):
-    table = np.asarray(bert.params['params']['bert']['embeddings']['token'], np.float32)
-    table = table[:bert.config.vocab_size]
+    embeddings = bert.params['params']['bert']['embeddings']
+    table = np.asarray(embeddings['token'], np.float32)[:bert.config.vocab_size]
     self._tokenizer = bert.tokenizer
     self.entries = bert.tokenizer.tokens(range(len(table)))
     self.ids = {entry: i for i, entry in enumerate(self.entries)}
@@ -128,7 +128,6 @@ class TokenTable:
       axes.annotate(name, point, xytext=(4, 3), textcoords='offset points',
                     parse_math=False)
     axes.margins(x=0.2, y=0.08)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.set_xlabel('the two principal components of the token embeddings')
+    axes.set(xticks=[], yticks=[],
+             xlabel='the two principal components of the token embeddings')
     save_picture(picture, path)

@@ -118,6 +118,14 @@ def test_another_jobs_answers_are_not_taken_for_ones_own(tmp_path):
   job.gen.close()
 
 
+def test_answers_with_every_kind_of_line_break(tmp_path):
+  items = ['a\u2028b', 'c\x85d\x0ce', 'f\r\ng', 'h']
+  answers, new = json_lines.write_all(
+      epath.Path(tmp_path / 'out.jsonl'), {'of': 'a job'}, items, len(items), 3,
+      lambda window: [{'text': text} for text in window])
+  assert [answer['text'] for answer in answers] == items and new == 4
+
+
 def test_a_model_that_was_moved_is_the_same(folder, tmp_path):
   shutil.copytree(folder, tmp_path / 'elsewhere')
   one, other = (load_lib.load(str(path)) for path in (folder, tmp_path / 'elsewhere'))
