@@ -5,8 +5,6 @@ token times the tokens of the text, over its words or bytes. White space separat
 """
 
 from collections.abc import Iterable, Iterator
-import hashlib
-import json
 import math
 from typing import Any
 
@@ -78,8 +76,8 @@ def _loss_sums(bert: Bert, pieces: list[list[int]], path: epath.Path,
     return [{'loss': float(loss_sum(bert.params, *batch)), 'tokens': int(batch[-1].sum())}
             for batch in batches]
 
-  text = hashlib.blake2b(json.dumps(pieces).encode(), digest_size=16).hexdigest()
-  job = {'model': json_lines.identity(bert.model), 'text': text, **masks}
+  job = {'model': json_lines.identity(bert.model), 'text': json_lines.digest(pieces),
+         **masks}
   count = -(-len(pieces) // _rows(masks['length']))
   # A resumed job makes the answered batches, too: the masks come from one random stream.
   lines, _ = json_lines.write_all(path, job, _batches(bert, pieces, **masks), count, 1,

@@ -76,8 +76,8 @@ def _score(bert: Bert, pairs: Sequence[Pair], path: epath.Path) -> list[dict[str
 
   began = time.monotonic()
   job = {'model': json_lines.identity(bert.model), 'pairs': pairs}
-  lines, count = json_lines.write_all(path, job, pairs, len(pairs), _PAIRS_AT_ONCE, scores,
-                                      unit=' pairs')
+  lines, count = json_lines.write_all(path, job, pairs, len(pairs), _PAIRS_AT_ONCE,
+                                      scores, unit=' pairs')
   print(f'{count / (time.monotonic() - began):,.0f} pairs a second', flush=True)
   return lines
 

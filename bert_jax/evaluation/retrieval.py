@@ -58,10 +58,12 @@ def _rerank(reranker: Bert, corpus: beir.Texts, queries: beir.Texts, run: Run,
          'queries': queries.digest, 'run': run}
 
   def reranked(window):
-    pairs = [(text, texts[document]) for name, text in window for document, _ in run[name]]
+    pairs = [(text, texts[document]) for name, text in window
+             for document, _ in run[name]]
     scores = iter(reranking.pair_logits(reranker, pairs).tolist())
-    return [{'query': name, 'hits': [(document, next(scores)) for document, _ in run[name]]}
-            for name, _ in window]
+    return [
+        {'query': name, 'hits': [(document, next(scores)) for document, _ in run[name]]}
+        for name, _ in window]
 
   lines, _ = json_lines.write_all(
       path.with_suffix('.reranked.jsonl'), job, asked, len(asked), _QUERIES_AT_ONCE,

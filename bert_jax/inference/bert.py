@@ -135,7 +135,7 @@ class Bert(LoadedModel):
 
   def _unpooled(self, rows: Sequence[inputs_lib.Input], owners: np.ndarray,
                 prompt: str) -> np.ndarray:
-    """Returns the number of first tokens of each row that the pooling skips: [rows] int32."""
+    """Returns how many first tokens of each row the pooling skips: [rows] int32."""
     # A prompt outside the pooling also hides [CLS].
     is_hidden = prompt and not self.dense.include_prompt
     hidden = 1 + len(self._ids([prompt])[0][0]) if is_hidden else 0
@@ -248,9 +248,10 @@ class Bert(LoadedModel):
     return results
 
   def _surprisals(self, texts: Sequence[list[int]], room: int) -> list[list[float]]:
-    """Returns the surprisals of each text; each token is masked alone among `room` tokens.
+    """Returns the surprisals of each text, in nat.
 
-    The masked copies of all texts share packed rows.
+    Each token is masked alone among `room` tokens. The masked copies of all texts share
+    packed rows.
     """
     places = [(ids, i) for ids in texts for i in range(len(ids))]
     surprisals, run = [], functools.partial(forward.surprisals, self.config)

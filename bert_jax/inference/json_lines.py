@@ -83,22 +83,27 @@ def write(sink: TextIO, answer: Example):
   sink.flush()
 
 
+def digest(content: Any) -> str:
+  """Returns the digest of JSON content, to recognize a job."""
+  return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
+
+
 def identity(model: Pretrained) -> str:
   """Returns the digest of all that the answers of a model depend on, but not its path."""
-  digest = hashlib.blake2b(digest_size=16)
+  hashed = hashlib.blake2b(digest_size=16)
   facts = {name: model.facts.get(name)
            for name in ('max_len', 'null_threshold', *FACTS_OF_DATA)}
   description = {'config': dataclasses.asdict(model.config), 'task': model.task,
                  'labels': model.labels, 'problem': model.problem, 'facts': facts,
                  'tokenizer': tokenizer_base.digest(model.tokenizer)}
-  digest.update(json.dumps(description, sort_keys=True).encode())
+  hashed.update(json.dumps(description, sort_keys=True).encode())
   if model.sentence:
     for name, content in sorted(model.sentence.files(model.config.hidden_size).items()):
-      digest.update(name.encode() + content)
+      hashed.update(name.encode() + content)
   # The values, not the path: the same weights may lie in another folder.
   for x in jax.tree.leaves(model.params):
-    digest.update(np.ascontiguousarray(x))
-  return digest.hexdigest()
+    hashed.update(np.ascontiguousarray(x))
+  return hashed.hexdigest()
 
 
 class Done(NamedTuple):

@@ -1,8 +1,6 @@
 """Mines hard negatives: documents near a query that are not its positives."""
 
 from collections.abc import Sequence
-import hashlib
-import json
 
 from etils import epath
 import numpy as np
@@ -19,8 +17,8 @@ def _vectors(bert: Bert, texts: Sequence[str], path: epath.Path,
              prompts: Sequence[str], **options) -> dict[str, np.ndarray]:
   """Returns the vector of each text."""
   texts = list(dict.fromkeys(texts))
-  digest = hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).hexdigest()
-  stored_vectors.write(bert, texts, len(texts), digest, path, prompts, **options)
+  stored_vectors.write(bert, texts, len(texts), json_lines.digest(texts), path, prompts,
+                       **options)
   return dict(zip(texts, np.load(path)))
 
 

@@ -119,7 +119,8 @@ def _scores(workdir: epath.Path, step: int) -> dict[str, float]:
   return {}
 
 
-def _text_layout(fields: dict[str, Any], config: BertConfig) -> text_layout.TextLayout | None:
+def _text_layout(fields: dict[str, Any],
+                 config: BertConfig) -> text_layout.TextLayout | None:
   """Returns the layout that a folder of sentence-transformers would have for this run."""
   pooling, max_len = fields.get('data', {}).get('pooling'), fields.get('max_len')
   if pooling:

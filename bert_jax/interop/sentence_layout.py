@@ -151,7 +151,8 @@ class SentenceLayout(text_layout.TextLayout):
     files = self._files(
         modules=[('', 'models.Transformer'),
                  *((path, f'models.{module.kind}') for path, module in by_path.items())],
-        contents={f'{path}/config.json': module.config for path, module in by_path.items()},
+        contents={f'{path}/config.json': module.config
+                  for path, module in by_path.items()},
         settings={'truncate_dim': self.dim} if self.dim else {},
         encoder={})
     return files | {f'{path}/{_WEIGHTS}': save(module.tensors)

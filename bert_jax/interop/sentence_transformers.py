@@ -128,7 +128,7 @@ def _vectors(model: Pretrained, texts: list[tuple[str, ...]]) -> np.ndarray:
   layout, config = model.sentence, dataclasses.replace(model.config, dtype='float32')
   inputs, _ = inputs_lib.text_inputs(layout.prepared(texts, ''), model.tokenizer,
                                      layout.max_len)
-  # One in each row.
+  # One text or pair in each row.
   numbers = np.arange(len(inputs))
   placed = inputs_lib.place(
       inputs, numbers, numbers, rows=len(inputs), slots=1,

@@ -108,8 +108,8 @@ def encoder_settings(encoder: epath.Path) -> dict[str, Any]:
   return next(filter(None, files), {})
 
 
-def read(settings: Mapping[str, Any], path: epath.Path, encoder: epath.Path, positions: int,
-         tokenizer: tokenizer_base.Tokenizer) -> dict[str, Any]:
+def read(settings: Mapping[str, Any], path: epath.Path, encoder: epath.Path,
+         positions: int, tokenizer: tokenizer_base.Tokenizer) -> dict[str, Any]:
   """Reads the fields of a `TextLayout`.
 
   Args:
