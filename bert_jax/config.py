@@ -66,7 +66,8 @@ def dtype_on(mesh: Mesh, config: ConfigDict) -> dict[str, Any]:
   if config.model.dtype != 'auto':
     return {}
   on_cpu = mesh.devices.flat[0].platform == 'cpu'
-  return {'model.dtype': 'float32' if on_cpu else 'bfloat16'}
+  is_fast = not on_cpu or host.has_fast_bfloat16()
+  return {'model.dtype': 'bfloat16' if is_fast else 'float32'}
 
 
 bert_config = architectures.make_config  # from the group `model`

@@ -45,8 +45,9 @@ class BertConfig:
   attention_dropout: float = 0.1  # of the attention probabilities
   initializer_range: float = 0.02  # standard deviation of the truncated normal
   layer_norm_eps: float = 1e-12
-  # Dtype of the computation; parameters, softmax and norms stay float32. auto = bfloat16
-  # on accelerators, float32 on a CPU: a run sets it once it knows its devices.
+  # Dtype of the products; parameters, softmax and norms stay float32. auto = bfloat16,
+  # but float32 on a CPU that does not multiply bfloat16 faster: a run sets it once it
+  # knows its devices.
   dtype: str = 'float32'
   # xla, or a kernel: fused (TPU) or, without attention dropout, splash (TPU) or cudnn
   # (GPU); auto = the best for the device and the row length.

@@ -18,6 +18,7 @@ from bert_jax.errors import require, require_choice
 from bert_jax.model import attention, encoder
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.layers import LayerNorm, activation, dense, truncated_normal, zeros
+from bert_jax.model.products import activation_dtype, product
 from bert_jax.model.short_convolution import neighbors
 
 
@@ -156,7 +157,7 @@ class RelativePositions(nn.Module):
     table = table[rows.min():rows.max() + 1]
     if c.norm_rel_ebd == 'layer_norm':
       table = LayerNorm(c, name='norm')(table)
-    return table.astype(c.compute_dtype)
+    return table.astype(activation_dtype(c))
 
 
 class DisentangledAttention(attention.SelfAttention):
@@ -172,9 +173,10 @@ class DisentangledAttention(attention.SelfAttention):
     d, heads = c.hidden_size, (c.num_heads, 3, c.head_size)
     # Not `_project`, because positions use the same kernel.
     init = truncated_normal(c.initializer_range, 'embed', 'heads')
-    kernel = self.param('qkv_kernel', init, (d, 3 * d)).astype(x.dtype)
+    kernel = self.param('qkv_kernel', init, (d, 3 * d))
     bias = self.param('qkv_bias', zeros('heads'), (3 * d,)).astype(x.dtype)
-    qkv = (x.reshape(-1, d) @ kernel + bias).reshape(*x.shape[:2], 3 * d)
+    qkv = product(x.reshape(-1, d), kernel, c.compute_dtype) + bias
+    qkv = qkv.reshape(*x.shape[:2], 3 * d)
     qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'heads'))
     by_head = qkv.reshape(*x.shape[:2], *heads)
     query, key, value = jnp.moveaxis(by_head, 3, 0)  # [B, L, H, K]
@@ -183,7 +185,7 @@ class DisentangledAttention(attention.SelfAttention):
     def positions(part, name):
       """Queries (part 0) or keys (part 1) of the relative positions, [R, H, K]."""
       if c.share_att_key:
-        part_kernel = kernel.reshape(d, *heads)[:, :, part]  # [D, H, K]
+        part_kernel = kernel.reshape(d, *heads)[:, :, part].astype(x.dtype)  # [D, H, K]
         return (jnp.einsum('rd,dhk->rhk', table, part_kernel)
                 + bias.reshape(heads)[:, part])
       y = dense(c, d, ('embed', 'heads'), name=name)(table)

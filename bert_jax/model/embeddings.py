@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.layers import LayerNorm, truncated_normal
+from bert_jax.model.products import activation_dtype, product_with_transposed
 
 
 class Embeddings(nn.Module):
@@ -51,7 +52,7 @@ class Embeddings(nn.Module):
       deterministic: no dropout.
 
     Returns:
-      [B, L, E] in the compute dtype.
+      [B, L, E] in the activation dtype.
     """
     c = self.config
     # The sum is in float32: addends of similar size lose a digit in bfloat16.
@@ -64,10 +65,9 @@ class Embeddings(nn.Module):
       # RoBERTa has one segment: ids of segment B use its row too.
       x += jnp.take(table, type_ids, axis=0, mode='clip')
     x = nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act'))
-    x = self.norm(x).astype(c.compute_dtype)
+    x = self.norm(x).astype(activation_dtype(c))
     return self.dropout(x, deterministic=deterministic)
 
   def decode(self, x: jax.Array) -> jax.Array:
     """Logits under the token table: [..., E] -> [..., padded V] float32."""
-    table = self._token_table().astype(self.config.compute_dtype)
-    return jnp.einsum('...d,vd->...v', x, table, preferred_element_type=jnp.float32)
+    return product_with_transposed(x, self._token_table(), self.config.compute_dtype)

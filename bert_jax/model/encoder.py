@@ -13,6 +13,7 @@ from bert_jax.model.attention import Attend, Mask, SelfAttention
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.layers import FeedForward, LayerNorm, activation, dense
+from bert_jax.model.products import activation_dtype
 
 
 class States(NamedTuple):
@@ -95,7 +96,7 @@ def stacked(layer: type[nn.Module], config: BertConfig, length: int,
                    split_rngs={'params': True, 'dropout': True}, in_axes=nn.broadcast,
                    length=length, unroll=config.scan_unroll,
                    metadata_params={nn.PARTITION_NAME: 'layers'})
-  if config.compute_dtype == jnp.float32 or initializing:
+  if activation_dtype(config) == jnp.float32 or initializing:
     return layers
   return nn.map_variables(layers, 'params',
                           functools.partial(_in_dtype, config.compute_dtype))
@@ -155,7 +156,7 @@ class Encoder(nn.Module):
     return hidden, states
 
   def encode(self, tokens: Tokens, *, deterministic: bool = True) -> jax.Array:
-    """Returns the hidden states of the last layer, [B, L, D] in the compute dtype."""
+    """Returns the hidden states of the last layer, [B, L, D] in the activation dtype."""
     # The rows of `init_tokens` are too short for every kernel.
     attend = (Attend() if self.is_initializing()
               else attention_kernels.choose(self.config, tokens.ids.shape[1]))

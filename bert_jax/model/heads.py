@@ -20,8 +20,7 @@ class ReplacedTokenHead(nn.Module):
   def __call__(self, hidden: jax.Array) -> jax.Array:
     """[..., D] -> logits [...] float32, high where a token seems to be replaced."""
     c = self.config
-    x = dense(c, c.hidden_size, ('embed', 'pooled'), name='dense',
-              dtype=hidden.dtype)(hidden)
+    x = dense(c, c.hidden_size, ('embed', 'pooled'), name='dense')(hidden)
     x = activation(c.activation)(x)
     return dense(c, 1, ('embed', 'labels'), name='out', dtype=jnp.float32)(x)[..., 0]
 

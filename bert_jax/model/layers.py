@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.products import activation_dtype, product
 
 # The score of a token that must not be seen. It is finite: with -inf, a softmax over
 # padding alone would return NaN.
@@ -35,12 +36,17 @@ def dense(config: BertConfig, features: int, axes: tuple[str, str], *,
   """A dense layer: [..., size] -> [..., features].
 
   `axes` are the logical axes of the kernel. The axis of the bias is `bias_axis`, by
-  default the last one of the kernel. `dtype` defaults to the compute dtype, `stddev` to
-  `initializer_range`.
+  default the last one of the kernel. With `dtype` everything is in that dtype; by default
+  the product is in the compute dtype. `stddev` defaults to `initializer_range`.
   """
   init = truncated_normal(config.initializer_range if stddev is None else stddev, *axes)
-  return nn.Dense(features, use_bias=use_bias, dtype=dtype or config.compute_dtype,
-                  kernel_init=init, bias_init=zeros(bias_axis or axes[1]), name=name)
+
+  def multiply(x, kernel, *_, **__):
+    return product(x, kernel, dtype or config.compute_dtype)
+
+  return nn.Dense(features, use_bias=use_bias, dtype=dtype or activation_dtype(config),
+                  kernel_init=init, bias_init=zeros(bias_axis or axes[1]), name=name,
+                  dot_general=multiply)
 
 
 class LayerNorm(nn.Module):

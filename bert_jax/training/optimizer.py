@@ -113,9 +113,12 @@ def decays(params) -> dict:
       parameters.kinds(params))
 
 
-def make_optimizer(config: OptimizerConfig,
-                   train_steps: int) -> optax.GradientTransformation:
-  """Clip, Adam, decay of matrices, scale by the schedule (Loshchilov and Hutter 2019)."""
+def make_optimizer(config: OptimizerConfig, train_steps: int,
+                   dtype: str = 'float32') -> optax.GradientTransformation:
+  """Clip, Adam, decay of matrices, scale by the schedule (Loshchilov and Hutter 2019).
+
+  Muon multiplies in `dtype`, as the products of the model; everything else is float32.
+  """
   moments = dict(b1=config.b1, b2=config.b2, eps=config.eps)
   decay = optax.add_decayed_weights(config.weight_decay, mask=decays)
   adam = optax.scale_by_adam(**moments)
@@ -125,7 +128,7 @@ def make_optimizer(config: OptimizerConfig,
       # As in the code of the paper, parameters without decay are not adapted either.
       'lamb': [adam, decay, optax.masked(transforms.trust_ratio(), decays)],
       'stable_adamw': [transforms.stable_adam(**moments, decay=decay)],
-      'muon': [transforms.muon(adam), decay]}[config.name]
+      'muon': [transforms.muon(adam, jnp.dtype(dtype)), decay]}[config.name]
   clip = (optax.clip_by_global_norm(config.clip_norm) if config.clip_norm
           else optax.identity())
   steps = [clip, *direction]

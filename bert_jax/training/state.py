@@ -142,7 +142,7 @@ def make_programs(task: Task, config: ConfigDict, mesh: Mesh, train_steps: int
   See `make_init` and `make_train_step`.
   """
   settings = optimizer_lib.OptimizerConfig(**config.optimizer)
-  optimizer = optimizer_lib.make_optimizer(settings, train_steps)
+  optimizer = optimizer_lib.make_optimizer(settings, train_steps, config.model.dtype)
   init, abstract = make_init(task, optimizer, mesh, config.sharding)
   return init, abstract, make_train_step(
       task, optimizer, mesh, config.sharding, abstract, seed=config.seed,

@@ -14,7 +14,7 @@ import optax
 from optax import contrib
 
 from bert_jax.errors import require
-from bert_jax.model import parameters
+from bert_jax.model import parameters, products
 
 
 def _is_within(path: tuple, *parts: str) -> bool:
@@ -85,7 +85,23 @@ def stable_adam(b1: float, b2: float, eps: float,
   return optax.GradientTransformation(steps.init, update)
 
 
-def muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
+# Coefficients of the polynomial whose iteration moves all singular values close to 1.
+_LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
+
+
+def _orthogonalize(dtype: jnp.dtype, x: jax.Array) -> jax.Array:
+  """U V^T of x = U S V^T, roughly: five Newton-Schulz steps; [M, N], of Frobenius norm 1."""
+  is_tall = x.shape[0] > x.shape[1]
+  x = x.T if is_tall else x
+  for _ in range(5):
+    a = products.product_with_transposed(x, x, dtype)
+    b = _CUBIC * a + _QUINTIC * products.product(a, a, dtype)
+    x = _LINEAR * x + products.product(b, x, dtype)
+  return x.T if is_tall else x
+
+
+def muon(adam: optax.GradientTransformation,
+         dtype: jnp.dtype) -> optax.GradientTransformation:
   """Orthogonalizes the updates of the layers' matrices; `adam` updates everything else.
 
   Muon (Jordan et al. 2024) through optax. Its updates are as large as Adam's, so that
@@ -104,11 +120,13 @@ def muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
   def labels(params):
     return jax.tree_util.tree_map_with_path(label, parameters.kinds(params))
 
-  def to_size_of_adam(updates, _):
+  def orthogonalize(updates, _):
+    updates = _each_layer(functools.partial(_orthogonalize, jnp.dtype(dtype)), updates)
     return jax.tree.map(lambda x: 0.2 * max(x.shape[-2:])**0.5 * x, updates)
 
-  orthogonal = optax.chain(contrib.scale_by_muon(weight_dimension_numbers=matrices),
-                           optax.stateless(to_size_of_adam))
+  # Without steps of its own, optax's part is the momentum, divided by its norm.
+  momentum = contrib.scale_by_muon(ns_steps=0, weight_dimension_numbers=matrices)
+  orthogonal = optax.chain(momentum, optax.stateless(orthogonalize))
   return optax.partition({'muon': orthogonal, 'adam': adam}, labels)
 
 
@@ -148,11 +166,11 @@ def decay_rate(decay: float) -> optax.GradientTransformation:
   """
 
   def scale(updates, _):
-    layers = next((len(x) for path, x in jax.tree_util.tree_leaves_with_path(updates)
+    depth = next((len(x) for path, x in jax.tree_util.tree_leaves_with_path(updates)
                    if _is_within(path, 'layers')), 0)
-    require(layers, f'optimizer.layer_decay={decay} has no effect here: no layer is trained')
-    factors = decay ** (layers + 1 - jnp.arange(layers))
-    return _by_depth(updates, lambda x: x * decay ** (layers + 2),
+    require(depth, f'optimizer.layer_decay={decay} has no effect here: no layer is trained')
+    factors = decay ** (depth + 1 - jnp.arange(depth))
+    return _by_depth(updates, lambda x: x * decay ** (depth + 2),
                      functools.partial(_along_layers, factors))
 
   return optax.stateless(scale)

@@ -22,9 +22,11 @@ COUNTS = {'tiny': 31036 * 128 + 256 + 2 * 198_272 + 16_512, 'base': 109_482_240,
 WITH_HEADS = {'base': 110_106_428, 'large': 336_226_108}
 
 
-@pytest.mark.parametrize('platform, dtype', [('cpu', 'float32'), ('gpu', 'bfloat16'),
-                                             ('tpu', 'bfloat16')])
-def test_auto_dtype_is_that_of_the_devices(platform, dtype):
+@pytest.mark.parametrize('platform, is_fast, dtype', [
+    ('cpu', False, 'float32'), ('cpu', True, 'bfloat16'), ('gpu', False, 'bfloat16'),
+    ('tpu', False, 'bfloat16')])
+def test_auto_dtype_is_that_of_the_devices(monkeypatch, platform, is_fast, dtype):
+  monkeypatch.setattr('bert_jax.runtime.host.has_fast_bfloat16', lambda: is_fast)
   mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
   for given, expected in (('auto', dtype), ('float32', 'float32'), ('bfloat16', 'bfloat16')):
     c = config_lib.pretraining('tiny')

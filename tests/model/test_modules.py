@@ -118,12 +118,11 @@ def test_dropout_only_when_asked_and_new_for_each_key():
   assert (run(0) == run(0)).all() and (run(0) != run(1)).any() and (run(0) != still).any()
 
 
-def test_bfloat16_computes_in_bfloat16_and_answers_in_float32():
+def test_bfloat16_answers_in_float32():
   apply, params, batch, at = _init(CONFIG)
   half = BertForPreTraining(dataclasses.replace(CONFIG, dtype='bfloat16'))
-  hidden = jax.eval_shape(lambda: half.apply(params, batch, method=lambda m, b: m.bert.encode(b)))
   logits, nsp = jax.jit(half.apply)(params, batch, at, at[:, :1] * 0)
-  assert hidden.dtype == jnp.bfloat16 and logits.dtype == nsp.dtype == jnp.float32
+  assert logits.dtype == nsp.dtype == jnp.float32
   made = jax.eval_shape(half.init, jax.random.key(0), batch, at, at[:, :1] * 0)
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(made))
   reference, _ = apply(params, batch, at, at[:, :1] * 0)
