@@ -41,8 +41,9 @@ def _encoder(model: Pretrained):
   Without a pooler, `pooled` is the hidden state of [CLS].
   """
   variables = {'params': jax.tree.map(jnp.asarray, model.params['params']['bert'])}
-  # Attention kernels need one platform and a static length.
-  module = architectures.make_encoder(dataclasses.replace(model.config, attention='xla'))
+  # Kernels need one platform and a static length; bfloat16 is computed differently on each.
+  module = architectures.make_encoder(
+      dataclasses.replace(model.config, attention='xla', dtype='float32'))
 
   def encode(ids, type_ids, mask):
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
