@@ -12,13 +12,13 @@ usable() { # command; succeeds if it is a new enough Python with the venv module
 }
 
 if ! "$VENV/bin/python" -m pip --version > /dev/null 2>&1; then
-  for python in "${PYTHON:-python3.12}" python3.11 python3; do
+  for python in "${PYTHON:-python3.13}" python3.12 python3.11 python3; do
     if usable "$python" || [ -n "${PYTHON:-}" ]; then break; fi
   done
   if usable "$python"; then
     "$python" -m venv --clear "$VENV"
   elif [ -z "${PYTHON:-}" ] && python3 -m pip install --quiet --target="$VENV.uv" uv; then
-    "$VENV.uv/bin/uv" venv --quiet --clear --seed --python=3.12 "$VENV"
+    "$VENV.uv/bin/uv" venv --quiet --clear --seed --python=3.13 "$VENV"
   else
     echo "bert_jax needs Python 3.11 or newer with its venv module: set PYTHON=/path/to/python3" >&2
     exit 2

@@ -23,10 +23,10 @@ _ROW = re.compile(r'^\| \d+ \| \[`(\S+)`\]\(\S+\) \| (\d+) \|', re.MULTILINE)
 _TOTAL = re.compile(r'(\d+) files, ([\d,]+) lines')
 _PATHS = ('One step', 'One row')
 _CALLER = 'bert_jax/training/loop.py'  # calls the functions that the test calls
-# They choose sizes, names, kernels and devices, and compute nothing of a step.
+# They choose sizes, names, kernels, devices and how a product is computed on them.
 _CHOICES = {f'bert_jax/{name}.py' for name in (
     'errors', 'model/architectures', 'model/attention_kernels', 'model/bert_config',
-    'model/parameters', 'parallel/mesh')}
+    'model/parameters', 'model/products', 'parallel/mesh')}
 
 
 def lines_of(name: str) -> int:
