@@ -37,6 +37,7 @@ import numpy as np
 import pytest
 
 from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.runtime import host
 from tests import tiny
 
 # A shell starts commands in the background with SIGINT ignored, and their children inherit that.
@@ -71,6 +72,10 @@ def write_corpus(path: pathlib.Path, documents: list[list[str]]) -> str:
 def corpus_file(tmp_path_factory) -> str:
   """A text file of 60 documents."""
   return write_corpus(tmp_path_factory.mktemp('corpus') / 'corpus.txt', make_documents(60))
+
+
+# The meaning of model.dtype=auto on this machine.
+DTYPE = 'bfloat16' if host.has_fast_bfloat16() else 'float32'
 
 
 def tiny_config(source: str, **overrides):

@@ -37,7 +37,7 @@ def test_without_phases_it_names_batch_size(monkeypatch, mesh):
 def test_the_need_and_the_batch_that_fits(monkeypatch, mesh):
   config = small_config(**{'model.num_layers': 1, 'model.dtype': 'auto', 'train_steps': 0,
                            'phases': ((10, 32, 12), (10, 64, 8))})
-  resolved = small_config(**{'model.num_layers': 1, 'model.dtype': 'float32'})
+  resolved = small_config(**{'model.num_layers': 1, 'model.dtype': conftest.DTYPE})
   limit = needs(resolved, 7, mesh)  # so many rows fit exactly
   monkeypatch.setattr(chip_figures, 'memory_limit', lambda device: limit)
   line = out_of_memory.explain(config)

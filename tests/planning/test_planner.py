@@ -28,7 +28,7 @@ def test_local(tmp_path, capsys):
   c = small_config(**{'model.num_layers': 2, 'model.dtype': 'auto'})
   planner.plan(c, ['local'], explain=True, out=str(tmp_path / 'planner.json'))
   shown = capsys.readouterr().out
-  assert 'remat none; float32)' in shown
+  assert f'remat none; {conftest.DTYPE})' in shown
   assert '10 steps of 8 rows of 64' in shown and 'all-reduce' in shown
   (phase,) = json.loads((tmp_path / 'planner.json').read_text())['local']['phases']
   assert phase['devices'] == 8 and phase['missing'] == 0 and phase['tokens'] == 512

@@ -110,7 +110,8 @@ def test_the_resolved_config_has_what_the_devices_and_the_data_decide(corpus_fil
   size = job.tokenizer.vocab_size
   assert c.to_dict() == before and isinstance(config, FrozenConfigDict)
   assert size < 100_000 and job.task.model.config.vocab_size == size
-  expected = {'model.dtype': 'float32', 'model.vocab_size': size, 'optimizer.warmup_steps': 2}
+  expected = {'model.dtype': conftest.DTYPE, 'model.vocab_size': size,
+              'optimizer.warmup_steps': 2}
   now = config_lib.flat(config)
   assert {name: now[name] for name, value in config_lib.flat(c).items()
           if now[name] != value} == expected
