@@ -62,7 +62,7 @@ def sizes_of_init_from(group: ConfigDict):
 
 
 def dtype_on(mesh: Mesh, config: ConfigDict) -> dict[str, Any]:
-  """The faster model.dtype for the devices of a mesh, if the config says auto."""
+  """Resolves model.dtype=auto to the faster dtype on the mesh; returns {field: value}."""
   if config.model.dtype != 'auto':
     return {}
   on_cpu = mesh.devices.flat[0].platform == 'cpu'
@@ -74,7 +74,7 @@ bert_config = architectures.make_config  # from the group `model`
 
 
 def fields(task: str, size: str | BertConfig = 'base') -> Table:
-  """All fields of a task and their rules, by full name, for a model of some size."""
+  """All fields of a task and their rules, by full name, for a model of a given size."""
   kind = pretraining_fields if task == 'pretrain' else finetuning_fields
   table = kind.FIELDS if task == 'pretrain' else kind.fields(task)
   values = architectures.make_config(model(size))
@@ -88,12 +88,12 @@ def _defaults(table: Table) -> ConfigDict:
 
 
 def pretraining(size: str | BertConfig) -> ConfigDict:
-  """The paper's recipe: 256 rows, 1M steps, 90% of them with 128 tokens, then 512."""
+  """The default config: the paper's 1M steps of 256 rows, 90% of 128 tokens, then 512."""
   return _defaults(fields('pretrain', size)).lock()
 
 
 def finetuning(task: str) -> ConfigDict:
-  """The paper's recipe: lr 2e-5 to 5e-5, batches of 16 or 32, 2 to 4 epochs (its A.3)."""
+  """The default config of a fine-tuning task (Devlin et al. 2019, appendix A.3)."""
   c = _defaults(fields(task))
   sizes_of_init_from(c.model)
   c.model.scan_unroll = 12  # faster steps for a few more seconds of compilation
@@ -193,7 +193,8 @@ def check_effects(config: ConfigDict, given: Collection[str], job: Job | None = 
   Args:
     config: the config of the run.
     given: the fields of the command line.
-    job: None = apply the rules that do not depend on the data; else the others.
+    job: the job of the run; applies only the rules that depend on the data. None =
+      applies only the others.
   """
   architecture, table = config.model.architecture, fields(config.task)
   # The group `model` may have fields that only another architecture uses.
@@ -261,8 +262,8 @@ def _check_memory(config: ConfigDict, mesh: Mesh, phase: Phase):
   """Raises UserError for rows that exceed host memory: the kernel would kill the run."""
   on_cpu = mesh.devices.flat[0].platform == 'cpu'
   tokens = phase.batch_size * phase.max_len // jax.process_count()
-  # A lower bound: four numbers of 4 bytes for a token, and on a CPU also its embedding in
-  # at least 2 bytes a number.
+  # A lower bound: four numbers of 4 bytes for each token, and on a CPU also its embedding
+  # with at least 2 bytes per entry.
   need = tokens * (16 + on_cpu * 2 * config.model.hidden_size)
   require(need <= host.memory(),
           f'batch_size={phase.batch_size} of max_len={phase.max_len} needs more than '

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from bert_jax.errors import require, require_choice
 
-# The rule for a changed field in a resumed run.
+# May a resumed run change a field?
 ANOTHER_RUN = 'another run'  # no: that would be another run
 SCHEDULE = 'schedule'  # only with allow_schedule_change: every later step changes
 HARMLESS = 'harmless'  # yes: devices, rounding, outputs, paths of the data
@@ -25,8 +25,8 @@ class Field:
     default: the default value; it determines the type.
     check: called with the name and the value; raises UserError for an invalid value.
     on_resume: whether a resumed run may change the field.
-    unused: functions of the config that say why a given value has no effect; '' = it has
-      one.
+    unused: functions of the config that return the reason why a value has no effect, or
+      '' if it has one.
     unused_by_data: the same, as functions of the config and the job of a run.
   """
 
@@ -41,7 +41,7 @@ Table = Mapping[str, Field]
 
 
 def with_values(table: Table, values: Mapping[str, Any]) -> Table:
-  """A table with changes: a new Field, a new default, or None to leave the field out."""
+  """A table with some entries changed: a new Field, a new default, or None to drop it."""
   fields = {name: value if isinstance(value, Field) else
             dataclasses.replace(table[name], default=value)
             for name, value in values.items() if value is not None}

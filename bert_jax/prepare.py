@@ -1,4 +1,4 @@
-"""Text to token records: python -m bert_jax.prepare --input='*.txt.gz' --output=DIR"""
+"""Tokenizes a corpus: python -m bert_jax.prepare --input='*.txt.gz' --output=DIR"""
 
 import re
 from typing import Any
@@ -44,12 +44,12 @@ _BEAM = flags.DEFINE_string(
     "'--runner=DataflowRunner --project=...'.")
 
 
-# Messages about a run name fields of its config. This command has flags instead.
+# `data/` names config fields in its messages. This command has flags for them instead.
 _FIELDS = re.compile(r'(?<![\w/.])(?:data|model)\.(\w+)')
 
 
 def _flag(field: re.Match) -> str:
-  """Replaces a config field that a message names by its flag."""
+  """The flag for a config field in a message."""
   name = {'source': 'input'}.get(field[1], field[1])
   return f'--{name}' if name in flags.FLAGS else field[0]
 

@@ -30,7 +30,7 @@ def numbers(flag: str, values: Sequence[str], kind: type = int) -> tuple[Any, ..
 
 
 def _with_home(argument: str) -> str:
-  """Expands ~/ at the start of a flag's value; a shell expands it only before a word."""
+  """Expands ~/ at the start of a flag's value; shells only do so at a word's start."""
   name, equals, value = argument.partition('=')
   is_flag = equals and name.startswith('-') and value.startswith('~/')
   return f'{name}={os.path.expanduser(value)}' if is_flag else argument

@@ -34,17 +34,17 @@ GROUPS = {
 class TupleParser(flags.ArgumentParser):
   """Parses overrides that are tuples: --config.data.labels=a,b,c.
 
-  It reads Python tuples, or whole numbers and strings that are separated by commas. The
-  parser of ml_collections reads a,b,c as one string, and it joins the values of a repeated flag.
-  With this parser the last value wins, as for all other flags. Nested or unclosed
-  brackets that Python cannot parse raise a ValueError.
+  It reads Python tuples, or integers and strings separated by commas. The parser of
+  ml_collections reads a,b,c as one string, and joins the values of a repeated flag. Here
+  the last value wins, as for all other flags. Nested or unclosed brackets that Python
+  cannot parse raise a ValueError.
   """
 
   def parse(self, argument: Any) -> tuple:
     if not isinstance(argument, str):  # the default
       return argument
     text = argument.strip()
-    # A single quote alone is Python, too: a double quote may begin a CSV field.
+    # A single quote also begins a Python literal; a double quote may begin a CSV field.
     if text[:1] in ('(', '[', "'"):
       try:
         value = ast.literal_eval(text)
@@ -81,7 +81,7 @@ def _named() -> dict[str, pathlib.Path]:
 
 
 def _joined(argv: list[str]) -> list[str]:
-  """Replaces `--config FILE` by `--config=FILE`."""
+  """Replaces `--config FILE` with `--config=FILE`."""
   joined, rest = [], iter(argv)
   for argument in rest:
     value = next(rest, None) if argument in ('--config', '-config') else None
@@ -90,7 +90,7 @@ def _joined(argv: list[str]) -> list[str]:
 
 
 def with_paths(argv: list[str]) -> list[str]:
-  """Replaces `--config FILE` and `--config=NAME` by `--config=FILE`.
+  """Replaces `--config FILE` and `--config=NAME` with `--config=FILE`.
 
   Raises:
     UserError: no config has this name.
@@ -145,7 +145,7 @@ def given() -> dict[str, Any]:
 
 
 def explain(argv: list[str]):
-  """Raises UserError with the mistake in the file, or with the field next to a typo."""
+  """Raises UserError for a mistake in the config file or for a misspelled field."""
   paths = [a.partition('=')[2] for a in argv if a.startswith(('--config=', '-config='))]
   if not paths:
     return

@@ -26,7 +26,7 @@ from bert_jax.objectives.masking import MaskingConfig
 
 
 def set_by_phases(config: ConfigDict, name: str) -> str:
-  """The number and the length of rows have no effect if phases have other values."""
+  """batch_size and max_len have no effect if the phases set other values."""
   differs = any(getattr(Phase(*phase), name) != config[name] for phase in config.phases)
   return (f"phases={tuple(config.phases)} set it for every step: change the phases, or "
           "give --config.phases='()' too") if differs else ''
@@ -52,7 +52,7 @@ def given_vocabulary(config: ConfigDict) -> str:
 
 
 def given_lowercase(config: ConfigDict) -> str:
-  """data.lowercase has no effect if the file of the vocabulary has the normalization."""
+  """data.lowercase has no effect if the vocabulary file includes the normalization."""
   if not config.data.vocab or dataset.is_prepared(config.data.source):
     return given_vocabulary(config)
   # A vocab.txt is only a list of entries; other files include their normalization.
@@ -170,15 +170,16 @@ FIELDS: Table = {
     'data.vocab': Field('', on_resume=HARMLESS),
     # The fields below determine how text becomes tokens. Folders of `prepare` have fixed
     # values. A resumed run compares the digest of the records, not these fields.
+
     # text (a blank line between documents), jsonl, wikitext; auto = by name.
     'data.format': Field('auto', on_resume=HARMLESS, unused=(prepared, format_of_source)),
-    # In JSON objects or a tfds data set.
+    # The field of JSON objects, or of a tfds dataset, that holds the text.
     'data.text_column': Field('text', on_resume=HARMLESS, unused=(prepared, no_columns)),
     # ISO 639 code, for splitting text into sentences; zh also splits words.
     'data.language': Field('en', on_resume=HARMLESS, unused=(prepared, split_already)),
     # True = each line of the text is a sentence.
     'data.lines_are_sentences': Field(False, on_resume=HARMLESS, unused=(prepared,)),
-    # The kind of vocabulary to train: wordpiece, sentencepiece, bpe (on bytes).
+    # The kind of vocabulary to train: wordpiece, sentencepiece, bpe (byte-level).
     'data.tokenizer': Field('wordpiece', on_resume=HARMLESS, unused=(given_vocabulary,)),
     # Lowercase the text and, for WordPiece, strip accents.
     'data.lowercase': Field(True, on_resume=HARMLESS, unused=(given_lowercase,)),

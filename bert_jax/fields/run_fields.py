@@ -64,8 +64,8 @@ FIELDS: Table = {
     # another field. The run times some steps and then fixes train_steps. Phases are
     # shares of the steps.
     'train_minutes': Field(0.0, at_least(0), SCHEDULE),
-    # Optional phases of (steps, max_len, batch_size). Another train_steps scales them;
-    # max_len and batch_size replace the values that all phases share.
+    # Optional phases of (steps, max_len, batch_size). They scale to train_steps. On the
+    # command line, max_len or batch_size replaces a value that all phases share.
     'phases': Field((), on_resume=SCHEDULE),
     # Steps between lines of metrics.jsonl.
     'log_every': Field(100, at_least(1), HARMLESS),

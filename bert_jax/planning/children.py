@@ -88,7 +88,7 @@ def run(calls: Sequence[Call]) -> list[Any]:
     calls: functions that a child process can import, with their arguments.
 
   Raises:
-    Failed: a process dies again.
+    Failed: the process of a call died twice.
   """
   results = _run(calls, at_once=os.cpu_count())
   for i, call in enumerate(calls):

@@ -64,8 +64,8 @@ def estimate(
   """Compiles the steps of one phase of a run for the devices of `mesh`.
 
   The compiler counts the body of a loop once. So the FLOPs of a training step are
-  extrapolated from two smaller unrolled models, of one and of two layers. Memory traffic
-  and collectives are counted in the step itself.
+  extrapolated from two smaller unrolled models, such as of one and of two layers. Memory
+  traffic and collectives are counted in the step itself.
 
   Args:
     config: the config of the run.

@@ -18,7 +18,7 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
 def integers(text: str) -> list[int]:
-  """'4,8' -> [4, 8]."""
+  """Parses a list of integers: '4,8' -> [4, 8]."""
   return [int(number) for number in text.split(',') if number]
 
 

@@ -44,7 +44,7 @@ def explain(config: ConfigDict, given: Mapping[str, Any] = {}) -> str:
   rows, _ = estimate.largest_rows(config, phase, mesh)
   largest = rows * sharding.batch_divisor(mesh) * config.optimizer.accumulation
   fits = 'not even one row fits'
-  # With phases a run rejects batch_size: the remedy must be one that works.
+  # Phases of different batch sizes reject batch_size, and the remedy must always work.
   if rows:
     fits = (f'{largest} rows of {phase.max_len} fit (give them in phases)'
             if config.phases else f'batch_size={largest} fits')

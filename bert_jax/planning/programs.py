@@ -1,4 +1,4 @@
-"""Compiles the programs of a run for devices that need not exist, without its data."""
+"""Compiles the programs of a run for devices that need not exist on this machine."""
 
 from collections.abc import Sequence
 import math
@@ -44,13 +44,13 @@ class Work(NamedTuple):
 
 
 def pretraining(config: ConfigDict, phase: Phase) -> Work:
-  """The step of a phase of pretraining."""
+  """The work of a pretraining phase, from the config alone: it reads no corpus."""
   settings = masking.MaskingConfig(**config.masking)
   layout = RowLayout.create(phase.max_len, config.data.pack, config.data.sequences)
   b, p = phase.batch_size, layout.pairs
   tokens = jax.ShapeDtypeStruct((b, phase.max_len), jnp.int32)
   pairs = jax.ShapeDtypeStruct((b, p), jnp.int32)
-  # These shapes must be the shapes of a real batch, or the program would be another one.
+  # These must be the shapes of a real batch. Otherwise the program would differ.
   rows = Rows(Tokens(*[tokens] * 4), cls_positions=pairs, labels=pairs,
               pair_weights=jax.ShapeDtypeStruct((b, p), jnp.float32),
               row=jax.ShapeDtypeStruct((b,), jnp.int32),
@@ -72,7 +72,7 @@ def pretraining(config: ConfigDict, phase: Phase) -> Work:
 
 
 def finetuning(config: ConfigDict, data: FineTuningData, steps: int) -> Work:
-  """The step of fine-tuning, with the shapes of its first batch."""
+  """The work of a fine-tuning run, with the shapes of its first batch."""
   batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data.rows(0))
   rows, length = batch.tokens.ids.shape
   return Work(lora.adapt(data.task, config.lora), batch, Phase(steps, length, rows))
@@ -124,7 +124,7 @@ def _batch(work: Work, mesh: Mesh) -> Any:
 
 def train_step(work: Work, config: ConfigDict, mesh: Mesh) -> Figures:
   """Compiles the training step."""
-  # The length of the schedule changes no figure: it is data to the program.
+  # The length of the schedule changes no figure: it is only a constant in the program.
   steps = max(config.optimizer.warmup_steps, 1) * 10
   _, state, step = state_lib.make_programs(work.task, config, mesh, steps)
   return _compile(step.lower(state, _batch(work, mesh)),

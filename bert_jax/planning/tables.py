@@ -9,7 +9,7 @@ _LARGEST_OPERATIONS = 10
 
 
 def _amount(value: float, unit: str) -> str:
-  """1234567, 'B' -> '1.23 MB'."""
+  """Formats a value with its unit: 1234567, 'B' -> '1.23 MB'."""
   for scale, prefix in ((1e15, 'P'), (1e12, 'T'), (1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
     if value >= scale:
       return f'{value / scale:.3g} {prefix}{unit}'
@@ -17,7 +17,7 @@ def _amount(value: float, unit: str) -> str:
 
 
 def _number(value: float) -> str:
-  """1234.5 -> '1,234', 1.2345 -> '1.23', 0.00012 -> 'less than 0.001'."""
+  """Formats a number: 1234.5 -> '1,234', 1.2345 -> '1.23', 0.0001 -> 'less than 0.001'."""
   if value < 0.001:
     return 'less than 0.001'
   return f'{value:,.0f}' if value >= 1000 else f'{value:.3g}'
@@ -48,7 +48,7 @@ def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
       f'{_amount(e.flops, "FLOP")} and {_amount(e.traffic, "B")} of memory traffic on '
       f'each device; for each token {_amount(e.flops / per_device, "FLOP")} and '
       f'{_amount(e.traffic / per_device, "B")}')
-  # The compiler sees no FLOPs inside kernels; then the model's own FLOPs stand above.
+  # The compiler sees no FLOPs inside kernels. Then `flops` are the model's own.
   if e.counted_flops < e.flops:
     yield 'counted', (
         f'only {_amount(e.counted_flops / per_device, "FLOP")} for each token: the '

@@ -29,7 +29,8 @@ def batch_digest(batch: Any) -> int:
 def global_digests(digests: Sequence[int], first: bool) -> list[str]:
   """The digests of whole batches, in hexadecimal; all processes must call it.
 
-  `digests` are of this process's shares; `first` is True in the first process of a share.
+  `digests` are the digests of this process's shares; `first` is True in the first of the
+  processes that have the same share.
   """
   mine = np.array(digests, np.uint64) * np.uint64(first)
   # As 32-bit halves, because JAX has no 64-bit integers by default.

@@ -59,7 +59,7 @@ class Health:
             'may hold what led to it')
 
   def line(self, metrics: Mapping[str, Any], waited: Sequence[float]) -> Iterator[str]:
-    """Warnings about a line; `waited`: shares of time that the processes lacked rows."""
+    """Warnings about a line; `waited`: the share of time each process waited for rows."""
     yield from self._new(self._about_losses(metrics))
     if time.monotonic() - self._began > _SETTLED:
       yield from self._new(_about_waits(waited))

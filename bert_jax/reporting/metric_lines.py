@@ -20,7 +20,7 @@ class Line:
   step: int = 0  # the last of the steps
   metrics: list[Metrics] = dataclasses.field(default_factory=list)  # of each step
   digests: list[int] = dataclasses.field(default_factory=list)  # of each batch, if logged
-  timed_steps: int = 0  # the last ones of the line
+  timed_steps: int = 0  # their number; they are the last ones of the line
   waited: float = 0.0  # seconds in which the device waited for rows
   began: futures.Future[float] | None = None
   ended: futures.Future[float] | None = None
@@ -42,7 +42,7 @@ class Line:
 
     Args:
       loss_weights: weight in the total loss of each metric that is a loss.
-      learning_rate: of the last step.
+      learning_rate: the rate of the last step.
       flops: model FLOPs of the timed steps.
       peak_flops: FLOP/s of all devices together; None = not known.
     """
@@ -114,7 +114,7 @@ class MetricLines:
     """Makes a line of the steps up to `step`."""
     self.pending = self._line
     self.pending.step = step
-    # A thread takes the time late. It is needed only if the device is behind the host.
+    # A thread records the time a little late: use it only if the device is behind.
     self.pending.ended = (
         self._time_now() if self.is_idle()
         else self._watcher.submit(self._time_when_ready, self._newest))

@@ -86,7 +86,8 @@ class MetricsLog:
 
   Args of the constructor:
     workdir: a local folder.
-    first_step, last_step: of the run; lines after `first_step` are cut off.
+    first_step, last_step: the steps done before, and the last step of the run. Lines of
+      metrics.jsonl after `first_step` are cut off.
     start_trackers: (workdir, first_step, earlier rows) -> the trackers, which get every
       line too; see `trackers.start`.
   """
@@ -104,7 +105,7 @@ class MetricsLog:
     self._drawn = time.monotonic()
     self._has_new_scores = False
     self._first_step = first_step
-    self._timed_from = first_step, self._drawn  # (step, seconds), of the time left
+    self._timed_from = first_step, self._drawn  # (step, time) to estimate the time left
 
   def train(self, step: int, metrics: dict[str, Any], warnings: Iterable[str] = ()):
     """Logs training metrics after `step` updates, and warnings."""
@@ -166,7 +167,7 @@ class MetricsLog:
     with preemption.uninterrupted():
       for tracker in self._trackers if row.scalars else ():
         tracker.log(row)
-    # Last, because an evaluation counts as made once metrics.jsonl has its line.
+    # Last, because an evaluation counts as done once metrics.jsonl has its line.
     self._write_line(line)
 
   def _write_line(self, content: dict[str, Any]):

@@ -1,4 +1,4 @@
-"""Reports a run: the training loop calls one object at each turn."""
+"""Reports a run, through one object that the training loop calls."""
 
 from collections.abc import Callable
 import contextlib
@@ -40,10 +40,10 @@ class Reporter:
   Args of the constructor:
     task, data: the two halves of the task; they give FLOPs and, for digests, rows.
     config: log_batch_digest, profile_steps and trackers are read.
-    mesh: of the run, for the utilization of its chips.
+    mesh: the devices of the run, to compute their utilization.
     workdir: takes metrics.jsonl, curves.png, and the files of trackers and profiler.
-    first_step, train_steps: the steps made before, and the steps of the whole run.
-    learning_rate: of each step, counted from 0.
+    first_step, train_steps: the steps done before, and the steps of the whole run.
+    learning_rate: the rate of each step, counted from 0.
   """
 
   def __init__(self, task: Task, data: TaskData, config: FrozenConfigDict, mesh: Mesh,

@@ -1,8 +1,8 @@
 """Where a run's metrics go in addition to its workdir: TensorBoard, Weights & Biases.
 
-A resumed run continues its record. It repeats the steps after its checkpoint, with the
-same numbers: TensorBoard drops its rows of them, Weights & Biases takes each step once.
-Neither lacks a step that a kill took from a buffer.
+A resumed run continues its record. It repeats the steps after its checkpoint and gets the
+same numbers: TensorBoard hides the earlier rows of these steps, and Weights & Biases gets
+each step only once. Rows that were in a buffer at a kill are sent again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,15 +43,15 @@ class Tracker:
             first_step: int, rows: Sequence[Row]):
     """Begins the record of the run `name`, or continues it after `first_step`.
 
-    `workdir` is local; `commit` may be ''. `rows` are all rows up to `first_step`: a kill
-    may have taken some of them from the tracker's buffer.
+    `workdir` is local; `commit` may be ''. `rows` are all rows up to `first_step`: the
+    tracker may lack some that were in its buffer at a kill.
     """
 
   def log(self, row: Row):
     """Logs the numbers after some steps."""
 
   def finish(self, workdir: epath.Path, evaluations: Sequence[Mapping[str, Any]]):
-    """Ends the record; `evaluations` are of the whole run, with their 'step'."""
+    """Ends the record; `evaluations`: the lines of the whole run that have scores."""
 
   @staticmethod
   def is_complete(workdir: epath.Path, rows: Sequence[Row]) -> bool:
@@ -74,7 +74,7 @@ class TensorBoard(Tracker):
 
   @functools.cached_property
   def _file(self) -> Any:
-    """The file, opened by the first line, so that the slow import comes after it."""
+    """The event file; opened for the first row, because the import is slow."""
     with _hidden('torch'):  # imported for a type annotation: it takes seconds
       import tensorboardX
     self._folder.mkdir(parents=True, exist_ok=True)
@@ -120,13 +120,13 @@ def _hidden(package: str) -> Iterator[None]:
 
 
 class WeightsAndBiases(Tracker):
-  """A run of W&B; WORKDIR/wandb.json has its id and the last steps that it surely has.
+  """A run of W&B; WORKDIR/wandb.json has its id and the last steps that W&B has saved.
 
   The environment variables of W&B (WANDB_PROJECT, WANDB_MODE, ...) apply. W&B numbers its
   calls itself, so the step of the run is a metric, 'step', and the x-axis of every chart.
 
-  W&B keeps rows in a buffer of another process, which dies with this one. After a kill
-  its server or its files say which rows it has; it gets the others again.
+  W&B keeps rows in a buffer of another process, which dies with this one. After a kill,
+  its server or its files show which rows it has, and the other rows are sent again.
   """
 
   package = 'wandb'
@@ -141,8 +141,8 @@ class WeightsAndBiases(Tracker):
     self._run.define_metric('*', step_metric='step')
     self._has = set(_rows_in_files(workdir))
     if not self._run.offline and not self._run.disabled:
-      # The server knows its last step. The row of an evaluation comes after the row of
-      # training, so it may lack that of the last step.
+      # The server knows its last step. It gets the training row of a step first, so it may
+      # lack the evaluation row of the last step.
       step = self._run.summary.get('step') or 0
       for kind, arrived in (('train', step), ('eval', step - 1)):
         self._safe[kind] = max(arrived, self._safe[kind])

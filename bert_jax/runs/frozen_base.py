@@ -2,8 +2,8 @@
 
 The checkpoints of the run hold only the trained parameters. A resumed run must continue
 bit for bit even if `init_from` is gone or has changed. So the base is written before the
-first step, in the format of `convert`, with a fingerprint of every array. The code that
-reads it rejects a damaged base.
+first step, in the format of `convert`, with a fingerprint of every array. Loading rejects
+a damaged base.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ def adapt(job: Job, config: ConfigDict, workdir: epath.Path) -> Job:
   The base comes from `job.start`; a resumed run reads it from its workdir.
 
   Raises:
-    UserError: neither exists, the kept base is damaged, or a target matches nothing.
+    UserError: the run has no base, the kept base is damaged, or a target matches nothing.
   """
   if not config.lora.rank:
     return job

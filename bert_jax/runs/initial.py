@@ -28,10 +28,9 @@ from bert_jax.tasks import task_list
 from bert_jax.training import lora
 from bert_jax.training import state as state_lib
 
-# Fields of `model` that do not change the parameters, so a run may have other values.
+# Fields of `model` in which a run may differ from `init_from`: the parameters still fit.
 _FREE = ('dtype', 'attention', 'remat', 'scan_unroll', 'dropout', 'attention_dropout',
          'initializer_range', 'vocab_size')
-
 
 
 def load_on_host(folder: str) -> Pretrained:
@@ -92,7 +91,7 @@ def teacher(config: ConfigDict) -> Pretrained | None:
 
 
 def student(model: Pretrained, config: BertConfig) -> Pretrained | None:
-  """Initializes a student from evenly spaced layers of its teacher and all other arrays.
+  """Copies evenly spaced layers of a teacher, and its other arrays, into a student.
 
   A student without segments adds the embedding of the first segment to its positions.
   Returns None if the sizes differ in more than the number of layers: such a student
@@ -138,7 +137,7 @@ def frozen(model: Pretrained | None) -> Any:
 
 
 def unset_sizes(config: ConfigDict, sizes: Mapping[str, Any]) -> dict[str, Any]:
-  """The fields of the group `model` that the config leaves to a model with `sizes`."""
+  """The unset fields of the group `model`, with their values in `sizes`."""
   return {f'model.{name}': value for name, value in sizes.items()
           if config.model.get(name) is None}
 
@@ -177,7 +176,7 @@ def unset_pooling(config: ConfigDict, run_json: Mapping[str, Any],
 
 
 def check_named(config: ConfigDict, has_started: bool = False):
-  """Raises UserError if the config needs a model but names none; to resume needs none."""
+  """Raises UserError if the config needs a model but names none. Resumed runs need none."""
   unset = [name for name, value in config.model.items() if value is None]
   require(not unset, f'model.{min(unset, default="")} is not set: this config takes it '
                      'from a model, give its folder as init_from')
@@ -222,7 +221,8 @@ def check_vocabulary(what: str, name: str, model: Pretrained, corpus: Tokenizer,
                      folder: epath.Path):
   """Raises UserError if a model and the corpus have different vocabularies.
 
-  Then it saves the model's vocabulary in `folder`, as the remedy in the message says.
+  Before it raises, it saves the model's vocabulary in `folder`: the remedy in the message
+  uses it.
   """
   if tokenizer_base.digest(model.tokenizer) != tokenizer_base.digest(corpus):
     if not jax.process_index():
@@ -249,7 +249,7 @@ def _parts(names: set[str]) -> str:
 
 
 def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0) -> Any:
-  """Replaces fresh parameters by the parameters that `model` has.
+  """Replaces fresh parameters with the parameters that `model` has.
 
   Args:
     fresh: random parameters on the devices of the run.

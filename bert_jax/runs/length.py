@@ -1,7 +1,7 @@
 """The length of a run from the command line, and the fields that must change with it.
 
-Each function returns the changed fields, by full name, and notes for the user. `given`
-always has the fields of the command line, with their values in the config file.
+Each function returns the changed fields, by full name, and notes for the user. Its
+argument `given` has the fields of the command line, with their values in the config file.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def one_length(config: ConfigDict, given: Mapping[str, Any]) -> Change:
     return {name: type(config[name])() for name in of_file}, [
         f'{typed[0]}={config[typed[0]]:,} instead of {name}={config[name]:,}'
         for name in of_file]
-  # New phases define the steps, or they would be scaled to the file's train_steps.
+  # New phases define the steps. Otherwise they would be scaled to the file's train_steps.
   steps = sum(phase[0] for phase in config.phases)
   if ('phases' not in given or of_file != ['train_steps']
       or steps in (0, config.train_steps)):

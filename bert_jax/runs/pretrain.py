@@ -70,7 +70,7 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
   notes = [f'model.vocab_size={asked:,}: the corpus gives '
            f'{corpus.tokenizer.vocab_size:,} entries'] * (
                trained and corpus.tokenizer.vocab_size < asked)
-  # Ids mean the same tokens to every model of the run.
+  # An id must mean the same token to every model of the run.
   for field, name, other in (('init_from', config.init_from, model),
                              ('teacher', config.teacher, teacher)):
     if other:

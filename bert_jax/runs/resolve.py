@@ -31,7 +31,7 @@ from bert_jax.training.job import Job
 
 
 class Asked(NamedTuple):
-  """A requested config that passed all checks without the devices and the data."""
+  """A requested config that passed the checks that need neither devices nor data."""
 
   config: FrozenConfigDict  # fitted to the length on the command line
   given: Mapping[str, Any]  # fields of the command line, with their config file values
@@ -96,7 +96,7 @@ def with_model(config: ConfigDict, mesh: Mesh, run_json: Mapping[str, Any] = {},
       `run_json`, and no model is loaded.
 
   Returns:
-    (config, the model that the run starts from).
+    (config, the model that the run starts from; None if it loads no model).
 
   Raises:
     UserError: the config needs a model but names none, or does not fit the model or the

@@ -1,4 +1,4 @@
-"""Runs a training: from a config and a workdir to a trained model."""
+"""Trains a model: resolves the config, resumes the run in the workdir, and trains."""
 
 from collections.abc import Iterator, Mapping
 import functools
@@ -59,7 +59,7 @@ def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
   config = asked.config
   on_cpu = config.platform == 'cpu' or (
       config.platform == 'auto' and not host.has_accelerator())
-  # Before JAX starts its threads, and so before it can say which platform it uses.
+  # This must precede the threads of JAX, so JAX cannot yet say which platform it uses.
   if on_cpu:
     host.keep_freed_memory()
   with processes.together(config.platform):
@@ -147,7 +147,7 @@ def _checkpoints(path: epath.Path, config: FrozenConfigDict,
 
 
 def _initial_params(params: Any, config: FrozenConfigDict, job: Job) -> Any:
-  """Replaces random parameters by those that the run starts from."""
+  """Replaces random parameters with the initial parameters of the run."""
   if job.start:
     params = initial.from_model(params, job.start, config.init_from or config.teacher,
                                 config.get('reinit_layers', 0))
@@ -176,7 +176,7 @@ def _changes(workdir: epath.Path, run_json: Mapping[str, Any], config: FrozenCon
 
 def _write_run(workdir: epath.Path, config: FrozenConfigDict, job: Job,
                run_json: Mapping[str, Any]):
-  """Writes run.json and the tokenizer, which make a workdir complete for predict."""
+  """Writes run.json and the tokenizer, which `predict` needs besides a checkpoint."""
   tokenizer = workdir / 'tokenizer'
   if not tokenizer.exists() or run_json.get('tokenizer') != sealed.digests(tokenizer):
     job.tokenizer.save(tokenizer)

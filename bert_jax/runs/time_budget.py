@@ -73,7 +73,7 @@ def _fields(config: FrozenConfigDict, steps: int) -> dict[str, Any]:
 
 def _seconds_per_step(config: FrozenConfigDict,
                       make_job: Callable[[FrozenConfigDict], Job], mesh: Mesh) -> float:
-  """The mean time of a step over the phases of the run."""
+  """The mean seconds of a step over the phases of the run."""
   steps = _PROVISIONAL_STEPS
   # A given warmup may be longer than the run, whose length is not known yet.
   provisional = config_fields.changed(config, {

@@ -1,4 +1,4 @@
-"""One run per workdir: a lock that names its holder and ends with it.
+"""Locks a workdir for one run; the lock names its holder and ends with it.
 
 - A local folder uses a kernel lock, which the kernel releases when the process ends.
 - On a file system without kernel locks the lock is the existence of the file. filelock
@@ -29,7 +29,7 @@ from bert_jax.errors import UserError
 from bert_jax.runtime import ending, processes, storage
 
 NAME = '.lock'
-BEAT_SECONDS = 15  # between two writes of the holder of a bucket
+BEAT_SECONDS = 15  # between two heartbeats of a bucket's holder
 _SECONDS_TO_SIGN = 2  # upper bound, from taking a local lock to writing its holder
 STALE_SECONDS = 120  # after this time without a write the holder is gone
 _PROC = pathlib.Path('/proc')  # on Linux only

@@ -31,7 +31,7 @@ _DRIVERS = {
 
 
 def _driver_trouble() -> str:
-  """Says that the NVIDIA driver is too old for JAX's plugin; '' = not that we know."""
+  """Explains that the NVIDIA driver is too old for JAX; '' = it is not known to be."""
   match = _NVIDIA.exists() and re.search(r'\s(\d+)\.[\d.]+', _NVIDIA.read_text())
   for plugin, (oldest, advice) in _DRIVERS.items():
     if match and importlib.util.find_spec(plugin) and int(match[1]) < oldest:

@@ -62,7 +62,7 @@ def size_and_time(path: epath.Path) -> tuple[int, int]:
 
 
 def read_json(path: epath.Path) -> dict:
-  """Reads the JSON object in a file; raises UserError if there is none, or a huge one."""
+  """Reads the JSON object in a file; raises UserError if it has none or is too large."""
   try:
     size, _ = size_and_time(path)
     # A wrong path may name the weights: parsing them would exhaust the memory.
@@ -95,7 +95,7 @@ def write_whole(path: epath.Path, text: str):
 
 
 def replace_folder(whole: epath.Path, folder: epath.Path):
-  """Replaces a local folder by the complete folder `whole`."""
+  """Replaces a local folder with the complete folder `whole`."""
   before = folder.parent / f'{folder.name}.replaced'
   shutil.rmtree(before, ignore_errors=True)
   # Two renames, because one cannot replace a folder that has files. A kill in between

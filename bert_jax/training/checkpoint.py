@@ -1,4 +1,4 @@
-"""Checkpoints through orbax: sharded, asynchronous, atomic, proven sound."""
+"""Saves and restores checkpoints with orbax: sharded, asynchronous, atomic, verified."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
@@ -44,7 +44,7 @@ class _Manager(ocp.CheckpointManager):
     handlers = {name: ocp.PyTreeCheckpointHandler(type_handler_registry=arrays)
                 for name in items}
     handlers[integrity.ITEM] = ocp.JsonCheckpointHandler()
-    # A kill during a save leaves a folder, of which orbax would warn.
+    # A kill during a save leaves a folder, and orbax would warn about it.
     super().__init__(folder, item_handlers=handlers, options=ocp.CheckpointManagerOptions(
         create=True, cleanup_tmp_directories=True, **options))
 
@@ -58,10 +58,10 @@ class Checkpoints:
   """The `checkpoints/` and `best/` folders of a workdir, with a folder for each step.
 
   Args of the constructor:
-    keep: number of the newest checkpoints that stay.
+    keep: how many of the newest checkpoints to keep.
     best: the score that decides which parameters stay in `best/`; '' = none.
     best_is_lowest: True if the best score is the lowest; the task says so.
-    every: checkpoints of multiples of this step stay too; 0 = none.
+    every: also keep the checkpoint of every N steps; 0 = none.
   """
 
   def __init__(self, workdir: epath.Path, keep: int, best: str = '', *,
@@ -78,11 +78,11 @@ class Checkpoints:
     return self._manager.latest_step()
 
   def save(self, state: TrainState, step: int):
-    """Starts to save; returns once the state is copied to host memory.
+    """Starts a save; returns once the state is copied to host memory.
 
     Raises:
       OSError: ENOSPC, before anything is written, if the local disk has no room for it.
-      Failed: it cannot be written, or the one before could not.
+      Failed: the checkpoint cannot be written, or the previous one could not.
     """
     if step == self.latest():
       return
@@ -111,14 +111,14 @@ class Checkpoints:
   def restore(self, abstract: TrainState) -> tuple[TrainState, int]:
     """The state of the newest sound checkpoint, sharded like `abstract`, and its step.
 
-    Names damaged checkpoints, also in `best/`, and moves them into `damaged/` of the
+    Reports damaged checkpoints, also in `best/`, and moves them into `damaged/` of the
     workdir. Raises UserError if the checkpoint is of another model, or none is sound.
     """
     for step in reversed(integrity.steps(self._manager.directory)):
       items = self._read(self._manager, step, integrity.read, _items(abstract))
       if items is None:
         continue
-      # Now, because a later evaluation compares with the best.
+      # Check the best now, because a later evaluation compares with it.
       if self._best and (best_step := self._best.latest_step()) is not None:
         self._read(self._best, best_step, integrity.read, {'params': abstract.params})
       optimizer = items['optimizer']
@@ -143,7 +143,7 @@ class Checkpoints:
     if not jax.process_index():
       target.parent.mkdir(parents=True, exist_ok=True)
       folder.rename(target)
-    processes.anywhere(False)  # a barrier: the others must not see it before it is moved
+    processes.anywhere(False)  # a barrier: no process reloads before the move
     manager.reload()
     console.print_summary([('damaged', f'{folder}: {damage}; it is in {target} now')])
     return None
@@ -162,10 +162,10 @@ class Checkpoints:
             judged_on: str = ''):
     """Keeps the parameters of `step` in `best/` if they score better than the kept ones.
 
-    `judged_on` names the evaluated data. Scores on other data are not compared: the newer
-    ones win, with a line. Returns once the parameters are on disk, because a run that
-    resumes from the next checkpoint does not evaluate this step again. Raises Failed if
-    they cannot be written.
+    `judged_on` names the evaluated data. Scores on different data are not compared: the
+    newer parameters win, and a printed line says so. Returns once they are on disk,
+    because a run that resumes from the next checkpoint does not evaluate this step again.
+    Raises Failed if they cannot be written.
     """
     if not self._best or not math.isfinite(scores[self._score]):
       return
@@ -195,10 +195,10 @@ class Checkpoints:
       self._best.wait_until_finished()
 
   def settle(self, error: type[BaseException] | None, *_: Any):
-    """Waits for a save that an error interrupted; several processes die at once instead.
+    """Waits for a save in progress when an error ends the run of a single process.
 
-    The next run of this process, in a notebook for example, would otherwise take it for a
-    checkpoint that a kill cut short.
+    Otherwise the next run in this process, for example in a notebook, would treat this
+    save as cut short by a kill. One of several processes does not wait, but ends at once.
     """
     if error and jax.process_count() == 1:
       with contextlib.suppress(Exception):
@@ -218,7 +218,7 @@ def _judged(judge: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _explained(workdir: epath.Path) -> Iterator[None]:
-  """Turns the errors of orbax and tensorstore, if they cannot write, into one line."""
+  """Turns write errors of orbax and tensorstore into a `Failed` with one line."""
   try:
     yield
   except Exception as e:  # orbax and tensorstore have many kinds of errors
@@ -232,7 +232,7 @@ def _explained(workdir: epath.Path) -> Iterator[None]:
 
 
 def _items(state: TrainState) -> dict[str, Any]:
-  """The saved parts of a state; `params` apart, because models load only them."""
+  """The saved items of a state; `params` are separate: models load nothing else."""
   return {'params': state.params,
           'optimizer': {'step': state.step, 'moments': state.opt_state}}
 
@@ -283,7 +283,7 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
 
   damage = []
   set_aside = absolute(workdir) / 'damaged'
-  # Training has moved the best parameters away: the newest are not what was asked for.
+  # Training has set damaged best parameters aside, and the newest ones are worse.
   if set_aside.exists() and not integrity.steps(workdir / 'best'):
     damage += [f'{workdir}/damaged/{x.name} is damaged'
                for x in set_aside.glob('best-*')][:1]
@@ -292,7 +292,7 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
     try:
       params = integrity.read(folder, {'params': on_one_device(abstract)})['params']
     except integrity.Damaged as e:
-      # Not damaged: the run continues, and has just deleted this one.
+      # Not damaged: the run is still training and has just deleted this checkpoint.
       if _complete(workdir) != complete:
         return restore_params(workdir, abstract, step, allow_older)
       damage.append(f'{name} is damaged: {e}')

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: reading one proves that it is unchanged.
+"""Verifies checkpoints on disk: reading one proves that it has not changed.
 
 After a flipped bit, orbax returns wrong parameters and no error. So a checkpoint has a
 third item in addition to `params` and `optimizer`: the shape, type and fingerprint of
@@ -44,7 +44,7 @@ def arrays(items: Mapping[str, Any]) -> dict[str, dict[str, list]]:
 
 
 def steps(directory: epath.Path) -> list[int]:
-  """The complete checkpoints of a folder, the oldest first; asks no other process."""
+  """The steps of the complete checkpoints in a folder, oldest first; not a collective."""
   if not directory.exists():
     return []
   # Orbax renames a complete folder to the bare number of its step. In a bucket, where
@@ -107,9 +107,12 @@ def read(folder: epath.Path, abstract: Mapping[str, Any],
     abstract: trees of ShapeDtypeStructs with shardings, by item.
     saved: the description of the items; None = read it too.
 
+  Returns:
+    {item: tree of arrays}, sharded like `abstract`.
+
   Raises:
-    Damaged: it has changed since it was saved.
-    UserError: it is of another model.
+    Damaged: the checkpoint has changed since it was saved.
+    UserError: it belongs to another model.
   """
   items, damage = {}, None
   try:

@@ -12,8 +12,8 @@ from bert_jax.tasks.task import Task, TaskData
 class Job:
   """A task with its data, and facts about both.
 
-  `start` and `base` are models (`Pretrained`). Their type is not named, because the
-  subpackage `interop` stands above this one. The loop does not read them.
+  `start` and `base` are models (`Pretrained`). Their type is not named, because
+  this subpackage must not import `interop`. The loop does not read them.
   """
 
   task: Task
@@ -27,6 +27,6 @@ class Job:
   parameters: int  # of the encoder and the trained heads, except a new classifier
   steps: str  # in words
   lengths: Sequence[int]  # L of the rows
-  fields: Mapping[str, Any]  # of the config, whose values the data decides
+  fields: Mapping[str, Any]  # config fields that the data determines
   notes: Sequence[str] = ()  # for the summary
   extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # more of run.json

@@ -23,9 +23,9 @@ from bert_jax.training import state as state_lib
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.job import Job
 
-# Steps sent to an accelerator before the current one is ready. A few hide the work of the
-# host, and the run still answers SIGTERM in time, which waits for them. A CPU is both
-# host and device: there, steps sent ahead save no time and cost memory.
+# Steps sent to an accelerator before the current one is ready. Two hide the work of the
+# host. SIGTERM waits for them, so more of them would delay the last checkpoint. A CPU is
+# both host and device: there, steps sent ahead save no time and cost memory.
 _STEPS_AHEAD = 2
 
 
@@ -35,10 +35,10 @@ def train(job: Job, config: FrozenConfigDict, mesh: Mesh, workdir: storage.Folde
 
   Args:
     job: the task, its data and the length of the whole run.
-    config: of the run, resolved.
+    config: the resolved config of the run.
     mesh: the devices of the run.
     workdir: takes metrics.jsonl, curves.png and the files of trackers.
-    checkpoints: of the workdir; closed at the end.
+    checkpoints: the checkpoints of the workdir; closed at the end.
     initial: changes fresh parameters if the workdir has no checkpoint.
 
   Raises:
@@ -78,7 +78,7 @@ def train(job: Job, config: FrozenConfigDict, mesh: Mesh, workdir: storage.Folde
       _stop(checkpoints, first_step, train_steps)
 
     for step in range(first_step + 1, train_steps + 1):
-      # ---- Rows: made in the background; masks are drawn on the device -----------------
+      # ---- Rows: built in the background; masks are drawn on the device ----------------
       with reporter.waiting_for_rows():
         batch = next(batches)
       reporter.before_step(step, batch)
@@ -100,7 +100,7 @@ def train(job: Job, config: FrozenConfigDict, mesh: Mesh, workdir: storage.Folde
       pauses = saves or evaluates or stopping
       if step % config.log_every == 0 or pauses:
         checkpoints.check()
-        # Metrics before their checkpoint: a kill loses neither. A CPU is already done.
+        # Metrics precede their checkpoint: a kill loses neither. A CPU has them ready.
         reporter.end_line(step, write_now=pauses or not steps_ahead)
 
       # ---- A pause: evaluation, then checkpoint ----------------------------------------
@@ -120,9 +120,9 @@ def _start(job: Job, config: FrozenConfigDict, workdir: storage.Folder,
            checkpoints: Checkpoints, init: Callable[[jax.Array], state_lib.TrainState],
            abstract: state_lib.TrainState, initial: Callable[[Any], Any]
            ) -> tuple[state_lib.TrainState | None, int, bool]:
-  """Returns the first state, the steps made before, and whether an evaluation is owed.
+  """Returns the first state, the steps done before, and whether it owes an evaluation.
 
-  A checkpoint of this run wins over `initial`, which wins over random parameters. A run
+  A checkpoint of this run precedes `initial`, which precedes random parameters. A run
   owes an evaluation if it was killed after it saved a step and before it evaluated it. If
   the workdir holds the whole run, the state is None and the checkpoints are closed.
   """
@@ -177,7 +177,7 @@ def _evaluate(state: state_lib.TrainState, step: int, *, data: TaskData,
           f'keep_best={keep_best}: no position of the evaluation counts for it: hold out '
           'more text, evaluate more of it (eval_batches), or use another score')
   checkpoints.offer(state.params, step, scores, data.judged_on(step))
-  # The report comes last: an evaluation counts as made once metrics.jsonl has its line.
+  # The report comes last: an evaluation counts as done once metrics.jsonl has its line.
   reporter.evaluation(step, scores)
   return True
 

@@ -2,8 +2,8 @@
 
 A kernel W [..., in, out] becomes W + alpha / rank * A B, with A [..., in, rank] and
 B [..., rank, out]. Each of the stacked layers has a pair. The encoder without its pooler
-is the frozen base. The factors, the pooler and the heads are trained. A step merges both
-and runs the model on the result, so that no module knows about LoRA.
+is the frozen base. The factors, the pooler and the heads are trained. A step merges the
+factors into the base and runs the model on the result, so no module knows about LoRA.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ _A, _B = '/lora_a', '/lora_b'  # below the path of their kernel
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-  """The factors."""
+  """The rank, the scale and the kernels of the factors."""
 
   rank: int = 0  # 0 = all parameters are trained, without factors
   alpha: float = 16.0  # the product of the factors counts alpha / rank times
@@ -87,7 +87,7 @@ def _targets(kinds: Mapping[str, parameters.Kind], names: tuple[str, ...]) -> li
 
 
 def trained(params: Any, config: LoraConfig, key: jax.Array) -> Any:
-  """The heads, and the factors of the targets: A normal with deviation in^-1/2, B zero.
+  """Initial heads and factors: A is normal with a deviation of in^-1/2, B is zero.
 
   `params` are the boxed parameters of the whole model.
 
@@ -127,7 +127,7 @@ class Lora:
 
   model = property(operator.attrgetter('task.model'))
   loss_weights = property(operator.attrgetter('task.loss_weights'))
-  # Of a gradient of every kernel, although some are frozen.
+  # Includes the gradients of all kernels, although the base needs none.
   flops_per_token = property(operator.attrgetter('task.flops_per_token'))
 
   @property

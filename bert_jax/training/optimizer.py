@@ -30,22 +30,22 @@ _BOUNDS = (  # (fields, smallest value, largest value, excluded end, rule)
 class OptimizerConfig:
   """The optimizer and its schedule."""
 
-  # adamw; bert_adamw: google-research/bert's, without bias correction; for large batches
-  # lamb, stable_adamw (with clip_norm=0), muon.
+  # adamw, bert_adamw (google-research/bert's, without bias correction), lamb (for large
+  # batches), stable_adamw (use it with clip_norm=0), muon.
   name: str = 'adamw'
   learning_rate: float = 1e-4  # the peak
   warmup_steps: int = 10_000
   warmup_ratio: float = 0.0  # of all steps; instead of warmup_steps
   decay: str = 'linear'  # how the rate falls to 0: linear, 1-sqrt
-  # Share of the steps after the warmup in which the rate falls; before, it is the peak.
+  # Share of the steps after the warmup in which the rate falls. Before, it is constant.
   decay_ratio: float = 1.0
   b1: float = 0.9
   b2: float = 0.999
   eps: float = 1e-8  # google-research/bert: 1e-6
-  weight_decay: float = 0.01  # on matrices; never on biases and LayerNorm
+  weight_decay: float = 0.01  # of all parameters but biases and norms
   clip_norm: float = 1.0  # of the whole gradient; 0 = no clipping
   accumulation: int = 1  # microbatches per step
-  layer_decay: float = 1.0  # of the rate, for each layer further from the head; 1 = none
+  layer_decay: float = 1.0  # factor of the rate per layer below the head; 1 = none
   frozen_layers: int = -1  # -1 = none, 0 = embeddings, n = these and the first n layers
 
   def __post_init__(self):
@@ -79,11 +79,12 @@ def check_steps(config: OptimizerConfig, train_steps: int):
 
 
 def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
-  """peak * min(t / warmup, 1, (T - t) / (T - S)): up to the peak, down to 0 at the end.
+  """The learning rate over the steps: linear warmup to the peak, then decay to 0.
 
-  T is `train_steps`. The rate begins to fall at S. As published, S is the end of the
-  warmup; a later S makes the schedule warmup-stable-decay. With 1-sqrt the rate falls as
-  1 - sqrt((t - S) / (T - S)) (Haegele et al. 2024, arXiv:2405.18392).
+  It is peak * min(t / warmup, 1, (T - t) / (T - S)). T is `train_steps`. The decay
+  begins at S: at the end of the warmup, as published, or later (warmup-stable-decay).
+  With 1-sqrt the rate falls as 1 - sqrt((t - S) / (T - S)) (Haegele et al. 2024,
+  arXiv:2405.18392).
 
   Returns:
     A function from the number of updates so far, t, to the rate of the next one; float32.
@@ -115,9 +116,9 @@ def decays(params) -> dict:
 
 def make_optimizer(config: OptimizerConfig, train_steps: int,
                    dtype: str = 'float32') -> optax.GradientTransformation:
-  """Clip, Adam, decay of matrices, scale by the schedule (Loshchilov and Hutter 2019).
+  """Chains clipping, AdamW (Loshchilov and Hutter 2019) or a successor, and the schedule.
 
-  Muon multiplies in `dtype`, as the products of the model; everything else is float32.
+  Muon multiplies matrices in `dtype`, as the model does; everything else is float32.
   """
   moments = dict(b1=config.b1, b2=config.b2, eps=config.eps)
   decay = optax.add_decayed_weights(config.weight_decay, mask=decays)
@@ -134,8 +135,8 @@ def make_optimizer(config: OptimizerConfig, train_steps: int,
   steps = [clip, *direction]
   if config.frozen_layers >= 0:
     freeze = transforms.freeze(config.frozen_layers)
-    # First, so that frozen layers do not count in the norm; last, because decay moves
-    # them.
+    # First, so that frozen layers do not count in the gradient norm. Last, because weight
+    # decay would change them.
     steps = [freeze, *steps, freeze]
   if config.layer_decay != 1:
     steps.append(transforms.decay_rate(config.layer_decay))
@@ -145,5 +146,5 @@ def make_optimizer(config: OptimizerConfig, train_steps: int,
 
 def after_skipped_step(before: optax.OptState, after: optax.OptState) -> optax.OptState:
   """The state after a skipped step, in which only the schedule moves."""
-  # Checkpoints name the parts of the state by their index: the schedule stays the last.
+  # Checkpoints name the parts of the state by index, so the schedule must stay last.
   return (*before[:-1], after[-1])

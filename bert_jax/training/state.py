@@ -1,4 +1,4 @@
-"""The training state, made sharded, and the jitted steps over it."""
+"""The sharded training state, and the jitted steps that update and evaluate it."""
 
 from collections.abc import Callable
 import functools
@@ -29,7 +29,7 @@ class TrainState(NamedTuple):
 
 
 def root_key(seed: int) -> jax.Array:
-  """The key of a run. Threefry bits are the same on every mesh; a chip draws its share."""
+  """The root key of a run. Threefry draws the same bits on every mesh, sharded."""
   return jax.random.key(seed, impl='threefry2x32')
 
 
@@ -86,13 +86,14 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
                     accumulation: int) -> Callable:
   """The jitted step: (state, batch) -> (state, metrics). It donates the state.
 
-  The batch and the state keep the shardings of `put_batch` and of `abstract`.
+  Each metric is a pair (sum, count), two float32 scalars. The batch and the state keep
+  the shardings of `put_batch` and of `abstract`.
 
   With microbatches the gradient is the gradient of the whole batch (to rounding; dropout
   draws other bits), because every loss is divided by its count over the whole batch.
 
-  If the loss or its gradient is not finite, the step changes nothing but the step number,
-  also in the schedule, and the metric 'skipped' is 1.
+  If the loss or its gradient is not finite, only the step number and the schedule
+  advance, and the metric 'skipped' is 1.
   """
 
   def step(state: TrainState, batch):

@@ -55,7 +55,7 @@ def scale_by_uncorrected_adam(b1: float, b2: float,
 
 
 def trust_ratio() -> optax.GradientTransformation:
-  """Scales updates to norms of parameters: LAMB (You et al. 2020, arXiv:1904.00962)."""
+  """LAMB scales updates to parameters' norms (You et al. 2020, arXiv:1904.00962)."""
 
   def scale(update, param):
     return optax.scale_by_trust_ratio().update(update, optax.EmptyState(), param)[0]
@@ -90,7 +90,7 @@ _LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
 
 
 def _orthogonalize(dtype: jnp.dtype, x: jax.Array) -> jax.Array:
-  """U V^T of x = U S V^T, roughly: five Newton-Schulz steps; [M, N], of Frobenius norm 1."""
+  """Approximates U V^T of x = U S V^T, [M, N] of norm 1, by five Newton-Schulz steps."""
   is_tall = x.shape[0] > x.shape[1]
   x = x.T if is_tall else x
   for _ in range(5):
@@ -124,14 +124,14 @@ def muon(adam: optax.GradientTransformation,
     updates = _each_layer(functools.partial(_orthogonalize, jnp.dtype(dtype)), updates)
     return jax.tree.map(lambda x: 0.2 * max(x.shape[-2:])**0.5 * x, updates)
 
-  # Without steps of its own, optax's part is the momentum, divided by its norm.
+  # With ns_steps=0, optax's part is only the momentum, divided by its norm.
   momentum = contrib.scale_by_muon(ns_steps=0, weight_dimension_numbers=matrices)
   orthogonal = optax.chain(momentum, optax.stateless(orthogonalize))
   return optax.partition({'muon': orthogonal, 'adam': adam}, labels)
 
 
 def _by_depth(updates: Any, below: Callable, layers: Callable) -> Any:
-  """Applies `layers` to the updates of the layers, and `below` to those below them.
+  """Applies `layers` to the updates of the layers, and `below` to the updates below.
 
   Below the layers are the embeddings, their projection and tables of relative positions.
   """
