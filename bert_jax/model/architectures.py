@@ -1,4 +1,4 @@
-"""The list of architectures, which a config names."""
+"""The architectures by name, and the configs and encoders that they make."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -17,7 +17,7 @@ from bert_jax.model.mpnet import MPNet, MPNetConfig
 
 
 class Architecture(NamedTuple):
-  """A member of the family."""
+  """The config class and the encoder class of an architecture."""
 
   config: type[BertConfig]
   encoder: type[Encoder] = Encoder
@@ -41,10 +41,10 @@ def make_encoder(config: BertConfig) -> Encoder:
 
 
 def make_config(fields: Mapping[str, Any]) -> BertConfig:
-  """Makes a config from the `fields` that its architecture has.
+  """Makes a config from `fields`; ignores fields that its architecture does not have.
 
   Raises:
-    UserError: a value that no model can have.
+    UserError: an unknown architecture or kernel, or a value that no model can have.
   """
   name = fields.get('architecture', 'bert')
   require_choice('model.architecture', name, ALL)

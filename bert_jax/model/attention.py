@@ -1,9 +1,9 @@
 """Multi-head self-attention in XLA (Vaswani et al. 2017, arXiv:1706.03762).
 
 An encoder chooses once how it attends (`attention_kernels.choose`) and passes the choice,
-an `Attend`, to the attention of all its layers. This file has plain attention, which
-holds the [L, L] weights, and local attention, which holds the weights near the diagonal.
-The kernels hold none.
+an `Attend`, to the attention of all its layers. This file has full attention, which
+materializes the [L, L] weights, and local attention, which materializes only the weights
+near the diagonal. The kernels materialize none.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Heads(NamedTuple):
   query: jax.Array  # [B, L, H, K]
   key: jax.Array  # [B, L, H, K]
   value: jax.Array  # [B, L, H, K]
-  projected: jax.Array | None  # the array that holds all three; None if they were rotated
+  projected: jax.Array | None  # all three, as `side_by_side` returns; None after rotation
 
   def side_by_side(self) -> jax.Array:
     """[B, L, H * 3 * K]: query, key and value of a head are adjacent."""
@@ -46,9 +46,9 @@ class Heads(NamedTuple):
 class Dropout(NamedTuple):
   """Dropout of the attention weights."""
 
-  rate: float  # share of the dropped weights; 0 outside of training
+  rate: float  # share of dropped weights; 0 outside of training
   drop: Callable[[jax.Array], jax.Array]  # for attention in XLA: [..., L] -> [..., L]
-  key: Callable[[], jax.Array]  # for kernels, which draw the bits: makes their key
+  key: Callable[[], jax.Array]  # for kernels: makes the key of the bits that they draw
 
 
 def attention_bias(text_ids: jax.Array) -> jax.Array:
@@ -89,7 +89,7 @@ softmax.defvjp(_softmax_forward, _softmax_backward)
 
 
 def keep_all(weights: jax.Array) -> jax.Array:
-  """No dropout."""
+  """Keeps all weights: no dropout."""
   return weights
 
 
@@ -168,7 +168,7 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
 
 @dataclasses.dataclass(frozen=True)
 class Attend:
-  """How all layers of an encoder attend; without arrays, as fields of modules must be."""
+  """How all layers of an encoder attend; has no arrays, so it can be a module field."""
 
   # (heads, text ids, dropout) -> [B, L, H * K] or [B, L, H, K]; None = attention in XLA
   kernel: Callable[[Heads, jax.Array, Dropout], jax.Array] | None = None
@@ -180,12 +180,12 @@ class Attend:
 
   def __call__(self, heads: Heads, mask: Mask, dropout: Dropout,
                reach: int | None = None) -> tuple[jax.Array, jax.Array | None]:
-    """Attention within the texts.
+    """Attends within the texts.
 
     Args:
       heads: query, key and value.
       mask: from `mask`.
-      dropout: of the weights.
+      dropout: dropout of the weights.
       reach: visible tokens on either side of a token; None = its whole text.
 
     Returns:
@@ -195,7 +195,7 @@ class Attend:
     query, key, value, _ = heads
     length, is_local = query.shape[1], reach is not None
     # Blocks compute 3 * reach weights per token, which saves work only in longer rows.
-    # In an exported program the length is symbolic, so it cannot have blocks.
+    # In an exported program the length is symbolic and cannot be split into blocks.
     is_long = is_local and isinstance(length, int) and length > 3 * reach
     # The kernels have no window: local layers use blocks instead.
     if is_long and not self.keeps_weights or is_local and self.kernel:
@@ -230,7 +230,7 @@ class SelfAttention(nn.Module):
       x: [B, L, D].
       mask: from `Attend.mask`.
       deterministic: no dropout.
-      rotate: applied to query and key, [B, L, H, K] each.
+      rotate: maps query and key, [B, L, H, K] -> [B, L, H, K]; for rotary positions.
 
     Returns:
       ([B, L, D], the weights [B, H, L, L] if `attend` keeps them).
@@ -249,7 +249,7 @@ class SelfAttention(nn.Module):
     drop = nn.Dropout(c.attention_dropout, deterministic=deterministic)
     dropout = Dropout(0.0 if deterministic else c.attention_dropout, drop,
                       functools.partial(self.make_rng, 'dropout'))
-    # One reshape for each part: XLA then adds up their gradients in the shape of `qkv`.
+    # Each part has its own reshape: XLA then adds their gradients in the shape of `qkv`.
     split = (*x.shape[:2], c.num_heads, 3, c.head_size)
     query, key, value = (qkv.reshape(split)[:, :, :, i] for i in range(3))  # [B, L, H, K]
     if rotate:

@@ -1,9 +1,9 @@
-"""The kernels of attention, which never hold the [L, L] weights, and the choice of one.
+"""The attention kernels, which never materialize the [L, L] weights, and their choice.
 
-A kernel costs one file and one line in ALL. Its file has `obstacle`, which says why a
+A new kernel is one file and one line in ALL. Its file has `obstacle`, which says why a
 model cannot use it, and `attend`, which computes attention
-(`bert_jax.model.attention.Attend`). Splash and cuDNN come from JAX's libraries and are
-short enough to be in this file.
+(`bert_jax.model.attention.Attend`). Splash and cuDNN come with JAX, and their wrappers
+are short enough to be in this file.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,20 +17,20 @@ from bert_jax.model.attention import Attend, Dropout, Heads
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.parallel import sharding
 
-_SPLASH_BLOCKS = (512, 384, 256, 128)  # queries, and keys, that splash holds at a time
+_SPLASH_BLOCKS = (512, 384, 256, 128)  # queries, and keys, in a block of splash
 _ROWS = ('batch', 'seq')
 _HEADS = ('batch', 'seq', 'heads', 'kv')
 
 
 class Kernel(NamedTuple):
-  """A kernel in the list."""
+  """A kernel, and when a model can and should use it."""
 
   obstacle: Callable[[BertConfig, int, int], str]  # (config, L, H of a chip) -> '' or why
   attend: Callable[[Heads, jax.Array, Dropout], jax.Array]  # see `Attend.kernel`
   platforms: tuple[str, ...]  # where `auto` may take it
   drops: bool = False  # computes attention dropout
   slow_on: tuple[str, ...] = ()  # where it runs only if a config names it, for tests
-  # Row length for `auto`. In shorter rows XLA is as fast, and the weights are small.
+  # The shortest row for `auto`. In shorter rows XLA is as fast and its weights are small.
   shortest: int = 0
 
 
@@ -77,7 +77,7 @@ def splash(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
                               block_kv_dkv=block, use_fused_bwd_kernel=True)
 
   def local(query, key, value, segment_ids):
-    # A chip of the model axis has only a part of the heads.
+    # On a model axis, each chip has only a part of the heads.
     mask = library.MultiHeadMask([library.FullMask((length, length))] * query.shape[2])
     kernel = library.make_splash_mha(mask, head_shards=1, q_seq_shards=1,
                                      block_sizes=blocks, interpret=interpret)
@@ -124,7 +124,7 @@ def _obstacle(config: BertConfig, name: str, length: int, platform: str) -> str:
     return f'{name} gains nothing below {kernel.shortest}'
   heads = config.num_heads // sharding.parts('heads')
   obstacle = kernel.obstacle(config, length, heads)
-  # The last test, because its remedy, less dropout, must be all that a user has to do.
+  # This check comes last: its remedy, no dropout, must suffice to get the kernel.
   if not obstacle and config.attention_dropout and not kernel.drops:
     return f'attention_dropout={config.attention_dropout} (0 allows {name})'
   return obstacle
@@ -167,7 +167,7 @@ def choose(config: BertConfig, length: int) -> Attend:
 
 
 def describe(config: BertConfig, lengths: Iterable[int], platform: str = '') -> str:
-  """Returns the path and its reason for rows of each length, for people."""
+  """Describes in one line, for logs, how rows of each length attend and why."""
   lengths_of = {}
   for length in dict.fromkeys(lengths):
     lengths_of.setdefault(choose_path(config, length, platform), []).append(str(length))

@@ -45,24 +45,24 @@ class BertConfig:
   attention_dropout: float = 0.1  # of the attention probabilities
   initializer_range: float = 0.02  # standard deviation of the truncated normal
   layer_norm_eps: float = 1e-12
-  # Dtype of the products; parameters, softmax and norms stay float32. auto = bfloat16,
-  # but float32 on a CPU that does not multiply bfloat16 faster: a run sets it once it
-  # knows its devices.
+  # Dtype of the matrix products; parameters, softmax and norms stay float32. auto =
+  # bfloat16, or float32 on a CPU that does not multiply bfloat16 faster. A run replaces
+  # auto once it knows its devices.
   dtype: str = 'float32'
-  # xla, or a kernel: fused (TPU) or, without attention dropout, splash (TPU) or cudnn
-  # (GPU); auto = the best for the device and the row length.
+  # xla, or a kernel: fused (TPU), splash (TPU) or cudnn (GPU). splash and cudnn need
+  # attention_dropout=0. auto = the best for the device and the row length.
   attention: str = 'auto'
-  # The backward pass recomputes: none, dots (all but the matmuls), full.
+  # What the backward pass recomputes: none, dots (all but the matmuls) or full (all).
   remat: str = 'none'
   scan_unroll: int = 1  # layers in each step of the scan; num_layers = no loop at all
 
-  # Constants of an architecture. They are not fields, because its name implies them. An
-  # architecture sets its own in its file.
-  has_positions: ClassVar[bool] = True  # a table of learned positions
-  has_segments: ClassVar[bool] = True  # a table of learned segments
-  has_biases: ClassVar[bool] = True  # of the norms and of attention's projections
+  # Constants of an architecture. They are not fields, because its name implies them. A
+  # subclass overrides them.
+  has_positions: ClassVar[bool] = True  # learned position embeddings
+  has_segments: ClassVar[bool] = True  # learned segment embeddings
+  has_biases: ClassVar[bool] = True  # in the norms and in attention's projections
   kernel_obstacle: ClassVar[str] = ''  # why no kernel can compute its attention
-  needs_length: ClassVar[bool] = False  # a program is for rows of one length
+  needs_length: ClassVar[bool] = False  # True = it does not trace with a symbolic L
   pooler_activation: ClassVar[str] = 'tanh'
   pooler_is_shared: ClassVar[bool] = False  # heads on tokens and the decoder use it too
 
@@ -129,7 +129,7 @@ class BertConfig:
 
   @property
   def compute_dtype(self) -> jnp.dtype:
-    """The dtype of matrix products. dtype='auto' must be resolved before."""
+    """The dtype of matrix products; raises TypeError for 'auto', which a run replaces."""
     return jnp.dtype(self.dtype)
 
   def flops_per_token(self, length: int, predictions: float) -> float:

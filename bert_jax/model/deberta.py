@@ -30,10 +30,10 @@ class DebertaConfig(BertConfig):
   vocab_size: int = 128_100
   type_vocab_size: int = 0
   layer_norm_eps: float = 1e-7
-  # Rows of the table on either side: half of them for one distance each, the others for
-  # ranges; -1 = a row for each distance.
+  # Rows of the table on either side. Half of them are for one distance each, the others
+  # for ranges of distances. -1 = a row for each distance.
   position_buckets: int = 256
-  max_relative_positions: int = -1  # larger distances are equal; -1 = max_positions
+  max_relative_positions: int = -1  # larger distances share a row; -1 = max_positions
   pos_att_type: str = 'p2c|c2p'  # scores in addition to content: c2p, p2c or both
   share_att_key: bool = True  # positions use the projections of the content
   norm_rel_ebd: str = 'layer_norm'  # of the relative positions: layer_norm or none
@@ -70,7 +70,7 @@ class DebertaConfig(BertConfig):
 
   @property
   def farthest(self) -> int:
-    """The distance from which all distances are equal."""
+    """The distance beyond which all distances share one row of the table."""
     if self.max_relative_positions < 1:
       return self.max_positions
     return self.max_relative_positions
@@ -89,7 +89,7 @@ class DebertaConfig(BertConfig):
     return (2, 3) if self.conv_kernel_size else (1, 2)
 
   def generator(self) -> 'DebertaConfig':
-    """Sizes of the generator in replaced token detection: as wide, half as deep."""
+    """Returns the config of the generator of an RTD run: as wide, half as deep."""
     return dataclasses.replace(self, num_layers=max(1, self.num_layers // 2),
                                conv_kernel_size=0)
 
@@ -111,10 +111,10 @@ def table_rows(config: DebertaConfig, length: int) -> np.ndarray:
     [2 L + 1] int32.
   """
   distance = np.arange(-length, length + 1)
-  # Otherwise no distance is beyond half.
+  # Otherwise each distance has its own row.
   if 0 < config.position_buckets < 2 * (config.farthest - 1):
     half = config.position_buckets // 2
-    # In float32, which rounds like the reference.
+    # In float32, to round as the reference implementation does.
     size = np.maximum(np.abs(distance), half).astype(np.float32) / np.float32(half)
     steps = (np.log(size) / np.log(np.float32((config.farthest - 1) / half))
              * np.float32(half - 1))
@@ -126,9 +126,9 @@ def table_rows(config: DebertaConfig, length: int) -> np.ndarray:
 def skew(x: jax.Array) -> jax.Array:
   """Takes y[i, j] = x[i, j - i + L - 1] by reshapes: [..., L, 2 L] -> [..., L, L].
 
-  This turns scores by distance into scores by token, without a gather and the scatter of
-  its gradient, which are slow on a TPU. The tokens of a text are adjacent: their indices
-  in the row differ as their positions do.
+  This turns scores by distance into scores by token. A gather, and the scatter in its
+  gradient, would be slow on a TPU. The tokens of a text are adjacent in a row, so their
+  row indices give their distances.
   """
   *outer, length, _ = x.shape
   flat = x.reshape(*outer, -1)[..., length - 1:-1]
@@ -140,11 +140,11 @@ class Mask(NamedTuple):
 
   text_ids: jax.Array  # [B, L] int32
   bias: jax.Array  # [B, 1, L, L] float32
-  table: jax.Array  # [R, D], normalized, from the lowest row in `table_rows`
+  table: jax.Array  # [R, D], the rows from the lowest to the highest in `table_rows`
 
 
 class RelativePositions(nn.Module):
-  """The table of relative positions of all layers: L -> [R, D] in the compute dtype."""
+  """The relative positions, shared by all layers: L -> [R, D] in the activation dtype."""
 
   config: DebertaConfig
 
@@ -200,7 +200,7 @@ class DisentangledAttention(attention.SelfAttention):
     if 'p2c' in terms:
       by_distance = positions(0, 'pos_query')[rows[1:]]  # [2 L, H, K], 1 - L up to L
       scores += skew(jnp.einsum('blhk,rhk->bhlr', key, by_distance)).swapaxes(2, 3)
-    # The sum of the scores is scaled by their number, in addition to 1 / sqrt(K).
+    # A score is a sum of 2 or 3 terms: divide by sqrt(number of terms * K), not sqrt(K).
     scale = (1 + len(terms)) ** -0.5
     scores = mask.bias + scores * (scale * c.head_size ** -0.5)
     drop = nn.Dropout(c.attention_dropout, deterministic=deterministic)

@@ -15,10 +15,10 @@ import numpy as np
 
 
 def mix(x: jax.Array) -> jax.Array:
-  """Permutes the 32-bit words; any bit changes each bit of the result half the time.
+  """Hashes uint32 words one-to-one; an input bit flips each output bit half the time.
 
-  Two multiplications and three shifts, the least biased of a search: `lowbias32` by Chris
-  Wellons, https://nullprogram.com/blog/2018/07/31/.
+  Two multiplications and three shifts, the least biased hash that a search found:
+  `lowbias32` by Chris Wellons, https://nullprogram.com/blog/2018/07/31/.
   """
   x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
   x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
@@ -27,7 +27,7 @@ def mix(x: jax.Array) -> jax.Array:
 
 def words(key: tuple[jax.Array, jax.Array], outer: jax.Array,
           inner: jax.Array) -> jax.Array:
-  """Computes a uint32 word for each position (outer, inner); the two broadcast."""
+  """Computes a uint32 word for each position (outer, inner); the two arrays broadcast."""
   return mix(mix(inner ^ key[0]) + mix(outer ^ key[1]))
 
 
@@ -35,7 +35,7 @@ def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Arra
   if width != 32:
     raise NotImplementedError(f'{width} bits: dropout draws words of 32 bits')
   outer, *rest = shape or (1,)
-  # Two numbers, because one 32-bit index over the whole batch would overflow.
+  # Two indices, because a single 32-bit index over the whole batch could overflow.
   inner = jnp.zeros((1, *rest), jnp.uint32)
   for axis, size in enumerate(rest, 1):
     inner = (inner * np.uint32(size)
@@ -45,7 +45,7 @@ def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Arra
 
 
 def _by_threefry(function, key: jax.Array, *arguments) -> jax.Array:
-  """Derives keys as threefry does: this happens rarely and must be strong."""
+  """Derives keys by threefry: derivations are rare, and new keys must not correlate."""
   return jax.random.key_data(
       function(jax.random.wrap_key_data(key, impl='threefry2x32'), *arguments))
 
@@ -58,7 +58,7 @@ _HASH = extend.define_prng_impl(
 
 
 def key_of(key: jax.Array) -> jax.Array:
-  """Returns the dropout key of a model, with the data of a threefry key."""
+  """Converts a threefry key to a dropout key, whose bits come from the hash."""
   return jax.random.wrap_key_data(jax.random.key_data(key), impl=_HASH)
 
 
@@ -69,5 +69,6 @@ def microbatch_key(key: jax.Array, row: jax.Array) -> jax.Array:
     key: the threefry key of the step, the same for all of its microbatches.
     row: [R] int32, the row numbers of the microbatch; the lowest one identifies it.
   """
-  # row[0] is the same number, but chips exchange several messages to read one element.
+  # row[0] is the same number, but reading one element of a sharded array costs several
+  # messages between chips.
   return key_of(jax.random.fold_in(key, jnp.min(row)))

@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al. 2020, arXiv:2003.10555): BERT with narrow embeddings."""
+"""ELECTRA (Clark et al. 2020, arXiv:2003.10555): the sizes of its two encoders."""
 
 import dataclasses
 from typing import ClassVar
@@ -9,7 +9,7 @@ from bert_jax.model.bert_config import BertConfig
 
 @dataclasses.dataclass(frozen=True)
 class ElectraConfig(BertConfig):
-  """Sizes of a discriminator; its generator has its embeddings and narrower layers."""
+  """Sizes of a discriminator; the generator shares its embeddings and is narrower."""
 
   architecture: str = 'electra'
   embedding_size: int = 768  # E; projected if it is not D
@@ -25,7 +25,7 @@ class ElectraConfig(BertConfig):
             'not larger than its discriminator')
 
   def generator(self) -> 'ElectraConfig':
-    """Sizes of the generator: the same number of layers and width of a head.
+    """Returns the config of the generator: fewer heads, with the same N and K.
 
     Raises:
       UserError: the share of the heads is not a whole number.

@@ -12,8 +12,8 @@ from bert_jax.model.products import activation_dtype, product_with_transposed
 class Embeddings(nn.Module):
   """The sum of learned embeddings (google-research/bert, `embedding_postprocessor`).
 
-  It has tokens, and positions and segments if the architecture has them. The token table
-  also decodes.
+  The sum has token embeddings, and position and segment embeddings if the architecture
+  has them. The token table is also the decoder of the MLM head.
   """
 
   config: BertConfig
@@ -34,10 +34,10 @@ class Embeddings(nn.Module):
     self.dropout = nn.Dropout(c.dropout)
 
   def _token_table(self) -> jax.Array:
-    """[padded V, E], its width whole on every chip.
+    """[padded V, E], with the full width E on every chip.
 
-    If a preset shards the width, the chips exchange the table. Otherwise XLA makes every
-    chip look up its part of the width for the rows of all chips.
+    If a preset shards the width, the chips gather it here. Without this constraint, XLA
+    makes every chip look up its part of the width for the rows of all chips.
     """
     return nn.with_logical_constraint(self.token, ('vocab', 'embed_act'))
 
@@ -48,14 +48,14 @@ class Embeddings(nn.Module):
     Args:
       ids: [B, L] int32 token ids.
       type_ids: [B, L] int32, 0 in segment A and 1 in segment B.
-      positions: [B, L] int32 position of each token in its pair.
+      positions: [B, L] int32 position of each token in its text or pair.
       deterministic: no dropout.
 
     Returns:
       [B, L, E] in the activation dtype.
     """
     c = self.config
-    # The sum is in float32: addends of similar size lose a digit in bfloat16.
+    # The sum is in float32: terms of similar size lose a digit in bfloat16.
     x = jnp.take(self._token_table(), ids, axis=0)  # [B, L, E]
     if c.has_positions:
       table = nn.with_logical_constraint(self.position, (None, 'embed_act'))

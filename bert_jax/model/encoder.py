@@ -17,21 +17,21 @@ from bert_jax.model.products import activation_dtype
 
 
 class States(NamedTuple):
-  """The states of all layers; a single layer returns its own without the first axis."""
+  """The states of all layers; a single layer returns them without the first axis."""
 
   hidden: jax.Array  # [N + 1, B, L, D]: the embeddings, then every layer
   attention: jax.Array  # [N, B, H, L, L]: the attention weights
 
 
 def in_order(*parts: States) -> States:
-  """Joins the states of layers, single or stacked along any axes, along a first axis."""
+  """Concatenates states of single or stacked layers, in order, along one layer axis."""
   return States(
       jnp.concatenate([x.hidden.reshape(-1, *x.hidden.shape[-3:]) for x in parts]),
       jnp.concatenate([x.attention.reshape(-1, *x.attention.shape[-4:]) for x in parts]))
 
 
 def init_tokens() -> Tokens:
-  """Makes the input that initializes a module: [1, 8] zeros each."""
+  """Makes the input that initializes a module: four [1, 8] int32 arrays of zeros."""
   return Tokens(*[jnp.zeros((1, 8), jnp.int32)] * 4)
 
 
@@ -41,7 +41,7 @@ def take_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 class EncoderLayer(nn.Module):
-  """LayerNorm(x + Attention(x)), then LayerNorm(x + FeedForward(x)); it is scanned."""
+  """A step of the scan: LayerNorm(x + Attention(x)), LayerNorm(x + FeedForward(x))."""
 
   config: BertConfig
   attend: Attend
@@ -72,7 +72,7 @@ def rematerialized(layer: type[nn.Module], config: BertConfig,
     return layer
   policy = {'dots': jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
             'full': None}[config.remat]
-  # Outside a loop XLA would merge the recomputation with the forward pass.
+  # Outside a loop, XLA's CSE would merge the recomputation with the forward pass.
   return nn.remat(layer, policy=policy, prevent_cse=not in_scan or config.scan_unroll > 1)
 
 
@@ -144,7 +144,7 @@ class Encoder(nn.Module):
   @nn.compact
   def _run(self, tokens: Tokens, attend: Attend,
            deterministic: bool) -> tuple[jax.Array, States | None]:
-    """(hidden states of the last layer, all states if `attend` keeps the weights)."""
+    """Returns (last hidden states, all states if `attend` keeps the weights)."""
     x = self.embeddings(tokens.ids, tokens.type_ids, tokens.positions,
                         deterministic=deterministic)  # [B, L, E]
     if self.config.projects:
@@ -165,7 +165,7 @@ class Encoder(nn.Module):
   def states(self, tokens: Tokens) -> States:
     """Returns the states of all layers without dropout.
 
-    Attention is plain whatever the config says, because no kernel holds the weights.
+    Attention runs in XLA whatever the config says, because no kernel returns the weights.
     """
     return self._run(tokens, Attend(keeps_weights=True), deterministic=True)[1]
 

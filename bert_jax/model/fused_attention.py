@@ -1,11 +1,11 @@
 """Attention in one TPU kernel, with dropout: the [L, L] weights never leave the core.
 
-The weights of a short row fit into the memory of a core. The kernel computes them there
-from query and key, drops some, uses them and forgets them. The backward pass computes the
-weights and the dropout mask again. Only query, key, value and the result cross the chip's
-memory, as in flash attention (Dao et al. 2022, https://arxiv.org/abs/2205.14135), but
-without its blocks of keys. A loop takes 128 queries at a time, because an unrolled loop
-compiles slowly.
+The weights of a short row fit into the memory of a core (VMEM). The kernel computes them
+there from query and key, applies dropout, multiplies them with the values and discards
+them. The backward pass recomputes the weights and the dropout mask. Only query, key,
+value and the result cross the chip's memory (HBM), as in flash attention (Dao et al.
+2022, https://arxiv.org/abs/2205.14135), but without its blocks of keys. A loop takes 128
+queries at a time, because an unrolled loop compiles slowly.
 """
 
 import functools
@@ -23,7 +23,7 @@ from bert_jax.model.layers import MASKED
 from bert_jax.parallel import sharding
 
 LANES = 128  # width of a TPU's registers
-_LONGEST = 512  # longest row whose [L, L] weights fit several times into a core's memory
+_LONGEST = 512  # the longest row: several [L, L] arrays must fit into VMEM
 _QUERIES = 128  # queries that a core takes at a time
 _ROWS = ('batch', 'seq')
 _HEADS = ('batch', 'seq', 'heads')
@@ -34,8 +34,8 @@ class _Shape(NamedTuple):
 
   heads: int  # H of this chip
   width: int  # K
-  rate: float  # share of the dropped weights
-  interpret: bool
+  rate: float  # share of dropped weights
+  interpret: bool  # True = run the kernel in Pallas' interpreter, off TPU
 
   @property
   def heads_per_block(self) -> int:
@@ -50,22 +50,22 @@ def keep_mask(key: jax.Array, row: jax.Array, head: jax.Array, part: jax.Array,
               length: int, rate: float) -> jax.Array:
   """Draws the weights that dropout keeps, for 128 queries of a head: [128, L] bool.
 
-  They depend only on the key and the index of the row in the batch: every mesh drops the
-  same weights.
+  They depend only on the key and on the indices of row, head, query and key in the
+  batch: every mesh drops the same weights.
 
   Args:
-    key: [2] uint32, the data of a key.
-    row, head: uint32, counted over all chips.
-    part: int32, the number of the 128 queries in the row.
+    key: the two uint32 words of a key.
+    row, head: uint32 indices, counted over all chips.
+    part: int32, the index of these 128 queries among the parts of the row.
     length: L.
-    rate: share of the dropped weights.
+    rate: share of dropped weights.
   """
   weights = (_QUERIES, length)
   query = part * _QUERIES + jax.lax.broadcasted_iota(jnp.int32, weights, 0)
   key_index = jax.lax.broadcasted_iota(jnp.int32, weights, 1)
   inner = (query * length + key_index).astype(jnp.uint32)
   outer = row * np.uint32(1 << 16) + head
-  # 24 bits fit into a signed word; a TPU compares signed words only.
+  # A TPU compares only signed words: 24 bits never reach the sign bit.
   drawn = (dropout_bits.words(key, outer, inner) >> np.uint32(8)).astype(jnp.int32)
   return drawn < np.int32((1 - rate) * 2**24)
 
@@ -88,7 +88,7 @@ def _dot(a, b, axes) -> jax.Array:
 
 
 def _queries(index: jax.Array) -> pl.Slice:
-  """The positions of part number `index` in its row."""
+  """The positions of the `index`-th part in its row."""
   return pl.ds(pl.multiple_of(index * _QUERIES, _QUERIES), _QUERIES)
 
 
@@ -105,7 +105,7 @@ def _seed(shape: _Shape, i: int, random, rows, heads) -> tuple:
 
 
 def _part(shape: _Shape, i: int, index: jax.Array, seed, qkv, query_ids, key_ids) -> _Part:
-  """Computes part number `index` of the `i`-th head of the current block."""
+  """Computes the `index`-th part of the `i`-th head of the current block."""
   query = qkv[0, _queries(index), _columns(shape, i, 0)]
   key, value = (qkv[0, :, _columns(shape, i, j)] for j in (1, 2))
   query = query / jnp.sqrt(shape.width).astype(query.dtype)
@@ -142,7 +142,7 @@ def _backward_kernel(shape, qkv, query_ids, key_ids, random, rows, heads, gradie
     seed = _seed(shape, i, random, rows, heads)
 
     def write(index, total, i=i, at=at, seed=seed):
-      # The weights again: the forward pass kept none.
+      # Recomputes the weights, because the forward pass kept none.
       part = _part(shape, i, index, seed, qkv, query_ids, key_ids)
       g = gradient[0, _queries(index), at]
       d_weights = _dot(g, part.value, (1, 1))
@@ -175,12 +175,12 @@ def _call(kernel, shape: _Shape, width: int, products: int, qkv, segment_ids, ra
           heads, *gradient) -> jax.Array:
   """Runs a kernel.
 
-  Each block writes `width` columns; each head computes `products` products.
+  Each block writes `width` columns; each head computes `products` matrix products.
   """
   batch, length, size = qkv.shape
   weights = batch * shape.heads * length * length
   columns = size + sum(x.shape[2] for x in gradient) + shape.blocks * width
-  # XLA sees nothing of a kernel: without an estimate it counts as free.
+  # XLA cannot look into a kernel and counts it as free without an estimate.
   cost = pl.CostEstimate(flops=2 * products * weights * shape.width,
                          transcendentals=weights,
                          bytes_accessed=columns * batch * length * qkv.dtype.itemsize)
@@ -242,8 +242,8 @@ def attend(qkv: jax.Array, segment_ids: jax.Array, width: int, rate: float = 0.0
     qkv: [B, L, H * 3 * K]; query, key and value of a head are adjacent.
     segment_ids: [B, L] int32, 0 on padding. A token attends to tokens with the same id.
     width: K.
-    rate: share of the dropped weights.
-    random: the key of the dropout; None = no dropout.
+    rate: share of dropped weights.
+    random: the key of the dropout, 2 words of data; None = no dropout.
 
   Returns:
     [B, L, H * K] in the dtype of `qkv`.
@@ -252,7 +252,7 @@ def attend(qkv: jax.Array, segment_ids: jax.Array, width: int, rate: float = 0.0
   if random is None:
     rate = 0.0
   words = jnp.zeros(2, jnp.uint32) if random is None else jax.random.key_data(random)
-  # Numbers over all chips, so that dropout does not depend on the mesh.
+  # Global indices, so that dropout does not depend on the mesh.
   rows = jnp.arange(qkv.shape[0], dtype=jnp.uint32)
   heads = jnp.arange(qkv.shape[2] // (3 * width), dtype=jnp.uint32)
 

@@ -1,4 +1,4 @@
-"""The heads of pretraining, on any encoder."""
+"""The pretraining heads, for every encoder."""
 
 from flax import linen as nn
 import jax
@@ -26,7 +26,7 @@ class ReplacedTokenHead(nn.Module):
 
 
 class BertForPreTraining(nn.Module):
-  """An encoder with the heads of pretraining; a head has parameters once it is called."""
+  """An encoder with pretraining heads; only heads that `init` calls have parameters."""
 
   config: BertConfig
 
@@ -40,7 +40,7 @@ class BertForPreTraining(nn.Module):
 
   def transform(self, x: jax.Array) -> jax.Array:
     """Makes the input of the decoder from hidden states: [..., D] -> [..., E]."""
-    # Such an encoder has a head before the decoder.
+    # A shared pooler already is the layer between the encoder and the decoder.
     if self.config.pooler_is_shared:
       return self.bert.features(x)
     return self.mlm_norm(activation(self.config.activation)(self.mlm_dense(x)))
@@ -75,10 +75,10 @@ class BertForPreTraining(nn.Module):
   def __call__(self, tokens: Tokens, masked_positions: jax.Array,
                cls_positions: jax.Array | None, *,
                deterministic: bool = True) -> tuple[jax.Array, jax.Array | None]:
-    """(MLM logits [B, M, padded V], NSP logits [B, P, 2]), both float32.
+    """Returns (MLM logits [B, M, padded V], NSP logits [B, P, 2]), both float32.
 
-    Without `cls_positions`, there is neither NSP head nor pooler (RoBERTa), and the NSP
-    logits are None.
+    Without `cls_positions`, the model has neither NSP head nor pooler (RoBERTa), and the
+    NSP logits are None.
     """
     hidden = self.bert.encode(tokens, deterministic=deterministic)
     nsp_logits = None if cls_positions is None else self.nsp_logits(hidden, cls_positions)

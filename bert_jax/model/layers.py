@@ -1,4 +1,4 @@
-"""Parts of all modules: initializers, dense layer, norm, activation, feed-forward."""
+"""Layers that the encoders share: initializers, dense, norm, activation, feed-forward."""
 
 from collections.abc import Callable
 import functools
@@ -10,16 +10,17 @@ import jax.numpy as jnp
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.products import activation_dtype, product
 
-# The score of a token that must not be seen. It is finite: with -inf, a softmax over
-# padding alone would return NaN.
+# The attention score of a masked token. It is finite: with -inf, a softmax over padding
+# alone would return NaN.
 MASKED = -1e9
 
 
 def truncated_normal(stddev: float, *axes: str) -> nn.initializers.Initializer:
-  """BERT's initializer, a normal cut at two deviations, with these logical axes.
+  """BERT's initializer, a normal truncated at two standard deviations.
 
-  `stddev` is the deviation before the cut, as in TensorFlow's
-  `truncated_normal_initializer`, which BERT used. The values deviate by 0.88 `stddev`.
+  `stddev` is the standard deviation before the truncation, as in TensorFlow's
+  `truncated_normal_initializer`, which BERT used. The standard deviation of the values is
+  0.88 * `stddev`. `axes` are the logical axes of the parameter.
   """
   return nn.with_logical_partitioning(nn.initializers.truncated_normal(stddev), axes)
 
@@ -36,8 +37,9 @@ def dense(config: BertConfig, features: int, axes: tuple[str, str], *,
   """A dense layer: [..., size] -> [..., features].
 
   `axes` are the logical axes of the kernel. The axis of the bias is `bias_axis`, by
-  default the last one of the kernel. With `dtype` everything is in that dtype; by default
-  the product is in the compute dtype. `stddev` defaults to `initializer_range`.
+  default the last axis of the kernel. `dtype` is the dtype of the product and of the
+  result, by default the compute dtype and the activation dtype. `stddev` defaults to
+  `initializer_range`.
   """
   init = truncated_normal(config.initializer_range if stddev is None else stddev, *axes)
 
@@ -60,7 +62,7 @@ class LayerNorm(nn.Module):
     norm = nn.LayerNorm(epsilon=self.config.layer_norm_eps, dtype=jnp.float32,
                         use_bias=self.config.has_biases, scale_init=ones,
                         bias_init=zeros('norm'), use_fast_variance=False, name='norm')
-    # The parameters belong to this module, without a level of their own in the tree.
+    # Otherwise the parameter paths would have one more level, `norm`.
     nn.share_scope(self, norm)
     return norm(x).astype(x.dtype)
 
@@ -79,7 +81,7 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
 
 
 class FeedForward(nn.Module):
-  """Dense to F, activation, dense back: [B, L, D] -> [B, L, D]."""
+  """Dense to F, activation, dense back to D: [B, L, D] -> [B, L, D]."""
 
   config: BertConfig
 

@@ -40,7 +40,7 @@ class ModernConfig(BertConfig):
   layer_norm_eps: float = 1e-5
   # The first layer and every `global_every`-th after it are global: they see whole texts.
   global_every: int = 3
-  local_window: int = 128  # tokens around each that local layers see, half on either side
+  local_window: int = 128  # tokens that a local layer sees: half of it on either side
   global_theta: float = 160_000.0  # base of the rotary angles in global layers
   local_theta: float = 10_000.0  # base of the rotary angles in local layers
   classifier_pooling: str = 'cls'  # input of heads on texts: cls, the first token, or mean
@@ -78,7 +78,7 @@ class ModernConfig(BertConfig):
 
   @property
   def reach(self) -> int:
-    """Tokens on either side that a local layer sees: an odd window counts its middle."""
+    """Tokens on either side that a local layer sees."""
     return self.local_window // 2
 
   @property
@@ -87,7 +87,7 @@ class ModernConfig(BertConfig):
 
   @property
   def out_stddev(self) -> float:
-    """Deviation of kernels that write to the residual stream (Radford et al. 2019)."""
+    """`stddev` of the kernels that write to the residual stream (Radford et al. 2019)."""
     return self.initializer_range / math.sqrt(2 * self.num_layers)
 
   def flops_per_token(self, length: int, predictions: float) -> float:
@@ -147,7 +147,7 @@ class GatedFeedForward(nn.Module):
 class Layer(nn.Module):
   """x + Attention(Norm(x)), then x + FeedForward(Norm(x)).
 
-  The first layer has no first norm, because the embeddings end with one.
+  The first layer has no attention norm, because the embeddings end with a norm.
   """
 
   config: ModernConfig
@@ -224,7 +224,7 @@ class PredictionHead(nn.Module):
 
 
 class Modern(encoder.Encoder):
-  """Embeddings of tokens, N layers, a last norm and the head that all tasks share."""
+  """Token embeddings, N layers, a final norm and the head that all tasks share."""
 
   config: ModernConfig
 
@@ -247,7 +247,7 @@ class Modern(encoder.Encoder):
     x = self.final_norm(x)
     if attend.keeps_weights:
       hidden, weights = encoder.in_order(first_states, states)
-      # The last layer counts with the norm, as in `encode`.
+      # The last hidden state is the one after the final norm, as in `encode`.
       states = States(hidden.at[-1].set(x), weights)
     return x, states
 

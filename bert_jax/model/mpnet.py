@@ -1,6 +1,6 @@
-"""MPNet (Song et al. 2020, arXiv:2004.09297): BERT with relative positions.
+"""MPNet (Song et al. 2020, arXiv:2004.09297): BERT with a relative position bias.
 
-Follows transformers: one table of biases by distance, which all layers add to the scores.
+As in transformers, all layers share one table of biases and add them to their scores.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.layers import truncated_normal
 
 BUCKETS = 32  # rows of the table
-_FARTHEST = 128  # tokens: larger distances share a bucket
+_FARTHEST = 128  # tokens; distances from here on share a bucket
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ def buckets(longest: int) -> np.ndarray:
 
 
 class MPNet(encoder.Encoder):
-  """BERT without segments whose attention adds a bias of the distance."""
+  """BERT without segments; its attention adds a bias that depends on the distance."""
 
   config: MPNetConfig
 
@@ -66,7 +66,7 @@ class MPNet(encoder.Encoder):
     c, mask = self.config, attend.mask(tokens.text_ids)
     init = truncated_normal(c.initializer_range, 'position', 'heads')
     table = self.param('relative_bias', init, (BUCKETS, c.num_heads))
-    # The tokens of a pair are adjacent: indices in the row differ as positions do.
+    # The tokens of a pair are adjacent, so row indices give the distances.
     at = jnp.arange(tokens.ids.shape[1])
     behind = at[:, None] - at[None, :]  # [L, L]
     bias = table[buckets(c.max_positions)][behind + c.max_positions - 1]  # [L, L, H]

@@ -1,8 +1,8 @@
-"""The kind of each parameter, by its name, and their number.
+"""The kind of each parameter, by its name, and the parameter count.
 
 The kind decides what happens to a parameter: the encoder keeps norms in float32, weight
-decay excludes some kinds, Muon orthogonalizes matrices, LoRA adds factors to matrices.
-All of them ask this module, so that a new parameter gets its kind once.
+decay excludes some kinds, Muon orthogonalizes the updates of matrices, and LoRA adds
+factors to matrices. All of them ask this module, so a new parameter gets its kind once.
 """
 
 import enum
@@ -32,7 +32,7 @@ def kind(path: tuple[Any, ...]) -> Kind:
   """The kind of the parameter at a path of `jax.tree_util`.
 
   Raises:
-    ValueError: no rule knows the name of the parameter.
+    ValueError: the name of the parameter is unknown.
   """
   # The path of a boxed parameter ends with the attribute of its box, which is not a name.
   names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]

@@ -14,7 +14,7 @@ class Texts(NamedTuple):
   """The texts within B rows."""
 
   text_ids: jax.Array  # [B, L] int32, 0 on padding, 1..P on the tokens of each text
-  positions: jax.Array  # [B, L] int32, of the tokens in their texts, from 0 on
+  positions: jax.Array  # [B, L] int32, position of each token in its text, from 0
   starts: jax.Array  # [B, P] int32, the index in the row at which each text begins
 
   def members(self) -> jax.Array:
@@ -43,7 +43,7 @@ def _largest(hidden: jax.Array, texts: Texts) -> jax.Array:
 
 
 def _quotient(hidden: jax.Array, weights: jax.Array, divisor: jax.Array) -> jax.Array:
-  """The sum of the tokens, weighted by `weights` [B, L, P], over `divisor` [B, P]."""
+  """The token sum weighted by `weights` [B, L, P], divided by `divisor` [B, P]."""
   total = jnp.einsum('blp,bld->bpd', weights, hidden)
   # Absent texts have a divisor of 0.
   return total / jnp.maximum(divisor, 1)[:, :, None]
@@ -75,7 +75,7 @@ POOLINGS = {
     'weightedmean': _weighted_mean,
     'lasttoken': _last_token,
 }
-TOKEN_VECTORS = 'none'  # instead of a pooling: a vector for each token
+TOKEN_VECTORS = 'none'  # instead of a pooling: one vector for each token
 
 
 def pool(hidden: jax.Array, text_ids: jax.Array, positions: jax.Array, starts: jax.Array,
@@ -115,13 +115,14 @@ def combine_chunks(vectors: jax.Array, exists: jax.Array, how: str) -> jax.Array
 
 
 def combine_texts(vectors: np.ndarray, owners: np.ndarray, how: str) -> np.ndarray:
-  """The combined chunks of each text: [chunks, D] -> [texts, D].
+  """Combines the chunks of each text on the host: [chunks, D] -> [texts, D].
 
-  `owners` [chunks] holds the text of each chunk, ascending from 0 without gaps.
+  `owners` [chunks] is the index of each chunk's text, ascending from 0 without gaps. For
+  `how`, see `combine_chunks`.
   """
   counts = np.bincount(owners)
   first = np.cumsum(counts) - counts
-  # Texts of similar length are padded together: one long text does not pad all others.
+  # Texts are padded to the next power of 2: one long text does not pad all others.
   size = 1 << np.ceil(np.log2(counts)).astype(np.int64)
   combined = np.empty((len(counts), vectors.shape[1]), vectors.dtype)
   for chunks in np.unique(size):

@@ -1,9 +1,10 @@
-"""Matrix products in the dtype of the computation, and the dtype of the rest.
+"""Matrix products in the compute dtype, and the dtype of the activations.
 
-On TPUs and GPUs these are plain products. On a CPU, XLA multiplies bfloat16 several times
-faster than float32 if the processor can, but only in one order of the axes, and elementwise
-work in bfloat16 is slower than in float32. So on a CPU only the factors are bfloat16, and
-the backward pass transposes them in memory. PyTorch's autocast has the same precision.
+On TPUs and GPUs these are plain products. On a CPU with bfloat16 instructions, XLA
+multiplies bfloat16 several times faster than float32, but only in one memory layout, and
+elementwise work in bfloat16 is slower than in float32. So on a CPU only the factors are
+bfloat16, and the backward pass transposes them in memory. PyTorch's autocast has the same
+precision.
 """
 
 import functools
@@ -17,13 +18,13 @@ from bert_jax.parallel import sharding
 
 
 def activation_dtype(config: BertConfig) -> jnp.dtype:
-  """The dtype of everything between two products; norms and softmax are always float32."""
+  """The dtype of activations between products; norms and softmax compute in float32."""
   return jnp.dtype('float32') if sharding.platform() == 'cpu' else config.compute_dtype
 
 
 @functools.partial(jax.jit, inline=True)  # without jit, only arrays can have a layout
 def _in_order(x: jax.Array) -> jax.Array:
-  """Stores `x` in the order of its axes: XLA would fold a transpose into the product."""
+  """Forces a row-major layout: otherwise XLA folds a transpose into the product."""
   return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 
 def neighbors(x: jax.Array, text_ids: jax.Array, reach: int) -> Iterator[jax.Array]:
-  """For each i from -reach to reach, x[t + i] of every token t; 0 outside the text of t.
+  """Yields x shifted by each i from -reach to reach, with zeros outside the text.
 
   Args:
     x: [B, L, D].
@@ -21,7 +21,7 @@ def neighbors(x: jax.Array, text_ids: jax.Array, reach: int) -> Iterator[jax.Arr
     reach: tokens on either side.
 
   Yields:
-    [B, L, D].
+    [B, L, D]: at each token t, x[t + i] if t + i is in the text of t, else 0.
   """
   length = x.shape[1]
   around = ((0, 0), (reach, reach))
