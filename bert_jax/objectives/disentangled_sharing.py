@@ -29,8 +29,8 @@ class DisentangledSharing(ReplacedTokens):
   def init(self, key: jax.Array) -> Any:
     """Initializes the discriminator, the rest of the 'generator', and 'token_delta'.
 
-    The discriminator adds 'token_delta' to the token table. The delta starts at zero:
-    both models of a run that is initialized from another model start from its table.
+    The discriminator adds 'token_delta' to the token table. The delta starts at zero, so
+    both models start from the same table. With `init_from`, this is the given table.
     """
     discriminator_key, generator_key = jax.random.split(key)
     tree = super().init(discriminator_key)['params']

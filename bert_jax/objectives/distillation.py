@@ -46,11 +46,10 @@ class Distillation(objective.Objective):
 
   def loss(self, params: Any, frozen: Any, rows: Rows, masked: Masked,
            keys: objective.Keys) -> losses.Metrics:
-    """Computes the MLM metrics at masked positions, soft_loss and cosine_loss at all."""
+    """Computes MLM metrics at masked positions, both other losses at all real tokens."""
     tokens = rows.tokens
 
-    # The heads run later, on pieces of the rows: only the hidden states are computed
-    # here.
+    # Computes only hidden states: the heads run later, on pieces of the rows.
     def encode(module, tokens, **kwargs):
       return module.bert.encode(tokens, **kwargs)
 
@@ -70,15 +69,15 @@ class Distillation(objective.Objective):
                  real: jax.Array, piece_length: int) -> jax.Array:
     """Sums the soft loss over the real tokens [B, L] of [B, L, D] hidden states.
 
-    The logits of all positions would be the largest array of the step. Therefore only
-    `piece_length` positions of each row have logits at a time, and the backward pass
-    computes them again.
+    The logits of all positions would be the largest array of the step. Therefore the loop
+    computes the logits of `piece_length` positions of each row at a time, and the
+    backward pass recomputes them.
     """
     length = real.shape[1]
     pieces = -(-length // piece_length)
 
     def split(x):
-      """[B, L, ...] -> [pieces, B, piece_length, ...], filled up with zeros."""
+      """[B, L, ...] -> [pieces, B, piece_length, ...], padded with zeros."""
       x = jnp.pad(
           x, [(0, 0), (0, pieces * piece_length - length), *[(0, 0)] * (x.ndim - 2)])
       return jnp.moveaxis(x.reshape(len(x), pieces, piece_length, *x.shape[2:]), 1, 0)
@@ -98,7 +97,7 @@ class Distillation(objective.Objective):
 
   def flops_per_token(self, length: int, predictions: float) -> float:
     """Model FLOPs per token of student and teacher."""
-    # Every token has logits: the number of predictions makes no difference.
-    # A third of a training step is its forward pass: the teacher has no backward pass.
+    # Every token has logits, so `predictions` does not matter. Without a backward pass,
+    # the teacher costs a third of a training step.
     return (self.model.config.flops_per_token(length, 1)
             + self.teacher.config.flops_per_token(length, 1) / 3)

@@ -1,7 +1,8 @@
 """Losses and metrics as (sum, count), never as a mean.
 
 A mean of means is wrong when counts differ between devices or microbatches
-(huggingface/transformers#18297). Therefore sums and counts are added first.
+(huggingface/transformers#18297). Therefore sums and counts are added over all of them
+before the division.
 """
 
 from collections.abc import Mapping
@@ -33,19 +34,19 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
 
 
 def weighted(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns (sum of values * weights, sum of weights)."""
+  """Returns (sum of values * weights, sum of weights) of two arrays of equal shape."""
   return jnp.sum(values * weights), jnp.sum(weights)
 
 
 def classification(logits: jax.Array, labels: jax.Array, weights: jax.Array,
                    prefix: str = '') -> Metrics:
-  """Computes the metrics 'loss' and 'accuracy', both names with `prefix` in front.
+  """Computes `prefix` + 'loss' (cross-entropy in nats) and `prefix` + 'accuracy'.
 
   Args:
     logits: [..., V] float32.
     labels: [...] int32.
     weights: [...] float32, 0 on unused labels.
-    prefix: the start of both names.
+    prefix: the start of both names, such as 'mlm_'.
   """
   loss, is_right = cross_entropy(logits, labels)
   return {f'{prefix}loss': weighted(loss, weights),
@@ -53,7 +54,7 @@ def classification(logits: jax.Array, labels: jax.Array, weights: jax.Array,
 
 
 def token_count(text_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns the metric 'tokens': the number of real tokens in a batch."""
+  """Returns the metric 'tokens', the number of real tokens; `text_ids` is [B, L]."""
   return jnp.sum(text_ids > 0).astype(jnp.float32), jnp.float32(1)
 
 

@@ -1,9 +1,10 @@
 """Masking for masked language modeling, on the device, inside the jitted step.
 
 From each pair of n ordinary (not special) tokens, max(1, round(rate * n)) are drawn
-without replacement. Then each drawn token independently becomes [MASK], becomes a random
-ordinary token, or stays. The key of a row is folded from (seed, step) and the global
-number of the row. Therefore the masks do not depend on the mesh or on the split into
+without replacement; whole words and n-grams are drawn from the whole row
+(`masking_units`). Then each drawn token independently becomes [MASK], becomes a random
+ordinary token, or stays. The key of a row is the key of the step with the global number
+of the row folded in. Therefore the masks do not depend on the mesh or on the split into
 microbatches, and no two chips draw the same masks.
 """
 
@@ -21,8 +22,8 @@ from bert_jax.objectives import masking_units
 # Every position belongs to one unit. A unit ends where the next one starts.
 UNITS = ('token', 'whole_word', 'span', 'ngram')
 
-# The tokens of the longest word, and the tokens that each further word adds to an n-gram.
-# M leaves room for one unit of this length above the rate. Longer units are cut.
+# The most tokens in a word, and the tokens that each further word adds to an n-gram. M
+# has room for one unit of this length beyond the rate. Longer units are cut.
 _LONGEST_WORD = 6
 _FURTHER_WORD = 2
 
@@ -61,9 +62,9 @@ class MaskingConfig:
             f'masking.max_predictions={self.max_predictions} must not be negative')
 
   def predictions(self, max_len: int, pairs: int = 1) -> int:
-    """Returns M, the predictions of a row of `max_len` tokens with up to `pairs` pairs.
+    """Returns M, the most predictions in a row of `max_len` tokens and `pairs` pairs.
 
-    M is static: it is a size of arrays in the compiled step.
+    M is static: it is a dimension of arrays in the compiled step.
     """
     if self.max_predictions:
       return min(self.max_predictions, max_len)
@@ -135,7 +136,7 @@ class Masked(NamedTuple):
 
 def random_ordinary(key: jax.Array, shape: tuple[int, ...],
                     vocabulary: Vocabulary) -> jax.Array:
-  """Draws ordinary tokens, uniformly or by their frequencies: [shape] int32."""
+  """Draws int32 ordinary tokens of a shape, uniformly or by their frequencies."""
   if vocabulary.frequencies is not None:
     drawn = jax.random.uniform(key, shape)
     cumulative = jnp.asarray(vocabulary.frequencies)
@@ -150,7 +151,7 @@ def random_ordinary(key: jax.Array, shape: tuple[int, ...],
 
 def cumulative_frequencies(counts: np.ndarray,
                            special_ids: tuple[int, ...]) -> np.ndarray:
-  """Returns the distribution function of ordinary tokens: [V] counts -> [V] float32."""
+  """Returns the cumulative distribution of ordinary tokens: [V] counts -> [V] float32."""
   counts = counts.astype(np.float64)
   counts[list(special_ids)] = 0
   return (np.cumsum(counts) / counts.sum()).astype(np.float32)
@@ -251,7 +252,7 @@ def mask(key: jax.Array, ids: jax.Array, text_ids: jax.Array, row: jax.Array,
     rate = jnp.full(row.shape, config.rate, jnp.float32)
 
   def mask_row(ids, text_ids, row, word_start, rate):
-    # The row's number, not its place on the device: a mesh of any shape draws the same.
+    # Folds in the global number, not the index on the device: every mesh draws the same.
     draw_key, action_key, token_key = jax.random.split(jax.random.fold_in(key, row), 3)
     eligible = (text_ids > 0) & ~jnp.isin(ids, jnp.asarray(vocabulary.special_ids))
     # `join_words` needs every padding token to be a word.

@@ -22,7 +22,7 @@ def join_words(key: jax.Array, word_start: jax.Array, special: jax.Array,
     word_start: [L] bool, True where a word starts, on special tokens, on padding and on
       the token after each of these.
     special: [L] bool, True on special tokens and padding.
-    probabilities: of 1, 2, ... words in a unit.
+    probabilities: [n] float64, the probabilities of 1, 2, ... n words in a unit.
 
   Returns:
     [L] bool, True where units start.
@@ -30,11 +30,11 @@ def join_words(key: jax.Array, word_start: jax.Array, special: jax.Array,
   size = word_start.shape[0]
   word = jnp.cumsum(word_start) - 1  # [L], the word of each position
   indices = jnp.arange(size)
-  # From here on the index is the word. [L] has room for the most words that a row can
-  # have.
+  # From here on the arrays are indexed by word. A row has at most L words, so [L] is
+  # enough.
   is_special = jnp.zeros(size, bool).at[word].max(special)
   drawn = jax.random.uniform(key, (size,))
-  # The last boundary is left out: rounding could make it less than a drawn number.
+  # Drops the last boundary, 1: after rounding, it could be less than a drawn number.
   words = 1 + jnp.searchsorted(
       jnp.asarray(np.cumsum(probabilities)[:-1], jnp.float32), drawn, side='right')
   # The index of the next special word after each word: a running minimum from the right.
@@ -60,7 +60,7 @@ def cut_long(unit_start: jax.Array, word_start: jax.Array,
 
   Args:
     unit_start, word_start: [L] bool, see `join_words`.
-    longest: a number of tokens, at least 1.
+    longest: int32 scalar, at least 1.
 
   Returns:
     [L] bool, True where units start.
@@ -80,11 +80,11 @@ def cut_long(unit_start: jax.Array, word_start: jax.Array,
 
 def draw_whole(key: jax.Array, start: jax.Array, size: jax.Array, n: jax.Array,
                budget: jax.Array, most: int) -> jax.Array:
-  """Draws whole units from n tokens whose units are in random order.
+  """Draws whole units with equal probability from n tokens, whose units are shuffled.
 
   The tokens form a circle. A window of `budget` tokens begins at a random token. Units
-  that start in it are drawn: each has probability budget / n, whatever its size.
-  Units that do not fit the `most` predictions are left out.
+  that start in it are drawn: each has probability budget / n, whatever its size. Units
+  that exceed the `most` predictions are left out.
 
   Args:
     key: the key of the row.

@@ -22,17 +22,17 @@ class Keys(NamedTuple):
   """
 
   dropout: jax.Array | None  # None = no dropout
-  sampling: jax.Array
+  sampling: jax.Array  # for an objective that draws tokens, such as replaced tokens
 
 
 def with_dropout(key: jax.Array | None) -> dict[str, Any]:
-  """Returns the arguments of `Module.apply` for dropout; None = no dropout."""
+  """Returns the arguments of `Module.apply` for a dropout key; None = no dropout."""
   return {'deterministic': key is None, 'rngs': {} if key is None else {'dropout': key}}
 
 
 def init_masked_lm(model: BertForPreTraining, key: jax.Array,
                    with_pairs: bool = False) -> Any:
-  """Initializes encoder and masked-LM head; `with_pairs` also pooler and pair head."""
+  """Initializes encoder and MLM head; if `with_pairs`, also pooler and pair head."""
   tokens = init_tokens()
   position = tokens.ids[:, :1]
   return model.init(key, tokens, position, position if with_pairs else None)
@@ -54,7 +54,7 @@ class Objective:
     return dataclasses.replace(self, model=BertForPreTraining(config))
 
   def init(self, key: jax.Array) -> Any:
-    """Initializes the variables, boxed with their logical axes."""
+    """Initializes the Flax variables, boxed with their logical axes."""
     return init_masked_lm(self.model, key)
 
   def loss(self, params: Any, frozen: Any, rows: Rows, masked: Masked,
@@ -95,11 +95,10 @@ def abstract_variables(objective: Objective) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLM(Objective):
-  """Masked LM, alone or with a classification of sentence pairs.
+  """Masked LM, alone (RoBERTa, Liu et al. 2019) or with a loss on sentence pairs.
 
-  nsp, next sentence prediction: does B follow A? (Devlin et al. 2019, section 3.1.) sop,
-  sentence order prediction: does B come after A, or before it? (Lan et al. 2020, ALBERT.)
-  Liu et al. 2019 (RoBERTa) train masked LM alone.
+  - nsp, next sentence prediction (Devlin et al. 2019, section 3.1): does B follow A?
+  - sop, sentence order prediction (ALBERT, Lan et al. 2020): is B after A, or before it?
   """
 
   pair_objective: str | None = 'nsp'  # nsp or sop; None = no pair head

@@ -1,4 +1,4 @@
-"""The list of objectives, and the rows and architectures that each one trains on."""
+"""The objectives by name, and the rows and architectures that each one supports."""
 
 from collections.abc import Callable
 import functools
@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     return architecture in self.members if self.members else architecture != 'electra'
 
 
-# The order matters: the first objective that accepts `data.sequences` is its default.
+# The order matters: the default for a value of `data.sequences` is the first match.
 ALL = {
     'mlm_nsp': Entry(functools.partial(MaskedLM, pair_objective='nsp'),
                      ('next_sentence',)),

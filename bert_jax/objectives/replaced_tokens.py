@@ -23,7 +23,7 @@ def sample(key: jax.Array, logits: jax.Array, row: jax.Array) -> jax.Array:
 
   Args:
     key: the key of the step.
-    logits: [B, M, V].
+    logits: [B, M, V] float32.
     row: [B] int32, the number of each row in the global batch.
 
   Returns:
@@ -35,7 +35,7 @@ def sample(key: jax.Array, logits: jax.Array, row: jax.Array) -> jax.Array:
 
 def replace(ids: jax.Array, positions: jax.Array, weights: jax.Array,
             tokens: jax.Array) -> jax.Array:
-  """Puts `tokens` [B, M] into `ids` [B, L] at the positions whose weight is not 0."""
+  """Writes `tokens` [B, M] into `ids` [B, L] at `positions` [B, M] with weight > 0."""
   # Unused slots write past the end of the row, where JAX drops the update.
   where = jnp.where(weights > 0, positions, ids.shape[1])
   return jax.vmap(lambda row, at, new: row.at[at].set(new, mode='drop'))(
@@ -44,7 +44,7 @@ def replace(ids: jax.Array, positions: jax.Array, weights: jax.Array,
 
 @dataclasses.dataclass(frozen=True)
 class ReplacedTokens(objective.Objective):
-  """Trains a generator and the discriminator (`model`); sampling passes no gradient."""
+  """Trains a generator and a discriminator (`model`); samples pass no gradient."""
 
   # As published: a binary loss is much smaller than a loss over the vocabulary.
   loss_weights: ClassVar[dict[str, float]] = {'mlm_loss': 1.0, 'rtd_loss': 50.0}
