@@ -1,4 +1,4 @@
-"""Splits a question and its text into windows, and finds the answer in their logits.
+"""Splits the text of a question into windows, and finds the answer in their logits.
 
 As in google-research/bert `run_squad.py`: the windows of a long text overlap. A token
 that occurs in several windows counts in the one where it has the most context. The best
@@ -19,12 +19,12 @@ _MOST_RIVALS = 20
 
 
 class Window(NamedTuple):
-  """One input: a question and a stretch of its text."""
+  """One input: a question and a part of its text."""
 
   input: inputs_lib.Input
-  first: int  # index in the text of the token at `offset` of the input
-  offset: int
-  count: int  # tokens of the text
+  first: int  # index in the whole text of the first text token of this window
+  offset: int  # index in the input of the same token
+  count: int  # text tokens in this window
 
 
 class Context(NamedTuple):
@@ -74,13 +74,13 @@ def read(questions: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_len: in
 
 def token_span(spans: Sequence[tuple[int, int]], start: int,
                end: int) -> tuple[int, int] | None:
-  """Returns the first and last token in characters [start, end), or None."""
+  """Returns the first and last token that overlap characters [start, end), or None."""
   tokens = [i for i, (first, last) in enumerate(spans) if last > start and first < end]
   return (tokens[0], tokens[-1]) if tokens else None
 
 
 def _most_context(windows: Sequence[Window]) -> np.ndarray:
-  """Returns the window with the most context around each token of the text."""
+  """Returns the window with the most context around each token of the text: [tokens]."""
   highest = np.full(windows[-1].first + windows[-1].count, -1.0)
   window_of = np.zeros(highest.shape, np.int64)
   for number, w in enumerate(windows):
@@ -99,8 +99,8 @@ def best_spans(context: Context, logits: Sequence[np.ndarray], *, n_best: int,
   Args:
     context: the text in windows.
     logits: for each window [tokens, 2], the scores of a start and of an end.
-    n_best: upper bound on the spans, and on the starts and ends tried in each window.
-    max_answer_len: upper bound on the tokens of an answer.
+    n_best: the most spans to return, and the most starts and ends to try in each window.
+    max_answer_len: the most tokens in an answer.
   """
   candidates, null = {}, np.inf
   most_context = _most_context(context.windows)
@@ -132,12 +132,12 @@ def answer(text: str, spans: Sequence[Span], null: float,
     text: the context of the question.
     spans: best first.
     null: the score of no answer.
-    null_threshold: the answer is '' if `null` exceeds the best span by more; None =
-      never.
+    null_threshold: the answer is '' if `null` exceeds the score of the best span by more
+      than this; None = a span always wins.
 
   Returns:
-    {'answer', 'start', 'end', 'probability', 'n_best': [the same for each rival]}. No
-    answer is '' at 0, 0.
+    {'answer', 'start', 'end', 'probability', 'n_best'}. 'n_best' is a list of dicts with
+    the first four keys, best first. "No answer" is '' with start and end 0.
   """
   no_answer = Span(null, 0, 0)
   is_silent = not spans or (null_threshold is not None

@@ -1,6 +1,6 @@
 """The device half of fine-tuning: a head on the encoder, and its loss on packed examples.
 
-`finetuning_data` has the host half; `task_kind` has the answers of a trained model.
+The host half is in `finetuning_data`. The answers of a trained model are in `task_kind`.
 """
 
 import abc
@@ -27,7 +27,8 @@ def output_layer(config: bert_config.BertConfig, outputs: int) -> nn.Dense:
 class FineTuning(abc.ABC):
   """The device half of a task (`task.Task`); each fine-tuning task is a subclass.
 
-  The model takes [R, L] inputs and the [R, P] positions of [CLS].
+  The model takes `Tokens` [R, L] and the positions of [CLS], [R, P] int32. For the other
+  letters of the shapes, see `labelled.packed_examples.Batch`.
   """
 
   model: nn.Module
@@ -36,7 +37,7 @@ class FineTuning(abc.ABC):
   frozen: ClassVar[dict[str, Any]] = {}
 
   def with_config(self, config: bert_config.BertConfig) -> 'FineTuning':
-    """Returns this task with a model of other sizes."""
+    """Returns this task for a model with another config."""
     return dataclasses.replace(self, model=self.model.clone(config=config))
 
   def init(self, key: jax.Array) -> Any:
@@ -44,7 +45,7 @@ class FineTuning(abc.ABC):
     return self.model.init(key, tokens, tokens.ids[:, :1])
 
   def logits(self, apply: Callable[..., jax.Array], batch: Batch) -> jax.Array:
-    """Returns the outputs of the head; `apply` runs the model."""
+    """Returns the outputs of the head; `apply` is `model.apply` with its parameters."""
     return apply(batch.tokens, batch.starts)
 
   @abc.abstractmethod
@@ -76,7 +77,7 @@ class FineTuning(abc.ABC):
     return self.metrics(logits, batch), self.reduced(logits)
 
   def flops_per_token(self, length: int) -> float:
-    """Returns the model FLOPs of the encoder."""
+    """Returns the model FLOPs per token of the encoder, without the head."""
     return self.model.config.flops_per_token(length, 0)
 
 

@@ -42,7 +42,7 @@ class Output(NamedTuple):
 
 
 def not_empty(examples: Iterable[Any], path: str) -> list[Any]:
-  """Lists the examples of a file; raises UserError without any."""
+  """Lists the examples of a file; raises UserError if there are none."""
   examples = list(examples)
   require(bool(examples), f'{path} holds no example')
   return examples
@@ -50,7 +50,7 @@ def not_empty(examples: Iterable[Any], path: str) -> list[Any]:
 
 def grouped_inputs(groups: Sequence[Sequence[Sequence[str]]], tokenizer: Tokenizer,
                    max_len: int) -> tuple[list[inputs_lib.Input], np.ndarray]:
-  """Makes the inputs of the texts of each example; also returns the example of each."""
+  """Returns (the inputs of all texts, [inputs] int64 the example of each input)."""
   texts = [text for group in groups for text in group]
   inputs, _ = inputs_lib.text_inputs(texts, tokenizer, max_len)
   return inputs, np.repeat(np.arange(len(groups)), [len(group) for group in groups])
@@ -62,7 +62,7 @@ def by_example(outputs: list[Output]) -> np.ndarray:
 
 
 def by_input(outputs: list[Output], count: int) -> list[np.ndarray]:
-  """Cuts logits [R, L, ...] of batches into [tokens, ...] of `count` inputs."""
+  """Splits logits [R, L, ...] of batches into [tokens, ...] of each of `count` inputs."""
   of_input = [None] * count
   for located, logits in outputs:
     text_ids = located.batch.tokens.text_ids
@@ -75,8 +75,8 @@ def by_input(outputs: list[Output], count: int) -> list[np.ndarray]:
 class ExampleFiles(abc.ABC):
   """The files of examples of a task; each fine-tuning task has a subclass.
 
-  The class names the config fields of these files and reads them. An instance has the
-  task that trains on the files, or that they evaluate.
+  The class has the config fields of the files, and reads the files. An instance also has
+  the device half, which trains on the files or is evaluated on them.
   """
 
   task: FineTuning
@@ -89,7 +89,7 @@ class ExampleFiles(abc.ABC):
   # The score that keep_best='auto' means; '' = best_score.
   auto_score: ClassVar[str] = ''
   score_names: ClassVar[tuple[str, ...]]  # the scores of every file
-  # False = data.eval has another kind of examples, which have no loss.
+  # False = the examples of data.eval differ from those of data.train and have no loss.
   has_held_out_loss: ClassVar[bool] = True
   # For all other scores, higher is better.
   lower_is_better: ClassVar[tuple[str, ...]] = ('loss',)
@@ -131,12 +131,12 @@ class ExampleFiles(abc.ABC):
     """Makes an instance and its task from the examples of a file."""
 
   def with_facts(self, facts: Mapping[str, Any], notes: list[str]) -> 'ExampleFiles':
-    """Returns a copy for an evaluation, with a model's facts about its training data."""
+    """Returns a copy that evaluates a model, given the `facts` of its training files."""
     return self
 
   @property
   def facts(self) -> dict[str, Any]:
-    """Facts about the training data that later evaluations need; a workdir keeps them."""
+    """Facts about the training files that evaluations need; a workdir stores them."""
     return {'null_threshold': self.null_threshold}
 
   @abc.abstractmethod
@@ -153,7 +153,7 @@ def scores_of(files: ExampleFiles, split: Split,
               measure: Callable[[Batch], tuple]) -> dict[str, float]:
   """Returns the mean loss, if the task has one, and the scores of a file.
 
-  `measure` is `FineTuning.measure` of a whole batch.
+  `measure` runs `FineTuning.measure` on a whole batch.
   """
   sums, outputs = np.zeros(2), []
   for located in split.batches.in_order():
@@ -243,12 +243,12 @@ def replaced(data: ConfigDict, fields: Sequence[str], flag: str) -> FrozenConfig
   Args:
     data: the config group.
     fields: such as 'text_column=sentence' or 'format=tsv'.
-    flag: the name of the flag that gives the fields, for messages.
+    flag: the name of the flag or config field that gives the fields, for messages.
 
   Raises:
     UserError: a field is not a string field of `data`, or has no '='.
   """
-  # The flag of the command names the file: data.train and data.eval have no effect.
+  # The command or the caller names the file: data.train and data.eval have no effect.
   known = [name for name in data
            if isinstance(data[name], str) and name not in ('train', 'eval', 'test')]
   values = {}
@@ -273,7 +273,7 @@ def read(kind: type[ExampleFiles], config: ConfigDict, tokenizer: Tokenizer,
   examples = not_empty(kind.read(data.train, data, 'train', notes), data.train)
   kind.check_training(config, examples)
   files = kind.make(config, examples, notes)
-  # Every device gets whole rows, and every cached part does.
+  # The rows of each cached part divide evenly among the devices.
   row_multiple = sharding.batch_divisor(mesh) * data.get('cached_parts', 1)
 
   def planned(name, path, examples, is_train, **options):

@@ -1,7 +1,6 @@
 """Scores of predictions on the host, equal to the official scorers of each task.
 
-scikit-learn and scipy.stats are imported where they score: importing them takes a second
-of every start.
+Functions import scikit-learn and scipy.stats, because these imports take a second.
 """
 
 from collections import Counter
@@ -22,7 +21,7 @@ def single_label(gold: np.ndarray, predicted: np.ndarray,
                  classes: int) -> dict[str, float]:
   """Computes accuracy, F1 and Matthews correlation of [n] int classes.
 
-  F1 is the score of the second of two classes, else the mean over the classes.
+  With two classes, 'f1' is the F1 of the second class; with more, the mean over classes.
   """
   from sklearn import metrics as sk
 
@@ -33,9 +32,9 @@ def single_label(gold: np.ndarray, predicted: np.ndarray,
 
 
 def multi_label(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-  """Computes accuracy (all labels right) and F1 of [n, classes] 0 and 1.
+  """Computes accuracy (all labels right) and F1 of two [n, classes] bool arrays.
 
-  'f1' counts all labels together; 'f1_macro' is the mean over the labels.
+  'f1' is the micro average; 'f1_macro' is the mean over the labels.
   """
   from sklearn import metrics as sk
 
@@ -46,7 +45,7 @@ def multi_label(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
 
 
 def regression(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-  """Computes the Pearson and Spearman correlation, and the squared error."""
+  """Computes Pearson and Spearman correlation and mean squared error of [n] floats."""
   from scipy import stats
 
   # A correlation with a constant is undefined: it counts as 0.
@@ -61,7 +60,14 @@ def entities(gold: Sequence[Sequence[str]],
              predicted: Sequence[Sequence[str]]) -> dict[str, float]:
   """Computes precision, recall and F1 of entities, and the accuracy of tags.
 
-  As conlleval does (Tjong Kim Sang and Buchholz 2000); 0 where undefined.
+  Counts as conlleval does (Tjong Kim Sang and Buchholz 2000); undefined scores are 0.
+
+  Args:
+    gold: the tags of each sentence.
+    predicted: the same number of tags for each sentence.
+
+  Raises:
+    ValueError: a sentence has another number of predicted tags.
   """
   def numbered(sentences):
     return {(i, entity) for i, tags in enumerate(sentences)
@@ -70,7 +76,7 @@ def entities(gold: Sequence[Sequence[str]],
   of_gold, of_predicted = numbered(gold), numbered(predicted)
   correct = []
   for a, b in zip(gold, predicted, strict=True):
-    # A missing tag would shift all tags behind it.
+    # A missing tag would shift all tags after it.
     if len(a) != len(b):
       raise ValueError(f'{len(a)} gold and {len(b)} predicted tags')
     correct += [x == y for x, y in zip(a, b)]
@@ -139,11 +145,11 @@ def answers(questions: Iterable[squad.Question], predicted: Mapping[str, str], *
 
 def best_threshold(questions: Sequence[squad.Question], predicted: Mapping[str, str],
                    margins: Sequence[float]) -> dict[str, float]:
-  """Returns the scores at the best threshold for "no answer", as SQuAD's scorer of v2.0.
+  """Returns the scores at the best threshold for "no answer", as in SQuAD's v2.0 scorer.
 
   Args:
     questions: n, with or without answers.
-    predicted: id -> the best answer that is not empty.
+    predicted: id -> the best non-empty answer.
     margins: [n] score of no answer minus score of the answer. A question is answered if
       its margin is at most the threshold.
 
@@ -165,15 +171,15 @@ def best_threshold(questions: Sequence[squad.Question], predicted: Mapping[str, 
 
 
 def ranking(ranked: np.ndarray, judged: np.ndarray) -> dict[str, float]:
-  """Computes the scores of the ranked documents of a query, as trec_eval does.
+  """Computes the scores of one query's ranked documents, as trec_eval does.
 
   Args:
     ranked: [n] grades of the ranked documents, best document first; above 0 is relevant.
     judged: [m] grades of all judged documents of the query, at least one above 0.
 
   Returns:
-    NDCG@10 with the grades as gains (Järvelin and Kekäläinen 2002), MRR@10, MAP and
-    recall of the list.
+    NDCG@10 with the grades as gains (Järvelin and Kekäläinen 2002), reciprocal rank at
+    10, average precision and recall of the list.
   """
   gains, ideal = (np.maximum(x, 0) for x in (ranked, np.sort(judged)[::-1]))
   discounts = 1 / np.log2(np.arange(_FIRST) + 2)
@@ -182,7 +188,7 @@ def ranking(ranked: np.ndarray, judged: np.ndarray) -> dict[str, float]:
   places = 1 + np.flatnonzero(is_relevant)
   precision = np.arange(1, len(places) + 1) / places
   first = places[0] if len(places) else _FIRST + 1
-  # MAP and recall divide by all relevant documents: a search pays for the missed ones.
+  # MAP and recall divide by all relevant documents, to penalize missed ones.
   return {'ndcg_10': float(dcg / best),
           'mrr_10': 1 / float(first) if first <= _FIRST else 0.0,
           'map': float(precision.sum() / relevant),

@@ -1,6 +1,6 @@
-"""Chooses the best of several endings or answers.
+"""Multiple choice: finds the best of several endings or answers.
 
-SWAG: Devlin et al. 2019, section 4.4.
+As for SWAG in Devlin et al. 2019, section 4.4.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class MultipleChoice(finetuning.InputScoring):
   """A softmax over the choices of each text; the right choice is the target."""
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Returns cross-entropy and accuracy."""
+    """Returns the cross-entropy 'loss' and 'accuracy' over the choices."""
     is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
     return losses.classification(logits, batch.targets, is_real)
 
@@ -49,7 +49,8 @@ class ChoiceFiles(finetuning_data.ExampleFiles):
   score_names = ('accuracy',)
 
   config_fields = {
-      # jsonl; swag (csv) and commonsenseqa have their own columns.
+      # auto or jsonl: the columns that the config names; swag (csv) or commonsenseqa:
+      # their own columns.
       'data.format': 'auto',
       'data.text_pair_column': None,
       # A list. The label is an index into it from 0, or a letter.
@@ -67,7 +68,7 @@ class ChoiceFiles(finetuning_data.ExampleFiles):
     return choices.read(path, data, labelled=split != 'test')
 
   def features(self, examples, tokenizer, config, **_):
-    """Makes [CLS] text [SEP] choice [SEP] of each choice."""
+    """Makes [CLS] text [SEP] choice [SEP] for each choice."""
     pairs = [[(e.text, choice) for choice in e.choices] for e in examples]
     inputs, owners = finetuning_data.grouped_inputs(pairs, tokenizer, config.max_len)
     targets = np.array([e.label for e in examples], np.int32)
@@ -102,7 +103,7 @@ class ChoiceKind(task_kind.TaskKind):
 
 def choose(bert: task_kind.TrainedModel,
            examples: Sequence[tuple[str, Sequence[str]]]) -> list[task_kind.Answer]:
-  """Answers each (text, choices) with {'choice', 'probabilities'}, counted from 0."""
+  """Answers each (text, choices) with {'choice' (from 0), 'probabilities'}."""
   head = ChoiceKind.head_of(bert)
   if not examples:
     return []

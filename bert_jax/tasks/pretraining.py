@@ -41,7 +41,7 @@ class Pretraining:
 
   def loss(self, params: Any, frozen: Any, rows: Rows,
            key: jax.Array | None) -> losses.Metrics:
-    """The metrics of the objective; without a key, the fixed masks of evaluations."""
+    """Computes the metrics; without a key, with evaluation masks and no dropout."""
     if key is None:
       mask_key, dropout_key = jax.random.key(EVAL_SEED, impl='threefry2x32'), None
     else:
@@ -49,7 +49,7 @@ class Pretraining:
       dropout_key = dropout_bits.microbatch_key(dropout_key, rows.row)
     masked = self.mask(mask_key, rows)
     rows = rows._replace(tokens=rows.tokens._replace(ids=masked.ids))
-    # Masking folds row numbers into its key. No row has this number.
+    # Masking folds row numbers into its key, and no row has the number 2**32 - 1.
     keys = Keys(dropout_key, jax.random.fold_in(mask_key, 2**32 - 1))
     metrics = self.objective.loss(params, frozen, rows, masked, keys)
     return {**metrics, 'tokens': losses.token_count(rows.tokens.text_ids)}
@@ -58,6 +58,6 @@ class Pretraining:
     return self.loss(params, frozen, rows, None)
 
   def flops_per_token(self, length: int) -> float:
-    """Model FLOPs at the highest masking rate of the run."""
+    """Model FLOPs per token at the highest masking rate of the run."""
     return self.objective.flops_per_token(
         length, max(self.masking.rate, self.masking.final_rate))

@@ -21,8 +21,8 @@ from bert_jax.objectives.objective import abstract_variables
 from bert_jax.parallel.mesh import Feed
 from bert_jax.tasks.pretraining import EVAL_SEED, Pretraining
 
-_FEW_PAIRS = 0.05  # per row: fewer hardly train a question about pairs
-_MOST_UNCHANGED = 0.9  # share of true next sentences
+_FEW_PAIRS = 0.05  # pairs per row; with fewer, the pair head hardly trains
+_MOST_UNCHANGED = 0.9  # share of true next sentences; above it, too few are false
 
 
 def _asks_about_pairs(task: Pretraining) -> bool:
@@ -41,7 +41,7 @@ def _why_no_pair(records: Records | mixture.MixedRecords, max_len: int) -> str:
 
 
 def _check_predictions(task: Pretraining, corpus: Corpus, phases: Phases):
-  """Raises UserError if no row has a token to predict, or as many as are asked for."""
+  """Raises UserError if the text has no token to predict, or rows are too short."""
   longest = max(phase.max_len for phase in phases)
   require(
       task.masking.max_predictions <= longest,
@@ -56,7 +56,7 @@ def _check_predictions(task: Pretraining, corpus: Corpus, phases: Phases):
 
 
 def _warnings(source: RowSource | mixture.MixedRows) -> Iterator[str]:
-  """Faults of rows that ask about pairs."""
+  """Yields warnings about the pairs in the rows of an objective with a pair head."""
   sample, length = source.sample(), source.layout.max_len
   if sample.pairs < _FEW_PAIRS:
     yield (
@@ -84,7 +84,7 @@ class PretrainingData:
   feed: Feed = Feed()  # the part of a batch that this process feeds
 
   def __getstate__(self):
-    """The state for worker processes, which make rows and need no teacher."""
+    """The state for worker processes, which make rows, without the teacher."""
     # A teacher consists of JAX arrays: unpickling them would start JAX in every worker.
     return {**vars(self), 'task': dataclasses.replace(self.task, frozen={})}
 
@@ -94,8 +94,8 @@ class PretrainingData:
     """Makes a row source for each phase, by the config group `data`.
 
     Raises:
-      UserError: a pair objective, and no pair fits into a row; nothing to predict; more
-        predictions than a row has tokens.
+      UserError: the objective needs pairs and none fits into a row, the text has nothing
+        to predict, or `masking.max_predictions` exceeds the tokens of a row.
     """
 
     def sources(records, seed):
@@ -127,7 +127,7 @@ class PretrainingData:
     return self.task.masking.rate_at(step, sum(phase.steps for phase in self.phases))
 
   def _at_rate(self, rows: Rows, rate: float) -> Rows:
-    # Without a final rate, the rate is a constant of the program.
+    # Without a final rate, the rate is a constant in the compiled step.
     if not self.task.masking.final_rate:
       return rows
     return rows._replace(mask_rate=np.full(rows.row.shape, rate, np.float32))
@@ -135,7 +135,7 @@ class PretrainingData:
   @functools.cached_property
   def _first_rows(self) -> tuple[int, ...]:
     """The first row of each phase, counted over the whole run."""
-    # A mixture knows them itself.
+    # A `MixedRows` has its own first rows and ignores these.
     if isinstance(self.train_rows[0], mixture.MixedRows):
       return (0,) * len(self.phases)
     return first_rows(self.train_rows, [p.steps * p.batch_size for p in self.phases])
@@ -164,7 +164,7 @@ class PretrainingData:
 
   def evaluate(self, evaluate_batch: Callable[[Rows], losses.Metrics],
                step: int) -> dict[str, float | None]:
-    """Means over the held-out rows, which must exist, at the last trained length.
+    """Means over the held-out rows, which must exist, at the length of the last step.
 
     Masks are fixed. Their rate is always the rate of the last step of the run.
     """

@@ -1,6 +1,6 @@
-"""Finds the span of a text that answers a question.
+"""Extractive question answering: finds the span of a text that answers a question.
 
-SQuAD: Devlin et al. 2019, sections 4.2 and 4.3.
+As for SQuAD in Devlin et al. 2019, sections 4.2 and 4.3.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ _WINDOW, _STRIDE = 384, 128
 
 
 class BertForQuestionAnswering(nn.Module):
-  """Scores each token as the start and as the end of the answer; no dropout before."""
+  """Scores each token as start and end of the answer; as in BERT, without dropout."""
 
   config: bert_config.BertConfig
   num_labels: int = 2
@@ -68,7 +68,7 @@ class Windows(packed_examples.Features):
 
 def _target(context: answers.Context, window: answers.Window,
             question: squad.Question) -> np.ndarray:
-  """Returns [tokens, 2] int32: 1 at the start and at the end of the answer."""
+  """Returns [tokens, 2] int32: 1 at the answer's start (column 0) and end (column 1)."""
   # A window without the whole answer learns "no answer": both targets are [CLS].
   target = np.zeros((len(window.input.ids), 2), np.int32)
   start = end = 0
@@ -83,7 +83,7 @@ def _target(context: answers.Context, window: answers.Window,
 
 def features(questions: Sequence[squad.Question], contexts: Sequence[answers.Context], *,
              by_window: bool) -> Windows:
-  """Makes the windows of questions; an example is one window, or all of a question."""
+  """Makes the windows of questions, with one example per window or per question."""
   inputs, owners, targets = [], [], []
   for i, (question, context) in enumerate(zip(questions, contexts)):
     for window in context.windows:
@@ -111,7 +111,7 @@ class QuestionAnswering(finetuning.FineTuning):
   """Predicts the start and the end of the answer."""
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Returns 'loss', the mean of start and end, and 'accuracy': both are right."""
+    """Returns 'loss', the mean of start and end, and 'accuracy', where both are right."""
     # Windows share rows: each softmax runs over the tokens of one window.
     slots = jnp.arange(1, batch.starts.shape[1] + 1)
     member = batch.tokens.text_ids[:, None, :] == slots[:, None]  # [R, P, L]
@@ -180,7 +180,7 @@ class QuestionFiles(finetuning_data.ExampleFiles):
                null_threshold=data.null_threshold if unanswerable else None)
 
   def with_facts(self, facts, notes):
-    # A model of v2.0 may give no answer, even if every question of this file has one.
+    # A v2.0 model may return "no answer", even if every question here has an answer.
     threshold = facts.get('null_threshold')
     return self if threshold is None else dataclasses.replace(
         self, null_threshold=threshold)
@@ -250,8 +250,10 @@ def answer(bert: task_kind.TrainedModel, questions: Sequence[tuple[str, str]],
            null_threshold: float | None = None) -> list[task_kind.Answer]:
   """Answers each (question, text) from its windows.
 
-  An answer is {'answer', 'start', 'end', 'probability', 'n_best'}. The text is '' if no
-  answer scores above the best span by more than `null_threshold`; None = never.
+  For the form of an answer and for `null_threshold`, see `answers.answer`.
+
+  Raises:
+    UserError: the model is for another task, or a question leaves no room for its text.
   """
   facts, max_len = bert.model.facts, bert.trained_length
   # Other libraries' checkpoints do not record their windows.

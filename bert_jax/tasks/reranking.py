@@ -1,4 +1,4 @@
-"""Ranks the documents of a query by a cross-encoder, which scores each pair.
+"""Ranks the documents of a query with a cross-encoder, which scores each pair.
 
 Nogueira and Cho 2019, https://arxiv.org/abs/1901.04085. The models are sequence
 classifiers with one output, which the CrossEncoder of sentence-transformers also reads.
@@ -33,7 +33,7 @@ _SCORES = ('ndcg_10', 'mrr_10', 'map')
 class Group(NamedTuple):
   """A query and its documents."""
 
-  where: str  # its first line, for messages
+  where: str  # the file and line of the query, for messages
   query: str
   documents: list[str]
   # Grades of the documents; above 0 is relevant. 0 where a file needs no grades.
@@ -83,10 +83,10 @@ class Reranking(finetuning.InputScoring):
   highest: float = 1.0
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Returns 'loss' of `kind`, which counts pairs, or queries for 'listwise'.
+    """Returns the 'loss' of `kind`: a mean over pairs, or over queries for 'listwise'.
 
     listwise is ListNet (Cao et al. 2007, https://doi.org/10.1145/1273496.1273513): the
-    cross-entropy of the softmax of the logits with the softmax of the grades.
+    cross-entropy between the softmax of the grades and the softmax of the logits.
     """
     exists = batch.members >= 0  # [E, C]
     if self.kind == 'listwise':
@@ -185,7 +185,7 @@ class RerankingFiles(finetuning_data.ExampleFiles):
     return {**super().facts, 'highest_grade': self.task.highest}
 
   def features(self, examples, tokenizer, config, **_):
-    """Makes [CLS] query [SEP] document [SEP]; the targets are [queries, C] grades."""
+    """Makes [CLS] query [SEP] document [SEP]; targets are [queries, C] float32 grades."""
     pairs = [[(group.query, document) for document in group.documents]
              for group in examples]
     inputs, owners = finetuning_data.grouped_inputs(pairs, tokenizer, config.max_len)
@@ -201,8 +201,7 @@ class RerankingFiles(finetuning_data.ExampleFiles):
     for group, logits in zip(split.examples, finetuning_data.by_example(outputs),
                              strict=True):
       grades = np.array(group.grades)
-      # At equal scores the least relevant comes first: a constant score must not rank
-      # well.
+      # Ties rank the least relevant document first: a constant score must not score well.
       order = np.lexsort((grades, -logits[:len(grades)]))
       of_queries.append(metrics.ranking(grades[order], grades))
     scores = metrics.mean(of_queries)
@@ -245,7 +244,7 @@ def pair_logits(bert: task_kind.TrainedModel, pairs: Sequence[tuple[str, str]],
 
   `prompt` names a prompt of the model: None = the default prompt, '' = no prompt.
   """
-  # Both checks come before the early return: a mistake must show without pairs, too.
+  # Both checks come before the early return, to report mistakes even without pairs.
   RerankingKind.head_of(bert)
   bert.cross.prompt(prompt)
   if not pairs:
@@ -257,9 +256,9 @@ def rank(bert: task_kind.TrainedModel, examples: Sequence[tuple[str, Sequence[st
          prompt: str | None = None) -> list[task_kind.Answer]:
   """Answers each (query, documents) with {'ranking': [{'document', 'score'}]}.
 
-  The best document comes first; documents count from 0. The scores equal CrossEncoder's:
-  the sigmoid of the logit, unless the folder of the model names another activation.
-  `prompt`: see `pair_logits`.
+  The best document comes first; 'document' is its index from 0. The scores equal the
+  scores of a CrossEncoder: the sigmoid of the logit, unless the folder of the model names
+  another activation. For `prompt`, see `pair_logits`.
   """
   pairs = [(query, d) for query, documents in examples for d in documents]
   logits = pair_logits(bert, pairs, prompt).astype(np.float64)

@@ -1,7 +1,7 @@
-"""Sentence embeddings: a contrastive loss within the batch trains the cosine of texts.
+"""Sentence embeddings, trained by a contrastive loss with in-batch negatives.
 
-An example is a pair, a pair with negatives, or a single text, which is encoded twice with
-different dropout.
+An example is a pair, a pair with hard negatives, or a single text, which is encoded twice
+with different dropout.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _SCORES = ('pearson', 'spearman')
 
 
 class BertForSentenceEmbedding(nn.Module):
-  """Pools the hidden states of each text to a vector; it adds no parameters."""
+  """Pools the hidden states of each text to a vector, without more parameters."""
 
   config: bert_config.BertConfig
   pooling: str  # one of `pooling.POOLINGS`
@@ -53,7 +53,8 @@ def contrast(vectors: jax.Array, exists: jax.Array,
   """Computes the cross-entropy of each text's partner among the other texts of the batch.
 
   This is the loss of SimCSE (Gao et al. 2021, https://arxiv.org/abs/2104.08821) and the
-  multiple-negatives loss of sentence-transformers. A negative is never a partner.
+  multiple-negatives loss of sentence-transformers. Negatives of any example are wrong
+  choices for all examples.
 
   Args:
     vectors: [E, C, D] float32: a text, its partner and its negatives of each example.
@@ -62,7 +63,7 @@ def contrast(vectors: jax.Array, exists: jax.Array,
     temperature: the divisor of the cosines.
 
   Returns:
-    (losses [E] in nat, is_right [E] bool: the partner is nearer than all others).
+    (losses [E] in nats, is_right [E] bool: the partner is nearer than all others).
   """
   # Partners come first, then negatives: the partner of example e has the number e.
   others = jnp.moveaxis(vectors[:, 1:], 1, 0).reshape(-1, vectors.shape[-1])
@@ -77,13 +78,13 @@ def contrast(vectors: jax.Array, exists: jax.Array,
 
 
 def unit(vectors: jax.Array) -> jax.Array:
-  """Scales vectors [..., D] to length 1; zeros stay zeros, with a finite gradient."""
+  """Scales vectors [..., D] to length 1; zeros stay zeros, and gradients are finite."""
   squares = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
   return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))
 
 
 def check_texts(config: ConfigDict):
-  """Raises UserError for bad values of the fields about texts and their contrast."""
+  """Raises UserError for bad values of the fields about texts and their loss."""
   data = config.data
   require(data.temperature > 0, f'data.temperature={data.temperature} must be positive')
   require(not data.negative_column or data.text_pair_column,
@@ -107,16 +108,17 @@ def check_texts(config: ConfigDict):
 class SentenceEmbedding(finetuning.FineTuning):
   """Trains each text to be nearer to its partner than to all others of the batch.
 
-  `optimizer.accumulation` contrasts the texts of each microbatch. `cached_parts` encodes
-  a batch part by part and contrasts all of its texts. `matryoshka` also contrasts the
-  first entries of the vectors, scaled to length 1 again, at each of its widths (Kusupati
-  et al. 2022, https://arxiv.org/abs/2205.13147): the loss is the weighted sum.
+  - `optimizer.accumulation` contrasts only the texts within each microbatch.
+  - `cached_parts` encodes a batch part by part, but contrasts all of its texts.
+  - `matryoshka` also contrasts the first `width` entries of the vectors, scaled to length
+    1 again (Kusupati et al. 2022, https://arxiv.org/abs/2205.13147). The loss is the
+    weighted sum.
   """
 
   temperature: float = 0.05  # the divisor of the cosines
   # (width, weight); () = only the whole vector.
   matryoshka: tuple[tuple[int, float], ...] = ()
-  cached_parts: int = 1  # of the rows of a batch
+  cached_parts: int = 1  # number of parts that the rows of a batch are split into
 
   def _forward(self, params, batch, key):
     """Encodes a batch; with `cached_parts`, one part at a time (GradCache).
@@ -138,17 +140,17 @@ class SentenceEmbedding(finetuning.FineTuning):
     parts = jax.tree.map(split, (batch.tokens, batch.starts, batch.row))
     # [n, R / n, P, D]
     vectors = jax.lax.map(jax.checkpoint(encode, prevent_cse=False), parts)
-    # Undoes the stride: `logits` expects the rows in their order.
+    # Undoes the stride: `logits` expects the original order of the rows.
     vectors = jnp.moveaxis(vectors, 0, 1).reshape(-1, *vectors.shape[2:])
     return self.logits(lambda *_: vectors, batch)
 
   def logits(self, apply: Callable[..., jax.Array],
              batch: packed_examples.Batch) -> jax.Array:
-    """Returns the vectors of length 1 of each example: [E, C, D] float32."""
+    """Returns the unit vectors of each example: [E, C, D] float32."""
     return batch.by_example(unit(apply(batch.tokens, batch.starts)))
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Returns cross-entropy, and accuracy: the partner is the nearest text."""
+    """Returns the contrastive 'loss', and 'accuracy': the partner is the nearest text."""
     exists = batch.members >= 0  # [E, C]
     of_examples, right = contrast(logits, exists, self.temperature)
     if self.matryoshka:
@@ -173,7 +175,7 @@ class EmbeddingFiles(finetuning_data.ExampleFiles):
   """Pairs of near texts, with or without negatives; held-out pairs with scores."""
 
   best_score = 'spearman'
-  # A pair of data.eval has a score: it need not be a positive.
+  # A pair of data.eval has a score and may be a negative, so the loss is undefined.
   has_held_out_loss = False
 
   config_fields = {

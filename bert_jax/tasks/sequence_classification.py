@@ -1,6 +1,6 @@
-"""Predicts a label, labels or a number of a text or a pair.
+"""Predicts a label, several labels or a number for a text or a pair of texts.
 
-Devlin et al. 2019, section 4.1.
+As for GLUE in Devlin et al. 2019, section 4.1.
 """
 
 from collections.abc import Callable, Sequence
@@ -148,7 +148,7 @@ class SequenceFiles(finetuning_data.ExampleFiles):
     data, columns = config.data, texts.columns(config.data)
     notes += texts.check_labels(examples, columns)
     labels = texts.label_names(examples, columns)
-    # Scores of similarity would train, badly, as classes without an order.
+    # Similarity scores would train badly as classes, which have no order.
     if (columns.problem == 'single_label' and not columns.labels
         and texts.are_scores(labels)):
       notes.append(
@@ -235,9 +235,9 @@ Texts = Sequence[str | tuple[str, ...]]  # texts and pairs
 
 def class_logits(bert: task_kind.TrainedModel, inputs: Texts,
                  prompt: str | None = None) -> np.ndarray:
-  """Returns the logits of texts or pairs: [texts, labels].
+  """Returns the logits of texts or pairs: [texts, labels] float32.
 
-  `prompt` names a prompt of a cross-encoder: None = the default prompt.
+  `prompt` names a prompt of a cross-encoder: None = the default prompt, '' = no prompt.
   """
   head = SequenceKind.head_of(bert)
   long = bert.model.facts.get('long') or 'head'
@@ -254,9 +254,8 @@ def classify(bert: task_kind.TrainedModel, inputs: Texts,
              prompt: str | None = None) -> list[task_kind.Answer]:
   """Answers each text with {'label', 'probabilities'}, or {'value'} for a regression.
 
-  The answer of a multi-label model is {'labels', 'probabilities'}: the labels above one
-  half.
-  `prompt`: see `class_logits`.
+  The answer of a multi-label model is {'labels', 'probabilities'}, where 'labels' has the
+  labels with a probability above 1/2. For `prompt`, see `class_logits`.
   """
   if not inputs:
     return []

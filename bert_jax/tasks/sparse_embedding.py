@@ -21,15 +21,16 @@ from bert_jax.model import architectures, heads
 from bert_jax.objectives import losses
 from bert_jax.tasks import sentence_embedding, task_kind
 
-# In predictions: each text has a weight for each entry of the vocabulary.
+# Limits the memory of predictions, [texts, V] float32.
 _TEXTS_AT_ONCE = 256
 
 
 class BertForSparseEmbedding(heads.BertForPreTraining):
   """Takes log(1 + relu(logit)) of each entry, at the token with the largest logit.
 
-  `pooling` and `activation` follow `interop.sparse_layout.SparseLayout`: 'sum' adds the
-  weights of all tokens, 'log1p_relu' takes the logarithm twice.
+  `pooling` and `activation` have the values of `interop.sparse_layout.SparseLayout`:
+  pooling 'sum' adds the weights of all tokens, and activation 'log1p_relu' takes the
+  logarithm twice.
   """
 
   pooling: str = 'max'
@@ -77,15 +78,15 @@ def flops(vectors: jax.Array, exists: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class SparseEmbedding(sentence_embedding.SentenceEmbedding):
-  """Trains each text to have its largest product with its partner.
+  """Trains each text to have its largest dot product with its partner.
 
-  The total loss adds the FLOPS of the first texts (queries) and of the others
-  (documents).
+  The total loss also has the FLOPS regularizers of the first texts (queries) and of the
+  other texts (documents).
   """
 
-  temperature: float = 1.0  # the divisor of the products
-  query_flops: float = 5e-5  # weights in the total loss
-  document_flops: float = 3e-5
+  temperature: float = 1.0  # the divisor of the dot products
+  query_flops: float = 5e-5  # weight in the total loss
+  document_flops: float = 3e-5  # weight in the total loss
 
   @property
   def loss_weights(self) -> dict[str, float]:
@@ -102,11 +103,11 @@ class SparseEmbedding(sentence_embedding.SentenceEmbedding):
     return batch.by_example(apply(batch.tokens, batch.starts))
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Returns the contrast as 'loss', both FLOPS, and the mean 'entries' above 0."""
+    """Returns the contrastive 'loss', both FLOPS, and the mean count of 'entries' > 0."""
     exists = batch.members >= 0  # [E, C]
 
     def weighted_flops(texts: slice) -> tuple[jax.Array, jax.Array]:
-      # Sums over microbatches divide by the summed counts: the result is their mean.
+      # The metric is (sum, count), so the value of a microbatch is weighted by its texts.
       count = jnp.sum(exists[:, texts]).astype(jnp.float32)
       return flops(logits[:, texts], exists[:, texts]) * count, count
 
@@ -119,7 +120,7 @@ class SparseEmbedding(sentence_embedding.SentenceEmbedding):
 
 @dataclasses.dataclass(frozen=True)
 class SparseFiles(sentence_embedding.EmbeddingFiles):
-  """The files of `sentence_embedding`."""
+  """The files of `sentence_embedding`, with the config fields of sparse vectors."""
 
   config_fields = {
       **sentence_embedding.EmbeddingFiles.config_fields,
@@ -128,7 +129,7 @@ class SparseFiles(sentence_embedding.EmbeddingFiles):
       'data.matryoshka_weights': None,
       'data.cached_parts': None,
       'data.temperature': Field(1.0),  # the divisor of the products
-      # Weights of the FLOPS in the total loss: larger is sparser.
+      # Weights of the FLOPS regularizers in the total loss: larger is sparser.
       'data.query_flops': Field(5e-5, at_least(0)),
       'data.document_flops': Field(3e-5, at_least(0)),
       # Small, because each token has a logit for each entry of the vocabulary.
@@ -177,13 +178,13 @@ def vectors(bert: task_kind.TrainedModel, texts: Sequence[str],
   """Weighs the entries of the vocabulary for some texts: [texts, V] float32.
 
   The folder of a SparseEncoder has its own pooling, prompts and longest input. `prompt`
-  names a prompt: None = the default prompt, '' = no prompt. A text that is too long is
-  cut at the end.
+  names a prompt: None = the default prompt, '' = no prompt. A text that is too long loses
+  its end.
 
   Raises:
     UserError: a model without a masked-LM head, or an unknown prompt.
   """
-  # Both checks come before the early return: a mistake must show without texts, too.
+  # Both checks come before the early return, to report mistakes even without texts.
   head = SparseKind.head_of(bert)
   prepared = bert.sparse.prepared([(text,) for text in texts], bert.sparse.prompt(prompt))
   if not texts:
@@ -191,5 +192,5 @@ def vectors(bert: task_kind.TrainedModel, texts: Sequence[str],
   inputs, _ = inputs_lib.text_inputs(prepared, bert.tokenizer,
                                      bert.sparse.max_len or bert.trained_length)
   weights = bert.per_text(inputs, functools.partial(task_kind.apply_head, head))
-  # The vocabulary of the parameters is padded for the mesh.
+  # The token table is padded to a multiple of 128 rows.
   return bert.sparse.finished(weights[:, :bert.config.vocab_size])

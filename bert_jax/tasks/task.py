@@ -1,8 +1,8 @@
-"""The two halves of a task that the training loop knows.
+"""The two halves of a task, as the training loop sees them.
 
-The device half is pure: parameters, losses and measurements of a batch. The host half
-makes the batches and scores the model. Planning and most tests need only the device half,
-and so need no data.
+The device half has pure functions: parameters, losses and measurements of a batch. The
+host half makes the batches and scores the model. Planning and most tests use only the
+device half, so they need no data.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -15,10 +15,10 @@ from bert_jax.objectives.losses import Metrics
 
 
 class Task(Protocol):
-  """The device half."""
+  """The device half of a task."""
 
   model: nn.Module
-  loss_weights: Mapping[str, float]  # of each metric that is a loss, in the total loss
+  loss_weights: Mapping[str, float]  # weight in the total loss of each metric in it
   frozen: Any  # arrays that are not trained, boxed with their logical axes; {} = none
 
   def init(self, key: jax.Array) -> Any:
@@ -31,14 +31,14 @@ class Task(Protocol):
     """
 
   def measure(self, params: Any, frozen: Any, batch: Any) -> Any:
-    """The device part of an evaluation, without dropout: metrics, or logits too."""
+    """Evaluates a batch without dropout: metrics, or (metrics, logits)."""
 
   def flops_per_token(self, length: int) -> float:
     """Model FLOPs of a training step for each token of a row of `length` tokens."""
 
 
 class TaskData(Protocol):
-  """The host half."""
+  """The host half of a task."""
 
   has_held_out: bool  # False = `evaluate` has nothing to evaluate
   lower_is_better: Collection[str]  # the scores of `evaluate` whose best value is the lowest
@@ -48,7 +48,7 @@ class TaskData(Protocol):
 
   def evaluate(self, evaluate_batch: Callable[[Any], Any],
                step: int) -> dict[str, float | None]:
-    """Held-out metrics after `step` steps; None for a metric without a single position.
+    """Held-out metrics after `step` steps; None for a metric whose count is 0.
 
     Args:
       evaluate_batch: runs `Task.measure` on this process's share of a host batch.
@@ -56,10 +56,10 @@ class TaskData(Protocol):
     """
 
   def judged_on(self, step: int) -> str:
-    """Names the data of `evaluate`: scores on other data are not compared."""
+    """Names the data of `evaluate`; scores with different names are not comparable."""
 
   def flops(self, step: int, tokens: float) -> float:
     """Model FLOPs of training on `tokens` real tokens in rows of the length of `step`."""
 
   def describe(self) -> Iterator[tuple[str, str]]:
-    """(name, value) lines for the summary before a run."""
+    """Yields (name, value) lines for the summary before a run."""

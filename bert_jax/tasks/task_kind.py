@@ -1,4 +1,4 @@
-"""A fine-tuning task as users name it: its models, and the answers of a trained model."""
+"""The interface of a fine-tuning task: its name, its models and their answers."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import functools
@@ -58,23 +58,22 @@ def check_labels(labels: Sequence[str], source: str):
 
 
 def json_lines(answers: Iterable[Answer]) -> PredictionFiles:
-  """Yields the file of predictions with an answer on each line."""
+  """Yields (name, content) of predictions.jsonl, with an answer on each line."""
   yield 'predictions.jsonl', ''.join(
       json.dumps(answer, ensure_ascii=False) + '\n' for answer in answers)
 
 
 class TaskKind:
-  """A fine-tuning task: each task is a subclass, never instantiated.
+  """A fine-tuning task; each task is a subclass and is never instantiated.
 
-  It names both halves of the task: `files` makes the host half, which makes the device
-  half.
+  `files` makes the host half of the task, and the host half makes the device half.
   """
 
   name: ClassVar[str]  # in config.task and predict --task
   files: ClassVar[type[ExampleFiles]]  # its config fields, files and scores
 
   # Its models.
-  model_task: ClassVar[str] = ''  # the task of its models; '' = this task
+  model_task: ClassVar[str] = ''  # the task that its models store; '' = this task
   parameter_groups: ClassVar[tuple[str, ...]] = ()  # of the head
   starts_from: ClassVar[tuple[str, ...]] = ()  # heads that init_from must have
   # (config, number of labels) -> the model for predictions
@@ -83,7 +82,7 @@ class TaskKind:
   transformers: ClassVar[str] = ''
 
   # Its answers.
-  # Texts of the JSON lines that predict answers; () = predict does not answer any.
+  # Required texts in the JSON lines that predict reads; () = predict has no such task.
   fields: ClassVar[tuple[str, ...]] = ()
   optional: ClassVar[tuple[str, ...]] = ()  # optional fields of these JSON lines
 
@@ -107,9 +106,9 @@ class TaskKind:
   @staticmethod
   def answer(bert: TrainedModel, examples: Sequence[Answer],
              options: Any) -> list[Answer]:
-    """Answers each example of JSON lines; `options` are the options of predict."""
+    """Answers each JSON object; `options` are the options of `predict`."""
 
   @staticmethod
   def write_test(bert: TrainedModel, data: ConfigDict,
                  examples: list[Any]) -> PredictionFiles:
-    """Yields the files of predictions for the examples of data.test."""
+    """Yields (name, content) of the prediction files for the examples of data.test."""

@@ -1,4 +1,4 @@
-"""Tags each word, such as named entities (Devlin et al. 2019, section 5.3)."""
+"""Tags each word, for named entities and others (Devlin et al. 2019, section 5.3)."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -59,7 +59,7 @@ def find_words(text: str) -> list[tuple[int, int]]:
 
 def word_pieces(sentences: Sequence[Sequence[str]],
                 tokenizer: Tokenizer) -> list[list[list[int]]]:
-  """Encodes each word, and punctuation, as after a space; returns the pieces of each.
+  """Returns the pieces of each word, encoded as if a space came before it.
 
   A word without pieces becomes [UNK].
   """
@@ -86,8 +86,8 @@ def _features(sentences: Sequence[Sequence[Sequence[int]]],
               tags: Sequence[Sequence[int]] | None = None) -> packed_examples.Features:
   """Makes the inputs of sentences, whose words are lists of pieces.
 
-  The token targets are 1 + the tag on the first piece of each word, 1 without tags, and 0
-  on all other tokens.
+  The token targets are 1 + tag on the first piece of each word (1 if `tags` is None), and
+  0 on all other tokens.
   """
   inputs, owners, targets = [], [], []
   room = max_len - inputs_lib.special_tokens(tokenizer, 1)
@@ -109,10 +109,14 @@ def _features(sentences: Sequence[Sequence[Sequence[int]]],
 
 def _of_words(f: packed_examples.Features,
               per_token: Sequence[np.ndarray]) -> list[np.ndarray]:
-  """Takes the values of each input [tokens, ...] at first pieces of words, by sentence.
+  """Takes the values at the first piece of each word.
+
+  Args:
+    f: the inputs, from `_features`.
+    per_token: [tokens, ...] of each input.
 
   Returns:
-    For each sentence [words, ...].
+    [words, ...] of each sentence.
   """
   of_sentences = [[] for _ in range(f.count)]
   for owner, marks, values in zip(f.owners, f.token_targets, per_token):
@@ -125,7 +129,7 @@ class TokenClassification(finetuning.FineTuning):
   """Predicts the tag of each word at its first piece."""
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Returns cross-entropy and accuracy over the words."""
+    """Returns the cross-entropy 'loss' and 'accuracy' over the words."""
     is_word = (batch.token_targets > 0).astype(jnp.float32)
     return losses.classification(logits, jnp.maximum(batch.token_targets - 1, 0), is_word)
 
@@ -162,7 +166,7 @@ class TokenFiles(finetuning_data.ExampleFiles):
     require(len(labels) != 1,
             f'data.labels={",".join(labels)} is one tag: name every tag of '
             f'{config.data.train}, or leave data.labels out')
-    # A small training file may have I-X, but not B-X, which a held-out file needs.
+    # A small training file may have only one of B-X and I-X; a held-out file needs both.
     tags = conll.with_partners({tag for s in examples for tag in s.tags})
     labels = labels or tuple(sorted(tags))
     require(len(labels) > 1,
@@ -229,12 +233,12 @@ def _tag_probabilities(bert: task_kind.TrainedModel,
 
 
 class Unit(NamedTuple):
-  """A part of a text that gets its own tag: a word, or a token of unspaced writing."""
+  """A part of a text that gets its own tag: a word, or a token of unspaced text."""
 
   pieces: list[int]
   start: int  # characters [start, end) of the text
   end: int
-  continues: bool  # True for all tokens of an unspaced stretch except the first
+  continues: bool  # True for all tokens of an unspaced span except the first
 
 
 def _is_unspaced(word: str) -> bool:
@@ -243,13 +247,13 @@ def _is_unspaced(word: str) -> bool:
 
 
 def _tokens_of(text: str, start: int, end: int, tokenizer: Tokenizer) -> list[Unit]:
-  """Splits a stretch of unspaced writing into its tokens."""
+  """Splits a span of unspaced text into its tokens."""
   before = tokenizer.before_word
   (ids, spans), = tokenizer.encode_with_offsets([before + text[start:end]])
   units, waiting = [], []
   for i, (first, last) in zip(ids, spans):
     waiting.append(i)
-    # A token of only the space before the stretch joins the next token.
+    # A token that holds only the space before the span joins the next token.
     if last > len(before):
       units.append(Unit(waiting, start + max(first - len(before), 0),
                         start + last - len(before), bool(units)))
@@ -258,9 +262,9 @@ def _tokens_of(text: str, start: int, end: int, tokenizer: Tokenizer) -> list[Un
 
 
 def find_units(running: Sequence[str], tokenizer: Tokenizer) -> list[list[Unit]]:
-  """Splits each running text into words, and unspaced writing into tokens.
+  """Splits each running text into words, and unspaced text (such as Thai) into tokens.
 
-  Each token of unspaced writing gets a tag, as in the pipeline of transformers.
+  Each token of unspaced text gets a tag, as in the pipeline of transformers.
   """
   places = [find_words(text) for text in running]
   pieces = word_pieces([[text[start:end] for start, end in words]
@@ -269,17 +273,17 @@ def find_units(running: Sequence[str], tokenizer: Tokenizer) -> list[list[Unit]]
   for text, words, of_text in zip(running, places, pieces):
     units.append([])
     for (start, end), of_word in zip(words, of_text):
-      # Such a "word" may be a whole sentence: one tag for it would find nothing.
+      # An unspaced "word" may be a whole sentence, which needs more than one tag.
       tokens = _is_unspaced(text[start:end]) and _tokens_of(text, start, end, tokenizer)
       units[-1] += tokens or [Unit(of_word, start, end, False)]
   return units
 
 
 def _joined(units: Sequence[Unit], tags: Sequence[str]) -> list[str]:
-  """Returns the tags, with B- and I- on equal plain tags of one stretch."""
+  """Returns the tags, with B- and I- added to equal plain tags in one unspaced span."""
   joined = list(tags)
   for i, (unit, tag) in enumerate(zip(units, tags)):
-    # Tags such as B-PER already say where an entity begins.
+    # Only plain tags need this: B-PER already says where an entity begins.
     if conll.is_plain(tag) and unit.continues and tags[i - 1] == tag:
       joined[i] = f'I-{tag}'
       if joined[i - 1] == tag:
