@@ -53,9 +53,9 @@ _FIELDS = with_values(run_fields.FIELDS, {
     'optimizer.warmup_steps': 0,
     'optimizer.warmup_ratio': 0.1,
     'data.train': Field('', on_resume=HARMLESS),  # a file, or tfds:NAME[@SPLIT]
-    # Files, comma-separated, the scores of all but the first under their names.
+    # Files, comma-separated. The scores of all but the first end in _ and the file name.
     'data.eval': Field('', on_resume=HARMLESS),
-    # A file to predict at the end, into WORKDIR/predictions.
+    # A file of examples to answer at the end, into WORKDIR/predictions.
     'data.test': Field('', on_resume=HARMLESS),
     # Fields of this group with another value for data.eval: text_column=sentence.
     'data.eval_fields': Field((), on_resume=HARMLESS, unused=(not_evaluated,)),

@@ -80,7 +80,7 @@ class Feed(NamedTuple):
   """
 
   places: tuple[int, ...] = (0,)  # of its devices along the batch axes, ascending
-  of: int = 1  # number of places
+  of: int = 1  # number of places in a batch
   first: bool = True  # True in the first of the processes that feed these places
 
   def rows(self, batch_size: int) -> np.ndarray:
@@ -99,7 +99,7 @@ def feed(mesh: Mesh) -> Feed:
 
 
 def put_batch(batch: Any, mesh: Mesh) -> Any:
-  """Places this process's rows of a batch on the mesh.
+  """Places this process's rows of a batch on the mesh; returns global arrays [B, ...].
 
   Args:
     batch: a tree of host arrays [rows of this process, ...].
@@ -111,7 +111,7 @@ def put_batch(batch: Any, mesh: Mesh) -> Any:
     size = len(x) // len(mine.places)  # rows at each place
 
     def rows_at(index):
-      # The host array has no rows of other hosts: its places follow one another.
+      # The host array has only the places of this process, one after another.
       start = mine.places.index((index[0].start or 0) // size) * size
       return x[start:start + size]
 

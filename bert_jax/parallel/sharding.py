@@ -26,8 +26,8 @@ _OVER_MODEL = {'vocab': 'model', 'heads': 'model', 'mlp': 'model'}
 PRESETS = {'dp': {}, 'fsdp': _OVER_DATA, 'tp': _OVER_MODEL,
            'fsdp_tp': _OVER_DATA | _OVER_MODEL}
 # The TPU compiler may gather parameters piece by piece, in a loop around small matrix
-# products. For BERT-large with sharding=fsdp on v5e:4x4 it expects twice the step time
-# for that. Only products above this size (MiB) become such loops.
+# products. For BERT-large with sharding=fsdp on v5e:4x4 this doubles the step time that
+# the compiler estimates. Only products above this size (MiB) become such loops.
 _TPU_OPTIONS = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'}
 _LOGICAL_AXES = ('layers', 'vocab', 'embed', 'position', 'segment', 'norm', 'heads', 'kv',
                  'mlp', 'pooled', 'labels', 'seq', 'embed_act')
@@ -117,9 +117,9 @@ def parts(name: str) -> int:
 
 def on_each_chip(function: Callable[..., jax.Array],
                  inputs: Sequence[tuple[str | None, ...]], output: tuple[str, ...]):
-  """Runs `function` on each chip, on the chip's shards of the arguments and the result.
+  """Makes `function` run on each chip, on the chip's shards of arguments and result.
 
-  XLA cannot partition a kernel by itself. Without a mesh in context this returns
+  XLA cannot partition a Pallas kernel itself. Without a mesh in context this returns
   `function`.
 
   Args:

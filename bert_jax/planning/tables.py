@@ -17,7 +17,7 @@ def _amount(value: float, unit: str) -> str:
 
 
 def _number(value: float) -> str:
-  """Formats a number: 1234.5 -> '1,234', 1.2345 -> '1.23', 0.0001 -> 'less than 0.001'."""
+  """Formats a number: 1234.5 -> '1,234', 1.2345 -> '1.23', 1e-4 -> 'less than 0.001'."""
   if value < 0.001:
     return 'less than 0.001'
   return f'{value:,.0f}' if value >= 1000 else f'{value:.3g}'

@@ -176,7 +176,7 @@ def unset_pooling(config: ConfigDict, run_json: Mapping[str, Any],
 
 
 def check_named(config: ConfigDict, has_started: bool = False):
-  """Raises UserError if the config needs a model but names none. Resumed runs need none."""
+  """Raises UserError if the config needs a model but names none, unless resumed."""
   unset = [name for name, value in config.model.items() if value is None]
   require(not unset, f'model.{min(unset, default="")} is not set: this config takes it '
                      'from a model, give its folder as init_from')

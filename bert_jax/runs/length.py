@@ -17,7 +17,7 @@ Change = tuple[dict[str, Any], list[str]]  # {full name: value}, notes
 
 
 def one_length(config: ConfigDict, given: Mapping[str, Any]) -> Change:
-  """Replaces the length in the config file by the length on the command line, if any."""
+  """Replaces the length in the config file with the length on the command line."""
   typed = [name for name in config_lib.LENGTHS if name in given and config[name] > 0]
   of_file = [name for name in config_lib.LENGTHS
              if name not in given and config[name] > 0]

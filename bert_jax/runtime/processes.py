@@ -179,7 +179,7 @@ def meet(name: str):
 
 
 def agree(name: str, value: str):
-  """Raises UserError if the processes differ in `value`; names the first different one."""
+  """Raises UserError if the processes differ in `value`; names the first that differs."""
   client = _state().client
   if client is None:
     return

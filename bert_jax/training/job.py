@@ -24,7 +24,7 @@ class Job:
   base: Any = None  # the frozen model of a LoRA run
   adapter: str = ''  # its factors, in words
   records: str  # digest of the data
-  parameters: int  # of the encoder and the trained heads, except a new classifier
+  parameters: int  # of the encoder, and in pretraining of its heads
   steps: str  # in words
   lengths: Sequence[int]  # L of the rows
   fields: Mapping[str, Any]  # config fields that the data determines
