@@ -15,7 +15,7 @@ from bert_jax.runtime import console
 
 KIND = 'CrossEncoder'  # the model_type in SETTINGS
 SIGMOID = 'torch.nn.modules.activation.Sigmoid'
-# For any other name in a folder, sentence-transformers uses its default.
+# For a name without this prefix, sentence-transformers uses its default.
 _TRUSTED = 'torch.'
 _FUNCTIONS = {
     'Identity': np.asarray,
@@ -31,7 +31,7 @@ _FUNCTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class CrossLayout(text_layout.TextLayout):
-  """The scoring of pairs that the folder of a model describes.
+  """How a model scores a pair, as its folder describes.
 
   Attributes:
     activation: the PyTorch name of the function from logits to scores; '' = the sigmoid
@@ -41,7 +41,7 @@ class CrossLayout(text_layout.TextLayout):
   activation: str = ''
 
   def finished(self, outputs: np.ndarray) -> np.ndarray:
-    """Returns the scores that CrossEncoder.predict computes from logits.
+    """Returns the scores that CrossEncoder.predict computes from logits [B, C]: [B, C].
 
     Raises:
       UserError: the activation is unknown.

@@ -22,7 +22,7 @@ BERT = Family(
 
 
 def _unused(config: Mapping[str, Any]) -> int:
-  """Returns the rows before position 0: fairseq counts positions from the padding id + 1.
+  """Returns the number of unused rows: fairseq starts positions at the padding id + 1.
 
   Liu et al. 2019, https://arxiv.org/abs/1907.11692.
   """

@@ -62,7 +62,7 @@ def _config_from(fields: Mapping, path: epath.Path, family: Family) -> BertConfi
              if ours in _NEEDED and name not in fields]
   require(not missing,
           f'{path} has no {", ".join(missing)}: it is not a config of a {family.title}')
-  # Other values mean another computation, which our model does not have.
+  # Other values mean a computation that our model does not have.
   for name, published in family.published.items():
     value = fields.get(name, published)
     require(value == published,
@@ -175,7 +175,7 @@ def load(directory: epath.Path) -> Pretrained:
   """
   fields, family, architecture = _read_config(directory)
   config = config_from(fields, directory / 'config.json', family)
-  # RoBERTa's table has rows that no token uses. Ours has only the others.
+  # RoBERTa's table has rows that no token uses. Ours leaves them out.
   unused = family.unused_positions(fields)
   config = dataclasses.replace(config, max_positions=config.max_positions - unused)
   content = _read_weights(directory)
@@ -185,7 +185,7 @@ def load(directory: epath.Path) -> Pretrained:
   else:
     needed, task = (), ''
     tensors = _of_encoder(content, directory, family, architecture, config)
-  # Some versions of transformers save the one bias under the other name only.
+  # Some versions of transformers save this bias only under the name of its copy.
   if 'cls.predictions.decoder.bias' in tensors:
     tensors.setdefault('cls.predictions.bias', tensors['cls.predictions.decoder.bias'])
   if unused and np.ndim(tensors.get(_POSITIONS)):

@@ -35,7 +35,7 @@ def _from_hub(name: str) -> epath.Path:
   try:
     folder = epath.Path(
         huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
-    # Pickles are as large as safetensors: most repositories have both.
+    # Most repositories have both formats. Pickles are as large, so they are the fallback.
     if not [*folder.glob('*.safetensors'), *folder.glob('0_*/*.safetensors')]:
       huggingface_hub.snapshot_download(name, allow_patterns=_HUB_PICKLES)
     return folder
@@ -61,7 +61,7 @@ def load(directory: str, step: int | None = None,
     UserError: `directory` is not a model, or the model is damaged.
   """
   model = _read(directory, step, allow_older)
-  # A run that diverged saves such parameters: they load well, and predict nothing.
+  # A run that diverged saves such parameters. They load without an error.
   for name, x in fingerprint.named_leaves(model.params).items():
     require(np.isfinite(x).all(),
             f'{directory}: {name.removeprefix("params/")} holds NaN or infinity: this '

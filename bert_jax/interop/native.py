@@ -73,7 +73,7 @@ def load(directory: epath.Path) -> Pretrained:
   """Reads a checkpoint.
 
   Raises:
-    UserError: something is missing, or does not fit `bert.json`.
+    UserError: a file or an array is missing, damaged, or does not fit `bert.json`.
   """
   path = directory / CHECKPOINT_FILE
   content = sealed.read(path)
@@ -82,7 +82,7 @@ def load(directory: epath.Path) -> Pretrained:
   groups, labels = content.get('groups', ()), tuple(content.get('labels', ()))
   task = content.get('task', '')
   kind = task_list.WITH_HEAD.get(task)
-  # A newer version of bert_jax may know more of them.
+  # A newer version of bert_jax may have written groups or tasks that are unknown here.
   unknown = sorted(
       set(groups) - {*layout.GROUPS, *(kind.parameter_groups if kind else ())})
   require(not unknown and (not task or kind),

@@ -34,10 +34,10 @@ class Pretrained:
     tokenizer: its tokenizer, with one entry for each row of the token table.
     task: the task of the head, one of `task_list.WITH_HEAD`; '' = no head.
     labels: the names of the outputs of the classifier.
-    problem: of sequence classification: single_label, multi_label or regression.
-    facts: about the training: 'source', 'steps', 'scores', 'command'. About fine-tuning:
-      'task' (such as reranking, whose head is for sequence_classification), 'max_len',
-      'null_threshold', 'highest_grade', and FACTS_OF_DATA.
+    problem: the kind of sequence classification: single_label, multi_label, regression.
+    facts: facts about the training: 'source', 'data', 'steps', 'scores', 'command'. Facts
+      about fine-tuning: 'task' (such as reranking, whose head is for
+      sequence_classification), 'max_len', 'null_threshold', 'highest_grade', and FACTS_OF_DATA.
     sentence: how the model turns a text into a vector, weights or a score; None =
       unknown.
   """

@@ -99,7 +99,7 @@ _FOLLOWERS = {'Transformer': ('Pooling', sparse_layout.MODULE),
 
 @dataclasses.dataclass(frozen=True)
 class SentenceLayout(text_layout.TextLayout):
-  """The way from a text to a vector that the folder of a model describes.
+  """How a model turns a text into a vector, as its folder describes.
 
   Attributes:
     pooling: one or several of `model.pooling.POOLINGS`, concatenated.

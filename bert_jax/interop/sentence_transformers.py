@@ -152,7 +152,7 @@ def _vectors(model: Pretrained, texts: list[tuple[str, ...]]) -> np.ndarray:
 
 
 def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str]]:
-  """Compares our outputs with those that sentence-transformers computes from a folder.
+  """Compares our outputs with the outputs of sentence-transformers for a folder.
 
   Yields:
     (name, result) lines for the user.

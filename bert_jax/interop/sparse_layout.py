@@ -18,7 +18,7 @@ POOLINGS, ACTIVATIONS = ('max', 'sum'), ('relu', 'log1p_relu')
 
 @dataclasses.dataclass(frozen=True)
 class SparseLayout(text_layout.TextLayout):
-  """The way from a text to weights of the vocabulary, described by a model's folder.
+  """How a model turns a text into weights of the vocabulary, as its folder describes.
 
   Attributes:
     pooling: 'max' or 'sum' over the tokens of the text.
@@ -32,7 +32,7 @@ class SparseLayout(text_layout.TextLayout):
   most: int | None = None
 
   def finished(self, outputs: np.ndarray) -> np.ndarray:
-    """Keeps the `most` largest weights of each text, and sets the others to 0."""
+    """Keeps the `most` largest weights of each text [B, V], and sets the others to 0."""
     if self.most is None or self.most >= outputs.shape[-1]:
       return outputs
     # Vocabularies are large: a partition is linear, a sort is not.

@@ -30,14 +30,14 @@ _OLD_ENCODER_SETTINGS = [f'sentence_{kind}_config.json' for kind in (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextLayout(abc.ABC):
-  """The way a model reads texts, described by its folder.
+  """How a model reads texts, as its folder describes.
 
   Attributes:
     prompts: prefixes of texts, by name.
     default_prompt: the name of the prompt for texts without one; None = no prompt.
     similarity: the function that compares two vectors, for sentence-transformers.
-    max_len: the most tokens of a text, special tokens included; None = the positions of
-      the model.
+    max_len: the maximum number of tokens of a text, special tokens included; None = the
+      positions of the model.
     lowercase: True = texts are lowercased before tokenization.
   """
 

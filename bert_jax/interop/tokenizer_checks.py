@@ -1,6 +1,6 @@
 """Compares a tokenizer with the files of a folder, read by the tokenizers library.
 
-Our reader has no part in the comparison, because it would only agree with itself.
+Our own reader alone would only agree with itself.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +51,7 @@ def hostile(tokenizer: Tokenizer) -> list[str]:
         rng.choice((f'{word} {other}', f'{word}{other}', f'{word},{other}', word.upper(),
                     f'  {word}  {other} ', unicodedata.normalize('NFD', word.title()))),
         f' {other.lower()}-{word}']
-  # Libraries differ in the white space around special tokens, and in their case.
+  # Libraries differ in the whitespace around special tokens, and in their case.
   for token in _tokens_of_texts(tokenizer)[:12]:
     strings += [f'a {token} b', f'a{token}b', f'{token}s', f'  {token}  {token}',
                 token.upper(), f'{token}{token.lower()}']

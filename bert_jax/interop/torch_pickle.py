@@ -129,7 +129,7 @@ def _read(file: zipfile.ZipFile, path: epath.Path) -> dict[str, np.ndarray]:
           f'{path} was written on a big-endian machine: load it with torch and save it '
           'as safetensors')
   content = file.read(f'{folder}data.pkl')
-  # Before anything runs.
+  # Check the names before any code of the file runs.
   refused = sorted(_globals(content) - _KNOWN)
   if refused and all(map(_OTHER_TENSORS.fullmatch, refused)):
     raise _Unread(', '.join(refused))
