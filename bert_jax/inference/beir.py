@@ -1,4 +1,4 @@
-"""Folders in the layout of BEIR (Thakur et al. 2021, https://arxiv.org/abs/2104.08663).
+"""Reads folders in the layout of BEIR (Thakur et al. 2021, arXiv:2104.08663).
 
 corpus.jsonl {"_id", "title", "text"}, queries.jsonl {"_id", "text"}, and qrels/SPLIT.tsv
 with the header query-id, corpus-id, score.
@@ -19,8 +19,8 @@ class Texts:
   """The texts of a file; each iteration reads the file again.
 
   Attributes:
-    ids: of the texts, in order.
-    digest: of ids and texts.
+    ids: the ids of the texts, in order.
+    digest: a digest of the ids and the texts.
   """
 
   def __init__(self, path: epath.Path, only: dict | None = None):
@@ -44,7 +44,7 @@ class Texts:
     self.digest = digest.hexdigest()
 
   def read(self) -> Iterator[tuple[str, str, str]]:
-    """Yields the id of each text, the text with its title, and without."""
+    """Yields (id, the text with its title, the text without it)."""
     try:
       stream = self._path.open('rb')
     except OSError as e:
@@ -73,7 +73,7 @@ def read_qrels(path: epath.Path) -> Qrels:
     require(grade == int(grade), f'{row.where}: the score {grade} is not a whole number')
     qrels.setdefault(row.text('query-id'), {})[row.text('corpus-id')] = int(grade)
   require(bool(qrels), f'{path} holds no judgment')
-  # Every score of a query divides by its relevant documents.
+  # Every score of a query divides by the number of its relevant documents.
   for query, grades in qrels.items():
     require(max(grades.values()) > 0,
             f'{path}: the query {query!r} has no relevant document (a score above 0): leave '
@@ -91,7 +91,7 @@ class Collection(NamedTuple):
 
 
 def load(folder: epath.Path, split: str) -> Collection:
-  """Reads a folder.
+  """Reads the corpus, the queries and the judgments of a split.
 
   Judgments of documents that corpus.jsonl lacks stay, as in trec_eval: no search can find
   these documents. Published folders have some.

@@ -22,7 +22,7 @@ _SCORED_AT_ONCE = 4096
 class Encoded(NamedTuple):
   """The outputs of the encoder for B texts of up to L tokens, with special tokens."""
 
-  hidden: np.ndarray  # [B, L, D] float32, 0 on padding
+  hidden: np.ndarray  # [B, L, D * layers] float32, 0 on padding
   pooled: np.ndarray | None  # [B, D] float32, pooled [CLS]; None without a pooler
   mask: np.ndarray  # [B, L] bool, True on tokens
 
@@ -87,7 +87,7 @@ class Bert(LoadedModel):
         vector for each token, without dense layers and prompts; None = the pooling of the
         model, else the mean.
       normalize: scale to length 1; None = as the model says, else no.
-      layers: concatenated: 0 = embeddings, 1..N, or from the end, -1 = the last.
+      layers: layers to concatenate: 0 = embeddings, 1..N, or from the end, -1 = the last.
         (-4, -3, -2, -1) is the paper's best for NER.
       long: the part of a text above `max_len` to read: 'head', 'tail', 'head_tail' (128 +
         382), or all of it in chunks: 'chunks_mean', 'chunks_max', 'chunks_attention'.
@@ -168,7 +168,7 @@ class Bert(LoadedModel):
     Returns:
       {'position', 'candidates': [{'token', 'probability', 'logit', 'surprisal'}]} for
       each mask, the likeliest first. Positions count [CLS] as 0; surprisal is -log
-      probability in nat. For several texts a list of these.
+      probability in nats. For several texts a list of these.
     """
     self.require_head('mlm', 'masked-LM head')
     if isinstance(text, str):
@@ -219,7 +219,7 @@ class Bert(LoadedModel):
 
     Returns:
       {'tokens': [{'token', 'surprisal'}], 'surprisal', 'pseudo_perplexity'}: -log P(token
-      | the others) in nat, their sum, and the exponential of their mean. For several
+      | the others) in nats, their sum, and the exponential of their mean. For several
       texts a list of these.
     """
     self.require_head('mlm', 'masked-LM head')
@@ -248,7 +248,7 @@ class Bert(LoadedModel):
     return results
 
   def _surprisals(self, texts: Sequence[list[int]], room: int) -> list[list[float]]:
-    """Returns the surprisals of each text, in nat.
+    """Returns the surprisals of the tokens of each text, in nats.
 
     Each token is masked alone among `room` tokens. The masked copies of all texts share
     packed rows.

@@ -1,4 +1,4 @@
-"""JSON lines in and out: a bad line costs only itself, a killed job resumes."""
+"""Reads and writes JSON lines: a bad line does not stop a job, a killed job resumes."""
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ Example = dict[str, Any]
 
 
 class Line(NamedTuple):
-  """One example."""
+  """A line with an example, or with an error."""
 
   where: str  # 'in.jsonl, line 7', for messages
   example: Example  # the fields of the task

@@ -50,17 +50,18 @@ def mine(model: str, source: str, corpus: str, output: str, *,
          columns: Sequence[str] = ('query', 'positive'), ranks: tuple[int, int] = (1, 50),
          count: int = 1, margin: float = 0.05, pooling: str | None = None,
          max_len: int | None = None, step: int | None = None, allow_older: bool = False):
-  """Writes lines {"query", "positive", "negative_1", ..., "negatives"}, hardest first.
+  """Mines hard negatives for pairs of a query and a positive, and writes JSON lines.
 
-  A killed job resumes: OUTPUT.corpus.npy and other files next to it have the vectors.
+  A line is {"query", "positive", "negative_1", ..., "negatives"}, the hardest negative
+  first. A killed job resumes from OUTPUT.queries.npy and two more files of vectors.
 
   Args:
     model: a folder or a name, loaded with `step` and `allow_older`: see `bert.load`.
     source: a table of pairs, a query and a positive in each row.
     corpus: JSON lines {"_id", "title", "text"}, the title optional. A positive of the
       query is never its negative.
-    output: the file.
-    columns: of the query and the positive.
+    output: the file to write.
+    columns: the columns of the query and the positive.
     ranks: the first and the last rank of the negatives, from 1.
     count: negatives of a pair; pairs with fewer are left out.
     margin: a negative's cosine is at least this far below the positive's. A nearer

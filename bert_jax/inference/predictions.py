@@ -1,4 +1,4 @@
-"""Predictions over JSON lines: one object in, one object out, in order."""
+"""Answers JSON lines with a model: one object in, one object out, in order."""
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
@@ -33,7 +33,7 @@ _ARRAYS = ('.npy', '.safetensors')  # formats of embeddings
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """The arguments of `Bert.embed`, and the threshold of no answer."""
+  """Options of the tasks: arguments of `Bert.embed`, and the threshold of no answer."""
 
   pooling: str | None = None
   normalize: bool | None = None
@@ -179,7 +179,7 @@ def _array_writer(path: epath.Path) -> Iterator[Callable[[Sequence[float]], None
   """Yields a function that appends a vector to .npy, or to .safetensors as `embeddings`.
 
   It raises ValueError for NaN or infinity. A temporary file collects the vectors, because
-  both formats begin with their number.
+  both formats begin with the number of vectors.
   """
   rows = 0
 

@@ -1,4 +1,4 @@
-"""Exact search: finds the vectors of a file with the largest products with each query.
+"""Exact search: the vectors of a file with the largest dot products with each query.
 
 The file is read in blocks: it may exceed the memory. Several devices share each block.
 """
@@ -91,11 +91,12 @@ def _block(path: str | os.PathLike, first: int, rows: int) -> np.ndarray:
 
 
 def search(queries: np.ndarray, path: str | os.PathLike, k: int) -> Hits:
-  """Finds the k vectors with the largest products with each query, or all if fewer exist.
+  """Finds the k vectors with the largest dot products with each query.
 
   Args:
     queries: [Q, D] float32, at least one.
     path: a .npy file [n, D] of float32 or float16.
+    k: number of hits of each query; all n if the file has fewer vectors.
 
   Raises:
     UserError: the file has no vectors, or vectors of another size than the queries.

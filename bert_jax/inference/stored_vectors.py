@@ -26,8 +26,8 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
   Args:
     bert: the model.
     texts: `count` texts, at least one.
-    digest: of the texts.
-    path: of the file, on this machine.
+    digest: a digest of the texts.
+    path: the file, on a local disk.
     prompts: `sentence_layout.QUERY` or `DOCUMENT`. The first of these prompts that the
       model has precedes each text, else its default prompt.
     pooling: cls, mean or max; None = the pooling of the model, or mean.
@@ -49,7 +49,7 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
          'pooling': pooling, 'max_len': max_len, 'prompt': own.prompt(prompt)}
   before = json_lines.read_job(job_file) if path.exists() else {}
   done = before.pop('done', 0)
-  done = done if before == job else 0  # another job starts anew
+  done = done if before == job else 0  # another job starts over
   if not done:
     job_file.unlink(missing_ok=True)
     np.lib.format.open_memmap(path, 'w+', np.float32, (count, width))
