@@ -76,7 +76,7 @@ def _divided(task: str, source: Files, folder: epath.Path, most: int) -> Files:
   apart = min(round(_APART * len(rows)), _MOST_APART)
   train = order[apart:apart + most] if most else order[apart:]
   folder.mkdir(parents=True, exist_ok=True)
-  # In the order of the file: a shuffle is the business of training.
+  # In the order of the file: training shuffles the examples itself.
   for name, chosen in (('apart', order[:apart]), ('train', train)):
     content = [*head, *(rows[i] for i in np.sort(chosen))]
     storage.write_whole(folder / f'{name}.tsv', '\n'.join(content) + '\n')
@@ -183,13 +183,13 @@ def _scores(task: str, model: str, files: Files, recipe: Recipe,
 
 def evaluate(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe,
              twin: bool) -> Report:
-  """Returns mean and deviation of the score of each task, also for a random twin.
+  """Fine-tunes a model on each task; returns the mean and deviation of its scores.
 
   Args:
-    model: to fine-tune.
+    model: the model to fine-tune.
     data: a folder in GLUE's layout, or tfds:glue.
-    folder: of the runs; finished runs are not repeated.
-    recipe: of fine-tuning.
+    folder: the folder for the runs; finished runs are not repeated.
+    recipe: the recipe of fine-tuning.
     twin: also fine-tune a model of the same sizes with random parameters.
 
   Raises:

@@ -1,4 +1,4 @@
-"""Masked-LM loss of a text, in nat per token, word and byte.
+"""Masked-LM loss of a text, in nats per token, word and byte.
 
 The loss per word and per byte compares models with different vocabularies: the loss per
 token times the tokens of the text, over its words or bytes. White space separates words.
@@ -53,7 +53,7 @@ def _batches(bert: Bert, pieces: list[list[int]], length: int, rate: float,
                               pad_id=bert.tokenizer.pad_id)
     positions, is_real = np.zeros((2, rows, slots), np.int32)
     for row, piece in enumerate(window):
-      # 1 +: never [CLS], which needs no prediction.
+      # 1 + skips [CLS], which needs no prediction.
       chosen = 1 + rng.permutation(len(piece))[:max(1, round(rate * len(piece)))]
       positions[row, :len(chosen)] = np.sort(chosen)
       is_real[row, :len(chosen)] = 1
@@ -79,7 +79,7 @@ def _loss_sums(bert: Bert, pieces: list[list[int]], path: epath.Path,
   job = {'model': json_lines.identity(bert.model), 'text': json_lines.digest(pieces),
          **masks}
   count = -(-len(pieces) // _rows(masks['length']))
-  # A resumed job makes the answered batches, too: the masks come from one random stream.
+  # A resumed job also builds the answered batches: all masks come from one random stream.
   lines, _ = json_lines.write_all(path, job, _batches(bert, pieces, **masks), count, 1,
                                   sums, unit=' batches')
   return lines
@@ -90,9 +90,9 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, rate: float = 0.15,
   """Computes the masked-LM loss of the documents of text files.
 
   Args:
-    bert: with a masked-LM head.
+    bert: a model with a masked-LM head.
     source: a glob of text files with a blank line between documents.
-    path: of the report; the sums of all batches are in PATH.batches.jsonl.
+    path: the path of the report; the sums of all batches are in PATH.batches.jsonl.
     rate: fraction of masked tokens.
     max_len: tokens of a row, special tokens included.
     seed: random seed of the masks.

@@ -62,7 +62,7 @@ def _check_lengths(bert: Bert, pairs: Sequence[Pair]):
 
 
 def pseudo_log_likelihoods(bert: Bert, texts: Sequence[str]) -> np.ndarray:
-  """Returns the pseudo-log-likelihood of each text in nat, [texts] float64."""
+  """Returns the pseudo-log-likelihood of each text in nats: [texts] float64."""
   return -np.array([scored['surprisal'] for scored in bert.score(texts)])
 
 
@@ -89,12 +89,16 @@ def _row(name: str, is_right: Sequence[bool]) -> list[Any]:
 
 
 def evaluate(bert: Bert, source: str, path: epath.Path) -> Report:
-  """Returns the accuracy by paradigm, by phenomenon and in all, with its standard error.
+  """Returns the accuracy by paradigm, by phenomenon and overall, with standard errors.
 
   Args:
-    bert: with a masked-LM head.
+    bert: a model with a masked-LM head.
     source: a glob of files of pairs.
-    path: of the report; the scores of all pairs are in PATH.pairs.jsonl.
+    path: the path of the report; the scores of all pairs are in PATH.pairs.jsonl.
+
+  Raises:
+    UserError: no masked-LM head, a malformed file, or a sentence that the model cannot
+      score.
   """
   bert.require_head('mlm', 'masked-LM head')
   pairs = read(source)

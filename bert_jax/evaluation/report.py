@@ -14,11 +14,11 @@ class Report(NamedTuple):
   """The result of a suite.
 
   Attributes:
-    facts: about the evaluation, such as the number of pairs; written to the JSON file.
+    facts: facts about the evaluation for the JSON file, such as the number of pairs.
     columns: names of the columns; the first has names, the others numbers or None.
-    rows: of the table, the most important row last.
+    rows: the rows of the table, the most important row last.
     bars: the column that the picture shows.
-    further: texts of further files, by the suffix of their names.
+    further: the contents of further files, by the suffix of their names.
   """
 
   facts: dict[str, Any]

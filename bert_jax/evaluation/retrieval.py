@@ -94,8 +94,8 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
   Args:
     bert: the model of queries and documents.
     source: a folder in BEIR's layout.
-    path: of the report. PATH.corpus.npy and PATH.queries.npy have the vectors; the report
-      has the hits for PATH.run.
+    path: the path of the report. PATH.corpus.npy and PATH.queries.npy have the vectors;
+      the report has the hits for PATH.run.
     split: its judgments are in qrels/SPLIT.tsv.
     pooling: cls, mean or max; None = the pooling of the model, or mean.
     max_len: see `Bert.embed`.

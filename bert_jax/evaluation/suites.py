@@ -34,7 +34,7 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
   Args:
     model: a folder or a name: see `bert.load`.
     suite: one of SUITES.
-    data: of the suite.
+    data: the data of the suite, the value of --data.
     output: FILE.json.
     options: the given options; the suite must use each of them.
     step: the checkpoint of a workdir: see `bert.load`.

@@ -44,7 +44,7 @@ def _config(name: str, model: Pretrained, kind: type[task_kind.TaskKind],
   facts = {'problem': model.problem, **model.facts}
   if kind.model_task in ('', kind.name):
     facts['labels'] = model.labels
-  # Facts win over the run: they also exist for models of other libraries.
+  # Facts take precedence over the run: they also exist for models of other libraries.
   fields = _fields_of_run(name, kind) | {
       field: value for field, value in facts.items() if value is not None and value != ()}
   own_length = model.sentence and model.sentence.max_len
@@ -54,7 +54,7 @@ def _config(name: str, model: Pretrained, kind: type[task_kind.TaskKind],
       'max_len': min(longest, model.config.max_positions),
       **initial.unset_sizes(config, vars(model.config)),
       **{f'data.{field}': x for field, x in fields.items() if field in config.data}})
-  # --fields win over all of these.
+  # --fields take precedence over both.
   data = finetuning_data.replaced(config.data, replaced, '--fields')
   config = changed(config, {f'data.{field}': value for field, value in data.items()})
   config = changed(config, initial.unset_pooling(config, {}, model))
@@ -82,11 +82,11 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
   If the model is a workdir, examples are read as its run read its training examples.
 
   Args:
-    name: of the model: see `bert.load`.
+    name: the name of the model: see `bert.load`.
     bert: the model, with the head of its task.
     data: a file, or tfds:NAME[@SPLIT]: see `data.eval`.
     task: one of `task_list.ALL`; '' = the task of the model's run, or of its head.
-    fields: of the config group `data`, such as 'text_column=sentence'.
+    fields: fields of the config group `data`, such as 'text_column=sentence'.
     max_len: tokens of an input; 0 = as in fine-tuning.
     batch_size: examples of a batch.
 
@@ -103,7 +103,7 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
   if kind.parameter_groups:
     kind.head_of(bert)  # raises UserError for another task's model
   config = _config(name, model, kind, fields)
-  # `make` names data.train in its messages: it makes the task from this file.
+  # `make` builds the task from this file, and names it data.train in its messages.
   config = changed(config, {'max_len': max_len or config.max_len, 'data.train': data})
   require(8 <= config.max_len <= model.config.max_positions,
           f'--max_len={config.max_len} must be at least 8 and at most the '

@@ -27,7 +27,7 @@ def _place(word: str, text: str) -> tuple[int, int]:
 
 
 def _in_context(bert: Bert, text: str, word: str) -> np.ndarray:
-  """[N + 1, D]: in each layer, the mean over the tokens of a word's first occurrence."""
+  """The mean vector of a word's first occurrence in each layer: [N + 1, D] float32."""
   (_, spans), = bert.tokenizer.encode_with_spans([text])
   tokens = answers.token_span(spans, *_place(word, text))
   require(bool(tokens), f'the word {word!r} has no token')
@@ -106,7 +106,7 @@ class TokenTable:
                          [i, j, k])
 
   def flat(self, ids: Sequence[int]) -> np.ndarray:
-    """[n, 2]: the first two principal components of the entries."""
+    """The first two principal components of n entries: [n, 2]."""
     x = self.vectors[list(ids)]
     u, s, _ = np.linalg.svd(x - x.mean(0), full_matrices=False)
     # Fewer than two words have fewer than two components: the rest is 0.
