@@ -1,6 +1,6 @@
-"""ALBERT-base (12 x 768, shared layers): sentence order, n-grams, SentencePiece, LAMB.
+r"""ALBERT-base (12 x 768, shared layers): sentence order, n-grams, SentencePiece, LAMB.
 
-  python -m bert_jax.main --config=configs/albert_base.py --workdir=runs/albert \\
+  python -m bert_jax.main --config=configs/albert_base.py --workdir=runs/albert \
       --config.data.source='corpus/*.txt.gz'
 
 Lan et al. 2020 (arXiv:1909.11942), appendix A.4, without dropout as in version 2 of the

@@ -1,6 +1,6 @@
-"""BERT-base (12 x 768) with the published recipe: 1M steps of 256 rows.
+r"""BERT-base (12 x 768) with the published recipe: 1M steps of 256 rows.
 
-  python -m bert_jax.main --config=configs/base.py --workdir=runs/base \\
+  python -m bert_jax.main --config=configs/base.py --workdir=runs/base \
       --config.data.source='corpus/*.txt.gz' --config.data.vocab=vocab.txt
 
 The learning rate is 1e-4. Rows have 128 tokens for 90% of the steps, then 512. Hardware:

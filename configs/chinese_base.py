@@ -1,8 +1,8 @@
-"""BERT-base for Chinese (12 x 768): characters as tokens, whole-word masking.
+r"""BERT-base for Chinese (12 x 768): characters as tokens, whole-word masking.
 
-  python -m bert_jax.main --config=configs/chinese_base.py --workdir=runs/chinese \\
+  python -m bert_jax.main --config=configs/chinese_base.py --workdir=runs/chinese \
       --config.data.source='zh/*.txt.gz'
-  python -m bert_jax.main --config=configs/sequence_classification.py --workdir=runs/chnsenticorp \\
+  python -m bert_jax.main --config=configs/sequence_classification.py --workdir=runs/chnsenticorp \
       --config.init_from=runs/chinese --config.data.train=train.tsv --config.data.eval=dev.tsv
 
 Cui et al. 2019 (arXiv:1906.08101): the text is split into words once, during

@@ -1,4 +1,4 @@
-"""Pretrains a published BERT further on your own text (Gururangan et al. 2020).
+r"""Pretrains a published BERT further on your own text (Gururangan et al. 2020).
 
   python -m bert_jax.main --config=configs/continued.py --workdir=runs/mine \
       --config.init_from=MODEL --config.data.source='corpus/*.txt.gz'

@@ -1,6 +1,6 @@
-"""DeBERTa v3 base (12 x 768) and its generator (6 x 768): replaced token detection.
+r"""DeBERTa v3 base (12 x 768) and its generator (6 x 768): replaced token detection.
 
-  python -m bert_jax.main --config=configs/deberta_v3_base.py --workdir=runs/deberta \\
+  python -m bert_jax.main --config=configs/deberta_v3_base.py --workdir=runs/deberta \
       --config.data.source='corpus/*.txt.gz'
 
 He et al. 2021 (arXiv:2111.09543), the setup of section 3 on Wikipedia and books.

@@ -1,6 +1,6 @@
-"""DistilBERT (6 x 768), which learns from a BERT of the same width and vocabulary.
+r"""DistilBERT (6 x 768), which learns from a BERT of the same width and vocabulary.
 
-  python -m bert_jax.main --config=configs/distilbert_base.py --workdir=runs/distilled \\
+  python -m bert_jax.main --config=configs/distilbert_base.py --workdir=runs/distilled \
       --config.teacher=runs/base --config.data.source='corpus/*.txt.gz'
 
 Sanh et al. 2019 (arXiv:1910.01108). The student uses the teacher's vocabulary, and starts
@@ -12,7 +12,7 @@ from bert_jax.model.distilbert import DistilBertConfig
 
 
 def get_config():
-  """About 3 epochs, in steps of some 4,000 rows of 512, in bfloat16 (CPU: float32)."""
+  """6,000 steps of 4,096 rows of 512 (about 3 epochs), in bfloat16 (CPU: float32)."""
   c = config.pretraining(DistilBertConfig(dtype='auto'))
   c.objective = 'distillation'
   c.data.sequences = 'full_sentences'

@@ -1,6 +1,6 @@
-"""ELECTRA-small (12 x 256) and its generator (12 x 64): replaced token detection.
+r"""ELECTRA-small (12 x 256) and its generator (12 x 64): replaced token detection.
 
-  python -m bert_jax.main --config=configs/electra_small.py --workdir=runs/electra \\
+  python -m bert_jax.main --config=configs/electra_small.py --workdir=runs/electra \
       --config.data.source='corpus/*.txt.gz'
 
 Clark et al. 2020 (arXiv:2003.10555), table 6. Hardware: one GPU or TPU chip. The paper's

@@ -1,6 +1,6 @@
-"""BERT-large (24 x 1024) with the published recipe: 1M steps of 256 rows.
+r"""BERT-large (24 x 1024) with the published recipe: 1M steps of 256 rows.
 
-  python -m bert_jax.main --config=configs/large.py --workdir=runs/large \\
+  python -m bert_jax.main --config=configs/large.py --workdir=runs/large \
       --config.data.source='corpus/*.txt.gz' --config.data.vocab=vocab.txt
 
 The learning rate is 1e-4. Rows have 128 tokens for 90% of the steps, then 512. Hardware:
@@ -16,7 +16,7 @@ def get_config():
   c = config.pretraining('large')
   c.model.dtype = 'auto'
   c.model.remat = 'dots'
-  # `plan` on v5e:4x4 gives a third of the memory traffic of 'tp'.
+  # On v5e:4x4 it has a third of the memory traffic of 'tp', according to `plan`.
   c.sharding = 'fsdp_tp'
   c.data.heldout = 0.005
   return c

@@ -1,4 +1,4 @@
-"""Classification of texts with more than 512 tokens (Sun et al. 2019), such as IMDB.
+r"""Classification of texts with more than 512 tokens (Sun et al. 2019), such as IMDB.
 
   python -m bert_jax.main --config=configs/long_documents.py --workdir=runs/imdb \
       --config.init_from=MODEL --config.data.train=train.tsv --config.data.eval=test.tsv \

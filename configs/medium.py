@@ -1,6 +1,6 @@
-"""Medium BERT (8 x 512) on your own text: one accelerator, a day.
+r"""Medium BERT (8 x 512) on your own text: one accelerator, a day.
 
-  python -m bert_jax.main --config=configs/medium.py --workdir=runs/medium \\
+  python -m bert_jax.main --config=configs/medium.py --workdir=runs/medium \
       --config.data.source='corpus/*.txt.gz'
 
 Not run yet.

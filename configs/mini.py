@@ -1,6 +1,6 @@
-"""Mini BERT (4 x 256) on your own text: an afternoon on a laptop, minutes on a GPU.
+r"""Mini BERT (4 x 256) on your own text: an afternoon on a laptop, minutes on a GPU.
 
-  python -m bert_jax.main --config=configs/mini.py --workdir=runs/mini \\
+  python -m bert_jax.main --config=configs/mini.py --workdir=runs/mini \
       --config.data.source='corpus/*.txt.gz'
 
 Not run yet.
@@ -13,7 +13,7 @@ def get_config():
   """10,000 steps of 64 rows of 128."""
   c = config.pretraining('mini')
   c.model.vocab_size = 16384
-  # Without a loop over layers a CPU is faster, and so few layers still compile fast.
+  # A CPU is faster without a loop over layers, and four layers still compile fast.
   c.model.scan_unroll = 4
   c.train_steps = 10_000
   c.max_len, c.batch_size, c.phases = 128, 64, ()

@@ -1,6 +1,6 @@
-"""ModernBERT-base (22 x 768): rotary positions, GeGLU, local attention, 30% masked.
+r"""ModernBERT-base (22 x 768): rotary positions, GeGLU, local attention, 30% masked.
 
-  python -m bert_jax.main --config=configs/modern_base.py --workdir=runs/modern \\
+  python -m bert_jax.main --config=configs/modern_base.py --workdir=runs/modern \
       --config.data.source='corpus/*.txt.gz'
 
 Warner et al. 2024 (arXiv:2412.13663), table 3, with the batch size warmup in four steps.

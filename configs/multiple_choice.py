@@ -1,4 +1,4 @@
-"""Multiple choice among endings or answers: SWAG, CommonsenseQA, or JSON lines.
+r"""Multiple choice among endings or answers: SWAG, CommonsenseQA, or JSON lines.
 
   python -m bert_jax.main --config=configs/multiple_choice.py --workdir=runs/swag \
       --config.init_from=MODEL --config.data.format=swag \

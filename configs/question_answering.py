@@ -1,4 +1,4 @@
-"""Extractive question answering: SQuAD v1.1 and v2.0.
+r"""Extractive question answering: SQuAD v1.1 and v2.0.
 
   python -m bert_jax.main --config=configs/question_answering.py --workdir=runs/squad \
       --config.init_from=MODEL --config.data.train=train-v1.1.json --config.data.eval=dev-v1.1.json

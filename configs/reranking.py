@@ -1,4 +1,4 @@
-"""Reranking of the documents of a query with a cross-encoder.
+r"""Reranking of the documents of a query with a cross-encoder.
 
   python -m bert_jax.main --config=configs/reranking.py --workdir=runs/reranker \
       --config.init_from=MODEL --config.data.train=train.jsonl --config.data.eval=dev.jsonl

@@ -1,10 +1,10 @@
-"""RoBERTa-base (12 x 768): full sentences without NSP, a byte-level BPE, large batches.
+r"""RoBERTa-base (12 x 768): full sentences without NSP, a byte-level BPE, large batches.
 
-  python -m bert_jax.main --config=configs/roberta_base.py --workdir=runs/roberta \\
+  python -m bert_jax.main --config=configs/roberta_base.py --workdir=runs/roberta \
       --config.data.source='corpus/*.txt.gz'
 
-Liu et al. 2019 (arXiv:1907.11692), table 9. Every epoch draws new masks, as always in
-bert_jax. Hardware: a TPU slice. `optimizer.accumulation` splits the 8,192 rows into
+Liu et al. 2019 (arXiv:1907.11692), table 9. Every epoch draws new masks, as all runs of
+bert_jax do. Hardware: a TPU slice. `optimizer.accumulation` splits the 8,192 rows into
 microbatches. Not run yet.
 """
 

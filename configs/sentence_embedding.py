@@ -1,7 +1,7 @@
-"""Sentence embeddings by contrastive learning within a batch, scored as STS-B is.
+r"""Sentence embeddings by contrastive learning within a batch, scored as STS-B is.
 
-  python -m bert_jax.main --config=configs/sentence_embedding.py --workdir=runs/embedding \\
-      --config.init_from=MODEL --config.data.train=nli.jsonl --config.data.eval=STS-B/dev.tsv \\
+  python -m bert_jax.main --config=configs/sentence_embedding.py --workdir=runs/embedding \
+      --config.init_from=MODEL --config.data.train=nli.jsonl --config.data.eval=STS-B/dev.tsv \
       --config.data.negative_column=contradiction
 
 With --config.data.text_pair_column='' single texts are enough: unsupervised SimCSE (Gao

@@ -1,4 +1,4 @@
-"""Classification of texts or pairs: GLUE, or any table. MRPC with a published BERT:
+r"""Classification of texts or pairs: GLUE, or any table. MRPC with a published BERT:
 
   python -m bert_jax.main --config=configs/sequence_classification.py --workdir=runs/mrpc \
       --config.init_from=MODEL --config.data.format=glue/mrpc \

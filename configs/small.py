@@ -1,6 +1,6 @@
-"""Small BERT (4 x 512) on your own text: one accelerator, a few hours.
+r"""Small BERT (4 x 512) on your own text: one accelerator, a few hours.
 
-  python -m bert_jax.main --config=configs/small.py --workdir=runs/small \\
+  python -m bert_jax.main --config=configs/small.py --workdir=runs/small \
       --config.data.source='corpus/*.txt.gz'
 
 Not run yet.
@@ -12,7 +12,7 @@ from bert_jax import config
 def get_config():
   """100,000 steps of 128 rows, with 128 tokens for 90% of the steps, then 512."""
   c = config.pretraining('small')
-  # Without a loop over layers a CPU is faster, and so few layers still compile fast.
+  # A CPU is faster without a loop over layers, and four layers still compile fast.
   c.model.scan_unroll = 4
   c.train_steps = 100_000
   c.batch_size = 128

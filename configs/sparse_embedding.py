@@ -1,4 +1,4 @@
-"""Sparse vectors over the vocabulary (SPLADE) from a masked LM, for an inverted index.
+r"""Sparse vectors over the vocabulary (SPLADE) from a masked LM, for an inverted index.
 
   python -m bert_jax.main --config=configs/sparse_embedding.py --workdir=runs/sparse \
       --config.init_from=MODEL --config.data.train=pairs.jsonl --config.data.eval=STS-B/dev.tsv \
@@ -11,7 +11,7 @@ from bert_jax import config
 
 
 def get_config():
-  """FLOPS weights of sentence-transformers; lr 2e-5, one epoch, 256 tokens per text."""
+  """The FLOPS weights of sentence-transformers; lr 2e-5, one epoch, 256 tokens a text."""
   c = config.finetuning('sparse_embedding')
   c.max_len = 256
   c.optimizer.learning_rate = 2e-5

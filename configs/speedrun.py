@@ -22,12 +22,12 @@ def get_config():
       intermediate_size=3 * width // 2, max_positions=512, local_window=128, dtype='auto',
       classifier_pooling='mean', conv_reach=1, scan_unroll=layers))
   c.train_steps, c.train_minutes = 0, 30.0
-  # Short rows first: attention costs less, and an early model learns mostly from near
-  # tokens.
+  # Short rows first: attention costs less, and an early model learns mostly from
+  # nearby tokens.
   c.phases = ((8, 64, 2 * rows), (2, 128, rows))  # shares of the steps
   c.data.sequences, c.data.heldout = 'full_sentences', 0.01
-  # All predicted tokens become [MASK], as in the scores: a short run has no time for the
-  # rest.
+  # All predicted tokens become [MASK], as in the scores: a short run has no time to
+  # learn the other replacements.
   c.masking.rate, c.masking.replace_mask, c.masking.replace_random = 0.4, 1.0, 0.0
   c.optimizer.name, c.optimizer.learning_rate = 'muon', 4e-3
   c.optimizer.warmup_steps, c.optimizer.warmup_ratio = 0, 0.05

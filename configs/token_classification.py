@@ -1,4 +1,4 @@
-"""Token classification: a tag for each word, such as named entities in CoNLL files.
+r"""Token classification: a tag for each word, such as named entities in CoNLL files.
 
   python -m bert_jax.main --config=configs/token_classification.py --workdir=runs/ner \
       --config.init_from=MODEL --config.data.train=train.conll --config.data.eval=dev.conll

@@ -1,6 +1,6 @@
-"""Tiny BERT on WikiText-2 in its raw format: ` = Title = ` headings, spaced tokens.
+r"""Tiny BERT on WikiText-2 in its raw format: ` = Title = ` headings, spaced tokens.
 
-  python -m bert_jax.main --config=configs/wikitext2.py --workdir=runs/wikitext2 \\
+  python -m bert_jax.main --config=configs/wikitext2.py --workdir=runs/wikitext2 \
       --config.data.source='wikitext-2-raw/wiki.train.raw'
 
 Hardware: a laptop CPU. Not run yet.
