@@ -45,7 +45,7 @@ _SMALLEST, _LARGEST_FLOAT = 1e-37, 1e38
 
 
 def model(size: str | BertConfig) -> ConfigDict:
-  """The config group `model` of a size, with the fields of a `BertConfig`."""
+  """The config group `model` for a name in SIZES, or with the values of a config."""
   if isinstance(size, str):
     layers, width = SIZES[size]
     size = BertConfig(num_layers=layers, hidden_size=width, num_heads=width // 64,

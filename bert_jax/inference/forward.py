@@ -32,7 +32,7 @@ def hidden_states(config: BertConfig, params: Any, tokens: Tokens, starts: jax.A
 @functools.partial(jax.jit, static_argnames=('config', 'layers'))
 def hidden_and_pooled(config: BertConfig, params: Any, tokens: Tokens, starts: jax.Array,
                       layers: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-  """Returns (hidden states of some layers, pooled outputs [R, P, D])."""
+  """Returns (hidden states [R, L, D * len(layers)], pooled outputs [R, P, D])."""
   # The pooler reads the last layer, whichever layers the caller wants.
   computed = layers if layers == (-1,) else (*layers, -1)
   states = hidden_states(config, params, tokens, starts, computed)

@@ -47,7 +47,7 @@ class LoadedModel:
   # ---- texts to rows ---------------------------------------------------------------------
 
   def require_head(self, group: str, title: str):
-    """Raises UserError without the parameters `group`, which users know as `title`."""
+    """Raises UserError if the model lacks the head `group`; messages call it `title`."""
     require(group in self.model.groups,
             f'this model has no {title}: it was trained without, or it was left out of '
             'the checkpoint')

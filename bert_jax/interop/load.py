@@ -47,7 +47,7 @@ def _from_hub(name: str) -> epath.Path:
 
 def load(directory: str, step: int | None = None,
          allow_older: bool = False) -> Pretrained:
-  """Loads a model.
+  """Loads a model in any format; downloads it if its name is on the hub.
 
   Args:
     directory: a workdir of a run, a checkpoint of bert_jax, a folder in the Hugging Face

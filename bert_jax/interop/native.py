@@ -70,7 +70,7 @@ def save(model: Pretrained, directory: epath.Path):
 
 
 def load(directory: epath.Path) -> Pretrained:
-  """Reads a checkpoint.
+  """Reads a checkpoint that `save` wrote.
 
   Raises:
     UserError: a file or an array is missing, damaged, or does not fit `bert.json`.

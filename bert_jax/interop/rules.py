@@ -31,7 +31,7 @@ Rules = dict[str, list[Rule]]
 
 
 def copy(leaf: str, tensor: str) -> Rule:
-  """The same array in both."""
+  """The leaf and the tensor are the same array."""
   return Rule([leaf], [tensor], read=lambda x: [x], write=lambda x: [x])
 
 

@@ -243,7 +243,7 @@ def _read_module(kind: str, folder: epath.Path, width: int) -> Module:
 
 def read(directory: epath.Path, config: BertConfig,
          tokenizer: tokenizer_base.Tokenizer) -> text_layout.TextLayout | None:
-  """Reads everything but the encoder.
+  """Reads everything but the encoder from a folder of sentence-transformers.
 
   Args:
     directory: the folder of the model.

@@ -103,7 +103,7 @@ class Module:
 
   def walk(self, computation: str = '', times: int = 1, into_all: bool = False
            ) -> Iterator[tuple[str, Instruction, int]]:
-    """Yields (name of the computation, instruction, execution count), into all loops.
+    """Yields (name of the computation, instruction, execution count), also inside loops.
 
     A fusion or a conditional counts as one instruction; with `into_all` the walk also
     yields the instructions inside. A call yields only the instructions inside.

@@ -147,5 +147,5 @@ def operations(text: str) -> list[Operation]:
 
 
 def total(operations: Sequence[Operation]) -> float:
-  """Bytes in a step."""
+  """The memory traffic of a step on each device, in bytes."""
   return sum(operation.bytes for operation in operations)

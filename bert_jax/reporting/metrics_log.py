@@ -34,7 +34,7 @@ def read_metrics(path: epath.Path) -> list[dict[str, Any]]:
 
 
 def is_evaluated(workdir: epath.Path, step: int) -> bool:
-  """True if metrics.jsonl has the evaluation after `step`; all processes must ask."""
+  """True if metrics.jsonl has the evaluation after `step`; a collective."""
   # Only the first process has the file.
   return processes.anywhere(not jax.process_index() and any(
       line['step'] == step and any(name.startswith('eval_') for name in line)
@@ -53,7 +53,7 @@ def _rows(path: epath.Path) -> list[trackers_lib.Row]:
 
 
 def is_recorded(workdir: epath.Path, trackers: Sequence[str]) -> bool:
-  """True if the trackers have all of metrics.jsonl; all processes must ask."""
+  """True if the trackers have all of metrics.jsonl; a collective."""
   rows = _rows(workdir / 'metrics.jsonl')
   return not processes.anywhere(not jax.process_index() and not all(
       trackers_lib.ALL[name].is_complete(workdir, rows) for name in trackers))

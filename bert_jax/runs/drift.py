@@ -30,7 +30,7 @@ class Change(NamedTuple):
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-  """The fields of both configs that differ."""
+  """The fields whose values in two configs differ."""
   # run.json has lists for tuples, so `now` goes through JSON, too.
   old = traverse_util.flatten_dict(before, sep='.')
   new = traverse_util.flatten_dict(json.loads(json.dumps(now)), sep='.')

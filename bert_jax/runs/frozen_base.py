@@ -52,7 +52,7 @@ def adapt(job: Job, config: ConfigDict, workdir: epath.Path) -> Job:
 
 
 def save(job: Job, workdir: epath.Path):
-  """Writes the base of a run without a checkpoint; all processes call this together."""
+  """Writes the base before the first checkpoint; all processes call this together."""
   if not (job.base and job.start):
     return
   folder = workdir / checkpoint.BASE

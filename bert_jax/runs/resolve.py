@@ -128,7 +128,7 @@ def _make_job(config: FrozenConfigDict, *, model: Pretrained | None, mesh: Mesh,
 def resolve(asked: Asked, mesh: Mesh, path: epath.Path, workdir: epath.Path,
             run_json: Mapping[str, Any],
             has_started: bool) -> tuple[FrozenConfigDict, Job, list[str]]:
-  """Completes a config by the devices, the model and the data.
+  """Completes a config with the devices, the model and the data.
 
   All processes call this together.
 

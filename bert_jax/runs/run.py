@@ -41,7 +41,7 @@ _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
 @pool.without_main_module()
 def run(config: ConfigDict, workdir: str, given: Mapping[str, Any] = {}):
-  """Trains a model by `config` in `workdir`, or resumes the run there.
+  """Trains the model of `config` in `workdir`, or resumes the run there.
 
   Args:
     config: the config, which is not modified.

@@ -165,7 +165,7 @@ def _join(platform: str):
 
 
 def meet(name: str):
-  """Waits until all processes call it; raises Failed, naming those that do not."""
+  """Waits until all processes call it; raises Failed and names the missing ones."""
   client = _state().client
   if client is None:
     return

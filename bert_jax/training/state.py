@@ -29,7 +29,7 @@ class TrainState(NamedTuple):
 
 
 def root_key(seed: int) -> jax.Array:
-  """The root key of a run. Threefry draws the same bits on every mesh, sharded."""
+  """The root key of a run: threefry bits do not depend on the mesh, and are sharded."""
   return jax.random.key(seed, impl='threefry2x32')
 
 
