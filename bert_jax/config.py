@@ -45,7 +45,7 @@ _SMALLEST, _LARGEST_FLOAT = 1e-37, 1e38
 
 
 def model(size: str | BertConfig) -> ConfigDict:
-  """The config group `model` for a name in SIZES, or with the values of a config."""
+  """The config group `model` for a name in SIZES, or for a `BertConfig`."""
   if isinstance(size, str):
     layers, width = SIZES[size]
     size = BertConfig(num_layers=layers, hidden_size=width, num_heads=width // 64,
@@ -88,7 +88,7 @@ def _defaults(table: Table) -> ConfigDict:
 
 
 def pretraining(size: str | BertConfig) -> ConfigDict:
-  """The default config: the paper's 1M steps of 256 rows, 90% of 128 tokens, then 512."""
+  """The default config, as published: 1M steps of 256 rows, 90% of 128 tokens, then 512."""
   return _defaults(fields('pretrain', size)).lock()
 
 
@@ -193,8 +193,8 @@ def check_effects(config: ConfigDict, given: Collection[str], job: Job | None = 
   Args:
     config: the config of the run.
     given: the fields of the command line.
-    job: the job of the run; applies only the rules that depend on the data. None =
-      applies only the others.
+    job: the job of the run, to apply the rules that depend on the data; None = apply the
+      other rules.
   """
   architecture, table = config.model.architecture, fields(config.task)
   # The group `model` may have fields that only another architecture uses.

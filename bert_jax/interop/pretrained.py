@@ -37,7 +37,8 @@ class Pretrained:
     problem: the kind of sequence classification: single_label, multi_label, regression.
     facts: facts about the training: 'source', 'data', 'steps', 'scores', 'command'. Facts
       about fine-tuning: 'task' (such as reranking, whose head is for
-      sequence_classification), 'max_len', 'null_threshold', 'highest_grade', and FACTS_OF_DATA.
+      sequence_classification), 'max_len', 'null_threshold', 'highest_grade', and
+      FACTS_OF_DATA.
     sentence: how the model turns a text into a vector, weights or a score; None =
       unknown.
   """

@@ -120,7 +120,7 @@ def _hidden(package: str) -> Iterator[None]:
 
 
 class WeightsAndBiases(Tracker):
-  """A run of W&B; WORKDIR/wandb.json has its id and the last steps that W&B has saved.
+  """A run of W&B; WORKDIR/wandb.json has its id and the last steps that W&B surely has.
 
   The environment variables of W&B (WANDB_PROJECT, WANDB_MODE, ...) apply. W&B numbers its
   calls itself, so the step of the run is a metric, 'step', and the x-axis of every chart.

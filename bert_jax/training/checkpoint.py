@@ -283,7 +283,7 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
 
   damage = []
   set_aside = absolute(workdir) / 'damaged'
-  # Training has set damaged best parameters aside, and the newest ones are worse.
+  # Training has set damaged best parameters aside, so the newest are not the best.
   if set_aside.exists() and not integrity.steps(workdir / 'best'):
     damage += [f'{workdir}/damaged/{x.name} is damaged'
                for x in set_aside.glob('best-*')][:1]

@@ -122,7 +122,7 @@ def _start(job: Job, config: FrozenConfigDict, workdir: storage.Folder,
            ) -> tuple[state_lib.TrainState | None, int, bool]:
   """Returns the first state, the steps done before, and whether it owes an evaluation.
 
-  A checkpoint of this run precedes `initial`, which precedes random parameters. A run
+  The state is the newest checkpoint, or random parameters that `initial` changes. A run
   owes an evaluation if it was killed after it saved a step and before it evaluated it. If
   the workdir holds the whole run, the state is None and the checkpoints are closed.
   """

@@ -83,8 +83,7 @@ def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
 
   It is peak * min(t / warmup, 1, (T - t) / (T - S)). T is `train_steps`. The decay
   begins at S: at the end of the warmup, as published, or later (warmup-stable-decay).
-  With 1-sqrt the rate falls as 1 - sqrt((t - S) / (T - S)) (Haegele et al. 2024,
-  arXiv:2405.18392).
+  With 1-sqrt it falls as 1 - sqrt((t - S) / (T - S)) (Haegele et al., arXiv:2405.18392).
 
   Returns:
     A function from the number of updates so far, t, to the rate of the next one; float32.

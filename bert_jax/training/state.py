@@ -29,7 +29,7 @@ class TrainState(NamedTuple):
 
 
 def root_key(seed: int) -> jax.Array:
-  """The root key of a run: threefry bits do not depend on the mesh, and are sharded."""
+  """The root key of a run: threefry draws the same bits on every mesh, shard by shard."""
   return jax.random.key(seed, impl='threefry2x32')
 
 
@@ -84,10 +84,9 @@ def _sum_over_microbatches(gradients: Callable[[Any], Any], batch: Any,
 def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
                     preset: str, abstract: TrainState, *, seed: int,
                     accumulation: int) -> Callable:
-  """The jitted step: (state, batch) -> (state, metrics). It donates the state.
+  """The jitted step: (state, batch) -> (state, `losses.Metrics`). It donates the state.
 
-  Each metric is a pair (sum, count), two float32 scalars. The batch and the state keep
-  the shardings of `put_batch` and of `abstract`.
+  The batch and the state keep the shardings of `put_batch` and of `abstract`.
 
   With microbatches the gradient is the gradient of the whole batch (to rounding; dropout
   draws other bits), because every loss is divided by its count over the whole batch.
