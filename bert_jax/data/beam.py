@@ -78,7 +78,17 @@ def _finish(files: Sequence[dict[str, dict[str, Any]]], *, settings: corpus.Sett
 
 
 def run(settings: corpus.Settings, output: str, options: Sequence[str] = ()):
-  """Runs the pipeline with Beam's `options` and writes the manifest."""
+  """Runs the pipeline with Beam's `options` and writes the manifest.
+
+  Args:
+    settings: the text, in files, and its existing vocabulary.
+    output: an empty or new folder that every worker can write.
+    options: such as '--runner=DataflowRunner'.
+
+  Raises:
+    UserError: Beam is missing, or a mistake in the settings, the text or the output.
+    Failed: the pipeline failed.
+  """
   try:
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -106,7 +116,7 @@ def run(settings: corpus.Settings, output: str, options: Sequence[str] = ()):
            | beam.Map(functools.partial(_write_shards, settings=settings, output=output))
            | beam.combiners.ToList()
            | beam.Map(functools.partial(_finish, settings=settings, output=output)))
-  except Exception as e:  # each runner has other exceptions
+  except Exception as e:  # each runner raises its own exceptions
     mistake = UserError if isinstance(e, UserError) else Failed
     raise mistake(f'the Beam pipeline failed, delete {output} before you run it again: '
                   f'{e}') from e

@@ -1,8 +1,8 @@
-"""The starts of words in Chinese, which has no spaces: jieba segments the text.
+"""Finds word starts in Chinese, which has no spaces, by jieba's segmentation.
 
 A tokenizer returns the offsets of tokens as Python objects, which doubles the time of
 tokenization. Most sentences do not need them. If a sentence has only Han characters,
-punctuation, and Latin letters and digits, its characters alone say where each WordPiece
+punctuation, and Latin letters and digits, its characters alone show where each WordPiece
 word starts.
 """
 
@@ -75,11 +75,12 @@ def encode(tokenizer: Tokenizer,
 
   Args:
     tokenizer: any tokenizer.
-    sentences: must not be empty strings.
+    sentences: non-empty strings.
 
   Returns:
-    (the tokens of each sentence, [T] bool over all tokens: True where a word starts). If
-    a character has several tokens, as in byte-level BPE, only the first can start a word.
+    (the token ids of each sentence, [T] bool over all tokens: True where a word starts).
+    If a character has several tokens, as in byte-level BPE, only the first can start a
+    word.
   """
   is_start = _jieba_starts(sentences)
   if not (tokenizer.splits_as_bert and tokenizer.kind == 'wordpiece'):
@@ -101,8 +102,8 @@ def encode(tokenizer: Tokenizer,
   def count_by(where, sentence):
     return np.bincount(sentence[where], minlength=count)
 
-  # Tokenizer settings, or entries of several words, can split the text in another way.
-  # The number of words in a sentence reveals this.
+  # Tokenizer settings, or entries of several words, can split a sentence differently.
+  # Then its number of words differs too.
   num_words = count_by(begins, sentence_of_char)
   is_sure = ((count_by(kinds == _OTHER, sentence_of_char) == 0)
              & (num_words == count_by(is_first, sentence_of_token)))

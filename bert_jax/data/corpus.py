@@ -26,9 +26,9 @@ from bert_jax.errors import Failed, UserError, require, require_choice
 from bert_jax.runtime import storage
 
 FORMATS = ('auto', 'text', 'jsonl', 'wikitext')
-# tfds imports its packages in turn and stops at the first error. nearest_neighbors needs
-# h5py, which comes with TensorFlow. Without h5py, tfds never imports glue, wikipedia and
-# c4. So bert_jax imports the text packages itself.
+# tfds imports its packages in turn and stops at the first error, which is in
+# nearest_neighbors without h5py (it comes with TensorFlow). Then tfds never imports glue,
+# wikipedia and c4. So bert_jax imports the text packages itself.
 _TFDS_OF_TEXT = ('question_answering', 'structured', 'summarization', 'text',
                  'text_simplification', 'translate')
 _LONGEST_DOCUMENT = 64 << 20  # bytes; one document at a time is in memory
@@ -115,12 +115,16 @@ class Settings:
 class Source(NamedTuple):
   """Where documents come from."""
 
-  inputs: tuple[str, ...]  # file names, with the sizes and times that reveal a change
+  inputs: tuple[str, ...]  # file names with size and time, which reveal a changed file
   read: Callable[[], Iterator[str]]  # yields the documents, from the first one
 
 
 def find_files(pattern: str) -> list[str]:
-  """The sorted files of a glob, local or gs://; raises UserError if one is empty."""
+  """The sorted files of a glob, local or gs://.
+
+  Raises:
+    UserError: no file matches, or a file is empty or cannot be read.
+  """
   if storage.is_remote(pattern):
     root, _, rest = pattern.rpartition('/')
     storage.check('source', root)
@@ -175,7 +179,7 @@ def _lines(file: str) -> Iterator[bytes]:
 
 
 def _is_blank(line: bytes) -> bool:
-  """True for white space alone; unlike `bytes.isspace`, it includes Unicode's."""
+  """True for white space alone, including Unicode white space, unlike `bytes.isspace`."""
   # Most lines begin with a printable ASCII character and need not be decoded here.
   starts_with_ascii = b'!' <= line[:1] <= b'~'
   return not starts_with_ascii and not line.decode('utf-8', 'replace').strip()
@@ -216,9 +220,9 @@ def read_file(file: str, data_format: str, text_column: str) -> Iterator[str]:
   """Yields the documents of a file, which is gzipped if its name ends in .gz.
 
   Args:
-    file: its end also ends a document.
-    data_format: text (a line of white space between documents), jsonl (an object on each
-      line) or wikitext (` = Title = ` begins an article).
+    file: the path, local or gs://.
+    data_format: text (a blank line between documents), jsonl (an object on each line) or
+      wikitext (` = Title = ` begins an article).
     text_column: the key of the text in the objects of jsonl.
 
   Raises:
@@ -297,14 +301,14 @@ def open_tfds(name: str, split: str) -> Any:
 
 
 def _set_up_downloads():
-  """Lets tfds give up in time, work without TensorFlow, and show no bar in a log file."""
+  """Makes tfds retry less, work without TensorFlow, and show no bar in a log file."""
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core.download import downloader, extractor
   # Six attempts in 6 seconds. The default takes 3.5 minutes.
   downloader.MAX_RETRIES = min(downloader.MAX_RETRIES, 5)
   if not sys.stderr.isatty():
     tfds.disable_progress_bar()
-  # tfds reads archives by a file class of TensorFlow.
+  # tfds reads archives with TensorFlow's GFile.
   if importlib.util.find_spec('tensorflow') is None:
     gfile = types.SimpleNamespace(GFile=lambda path, mode: epath.Path(path).open(mode))
     extractor.tf = types.SimpleNamespace(io=types.SimpleNamespace(gfile=gfile),
@@ -339,7 +343,7 @@ def tfds_documents(name: str, text_column: str) -> Iterator[str]:
 
 
 def first_words(documents: Iterable[str], words: int) -> Iterator[str]:
-  """Yields documents up to `words` words, separated by white space; cuts the last one.
+  """Yields the first documents, `words` white-space words in total; cuts the last one.
 
   Raises:
     UserError: all documents together have fewer words.

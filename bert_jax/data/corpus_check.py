@@ -1,4 +1,4 @@
-"""A report on a corpus before a run: its contents and its faults."""
+"""Reports the contents and faults of a corpus before a run."""
 
 from collections.abc import Iterator
 import re
@@ -14,13 +14,13 @@ from bert_jax.data.survey import Distinct, Survey, survey_of, text_hash
 from bert_jax.runtime import console
 
 _CJK = re.compile('[\u3400-\u9fff\u3040-\u30ff]')  # scripts without spaces
-_BUCKETS = 2**np.arange(1, 17)  # of histograms
+_BUCKETS = 2**np.arange(1, 17)  # the boundaries between the bars of histograms
 # The layout of the rows whose labels the report counts.
 _LAYOUT = RowLayout.create(128, True, 'next_sentence')
 
 
 class CorpusStatistics(NamedTuple):
-  """The results of a check. All numbers of tokens are numbers in the sample."""
+  """The results of a check. Fields from `sample` on are about the tokenized sample."""
 
   survey: Survey
   lines: int
@@ -36,7 +36,11 @@ class CorpusStatistics(NamedTuple):
 
 
 def check(settings: corpus.Settings) -> CorpusStatistics:
-  """Surveys a corpus, and tokenizes about 256 MiB of it and its held-out documents."""
+  """Surveys a corpus, and tokenizes about 256 MiB of it and its held-out documents.
+
+  Raises:
+    UserError: the settings are wrong, or the corpus is not readable or has no tokens.
+  """
   with tempfile.TemporaryDirectory() as scratch:
     folder = epath.Path(scratch)
     source = corpus.open_source(settings, folder)
@@ -77,7 +81,7 @@ def check(settings: corpus.Settings) -> CorpusStatistics:
     # The memory maps stay valid after the folder is deleted.
     split = records.open_split(folder, manifest, 'sample', verify=False)
   labels = np.zeros(2, int)
-  # 64 blocks are enough for a share of the labels.
+  # 64 blocks are enough to estimate the share of each label.
   if split.num_tokens > 1:
     blocks = np.random.default_rng(0).permutation(split.num_blocks)[:64]
     pairs, _, _ = make_pairs(split, blocks, _LAYOUT, (0,))

@@ -30,7 +30,11 @@ class Corpus(NamedTuple):
 
 
 def open_records(directory: epath.Path) -> Corpus:
-  """Opens a local folder that `prepare` made; raises UserError if a file has changed."""
+  """Opens a local folder that `prepare` made.
+
+  Raises:
+    UserError: a file is missing, damaged or changed.
+  """
   manifest = records.read_manifest(directory)
   tokenizer = tokenizer_reader.load(directory / 'tokenizer')
   require(tokenizer_base.digest(tokenizer) == manifest['tokenizer'],
@@ -72,9 +76,9 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
 
   Args:
     data: the config group `data`.
-    vocab_size: the size of the vocabulary, if one is trained.
-    workdir: text is prepared into this folder.
-    processes: the processes of the run; a run of several cannot prepare text.
+    vocab_size: the size of the vocabulary that is trained without `data.vocab`.
+    workdir: the folder of the run, for the records that it prepares from text.
+    processes: the number of processes of the run; only a single one can prepare text.
 
   Raises:
     UserError: the corpus or vocabulary is not usable, or the workdir holds another one.
@@ -82,7 +86,7 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
   corpora = mixture.parse(data.source)
   if corpora:
     return _open_mixture(corpora, data, vocab_size, workdir, processes)
-  # Records that were prepared once serve all runs. Text is prepared for this run alone.
+  # Prepared records serve all runs. Text is prepared in the workdir, for this run alone.
   if is_prepared(data.source):
     where = data.source
     directory = epath.Path(where)
@@ -126,8 +130,8 @@ def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
                   vocab_size: int, workdir: epath.Path, processes: int) -> Corpus:
   """Opens the corpora of a mixture, which share a vocabulary.
 
-  Without `data.vocab`, texts use the vocabulary of the first records. A mixture of texts
-  alone trains one vocabulary on all of them.
+  Without `data.vocab`, texts use the vocabulary of the first prepared records. If there
+  are none, one vocabulary is trained on all texts.
   """
   groups = [config_fields.changed(data, {'source': corpus.source}) for corpus in corpora]
   texts = [group for group in groups if not is_prepared(group.source)]
@@ -136,7 +140,7 @@ def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
     record_sources = [group.source for group in groups if is_prepared(group.source)]
     vocab = (f'{record_sources[0]}/tokenizer' if record_sources
              else os.fspath(workdir / 'vocabulary'))
-    # CONFIG is saved last: with it, the vocabulary is complete.
+    # CONFIG is saved last, so a folder with it has a complete vocabulary.
     if not record_sources and not (epath.Path(vocab) / tokenizer_base.CONFIG).exists():
       _require_one_process(data.source, processes)
       preparation.train_vocabulary([_settings(text, vocab_size) for text in texts],
@@ -155,7 +159,7 @@ def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
   train = mixture.MixedRecords(tuple(corpus.train for corpus in opened), weights)
   held_out = [(corpus.heldout, w) for corpus, w in zip(opened, weights)
               if corpus.heldout.num_tokens]
-  # The counts sum to the number of tokens. Each corpus has its mean share of the run.
+  # Weights each corpus by its mean share of the run; the sum is the number of tokens.
   counts = sum(np.mean(w) * train.num_tokens * corpus.counts / max(corpus.counts.sum(), 1)
                for w, corpus in zip(weights, opened)).astype(np.int64)
   heldout_counts = sum(

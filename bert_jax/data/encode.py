@@ -1,4 +1,4 @@
-"""Documents to arrays of tokens: the work of each worker process of `prepare`."""
+"""Encodes documents as arrays of tokens: the work of `prepare`'s worker processes."""
 
 import collections
 from collections.abc import Iterable, Iterator
@@ -20,12 +20,12 @@ _AT_ONCE = 1 << 19
 
 
 class Encoded(NamedTuple):
-  """Some documents as arrays; see `records.ShardWriter.add`."""
+  """Documents as arrays; for the first four, see `records.ShardWriter.add`."""
 
-  tokens: np.ndarray
-  words: np.ndarray
-  lengths: np.ndarray
-  counts: np.ndarray
+  tokens: np.ndarray  # [T] uint16 or uint32
+  words: np.ndarray  # [T] bool
+  lengths: np.ndarray  # [S] int64
+  counts: np.ndarray  # [E] int64
   heldout: list[int]  # indices of the held-out sentences that occur in these documents
   documents: int  # number of documents before encoding
   size: int  # bytes of text
@@ -45,7 +45,7 @@ def batches(texts: Iterable[str], size: int = 1 << 18) -> Iterator[list[str]]:
 
 
 class Encoder:
-  """Turns documents into arrays."""
+  """Encodes documents; workers unpickle it by reading its files again."""
 
   def __init__(self, tokenizer: tokenizer_base.Tokenizer, settings: Settings,
                heldout: Iterable[str] = (), reopen: tuple[Any, ...] = ()):
@@ -53,9 +53,9 @@ class Encoder:
 
     Args:
       tokenizer: of the corpus.
-      settings: how documents split into sentences.
+      settings: how documents are split into sentences.
       heldout: the keys of held-out sentences; see `keys`.
-      reopen: the arguments with which `_reopened` makes this encoder in a worker process.
+      reopen: the arguments of `_reopened`, which makes this encoder in a worker process.
     """
     # `parsing(False)`: "[SEP]" in a corpus is text, never the special token.
     self.tokenizer, self._settings, self._reopen = (
@@ -101,7 +101,7 @@ class Encoder:
                    documents=len(documents), size=0)
 
   def keys(self, sentences: list[str]) -> list[str]:
-    """A key of each sentence: equal for sentences with equal tokens."""
+    """A hex key for each sentence: equal for sentences with equal tokens."""
     return [np.array(ids, self._dtype).tobytes().hex() for ids in self._ids(sentences)]
 
   def _ids(self, sentences: list[str]) -> list[list[int]]:
@@ -132,6 +132,6 @@ def warm_up(settings: Settings):
 
 @functools.cache
 def _reopened(tokenizer: str, settings: Settings, heldout: str) -> Encoder:
-  """The encoder of a worker process, which reads the tokenizer and the keys once."""
+  """Makes the encoder of a worker process; cached, so it reads the files only once."""
   keys = json.loads(pathlib.Path(heldout).read_text())['keys']
   return Encoder(tokenizer_reader.load(tokenizer), settings, keys)

@@ -1,7 +1,7 @@
-"""Texts to inputs of the model: adds special tokens, and places inputs into rows.
+"""Makes the model's inputs from texts: adds special tokens, places inputs into rows.
 
-A text that is longer than the position table is cut, or read in chunks. In Sun et al.
-2019 (https://arxiv.org/abs/1905.05583, section 5.3), head_tail gives the best results.
+A text that is longer than an input is cut, or split into chunks. In Sun et al. 2019
+(https://arxiv.org/abs/1905.05583, section 5.3), head_tail gives the best results.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ import numpy as np
 from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.data.tokens import Tokens
 
-# The start of a text gets this share of an input, and its end gets the rest. head_tail in
-# the paper: the first 128 and the last 382 of 510 tokens.
+# The share of an input that the start of a text gets, as a fraction; the end of the text
+# gets the rest. head_tail is the paper's: the first 128 and the last 382 of 510 tokens.
 _CUTS = {'head': (1, 1), 'tail': (0, 1), 'head_tail': (128, 510)}
 _CHUNKS = ('chunks_mean', 'chunks_max', 'chunks_attention')
-LONG = (*_CUTS, *_CHUNKS)  # the ways to read a text above max_len
+LONG = (*_CUTS, *_CHUNKS)  # the ways to read a text longer than max_len
 
 
 class Input(NamedTuple):
@@ -41,7 +41,7 @@ def join(tokenizer: Tokenizer, first: Sequence[int],
          second: Sequence[int] | None = None) -> Input:
   """Makes [CLS] first [SEP], or [CLS] first [SEP] second [SEP].
 
-  The tokenizer decides about the special tokens: RoBERTa has two [SEP] between texts.
+  The tokenizer sets the special tokens: RoBERTa has two [SEP] between texts.
   """
   if second is None:
     before, after = tokenizer.around.one
@@ -67,7 +67,7 @@ def cut_pair(first: Sequence[int], second: Sequence[int],
 
 
 def pieces(ids: Sequence[int], room: int, how: str) -> list[Sequence[int]]:
-  """Cuts a text to pieces of `room` tokens: all its chunks, or one piece; see LONG."""
+  """Cuts a text into chunks of `room` tokens, or to one such piece; `how` is in LONG."""
   if len(ids) <= room:
     return [ids]
   if how in _CHUNKS:
@@ -93,11 +93,10 @@ def text_inputs(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_len: i
     texts: (text,) or (text, text) each.
     tokenizer: adds its special tokens.
     max_len: tokens of an input.
-    long: one of LONG. The chunks_... split a longer text into several inputs, the others
-      cut it.
+    long: one of LONG. chunks_* split a longer text into several inputs; others cut it.
 
   Returns:
-    (the inputs, [inputs] int64 the number of each input's text).
+    (the inputs, [inputs] int64 the index of each input's text).
   """
   inputs, owners = [], []
   for i, ids in enumerate(encode(texts, tokenizer)):
@@ -126,8 +125,8 @@ def place(inputs: Sequence[Input], members: np.ndarray, row_of: np.ndarray, *, r
 
   Args:
     inputs: all inputs.
-    members: [N] the numbers of the inputs to place.
-    row_of: [N] the row of each member.
+    members: [N] int64, the indices of the inputs to place.
+    row_of: [N] int64, the row of each member.
     rows: R.
     length: L, the tokens of a row.
     slots: P, the largest number of inputs in a row.

@@ -41,7 +41,7 @@ def batches(rows: Callable[[int], Any], first_step: int, last_step: int, workers
 
 def _from_workers(rows: Callable[[int], Any], steps: range, workers: int,
                   ahead: int) -> Iterator[Any]:
-  """Yields the batches that workers make; closed, it ends each after its current batch.
+  """Yields batches from workers; closing it ends each worker after its current batch.
 
   Grain's own workers are not used: they send batches through shared memory, which
   containers limit, and do not free all of it.

@@ -1,4 +1,4 @@
-"""Several corpora in one run, each with a share of the rows.
+"""Mixtures: several corpora in one run, each with a share of the rows.
 
   --config.data.source='wiki/*.gz=0.7,books/*.gz=0.3'
   --config.data.source='wiki/*.gz=0.7:0.3,books/*.gz=0.3:0.7'  # shares change linearly
@@ -29,7 +29,7 @@ _PART = re.compile(
 
 
 class WeightedCorpus(NamedTuple):
-  """A corpus of a mixture. The weights of all its corpora sum to 1."""
+  """A corpus of a mixture. The weights of a mixture sum to 1."""
 
   source: str  # as data.source of a single corpus
   start: float  # weight at the first step
@@ -99,7 +99,7 @@ class Plan:
   rows: int
 
   def _share(self, corpus: int, moment: float) -> float:
-    """The exact share of a corpus in the run up to a moment, in rows."""
+    """The share of a corpus, in rows (a real number), in the run up to a moment."""
     start, end = self.weights[corpus]
     within = min(moment, self.rows)
     return (start * within + (end - start) * within**2 / 2 / max(self.rows, 1)
@@ -109,21 +109,21 @@ class Plan:
     """The moments at which rows of a corpus are due, inf = never: [N] -> [N] float64."""
     start, end = self.weights[corpus]
     share, whole = rank + 0.5, self._share(corpus, self.rows)
-    # The weight changes linearly, so the share is quadratic: solve it for the moment. A
-    # weight of 0 divides by 0 and gives inf.
+    # The weight changes linearly, so the share is quadratic: solve it for the moment.
+    # Where the weight is 0, the division by 0 gives inf.
     with np.errstate(divide='ignore', invalid='ignore'):
       root = np.sqrt(start**2 + 2 * (end - start) * share / max(self.rows, 1))
       moment = np.where(share <= whole, 2 * share / (start + root),
                         self.rows + (share - whole) / end)
-    # Rounding makes ties exact: corpora with rows due together keep their order.
+    # Rounding makes ties exact, so the stable sort orders rows due together by corpus.
     return np.round(moment, 6)
 
   def _stretch(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The rows of the run around rows `first` to `last`.
+    """The plan of a part of the run that includes rows `first` to `last`.
 
     Returns:
-      (the corpus of each row, its rank in that corpus, [corpora] the number of rows of
-      each corpus before them).
+      ([N] the corpus of each row, [N] its rank in that corpus, [corpora] the rows of each
+      corpus before this part).
     """
     corpora = len(self.weights)
     # At any moment, each corpus is within half a row of its share.
@@ -162,7 +162,7 @@ def unread(source: str, plan: Plan) -> Iterator[str]:
 
 
 def _spread(counts: Sequence[int]) -> np.ndarray:
-  """[sum of counts] the corpus of each item, with each corpus evenly distributed."""
+  """The corpus of each item, evenly distributed: [corpora] -> [sum of counts] int64."""
   place = np.concatenate([(np.arange(count) + 0.5) / count for count in counts if count])
   corpus = np.repeat(np.arange(len(counts)), counts)
   return corpus[np.argsort(place, kind='stable')]
@@ -190,11 +190,11 @@ class MixedRows:
             first: int = 0) -> Rows:
     """The rows of a step of the phase; see `RowSource.batch`.
 
-    `first` has no effect: each corpus continues where the phase before ended.
+    `first` has no effect: each corpus continues where the previous phase ended.
     """
     row = np.arange(batch_size)[share]
     corpus, rank = self.plan.locate(self.begin + step * batch_size + row)
-    # From the rank in the run to the row in the walk over the corpus.
+    # Converts the rank in the run to the row in the walk over the corpus.
     rank = rank - self.plan.before(self.begin)[corpus] + np.array(self.first)[corpus]
     order, corpus_rows = [], []
     for number in np.unique(corpus):

@@ -1,10 +1,10 @@
-"""False next sentences: pairs of a window exchange their B.
+"""Makes false next sentences: pairs of a window exchange their B.
 
 An exchange gives each of two pairs the B of the other. The two B are about equally long,
 so length does not leak the label. `data.negatives` says what else they have in common:
 
   other_document  nothing: the two B come from different documents
-  similar_style   similar numbers of marks, capitals and digits
+  similar_style   similar counts of punctuation, capitals and digits
   same_document   the document, if it has another B of about the same length; otherwise
                   similar style
 """
@@ -18,16 +18,16 @@ from bert_jax.data.tokenizers.base import Tokenizer
 
 NEGATIVES = ('other_document', 'similar_style', 'same_document')
 _ROUNDS = 4  # attempts to find a partner from another document
-_STYLES = 3  # token classes that make a style: marks, capitals, digits
+_STYLES = 3  # token classes that make a style: punctuation, capitals, digits
 _GROUP = 40  # the fewest pairs of one style: in smaller groups, lengths differ too much
-_NEAR = 1 / 8  # share of a chunk by which the lengths of two B of one document may differ
+_NEAR = 1 / 8  # share of a row by which the lengths of two B of one document may differ
 
 
 def token_classes(tokenizer: Tokenizer) -> np.ndarray:
   """The class of each entry by its first character: [V] uint8.
 
-  0 = mark, 1 = capital letter, 2 = digit, 3 = other letter. The prefixes of WordPiece,
-  BPE and SentencePiece do not count.
+  0 = punctuation or symbol, 1 = capital letter, 2 = digit, 3 = other letter. The prefixes
+  of WordPiece, BPE and SentencePiece do not count.
   """
   def class_of(entry):
     first = (entry.removeprefix('##').lstrip('\u2581\u0120') or 'a')[0]
@@ -41,18 +41,28 @@ def token_classes(tokenizer: Tokenizer) -> np.ndarray:
 
 def styles(records: Records, classes: np.ndarray, start: np.ndarray,
            length: np.ndarray) -> np.ndarray:
-  """Counts marks, capitals and digits in stretches of text: [C] int64 -> [C, 3] int64."""
+  """Counts punctuation, capitals and digits in spans of text.
+
+  Args:
+    records: of the corpus.
+    classes: [V] uint8, from `token_classes`.
+    start: [C] int64, the first token of each span in the corpus.
+    length: [C] int64, the tokens of each span.
+
+  Returns:
+    [C, 3] int64.
+  """
   stretch = np.repeat(np.arange(len(start)), length)
   position = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
   token_class = classes[records.tokens(start[stretch] + position)]
-  # One bincount over (stretch, class) counts all stretches at once.
+  # One bincount over (span, class) counts all spans at once.
   counts = np.bincount(stretch * (_STYLES + 1) + token_class,
                        minlength=len(start) * (_STYLES + 1))
   return counts.reshape(-1, _STYLES + 1)[:, :_STYLES]
 
 
 def _style_groups(style: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  """Groups similar styles: [C, 3] -> [C] int64. Each count splits groups in 1 to 4."""
+  """Groups similar styles: [C, 3] -> [C] int64. Each count splits groups into 1 to 4."""
   count = len(style)
   ways = int(np.clip((count / _GROUP)**(1 / _STYLES), 1, 4))
   group = np.zeros(count, np.int64)
@@ -74,7 +84,7 @@ def _couples_of_one_document(b_length: np.ndarray, document: np.ndarray, near: f
   left, right = order[:-1], order[1:]
   linked = ((document[left] == document[right])
             & (b_length[right] - b_length[left] <= near) & fits(left, right))
-  # Every second link of a run is used, so that no pair is in two couples.
+  # Uses every second link in a run of links, so that no pair is in two couples.
   number = np.arange(len(linked))
   begins = np.maximum.accumulate(np.where(linked, -1, number)) + 1
   taken = linked & ((number - begins) % 2 == 0)
@@ -84,7 +94,7 @@ def _couples_of_one_document(b_length: np.ndarray, document: np.ndarray, near: f
 def exchange(a_length: np.ndarray, b_length: np.ndarray, document: np.ndarray,
              longest: int, rng: np.random.Generator, negatives: str = NEGATIVES[0],
              style: np.ndarray | None = None) -> np.ndarray:
-  """The pair whose B each pair gets, or its own number if B stays: [C] int64.
+  """The index of the pair whose B each pair gets, itself if B stays: [C] int64.
 
   Pairs are sorted by the length of B. Neighbors of different documents become couples.
   Random couples exchange their B until half of all pairs have another B. Label and length
@@ -125,7 +135,8 @@ def exchange(a_length: np.ndarray, b_length: np.ndarray, document: np.ndarray,
     couples.append(np.stack([left[agree], right[agree]], 1))
     single = np.concatenate([left[~agree], right[~agree], order[2 * len(left):]])
   couples = np.concatenate(couples)
-  # The quarter is rounded at random, so that small windows are fair on average.
+  # count / 4 couples are half of the pairs. Random rounding keeps small windows fair on
+  # average.
   swaps = min(int(count / 4 + rng.random()), len(couples))
   left, right = rng.permutation(couples)[:swaps].T
   source = np.arange(count)

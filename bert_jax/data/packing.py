@@ -13,7 +13,7 @@ def pack(sizes: np.ndarray, max_len: int, most: int,
     sizes: [C] int64, each at most `max_len`. Items of equal length keep their order.
     max_len: L.
     most: P, the largest number of items in a row.
-    fillers: an item up to this length is a filler: it never opens a row, unless P is 1.
+    fillers: items up to this length are fillers, which never open a row unless P is 1.
 
   Returns:
     ([C] int64 row of each item, -1 for a filler without a row; number of rows).
@@ -53,11 +53,11 @@ def pack(sizes: np.ndarray, max_len: int, most: int,
 
 def pour(start: np.ndarray, end: np.ndarray, *, space: np.ndarray, slots: np.ndarray,
          max_len: int, max_items: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-  """Cuts spans of text into pieces that fill the gaps row by row, then new rows.
+  """Cuts spans of text into pieces that fill the gaps of rows in order, then new rows.
 
   Args:
     start: [T] int64, the first token of each span in the corpus.
-    end: [T] int64, one more than its last token.
+    end: [T] int64, one more than the last token of each span.
     space: [R] int64 tokens left in each row; a piece takes two for [CLS] and [SEP].
     slots: [R] int64 items that each row may still take.
     max_len: L, of new rows.

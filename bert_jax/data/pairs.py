@@ -34,16 +34,16 @@ from bert_jax.data.records import Records, cut
 
 SEQUENCES = ('next_sentence', 'sentence_order', 'full_sentences')
 SHORT_SHARE = 0.1  # share of chunks with a random length, as published (short_seq_prob)
-_MAX_PAIRS = 8  # in a row
+_MAX_PAIRS = 8  # upper bound on P
 _FULL = 0.98  # the target fill of rows, if it costs at most an eighth of the pairs
-_TYPICAL_FILL = 0.88  # average share of the longest chunk that whole sentences fill
+_TYPICAL_FILL = 0.88  # average length of a chunk as a share of the longest possible one
 
 
 class RowLayout(NamedTuple):
-  """The shape of rows."""
+  """The shape and the kind of rows."""
 
   max_len: int  # L
-  pairs: int  # P, the largest number in a row; 1 = unpacked
+  pairs: int  # P, the most pairs in a row; 1 = unpacked
   sequences: str = 'next_sentence'  # one of SEQUENCES
   negatives: str = NEGATIVES[0]  # where false next sentences come from
 
@@ -76,7 +76,7 @@ class Pairs(NamedTuple):
 
   @property
   def size(self) -> np.ndarray:
-    """The number of tokens with special tokens; 0 where a row has no pair."""
+    """The number of tokens, including special tokens; 0 where a row has no pair."""
     return np.where(self.a_length > 0, self.a_length + self.b_length + 2 + self.has_b, 0)
 
   def take(self, index: np.ndarray) -> 'Pairs':
@@ -85,9 +85,9 @@ class Pairs(NamedTuple):
 
 
 class Window(NamedTuple):
-  """The sentences of a window's blocks, on a joint token axis."""
+  """The sentences of a window's blocks, which are concatenated on one token axis."""
 
-  bounds: np.ndarray  # [S + 1] start of each sentence on the axis; the end of the last
+  bounds: np.ndarray  # [S + 1] start of each sentence on the axis, and end of the last
   segments: np.ndarray  # [E + 1] first sentence of each segment, and S (see `_segments`)
   document: np.ndarray  # [E] number of the document in the corpus
   offset: np.ndarray  # [E] position in the corpus minus position on the axis
@@ -96,9 +96,9 @@ class Window(NamedTuple):
 def _read_window(records: Records, blocks: np.ndarray, layout: RowLayout) -> Window:
   """Reads the index of a window's blocks.
 
-  A sentence that is longer than a row is cut into pieces, and each piece stands alone. So
-  does the first sentence of a document for sentence_order: its style would leak that it
-  comes first.
+  A sentence that is longer than a row is cut into pieces, and each piece becomes a
+  segment. So does the first sentence of a document for sentence_order: its style would
+  leak that it comes first.
   """
   # By block: sentence lengths, first sentences of documents, their numbers and offsets.
   lengths, firsts, documents, offsets, opening = [], [], [], [], []
@@ -122,7 +122,7 @@ def _read_window(records: Records, blocks: np.ndarray, layout: RowLayout) -> Win
   if layout.sequences == 'sentence_order':
     stands_alone[renumbered[np.concatenate(opening)]] = True
   segments = _segments(document_starts, stands_alone)
-  # The document in which each segment lies.
+  # The document of each segment.
   source = np.searchsorted(document_starts, segments[:-1], side='right') - 1
   return Window(bounds=np.concatenate([[0], np.cumsum(length)]), segments=segments,
                 document=np.concatenate(documents)[source],
@@ -157,7 +157,7 @@ def _chunks(window: Window, layout: RowLayout,
 
   Each pass cuts one chunk from every segment. The first chunk of a segment has a random
   length, so that the cuts differ between epochs. It is at least as long as the remainder
-  at the end would be, so it does not add a chunk.
+  that chunks of typical length would leave, so it does not add a chunk.
 
   Returns:
     (first sentence, last sentence + 1, segment) of each chunk, in order: [C] int64 each.
@@ -197,8 +197,8 @@ def _labelled(records: Records, window: Window, layout: RowLayout,
               classes: np.ndarray | None, rng: np.random.Generator) -> Pairs:
   """Cuts chunks of two or more sentences into A and B, and labels them."""
   first, last, segment = _chunks(window, layout, rng)
-  # Packing keeps the order of equally long chunks: a row would hold neighbors of one
-  # document.
+  # Packing keeps the order of equally long chunks. Without a shuffle, a row would hold
+  # neighboring chunks of one document.
   if layout.pairs > 1:
     order = rng.permutation(len(first))
     first, last, segment = first[order], last[order], segment[order]
@@ -234,12 +234,12 @@ def _rows_to_keep(pairs: Pairs, row: np.ndarray, space: np.ndarray, rows: int | 
   Args:
     pairs: [C].
     row: [C] the row of each pair.
-    space: [R] tokens left in each row for a piece; 0 = it takes none.
+    space: [R] tokens left in each row for a piece; 0 = the row takes no piece.
     rows: the number of rows; None = the smallest number into which all text fits.
     layout: of the rows.
   """
   count = len(space)
-  # Poured text gets its own [CLS] and [SEP].
+  # Each piece of poured text gets a [CLS] and a [SEP].
   text = np.bincount(row, pairs.a_length + pairs.b_length + 2, count)
   text = text.sum() - np.concatenate([[0], np.cumsum(text)])
   room = np.concatenate([[0], np.cumsum(space)])
@@ -251,7 +251,7 @@ def _rows_to_keep(pairs: Pairs, row: np.ndarray, space: np.ndarray, rows: int | 
 
 
 def _stretches(pairs: Pairs, segment_starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Start and end of the text of pairs, neighbors in a segment joined: [T] int64 each.
+  """Start and end of the text of pairs, with neighbors joined: [T] int64 each.
 
   Texts [0, 5), [5, 9) and [12, 15) become the stretches [0, 9) and [12, 15), unless a
   segment begins at 5.
@@ -259,7 +259,7 @@ def _stretches(pairs: Pairs, segment_starts: np.ndarray) -> tuple[np.ndarray, np
   start = np.concatenate([pairs.a_start, pairs.b_start])
   end = start + np.concatenate([pairs.a_length, pairs.b_length])
   order = np.argsort(start)
-  order = order[(end > start)[order]]  # without the empty B of single segments
+  order = order[(end > start)[order]]  # drops the empty B of single segments
   start, end = start[order], end[order]
   joins = np.zeros(len(order), bool)  # True = it continues the stretch before it
   joins[1:] = (start[1:] == end[:-1]) & ~np.isin(start[1:], segment_starts)
@@ -277,10 +277,10 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: RowLayout,
     blocks: [blocks] int64, the numbers of the window's blocks.
     layout: of the rows.
     key: seeds the generator.
-    rows: the number of rows; None = the smallest number that keeps most pairs. Fewer rows
-      pour more text. 0 pours all text, which gives the same pairs for every key.
-    classes: [V] `negatives.token_classes`; not needed if false next sentences may come
-      from any other document.
+    rows: the number of rows; None = the smallest number that keeps most pairs. With fewer
+      rows, more text is poured. 0 pours all text, so every key gives the same pairs.
+    classes: [V] uint8, from `negatives.token_classes`; None works if `layout.negatives`
+      is other_document.
 
   Returns:
     (the pairs [C], the row of each pair [C], the number of rows that they need).
@@ -290,7 +290,7 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: RowLayout,
   segment_starts = window.bounds[window.segments[:-1]] + window.offset
   pairs = _labelled(records, window, layout, classes, rng)
   row, count = packing.pack(pairs.size, layout.max_len, layout.pairs)
-  # Rows without a label get the last numbers: they are poured first.
+  # Rows without a labeled pair get the last numbers, so they are poured first.
   if layout.pairs > 1:
     has_b = np.bincount(row, pairs.b_length, count) > 0
     order = np.lexsort((rng.random(count), ~has_b))
@@ -299,7 +299,7 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: RowLayout,
   usable = (space >= packing.SHORTEST_PIECE + 2) & (np.bincount(row) < layout.pairs)
   keep = _rows_to_keep(pairs, row, space * usable, rows, layout)
   least = 0  # the lower bound of `keep`
-  # Rows of P short texts are not full. Longer texts must be poured into them.
+  # Rows with P short texts are not full, and take no further piece: keep fewer of them.
   if rows is None:
     rows = int(pairs.size.sum() / _FULL / layout.max_len) + 1
     least = keep * 7 // 8 if layout.pairs > 1 else keep

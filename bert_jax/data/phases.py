@@ -33,8 +33,8 @@ def scaled(phases: Sequence[Sequence[int]],
            train_steps: int) -> tuple[tuple[int, int, int], ...]:
   """Scales phases to a total of `train_steps` steps, by largest remainder.
 
-  Each phase keeps at least one step. If there are more phases than steps, the longest
-  stay.
+  Each phase keeps at least one step. If there are more phases than steps, only the
+  longest phases stay.
   """
   longest = sorted(range(len(phases)), key=lambda i: -phases[i][0])[:train_steps]
   phases = [phases[i] for i in sorted(longest)]
@@ -70,7 +70,7 @@ class Phases(tuple[Phase, ...]):
     return cls(Phase(*phase) for phase in phases)
 
   def locate(self, step: int) -> tuple[int, Phase, int]:
-    """(index of the phase, the phase, steps into it) of a step; the last has no end."""
+    """(phase index, phase, steps into it) of a step; the last phase has no end."""
     for index, phase in enumerate(self[:-1]):
       if step < phase.steps:
         return index, phase, step

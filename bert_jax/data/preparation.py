@@ -1,7 +1,7 @@
-"""Text to token records: survey, vocabulary, tokens. records.py describes the result.
+"""Makes token records from text: survey, vocabulary, tokens. For the result, see records.
 
 An unfinished output folder also has progress/ with the results of the finished steps. The
-same command continues after them.
+same command resumes after these steps.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ _SHARD = 256 << 20  # bytes of text in a shard
 _IN_PROCESS = 4 << 20  # up to this many bytes of text, workers cost more than they save
 _Map = Callable[[Callable[[Any], encode.Encoded], Iterable[Any]],
                 Iterable[encode.Encoded]]
-_AT_ONCE = 3  # batches for each worker, waiting or in work
+_AT_ONCE = 3  # batches in flight for each worker
 
 
 def _progress_bar(total: int | None, desc: str) -> tqdm.tqdm:
@@ -52,9 +52,9 @@ def with_progress(documents: Iterable[str], desc: str,
 def cross_entropy(heldout_counts: np.ndarray, train_counts: np.ndarray) -> float | None:
   """The loss of a unigram model on held-out tokens, in nats per token.
 
-  The model knows only how often each token occurs in the training text (add-one
-  smoothed). Masked LM training has to get below this plateau. None without held-out
-  tokens.
+  The model knows only the token frequencies of the training text, with add-one smoothing.
+  Masked LM training has to get below this plateau. Counts are [V] int64. Returns None
+  without held-out tokens.
   """
   if not heldout_counts.sum():
     return None
@@ -63,7 +63,7 @@ def cross_entropy(heldout_counts: np.ndarray, train_counts: np.ndarray) -> float
 
 
 def check_documents(source: str, survey: Survey):
-  """Raises UserError for a corpus without two documents for next-sentence pairs."""
+  """Raises UserError for a corpus with fewer than two different documents."""
   require(survey.documents,
           f'data.source={source!r} holds no document: it is empty or blank lines')
   require(survey.different > 1,
@@ -207,7 +207,7 @@ class _Preparation:
       require(not strangers,
               f'{output} is not empty (it holds {min(strangers, default="")}): use '
               'another folder')
-    # A folder that is read-only fails here, not after an hour of reading.
+    # A read-only folder must fail here, not after an hour of reading.
     try:
       self.progress.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -251,7 +251,7 @@ class _Preparation:
     survey = survey_of(with_progress(self.source.read(), 'reading'),
                        self.settings.heldout)
     check_documents(self.settings.source, survey)
-    # After the survey: an input that cannot be read leaves no settings behind.
+    # Stores the settings only now, so that an unreadable input leaves none behind.
     self._once('settings', dict, self._requested)
     return survey
 
@@ -262,7 +262,7 @@ class _Preparation:
 
   def _heldout(self, survey: Survey,
                tokenizer: tokenizer_base.Tokenizer) -> dict[str, Any]:
-    """The held-out documents as lists of sentences, and a key of each sentence."""
+    """The held-out documents as lists of sentences, and a key for each sentence."""
     documents = [self.settings.sentences(document)
                  for document in (self.source.read() if survey.heldout_below else ())
                  if survey.is_held_out(document)]
@@ -291,7 +291,7 @@ class _Preparation:
           if size >= _SHARD:
             return
 
-      # A shard needs a first part: an exhausted iterator must not start an empty one.
+      # A shard starts with a part in hand: an exhausted iterator starts no empty shard.
       for first in parts:
         number = f'{len(shards):05}'
         shards.append(self._once(
@@ -301,14 +301,14 @@ class _Preparation:
 
   def _finish(self, survey: Survey, encoder: encode.Encoder, documents: list[list[str]],
               shards: list[dict[str, Any]], ordered_map: _Map):
-    """Writes the held-out shard without sentences of the training text; the manifest."""
+    """Writes the held-out shard, without sentences of the training text, and the rest."""
     tokenizer = encoder.tokenizer
     counts = token_counts(shards, tokenizer.vocab_size)
-    # Without progress/, `run` deletes the useless output after the UserError.
+    # `run` deletes the useless output after the UserError if progress/ has no shard.
     if not counts.sum():
       shutil.rmtree(self.progress)
     check_tokens(self.settings.source, counts)
-    # A held-out sentence that also occurs in training text would measure memorization.
+    # The score on a sentence of the training text would measure memorization.
     sentences = list(itertools.chain.from_iterable(documents))
     seen = {sentences[i] for shard in shards for i in shard['seen']}
     fresh = [[s for s in document if s not in seen] for document in documents]
@@ -339,11 +339,11 @@ def prepare(settings: Settings, output: str, workers: int = 0):
   Args:
     settings: the text and the vocabulary.
     output: an empty folder, or one with the same preparation, interrupted or complete.
-    workers: processes; 0 = one for each core.
+    workers: the number of worker processes; 0 = one for each core.
 
   Raises:
     UserError: a mistake in the settings, the text or the output.
-    Failed: a worker died; the same call continues.
+    Failed: a worker died; the same call resumes.
   """
   # A wrong vocabulary is reported before the text is read.
   digest = None if not settings.vocab else tokenizer_base.digest(

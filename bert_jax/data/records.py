@@ -10,9 +10,9 @@
     .documents.bin   [E] int64, the sentence at which each document starts
     .blocks.bin      [G + 1, 3] int64, tokens, sentences, started documents before a block
 
-A block has about 8,192 tokens of whole documents, or of whole sentences if a document is
-longer. An epoch shuffles blocks. The index of the blocks fits in memory for any corpus,
-and one block is one short read.
+A block has about 8,192 tokens: whole documents, or whole sentences of a longer document.
+An epoch shuffles blocks. The index of the blocks fits in memory for any corpus, and a
+block is one short read.
 """
 
 from collections.abc import Callable, Iterable
@@ -78,10 +78,10 @@ class ShardWriter:
     """Appends documents.
 
     Args:
-      tokens: [T] the tokens of all documents.
+      tokens: [T] int, the tokens of all documents.
       words: [T] bool, True where a word starts.
-      lengths: [S] tokens in each sentence, never 0.
-      counts: [E] sentences in each document, never 0.
+      lengths: [S] int64, tokens in each sentence, from 1 to LONGEST_SENTENCE.
+      counts: [E] int64, sentences in each document, at least 1.
     """
     # Eight word starts make a byte. The rest waits for the next call.
     bits = np.concatenate([self._bits, words.astype(np.uint8)])
@@ -90,7 +90,7 @@ class ShardWriter:
     self._write('words', np.packbits(bits[:whole], bitorder='little'))
     self._write('tokens', tokens.astype(self._dtype))
     ends = self._tokens + np.cumsum(lengths)  # token at which each sentence ends
-    last = np.cumsum(counts)  # sentence after each document
+    last = np.cumsum(counts)  # the sentence after the last one of each document
     self._write('documents', self._sentences + last - counts)
     self._write('sentences', lengths.astype(np.uint16))
     for first, after in zip((last - counts).tolist(), last.tolist()):
@@ -98,7 +98,7 @@ class ShardWriter:
       end = int(ends[after - 1])
       # A long document fills several blocks.
       while end - self._block_start >= 2 * self._block:
-        # At least two of its tokens are on either side: a single token makes no pair.
+        # Keeps at least two tokens on either side: a single token cannot become a pair.
         begin = int(ends[first - 1]) if first else self._tokens
         least = max(self._block_start + self._block, begin + 2)
         cut = first + int(np.searchsorted(ends[first:after], least))
@@ -147,7 +147,7 @@ class Records:
   """
 
   def __init__(self, shards: Iterable[Shard], digest: str, reopen: tuple[Any, ...] = ()):
-    """`reopen`: the arguments with which `open_split` opens them in another process."""
+    """`reopen`: the arguments of `open_split`, which opens them in another process."""
     self.shards, self.digest, self._reopen = tuple(shards), digest, reopen
     sizes = [[0, 0, 0, 0], *([*s.blocks[-1], len(s.blocks) - 1] for s in self.shards)]
     # [shards + 1, 4]: tokens, sentences, documents and blocks before each shard.
@@ -168,14 +168,14 @@ class Records:
     """The sentences of one block.
 
     Returns:
-      ([S] uint16 tokens in each sentence, [E] int64 sentences of the block at which a
-      document starts, the document of the first sentence).
+      ([S] uint16 tokens in each sentence; [E] int64 indices, in the block, of sentences
+      that start a document; the number of the first sentence's document).
     """
     k = int(np.searchsorted(self._base[:, 3], number, side='right')) - 1
     shard, local = self.shards[k], number - self._base[k, 3]
     (_, s0, d0), (_, s1, d1) = shard.blocks[local], shard.blocks[local + 1]
     starts = np.asarray(shard.documents[d0:d1]) - s0
-    # Such a block begins inside the document of the block before it.
+    # True if the block begins inside the last document of the block before it.
     continues = not len(starts) or starts[0] > 0
     return (np.asarray(shard.sentences[s0:s1]), starts,
             int(self._base[k, 2] + d0 - continues))
@@ -204,7 +204,7 @@ class Records:
 
 
 def map_file(path: str, dtype: np.dtype) -> np.ndarray:
-  """Maps a file as an array; the system reads a page when it is first used."""
+  """Memory-maps a file as a read-only array [N] of `dtype`."""
   with open(path, 'rb') as file:
     if not os.fstat(file.fileno()).st_size:
       return np.zeros(0, dtype)  # mmap refuses an empty file
@@ -215,7 +215,11 @@ def map_file(path: str, dtype: np.dtype) -> np.ndarray:
 
 
 def read_manifest(directory: epath.Path) -> dict[str, Any]:
-  """Reads the manifest of a folder; raises UserError if it is missing or newer."""
+  """Reads the manifest of a folder.
+
+  Raises:
+    UserError: it is missing or malformed, or has another version.
+  """
   try:
     manifest = json.loads((directory / 'manifest.json').read_text())
     version = manifest['version']
@@ -232,7 +236,7 @@ def read_manifest(directory: epath.Path) -> dict[str, Any]:
 
 
 def digest(manifest: dict[str, Any]) -> str:
-  """A hash of all that decides the rows: the tokenizer and the files of all shards."""
+  """A hash of everything that determines the rows: the tokenizer and all shard files."""
   content = [manifest['tokenizer'], manifest['splits']]
   return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 

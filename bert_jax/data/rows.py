@@ -1,8 +1,8 @@
 """Rows for pretraining as a pure function of (records, layout, seed, row number).
 
 Each epoch shuffles the blocks of the records and divides them into windows (see
-pairs.py). The token counts of the blocks alone give the number of rows in an epoch and in
-each window. So any row of any epoch can be made without the rows before it.
+pairs.py). The numbers of rows in an epoch and in each window follow from the token counts
+of the blocks alone. So any row of any epoch can be made without the rows before it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,14 +22,14 @@ from bert_jax.errors import require
 
 _WINDOW = 3_000  # tokens of a window for each position of a row: about 4,000 chunks
 _SAMPLED_WINDOWS = 3  # for the estimate of the rows that the corpus needs
-# Additional share of unpacked rows: they have no gaps for a window that needs more rows
-# than the sampled windows.
+# Share of rows in reserve without packing. A window may need more rows than the sampled
+# windows, and unpacked rows have no gaps for the surplus.
 _RESERVE_UNPACKED = 0.015
 _SHUFFLE = 3  # the key of the generator that shuffles rows; make_pairs uses another
 
 
 class Rows(NamedTuple):
-  """A batch of rows; int32, except the weights and the rate."""
+  """A batch of rows; all int32, except `pair_weights` and `mask_rate`."""
 
   tokens: Tokens  # [B, L] each
   cls_positions: np.ndarray  # [B, P] position of each pair's [CLS]
@@ -37,7 +37,7 @@ class Rows(NamedTuple):
   # [B, P] float32: 1 for a pair; 0 for a single text, which serves masked LM only, or for
   # an empty slot.
   pair_weights: np.ndarray
-  row: np.ndarray  # [B] number of the row in the global batch; in evaluations, the epoch
+  row: np.ndarray  # [B] number of the row in the global batch; in evaluations, in epoch 0
   word_start: np.ndarray | None = None  # [B, L] 1 where a word starts, if requested
   mask_rate: np.ndarray | None = None  # [B] float32; None = the constant of the config
 
@@ -57,7 +57,7 @@ def _by_row(pairs: Pairs, row: np.ndarray, rows: int, layout: RowLayout,
   row = row[order]
   slot = np.arange(len(row)) - np.searchsorted(row, row)
   inside = row < rows
-  # make_pairs puts rows of pairs first: without a shuffle, batches would differ.
+  # make_pairs puts rows with pairs first. A shuffle makes all batches alike.
   row, slot, order = rng.permutation(rows)[row[inside]], slot[inside], order[inside]
   table = np.zeros((len(pairs), rows, layout.pairs), np.int64)
   table[:, row, slot] = np.stack(pairs)[:, order]
@@ -74,7 +74,7 @@ def gather(records: Records, pairs: Pairs, layout: RowLayout, tokenizer: Tokeniz
     layout: of the rows.
     tokenizer: of the records.
     row: [B] numbers of the rows in the global batch.
-    words: fill `word_start`.
+    words: whether to fill `word_start`.
   """
   count, length = len(row), layout.max_len
   real = pairs.a_length > 0
@@ -92,7 +92,7 @@ def gather(records: Records, pairs: Pairs, layout: RowLayout, tokenizer: Tokeniz
   sep = (after_a == 0) | (position == (size - 1)[pair])
   source = np.where(in_b, (flat.b_start - 1)[pair] + after_a,
                     (flat.a_start - 1)[pair] + position)
-  # Special tokens are not in the corpus: position 0 is read in their place and replaced.
+  # Special tokens are not in the corpus: reads position 0 instead, and replaces it.
   source[cls | sep] = 0
   tokens = records.tokens(source)
   tokens[cls] = tokenizer.cls_id
@@ -106,7 +106,7 @@ def gather(records: Records, pairs: Pairs, layout: RowLayout, tokenizer: Tokeniz
   word_start = None
   if words:
     starts = records.word_starts(source)
-    # A special token is a word. A segment starts with a word, even if it was cut in one.
+    # A special token is a word. A segment starts with a word, even if a cut split one.
     word_start = spread(starts | cls | sep | (after_a == 1) | (position == 1))
   number = np.broadcast_to(np.arange(1, layout.pairs + 1), real.shape)[real]
   return Rows(
@@ -120,7 +120,7 @@ def gather(records: Records, pairs: Pairs, layout: RowLayout, tokenizer: Tokeniz
 
 
 class RowSource:
-  """The rows of an endless walk over a corpus; each epoch has another order."""
+  """The rows of an endless walk over a corpus, in a different order each epoch."""
 
   def __init__(self, records: Records, layout: RowLayout, seed: int, tokenizer: Tokenizer,
                words: bool = False):
@@ -138,7 +138,7 @@ class RowSource:
                      negatives.token_classes(tokenizer))
     tokens, _, documents = np.diff(records.blocks, axis=0).T
     documents = np.maximum(documents, 1)
-    # The weight of a block is an estimate of its tokens in rows, with special tokens.
+    # The weight of a block estimates the tokens that it fills in rows, special ones too.
     if layout.pairs > 1:
       self._weights = tokens + layout.special * (documents + tokens // layout.max_len)
     else:
@@ -155,7 +155,7 @@ class RowSource:
     self._warned = False
 
   def __reduce__(self):
-    # The caches stay here.
+    # Pickles leave out the caches.
     return RowSource, (self.records, self.layout, self._seed, self.tokenizer, self.words)
 
   def _rows_needed(self) -> int:
@@ -167,7 +167,7 @@ class RowSource:
       weight = int(self._weights[blocks].sum())
       if not weight:
         break
-      # Poured text of a single window needs the same number of rows in every epoch.
+      # With a single window, pouring all its text needs the same rows in every epoch.
       for rows in (None, 0) if count == 1 else (None,):
         window_rows = make_pairs(self.records, blocks, self.layout, (sample,), rows,
                                  self._classes)[-1]
@@ -201,7 +201,7 @@ class RowSource:
                    np.random.default_rng((*key, _SHUFFLE)))
 
   def _pairs(self, number: np.ndarray) -> Pairs:
-    """The pairs of rows, which are given by their numbers in the walk."""
+    """The pairs [B, P] of the rows with these numbers in the walk."""
     epoch, within = number // self.rows, number % self.rows
     window_pairs = []
     for e in np.unique(epoch):
@@ -214,9 +214,9 @@ class RowSource:
     return Pairs(*map(np.concatenate, zip(*window_pairs)))
 
   def row_after(self, before: 'RowSource', number: int) -> int:
-    """The first row of a window without text of the first `number` rows of `before`.
+    """The first row here whose window has no text of the first `number` rows of `before`.
 
-    `before` has another layout, and the same records and seed: the same order of blocks.
+    `before` has another layout, but the same records and seed, so the same block order.
     """
     epoch, within = divmod(number, before.rows)
     # Rows of a window are shuffled, so all blocks of a begun window count.
@@ -242,7 +242,7 @@ class RowSource:
 
   def epoch_batches(self, batch_size: int,
                     share: slice | np.ndarray = slice(None)) -> Iterator[Rows]:
-    """The batches of epoch 0, always the same; empty rows fill the last batch."""
+    """The batches of epoch 0, which are always the same; empty rows pad the last one."""
     for start in range(0, self.rows, batch_size):
       row = start + np.arange(batch_size)[share]
       pairs = self._pairs(np.minimum(row, self.rows - 1))
@@ -266,9 +266,10 @@ class RowSource:
 def first_rows(sources: Sequence[RowSource], counts: Sequence[int]) -> tuple[int, ...]:
   """The row of the walk at which each phase of a run over one corpus begins.
 
-  A phase with the same row layout as the phase before continues at the next row. A phase
-  with another layout begins at the next window without text of a window that was begun.
-  Rows of a window are shuffled, so their numbers do not say which of its text is left.
+  A phase with the same row layout as the previous phase continues at the next row. A
+  phase with another layout begins at the next window that shares no text with a window
+  that was begun. The rows of a window are shuffled, so it is unknown which of its text is
+  left.
 
   Args:
     sources: the rows of each phase, with one seed.

@@ -48,7 +48,7 @@ class Distinct:
     return np.unique(np.frombuffer(self._hashes, np.uint64))
 
   def different(self) -> int:
-    """The number of different texts."""
+    """The number of different texts, an estimate beyond 4 million hashes."""
     if self.below == HASHES:
       return len(self.smallest())
     # The share of distinct texts in the sample estimates the share in the corpus.
@@ -59,7 +59,7 @@ class Survey(NamedTuple):
   """The size of a corpus and the choice of its held-out documents."""
 
   documents: int
-  different: int  # documents without copies of others
+  different: int  # distinct documents
   size: int  # bytes of text, in UTF-8
   heldout_below: int  # documents whose hash is below this are held out
 

@@ -1,4 +1,4 @@
-"""The interface of every tokenizer, and the code that they share."""
+"""The interface of all tokenizers, and the code that they share."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -48,17 +48,18 @@ class Tokenizer(abc.ABC):
       table without an entry.
     entries: the number of entries in the vocabulary itself.
     around: the special tokens around texts.
+    before_word: what a caller writes before a word or sentence inside a text.
     lowercase: whether BERT's normalizer lower-cases; None = the normalizer is not BERT's.
     markers: special tokens with a meaning in a text, such as "[H]"; they are never split.
     parses_special: whether "[SEP]" in a text is the special token; otherwise it is text.
-      A corpus is always read with False, `encode_with_masks` with True.
+      A corpus is always read with False, `encode_with_masks` uses True.
   """
 
   kind: str
   vocab: list[str]
   entries: int
   around: Around
-  before_word = ''  # what a caller writes before a word or sentence inside a text
+  before_word = ''
   lowercase: bool | None = None
   splits_as_bert = False  # at spaces, and around punctuation and Han characters
   parses_special = False
@@ -87,38 +88,42 @@ class Tokenizer(abc.ABC):
     return self.parsing(True).encode_batch([text])[0]
 
   def encode_with_spans(self, texts: Sequence[str]) -> list[Offsets]:
-    """Encodes texts with offsets that are fit for quotations from the text.
+    """Encodes texts; returns offsets that can quote the text.
 
-    A span excludes the space before it. It includes accents after it that the normalizer
-    strips.
+    A span excludes the space before its token, and includes accents after the token that
+    the normalizer strips.
     """
     return [(ids, _quotable(text, offsets))
             for text, (ids, offsets) in zip(texts, self.encode_with_offsets(texts))]
 
   @abc.abstractmethod
   def word_starts(self) -> np.ndarray:
-    """[V] bool: True for entries that start a word; all False if entries do not say."""
+    """[V] bool, True for entries that start a word; all False if no entry shows it."""
 
   def tokens(self, ids: Sequence[int]) -> list[str]:
     """The vocabulary entry of each id."""
     return [self.vocab[i] for i in ids]
 
   def padded(self, rows: int) -> 'Tokenizer':
-    """Returns the same tokenizer with at least `rows` entries; no text uses new ones."""
+    """Returns a copy with at least `rows` entries; no text uses the new ones.
+
+    Raises:
+      UserError: `rows` is above 2**24.
+    """
     require(rows <= _MOST_ROWS, f'a table of {rows:,} rows: the most is {_MOST_ROWS:,}')
     padded = copy.copy(self)
     padded.vocab = self.vocab + [f'[unused{i}]' for i in range(self.vocab_size, rows)]
     return padded
 
   def parsing(self, parses_special: bool) -> 'Tokenizer':
-    """Returns the same tokenizer with another `parses_special`."""
+    """Returns a copy with another `parses_special`."""
     other = copy.copy(self)
     other.parses_special = parses_special
     return other
 
   @abc.abstractmethod
   def serialized(self) -> bytes:
-    """Everything that decides the ids of a corpus: the vocabulary and its settings."""
+    """Everything that determines the ids of a corpus: the vocabulary and its settings."""
 
   @abc.abstractmethod
   def save(self, directory: epath.Path):
@@ -150,7 +155,7 @@ def _is_mark(character: str) -> bool:
 
 
 def _quotable(text: str, offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-  """The offsets without leading spaces, and with the accents that no other token has."""
+  """The offsets without leading spaces, and with accents that are in no other token."""
   spans = [(end - len(text[start:end].lstrip()), end) for start, end in offsets]
   # Most texts have no accents, and the loop below is slow.
   if text.isascii() or not any(map(_is_mark, set(text))):
@@ -167,7 +172,7 @@ def _quotable(text: str, offsets: Sequence[tuple[int, int]]) -> list[tuple[int, 
 
 
 def special_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-  """The ids that masking leaves alone, ascending."""
+  """The ids of the special tokens, which are never masked, ascending."""
   return tuple(sorted(getattr(tokenizer, f'{role}_id') for role in ROLES))
 
 

@@ -1,4 +1,4 @@
-"""Extends a vocabulary by words, and reads vectors for its entries."""
+"""Extends a vocabulary with words, and reads word vectors for its entries."""
 
 from collections.abc import Iterator, Mapping
 
@@ -14,7 +14,7 @@ def _read_lines(path: str, field: str) -> Iterator[str]:
   number = 0
   try:
     with epath.Path(path).open('rb') as file:
-      # Bytes split at \n alone. Words may hold characters that str.splitlines splits at.
+      # A binary file splits only at \n. str.splitlines would split inside some words.
       for line in file:
         number += 1
         yield line.decode('utf-8').rstrip('\r\n')

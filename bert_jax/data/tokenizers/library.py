@@ -33,7 +33,7 @@ _BERTS_MODEL = {
     'continuing_subword_prefix': '##',
     'max_input_chars_per_word': 100,
 }
-# Flags of an added token that is a word.
+# The flags of an added token that is a plain word, not a special token.
 _WORD_FLAGS = {'special': False, 'single_word': True, 'lstrip': False, 'rstrip': False,
                'normalized': True}
 # A text is simple if it has only these characters. BERT's normalizer lower-cases ASCII
@@ -45,7 +45,7 @@ _SIMPLE = re.compile('[ -~\xa1-\xac\xae-\xbf\xd7\xf7\u2010-\u2027\u2030-\u205e'
 
 @contextlib.contextmanager
 def library_errors(problem: str) -> Iterator[None]:
-  """Turns an error of the library into a UserError."""
+  """Turns errors of the library into UserErrors that begin with `problem`."""
   try:
     yield
   except UserError:
@@ -59,7 +59,7 @@ def library_errors(problem: str) -> Iterator[None]:
 
 @functools.cache
 def _spaces_around_han() -> dict[int, str]:
-  """The table for `str.translate`."""
+  """The table for `str.translate` that puts spaces around Han characters."""
   return {code: f' {chr(code)} '
           for code in (*range(0x3400, 0x4dc0), *range(0x4e00, 0xa000))}
 
@@ -69,7 +69,7 @@ def template(
     sep: tuple[str, int],
     pair: str = '{0}:0 $A:0 {1}:0 $B:1 {1}:1',
 ) -> tokenizers.processors.PostProcessor:
-  """The post-processor for [CLS] A [SEP], and for `pair`: {0} = [CLS], {1} = [SEP]."""
+  """The post-processor for [CLS] A [SEP], and `pair` with {0} = [CLS], {1} = [SEP]."""
   return tokenizers.processors.TemplateProcessing(
       single=f'{cls[0]}:0 $A:0 {sep[0]}:0', pair=pair.format(cls[0], sep[0]),
       special_tokens=[cls, sep])
@@ -110,7 +110,7 @@ class LibraryTokenizer(base.Tokenizer):
       settings: the content.
       where: its origin, for messages.
       named: special tokens in other files of the folder, {'cls_token': '[CLS]', ...}.
-      markers: further special tokens of the model, such as "[H]"; they are never split.
+      markers: additional special tokens, such as "[H]", which are never split.
 
     Raises:
       UserError: the library refuses the file, a special token is missing, or ids have
@@ -142,7 +142,7 @@ class LibraryTokenizer(base.Tokenizer):
     self.entries = len(self.vocab)
     self.around = self._around_texts()
     if self.kind == 'bpe':
-      # RoBERTa's file adds no space: to it, each text is the start of a document.
+      # RoBERTa's file adds no space: it takes each text for the start of a document.
       self.before_word = ' '
     normalizer, splitter = self._parsing.normalizer, self._parsing.pre_tokenizer
     self.splits_as_bert = (
@@ -156,10 +156,10 @@ class LibraryTokenizer(base.Tokenizer):
 
   def _find_roles(self, ids: Mapping[str, int], named: Mapping[str, str],
                   where: Any) -> Mapping[str, int]:
-    """Sets the id of each special token, and adds those that the file does not add.
+    """Sets the id of each special token, and adds special tokens that the file lacks.
 
     Other files of the folder may name a token; otherwise its usual names count.
-    transformers adds missing tokens in the same way. Returns all ids.
+    transformers adds missing tokens in the same way. Returns the id of every entry.
     """
     special = {x['content'] for x in self._added if x['special']}
     ends, roles = {'cls': named.get('bos_token'), 'sep': named.get('eos_token')}, {}
@@ -184,7 +184,7 @@ class LibraryTokenizer(base.Tokenizer):
       ids = self._parsing.get_vocab(with_added_tokens=True)
     for role, name in roles.items():
       setattr(self, f'{role}_id', ids[name])
-    # Text of a corpus never becomes one of these. Other special tokens may also be words.
+    # Corpus text never encodes to these tokens. Other special tokens may also be words.
     self._never_text = {*roles.values(), *ends.values()} | {
         x for spellings in _SPELLINGS.values() for x in spellings if x in special}
     return ids
@@ -193,7 +193,7 @@ class LibraryTokenizer(base.Tokenizer):
     """The special tokens of the post-processor; [CLS] A [SEP] B [SEP] if it adds none."""
     library = self._parsing
     if not library.num_special_tokens_to_add(is_pair=False):
-      # BERT needs to see where texts end. `save` writes the rule too.
+      # BERT needs to see where texts end. `save` writes the rule, too, from `_settings`.
       ends = ((self.vocab[i], i) for i in (self.cls_id, self.sep_id))
       own = self._settings.get('post_processor')
       rule = json.loads(template(*ends).__getstate__())
@@ -215,7 +215,7 @@ class LibraryTokenizer(base.Tokenizer):
 
   @functools.cached_property
   def _plain(self) -> tokenizers.Tokenizer:
-    """The library's object for a corpus, in which special tokens except markers are text.
+    """The library's object for a corpus, where special tokens are text, except markers.
 
     `encode_special_tokens` is not enough: a unigram model has "<s>" among its pieces.
     """
@@ -248,7 +248,7 @@ class LibraryTokenizer(base.Tokenizer):
 
   @functools.cached_property
   def _without_normalizer(self) -> tokenizers.Tokenizer | None:
-    """The library's object without a normalizer; None if texts need all of it."""
+    """The library's object without its normalizer; None if texts need the normalizer."""
     if not self.can_extend or not all(x['special'] for x in self._added):
       return None
     bare = tokenizers.Tokenizer(self._plain.model)
@@ -269,7 +269,7 @@ class LibraryTokenizer(base.Tokenizer):
 
     if self.parses_special or self.markers or not self._without_normalizer:
       return ids(self.library, list(texts))
-    # The library's normalizer tracks the offset of each character: a third of its time.
+    # The library's normalizer tracks character offsets, a third of the time of encoding.
     normalized = [self._normalized(text) for text in texts]
     others = iter(ids(self._plain, [x for x, simple in zip(texts, normalized)
                                     if simple is None]))
@@ -282,9 +282,9 @@ class LibraryTokenizer(base.Tokenizer):
     return [(e.ids, e.offsets) for e in encodings]
 
   def encode_with_words(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
-    """Encodes texts and marks, by the splitter, the tokens that start a word.
+    """Encodes texts and marks the tokens that start a word of the pre-tokenizer.
 
-    For a vocabulary whose entries do not mark the start of a word; see `word_starts`.
+    For vocabularies whose entries do not show where a word starts; see `word_starts`.
 
     Returns:
       (token ids, [tokens] bool: True where a word starts) of each text.
@@ -311,7 +311,7 @@ class LibraryTokenizer(base.Tokenizer):
   def extended(self, words: Sequence[str]) -> 'LibraryTokenizer':
     """Returns a WordPiece tokenizer with `words` as additional, last entries."""
     split = self._parsing.pre_tokenizer.pre_tokenize_str
-    # The splitter would cut "covid-19". Added tokens are matched before the split.
+    # The pre-tokenizer would split "covid-19". Added tokens are matched before it runs.
     whole = [word for word in words if len(split(self.normalized(word).strip())) > 1]
     vocab = {entry: i for i, entry in enumerate([*self.vocab, *words])}
     added = [{'id': vocab[word], 'content': word, **_WORD_FLAGS} for word in whole]
@@ -323,13 +323,13 @@ class LibraryTokenizer(base.Tokenizer):
                             markers=self.markers).parsing(self.parses_special)
 
   def normalized(self, text: str) -> str:
-    """Returns a text as the normalizer changes it."""
+    """Returns the normalized text."""
     simple = self._normalized(text) if self.splits_as_bert else None
     return self._parsing.normalizer.normalize_str(text) if simple is None else simple
 
   @property
   def _words(self) -> list[str] | None:
-    """The words that `extended` added; None = the tokenizer is not plain BERT."""
+    """The words that `extended` added; None if anything else differs from BERT's."""
     texts = [x for x in self._added if not x['special']]
     is_berts = (self.splits_as_bert and self._parsing.normalizer.clean_text
                 and _BERTS_MODEL.items() <= self._settings['model'].items()
@@ -341,7 +341,7 @@ class LibraryTokenizer(base.Tokenizer):
     if words is None or self.markers:
       settings = dict(self._settings)
       if self.kind == 'unigram' and '[CLS]' in self._never_text:
-        # Digests of older records leave it out.
+        # Digests of older records did not include it.
         settings['post_processor'] = None
       return json.dumps(settings, sort_keys=True).encode()
     normalizer = self._parsing.normalizer

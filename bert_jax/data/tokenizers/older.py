@@ -24,7 +24,7 @@ from bert_jax.runtime import console, storage
 # text never matches these entries.
 _CASED_SHARE = 0.05
 _FLAGS = ('single_word', 'lstrip', 'rstrip', 'normalized', 'special')
-_UNUSED = re.compile(r'\[unused\d+\]|.*NOTUSED')  # entries that no text uses
+_UNUSED = re.compile(r'\[unused\d+\]|.*NOTUSED')  # placeholders that no text uses
 _BEGIN_PIECES = ['<unk>', '<s>', '</s>']  # of every fairseq model
 # ([CLS], its id), ([SEP], its id) -> the post-processor that writes them around texts.
 _Around = Callable[[tuple[str, int], tuple[str, int]], Any]
@@ -50,7 +50,7 @@ class Folder(NamedTuple):
 
   @property
   def markers(self) -> list[str]:
-    """Special tokens with a meaning in a text, such as "[H]"."""
+    """Additional special tokens with a meaning in a text, such as "[H]"."""
     extra = []
     # transformers has used both names, for lists and for dicts.
     for name in ('additional_special_tokens', 'extra_special_tokens'):
@@ -177,7 +177,7 @@ def wordpiece(
   word into the longest matching entries.
 
   Args:
-    vocab: the entries in the order of their ids; of a duplicate the last counts.
+    vocab: the entries in the order of their ids; the last one of duplicates counts.
     lowercase: lower-case the text.
     strip_accents: None = like `lowercase`, as published.
     split_chinese: each Han character is a separate word.
@@ -213,8 +213,8 @@ def read_wordpiece(path: epath.Path, folder: Folder,
 
   Args:
     path: the file.
-    folder: its settings, which have priority over `lowercase`.
-    lowercase: None = True for an uncased vocabulary.
+    folder: its settings, which have priority over `lowercase` unless that is False.
+    lowercase: without a setting, None = True for an uncased vocabulary.
 
   Raises:
     UserError: the file is not a BERT vocabulary, or is cased and `lowercase` is True.
@@ -267,7 +267,11 @@ def trained_byte_level(t: tokenizers.Tokenizer) -> LibraryTokenizer:
 
 
 def read_bpe(path: epath.Path, folder: Folder) -> LibraryTokenizer:
-  """Reads a vocab.json with its merges.txt."""
+  """Reads the vocab.json and merges.txt of a byte-level BPE tokenizer, as in RoBERTa.
+
+  Raises:
+    UserError: a file is missing or malformed.
+  """
   merges = path.parent / 'merges.txt'
   require(merges.exists(), f'{path}: a vocab.json needs its merges.txt next to it')
   library.check_ids(storage.read_json(path), path)

@@ -1,8 +1,8 @@
 """Reads a published tokenizer so that it gives the ids that its publisher meant.
 
-A tokenizer.json comes first: the package `tokenizers` runs it. Without this file the
-older files count, as in transformers' AutoTokenizer. A tokenizer that bert_jax cannot run
-is refused by name.
+A tokenizer.json has priority: the package `tokenizers` runs it. Without this file the
+older files count, as in transformers' AutoTokenizer. For a tokenizer that bert_jax cannot
+run, an error names it.
 """
 
 import math
@@ -27,11 +27,11 @@ _CLASSES = ('Bert', 'DistilBert', 'Electra', 'MPNet', 'Roberta', 'XLMRoberta',
             'Camembert', 'Albert', 'DebertaV2')
 # Programs that split a text into words before the vocabulary is looked up.
 _WORD_SPLITTERS = {'mecab': 'MeCab', 'sudachi': 'Sudachi', 'jumanpp': 'Juman++'}
-_SHORTEST = 8  # tokens of the longest input
+_SHORTEST = 8  # the smallest plausible model_max_length
 
 
 def longest_input(directory: epath.Path) -> float:
-  """The number of tokens to which transformers cuts an input; infinite if no file says.
+  """The number of tokens to which transformers cuts an input; inf if no file has it.
 
   Raises:
     UserError: `model_max_length` is not a number, or is too small for a text.
@@ -77,14 +77,14 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> base.Tokenize
 
 
 def _tokenizer_file(directory: epath.Path, folder: older.Folder) -> epath.Path:
-  """The file of a folder that holds its tokenizer; raises UserError if there is none."""
+  """The tokenizer file of a folder; raises UserError if bert_jax can run none."""
   name = folder.title
   splitter = str(folder.settings.get('word_tokenizer_type', ''))
   require(splitter not in _WORD_SPLITTERS and folder.kind not in ('roformer', 'jieba'),
           f'{directory}: its {name} splits texts with '
           f'{_WORD_SPLITTERS.get(splitter, "jieba")}, which bert_jax does not run: use a '
           'model with another tokenizer')
-  # bert_jax saved this folder. Its tokenizer.json, for transformers, is nearly equal.
+  # In a folder that bert_jax saved, tokenizer.json is only nearly equal to the model.
   is_ours = ('keep_accents' in folder.settings
              and folder.settings.get('tokenizer_class') == spiece.SAVED_AS)
   if is_ours and (directory / spiece.FILE).exists():

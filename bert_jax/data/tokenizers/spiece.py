@@ -1,7 +1,7 @@
-"""SentencePiece models (Kudo and Richardson 2018), read as ALBERT reads them.
+"""Runs SentencePiece models (Kudo and Richardson 2018) as ALBERT does.
 
-Equal to google-research/albert `tokenization.py` and to the slow AlbertTokenizer of
-transformers 4.
+The ids equal the ids of google-research/albert `tokenization.py` and of the slow
+AlbertTokenizer of transformers 4.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ FILE = 'spiece.model'
 SAVED_AS = 'PreTrainedTokenizerFast'
 # Field numbers in sentencepiece_model.proto.
 _TRAINER, _NORMALIZER = 2, 3  # of the model
-_MODEL_TYPE, _UNIGRAM = 3, 1  # of the trainer: the field and a value of it
+_MODEL_TYPE, _UNIGRAM = 3, 1  # of the trainer: the field, and its value for unigram
 _CHARACTER_MAP = 2  # of the normalizer
 
 
 class Cleaning(NamedTuple):
-  """Changes to a text before the model's rules."""
+  """Changes to a text before the normalization of the model."""
 
   lowercase: bool = False
   strip_accents: bool = False
@@ -46,7 +46,7 @@ def _cleaned(text: str, cleaning: Cleaning) -> str:
 
 
 def _places(text: str, cleaning: Cleaning) -> list[tuple[int, int]]:
-  """The characters [start, end) of `text` behind each character of the cleaned text."""
+  """The characters [start, end) of `text` that become each cleaned character."""
   places, i = [], 0
   for part in re.finditer(r'\S+', text):
     if places:
@@ -72,7 +72,7 @@ def _fields(message: bytes) -> dict[int, int | bytes]:
 
 
 def character_map(model: bytes) -> bytes | None:
-  """The normalization of a unigram model, b'' if it has none; None for another model."""
+  """The normalization of a unigram model (b'' = none); None if it is not unigram."""
   fields = _fields(model)
   trainer, normalizer = (_fields(fields.get(x, b'')) for x in (_TRAINER, _NORMALIZER))
   if trainer.get(_MODEL_TYPE, _UNIGRAM) != _UNIGRAM:
@@ -83,9 +83,8 @@ def character_map(model: bytes) -> bytes | None:
 class SentencePiece(base.Tokenizer):
   """A SentencePiece model.
 
-  The ids are the library's, except for pieces that end in a digit and a comma: as in
-  ALBERT, these are split. Special tokens that the model lacks get the ids after its last
-  piece.
+  The ids are the library's, except that pieces that end in a digit and a comma are split,
+  as in ALBERT. Special tokens that the model lacks get the ids after its last piece.
   """
 
   kind = 'sentencepiece'
@@ -166,7 +165,7 @@ class SentencePiece(base.Tokenizer):
         spans.append((start, stop))
         start = stop
       spans[-1] = spans[-1][0], end
-    # From the cleaned text back to the given one. A piece at the end may be empty.
+    # Maps spans of the cleaned text to the given text. A piece at the end may be empty.
     begins = [places[min(start, len(places) - 1)][0] for start, _ in spans]
     return ids, [(begin, places[end - 1][1] if end > start else begin)
                  for begin, (start, end) in zip(begins, spans)]
@@ -181,9 +180,9 @@ class SentencePiece(base.Tokenizer):
   def _complete(self) -> tokenizers.Tokenizer | None:
     """The tokenizer for transformers, which parses special tokens; None if not a unigram.
 
-    A unigram model of the library cannot split "9," afterward. As in transformers'
-    converter for ALBERT, such pieces get a very low score, so that other pieces win:
-    nearly always the ones of `_without_comma`.
+    The unigram model of `tokenizers` cannot split "9," afterward. As in transformers'
+    converter for ALBERT, such pieces get a very low score, so that other pieces win, and
+    nearly always the pieces of `_without_comma`.
     """
     normalization = character_map(self._model)
     if normalization is None:
@@ -202,7 +201,7 @@ class SentencePiece(base.Tokenizer):
         normalizers.Replace("''", '"'),
     ]
     if self._cleaning.strip_accents:
-      # ALBERT strips by combining class. The library's StripAccents goes by category.
+      # ALBERT strips by combining class, the library's StripAccents by category.
       marks = ''.join(filter(unicodedata.combining, map(chr, range(0x110000))))
       steps += [normalizers.NFKD(),
                 normalizers.Replace(tokenizers.Regex(f'[{marks}]'), '')]
@@ -231,7 +230,7 @@ class SentencePiece(base.Tokenizer):
 
 
 def _read_cleaning(directory: epath.Path) -> Cleaning:
-  """The cleaning that the files of a model's folder name, or else ALBERT's usual one."""
+  """The cleaning that a model's folder states, or the default of its model type."""
   model_config, settings = (storage.read_json_if_any(directory / name)
                             for name in ('config.json', base.CONFIG))
   # Published ALBERTs were trained on cleaned text, but not every folder says so.
@@ -246,7 +245,11 @@ def _read_cleaning(directory: epath.Path) -> Cleaning:
 
 
 def read_model(path: epath.Path) -> tuple[bytes, Any]:
-  """Reads a SentencePiece model: (its bytes, its processor); UserError if damaged."""
+  """Reads a SentencePiece model; returns (its bytes, its processor).
+
+  Raises:
+    UserError: the file cannot be read or is not a SentencePiece model.
+  """
   import sentencepiece  # other tokenizers do not need it
   try:
     model = path.read_bytes()
@@ -259,7 +262,11 @@ def read_model(path: epath.Path) -> tuple[bytes, Any]:
 
 
 def load(path: epath.Path) -> SentencePiece:
-  """Reads a model file and the settings in its folder; UserError for another file."""
+  """Reads a model file, and for a spiece.model also the settings in its folder.
+
+  Raises:
+    UserError: the file is not a SentencePiece model, or a setting is malformed.
+  """
   model, _ = read_model(path)
   return SentencePiece(
       model, _read_cleaning(path.parent) if path.name == FILE else Cleaning())

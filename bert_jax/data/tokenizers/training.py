@@ -1,8 +1,8 @@
 """Trains a vocabulary from a corpus.
 
-Training is reproducible: the same texts give the same vocabulary. The library alone does
-not ensure this. When it cuts an alphabet or numbers pieces, it breaks ties in the order
-of a hash table.
+Training is reproducible: the same texts give the same vocabulary. The `tokenizers`
+library alone does not ensure this: when it cuts an alphabet or numbers pieces, it breaks
+ties in the order of a hash table.
 """
 
 import collections
@@ -23,7 +23,15 @@ _ROBERTAS = ('<s>', '<pad>', '</s>', '<unk>', '<mask>')
 
 def _entries(texts: Iterable[str], lowercase: bool, size: int, first: Iterable[str] = (),
              alphabet: Iterable[str] | None = None) -> list[str]:
-  """Trains WordPiece; returns its sorted entries with `first`, without special tokens."""
+  """Trains WordPiece; returns its entries, sorted, without the special tokens.
+
+  Args:
+    texts: the sentences.
+    lowercase: lower-case them.
+    size: the largest number of entries, special tokens included.
+    first: entries that get the lowest ids after the special tokens.
+    alphabet: the allowed characters; None = all.
+  """
   options = {} if alphabet is None else {
       'initial_alphabet': list(alphabet), 'limit_alphabet': len(list(alphabet))}
   library = older.wordpiece(base.SPECIAL_TOKENS, lowercase).parsing(True).library
@@ -44,7 +52,8 @@ def _train_wordpiece(texts: _Texts, vocab_size: int, lowercase: bool) -> Library
 
   # The trainer numbers the pieces inside words in the order of a hash table, and breaks
   # ties between equally frequent pairs by these numbers. The alphabet does not depend on
-  # the numbers. It comes from a first training, is sorted, and fixes them in the second.
+  # them. So a first training finds the alphabet, and in the second training the sorted
+  # alphabet fixes the numbers.
   singles = _entries(counted(), lowercase, len(base.SPECIAL_TOKENS))
   alphabet = sorted({single.removeprefix('##') for single in singles},
                     key=lambda character: (-counts[character], character))
