@@ -1,4 +1,4 @@
-"""Multiple-choice examples, a text with several answers: SWAG, CommonsenseQA, ARC."""
+"""Reads multiple-choice examples: JSON lines, SWAG, CommonsenseQA and ARC."""
 
 from collections.abc import Iterator, Sequence
 import string
@@ -13,7 +13,7 @@ FORMATS = ('auto', 'jsonl', 'swag', 'commonsenseqa')
 
 
 class ChoiceExample(NamedTuple):
-  """A text and its choices."""
+  """A text, its choices, and the index of the right choice."""
 
   where: str  # the file and line, for messages
   text: str
@@ -30,8 +30,8 @@ def are_choices(value: Any) -> bool:
 def _label(row: table.Row, value: Any, choices: int, names: Sequence[str]) -> int:
   """Returns the index of the right choice.
 
-  The label is one of the `names` of the choices, if the line has any. Otherwise it is a
-  number from 0, or a letter.
+  If the line names its choices, the label is one of these `names`. Otherwise it is a
+  number from 0, or a letter. Raises UserError for another label.
   """
   text = str(value).strip()
   if names:
@@ -50,7 +50,7 @@ def _label(row: table.Row, value: Any, choices: int, names: Sequence[str]) -> in
 
 
 def _fields(row: table.Row, data: ConfigDict) -> tuple[Any, Any, str, list[str]]:
-  """Returns (text, choices, column of the label, names of the choices in that column)."""
+  """Returns (text, choices, column of the label, names that the label can have)."""
   if data.format == 'swag':
     # SWAG splits the second sentence: its start is in sent2, its ends are the choices.
     endings = [row[f'ending{i}'] for i in range(4)]
@@ -79,7 +79,7 @@ def read(path: str, data: ConfigDict, labelled: bool = True) -> Iterator[ChoiceE
     labelled: False = the labels are not read, and may be missing.
 
   Raises:
-    UserError: a line has another form.
+    UserError: the format is unknown, or a line is malformed.
   """
   require_choice('data.format', data.format, FORMATS)
   is_csv = data.format == 'swag'

@@ -1,4 +1,4 @@
-"""Sentences of tagged words from CoNLL files and JSON lines, and their entities."""
+"""Reads tagged sentences from CoNLL files and JSON lines, and finds their entities."""
 
 import collections
 from collections.abc import Collection, Iterator, Sequence
@@ -13,12 +13,12 @@ from bert_jax.labelled import no_labels, table
 FORMATS = ('auto', 'conll', 'jsonl')
 _CONLLU_COLUMNS = 10
 _DOCUMENT_BOUNDS = ('-DOCSTART-', '#begin document', '#end document')
-# CoNLL-U: the line 8-9 repeats the two words that follow, 8.1 is an omitted word.
+# In CoNLL-U, line 8-9 repeats the next two words, and line 8.1 is an omitted word.
 _NO_WORD = re.compile(r'\d+[-.]\d+')
 
 
 class TaggedWords(NamedTuple):
-  """A sentence."""
+  """A sentence as words, with a tag for each word."""
 
   where: str  # the file and line, for messages
   words: tuple[str, ...]
@@ -37,17 +37,17 @@ class Entity(NamedTuple):
 
 
 def is_plain(tag: str) -> bool:
-  """Returns True for a tag such as NOUN: neither O nor a letter, '-' and a label."""
+  """Returns True for a tag without a scheme, such as NOUN: neither O nor B-NAME etc."""
   return tag.partition('-')[0] not in _LETTERS
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
-  """Returns the entities of a sentence, counted like conlleval.
+  """Returns the entities of a sentence, with the rules of conlleval.
 
   A tag is O, or a letter, '-' and a label. B begins an entity, I and M continue it, E and
   L end it, S and U are entities of one word. I also begins an entity at the start, after
-  O and after another label. Therefore IOB1, IOB2 (BIO), BIOES, BILOU and BMES are all
-  read correctly. Any other tag, such as NOUN, is the label of its word alone.
+  O and after another label. Therefore IOB1, IOB2 (BIO), BIOES, BILOU and BMES all work.
+  Any other tag, such as NOUN, makes an entity of its word alone.
   """
   spans, start, label, previous = [], None, '', 'O'
   # The O at the end closes an entity that reaches to the last word.
@@ -70,9 +70,9 @@ def _has_scheme(tag: str) -> bool:
 
 
 def with_partners(tags: Collection[str]) -> set[str]:
-  """Returns the tags, and the I-NAME of each B-NAME and vice versa.
+  """Returns the tags, with the I-NAME of each B-NAME and vice versa.
 
-  A file that is read later may have a tag whose partner alone is in the training file.
+  A training file may have only one of the two tags, and a held-out file the other.
   """
   partners = {'B-': 'I-', 'I-': 'B-'}
   return set(tags) | {partners[tag[:2]] + tag[2:] for tag in tags if tag[:2] in partners}
@@ -141,7 +141,7 @@ def _without_comments(block: list[_Line], columns: tuple[int, int | None],
     widths: the numbers of fields of these lines.
   """
   words = [line for line in block if _is_word(line)]
-  # The sentence itself says more than the rest of the file, unless each line has a '#'.
+  # The sentence itself is the best evidence, unless each of its lines begins with '#'.
   widths = {len(line.fields) for line in words} or widths
   is_numbered = columns[0] and words and all(line.fields[0].isdecimal() for line in words)
   first = 0
@@ -153,7 +153,7 @@ def _without_comments(block: list[_Line], columns: tuple[int, int | None],
     is_filled = columns[1] is None and words and any(
         field != '_' and all(_at(line, i) == '_' for line in words)
         for i, field in enumerate(fields))
-    is_sign = fields == ['#', '#']  # the Penn Treebank tags the sign '#' like this
+    is_sign = fields == ['#', '#']  # the Penn Treebank gives the word '#' the tag '#'
     is_comment = (has_other_width or is_numbered or is_filled
                   or (has_no_tag and fields[0] == '#'))
     if is_sign or not is_comment:
@@ -163,7 +163,7 @@ def _without_comments(block: list[_Line], columns: tuple[int, int | None],
 
 
 class _Tags:
-  """The tags of a file: the count, the first line and the first word of each."""
+  """The tags of a file, with the count, the first line and the first word of each."""
 
   def __init__(self):
     self._counts, self._firsts = collections.Counter(), {}
@@ -173,19 +173,19 @@ class _Tags:
     self._firsts.setdefault(tag, (where, word))
 
   def _reason(self, tag: str, word: str) -> str:
-    """Returns why a tag is not one, or ''."""
+    """Returns why a value in the column of tags is not a tag, or ''."""
     named = sum(n for x, n in self._counts.items() if _has_scheme(x) and x != 'O')
     others = sum(n for x, n in self._counts.items() if not _has_scheme(x))
-    # Where most tags have the form B-NAME, a plain one is a word in the wrong column.
+    # Where most tags have the form B-NAME, a plain tag is a word in the wrong column.
     if not _has_scheme(tag) and named >= max(others, 1):
       return "is not O or a letter, '-' and a label, as most tags of this file are"
-    # Signs are tagged as themselves in parts of speech: ',' has the tag ','. The word O
-    # may have the tag O.
+    # In part-of-speech tags, a punctuation mark is its own tag: ',' has the tag ','. The
+    # word O may have the tag O.
     return '' if _has_scheme(tag) or not any(map(str.isalpha, word)) else (
         no_labels.reason_in_row(word, tag, self._counts))
 
   def check(self, labels: Collection[str]):
-    """Raises UserError for a tag that is not one, unless `labels` contains it."""
+    """Raises UserError for a value that is not a tag, unless `labels` contains it."""
     for tag, (where, word) in self._firsts.items():
       why = tag not in labels and (
           no_labels.reason(tag, is_tag=True) or self._reason(tag, word))
@@ -195,7 +195,7 @@ class _Tags:
 
 
 def _tags_of_headers(lines: Sequence[_Line], columns: tuple[int, int]) -> set[str]:
-  """Returns the tags that are column names, and whose words are all column names."""
+  """Returns tags that look like column names and occur only with words that do, too."""
   words_of = {}
   for line in lines:
     word, tag = (_at(line, column) or '' for column in columns)
@@ -222,7 +222,7 @@ def _check_form(path: str, block: list[_Line], tag_column: int,
 def _read_conll(path: str, word_column: int, tag_column: int | None,
                 labels: Collection[str], notes: list[str],
                 tags_of_file: _Tags) -> Iterator[TaggedWords]:
-  # In a file with the words in the first column, 3-4 is a word like any other.
+  # If the words are in the first column, there are no word numbers, and 3-4 is a word.
   blocks = [[line for line in block
              if not (word_column and len(line.fields) == _CONLLU_COLUMNS
                      and _NO_WORD.fullmatch(line.fields[0]))]
@@ -291,10 +291,10 @@ def read(path: str, data: ConfigDict, labelled: bool = True,
     path: the file.
     data: the config group with the format, the columns and the tags.
     labelled: False = the tags are not read.
-    notes: gets a line about the comments that are left out.
+    notes: the function appends a line about the comments that it leaves out.
 
   Raises:
-    UserError: a line has another form, or a value is probably not a tag.
+    UserError: a line is malformed, or a value is probably not a tag.
   """
   require_choice('data.format', data.format, FORMATS)
   name, labels, tags = path.removesuffix('.gz'), tuple(map(str, data.labels)), _Tags()

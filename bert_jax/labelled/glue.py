@@ -1,8 +1,7 @@
-"""The columns and labels of the GLUE files.
+"""Reads GLUE files and writes GLUE submissions.
 
-Wang et al. 2019, https://arxiv.org/abs/1804.07461. The files are the ones that the
-benchmark distributes: tsv without quoting. The training and development files of CoLA
-have no header.
+Wang et al. 2019, https://arxiv.org/abs/1804.07461. The files are the tsv files of the
+benchmark, without quoting. The training and development files of CoLA have no header.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ class Columns:
 
   text: str
   text_pair: str  # '' = none
-  label: str  # one column, or a comma-separated list of columns of 0 and 1, one per label
+  label: str  # a column, or comma-separated columns of 0 and 1, one for each label
   problem: str  # single_label, multi_label or regression
   labels: tuple[str, ...]  # () = all labels of the training file
   written: tuple[str, ...] = ()  # the value of each label in the files; () = its name
@@ -35,9 +34,9 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class Glue(Columns):
-  """One task of the benchmark."""
+  """A task of the benchmark."""
 
-  submission: str = ''  # the name of the file of predictions
+  submission: str = ''  # the name of the prediction file
   metric: str = 'accuracy'  # the score that selects the best checkpoint
   tfds: tuple[str, ...] = ()  # the text columns in tensorflow-datasets; () = same names
 
@@ -66,7 +65,7 @@ TASKS = {
 
 
 def find(data_format: str) -> Glue:
-  """Returns the task that `data.format` names."""
+  """Returns the task that `data.format` names; raises UserError if there is none."""
   require(data_format in TASKS,
           f'data.format={data_format!r} is unknown: the GLUE tasks are '
           f'{", ".join(TASKS)}')
@@ -85,8 +84,8 @@ def read(source: str, task: Glue, split: str) -> Iterator[table.Row]:
                 or table.read_text(source).startswith('index\t'))
   names = None if has_header else ('source', 'label', 'mark', 'sentence')
   for row in table.read_separated(source, 'tsv', names, whole=False):
-    # GLUE has short lines: their value is None. A column that no line has passes here and
-    # raises UserError where it is read.
+    # In GLUE's short lines, missing values are None. A column that is missing everywhere
+    # passes here, and raises UserError where it is read.
     if all(row.values.get(name, '') is not None
            for name in (task.text, task.text_pair) if name):
       yield row
@@ -99,7 +98,7 @@ def _from_tfds(name: str, task: Glue, split: str) -> Iterator[table.Row]:
   for row in table.read_tfds(name, f'{split}_matched' if is_matched else split):
     values = {column: row[theirs] for column, theirs in zip(ours, task.tfds or ours)}
     value = row.values.get('label')
-    # Rows look as in the files: the reader that follows maps values to names.
+    # Writes labels as the files do, because the reader of the rows maps them to names.
     if value in task.labels:
       value = task.written[task.labels.index(value)]
     if value is not None:
@@ -108,19 +107,19 @@ def _from_tfds(name: str, task: Glue, split: str) -> Iterator[table.Row]:
 
 
 def submission_name(task: Glue, source: str) -> str:
-  """Returns the name of the file of predictions for a test file."""
+  """Returns the name of the prediction file for a test file."""
   mismatched = task.submission == 'MNLI-m.tsv' and 'mismatched' in epath.Path(source).name
   return 'MNLI-mm.tsv' if mismatched else task.submission
 
 
 def submission(task: Glue, predictions: Sequence[int] | Sequence[float]) -> str:
-  """Returns the text of a file of predictions.
+  """Returns the content of a prediction file.
 
-  The predictions are class indices, or values that are clipped to [0, 5] for STS-B.
+  `predictions` are class indices; or for STS-B values, which are clipped to [0, 5].
   """
   lines = ['index\tprediction']
   for i, prediction in enumerate(predictions):
-    # A regression predicts any number, but the benchmark accepts the range of its scores.
+    # A regression predicts any number, but the benchmark accepts only [0, 5].
     shown = (task.written[int(prediction)] if task.labels else
              f'{min(max(prediction, 0), 5):.3f}')
     lines.append(f'{i}\t{shown}')

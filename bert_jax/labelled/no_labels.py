@@ -19,14 +19,14 @@ _SIGNS_AMONG_TAGS = frozenset('-_?')  # '.', '*' and 'inf' are parts of speech
 _DATE = re.compile(r'[\[(]?(\d{4}([-/.])\d{1,2}\2\d{1,2}([T ].*)?|'
                    r'\d{1,2}([-/.])\d{1,2}\4(\d{2}|\d{4}))[\])]?')
 _ADDRESS = re.compile(r'(https?://|www\.)\S')
-# Column names of texts in a header, in the form that `plain` returns.
+# Usual names of text columns, in the form that `plain` returns.
 TEXT_NAMES = frozenset(
     ('word', 'words', 'token', 'tokens', 'form', 'text', 'texts', 'sentence'))
 _LABEL_NAMES = re.compile(r'.*(tag|label)s?|ner|entity|entities|pos|upos|class|category')
 
 
 def reason(value: str, is_tag: bool = False) -> str:
-  """Returns why a value is not a label, or ''. A tag is the label of a word."""
+  """Returns why a value is not a label (with `is_tag`, not the tag of a word), or ''."""
   signs = _SIGNS_AMONG_TAGS if is_tag else _SIGNS
   if value.lower() in _MISSING_IN_ANY_CASE or value in _MISSING or value in signs:
     return 'stands for a missing label'
@@ -36,7 +36,7 @@ def reason(value: str, is_tag: bool = False) -> str:
 
 
 def plain(name: str) -> str:
-  """Returns a column name in lower case without signs: 'NER-Tag' -> 'nertag'."""
+  """Returns a column name's letters and digits in lower case: 'NER-Tag' -> 'nertag'."""
   return re.sub(r'[\W_]+', '', name).casefold()
 
 
@@ -47,25 +47,25 @@ def is_label_name(value: str) -> bool:
 
 def reason_in_row(text: str, label: str, counts: Mapping[str, int],
                   columns: tuple[str, str] = ('', '')) -> str:
-  """Returns why a label is not one, judged by its row, or ''.
+  """Returns why a value is not a label, judged by the text next to it, or ''.
 
   The row may repeat the header, or its columns may be swapped.
 
   Args:
     text: the text of the first row with the label; for a tag, the word.
-    label: the label, or the tag of a word.
+    label: the value in the column of labels, or of tags.
     counts: the number of rows of each label in the file.
     columns: the column names of the texts and of the labels; '' = the column has no name.
   """
   text_name, label_name = map(plain, columns)
   has_name, is_single = (
       bool(label_name) and plain(label) == label_name, counts[label] == 1)
-  # With only one other label it may be a class: the column 'spam' holds 'spam' and 'ham'.
+  # A column name may be one of two classes: the column 'spam' holds 'spam' and 'ham'.
   if has_name and is_single and (len(counts) > 2 or 'label' in label_name) or (
       columns[1] and (has_name or is_label_name(label))
       and plain(text) in {text_name, *TEXT_NAMES}):
     return 'is the name of a column, as in a repeated header'
-  # Only a label of a single row: texts may equal labels in a sound file too.
+  # Checks only labels of a single row, because texts may equal labels in a sound file.
   if is_single and text != label and counts.get(text, 0) > 1:
     return (f'is next to the text {text!r}, which is a label of other rows, as if the '
             'columns were swapped')
@@ -89,11 +89,11 @@ def _number(label: str) -> float | None:
 
 
 def check(places: Mapping[str, str], reasons: Mapping[str, str] = {}):
-  """Raises UserError for a label of the training file that is not a label.
+  """Raises UserError for a value of the training file that is probably not a label.
 
   Args:
-    places: the first line of each label.
-    reasons: why a label is not one, judged by its row, see `reason_in_row`.
+    places: the first line of each value.
+    reasons: why a value is not a label, from `reason_in_row`; '' or missing = it is one.
   """
   named = 'or name every label in data.labels'
   for label, where in places.items():

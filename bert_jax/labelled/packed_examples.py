@@ -1,9 +1,10 @@
 """Packs examples into batches of a few fixed shapes.
 
 A batch is a pure function of (examples, seed, step). Every step has `batch_size`
-examples, whatever their lengths. Short examples share rows, isolated from each other by
-their text ids, so that there is little padding. The number of rows that a step needs is
-rounded up to one of a few numbers, each of which is compiled once.
+examples, whatever their lengths, except the last step of an epoch. Short examples share
+rows, which leaves little padding, and their text ids isolate them from each other. The
+number of rows is rounded up to one of a few sizes, and the step is compiled once for each
+size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,15 +21,15 @@ from bert_jax.data import packing
 from bert_jax.data.inputs import Input, place
 from bert_jax.data.tokens import Tokens
 
-_LENGTH_MULTIPLE = 64  # rows have a multiple of this length; short texts fill the rest
+_LENGTH_MULTIPLE = 64  # L is a multiple of this
 _MOST_SLOTS = 16  # the most inputs in a row (P)
-# The compiled numbers of rows suffice for these shares of the steps of an epoch.
+# Each of the compiled sizes suffices for one of these shares of the steps of an epoch.
 _SHARES = (0.5, 0.9, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-  """Tokenized examples; an example is one input, or several (chunks, choices)."""
+  """Tokenized examples; an example has one input, or several (chunks, choices)."""
 
   inputs: Sequence[Input]  # the inputs of all examples, one after another
   owners: np.ndarray  # [inputs] int64, the example of each input, ascending
@@ -43,7 +44,7 @@ class Features:
 
   @functools.cached_property
   def first(self) -> np.ndarray:
-    """The first input of each example, then the number of inputs: [examples + 1]."""
+    """The first input of each example, and the number of inputs: [examples + 1] int64."""
     return np.searchsorted(self.owners, np.arange(self.count + 1))
 
   @functools.cached_property
@@ -54,7 +55,7 @@ class Features:
   def digest(self) -> str:
     """Returns a short hash of all fields."""
     digest = hashlib.blake2b(digest_size=16)
-    # With the lengths: otherwise a token could move to the next input unnoticed.
+    # Includes the lengths: otherwise a token could move to the next input unnoticed.
     for x in self.inputs:
       digest.update(np.array([len(x.ids), *x.ids, *x.type_ids], np.int64).tobytes())
     for x in (self.owners, self.targets, *(self.token_targets or [])):
@@ -67,15 +68,15 @@ class Batch(NamedTuple):
 
   tokens: Tokens  # arrays [R, L]
   starts: np.ndarray  # [R, P] int32, the position where each input begins; 0 = no input
-  # [E, C] int32, row * P + slot of each input of an example, counted within its
+  # [E, C] int32, row * P + slot of each input of an example, where `row` counts in its
   # microbatch; -1 = no input.
   members: np.ndarray
   row: np.ndarray  # [R] int32, the number of each row in the step
-  targets: np.ndarray | None  # [E, ...]
+  targets: np.ndarray | None  # [E, ...], see `Features`
   token_targets: np.ndarray | None  # [R, L, ...] int32; 0 on padding
 
   def by_example(self, values: jax.Array) -> jax.Array:
-    """Gathers values of inputs of a microbatch by example: [R, P, ...] -> [E, C, ...].
+    """Gathers values of a microbatch's inputs by example: [R, P, ...] -> [E, C, ...].
 
     The result is arbitrary where `members` is -1.
     """
@@ -105,8 +106,8 @@ def _rounded_up(n: int, multiple: int) -> int:
 def _interleaved(*microbatches: np.ndarray) -> np.ndarray:
   """Interleaves the rows of microbatches.
 
-  Microbatch m of n has the rows m, m + n, m + 2n, ..., which is how the training step
-  splits a batch.
+  Microbatch m of n gets the rows m, m + n, m + 2n, ..., because the training step splits
+  a batch like this.
   """
   return np.stack(microbatches, 1).reshape(-1, *microbatches[0].shape[1:])
 
@@ -120,11 +121,11 @@ class Batches:
 
     Args:
       features: the examples, at least one.
-      batch_size: E, the examples in a step.
+      batch_size: E, the number of examples in a step.
       pad_id: the id of [PAD].
       seed: determines the order, which changes every epoch.
-      row_multiple: the rows of a microbatch are a multiple of it, for the mesh.
-      microbatches: the microbatches of a step; each is packed separately.
+      row_multiple: divides the number of rows of a microbatch, for the mesh.
+      microbatches: the number of microbatches in a step; each is packed separately.
     """
     self.features, self.batch_size = features, batch_size
     self._pad_id, self._seed = pad_id, seed
@@ -159,7 +160,7 @@ class Batches:
     first, microbatches, needed = self.features.first, [], 0
     for m in range(self._microbatches):
       own = examples[m::self._microbatches]
-      # With an empty array: a short step may leave a microbatch without examples.
+      # The empty array is for a microbatch without examples, in a short step.
       inputs = np.concatenate([
           np.array([], int), *(np.arange(first[i], first[i + 1]) for i in own)])
       row_of, rows = packing.pack(self.features.sizes[inputs], self.length, self._slots)
@@ -169,7 +170,7 @@ class Batches:
 
   @functools.cached_property
   def _first_epoch(self) -> list[int]:
-    """The number of rows that each step of the first epoch needs."""
+    """The number of rows that a microbatch of each step of the first epoch needs."""
     return [self._packed(self.examples(step))[1] for step in range(self.steps_per_epoch)]
 
   @functools.cached_property
@@ -181,8 +182,8 @@ class Batches:
 
   def _rows_for(self, needed: int) -> int:
     enough = [rows for rows in self.rows if rows >= needed]
-    # A step of a later epoch may need more rows than any step of the first. It gets more
-    # by quarters, because each new number of rows costs a compilation.
+    # A step of a later epoch may need more rows than any step of the first. Their number
+    # grows by quarters, because each new number costs a compilation.
     last = self.rows[-1]
     quarter = _rounded_up(max(last // 4, 1), self._multiple)
     return enough[0] if enough else last + _rounded_up(needed - last, quarter)
@@ -212,7 +213,7 @@ class Batches:
     members[:len(counts)][has_input] = [slot_of[i] for i in packed.inputs.tolist()]
 
     targets = token_targets = None
-    # E is static: a short microbatch fills up with zeros, which get no weight.
+    # E is static: zeros pad a short microbatch and get no weight in the loss.
     if f.targets is not None:
       targets = np.zeros((len(members), *f.targets.shape[1:]), f.targets.dtype)
       targets[:len(counts)] = f.targets[packed.examples]

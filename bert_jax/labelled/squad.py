@@ -1,4 +1,4 @@
-"""Questions about a text: SQuAD v1.1 and v2.0 files (Rajpurkar et al. 2016, 2018)."""
+"""Reads questions about texts: SQuAD v1.1 and v2.0 (Rajpurkar et al. 2016, 2018)."""
 
 import collections
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class Question(NamedTuple):
 
 def read(path: str) -> list[Question]:
   """Returns the questions of a file; raises UserError if it is not in SQuAD's format."""
-  # Any shape of JSON may come here: whatever a wrong one raises is the same mistake.
+  # The JSON may have any structure: every error that a wrong one raises is one mistake.
   try:
     articles = storage.parse_json(table.read_text(path))['data']
     questions = [_question(qa, paragraph['context'])

@@ -1,4 +1,4 @@
-"""Files of examples with named columns: csv, tsv, JSON lines, and tensorflow-datasets."""
+"""Reads tables of examples with named columns: csv, tsv, JSON lines and tfds."""
 
 from collections.abc import Iterator, Sequence
 import csv
@@ -17,7 +17,8 @@ from bert_jax.labelled import no_labels
 from bert_jax.runtime import storage
 
 FORMATS = ('auto', 'csv', 'tsv', 'jsonl')
-# A gzip file may unpack to this number of bytes, or to this multiple of its size.
+# A gzip file may unpack to this number of bytes or to this multiple of its size,
+# whichever is larger.
 _LARGEST_UNPACKED = 256 << 20
 _LARGEST_RATIO = 100
 _LONGEST_NAME = 200  # characters of the name of a column
@@ -31,10 +32,10 @@ class Row(NamedTuple):
 
   where: str  # such as 'train.tsv, line 7', for messages
   values: dict[str, Any]  # strings in csv and tsv
-  twice: frozenset[str] = frozenset()  # names that several columns share
+  twice: frozenset[str] = frozenset()  # names that two or more columns have
 
   def __getitem__(self, column: str) -> Any:
-    """Returns a value; `column` may be a path into JSON objects: question.stem."""
+    """Returns a value; `column` may be a path into JSON objects, like question.stem."""
     value = self.values
     require(column not in self.twice,
             f'{self.where}: there are several columns {column!r}: give them different '
@@ -49,7 +50,7 @@ class Row(NamedTuple):
     return value
 
   def or_null(self, column: str) -> Any:
-    """Returns a value; None = the line has the column with null in it."""
+    """Returns a value, or None if the line has null in this column."""
     return None if self.values.get(column, '') is None else self[column]
 
   def text(self, column: str) -> str:
@@ -74,13 +75,17 @@ class Row(NamedTuple):
 
 
 def read_text(path: str) -> str:
-  """Returns the UTF-8 text of a file, gzipped or not, without a byte order mark."""
+  """Returns the UTF-8 text of a file, gzipped or not, without a byte order mark.
+
+  Raises:
+    UserError: the file cannot be read, is not UTF-8, or unpacks to too much text.
+  """
   try:
     data = epath.Path(path).read_bytes()
     if data[:2] == b'\x1f\x8b':
       packed, largest = len(data), max(_LARGEST_UNPACKED, _LARGEST_RATIO * len(data))
-      # One byte more than allowed shows a file that is too large without unpacking it all
-      # into memory.
+      # Reads at most one byte more than allowed: enough to detect a file that is too
+      # large, without all of it in memory.
       data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(largest + 1)
       require(len(data) <= largest,
               f'{path}: its {packed:,} bytes unpack to more than {largest >> 20} MiB: '
@@ -93,7 +98,11 @@ def read_text(path: str) -> str:
 
 
 def read_jsonl(path: str) -> Iterator[Row]:
-  """Yields the objects of a file with one on each line; blank lines are left out."""
+  """Yields the objects of a JSON lines file; skips blank lines.
+
+  Raises:
+    UserError: a line is not a JSON object.
+  """
   for number, line in enumerate(read_text(path).split('\n'), 1):
     if not line.strip():
       continue
@@ -126,18 +135,19 @@ def read_separated(path: str, data_format: str, names: Sequence[str] | None = No
     path: the file.
     data_format: csv or tsv.
     names: the names of the columns; None = the first line holds them.
-    whole: False = a line may lack its last fields. Their values are None.
+    whole: False = a line may lack its last fields, whose values are then None.
 
   Raises:
-    UserError: the number of fields changes, a quote is open, or the header is repeated.
+    UserError: the number of fields changes, a quote is not closed, or a line repeats the
+      header.
   """
   text = io.StringIO(read_text(path), newline='')
   is_tsv = data_format == 'tsv'
   options = {'delimiter': '\t', 'quoting': csv.QUOTE_NONE} if is_tsv else {'strict': True}
   csv.field_size_limit(1 << 30)  # the default, 128 KiB, is too short for some texts
   reader = csv.DictReader(text, fieldnames=names, **options)
-  # A row with quotes may have several lines: an error names the first one, where the open
-  # quote is.
+  # A row with quotes may span several lines. An error names the first line, which has the
+  # open quote.
   first = 1
   try:
     columns = reader.fieldnames or []
@@ -156,7 +166,7 @@ def read_separated(path: str, data_format: str, names: Sequence[str] | None = No
       if whole and missing:
         raise UserError(f'{where}: {len(columns) - len(missing)} fields for '
                         f'{len(columns)} columns: no column {missing[0]!r} in this line')
-      # One column has no header to confuse: its name may be a text too.
+      # With a single column, a text may equal the column name.
       if header and len(columns) > 1:
         _check_header(row, plain_names, header)
       yield row
@@ -167,7 +177,10 @@ def read_separated(path: str, data_format: str, names: Sequence[str] | None = No
 
 
 def read_tfds(name: str, split: str) -> Iterator[Row]:
-  """Yields the examples of NAME[@SPLIT]; class numbers become names."""
+  """Yields the examples of NAME[@SPLIT]; class indices become class names.
+
+  `split` is the split for a NAME without one. For errors, see `corpus.open_tfds`.
+  """
   name, _, given = name.partition('@')
   source = corpus.open_tfds(name, given or split)
   features = source.dataset_info.features
@@ -176,7 +189,7 @@ def read_tfds(name: str, split: str) -> Iterator[Row]:
   for i in range(len(source)):
     values = {key: value.decode('utf-8') if isinstance(value, bytes) else value
               for key, value in source[i].items()}
-    # -1 is the class of the examples in a test set without labels.
+    # A test set without labels has the class -1.
     for key, names in classes.items():
       value = values[key]
       values[key] = ([names[number] for number in value] if np.ndim(value) else
@@ -193,7 +206,7 @@ def read(source: str, data_format: str, split: str) -> Iterator[Row]:
     split: the split for a NAME without one.
 
   Raises:
-    UserError: the source is not readable. It may come while iterating.
+    UserError: the source is not readable, or malformed; may be raised during iteration.
   """
   if source.startswith('tfds:'):
     return read_tfds(source.removeprefix('tfds:'), split)

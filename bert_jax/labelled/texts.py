@@ -1,4 +1,4 @@
-"""Examples of sequence classification: texts or pairs with labels or a number."""
+"""Reads examples of sequence classification: texts or pairs with labels or a number."""
 
 import collections
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -10,16 +10,16 @@ from bert_jax.errors import require, require_choice
 from bert_jax.labelled import glue, no_labels, table
 
 PROBLEMS = ('single_label', 'multi_label', 'regression')
-_FEW = 32  # up to this number of examples, all labels may differ
+_FEW = 32  # with fewer examples than this, all labels may differ
 LEFT_OUT = object()  # the label of a row that data.skip_labels leaves out
 
 
 class TextExample(NamedTuple):
-  """A text, or a pair of texts."""
+  """A text, or a pair of texts, with its label."""
 
   where: str  # the file and line, for messages
   text: str
-  text_pair: str | None
+  text_pair: str | None  # None = a single text
   label: Any  # the name of a class; a tuple of names; a number; LEFT_OUT; None = not read
 
 
@@ -91,7 +91,7 @@ def _label(row: table.Row, c: glue.Columns, skipped: Collection[str]) -> Any:
           f'{row.where}: {c.label!r} is {value!r:.50}, not one label: several are for '
           'data.problem=multi_label')
   value = _written(value)
-  # First the skipped values: skip_labels is the remedy for an empty one.
+  # Skipped values come first, because skip_labels is the remedy for empty labels.
   if value in skipped:
     return LEFT_OUT
   require(value, f'{row.where}: {c.label!r} is empty: {no_labels.skipping(value)}')
@@ -99,7 +99,7 @@ def _label(row: table.Row, c: glue.Columns, skipped: Collection[str]) -> Any:
 
 
 def label_columns(c: glue.Columns) -> tuple[str, ...]:
-  """Returns the label columns of a multi-label table; a single one holds lists."""
+  """Returns the label columns of a multi-label table; a single column holds lists."""
   names = tuple(c.label.split(','))
   return distinct('data.label_column', names) if len(names) > 1 else names
 
@@ -114,7 +114,7 @@ def read(source: str, data_format: str, c: glue.Columns, split: str,
     c: the columns.
     split: train, validation or test.
     labelled: False = the labels are not read.
-    skipped: values of a label column; a row with one has the label LEFT_OUT.
+    skipped: values of label columns; a row with one of them gets the label LEFT_OUT.
 
   Raises:
     UserError: a column is missing or unsuitable.
@@ -136,7 +136,8 @@ def check_labels(examples: Sequence[TextExample], c: glue.Columns) -> list[str]:
   Labels that the user names in data.labels are not checked.
 
   Raises:
-    UserError: a value is not a label, or every example has a different label.
+    UserError: a value is probably not a label, no example has a label, or every example
+      has a different one.
   """
   if c.problem == 'regression' or c.labels or (
       c.problem == 'multi_label' and len(label_columns(c)) > 1):
@@ -179,7 +180,7 @@ def label_names(examples: Iterable[TextExample], c: glue.Columns) -> tuple[str, 
   if has_several and len(label_columns(c)) > 1:
     return label_columns(c)
   labels = {label for e in examples for label in (e.label if has_several else [e.label])}
-  # As numbers, so that 10 comes after 9.
+  # Sorts numbers by value, so that 10 comes after 9.
   try:
     return tuple(sorted(labels, key=lambda name: (int(name), name)))
   except ValueError:
