@@ -89,7 +89,7 @@ class ExampleFiles(abc.ABC):
   # The score that keep_best='auto' means; '' = best_score.
   auto_score: ClassVar[str] = ''
   score_names: ClassVar[tuple[str, ...]]  # the scores of every file
-  # False = the examples of data.eval differ from those of data.train and have no loss.
+  # False = data.eval has examples of another kind than data.train, without a loss.
   has_held_out_loss: ClassVar[bool] = True
   # For all other scores, higher is better.
   lower_is_better: ClassVar[tuple[str, ...]] = ('loss',)
