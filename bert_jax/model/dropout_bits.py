@@ -45,7 +45,7 @@ def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Arra
 
 
 def _by_threefry(function, key: jax.Array, *arguments) -> jax.Array:
-  """Derives keys by threefry: derivations are rare, and new keys must not correlate."""
+  """Derives keys by threefry: derivations are rare and must be strong."""
   return jax.random.key_data(
       function(jax.random.wrap_key_data(key, impl='threefry2x32'), *arguments))
 

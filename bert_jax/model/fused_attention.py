@@ -99,7 +99,7 @@ def _columns(shape: _Shape, i: int, j: int) -> slice:
 
 def _seed(shape: _Shape, i: int, random, rows, heads) -> tuple:
   """The first arguments of `keep_mask` for the `i`-th head of the current block."""
-  # Outside the loop over queries, because a loop cannot read program ids.
+  # Computed outside the loop over queries, because a loop cannot read program ids.
   head = heads[pl.program_id(1) * shape.heads_per_block + i]
   return (random[0], random[1]), rows[pl.program_id(0)], head
 

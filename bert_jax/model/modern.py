@@ -78,7 +78,7 @@ class ModernConfig(BertConfig):
 
   @property
   def reach(self) -> int:
-    """Tokens on either side that a local layer sees."""
+    """Tokens on either side that a local layer sees, without the token itself."""
     return self.local_window // 2
 
   @property

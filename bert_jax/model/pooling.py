@@ -115,7 +115,7 @@ def combine_chunks(vectors: jax.Array, exists: jax.Array, how: str) -> jax.Array
 
 
 def combine_texts(vectors: np.ndarray, owners: np.ndarray, how: str) -> np.ndarray:
-  """Combines the chunks of each text on the host: [chunks, D] -> [texts, D].
+  """Combines the chunks of each text, in host arrays: [chunks, D] -> [texts, D].
 
   `owners` [chunks] is the index of each chunk's text, ascending from 0 without gaps. For
   `how`, see `combine_chunks`.

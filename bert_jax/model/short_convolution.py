@@ -41,7 +41,7 @@ class ShortConvolution(nn.Module):
     """[B, L, D] and [B, L] int32, the number of the text of each token, -> [B, L, D]."""
     if not self.reach:
       return x
-    # Zeros, so that a fresh layer changes nothing.
+    # With zeros, a fresh layer changes nothing.
     zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), (None, 'norm'))
     taps = self.param('taps', zeros, (2 * self.reach + 1, x.shape[-1])).astype(x.dtype)
     y = x
