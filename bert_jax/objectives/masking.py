@@ -62,7 +62,7 @@ class MaskingConfig:
             f'masking.max_predictions={self.max_predictions} must not be negative')
 
   def predictions(self, max_len: int, pairs: int = 1) -> int:
-    """Returns M, the most predictions in a row of `max_len` tokens and `pairs` pairs.
+    """Returns M, the most predictions in a row of `max_len` tokens, up to `pairs` pairs.
 
     M is static: it is a dimension of arrays in the compiled step.
     """
@@ -136,7 +136,7 @@ class Masked(NamedTuple):
 
 def random_ordinary(key: jax.Array, shape: tuple[int, ...],
                     vocabulary: Vocabulary) -> jax.Array:
-  """Draws int32 ordinary tokens of a shape, uniformly or by their frequencies."""
+  """Draws ordinary tokens, uniformly or by frequency: int32 array of `shape`."""
   if vocabulary.frequencies is not None:
     drawn = jax.random.uniform(key, shape)
     cumulative = jnp.asarray(vocabulary.frequencies)
