@@ -50,7 +50,7 @@ class FineTuning(abc.ABC):
 
   @abc.abstractmethod
   def metrics(self, logits: jax.Array, batch: Batch) -> losses.Metrics:
-    """Returns 'loss' and other metrics of a batch."""
+    """Returns 'loss' and other metrics of a batch; `logits` come from `self.logits`."""
 
   def reduced(self, logits: jax.Array) -> jax.Array:
     """Returns the part of the logits that the scores need; only this goes to the host."""

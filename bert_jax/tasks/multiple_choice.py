@@ -36,7 +36,7 @@ class MultipleChoice(finetuning.InputScoring):
   """A softmax over the choices of each text; the right choice is the target."""
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Returns the cross-entropy 'loss' and 'accuracy' over the choices."""
+    """Returns cross-entropy 'loss' and 'accuracy' of logits [E, C] over the C choices."""
     is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
     return losses.classification(logits, batch.targets, is_real)
 

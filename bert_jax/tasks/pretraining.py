@@ -34,7 +34,7 @@ class Pretraining:
     return self.objective.init(key)
 
   def mask(self, key: jax.Array, rows: Rows) -> masking.Masked:
-    """Masks the rows of a batch."""
+    """Masks the rows of a batch; `key` is the masking key of the step."""
     return masking.mask(
         key, rows.tokens.ids, rows.tokens.text_ids, rows.row, self.masking, self.vocabulary,
         pairs=rows.cls_positions.shape[1], word_start=rows.word_start, rate=rows.mask_rate)

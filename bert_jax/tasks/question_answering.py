@@ -111,7 +111,10 @@ class QuestionAnswering(finetuning.FineTuning):
   """Predicts the start and the end of the answer."""
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Returns 'loss', the mean of start and end, and 'accuracy', where both are right."""
+    """Returns 'loss' and 'accuracy' of logits [R, L, 2] over the windows.
+
+    The loss is the mean over start and end. For the accuracy, both must be right.
+    """
     # Windows share rows: each softmax runs over the tokens of one window.
     slots = jnp.arange(1, batch.starts.shape[1] + 1)
     member = batch.tokens.text_ids[:, None, :] == slots[:, None]  # [R, P, L]

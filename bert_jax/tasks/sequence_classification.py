@@ -69,7 +69,7 @@ class SequenceClassification(finetuning.FineTuning):
 
   def logits(self, apply: Callable[..., jax.Array],
              batch: packed_examples.Batch) -> jax.Array:
-    """Returns [E, labels]."""
+    """Returns the logits of each example: [E, labels] float32."""
     pooled = apply(batch.tokens, batch.starts, method='pooled')
     # The chunks of a text are combined before the head, which sees one vector for each
     # text.
@@ -77,7 +77,7 @@ class SequenceClassification(finetuning.FineTuning):
     return apply(vectors, method='classify')
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Returns the loss of `problem`, as in transformers; accuracy for single labels."""
+    """Returns the 'loss' of `problem`, as in transformers; for one label, 'accuracy'."""
     is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
     if self.problem == 'regression':
       return {'loss': losses.weighted(jnp.square(logits[:, 0] - batch.targets), is_real)}

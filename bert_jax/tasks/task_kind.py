@@ -45,7 +45,7 @@ class TrainedModel(Protocol):
 @functools.partial(jax.jit, static_argnames=('head', 'method'))
 def apply_head(head: nn.Module, params: Any, tokens: Tokens, starts: jax.Array,
                method: str | None = None) -> jax.Array:
-  """Runs a head without dropout; compiles once for each head and shape."""
+  """Runs a head on [R, L] tokens and [R, P] starts, without dropout; jitted."""
   return head.apply(params, tokens, starts, method=method)
 
 

@@ -129,12 +129,12 @@ class TokenClassification(finetuning.FineTuning):
   """Predicts the tag of each word at its first piece."""
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Returns the cross-entropy 'loss' and 'accuracy' over the words."""
+    """Returns cross-entropy 'loss' and 'accuracy' over the words; logits [R, L, tags]."""
     is_word = (batch.token_targets > 0).astype(jnp.float32)
     return losses.classification(logits, jnp.maximum(batch.token_targets - 1, 0), is_word)
 
   def reduced(self, logits: jax.Array) -> jax.Array:
-    """Returns the likeliest tag of each token, [R, L]."""
+    """Returns the most likely tag of each token: [R, L] int32."""
     return logits.argmax(-1)
 
 
