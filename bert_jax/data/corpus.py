@@ -327,7 +327,11 @@ def _first_line(error: BaseException) -> str:
 
 
 def tfds_documents(name: str, text_column: str) -> Iterator[str]:
-  """Yields the texts in one feature of a data set's train split."""
+  """Yields the texts in one column of a data set's train split.
+
+  Raises:
+    UserError: the column does not exist or is not text; see also `open_tfds`.
+  """
   for i, example in enumerate(open_tfds(name, 'train')):
     require(text_column in example,
             f'tfds:{name} has no column {text_column!r}: set text_column to one of '

@@ -36,11 +36,7 @@ class CorpusStatistics(NamedTuple):
 
 
 def check(settings: corpus.Settings) -> CorpusStatistics:
-  """Surveys a corpus, and tokenizes about 256 MiB of it and its held-out documents.
-
-  Raises:
-    UserError: the settings are wrong, or the corpus is not readable or has no tokens.
-  """
+  """Surveys a corpus, and tokenizes about 256 MiB of it and its held-out documents."""
   with tempfile.TemporaryDirectory() as scratch:
     folder = epath.Path(scratch)
     source = corpus.open_source(settings, folder)
@@ -134,7 +130,7 @@ def warnings(stats: CorpusStatistics, settings: corpus.Settings) -> Iterator[str
 
 
 def histogram(values: np.ndarray) -> Iterator[str]:
-  """Yields a line with a bar for each power of two between the extreme values."""
+  """Yields a line with a bar for each power of two in the range of `values`, [N] int."""
   bucket = np.searchsorted(_BUCKETS, values, side='right')
   shares = np.bincount(bucket, minlength=len(_BUCKETS) + 1) / max(len(values), 1)
   used = np.flatnonzero(shares)

@@ -153,7 +153,7 @@ def finish(folder: epath.Path, settings: dict[str, Any],
                     for split in ('train', 'heldout'))
   with (folder / 'counts.npy').open('wb') as file:
     np.save(file, train)
-  # Last, because records with a manifest count as complete.
+  # The manifest comes last, because records with a manifest count as complete.
   records.write_manifest(folder, {
       'settings': settings,
       'tokenizer': tokenizer_base.digest(tokenizer),

@@ -133,7 +133,11 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def cut(lengths: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-  """Cuts lengths above `longest`: (lengths of all pieces, number of pieces of each)."""
+  """Cuts lengths [S] above `longest`.
+
+  Returns:
+    ([N] the lengths of all pieces, in order; [S] the number of pieces of each length).
+  """
   pieces = -(-lengths // longest)
   shorter = np.full(pieces.sum(), longest)
   shorter[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * longest

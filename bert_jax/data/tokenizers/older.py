@@ -50,7 +50,7 @@ class Folder(NamedTuple):
 
   @property
   def markers(self) -> list[str]:
-    """Additional special tokens with a meaning in a text, such as "[H]"."""
+    """Additional special tokens, such as "[H]"; raises UserError for a malformed list."""
     extra = []
     # transformers has used both names, for lists and for dicts.
     for name in ('additional_special_tokens', 'extra_special_tokens'):
@@ -251,7 +251,7 @@ def read_wordpiece(path: epath.Path, folder: Folder,
 
 def byte_level(model: models.BPE, *, lowercase: bool,
                prefix_space: bool) -> tokenizers.Tokenizer:
-  """RoBERTa's tokenizer without special tokens."""
+  """The library object of RoBERTa's tokenizer, without special tokens."""
   t = tokenizers.Tokenizer(model)
   if lowercase:
     t.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
@@ -308,6 +308,9 @@ def read_fairseq(path: epath.Path, folder: Folder) -> LibraryTokenizer:
   The ids differ from the model's: fairseq put its special tokens before the pieces, and
   <mask> after them (Conneau et al. 2020, https://arxiv.org/abs/1911.02116; Martin et al.
   2020, https://arxiv.org/abs/1911.03894).
+
+  Raises:
+    UserError: the file is not a unigram model of fairseq.
   """
   _, pieces, normalization = _pieces(path)
   require([piece for piece, _ in pieces[:3]] == _BEGIN_PIECES,
@@ -332,7 +335,11 @@ def read_fairseq(path: epath.Path, folder: Folder) -> LibraryTokenizer:
 
 
 def read_deberta(path: epath.Path, folder: Folder) -> LibraryTokenizer:
-  """Reads the spm.model of DeBERTa v2 and v3, which has no character map."""
+  """Reads the spm.model of DeBERTa v2 and v3, which has no character map.
+
+  Raises:
+    UserError: the file is not a unigram model.
+  """
   processor, pieces, _ = _pieces(path)
   t = tokenizers.Tokenizer(models.Unigram(pieces, processor.unk_id(), False))
   t.normalizer = normalizers.Sequence([
