@@ -87,8 +87,8 @@ class Located(NamedTuple):
   """A batch, and the examples and inputs in it."""
 
   batch: Batch
-  examples: np.ndarray  # [up to E], the indices of the examples
-  index: np.ndarray  # [R, P], the index of the input in each slot; -1 = no input
+  examples: np.ndarray  # [at most E] int64, the indices of the examples
+  index: np.ndarray  # [R, P] int64, the index of the input in each slot; -1 = no input
 
 
 class _Packed(NamedTuple):
@@ -144,7 +144,7 @@ class Batches:
     return min(self.batch_size, self.features.count)
 
   def examples(self, step: int) -> np.ndarray:
-    """Returns the indices of the examples of a training step.
+    """Returns the indices of the examples of a training step: [E] int64.
 
     An epoch has each example once. Its last step may have fewer than E examples.
     """
