@@ -76,7 +76,7 @@ class Pairs(NamedTuple):
 
   @property
   def size(self) -> np.ndarray:
-    """Tokens of each pair, with special tokens; 0 where a row has no pair: int64."""
+    """int64 tokens of each pair, special tokens included; 0 where a row has no pair."""
     return np.where(self.a_length > 0, self.a_length + self.b_length + 2 + self.has_b, 0)
 
   def take(self, index: np.ndarray) -> 'Pairs':

@@ -1,8 +1,8 @@
 """Reads a published tokenizer so that it gives the ids that its publisher meant.
 
 A tokenizer.json has priority: the package `tokenizers` runs it. Without this file the
-older files count, as in transformers' AutoTokenizer. For a tokenizer that bert_jax cannot
-run, an error names it.
+older files count, as in transformers' AutoTokenizer. A UserError names any tokenizer that
+bert_jax cannot run.
 """
 
 import math

@@ -29,7 +29,7 @@ def _entries(texts: Iterable[str], lowercase: bool, size: int, first: Iterable[s
     texts: the sentences.
     lowercase: lower-case them.
     size: the largest number of entries, special tokens included.
-    first: entries that get the lowest ids after the special tokens.
+    first: entries that the trainer numbers first, after the special tokens.
     alphabet: the allowed characters; None = all.
   """
   options = {} if alphabet is None else {
