@@ -37,7 +37,7 @@ class Entity(NamedTuple):
 
 
 def is_plain(tag: str) -> bool:
-  """Returns True for a tag without a scheme, such as NOUN: neither O nor B-NAME etc."""
+  """Returns True for a tag such as NOUN, which is neither O nor of the form B-NAME."""
   return tag.partition('-')[0] not in _LETTERS
 
 

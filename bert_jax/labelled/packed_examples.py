@@ -1,10 +1,9 @@
 """Packs examples into batches of a few fixed shapes.
 
-A batch is a pure function of (examples, seed, step). Every step has `batch_size`
-examples, whatever their lengths, except the last step of an epoch. Short examples share
-rows, which leaves little padding, and their text ids isolate them from each other. The
-number of rows is rounded up to one of a few sizes, and the step is compiled once for each
-size.
+A batch is a pure function of (examples, seed, step). Every step but the last of an epoch
+has `batch_size` examples, whatever their lengths. Short examples share rows, which leaves
+little padding, and their text ids isolate them from each other. The number of rows is
+rounded up to one of a few sizes, and the step is compiled once for each size.
 """
 
 from collections.abc import Iterator, Sequence
