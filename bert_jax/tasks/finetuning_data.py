@@ -248,7 +248,7 @@ def replaced(data: ConfigDict, fields: Sequence[str], flag: str) -> FrozenConfig
   Raises:
     UserError: a field is not a string field of `data`, or has no '='.
   """
-  # The command or the caller names the file: data.train and data.eval have no effect.
+  # The files are already chosen, so these fields cannot name other files.
   known = [name for name in data
            if isinstance(data[name], str) and name not in ('train', 'eval', 'test')]
   values = {}

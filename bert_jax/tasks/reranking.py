@@ -83,7 +83,9 @@ class Reranking(finetuning.InputScoring):
   highest: float = 1.0
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Returns the 'loss' of `kind` of logits [E, C], over pairs, or queries if listwise.
+    """Returns the 'loss' of `kind`, a mean over pairs or (listwise) queries.
+
+    `logits` and `batch.targets`, the grades, are [E, C] float32.
 
     listwise is ListNet (Cao et al. 2007, https://doi.org/10.1145/1273496.1273513): the
     cross-entropy between the softmax of the grades and the softmax of the logits.
