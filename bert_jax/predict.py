@@ -45,16 +45,16 @@ _STRICT = flags.DEFINE_bool(
     'End with status 2 at the first line without an answer. By default its answer is '
     '{"error": ...}, and the command ends with status 1 after all other lines.')
 
-# {flag: the only task that uses it}
-_USED_BY = {'pooling': 'embed', 'normalize': 'embed', 'layers': 'embed',
-            'max_len': 'embed', 'prompt': 'embed', 'dim': 'embed',
-            'null_threshold': 'question_answering'}
+# {flag: the tasks that use it}
+_USED_BY = dict.fromkeys(('pooling', 'normalize', 'layers', 'max_len', 'dim'), ('embed',)) | {
+    'prompt': ('embed', 'reranking', 'sequence_classification', 'sparse_embedding'),
+    'null_threshold': ('question_answering',)}
 
 
 def _main(argv: list[str]):
-  for name, task in _USED_BY.items():
-    errors.require(not flags.FLAGS[name].present or _TASK.value in (None, '', task),
-                   f'--{name} has no effect here: it is for --task={task}')
+  for name, tasks in _USED_BY.items():
+    errors.require(not flags.FLAGS[name].present or _TASK.value in (None, '', *tasks),
+                   f'--{name} has no effect here: it is for --task={" or ".join(tasks)}')
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)
   layers = command.numbers('--layers', _LAYERS.value)
   from bert_jax.inference import predictions  # after the flags: JAX is slow to import

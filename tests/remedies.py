@@ -204,7 +204,7 @@ RULES = (
     (r'give --model=DIR, a workdir', '--model=run --input=texts.jsonl'),
     (r'--long=chunks is for (--task=score), not', r'\1'),
     (r"long='head' is unknown for scores: use (chunks), or leave it out", r'--long=\1', '~--long'),
-    (r"(--\w+) has no effect here: it is for (--task=\w+)$", r'? ~\1', r'? \2'),
+    (r"(--\w+) has no effect here: it is for (--task=\w+)( or \w+)*$", r'? ~\1', r'? \2'),
     (r'--max_len=100 is above the (\d+) positions', r'--max_len=\1'),
     (r'give --suite, one of .*(masked_lm)', r'? --suite=\1'),
     (r'give --model$', '? --model=model'), (r'give --data$', '? --data=glue'),

@@ -1,13 +1,16 @@
 """predict: JSON lines in, JSON lines or arrays out, in order, for any number of lines."""
 
+import contextlib
 import io
 import json
+from unittest import mock
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 import bert_jax
+from bert_jax import predict
 from bert_jax.errors import UserError
 from bert_jax.inference import predictions
 from tests.interop import torch_bert
@@ -99,3 +102,22 @@ def test_arrays_are_for_vectors_of_texts(folder, source, tmp_path):
     bad.write_text('nothing\n')
     predictions.run('embed', folder, str(bad), str(tmp_path / 'out.npy'))
   assert not list(tmp_path.glob('out*'))
+
+
+@pytest.mark.parametrize('flag', ['pooling', 'normalize', 'max_len', 'dim', 'prompt',
+                                  'null_threshold'])
+def test_a_flag_is_refused_for_the_tasks_that_do_not_read_it(flag):
+  readers = set()
+  for name, task in predictions.TASKS.items():
+
+    class Recorded(predictions.Options):
+      def __getattribute__(self, field, name=name):
+        if field == flag:
+          readers.add(name)
+        return super().__getattribute__(field)
+
+    for examples in [], [{'text': 'a'}]:
+      # A stand-in for a model may fail later: what is read before counts.
+      with contextlib.suppress(Exception):
+        task.answer(mock.MagicMock(), examples, Recorded())
+  assert readers == set(predict._USED_BY[flag])
