@@ -65,8 +65,7 @@ def mine(model: str, source: str, corpus: str, output: str, *,
     ranks: the first and the last rank of the negatives, from 1.
     count: negatives of a pair; pairs with fewer are left out.
     margin: a negative's cosine is at least this far below the positive's. A nearer
-      document is often a positive (Moreira et al. 2024,
-      https://arxiv.org/abs/2407.15831).
+      document is often a positive (Moreira et al. 2024, arXiv:2407.15831).
     pooling, max_len: see `Bert.embed`.
 
   Raises:

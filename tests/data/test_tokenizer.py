@@ -100,6 +100,17 @@ def test_train_save_load(kind, size, tmp_path):
   assert t.mask_id not in t.encode_batch(['The [MASK] runs.'])[0]
 
 
+@pytest.mark.parametrize('name', ['spiece.model', 'spm.model'])
+def test_pieces_that_are_not_utf8_are_refused(tmp_path, name):
+  training.train('sentencepiece', lambda: TEXTS, 120, True).save(epath.Path(tmp_path))
+  content = (tmp_path / 'spiece.model').read_bytes()
+  broken = content.replace('▁'.encode(), b'\xe2\x96\xff')  # of the same length
+  (tmp_path / 'spiece.model').unlink()
+  (tmp_path / name).write_bytes(broken)
+  with pytest.raises(UserError, match='is not a SentencePiece model: .utf-8. codec'):
+    tokenizer_reader.load(tmp_path / name)
+
+
 def test_training_a_vocabulary_twice_gives_the_same():
   assert len({tokenizer_base.digest(training.train('bpe', lambda: TEXTS, 320, True))
               for _ in range(3)}) == 1
@@ -159,7 +170,12 @@ def test_bad_byte_level_bpe(tmp_path):
   good = json.loads((tmp_path / 'tokenizer.json').read_text())
   huge = [good['added_tokens'][0] | {'id': 2**31}, *good['added_tokens'][1:]]
   panic = good['model'] | {'continuing_subword_prefix': 9 * '#', 'merges': [['a', 'b']]}
+  undefined = {'type': 'TemplateProcessing', 'special_tokens': {}, 'pair': [],
+               'single': [{'SpecialToken': {'id': '<s>', 'type_id': 0}}]}
+  nested = {'type': 'Sequence', 'processors': [undefined]}
   for wrong, message in (({'added_tokens': [1]}, 'is not a tokenizer'),
+                         ({'post_processor': undefined}, "adds '<s>', which it does not define"),
+                         ({'post_processor': nested}, "adds '<s>', which it does not define"),
                          ({'post_processor': [1]}, 'is not a tokenizer'),
                          ({'model': panic}, 'is not a tokenizer: range'),  # in Rust
                          ({'added_tokens': huge}, "adds '<s>' as entry 2147483648")):

@@ -99,6 +99,23 @@ def _check_unknown(model: Mapping[str, Any], where: Any):
           f'{where}: its model has no entry for unknown text (unk_token or unk_id)')
 
 
+def _check_template(rule: Any, where: Any):
+  """Raises UserError if a template adds a token that it does not define.
+
+  The library accepts such a template, and its Rust code panics at the first text.
+  """
+  try:
+    for part in rule.get('processors', [rule]):
+      defined = part.get('special_tokens', {})
+      for piece in (*part.get('single', []), *part.get('pair', [])):
+        name = piece.get('SpecialToken', {}).get('id')
+        require(name is None or name in defined,
+                f'{where}: its post-processor adds {str(name)[:50]!r}, which it does not '
+                'define')
+  except (AttributeError, TypeError):
+    return  # malformed or absent: the library names the mistake
+
+
 class LibraryTokenizer(base.Tokenizer):
   """The tokenizer that a tokenizer.json describes."""
 
@@ -124,6 +141,7 @@ class LibraryTokenizer(base.Tokenizer):
             f'{where} has no model with a vocabulary')
     if isinstance(model['vocab'], dict):
       check_ids(model['vocab'], where)
+    _check_template(settings.get('post_processor'), where)
     with library_errors(f'{where} is not a tokenizer'):
       self._parsing = tokenizers.Tokenizer.from_str(json.dumps(self._settings))
       ids = self._parsing.get_vocab(with_added_tokens=True)
@@ -140,7 +158,8 @@ class LibraryTokenizer(base.Tokenizer):
     entry_of = {i: entry for entry, i in ids.items()}
     self.vocab = [entry_of.get(i, f'[unused{i}]') for i in range(max(entry_of) + 1)]
     self.entries = len(self.vocab)
-    self.around = self._around_texts()
+    with library_errors(f'{where} is not a tokenizer'):
+      self.around = self._around_texts()
     if self.kind == 'bpe':
       # RoBERTa's file adds no space: it takes each text for the start of a document.
       self.before_word = ' '

@@ -254,10 +254,13 @@ def read_model(path: epath.Path) -> tuple[bytes, Any]:
   try:
     model = path.read_bytes()
     require(model, f'{path} is empty: it is not a SentencePiece model')
-    return model, sentencepiece.SentencePieceProcessor(model_proto=model)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    # The processor accepts pieces that are not UTF-8, and cannot return them.
+    processor.id_to_piece(list(range(processor.get_piece_size())))
+    return model, processor
   except OSError as e:
     raise UserError(f'data.vocab={str(path)!r} cannot be read: {e.strerror or e}') from e
-  except RuntimeError as e:
+  except (RuntimeError, UnicodeDecodeError) as e:
     raise UserError(f'{path} is not a SentencePiece model: {e}') from e
 
 
