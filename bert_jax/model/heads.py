@@ -61,8 +61,10 @@ class BertForPreTraining(nn.Module):
     bias = self.param('mlm_bias', zeros('vocab'), (self.config.padded_vocab_size,))
     logits = self.bert.embeddings.decode(x) + bias  # [B * M, padded V]
     logits = nn.with_logical_constraint(logits, ('batch', 'vocab'))
-    is_entry = jnp.arange(logits.shape[-1]) < self.config.vocab_size  # [padded V]
-    return jnp.where(is_entry, logits, MASKED).reshape(*positions.shape, -1)
+    if logits.shape[-1] > self.config.vocab_size:
+      is_entry = jnp.arange(logits.shape[-1]) < self.config.vocab_size  # [padded V]
+      logits = jnp.where(is_entry, logits, MASKED)
+    return logits.reshape(*positions.shape, -1)
 
   def nsp_logits(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
     """[B, L, D], [B, P] int32 -> [B, P, 2] float32; class 0 is "B follows A"."""

@@ -238,6 +238,8 @@ class Modern(encoder.Encoder):
     c, mask = self.config, attend.mask(tokens.text_ids)
     angles = {'global': rotary(tokens.positions, c.head_size, c.global_theta),
               'local': rotary(tokens.positions, c.head_size, c.local_theta)}
+    # Otherwise XLA computes sine and cosine again for every head and layer.
+    angles = jax.lax.optimization_barrier(angles)
     first = encoder.rematerialized(Layer, c, in_scan=False)(
         c, attend, deterministic, is_local=False, is_first=True, name='first')
     x, first_states = first(x, mask, angles['global'])
