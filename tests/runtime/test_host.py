@@ -1,8 +1,12 @@
-"""Memory that was freed: kept from step to step, in measure."""
+"""What the host can: the dtype of its products, memory that was freed and is kept in measure."""
 
 import json
 import subprocess
 import sys
+
+import pytest
+
+from bert_jax.runtime import host
 
 _CODE = """
 import json
@@ -40,3 +44,12 @@ def test_freed_memory_is_kept_in_measure():
   assert max(held[4:9]) < 1.1 * unit
   assert 2.8 * unit < held[9] < 3.1 * unit
   assert held[10] < 1.1 * unit, 'no part of the machine is left'
+
+
+@pytest.mark.parametrize('flags, version, is_fast', [
+    ('flags : fpu avx512f avx512_bf16', '0.12.0.1', True), ('flags : amx_bf16', '0.11.0', True),
+    ('flags : amx_bf16', '0.10.2', False), ('flags : fpu avx512f', '1.0.0', False)])
+def test_bfloat16_is_fast_with_its_instructions_and_a_new_jax(monkeypatch, flags, version, is_fast):
+  monkeypatch.setattr(host.pathlib.Path, 'read_text', lambda path: flags)
+  monkeypatch.setattr(host.importlib.metadata, 'version', lambda package: version)
+  assert host.has_fast_bfloat16() == is_fast
