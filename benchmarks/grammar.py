@@ -1,11 +1,11 @@
 """Minimal pairs from a small grammar, in BLiMP's format, to choose recipes by.
 
-  python -m benchmarks.grammar --output=grammar.jsonl
+  python -m benchmarks.grammar grammar.jsonl
 
 The paradigms are about agreement, anaphora, gaps and islands, negative polarity and
 argument structure, with words of our own. A recipe that is chosen by them has not seen
 BLiMP, which then scores it. The two sentences of a pair have as many words, so that the
-length does not decide. The same number of pairs and seed give the same file.
+length does not decide. The file is always the same.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,11 +13,10 @@ import itertools
 import json
 import pathlib
 import random
+import sys
 
-from absl import app, flags
+_PAIRS = 250  # of each paradigm
 
-_OUTPUT = flags.DEFINE_string('output', None, 'File to write.', required=True)
-_PAIRS = flags.DEFINE_integer('pairs', 250, 'Pairs of each paradigm.')
 
 # singular, plural
 _PEOPLE = [('teacher', 'teachers'), ('doctor', 'doctors'), ('farmer', 'farmers'),
@@ -170,12 +169,12 @@ def make(number: int) -> Iterator[dict[str, str]]:
              'linguistics_term': phenomenon}
 
 
-def main(_):
+def main(path: str):
   """Writes the file."""
-  lines = [json.dumps(pair) + '\n' for pair in make(_PAIRS.value)]
-  pathlib.Path(_OUTPUT.value).write_text(''.join(lines))
-  print(f'{len(lines):,} pairs of {len(PARADIGMS)} paradigms in {_OUTPUT.value}')
+  lines = [json.dumps(pair) + '\n' for pair in make(_PAIRS)]
+  pathlib.Path(path).write_text(''.join(lines))
+  print(f'{len(lines):,} pairs of {len(PARADIGMS)} paradigms in {path}')
 
 
 if __name__ == '__main__':
-  app.run(main)
+  main(*sys.argv[1:])
