@@ -10,6 +10,7 @@ RECIPE = 'recipe'
 # Phases are shares of the tokens: (share, row length, rows).
 VARIANTS: dict[str, dict[str, Any]] = {
     RECIPE: {},
+    'float32': {'model.dtype': 'float32'},
     # Masking
     '30% masked': {'masking.rate': 0.3},
     '50% masked': {'masking.rate': 0.5},
