@@ -11,10 +11,14 @@ import torch
 
 from bert_jax.interop import families, huggingface, layout
 from bert_jax.model import products
+from bert_jax.model.albert import AlbertConfig
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.distilbert import DistilBertConfig
+from bert_jax.model.electra import ElectraConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import BertForPreTraining
 from bert_jax.model.modern import ModernConfig
+from bert_jax.model.mpnet import MPNetConfig
 from bert_jax.runtime import host
 from tests.interop import torch_bert
 
@@ -85,11 +89,12 @@ def _products(jaxpr):
         yield from _products(inner)
 
 
-@pytest.mark.parametrize('config', [
-    BertConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32),
-    ModernConfig(vocab_size=50, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=32)])
-def test_every_product_of_encoder_and_decoder_is_in_bfloat16(config):
-  module = BertForPreTraining(dataclasses.replace(config, dtype='bfloat16'))
+@pytest.mark.parametrize('make', [
+    BertConfig, ModernConfig, AlbertConfig, DistilBertConfig, ElectraConfig, MPNetConfig])
+def test_every_product_of_encoder_and_decoder_is_in_bfloat16(make):
+  module = BertForPreTraining(make(
+      vocab_size=50, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=32,
+      dtype='bfloat16'))
   batch = torch_bert.make_batch(50, 2, 8, False)
   at = batch.positions[:, :3]
   shapes = jax.eval_shape(module.init, jax.random.key(0), batch, at, None)
