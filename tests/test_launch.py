@@ -283,3 +283,21 @@ def test_slurm():
 def test_mistakes(script, arguments, message):
   done = launch(script, '--dry-run', *arguments, status=2)
   assert message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize('usable, chosen', [
+    (('python3.13', 'python3.12', 'python3.11'), 'python3.13'),
+    (('python3.12', 'python3.11', 'python3'), 'python3.12'), (('python3',), 'python3')])
+def test_the_environment_has_the_newest_python(tmp_path, usable, chosen):
+  """Python 3.12 and newer have a jax that multiplies bfloat16 fast on a CPU."""
+  for name in ('python3.13', 'python3.12', 'python3.11', 'python3'):
+    file = tmp_path / name
+    file.write_text(f'#!/bin/sh\n[ {int(name in usable)} = 1 ] || exit 1\n'
+                    f'[ "$2" = venv ] || exit 0\necho {name} > {tmp_path}/chosen\n'
+                    'mkdir -p "$4/bin"\nprintf "#!/bin/sh\\n" > "$4/bin/python"\n'
+                    'chmod +x "$4/bin/python"\n')
+    file.chmod(0o755)
+  environment = {'PATH': f'{tmp_path}:/usr/bin:/bin', 'VENV': f'{tmp_path}/venv'}
+  subprocess.run(['bash', '-c', '. launch/venv.sh requirements.txt'], cwd=ROOT, env=environment,
+                 check=True)
+  assert (tmp_path / 'chosen').read_text().strip() == chosen
