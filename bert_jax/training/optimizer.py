@@ -129,8 +129,7 @@ def make_optimizer(config: OptimizerConfig, train_steps: int,
       'lamb': [adam, decay, optax.masked(transforms.trust_ratio(), decays)],
       'stable_adamw': [transforms.stable_adam(**moments, decay=decay)],
       'muon': [transforms.muon(adam, jnp.dtype(dtype)), decay]}[config.name]
-  clip = (optax.clip_by_global_norm(config.clip_norm) if config.clip_norm
-          else optax.identity())
+  clip = transforms.clip(config.clip_norm) if config.clip_norm else optax.identity()
   steps = [clip, *direction]
   if config.frozen_layers >= 0:
     freeze = transforms.freeze(config.frozen_layers)
