@@ -113,6 +113,20 @@ def decays(params) -> dict:
       parameters.kinds(params))
 
 
+def _clip(most: float) -> optax.GradientTransformation:
+  """Scales the gradients so that their global norm is at most `most`.
+
+  optax divides by the norm. XLA does not repeat a division in the two moments that need
+  the result, but stores all clipped gradients.
+  """
+
+  def scale(updates, _):
+    factor = jnp.minimum(1, most / optax.tree.norm(updates))
+    return jax.tree.map(lambda x: x * factor, updates)
+
+  return optax.stateless(scale)
+
+
 def make_optimizer(config: OptimizerConfig, train_steps: int,
                    dtype: str = 'float32') -> optax.GradientTransformation:
   """Chains clipping, AdamW (Loshchilov and Hutter 2019) or a successor, and the schedule.
@@ -129,7 +143,7 @@ def make_optimizer(config: OptimizerConfig, train_steps: int,
       'lamb': [adam, decay, optax.masked(transforms.trust_ratio(), decays)],
       'stable_adamw': [transforms.stable_adam(**moments, decay=decay)],
       'muon': [transforms.muon(adam, jnp.dtype(dtype)), decay]}[config.name]
-  clip = transforms.clip(config.clip_norm) if config.clip_norm else optax.identity()
+  clip = _clip(config.clip_norm) if config.clip_norm else optax.identity()
   steps = [clip, *direction]
   if config.frozen_layers >= 0:
     freeze = transforms.freeze(config.frozen_layers)

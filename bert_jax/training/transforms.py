@@ -30,20 +30,6 @@ def _each_layer(function: Callable[..., jax.Array], *trees: Any) -> Any:
   return jax.tree_util.tree_map_with_path(change, *trees)
 
 
-def clip(most: float) -> optax.GradientTransformation:
-  """Scales the gradients so that their global norm is at most `most`.
-
-  optax divides by the norm. XLA does not repeat a division in the two moments that need
-  the result, but stores all clipped gradients.
-  """
-
-  def scale(updates, _):
-    factor = jnp.minimum(1, most / optax.tree.norm(updates))
-    return jax.tree.map(lambda x: x * factor, updates)
-
-  return optax.stateless(scale)
-
-
 class UncorrectedAdamState(NamedTuple):
   """Moments of Adam without a step count."""
 
