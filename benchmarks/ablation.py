@@ -54,8 +54,9 @@ def _make(run: Run, home: pathlib.Path) -> dict[str, Any]:
   judged = {}
   for suite, data in (('masked_lm', _JUDGE.value), ('minimal_pairs', _PAIRS.value)):
     judged[suite] = pathlib.Path(f'{folder}.{suite}.json')
-    _call('evaluate', f'--model={folder}', f'--suite={suite}', f'--data={data}',
-          f'--output={judged[suite]}')
+    if not judged[suite].exists():  # a killed run may have written it
+      _call('evaluate', f'--model={folder}', f'--suite={suite}', f'--data={data}',
+            f'--output={judged[suite]}')
   lines = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
   speeds = [line['tokens_per_second'] for line in lines if line.get('tokens_per_second')]
   return dataclasses.asdict(run) | {
@@ -86,13 +87,20 @@ def _run_all(runs: list[Run], home: pathlib.Path):
       cores.put(core)
 
   with futures.ThreadPoolExecutor(_JOBS.value) as pool:
-    for done in futures.as_completed([pool.submit(make, run) for run in runs]):
-      with (home / 'runs.jsonl').open('a') as file:
-        file.write(json.dumps(done.result()) + '\n')
+    try:
+      for done in futures.as_completed([pool.submit(make, run) for run in runs]):
+        with (home / 'runs.jsonl').open('a') as file:
+          file.write(json.dumps(done.result()) + '\n')
+    finally:
+      # After a failure, only the runs in progress end: the rest would take days.
+      pool.shutdown(wait=False, cancel_futures=True)
 
 
 def main(_):
   """Makes the runs that are missing, and prints the table."""
+  unknown = set(_VARIANTS.value or ()) - variants.VARIANTS.keys()
+  if unknown:
+    raise app.UsageError(f'--variants names no variant: {", ".join(sorted(unknown))}')
   home = pathlib.Path(_WORKDIR.value)
   home.mkdir(parents=True, exist_ok=True)
   results = home / 'runs.jsonl'

@@ -222,7 +222,7 @@ def _check_form(path: str, block: list[_Line], tag_column: int,
 def _read_conll(path: str, word_column: int, tag_column: int | None,
                 labels: Collection[str], notes: list[str],
                 tags_of_file: _Tags) -> Iterator[TaggedWords]:
-  # If the words are in the first column, there are no word numbers, and 3-4 is a word.
+  # A file with its words in the first column does not number them: 3-4 is a word.
   blocks = [[line for line in block
              if not (word_column and len(line.fields) == _CONLLU_COLUMNS
                      and _NO_WORD.fullmatch(line.fields[0]))]

@@ -52,7 +52,7 @@ class BertConfig:
   # xla, or a kernel: fused (TPU), splash (TPU) or cudnn (GPU). splash and cudnn need
   # attention_dropout=0. auto = the best for the device and the row length.
   attention: str = 'auto'
-  # What the backward pass recomputes: none, dots (all but the matmuls) or full (all).
+  # The backward pass recomputes nothing (none), all but the matmuls (dots) or all (full).
   remat: str = 'none'
   scan_unroll: int = 1  # layers in each step of the scan; num_layers = no loop at all
 

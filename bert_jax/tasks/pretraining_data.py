@@ -36,8 +36,8 @@ def _why_no_pair(records: Records | mixture.MixedRecords, max_len: int) -> str:
             'between documents, not between sentences. Take them out, or give '
             'data.sequences=full_sentences')
   return (
-      f'no two neighboring sentences fit into a row of {max_len}: there is no pair to '
-      'ask about. Raise max_len, or give data.sequences=full_sentences')
+      f'no two neighboring sentences fit into a row of {max_len}: no pair can be built. '
+      'Raise max_len, or give data.sequences=full_sentences')
 
 
 def _check_predictions(task: Pretraining, corpus: Corpus, phases: Phases):

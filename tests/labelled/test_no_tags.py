@@ -1,4 +1,4 @@
-"""What is no tag becomes no class: comments, headers, swapped columns, tags of another scheme."""
+"""Comments, headers, swapped columns and tags of another scheme become no classes."""
 
 
 import json
@@ -39,7 +39,7 @@ COMMENTS = {
         {'text_column': '2'}, [('In', 'Bonn')], 0),
     'CoNLL-U': ('# text = In Bonn\n1\tIn\tO\n2\tBonn\tB-LOC\n', NOSTA, [('In', 'Bonn')], 0),
     'hashtags': ('#bonn #\nis O\n\n#yolo #\n', {}, [('#bonn', 'is'), ('#yolo',)], 0),
-    'a sign of its own': ('# SYM\n\nis O\n1 SYM\n', {}, [('#',), ('is', '1')], 0),
+    'a lone sign': ('# SYM\n\nis O\n1 SYM\n', {}, [('#',), ('is', '1')], 0),
 }
 
 
