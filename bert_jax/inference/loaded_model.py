@@ -129,7 +129,8 @@ class LoadedModel:
       results[packed.index[is_text]] = output[is_text]
     return results
 
-  def per_token(self, rows: Sequence[inputs_lib.Input], function: Callable) -> list[np.ndarray]:
+  def per_token(self, rows: Sequence[inputs_lib.Input],
+                function: Callable) -> list[np.ndarray]:
     """Maps [R, L, ...] of `function` to [tokens, ...] of each text, special ones too."""
     results = [None] * len(rows)
     for packed, output in self._run(rows, function):
@@ -137,8 +138,8 @@ class LoadedModel:
     return results
 
 
-def put_tokens(results: list, rows: Sequence[inputs_lib.Input], packed: inputs_lib.InputRows,
-               output: np.ndarray):
+def put_tokens(results: list, rows: Sequence[inputs_lib.Input],
+               packed: inputs_lib.InputRows, output: np.ndarray):
   """Copies the tokens of each text of a batch from [R, L, ...] into its result."""
   for row, slot in zip(*np.nonzero(packed.index >= 0)):
     text, start = packed.index[row, slot], packed.starts[row, slot]

@@ -73,7 +73,8 @@ class SequenceClassification(finetuning.FineTuning):
     pooled = apply(batch.tokens, batch.starts, method='pooled')
     # The chunks of a text are combined before the head, which sees one vector for each
     # text.
-    vectors = pooling.combine_chunks(batch.by_example(pooled), batch.members >= 0, self.long)
+    vectors = pooling.combine_chunks(batch.by_example(pooled), batch.members >= 0,
+                                     self.long)
     return apply(vectors, method='classify')
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
@@ -243,7 +244,8 @@ def class_logits(bert: task_kind.TrainedModel, inputs: Texts,
   long = bert.model.facts.get('long') or 'head'
   strings = [(text,) if isinstance(text, str) else text for text in inputs]
   strings = bert.cross.prepared(strings, bert.cross.prompt(prompt))
-  rows, owners = inputs_lib.text_inputs(strings, bert.tokenizer, bert.trained_length, long)
+  rows, owners = inputs_lib.text_inputs(strings, bert.tokenizer, bert.trained_length,
+                                        long)
   pooled = bert.per_text(rows,
                          functools.partial(task_kind.apply_head, head, method='pooled'))
   vectors = pooling.combine_texts(pooled, owners, long)
