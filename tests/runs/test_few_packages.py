@@ -13,14 +13,15 @@ from tests.test_commands import ROOT
 ABSENT = ('sentencex', 'rjieba', 'sentencepiece', 'tensorflow_datasets', 'tensorflow',
           'apache_beam', 'tensorboardX', 'huggingface_hub', 'gcsfs', 'torch', 'transformers')
 SCRIPT = """
-import sys
+import importlib.machinery, sys
 
-class Absent:
-  def find_spec(self, name, path=None, target=None):
-    if name.partition('.')[0] in {absent!r}:
-      raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
+class Finder(importlib.machinery.PathFinder):
+  @classmethod
+  def find_spec(cls, name, path=None, target=None):
+    absent = name.partition('.')[0] in {absent!r}
+    return None if absent else super().find_spec(name, path, target)
 
-sys.meta_path.insert(0, Absent())
+sys.meta_path = [Finder if f is importlib.machinery.PathFinder else f for f in sys.meta_path]
 from bert_jax.runs import run
 from tests import conftest
 run.run(conftest.tiny_config({records!r}, train_steps=2, **{{'optimizer.warmup_steps': 1}}),
