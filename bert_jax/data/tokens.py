@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Tokens(NamedTuple):
-  """Rows of tokens; each row has one or more texts, or pairs of texts. All [B, L] int32.
+  """Rows of tokens; each row has one or more texts, or pairs of texts: [B, L] int32.
 
   The fields are NumPy arrays on the host and jax.Arrays in a model.
   """
@@ -15,3 +15,6 @@ class Tokens(NamedTuple):
   type_ids: np.ndarray  # 0 in segment A of a pair and in a single text, 1 in segment B
   positions: np.ndarray  # the position of each token in its own text or pair
   text_ids: np.ndarray  # 0 on padding, 1..P on the tokens of each text or pair
+  # [B] bool: in a causal row, each token sees only itself and earlier ones. None = no row
+  # is causal.
+  causal: np.ndarray | None = None

@@ -115,6 +115,11 @@ def beyond_rows(config: ConfigDict, name: str) -> str:
       f'rows have at most {longest} tokens: give at most that')
 
 
+def nothing_causal(config: ConfigDict) -> str:
+  """The steps with causal rows have no effect if there are no such rows."""
+  return '' if config.masking.causal_rows else 'masking.causal_rows=0 makes no row causal'
+
+
 def nothing_random(config: ConfigDict) -> str:
   """The distribution of random tokens has no effect if masking inserts none."""
   return '' if config.masking.replace_random else (
@@ -193,10 +198,16 @@ FIELDS: Table = {
                                         partial(beyond_rows, name='span_max'))),
         'ngram_max': Field(None, unused=(partial(of_another_unit, unit='ngram'),
                                          partial(beyond_rows, name='ngram_max'))),
-        'random_by_frequency': Field(None, unused=(nothing_random,))}),
+        'random_by_frequency': Field(None, unused=(nothing_random,)),
+        'causal_steps': Field(None, unused=(nothing_causal,))}),
 }
 # Rules of the group `model` that `run_fields.MODEL` lacks.
 MODEL = {'vocab_size': Field(None, unused=(given_vocabulary,))}
+
+
+def has_causal_rows(config: ConfigDict) -> bool:
+  """Whether a run of any task has causal rows."""
+  return config.task == 'pretrain' and config.masking.causal_rows > 0
 
 
 def check(config: ConfigDict):
@@ -211,3 +222,10 @@ def check(config: ConfigDict):
   require((name == 'distillation') == bool(config.teacher),
           f'objective={config.objective!r} and teacher={config.teacher!r}: distillation '
           'needs a teacher, and other objectives have none')
+  require(name == 'mlm' or not config.masking.causal_rows,
+          f'masking.causal_rows={config.masking.causal_rows} is for objective=mlm, but the '
+          f'objective is {name}: its loss needs the whole text')
+  require(config.model.attention in ('auto', 'xla') or not config.masking.causal_rows,
+          f'model.attention={config.model.attention} does not compute causal rows '
+          f'(masking.causal_rows={config.masking.causal_rows}): use xla or auto')
+

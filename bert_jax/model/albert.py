@@ -70,4 +70,4 @@ class Albert(encoder.Encoder):
                  deterministic: bool) -> tuple[jax.Array, encoder.States | None]:
     c = self.config
     groups = encoder.stacked(SharedLayer, c, c.groups, self.is_initializing())
-    return groups(c, attend, deterministic, name='layers')(x, attend.mask(tokens.text_ids))
+    return groups(c, attend, deterministic, name='layers')(x, attend.mask(tokens))

@@ -15,16 +15,18 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.layers import MASKED, truncated_normal, zeros
 from bert_jax.model.products import product, product_with_transposed
 
 
 class Mask(NamedTuple):
-  """Visibility within a row: the tokens of one text see each other."""
+  """Visibility within a row: the tokens of one text see each other, or earlier ones."""
 
   text_ids: jax.Array  # [B, L] int32, 0 on padding, 1..P on the tokens of each text
   bias: jax.Array | None  # [B, 1 or H, L, L], added to the scores; None for a kernel
+  causal: jax.Array | None = None  # [B] bool, see `Tokens`
 
 
 class Heads(NamedTuple):
@@ -51,18 +53,23 @@ class Dropout(NamedTuple):
   key: Callable[[], jax.Array]  # for kernels: makes the key of the bits that they draw
 
 
-def attention_bias(text_ids: jax.Array) -> jax.Array:
+def attention_bias(text_ids: jax.Array, causal: jax.Array | None = None) -> jax.Array:
   """The additive mask: a token attends only to the tokens of its text.
 
   Args:
     text_ids: [B, L] int32, 0 on padding, p = 1..P on the tokens of the p-th text.
+    causal: [B] bool, see `Tokens`.
 
   Returns:
     [B, 1, L, L] float32, 0 where the query (axis 2) may see the key (axis 3), else -1e9.
   """
   same = text_ids[:, :, None] == text_ids[:, None, :]  # [B, L, L]
   real = text_ids[:, None, :] > 0  # [B, 1, L]
-  return jnp.where(same & real, 0.0, MASKED)[:, None]  # [B, 1, L, L]
+  visible = same & real
+  if causal is not None:
+    at = jnp.arange(text_ids.shape[1])
+    visible &= (at[:, None] >= at[None, :]) | ~causal[:, None, None]
+  return jnp.where(visible, 0.0, MASKED)[:, None]  # [B, 1, L, L]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -120,7 +127,7 @@ def dot_product_attention(
 
 
 def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
-                    text_ids: jax.Array, reach: int,
+                    text_ids: jax.Array, reach: int, causal: jax.Array | None = None,
                     drop: Callable[[jax.Array], jax.Array] = keep_all) -> jax.Array:
   """Attention to the tokens of the same text that are at most `reach` away.
 
@@ -133,6 +140,7 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
     value: [B, L, H, K].
     text_ids: [B, L] int32, see `attention_bias`.
     reach: visible tokens on either side.
+    causal: [B] bool, see `Tokens`.
     drop: dropout of the attention weights.
 
   Returns:
@@ -161,6 +169,8 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
   distance = jnp.arange(size)[:, None] + size - jnp.arange(3 * size)[None, :]
   # Both pads have text id 0, so their keys are invisible too.
   visible = (query_ids == key_ids) & (key_ids > 0) & (jnp.abs(distance) <= reach)
+  if causal is not None:
+    visible &= (distance >= 0) | ~jnp.repeat(causal, blocks)[:, None, None]
   bias = jnp.where(visible, 0.0, MASKED)[:, None]  # [B * blocks, 1, size, 3 * size]
   out, _ = dot_product_attention(in_blocks(query), around(key), around(value), bias, drop)
   return out.reshape(rows, blocks * size, *out.shape[2:])[:, :length]
@@ -174,9 +184,10 @@ class Attend:
   kernel: Callable[[Heads, jax.Array, Dropout], jax.Array] | None = None
   keeps_weights: bool = False  # returns the weights too, which no kernel can
 
-  def mask(self, text_ids: jax.Array) -> Mask:
-    """Makes the mask once for all layers; `text_ids` is [B, L]."""
-    return Mask(text_ids, None if self.kernel else attention_bias(text_ids))
+  def mask(self, tokens: Tokens) -> Mask:
+    """Makes the mask once for all layers."""
+    bias = None if self.kernel else attention_bias(tokens.text_ids, tokens.causal)
+    return Mask(tokens.text_ids, bias, tokens.causal)
 
   def __call__(self, heads: Heads, mask: Mask, dropout: Dropout,
                reach: int | None = None) -> tuple[jax.Array, jax.Array | None]:
@@ -199,7 +210,8 @@ class Attend:
     is_long = is_local and isinstance(length, int) and length > 3 * reach
     # The kernels have no window: local layers use blocks instead.
     if is_long and not self.keeps_weights or is_local and self.kernel:
-      return local_attention(query, key, value, mask.text_ids, reach, dropout.drop), None
+      return local_attention(query, key, value, mask.text_ids, reach, mask.causal,
+                             dropout.drop), None
     if self.kernel:
       return self.kernel(heads, mask.text_ids, dropout), None
     bias = mask.bias

@@ -113,11 +113,14 @@ ALL = {'fused': Kernel(_fused_obstacle, _fused, ('tpu',), drops=True, slow_on=('
 CHOICES = ('auto', 'xla', *ALL)  # of `model.attention`
 
 
-def _obstacle(config: BertConfig, name: str, length: int, platform: str) -> str:
+def _obstacle(config: BertConfig, name: str, length: int, platform: str,
+              has_causal: bool) -> str:
   """Returns the reason why a kernel cannot be used; '' if it can."""
   kernel = ALL[name]
   if config.kernel_obstacle:
     return config.kernel_obstacle
+  if has_causal:
+    return 'no kernel computes causal rows (masking.causal_rows)'
   if platform not in (*kernel.platforms, *kernel.slow_on):
     return f'{name} is not for {platform}'
   if config.attention == 'auto' and length < kernel.shortest:
@@ -130,13 +133,15 @@ def _obstacle(config: BertConfig, name: str, length: int, platform: str) -> str:
   return obstacle
 
 
-def choose_path(config: BertConfig, length: int, platform: str = '') -> tuple[str, str]:
+def choose_path(config: BertConfig, length: int, platform: str = '',
+                has_causal: bool = False) -> tuple[str, str]:
   """Chooses how rows of `length` attend.
 
   Args:
     config: its `attention` is auto or names a path.
     length: L.
     platform: the platform of the devices; '' = the platform of the current trace.
+    has_causal: whether rows may be causal.
 
   Returns:
     (xla or the name of a kernel; the reason).
@@ -149,27 +154,29 @@ def choose_path(config: BertConfig, length: int, platform: str = '') -> tuple[st
   if requested == 'xla':
     return 'xla', 'asked for'
   if requested != 'auto':
-    obstacle = _obstacle(config, requested, length, platform)
+    obstacle = _obstacle(config, requested, length, platform, has_causal)
     require(not obstacle, f'model.attention={requested} is not available: {obstacle}')
     return requested, 'asked for'
   obstacle = f'no kernel supports {platform}'
   for name in (name for name, kernel in ALL.items() if platform in kernel.platforms):
-    obstacle = _obstacle(config, name, length, platform)
+    obstacle = _obstacle(config, name, length, platform, has_causal)
     if not obstacle:
       return name, 'it holds no weights'
   return 'xla', obstacle
 
 
-def choose(config: BertConfig, length: int) -> Attend:
+def choose(config: BertConfig, length: int, has_causal: bool = False) -> Attend:
   """Chooses like `choose_path`, for the platform of the trace; raises UserError."""
-  name, _ = choose_path(config, length)
+  name, _ = choose_path(config, length, has_causal=has_causal)
   return Attend(ALL[name].attend if name in ALL else None)
 
 
-def describe(config: BertConfig, lengths: Iterable[int], platform: str = '') -> str:
+def describe(config: BertConfig, lengths: Iterable[int], platform: str = '',
+             has_causal: bool = False) -> str:
   """Describes in one line, for logs, how rows of each length attend and why."""
   lengths_of = {}
   for length in dict.fromkeys(lengths):
-    lengths_of.setdefault(choose_path(config, length, platform), []).append(str(length))
+    path = choose_path(config, length, platform, has_causal)
+    lengths_of.setdefault(path, []).append(str(length))
   return '; '.join(f'{path} for rows of {" and ".join(rows)}: {reason}'
                    for (path, reason), rows in lengths_of.items())

@@ -140,6 +140,7 @@ class Mask(NamedTuple):
 
   text_ids: jax.Array  # [B, L] int32
   bias: jax.Array  # [B, 1, L, L] float32
+  causal: jax.Array | None  # [B] bool, see `Tokens`
   table: jax.Array  # [R, D], the rows from the lowest to the highest in `table_rows`
 
 
@@ -227,10 +228,10 @@ class Convolution(nn.Module):
   deterministic: bool
 
   @nn.compact
-  def __call__(self, x: jax.Array, y: jax.Array, text_ids: jax.Array) -> jax.Array:
-    """[B, L, D], [B, L, D] and [B, L] int32 -> [B, L, D]."""
+  def __call__(self, x: jax.Array, y: jax.Array, mask: Mask) -> jax.Array:
+    """[B, L, D], [B, L, D] and the mask -> [B, L, D]."""
     c = self.config
-    taps = [*neighbors(x, text_ids, c.conv_kernel_size // 2)]
+    taps = [*neighbors(x, mask, c.conv_kernel_size // 2)]
     apply_taps = dense(c, c.hidden_size, ('embed', 'pooled'), name='taps')
     z = apply_taps(jnp.concatenate(taps, -1))
     z = nn.Dropout(c.dropout, deterministic=self.deterministic)(z)
@@ -245,13 +246,13 @@ class Deberta(encoder.Encoder):
   def run_layers(self, x: jax.Array, tokens: Tokens, attend: attention.Attend,
                  deterministic: bool) -> tuple[jax.Array, encoder.States | None]:
     c = self.config
-    mask = Mask(*attend.mask(tokens.text_ids),
+    mask = Mask(*attend.mask(tokens),
                 RelativePositions(c, name='relative')(x.shape[1]))
     first_states = None
     if c.conv_kernel_size:
       first = encoder.rematerialized(Layer, c, in_scan=False)
       y, first_states = first(c, attend, deterministic, name='first')(x, mask)
-      x = Convolution(c, deterministic, name='convolution')(x, y, tokens.text_ids)
+      x = Convolution(c, deterministic, name='convolution')(x, y, mask)
     layers = encoder.stacked(encoder.rematerialized(Layer, c), c, c.stacked_layers,
                              self.is_initializing())
     y, states = layers(c, attend, deterministic, name='layers')(x, mask)

@@ -120,7 +120,7 @@ class Encoder(nn.Module):
 
   def attention_mask(self, tokens: Tokens, attend: Attend) -> Mask:
     """Which tokens attend to which, in all layers."""
-    return attend.mask(tokens.text_ids)
+    return attend.mask(tokens)
 
   def run_layers(self, x: jax.Array, tokens: Tokens, attend: Attend,
                  deterministic: bool) -> tuple[jax.Array, States | None]:
@@ -159,7 +159,8 @@ class Encoder(nn.Module):
     """Returns the hidden states of the last layer, [B, L, D] in the activation dtype."""
     # The rows of `init_tokens` are too short for every kernel.
     attend = (Attend() if self.is_initializing()
-              else attention_kernels.choose(self.config, tokens.ids.shape[1]))
+              else attention_kernels.choose(self.config, tokens.ids.shape[1],
+                                            has_causal=tokens.causal is not None))
     return self._run(tokens, attend, deterministic)[0]
 
   def states(self, tokens: Tokens) -> States:

@@ -165,12 +165,12 @@ class Layer(nn.Module):
         c, self.attend, reach=c.reach if self.is_local else None, out_stddev=c.out_stddev,
         output_dropout=c.attention_dropout, name='attention')
     y = x if self.is_first else LayerNorm(c, name='attention_norm')(x)
-    y = ShortConvolution(c.conv_reach, name='attention_convolution')(y, mask.text_ids)
+    y = ShortConvolution(c.conv_reach, name='attention_convolution')(y, mask)
     y, weights = attention(y, mask, rotate=functools.partial(rotate, angles=angles),
                            deterministic=self.deterministic)
     x = x + y
     y = LayerNorm(c, name='feed_forward_norm')(x)
-    y = ShortConvolution(c.conv_reach, name='feed_forward_convolution')(y, mask.text_ids)
+    y = ShortConvolution(c.conv_reach, name='feed_forward_convolution')(y, mask)
     x = x + GatedFeedForward(c, self.deterministic, name='feed_forward')(y)
     states = States(x, weights) if self.attend.keeps_weights else None
     return nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act')), states
@@ -235,7 +235,7 @@ class Modern(encoder.Encoder):
 
   def run_layers(self, x: jax.Array, tokens: Tokens, attend: Attend,
                  deterministic: bool) -> tuple[jax.Array, States | None]:
-    c, mask = self.config, attend.mask(tokens.text_ids)
+    c, mask = self.config, attend.mask(tokens)
     angles = {'global': rotary(tokens.positions, c.head_size, c.global_theta),
               'local': rotary(tokens.positions, c.head_size, c.local_theta)}
     # Otherwise XLA computes sine and cosine again for every head and layer.

@@ -63,7 +63,7 @@ class MPNet(encoder.Encoder):
   config: MPNetConfig
 
   def attention_mask(self, tokens: Tokens, attend: Attend) -> Mask:
-    c, mask = self.config, attend.mask(tokens.text_ids)
+    c, mask = self.config, attend.mask(tokens)
     init = truncated_normal(c.initializer_range, 'position', 'heads')
     table = self.param('relative_bias', init, (BUCKETS, c.num_heads))
     # The tokens of a pair are adjacent, so row indices give the distances.

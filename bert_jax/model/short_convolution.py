@@ -11,13 +11,17 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from bert_jax.model.attention import Mask
 
-def neighbors(x: jax.Array, text_ids: jax.Array, reach: int) -> Iterator[jax.Array]:
+
+def neighbors(x: jax.Array, mask: Mask, reach: int) -> Iterator[jax.Array]:
   """Yields x shifted by each i from -reach to reach, with zeros outside the text.
+
+  In a causal row, the later neighbors are zero too.
 
   Args:
     x: [B, L, D].
-    text_ids: [B, L] int32, the number of the text of each token.
+    mask: its `text_ids` and `causal`.
     reach: tokens on either side.
 
   Yields:
@@ -25,10 +29,12 @@ def neighbors(x: jax.Array, text_ids: jax.Array, reach: int) -> Iterator[jax.Arr
   """
   length = x.shape[1]
   around = ((0, 0), (reach, reach))
-  wide, wide_ids = jnp.pad(x, (*around, (0, 0))), jnp.pad(text_ids, around)
+  wide, wide_ids = jnp.pad(x, (*around, (0, 0))), jnp.pad(mask.text_ids, around)
   for i in range(2 * reach + 1):
-    is_same = wide_ids[:, i:i + length] == text_ids  # [B, L]
-    yield jnp.where(is_same[:, :, None], wide[:, i:i + length], 0)
+    is_visible = wide_ids[:, i:i + length] == mask.text_ids  # [B, L]
+    if mask.causal is not None and i > reach:
+      is_visible &= ~mask.causal[:, None]
+    yield jnp.where(is_visible[:, :, None], wide[:, i:i + length], 0)
 
 
 class ShortConvolution(nn.Module):
@@ -37,14 +43,14 @@ class ShortConvolution(nn.Module):
   reach: int  # tokens on either side; 0 = no convolution, and no parameters
 
   @nn.compact
-  def __call__(self, x: jax.Array, text_ids: jax.Array) -> jax.Array:
-    """[B, L, D] and [B, L] int32, the number of the text of each token, -> [B, L, D]."""
+  def __call__(self, x: jax.Array, mask: Mask) -> jax.Array:
+    """[B, L, D] and the mask -> [B, L, D]."""
     if not self.reach:
       return x
     # With zeros, a fresh layer changes nothing.
     zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), (None, 'norm'))
     taps = self.param('taps', zeros, (2 * self.reach + 1, x.shape[-1])).astype(x.dtype)
     y = x
-    for tap, neighbor in zip(taps, neighbors(x, text_ids, self.reach)):
+    for tap, neighbor in zip(taps, neighbors(x, mask, self.reach)):
       y += neighbor * tap
     return y

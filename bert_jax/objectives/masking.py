@@ -43,6 +43,10 @@ class MaskingConfig:
   replace_mask: float = 0.8  # share of the predicted tokens that become [MASK]
   replace_random: float = 0.1  # share that become a random ordinary token; the rest stay
   random_by_frequency: bool = False  # random tokens by corpus frequency, or uniform
+  # Share of the rows that predict the next token instead (`causal_rows`), and the first
+  # part of the steps that has such rows.
+  causal_rows: float = 0.0
+  causal_steps: float = 1.0
   max_predictions: int = 0  # most predictions in a row (M); 0 = computed from the rate
 
   def __post_init__(self):
@@ -58,6 +62,12 @@ class MaskingConfig:
             and self.replace_mask + self.replace_random <= 1 + 1e-9,
             f'masking.replace_mask={self.replace_mask} and masking.replace_random='
             f'{self.replace_random} must be shares that sum to at most 1')
+    require(0 <= self.causal_rows <= 1 and 0 < self.causal_steps <= 1,
+            f'masking.causal_rows={self.causal_rows} must lie in [0, 1], and '
+            f'masking.causal_steps={self.causal_steps} in (0, 1]')
+    require(self.causal_rows < 1 or self.causal_steps < 1,
+            f'masking.causal_rows={self.causal_rows} masks no row: make it or '
+            'masking.causal_steps smaller than 1')
     require(self.max_predictions >= 0,
             f'masking.max_predictions={self.max_predictions} must not be negative')
 

@@ -51,7 +51,8 @@ def pretraining(config: ConfigDict, phase: Phase) -> Work:
   tokens = jax.ShapeDtypeStruct((b, phase.max_len), jnp.int32)
   pairs = jax.ShapeDtypeStruct((b, p), jnp.int32)
   # These must be the shapes of a real batch. Otherwise the program would differ.
-  rows = Rows(Tokens(*[tokens] * 4), cls_positions=pairs, labels=pairs,
+  causal = jax.ShapeDtypeStruct((b,), bool) if settings.causal_rows else None
+  rows = Rows(Tokens(*[tokens] * 4, causal), cls_positions=pairs, labels=pairs,
               pair_weights=jax.ShapeDtypeStruct((b, p), jnp.float32),
               row=jax.ShapeDtypeStruct((b,), jnp.int32),
               word_start=tokens if settings.unit != 'token' else None,

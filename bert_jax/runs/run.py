@@ -18,6 +18,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from bert_jax import config as config_lib
 from bert_jax.data import loader
 from bert_jax.errors import require
+from bert_jax.fields import pretraining_fields
 from bert_jax.model import attention_kernels
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
@@ -199,7 +200,8 @@ def _summary(config: FrozenConfigDict, job: Job, mesh: Mesh,
                  + ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
                  + f'; sharding {config.sharding}')
   with sharding.in_context(mesh, config.sharding):
-    paths = attention_kernels.describe(c, job.lengths)
+    paths = attention_kernels.describe(
+        c, job.lengths, has_causal=pretraining_fields.has_causal_rows(config))
   yield 'attention', paths
   yield from job.data.describe()
   yield 'steps', job.steps

@@ -9,7 +9,7 @@ import jax
 from bert_jax.data.rows import Rows
 from bert_jax.model import dropout_bits
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.objectives import losses, masking
+from bert_jax.objectives import causal_rows, losses, masking
 from bert_jax.objectives.objective import Keys, Objective
 
 EVAL_SEED = 0  # held-out rows and masks are the same in every evaluation of every run
@@ -48,6 +48,8 @@ class Pretraining:
       mask_key, dropout_key = jax.random.split(key)
       dropout_key = dropout_bits.microbatch_key(dropout_key, rows.row)
     masked = self.mask(mask_key, rows)
+    if rows.tokens.causal is not None:
+      masked = causal_rows.predict_next(rows.tokens, masked)
     rows = rows._replace(tokens=rows.tokens._replace(ids=masked.ids))
     # Masking folds row numbers into its key, and no row has the number 2**32 - 1.
     keys = Keys(dropout_key, jax.random.fold_in(mask_key, 2**32 - 1))

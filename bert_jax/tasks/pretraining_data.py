@@ -16,7 +16,7 @@ from bert_jax.data.phases import Phases
 from bert_jax.data.records import Records
 from bert_jax.data.rows import Rows, RowSource, first_rows
 from bert_jax.errors import require
-from bert_jax.objectives import losses
+from bert_jax.objectives import causal_rows, losses
 from bert_jax.objectives.objective import abstract_variables
 from bert_jax.parallel.mesh import Feed
 from bert_jax.tasks.pretraining import EVAL_SEED, Pretraining
@@ -126,6 +126,16 @@ class PretrainingData:
   def _rate_at(self, step: int) -> float:
     return self.task.masking.rate_at(step, sum(phase.steps for phase in self.phases))
 
+  def _with_causal(self, rows: Rows, step: int, batch_size: int) -> Rows:
+    # Without causal rows, the step compiles without them.
+    settings = self.task.masking
+    if not settings.causal_rows:
+      return rows
+    share = causal_rows.share_at(settings.causal_rows, settings.causal_steps, step,
+                                 sum(phase.steps for phase in self.phases))
+    causal = causal_rows.are_causal(step * batch_size + rows.row.astype(np.int64), share)
+    return rows._replace(tokens=rows.tokens._replace(causal=causal))
+
   def _at_rate(self, rows: Rows, rate: float) -> Rows:
     # Without a final rate, the rate is a constant in the compiled step.
     if not self.task.masking.final_rate:
@@ -146,6 +156,7 @@ class PretrainingData:
     rows = self.train_rows[index].batch(within, phase.batch_size,
                                         self.feed.rows(phase.batch_size),
                                         self._first_rows[index])
+    rows = self._with_causal(rows, step, phase.batch_size)
     return self._at_rate(rows, self._rate_at(step))
 
   @property
