@@ -2,7 +2,10 @@
 
 Warstadt et al. 2020, https://arxiv.org/abs/1912.00582. The score of a sentence is its
 pseudo-log-likelihood (Salazar et al. 2020, https://arxiv.org/abs/1910.14659): the sum of
-log P(token | the others) over its tokens, each masked alone.
+log P(token | the others) over its tokens, each masked alone. In a pair of EWoK (Ivanova et
+al. 2024, https://arxiv.org/abs/2405.09605), both sentences follow one context, and only
+their own tokens count. Scores and means are those of the evaluation pipeline of BabyLM,
+except for ties: it counts them as right.
 """
 
 from collections.abc import Sequence
@@ -21,7 +24,8 @@ from bert_jax.inference import json_lines
 from bert_jax.inference.bert import Bert
 from bert_jax.labelled import table
 
-_FIELDS = ('sentence_good', 'sentence_bad', 'UID', 'linguistics_term')
+_BLIMP = ('sentence_good', 'sentence_bad', 'UID', 'linguistics_term')
+_EWOK = ('Target1', 'Target2', 'Domain', 'Context1')
 _PAIRS_AT_ONCE = 512  # a kill loses the scores of one such window
 
 
@@ -32,11 +36,20 @@ class Pair(NamedTuple):
   bad: str
   paradigm: str
   phenomenon: str
+  context: str  # comes before both sentences, and is not scored; '' = none
   where: str  # file and line, for messages
+
+  @property
+  def sentences(self) -> list[str]:
+    before = f'{self.context} ' if self.context else ''
+    return [before + self.good, before + self.bad]
 
 
 def read(source: str) -> list[Pair]:
-  """Reads pairs in the JSON lines of BLiMP from the files of a glob, gzipped or not.
+  """Reads pairs from the JSON lines of a glob of files, gzipped or not.
+
+  A line has the fields of BLiMP; those of EWoK; or, as in the supplement of BabyLM, only
+  the two sentences of BLiMP.
 
   Raises:
     UserError: a line lacks a field or has an empty one, or the files have no line.
@@ -44,9 +57,20 @@ def read(source: str) -> list[Pair]:
   pairs = []
   for file in corpus.find_files(source):
     for row in table.read_jsonl(file):
-      pairs.append(Pair(*map(row.text, _FIELDS), row.where))
-      require(all(map(str.strip, pairs[-1])),
-              f'{row.where}: one of {", ".join(_FIELDS)} is empty')
+      fields = _EWOK if 'Target1' in row.values else _BLIMP
+      if not row.values.keys() & set(_BLIMP[2:]) and fields == _BLIMP:
+        fields = _BLIMP[:2]
+      values = [*map(row.text, fields)]
+      require(all(map(str.strip, values)),
+              f'{row.where}: one of {", ".join(fields)} is empty')
+      if fields == _EWOK:
+        good, bad, domain, context = values
+        values = [good, bad, domain, 'EWoK', context]
+      elif len(fields) == 2:
+        values += [epath.Path(file).name.partition('.')[0], 'supplement', '']
+      else:
+        values.append('')
+      pairs.append(Pair(*values, row.where))
   require(bool(pairs), f'--data={source} holds no pair')
   return pairs
 
@@ -54,23 +78,46 @@ def read(source: str) -> list[Pair]:
 def _check_lengths(bert: Bert, pairs: Sequence[Pair]):
   """Raises UserError for an empty sentence, or one that is too long for the model."""
   room = bert.config.max_positions - inputs_lib.special_tokens(bert.tokenizer, 1)
-  sentences = [sentence for pair in pairs for sentence in pair[:2]]
+  sentences = [sentence for pair in pairs for sentence in pair.sentences]
   for i, ids in enumerate(bert.tokenizer.encode_batch(sentences)):
+    pair = pairs[i // 2]
+    name = f'Context1 and {_EWOK[i % 2]}' if pair.context else _BLIMP[i % 2]
     require(0 < len(ids) <= room,
-            f'{pairs[i // 2].where}: {_FIELDS[i % 2]} has {len(ids)} tokens, '
+            f'{pair.where}: {name} has {len(ids)} tokens, '
             f'this model scores sentences of 1 to {room}: leave the pair out')
 
 
-def pseudo_log_likelihoods(bert: Bert, texts: Sequence[str]) -> np.ndarray:
-  """Returns the pseudo-log-likelihood of each text in nats: [texts] float64."""
-  return -np.array([scored['surprisal'] for scored in bert.score(texts)])
+def pseudo_log_likelihoods(bert: Bert, texts: Sequence[str],
+                           contexts: Sequence[int] | None = None) -> np.ndarray:
+  """Computes the pseudo-log-likelihood of each text.
+
+  Args:
+    bert: a model with a masked-LM head.
+    texts: the texts.
+    contexts: the characters at the start of each text that do not count. A token that
+      begins among them and ends later counts.
+
+  Returns:
+    [texts] float64, in nats.
+  """
+  scored = bert.score(texts)
+  if not any(contexts or ()):
+    return -np.array([text['surprisal'] for text in scored])
+  totals = []
+  for text, context, (_, spans) in zip(scored, contexts,
+                                       bert.tokenizer.encode_with_offsets(texts)):
+    totals.append(sum(token['surprisal']
+                      for token, (_, end) in zip(text['tokens'], spans, strict=True)
+                      if end > context))
+  return -np.array(totals)
 
 
 def _score(bert: Bert, pairs: Sequence[Pair], path: epath.Path) -> list[dict[str, Any]]:
   """Writes the scores of all pairs as JSON lines, and returns them."""
   def scores(window):
-    sentences = [sentence for pair in window for sentence in pair[:2]]
-    likelihoods = pseudo_log_likelihoods(bert, sentences).tolist()
+    sentences = [sentence for pair in window for sentence in pair.sentences]
+    contexts = [len(pair.context) for pair in window for _ in pair.sentences]
+    likelihoods = pseudo_log_likelihoods(bert, sentences, contexts).tolist()
     return [{'UID': pair.paradigm, 'good': good, 'bad': bad}
             for pair, good, bad in zip(window, likelihoods[::2], likelihoods[1::2])]
 
@@ -117,6 +164,10 @@ def evaluate(bert: Bert, source: str, path: epath.Path) -> Report:
     # With one paradigm, the row of the phenomenon would repeat it.
     if len(paradigms) > 1:
       rows.append(_row(phenomenon, is_right[member]))
-  rows.append(_row('all', is_right))
-  return Report({'accuracy': rows[-1][2]},
+  # Paradigms of different sizes count equally, as in published tables of BLiMP.
+  paradigms = [_row(name, is_right[paradigm_of == name]) for name in set(paradigm_of)]
+  rows += [['mean of the paradigms', len(pairs), float(np.mean([row[2] for row in paradigms])),
+            math.sqrt(sum(row[3]**2 for row in paradigms)) / len(paradigms)],
+           _row('all', is_right)]
+  return Report({'accuracy': rows[-1][2], 'mean_of_paradigms': rows[-2][2]},
                 ('pairs of', 'pairs', 'accuracy', 'standard error'), rows, 'accuracy')

@@ -8,6 +8,7 @@ from etils import epath
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import bert_jax
 from bert_jax.errors import UserError
@@ -66,13 +67,77 @@ def test_pairs_are_scored_as_by_pytorch(model, tmp_path):
       right.setdefault(name, []).append(good > bad)
   written = json.loads((tmp_path / 'out.json').read_text())
   rows = {row['pairs of']: row for row in written['rows']}
-  assert set(rows) == {*right, 'first'} and written['rows'][-1]['pairs of'] == 'all'
+  assert set(rows) == {*right, 'first', 'mean of the paradigms'}
+  assert written['rows'][-1]['pairs of'] == 'all'
   for name, of in right.items():
     p = np.mean(of)
     assert rows[name]['pairs'] == len(of) and rows[name]['accuracy'] == pytest.approx(p)
     assert rows[name]['standard error'] == pytest.approx(math.sqrt(p * (1 - p) / len(of)))
   assert (tmp_path / 'out.md').read_text().count('\n') == 2 + len(rows)
   assert (tmp_path / 'out.png').read_bytes().startswith(b'\x89PNG')
+
+
+def babylm_score(theirs, tokenizer, sentence: str, completion: str) -> float:
+  """A sentence's score as BabyLM's pipeline defines it, from transformers' own parts."""
+  encoded = tokenizer(sentence, return_offsets_mapping=True)
+  start, total = len(sentence) - len(completion), 0.0
+  for place, (_, end) in enumerate(encoded['offset_mapping']):
+    if end > start:
+      ids = torch.tensor([encoded['input_ids']])
+      target, ids[0, place] = int(ids[0, place]), tokenizer.mask_token_id
+      with torch.no_grad():
+        total += torch.log_softmax(theirs(ids).logits[0, place], -1)[target].item()
+  return total
+
+
+def test_files_of_babylm(tmp_path):
+  """BLiMP, its supplement and EWoK, with words of several pieces, as BabyLM scores them."""
+  folder, data = tmp_path / 'model', tmp_path / 'data'
+  data.mkdir()
+  words = ['the', 'cat', 'dog', 'run', '##s', '##ning', 'sleep', 'un',
+           '##like', '##ly', 'is', '.']
+  entries = [*torch_bert.SPECIAL, *words]
+  theirs = torch_bert.make('BertForMaskedLM', folder, vocab_size=len(entries),
+                           max_position_embeddings=64)
+  (folder / 'vocab.txt').write_text('\n'.join(entries) + '\n')
+  tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
+  rng = np.random.default_rng(1)
+  text = lambda n: ' '.join(rng.choice(
+      ['the', 'cat', 'dog', 'runs', 'running', 'unlikely', 'sleeps', 'Cat', 'is'], n)) + '.'
+  blimp = [{'sentence_good': text(6), 'sentence_bad': text(6), 'UID': f'p{i % 2}',
+            'linguistics_term': 'term', 'field': 'syntax'} for i in range(7)]
+  supplement = [{'sentence_good': text(5), 'sentence_bad': text(7)} for _ in range(4)]
+  ewok = [{'Domain': 'physics', 'Context1': text(4), 'Context2': text(4), 'Target1': text(3),
+           'Target2': text(3), 'ContextType': 'direct'} for _ in range(6)]
+  expected = []
+  for name, lines in (('a_blimp', blimp), ('hypernym', supplement), ('physics', ewok)):
+    (data / f'{name}.jsonl').write_text('\n'.join(map(json.dumps, lines)))
+    for line in lines:
+      if name == 'physics':
+        parts = [(f'{line["Context1"]} {line[x]}', f' {line[x]}') for x in ('Target1', 'Target2')]
+      else:
+        parts = [(line[x], line[x]) for x in ('sentence_good', 'sentence_bad')]
+      expected.append((line.get('UID') or line.get('Domain') or name,
+                       [babylm_score(theirs, tokenizer, *part) for part in parts]))
+  suites.run(str(folder), 'minimal_pairs', str(data / '*.jsonl'), str(tmp_path / 'out.json'), {})
+  scores = [json.loads(x) for x in (tmp_path / 'out.pairs.jsonl').read_text().splitlines()]
+  for score, (uid, likelihoods) in zip(scores, expected, strict=True):
+    assert score['UID'] == uid
+    np.testing.assert_allclose([score['good'], score['bad']], likelihoods, atol=1e-4)
+  written = json.loads((tmp_path / 'out.json').read_text())
+  by_uid = {}
+  for uid, (good, bad) in expected:
+    by_uid.setdefault(uid, []).append(good > bad)
+  assert set(by_uid) == {'p0', 'p1', 'hypernym', 'physics'}
+  assert written['mean_of_paradigms'] == pytest.approx(np.mean([*map(np.mean, by_uid.values())]))
+  assert written['accuracy'] == pytest.approx(np.mean([g > b for _, (g, b) in expected]))
+
+
+def test_a_tie_is_wrong(model, tmp_path):
+  (tmp_path / 'p.jsonl').write_text(json.dumps(
+      {'sentence_good': 'w1 w2', 'sentence_bad': 'W1  w2', 'UID': 'u', 'linguistics_term': 't'}))
+  suites.run(model[0], 'minimal_pairs', str(tmp_path / 'p.jsonl'), str(tmp_path / 'o.json'), {})
+  assert json.loads((tmp_path / 'o.json').read_text())['accuracy'] == 0
 
 
 def test_a_killed_evaluation_goes_on(model, tmp_path, monkeypatch):
@@ -83,11 +148,11 @@ def test_a_killed_evaluation_goes_on(model, tmp_path, monkeypatch):
   suites.run(*arguments, str(tmp_path / 'whole.json'), {})
   score, calls = minimal_pairs.pseudo_log_likelihoods, []
 
-  def killed_at_the_third(bert, texts):
+  def killed_at_the_third(bert, texts, contexts):
     calls.append(len(texts))
     if len(calls) == 3:
       raise KeyboardInterrupt
-    return score(bert, texts)
+    return score(bert, texts, contexts)
 
   monkeypatch.setattr(minimal_pairs, 'pseudo_log_likelihoods', killed_at_the_third)
   with pytest.raises(KeyboardInterrupt):
