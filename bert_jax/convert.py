@@ -12,8 +12,10 @@ _INPUT = flags.DEFINE_string(
 _OUTPUT = flags.DEFINE_string('output', None, 'A new folder.')
 _TO = flags.DEFINE_string(
     'to', None,
-    'huggingface, bert_jax, sentence_transformers (the encoder and its pooling), or '
-    'stablehlo (only the encoder).')
+    'huggingface, bert_jax, sentence_transformers (the encoder and its pooling), onnx '
+    '(needs onnx and onnxruntime), or stablehlo (only the encoder).')
+_OPSET = flags.DEFINE_integer(
+    'opset', None, "The version of ONNX's operators, by default 18.")
 _VERIFY = flags.DEFINE_bool(
     'verify', False,
     'Write nothing. Check that --input is intact; with --output: that both are equal; '
@@ -33,7 +35,7 @@ def _main(argv: list[str]):
     conversion.convert(_INPUT.value, _OUTPUT.value, _TO.value, verify_only=_VERIFY.value,
                        step=checkpoint_flags.STEP.value,
                        allow_older=checkpoint_flags.ALLOW_OLDER.value, push=_PUSH.value,
-                       overwrite=overwrite)
+                       overwrite=overwrite, opset=_OPSET.value)
 
 
 if __name__ == '__main__':

@@ -65,7 +65,9 @@ RULES = (
     (r'--config.profile_steps has no effect here: the run has 12 steps', 'profile_steps=5,6',
      'train_steps=60'),
     # ---- choices: each of those that are named comes past the check ------------------------------
-    (r'--to=onnx is unknown: use .*(bert_jax)', r'--to=\1'),
+    (r'--to=torch is unknown: use .*(bert_jax)', r'--to=\1'),
+    (r'(--opset)=17 must lie in \[(18)', r'\1=\2'),
+    (r'(--opset) has no effect here: it is for (--to=onnx)', r'~\1', r'\2'),
     (r'--task=translate is unknown: use (?P<choices>[\w, -]+)',
      r'? --task=\g<choice> --input=texts.jsonl'),
     (r'(--suite)=\S+ is unknown: use (?P<choices>[\w, -]+)', r'? \1=\g<choice>'),

@@ -14,6 +14,7 @@ from bert_jax.interop import (
   hub,
   huggingface,
   native,
+  onnx_folder,
   sentence_transformers,
   stablehlo,
   text_layout,
@@ -29,18 +30,19 @@ from bert_jax.training import checkpoint, integrity
 FORMATS = {'huggingface': huggingface,
            'bert_jax': native,
            'stablehlo': stablehlo,
-           'sentence_transformers': sentence_transformers}
+           'sentence_transformers': sentence_transformers,
+           'onnx': onnx_folder}
 
 
-def _write(model: Pretrained, directory: epath.Path, to: str):
+def _write(model: Pretrained, directory: epath.Path, to: str, opset: int | None = None):
   """Writes the model, reads it back and compares; raises UserError if the two differ."""
-  if to == 'sentence_transformers':
-    model = sentence_transformers.exported(model)
+  if to in ('sentence_transformers', 'onnx'):
+    model = FORMATS[to].exported(model)
   if to != 'stablehlo':  # StableHLO files hold no head, so labels do not matter
     task_kind.check_labels(model.labels, model.facts.get('source', 'this model'))
-  FORMATS[to].save(model, directory)
-  if to == 'stablehlo':
-    print_summary(stablehlo.compare(model, directory))
+  FORMATS[to].save(model, directory, **({'opset': opset} if opset else {}))
+  if to in ('stablehlo', 'onnx'):
+    print_summary(FORMATS[to].compare(model, directory))
   else:
     print_summary(verify.compare(model, load_lib.load(str(directory)), directory))
   if to == 'sentence_transformers':
@@ -91,7 +93,7 @@ def _check_flags(output: str | None, to: str | None, verify_only: bool, push: st
 
 def convert(source: str, output: str | None, to: str | None, *, verify_only: bool = False,
             step: int | None = None, allow_older: bool = False, push: str = '',
-            overwrite: bool = False):
+            overwrite: bool = False, opset: int | None = None):
   """Reads a model in any format and writes it in another; `verify_only` only checks.
 
   Args:
@@ -104,11 +106,13 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
     allow_older: if this checkpoint is damaged, take the newest sound one before it.
     push: ORGANIZATION/NAME on the Hugging Face hub to upload the result to; '' = nowhere.
     overwrite: replace an existing model in the output folder.
+    opset: the version of ONNX's operators; None = the default.
 
   Raises:
     UserError: the source is not a sound model, the output exists, or the two differ.
   """
   _check_flags(output, to, verify_only, push)
+  require(to == 'onnx' or not opset, '--opset has no effect here: it is for --to=onnx')
   require(not (overwrite and verify_only),
           '--overwrite has no effect here: --verify writes nothing')
   if verify_only and not output and not to:
@@ -142,10 +146,10 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
     print_summary([('equal', f'{source} and {output} hold the same model')])
   elif verify_only:
     with tempfile.TemporaryDirectory() as temporary:
-      _write(model, epath.Path(temporary) / 'model', to)
+      _write(model, epath.Path(temporary) / 'model', to, opset)
     print_summary([('verified', f'{source} can be written as {to}; nothing was kept')])
   else:
-    _write_whole(model, directory, to)
+    _write_whole(model, directory, to, opset)
     print_summary([('done', f'{directory}')])
   if push:
     hub.push(source, directory, push, functools.partial(_write, to=to))
@@ -166,14 +170,14 @@ def _check_replaced(source: str, directory: epath.Path, overwrite: bool):
   require(overwrite, f'{exists}: give another --output, or --overwrite to replace it')
 
 
-def _write_whole(model: Pretrained, directory: epath.Path, to: str):
+def _write_whole(model: Pretrained, directory: epath.Path, to: str, opset: int | None):
   """Writes a folder that gets its name only when it is complete and verified."""
   partial = directory.parent / (directory.name + '.partial')
   # A call that was killed may have left this folder.
   with contextlib.suppress(FileNotFoundError):
     shutil.rmtree(partial)
   try:
-    _write(model, partial, to)
+    _write(model, partial, to, opset)
   except BaseException:
     shutil.rmtree(partial, ignore_errors=True)
     raise

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import json
 import math
+from typing import Any
 
 from etils import epath
 import numpy as np
@@ -254,16 +255,9 @@ def card(model: Pretrained, header: Sequence[str], usage: Sequence[str]) -> str:
       '```python', *usage, '```', ''])
 
 
-def save(model: Pretrained, directory: epath.Path):
-  """Writes a model in the Hugging Face layout, and creates the folder.
-
-  Raises:
-    UserError: transformers has no class for this model.
-  """
+def save_settings(model: Pretrained, directory: epath.Path) -> dict[str, Any]:
+  """Writes config.json and the tokenizer, and creates the folder; returns the config."""
   family, c = families.ALL[model.config.architecture], model.config
-  lacks = family.lacks(c)
-  require(not lacks,
-          f"transformers' {family.title} has no {lacks}: convert it to bert_jax")
   directory.mkdir(parents=True, exist_ok=True)
   architecture = family.class_of(model.groups, model.task)
   fields = {'architectures': [architecture], 'model_type': family.name,
@@ -272,8 +266,7 @@ def save(model: Pretrained, directory: epath.Path):
             **family.settings(model.tokenizer),
             'dtype': 'float32'}
   fields[_key(family.fields, 'activation')] = _key(_ACTIVATIONS, c.activation)
-  unused = family.unused_positions(fields)
-  fields['max_position_embeddings'] += unused
+  fields['max_position_embeddings'] += family.unused_positions(fields)
   if model.labels:
     fields |= {'id2label': {str(i): label for i, label in enumerate(model.labels)},
                'label2id': {label: i for i, label in enumerate(model.labels)}}
@@ -285,8 +278,32 @@ def save(model: Pretrained, directory: epath.Path):
     if model.sentence.prompts:
       model.sentence.write(directory, c.hidden_size)
   (directory / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
+  model.tokenizer.save(directory)
+  path = directory / 'tokenizer_config.json'
+  if path.exists():
+    # transformers truncates inputs to this length: it must be the length of fine-tuning.
+    longest = model.facts.get('max_len') if model.task else None
+    settings = json.loads(path.read_text()) | {
+        'model_max_length': longest or c.max_positions}
+    path.write_text(json.dumps(settings, indent=2) + '\n')
+  return fields
+
+
+def save(model: Pretrained, directory: epath.Path):
+  """Writes a model in the Hugging Face layout, and creates the folder.
+
+  Raises:
+    UserError: transformers has no class for this model.
+  """
+  family, c = families.ALL[model.config.architecture], model.config
+  lacks = family.lacks(c)
+  require(not lacks,
+          f"transformers' {family.title} has no {lacks}: convert it to bert_jax")
+  fields = save_settings(model, directory)
+  architecture, = fields['architectures']
   tensors = layout.to_tensors(model.params, c)
   # The rows that `load` removed.
+  unused = fields['max_position_embeddings'] - c.max_positions
   if unused:
     tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], ((unused, 0), (0, 0)))
   tensors = {family.original(name, architecture): np.ascontiguousarray(x)
@@ -297,11 +314,3 @@ def save(model: Pretrained, directory: epath.Path):
            f"model = {architecture}.from_pretrained('{PLACEHOLDER}')")
   (directory / 'README.md').write_text(
       card(model, ('library_name: transformers', 'tags:'), usage))
-  model.tokenizer.save(directory)
-  path = directory / 'tokenizer_config.json'
-  if path.exists():
-    # transformers truncates inputs to this length: it must be the length of fine-tuning.
-    longest = model.facts.get('max_len') if model.task else None
-    settings = json.loads(path.read_text()) | {
-        'model_max_length': longest or c.max_positions}
-    path.write_text(json.dumps(settings, indent=2) + '\n')

@@ -59,14 +59,7 @@ def _encoder(model: Pretrained):
 
 
 def save(model: Pretrained, directory: epath.Path):
-  """Writes the encoder, its tokenizer and a README, and creates the folder.
-
-  Raises:
-    UserError: the attention has relative positions, which depend on the length.
-  """
-  require(not model.config.needs_length,
-          'a program for texts of all lengths cannot contain the relative positions of '
-          f'{model.config.architecture}: convert it to huggingface or bert_jax')
+  """Writes the encoder, its tokenizer and a README, and creates the folder."""
   directory.mkdir(parents=True, exist_ok=True)
   longest = model.config.max_positions
   # Symbolic sizes: one file serves batches of any shape.

@@ -62,7 +62,6 @@ class BertConfig:
   has_segments: ClassVar[bool] = True  # learned segment embeddings
   has_biases: ClassVar[bool] = True  # in the norms and in attention's projections
   kernel_obstacle: ClassVar[str] = ''  # why no kernel can compute its attention
-  needs_length: ClassVar[bool] = False  # True = it does not trace with a symbolic L
   pooler_activation: ClassVar[str] = 'tanh'
   pooler_is_shared: ClassVar[bool] = False  # heads on tokens and the decoder use it too
 

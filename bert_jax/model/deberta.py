@@ -6,7 +6,7 @@ content, by content to position (c2p) and by position to content (p2c).
 
 import dataclasses
 import functools
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from flax import linen as nn
 import jax
@@ -43,7 +43,6 @@ class DebertaConfig(BertConfig):
   has_positions: ClassVar[bool] = False
   has_segments: ClassVar[bool] = False
   kernel_obstacle: ClassVar[str] = 'deberta-v2 adds scores of relative positions'
-  needs_length: ClassVar[bool] = True
   pooler_activation: ClassVar[str] = 'gelu'
 
   def __post_init__(self):
@@ -123,6 +122,17 @@ def table_rows(config: DebertaConfig, length: int) -> np.ndarray:
   return np.clip(distance + config.span, 0, 2 * config.span - 1).astype(np.int32)
 
 
+def _rows(config: DebertaConfig, length: Any) -> tuple[Any, int]:
+  """Returns `table_rows` from the first row that is used, and that row."""
+  if isinstance(length, int):
+    rows = table_rows(config, length)
+    return rows - rows.min(), rows.min()
+  # A symbolic length, in an exported program: the middle of the rows of the longest text.
+  longest = config.max_positions
+  rows = jnp.asarray(table_rows(config, longest))
+  return rows[longest - length:longest + length + 1], 0
+
+
 def skew(x: jax.Array) -> jax.Array:
   """Takes y[i, j] = x[i, j - i + L - 1] by reshapes: [..., L, 2 L] -> [..., L, L].
 
@@ -141,7 +151,7 @@ class Mask(NamedTuple):
   text_ids: jax.Array  # [B, L] int32
   bias: jax.Array  # [B, 1, L, L] float32
   causal: jax.Array | None  # [B] bool, see `Tokens`
-  table: jax.Array  # [R, D], the rows from the lowest to the highest in `table_rows`
+  table: jax.Array  # [R, D], the rows of the table from the first one in `_rows`
 
 
 class RelativePositions(nn.Module):
@@ -151,11 +161,13 @@ class RelativePositions(nn.Module):
 
   @nn.compact
   def __call__(self, length: int) -> jax.Array:
-    c, rows = self.config, table_rows(self.config, length)
+    c = self.config
+    rows, first = _rows(c, length)
     init = truncated_normal(c.initializer_range, 'position', 'embed')
     table = self.param('table', init, (2 * c.span, c.hidden_size))
     table = nn.with_logical_constraint(table, (None, 'embed_act'))
-    table = table[rows.min():rows.max() + 1]
+    if isinstance(length, int):
+      table = table[first:first + rows.max() + 1]
     if c.norm_rel_ebd == 'layer_norm':
       table = LayerNorm(c, name='norm')(table)
     return table.astype(activation_dtype(c))
@@ -192,8 +204,7 @@ class DisentangledAttention(attention.SelfAttention):
       y = dense(c, d, ('embed', 'heads'), name=name)(table)
       return y.reshape(-1, c.num_heads, c.head_size)
 
-    terms, rows = c.pos_att_type.split('|'), table_rows(c, x.shape[1])
-    rows = rows - rows.min()  # `mask.table` begins there
+    terms, (rows, _) = c.pos_att_type.split('|'), _rows(c, x.shape[1])
     scores = 0.0  # [B, H, L, L]
     if 'c2p' in terms:
       by_distance = positions(1, 'pos_key')[rows[-2::-1]]  # [2 L, H, K], L - 1 down to -L

@@ -149,7 +149,7 @@ def test_mistakes(theirs, tmp_path):
   (tmp_path / 'full' / 'file').write_text('mine')
   for arguments, message in (
       ((str(theirs), str(tmp_path / 'full'), 'huggingface'), 'is not only a converted model'),
-      ((str(theirs), str(tmp_path / 'x'), 'onnx'), '--to=onnx is unknown'),
+      ((str(theirs), str(tmp_path / 'x'), 'torch'), '--to=torch is unknown'),
       ((str(theirs), None, 'huggingface'), 'give --output=DIR'),
       ((str(tmp_path), str(tmp_path / 'x'), 'huggingface'), 'holds no model')):
     with pytest.raises(UserError, match=message):

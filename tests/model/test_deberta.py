@@ -15,7 +15,7 @@ from transformers.models.deberta_v2 import modeling_deberta_v2 as reference
 
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
-from bert_jax.interop import huggingface, stablehlo, verify
+from bert_jax.interop import huggingface, verify
 from bert_jax.model import attention_kernels, heads, parameters
 from bert_jax.model.deberta import Deberta, DebertaConfig, skew, table_rows
 from tests.interop import test_family, torch_bert
@@ -179,11 +179,18 @@ def test_wrong_choices_are_refused(wrong, message):
     dataclasses.replace(CONFIG, **wrong)
 
 
-def test_no_program_for_all_lengths(tmp_path):
-  model = dataclasses.make_dataclass('Model', ['config'])(CONFIG)
-  with pytest.raises(UserError, match='cannot contain the relative positions of deberta-v2'):
-    stablehlo.save(model, epath.Path(tmp_path / 'served'))
-  assert not (tmp_path / 'served').exists()
+def test_one_program_for_all_lengths():
+  """With a symbolic length the rows of relative positions are taken as the program runs."""
+  config = dataclasses.replace(CONFIG, attention='xla')
+  encoder = Deberta(config)
+  variables = nn.unbox(encoder.init(jax.random.key(0), packed(), np.zeros((2, 1), np.int32)))
+  encode = jax.jit(functools.partial(encoder.apply, variables, method='encode'))
+  rows, length = jax.export.symbolic_shape('b, l', constraints=['l <= 64'])
+  shape = jax.ShapeDtypeStruct((rows, length), np.int32)
+  program = jax.export.export(encode)(Tokens(*[shape] * 4))
+  for length in (1, 9, 40, 64):
+    tokens = packed(length=length)
+    np.testing.assert_allclose(program.call(tokens), encode(tokens), atol=2e-6)
 
 
 def test_no_kernel_is_chosen():

@@ -1,0 +1,157 @@
+"""Writes a model as ONNX, in the layout that optimum and sentence-transformers read.
+
+The folder has `onnx/model.onnx`, config.json, the tokenizer, and the modules of an
+embedder. Any runtime of ONNX reads the file; `onnx_programs` says what it computes.
+"""
+
+from collections.abc import Iterator, Mapping
+import importlib.util
+from typing import Any
+
+from etils import epath
+import jax
+import numpy as np
+
+from bert_jax.data.tokenizers import reader as tokenizer_reader
+from bert_jax.errors import UserError, require
+from bert_jax.interop import (
+  huggingface,
+  onnx_programs,
+  sentence_transformers,
+  tokenizer_checks,
+)
+from bert_jax.interop.pretrained import Pretrained
+
+FILE, QUANTIZED = 'onnx/model.onnx', 'onnx/model_quantized.onnx'
+OPSET = 18  # the default; older operators take the axes of a reduction as attributes
+TOLERANCE = 1e-4
+_LARGEST_FILE = 1_500_000_000  # bytes: protobuf ends at 2 GiB, so weights get another file
+_LONGEST_COMPARED = 1024  # tokens: the attention weights of longer rows need gigabytes
+
+
+_README = """# {title} as ONNX
+
+```python
+import numpy as np
+import onnxruntime
+import tokenizers
+
+tokenizer = tokenizers.Tokenizer.from_file('tokenizer.json')
+session = onnxruntime.InferenceSession('onnx/model.onnx')
+encoding = tokenizer.encode('A text.')
+arrays = {{'input_ids': encoding.ids, 'token_type_ids': encoding.type_ids,
+          'attention_mask': encoding.attention_mask}}
+outputs = session.run(None, {{
+    x.name: np.array([arrays[x.name]]) for x in session.get_inputs()}})
+```
+
+Inputs: {inputs}, int64. Outputs: {outputs}, float32. Batch and length are dynamic, up to
+{longest} tokens.
+"""
+
+
+def check_installed():
+  """Raises UserError if a package of the extra `onnx` is missing."""
+  for package in ('onnx', 'onnxruntime'):
+    require(importlib.util.find_spec(package) is not None,
+            f'--to=onnx needs {package}, which is not installed: '
+            'pip install onnx onnxruntime')
+
+
+def exported(model: Pretrained) -> Pretrained:
+  """Returns the part of the model that the folder holds: an embedder has no other head."""
+  return sentence_transformers.exported(model) if model.sentence else model
+
+
+def save(model: Pretrained, directory: epath.Path, opset: int | None = None):
+  """Writes a model that `exported` returned, and creates the folder.
+
+  Raises:
+    UserError: a package is missing, the opset is too old or too new, or a part of the
+      model has no node in ONNX.
+  """
+  check_installed()
+  import onnx  # an extra, and slow to import
+
+  from bert_jax.interop import onnx_graph
+
+  opset, newest = opset or OPSET, onnx.defs.onnx_opset_version()
+  require(OPSET <= opset <= newest,
+          f'--opset={opset} must lie in [{OPSET}, {newest}]: older operators lack what '
+          'the graph needs')
+  program = onnx_programs.program(model)
+  try:
+    graph = onnx_graph.convert(program.run, program.inputs, program.outputs,
+                               longest=model.config.max_positions, opset=opset)
+  except NotImplementedError as e:
+    raise UserError(
+        f'this {model.config.architecture} cannot be written as ONNX: {e}') from e
+  huggingface.save_settings(model, directory)
+  if model.sentence:
+    model.sentence.write(directory, model.config.hidden_size)
+  (directory / 'README.md').write_text(_README.format(
+      title=f'BERT, {model.config.num_layers} layers of {model.config.hidden_size},',
+      inputs=', '.join(program.inputs), outputs=', '.join(program.outputs),
+      longest=model.config.max_positions))
+  path = directory / FILE
+  path.parent.mkdir(parents=True, exist_ok=True)
+  onnx.save(graph, str(path), save_as_external_data=graph.ByteSize() > _LARGEST_FILE,
+            location=path.name + '_data')
+
+
+def session(path: epath.Path) -> Any:
+  """Opens a file in onnxruntime, on the CPU; raises UserError if it cannot run it."""
+  import onnxruntime
+
+  options = onnxruntime.SessionOptions()
+  options.log_severity_level = 3  # errors
+  try:
+    return onnxruntime.InferenceSession(str(path), options,
+                                        providers=['CPUExecutionProvider'])
+  except Exception as e:  # the package has no base class of its errors
+    raise UserError(f'onnxruntime {onnxruntime.__version__} cannot run {path}: {e}') from e
+
+
+def _samples(model: Pretrained, axes: str) -> Iterator[Mapping[str, np.ndarray]]:
+  """Yields inputs: random and extreme ids, one token, the longest row, much padding."""
+  rng, most = np.random.default_rng(0), model.config.vocab_size
+  longest = min(model.config.max_positions, _LONGEST_COMPARED)
+  for rows, length in ((1, 1), (3, min(24, longest)), (2, longest)):
+    ids = rng.integers(0, most, (rows, length))
+    ids[0, ::2], ids[-1, 1::2] = most - 1, 0
+    used = np.maximum(length - np.arange(rows) * length * 3 // 4, 1)
+    mask = (np.arange(length) < used[:, None]).astype(np.int64)
+    types = ((np.arange(length) > length // 3) * mask).astype(np.int64)
+    types = np.minimum(types, max(model.config.type_vocab_size - 1, 0))
+    arrays = {'input_ids': ids, 'token_type_ids': types, 'attention_mask': mask}
+    yield {name: np.stack([x, x[::-1]], axis=1) if 'c' in axes else x
+           for name, x in arrays.items()}
+
+
+def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str]]:
+  """Compares what onnxruntime computes from the file with the model.
+
+  Yields:
+    (name, result) lines for the user.
+
+  Raises:
+    UserError: the outputs differ.
+  """
+  program, opened = onnx_programs.program(model), session(directory / FILE)
+  run, worst = jax.jit(program.run), dict.fromkeys(program.outputs, 0.0)
+  for sample in _samples(model, program.inputs['input_ids']):
+    inputs = {name: sample[name] for name in program.inputs}
+    expected = run(*(x.astype(np.int32) for x in inputs.values()))
+    is_token = inputs['attention_mask'] > 0
+    for name, ours, theirs in zip(worst, expected, opened.run(None, inputs), strict=True):
+      difference = np.abs(np.asarray(ours) - theirs)
+      if onnx_programs.has_tokens(model, name):
+        difference = difference[is_token]
+      worst[name] = max(worst[name], float(np.max(difference)))
+  for name, difference in worst.items():
+    require(difference <= TOLERANCE,
+            f'{directory / FILE}: the {name} differ by {difference:.2g} (at most '
+            f'{TOLERANCE} is rounding)')
+    yield name, f'in onnxruntime, differ from the source by at most {difference:.2g}'
+  yield from tokenizer_checks.compare(
+      model.tokenizer, tokenizer_reader.load(directory), directory)
